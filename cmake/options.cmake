@@ -1,0 +1,41 @@
+# Compiler cache, linker and sanitizers.
+find_program(CCACHE ccache)
+if(CCACHE)
+  # time_macros and pch_defines: without them ccache never hits a file that uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} ${CCACHE})
+endif()
+find_program(MOLD mold)
+if(MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+set(TIDEPOOL_SANITIZE "" CACHE STRING "address,undefined or thread")
+if(TIDEPOOL_SANITIZE)
+  add_compile_options(-fsanitize=${TIDEPOOL_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${TIDEPOOL_SANITIZE})
+endif()
+
+# tidepool_library(name SRCS a.cc b.cc DEPS x y): a static library; the DEPS line tells what the folder depends on.
+function(tidepool_library name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SRCS})
+  target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS})
+endfunction()
+
+# tidepool_test(name SRCS a_test.cc DEPS x [LABELS cpu] [TIMEOUT s]): one GoogleTest binary, one ctest entry.
+function(tidepool_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS cpu)
+  endif()
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()

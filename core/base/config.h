@@ -1,0 +1,188 @@
+#pragma once
+// A job as typed structs: what a YAML file says after `extends`, defaults and overrides. Filled and
+// checked whole by core/config (which knows file and line), const from then on. Plain data.
+// Units: `_s` seconds, `_bytes`, `_tokens`; counts are int64_t. Empty optional: not set.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tidepool {
+
+// `model.init`: a model made from the config rather than read from a folder.
+struct ModelInit {
+  std::string architecture = "llama";  // llama | qwen2 | qwen3
+  int64_t hidden_size = 128;
+  int64_t intermediate_size = 384;
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t kv_heads = 2;
+  int64_t head_size = 32;
+  int64_t max_position = 256;
+  double rope_theta = 10000.0;
+  double init_std = 0.02;
+  bool tie_embeddings = true;
+  std::string alphabet = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=.,:?()<>";  // one token per character, after <pad>, <bos>, <eos>
+  std::string warm_start;  // path of an sft config that is run first, relative to this file; empty: none
+};
+
+struct ModelConfig {
+  std::string path;               // Hugging Face folder; or
+  std::optional<ModelInit> init;  // made from the config
+  std::string dtype = "float32";  // float32 | bfloat16: the weights that compute; master is float32
+};
+
+// `data`: a generated task (core/tasks) or a JSONL file.
+struct DataConfig {
+  std::string task;   // name in core/tasks; or
+  std::string path;   // JSONL: rl {prompt, answer, ...}; sft {messages} or {prompt, answer}
+  std::string eval_path;           // JSONL of held-out rows; used with `path`
+  std::map<std::string, std::string> options;  // further keys of a task (factors: [2, 9]), each checked by the task; JSON text
+  int64_t size = 4096;             // distinct training questions drawn by a generated task
+  int64_t held_out = 256;          // held-out questions (their unit is the task's); never trained on
+  bool shuffle = true;
+  int64_t max_prompt_tokens = 1024;
+};
+
+struct RewardFunction {
+  std::string name;       // in core/tasks (exact_answer, format, ...), or free with an endpoint
+  std::string endpoint;   // "unix:/path" or "host:port" of a server that speaks proto/reward.proto
+  double weight = 1.0;
+  double timeout_s = 15.0;
+};
+struct RewardConfig {
+  std::vector<RewardFunction> functions;
+  int64_t workers = 1;
+  int64_t max_retries = 2;        // of infrastructure failures, on any worker
+};
+
+struct AlgorithmConfig {
+  std::string name = "grpo";       // grpo | dr_grpo | dapo
+  std::string advantage_scale;     // group_std | batch_std | none; empty: the algorithm's
+  double advantage_eps = 1e-6;
+  std::string aggregation;         // token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm; empty: the algorithm's
+  double clip_low = 0.2;
+  std::optional<double> clip_high;  // empty: the algorithm's (0.2; dapo 0.28)
+  std::optional<double> dual_clip;
+  double kl_coef = 0.0;            // must be 0 until reference models exist
+  double entropy_coef = 0.0;
+  std::string correction;          // none | tis: weight by exp(old - behaviour) truncated at tis_max; empty: the algorithm's
+  double tis_max = 2.0;
+  std::string filter;              // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
+  int64_t filter_rounds = 10;
+  bool mask_truncated = false;     // loss mask 0 on samples cut at max_new_tokens
+  double overlong_buffer_tokens = 0;  // soft overlong penalty (DAPO eq. 13); 0: off
+  double overlong_factor = 1.0;
+};
+
+struct RolloutConfig {
+  int64_t group_size = 8;
+  int64_t max_new_tokens = 64;
+  int64_t chunk_tokens = 0;        // 0: clamp(max_new/20 to a block, 256, 2048)
+  double temperature = 1.0;
+  int64_t top_k = 0;               // 0: off
+  double top_p = 1.0;
+  double min_p = 0.0;
+  std::vector<std::string> stop;   // stop strings
+  std::vector<int64_t> stop_token_ids;  // beside the model's end tokens
+  int64_t max_concurrent = 256;    // samples in flight
+  int64_t block_tokens = 16;       // of the KV cache
+  int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
+  int64_t max_batched_tokens = 2048;
+  std::string kv_on_update = "recompute";  // recompute
+};
+
+struct TrainConfig {
+  int64_t groups_per_step = 8;     // B
+  int64_t steps = 20;
+  int64_t epochs = 1;              // ppo_epochs over a batch
+  int64_t minibatches = 1;         // optimizer updates per epoch
+  double learning_rate = 1e-5;
+  std::string schedule = "constant";  // constant | linear | cosine
+  int64_t warmup_steps = 0;
+  double min_learning_rate_ratio = 0.0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double adam_eps = 1e-8;
+  double weight_decay = 0.0;
+  double max_grad_norm = 1.0;      // 0: no clipping
+  int64_t micro_batch_tokens = 2048;
+  bool recompute = false;          // activation recompute per block
+  int64_t max_nonfinite_steps = 3; // in a row, then stop at the last good weights
+};
+
+struct SchedulerConfig {
+  std::string placement = "colocated";  // colocated | split
+  int64_t max_lag_versions = 0;    // eta
+  int64_t actor_slots = 1;         // split only
+  std::string on_stale = "reissue";     // reissue | mask | drop
+  int64_t max_reissues = 2;
+  double oversample = 1.0;
+  double min_step_batch_fraction = 1.0;
+  double infra_drop_alarm = 0.05;
+  double infra_drop_stop = 0.20;   // over 20 steps
+};
+
+struct ClusterConfig {
+  std::string device = "cpu";      // cpu | cuda
+  int64_t slots = 1;
+  int64_t threads_per_slot = 2;
+  std::string bind = "127.0.0.1";  // loopback only until mutual TLS exists
+  int64_t port = 0;                // 0: any free port
+  std::string worker_dir;          // where tidepool-worker is; empty: beside tidepool
+  bool launch_workers = true;      // false: workers are started by hand and join
+  double reattach_grace_s = 0.0;
+  double heartbeat_s = 0.5;
+  double start_timeout_s = 600.0;
+  double stall_timeout_s = 120.0;  // no progress anywhere while work remains
+  std::string weight_transport = "shared_memory";  // shared_memory | stream (split)
+};
+
+struct CheckpointConfig {
+  int64_t every_steps = 20;        // 0: only at start and end
+  int64_t keep = 2;                // >= 2
+  int64_t recovery_every_steps = 0;  // 1: double-buffered copy of the trainer's state in shared memory
+  bool save_final = true;
+};
+
+struct EvalConfig {
+  int64_t every_steps = 0;         // 0: only before and after
+  bool before_train = true;
+  bool after_train = true;
+  int64_t samples = 0;             // held-out questions; 0: all
+};
+
+struct ObserveConfig {
+  bool tensorboard = true;
+  bool trace = true;
+  int64_t samples_per_step = 8;    // rows written to samples/step_N.jsonl; 0: none, -1: all
+  std::string log_level = "info";
+};
+
+struct SecurityConfig {
+  int64_t max_control_bytes = 4 << 20;
+  int64_t max_frame_bytes = 1 << 20;
+};
+
+struct JobConfig {
+  std::string name = "job";
+  uint64_t seed = 1;
+  std::string job = "rl";          // rl | sft
+  bool deterministic = false;
+  ModelConfig model;
+  DataConfig data;
+  RewardConfig reward;
+  AlgorithmConfig algorithm;
+  RolloutConfig rollout;
+  TrainConfig train;
+  SchedulerConfig scheduler;
+  ClusterConfig cluster;
+  CheckpointConfig checkpoint;
+  EvalConfig eval;
+  ObserveConfig observe;
+  SecurityConfig security;
+};
+
+}  // namespace tidepool

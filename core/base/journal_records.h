@@ -1,0 +1,164 @@
+#pragma once
+// What happened in a run: the kinds of journal record (docs/journal.md has the same list).
+//
+// Each record is a plain struct with a fixed schema. `VisitFields` names its fields in their order
+// on disk: encoder, decoder and `tidepool journal --json` are three visitors of one list. A kind's
+// number and its fields never change meaning; new fields go at the end, new kinds at the end.
+// The checker proves its predicates from these fields alone. Value types; thread-compatible.
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/ids.h"
+
+namespace tidepool {
+
+// How an attempt of a sample ended.
+enum class EndStatus : uint8_t { kOk = 0, kTruncated = 1, kCancelled = 2, kWorkerLost = 3, kError = 4 };
+// What came of grading a sample. 0 is a reward only when a grader returned it.
+enum class GradeOutcome : uint8_t { kOk = 0, kData = 1, kInfra = 2 };
+// Closed list; each has a budget.
+enum class DropReason : uint8_t {
+  kStale = 0, kDataInvalid = 1, kRewardInfra = 2, kEnvInfra = 3, kPoison = 4, kFiltered = 5,
+  kOverflowPolicy = 6, kOperator = 7, kLostOnRestore = 8,
+};
+enum class Role : uint8_t { kNone = 0, kRollout = 1, kActor = 2, kReward = 3, kEnvironment = 4 };
+const char* Name(EndStatus s);
+const char* Name(GradeOutcome o);
+const char* Name(DropReason r);
+const char* Name(Role r);
+
+namespace record {
+
+struct Config {            // first record of a run, again after a resume that changed it
+  std::string run_id, job, digest;  // digest: of the resolved config
+  int64_t groups_per_step = 0, group_size = 0, max_lag_versions = 0;
+  std::string on_stale;
+  double oversample = 1, min_step_batch_fraction = 1;
+  int64_t max_reissues = 2, steps = 0, data_size = 0;  // data_size: rows of an epoch
+};
+struct Issue { SampleId tid; GroupId gid; int32_t att = 0; int64_t prompt_len = 0, max_new = 0; };  // att > 0: generated again
+struct Start { SampleId tid; int32_t att = 0; WorkerRef worker; Version wv; };      // a chunk was sent
+struct End { SampleId tid; int32_t att = 0; EndStatus status = EndStatus::kOk; };   // the attempt is over
+struct Graded { SampleId tid; GradeOutcome outcome = GradeOutcome::kOk; WorkerRef grader; double reward = 0;
+                std::vector<std::pair<std::string, double>> rewards; };
+// Payload bytes are on disk: file number, offset, length in payload/; digest Hash64 of the bytes.
+struct Enq { SampleId tid; int32_t att = 0; Version wv_min, wv_max; int64_t prompt_len = 0, response_len = 0;
+             uint64_t digest = 0; int64_t payload_file = -1, payload_offset = 0, payload_bytes = 0; };
+struct Dup { SampleId tid; int32_t att = 0; };                      // a later result of a sample that is already in
+struct Lease { int64_t lease = 0; StepNumber step; std::vector<SampleId> tids; WorkerRef holder; };
+struct Unlease { int64_t lease = 0; std::string why; };
+struct Drop { SampleId tid; DropReason reason = DropReason::kStale; };
+struct StepBegin { StepNumber step; Version v; };                   // trains version v
+struct TrainedRow { SampleId tid; Version oldest; };                // oldest version among its tokens with loss
+struct StepCommit { StepNumber step; Version v; uint64_t digest = 0; std::vector<TrainedRow> rows; };  // v: the new version
+struct StepAbort { StepNumber step; std::string why; };
+struct Publish { Version v; uint64_t digest = 0; };
+struct Loaded { WorkerRef worker; Version v; uint64_t digest = 0; };
+struct Admit { WorkerRef worker; Version v; };
+struct Fence { WorkerRef worker; };                                 // nothing more is accepted from it
+struct Join { WorkerRef worker; std::string name; Role role = Role::kNone; };  // role kNone: a device worker
+struct SlotPlan { SlotId slot; Role from = Role::kNone, to = Role::kNone; LeaseEpoch epoch; };
+struct TransitionBegin { TransitionId t; std::vector<SlotPlan> slots; int64_t deadline_ms = 0; };
+struct TransitionCommit { TransitionId t; };
+struct TransitionDone { TransitionId t; };
+struct TransitionRolledBack { TransitionId t; std::string why; };
+struct Grant { SlotId slot; Role role = Role::kNone; LeaseEpoch epoch; WorkerRef worker; };
+struct Release { SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };
+struct Quarantine { SlotId slot; std::string why; };
+struct SlotLost { SlotId slot; std::string why; };
+struct CheckpointBegin { int64_t ckpt = 0; StepNumber step; };
+struct CheckpointCommit { int64_t ckpt = 0; StepNumber step; Lsn cut; uint64_t manifest_digest = 0; uint64_t weights_digest = 0; };
+struct CheckpointReject { int64_t ckpt = 0; std::string why; };
+struct CheckpointDelete { int64_t ckpt = 0; };
+// Everything after step `step` is undone; versions go on as (new_lineage, step).
+struct Restore { int64_t ckpt = 0; StepNumber step; int32_t old_lineage = 0, new_lineage = 0; };
+struct Snapshot { uint64_t state_digest = 0; };
+struct Fault { std::string kind; std::string actor; Incarnation inc; std::string what; };
+struct EndRun { int32_t code = 0; std::string why; };
+struct EvalResult { StepNumber step; Version v; int64_t correct = 0, total = 0; };
+
+}  // namespace record
+
+// The order is the kind's number on disk: append only.
+using JournalRecord = std::variant<
+    record::Config, record::Issue, record::Start, record::End, record::Graded, record::Enq, record::Dup,
+    record::Lease, record::Unlease, record::Drop, record::StepBegin, record::StepCommit, record::StepAbort,
+    record::Publish, record::Loaded, record::Admit, record::Fence, record::Join, record::TransitionBegin,
+    record::TransitionCommit, record::TransitionDone, record::TransitionRolledBack, record::Grant,
+    record::Release, record::Quarantine, record::SlotLost, record::CheckpointBegin, record::CheckpointCommit,
+    record::CheckpointReject, record::CheckpointDelete, record::Restore, record::Snapshot, record::Fault,
+    record::EndRun, record::EvalResult>;
+
+// Upper-case name as the docs use it: ISSUE, STEP_COMMIT, T_BEGIN, ...
+const char* RecordName(const JournalRecord& r);
+// START and END may be written lazily; all others are durable before their effect is visible.
+bool IsLazy(const JournalRecord& r);
+
+// A record with its envelope, as stored.
+struct JournalEntry {
+  Lsn lsn;
+  uint32_t ctl_epoch = 0;  // raised each time a controller opens the journal
+  uint64_t mono_ns = 0;    // controller's monotonic clock, for durations only
+  JournalRecord record;
+};
+
+// --- fields, in their order on disk. V: void operator()(const char* name, T& field) for each T below. ---
+namespace record {
+#define TP_FIELDS(Type, ...)                         \
+  template <typename V, typename R>                  \
+    requires std::is_same_v<std::remove_const_t<R>, Type> \
+  void VisitFields(R& r, V&& v) {                    \
+    __VA_ARGS__                                      \
+  }
+TP_FIELDS(Config, v("run_id", r.run_id); v("job", r.job); v("digest", r.digest); v("groups_per_step", r.groups_per_step);
+          v("group_size", r.group_size); v("max_lag_versions", r.max_lag_versions); v("on_stale", r.on_stale);
+          v("oversample", r.oversample); v("min_step_batch_fraction", r.min_step_batch_fraction);
+          v("max_reissues", r.max_reissues); v("steps", r.steps); v("data_size", r.data_size);)
+TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len); v("max_new", r.max_new);)
+TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
+TP_FIELDS(End, v("tid", r.tid); v("att", r.att); v("status", r.status);)
+TP_FIELDS(Graded, v("tid", r.tid); v("outcome", r.outcome); v("grader", r.grader); v("reward", r.reward); v("rewards", r.rewards);)
+TP_FIELDS(Enq, v("tid", r.tid); v("att", r.att); v("wv_min", r.wv_min); v("wv_max", r.wv_max); v("prompt_len", r.prompt_len);
+          v("response_len", r.response_len); v("digest", r.digest); v("payload_file", r.payload_file);
+          v("payload_offset", r.payload_offset); v("payload_bytes", r.payload_bytes);)
+TP_FIELDS(Dup, v("tid", r.tid); v("att", r.att);)
+TP_FIELDS(Lease, v("lease", r.lease); v("step", r.step); v("tids", r.tids); v("holder", r.holder);)
+TP_FIELDS(Unlease, v("lease", r.lease); v("why", r.why);)
+TP_FIELDS(Drop, v("tid", r.tid); v("reason", r.reason);)
+TP_FIELDS(StepBegin, v("step", r.step); v("v", r.v);)
+TP_FIELDS(TrainedRow, v("tid", r.tid); v("oldest", r.oldest);)
+TP_FIELDS(StepCommit, v("step", r.step); v("v", r.v); v("digest", r.digest); v("rows", r.rows);)
+TP_FIELDS(StepAbort, v("step", r.step); v("why", r.why);)
+TP_FIELDS(Publish, v("v", r.v); v("digest", r.digest);)
+TP_FIELDS(Loaded, v("worker", r.worker); v("v", r.v); v("digest", r.digest);)
+TP_FIELDS(Admit, v("worker", r.worker); v("v", r.v);)
+TP_FIELDS(Fence, v("worker", r.worker);)
+TP_FIELDS(Join, v("worker", r.worker); v("name", r.name); v("role", r.role);)
+TP_FIELDS(SlotPlan, v("slot", r.slot); v("from", r.from); v("to", r.to); v("epoch", r.epoch);)
+TP_FIELDS(TransitionBegin, v("t", r.t); v("slots", r.slots); v("deadline_ms", r.deadline_ms);)
+TP_FIELDS(TransitionCommit, v("t", r.t);)
+TP_FIELDS(TransitionDone, v("t", r.t);)
+TP_FIELDS(TransitionRolledBack, v("t", r.t); v("why", r.why);)
+TP_FIELDS(Grant, v("slot", r.slot); v("role", r.role); v("epoch", r.epoch); v("worker", r.worker);)
+TP_FIELDS(Release, v("slot", r.slot); v("epoch", r.epoch); v("free_bytes", r.free_bytes);)
+TP_FIELDS(Quarantine, v("slot", r.slot); v("why", r.why);)
+TP_FIELDS(SlotLost, v("slot", r.slot); v("why", r.why);)
+TP_FIELDS(CheckpointBegin, v("ckpt", r.ckpt); v("step", r.step);)
+TP_FIELDS(CheckpointCommit, v("ckpt", r.ckpt); v("step", r.step); v("cut", r.cut); v("manifest_digest", r.manifest_digest);
+          v("weights_digest", r.weights_digest);)
+TP_FIELDS(CheckpointReject, v("ckpt", r.ckpt); v("why", r.why);)
+TP_FIELDS(CheckpointDelete, v("ckpt", r.ckpt);)
+TP_FIELDS(Restore, v("ckpt", r.ckpt); v("step", r.step); v("old_lineage", r.old_lineage); v("new_lineage", r.new_lineage);)
+TP_FIELDS(Snapshot, v("state_digest", r.state_digest);)
+TP_FIELDS(Fault, v("kind", r.kind); v("actor", r.actor); v("inc", r.inc); v("what", r.what);)
+TP_FIELDS(EndRun, v("code", r.code); v("why", r.why);)
+TP_FIELDS(EvalResult, v("step", r.step); v("v", r.v); v("correct", r.correct); v("total", r.total);)
+#undef TP_FIELDS
+}  // namespace record
+
+}  // namespace tidepool

@@ -1,0 +1,92 @@
+#pragma once
+// The one forward for rollout and training, and its hand-written backward.
+//
+// Rows are tokens, packed without padding: [rows]. A row's keys and values are written to a *slot*
+// of a KV memory, and the row attends to the first `length` slots of a list of runs of slots. The
+// engine's slots are those of its paged cache; the trainer's are the rows of the packed batch, and
+// the rows of a group share the slots of their prompt. Attention walks a row's keys in the order of
+// their positions with a fixed order of additions, so the result of a row depends on its own inputs
+// alone: not on the batch, not on how slots are cut into runs. Products are padded to a multiple of
+// 16 rows in deterministic mode (see docs/design.md), so prefill, decode and training are bit-equal.
+//
+// Not thread-safe; one thread owns a Decoder, products use at::get_num_threads() threads inside.
+
+#include <ATen/core/ATen_fwd.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/model/spec.h"
+#include "core/model/weights.h"
+
+namespace tidepool::model {
+
+struct KvRun {
+  int32_t start = 0;  // first slot
+  int32_t count = 0;  // slots
+};
+
+// What a packed set of rows attends to. All arrays outlive the call.
+struct RaggedBatch {
+  std::span<const int32_t> ids;        // [rows] token ids, in [0, vocab)
+  std::span<const int32_t> positions;  // [rows] place in the sequence, from 0
+  std::span<const int32_t> slots;      // [rows] slot where the row's K and V are written
+  std::span<const int32_t> first_run;  // [rows] index into runs of the row's sequence
+  std::span<const int32_t> lengths;    // [rows] keys attended, the row itself included (= positions + 1)
+  std::span<const KvRun> runs;         // runs of slots in order of position; a row reads from its first_run on
+};
+
+// K and V of all layers: two tensors [layers, slots, kv_heads, head_size] in the model's dtype.
+struct KvMemory {
+  at::Tensor* k = nullptr;
+  at::Tensor* v = nullptr;
+};
+
+struct DecoderOptions {
+  bool deterministic = false;
+};
+
+// Activations kept by a training forward; defined in decoder_backward.cc.
+struct SavedActivations;
+struct SavedDeleter { void operator()(SavedActivations*) const; };
+using SavedPtr = std::unique_ptr<SavedActivations, SavedDeleter>;
+
+class Decoder {
+ public:
+  // `weights` outlives the decoder; its bytes may change between calls (new versions), never during one.
+  Decoder(const Weights& weights, DecoderOptions options);
+  ~Decoder();
+
+  // Final-normed hidden states [rows, hidden] in the model's dtype. Writes K and V of the rows into `kv`.
+  at::Tensor Forward(const RaggedBatch& batch, const KvMemory& kv) const;
+
+  // Logits [n, vocab] (model's dtype product, then widened to float32 by the consumer) of hidden[n, hidden].
+  at::Tensor Logits(const at::Tensor& hidden) const;
+
+  // The training forward: same numbers, keeps what the backward needs (with `recompute`, only block
+  // inputs). The KV memory is the batch itself: slots must be 0..rows-1 in order.
+  std::pair<at::Tensor, SavedPtr> ForwardTraining(const RaggedBatch& batch, bool recompute) const;
+
+  // Adds the gradient of every parameter to `grads` (same flat index as the weights, float32) given
+  // d loss / d hidden [rows, hidden] (model's dtype). Consumes `saved`.
+  void Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads) const;
+  // The head's part: logits = hidden · head^T. dlogits [n, vocab] in the model's dtype. Returns
+  // d hidden [n, hidden]; adds to the head's (or tied embedding's) gradient.
+  at::Tensor LogitsBackward(const at::Tensor& hidden, const at::Tensor& dlogits, Gradients& grads) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// For each row i: log softmax(logits[i] / temperature)[ids[i]], in float32 with a fixed order of
+// additions; `entropy` (may be empty) gets the entropy at that temperature. logits: [n, vocab].
+// The engine's sampler and the trainer call this one function, so equal logits give equal bits.
+void TokenLogProbs(const at::Tensor& logits, std::span<const int32_t> ids, float temperature,
+                   std::span<float> logprobs, std::span<float> entropy = {});
+
+}  // namespace tidepool::model

@@ -1,0 +1,89 @@
+#pragma once
+// All parameters of a model in one flat, aligned arena.
+//
+// Parameters stand in module order, each start aligned to 64 elements, in rollout layout (fused
+// qkv and gate|up): index space [0, total). Gradients, float32 master copy and optimizer moments
+// have the same index. The arena may be given from outside (shared memory), so that two roles of
+// one process alias it, and a publication writes it in place.
+
+#include <ATen/core/ATen_fwd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/model/spec.h"
+
+namespace tidepool::model {
+
+struct Parameter {
+  std::string name;             // "layers.3.qkv"; HF names map to row ranges of it (hugging_face.h)
+  int64_t offset = 0;           // elements from the arena's start, multiple of 64
+  std::vector<int64_t> shape;
+  [[nodiscard]] int64_t numel() const;
+};
+
+// The frozen list of parameters of a spec: a pure function of it.
+std::vector<Parameter> Layout(const ModelSpec& spec);
+int64_t LayoutElements(const ModelSpec& spec);  // size of the index space, a multiple of 64
+
+class Weights {
+ public:
+  // Zeroed arena of its own (64-byte aligned), or over `arena` (>= elements * dtype bytes, outlives this).
+  static StatusOr<std::unique_ptr<Weights>> Create(const ModelSpec& spec, DType dtype,
+                                                   std::span<std::byte> arena = {});
+  ~Weights();
+
+  [[nodiscard]] const ModelSpec& spec() const;
+  [[nodiscard]] DType dtype() const;
+  [[nodiscard]] const std::vector<Parameter>& layout() const;
+  [[nodiscard]] int64_t elements() const;
+  [[nodiscard]] std::span<std::byte> bytes();              // the whole arena
+  [[nodiscard]] std::span<const std::byte> bytes() const;
+  [[nodiscard]] at::Tensor Get(int64_t index) const;       // view of parameter `index`; requires in range
+  [[nodiscard]] at::Tensor Get(std::string_view name) const;
+
+  // Normal(0, init_std) matrices, ones for norms, zeros for biases; residual projections scaled by
+  // 1/sqrt(2 L). A pure function of (spec, seed, std).
+  void Initialize(uint64_t seed, double init_std);
+  // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal digest.
+  [[nodiscard]] uint64_t Digest() const;
+  [[nodiscard]] bool AllFinite() const;
+
+ private:
+  Weights();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Flat float32 gradients with the weights' index; zero at the start.
+class Gradients {
+ public:
+  explicit Gradients(const Weights& weights);
+  ~Gradients();
+  void Zero();
+  [[nodiscard]] std::span<float> values();
+  [[nodiscard]] at::Tensor Get(int64_t index) const;  // float32 view with the parameter's shape
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// --- Hugging Face folders (hugging_face.cc) ---
+
+// Reads config.json, generation_config.json and the safetensors (one file or index) of `folder`;
+// converts to `dtype`. Errors name file and key; what is legal but not implemented is kUnimplemented.
+StatusOr<ModelSpec> ReadSpec(const std::string& folder);
+StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DType dtype,
+                                                   std::span<std::byte> arena = {});
+// Writes config.json, generation_config.json and model.safetensors (sharded above max_shard_bytes)
+// into `folder`. Names, shapes and bytes of an untrained model are those it was read from.
+// tokenizer files are copied by the caller.
+Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes = int64_t{5} << 30);
+
+}  // namespace tidepool::model

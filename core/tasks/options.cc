@@ -1,0 +1,118 @@
+#include "core/tasks/options.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/base/check.h"
+#include "core/tasks/task.h"
+
+namespace tidepool::tasks {
+namespace {
+
+using nlohmann::json;
+
+std::string Show(const json& value) {
+  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+bool IsIntWithin(const json& value, int64_t lo, int64_t hi) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return false;
+  return value.is_number_integer() && value.get<int64_t>() >= lo && value.get<int64_t>() <= hi;
+}
+
+// Characters, not bytes; the text came through a JSON or YAML parser, so it is UTF-8.
+int64_t Characters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0U) != 0x80U; });
+}
+
+}  // namespace
+
+std::string DescribeOption(const Option& option) {
+  const std::string bounds = "from " + std::to_string(option.min) + " to " + std::to_string(option.max);
+  switch (option.kind) {
+    case OptionKind::kInt:
+      return "an integer " + bounds;
+    case OptionKind::kRange:
+      return "a range [lo, hi] of integers " + bounds;
+    case OptionKind::kText:
+      return "text of " + std::to_string(option.min) + " to " + std::to_string(option.max) + " characters";
+    case OptionKind::kBool:
+      return "true or false";
+    case OptionKind::kChoice: {
+      std::string text = "one of";
+      for (size_t i = 0; i < option.choices.size(); ++i) text += (i == 0 ? " " : ", ") + option.choices[i];
+      return text;
+    }
+  }
+  return {};
+}
+
+Status CheckOption(const Option& option, const json& value) {
+  const Status wrong = InvalidArgument("expected " + DescribeOption(option) + "; found " + Show(value));
+  switch (option.kind) {
+    case OptionKind::kInt:
+      return IsIntWithin(value, option.min, option.max) ? OkStatus() : wrong;
+    case OptionKind::kRange: {
+      if (IsIntWithin(value, option.min, option.max)) return OkStatus();
+      if (!value.is_array() || value.size() != 2) return wrong;
+      if (!IsIntWithin(value[0], option.min, option.max) || !IsIntWithin(value[1], option.min, option.max)) return wrong;
+      return value[0].get<int64_t>() <= value[1].get<int64_t>() ? OkStatus() : wrong;
+    }
+    case OptionKind::kText: {
+      if (!value.is_string()) return wrong;
+      const int64_t n = Characters(value.get_ref<const std::string&>());
+      return n >= option.min && n <= option.max ? OkStatus() : wrong;
+    }
+    case OptionKind::kBool:
+      return value.is_boolean() ? OkStatus() : wrong;
+    case OptionKind::kChoice:
+      return value.is_string() && std::ranges::count(option.choices, value.get<std::string>()) > 0 ? OkStatus() : wrong;
+  }
+  return wrong;
+}
+
+StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
+                                           const std::map<std::string, std::string>& json_texts) {
+  OptionValues result;
+  std::vector<std::string> names;
+  for (const Option& option : table) {
+    result.values_[option.name] = option.default_json;
+    names.push_back(option.name);
+  }
+  for (const auto& [name, text] : json_texts) {
+    const auto option = std::ranges::find(table, name, &Option::name);
+    if (option == table.end()) {
+      const std::string near = Nearest(name, names);
+      return InvalidArgument(name + ": no such option of this task" +
+                             (near.empty() ? "" : "; did you mean '" + near + "'?"));
+    }
+    const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (value.is_discarded()) return InvalidArgument(name + ": expected JSON; found " + text);
+    TP_RETURN_IF_ERROR(CheckOption(*option, value).At(name));
+    result.values_[name] = text;
+  }
+  return result;
+}
+
+namespace {
+json Get(const std::map<std::string, std::string>& values, const std::string& name) {
+  const auto it = values.find(name);
+  TP_CHECK(it != values.end()) << "no option " << name;
+  json value = json::parse(it->second, nullptr, false);
+  TP_CHECK(!value.is_discarded()) << name << " has the default " << it->second;
+  return value;
+}
+}  // namespace
+
+int64_t OptionValues::Int(const std::string& name) const { return Get(values_, name).get<int64_t>(); }
+std::string OptionValues::Text(const std::string& name) const { return Get(values_, name).get<std::string>(); }
+bool OptionValues::Bool(const std::string& name) const { return Get(values_, name).get<bool>(); }
+std::pair<int64_t, int64_t> OptionValues::Range(const std::string& name) const {
+  const json value = Get(values_, name);
+  if (value.is_number_integer()) return {value.get<int64_t>(), value.get<int64_t>()};
+  return {value[0].get<int64_t>(), value[1].get<int64_t>()};
+}
+
+}  // namespace tidepool::tasks

@@ -1,0 +1,71 @@
+#pragma once
+// What the controller wants done, in order. The caller makes all `Append` records of one batch durable
+// (but the lazy ones) before it executes any other command of that batch. Commands to a worker carry
+// its incarnation, those about a slot its lease epoch; the worker refuses older ones.
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+#include "core/base/time.h"
+
+namespace tidepool::scheduler {
+namespace command {
+
+struct Append { JournalRecord record; };
+// Processes. Delay: back-off, not before that long from now. Kill: SIGKILL of a process we started, close of any other.
+struct StartWorker { WorkerId worker; Duration delay{0}; };
+struct KillWorker { WorkerRef worker; std::string why; };
+struct Welcome { WorkerId worker; Incarnation inc; };                     // answer to WorkerJoined
+struct RefuseWorker { WorkerId worker; std::string why; };
+// Data. PrepareRow: read, tokenise (and for sft store) row `ordinal`; answered by RowReady / RowInvalid, for sft also PayloadStored.
+struct PrepareRow { int64_t ordinal = 0; int32_t issue = 0; GroupId gid; };
+// Rollout. The caller adds prompt and tokens so far. eval: greedy, held-out question tid.ordinal.
+struct StartChunk { WorkerRef worker; SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid;
+                    Version v; int64_t generated = 0, chunk_tokens = 0, max_new_tokens = 0; };
+struct CancelChunk { WorkerRef worker; SampleId tid; int32_t att = 0; };
+struct ForgetGroup { WorkerRef worker; GroupId gid; };                    // its KV will not be needed on this worker
+struct StorePayload { SampleId tid; int32_t att = 0; };                   // -> PayloadStored
+struct DiscardTokens { SampleId tid; int32_t att = 0; };                  // the caller may free the tokens in memory
+struct Grade { WorkerRef grader; SampleId tid; int32_t att = 0; int32_t attempt = 0; Duration timeout{0}; };
+// Pool.
+struct Drain { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
+struct Release { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t need_bytes = 0; };
+struct Grant { WorkerRef worker; SlotId slot; LeaseEpoch epoch; Role role = Role::kNone; };
+// Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the recovery copy (ckpt -1). -> StateReady
+struct InitState { WorkerRef worker; };
+struct RestoreState { WorkerRef worker; int64_t ckpt = -1; StepNumber step; uint64_t weights_digest = 0; };
+struct Train { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; Version v;
+               std::vector<std::vector<SampleId>> groups;                 // rows of a group together; payload by Enq
+               std::vector<SampleId> masked;                              // on_stale mask: tokens older than v - eta get loss 0
+               int64_t max_lag_versions = 0; };
+struct CopyRecovery { WorkerRef worker; StepNumber step; };               // -> RecoveryCopied
+struct Publish { WorkerRef worker; Version v; uint64_t digest = 0; };     // -> Published; aliasing slots: no bytes move
+struct Load { WorkerRef worker; Version v; uint64_t digest = 0; WorkerRef from; };  // -> Loaded
+struct Admit { WorkerRef worker; Version v; };                            // it may serve v from now on
+// Checkpoints. The caller gathers the trainer's files and its own state, commits by rename, reads back. -> CheckpointWritten / Failed
+struct WriteCheckpoint { WorkerRef worker; int64_t ckpt = 0; StepNumber step; Version v; };
+struct VerifyCheckpoint { int64_t ckpt = 0; StepNumber step; uint64_t manifest_digest = 0; };
+struct DeleteCheckpoint { int64_t ckpt = 0; StepNumber step; };
+struct SaveFinal { WorkerRef worker; };                                   // final/ -> FinalSaved
+// To people and files: metrics of a committed step are written when this comes.
+struct StepReport { StepNumber step; Version v; int64_t lag_max = 0; double lag_mean = 0; std::vector<int64_t> lag_hist;
+                    int64_t dropped_stale = 0, filtered = 0; };
+struct EvalReport { StepNumber step; Version v; int64_t correct = 0, total = 0; };
+struct Warn { std::string line; };                                        // key=value
+struct Finish { int code = 0; std::string why; };                         // end the children, exit with this code
+
+}  // namespace command
+
+using Command = std::variant<
+    command::Append, command::StartWorker, command::KillWorker, command::Welcome, command::RefuseWorker,
+    command::PrepareRow, command::StartChunk, command::CancelChunk, command::ForgetGroup, command::StorePayload,
+    command::DiscardTokens, command::Grade, command::Drain, command::Release, command::Grant, command::InitState,
+    command::RestoreState, command::Train, command::CopyRecovery, command::Publish, command::Load, command::Admit,
+    command::WriteCheckpoint, command::VerifyCheckpoint, command::DeleteCheckpoint, command::SaveFinal,
+    command::StepReport, command::EvalReport, command::Warn, command::Finish>;
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,72 @@
+#pragma once
+// The controller state machine: every decision of a run, in production and in the simulator alike.
+//
+// Pure: no I/O, thread, clock, log or random device. The same options, journal and events give the
+// same commands. Not thread-safe: one thread owns it.
+//
+// State that has to outlive a crash changes only by applying journal records, live (when the record
+// is emitted) and at a restart (when the journal is folded) by the same function.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "core/base/time.h"
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+
+namespace tidepool::scheduler {
+
+struct ControllerOptions {
+  JobConfig config;
+  std::string run_id;
+  std::string config_digest;
+  int64_t data_rows = 0;       // rows of one epoch; ordinals run on over epochs
+  int64_t eval_rows = 0;       // held-out questions of one evaluation (0: no evaluation)
+  int64_t device_bytes_need_rollout = 0;  // predicted memory of a role, for Release
+  int64_t device_bytes_need_actor = 0;
+  // Worker places: device workers 0 .. slots-1 (slot i on worker i), then reward workers.
+  [[nodiscard]] int64_t device_workers() const { return config.cluster.slots; }
+  [[nodiscard]] WorkerId reward_worker(int64_t i) const { return {config.cluster.slots + i}; }
+};
+
+// What people see: `tidepool status`, the progress display. A copy, cheap.
+struct ControllerView {
+  std::string phase;           // starting, warm_start, evaluating, running, checkpointing, stopping, done
+  StepNumber step;             // last committed
+  Version version;
+  int64_t open_groups = 0, running = 0, awaiting = 0, queued = 0, leased = 0, capacity = 0;
+  int64_t trained_samples = 0, issued_samples = 0;
+  std::vector<int64_t> drops;  // by DropReason
+  int64_t chunks = 0, restarts = 0, refused = 0, in_flight = 0;
+  bool finished = false;
+};
+
+class Controller {
+ public:
+  // kInvalidArgument if the options cannot make a run. `journal`: records of earlier lives, in order
+  // (empty: a new run); kDataLoss if they do not fold.
+  static StatusOr<std::unique_ptr<Controller>> Create(const ControllerOptions& options,
+                                                      const std::vector<JournalEntry>& journal);
+  ~Controller();
+
+  // Takes in one event at `now` and returns what is to be done, in order.
+  std::vector<Command> Handle(const Event& event, TimePoint now);
+
+  [[nodiscard]] ControllerView View() const;
+  // Where a finished sample's payload is (from its Enq), for fetching a batch; not found: nullptr.
+  [[nodiscard]] const record::Enq* FindPayload(const SampleId& tid) const;
+  [[nodiscard]] double Reward(const SampleId& tid) const;     // requires a graded sample
+  // Hash of the whole state, for determinism tests.
+  [[nodiscard]] uint64_t StateDigest() const;
+
+ private:
+  Controller();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidepool::scheduler

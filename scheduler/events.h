@@ -1,0 +1,78 @@
+#pragma once
+// What the controller is told. Every event is a fact reported by the caller (controller process or
+// simulator); payload bytes (tokens, log-probs, text) stay with the caller, only sizes and versions
+// come here. An event from a fenced (worker, inc) or with an old lease epoch is ignored and counted.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+
+namespace tidepool::scheduler {
+
+// What a worker process offers.
+enum class WorkerKind : uint8_t { kDevice = 0, kReward = 1, kEnvironment = 2 };
+
+namespace event {
+
+// The run begins, or goes on after the journal was folded. First event of every process.
+struct Started {};
+// A process connected. `slot` for device workers. `restored_inc`: it was attached to this run before
+// (controller restart with reattach_grace_s > 0) and holds the listed chunks; else invalid.
+struct HeldChunk { SampleId tid; int32_t att = 0; int64_t generated_tokens = 0; };
+struct WorkerJoined {
+  WorkerId worker; std::string name; WorkerKind kind = WorkerKind::kDevice; SlotId slot;
+  int64_t device_bytes = 0; Incarnation restored_inc; std::vector<HeldChunk> held;
+};
+struct WorkerLost { WorkerRef worker; std::string why; bool by_exit = false; };   // socket closed, process exit
+struct WorkerStartFailed { WorkerId worker; std::string why; };                   // exec failed, died before Hello
+struct EngineSample { double kv_usage = 0; int64_t running = 0, waiting = 0, preemptions = 0; double step_s = 0; };
+struct Heartbeat { WorkerRef worker; std::optional<EngineSample> engine; std::string op; int64_t op_seq = 0; };
+// One message per engine step and chunk: tokens are stored by the caller before this is handed in.
+struct ChunkProgress { WorkerRef worker; SampleId tid; int32_t att = 0; int64_t new_tokens = 0; Version version; };
+enum class ChunkEnd : uint8_t { kChunkLimit, kEos, kStop, kLength, kCancelled, kDrained, kDataError, kError };
+struct ChunkFinished { WorkerRef worker; SampleId tid; int32_t att = 0; ChunkEnd end = ChunkEnd::kEos; std::string why; };
+// Payload bytes of a finished sample are on disk (or, for sft, derived from the data row: file -1).
+struct PayloadStored { SampleId tid; int32_t att = 0; int64_t prompt_len = 0, response_len = 0; uint64_t digest = 0;
+                       int64_t file = -1, offset = 0, bytes = 0; };
+// The data row of a newly issued group could be read and tokenised / could not.
+struct RowReady { int64_t ordinal = 0; int32_t issue = 0; int64_t prompt_len = 0; };
+struct RowInvalid { int64_t ordinal = 0; int32_t issue = 0; std::string why; };
+struct Graded { WorkerRef grader; SampleId tid; int32_t att = 0; GradeOutcome outcome = GradeOutcome::kOk; double reward = 0;
+                std::vector<std::pair<std::string, double>> rewards; std::string why; };
+struct Drained { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };               // after its last ChunkFinished
+struct Released { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };
+struct Granted { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
+// Weights `v` are in the worker's memory; it computed their digest. `error` set: could not load.
+struct Loaded { WorkerRef worker; Version v; uint64_t digest = 0; std::string error; };
+// The trainer holds the state of `step` (fresh from the model, or restored). `error` set: could not.
+struct StateReady { WorkerRef worker; StepNumber step; uint64_t weights_digest = 0; std::string error; };
+struct TrainDone { WorkerRef worker; StepNumber step; int64_t lease = 0; bool finite = true; uint64_t weights_digest = 0; double seconds = 0; };
+struct TrainFailed { WorkerRef worker; StepNumber step; int64_t lease = 0; std::string why; bool data = false; };  // nothing changed
+struct Published { WorkerRef worker; Version v; std::string error; };              // bytes can be fetched by others
+struct RecoveryCopied { WorkerRef worker; StepNumber step; };
+struct CheckpointWritten { int64_t ckpt = 0; StepNumber step; uint64_t manifest_digest = 0; uint64_t weights_digest = 0; };  // committed by rename, read back
+struct CheckpointFailed { int64_t ckpt = 0; std::string why; };
+struct CheckpointVerified { int64_t ckpt = 0; std::string error; };                // reply to VerifyCheckpoint; "" = every digest right
+struct FinalSaved { std::string error; };
+struct StopRequested { std::string why; bool now = false; };                       // SIGTERM, Ctrl-C; now: the second one
+struct StorageFailed { std::string what; };                                        // journal or payload write failed: the run must end
+struct Tick {};
+
+}  // namespace event
+
+using Event = std::variant<
+    event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed, event::Heartbeat,
+    event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::RowReady, event::RowInvalid,
+    event::Graded, event::Drained, event::Released, event::Granted, event::Loaded, event::StateReady,
+    event::TrainDone, event::TrainFailed, event::Published, event::RecoveryCopied, event::CheckpointWritten,
+    event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::StopRequested,
+    event::StorageFailed, event::Tick>;
+
+}  // namespace tidepool::scheduler
