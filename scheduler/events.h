@@ -25,7 +25,7 @@ namespace event {
 struct Started {};
 // A process connected. `slot` for device workers. `restored_inc`: it was attached to this run before
 // (controller restart with reattach_grace_s > 0) and holds the listed chunks; else invalid.
-struct HeldChunk { SampleId tid; int32_t att = 0; int64_t generated_tokens = 0; };
+struct HeldChunk { SampleId tid; int32_t att = 0; int64_t generated_tokens = 0; Version v_min, v_max; };  // versions of its tokens
 struct WorkerJoined {
   WorkerId worker; std::string name; WorkerKind kind = WorkerKind::kDevice; SlotId slot;
   int64_t device_bytes = 0; Incarnation restored_inc; std::vector<HeldChunk> held;

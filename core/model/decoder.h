@@ -20,15 +20,11 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/model/kv_run.h"
 #include "core/model/spec.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {
-
-struct KvRun {
-  int32_t start = 0;  // first slot
-  int32_t count = 0;  // slots
-};
 
 // What a packed set of rows attends to. All arrays outlive the call.
 struct RaggedBatch {
@@ -78,15 +74,28 @@ class Decoder {
   // d hidden [n, hidden]; adds to the head's (or tied embedding's) gradient.
   at::Tensor LogitsBackward(const at::Tensor& hidden, const at::Tensor& dlogits, Gradients& grads) const;
 
+  // Gives back the memory that is kept between calls for activations. The next call takes it again.
+  void ReleaseScratch();
+
  private:
+  friend struct SavedActivations;
+  friend struct SavedDeleter;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
 // For each row i: log softmax(logits[i] / temperature)[ids[i]], in float32 with a fixed order of
-// additions; `entropy` (may be empty) gets the entropy at that temperature. logits: [n, vocab].
-// The engine's sampler and the trainer call this one function, so equal logits give equal bits.
+// additions; `entropy` (may be empty) gets the entropy at that temperature, `lse` (may be empty) the
+// log of the sum of exp(logits / temperature). logits: [n, vocab] contiguous, float32 or bfloat16;
+// temperature > 0. The engine's sampler and the trainer call this one function, so equal logits give
+// equal bits. A logit of -inf has probability 0; a NaN in a row makes its log-probability NaN.
 void TokenLogProbs(const at::Tensor& logits, std::span<const int32_t> ids, float temperature,
-                   std::span<float> logprobs, std::span<float> entropy = {});
+                   std::span<float> logprobs, std::span<float> entropy = {}, std::span<float> lse = {});
+
+// Turns logits in place into d loss / d logits given d loss / d logprob (and d loss / d entropy, with
+// `entropy`; both may be empty). A row with zero derivatives becomes zero whatever its logits hold.
+void TokenLogProbsBackward(at::Tensor& logits, std::span<const int32_t> ids, float temperature,
+                           std::span<const float> lse, std::span<const float> entropy,
+                           std::span<const float> dlogprobs, std::span<const float> dentropy);
 
 }  // namespace tidepool::model

@@ -27,6 +27,9 @@ struct Parameter {
   [[nodiscard]] int64_t numel() const;
 };
 
+// kInvalidArgument if a size is out of range, kUnimplemented for another architecture.
+Status CheckSpec(const ModelSpec& spec);
+
 // The frozen list of parameters of a spec: a pure function of it.
 std::vector<Parameter> Layout(const ModelSpec& spec);
 int64_t LayoutElements(const ModelSpec& spec);  // size of the index space, a multiple of 64
@@ -52,6 +55,9 @@ class Weights {
   void Initialize(uint64_t seed, double init_std);
   // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal digest.
   [[nodiscard]] uint64_t Digest() const;
+  // One digest per bucket of kBucketBytes, salted with the bucket's number.
+  static constexpr size_t kBucketBytes = size_t{64} << 20;
+  [[nodiscard]] std::vector<uint64_t> BucketDigests() const;
   [[nodiscard]] bool AllFinite() const;
 
  private:
@@ -66,6 +72,8 @@ class Gradients {
   explicit Gradients(const Weights& weights);
   ~Gradients();
   void Zero();
+  // Zeroes by giving the memory back; it is taken again when it is written.
+  void Release();
   [[nodiscard]] std::span<float> values();
   [[nodiscard]] at::Tensor Get(int64_t index) const;  // float32 view with the parameter's shape
 

@@ -24,7 +24,8 @@ bool IsIntWithin(const json& value, int64_t lo, int64_t hi) {
 
 // Characters, not bytes; the text came through a JSON or YAML parser, so it is UTF-8.
 int64_t Characters(const std::string& text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0U) != 0x80U; });
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return (static_cast<uint8_t>(c) & 0xC0U) != 0x80U; });
 }
 
 }  // namespace
@@ -57,7 +58,8 @@ Status CheckOption(const Option& option, const json& value) {
     case OptionKind::kRange: {
       if (IsIntWithin(value, option.min, option.max)) return OkStatus();
       if (!value.is_array() || value.size() != 2) return wrong;
-      if (!IsIntWithin(value[0], option.min, option.max) || !IsIntWithin(value[1], option.min, option.max)) return wrong;
+      if (!IsIntWithin(value[0], option.min, option.max) || !IsIntWithin(value[1], option.min, option.max))
+        return wrong;
       return value[0].get<int64_t>() <= value[1].get<int64_t>() ? OkStatus() : wrong;
     }
     case OptionKind::kText: {
@@ -68,7 +70,9 @@ Status CheckOption(const Option& option, const json& value) {
     case OptionKind::kBool:
       return value.is_boolean() ? OkStatus() : wrong;
     case OptionKind::kChoice:
-      return value.is_string() && std::ranges::count(option.choices, value.get<std::string>()) > 0 ? OkStatus() : wrong;
+      return value.is_string() && std::ranges::count(option.choices, value.get<std::string>()) > 0
+                 ? OkStatus()
+                 : wrong;
   }
   return wrong;
 }
@@ -107,7 +111,9 @@ json Get(const std::map<std::string, std::string>& values, const std::string& na
 }  // namespace
 
 int64_t OptionValues::Int(const std::string& name) const { return Get(values_, name).get<int64_t>(); }
-std::string OptionValues::Text(const std::string& name) const { return Get(values_, name).get<std::string>(); }
+std::string OptionValues::Text(const std::string& name) const {
+  return Get(values_, name).get<std::string>();
+}
 bool OptionValues::Bool(const std::string& name) const { return Get(values_, name).get<bool>(); }
 std::pair<int64_t, int64_t> OptionValues::Range(const std::string& name) const {
   const json value = Get(values_, name);

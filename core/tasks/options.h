@@ -4,12 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "core/base/status.h"
 
@@ -26,11 +25,11 @@ enum class OptionKind {
 struct Option {
   std::string name;
   OptionKind kind = OptionKind::kInt;
-  std::string default_json;  // JSON text: "[2, 9]", "\"terse\""
-  int64_t min = 0;           // of ints and both ends of ranges; of the length of texts
+  std::string default_json = {};  // JSON text: "[2, 9]", "\"terse\""
+  int64_t min = 0;                // of ints and both ends of ranges; of the length of texts
   int64_t max = 0;
-  std::vector<std::string> choices;
-  std::string doc;
+  std::vector<std::string> choices = {};
+  std::string doc = {};
 };
 
 // kInvalidArgument with "expected ...; found ..." (no name, no place: the caller knows both).

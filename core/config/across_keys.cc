@@ -1,0 +1,373 @@
+// Rules between keys. Each says which keys it reads; it is skipped where one could not be read.
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "core/config/binder.h"
+#include "core/tasks/reward.h"
+#include "core/tasks/task.h"
+
+namespace tidepool::config {
+namespace {
+
+std::string Text(int64_t n) { return std::to_string(n); }
+
+bool AllGood(const Binder& b, std::initializer_list<const char*> keys) {
+  return std::ranges::all_of(keys, [&](const char* key) { return b.Good(key); });
+}
+
+// The key of the list that was written, else the first: the line to look at.
+std::string FirstWritten(const Binder& b, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
+    if (b.Written(key)) return key;
+  }
+  return *keys.begin();
+}
+
+void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to,
+            const std::string& why) {
+  value = to;
+  loaded.origins[key] = {Origin::Kind::kDefault, {}, why};
+}
+
+std::vector<std::string> Characters(const std::string& text) {
+  std::vector<std::string> out;
+  for (const char c : text) {
+    if ((static_cast<uint8_t>(c) & 0xC0U) != 0x80U || out.empty()) out.emplace_back();
+    out.back() += c;
+  }
+  return out;
+}
+
+void CheckModel(Binder& b, LoadedConfig& loaded) {
+  const JobConfig& c = loaded.config;
+  if (AllGood(b, {"model.path", "model.init"})) {
+    if (c.model.path.empty() && !c.model.init) {
+      b.Complain(
+          "model",
+          "has neither path nor init; give path: a Hugging Face folder, or init: {...} for a fresh model");
+    } else if (!c.model.path.empty() && c.model.init) {
+      b.Complain("model.path",
+                 "written beside model.init; keep one of the two (null takes an inherited one away)");
+    }
+  }
+  if (!c.model.init) return;
+  const ModelInit& m = *c.model.init;
+  if (AllGood(b, {"model.init.heads", "model.init.kv_heads"}) && m.heads % m.kv_heads != 0) {
+    b.Complain(FirstWritten(b, {"model.init.kv_heads", "model.init.heads"}),
+               Text(m.kv_heads) + " key and value heads do not divide " + Text(m.heads) +
+                   " query heads; choose a divisor");
+  }
+  if (b.Good("model.init.head_size") && m.head_size % 2 != 0) {
+    b.Complain("model.init.head_size",
+               "is " + Text(m.head_size) + ", but rotary positions turn pairs; make it even");
+  }
+  if (b.Good("model.init.alphabet")) {
+    std::vector<std::string> letters = Characters(m.alphabet);
+    std::ranges::sort(letters);
+    const auto twice = std::ranges::adjacent_find(letters);
+    if (letters.empty()) b.Complain("model.init.alphabet", "is empty; the model would know no characters");
+    if (twice != letters.end())
+      b.Complain("model.init.alphabet", "has '" + *twice + "' twice; each character is one token");
+  }
+}
+
+// A tiny model reads one token a character: what the task says must be in its alphabet.
+void CheckAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
+  if (!c.model.init || !b.Good("model.init.alphabet")) return;
+  const std::vector<std::string> known = Characters(c.model.init->alphabet);
+  const std::set<std::string> alphabet(known.begin(), known.end());
+  std::set<std::string> missing;
+  const auto look = [&](const tasks::Question& q) {
+    for (const std::string& character : Characters(q.prompt + q.answer)) {
+      if (!alphabet.contains(character)) missing.insert(character);
+    }
+  };
+  for (int64_t i = 0; i < std::min<int64_t>(64, task.train_size()); ++i) look(task.Train(i));
+  for (int64_t i = 0; i < std::min<int64_t>(64, task.held_out_size()); ++i) look(task.HeldOut(i));
+  if (missing.empty()) return;
+  std::string list;
+  for (const std::string& character : missing) list += character;
+  b.Complain("model.init.alphabet", "lacks '" + list + "', which questions of task " + c.data.task +
+                                        " contain; add them, or choose another style or task");
+}
+
+void CheckData(Binder& b, LoadedConfig& loaded) {
+  JobConfig& c = loaded.config;
+  if (!AllGood(b, {"data.task", "data.path"})) return;
+  if (c.data.task.empty() && c.data.path.empty()) {
+    return b.Complain(
+        "data",
+        "has neither task nor path; give task: a generated one (`tidepool tasks`), or path: a JSONL file");
+  }
+  if (!c.data.task.empty() && !c.data.path.empty()) {
+    return b.Complain("data.path",
+                      "written beside data.task; keep one of the two (null takes an inherited one away)");
+  }
+  if (c.data.task.empty()) {
+    if (b.Written("data.size"))
+      b.Complain("data.size", "belongs to a generated task; the rows of data.path are all used; remove it");
+    if (!b.Written("data.held_out")) {
+      Adjust(
+          loaded, "data.held_out", c.data.held_out, 0,
+          c.data.eval_path.empty() ? "nothing is held out of a file unless asked" : "all rows of eval_path");
+    } else if (!c.data.eval_path.empty() && b.Good("data.held_out")) {
+      b.Complain("data.held_out",
+                 "written beside data.eval_path, whose rows are the held-out ones; keep one of the two");
+    }
+    return;
+  }
+  if (b.Written("data.eval_path")) {
+    b.Complain(
+        "data.eval_path",
+        "belongs to data.path; a generated task holds out questions of its own (data.held_out); remove it");
+  }
+  for (const tasks::Option& option : tasks::FindTask(c.data.task)->options) {
+    if (!b.Good("data." + option.name)) return;
+  }
+  if (!AllGood(b, {"data.size", "data.held_out"})) return;
+  if (!b.Written("data.held_out")) {
+    const StatusOr<int64_t> units = tasks::CountUnits(c.data.task, c.data.options);
+    if (units.ok() && units.value() / 4 < c.data.held_out) {
+      Adjust(loaded, "data.held_out", c.data.held_out, units.value() / 4, "a quarter of what the task has");
+    }
+  }
+  const auto task = tasks::MakeTask({.name = c.data.task,
+                                     .options = c.data.options,
+                                     .size = c.data.size,
+                                     .held_out = c.data.held_out,
+                                     .seed = c.seed});
+  if (!task.ok()) {
+    const std::string& message = task.status().message();
+    const size_t colon = message.find(": ");
+    return b.Complain("data." + message.substr(0, colon),
+                      colon == std::string::npos ? message : message.substr(colon + 2));
+  }
+  CheckAlphabet(b, c, *task.value());
+}
+
+void CheckReward(Binder& b, const JobConfig& c) {
+  if (!b.Good("reward.functions")) return;
+  if (c.reward.functions.empty()) {
+    return b.Complain(
+        "reward.functions",
+        "is empty, so there is nothing to learn from; for example [{name: exact_answer, weight: 1.0}]");
+  }
+  std::set<std::string> names;
+  for (size_t i = 0; i < c.reward.functions.size(); ++i) {
+    const RewardFunction& f = c.reward.functions[i];
+    const std::string key = "reward.functions[" + std::to_string(i) + "]";
+    if (!AllGood(b, {(key + ".name").c_str(), (key + ".endpoint").c_str()})) continue;
+    if (f.name.empty()) {
+      b.Complain(key + ".name", "is missing; `tidepool rewards` lists them");
+      continue;
+    }
+    if (!names.insert(f.name).second)
+      b.Complain(key + ".name", "'" + f.name + "' is there twice; add the weights up instead");
+    if (f.endpoint.empty()) {
+      const auto reward = tasks::MakeReward(f.name);
+      if (!reward.ok()) b.Complain(key + ".name", reward.status().message());
+    } else if (!f.endpoint.starts_with("unix:") && f.endpoint.find(':') == std::string::npos) {
+      b.Complain(key + ".endpoint", "found '" + f.endpoint + "'; expected unix:PATH or HOST:PORT");
+    }
+  }
+}
+
+void CheckRl(Binder& b, const JobConfig& c) {
+  CheckReward(b, c);
+  if (AllGood(b, {"rollout.group_size", "algorithm.name"}) && c.rollout.group_size < 2) {
+    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + c.algorithm.name +
+                                         " compares samples of one prompt and needs 2 or more; raise it");
+  }
+  if (b.Good("rollout.temperature") && c.rollout.temperature <= 0) {
+    b.Complain("rollout.temperature",
+               "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, "
+               "1.0 is usual");
+  }
+  if (AllGood(b, {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"}) &&
+      c.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens)) {
+    b.Complain("algorithm.overlong_buffer_tokens",
+               "is larger than rollout.max_new_tokens (" + Text(c.rollout.max_new_tokens) + "); lower it");
+  }
+  if (AllGood(b, {"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"}) &&
+      c.scheduler.infra_drop_alarm > c.scheduler.infra_drop_stop) {
+    b.Complain(FirstWritten(b, {"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"}),
+               "the alarm lies above the stop; the run would end before it warns");
+  }
+}
+
+void CheckSft(Binder& b, const LoadedConfig& loaded) {
+  for (const auto& [key, origin] : loaded.origins) {
+    if (origin.kind == Origin::Kind::kDefault) continue;
+    std::string path = key;
+    if (const size_t open = path.find('['); open != std::string::npos)
+      continue;  // reported once, for the list
+    const Key* known = FindKey(path);
+    if (key == "reward.functions" || (known != nullptr && known->jobs == Jobs::kRl)) {
+      b.Complain(
+          key,
+          "belongs to job: rl, and this is job: sft; remove it (or set it to null where it is inherited)");
+    }
+  }
+  if (loaded.config.scheduler.placement != "colocated" && b.Good("scheduler.placement")) {
+    b.Complain("scheduler.placement", "is " + loaded.config.scheduler.placement +
+                                          ", but sft generates nothing while it trains; write colocated");
+  }
+}
+
+// Prompt and response have to fit the micro-batch, the model's positions and the KV cache. A default
+// max_prompt_tokens gives way; one that was written is held to.
+void CheckLengths(Binder& b, LoadedConfig& loaded) {
+  JobConfig& c = loaded.config;
+  if (!AllGood(b, {"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
+                   "rollout.kv_cache_tokens", "model.init.max_position"}))
+    return;
+  struct Limit {
+    std::string key;
+    int64_t tokens;
+  };
+  std::vector<Limit> limits = {{"train.micro_batch_tokens", c.train.micro_batch_tokens}};
+  if (c.model.init) limits.push_back({"model.init.max_position", c.model.init->max_position});
+  if (c.rollout.kv_cache_tokens > 0) limits.push_back({"rollout.kv_cache_tokens", c.rollout.kv_cache_tokens});
+  int64_t room = std::numeric_limits<int64_t>::max();
+  std::string tightest;
+  for (const Limit& limit : limits) {
+    const int64_t left = limit.tokens - c.rollout.max_new_tokens;
+    const bool written = b.Written("data.max_prompt_tokens");
+    if (left < 1 || (written && left < c.data.max_prompt_tokens)) {
+      const std::string key = b.Written(limit.key)
+                                  ? limit.key
+                                  : FirstWritten(b, {"rollout.max_new_tokens", "data.max_prompt_tokens"});
+      b.Complain(key, "the longest row has " + Text(written ? c.data.max_prompt_tokens : 1) + " prompt + " +
+                          Text(c.rollout.max_new_tokens) +
+                          " new tokens (data.max_prompt_tokens, rollout.max_new_tokens) and does not fit " +
+                          limit.key + " = " + Text(limit.tokens) + "; raise that, or lower the others");
+      return;
+    }
+    if (left < room) {
+      room = left;
+      tightest = limit.key;
+    }
+  }
+  if (room < c.data.max_prompt_tokens) {
+    Adjust(loaded, "data.max_prompt_tokens", c.data.max_prompt_tokens, room, "what " + tightest + " leaves");
+  }
+}
+
+void CheckTrain(Binder& b, const JobConfig& c) {
+  if (AllGood(b, {"train.minibatches", "train.groups_per_step"}) &&
+      c.train.minibatches > c.train.groups_per_step) {
+    b.Complain("train.minibatches", "is " + Text(c.train.minibatches) + ", more than the " +
+                                        Text(c.train.groups_per_step) +
+                                        " groups of a step (train.groups_per_step); lower it");
+  }
+}
+
+void CheckPlacement(Binder& b, const JobConfig& c) {
+  if (!AllGood(b, {"scheduler.placement", "cluster.slots", "scheduler.actor_slots"})) return;
+  if (c.scheduler.placement == "split") {
+    if (c.cluster.slots < 2) {
+      b.Complain(FirstWritten(b, {"cluster.slots", "scheduler.placement"}),
+                 "split needs 2 or more slots, one to generate and one to train, and cluster.slots is " +
+                     Text(c.cluster.slots) + "; raise it, or write scheduler.placement: colocated");
+    } else if (c.scheduler.actor_slots >= c.cluster.slots) {
+      b.Complain("scheduler.actor_slots", "is " + Text(c.scheduler.actor_slots) + " of " +
+                                              Text(c.cluster.slots) +
+                                              " slots, which leaves none to generate; lower it");
+    }
+  } else if (b.Written("scheduler.actor_slots") && c.scheduler.actor_slots > c.cluster.slots) {
+    b.Complain("scheduler.actor_slots", "is " + Text(c.scheduler.actor_slots) + ", but there are " +
+                                            Text(c.cluster.slots) + " slots (cluster.slots)");
+  }
+}
+
+void CheckCluster(Binder& b, const JobConfig& c) {
+  if (b.Good("cluster.bind")) {
+    const std::string& bind = c.cluster.bind;
+    const bool loopback =
+        bind == "localhost" || bind == "::1" || bind == "[::1]" ||
+        (bind.starts_with("127.") && bind.find_first_not_of("0123456789.") == std::string::npos);
+    if (!loopback) {
+      b.Complain("cluster.bind", "found '" + bind +
+                                     "', which others on the network could reach; mutual TLS does not exist "
+                                     "yet, so write 127.0.0.1");
+    }
+  }
+  if (AllGood(b, {"cluster.heartbeat_s", "cluster.stall_timeout_s"}) &&
+      c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s) {
+    b.Complain(FirstWritten(b, {"cluster.stall_timeout_s", "cluster.heartbeat_s"}),
+               "the stall time-out is shorter than four heartbeats; every run would look stalled");
+  }
+}
+
+// The warm start is a config of its own that trains the very model of this one.
+void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
+  const JobConfig& c = loaded.config;
+  const std::string key = "model.init.warm_start";
+  if (!c.model.init || c.model.init->warm_start.empty() || !b.Good(key)) return;
+  std::error_code error;
+  if (!std::filesystem::exists(c.model.init->warm_start, error)) {
+    return b.Complain(key, "no file '" + c.model.init->warm_start +
+                               "', neither from the current directory nor beside this config");
+  }
+  if (c.job != "rl")
+    return b.Complain(key, "belongs to job: rl; an sft job starts from fresh weights; remove it");
+  const auto warm = LoadWarmStart(c);
+  if (!warm.ok()) return b.Complain(key, "cannot be used:\n" + warm.status().message());
+  const JobConfig& w = warm.value().config;
+  if (w.job != "sft")
+    return b.Complain(key, c.model.init->warm_start + " is a job: " + w.job + "; expected job: sft");
+  if (!w.model.init)
+    return b.Complain(key, c.model.init->warm_start + " has no model.init; give it the same as here");
+  // Equal tasks with equal seeds hold out equal questions only if they also hold out the same number.
+  if (c.data.task == w.data.task &&
+      (c.data.options != w.data.options || c.data.held_out != w.data.held_out)) {
+    b.Complain("data.task", "its options or held_out differ from those of the warm start " +
+                                c.model.init->warm_start +
+                                ", which could train on held-out questions of this job; make them equal");
+  }
+  JobConfig mine = c;
+  JobConfig theirs = w;
+  for (const Key& k : Keys()) {
+    if (!k.path.starts_with("model.") || k.path == key) continue;
+    const std::string here = ValueText(k.field(mine, 0));
+    const std::string there = ValueText(k.field(theirs, 0));
+    if (here != there)
+      b.Complain(k.path, "is " + here + " here and " + there + " in the warm start " +
+                             c.model.init->warm_start + "; make them equal");
+  }
+}
+
+}  // namespace
+
+void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
+  const JobConfig& c = loaded.config;
+  CheckModel(b, loaded);
+  CheckData(b, loaded);
+  if (b.Good("job")) {
+    if (c.job == "sft") {
+      CheckSft(b, loaded);
+    } else {
+      CheckRl(b, c);
+    }
+  }
+  CheckLengths(b, loaded);
+  CheckTrain(b, c);
+  CheckPlacement(b, c);
+  CheckCluster(b, c);
+  CheckWarmStart(b, loaded);
+  if (b.Good("name")) {
+    const auto plain = [](char ch) {
+      return std::isalnum(static_cast<unsigned char>(ch)) != 0 || ch == '-' || ch == '_' || ch == '.';
+    };
+    if (c.name.empty() || c.name[0] == '.' || c.name.size() > 100 || !std::ranges::all_of(c.name, plain)) {
+      b.Complain("name", "found '" + c.name +
+                             "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
+    }
+  }
+}
+
+}  // namespace tidepool::config

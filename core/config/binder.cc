@@ -1,0 +1,316 @@
+#include "core/config/binder.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/tasks/task.h"
+
+namespace tidepool::config {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string Join(const std::string& section, const std::string& name) {
+  return section.empty() ? name : section + "." + name;
+}
+
+template <typename T>
+bool ParseWhole(std::string_view text, T& value) {
+  if (!text.empty() && text[0] == '+') text.remove_prefix(1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// Reads a node into a field; false if it has the wrong type or range.
+struct Reader {
+  const Key& key;
+  const Node& node;
+
+  [[nodiscard]] bool IsPlain(ScalarType type) const {
+    return node.kind == Node::Kind::kScalar && TypeOf(node) == type;
+  }
+
+  bool operator()(bool* out) const {
+    if (!IsPlain(ScalarType::kBool)) return false;
+    *out = node.text == "true";
+    return true;
+  }
+  template <typename T>
+  bool Whole(const Node& from, T* out) const {
+    T value{};
+    if (from.kind != Node::Kind::kScalar || TypeOf(from) != ScalarType::kInt || !ParseWhole(from.text, value))
+      return false;
+    if (!key.range.Holds(static_cast<double>(value))) return false;
+    *out = value;
+    return true;
+  }
+  bool operator()(int64_t* out) const { return Whole(node, out); }
+  bool operator()(uint64_t* out) const { return Whole(node, out); }
+  bool operator()(double* out) const {
+    if (!IsPlain(ScalarType::kInt) && !IsPlain(ScalarType::kFloat)) return false;
+    double value = 0;
+    if (!ParseWhole(node.text, value) || !std::isfinite(value) || !key.range.Holds(value)) return false;
+    *out = value;
+    return true;
+  }
+  bool operator()(std::optional<double>* out) const {
+    double value = 0;
+    if (!(*this)(&value)) return false;
+    *out = value;
+    return true;
+  }
+  bool operator()(std::string* out) const {
+    if (node.kind != Node::Kind::kScalar) return false;
+    // A shell takes quotes away, so an override may look like a number; in a file that is a slip.
+    if (TypeOf(node) != ScalarType::kText && !node.place.override) return false;
+    if (!key.choices.empty() && std::ranges::count(key.choices, node.text) == 0) return false;
+    *out = node.text;
+    return true;
+  }
+  bool operator()(std::vector<std::string>* out) const {
+    std::vector<std::string> list;
+    if (node.kind != Node::Kind::kList) return false;
+    for (const Node& item : node.items) {
+      if (item.kind != Node::Kind::kScalar || TypeOf(item) != ScalarType::kText || item.text.empty())
+        return false;
+      list.push_back(item.text);
+    }
+    *out = std::move(list);
+    return true;
+  }
+  bool operator()(std::vector<int64_t>* out) const {
+    std::vector<int64_t> list;
+    if (node.kind != Node::Kind::kList) return false;
+    for (const Node& item : node.items) {
+      if (!Whole(item, &list.emplace_back())) return false;
+    }
+    *out = std::move(list);
+    return true;
+  }
+};
+
+// What to do about a value of the wrong type, where it can be told.
+std::string Advice(const Field& field, const Node& node) {
+  const bool text_wanted = std::holds_alternative<std::string*>(field);
+  const bool scalar = node.kind == Node::Kind::kScalar;
+  if (text_wanted && scalar && TypeOf(node) != ScalarType::kText)
+    return "; put it in quotes if the text is meant";
+  if (std::holds_alternative<bool*>(field) && scalar && !node.quoted) {
+    std::string lower = node.text;
+    std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+    if (lower == "yes" || lower == "on" || lower == "y") return "; write true";
+    if (lower == "no" || lower == "off" || lower == "n") return "; write false";
+    if (lower == "true" || lower == "false") return "; write it in small letters";
+  }
+  if ((std::holds_alternative<int64_t*>(field) || std::holds_alternative<uint64_t*>(field)) && scalar) {
+    if (TypeOf(node) == ScalarType::kFloat) return "; write it without point and exponent";
+    if (node.quoted) return "; write it without quotes";
+  }
+  if (std::holds_alternative<double*>(field) && scalar && node.quoted) return "; write it without quotes";
+  return {};
+}
+
+}  // namespace
+
+Place Binder::PlaceOf(const std::string& key) const {
+  if (const auto it = loaded_.origins.find(key);
+      it != loaded_.origins.end() && it->second.kind != Origin::Kind::kDefault) {
+    return it->second.place;
+  }
+  for (std::string section = key; !section.empty();) {
+    const size_t dot = section.rfind('.');
+    section = dot == std::string::npos ? "" : section.substr(0, dot);
+    if (const auto it = sections_.find(section); it != sections_.end()) return it->second;
+  }
+  return {.source = loaded_.path, .line = 1};
+}
+
+void Binder::Fail(const Place& place, const std::string& key, const std::string& what) {
+  bad_.insert(key);
+  problems_.push_back({place, key + ": " + what});
+}
+
+void Binder::Complain(const std::string& key, const std::string& what) {
+  problems_.push_back({PlaceOf(key), key + ": " + what});
+}
+
+void Binder::Warn(const std::string& key, const std::string& what) {
+  loaded_.warnings.push_back(PlaceOf(key).ToString() + ": " + key + ": " + what);
+}
+
+void Binder::Unknown(const std::string& section, const std::string& name, const Node& node,
+                     std::vector<std::string> known) {
+  const std::string full = Join(section, name);
+  if (full == "environment") {
+    return Fail(node.place, full, "environments do not exist in this version; remove the section");
+  }
+  std::string what = "unknown key";
+  std::string near = tasks::Nearest(name, known);
+  if (!near.empty()) {
+    what += "; did you mean '" + Join(section, near) + "'?";
+  } else {
+    // The right name in the wrong place is the other common slip.
+    const auto elsewhere =
+        std::ranges::find_if(Keys(), [&](const Key& key) { return key.path.ends_with("." + name); });
+    if (elsewhere != Keys().end()) {
+      what += "; did you mean '" + elsewhere->path + "'?";
+    } else {
+      std::string list;
+      for (const std::string& k : known) list += (list.empty() ? "" : ", ") + k;
+      what += "; " + (section.empty() ? std::string("the top level") : "'" + section + "'") + " has " + list;
+    }
+  }
+  Fail(node.place, full, what);
+}
+
+void Binder::ResolvePath(const Node& node, const std::string& shown, std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  if (fs::exists(path, error)) return;
+  if (!fs::path(path).is_absolute() && !node.place.override) {
+    const fs::path beside = (fs::path(node.place.source).parent_path() / path).lexically_normal();
+    if (fs::exists(beside, error)) {
+      path = beside.string();
+      return;
+    }
+  }
+  loaded_.warnings.push_back(node.place.ToString() + ": " + shown + ": '" + path +
+                             "' is not there, neither from the current directory nor beside the config");
+}
+
+void Binder::BindKey(const Key& key, const Node& node, const std::string& shown, size_t index) {
+  const Field field = key.field(loaded_.config, index);
+  if (node.kind == Node::Kind::kNull) return;  // as if it were not written
+  if (!std::visit(Reader{key, node}, field)) {
+    std::string what = "found " + node.Describe() + "; expected " + DescribeType(key) + Advice(field, node);
+    if (!key.choices.empty() && node.kind == Node::Kind::kScalar) {
+      const std::string near = tasks::Nearest(node.text, key.choices);
+      if (!near.empty()) what += "; did you mean '" + near + "'?";
+    }
+    return Fail(node.place, shown, what);
+  }
+  Origin origin;
+  origin.kind = node.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile;
+  origin.place = node.place;
+  loaded_.origins[shown] = origin;
+  if (key.is_path) ResolvePath(node, shown, *std::get<std::string*>(field));
+}
+
+void Binder::BindFunctions(const Node& node) {
+  const std::string path = "reward.functions";
+  if (node.kind == Node::Kind::kNull) return;
+  if (node.kind != Node::Kind::kList) {
+    return Fail(node.place, path,
+                "found " + node.Describe() + "; expected a list, like [{name: exact_answer, weight: 1.0}]");
+  }
+  loaded_.origins[path] = {node.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, node.place,
+                           ""};
+  loaded_.config.reward.functions.resize(node.items.size());
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    const Node& item = node.items[i];
+    const std::string shown = path + "[" + std::to_string(i) + "]";
+    if (item.kind == Node::Kind::kScalar) {  // a name alone
+      BindKey(*FindKey("reward.functions[].name"), item, shown + ".name", i);
+      continue;
+    }
+    if (item.kind != Node::Kind::kMap) {
+      Fail(item.place, shown, "found " + item.Describe() + "; expected {name, weight, endpoint, timeout_s}");
+      continue;
+    }
+    sections_[shown] = item.place;
+    for (const auto& [name, value] : item.members) {
+      if (const Key* key = FindKey(path + "[]." + name)) {
+        BindKey(*key, value, shown + "." + name, i);
+      } else {
+        Unknown(shown, name, value, NamesIn(path + "[]"));
+      }
+    }
+  }
+}
+
+// Keys of `data` that are none of ours belong to the task.
+void Binder::BindData(const Node& map) {
+  const tasks::TaskInfo* task = nullptr;
+  if (const Node* name = map.Find("task");
+      name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
+    task = tasks::FindTask(name->text);
+    if (task == nullptr) {
+      std::vector<std::string> names;
+      for (const tasks::TaskInfo& info : tasks::ListTasks()) names.push_back(info.name);
+      const std::string near = tasks::Nearest(name->text, names);
+      std::string list;
+      for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
+      Fail(name->place, "data.task",
+           "no task is named '" + name->text + "'; " +
+               (near.empty() ? "there are " + list : "did you mean '" + near + "'?"));
+    }
+  }
+  std::vector<std::string> known = NamesIn("data");
+  if (task != nullptr) {
+    for (const tasks::Option& option : task->options) known.push_back(option.name);
+  }
+  for (const auto& [name, value] : map.members) {
+    const std::string full = "data." + name;
+    if (const Key* key = FindKey(full)) {
+      BindKey(*key, value, full, 0);
+      continue;
+    }
+    const bool task_is_wrong = bad_.contains("data.task");  // then its options cannot be judged
+    if (task_is_wrong || value.kind == Node::Kind::kNull) continue;
+    const auto option = task == nullptr ? decltype(task->options.begin()){}
+                                        : std::ranges::find(task->options, name, &tasks::Option::name);
+    if (task == nullptr || option == task->options.end()) {
+      Unknown("data", name, value, known);
+      continue;
+    }
+    const nlohmann::json json = ToJson(value);
+    if (const Status status = tasks::CheckOption(*option, json); !status.ok()) {
+      Fail(value.place, full, status.message());
+      continue;
+    }
+    loaded_.config.data.options[name] = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
+                             value.place, ""};
+  }
+}
+
+void Binder::BindMap(const Node& map, const std::string& section) {
+  sections_[section] = map.place;
+  if (section == "data") return BindData(map);
+  for (const auto& [name, value] : map.members) {
+    const std::string full = Join(section, name);
+    if (full == "reward.functions") {
+      BindFunctions(value);
+    } else if (const Key* key = FindKey(full)) {
+      BindKey(*key, value, full, 0);
+    } else if (IsSection(full)) {
+      if (value.kind == Node::Kind::kMap) {
+        if (full == "model.init") {
+          loaded_.config.model.init.emplace();
+          loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
+                                   value.place, ""};
+        }
+        BindMap(value, full);
+      } else if (value.kind != Node::Kind::kNull) {
+        Fail(value.place, full,
+             "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
+      }
+    } else {
+      Unknown(section, name, value, NamesIn(section));
+    }
+  }
+}
+
+void Binder::Bind(const Node& root) {
+  if (root.kind != Node::Kind::kMap) {
+    return Fail(root.place, "config",
+                "found " + root.Describe() + "; expected keys such as name, job, model");
+  }
+  BindMap(root, "");
+}
+
+}  // namespace tidepool::config

@@ -1,0 +1,50 @@
+#pragma once
+// Inside of core/config: from a merged tree to a JobConfig, with everything that is wrong.
+
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/config/load.h"
+#include "core/config/schema.h"
+
+namespace tidepool::config {
+
+class Binder {
+ public:
+  // `loaded` gets config, origins and warnings; `problems` what is wrong.
+  Binder(LoadedConfig& loaded, std::vector<Problem>& problems) : loaded_(loaded), problems_(problems) {}
+
+  void Bind(const Node& root);
+
+  // Whether the key was written somewhere (not a default).
+  [[nodiscard]] bool Written(const std::string& key) const { return loaded_.origins.contains(key); }
+  // Whether the value of the key could be read.
+  [[nodiscard]] bool Good(const std::string& key) const { return !bad_.contains(key); }
+  // Adds a problem at the place of `key` (of the nearest enclosing section, if it is not written).
+  void Complain(const std::string& key, const std::string& what);
+  void Warn(const std::string& key, const std::string& what);
+  [[nodiscard]] Place PlaceOf(const std::string& key) const;
+
+ private:
+  void BindMap(const Node& map, const std::string& section);
+  void BindData(const Node& map);
+  void BindFunctions(const Node& node);
+  void BindKey(const Key& key, const Node& node, const std::string& shown, size_t index);
+  void Unknown(const std::string& section, const std::string& name, const Node& node,
+               std::vector<std::string> known);
+  void ResolvePath(const Node& node, const std::string& shown, std::string& path);
+  void Fail(const Place& place, const std::string& key, const std::string& what);
+
+  LoadedConfig& loaded_;
+  std::vector<Problem>& problems_;
+  std::set<std::string> bad_;
+  std::map<std::string, Place> sections_;
+};
+
+// Rules between keys; may adjust defaults (and notes it in the origins). Runs after Bind; skips
+// rules about values that could not be read.
+void CheckAcrossKeys(Binder& binder, LoadedConfig& loaded);
+
+}  // namespace tidepool::config

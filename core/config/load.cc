@@ -1,0 +1,168 @@
+#include "core/config/load.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/config/binder.h"
+
+namespace tidepool::config {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr size_t kMaxExtends = 16;
+constexpr size_t kMaxShown = 50;
+
+StatusOr<std::string> ReadText(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status)) return NotFound(path + ": no such file; expected a config in YAML");
+  if (fs::is_directory(status)) return InvalidArgument(path + ": is a folder; expected a config in YAML");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return PermissionDenied(path + ": cannot be opened: " + std::strerror(errno));
+  std::string text;
+  std::vector<char> buffer(1 << 16);
+  // One byte beyond the limit is enough to know that it is passed; the parser says so.
+  while (static_cast<int64_t>(text.size()) <= kMaxYamlBytes &&
+         (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || in.gcount() > 0)) {
+    text.append(buffer.data(), static_cast<size_t>(in.gcount()));
+  }
+  return text;
+}
+
+std::string Identity(const std::string& path) {
+  std::error_code error;
+  const fs::path canonical = fs::weakly_canonical(path, error);
+  return error ? path : canonical.string();
+}
+
+// The tree of a file on top of what it extends. Problems are appended; the tree is then unusable.
+Node LoadTree(const std::string& text, const std::string& path, LoadedConfig& loaded,
+              std::vector<std::string> chain, std::vector<Problem>& problems) {
+  loaded.files.push_back(path);
+  Node root = ParseYaml(text, {.source = path}, problems);
+  Node* extends = root.kind == Node::Kind::kMap ? root.Find("extends") : nullptr;
+  if (extends == nullptr) return root;
+  const Place place = extends->place;
+  const Node base_name = *extends;
+  std::erase_if(root.members, [](const auto& member) { return member.first == "extends"; });
+  if (base_name.kind == Node::Kind::kNull) return root;
+  if (base_name.kind != Node::Kind::kScalar || base_name.text.empty()) {
+    problems.push_back({place, "extends: found " + base_name.Describe() +
+                                   "; expected the path of one config, relative to this file"});
+    return root;
+  }
+  const std::string base_path = (fs::path(path).parent_path() / base_name.text).lexically_normal().string();
+  chain.push_back(Identity(path));
+  if (std::ranges::count(chain, Identity(base_path)) > 0 || chain.size() > kMaxExtends) {
+    problems.push_back({place, "extends: " + base_path +
+                                   (chain.size() > kMaxExtends ? " is the end of too long a chain"
+                                                               : " extends this file in turn") +
+                                   "; a config cannot be built on itself"});
+    return root;
+  }
+  const StatusOr<std::string> base_text = ReadText(base_path);
+  if (!base_text.ok()) {
+    problems.push_back({place, "extends: " + base_text.status().message()});
+    return root;
+  }
+  Node base = LoadTree(*base_text, base_path, loaded, std::move(chain), problems);
+  MergeInto(base, std::move(root));
+  return base;
+}
+
+void ApplyOverride(Node& root, const std::string& text, std::vector<Problem>& problems) {
+  const Place place{.source = text, .override = true};
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    problems.push_back({place, "expected key=value, like train.steps=100"});
+    return;
+  }
+  const std::string path = text.substr(0, equals);
+  if (path == "extends") {
+    problems.push_back(
+        {place, "extends: cannot be given on the command line; name the other config instead"});
+    return;
+  }
+  std::vector<Problem> found;
+  const std::string value_text = text.substr(equals + 1);
+  Node value = ParseYaml(value_text, place, found);
+  for (Problem& problem : found) problems.push_back({place, path + ": " + problem.text});
+  if (!found.empty()) return;
+  if (value.kind == Node::Kind::kNull &&
+      value_text.find_first_not_of(' ') == std::string::npos) {  // a.b= is the empty text
+    value.kind = Node::Kind::kScalar;
+    value.quoted = true;
+  }
+  value.place = place;
+  std::string why;
+  if (!SetAt(root, path, std::move(value), why)) problems.push_back({place, path + ": " + why});
+}
+
+Status ToStatus(std::vector<Problem> problems) {
+  // In the order of the lines, one file after the other as they were read.
+  std::ranges::stable_sort(problems, [](const Problem& a, const Problem& b) {
+    return a.place.source == b.place.source && a.place.line < b.place.line;
+  });
+  std::string message;
+  for (size_t i = 0; i < std::min(problems.size(), kMaxShown); ++i) {
+    message += (i == 0 ? "" : "\n") + problems[i].place.ToString() + ": " + problems[i].text;
+  }
+  if (problems.size() > kMaxShown)
+    message += "\n... and " + std::to_string(problems.size() - kMaxShown) + " more";
+  return InvalidArgument(message);
+}
+
+}  // namespace
+
+std::string Origin::ToString() const {
+  switch (kind) {
+    case Kind::kDefault:
+      return note.empty() ? "default" : "default: " + note;
+    case Kind::kFile:
+      return place.ToString();
+    case Kind::kOverride:
+      return "override";
+  }
+  return {};
+}
+
+Origin LoadedConfig::OriginOf(const std::string& key) const {
+  const auto it = origins.find(key);
+  return it == origins.end() ? Origin{} : it->second;
+}
+
+StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
+                                      const std::vector<std::string>& overrides) {
+  LoadedConfig loaded;
+  loaded.path = name;
+  loaded.overrides = overrides;
+  std::vector<Problem> problems;
+  Node root = LoadTree(text, name, loaded, {}, problems);
+  // A text that is no proper YAML has lost keys: complaints about those would only mislead.
+  if (!problems.empty()) return ToStatus(std::move(problems));
+  for (const std::string& override : overrides) ApplyOverride(root, override, problems);
+  Binder binder(loaded, problems);
+  binder.Bind(root);
+  CheckAcrossKeys(binder, loaded);
+  if (!problems.empty()) return ToStatus(std::move(problems));
+  return loaded;
+}
+
+StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides) {
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  return LoadConfigText(text, path, overrides);
+}
+
+StatusOr<LoadedConfig> LoadWarmStart(const JobConfig& config) {
+  if (!config.model.init || config.model.init->warm_start.empty()) {
+    return FailedPrecondition("model.init.warm_start: not set, so there is no warm start to load");
+  }
+  std::vector<std::string> overrides = {"seed=" + std::to_string(config.seed)};
+  if (config.deterministic) overrides.emplace_back("deterministic=true");
+  return LoadConfig(config.model.init->warm_start, overrides);
+}
+
+}  // namespace tidepool::config

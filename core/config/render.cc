@@ -1,0 +1,300 @@
+#include "core/config/render.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/config/schema.h"
+#include "core/tasks/reward.h"
+#include "core/tasks/task.h"
+
+namespace tidepool::config {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string WithComment(std::string line, const std::string& comment) {
+  constexpr size_t kColumn = 44;
+  line.append(line.size() < kColumn ? kColumn - line.size() : 1, ' ');
+  return line + "# " + comment + "\n";
+}
+
+std::string LastName(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+// Whether the key means something to this job; one that does not would be refused when it is read.
+bool Applies(const Key& key, const JobConfig& config) {
+  if (key.jobs == Jobs::kRl && config.job != "rl") return false;
+  if (key.path == "data.size") return !config.data.task.empty();
+  if (key.path == "data.eval_path") return !config.data.eval_path.empty();
+  if (key.path == "data.held_out") return config.data.eval_path.empty();
+  return !key.path.starts_with("model.init.") || config.model.init.has_value();
+}
+
+void AppendFunctions(const LoadedConfig& loaded, JobConfig& config, std::string& out) {
+  out += WithComment("  functions:", loaded.OriginOf("reward.functions").ToString());
+  for (size_t i = 0; i < config.reward.functions.size(); ++i) {
+    bool first = true;
+    for (const Key& key : Keys()) {
+      if (!key.path.starts_with("reward.functions[].")) continue;
+      const std::string name = LastName(key.path);
+      out += WithComment((first ? "    - " : "      ") + name + ": " + ValueText(key.field(config, i)),
+                         loaded.OriginOf("reward.functions[" + std::to_string(i) + "]." + name).ToString());
+      first = false;
+    }
+  }
+}
+
+void AppendOptions(const LoadedConfig& loaded, std::string& out) {
+  const tasks::TaskInfo* task = tasks::FindTask(loaded.config.data.task);
+  if (task == nullptr) return;
+  for (const tasks::Option& option : task->options) {
+    const auto it = loaded.config.data.options.find(option.name);
+    const bool given = it != loaded.config.data.options.end();
+    // Defaults of a task are shown, but not written: they belong to the task.
+    out += given ? WithComment("  " + option.name + ": " + it->second,
+                               loaded.OriginOf("data." + option.name).ToString())
+                 : WithComment("  # " + option.name + ": " + option.default_json,
+                               "default of task " + task->name);
+  }
+}
+
+// Text for a table cell: Markdown takes <name> for a tag and | for the end of the cell.
+std::string Cell(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '<' ? "&lt;" : c == '|' ? "\\|" : std::string(1, c);
+  return out;
+}
+
+Json TypeSchema(const Key& key) {
+  JobConfig scratch;
+  scratch.reward.functions.emplace_back();
+  const Field field = key.field(scratch, 0);
+  Json j;
+  const auto bounds = [&key](Json& to, bool whole) {
+    const auto put = [&](const char* name, double value) {
+      if (whole) {
+        to[name] = static_cast<int64_t>(value);
+      } else {
+        to[name] = value;
+      }
+    };
+    if (std::isfinite(key.range.lo)) put(key.range.lo_open ? "exclusiveMinimum" : "minimum", key.range.lo);
+    if (std::isfinite(key.range.hi)) put(key.range.hi_open ? "exclusiveMaximum" : "maximum", key.range.hi);
+  };
+  if (std::holds_alternative<bool*>(field)) {
+    j["type"] = "boolean";
+  } else if (std::holds_alternative<int64_t*>(field) || std::holds_alternative<uint64_t*>(field)) {
+    j["type"] = "integer";
+    bounds(j, true);
+    if (std::holds_alternative<uint64_t*>(field)) j["minimum"] = 0;
+  } else if (std::holds_alternative<double*>(field) ||
+             std::holds_alternative<std::optional<double>*>(field)) {
+    j["type"] = "number";
+    bounds(j, false);
+  } else if (std::holds_alternative<std::vector<std::string>*>(field)) {
+    j["type"] = "array";
+    j["items"] = {{"type", "string"}, {"minLength", 1}};
+  } else if (std::holds_alternative<std::vector<int64_t>*>(field)) {
+    j["type"] = "array";
+    j["items"] = {{"type", "integer"}};
+    bounds(j["items"], true);
+  } else {
+    j["type"] = "string";
+    if (!key.choices.empty()) j["enum"] = key.choices;
+  }
+  j["type"] = Json::array({j["type"], "null"});  // null takes an inherited value away
+  if (j.contains("enum")) j["enum"].push_back(nullptr);
+  j["description"] = key.doc + (key.unit.empty() ? "" : " (" + key.unit + ")");
+  const auto value = Json::parse(ValueText(field), nullptr, false);
+  if (std::holds_alternative<std::string*>(field)) {
+    j["default"] = *std::get<std::string*>(field);
+  } else if (!value.is_discarded() && !value.is_null()) {
+    j["default"] = value;
+  }
+  return j;
+}
+
+Json Section() {
+  Json j;
+  j["type"] = Json::array({"object", "null"});
+  j["additionalProperties"] = false;
+  j["properties"] = Json::object();
+  return j;
+}
+
+void TaskTable(std::string& out) {
+  out += "## Generated tasks\n\nOptions are further keys of `data`.\n\n";
+  for (const tasks::TaskInfo& task : tasks::ListTasks()) {
+    out += "### `" + task.name + "`\n\n" + task.doc + ". `held_out` counts " + task.held_out_unit +
+           ".\n\n| option | type | default | meaning |\n|---|---|---|---|\n";
+    for (const tasks::Option& option : task.options) {
+      out += "| `" + option.name + "` | " + tasks::DescribeOption(option) + " | `" + option.default_json +
+             "` | " + option.doc + " |\n";
+    }
+    out += "\n";
+  }
+  out += "## Rewards\n\n| name | argument | meaning |\n|---|---|---|\n";
+  for (const tasks::RewardInfo& reward : tasks::ListRewards()) {
+    out += "| `" + reward.name + "` | " +
+           (reward.argument.empty() ? "" : "`" + reward.name + ":`" + reward.argument) + " | " + reward.doc +
+           " |\n";
+  }
+}
+
+}  // namespace
+
+std::string ResolvedYaml(const LoadedConfig& loaded) {
+  JobConfig config = loaded.config;
+  std::string out = "# Every value of this job and where it came from.\n# Config: ";
+  for (size_t i = 0; i < loaded.files.size(); ++i)
+    out += (i == 0 ? "" : ", which extends ") + loaded.files[i];
+  out += "\n# Overrides:" + std::string(loaded.overrides.empty() ? " none" : "") + "\n";
+  for (const std::string& override : loaded.overrides) {
+    std::string line = override;  // a comment is one line
+    std::ranges::replace(line, '\n', ' ');
+    std::ranges::replace(line, '\r', ' ');
+    out += "#   " + line + "\n";
+  }
+  std::string section;
+  bool functions_done = false;
+  for (const Key& key : Keys()) {
+    if (!Applies(key, loaded.config)) continue;
+    const size_t dot = key.path.rfind('.');
+    std::string now = dot == std::string::npos ? "" : key.path.substr(0, dot);
+    const bool item = now.ends_with("[]");
+    if (item) now = "reward";
+    if (now != section && now != "model" && !now.empty()) {
+      if (section == "data") AppendOptions(loaded, out);
+      out += now == "model.init" ? "  init:\n" : now + ":\n";
+    } else if (now == "model" && section.empty()) {
+      out += "model:\n";
+    }
+    section = now;
+    if (item) {
+      if (!functions_done) AppendFunctions(loaded, config, out);
+      functions_done = true;
+      continue;
+    }
+    const std::string value = ValueText(key.field(config, 0));
+    const std::string indent = now.empty() ? "" : now == "model.init" ? "    " : "  ";
+    out += WithComment(indent + LastName(key.path) + ": " + value, loaded.OriginOf(key.path).ToString());
+  }
+  return out;
+}
+
+std::string JsonSchema() {
+  Json root = Section();
+  root["type"] = "object";
+  root["properties"]["extends"] = {
+      {"type", Json::array({"string", "null"})},
+      {"description", "config that this one is laid on top of, relative to this file"}};
+  for (const Key& key : Keys()) {
+    Json* at = &root;
+    std::string rest = key.path;
+    while (rest.find('.') != std::string::npos) {
+      std::string name = rest.substr(0, rest.find('.'));
+      rest = rest.substr(rest.find('.') + 1);
+      const bool list = name.ends_with("[]");
+      if (list) name.resize(name.size() - 2);
+      Json& child = (*at)["properties"][name];
+      if (child.is_null()) {
+        child = Section();
+        if (list) {
+          Json items = Section();
+          items["type"] = "object";
+          items["required"] = Json::array({"name"});
+          child = Json{{"type", Json::array({"array", "null"})},
+                       {"items", {{"anyOf", Json::array({items, Json{{"type", "string"}}})}}}};
+        }
+      }
+      at = list ? &child["items"]["anyOf"][0] : &child;
+    }
+    (*at)["properties"][rest] = TypeSchema(key);
+  }
+  // Further keys of data are options of the task.
+  Json& data = root["properties"]["data"];
+  data["additionalProperties"] = true;
+  Json by_task = Json::array();
+  for (const tasks::TaskInfo& task : tasks::ListTasks()) {
+    std::string options;
+    for (const tasks::Option& option : task.options)
+      options += (options.empty() ? "" : "; ") + option.name + ": " + tasks::DescribeOption(option);
+    by_task.push_back({{"const", task.name}, {"description", task.doc + ". Options: " + options}});
+  }
+  by_task.push_back({{"enum", Json::array({"", nullptr})}});
+  data["properties"]["task"].erase("type");
+  data["properties"]["task"]["oneOf"] = by_task;
+  Json out;
+  out["$schema"] = "https://json-schema.org/draft/2020-12/schema";
+  out["title"] = "Tidepool job";
+  for (auto& [name, value] : root.items()) out[name] = value;
+  return out.dump(2) + "\n";
+}
+
+std::string ConfigReference() {
+  std::string out =
+      "# Config reference\n\nGenerated from the schema by `tidepool config reference`; do not edit.\n\n"
+      "One YAML file a job; `extends: other.yaml` lays it on top of another, `a.b=c` on the command line "
+      "overrides, and a null value "
+      "takes an inherited key away. Keys marked *rl* mean something to `job: rl` alone. A run may be resumed "
+      "with another value of keys "
+      "marked *free*.\n";
+  std::string section = "-";
+  JobConfig scratch;
+  scratch.reward.functions.emplace_back();
+  for (const Key& key : Keys()) {
+    const size_t dot = key.path.rfind('.');
+    const std::string now = dot == std::string::npos ? "" : key.path.substr(0, dot);
+    if (now != section) {
+      section = now;
+      out += "\n## " + (now.empty() ? std::string("Top level") : "`" + now + "`") +
+             "\n\n| key | type | default | meaning | |\n|---|---|---|---|---|\n";
+    }
+    std::string value = ValueText(key.field(scratch, 0));
+    if (value == "\"\"" || value == "null") value = "";
+    std::string marks = key.jobs == Jobs::kRl ? "rl" : "";
+    if (key.on_resume == OnResume::kFree) marks += std::string(marks.empty() ? "" : ", ") + "free";
+    out += "| `" + LastName(key.path) + "` | " + DescribeType(key) + " | " +
+           (value.empty() ? "" : "`" + value + "`") + " | " + Cell(key.doc) + " | " + marks + " |\n";
+  }
+  out += "\n";
+  TaskTable(out);
+  return out;
+}
+
+Status CheckResume(const JobConfig& old, const JobConfig& now) {
+  JobConfig was = old;
+  JobConfig is = now;
+  std::string differences;
+  const auto compare = [&](const std::string& key, const std::string& before, const std::string& after) {
+    if (before != after) differences += key + ": was " + before + ", is " + after + "\n";
+  };
+  compare("model.init", old.model.init ? "set" : "not set", now.model.init ? "set" : "not set");
+  compare("reward.functions", std::to_string(old.reward.functions.size()) + " functions",
+          std::to_string(now.reward.functions.size()) + " functions");
+  for (const Key& key : Keys()) {
+    if (key.on_resume == OnResume::kFree) continue;
+    if (key.path.starts_with("model.init.") && (!old.model.init || !now.model.init)) continue;
+    if (key.path.starts_with("reward.functions[]")) {
+      for (size_t i = 0; i < std::min(old.reward.functions.size(), now.reward.functions.size()); ++i) {
+        compare("reward.functions[" + std::to_string(i) + "]." + LastName(key.path),
+                ValueText(key.field(was, i)), ValueText(key.field(is, i)));
+      }
+      continue;
+    }
+    compare(key.path, ValueText(key.field(was, 0)), ValueText(key.field(is, 0)));
+  }
+  std::map<std::string, std::string> options = now.data.options;
+  options.insert(old.data.options.begin(), old.data.options.end());
+  for (const auto& [name, value] : options) {
+    const auto text = [&](const DataConfig& data) {
+      return data.options.contains(name) ? data.options.at(name) : std::string("not set");
+    };
+    compare("data." + name, text(old.data), text(now.data));
+  }
+  if (differences.empty()) return OkStatus();
+  return FailedPrecondition(
+      differences + "a run cannot be resumed with these changed; take them back, or start anew with --fresh");
+}
+
+}  // namespace tidepool::config

@@ -1,0 +1,201 @@
+#include "core/engine/engine.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/rng.h"
+#include "core/engine/engine_impl.h"
+
+namespace tidepool::engine {
+namespace {
+
+Status CheckOptions(const model::Weights& weights, const EngineOptions& o) {
+  const auto bad = [](const std::string& what) { return InvalidArgument("engine: " + what); };
+  if (o.block_tokens < 1 || o.block_tokens > 1024) {
+    return bad("rollout.block_tokens is " + std::to_string(o.block_tokens) + ", expected 1 to 1024");
+  }
+  if (o.kv_cache_tokens < o.block_tokens || o.kv_cache_tokens > std::numeric_limits<int32_t>::max()) {
+    return bad("rollout.kv_cache_tokens is " + std::to_string(o.kv_cache_tokens) +
+               ", expected at least a block (" + std::to_string(o.block_tokens) + ") and below 2^31");
+  }
+  if (o.max_running < 1)
+    return bad("max_running is " + std::to_string(o.max_running) + ", expected 1 or more");
+  if (o.max_batched_tokens < o.max_running) {
+    return bad("rollout.max_batched_tokens is " + std::to_string(o.max_batched_tokens) +
+               ", expected at least one row for each of " + std::to_string(o.max_running) +
+               " requests (rollout.max_concurrent); raise it");
+  }
+  if (weights.spec().vocab_size < 1) return bad("the model has no vocabulary");
+  return OkStatus();
+}
+
+}  // namespace
+
+Engine::Engine() = default;
+Engine::~Engine() = default;
+
+StatusOr<std::unique_ptr<Engine>> Engine::Create(const model::Weights& weights, EngineOptions options) {
+  TP_RETURN_IF_ERROR(CheckOptions(weights, options));
+  std::unique_ptr<Engine> engine(new Engine());  // the constructor is private
+  try {
+    engine->impl_ = std::make_unique<Impl>(weights, std::move(options));
+  } catch (const std::exception& e) {
+    return Internal("engine: the decoder could not be set up: " + FirstLine(e));
+  }
+  TP_RETURN_IF_ERROR(engine->impl_->arena.Allocate());
+  return engine;
+}
+
+Status Engine::Add(ChunkRequest request) {
+  Impl& im = *impl_;
+  const model::ModelSpec& spec = im.weights.spec();
+  const std::string who = "chunk of " + ToString(request.tid);
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const auto generated = static_cast<int64_t>(request.generated.size());
+  if (prompt == 0) return InvalidArgument(who + ": the prompt is empty, expected at least one token");
+  for (const auto* ids : {&request.prompt, &request.generated}) {
+    for (const int32_t id : *ids) {
+      if (id < 0 || id >= spec.vocab_size) {
+        return InvalidArgument(who + ": token id " + std::to_string(id) +
+                               ", expected below the vocabulary's " + std::to_string(spec.vocab_size));
+      }
+    }
+  }
+  if (request.max_new_tokens < 1 || request.max_total_new <= generated) {
+    return InvalidArgument(who + ": max_new_tokens " + std::to_string(request.max_new_tokens) +
+                           ", max_total_new " + std::to_string(request.max_total_new) + " with " +
+                           std::to_string(generated) +
+                           " generated; expected room for at least one new token");
+  }
+  TP_RETURN_IF_ERROR(CheckSampling(request.sampling, spec.vocab_size).At(who));
+  if (!request.sampling.stop_strings.empty() && !im.options.token_bytes) {
+    return InvalidArgument(who + ": stop strings need a detokenizer, and the engine was made without one");
+  }
+  const int64_t new_tokens = std::min(request.max_new_tokens, request.max_total_new - generated);
+  const int64_t known_tokens = prompt + generated;
+  if (new_tokens > spec.max_position || known_tokens + new_tokens > spec.max_position) {
+    return InvalidArgument(who + ": " + std::to_string(known_tokens) + " tokens and " +
+                           std::to_string(new_tokens) + " new ones, but the model has " +
+                           std::to_string(spec.max_position) +
+                           " positions; lower rollout.max_new_tokens or data.max_prompt_tokens");
+  }
+  const int64_t need = im.placement.BlocksFor(known_tokens + new_tokens - 1);
+  if (need > im.blocks) {
+    return ResourceExhausted(who + " needs " + std::to_string(need) + " KV blocks of " +
+                             std::to_string(im.options.block_tokens) + " tokens (" +
+                             std::to_string(known_tokens) + " tokens and " + std::to_string(new_tokens) +
+                             " new ones), but the whole cache has " + std::to_string(im.blocks) +
+                             "; raise rollout.kv_cache_tokens or lower rollout.chunk_tokens");
+  }
+  if (!im.known.emplace(request.tid, request.attempt).second) {
+    return AlreadyExists(who + ", attempt " + std::to_string(request.attempt) +
+                         ": it is in the engine already");
+  }
+
+  auto s = std::make_unique<Sequence>();
+  s->tid = request.tid;
+  s->attempt = request.attempt;
+  s->gid = request.gid;
+  s->uid = SampleUid(request.tid);
+  s->sampling = std::move(request.sampling);
+  s->stop = StopStrings(s->sampling.stop_strings);
+  s->stop.Resume(request.generated, im.options.token_bytes);
+  s->tokens = std::move(request.prompt);
+  s->tokens.reserve(static_cast<size_t>(known_tokens + new_tokens));
+  s->tokens.insert(s->tokens.end(), request.generated.begin(), request.generated.end());
+  s->prompt_tokens = prompt;
+  s->chunk_end = known_tokens + new_tokens;
+  s->sample_end = request.max_total_new > spec.max_position ? std::numeric_limits<int64_t>::max()
+                                                            : prompt + request.max_total_new;
+  im.waiting.push_back(std::move(s));
+  return OkStatus();
+}
+
+// Moves the chosen running requests to the front of the queue, in their order, without KV.
+void Engine::Impl::BackToWaiting(const std::vector<bool>& which) {
+  std::vector<Owned> stay;
+  std::vector<Owned> back;
+  for (size_t i = 0; i < running.size(); ++i) {
+    if (which[i]) {
+      placement.Release(*running[i], /*keep=*/false);
+      back.push_back(std::move(running[i]));
+    } else {
+      stay.push_back(std::move(running[i]));
+    }
+  }
+  running = std::move(stay);
+  waiting.insert(waiting.begin(), std::make_move_iterator(back.begin()), std::make_move_iterator(back.end()));
+}
+
+void Engine::Impl::Unplace() {
+  BackToWaiting(std::vector<bool>(running.size(), true));
+  placement.Clear();
+}
+
+bool Engine::Cancel(const SampleId& tid, int32_t attempt) {
+  Impl& im = *impl_;
+  if (im.known.erase({tid, attempt}) == 0) return false;
+  const auto is_it = [&](const Impl::Owned& s) { return s->tid == tid && s->attempt == attempt; };
+  if (const auto it = std::ranges::find_if(im.waiting, is_it); it != im.waiting.end()) {
+    im.waiting.erase(it);
+  } else {
+    const auto at = std::ranges::find_if(im.running, is_it);
+    TP_CHECK(at != im.running.end()) << ToString(tid);
+    const Impl::Owned gone = std::move(*at);
+    im.running.erase(at);
+    im.placement.Release(*gone, /*keep=*/false);
+    std::vector<bool> orphans;
+    for (const Impl::Owned& s : im.running) orphans.push_back(s->leader == gone.get());
+    im.BackToWaiting(orphans);
+  }
+  im.placement.tree().Forget(tid);
+  return true;
+}
+
+bool Engine::HasWork() const {
+  return impl_->arena.allocated() && !(impl_->running.empty() && impl_->waiting.empty());
+}
+void Engine::Forget(const SampleId& tid) { impl_->placement.tree().Forget(tid); }
+void Engine::ForgetGroup(GroupId gid) { impl_->placement.tree().ForgetGroup(gid); }
+Version Engine::version() const { return impl_->options.version; }
+int64_t Engine::kv_bytes() const { return impl_->arena.bytes(); }
+
+std::vector<Delta> Engine::Drain() {
+  Impl& im = *impl_;
+  std::vector<Delta> deltas;
+  const auto end = [&](const Sequence& s) {
+    deltas.push_back(im.DeltaFor(s));
+    deltas.back().finish = FinishReason::kCancelled;
+  };
+  for (const Impl::Owned& s : im.running) {
+    im.placement.Release(*s, /*keep=*/true);
+    end(*s);
+  }
+  for (const Impl::Owned& s : im.waiting) end(*s);
+  im.running.clear();
+  im.waiting.clear();
+  im.known.clear();
+  return deltas;
+}
+
+void Engine::SetVersion(Version version) {
+  if (version == impl_->options.version) return;
+  impl_->Unplace();
+  impl_->options.version = version;
+}
+
+int64_t Engine::ReleaseMemory() {
+  if (!impl_->arena.allocated()) return 0;
+  impl_->Unplace();
+  impl_->hidden = at::Tensor();
+  impl_->arena.Free();
+  return impl_->arena.bytes();
+}
+
+Status Engine::AcquireMemory() { return impl_->arena.Allocate(); }
+
+}  // namespace tidepool::engine

@@ -1,0 +1,86 @@
+#pragma once
+// The generation engine: continuous batching over a paged KV cache.
+//
+// Requests are chunks of samples (request.h). Each Step() admits what fits, computes one ragged batch
+// (decoding rows first, then pieces of prefill), draws a token for every request whose tokens all have
+// KV, and hands out what happened. The prompt of a group is computed once: requests that begin alike
+// wait for the first of them, share its full blocks and copy the last, partly filled one; siblings that
+// come later find it in the prefix tree, with the final hidden state, and compute no row for it.
+//
+// Admission is arithmetic: KV blocks to the end of the chunk are promised, nothing is preempted inside
+// a chunk. KV of a finished chunk stays for its next one until others need the room (oldest first);
+// where it is gone it is computed again. Noise is keyed by (seed, sample, position), so with
+// `deterministic` a sample's ids and log-probs depend on weights, prompt, seed and sampling alone: not
+// on batch, chunking, sharing, eviction, max_batched_tokens or the order of Add().
+//
+// Owned by one thread; no threads of its own (products and draws use at::get_num_threads() inside).
+// Commands take effect between steps. No function throws.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/engine/request.h"
+#include "core/engine/stop_strings.h"
+#include "core/model/weights.h"
+
+namespace tidepool::engine {
+
+struct EngineOptions {
+  uint64_t seed = 0;  // of the run: key of the sampling noise
+  bool deterministic = false;
+  int64_t block_tokens = 16;          // 1..1024
+  int64_t kv_cache_tokens = 0;        // capacity, >= block_tokens; rounded down to blocks
+  int64_t max_batched_tokens = 2048;  // rows of a step, >= max_running
+  int64_t max_running = 256;          // requests admitted at a time
+  TokenBytes token_bytes = {};        // needed by requests with stop strings only
+  Version version = {};               // of the weights as they are now
+};
+
+class Engine {
+ public:
+  // `weights` outlives the engine; its bytes change only between steps, followed by SetVersion().
+  // kInvalidArgument: an option is out of range; kResourceExhausted: the KV cache cannot be allocated.
+  static StatusOr<std::unique_ptr<Engine>> Create(const model::Weights& weights, EngineOptions options);
+  ~Engine();
+
+  // kInvalidArgument: the request is wrong (empty prompt, id outside the vocabulary, limits, positions
+  // beyond the model's, sampling); kAlreadyExists: this attempt is here; kResourceExhausted: its chunk
+  // can never fit into the KV cache (with the numbers).
+  Status Add(ChunkRequest request);
+  // Ends a request without a delta and drops its own KV. False: it is not here.
+  bool Cancel(const SampleId& tid, int32_t attempt);
+  // One step. A request that fails (a value that is not finite, memory) ends with kError.
+  StepOutput Step();
+  // Is there anything to do for Step()? False while the memory is released.
+  [[nodiscard]] bool HasWork() const;
+
+  // Drops KV that was kept for a later chunk of this sample; of this group's prompt and its samples.
+  // What running requests use stays until they end.
+  void Forget(const SampleId& tid);
+  void ForgetGroup(GroupId gid);
+
+  // Ends all requests between steps; a kCancelled delta each, without tokens (Step() has handed them
+  // out). Their KV stays, as after a chunk.
+  std::vector<Delta> Drain();
+
+  // The weights were changed in place and are now `version`: KV of the old ones is dropped, running
+  // requests keep their tokens and are computed again. No effect if it is the current version.
+  void SetVersion(Version version);
+  [[nodiscard]] Version version() const;
+
+  // Frees the KV cache (requests keep their tokens and wait); returns the bytes freed.
+  int64_t ReleaseMemory();
+  Status AcquireMemory();  // kResourceExhausted; no effect if it is there
+
+  [[nodiscard]] int64_t kv_bytes() const;  // of the KV cache when it is allocated
+
+ private:
+  Engine();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidepool::engine

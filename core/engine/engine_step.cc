@@ -1,0 +1,284 @@
+// Engine::Step() and its parts: admit, compute one batch, attach who waited for a prompt, draw.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/rng.h"
+#include "core/engine/engine_impl.h"
+
+namespace tidepool::engine {
+namespace {
+
+// Rows that go through the LM head at a time: bounds the logits to 128 x vocabulary, and products of this
+// class of machine are at full speed from 64 rows up.
+constexpr int64_t kHeadRows = 128;
+
+using SteadyClock = std::chrono::steady_clock;
+double SecondsSince(SteadyClock::time_point start) {
+  return std::chrono::duration<double>(SteadyClock::now() - start).count();
+}
+
+}  // namespace
+
+void Engine::Impl::Admit(EngineStats& stats) {
+  while (!waiting.empty() && static_cast<int64_t>(running.size()) < options.max_running) {
+    Sequence& s = *waiting.front();
+    if (!placement.Place(s, Running())) return;
+    stats.prompt_tokens += s.size();
+    stats.prefix_hit_tokens += s.computed;  // a follower's are counted when it attaches
+    running.push_back(std::move(waiting.front()));
+    waiting.pop_front();
+  }
+}
+
+void Engine::Impl::Compute(EngineStats& stats) {
+  const std::vector<Sequence*> all = Running();
+  for (Sequence* s : all) s->prompt_row = s->sample_row = -1;
+  const std::vector<Sequence*> chosen = AssignRows(all, options.max_batched_tokens);
+  batch.Clear();
+  for (Sequence* s : chosen) {
+    placement.Cover(*s, s->computed + s->rows);
+    batch.Add(*s, options.block_tokens);
+    (s->rows == 1 ? stats.decode_tokens : stats.prefill_tokens) += s->rows;
+  }
+  hidden = at::Tensor();
+  if (batch.rows() == 0) return;
+  const auto start = SteadyClock::now();
+  hidden = decoder.Forward(batch.view(), arena.memory()).contiguous();
+  stats.forward_s += SecondsSince(start);
+
+  const int64_t state_bytes = hidden.size(1) * hidden.element_size();
+  const auto* states = static_cast<const std::byte*>(hidden.const_data_ptr());
+  for (Sequence* s : chosen) {
+    const int64_t before = s->computed;
+    s->computed += s->rows;
+    if (before < s->prompt_tokens && s->computed >= s->prompt_tokens)
+      s->prompt_row = s->first_row + s->prompt_tokens - 1 - before;
+    const auto state =
+        s->prompt_row < 0 ? std::span<const std::byte>()
+                          : std::span(states + s->prompt_row * state_bytes, static_cast<size_t>(state_bytes));
+    placement.Publish(*s, before, state);
+    if (s->missing() == 0) s->sample_row = s->first_row + s->rows - 1;
+  }
+  AttachFollowers(stats);
+  for (Sequence* s : chosen) placement.SettleTail(*s);
+}
+
+void Engine::Impl::AttachFollowers(EngineStats& stats) {
+  std::vector<bool> homeless(running.size(), false);
+  bool any = false;
+  const std::vector<Sequence*> all = Running();
+  for (size_t i = 0; i < all.size(); ++i) {
+    Sequence* s = all[i];
+    if (s->leader == nullptr || s->leader->computed < s->follow_tokens) continue;
+    const int64_t row = s->leader->prompt_row;
+    if (!placement.Attach(*s, all)) {
+      homeless[i] = any = true;  // shares less than it was promised for: asks again as a new one
+      continue;
+    }
+    stats.prefix_hit_tokens += s->computed;
+    if (s->leader == nullptr && s->missing() == 0) {
+      s->sample_row = row;  // the same bits as sample_state, without another row through the head
+      s->sample_state.clear();
+    }
+  }
+  if (any) BackToWaiting(homeless);
+}
+
+// [n, hidden]: the distinct hidden states that tokens are drawn from; sets Pick::source.
+at::Tensor Engine::Impl::SelectHidden(std::span<Pick> picks) {
+  std::vector<int64_t> rows;
+  std::vector<const std::vector<std::byte>*> states;
+  std::vector<int64_t> place_of_row(static_cast<size_t>(batch.rows()), -1);
+  for (Pick& pick : picks) {
+    if (pick.s->sample_row < 0) continue;
+    int64_t& place = place_of_row[static_cast<size_t>(pick.s->sample_row)];
+    if (place < 0) {
+      place = static_cast<int64_t>(rows.size());
+      rows.push_back(pick.s->sample_row);
+    }
+    pick.source = place;
+  }
+  for (Pick& pick : picks) {
+    if (pick.s->sample_row >= 0) continue;
+    const auto same =
+        std::ranges::find_if(states, [&](const auto* state) { return *state == pick.s->sample_state; });
+    pick.source = static_cast<int64_t>(rows.size()) + (same - states.begin());
+    if (same == states.end()) states.push_back(&pick.s->sample_state);
+  }
+  std::vector<at::Tensor> parts;
+  if (!rows.empty()) {
+    at::Tensor index = at::empty({static_cast<int64_t>(rows.size())}, at::kLong);
+    std::memcpy(index.mutable_data_ptr(), rows.data(), rows.size() * sizeof(int64_t));
+    parts.push_back(at::index_select(hidden, 0, index));
+  }
+  if (!states.empty()) {
+    const auto type = weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16;
+    at::Tensor kept = at::empty({static_cast<int64_t>(states.size()), weights.spec().hidden_size}, type);
+    auto* out = static_cast<std::byte*>(kept.mutable_data_ptr());
+    for (const auto* state : states) {
+      TP_CHECK(state->size() == kept.nbytes() / states.size()) << "state of " << state->size() << " bytes";
+      out = std::copy(state->begin(), state->end(), out);
+    }
+    parts.push_back(kept);
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts, 0);
+}
+
+void Engine::Impl::SampleSlice(std::span<Pick> picks, EngineStats& stats) {
+  auto start = SteadyClock::now();
+  const at::Tensor logits = decoder.Logits(SelectHidden(picks)).contiguous();
+  stats.head_s += SecondsSince(start);
+
+  start = SteadyClock::now();
+  const int64_t vocab = logits.size(1);
+  const bool wide = logits.scalar_type() == at::kFloat;
+  TP_CHECK(wide || logits.scalar_type() == at::kBFloat16) << "logits are neither float32 nor bfloat16";
+  const void* data = logits.const_data_ptr();
+  scratch.resize(static_cast<size_t>(std::max(1, at::get_num_threads())));
+  at::parallel_for(0, static_cast<int64_t>(picks.size()), 1, [&](int64_t begin, int64_t end) {
+    SamplerScratch& mine = scratch[static_cast<size_t>(at::get_thread_num())];
+    for (int64_t i = begin; i < end; ++i) {
+      Pick& pick = picks[static_cast<size_t>(i)];
+      const Sequence& s = *pick.s;
+      const float u = SampleUniform(options.seed, s.uid, static_cast<uint32_t>(s.size()), 0);
+      const Draw draw =
+          wide ? DrawToken(static_cast<const float*>(data) + pick.source * vocab, vocab, s.sampling, u, mine)
+               : DrawToken(static_cast<const uint16_t*>(data) + pick.source * vocab, vocab, s.sampling, u,
+                           mine);
+      pick.id = draw.id;
+      pick.log_kept = draw.log_kept;
+    }
+  });
+
+  // Log-probs go by temperature; most often there is one.
+  std::vector<bool> done(picks.size(), false);
+  for (size_t first = 0; first < picks.size(); ++first) {
+    if (done[first] || picks[first].id < 0) continue;
+    const float temperature = picks[first].s->sampling.temperature;
+    std::vector<Pick*> same;
+    for (size_t i = first; i < picks.size(); ++i) {
+      if (picks[i].id < 0 || picks[i].s->sampling.temperature != temperature) continue;
+      done[i] = true;
+      same.push_back(&picks[i]);
+    }
+    std::vector<int32_t> ids;
+    at::Tensor index = at::empty({static_cast<int64_t>(same.size())}, at::kLong);
+    auto* sources = static_cast<int64_t*>(index.mutable_data_ptr());
+    bool identity = static_cast<int64_t>(same.size()) == logits.size(0);
+    for (size_t i = 0; i < same.size(); ++i) {
+      ids.push_back(same[i]->id);
+      sources[i] = same[i]->source;
+      identity = identity && sources[i] == static_cast<int64_t>(i);
+    }
+    std::vector<float> logprobs(same.size());
+    model::TokenLogProbs(identity ? logits : at::index_select(logits, 0, index), ids,
+                         temperature == 0.0F ? 1.0F : temperature, logprobs);
+    for (size_t i = 0; i < same.size(); ++i) same[i]->logprob = logprobs[i];
+  }
+  stats.sample_s += SecondsSince(start);
+}
+
+void Engine::Impl::SampleAll(std::vector<Pick>& picks, EngineStats& stats) {
+  for (size_t at = 0; at < picks.size(); at += kHeadRows) {
+    SampleSlice(std::span(picks).subspan(at, std::min<size_t>(kHeadRows, picks.size() - at)), stats);
+  }
+}
+
+FinishReason Engine::Impl::Append(Sequence& s, int32_t id) {
+  s.tokens.push_back(id);
+  const auto& eos = weights.spec().eos_token_ids;
+  const auto& stops = s.sampling.stop_token_ids;
+  const bool stop_string = s.stop.Append(id, options.token_bytes);
+  if (std::ranges::find(eos, id) != eos.end()) return FinishReason::kEos;
+  if (std::ranges::find(stops, id) != stops.end()) return FinishReason::kStopToken;
+  if (stop_string) return FinishReason::kStopString;
+  if (s.size() >= s.sample_end) return FinishReason::kLength;
+  if (s.size() >= s.chunk_end) return FinishReason::kChunk;
+  return FinishReason::kNone;
+}
+
+StepOutput Engine::Step() {
+  Impl& im = *impl_;
+  StepOutput out;
+  const auto start = SteadyClock::now();
+  const c10::InferenceMode inference;
+  std::string error;
+  std::vector<Pick> picks;
+  if (im.arena.allocated()) {
+    im.placement.Tick();
+    im.Admit(out.stats);
+    try {
+      im.Compute(out.stats);
+      for (Sequence* s : im.Running()) {
+        if (s->leader == nullptr && s->missing() == 0) picks.push_back({.s = s});
+      }
+      im.SampleAll(picks, out.stats);
+    } catch (const std::exception& e) {  // from tensor math: out of memory, most likely
+      error = "engine step failed: " + FirstLine(e);
+      picks.clear();
+    }
+  }
+
+  size_t next = 0;
+  std::vector<Impl::Owned> still;
+  for (Impl::Owned& owned : im.running) {
+    Sequence& s = *owned;
+    FinishReason finish = FinishReason::kNone;
+    if (!error.empty()) {
+      s.tail_lent = false;
+      out.deltas.push_back(im.DeltaFor(s));
+      out.deltas.back().error = error;
+      finish = FinishReason::kError;
+    } else if (next < picks.size() && picks[next].s == &s) {
+      const Pick& pick = picks[next++];
+      out.deltas.push_back(im.DeltaFor(s));
+      Delta& delta = out.deltas.back();
+      s.sample_state.clear();
+      if (pick.id < 0) {
+        finish = FinishReason::kError;
+        delta.error = "logits after token " + std::to_string(s.size()) + " of " + ToString(s.tid) +
+                      " hold a value that is not finite (weights " + ToString(im.options.version) +
+                      "); the model has diverged or its files are damaged";
+      } else {
+        delta.ids.push_back(pick.id);
+        delta.logprobs.push_back(pick.logprob);
+        delta.log_kept.push_back(pick.log_kept);
+        finish = im.Append(s, pick.id);
+        ++out.stats.sampled_tokens;
+      }
+    }
+    if (finish == FinishReason::kNone) {
+      still.push_back(std::move(owned));
+      continue;
+    }
+    out.deltas.back().finish = finish;
+    im.placement.Release(s, /*keep=*/finish == FinishReason::kChunk);
+    if (finish != FinishReason::kChunk) im.placement.tree().Forget(s.tid);
+    im.known.erase({s.tid, s.attempt});
+  }
+  im.running = std::move(still);
+  if (!error.empty()) im.placement.Clear();  // a failed step may have left KV half-written
+
+  const BlockPool& pool = im.placement.pool();
+  out.stats.blocks_total = pool.total();
+  out.stats.blocks_cached = pool.cached();
+  out.stats.kv_usage = 1.0 - static_cast<double>(pool.Available()) / static_cast<double>(pool.total());
+  out.stats.running = static_cast<int64_t>(im.running.size());
+  out.stats.waiting = static_cast<int64_t>(im.waiting.size());
+  out.stats.step_s = SecondsSince(start);
+  return out;
+}
+
+}  // namespace tidepool::engine

@@ -1,0 +1,43 @@
+#pragma once
+// The memory behind the KV cache: two tensors [layers, slots, kv_heads, head_size] in the model's dtype,
+// slot = block * block_tokens + place in the block. Pages are touched when they are first written, so
+// resident memory follows use. Not thread-safe.
+
+#include <ATen/core/ATen_fwd.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "core/base/status.h"
+#include "core/model/decoder.h"
+#include "core/model/spec.h"
+
+namespace tidepool::engine {
+
+class KvArena {
+ public:
+  // Nothing is allocated yet.
+  KvArena(const model::ModelSpec& spec, model::DType dtype, int64_t slots);
+  ~KvArena();
+
+  [[nodiscard]] int64_t bytes() const { return bytes_; }  // of both tensors
+  [[nodiscard]] bool allocated() const { return k_ != nullptr; }
+  Status Allocate();  // kResourceExhausted, with the size; no effect if allocated
+  void Free();
+  // Views for the decoder. requires allocated().
+  [[nodiscard]] model::KvMemory memory();
+  // Copies `count` slots of all layers. requires allocated() and slots in range.
+  void Copy(int64_t from_slot, int64_t to_slot, int64_t count);
+
+ private:
+  const int64_t layers_;
+  const int64_t slots_;
+  const int64_t kv_heads_;
+  const int64_t head_size_;
+  const model::DType dtype_;
+  int64_t bytes_ = 0;
+  std::unique_ptr<at::Tensor> k_;
+  std::unique_ptr<at::Tensor> v_;
+};
+
+}  // namespace tidepool::engine

@@ -1,0 +1,189 @@
+#include "core/engine/placement.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace tidepool::engine {
+namespace {
+
+std::span<const int32_t> Slice(const std::vector<int32_t>& tokens, int64_t begin, int64_t count) {
+  return std::span<const int32_t>(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+}
+
+}  // namespace
+
+Placement::Placement(int64_t blocks, int64_t block_tokens, CopySlots copy)
+    : block_tokens_(block_tokens),
+      copy_(std::move(copy)),
+      pool_(blocks, [this](int32_t block) { tree_.Remove(block); }),
+      tree_(pool_, block_tokens) {}
+
+void Placement::FindLeader(const Sequence& s, const std::vector<Sequence*>& running, int64_t matched,
+                           Sequence** leader, int64_t* follow_tokens) const {
+  *leader = nullptr;
+  *follow_tokens = matched;
+  for (Sequence* other : running) {
+    if (other == &s || other->leader != nullptr || other->computed >= other->prompt_tokens) continue;
+    const int64_t most = std::min(s.size(), other->prompt_tokens);
+    const auto end = std::mismatch(s.tokens.begin(), s.tokens.begin() + most, other->tokens.begin()).first;
+    const int64_t common = end - s.tokens.begin();
+    const bool whole = common == s.prompt_tokens && common == other->prompt_tokens;
+    // Short of a whole prompt the last token is fed by the request itself, for its logits.
+    const int64_t until = whole ? common : std::min(common, s.size() - 1) / block_tokens_ * block_tokens_;
+    if (until > *follow_tokens) {
+      *leader = other;
+      *follow_tokens = until;
+    }
+  }
+}
+
+bool Placement::Place(Sequence& s, const std::vector<Sequence*>& running) {
+  TP_CHECK(s.blocks.empty() && s.promised == 0 && s.leader == nullptr) << ToString(s.tid) << " is placed";
+  const int64_t total = BlocksFor(s.chunk_end - 1);
+  PrefixTree::Match match = tree_.Find(s.tokens);
+
+  Sequence* leader = nullptr;
+  int64_t follow_tokens = 0;
+  FindLeader(s, running, match.tokens(block_tokens_), &leader, &follow_tokens);
+  if (leader != nullptr) {
+    const int64_t need = total - follow_tokens / block_tokens_;
+    if (need > pool_.Available()) return false;
+    pool_.Promise(need);
+    s.promised = need;
+    s.leader = leader;
+    s.follow_tokens = follow_tokens;
+    return true;
+  }
+
+  // Blocks that are cached now stop being evictable once they are held.
+  const auto idle = [&](int32_t block) { return pool_.refs(block) == 0 ? 1 : 0; };
+  int64_t woken = 0;
+  for (const int32_t block : match.full) woken += idle(block);
+  const bool take = match.tail >= 0 && idle(match.tail) == 1 && tree_.owner(match.tail).tid == s.tid;
+  const int64_t need = total - static_cast<int64_t>(match.full.size()) - (take ? 1 : 0);
+  if (need + woken + (take ? 1 : 0) > pool_.Available()) return false;
+  if (match.tail >= 0 && !take && need + woken + idle(match.tail) > pool_.Available()) {
+    match.tail = -1;  // no room to hold the original while it is copied: compute these tokens again
+    match.tail_tokens = 0;
+    match.complete = false;
+  }
+
+  for (const int32_t block : match.full) pool_.Ref(block);
+  if (match.tail >= 0) pool_.Ref(match.tail);
+  pool_.Promise(need);
+  s.promised = need;
+  s.blocks = match.full;
+  s.computed = match.tokens(block_tokens_);
+  s.prompt_blocks_shared = std::min(static_cast<int64_t>(match.full.size()), s.prompt_tokens / block_tokens_);
+  s.sample_state.clear();
+  if (match.complete) {
+    const auto state = tree_.state(match.last());
+    s.sample_state.assign(state.begin(), state.end());
+  }
+  if (match.tail >= 0 && take) {
+    tree_.Remove(match.tail);
+    s.blocks.push_back(match.tail);
+  } else if (match.tail >= 0) {
+    Cover(s, s.computed);
+    copy_(match.tail * block_tokens_, s.blocks.back() * block_tokens_, match.tail_tokens);
+    pool_.Unref(match.tail);
+  }
+  return true;
+}
+
+bool Placement::Attach(Sequence& s, const std::vector<Sequence*>& running) {
+  TP_CHECK(s.leader != nullptr) << ToString(s.tid) << " follows nobody";
+  pool_.Withdraw(s.promised);
+  s.promised = 0;
+  s.leader = nullptr;
+  s.follow_tokens = 0;
+  return Place(s, running);
+}
+
+void Placement::Cover(Sequence& s, int64_t tokens) {
+  while (static_cast<int64_t>(s.blocks.size()) * block_tokens_ < tokens) {
+    TP_CHECK(s.promised > 0) << ToString(s.tid) << " has no promise left at " << tokens << " tokens";
+    s.blocks.push_back(pool_.AllocatePromised());
+    --s.promised;
+  }
+}
+
+void Placement::Exchange(int32_t node, int32_t& mine) {
+  if (node == mine) return;
+  pool_.Ref(node);
+  pool_.Unref(mine);
+  mine = node;
+}
+
+void Placement::Publish(Sequence& s, int64_t before, std::span<const std::byte> prompt_state) {
+  const auto parent = [&](int64_t i) {
+    return i == 0 ? PrefixTree::kRoot : s.blocks[static_cast<size_t>(i - 1)];
+  };
+  const PrefixTree::Owner owner{.gid = s.gid, .tid = std::nullopt};
+  const int64_t known = std::min(s.computed, s.prompt_tokens);
+  for (; (s.prompt_blocks_shared + 1) * block_tokens_ <= known; ++s.prompt_blocks_shared) {
+    const int64_t i = s.prompt_blocks_shared;
+    int32_t& mine = s.blocks[static_cast<size_t>(i)];
+    const int32_t node =
+        tree_.Insert(parent(i), Slice(s.tokens, i * block_tokens_, block_tokens_), mine, owner);
+    Exchange(node, mine);
+  }
+  if (before >= s.prompt_tokens || s.computed < s.prompt_tokens) return;
+  const int64_t tail_tokens = s.prompt_tokens % block_tokens_;
+  const int64_t last = (s.prompt_tokens - 1) / block_tokens_;
+  if (tail_tokens == 0) {
+    tree_.SetState(s.blocks[static_cast<size_t>(last)], prompt_state);
+    return;
+  }
+  const int32_t mine = s.blocks[static_cast<size_t>(last)];
+  const int32_t node =
+      tree_.Insert(parent(last), Slice(s.tokens, last * block_tokens_, tail_tokens), mine, owner);
+  s.tail_lent = node == mine;
+  tree_.SetState(node, prompt_state);
+}
+
+void Placement::SettleTail(Sequence& s) {
+  if (!s.tail_lent) return;
+  s.tail_lent = false;
+  const int64_t place = (s.prompt_tokens - 1) / block_tokens_;
+  int32_t& mine = s.blocks[static_cast<size_t>(place)];
+  if (pool_.Available() == 0) {
+    tree_.Remove(mine);
+    return;
+  }
+  const int32_t copy = pool_.Allocate();
+  copy_(mine * block_tokens_, copy * block_tokens_,
+        std::min(block_tokens_, s.computed - place * block_tokens_));
+  pool_.Unref(mine);
+  mine = copy;
+}
+
+void Placement::Release(Sequence& s, bool keep) {
+  TP_CHECK(!s.tail_lent) << ToString(s.tid);
+  if (keep && s.computed >= s.prompt_tokens) {
+    const PrefixTree::Owner owner{.gid = s.gid, .tid = s.tid};
+    int32_t parent = s.prompt_blocks_shared == 0 ? PrefixTree::kRoot
+                                                 : s.blocks[static_cast<size_t>(s.prompt_blocks_shared - 1)];
+    for (int64_t i = s.prompt_blocks_shared; i * block_tokens_ < s.computed; ++i) {
+      const int64_t count = std::min(block_tokens_, s.computed - i * block_tokens_);
+      int32_t& mine = s.blocks[static_cast<size_t>(i)];
+      if (!tree_.Contains(mine)) {  // else found in the tree when this chunk began
+        Exchange(tree_.Insert(parent, Slice(s.tokens, i * block_tokens_, count), mine, owner), mine);
+      }
+      parent = mine;
+    }
+  }
+  for (const int32_t block : s.blocks) pool_.Unref(block);
+  pool_.Withdraw(s.promised);
+  s.blocks.clear();
+  s.computed = 0;
+  s.promised = 0;
+  s.prompt_blocks_shared = 0;
+  s.leader = nullptr;
+  s.follow_tokens = 0;
+  s.sample_state.clear();
+}
+
+}  // namespace tidepool::engine

@@ -1,0 +1,94 @@
+#pragma once
+// What goes into the generation engine and what comes out of it. Plain data, standard library only.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/ids.h"
+
+namespace tidepool::engine {
+
+// How a token is drawn. The distribution is softmax(logits / temperature), cut down in this order:
+//   top_k  the k most probable tokens;
+//   top_p  the fewest most probable of those whose share of their mass is >= top_p;
+//   min_p  tokens with p >= min_p * (the largest p).
+// Each cut is a threshold on the logit, so tokens of equal logit at the edge stay or go together.
+struct SamplingParams {
+  float temperature = 1.0F;                    // >= 0; 0 is greedy (the lowest id among equals)
+  int64_t top_k = 0;                           // 0: off
+  float top_p = 1.0F;                          // (0, 1]; 1: off
+  float min_p = 0.0F;                          // [0, 1); 0: off
+  std::vector<int32_t> stop_token_ids = {};    // beside the model's own end tokens
+  std::vector<std::string> stop_strings = {};  // searched in the bytes of the generated tokens
+};
+
+// One chunk: a bounded run of new tokens of one attempt of a sample.
+struct ChunkRequest {
+  SampleId tid = {};  // names the noise: attempts of a sample share it
+  int32_t attempt = 0;
+  GroupId gid = {};                     // owner of the prompt's KV
+  std::vector<int32_t> prompt = {};     // not empty
+  std::vector<int32_t> generated = {};  // new tokens of earlier chunks
+  int64_t max_new_tokens = 0;           // of this chunk, >= 1
+  int64_t max_total_new = 0;            // of the sample, > generated.size()
+  SamplingParams sampling = {};
+};
+
+enum class FinishReason {
+  kNone,        // goes on
+  kChunk,       // the chunk's limit; the sample may go on
+  kEos,         // an end token of the model
+  kStopToken,   // one of stop_token_ids
+  kStopString,  // its tokens stay in the record
+  kLength,      // the sample's limit
+  kCancelled,
+  kError,  // see Delta::error
+};
+std::string_view ToString(FinishReason reason);
+// Will no further chunk of this sample be asked for?
+inline bool EndsSample(FinishReason r) {
+  return r == FinishReason::kEos || r == FinishReason::kStopToken || r == FinishReason::kStopString ||
+         r == FinishReason::kLength;
+}
+
+// What one step did to one request. ids, logprobs and log_kept have one length.
+struct Delta {
+  SampleId tid;
+  int32_t attempt = 0;
+  std::vector<int32_t> ids;  // new tokens, in order
+  // Log-probability of each token under softmax(logits / temperature), nothing cut (temperature 1
+  // where it is greedy): model::TokenLogProbs, the very number that the trainer recomputes.
+  std::vector<float> logprobs;
+  // Log of the mass that top_k, top_p and min_p kept; 0 without a cut. The log-probability under
+  // the distribution that sampled the token is logprobs - log_kept.
+  std::vector<float> log_kept;
+  Version version;  // of the weights that sampled ids
+  FinishReason finish = FinishReason::kNone;
+  std::string error;  // kError: what happened
+};
+
+struct EngineStats {
+  double kv_usage = 0;  // share of KV blocks that running requests hold or were promised, 0..1
+  int64_t running = 0;  // requests admitted, after the step
+  int64_t waiting = 0;  // requests not admitted, after the step
+  int64_t blocks_total = 0;
+  int64_t blocks_cached = 0;      // blocks that nobody uses, kept for prefixes and next chunks
+  int64_t prompt_tokens = 0;      // tokens that placed requests came with, this step (prompt + generated)
+  int64_t prefix_hit_tokens = 0;  // of those, tokens whose KV was found or shared
+  int64_t prefill_tokens = 0;     // rows computed to fill KV, this step
+  int64_t decode_tokens = 0;      // rows of requests that only feed their last token, this step
+  int64_t sampled_tokens = 0;     // this step
+  double step_s = 0;              // the whole step
+  double forward_s = 0;           // of it, in the decoder
+  double head_s = 0;              // of it, in the LM head
+  double sample_s = 0;            // of it, log-probs and draws
+};
+
+struct StepOutput {
+  std::vector<Delta> deltas;  // requests that got a token or ended, in order of admission
+  EngineStats stats;
+};
+
+}  // namespace tidepool::engine

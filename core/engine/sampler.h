@@ -1,0 +1,42 @@
+#pragma once
+// Draws a token from a row of logits.
+//
+// One uniform number u and the inverse of the cumulative distribution in vocabulary order: the token is
+// the first whose cumulated mass exceeds u * total. Masses are exp((z - max z) / T), summed in tiles of
+// 256 by 16 lanes and then over tiles in float64, always in this order, without fused multiply-add: the
+// draw is a function of (logits, parameters, u) alone, with the same bits on AVX2, AVX-512 and plain
+// x86-64. Cuts (request.h) are found as thresholds by a radix walk from the top, without sorting.
+// Pure functions; thread-safe with a scratch per thread.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/engine/request.h"
+
+namespace tidepool::engine {
+
+// kInvalidArgument if a value is out of its range; names it.
+Status CheckSampling(const SamplingParams& params, int64_t vocab_size);
+
+struct SamplerScratch {
+  std::vector<float> logits;    // [vocab] the row, widened
+  std::vector<float> mass;      // [vocab]
+  std::vector<float> tiles;     // [vocab / 256]
+  std::vector<int64_t> counts;  // of the radix walk
+  std::vector<double> masses;
+};
+
+struct Draw {
+  int32_t id = -1;        // -1: the row holds a value that is not finite
+  float log_kept = 0.0F;  // log of the share of mass that the cuts kept; exactly 0 without cuts
+};
+
+// requires params checked, uniform in [0, 1). The pointer is a row of float or of bfloat16 (its bits).
+Draw DrawToken(const float* logits, int64_t vocab_size, const SamplingParams& params, float uniform,
+               SamplerScratch& scratch);
+Draw DrawToken(const uint16_t* bfloat16_logits, int64_t vocab_size, const SamplingParams& params,
+               float uniform, SamplerScratch& scratch);
+
+}  // namespace tidepool::engine

@@ -1,0 +1,332 @@
+#include "core/model/decoder.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/model/decoder_impl.h"
+
+namespace tidepool::model {
+
+void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body) {
+  // 32k operations are about what it takes to wake another thread.
+  const int64_t grain = std::max<int64_t>(1, 32768 / std::max<int64_t>(cost, 1));
+  if (items <= grain || at::get_num_threads() == 1) {
+    if (items > 0) body(0, items);
+    return;
+  }
+  at::parallel_for(0, items, grain, body);
+}
+
+at::Tensor ActivationArena::Take(at::IntArrayRef shape, at::ScalarType dtype) {
+  size_t bytes = dtype == at::kBFloat16 ? 2 : 4;
+  for (const int64_t s : shape) bytes *= static_cast<size_t>(s);
+  bytes = std::max<size_t>(64, (bytes + 63) / 64 * 64);
+  while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].bytes().size()) ++chunk_, used_ = 0;
+  if (chunk_ == chunks_.size()) {
+    constexpr size_t kChunk = size_t{32} << 20;
+    StatusOr<PageBuffer> chunk = PageBuffer::Create(std::max(bytes, kChunk));
+    TP_CHECK(chunk.ok()) << "activations: " << chunk.status().ToString();
+    chunks_.push_back(std::move(chunk).value());
+    used_ = 0;
+  }
+  std::byte* p = chunks_[chunk_].bytes().data() + used_;
+  used_ += bytes;
+  return at::from_blob(p, shape, at::TensorOptions().dtype(dtype));
+}
+
+Decoder::Impl::Impl(const Weights& w, DecoderOptions o)
+    : weights(w), spec(w.spec()), options(o), wide(w.dtype() == DType::kFloat32) {
+  const std::vector<Parameter>& layout = w.layout();
+  for (size_t i = 0; i < layout.size(); ++i) {
+    parameters.push_back(w.Get(static_cast<int64_t>(i)));
+    transposed.push_back(layout[i].shape.size() == 2 ? parameters.back().t() : at::Tensor());
+  }
+  const auto find = [&](const std::string& name) -> int64_t {
+    for (size_t i = 0; i < layout.size(); ++i) {
+      if (layout[i].name == name) return static_cast<int64_t>(i);
+    }
+    return -1;
+  };
+  for (int64_t l = 0; l < spec.layers; ++l) {
+    const std::string at = "layers." + std::to_string(l) + ".";
+    layers.push_back({.attention_norm = find(at + "attention_norm"),
+                      .qkv = find(at + "qkv"),
+                      .qkv_bias = find(at + "qkv_bias"),
+                      .q_norm = find(at + "q_norm"),
+                      .k_norm = find(at + "k_norm"),
+                      .o = find(at + "o"),
+                      .mlp_norm = find(at + "mlp_norm"),
+                      .gate_up = find(at + "gate_up"),
+                      .down = find(at + "down")});
+  }
+  embedding = find("embedding");
+  final_norm = find("final_norm");
+  head = spec.tie_embeddings ? embedding : find("head");
+}
+
+void Decoder::Impl::EnsurePositions(int64_t count) {
+  const int64_t half = spec.head_size / 2;
+  const auto have = static_cast<int64_t>(cos.size()) / half;
+  if (count <= have) return;
+  const int64_t want = std::max(count, std::min(spec.max_position, std::max<int64_t>(2 * have, 256)));
+  cos.resize(static_cast<size_t>(want * half));
+  sin.resize(static_cast<size_t>(want * half));
+  for (int64_t p = have; p < want; ++p) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double frequency = std::pow(spec.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(spec.head_size));
+      const double angle = static_cast<double>(p) * frequency;
+      cos[static_cast<size_t>(p * half + i)] = static_cast<float>(std::cos(angle));
+      sin[static_cast<size_t>(p * half + i)] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
+void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
+  const size_t rows = b.ids.size();
+  TP_CHECK(b.positions.size() == rows && b.slots.size() == rows && b.first_run.size() == rows && b.lengths.size() == rows)
+      << "a batch of " << rows << " rows has arrays of other lengths";
+  for (size_t i = 0; i < rows; ++i) {
+    TP_CHECK(b.ids[i] >= 0 && b.ids[i] < spec.vocab_size) << "row " << i << ": token id " << b.ids[i] << " of " << spec.vocab_size;
+    TP_CHECK(b.lengths[i] >= 1 && b.positions[i] >= 0) << "row " << i << ": length " << b.lengths[i];
+    TP_CHECK(b.first_run[i] >= 0 && b.first_run[i] < static_cast<int32_t>(b.runs.size())) << "row " << i << ": run " << b.first_run[i];
+  }
+}
+
+BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t p, bool training) const {
+  const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
+  const int64_t d = spec.hidden_size, q = spec.heads * spec.head_size, kv = spec.kv_heads * spec.head_size;
+  BlockBuffers b;
+  if (training) {
+    b.x = arena.Take({p, d}, t);
+    b.rstd1 = arena.Take({p}, at::kFloat);
+    b.rstd2 = arena.Take({p}, at::kFloat);
+    b.lse = arena.Take({p, spec.heads}, at::kFloat);
+    b.k = arena.Take({p, kv}, t);
+    b.v = arena.Take({p, kv}, t);
+    if (spec.qk_norm) b.qkv = arena.Take({p, qkv_width()}, t);
+    b.x_mid = arena.Take({p, d}, t);
+  }
+  b.q = arena.Take({p, q}, t);
+  b.a = arena.Take({p, q}, t);
+  b.gate_up = arena.Take({p, 2 * spec.intermediate_size}, t);
+  return b;
+}
+
+template <typename T>
+void Decoder::Impl::Embed(const RaggedBatch& batch, int64_t padded, T* x) const {
+  const int64_t d = spec.hidden_size;
+  const T* table = Ptr<T>(parameters[static_cast<size_t>(embedding)]);
+  const auto rows = static_cast<int64_t>(batch.ids.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(x + r * d, table + int64_t{batch.ids[static_cast<size_t>(r)]} * d, static_cast<size_t>(d) * sizeof(T));
+  }
+  // Rows of padding stay finite all the way and nothing reads them.
+  std::memset(static_cast<void*>(x + rows * d), 0, static_cast<size_t>((padded - rows) * d) * sizeof(T));
+}
+
+template <typename T>
+void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b,
+                          const T* x_before, const T* add, T* k, T* v) {
+  const KernelTable<T>& kernels = Kernels<T>();
+  const LayerWeights& w = layers[static_cast<size_t>(layer)];
+  const auto param = [&](int64_t i) { return i < 0 ? nullptr : Ptr<T>(parameters[static_cast<size_t>(i)]); };
+  const int64_t d = spec.hidden_size, ff = spec.intermediate_size;
+  const auto rows = static_cast<int64_t>(batch.ids.size());
+  const auto eps = static_cast<float>(spec.rms_norm_eps);
+
+  const RmsNormArgs<T> norm1{.d = d, .x = x_before, .add = add, .x_out = Ptr<T>(b.x), .weight = param(w.attention_norm),
+                             .eps = eps, .out = Ptr<T>(b.norm), .rstd = Ptr<float>(b.rstd1)};
+  ParallelItems(padded, 6 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, norm1); });
+  at::Tensor qkv = b.qkv, out = b.out, gate_up = b.gate_up;
+  at::mm_out(qkv, b.norm, transposed[static_cast<size_t>(w.qkv)]);
+
+  const RotaryArgs<T> rotary{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size,
+                             .qkv = Ptr<T>(qkv), .bias = param(w.qkv_bias), .q_norm = param(w.q_norm),
+                             .k_norm = param(w.k_norm), .eps = eps, .cos = cos.data(), .sin = sin.data(),
+                             .positions = batch.positions.data(), .slots = batch.slots.data(),
+                             .q = Ptr<T>(b.q), .k = k, .v = v};
+  ParallelItems(rows, 4 * qkv_width(), [&](int64_t begin, int64_t end) { kernels.rotary(begin, end, rotary); });
+
+  const AttentionArgs<T> attention{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size,
+                                   .q = Ptr<T>(b.q), .k = k, .v = v, .first_run = batch.first_run.data(),
+                                   .lengths = batch.lengths.data(), .runs = batch.runs.data(), .out = Ptr<T>(b.a),
+                                   .lse = Ptr<float>(b.lse)};
+  const int32_t longest = rows == 0 ? 0 : *std::max_element(batch.lengths.begin(), batch.lengths.end());
+  ParallelItems(rows * spec.kv_heads, spec.heads / spec.kv_heads * longest * spec.head_size,
+                [&](int64_t begin, int64_t end) {
+                  std::vector<float> scratch(static_cast<size_t>(AttentionScratch(longest)));
+                  kernels.attention(begin, end, attention, scratch.data());
+                });
+  const int64_t q_width = spec.heads * spec.head_size;
+  std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0, static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
+  at::mm_out(out, b.a, transposed[static_cast<size_t>(w.o)]);
+
+  const RmsNormArgs<T> norm2{.d = d, .x = Ptr<T>(b.x), .add = Ptr<T>(out), .x_out = Ptr<T>(b.x_mid),
+                             .weight = param(w.mlp_norm), .eps = eps, .out = Ptr<T>(b.norm), .rstd = Ptr<float>(b.rstd2)};
+  ParallelItems(padded, 6 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, norm2); });
+  at::mm_out(gate_up, b.norm, transposed[static_cast<size_t>(w.gate_up)]);
+  ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
+    kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(b.act));
+  });
+  at::mm_out(out, b.act, transposed[static_cast<size_t>(w.down)]);
+}
+
+// The backward recomputes blocks.
+template void Decoder::Impl::Block<float>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&, const float*,
+                                          const float*, float*, float*);
+template void Decoder::Impl::Block<BF16>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&, const BF16*,
+                                         const BF16*, BF16*, BF16*);
+
+template <typename T>
+at::Tensor Decoder::Impl::FinalNorm(int64_t rows, int64_t padded, const T* x, const T* add, T* x_out, float* rstd) const {
+  at::Tensor hidden = at::empty({padded, spec.hidden_size}, at::TensorOptions().dtype(wide ? at::kFloat : at::kBFloat16));
+  const RmsNormArgs<T> args{.d = spec.hidden_size, .x = x, .add = add, .x_out = x_out,
+                            .weight = Ptr<T>(parameters[static_cast<size_t>(final_norm)]),
+                            .eps = static_cast<float>(spec.rms_norm_eps), .out = Ptr<T>(hidden), .rstd = rstd};
+  ParallelItems(padded, 6 * spec.hidden_size, [&](int64_t begin, int64_t end) { Kernels<T>().rms_norm(begin, end, args); });
+  return hidden.narrow(0, 0, rows);
+}
+
+template <typename T>
+at::Tensor Decoder::Impl::Forward(const RaggedBatch& batch, const KvMemory& kv) {
+  const auto rows = static_cast<int64_t>(batch.ids.size());
+  const int64_t padded = Padded(rows), d = spec.hidden_size;
+  const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
+  TP_CHECK(kv.k != nullptr && kv.v != nullptr && kv.k->dim() == 4 && kv.k->is_contiguous() && kv.v->is_contiguous() &&
+           kv.k->sizes() == kv.v->sizes() && kv.k->scalar_type() == t && kv.v->scalar_type() == t)
+      << "KV memory: two contiguous tensors [layers, slots, kv_heads, head_size] of the model's dtype are expected";
+  TP_CHECK(kv.k->size(0) == spec.layers && kv.k->size(2) == spec.kv_heads && kv.k->size(3) == spec.head_size)
+      << "KV memory has another shape than the model";
+  const int64_t layer_stride = kv.k->stride(0);
+  scratch.Reset();
+  BlockBuffers b = TakeBlock(scratch, padded, /*training=*/false);
+  b.x = scratch.Take({padded, d}, t);
+  b.x_mid = b.x;  // the residual stream is updated in place
+  b.norm = scratch.Take({padded, d}, t);
+  b.qkv = scratch.Take({padded, qkv_width()}, t);
+  b.act = scratch.Take({padded, spec.intermediate_size}, t);
+  b.out = scratch.Take({padded, d}, t);
+  T* x = Ptr<T>(b.x);
+  Embed(batch, padded, x);
+  for (int64_t l = 0; l < spec.layers; ++l) {
+    Block<T>(l, batch, padded, b, x, l == 0 ? nullptr : Ptr<T>(b.out), Ptr<T>(*kv.k) + l * layer_stride,
+             Ptr<T>(*kv.v) + l * layer_stride);
+  }
+  return FinalNorm<T>(rows, padded, x, Ptr<T>(b.out), x, nullptr);
+}
+
+template <typename T>
+at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& batch, SavedActivations& saved) {
+  const int64_t padded = saved.padded, d = spec.hidden_size;
+  const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
+  ActivationArena& arena = *saved.arena;
+  scratch.Reset();
+  BlockBuffers shared;
+  if (saved.recompute) shared = TakeBlock(scratch, padded, /*training=*/true);
+  const at::Tensor norm = scratch.Take({padded, d}, t), act = scratch.Take({padded, spec.intermediate_size}, t),
+                   out = scratch.Take({padded, d}, t);
+  const at::Tensor qkv = spec.qk_norm ? at::Tensor() : scratch.Take({padded, qkv_width()}, t);
+  at::Tensor x_before;  // what the pending `out` is to be added to
+  for (int64_t l = 0; l < spec.layers; ++l) {
+    BlockBuffers b = saved.recompute ? shared : TakeBlock(arena, padded, /*training=*/true);
+    if (saved.recompute) b.x = arena.Take({padded, d}, t);
+    b.norm = norm, b.act = act, b.out = out;
+    if (!spec.qk_norm) b.qkv = qkv;
+    if (l == 0) Embed(batch, padded, Ptr<T>(b.x));
+    Block<T>(l, batch, padded, b, l == 0 ? Ptr<T>(b.x) : Ptr<T>(x_before), l == 0 ? nullptr : Ptr<T>(out), Ptr<T>(b.k),
+             Ptr<T>(b.v));
+    x_before = b.x_mid;
+    if (saved.recompute) {
+      BlockBuffers kept;
+      kept.x = b.x;
+      saved.blocks.push_back(std::move(kept));
+    } else {
+      saved.blocks.push_back(std::move(b));
+    }
+  }
+  saved.x_last = arena.Take({padded, d}, t);
+  saved.rstd_last = arena.Take({padded}, at::kFloat);
+  return FinalNorm<T>(saved.rows, padded, Ptr<T>(x_before), Ptr<T>(out), Ptr<T>(saved.x_last), Ptr<float>(saved.rstd_last));
+}
+
+Decoder::Decoder(const Weights& weights, DecoderOptions options) : impl_(std::make_unique<Impl>(weights, options)) {}
+Decoder::~Decoder() = default;
+
+at::Tensor Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
+  impl_->CheckBatch(batch);
+  for (const int32_t p : batch.positions) impl_->EnsurePositions(int64_t{p} + 1);
+  return impl_->wide ? impl_->Forward<float>(batch, kv) : impl_->Forward<BF16>(batch, kv);
+}
+
+at::Tensor Decoder::Logits(const at::Tensor& hidden) const {
+  Impl& m = *impl_;
+  const int64_t rows = hidden.size(0), padded = m.Padded(rows), d = m.spec.hidden_size;
+  at::Tensor in = hidden;
+  if (padded != rows || !hidden.is_contiguous()) {
+    in = at::empty({padded, d}, hidden.options());
+    in.narrow(0, 0, rows).copy_(hidden);
+    if (padded != rows) in.narrow(0, rows, padded - rows).zero_();
+  }
+  // Fresh memory for tens of megabytes costs page faults: take the last result's if it is free.
+  const bool reusable = m.logits.defined() && m.logits.use_count() == 1 && m.logits.storage().use_count() == 1 &&
+                        m.logits.size(0) >= padded && m.logits.is_inference() == c10::InferenceMode::is_enabled();
+  if (!reusable) {
+    m.logits = at::empty({padded, m.spec.vocab_size}, hidden.options());
+  }
+  at::Tensor out = m.logits.narrow(0, 0, padded);
+  at::mm_out(out, in, m.transposed[static_cast<size_t>(m.head)]);
+  return out.narrow(0, 0, rows);
+}
+
+std::pair<at::Tensor, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batch, bool recompute) const {
+  Impl& m = *impl_;
+  m.CheckBatch(batch);
+  SavedPtr saved(new SavedActivations());
+  saved->recompute = recompute;
+  saved->rows = static_cast<int64_t>(batch.ids.size());
+  saved->padded = m.Padded(saved->rows);
+  for (size_t i = 0; i < batch.slots.size(); ++i) {
+    TP_CHECK(batch.slots[i] == static_cast<int32_t>(i)) << "training: slot " << batch.slots[i] << " in row " << i;
+    m.EnsurePositions(int64_t{batch.positions[i]} + 1);
+  }
+  saved->ids.assign(batch.ids.begin(), batch.ids.end());
+  saved->positions.assign(batch.positions.begin(), batch.positions.end());
+  saved->slots.assign(batch.slots.begin(), batch.slots.end());
+  saved->first_run.assign(batch.first_run.begin(), batch.first_run.end());
+  saved->lengths.assign(batch.lengths.begin(), batch.lengths.end());
+  saved->runs.assign(batch.runs.begin(), batch.runs.end());
+  if (!m.idle.empty()) {
+    saved->arena = std::move(m.idle.back());
+    m.idle.pop_back();
+    saved->arena->Reset();
+  } else {
+    saved->arena = std::make_unique<ActivationArena>();
+  }
+  saved->owner = &m;
+  at::Tensor hidden = m.wide ? m.ForwardTraining<float>(batch, *saved) : m.ForwardTraining<BF16>(batch, *saved);
+  return {std::move(hidden), std::move(saved)};
+}
+
+void Decoder::ReleaseScratch() {
+  impl_->scratch = ActivationArena();
+  impl_->idle.clear();
+  impl_->logits = at::Tensor();
+  impl_->weight_gradient = at::Tensor();
+}
+
+void SavedDeleter::operator()(SavedActivations* saved) const {
+  if (saved == nullptr) return;
+  saved->blocks.clear();
+  if (saved->owner != nullptr) saved->owner->idle.push_back(std::move(saved->arena));
+  delete saved;  // NOLINT: this is the deleter
+}
+
+}  // namespace tidepool::model

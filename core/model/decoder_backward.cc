@@ -1,0 +1,235 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/model/decoder_impl.h"
+
+namespace tidepool::model {
+
+std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch) {
+  const auto rows = static_cast<int64_t>(batch.ids.size());
+  std::vector<int64_t> low(static_cast<size_t>(rows)), high(static_cast<size_t>(rows));  // slots a row reads
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t left = batch.lengths[static_cast<size_t>(r)], lo = r, hi = r;
+    for (auto i = static_cast<size_t>(batch.first_run[static_cast<size_t>(r)]); left > 0; ++i) {
+      TP_CHECK(i < batch.runs.size()) << "row " << r << ": its runs end before its length";
+      const KvRun& run = batch.runs[i];
+      const int64_t used = std::min<int64_t>(left, run.count);
+      if (used > 0) {
+        lo = std::min<int64_t>(lo, run.start);
+        hi = std::max<int64_t>(hi, run.start + used - 1);
+      }
+      left -= used;
+    }
+    TP_CHECK(lo >= 0 && hi < rows) << "row " << r << " reads slots outside the batch";
+    low[static_cast<size_t>(r)] = lo;
+    high[static_cast<size_t>(r)] = hi;
+  }
+  for (int64_t r = rows - 2; r >= 0; --r) {
+    low[static_cast<size_t>(r)] = std::min(low[static_cast<size_t>(r)], low[static_cast<size_t>(r + 1)]);
+  }
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  int64_t begin = 0, reach = -1;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (r > begin && reach < r && low[static_cast<size_t>(r)] >= r) {
+      ranges.emplace_back(begin, r);
+      begin = r;
+    }
+    reach = std::max(reach, high[static_cast<size_t>(r)]);
+  }
+  if (rows > 0) ranges.emplace_back(begin, rows);
+  return ranges;
+}
+
+template <typename T>
+void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads) {
+  at::Tensor gradient = grads.Get(index);
+  if (wide) {
+    at::addmm_out(gradient, gradient, dy.t(), x);
+    return;
+  }
+  // The product is rounded to bfloat16 once per call and summed in float32. Blocks of rows bound the copy.
+  const int64_t n = gradient.size(0), k = gradient.size(1), block = std::max<int64_t>(16, (int64_t{8} << 20) / k / 16 * 16);
+  for (int64_t at = 0; at < n; at += block) {
+    const int64_t size = std::min(block, n - at);
+    if (!weight_gradient.defined() || weight_gradient.numel() < size * k ||
+        weight_gradient.is_inference() != c10::InferenceMode::is_enabled()) {
+      weight_gradient = at::empty({size * k}, at::TensorOptions().dtype(at::kBFloat16));
+    }
+    at::Tensor product = weight_gradient.narrow(0, 0, size * k).view({size, k});
+    at::mm_out(product, dy.narrow(1, at, size).t(), x);
+    float* to = Ptr<float>(gradient) + at * k;
+    ParallelItems(size, k, [&](int64_t begin, int64_t end) {
+      Kernels<T>().accumulate(begin * k, end * k, Ptr<T>(product), to);
+    });
+  }
+}
+
+template <typename T>
+void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
+                                  const at::Tensor& dx, const at::Tensor& dx_narrow, Gradients& grads) {
+  const KernelTable<T>& kernels = Kernels<T>();
+  const LayerWeights& w = layers[static_cast<size_t>(layer)];
+  const auto param = [&](int64_t i) { return i < 0 ? nullptr : Ptr<T>(parameters[static_cast<size_t>(i)]); };
+  const auto grad = [&](int64_t i) { return grads.values().data() + weights.layout()[static_cast<size_t>(i)].offset; };
+  const int64_t d = spec.hidden_size, ff = spec.intermediate_size, padded = saved.padded, rows = saved.rows;
+  const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
+  const auto eps = static_cast<float>(spec.rms_norm_eps);
+  at::Tensor act = b.act, norm = b.norm, gate_up = b.gate_up, dnorm = b.out;
+
+  const auto renorm = [&](const at::Tensor& x, int64_t weight) {
+    const RmsNormArgs<T> args{.d = d, .x = Ptr<T>(x), .weight = param(weight), .eps = eps, .out = Ptr<T>(norm)};
+    ParallelItems(padded, 4 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, args); });
+  };
+  const auto norm_backward = [&](const at::Tensor& x, const at::Tensor& rstd, int64_t weight) {
+    ParallelItems(RoundUp(d, 16) / 16, 48 * padded, [&](int64_t begin, int64_t end) {
+      kernels.rms_norm_backward_weight(begin * 16, std::min(d, end * 16), padded, d, Ptr<T>(x), Ptr<float>(rstd),
+                                       Ptr<T>(dnorm), grad(weight));
+    });
+    ParallelItems(padded, 8 * d, [&](int64_t begin, int64_t end) {
+      kernels.rms_norm_backward(begin, end, d, Ptr<T>(x), param(weight), Ptr<float>(rstd), Ptr<T>(dnorm),
+                                Ptr<float>(dx), Ptr<T>(dx_narrow));
+    });
+  };
+
+  // MLP. x_out = x_mid + act · down^T
+  ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
+    kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act));
+  });
+  AddProductGradient<T>(w.down, dx_narrow, act, grads);
+  at::mm_out(act, dx_narrow, parameters[static_cast<size_t>(w.down)]);  // d act
+  ParallelItems(padded, 24 * ff, [&](int64_t begin, int64_t end) {
+    kernels.swiglu_backward(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
+  });
+  renorm(b.x_mid, w.mlp_norm);
+  AddProductGradient<T>(w.gate_up, gate_up, norm, grads);
+  at::mm_out(dnorm, gate_up, parameters[static_cast<size_t>(w.gate_up)]);
+  norm_backward(b.x_mid, b.rstd2, w.mlp_norm);
+
+  // Attention. x_mid = x + a · o^T
+  AddProductGradient<T>(w.o, dx_narrow, b.a, grads);
+  at::Tensor da = scratch.Take({padded, spec.heads * spec.head_size}, t);
+  at::mm_out(da, dx_narrow, parameters[static_cast<size_t>(w.o)]);
+  at::Tensor dqkv = scratch.Take({padded, qkv_width()}, t);
+  std::memset(static_cast<void*>(Ptr<T>(dqkv) + rows * qkv_width()), 0, static_cast<size_t>((padded - rows) * qkv_width()) * sizeof(T));
+  const RaggedBatch batch = saved.batch();
+  const AttentionBackwardArgs<T> args{
+      .forward = {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size, .q = Ptr<T>(b.q),
+                  .k = Ptr<T>(b.k), .v = Ptr<T>(b.v), .first_run = batch.first_run.data(), .lengths = batch.lengths.data(),
+                  .runs = batch.runs.data(), .out = Ptr<T>(b.a), .lse = Ptr<float>(b.lse)},
+      .dout = Ptr<T>(da), .cos = cos.data(), .sin = sin.data(), .positions = batch.positions.data(), .dqkv = Ptr<T>(dqkv)};
+  const std::vector<std::pair<int64_t, int64_t>> ranges = ClosedRanges(batch);
+  // One item is a range and a KV head: its dK and dV are summed by one thread in the order of rows.
+  ParallelItems(static_cast<int64_t>(ranges.size()) * spec.kv_heads, 1 << 20, [&](int64_t begin, int64_t end) {
+    std::vector<float> space;
+    for (int64_t i = begin; i < end; ++i) {
+      const auto [first, last] = ranges[static_cast<size_t>(i / spec.kv_heads)];
+      space.resize(std::max(space.size(), static_cast<size_t>(AttentionBackwardScratch(last - first, spec.head_size))));
+      kernels.attention_backward(first, last, i % spec.kv_heads, args, space.data());
+    }
+  });
+  if (spec.qk_norm) {
+    const HeadNormBackwardArgs<T> head{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size,
+                                       .qkv = Ptr<T>(b.qkv), .bias = param(w.qkv_bias), .q_norm = param(w.q_norm),
+                                       .k_norm = param(w.k_norm), .eps = eps, .dqkv = Ptr<T>(dqkv)};
+    // Blocks of 64 rows, summed in order, whatever the number of threads.
+    const int64_t blocks = (rows + 63) / 64, width = 2 * spec.head_size;
+    std::vector<float> partial(static_cast<size_t>(blocks * width), 0.0F);
+    ParallelItems(blocks, 64 * 16 * qkv_width(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        kernels.head_norm_backward(i * 64, std::min(rows, i * 64 + 64), head, partial.data() + i * width);
+      }
+    });
+    for (int64_t i = 0; i < blocks; ++i) {
+      for (int64_t c = 0; c < spec.head_size; ++c) {
+        grad(w.q_norm)[c] += partial[static_cast<size_t>(i * width + c)];
+        grad(w.k_norm)[c] += partial[static_cast<size_t>(i * width + spec.head_size + c)];
+      }
+    }
+  }
+  if (w.qkv_bias >= 0) {
+    ParallelItems(RoundUp(qkv_width(), 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
+      kernels.column_sum(begin * 16, std::min(qkv_width(), end * 16), rows, qkv_width(), Ptr<T>(dqkv), grad(w.qkv_bias));
+    });
+  }
+  renorm(b.x, w.attention_norm);
+  AddProductGradient<T>(w.qkv, dqkv, norm, grads);
+  at::mm_out(dnorm, dqkv, parameters[static_cast<size_t>(w.qkv)]);
+  norm_backward(b.x, b.rstd1, w.attention_norm);
+}
+
+template <typename T>
+void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hidden, Gradients& grads) {
+  const int64_t rows = saved.rows, padded = saved.padded, d = spec.hidden_size;
+  const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
+  TP_CHECK(grad_hidden.dim() == 2 && grad_hidden.size(0) == rows && grad_hidden.size(1) == d && grad_hidden.scalar_type() == t)
+      << "backward: the gradient of the hidden rows has another shape or dtype";
+  scratch.Reset();
+  BlockBuffers shared;
+  if (saved.recompute) shared = TakeBlock(scratch, padded, /*training=*/true);
+  shared.norm = scratch.Take({padded, d}, t);
+  shared.act = scratch.Take({padded, spec.intermediate_size}, t);
+  shared.out = scratch.Take({padded, d}, t);
+  if (saved.recompute && !spec.qk_norm) shared.qkv = scratch.Take({padded, qkv_width()}, t);
+  // The residual stream's gradient is kept in float32; products read it rounded.
+  const at::Tensor dx = scratch.Take({padded, d}, at::kFloat);
+  const at::Tensor dx_narrow = wide ? dx : scratch.Take({padded, d}, t);
+  std::memset(dx.data_ptr(), 0, static_cast<size_t>(padded * d) * sizeof(float));
+
+  T* dh = Ptr<T>(shared.out);
+  const at::Tensor dense = grad_hidden.contiguous();
+  std::memcpy(static_cast<void*>(dh), dense.const_data_ptr(), static_cast<size_t>(rows * d) * sizeof(T));
+  std::memset(static_cast<void*>(dh + rows * d), 0, static_cast<size_t>((padded - rows) * d) * sizeof(T));
+  float* dnorm = grads.values().data() + weights.layout()[static_cast<size_t>(final_norm)].offset;
+  ParallelItems(RoundUp(d, 16) / 16, 48 * padded, [&](int64_t begin, int64_t end) {
+    Kernels<T>().rms_norm_backward_weight(begin * 16, std::min(d, end * 16), padded, d, Ptr<T>(saved.x_last),
+                                          Ptr<float>(saved.rstd_last), dh, dnorm);
+  });
+  ParallelItems(padded, 8 * d, [&](int64_t begin, int64_t end) {
+    Kernels<T>().rms_norm_backward(begin, end, d, Ptr<T>(saved.x_last), Ptr<T>(parameters[static_cast<size_t>(final_norm)]),
+                                   Ptr<float>(saved.rstd_last), dh, Ptr<float>(dx), Ptr<T>(dx_narrow));
+  });
+  const ActivationArena::Mark mark = scratch.mark();
+  const RaggedBatch batch = saved.batch();
+  for (int64_t l = spec.layers - 1; l >= 0; --l) {
+    scratch.Rewind(mark);
+    BlockBuffers b = saved.recompute ? shared : saved.blocks[static_cast<size_t>(l)];
+    b.norm = shared.norm, b.act = shared.act, b.out = shared.out;
+    if (saved.recompute) {
+      b.x = saved.blocks[static_cast<size_t>(l)].x;
+      Block<T>(l, batch, padded, b, Ptr<T>(b.x), nullptr, Ptr<T>(b.k), Ptr<T>(b.v));
+    }
+    BlockBackward<T>(l, saved, b, dx, dx_narrow, grads);
+  }
+  float* table = grads.values().data() + weights.layout()[static_cast<size_t>(embedding)].offset;
+  // A thread owns columns, so rows with the same id are summed in their order.
+  ParallelItems(RoundUp(d, 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
+    Kernels<T>().embedding_backward(begin * 16, std::min(d, end * 16), rows, d, batch.ids.data(), Ptr<float>(dx), table);
+  });
+}
+
+void Decoder::Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads) const {
+  if (impl_->wide) {
+    impl_->Backward<float>(*saved, grad_hidden, grads);
+  } else {
+    impl_->Backward<BF16>(*saved, grad_hidden, grads);
+  }
+}
+
+at::Tensor Decoder::LogitsBackward(const at::Tensor& hidden, const at::Tensor& dlogits, Gradients& grads) const {
+  Impl& m = *impl_;
+  if (m.wide) {
+    m.AddProductGradient<float>(m.head, dlogits, hidden, grads);
+  } else {
+    m.AddProductGradient<BF16>(m.head, dlogits, hidden, grads);
+  }
+  return at::mm(dlogits, m.parameters[static_cast<size_t>(m.head)]);
+}
+
+}  // namespace tidepool::model

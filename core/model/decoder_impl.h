@@ -1,0 +1,127 @@
+#pragma once
+// Inside of Decoder, shared by decoder.cc (forward) and decoder_backward.cc. Not for others.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/model/decoder.h"
+#include "core/model/kernels/kernels.h"
+#include "core/model/page_buffer.h"
+
+namespace tidepool::model {
+
+inline at::ScalarType ScalarOf(DType dtype) { return dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16; }
+
+template <typename T>
+T* Ptr(const at::Tensor& t) {
+  return t.defined() ? static_cast<T*>(t.data_ptr()) : nullptr;
+}
+
+// Splits [0, items) over the threads where the work is worth it. `cost`: rough float operations an item.
+void ParallelItems(int64_t items, int64_t cost, const std::function<void(int64_t, int64_t)>& body);
+
+// Bump allocator for activations: memory stays between steps, so pages are not faulted in again.
+class ActivationArena {
+ public:
+  // Uninitialised, 64-byte aligned; valid until Reset().
+  at::Tensor Take(at::IntArrayRef shape, at::ScalarType dtype);
+  void Reset() { chunk_ = 0, used_ = 0; }
+  struct Mark { size_t chunk = 0, used = 0; };
+  [[nodiscard]] Mark mark() const { return {chunk_, used_}; }
+  void Rewind(Mark to) { chunk_ = to.chunk, used_ = to.used; }  // frees what was taken since
+
+ private:
+  std::vector<PageBuffer> chunks_;
+  size_t chunk_ = 0;
+  size_t used_ = 0;
+};
+
+// What one block computes. With everything saved each block has buffers of its own; in inference
+// and while recomputing they are shared by all blocks.
+struct BlockBuffers {
+  at::Tensor x;      // [P, d] block input
+  at::Tensor norm;   // [P, d] normed input of qkv, then of gate_up; never saved
+  at::Tensor rstd1;  // [P] float32, training only
+  at::Tensor qkv;    // [P, (Hq + 2 Hkv) D]; saved only with head norms
+  at::Tensor q;      // [P, Hq D] rotated
+  at::Tensor k, v;   // [P, Hkv D], training only: the batch is its own KV memory
+  at::Tensor a;      // [P, Hq D] attention output
+  at::Tensor lse;    // [P, Hq] float32, training only
+  at::Tensor x_mid;  // [P, d] after attention; may be x in inference
+  at::Tensor rstd2;  // [P] float32, training only
+  at::Tensor gate_up;  // [P, 2 ff]
+  at::Tensor act;    // [P, ff]; never saved
+  at::Tensor out;    // [P, d] product results on their way to the residual; never saved
+};
+
+struct SavedActivations {
+  bool recompute = false;
+  int64_t rows = 0, padded = 0;
+  std::vector<int32_t> ids, positions, slots, first_run, lengths;
+  std::vector<KvRun> runs;
+  std::vector<BlockBuffers> blocks;  // with recompute only x of each
+  at::Tensor x_last;                 // [P, d] input of the final norm
+  at::Tensor rstd_last;              // [P]
+  std::unique_ptr<ActivationArena> arena;
+  Decoder::Impl* owner = nullptr;    // takes the arena back
+  [[nodiscard]] RaggedBatch batch() const { return {ids, positions, slots, first_run, lengths, runs}; }
+};
+
+struct LayerWeights {
+  int64_t attention_norm, qkv, qkv_bias, q_norm, k_norm, o, mlp_norm, gate_up, down;  // indices of the layout, -1: none
+};
+
+struct Decoder::Impl {
+  Impl(const Weights& w, DecoderOptions o);
+
+  const Weights& weights;
+  const ModelSpec spec;
+  const DecoderOptions options;
+  const bool wide;                      // float32
+  std::vector<at::Tensor> parameters;   // views by index of the layout
+  std::vector<at::Tensor> transposed;   // of matrices
+  std::vector<LayerWeights> layers;
+  int64_t embedding = 0, final_norm = 0, head = 0;
+  std::vector<float> cos, sin;          // [positions, D / 2], grown on demand
+  ActivationArena scratch;
+  std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
+  at::Tensor logits;                    // reused when nobody holds it any more
+  at::Tensor weight_gradient;           // one matrix in the model's dtype
+
+  [[nodiscard]] int64_t Padded(int64_t rows) const { return options.deterministic ? RoundUp(rows, 16) : rows; }
+  [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
+  void EnsurePositions(int64_t count);
+  void CheckBatch(const RaggedBatch& batch) const;
+
+  BlockBuffers TakeBlock(ActivationArena& arena, int64_t padded, bool training) const;
+  template <typename T>
+  void Embed(const RaggedBatch& batch, int64_t padded, T* x) const;
+  // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.
+  template <typename T>
+  void Block(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b, const T* x_before,
+             const T* add, T* k, T* v);
+  template <typename T>
+  at::Tensor FinalNorm(int64_t rows, int64_t padded, const T* x, const T* add, T* x_out, float* rstd) const;
+  template <typename T>
+  at::Tensor Forward(const RaggedBatch& batch, const KvMemory& kv);
+  template <typename T>
+  at::Tensor ForwardTraining(const RaggedBatch& batch, SavedActivations& saved);
+  template <typename T>
+  void Backward(SavedActivations& saved, const at::Tensor& grad_hidden, Gradients& grads);
+  template <typename T>
+  void BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const at::Tensor& dx,
+                     const at::Tensor& dx_narrow, Gradients& grads);
+  // Gradient of parameter `index` += dy^T x; dy [P, n], x [P, k].
+  template <typename T>
+  void AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads);
+};
+
+// Ranges of rows that attend inside themselves only: [begin, end) pairs that tile [0, rows).
+std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch);
+
+}  // namespace tidepool::model

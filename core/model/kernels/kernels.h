@@ -1,0 +1,151 @@
+#pragma once
+// CPU kernels of the decoder on raw pointers: everything between two matrix products.
+//
+// Rows are stored in T (float32 or bfloat16) and computed in float32. Each kernel works on a range
+// of independent items, so the caller splits the range over threads as it likes: the result of an
+// item never depends on the split. Sums run in one fixed order: 16 lanes by index mod 16, lanes
+// added as a balanced tree. The code is compiled once per instruction set (AVX-512, AVX2, baseline)
+// and chosen at run time; equal bits are promised on one instruction set, not between two of them
+// (fused multiply-add differs). Pure functions of their arguments; thread-safe.
+
+#include <cstdint>
+
+#include "core/model/kv_run.h"
+
+namespace tidepool::model {
+
+// bfloat16 as stored: the upper half of a float32.
+struct BF16 {
+  uint16_t bits = 0;
+};
+
+// Adds `add` (may be null) to x, writes the sum to x_out (may be x; unused when add is null), and
+//   out = x * rstd * weight,  rstd = 1/sqrt(mean(x^2) + eps)      (RMSNorm, arXiv:1910.07467)
+// x, add, x_out, out: [rows, d]; weight: [d]; rstd: [rows] or null.
+template <typename T>
+struct RmsNormArgs {
+  int64_t d = 0;
+  const T* x = nullptr;
+  const T* add = nullptr;
+  T* x_out = nullptr;
+  const T* weight = nullptr;
+  float eps = 0;
+  T* out = nullptr;
+  float* rstd = nullptr;
+};
+
+// Takes apart a row of the fused product: adds the bias, normalises each head of q and k (Qwen3),
+// rotates q and k (half-split convention: x1' = x1 cos - x2 sin, x2' = x2 cos + x1 sin for the
+// halves x1, x2 of a head), and writes q to its buffer, k and v to their slots.
+template <typename T>
+struct RotaryArgs {
+  int64_t heads = 0, kv_heads = 0, head_size = 0;
+  const T* qkv = nullptr;          // [rows, (heads + 2 kv_heads) * head_size]
+  const T* bias = nullptr;         // [(heads + 2 kv_heads) * head_size] or null
+  const T* q_norm = nullptr;       // [head_size] or null
+  const T* k_norm = nullptr;
+  float eps = 0;
+  const float* cos = nullptr;      // [positions, head_size / 2]
+  const float* sin = nullptr;
+  const int32_t* positions = nullptr;  // [rows]
+  const int32_t* slots = nullptr;      // [rows]
+  T* q = nullptr;                  // [rows, heads * head_size]
+  T* k = nullptr;                  // [slots, kv_heads, head_size]
+  T* v = nullptr;
+};
+
+// Attention of rows over runs of slots; items are row * kv_heads + kv head.
+//   s_j = q.k_j / sqrt(D), p = softmax(s), out = sum_j p_j v_j, lse = log sum_j exp(s_j)
+template <typename T>
+struct AttentionArgs {
+  int64_t heads = 0, kv_heads = 0, head_size = 0;
+  const T* q = nullptr;            // [rows, heads * head_size]
+  const T* k = nullptr;            // [slots, kv_heads, head_size]
+  const T* v = nullptr;
+  const int32_t* first_run = nullptr;  // [rows]
+  const int32_t* lengths = nullptr;    // [rows], >= 1
+  const KvRun* runs = nullptr;
+  T* out = nullptr;                // [rows, heads * head_size]
+  float* lse = nullptr;            // [rows, heads] or null
+};
+
+// Backward of attention and of the rotation for the rows [row_begin, row_end), whose slots are the
+// same range and which attend inside it only. Probabilities are computed again from lse. Writes the
+// gradient of the fused product before rotation (bias and head norms are not undone here).
+template <typename T>
+struct AttentionBackwardArgs {
+  AttentionArgs<T> forward;        // out and lse as the forward left them
+  const T* dout = nullptr;         // [rows, heads * head_size]
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  const int32_t* positions = nullptr;
+  T* dqkv = nullptr;               // [rows, (heads + 2 kv_heads) * head_size]
+};
+
+// Backward of the head norms of q and k: dqkv in place, rows of gradient before the norm.
+// dweight[2 * head_size] (q, then k) is added to.
+template <typename T>
+struct HeadNormBackwardArgs {
+  int64_t heads = 0, kv_heads = 0, head_size = 0;
+  const T* qkv = nullptr;
+  const T* bias = nullptr;
+  const T* q_norm = nullptr;
+  const T* k_norm = nullptr;
+  float eps = 0;
+  T* dqkv = nullptr;
+};
+
+template <typename T>
+struct KernelTable {
+  void (*rms_norm)(int64_t begin, int64_t end, const RmsNormArgs<T>&);
+  // dx[rows, d] (float32) += d norm / d x . dout; dx_copy (T, may be null) gets the sum rounded.
+  void (*rms_norm_backward)(int64_t begin, int64_t end, int64_t d, const T* x, const T* weight, const float* rstd,
+                            const T* dout, float* dx, T* dx_copy);
+  // dweight[c] += sum over rows of dout * x * rstd, for columns [begin, end).
+  void (*rms_norm_backward_weight)(int64_t begin, int64_t end, int64_t rows, int64_t d, const T* x,
+                                   const float* rstd, const T* dout, float* dweight);
+  void (*rotary)(int64_t begin, int64_t end, const RotaryArgs<T>&);
+  // scratch: attention_scratch(max length) floats.
+  void (*attention)(int64_t begin, int64_t end, const AttentionArgs<T>&, float* scratch);
+  // One kv head. scratch: attention_backward_scratch(rows, head_size) floats.
+  void (*attention_backward)(int64_t row_begin, int64_t row_end, int64_t kv_head, const AttentionBackwardArgs<T>&,
+                             float* scratch);
+  void (*head_norm_backward)(int64_t begin, int64_t end, const HeadNormBackwardArgs<T>&, float* dweight);
+  // gate_up[rows, 2 ff] -> act[rows, ff] = silu(gate) * up.
+  void (*swiglu)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, T* act);
+  // dgate_up[rows, 2 ff] from dact[rows, ff]; dgate_up may be gate_up.
+  void (*swiglu_backward)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, const T* dact, T* dgate_up);
+  // Per row of logits[n, vocab], z = logits * inv_temperature: lse, log p(id), entropy (each may be null but logprob).
+  void (*token_logprob)(int64_t begin, int64_t end, int64_t vocab, const T* logits, const int32_t* ids,
+                        float inv_temperature, float* logprob, float* entropy, float* lse);
+  // In place: logits become d loss / d logits, given d loss / d logprob and d loss / d entropy (may be null).
+  void (*token_logprob_backward)(int64_t begin, int64_t end, int64_t vocab, T* logits, const int32_t* ids,
+                                 float inv_temperature, const float* lse, const float* entropy,
+                                 const float* dlogprob, const float* dentropy);
+  // out[c] += sum over rows of x[r, c], columns [begin, end).
+  void (*column_sum)(int64_t begin, int64_t end, int64_t rows, int64_t stride, const T* x, float* out);
+  // table[ids[r], c] += dx[r, c], columns [begin, end), rows in order.
+  void (*embedding_backward)(int64_t begin, int64_t end, int64_t rows, int64_t d, const int32_t* ids,
+                             const float* dx, float* table);
+  void (*accumulate)(int64_t begin, int64_t end, const T* x, float* sum);  // sum[i] += x[i]
+  void (*widen)(int64_t begin, int64_t end, const T* x, float* out);
+  void (*narrow)(int64_t begin, int64_t end, const float* x, T* out);      // nearest, ties to even
+};
+
+inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+inline int64_t AttentionScratch(int64_t max_length) { return 4 * RoundUp(max_length, 16) + 16; }
+inline int64_t AttentionBackwardScratch(int64_t rows, int64_t head_size) {
+  return 4 * rows * RoundUp(head_size, 16) + 8 * RoundUp(head_size, 16) + 64;
+}
+
+// The best set this CPU has. T: float or BF16.
+template <typename T>
+const KernelTable<T>& Kernels();
+
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+Isa BestIsa();                       // honours TIDEPOOL_CPU_ISA=baseline|avx2|avx512 where the CPU has it
+const char* IsaName(Isa isa);
+template <typename T>
+const KernelTable<T>& KernelsFor(Isa isa);  // requires that the CPU has it; for tests
+
+}  // namespace tidepool::model

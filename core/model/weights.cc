@@ -1,0 +1,270 @@
+#include "core/model/weights.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "core/base/hash.h"
+#include "core/base/rng.h"
+#include "core/model/kernels/kernels.h"
+#include "core/model/page_buffer.h"
+
+namespace tidepool::model {
+namespace {
+
+constexpr int64_t kAlign = 64;  // elements
+
+at::ScalarType ScalarOf(DType dtype) { return dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16; }
+
+std::string Text(int64_t v) { return std::to_string(v); }
+
+}  // namespace
+
+int64_t Parameter::numel() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+Status CheckSpec(const ModelSpec& s) {
+  struct Bound { const char* name; int64_t value, lo, hi; };
+  const Bound bounds[] = {{"vocab_size", s.vocab_size, 1, int64_t{1} << 24},
+                          {"hidden_size", s.hidden_size, 1, int64_t{1} << 17},
+                          {"intermediate_size", s.intermediate_size, 1, int64_t{1} << 20},
+                          {"layers", s.layers, 1, 4096},
+                          {"heads", s.heads, 1, 4096},
+                          {"kv_heads", s.kv_heads, 1, 4096},
+                          {"head_size", s.head_size, 2, 512},
+                          {"max_position", s.max_position, 1, int64_t{1} << 24}};
+  for (const Bound& b : bounds) {
+    if (b.value < b.lo || b.value > b.hi) {
+      return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " + Text(b.lo) +
+                             " to " + Text(b.hi));
+    }
+  }
+  if (s.heads % s.kv_heads != 0) {
+    return InvalidArgument("model: heads " + Text(s.heads) + " is not a multiple of kv_heads " + Text(s.kv_heads));
+  }
+  if (s.head_size % 2 != 0) {
+    return InvalidArgument("model: head_size " + Text(s.head_size) + " is odd; rotary positions need an even one");
+  }
+  if (!(s.rope_theta > 0) || !std::isfinite(s.rope_theta)) {
+    return InvalidArgument("model: rope_theta must be positive and finite");
+  }
+  if (!(s.rms_norm_eps >= 0) || !std::isfinite(s.rms_norm_eps)) {
+    return InvalidArgument("model: rms_norm_eps must be non-negative and finite");
+  }
+  if (s.architecture != "llama" && s.architecture != "qwen2" && s.architecture != "qwen3") {
+    return Unimplemented("model: architecture '" + s.architecture + "' is not one of llama, qwen2, qwen3");
+  }
+  return OkStatus();
+}
+
+std::vector<Parameter> Layout(const ModelSpec& s) {
+  std::vector<Parameter> list;
+  int64_t offset = 0;
+  const auto add = [&](std::string name, std::vector<int64_t> shape) {
+    Parameter p{std::move(name), offset, std::move(shape)};
+    offset += RoundUp(p.numel(), kAlign);
+    list.push_back(std::move(p));
+  };
+  const int64_t d = s.hidden_size, qkv = (s.heads + 2 * s.kv_heads) * s.head_size;
+  add("embedding", {s.vocab_size, d});
+  for (int64_t i = 0; i < s.layers; ++i) {
+    const std::string at = "layers." + Text(i) + ".";
+    add(at + "attention_norm", {d});
+    add(at + "qkv", {qkv, d});
+    if (s.qkv_bias) add(at + "qkv_bias", {qkv});
+    if (s.qk_norm) {
+      add(at + "q_norm", {s.head_size});
+      add(at + "k_norm", {s.head_size});
+    }
+    add(at + "o", {d, s.heads * s.head_size});
+    add(at + "mlp_norm", {d});
+    add(at + "gate_up", {2 * s.intermediate_size, d});
+    add(at + "down", {d, s.intermediate_size});
+  }
+  add("final_norm", {d});
+  if (!s.tie_embeddings) add("head", {s.vocab_size, d});
+  return list;
+}
+
+int64_t LayoutElements(const ModelSpec& spec) {
+  const Parameter last = Layout(spec).back();
+  return last.offset + RoundUp(last.numel(), kAlign);
+}
+
+struct Weights::Impl {
+  ModelSpec spec;
+  DType dtype = DType::kFloat32;
+  std::vector<Parameter> layout;
+  int64_t elements = 0;
+  PageBuffer owned;
+  std::span<std::byte> arena;
+};
+
+Weights::Weights() : impl_(std::make_unique<Impl>()) {}
+Weights::~Weights() = default;
+
+StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType dtype, std::span<std::byte> arena) {
+  TP_RETURN_IF_ERROR(CheckSpec(spec));
+  std::unique_ptr<Weights> w(new Weights());
+  w->impl_->spec = spec;
+  w->impl_->dtype = dtype;
+  w->impl_->layout = Layout(spec);
+  w->impl_->elements = LayoutElements(spec);
+  const size_t bytes = static_cast<size_t>(w->impl_->elements * Bytes(dtype));
+  if (arena.data() == nullptr) {
+    TP_ASSIGN_OR_RETURN(w->impl_->owned, PageBuffer::Create(bytes));
+    w->impl_->arena = w->impl_->owned.bytes();
+  } else {
+    if (arena.size() < bytes) {
+      return InvalidArgument("model: the arena for the weights has " + std::to_string(arena.size()) + " bytes, but " +
+                             std::to_string(bytes) + " are needed");
+    }
+    if (reinterpret_cast<uintptr_t>(arena.data()) % 64 != 0) {
+      return InvalidArgument("model: the arena for the weights is not aligned to 64 bytes");
+    }
+    w->impl_->arena = arena.first(bytes);
+  }
+  return w;
+}
+
+const ModelSpec& Weights::spec() const { return impl_->spec; }
+DType Weights::dtype() const { return impl_->dtype; }
+const std::vector<Parameter>& Weights::layout() const { return impl_->layout; }
+int64_t Weights::elements() const { return impl_->elements; }
+std::span<std::byte> Weights::bytes() { return impl_->arena; }
+std::span<const std::byte> Weights::bytes() const { return impl_->arena; }
+
+at::Tensor Weights::Get(int64_t index) const {
+  TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
+  const Parameter& p = impl_->layout[static_cast<size_t>(index)];
+  return at::from_blob(impl_->arena.data() + p.offset * Bytes(impl_->dtype), p.shape,
+                       at::TensorOptions().dtype(ScalarOf(impl_->dtype)));
+}
+
+at::Tensor Weights::Get(std::string_view name) const {
+  for (size_t i = 0; i < impl_->layout.size(); ++i) {
+    if (impl_->layout[i].name == name) return Get(static_cast<int64_t>(i));
+  }
+  TP_CHECK(false) << "no parameter is called " << name;
+  return {};
+}
+
+void Weights::Initialize(uint64_t seed, double init_std) {
+  const Rng root = Rng(seed).Fork("weights");
+  const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(impl_->spec.layers));
+  std::memset(impl_->arena.data(), 0, impl_->arena.size());
+  for (const Parameter& p : impl_->layout) {
+    std::byte* base = impl_->arena.data() + p.offset * Bytes(impl_->dtype);
+    // Rounded, where the arena is narrow.
+    const auto put = [&](int64_t at, std::span<const float> values) {
+      const auto n = static_cast<int64_t>(values.size());
+      if (impl_->dtype == DType::kFloat32) {
+        std::memcpy(reinterpret_cast<float*>(base) + at, values.data(), values.size_bytes());
+      } else {
+        Kernels<BF16>().narrow(0, n, values.data(), reinterpret_cast<BF16*>(base) + at);
+      }
+    };
+    if (p.name.ends_with("_norm")) {
+      put(0, std::vector<float>(static_cast<size_t>(p.numel()), 1.0F));
+      continue;
+    }
+    if (p.name.ends_with("_bias")) continue;  // zero
+    const bool to_residual = p.name.ends_with(".o") || p.name.ends_with(".down");
+    const double std = init_std * (to_residual ? residual : 1.0);
+    const Rng stream = root.Fork(p.name);
+    constexpr int64_t kBlock = 65536;  // each block has a stream of its own, so that blocks can be drawn in parallel
+    const int64_t blocks = (p.numel() + kBlock - 1) / kBlock;
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) {
+        Rng rng = stream.Fork(static_cast<uint64_t>(b));
+        const int64_t stop = std::min(p.numel(), (b + 1) * kBlock);
+        std::vector<float> values(static_cast<size_t>(stop - b * kBlock));
+        for (float& v : values) v = static_cast<float>(std * rng.Normal());
+        put(b * kBlock, values);
+      }
+    });
+  }
+}
+
+std::vector<uint64_t> Weights::BucketDigests() const {
+  const auto bytes = std::span<const std::byte>(impl_->arena);
+  const size_t buckets = (bytes.size() + kBucketBytes - 1) / kBucketBytes;
+  constexpr size_t kPiece = size_t{1} << 20;  // a sum has no order, so pieces may be summed in parallel
+  constexpr size_t kPieces = kBucketBytes / kPiece;
+  std::vector<uint64_t> pieces(buckets * kPieces, 0);
+  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      if (i * kPiece >= bytes.size()) break;
+      const auto piece = bytes.subspan(i * kPiece, std::min(kPiece, bytes.size() - i * kPiece));
+      pieces[i] = SaltedSum(piece, /*salt=*/i / kPieces, /*first_word=*/(i % kPieces) * (kPiece / 8));
+    }
+  });
+  std::vector<uint64_t> digests(buckets, 0);
+  for (size_t i = 0; i < pieces.size(); ++i) digests[i / kPieces] += pieces[i];
+  return digests;
+}
+
+uint64_t Weights::Digest() const {
+  const std::vector<uint64_t> buckets = BucketDigests();
+  return SaltedSum(std::as_bytes(std::span(buckets)), /*salt=*/buckets.size());
+}
+
+bool Weights::AllFinite() const {
+  const bool wide = impl_->dtype == DType::kFloat32;
+  const int64_t n = impl_->elements;
+  std::vector<uint8_t> bad(static_cast<size_t>((n + (1 << 20) - 1) >> 20), 0);
+  at::parallel_for(0, static_cast<int64_t>(bad.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      // Not finite: all bits of the exponent are set.
+      uint32_t any = 0;
+      const int64_t stop = std::min(n, (b + 1) << 20);
+      if (wide) {
+        const auto* p = reinterpret_cast<const uint32_t*>(impl_->arena.data());
+        for (int64_t i = b << 20; i < stop; ++i) any |= static_cast<uint32_t>((p[i] & 0x7F800000U) == 0x7F800000U);
+      } else {
+        const auto* p = reinterpret_cast<const uint16_t*>(impl_->arena.data());
+        for (int64_t i = b << 20; i < stop; ++i) any |= static_cast<uint32_t>((p[i] & 0x7F80U) == 0x7F80U);
+      }
+      bad[static_cast<size_t>(b)] = any != 0;
+    }
+  });
+  return std::find(bad.begin(), bad.end(), 1) == bad.end();
+}
+
+struct Gradients::Impl {
+  std::vector<Parameter> layout;
+  PageBuffer buffer;
+  std::span<float> values;
+};
+
+Gradients::Gradients(const Weights& weights) : impl_(std::make_unique<Impl>()) {
+  impl_->layout = weights.layout();
+  const auto n = static_cast<size_t>(weights.elements());
+  StatusOr<PageBuffer> buffer = PageBuffer::Create(n * sizeof(float));
+  TP_CHECK(buffer.ok()) << buffer.status().ToString();
+  impl_->buffer = std::move(buffer).value();
+  impl_->values = impl_->buffer.As<float>();
+}
+Gradients::~Gradients() = default;
+
+void Gradients::Zero() {
+  at::parallel_for(0, static_cast<int64_t>(impl_->values.size()), 1 << 20, [&](int64_t begin, int64_t end) {
+    std::memset(impl_->values.data() + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
+  });
+}
+void Gradients::Release() { impl_->buffer.Discard(); }
+std::span<float> Gradients::values() { return impl_->values; }
+
+at::Tensor Gradients::Get(int64_t index) const {
+  TP_CHECK(index >= 0 && index < static_cast<int64_t>(impl_->layout.size())) << "parameter " << index;
+  const Parameter& p = impl_->layout[static_cast<size_t>(index)];
+  return at::from_blob(impl_->values.data() + p.offset, p.shape, at::TensorOptions().dtype(at::kFloat));
+}
+
+}  // namespace tidepool::model

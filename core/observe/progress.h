@@ -1,0 +1,95 @@
+#pragma once
+// What a person sees while a job runs. On a terminal one block that is drawn over itself:
+//
+//   quickstart  training  step 34/100 [=======>            ]  1m12s, about 2m20s left
+//   reward 0.613 (best 0.640)  held-out 0.211 -> 0.580  length 5.1
+//   12,345 tok/s  lag 0.3 max 1  groups 16 running, 3 queued
+//   warning: worker w1 restarted (killed by signal 9)
+//
+// Otherwise plain lines: one a step (or a phase, or a warning), none repeated. The functions that
+// make text are pure; Progress adds only the writing. One thread.
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/time.h"
+
+namespace tidepool::observe {
+
+struct ProgressState {
+  std::string job;    // name
+  std::string phase;  // "starting workers", "evaluating", "training", "saving"
+  int64_t step = 0;
+  int64_t steps = 0;
+  std::optional<double> reward;  // mean of the last step
+  std::optional<double> best_reward;
+  std::optional<double> accuracy_before;  // held out, 0..1
+  std::optional<double> accuracy;         // latest
+  std::optional<double> loss;             // sft
+  std::optional<double> response_tokens;  // mean
+  std::optional<double> tokens_per_s;
+  std::optional<double> lag_mean;  // versions
+  std::optional<int64_t> lag_max;
+  std::optional<int64_t> groups_running;
+  std::optional<int64_t> groups_queued;
+  Duration elapsed{0};
+  std::optional<Duration> left;
+  std::string warning;  // the last one; empty: none
+};
+
+// Lines of the block, none longer than `width` columns.
+std::vector<std::string> ProgressBlock(const ProgressState& state, int64_t width);
+// One line without control characters.
+std::string ProgressLine(const ProgressState& state);
+// "1h02m", "2m20s", "7.3s"
+std::string DurationText(Duration duration);
+// 12345.6 -> "12,346"; 1.2345 -> "1.23"
+std::string NumberText(double value);
+
+// Mean seconds of the last steps times those that remain. Empty before the second step.
+class TimeLeft {
+ public:
+  void OnStep(int64_t step, TimePoint now);
+  [[nodiscard]] std::optional<Duration> Estimate(int64_t steps) const;
+
+ private:
+  std::vector<std::pair<int64_t, TimePoint>> recent_;  // at most 20
+};
+
+class Progress {
+ public:
+  // `out` is borrowed. `terminal`: isatty of it (see IsTerminal). Draws at most every `interval`.
+  Progress(std::FILE* out, bool terminal, Duration interval = FromSeconds(0.2))
+      : out_(out), terminal_(terminal), interval_(interval) {}
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Update(const ProgressState& state, TimePoint now);
+  // A line above the block that stays.
+  void Say(const std::string& line);
+  // Draws the last state and leaves it standing.
+  void Finish();
+
+ private:
+  void Draw(const ProgressState& state);
+  void Erase();
+
+  std::FILE* out_;
+  bool terminal_;
+  Duration interval_;
+  std::optional<TimePoint> drawn_;
+  int64_t lines_ = 0;  // of the block on the screen
+  ProgressState last_;
+  bool pending_ = false;  // last_ is newer than what is drawn
+  std::string said_;      // last plain line's key (phase, step)
+  std::string warned_;
+};
+
+bool IsTerminal(std::FILE* file);        // and TERM is not "dumb"
+int64_t TerminalWidth(std::FILE* file);  // columns; 80 where unknown
+
+}  // namespace tidepool::observe

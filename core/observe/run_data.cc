@@ -1,0 +1,155 @@
+#include "core/observe/run_data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/observe/append_file.h"
+
+namespace tidepool::observe {
+namespace {
+
+using nlohmann::json;
+
+std::string AsText(const json& value) {
+  return value.is_string() ? value.get<std::string>()
+                           : value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void ReadNumbers(const json& summary, const char* key, std::map<std::string, double>& out) {
+  const auto it = summary.find(key);
+  if (it == summary.end() || !it->is_object()) return;
+  for (const auto& [name, value] : it->items()) {
+    if (value.is_number()) out[name] = value.get<double>();
+  }
+}
+
+// `name: value` of the top level of a resolved config, comments taken away.
+std::string TopLevel(const std::string& yaml, const std::string& name) {
+  const std::string prefix = name + ": ";
+  size_t at = yaml.starts_with(prefix) ? 0 : yaml.find("\n" + prefix);
+  if (at == std::string::npos) return {};
+  at = yaml.find(prefix, at) + prefix.size();
+  std::string value = yaml.substr(at, yaml.find('\n', at) - at);
+  if (const size_t comment = value.find(" #"); comment != std::string::npos) value.resize(comment);
+  while (!value.empty() && (value.back() == ' ' || value.back() == '"')) value.pop_back();
+  if (!value.empty() && value.front() == '"') value.erase(0, 1);
+  return value;
+}
+
+void ReadSummary(const std::string& text, RunData& run) {
+  const json summary = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!summary.is_object()) {
+    run.problems.push_back("summary.json is no JSON object");
+    return;
+  }
+  run.finished = true;
+  for (const auto& [key, value] : summary.items()) {
+    if (value.is_primitive()) run.facts[key] = AsText(value);
+  }
+  if (const auto it = summary.find("exit"); it != summary.end() && it->is_number_integer())
+    run.exit_code = it->get<int64_t>();
+  ReadNumbers(summary, "accuracy", run.accuracy);
+  ReadNumbers(summary, "seconds", run.seconds);
+  ReadNumbers(summary, "peak_bytes", run.peak_bytes);
+  ReadNumbers(summary, "drops", run.drops);
+  if (const auto it = summary.find("environment"); it != summary.end() && it->is_object()) {
+    for (const auto& [name, value] : it->items()) run.environment[name] = AsText(value);
+  }
+}
+
+void ReadSomeSamples(const std::string& run_dir, RunData& run) {
+  const std::vector<int64_t> steps = SampleSteps(run_dir);
+  if (steps.empty()) return;
+  std::set<int64_t> chosen = {steps.front(), steps[steps.size() / 2], steps.back()};
+  for (const int64_t step : chosen) {
+    auto rows = ReadSamples(run_dir, step);
+    if (rows.ok()) {
+      run.samples.emplace_back(step, std::move(rows).value());
+    } else {
+      run.problems.push_back(rows.status().message());
+    }
+  }
+}
+
+}  // namespace
+
+Points RunData::Metric(const std::string& name) const {
+  Points points;
+  for (const MetricsRow& row : metrics) {
+    const auto it = row.metrics.find(name);
+    if (it != row.metrics.end() && std::isfinite(it->second))
+      points.emplace_back(static_cast<double>(row.step), it->second);
+  }
+  return points;
+}
+
+Points RunData::FirstOf(const std::vector<std::string>& names) const {
+  for (const std::string& name : names) {
+    Points points = Metric(name);
+    if (!points.empty()) return points;
+  }
+  return {};
+}
+
+std::map<std::string, double> RunData::Sums(const std::string& prefix) const {
+  std::map<std::string, double> sums;
+  for (const MetricsRow& row : metrics) {
+    for (auto it = row.metrics.lower_bound(prefix); it != row.metrics.end() && it->first.starts_with(prefix);
+         ++it) {
+      if (std::isfinite(it->second)) sums[it->first.substr(prefix.size())] += it->second;
+    }
+  }
+  return sums;
+}
+
+Points RunData::Accuracy() const {
+  Points points = FirstOf({"eval/accuracy", "eval/accuracy/mean", "eval/held_out/accuracy", "eval/pass@1"});
+  if (!points.empty()) return points;
+  std::set<std::string> names;
+  for (const MetricsRow& row : metrics) {
+    for (const auto& [name, value] : row.metrics) {
+      if (name.starts_with("eval/") && name.find("accuracy") != std::string::npos) names.insert(name);
+    }
+  }
+  return names.empty() ? Points{} : Metric(*names.begin());
+}
+
+StatusOr<RunData> ReadRun(const std::string& run_dir) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(run_dir, error))
+    return NotFound(run_dir + ": no such folder; expected a run directory (runs/<name>-<time>)");
+  RunData run;
+  run.folder = fs::path(run_dir).lexically_normal().filename().string();
+  if (run.folder.empty() || run.folder == ".") run.folder = fs::canonical(run_dir, error).filename().string();
+  bool any = false;
+  constexpr int64_t kMaxText = 4 << 20;
+  if (auto text = ReadWhole(run_dir + "/config.yaml", kMaxText); text.ok()) {
+    run.config_yaml = std::move(text).value();
+    for (const char* key : {"name", "job", "seed"}) run.facts[key] = TopLevel(run.config_yaml, key);
+    any = true;
+  }
+  if (auto metrics = ReadMetrics(run_dir + "/metrics.jsonl"); metrics.ok()) {
+    run.metrics = std::move(metrics).value();
+    any = true;
+  } else if (metrics.status().code() != StatusCode::kNotFound) {
+    run.problems.push_back(metrics.status().message());
+    any = true;
+  }
+  if (const auto text = ReadWhole(run_dir + "/summary.json", kMaxText); text.ok()) {
+    ReadSummary(*text, run);
+    any = true;
+  }
+  if (!any)
+    return NotFound(run_dir +
+                    ": holds no config.yaml, metrics.jsonl or summary.json; expected a run directory");
+  run.trace = ReadTraces(run_dir + "/trace");
+  run.problems.insert(run.problems.end(), run.trace.problems.begin(), run.trace.problems.end());
+  ReadSomeSamples(run_dir, run);
+  return run;
+}
+
+}  // namespace tidepool::observe

@@ -1,0 +1,51 @@
+#pragma once
+// What a run directory tells, read for the report: whatever is missing or half written is left out
+// and named, because a report of a run that failed is the one that is needed most.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/observe/metrics_writer.h"
+#include "core/observe/samples_writer.h"
+#include "core/observe/trace_reader.h"
+
+namespace tidepool::observe {
+
+// Values of one metric by step, gaps and values that are not finite left out.
+using Points = std::vector<std::pair<double, double>>;
+
+struct RunData {
+  std::string folder;               // last part of the run directory
+  std::string config_yaml;          // empty: not there
+  std::vector<MetricsRow> metrics;  // by step
+  ReadTrace trace;
+  std::vector<std::pair<int64_t, std::vector<SampleRow>>>
+      samples;            // of a few steps, first and last among them
+  bool finished = false;  // summary.json is there
+  int64_t exit_code = 0;
+  std::map<std::string, std::string>
+      facts;  // of summary.json and the config: name, job, version, commit, steps ...
+  std::map<std::string, double> accuracy;    // "before", "after"
+  std::map<std::string, double> seconds;     // by phase
+  std::map<std::string, double> peak_bytes;  // by process
+  std::map<std::string, double> drops;       // by reason
+  std::map<std::string, std::string> environment;
+  std::vector<std::string> problems;  // what could not be read
+
+  [[nodiscard]] Points Metric(const std::string& name) const;
+  // The first of the names that has values.
+  [[nodiscard]] Points FirstOf(const std::vector<std::string>& names) const;
+  // Sum over all steps of metrics that begin with the prefix, by the rest of the name.
+  [[nodiscard]] std::map<std::string, double> Sums(const std::string& prefix) const;
+  // Held-out accuracy by step, by whatever name it has under eval/.
+  [[nodiscard]] Points Accuracy() const;
+};
+
+// kNotFound: no such folder, or nothing of a run in it.
+StatusOr<RunData> ReadRun(const std::string& run_dir);
+
+}  // namespace tidepool::observe

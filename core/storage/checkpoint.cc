@@ -1,0 +1,332 @@
+#include "core/storage/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "core/base/hash.h"
+
+namespace tidepool::storage {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kPieceBytes = int64_t{4} << 20;  // of a file, read at a time
+constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
+
+std::string HexWord(uint64_t value) {
+  char text[16];
+  const auto end = std::to_chars(text, text + sizeof(text), value, 16).ptr;
+  return "0x" + std::string(16 - static_cast<size_t>(end - text), '0') + std::string(text, end);
+}
+
+bool ParseHexWord(const std::string& text, uint64_t* value) {
+  if (text.size() != 18 || !text.starts_with("0x")) return false;
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data() + 2, end, *value, 16);
+  return result.ec == std::errc{} && result.ptr == end;
+}
+
+// Every part a plain name: a manifest must not reach outside its folder.
+bool IsPlainRelative(std::string_view path) {
+  if (path.empty() || path.size() > 4096 || path.find('\0') != std::string_view::npos) return false;
+  while (true) {
+    const size_t slash = path.find('/');
+    const std::string_view part = path.substr(0, slash);
+    if (part.empty() || part == "." || part == "..") return false;
+    if (slash == std::string_view::npos) return true;
+    path.remove_prefix(slash + 1);
+  }
+}
+
+Status SyncFolders(FileSystem& fs, const std::string& dir, const std::vector<std::string>& files) {
+  std::set<std::string, std::greater<>> folders = {dir};
+  for (const std::string& file : files) {
+    for (std::string at = ParentPath(file); at != "."; at = ParentPath(at)) folders.insert(JoinPath(dir, at));
+  }
+  for (const std::string& folder : folders) TP_RETURN_IF_ERROR(fs.SyncDir(folder));  // deepest first
+  return OkStatus();
+}
+
+// "step_20" + suffix -> 20; -1: another name.
+int64_t StepOfName(std::string_view name, std::string_view suffix) {
+  if (!name.starts_with("step_") || !name.ends_with(suffix)) return -1;
+  name.remove_prefix(5);
+  name.remove_suffix(suffix.size());
+  int64_t step = -1;
+  const auto result = std::from_chars(name.data(), name.data() + name.size(), step);
+  return result.ec == std::errc{} && result.ptr == name.data() + name.size() ? step : -1;
+}
+
+}  // namespace
+
+void FileDigest::Update(std::string_view bytes) {
+  if (!partial_.empty()) {
+    const size_t take = std::min(8 - partial_.size(), bytes.size());
+    partial_.append(bytes.substr(0, take));
+    bytes.remove_prefix(take);
+    if (partial_.size() < 8) return;
+    sum_ += SaltedSum(std::as_bytes(std::span(partial_)), 0, words_++);
+    partial_.clear();
+  }
+  const size_t whole = bytes.size() / 8 * 8;
+  sum_ += SaltedSum(std::as_bytes(std::span(bytes.data(), whole)), 0, words_);
+  words_ += whole / 8;
+  partial_ = bytes.substr(whole);
+}
+
+uint64_t FileDigest::Finish() const {
+  return sum_ + SaltedSum(std::as_bytes(std::span(partial_)), 0, words_);
+}
+
+StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path) {
+  TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForRead(path));
+  FileDigest digest;
+  for (int64_t offset = 0;;) {
+    TP_ASSIGN_OR_RETURN(const std::string piece, file->ReadAt(offset, kPieceBytes));
+    if (piece.empty()) return digest.Finish();
+    digest.Update(std::string_view(piece));
+    offset += static_cast<int64_t>(piece.size());
+  }
+}
+
+std::string ManifestToJson(const Manifest& manifest) {
+  Json files = Json::array();
+  for (const ManifestFile& file : manifest.files) {
+    files.push_back({{"path", file.path}, {"bytes", file.bytes}, {"digest", HexWord(file.digest)}});
+  }
+  const Json json = {
+      {"schema", manifest.schema},
+      {"run_id", manifest.run_id},
+      {"ckpt", manifest.ckpt},
+      {"step", manifest.step.value},
+      {"lsn", manifest.cut.value},
+      {"version", {{"lineage", manifest.version.lineage}, {"number", manifest.version.number}}},
+      {"weights_digest", HexWord(manifest.weights_digest)},
+      {"config_digest", manifest.config_digest},
+      {"instruction_set", manifest.instruction_set},
+      {"notes", manifest.notes},
+      {"files", std::move(files)},
+  };
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+StatusOr<Manifest> ParseManifest(std::string_view text, const std::string& path) {
+  const auto bad = [&](const std::string& what) {
+    return DataLoss(path + ": " + what + "; this folder is no whole checkpoint");
+  };
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return bad("it is no JSON object");
+  Manifest manifest;
+  try {  // the library throws on a missing key or a wrong type; it stops here
+    manifest.schema = json.at("schema").get<int>();
+    if (manifest.schema != kCheckpointSchema) {
+      return FailedPrecondition(path + ": checkpoint schema " + std::to_string(manifest.schema) +
+                                ", this program reads schema " + std::to_string(kCheckpointSchema) +
+                                "; use the version of tidepool that wrote it");
+    }
+    manifest.run_id = json.at("run_id").get<std::string>();
+    manifest.ckpt = json.at("ckpt").get<int64_t>();
+    manifest.step.value = json.at("step").get<int64_t>();
+    manifest.cut.value = json.at("lsn").get<int64_t>();
+    manifest.version.lineage = json.at("version").at("lineage").get<int32_t>();
+    manifest.version.number = json.at("version").at("number").get<int64_t>();
+    manifest.config_digest = json.at("config_digest").get<std::string>();
+    manifest.instruction_set = json.at("instruction_set").get<std::string>();
+    manifest.notes = json.at("notes").get<std::map<std::string, std::string>>();
+    if (!ParseHexWord(json.at("weights_digest").get<std::string>(), &manifest.weights_digest)) {
+      return bad("weights_digest is no 16-digit hexadecimal number");
+    }
+    for (const Json& item : json.at("files")) {
+      ManifestFile file{
+          .path = item.at("path").get<std::string>(), .bytes = item.at("bytes").get<int64_t>(), .digest = 0};
+      if (!IsPlainRelative(file.path))
+        return bad("it names '" + file.path + "', which is no plain path below the folder");
+      if (file.bytes < 0 || !ParseHexWord(item.at("digest").get<std::string>(), &file.digest)) {
+        return bad("size or digest of '" + file.path + "' is no number");
+      }
+      manifest.files.push_back(std::move(file));
+    }
+  } catch (const nlohmann::json::exception& error) {
+    return bad(error.what());
+  }
+  return manifest;
+}
+
+std::string CheckpointName(StepNumber step) { return "step_" + std::to_string(step.value); }
+
+CheckpointWriter::CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step)
+    : fs_(fs),
+      checkpoints_(std::move(checkpoints)),
+      step_(step),
+      tmp_(JoinPath(checkpoints_, CheckpointName(step) + ".tmp")) {}
+
+StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Begin(FileSystem& fs,
+                                                                    const std::string& checkpoints,
+                                                                    StepNumber step) {
+  std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(fs, checkpoints, step));
+  TP_RETURN_IF_ERROR(fs.MakeDirectories(checkpoints));
+  TP_RETURN_IF_ERROR(fs.RemoveTree(writer->tmp_));
+  TP_RETURN_IF_ERROR(fs.MakeDirectory(writer->tmp_));
+  return writer;
+}
+
+Status CheckpointWriter::Write(const std::string& path, std::string_view bytes) {
+  if (!IsPlainRelative(path))
+    return InvalidArgument(path + ": a file of a checkpoint needs a plain path below its folder");
+  const std::string full = JoinPath(tmp_, path);
+  TP_RETURN_IF_ERROR(fs_.MakeDirectories(ParentPath(full)));
+  TP_ASSIGN_OR_RETURN(const auto file, fs_.CreateNew(full));
+  TP_RETURN_IF_ERROR(file->Append(bytes));
+  Register(path, static_cast<int64_t>(bytes.size()), SaltedSum(std::as_bytes(std::span(bytes)), 0));
+  return OkStatus();
+}
+
+void CheckpointWriter::Register(const std::string& path, int64_t bytes, std::optional<uint64_t> digest) {
+  registered_[path] = {.path = path, .bytes = bytes, .digest = digest.value_or(0)};
+  has_digest_[path] = digest.has_value();
+}
+
+StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest) {
+  TP_ASSIGN_OR_RETURN(const auto paths, fs_.ListTree(tmp_));
+  manifest.files.clear();
+  for (const std::string& path : paths) {
+    const std::string full = JoinPath(tmp_, path);
+    TP_RETURN_IF_ERROR(fs_.SyncFile(full));
+    ManifestFile file{.path = path, .bytes = 0, .digest = 0};
+    TP_ASSIGN_OR_RETURN(file.bytes, fs_.Size(full));
+    const auto told = registered_.find(path);
+    if (told != registered_.end() && told->second.bytes != file.bytes) {
+      return DataLoss(full + ": " + std::to_string(file.bytes) + " bytes, its writer told of " +
+                      std::to_string(told->second.bytes) + "; the checkpoint is not committed");
+    }
+    // A digest that its writer took while writing is not taken again here: the reading back compares it.
+    if (told != registered_.end() && has_digest_[path]) {
+      file.digest = told->second.digest;
+    } else {
+      TP_ASSIGN_OR_RETURN(file.digest, DigestFile(fs_, full));
+    }
+    manifest.files.push_back(std::move(file));
+  }
+  for (const auto& [path, file] : registered_) {
+    if (!std::binary_search(paths.begin(), paths.end(), path)) {
+      return DataLoss(JoinPath(tmp_, path) +
+                      ": its writer told of it, but it is not there; the checkpoint is not committed");
+    }
+  }
+  const std::string json = ManifestToJson(manifest);
+  {
+    TP_ASSIGN_OR_RETURN(const auto file, fs_.CreateNew(JoinPath(tmp_, kManifestName)));
+    TP_RETURN_IF_ERROR(file->Append(json));
+    TP_RETURN_IF_ERROR(file->Sync());
+  }
+  TP_RETURN_IF_ERROR(SyncFolders(fs_, tmp_, paths));
+
+  const std::string final_dir = JoinPath(checkpoints_, CheckpointName(step_));
+  const std::string old_dir = final_dir + ".old";
+  if (fs_.Exists(final_dir)) {
+    TP_RETURN_IF_ERROR(fs_.RemoveTree(old_dir));
+    TP_RETURN_IF_ERROR(fs_.Rename(final_dir, old_dir));
+  }
+  TP_RETURN_IF_ERROR(fs_.Rename(tmp_, final_dir));
+  TP_RETURN_IF_ERROR(fs_.SyncDir(checkpoints_));
+  const uint64_t digest = Hash64(json);
+  if (Status verified = VerifyCheckpoint(fs_, final_dir, digest).status(); !verified.ok()) {
+    // What cannot be read back does not keep the name; what had it before gets it again.
+    TP_RETURN_IF_ERROR(fs_.Rename(final_dir, tmp_));
+    if (fs_.Exists(old_dir)) TP_RETURN_IF_ERROR(fs_.Rename(old_dir, final_dir));
+    return verified;
+  }
+  if (fs_.Exists(old_dir)) {
+    TP_RETURN_IF_ERROR(fs_.RemoveTree(old_dir));
+    TP_RETURN_IF_ERROR(fs_.SyncDir(checkpoints_));
+  }
+  return digest;
+}
+
+StatusOr<uint64_t> CheckpointWriter::Commit(Manifest manifest) {
+  manifest.step = step_;
+  auto digest = TryCommit(manifest);
+  // Best effort, so that a full disk is not made fuller; the first error is the one to tell.
+  if (!digest.ok()) (void)fs_.RemoveTree(tmp_);
+  return digest;
+}
+
+StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& dir,
+                                std::optional<uint64_t> manifest_digest) {
+  const std::string path = JoinPath(dir, kManifestName);
+  TP_ASSIGN_OR_RETURN(const std::string json, fs.ReadFile(path, kMaxManifestBytes));
+  if (manifest_digest.has_value() && Hash64(json) != *manifest_digest) {
+    return DataLoss(path + ": its digest is " + HexWord(Hash64(json)) + ", the journal committed " +
+                    HexWord(*manifest_digest) + "; it was changed or is of another run");
+  }
+  return ParseManifest(json, path);
+}
+
+StatusOr<Manifest> VerifyCheckpoint(FileSystem& fs, const std::string& dir,
+                                    std::optional<uint64_t> manifest_digest) {
+  TP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, dir, manifest_digest));
+  for (const ManifestFile& file : manifest.files) {
+    const std::string path = JoinPath(dir, file.path);
+    TP_ASSIGN_OR_RETURN(const FileInfo info, fs.Stat(path));
+    if (!info.exists) return DataLoss(path + ": the manifest lists it, but it is not there");
+    if (info.bytes != file.bytes) {
+      return DataLoss(path + ": " + std::to_string(info.bytes) + " bytes, the manifest says " +
+                      std::to_string(file.bytes));
+    }
+    TP_ASSIGN_OR_RETURN(const uint64_t digest, DigestFile(fs, path));
+    if (digest != file.digest) {
+      return DataLoss(path + ": digest " + HexWord(digest) + ", the manifest says " + HexWord(file.digest));
+    }
+  }
+  return manifest;
+}
+
+StatusOr<std::vector<StepNumber>> ListCheckpoints(FileSystem& fs, const std::string& checkpoints) {
+  std::vector<StepNumber> steps;
+  if (!fs.Exists(checkpoints)) return steps;
+  TP_ASSIGN_OR_RETURN(const auto names, fs.List(checkpoints));
+  for (const std::string& name : names) {
+    const int64_t step = StepOfName(name, "");
+    if (step >= 0 && fs.Exists(JoinPath(checkpoints, name + "/" + kManifestName)))
+      steps.push_back(StepNumber{step});
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step) {
+  const std::string dir = JoinPath(checkpoints, CheckpointName(step));
+  if (!fs.Exists(dir)) return OkStatus();
+  const std::string going = dir + ".removed.tmp";
+  TP_RETURN_IF_ERROR(fs.RemoveTree(going));
+  TP_RETURN_IF_ERROR(fs.Rename(dir, going));
+  TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
+  TP_RETURN_IF_ERROR(fs.RemoveTree(going));
+  return fs.SyncDir(checkpoints);
+}
+
+StatusOr<int64_t> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints) {
+  int64_t handled = 0;
+  if (!fs.Exists(checkpoints)) return handled;
+  TP_ASSIGN_OR_RETURN(const auto names, fs.List(checkpoints));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(checkpoints, name);
+    const int64_t old_step = StepOfName(name, ".old");
+    if (old_step >= 0) {
+      const std::string place = JoinPath(checkpoints, CheckpointName(StepNumber{old_step}));
+      TP_RETURN_IF_ERROR(fs.Exists(place) ? fs.RemoveTree(path) : fs.Rename(path, place));
+    } else if (name.starts_with("step_") && name.ends_with(".tmp")) {
+      TP_RETURN_IF_ERROR(fs.RemoveTree(path));
+    } else {
+      continue;
+    }
+    ++handled;
+  }
+  if (handled > 0) TP_RETURN_IF_ERROR(fs.SyncDir(checkpoints));
+  return handled;
+}
+
+}  // namespace tidepool::storage

@@ -1,0 +1,126 @@
+#pragma once
+// Checkpoint folders and their commit: all of a checkpoint or nothing, whatever dies when.
+//
+// Folder `checkpoints/`:
+//   step_N.tmp/   being written, by anyone (the trainer writes model and optimizer files into it itself);
+//   step_N/       whole and durable, with manifest.json: every file, its size and digest, and what it is of.
+// Order of a commit: fsync each file -> fsync each folder -> manifest.json, fsynced -> rename to step_N ->
+// fsync the parent -> read everything back and verify. Then the caller writes CK_COMMIT(manifest digest) to
+// the journal: that record, not the folder, is what makes it a checkpoint. There is no "latest" file.
+//
+// Digests: of a file SaltedSum(bytes, 0), 8-byte words, taken in pieces (FileDigest); of a manifest
+// Hash64 of manifest.json's bytes. Names in a manifest are relative paths of plain parts below the
+// folder; a manifest with any other is refused. Functions are thread-safe for different steps.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/file_system.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+
+namespace tidepool::storage {
+
+inline constexpr int kCheckpointSchema = 1;
+inline constexpr const char* kManifestName = "manifest.json";
+
+// SaltedSum(file, 0) of bytes that come in pieces of any size, in order.
+class FileDigest {
+ public:
+  void Update(std::string_view bytes);
+  void Update(std::span<const std::byte> bytes) {
+    Update(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+  [[nodiscard]] uint64_t Finish() const;
+
+ private:
+  uint64_t sum_ = 0;
+  uint64_t words_ = 0;
+  std::string partial_;  // < 8 bytes
+};
+StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path);
+
+struct ManifestFile {
+  std::string path;  // relative to the checkpoint's folder, '/' between parts
+  int64_t bytes = 0;
+  uint64_t digest = 0;
+  friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
+};
+
+struct Manifest {
+  int schema = kCheckpointSchema;
+  std::string run_id;
+  int64_t ckpt = 0;
+  StepNumber step;
+  Lsn cut;  // the journal position that the state is of
+  Version version;
+  uint64_t weights_digest = 0;
+  std::string config_digest;
+  std::string instruction_set;  // that computed the weights ("avx512_bf16"): bits may differ on another
+  std::map<std::string, std::string> notes;  // anything more that a person or a later program may want
+  std::vector<ManifestFile> files;           // sorted by path; filled by Commit
+};
+
+std::string ManifestToJson(const Manifest& manifest);
+// kDataLoss if it does not parse or names a file outside the folder; kFailedPrecondition: another schema.
+StatusOr<Manifest> ParseManifest(std::string_view json, const std::string& path);
+
+std::string CheckpointName(StepNumber step);  // "step_20"
+
+// One checkpoint being written. Not thread-safe; writers of single files need only dir().
+class CheckpointWriter {
+ public:
+  // Begins `checkpoints`/step_N.tmp, removing what an interrupted attempt left there.
+  static StatusOr<std::unique_ptr<CheckpointWriter>> Begin(FileSystem& fs, const std::string& checkpoints,
+                                                           StepNumber step);
+  // Uncommitted: the .tmp folder stays, for RemoveLeftovers or the next Begin.
+  ~CheckpointWriter() = default;
+
+  [[nodiscard]] const std::string& dir() const { return tmp_; }  // where to put files; sub-folders are fine
+  // Writes a file of the caller's own and registers it. Makes sub-folders.
+  Status Write(const std::string& path, std::string_view bytes);
+  // Tells of a file that another process wrote into dir(): Commit fails unless it has this size and, if
+  // given, this digest. Files that nobody registered are taken in as well.
+  void Register(const std::string& path, int64_t bytes, std::optional<uint64_t> digest);
+  // The protocol above; `manifest.files` is filled from the folder. Returns the manifest's digest, after
+  // everything was read back. An older folder of the same step (of an undone branch) is replaced.
+  //   kDataLoss           a registered file is missing or differs, or what was read back differs
+  //   errors of FileSystem, kResourceExhausted first of all; the .tmp folder is removed then
+  StatusOr<uint64_t> Commit(Manifest manifest);
+
+ private:
+  CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step);
+  StatusOr<uint64_t> TryCommit(Manifest& manifest);
+
+  FileSystem& fs_;
+  std::string checkpoints_;
+  StepNumber step_;
+  std::string tmp_;
+  std::map<std::string, ManifestFile> registered_;
+  std::map<std::string, bool> has_digest_;
+};
+
+// Reads the manifest of a checkpoint folder. `manifest_digest`: what CK_COMMIT says; empty: any.
+// kNotFound, kDataLoss, kFailedPrecondition.
+StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& dir,
+                                std::optional<uint64_t> manifest_digest);
+// ReadManifest, then every file's size and digest. kDataLoss names the file, what was found and expected.
+StatusOr<Manifest> VerifyCheckpoint(FileSystem& fs, const std::string& dir,
+                                    std::optional<uint64_t> manifest_digest);
+
+// Steps that have a folder step_N with a manifest, ascending; not verified. None if there is no such folder.
+StatusOr<std::vector<StepNumber>> ListCheckpoints(FileSystem& fs, const std::string& checkpoints);
+// Takes the name step_N away first, so that a half-removed folder is never taken for a checkpoint. Ok if
+// there is none.
+Status RemoveCheckpoint(FileSystem& fs, const std::string& checkpoints, StepNumber step);
+// What interrupted commits and removals left: *.tmp goes; step_N.old, moved aside for a replacement that
+// never got its name, comes back. Call when no checkpoint is being written. Returns how many were handled.
+StatusOr<int64_t> RemoveLeftovers(FileSystem& fs, const std::string& checkpoints);
+
+}  // namespace tidepool::storage

@@ -1,0 +1,174 @@
+// Writing. For reading see journal_scan.cc.
+
+#include "core/storage/journal.h"
+
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/storage/journal_format.h"
+#include "core/storage/run_directory.h"
+
+namespace tidepool::storage {
+namespace {
+
+// A torn tail is cut before anything is written behind it, durably.
+Status CutTornTail(FileSystem& fs, const std::string& dir, const TornTail& torn) {
+  if (torn.offset == 0) {
+    TP_RETURN_IF_ERROR(fs.RemoveFile(torn.file));
+    return fs.SyncDir(dir);
+  }
+  TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend(torn.file));
+  TP_RETURN_IF_ERROR(file->Truncate(torn.offset));
+  return file->Sync();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, const std::string& dir,
+                                                             const std::string& run_id,
+                                                             const JournalOptions& options,
+                                                             JournalContents* earlier) {
+  TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
+  std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
+  auto lock = fs.Lock(JoinPath(dir, "lock"), ThisController());
+  if (!lock.ok()) return lock.status().At("the journal of this run has a writer already");
+  writer->lock_ = std::move(lock).value();
+
+  JournalContents contents;
+  TP_ASSIGN_OR_RETURN(const auto segments, ListSegments(fs, dir));
+  if (!segments.empty()) {
+    if (earlier != nullptr) {
+      TP_ASSIGN_OR_RETURN(contents, ReadJournal(fs, dir, run_id));
+    } else {
+      TP_ASSIGN_OR_RETURN(contents.summary, ScanJournal(fs, dir, run_id, Lsn{INT64_MAX},
+                                                        [](JournalEntry&&) { return OkStatus(); }));
+    }
+  }
+  const JournalSummary& summary = contents.summary;
+  if (summary.torn_tail.has_value()) {
+    TP_RETURN_IF_ERROR(CutTornTail(fs, dir, *summary.torn_tail));
+  } else if (!segments.empty()) {
+    // A reader sees what the system has; a successor must not build on what a power cut may still take.
+    TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend(JoinPath(dir, SegmentName(segments.back()))));
+    TP_RETURN_IF_ERROR(file->Truncate(file->size()));  // space that a killed writer had reserved
+    TP_RETURN_IF_ERROR(file->Sync());
+    TP_RETURN_IF_ERROR(fs.SyncDir(dir));
+  }
+  writer->run_id_ = run_id.empty() ? summary.run_id : run_id;
+  if (writer->run_id_.empty()) return InvalidArgument(dir + ": a new journal needs a run id");
+  writer->segment_ = summary.segments - 1;
+  writer->ctl_epoch_ = summary.ctl_epoch + 1;
+  writer->next_ = summary.next;
+  writer->hash_ = summary.tail_hash;
+  TP_RETURN_IF_ERROR(writer->StartSegment());
+  writer->durable_ = writer->next_;
+  if (earlier != nullptr) *earlier = std::move(contents);
+  return writer;
+}
+
+JournalWriter::~JournalWriter() = default;
+
+// requires: everything written so far is durable
+Status JournalWriter::StartSegment() {
+  const SegmentHeader header{.segment = static_cast<uint64_t>(segment_ + 1),
+                             .first = Lsn{next_.value - static_cast<int64_t>(records_.size())},
+                             .ctl_epoch = ctl_epoch_,
+                             .previous_hash = hash_,
+                             .run_id = run_id_};
+  const std::string bytes = EncodeHeader(header);
+  const std::string path = JoinPath(dir_, SegmentName(segment_ + 1));
+  const auto make = [&]() -> StatusOr<std::unique_ptr<WritableFile>> {
+    TP_ASSIGN_OR_RETURN(auto file, fs_.CreateNew(path));
+    TP_RETURN_IF_ERROR(file->Append(bytes));
+    TP_RETURN_IF_ERROR(file->Sync());
+    TP_RETURN_IF_ERROR(fs_.SyncDir(dir_));
+    return file;
+  };
+  auto file = make();
+  if (!file.ok()) {
+    // Best effort: a left-over without a valid header counts as a torn tail anyway.
+    if (file.status().code() == StatusCode::kResourceExhausted) (void)fs_.RemoveFile(path);
+    return file.status();
+  }
+  file_ = std::move(file).value();
+  ++segment_;
+  hash_ = Hash64(bytes);
+  reserved_until_ = header_bytes_ = file_->size();
+  return OkStatus();
+}
+
+Lsn JournalWriter::Append(const JournalRecord& record, uint64_t mono_ns) {
+  EncodeFrame({.lsn = next_, .ctl_epoch = ctl_epoch_, .mono_ns = mono_ns, .record = record}, after_sync_,
+              buffer_);
+  after_sync_ = false;
+  records_.push_back(buffer_.size());
+  return Lsn{next_.value++};
+}
+
+Status JournalWriter::Broken(Status status) {
+  broken_ = status;
+  return status;
+}
+
+// All of the buffer or nothing: on a full disk the file is cut back to what it was.
+Status JournalWriter::WriteBuffer() {
+  const int64_t begin = file_->size();
+  const auto more = static_cast<int64_t>(buffer_.size());
+  // Renewed when half of it is used: when the disk cannot give more, the other half is still there.
+  if (begin + more + options_.reserve_bytes / 2 > reserved_until_) {
+    Status reserved = file_->Preallocate(more + options_.reserve_bytes);
+    space_low_ = reserved.code() == StatusCode::kResourceExhausted;
+    if (!reserved.ok() && !space_low_) return Broken(reserved);
+    if (reserved.ok()) reserved_until_ = begin + more + options_.reserve_bytes;
+  }
+  Status written = file_->Append(buffer_);
+  if (written.ok()) return written;
+  if (written.code() != StatusCode::kResourceExhausted) return Broken(written);
+  if (Status cut = file_->Truncate(begin); !cut.ok()) return Broken(cut);
+  reserved_until_ = begin;  // cutting gave the reservation back
+  return written;
+}
+
+Status JournalWriter::Flush() {
+  if (!broken_.ok()) return broken_;
+  if (buffer_.empty()) return OkStatus();
+  const bool has_records = file_->size() > header_bytes_;
+  if (has_records && file_->size() + buffered_bytes() > options_.segment_bytes) {
+    // The old segment is whole and durable before the new one exists: a reader relies on it.
+    if (Status synced = file_->Sync(); !synced.ok()) return Broken(synced);
+    if (Status cut = file_->Truncate(file_->size()); !cut.ok()) return Broken(cut);
+    if (Status started = StartSegment(); !started.ok()) {
+      return started.code() == StatusCode::kResourceExhausted ? started : Broken(started);
+    }
+  }
+  TP_RETURN_IF_ERROR(WriteBuffer());
+  size_t begin = 0;
+  for (const size_t end : records_) {
+    hash_ = Hash64(std::string_view(buffer_).substr(begin, end - begin), hash_);
+    begin = end;
+  }
+  buffer_.clear();
+  records_.clear();
+  return OkStatus();
+}
+
+Status JournalWriter::Sync() {
+  TP_RETURN_IF_ERROR(Flush());
+  if (durable_ == next_) return OkStatus();
+  // After a failed fdatasync the kernel may have dropped the bytes; trying again would prove nothing.
+  if (Status synced = file_->Sync(); !synced.ok()) return Broken(synced);
+  durable_ = next_;
+  after_sync_ = true;
+  return OkStatus();
+}
+
+Status JournalWriter::Close() {
+  TP_RETURN_IF_ERROR(Sync());
+  Status cut = file_->Truncate(file_->size());
+  file_.reset();
+  lock_.reset();
+  broken_ = FailedPrecondition(dir_ + ": the journal was closed");
+  return cut;
+}
+
+}  // namespace tidepool::storage

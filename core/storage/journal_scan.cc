@@ -1,0 +1,293 @@
+// Reading: format pieces, whole scans, and following a live journal.
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/base/hash.h"
+#include "core/storage/journal.h"
+#include "core/storage/journal_codec.h"
+#include "core/storage/journal_format.h"
+#include "core/storage/little_endian.h"
+
+namespace tidepool::storage {
+namespace {
+
+constexpr std::string_view kMagic("TPJRNL\r\n", 8);
+
+template <typename T>
+T NumberAt(std::string_view bytes, size_t offset) {
+  return ByteReader(bytes.substr(offset)).Number<T>();
+}
+
+std::string At(const std::string& path, size_t offset, Lsn lsn) {
+  return path + ": offset " + std::to_string(offset) + ", record " + std::to_string(lsn.value) + ": ";
+}
+
+constexpr const char* kCorruptAdvice =
+    "; the journal is corrupt and cannot be trusted: restore it from a copy, or start again with --fresh";
+
+Status CheckRun(const SegmentHeader& header, const std::string& run_id, const std::string& path) {
+  if (run_id.empty() || header.run_id == run_id) return OkStatus();
+  return FailedPrecondition(path + ": this journal is of run '" + header.run_id + "', expected run '" +
+                            run_id + "'; name the right run folder");
+}
+
+// Whether a valid record with lsn >= `least` that proves the bad place at the front of `bytes` to have been
+// durable follows somewhere behind it. Behind a bad header that is any record (a header is durable
+// before records follow), behind a bad record one that was appended after a sync.
+bool DurableRecordFollows(std::string_view bytes, Lsn least, bool any_record) {
+  for (size_t i = 1; i + kRecordPrefixBytes + kRecordEnvelopeBytes <= bytes.size(); ++i) {
+    const std::string_view rest = bytes.substr(i);
+    // Cheap checks first: a checksum at every byte of a large tail would take minutes.
+    const auto len = NumberAt<uint32_t>(rest, 0);
+    if (len < kRecordEnvelopeBytes || len > rest.size() - kRecordPrefixBytes) continue;
+    const int64_t lsn = FrameLsn(rest).value;
+    if (lsn < least.value || lsn > least.value + static_cast<int64_t>(bytes.size())) continue;
+    if (!any_record && !FrameAfterSync(rest)) continue;
+    const char* why = nullptr;
+    if (!ValidFrame(rest, &why).empty()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string SegmentName(int64_t segment) {
+  std::string digits = std::to_string(segment);
+  if (digits.size() < 4) digits.insert(0, 4 - digits.size(), '0');
+  return digits + ".tpj";
+}
+
+StatusOr<std::vector<int64_t>> ListSegments(FileSystem& fs, const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(const auto names, fs.List(dir));
+  std::vector<int64_t> segments;
+  for (const std::string& name : names) {
+    int64_t number = -1;
+    const auto end = std::from_chars(name.data(), name.data() + name.size(), number).ptr;
+    if (number >= 0 && std::string_view(end) == ".tpj") segments.push_back(number);
+  }
+  std::sort(segments.begin(), segments.end());
+  return segments;
+}
+
+std::string EncodeHeader(const SegmentHeader& header) {
+  std::string out(kMagic);
+  PutNumber(out, kJournalSchema);
+  PutNumber(out, static_cast<uint32_t>(kMagic.size() + 4 + 4 + 8 + 8 + 4 + 8 + 4 + header.run_id.size() + 4));
+  PutNumber(out, header.segment);
+  PutNumber(out, static_cast<uint64_t>(header.first.value));
+  PutNumber(out, header.ctl_epoch);
+  PutNumber(out, header.previous_hash);
+  PutString(out, header.run_id);
+  PutNumber(out, Crc32c(out));
+  return out;
+}
+
+StatusOr<SegmentHeader> ParseHeader(std::string_view bytes, const std::string& path, size_t* length) {
+  ByteReader reader(bytes);
+  const auto damaged = [&](const char* what) {
+    return DataLoss(path + ": " + what + "; expected the header of a journal segment");
+  };
+  if (reader.Bytes(kMagic.size()) != kMagic) return damaged("it does not begin with TPJRNL");
+  const auto schema = reader.Number<uint32_t>();
+  *length = reader.Number<uint32_t>();
+  if (!reader.ok() || *length > bytes.size() || *length < 48) return damaged("the header is cut short");
+  if (Crc32c(bytes.substr(0, *length - 4)) != NumberAt<uint32_t>(bytes, *length - 4)) {
+    return damaged("the header's checksum is wrong");
+  }
+  if (schema != kJournalSchema) {
+    return FailedPrecondition(path + ": journal schema " + std::to_string(schema) +
+                              ", this program reads schema " + std::to_string(kJournalSchema) +
+                              "; use the version of tidepool that wrote the run");
+  }
+  SegmentHeader header;
+  header.segment = reader.Number<uint64_t>();
+  header.first = Lsn{static_cast<int64_t>(reader.Number<uint64_t>())};
+  header.ctl_epoch = reader.Number<uint32_t>();
+  header.previous_hash = reader.Number<uint64_t>();
+  header.run_id = std::string(reader.String());
+  if (!reader.ok()) return damaged("the header is cut short");
+  return header;
+}
+
+std::string_view ValidFrame(std::string_view bytes, const char** why) {
+  if (bytes.size() < kRecordPrefixBytes + kRecordEnvelopeBytes) {
+    *why = "fewer bytes are left than any record has";
+    return {};
+  }
+  const auto len = NumberAt<uint32_t>(bytes, 0);
+  if (len < kRecordEnvelopeBytes || len > kMaxRecordBytes) {
+    *why = "the length is impossible";
+    return {};
+  }
+  if (len > bytes.size() - kRecordPrefixBytes) {
+    *why = "the record goes on past the end of the file";
+    return {};
+  }
+  if (Crc32c(bytes.substr(kRecordPrefixBytes, len)) != NumberAt<uint32_t>(bytes, 4)) {
+    *why = "the checksum is wrong";
+    return {};
+  }
+  return bytes.substr(0, kRecordPrefixBytes + len);
+}
+
+Lsn FrameLsn(std::string_view frame) { return Lsn{static_cast<int64_t>(NumberAt<uint64_t>(frame, 8))}; }
+uint32_t FrameEpoch(std::string_view frame) { return NumberAt<uint32_t>(frame, 16); }
+bool FrameAfterSync(std::string_view frame) { return (NumberAt<uint16_t>(frame, 28) & kAfterSyncBit) != 0; }
+
+StatusOr<JournalEntry> DecodeFrame(std::string_view frame) {
+  const auto kind = static_cast<uint16_t>(NumberAt<uint16_t>(frame, 28) & ~kAfterSyncBit);
+  auto record = DecodeFields(kind, frame.substr(kRecordPrefixBytes + kRecordEnvelopeBytes));
+  if (!record.ok()) return record.status();
+  return JournalEntry{.lsn = FrameLsn(frame),
+                      .ctl_epoch = FrameEpoch(frame),
+                      .mono_ns = NumberAt<uint64_t>(frame, 20),
+                      .record = std::move(record).value()};
+}
+
+void EncodeFrame(const JournalEntry& entry, bool after_sync, std::string& out) {
+  const size_t begin = out.size();
+  out.append(kRecordPrefixBytes, '\0');
+  PutNumber(out, static_cast<uint64_t>(entry.lsn.value));
+  PutNumber(out, entry.ctl_epoch);
+  PutNumber(out, entry.mono_ns);
+  PutNumber(out, static_cast<uint16_t>(KindOf(entry.record) | (after_sync ? kAfterSyncBit : 0)));
+  EncodeFields(entry.record, out);
+  const size_t len = out.size() - begin - kRecordPrefixBytes;
+  TP_CHECK(len < kMaxRecordBytes) << RecordName(entry.record) << " of " << len << " bytes";
+  std::string prefix;
+  PutNumber(prefix, static_cast<uint32_t>(len));
+  PutNumber(prefix, Crc32c(std::string_view(out).substr(begin + kRecordPrefixBytes)));
+  out.replace(begin, kRecordPrefixBytes, prefix);
+}
+
+StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, const std::string& run_id,
+                                     Lsn from, const std::function<Status(JournalEntry&&)>& take) {
+  TP_ASSIGN_OR_RETURN(const auto segments, ListSegments(fs, dir));
+  if (segments.empty())
+    return NotFound(dir + ": there is no journal segment (*.tpj) here; name the folder of a run");
+  JournalSummary summary;
+  uint64_t hash = 0;
+  for (size_t index = 0; index < segments.size(); ++index) {
+    const std::string path = JoinPath(dir, SegmentName(segments[index]));
+    const bool last = index + 1 == segments.size();
+    if (segments[index] != static_cast<int64_t>(index)) {
+      return DataLoss(JoinPath(dir, SegmentName(static_cast<int64_t>(index))) +
+                      ": this segment is missing, " + SegmentName(segments[index]) + " is there" +
+                      kCorruptAdvice);
+    }
+    TP_ASSIGN_OR_RETURN(const std::string bytes, fs.ReadFile(path, int64_t{4} << 30));
+    size_t offset = 0;
+    auto header = ParseHeader(bytes, path, &offset);
+    if (!header.ok()) {
+      if (header.status().code() != StatusCode::kDataLoss) return header.status();
+      if (!last || DurableRecordFollows(bytes, summary.next, /*any_record=*/true)) {
+        return DataLoss(header.status().message() + kCorruptAdvice);
+      }
+      summary.torn_tail = TornTail{path, 0, static_cast<int64_t>(bytes.size()), header.status().message()};
+      break;
+    }
+    TP_RETURN_IF_ERROR(CheckRun(*header, run_id.empty() ? summary.run_id : run_id, path));
+    if (header->segment != index || header->first != summary.next || header->previous_hash != hash ||
+        header->ctl_epoch < summary.ctl_epoch) {
+      return DataLoss(
+          path + ": the header (segment " + std::to_string(header->segment) + ", first record " +
+          std::to_string(header->first.value) + ", ctl_epoch " + std::to_string(header->ctl_epoch) +
+          ") does not continue the segment before it, which ends before record " +
+          std::to_string(summary.next.value) + " at ctl_epoch " + std::to_string(summary.ctl_epoch) +
+          (header->previous_hash != hash ? "; its hash differs from the one noted here" : "") +
+          kCorruptAdvice);
+    }
+    summary.run_id = header->run_id;
+    summary.ctl_epoch = header->ctl_epoch;
+    hash = Hash64(std::string_view(bytes).substr(0, offset));
+    while (offset < bytes.size()) {
+      const std::string_view rest = std::string_view(bytes).substr(offset);
+      const char* why = nullptr;
+      const std::string_view frame = ValidFrame(rest, &why);
+      if (frame.empty()) {
+        if (!last || DurableRecordFollows(rest, Lsn{summary.next.value + 1}, /*any_record=*/false)) {
+          return DataLoss(At(path, offset, summary.next) + why + kCorruptAdvice);
+        }
+        summary.torn_tail =
+            TornTail{path, static_cast<int64_t>(offset), static_cast<int64_t>(rest.size()), why};
+        break;
+      }
+      if (FrameLsn(frame) != summary.next || FrameEpoch(frame) != header->ctl_epoch) {
+        return DataLoss(At(path, offset, summary.next) + "found record " +
+                        std::to_string(FrameLsn(frame).value) + " of ctl_epoch " +
+                        std::to_string(FrameEpoch(frame)) + kCorruptAdvice);
+      }
+      if (FrameLsn(frame) >= from) {
+        auto entry = DecodeFrame(frame);
+        if (!entry.ok()) return entry.status().At(At(path, offset, summary.next));
+        TP_RETURN_IF_ERROR(take(std::move(entry).value()));
+      }
+      hash = Hash64(frame, hash);
+      offset += frame.size();
+      ++summary.next.value;
+    }
+    ++summary.segments;
+    summary.bytes += static_cast<int64_t>(offset);
+  }
+  summary.tail_hash = hash;
+  return summary;
+}
+
+StatusOr<JournalContents> ReadJournal(FileSystem& fs, const std::string& dir, const std::string& run_id) {
+  JournalContents contents;
+  TP_ASSIGN_OR_RETURN(contents.summary, ScanJournal(fs, dir, run_id, Lsn{0}, [&](JournalEntry&& entry) {
+                        contents.entries.push_back(std::move(entry));
+                        return OkStatus();
+                      }));
+  return contents;
+}
+
+StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
+  std::vector<JournalEntry> entries;
+  while (true) {
+    const std::string path = JoinPath(dir_, SegmentName(segment_));
+    // Looked for before reading: if it was there, the segment before it is complete.
+    const bool next_exists = fs_.Exists(JoinPath(dir_, SegmentName(segment_ + 1)));
+    TP_ASSIGN_OR_RETURN(const auto file, fs_.OpenForRead(path));
+    TP_ASSIGN_OR_RETURN(const int64_t size, file->Size());
+    TP_ASSIGN_OR_RETURN(const std::string bytes, file->ReadAt(offset_, std::max<int64_t>(size - offset_, 0)));
+    std::string_view rest = bytes;
+    if (offset_ == 0) {
+      size_t length = 0;
+      const auto header = ParseHeader(rest, path, &length);
+      if (!header.ok()) {
+        // Not yet written in full; whoever made it is at it, or died and its successor will replace it.
+        if (header.status().code() == StatusCode::kDataLoss && !next_exists) return entries;
+        return header.status();
+      }
+      offset_ = static_cast<int64_t>(length);
+      ctl_epoch_ = header->ctl_epoch;
+      next_ = header->first;
+      rest.remove_prefix(length);
+    }
+    const char* why = nullptr;
+    while (!rest.empty()) {
+      const std::string_view frame = ValidFrame(rest, &why);
+      if (frame.empty()) break;
+      if (FrameLsn(frame) != next_ || FrameEpoch(frame) != ctl_epoch_) {
+        return DataLoss(At(path, static_cast<size_t>(offset_), next_) + "found record " +
+                        std::to_string(FrameLsn(frame).value) + kCorruptAdvice);
+      }
+      if (next_ >= from_) {
+        auto entry = DecodeFrame(frame);
+        if (!entry.ok()) return entry.status().At(At(path, static_cast<size_t>(offset_), next_));
+        entries.push_back(std::move(entry).value());
+      }
+      rest.remove_prefix(frame.size());
+      offset_ += static_cast<int64_t>(frame.size());
+      ++next_.value;
+    }
+    if (!next_exists) return entries;
+    if (!rest.empty()) return DataLoss(At(path, static_cast<size_t>(offset_), next_) + why + kCorruptAdvice);
+    ++segment_;
+    offset_ = 0;
+  }
+}
+
+}  // namespace tidepool::storage

@@ -1,0 +1,171 @@
+#include "core/storage/run_directory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <vector>
+
+#include "core/storage/journal.h"
+#include "core/storage/journal_format.h"
+
+namespace tidepool::storage {
+namespace {
+
+bool IsStamp(std::string_view text) {  // 20261121T115502Z, perhaps with -2
+  if (text.size() < 16) return false;
+  for (size_t i = 0; i < 16; ++i) {
+    const char c = text[i];
+    if (i == 8 ? c != 'T' : i == 15 ? c != 'Z' : c < '0' || c > '9') return false;
+  }
+  return text.size() == 16 || text[16] == '-';
+}
+
+Status CheckSpace(FileSystem& fs, const std::string& dir, int64_t need_bytes) {
+  if (need_bytes <= 0) return OkStatus();
+  TP_ASSIGN_OR_RETURN(const int64_t free, fs.FreeBytes(dir));
+  if (free >= need_bytes) return OkStatus();
+  return ResourceExhausted(dir + ": the disk has " + std::to_string(free >> 20) +
+                           " MiB free, the run needs about " +
+                           std::to_string((need_bytes + (1 << 20) - 1) >> 20) +
+                           " MiB; free some, or name a folder on another disk with --run-dir");
+}
+
+Status WithAdvice(const Status& status) {
+  if (status.ok()) return status;
+  return {status.code(),
+          "the run folder cannot be made: " + status.message() + " (--run-dir names another folder)"};
+}
+
+}  // namespace
+
+std::string ThisController() {
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  return "controller pid " + std::to_string(::getpid()) + " on host " + host.data();
+}
+
+std::string UtcStamp(int64_t unix_seconds) {
+  const auto seconds = static_cast<time_t>(unix_seconds);
+  struct tm utc {};
+  ::gmtime_r(&seconds, &utc);
+  std::array<char, 32> text{};
+  const size_t n = std::strftime(text.data(), text.size(), "%Y%m%dT%H%M%SZ", &utc);
+  return {text.data(), n};
+}
+
+std::string FolderName(const std::string& name) {
+  std::string out;
+  for (const char c : name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '.' || c == '_' || c == '-';
+    out.push_back(plain ? c : '-');
+  }
+  if (out.empty() || out.front() == '.') out.insert(0, "run");
+  return out.substr(0, 200);  // names have at most 255 bytes; the time comes behind
+}
+
+StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptions& options) {
+  if (!options.run_dir.empty()) {
+    TP_ASSIGN_OR_RETURN(const FileInfo info, fs.Stat(options.run_dir));
+    if (info.exists && info.is_directory) {
+      TP_ASSIGN_OR_RETURN(const auto names, fs.List(options.run_dir));
+      if (!names.empty()) {
+        return AlreadyExists(
+            options.run_dir + ": this folder is not empty (it holds " + names.front() +
+            "); go on with the run in it with --resume, or name another folder with --run-dir");
+      }
+    }
+    TP_RETURN_IF_ERROR(WithAdvice(fs.MakeDirectories(options.run_dir)));
+    TP_RETURN_IF_ERROR(CheckSpace(fs, options.run_dir, options.need_bytes));
+    return options.run_dir;
+  }
+  TP_RETURN_IF_ERROR(WithAdvice(fs.MakeDirectories(options.root)));
+  TP_RETURN_IF_ERROR(CheckSpace(fs, options.root, options.need_bytes));
+  const std::string base =
+      JoinPath(options.root, FolderName(options.name) + "-" + UtcStamp(options.unix_seconds));
+  for (int attempt = 1; attempt <= 1000; ++attempt) {
+    const std::string dir = attempt == 1 ? base : base + "-" + std::to_string(attempt);
+    Status made = fs.MakeDirectory(dir);  // exclusive: of two runs started in one second each gets its own
+    if (made.code() == StatusCode::kAlreadyExists) continue;
+    TP_RETURN_IF_ERROR(WithAdvice(made));
+    TP_RETURN_IF_ERROR(WithAdvice(fs.SyncDir(options.root)));
+    return dir;
+  }
+  return AlreadyExists(base +
+                       ": a thousand runs have this name and second; choose another name with --run-name");
+}
+
+StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
+  RunState state{.dir = run_dir};
+  if (!fs.Exists(run_dir)) {
+    return NotFound(run_dir + ": there is no such run folder; `ls runs/` shows what there is");
+  }
+  const std::string journal = RunPaths(run_dir).journal();
+  if (!fs.Exists(journal)) return state;
+  const auto summary = ScanJournal(fs, journal, "", Lsn{0}, [&](JournalEntry&& entry) {
+    if (const auto* config = std::get_if<record::Config>(&entry.record)) state.steps = config->steps;
+    if (const auto* commit = std::get_if<record::StepCommit>(&entry.record)) state.last_step = commit->step;
+    if (const auto* restore = std::get_if<record::Restore>(&entry.record)) state.last_step = restore->step;
+    // Anything that happens after an END_RUN means that the run was resumed.
+    const auto* end = std::get_if<record::EndRun>(&entry.record);
+    state.end_code = end != nullptr ? std::optional<int32_t>(end->code) : std::nullopt;
+    return OkStatus();
+  });
+  if (summary.status().code() == StatusCode::kNotFound) return state;  // a folder without segments
+  TP_RETURN_IF_ERROR(summary.status());
+  state.run_id = summary->run_id;
+  state.records = summary->next.value;
+  state.has_journal = state.records > 0;
+  return state;
+}
+
+StatusOr<std::string> JournalFolder(FileSystem& fs, const std::string& run_or_journal) {
+  for (const std::string& dir : {RunPaths(run_or_journal).journal(), run_or_journal}) {
+    if (fs.Exists(JoinPath(dir, SegmentName(0)))) return dir;
+  }
+  return NotFound(
+      run_or_journal +
+      ": neither a run folder (with journal/0000.tpj) nor a journal folder (with 0000.tpj); check the path");
+}
+
+StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name) {
+  const std::string prefix = FolderName(name) + "-";
+  std::vector<std::string> candidates;
+  if (fs.Exists(root)) {
+    TP_ASSIGN_OR_RETURN(const auto names, fs.List(root));
+    for (const std::string& folder : names) {
+      if (folder.starts_with(prefix) && IsStamp(std::string_view(folder).substr(prefix.size())))
+        candidates.push_back(folder);
+    }
+  }
+  // Newest first; of one second, -10 after -9.
+  std::sort(candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
+    const size_t stamp = prefix.size() + 16;
+    const int order = a.compare(0, stamp, b, 0, stamp);
+    return order != 0 ? order > 0 : a.size() != b.size() ? a.size() > b.size() : a > b;
+  });
+  std::string newest_finished;
+  for (const std::string& folder : candidates) {
+    TP_ASSIGN_OR_RETURN(RunState state, ReadRunState(fs, JoinPath(root, folder)));
+    if (!state.has_journal) continue;
+    if (!state.finished()) return state;
+    if (newest_finished.empty()) newest_finished = state.dir;
+  }
+  if (!newest_finished.empty()) {
+    return NotFound(root + ": every run of '" + name + "' is finished, the newest is " + newest_finished +
+                    "; start another without --resume");
+  }
+  return NotFound(root + ": no run of '" + name +
+                  "' to go on with; start one without --resume, or name its folder with --run-dir");
+}
+
+StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir) {
+  auto lock = fs.Lock(RunPaths(run_dir).lock(), ThisController());
+  return lock.ok()
+             ? std::move(lock)
+             : StatusOr<std::unique_ptr<FileLock>>(lock.status().At("another process works on this run"));
+}
+
+}  // namespace tidepool::storage

@@ -1,0 +1,86 @@
+#pragma once
+// Where a run lives: runs/<name>-<utc time>/ or a folder that the user names. A second run of a name
+// never overwrites the first; --resume finds the newest one that is not finished. Functions are thread-safe.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/file_system.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+
+namespace tidepool::storage {
+
+// Paths inside a run folder (INTERFACE: run directory).
+struct RunPaths {
+  explicit RunPaths(std::string run_dir) : dir(std::move(run_dir)) {}
+  std::string dir;
+  [[nodiscard]] std::string config() const { return JoinPath(dir, "config.yaml"); }
+  [[nodiscard]] std::string journal() const { return JoinPath(dir, "journal"); }
+  [[nodiscard]] std::string payload() const { return JoinPath(dir, "payload"); }
+  [[nodiscard]] std::string metrics() const { return JoinPath(dir, "metrics.jsonl"); }
+  [[nodiscard]] std::string tensorboard() const { return JoinPath(dir, "tb"); }
+  [[nodiscard]] std::string samples() const { return JoinPath(dir, "samples"); }
+  [[nodiscard]] std::string logs() const { return JoinPath(dir, "logs"); }
+  [[nodiscard]] std::string trace() const { return JoinPath(dir, "trace"); }
+  [[nodiscard]] std::string checkpoints() const { return JoinPath(dir, "checkpoints"); }
+  [[nodiscard]] std::string final_model() const { return JoinPath(dir, "final"); }
+  [[nodiscard]] std::string report() const { return JoinPath(dir, "report.html"); }
+  [[nodiscard]] std::string summary() const { return JoinPath(dir, "summary.json"); }
+  [[nodiscard]] std::string warm_start() const { return JoinPath(dir, "warm_start"); }
+  [[nodiscard]] std::string lock() const { return JoinPath(dir, "lock"); }
+};
+
+struct RunDirectoryOptions {
+  std::string root = "runs";  // parent of folders that are named here
+  std::string name;  // of the config, or --run-name; characters other than letters, digits, . _ - become '-'
+  std::string run_dir;       // --run-dir: exactly this folder; empty: root/<name>-<utc time>
+  int64_t unix_seconds = 0;  // now
+  int64_t need_bytes = 0;    // refuse when the disk has less than this free; 0: not checked
+};
+
+// "20261121T115502Z".
+std::string UtcStamp(int64_t unix_seconds);
+// `name` as a folder name: "a b/c" -> "a-b-c"; never empty, never beginning with '.'.
+std::string FolderName(const std::string& name);
+
+// Makes the folder of a new run and returns its path. A name that is taken gets -2, -3 ... behind the time.
+//   kAlreadyExists      run_dir holds something (an empty folder is taken)
+//   kResourceExhausted  disk full, or less than need_bytes free
+//   kPermissionDenied, kFailedPrecondition (read-only, a file in the way): from the file system
+StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptions& options);
+
+// What a run folder says about its run, from the journal alone.
+struct RunState {
+  std::string dir;
+  std::string run_id;
+  bool has_journal = false;  // false: it died before its first record; nothing to go on with
+  int64_t records = 0;
+  StepNumber last_step;             // last committed one, after restores; -1: none
+  int64_t steps = 0;                // wanted, by the last CONFIG record
+  std::optional<int32_t> end_code;  // of END_RUN, if it is the last word
+  // Ended with code 0 and all steps committed. A run that was stopped by SIGTERM ends with 0, too, but is
+  // not.
+  [[nodiscard]] bool finished() const { return end_code == 0 && last_step.value >= steps; }
+};
+// kNotFound: no such folder; kDataLoss and kFailedPrecondition as ScanJournal.
+StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir);
+
+// The folder of journal segments meant by a path that a user gave: of a run, or the journal folder itself.
+// kNotFound says what was looked for.
+StatusOr<std::string> JournalFolder(FileSystem& fs, const std::string& run_or_journal);
+
+// The newest run of `name` under `root` that has a journal and is not finished. kNotFound says what was
+// looked for, and if all runs of the name are finished, that they are. A run whose journal cannot be read is
+// an error, not skipped: going on with an older one would silently lose work.
+StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name);
+
+// Taken before anything in the folder changes, held as long as the run is worked on. kFailedPrecondition
+// names the pid that has it.
+StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir);
+// "controller pid 123 on host a": what a lock file says about this process.
+std::string ThisController();
+
+}  // namespace tidepool::storage

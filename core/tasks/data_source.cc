@@ -1,0 +1,129 @@
+#include "core/tasks/data_source.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <unordered_set>
+
+#include "core/base/check.h"
+#include "core/base/hash.h"
+#include "core/base/rng.h"
+
+namespace tidepool::tasks {
+namespace {
+
+// Rows with equal keys ask the same thing.
+std::string PromptKey(const Question& q) {
+  if (q.messages.empty()) return q.prompt;
+  std::string key;
+  for (const Message& m : q.messages) {
+    // The assistant's turns are what is learned in sft, not what is asked.
+    if (m.role != "assistant") key += m.role + "\x1f" + m.content + "\x1e";
+  }
+  return key;
+}
+
+std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
+  nlohmann::json j = {{"task", config.task}, {"size", config.size},       {"held_out", config.held_out},
+                      {"seed", seed},        {"shuffle", config.shuffle}, {"options", config.options}};
+  return Sha256Hex(j.dump());
+}
+
+}  // namespace
+
+StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed, const std::string& job) {
+  DataSource source;
+  source.shuffle_ = config.shuffle;
+  source.seed_ = Mix64(seed ^ 0x64617461ULL);
+  if (config.task.empty() == config.path.empty()) {
+    return InvalidArgument("data: expected either task (a generated one) or path (a JSONL file)");
+  }
+  if (!config.task.empty()) {
+    auto task = MakeTask({.name = config.task,
+                          .options = config.options,
+                          .size = config.size,
+                          .held_out = config.held_out,
+                          .seed = source.seed_});
+    if (!task.ok()) return Status(task.status().code(), "data." + task.status().message());
+    source.task_ = std::move(task).value();
+    source.size_ = source.task_->train_size();
+    source.held_out_size_ = source.task_->held_out_size();
+    source.identity_ = TaskIdentity(config, seed);
+    return source;
+  }
+  TP_RETURN_IF_ERROR(source.OpenFiles(config, job));
+  return source;
+}
+
+Status DataSource::OpenFiles(const DataConfig& config, const std::string& job) {
+  const JsonlOptions options{.kind = job == "sft" ? RowKind::kSft : RowKind::kRl};
+  TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
+  train_ = std::make_shared<const JsonlData>(std::move(train));
+  const int64_t rows = train_->size();
+  nlohmann::json identity = {
+      {"train", train_->digest()}, {"shuffle", config.shuffle}, {"seed", seed_}, {"job", job}};
+  std::unordered_set<std::string> held_out_prompts;
+  std::vector<bool> set_aside(static_cast<size_t>(rows), false);
+  if (!config.eval_path.empty()) {
+    TP_ASSIGN_OR_RETURN(JsonlData eval, JsonlData::Open(config.eval_path, options));
+    eval_ = std::make_shared<const JsonlData>(std::move(eval));
+    identity["eval"] = eval_->digest();
+    held_out_rows_.resize(static_cast<size_t>(eval_->size()));
+    std::iota(held_out_rows_.begin(), held_out_rows_.end(), int64_t{0});
+  } else {
+    if (config.held_out < 0 || config.held_out > rows / 2) {
+      return InvalidArgument("data.held_out: " + std::to_string(config.held_out) + " of the " +
+                             std::to_string(rows) + " rows of " + config.path +
+                             "; at most half can be held out: lower it, or give eval_path");
+    }
+    identity["held_out"] = config.held_out;
+    for (int64_t i = 0; i < config.held_out; ++i) {
+      const int64_t row = PermutedIndex(i, rows, Mix64(seed_ ^ 0x68656c64ULL));
+      held_out_rows_.push_back(row);
+      set_aside[static_cast<size_t>(row)] = true;
+    }
+  }
+  held_out_size_ = static_cast<int64_t>(held_out_rows_.size());
+  for (int64_t i = 0; i < held_out_size_; ++i) held_out_prompts.insert(PromptKey(HeldOut(i)));
+  int64_t same_prompt = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (set_aside[static_cast<size_t>(row)]) continue;
+    if (!held_out_prompts.empty() && held_out_prompts.contains(PromptKey(train_->Row(row)))) {
+      ++same_prompt;
+      continue;
+    }
+    train_rows_.push_back(row);
+  }
+  size_ = static_cast<int64_t>(train_rows_.size());
+  if (size_ == 0) {
+    return InvalidArgument("data.path: every row of " + config.path +
+                           " has the prompt of a held-out row; nothing is left to train on");
+  }
+  if (same_prompt > 0) {
+    warnings_.push_back(config.path + ": " + std::to_string(same_prompt) +
+                        " rows have the prompt of a held-out row and are not trained on");
+  }
+  for (const auto& file : {train_, eval_}) {
+    if (file == nullptr || file->bad_lines() == 0) continue;
+    warnings_.push_back(std::to_string(file->bad_lines()) + " bad lines are left out; the first is " +
+                        file->problems().front());
+  }
+  identity_ = Sha256Hex(identity.dump());
+  return OkStatus();
+}
+
+Question DataSource::Row(int64_t ordinal) const {
+  TP_CHECK(ordinal >= 0) << "row " << ordinal;
+  const int64_t epoch = ordinal / size_;
+  int64_t index = ordinal % size_;
+  if (shuffle_) index = PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(epoch))));
+  return task_ != nullptr ? task_->Train(index) : train_->Row(train_rows_[static_cast<size_t>(index)]);
+}
+
+Question DataSource::HeldOut(int64_t index) const {
+  TP_CHECK(index >= 0 && index < held_out_size_) << index << " of " << held_out_size_;
+  if (task_ != nullptr) return task_->HeldOut(index);
+  return (eval_ != nullptr ? eval_ : train_)->Row(held_out_rows_[static_cast<size_t>(index)]);
+}
+
+}  // namespace tidepool::tasks

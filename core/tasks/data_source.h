@@ -1,0 +1,58 @@
+#pragma once
+// The rows of a job in the order in which they are trained on, whatever they come from: a generated
+// task or a JSONL file.
+//
+// Ordinals count without end: row(ordinal) is in epoch ordinal / size(), and each epoch has its own
+// permutation named by the seed (or the order of the source with shuffle off). Held-out rows are
+// never training rows: a task takes care of that itself; of a file without eval_path, `held_out` rows
+// named by the seed are set aside, and training rows with the prompt of a held-out row are left out.
+// Immutable; any thread.
+//
+//   TP_ASSIGN_OR_RETURN(auto source, DataSource::Create(config.data, config.seed, config.job));
+//   const Question q = source.Row(ordinal);
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/tasks/jsonl_data.h"
+#include "core/tasks/task.h"
+
+namespace tidepool::tasks {
+
+class DataSource {
+ public:
+  // `job` is the kind of job ("rl", "sft"), which says what a row needs.
+  // kInvalidArgument, kNotFound: the config or a file is wrong (message with the key or file:line).
+  static StatusOr<DataSource> Create(const DataConfig& config, uint64_t seed, const std::string& job);
+
+  [[nodiscard]] int64_t size() const { return size_; }  // rows in an epoch, > 0
+  [[nodiscard]] Question Row(int64_t ordinal) const;    // requires ordinal >= 0
+  [[nodiscard]] int64_t held_out_size() const { return held_out_size_; }
+  [[nodiscard]] Question HeldOut(int64_t index) const;  // requires 0 <= index < held_out_size()
+  // Names the data: task, options, sizes and seed, or the digests of the files. A run may only be
+  // resumed with the same identity. Hex.
+  [[nodiscard]] const std::string& identity() const { return identity_; }
+  // Things to tell the user (bad lines left out, rows dropped because they are held out).
+  [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
+
+ private:
+  Status OpenFiles(const DataConfig& config, const std::string& job);
+
+  std::shared_ptr<const Task> task_;        // or
+  std::shared_ptr<const JsonlData> train_;  // shared: a source is copied to several threads' owners
+  std::shared_ptr<const JsonlData> eval_;   // null: held-out rows are rows of train_
+  std::vector<int64_t> train_rows_;         // rows of train_ that are trained on
+  std::vector<int64_t> held_out_rows_;
+  int64_t size_ = 0;
+  int64_t held_out_size_ = 0;
+  bool shuffle_ = true;
+  uint64_t seed_ = 0;
+  std::string identity_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace tidepool::tasks

@@ -1,0 +1,63 @@
+#pragma once
+// Rows of a JSONL file: one JSON object a line.
+//   rl   prompt (text, or a list of {role, content}), answer (text or number; optional), and any
+//        further fields, which are kept and handed to rewards
+//   sft  messages (at least one assistant turn), or prompt + answer
+// Blank lines are skipped. A bad line is named as file:line, counted and left out; a file with more
+// bad lines than the limit is refused, because something other than a slip is wrong with it.
+// The whole file is read and checked when it is opened. Immutable; any thread.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/tasks/task.h"
+
+namespace tidepool::tasks {
+
+enum class RowKind { kRl, kSft };
+
+struct JsonlOptions {
+  RowKind kind = RowKind::kRl;
+  double max_bad_fraction = 0.01;  // of the lines that are not blank
+  int64_t max_file_bytes = int64_t{4} << 30;
+  int64_t max_line_bytes = int64_t{16} << 20;
+};
+
+class JsonlData {
+ public:
+  // kNotFound: no such file. kInvalidArgument: no good row, or too many bad ones (the first five are
+  // named). kResourceExhausted: the file is larger than the limit.
+  static StatusOr<JsonlData> Open(const std::string& path, const JsonlOptions& options);
+  // The same from memory; `name` stands for the file in messages.
+  static StatusOr<JsonlData> Parse(std::string text, const std::string& name, const JsonlOptions& options);
+
+  [[nodiscard]] int64_t size() const { return static_cast<int64_t>(rows_.size()); }
+  [[nodiscard]] Question Row(int64_t index) const;  // requires 0 <= index < size()
+  [[nodiscard]] int64_t line(int64_t index) const { return rows_.at(static_cast<size_t>(index)).line; }
+  [[nodiscard]] int64_t bad_lines() const { return bad_lines_; }
+  // "file:line: what" of bad lines, at most 20.
+  [[nodiscard]] const std::vector<std::string>& problems() const { return problems_; }
+  // SHA-256 of the file's bytes, hex.
+  [[nodiscard]] const std::string& digest() const { return digest_; }
+
+ private:
+  struct Place {
+    int64_t offset = 0;
+    int64_t length = 0;
+    int64_t line = 0;
+  };
+  std::string text_;
+  std::vector<Place> rows_;
+  RowKind kind_ = RowKind::kRl;
+  int64_t bad_lines_ = 0;
+  std::vector<std::string> problems_;
+  std::string digest_;
+};
+
+// One row from a JSON text. kInvalidArgument: "what; what to do" (no place).
+StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind);
+
+}  // namespace tidepool::tasks

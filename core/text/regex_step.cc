@@ -1,0 +1,103 @@
+// Split by a regular expression that has no splitter of its own.
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <memory>
+
+#include "core/text/pre_tokenizer.h"
+
+namespace tidepool::text {
+namespace {
+
+// Per match. A published pattern needs a few steps a character; only nested repetition comes near.
+constexpr uint32_t kMatchLimit = 1'000'000;
+constexpr uint32_t kHeapLimitKib = 64 * 1024;
+
+struct CodeDeleter {
+  void operator()(pcre2_code* p) const { pcre2_code_free(p); }
+};
+struct DataDeleter {
+  void operator()(pcre2_match_data* p) const { pcre2_match_data_free(p); }
+};
+struct ContextDeleter {
+  void operator()(pcre2_match_context* p) const { pcre2_match_context_free(p); }
+};
+
+std::string ErrorText(int code) {
+  PCRE2_UCHAR8 buffer[256];
+  if (pcre2_get_error_message(code, buffer, sizeof(buffer)) < 0) return "error " + std::to_string(code);
+  return reinterpret_cast<const char*>(buffer);
+}
+
+class RegexStep : public SplitStep {
+ public:
+  RegexStep(std::unique_ptr<pcre2_code, CodeDeleter> code, SplitBehavior behavior, bool invert)
+      : code_(std::move(code)), behavior_(behavior), invert_(invert) {}
+
+  Status Apply(std::string_view piece, Pieces* out) const override {
+    const std::unique_ptr<pcre2_match_data, DataDeleter> data(
+        pcre2_match_data_create_from_pattern(code_.get(), nullptr));
+    const std::unique_ptr<pcre2_match_context, ContextDeleter> context(pcre2_match_context_create(nullptr));
+    if (!data || !context) return ResourceExhausted("no memory for a regular expression");
+    pcre2_set_match_limit(context.get(), kMatchLimit);
+    pcre2_set_heap_limit(context.get(), kHeapLimitKib);
+
+    std::vector<Match> matches;
+    size_t done = 0;  // everything before it is in `matches`
+    size_t from = 0;
+    while (from < piece.size()) {
+      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR8>(piece.data()), piece.size(), from,
+                                    PCRE2_NO_UTF_CHECK, data.get(), context.get());
+      if (found == PCRE2_ERROR_NOMATCH) break;
+      if (found < 0) {
+        return ResourceExhausted("the pre-tokeniser's regular expression gave up: " + ErrorText(found) +
+                                 "; shorten the text or use a simpler pattern");
+      }
+      const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+      if (range[1] <= range[0]) {  // an empty match cuts nothing here; look on after the next character
+        from = range[0] + 1;
+        while (from < piece.size() && (static_cast<unsigned char>(piece[from]) & 0xC0) == 0x80) ++from;
+        continue;
+      }
+      if (range[0] > done) matches.push_back({done, range[0], invert_});
+      matches.push_back({range[0], range[1], !invert_});
+      done = from = range[1];
+    }
+    if (done < piece.size()) matches.push_back({done, piece.size(), invert_});
+    ApplyBehavior(behavior_, piece, matches, out);
+    return OkStatus();
+  }
+
+ private:
+  std::unique_ptr<pcre2_code, CodeDeleter> code_;
+  SplitBehavior behavior_;
+  bool invert_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior, bool invert) {
+  // \h: a hexadecimal digit there, a space here. &&: an intersection of classes there. }+: a repetition
+  // there, possessive here. (?m): dot matches line ends there.
+  for (const char* foreign : {"\\h", "\\H", "&&", "}+", "\\K", "\\G", "(?m", "(?R", "\\g", "\\X", "\\R", "(*"}) {
+    if (regex.find(foreign) != std::string::npos) {
+      return Unimplemented("the pre-tokeniser's regular expression has \"" + std::string(foreign) +
+                           "\", whose meaning differs between engines; it is not supported");
+    }
+  }
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  // MULTILINE: ^ and $ are at every line in the reference's syntax.
+  std::unique_ptr<pcre2_code, CodeDeleter> code(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR8>(regex.data()), regex.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
+  if (!code) {
+    return InvalidArgument("the pre-tokeniser's regular expression is wrong at character " +
+                           std::to_string(offset) + ": " + ErrorText(error));
+  }
+  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // without it matching is slower and the same
+  return std::unique_ptr<SplitStep>(std::make_unique<RegexStep>(std::move(code), behavior, invert));
+}
+
+}  // namespace tidepool::text

@@ -1,0 +1,95 @@
+#include "core/train/step_metrics.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tidepool::train {
+
+void TokenSums::AddToken(const TokenLoss& t, double weight, double logprob, double old_logprob, double entropy_value, double advantage_value) {
+  const double ratio = std::exp(std::clamp(logprob - old_logprob, -20.0, 20.0));
+  ratio_max = tokens == 0 ? ratio : std::max(ratio_max, ratio);
+  ratio_min = tokens == 0 ? ratio : std::min(ratio_min, ratio);
+  ++tokens;
+  loss += weight * t.value;
+  entropy_loss += weight * entropy_value;
+  entropy += entropy_value;
+  kl -= std::clamp(logprob - old_logprob, -20.0, 20.0);
+  clipped += t.clipped ? 1 : 0;
+  dual_clipped += t.dual_clipped ? 1 : 0;
+  advantage += advantage_value;
+  importance += t.importance;
+}
+
+void TokenSums::AddGap(double logprob, double recorded) {
+  const double difference = std::fabs(logprob - recorded);
+  ++same_version;
+  gap += difference;
+  // Written so that a NaN shows.
+  if (!(difference <= gap_max)) gap_max = difference;
+  probability_gap += std::fabs(std::exp(logprob) - std::exp(recorded));
+  mismatch_kl += recorded - logprob;
+}
+
+void RowMetrics(std::span<const Row> rows, std::map<std::string, double>& metrics) {
+  if (rows.empty()) return;
+  const auto n = static_cast<double>(rows.size());
+  double score = 0, score_max = -INFINITY, score_min = INFINITY, length = 0, length_max = 0, length_min = INFINITY;
+  double prompt = 0, truncated = 0;
+  for (const Row& row : rows) {
+    score += row.reward / n;
+    score_max = std::max(score_max, row.reward);
+    score_min = std::min(score_min, row.reward);
+    const auto response = static_cast<double>(row.response.size());
+    length += response / n;
+    length_max = std::max(length_max, response);
+    length_min = std::min(length_min, response);
+    prompt += static_cast<double>(row.prompt.size()) / n;
+    truncated += row.truncated ? 1 / n : 0;
+  }
+  metrics["critic/score/mean"] = score;
+  metrics["critic/score/max"] = score_max;
+  metrics["critic/score/min"] = score_min;
+  metrics["critic/rewards/mean"] = score;
+  metrics["response_length/mean"] = length;
+  metrics["response_length/max"] = length_max;
+  metrics["response_length/min"] = length_min;
+  metrics["response_length/clip_ratio"] = truncated;
+  metrics["prompt_length/mean"] = prompt;
+}
+
+void TokenMetrics(const TokenSums& s, bool policy, std::map<std::string, double>& metrics) {
+  const auto n = static_cast<double>(std::max<int64_t>(1, s.tokens));
+  metrics["actor/entropy"] = s.entropy / n;
+  if (!policy) {
+    metrics["sft/loss"] = s.loss;
+    return;
+  }
+  metrics["actor/pg_loss"] = s.loss;
+  metrics["actor/ppo_kl"] = s.kl / n;
+  metrics["actor/pg_clipfrac"] = static_cast<double>(s.clipped) / n;
+  metrics["actor/pg_clipfrac_lower"] = static_cast<double>(s.dual_clipped) / n;
+  metrics["actor/ratio/max"] = s.ratio_max;
+  metrics["actor/ratio/min"] = s.ratio_min;
+  metrics["critic/advantages/mean"] = s.advantage / n;
+  metrics["is/mean"] = s.importance / n;
+  if (s.same_version > 0) {
+    const auto same = static_cast<double>(s.same_version);
+    metrics["training/rollout_logp_diff/mean"] = s.gap / same;
+    metrics["training/rollout_logp_diff/max"] = s.gap_max;
+    metrics["training/rollout_probs_diff_mean"] = s.probability_gap / same;
+    metrics["training/mismatch_kl"] = s.mismatch_kl / same;
+  }
+}
+
+void TimeMetrics(const StepTimes& t, int64_t tokens, int64_t computed, std::map<std::string, double>& metrics) {
+  metrics["timing_s/actor_forward"] = t.forward;
+  metrics["timing_s/actor_head"] = t.head;
+  metrics["timing_s/actor_backward"] = t.backward;
+  metrics["timing_s/actor_optimizer"] = t.optimizer;
+  metrics["timing_s/actor_digest"] = t.digest;
+  metrics["timing_s/update_actor"] = t.total;
+  metrics["perf/total_num_tokens"] = static_cast<double>(tokens);
+  metrics["perf/computed_tokens"] = static_cast<double>(computed);
+}
+
+}  // namespace tidepool::train

@@ -1,0 +1,42 @@
+#pragma once
+// Sums over the tokens of a step, from which the metrics are made. Sums and counts, never means of
+// means, so that micro-batches weigh what they hold.
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+
+#include "core/train/batch.h"
+#include "core/train/losses.h"
+
+namespace tidepool::train {
+
+struct TokenSums {
+  int64_t tokens = 0;          // valid ones
+  double loss = 0;             // aggregated policy (or supervised) loss
+  double entropy_loss = 0;     // aggregated entropy
+  double entropy = 0;
+  double kl = 0;               // sum of -(lp - old)
+  int64_t clipped = 0, dual_clipped = 0;
+  double advantage = 0;
+  double importance = 0;       // w before truncation
+  double ratio_max = 0, ratio_min = 0;
+  // Rollout against recomputation, for tokens sampled by the version that is trained.
+  int64_t same_version = 0;
+  double gap = 0, gap_max = 0, probability_gap = 0, mismatch_kl = 0;
+
+  void AddToken(const TokenLoss& loss, double weight, double logprob, double old_logprob, double entropy_value, double advantage_value);
+  void AddGap(double logprob, double recorded);
+};
+
+struct StepTimes {
+  double forward = 0, head = 0, backward = 0, optimizer = 0, digest = 0, total = 0;  // seconds
+};
+
+// Metrics of the rows themselves: rewards, lengths, masks.
+void RowMetrics(std::span<const Row> rows, std::map<std::string, double>& metrics);
+void TokenMetrics(const TokenSums& sums, bool policy, std::map<std::string, double>& metrics);
+void TimeMetrics(const StepTimes& times, int64_t tokens, int64_t computed, std::map<std::string, double>& metrics);
+
+}  // namespace tidepool::train

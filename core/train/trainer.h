@@ -1,0 +1,93 @@
+#pragma once
+// One optimizer step on a batch: forward, loss, hand-written backward, clip, AdamW.
+//
+// The forward is the model's one forward, so the log-probabilities recomputed here are those that
+// the engine recorded when the weights are the same (equal bits in deterministic mode). With one
+// update a batch `old` is the recomputed log-probability itself and no second forward is needed.
+// Losses are normalised by counts of the whole update, so the gradient does not depend on how rows
+// are cut into micro-batches, up to rounding.
+//
+// Not thread-safe: one thread owns a Trainer. It uses at::get_num_threads() threads inside.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/model/weights.h"
+#include "core/train/batch.h"
+#include "core/train/losses.h"
+#include "core/train/optimizer.h"
+#include "core/train/schedule.h"
+
+namespace tidepool::train {
+
+enum class Objective { kPolicy, kSupervised };
+
+struct TrainerOptions {
+  Objective objective = Objective::kPolicy;
+  LossOptions loss;               // supervised: aggregation only, -lp
+  AdamWOptions optimizer;
+  ScheduleOptions schedule;
+  double temperature = 1.0;       // of the sampler: log-probs are of softmax(logits / temperature); > 0
+  int64_t epochs = 1;             // passes over the batch
+  int64_t minibatches = 1;        // optimizer updates a pass
+  int64_t micro_batch_tokens = 2048;  // computed together, at most
+  int64_t head_rows = 256;        // rows of logits held at a time
+  bool recompute = false;         // keep block inputs only
+  bool deterministic = false;
+};
+// From a checked job; kInvalidArgument or kUnimplemented name the key.
+StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);
+
+struct StepResult {
+  bool finite = true;             // false: the loss or a gradient was not finite and that update and later ones were not made
+  int64_t updates = 0;            // made; with one update a batch, 0 means that nothing changed
+  uint64_t digest = 0;            // Weights::Digest() after the step
+  std::map<std::string, double> metrics;  // names of docs (actor/pg_loss, ...)
+};
+
+struct StepProgress {
+  int64_t done = 0;               // micro-batches through forward and backward
+  int64_t total = 0;
+};
+// Called between micro-batches. false: stop; the step returns kAborted, and the update in progress
+// is not made.
+using ProgressCallback = std::function<bool(const StepProgress&)>;
+
+class Trainer {
+ public:
+  // `weights` outlives the trainer and is updated in place.
+  static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, const TrainerOptions& options);
+  ~Trainer();
+
+  // kInvalidArgument if the batch is malformed or a row exceeds the token budget: nothing changed.
+  StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr);
+
+  // Log-probabilities [row][response token] under the present weights.
+  StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);
+
+  // Live spans of weights, optimizer state and counters: read them for a checkpoint, write into them
+  // to restore. LoadState copies from saved bytes and checks names and sizes first (kDataLoss).
+  std::vector<NamedBytes> State();
+  Status LoadState(std::span<const NamedBytes> saved);
+  // The weights were replaced from outside (first load, a pulled version): see AdamW::ResetMaster.
+  void WeightsReplaced();
+
+  // Gives back the memory of activations and gradients between steps (a device that turns to rollout).
+  void ReleaseScratch();
+
+  [[nodiscard]] int64_t updates() const;  // AdamW updates ever made
+
+ private:
+  Trainer();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidepool::train

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""A reward as a server of its own, in Python: speaks proto/reward.proto.
+
+    pip install grpcio grpcio-tools
+    python3 examples/reward_server.py --listen 127.0.0.1:7001
+    build/bin/tidepool train configs/quickstart.yaml \
+        'reward.functions=[{name: closeness, endpoint: "127.0.0.1:7001"}]'
+
+Replace closeness() by a function of your own. What it returns is a judgement, 0 included. Raise
+BadRow for a row that cannot be graded at all: it is dropped and counted as `data_invalid`, never
+trained. Any other exception, or no answer within timeout_s, is an infrastructure failure: the
+sample is graded again (reward.max_retries), and only then dropped as `reward_infra`.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+import tempfile
+from concurrent import futures
+
+import grpc
+
+
+class BadRow(Exception):
+    """This row cannot be graded, now or later."""
+
+
+def closeness(request) -> float:
+    """1 for the right answer, less for what only resembles it, 0 if the response was cut off.
+
+    request has prompt, answer, text (the response), fields (of the data row, as JSON text), ended,
+    response_tokens, max_new_tokens and sample (its name, for logs).
+    """
+    if not request.answer:
+        raise BadRow("the data row has no answer")
+    if not request.ended:
+        return 0.0
+    return difflib.SequenceMatcher(None, request.text.strip(), request.answer.strip()).ratio()
+
+
+def load_proto():
+    """The generated modules of proto/reward.proto, made in a temporary folder."""
+    from grpc_tools import protoc
+
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proto")
+    out = tempfile.mkdtemp(prefix="tidepool-reward-")
+    if protoc.main(["protoc", f"-I{folder}", f"--python_out={out}", f"--grpc_python_out={out}", "reward.proto"]) != 0:
+        sys.exit(f"reward_server: {folder}/reward.proto could not be compiled")
+    sys.path.insert(0, out)
+    import reward_pb2
+    import reward_pb2_grpc
+
+    return reward_pb2, reward_pb2_grpc
+
+
+def serve(listen: str, score, threads: int = 4):
+    """Starts a server; returns it and the port it listens on (0 for a unix socket)."""
+    messages, services = load_proto()
+
+    class Servicer(services.RewardServicer):
+        def Score(self, request, context):
+            try:
+                return messages.ScoreReply(outcome=messages.ScoreReply.OK, score=score(request))
+            except BadRow as problem:
+                return messages.ScoreReply(outcome=messages.ScoreReply.DATA, detail=str(problem))
+            # Everything else becomes a gRPC error, which is what tells Tidepool to try again.
+
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=threads))
+    services.add_RewardServicer_to_server(Servicer(), server)
+    port = server.add_insecure_port(listen)
+    server.start()
+    return server, port
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    # There is no authentication on this port: keep it on loopback or a unix socket.
+    parser.add_argument("--listen", default="127.0.0.1:7001", help="host:port, or unix:/path")
+    parser.add_argument("--threads", type=int, default=4, help="gradings at a time")
+    arguments = parser.parse_args()
+    server, port = serve(arguments.listen, closeness, arguments.threads)
+    print(f"reward_server: {closeness.__name__} at {arguments.listen}" + (f" (port {port})" if port else ""), flush=True)
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()

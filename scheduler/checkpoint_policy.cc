@@ -1,0 +1,40 @@
+#include "scheduler/checkpoint_policy.h"
+
+#include <algorithm>
+
+namespace tidepool::scheduler {
+
+StepNumber CheckpointPolicy::NewestStep(const CommittedCheckpoints& committed) {
+  return committed.empty() ? StepNumber{} : committed.rbegin()->second.step;
+}
+
+std::optional<record::CheckpointCommit> CheckpointPolicy::Candidate(const CommittedCheckpoints& committed) {
+  if (committed.empty()) return std::nullopt;
+  return committed.rbegin()->second;
+}
+
+bool CheckpointPolicy::Due(StepNumber step, bool must, const CommittedCheckpoints& committed, TimePoint now) const {
+  const StepNumber newest = NewestStep(committed);
+  if (newest == step) return false;
+  if (retry_after_ && retry_after_->first == step && (now < retry_after_->second || (!must && step.value > 0))) return false;
+  if (must || !newest.valid()) return true;
+  // After a failure the next step tries again, whatever its number.
+  return failures_ > 0 || (options_.every_steps > 0 && step.value % options_.every_steps == 0);
+}
+
+bool CheckpointPolicy::Failed(StepNumber step, TimePoint now) {
+  retry_after_ = {step, now + FromSeconds(1)};
+  return ++failures_ >= kFailuresToStop;
+}
+
+std::vector<int64_t> CheckpointPolicy::ToDelete(const CommittedCheckpoints& committed) const {
+  std::vector<int64_t> ids;
+  auto excess = static_cast<int64_t>(committed.size()) - std::max<int64_t>(options_.keep, 2);
+  for (const auto& [id, c] : committed) {
+    if (excess-- <= 0) break;
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,266 @@
+#include "scheduler/controller.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "scheduler/controller_impl.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+HealthOptions HealthOf(const JobConfig& c) {
+  return {.heartbeat_s = c.cluster.heartbeat_s, .start_timeout_s = c.cluster.start_timeout_s, .seed = c.seed,
+          .launch = c.cluster.launch_workers};
+}
+
+GradingOptions GradingOf(const JobConfig& c) {
+  double timeout = 0;
+  for (const RewardFunction& f : c.reward.functions) timeout += f.timeout_s;  // one after the other
+  return {.max_retries = c.reward.max_retries, .in_flight_per_worker = 16,
+          .timeout = FromSeconds(timeout > 0 ? timeout : 15)};
+}
+
+int64_t EvalQuestions(const ControllerOptions& o) {
+  const EvalConfig& e = o.config.eval;
+  if (!e.before_train && !e.after_train && e.every_steps <= 0) return 0;
+  return e.samples > 0 ? std::min(e.samples, o.eval_rows) : o.eval_rows;
+}
+
+Status Validate(const ControllerOptions& o) {
+  const JobConfig& c = o.config;
+  if (c.job != "rl" && c.job != "sft") return InvalidArgument("job is '" + c.job + "'; the controller runs rl and sft");
+  if (o.data_rows <= 0) return InvalidArgument("the data set has no rows; a run needs at least one");
+  if (c.train.groups_per_step <= 0) return InvalidArgument("train.groups_per_step has to be positive");
+  if (c.job == "rl" && c.rollout.group_size <= 0) return InvalidArgument("rollout.group_size has to be positive");
+  if (c.job == "rl" && c.rollout.max_new_tokens <= 0) return InvalidArgument("rollout.max_new_tokens has to be positive");
+  if (c.scheduler.max_lag_versions < 0) return InvalidArgument("scheduler.max_lag_versions has to be 0 or more");
+  if (c.cluster.slots <= 0) return InvalidArgument("cluster.slots has to be positive");
+  if (c.scheduler.placement == "colocated") {
+    if (c.cluster.slots != 1) {
+      return InvalidArgument("scheduler.placement colocated has one slot, cluster.slots is " +
+                             std::to_string(c.cluster.slots) + "; set it to 1 or take placement split");
+    }
+  } else if (c.scheduler.placement == "split") {
+    if (c.scheduler.actor_slots != 1) {
+      return InvalidArgument("scheduler.actor_slots is " + std::to_string(c.scheduler.actor_slots) +
+                             "; one actor slot is supported");
+    }
+    if ((c.job == "rl" || EvalQuestions(o) > 0) && c.cluster.slots < 2) {
+      return InvalidArgument("scheduler.placement split needs cluster.slots of 2 or more: one trains, the rest generate");
+    }
+  } else {
+    return InvalidArgument("scheduler.placement is '" + c.scheduler.placement + "'; known: colocated, split");
+  }
+  const std::string& stale = c.scheduler.on_stale;
+  if (stale != "reissue" && stale != "mask" && stale != "drop") {
+    return InvalidArgument("scheduler.on_stale is '" + stale + "'; known: reissue, mask, drop");
+  }
+  if (c.scheduler.oversample < 1) return InvalidArgument("scheduler.oversample has to be 1 or more");
+  if (c.scheduler.min_step_batch_fraction <= 0 || c.scheduler.min_step_batch_fraction > 1) {
+    return InvalidArgument("scheduler.min_step_batch_fraction has to be in (0, 1]");
+  }
+  if ((c.job == "rl" || EvalQuestions(o) > 0) && c.reward.workers <= 0) return InvalidArgument("reward.workers has to be positive");
+  return OkStatus();
+}
+
+Status SameRun(const record::Config& was, const ControllerOptions& o) {
+  const JobConfig& c = o.config;
+  const auto differs = [](const char* key, const std::string& a, const std::string& b) {
+    return InvalidArgument(std::string(key) + " is " + b + ", but the run was begun with " + a +
+                           "; it cannot change on --resume (start anew with --fresh)");
+  };
+  const int64_t group_size = c.job == "rl" ? c.rollout.group_size : 1;
+  if (was.job != c.job) return differs("job", was.job, c.job);
+  if (was.groups_per_step != c.train.groups_per_step) {
+    return differs("train.groups_per_step", std::to_string(was.groups_per_step), std::to_string(c.train.groups_per_step));
+  }
+  if (was.group_size != group_size) return differs("rollout.group_size", std::to_string(was.group_size), std::to_string(group_size));
+  if (was.data_size != o.data_rows) return differs("the number of data rows", std::to_string(was.data_size), std::to_string(o.data_rows));
+  return OkStatus();
+}
+
+}  // namespace
+
+Controller::Impl::Impl(const ControllerOptions& o)
+    : options(o),
+      rl(o.config.job == "rl"),
+      colocated(o.config.scheduler.placement == "colocated"),
+      eval_questions(EvalQuestions(o)),
+      needs_rollout(rl || eval_questions > 0),
+      needs_reward(rl || eval_questions > 0),
+      max_new(o.config.rollout.max_new_tokens),
+      out(state),
+      health(HealthOf(o.config)),
+      pool({.need_bytes_rollout = o.device_bytes_need_rollout, .need_bytes_actor = o.device_bytes_need_actor}, state, out, waits),
+      dispatcher({.chunk_tokens = ChunkTokens(o.config.rollout.chunk_tokens, max_new, o.config.rollout.block_tokens),
+                  .max_concurrent = std::max<int64_t>(o.config.rollout.max_concurrent, 1),
+                  .kv_cache_tokens = o.config.rollout.kv_cache_tokens}),
+      grading(GradingOf(o.config)),
+      evaluation(eval_questions),
+      checkpoints({.every_steps = o.config.checkpoint.every_steps, .keep = o.config.checkpoint.keep}),
+      watchdog(FromSeconds(o.config.cluster.stall_timeout_s)) {}
+
+StatusOr<std::unique_ptr<Controller>> Controller::Create(const ControllerOptions& options,
+                                                         const std::vector<JournalEntry>& journal) {
+  TP_RETURN_IF_ERROR(Validate(options));
+  auto controller = std::unique_ptr<Controller>(new Controller());
+  controller->impl_ = std::make_unique<Impl>(options);
+  Impl& impl = *controller->impl_;
+  for (const JournalEntry& e : journal) {
+    if (e.lsn.valid() && e.lsn != impl.state.next_lsn()) {
+      return DataLoss("journal: record " + std::to_string(e.lsn.value) + " where " +
+                      std::to_string(impl.state.next_lsn().value) + " was expected");
+    }
+    TP_RETURN_IF_ERROR(impl.state.Apply(e.record));
+  }
+  if (!journal.empty()) {
+    if (!impl.state.config()) return DataLoss("journal: its first record is not CONFIG");
+    TP_RETURN_IF_ERROR(SameRun(*impl.state.config(), options));
+  }
+  return controller;
+}
+
+Controller::Controller() = default;
+Controller::~Controller() = default;
+
+std::vector<Command> Controller::Handle(const Event& event, TimePoint now) {
+  Impl& impl = *impl_;
+  impl.now = now;
+  if (impl.finished) return {};
+  if (!impl.started && !std::holds_alternative<event::Started>(event)) return {};
+  std::visit([&](const auto& e) { impl.On(e); }, event);
+  // Tokens alone decide nothing.
+  if (!std::holds_alternative<event::ChunkProgress>(event) && !std::holds_alternative<event::Heartbeat>(event)) {
+    if (!impl.finished) impl.Advance();
+  }
+  return impl.out.Take();
+}
+
+bool Controller::Impl::Refuse() {
+  ++refused;
+  return false;
+}
+
+void Controller::Impl::Fail(const std::string& kind, const std::string& actor, Incarnation inc, const std::string& what) {
+  if (finished) return;
+  out.Record(record::Fault{kind, actor, inc, what});
+  Finish(3, "fault=" + kind + " actor=" + (actor.empty() ? "controller" : actor) +
+                " step=" + std::to_string(state.step().value + (trainer.training ? 1 : 0)) + ": " + what);
+}
+
+void Controller::Impl::Finish(int code, const std::string& why) {
+  if (finished) return;
+  pool.Abandon("the run ends");
+  out.Record(record::EndRun{code, why});
+  out.Do(command::Finish{code, why});
+  finished = true;
+}
+
+void Controller::Impl::Advance() {
+  // Each step looks at facts only; the order is that in which one enables the next within one event.
+  AdvanceState();
+  AdvanceCheckpoint();
+  AdvanceTraining();
+  RollWeights();
+  AdvanceEvaluation();
+  Admit();
+  ReleaseAhead();
+  AssignGrades();
+  AdvancePool();
+  AdvanceEnd();
+  if (!finished) Dispatch();
+}
+
+void Controller::Impl::On(const event::Heartbeat& e) {
+  if (!health.IsCurrent(e.worker)) {
+    Refuse();
+    return;
+  }
+  const auto* before = health.Find(e.worker.worker);
+  const int64_t seq = before->op_seq;
+  health.Heard(e.worker.worker, e, now);
+  if (e.op_seq != seq) Moved();  // a long operation moves
+}
+
+void Controller::Impl::On(const event::StopRequested& e) {
+  if (e.now || shutdown.requested()) {
+    Fail("stopped", "operator", {}, e.why.empty() ? "stopped at once" : e.why);
+    return;
+  }
+  shutdown.Request(e.why.empty() ? "stop requested" : e.why, now);
+  CancelEvaluation("the run is being stopped");
+}
+
+void Controller::Impl::On(const event::StorageFailed& e) {
+  // The journal itself may be what failed, so nothing is appended.
+  out.Do(command::Finish{3, "fault=storage actor=controller step=" + std::to_string(state.step().value) + ": " + e.what});
+  finished = true;
+}
+
+void Controller::Impl::On(const event::Tick&) {
+  CheckHealth();
+  if (!finished) CheckDeadlines();
+}
+
+ControllerView Controller::View() const {
+  const Impl& i = *impl_;
+  const Ledger& l = i.state.ledger();
+  ControllerView v;
+  v.step = i.state.step();
+  v.version = i.state.version();
+  v.open_groups = l.open();
+  v.running = l.CountGroups(GroupPhase::kRunning);
+  v.awaiting = l.CountGroups(GroupPhase::kAwaiting);
+  v.queued = l.CountGroups(GroupPhase::kQueued);
+  v.leased = l.CountGroups(GroupPhase::kLeased);
+  v.capacity = l.rules().capacity();
+  v.trained_samples = l.trained_samples();
+  v.issued_samples = l.issued_samples();
+  v.drops.assign(l.drops().begin(), l.drops().end());
+  v.chunks = i.dispatcher.chunks();
+  v.restarts = i.health.restarts();
+  v.refused = i.refused;
+  v.in_flight = i.dispatcher.in_flight();
+  v.finished = i.finished;
+  v.phase = i.finished                                         ? "done"
+            : !i.started || i.trainer.phase != Impl::StatePhase::kReady ? "starting"
+            : i.shutdown.requested()                           ? "stopping"
+            : i.evaluation.active()                            ? "evaluating"
+            : i.writing && i.writing->step.value == 0          ? "checkpointing"
+            : i.state.step().value >= i.options.config.train.steps ? (i.writing ? "checkpointing" : "stopping")
+                                                               : "running";
+  return v;
+}
+
+const record::Enq* Controller::FindPayload(const SampleId& tid) const {
+  const Sample* s = impl_->state.ledger().Find(tid);
+  if (s == nullptr || (s->phase != SamplePhase::kAwaiting && s->phase != SamplePhase::kReady)) return nullptr;
+  return &s->enq;
+}
+
+double Controller::Reward(const SampleId& tid) const {
+  const Sample* s = impl_->state.ledger().Find(tid);
+  TP_CHECK(s != nullptr && s->phase == SamplePhase::kReady) << "no reward of " << ToString(tid);
+  return s->reward;
+}
+
+uint64_t Controller::StateDigest() const {
+  const Impl& i = *impl_;
+  uint64_t h = 0x7469646570ULL;
+  const auto mix = [&h](int64_t x) { h = Mix64(h ^ static_cast<uint64_t>(x)); };
+  mix(i.state.next_lsn().value);
+  mix(i.state.step().value);
+  mix(i.state.version().lineage);
+  mix(static_cast<int64_t>(i.state.WeightsDigest(i.state.version())));
+  for (const auto& [key, g] : i.state.ledger().groups()) {
+    mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase));
+    for (const Sample& s : g.samples) mix(static_cast<int64_t>(s.phase)), mix(s.att), mix(static_cast<int64_t>(s.enq.digest));
+  }
+  for (const auto& [id, s] : i.pool.slots()) mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder.inc.value);
+  for (const auto& [tid, r] : i.dispatcher.requests()) mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.inc.value);
+  mix(i.dispatcher.chunks()), mix(i.health.restarts()), mix(i.refused), mix(i.finished ? 1 : 0);
+  return h;
+}
+
+}  // namespace tidepool::scheduler

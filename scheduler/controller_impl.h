@@ -1,0 +1,216 @@
+#pragma once
+// The controller from inside: parts and the steps of a decision. Not included outside scheduler/.
+//
+// Every event changes facts; then `Advance` looks at all facts and does whatever is possible now. It is
+// level-triggered on purpose: after a fault there is no script to be re-entered half way, only facts.
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "scheduler/checkpoint_policy.h"
+#include "scheduler/controller.h"
+#include "scheduler/dispatcher.h"
+#include "scheduler/evaluation.h"
+#include "scheduler/grading.h"
+#include "scheduler/health.h"
+#include "scheduler/outbox.h"
+#include "scheduler/pool.h"
+#include "scheduler/run_state.h"
+#include "scheduler/shutdown.h"
+#include "scheduler/waits.h"
+#include "scheduler/weight_roll.h"
+
+namespace tidepool::scheduler {
+
+struct Controller::Impl {
+  // The trainer's state and what is to become of it.
+  enum class StatePhase : uint8_t {
+    kNone,       // not decided yet
+    kVerifying,  // a checkpoint's digests are being checked
+    kPlanned,    // decided; waits for the actor's slot
+    kLoading,    // InitState or RestoreState is under way
+    kReady,
+  };
+  struct Training {
+    int64_t lease = -1;
+    StepNumber step;
+    Version v;
+    std::vector<record::TrainedRow> rows;
+    command::StepReport report;
+    TimePoint since;
+  };
+  struct Trainer {
+    StatePhase phase = StatePhase::kNone;
+    WorkerRef ref;                    // where the state is (being) loaded
+    int64_t ckpt = -2;                // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
+    StepNumber step;
+    uint64_t digest = 0;              // of the state's weights; 0: not known yet
+    std::optional<Training> training;
+    Version published;                // bytes that others can fetch from `ref`
+    bool publishing = false, copying = false;
+    int64_t publish_tries = 0, state_tries = 0;
+  };
+  struct WritingCheckpoint {
+    int64_t ckpt = 0;
+    StepNumber step;
+    Lsn cut;
+  };
+  struct Preparing {                  // a row that is being read
+    GroupId gid;
+    bool again = false;               // the group exists (controller restart): only its prompt is missing
+    std::vector<event::PayloadStored> stored;  // sft: came before RowReady
+  };
+  struct Finished {                   // a sample whose attempt ended, until it is in the ledger
+    int32_t att = 0;
+    Version v_min, v_max;
+    int64_t generated = 0;
+    std::optional<event::Graded> graded;
+  };
+
+  Impl(const ControllerOptions& options);
+
+  // --- controller.cc: events and the order of decisions
+  void On(const event::Started&);
+  void On(const event::WorkerJoined&);
+  void On(const event::WorkerLost&);
+  void On(const event::WorkerStartFailed&);
+  void On(const event::Heartbeat&);
+  void On(const event::ChunkProgress&);
+  void On(const event::ChunkFinished&);
+  void On(const event::PayloadStored&);
+  void On(const event::RowReady&);
+  void On(const event::RowInvalid&);
+  void On(const event::Graded&);
+  void On(const event::Drained&);
+  void On(const event::Released&);
+  void On(const event::Granted&);
+  void On(const event::Loaded&);
+  void On(const event::StateReady&);
+  void On(const event::TrainDone&);
+  void On(const event::TrainFailed&);
+  void On(const event::Published&);
+  void On(const event::RecoveryCopied&);
+  void On(const event::CheckpointWritten&);
+  void On(const event::CheckpointFailed&);
+  void On(const event::CheckpointVerified&);
+  void On(const event::FinalSaved&);
+  void On(const event::StopRequested&);
+  void On(const event::StorageFailed&);
+  void On(const event::Tick&);
+  void Advance();
+  bool Refuse();                                       // counts; always false
+  void Moved() { watchdog.Progress(now); }             // something that brings the run on
+  void Fail(const std::string& kind, const std::string& actor, Incarnation inc, const std::string& what);
+  void Finish(int code, const std::string& why);
+
+  // --- controller_start.cc: a new life
+  void Resume();
+  void StartWorkers();
+  bool Reattach(const event::WorkerJoined& e);
+  void ReattachOver();
+  void ResumeRows();
+
+  // --- controller_workers.cc
+  void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
+  void AfterDeath(WorkerId worker, const std::string& why);
+  void Replace(const WorkerRef& ref, const std::string& why);  // kill, then as lost
+  void CheckFleet();
+  void CheckHealth();
+  void CheckDeadlines();
+  void AdvancePool();
+  [[nodiscard]] Role Want(SlotId slot) const;
+  [[nodiscard]] SlotId SlotOf(WorkerId worker) const { return {worker.value}; }
+  [[nodiscard]] bool IsRolloutSlot(SlotId slot) const { return colocated || slot.value >= options.config.scheduler.actor_slots; }
+
+  // --- controller_rollout.cc
+  void Admit();
+  void Issue(const GroupKey& key, GroupId gid, int64_t prompt_len);
+  void AddRequest(const Group& g, size_t k, int64_t generated);
+  void Dispatch();
+  void AssignGrades();
+  void RollWeights();
+  void SampleEnded(const Request& r, EndStatus status);
+  void TakeGrade(const SampleId& tid, const event::Graded& e);
+  void DropSample(const SampleId& tid, DropReason reason);
+  void DropGroup(const GroupKey& key, DropReason reason);
+  void CheckGroup(const GroupKey& key, DropReason last);
+  void WithdrawRequest(const SampleId& tid);
+  void GroupDone(GroupId gid);
+  [[nodiscard]] bool Expired(const Group& g) const;
+  void ExpireOld();
+  void ReleaseAhead();
+  void RestartUndone();
+  void AdvanceEvaluation();
+  void CancelEvaluation(const std::string& why);
+  void PlanEvaluation();
+  void CountOutcome(bool infra);
+  [[nodiscard]] bool MayServe(const Version& v) const;
+
+  // --- controller_training.cc
+  void PlanState(bool must_restore);
+  void VerifyNext();
+  void Restore(int64_t ckpt, StepNumber step);
+  void AdvanceState();
+  void AdvanceTraining();
+  [[nodiscard]] bool TrainerIdle() const;
+  [[nodiscard]] bool MayTrain() const;                 // all but the slot
+  [[nodiscard]] std::vector<GroupKey> Batch() const;
+  void StartTraining(const std::vector<GroupKey>& keys);
+  void AbortStep(const std::string& why);
+  void ActorLost(const std::string& why);
+  void NewVersion(uint64_t digest);
+  void AdvanceCheckpoint();
+  void CheckpointOver();
+  [[nodiscard]] bool CheckpointDue() const;
+  void AdvanceEnd();
+  void DropLeftovers();
+
+  const ControllerOptions options;
+  const bool rl;
+  const bool colocated;
+  const int64_t eval_questions;
+  const bool needs_rollout, needs_reward;
+  const int64_t max_new;
+
+  RunState state;
+  Outbox out;
+  Waits waits;
+  Health health;
+  Pool pool;
+  Dispatcher dispatcher;
+  Grading grading;
+  WeightRoll weights;
+  Evaluation evaluation;
+  CheckpointPolicy checkpoints;
+  Watchdog watchdog;
+  Shutdown shutdown;
+
+  TimePoint now;
+  bool started = false, finished = false;
+  Trainer trainer;
+  bool must_restore = false;                           // a new life always opens a lineage
+  StepNumber recovery;                                 // newest known recovery copy; invalid: none
+  std::optional<WritingCheckpoint> writing;
+  std::map<GroupKey, Preparing> preparing;
+  int64_t next_gid = 0;
+  std::map<SampleId, Finished> finishing;              // ended, payload not durable yet
+  std::set<SampleId> tokens_kept;                      // the caller still holds them in memory
+  std::set<WorkerId> reattaching;                      // of the last life, may come back
+  TimePoint reattach_until;
+  bool rows_resumed = false;
+  std::map<WorkerId, TimePoint> ghosts_until;          // cancelled chunks to be acknowledged before a load
+  int64_t nonfinite = 0, train_failures = 0;
+  double train_s = 0;                                  // smoothed seconds of a step
+  std::deque<bool> outcomes;                           // of the last samples: infrastructure failure?
+  int64_t infra_in_window = 0;
+  bool infra_alarmed = false;
+  bool final_saved = false, final_saving = false;
+  int64_t refused = 0;
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,205 @@
+// A new life of the run: what the journal left open is closed, workers are started, work goes on.
+
+#include "scheduler/controller_impl.h"
+
+namespace tidepool::scheduler {
+
+void Controller::Impl::On(const event::Started&) {
+  if (started) return;
+  started = true;
+  Moved();
+  const JobConfig& c = options.config;
+  if (state.ended() && state.ended()->code == 0 && state.step().value >= c.train.steps) {
+    out.Do(command::Finish{0, "already finished"});
+    finished = true;
+    return;
+  }
+  for (int64_t slot = 0; slot < c.cluster.slots; ++slot) pool.Add({slot});
+  const record::Config config{
+      .run_id = options.run_id, .job = c.job, .digest = options.config_digest,
+      .groups_per_step = c.train.groups_per_step, .group_size = rl ? c.rollout.group_size : 1,
+      .max_lag_versions = c.scheduler.max_lag_versions, .on_stale = c.scheduler.on_stale,
+      .oversample = c.scheduler.oversample, .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
+      .max_reissues = c.scheduler.max_reissues, .steps = c.train.steps, .data_size = options.data_rows};
+  if (state.empty()) {
+    out.Record(config);
+  } else {
+    // Also when nothing changed: it tells a reader of the journal that the run goes on after END_RUN.
+    if (state.config()->digest != config.digest || state.ended()) out.Record(config);
+    Resume();
+  }
+  next_gid = state.ledger().next_gid();
+  StartWorkers();
+  PlanState(/*must_restore=*/state.ever_checkpointed());
+}
+
+void Controller::Impl::Resume() {
+  const JobConfig& c = options.config;
+  if (state.open_step()) out.Record(record::StepAbort{state.open_step()->step, "controller restarted"});
+  if (state.open_lease() >= 0) out.Record(record::Unlease{state.open_lease(), "controller restarted"});
+  const bool wait = c.cluster.reattach_grace_s > 0;
+  pool.Recover(wait);
+  for (const auto& [id, facts] : std::map(state.workers())) {
+    if (facts.fenced) continue;
+    const bool device = id.value < options.device_workers();
+    // A device whose slot was inside a transition has lost it above; it starts anew.
+    const bool whole = !device || (pool.Knows(SlotOf(id)) && pool.slot(SlotOf(id)).phase == SlotPhase::kHeld &&
+                                   pool.slot(SlotOf(id)).holder == WorkerRef{id, facts.inc});
+    if (wait && whole) {
+      reattaching.insert(id);
+    } else {
+      out.Record(record::Fence{{id, facts.inc}});
+    }
+  }
+  // Also where a crash came between the FENCE of a worker and the loss of its slot.
+  for (const auto& [id, slot] : std::map(pool.slots())) {
+    if (slot.phase == SlotPhase::kHeld && !reattaching.contains(slot.holder.worker)) pool.Lost(id, "controller restarted");
+  }
+  reattach_until = now + FromSeconds(c.cluster.reattach_grace_s);
+  const Ledger& ledger = state.ledger();
+  for (const auto& [key, g] : std::map(ledger.groups())) {
+    if (g.phase == GroupPhase::kTrained) continue;
+    for (size_t k = 0; k < g.samples.size(); ++k) {
+      // A crash between the ISSUE records of one group.
+      if (g.samples[k].phase == SamplePhase::kMissing) {
+        out.Record(record::Issue{g.Tid(k), g.gid, 0, g.prompt_len, g.max_new});
+      } else if (g.samples[k].phase == SamplePhase::kAwaiting) {
+        grading.Add(g.Tid(k), g.samples[k].att);
+      }
+    }
+  }
+  // A crash between the records of one decision: what follows from the drops is decided again.
+  for (const auto& [key, g] : std::map(ledger.groups())) {
+    if (g.phase == GroupPhase::kTrained) continue;
+    DropReason last = DropReason::kDataInvalid;
+    for (const Sample& sample : g.samples) {
+      if (sample.phase == SamplePhase::kDropped) last = sample.reason;
+    }
+    CheckGroup(key, last);
+  }
+  if (reattaching.empty()) ResumeRows();
+}
+
+// Groups with samples still to be generated: the prompt is read again, then they are issued again.
+void Controller::Impl::ResumeRows() {
+  if (rows_resumed) return;
+  rows_resumed = true;
+  for (const auto& [key, g] : state.ledger().groups()) {
+    if (g.phase != GroupPhase::kRunning || preparing.contains(key)) continue;
+    preparing[key] = {.gid = g.gid, .again = true, .stored = {}};
+    out.Do(command::PrepareRow{key.ordinal, key.issue, g.gid});
+  }
+}
+
+void Controller::Impl::StartWorkers() {
+  const int64_t devices = needs_rollout || colocated ? options.device_workers() : options.config.scheduler.actor_slots;
+  for (int64_t i = 0; i < devices; ++i) health.Add({i}, WorkerKind::kDevice);
+  if (needs_reward) {
+    for (int64_t i = 0; i < options.config.reward.workers; ++i) health.Add(options.reward_worker(i), WorkerKind::kReward);
+  }
+  for (const auto& [id, place] : std::map(health.places())) {
+    health.Starting(id, now);
+    if (options.config.cluster.launch_workers && !reattaching.contains(id)) out.Do(command::StartWorker{id});
+  }
+}
+
+// A worker of the last life is back with its tokens. False: it has to begin anew.
+bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
+  const auto facts = state.workers().find(e.worker);
+  if (!reattaching.contains(e.worker) || facts == state.workers().end() || facts->second.inc != e.restored_inc) return false;
+  reattaching.erase(e.worker);
+  const WorkerRef ref{e.worker, e.restored_inc};
+  out.Do(command::Welcome{e.worker, ref.inc});
+  health.Joined(ref, now);
+  if (e.kind == WorkerKind::kReward) {
+    grading.AddWorker(ref);
+    return true;
+  }
+  const SlotId slot = SlotOf(e.worker);
+  if (!pool.Holds(slot, Role::kRollout)) return true;
+  const Version admitted = facts->second.admitted;
+  dispatcher.AddEngine(ref, slot, pool.slot(slot).epoch);
+  weights.Add(ref, facts->second.loaded);
+  if (admitted.valid() && admitted == facts->second.loaded) {
+    dispatcher.Admit(e.worker, admitted);
+    health.Admitted(e.worker);
+  }
+  for (const event::HeldChunk& held : e.held) {
+    const Sample* s = state.ledger().Find(held.tid);
+    const bool wanted = s != nullptr && s->phase == SamplePhase::kRunning && s->att == held.att && !s->ended &&
+                        dispatcher.Find(held.tid) == nullptr && held.generated_tokens >= 0 &&
+                        (held.generated_tokens == 0 || (held.v_min.valid() && held.v_max.valid())) &&
+                        state.versions().IsAncestor(held.v_max.valid() ? held.v_max : state.version(), state.version());
+    if (!wanted) {
+      out.Do(command::CancelChunk{ref, held.tid, held.att});
+      continue;
+    }
+    const Group& g = *state.ledger().Find(KeyOf(held.tid));
+    Request r{.tid = held.tid, .gid = g.gid, .att = held.att, .prompt_len = g.prompt_len, .max_new = g.max_new,
+              .generated = held.generated_tokens, .only = {}, .v_min = held.v_min, .v_max = held.v_max,
+              .on = {}, .home = e.worker, .probe = false, .errors = 0};
+    dispatcher.Add(r);
+    dispatcher.Adopt(held.tid, ref);
+  }
+  return true;
+}
+
+// Who has not come back by now is gone.
+void Controller::Impl::ReattachOver() {
+  for (const WorkerId id : std::set(reattaching)) {
+    const auto& facts = state.workers().at(id);
+    out.Record(record::Fence{{id, facts.inc}});
+    if (id.value < options.device_workers() && pool.Knows(SlotOf(id))) pool.Lost(SlotOf(id), "its worker did not come back");
+    health.Starting(id, now);
+    if (options.config.cluster.launch_workers) out.Do(command::StartWorker{id});
+  }
+  reattaching.clear();
+  ResumeRows();
+}
+
+void Controller::Impl::On(const event::WorkerJoined& e) {
+  const auto* place = health.Find(e.worker);
+  if (place == nullptr || (e.kind == WorkerKind::kReward) != (place->kind == WorkerKind::kReward)) {
+    out.Do(command::RefuseWorker{e.worker, "this run has no such worker place"});
+    Refuse();
+    return;
+  }
+  if (place->ref.inc.valid()) {
+    out.Do(command::RefuseWorker{e.worker, "worker place " + std::to_string(e.worker.value) + " is taken by " + ToString(place->ref)});
+    Refuse();
+    return;
+  }
+  if (place->life == Life::kRetired) {
+    out.Do(command::RefuseWorker{e.worker, "worker place " + std::to_string(e.worker.value) + " is retired: " + place->last_why});
+    Refuse();
+    return;
+  }
+  if (e.kind == WorkerKind::kDevice && e.slot.valid() && e.slot != SlotOf(e.worker)) {
+    out.Do(command::RefuseWorker{e.worker, "device worker i owns slot i"});
+    Refuse();
+    return;
+  }
+  Moved();
+  if (e.restored_inc.valid() && Reattach(e)) {
+    if (reattaching.empty()) ResumeRows();
+    return;
+  }
+  if (reattaching.contains(e.worker)) {  // a new process in the place of one that was waited for
+    out.Record(record::Fence{{e.worker, state.workers().at(e.worker).inc}});
+    if (e.kind == WorkerKind::kDevice) pool.Lost(SlotOf(e.worker), "another process took its place");
+    reattaching.erase(e.worker);
+    if (reattaching.empty()) ResumeRows();
+  }
+  const WorkerRef ref{e.worker, state.next_incarnation()};
+  out.Record(record::Join{ref, e.name, e.kind == WorkerKind::kReward ? Role::kReward : Role::kNone});
+  out.Do(command::Welcome{e.worker, ref.inc});
+  health.Joined(ref, now);
+  if (e.kind == WorkerKind::kReward) {
+    grading.AddWorker(ref);
+    health.Admitted(e.worker);
+  } else {
+    pool.Attach(SlotOf(e.worker), ref);
+  }
+}
+
+}  // namespace tidepool::scheduler

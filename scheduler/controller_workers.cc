@@ -1,0 +1,250 @@
+// Worker processes and slots: deaths, replacements, deadlines, roles.
+
+#include <algorithm>
+
+#include "scheduler/controller_impl.h"
+
+namespace tidepool::scheduler {
+
+void Controller::Impl::On(const event::WorkerLost& e) {
+  if (!health.IsCurrent(e.worker)) {
+    const auto* place = health.Find(e.worker.worker);
+    // The end of a process that is already fenced, or of one that is waited for after a restart.
+    if (place != nullptr && reattaching.contains(e.worker.worker) &&
+        state.workers().at(e.worker.worker).inc == e.worker.inc) {
+      reattaching.erase(e.worker.worker);
+      out.Record(record::Fence{e.worker});
+      if (e.worker.worker.value < options.device_workers()) pool.Lost(SlotOf(e.worker.worker), e.why);
+      health.Starting(e.worker.worker, now);
+      if (options.config.cluster.launch_workers) out.Do(command::StartWorker{e.worker.worker});
+      if (reattaching.empty()) ResumeRows();
+      return;
+    }
+    Refuse();
+    return;
+  }
+  Lose(e.worker, e.why, e.by_exit);
+}
+
+void Controller::Impl::On(const event::WorkerStartFailed& e) {
+  const auto* place = health.Find(e.worker);
+  if (place == nullptr || place->ref.inc.valid()) {
+    Refuse();
+    return;
+  }
+  out.Warn("worker=" + std::to_string(e.worker.value) + " event=start_failed why=\"" + e.why + "\"");
+  AfterDeath(e.worker, e.why);
+}
+
+void Controller::Impl::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
+  Moved();
+  out.Record(record::Fence{ref});
+  out.Record(record::Fault{"worker_lost", "w" + std::to_string(ref.worker.value), ref.inc, why});
+  out.Warn("worker=" + ToString(ref) + " event=lost why=\"" + why + "\"");
+  if (!by_exit) out.Do(command::KillWorker{ref, why});
+  grading.RemoveWorker(ref.worker);
+  dispatcher.RemoveEngine(ref.worker);
+  weights.Remove(ref.worker);
+  ghosts_until.erase(ref.worker);
+  waits.End({WaitKind::kLoad, ref.worker.value});
+  waits.End({WaitKind::kCancel, ref.worker.value});
+  if (ref.worker.value < options.device_workers()) pool.Lost(SlotOf(ref.worker), why);
+  if (trainer.ref == ref) ActorLost(why);
+  AfterDeath(ref.worker, why);
+}
+
+void Controller::Impl::Replace(const WorkerRef& ref, const std::string& why) {
+  if (health.IsCurrent(ref)) Lose(ref, why, /*by_exit=*/false);
+}
+
+void Controller::Impl::AfterDeath(WorkerId worker, const std::string& why) {
+  if (finished) return;
+  const std::string name = "w" + std::to_string(worker.value);
+  const Health::Next next = health.Died(worker, why, now);
+  switch (next.kind) {
+    case Health::Next::kRestart:
+      if (!shutdown.requested()) out.Do(command::StartWorker{worker, next.delay});
+      break;
+    case Health::Next::kGiveUp:
+      Fail("start_failed", name, {}, "worker " + std::to_string(worker.value) +
+           " died three times before it joined: " + why + "; see its log");
+      return;
+    case Health::Next::kRetired:
+      out.Record(record::Fault{"retired", name, {}, why});
+      out.Warn("worker=" + name + " event=retired why=\"" + why + "\"");
+      break;
+    case Health::Next::kWait:
+      break;
+  }
+  CheckFleet();
+}
+
+// A part of the fleet that the run cannot do without is gone for good.
+void Controller::Impl::CheckFleet() {
+  bool rollout = false, reward = false, actor = false;
+  std::string why;
+  for (const auto& [id, p] : health.places()) {
+    if (p.life == Life::kRetired) {
+      why = "w" + std::to_string(id.value) + ": " + p.last_why;
+      continue;
+    }
+    if (p.kind == WorkerKind::kReward) reward = true;
+    if (p.kind == WorkerKind::kDevice && id.value == 0) actor = true;
+    if (p.kind == WorkerKind::kDevice && IsRolloutSlot(SlotOf(id))) rollout = true;
+  }
+  if (!actor) {
+    Fail("fleet_dead", "w0", {}, "the actor worker is retired (" + why + ")");
+  } else if (needs_rollout && !rollout) {
+    Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
+  } else if (needs_reward && !reward) {
+    Fail("fleet_dead", "reward", {}, "every reward worker is retired (" + why + ")");
+  }
+}
+
+void Controller::Impl::CheckHealth() {
+  for (const auto& [id, e] : dispatcher.engines()) {
+    const auto* w = weights.Find(id);
+    const bool loading = w != nullptr && w->loading.valid();
+    health.SetBusy(id, !e.in_flight.empty() && !loading && pool.Holds(e.slot, Role::kRollout), now);
+  }
+  if (!reattaching.empty() && now > reattach_until) ReattachOver();
+  for (const Health::Verdict& v : health.Tick(now)) {
+    if (finished) return;
+    const auto* place = health.Find(v.worker);
+    switch (v.kind) {
+      case Health::Verdict::kSuspect:
+        out.Warn("worker=" + ToString(place->ref) + " event=suspect why=\"" + v.why + "\"");
+        dispatcher.SetOpen(v.worker, false);
+        break;
+      case Health::Verdict::kRecovered: {
+        const auto* w = weights.Find(v.worker);
+        dispatcher.SetOpen(v.worker, pool.Holds(SlotOf(v.worker), Role::kRollout) && w != nullptr && !w->loading.valid());
+        break;
+      }
+      case Health::Verdict::kDead:
+        Lose(place->ref, v.why, /*by_exit=*/false);
+        break;
+      case Health::Verdict::kStartTimedOut:
+        if (reattaching.contains(v.worker)) break;
+        if (!options.config.cluster.launch_workers) {
+          Fail("start_failed", "w" + std::to_string(v.worker.value), {}, "worker " + std::to_string(v.worker.value) + " " + v.why);
+          return;
+        }
+        out.Do(command::KillWorker{{v.worker, {}}, v.why});
+        AfterDeath(v.worker, v.why);
+        break;
+    }
+  }
+  for (const WorkerRef& ref : grading.Stuck(now)) Replace(ref, "a grading did not end within its deadline");
+}
+
+void Controller::Impl::CheckDeadlines() {
+  for (const Waits::Key& key : waits.Expired(now)) {
+    if (finished) return;
+    const auto* found = waits.Find(key);
+    if (found == nullptr) continue;  // ended with another one of this list
+    const Waits::Wait w = *found;
+    waits.End(key);
+    const std::string why = std::string("deadline of ") + Name(key.kind) + " passed" + (w.what.empty() ? "" : " (" + w.what + ")");
+    switch (key.kind) {
+      case WaitKind::kCancel:
+        break;  // the worker does not answer for the chunk; it loads all the same
+      case WaitKind::kCheckpoint:
+        if (writing) On(event::CheckpointFailed{writing->ckpt, why});
+        break;
+      case WaitKind::kVerify:
+      case WaitKind::kFinal:
+      case WaitKind::kRow:
+      case WaitKind::kPayload:
+        Fail("storage", "controller", {}, why);
+        return;
+      default:
+        Replace(w.who, why);
+    }
+  }
+  if (finished || !watchdog.Stalled(waits, now)) return;
+  for (const auto& [id, p] : health.places()) {  // has a deadline of its own
+    if (p.life == Life::kStarting || p.life == Life::kRestarting) return;
+  }
+  std::string line = waits.Describe(now);
+  if (!preparing.empty()) line += (line.empty() ? "" : "; ") + std::string("rows_being_read=") + std::to_string(preparing.size());
+  if (!finishing.empty()) line += (line.empty() ? "" : "; ") + std::string("payloads_being_stored=") + std::to_string(finishing.size());
+  if (grading.waiting() > 0) line += (line.empty() ? "" : "; ") + std::string("gradings=") + std::to_string(grading.waiting());
+  for (const auto& [id, p] : health.places()) {
+    if (p.life != Life::kHealthy) line += (line.empty() ? "" : "; ") + std::string("w") + std::to_string(id.value) + "=" + Name(p.life);
+  }
+  Fail("no_progress", "controller", {}, "watchdog kind=no_progress for_s=" + std::to_string(Seconds(now - watchdog.last())) +
+       " step=" + std::to_string(state.step().value) + " in_flight=" + std::to_string(dispatcher.in_flight()) + " " +
+       (line.empty() ? "nobody is waited for" : line));
+}
+
+Role Controller::Impl::Want(SlotId slot) const {
+  if (!colocated) return IsRolloutSlot(slot) ? Role::kRollout : Role::kActor;
+  const Pool::Slot& s = pool.slot(slot);
+  if (trainer.phase != StatePhase::kReady || trainer.training) return Role::kActor;
+  if (state.step().value >= options.config.train.steps || shutdown.requested()) {
+    return evaluation.Pending() && !shutdown.requested() ? Role::kRollout : s.role == Role::kNone ? Role::kActor : s.role;
+  }
+  if (!state.versions().IsPublished(state.version())) return Role::kActor;
+  if (evaluation.Pending()) return Role::kRollout;
+  if (MayTrain() && !Batch().empty()) return Role::kActor;
+  return rl ? Role::kRollout : Role::kActor;
+}
+
+void Controller::Impl::AdvancePool() {
+  for (const auto& [id, unused] : std::map(pool.slots())) {
+    const Pool::Slot& s = pool.slot(id);
+    if (!s.holder.inc.valid() || !health.IsCurrent(s.holder)) continue;
+    if (s.phase != SlotPhase::kFree && s.phase != SlotPhase::kHeld) continue;
+    const Role want = Want(id);
+    if (s.phase == SlotPhase::kHeld && s.role == want) continue;
+    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) dispatcher.SetOpen(s.holder.worker, false);
+    pool.Begin(id, want, now);
+  }
+}
+
+void Controller::Impl::On(const event::Drained& e) {
+  if (!health.IsCurrent(e.worker) || !pool.Drained(e, now)) {
+    Refuse();
+    return;
+  }
+  Moved();
+  // All of its chunks have been reported; whatever was not goes back with the tokens that came.
+  dispatcher.RemoveEngine(e.worker.worker);
+  weights.Remove(e.worker.worker);
+  waits.End({WaitKind::kLoad, e.worker.worker.value});
+  waits.End({WaitKind::kCancel, e.worker.worker.value});
+  ghosts_until.erase(e.worker.worker);
+}
+
+void Controller::Impl::On(const event::Released& e) {
+  if (!health.IsCurrent(e.worker)) {
+    Refuse();
+    return;
+  }
+  switch (pool.Released(e, now)) {
+    case Pool::ReleaseOutcome::kRefused: Refuse(); return;
+    case Pool::ReleaseOutcome::kGranted: Moved(); return;
+    case Pool::ReleaseOutcome::kQuarantined: Replace(e.worker, "it kept its memory"); return;
+  }
+}
+
+void Controller::Impl::On(const event::Granted& e) {
+  if (!health.IsCurrent(e.worker) || !pool.Granted(e)) {
+    Refuse();
+    return;
+  }
+  Moved();
+  if (!pool.Holds(e.slot, Role::kRollout)) return;
+  dispatcher.AddEngine(e.worker, e.slot, e.epoch);
+  const Version loaded = state.workers().at(e.worker.worker).loaded;
+  weights.Add(e.worker, loaded);
+  // It verified these weights before it trained or waited, and they are still the newest.
+  if (loaded.valid() && loaded == state.version()) {
+    out.Do(command::Admit{e.worker, loaded});
+    dispatcher.Admit(e.worker.worker, loaded);
+    health.Admitted(e.worker.worker);
+  }
+}
+
+}  // namespace tidepool::scheduler

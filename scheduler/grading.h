@@ -1,0 +1,60 @@
+#pragma once
+// Which finished sample is graded by which reward worker. Infrastructure failures are tried again on
+// another worker if there is one; 0 is a reward only when a grader returned it. A grader that keeps a
+// sample beyond the deadline is stuck and is to be replaced. Pure; not thread-safe.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/time.h"
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+
+namespace tidepool::scheduler {
+
+struct GradingOptions {
+  int64_t max_retries = 2;
+  int64_t in_flight_per_worker = 16;  // hides the round trip; a grader works on them in order
+  Duration timeout{FromSeconds(15)};  // of one sample
+};
+
+class Grading {
+ public:
+  explicit Grading(const GradingOptions& options) : options_(options) {}
+
+  void Add(const SampleId& tid, int32_t att);
+  void Remove(const SampleId& tid);            // not wanted any more; a late result is refused
+  void AddWorker(const WorkerRef& ref);
+  void RemoveWorker(WorkerId worker);          // its samples return to the head of the queue
+  [[nodiscard]] std::vector<command::Grade> Assign(TimePoint now);
+
+  enum class Result : uint8_t { kRefused, kFinal, kRetry };
+  // kFinal: the outcome stands (ok, data, or infra after all retries).
+  Result Done(const event::Graded& e);
+  // Workers that hold a sample beyond its deadline.
+  [[nodiscard]] std::vector<WorkerRef> Stuck(TimePoint now) const;
+  [[nodiscard]] bool Knows(const SampleId& tid) const { return jobs_.contains(tid); }
+  [[nodiscard]] int64_t waiting() const { return static_cast<int64_t>(jobs_.size()); }
+  [[nodiscard]] int64_t workers() const { return static_cast<int64_t>(workers_.size()); }
+
+ private:
+  struct Job {
+    int32_t att = 0, attempt = 0;
+    WorkerRef on;
+    WorkerId avoid;
+    TimePoint deadline;
+  };
+  struct Worker {
+    WorkerRef ref;
+    int64_t in_flight = 0;
+  };
+  GradingOptions options_;
+  std::map<SampleId, Job> jobs_;
+  std::deque<SampleId> queue_;
+  std::map<WorkerId, Worker> workers_;
+};
+
+}  // namespace tidepool::scheduler

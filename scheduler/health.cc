@@ -1,0 +1,165 @@
+#include "scheduler/health.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/hash.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+constexpr double kMinDeadSeconds = 10;       // see health.h
+constexpr int64_t kRetireRestarts = 5;
+constexpr double kRetireWindowSeconds = 600;
+constexpr double kStreakResetSeconds = 300;
+constexpr int64_t kGiveUpStarts = 3;
+constexpr double kSlowSeconds = 10, kSlowSteps = 20;  // token progress: suspect
+constexpr double kHungFactor = 3;                     // and dead after three times that
+
+}  // namespace
+
+const char* Name(Life life) {
+  switch (life) {
+    case Life::kAbsent: return "absent";
+    case Life::kStarting: return "starting";
+    case Life::kStale: return "stale";
+    case Life::kHealthy: return "healthy";
+    case Life::kSuspect: return "suspect";
+    case Life::kRestarting: return "restarting";
+    case Life::kRetired: return "retired";
+  }
+  return "unknown";
+}
+
+Duration Health::dead_after() const {
+  return FromSeconds(std::max(kMinDeadSeconds, 9 * options_.heartbeat_s));
+}
+
+const Health::Place* Health::Find(WorkerId worker) const {
+  const auto it = places_.find(worker);
+  return it == places_.end() ? nullptr : &it->second;
+}
+
+bool Health::IsCurrent(const WorkerRef& ref) const {
+  const Place* p = Find(ref.worker);
+  return p != nullptr && p->ref.inc.valid() && p->ref == ref;
+}
+
+bool Health::MayServe(WorkerId worker) const {
+  const Place* p = Find(worker);
+  return p != nullptr && (p->life == Life::kHealthy || p->life == Life::kStale);
+}
+
+void Health::Starting(WorkerId worker, TimePoint now) {
+  Place& p = places_[worker];
+  p.life = Life::kStarting;
+  p.starting_since = now;
+}
+
+void Health::Joined(const WorkerRef& ref, TimePoint now) {
+  Place& p = places_[ref.worker];
+  p.life = Life::kStale;
+  p.ref = ref;
+  p.heard = p.progress = p.born = now;
+  p.op_seq = 0;
+  p.op.clear();
+  p.busy = false;
+  p.failed_starts = 0;
+}
+
+void Health::Admitted(WorkerId worker) {
+  Place& p = places_[worker];
+  if (p.life == Life::kStale) p.life = Life::kHealthy;
+}
+
+void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now) {
+  Place& p = places_[worker];
+  p.heard = now;
+  if (beat.op_seq != p.op_seq || beat.op != p.op) {
+    p.op_seq = beat.op_seq;
+    p.op = beat.op;
+    p.progress = now;
+  }
+  if (beat.engine && beat.engine->step_s > 0) {
+    p.step_s = p.step_s == 0 ? beat.engine->step_s : 0.8 * p.step_s + 0.2 * beat.engine->step_s;
+  }
+  if (now - p.born > FromSeconds(kStreakResetSeconds)) p.streak = 0;
+}
+
+void Health::Progress(WorkerId worker, TimePoint now) {
+  const auto it = places_.find(worker);
+  if (it != places_.end()) it->second.progress = now;
+}
+
+void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {
+  Place& p = places_[worker];
+  if (busy && !p.busy) p.progress = now;
+  p.busy = busy;
+}
+
+Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now) {
+  Place& p = places_[worker];
+  const bool joined = p.ref.inc.valid();
+  p.ref = WorkerRef{worker, Incarnation{}};
+  p.busy = false;
+  p.last_why = why;
+  if (p.life == Life::kRetired) return {};
+  if (!joined && ++p.failed_starts >= kGiveUpStarts) {
+    p.life = Life::kRetired;
+    return {Next::kGiveUp, Duration{0}};
+  }
+  if (!options_.launch) {
+    p.life = Life::kAbsent;
+    p.starting_since = now;
+    return {};
+  }
+  while (!p.restarts.empty() && now - p.restarts.front() > FromSeconds(kRetireWindowSeconds)) p.restarts.pop_front();
+  if (static_cast<int64_t>(p.restarts.size()) >= kRetireRestarts) {
+    p.life = Life::kRetired;
+    return {Next::kRetired, Duration{0}};
+  }
+  p.restarts.push_back(now);
+  ++restarts_;
+  // Jitter from a hash, not from a generator: the same for a place and streak whatever else happened.
+  const uint64_t h = Mix64(options_.seed ^ Mix64(static_cast<uint64_t>(worker.value) * 1000 + static_cast<uint64_t>(restarts_)));
+  const double jitter = static_cast<double>(h >> 11) * 0x1.0p-53 / 4;
+  const double delay = std::min(60.0, std::ldexp(1.0, static_cast<int>(std::min<int64_t>(p.streak, 10)))) * (1 + jitter);
+  ++p.streak;
+  p.life = Life::kRestarting;
+  p.starting_since = now + FromSeconds(delay);
+  return {Next::kRestart, FromSeconds(delay)};
+}
+
+std::vector<Health::Verdict> Health::Tick(TimePoint now) {
+  std::vector<Verdict> verdicts;
+  const Duration lease = FromSeconds(3 * options_.heartbeat_s);
+  for (auto& [worker, p] : places_) {
+    if (p.life == Life::kStarting || p.life == Life::kRestarting) {
+      if (now - p.starting_since > FromSeconds(options_.start_timeout_s)) {
+        verdicts.push_back({Verdict::kStartTimedOut, worker, "did not join within cluster.start_timeout_s"});
+      }
+      continue;
+    }
+    if (!p.ref.inc.valid()) continue;
+    const Duration silent = now - p.heard;
+    const Duration slow = FromSeconds(std::max(kSlowSeconds, kSlowSteps * p.step_s));
+    const Duration stuck = p.busy ? now - p.progress : Duration{0};
+    if (silent > dead_after()) {
+      verdicts.push_back({Verdict::kDead, worker, "silent for " + std::to_string(Seconds(silent)) + " s"});
+    } else if (stuck > slow * static_cast<int64_t>(kHungFactor)) {
+      verdicts.push_back({Verdict::kDead, worker, "no token progress for " + std::to_string(Seconds(stuck)) +
+                                                      " s in op=" + (p.op.empty() ? "none" : p.op)});
+    } else if (silent > lease || stuck > slow) {
+      if (p.life == Life::kHealthy || p.life == Life::kStale) {
+        p.life = Life::kSuspect;
+        verdicts.push_back({Verdict::kSuspect, worker, silent > lease ? "its heartbeat is late" : "no token progress"});
+      }
+    } else if (p.life == Life::kSuspect) {
+      p.life = Life::kHealthy;  // never dead in between, so what it serves is what was admitted
+      verdicts.push_back({Verdict::kRecovered, worker, ""});
+    }
+  }
+  return verdicts;
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,336 @@
+#include "scheduler/ledger.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+namespace tidepool::scheduler {
+namespace {
+
+Status Contradiction(const char* kind, const SampleId& tid, const char* why) {
+  return DataLoss(std::string(kind) + " of sample " + ToString(tid) + ": " + why);
+}
+
+}  // namespace
+
+int64_t LedgerRules::capacity() const {
+  return max_lag_versions * groups_per_step +
+         static_cast<int64_t>(std::ceil(oversample * static_cast<double>(groups_per_step) - 1e-9));
+}
+
+int64_t LedgerRules::min_batch() const {
+  return std::max<int64_t>(
+      1, static_cast<int64_t>(std::ceil(min_step_batch_fraction * static_cast<double>(groups_per_step) - 1e-9)));
+}
+
+const Group* Ledger::Find(const GroupKey& key) const {
+  const auto it = groups_.find(key);
+  return it == groups_.end() ? nullptr : &it->second;
+}
+
+const Sample* Ledger::Find(const SampleId& tid) const {
+  const Group* g = Find(KeyOf(tid));
+  if (g == nullptr || tid.sample < 0 || static_cast<size_t>(tid.sample) >= g->samples.size()) return nullptr;
+  return &g->samples[static_cast<size_t>(tid.sample)];
+}
+
+Sample* Ledger::Mutable(const SampleId& tid, Group** group) {
+  const auto it = groups_.find(KeyOf(tid));
+  if (it == groups_.end() || tid.sample < 0 || static_cast<size_t>(tid.sample) >= it->second.samples.size()) {
+    return nullptr;
+  }
+  if (group != nullptr) *group = &it->second;
+  return &it->second.samples[static_cast<size_t>(tid.sample)];
+}
+
+void Ledger::SetPhase(Group& g, GroupPhase phase) {
+  if (g.phase == phase) return;
+  --by_phase_[static_cast<size_t>(g.phase)];
+  ++by_phase_[static_cast<size_t>(phase)];
+  if (g.phase == GroupPhase::kQueued) queued_.erase(g.key);
+  if (phase == GroupPhase::kQueued) queued_.insert(g.key);
+  g.phase = phase;
+}
+
+void Ledger::Reclassify(Group& g) {
+  if (g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained) return;
+  bool running = false, awaiting = false;
+  for (const Sample& s : g.samples) {
+    running |= s.phase == SamplePhase::kRunning || s.phase == SamplePhase::kMissing;
+    awaiting |= s.phase == SamplePhase::kAwaiting;
+  }
+  SetPhase(g, running ? GroupPhase::kRunning : awaiting ? GroupPhase::kAwaiting : GroupPhase::kQueued);
+}
+
+void Ledger::Erase(const GroupKey& key) {
+  const auto it = groups_.find(key);
+  --by_phase_[static_cast<size_t>(it->second.phase)];
+  queued_.erase(key);
+  groups_.erase(it);
+}
+
+Status Ledger::ApplyIssue(const record::Issue& r) {
+  if (r.tid.sample < 0 || r.tid.sample >= rules_.group_size || r.tid.ordinal < 0) {
+    return Contradiction("ISSUE", r.tid, "no such place in a group");
+  }
+  const GroupKey key = KeyOf(r.tid);
+  auto it = groups_.find(key);
+  if (it == groups_.end()) {
+    const auto again = reissues_.find(key.ordinal);
+    if (key.issue == 0 ? !ordinals_.Insert(key.ordinal)
+                       : again == reissues_.end() || again->second != key.issue) {
+      return Contradiction("ISSUE", r.tid, "its row was issued before and is not to be issued again");
+    }
+    if (key.issue > 0) reissues_.erase(again);
+    Group g;
+    g.key = key;
+    g.gid = r.gid;
+    g.start = next_start_++;
+    g.samples.resize(static_cast<size_t>(rules_.group_size));
+    it = groups_.emplace(key, std::move(g)).first;
+    ++by_phase_[static_cast<size_t>(GroupPhase::kRunning)];
+    ++open_;
+    next_gid_ = std::max(next_gid_, r.gid.value + 1);
+  }
+  Group& g = it->second;
+  Sample& s = g.samples[static_cast<size_t>(r.tid.sample)];
+  if (s.phase != SamplePhase::kMissing && (s.phase != SamplePhase::kRunning || r.att != s.att + 1)) {
+    return Contradiction("ISSUE", r.tid, "it is neither new nor the next attempt of a running sample");
+  }
+  if (s.phase == SamplePhase::kMissing) {
+    ++running_samples_;
+    ++issued_samples_;
+  }
+  s = Sample{};
+  s.phase = SamplePhase::kRunning;
+  s.att = r.att;
+  g.prompt_len = r.prompt_len;
+  g.max_new = r.max_new;
+  Reclassify(g);
+  return OkStatus();
+}
+
+Status Ledger::ApplyEnd(const record::End& r) {
+  Sample* s = Mutable(r.tid);
+  if (s == nullptr || s->phase != SamplePhase::kRunning) return OkStatus();  // END may come after a DROP
+  if (r.att != s->att) return Contradiction("END", r.tid, "attempt is not the running one");
+  s->end = r.status;
+  s->ended = r.status == EndStatus::kOk || r.status == EndStatus::kTruncated;
+  return OkStatus();
+}
+
+Status Ledger::ApplyEnq(const record::Enq& r) {
+  Group* g = nullptr;
+  Sample* s = Mutable(r.tid, &g);
+  if (s == nullptr || s->phase != SamplePhase::kRunning || r.att != s->att) {
+    return Contradiction("ENQ", r.tid, "no such attempt is running");
+  }
+  s->enq = r;
+  s->phase = rules_.graded ? SamplePhase::kAwaiting : SamplePhase::kReady;
+  --running_samples_;
+  Reclassify(*g);
+  return OkStatus();
+}
+
+Status Ledger::ApplyGraded(const record::Graded& r) {
+  Group* g = nullptr;
+  Sample* s = Mutable(r.tid, &g);
+  if (s == nullptr || s->phase != SamplePhase::kAwaiting) return Contradiction("GRADED", r.tid, "it does not await a reward");
+  if (r.outcome != GradeOutcome::kOk) return OkStatus();  // a DROP follows
+  s->reward = r.reward;
+  s->phase = SamplePhase::kReady;
+  Reclassify(*g);
+  return OkStatus();
+}
+
+Status Ledger::ApplyDrop(const record::Drop& r) {
+  Group* g = nullptr;
+  Sample* s = Mutable(r.tid, &g);
+  if (s == nullptr || s->phase == SamplePhase::kDropped || s->phase == SamplePhase::kMissing ||
+      g->phase == GroupPhase::kLeased || g->phase == GroupPhase::kTrained) {
+    return Contradiction("DROP", r.tid, "it is not open");
+  }
+  if (s->phase == SamplePhase::kRunning) --running_samples_;
+  s->phase = SamplePhase::kDropped;
+  s->reason = r.reason;
+  ++drops_[static_cast<size_t>(r.reason)];
+  const bool all = std::all_of(g->samples.begin(), g->samples.end(),
+                               [](const Sample& x) { return x.phase == SamplePhase::kDropped; });
+  if (!all) {
+    Reclassify(*g);
+    return OkStatus();
+  }
+  // The reason of a group's last sample is the group's.
+  ++dropped_groups_since_commit_;
+  if (r.reason == DropReason::kFiltered) ++filtered_since_commit_;
+  if (r.reason == DropReason::kStale) {
+    ++stale_since_commit_;
+    if (rules_.reissue && g->key.issue < rules_.max_reissues) reissues_[g->key.ordinal] = g->key.issue + 1;
+  }
+  --open_;
+  Erase(g->key);
+  return OkStatus();
+}
+
+Status Ledger::ApplyLease(const record::Lease& r) {
+  std::vector<GroupKey> keys;
+  for (const SampleId& tid : r.tids) {
+    if (keys.empty() || keys.back() != KeyOf(tid)) keys.push_back(KeyOf(tid));
+  }
+  for (const GroupKey& key : keys) {
+    const auto it = groups_.find(key);
+    if (it == groups_.end() || it->second.phase != GroupPhase::kQueued) {
+      return DataLoss("LEASE " + std::to_string(r.lease) + ": group " + std::to_string(key.ordinal) + "." +
+                      std::to_string(key.issue) + " is not queued");
+    }
+    SetPhase(it->second, GroupPhase::kLeased);
+    it->second.lease = r.lease;
+  }
+  leases_[r.lease] = std::move(keys);
+  return OkStatus();
+}
+
+Status Ledger::ApplyUnlease(const record::Unlease& r) {
+  const auto it = leases_.find(r.lease);
+  if (it == leases_.end()) return DataLoss("UNLEASE of unknown lease " + std::to_string(r.lease));
+  for (const GroupKey& key : it->second) {
+    Group& g = groups_.at(key);
+    SetPhase(g, GroupPhase::kQueued);
+    g.lease = -1;
+  }
+  leases_.erase(it);
+  return OkStatus();
+}
+
+Status Ledger::ApplyStepCommit(const record::StepCommit& r) {
+  if (leases_.size() != 1) return DataLoss("STEP_COMMIT " + std::to_string(r.step.value) + " without one open lease");
+  int64_t rows = 0;
+  for (const GroupKey& key : leases_.begin()->second) {
+    Group& g = groups_.at(key);
+    SetPhase(g, GroupPhase::kTrained);
+    g.step = r.step;
+    g.lease = -1;
+    --open_;
+    for (const Sample& s : g.samples) rows += s.phase == SamplePhase::kReady ? 1 : 0;
+  }
+  if (rows != static_cast<int64_t>(r.rows.size())) {
+    return DataLoss("STEP_COMMIT " + std::to_string(r.step.value) + " has " + std::to_string(r.rows.size()) +
+                    " rows, its lease " + std::to_string(rows));
+  }
+  trained_samples_ += rows;
+  leases_.clear();
+  dropped_groups_since_commit_ = filtered_since_commit_ = stale_since_commit_ = 0;
+  return OkStatus();
+}
+
+Status Ledger::ApplyRestore(StepNumber step) {
+  if (!leases_.empty()) return DataLoss("RESTORE with an open lease");
+  for (auto& [key, g] : groups_) {
+    if (g.phase != GroupPhase::kTrained || g.step <= step) continue;
+    g.undone_step = g.step.value;
+    g.step = StepNumber{};
+    SetPhase(g, GroupPhase::kQueued);
+    ++open_;
+    for (const Sample& s : g.samples) trained_samples_ -= s.phase == SamplePhase::kReady ? 1 : 0;
+  }
+  return OkStatus();
+}
+
+void Ledger::Forget(StepNumber step) {
+  if (by_phase_[static_cast<size_t>(GroupPhase::kTrained)] == 0) return;
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    if (it->second.phase == GroupPhase::kTrained && it->second.step <= step) {
+      --by_phase_[static_cast<size_t>(GroupPhase::kTrained)];
+      it = groups_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+bool Ledger::CanStart(int64_t preparing) const {
+  const int64_t open = open_ + preparing;
+  if (open >= rules_.capacity()) return false;
+  // A step that may go on with a short batch does not replace what was dropped while enough is left.
+  if (rules_.min_batch() < rules_.groups_per_step && open >= rules_.min_batch() &&
+      open + dropped_groups_since_commit_ >= rules_.capacity()) {
+    return false;
+  }
+  return true;
+}
+
+bool Ledger::Exhausted() const {
+  return !CanStart(0) && CountGroups(GroupPhase::kRunning) == 0 && CountGroups(GroupPhase::kAwaiting) == 0;
+}
+
+Age Ledger::AgeAt(const Group& g, const Version& v, const VersionGraph& versions) const {
+  Age age = Age::kFresh;
+  const int64_t eta = rules_.max_lag_versions;
+  bool some_loss = false, any = false;
+  for (const Sample& s : g.samples) {
+    if (s.phase != SamplePhase::kAwaiting && s.phase != SamplePhase::kReady) continue;
+    if (!s.enq.wv_min.valid()) continue;
+    any = true;
+    // A sample's tokens lie on one path of the version tree, so its two ends have the largest lags.
+    for (const Version& made : {s.enq.wv_max, s.enq.wv_min}) {
+      if (versions.Lag(made, v) <= eta) {
+        some_loss = true;
+        continue;
+      }
+      if (made.number >= v.number && versions.CommonNumber(made, v) == v.number) {
+        age = std::max(age, Age::kAhead);
+      } else if (!rules_.mask || made == s.enq.wv_max) {
+        if (!rules_.mask) return Age::kExpired;
+      }
+    }
+  }
+  if (rules_.mask && any && !some_loss && age == Age::kFresh) return Age::kExpired;
+  return age;
+}
+
+std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v, const VersionGraph& versions) const {
+  const auto want = static_cast<size_t>(rules_.groups_per_step);
+  if (queued_.size() < static_cast<size_t>(rules_.min_batch())) return {};
+  if (queued_.size() < want && !Exhausted()) return {};
+  struct Candidate {
+    int64_t rank, oldest, start;
+    GroupKey key;
+    auto Order() const { return std::tuple(rank, oldest, start); }
+  };
+  std::vector<Candidate> candidates;
+  for (const GroupKey& key : queued_) {
+    const Group& g = groups_.at(key);
+    if (AgeAt(g, v, versions) != Age::kFresh) continue;
+    Candidate c{g.undone_step == step.value ? 0 : g.undone_step == 0 ? 1 : 2, INT64_MAX, g.start, key};
+    for (const Sample& s : g.samples) {
+      if (s.phase == SamplePhase::kReady) c.oldest = std::min(c.oldest, s.enq.wv_min.number);
+    }
+    candidates.push_back(c);
+  }
+  if (candidates.size() < static_cast<size_t>(rules_.min_batch())) return {};
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.Order() < b.Order(); });
+  // The groups of an undone step are that step again, also if its batch was a short one.
+  const auto replayed = static_cast<size_t>(
+      std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.rank == 0; }));
+  const bool replay = replayed >= static_cast<size_t>(rules_.min_batch());
+  if (candidates.size() < want && !Exhausted() && !replay) return {};
+  if (rules_.oversample > 1 && !replay && CountGroups(GroupPhase::kRunning) + CountGroups(GroupPhase::kAwaiting) > 0) {
+    // Surplus only replaces what is lost: an earlier group that still runs keeps its place, so that
+    // short answers are not preferred.
+    std::vector<int64_t> starts;
+    for (const auto& [key, g] : groups_) {
+      if (g.phase == GroupPhase::kRunning || g.phase == GroupPhase::kAwaiting) starts.push_back(g.start);
+    }
+    const int64_t first_unfinished = *std::min_element(starts.begin(), starts.end());
+    std::erase_if(candidates, [&](const Candidate& c) { return c.start > first_unfinished; });
+    if (candidates.size() < want) return {};
+  }
+  candidates.resize(std::min(candidates.size(), want));
+  std::vector<GroupKey> keys;
+  for (const Candidate& c : candidates) keys.push_back(c.key);
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
+}  // namespace tidepool::scheduler

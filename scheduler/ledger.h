@@ -1,0 +1,147 @@
+#pragma once
+// The account of every sample: which groups are open, what state each sample is in, what may be
+// admitted, what may be trained.
+//
+//   sample:  running -> awaiting (payload durable) -> ready (graded) | dropped
+//   group:   running | awaiting | queued (every sample ready or dropped) -> leased -> trained
+//
+// open = groups issued - trained - dropped.  Admission:  open < eta*B + ceil(oversample*B)  (MECHANISMS
+// 2.2); the form needs no version, so it stays right with short batches and after a restart.
+// Hard bound: every token with loss has 0 <= lag <= eta (VersionGraph::Lag) when it is trained.
+//
+// Durable state: it changes only through Apply*(), live and when the journal is folded alike. Apply
+// functions return kDataLoss when a record contradicts what came before. Not thread-safe.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "scheduler/ordinal_set.h"
+#include "scheduler/version_graph.h"
+
+namespace tidepool::scheduler {
+
+struct GroupKey {
+  int64_t ordinal = -1;
+  int32_t issue = 0;
+  friend auto operator<=>(const GroupKey&, const GroupKey&) = default;
+};
+inline GroupKey KeyOf(const SampleId& tid) { return {tid.ordinal, tid.issue}; }
+
+enum class SamplePhase : uint8_t { kMissing, kRunning, kAwaiting, kReady, kDropped };
+enum class GroupPhase : uint8_t { kRunning, kAwaiting, kQueued, kLeased, kTrained };
+
+struct Sample {
+  SamplePhase phase = SamplePhase::kMissing;
+  int32_t att = 0;
+  bool ended = false;      // its attempt ended by itself; the payload may not be durable yet
+  EndStatus end = EndStatus::kOk;
+  DropReason reason = DropReason::kStale;  // of a dropped one
+  double reward = 0;
+  record::Enq enq;         // valid from kAwaiting on
+};
+
+struct Group {
+  GroupKey key;
+  GroupId gid;
+  int64_t start = 0;       // order of admission in this run
+  GroupPhase phase = GroupPhase::kRunning;
+  std::vector<Sample> samples;  // [group_size]
+  int64_t prompt_len = 0, max_new = 0;
+  int64_t lease = -1;
+  StepNumber step;         // trained in it
+  int64_t undone_step = 0;  // it was trained in this step of a branch that was undone; 0: never
+
+  [[nodiscard]] SampleId Tid(size_t k) const { return {key.ordinal, key.issue, static_cast<int32_t>(k)}; }
+};
+
+// How old a group is for training at some version.
+enum class Age : uint8_t {
+  kFresh,    // may be trained
+  kAhead,    // made by a later, undone version of this branch; may become trainable
+  kExpired,  // can never be trained again
+};
+
+struct LedgerRules {
+  int64_t groups_per_step = 1, group_size = 1, max_lag_versions = 0;
+  double oversample = 1, min_step_batch_fraction = 1;
+  int64_t max_reissues = 2;
+  bool reissue = true, mask = false, graded = true;  // graded false: sft, a sample is ready when its payload is
+  [[nodiscard]] int64_t capacity() const;
+  [[nodiscard]] int64_t min_batch() const;
+};
+
+class Ledger {
+ public:
+  void SetRules(const LedgerRules& rules) { rules_ = rules; }
+  [[nodiscard]] const LedgerRules& rules() const { return rules_; }
+
+  Status ApplyIssue(const record::Issue& r);
+  Status ApplyEnd(const record::End& r);
+  Status ApplyEnq(const record::Enq& r);
+  Status ApplyGraded(const record::Graded& r);
+  Status ApplyDrop(const record::Drop& r);
+  Status ApplyLease(const record::Lease& r);
+  Status ApplyUnlease(const record::Unlease& r);
+  Status ApplyStepCommit(const record::StepCommit& r);
+  // Steps after `step` are undone: their groups return to the queue.
+  Status ApplyRestore(StepNumber step);
+  // Forgets groups trained in steps <= `step`: no restore can reach them any more.
+  void Forget(StepNumber step);
+
+  // Admission.
+  [[nodiscard]] int64_t open() const { return open_; }
+  [[nodiscard]] bool CanStart(int64_t preparing) const;
+  [[nodiscard]] const OrdinalSet& ordinals() const { return ordinals_; }
+  // Expired groups that are to be admitted again: ordinal -> next issue.
+  [[nodiscard]] const std::map<int64_t, int32_t>& reissues() const { return reissues_; }
+
+  // Look-ups; nullptr if unknown.
+  [[nodiscard]] const Group* Find(const GroupKey& key) const;
+  [[nodiscard]] const Sample* Find(const SampleId& tid) const;
+  [[nodiscard]] const std::map<GroupKey, Group>& groups() const { return groups_; }
+  [[nodiscard]] const std::set<GroupKey>& queued() const { return queued_; }
+  [[nodiscard]] int64_t CountGroups(GroupPhase phase) const { return by_phase_[static_cast<size_t>(phase)]; }
+  [[nodiscard]] int64_t running_samples() const { return running_samples_; }
+  [[nodiscard]] int64_t issued_samples() const { return issued_samples_; }
+  [[nodiscard]] int64_t trained_samples() const { return trained_samples_; }
+  [[nodiscard]] const std::array<int64_t, 9>& drops() const { return drops_; }
+  [[nodiscard]] int64_t next_gid() const { return next_gid_; }
+  [[nodiscard]] int64_t filtered_since_commit() const { return filtered_since_commit_; }
+  [[nodiscard]] int64_t stale_since_commit() const { return stale_since_commit_; }
+
+  // Age of a group's tokens for training at `v`.
+  [[nodiscard]] Age AgeAt(const Group& g, const Version& v, const VersionGraph& versions) const;
+  // Groups to train as `step` at version `v`: whole groups, earliest deadline first (oldest token, then
+  // admission), those of an undone run of this same step before all others; empty if there is no batch
+  // yet. The result is sorted by (ordinal, issue), so the rows do not depend on timing.
+  [[nodiscard]] std::vector<GroupKey> ChooseBatch(StepNumber step, const Version& v,
+                                                  const VersionGraph& versions) const;
+  // No more groups can come before the next step, so a batch of fewer than B groups is allowed.
+  [[nodiscard]] bool Exhausted() const;
+
+ private:
+  Sample* Mutable(const SampleId& tid, Group** group = nullptr);
+  void Reclassify(Group& g);
+  void SetPhase(Group& g, GroupPhase phase);
+  void Erase(const GroupKey& key);
+
+  LedgerRules rules_;
+  std::map<GroupKey, Group> groups_;      // open and trained-but-undoable ones
+  std::set<GroupKey> queued_;
+  std::map<int64_t, std::vector<GroupKey>> leases_;
+  OrdinalSet ordinals_;
+  std::map<int64_t, int32_t> reissues_;
+  std::array<int64_t, 5> by_phase_{};
+  std::array<int64_t, 9> drops_{};
+  int64_t open_ = 0, running_samples_ = 0, issued_samples_ = 0, trained_samples_ = 0;
+  int64_t next_gid_ = 0, next_start_ = 0, dropped_groups_since_commit_ = 0;
+  int64_t filtered_since_commit_ = 0, stale_since_commit_ = 0;
+};
+
+}  // namespace tidepool::scheduler

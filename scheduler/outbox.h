@@ -1,0 +1,33 @@
+#pragma once
+// Where decisions go: records are applied to the run's state and written, commands are handed out.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/check.h"
+#include "scheduler/commands.h"
+#include "scheduler/run_state.h"
+
+namespace tidepool::scheduler {
+
+class Outbox {
+ public:
+  explicit Outbox(RunState& state) : state_(state) {}
+
+  // A record that does not fit the state is a bug of the code that emits it.
+  void Record(JournalRecord r) {
+    const Status applied = state_.Apply(r);
+    TP_CHECK(applied.ok()) << applied.message();
+    commands_.push_back(command::Append{std::move(r)});
+  }
+  void Do(Command c) { commands_.push_back(std::move(c)); }
+  void Warn(std::string line) { commands_.push_back(command::Warn{std::move(line)}); }
+  [[nodiscard]] std::vector<Command> Take() { return std::exchange(commands_, {}); }
+
+ private:
+  RunState& state_;
+  std::vector<Command> commands_;
+};
+
+}  // namespace tidepool::scheduler

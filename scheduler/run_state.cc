@@ -1,0 +1,189 @@
+#include "scheduler/run_state.h"
+
+#include <algorithm>
+
+namespace tidepool::scheduler {
+
+// One overload a kind, so that a new kind does not compile until somebody decided what it means.
+struct RunState::Applier {
+  RunState& s;
+
+  Status operator()(const record::Config& r) {
+    s.config_ = r;
+    s.ended_.reset();
+    s.ledger_.SetRules({.groups_per_step = r.groups_per_step,
+                        .group_size = r.group_size,
+                        .max_lag_versions = r.max_lag_versions,
+                        .oversample = r.oversample,
+                        .min_step_batch_fraction = r.min_step_batch_fraction,
+                        .max_reissues = r.max_reissues,
+                        .reissue = r.on_stale == "reissue",
+                        .mask = r.on_stale == "mask",
+                        .graded = r.job != "sft"});
+    return OkStatus();
+  }
+  Status operator()(const record::Issue& r) { return s.ledger_.ApplyIssue(r); }
+  Status operator()(const record::Start&) { return OkStatus(); }
+  Status operator()(const record::End& r) { return s.ledger_.ApplyEnd(r); }
+  Status operator()(const record::Graded& r) { return s.ledger_.ApplyGraded(r); }
+  Status operator()(const record::Enq& r) { return s.ledger_.ApplyEnq(r); }
+  Status operator()(const record::Dup&) { return OkStatus(); }
+  Status operator()(const record::Lease& r) {
+    if (s.open_lease_ >= 0) return DataLoss("LEASE " + std::to_string(r.lease) + " while another is open");
+    TP_RETURN_IF_ERROR(s.ledger_.ApplyLease(r));
+    s.open_lease_ = r.lease;
+    s.next_lease_ = std::max(s.next_lease_, r.lease + 1);
+    return OkStatus();
+  }
+  Status operator()(const record::Unlease& r) {
+    TP_RETURN_IF_ERROR(s.ledger_.ApplyUnlease(r));
+    s.open_lease_ = -1;
+    return OkStatus();
+  }
+  Status operator()(const record::Drop& r) { return s.ledger_.ApplyDrop(r); }
+  Status operator()(const record::StepBegin& r) {
+    if (s.open_step_ || s.open_lease_ < 0) return DataLoss("STEP_BEGIN " + std::to_string(r.step.value) + " without a lease");
+    s.open_step_ = OpenStep{r.step, r.v, s.open_lease_};
+    return OkStatus();
+  }
+  Status operator()(const record::StepCommit& r) {
+    if (!s.open_step_ || s.open_step_->step != r.step || r.v.number != r.step.value) {
+      return DataLoss("STEP_COMMIT " + std::to_string(r.step.value) + " is not the open step");
+    }
+    TP_RETURN_IF_ERROR(s.ledger_.ApplyStepCommit(r));
+    s.open_step_.reset();
+    s.open_lease_ = -1;
+    s.version_ = r.v;
+    s.versions_.Committed(r.v, r.digest);
+    ++s.steps_committed_;
+    return OkStatus();
+  }
+  Status operator()(const record::StepAbort& r) {
+    if (!s.open_step_) return DataLoss("STEP_ABORT " + std::to_string(r.step.value) + " without an open step");
+    s.open_step_.reset();
+    return OkStatus();
+  }
+  Status operator()(const record::Publish& r) {
+    if (s.versions_.IsPublished(r.v)) return DataLoss("PUBLISH of " + ToString(r.v) + " a second time");
+    s.versions_.Published(r.v, r.digest);
+    return OkStatus();
+  }
+  Status operator()(const record::Loaded& r) {
+    auto& w = s.workers_[r.worker.worker];
+    if (w.inc == r.worker.inc) w.loaded = r.v;
+    return OkStatus();
+  }
+  Status operator()(const record::Admit& r) {
+    auto& w = s.workers_[r.worker.worker];
+    if (w.inc == r.worker.inc) w.admitted = r.v;
+    return OkStatus();
+  }
+  Status operator()(const record::Fence& r) {
+    auto& w = s.workers_[r.worker.worker];
+    if (w.inc == r.worker.inc) w.fenced = true;
+    return OkStatus();
+  }
+  Status operator()(const record::Join& r) {
+    s.workers_[r.worker.worker] = {.inc = r.worker.inc, .fenced = false, .loaded = {}, .admitted = {}, .name = r.name};
+    s.next_incarnation_ = std::max(s.next_incarnation_, r.worker.inc.value + 1);
+    return OkStatus();
+  }
+  Status operator()(const record::TransitionBegin& r) {
+    for (const record::SlotPlan& p : r.slots) {
+      SlotFacts& slot = s.slots_[p.slot];
+      if (slot.open.valid()) return DataLoss("T_BEGIN on slot " + std::to_string(p.slot.value) + " inside a transition");
+      if (p.epoch <= slot.epoch) return DataLoss("T_BEGIN on slot " + std::to_string(p.slot.value) + " without a new epoch");
+      slot.open = r.t;
+      slot.epoch = p.epoch;
+      slot.committed = false;
+    }
+    s.next_transition_ = std::max(s.next_transition_, r.t.value + 1);
+    return OkStatus();
+  }
+  Status operator()(const record::TransitionCommit& r) {
+    for (auto& [id, slot] : s.slots_) {
+      if (slot.open == r.t) slot.committed = true;
+    }
+    return OkStatus();
+  }
+  Status operator()(const record::TransitionDone& r) { return Close(r.t); }
+  Status operator()(const record::TransitionRolledBack& r) { return Close(r.t); }
+  Status operator()(const record::Grant& r) {
+    SlotFacts& slot = s.slots_[r.slot];
+    if (slot.role != Role::kNone) return DataLoss("GRANT of slot " + std::to_string(r.slot.value) + " that is held");
+    slot.role = r.role;
+    slot.holder = r.worker;
+    return OkStatus();
+  }
+  Status operator()(const record::Release& r) { return Free(r.slot); }
+  Status operator()(const record::Quarantine& r) { return Free(r.slot); }
+  Status operator()(const record::SlotLost& r) { return Free(r.slot); }
+  Status operator()(const record::CheckpointBegin& r) {
+    s.next_checkpoint_ = std::max(s.next_checkpoint_, r.ckpt + 1);
+    return OkStatus();
+  }
+  Status operator()(const record::CheckpointCommit& r) {
+    s.checkpoints_[r.ckpt] = r;
+    s.next_checkpoint_ = std::max(s.next_checkpoint_, r.ckpt + 1);
+    s.ever_checkpointed_ = true;
+    return OkStatus();
+  }
+  Status operator()(const record::CheckpointReject& r) { return Gone(r.ckpt); }
+  Status operator()(const record::CheckpointDelete& r) { return Gone(r.ckpt); }
+  Status operator()(const record::Restore& r) {
+    if (r.new_lineage < s.lineages_) return DataLoss("RESTORE into a used lineage");
+    s.open_step_.reset();
+    TP_RETURN_IF_ERROR(s.ledger_.ApplyRestore(r.step));
+    const Version from{r.old_lineage, r.step.value};
+    s.versions_.Fork(r.new_lineage, r.old_lineage, r.step.value);
+    const uint64_t digest = s.WeightsDigest(s.versions_.Ancestor(from, r.step.value));
+    s.version_ = {r.new_lineage, r.step.value};
+    if (digest != 0) s.versions_.Committed(s.version_, digest);
+    s.lineages_ = r.new_lineage + 1;
+    // A checkpoint of an undone step holds a state that this branch never had.
+    std::erase_if(s.checkpoints_, [&](const auto& item) { return item.second.step > r.step; });
+    std::erase_if(s.evals_, [&](const auto& item) { return item.first > r.step; });
+    return OkStatus();
+  }
+  Status operator()(const record::Snapshot&) { return OkStatus(); }
+  Status operator()(const record::Fault&) { return OkStatus(); }
+  Status operator()(const record::EndRun& r) {
+    s.ended_ = r;
+    return OkStatus();
+  }
+  Status operator()(const record::EvalResult& r) {
+    s.evals_[r.step] = r;
+    return OkStatus();
+  }
+
+  Status Close(TransitionId t) {
+    for (auto& [id, slot] : s.slots_) {
+      if (slot.open == t) slot.open = TransitionId{};
+    }
+    return OkStatus();
+  }
+  Status Free(SlotId id) {
+    SlotFacts& slot = s.slots_[id];
+    slot.role = Role::kNone;
+    slot.holder = {};
+    return OkStatus();
+  }
+  Status Gone(int64_t ckpt) {
+    s.checkpoints_.erase(ckpt);
+    if (!s.checkpoints_.empty()) {
+      int64_t oldest = INT64_MAX;
+      for (const auto& [id, c] : s.checkpoints_) oldest = std::min(oldest, c.step.value);
+      s.ledger_.Forget({oldest});
+    }
+    return OkStatus();
+  }
+};
+
+Status RunState::Apply(const JournalRecord& r) {
+  TP_RETURN_IF_ERROR(std::visit(Applier{*this}, r).At("journal record " + std::to_string(records_) + " (" +
+                                                      RecordName(r) + ")"));
+  ++records_;
+  return OkStatus();
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,63 @@
+#pragma once
+// Every wait of the controller, with its deadline: who is waited for, in what, since when. What the
+// watchdog names when nothing moves any more. Pure; not thread-safe.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/time.h"
+
+namespace tidepool::scheduler {
+
+enum class WaitKind : uint8_t {
+  kState, kTrain, kPublish, kRecoveryCopy, kCheckpoint, kVerify, kFinal, kTransition, kLoad, kCancel, kRow, kPayload,
+};
+const char* Name(WaitKind kind);
+
+class Waits {
+ public:
+  struct Key {
+    WaitKind kind;
+    int64_t id = 0;                // slot, worker, ordinal ...: unique inside a kind
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Wait {
+    WorkerRef who;                 // invalid: the controller's own storage
+    TimePoint since, deadline;
+    std::string what;
+  };
+
+  void Begin(const Key& key, Wait wait) { waits_[key] = std::move(wait); }
+  void End(const Key& key) { waits_.erase(key); }
+  [[nodiscard]] bool Has(const Key& key) const { return waits_.contains(key); }
+  [[nodiscard]] const Wait* Find(const Key& key) const;
+  // Those whose deadline has passed; they stay until ended.
+  [[nodiscard]] std::vector<Key> Expired(TimePoint now) const;
+  // The latest deadline of all waits; `now` if there is none.
+  [[nodiscard]] TimePoint Horizon(TimePoint now) const;
+  // "op=train waiting_for=w0/inc1 for_s=31.2; ...", oldest first, at most `n`.
+  [[nodiscard]] std::string Describe(TimePoint now, int64_t n = 4) const;
+  [[nodiscard]] const std::map<Key, Wait>& all() const { return waits_; }
+
+ private:
+  std::map<Key, Wait> waits_;
+};
+
+// Armed while work remains. Anything that moves a run on is progress; heartbeats alone are not.
+class Watchdog {
+ public:
+  explicit Watchdog(Duration limit) : limit_(limit) {}
+  void Progress(TimePoint now) { last_ = now; }
+  // Nothing has moved for the limit and no wait is still inside its own (longer) deadline.
+  [[nodiscard]] bool Stalled(const Waits& waits, TimePoint now) const;
+  [[nodiscard]] TimePoint last() const { return last_; }
+
+ private:
+  Duration limit_;
+  TimePoint last_;
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,59 @@
+#include "scheduler/weight_roll.h"
+
+#include <algorithm>
+
+namespace tidepool::scheduler {
+namespace {
+
+constexpr int64_t kLoadTries = 3;
+
+}  // namespace
+
+void WeightRoll::SetTarget(const Version& v, uint64_t digest, const WorkerRef& from) {
+  target_ = v;
+  digest_ = digest;
+  from_ = from;
+}
+
+const WeightRoll::Place* WeightRoll::Find(WorkerId worker) const {
+  const auto it = places_.find(worker);
+  return it == places_.end() ? nullptr : &it->second;
+}
+
+std::vector<command::Load> WeightRoll::Assign(const std::function<bool(const Place&)>& serving,
+                                              const std::function<bool(const Place&)>& hold) {
+  std::vector<command::Load> loads;
+  if (!from_.inc.valid()) return loads;
+  int64_t busy = 0;
+  for (const auto& [id, p] : places_) busy += p.loading.valid() ? 1 : 0;
+  const int64_t limit = std::max<int64_t>(1, static_cast<int64_t>(places_.size()) / 4);
+  for (auto& [id, p] : places_) {
+    if (p.loading.valid() || p.loaded == target_ || hold(p)) continue;
+    if (serving(p)) {
+      if (busy >= limit) continue;
+      ++busy;
+    }
+    p.loading = target_;
+    loads.push_back({p.ref, target_, digest_, from_});
+  }
+  return loads;
+}
+
+WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
+  const auto it = places_.find(e.worker.worker);
+  if (it == places_.end() || it->second.ref != e.worker || it->second.loading != e.v) return Outcome::kRefused;
+  Place& p = it->second;
+  p.loading = {};
+  if (e.error.empty() && (e.digest == digest_ || e.v != target_)) {
+    // A newer target may have come while this one loaded: what was loaded is still verified only
+    // against its own digest, so it is loaded again rather than trusted.
+    if (e.v != target_) return Outcome::kRetry;
+    p.loaded = e.v;
+    p.tries = 0;
+    return Outcome::kAdmit;
+  }
+  ++mismatches_;
+  return ++p.tries >= kLoadTries ? Outcome::kReplace : Outcome::kRetry;
+}
+
+}  // namespace tidepool::scheduler

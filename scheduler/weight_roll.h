@@ -1,0 +1,51 @@
+#pragma once
+// New weights to the rollout workers, one by one: Load, compare the digest that the worker computed with
+// the published one, LOADED, ADMIT. A worker that serves is taken out only if at most max(1, 25 %) of the
+// serving ones are loading; one that serves nothing (fresh, or too old) loads at once. A wrong digest or
+// an error is tried again twice, then the worker is replaced. Pure; not thread-safe.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+
+namespace tidepool::scheduler {
+
+class WeightRoll {
+ public:
+  struct Place {
+    WorkerRef ref;
+    Version loaded;    // verified, in its memory
+    Version loading;   // valid: a Load is under way
+    int64_t tries = 0;
+  };
+
+  void Add(const WorkerRef& ref, const Version& loaded) { places_[ref.worker] = {ref, loaded, {}, 0}; }
+  void Remove(WorkerId worker) { places_.erase(worker); }
+  // The weights that everyone is to have; `from` holds the bytes (invalid: nobody, no loads now).
+  void SetTarget(const Version& v, uint64_t digest, const WorkerRef& from);
+
+  // Loads to start. `serving`: it generates now and may go on with what it has; `hold`: not now.
+  std::vector<command::Load> Assign(const std::function<bool(const Place&)>& serving,
+                                    const std::function<bool(const Place&)>& hold);
+  enum class Outcome : uint8_t { kRefused, kAdmit, kRetry, kReplace };
+  Outcome Loaded(const event::Loaded& e);
+
+  [[nodiscard]] const Place* Find(WorkerId worker) const;
+  [[nodiscard]] const std::map<WorkerId, Place>& places() const { return places_; }
+  [[nodiscard]] const Version& target() const { return target_; }
+  [[nodiscard]] int64_t mismatches() const { return mismatches_; }
+
+ private:
+  std::map<WorkerId, Place> places_;
+  Version target_;
+  uint64_t digest_ = 0;
+  WorkerRef from_;
+  int64_t mismatches_ = 0;
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,191 @@
+// Generation speed of the engine: a model of SmolLM2-135M's shape with random bf16 weights, 8 groups of 8
+// samples, prompts of 40 tokens, 16 new tokens each. Prints one JSON object a line (docs: INTERFACE,
+// benchmarks) and a table on stderr. Checked before timing: chunked and unchunked runs give the same ids.
+// "Products" is the time of the same matrix products alone (at::mm on the same weights, the rows of each
+// step padded as the decoder pads them), as a share of the engine's time.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/check.h"
+#include "core/engine/engine.h"
+#include "core/model/weights.h"
+
+namespace tidepool::engine {
+namespace {
+
+constexpr int64_t kGroups = 8;
+constexpr int32_t kSamples = 8;
+constexpr int32_t kPrompt = 40;
+constexpr int64_t kNew = 16;
+constexpr int kRepeats = 5;
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string Machine() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name"))
+      return line.substr(line.find(':') + 2) + ", " + std::to_string(at::get_num_threads()) + " threads";
+  }
+  return "unknown";
+}
+
+struct Run {
+  double seconds = 0;
+  EngineStats sum;
+  std::vector<std::pair<int64_t, int64_t>> rows;  // of each step: in the decoder, through the head
+  std::vector<double> host_s;                     // of each step: outside decoder, head and draws
+  std::map<SampleId, std::vector<int32_t>> ids;
+};
+
+Run Generate(Engine& engine, int64_t chunk) {
+  Run run;
+  const auto add = [&](const SampleId& tid) {
+    std::vector<int32_t> prompt(kPrompt);
+    for (int32_t i = 0; i < kPrompt; ++i)
+      prompt[static_cast<size_t>(i)] = static_cast<int32_t>((tid.ordinal * 977 + i * 131) % 49152);
+    const Status status = engine.Add({.tid = tid,
+                                      .gid = GroupId{tid.ordinal},
+                                      .prompt = prompt,
+                                      .generated = run.ids[tid],
+                                      .max_new_tokens = chunk,
+                                      .max_total_new = kNew});
+    TP_CHECK(status.ok()) << status.ToString();
+  };
+  for (int64_t g = 0; g < kGroups; ++g) {
+    for (int32_t k = 0; k < kSamples; ++k) add({g, 0, k});
+  }
+  const double start = Now();
+  while (engine.HasWork()) {
+    const StepOutput out = engine.Step();
+    for (const Delta& d : out.deltas) {
+      run.ids[d.tid].insert(run.ids[d.tid].end(), d.ids.begin(), d.ids.end());
+      TP_CHECK(d.finish != FinishReason::kError) << d.error;
+      if (d.finish == FinishReason::kChunk) add(d.tid);
+    }
+    run.sum.forward_s += out.stats.forward_s;
+    run.sum.head_s += out.stats.head_s;
+    run.sum.sample_s += out.stats.sample_s;
+    run.host_s.push_back(out.stats.step_s - out.stats.forward_s - out.stats.head_s - out.stats.sample_s);
+    run.sum.sampled_tokens += out.stats.sampled_tokens;
+    run.rows.emplace_back(out.stats.prefill_tokens + out.stats.decode_tokens,
+                          out.stats.prefill_tokens > 0 ? kGroups : out.stats.sampled_tokens);
+  }
+  run.seconds = Now() - start;
+  for (int64_t g = 0; g < kGroups; ++g) {
+    engine.ForgetGroup(GroupId{g});
+    for (int32_t k = 0; k < kSamples; ++k) engine.Forget({g, 0, k});
+  }
+  return run;
+}
+
+double ProductSeconds(const model::Weights& weights, const Run& run, bool pad) {
+  const c10::InferenceMode inference;
+  const auto padded = [&](int64_t rows) { return pad ? (rows + 15) / 16 * 16 : rows; };
+  const auto time = [&](const std::string& name, int64_t rows) {
+    const at::Tensor w = weights.Get(name).t();
+    const at::Tensor x = at::empty({padded(rows), w.size(0)}, w.options()).fill_(0.01);
+    at::Tensor y = at::mm(x, w);
+    const double start = Now();
+    at::mm_out(y, x, w);
+    return Now() - start;
+  };
+  double sum = 0;
+  for (const auto& [rows, head_rows] : run.rows) {
+    if (rows > 0) {
+      for (int64_t layer = 0; layer < weights.spec().layers; ++layer) {
+        for (const char* part : {"qkv", "o", "gate_up", "down"})
+          sum += time("layers." + std::to_string(layer) + "." + part, rows);
+      }
+    }
+    if (head_rows > 0) sum += time("embedding", head_rows);
+  }
+  return sum;
+}
+
+void Print(const std::string& which, double value, const std::string& unit, const std::string& better,
+           double spread, bool deterministic) {
+  const char* commit = std::getenv("TIDEPOOL_COMMIT");
+  std::printf(
+      R"({"bench":"engine","case":"%s","value":%.4f,"unit":"%s","better":"%s","baseline":null,"baseline_value":null,"ratio":null,)"
+      R"("repeats":%d,"spread":%.4f,"machine":"%s","commit":"%s","config":{"model":"smollm2-135m shape, bf16, random","groups":%ld,)"
+      R"("samples":%d,"prompt_tokens":%d,"new_tokens":%ld,"deterministic":%s,"build":"%s"}})"
+      "\n",
+      which.c_str(), value, unit.c_str(), better.c_str(), kRepeats, spread, Machine().c_str(),
+      commit == nullptr ? "unknown" : commit, static_cast<long>(kGroups), kSamples, kPrompt,
+      static_cast<long>(kNew), deterministic ? "true" : "false",
+#ifdef __OPTIMIZE__
+      "optimized");
+#else
+      "NOT OPTIMIZED");
+#endif
+  std::fflush(stdout);
+}
+
+void Bench(const model::Weights& weights, bool deterministic) {
+  auto engine = Engine::Create(
+      weights, {.seed = 1, .deterministic = deterministic, .kv_cache_tokens = 8192, .version = {0, 0}});
+  TP_CHECK(engine.ok()) << engine.status().ToString();
+  const Run warm = Generate(**engine, kNew);
+  if (deterministic)
+    TP_CHECK(Generate(**engine, 5).ids == warm.ids) << "chunked and unchunked generation differ";
+  std::vector<Run> runs;
+  for (int i = 0; i < kRepeats; ++i) runs.push_back(Generate(**engine, kNew));
+  std::ranges::sort(runs, {}, &Run::seconds);
+  const Run& median = runs[kRepeats / 2];
+  const double spread = (runs.back().seconds - runs.front().seconds) / median.seconds;
+  const double products = ProductSeconds(weights, median, deterministic);
+  const double outside = median.seconds - median.sum.forward_s - median.sum.head_s - median.sum.sample_s;
+  std::vector<double> host = median.host_s;
+  std::ranges::nth_element(host, host.begin() + static_cast<int64_t>(host.size() / 2));
+  const double host_us = 1e6 * host[host.size() / 2];
+  Print("tokens_per_s", static_cast<double>(median.sum.sampled_tokens) / median.seconds, "tokens/s", "higher",
+        spread, deterministic);
+  Print("products_share", products / median.seconds, "ratio", "higher", spread, deterministic);
+  Print("host_us_per_step", host_us, "us", "lower", spread, deterministic);
+  std::fprintf(stderr,
+               "%s: %.0f tokens/s (median of %d, spread %.1f %%); %.3f s = forward %.3f + head %.3f + draws "
+               "%.3f + rest %.3f; "
+               "products alone %.3f s (%.0f %%); host %.0f us in the median step\n",
+               deterministic ? "deterministic" : "fast",
+               static_cast<double>(median.sum.sampled_tokens) / median.seconds, kRepeats, 100 * spread,
+               median.seconds, median.sum.forward_s, median.sum.head_s, median.sum.sample_s, outside,
+               products, 100 * products / median.seconds, host_us);
+}
+
+}  // namespace
+}  // namespace tidepool::engine
+
+int main() {
+  using namespace tidepool;
+  model::ModelSpec spec;
+  spec.vocab_size = 49152;
+  spec.hidden_size = 576;
+  spec.intermediate_size = 1536;
+  spec.layers = 30;
+  spec.heads = 9;
+  spec.kv_heads = 3;
+  spec.head_size = 64;
+  spec.tie_embeddings = true;
+  auto weights = model::Weights::Create(spec, model::DType::kBFloat16);
+  TP_CHECK(weights.ok()) << weights.status().ToString();
+  (*weights)->Initialize(1, 0.04);
+  engine::Bench(**weights, true);
+  engine::Bench(**weights, false);
+}

@@ -1,0 +1,181 @@
+// One optimizer step on random weights of SmolLM2-135M's shape: 8 groups x 8 samples, prompt 40, responses 16,
+// bfloat16, all responses different. Prints one JSON object a case on standard output and a table on standard
+// error. The baseline is the step's matrix products alone, by LibTorch, in the same run: ratio = their time
+// over ours (1 would mean that everything else is free).
+//
+//   train_bench [--threads 2] [--steps 3] [--micro 1024] [--recompute] [--layers 30] [--quickstart]
+//
+// --quickstart: the shape of configs/quickstart.yaml instead (about 1M parameters, float32, 16 groups x 8 samples,
+// prompt 12, responses 8).
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "core/base/rng.h"
+#include "core/train/packing.h"
+#include "core/train/trainer.h"
+
+namespace tidepool::train {
+namespace {
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string Machine() {
+  std::ifstream cpu("/proc/cpuinfo");
+  for (std::string line; std::getline(cpu, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+double PeakBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+struct Sizes {
+  int64_t groups = 8;
+  int32_t samples = 8;
+  int64_t prompt = 40, response = 16;
+};
+
+Batch RandomBatch(const model::ModelSpec& spec, const Sizes& sizes, int64_t step) {
+  Rng rng(static_cast<uint64_t>(step));
+  Batch b;
+  b.step = StepNumber{step};
+  b.version = Version{0, step - 1};
+  for (int64_t g = 0; g < sizes.groups; ++g) {
+    std::vector<int32_t> prompt;
+    for (int64_t i = 0; i < sizes.prompt; ++i) prompt.push_back(static_cast<int32_t>(rng.Below(spec.vocab_size)));
+    for (int32_t s = 0; s < sizes.samples; ++s) {
+      Row r;
+      r.tid = {g, 0, s};
+      r.gid = GroupId{g};
+      r.prompt = prompt;
+      for (int64_t i = 0; i < sizes.response; ++i) r.response.push_back(static_cast<int32_t>(rng.Below(spec.vocab_size)));
+      r.logprobs.assign(r.response.size(), -10.8F);
+      r.versions.assign(r.response.size(), b.version);
+      r.reward = static_cast<double>(rng.Below(2));
+      b.rows.push_back(std::move(r));
+    }
+  }
+  return b;
+}
+
+// Seconds of forward and both backward products of every matrix for `tokens` rows (head: `pairs`).
+double ProductSeconds(const model::ModelSpec& s, at::ScalarType dtype, int64_t tokens, int64_t pairs) {
+  const auto time = [&](int64_t m, int64_t n, int64_t k) {
+    const auto type = at::TensorOptions().dtype(dtype);
+    const at::Tensor x = at::randn({m, k}, type), w = at::randn({n, k}, type), dy = at::randn({m, n}, type);
+    double best = 1e9;
+    for (int i = 0; i < 5; ++i) {
+      const double from = Now();
+      (void)at::mm(x, w.t());
+      (void)at::mm(dy, w);
+      (void)at::mm(dy.t(), x);
+      best = std::min(best, Now() - from);
+    }
+    return best;
+  };
+  const int64_t d = s.hidden_size, q = s.heads * s.head_size;
+  const double layer = time(tokens, (s.heads + 2 * s.kv_heads) * s.head_size, d) + time(tokens, d, q) +
+                       time(tokens, 2 * s.intermediate_size, d) + time(tokens, d, s.intermediate_size);
+  const int64_t chunk = 256;
+  return static_cast<double>(s.layers) * layer + static_cast<double>(pairs) / chunk * time(chunk, s.vocab_size, d);
+}
+
+void Print(const char* name, double value, const char* unit, const char* better, double baseline, double ratio, int repeats, double spread,
+           const std::string& config) {
+  const char* commit = std::getenv("TIDEPOOL_COMMIT");
+  std::printf("{\"bench\":\"train\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"%s\",\"baseline\":\"matrix products alone\","
+              "\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,\"spread\":%.4g,\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"%s\"}\n",
+              name, value, unit, better, baseline, ratio, repeats, spread, Machine().c_str(), commit == nullptr ? "" : commit, config.c_str());
+  std::fprintf(stderr, "%-24s %10.4g %s\n", name, value, unit);
+}
+
+int Main(int argc, char** argv) {
+  int threads = 2, steps = 3;
+  int64_t micro = 1024, layers = 30;
+  bool recompute = false, quickstart = false;
+  for (int i = 1; i < argc; ++i) {
+    const auto value = [&] { return i + 1 < argc ? std::atol(argv[++i]) : 0L; };
+    if (std::strcmp(argv[i], "--threads") == 0) threads = static_cast<int>(value());
+    else if (std::strcmp(argv[i], "--steps") == 0) steps = static_cast<int>(value());
+    else if (std::strcmp(argv[i], "--micro") == 0) micro = value();
+    else if (std::strcmp(argv[i], "--layers") == 0) layers = value();
+    else if (std::strcmp(argv[i], "--recompute") == 0) recompute = true;
+    else if (std::strcmp(argv[i], "--quickstart") == 0) quickstart = true;
+    else return std::fprintf(stderr, "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] [--recompute] [--quickstart]\n"), 2;
+  }
+  at::set_num_threads(threads);
+  model::ModelSpec spec;
+  spec.vocab_size = 49152;
+  spec.hidden_size = 576, spec.intermediate_size = 1536, spec.layers = layers;
+  spec.heads = 9, spec.kv_heads = 3, spec.head_size = 64;
+  spec.max_position = 8192, spec.rope_theta = 100000, spec.tie_embeddings = true;
+  Sizes sizes;
+  if (quickstart) {
+    spec.vocab_size = 53;
+    spec.hidden_size = 128, spec.intermediate_size = 384, spec.layers = 4;
+    spec.heads = 4, spec.kv_heads = 2, spec.head_size = 32, spec.max_position = 256, spec.rope_theta = 10000;
+    sizes = {.groups = 16, .samples = 8, .prompt = 12, .response = 8};
+  }
+  const auto dtype = quickstart ? model::DType::kFloat32 : model::DType::kBFloat16;
+  auto weights = model::Weights::Create(spec, dtype);
+  if (!weights.ok()) return std::fprintf(stderr, "%s\n", weights.status().ToString().c_str()), 1;
+  (*weights)->Initialize(1, 0.04);
+  TrainerOptions o;
+  o.loss.aggregation = Aggregation::kSeqMeanTokenSumNorm;
+  o.loss.length_norm = 16;
+  o.schedule.peak = 2e-5;
+  o.micro_batch_tokens = micro;
+  o.recompute = recompute;
+  o.deterministic = true;
+  auto trainer = Trainer::Create(**weights, o);
+  if (!trainer.ok()) return std::fprintf(stderr, "%s\n", trainer.status().ToString().c_str()), 1;
+  std::vector<double> seconds;
+  std::map<std::string, double> metrics;
+  for (int s = 0; s <= steps; ++s) {  // the first warms up
+    const Batch b = RandomBatch(spec, sizes, s + 1);
+    const double from = Now();
+    const auto result = (*trainer)->Step(b);
+    if (!result.ok() || !result->finite) return std::fprintf(stderr, "step failed: %s\n", result.status().ToString().c_str()), 1;
+    if (s > 0) seconds.push_back(Now() - from);
+    metrics = result->metrics;
+  }
+  const double peak = PeakBytes();
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2], spread = (seconds.back() - seconds.front()) / median;
+  const double products = ProductSeconds(spec, quickstart ? at::kFloat : at::kBFloat16, static_cast<int64_t>(metrics["perf/computed_tokens"]),
+                                         sizes.groups * sizes.samples * sizes.response);
+  const std::string config = std::string(quickstart ? "quickstart shape, fp32, 16x8, prompt 12, response 8" :
+                                                      "smollm2-135m shape, bf16, 8x8, prompt 40, response 16") + ", threads " + std::to_string(threads) + ", micro " +
+                             std::to_string(micro) + (recompute ? ", recompute" : "") + ", layers " + std::to_string(spec.layers);
+  Print("step", median, "s", "lower", products, products / median, steps, spread, config);
+  for (const char* part : {"actor_forward", "actor_head", "actor_backward", "actor_optimizer", "actor_digest"}) {
+    Print(part, metrics[std::string("timing_s/") + part], "s", "lower", 0, 0, 1, 0, config);
+  }
+  Print("computed_tokens", metrics["perf/computed_tokens"], "tokens", "lower", metrics["perf/total_num_tokens"],
+        metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"], 1, 0, config);
+  Print("peak_resident", peak / 1e9, "GB", "lower", 0, 0, 1, 0, config);
+  return 0;
+}
+
+}  // namespace
+}  // namespace tidepool::train
+
+int main(int argc, char** argv) { return tidepool::train::Main(argc, argv); }

@@ -1,0 +1,374 @@
+#include "core/config/load.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/config/schema.h"
+
+namespace tidepool::config {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+namespace fs = std::filesystem;
+
+constexpr const char* kGood = R"(name: good
+job: rl
+model:
+  path: models/some-model
+data: {task: products, factors: [2, 9], held_out: 9}
+reward: {functions: [{name: exact_answer, weight: 1.0}]}
+rollout: {group_size: 8, max_new_tokens: 16}
+train:
+  groups_per_step: 8
+  micro_batch_tokens: 1024
+)";
+
+std::string Error(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  const auto loaded = LoadConfigText(text, "x.yaml", overrides);
+  return loaded.ok() ? "no error" : loaded.status().message();
+}
+
+std::string With(const std::string& override) { return Error(kGood, {override}); }
+
+class Folder {
+ public:
+  Folder()
+      : path_(fs::path(testing::TempDir()) /
+              ("config_test_" + std::to_string(::getpid()) + "_" +
+               testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    fs::create_directories(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string Write(const std::string& name, const std::string& text) const {
+    fs::create_directories((path_ / name).parent_path());
+    std::ofstream(path_ / name) << text;
+    return (path_ / name).string();
+  }
+
+ private:
+  fs::path path_;
+};
+
+TEST(LoadConfigTest, ReadsValuesAndKeepsDefaults) {
+  const auto loaded = LoadConfigText(kGood, "x.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const JobConfig& c = loaded->config;
+  EXPECT_EQ(c.name, "good");
+  EXPECT_EQ(c.rollout.max_new_tokens, 16);
+  EXPECT_EQ(c.rollout.temperature, 1.0);
+  EXPECT_EQ(c.data.options.at("factors"), "[2,9]");
+  EXPECT_EQ(c.reward.functions.at(0).name, "exact_answer");
+  EXPECT_EQ(loaded->OriginOf("train.groups_per_step").ToString(), "x.yaml:9");
+  EXPECT_EQ(loaded->OriginOf("train.steps").ToString(), "default");
+}
+
+TEST(LoadConfigTest, ExampleConfigsAreValid) {
+  for (const auto& entry : fs::recursive_directory_iterator("configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    SCOPED_TRACE(entry.path().string());
+    const auto loaded = LoadConfig(entry.path().string());
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    std::ifstream in(entry.path());
+    std::string first;
+    std::getline(in, first);
+    EXPECT_TRUE(first.starts_with("# ")) << "says what it runs on";
+  }
+}
+
+TEST(LoadConfigTest, EveryExampleRunsInBothPlacements) {
+  for (const char* name :
+       {"configs/quickstart.yaml", "configs/smollm2_products.yaml", "configs/test/rl_colocated.yaml"}) {
+    const auto split = LoadConfig(name, {"scheduler.placement=split", "cluster.slots=2",
+                                         "cluster.threads_per_slot=1", "scheduler.max_lag_versions=1"});
+    EXPECT_TRUE(split.ok()) << split.status().message();
+  }
+}
+
+TEST(LoadConfigTest, UnknownKeyNamesTheNearest) {
+  EXPECT_EQ(Error(std::string(kGood) + "trian: {}\n"),
+            "x.yaml:11: trian: unknown key; did you mean 'train'?");
+  EXPECT_THAT(Error(std::string(kGood) + "  learning_rat: 1.0e-5\n"),
+              HasSubstr("x.yaml:11: train.learning_rat: unknown key; did you mean 'train.learning_rate'?"));
+  EXPECT_THAT(With("train.group_size=4"),
+              HasSubstr("override 'train.group_size=4': train.group_size: unknown key; did you mean"));
+  EXPECT_THAT(With("train.temperature=4"), HasSubstr("did you mean 'rollout.temperature'?"));
+  EXPECT_THAT(With("data.factor=[2, 5]"), HasSubstr("did you mean 'data.factors'?"));
+  EXPECT_THAT(With("environment.name=x"), HasSubstr("do not exist in this version"));
+}
+
+TEST(LoadConfigTest, AllErrorsOfAFileAreReported) {
+  const std::string message = Error(R"(name: [a]
+job: rl
+model: {path: m}
+data: {task: productz}
+reward: {functions: [{name: exact_answr}]}
+rollout: {group_size: 1, top_p: 0}
+train: {steps: "many", learning_rate: fast}
+checkpoint: {keep: 1}
+)");
+  EXPECT_EQ(
+      message,
+      "x.yaml:1: name: found a list; expected text\n"
+      "x.yaml:4: data.task: no task is named 'productz'; did you mean 'products'?\n"
+      "x.yaml:5: reward.functions[0].name: no reward is named 'exact_answr'; did you mean 'exact_answer'? "
+      "(a reward of your own needs an endpoint)\n"
+      "x.yaml:6: rollout.top_p: found 0; expected a number, above 0 and at most 1\n"
+      "x.yaml:6: rollout.group_size: is 1, but grpo compares samples of one prompt and needs 2 or more; "
+      "raise it\n"
+      "x.yaml:7: train.steps: found text 'many'; expected an integer, at least 0 and at most 1000000000; "
+      "write it without quotes\n"
+      "x.yaml:7: train.learning_rate: found text 'fast'; expected a number, at least 0 and at most 10\n"
+      "x.yaml:8: checkpoint.keep: found 1; expected an integer, at least 2 and at most 1000000");
+}
+
+TEST(LoadConfigTest, TypesAreStrict) {
+  EXPECT_THAT(Error(std::string(kGood) + "deterministic: yes\n"),
+              HasSubstr("x.yaml:11: deterministic: found text 'yes'; expected true or false; write true"));
+  EXPECT_THAT(Error(std::string(kGood) + "seed: -1\n"), HasSubstr("expected an integer, at least 0"));
+  EXPECT_THAT(Error(std::string(kGood) + "seed: 1.0\n"), HasSubstr("without point and exponent"));
+  EXPECT_THAT(Error("name: 7\n"), HasSubstr("x.yaml:1: name: found 7; expected text; put it in quotes"));
+  EXPECT_THAT(With("train.steps=99999999999999999999"), HasSubstr("expected an integer"));
+  EXPECT_THAT(With("train.learning_rate=.nan"), HasSubstr("expected a number"));
+  EXPECT_THAT(With("rollout.stop=[1]"), HasSubstr("expected a list of texts"));
+  EXPECT_THAT(With("scheduler.placement=colocatd"),
+              HasSubstr("expected one of colocated, split; did you mean 'colocated'?"));
+  EXPECT_THAT(With("train=3"), HasSubstr("train: found 3; expected keys below it"));
+  EXPECT_THAT(With("data.factors=[9, 2]"),
+              HasSubstr("data.factors: expected a range [lo, hi] of integers from 0 to 9999; found [9,2]"));
+}
+
+TEST(LoadConfigTest, SeedTakesAllOf64Bits) {
+  const auto loaded = LoadConfigText(kGood, "x.yaml", {"seed=18446744073709551615"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_EQ(loaded->config.seed, UINT64_MAX);
+}
+
+TEST(LoadConfigTest, OverridesWinAndTheLastOneMost) {
+  const auto loaded = LoadConfigText(
+      kGood, "x.yaml",
+      {"train.steps=5", "train.steps=7", "rollout.stop=[\"\\n\", b]", "name=12",
+       "reward.functions.0.weight=2", "data.factors=[3, 4]", "data.held_out=1", "train.learning_rate=1e-4"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_EQ(loaded->config.train.steps, 7);
+  EXPECT_EQ(loaded->config.train.learning_rate, 1e-4);
+  EXPECT_THAT(loaded->config.rollout.stop, testing::ElementsAre("\n", "b"));
+  EXPECT_EQ(loaded->config.name, "12");  // a shell takes quotes away
+  EXPECT_EQ(loaded->config.reward.functions.at(0).weight, 2.0);
+  EXPECT_EQ(loaded->config.data.options.at("factors"), "[3,4]");
+  EXPECT_EQ(loaded->OriginOf("train.steps").ToString(), "override");
+}
+
+TEST(LoadConfigTest, BadOverridesAreNamed) {
+  EXPECT_THAT(With("train.steps"), HasSubstr("override 'train.steps': expected key=value"));
+  EXPECT_THAT(With("name.x=1"), HasSubstr("'x' would be a key of text 'good', which has none"));
+  EXPECT_THAT(With("reward.functions.3.weight=1"), HasSubstr("the list has 1 items"));
+  EXPECT_THAT(With("train..steps=1"), HasSubstr("single points"));
+  EXPECT_THAT(With("train.steps=[1"), HasSubstr("not valid YAML"));
+  EXPECT_THAT(With("extends=y.yaml"), HasSubstr("cannot be given on the command line"));
+}
+
+TEST(LoadConfigTest, ExtendsLaysAFileOnTopOfAnother) {
+  Folder folder;
+  folder.Write("base/base.yaml", std::string(kGood) + "  steps: 3\nrollout: null\n");
+  folder.Write("base/base.yaml", std::string(kGood) + "  steps: 3\n");
+  const std::string path = folder.Write(
+      "child.yaml",
+      "extends: base/base.yaml\nname: child\ntrain: {groups_per_step: 4}\nreward:\n  functions: [format]\n");
+  const auto loaded = LoadConfig(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_EQ(loaded->config.name, "child");
+  EXPECT_EQ(loaded->config.train.groups_per_step, 4);
+  EXPECT_EQ(loaded->config.train.steps, 3);
+  ASSERT_EQ(loaded->config.reward.functions.size(), 1U);  // lists are replaced
+  EXPECT_EQ(loaded->config.reward.functions[0].name, "format");
+  EXPECT_THAT(loaded->OriginOf("train.steps").ToString(), HasSubstr("base/base.yaml:11"));
+  EXPECT_THAT(loaded->OriginOf("name").ToString(), HasSubstr("child.yaml:2"));
+}
+
+TEST(LoadConfigTest, NullTakesAnInheritedKeyAway) {
+  Folder folder;
+  folder.Write("base.yaml", kGood);
+  const std::string path = folder.Write("child.yaml",
+                                        "extends: base.yaml\nmodel: {path: null, init: {max_position: 64, "
+                                        "alphabet: \"0123456789*=\"}}\ndata: {style: terse}\n");
+  const auto loaded = LoadConfig(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_TRUE(loaded->config.model.path.empty());
+  EXPECT_TRUE(loaded->config.model.init.has_value());
+}
+
+TEST(LoadConfigTest, ExtendsInACircleIsRefused) {
+  Folder folder;
+  const std::string a = folder.Write("a.yaml", "# a\nextends: b.yaml\n");
+  folder.Write("b.yaml", "extends: ./a.yaml\n");
+  const auto loaded = LoadConfig(a);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_THAT(loaded.status().message(), HasSubstr("b.yaml:1: extends: "));
+  EXPECT_THAT(loaded.status().message(), HasSubstr("a config cannot be built on itself"));
+  const auto missing = LoadConfig(folder.Write("c.yaml", "extends: no.yaml\n"));
+  EXPECT_THAT(missing.status().message(), HasSubstr("no.yaml: no such file"));
+}
+
+TEST(LoadConfigTest, MissingFileAndFolderAreTold) {
+  EXPECT_EQ(LoadConfig("no/such.yaml").status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(LoadConfig("configs").status().message(), HasSubstr("is a folder"));
+}
+
+TEST(LoadConfigTest, PathsAreAlsoLookedUpBesideTheFile) {
+  Folder folder;
+  folder.Write("jobs/rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
+  const std::string path =
+      folder.Write("jobs/x.yaml", std::string("job: rl\nmodel: {path: nowhere}\ndata: {path: "
+                                              "rows.jsonl}\nreward: {functions: [exact_answer]}\n"));
+  const auto loaded = LoadConfig(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_TRUE(fs::exists(loaded->config.data.path));
+  EXPECT_EQ(loaded->config.model.path, "nowhere");
+  ASSERT_EQ(loaded->warnings.size(), 1U);
+  EXPECT_THAT(loaded->warnings[0], HasSubstr("x.yaml:2: model.path: 'nowhere' is not there"));
+}
+
+TEST(LoadConfigTest, ModelAndDataComeFromOnePlace) {
+  EXPECT_THAT(With("model=null"), HasSubstr("model: has neither path nor init"));
+  EXPECT_THAT(With("model.init.layers=2"), HasSubstr("written beside model.init"));
+  EXPECT_THAT(With("data=null"), HasSubstr("data: has neither task nor path"));
+  EXPECT_THAT(Error(kGood, {"data.path=x.jsonl"}), HasSubstr("written beside data.task"));
+  EXPECT_THAT(With("data.eval_path=x.jsonl"), HasSubstr("data.eval_path: belongs to data.path"));
+}
+
+TEST(LoadConfigTest, HeldOutIsBoundedByTheTask) {
+  EXPECT_THAT(With("data.held_out=30"),
+              HasSubstr("data.held_out: expected 0 to 18, half of the 36 unordered pairs"));
+  const auto loaded = LoadConfigText(kGood, "x.yaml", {"data.held_out=null"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_EQ(loaded->config.data.held_out, 9);  // a quarter of 36
+}
+
+TEST(LoadConfigTest, RlRules) {
+  EXPECT_THAT(
+      With("rollout.group_size=1"),
+      HasSubstr("rollout.group_size: is 1, but grpo compares samples of one prompt and needs 2 or more"));
+  EXPECT_THAT(With("rollout.temperature=0"), HasSubstr("rollout.temperature: is 0"));
+  EXPECT_THAT(With("rollout.top_p=1.5"), HasSubstr("above 0 and at most 1"));
+  EXPECT_THAT(With("reward=null"), HasSubstr("reward.functions: is empty"));
+  EXPECT_THAT(With("reward.functions=[{name: mine}]"), HasSubstr("no reward is named 'mine'"));
+  EXPECT_EQ(With("reward.functions=[{name: mine, endpoint: \"unix:/tmp/x\"}]"), "no error");
+  EXPECT_EQ(With("reward.functions=[\"format:^a+$\"]"), "no error");
+  EXPECT_THAT(With("reward.functions=[\"format:(\"]"), HasSubstr("bad regular expression"));
+  EXPECT_THAT(With("algorithm.kl_coef=0.1"),
+              HasSubstr("algorithm.kl_coef: found 0.1; expected a number, only 0"));
+  EXPECT_THAT(With("train.minibatches=9"), HasSubstr("more than the 8 groups of a step"));
+}
+
+TEST(LoadConfigTest, SplitNeedsSlotsForBoth) {
+  EXPECT_THAT(With("scheduler.placement=split"), HasSubstr("split needs 2 or more slots"));
+  EXPECT_THAT(Error(kGood, {"scheduler.placement=split", "cluster.slots=2", "scheduler.actor_slots=2"}),
+              HasSubstr("leaves none to generate"));
+  EXPECT_EQ(Error(kGood, {"scheduler.placement=split", "cluster.slots=2"}), "no error");
+  EXPECT_EQ(With("scheduler.max_lag_versions=2"), "no error");  // colocated may run ahead as well
+}
+
+TEST(LoadConfigTest, OnlyLoopbackMayBeBound) {
+  for (const char* bind : {"0.0.0.0", "10.0.0.1", "example.org", "::", "127.evil.org"}) {
+    EXPECT_THAT(With(std::string("cluster.bind='") + bind + "'"), HasSubstr("mutual TLS does not exist yet"))
+        << bind;
+  }
+  for (const char* bind : {"127.0.0.1", "127.1.2.3", "localhost", "::1"}) {
+    EXPECT_EQ(With(std::string("cluster.bind='") + bind + "'"), "no error") << bind;
+  }
+}
+
+TEST(LoadConfigTest, RowsHaveToFitTheMicroBatch) {
+  EXPECT_THAT(
+      With("data.max_prompt_tokens=1009"),
+      HasSubstr("x.yaml:10: train.micro_batch_tokens: the longest row has 1009 prompt + 16 new tokens"));
+  EXPECT_EQ(With("data.max_prompt_tokens=1008"), "no error");
+  EXPECT_THAT(With("train.micro_batch_tokens=16"), HasSubstr("does not fit train.micro_batch_tokens = 16"));
+  EXPECT_THAT(With("rollout.kv_cache_tokens=8"), HasSubstr("does not fit rollout.kv_cache_tokens = 8"));
+  const auto loaded = LoadConfigText(kGood, "x.yaml");
+  EXPECT_EQ(loaded->config.data.max_prompt_tokens, 1008);  // the default gives way
+  EXPECT_THAT(loaded->OriginOf("data.max_prompt_tokens").ToString(),
+              HasSubstr("what train.micro_batch_tokens leaves"));
+}
+
+TEST(LoadConfigTest, SftRefusesKeysOfRl) {
+  const std::string sft = "job: sft\nmodel: {path: m}\ndata: {task: reverse}\n";
+  EXPECT_EQ(Error(sft), "no error");
+  EXPECT_THAT(Error(sft + "algorithm: {clip_low: 0.1}\n"),
+              HasSubstr("x.yaml:4: algorithm.clip_low: belongs to job: rl"));
+  EXPECT_THAT(Error(sft + "reward: {functions: [exact_answer]}\n"),
+              HasSubstr("reward.functions: belongs to job: rl"));
+  EXPECT_THAT(Error(sft + "rollout: {group_size: 4}\n"), HasSubstr("rollout.group_size: belongs to job: rl"));
+  EXPECT_THAT(Error(sft, {"scheduler.placement=split", "cluster.slots=2"}), HasSubstr("write colocated"));
+}
+
+TEST(LoadConfigTest, TinyModelHasToKnowTheCharactersOfTheTask) {
+  const std::string text =
+      "model: {init: {max_position: 64, alphabet: \"abc =\"}}\nreward: {functions: [exact_answer]}\ndata: "
+      "{task: reverse, letters: abc, held_out: 2, length: 2}\nrollout: {max_new_tokens: 8}\n";
+  EXPECT_THAT(
+      Error(text),
+      HasSubstr("x.yaml:1: model.init.alphabet: lacks 'erv', which questions of task reverse contain"));
+  EXPECT_EQ(Error(text, {"model.init.alphabet=abcerv ="}), "no error");
+  EXPECT_THAT(Error(text, {"model.init.alphabet=abcerva ="}), HasSubstr("has 'a' twice"));
+}
+
+TEST(LoadConfigTest, WarmStartHasToTrainTheSameModel) {
+  Folder folder;
+  const std::string model =
+      "model: {init: {max_position: 64, alphabet: \"abcerv =\"WARM}}\ndata: {task: reverse, letters: abc, "
+      "held_out: 2, length: 2}\nrollout: {max_new_tokens: 8}\n";
+  const auto with = [&](const std::string& warm) {
+    return std::string(model).replace(model.find("WARM"), 4, warm);
+  };
+  folder.Write("sft.yaml", "job: sft\n" + with(""));
+  const std::string path =
+      folder.Write("rl.yaml", "reward: {functions: [exact_answer]}\n" + with(", warm_start: sft.yaml"));
+  const auto loaded = LoadConfig(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_THAT(LoadConfig(path, {"model.init.layers=3"}).status().message(),
+              HasSubstr("model.init.layers: is 3 here and 4 in the warm start"));
+  EXPECT_THAT(LoadConfig(path, {"model.init.warm_start=no.yaml"}).status().message(),
+              HasSubstr("no file 'no.yaml'"));
+  EXPECT_THAT(LoadConfig(path, {"data.held_out=1"}).status().message(),
+              HasSubstr("could train on held-out questions of this job"));
+  const auto seeded = LoadConfig(path, {"seed=7"});
+  ASSERT_TRUE(seeded.ok()) << seeded.status().message();
+  EXPECT_EQ(LoadWarmStart(seeded->config)->config.seed, 7U);
+  EXPECT_FALSE(LoadWarmStart(JobConfig{}).ok());
+  folder.Write("sft.yaml", "job: rl\nreward: {functions: [exact_answer]}\n" + with(""));
+  EXPECT_THAT(LoadConfig(path).status().message(), HasSubstr("expected job: sft"));
+  folder.Write("sft.yaml", "job: sft\nsteps: 4\n" + with(""));
+  EXPECT_THAT(LoadConfig(path).status().message(), HasSubstr("sft.yaml:2: steps: unknown key"));
+}
+
+TEST(LoadConfigTest, EmptyFileIsAnErrorAboutWhatIsMissing) {
+  EXPECT_THAT(Error(""), HasSubstr("model: has neither path nor init"));
+  EXPECT_THAT(Error("- a\n"), HasSubstr("config: found a list"));
+}
+
+// Whatever the bytes, loading ends with a config or with a message, and never dies.
+TEST(LoadConfigTest, DamagedTextsNeverDie) {
+  const std::string good = kGood;
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const char c : {'\0', '\n', ':', '{', '[', '"', '&', '*', '!', '-', '\xff', ' '}) {
+      std::string text = good;
+      text[i] = c;
+      const auto loaded = LoadConfigText(text, "x.yaml");
+      if (!loaded.ok()) {
+        EXPECT_FALSE(loaded.status().message().empty());
+      }
+    }
+    const auto loaded = LoadConfigText(good.substr(0, i), "x.yaml");
+    if (!loaded.ok()) {
+      EXPECT_THAT(loaded.status().message(), Not(HasSubstr("terminate")));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::config

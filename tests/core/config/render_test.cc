@@ -1,0 +1,148 @@
+#include "core/config/render.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/config/schema.h"
+
+namespace tidepool::config {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(SchemaTest, EveryDefaultObeysItsOwnRange) {
+  JobConfig defaults;
+  defaults.reward.functions.emplace_back();
+  for (const Key& key : Keys()) {
+    SCOPED_TRACE(key.path);
+    EXPECT_FALSE(key.doc.empty());
+    const Field field = key.field(defaults, 0);
+    if (const auto* value = std::get_if<int64_t*>(&field)) {
+      EXPECT_TRUE(key.range.Holds(static_cast<double>(**value)));
+    }
+    if (const auto* value = std::get_if<double*>(&field)) {
+      EXPECT_TRUE(key.range.Holds(**value));
+    }
+    if (const auto* value = std::get_if<std::string*>(&field); value != nullptr && !key.choices.empty()) {
+      EXPECT_THAT(key.choices, testing::Contains(**value));
+    }
+  }
+}
+
+TEST(ResolvedYamlTest, LoadsAgainToTheSameConfig) {
+  const auto file =
+      std::filesystem::path(testing::TempDir()) / ("resolved_" + std::to_string(::getpid()) + ".yaml");
+  for (const auto& entry : std::filesystem::recursive_directory_iterator("configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    SCOPED_TRACE(entry.path().string());
+    const auto loaded = LoadConfig(entry.path().string(),
+                                   {"train.steps=3", "rollout.stop=['a: \"b\" #c', \"\\n\"]", "name=null-"});
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    const std::string yaml = ResolvedYaml(*loaded);
+    std::ofstream(file) << yaml;
+    const auto again = LoadConfig(file.string());
+    ASSERT_TRUE(again.ok()) << again.status().message() << "\n" << yaml;
+    EXPECT_EQ(CanonicalText(again->config), CanonicalText(loaded->config));
+    EXPECT_EQ(ConfigDigest(again->config), ConfigDigest(loaded->config));
+    EXPECT_THAT(yaml, HasSubstr("#   train.steps=3\n"));
+  }
+  std::filesystem::remove(file);
+}
+
+TEST(ResolvedYamlTest, FilesAsDataLoadAgainToo) {
+  for (const std::string data : {"data: {path: a.jsonl}", "data: {path: a.jsonl, held_out: 5}",
+                                 "data: {path: a.jsonl, eval_path: b.jsonl}"}) {
+    const auto loaded = LoadConfigText(
+        "model: {path: m}\nreward: {functions: [exact_answer, {name: mine, endpoint: \"unix:/x\", weight: "
+        "0.5}]}\n" +
+            data,
+        "x.yaml");
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    const auto again = LoadConfigText(ResolvedYaml(*loaded), "y.yaml");
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_EQ(CanonicalText(again->config), CanonicalText(loaded->config));
+  }
+}
+
+TEST(ResolvedYamlTest, SaysWhereEachValueCameFrom) {
+  const auto loaded = LoadConfig("configs/test/rl_split.yaml", {"train.steps=3"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const std::string yaml = ResolvedYaml(*loaded);
+  EXPECT_THAT(yaml, testing::ContainsRegex("  steps: 3 +# override\n"));
+  EXPECT_THAT(yaml, testing::ContainsRegex("  placement: split +# configs/test/rl_split.yaml:5\n"));
+  EXPECT_THAT(yaml, testing::ContainsRegex("  letters: \"abcd\" +# configs/test/rl_colocated.yaml:[0-9]+\n"));
+  EXPECT_THAT(yaml, testing::ContainsRegex("  epochs: 1 +# default\n"));
+}
+
+TEST(ResolvedYamlTest, ValuesThatLookLikeSomethingElseAreQuoted) {
+  for (const char* text :
+       {"true", "1", "1e5", "null", "", "a b", "#x", "a: b", "~", "- a", "\xC3\xA4", "no", "=", "'"}) {
+    std::vector<Problem> problems;
+    const Node root = ParseYaml("k: " + TextAsYaml(text), {.source = "f"}, problems);
+    ASSERT_TRUE(problems.empty()) << text;
+    EXPECT_EQ(root.Find("k")->text, text);
+    EXPECT_EQ(root.Find("k")->kind, Node::Kind::kScalar) << text;
+  }
+}
+
+TEST(JsonSchemaTest, CoversEveryKeyAndForbidsOthers) {
+  const auto schema = nlohmann::json::parse(JsonSchema());
+  EXPECT_EQ(schema["additionalProperties"], false);
+  EXPECT_EQ(schema["properties"]["rollout"]["properties"]["group_size"]["minimum"], 1);
+  EXPECT_EQ(schema["properties"]["rollout"]["properties"]["group_size"]["default"], 8);
+  EXPECT_EQ(schema["properties"]["rollout"]["properties"]["top_p"]["exclusiveMinimum"], 0.0);
+  EXPECT_EQ(schema["properties"]["rollout"]["additionalProperties"], false);
+  for (const Key& key : Keys()) {
+    const nlohmann::json* at = &schema;
+    std::string rest = key.path;
+    for (size_t dot = rest.find('.'); dot != std::string::npos; dot = rest.find('.')) {
+      std::string name = rest.substr(0, dot);
+      rest = rest.substr(dot + 1);
+      const bool list = name.ends_with("[]");
+      if (list) name.resize(name.size() - 2);
+      at = &at->at("properties").at(name);
+      if (list) at = &at->at("items").at("anyOf").at(0);
+    }
+    EXPECT_TRUE(at->at("properties").contains(rest)) << key.path;
+  }
+}
+
+TEST(ConfigReferenceTest, NamesEveryKeyTaskAndReward) {
+  const std::string text = ConfigReference();
+  for (const Key& key : Keys())
+    EXPECT_THAT(text, HasSubstr("| `" + key.path.substr(key.path.rfind('.') + 1) + "` | "));
+  EXPECT_THAT(text, HasSubstr("### `products`"));
+  EXPECT_THAT(text, HasSubstr("| `exact_answer` |"));
+}
+
+TEST(CheckResumeTest, SomeKeysMayChangeAndOthersMayNot) {
+  const auto load = [](const std::vector<std::string>& overrides) {
+    auto loaded = LoadConfig("configs/test/rl_colocated.yaml", overrides);
+    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+    return loaded->config;
+  };
+  const JobConfig old = load({});
+  EXPECT_TRUE(CheckResume(old, load({"train.steps=9", "train.learning_rate=1e-5", "observe.trace=false",
+                                     "checkpoint.keep=3", "eval.every_steps=2", "scheduler.placement=split",
+                                     "cluster.slots=2"}))
+                  .ok());
+  for (const char* change :
+       {"seed=2", "rollout.group_size=5", "train.groups_per_step=5", "data.size=63", "data.length=2",
+        "model.init.layers=3", "algorithm.name=dr_grpo", "rollout.temperature=0.9",
+        "reward.functions=[exact_answer, format]", "scheduler.max_lag_versions=1"}) {
+    const Status status = CheckResume(old, load({change}));
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << change;
+  }
+  const Status status = CheckResume(old, load({"seed=2", "rollout.group_size=5"}));
+  EXPECT_THAT(status.message(), HasSubstr("seed: was 1, is 2\nrollout.group_size: was 4, is 5\n"));
+  EXPECT_THAT(status.message(), HasSubstr("--fresh"));
+  EXPECT_THAT(status.message(), Not(HasSubstr("steps")));
+}
+
+}  // namespace
+}  // namespace tidepool::config

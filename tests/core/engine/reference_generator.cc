@@ -1,0 +1,78 @@
+#include "tests/core/engine/reference_generator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/base/check.h"
+#include "core/base/rng.h"
+#include "core/engine/sampler.h"
+#include "core/model/decoder.h"
+
+namespace tidepool::engine {
+
+Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const SampleId& tid,
+                         const std::vector<int32_t>& prompt, int64_t count, const SamplingParams& sampling) {
+  const model::ModelSpec& spec = weights.spec();
+  const model::Decoder decoder(weights, {.deterministic = true});
+  const auto type = weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16;
+  Record record;
+  std::vector<int32_t> tokens = prompt;
+  SamplerScratch scratch;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto n = static_cast<int32_t>(tokens.size());
+    at::Tensor k = at::empty({spec.layers, n, spec.kv_heads, spec.head_size}, type);
+    at::Tensor v = at::empty({spec.layers, n, spec.kv_heads, spec.head_size}, type);
+    std::vector<int32_t> place(tokens.size());
+    std::iota(place.begin(), place.end(), 0);
+    std::vector<int32_t> lengths(tokens.size());
+    std::iota(lengths.begin(), lengths.end(), 1);
+    const std::vector<int32_t> first_run(tokens.size(), 0);
+    const std::vector<model::KvRun> runs = {{.start = 0, .count = n}};
+    const at::Tensor hidden = decoder.Forward({.ids = tokens,
+                                               .positions = place,
+                                               .slots = place,
+                                               .first_run = first_run,
+                                               .lengths = lengths,
+                                               .runs = runs},
+                                              {.k = &k, .v = &v});
+    const at::Tensor logits = decoder.Logits(hidden.narrow(0, n - 1, 1)).contiguous();
+    const float u = SampleUniform(seed, SampleUid(tid), static_cast<uint32_t>(n), 0);
+    const Draw draw = type == at::kFloat
+                          ? DrawToken(logits.const_data_ptr<float>(), spec.vocab_size, sampling, u, scratch)
+                          : DrawToken(static_cast<const uint16_t*>(logits.const_data_ptr()), spec.vocab_size,
+                                      sampling, u, scratch);
+    TP_CHECK(draw.id >= 0) << "token " << n;
+    float logprob = 0;
+    model::TokenLogProbs(logits, std::vector<int32_t>{draw.id},
+                         sampling.temperature == 0 ? 1.0F : sampling.temperature, std::span(&logprob, 1));
+    record.ids.push_back(draw.id);
+    record.logprobs.push_back(logprob);
+    record.log_kept.push_back(draw.log_kept);
+    tokens.push_back(draw.id);
+    if (std::ranges::find(spec.eos_token_ids, draw.id) != spec.eos_token_ids.end()) break;
+  }
+  return record;
+}
+
+std::unique_ptr<model::Weights> TinyModel(model::DType dtype, uint64_t seed) {
+  model::ModelSpec spec;
+  spec.vocab_size = 97;
+  spec.hidden_size = 64;
+  spec.intermediate_size = 96;
+  spec.layers = 2;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.head_size = 16;
+  spec.max_position = 256;
+  spec.tie_embeddings = true;
+  spec.eos_token_ids = {96};
+  auto weights = model::Weights::Create(spec, dtype);
+  TP_CHECK(weights.ok()) << weights.status().ToString();
+  (*weights)->Initialize(seed, 0.15);  // far from uniform, so that a wrong KV entry changes tokens
+  return std::move(weights).value();
+}
+
+}  // namespace tidepool::engine

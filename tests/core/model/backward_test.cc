@@ -1,0 +1,175 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "core/model/decoder.h"
+#include "tests/core/model/reference.h"
+
+namespace tidepool::model {
+namespace {
+
+// L = sum over rows of weight_r * log p(target_r), with its gradient by the product's backward.
+struct Loss {
+  std::vector<int32_t> targets;
+  std::vector<float> weights;
+};
+
+double Differentiate(const Decoder& decoder, const BatchArrays& b, const Loss& loss, bool recompute, Gradients& grads) {
+  auto [hidden, saved] = decoder.ForwardTraining(b.view(), recompute);
+  at::Tensor logits = decoder.Logits(hidden);
+  std::vector<float> lp(loss.targets.size()), lse(loss.targets.size());
+  TokenLogProbs(logits, loss.targets, 1.0F, lp, {}, lse);
+  double value = 0;
+  for (size_t i = 0; i < lp.size(); ++i) value += double{loss.weights[i]} * lp[i];
+  TokenLogProbsBackward(logits, loss.targets, 1.0F, lse, {}, loss.weights, {});
+  const at::Tensor dhidden = decoder.LogitsBackward(hidden, logits, grads);
+  decoder.Backward(std::move(saved), dhidden, grads);
+  return value;
+}
+
+Loss RandomLoss(Rng& rng, size_t rows, int64_t vocab) {
+  Loss loss;
+  for (size_t i = 0; i < rows; ++i) {
+    loss.targets.push_back(static_cast<int32_t>(rng.Below(vocab)));
+    loss.weights.push_back(static_cast<float>(rng.Normal()));
+  }
+  return loss;
+}
+
+class BackwardTest : public testing::TestWithParam<std::tuple<std::string, bool>> {};
+
+// Central differences of the reference decoder in double, in 6 places of every parameter.
+TEST_P(BackwardTest, EqualsFiniteDifferences) {
+  const auto [family, deterministic] = GetParam();
+  const ModelSpec s = TinySpec(family);
+  auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
+  Randomize(*w, 11, 0.2);
+  const Decoder decoder(*w, {.deterministic = deterministic});
+  Rng rng(12);
+  const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 6, s.vocab_size), RandomIds(rng, 4, s.vocab_size)};
+  const BatchArrays b = PackWhole(sequences);
+  const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
+  Gradients grads(*w);
+  Differentiate(decoder, b, loss, false, grads);
+
+  Flat flat = FlatOf(*w);
+  const auto value = [&] {
+    double sum = 0;
+    size_t row = 0;
+    for (const auto& ids : sequences) {
+      for (const Flat& logits : ReferenceLogits(s, flat, ids)) {
+        sum += loss.weights[row] * ReferenceLogProb(logits, loss.targets[row]);
+        ++row;
+      }
+    }
+    return sum;
+  };
+  for (const Parameter& p : w->layout()) {
+    for (int i = 0; i < 6; ++i) {
+      int64_t k = p.offset + rng.Below(p.numel());
+      if (p.name == "embedding") {  // a row that the batch reads
+        k = p.offset + sequences[0][static_cast<size_t>(i % 6)] * s.hidden_size + rng.Below(s.hidden_size);
+      }
+      double& x = flat[static_cast<size_t>(k)];
+      const double before = x, h = 1e-4;
+      x = before + h;
+      const double up = value();
+      x = before - h;
+      const double down = value();
+      x = before;
+      const double want = (up - down) / (2 * h), got = grads.values()[static_cast<size_t>(k)];
+      EXPECT_NEAR(got, want, 2e-4 * (1 + std::fabs(want))) << p.name << " element " << k - p.offset;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Families, BackwardTest,
+                         testing::Combine(testing::Values("llama", "qwen2", "qwen3"), testing::Bool()));
+
+TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
+  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      const ModelSpec s = TinySpec(family);
+      auto w = std::move(Weights::Create(s, dtype)).value();
+      Randomize(*w, 13, 0.2);
+      const Decoder decoder(*w, {.deterministic = true});
+      Rng rng(14);
+      const BatchArrays b = PackWhole({RandomIds(rng, 33, s.vocab_size), RandomIds(rng, 20, s.vocab_size)});
+      const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
+      Gradients saved(*w), recomputed(*w);
+      Differentiate(decoder, b, loss, false, saved);
+      Differentiate(decoder, b, loss, true, recomputed);
+      EXPECT_EQ(std::memcmp(saved.values().data(), recomputed.values().data(), saved.values().size_bytes()), 0) << family;
+    }
+  }
+}
+
+// The rows of a prompt stand once: its gradient is the sum over its continuations.
+TEST(SharedPromptTest, GradientIsThatOfSeparateSequences) {
+  for (const std::string family : {"llama", "qwen3"}) {
+    const ModelSpec s = TinySpec(family);
+    auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
+    Randomize(*w, 15, 0.2);
+    const Decoder decoder(*w, {});
+    Rng rng(16);
+    const std::vector<int32_t> prompt = RandomIds(rng, 9, s.vocab_size);
+    std::vector<std::vector<int32_t>> responses, whole;
+    for (const int64_t n : {4, 1, 7}) {
+      responses.push_back(RandomIds(rng, n, s.vocab_size));
+      whole.push_back(prompt);
+      whole.back().insert(whole.back().end(), responses.back().begin(), responses.back().end());
+    }
+    const BatchArrays shared = PackShared(prompt, responses), separate = PackWhole(whole);
+    // The loss looks at response rows, and once at the prompt's last row.
+    Loss a = RandomLoss(rng, shared.ids.size(), s.vocab_size);
+    for (size_t i = 0; i < 8; ++i) a.weights[i] = 0;
+    Loss b;
+    size_t from = 9;
+    for (size_t i = 0; i < responses.size(); ++i) {
+      for (size_t t = 0; t < whole[i].size(); ++t) {
+        const bool last_of_prompt = t == 8 && i == 0;
+        const size_t row = t < 9 ? 8 : from++;
+        b.targets.push_back(a.targets[row]);
+        b.weights.push_back(t >= 9 || last_of_prompt ? a.weights[row] : 0.0F);
+      }
+    }
+    Gradients ga(*w), gb(*w);
+    EXPECT_NEAR(Differentiate(decoder, shared, a, false, ga), Differentiate(decoder, separate, b, false, gb), 1e-4);
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < ga.values().size(); ++i) {
+      difference = std::max(difference, std::fabs(double{ga.values()[i]} - gb.values()[i]));
+      size = std::max(size, std::fabs(double{gb.values()[i]}));
+    }
+    EXPECT_LT(difference, 1e-5 * size);
+    EXPECT_GT(size, 0.01);
+  }
+}
+
+TEST(NarrowBackwardTest, BFloat16GradientPointsWhereFloat32Does) {
+  const ModelSpec s = TinySpec();
+  auto narrow = std::move(Weights::Create(s, DType::kBFloat16)).value();
+  Randomize(*narrow, 17, 0.2);
+  auto wide = std::move(Weights::Create(s, DType::kFloat32)).value();
+  for (size_t i = 0; i < wide->layout().size(); ++i) {
+    wide->Get(static_cast<int64_t>(i)).copy_(narrow->Get(static_cast<int64_t>(i)));
+  }
+  Rng rng(18);
+  const BatchArrays b = PackWhole({RandomIds(rng, 30, s.vocab_size)});
+  const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
+  Gradients gn(*narrow), gw(*wide);
+  Differentiate(Decoder(*narrow, {}), b, loss, false, gn);
+  Differentiate(Decoder(*wide, {}), b, loss, false, gw);
+  double dot = 0, nn = 0, ww = 0;
+  for (size_t i = 0; i < gn.values().size(); ++i) {
+    dot += double{gn.values()[i]} * gw.values()[i];
+    nn += double{gn.values()[i]} * gn.values()[i];
+    ww += double{gw.values()[i]} * gw.values()[i];
+  }
+  EXPECT_GT(dot / std::sqrt(nn * ww), 0.999);
+  EXPECT_NEAR(std::sqrt(nn / ww), 1.0, 0.02);
+}
+
+}  // namespace
+}  // namespace tidepool::model

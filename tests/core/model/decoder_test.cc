@@ -1,0 +1,205 @@
+#include "core/model/decoder.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tests/core/model/reference.h"
+
+namespace tidepool::model {
+namespace {
+
+struct Memory {
+  at::Tensor k, v;
+  Memory(const ModelSpec& s, DType dtype, int64_t slots) {
+    const auto options = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
+    k = at::zeros({s.layers, slots, s.kv_heads, s.head_size}, options);
+    v = at::zeros({s.layers, slots, s.kv_heads, s.head_size}, options);
+  }
+  KvMemory view() { return {&k, &v}; }
+};
+
+std::unique_ptr<Weights> Make(const ModelSpec& s, DType dtype, double std = 0.2) {
+  auto w = Weights::Create(s, dtype);
+  EXPECT_TRUE(w.ok()) << w.status().ToString();
+  Randomize(**w, 7, std);
+  return std::move(w).value();
+}
+
+at::Tensor Prefill(const Decoder& decoder, const ModelSpec& s, DType dtype, const BatchArrays& b) {
+  Memory memory(s, dtype, static_cast<int64_t>(b.ids.size()));
+  return decoder.Forward(b.view(), memory.view()).clone();
+}
+
+class DecoderFamilyTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(DecoderFamilyTest, AgreesWithPlainLoops) {
+  const ModelSpec s = TinySpec(GetParam());
+  const auto weights = Make(s, DType::kFloat32);
+  const Decoder decoder(*weights, {});
+  Rng rng(1);
+  const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 19, s.vocab_size), RandomIds(rng, 1, s.vocab_size),
+                                                       RandomIds(rng, 7, s.vocab_size)};
+  const BatchArrays b = PackWhole(sequences);
+  const at::Tensor logits = decoder.Logits(Prefill(decoder, s, DType::kFloat32, b));
+  int64_t row = 0;
+  for (const auto& ids : sequences) {
+    for (const Flat& want : ReferenceLogits(s, FlatOf(*weights), ids)) {
+      const float* got = logits.const_data_ptr<float>() + row++ * s.vocab_size;
+      for (int64_t v = 0; v < s.vocab_size; ++v) ASSERT_NEAR(got[v], want[static_cast<size_t>(v)], 2e-5) << "row " << row;
+    }
+  }
+}
+
+TEST_P(DecoderFamilyTest, BFloat16StaysCloseToItsOwnWeightsInDouble) {
+  const ModelSpec s = TinySpec(GetParam());
+  const auto weights = Make(s, DType::kBFloat16);
+  const Decoder decoder(*weights, {});
+  Rng rng(2);
+  const std::vector<int32_t> ids = RandomIds(rng, 23, s.vocab_size);
+  const at::Tensor logits = decoder.Logits(Prefill(decoder, s, DType::kBFloat16, PackWhole({ids}))).to(at::kFloat);
+  const std::vector<Flat> want = ReferenceLogits(s, FlatOf(*weights), ids);
+  double error = 0, size = 0;
+  for (size_t t = 0; t < ids.size(); ++t) {
+    for (size_t v = 0; v < want[t].size(); ++v) {
+      const double e = logits.const_data_ptr<float>()[t * want[t].size() + v] - want[t][v];
+      error += e * e;
+      size += want[t][v] * want[t][v];
+    }
+  }
+  EXPECT_LT(std::sqrt(error / size), 0.02);  // bfloat16 has 8 bits; errors of ~10 roundings add up
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, DecoderFamilyTest, testing::Values("llama", "qwen2", "qwen3"));
+
+struct Case {
+  const char* name;
+  ModelSpec spec;
+  DType dtype;
+};
+ModelSpec Quickstart() {
+  ModelSpec s;
+  s.vocab_size = 53;
+  s.hidden_size = 128, s.intermediate_size = 384, s.layers = 4;
+  s.heads = 4, s.kv_heads = 2, s.head_size = 32, s.max_position = 256;
+  s.tie_embeddings = true;
+  return s;
+}
+ModelSpec SmolShapes(int64_t layers) {  // SmolLM2-135M with fewer layers, for time
+  ModelSpec s;
+  s.vocab_size = 49152;
+  s.hidden_size = 576, s.intermediate_size = 1536, s.layers = layers;
+  s.heads = 9, s.kv_heads = 3, s.head_size = 64, s.max_position = 8192, s.rope_theta = 100000;
+  s.tie_embeddings = true;
+  return s;
+}
+
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.is_contiguous() && b.is_contiguous() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), static_cast<size_t>(a.numel()) * a.element_size()) == 0;
+}
+
+// Decoding one token at a time, with the slots of a sequence scattered over blocks of 16 and other
+// sequences in the batch, gives the bits of prefill and of training.
+void ExpectOneForward(const ModelSpec& s, DType dtype) {
+  const auto weights = Make(s, dtype, 0.05);
+  const Decoder decoder(*weights, {.deterministic = true});
+  Rng rng(3);
+  const std::vector<int32_t> prompt = RandomIds(rng, 21, s.vocab_size);
+  std::vector<std::vector<int32_t>> responses;
+  for (const int64_t n : {5, 18, 9}) responses.push_back(RandomIds(rng, n, s.vocab_size));
+
+  const BatchArrays shared = PackShared(prompt, responses);
+  auto [trained, saved] = decoder.ForwardTraining(shared.view(), /*recompute=*/false);
+  const at::Tensor trained_logits = decoder.Logits(trained).clone();
+  {
+    auto [again, other] = decoder.ForwardTraining(shared.view(), /*recompute=*/true);
+    EXPECT_TRUE(SameBits(trained, again));
+  }
+
+  // The engine's way: prompt once into blocks 5 and 2, then single rows.
+  Memory memory(s, dtype, 16 * 16);
+  std::vector<KvRun> prompt_runs = {{5 * 16, 16}, {2 * 16, 5}};
+  BatchArrays prefill;
+  prefill.runs = prompt_runs;
+  prefill.Add(prompt, 0, 16, 0, 5 * 16);
+  prefill.Add(prompt, 16, 21, 0, 2 * 16);
+  at::Tensor hidden = decoder.Forward(prefill.view(), memory.view());
+  EXPECT_TRUE(SameBits(hidden, trained.narrow(0, 0, 21)));
+  EXPECT_TRUE(SameBits(decoder.Logits(hidden.narrow(0, 20, 1)), trained_logits.narrow(0, 20, 1)));
+
+  std::vector<int64_t> first_row;
+  int64_t at_row = 21;
+  for (const auto& r : responses) first_row.push_back(at_row), at_row += static_cast<int64_t>(r.size());
+  for (size_t step = 0; step < 18; ++step) {
+    BatchArrays decode;
+    std::vector<int64_t> rows;
+    for (size_t i = 0; i < responses.size(); ++i) {
+      if (step >= responses[i].size()) continue;
+      const auto run = static_cast<int32_t>(decode.runs.size());
+      decode.runs.insert(decode.runs.end(), prompt_runs.begin(), prompt_runs.end());
+      const int32_t block = static_cast<int32_t>(7 + 2 * i) * 16, next = static_cast<int32_t>(6 + 5 * (i % 2) - i) * 16;
+      decode.runs.push_back({block, 16});
+      decode.runs.push_back({next, 16});
+      std::vector<int32_t> all = prompt;
+      all.insert(all.end(), responses[i].begin(), responses[i].end());
+      const auto place = static_cast<int32_t>(step);
+      decode.Add(all, 21 + step, 22 + step, run, place < 16 ? block + place : next + place - 16);
+      rows.push_back(first_row[i] + place);
+    }
+    hidden = decoder.Forward(decode.view(), memory.view());
+    const at::Tensor logits = decoder.Logits(hidden);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ASSERT_TRUE(SameBits(hidden.narrow(0, static_cast<int64_t>(i), 1), trained.narrow(0, rows[i], 1))) << "step " << step << " row " << i;
+      ASSERT_TRUE(SameBits(logits.narrow(0, static_cast<int64_t>(i), 1), trained_logits.narrow(0, rows[i], 1)))
+          << "step " << step << " row " << i;
+    }
+  }
+}
+
+class OneForwardTest : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(OneForwardTest, PrefillDecodeAndTrainingAreBitEqual) {
+  const auto [which, threads] = GetParam();
+  const int before = at::get_num_threads();
+  at::set_num_threads(threads);
+  switch (which) {
+    case 0: ExpectOneForward(Quickstart(), DType::kFloat32); break;
+    case 1: ExpectOneForward(TinySpec("qwen3"), DType::kFloat32); break;
+    case 2: ExpectOneForward(SmolShapes(2), DType::kBFloat16); break;
+    case 3: ExpectOneForward(Quickstart(), DType::kBFloat16); break;
+  }
+  at::set_num_threads(before);
+}
+INSTANTIATE_TEST_SUITE_P(ShapesAndThreads, OneForwardTest, testing::Combine(testing::Range(0, 4), testing::Values(1, 2)));
+
+TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
+  const ModelSpec s = Quickstart();
+  const auto weights = Make(s, DType::kFloat32, 0.05);
+  const Decoder decoder(*weights, {.deterministic = true});
+  Rng rng(4);
+  const BatchArrays b = PackWhole({RandomIds(rng, 40, s.vocab_size), RandomIds(rng, 37, s.vocab_size)});
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const at::Tensor one = Prefill(decoder, s, DType::kFloat32, b);
+  at::set_num_threads(2);
+  EXPECT_TRUE(SameBits(one, Prefill(decoder, s, DType::kFloat32, b)));
+  at::set_num_threads(before);
+}
+
+TEST(DecoderTest, NewWeightsInTheArenaAreSeen) {
+  const ModelSpec s = TinySpec();
+  const auto weights = Make(s, DType::kFloat32);
+  const Decoder decoder(*weights, {});
+  Rng rng(5);
+  const BatchArrays b = PackWhole({RandomIds(rng, 5, s.vocab_size)});
+  const at::Tensor before = Prefill(decoder, s, DType::kFloat32, b);
+  weights->Initialize(99, 0.2);
+  EXPECT_FALSE(SameBits(before, Prefill(decoder, s, DType::kFloat32, b)));
+}
+
+}  // namespace
+}  // namespace tidepool::model

@@ -1,0 +1,246 @@
+#include "core/model/kernels/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/base/rng.h"
+
+namespace tidepool::model {
+namespace {
+
+float ToFloat(float x) { return x; }
+float ToFloat(BF16 x) {
+  const uint32_t u = uint32_t{x.bits} << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+template <typename T>
+T FromFloat(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    BF16 y;
+    KernelsFor<BF16>(Isa::kBaseline).narrow(0, 1, &x, &y);
+    return y;
+  }
+}
+template <typename T>
+std::vector<T> Noise(Rng& rng, int64_t n, double scale = 1.0) {
+  std::vector<T> v;
+  for (int64_t i = 0; i < n; ++i) v.push_back(FromFloat<T>(static_cast<float>(scale * rng.Normal())));
+  return v;
+}
+std::vector<Isa> Sets() {
+  std::vector<Isa> sets = {Isa::kBaseline};
+  if (BestIsa() >= Isa::kAvx2) sets.push_back(Isa::kAvx2);
+  if (BestIsa() >= Isa::kAvx512) sets.push_back(Isa::kAvx512);
+  return sets;
+}
+template <typename T>
+constexpr double kTolerance = std::is_same_v<T, float> ? 2e-6 : 4e-3;  // one rounding of the result
+
+template <typename T>
+class KernelsTest : public testing::Test {};
+using Types = testing::Types<float, BF16>;
+TYPED_TEST_SUITE(KernelsTest, Types);
+
+TYPED_TEST(KernelsTest, RmsNormAddsThenNormalises) {
+  using T = TypeParam;
+  Rng rng(1);
+  for (const int64_t d : {1, 15, 16, 48, 100, 576}) {
+    const int64_t rows = 3;
+    const auto x = Noise<T>(rng, rows * d), add = Noise<T>(rng, rows * d), w = Noise<T>(rng, d);
+    for (const Isa isa : Sets()) {
+      std::vector<T> sum(x.size()), out(x.size());
+      std::vector<float> rstd(rows);
+      KernelsFor<T>(isa).rms_norm(0, rows, {.d = d, .x = x.data(), .add = add.data(), .x_out = sum.data(), .weight = w.data(),
+                                            .eps = 1e-5F, .out = out.data(), .rstd = rstd.data()});
+      for (int64_t r = 0; r < rows; ++r) {
+        double squares = 0;
+        for (int64_t c = 0; c < d; ++c) {
+          const auto i = static_cast<size_t>(r * d + c);
+          ASSERT_EQ(ToFloat(sum[i]), ToFloat(FromFloat<T>(ToFloat(x[i]) + ToFloat(add[i]))));
+          squares += double{ToFloat(sum[i])} * ToFloat(sum[i]);
+        }
+        const double want = 1 / std::sqrt(squares / static_cast<double>(d) + 1e-5);
+        ASSERT_NEAR(rstd[static_cast<size_t>(r)], want, 1e-6 * want);
+        for (int64_t c = 0; c < d; ++c) {
+          const auto i = static_cast<size_t>(r * d + c);
+          const double y = ToFloat(sum[i]) * want * ToFloat(w[static_cast<size_t>(c)]);
+          ASSERT_NEAR(ToFloat(out[i]), y, kTolerance<T> * (std::fabs(y) + 1e-3)) << IsaName(isa) << " d " << d;
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(KernelsTest, LogProbAndEntropyAgreeWithDouble) {
+  using T = TypeParam;
+  Rng rng(2);
+  for (const int64_t vocab : {1, 2, 17, 61, 2048, 5003}) {
+    const auto logits = Noise<T>(rng, 2 * vocab, 3.0);
+    const std::vector<int32_t> ids = {0, static_cast<int32_t>(vocab - 1)};
+    for (const float t : {1.0F, 0.7F}) {
+      for (const Isa isa : Sets()) {
+        float lp[2], h[2], lse[2];
+        KernelsFor<T>(isa).token_logprob(0, 2, vocab, logits.data(), ids.data(), 1.0F / t, lp, h, lse);
+        for (int64_t r = 0; r < 2; ++r) {
+          double total = 0, weighted = 0;
+          for (int64_t c = 0; c < vocab; ++c) {
+            const double z = ToFloat(logits[static_cast<size_t>(r * vocab + c)]) / double{t};
+            total += std::exp(z);
+            weighted += std::exp(z) * z;
+          }
+          const double want = std::log(total);
+          ASSERT_NEAR(lse[r], want, 3e-6 * (1 + std::fabs(want)));
+          ASSERT_NEAR(lp[r], ToFloat(logits[static_cast<size_t>(r * vocab + ids[static_cast<size_t>(r)])]) / double{t} - want, 5e-6);
+          ASSERT_NEAR(h[r], want - weighted / total, 2e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(LogProbTest, MaskedLogitsHaveNoWeightAndNanIsNotHidden) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const Isa isa : Sets()) {
+    std::vector<float> logits(40, -inf);
+    logits[3] = 1.0F, logits[33] = 1.0F;
+    const int32_t id = 3;
+    float lp, h;
+    KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
+    EXPECT_NEAR(lp, -std::log(2.0), 1e-6);
+    EXPECT_NEAR(h, std::log(2.0), 1e-6);
+    logits[20] = std::nanf("");
+    KernelsFor<float>(isa).token_logprob(0, 1, 40, logits.data(), &id, 1.0F, &lp, &h, nullptr);
+    EXPECT_TRUE(std::isnan(lp));
+  }
+}
+
+TEST(LogProbTest, BackwardIsTheDerivative) {
+  Rng rng(3);
+  const int64_t vocab = 37;
+  const auto logits = Noise<float>(rng, vocab, 2.0);
+  const int32_t id = 35;
+  const float inv = 1.0F / 0.8F, dlp = -0.7F, dh = 0.3F;
+  const auto value = [&](std::vector<double> z) {
+    double total = 0, weighted = 0;
+    for (double& v : z) v *= inv;
+    for (const double v : z) total += std::exp(v), weighted += std::exp(v) * v;
+    return dlp * (z[id] - std::log(total)) + dh * (std::log(total) - weighted / total);
+  };
+  for (const Isa isa : Sets()) {
+    float lp, h, lse;
+    KernelsFor<float>(isa).token_logprob(0, 1, vocab, logits.data(), &id, inv, &lp, &h, &lse);
+    auto grad = logits;
+    KernelsFor<float>(isa).token_logprob_backward(0, 1, vocab, grad.data(), &id, inv, &lse, &h, &dlp, &dh);
+    for (int64_t c = 0; c < vocab; ++c) {
+      std::vector<double> up(logits.begin(), logits.end()), down = up;
+      up[static_cast<size_t>(c)] += 1e-5;
+      down[static_cast<size_t>(c)] -= 1e-5;
+      ASSERT_NEAR(grad[static_cast<size_t>(c)], (value(up) - value(down)) / 2e-5, 1e-5) << IsaName(isa) << " " << c;
+    }
+  }
+}
+
+TYPED_TEST(KernelsTest, SwiGluAndItsBackward) {
+  using T = TypeParam;
+  Rng rng(4);
+  const int64_t ff = 37;
+  const auto gu = Noise<T>(rng, 2 * ff, 2.0), da = Noise<T>(rng, ff);
+  const auto silu = [](double g) { return g / (1 + std::exp(-g)); };
+  for (const Isa isa : Sets()) {
+    std::vector<T> act(ff), grad(2 * ff);
+    KernelsFor<T>(isa).swiglu(0, 1, ff, gu.data(), act.data());
+    KernelsFor<T>(isa).swiglu_backward(0, 1, ff, gu.data(), da.data(), grad.data());
+    for (size_t i = 0; i < ff; ++i) {
+      const double g = ToFloat(gu[i]), u = ToFloat(gu[ff + i]), d = ToFloat(da[i]);
+      const double slope = (silu(g + 1e-5) - silu(g - 1e-5)) / 2e-5;
+      ASSERT_NEAR(ToFloat(act[i]), silu(g) * u, kTolerance<T> * (1 + std::fabs(silu(g) * u)));
+      ASSERT_NEAR(ToFloat(grad[i]), d * u * slope, kTolerance<T> * 2 * (1 + std::fabs(d * u)));
+      ASSERT_NEAR(ToFloat(grad[ff + i]), d * silu(g), kTolerance<T> * 2 * (1 + std::fabs(d * g)));
+    }
+  }
+}
+
+// Attention over scattered runs against plain loops, for head sizes with and without a tail.
+TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
+  using T = TypeParam;
+  Rng rng(5);
+  for (const int64_t size : {8, 24, 32, 64, 80, 128}) {
+    for (const int64_t group : {1, 2, 3, 5, 7}) {
+      const int64_t kv_heads = 2, heads = group * kv_heads, slots = 64;
+      const auto q = Noise<T>(rng, heads * size), k = Noise<T>(rng, slots * kv_heads * size), v = Noise<T>(rng, slots * kv_heads * size);
+      // The same keys: once as one run, once moved to scattered places.
+      const std::vector<KvRun> one = {{0, 64}}, cut = {{40, 3}, {0, 0}, {9, 17}, {33, 1}, {50, 14}};
+      std::vector<T> k2(k.size()), v2(v.size());
+      int64_t from = 0;
+      for (const KvRun& run : cut) {
+        for (int64_t i = 0; i < run.count; ++i, ++from) {
+          for (int64_t c = 0; c < kv_heads * size; ++c) {
+            k2[static_cast<size_t>((run.start + i) * kv_heads * size + c)] = k[static_cast<size_t>(from * kv_heads * size + c)];
+            v2[static_cast<size_t>((run.start + i) * kv_heads * size + c)] = v[static_cast<size_t>(from * kv_heads * size + c)];
+          }
+        }
+      }
+      for (const int32_t length : {1, 16, 35}) {
+        const int32_t first = 0;
+        for (const Isa isa : Sets()) {
+          std::vector<T> out(q.size()), out2(q.size());
+          std::vector<float> lse(static_cast<size_t>(heads)), scratch(static_cast<size_t>(AttentionScratch(length)));
+          AttentionArgs<T> a{.heads = heads, .kv_heads = kv_heads, .head_size = size, .q = q.data(), .k = k.data(), .v = v.data(),
+                             .first_run = &first, .lengths = &length, .runs = one.data(), .out = out.data(), .lse = lse.data()};
+          KernelsFor<T>(isa).attention(0, kv_heads, a, scratch.data());
+          a.k = k2.data(), a.v = v2.data(), a.runs = cut.data(), a.out = out2.data();
+          KernelsFor<T>(isa).attention(0, kv_heads, a, scratch.data());
+          ASSERT_EQ(std::memcmp(out.data(), out2.data(), out.size() * sizeof(T)), 0);
+          for (int64_t h = 0; h < heads; ++h) {
+            std::vector<double> p;
+            double total = 0;
+            for (int64_t j = 0; j < length; ++j) {
+              double dot = 0;
+              for (int64_t c = 0; c < size; ++c) {
+                dot += double{ToFloat(q[static_cast<size_t>(h * size + c)])} * ToFloat(k[static_cast<size_t>((j * kv_heads + h / group) * size + c)]);
+              }
+              p.push_back(std::exp(dot / std::sqrt(static_cast<double>(size))));
+              total += p.back();
+            }
+            ASSERT_NEAR(lse[static_cast<size_t>(h)], std::log(total), 1e-5);
+            for (int64_t c = 0; c < size; ++c) {
+              double want = 0;
+              for (int64_t j = 0; j < length; ++j) {
+                want += p[static_cast<size_t>(j)] / total * ToFloat(v[static_cast<size_t>((j * kv_heads + h / group) * size + c)]);
+              }
+              ASSERT_NEAR(ToFloat(out[static_cast<size_t>(h * size + c)]), want, 5 * kTolerance<T> * (1 + std::fabs(want)))
+                  << IsaName(isa) << " size " << size << " group " << group << " length " << length;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNan) {
+  const std::vector<std::pair<uint32_t, uint16_t>> cases = {
+      {0x3F800000, 0x3F80}, {0x3F808000, 0x3F80}, {0x3F818000, 0x3F82}, {0x3F808001, 0x3F81}, {0x7F7FFFFF, 0x7F80},
+      {0x7F800000, 0x7F80}, {0xFF800000, 0xFF80}, {0x00000001, 0x0000}, {0x7FFFFFFF, 0x7FC0}, {0x7F800001, 0x7FC0}};
+  for (const Isa isa : Sets()) {
+    for (const auto& [wide, want] : cases) {
+      std::vector<float> x(17);
+      for (float& v : x) std::memcpy(&v, &wide, 4);
+      std::vector<BF16> y(17);
+      KernelsFor<BF16>(isa).narrow(0, 17, x.data(), y.data());
+      EXPECT_EQ(y[0].bits, want) << std::hex << wide;   // a full chunk
+      EXPECT_EQ(y[16].bits, want) << std::hex << wide;  // the tail
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::model

@@ -1,0 +1,208 @@
+#pragma once
+// A decoder in plain double loops, one sequence at a time, to compare the product's with; and small
+// models and batches for tests.
+
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "core/model/decoder.h"
+#include "core/model/weights.h"
+
+namespace tidepool::model {
+
+inline ModelSpec TinySpec(const std::string& architecture = "llama") {
+  ModelSpec s;
+  s.architecture = architecture;
+  s.vocab_size = 61;
+  s.hidden_size = 48;
+  s.intermediate_size = 72;
+  s.layers = 2;
+  s.heads = 4;
+  s.kv_heads = 2;
+  s.head_size = 24;
+  s.max_position = 64;
+  s.qkv_bias = architecture == "qwen2";
+  s.qk_norm = architecture == "qwen3";
+  s.tie_embeddings = architecture != "qwen3";
+  return s;
+}
+
+using Flat = std::vector<double>;  // all parameters by the layout's index
+
+inline Flat FlatOf(const Weights& w) {
+  Flat flat(static_cast<size_t>(w.elements()), 0.0);
+  for (size_t i = 0; i < w.layout().size(); ++i) {
+    const at::Tensor t = w.Get(static_cast<int64_t>(i)).to(at::kFloat).contiguous();
+    const float* p = t.const_data_ptr<float>();
+    for (int64_t k = 0; k < t.numel(); ++k) flat[static_cast<size_t>(w.layout()[i].offset + k)] = p[k];
+  }
+  return flat;
+}
+
+// Random norms and biases too, so that a test sees them.
+inline void Randomize(Weights& w, uint64_t seed, double std) {
+  w.Initialize(seed, std);
+  Rng rng(seed + 1);
+  for (size_t i = 0; i < w.layout().size(); ++i) {
+    if (w.layout()[i].shape.size() != 1) continue;
+    const double base = w.layout()[i].name.ends_with("_norm") ? 1.0 : 0.0;
+    at::Tensor t = w.Get(static_cast<int64_t>(i));
+    for (int64_t k = 0; k < t.numel(); ++k) t[k].fill_(base + 0.3 * rng.Normal());
+  }
+}
+
+// Logits [n, vocab] of every position of one sequence.
+inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, const std::vector<int32_t>& ids) {
+  const std::vector<Parameter> layout = Layout(s);
+  const auto at = [&](const std::string& name) -> const double* {
+    for (const Parameter& p : layout) {
+      if (p.name == name) return w.data() + p.offset;
+    }
+    return nullptr;
+  };
+  const auto d = static_cast<size_t>(s.hidden_size), ff = static_cast<size_t>(s.intermediate_size);
+  const auto hq = static_cast<size_t>(s.heads), hk = static_cast<size_t>(s.kv_heads), size = static_cast<size_t>(s.head_size);
+  const auto vocab = static_cast<size_t>(s.vocab_size);
+  const size_t n = ids.size();
+  const auto norm = [&](const double* x, const double* weight, size_t m) {
+    double sum = 0;
+    for (size_t i = 0; i < m; ++i) sum += x[i] * x[i];
+    const double r = 1.0 / std::sqrt(sum / static_cast<double>(m) + s.rms_norm_eps);
+    Flat y(m);
+    for (size_t i = 0; i < m; ++i) y[i] = x[i] * r * weight[i];
+    return y;
+  };
+  const auto product = [](const double* matrix, const Flat& x, size_t rows) {
+    Flat y(rows, 0.0);
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t k = 0; k < x.size(); ++k) y[i] += matrix[i * x.size() + k] * x[k];
+    }
+    return y;
+  };
+  std::vector<Flat> x(n);
+  for (size_t t = 0; t < n; ++t) {
+    const double* row = at("embedding") + static_cast<size_t>(ids[t]) * d;
+    x[t].assign(row, row + d);
+  }
+  for (int64_t l = 0; l < s.layers; ++l) {
+    const std::string pre = "layers." + std::to_string(l) + ".";
+    std::vector<Flat> qkv(n);
+    for (size_t t = 0; t < n; ++t) {
+      qkv[t] = product(at(pre + "qkv"), norm(x[t].data(), at(pre + "attention_norm"), d), (hq + 2 * hk) * size);
+      if (const double* bias = at(pre + "qkv_bias"); bias != nullptr) {
+        for (size_t i = 0; i < qkv[t].size(); ++i) qkv[t][i] += bias[i];
+      }
+      for (size_t h = 0; h < hq + hk; ++h) {
+        double* head = qkv[t].data() + h * size;
+        if (const double* weight = at(pre + (h < hq ? "q_norm" : "k_norm")); weight != nullptr) {
+          const Flat y = norm(head, weight, size);
+          std::copy(y.begin(), y.end(), head);
+        }
+        for (size_t i = 0; i < size / 2; ++i) {
+          const double angle = static_cast<double>(t) * std::pow(s.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(size));
+          const double a = head[i], b = head[i + size / 2];
+          head[i] = a * std::cos(angle) - b * std::sin(angle);
+          head[i + size / 2] = b * std::cos(angle) + a * std::sin(angle);
+        }
+      }
+    }
+    for (size_t t = 0; t < n; ++t) {
+      Flat out(hq * size, 0.0);
+      for (size_t h = 0; h < hq; ++h) {
+        const size_t kv = h / (hq / hk);
+        Flat p(t + 1);
+        double top = -1e300, total = 0;
+        for (size_t j = 0; j <= t; ++j) {
+          double dot = 0;
+          for (size_t i = 0; i < size; ++i) dot += qkv[t][h * size + i] * qkv[j][(hq + kv) * size + i];
+          p[j] = dot / std::sqrt(static_cast<double>(size));
+          top = std::max(top, p[j]);
+        }
+        for (double& v : p) total += v = std::exp(v - top);
+        for (size_t j = 0; j <= t; ++j) {
+          for (size_t i = 0; i < size; ++i) out[h * size + i] += p[j] / total * qkv[j][(hq + hk + kv) * size + i];
+        }
+      }
+      const Flat o = product(at(pre + "o"), out, d);
+      for (size_t i = 0; i < d; ++i) x[t][i] += o[i];
+    }
+    for (size_t t = 0; t < n; ++t) {
+      const Flat gu = product(at(pre + "gate_up"), norm(x[t].data(), at(pre + "mlp_norm"), d), 2 * ff);
+      Flat act(ff);
+      for (size_t i = 0; i < ff; ++i) act[i] = gu[i] / (1.0 + std::exp(-gu[i])) * gu[ff + i];
+      const Flat y = product(at(pre + "down"), act, d);
+      for (size_t i = 0; i < d; ++i) x[t][i] += y[i];
+    }
+  }
+  std::vector<Flat> logits(n);
+  const double* head = s.tie_embeddings ? at("embedding") : at("head");
+  for (size_t t = 0; t < n; ++t) logits[t] = product(head, norm(x[t].data(), at("final_norm"), d), vocab);
+  return logits;
+}
+
+inline double ReferenceLogProb(const Flat& logits, int32_t id) {
+  double top = -1e300, total = 0;
+  for (const double v : logits) top = std::max(top, v);
+  for (const double v : logits) total += std::exp(v - top);
+  return logits[static_cast<size_t>(id)] - top - std::log(total);
+}
+
+// Owns the arrays of a RaggedBatch.
+struct BatchArrays {
+  std::vector<int32_t> ids, positions, slots, first_run, lengths;
+  std::vector<KvRun> runs;
+  [[nodiscard]] RaggedBatch view() const { return {ids, positions, slots, first_run, lengths, runs}; }
+
+  // Adds rows [from, to) of a sequence whose runs begin at `run`; slots follow on `next_slot`.
+  void Add(const std::vector<int32_t>& tokens, size_t from, size_t to, int32_t run, int32_t next_slot) {
+    for (size_t i = from; i < to; ++i) {
+      ids.push_back(tokens[i]);
+      positions.push_back(static_cast<int32_t>(i));
+      slots.push_back(next_slot++);
+      first_run.push_back(run);
+      lengths.push_back(static_cast<int32_t>(i) + 1);
+    }
+  }
+};
+
+// Whole sequences one after the other, each with one run.
+inline BatchArrays PackWhole(const std::vector<std::vector<int32_t>>& sequences) {
+  BatchArrays b;
+  for (const auto& s : sequences) {
+    const auto start = static_cast<int32_t>(b.ids.size());
+    b.runs.push_back({start, static_cast<int32_t>(s.size())});
+    b.Add(s, 0, s.size(), static_cast<int32_t>(b.runs.size()) - 1, start);
+  }
+  return b;
+}
+
+// One prompt and its continuations: the prompt's rows stand once, a response's runs are
+// [prompt, own rows].
+inline BatchArrays PackShared(const std::vector<int32_t>& prompt, const std::vector<std::vector<int32_t>>& responses) {
+  BatchArrays b;
+  const auto p = static_cast<int32_t>(prompt.size());
+  b.runs.push_back({0, p});
+  b.Add(prompt, 0, prompt.size(), 0, 0);
+  for (const auto& r : responses) {
+    std::vector<int32_t> all = prompt;
+    all.insert(all.end(), r.begin(), r.end());
+    const auto start = static_cast<int32_t>(b.ids.size());
+    b.runs.push_back({0, p});
+    b.runs.push_back({start, static_cast<int32_t>(r.size())});
+    b.Add(all, prompt.size(), all.size(), static_cast<int32_t>(b.runs.size()) - 2, start);
+  }
+  return b;
+}
+
+inline std::vector<int32_t> RandomIds(Rng& rng, int64_t n, int64_t vocab) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(rng.Below(vocab)));
+  return ids;
+}
+
+}  // namespace tidepool::model

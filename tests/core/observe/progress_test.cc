@@ -1,0 +1,106 @@
+#include "core/observe/progress.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tests/core/observe/temp_folder.h"
+
+namespace tidepool::observe {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ProgressState Training(int64_t step) {
+  ProgressState s;
+  s.job = "quickstart";
+  s.phase = "training";
+  s.step = step;
+  s.steps = 100;
+  s.reward = 0.6134;
+  s.accuracy_before = 0.211;
+  s.accuracy = 0.58;
+  s.response_tokens = 5.1;
+  s.tokens_per_s = 12345;
+  s.lag_mean = 0.25;
+  s.lag_max = 1;
+  s.groups_running = 16;
+  s.groups_queued = 3;
+  s.elapsed = FromSeconds(72);
+  s.left = FromSeconds(140);
+  return s;
+}
+
+std::string Captured(const std::function<void(std::FILE*)>& body) {
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* file = ::open_memstream(&text, &size);
+  body(file);
+  std::fclose(file);
+  std::string out(text, size);
+  std::free(text);  // NOLINT: open_memstream's buffer
+  return out;
+}
+
+TEST(ProgressTest, BlockShowsWhatMatters) {
+  ProgressState s = Training(34);
+  s.warning = "worker w1 restarted\x1b[2J";
+  EXPECT_THAT(ProgressBlock(s, 100),
+              ElementsAre("quickstart  training  step 34/100 [======>             ]  1m12s, about 2m20s left",
+                          "  reward 0.613  held-out 21.1% -> 58.0%  length 5.1",
+                          "  12,345 tok/s  lag 0.2 max 1  groups 16 running, 3 queued",
+                          "  warning: worker w1 restarted [2J"));
+  for (const std::string& line : ProgressBlock(s, 30)) EXPECT_LE(line.size(), 30U);
+}
+
+TEST(ProgressTest, PlainOutputHasOneLineAStepAndNoControlCharacters) {
+  const std::string out = Captured([](std::FILE* file) {
+    Progress progress(file, /*terminal=*/false);
+    for (int i = 0; i < 50; ++i) progress.Update(Training(1), {FromSeconds(i)});
+    ProgressState s = Training(2);
+    s.warning = "slow";
+    progress.Update(s, {FromSeconds(60)});
+    progress.Update(s, {FromSeconds(61)});
+  });
+  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 3);
+  EXPECT_THAT(out, HasSubstr("training  step 1/100  reward 0.613"));
+  EXPECT_THAT(out, HasSubstr("warning: slow\ntraining  step 2/100"));
+  EXPECT_THAT(out, testing::Not(HasSubstr("\x1b")));
+}
+
+TEST(ProgressTest, TerminalBlockIsDrawnOverItselfAndNotTooOften) {
+  const std::string out = Captured([](std::FILE* file) {
+    Progress progress(file, /*terminal=*/true);
+    progress.Update(Training(1), {FromSeconds(0)});
+    progress.Update(Training(2), {FromSeconds(0.01)});  // too soon
+    progress.Update(Training(3), {FromSeconds(1)});
+    progress.Update(Training(4), {FromSeconds(1.01)});  // drawn at the end
+  });
+  EXPECT_THAT(out, HasSubstr("step 1/100"));
+  EXPECT_THAT(out, testing::Not(HasSubstr("step 2/100")));
+  EXPECT_THAT(out, HasSubstr("\x1b[3A\r\x1b[Jquickstart  training  step 3/100"));
+  EXPECT_THAT(out, HasSubstr("step 4/100"));
+}
+
+TEST(ProgressTest, TextsOfNumbersAndTimes) {
+  EXPECT_EQ(DurationText(FromSeconds(7.31)), "7.3s");
+  EXPECT_EQ(DurationText(FromSeconds(140)), "2m20s");
+  EXPECT_EQ(DurationText(FromSeconds(3725)), "1h02m");
+  EXPECT_EQ(NumberText(1234567.4), "1,234,567");
+  EXPECT_EQ(NumberText(0.012345), "0.0123");
+  EXPECT_EQ(NumberText(-1500), "-1,500");
+  EXPECT_EQ(NumberText(3), "3");
+}
+
+TEST(TimeLeftTest, IsTheMeanOfRecentSteps) {
+  TimeLeft left;
+  left.OnStep(1, {FromSeconds(10)});
+  EXPECT_FALSE(left.Estimate(10).has_value());
+  left.OnStep(3, {FromSeconds(14)});
+  EXPECT_DOUBLE_EQ(Seconds(*left.Estimate(10)), 14.0);
+}
+
+}  // namespace
+}  // namespace tidepool::observe

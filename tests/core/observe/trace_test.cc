@@ -1,0 +1,119 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/observe/trace_reader.h"
+#include "core/observe/trace_writer.h"
+#include "tests/core/observe/temp_folder.h"
+
+namespace tidepool::observe {
+namespace {
+
+using ::testing::HasSubstr;
+
+TraceSpan Span(const std::string& name, double start_s, double duration_s) {
+  return {.name = name,
+          .category = std::string(kRolloutSpan),
+          .role = 1,
+          .start = {FromSeconds(start_s)},
+          .duration = FromSeconds(duration_s),
+          .args = {{"tokens", int64_t{5}}, {"share", 0.5}, {"tid", std::string("1.0.2")}}};
+}
+
+nlohmann::json Parse(const std::string& path) {
+  const auto text = Gunzip(ReadText(path), 1 << 30);
+  EXPECT_TRUE(text.ok()) << text.status().message();
+  return nlohmann::json::parse(*text);
+}
+
+TEST(TraceWriterTest, FileIsCompleteAfterEveryFlush) {
+  const TempFolder folder;
+  const std::string path = folder / "trace/worker-1.json.gz";
+  auto writer = TraceWriter::Create(
+      path, {.worker = 1, .worker_name = "worker \"1\"", .clock_offset = FromSeconds(100)});
+  ASSERT_TRUE(writer.ok()) << writer.status().message();
+  EXPECT_EQ(Parse(path)["traceEvents"].size(), 1U);  // the name of the process
+  writer.value()->NameRole(1, "rollout");
+  for (int i = 0; i < 50; ++i) {
+    writer.value()->Add(Span("generate", i, 0.5));
+    ASSERT_TRUE(writer.value()->Flush().ok());
+    ASSERT_EQ(Parse(path)["traceEvents"].size(), static_cast<size_t>(i) + 3);
+  }
+  const auto event = Parse(path)["traceEvents"][2];
+  EXPECT_EQ(event["ph"], "X");
+  EXPECT_EQ(event["ts"], 100e6);  // in the run's clock, microseconds
+  EXPECT_EQ(event["dur"], 0.5e6);
+  EXPECT_EQ(event["pid"], 1);
+  EXPECT_EQ(event["tid"], 1);
+  EXPECT_EQ(event["args"]["tid"], "1.0.2");
+}
+
+TEST(TraceWriterTest, KilledProcessLeavesAValidFile) {
+  const TempFolder folder;
+  const std::string path = folder / "killed.json.gz";
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    auto writer = TraceWriter::Create(path, {.worker = 2, .worker_name = "w", .flush_bytes = 300});
+    for (int i = 0; i < 500; ++i) writer.value()->Add(Span("generate", i, 1));
+    ::kill(::getpid(), SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_GT(Parse(path)["traceEvents"].size(), 490U);
+}
+
+TEST(TraceWriterTest, ThreadsMayWriteAtTheSameTime) {
+  const TempFolder folder;
+  const std::string path = folder / "many.json.gz";
+  {
+    auto writer = TraceWriter::Create(path, {.worker = 1, .worker_name = "w", .flush_bytes = 1000});
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 200; ++i) writer.value()->Add(Span("x", i, 1));
+      });
+    }
+    threads.clear();
+    writer.value()->Instant("fault", kSystemSpan, 0, {FromSeconds(1)}, {{"what", std::string("\xff")}});
+    writer.value()->Counter("running", {FromSeconds(1)}, 3);
+  }
+  EXPECT_EQ(Parse(path)["traceEvents"].size(), 803U);
+}
+
+TEST(TraceWriterTest, FullDiskEndsTheTraceAndNotTheRun) {
+  EXPECT_EQ(TraceWriter::Create("/dev/full", {.worker = 1, .worker_name = "w"}).status().code(),
+            StatusCode::kResourceExhausted);
+}
+
+TEST(TraceReaderTest, ReadsAndMergesAllWorkers) {
+  const TempFolder folder;
+  for (int64_t worker : {1, 2}) {
+    auto writer = TraceWriter::Create(folder / ("t/w" + std::to_string(worker) + ".json.gz"),
+                                      {.worker = worker, .worker_name = "worker " + std::to_string(worker)});
+    writer.value()->NameRole(1, "rollout");
+    writer.value()->Add(Span("generate", 10.0 - static_cast<double>(worker), 2));
+  }
+  WriteText(folder / "t/broken.json.gz", "\x1f\x8b nonsense");
+  const ReadTrace trace = ReadTraces(folder / "t");
+  ASSERT_EQ(trace.spans.size(), 2U);
+  EXPECT_EQ(trace.spans[0].worker, 2);
+  EXPECT_DOUBLE_EQ(trace.spans[0].start_s, 8);
+  EXPECT_EQ(trace.workers.at(1), "worker 1");
+  EXPECT_EQ(trace.roles.at({2, 1}), "rollout");
+  ASSERT_EQ(trace.problems.size(), 1U);
+  EXPECT_THAT(trace.problems[0], HasSubstr("damaged"));
+  std::filesystem::remove(folder / "t/broken.json.gz");
+  ASSERT_TRUE(MergeTraces(folder / "t", folder / "t/all.json.gz").ok());
+  EXPECT_EQ(Parse(folder / "t/all.json.gz")["traceEvents"].size(), 6U);
+  EXPECT_EQ(ReadTraces(folder / "t").spans.size(), 2U);  // the merged file is not read again
+}
+
+}  // namespace
+}  // namespace tidepool::observe

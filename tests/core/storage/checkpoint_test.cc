@@ -1,0 +1,220 @@
+#include "core/storage/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/hash.h"
+#include "core/base/memory_file_system.h"
+#include "core/base/real_file_system.h"
+#include "core/base/rng.h"
+
+namespace tidepool::storage {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr const char* kDir = "run/checkpoints";
+
+Manifest Of(int64_t ckpt) {
+  Manifest manifest;
+  manifest.run_id = "run-1";
+  manifest.ckpt = ckpt;
+  manifest.cut = Lsn{100 + ckpt};
+  manifest.version = {1, 7};
+  manifest.weights_digest = 0xfedcba9876543210ULL;
+  manifest.config_digest = "abc";
+  manifest.instruction_set = "avx2";
+  return manifest;
+}
+
+// What a controller and a trainer do together; `mark` tells attempts apart.
+StatusOr<uint64_t> WriteOne(FileSystem& fs, int64_t step, const std::string& mark) {
+  TP_ASSIGN_OR_RETURN(const auto writer, CheckpointWriter::Begin(fs, kDir, StepNumber{step}));
+  const std::string weights = "weights " + mark + std::string(500, 'w');
+  TP_RETURN_IF_ERROR(fs.MakeDirectories(JoinPath(writer->dir(), "model")));
+  {  // the trainer's own file
+    TP_ASSIGN_OR_RETURN(const auto file, fs.CreateNew(JoinPath(writer->dir(), "model/model.safetensors")));
+    TP_RETURN_IF_ERROR(file->Append(weights));
+  }
+  writer->Register("model/model.safetensors", static_cast<int64_t>(weights.size()),
+                   SaltedSum(std::as_bytes(std::span(weights)), 0));
+  TP_RETURN_IF_ERROR(writer->Write("state.json", "state " + mark));
+  return writer->Commit(Of(step));
+}
+
+TEST(FileDigestTest, PiecesOfAnySizeGiveTheSameDigest) {
+  Rng rng(1);
+  for (int i = 0; i < 200; ++i) {
+    std::string bytes;
+    for (int64_t n = rng.Below(200); n > 0; --n) bytes.push_back(static_cast<char>(rng.Next()));
+    FileDigest digest;
+    for (size_t at = 0; at < bytes.size();) {
+      const auto n = static_cast<size_t>(rng.InRange(1, 30));
+      digest.Update(std::string_view(bytes).substr(at, n));
+      at += n;
+    }
+    EXPECT_EQ(digest.Finish(), SaltedSum(std::as_bytes(std::span(bytes)), 0));
+  }
+}
+
+TEST(CheckpointTest, CommitsVerifiesAndReadsBackOnBothFileSystems) {
+  MemoryFileSystem memory;
+  RealFileSystem real;
+  std::string root = testing::TempDir() + "/tidepool_ckpt_XXXXXX";
+  ASSERT_NE(::mkdtemp(root.data()), nullptr);
+  const std::vector<std::pair<FileSystem*, std::string>> cases = {{&memory, "run/checkpoints"},
+                                                                  {&real, root + "/checkpoints"}};
+  for (const auto& [fs, dir] : cases) {
+    auto writer = CheckpointWriter::Begin(*fs, dir, StepNumber{20});
+    ASSERT_TRUE(writer.ok()) << writer.status().ToString();
+    ASSERT_TRUE((*writer)->Write("model/config.json", "{}").ok());
+    ASSERT_TRUE((*writer)->Write("optimizer/shard_0", std::string(10000, 'x')).ok());
+    const auto digest = (*writer)->Commit(Of(3));
+    ASSERT_TRUE(digest.ok()) << digest.status().ToString();
+    const auto manifest = VerifyCheckpoint(*fs, dir + "/step_20", *digest);
+    ASSERT_TRUE(manifest.ok()) << manifest.status().ToString();
+    EXPECT_EQ(manifest->ckpt, 3);
+    EXPECT_EQ(manifest->step, StepNumber{20});
+    EXPECT_EQ(manifest->cut, Lsn{103});
+    EXPECT_EQ(manifest->version, (Version{1, 7}));
+    EXPECT_EQ(manifest->weights_digest, 0xfedcba9876543210ULL);
+    EXPECT_EQ(manifest->instruction_set, "avx2");
+    ASSERT_EQ(manifest->files.size(), 2U);
+    EXPECT_EQ(manifest->files[1].path, "optimizer/shard_0");
+    EXPECT_EQ(manifest->files[1].bytes, 10000);
+    EXPECT_THAT(*fs->List(dir), ElementsAre("step_20"));
+  }
+  ASSERT_TRUE(real.RemoveTree(root).ok());
+}
+
+TEST(CheckpointTest, EveryDamagedByteIsFoundAndNamed) {
+  MemoryFileSystem fs;
+  const auto digest = WriteOne(fs, 5, "a");
+  ASSERT_TRUE(digest.ok());
+  const auto names = fs.ListTree("run/checkpoints/step_5");
+  for (const std::string& name : names.value()) {
+    const std::string path = "run/checkpoints/step_5/" + name;
+    for (int64_t i = 0; i < *fs.Size(path); i += 7) {
+      fs.FlipByte(path, i, 1);
+      const auto verified = VerifyCheckpoint(fs, "run/checkpoints/step_5", *digest);
+      EXPECT_EQ(verified.status().code(), StatusCode::kDataLoss);
+      EXPECT_THAT(verified.status().message(), HasSubstr(path));
+      fs.FlipByte(path, i, 1);
+    }
+  }
+  ASSERT_TRUE(VerifyCheckpoint(fs, "run/checkpoints/step_5", *digest).ok());
+  EXPECT_FALSE(VerifyCheckpoint(fs, "run/checkpoints/step_5", *digest + 1).ok())
+      << "a checkpoint of another run";
+  ASSERT_TRUE(fs.RemoveFile("run/checkpoints/step_5/state.json").ok());
+  EXPECT_THAT(VerifyCheckpoint(fs, "run/checkpoints/step_5", *digest).status().message(),
+              HasSubstr("state.json: the manifest lists it"));
+}
+
+TEST(CheckpointTest, FileThatDiffersFromWhatItsWriterToldIsNotCommitted) {
+  MemoryFileSystem fs;
+  for (int variant = 0; variant < 3; ++variant) {
+    auto writer = CheckpointWriter::Begin(fs, kDir, StepNumber{1});
+    const std::string path = JoinPath((*writer)->dir(), "shard");
+    ASSERT_TRUE(variant == 0 || fs.WriteFile(path, "1234").ok());
+    (*writer)->Register("shard", variant == 1 ? 5 : 4,
+                        variant == 2 ? std::optional<uint64_t>(42) : std::nullopt);
+    const auto digest = (*writer)->Commit(Of(1));
+    EXPECT_EQ(digest.status().code(), StatusCode::kDataLoss) << variant;
+    EXPECT_THAT(digest.status().message(), HasSubstr("shard"));
+  }
+}
+
+TEST(CheckpointTest, ManifestCannotReachOutsideItsFolder) {
+  Manifest manifest = Of(1);
+  for (const char* path : {"../x", "/etc/passwd", "a//b", "a/./b", "", "a/../../b"}) {
+    manifest.files = {{.path = path, .bytes = 1, .digest = 2}};
+    EXPECT_EQ(ParseManifest(ManifestToJson(manifest), "m").status().code(), StatusCode::kDataLoss) << path;
+  }
+  manifest.files = {{.path = "model/a", .bytes = 1, .digest = 2}};
+  EXPECT_EQ(ParseManifest(ManifestToJson(manifest), "m")->files, manifest.files);
+  manifest.schema = 2;
+  EXPECT_EQ(ParseManifest(ManifestToJson(manifest), "m").status().code(), StatusCode::kFailedPrecondition);
+  for (const char* text : {"", "[]", "{}", "{\"schema\":\"x\"}", "{\"schema\":1,\"files\":3}"}) {
+    EXPECT_EQ(ParseManifest(text, "m").status().code(), StatusCode::kDataLoss) << text;
+  }
+}
+
+TEST(CheckpointTest, ListsRemovesAndTidies) {
+  MemoryFileSystem fs;
+  EXPECT_TRUE(ListCheckpoints(fs, kDir)->empty());
+  for (const int64_t step : {0, 9, 20, 100}) ASSERT_TRUE(WriteOne(fs, step, "x").ok());
+  auto unfinished = CheckpointWriter::Begin(fs, kDir, StepNumber{120});
+  ASSERT_TRUE((*unfinished)->Write("a", "b").ok());
+  EXPECT_THAT(*ListCheckpoints(fs, kDir),
+              ElementsAre(StepNumber{0}, StepNumber{9}, StepNumber{20}, StepNumber{100}));
+  ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{9}).ok());
+  ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{9}).ok());
+  EXPECT_EQ(*RemoveLeftovers(fs, kDir), 1);
+  EXPECT_THAT(*fs.List(kDir), ElementsAre("step_0", "step_100", "step_20"));
+}
+
+TEST(CheckpointTest, FullDiskLeavesNothingHalfWritten) {
+  MemoryFileSystem fs;
+  const auto first = WriteOne(fs, 1, "a");
+  ASSERT_TRUE(first.ok());
+  for (int64_t capacity = 1200; capacity < 2600; capacity += 50) {
+    fs.SetFaults({.capacity_bytes = capacity});
+    const auto second = WriteOne(fs, 2, "b");
+    if (second.ok()) break;
+    EXPECT_EQ(second.status().code(), StatusCode::kResourceExhausted);
+    fs.SetFaults({});
+    ASSERT_TRUE(RemoveLeftovers(fs, kDir).ok());
+    EXPECT_THAT(*fs.List(kDir), ElementsAre("step_1"));
+  }
+  EXPECT_TRUE(VerifyCheckpoint(fs, "run/checkpoints/step_1", *first).ok());
+}
+
+// A power cut at every operation of: a second checkpoint, the replacement of a first one of the same step,
+// and the removal of an old one.
+TEST(CheckpointTest, SurvivesAPowerCutAtEveryOperation) {
+  int committed_without_reply = 0;
+  for (int64_t at = 0;; ++at) {
+    bool reached = false;
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      SCOPED_TRACE(testing::Message() << "operation " << at << " seed " << seed);
+      MemoryFileSystem fs;
+      ASSERT_TRUE(fs.MakeDirectories(kDir).ok());
+      const uint64_t kept = *WriteOne(fs, 1, "kept");
+      const uint64_t replaced = *WriteOne(fs, 2, "undone branch");
+      fs.SetFaults({.seed = seed * 100 + static_cast<uint64_t>(at), .crash_at_operation = at});
+      const auto third = WriteOne(fs, 3, "c");
+      const auto second = third.ok() ? WriteOne(fs, 2, "again") : third;
+      const Status removed = second.ok() ? RemoveCheckpoint(fs, kDir, StepNumber{1}) : second.status();
+      reached = fs.crashed();
+      fs.Crash();
+      fs.SetFaults({.seed = seed});
+      ASSERT_TRUE(RemoveLeftovers(fs, kDir).ok());
+
+      // Whatever carries the name of a checkpoint is whole.
+      const auto steps = ListCheckpoints(fs, kDir);
+      ASSERT_TRUE(steps.ok());
+      for (const StepNumber step : *steps) {
+        const auto verified = VerifyCheckpoint(fs, JoinPath(kDir, CheckpointName(step)), std::nullopt);
+        ASSERT_TRUE(verified.ok()) << verified.status().ToString();
+      }
+      const auto names = fs.List(kDir);
+      EXPECT_THAT(names.value(), testing::Each(testing::Not(testing::ContainsRegex("tmp|old"))));
+      // What was committed is there, what was being replaced is there in one of its two forms.
+      EXPECT_TRUE(!third.ok() || VerifyCheckpoint(fs, "run/checkpoints/step_3", *third).ok());
+      if (!third.ok() && fs.Exists("run/checkpoints/step_3")) ++committed_without_reply;
+      const auto step2 =
+          VerifyCheckpoint(fs, "run/checkpoints/step_2", second.ok() ? std::optional(*second) : std::nullopt);
+      EXPECT_TRUE(step2.ok()) << step2.status().ToString();
+      EXPECT_TRUE(third.ok() || VerifyCheckpoint(fs, "run/checkpoints/step_2", replaced).ok());
+      EXPECT_TRUE(second.ok() || VerifyCheckpoint(fs, "run/checkpoints/step_1", kept).ok());
+      EXPECT_TRUE(!removed.ok() || !fs.Exists("run/checkpoints/step_1"));
+    }
+    if (!reached) break;
+    ASSERT_LT(at, 1000);
+  }
+  EXPECT_GT(committed_without_reply, 0) << "the case 'renamed but not told' has to occur";
+}
+
+}  // namespace
+}  // namespace tidepool::storage

@@ -1,0 +1,159 @@
+#include "core/storage/run_directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/base/memory_file_system.h"
+#include "core/base/real_file_system.h"
+#include "core/storage/journal.h"
+
+namespace tidepool::storage {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kNoon = 1795262400;  // 2026-11-21 12:00:00 UTC
+
+std::string MustCreate(FileSystem& fs, const std::string& name, int64_t seconds) {
+  auto dir = CreateRunDirectory(fs, {.name = name, .unix_seconds = seconds});
+  TP_CHECK(dir.ok()) << dir.status().ToString();
+  return *dir;
+}
+
+void WriteJournal(FileSystem& fs, const std::string& dir, const std::vector<JournalRecord>& records) {
+  auto writer = JournalWriter::Open(fs, RunPaths(dir).journal(), dir);
+  TP_CHECK(writer.ok()) << writer.status().ToString();
+  for (const JournalRecord& record : records) (*writer)->Append(record, 0);
+  TP_CHECK((*writer)->Close().ok());
+}
+
+JournalRecord ConfigOf(int64_t steps) {
+  record::Config config;
+  config.steps = steps;
+  return config;
+}
+JournalRecord Commit(int64_t step) {
+  record::StepCommit commit;
+  commit.step = StepNumber{step};
+  return commit;
+}
+JournalRecord RestoreTo(int64_t step) {
+  record::Restore restore;
+  restore.step = StepNumber{step};
+  return restore;
+}
+JournalRecord End(int32_t code) {
+  record::EndRun end;
+  end.code = code;
+  return end;
+}
+
+TEST(RunDirectoryTest, NamesCarryTheTimeAndNeverCollide) {
+  MemoryFileSystem fs;
+  EXPECT_EQ(MustCreate(fs, "quick start/1", kNoon), "runs/quick-start-1-20261121T120000Z");
+  EXPECT_EQ(MustCreate(fs, "quick start/1", kNoon), "runs/quick-start-1-20261121T120000Z-2");
+  EXPECT_EQ(MustCreate(fs, "quick start/1", kNoon), "runs/quick-start-1-20261121T120000Z-3");
+  EXPECT_EQ(FolderName(""), "run");
+  EXPECT_EQ(FolderName("../x"), "run..-x");
+}
+
+TEST(RunDirectoryTest, NamedFolderHasToBeEmpty) {
+  MemoryFileSystem fs;
+  EXPECT_EQ(*CreateRunDirectory(fs, {.run_dir = "here/mine"}), "here/mine");
+  EXPECT_TRUE(CreateRunDirectory(fs, {.run_dir = "here/mine"}).ok()) << "an empty folder is taken";
+  ASSERT_TRUE(fs.WriteFile("here/mine/config.yaml", "x").ok());
+  const auto taken = CreateRunDirectory(fs, {.run_dir = "here/mine"});
+  EXPECT_EQ(taken.status().code(), StatusCode::kAlreadyExists);
+  EXPECT_THAT(taken.status().message(), HasSubstr("--resume"));
+  EXPECT_EQ(*fs.ReadFile("here/mine/config.yaml"), "x");
+  EXPECT_EQ(CreateRunDirectory(fs, {.run_dir = "here/mine/config.yaml"}).status().code(),
+            StatusCode::kFailedPrecondition);
+}
+
+TEST(RunDirectoryTest, FullDiskIsSaidBeforeTheStart) {
+  MemoryFileSystem fs(MemoryFaults{.capacity_bytes = 10 << 20});
+  const auto dir = CreateRunDirectory(fs, {.name = "a", .need_bytes = 20 << 20});
+  EXPECT_EQ(dir.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(dir.status().message(),
+              HasSubstr("runs: the disk has 10 MiB free, the run needs about 20 MiB"));
+}
+
+TEST(RunDirectoryTest, UnwritableParentIsNamedWithAdvice) {
+  RealFileSystem fs;
+  // /proc refuses new folders whoever asks, so this works for root as well.
+  const auto dir = CreateRunDirectory(fs, {.root = "/proc/runs", .name = "a"});
+  ASSERT_FALSE(dir.ok());
+  EXPECT_THAT(dir.status().message(), HasSubstr("/proc/runs"));
+  EXPECT_THAT(dir.status().message(), HasSubstr("--run-dir"));
+}
+
+TEST(RunDirectoryTest, NewestUnfinishedRunIsFound) {
+  MemoryFileSystem fs;
+  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a").status().code(), StatusCode::kNotFound);
+  const std::string oldest = MustCreate(fs, "a", kNoon);
+  WriteJournal(fs, oldest, {ConfigOf(3), Commit(1)});
+  const std::string killed = MustCreate(fs, "a", kNoon + 60);
+  WriteJournal(fs, killed, {ConfigOf(3), Commit(1), Commit(2), RestoreTo(1)});
+  const std::string finished = MustCreate(fs, "a", kNoon + 120);
+  WriteJournal(fs, finished, {ConfigOf(2), Commit(1), Commit(2), End(0)});
+  MustCreate(fs, "a", kNoon + 180);                              // died before its first record
+  const std::string other = MustCreate(fs, "a-b", kNoon + 240);  // another name with this prefix
+  WriteJournal(fs, other, {ConfigOf(2)});
+
+  auto found = FindUnfinishedRun(fs, "runs", "a");
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  EXPECT_EQ(found->dir, killed);
+  EXPECT_EQ(found->last_step, StepNumber{1}) << "a restore undoes steps";
+  EXPECT_EQ(found->steps, 3);
+  EXPECT_EQ(found->run_id, killed);
+
+  ASSERT_TRUE(fs.RemoveTree(killed).ok());
+  ASSERT_TRUE(fs.RemoveTree(oldest).ok());
+  found = FindUnfinishedRun(fs, "runs", "a");
+  EXPECT_EQ(found.status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(found.status().message(), HasSubstr("is finished, the newest is " + finished));
+}
+
+TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilItsStepsAreDone) {
+  MemoryFileSystem fs;
+  const std::string dir = MustCreate(fs, "a", kNoon);
+  WriteJournal(fs, dir, {ConfigOf(3), Commit(1), End(0)});  // SIGTERM: code 0
+  EXPECT_FALSE(ReadRunState(fs, dir)->finished());
+  WriteJournal(fs, dir, {RestoreTo(1), Commit(2), Commit(3)});
+  EXPECT_FALSE(ReadRunState(fs, dir)->finished()) << "it died while ending";
+  WriteJournal(fs, dir, {RestoreTo(3), End(0)});
+  EXPECT_TRUE(ReadRunState(fs, dir)->finished());
+  EXPECT_EQ(ReadRunState(fs, "runs/none").status().code(), StatusCode::kNotFound);
+}
+
+TEST(RunDirectoryTest, DamagedJournalIsAnErrorNotSkipped) {
+  MemoryFileSystem fs;
+  const std::string older = MustCreate(fs, "a", kNoon);
+  WriteJournal(fs, older, {ConfigOf(3)});
+  const std::string newer = MustCreate(fs, "a", kNoon + 1);
+  WriteJournal(fs, newer, {ConfigOf(3)});
+  WriteJournal(fs, newer, {Commit(1)});
+  fs.FlipByte(newer + "/journal/0000.tpj", 100);
+  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a").status().code(), StatusCode::kDataLoss);
+}
+
+TEST(RunDirectoryTest, JournalIsFoundFromARunOrItself) {
+  MemoryFileSystem fs;
+  WriteJournal(fs, "runs/x", {ConfigOf(3)});
+  EXPECT_EQ(*JournalFolder(fs, "runs/x"), "runs/x/journal");
+  EXPECT_EQ(*JournalFolder(fs, "runs/x/journal"), "runs/x/journal");
+  EXPECT_EQ(JournalFolder(fs, "runs").status().code(), StatusCode::kNotFound);
+}
+
+TEST(RunDirectoryTest, OneProcessWorksOnARun) {
+  MemoryFileSystem fs;
+  const std::string dir = MustCreate(fs, "a", kNoon);
+  auto lock = LockRun(fs, dir);
+  ASSERT_TRUE(lock.ok());
+  EXPECT_THAT(LockRun(fs, dir).status().message(), HasSubstr("controller pid " + std::to_string(::getpid())));
+}
+
+}  // namespace
+}  // namespace tidepool::storage

@@ -1,0 +1,167 @@
+#include "core/tasks/data_source.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "core/tasks/jsonl_data.h"
+
+namespace tidepool::tasks {
+namespace {
+
+using ::testing::HasSubstr;
+
+StatusOr<JsonlData> Parse(const std::string& text, RowKind kind = RowKind::kRl, double max_bad = 0) {
+  return JsonlData::Parse(text, "rows.jsonl", {.kind = kind, .max_bad_fraction = max_bad});
+}
+
+std::string Error(const std::string& text, RowKind kind = RowKind::kRl) {
+  const auto data = Parse(text, kind);
+  return data.ok() ? "none" : data.status().message();
+}
+
+class TempFile {
+ public:
+  explicit TempFile(const std::string& text)
+      : path_((std::filesystem::path(testing::TempDir()) /
+               ("data_" + std::to_string(::getpid()) + "_" + std::to_string(++count_) + ".jsonl"))
+                  .string()) {
+    std::ofstream(path_) << text;
+  }
+  ~TempFile() { std::filesystem::remove(path_); }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  static inline int count_ = 0;
+  std::string path_;
+};
+
+TEST(JsonlDataTest, ReadsRowsAndKeepsFurtherFields) {
+  const auto data = Parse(
+      "{\"prompt\": \"a\", \"answer\": 5, \"level\": 3, \"tags\": [\"x\"], \"note\": \"n\"}\n\n{\"prompt\": "
+      "[{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"u\"}]}");
+  ASSERT_TRUE(data.ok()) << data.status().message();
+  ASSERT_EQ(data->size(), 2);
+  const Question first = data->Row(0);
+  EXPECT_EQ(first.answer, "5");
+  EXPECT_EQ(first.fields.at("level"), "3");
+  EXPECT_EQ(first.fields.at("tags"), "[\"x\"]");
+  EXPECT_EQ(first.fields.at("note"), "n");
+  const Question second = data->Row(1);
+  EXPECT_EQ(second.messages.size(), 2U);
+  EXPECT_EQ(second.prompt, "u");
+  EXPECT_EQ(data->line(1), 3);
+}
+
+TEST(JsonlDataTest, SftRowsNeedSomethingToLearn) {
+  EXPECT_EQ(Error("{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
+                  "\"content\": \"a\"}]}",
+                  RowKind::kSft),
+            "none");
+  EXPECT_EQ(Error("{\"prompt\": \"q\", \"answer\": \"a\"}", RowKind::kSft), "none");
+  EXPECT_THAT(Error("{\"prompt\": \"q\"}", RowKind::kSft),
+              HasSubstr("rows.jsonl:1: a prompt without an answer"));
+  EXPECT_THAT(Error("{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}", RowKind::kSft),
+              HasSubstr("no assistant turn"));
+}
+
+TEST(JsonlDataTest, BadLinesAreNamedAndCounted) {
+  const std::string message = Error(
+      "{\"prompt\": \"a\"}\nnot json\n[1]\n{\"prompt\": 5}\n{\"prompt\": [{\"role\": \"robot\", \"content\": "
+      "\"\"}]}\n{\"answer\": 1}\n");
+  EXPECT_THAT(message, HasSubstr("rows.jsonl: 5 of 6 lines cannot be used"));
+  EXPECT_THAT(message, HasSubstr("rows.jsonl:2: no valid JSON"));
+  EXPECT_THAT(message, HasSubstr("rows.jsonl:3: expected an object; found array"));
+  EXPECT_THAT(message, HasSubstr("rows.jsonl:5: prompt[0].role is 'robot'"));
+  EXPECT_THAT(message, HasSubstr("rows.jsonl:6: no prompt"));
+  std::string many = "broken\n";
+  for (int i = 0; i < 200; ++i) many += "{\"prompt\": \"a\"}\n";
+  const auto data = Parse(many, RowKind::kRl, 0.01);
+  ASSERT_TRUE(data.ok()) << data.status().message();
+  EXPECT_EQ(data->bad_lines(), 1);
+  EXPECT_EQ(data->size(), 200);
+}
+
+TEST(JsonlDataTest, EmptyAndMissingFilesAreErrors) {
+  EXPECT_THAT(Error("\n \n"), HasSubstr("no rows"));
+  EXPECT_EQ(JsonlData::Open("no/such.jsonl", {}).status().code(), StatusCode::kNotFound);
+}
+
+TEST(DataSourceTest, EachEpochHasEveryRowOnceInAnotherOrder) {
+  DataConfig config;
+  config.task = "products";
+  config.held_out = 9;
+  const auto source = DataSource::Create(config, 1, "rl");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  std::vector<std::vector<std::string>> epochs(2);
+  for (int64_t i = 0; i < 2 * source->size(); ++i)
+    epochs[static_cast<size_t>(i / source->size())].push_back(source->Row(i).prompt);
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_EQ(std::set<std::string>(epochs[0].begin(), epochs[0].end()).size(), epochs[0].size());
+  EXPECT_THAT(epochs[0], testing::UnorderedElementsAreArray(epochs[1]));
+}
+
+TEST(DataSourceTest, HeldOutRowsOfAFileAreNotTrainedOn) {
+  std::string text;
+  for (int i = 0; i < 100; ++i)
+    text += "{\"prompt\": \"q" + std::to_string(i % 90) + "\", \"answer\": \"a\"}\n";  // 10 prompts twice
+  const TempFile file(text);
+  DataConfig config;
+  config.path = file.path();
+  config.held_out = 30;
+  const auto source = DataSource::Create(config, 5, "rl");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_EQ(source->held_out_size(), 30);
+  std::set<std::string> held_out;
+  for (int64_t i = 0; i < 30; ++i) held_out.insert(source->HeldOut(i).prompt);
+  for (int64_t i = 0; i < source->size(); ++i) EXPECT_FALSE(held_out.contains(source->Row(i).prompt));
+  config.held_out = 60;
+  EXPECT_THAT(DataSource::Create(config, 5, "rl").status().message(),
+              HasSubstr("data.held_out: 60 of the 100 rows"));
+}
+
+TEST(DataSourceTest, EvalFileIsTheHeldOutPart) {
+  const TempFile train("{\"prompt\": \"a\", \"answer\": \"1\"}\n{\"prompt\": \"b\", \"answer\": \"1\"}\n");
+  const TempFile eval("{\"prompt\": \"b\", \"answer\": \"1\"}\n");
+  DataConfig config;
+  config.path = train.path();
+  config.eval_path = eval.path();
+  config.held_out = 0;
+  const auto source = DataSource::Create(config, 1, "rl");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_EQ(source->size(), 1);
+  EXPECT_EQ(source->Row(3).prompt, "a");
+  EXPECT_EQ(source->HeldOut(0).prompt, "b");
+  ASSERT_EQ(source->warnings().size(), 1U);
+  EXPECT_THAT(source->warnings()[0], HasSubstr("1 rows have the prompt of a held-out row"));
+}
+
+TEST(DataSourceTest, IdentityFollowsTheData) {
+  DataConfig config;
+  config.task = "reverse";
+  const auto identity = [&](uint64_t seed) {
+    return DataSource::Create(config, seed, "rl").value().identity();
+  };
+  const std::string first = identity(1);
+  EXPECT_EQ(first, identity(1));
+  EXPECT_NE(first, identity(2));
+  config.size = 5;
+  EXPECT_NE(first, identity(1));
+  const TempFile a("{\"prompt\": \"a\"}\n");
+  const TempFile b("{\"prompt\": \"a\"}\n");
+  const TempFile c("{\"prompt\": \"c\"}\n");
+  DataConfig files;
+  files.held_out = 0;
+  const auto of = [&](const TempFile& file) {
+    files.path = file.path();
+    return DataSource::Create(files, 1, "rl").value().identity();
+  };
+  EXPECT_EQ(of(a), of(b));  // the bytes count, not the name
+  EXPECT_NE(of(a), of(c));
+}
+
+}  // namespace
+}  // namespace tidepool::tasks

@@ -1,0 +1,114 @@
+"""What goes wrong before or at the start: one clear message, the right exit code, nothing half-written, no hang."""
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import unittest
+
+from harness import ROOT, TIDEPOOL, RunTest
+
+CONFIG = "configs/test/rl_colocated.yaml"
+
+
+class BadInputTest(RunTest):
+    def refused(self, result, *words, code=2):
+        self.assert_done(result, code)
+        for word in words:
+            self.assertIn(word, result.stderr)
+        self.assertNotIn("terminate called", result.stderr)
+
+    def write(self, text):
+        path = self.dir / "job.yaml"
+        path.write_text(text)
+        return str(path)
+
+    def base(self):
+        return (ROOT / CONFIG).read_text()
+
+    def test_unknown_key_names_file_line_and_the_nearest_key(self):
+        path = self.write(self.base().replace("groups_per_step", "group_per_step"))
+        self.refused(self.train(path), "job.yaml:", "group_per_step", "groups_per_step")
+        self.assertFalse(self.path().exists(), "a run directory was made for a config that is wrong")
+
+    def test_wrong_type(self):
+        path = self.write(self.base().replace("max_new_tokens: 8", "max_new_tokens: many"))
+        self.refused(self.train(path), "job.yaml:", "max_new_tokens", "many")
+
+    def test_missing_model_folder(self):
+        path = self.write("name: x\njob: rl\nmodel: {path: no/such/folder}\ndata: {task: products}\n"
+                          "reward: {functions: [{name: exact_answer}]}\n")
+        self.refused(self.train(path), "no/such/folder")
+
+    def test_truncated_safetensors(self):
+        self.assert_done(self.train(CONFIG, "train.steps=1"))
+        model = self.dir / "model"
+        shutil.copytree(self.path("final"), model)
+        weights = model / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        text = f"name: x\njob: rl\nmodel: {{path: {model}}}\ndata: {{task: reverse, length: [2, 3], letters: abcd, size: 32, held_out: 4}}\n" \
+               "reward: {functions: [{name: exact_answer}]}\ntrain: {steps: 1, groups_per_step: 2}\nrollout: {group_size: 2, max_new_tokens: 4}\n"
+        self.refused(self.train(self.write(text), run="second"), "model.safetensors", code=3)
+
+    def test_port_that_is_taken(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            self.refused(self.train(CONFIG, f"cluster.port={port}"), "cluster.port", str(port))
+
+    def test_bind_beyond_loopback(self):
+        self.refused(self.train(CONFIG, "cluster.bind=0.0.0.0"), "mutual TLS")
+
+    def test_run_directory_that_cannot_be_written(self):
+        if os.geteuid() == 0:
+            # Root writes anywhere; a file in the way is the same failure for everybody.
+            (self.dir / "file").write_text("")
+            result = self.command("train", CONFIG, "--run-dir", str(self.dir / "file" / "run"))
+        else:
+            (self.dir / "locked").mkdir(mode=0o500)
+            result = self.command("train", CONFIG, "--run-dir", str(self.dir / "locked" / "run"))
+        self.refused(result, "run")
+
+    def test_worker_binary_that_is_missing(self):
+        self.refused(self.train(CONFIG, f"cluster.worker_dir={self.dir}"), "cluster.worker_dir", "tidepool-worker")
+
+    def test_worker_that_dies_at_its_start_three_times(self):
+        fake = self.dir / "bin"
+        fake.mkdir()
+        (fake / "tidepool-worker").write_text("#!/bin/sh\nexit 7\n")
+        (fake / "tidepool-worker").chmod(0o755)
+        result = self.train(CONFIG, f"cluster.worker_dir={fake}", timeout=90)
+        self.refused(result, "exit status 7", code=3)
+
+    def test_batch_that_cannot_fit(self):
+        self.refused(self.train(CONFIG, "train.micro_batch_tokens=4"), "micro_batch_tokens")
+
+    def test_run_directory_that_holds_another_run(self):
+        self.assert_done(self.train(CONFIG, "train.steps=1"))
+        again = self.train(CONFIG, "train.steps=2", "seed=2", "--resume")
+        self.refused(again, "seed")
+
+    def test_disk_full(self):
+        mount = self.dir / "small"
+        mount.mkdir()
+        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True)
+        if made.returncode != 0:
+            self.skipTest("a small file system cannot be mounted here (needs root)")
+        try:
+            result = subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(mount / "run"), "train.steps=400", "checkpoint.every_steps=1"],
+                                    cwd=ROOT, capture_output=True, text=True, timeout=120)
+            self.assertIn(result.returncode, (2, 3), result.stderr)
+            self.assertTrue("full" in result.stderr or "space" in result.stderr, result.stderr)
+        finally:
+            subprocess.run(["umount", "-l", str(mount)], check=False)
+
+    def test_no_arguments_and_unknown_commands_are_usage_errors(self):
+        for args in [[], ["trian"], ["train"], ["train", "no/such/file.yaml"]]:
+            result = self.command(*args)
+            self.assertEqual(result.returncode, 2, args)
+            self.assertTrue(result.stderr.strip() or result.stdout.strip())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

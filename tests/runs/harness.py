@@ -1,0 +1,136 @@
+"""What the whole-run tests share: start the real binaries, watch a run directory, look at what it left."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("TIDEPOOL_BIN", ROOT / "build" / "bin"))
+TIDEPOOL = str(BIN / "tidepool")
+WORKER = str(BIN / "tidepool-worker")
+
+
+class RunTest(unittest.TestCase):
+    """A test with a folder of its own; whatever it started is ended with it."""
+
+    def setUp(self):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="tidepool-test-"))
+        self.started = []
+
+    def tearDown(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        if os.environ.get("TIDEPOOL_KEEP_RUNS"):
+            print("kept", self.dir, file=sys.stderr)
+        else:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+    def command(self, *args, timeout=120, env=None):
+        """Runs `tidepool ARGS` to its end."""
+        return subprocess.run([TIDEPOOL, *args], cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+                              env={**os.environ, **(env or {})})
+
+    def train(self, config, *args, run="run", timeout=180):
+        return self.command("train", config, "--run-dir", str(self.dir / run), *args, timeout=timeout)
+
+    def start(self, config, *args, run="run"):
+        """Starts `tidepool train` and returns at once."""
+        process = subprocess.Popen([TIDEPOOL, "train", config, "--run-dir", str(self.dir / run), *args], cwd=ROOT,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def assert_done(self, result, code=0):
+        self.assertEqual(result.returncode, code, f"stdout:\n{result.stdout}\nstderr:\n{result.stderr}")
+
+    def finish(self, process, code=0, timeout=180):
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            self.fail(f"still running after {timeout} s\nstdout:\n{out}\nstderr:\n{err}\nstatus:\n{self.status()}")
+        self.assertEqual(process.returncode, code, f"stdout:\n{out}\nstderr:\n{err}")
+        return out, err
+
+    # --- what a run left ---
+    def path(self, *parts, run="run"):
+        return self.dir.joinpath(run, *parts)
+
+    def status(self, run="run"):
+        try:
+            return json.loads(self.path("status.json", run=run).read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def metrics(self, run="run"):
+        rows = {}
+        for line in self.path("metrics.jsonl", run=run).read_text().splitlines():
+            row = json.loads(line)
+            rows.setdefault(row["step"], {}).update(row["metrics"])
+        return rows
+
+    def summary(self, run="run"):
+        return json.loads(self.path("summary.json", run=run).read_text())
+
+    def journal(self, run="run"):
+        result = self.command("journal", str(self.path(run=run)), "--json")
+        self.assert_done(result)
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def digests(self, run="run"):
+        """Digest of the weights after each step, the last life of a step counting."""
+        return {r["step"]: r["digest"] for r in self.journal(run) if r["kind"] == "STEP_COMMIT"}
+
+    def assert_checked(self, run="run"):
+        result = self.command("check", str(self.path(run=run)))
+        self.assert_done(result)
+
+    # --- while it runs ---
+    def wait_for(self, condition, timeout=60, what="the condition", process=None):
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            value = condition()
+            if value:
+                return value
+            if process is not None and process.poll() is not None:
+                out, err = process.communicate()
+                self.fail(f"ended ({process.returncode}) before {what}\nstdout:\n{out}\nstderr:\n{err}")
+            time.sleep(0.01)
+        self.fail(f"waited {timeout} s for {what}; status: {self.status()}")
+
+    def wait_step(self, step, process, run="run", timeout=90):
+        self.wait_for(lambda: self.status(run).get("step", -1) >= step, timeout, f"step {step}", process)
+
+    def worker_pid(self, place, run="run"):
+        for worker in self.status(run).get("workers", []):
+            if worker["place"] == place and worker["pid"] > 0:
+                return worker["pid"]
+        return 0
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill(pid, sig=signal.SIGKILL):
+    try:
+        os.kill(pid, sig)
+        return True
+    except ProcessLookupError:
+        return False

@@ -1,0 +1,101 @@
+"""Complete runs of the real binaries: every placement and kind of job, and what they leave behind."""
+import json
+import unittest
+
+from harness import RunTest
+
+
+class WholeRunTest(RunTest):
+    def check_run(self, run="run", steps=4):
+        rows = self.metrics(run)
+        self.assertEqual([s for s in rows if s > 0], list(range(1, steps + 1)))
+        self.assert_checked(run)
+        summary = self.summary(run)
+        self.assertEqual(summary["exit"], 0)
+        self.assertEqual(summary["steps"], steps)
+        for name in ["config.yaml", "report.html", "final/config.json", "final/model.safetensors", "final/tokenizer.json"]:
+            self.assertTrue(self.path(name, run=run).exists(), name)
+        self.assertTrue(list(self.path("tb", run=run).iterdir()))
+        self.assertTrue(list(self.path("trace", run=run).iterdir()))
+        return rows
+
+    def test_colocated_run_leaves_everything_a_user_looks_at(self):
+        result = self.train("configs/test/rl_colocated.yaml")
+        self.assert_done(result)
+        rows = self.check_run()
+        self.assertIn("critic/score/mean", rows[1])
+        self.assertEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 0)
+        self.assertIn("eval/accuracy", rows[0])
+        self.assertIn("eval/accuracy", rows[4])
+        samples = [json.loads(line) for line in self.path("samples", "step_1.jsonl").read_text().splitlines()]
+        self.assertEqual(len(samples), 4)
+        for sample in samples:
+            self.assertEqual(len(sample["ids"]), len(sample["logprobs"]))
+            self.assertEqual(len(sample["ids"]), len(sample["versions"]))
+        # Chunks are three tokens here: some sample crossed one.
+        self.assertTrue(any(len(s["ids"]) > 3 for s in samples))
+        generated = self.command("generate", "--model", str(self.path("final")), "--prompt", "rev abc=", "--max-new-tokens", "4")
+        self.assert_done(generated)
+
+    def test_split_run_trains_within_its_lag_bound_on_either_transport(self):
+        for transport in ["shared_memory", "stream"]:
+            with self.subTest(transport=transport):
+                result = self.train("configs/test/rl_split.yaml", f"cluster.weight_transport={transport}", run=transport)
+                self.assert_done(result)
+                rows = self.check_run(run=transport)
+                self.assertLessEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 1)
+
+    def test_split_without_lag_is_synchronous(self):
+        self.assert_done(self.train("configs/test/rl_split.yaml", "scheduler.max_lag_versions=0"))
+        rows = self.check_run()
+        self.assertEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 0)
+
+    def test_colocated_run_with_lag_keeps_the_bound(self):
+        self.assert_done(self.train("configs/test/rl_colocated.yaml", "scheduler.max_lag_versions=2"))
+        rows = self.check_run()
+        self.assertLessEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 2)
+
+    def test_supervised_job_lowers_its_loss(self):
+        self.assert_done(self.train("configs/test/sft.yaml", "train.steps=20"))
+        rows = self.metrics()
+        self.assert_checked()
+        self.assertLess(rows[20]["actor/pg_loss"], rows[1]["actor/pg_loss"])
+
+    def test_warm_start_is_a_job_of_its_own_and_the_main_job_starts_from_it(self):
+        self.assert_done(self.train("configs/test/warm_start.yaml"))
+        self.check_run()
+        self.assert_checked("run/warm_start")
+        self.assertEqual(self.summary("run/warm_start")["exit"], 0)
+
+    def test_deterministic_mode_recomputes_every_log_prob_exactly(self):
+        for name, extra in [("colocated", []), ("split", ["scheduler.placement=split", "scheduler.actor_slots=1",
+                                                          "cluster.slots=2", "cluster.threads_per_slot=1"])]:
+            with self.subTest(placement=name):
+                self.assert_done(self.train("configs/test/deterministic.yaml", *extra, run=name))
+                for step, row in self.metrics(name).items():
+                    if step > 0:
+                        self.assertEqual(row["training/rollout_logp_diff/max"], 0.0, f"step {step}")
+        # One slot of two threads or two of one: the same numbers, so the same weights.
+        self.assertEqual(self.digests("colocated"), self.digests("split"))
+
+    def test_two_deterministic_runs_end_with_the_same_weights(self):
+        self.assert_done(self.train("configs/test/deterministic.yaml", run="a"))
+        self.assert_done(self.train("configs/test/deterministic.yaml", run="b"))
+        self.assertEqual(self.digests("a"), self.digests("b"))
+
+    def test_a_finished_run_says_so_and_is_not_run_again(self):
+        self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=1"))
+        before = self.path("metrics.jsonl").read_text()
+        again = self.train("configs/test/rl_colocated.yaml", "train.steps=1", "--resume")
+        self.assert_done(again)
+        self.assertIn("finished", again.stdout + again.stderr)
+        self.assertEqual(self.path("metrics.jsonl").read_text(), before)
+
+    def test_a_finished_run_goes_on_with_more_steps(self):
+        self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=2"))
+        self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=4", "--resume"))
+        self.check_run()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

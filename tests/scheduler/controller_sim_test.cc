@@ -1,0 +1,405 @@
+// Complete runs of the real controller in a modelled cluster; every journal goes through the checker.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "scheduler/checker.h"
+#include "tests/scheduler/sim_cluster.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+void ExpectProven(const SimCluster& cluster) {
+  const CheckResult check = Check(cluster.journal());
+  EXPECT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
+}
+
+// Runs a job that has to reach its last step.
+SimResult RunJob(const SimOptions& options) {
+  SimCluster cluster(options);
+  const SimResult r = cluster.Run();
+  EXPECT_TRUE(r.ended) << "no end after " << r.seconds << " s";
+  EXPECT_EQ(r.code, 0) << r.why;
+  ExpectProven(cluster);
+  if (cluster.controller() != nullptr) {
+    EXPECT_EQ(cluster.controller()->View().step.value, options.controller.config.train.steps);
+  }
+  return r;
+}
+SimResult RunJob(const ControllerOptions& job, uint64_t seed = 1) {
+  return RunJob({.controller = job, .seed = seed, .faults = {}});
+}
+
+TEST(ControllerSimTest, ColocatedRunTrainsAllStepsAndEnds) { RunJob(SmallJob("colocated")); }
+
+TEST(ControllerSimTest, SplitRunTrainsAllStepsAtEveryLag) {
+  for (const int64_t eta : {0, 1, 2}) {
+    ControllerOptions job = SmallJob("split", 3);
+    job.config.scheduler.max_lag_versions = eta;
+    SCOPED_TRACE(eta);
+    RunJob(job);
+  }
+}
+
+TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
+  ControllerOptions job = SmallJob("colocated");
+  job.config.job = "sft";
+  job.eval_rows = 0;
+  SimCluster cluster({.controller = job, .seed = 1, .faults = {}});
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_EQ(cluster.started_workers(), 1);
+  ExpectProven(cluster);
+}
+
+SimOptions Swarm(uint64_t seed) {
+  Rng rng = Rng(seed).Fork("swarm");
+  SimOptions o;
+  o.seed = seed;
+  const bool colocated = rng.Chance(0.4);
+  o.controller = SmallJob(colocated ? "colocated" : "split", colocated ? 1 : rng.InRange(2, 4));
+  JobConfig& c = o.controller.config;
+  if (rng.Chance(0.15)) {
+    c.job = "sft";
+    if (rng.Chance(0.5)) o.controller.eval_rows = 0;
+  }
+  c.scheduler.max_lag_versions = rng.InRange(0, 2);
+  c.scheduler.on_stale = rng.Chance(0.6) ? "reissue" : rng.Chance(0.5) ? "mask" : "drop";
+  if (rng.Chance(0.3)) c.checkpoint.recovery_every_steps = 1;
+  c.checkpoint.every_steps = rng.InRange(0, 4);
+  c.eval.every_steps = rng.Chance(0.3) ? rng.InRange(1, 3) : 0;
+  if (rng.Chance(0.3)) c.algorithm.filter = "zero_variance";
+  if (rng.Chance(0.2)) c.scheduler.oversample = 1.5;
+  if (rng.Chance(0.2)) c.scheduler.min_step_batch_fraction = 0.5;
+  if (rng.Chance(0.3)) c.cluster.reattach_grace_s = 5;
+  c.reward.workers = rng.InRange(1, 2);
+  o.equal_rewards = rng.Chance(0.3) ? 0.4 : 0;
+  o.deterministic_training = rng.Chance(0.5);
+  o.mean_tokens = rng.Chance(0.3) ? 40 : 12;
+  SimFaults& f = o.faults;
+  // Some seeds have almost no faults, some almost all.
+  const double level = rng.Uniform();
+  const auto rate = [&](double most) { return rng.Chance(level) ? most * rng.Uniform() : 0.0; };
+  if (rng.Chance(level)) f.kill_mean_s = 2 + 20 * rng.Uniform();
+  if (rng.Chance(level * 0.5)) f.hang_mean_s = 10 + 40 * rng.Uniform();
+  if (rng.Chance(level)) f.controller_crash_mean_s = 2 + 20 * rng.Uniform();
+  f.crash_in_batch = rate(0.01);
+  f.start_fails = rate(0.1);
+  f.infra = rate(0.1);
+  f.grade_data = rate(0.03);
+  f.row_invalid = rate(0.1);
+  f.nonfinite = rate(0.1);
+  f.train_fails = rate(0.1);
+  f.bad_load = rate(0.1);
+  f.load_error = rate(0.1);
+  f.publish_error = rate(0.1);
+  f.state_error = rate(0.1);
+  f.checkpoint_fails = rate(0.2);
+  f.checkpoint_rots = rate(0.1);
+  f.chunk_error = rate(0.02);
+  f.duplicate = rate(0.2);
+  f.lost_heartbeat = rate(0.3);
+  f.heal_after_s = 60;
+  return o;
+}
+
+
+// 400 seeds; more by TIDEPOOL_SWARM_SEEDS.
+uint64_t Seeds() {
+  const char* n = std::getenv("TIDEPOOL_SWARM_SEEDS");
+  return n == nullptr ? 400 : std::strtoull(n, nullptr, 10);
+}
+
+TEST(ControllerSimTest, NothingIsLostWhateverDies) {
+  int64_t faults = 0, lives = 0, done = 0;
+  for (uint64_t seed = 0; seed < Seeds(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const SimOptions options = Swarm(seed);
+    SimCluster cluster(options);
+    const SimResult r = cluster.Run();
+    ASSERT_TRUE(r.ended) << "no end after " << r.seconds << " s";
+    const CheckResult check = Check(cluster.journal());
+    ASSERT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
+    faults += r.faults;
+    lives += r.lives;
+    done += r.code == 0 ? 1 : 0;
+    if (r.code == 0) continue;
+    // An early end names one of the faults that were dealt out, never a stall.
+    const SimFaults& f = options.faults;
+    const auto because = [&](const char* kind) { return r.why.starts_with(std::string("fault=") + kind); };
+    EXPECT_TRUE((because("no_checkpoint") && (f.checkpoint_rots > 0 || f.state_error > 0)) || (because("checkpoint") && f.checkpoint_fails > 0) ||
+                (because("nonfinite") && f.nonfinite > 0) || (because("train") && f.train_fails > 0) ||
+                (because("start_failed") && f.start_fails > 0) || (because("fleet_dead") && (f.kill_mean_s > 0 || f.hang_mean_s > 0)) ||
+                (because("state") && f.state_error > 0) || (because("reward_infra") && f.infra > 0))
+        << r.why;
+  }
+  RecordProperty("faults", static_cast<int>(faults));
+  EXPECT_GT(faults, static_cast<int64_t>(Seeds()));
+  EXPECT_GT(lives, static_cast<int64_t>(Seeds()));
+  EXPECT_GT(done, static_cast<int64_t>(Seeds() * 9 / 10));
+}
+
+TEST(ControllerSimTest, OneSeedGivesOneJournal) {
+  for (uint64_t seed = 0; seed < 25; ++seed) {
+    SimCluster a(Swarm(seed)), b(Swarm(seed));
+    EXPECT_EQ(a.Run().journal_hash, b.Run().journal_hash) << "seed " << seed;
+  }
+}
+
+// Deterministic mode, one slot, lag 0: the weights do not know that the run was killed.
+TEST(ControllerSimTest, KilledAnywhereAndResumedEndsWithTheSameWeights) {
+  for (const char* filter : {"none", "zero_variance"}) {
+    SimOptions o{.controller = SmallJob("colocated"), .seed = 3, .faults = {}};
+    o.controller.config.algorithm.filter = filter;
+    o.controller.config.checkpoint.every_steps = 4;
+    o.equal_rewards = 0.2;
+    const uint64_t whole = RunJob(o).weights;
+    for (uint64_t k = 0; k < 40; ++k) {
+      SCOPED_TRACE(testing::Message() << filter << " crash series " << k);
+      SimOptions broken = o;
+      broken.seed = 3;
+      broken.faults.controller_crash_mean_s = 0.5 + 0.1 * static_cast<double>(k);
+      broken.faults.kill_mean_s = k % 2 == 0 ? 0 : 4;
+      broken.controller.config.checkpoint.recovery_every_steps = k % 3 == 0 ? 1 : 0;
+      broken.faults.heal_after_s = 20;
+      SimCluster cluster(broken);
+      const SimResult r = cluster.Run();
+      ASSERT_EQ(r.code, 0) << r.why;
+      EXPECT_EQ(r.weights, whole);
+      ExpectProven(cluster);
+    }
+  }
+}
+
+TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
+  // The controller dies after each single event of a short run in turn.
+  ControllerOptions job = SmallJob("split", 2);
+  job.config.train.steps = 2;
+  job.config.scheduler.max_lag_versions = 1;
+  int64_t events = 0;
+  {
+    SimCluster cluster({.controller = job, .seed = 5, .faults = {}});
+    events = cluster.Run().events;
+  }
+  for (int64_t k = 1; k < events; ++k) {
+    SCOPED_TRACE(testing::Message() << "killed after event " << k);
+    SimCluster cluster({.controller = job, .seed = 5, .faults = {}});
+    int64_t seen = 0;
+    cluster.on_event = [&](const Event&) {
+      if (++seen == k) cluster.CrashController();
+      return true;
+    };
+    const SimResult r = cluster.Run();
+    ASSERT_EQ(r.code, 0) << r.why;
+    ASSERT_EQ(r.lives, 2);
+    ExpectProven(cluster);
+  }
+}
+
+TEST(ControllerSimTest, StopWritesACheckpointAndEndsWithinItsBudget) {
+  for (double at = 0.1; at < 6; at += 0.23) {
+    SCOPED_TRACE(testing::Message() << "stopped at " << at);
+    SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+    o.controller.config.train.steps = 1000;
+    o.faults.stop_at_s = at;
+    SimCluster cluster(o);
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 0) << r.why;
+    EXPECT_LT(r.seconds - at, 20);
+    ExpectProven(cluster);
+    int64_t committed = -1, steps = 0;
+    for (const JournalEntry& e : cluster.journal()) {
+      if (const auto* c = std::get_if<record::CheckpointCommit>(&e.record)) committed = c->step.value;
+      if (const auto* c = std::get_if<record::StepCommit>(&e.record)) steps = c->step.value;
+    }
+    if (committed >= 0) {
+      EXPECT_EQ(committed, steps) << "the last step is in a checkpoint";
+    }
+  }
+}
+
+TEST(ControllerSimTest, StopDoesNotWaitForAStepThatHangs) {
+  SimOptions o{.controller = SmallJob("split", 2), .seed = 2, .faults = {}};
+  o.controller.config.train.steps = 1000;
+  o.faults.stop_at_s = 5;
+  SimCluster cluster(o);
+  cluster.on_event = [](const Event& e) { return !std::holds_alternative<event::TrainDone>(e); };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_LT(r.seconds, 5 + 20);
+  ExpectProven(cluster);
+}
+
+TEST(ControllerSimTest, SecondStopEndsAtOnce) {
+  SimOptions o{.controller = SmallJob("split", 2), .seed = 2, .faults = {}};
+  o.controller.config.train.steps = 1000;
+  o.faults.stop_at_s = 3;
+  o.faults.stop_now_after_s = 0.01;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_LT(r.seconds, 3.05);
+  ExpectProven(cluster);
+}
+
+TEST(ControllerSimTest, StoppedRunGoesOnAndAFinishedOneSaysSo) {
+  SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+  o.faults.stop_at_s = 3;
+  SimCluster cluster(o);
+  EXPECT_EQ(cluster.Run().code, 0);
+  auto again = Controller::Create(o.controller, cluster.journal());
+  ASSERT_TRUE(again.ok());
+  std::vector<Command> commands = (*again)->Handle(event::Started{}, {});
+  EXPECT_TRUE(std::none_of(commands.begin(), commands.end(), [](const Command& c) { return std::holds_alternative<command::Finish>(c); }));
+
+  o.faults.stop_at_s = 0;
+  SimCluster whole(o);
+  EXPECT_EQ(whole.Run().code, 0);
+  again = Controller::Create(o.controller, whole.journal());
+  ASSERT_TRUE(again.ok());
+  commands = (*again)->Handle(event::Started{}, {});
+  ASSERT_EQ(commands.size(), 1U);
+  const auto* finish = std::get_if<command::Finish>(&commands[0]);
+  ASSERT_NE(finish, nullptr);
+  EXPECT_EQ(finish->code, 0);
+  EXPECT_EQ(finish->why, "already finished");
+}
+
+TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
+  ControllerOptions job = SmallJob("split", 3);
+  job.config.cluster.reattach_grace_s = 10;
+  job.config.train.steps = 3;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+  int64_t chunks = 0;
+  cluster.on_event = [&](const Event& e) {
+    if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) cluster.CrashController();
+    return true;
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_EQ(r.lives, 2);
+  ExpectProven(cluster);
+  EXPECT_EQ(cluster.started_workers(), 4);  // 3 devices and a grader, each once
+  int64_t joins = 0, held = 0, again = 0;
+  for (const JournalEntry& e : cluster.journal()) {
+    joins += std::holds_alternative<record::Join>(e.record) ? 1 : 0;
+    if (const auto* i = std::get_if<record::Issue>(&e.record)) again += i->att > 0 ? 1 : 0;
+    if (const auto* x = std::get_if<record::End>(&e.record)) held += e.ctl_epoch == 2 && x->att == 0 ? 1 : 0;
+  }
+  EXPECT_EQ(joins, 4);
+  EXPECT_GT(held, 0) << "some sample went on in its first attempt";
+}
+
+TEST(ControllerSimTest, LostRolloutWorkerCostsNoTokenThatWasReported) {
+  ControllerOptions job = SmallJob("split", 3);
+  job.config.rollout.chunk_tokens = 32;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+  int64_t progress = 0;
+  cluster.on_event = [&](const Event& e) {
+    const auto* p = std::get_if<event::ChunkProgress>(&e);
+    if (p != nullptr && !p->tid.is_eval() && ++progress == 1) cluster.KillWorker(p->worker.worker);
+    return true;
+  };
+  bool continued = false;
+  cluster.on_command = [&](const Command& c) {
+    if (const auto* s = std::get_if<command::StartChunk>(&c)) continued |= s->generated > 0;
+  };
+  EXPECT_EQ(cluster.Run().code, 0);
+  EXPECT_TRUE(continued) << "a chunk went on in its middle, in the same attempt";
+  ExpectProven(cluster);
+  for (const JournalEntry& e : cluster.journal()) {
+    if (const auto* i = std::get_if<record::Issue>(&e.record)) {
+      EXPECT_EQ(i->att, 0);
+    }
+  }
+}
+
+TEST(ControllerSimTest, LostActorWithRecoveryCopyLosesAtMostOneStep) {
+  for (const int64_t recovery : {0, 1}) {
+    ControllerOptions job = SmallJob("split", 2);
+    job.config.checkpoint.recovery_every_steps = recovery;
+    job.config.checkpoint.every_steps = 0;
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    int64_t steps = 0;
+    cluster.on_command = [&](const Command& c) {
+      if (std::holds_alternative<command::Train>(c) && ++steps == 5) cluster.KillWorker({0});
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    ExpectProven(cluster);
+    int64_t undone = 0, last = 0;
+    for (const JournalEntry& e : cluster.journal()) {
+      if (const auto* c = std::get_if<record::StepCommit>(&e.record)) last = c->step.value;
+      if (const auto* x = std::get_if<record::Restore>(&e.record)) undone += last - x->step.value;
+    }
+    EXPECT_EQ(undone, recovery == 1 ? 0 : 4);
+  }
+}
+
+TEST(ControllerSimTest, NothingMovingForTheLimitEndsTheRunAndNamesWhoIsWaitedFor) {
+  SimOptions o{.controller = SmallJob("split", 2), .seed = 2, .faults = {}};
+  o.controller.config.cluster.stall_timeout_s = 30;
+  SimCluster cluster(o);
+  cluster.on_event = [](const Event& e) { return !std::holds_alternative<event::PayloadStored>(e); };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=no_progress")) << r.why;
+  EXPECT_NE(r.why.find("payloads_being_stored=12"), std::string::npos) << r.why;
+  EXPECT_LT(r.seconds, 40);
+  ExpectProven(cluster);
+}
+
+TEST(ControllerSimTest, WorkerThatNeverStartsEndsTheRunAfterThreeTries) {
+  SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+  o.faults.start_fails = 1;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_NE(r.why.find("died three times before it joined"), std::string::npos) << r.why;
+  EXPECT_LT(r.seconds, 30);
+}
+
+TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
+  SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+  o.controller.config.eval.before_train = false;
+  o.faults.infra = 1;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=reward_infra")) << r.why;
+  for (const JournalEntry& e : cluster.journal()) EXPECT_FALSE(std::holds_alternative<record::StepBegin>(e.record));
+}
+
+TEST(ControllerSimTest, TrainedLagNeverExceedsTheBoundAndIsUsed) {
+  ControllerOptions job = SmallJob("split", 3);
+  job.config.scheduler.max_lag_versions = 2;
+  job.config.train.steps = 12;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}, .mean_tokens = 30});
+  EXPECT_EQ(cluster.Run().code, 0);
+  int64_t most = 0;
+  for (const command::StepReport& r : cluster.reports()) most = std::max(most, r.lag_max);
+  EXPECT_GE(most, 1);
+  EXPECT_LE(most, 2);
+  ExpectProven(cluster);
+}
+
+TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
+  for (const char* placement : {"colocated", "split"}) {
+    ControllerOptions job = SmallJob(placement, placement[0] == 'c' ? 1 : 3);
+    job.config.eval.every_steps = 2;
+    job.config.scheduler.max_lag_versions = 1;
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    EXPECT_EQ(cluster.Run().code, 0);
+    std::vector<int64_t> steps;
+    for (const command::EvalReport& e : cluster.evals()) {
+      steps.push_back(e.step.value);
+      EXPECT_EQ(e.total, 6);
+      EXPECT_EQ(e.v.number, e.step.value);
+    }
+    EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 6})) << placement;
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler

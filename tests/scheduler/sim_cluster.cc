@@ -1,0 +1,601 @@
+#include "tests/scheduler/sim_cluster.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/check.h"
+#include "core/base/hash.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+constexpr double kTick = 0.1, kTokenSeconds = 0.01, kStepTokens = 4;
+
+struct Hasher {
+  uint64_t h = 1;
+  void Add(uint64_t x) { h = Mix64(h ^ x); }
+  void operator()(const char*, const std::string& s) { Add(Hash64(s)); }
+  void operator()(const char*, const int64_t& x) { Add(static_cast<uint64_t>(x)); }
+  void operator()(const char*, const int32_t& x) { Add(static_cast<uint64_t>(x)); }
+  void operator()(const char*, const uint64_t& x) { Add(x); }
+  void operator()(const char*, const double& x) { Add(static_cast<uint64_t>(std::llround(x * 1e9))); }
+  template <typename Tag>
+  void operator()(const char*, const StrongId<Tag>& x) { Add(static_cast<uint64_t>(x.value)); }
+  void operator()(const char*, const SampleId& t) { Add(SampleUid(t)); }
+  void operator()(const char*, const Version& v) { Add(static_cast<uint64_t>(v.lineage) * 1000003 + static_cast<uint64_t>(v.number)); }
+  void operator()(const char*, const WorkerRef& w) { Add(static_cast<uint64_t>(w.worker.value * 1000003 + w.inc.value)); }
+  void operator()(const char*, const record::TrainedRow& r) { record::VisitFields(r, *this); }
+  void operator()(const char*, const record::SlotPlan& r) { record::VisitFields(r, *this); }
+  void operator()(const char*, const std::pair<std::string, double>& p) { (*this)("", p.first), (*this)("", p.second); }
+  template <typename T>
+  void operator()(const char*, const std::vector<T>& items) {
+    Add(items.size());
+    for (const T& x : items) (*this)("", x);
+  }
+  template <typename E>
+    requires std::is_enum_v<E>
+  void operator()(const char*, const E& e) { Add(static_cast<uint64_t>(e)); }
+};
+
+}  // namespace
+
+uint64_t HashJournal(const std::vector<JournalEntry>& journal) {
+  Hasher h;
+  for (const JournalEntry& e : journal) {
+    h.Add(e.record.index());
+    h.Add(e.ctl_epoch);
+    std::visit([&](const auto& r) { record::VisitFields(r, h); }, e.record);
+  }
+  return h.h;
+}
+
+ControllerOptions SmallJob(const std::string& placement, int64_t slots) {
+  ControllerOptions o;
+  o.run_id = "run";
+  o.config_digest = "digest";
+  o.data_rows = 40;
+  o.eval_rows = 6;
+  JobConfig& c = o.config;
+  c.scheduler.placement = placement;
+  c.cluster.slots = slots;
+  c.train.groups_per_step = 4;
+  c.train.steps = 6;
+  c.rollout.group_size = 3;
+  c.rollout.max_new_tokens = 32;
+  c.rollout.chunk_tokens = 8;
+  c.rollout.max_concurrent = 24;
+  c.checkpoint.every_steps = 3;
+  c.reward.functions = {{.name = "exact_answer", .endpoint = "", .weight = 1.0, .timeout_s = 5}};
+  c.cluster.start_timeout_s = 100;
+  c.cluster.stall_timeout_s = 120;
+  return o;
+}
+
+SimCluster::SimCluster(const SimOptions& options)
+    : options_(options), rng_delays_(Rng(options.seed).Fork("delays")), rng_faults_(Rng(options.seed).Fork("faults")) {}
+SimCluster::~SimCluster() = default;
+
+double SimCluster::Delay(double mean_s) { return mean_s * (0.2 + 1.6 * rng_delays_.Uniform()); }
+
+void SimCluster::At(Duration delay, Action action) { queue_.push({now_.t + delay, seq_++, std::move(action)}); }
+
+SimCluster::Proc* SimCluster::Find(int64_t id) {
+  const auto it = procs_.find(id);
+  return it == procs_.end() || !it->second.alive ? nullptr : &it->second;
+}
+
+SimCluster::Proc* SimCluster::Find(const WorkerRef& ref) {
+  for (auto& [id, p] : procs_) {
+    if (p.alive && p.worker == ref.worker && p.inc == ref.inc) return &p;
+  }
+  return nullptr;
+}
+
+int64_t SimCluster::LengthOf(const SampleId& tid) const {
+  // Geometric-ish, the same for every attempt (noise is keyed by sample and position).
+  const float u = SampleUniform(options_.seed, SampleUid(tid), 0, 7);
+  return std::max<int64_t>(1, static_cast<int64_t>(-std::log(1 - u) * options_.mean_tokens));
+}
+
+double SimCluster::RewardOf(const SampleId& tid, uint64_t content) const {
+  const SampleId group{tid.ordinal, tid.issue, 0};
+  if (SampleUniform(options_.seed, SampleUid(group), 0, 8) < options_.equal_rewards) return 1;
+  return static_cast<double>((content ^ SampleUid(tid)) % 2);
+}
+
+void SimCluster::Out(Proc& proc, Event event, double delay_s) {
+  const int64_t id = proc.id;
+  const TimePoint at = std::max(now_.t + FromSeconds(delay_s + Delay(0.001)), proc.last_out + Duration(1));
+  proc.last_out = at;
+  const int64_t life = life_;
+  const auto send = [this, id, life, event = std::move(event)] {
+    const auto it = procs_.find(id);
+    if (it == procs_.end() || it->second.hung || life != life_) return;  // sent before it died: still arrives
+    Deliver(event);
+    // Token messages are made unique by the reply window; a repeat of another kind has to be harmless.
+    if (!std::holds_alternative<event::ChunkProgress>(event) && Chance(options_.faults.duplicate)) Deliver(event);
+  };
+  At(at - now_.t, send);
+}
+
+void SimCluster::Storage(Event event, double delay_s) {
+  const int64_t life = life_;
+  At(FromSeconds(delay_s), [this, life, event = std::move(event)] {
+    if (life == life_) Deliver(event);
+  });
+}
+
+void SimCluster::Fault(double mean_s, const char* name, const std::function<void()>& what) {
+  if (mean_s <= 0) return;
+  const double gap = -std::log(1 - rng_faults_.Uniform()) * mean_s;
+  At(FromSeconds(gap), [this, mean_s, name, what] {
+    if (over_ || !(now_ < FromSeconds(options_.faults.heal_after_s))) return;
+    ++result_.faults;
+    what();
+    Fault(mean_s, name, what);
+  });
+}
+
+void SimCluster::StartController() {
+  ++life_;
+  ++result_.lives;
+  crash_ = false;
+  tokens_.clear();
+  auto created = Controller::Create(options_.controller, journal_);
+  TP_CHECK(created.ok()) << created.status().ToString();
+  controller_ = std::move(created).value();
+  const int64_t life = life_;
+  // Workers that wait for the controller come back.
+  for (auto& [id, p] : procs_) {
+    if (!p.alive || p.hung) continue;
+    At(FromSeconds(Delay(0.2)), [this, id = id, life] {
+      Proc* q = Find(id);
+      if (q == nullptr || life != life_) return;
+      q->joined = false;
+      event::WorkerJoined join{.worker = q->worker, .name = "again", .kind = q->kind, .slot = {}, .device_bytes = 0, .restored_inc = q->inc, .held = {}};
+      for (auto& [key, c] : q->chunks) {
+        join.held.push_back({c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
+        tokens_[key] = c.tokens;
+      }
+      Out(*q, join);
+    });
+  }
+  Deliver(event::Started{});
+}
+
+void SimCluster::CrashController() { crash_ = true; }
+
+void SimCluster::AfterController() {
+  // What was not synced may be gone, from any record on.
+  if (journal_.size() > durable_) {
+    journal_.resize(durable_ + static_cast<size_t>(rng_faults_.Below(static_cast<int64_t>(journal_.size() - durable_) + 1)));
+  }
+  durable_ = journal_.size();
+  controller_.reset();
+  ++life_;
+  if (options_.controller.config.cluster.reattach_grace_s <= 0) {
+    for (auto& [id, p] : procs_) p.alive = false;
+  }
+}
+
+void SimCluster::Deliver(const Event& event) {
+  if (controller_ == nullptr || over_) return;
+  if (on_event && !on_event(event)) return;
+  ++result_.events;
+  const std::vector<Command> commands = controller_->Handle(event, now_.t);
+  const size_t before = durable_;
+  bool durable = false;
+  for (const Command& c : commands) {
+    if (const auto* a = std::get_if<command::Append>(&c)) {
+      journal_.push_back({.lsn = {static_cast<int64_t>(journal_.size())}, .ctl_epoch = static_cast<uint32_t>(result_.lives),
+                          .mono_ns = static_cast<uint64_t>(now_.t.since_start.count()), .record = a->record});
+      durable |= !IsLazy(a->record);
+    }
+  }
+  if (!commands.empty() && Chance(options_.faults.crash_in_batch)) {
+    // Any part of the records may have reached the disk, no command was executed.
+    ++result_.faults;
+    durable_ = before;
+    AfterController();
+    At(FromSeconds(0.5), [this] { if (result_.lives < 1000) StartController(); });
+    return;
+  }
+  if (durable) durable_ = journal_.size();
+  for (const Command& c : commands) {
+    if (on_command) on_command(c);
+    Execute(c);
+  }
+  if (crash_ && !over_) {
+    ++result_.faults;
+    AfterController();
+    At(FromSeconds(0.5), [this] { StartController(); });
+  }
+}
+
+void SimCluster::Spawn(WorkerId worker) {
+  ++started_workers_;
+  const int64_t life = life_;
+  if (Chance(options_.faults.start_fails)) {
+    At(FromSeconds(Delay(0.5)), [this, worker, life] {
+      if (life == life_) Deliver(event::WorkerStartFailed{worker, "exit status 1"});
+    });
+    return;
+  }
+  const int64_t id = next_proc_++;
+  Proc& p = procs_[id];
+  p.id = id;
+  p.worker = worker;
+  p.kind = worker.value < options_.controller.config.cluster.slots ? WorkerKind::kDevice : WorkerKind::kReward;
+  event::WorkerJoined join{.worker = worker, .name = "w", .kind = p.kind, .slot = {}, .device_bytes = 1 << 30, .restored_inc = {}, .held = {}};
+  Out(p, join, Delay(0.5));
+}
+
+void SimCluster::Die(Proc& proc, bool seen) {
+  if (!proc.alive) return;
+  proc.alive = false;
+  const int64_t life = life_;
+  const WorkerRef ref{proc.worker, proc.inc};
+  const bool joined = proc.joined;
+  if (!seen) return;
+  At(FromSeconds(Delay(0.05)), [this, ref, life, joined] {
+    if (life != life_) return;
+    if (joined) {
+      Deliver(event::WorkerLost{ref, "killed", true});
+    } else {
+      Deliver(event::WorkerStartFailed{ref.worker, "died before it joined"});
+    }
+  });
+}
+
+void SimCluster::KillWorker(WorkerId worker) {
+  for (auto& [id, p] : procs_) {
+    if (p.alive && p.worker == worker) Die(p, true);
+  }
+}
+
+void SimCluster::Beat(int64_t id) {
+  Proc* p = Find(id);
+  if (p == nullptr || p->hung || over_) return;
+  if (controller_ != nullptr && p->joined && !Chance(options_.faults.lost_heartbeat)) {
+    event::Heartbeat beat{.worker = {p->worker, p->inc}, .engine = std::nullopt, .op = "", .op_seq = p->op_seq};
+    if (!p->chunks.empty()) beat.engine = event::EngineSample{.kv_usage = 0.1, .running = static_cast<int64_t>(p->chunks.size()), .waiting = 0, .preemptions = 0, .step_s = kTokenSeconds * kStepTokens};
+    Out(*p, beat);
+  }
+  At(FromSeconds(0.5), [this, id] { Beat(id); });
+}
+
+void SimCluster::EngineStep(int64_t id) {
+  Proc* p = Find(id);
+  if (p == nullptr || p->hung || over_) return;
+  if (p->joined && !p->loading && p->admitted) {
+    std::vector<std::pair<SampleId, int32_t>> keys;
+    for (const auto& [key, c] : p->chunks) keys.push_back(key);
+    for (const auto& key : keys) {
+      Chunk& c = p->chunks.at(key);
+      const WorkerRef ref{p->worker, p->inc};
+      if (Chance(options_.faults.chunk_error)) {
+        Out(*p, event::ChunkFinished{ref, c.tid, c.att, event::ChunkEnd::kError, "sim"});
+        p->chunks.erase(key);
+        continue;
+      }
+      const int64_t length = LengthOf(c.tid), limit = options_.controller.config.rollout.max_new_tokens;
+      const int64_t n = std::min({static_cast<int64_t>(kStepTokens), c.left, std::min(length, limit) - c.tokens.count});
+      for (int64_t i = 0; i < n; ++i) c.tokens.content = Mix64(c.tokens.content ^ p->weights ^ static_cast<uint64_t>(c.tokens.count++));
+      c.left -= n;
+      if (!c.tokens.v_min.valid() || p->version < c.tokens.v_min) c.tokens.v_min = p->version;
+      if (!c.tokens.v_max.valid() || c.tokens.v_max < p->version) c.tokens.v_max = p->version;
+      Out(*p, event::ChunkProgress{ref, c.tid, c.att, n, p->version});
+      const Tokens copy = c.tokens;
+      const int64_t life = life_;
+      At(p->last_out - now_.t, [this, key, copy, life] { if (life == life_ && controller_) tokens_[key] = copy; });
+      std::optional<event::ChunkEnd> end;
+      if (c.tokens.count >= length) end = event::ChunkEnd::kEos;
+      else if (c.tokens.count >= limit) end = event::ChunkEnd::kLength;
+      else if (c.left <= 0) end = event::ChunkEnd::kChunkLimit;
+      if (end) {
+        Out(*p, event::ChunkFinished{ref, c.tid, c.att, *end, ""});
+        p->chunks.erase(key);
+      }
+    }
+    if (p->draining) FinishDrain(*p);
+  }
+  At(FromSeconds(kTokenSeconds * kStepTokens), [this, id] { EngineStep(id); });
+}
+
+void SimCluster::FinishDrain(Proc& p) {
+  const WorkerRef ref{p.worker, p.inc};
+  for (const auto& [key, c] : p.chunks) Out(p, event::ChunkFinished{ref, c.tid, c.att, event::ChunkEnd::kDrained, ""});
+  p.chunks.clear();
+  Out(p, event::Drained{ref, p.draining->slot, p.draining->epoch});
+  p.draining.reset();
+}
+
+// Commands, as processes and storage see them.
+struct SimCluster::Do {
+  SimCluster& s;
+
+  void operator()(const command::Append&) {}
+  void operator()(const command::StartWorker& c) {
+    const int64_t life = s.life_;
+    s.At(c.delay, [&s = s, c, life] { if (life == s.life_) s.Spawn(c.worker); });
+  }
+  void operator()(const command::KillWorker& c) {
+    for (auto& [id, p] : s.procs_) {
+      if (p.alive && p.worker == c.worker.worker && (!c.worker.inc.valid() || p.inc == c.worker.inc)) s.Die(p, false);
+    }
+  }
+  void operator()(const command::Welcome& c) {
+    for (auto& [id, p] : s.procs_) {
+      if (!p.alive || p.worker != c.worker || p.joined) continue;
+      const bool again = p.inc == c.inc;
+      p.inc = c.inc;
+      p.joined = true;
+      if (again) return;
+      p.chunks.clear();
+      p.version = {};
+      p.admitted = false;
+      p.loading.reset();
+      p.state_step = {};
+      s.Beat(id);
+      if (p.kind == WorkerKind::kDevice) s.EngineStep(id);
+      return;
+    }
+  }
+  void operator()(const command::RefuseWorker& c) {
+    for (auto& [id, p] : s.procs_) {
+      if (p.alive && p.worker == c.worker && !p.joined) s.Die(p, false);
+    }
+  }
+  void operator()(const command::PrepareRow& c) {
+    const auto& job = s.options_.controller;
+    const int64_t row = c.ordinal % job.data_rows;
+    const double delay = s.Delay(0.002);
+    if (SampleUniform(s.options_.seed, Mix64(static_cast<uint64_t>(row)), 1, 9) < s.options_.faults.row_invalid) {
+      s.Storage(event::RowInvalid{c.ordinal, c.issue, "sim"}, delay);
+      return;
+    }
+    s.Storage(event::RowReady{c.ordinal, c.issue, 5 + row % 3}, delay);
+    if (job.config.job == "sft") {
+      const SampleId tid{c.ordinal, c.issue, 0};
+      s.payload_[tid] = {1, SampleUid({row, 0, 0}), {}, {}};
+      s.Storage(event::PayloadStored{tid, 0, 5, 5, SampleUid({row, 0, 0}), -1, 0, 0}, s.Delay(0.002));
+    }
+  }
+  void operator()(const command::StartChunk& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->epoch == c.epoch) << "epoch " << p->epoch.value << " " << c.epoch.value;
+    Chunk chunk{.tid = c.tid, .att = c.att, .left = c.chunk_tokens, .tokens = {}, .cancelled = false};
+    const auto it = s.tokens_.find({c.tid, c.att});
+    if (it != s.tokens_.end()) chunk.tokens = it->second;
+    TP_CHECK(chunk.tokens.count == c.generated) << ToString(c.tid) << " has " << chunk.tokens.count << " tokens, not " << c.generated;
+    p->chunks[{c.tid, c.att}] = chunk;
+  }
+  void operator()(const command::CancelChunk& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    if (p->chunks.erase({c.tid, c.att}) > 0) s.Out(*p, event::ChunkFinished{c.worker, c.tid, c.att, event::ChunkEnd::kCancelled, ""});
+  }
+  void operator()(const command::ForgetGroup&) {}
+  void operator()(const command::StorePayload& c) {
+    const auto it = s.tokens_.find({c.tid, c.att});
+    TP_CHECK(it != s.tokens_.end()) << "payload of " << ToString(c.tid) << " without tokens";
+    const Tokens tokens = it->second;
+    s.Storage(event::PayloadStored{c.tid, c.att, 5, tokens.count, tokens.content, 0, 0, tokens.count * 4}, s.Delay(0.01));
+    const int64_t life = s.life_;
+    s.At(Duration(0), [&s = s, c, tokens, life] { if (life == s.life_) s.payload_[c.tid] = tokens; });
+  }
+  void operator()(const command::DiscardTokens& c) { s.tokens_.erase({c.tid, c.att}); }
+  void operator()(const command::Grade& c) {
+    Proc* p = s.Find(c.grader);
+    if (p == nullptr || p->hung) return;
+    uint64_t content = 0;
+    const auto it = s.tokens_.find({c.tid, c.att});
+    const auto stored = s.payload_.find(c.tid);
+    if (it != s.tokens_.end()) content = it->second.content;
+    else if (stored != s.payload_.end()) content = stored->second.content;
+    else TP_CHECK(false) << "grading " << ToString(c.tid) << " without tokens";
+    event::Graded g{c.grader, c.tid, c.att, GradeOutcome::kOk, s.RewardOf(c.tid, content), {}, ""};
+    if (s.Chance(s.options_.faults.infra)) g.outcome = GradeOutcome::kInfra;
+    else if (s.Chance(s.options_.faults.grade_data)) g.outcome = GradeOutcome::kData;
+    s.Out(*p, g, s.Delay(0.01));
+  }
+  void operator()(const command::Drain& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    p->draining = c;
+    if (!p->admitted || p->loading) s.FinishDrain(*p);
+  }
+  void operator()(const command::Release& c) {
+    if (Proc* p = s.Find(c.worker)) s.Out(*p, event::Released{c.worker, c.slot, c.epoch, 1 << 30}, s.Delay(0.005));
+  }
+  void operator()(const command::Grant& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr) return;
+    p->epoch = c.epoch;
+    p->admitted = false;
+    s.Out(*p, event::Granted{c.worker, c.slot, c.epoch}, s.Delay(0.01));
+  }
+  void operator()(const command::InitState& c) { Ready(c.worker, {0}, Mix64(42)); }
+  void operator()(const command::RestoreState& c) {
+    uint64_t weights = 0;
+    if (c.ckpt < 0) {
+      const auto it = s.recovery_.find(c.step);
+      if (it == s.recovery_.end()) {
+        if (Proc* p = s.Find(c.worker)) s.Out(*p, event::StateReady{c.worker, c.step, 0, "no such copy"}, 0.1);
+        return;
+      }
+      weights = it->second;
+    } else {
+      weights = s.checkpoints_.at(c.ckpt).weights;
+      TP_CHECK(s.checkpoints_.at(c.ckpt).step == c.step) << "checkpoint";
+    }
+    Ready(c.worker, c.step, weights);
+  }
+  void Ready(const WorkerRef& ref, StepNumber step, uint64_t weights) {
+    Proc* p = s.Find(ref);
+    if (p == nullptr) return;
+    if (s.Chance(s.options_.faults.state_error)) {
+      s.Out(*p, event::StateReady{ref, step, 0, "sim"}, s.Delay(0.3));
+      return;
+    }
+    p->state_step = step;
+    p->state = weights;
+    s.Out(*p, event::StateReady{ref, step, weights, ""}, s.Delay(0.3));
+  }
+  void operator()(const command::Train& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->epoch == c.epoch && p->state_step.value + 1 == c.step.value) << "step " << c.step.value << " on state " << p->state_step.value;
+    const double seconds = s.Delay(0.3);
+    if (s.Chance(s.options_.faults.nonfinite)) {
+      s.Out(*p, event::TrainDone{c.worker, c.step, c.lease, false, 0, seconds}, seconds);
+      return;
+    }
+    if (s.Chance(s.options_.faults.train_fails)) {
+      s.Out(*p, event::TrainFailed{c.worker, c.step, c.lease, "sim", false}, seconds);
+      return;
+    }
+    uint64_t weights = p->state;
+    for (const auto& rows : c.groups) {
+      for (const SampleId& tid : rows) {
+        const auto it = s.payload_.find(tid);
+        TP_CHECK(it != s.payload_.end()) << "training " << ToString(tid) << " without payload";
+        TP_CHECK(s.controller_->FindPayload(tid) != nullptr && s.controller_->FindPayload(tid)->digest == it->second.content);
+        weights = Mix64(weights ^ it->second.content ^ SampleUid(tid));
+      }
+    }
+    if (!s.options_.deterministic_training) weights = Mix64(weights ^ static_cast<uint64_t>(s.seq_));
+    // Its state changes when the step is over, not when it begins.
+    const int64_t id = p->id;
+    const WorkerRef ref = c.worker;
+    s.At(FromSeconds(seconds), [&s = s, id, ref, c, weights, seconds] {
+      Proc* q = s.Find(id);
+      if (q == nullptr || q->hung || q->inc != ref.inc) return;
+      q->state = weights;
+      q->state_step = c.step;
+      ++q->op_seq;
+      s.Out(*q, event::TrainDone{ref, c.step, c.lease, true, weights, seconds});
+    });
+  }
+  void operator()(const command::CopyRecovery& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->state_step == c.step);
+    s.recovery_[c.step] = p->state;
+    while (s.recovery_.size() > 2) s.recovery_.erase(s.recovery_.begin()->first < c.step ? s.recovery_.begin() : std::prev(s.recovery_.end()));
+    s.Out(*p, event::RecoveryCopied{c.worker, c.step}, s.Delay(0.05));
+  }
+  void operator()(const command::Publish& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->state == c.digest && p->state_step.value == c.v.number) << "publish";
+    const bool fails = s.Chance(s.options_.faults.publish_error);
+    if (!fails) s.published_[c.v] = c.digest;
+    s.Out(*p, event::Published{c.worker, c.v, fails ? "sim" : ""}, s.Delay(0.02));
+  }
+  void operator()(const command::Load& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    p->loading = c.v;
+    const int64_t id = p->id;
+    const bool error = s.Chance(s.options_.faults.load_error), bad = s.Chance(s.options_.faults.bad_load);
+    const double delay = s.Delay(0.05);
+    s.At(FromSeconds(delay), [&s = s, id, c, error, bad] {
+      Proc* q = s.Find(id);
+      if (q == nullptr || q->hung || q->loading != c.v) return;
+      if (error) {
+        s.Out(*q, event::Loaded{c.worker, c.v, 0, "sim"});
+        return;
+      }
+      q->version = c.v;
+      q->weights = s.published_.at(c.v) ^ (bad ? 1 : 0);
+      s.Out(*q, event::Loaded{c.worker, c.v, q->weights, ""});
+      if (q->draining) s.FinishDrain(*q);
+    });
+  }
+  void operator()(const command::Admit& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->version == c.v);
+    p->loading.reset();
+    p->admitted = true;
+  }
+  void operator()(const command::WriteCheckpoint& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->state_step == c.step) << "checkpoint of step " << c.step.value << ", state is of " << p->state_step.value;
+    const double delay = s.Delay(0.2);
+    if (s.Chance(s.options_.faults.checkpoint_fails)) {
+      s.Storage(event::CheckpointFailed{c.ckpt, "disk full"}, delay);
+      return;
+    }
+    const uint64_t weights = p->state;
+    const int64_t life = s.life_;
+    s.At(FromSeconds(delay), [&s = s, c, weights, life] {
+      s.checkpoints_[c.ckpt] = {c.step, weights, s.Chance(s.options_.faults.checkpoint_rots)};
+      if (life == s.life_) s.Deliver(event::CheckpointWritten{c.ckpt, c.step, Mix64(weights), weights});
+    });
+  }
+  void operator()(const command::VerifyCheckpoint& c) {
+    const auto it = s.checkpoints_.find(c.ckpt);
+    std::string error = it == s.checkpoints_.end() ? "missing" : it->second.rotten ? "digest of model.safetensors differs" : "";
+    s.Storage(event::CheckpointVerified{c.ckpt, error}, s.Delay(0.1));
+  }
+  void operator()(const command::DeleteCheckpoint& c) { s.checkpoints_.erase(c.ckpt); }
+  void operator()(const command::SaveFinal&) { s.Storage(event::FinalSaved{""}, 0.1); }
+  void operator()(const command::StepReport& c) { s.reports_.push_back(c); }
+  void operator()(const command::EvalReport& c) { s.evals_.push_back(c); }
+  void operator()(const command::Warn& c) { s.warnings_.push_back(c.line); }
+  void operator()(const command::Finish& c) {
+    s.result_.ended = true;
+    s.result_.code = c.code;
+    s.result_.why = c.why;
+    s.over_ = true;
+  }
+};
+
+void SimCluster::Execute(const Command& command) { std::visit(Do{*this}, command); }
+
+SimResult SimCluster::Run(int64_t max_lives) {
+  const SimFaults& f = options_.faults;
+  const auto some = [this]() -> Proc* {
+    std::vector<Proc*> alive;
+    for (auto& [id, p] : procs_) {
+      if (p.alive && !p.hung) alive.push_back(&p);
+    }
+    if (alive.empty()) return nullptr;
+    return alive[static_cast<size_t>(rng_faults_.Below(static_cast<int64_t>(alive.size())))];
+  };
+  Fault(f.kill_mean_s, "kill", [this, some] { if (Proc* p = some()) Die(*p, true); });
+  Fault(f.hang_mean_s, "hang", [some] { if (Proc* p = some()) p->hung = true; });
+  Fault(f.controller_crash_mean_s, "controller", [this] {
+    if (controller_ == nullptr) return;
+    AfterController();
+    At(FromSeconds(0.5), [this] { StartController(); });
+  });
+  if (f.stop_at_s > 0) At(FromSeconds(f.stop_at_s), [this] { Deliver(event::StopRequested{"SIGTERM", false}); });
+  if (f.stop_now_after_s > 0) At(FromSeconds(f.stop_at_s + f.stop_now_after_s), [this] { Deliver(event::StopRequested{"SIGTERM", true}); });
+  std::function<void()> tick = [this, &tick] {
+    if (over_) return;
+    Deliver(event::Tick{});
+    At(FromSeconds(kTick), tick);
+  };
+  At(FromSeconds(kTick), tick);
+  StartController();
+  while (!queue_.empty() && !over_ && now_ < FromSeconds(options_.limit_s)) {
+    if (controller_ == nullptr && result_.lives >= max_lives) break;
+    Entry e = queue_.top();
+    queue_.pop();
+    now_.t = e.at;
+    e.action();
+  }
+  result_.seconds = Seconds(now_.t.since_start);
+  for (const JournalEntry& e : journal_) {
+    if (const auto* c = std::get_if<record::StepCommit>(&e.record)) result_.weights = c->digest;
+  }
+  result_.journal_hash = HashJournal(journal_);
+  return result_;
+}
+
+}  // namespace tidepool::scheduler

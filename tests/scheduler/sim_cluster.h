@@ -1,0 +1,178 @@
+#pragma once
+// A small model of everything around the controller: workers, trainer, graders, storage, in virtual time.
+// The real Controller decides. One seed gives one run: faults, delays and lengths are drawn from it.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "scheduler/controller.h"
+
+namespace tidepool::scheduler {
+
+// Chances are per opportunity; `..._mean_s` are means of exponential gaps, 0: never.
+struct SimFaults {
+  double kill_mean_s = 0;            // some worker process dies
+  double hang_mean_s = 0;            // some worker process stops answering
+  double controller_crash_mean_s = 0;
+  double crash_in_batch = 0;         // the controller dies between its records and its commands
+  double start_fails = 0;
+  double infra = 0, grade_data = 0;  // per grading
+  double row_invalid = 0;            // per row
+  double nonfinite = 0, train_fails = 0;
+  double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
+  double checkpoint_fails = 0, checkpoint_rots = 0;
+  double chunk_error = 0;
+  double duplicate = 0;              // per event of a worker
+  double lost_heartbeat = 0;
+  double stop_at_s = 0;              // SIGTERM
+  double stop_now_after_s = 0;       // and a second one
+  double heal_after_s = 1e9;        // no faults after this
+};
+
+struct SimOptions {
+  ControllerOptions controller;
+  uint64_t seed = 1;
+  SimFaults faults;
+  double equal_rewards = 0;          // share of groups without variance
+  double mean_tokens = 12;           // of a sample
+  bool deterministic_training = true;  // weights depend on the rows alone
+  double limit_s = 20000;            // virtual
+};
+
+struct SimResult {
+  bool ended = false;                // a Finish came
+  int code = -1;
+  std::string why;
+  int64_t lives = 0;                 // of the controller
+  double seconds = 0;
+  int64_t events = 0, faults = 0;
+  uint64_t weights = 0;              // digest of the last committed step
+  uint64_t journal_hash = 0;
+};
+
+class SimCluster {
+ public:
+  explicit SimCluster(const SimOptions& options);
+  ~SimCluster();
+
+  // Runs the job; after a crash of the controller it is started again. `max_lives` 1: stops at the crash.
+  SimResult Run(int64_t max_lives = 1000);
+  [[nodiscard]] const std::vector<JournalEntry>& journal() const { return journal_; }
+  [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
+  [[nodiscard]] const std::vector<command::StepReport>& reports() const { return reports_; }
+  [[nodiscard]] const std::vector<command::EvalReport>& evals() const { return evals_; }
+  [[nodiscard]] int64_t started_workers() const { return started_workers_; }
+  [[nodiscard]] Controller* controller() { return controller_.get(); }
+  // Called before each command is executed (after its batch's records are durable).
+  std::function<void(const Command&)> on_command;
+  // Called before each event is handed in; false: the event is lost.
+  std::function<bool(const Event&)> on_event;
+  void CrashController();                                // from within a hook: at the end of this batch
+  void KillWorker(WorkerId worker);
+
+ private:
+  struct Tokens {
+    int64_t count = 0;
+    uint64_t content = 0;
+    Version v_min, v_max;
+  };
+  struct Chunk {
+    SampleId tid;
+    int32_t att = 0;
+    int64_t left = 0;                // of this chunk
+    Tokens tokens;                   // of the sample so far
+    bool cancelled = false;
+  };
+  struct Proc {
+    int64_t id = 0;
+    WorkerId worker;
+    WorkerKind kind = WorkerKind::kDevice;
+    Incarnation inc;
+    bool alive = true, hung = false, joined = false;
+    TimePoint last_out;              // its events arrive in order
+    std::map<std::pair<SampleId, int32_t>, Chunk> chunks;
+    Version version;                 // loaded
+    uint64_t weights = 0;
+    std::optional<Version> loading;
+    bool admitted = false;
+    std::optional<command::Drain> draining;
+    StepNumber state_step;
+    uint64_t state = 0;              // digest of the trainer's weights
+    int64_t op_seq = 0;
+    LeaseEpoch epoch{-1};
+  };
+  using Action = std::function<void()>;
+  struct Entry {
+    TimePoint at;
+    int64_t seq;
+    Action action;
+    bool operator<(const Entry& o) const { return std::tie(o.at, o.seq) < std::tie(at, seq); }
+  };
+
+  void At(Duration delay, Action action);
+  void StartController();
+  void Deliver(const Event& event);
+  void Execute(const Command& command);
+  void Out(Proc& proc, Event event, double delay_s = 0);   // from a process, in its order
+  void Storage(Event event, double delay_s);               // of this life of the controller
+  Proc* Find(const WorkerRef& ref);
+  Proc* Find(int64_t id);
+  void Spawn(WorkerId worker);
+  void Die(Proc& proc, bool seen);
+  void AfterController();                                  // it died: workers end or wait
+  void Beat(int64_t proc);
+  void EngineStep(int64_t proc);
+  void FinishDrain(Proc& proc);
+  void Fault(double mean_s, const char* name, const std::function<void()>& what);
+  bool Chance(double p) { return p > 0 && now_ < FromSeconds(options_.faults.heal_after_s) && rng_faults_.Chance(p); }
+  [[nodiscard]] int64_t LengthOf(const SampleId& tid) const;
+  [[nodiscard]] double RewardOf(const SampleId& tid, uint64_t content) const;
+  double Delay(double mean_s);
+
+  struct Do;
+  SimOptions options_;
+  Rng rng_delays_, rng_faults_;
+  std::priority_queue<Entry> queue_;
+  int64_t seq_ = 0;
+  struct Clock {
+    TimePoint t;
+    friend bool operator<(const Clock& c, Duration d) { return c.t.since_start < d; }
+  } now_;
+  std::unique_ptr<Controller> controller_;
+  int64_t life_ = 0;
+  bool crash_ = false, over_ = false;
+  SimResult result_;
+  std::vector<JournalEntry> journal_;
+  size_t durable_ = 0;
+  std::map<int64_t, Proc> procs_;
+  int64_t next_proc_ = 0, started_workers_ = 0;
+  std::map<std::pair<SampleId, int32_t>, Tokens> tokens_;   // the controller process's memory
+  std::map<SampleId, Tokens> payload_;                      // on disk
+  struct Checkpoint {
+    StepNumber step;
+    uint64_t weights = 0;
+    bool rotten = false;
+  };
+  std::map<int64_t, Checkpoint> checkpoints_;
+  std::map<StepNumber, uint64_t> recovery_;                 // shared memory: survives a worker
+  std::map<Version, uint64_t> published_;                   // bytes by version, at the trainer
+  std::vector<std::string> warnings_;
+  std::vector<command::StepReport> reports_;
+  std::vector<command::EvalReport> evals_;
+};
+
+// A small job: groups of `group_size` on `slots` slots.
+ControllerOptions SmallJob(const std::string& placement = "colocated", int64_t slots = 1);
+
+uint64_t HashJournal(const std::vector<JournalEntry>& journal);
+
+}  // namespace tidepool::scheduler

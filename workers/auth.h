@@ -1,0 +1,39 @@
+#pragma once
+// Who may call what. A job has one 256-bit secret; the token of a role is HMAC-SHA256(secret, role),
+// so knowing one role's token gives no other. Tokens live in 0600 files of the run directory and
+// travel as call metadata `authorization: Bearer <hex>`, on every call. Compared in constant time.
+// Immutable after creation; thread-safe.
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+enum class CallerRole { kDevice = 0, kReward = 1, kOperator = 2 };
+const char* Name(CallerRole role);
+
+class JobTokens {
+ public:
+  // From 32 bytes of the kernel's random source.
+  static StatusOr<JobTokens> Random();
+  // Reads DIR/secret, or makes it with the tokens of all roles (files DIR/<role>.token, mode 0600).
+  static StatusOr<JobTokens> OpenOrCreate(const std::string& dir);
+
+  [[nodiscard]] const std::string& Token(CallerRole role) const;
+  // The role a token belongs to; nullopt: none of this job's.
+  [[nodiscard]] std::optional<CallerRole> RoleOf(std::string_view token) const;
+
+ private:
+  explicit JobTokens(std::string secret);
+  std::string secret_;
+  std::array<std::string, 3> tokens_;
+};
+
+// Reads a token file; refuses one that others can read.
+StatusOr<std::string> ReadTokenFile(const std::string& path);
+
+}  // namespace tidepool::workers

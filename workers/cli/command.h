@@ -1,0 +1,27 @@
+#pragma once
+// One file a group of commands; main.cc lists them. A command parses its options with CLI11 and sets
+// the exit code (INTERFACE: 0 done, 1 internal, 2 usage or input, 3 ended abnormally, 4 check failed).
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+struct CommandContext {
+  std::string self_path;  // of the running program
+  int exit_code = 0;
+};
+
+// Prints the message on stderr as it is and sets the exit code.
+void Fail(CommandContext& context, const Status& status, int exit_code = 2);
+
+void AddTrainCommand(CLI::App& app, CommandContext& context);
+void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
+void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check, journal, samples
+void AddModelCommands(CLI::App& app, CommandContext& context);    // generate, eval, import, export
+void AddDoctorCommand(CLI::App& app, CommandContext& context);
+void AddRewardWorkerCommand(CLI::App& app, CommandContext& context);  // hidden: started by the launcher, or by hand
+
+}  // namespace tidepool::workers

@@ -1,0 +1,370 @@
+// Commands that look at a run and change nothing: status, report, check, samples, journal.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/real_file_system.h"
+#include "core/observe/report.h"
+#include "core/observe/samples_writer.h"
+#include "core/storage/journal.h"
+#include "core/storage/journal_codec.h"
+#include "core/storage/run_directory.h"
+#include "scheduler/checker.h"
+#include "workers/cli/command.h"
+#include "workers/cli/run_lookup.h"
+#include "workers/cli/run_status.h"
+
+namespace tidepool::workers {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct InspectOptions {
+  std::string run;
+  bool json = false;
+  bool follow = false;
+  int64_t step = -1;
+  int64_t from = 0;
+  int64_t count = -1;
+};
+
+void Print(const Json& json) { std::printf("%s\n", json.dump(1, ' ', false, Json::error_handler_t::replace).c_str()); }
+
+// --- status and report ---
+
+void ShowStatus(CommandContext& context, const InspectOptions& options) {
+  const auto dir = FindRunDirectory(options.run, "status reads status.json and summary.json");
+  if (!dir.ok()) return Fail(context, dir.status());
+  const auto status = RunStatus(*dir);
+  if (!status.ok()) return Fail(context, status.status());
+  if (options.json) {
+    Print(*status);
+  } else {
+    std::printf("%s", DescribeStatus(*status).c_str());
+  }
+}
+
+void Report(CommandContext& context, const InspectOptions& options) {
+  const auto dir = FindRunDirectory(options.run, "a report shows metrics and samples");
+  if (!dir.ok()) return Fail(context, dir.status());
+  const Status written = observe::WriteReport(*dir);
+  if (!written.ok()) return Fail(context, written);
+  std::printf("%s\n", storage::RunPaths(*dir).report().c_str());
+}
+
+// --- check ---
+
+// What scheduler/checker.h proves; docs/journal.md says each in a sentence.
+constexpr const char* kPredicates = "Q1-Q9, G1-G5, G8, W1-W3, W5, C1-C3, C5, C6, C8, L3";
+
+// One journal folder. `readable`: the predicates could be tried at all.
+struct JournalVerdict {
+  std::string path;
+  bool readable = false;
+  Status error;  // why it is not
+  storage::JournalSummary summary;
+  scheduler::CheckResult result;
+};
+
+JournalVerdict CheckJournal(const std::string& dir) {
+  JournalVerdict verdict;
+  verdict.path = dir;
+  RealFileSystem real;
+  scheduler::Checker checker;
+  auto summary = storage::ScanJournal(real, dir, "", Lsn{0}, [&](JournalEntry&& entry) {
+    checker.Feed(entry);
+    return OkStatus();
+  });
+  verdict.error = summary.status();
+  verdict.readable = summary.ok();
+  if (summary.ok()) verdict.summary = *std::move(summary);
+  verdict.result = checker.result();
+  return verdict;
+}
+
+Json ToJson(const JournalVerdict& v) {
+  const scheduler::CheckResult& r = v.result;
+  Json j = {{"journal", v.path}, {"ok", v.readable && r.ok}, {"records", r.records}};
+  if (!v.readable) {
+    j["error"] = v.error.message();
+    return j;
+  }
+  j["segments"] = v.summary.segments;
+  j["bytes"] = v.summary.bytes;
+  j["run_id"] = v.summary.run_id;
+  j["issued"] = r.issued;
+  j["trained"] = r.trained;
+  j["dropped"] = r.dropped;
+  j["open"] = r.open;
+  j["steps"] = r.steps;
+  j["predicates"] = kPredicates;
+  if (const auto& torn = v.summary.torn_tail) {
+    j["torn_tail"] = {{"file", torn->file}, {"offset", torn->offset}, {"bytes", torn->bytes}, {"why", torn->why}};
+  }
+  if (!r.ok) j["violation"] = {{"predicate", r.predicate}, {"lsn", r.lsn.value}, {"why", r.why}};
+  return j;
+}
+
+void Describe(const JournalVerdict& v) {
+  const scheduler::CheckResult& r = v.result;
+  const auto n = [](int64_t x) { return static_cast<long long>(x); };
+  if (!v.readable) {
+    std::fprintf(stderr, "%s\n", v.error.message().c_str());
+    return;
+  }
+  if (const auto& torn = v.summary.torn_tail) {
+    std::printf("%s: note: the last %lld bytes (from %lld) are a record that was cut off while it was written (%s); "
+                "nothing before it depends on them, and --resume cuts them\n",
+                torn->file.c_str(), n(torn->bytes), n(torn->offset), torn->why.c_str());
+  }
+  if (!r.ok) {
+    std::fprintf(stderr, "%s: record %lld violates %s: %s; see it with `tidepool journal %s --from %lld`\n", v.path.c_str(), n(r.lsn.value),
+                 r.predicate.c_str(), r.why.c_str(), v.path.c_str(), n(std::max<int64_t>(r.lsn.value - 5, 0)));
+    return;
+  }
+  std::printf("%s: ok, %lld records in %lld segments: %lld steps, %lld samples issued = %lld trained + %lld dropped + %lld open\n  proven at every record: %s\n",
+              v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained), n(r.dropped), n(r.open), kPredicates);
+}
+
+void Check(CommandContext& context, const InspectOptions& options) {
+  const auto place = FindRun(options.run);
+  if (!place.ok()) return Fail(context, place.status());
+  RealFileSystem real;
+  std::vector<std::string> journals;
+  if (!place->dir.empty()) {
+    const std::string warm = storage::RunPaths(storage::RunPaths(place->dir).warm_start()).journal();
+    if (real.Exists(warm)) journals.push_back(warm);
+  }
+  // A run that is still in its warm start has no journal of its own yet.
+  if (journals.empty() || real.Exists(place->journal)) journals.push_back(place->journal);
+  Json all = {{"ok", true}, {"journals", Json::array()}};
+  for (const std::string& journal : journals) {
+    const JournalVerdict verdict = CheckJournal(journal);
+    if (!verdict.readable && verdict.error.code() == StatusCode::kNotFound) return Fail(context, verdict.error);
+    if (!verdict.readable || !verdict.result.ok) {
+      all["ok"] = false;
+      context.exit_code = 4;
+    }
+    all["journals"].push_back(ToJson(verdict));
+    if (!options.json) Describe(verdict);
+  }
+  if (options.json) Print(all);
+}
+
+// --- samples ---
+
+// Run lengths of versions: "3 x12, 4 x5".
+std::string VersionsText(const std::vector<int64_t>& versions) {
+  std::string out;
+  for (size_t i = 0; i < versions.size();) {
+    size_t end = i;
+    while (end < versions.size() && versions[end] == versions[i]) ++end;
+    out += (out.empty() ? "" : ", ") + std::to_string(versions[i]) + " x" + std::to_string(end - i);
+    i = end;
+  }
+  return out;
+}
+
+// Line feeds stay, each further line indented, so that what was generated reads as it is.
+std::string Indented(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    out.push_back(c);
+    if (c == '\n') out += "           ";
+  }
+  return out;
+}
+
+Json ToJson(const observe::SampleRow& row, int64_t step) {
+  Json j = {{"step", step}, {"tid", ToString(row.tid)}, {"prompt", row.prompt}, {"text", row.text}};
+  if (!row.answer.empty()) j["answer"] = row.answer;
+  j.update({{"reward", row.reward}, {"rewards", row.rewards}, {"advantage", row.advantage}, {"ended", row.ended},
+            {"ids", row.ids}, {"logprobs", row.logprobs}, {"versions", row.versions}});
+  return j;
+}
+
+void Samples(CommandContext& context, const InspectOptions& options) {
+  const auto dir = FindRunDirectory(options.run, "samples are in samples/ of a run directory");
+  if (!dir.ok()) return Fail(context, dir.status());
+  const std::vector<int64_t> steps = observe::SampleSteps(*dir);
+  if (steps.empty()) {
+    return Fail(context, NotFound(*dir + "/samples: no samples yet; they are written once a step is leased, for jobs of kind rl with observe.samples_per_step > 0"));
+  }
+  const int64_t step = options.step >= 0 ? options.step : steps.back();
+  if (!std::binary_search(steps.begin(), steps.end(), step)) {
+    return Fail(context, NotFound(*dir + "/samples: step " + std::to_string(step) + " has no samples; there are steps " +
+                                  std::to_string(steps.front()) + " to " + std::to_string(steps.back())));
+  }
+  const auto rows = observe::ReadSamples(*dir, step);
+  if (!rows.ok()) return Fail(context, rows.status());
+  const auto wanted = static_cast<size_t>(options.count >= 0 ? options.count : options.json ? INT64_MAX : 8);
+  const size_t shown = std::min(rows->size(), wanted);
+  for (size_t i = 0; i < shown; ++i) {
+    const observe::SampleRow& row = (*rows)[i];
+    if (options.json) {
+      std::printf("%s\n", ToJson(row, step).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+      continue;
+    }
+    std::string rewards;
+    for (const auto& [name, value] : row.rewards) {
+      char number[32];
+      std::snprintf(number, sizeof(number), " %.3g", value);
+      rewards += (rewards.empty() ? " (" : ", ") + name + number;
+    }
+    std::printf("sample     %s of step %lld, %zu tokens, %s\n", ToString(row.tid).c_str(), static_cast<long long>(step), row.ids.size(),
+                row.ended ? "ended by itself" : "cut at the limit");
+    std::printf("prompt     %s\n", Indented(row.prompt).c_str());
+    std::printf("response   %s\n", Indented(row.text).c_str());
+    if (!row.answer.empty()) std::printf("answer     %s\n", Indented(row.answer).c_str());
+    std::printf("reward     %.4g%s%s\n", row.reward, rewards.c_str(), rewards.empty() ? "" : ")");
+    if (!row.versions.empty()) std::printf("versions   %s\n", VersionsText(row.versions).c_str());
+    std::printf("\n");
+  }
+  if (!options.json && shown < rows->size()) std::printf("%zu more; -n %zu shows all\n", rows->size() - shown, rows->size());
+}
+
+// --- journal ---
+
+// A value of a record for people: sample ids, versions and workers as they are written elsewhere.
+std::string Plain(const Json& value) {
+  const auto number = [&](const char* key) { return value[key].dump(); };
+  if (value.is_string()) {
+    const std::string text = value.get<std::string>();
+    return text.empty() || text.find(' ') != std::string::npos ? value.dump() : text;
+  }
+  if (value.is_object()) {
+    if (value.contains("ordinal") && value.contains("sample")) return number("ordinal") + "." + number("issue") + "." + number("sample");
+    if (value.contains("lineage") && value.contains("number")) return number("lineage") + ":" + number("number");
+    if (value.size() == 2 && value.contains("w") && value.contains("inc")) return "w" + number("w") + "/inc" + number("inc");
+    if (value.size() == 2 && value.contains("tid") && value.contains("oldest")) return Plain(value["tid"]) + "@" + Plain(value["oldest"]);
+    std::string out;
+    for (const auto& [key, item] : value.items()) out += (out.empty() ? "" : " ") + key + "=" + Plain(item);
+    return "{" + out + "}";
+  }
+  if (value.is_array()) {
+    constexpr size_t kShown = 4;
+    std::string out = std::to_string(value.size()) + "[";
+    for (size_t i = 0; i < std::min(value.size(), kShown); ++i) out += (i == 0 ? "" : " ") + Plain(value[i]);
+    return out + (value.size() > kShown ? " ...]" : "]");
+  }
+  return value.dump();
+}
+
+std::string RecordLine(const JournalEntry& entry) {
+  const Json json = Json::parse(storage::JournalEntryToJson(entry), nullptr, /*allow_exceptions=*/false);
+  char head[96];
+  std::snprintf(head, sizeof(head), "%8lld  e%u %10.3fs  %-13s", static_cast<long long>(entry.lsn.value), entry.ctl_epoch,
+                static_cast<double>(entry.mono_ns) * 1e-9, RecordName(entry.record));
+  std::string line = head;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "lsn" || key == "ctl_epoch" || key == "mono_ns" || key == "kind") continue;
+    if (key == "w" && json.contains("inc")) {
+      line += " worker=w" + value.dump() + "/inc" + json["inc"].dump();
+    } else if (key != "inc" || !json.contains("w")) {
+      line += " " + key + "=" + Plain(value);
+    }
+  }
+  return line;
+}
+
+void PrintRecord(const JournalEntry& entry, bool json) {
+  std::printf("%s\n", (json ? storage::JournalEntryToJson(entry) : RecordLine(entry)).c_str());
+}
+
+// Prints what is there and what comes, until the run ends.
+Status Follow(RealFileSystem& real, const std::string& dir, const InspectOptions& options) {
+  storage::JournalTail tail(real, dir, Lsn{options.from});
+  for (bool ended = false; !ended;) {
+    TP_ASSIGN_OR_RETURN(const std::vector<JournalEntry> entries, tail.Poll());
+    for (const JournalEntry& entry : entries) {
+      PrintRecord(entry, options.json);
+      // A run that was ended and resumed has more behind it.
+      ended = std::holds_alternative<record::EndRun>(entry.record);
+    }
+    std::fflush(stdout);
+    // Polling: there is no event to wait for that works on every file system a run may be on.
+    if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  return OkStatus();
+}
+
+void Journal(CommandContext& context, const InspectOptions& options) {
+  const auto place = FindRun(options.run);
+  if (!place.ok()) return Fail(context, place.status());
+  RealFileSystem real;
+  if (options.follow) {
+    const Status followed = Follow(real, place->journal, options);
+    if (!followed.ok()) Fail(context, followed, followed.code() == StatusCode::kNotFound ? 2 : 4);
+    return;
+  }
+  const auto summary = storage::ScanJournal(real, place->journal, "", Lsn{options.from}, [&](JournalEntry&& entry) {
+    PrintRecord(entry, options.json);
+    return OkStatus();
+  });
+  if (!summary.ok()) return Fail(context, summary.status(), summary.status().code() == StatusCode::kNotFound ? 2 : 4);
+  if (const auto& torn = summary->torn_tail) {
+    std::fprintf(stderr, "note: %s: %lld bytes at the end are a record that was cut off while it was written (%s)\n", torn->file.c_str(),
+                 static_cast<long long>(torn->bytes), torn->why.c_str());
+  }
+  if (options.from > 0 && options.from >= summary->next.value) {
+    std::fprintf(stderr, "note: the journal has %lld records, there is none from %lld on\n", static_cast<long long>(summary->next.value),
+                 static_cast<long long>(options.from));
+  }
+}
+
+CLI::App* AddRunCommand(CLI::App& app, const char* name, const char* what, const std::shared_ptr<InspectOptions>& options, bool json) {
+  CLI::App* command = app.add_subcommand(name, what);
+  command->add_option("run", options->run, "Run directory, or the name of a run under runs/ (the newest that begins so)")->required();
+  if (json) command->add_flag("--json", options->json, "For machines");
+  return command;
+}
+
+}  // namespace
+
+void AddInspectCommands(CLI::App& app, CommandContext& context) {
+  const auto make = [] { return std::make_shared<InspectOptions>(); };
+  {
+    auto options = make();
+    CLI::App* command = AddRunCommand(app, "status", "What a run does now, or how it ended", options, true);
+    command->footer("Example: tidepool status quickstart");
+    command->callback([options, &context] { ShowStatus(context, *options); });
+  }
+  {
+    auto options = make();
+    CLI::App* command = AddRunCommand(app, "report", "Write RUN/report.html: curves, time line, samples, config", options, false);
+    command->footer("Example: tidepool report quickstart");
+    command->callback([options, &context] { Report(context, *options); });
+  }
+  {
+    auto options = make();
+    CLI::App* command = AddRunCommand(app, "check", "Prove from the journal that nothing was lost or trained twice", options, true);
+    command->footer("RUN may also be a folder of journal segments. Exit code 4: a violation, or a damaged journal.\nExample: tidepool check quickstart");
+    command->callback([options, &context] { Check(context, *options); });
+  }
+  {
+    auto options = make();
+    CLI::App* command = AddRunCommand(app, "samples", "Prompts, responses and rewards of a step", options, true);
+    command->add_option("--step", options->step, "Default: the newest")->check(CLI::NonNegativeNumber);
+    command->add_option("-n,--count", options->count, "How many; default 8, with --json all")->check(CLI::NonNegativeNumber);
+    command->footer("Example: tidepool samples quickstart --step 20 -n 2");
+    command->callback([options, &context] { Samples(context, *options); });
+  }
+  {
+    auto options = make();
+    CLI::App* command = AddRunCommand(app, "journal", "Every record of what happened", options, true);
+    command->add_option("--from", options->from, "First record (lsn)")->check(CLI::NonNegativeNumber);
+    command->add_flag("--follow", options->follow, "Go on until the run ends");
+    command->footer("RUN may also be a folder of journal segments.\nExample: tidepool journal quickstart --json --from 100");
+    command->callback([options, &context] { Journal(context, *options); });
+  }
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,41 @@
+// tidepool: the command line, the controller, and the reward workers. Links no LibTorch.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "workers/build_info.h"
+#include "workers/cli/command.h"
+
+namespace tidepool::workers {
+
+void Fail(CommandContext& context, const Status& status, int exit_code) {
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  context.exit_code = exit_code;
+}
+
+}  // namespace tidepool::workers
+
+int main(int argc, char** argv) {
+  using namespace tidepool::workers;
+  CLI::App app("Tidepool: reinforcement-learning post-training of language models, agents and policies");
+  app.set_version_flag("--version", BuildInfo());
+  app.require_subcommand(1);
+  app.footer("Example: tidepool train configs/quickstart.yaml train.steps=40");
+  CommandContext context;
+  std::error_code error;
+  context.self_path = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  AddTrainCommand(app, context);
+  AddConfigCommands(app, context);
+  AddModelCommands(app, context);
+  AddInspectCommands(app, context);
+  AddDoctorCommand(app, context);
+  AddRewardWorkerCommand(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    // CLI11 prints help and version on request (0) and usage errors; ours are exit code 2.
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  return context.exit_code;
+}

@@ -1,0 +1,401 @@
+// generate, eval, import, export: using a model outside a run.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/real_file_system.h"
+#include "core/files/gguf_import.h"
+#include "core/storage/checkpoint.h"
+#include "core/tasks/data_source.h"
+#include "core/tasks/reward.h"
+#include "core/tasks/task.h"
+#include "workers/cli/command.h"
+#include "workers/inference.h"
+#include "workers/job.h"
+#include "workers/model_folder.h"
+#include "workers/row_source.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct SamplingOptions {
+  std::string model;
+  std::string dtype;
+  int64_t max_new_tokens = 128;
+  double temperature = 0;
+  int64_t top_k = 0;
+  double top_p = 1, min_p = 0;
+  std::vector<std::string> stop;
+  uint64_t seed = 1;
+  int64_t threads = 2;
+  bool deterministic = false;
+};
+
+void AddSampling(CLI::App* command, SamplingOptions* o) {
+  command->add_option("--model", o->model, "Hugging Face folder")->required();
+  command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")->check(CLI::IsMember({"float32", "bfloat16"}));
+  command->add_option("--max-new-tokens", o->max_new_tokens, "At most so many new tokens")->check(CLI::Range(1, 1 << 20));
+  command->add_option("--temperature", o->temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
+  command->add_option("--top-k", o->top_k, "0: off");
+  command->add_option("--top-p", o->top_p, "1: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--min-p", o->min_p, "0: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--stop", o->stop, "Stop strings");
+  command->add_option("--seed", o->seed, "Of the sampling noise");
+  command->add_option("--threads", o->threads, "Cores to use")->check(CLI::Range(1, 1024));
+  command->add_flag("--deterministic", o->deterministic, "Results do not depend on the batch");
+}
+
+// The type the weights are stored in, where it is one we compute in.
+std::string StoredDtype(const std::string& dir) {
+  std::ifstream in(dir + "/config.json");
+  const json config = json::parse(in, nullptr, false);
+  if (!config.is_object()) return "float32";
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (config.contains(key) && config[key] == "bfloat16") return "bfloat16";
+  }
+  return "float32";
+}
+
+StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context, const SamplingOptions& o) {
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.model));
+  InferenceOptions options;
+  options.model_dir = fs::absolute(o.model).string();
+  options.dtype = o.dtype.empty() ? StoredDtype(o.model) : o.dtype;
+  options.threads = o.threads;
+  options.deterministic = o.deterministic;
+  options.seed = o.seed;
+  options.rollout.max_new_tokens = o.max_new_tokens;
+  options.rollout.temperature = o.temperature;
+  options.rollout.top_k = o.top_k;
+  options.rollout.top_p = o.top_p;
+  options.rollout.min_p = o.min_p;
+  options.rollout.stop = o.stop;
+  options.rollout.max_concurrent = 64;
+  TP_ASSIGN_OR_RETURN(options.worker_path, FindWorker({}, context.self_path));
+  return InferenceSession::Start(options);
+}
+
+// The text side of a model folder, without any data.
+StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& o, const DataConfig& data, uint64_t seed) {
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.model));
+  JobConfig config;
+  config.data = data;
+  config.seed = seed;
+  config.train.micro_batch_tokens = int64_t{1} << 40;
+  config.data.max_prompt_tokens = int64_t{1} << 20;
+  return RowSource::Create(config, o.model);
+}
+
+DataConfig AnyTask() {
+  DataConfig data;
+  data.task = "products";  // generate brings its own prompts; a source needs some data
+  return data;
+}
+
+// --- generate ---
+
+struct GenerateOptions : SamplingOptions {
+  std::string prompt, chat, input, output;
+};
+
+Status GenerateOne(const CommandContext& context, const GenerateOptions& o, const RowSource& text) {
+  std::vector<int32_t> ids;
+  if (!o.chat.empty()) {
+    if (!text.is_chat()) return InvalidArgument("--chat: " + o.model + " has no chat template; use --prompt");
+    TP_ASSIGN_OR_RETURN(ids, text.EncodeMessages({{"user", o.chat}}));
+  } else {
+    TP_ASSIGN_OR_RETURN(ids, text.tokenizer().Encode(o.prompt, {.add_special = true}));
+  }
+  if (ids.empty()) return InvalidArgument("--prompt: it has no tokens");
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  text::Detokenizer detokenizer(text.tokenizer(), /*skip_special=*/true);
+  TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
+                      session->Complete({{0, 0, ids, o.temperature == 0}}, [&](size_t, const std::vector<int32_t>& fresh) {
+                        for (const int32_t id : fresh) std::fputs(detokenizer.Push(id).c_str(), stdout);
+                        std::fflush(stdout);
+                      }));
+  std::printf("%s\n", detokenizer.Flush().c_str());
+  if (!done[0].error.empty()) return Internal(done[0].error);
+  return OkStatus();
+}
+
+// JSONL in, JSONL out, in order. What --output already holds is not made again.
+Status GenerateFile(const CommandContext& context, const GenerateOptions& o, const RowSource& text) {
+  std::ifstream in(o.input);
+  if (!in) return NotFound("--input: " + o.input + " cannot be read");
+  int64_t have = 0;
+  if (std::ifstream old(o.output); old) {
+    for (std::string line; std::getline(old, line);) {
+      if (!json::parse(line, nullptr, false).is_object()) return InvalidArgument("--output: " + o.output + ":" + std::to_string(have + 1) + " is no JSON object; remove the file to start over");
+      ++have;
+    }
+  }
+  std::vector<json> rows;
+  std::vector<InferenceSession::Request> requests;
+  int64_t number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    const std::string where = o.input + ":" + std::to_string(number);
+    json row = json::parse(line, nullptr, false);
+    if (!row.is_object() || !row.contains("prompt")) return InvalidArgument(where + ": a row is a JSON object with a `prompt` (text or messages)");
+    if (number <= have) continue;
+    std::vector<int32_t> ids;
+    if (row["prompt"].is_string()) {
+      TP_ASSIGN_OR_RETURN(ids, text.EncodePrompt(row["prompt"].get<std::string>()));
+    } else if (row["prompt"].is_array()) {
+      std::vector<tasks::Message> messages;
+      for (const json& m : row["prompt"]) {
+        if (!m.is_object() || !m.contains("role") || !m.contains("content") || !m["role"].is_string() || !m["content"].is_string()) {
+          return InvalidArgument(where + ": a message has `role` and `content`, both text");
+        }
+        messages.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
+      }
+      TP_ASSIGN_OR_RETURN(ids, text.EncodeMessages(messages));
+    } else {
+      return InvalidArgument(where + ": `prompt` is neither text nor a list of messages");
+    }
+    if (ids.empty()) return InvalidArgument(where + ": the prompt has no tokens");
+    requests.push_back({number, 0, std::move(ids), o.temperature == 0});
+    rows.push_back(std::move(row));
+  }
+  if (requests.empty()) {
+    std::fprintf(stderr, "%s: nothing left to do\n", o.output.c_str());
+    return OkStatus();
+  }
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  std::ofstream out(o.output, std::ios::app);
+  if (!out) return Unavailable("--output: " + o.output + " cannot be written");
+  // In pieces, so that what is done is kept if the rest is interrupted.
+  constexpr size_t kPiece = 64;
+  for (size_t begin = 0; begin < requests.size(); begin += kPiece) {
+    const size_t end = std::min(begin + kPiece, requests.size());
+    const std::vector<InferenceSession::Request> piece(requests.begin() + static_cast<std::ptrdiff_t>(begin), requests.begin() + static_cast<std::ptrdiff_t>(end));
+    TP_ASSIGN_OR_RETURN(const std::vector<Completion> done, session->Complete(piece));
+    for (size_t i = 0; i < done.size(); ++i) {
+      json row = rows[begin + i];
+      row["text"] = text.ResponseText(done[i].tokens.ids);
+      row["tokens"] = done[i].tokens.size();
+      row["ended"] = done[i].ended;
+      if (!done[i].error.empty()) row["error"] = done[i].error;
+      out << row.dump() << "\n";
+    }
+    out.flush();
+    if (!out) return Unavailable("--output: " + o.output + " cannot be written; is the disk full?");
+    std::fprintf(stderr, "\r%zu of %zu", static_cast<size_t>(have) + end, static_cast<size_t>(have) + requests.size());
+  }
+  std::fprintf(stderr, "\n");
+  return OkStatus();
+}
+
+void Generate(CommandContext& context, const GenerateOptions& o) {
+  if (o.prompt.empty() + o.chat.empty() + o.input.empty() != 2) return Fail(context, InvalidArgument("generate: give one of --prompt, --chat and --input"));
+  if (!o.input.empty() && o.output.empty()) return Fail(context, InvalidArgument("generate: --input needs --output"));
+  const auto text = TextOf(o, AnyTask(), o.seed);
+  if (!text.ok()) return Fail(context, text.status());
+  const Status status = o.input.empty() ? GenerateOne(context, o, **text) : GenerateFile(context, o, **text);
+  if (!status.ok()) Fail(context, status, status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
+}
+
+// --- eval ---
+
+struct EvalOptions : SamplingOptions {
+  std::string task, data, reward = "exact_answer", output;
+  std::vector<std::string> task_options;
+  int64_t limit = 0, held_out = -1, samples = 1;
+  bool as_json = false;
+};
+
+// Wilson's score interval at 95 %: right for shares near 0 and 1 and for few questions.
+std::pair<double, double> WilsonInterval(double share, double n) {
+  constexpr double z = 1.959964;
+  const double centre = (share + z * z / (2 * n)) / (1 + z * z / n);
+  const double half = z * std::sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n);
+  return {std::max(0.0, centre - half), std::min(1.0, centre + half)};
+}
+
+// pass@k (arXiv:2107.03374): 1 - C(n-c, k) / C(n, k).
+double PassAtK(int64_t n, int64_t c, int64_t k) {
+  if (n - c < k) return 1;
+  double none = 1;
+  for (int64_t i = 0; i < k; ++i) none *= static_cast<double>(n - c - i) / static_cast<double>(n - i);
+  return 1 - none;
+}
+
+Status Eval(const CommandContext& context, const EvalOptions& o) {
+  if (o.task.empty() == o.data.empty()) return InvalidArgument("eval: give one of --task and --data");
+  DataConfig data;
+  data.task = o.task;
+  data.path = o.data;
+  if (!o.task.empty()) {
+    for (const std::string& option : o.task_options) {
+      const auto equals = option.find('=');
+      if (equals == std::string::npos) return InvalidArgument("--option: " + option + " is not name=value");
+      data.options[option.substr(0, equals)] = option.substr(equals + 1);
+    }
+    if (o.held_out >= 0) {
+      data.held_out = o.held_out;
+    } else {
+      TP_ASSIGN_OR_RETURN(const int64_t units, tasks::CountUnits(o.task, data.options));
+      data.held_out = std::min<int64_t>(data.held_out, units / 4);
+    }
+  } else {
+    data.eval_path = o.data;
+  }
+  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, data, o.seed));
+  TP_ASSIGN_OR_RETURN(const auto reward, tasks::MakeReward(o.reward));
+  const int64_t available = text->data().held_out_size();
+  const int64_t n = o.limit > 0 ? std::min(o.limit, available) : available;
+  if (n <= 0) return InvalidArgument("eval: there are no questions to ask");
+  if (o.samples > 1 && o.temperature == 0) return InvalidArgument("eval: --samples above 1 needs --temperature above 0; greedy answers are all the same");
+  std::vector<EncodedRow> rows;
+  std::vector<InferenceSession::Request> requests;
+  for (int64_t i = 0; i < n; ++i) {
+    TP_ASSIGN_OR_RETURN(EncodedRow row, text->HeldOut(i));
+    for (int32_t k = 0; k < o.samples; ++k) requests.push_back({i, k, row.prompt, o.temperature == 0});
+    rows.push_back(std::move(row));
+  }
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  TP_ASSIGN_OR_RETURN(const std::vector<Completion> done, session->Complete(requests));
+  std::ofstream dump;
+  if (!o.output.empty()) {
+    dump.open(o.output);
+    if (!dump) return Unavailable("--output: " + o.output + " cannot be written");
+  }
+  int64_t failed = 0;
+  double correct = 0;
+  std::vector<int64_t> right(static_cast<size_t>(n), 0);
+  for (size_t i = 0; i < done.size(); ++i) {
+    const EncodedRow& row = rows[static_cast<size_t>(requests[i].ordinal)];
+    tasks::RewardInput input{row.question.prompt, row.question.answer, row.question.fields, text->ResponseText(done[i].tokens.ids),
+                             done[i].tokens.size(), done[i].ended, o.max_new_tokens};
+    const tasks::Verdict verdict = reward->Score(input);
+    const bool scored = done[i].error.empty() && verdict.outcome == tasks::Verdict::Outcome::kOk;
+    if (!scored) ++failed;
+    if (scored) correct += verdict.score;
+    if (scored && verdict.score >= 1) ++right[static_cast<size_t>(requests[i].ordinal)];
+    if (dump.is_open()) {
+      dump << json{{"prompt", input.prompt}, {"answer", input.answer}, {"text", input.text}, {"score", scored ? json(verdict.score) : json(nullptr)}, {"ended", input.ended}}.dump() << "\n";
+    }
+  }
+  const auto asked = static_cast<double>(done.size()) - static_cast<double>(failed);
+  if (asked == 0) return Internal("eval: no answer could be scored");
+  const double accuracy = correct / asked;
+  const auto [low, high] = WilsonInterval(accuracy, asked);
+  json result = {{"accuracy", accuracy}, {"low", low}, {"high", high}, {"questions", n}, {"samples", o.samples}, {"unscored", failed}};
+  for (int64_t k = 1; k <= o.samples && o.samples > 1; k *= 2) {
+    double sum = 0;
+    for (const int64_t c : right) sum += PassAtK(o.samples, c, k);
+    result["pass@" + std::to_string(k)] = sum / static_cast<double>(n);
+  }
+  if (o.as_json) {
+    std::printf("%s\n", result.dump().c_str());
+  } else {
+    std::printf("accuracy %.1f %% (95 %% interval %.1f to %.1f) on %lld questions%s\n", 100 * accuracy, 100 * low, 100 * high, static_cast<long long>(n),
+                failed > 0 ? (", " + std::to_string(failed) + " not scored").c_str() : "");
+    for (const auto& [key, value] : result.items()) {
+      if (key.rfind("pass@", 0) == 0) std::printf("%s %.3f\n", key.c_str(), value.get<double>());
+    }
+  }
+  return OkStatus();
+}
+
+// --- export: the model of a run, or of one of its checkpoints ---
+
+Status Export(const std::string& what, const std::string& out) {
+  const auto colon = what.rfind(':');
+  const bool with_step = colon != std::string::npos && colon + 1 < what.size() && what.find_first_not_of("0123456789", colon + 1) == std::string::npos;
+  const std::string run = with_step ? what.substr(0, colon) : what;
+  std::string from = run + "/final";
+  if (!fs::is_directory(run)) return NotFound(run + ": no such run directory");
+  RealFileSystem real;
+  if (with_step || !fs::is_directory(from)) {
+    TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(real, run + "/checkpoints"));
+    if (steps.empty()) return NotFound(run + ": has neither a final model nor a checkpoint yet");
+    const StepNumber step = with_step ? StepNumber{std::stoll(what.substr(colon + 1))} : steps.back();
+    if (std::find(steps.begin(), steps.end(), step) == steps.end()) {
+      std::string have;
+      for (const StepNumber s : steps) have += " " + std::to_string(s.value);
+      return NotFound(run + ": has no checkpoint of step " + std::to_string(step.value) + "; there are" + have);
+    }
+    const std::string dir = run + "/checkpoints/" + storage::CheckpointName(step);
+    TP_RETURN_IF_ERROR(storage::VerifyCheckpoint(real, dir, std::nullopt).status());
+    from = dir + "/model";
+  }
+  std::error_code error;
+  if (fs::exists(out) && !fs::is_empty(out, error)) return AlreadyExists("--out: " + out + " is not empty");
+  fs::create_directories(out, error);
+  fs::copy(from, out, fs::copy_options::recursive, error);
+  if (error) return Unavailable(out + ": cannot be written (" + error.message() + ")");
+  std::printf("%s -> %s\n", from.c_str(), out.c_str());
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddModelCommands(CLI::App& app, CommandContext& context) {
+  auto generate = std::make_shared<GenerateOptions>();
+  CLI::App* g = app.add_subcommand("generate", "Complete a prompt, a chat turn, or a JSONL file of them");
+  AddSampling(g, generate.get());
+  g->add_option("--prompt", generate->prompt, "Text as it is");
+  g->add_option("--chat", generate->chat, "One user message, rendered with the model's chat template");
+  g->add_option("--input", generate->input, "JSONL with `prompt` (text or messages)");
+  g->add_option("--output", generate->output, "JSONL with the rows and their `text`; what it holds already is kept");
+  g->footer("Example: tidepool generate --model models/smollm2-135m-instruct --chat \"What is the capital of France?\"");
+  g->callback([generate, &context] { Generate(context, *generate); });
+
+  auto eval = std::make_shared<EvalOptions>();
+  eval->max_new_tokens = 64;
+  CLI::App* e = app.add_subcommand("eval", "Accuracy of a model on a task's held-out questions or a JSONL file");
+  AddSampling(e, eval.get());
+  e->add_option("--task", eval->task, "Generated task (its held-out questions)");
+  e->add_option("--option", eval->task_options, "Option of the task, name=JSON (factors=[2,9])");
+  e->add_option("--held-out", eval->held_out, "Held-out questions, in the task's unit");
+  e->add_option("--data", eval->data, "JSONL with `prompt` and `answer`");
+  e->add_option("--reward", eval->reward, "How answers are scored");
+  e->add_option("--limit", eval->limit, "At most so many questions; 0: all");
+  e->add_option("--samples", eval->samples, "Answers a question, for pass@k")->check(CLI::Range(1, 1024));
+  e->add_option("--output", eval->output, "JSONL with every answer");
+  e->add_flag("--json", eval->as_json, "One JSON object");
+  e->footer("Example: tidepool eval --model models/smollm2-135m-instruct --task products");
+  e->callback([eval, &context] {
+    const Status status = Eval(context, *eval);
+    if (!status.ok()) Fail(context, status, status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
+  });
+
+  struct Paths {
+    std::string from, to, dtype = "bfloat16";
+  };
+  auto import = std::make_shared<Paths>();
+  CLI::App* i = app.add_subcommand("import", "Turn a GGUF file into a Hugging Face folder");
+  i->add_option("file", import->from, "GGUF version 3")->required();
+  i->add_option("--out", import->to, "Folder to make")->required();
+  i->add_option("--dtype", import->dtype, "bfloat16 or float32")->check(CLI::IsMember({"float32", "bfloat16"}));
+  i->footer("Example: tidepool import model.gguf --out models/mine");
+  i->callback([import, &context] {
+    const Status status = files::ImportGguf(import->from, import->to, import->dtype == "float32" ? files::DType::kF32 : files::DType::kBF16);
+    if (!status.ok()) return Fail(context, status);
+    std::printf("%s -> %s\n", import->from.c_str(), import->to.c_str());
+  });
+
+  auto exported = std::make_shared<Paths>();
+  CLI::App* x = app.add_subcommand("export", "Copy the model of a run, or of one of its checkpoints (RUN:STEP)");
+  x->add_option("run", exported->from, "Run directory, or RUN:STEP")->required();
+  x->add_option("--out", exported->to, "Folder to make")->required();
+  x->footer("Example: tidepool export runs/quickstart-20260101T120000Z:20 --out models/quickstart");
+  x->callback([exported, &context] {
+    const Status status = Export(exported->from, exported->to);
+    if (!status.ok()) Fail(context, status);
+  });
+}
+
+}  // namespace tidepool::workers

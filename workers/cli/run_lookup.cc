@@ -1,0 +1,131 @@
+#include "workers/cli/run_lookup.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <utility>
+
+#include "core/storage/run_directory.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool IsFolder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+bool Exists(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+bool HoldsSegments(const fs::path& dir) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    if (entry.path().extension() == ".tpj") return true;
+  }
+  return false;
+}
+
+bool HoldsRun(const fs::path& dir) { return Exists(dir / "config.yaml") || IsFolder(dir / "journal"); }
+
+// When the run was started, so that later ones sort behind: the time in its name with the count of
+// runs of one second, else the folder's time.
+std::pair<std::string, int64_t> Age(const fs::path& dir) {
+  static const std::regex stamp(R"(-(\d{8}T\d{6}Z)(?:-(\d{1,9}))?$)");
+  std::smatch match;
+  const std::string name = dir.filename().string();
+  if (std::regex_search(name, match, stamp)) return {match[1], match[2].matched ? std::stoll(match[2]) : 1};
+  std::error_code error;
+  auto time = fs::last_write_time(dir / "config.yaml", error);
+  if (error) time = fs::last_write_time(dir, error);
+  if (error) return {"", 0};
+  const auto system = std::chrono::file_clock::to_sys(time);
+  return {storage::UtcStamp(std::chrono::duration_cast<std::chrono::seconds>(system.time_since_epoch()).count()), 0};
+}
+
+// Folders under `root` that hold a run, newest first.
+std::vector<fs::path> Runs(const std::string& root) {
+  std::vector<std::pair<std::pair<std::string, int64_t>, fs::path>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(root, error)) {
+    if (IsFolder(entry.path()) && HoldsRun(entry.path())) found.emplace_back(Age(entry.path()), entry.path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  std::vector<fs::path> runs;
+  for (auto& [age, path] : found) runs.push_back(std::move(path));
+  return runs;
+}
+
+StatusOr<RunPlace> PlaceOf(const std::string& dir) {
+  if (HoldsRun(dir)) return RunPlace{dir, (fs::path(dir) / "journal").string()};
+  if (HoldsSegments(dir)) return RunPlace{"", dir};
+  return InvalidArgument(dir + ": neither a run directory (it has no config.yaml and no journal/) nor a journal (no NNNN.tpj); "
+                               "name a folder that `tidepool train` made");
+}
+
+}  // namespace
+
+StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
+  std::string clean = name;
+  while (clean.size() > 1 && clean.back() == '/') clean.pop_back();
+  if (clean.empty()) return InvalidArgument("a run is named by its directory, or by its name under " + root + "/; the name is empty");
+  if (IsFolder(clean)) return PlaceOf(clean);
+  if (Exists(clean)) return InvalidArgument(clean + ": a file, not a run directory; name the folder that holds it");
+  const bool plain = clean.find('/') == std::string::npos;
+  if (plain && IsFolder(fs::path(root) / clean)) return PlaceOf((fs::path(root) / clean).string());
+  std::string there;
+  int shown = 0;
+  for (const fs::path& run : Runs(root)) {
+    const std::string folder = run.filename().string();
+    if (plain && folder.starts_with(clean)) return PlaceOf(run.string());
+    if (shown++ < 8) there += (there.empty() ? "" : ", ") + folder;
+  }
+  std::string message = clean + ": no such run: there is no folder of this name";
+  if (plain) message += ", and none under " + root + "/ begins with it";
+  message += there.empty() ? "; " + root + "/ holds no run, start one with `tidepool train CONFIG`"
+                           : "; the newest under " + root + "/: " + there + (shown > 8 ? ", ..." : "");
+  return NotFound(message);
+}
+
+StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why, const std::string& root) {
+  TP_ASSIGN_OR_RETURN(const RunPlace place, FindRun(name, root));
+  if (place.dir.empty()) return InvalidArgument(name + ": a journal folder, but " + why + "; name the run directory that it belongs to");
+  return place.dir;
+}
+
+bool IsTidepoolProcess(int64_t pid) {
+  if (pid <= 0) return false;
+  std::ifstream in("/proc/" + std::to_string(pid) + "/comm");
+  std::string name;
+  return static_cast<bool>(std::getline(in, name)) && name.starts_with("tidepool");
+}
+
+std::string BytesText(int64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) value /= 1024, ++unit;
+  char text[48];
+  std::snprintf(text, sizeof(text), unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string DurationText(double seconds) {
+  const auto s = static_cast<int64_t>(std::max(0.0, seconds) + 0.5);
+  char text[48];
+  if (s >= 3600) {
+    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", static_cast<long long>(s / 3600), static_cast<long long>(s / 60 % 60), static_cast<long long>(s % 60));
+  } else {
+    std::snprintf(text, sizeof(text), "%lld:%02lld", static_cast<long long>(s / 60), static_cast<long long>(s % 60));
+  }
+  return text;
+}
+
+}  // namespace tidepool::workers

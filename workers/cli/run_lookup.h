@@ -1,0 +1,37 @@
+#pragma once
+// Which run a person means, and whether it is alive. Reads files only; nothing is locked or changed, so
+// a run may be looked at while its controller works. Any thread.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+// What RUN on the command line names.
+struct RunPlace {
+  std::string dir;      // the run directory; empty if a bare journal folder was named
+  std::string journal;  // folder of its journal (may not exist yet)
+};
+
+// `name` is, in this order: a run directory; a folder of journal segments (NNNN.tpj); a folder under
+// `root`; the beginning of names under `root`, of which the newest is taken (by the time in the name,
+// "-20261121T115502Z", else by the folder's own time).
+//   kNotFound          nothing of that name; what there is instead is listed
+//   kInvalidArgument   a file, or a folder that holds neither a run nor a journal
+StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root = "runs");
+
+// As FindRun, but a bare journal folder is kInvalidArgument: `why` says what else of a run is needed.
+StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why, const std::string& root = "runs");
+
+// Whether process `pid` exists and is a program whose name begins with "tidepool"; numbers are used again.
+bool IsTidepoolProcess(int64_t pid);
+
+// "1.5 GiB", "312 MiB", "17 B".
+std::string BytesText(int64_t bytes);
+// "3:20", "1:02:07".
+std::string DurationText(double seconds);
+
+}  // namespace tidepool::workers

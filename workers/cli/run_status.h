@@ -1,0 +1,27 @@
+#pragma once
+// `tidepool status`: what a run does now, or how it ended, from the files of its directory alone.
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+// Keys of the answer (`status --json`):
+//   run, state, name, job
+//   state      new (no record yet) | warm_start | running | stopped (by a signal, resumable) | finished |
+//              failed | dead (the controller is gone without a last word, resumable)
+//   controller {pid, alive}; absent where none was started
+//   journal    {records, last_step, steps, end_code}; not read while the run is alive
+//   live       RUN/status.json as the controller wrote it, with `age_s`; only while it is alive or dead
+//   workers    of `live`, each with its name and `alive`
+//   summary    RUN/summary.json; only when it ended
+//   warm_start the same object about RUN/warm_start, if there is one
+// kNotFound: no such folder. kDataLoss and kFailedPrecondition: its journal cannot be read.
+StatusOr<nlohmann::ordered_json> RunStatus(const std::string& run_dir);
+
+// For people, several lines.
+std::string DescribeStatus(const nlohmann::ordered_json& status);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,113 @@
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/config/load.h"
+#include "core/config/render.h"
+#include "core/observe/progress.h"
+#include "core/observe/report.h"
+#include "workers/cli/command.h"
+#include "workers/job.h"
+#include "workers/memory_plan.h"
+
+namespace tidepool::workers {
+namespace {
+
+std::atomic<int> stop_signals{0};
+void OnSignal(int) { stop_signals.fetch_add(1); }
+
+struct TrainOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  bool resume = false, fresh = false, dry_run = false;
+  std::string run_dir, run_name;
+};
+
+observe::ProgressState ToState(const std::string& job, const std::string& phase, const RunProgress& p) {
+  observe::ProgressState s;
+  s.job = job;
+  s.phase = phase.empty() ? p.view.phase : phase + ", " + p.view.phase;
+  s.step = std::max<int64_t>(p.view.step.value, 0);
+  s.steps = p.steps;
+  s.reward = p.reward;
+  s.best_reward = p.best_reward;
+  s.loss = p.loss;
+  s.accuracy_before = p.accuracy_before;
+  s.accuracy = p.accuracy;
+  s.response_tokens = p.response_tokens;
+  s.tokens_per_s = p.tokens_per_s;
+  s.lag_mean = p.lag_mean;
+  s.lag_max = p.lag_max;
+  s.groups_running = p.view.running;
+  s.groups_queued = p.view.queued;
+  s.elapsed = p.elapsed;
+  s.left = p.left;
+  s.warning = p.last_warning;
+  return s;
+}
+
+void Train(CommandContext& context, const TrainOptions& options) {
+  auto loaded = config::LoadConfig(options.config, options.overrides);
+  if (!loaded.ok()) return Fail(context, loaded.status());
+  for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  if (options.dry_run) {
+    std::printf("%s\n%s", config::ResolvedYaml(*loaded).c_str(), DescribePlan(loaded->config).c_str());
+    return;
+  }
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  const auto start = std::chrono::steady_clock::now();
+  observe::Progress progress(stdout, observe::IsTerminal(stdout));
+  JobRequest request;
+  request.loaded = std::move(*loaded);
+  const std::string job = request.loaded.config.name;
+  request.run_dir = options.run_dir;
+  request.run_name = options.run_name;
+  request.self_path = context.self_path;
+  request.resume = options.resume;
+  request.fresh = options.fresh;
+  request.stop_signals = &stop_signals;
+  request.say = [&](const std::string& line) { progress.Say(line); };
+  request.on_progress = [&](const std::string& phase, const RunProgress& p) { progress.Update(ToState(job, phase, p), TimePoint{std::chrono::steady_clock::now() - start}); };
+  const auto outcome = RunJob(request);
+  progress.Finish();
+  if (!outcome.ok()) return Fail(context, outcome.status());
+  if (!outcome->already_finished) {
+    const Status written = observe::WriteReport(outcome->run_dir);
+    if (!written.ok()) std::fprintf(stderr, "warning: report: %s\n", written.message().c_str());
+  }
+  const RunResult& r = outcome->result;
+  if (r.accuracy_before >= 0) std::printf("held-out accuracy before: %.1f %%\n", 100 * r.accuracy_before);
+  if (r.accuracy_after >= 0) std::printf("held-out accuracy after:  %.1f %%\n", 100 * r.accuracy_after);
+  std::printf("run: %s\n", outcome->run_dir.c_str());
+  if (outcome->exit_code != 0) std::fprintf(stderr, "%s\n", outcome->why.c_str());
+  context.exit_code = outcome->exit_code;
+}
+
+}  // namespace
+
+void AddTrainCommand(CLI::App& app, CommandContext& context) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "Run a job");
+  command->add_option("config", options->config, "YAML file of the job")->required();
+  command->add_option("overrides", options->overrides, "a.b=c, last wins");
+  command->add_flag("--resume", options->resume, "Go on with the newest unfinished run of this name (or the one in --run-dir)");
+  command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside");
+  command->add_flag("--dry-run", options->dry_run, "Print the resolved config, the placement and the predicted memory; start nothing");
+  command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>");
+  command->add_option("--run-name", options->run_name, "Name instead of the config's");
+  command->footer("Example: tidepool train configs/quickstart.yaml seed=2 train.steps=40");
+  command->callback([options, &context] { Train(context, *options); });
+}
+
+}  // namespace tidepool::workers

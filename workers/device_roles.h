@@ -1,0 +1,83 @@
+#pragma once
+// What a device can do, apart from how it is told: weights, engine and trainer of one worker.
+//
+// Both roles share one Weights arena: a colocated worker hands new weights from the trainer to the
+// engine by bumping the version, no byte moves. Owned by the device thread, except WriteCheckpoint,
+// which may run on another thread while no optimizer step does.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/engine/engine.h"
+#include "core/model/weights.h"
+#include "core/train/trainer.h"
+#include "workers/messages.h"
+#include "workers/shared_arena.h"
+
+namespace tidepool::workers {
+
+struct TrainOutcome {
+  bool finite = true;
+  uint64_t weights_digest = 0;
+  std::vector<std::pair<std::string, double>> metrics;
+};
+
+class DeviceRoles {
+ public:
+  DeviceRoles(JobConfig config, std::string model_dir, std::string run_id);
+  ~DeviceRoles();
+
+  // Weights of the start: read from the model folder, or made from its config with the job's seed.
+  Status InitState();
+  // Trainer and weights from a checkpoint folder, or from the recovery copy of `step`.
+  Status RestoreFromCheckpoint(const std::string& dir, StepNumber step);
+  Status RestoreFromRecovery(StepNumber step);
+  [[nodiscard]] StatusOr<uint64_t> WeightsDigest() const;
+
+  // Rollout.
+  Status PrepareRollout();                         // makes or re-allocates the engine
+  [[nodiscard]] engine::Engine* engine() { return engine_.get(); }
+  int64_t ReleaseRollout();                        // frees the KV memory; bytes
+  // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
+  StatusOr<uint64_t> LoadFromSharedMemory(Version version);
+  StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
+  void UseVersion(Version version);                // the arena now holds `version`
+  // The state of training is here: weights are made here, not loaded from others.
+  [[nodiscard]] bool owns_state() const { return owns_state_; }
+  [[nodiscard]] int64_t weight_bytes() const;
+
+  // Training. kInvalidArgument: the rows cannot be trained on (data), nothing changed.
+  StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
+                               const std::function<void(const std::string& op)>& progress);
+  Status PublishToSharedMemory(Version version, uint64_t digest);
+  [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
+  Status CopyRecovery(StepNumber step);
+  Status PrepareCheckpoint();                      // before WriteCheckpoint, on the device thread
+  // Writes model/ and trainer files under `dir`; returns their paths relative to it.
+  StatusOr<std::vector<std::string>> WriteCheckpoint(const std::string& dir) const;
+  Status SaveModel(const std::string& dir) const;
+
+ private:
+  Status MakeWeights(bool read_tensors);
+  Status MakeTrainer();
+
+  JobConfig config_;
+  std::string model_dir_;
+  std::string run_id_;
+  std::unique_ptr<model::Weights> weights_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<train::Trainer> trainer_;
+  SharedBlock published_;
+  SharedBlock recovery_;
+  Version version_;
+  bool owns_state_ = false;
+  uint64_t digest_ = 0;  // of weights_ as they are
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,582 @@
+#include "workers/device_worker.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "core/config/load.h"
+#include "core/observe/log.h"
+#include "core/observe/trace_writer.h"
+#include "workers/auth.h"
+#include "workers/build_info.h"
+#include "workers/device_roles.h"
+#include "workers/resolved_config.h"
+#include "workers/link.h"
+#include "workers/mailbox.h"
+#include "workers/torch_threads.h"
+#include "workers/weights_service.h"
+
+namespace tidepool::workers {
+namespace {
+
+using scheduler::event::ChunkEnd;
+using Clock = std::chrono::steady_clock;
+
+template <typename... F>
+struct Overload : F... {
+  using F::operator()...;
+};
+template <typename... F>
+Overload(F...) -> Overload<F...>;
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+int64_t PeakResidentBytes() {
+  struct rusage usage {};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+// Rows of the time line.
+constexpr int kRolloutRow = 1;
+constexpr int kActorRow = 2;
+
+int64_t MachineBytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
+
+ChunkEnd ToChunkEnd(engine::FinishReason reason) {
+  switch (reason) {
+    case engine::FinishReason::kChunk: return ChunkEnd::kChunkLimit;
+    case engine::FinishReason::kEos: return ChunkEnd::kEos;
+    case engine::FinishReason::kStopToken:
+    case engine::FinishReason::kStopString: return ChunkEnd::kStop;
+    case engine::FinishReason::kLength: return ChunkEnd::kLength;
+    case engine::FinishReason::kCancelled: return ChunkEnd::kDrained;
+    case engine::FinishReason::kError:
+    case engine::FinishReason::kNone: break;
+  }
+  return ChunkEnd::kError;
+}
+
+// What the heartbeat says about the device thread.
+class Pulse {
+ public:
+  void Begin(std::string op) {
+    const std::lock_guard lock(mu_);
+    beat_.op = std::move(op);
+    ++beat_.op_seq;
+  }
+  void Engine(const engine::EngineStats& stats) {
+    const std::lock_guard lock(mu_);
+    beat_.has_engine = true;
+    beat_.kv_usage = stats.kv_usage;
+    beat_.running = stats.running;
+    beat_.waiting = stats.waiting;
+    beat_.step_s = stats.step_s;
+    ++beat_.op_seq;
+  }
+  up::Heartbeat Take() {
+    const std::lock_guard lock(mu_);
+    beat_.rss_bytes = PeakResidentBytes();
+    return beat_;
+  }
+
+ private:
+  std::mutex mu_;
+  up::Heartbeat beat_;
+};
+
+class DeviceWorker {
+ public:
+  explicit DeviceWorker(DeviceWorkerOptions options) : options_(std::move(options)) {}
+
+  int Run() {
+    const Status attached = Attach();
+    if (!attached.ok()) {
+      observe::Log(observe::LogLevel::kError, "attach", {{"why", attached.message()}});
+      return 2;
+    }
+    while (exit_code_ < 0) {
+      const bool busy = CanStep();
+      for (LinkEvent& event : inbox_.TakeAll(busy ? std::chrono::milliseconds(0) : std::chrono::milliseconds(20))) {
+        if (auto* closed = std::get_if<LinkClosed>(&event)) {
+          observe::Log(observe::LogLevel::kWarn, "controller_lost", {{"why", closed->why}});
+          exit_code_ = 3;
+          break;
+        }
+        HandleCommand(std::get<ToWorker>(event));
+        if (exit_code_ >= 0) break;
+      }
+      if (exit_code_ < 0 && CanStep()) EngineStep();
+    }
+    JoinCheckpoint();
+    heartbeat_.request_stop();
+    if (trace_) (void)trace_->Flush();  // the run's end: a trace that cannot be written is only shorter
+    return exit_code_;
+  }
+
+ private:
+  // --- attaching ---
+  Status Attach() {
+    TP_ASSIGN_OR_RETURN(token_, ReadTokenFile(options_.token_file));
+    TP_ASSIGN_OR_RETURN(weights_server_, WeightsServer::Start("127.0.0.1", token_, 1 << 20, [this](Version v) { return PublishedFor(v); }));
+    LinkOptions link;
+    link.address = options_.address;
+    link.token = token_;
+    link.control_file = options_.control_file;
+    link.hello.build = BuildInfo();
+    link.hello.run_id = options_.run_id;
+    link.hello.place = options_.place;
+    link.hello.kind = scheduler::WorkerKind::kDevice;
+    link.hello.device_bytes = MachineBytes();
+    link.hello.pid = getpid();
+    link.hello.weights_address = weights_server_->address();
+    TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](LinkEvent e) { inbox_.Put(std::move(e)); }));
+    heartbeat_ = std::jthread([this](std::stop_token stop) {
+      while (!stop.stop_requested()) {
+        link_->Send(pulse_.Take());
+        std::unique_lock lock(heartbeat_mu_);
+        heartbeat_wake_.wait_for(lock, stop, std::chrono::milliseconds(heartbeat_ms_.load()), [] { return false; });
+      }
+    });
+    return OkStatus();
+  }
+
+  void Welcomed(const down::Welcome& welcome, Incarnation inc) {
+    if (inc_.valid() && inc == inc_) return;  // attached again: state is as it was
+    inc_ = inc;
+    slot_ = welcome.slot;
+    lease_s_ = welcome.lease_s;
+    StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
+    if (!config.ok()) {
+      observe::Log(observe::LogLevel::kError, "config", {{"why", config.status().message()}});
+      exit_code_ = 2;
+      return;
+    }
+    config_ = std::move(*config);
+    heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
+    SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
+    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id);
+    if (config_.observe.trace) {
+      observe::TraceOptions trace_options;
+      trace_options.worker = welcome.place + 1;
+      trace_options.worker_name = "device-" + std::to_string(welcome.place);
+      trace_options.clock_offset = Duration(welcome.run_clock_ns) - Now().since_start;
+      auto trace = observe::TraceWriter::Create(welcome.run_dir + "/trace/device-" + std::to_string(welcome.place) + "-inc" + std::to_string(inc.value) + ".json.gz", trace_options);
+      if (trace.ok()) {
+        trace_ = std::move(*trace);
+        trace_->NameRole(kRolloutRow, "rollout");
+        trace_->NameRole(kActorRow, "actor");
+      } else {
+        observe::Log(observe::LogLevel::kWarn, "trace", {{"why", trace.status().message()}});
+      }
+    }
+    link_->SetReattach(config_.cluster.reattach_grace_s, [this] { return Held(); });
+  }
+
+  // --- commands ---
+  void HandleCommand(ToWorker& message) {
+    if (auto* welcome = std::get_if<down::Welcome>(&message.body)) {
+      Welcomed(*welcome, message.inc);
+      return;
+    }
+    if (message.inc != inc_ || roles_ == nullptr) {
+      ++refused_;
+      return;
+    }
+    std::visit(Overload{
+                   [&](down::StartChunk& c) { StartChunk(c); },
+                   [&](const down::CancelChunk& c) { Cancel(c); },
+                   [&](const down::ForgetGroup& c) { ForgetGroup(c.gid); },
+                   [&](const down::Drain& c) { Drain(c); },
+                   [&](const down::Release& c) { Release(c); },
+                   [&](const down::Grant& c) { Grant(c); },
+                   [&](const down::InitState&) { Init(); },
+                   [&](const down::RestoreState& c) { Restore(c); },
+                   [&](const down::Train& c) { Train(c); },
+                   [&](const down::CopyRecovery& c) { CopyRecovery(c); },
+                   [&](const down::Publish& c) { Publish(c); },
+                   [&](const down::Load& c) { Load(c); },
+                   [&](const down::Admit& c) { admitted_ = c.version; },
+                   [&](const down::WriteCheckpoint& c) { WriteCheckpoint(c); },
+                   [&](const down::SaveFinal& c) { SaveFinal(c); },
+                   [&](const down::Shutdown&) { exit_code_ = 0; },
+                   [&](const auto&) { ++refused_; },
+               },
+               message.body);
+  }
+
+  // True if the command is about the lease as it is now.
+  bool Current(SlotId slot, LeaseEpoch epoch) {
+    if (slot == slot_ && epoch == epoch_) return true;
+    ++refused_;
+    observe::Log(observe::LogLevel::kWarn, "refused_epoch", {{"why", "slot " + std::to_string(slot.value) + " epoch " + std::to_string(epoch.value) + " here " + std::to_string(epoch_.value)}});
+    return false;
+  }
+
+  void StartChunk(down::StartChunk& c) {
+    if (!Current(c.slot, c.epoch)) return;
+    up::StepTokens answer;
+    if (role_ != Role::kRollout || roles_->engine() == nullptr || c.version != admitted_) {
+      answer.chunks.push_back({c.tid, c.att, {}, true, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version)});
+      link_->Send(std::move(answer));
+      return;
+    }
+    engine::ChunkRequest request;
+    request.tid = c.tid;
+    request.attempt = c.att;
+    request.gid = c.gid;
+    request.prompt = std::move(c.prompt);
+    request.generated = std::move(c.generated);
+    request.max_new_tokens = c.chunk_tokens;
+    request.max_total_new = c.max_new_tokens;
+    engine::SamplingParams& s = request.sampling;
+    s.temperature = c.greedy ? 0.0F : static_cast<float>(config_.rollout.temperature);
+    if (!c.greedy) {
+      s.top_k = config_.rollout.top_k;
+      s.top_p = static_cast<float>(config_.rollout.top_p);
+      s.min_p = static_cast<float>(config_.rollout.min_p);
+    }
+    s.stop_strings = config_.rollout.stop;
+    for (const int64_t id : config_.rollout.stop_token_ids) s.stop_token_ids.push_back(static_cast<int32_t>(id));
+    Remember(c.tid, c.att, c.gid, static_cast<int64_t>(request.generated.size()));
+    const Status added = roles_->engine()->Add(std::move(request));
+    if (added.ok() || added.code() == StatusCode::kAlreadyExists) return;
+    const bool data = added.code() == StatusCode::kInvalidArgument;
+    answer.chunks.push_back({c.tid, c.att, {}, true, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message()});
+    link_->Send(std::move(answer));
+  }
+
+  void Cancel(const down::CancelChunk& c) {
+    if (roles_->engine() != nullptr) roles_->engine()->Cancel(c.tid, c.att);
+    up::StepTokens answer;
+    answer.chunks.push_back({c.tid, c.att, {}, true, ChunkEnd::kCancelled, ""});
+    link_->Send(std::move(answer));
+  }
+
+  void ForgetGroup(GroupId gid) {
+    if (roles_->engine() != nullptr) roles_->engine()->ForgetGroup(gid);
+    const std::lock_guard lock(held_mu_);
+    std::erase_if(held_, [&](const auto& item) { return item.second.gid == gid; });
+  }
+
+  void Drain(const down::Drain& c) {
+    if (c.slot != slot_ || c.epoch < epoch_) {
+      ++refused_;
+      return;
+    }
+    epoch_ = c.epoch;
+    up::StepTokens tokens;
+    if (roles_->engine() != nullptr) {
+      for (const engine::Delta& d : roles_->engine()->Drain()) tokens.chunks.push_back({d.tid, d.attempt, {}, true, ChunkEnd::kDrained, ""});
+    }
+    if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
+    link_->Send(up::Drained{c.slot, c.epoch});
+  }
+
+  void Release(const down::Release& c) {
+    if (c.slot != slot_ || c.epoch < epoch_) {
+      ++refused_;
+      return;
+    }
+    epoch_ = c.epoch;
+    if (role_ == Role::kRollout) (void)roles_->ReleaseRollout();
+    role_ = Role::kNone;
+    link_->Send(up::Released{c.slot, c.epoch, FreeBytes()});
+  }
+
+  // What this process may still use of the device: the machine's available memory.
+  static int64_t FreeBytes() { return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
+
+  void Grant(const down::Grant& c) {
+    if (c.slot != slot_ || c.epoch < epoch_) {
+      ++refused_;
+      return;
+    }
+    epoch_ = c.epoch;
+    role_ = c.role;
+    if (c.role == Role::kRollout) {
+      const Status ready = roles_->PrepareRollout();
+      if (!ready.ok()) {
+        observe::Log(observe::LogLevel::kError, "grant", {{"why", ready.message()}});
+        exit_code_ = 3;  // a slot that cannot hold its role: the controller sees this worker end and says why
+        return;
+      }
+    }
+    link_->Send(up::Granted{c.slot, c.epoch});
+  }
+
+  void Init() {
+    pulse_.Begin("init_state");
+    const auto span = Span("init_state", observe::kSystemSpan);
+    const Status status = roles_->InitState();
+    ReportState({0}, status);
+  }
+
+  void Restore(const down::RestoreState& c) {
+    pulse_.Begin("restore_state");
+    const auto span = Span("restore_state", observe::kSystemSpan);
+    JoinCheckpoint();
+    const Status status = c.ckpt >= 0 ? roles_->RestoreFromCheckpoint(c.dir, c.step) : roles_->RestoreFromRecovery(c.step);
+    ReportState(c.step, status);
+  }
+
+  void ReportState(StepNumber step, const Status& status) {
+    up::StateReady ready{step, 0, status.ok() ? "" : status.message()};
+    if (status.ok()) {
+      const auto digest = roles_->WeightsDigest();
+      if (digest.ok()) ready.weights_digest = *digest; else ready.error = digest.status().message();
+    }
+    link_->Send(std::move(ready));
+    pulse_.Begin("idle");
+  }
+
+  void Train(const down::Train& c) {
+    if (!Current(c.slot, c.epoch)) return;
+    if (role_ != Role::kActor) {
+      link_->Send(up::TrainFailed{c.step, c.lease, "this worker does not hold the actor role", false});
+      return;
+    }
+    const auto start = Clock::now();
+    pulse_.Begin("fetch_rows");
+    auto rows = link_->FetchRows(c.lease, c.step);
+    if (!rows.ok() || static_cast<int64_t>(rows->size()) != c.rows) {
+      const std::string why = rows.ok() ? "got " + std::to_string(rows->size()) + " of " + std::to_string(c.rows) + " rows" : rows.status().message();
+      link_->Send(up::TrainFailed{c.step, c.lease, why, false});
+      return;
+    }
+    JoinCheckpoint();  // it reads the weights that the optimizer is about to write
+    const auto span = Span("train", observe::kTrainSpan);
+    pulse_.Begin("train");
+    StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.version, std::move(*rows), [&](const std::string& op) { pulse_.Begin(op); });
+    pulse_.Begin("idle");
+    if (!outcome.ok()) {
+      link_->Send(up::TrainFailed{c.step, c.lease, outcome.status().message(), outcome.status().code() == StatusCode::kInvalidArgument});
+      return;
+    }
+    link_->Send(up::TrainDone{c.step, c.lease, outcome->finite, outcome->weights_digest, SecondsSince(start), std::move(outcome->metrics)});
+  }
+
+  void CopyRecovery(const down::CopyRecovery& c) {
+    const auto span = Span("recovery_copy", observe::kCheckpointSpan);
+    const Status copied = roles_->CopyRecovery(c.step);
+    if (copied.ok()) link_->Send(up::RecoveryCopied{c.step});
+    else observe::Log(observe::LogLevel::kWarn, "recovery_copy", {{"why", copied.message()}});
+  }
+
+  void Publish(const down::Publish& c) {
+    pulse_.Begin("publish");
+    const auto span = Span("publish", observe::kWeightsSpan);
+    Status status = OkStatus();
+    if (config_.scheduler.placement != "colocated") {
+      if (config_.cluster.weight_transport == "stream") {
+        auto copy = roles_->SnapshotWeights();
+        const std::lock_guard lock(published_mu_);
+        published_[c.version] = {copy, c.digest};
+        while (published_.size() > 2) published_.erase(published_.begin());
+      } else {
+        status = roles_->PublishToSharedMemory(c.version, c.digest);
+      }
+    }
+    link_->Send(up::Published{c.version, status.ok() ? "" : status.message()});
+    pulse_.Begin("idle");
+  }
+
+  StatusOr<PublishedBytes> PublishedFor(Version version) {
+    const std::lock_guard lock(published_mu_);
+    const auto it = published_.find(version);
+    if (it == published_.end()) return NotFound("version " + ToString(version) + " is not published here");
+    return PublishedBytes{it->second.first, std::as_bytes(std::span(*it->second.first)), it->second.second};
+  }
+
+  void Load(const down::Load& c) {
+    pulse_.Begin("load");
+    const auto span = Span("load", observe::kWeightsSpan);
+    const auto start = Clock::now();
+    up::Loaded loaded{c.version, 0, "", 0, 0};
+    StatusOr<uint64_t> digest = FailedPrecondition("nothing to load from");
+    if (c.alias || roles_->owns_state()) {
+      digest = roles_->WeightsDigest();
+    } else if (c.address.empty()) {
+      digest = roles_->LoadFromSharedMemory(c.version);
+      loaded.bytes = roles_->weight_bytes();
+    } else {
+      digest = roles_->LoadFromStream(c.version, c.address, token_);
+      loaded.bytes = roles_->weight_bytes();
+    }
+    if (digest.ok()) {
+      loaded.digest = *digest;
+      roles_->UseVersion(c.version);
+    } else {
+      loaded.error = digest.status().message();
+    }
+    admitted_ = Version{};  // loading, or loaded and not yet checked by the controller
+    loaded.seconds = SecondsSince(start);
+    link_->Send(std::move(loaded));
+    pulse_.Begin("idle");
+  }
+
+  void WriteCheckpoint(const down::WriteCheckpoint& c) {
+    JoinCheckpoint();
+    if (const Status ready = roles_->PrepareCheckpoint(); !ready.ok()) {
+      link_->Send(up::CheckpointFiles{c.ckpt, {}, ready.message(), 0, 0});
+      return;
+    }
+    checkpoint_ = std::jthread([this, c](std::stop_token) {
+      const auto start = Clock::now();
+      up::CheckpointFiles done;
+      done.ckpt = c.ckpt;
+      const auto files = roles_->WriteCheckpoint(c.dir);
+      if (files.ok()) done.files = *files; else done.error = files.status().message();
+      const auto digest = roles_->WeightsDigest();
+      if (digest.ok()) done.weights_digest = *digest;
+      done.seconds = SecondsSince(start);
+      link_->Send(std::move(done));
+    });
+  }
+  void JoinCheckpoint() {
+    if (checkpoint_.joinable()) checkpoint_.join();
+  }
+
+  void SaveFinal(const down::SaveFinal& c) {
+    JoinCheckpoint();
+    pulse_.Begin("save_final");
+    const Status saved = roles_->SaveModel(c.dir);
+    link_->Send(up::FinalSaved{saved.ok() ? "" : saved.message()});
+    pulse_.Begin("idle");
+  }
+
+  // --- generation ---
+  bool CanStep() {
+    if (role_ != Role::kRollout || roles_ == nullptr || roles_->engine() == nullptr || !roles_->engine()->HasWork()) return false;
+    // Self-fence: a worker that the controller may have given up serves nothing.
+    return link_->SecondsSinceHeard() < lease_s_;
+  }
+
+  void EngineStep() {
+    pulse_.Begin("generate");
+    const TimePoint begin = Now();
+    engine::StepOutput out = roles_->engine()->Step();
+    pulse_.Engine(out.stats);
+    up::StepTokens tokens;
+    tokens.step_s = out.stats.step_s;
+    tokens.kv_usage = out.stats.kv_usage;
+    tokens.running = out.stats.running;
+    tokens.waiting = out.stats.waiting;
+    tokens.prefill_tokens = out.stats.prefill_tokens;
+    tokens.prefix_hit_tokens = out.stats.prefix_hit_tokens;
+    for (engine::Delta& d : out.deltas) {
+      up::ChunkDelta c;
+      c.tid = d.tid;
+      c.att = d.attempt;
+      const auto n = static_cast<int64_t>(d.ids.size());
+      c.tokens.ids = std::move(d.ids);
+      c.tokens.logprobs = std::move(d.logprobs);
+      bool masked = false;
+      for (const float k : d.log_kept) masked = masked || k != 0.0F;
+      if (masked) c.tokens.log_kept = std::move(d.log_kept);
+      if (n > 0) c.tokens.versions.emplace_back(d.version, n);
+      c.ended = d.finish != engine::FinishReason::kNone;
+      if (c.ended) c.end = ToChunkEnd(d.finish);
+      c.why = std::move(d.error);
+      Record(c);
+      tokens.chunks.push_back(std::move(c));
+    }
+    if (trace_) {
+      trace_->Add({"generate", std::string(observe::kRolloutSpan), kRolloutRow, begin, Now() - begin,
+                   {{"rows", static_cast<int64_t>(tokens.chunks.size())}, {"prefill", out.stats.prefill_tokens}}});
+    }
+    if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
+  }
+
+  // --- tokens kept for re-attachment ---
+  struct HeldSample {
+    GroupId gid;
+    int64_t from = 0;   // tokens that came with the first chunk seen here: 0 means the record is whole
+    int64_t att = 0;
+    TokenRecord tokens;
+    bool running = false;
+  };
+  void Remember(const SampleId& tid, int32_t att, GroupId gid, int64_t generated) {
+    if (config_.cluster.reattach_grace_s <= 0 || tid.is_eval()) return;
+    const std::lock_guard lock(held_mu_);
+    HeldSample& h = held_[{tid, att}];
+    if (h.from + h.tokens.size() != generated) h = HeldSample{gid, generated, att, {}, true};
+    h.gid = gid;
+    h.running = true;
+  }
+  void Record(const up::ChunkDelta& c) {
+    if (config_.cluster.reattach_grace_s <= 0) return;
+    const std::lock_guard lock(held_mu_);
+    const auto it = held_.find({c.tid, c.att});
+    if (it == held_.end()) return;
+    it->second.tokens.Append(c.tokens);
+    if (c.ended) it->second.running = false;
+  }
+  std::vector<up::Held> Held() {
+    std::vector<up::Held> out;
+    const std::lock_guard lock(held_mu_);
+    for (const auto& [key, h] : held_) {
+      if (h.from == 0 && h.running) out.push_back({key.first, key.second, h.tokens});
+    }
+    return out;
+  }
+
+  // --- trace ---
+  struct TraceSpan {
+    DeviceWorker* worker;
+    const char* name;
+    std::string_view category;
+    TimePoint begin;
+    ~TraceSpan() {
+      if (worker->trace_) worker->trace_->Add({name, std::string(category), kActorRow, begin, Now() - begin, {}});
+    }
+  };
+  TraceSpan Span(const char* name, std::string_view category) { return {this, name, category, Now()}; }
+  static TimePoint Now() { return {std::chrono::duration_cast<Duration>(Clock::now().time_since_epoch())}; }
+
+  DeviceWorkerOptions options_;
+  JobConfig config_;
+  std::string token_;
+  Mailbox<LinkEvent> inbox_;
+  Pulse pulse_;
+  std::atomic<int64_t> heartbeat_ms_{500};
+  std::mutex heartbeat_mu_;
+  std::condition_variable_any heartbeat_wake_;
+
+  Incarnation inc_;
+  SlotId slot_;
+  LeaseEpoch epoch_;
+  double lease_s_ = 3;
+  Role role_ = Role::kNone;
+  Version admitted_;
+  int64_t refused_ = 0;
+  int exit_code_ = -1;
+
+  std::mutex published_mu_;
+  std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_;
+  std::mutex held_mu_;
+  std::map<std::pair<SampleId, int32_t>, HeldSample> held_;
+
+  std::unique_ptr<observe::TraceWriter> trace_;
+  std::unique_ptr<DeviceRoles> roles_;
+  std::unique_ptr<WeightsServer> weights_server_;
+  std::unique_ptr<Link> link_;
+  std::jthread heartbeat_;
+  std::jthread checkpoint_;
+};
+
+}  // namespace
+
+int RunDeviceWorker(const DeviceWorkerOptions& options) {
+  DeviceWorker worker(options);
+  return worker.Run();
+}
+
+}  // namespace tidepool::workers

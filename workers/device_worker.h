@@ -1,0 +1,28 @@
+#pragma once
+// The process that owns one device: hosts the rollout engine and the trainer, over one set of weights.
+//
+// One thread (the caller of Run) owns all tensors: it takes commands in order, runs engine steps while
+// it holds the rollout role, and optimizer steps while it holds the actor role. A second thread sends
+// heartbeats, a third writes checkpoints while generation goes on (weights are read-only until the
+// next optimizer step, which waits for it). Commands of another incarnation or an older lease epoch
+// are refused and counted. Libraries' exceptions stop here: a failed operation is an answer.
+
+#include <string>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+struct DeviceWorkerOptions {
+  std::string address;       // of the controller
+  std::string token_file;
+  std::string run_id;
+  std::string control_file;  // RUN/control.json
+  int64_t place = -1;
+};
+
+// Runs until the controller says Shutdown or is gone. Returns the exit code: 0 after Shutdown, 3 when
+// the controller was lost, 2 when it could not attach (the reason is logged).
+int RunDeviceWorker(const DeviceWorkerOptions& options);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,49 @@
+#pragma once
+// Starts worker processes on this machine, notices when they end, and ends them.
+//
+// Children get their own log file and end with us: the launcher asks the kernel to kill them when
+// this process dies, unless `outlive` (cluster.reattach_grace_s > 0). All calls from one thread, the
+// one that made the launcher, and it has to live as long as the children: the kernel ties "parent
+// death" to the starting thread.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/time.h"
+
+namespace tidepool::workers {
+
+struct Ended {
+  int64_t place = 0;
+  pid_t pid = 0;
+  std::string why;  // "exit status 3" or "killed by signal 9"
+};
+
+class Launcher {
+ public:
+  explicit Launcher(bool outlive) : outlive_(outlive) {}
+  ~Launcher();  // kills what still runs (unless outlive)
+
+  // argv[0] is the program's path. stdout and stderr go to `log` (appended). kNotFound: no such program.
+  Status Start(int64_t place, const std::vector<std::string>& argv, const std::string& log);
+  // Children that ended since the last call; never waits.
+  std::vector<Ended> Reap();
+  void Kill(int64_t place, int signal);
+  [[nodiscard]] pid_t Pid(int64_t place) const;  // 0: none
+  // SIGTERM, then SIGKILL for those that are still there after `patience`.
+  void EndAll(Duration patience);
+
+ private:
+  bool outlive_;
+  std::map<pid_t, int64_t> children_;
+};
+
+// Called first in a worker's main: end when the parent `parent_pid` dies (0: do not).
+void EndWithParent(pid_t parent_pid);
+
+}  // namespace tidepool::workers

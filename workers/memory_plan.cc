@@ -1,0 +1,267 @@
+#include "workers/memory_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "workers/cli/run_lookup.h"
+
+namespace tidepool::workers {
+namespace {
+
+// Measured resident bytes with nothing of the model loaded (docs/design.md, memory).
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kDeviceProcess = 140 * kMiB;
+constexpr int64_t kRewardProcess = 20 * kMiB;
+constexpr int64_t kControllerProcess = 30 * kMiB;
+
+// core/train/trainer.h (head_rows), core/engine/engine.cc (kHeadRows), workers/device_roles.cc (kCpuKvBytes).
+constexpr int64_t kTrainHeadRows = 256;
+constexpr int64_t kEngineHeadRows = 128;
+constexpr int64_t kCpuKvBytes = 256 * kMiB;
+// core/model/decoder_backward.cc: one bfloat16 product of a weight gradient.
+constexpr int64_t kProductElements = int64_t{8} << 20;
+
+int64_t Aligned(int64_t elements) { return (elements + 63) / 64 * 64; }
+
+int64_t CountCharacters(const std::string& utf8) {
+  return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
+}
+
+// Calls `add` with the elements of each tensor, in the layout of core/model/weights.cc.
+template <typename F>
+void EachTensor(const ModelSizes& m, F&& add) {
+  const int64_t d = m.hidden, qkv = (m.heads + 2 * m.kv_heads) * m.head_size;
+  add(m.vocab * d);
+  for (int64_t i = 0; i < m.layers; ++i) {
+    add(d);
+    add(qkv * d);
+    if (m.qkv_bias) add(qkv);
+    if (m.qk_norm) add(m.head_size), add(m.head_size);
+    add(d * m.heads * m.head_size);
+    add(d);
+    add(2 * m.intermediate * d);
+    add(d * m.intermediate);
+  }
+  add(d);
+  if (!m.tied) add(m.vocab * d);
+}
+
+std::string Text(int64_t value) { return std::to_string(value); }
+
+std::string Millions(int64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), value < 10'000'000 ? "%.2f M" : "%.0f M", static_cast<double>(value) * 1e-6);
+  return text;
+}
+
+int64_t Dtype(const JobConfig& c) { return c.model.dtype == "bfloat16" ? 2 : 4; }
+
+// Longest row: the cut of prompts and responses, bounded by the model.
+int64_t RowTokens(const JobConfig& c, const ModelSizes& m) {
+  const int64_t response = c.job == "rl" ? c.rollout.max_new_tokens : 0;
+  return std::min(c.data.max_prompt_tokens + response, m.max_position);
+}
+
+int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * (c.job == "rl" ? c.rollout.group_size : 1); }
+
+// workers/device_roles.cc, KvCacheTokens.
+int64_t KvTokens(const JobConfig& c, const ModelSizes& m) {
+  const RolloutConfig& r = c.rollout;
+  int64_t tokens = r.kv_cache_tokens;
+  if (tokens <= 0) {
+    const int64_t row = RowTokens(c, m) + r.block_tokens;
+    const int64_t concurrent = std::min(r.max_concurrent, c.train.groups_per_step * r.group_size * (c.scheduler.max_lag_versions + 1));
+    const int64_t token_bytes = 2 * m.layers * m.kv_heads * m.head_size * Dtype(c);
+    tokens = std::max(row, std::min(concurrent * row, kCpuKvBytes / token_bytes));
+  }
+  return tokens / r.block_tokens * r.block_tokens;
+}
+
+// Buffers of one block that are not kept: normed input, activation, product results, qkv.
+int64_t ScratchBytes(const ModelSizes& m, int64_t w) {
+  return w * (2 * m.hidden + m.intermediate + (m.heads + 2 * m.kv_heads) * m.head_size);
+}
+
+void AddActor(const JobConfig& c, const ModelSizes& m, ProcessMemory& p) {
+  const int64_t w = Dtype(c), elements = FlatElements(m), d = m.hidden;
+  p.parts.push_back({"gradients", 4 * elements});
+  p.parts.push_back({"optimizer", (8 + (w == 2 ? 2 : 0)) * elements});
+  const int64_t tokens = (std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m)) + 15) / 16 * 16;
+  const int64_t block = BlockActivationBytes(m, w);
+  // Backward: d attention out and d qkv of one block, the residual's gradient in float32 and rounded, the
+  // last hidden states and their gradient, gathered in float32.
+  const int64_t backward = w * ((2 * m.heads + 2 * m.kv_heads) * m.head_size + 4 * d) + 8 * d;
+  const int64_t kept = c.train.recompute ? m.layers * w * d + block : m.layers * block;
+  p.parts.push_back({"activations", tokens * (kept + ScratchBytes(m, w) + backward)});
+  int64_t largest = 0;
+  EachTensor(m, [&](int64_t n) { largest = std::max(largest, n); });
+  p.parts.push_back({"head", kTrainHeadRows * m.vocab * (w + 4) + (w == 2 ? 2 * std::min(largest, kProductElements) : 0)});
+}
+
+void AddRollout(const JobConfig& c, const ModelSizes& m, int64_t kv_tokens, ProcessMemory& p) {
+  const int64_t w = Dtype(c);
+  p.parts.push_back({"kv_cache", kv_tokens * 2 * m.layers * m.kv_heads * m.head_size * w});
+  const int64_t rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent);
+  const int64_t row = w * (2 * m.hidden + 2 * m.heads * m.head_size + 2 * m.intermediate) + ScratchBytes(m, w);
+  // A step has no more rows than the samples in flight have tokens.
+  const int64_t most = std::min(rows, kv_tokens);
+  p.parts.push_back({"engine", most * row + kEngineHeadRows * m.vocab * (w + 4)});
+}
+
+}  // namespace
+
+int64_t ProcessMemory::total() const {
+  int64_t sum = 0;
+  for (const MemoryPart& part : parts) sum += part.bytes;
+  return sum;
+}
+
+int64_t MemoryPlan::total() const {
+  int64_t sum = shared_memory_bytes;
+  for (const ProcessMemory& p : processes) sum += p.total();
+  return sum;
+}
+
+StatusOr<ModelSizes> SizesOf(const ModelConfig& model) {
+  ModelSizes m;
+  if (model.init) {
+    const ModelInit& i = *model.init;
+    m = {i.architecture, CountCharacters(i.alphabet) + 3, i.hidden_size, i.intermediate_size, i.layers, i.heads, i.kv_heads, i.head_size, i.max_position,
+         i.architecture == "qwen2", i.architecture == "qwen3", i.tie_embeddings};
+    return m;
+  }
+  const std::string path = model.path + "/config.json";
+  std::ifstream in(path);
+  if (!in) return NotFound("model.path: " + path + " cannot be read; give the folder of a Hugging Face model");
+  const auto json = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return InvalidArgument(path + ": is not a JSON object");
+  Status error;
+  const auto read = [&](const char* key, int64_t fallback) -> int64_t {
+    const auto it = json.find(key);
+    if (it == json.end() || it->is_null()) {
+      if (fallback <= 0 && error.ok()) error = InvalidArgument(path + ": has no " + key);
+      return fallback;
+    }
+    if (!it->is_number_integer() || it->get<int64_t>() < 1 || it->get<int64_t>() > (int64_t{1} << 30)) {
+      if (error.ok()) error = InvalidArgument(path + ": " + key + " is " + it->dump() + ", expected an integer from 1 to 2^30");
+      return fallback;
+    }
+    return it->get<int64_t>();
+  };
+  const auto type = json.find("model_type");
+  m.architecture = type != json.end() && type->is_string() ? type->get<std::string>() : "llama";
+  m.vocab = read("vocab_size", 0);
+  m.hidden = read("hidden_size", 0);
+  m.intermediate = read("intermediate_size", 0);
+  m.layers = read("num_hidden_layers", 0);
+  m.heads = read("num_attention_heads", 0);
+  TP_RETURN_IF_ERROR(error);
+  m.kv_heads = read("num_key_value_heads", m.heads);
+  m.head_size = read("head_dim", std::max<int64_t>(m.hidden / m.heads, 1));
+  m.max_position = read("max_position_embeddings", 2048);
+  TP_RETURN_IF_ERROR(error);
+  m.qk_norm = m.architecture == "qwen3";
+  const auto flag = [&](const char* key, bool fallback) {
+    const auto it = json.find(key);
+    return it != json.end() && it->is_boolean() ? it->get<bool>() : fallback;
+  };
+  m.qkv_bias = flag("attention_bias", m.architecture == "qwen2");
+  m.tied = flag("tie_word_embeddings", false);
+  return m;
+}
+
+int64_t Parameters(const ModelSizes& m) {
+  int64_t sum = 0;
+  EachTensor(m, [&](int64_t n) { sum += n; });
+  return sum;
+}
+
+int64_t FlatElements(const ModelSizes& m) {
+  int64_t sum = 0;
+  EachTensor(m, [&](int64_t n) { sum += Aligned(n); });
+  return sum;
+}
+
+int64_t BlockActivationBytes(const ModelSizes& m, int64_t w) {
+  const int64_t q = m.heads * m.head_size, kv = m.kv_heads * m.head_size;
+  return w * (2 * m.hidden + 2 * q + 2 * kv + 2 * m.intermediate + (m.qk_norm ? q + 2 * kv : 0)) + 4 * (2 + m.heads);
+}
+
+StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
+  if (c.cluster.device != "cpu") return Unimplemented("memory is predicted for cluster.device: cpu only, this is " + c.cluster.device);
+  MemoryPlan plan;
+  TP_ASSIGN_OR_RETURN(plan.model, SizesOf(c.model));
+  const ModelSizes& m = plan.model;
+  const bool rl = c.job == "rl", split = rl && c.scheduler.placement == "split";
+  const int64_t w = Dtype(c), weights = w * FlatElements(m);
+  if (rl) plan.kv_cache_tokens = KvTokens(c, m);
+  const int64_t devices = split ? c.cluster.slots : 1;
+  for (int64_t slot = 0; slot < devices; ++slot) {
+    const bool actor = !split || slot < c.scheduler.actor_slots, rollout = rl && (!split || !actor);
+    ProcessMemory p{"device-" + Text(slot), actor && rollout ? "rollout and actor" : actor ? "actor" : "rollout", {}};
+    p.parts.push_back({"process", kDeviceProcess});
+    p.parts.push_back({"weights", weights});
+    if (actor) AddActor(c, m, p);
+    if (rollout) AddRollout(c, m, plan.kv_cache_tokens, p);
+    if (actor && split && c.cluster.weight_transport == "stream") p.parts.push_back({"snapshot", weights});
+    plan.processes.push_back(std::move(p));
+  }
+  if (rl) {
+    for (int64_t i = 0; i < std::max<int64_t>(c.reward.workers, 1); ++i) {
+      plan.processes.push_back({"reward-" + Text(i), "grading", {{"process", kRewardProcess}}});
+    }
+  }
+  plan.processes.push_back({"controller", "decisions", {{"process", kControllerProcess}}});
+  const int64_t state = weights + (8 + (w == 2 ? 2 : 0)) * FlatElements(m);
+  plan.checkpoint_bytes = state;
+  // Two buffers each (workers/shared_arena.h).
+  if (split && c.cluster.weight_transport == "shared_memory") plan.shared_memory_bytes += 2 * weights;
+  if (c.checkpoint.recovery_every_steps > 0) plan.shared_memory_bytes += 2 * state;
+  return plan;
+}
+
+std::string DescribePlan(const JobConfig& c) {
+  std::ostringstream out;
+  const bool rl = c.job == "rl";
+  const bool split = rl && c.scheduler.placement == "split";
+  out << "# plan\n";
+  const int64_t devices = split ? c.cluster.slots : 1;
+  out << "placement    " << (split ? "split" : "colocated") << ", " << devices << (devices == 1 ? " slot" : " slots") << " of "
+      << c.cluster.threads_per_slot << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << c.cluster.device << ")\n";
+  if (rl) {
+    const int64_t rows = RowsPerStep(c), ahead = c.scheduler.max_lag_versions + 1;
+    out << "step         " << c.train.groups_per_step << " groups x " << c.rollout.group_size << " samples = " << rows << " sequences, at most "
+        << rows * c.rollout.max_new_tokens << " new tokens; " << c.train.steps << " steps\n";
+    out << "in flight    at most " << ahead * c.train.groups_per_step << " groups open (lag at most " << c.scheduler.max_lag_versions
+        << " versions), " << std::min(c.rollout.max_concurrent, ahead * rows) << " samples at a time\n";
+  } else {
+    out << "step         " << c.train.groups_per_step << " rows; " << c.train.steps << " steps\n";
+  }
+  out << "micro-batch  at most " << c.train.micro_batch_tokens << " computed tokens" << (c.train.recompute ? ", activations recomputed" : "") << "\n";
+  const auto plan = PlanMemory(c);
+  if (!plan.ok()) {
+    out << "memory       not predicted: " << plan.status().message() << "\n";
+    return out.str();
+  }
+  const ModelSizes& m = plan->model;
+  out << "model        " << m.architecture << ", " << Millions(Parameters(m)) << " parameters in " << c.model.dtype << ", " << m.layers
+      << " layers, width " << m.hidden << ", vocabulary " << m.vocab << "\n";
+  if (rl) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
+  out << "memory       predicted at most " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
+  for (const ProcessMemory& p : plan->processes) {
+    std::string parts;
+    for (const MemoryPart& part : p.parts) parts += (parts.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);
+    char head[64];
+    std::snprintf(head, sizeof(head), "  %-11s%-10s", p.name.c_str(), BytesText(p.total()).c_str());
+    out << head << " " << p.roles << (p.parts.size() > 1 ? ": " + parts : "") << "\n";
+  }
+  if (plan->shared_memory_bytes > 0) out << "  /dev/shm   " << BytesText(plan->shared_memory_bytes) << "\n";
+  out << "disk         " << BytesText(plan->checkpoint_bytes) << " a checkpoint, up to " << c.checkpoint.keep + 1 << " at a time\n";
+  return out.str();
+}
+
+}  // namespace tidepool::workers

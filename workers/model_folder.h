@@ -1,0 +1,28 @@
+#pragma once
+// Hugging Face folders as the controller needs them: it never reads a tensor. Files: config.json,
+// generation_config.json, tokenizer files.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+// Can `dir` be a model? config.json and tokenizer.json are there and the weights too (safetensors).
+// kNotFound names what is missing; kUnimplemented: only pickled weights (.bin, .pt) are there.
+Status CheckModelFolder(const std::string& dir);
+
+// End tokens (eos_token_id) of generation_config.json, else of config.json; one or several.
+StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir);
+
+// A folder for a model that is made from the config: config.json, generation_config.json and a
+// character tokenizer over `init.alphabet`; no weights, the device worker makes those from the seed.
+Status WriteInitFolder(const ModelInit& init, const std::string& dtype, const std::string& dir);
+
+// Copies what belongs to text (tokenizer*, chat_template*, special tokens, vocab, merges) from one folder to another.
+Status CopyTextFiles(const std::string& from, const std::string& to);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,126 @@
+#include "workers/row_source.h"
+
+#include <utility>
+
+#include "workers/model_folder.h"
+
+namespace tidepool::workers {
+
+StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, const std::string& model_dir) {
+  std::unique_ptr<RowSource> source(new RowSource());
+  source->sft_ = config.job == "sft";
+  source->max_prompt_tokens_ = config.data.max_prompt_tokens;
+  source->max_row_tokens_ = config.train.micro_batch_tokens;
+  TP_ASSIGN_OR_RETURN(tasks::DataSource data, tasks::DataSource::Create(config.data, config.seed, config.job));
+  source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
+  TP_ASSIGN_OR_RETURN(source->tokenizer_, text::Tokenizer::Load(model_dir));
+  auto chat = text::ChatTemplate::Load(model_dir);
+  if (chat.ok()) {
+    source->template_ = std::move(*chat);
+  } else if (chat.status().code() != StatusCode::kNotFound) {
+    return chat.status();
+  }
+  TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ends, EndTokens(model_dir));
+  if (ends.empty()) {
+    return InvalidArgument(model_dir + ": neither generation_config.json nor config.json names an end token (eos_token_id)");
+  }
+  source->end_token_ = ends.front();
+  return source;
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeMessages(const std::vector<tasks::Message>& messages) const {
+  if (template_ == nullptr) {
+    return InvalidArgument("the row has messages, but the model's folder has no chat template; use `prompt` rows or add chat_template.jinja");
+  }
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const auto& m : messages) list.push_back({{"role", m.role}, {"content", m.content}});
+  text::ChatOptions options;
+  options.add_generation_prompt = true;
+  TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
+  // A rendered chat carries its own special tokens; adding them again would give two begins of text.
+  return tokenizer_->Encode(rendered, {.add_special = false});
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt) const {
+  if (template_ != nullptr) return EncodeMessages({{"user", prompt}});
+  return tokenizer_->Encode(prompt, {.add_special = true});
+}
+
+StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const { return Encode(data_->Row(ordinal)); }
+StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const { return Encode(data_->HeldOut(index)); }
+
+StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
+  if (sft_ && !question.messages.empty()) return EncodeConversation(std::move(question));
+  EncodedRow row;
+  TP_ASSIGN_OR_RETURN(row.prompt, question.messages.empty() ? EncodePrompt(question.prompt) : EncodeMessages(question.messages));
+  if (row.prompt.empty()) return InvalidArgument("the prompt has no tokens");
+  if (static_cast<int64_t>(row.prompt.size()) > max_prompt_tokens_) {
+    return InvalidArgument("the prompt has " + std::to_string(row.prompt.size()) + " tokens, more than data.max_prompt_tokens " +
+                           std::to_string(max_prompt_tokens_));
+  }
+  if (sft_) {
+    if (question.answer.empty()) return InvalidArgument("the row has no answer to learn");
+    TP_ASSIGN_OR_RETURN(row.response, tokenizer_->Encode(question.answer, {.add_special = false}));
+    row.response.push_back(end_token_);
+    row.loss_mask.assign(row.response.size(), 1);
+    if (static_cast<int64_t>(row.prompt.size() + row.response.size()) > max_row_tokens_) {
+      return InvalidArgument("the row has " + std::to_string(row.prompt.size() + row.response.size()) +
+                             " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
+    }
+  }
+  row.question = std::move(question);
+  return row;
+}
+
+// The conversation is rendered turn by turn; what an assistant turn adds to the text has loss.
+StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) const {
+  if (template_ == nullptr) {
+    return InvalidArgument("the row has messages, but the model's folder has no chat template; use prompt and answer, or add chat_template.jinja");
+  }
+  EncodedRow row;
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  std::string done;
+  bool first = true;
+  for (const auto& m : question.messages) {
+    const bool assistant = m.role == "assistant";
+    if (assistant) {
+      text::ChatOptions ask;
+      ask.add_generation_prompt = true;
+      TP_ASSIGN_OR_RETURN(const std::string before, template_->Render(list, ask));
+      if (before.compare(0, done.size(), done) != 0) {
+        return InvalidArgument("the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
+      }
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context, tokenizer_->Encode(before.substr(done.size()), {.add_special = false}));
+      if (first) {
+        row.prompt = context;
+      } else {
+        row.response.insert(row.response.end(), context.begin(), context.end());
+        row.loss_mask.resize(row.response.size(), 0);
+      }
+      first = false;
+      done = before;
+    }
+    list.push_back({{"role", m.role}, {"content", m.content}});
+    if (assistant) {
+      TP_ASSIGN_OR_RETURN(const std::string after, template_->Render(list, {}));
+      if (after.compare(0, done.size(), done) != 0) {
+        return InvalidArgument("the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
+      }
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, tokenizer_->Encode(after.substr(done.size()), {.add_special = false}));
+      row.response.insert(row.response.end(), turn.begin(), turn.end());
+      row.loss_mask.resize(row.response.size(), 1);
+      done = after;
+    }
+  }
+  if (row.response.empty()) return InvalidArgument("the conversation has no assistant turn to learn");
+  if (static_cast<int64_t>(row.prompt.size() + row.response.size()) > max_row_tokens_) {
+    return InvalidArgument("the conversation has " + std::to_string(row.prompt.size() + row.response.size()) +
+                           " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
+  }
+  row.question = std::move(question);
+  return row;
+}
+
+std::string RowSource::ResponseText(const std::vector<int32_t>& ids) const { return tokenizer_->Decode(ids, /*skip_special=*/true); }
+
+}  // namespace tidepool::workers

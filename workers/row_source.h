@@ -1,0 +1,60 @@
+#pragma once
+// Rows of data as token ids: questions from core/tasks, rendered and tokenised with the model's own
+// template and tokenizer. Token ids are the record from here on; text is derived. Immutable after
+// creation; any thread.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/tasks/data_source.h"
+#include "core/text/chat_template.h"
+#include "core/text/tokenizer.h"
+
+namespace tidepool::workers {
+
+struct EncodedRow {
+  tasks::Question question;
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> response;     // sft only: what is learned, its end token included
+  std::vector<uint8_t> loss_mask;    // sft only: 1 on tokens with loss
+};
+
+class RowSource {
+ public:
+  // `model_dir`: Hugging Face folder with the tokenizer. Errors name file and key.
+  static StatusOr<std::unique_ptr<RowSource>> Create(const JobConfig& config, const std::string& model_dir);
+
+  [[nodiscard]] const tasks::DataSource& data() const { return *data_; }
+  [[nodiscard]] const text::Tokenizer& tokenizer() const { return *tokenizer_; }
+  [[nodiscard]] bool is_chat() const { return template_ != nullptr; }
+
+  // kInvalidArgument: the row is bad (too long, empty, no answer for sft); the message says which.
+  StatusOr<EncodedRow> Row(int64_t ordinal) const;
+  StatusOr<EncodedRow> HeldOut(int64_t index) const;
+  StatusOr<EncodedRow> Encode(tasks::Question question) const;
+  // Ids of a prompt: rendered as one user message where the model has a chat template, else the text
+  // itself with the tokenizer's special tokens.
+  StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& prompt) const;
+  StatusOr<std::vector<int32_t>> EncodeMessages(const std::vector<tasks::Message>& messages) const;
+  // Text of a response, special tokens left out.
+  [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
+  [[nodiscard]] int32_t end_token() const { return end_token_; }
+
+ private:
+  RowSource() = default;
+  StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
+
+  bool sft_ = false;
+  int64_t max_prompt_tokens_ = 0;
+  int64_t max_row_tokens_ = 0;
+  int32_t end_token_ = -1;
+  std::unique_ptr<tasks::DataSource> data_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::unique_ptr<text::ChatTemplate> template_;
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,36 @@
+#include "workers/rpc_status.h"
+
+#include <string_view>
+
+namespace tidepool::workers {
+namespace {
+constexpr std::string_view kScheme = "Bearer ";
+}
+
+grpc::Status ToGrpc(const Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(status.code()), status.message()};
+}
+
+Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return OkStatus();
+  return {static_cast<StatusCode>(status.error_code()), status.error_message()};
+}
+
+Status CheckToken(const grpc::ServerContext& context, const JobTokens& tokens, CallerRole* role) {
+  const auto& metadata = context.client_metadata();
+  const auto it = metadata.find("authorization");
+  if (it == metadata.end()) return Unauthenticated("no token; every call carries `authorization: Bearer <job token>`");
+  const std::string_view value(it->second.data(), it->second.size());
+  if (value.substr(0, kScheme.size()) != kScheme) return Unauthenticated("the authorization is not a bearer token");
+  const auto found = tokens.RoleOf(value.substr(kScheme.size()));
+  if (!found) return Unauthenticated("the token is not one of this job's");
+  *role = *found;
+  return OkStatus();
+}
+
+void AddToken(grpc::ClientContext* context, const std::string& token) {
+  context->AddMetadata("authorization", std::string(kScheme) + token);
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,51 @@
+#pragma once
+// Named shared memory of a run: published weights and recovery copies, written by one process and
+// read by others on the same host, alive when its writer is not.
+//
+// A block is two buffers and a header each: the writer fills the older one, then marks it complete
+// with what it holds, so a reader or a crash never sees a torn one as whole. Files live in /dev/shm
+// under the run's own folder (mode 0700) and are removed by RemoveAll at the end of the run.
+// One writer; readers check tag and digest.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+struct BlockTag {
+  int64_t number = -1;    // step or version number
+  int32_t lineage = 0;
+  uint64_t digest = 0;    // of the bytes that matter, as the writer knows it
+  int64_t bytes = 0;
+};
+
+class SharedBlock {
+ public:
+  // "/dev/shm/tidepool-<uid>-<run id>/<name>-{0,1}"
+  SharedBlock(const std::string& run_id, const std::string& name);
+  ~SharedBlock();
+
+  // Copies `parts` into the older buffer. kResourceExhausted: /dev/shm is full (with the numbers).
+  Status Write(BlockTag tag, const std::vector<std::span<const std::byte>>& parts);
+  // Copies the buffer with this number and lineage (any lineage: -1) into `out` (sizes must add up).
+  // kNotFound: no complete buffer with that tag; kDataLoss: another size.
+  StatusOr<BlockTag> Read(int64_t number, int32_t lineage, const std::vector<std::span<std::byte>>& out) const;
+  // The newest complete buffer; kNotFound: none.
+  StatusOr<BlockTag> Newest() const;
+
+  static void RemoveAll(const std::string& run_id);
+
+ private:
+  struct Buffer;
+  std::string dir_;
+  std::string name_;
+  std::unique_ptr<Buffer> buffers_[2];
+};
+
+}  // namespace tidepool::workers
