@@ -133,7 +133,6 @@ struct Controller::Impl {
   void AddRequest(const Group& g, size_t k, int64_t generated);
   void Dispatch();
   void AssignGrades();
-  void RollWeights();
   void SampleEnded(const Request& r, EndStatus status);
   void TakeGrade(const SampleId& tid, const event::Graded& e);
   void DropSample(const SampleId& tid, DropReason reason);
@@ -145,11 +144,14 @@ struct Controller::Impl {
   void ExpireOld();
   void ReleaseAhead();
   void RestartUndone();
+  void CountOutcome(bool infra);
+  [[nodiscard]] bool MayServe(const Version& v) const;
+
+  // --- controller_serving.cc
+  void RollWeights();
   void AdvanceEvaluation();
   void CancelEvaluation(const std::string& why);
   void PlanEvaluation();
-  void CountOutcome(bool infra);
-  [[nodiscard]] bool MayServe(const Version& v) const;
 
   // --- controller_training.cc
   void PlanState(bool must_restore);
@@ -164,8 +166,9 @@ struct Controller::Impl {
   void AbortStep(const std::string& why);
   void ActorLost(const std::string& why);
   void NewVersion(uint64_t digest);
+
+  // --- controller_end.cc
   void AdvanceCheckpoint();
-  void CheckpointOver();
   [[nodiscard]] bool CheckpointDue() const;
   void AdvanceEnd();
   void DropLeftovers();

@@ -1,4 +1,4 @@
-// From a data row to a graded sample: admission, chunks, payload, reward, expiry, evaluation.
+// From a data row to a graded sample: admission, chunks, payload, reward, expiry.
 
 #include <algorithm>
 #include <cmath>
@@ -10,11 +10,6 @@ namespace {
 
 constexpr int64_t kMaxChunkErrors = 3;    // of one sample, then it is poison
 constexpr double kCancelSeconds = 2;      // a cancelled chunk is acknowledged before its worker loads weights
-// Group ids of evaluation questions: beyond those of groups, equal for nothing else.
-constexpr int64_t kEvalGroups = int64_t{1} << 48;
-
-GroupId EvalGroup(const SampleId& tid) { return {kEvalGroups + (int64_t{tid.issue} << 24) + tid.ordinal}; }
-
 }  // namespace
 
 bool Controller::Impl::MayServe(const Version& v) const {
@@ -462,110 +457,6 @@ void Controller::Impl::RestartUndone() {
     const auto k = static_cast<size_t>(tid.sample);
     out.Record(record::Issue{tid, g->gid, g->samples[k].att + 1, g->prompt_len, g->max_new});
     AddRequest(*g, k, 0);
-  }
-}
-
-// --- weights
-
-void Controller::Impl::RollWeights() {
-  if (finished) return;
-  const Version v = state.version();
-  const bool available = trainer.phase == StatePhase::kReady && trainer.published == v && state.versions().IsPublished(v);
-  weights.SetTarget(v, state.WeightsDigest(v), available ? trainer.ref : WorkerRef{});
-  const auto serving = [&](const WeightRoll::Place& p) {
-    const auto* e = dispatcher.FindEngine(p.ref.worker);
-    return e != nullptr && e->open && MayServe(e->version);
-  };
-  const auto hold = [&](const WeightRoll::Place& p) {
-    const auto* e = dispatcher.FindEngine(p.ref.worker);
-    if (e == nullptr || !pool.Holds(e->slot, Role::kRollout)) return true;
-    if (evaluation.active() && evaluation.active()->v != v && e->version == evaluation.active()->v) return true;
-    const auto ghosts = ghosts_until.find(p.ref.worker);
-    if (ghosts == ghosts_until.end()) return false;
-    if (now < ghosts->second && dispatcher.HasGhosts(p.ref.worker)) return true;
-    ghosts_until.erase(ghosts);
-    return false;
-  };
-  for (command::Load& load : weights.Assign(serving, hold)) {
-    dispatcher.SetOpen(load.worker.worker, false);
-    waits.Begin({WaitKind::kLoad, load.worker.worker.value},
-                {load.worker, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(load.v)});
-    out.Do(std::move(load));
-  }
-}
-
-void Controller::Impl::On(const event::Loaded& e) {
-  if (!health.IsCurrent(e.worker)) {
-    Refuse();
-    return;
-  }
-  const WeightRoll::Outcome outcome = weights.Loaded(e);
-  if (outcome == WeightRoll::Outcome::kRefused) {
-    Refuse();
-    return;
-  }
-  waits.End({WaitKind::kLoad, e.worker.worker.value});
-  Moved();
-  switch (outcome) {
-    case WeightRoll::Outcome::kAdmit:
-      out.Record(record::Loaded{e.worker, e.v, e.digest});
-      out.Record(record::Admit{e.worker, e.v});
-      out.Do(command::Admit{e.worker, e.v});
-      dispatcher.Admit(e.worker.worker, e.v);
-      health.Admitted(e.worker.worker);
-      break;
-    case WeightRoll::Outcome::kRetry:
-      out.Warn("worker=" + ToString(e.worker) + " event=load_again version=" + ToString(e.v) +
-               (e.error.empty() ? "" : " why=\"" + e.error + "\""));
-      break;
-    default:
-      Replace(e.worker, e.error.empty() ? "its weights differ from the published ones" : e.error);
-  }
-}
-
-// --- evaluation
-
-void Controller::Impl::PlanEvaluation() {
-  const EvalConfig& c = options.config.eval;
-  const StepNumber step = state.step();
-  if (eval_questions <= 0 || shutdown.requested() || state.evals().contains(step) || evaluation.Planned(step)) return;
-  const bool due = (c.before_train && step.value == 0) || (c.after_train && step.value >= options.config.train.steps) ||
-                   (c.every_steps > 0 && step.value > 0 && step.value % c.every_steps == 0);
-  if (due) evaluation.Plan({step, state.version()});
-}
-
-void Controller::Impl::CancelEvaluation(const std::string& why) {
-  if (!evaluation.Pending()) return;
-  out.Warn("event=evaluation_cancelled why=\"" + why + "\"");
-  for (const SampleId& tid : std::set(evaluation.left())) {
-    if (dispatcher.Find(tid) == nullptr) out.Do(command::DiscardTokens{tid, evaluation.attempt()});
-    WithdrawRequest(tid);
-    GroupDone(EvalGroup(tid));
-  }
-  evaluation.Cancel();
-}
-
-void Controller::Impl::AdvanceEvaluation() {
-  if (finished) return;
-  if (evaluation.Finished()) {
-    const Evaluation::Outcome o = evaluation.Take();
-    if (o.lost > 0) out.Warn("event=evaluation_incomplete step=" + std::to_string(o.job.step.value) + " lost=" + std::to_string(o.lost));
-    out.Record(record::EvalResult{o.job.step, o.job.v, o.correct, o.total});
-    out.Do(command::EvalReport{o.job.step, o.job.v, o.correct, o.total});
-  }
-  const auto gone = [&](const Version& v) {  // only older weights than the newest can be gone
-    if (v == state.version()) return false;
-    return std::none_of(dispatcher.engines().begin(), dispatcher.engines().end(),
-                        [&](const auto& item) { return item.second.version == v; });
-  };
-  if (evaluation.active() && gone(evaluation.active()->v)) {
-    CancelEvaluation("the last worker with version " + ToString(evaluation.active()->v) + " is gone");
-  }
-  if (evaluation.active() || evaluation.waiting().empty()) return;
-  const auto job = evaluation.Begin();
-  for (const SampleId& tid : evaluation.left()) {
-    dispatcher.Add({.tid = tid, .gid = EvalGroup(tid), .att = evaluation.attempt(), .prompt_len = 0, .max_new = max_new, .generated = 0,
-                    .only = job->v, .v_min = {}, .v_max = {}, .on = {}, .home = {}, .probe = false, .errors = 0});
   }
 }
 

@@ -192,8 +192,7 @@ Role Controller::Impl::Want(SlotId slot) const {
 }
 
 void Controller::Impl::AdvancePool() {
-  for (const auto& [id, unused] : std::map(pool.slots())) {
-    const Pool::Slot& s = pool.slot(id);
+  for (const auto& [id, s] : pool.slots()) {  // Begin changes a slot in its place
     if (!s.holder.inc.valid() || !health.IsCurrent(s.holder)) continue;
     if (s.phase != SlotPhase::kFree && s.phase != SlotPhase::kHeld) continue;
     const Role want = Want(id);

@@ -279,8 +279,8 @@ Age Ledger::AgeAt(const Group& g, const Version& v, const VersionGraph& versions
       }
       if (made.number >= v.number && versions.CommonNumber(made, v) == v.number) {
         age = std::max(age, Age::kAhead);
-      } else if (!rules_.mask || made == s.enq.wv_max) {
-        if (!rules_.mask) return Age::kExpired;
+      } else if (!rules_.mask) {
+        return Age::kExpired;
       }
     }
   }

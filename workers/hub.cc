@@ -161,12 +161,11 @@ struct Hub::Impl final : v1::Control::Service {
         if (connection.queue.empty()) return;
         batch.swap(connection.queue);
       }
-      for (size_t i = 0; i < batch.size(); ++i) {
+      // No buffer_hint: a first message written with it waits for a second one that may never come.
+      for (auto& message : batch) {
         v1::ToWorker wire;
-        ToWire(batch[i], &wire);
-        grpc::WriteOptions write_options;
-        if (i + 1 < batch.size()) write_options.set_buffer_hint();
-        if (!stream->Write(wire, write_options)) {
+        ToWire(message, &wire);
+        if (!stream->Write(wire)) {
           const std::lock_guard lock(connection.mu);
           connection.CloseLocked("the worker stopped reading");
           return;
@@ -216,6 +215,7 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   if (!IsLoopback(options.bind)) {
     return InvalidArgument("cluster.bind is " + options.bind + ", which others can reach; only loopback addresses are allowed until mutual TLS exists");
   }
+  QuietGrpcLog();
   std::unique_ptr<Hub> hub(new Hub());
   hub->impl_ = std::make_unique<Impl>(options, tokens);
   hub->impl_->sink = std::move(sink);

@@ -62,7 +62,7 @@ struct InferenceSession::Impl {
     std::ostringstream yaml;
     const RolloutConfig& r = options.rollout;
     yaml << "name: inference\njob: rl\nseed: " << options.seed << "\ndeterministic: " << (options.deterministic ? "true" : "false")
-         << "\nmodel: {path: \"" << options.model_dir << "\", dtype: " << options.dtype << "}\ndata: {task: products}\n"
+         << "\nmodel: {path: \"" << options.model_dir << "\", dtype: " << options.dtype << "}\ndata: {task: products, held_out: 0}\n"
          << "reward: {functions: [{name: exact_answer}]}\ncluster: {threads_per_slot: " << options.threads << "}\n"
          << "rollout: {group_size: 2, max_new_tokens: " << r.max_new_tokens << ", temperature: " << (r.temperature > 0 ? r.temperature : 1.0)
          << ", top_k: " << r.top_k << ", top_p: " << r.top_p << ", min_p: " << r.min_p << ", max_concurrent: " << r.max_concurrent << "}\n"

@@ -147,12 +147,11 @@ struct Link::Impl {
         batch.swap(outbox);
         if (grace_s > 0) unacked.insert(unacked.end(), batch.begin(), batch.end());
       }
-      for (size_t i = 0; i < batch.size(); ++i) {
+      // No buffer_hint: a first message written with it waits for a second one that may never come.
+      for (auto& message : batch) {
         v1::FromWorker wire;
-        ToWire(batch[i], &wire);
-        grpc::WriteOptions write_options;
-        if (i + 1 < batch.size()) write_options.set_buffer_hint();
-        if (!session.stream->Write(wire, write_options)) return;
+        ToWire(message, &wire);
+        if (!session.stream->Write(wire)) return;
       }
     }
   }
@@ -194,6 +193,7 @@ struct Link::Impl {
 Link::Link() : impl_(std::make_unique<Impl>()) {}
 
 StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options, std::function<void(LinkEvent)> sink) {
+  QuietGrpcLog();
   std::unique_ptr<Link> link(new Link());
   Impl& impl = *link->impl_;
   impl.options = options;

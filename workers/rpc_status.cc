@@ -1,11 +1,16 @@
 #include "workers/rpc_status.h"
 
+#include <grpc/support/log.h>
+
 #include <string_view>
 
 namespace tidepool::workers {
 namespace {
 constexpr std::string_view kScheme = "Bearer ";
 }
+
+// gRPC's own lines on stderr ("UNKNOWN:No address added ...") say what a Status of ours says better.
+void QuietGrpcLog() { gpr_set_log_function([](gpr_log_func_args*) {}); }
 
 grpc::Status ToGrpc(const Status& status) {
   if (status.ok()) return grpc::Status::OK;

@@ -10,6 +10,9 @@
 
 namespace tidepool::workers {
 
+// Called before the first server or channel of a process.
+void QuietGrpcLog();
+
 grpc::Status ToGrpc(const Status& status);
 Status FromGrpc(const grpc::Status& status);
 

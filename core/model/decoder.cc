@@ -270,7 +270,9 @@ at::Tensor Decoder::Logits(const at::Tensor& hidden) const {
   Impl& m = *impl_;
   const int64_t rows = hidden.size(0), padded = m.Padded(rows), d = m.spec.hidden_size;
   at::Tensor in = hidden;
-  if (padded != rows || !hidden.is_contiguous()) {
+  // Products of float32 may depend on the alignment of their inputs (MKL's conditional reproducibility).
+  const bool aligned = reinterpret_cast<uintptr_t>(hidden.const_data_ptr()) % 64 == 0;
+  if (padded != rows || !hidden.is_contiguous() || (m.options.deterministic && !aligned)) {
     in = at::empty({padded, d}, hidden.options());
     in.narrow(0, 0, rows).copy_(hidden);
     if (padded != rows) in.narrow(0, rows, padded - rows).zero_();

@@ -23,7 +23,7 @@
 #include <string>
 
 #include "core/base/rng.h"
-#include "core/train/packing.h"
+#include "core/train/memory.h"
 #include "core/train/trainer.h"
 
 namespace tidepool::train {
@@ -98,12 +98,12 @@ double ProductSeconds(const model::ModelSpec& s, at::ScalarType dtype, int64_t t
   return static_cast<double>(s.layers) * layer + static_cast<double>(pairs) / chunk * time(chunk, s.vocab_size, d);
 }
 
-void Print(const char* name, double value, const char* unit, const char* better, double baseline, double ratio, int repeats, double spread,
+void Print(const char* name, double value, const char* unit, const char* better, const char* against, double baseline, double ratio, int repeats, double spread,
            const std::string& config) {
   const char* commit = std::getenv("TIDEPOOL_COMMIT");
-  std::printf("{\"bench\":\"train\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"%s\",\"baseline\":\"matrix products alone\","
+  std::printf("{\"bench\":\"train\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"%s\",\"baseline\":\"%s\","
               "\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,\"spread\":%.4g,\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"%s\"}\n",
-              name, value, unit, better, baseline, ratio, repeats, spread, Machine().c_str(), commit == nullptr ? "" : commit, config.c_str());
+              name, value, unit, better, against, baseline, ratio, repeats, spread, Machine().c_str(), commit == nullptr ? "" : commit, config.c_str());
   std::fprintf(stderr, "%-24s %10.4g %s\n", name, value, unit);
 }
 
@@ -165,13 +165,14 @@ int Main(int argc, char** argv) {
   const std::string config = std::string(quickstart ? "quickstart shape, fp32, 16x8, prompt 12, response 8" :
                                                       "smollm2-135m shape, bf16, 8x8, prompt 40, response 16") + ", threads " + std::to_string(threads) + ", micro " +
                              std::to_string(micro) + (recompute ? ", recompute" : "") + ", layers " + std::to_string(spec.layers);
-  Print("step", median, "s", "lower", products, products / median, steps, spread, config);
+  Print("step", median, "s", "lower", "matrix products alone", products, products / median, steps, spread, config);
   for (const char* part : {"actor_forward", "actor_head", "actor_backward", "actor_optimizer", "actor_digest"}) {
-    Print(part, metrics[std::string("timing_s/") + part], "s", "lower", 0, 0, 1, 0, config);
+    Print(part, metrics[std::string("timing_s/") + part], "s", "lower", "", 0, 0, 1, 0, config);
   }
-  Print("computed_tokens", metrics["perf/computed_tokens"], "tokens", "lower", metrics["perf/total_num_tokens"],
+  Print("computed_tokens", metrics["perf/computed_tokens"], "tokens", "lower", "tokens of the rows", metrics["perf/total_num_tokens"],
         metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"], 1, 0, config);
-  Print("peak_resident", peak / 1e9, "GB", "lower", 0, 0, 1, 0, config);
+  const double predicted = static_cast<double>(PredictTrainerMemory(spec, dtype, std::min<int64_t>(micro, metrics["perf/computed_tokens"]), recompute).total());
+  Print("peak_resident", peak / 1e9, "GB", "lower", "PredictTrainerMemory", predicted / 1e9, predicted / peak, 1, 0, config);
   return 0;
 }
 

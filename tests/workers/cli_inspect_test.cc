@@ -82,12 +82,12 @@ TEST_F(InspectTest, CheckTakesATornTailButNotADamagedJournal) {
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_NE(r.out.find("cut off while it was written"), std::string::npos) << r.out;
 
+  // With a second segment behind it, all of the first one was durable.
+  WriteRun({});
   std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(static_cast<int64_t>(size / 2));
   file << "XXXX";
   file.close();
-  // A second segment: what stands before it was durable.
-  WriteRun({});
   r = RunCli({"check", run_});
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_NE(r.err.find("0000.tpj"), std::string::npos) << r.err;

@@ -43,6 +43,11 @@ struct Ends {
     for (int i = 0; i < 100; ++i) {
       for (auto& e : box.TakeOne(100ms)) {
         if (auto* t = std::get_if<T>(&e)) return std::move(*t);
+        if constexpr (std::is_same_v<Box, Mailbox<LinkEvent>>) {
+          if (auto* closed = std::get_if<LinkClosed>(&e)) ADD_FAILURE() << "the link closed: " << closed->why;
+        } else {
+          if (auto* closed = std::get_if<HubClosed>(&e)) ADD_FAILURE() << "the connection closed: " << closed->why;
+        }
       }
     }
     return std::nullopt;

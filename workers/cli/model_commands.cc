@@ -99,6 +99,7 @@ StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& o, const Data
 DataConfig AnyTask() {
   DataConfig data;
   data.task = "products";  // generate brings its own prompts; a source needs some data
+  data.held_out = 0;
   return data;
 }
 

@@ -1,7 +1,10 @@
 // Expressions: operators, look-ups and slices, with Python's meaning.
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
+#include <algorithm>
 #include "core/text/jinja/evaluator.h"
 #include "core/text/unicode.h"
 
@@ -429,6 +432,7 @@ Value Evaluator::FormatPercent(const std::string& format, const Value& values) {
     } else if (type == 'r') {
       AppendRepr(value, &text);
     } else if ((type == 'd' || type == 'i') && value.is_number()) {
+      if (value.is(Kind::kFloat) && !(std::fabs(value.real()) < 9.2e18)) return Fail("an integer beyond 64 bits");
       text += std::to_string(value.is(Kind::kFloat) ? static_cast<int64_t>(value.real()) : value.integer());
     } else if (type == 'f' && value.is_number()) {
       char buffer[512];

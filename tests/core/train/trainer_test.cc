@@ -11,6 +11,7 @@
 
 #include "core/base/rng.h"
 #include "core/model/decoder.h"
+#include "core/train/memory.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::train {
@@ -457,6 +458,20 @@ TEST(TrainerTest, SupervisedTrainingLearnsToCopy) {
   }
   EXPECT_NEAR(first, std::log(12.0), 0.3);
   EXPECT_LT(last, 0.1);
+}
+
+TEST(MemoryTest, PredictionCountsTheParametersOfTheLayout) {
+  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
+    const ModelSpec spec = model::TinySpec(family);
+    const MemoryPrediction m = PredictTrainerMemory(spec, DType::kBFloat16, 100, false);
+    EXPECT_EQ(m.parameters, model::LayoutElements(spec)) << family;
+    auto w = Make(spec, DType::kBFloat16);
+    auto trainer = std::move(Trainer::Create(*w, Plain())).value();
+    int64_t state = 0;
+    for (const NamedBytes& part : trainer->State()) state += part.name == "updates" ? 0 : static_cast<int64_t>(part.bytes.size());
+    EXPECT_EQ(m.weights_bytes + m.optimizer_bytes, state) << family;
+    EXPECT_LT(PredictTrainerMemory(spec, DType::kBFloat16, 100, true).total(), m.total());
+  }
 }
 
 TEST(OptionsFromJobTest, ReadsTheJobAndRefusesGreedyTraining) {

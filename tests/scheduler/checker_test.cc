@@ -1,0 +1,212 @@
+// The checker accepts real journals and names the predicate that a planted mistake violates.
+
+#include "scheduler/checker.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/scheduler/sim_cluster.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+using Journal = std::vector<JournalEntry>;
+
+// A run with lag, a killed actor (steps undone, a RESTORE) and deleted checkpoints.
+const Journal& GoodJournal() {
+  static const Journal journal = [] {
+    ControllerOptions job = SmallJob("split", 3);
+    job.config.scheduler.max_lag_versions = 1;
+    job.config.checkpoint.every_steps = 2;
+    job.config.train.steps = 8;
+    SimCluster cluster({.controller = job, .seed = 7, .faults = {}, .deterministic_training = false});
+    int64_t steps = 0;
+    cluster.on_command = [&](const Command& c) {
+      if (std::holds_alternative<command::Train>(c) && ++steps == 4) cluster.KillWorker({0});
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    return cluster.journal();
+  }();
+  return journal;
+}
+
+template <typename R>
+size_t Find(const Journal& j, int64_t nth = 0, const std::function<bool(const R&)>& which = nullptr) {
+  for (size_t i = 0; i < j.size(); ++i) {
+    const auto* r = std::get_if<R>(&j[i].record);
+    if (r != nullptr && (!which || which(*r)) && nth-- == 0) return i;
+  }
+  ADD_FAILURE() << "no such record";
+  return 0;
+}
+
+void Renumber(Journal& j) {
+  for (size_t i = 0; i < j.size(); ++i) j[i].lsn = {static_cast<int64_t>(i)};
+}
+void Insert(Journal& j, size_t at, JournalRecord r) {
+  JournalEntry e = j[at];
+  e.record = std::move(r);
+  j.insert(j.begin() + static_cast<std::ptrdiff_t>(at), e);
+}
+void Erase(Journal& j, size_t at) { j.erase(j.begin() + static_cast<std::ptrdiff_t>(at)); }
+
+std::string Predicate(const std::function<void(Journal&)>& plant) {
+  Journal j = GoodJournal();
+  plant(j);
+  Renumber(j);
+  const CheckResult r = Check(j);
+  return r.ok ? "ok" : r.predicate;
+}
+
+TEST(CheckerTest, AcceptsARunWithUndoneSteps) {
+  const CheckResult r = Check(GoodJournal());
+  EXPECT_TRUE(r.ok) << r.predicate << " " << r.why;
+  EXPECT_EQ(r.open, 0);
+  EXPECT_EQ(r.issued, r.trained + r.dropped);
+  Find<record::Restore>(GoodJournal());
+}
+
+TEST(CheckerTest, SamplesAreNeitherLostNorTrainedTwice) {
+  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Enq>(j, 5); Insert(j, i, j[i].record); }), "Q2");
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Enq>(j, 5)); }), "Q1");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::StepCommit>(j, 1);
+    Insert(j, i + 1, record::Drop{std::get<record::StepCommit>(j[i].record).rows[0].tid, DropReason::kStale});
+  }), "Q2");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::StepCommit>(j, 1);
+    const auto& old = std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 0)].record);
+    std::get<record::StepCommit>(j[i].record).rows[0] = old.rows[0];
+  }), "Q2");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::Lease>(j, 2);
+    std::get<record::Lease>(j[i].record).tids.push_back({999, 0, 0});
+  }), "Q1");
+  // The record that ends the run comes before the last step's commit.
+  EXPECT_EQ(Predicate([](Journal& j) { Insert(j, Find<record::StepCommit>(j, 1), record::Unlease{1, ""}); }), "Q1");
+}
+
+TEST(CheckerTest, AgeIsCountedFromTheTokensAndBounded) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::StepCommit>(j, 6);
+    auto& c = std::get<record::StepCommit>(j[i].record);
+    const SampleId tid = c.rows[0].tid;
+    c.rows[0].oldest = {0, 0};
+    for (auto& e : j) {
+      if (auto* q = std::get_if<record::Enq>(&e.record); q != nullptr && q->tid == tid) q->wv_min = {0, 0};
+    }
+  }), "Q4");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 4)].record).rows[0].oldest = {0, 1}; }), "Q4");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Config>(j[0].record).max_lag_versions = 0; }), "Q5");
+}
+
+TEST(CheckerTest, OnlyGradedSamplesThatEndedAreTrained) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    std::get<record::End>(j[Find<record::End>(j, 3)].record).status = EndStatus::kError;
+  }), "Q6");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    std::get<record::Graded>(j[Find<record::Graded>(j, 3)].record).outcome = GradeOutcome::kInfra;
+  }), "Q1");
+}
+
+TEST(CheckerTest, GroupsStayWholeAndRowsAreNotSkipped) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    auto& lease = std::get<record::Lease>(j[Find<record::Lease>(j, 0)].record);
+    auto& commit = std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 0)].record);
+    lease.tids.pop_back();
+    commit.rows.pop_back();
+  }), "Q7");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    for (auto& e : j) {  // everything after the first group moves up
+      if (auto* i = std::get_if<record::Issue>(&e.record); i != nullptr && i->tid.ordinal > 0) i->tid.ordinal += 50;
+    }
+  }), "Q9");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    for (auto& e : j) {
+      if (auto* i = std::get_if<record::Issue>(&e.record); i != nullptr && i->tid.ordinal == 3) i->tid.issue = 1;
+    }
+  }), "Q9");
+}
+
+TEST(CheckerTest, FencedWorkersAreNotHeard) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::Fence>(j);
+    const WorkerRef ref = std::get<record::Fence>(j[i].record).worker;
+    Insert(j, i + 1, record::Loaded{ref, {0, 0}, 0});
+  }), "Q8");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::Graded>(j, 2);
+    const WorkerRef ref = std::get<record::Graded>(j[i].record).grader;
+    Insert(j, i, record::Fence{ref});
+  }), "Q8");
+}
+
+TEST(CheckerTest, SlotsChangeHandsByWholeTransactions) {
+  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Grant>(j, 0); Insert(j, i + 1, j[i].record); }), "G1");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Grant>(j[Find<record::Grant>(j, 1)].record).epoch = {0}; }), "G2");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    std::get<record::TransitionBegin>(j[Find<record::TransitionBegin>(j, 0)].record).slots[0].from = Role::kActor;
+  }), "G3");
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::TransitionCommit>(j, 0)); }), "G4");
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::TransitionDone>(j, 0)); }), "G4");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const auto rollout = [](const record::Grant& g) { return g.role == Role::kRollout; };
+    std::get<record::Grant>(j[Find<record::Grant>(j, 0, rollout)].record).role = Role::kActor;
+  }), "G8");
+}
+
+TEST(CheckerTest, ColocatedGrantNeedsAProvenRelease) {
+  SimCluster cluster({.controller = SmallJob("colocated"), .seed = 7, .faults = {}});
+  ASSERT_EQ(cluster.Run().code, 0);
+  Journal j = cluster.journal();
+  ASSERT_TRUE(Check(j).ok);
+  Erase(j, Find<record::Release>(j, 2));
+  Renumber(j);
+  EXPECT_EQ(Check(j).predicate, "G5");
+}
+
+TEST(CheckerTest, OnlyVerifiedWeightsServe) {
+  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Publish>(j, 1); Insert(j, i, j[i].record); }), "W1");
+  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Loaded>(j, 1); Insert(j, i, j[i].record); }), "W2");
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Loaded>(j, 0)); }), "W3");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Loaded>(j[Find<record::Loaded>(j, 1)].record).digest ^= 1; }), "W3");
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Admit>(j, 0)); }), "W3");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Publish>(j[Find<record::Publish>(j, 2)].record).digest ^= 1; }), "W5");
+}
+
+TEST(CheckerTest, CheckpointsAreCommittedBeforeTheyAreRestored) {
+  const auto committed = [](const Journal& j) { return std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt; };
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt = 40; }), "C1");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).step = {1}; }), "C1");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    auto& r = std::get<record::Restore>(j[Find<record::Restore>(j)].record);
+    r.ckpt = 0;
+    r.step = {0};
+  }), "C5");
+  EXPECT_EQ(Predicate([&](Journal& j) { Insert(j, Find<record::Restore>(j), record::CheckpointDelete{committed(j)}); }), "C2");
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointBegin>(j, 1)); }), "C8");
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointCommit>(j, 0)); }), "C8");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::CheckpointCommit>(j[Find<record::CheckpointCommit>(j, 1)].record).weights_digest ^= 1; }), "C3");
+}
+
+TEST(CheckerTest, AbnormalEndNamesItsFault) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    std::erase_if(j, [](const JournalEntry& e) { return std::holds_alternative<record::Fault>(e.record); });
+    std::get<record::EndRun>(j.back().record).code = 3;
+  }), "L3");
+}
+
+TEST(CheckerTest, NamesTheFirstRecordThatIsWrong) {
+  Journal j = GoodJournal();
+  const size_t at = Find<record::Enq>(j, 5);
+  Insert(j, at + 1, j[at].record);
+  Renumber(j);
+  EXPECT_EQ(Check(j).lsn.value, static_cast<int64_t>(at) + 1);
+  j = GoodJournal();
+  Erase(j, 0);
+  EXPECT_EQ(Check(j).predicate, "journal");
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler

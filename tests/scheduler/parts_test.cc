@@ -1,0 +1,431 @@
+// The parts of the controller by themselves.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "core/base/rng.h"
+#include "scheduler/checkpoint_policy.h"
+#include "scheduler/dispatcher.h"
+#include "scheduler/grading.h"
+#include "scheduler/health.h"
+#include "scheduler/ordinal_set.h"
+#include "scheduler/reply_window.h"
+#include "scheduler/shutdown.h"
+#include "scheduler/version_graph.h"
+#include "scheduler/waits.h"
+#include "scheduler/weight_roll.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+TimePoint T(double s) { return {FromSeconds(s)}; }
+
+TEST(OrdinalSetTest, AgreesWithAPlainSet) {
+  Rng rng(1);
+  for (int round = 0; round < 20; ++round) {
+    OrdinalSet set;
+    std::set<int64_t> plain;
+    for (int i = 0; i < 200; ++i) {
+      const int64_t x = rng.Below(150);
+      EXPECT_EQ(set.Insert(x), plain.insert(x).second);
+      const int64_t from = rng.Below(150);
+      int64_t missing = from;
+      while (plain.contains(missing)) ++missing;
+      EXPECT_EQ(set.FirstMissing(from), missing);
+      EXPECT_EQ(set.Contains(from), plain.contains(from));
+      EXPECT_EQ(set.size(), static_cast<int64_t>(plain.size()));
+    }
+    int64_t last = -2;
+    for (const auto& [first, end] : set.intervals()) {
+      EXPECT_GT(first, last);  // apart from each other
+      EXPECT_LT(first, end);
+      last = end;
+    }
+  }
+}
+
+TEST(VersionGraphTest, LagIsTheDifferenceInsideALineage) {
+  VersionGraph g;
+  EXPECT_EQ(g.Lag({0, 3}, {0, 5}), 2);
+  EXPECT_EQ(g.Lag({0, 5}, {0, 5}), 0);
+  EXPECT_EQ(g.Lag({}, {0, 5}), 0);
+}
+
+TEST(VersionGraphTest, LagAcrossARestoreGoesThroughTheCommonAncestor) {
+  VersionGraph g;
+  g.Fork(1, 0, 4);
+  EXPECT_EQ(g.Lag({0, 3}, {1, 6}), 3);          // made before the branch
+  EXPECT_EQ(g.Lag({0, 4}, {1, 4}), 0);          // the branch point is one version
+  EXPECT_EQ(g.Lag({0, 6}, {1, 5}), 1 + 2);      // undone work counts both ways
+  g.Fork(2, 1, 2);                              // below the branch point of lineage 1
+  EXPECT_EQ(g.Ancestor({2, 5}, 1), (Version{0, 1}));
+  EXPECT_EQ(g.Lag({1, 5}, {2, 3}), 1 + 3);
+  EXPECT_EQ(g.Lag({0, 2}, {2, 3}), 1);
+  EXPECT_TRUE(g.IsAncestor({0, 2}, {2, 3}));
+  EXPECT_FALSE(g.IsAncestor({1, 5}, {2, 3}));
+}
+
+TEST(VersionGraphTest, EqualDigestsAreOneVersion) {
+  VersionGraph g;
+  for (int64_t n = 0; n <= 6; ++n) g.Published({0, n}, 100 + static_cast<uint64_t>(n));
+  g.Fork(1, 0, 4);
+  g.Published({1, 4}, 104);
+  g.Committed({1, 5}, 105);                     // the same weights again
+  EXPECT_EQ(g.Lag({0, 5}, {1, 5}), 0);
+  EXPECT_EQ(g.Lag({0, 6}, {1, 5}), 1);          // one ahead of what is trained again
+  EXPECT_TRUE(g.IsAncestor({0, 5}, {1, 5}));
+  g.Committed({1, 6}, 999);                     // now it differs
+  EXPECT_EQ(g.Lag({0, 6}, {1, 6}), 2);
+  EXPECT_EQ(g.Lag({0, 5}, {1, 6}), 1);
+  EXPECT_FALSE(g.IsPublished({1, 6}));
+}
+
+HealthOptions Quick() { return {.heartbeat_s = 0.5, .start_timeout_s = 60, .seed = 1, .launch = true}; }
+
+TEST(HealthTest, SilentWorkerIsSuspectThenDead) {
+  Health h(Quick());
+  const WorkerRef ref{{0}, {7}};
+  h.Add({0}, WorkerKind::kDevice);
+  h.Starting({0}, T(0));
+  h.Joined(ref, T(1));
+  EXPECT_TRUE(h.Tick(T(2)).empty());
+  auto v = h.Tick(T(2.6));
+  ASSERT_EQ(v.size(), 1U);
+  EXPECT_EQ(v[0].kind, Health::Verdict::kSuspect);
+  EXPECT_FALSE(h.MayServe({0}));
+  h.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "", .op_seq = 0}, T(3));
+  v = h.Tick(T(3.1));
+  ASSERT_EQ(v.size(), 1U);
+  EXPECT_EQ(v[0].kind, Health::Verdict::kRecovered);
+  EXPECT_EQ(h.Tick(T(5)).size(), 1U);
+  v = h.Tick(T(13.1));
+  ASSERT_EQ(v.size(), 1U);
+  EXPECT_EQ(v[0].kind, Health::Verdict::kDead);
+}
+
+TEST(HealthTest, BeatingHeartWithoutTokensIsNotProofOfLife) {
+  Health h(Quick());
+  const WorkerRef ref{{0}, {7}};
+  h.Add({0}, WorkerKind::kDevice);
+  h.Joined(ref, T(0));
+  h.SetBusy({0}, true, T(0));
+  bool dead = false;
+  for (double t = 0; t < 40 && !dead; t += 0.5) {
+    h.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "decode", .op_seq = 1}, T(t));
+    for (const auto& v : h.Tick(T(t))) dead |= v.kind == Health::Verdict::kDead;
+  }
+  EXPECT_TRUE(dead);
+  // Idle is not hung.
+  Health idle(Quick());
+  idle.Add({0}, WorkerKind::kDevice);
+  idle.Joined(ref, T(0));
+  for (double t = 0; t < 100; t += 0.5) {
+    idle.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "", .op_seq = 0}, T(t));
+    EXPECT_TRUE(idle.Tick(T(t)).empty());
+  }
+}
+
+TEST(HealthTest, BackOffDoublesAndFiveRestartsInTenMinutesRetire) {
+  Health h(Quick());
+  h.Add({0}, WorkerKind::kDevice);
+  double now = 0, expected = 1;
+  for (int k = 0; k < 5; ++k) {
+    h.Joined({{0}, {k}}, T(now));
+    const auto next = h.Died({0}, "killed", T(now));
+    ASSERT_EQ(next.kind, Health::Next::kRestart);
+    EXPECT_GE(Seconds(next.delay), expected);
+    EXPECT_LE(Seconds(next.delay), expected * 1.25);
+    expected *= 2;
+    now += 10;
+  }
+  h.Joined({{0}, {9}}, T(now));
+  EXPECT_EQ(h.Died({0}, "killed", T(now)).kind, Health::Next::kRetired);
+}
+
+TEST(HealthTest, RestartsLongAgoAreForgiven) {
+  Health h(Quick());
+  h.Add({0}, WorkerKind::kDevice);
+  for (int k = 0; k < 12; ++k) {
+    const double now = 200.0 * k;
+    h.Joined({{0}, {k}}, T(now));
+    EXPECT_EQ(h.Died({0}, "killed", T(now)).kind, Health::Next::kRestart) << k;
+  }
+}
+
+TEST(HealthTest, ThreeFailedStartsInARowGiveUp) {
+  Health h(Quick());
+  h.Add({0}, WorkerKind::kDevice);
+  EXPECT_EQ(h.Died({0}, "exec", T(0)).kind, Health::Next::kRestart);
+  EXPECT_EQ(h.Died({0}, "exec", T(1)).kind, Health::Next::kRestart);
+  EXPECT_EQ(h.Died({0}, "exec", T(2)).kind, Health::Next::kGiveUp);
+}
+
+Request MakeRequest(int64_t ordinal, int32_t sample, int64_t max_new = 64) {
+  return {.tid = {ordinal, 0, sample}, .gid = {ordinal}, .att = 0, .prompt_len = 10, .max_new = max_new, .generated = 0,
+          .only = {}, .v_min = {}, .v_max = {}, .on = {}, .home = {}, .probe = false, .errors = 0};
+}
+const auto kAnyVersion = [](const Version&) { return true; };
+
+TEST(DispatcherTest, ProbesGoFirstThenTheLongestGroups) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 2, .kv_cache_tokens = 0});
+  const WorkerRef w{{1}, {5}};
+  d.AddEngine(w, {1}, {1});
+  for (int64_t g = 0; g < 2; ++g) {
+    for (int32_t k = 0; k < 3; ++k) d.Add(MakeRequest(g, k));
+  }
+  EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "nothing is admitted yet";
+  d.Admit({1}, {0, 0});
+  auto chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 2U);
+  EXPECT_EQ(chunks[0].tid, (SampleId{0, 0, 0}));
+  EXPECT_EQ(chunks[1].tid, (SampleId{1, 0, 0}));
+  for (const auto& c : chunks) {
+    EXPECT_TRUE(d.Progress(w, c.tid, 0, c.tid.ordinal == 0 ? 5 : 9, {0, 0}));
+    EXPECT_EQ(d.ChunkEnded(w, c.tid, 0), Dispatcher::Ended::kLive);
+    d.LearnLength({c.tid.ordinal}, c.tid.ordinal == 0 ? 5 : 9);
+    d.Remove(c.tid);
+  }
+  chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 2U);
+  EXPECT_EQ(chunks[0].tid.ordinal, 1) << "its finished sibling was longer";
+  EXPECT_EQ(chunks[1].tid.ordinal, 1);
+}
+
+TEST(DispatcherTest, ChunksAreBoundedAndContinueWhereTheKvIs) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  for (int64_t i = 1; i <= 2; ++i) {
+    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.Admit({i}, {0, 0});
+  }
+  d.Add(MakeRequest(0, 0, 40));
+  d.Add(MakeRequest(1, 0, 40));
+  auto chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 2U);
+  EXPECT_NE(chunks[0].worker, chunks[1].worker);
+  const WorkerRef home = chunks[0].worker;
+  for (const int64_t expected : {16, 16, 8}) {
+    EXPECT_EQ(chunks[0].tokens, expected);
+    EXPECT_EQ(chunks[0].worker, home);
+    EXPECT_TRUE(d.Progress(home, {0, 0, 0}, 0, expected, {0, 0}));
+    EXPECT_EQ(d.ChunkEnded(home, {0, 0, 0}, 0), Dispatcher::Ended::kLive);
+    d.Requeue({0, 0, 0});
+    if (expected == 16) chunks = d.Assign(kAnyVersion);
+  }
+  EXPECT_EQ(d.Find({0, 0, 0})->generated, 40);
+}
+
+TEST(DispatcherTest, LostWorkerGivesItsChunksBackWithTheirTokens) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  const WorkerRef a{{1}, {1}}, b{{2}, {2}};
+  d.AddEngine(a, {1}, {1});
+  d.Admit({1}, {0, 3});
+  d.Add(MakeRequest(0, 0));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
+  d.Progress(a, {0, 0, 0}, 0, 7, {0, 3});
+  EXPECT_EQ(d.RemoveEngine({1}), 1);
+  EXPECT_EQ(d.in_flight(), 0);
+  EXPECT_FALSE(d.Progress(a, {0, 0, 0}, 0, 7, {0, 3})) << "late tokens of a fenced worker";
+  d.AddEngine(b, {2}, {1});
+  d.Admit({2}, {0, 4});
+  const auto chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(d.Find({0, 0, 0})->generated, 7);
+  d.Progress(b, {0, 0, 0}, 0, 1, {0, 4});
+  EXPECT_EQ(d.Find({0, 0, 0})->v_min, (Version{0, 3}));
+  EXPECT_EQ(d.Find({0, 0, 0})->v_max, (Version{0, 4}));
+}
+
+TEST(DispatcherTest, WithdrawnChunkKeepsItsRoomUntilItIsAcknowledged) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 1, .kv_cache_tokens = 0});
+  const WorkerRef a{{1}, {1}};
+  d.AddEngine(a, {1}, {1});
+  d.Admit({1}, {0, 0});
+  d.Add(MakeRequest(0, 0));
+  d.Add(MakeRequest(1, 0));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
+  EXPECT_EQ(d.Remove({0, 0, 0}), a);
+  EXPECT_TRUE(d.HasGhosts({1}));
+  EXPECT_TRUE(d.Assign(kAnyVersion).empty());
+  EXPECT_EQ(d.ChunkEnded(a, {0, 0, 0}, 0), Dispatcher::Ended::kGone);
+  EXPECT_FALSE(d.HasGhosts({1}));
+  EXPECT_EQ(d.Assign(kAnyVersion).size(), 1U);
+}
+
+TEST(DispatcherTest, KvRoomBoundsWhatIsInFlight) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 100});
+  d.AddEngine({{1}, {1}}, {1}, {1});
+  d.Admit({1}, {0, 0});
+  for (int64_t g = 0; g < 10; ++g) d.Add(MakeRequest(g, 0));
+  EXPECT_EQ(d.Assign(kAnyVersion).size(), 3U);  // 26 tokens each
+}
+
+TEST(DispatcherTest, EvaluationIsServedByItsVersionOnly) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  d.AddEngine({{1}, {1}}, {1}, {1});
+  d.Admit({1}, {0, 1});
+  Request r = MakeRequest(0, SampleId::kEvalSample);
+  r.only = {0, 2};
+  d.Add(r);
+  EXPECT_TRUE(d.Assign(kAnyVersion).empty());
+  d.Admit({1}, {0, 2});
+  EXPECT_EQ(d.Assign(kAnyVersion).size(), 1U);
+}
+
+TEST(DispatcherTest, ChunkLengthFollowsTheRule) {
+  EXPECT_EQ(ChunkTokens(0, 64, 16), 256);
+  EXPECT_EQ(ChunkTokens(0, 8192, 16), 416);
+  EXPECT_EQ(ChunkTokens(0, 100000, 16), 2048);
+  EXPECT_EQ(ChunkTokens(4, 8192, 16), 4);
+}
+
+TEST(GradingTest, InfrastructureFailureIsTriedElsewhereThenFinal) {
+  Grading g({.max_retries = 2, .in_flight_per_worker = 4, .timeout = FromSeconds(5)});
+  const WorkerRef a{{3}, {1}}, b{{4}, {2}};
+  g.AddWorker(a);
+  g.AddWorker(b);
+  const SampleId tid{0, 0, 0};
+  g.Add(tid, 0);
+  WorkerRef last;
+  for (int k = 0; k < 3; ++k) {
+    const auto grades = g.Assign(T(0));
+    ASSERT_EQ(grades.size(), 1U);
+    EXPECT_NE(grades[0].grader, last) << "another worker";
+    EXPECT_EQ(grades[0].attempt, k);
+    last = grades[0].grader;
+    const event::Graded e{last, tid, 0, GradeOutcome::kInfra, 0, {}, "crashed"};
+    EXPECT_EQ(g.Done(e), k < 2 ? Grading::Result::kRetry : Grading::Result::kFinal);
+    EXPECT_EQ(g.Done(e), Grading::Result::kRefused) << "a repeat changes nothing";
+  }
+}
+
+TEST(GradingTest, LostGraderGivesItsSamplesBack) {
+  Grading g({.max_retries = 2, .in_flight_per_worker = 4, .timeout = FromSeconds(5)});
+  const WorkerRef a{{3}, {1}};
+  g.AddWorker(a);
+  for (int64_t i = 0; i < 3; ++i) g.Add({i, 0, 0}, 0);
+  EXPECT_EQ(g.Assign(T(0)).size(), 3U);
+  EXPECT_TRUE(g.Stuck(T(1)).empty());
+  EXPECT_EQ(g.Stuck(T(100)).size(), 1U);
+  g.RemoveWorker({3});
+  EXPECT_EQ(g.Done({a, {0, 0, 0}, 0, GradeOutcome::kOk, 1, {}, ""}), Grading::Result::kRefused);
+  g.AddWorker({{3}, {2}});
+  const auto grades = g.Assign(T(2));
+  ASSERT_EQ(grades.size(), 3U);
+  EXPECT_EQ(grades[0].tid.ordinal, 0);
+  EXPECT_EQ(grades[0].attempt, 0) << "a lost grader is not the sample's fault";
+}
+
+TEST(WeightRollTest, ServingWorkersAreTakenOutAQuarterAtATime) {
+  WeightRoll w;
+  for (int64_t i = 0; i < 8; ++i) w.Add({{i}, {i}}, {0, 0});
+  w.SetTarget({0, 1}, 77, {{9}, {9}});
+  const auto all = [](const WeightRoll::Place&) { return true; };
+  const auto none = [](const WeightRoll::Place&) { return false; };
+  const auto loads = w.Assign(all, none);
+  EXPECT_EQ(loads.size(), 2U);
+  EXPECT_TRUE(w.Assign(all, none).empty());
+  EXPECT_EQ(w.Loaded({loads[0].worker, {0, 1}, 77, ""}), WeightRoll::Outcome::kAdmit);
+  EXPECT_EQ(w.Assign(all, none).size(), 1U);
+  EXPECT_EQ(w.Assign(none, none).size(), 5U) << "who serves nothing loads at once";
+}
+
+TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
+  WeightRoll w;
+  const WorkerRef ref{{1}, {1}};
+  w.Add(ref, {});
+  w.SetTarget({0, 1}, 77, {{9}, {9}});
+  const auto none = [](const WeightRoll::Place&) { return false; };
+  for (int k = 0; k < 3; ++k) {
+    ASSERT_EQ(w.Assign(none, none).size(), 1U);
+    EXPECT_EQ(w.Loaded({ref, {0, 1}, 78, ""}), k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
+  }
+  EXPECT_EQ(w.mismatches(), 3);
+}
+
+TEST(CheckpointPolicyTest, WritesAtStartEveryNAndAtTheEnd) {
+  CheckpointPolicy p({.every_steps = 3, .keep = 2});
+  CommittedCheckpoints none, at0;
+  at0[0].ckpt = 0;
+  at0[0].step = {0};
+  EXPECT_TRUE(p.Due({0}, false, none, T(0)));
+  EXPECT_FALSE(p.Due({0}, false, at0, T(0)));
+  EXPECT_FALSE(p.Due({2}, false, at0, T(0)));
+  EXPECT_TRUE(p.Due({3}, false, at0, T(0)));
+  EXPECT_TRUE(p.Due({2}, true, at0, T(0)));
+}
+
+TEST(CheckpointPolicyTest, FailureIsRetriedAtTheNextStepAndThreeInARowStop) {
+  CheckpointPolicy p({.every_steps = 3, .keep = 2});
+  CommittedCheckpoints at0;
+  at0[0].step = {0};
+  EXPECT_FALSE(p.Failed({3}, T(0)));
+  EXPECT_FALSE(p.Due({3}, false, at0, T(5)));
+  EXPECT_TRUE(p.Due({4}, false, at0, T(5)));
+  EXPECT_FALSE(p.Failed({4}, T(5)));
+  EXPECT_TRUE(p.Failed({5}, T(6)));
+}
+
+TEST(CheckpointPolicyTest, KeepsTheNewestTwo) {
+  CheckpointPolicy p({.every_steps = 3, .keep = 1});
+  CommittedCheckpoints c;
+  for (int64_t i = 0; i < 4; ++i) c[i].step = {i * 3};
+  EXPECT_EQ(p.ToDelete(c), (std::vector<int64_t>{0, 1}));
+}
+
+TEST(ReplyWindowTest, RepeatGetsTheSameReplyAndHasNoSecondEffect) {
+  ReplyWindow w(2);
+  const std::string* reply = nullptr;
+  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kExecute);
+  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kRunning);
+  w.Finish("w0", {1}, 1, "done");
+  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kRepeat);
+  EXPECT_EQ(*reply, "done");
+  EXPECT_EQ(w.Begin("w1", {2}, 1, &reply), ReplyWindow::Verdict::kExecute) << "clients are apart";
+  for (uint64_t i = 2; i <= 4; ++i) {
+    EXPECT_EQ(w.Begin("w0", {1}, i, &reply), ReplyWindow::Verdict::kExecute);
+    w.Finish("w0", {1}, i, "");
+  }
+  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kForgotten);
+  EXPECT_EQ(w.Begin("w0", {5}, 1, &reply), ReplyWindow::Verdict::kExecute) << "a new life begins anew";
+  EXPECT_EQ(w.Begin("w0", {1}, 9, &reply), ReplyWindow::Verdict::kFenced);
+}
+
+TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {
+  Waits waits;
+  Watchdog dog(FromSeconds(30));
+  dog.Progress(T(0));
+  waits.Begin({WaitKind::kTrain, 0}, {{{0}, {7}}, T(1), T(600), "step=57"});
+  EXPECT_FALSE(dog.Stalled(waits, T(100)));
+  EXPECT_TRUE(dog.Stalled(waits, T(601)));
+  EXPECT_EQ(waits.Describe(T(601)), "op=train waiting_for=w0/inc7 for_s=600.0 what=step=57");
+  EXPECT_EQ(waits.Expired(T(601)).size(), 1U);
+}
+
+TEST(ShutdownTest, OneBudgetCountsEverything) {
+  Shutdown s;
+  s.Request("SIGTERM", T(100));
+  s.Request("later", T(110));
+  EXPECT_EQ(s.why(), "SIGTERM");
+  EXPECT_TRUE(s.MayFinishStep(T(105)));
+  EXPECT_FALSE(s.MayFinishStep(T(112)));
+  EXPECT_TRUE(s.MayCheckpoint(T(112)));
+  EXPECT_FALSE(s.MayCheckpoint(T(118)));
+}
+
+TEST(JournalRecordsTest, EveryKindHasItsNameAndOnlyStartAndEndAreLazy) {
+  EXPECT_STREQ(RecordName(record::Config{}), "CONFIG");
+  EXPECT_STREQ(RecordName(record::StepCommit{}), "STEP_COMMIT");
+  EXPECT_STREQ(RecordName(record::TransitionBegin{}), "T_BEGIN");
+  EXPECT_STREQ(RecordName(record::SlotLost{}), "LOST");
+  EXPECT_STREQ(RecordName(record::Restore{}), "RESTORE");
+  EXPECT_STREQ(RecordName(record::EvalResult{}), "EVAL_RESULT");
+  EXPECT_TRUE(IsLazy(record::Start{}));
+  EXPECT_TRUE(IsLazy(record::End{}));
+  EXPECT_FALSE(IsLazy(record::Enq{}));
+  EXPECT_STREQ(Name(DropReason::kLostOnRestore), "lost_on_restore");
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler
