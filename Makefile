@@ -52,7 +52,7 @@ bench-peers: bench smollm2-model  ## the benchmarks, then the same training job 
 
 interop: build smollm2-model  ## check against the reference libraries (transformers, tokenizers, gguf, ...)
 	scripts/python_env $(INTEROP_VENV) tests/interop/requirements.txt
-	scripts/interop $(BUILD) $(INTEROP_VENV)
+	scripts/interop $(BUILD) $(INTEROP_VENV) $(SMOLLM2)
 
 nightly: build smollm2-model  ## what takes hours: more seeds, long tests, interop, peers
 	scripts/nightly $(BUILD)

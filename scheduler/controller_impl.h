@@ -129,7 +129,6 @@ struct Controller::Impl {
 
   // --- controller_rollout.cc
   void Admit();
-  void Issue(const GroupKey& key, GroupId gid, int64_t prompt_len);
   void AddRequest(const Group& g, size_t k, int64_t generated);
   void Dispatch();
   void AssignGrades();

@@ -773,7 +773,7 @@ class ControllerProcess {
       if (const auto lag = of("staleness/max")) p.lag_max = static_cast<int64_t>(*lag);
       p.tokens_per_s = of("rollout/tok_s");
     } else {
-      p.loss = of("actor/pg_loss");
+      p.loss = of("actor/loss");
       p.tokens_per_s = of("perf/throughput");
     }
     if (p.reward) best_reward_ = std::max(best_reward_.value_or(*p.reward), *p.reward);

@@ -35,6 +35,11 @@ std::string RunId(const std::string& run_dir) {
   return id + "-" + Sha256Hex(fs::absolute(run_dir).string()).substr(0, 8);
 }
 
+// Ended in order, with all the steps that are wanted now: train.steps may have been raised since.
+bool Finished(const storage::RunState& state, const JobConfig& config) {
+  return state.end_code == 0 && state.last_step.value >= config.train.steps;
+}
+
 class Job {
  public:
   explicit Job(const JobRequest& request) : request_(request) {}
@@ -85,7 +90,7 @@ class Job {
         const std::string aside = request_.run_dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
         TP_RETURN_IF_ERROR(fs_.Rename(request_.run_dir, aside));
         Say("the old run is now " + aside);
-      } else if (state.finished()) {
+      } else if (Finished(state, config)) {
         already_finished_ = true;
       } else if (!request_.resume) {
         return AlreadyExists("--run-dir: " + request_.run_dir + " holds a run that is not finished (step " +
@@ -126,7 +131,7 @@ class Job {
     std::sort(found.rbegin(), found.rend());
     for (const std::string& dir : found) {
       TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
-      if (!state.finished()) return dir;
+      if (!Finished(state, request_.loaded.config)) return dir;
     }
     return NotFound("--resume: " + root + "/ has no unfinished run of the name " + name +
                     (found.empty() ? "; start one without --resume" : " (" + found.front() + " is finished)"));
@@ -136,15 +141,9 @@ class Job {
   StatusOr<bool> WarmStart() {
     const JobConfig& main = request_.loaded.config;
     const std::string dir = outcome_.run_dir + "/warm_start";
-    TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadConfig(main.model.init->warm_start, {"seed=" + std::to_string(main.seed)}));
+    TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
     if (warm.config.job != "sft") {
       return InvalidArgument(main.model.init->warm_start + ": model.init.warm_start needs a job of kind sft, this is " + warm.config.job);
-    }
-    const DataConfig& a = main.data;
-    const DataConfig& b = warm.config.data;
-    if (a.task == b.task && (a.options != b.options || a.size != b.size || a.held_out != b.held_out)) {
-      return InvalidArgument(main.model.init->warm_start + ": data describes task " + a.task +
-                             " otherwise than the main job, so held-out questions could be trained on; make task, its options, size and held_out equal in both");
     }
     warm.config.model = main.model;
     warm.config.model.init->warm_start.clear();
@@ -152,7 +151,7 @@ class Job {
     warm.config.deterministic = main.deterministic;
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
     TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
-    if (state.finished()) return true;
+    if (Finished(state, warm.config)) return true;
     TP_RETURN_IF_ERROR(Furnish(dir, warm));
     TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));
     TP_ASSIGN_OR_RETURN(const RunResult result, Start("warm start", warm, dir, dir + "/model"));

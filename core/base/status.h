@@ -87,10 +87,11 @@ class [[nodiscard]] StatusOr {
   // requires ok()
   T& value() & { return Checked(), *value_; }
   const T& value() const& { return Checked(), *value_; }
-  T&& value() && { return Checked(), *std::move(value_); }
+  // By value: a reference into a temporary would dangle in `for (x : *f())`.
+  T value() && { return Checked(), *std::move(value_); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  T operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 

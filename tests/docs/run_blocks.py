@@ -55,7 +55,7 @@ def main():
     parser.add_argument("files", nargs="*")
     parser.add_argument("--build", default=os.environ.get("TIDEPOOL_BUILD_DIR", "build"))
     parser.add_argument("--list", action="store_true", help="only say what would be run")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     files = arguments.files or [os.path.join(ROOT, "README.md"), os.path.join(ROOT, "CONTRIBUTING.md"),
                                 *sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")))]
     wanted = {"ci"} if arguments.kind == "ci" else {"ci", "nightly"}

@@ -27,27 +27,30 @@ class KillTest(RunTest):
         return trained
 
     def test_a_killed_device_worker_is_replaced_and_the_run_goes_on(self):
-        run = self.start(self.CONFIG, "train.steps=6")
+        run = self.start(self.CONFIG, "train.steps=30")
         self.wait_step(2, run)
         self.assertTrue(kill(self.worker_pid(0)))
         self.finish(run)
+        self.assert_killed()
         self.lost_nothing()
-        self.assertEqual(self.summary()["steps"], 6)
+        self.assertEqual(self.summary()["steps"], 30)
 
     def test_killed_rollout_and_actor_workers_of_a_split_run(self):
         for place, name in [(1, "rollout"), (0, "actor")]:
             with self.subTest(killed=name):
-                run = self.start("configs/test/rl_split.yaml", "train.steps=6", run=name)
+                run = self.start("configs/test/rl_split.yaml", "train.steps=80", run=name)
                 self.wait_step(2, run, run=name)
                 self.assertTrue(kill(self.worker_pid(place, run=name)))
                 self.finish(run)
+                self.assert_killed(name)
                 self.lost_nothing(name)
 
     def test_a_recovery_copy_loses_at_most_one_step(self):
-        run = self.start("configs/test/rl_split.yaml", "train.steps=8", "checkpoint.every_steps=0", "checkpoint.recovery_every_steps=1")
+        run = self.start("configs/test/rl_split.yaml", "train.steps=80", "checkpoint.every_steps=0", "checkpoint.recovery_every_steps=1")
         self.wait_step(4, run)
         self.assertTrue(kill(self.worker_pid(0)))
         self.finish(run)
+        self.assert_killed()
         self.lost_nothing()
         commits = 0
         for r in self.journal():
@@ -57,14 +60,15 @@ class KillTest(RunTest):
                 self.assertGreaterEqual(r["step"], commits - 1)
 
     def test_a_killed_reward_worker_is_replaced(self):
-        run = self.start(self.CONFIG, "train.steps=6")
+        run = self.start(self.CONFIG, "train.steps=30")
         self.wait_step(2, run)
         self.assertTrue(kill(self.worker_pid(1)))
         self.finish(run)
+        self.assert_killed()
         self.lost_nothing()
 
     def test_a_killed_controller_is_resumed_and_its_workers_end_by_themselves(self):
-        run = self.start(self.CONFIG, "train.steps=6")
+        run = self.start(self.CONFIG, "train.steps=30")
         self.wait_step(3, run)
         workers = [w["pid"] for w in self.status()["workers"]]
         run.kill()
@@ -73,9 +77,14 @@ class KillTest(RunTest):
         while any(alive(pid) for pid in workers) and time.monotonic() < end:
             time.sleep(0.05)
         self.assertFalse([pid for pid in workers if alive(pid)], "workers outlived their controller by 5 s")
-        self.assert_done(self.train(self.CONFIG, "train.steps=6", "--resume"))
+        self.assert_done(self.train(self.CONFIG, "train.steps=30", "--resume"))
         self.lost_nothing()
-        self.assertEqual(self.summary()["steps"], 6)
+        self.assertEqual(self.summary()["steps"], 30)
+
+    def assert_killed(self, run="run"):
+        """The kill came while the run was going on, or the test proves nothing."""
+        kinds = [r["kind"] for r in self.journal(run)]
+        self.assertIn("FENCE", kinds)
 
     def test_killed_in_the_first_second_and_in_the_warm_start(self):
         config = "configs/test/warm_start.yaml"
@@ -142,7 +151,7 @@ class KillTest(RunTest):
         self.assertLess(time.monotonic() - begin, 6)
 
     def test_workers_with_a_grace_outlive_the_controller_and_attach_to_its_successor(self):
-        config = ["configs/test/rl_split.yaml", "train.steps=12", "cluster.reattach_grace_s=30"]
+        config = ["configs/test/rl_split.yaml", "train.steps=80", "cluster.reattach_grace_s=30"]
         run = self.start(*config)
         self.wait_step(2, run)
         before = {w["place"]: w["pid"] for w in self.status()["workers"]}

@@ -59,7 +59,7 @@ class WholeRunTest(RunTest):
         self.assert_done(self.train("configs/test/sft.yaml", "train.steps=20"))
         rows = self.metrics()
         self.assert_checked()
-        self.assertLess(rows[20]["actor/pg_loss"], rows[1]["actor/pg_loss"])
+        self.assertLess(rows[20]["actor/loss"], rows[1]["actor/loss"])
 
     def test_warm_start_is_a_job_of_its_own_and_the_main_job_starts_from_it(self):
         self.assert_done(self.train("configs/test/warm_start.yaml"))

@@ -102,6 +102,7 @@ SimOptions Swarm(uint64_t seed) {
   f.duplicate = rate(0.2);
   f.lost_heartbeat = rate(0.3);
   f.heal_after_s = 60;
+  if (rng.Chance(0.2)) f.stop_at_s = 1 + 10 * rng.Uniform();
   return o;
 }
 
@@ -118,14 +119,18 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const SimOptions options = Swarm(seed);
     SimCluster cluster(options);
-    const SimResult r = cluster.Run();
+    SimResult r = cluster.Run();
+    if (r.code == 0 && r.why.starts_with("SIGTERM")) r = cluster.Run();  // stopped, then resumed
     ASSERT_TRUE(r.ended) << "no end after " << r.seconds << " s";
     const CheckResult check = Check(cluster.journal());
     ASSERT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
     faults += r.faults;
     lives += r.lives;
     done += r.code == 0 ? 1 : 0;
-    if (r.code == 0) continue;
+    if (r.code == 0) {
+      EXPECT_EQ(cluster.controller()->View().step.value, options.controller.config.train.steps);
+      continue;
+    }
     // An early end names one of the faults that were dealt out, never a stall.
     const SimFaults& f = options.faults;
     const auto because = [&](const char* kind) { return r.why.starts_with(std::string("fault=") + kind); };
@@ -249,17 +254,19 @@ TEST(ControllerSimTest, StoppedRunGoesOnAndAFinishedOneSaysSo) {
   o.faults.stop_at_s = 3;
   SimCluster cluster(o);
   EXPECT_EQ(cluster.Run().code, 0);
-  auto again = Controller::Create(o.controller, cluster.journal());
-  ASSERT_TRUE(again.ok());
-  std::vector<Command> commands = (*again)->Handle(event::Started{}, {});
-  EXPECT_TRUE(std::none_of(commands.begin(), commands.end(), [](const Command& c) { return std::holds_alternative<command::Finish>(c); }));
+  EXPECT_LT(cluster.controller()->View().step.value, o.controller.config.train.steps);
+  const SimResult resumed = cluster.Run();
+  EXPECT_EQ(resumed.code, 0) << resumed.why;
+  EXPECT_EQ(cluster.controller()->View().step.value, o.controller.config.train.steps);
+  ExpectProven(cluster);
 
   o.faults.stop_at_s = 0;
   SimCluster whole(o);
   EXPECT_EQ(whole.Run().code, 0);
-  again = Controller::Create(o.controller, whole.journal());
+  EXPECT_EQ(whole.Run().weights, resumed.weights);  // says at once that it is finished
+  auto again = Controller::Create(o.controller, whole.journal());
   ASSERT_TRUE(again.ok());
-  commands = (*again)->Handle(event::Started{}, {});
+  const std::vector<Command> commands = (*again)->Handle(event::Started{}, {});
   ASSERT_EQ(commands.size(), 1U);
   const auto* finish = std::get_if<command::Finish>(&commands[0]);
   ASSERT_NE(finish, nullptr);

@@ -197,7 +197,7 @@ void SimCluster::Deliver(const Event& event) {
     ++result_.faults;
     durable_ = before;
     AfterController();
-    At(FromSeconds(0.5), [this] { if (result_.lives < 1000) StartController(); });
+    At(FromSeconds(0.5), [this] { StartController(); });
     return;
   }
   if (durable) durable_ = journal_.size();
@@ -557,7 +557,15 @@ struct SimCluster::Do {
 
 void SimCluster::Execute(const Command& command) { std::visit(Do{*this}, command); }
 
-SimResult SimCluster::Run(int64_t max_lives) {
+void SimCluster::Tick() {
+  const int64_t lives = result_.lives;
+  if (over_) return;
+  Deliver(event::Tick{});
+  At(FromSeconds(kTick), [this] { Tick(); });
+  TP_CHECK(lives <= 100000) << "the controller never comes up";
+}
+
+void SimCluster::DealFaults() {
   const SimFaults& f = options_.faults;
   const auto some = [this]() -> Proc* {
     std::vector<Proc*> alive;
@@ -576,15 +584,20 @@ SimResult SimCluster::Run(int64_t max_lives) {
   });
   if (f.stop_at_s > 0) At(FromSeconds(f.stop_at_s), [this] { Deliver(event::StopRequested{"SIGTERM", false}); });
   if (f.stop_now_after_s > 0) At(FromSeconds(f.stop_at_s + f.stop_now_after_s), [this] { Deliver(event::StopRequested{"SIGTERM", true}); });
-  std::function<void()> tick = [this, &tick] {
-    if (over_) return;
-    Deliver(event::Tick{});
-    At(FromSeconds(kTick), tick);
-  };
-  At(FromSeconds(kTick), tick);
+}
+
+SimResult SimCluster::Run() {
+  if (life_ == 0) {
+    DealFaults();
+  } else {
+    over_ = false;
+    result_.ended = false;
+    AfterController();
+    for (auto& [id, p] : procs_) p.alive = false;
+  }
+  At(FromSeconds(kTick), [this] { Tick(); });
   StartController();
   while (!queue_.empty() && !over_ && now_ < FromSeconds(options_.limit_s)) {
-    if (controller_ == nullptr && result_.lives >= max_lives) break;
     Entry e = queue_.top();
     queue_.pop();
     now_.t = e.at;

@@ -64,8 +64,8 @@ class SimCluster {
   explicit SimCluster(const SimOptions& options);
   ~SimCluster();
 
-  // Runs the job; after a crash of the controller it is started again. `max_lives` 1: stops at the crash.
-  SimResult Run(int64_t max_lives = 1000);
+  // Runs the job; after a crash of the controller it is started again. Called again after a stop: resumes.
+  SimResult Run();
   [[nodiscard]] const std::vector<JournalEntry>& journal() const { return journal_; }
   [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
   [[nodiscard]] const std::vector<command::StepReport>& reports() const { return reports_; }
@@ -129,6 +129,8 @@ class SimCluster {
   void Spawn(WorkerId worker);
   void Die(Proc& proc, bool seen);
   void AfterController();                                  // it died: workers end or wait
+  void Tick();
+  void DealFaults();
   void Beat(int64_t proc);
   void EngineStep(int64_t proc);
   void FinishDrain(Proc& proc);
