@@ -149,10 +149,10 @@ void Controller::Impl::Fail(const std::string& kind, const std::string& actor, I
                 " step=" + std::to_string(state.step().value + (trainer.training ? 1 : 0)) + ": " + what);
 }
 
-void Controller::Impl::Finish(int code, const std::string& why) {
+void Controller::Impl::Finish(int code, const std::string& why, bool complete) {
   if (finished) return;
   pool.Abandon("the run ends");
-  out.Record(record::EndRun{code, why});
+  out.Record(record::EndRun{code, why, complete ? 1 : 0});
   out.Do(command::Finish{code, why});
   finished = true;
 }

@@ -88,10 +88,22 @@ void Controller::Impl::AdvanceEnd() {
     const bool saved = CheckpointPolicy::NewestStep(state.checkpoints()) == state.step();
     if (state_good && !saved && shutdown.MayCheckpoint(now)) return;  // AdvanceCheckpoint is at it
     if (trainer.training) AbortStep("stopped before its end");
+    const bool all_steps = state.step().value >= options.config.train.steps;
+    const bool evaluated = eval_questions <= 0 || !options.config.eval.after_train || state.evals().contains(state.step());
+    if (all_steps && evaluated && state_good && shutdown.MayCheckpoint(now)) {
+      AdvanceFinal();  // there is time for the rest of the end
+      return;
+    }
+    if (all_steps) DropLeftovers();
     Finish(0, shutdown.why() + (saved ? "" : "; the newest checkpoint is older than the last step"));
     return;
   }
-  if (state.step().value < options.config.train.steps || !TrainerIdle() || evaluation.Pending()) return;
+  if (state.step().value >= options.config.train.steps) AdvanceFinal();
+}
+
+// All steps are done: last evaluation, last checkpoint, the model for others, the end.
+void Controller::Impl::AdvanceFinal() {
+  if (!TrainerIdle() || evaluation.Pending()) return;
   if (trainer.published != state.version() || CheckpointDue()) return;
   if (options.config.checkpoint.save_final && !final_saved) {
     final_saving = true;
@@ -100,7 +112,7 @@ void Controller::Impl::AdvanceEnd() {
     return;
   }
   DropLeftovers();
-  Finish(0, "all steps done");
+  Finish(0, "all steps done", /*complete=*/true);
 }
 
 void Controller::Impl::On(const event::FinalSaved& e) {

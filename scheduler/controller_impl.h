@@ -106,7 +106,7 @@ struct Controller::Impl {
   bool Refuse();                                       // counts; always false
   void Moved() { watchdog.Progress(now); }             // something that brings the run on
   void Fail(const std::string& kind, const std::string& actor, Incarnation inc, const std::string& what);
-  void Finish(int code, const std::string& why);
+  void Finish(int code, const std::string& why, bool complete = false);
 
   // --- controller_start.cc: a new life
   void Resume();
@@ -170,6 +170,7 @@ struct Controller::Impl {
   void AdvanceCheckpoint();
   [[nodiscard]] bool CheckpointDue() const;
   void AdvanceEnd();
+  void AdvanceFinal();
   void DropLeftovers();
 
   const ControllerOptions options;

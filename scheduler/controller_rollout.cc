@@ -107,7 +107,8 @@ void Controller::Impl::On(const event::RowInvalid& e) {
   DropGroup(key, DropReason::kDataInvalid);
   // A data set without a single good row would be read for ever.
   const Ledger& l = state.ledger();
-  if (l.drops()[static_cast<size_t>(DropReason::kDataInvalid)] >= options.data_rows * l.rules().group_size && l.trained_samples() == 0) {
+  const int64_t invalid = l.drops()[static_cast<size_t>(DropReason::kDataInvalid)];
+  if (invalid >= options.data_rows * l.rules().group_size && invalid == l.issued_samples()) {
     Fail("data_invalid", "data", {}, "no row of the data set could be used; the last one: " + e.why);
   }
 }

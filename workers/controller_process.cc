@@ -815,7 +815,7 @@ class ControllerProcess {
     nlohmann::json s = {{"exit", result_.exit_code}, {"why", result_.why}, {"steps", std::max<int64_t>(controller_->View().step.value, 0)},
                         {"job", config_.job}, {"name", config_.name}, {"stopped", result_.stopped},
                         {"accuracy", nlohmann::json::object()}, {"seconds", nlohmann::json::object()},
-                        {"peak_bytes", nlohmann::json::object()}, {"drops", nlohmann::json::object()}, {"version", ToString(controller_->View().version)}};
+                        {"peak_bytes", nlohmann::json::object()}, {"drops", nlohmann::json::object()}, {"version", BuildVersion()}, {"policy_version", ToString(controller_->View().version)}};
     if (result_.accuracy_before >= 0) s["accuracy"]["before"] = result_.accuracy_before;
     if (result_.accuracy_after >= 0) s["accuracy"]["after"] = result_.accuracy_after;
     for (const auto& [phase, seconds] : metrics_->phase_seconds()) s["seconds"][phase] = seconds;

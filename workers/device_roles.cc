@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/model/invariance.h"
-#include "core/observe/log.h"
 #include "core/text/tokenizer.h"
+#include "core/train/advantages.h"
 #include "workers/model_folder.h"
 #include "workers/weights_service.h"
 
@@ -211,6 +211,12 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     for (const auto& [v, count] : in.response.versions) row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
     row.loss_mask = std::move(in.loss_mask);
     row.reward = in.reward;
+    // Shapes what is trained on alone: evaluation and the zero-variance filter see the task's own reward.
+    if (config_.algorithm.overlong_buffer_tokens > 0) {
+      row.reward += config_.algorithm.overlong_factor *
+                    train::OverlongPenalty(static_cast<double>(row.response.size()), static_cast<double>(config_.rollout.max_new_tokens),
+                                           config_.algorithm.overlong_buffer_tokens);
+    }
     row.truncated = in.truncated;
     batch.rows.push_back(std::move(row));
   }

@@ -14,9 +14,9 @@ namespace {
 
 // Measured resident bytes with nothing of the model loaded (docs/design.md, memory).
 constexpr int64_t kMiB = int64_t{1} << 20;
-constexpr int64_t kDeviceProcess = 140 * kMiB;
-constexpr int64_t kRewardProcess = 20 * kMiB;
-constexpr int64_t kControllerProcess = 30 * kMiB;
+constexpr int64_t kDeviceProcess = 150 * kMiB;
+constexpr int64_t kRewardProcess = 35 * kMiB;
+constexpr int64_t kControllerProcess = 45 * kMiB;
 
 // core/train/trainer.h (head_rows), core/engine/engine.cc (kHeadRows), workers/device_roles.cc (kCpuKvBytes).
 constexpr int64_t kTrainHeadRows = 256;
@@ -99,7 +99,8 @@ void AddActor(const JobConfig& c, const ModelSizes& m, ProcessMemory& p) {
   p.parts.push_back({"activations", tokens * (kept + ScratchBytes(m, w) + backward)});
   int64_t largest = 0;
   EachTensor(m, [&](int64_t n) { largest = std::max(largest, n); });
-  p.parts.push_back({"head", kTrainHeadRows * m.vocab * (w + 4) + (w == 2 ? 2 * std::min(largest, kProductElements) : 0)});
+  // The last term: a product may lay its matrix out anew, the largest one at worst.
+  p.parts.push_back({"head", kTrainHeadRows * m.vocab * (w + 4) + (w == 2 ? 2 * std::min(largest, kProductElements) : 0) + w * largest});
 }
 
 void AddRollout(const JobConfig& c, const ModelSizes& m, int64_t kv_tokens, ProcessMemory& p) {
@@ -251,7 +252,7 @@ std::string DescribePlan(const JobConfig& c) {
   out << "model        " << m.architecture << ", " << Millions(Parameters(m)) << " parameters in " << c.model.dtype << ", " << m.layers
       << " layers, width " << m.hidden << ", vocabulary " << m.vocab << "\n";
   if (rl) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
-  out << "memory       predicted at most " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
+  out << "memory       predicted about " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
   for (const ProcessMemory& p : plan->processes) {
     std::string parts;
     for (const MemoryPart& part : p.parts) parts += (parts.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);

@@ -8,12 +8,12 @@
 //   gradients    4 P'                              float32
 //   optimizer    8 P' (+ 2 P' if w = 2)            moments, and what rounding cut off the master copy
 //   activations  T (L A + S), A as in BlockActivationBytes; with train.recompute T (L w d + A + S)
-//   head         256 V (w + 4), forward and backward of 256 rows of logits
+//   head         256 V (w + 4), forward and backward of 256 rows of logits, and one copy of the largest matrix
 //   kv_cache     2 L Hkv D w (tokens of rollout.kv_cache_tokens, or its default rule)
 //   engine       scratch of rollout.max_batched_tokens rows, 128 V w of logits
 //   process      program, LibTorch, gRPC, threads: measured
-// Resident memory is never more than the parts of a worker together; the KV cache is given back while a
-// colocated worker trains, activations stay. Pure apart from reading config.json; any thread.
+// Expected is the sum of a worker's parts: the KV cache is given back while a colocated worker trains, but
+// activations stay while it generates. Measured against predicted: docs/design.md, Memory. Pure apart from reading config.json; any thread.
 
 #include <cstdint>
 #include <string>

@@ -79,7 +79,7 @@ struct CheckpointDelete { int64_t ckpt = 0; };
 struct Restore { int64_t ckpt = 0; StepNumber step; int32_t old_lineage = 0, new_lineage = 0; };
 struct Snapshot { uint64_t state_digest = 0; };
 struct Fault { std::string kind; std::string actor; Incarnation inc; std::string what; };
-struct EndRun { int32_t code = 0; std::string why; };
+struct EndRun { int32_t code = 0; std::string why; int32_t finished = 0; };  // finished 1: all steps, final evaluation and model done
 struct EvalResult { StepNumber step; Version v; int64_t correct = 0, total = 0; };
 
 }  // namespace record
@@ -156,7 +156,7 @@ TP_FIELDS(CheckpointDelete, v("ckpt", r.ckpt);)
 TP_FIELDS(Restore, v("ckpt", r.ckpt); v("step", r.step); v("old_lineage", r.old_lineage); v("new_lineage", r.new_lineage);)
 TP_FIELDS(Snapshot, v("state_digest", r.state_digest);)
 TP_FIELDS(Fault, v("kind", r.kind); v("actor", r.actor); v("inc", r.inc); v("what", r.what);)
-TP_FIELDS(EndRun, v("code", r.code); v("why", r.why);)
+TP_FIELDS(EndRun, v("code", r.code); v("why", r.why); v("finished", r.finished);)
 TP_FIELDS(EvalResult, v("step", r.step); v("v", r.v); v("correct", r.correct); v("total", r.total);)
 #undef TP_FIELDS
 }  // namespace record

@@ -254,13 +254,21 @@ std::string GgufTypeName(GgufType type) {
 
 StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
   TP_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
-  auto file = std::unique_ptr<GgufFile>(new GgufFile(std::move(mapped)));
-  if (Status status = file->Parse(); !status.ok()) return status.At(path);
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, FromBytes(mapped.bytes(), path));
+  file->file_ = std::move(mapped);  // the mapping stays where it is
+  return file;
+}
+
+StatusOr<std::unique_ptr<GgufFile>> GgufFile::FromBytes(std::span<const std::byte> bytes, const std::string& where) {
+  auto file = std::unique_ptr<GgufFile>(new GgufFile());
+  file->bytes_ = bytes;
+  file->path_ = where;
+  if (Status status = file->Parse(); !status.ok()) return status.At(where);
   return file;
 }
 
 Status GgufFile::Parse() {
-  Cursor cursor(file_.bytes());
+  Cursor cursor(bytes_);
   uint32_t magic = 0;
   uint32_t version = 0;
   uint64_t tensor_count = 0;
@@ -308,7 +316,7 @@ Status GgufFile::Parse() {
     }
   }
   const uint64_t data_begin = (cursor.at() + alignment - 1) / alignment * alignment;
-  const uint64_t data_bytes = file_.bytes().size() < data_begin ? 0 : file_.bytes().size() - data_begin;
+  const uint64_t data_bytes = bytes_.size() < data_begin ? 0 : bytes_.size() - data_begin;
   std::vector<size_t> order(tensors_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return placed[a].offset < placed[b].offset; });
@@ -328,7 +336,7 @@ Status GgufFile::Parse() {
                              " bytes of data; it is cut short or damaged");
     }
     end = placed[i].offset + placed[i].bytes;
-    tensors_[i].bytes = file_.bytes().subspan(static_cast<size_t>(data_begin + placed[i].offset),
+    tensors_[i].bytes = bytes_.subspan(static_cast<size_t>(data_begin + placed[i].offset),
                                               static_cast<size_t>(placed[i].bytes));
   }
   return OkStatus();

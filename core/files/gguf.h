@@ -50,6 +50,8 @@ std::string GgufTypeName(GgufType type);  // "Q4_1", also of types that cannot b
 class GgufFile {
  public:
   static StatusOr<std::unique_ptr<GgufFile>> Open(const std::string& path);
+  // A file that lies in memory; `bytes` outlives it, `where` takes the place of the path.
+  static StatusOr<std::unique_ptr<GgufFile>> FromBytes(std::span<const std::byte> bytes, const std::string& where);
 
   [[nodiscard]] const std::map<std::string_view, GgufValue>& metadata() const { return metadata_; }
   // Typed look-ups; empty where the key is missing or has another type.
@@ -62,13 +64,15 @@ class GgufFile {
 
   [[nodiscard]] const std::vector<GgufTensor>& tensors() const { return tensors_; }
   [[nodiscard]] const GgufTensor* Find(std::string_view name) const;  // null: none of that name
-  [[nodiscard]] const std::string& path() const { return file_.path(); }
+  [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  explicit GgufFile(MappedFile file) : file_(std::move(file)) {}
+  GgufFile() = default;
   Status Parse();
 
-  MappedFile file_;
+  std::optional<MappedFile> file_;  // none if the bytes are the caller's
+  std::span<const std::byte> bytes_;
+  std::string path_;
   std::map<std::string_view, GgufValue> metadata_;
   std::vector<GgufTensor> tensors_;
   std::unordered_map<std::string_view, size_t> by_name_;

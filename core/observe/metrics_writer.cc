@@ -51,7 +51,10 @@ StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path) {
     for (const auto& [name, value] : j["metrics"].items()) {
       row.metrics[name] = value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
     }
-    rows[row.step] = std::move(row);
+    // Later lines of a step (its evaluation; the step again after a resume) add to earlier ones and win.
+    MetricsRow& merged = rows[row.step];
+    row.metrics.merge(merged.metrics);
+    merged = std::move(row);
   }
   std::vector<MetricsRow> out;
   for (auto& [step, row] : rows) out.push_back(std::move(row));

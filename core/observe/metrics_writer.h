@@ -4,7 +4,7 @@
 //   {"step":3,"version":3,"lineage":0,"wall_s":12.5,"metrics":{"critic/score/mean":0.5, ...}}
 //
 // Names are those of docs/metrics.md. A number that is not finite is written as null. After a
-// resume a step may appear twice: the last line of a step counts.
+// resume a step may appear twice, and an evaluation after a step is a line of its own.
 
 #include <cstdint>
 #include <map>
@@ -34,7 +34,7 @@ class MetricsWriter {
   AppendFile file_;
 };
 
-// Rows of a metrics.jsonl by step, the last line of a step winning. Half a line at the end is
+// Rows of a metrics.jsonl by step; later lines of a step add metrics to it and win where both have one. Half a line at the end is
 // skipped. kDataLoss names the line that is no row.
 StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path);
 

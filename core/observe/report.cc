@@ -114,7 +114,7 @@ std::string Tiles(const RunData& run) {
              Printf("%.3f", Mean(reward, reward.size() - n, reward.size())),
          "first and last tenth of the steps");
   }
-  const Points loss = run.FirstOf({"train/loss", "actor/loss"});
+  const Points loss = run.FirstOf({"sft/loss", "actor/loss"});
   if (reward.empty() && !loss.empty())
     Tile(html, "loss",
          Printf("%.3f", loss.front().second) + "<span class=\"arrow\">→</span>" +
@@ -199,7 +199,7 @@ std::string Charts(const RunData& run) {
   html += LineChart({.title = "Loss", .note = "mean over the tokens of a step"},
                     {{.name = "loss",
                       .color = kBlue,
-                      .points = run.FirstOf({"train/loss", "actor/loss"}),
+                      .points = run.FirstOf({"sft/loss", "actor/loss"}),
                       .smooth = true}});
   html += LineChart({.title = "Response length", .note = "tokens"},
                     {{.name = "mean", .color = kBlue, .points = m("response_length/mean"), .smooth = true},

@@ -78,11 +78,18 @@ class RegexStep : public SplitStep {
 }  // namespace
 
 StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior, bool invert) {
-  // \h: a hexadecimal digit there, a space here. &&: an intersection of classes there. }+: a repetition
-  // there, possessive here. (?m): dot matches line ends there.
-  for (const char* foreign : {"\\h", "\\H", "&&", "}+", "\\K", "\\G", "(?m", "(?R", "\\g", "\\X", "\\R", "(*"}) {
+  // \h: a hexadecimal digit there, a space here. &&: an intersection of classes there. (?m): dot matches
+  // line ends there. {2,3}+: a repetition there, possessive here.
+  for (const char* foreign : {"\\h", "\\H", "&&", "\\K", "\\G", "(?m", "(?R", "\\g", "\\X", "\\R", "(*"}) {
     if (regex.find(foreign) != std::string::npos) {
       return Unimplemented("the pre-tokeniser's regular expression has \"" + std::string(foreign) +
+                           "\", whose meaning differs between engines; it is not supported");
+    }
+  }
+  for (size_t at = regex.find("}+"); at != std::string::npos; at = regex.find("}+", at + 1)) {
+    const size_t open = regex.rfind('{', at);
+    if (open != std::string::npos && regex.find_first_not_of("0123456789,", open + 1) == at) {
+      return Unimplemented("the pre-tokeniser's regular expression has \"" + regex.substr(open, at + 2 - open) +
                            "\", whose meaning differs between engines; it is not supported");
     }
   }

@@ -48,6 +48,7 @@ inline constexpr uint8_t kSpace = 4;         // \s
 inline constexpr uint8_t kNumeric = 8;       // numeric for the Digits splitter
 inline constexpr uint8_t kWord = 16;         // \w
 inline constexpr uint8_t kNfcMayChange = 32;  // text without such characters is in NFC
+inline constexpr uint8_t kNotPrintable = 64;  // what Python's repr escapes
 }  // namespace unicode_class
 
 // Bits of unicode_class. requires code_point < 0x110000.
@@ -56,6 +57,7 @@ inline bool IsLetter(char32_t c) { return (ClassOf(c) & unicode_class::kLetter) 
 inline bool IsNumber(char32_t c) { return (ClassOf(c) & unicode_class::kNumber) != 0; }
 inline bool IsSpace(char32_t c) { return (ClassOf(c) & unicode_class::kSpace) != 0; }
 inline bool IsNumeric(char32_t c) { return (ClassOf(c) & unicode_class::kNumeric) != 0; }
+inline bool IsPrintable(char32_t c) { return (ClassOf(c) & unicode_class::kNotPrintable) == 0; }
 inline bool IsWord(char32_t c) { return (ClassOf(c) & unicode_class::kWord) != 0; }
 
 // True if the text is in NFC for certain (the usual case, found in one pass); false: normalise it.

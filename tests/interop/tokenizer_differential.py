@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 
 import tokenizers
@@ -93,13 +94,16 @@ class Ours:
                                         encoding="utf-8", bufsize=1 << 20)
 
     def ask(self, requests):
-        answers = []
-        for i in range(0, len(requests), 64):  # few enough that neither pipe fills up while both write
-            part = requests[i:i + 64]
-            for request in part:
+        # A thread writes: both pipes may fill up otherwise.
+        def write():
+            for request in requests:
                 self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            answers += [json.loads(self.process.stdout.readline()) for _ in part]
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        answers = [json.loads(self.process.stdout.readline()) for _ in requests]
+        writer.join()
         return answers
 
 
@@ -162,20 +166,20 @@ def main():
             contents = [t["content"] for t in variant["added_tokens"]]
             texts = list(random_strings(rng, args.strings, contents))
             texts += corpus(sorted(glob.glob(args.corpus))[:60], 30000)
-            # Every code point, many to a string: after a letter, between digits, before a contraction.
-            for i in range(0, len(points), 400):
+            # Every code point, many to a string: after a letter, between digits, after an apostrophe, before a
+            # mark. Variants after the ninth have no splitter of their own.
+            for i in range(0, len(points) if number < 9 or name == "added tokens" else 0, 400):
                 part = points[i:i + 400]
-                texts += ["".join("a" + c + " " for c in part), "".join("1" + c + "2 " + c + "b" for c in part)]
-                if number < 8:
-                    texts += ["".join("'" + c + "word" + c for c in part), "".join("e\u0327" + c + "\u0301" for c in part)]
+                texts += ["".join("a" + c + " " for c in part), "".join("1" + c + "2 " + c + "b" for c in part),
+                          "".join("'" + c + "word" + c for c in part), "".join("e\u0327" + c + "\u0301" for c in part)]
             bad = 0
-            expected = theirs.encode_batch(texts, add_special_tokens=False)
             answers = ours.ask([{"op": "tokenizer.encode", "tokenizer": folder, "text": t} for t in texts])
-            for t, want, got in zip(texts, expected, answers):
+            for t, got in zip(texts, answers):
+                want = theirs.encode(t, add_special_tokens=False)
                 if got.get("ids") != want.ids:
                     bad += 1
                     if bad <= 3:
-                        print(f"  encode {t[:200]!r}\n    theirs {want.tokens[:60]}\n    ours   {str(got)[:300]}")
+                        print(f"  encode {t[:200]!r}\n    theirs {want.ids[:40]} {want.tokens[:40]}\n    ours   {str(got)[:300]}")
             ids = [[rng.randrange(theirs.get_vocab_size()) for _ in range(rng.randint(1, 30))] for _ in range(500)]
             for skip in (False, True):
                 answers = ours.ask([{"op": "tokenizer.decode", "tokenizer": folder, "ids": i, "skip_special": skip}

@@ -287,7 +287,11 @@ void SimCluster::EngineStep(int64_t id) {
       Out(*p, event::ChunkProgress{ref, c.tid, c.att, n, p->version});
       const Tokens copy = c.tokens;
       const int64_t life = life_;
-      At(p->last_out - now_.t, [this, key, copy, life] { if (life == life_ && controller_) tokens_[key] = copy; });
+      At(p->last_out - now_.t, [this, key, copy, life, id] {
+        // With the message and not without it.
+        const auto it = procs_.find(id);
+        if (life == life_ && controller_ && it != procs_.end() && !it->second.hung) tokens_[key] = copy;
+      });
       std::optional<event::ChunkEnd> end;
       if (c.tokens.count >= length) end = event::ChunkEnd::kEos;
       else if (c.tokens.count >= limit) end = event::ChunkEnd::kLength;

@@ -103,7 +103,8 @@ Json ToJson(const JournalVerdict& v) {
   j["issued"] = r.issued;
   j["trained"] = r.trained;
   j["dropped"] = r.dropped;
-  j["open"] = r.open;
+  j["unfinished"] = r.issued - r.trained - r.dropped;
+  j["open_groups"] = r.open;
   j["steps"] = r.steps;
   j["predicates"] = kPredicates;
   if (const auto& torn = v.summary.torn_tail) {
@@ -130,8 +131,8 @@ void Describe(const JournalVerdict& v) {
                  r.predicate.c_str(), r.why.c_str(), v.path.c_str(), n(std::max<int64_t>(r.lsn.value - 5, 0)));
     return;
   }
-  std::printf("%s: ok, %lld records in %lld segments: %lld steps, %lld samples issued = %lld trained + %lld dropped + %lld open\n  proven at every record: %s\n",
-              v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained), n(r.dropped), n(r.open), kPredicates);
+  std::printf("%s: ok, %lld records in %lld segments: %lld steps, %lld samples issued = %lld trained + %lld dropped + %lld unfinished\n  proven at every record: %s\n",
+              v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained), n(r.dropped), n(r.issued - r.trained - r.dropped), kPredicates);
 }
 
 void Check(CommandContext& context, const InspectOptions& options) {

@@ -102,9 +102,14 @@ StatusOr<std::string> FindRunDirectory(const std::string& name, const std::strin
 
 bool IsTidepoolProcess(int64_t pid) {
   if (pid <= 0) return false;
-  std::ifstream in("/proc/" + std::to_string(pid) + "/comm");
-  std::string name;
-  return static_cast<bool>(std::getline(in, name)) && name.starts_with("tidepool");
+  // "pid (name) state ...": a zombie is dead, though its parent has not looked yet.
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat;
+  if (!std::getline(in, stat)) return false;
+  const size_t open = stat.find('('), close = stat.rfind(')');
+  if (open == std::string::npos || close == std::string::npos || close + 2 >= stat.size()) return false;
+  const char state = stat[close + 2];
+  return stat.compare(open + 1, 8, "tidepool") == 0 && state != 'Z' && state != 'X';
 }
 
 std::string BytesText(int64_t bytes) {

@@ -26,7 +26,7 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root = "r
 // As FindRun, but a bare journal folder is kInvalidArgument: `why` says what else of a run is needed.
 StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why, const std::string& root = "runs");
 
-// Whether process `pid` exists and is a program whose name begins with "tidepool"; numbers are used again.
+// Whether process `pid` lives and is a program whose name begins with "tidepool": numbers are used again.
 bool IsTidepoolProcess(int64_t pid);
 
 // "1.5 GiB", "312 MiB", "17 B".

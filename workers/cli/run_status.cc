@@ -207,19 +207,22 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   return s;
 }
 
-std::string DescribeStatus(const Json& status) {
-  std::ostringstream out;
+namespace {
+
+// `resume`: the run directory to go on with; a warm start is resumed by the run that it belongs to.
+void Describe(const Json& status, const std::string& resume, std::ostringstream& out) {
   const Row row{out};
   const std::string state = status["state"];
   const std::string dir = status["run"];
+  const std::string go_on = resume.empty() ? "" : "; go on with: " + ResumeHint(resume);
   row("run", dir + (status.contains("job") ? " (job " + status["job"].get<std::string>() + ")" : ""));
   std::string line = state;
   if (state == "running") line += ", controller pid " + status["controller"]["pid"].dump();
   if (state == "warm_start") line = "running its warm start, controller pid " + status["warm_start"]["controller"]["pid"].dump();
   if (state == "new") line = "nothing has happened yet";
-  if (state == "dead") line = "dead: its controller is gone and did not say why; go on with: " + ResumeHint(dir);
-  if (state == "stopped") line = "stopped before its last step; go on with: " + ResumeHint(dir);
-  if (state == "failed") line = "failed; see why below and " + dir + "/logs/; go on with: " + ResumeHint(dir);
+  if (state == "dead") line = "dead: its controller is gone and did not say why" + go_on;
+  if (state == "stopped") line = "stopped before its last step" + go_on;
+  if (state == "failed") line = "failed; see why below and " + dir + "/logs/" + go_on;
   row("state", line);
   if (status.contains("live")) DescribeLive(status, out);
   if (status.contains("summary")) DescribeSummary(status["summary"], out);
@@ -231,11 +234,19 @@ std::string DescribeStatus(const Json& status) {
   if (status.contains("warm_start")) {
     const Json& warm = status["warm_start"];
     if (state == "new" || state == "warm_start" || !status.contains("live")) {
-      out << "\n" << DescribeStatus(warm);
+      out << "\n";
+      Describe(warm, "", out);
     } else {
       row("warm start", warm["state"].get<std::string>() + " (" + warm["run"].get<std::string>() + ")");
     }
   }
+}
+
+}  // namespace
+
+std::string DescribeStatus(const Json& status) {
+  std::ostringstream out;
+  Describe(status, status["run"].get<std::string>(), out);
   return out.str();
 }
 

@@ -212,7 +212,6 @@ Evaluator::Flow Evaluator::ExecuteFor(const Statement& statement, Frame* frame) 
   if (items.empty()) return Execute(statement.otherwise, NewFrame(frame));
 
   Loop* loop = heap_.NewLoop();
-  loop->depth = ++loop_depth_;
   loop->items = &MakeList(std::move(items)).list();
   Flow flow = Flow::kNext;
   // One frame for all rounds, emptied at each: names set in a round are gone in the next. A macro that
@@ -230,7 +229,6 @@ Evaluator::Flow Evaluator::ExecuteFor(const Statement& statement, Frame* frame) 
     flow = Execute(statement.body, body);
     if (flow == Flow::kBreak) break;
   }
-  --loop_depth_;
   return Flow::kNext;
 }
 

@@ -119,7 +119,6 @@ class Evaluator {
   int64_t operations_ = 0;
   int depth_ = 0;
   int line_ = 0;       // of the statement that runs
-  int loop_depth_ = 0;
   std::deque<Frame> frames_;
   Frame* globals_ = nullptr;
   std::string* out_ = nullptr;

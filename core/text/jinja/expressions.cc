@@ -262,6 +262,10 @@ bool Evaluator::Contains(const Value& container, const Value& item) {
       }
       return false;
     case Kind::kDict:
+      if (item.is(Kind::kList) || item.is(Kind::kDict)) {
+        Fail("a " + std::string(TypeName(item)) + " cannot be a key");
+        return false;
+      }
       for (const auto& [key, value] : container.dict().items) {
         if (!Tick() || Same(key, item)) return !failed();
       }
@@ -362,8 +366,8 @@ Value Evaluator::LoopAttribute(const Value& value, const std::string& name) {
   if (name == "first") return Value::Bool(loop.index == 0);
   if (name == "last") return Value::Bool(loop.index + 1 == size);
   if (name == "length") return Value::Int(size);
-  if (name == "depth") return Value::Int(loop.depth);
-  if (name == "depth0") return Value::Int(loop.depth - 1);
+  if (name == "depth") return Value::Int(1);  // counts recursive calls of the loop, which are not supported
+  if (name == "depth0") return Value::Int(0);
   if (name == "previtem" && loop.index > 0) return (*loop.items)[static_cast<size_t>(loop.index - 1)];
   if (name == "nextitem" && loop.index + 1 < size) return (*loop.items)[static_cast<size_t>(loop.index + 1)];
   if (name == "cycle" || name == "changed") return heap_.NewMethod(value, name);
@@ -442,7 +446,7 @@ Value Evaluator::FormatPercent(const std::string& format, const Value& values) {
       return Fail(std::string("the format %") + type + " is not supported for a value of type " + std::string(TypeName(value)));
     }
   }
-  if (next < parts.size() && values.is(Kind::kTuple)) return Fail("a format has fewer places than there are values");
+  if (next < parts.size() && !values.is(Kind::kDict) && !values.is(Kind::kList) && !values.is(Kind::kUndefined)) return Fail("a format has fewer places than there are values");
   return String(std::move(text));
 }
 

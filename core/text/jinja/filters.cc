@@ -44,6 +44,27 @@ std::optional<int64_t> Truncate(double value) {
   return static_cast<int64_t>(value);
 }
 
+// The filter title, unlike str.title: words are what stands between white space and - ( { [ <.
+std::string TitleWords(std::string_view text) {
+  std::string result;
+  bool inside = false;
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = DecodeAt(text, at);
+    const bool between = IsSpace(c.value) || (c.value < 0x80 && std::string_view("-({[<").find(static_cast<char>(c.value)) !=
+                                                                   std::string_view::npos);
+    if (between) {
+      AppendUtf8(c.value, &result);
+    } else if (inside) {
+      AppendLower(c.value, &result);
+    } else {
+      result += ToUpper(text.substr(at, c.bytes));
+    }
+    inside = !between;
+    at += c.bytes;
+  }
+  return result;
+}
+
 std::string EscapeHtml(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -84,7 +105,7 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
   } else if (name == "lower") {
     *result = String(ToLower(Str(input)));
   } else if (name == "title") {
-    *result = String(TitleCase(Str(input)));
+    *result = String(TitleWords(Str(input)));
   } else if (name == "capitalize") {
     *result = String(Capitalize(Str(input)));
   } else if (name == "string") {
@@ -106,6 +127,8 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
     *result = IndentFilter(input, arguments);
   } else if (name == "tojson") {
     *result = JsonFilter(input, arguments);
+  } else if ((name == "int" || name == "float") && input.is(Kind::kUndefined)) {
+    Fail("the filter " + name + " met an undefined value");
   } else if (name == "int") {
     int64_t base = 10;
     const Value* fallback = get(0, "default");
@@ -177,6 +200,7 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
 
 Value Evaluator::IndentFilter(const Value& input, const Arguments& arguments) {
   const Value* width = arguments.Get(0, "width");
+  if (!input.is_string()) return Fail("the filter indent takes a string, not " + std::string(TypeName(input)));
   const Value* first = arguments.Get(1, "first");
   const Value* blank = arguments.Get(2, "blank");
   std::string indent(4, ' ');

@@ -127,6 +127,7 @@ Value Evaluator::SelectFilter(const std::string& name, const Value& input, const
   rest.positional.assign(arguments.positional.begin() + static_cast<int64_t>(next), arguments.positional.end());
   rest.named = arguments.named;
   List items;
+  if (!Truth(input)) return MakeList({});  // what is false has no items, even if it could have none
   for (const Value& item : Iterate(input)) {
     if (!Tick()) return {};
     const Value subject = by_attribute ? PathOf(item, attribute) : item;
@@ -145,6 +146,7 @@ Value Evaluator::MapFilter(const Value& input, const Arguments& arguments) {
     if (key == "default") fallback = &value;
   }
   if (attribute == nullptr && arguments.positional.empty()) return Fail("the filter map takes a filter or attribute=");
+  if (!Truth(input)) return MakeList({});
   for (const Value& item : Iterate(input)) {
     if (!Tick()) return {};
     if (arguments.positional.empty()) {
@@ -199,6 +201,7 @@ Value Evaluator::UniqueFilter(const Value& input, const Arguments& arguments) {
   for (const Value& item : Iterate(input)) {
     Value key = attribute != nullptr && !attribute->is(Kind::kNone) ? PathOf(item, *attribute) : item;
     if (case_sensitive == nullptr || !Truth(*case_sensitive)) key = FoldCase(key);
+    if (key.is(Kind::kList) || key.is(Kind::kDict)) return Fail("a " + std::string(TypeName(key)) + " cannot be a key");
     bool known = false;
     for (const Value& other : seen) {
       if (!Tick()) return {};

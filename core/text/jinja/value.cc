@@ -111,8 +111,9 @@ std::optional<int> Order(const Value& a, const Value& b, int depth) {
   }
   if (a.is_sequence() && a.kind() == b.kind()) {
     for (size_t i = 0; i < a.list().size() && i < b.list().size(); ++i) {
-      const std::optional<int> order = Order(a.list()[i], b.list()[i], depth + 1);
-      if (!order || *order != 0) return order;
+      const std::optional<bool> same = Equal(a.list()[i], b.list()[i], depth + 1);
+      if (!same) return std::nullopt;
+      if (!*same) return Order(a.list()[i], b.list()[i], depth + 1);
     }
     return sign(a.list().size(), b.list().size());
   }
@@ -175,9 +176,10 @@ void AppendStringRepr(const std::string& text, std::string* out) {
       *out += "\\r";
     } else if (c.value == '\t') {
       *out += "\\t";
-    } else if (c.value < 0x20 || (c.value >= 0x7F && c.value <= 0xA0) || c.value == 0xAD) {
-      char buffer[8];
-      std::snprintf(buffer, sizeof(buffer), "\\x%02x", static_cast<unsigned>(c.value));
+    } else if (!IsPrintable(c.value)) {
+      char buffer[16];
+      std::snprintf(buffer, sizeof(buffer), c.value < 0x100 ? "\\x%02x" : c.value < 0x10000 ? "\\u%04x" : "\\U%08x",
+                    static_cast<unsigned>(c.value));
       *out += buffer;
     } else {
       out->append(text, at, c.bytes);

@@ -103,7 +103,6 @@ struct Method {  // a method taken from a value, to be called
 struct Loop {  // the `loop` variable
   const List* items = nullptr;
   int64_t index = 0;  // from 0
-  int64_t depth = 0;
   std::vector<Value> changed;  // last arguments of loop.changed
 };
 
