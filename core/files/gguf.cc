@@ -15,11 +15,23 @@ static_assert(std::endian::native == std::endian::little, "GGUF values are copie
 
 constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
 constexpr int kArrayDepthMax = 4;
-constexpr size_t kDimensionsMax = 4;     // GGML_MAX_DIMS
+constexpr size_t kDimensionsMax = 4;       // GGML_MAX_DIMS
 constexpr uint64_t kNameBytesMax = 65535;  // keys, by the specification
 
 enum ValueType : uint32_t {
-  kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kFloat32, kBool, kString, kArray, kUint64, kInt64, kFloat64,
+  kUint8,
+  kInt8,
+  kUint16,
+  kInt16,
+  kUint32,
+  kInt32,
+  kFloat32,
+  kBool,
+  kString,
+  kArray,
+  kUint64,
+  kInt64,
+  kFloat64,
 };
 
 struct TypeRow {
@@ -29,14 +41,14 @@ struct TypeRow {
   int64_t block_bytes;
 };
 constexpr TypeRow kTypes[] = {
-    {0, "F32", 1, 4},        {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},     {3, "Q4_1", 32, 20},
-    {6, "Q5_0", 32, 22},     {7, "Q5_1", 32, 24},      {8, "Q8_0", 32, 34},     {9, "Q8_1", 32, 40},
-    {10, "Q2_K", 256, 84},   {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},  {13, "Q5_K", 256, 176},
-    {14, "Q6_K", 256, 210},  {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74},
-    {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},  {20, "IQ4_NL", 32, 18},  {21, "IQ3_S", 256, 110},
-    {22, "IQ2_S", 256, 82},  {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},        {25, "I16", 1, 2},
-    {26, "I32", 1, 4},       {27, "I64", 1, 8},        {28, "F64", 1, 8},       {29, "IQ1_M", 256, 56},
-    {30, "BF16", 1, 2},      {34, "TQ1_0", 256, 54},   {35, "TQ2_0", 256, 66},  {39, "MXFP4", 32, 17},
+    {0, "F32", 1, 4},         {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},      {3, "Q4_1", 32, 20},
+    {6, "Q5_0", 32, 22},      {7, "Q5_1", 32, 24},      {8, "Q8_0", 32, 34},      {9, "Q8_1", 32, 40},
+    {10, "Q2_K", 256, 84},    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},   {13, "Q5_K", 256, 176},
+    {14, "Q6_K", 256, 210},   {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74},
+    {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},   {20, "IQ4_NL", 32, 18},   {21, "IQ3_S", 256, 110},
+    {22, "IQ2_S", 256, 82},   {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},         {25, "I16", 1, 2},
+    {26, "I32", 1, 4},        {27, "I64", 1, 8},        {28, "F64", 1, 8},        {29, "IQ1_M", 256, 56},
+    {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},   {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},
 };
 const TypeRow* FindType(uint32_t id) {
   for (const TypeRow& row : kTypes) {
@@ -86,12 +98,26 @@ class Cursor {
 // Bytes that a value of a type has at least (a string: its length; an array: type and count).
 uint64_t BytesMin(uint32_t type) {
   switch (type) {
-    case kUint8: case kInt8: case kBool: return 1;
-    case kUint16: case kInt16: return 2;
-    case kUint32: case kInt32: case kFloat32: return 4;
-    case kUint64: case kInt64: case kFloat64: case kString: return 8;
-    case kArray: return 12;
-    default: return 0;
+    case kUint8:
+    case kInt8:
+    case kBool:
+      return 1;
+    case kUint16:
+    case kInt16:
+      return 2;
+    case kUint32:
+    case kInt32:
+    case kFloat32:
+      return 4;
+    case kUint64:
+    case kInt64:
+    case kFloat64:
+    case kString:
+      return 8;
+    case kArray:
+      return 12;
+    default:
+      return 0;
   }
 }
 
@@ -106,15 +132,24 @@ Status ReadAs(Cursor& cursor, int64_t* value) {
 
 Status ReadInteger(Cursor& cursor, uint32_t type, int64_t* value) {
   switch (type) {
-    case kUint8: return ReadAs<uint8_t>(cursor, value);
-    case kInt8: return ReadAs<int8_t>(cursor, value);
-    case kUint16: return ReadAs<uint16_t>(cursor, value);
-    case kInt16: return ReadAs<int16_t>(cursor, value);
-    case kUint32: return ReadAs<uint32_t>(cursor, value);
-    case kInt32: return ReadAs<int32_t>(cursor, value);
-    case kUint64: return ReadAs<uint64_t>(cursor, value);
-    case kInt64: return ReadAs<int64_t>(cursor, value);
-    default: return ReadAs<uint8_t>(cursor, value);  // kBool
+    case kUint8:
+      return ReadAs<uint8_t>(cursor, value);
+    case kInt8:
+      return ReadAs<int8_t>(cursor, value);
+    case kUint16:
+      return ReadAs<uint16_t>(cursor, value);
+    case kInt16:
+      return ReadAs<int16_t>(cursor, value);
+    case kUint32:
+      return ReadAs<uint32_t>(cursor, value);
+    case kInt32:
+      return ReadAs<int32_t>(cursor, value);
+    case kUint64:
+      return ReadAs<uint64_t>(cursor, value);
+    case kInt64:
+      return ReadAs<int64_t>(cursor, value);
+    default:
+      return ReadAs<uint8_t>(cursor, value);  // kBool
   }
 }
 
@@ -135,15 +170,18 @@ Status ReadArray(Cursor& cursor, int depth, GgufArray* array) {
   if (bytes_min == 0) return InvalidArgument("unknown array type " + std::to_string(type));
   if (count > cursor.left() / bytes_min) {
     return InvalidArgument("an array of " + std::to_string(count) + " values, but only " +
-                           std::to_string(cursor.left()) + " bytes are left; the file is cut short or damaged");
+                           std::to_string(cursor.left()) +
+                           " bytes are left; the file is cut short or damaged");
   }
   const auto size = static_cast<size_t>(count);
   if (type == kString) {
     std::vector<std::string_view> items(size);
-    for (std::string_view& item : items) TP_RETURN_IF_ERROR(cursor.ReadString(&item, cursor.left(), "a string"));
+    for (std::string_view& item : items)
+      TP_RETURN_IF_ERROR(cursor.ReadString(&item, cursor.left(), "a string"));
     array->items = std::move(items);
   } else if (type == kArray) {
-    if (depth >= kArrayDepthMax) return InvalidArgument("arrays nested deeper than " + std::to_string(kArrayDepthMax));
+    if (depth >= kArrayDepthMax)
+      return InvalidArgument("arrays nested deeper than " + std::to_string(kArrayDepthMax));
     std::vector<GgufArray> items(size);
     for (GgufArray& item : items) TP_RETURN_IF_ERROR(ReadArray(cursor, depth + 1, &item));
     array->items = std::move(items);
@@ -232,7 +270,8 @@ Status ReadTensorInfo(Cursor& cursor, GgufTensor* tensor, Placed* placed) {
                 " blocks of " + std::to_string(row->block_values));
   }
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(count / row->block_values, row->block_bytes, &bytes)) return fail("it is too large");
+  if (__builtin_mul_overflow(count / row->block_values, row->block_bytes, &bytes))
+    return fail("it is too large");
   placed->bytes = static_cast<uint64_t>(bytes);
   return OkStatus();
 }
@@ -259,7 +298,8 @@ StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
   return file;
 }
 
-StatusOr<std::unique_ptr<GgufFile>> GgufFile::FromBytes(std::span<const std::byte> bytes, const std::string& where) {
+StatusOr<std::unique_ptr<GgufFile>> GgufFile::FromBytes(std::span<const std::byte> bytes,
+                                                        const std::string& where) {
   auto file = std::unique_ptr<GgufFile>(new GgufFile());
   file->bytes_ = bytes;
   file->path_ = where;
@@ -319,7 +359,8 @@ Status GgufFile::Parse() {
   const uint64_t data_bytes = bytes_.size() < data_begin ? 0 : bytes_.size() - data_begin;
   std::vector<size_t> order(tensors_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return placed[a].offset < placed[b].offset; });
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return placed[a].offset < placed[b].offset; });
   uint64_t end = 0;
   for (const size_t i : order) {
     const std::string where = "tensor \"" + std::string(tensors_[i].name) + "\"";
@@ -332,12 +373,12 @@ Status GgufFile::Parse() {
     }
     if (placed[i].offset > data_bytes || placed[i].bytes > data_bytes - placed[i].offset) {
       return InvalidArgument(where + ": needs " + std::to_string(placed[i].bytes) + " bytes at offset " +
-                             std::to_string(placed[i].offset) + ", but the file has " + std::to_string(data_bytes) +
-                             " bytes of data; it is cut short or damaged");
+                             std::to_string(placed[i].offset) + ", but the file has " +
+                             std::to_string(data_bytes) + " bytes of data; it is cut short or damaged");
     }
     end = placed[i].offset + placed[i].bytes;
     tensors_[i].bytes = bytes_.subspan(static_cast<size_t>(data_begin + placed[i].offset),
-                                              static_cast<size_t>(placed[i].bytes));
+                                       static_cast<size_t>(placed[i].bytes));
   }
   return OkStatus();
 }
@@ -360,7 +401,8 @@ std::optional<bool> GgufFile::Bool(std::string_view key) const {
 }
 std::optional<std::string_view> GgufFile::String(std::string_view key) const {
   const auto found = metadata_.find(key);
-  if (found == metadata_.end() || !std::holds_alternative<std::string_view>(found->second)) return std::nullopt;
+  if (found == metadata_.end() || !std::holds_alternative<std::string_view>(found->second))
+    return std::nullopt;
   return std::get<std::string_view>(found->second);
 }
 const std::vector<std::string_view>* GgufFile::Strings(std::string_view key) const {

@@ -40,7 +40,7 @@ struct GgufTensor {
   std::vector<int64_t> ne;         // extents, the fastest first; 1 to 4 of them, each >= 1
   std::span<const std::byte> bytes;
   [[nodiscard]] int64_t numel() const;
-  [[nodiscard]] int64_t rows() const;              // numel / ne[0]
+  [[nodiscard]] int64_t rows() const;                // numel / ne[0]
   [[nodiscard]] std::vector<int64_t> shape() const;  // row-major, as elsewhere: ne reversed
 };
 
@@ -51,7 +51,8 @@ class GgufFile {
  public:
   static StatusOr<std::unique_ptr<GgufFile>> Open(const std::string& path);
   // A file that lies in memory; `bytes` outlives it, `where` takes the place of the path.
-  static StatusOr<std::unique_ptr<GgufFile>> FromBytes(std::span<const std::byte> bytes, const std::string& where);
+  static StatusOr<std::unique_ptr<GgufFile>> FromBytes(std::span<const std::byte> bytes,
+                                                       const std::string& where);
 
   [[nodiscard]] const std::map<std::string_view, GgufValue>& metadata() const { return metadata_; }
   // Typed look-ups; empty where the key is missing or has another type.

@@ -63,8 +63,9 @@ StatusOr<std::vector<GgufHuggingFaceTensor>> HuggingFaceTensors(const GgufFile& 
     }
     const int64_t rows = tensor->ne.size() == 1 ? tensor->ne[0] : tensor->ne[1];
     if (head_count > 0 && rows % (2 * head_count) != 0 && status.ok()) {
-      status = InvalidArgument(file.path() + ": the tensor \"" + gguf + "\" has " + std::to_string(rows) +
-                               " rows, no multiple of two for each of " + std::to_string(head_count) + " heads");
+      status =
+          InvalidArgument(file.path() + ": the tensor \"" + gguf + "\" has " + std::to_string(rows) +
+                          " rows, no multiple of two for each of " + std::to_string(head_count) + " heads");
     }
     used.insert(tensor->name);
     result.push_back({std::move(name), tensor, head_count});
@@ -84,8 +85,9 @@ StatusOr<std::vector<GgufHuggingFaceTensor>> HuggingFaceTensors(const GgufFile& 
   TP_RETURN_IF_ERROR(status);
   for (const GgufTensor& tensor : file.tensors()) {
     if (!used.contains(tensor.name)) {
-      return Unimplemented(file.path() + ": the tensor \"" + std::string(tensor.name) + "\" has no place in a " +
-                           architecture + " model as known here; leaving it out would give wrong numbers");
+      return Unimplemented(file.path() + ": the tensor \"" + std::string(tensor.name) +
+                           "\" has no place in a " + architecture +
+                           " model as known here; leaving it out would give wrong numbers");
     }
   }
   return result;

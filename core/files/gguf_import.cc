@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "core/files/float_formats.h"
@@ -40,19 +39,23 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
   const int64_t kv_heads = file.Int(key("attention.head_count_kv")).value_or(heads);
   const int64_t head_size = file.Int(key("attention.key_length")).value_or(hidden / heads);
   const std::optional<double> epsilon = file.Float(key("attention.layer_norm_rms_epsilon"));
-  if (!epsilon) return InvalidArgument(file.path() + ": " + key("attention.layer_norm_rms_epsilon") + " is missing");
+  if (!epsilon)
+    return InvalidArgument(file.path() + ": " + key("attention.layer_norm_rms_epsilon") + " is missing");
 
   Json rope_scaling = nullptr;
   const std::string scaling(file.String(key("rope.scaling.type")).value_or("none"));
   if (scaling == "linear") {
-    rope_scaling = {{"rope_type", "linear"}, {"factor", Shortest(file.Float(key("rope.scaling.factor")).value_or(1.0))}};
+    rope_scaling = {{"rope_type", "linear"},
+                    {"factor", Shortest(file.Float(key("rope.scaling.factor")).value_or(1.0))}};
   } else if (scaling != "none") {
     return Unimplemented(file.path() + ": " + key("rope.scaling.type") + " is " + scaling +
                          "; none and linear can be imported");
   }
-  if (const int64_t rotated = file.Int(key("rope.dimension_count")).value_or(head_size); rotated != head_size) {
+  if (const int64_t rotated = file.Int(key("rope.dimension_count")).value_or(head_size);
+      rotated != head_size) {
     return Unimplemented(file.path() + ": rotary positions on " + std::to_string(rotated) + " of " +
-                         std::to_string(head_size) + " dimensions of a head; only whole heads can be imported");
+                         std::to_string(head_size) +
+                         " dimensions of a head; only whole heads can be imported");
   }
   if (file.Int(key("expert_count")).value_or(0) > 0) {
     return Unimplemented(file.path() + ": is a mixture of experts; dense models can be imported");
@@ -71,8 +74,9 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
                          ", which " + architecture + " models as known here do not have so");
   }
 
-  const std::string class_name = architecture == "llama" ? "LlamaForCausalLM"
-                                 : architecture == "qwen2" ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM";
+  const std::string class_name = architecture == "llama"   ? "LlamaForCausalLM"
+                                 : architecture == "qwen2" ? "Qwen2ForCausalLM"
+                                                           : "Qwen3ForCausalLM";
   Json config;
   config["architectures"] = {class_name};
   config["model_type"] = architecture;

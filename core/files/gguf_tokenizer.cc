@@ -1,8 +1,7 @@
 // tokenizer.json and its companions from GGUF metadata.
 
-#include <set>
-
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/files/gguf_import.h"
 
@@ -12,7 +11,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // llama.cpp's token types.
-enum TokenType : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+enum TokenType : int64_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6
+};
 
 // The published patterns of Llama 3 and Qwen2; their tokenizer.json files have these very strings.
 constexpr char kLlama3Pattern[] =
@@ -21,7 +27,8 @@ constexpr char kQwen2Pattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 Json ByteLevel(bool use_regex) {
-  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+  return {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 Json Split(const char* pattern) {
   return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
@@ -56,8 +63,13 @@ StatusOr<Splitting> SplittingOf(std::string_view pre, const std::string& where) 
 }
 
 Json AddedToken(int64_t id, std::string_view content, bool special) {
-  return {{"id", id},        {"content", std::string(content)}, {"single_word", false}, {"lstrip", false},
-          {"rstrip", false}, {"normalized", false},             {"special", special}};
+  return {{"id", id},
+          {"content", std::string(content)},
+          {"single_word", false},
+          {"lstrip", false},
+          {"rstrip", false},
+          {"normalized", false},
+          {"special", special}};
 }
 
 }  // namespace
@@ -98,8 +110,9 @@ Status WriteGgufTokenizer(const GgufFile& file, const std::string& out_folder) {
       // Padding tokens that the converter made up for rows of the embedding without a token.
       if (type == kUnused) continue;
       if (type == kByte) {
-        return Unimplemented(where + ": token " + std::to_string(id) + " is a byte-fallback token; only byte-level "
-                                                                       "BPE can be imported");
+        return Unimplemented(where + ": token " + std::to_string(id) +
+                             " is a byte-fallback token; only byte-level "
+                             "BPE can be imported");
       }
       if (vocab.size() > 1) vocab += ',';
       vocab += Json(std::string(token)).dump() + ':' + std::to_string(id);
@@ -135,18 +148,21 @@ Status WriteGgufTokenizer(const GgufFile& file, const std::string& out_folder) {
           {"single", Json::array({special, sequence})},
           {"pair", Json::array({special, sequence, special, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}})},
           {"special_tokens",
-           {{*bos, {{"id", *bos}, {"ids", {*file.Int("tokenizer.ggml.bos_token_id")}}, {"tokens", {*bos}}}}}}};
+           {{*bos,
+             {{"id", *bos}, {"ids", {*file.Int("tokenizer.ggml.bos_token_id")}}, {"tokens", {*bos}}}}}}};
       post = std::move(template_processing);
     }
     const Json byte_level_decoder = {
         {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
     const std::string text =
         "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":" + added.dump() +
-        ",\"normalizer\":" + splitting.normalizer.dump() + ",\"pre_tokenizer\":" + splitting.pre_tokenizer.dump() +
-        ",\"post_processor\":" + post.dump() + ",\"decoder\":" + byte_level_decoder.dump() +
+        ",\"normalizer\":" + splitting.normalizer.dump() +
+        ",\"pre_tokenizer\":" + splitting.pre_tokenizer.dump() + ",\"post_processor\":" + post.dump() +
+        ",\"decoder\":" + byte_level_decoder.dump() +
         ",\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
         "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":" +
-        (splitting.ignore_merges ? "true" : "false") + ",\"vocab\":" + vocab + ",\"merges\":" + merge_list + "}}\n";
+        (splitting.ignore_merges ? "true" : "false") + ",\"vocab\":" + vocab + ",\"merges\":" + merge_list +
+        "}}\n";
     TP_RETURN_IF_ERROR(WriteSmallFile(out_folder + "/tokenizer.json", text));
 
     Json config;
@@ -160,7 +176,8 @@ Status WriteGgufTokenizer(const GgufFile& file, const std::string& out_folder) {
     if (const auto token = token_of("tokenizer.ggml.padding_token_id")) config["pad_token"] = *token;
     if (const auto token = token_of("tokenizer.ggml.unknown_token_id")) config["unk_token"] = *token;
     const std::string architecture(file.String("general.architecture").value_or(""));
-    if (const auto context = file.Int(architecture + ".context_length")) config["model_max_length"] = *context;
+    if (const auto context = file.Int(architecture + ".context_length"))
+      config["model_max_length"] = *context;
     if (const auto chat_template = file.String("tokenizer.chat_template")) {
       config["chat_template"] = std::string(*chat_template);
       TP_RETURN_IF_ERROR(WriteSmallFile(out_folder + "/chat_template.jinja", *chat_template));

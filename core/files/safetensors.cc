@@ -12,9 +12,8 @@ SafetensorsFile::SafetensorsFile(MappedFile file, SafetensorsHeader header)
 
 StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
   TP_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
-  TP_ASSIGN_OR_RETURN(
-      SafetensorsHeader header,
-      ParseSafetensorsHeader(file.bytes(), static_cast<int64_t>(file.bytes().size()), path));
+  TP_ASSIGN_OR_RETURN(SafetensorsHeader header,
+                      ParseSafetensorsHeader(file.bytes(), static_cast<int64_t>(file.bytes().size()), path));
   return std::unique_ptr<SafetensorsFile>(new SafetensorsFile(std::move(file), std::move(header)));
 }
 

@@ -28,12 +28,32 @@ namespace tidepool::files {
 // The dtypes of the format. Only the first ten are of use to models here; the others can be checked
 // and passed on as bytes.
 enum class DType {
-  kF32, kF16, kBF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool,
-  kU16, kU32, kU64, kC64, kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz, kF6E2M3, kF6E3M2, kF4,
+  kF32,
+  kF16,
+  kBF16,
+  kF64,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU8,
+  kBool,
+  kU16,
+  kU32,
+  kU64,
+  kC64,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
+  kF6E2M3,
+  kF6E3M2,
+  kF4,
 };
-std::string_view DTypeName(DType dtype);                    // "BF16"
+std::string_view DTypeName(DType dtype);  // "BF16"
 std::optional<DType> ParseDType(std::string_view name);
-int64_t DTypeBits(DType dtype);                             // 16; some formats are narrower than a byte
+int64_t DTypeBits(DType dtype);  // 16; some formats are narrower than a byte
 
 inline constexpr int64_t kSafetensorsHeaderBytesMax = 100'000'000;
 
@@ -49,7 +69,7 @@ struct TensorInfo {
 struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;  // in order of their bytes
   std::map<std::string, std::string> metadata;
-  int64_t data_begin = 0;           // 8 + N, bytes from the start of the file
+  int64_t data_begin = 0;  // 8 + N, bytes from the start of the file
 };
 
 // Checks everything named above. kInvalidArgument with what was found; `where` opens each message.

@@ -1,5 +1,4 @@
 #include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "core/files/safetensors.h"
@@ -30,8 +29,9 @@ StatusOr<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::Open(const std::
     return result;
   }
   if (!std::filesystem::exists(index, ignored)) {
-    return NotFound(folder + ": has neither model.safetensors nor model.safetensors.index.json; give a Hugging "
-                             "Face model folder with safetensors weights");
+    return NotFound(folder +
+                    ": has neither model.safetensors nor model.safetensors.index.json; give a Hugging "
+                    "Face model folder with safetensors weights");
   }
   TP_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(index, kIndexBytesMax));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);

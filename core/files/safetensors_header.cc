@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <set>
-
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/files/safetensors.h"
 
@@ -19,17 +18,28 @@ struct DTypeRow {
   int64_t bits;
 };
 constexpr std::array<DTypeRow, 22> kDTypes = {{
-    {DType::kF32, "F32", 32},         {DType::kF16, "F16", 16},
-    {DType::kBF16, "BF16", 16},       {DType::kF64, "F64", 64},
-    {DType::kI64, "I64", 64},         {DType::kI32, "I32", 32},
-    {DType::kI16, "I16", 16},         {DType::kI8, "I8", 8},
-    {DType::kU8, "U8", 8},            {DType::kBool, "BOOL", 8},
-    {DType::kU16, "U16", 16},         {DType::kU32, "U32", 32},
-    {DType::kU64, "U64", 64},         {DType::kC64, "C64", 64},
-    {DType::kF8E5M2, "F8_E5M2", 8},   {DType::kF8E4M3, "F8_E4M3", 8},
-    {DType::kF8E8M0, "F8_E8M0", 8},   {DType::kF8E4M3Fnuz, "F8_E4M3FNUZ", 8},
-    {DType::kF8E5M2Fnuz, "F8_E5M2FNUZ", 8}, {DType::kF6E2M3, "F6_E2M3", 6},
-    {DType::kF6E3M2, "F6_E3M2", 6},   {DType::kF4, "F4", 4},
+    {DType::kF32, "F32", 32},
+    {DType::kF16, "F16", 16},
+    {DType::kBF16, "BF16", 16},
+    {DType::kF64, "F64", 64},
+    {DType::kI64, "I64", 64},
+    {DType::kI32, "I32", 32},
+    {DType::kI16, "I16", 16},
+    {DType::kI8, "I8", 8},
+    {DType::kU8, "U8", 8},
+    {DType::kBool, "BOOL", 8},
+    {DType::kU16, "U16", 16},
+    {DType::kU32, "U32", 32},
+    {DType::kU64, "U64", 64},
+    {DType::kC64, "C64", 64},
+    {DType::kF8E5M2, "F8_E5M2", 8},
+    {DType::kF8E4M3, "F8_E4M3", 8},
+    {DType::kF8E8M0, "F8_E8M0", 8},
+    {DType::kF8E4M3Fnuz, "F8_E4M3FNUZ", 8},
+    {DType::kF8E5M2Fnuz, "F8_E5M2FNUZ", 8},
+    {DType::kF6E2M3, "F6_E2M3", 6},
+    {DType::kF6E3M2, "F6_E3M2", 6},
+    {DType::kF4, "F4", 4},
 }};
 
 std::string Quoted(std::string_view name) {
@@ -214,7 +224,8 @@ Status CheckLayout(std::vector<TensorInfo>& tensors, int64_t data_bytes, const s
     if (!bytes) return InvalidArgument(name + ": its shape is too large or no whole number of bytes");
     if (tensor.begin != expected) {
       return InvalidArgument(name + " starts at byte " + std::to_string(tensor.begin) + ", expected " +
-                             std::to_string(expected) + ": tensors must cover the data without hole or overlap");
+                             std::to_string(expected) +
+                             ": tensors must cover the data without hole or overlap");
     }
     if (tensor.end < tensor.begin || tensor.end - tensor.begin != *bytes) {
       return InvalidArgument(name + ": data_offsets " + std::to_string(tensor.begin) + " to " +
@@ -259,7 +270,8 @@ StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> pr
   for (int i = 7; i >= 0; --i) length = (length << 8) | static_cast<uint8_t>(prefix[static_cast<size_t>(i)]);
   if (length > static_cast<uint64_t>(kSafetensorsHeaderBytesMax)) {
     return InvalidArgument(where + ": the header length is " + std::to_string(length) + ", at most " +
-                           std::to_string(kSafetensorsHeaderBytesMax) + " is allowed; is it a safetensors file?");
+                           std::to_string(kSafetensorsHeaderBytesMax) +
+                           " is allowed; is it a safetensors file?");
   }
   if (length > static_cast<uint64_t>(file_bytes) - 8 || length > prefix.size() - 8) {
     return InvalidArgument(where + ": the header length is " + std::to_string(length) + ", but only " +

@@ -1,7 +1,6 @@
 #include <algorithm>
-#include <set>
-
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/files/safetensors.h"
 

@@ -69,7 +69,8 @@ int32_t AddedTokenFinder::LongestAt(std::string_view text, size_t at) const {
     const auto byte = static_cast<unsigned char>(text[i]);
     const Edge* begin = edges_.data() + nodes_[node].first_edge;
     const Edge* end = begin + nodes_[node].edges;
-    const Edge* edge = std::lower_bound(begin, end, byte, [](const Edge& e, unsigned char b) { return e.byte < b; });
+    const Edge* edge =
+        std::lower_bound(begin, end, byte, [](const Edge& e, unsigned char b) { return e.byte < b; });
     if (edge == end || edge->byte != byte) break;
     node = edge->node;
     if (nodes_[node].token >= 0) best = nodes_[node].token;
@@ -89,7 +90,8 @@ void AddedTokenFinder::Find(std::string_view text, std::vector<Segment>* segment
     size_t begin = at;
     size_t end = at + token.content.size();
     at = end;
-    if (token.single_word && (EndsWithWord(text.substr(0, begin)) || StartsWithWord(text.substr(end)))) continue;
+    if (token.single_word && (EndsWithWord(text.substr(0, begin)) || StartsWithWord(text.substr(end))))
+      continue;
     if (token.lstrip) begin = std::max(done, SpaceBefore(text, begin, std::min(done, begin)));
     if (token.rstrip) end = SpaceAfter(text, end);
     if (begin > done) segments->push_back({text.substr(done, begin - done), -1});

@@ -139,7 +139,7 @@ void Bpe::Merge(std::string_view word, std::vector<int32_t>* ids) const {
 
 void Bpe::MergeShort(std::vector<int32_t>& symbols) const {
   constexpr int32_t kNone = INT32_MAX;
-  std::array<int32_t, kShortSymbols> ranks;  // NOLINT: of the pair (i, i + 1); set before it is read
+  std::array<int32_t, kShortSymbols> ranks;   // NOLINT: of the pair (i, i + 1); set before it is read
   std::array<int32_t, kShortSymbols> merged;  // NOLINT: likewise
   size_t count = symbols.size();
   const auto rate = [&](size_t i) {
@@ -175,7 +175,9 @@ void Bpe::MergeLong(std::vector<int32_t>& symbols) const {
     int32_t at;
     uint64_t key;
     int32_t merged;
-    bool operator>(const Candidate& other) const { return std::pair{rank, at} > std::pair{other.rank, other.at}; }
+    bool operator>(const Candidate& other) const {
+      return std::pair{rank, at} > std::pair{other.rank, other.at};
+    }
   };
   const auto count = static_cast<int32_t>(symbols.size());
   std::vector<int32_t> next(symbols.size());

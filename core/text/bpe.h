@@ -30,7 +30,7 @@ struct BpeMerge {  // in order of rank
   int32_t merged = 0;
 };
 struct BpeOptions {
-  bool ignore_merges = false;  // a word that is a token stays one, whatever the merges say
+  bool ignore_merges = false;         // a word that is a token stays one, whatever the merges say
   std::optional<int32_t> unknown_id;  // for bytes without a token; none: they are left out
   bool fuse_unknown = false;          // one unknown_id for a run of such bytes
 };

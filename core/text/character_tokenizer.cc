@@ -1,7 +1,6 @@
 #include <filesystem>
-#include <set>
-
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/files/mapped_file.h"
 #include "core/text/byte_alphabet.h"
@@ -33,8 +32,13 @@ Status WriteCharacterTokenizer(const std::string& alphabet, const std::string& f
   Json vocab = Json::object();
   for (int id = 0; id < 3; ++id) {
     vocab[kSpecial[id]] = id;
-    added.push_back({{"id", id}, {"content", kSpecial[id]}, {"single_word", false}, {"lstrip", false},
-                     {"rstrip", false}, {"normalized", false}, {"special", true}});
+    added.push_back({{"id", id},
+                     {"content", kSpecial[id]},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
   }
   std::set<char> seen;
   for (const char c : alphabet) {
@@ -47,7 +51,8 @@ Status WriteCharacterTokenizer(const std::string& alphabet, const std::string& f
     vocab[std::string(ByteSymbol(static_cast<unsigned char>(c)))] = static_cast<int>(2 + seen.size());
   }
   const auto byte_level = [](bool prefix) {
-    return Json{{"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"trim_offsets", true}, {"use_regex", false}};
+    return Json{
+        {"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"trim_offsets", true}, {"use_regex", false}};
   };
   const Json text_part = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
   const Json bos_part = {{"SpecialToken", {{"id", "<bos>"}, {"type_id", 0}}}};
@@ -55,18 +60,25 @@ Status WriteCharacterTokenizer(const std::string& alphabet, const std::string& f
                {"single", Json::array({bos_part, text_part})},
                {"pair", Json::array({bos_part, text_part, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}})},
                {"special_tokens", {{"<bos>", {{"id", "<bos>"}, {"ids", {1}}, {"tokens", {"<bos>"}}}}}}};
-  const Json tokenizer = {
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", added},
-      {"normalizer", nullptr},
-      {"pre_tokenizer", byte_level(false)},
-      {"post_processor", post},
-      {"decoder", byte_level(true)},
-      {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
-                 {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false},
-                 {"ignore_merges", false}, {"vocab", vocab}, {"merges", Json::array()}}}};
+  const Json tokenizer = {{"version", "1.0"},
+                          {"truncation", nullptr},
+                          {"padding", nullptr},
+                          {"added_tokens", added},
+                          {"normalizer", nullptr},
+                          {"pre_tokenizer", byte_level(false)},
+                          {"post_processor", post},
+                          {"decoder", byte_level(true)},
+                          {"model",
+                           {{"type", "BPE"},
+                            {"dropout", nullptr},
+                            {"unk_token", nullptr},
+                            {"continuing_subword_prefix", nullptr},
+                            {"end_of_word_suffix", nullptr},
+                            {"fuse_unk", false},
+                            {"byte_fallback", false},
+                            {"ignore_merges", false},
+                            {"vocab", vocab},
+                            {"merges", Json::array()}}}};
   const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                        {"pad_token", "<pad>"},
                        {"bos_token", "<bos>"},

@@ -16,8 +16,8 @@ constexpr int64_t kConfigBytesMax = int64_t{64} << 20;  // added_tokens_decoder 
 
 StatusOr<std::unique_ptr<jinja::Template>> Compile(const std::string& source, const std::string& where) {
   if (static_cast<int64_t>(source.size()) > kTemplateBytesMax) {
-    return ResourceExhausted(where + ": the chat template has " + std::to_string(source.size()) + " bytes, at most " +
-                             std::to_string(kTemplateBytesMax) + " are read");
+    return ResourceExhausted(where + ": the chat template has " + std::to_string(source.size()) +
+                             " bytes, at most " + std::to_string(kTemplateBytesMax) + " are read");
   }
   if (const size_t at = FindInvalidUtf8(source); at != std::string::npos) {
     return InvalidArgument(where + ": the chat template is no UTF-8 at byte " + std::to_string(at));
@@ -51,9 +51,8 @@ StatusOr<Json> ReadObject(const std::string& path) {
 ChatTemplate::ChatTemplate() = default;
 ChatTemplate::~ChatTemplate() = default;
 
-StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::FromSource(const std::string& source,
-                                                                 std::map<std::string, std::string> special_tokens,
-                                                                 const std::string& where) {
+StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::FromSource(
+    const std::string& source, std::map<std::string, std::string> special_tokens, const std::string& where) {
   auto result = std::unique_ptr<ChatTemplate>(new ChatTemplate());
   result->where_ = where;
   result->special_tokens_ = std::move(special_tokens);
@@ -67,7 +66,8 @@ StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& fo
   TP_ASSIGN_OR_RETURN(const Json config, ReadObject(config_file));
   TP_ASSIGN_OR_RETURN(const Json map, ReadObject(folder + "/special_tokens_map.json"));
   std::map<std::string, std::string> tokens;
-  for (const char* name : {"bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"}) {
+  for (const char* name :
+       {"bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"}) {
     for (const Json* source : {&map, &config}) {
       if (!source->contains(name)) continue;
       if (std::string token = TokenText((*source)[name]); !token.empty()) tokens[name] = std::move(token);
@@ -87,8 +87,8 @@ StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& fo
     result->where_ = config_file;
     result->special_tokens_ = std::move(tokens);
     for (const Json& entry : chat_template) {
-      if (!entry.is_object() || !entry.contains("name") || !entry["name"].is_string() || !entry.contains("template") ||
-          !entry["template"].is_string()) {
+      if (!entry.is_object() || !entry.contains("name") || !entry["name"].is_string() ||
+          !entry.contains("template") || !entry["template"].is_string()) {
         return InvalidArgument(config_file + ": chat_template has an entry without a name or a template");
       }
       const auto name = entry["name"].get<std::string>();
@@ -99,8 +99,9 @@ StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& fo
     if (!result->default_) return InvalidArgument(config_file + ": chat_template has no entry named default");
     return result;
   }
-  return NotFound(folder + ": has no chat template, neither chat_template.jinja nor chat_template in "
-                           "tokenizer_config.json; give the prompt as text, or add a template");
+  return NotFound(folder +
+                  ": has no chat template, neither chat_template.jinja nor chat_template in "
+                  "tokenizer_config.json; give the prompt as text, or add a template");
 }
 
 StatusOr<std::string> ChatTemplate::Render(const Json& messages, const ChatOptions& options) const {

@@ -10,9 +10,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "core/base/status.h"
 
@@ -24,10 +23,10 @@ class Template;
 
 struct ChatOptions {
   bool add_generation_prompt = false;
-  nlohmann::ordered_json tools = nullptr;      // an array, or null for none
-  nlohmann::ordered_json documents = nullptr;  // likewise
+  nlohmann::ordered_json tools = nullptr;                               // an array, or null for none
+  nlohmann::ordered_json documents = nullptr;                           // likewise
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();  // further ones, e.g. enable_thinking
-  int64_t unix_time_s = 0;                     // what strftime_now sees (UTC); 0: 1970-01-01
+  int64_t unix_time_s = 0;  // what strftime_now sees (UTC); 0: 1970-01-01
 };
 
 // Immutable once loaded; thread-safe.

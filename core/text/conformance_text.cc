@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
@@ -42,8 +41,9 @@ TextConformance::TextConformance() = default;
 TextConformance::~TextConformance() = default;
 
 std::optional<Json> TextConformance::Answer(const Json& request) {
-  static constexpr std::string_view kOperations[] = {"tokenizer.encode", "tokenizer.decode", "chat.render",
-                                                     "gguf.tensor", "gguf.hf_tensor", "safetensors.check"};
+  static constexpr std::string_view kOperations[] = {"tokenizer.encode", "tokenizer.decode",
+                                                     "chat.render",      "gguf.tensor",
+                                                     "gguf.hf_tensor",   "safetensors.check"};
   if (!request.is_object() || !request.contains("op") || !request["op"].is_string()) return std::nullopt;
   const auto operation = request["op"].get<std::string>();
   if (std::find(std::begin(kOperations), std::end(kOperations), operation) == std::end(kOperations)) {
@@ -93,7 +93,8 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
   }
   if (operation == "tokenizer.decode") {
     TP_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, TokenizerOf(request));
-    if (!request.contains("ids") || !request["ids"].is_array()) return InvalidArgument("the request has no \"ids\"");
+    if (!request.contains("ids") || !request["ids"].is_array())
+      return InvalidArgument("the request has no \"ids\"");
     std::vector<int32_t> ids;
     for (const Json& id : request["ids"]) {
       if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) {
@@ -130,7 +131,8 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
   TP_ASSIGN_OR_RETURN(const files::GgufFile* file, GgufOf(request));
   TP_ASSIGN_OR_RETURN(const std::string name, Text(request, "name"));
   TP_ASSIGN_OR_RETURN(const std::string dtype, Text(request, "dtype"));
-  if (dtype != "f32" && dtype != "bf16") return InvalidArgument("dtype is " + dtype + ", expected f32 or bf16");
+  if (dtype != "f32" && dtype != "bf16")
+    return InvalidArgument("dtype is " + dtype + ", expected f32 or bf16");
   std::vector<float> values;
   if (operation == "gguf.tensor") {
     const files::GgufTensor* tensor = file->Find(name);
@@ -139,7 +141,8 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
     TP_RETURN_IF_ERROR(files::Dequantize(*tensor, 0, values));
     return Json{{"sha256", Digest(values, dtype == "bf16")}};
   }
-  TP_ASSIGN_OR_RETURN(const std::vector<files::GgufHuggingFaceTensor> tensors, files::HuggingFaceTensors(*file));
+  TP_ASSIGN_OR_RETURN(const std::vector<files::GgufHuggingFaceTensor> tensors,
+                      files::HuggingFaceTensors(*file));
   for (const files::GgufHuggingFaceTensor& tensor : tensors) {
     if (tensor.name != name) continue;
     values.resize(static_cast<size_t>(tensor.tensor->numel()));

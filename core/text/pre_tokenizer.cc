@@ -85,8 +85,8 @@ StatusOr<SplitBehavior> BehaviorOf(const std::string& name, const std::string& w
 StatusOr<std::unique_ptr<SplitStep>> MakeSplit(const nlohmann::json& json, const std::string& where) {
   const auto pattern = json.find("pattern");
   const auto behavior_name = json.find("behavior");
-  if (pattern == json.end() || !pattern->is_object() || pattern->size() != 1 || !pattern->begin()->is_string() ||
-      behavior_name == json.end() || !behavior_name->is_string()) {
+  if (pattern == json.end() || !pattern->is_object() || pattern->size() != 1 ||
+      !pattern->begin()->is_string() || behavior_name == json.end() || !behavior_name->is_string()) {
     return InvalidArgument(where + ": pre_tokenizer Split needs a pattern (Regex or String) and a behavior");
   }
   TP_ASSIGN_OR_RETURN(const SplitBehavior behavior, BehaviorOf(behavior_name->get<std::string>(), where));
@@ -112,7 +112,8 @@ StatusOr<std::unique_ptr<SplitStep>> MakeSplit(const nlohmann::json& json, const
 
 }  // namespace
 
-void ApplyBehavior(SplitBehavior behavior, std::string_view text, const std::vector<Match>& matches, Pieces* out) {
+void ApplyBehavior(SplitBehavior behavior, std::string_view text, const std::vector<Match>& matches,
+                   Pieces* out) {
   const auto emit = [&](size_t begin, size_t end) {
     if (end > begin) out->views.push_back(text.substr(begin, end - begin));
   };
@@ -180,7 +181,8 @@ Status PreTokenizer::Add(const nlohmann::json& json, const std::string& where, i
     return OkStatus();
   }
   if (byte_level_) {
-    return Unimplemented(where + ": pre_tokenizer " + type + " follows ByteLevel; only the other order is supported");
+    return Unimplemented(where + ": pre_tokenizer " + type +
+                         " follows ByteLevel; only the other order is supported");
   }
   if (type == "ByteLevel") {
     if (Flag(json, "add_prefix_space", true)) steps_.push_back(std::make_unique<PrefixSpaceStep>());
@@ -197,10 +199,12 @@ Status PreTokenizer::Add(const nlohmann::json& json, const std::string& where, i
     steps_.push_back(std::move(step));
     return OkStatus();
   }
-  return Unimplemented(where + ": pre_tokenizer " + type + "; ByteLevel, Digits, Split and Sequence are supported");
+  return Unimplemented(where + ": pre_tokenizer " + type +
+                       "; ByteLevel, Digits, Split and Sequence are supported");
 }
 
-Status PreTokenizer::Split(std::string_view text, Pieces* pieces, std::vector<std::string_view>* scratch) const {
+Status PreTokenizer::Split(std::string_view text, Pieces* pieces,
+                           std::vector<std::string_view>* scratch) const {
   pieces->views.clear();
   pieces->owned.clear();
   if (text.empty()) return OkStatus();

@@ -7,11 +7,10 @@
 
 #include <deque>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "core/base/status.h"
 
@@ -40,17 +39,20 @@ struct Match {
   bool is_match = false;  // else the text between two matches
 };
 // Appends `text` cut by `matches`, which cover it in order.
-void ApplyBehavior(SplitBehavior behavior, std::string_view text, const std::vector<Match>& matches, Pieces* out);
+void ApplyBehavior(SplitBehavior behavior, std::string_view text, const std::vector<Match>& matches,
+                   Pieces* out);
 
 // A regular expression outside the published ones. Syntax of the reference's engine (Oniguruma, Ruby)
 // that means something else in PCRE2 is refused.
-StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior, bool invert);
+StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior,
+                                                   bool invert);
 
 // Immutable; thread-safe.
 class PreTokenizer {
  public:
   // `json`: the value of "pre_tokenizer", perhaps null. `where` opens each message.
-  static StatusOr<std::unique_ptr<PreTokenizer>> FromJson(const nlohmann::json& json, const std::string& where);
+  static StatusOr<std::unique_ptr<PreTokenizer>> FromJson(const nlohmann::json& json,
+                                                          const std::string& where);
 
   // Words of `text` (valid UTF-8) replace the content of `pieces`; `scratch` is used inside.
   Status Split(std::string_view text, Pieces* pieces, std::vector<std::string_view>* scratch) const;

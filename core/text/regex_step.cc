@@ -47,8 +47,8 @@ class RegexStep : public SplitStep {
     size_t done = 0;  // everything before it is in `matches`
     size_t from = 0;
     while (from < piece.size()) {
-      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR8>(piece.data()), piece.size(), from,
-                                    PCRE2_NO_UTF_CHECK, data.get(), context.get());
+      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR8>(piece.data()), piece.size(),
+                                    from, PCRE2_NO_UTF_CHECK, data.get(), context.get());
       if (found == PCRE2_ERROR_NOMATCH) break;
       if (found < 0) {
         return ResourceExhausted("the pre-tokeniser's regular expression gave up: " + ErrorText(found) +
@@ -77,7 +77,8 @@ class RegexStep : public SplitStep {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior, bool invert) {
+StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior,
+                                                   bool invert) {
   // \h: a hexadecimal digit there, a space here. &&: an intersection of classes there. (?m): dot matches
   // line ends there. {2,3}+: a repetition there, possessive here.
   for (const char* foreign : {"\\h", "\\H", "&&", "\\K", "\\G", "(?m", "(?R", "\\g", "\\X", "\\R", "(*"}) {
@@ -89,16 +90,17 @@ StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, Spl
   for (size_t at = regex.find("}+"); at != std::string::npos; at = regex.find("}+", at + 1)) {
     const size_t open = regex.rfind('{', at);
     if (open != std::string::npos && regex.find_first_not_of("0123456789,", open + 1) == at) {
-      return Unimplemented("the pre-tokeniser's regular expression has \"" + regex.substr(open, at + 2 - open) +
+      return Unimplemented("the pre-tokeniser's regular expression has \"" +
+                           regex.substr(open, at + 2 - open) +
                            "\", whose meaning differs between engines; it is not supported");
     }
   }
   int error = 0;
   PCRE2_SIZE offset = 0;
   // MULTILINE: ^ and $ are at every line in the reference's syntax.
-  std::unique_ptr<pcre2_code, CodeDeleter> code(
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR8>(regex.data()), regex.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
+  std::unique_ptr<pcre2_code, CodeDeleter> code(pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR8>(regex.data()), regex.size(),
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
   if (!code) {
     return InvalidArgument("the pre-tokeniser's regular expression is wrong at character " +
                            std::to_string(offset) + ": " + ErrorText(error));

@@ -51,9 +51,13 @@ size_t Contraction(std::string_view text, size_t at, bool fold) {
   };
   const char first = lower(1);
   switch (first) {
-    case 's': case 't': case 'm': case 'd':
+    case 's':
+    case 't':
+    case 'm':
+    case 'd':
       return 2;
-    case 'r': case 'v':
+    case 'r':
+    case 'v':
       return lower(2) == 'e' ? 3 : 0;
     case 'l':
       return lower(2) == 'l' ? 3 : 0;

@@ -6,7 +6,8 @@ namespace tidepool::text {
 
 StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOptions options) const {
   if (text.size() > (size_t{1} << 30)) {
-    return InvalidArgument("a text of " + std::to_string(text.size()) + " bytes; at most 1 GiB is encoded at once");
+    return InvalidArgument("a text of " + std::to_string(text.size()) +
+                           " bytes; at most 1 GiB is encoded at once");
   }
   if (const size_t at = FindInvalidUtf8(text); at != std::string_view::npos) {
     return InvalidArgument("the text is no UTF-8 at byte " + std::to_string(at) + "; convert it first");

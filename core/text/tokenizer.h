@@ -9,14 +9,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "core/base/status.h"
 #include "core/text/added_tokens.h"
@@ -38,7 +37,8 @@ class Tokenizer {
 
   // kInvalidArgument if `text` is no UTF-8 or longer than 1 GiB. Special tokens that are written in
   // the text are recognised.
-  [[nodiscard]] StatusOr<std::vector<int32_t>> Encode(std::string_view text, EncodeOptions options = {}) const;
+  [[nodiscard]] StatusOr<std::vector<int32_t>> Encode(std::string_view text,
+                                                      EncodeOptions options = {}) const;
 
   // Ids without a token are passed over.
   [[nodiscard]] std::string Decode(std::span<const int32_t> ids, bool skip_special = false) const;
@@ -68,7 +68,7 @@ class Tokenizer {
   Status EncodeSegment(std::string_view text, Pieces* pieces, std::vector<std::string_view>* scratch,
                        std::vector<int32_t>* ids) const;
 
-  std::vector<Token> tokens_;                        // by id
+  std::vector<Token> tokens_;                         // by id
   std::unordered_map<std::string, int32_t> by_text_;  // as written in the file
   int64_t model_tokens_ = 0;
   std::vector<AddedToken> added_;

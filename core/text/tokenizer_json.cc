@@ -1,7 +1,6 @@
 // Reading tokenizer.json. Everything that is not supported is refused here, by name.
 
 #include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "core/files/mapped_file.h"
@@ -73,8 +72,9 @@ Status Tokenizer::Parse(const Json& json, const std::string& where) {
   TP_RETURN_IF_ERROR(CheckDecoder(Get(json, "decoder"), where, 0));
   TP_RETURN_IF_ERROR(ParseModel(Get(json, "model"), where));
   if (!pre_tokenizer_->byte_level()) {
-    return Unimplemented(where + ": the pre_tokenizer has no ByteLevel; only byte-level BPE is supported, "
-                                 "SentencePiece-style BPE is not");
+    return Unimplemented(where +
+                         ": the pre_tokenizer has no ByteLevel; only byte-level BPE is supported, "
+                         "SentencePiece-style BPE is not");
   }
   TP_RETURN_IF_ERROR(ParseAddedTokens(Get(json, "added_tokens"), where));
   return ParsePostProcessor(Get(json, "post_processor"), where, 0);
@@ -88,7 +88,8 @@ Status Tokenizer::ParseNormalizer(const Json& json, const std::string& where, in
     return OkStatus();
   }
   if (type == "Sequence" && depth < 8 && Get(json, "normalizers").is_array()) {
-    for (const Json& part : Get(json, "normalizers")) TP_RETURN_IF_ERROR(ParseNormalizer(part, where, depth + 1));
+    for (const Json& part : Get(json, "normalizers"))
+      TP_RETURN_IF_ERROR(ParseNormalizer(part, where, depth + 1));
     return OkStatus();
   }
   return Unimplemented(where + ": normalizer " + type + "; NFC and none are supported");
@@ -100,8 +101,9 @@ Status Tokenizer::ParseModel(const Json& json, const std::string& where) {
       json.is_object() && !json.contains("type") && json.contains("merges") ? "BPE" : TypeOf(json);
   if (type != "BPE") return Unimplemented(where + ": model " + type + "; only byte-level BPE is supported");
   if (Flag(json, "byte_fallback")) {
-    return Unimplemented(where + ": model.byte_fallback is true (SentencePiece-style BPE); only byte-level BPE is "
-                                 "supported");
+    return Unimplemented(where +
+                         ": model.byte_fallback is true (SentencePiece-style BPE); only byte-level BPE is "
+                         "supported");
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json& value = Get(json, key);
@@ -121,14 +123,15 @@ Status Tokenizer::ParseModel(const Json& json, const std::string& where) {
   by_text_.reserve(vocab.size() * 2);
   for (const auto& [text, id_json] : vocab.items()) {
     if (!IsId(id_json)) {
-      return InvalidArgument(where + ": model.vocab gives \"" + text + "\" no id from 0 to " + std::to_string(kIdMax));
+      return InvalidArgument(where + ": model.vocab gives \"" + text + "\" no id from 0 to " +
+                             std::to_string(kIdMax));
     }
     const auto id = id_json.get<int32_t>();
     if (static_cast<size_t>(id) >= tokens_.size()) tokens_.resize(static_cast<size_t>(id) + 1);
     Token& token = tokens_[static_cast<size_t>(id)];
     if (token.exists) {
-      return InvalidArgument(where + ": model.vocab gives the id " + std::to_string(id) + " to two tokens, one is \"" +
-                             text + "\"");
+      return InvalidArgument(where + ": model.vocab gives the id " + std::to_string(id) +
+                             " to two tokens, one is \"" + text + "\"");
     }
     token.exists = true;
     by_text_.emplace(text, id);
@@ -209,7 +212,8 @@ Status Tokenizer::ParseAddedTokens(const Json& json, const std::string& where) {
     const auto known = by_text_.find(token.content);
     if (known != by_text_.end() && known->second != token.id) {
       return InvalidArgument(where + ": the added token \"" + token.content + "\" has the id " +
-                             std::to_string(token.id) + ", but the vocabulary says " + std::to_string(known->second));
+                             std::to_string(token.id) + ", but the vocabulary says " +
+                             std::to_string(known->second));
     }
     if (static_cast<size_t>(token.id) >= tokens_.size()) tokens_.resize(static_cast<size_t>(token.id) + 1);
     Token& slot = tokens_[static_cast<size_t>(token.id)];
@@ -237,7 +241,8 @@ Status Tokenizer::ParsePostProcessor(const Json& json, const std::string& where,
   const std::string type = TypeOf(json);
   if (type == "ByteLevel") return OkStatus();  // only moves offsets
   if (type == "Sequence" && depth < 8 && Get(json, "processors").is_array()) {
-    for (const Json& part : Get(json, "processors")) TP_RETURN_IF_ERROR(ParsePostProcessor(part, where, depth + 1));
+    for (const Json& part : Get(json, "processors"))
+      TP_RETURN_IF_ERROR(ParsePostProcessor(part, where, depth + 1));
     return OkStatus();
   }
   std::vector<int32_t> before;
@@ -251,10 +256,12 @@ Status Tokenizer::ParsePostProcessor(const Json& json, const std::string& where,
       }
       const Json& name = Get(Get(part, "SpecialToken"), "id");
       if (!name.is_string()) {
-        return InvalidArgument(where + ": post_processor TemplateProcessing has a part that is neither Sequence nor "
-                                       "SpecialToken");
+        return InvalidArgument(where +
+                               ": post_processor TemplateProcessing has a part that is neither Sequence nor "
+                               "SpecialToken");
       }
-      const Json& ids = Get(Get(Get(json, "special_tokens"), name.get_ref<const std::string&>().c_str()), "ids");
+      const Json& ids =
+          Get(Get(Get(json, "special_tokens"), name.get_ref<const std::string&>().c_str()), "ids");
       if (!ids.is_array() || !std::all_of(ids.begin(), ids.end(), IsId)) {
         return InvalidArgument(where + ": post_processor TemplateProcessing does not give the ids of \"" +
                                name.get<std::string>() + "\"");
@@ -270,8 +277,9 @@ Status Tokenizer::ParsePostProcessor(const Json& json, const std::string& where,
       list->push_back(pair[1].get<int32_t>());
     }
   } else {
-    return Unimplemented(where + ": post_processor " + type +
-                         "; TemplateProcessing, RobertaProcessing, BertProcessing and ByteLevel are supported");
+    return Unimplemented(
+        where + ": post_processor " + type +
+        "; TemplateProcessing, RobertaProcessing, BertProcessing and ByteLevel are supported");
   }
   // Processors of a sequence wrap what the ones before them made.
   prefix_.insert(prefix_.begin(), before.begin(), before.end());

@@ -99,11 +99,10 @@ char32_t Compose(char32_t a, char32_t b) {
       b < kHangulT + kHangulTCount) {
     return a + (b - kHangulT);
   }
-  const auto* found =
-      std::lower_bound(std::begin(kCompositions), std::end(kCompositions), std::pair{a, b},
-                       [](const Composition& c, const std::pair<char32_t, char32_t>& v) {
-                         return std::pair{c.first, c.second} < v;
-                       });
+  const auto* found = std::lower_bound(std::begin(kCompositions), std::end(kCompositions), std::pair{a, b},
+                                       [](const Composition& c, const std::pair<char32_t, char32_t>& v) {
+                                         return std::pair{c.first, c.second} < v;
+                                       });
   if (found == std::end(kCompositions) || found->first != a || found->second != b) return 0;
   return found->composed;
 }
@@ -242,7 +241,8 @@ std::string Nfc(std::string_view utf8) {
       if (ccc == 0) break;
       marks.emplace_back(ccc, text[end]);
     }
-    std::stable_sort(marks.begin(), marks.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(marks.begin(), marks.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
     for (size_t k = 0; k < marks.size(); ++k) text[i + k] = marks[k].second;
     i = end;
   }
@@ -276,7 +276,8 @@ std::string ToUpper(std::string_view utf8) {
   for (size_t at = 0; at < utf8.size();) {
     const CodePoint c = DecodeAt(utf8, at);
     if (c.value < 0x80) {
-      result.push_back(c.value >= 'a' && c.value <= 'z' ? static_cast<char>(c.value - 32) : static_cast<char>(c.value));
+      result.push_back(c.value >= 'a' && c.value <= 'z' ? static_cast<char>(c.value - 32)
+                                                        : static_cast<char>(c.value));
     } else {
       AppendMapped(kUpper, c.value, &result);
     }

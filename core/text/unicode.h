@@ -25,7 +25,8 @@ inline CodePoint DecodeAt(std::string_view text, size_t at) {
     return {(static_cast<char32_t>(lead & 0x0F) << 12) | ((byte(1) & 0x3FU) << 6) | (byte(2) & 0x3FU), 3};
   }
   return {(static_cast<char32_t>(lead & 0x07) << 18) | ((byte(1) & 0x3FU) << 12) | ((byte(2) & 0x3FU) << 6) |
-              (byte(3) & 0x3FU), 4};
+              (byte(3) & 0x3FU),
+          4};
 }
 
 void AppendUtf8(char32_t code_point, std::string* out);
@@ -42,11 +43,11 @@ std::string ReplaceInvalidUtf8(std::string_view bytes);
 size_t CompleteUtf8Prefix(std::string_view bytes);
 
 namespace unicode_class {
-inline constexpr uint8_t kLetter = 1;        // \p{L}
-inline constexpr uint8_t kNumber = 2;        // \p{N}
-inline constexpr uint8_t kSpace = 4;         // \s
-inline constexpr uint8_t kNumeric = 8;       // numeric for the Digits splitter
-inline constexpr uint8_t kWord = 16;         // \w
+inline constexpr uint8_t kLetter = 1;         // \p{L}
+inline constexpr uint8_t kNumber = 2;         // \p{N}
+inline constexpr uint8_t kSpace = 4;          // \s
+inline constexpr uint8_t kNumeric = 8;        // numeric for the Digits splitter
+inline constexpr uint8_t kWord = 16;          // \w
 inline constexpr uint8_t kNfcMayChange = 32;  // text without such characters is in NFC
 inline constexpr uint8_t kNotPrintable = 64;  // what Python's repr escapes
 }  // namespace unicode_class

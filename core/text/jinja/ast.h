@@ -14,12 +14,16 @@ struct Expression;
 using ExpressionPtr = std::unique_ptr<Expression>;
 
 enum class ExpressionKind {
-  kLiteral,      // literal (strings point to text)
-  kName,         // text
-  kList, kTuple,  // parts
-  kDict,         // parts: key, value, key, value, ...
-  kNot, kNegate, kPlus,          // parts[0]
-  kAnd, kOr,                     // parts[0], parts[1]
+  kLiteral,  // literal (strings point to text)
+  kName,     // text
+  kList,
+  kTuple,  // parts
+  kDict,   // parts: key, value, key, value, ...
+  kNot,
+  kNegate,
+  kPlus,  // parts[0]
+  kAnd,
+  kOr,           // parts[0], parts[1]
   kArithmetic,   // text is the operator: + - * / // % **
   kConcat,       // parts
   kCompare,      // parts[0] operators[0] parts[1] operators[1] parts[2] ...
@@ -64,7 +68,8 @@ enum class StatementKind {
   kFilter,      // value is a filter without input; body
   kWith,        // assignments; body
   kGeneration,  // body
-  kBreak, kContinue,
+  kBreak,
+  kContinue,
 };
 
 struct Statement {

@@ -9,8 +9,8 @@
 namespace tidepool::text::jinja {
 namespace {
 
-constexpr int kDepthMax = 1200;            // of nested evaluation; a level takes under 1 KiB of stack
-constexpr int64_t kRangeMax = 100'000;     // as in jinja2's sandbox
+constexpr int kDepthMax = 1200;         // of nested evaluation; a level takes under 1 KiB of stack
+constexpr int64_t kRangeMax = 100'000;  // as in jinja2's sandbox
 const std::string kFunctions[] = {"range", "namespace", "dict", "raise_exception", "strftime_now"};
 
 }  // namespace
@@ -21,7 +21,8 @@ StatusOr<std::unique_ptr<Template>> Template::Compile(std::string_view source) {
   return result;
 }
 
-StatusOr<std::string> Template::Render(const nlohmann::ordered_json& variables, const RenderOptions& options) const {
+StatusOr<std::string> Template::Render(const nlohmann::ordered_json& variables,
+                                       const RenderOptions& options) const {
   Evaluator evaluator(options);
   TP_RETURN_IF_ERROR(evaluator.SetVariables(variables));
   return evaluator.Run(block_);
@@ -60,8 +61,12 @@ StatusOr<std::string> Evaluator::Run(const Block& block) {
 bool Evaluator::Tick(int64_t operations) {
   if (failed()) return false;
   operations_ += operations;
-  if (operations_ > options_.limits.operations) Exhausted("the chat template took more than " + std::to_string(options_.limits.operations) + " operations");
-  if (heap_.exhausted()) Exhausted("the chat template's values took more than " + std::to_string(options_.limits.heap_bytes) + " bytes");
+  if (operations_ > options_.limits.operations)
+    Exhausted("the chat template took more than " + std::to_string(options_.limits.operations) +
+              " operations");
+  if (heap_.exhausted())
+    Exhausted("the chat template's values took more than " + std::to_string(options_.limits.heap_bytes) +
+              " bytes");
   return !failed();
 }
 
@@ -253,8 +258,8 @@ void Evaluator::Assign(const Target& target, const Value& value, Frame* frame) {
   const List parts = Iterate(value);
   if (failed()) return;
   if (parts.size() != target.names.size()) {
-    Fail("cannot take " + std::to_string(parts.size()) + " values apart into " + std::to_string(target.names.size()) +
-         " names");
+    Fail("cannot take " + std::to_string(parts.size()) + " values apart into " +
+         std::to_string(target.names.size()) + " names");
     return;
   }
   for (size_t i = 0; i < parts.size(); ++i) Define(frame, target.names[i], parts[i]);
@@ -262,7 +267,8 @@ void Evaluator::Assign(const Target& target, const Value& value, Frame* frame) {
 
 Arguments Evaluator::EvaluateArguments(const Expression& call, Frame* frame) {
   Arguments arguments;
-  for (size_t i = 1; i < call.parts.size(); ++i) arguments.positional.push_back(Evaluate(*call.parts[i], frame));
+  for (size_t i = 1; i < call.parts.size(); ++i)
+    arguments.positional.push_back(Evaluate(*call.parts[i], frame));
   for (const auto& [name, value] : call.named) arguments.named.emplace_back(name, Evaluate(*value, frame));
   return arguments;
 }
@@ -272,12 +278,17 @@ Value Evaluator::Call(const Expression& call, Frame* frame, const Value* caller)
   Arguments arguments = EvaluateArguments(call, frame);
   if (!Tick()) return {};
   switch (callee.kind()) {
-    case Kind::kMacro: return CallMacro(callee.macro(), std::move(arguments), caller);
-    case Kind::kMethod: return CallMethod(callee.method().self, callee.method().name, arguments);
-    case Kind::kFunction: return CallFunction(callee.string(), arguments);
+    case Kind::kMacro:
+      return CallMacro(callee.macro(), std::move(arguments), caller);
+    case Kind::kMethod:
+      return CallMethod(callee.method().self, callee.method().name, arguments);
+    case Kind::kFunction:
+      return CallFunction(callee.string(), arguments);
     case Kind::kUndefined:
-      return Fail("'" + (callee.name() == nullptr ? std::string("value") : *callee.name()) + "' is undefined and cannot be called");
-    default: return Fail("a value of type " + std::string(TypeName(callee)) + " cannot be called");
+      return Fail("'" + (callee.name() == nullptr ? std::string("value") : *callee.name()) +
+                  "' is undefined and cannot be called");
+    default:
+      return Fail("a value of type " + std::string(TypeName(callee)) + " cannot be called");
   }
 }
 
@@ -296,7 +307,8 @@ Value Evaluator::CallMacro(const Macro& macro, Arguments arguments, const Value*
     }
   }
   List rest;
-  for (size_t i = parameters.size(); i < arguments.positional.size(); ++i) rest.push_back(arguments.positional[i]);
+  for (size_t i = parameters.size(); i < arguments.positional.size(); ++i)
+    rest.push_back(arguments.positional[i]);
   Dict* named = heap_.NewDict();
   for (const auto& [name, value] : arguments.named) {
     bool known = false;

@@ -104,7 +104,8 @@ class Evaluator {
   static bool HasMethod(const Value& object, std::string_view name);
   Value CallMethod(const Value& self, const std::string& name, const Arguments& arguments);
   Value StringMethod(const std::string& self, const std::string& name, const Arguments& arguments);
-  bool StringSplitMethod(const std::string& self, const std::string& name, const Arguments& arguments, Value* result);
+  bool StringSplitMethod(const std::string& self, const std::string& name, const Arguments& arguments,
+                         Value* result);
   bool StringPredicate(const std::string& self, const std::string& name, Value* result);
   Value StringFind(const std::string& self, const std::string& name, const Arguments& arguments);
   Value FormatBraces(const std::string& format, const Arguments& arguments);
@@ -118,7 +119,7 @@ class Evaluator {
   Status status_;
   int64_t operations_ = 0;
   int depth_ = 0;
-  int line_ = 0;       // of the statement that runs
+  int line_ = 0;  // of the statement that runs
   std::deque<Frame> frames_;
   Frame* globals_ = nullptr;
   std::string* out_ = nullptr;

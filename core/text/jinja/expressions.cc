@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include <algorithm>
 #include "core/text/jinja/evaluator.h"
 #include "core/text/unicode.h"
 
@@ -31,31 +30,37 @@ Value Evaluator::EvaluateNode(const Expression& node, Frame* frame) {
   if (failed()) return {};
   const auto part = [&](size_t i) { return Evaluate(*node.parts[i], frame); };
   switch (node.kind) {
-    case ExpressionKind::kLiteral: return node.literal;
-    case ExpressionKind::kName: return Lookup(node.text, frame);
+    case ExpressionKind::kLiteral:
+      return node.literal;
+    case ExpressionKind::kName:
+      return Lookup(node.text, frame);
     case ExpressionKind::kList:
     case ExpressionKind::kTuple: {
       List items;
       for (size_t i = 0; i < node.parts.size(); ++i) items.push_back(part(i));
-      return node.kind == ExpressionKind::kList ? MakeList(std::move(items)) : heap_.NewTuple(std::move(items));
+      return node.kind == ExpressionKind::kList ? MakeList(std::move(items))
+                                                : heap_.NewTuple(std::move(items));
     }
     case ExpressionKind::kDict: {
       Dict* dict = heap_.NewDict();
       for (size_t i = 0; i + 1 < node.parts.size(); i += 2) {
         const Value key = part(i);
-        if (key.is(Kind::kList) || key.is(Kind::kDict)) return Fail("a " + std::string(TypeName(key)) + " cannot be a key");
+        if (key.is(Kind::kList) || key.is(Kind::kDict))
+          return Fail("a " + std::string(TypeName(key)) + " cannot be a key");
         dict->Set(key, part(i + 1));
       }
       return Value::DictOf(dict);
     }
-    case ExpressionKind::kNot: return Value::Bool(!Truth(part(0)));
+    case ExpressionKind::kNot:
+      return Value::Bool(!Truth(part(0)));
     case ExpressionKind::kNegate:
     case ExpressionKind::kPlus: {
       const Value value = part(0);
       if (failed()) return {};
       if (!value.is_number()) {
-        return Fail(value.is(Kind::kUndefined) ? UndefinedMessage(value)
-                                               : "a sign before a value of type " + std::string(TypeName(value)));
+        return Fail(value.is(Kind::kUndefined)
+                        ? UndefinedMessage(value)
+                        : "a sign before a value of type " + std::string(TypeName(value)));
       }
       const bool negate = node.kind == ExpressionKind::kNegate;
       if (value.is(Kind::kFloat)) return Value::Float(negate ? -value.real() : value.real());
@@ -111,7 +116,8 @@ Value Evaluator::EvaluateNode(const Expression& node, Frame* frame) {
       }
       return failed() ? Value() : Slice(object, bounds[0], bounds[1], bounds[2]);
     }
-    case ExpressionKind::kCall: return Call(node, frame, nullptr);
+    case ExpressionKind::kCall:
+      return Call(node, frame, nullptr);
     case ExpressionKind::kFilter: {
       static const std::string block_input;  // the nameless variable of a filter block
       const Value input = node.parts[0] ? part(0) : Lookup(block_input, frame);
@@ -130,7 +136,8 @@ Value Evaluator::EvaluateNode(const Expression& node, Frame* frame) {
 std::string Evaluator::Str(const Value& value) {
   if (failed()) return {};
   std::string text;
-  if (!AppendStr(value, &text)) Fail("a value nested deeper than " + std::to_string(kNestingMax) + " cannot be written");
+  if (!AppendStr(value, &text))
+    Fail("a value nested deeper than " + std::to_string(kNestingMax) + " cannot be written");
   operations_ += static_cast<int64_t>(text.size()) / 64;
   return text;
 }
@@ -145,9 +152,15 @@ Value Evaluator::IntegerArithmetic(char op, int64_t a, int64_t b) {
   int64_t result = 0;
   bool overflow = false;
   switch (op) {
-    case '+': overflow = __builtin_add_overflow(a, b, &result); break;
-    case '-': overflow = __builtin_sub_overflow(a, b, &result); break;
-    case '*': overflow = __builtin_mul_overflow(a, b, &result); break;
+    case '+':
+      overflow = __builtin_add_overflow(a, b, &result);
+      break;
+    case '-':
+      overflow = __builtin_sub_overflow(a, b, &result);
+      break;
+    case '*':
+      overflow = __builtin_mul_overflow(a, b, &result);
+      break;
     case '^': {
       if (b > 64 && a != 0 && a != 1 && a != -1) {
         overflow = true;
@@ -208,7 +221,8 @@ Value Evaluator::Arithmetic(const std::string& op, const Value& a, const Value& 
     const Value& what = a.is_integer() ? b : a;
     if (times.is_integer() && (what.is_string() || what.is_sequence())) {
       const int64_t count = std::max<int64_t>(times.integer(), 0);
-      const int64_t size = static_cast<int64_t>(what.is_string() ? what.string().size() : what.list().size() * sizeof(Value));
+      const int64_t size =
+          static_cast<int64_t>(what.is_string() ? what.string().size() : what.list().size() * sizeof(Value));
       if (size > 0 && count > heap_.left() / size) return Exhausted("a repetition is too long");
       std::string text;
       List items;
@@ -223,7 +237,8 @@ Value Evaluator::Arithmetic(const std::string& op, const Value& a, const Value& 
       return what.is(Kind::kList) ? MakeList(std::move(items)) : heap_.NewTuple(std::move(items));
     }
   }
-  return Fail("the operator " + op + " cannot take " + std::string(TypeName(a)) + " and " + std::string(TypeName(b)));
+  return Fail("the operator " + op + " cannot take " + std::string(TypeName(a)) + " and " +
+              std::string(TypeName(b)));
 }
 
 Value Evaluator::Compare(const std::string& op, const Value& a, const Value& b) {
@@ -234,10 +249,12 @@ Value Evaluator::Compare(const std::string& op, const Value& a, const Value& b) 
   if (a.is(Kind::kUndefined)) return Fail(UndefinedMessage(a));
   if (b.is(Kind::kUndefined)) return Fail(UndefinedMessage(b));
   // A NaN is in no order with anything.
-  if (a.is_number() && b.is_number() && (std::isnan(a.real()) || std::isnan(b.real()))) return Value::Bool(false);
+  if (a.is_number() && b.is_number() && (std::isnan(a.real()) || std::isnan(b.real())))
+    return Value::Bool(false);
   const std::optional<int> order = Order(a, b);
   if (!order) {
-    return Fail("the operator " + op + " cannot take " + std::string(TypeName(a)) + " and " + std::string(TypeName(b)));
+    return Fail("the operator " + op + " cannot take " + std::string(TypeName(a)) + " and " +
+                std::string(TypeName(b)));
   }
   if (op == "<") return Value::Bool(*order < 0);
   if (op == "<=") return Value::Bool(*order <= 0);
@@ -247,7 +264,8 @@ Value Evaluator::Compare(const std::string& op, const Value& a, const Value& b) 
 
 bool Evaluator::Contains(const Value& container, const Value& item) {
   switch (container.kind()) {
-    case Kind::kUndefined: return false;
+    case Kind::kUndefined:
+      return false;
     case Kind::kString:
       if (!item.is_string()) {
         Fail("'in' a string takes a string, not " + std::string(TypeName(item)));
@@ -278,8 +296,10 @@ bool Evaluator::Contains(const Value& container, const Value& item) {
 
 Value Evaluator::Attribute(const Value& object, const std::string& name) {
   switch (object.kind()) {
-    case Kind::kUndefined: return Fail(UndefinedMessage(object) + ", so it has no '" + name + "'");
-    case Kind::kLoop: return LoopAttribute(object, name);
+    case Kind::kUndefined:
+      return Fail(UndefinedMessage(object) + ", so it has no '" + name + "'");
+    case Kind::kLoop:
+      return LoopAttribute(object, name);
     case Kind::kNamespace:
     case Kind::kDict: {
       if (object.is(Kind::kDict) && HasMethod(object, name)) return heap_.NewMethod(object, name);
@@ -304,8 +324,8 @@ Value Evaluator::Item(const Value& object, const Value& key) {
       if (Same(known, key)) return value;
     }
   } else if (key.is_integer() && (object.is_sequence() || object.is_string())) {
-    const int64_t size = object.is_string() ? LengthInCodePoints(object.string())
-                                            : static_cast<int64_t>(object.list().size());
+    const int64_t size =
+        object.is_string() ? LengthInCodePoints(object.string()) : static_cast<int64_t>(object.list().size());
     const int64_t index = key.integer() < 0 ? key.integer() + size : key.integer();
     if (index < 0 || index >= size) return {};
     if (object.is_sequence()) return object.list()[static_cast<size_t>(index)];
@@ -378,9 +398,12 @@ List Evaluator::Iterate(const Value& value) {
   List items;
   if (failed()) return items;
   switch (value.kind()) {
-    case Kind::kUndefined: return items;
+    case Kind::kUndefined:
+      return items;
     case Kind::kList:
-    case Kind::kTuple: items = value.list(); break;
+    case Kind::kTuple:
+      items = value.list();
+      break;
     case Kind::kDict:
       for (const auto& [key, item] : value.dict().items) items.push_back(key);
       break;
@@ -391,7 +414,8 @@ List Evaluator::Iterate(const Value& value) {
         at += bytes;
       }
       break;
-    default: Fail("a value of type " + std::string(TypeName(value)) + " cannot be iterated over");
+    default:
+      Fail("a value of type " + std::string(TypeName(value)) + " cannot be iterated over");
   }
   operations_ += static_cast<int64_t>(items.size()) / 4;
   return items;
@@ -436,17 +460,22 @@ Value Evaluator::FormatPercent(const std::string& format, const Value& values) {
     } else if (type == 'r') {
       AppendRepr(value, &text);
     } else if ((type == 'd' || type == 'i') && value.is_number()) {
-      if (value.is(Kind::kFloat) && !(std::fabs(value.real()) < 9.2e18)) return Fail("an integer beyond 64 bits");
+      if (value.is(Kind::kFloat) && !(std::fabs(value.real()) < 9.2e18))
+        return Fail("an integer beyond 64 bits");
       text += std::to_string(value.is(Kind::kFloat) ? static_cast<int64_t>(value.real()) : value.integer());
     } else if (type == 'f' && value.is_number()) {
       char buffer[512];
-      std::snprintf(buffer, sizeof(buffer), "%.*f", static_cast<int>(precision < 0 ? 6 : std::min<int64_t>(precision, 100)), value.real());
+      std::snprintf(buffer, sizeof(buffer), "%.*f",
+                    static_cast<int>(precision < 0 ? 6 : std::min<int64_t>(precision, 100)), value.real());
       text += buffer;
     } else {
-      return Fail(std::string("the format %") + type + " is not supported for a value of type " + std::string(TypeName(value)));
+      return Fail(std::string("the format %") + type + " is not supported for a value of type " +
+                  std::string(TypeName(value)));
     }
   }
-  if (next < parts.size() && !values.is(Kind::kDict) && !values.is(Kind::kList) && !values.is(Kind::kUndefined)) return Fail("a format has fewer places than there are values");
+  if (next < parts.size() && !values.is(Kind::kDict) && !values.is(Kind::kList) &&
+      !values.is(Kind::kUndefined))
+    return Fail("a format has fewer places than there are values");
   return String(std::move(text));
 }
 

@@ -50,8 +50,9 @@ std::string TitleWords(std::string_view text) {
   bool inside = false;
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = DecodeAt(text, at);
-    const bool between = IsSpace(c.value) || (c.value < 0x80 && std::string_view("-({[<").find(static_cast<char>(c.value)) !=
-                                                                   std::string_view::npos);
+    const bool between =
+        IsSpace(c.value) || (c.value < 0x80 && std::string_view("-({[<").find(static_cast<char>(c.value)) !=
+                                                   std::string_view::npos);
     if (between) {
       AppendUtf8(c.value, &result);
     } else if (inside) {
@@ -69,12 +70,23 @@ std::string EscapeHtml(std::string_view text) {
   std::string result;
   for (const char c : text) {
     switch (c) {
-      case '&': result += "&amp;"; break;
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '"': result += "&#34;"; break;
-      case '\'': result += "&#39;"; break;
-      default: result.push_back(c);
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&#34;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result.push_back(c);
     }
   }
   return result;
@@ -89,17 +101,21 @@ Value Evaluator::Filter(const std::string& name, const Value& input, const Argum
   return Fail("no filter is named '" + name + "'");
 }
 
-bool Evaluator::FilterText(const std::string& name, const Value& input, const Arguments& arguments, Value* result) {
+bool Evaluator::FilterText(const std::string& name, const Value& input, const Arguments& arguments,
+                           Value* result) {
   const auto get = [&](size_t place, const char* key) { return arguments.Get(place, key); };
   if (name == "default" || name == "d") {
     const Value* fallback = get(0, "default_value");
     const Value* falsy_too = get(1, "boolean");
-    const bool use = input.is(Kind::kUndefined) || (falsy_too != nullptr && Truth(*falsy_too) && !Truth(input));
+    const bool use =
+        input.is(Kind::kUndefined) || (falsy_too != nullptr && Truth(*falsy_too) && !Truth(input));
     *result = !use ? input : fallback != nullptr ? *fallback : String("");
   } else if (name == "trim") {
     const Value* characters = get(0, "chars");
-    const std::string set = characters != nullptr && characters->is_string() ? characters->string() : std::string();
-    *result = String(Strip(Str(input), characters != nullptr && characters->is_string() ? &set : nullptr, true, true));
+    const std::string set =
+        characters != nullptr && characters->is_string() ? characters->string() : std::string();
+    *result = String(
+        Strip(Str(input), characters != nullptr && characters->is_string() ? &set : nullptr, true, true));
   } else if (name == "upper") {
     *result = String(ToUpper(Str(input)));
   } else if (name == "lower") {
@@ -160,7 +176,8 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
     } else if (input.is(Kind::kFloat)) {
       *result = Value::Float(std::fabs(input.real()));
     } else {
-      *result = input.integer() < 0 ? IntegerArithmetic('-', 0, input.integer()) : Value::Int(input.integer());
+      *result =
+          input.integer() < 0 ? IntegerArithmetic('-', 0, input.integer()) : Value::Int(input.integer());
     }
   } else if (name == "round") {
     *result = RoundFilter(input, arguments);
@@ -190,7 +207,8 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
       Exhausted("the filter center makes a text that is too long");
     } else {
       const int64_t left = space / 2 + (space & width & 1);
-      *result = String(std::string(static_cast<size_t>(left), ' ') + text + std::string(static_cast<size_t>(space - left), ' '));
+      *result = String(std::string(static_cast<size_t>(left), ' ') + text +
+                       std::string(static_cast<size_t>(space - left), ' '));
     }
   } else {
     return false;
@@ -200,7 +218,8 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
 
 Value Evaluator::IndentFilter(const Value& input, const Arguments& arguments) {
   const Value* width = arguments.Get(0, "width");
-  if (!input.is_string()) return Fail("the filter indent takes a string, not " + std::string(TypeName(input)));
+  if (!input.is_string())
+    return Fail("the filter indent takes a string, not " + std::string(TypeName(input)));
   const Value* first = arguments.Get(1, "first");
   const Value* blank = arguments.Get(2, "blank");
   std::string indent(4, ' ');
@@ -220,10 +239,12 @@ Value Evaluator::IndentFilter(const Value& input, const Arguments& arguments) {
   std::string text;
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) text.push_back('\n');
-    const bool wanted = i == 0 ? first != nullptr && Truth(*first) : !lines[i].empty() || (blank != nullptr && Truth(*blank));
+    const bool wanted =
+        i == 0 ? first != nullptr && Truth(*first) : !lines[i].empty() || (blank != nullptr && Truth(*blank));
     if (wanted) text += indent;
     text += lines[i];
-    if (static_cast<int64_t>(text.size()) > heap_.left()) return Exhausted("the filter indent makes a text that is too long");
+    if (static_cast<int64_t>(text.size()) > heap_.left())
+      return Exhausted("the filter indent makes a text that is too long");
   }
   return String(std::move(text));
 }
@@ -234,8 +255,8 @@ Value Evaluator::JsonFilter(const Value& input, const Arguments& arguments) {
   if (const Value* ascii = arguments.Get(0, "ensure_ascii")) style.ensure_ascii = Truth(*ascii);
   if (!IntegerArgument(arguments.Get(1, "indent"), &style.indent, "tojson")) return {};
   if (style.indent > 1000) return Exhausted("the filter tojson takes an indent of at most 1000");
-  if (const Value* separators = arguments.Get(2, "separators"); separators != nullptr && separators->is_sequence() &&
-                                                                separators->list().size() == 2) {
+  if (const Value* separators = arguments.Get(2, "separators");
+      separators != nullptr && separators->is_sequence() && separators->list().size() == 2) {
     style.item_separator = Str(separators->list()[0]);
     style.key_separator = Str(separators->list()[1]);
   }

@@ -8,7 +8,8 @@
 
 namespace tidepool::text::jinja {
 
-bool Evaluator::FilterSequence(const std::string& name, const Value& input, const Arguments& arguments, Value* result) {
+bool Evaluator::FilterSequence(const std::string& name, const Value& input, const Arguments& arguments,
+                               Value* result) {
   const auto get = [&](size_t place, const char* key) { return arguments.Get(place, key); };
   if (name == "length" || name == "count") {
     if (input.is_string()) {
@@ -36,7 +37,8 @@ bool Evaluator::FilterSequence(const std::string& name, const Value& input, cons
       if (!first) text += between;
       first = false;
       text += Str(attribute != nullptr ? PathOf(item, *attribute) : item);
-      if (static_cast<int64_t>(text.size()) > heap_.left()) Exhausted("the filter join makes a text that is too long");
+      if (static_cast<int64_t>(text.size()) > heap_.left())
+        Exhausted("the filter join makes a text that is too long");
     }
     *result = String(std::move(text));
   } else if (name == "items") {
@@ -104,7 +106,8 @@ Value Evaluator::PathOf(const Value& item, const Value& path) {
     const std::string_view part = rest.substr(0, dot);
     int64_t index = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
-    const bool number = !part.empty() && error == std::errc() && end == part.data() + part.size() && part[0] != '-';
+    const bool number =
+        !part.empty() && error == std::errc() && end == part.data() + part.size() && part[0] != '-';
     value = Item(value, number ? Value::Int(index) : String(std::string(part)));
     if (dot == std::string_view::npos) break;
     rest.remove_prefix(dot + 1);
@@ -124,7 +127,8 @@ Value Evaluator::SelectFilter(const std::string& name, const Value& input, const
   std::string test;
   if (next < arguments.positional.size()) test = Str(arguments.positional[next++]);
   Arguments rest;
-  rest.positional.assign(arguments.positional.begin() + static_cast<int64_t>(next), arguments.positional.end());
+  rest.positional.assign(arguments.positional.begin() + static_cast<int64_t>(next),
+                         arguments.positional.end());
   rest.named = arguments.named;
   List items;
   if (!Truth(input)) return MakeList({});  // what is false has no items, even if it could have none
@@ -145,7 +149,8 @@ Value Evaluator::MapFilter(const Value& input, const Arguments& arguments) {
     if (key == "attribute") attribute = &value;
     if (key == "default") fallback = &value;
   }
-  if (attribute == nullptr && arguments.positional.empty()) return Fail("the filter map takes a filter or attribute=");
+  if (attribute == nullptr && arguments.positional.empty())
+    return Fail("the filter map takes a filter or attribute=");
   if (!Truth(input)) return MakeList({});
   for (const Value& item : Iterate(input)) {
     if (!Tick()) return {};
@@ -201,7 +206,8 @@ Value Evaluator::UniqueFilter(const Value& input, const Arguments& arguments) {
   for (const Value& item : Iterate(input)) {
     Value key = attribute != nullptr && !attribute->is(Kind::kNone) ? PathOf(item, *attribute) : item;
     if (case_sensitive == nullptr || !Truth(*case_sensitive)) key = FoldCase(key);
-    if (key.is(Kind::kList) || key.is(Kind::kDict)) return Fail("a " + std::string(TypeName(key)) + " cannot be a key");
+    if (key.is(Kind::kList) || key.is(Kind::kDict))
+      return Fail("a " + std::string(TypeName(key)) + " cannot be a key");
     bool known = false;
     for (const Value& other : seen) {
       if (!Tick()) return {};
@@ -240,7 +246,8 @@ Value Evaluator::GroupByFilter(const Value& input, const Arguments& arguments) {
 }
 
 Value Evaluator::DictSortFilter(const Value& input, const Arguments& arguments) {
-  if (!input.is(Kind::kDict)) return Fail("the filter dictsort takes a mapping, not " + std::string(TypeName(input)));
+  if (!input.is(Kind::kDict))
+    return Fail("the filter dictsort takes a mapping, not " + std::string(TypeName(input)));
   const Value* case_sensitive = arguments.Get(0, "case_sensitive");
   const Value* by = arguments.Get(1, "by");
   const Value* reverse = arguments.Get(2, "reverse");
@@ -292,7 +299,8 @@ Value Evaluator::BatchFilter(const Value& input, const Arguments& arguments) {
     if (static_cast<int64_t>(row.size()) == size) rows.push_back(MakeList(std::exchange(row, {})));
   }
   if (!row.empty()) {
-    while (fill != nullptr && !fill->is(Kind::kNone) && static_cast<int64_t>(row.size()) < size) row.push_back(*fill);
+    while (fill != nullptr && !fill->is(Kind::kNone) && static_cast<int64_t>(row.size()) < size)
+      row.push_back(*fill);
     rows.push_back(MakeList(std::move(row)));
   }
   return MakeList(std::move(rows));

@@ -10,7 +10,8 @@ namespace {
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsNameStart(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || static_cast<unsigned char>(c) >= 0x80;
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+         static_cast<unsigned char>(c) >= 0x80;
 }
 bool IsBlank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
@@ -60,7 +61,8 @@ class Lexer {
 
   size_t FindTag() const {
     for (size_t i = source_.find('{', at_); i != std::string::npos; i = source_.find('{', i + 1)) {
-      if (i + 1 < source_.size() && (source_[i + 1] == '{' || source_[i + 1] == '%' || source_[i + 1] == '#')) return i;
+      if (i + 1 < source_.size() && (source_[i + 1] == '{' || source_[i + 1] == '%' || source_[i + 1] == '#'))
+        return i;
     }
     return std::string::npos;
   }
@@ -84,7 +86,8 @@ class Lexer {
     if (sign == '+' || is_print) return text;
     const size_t line_begin = text.rfind('\n') + 1;  // npos + 1 is 0
     if (line_begin == 0 && !line_starting_) return text;
-    if (std::all_of(text.begin() + static_cast<int64_t>(line_begin), text.end(), IsBlank)) text.resize(line_begin);
+    if (std::all_of(text.begin() + static_cast<int64_t>(line_begin), text.end(), IsBlank))
+      text.resize(line_begin);
     return text;
   }
 
@@ -112,7 +115,8 @@ class Lexer {
     const char type = source_[tag + 1];
     size_t inside = tag + 2;
     char sign = 0;
-    if (inside < source_.size() && (source_[inside] == '-' || source_[inside] == '+')) sign = source_[inside++];
+    if (inside < source_.size() && (source_[inside] == '-' || source_[inside] == '+'))
+      sign = source_[inside++];
     const bool is_print = type == '{';
     std::string text = TextBefore(tag, sign, is_print);
     CountLines(at_, tag);
@@ -127,7 +131,8 @@ class Lexer {
   Status Comment() {
     const size_t end = source_.find("#}", at_);
     if (end == std::string::npos) return Fail("a comment is not closed by #}");
-    const char sign = end > at_ && (source_[end - 1] == '-' || source_[end - 1] == '+') ? source_[end - 1] : '\0';
+    const char sign =
+        end > at_ && (source_[end - 1] == '-' || source_[end - 1] == '+') ? source_[end - 1] : '\0';
     CountLines(at_, end);
     at_ = end + 2;
     AfterTag(sign, /*is_print=*/false);
@@ -242,11 +247,13 @@ class Lexer {
   }
 
   Status Number() {
-    if (source_[at_] == '0' && at_ + 1 < source_.size() && std::string_view("xXoObB").find(source_[at_ + 1]) != std::string_view::npos) {
+    if (source_[at_] == '0' && at_ + 1 < source_.size() &&
+        std::string_view("xXoObB").find(source_[at_ + 1]) != std::string_view::npos) {
       return Fail("numbers in other bases than ten are not supported");
     }
     // After a dot, as in x.0, a number is an index and has no fraction.
-    const bool after_dot = !tokens_.empty() && tokens_.back().kind == TokenKind::kOperator && tokens_.back().text == ".";
+    const bool after_dot =
+        !tokens_.empty() && tokens_.back().kind == TokenKind::kOperator && tokens_.back().text == ".";
     std::string text = Digits();
     bool is_float = false;
     if (!after_dot) {
@@ -317,11 +324,13 @@ class Lexer {
       if (IsDigit(c)) digit = c - '0';
       if (c >= 'a' && c <= 'f') digit = c - 'a' + 10;
       if (c >= 'A' && c <= 'F') digit = c - 'A' + 10;
-      if (digit < 0) return Fail("an escape in a string needs " + std::to_string(digits) + " hexadecimal digits");
+      if (digit < 0)
+        return Fail("an escape in a string needs " + std::to_string(digits) + " hexadecimal digits");
       value = value * 16 + static_cast<char32_t>(digit);
       ++at_;
     }
-    if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) return Fail("an escape in a string is no character");
+    if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF))
+      return Fail("an escape in a string is no character");
     AppendUtf8(value, text);
     return OkStatus();
   }

@@ -11,17 +11,19 @@ namespace tidepool::text::jinja {
 namespace {
 
 constexpr std::string_view kStringMethods[] = {
-    "strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "startswith", "endswith", "upper", "lower", "title",
-    "capitalize", "replace", "find", "rfind", "index", "rindex", "count", "join", "isdigit", "isalpha", "isalnum",
-    "isspace", "isupper", "islower", "isnumeric", "isdecimal", "zfill", "ljust", "rjust", "center", "format",
-    "removeprefix", "removesuffix", "partition", "rpartition", "casefold"};
-constexpr std::string_view kDictMethods[] = {"items", "keys", "values", "get", "copy",
-                                             "pop", "update", "setdefault", "clear", "popitem"};
-constexpr std::string_view kListMethods[] = {"index", "count", "copy", "append", "extend",
-                                             "insert", "pop", "remove", "reverse", "sort", "clear"};
+    "strip",      "lstrip",  "rstrip",  "split",   "rsplit",       "splitlines",   "startswith",
+    "endswith",   "upper",   "lower",   "title",   "capitalize",   "replace",      "find",
+    "rfind",      "index",   "rindex",  "count",   "join",         "isdigit",      "isalpha",
+    "isalnum",    "isspace", "isupper", "islower", "isnumeric",    "isdecimal",    "zfill",
+    "ljust",      "rjust",   "center",  "format",  "removeprefix", "removesuffix", "partition",
+    "rpartition", "casefold"};
+constexpr std::string_view kDictMethods[] = {"items", "keys",   "values",     "get",   "copy",
+                                             "pop",   "update", "setdefault", "clear", "popitem"};
+constexpr std::string_view kListMethods[] = {"index", "count",  "copy",    "append", "extend", "insert",
+                                             "pop",   "remove", "reverse", "sort",   "clear"};
 // Those of the lists above that change the value.
-constexpr std::string_view kChanging[] = {"pop", "update", "setdefault", "clear", "popitem", "append",
-                                          "extend", "insert", "remove", "reverse", "sort"};
+constexpr std::string_view kChanging[] = {"pop",    "update", "setdefault", "clear",   "popitem", "append",
+                                          "extend", "insert", "remove",     "reverse", "sort"};
 
 template <size_t N>
 bool OneOf(std::string_view name, const std::string_view (&names)[N]) {
@@ -55,7 +57,8 @@ Value Evaluator::LoopMethod(Loop& loop, const std::string& name, const Arguments
     return arguments.positional[static_cast<size_t>(loop.index) % arguments.positional.size()];
   }
   bool same = loop.changed.size() == arguments.positional.size() + 1;  // a first call always differs
-  for (size_t i = 0; same && i < arguments.positional.size(); ++i) same = Same(loop.changed[i], arguments.positional[i]);
+  for (size_t i = 0; same && i < arguments.positional.size(); ++i)
+    same = Same(loop.changed[i], arguments.positional[i]);
   loop.changed = arguments.positional;
   loop.changed.emplace_back();  // marks that there was a call
   return Value::Bool(!same);

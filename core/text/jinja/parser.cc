@@ -21,7 +21,8 @@ void Parser::Refuse(Status status) {
 }
 
 void Parser::CountChain(int links) {
-  if (links > kChainMax) Refuse(ResourceExhausted("more than " + std::to_string(kChainMax) + " operators in a row"));
+  if (links > kChainMax)
+    Refuse(ResourceExhausted("more than " + std::to_string(kChainMax) + " operators in a row"));
 }
 
 void Parser::ExpectOperator(std::string_view op) {
@@ -68,13 +69,15 @@ ExpressionPtr Parser::ParseConditional() {
 
 ExpressionPtr Parser::ParseOr() {
   ExpressionPtr left = ParseAnd();
-  for (int n = 0; SkipName("or"); CountChain(++n)) left = Binary(ExpressionKind::kOr, std::move(left), ParseAnd());
+  for (int n = 0; SkipName("or"); CountChain(++n))
+    left = Binary(ExpressionKind::kOr, std::move(left), ParseAnd());
   return left;
 }
 
 ExpressionPtr Parser::ParseAnd() {
   ExpressionPtr left = ParseNot();
-  for (int n = 0; SkipName("and"); CountChain(++n)) left = Binary(ExpressionKind::kAnd, std::move(left), ParseNot());
+  for (int n = 0; SkipName("and"); CountChain(++n))
+    left = Binary(ExpressionKind::kAnd, std::move(left), ParseNot());
   return left;
 }
 
@@ -135,7 +138,8 @@ ExpressionPtr Parser::ParseConcat() {
 
 ExpressionPtr Parser::ParseProduct() {
   ExpressionPtr left = ParsePower();
-  for (int n = 0; AtOperator("*") || AtOperator("/") || AtOperator("//") || AtOperator("%"); CountChain(++n)) {
+  for (int n = 0; AtOperator("*") || AtOperator("/") || AtOperator("//") || AtOperator("%");
+       CountChain(++n)) {
     const std::string op = Current().text;
     Next();
     left = Binary(ExpressionKind::kArithmetic, std::move(left), ParsePower());
@@ -185,7 +189,8 @@ ExpressionPtr Parser::ParsePrimary() {
       Next();
       return node;
     case TokenKind::kString:
-      for (; Current().kind == TokenKind::kString; Next()) node->text += Current().text;  // adjacent ones join
+      for (; Current().kind == TokenKind::kString; Next())
+        node->text += Current().text;  // adjacent ones join
       node->literal = Value::String(&node->text);
       return node;
     case TokenKind::kInteger: {
@@ -249,7 +254,8 @@ bool Parser::AtTupleEnd() const {
 
 // `a`, `a, b`, `a,` or nothing (an empty tuple, in parentheses only).
 ExpressionPtr Parser::ParseTuple(bool with_conditional) {
-  const bool parenthesis = at_ > 0 && tokens_[at_ - 1].kind == TokenKind::kOperator && tokens_[at_ - 1].text == "(";
+  const bool parenthesis =
+      at_ > 0 && tokens_[at_ - 1].kind == TokenKind::kOperator && tokens_[at_ - 1].text == "(";
   ExpressionPtr tuple = New(ExpressionKind::kTuple);
   if (AtTupleEnd()) {
     if (!parenthesis) Fail("expected an expression");
@@ -368,7 +374,8 @@ void Parser::ParseArguments(Expression* call) {
       Refuse(Unimplemented("* and ** in a call are not supported"));
       return;
     }
-    const bool named = Current().kind == TokenKind::kName && Ahead().kind == TokenKind::kOperator && Ahead().text == "=";
+    const bool named =
+        Current().kind == TokenKind::kName && Ahead().kind == TokenKind::kOperator && Ahead().text == "=";
     if (named) {
       std::string name = ExpectName();
       ExpectOperator("=");

@@ -24,11 +24,15 @@ class Parser {
   // Tokens.
   const Token& Current() const { return tokens_[at_]; }
   const Token& Ahead() const { return tokens_[at_ + 1 < tokens_.size() ? at_ + 1 : at_]; }
-  void Next() { if (at_ + 1 < tokens_.size()) ++at_; }
+  void Next() {
+    if (at_ + 1 < tokens_.size()) ++at_;
+  }
   bool AtOperator(std::string_view op) const {
     return Current().kind == TokenKind::kOperator && Current().text == op;
   }
-  bool AtName(std::string_view name) const { return Current().kind == TokenKind::kName && Current().text == name; }
+  bool AtName(std::string_view name) const {
+    return Current().kind == TokenKind::kName && Current().text == name;
+  }
   bool SkipOperator(std::string_view op) { return AtOperator(op) ? (Next(), true) : false; }
   bool SkipName(std::string_view name) { return AtName(name) ? (Next(), true) : false; }
   void ExpectOperator(std::string_view op);

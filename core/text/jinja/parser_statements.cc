@@ -45,20 +45,23 @@ Block Parser::ParseBlock(std::initializer_list<std::string_view> ends) {
         auto statement = NewStatement(StatementKind::kPrint);
         Next();
         statement->value = ParseTuple(/*with_conditional=*/true);
-        if (!failed() && Current().kind != TokenKind::kPrintEnd) Fail("expected '}}', found '" + Current().text + "'");
+        if (!failed() && Current().kind != TokenKind::kPrintEnd)
+          Fail("expected '}}', found '" + Current().text + "'");
         Next();
         block.push_back(std::move(statement));
         break;
       }
       case TokenKind::kBlockBegin:
         Next();
-        if (Current().kind == TokenKind::kName && std::find(ends.begin(), ends.end(), Current().text) != ends.end()) {
+        if (Current().kind == TokenKind::kName &&
+            std::find(ends.begin(), ends.end(), Current().text) != ends.end()) {
           return block;
         }
         ParseStatement(&block);
         break;
       default:
-        if (ends.size() > 0) Fail("the template ends inside a block that waits for " + std::string(*(ends.end() - 1)));
+        if (ends.size() > 0)
+          Fail("the template ends inside a block that waits for " + std::string(*(ends.end() - 1)));
         return block;
     }
   }
@@ -99,8 +102,8 @@ void Parser::ParseStatement(Block* block) {
     Next();
     statement->value = ParseTuple(/*with_conditional=*/true);
     EndTag();
-  } else if (name == "extends" || name == "block" || name == "include" || name == "import" || name == "from" ||
-             name == "do" || name == "autoescape" || name == "trans") {
+  } else if (name == "extends" || name == "block" || name == "include" || name == "import" ||
+             name == "from" || name == "do" || name == "autoescape" || name == "trans") {
     Refuse(Unimplemented("the tag '" + name + "' is not supported in chat templates"));
   } else {
     Fail("unknown tag '" + (name.empty() ? Current().text : name) + "'");
@@ -140,7 +143,8 @@ std::unique_ptr<Statement> Parser::ParseIf() {
   Statement* last = statement.get();
   int chain = 0;
   while (!failed() && AtName("elif")) {
-    if (++chain > 4 * kDepthMax) Refuse(ResourceExhausted("more than " + std::to_string(4 * kDepthMax) + " elif"));
+    if (++chain > 4 * kDepthMax)
+      Refuse(ResourceExhausted("more than " + std::to_string(4 * kDepthMax) + " elif"));
     auto next = NewStatement(StatementKind::kIf);
     Next();
     next->value = ParseTuple(/*with_conditional=*/false);
@@ -190,7 +194,8 @@ std::unique_ptr<Statement> Parser::ParseSet() {
     return statement;
   }
   statement->kind = StatementKind::kSetBlock;
-  for (int n = 0; SkipOperator("|"); CountChain(++n)) statement->value = ParseFilter(std::move(statement->value));
+  for (int n = 0; SkipOperator("|"); CountChain(++n))
+    statement->value = ParseFilter(std::move(statement->value));
   EndTag();
   statement->body = ParseBlock({"endset"});
   Next();
@@ -247,7 +252,8 @@ std::unique_ptr<Statement> Parser::ParseFilterBlock() {
   auto statement = NewStatement(StatementKind::kFilter);
   Next();
   statement->value = ParseFilter(nullptr);
-  for (int n = 0; SkipOperator("|"); CountChain(++n)) statement->value = ParseFilter(std::move(statement->value));
+  for (int n = 0; SkipOperator("|"); CountChain(++n))
+    statement->value = ParseFilter(std::move(statement->value));
   EndTag();
   statement->body = ParseBlock({"endfilter"});
   Next();

@@ -27,11 +27,12 @@ bool Evaluator::Test(const std::string& name, const Value& subject, const Argume
   if (name == "true") return subject.is(Kind::kBool) && subject.boolean();
   if (name == "false") return subject.is(Kind::kBool) && !subject.boolean();
   if (name == "iterable") {
-    return subject.is_string() || subject.is_sequence() || subject.is(Kind::kDict) || subject.is(Kind::kUndefined) ||
-           subject.is(Kind::kLoop);
+    return subject.is_string() || subject.is_sequence() || subject.is(Kind::kDict) ||
+           subject.is(Kind::kUndefined) || subject.is(Kind::kLoop);
   }
   if (name == "sequence") {  // what has a length and items
-    return subject.is_string() || subject.is_sequence() || subject.is(Kind::kDict) || subject.is(Kind::kUndefined);
+    return subject.is_string() || subject.is_sequence() || subject.is(Kind::kDict) ||
+           subject.is(Kind::kUndefined);
   }
   if (name == "callable") {
     return subject.is(Kind::kMacro) || subject.is(Kind::kMethod) || subject.is(Kind::kFunction) ||

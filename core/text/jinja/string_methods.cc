@@ -20,7 +20,8 @@ size_t CharacterBefore(std::string_view text, size_t end) {
 }  // namespace
 
 int64_t LengthInCodePoints(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
 std::string Strip(std::string_view text, const std::string* characters, bool left, bool right) {
@@ -107,8 +108,8 @@ std::vector<std::string> SplitLines(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = DecodeAt(text, at);
     size_t next = at + c.bytes;
-    const bool ends = (c.value >= 0x0A && c.value <= 0x0D) || (c.value >= 0x1C && c.value <= 0x1E) || c.value == 0x85 ||
-                      c.value == 0x2028 || c.value == 0x2029;
+    const bool ends = (c.value >= 0x0A && c.value <= 0x0D) || (c.value >= 0x1C && c.value <= 0x1E) ||
+                      c.value == 0x85 || c.value == 0x2028 || c.value == 0x2029;
     if (ends) {
       lines.emplace_back(text.substr(start, at - start));
       if (c.value == '\r' && next < text.size() && text[next] == '\n') ++next;
@@ -155,7 +156,8 @@ Value Evaluator::StringMethod(const std::string& self, const std::string& name, 
     return false;
   };
   Value result;
-  if (StringSplitMethod(self, name, arguments, &result) || StringPredicate(self, name, &result)) return result;
+  if (StringSplitMethod(self, name, arguments, &result) || StringPredicate(self, name, &result))
+    return result;
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
     std::string set;
     const bool all = first == nullptr || first->is(Kind::kNone);
@@ -163,7 +165,8 @@ Value Evaluator::StringMethod(const std::string& self, const std::string& name, 
     return String(Strip(self, all ? nullptr : &set, name != "rstrip", name != "lstrip"));
   }
   if (name == "startswith" || name == "endswith") {
-    if (first == nullptr || arguments.positional.size() > 1) return Fail("the method " + name + " takes one value");
+    if (first == nullptr || arguments.positional.size() > 1)
+      return Fail("the method " + name + " takes one value");
     const List candidates = first->is(Kind::kTuple) ? first->list() : List{*first};
     for (const Value& candidate : candidates) {
       std::string affix;
@@ -185,7 +188,8 @@ Value Evaluator::StringMethod(const std::string& self, const std::string& name, 
       return {};
     }
     // What comes out is at most one copy of `to` for each character and the text itself.
-    if (!to.empty() && static_cast<int64_t>(self.size()) + 1 > heap_.left() / static_cast<int64_t>(to.size())) {
+    if (!to.empty() &&
+        static_cast<int64_t>(self.size()) + 1 > heap_.left() / static_cast<int64_t>(to.size())) {
       return Exhausted("the method replace makes a text that is too long");
     }
     return String(ReplaceAll(self, from, to, count));
@@ -215,20 +219,23 @@ Value Evaluator::StringMethod(const std::string& self, const std::string& name, 
     if (arguments.positional.size() > 1 && !text_argument(&arguments.positional[1], &fill)) return {};
     const int64_t space = width - LengthInCodePoints(self);
     if (space <= 0) return String(self);
-    if (space > heap_.left() / 4 || LengthInCodePoints(fill) != 1) return Fail("the method " + name + " makes a text that is too long, or its filler is not one character");
+    if (space > heap_.left() / 4 || LengthInCodePoints(fill) != 1)
+      return Fail("the method " + name +
+                  " makes a text that is too long, or its filler is not one character");
     const int64_t before = name == "ljust" ? 0 : name == "center" ? space / 2 + (space & width & 1) : space;
     std::string left;
     std::string right;
     for (int64_t i = 0; i < before; ++i) left += fill;
     for (int64_t i = before; i < space; ++i) right += fill;
-    if (name == "zfill" && (self.starts_with('-') || self.starts_with('+'))) return String(self[0] + left + self.substr(1));
+    if (name == "zfill" && (self.starts_with('-') || self.starts_with('+')))
+      return String(self[0] + left + self.substr(1));
     return String(left + self + right);
   }
   return FormatBraces(self, arguments);  // format
 }
 
-bool Evaluator::StringSplitMethod(const std::string& self, const std::string& name, const Arguments& arguments,
-                                  Value* result) {
+bool Evaluator::StringSplitMethod(const std::string& self, const std::string& name,
+                                  const Arguments& arguments, Value* result) {
   List parts;
   const auto add = [&](std::string_view part) {
     if (Tick()) parts.push_back(String(std::string(part)));
@@ -336,7 +343,8 @@ Value Evaluator::StringFind(const std::string& self, const std::string& name, co
     return Value::Int(count);
   }
   const size_t at = name[0] == 'r' ? self.rfind(what->string()) : self.find(what->string());
-  if (at == std::string::npos) return name.ends_with("index") ? Fail("the text is not in the string") : Value::Int(-1);
+  if (at == std::string::npos)
+    return name.ends_with("index") ? Fail("the text is not in the string") : Value::Int(-1);
   return Value::Int(LengthInCodePoints(std::string_view(self).substr(0, at)));
 }
 
@@ -358,7 +366,8 @@ Value Evaluator::FormatBraces(const std::string& format, const Arguments& argume
     const size_t close = format.find('}', i);
     if (c == '}' || close == std::string::npos) return Fail("a single brace in a format");
     const std::string name = format.substr(i + 1, close - i - 1);
-    const bool number = !name.empty() && name.size() < 6 && std::all_of(name.begin(), name.end(), [](char d) { return d >= '0' && d <= '9'; });
+    const bool number = !name.empty() && name.size() < 6 &&
+                        std::all_of(name.begin(), name.end(), [](char d) { return d >= '0' && d <= '9'; });
     const Value* value = nullptr;
     if (name.empty() || number) {
       const size_t place = name.empty() ? next++ : static_cast<size_t>(std::stoi(name));

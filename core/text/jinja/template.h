@@ -3,10 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "core/base/status.h"
 #include "core/text/jinja/ast.h"
@@ -14,7 +13,7 @@
 namespace tidepool::text::jinja {
 
 struct Limits {
-  int64_t operations = 50'000'000;        // evaluated nodes and copied 64-byte blocks; some seconds
+  int64_t operations = 50'000'000;          // evaluated nodes and copied 64-byte blocks; some seconds
   int64_t heap_bytes = int64_t{512} << 20;  // of all values made
   int64_t output_bytes = int64_t{64} << 20;
 };

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-
 #include <nlohmann/json.hpp>
 
 #include "core/text/unicode.h"
@@ -30,20 +29,34 @@ void Dict::Set(Value key, Value value) {
 
 std::string_view TypeName(const Value& value) {
   switch (value.kind()) {
-    case Kind::kUndefined: return "Undefined";
-    case Kind::kNone: return "NoneType";
-    case Kind::kBool: return "bool";
-    case Kind::kInt: return "int";
-    case Kind::kFloat: return "float";
-    case Kind::kString: return "str";
-    case Kind::kList: return "list";
-    case Kind::kTuple: return "tuple";
-    case Kind::kDict: return "dict";
-    case Kind::kNamespace: return "Namespace";
-    case Kind::kMacro: return "Macro";
-    case Kind::kLoop: return "LoopContext";
-    case Kind::kMethod: return "method";
-    case Kind::kFunction: return "function";
+    case Kind::kUndefined:
+      return "Undefined";
+    case Kind::kNone:
+      return "NoneType";
+    case Kind::kBool:
+      return "bool";
+    case Kind::kInt:
+      return "int";
+    case Kind::kFloat:
+      return "float";
+    case Kind::kString:
+      return "str";
+    case Kind::kList:
+      return "list";
+    case Kind::kTuple:
+      return "tuple";
+    case Kind::kDict:
+      return "dict";
+    case Kind::kNamespace:
+      return "Namespace";
+    case Kind::kMacro:
+      return "Macro";
+    case Kind::kLoop:
+      return "LoopContext";
+    case Kind::kMethod:
+      return "method";
+    case Kind::kFunction:
+      return "function";
   }
   return "?";
 }
@@ -51,15 +64,22 @@ std::string_view TypeName(const Value& value) {
 bool Truth(const Value& value) {
   switch (value.kind()) {
     case Kind::kUndefined:
-    case Kind::kNone: return false;
+    case Kind::kNone:
+      return false;
     case Kind::kBool:
-    case Kind::kInt: return value.integer() != 0;
-    case Kind::kFloat: return value.real() != 0.0;
-    case Kind::kString: return !value.string().empty();
+    case Kind::kInt:
+      return value.integer() != 0;
+    case Kind::kFloat:
+      return value.real() != 0.0;
+    case Kind::kString:
+      return !value.string().empty();
     case Kind::kList:
-    case Kind::kTuple: return !value.list().empty();
-    case Kind::kDict: return !value.dict().items.empty();
-    default: return true;
+    case Kind::kTuple:
+      return !value.list().empty();
+    case Kind::kDict:
+      return !value.dict().items.empty();
+    default:
+      return true;
   }
 }
 
@@ -70,8 +90,10 @@ std::optional<bool> Equal(const Value& a, const Value& b, int depth) {
   if (a.kind() != b.kind()) return false;
   switch (a.kind()) {
     case Kind::kUndefined:
-    case Kind::kNone: return true;
-    case Kind::kString: return a.string() == b.string();
+    case Kind::kNone:
+      return true;
+    case Kind::kString:
+      return a.string() == b.string();
     case Kind::kList:
     case Kind::kTuple: {
       if (a.list().size() != b.list().size()) return false;
@@ -96,7 +118,8 @@ std::optional<bool> Equal(const Value& a, const Value& b, int depth) {
       }
       return true;
     }
-    default: return a.identity() == b.identity();
+    default:
+      return a.identity() == b.identity();
   }
 }
 
@@ -178,7 +201,10 @@ void AppendStringRepr(const std::string& text, std::string* out) {
       *out += "\\t";
     } else if (!IsPrintable(c.value)) {
       char buffer[16];
-      std::snprintf(buffer, sizeof(buffer), c.value < 0x100 ? "\\x%02x" : c.value < 0x10000 ? "\\u%04x" : "\\U%08x",
+      std::snprintf(buffer, sizeof(buffer),
+                    c.value < 0x100     ? "\\x%02x"
+                    : c.value < 0x10000 ? "\\u%04x"
+                                        : "\\U%08x",
                     static_cast<unsigned>(c.value));
       *out += buffer;
     } else {
@@ -195,13 +221,27 @@ void AppendJsonString(const std::string& text, bool ensure_ascii, std::string* o
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = DecodeAt(text, at);
     switch (c.value) {
-      case '"': *out += "\\\""; break;
-      case '\\': *out += "\\\\"; break;
-      case '\n': *out += "\\n"; break;
-      case '\r': *out += "\\r"; break;
-      case '\t': *out += "\\t"; break;
-      case '\b': *out += "\\b"; break;
-      case '\f': *out += "\\f"; break;
+      case '"':
+        *out += "\\\"";
+        break;
+      case '\\':
+        *out += "\\\\";
+        break;
+      case '\n':
+        *out += "\\n";
+        break;
+      case '\r':
+        *out += "\\r";
+        break;
+      case '\t':
+        *out += "\\t";
+        break;
+      case '\b':
+        *out += "\\b";
+        break;
+      case '\f':
+        *out += "\\f";
+        break;
       default:
         if (c.value < 0x20 || (ensure_ascii && c.value >= 0x7F && c.value < 0x10000 && c.value != 0x7F)) {
           std::snprintf(buffer, sizeof(buffer), "\\u%04x", static_cast<unsigned>(c.value));
@@ -224,12 +264,24 @@ void AppendJsonString(const std::string& text, bool ensure_ascii, std::string* o
 bool AppendRepr(const Value& value, std::string* out, int depth) {
   if (depth > kNestingMax) return false;
   switch (value.kind()) {
-    case Kind::kUndefined: *out += "Undefined"; return true;
-    case Kind::kNone: *out += "None"; return true;
-    case Kind::kBool: *out += value.boolean() ? "True" : "False"; return true;
-    case Kind::kInt: *out += std::to_string(value.integer()); return true;
-    case Kind::kFloat: *out += FloatRepr(value.real()); return true;
-    case Kind::kString: AppendStringRepr(value.string(), out); return true;
+    case Kind::kUndefined:
+      *out += "Undefined";
+      return true;
+    case Kind::kNone:
+      *out += "None";
+      return true;
+    case Kind::kBool:
+      *out += value.boolean() ? "True" : "False";
+      return true;
+    case Kind::kInt:
+      *out += std::to_string(value.integer());
+      return true;
+    case Kind::kFloat:
+      *out += FloatRepr(value.real());
+      return true;
+    case Kind::kString:
+      AppendStringRepr(value.string(), out);
+      return true;
     case Kind::kList:
     case Kind::kTuple: {
       const bool tuple = value.is(Kind::kTuple);
@@ -265,23 +317,34 @@ bool AppendRepr(const Value& value, std::string* out, int depth) {
 }
 
 Status AppendJson(const Value& value, const JsonStyle& style, std::string* out, int depth) {
-  if (depth > kNestingMax) return InvalidArgument("tojson: nested deeper than " + std::to_string(kNestingMax));
+  if (depth > kNestingMax)
+    return InvalidArgument("tojson: nested deeper than " + std::to_string(kNestingMax));
   const auto new_line = [&](int level) {
     if (style.indent < 0) return;
     out->push_back('\n');
     out->append(static_cast<size_t>(style.indent) * static_cast<size_t>(level), ' ');
   };
   // With an indent, json.dumps ends a line's item with a bare comma.
-  const std::string separator = style.indent >= 0 && style.item_separator == ", " ? "," : style.item_separator;
+  const std::string separator =
+      style.indent >= 0 && style.item_separator == ", " ? "," : style.item_separator;
   switch (value.kind()) {
-    case Kind::kNone: *out += "null"; return OkStatus();
-    case Kind::kBool: *out += value.boolean() ? "true" : "false"; return OkStatus();
-    case Kind::kInt: *out += std::to_string(value.integer()); return OkStatus();
-    case Kind::kFloat:
-      *out += std::isnan(value.real()) ? "NaN" : std::isinf(value.real()) ? (value.real() > 0 ? "Infinity" : "-Infinity")
-                                                                          : FloatRepr(value.real());
+    case Kind::kNone:
+      *out += "null";
       return OkStatus();
-    case Kind::kString: AppendJsonString(value.string(), style.ensure_ascii, out); return OkStatus();
+    case Kind::kBool:
+      *out += value.boolean() ? "true" : "false";
+      return OkStatus();
+    case Kind::kInt:
+      *out += std::to_string(value.integer());
+      return OkStatus();
+    case Kind::kFloat:
+      *out += std::isnan(value.real())   ? "NaN"
+              : std::isinf(value.real()) ? (value.real() > 0 ? "Infinity" : "-Infinity")
+                                         : FloatRepr(value.real());
+      return OkStatus();
+    case Kind::kString:
+      AppendJsonString(value.string(), style.ensure_ascii, out);
+      return OkStatus();
     case Kind::kList:
     case Kind::kTuple: {
       out->push_back('[');
@@ -364,17 +427,21 @@ Value Heap::NewMethod(Value self, std::string name) {
 }
 
 StatusOr<Value> Heap::FromJson(const nlohmann::ordered_json& json, int depth) {
-  if (depth > kNestingMax) return InvalidArgument("a value is nested deeper than " + std::to_string(kNestingMax));
+  if (depth > kNestingMax)
+    return InvalidArgument("a value is nested deeper than " + std::to_string(kNestingMax));
   if (exhausted()) return ResourceExhausted("the values given to the chat template are too large");
   switch (json.type()) {
-    case nlohmann::json::value_t::boolean: return Value::Bool(json.get<bool>());
-    case nlohmann::json::value_t::number_integer: return Value::Int(json.get<int64_t>());
+    case nlohmann::json::value_t::boolean:
+      return Value::Bool(json.get<bool>());
+    case nlohmann::json::value_t::number_integer:
+      return Value::Int(json.get<int64_t>());
     case nlohmann::json::value_t::number_unsigned:
       if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
         return InvalidArgument("the integer " + json.dump() + " is beyond 64 bits");
       }
       return Value::Int(json.get<int64_t>());
-    case nlohmann::json::value_t::number_float: return Value::Float(json.get<double>());
+    case nlohmann::json::value_t::number_float:
+      return Value::Float(json.get<double>());
     case nlohmann::json::value_t::string: {
       const auto& text = json.get_ref<const std::string&>();
       if (FindInvalidUtf8(text) != std::string::npos) return InvalidArgument("a string is no UTF-8");
@@ -398,7 +465,8 @@ StatusOr<Value> Heap::FromJson(const nlohmann::ordered_json& json, int depth) {
       }
       return Value::DictOf(dict);
     }
-    default: return Value::None();
+    default:
+      return Value::None();
   }
 }
 

@@ -8,13 +8,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "core/base/status.h"
 
@@ -30,26 +29,107 @@ class Value;
 using List = std::vector<Value>;
 
 enum class Kind : uint8_t {
-  kUndefined, kNone, kBool, kInt, kFloat, kString, kList, kTuple, kDict, kNamespace, kMacro, kLoop, kMethod, kFunction,
+  kUndefined,
+  kNone,
+  kBool,
+  kInt,
+  kFloat,
+  kString,
+  kList,
+  kTuple,
+  kDict,
+  kNamespace,
+  kMacro,
+  kLoop,
+  kMethod,
+  kFunction,
 };
 
 class Value {
  public:
   Value() : kind_(Kind::kUndefined), string_(nullptr) {}
-  static Value Undefined(const std::string* name) { Value v; v.string_ = name; return v; }
-  static Value None() { Value v; v.kind_ = Kind::kNone; return v; }
-  static Value Bool(bool b) { Value v; v.kind_ = Kind::kBool; v.int_ = b ? 1 : 0; return v; }
-  static Value Int(int64_t i) { Value v; v.kind_ = Kind::kInt; v.int_ = i; return v; }
-  static Value Float(double d) { Value v; v.kind_ = Kind::kFloat; v.float_ = d; return v; }
-  static Value String(const std::string* s) { Value v; v.kind_ = Kind::kString; v.string_ = s; return v; }
-  static Value ListOf(const List* l) { Value v; v.kind_ = Kind::kList; v.list_ = l; return v; }
-  static Value TupleOf(const List* l) { Value v; v.kind_ = Kind::kTuple; v.list_ = l; return v; }
-  static Value DictOf(Dict* d) { Value v; v.kind_ = Kind::kDict; v.dict_ = d; return v; }
-  static Value Namespace(Dict* d) { Value v; v.kind_ = Kind::kNamespace; v.dict_ = d; return v; }
-  static Value OfMacro(const Macro* m) { Value v; v.kind_ = Kind::kMacro; v.macro_ = m; return v; }
-  static Value OfLoop(Loop* l) { Value v; v.kind_ = Kind::kLoop; v.loop_ = l; return v; }
-  static Value OfMethod(const Method* m) { Value v; v.kind_ = Kind::kMethod; v.method_ = m; return v; }
-  static Value Function(const std::string* name) { Value v; v.kind_ = Kind::kFunction; v.string_ = name; return v; }
+  static Value Undefined(const std::string* name) {
+    Value v;
+    v.string_ = name;
+    return v;
+  }
+  static Value None() {
+    Value v;
+    v.kind_ = Kind::kNone;
+    return v;
+  }
+  static Value Bool(bool b) {
+    Value v;
+    v.kind_ = Kind::kBool;
+    v.int_ = b ? 1 : 0;
+    return v;
+  }
+  static Value Int(int64_t i) {
+    Value v;
+    v.kind_ = Kind::kInt;
+    v.int_ = i;
+    return v;
+  }
+  static Value Float(double d) {
+    Value v;
+    v.kind_ = Kind::kFloat;
+    v.float_ = d;
+    return v;
+  }
+  static Value String(const std::string* s) {
+    Value v;
+    v.kind_ = Kind::kString;
+    v.string_ = s;
+    return v;
+  }
+  static Value ListOf(const List* l) {
+    Value v;
+    v.kind_ = Kind::kList;
+    v.list_ = l;
+    return v;
+  }
+  static Value TupleOf(const List* l) {
+    Value v;
+    v.kind_ = Kind::kTuple;
+    v.list_ = l;
+    return v;
+  }
+  static Value DictOf(Dict* d) {
+    Value v;
+    v.kind_ = Kind::kDict;
+    v.dict_ = d;
+    return v;
+  }
+  static Value Namespace(Dict* d) {
+    Value v;
+    v.kind_ = Kind::kNamespace;
+    v.dict_ = d;
+    return v;
+  }
+  static Value OfMacro(const Macro* m) {
+    Value v;
+    v.kind_ = Kind::kMacro;
+    v.macro_ = m;
+    return v;
+  }
+  static Value OfLoop(Loop* l) {
+    Value v;
+    v.kind_ = Kind::kLoop;
+    v.loop_ = l;
+    return v;
+  }
+  static Value OfMethod(const Method* m) {
+    Value v;
+    v.kind_ = Kind::kMethod;
+    v.method_ = m;
+    return v;
+  }
+  static Value Function(const std::string* name) {
+    Value v;
+    v.kind_ = Kind::kFunction;
+    v.string_ = name;
+    return v;
+  }
 
   [[nodiscard]] Kind kind() const { return kind_; }
   [[nodiscard]] bool is(Kind k) const { return kind_ == k; }
@@ -102,7 +182,7 @@ struct Method {  // a method taken from a value, to be called
 };
 struct Loop {  // the `loop` variable
   const List* items = nullptr;
-  int64_t index = 0;  // from 0
+  int64_t index = 0;           // from 0
   std::vector<Value> changed;  // last arguments of loop.changed
 };
 

@@ -10,7 +10,8 @@ namespace tidepool::files {
 
 class GgufBuilder {
  public:
-  void Tensor(const std::string& name, const std::vector<uint64_t>& ne, uint32_t type, const std::string& bytes) {
+  void Tensor(const std::string& name, const std::vector<uint64_t>& ne, uint32_t type,
+              const std::string& bytes) {
     tensors_.push_back({name, ne, type, bytes, data_.size()});
     data_ += bytes;
     data_.resize((data_.size() + 31) / 32 * 32);
@@ -34,7 +35,8 @@ class GgufBuilder {
     ++value_count_;
   }
   [[nodiscard]] std::string Build() const {
-    std::string file = "GGUF" + Pod(uint32_t{3}) + Pod(static_cast<uint64_t>(tensors_.size())) + Pod(value_count_) + values_;
+    std::string file =
+        "GGUF" + Pod(uint32_t{3}) + Pod(static_cast<uint64_t>(tensors_.size())) + Pod(value_count_) + values_;
     for (const Entry& tensor : tensors_) {
       file += Text(tensor.name) + Pod(static_cast<uint32_t>(tensor.ne.size()));
       for (const uint64_t extent : tensor.ne) file += Pod(extent);

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-
 #include <nlohmann/json.hpp>
 
 #include "core/files/float_formats.h"
@@ -109,17 +108,20 @@ TEST(ImportGgufTest, RowsOfQueryAndKeyGoBackToHalves) {
   std::memcpy(values.data(), (*file)->Bytes(*q).data(), 256);
   // Row r of the file begins with 8 r. Within a head, pairs (0 1) (2 3) become halves (0 2) (1 3).
   const int from[] = {0, 2, 1, 3, 4, 6, 5, 7};
-  for (int row = 0; row < 8; ++row) EXPECT_EQ(values[static_cast<size_t>(row) * 8], 8.0F * static_cast<float>(from[row]));
+  for (int row = 0; row < 8; ++row)
+    EXPECT_EQ(values[static_cast<size_t>(row) * 8], 8.0F * static_cast<float>(from[row]));
 }
 
 TEST(ImportGgufTest, QwenRowsStayAndBiasesAreKept) {
   TestFolder folder;
-  const Status status = Import(folder, Model({.architecture = "qwen2", .pre = "qwen2", .output = true, .bias = true}), DType::kF32);
+  const Status status = Import(
+      folder, Model({.architecture = "qwen2", .pre = "qwen2", .output = true, .bias = true}), DType::kF32);
   ASSERT_TRUE(status.ok()) << status.ToString();
   const auto file = SafetensorsFile::Open(folder.path() + "/out/model.safetensors");
   ASSERT_TRUE(file.ok());
   float value = 0;
-  std::memcpy(&value, (*file)->Bytes(*(*file)->Find("model.layers.0.self_attn.q_proj.weight")).data() + 32, 4);
+  std::memcpy(&value, (*file)->Bytes(*(*file)->Find("model.layers.0.self_attn.q_proj.weight")).data() + 32,
+              4);
   EXPECT_EQ(value, 8.0F);
   EXPECT_NE((*file)->Find("model.layers.0.self_attn.q_proj.bias"), nullptr);
   EXPECT_NE((*file)->Find("lm_head.weight"), nullptr);

@@ -158,7 +158,8 @@ TEST(DequantizeTest, BlocksByHand) {
     EXPECT_EQ(values("q4_1")[at + 16], 0.5F * static_cast<float>(15 - i) - 1.0F);
     EXPECT_EQ(values("q8_0")[at], std::ldexp(static_cast<float>(i - 16), -24));
   }
-  EXPECT_THAT(values("f16"), ElementsAre(1.0F, -2.0F, std::numeric_limits<float>::infinity(), std::ldexp(-1.0F, -24)));
+  EXPECT_THAT(values("f16"),
+              ElementsAre(1.0F, -2.0F, std::numeric_limits<float>::infinity(), std::ldexp(-1.0F, -24)));
   EXPECT_THAT(values("bf16"), ElementsAre(1.0F, -3.0F));
   std::vector<float> out(256);
   EXPECT_THAT(Dequantize(*(*file)->Find("q6_k"), 0, out).message(), HasSubstr("Q6_K"));
@@ -172,7 +173,7 @@ TEST(FloatFormatsTest, Bf16RoundsToNearestTiesToEven) {
   EXPECT_EQ(rounded(0x3F807FFF), 0x3F80);
   EXPECT_EQ(rounded(0x7F7FFFFF), 0x7F80);  // overflows to infinity
   EXPECT_EQ(rounded(0xFF800000), 0xFF80);
-  EXPECT_EQ(rounded(0x7F800001), 0x7FC0);  // NaN stays NaN
+  EXPECT_EQ(rounded(0x7F800001), 0x7FC0);            // NaN stays NaN
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {  // what is exact comes back
     const auto value = static_cast<uint16_t>(bits);
     if (std::isnan(Bf16ToFloat(value))) continue;
@@ -193,7 +194,8 @@ TEST(FloatFormatsTest, Fp16EqualsItsDefinition) {
       }
       continue;
     }
-    const double magnitude = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+    const double magnitude =
+        exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
     EXPECT_EQ(value, sign * static_cast<float>(magnitude));
     EXPECT_EQ(std::signbit(value), (bits & 0x8000) != 0);
   }

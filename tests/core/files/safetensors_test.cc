@@ -52,25 +52,35 @@ TEST(SafetensorsHeaderTest, AFileCutAnywhereIsRefused) {
 TEST(SafetensorsHeaderTest, EachRuleOfTheLayoutIsNamed) {
   const auto tensor = [](const std::string& name, const std::string& dtype, const std::string& shape,
                          const std::string& offsets) {
-    return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
+    return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
+           ",\"data_offsets\":" + offsets + "}";
   };
   const std::string four(4, 'x');
-  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[1]", "[0,4]") + "," + tensor("b", "F32", "[1]", "[0,4]") + "}", four),
-              HasSubstr("without hole or overlap"));
-  EXPECT_THAT(ErrorOf("{" + tensor("a", "U8", "[2]", "[0,2]") + "," + tensor("b", "U8", "[1]", "[3,4]") + "}", four),
-              HasSubstr("starts at byte 3, expected 2"));
+  EXPECT_THAT(
+      ErrorOf("{" + tensor("a", "F32", "[1]", "[0,4]") + "," + tensor("b", "F32", "[1]", "[0,4]") + "}",
+              four),
+      HasSubstr("without hole or overlap"));
+  EXPECT_THAT(
+      ErrorOf("{" + tensor("a", "U8", "[2]", "[0,2]") + "," + tensor("b", "U8", "[1]", "[3,4]") + "}", four),
+      HasSubstr("starts at byte 3, expected 2"));
   EXPECT_THAT(ErrorOf("{" + tensor("a", "U8", "[3]", "[1,4]") + "}", four), HasSubstr("starts at byte 1"));
   EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[2]", "[0,4]") + "}", four), HasSubstr("need 8 bytes"));
-  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[1]", "[0,4]") + "," + tensor("a", "F32", "[0]", "[4,4]") + "}", four),
-              HasSubstr("\"a\" appears twice"));
-  EXPECT_THAT(ErrorOf("{" + tensor("a", "F31", "[1]", "[0,4]") + "}", four), HasSubstr("unknown dtype \"F31\""));
+  EXPECT_THAT(
+      ErrorOf("{" + tensor("a", "F32", "[1]", "[0,4]") + "," + tensor("a", "F32", "[0]", "[4,4]") + "}",
+              four),
+      HasSubstr("\"a\" appears twice"));
+  EXPECT_THAT(ErrorOf("{" + tensor("a", "F31", "[1]", "[0,4]") + "}", four),
+              HasSubstr("unknown dtype \"F31\""));
   EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[-1]", "[0,4]") + "}", four), HasSubstr("a negative number"));
   EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[1.0]", "[0,4]") + "}", four), HasSubstr("a fraction"));
   EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[1]", "[0,4,5]") + "}", four), HasSubstr("more than two"));
   EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[1]", "[4,0]") + "}", four), HasSubstr("starts at byte 4"));
-  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[4294967296,4294967296]", "[0,4]") + "}", four), HasSubstr("too large"));
-  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[4611686018427387904]", "[0,0]") + "}", ""), HasSubstr("too large"));
-  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[18446744073709551615]", "[0,4]") + "}", four), HasSubstr("2^63"));
+  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[4294967296,4294967296]", "[0,4]") + "}", four),
+              HasSubstr("too large"));
+  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[4611686018427387904]", "[0,0]") + "}", ""),
+              HasSubstr("too large"));
+  EXPECT_THAT(ErrorOf("{" + tensor("a", "F32", "[18446744073709551615]", "[0,4]") + "}", four),
+              HasSubstr("2^63"));
   EXPECT_THAT(ErrorOf(R"({"a":{"dtype":"F32","shape":[1]}})", four), HasSubstr("no data_offsets"));
   EXPECT_THAT(ErrorOf(R"({"a":3})", four), HasSubstr("expected an object"));
   EXPECT_THAT(ErrorOf(R"({"__metadata__":{"a":1}})", ""), HasSubstr("expected a string"));
@@ -91,7 +101,8 @@ TEST(SafetensorsHeaderTest, HugeHeaderLengthIsRefusedBeforeAnythingIsRead) {
 
 TEST(SafetensorsHeaderTest, EmptyTensorsAndScalarsAreAllowed) {
   const auto header = Check(File(R"({"e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},)"
-                                 R"("s":{"dtype":"I64","shape":[],"data_offsets":[0,8]}})", std::string(8, 'x')));
+                                 R"("s":{"dtype":"I64","shape":[],"data_offsets":[0,8]}})",
+                                 std::string(8, 'x')));
   EXPECT_TRUE(header.ok()) << header.status().ToString();
 }
 
@@ -127,10 +138,12 @@ TEST(SafetensorsFileTest, ASourceOfTheWrongSizeLeavesNoFile) {
   TestFolder folder;
   const std::string path = folder.path() + "/x.safetensors";
   const std::vector<uint8_t> bytes = {1, 2, 3};
-  EXPECT_THAT(WriteSafetensors(path, {SourceOf("u", DType::kU8, {4}, std::as_bytes(std::span(bytes)))}).message(),
-              HasSubstr("1 bytes less"));
-  EXPECT_THAT(WriteSafetensors(path, {SourceOf("u", DType::kU8, {2}, std::as_bytes(std::span(bytes)))}).message(),
-              HasSubstr("too many"));
+  EXPECT_THAT(
+      WriteSafetensors(path, {SourceOf("u", DType::kU8, {4}, std::as_bytes(std::span(bytes)))}).message(),
+      HasSubstr("1 bytes less"));
+  EXPECT_THAT(
+      WriteSafetensors(path, {SourceOf("u", DType::kU8, {2}, std::as_bytes(std::span(bytes)))}).message(),
+      HasSubstr("too many"));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 

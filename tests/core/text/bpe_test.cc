@@ -89,7 +89,8 @@ TEST(BpeTest, IgnoreMergesKeepsAWholeWord) {
   Bpe::Create(tokens, merges, {})->Encode("abab", &ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{2, 2}));
   ids.clear();
-  Bpe::Create(tokens, merges, {.ignore_merges = true, .unknown_id = {}, .fuse_unknown = false})->Encode("abab", &ids);
+  Bpe::Create(tokens, merges, {.ignore_merges = true, .unknown_id = {}, .fuse_unknown = false})
+      ->Encode("abab", &ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{3}));
 }
 
@@ -99,10 +100,12 @@ TEST(BpeTest, UnknownBytesAreLeftOutOrNamed) {
   Bpe::Create(tokens, {}, {})->Encode("axya", &ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{0, 0}));
   ids.clear();
-  Bpe::Create(tokens, {}, {.ignore_merges = false, .unknown_id = 7, .fuse_unknown = false})->Encode("axya", &ids);
+  Bpe::Create(tokens, {}, {.ignore_merges = false, .unknown_id = 7, .fuse_unknown = false})
+      ->Encode("axya", &ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{0, 7, 7, 0}));
   ids.clear();
-  Bpe::Create(tokens, {}, {.ignore_merges = false, .unknown_id = 7, .fuse_unknown = true})->Encode("axya", &ids);
+  Bpe::Create(tokens, {}, {.ignore_merges = false, .unknown_id = 7, .fuse_unknown = true})
+      ->Encode("axya", &ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{0, 7, 0}));
 }
 

@@ -12,7 +12,8 @@ namespace {
 using testing::HasSubstr;
 using Json = nlohmann::ordered_json;
 
-const Json kMessages = Json::array({{{"role", "user"}, {"content", "2 + 2"}}, {{"role", "assistant"}, {"content", "4"}}});
+const Json kMessages =
+    Json::array({{{"role", "user"}, {"content", "2 + 2"}}, {{"role", "assistant"}, {"content", "4"}}});
 
 std::string Render(const std::string& folder, const ChatOptions& options = {}) {
   const auto chat = ChatTemplate::Load(folder);
@@ -23,7 +24,8 @@ std::string Render(const std::string& folder, const ChatOptions& options = {}) {
 
 TEST(ChatTemplateTest, TheFileComesBeforeTheConfig) {
   TestFolder folder;
-  (void)folder.Write("tokenizer_config.json", R"({"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}})");
+  (void)folder.Write("tokenizer_config.json",
+                     R"({"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}})");
   EXPECT_EQ(Render(folder.path()), "config <s>");
   (void)folder.Write("chat_template.jinja", "file {{ bos_token }}{{ eos_token is defined }}");
   EXPECT_EQ(Render(folder.path()), "file <s>False");
@@ -31,8 +33,9 @@ TEST(ChatTemplateTest, TheFileComesBeforeTheConfig) {
 
 TEST(ChatTemplateTest, AListHasADefaultAndOneForTools) {
   TestFolder folder;
-  (void)folder.Write("tokenizer_config.json",
-                     R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t{{ tools[0].x }}"}]})");
+  (void)folder.Write(
+      "tokenizer_config.json",
+      R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t{{ tools[0].x }}"}]})");
   EXPECT_EQ(Render(folder.path()), "d");
   ChatOptions options;
   options.tools = Json::array({{{"x", 1}}});
@@ -56,7 +59,8 @@ TEST(ChatTemplateTest, ErrorsSayWhere) {
   TestFolder folder;
   EXPECT_THAT(Render(folder.path()), HasSubstr("has no chat template"));
   (void)folder.Write("chat_template.jinja", "{{ raise_exception('roles must alternate') }}");
-  EXPECT_THAT(Render(folder.path()), HasSubstr("chat_template.jinja: line 1: the chat template refused: roles must alternate"));
+  EXPECT_THAT(Render(folder.path()),
+              HasSubstr("chat_template.jinja: line 1: the chat template refused: roles must alternate"));
   (void)folder.Write("chat_template.jinja", "\n{% if %}");
   EXPECT_THAT(Render(folder.path()), HasSubstr("line 2"));
   EXPECT_EQ(ChatTemplate::FromSource("\xFF", {}, "t").status().code(), StatusCode::kInvalidArgument);
@@ -75,20 +79,25 @@ TEST(ChatTemplateTest, TemplatesLikeThePublishedOnes) {
   const auto render = [&](const std::string& name, bool tools) {
     std::ostringstream source;
     source << std::ifstream(templates + name).rdbuf();
-    const auto chat = ChatTemplate::FromSource(source.str(), {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, name);
+    const auto chat =
+        ChatTemplate::FromSource(source.str(), {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, name);
     ChatOptions options;
     options.add_generation_prompt = true;
     if (tools) options.tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}}}}});
     return chat.ok() ? (*chat)->Render(kMessages, options).value() : chat.status().ToString();
   };
-  EXPECT_EQ(render("chatml.jinja", false),
-            "<|im_start|>system\nYou are a helpful AI assistant.<|im_end|>\n<|im_start|>user\n2 + 2<|im_end|>\n"
-            "<|im_start|>assistant\n4<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(
+      render("chatml.jinja", false),
+      "<|im_start|>system\nYou are a helpful AI assistant.<|im_end|>\n<|im_start|>user\n2 + 2<|im_end|>\n"
+      "<|im_start|>assistant\n4<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(render("turns_alternate.jinja", false),
-            "<s><start_of_turn>user\n2 + 2<end_of_turn>\n<start_of_turn>model\n4<end_of_turn>\n<start_of_turn>model\n");
-  EXPECT_THAT(render("tools_chatml.jinja", true), HasSubstr("<tools>\n{\"type\": \"function\", \"function\": {\"name\": \"f\"}}\n</tools>"));
+            "<s><start_of_turn>user\n2 + "
+            "2<end_of_turn>\n<start_of_turn>model\n4<end_of_turn>\n<start_of_turn>model\n");
+  EXPECT_THAT(render("tools_chatml.jinja", true),
+              HasSubstr("<tools>\n{\"type\": \"function\", \"function\": {\"name\": \"f\"}}\n</tools>"));
   EXPECT_THAT(render("headers_with_date.jinja", false), HasSubstr("Today Date: 01 Jan 1970\n\n<|eot_id|>"));
-  EXPECT_THAT(render("thinking.jinja", false), HasSubstr("<|im_start|>assistant\n<think>\n\n</think>\n\n4<|im_end|>\n"));
+  EXPECT_THAT(render("thinking.jinja", false),
+              HasSubstr("<|im_start|>assistant\n<think>\n\n</think>\n\n4<|im_end|>\n"));
   EXPECT_EQ(render("instructions_macro.jinja", false), "<s>[INST] 2 + 2 [/INST] 4</s>");
 }
 

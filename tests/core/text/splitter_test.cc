@@ -46,8 +46,9 @@ TEST(SplitterTest, Digits) {
 
 std::string RandomText(Rng& rng) {
   static constexpr std::string_view kParts[] = {
-      "a", "B", "'s", "'LL", "'", "1", "23", "\u0663", " ", "  ", "\t", "\n", "\r\n", ".", "?!", "-", "\u00e9", "\u4e16",
-      "\u3000", "\u00a0", "e\u0301", "\U0001f600", "\u00bd", "'\u017f", "_", "\u200b"};
+      "a",      "B",      "'s",      "'LL",        "'",      "1",       "23", "\u0663", " ",
+      "  ",     "\t",     "\n",      "\r\n",       ".",      "?!",      "-",  "\u00e9", "\u4e16",
+      "\u3000", "\u00a0", "e\u0301", "\U0001f600", "\u00bd", "'\u017f", "_",  "\u200b"};
   std::string text;
   for (int64_t i = rng.InRange(0, 12); i > 0; --i) {
     text += kParts[static_cast<size_t>(rng.Below(std::size(kParts)))];
@@ -67,7 +68,8 @@ TEST(SplitterTest, EachEqualsItsRegularExpression) {
       const std::string text = RandomText(rng);
       Pieces expected;
       ASSERT_TRUE((*step)->Apply(text, &expected).ok());
-      ASSERT_EQ(Split(pattern, text), std::vector<std::string>(expected.views.begin(), expected.views.end())) << text;
+      ASSERT_EQ(Split(pattern, text), std::vector<std::string>(expected.views.begin(), expected.views.end()))
+          << text;
     }
   }
 }
@@ -98,16 +100,20 @@ TEST(RegexStepTest, ARunawayExpressionIsStopped) {
 }
 
 TEST(RegexStepTest, SyntaxThatDiffersBetweenEnginesIsRefused) {
-  EXPECT_EQ(MakeRegexStep(R"(\h+)", SplitBehavior::kIsolated, false).status().code(), StatusCode::kUnimplemented);
-  EXPECT_EQ(MakeRegexStep("a{1,2}+", SplitBehavior::kIsolated, false).status().code(), StatusCode::kUnimplemented);
+  EXPECT_EQ(MakeRegexStep(R"(\h+)", SplitBehavior::kIsolated, false).status().code(),
+            StatusCode::kUnimplemented);
+  EXPECT_EQ(MakeRegexStep("a{1,2}+", SplitBehavior::kIsolated, false).status().code(),
+            StatusCode::kUnimplemented);
   EXPECT_TRUE(MakeRegexStep(R"(\p{L}+)", SplitBehavior::kIsolated, false).ok());
-  EXPECT_EQ(MakeRegexStep("(", SplitBehavior::kIsolated, false).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeRegexStep("(", SplitBehavior::kIsolated, false).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST(SplitBehaviorTest, AsTheReferenceDocumentsThem) {
   // "the-final--countdown" split at '-', from the documentation of Hugging Face tokenizers.
   const std::string text = "the-final--countdown";
-  const std::vector<Match> matches = {{0, 3, false}, {3, 4, true}, {4, 9, false}, {9, 10, true}, {10, 11, true}, {11, 20, false}};
+  const std::vector<Match> matches = {{0, 3, false}, {3, 4, true},   {4, 9, false},
+                                      {9, 10, true}, {10, 11, true}, {11, 20, false}};
   const auto apply = [&](SplitBehavior behavior) {
     Pieces pieces;
     ApplyBehavior(behavior, text, matches, &pieces);

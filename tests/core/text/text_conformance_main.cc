@@ -4,9 +4,8 @@
 
 #include <chrono>
 #include <iostream>
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "core/files/gguf_import.h"
 #include "core/files/mapped_file.h"

@@ -21,7 +21,8 @@ using testing::IsEmpty;
 // All 256 bytes (id = byte), then " t" and "he", " the", and "12"; single digits as SmolLM2 has them.
 json Base() {
   json vocab = json::object();
-  for (int byte = 0; byte < 256; ++byte) vocab[std::string(ByteSymbol(static_cast<unsigned char>(byte)))] = byte;
+  for (int byte = 0; byte < 256; ++byte)
+    vocab[std::string(ByteSymbol(static_cast<unsigned char>(byte)))] = byte;
   const std::string space(ByteSymbol(' '));
   vocab[space + "t"] = 256;
   vocab["he"] = 257;
@@ -43,7 +44,8 @@ json Base() {
           {"post_processor", nullptr},
           {"decoder", {{"type", "ByteLevel"}}},
           {"model",
-           {{"type", "BPE"}, {"vocab", vocab},
+           {{"type", "BPE"},
+            {"vocab", vocab},
             {"merges", {space + " t", "h e", space + "t he", "1 2", space + " " + space}}}}};
 }
 
@@ -103,7 +105,8 @@ TEST(TokenizerTest, MergesMayBePairs) {
 
 TEST(TokenizerTest, DecodeReplacesBytesThatAreNoUtf8) {
   const auto tokenizer = Make(Base());
-  EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{0xE2, 0x82, 'a', 0xFF, 0xE2, 0x82, 0xAC}), "\uFFFDa\uFFFD\u20AC");
+  EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{0xE2, 0x82, 'a', 0xFF, 0xE2, 0x82, 0xAC}),
+            "\uFFFDa\uFFFD\u20AC");
   EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{258, 261, 99999, -1}), " the<|end|>");
   EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{258, 261, 262}, /*skip_special=*/true), " the<left>");
 }
@@ -130,9 +133,12 @@ TEST(TokenizerTest, PostProcessorAddsSpecialTokensOnRequest) {
   json j = Base();
   j["post_processor"] = {
       {"type", "TemplateProcessing"},
-      {"single", {{{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
-                  {{"SpecialToken", {{"id", "x"}, {"type_id", 0}}}}}},
-      {"special_tokens", {{"<|end|>", {{"id", "<|end|>"}, {"ids", {261}}}}, {"x", {{"id", "x"}, {"ids", {1, 2}}}}}}};
+      {"single",
+       {{{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}},
+        {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
+        {{"SpecialToken", {{"id", "x"}, {"type_id", 0}}}}}},
+      {"special_tokens",
+       {{"<|end|>", {{"id", "<|end|>"}, {"ids", {261}}}}, {"x", {{"id", "x"}, {"ids", {1, 2}}}}}}};
   const auto tokenizer = Make(j);
   EXPECT_THAT(Ids(*tokenizer, "a", {.add_special = true}), ElementsAre(261, 'a', 1, 2));
   EXPECT_THAT(Ids(*tokenizer, "a"), ElementsAre('a'));

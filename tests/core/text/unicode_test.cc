@@ -34,10 +34,21 @@ TEST(UnicodeTest, Utf8RoundTripOfEveryCodePoint) {
 // The table of Unicode 16.0, section 3.9, and its neighbours.
 TEST(UnicodeTest, EachMaximalInvalidPartIsReplacedOnce) {
   const std::string r = "\xEF\xBF\xBD";
-  EXPECT_EQ(ReplaceInvalidUtf8("a\xF1\x80\x80\xE1\x80\xC2" "b\x80" "c\x80\xBF" "d"), "a" + r + r + r + "b" + r + "c" + r + r + "d");
-  EXPECT_EQ(ReplaceInvalidUtf8("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82" "A"), r + r + r + r + r + r + r + r + "A");
-  EXPECT_EQ(ReplaceInvalidUtf8("\xED\xA0\x80\xED\xBF\xBF\xED\xAF" "A"), r + r + r + r + r + r + r + r + "A");
-  EXPECT_EQ(ReplaceInvalidUtf8("\xF4\x91\x92\x93\xFF" "A\x80\xBF" "B"), r + r + r + r + r + "A" + r + r + "B");
+  EXPECT_EQ(ReplaceInvalidUtf8("a\xF1\x80\x80\xE1\x80\xC2"
+                               "b\x80"
+                               "c\x80\xBF"
+                               "d"),
+            "a" + r + r + r + "b" + r + "c" + r + r + "d");
+  EXPECT_EQ(ReplaceInvalidUtf8("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82"
+                               "A"),
+            r + r + r + r + r + r + r + r + "A");
+  EXPECT_EQ(ReplaceInvalidUtf8("\xED\xA0\x80\xED\xBF\xBF\xED\xAF"
+                               "A"),
+            r + r + r + r + r + r + r + r + "A");
+  EXPECT_EQ(ReplaceInvalidUtf8("\xF4\x91\x92\x93\xFF"
+                               "A\x80\xBF"
+                               "B"),
+            r + r + r + r + r + "A" + r + r + "B");
   EXPECT_EQ(ReplaceInvalidUtf8("\xE2\x82"), r);
 }
 
@@ -57,8 +68,8 @@ TEST(UnicodeTest, Nfc) {
   EXPECT_EQ(Nfc("a\u0302\u0323"), "\u1ead");        // marks are put in order first
   EXPECT_EQ(Nfc("a\u0327\u0301"), "\u00e1\u0327");  // composes past a lower class
   EXPECT_EQ(Nfc("\u1100\u1161\u11a8"), "\uac01");
-  EXPECT_EQ(Nfc("\u212b"), "\u00c5");               // a singleton
-  EXPECT_EQ(Nfc("\u0958"), "\u0915\u093c");         // excluded from composition
+  EXPECT_EQ(Nfc("\u212b"), "\u00c5");        // a singleton
+  EXPECT_EQ(Nfc("\u0958"), "\u0915\u093c");  // excluded from composition
   EXPECT_TRUE(IsCertainlyNfc("plain \u00e9 \u65e5 \uac01"));
   EXPECT_FALSE(IsCertainlyNfc("e\u0301"));
   EXPECT_FALSE(IsCertainlyNfc("\u212b"));
