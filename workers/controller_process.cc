@@ -89,8 +89,9 @@ class ControllerProcess {
     options.config_digest = request_.config_digest;
     options.data_rows = rows_->data().size();
     const int64_t held_out = rows_->data().held_out_size();
-    const bool wants_eval = config_.eval.before_train || config_.eval.after_train || config_.eval.every_steps > 0;
-    options.eval_rows = wants_eval && config_.job == "rl" ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
+    // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a grader.
+    const bool wants_eval = config_.eval.every_steps > 0 || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
+    options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
     options_ = options;
     TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
     for (const JournalEntry& entry : earlier.entries) RememberEval(entry.record);

@@ -152,6 +152,7 @@ struct EvalConfig {
   bool before_train = true;
   bool after_train = true;
   int64_t samples = 0;             // held-out questions; 0: all
+  double stop_at_accuracy = 0;     // the job is done once an evaluation reaches it; 0: never
 };
 
 struct ObserveConfig {
