@@ -94,7 +94,7 @@ class ControllerProcess {
     options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
     options_ = options;
     TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
-    for (const JournalEntry& entry : earlier.entries) RememberEval(entry.record);
+    for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
     TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir));
     TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
     HubOptions hub;
@@ -182,7 +182,7 @@ class ControllerProcess {
         const auto* append = std::get_if<cmd::Append>(&c);
         if (append == nullptr) continue;
         journal_->Append(append->record, static_cast<uint64_t>(Now().since_start.count()));
-        RememberEval(append->record);
+        Remember(append->record);
         sync = sync || !IsLazy(append->record);
         any = true;
       }
@@ -515,6 +515,7 @@ class ControllerProcess {
 
   void Do(const cmd::DiscardTokens& c) {
     samples_.Drop(c.tid);
+    rewards_.erase(c.tid);
     // Rows are shared by a group's samples and cheap to make again; the last one takes it along.
     if (c.tid.is_eval() || c.tid.sample == 0) samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
   }
@@ -665,6 +666,7 @@ class ControllerProcess {
     manifest.cut = journal_->next_lsn();
     manifest.config_digest = request_.config_digest;
     manifest.weights_digest = files.weights_digest;
+    manifest.instruction_set = files.instruction_set;
     manifest.notes["data_identity"] = rows_->data().identity();
     checkpoint_thread_ = std::jthread([this, manifest, c, write_s = files.seconds](std::stop_token) {
       const auto begin = Clock::now();
@@ -707,7 +709,8 @@ class ControllerProcess {
     const Status written = metrics_->WriteEval(c, Now());
     if (!written.ok()) Warn("metrics: " + written.message());
   }
-  void RememberEval(const JournalRecord& r) {
+  void Remember(const JournalRecord& r) {
+    if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty()) rewards_[g->tid] = g->rewards;
     const auto* e = std::get_if<record::EvalResult>(&r);
     if (e == nullptr || e->total == 0) return;
     const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
@@ -750,6 +753,7 @@ class ControllerProcess {
       line.logprobs = row.response.logprobs;
       for (const auto& [version, count] : row.response.versions) line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
       line.reward = row.reward;
+      if (const auto named = rewards_.find(row.tid); named != rewards_.end()) line.rewards = {named->second.begin(), named->second.end()};
       line.ended = !row.truncated;
       lines.push_back(std::move(line));
     }
@@ -878,6 +882,7 @@ class ControllerProcess {
   bool finished_ = false;
   bool storage_failed_ = false;
   int stop_seen_ = 0;
+  std::map<SampleId, std::vector<std::pair<std::string, double>>> rewards_;  // by name, as graded
   std::optional<double> best_reward_;
   observe::TimeLeft time_left_;
   std::string last_warning_;

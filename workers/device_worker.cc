@@ -425,12 +425,13 @@ class DeviceWorker {
   void WriteCheckpoint(const down::WriteCheckpoint& c) {
     JoinCheckpoint();
     if (const Status ready = roles_->PrepareCheckpoint(); !ready.ok()) {
-      link_->Send(up::CheckpointFiles{c.ckpt, {}, ready.message(), 0, 0});
+      link_->Send(up::CheckpointFiles{.ckpt = c.ckpt, .error = ready.message()});
       return;
     }
     checkpoint_ = std::jthread([this, c](std::stop_token) {
       const auto start = Clock::now();
       up::CheckpointFiles done;
+      done.instruction_set = TorchInstructionSet();
       done.ckpt = c.ckpt;
       const auto files = roles_->WriteCheckpoint(c.dir);
       if (files.ok()) done.files = *files; else done.error = files.status().message();

@@ -58,7 +58,8 @@ struct TrainDone { StepNumber step; int64_t lease = 0; bool finite = true; uint6
 struct TrainFailed { StepNumber step; int64_t lease = 0; std::string why; bool data = false; };
 struct Published { Version version; std::string error; };
 struct RecoveryCopied { StepNumber step; };
-struct CheckpointFiles { int64_t ckpt = 0; std::vector<std::string> files; std::string error; double seconds = 0; uint64_t weights_digest = 0; };
+struct CheckpointFiles { int64_t ckpt = 0; std::vector<std::string> files; std::string error; double seconds = 0; uint64_t weights_digest = 0;
+                         std::string instruction_set; };
 struct FinalSaved { std::string error; };
 }  // namespace up
 

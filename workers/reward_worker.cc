@@ -81,6 +81,7 @@ StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
     } else {
       grpc::ChannelArguments args;
+      args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
       args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
       function.channel = grpc::CreateCustomChannel(f.endpoint, grpc::InsecureChannelCredentials(), args);
     }

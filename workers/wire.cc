@@ -183,6 +183,7 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_error(b.error);
                    o->set_seconds(b.seconds);
                    o->set_weights_digest(b.weights_digest);
+                   o->set_instruction_set(b.instruction_set);
                  },
                  [&](const up::FinalSaved& b) { out->mutable_final_saved()->set_error(b.error); },
              },
@@ -285,7 +286,8 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       return out;
     case v1::FromWorker::kCheckpointFiles: {
       const auto& b = in.checkpoint_files();
-      out.body = up::CheckpointFiles{b.ckpt(), {b.files().begin(), b.files().end()}, b.error(), b.seconds(), b.weights_digest()};
+      out.body = up::CheckpointFiles{b.ckpt(), {b.files().begin(), b.files().end()}, b.error(), b.seconds(), b.weights_digest(),
+                                       b.instruction_set()};
       return out;
     }
     case v1::FromWorker::kFinalSaved:
