@@ -27,6 +27,7 @@
 #include "workers/build_info.h"
 #include "workers/hub.h"
 #include "workers/launcher.h"
+#include "workers/group_commit.h"
 #include "workers/mailbox.h"
 #include "workers/row_source.h"
 #include "workers/run_metrics.h"
@@ -93,6 +94,8 @@ class ControllerProcess {
     const bool wants_eval = config_.eval.every_steps > 0 || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
     options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
     options_ = options;
+    // Workers that this process started end with it, hence with the machine.
+    group_commit_ = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
     TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
     for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
     TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir));
@@ -134,6 +137,7 @@ class ControllerProcess {
     while (!finished_) {
       Execute();
       if (finished_) break;
+      CommitGroup();
       for (Incoming& in : inbox_.TakeAll(std::chrono::milliseconds(10))) {
         if (auto* hub = std::get_if<HubEvent>(&in)) {
           OnHubEvent(*hub);
@@ -183,31 +187,61 @@ class ControllerProcess {
         if (append == nullptr) continue;
         journal_->Append(append->record, static_cast<uint64_t>(Now().since_start.count()));
         Remember(append->record);
-        sync = sync || !IsLazy(append->record);
+        sync = sync || !(group_commit_ ? EndsWithTheMachine(append->record) : IsLazy(append->record));
         any = true;
       }
-      if (any) {
-        const auto begin = Clock::now();
-        const Status written = sync ? journal_->Sync() : journal_->Flush();
-        metrics_->OnSync(std::chrono::duration<double>(Clock::now() - begin).count());
-        if (!written.ok()) {
-          StorageFailed("journal: " + written.message());
-          return;
-        }
-      }
+      if (any && !Store(sync)) return;
       for (auto& c : batch) {
         std::visit([this](auto& command) { Do(command); }, c);
         if (finished_) return;
       }
       if (!stored_.empty()) {
-        const Status synced = payload_->Sync();
-        if (!synced.ok()) {
-          StorageFailed("payload: " + synced.message());
-          return;
-        }
+        if (!group_commit_ && !SyncPayload()) return;
         for (auto& event : std::exchange(stored_, {})) Feed(std::move(event));
       }
     }
+  }
+
+  // Records that speak of things on disk, which a machine that fails does not take with it. All others
+  // tell of this run's processes: where those cannot outlive the machine either, a failure that loses
+  // the newest records loses their effects too, so it is enough that they are durable soon.
+  static bool EndsWithTheMachine(const JournalRecord& r) {
+    return !std::holds_alternative<record::CheckpointCommit>(r) && !std::holds_alternative<record::CheckpointReject>(r) && !std::holds_alternative<record::CheckpointDelete>(r) &&
+           !std::holds_alternative<record::Restore>(r) && !std::holds_alternative<record::EndRun>(r);
+  }
+
+  // What was appended goes to the operating system (safe from the death of this process), with `sync` to the disk.
+  bool Store(bool sync) {
+    if (sync && group_commit_ && !SyncPayload()) return false;  // a durable ENQ has durable tokens
+    const auto begin = Clock::now();
+    const Status written = sync ? journal_->Sync() : journal_->Flush();
+    metrics_->OnSync(std::chrono::duration<double>(Clock::now() - begin).count());
+    if (!written.ok()) {
+      StorageFailed("journal: " + written.message());
+      return false;
+    }
+    if (sync) {
+      unsynced_since_.reset();
+    } else if (!unsynced_since_) {
+      unsynced_since_ = begin;
+    }
+    return true;
+  }
+
+  // Syncs in the background what is with the operating system: tokens first, then the records that name them.
+  void CommitGroup() {
+    if (const auto done = syncing_.TakeResult(); done && !done->ok()) StorageFailed("journal: " + done->message());
+    if (!unsynced_since_ || syncing_.busy() || Clock::now() - *unsynced_since_ < kGroupCommit) return;
+    unsynced_since_.reset();
+    std::vector<std::string> files{journal_->current_file()};
+    if (!payload_->current_file().empty()) files.insert(files.begin(), payload_->current_file());
+    syncing_.Begin(std::move(files));
+  }
+
+  bool SyncPayload() {
+    const Status synced = payload_->Sync();
+    if (!synced.ok()) StorageFailed("payload: " + synced.message());
+    return synced.ok();
   }
 
   // The record of what happens can no longer be kept: the one failure the controller is told of and
@@ -861,6 +895,11 @@ class ControllerProcess {
   Mailbox<Incoming> inbox_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
+
+  static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+  bool group_commit_ = false;
+  GroupCommit syncing_{fs_};
+  std::optional<Clock::time_point> unsynced_since_;     // records handed to the operating system alone
 
   std::vector<scheduler::Command> todo_;
   std::vector<scheduler::Event> stored_;

@@ -327,7 +327,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
         TP_RETURN_IF_ERROR(m.MicroStep(batch, micro, plan, old.has_value() ? &*old : nullptr, epoch == 0, sums, times, computed));
         ++done;
       }
-      times.backward += watch.Lap();
+      watch.Lap();
       // Every rank learns what the others found before it decides, so all decide alike.
       double finite = std::isfinite(sums.loss) && std::isfinite(sums.entropy_loss) ? 0 : 1;
       if (group != nullptr) {
