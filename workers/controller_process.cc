@@ -406,6 +406,8 @@ class ControllerProcess {
     last_seq_[place] = e.message.seq;
     std::visit(Overload{
                    [&](up::Hello&) {},
+                   [&](up::GroupFormed& b) { Warn("group_formed epoch=" + std::to_string(b.group_epoch) + " was not asked for"); },
+                   [&](up::StepAborted& b) { Warn("step_aborted lease=" + std::to_string(b.lease) + " was not asked for"); },
                    [&](up::Heartbeat& b) {
                      metrics_->OnHeartbeat(place, b);
                      ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
