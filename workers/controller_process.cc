@@ -118,7 +118,7 @@ class ControllerProcess {
     for (const auto& [connection, place] : place_of_) {
       hub_->Send(connection, ToWorker{inc_of_[place], 0, down::Shutdown{"the run is over"}});
     }
-    launcher_.EndAll(std::chrono::seconds(3));
+    launcher_.EndAll(result_.stopped && stop_seen_ > 1 ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1));
     hub_->Stop();
     if (const Status closed = journal_->Close(); !closed.ok() && result_.exit_code == 0) {
       result_.exit_code = 3;

@@ -24,6 +24,7 @@
 #include "workers/mailbox.h"
 #include "workers/torch_threads.h"
 #include "workers/weights_service.h"
+#include "workers/worker_trace.h"
 
 namespace tidepool::workers {
 namespace {
@@ -120,6 +121,10 @@ class DeviceWorker {
         if (exit_code_ >= 0) break;
       }
       if (exit_code_ < 0 && CanStep()) EngineStep();
+      if (trace_ && Clock::now() >= next_flush_) {  // so that a look at a run in progress is of now
+        next_flush_ = Clock::now() + std::chrono::seconds(1);
+        (void)trace_->Flush();
+      }
     }
     JoinCheckpoint();
     heartbeat_.request_stop();
@@ -169,20 +174,7 @@ class DeviceWorker {
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id);
-    if (config_.observe.trace) {
-      observe::TraceOptions trace_options;
-      trace_options.worker = welcome.place + 1;
-      trace_options.worker_name = "device-" + std::to_string(welcome.place);
-      trace_options.clock_offset = Duration(welcome.run_clock_ns) - Now().since_start;
-      auto trace = observe::TraceWriter::Create(welcome.run_dir + "/trace/device-" + std::to_string(welcome.place) + "-inc" + std::to_string(inc.value) + ".json.gz", trace_options);
-      if (trace.ok()) {
-        trace_ = std::move(*trace);
-        trace_->NameRole(kRolloutRow, "rollout");
-        trace_->NameRole(kActorRow, "actor");
-      } else {
-        observe::Log(observe::LogLevel::kWarn, "trace", {{"why", trace.status().message()}});
-      }
-    }
+    if (config_.observe.trace) trace_ = OpenWorkerTrace(welcome, inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
     link_->SetReattach(config_.cluster.reattach_grace_s, [this] { return Held(); });
   }
 
@@ -654,7 +646,7 @@ class DeviceWorker {
     }
   };
   TraceSpan Span(const char* name, std::string_view category) { return {this, name, category, Now()}; }
-  static TimePoint Now() { return {std::chrono::duration_cast<Duration>(Clock::now().time_since_epoch())}; }
+  static TimePoint Now() { return TraceNow(); }
 
   DeviceWorkerOptions options_;
   JobConfig config_;
@@ -688,6 +680,7 @@ class DeviceWorker {
   std::map<std::pair<SampleId, int32_t>, HeldSample> held_;
 
   std::unique_ptr<observe::TraceWriter> trace_;
+  Clock::time_point next_flush_;
   std::unique_ptr<DeviceRoles> roles_;
   std::unique_ptr<WeightsServer> weights_server_;
   std::unique_ptr<Link> link_;
