@@ -223,7 +223,8 @@ StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::strin
 
 void DeviceRoles::UseVersion(Version version) {
   version_ = version;
-  if (engine_ != nullptr) engine_->SetVersion(version);
+  if (engine_ == nullptr) return;
+  engine_->SetVersion(version, config_.rollout.kv_on_update == "keep" ? engine::Engine::KvOnUpdate::kKeep : engine::Engine::KvOnUpdate::kRecompute);
 }
 
 StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,

@@ -91,7 +91,7 @@ struct RolloutConfig {
   int64_t block_tokens = 16;       // of the KV cache
   int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
-  std::string kv_on_update = "recompute";  // recompute
+  std::string kv_on_update = "recompute";  // recompute | keep
 };
 
 struct TrainConfig {

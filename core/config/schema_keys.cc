@@ -298,7 +298,7 @@ std::vector<Key> RolloutKeys() {
        .on_resume = OnResume::kFree},
       {.path = "rollout.kv_on_update",
        .field = TP_FIELD(rollout.kv_on_update),
-       .choices = {"recompute"},
+       .choices = {"recompute", "keep"},
        .doc = "what happens to cached keys when weights arrive in mid-sample"},
   };
 }
