@@ -557,6 +557,11 @@ class ControllerProcess {
   void Do(const cmd::Drain& c) { Send(c.worker, down::Drain{c.slot, c.epoch}); }
   void Do(const cmd::Release& c) { Send(c.worker, down::Release{c.slot, c.epoch, c.need_bytes}); }
   void Do(const cmd::Grant& c) { Send(c.worker, down::Grant{c.slot, c.epoch, c.role}); }
+  void Do(const cmd::PullKv&) {}  // a hint; there is no path between workers' caches, so it is computed again
+  // A training group of several slots needs messages of its own, which this program does not carry yet.
+  void Do(const cmd::FetchState& c) { Feed(ev::StateReady{c.worker, c.step, 0, "training on several slots is not carried by this build"}); }
+  void Do(const cmd::FormGroup& c) { Feed(ev::GroupFormed{c.worker, c.group_epoch, "training on several slots is not carried by this build"}); }
+  void Do(const cmd::AbortStep& c) { Feed(ev::StepAborted{c.worker, c.lease, {}, 0}); }
   void Do(const cmd::InitState& c) { Send(c.worker, down::InitState{}); }
   void Do(const cmd::RestoreState& c) {
     Send(c.worker, down::RestoreState{c.ckpt, c.step, c.weights_digest, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});

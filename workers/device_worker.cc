@@ -300,8 +300,10 @@ class DeviceWorker {
       return;
     }
     epoch_ = c.epoch;
+    // A role that it holds already is confirmed (its drain was called off): caches and weights stay.
+    const bool held = role_ == c.role;
     role_ = c.role;
-    if (c.role == Role::kRollout) {
+    if (c.role == Role::kRollout && !held) {
       const Status ready = roles_->PrepareRollout();
       if (!ready.ok()) {
         observe::Log(observe::LogLevel::kError, "grant", {{"why", ready.message()}});
