@@ -16,8 +16,8 @@ void Controller::Impl::AdvanceCheckpoint() {
   if (shutdown.requested() && !shutdown.MayCheckpoint(now)) return;
   writing = WritingCheckpoint{state.next_checkpoint(), state.step(), state.next_lsn()};
   out.Record(record::CheckpointBegin{writing->ckpt, writing->step});
-  out.Do(command::WriteCheckpoint{trainer.ref, writing->ckpt, writing->step, state.version()});
-  waits.Begin({WaitKind::kCheckpoint, 0}, {trainer.ref, now, now + FromSeconds(options.config.cluster.start_timeout_s),
+  out.Do(command::WriteCheckpoint{trainer.leader, writing->ckpt, writing->step, state.version()});
+  waits.Begin({WaitKind::kCheckpoint, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
                                            "checkpoint " + std::to_string(writing->ckpt)});
 }
 
@@ -117,8 +117,8 @@ void Controller::Impl::AdvanceFinal() {
   if (trainer.published != state.version() || CheckpointDue()) return;
   if (options.config.checkpoint.save_final && !final_saved) {
     final_saving = true;
-    out.Do(command::SaveFinal{trainer.ref});
-    waits.Begin({WaitKind::kFinal, 0}, {trainer.ref, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
+    out.Do(command::SaveFinal{trainer.leader});
+    waits.Begin({WaitKind::kFinal, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
     return;
   }
   DropLeftovers();

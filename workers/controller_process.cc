@@ -406,8 +406,8 @@ class ControllerProcess {
     last_seq_[place] = e.message.seq;
     std::visit(Overload{
                    [&](up::Hello&) {},
-                   [&](up::GroupFormed& b) { Warn("group_formed epoch=" + std::to_string(b.group_epoch) + " was not asked for"); },
-                   [&](up::StepAborted& b) { Warn("step_aborted lease=" + std::to_string(b.lease) + " was not asked for"); },
+                   [&](up::GroupFormed& b) { Feed(ev::GroupFormed{worker, b.group_epoch, std::move(b.error)}); },
+                   [&](up::StepAborted& b) { Feed(ev::StepAborted{worker, b.lease, b.step, b.weights_digest}); },
                    [&](up::Heartbeat& b) {
                      metrics_->OnHeartbeat(place, b);
                      ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
@@ -595,6 +595,22 @@ class ControllerProcess {
   void Do(const cmd::Drain& c) { Send(c.worker, down::Drain{c.slot, c.epoch}); }
   void Do(const cmd::Release& c) { Send(c.worker, down::Release{c.slot, c.epoch, c.need_bytes}); }
   void Do(const cmd::Grant& c) { Send(c.worker, down::Grant{c.slot, c.epoch, c.role}); }
+  void Do(const cmd::PullKv&) {}  // a hint; there is no path between workers' caches, so it is computed again
+  void Do(const cmd::FetchState& c) {
+    Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, weights_address_[c.from.worker.value]});
+  }
+  // The ranks meet by a file that all of them see; its name is never used again, also not by a later controller.
+  void Do(const cmd::FormGroup& c) {
+    const std::string dir = request_.run_dir + "/comm";
+    const Status made = fs_.MakeDirectories(dir);
+    if (!made.ok()) {
+      Feed(ev::GroupFormed{c.worker, c.group_epoch, made.message()});
+      return;
+    }
+    Send(c.worker, down::FormGroup{c.group_epoch, c.rank, static_cast<int64_t>(c.members.size()),
+                                   dir + "/" + std::to_string(journal_->ctl_epoch()) + "-" + std::to_string(c.group_epoch), kMeetSeconds});
+  }
+  void Do(const cmd::AbortStep& c) { Send(c.worker, down::AbortStep{c.slot, c.epoch, c.lease, c.step, c.group_epoch}); }
   void Do(const cmd::InitState& c) { Send(c.worker, down::InitState{}); }
   void Do(const cmd::RestoreState& c) {
     Send(c.worker, down::RestoreState{c.ckpt, c.step, c.weights_digest, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});
@@ -608,44 +624,55 @@ class ControllerProcess {
   }
   void Do(const cmd::Admit& c) { Send(c.worker, down::Admit{c.v}); }
 
+  // Every member of the training group has a command of its own with its share of the batch. All of them read
+  // the whole of it (train/trainer.h says why), so they are told when all shares are together.
   void Do(const cmd::Train& c) {
-    auto batch = std::make_shared<std::vector<BatchRow>>();
+    GatheredStep& step = gathering_;
+    if (step.lease != c.lease) step = GatheredStep{c.lease, std::make_shared<std::vector<BatchRow>>(), 0, {}};
     const std::set<SampleId> masked(c.masked.begin(), c.masked.end());
-    for (size_t g = 0; g < c.groups.size(); ++g) {
-      for (const SampleId& tid : c.groups[g]) {
-        if (!EnsureRow(tid)) {
-          Feed(ev::TrainFailed{c.worker, c.step, c.lease, "row " + ToString(tid) + " cannot be read", true});
+    std::vector<int64_t> groups;
+    for (const std::vector<SampleId>& group : c.groups) {
+      groups.push_back(step.groups++);
+      for (const SampleId& tid : group) {
+        StatusOr<BatchRow> row = TrainingRow(c, tid, masked.contains(tid));
+        if (!row.ok()) {
+          Feed(ev::TrainFailed{c.worker, c.step, c.lease, row.status().message(), true});
           return;
         }
-        BatchRow row;
-        row.tid = tid;
-        row.gid = {static_cast<int64_t>(g)};
-        const EncodedRow& encoded = *samples_.FindRow(tid);
-        row.prompt = encoded.prompt;
-        if (config_.job == "sft") {
-          row.response.ids = encoded.response;
-          row.loss_mask = encoded.loss_mask;
-        } else {
-          const StoredSample* s = Tokens(tid);
-          if (s == nullptr) {
-            Feed(ev::TrainFailed{c.worker, c.step, c.lease, "the payload of " + ToString(tid) + " cannot be read", true});
-            return;
-          }
-          row.response = s->tokens;
-          row.truncated = s->finish == storage::FinishReason::kLength;
-          row.reward = controller_->Reward(tid);
-          row.loss_mask.assign(row.response.ids.size(), 1);
-          if (masked.contains(tid)) MaskOld(c, row);
-        }
-        batch->push_back(std::move(row));
+        row->gid = {groups.back()};
+        step.rows->push_back(std::move(*row));
       }
     }
+    step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows, c.group_epoch, c.rank, c.world, std::move(groups)});
+    if (static_cast<int64_t>(step.members.size()) < c.world) return;
     {
       const std::lock_guard lock(leased_mu_);
-      leased_[c.lease] = {c.step, batch};
+      leased_[c.lease] = {c.step, step.rows};
     }
-    WriteSamples(c, *batch);
-    Send(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, static_cast<int64_t>(batch->size())});
+    WriteSamples(c, *step.rows);
+    for (auto& [worker, message] : step.members) Send(worker, std::move(message));
+    step = GatheredStep{};
+  }
+
+  StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid, bool masked) {
+    if (!EnsureRow(tid)) return DataLoss("row " + ToString(tid) + " cannot be read");
+    BatchRow row;
+    row.tid = tid;
+    const EncodedRow& encoded = *samples_.FindRow(tid);
+    row.prompt = encoded.prompt;
+    if (config_.job == "sft") {
+      row.response.ids = encoded.response;
+      row.loss_mask = encoded.loss_mask;
+      return row;
+    }
+    const StoredSample* s = Tokens(tid);
+    if (s == nullptr) return DataLoss("the payload of " + ToString(tid) + " cannot be read");
+    row.response = s->tokens;
+    row.truncated = s->finish == storage::FinishReason::kLength;
+    row.reward = controller_->Reward(tid);
+    row.loss_mask.assign(row.response.ids.size(), 1);
+    if (masked) MaskOld(c, row);
+    return row;
   }
 
   // on_stale: mask. Tokens older than the bound carry no loss; across lineages a version's number is its
@@ -899,6 +926,7 @@ class ControllerProcess {
   std::unique_ptr<Hub> hub_;
 
   static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+  static constexpr double kMeetSeconds = 20;            // for the ranks of a training group to find each other
   bool group_commit_ = false;
   GroupCommit syncing_{fs_};
   std::optional<Clock::time_point> unsynced_since_;     // records handed to the operating system alone
@@ -912,6 +940,13 @@ class ControllerProcess {
   std::map<int64_t, Incarnation> inc_of_;
   std::map<int64_t, int64_t> last_seq_;
   std::set<int64_t> lost_;                              // connection lost, process not yet reaped
+  struct GatheredStep {
+    int64_t lease = -1;
+    std::shared_ptr<std::vector<BatchRow>> rows;
+    int64_t groups = 0;
+    std::vector<std::pair<WorkerRef, down::Train>> members;
+  };
+  GatheredStep gathering_;
   std::mutex leased_mu_;
   std::map<int64_t, std::pair<StepNumber, std::shared_ptr<const std::vector<BatchRow>>>> leased_;
   std::string checkpoints_;                             // folder

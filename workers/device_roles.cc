@@ -208,6 +208,7 @@ int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : sta
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
+  owns_state_ = false;
   TP_RETURN_IF_ERROR(published_.Read(version.number, version.lineage, {weights_->bytes()}).status());
   digest_ = weights_->Digest();
   return digest_;
@@ -215,6 +216,7 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
 
 StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::string& address, const std::string& token) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
+  owns_state_ = false;
   const std::span<std::byte> arena = weights_->bytes();
   TP_RETURN_IF_ERROR(FetchBytes(address, token, {.version = version, .step = {}}, {&arena, 1}).status());
   digest_ = weights_->Digest();

@@ -54,8 +54,6 @@ class DeviceRoles {
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
   StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
   void UseVersion(Version version);                // the arena now holds `version`
-  // The state of training is here: weights are made here, not loaded from others.
-  [[nodiscard]] bool owns_state() const { return owns_state_; }
   [[nodiscard]] int64_t weight_bytes() const;
 
   // Training. kInvalidArgument: the rows cannot be trained on (data), nothing changed.
@@ -87,7 +85,7 @@ class DeviceRoles {
   SharedBlock published_;
   SharedBlock recovery_;
   Version version_;
-  bool owns_state_ = false;
+  bool owns_state_ = false;  // weights, master and moments are those of one step
   uint64_t digest_ = 0;  // of weights_ as they are
 };
 

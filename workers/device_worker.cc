@@ -301,8 +301,10 @@ class DeviceWorker {
       return;
     }
     epoch_ = c.epoch;
+    // A role that it holds already is confirmed (its drain was called off): caches and weights stay.
+    const bool held = role_ == c.role;
     role_ = c.role;
-    if (c.role == Role::kRollout) {
+    if (c.role == Role::kRollout && !held) {
       const Status ready = roles_->PrepareRollout();
       if (!ready.ok()) {
         observe::Log(observe::LogLevel::kError, "grant", {{"why", ready.message()}});
@@ -480,7 +482,7 @@ class DeviceWorker {
     pulse_.Begin("publish");
     const auto span = Span("publish", observe::kWeightsSpan);
     Status status = OkStatus();
-    if (config_.scheduler.placement != "colocated") {
+    if (config_.cluster.slots > 1) {  // else there is nobody to fetch them
       if (config_.cluster.weight_transport == "stream") {
         auto copy = roles_->SnapshotWeights();
         const std::lock_guard lock(published_mu_);
@@ -507,8 +509,12 @@ class DeviceWorker {
     const auto start = Clock::now();
     up::Loaded loaded{c.version, 0, "", 0, 0};
     StatusOr<uint64_t> digest = FailedPrecondition("nothing to load from");
-    if (c.alias || roles_->owns_state()) {
+    // Weights of others are written over those that belong to a state of training here.
+    if (!c.alias) JoinCheckpoint();
+    if (c.alias) {
       digest = roles_->WeightsDigest();
+    } else if (!Withdraw()) {
+      digest = Unavailable("a newcomer still reads the state that is here");
     } else if (c.address.empty()) {
       digest = roles_->LoadFromSharedMemory(c.version);
       loaded.bytes = roles_->weight_bytes();

@@ -114,12 +114,16 @@ struct TrainConfig {
 };
 
 struct SchedulerConfig {
-  std::string placement = "colocated";  // colocated | split
+  std::string placement = "colocated";  // colocated | split | multiplexed | elastic
   int64_t max_lag_versions = 0;    // eta
-  int64_t actor_slots = 1;         // split only
+  int64_t actor_slots = 1;         // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
+  int64_t rollout_floor = 1;       // slots that always generate (multiplexed, elastic)
+  bool uneven_dp = true;           // groups need not divide evenly by the training slots
   std::string on_stale = "reissue";     // reissue | mask | drop
   int64_t max_reissues = 2;
   double oversample = 1.0;
+  std::string oversample_mode = "start_order";  // start_order | first_done | tail_rounds
+  double straggler_wait = 0.1;     // of a step's time, for a group that would expire
   double min_step_batch_fraction = 1.0;
   double infra_drop_alarm = 0.05;
   double infra_drop_stop = 0.20;   // over 20 steps

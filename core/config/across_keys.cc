@@ -283,6 +283,16 @@ void CheckPlacement(Binder& b, const JobConfig& c) {
                                               Text(c.cluster.slots) +
                                               " slots, which leaves none to generate; lower it");
     }
+  } else if (c.scheduler.placement == "multiplexed" && b.Good("scheduler.rollout_floor") &&
+             c.cluster.slots - c.scheduler.actor_slots < c.scheduler.rollout_floor) {
+    b.Complain(FirstWritten(b, {"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
+               Text(c.scheduler.actor_slots) + " of " + Text(c.cluster.slots) + " slots train, which leaves fewer than " +
+                   Text(c.scheduler.rollout_floor) + " (scheduler.rollout_floor) to generate; lower it");
+  } else if (c.scheduler.placement == "elastic" && b.Good("scheduler.rollout_floor") &&
+             c.cluster.slots <= c.scheduler.rollout_floor) {
+    b.Complain(FirstWritten(b, {"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
+               Text(c.scheduler.rollout_floor) + " of " + Text(c.cluster.slots) +
+                   " slots always generate (scheduler.rollout_floor), which leaves none to train; lower it");
   } else if (b.Written("scheduler.actor_slots") && c.scheduler.actor_slots > c.cluster.slots) {
     b.Complain("scheduler.actor_slots", "is " + Text(c.scheduler.actor_slots) + ", but there are " +
                                             Text(c.cluster.slots) + " slots (cluster.slots)");

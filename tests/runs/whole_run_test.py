@@ -54,6 +54,27 @@ class WholeRunTest(RunTest):
                 rows = self.check_run(run=transport)
                 self.assertLessEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 1)
 
+    def test_every_placement_on_several_slots_trains_and_is_proven(self):
+        cases = {"colocated": ["cluster.slots=2"],
+                 "split": ["cluster.slots=3", "scheduler.actor_slots=2"],
+                 "multiplexed": ["cluster.slots=3", "scheduler.actor_slots=2"],
+                 "elastic": ["cluster.slots=3", "scheduler.actor_slots=2"]}
+        for placement, overrides in cases.items():
+            with self.subTest(placement=placement):
+                self.assert_done(self.train("configs/test/rl_split.yaml", f"scheduler.placement={placement}", *overrides, "train.steps=12", run=placement))
+                rows = self.check_run(run=placement, steps=12)
+                self.assertLessEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 1)
+                records = self.journal(placement)
+                members = [len(r["members"]) for r in records if r["kind"] == "STEP_BEGIN"]
+                # Two slots train together, in every placement (the fleet may be incomplete in the first steps).
+                self.assertIn(2, members)
+                if placement in ("multiplexed", "elastic"):
+                    # Training slots went to training and came back, again and again, and the others never stopped.
+                    self.assertGreater(sum(r["kind"] == "T_DONE" for r in records), 12)
+                    trained = {s["slot"] for r in records if r["kind"] == "T_BEGIN" for s in r["slots"] if s["to"] == "actor"}
+                    self.assertNotIn(2, trained if placement == "multiplexed" else set())
+                self.assertFalse([r for r in records if r["kind"] == "T_ROLLED_BACK"])
+
     def test_split_without_lag_is_synchronous(self):
         self.assert_done(self.train("configs/test/rl_split.yaml", "scheduler.max_lag_versions=0"))
         rows = self.check_run()
