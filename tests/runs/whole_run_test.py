@@ -40,7 +40,7 @@ class WholeRunTest(RunTest):
         for sample in samples:
             self.assertEqual(len(sample["ids"]), len(sample["logprobs"]))
             self.assertEqual(len(sample["ids"]), len(sample["versions"]))
-            self.assertEqual(sample["rewards"], {"exact_answer": sample["reward"]})
+            self.assertEqual(sample["rewards"]["exact_answer"] + 0.5 * sample["rewards"]["format:[ab]"], sample["reward"])
         # Chunks are three tokens here: some sample crossed one.
         self.assertTrue(any(len(s["ids"]) > 3 for s in samples))
         generated = self.command("generate", "--model", str(self.path("final")), "--prompt", "rev abc=", "--max-new-tokens", "4")
@@ -74,6 +74,22 @@ class WholeRunTest(RunTest):
                     trained = {s["slot"] for r in records if r["kind"] == "T_BEGIN" for s in r["slots"] if s["to"] == "actor"}
                     self.assertNotIn(2, trained if placement == "multiplexed" else set())
                 self.assertFalse([r for r in records if r["kind"] == "T_ROLLED_BACK"])
+
+    def test_deterministic_runs_train_the_same_weights_in_every_placement_whoever_generated(self):
+        digests, moved = {}, 0
+        for placement, slots in [("colocated", 1), ("split", 2), ("multiplexed", 2)]:
+            self.assert_done(self.train("configs/test/deterministic.yaml", f"scheduler.placement={placement}", f"cluster.slots={slots}",
+                                        "cluster.threads_per_slot=1", "train.steps=12", run=placement))
+            digests[placement] = self.digests(placement)
+            workers = {}
+            for r in self.journal(placement):
+                if r["kind"] == "START":
+                    workers.setdefault(tuple(r["tid"].values()), set()).add(r["w"])
+            moved += sum(len(w) > 1 for w in workers.values())
+        self.assertEqual(len(set(digests["colocated"].values())), 12)  # every step changed something
+        self.assertEqual(digests["split"], digests["colocated"])
+        self.assertEqual(digests["multiplexed"], digests["colocated"])
+        self.assertGreater(moved, 0)  # samples went on elsewhere, with their tokens, as if they had not moved
 
     def test_split_without_lag_is_synchronous(self):
         self.assert_done(self.train("configs/test/rl_split.yaml", "scheduler.max_lag_versions=0"))
