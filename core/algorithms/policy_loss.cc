@@ -67,15 +67,16 @@ StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& c
   const LossEntry& entry = *spec.loss;
   const size_t n = cells.mask.size();
   const auto needs = [&](Column c) { return std::ranges::count(entry.needs, c) > 0; };
-  const bool against_beh = spec.rollout_is.has_value() || (spec.opsm_delta.has_value() && !spec.opsm_against_old);
-  const bool with_old = needs(Column::kOld) || spec.rollout_is.has_value() || (spec.opsm_delta.has_value() && spec.opsm_against_old) ||
-                        (spec.kl_beta.has_value() && spec.kl_is_weighted);
+  const bool against_beh = (spec.rollout_is.has_value() && given.rollout_logp.empty()) || (spec.opsm_delta.has_value() && given.opsm_logp.empty());
+  const bool with_old = needs(Column::kOld) || spec.rollout_is.has_value() || (spec.kl_beta.has_value() && spec.kl_is_weighted);
   TP_RETURN_IF_ERROR(CheckColumn("weights", weights.size(), n, true));
   TP_RETURN_IF_ERROR(CheckColumn("logp", given.logp.size(), n, true));
   TP_RETURN_IF_ERROR(CheckColumn("advantages", given.advantages.size(), n, needs(Column::kAdvantages) || spec.opsm_delta.has_value()));
   TP_RETURN_IF_ERROR(CheckColumn("old_logp", given.old_logp.size(), n, with_old));
   TP_RETURN_IF_ERROR(CheckColumn("prox_logp", given.prox_logp.size(), n, false));
   TP_RETURN_IF_ERROR(CheckColumn("behave_logp (or rollout_logp)", given.behave_logp.size(), n, needs(Column::kBehaviour) || against_beh));
+  TP_RETURN_IF_ERROR(CheckColumn("rollout_logp", given.rollout_logp.size(), n, false));
+  TP_RETURN_IF_ERROR(CheckColumn("opsm_logp", given.opsm_logp.size(), n, false));
   TP_RETURN_IF_ERROR(CheckColumn("ref_logp", given.ref_logp.size(), n, needs(Column::kReference) || spec.kl_beta.has_value()));
   TP_RETURN_IF_ERROR(CheckColumn("entropy", given.entropy.size(), n, spec.entropy_coef != 0));
   TP_RETURN_IF_ERROR(CheckColumn("is_weights", given.is_weights.size(), n, false));
@@ -85,12 +86,15 @@ StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& c
   // Inputs are cleaned before any arithmetic (cells.h).
   PolicyBatch b = given;
   std::vector<std::vector<double>> clean;
-  clean.reserve(8);
-  for (std::span<const double>* column : {&b.logp, &b.advantages, &b.old_logp, &b.prox_logp, &b.behave_logp, &b.ref_logp, &b.entropy, &b.is_weights}) {
+  clean.reserve(10);
+  for (std::span<const double>* column : {&b.logp, &b.advantages, &b.old_logp, &b.prox_logp, &b.behave_logp, &b.rollout_logp, &b.opsm_logp, &b.ref_logp,
+                                          &b.entropy, &b.is_weights}) {
     if (column->size() != n || n == 0) continue;
     *column = clean.emplace_back(Masked(*column, cells));
   }
   if (b.prox_logp.empty()) b.prox_logp = b.old_logp;
+  if (b.rollout_logp.empty()) b.rollout_logp = b.behave_logp;
+  if (b.opsm_logp.empty()) b.opsm_logp = b.behave_logp;
 
   PolicyLossResult out;
   LossTerms& x = out.terms;
@@ -100,13 +104,13 @@ StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& c
 
   std::vector<double> factor(n, 1.0);
   if (spec.opsm_delta.has_value()) {
-    const auto keep = OffPolicySequenceMask(b.logp, spec.opsm_against_old ? b.old_logp : b.behave_logp, b.advantages, *spec.opsm_delta, cells);
+    const auto keep = OffPolicySequenceMask(b.logp, b.opsm_logp, b.advantages, *spec.opsm_delta, cells);
     for (size_t t = 0; t < n; ++t) factor[t] = keep[t];
   }
   if (spec.rollout_is.has_value()) {
-    const auto w = RolloutIsWeights(*spec.rollout_is, spec.rollout_is_low, spec.rollout_is_high, b.old_logp, b.behave_logp, cells);
+    const auto w = RolloutIsWeights(*spec.rollout_is, spec.rollout_is_low, spec.rollout_is_high, b.old_logp, b.rollout_logp, cells);
     for (size_t t = 0; t < n; ++t) factor[t] *= w[t];
-    out.is_weights = RolloutIsWeights(RolloutIsForm::kRaw, {}, {}, b.old_logp, b.behave_logp, cells);
+    out.is_weights = RolloutIsWeights(RolloutIsForm::kRaw, {}, {}, b.old_logp, b.rollout_logp, cells);
   }
   for (size_t t = 0; t < b.is_weights.size(); ++t) factor[t] *= b.is_weights[t];
 

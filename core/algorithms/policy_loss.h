@@ -36,6 +36,8 @@ struct PolicyBatch {
   std::span<const double> old_logp;      // old: the weights at the start of the update
   std::span<const double> prox_logp;     // old of decoupled; old_logp where it is not given
   std::span<const double> behave_logp;   // beh: the sampler's own record
+  std::span<const double> rollout_logp;  // beh of rollout_is; behave_logp where it is not given
+  std::span<const double> opsm_logp;     // beh of the off-policy sequence mask; the same
   std::span<const double> ref_logp;      // the frozen reference
   std::span<const double> entropy;       // H
   std::span<const double> is_weights;    // further detached weights on x
@@ -85,8 +87,7 @@ std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> l
 struct PolicyLossSpec {
   const LossEntry* loss = nullptr;
   Options options;                       // of the loss
-  std::optional<double> opsm_delta;      // OffPolicySequenceMask against `opsm_against_old ? old : beh`
-  bool opsm_against_old = false;
+  std::optional<double> opsm_delta;      // OffPolicySequenceMask
   std::optional<RolloutIsForm> rollout_is;
   std::optional<double> rollout_is_low, rollout_is_high;
   double entropy_coef = 0;
