@@ -1,6 +1,6 @@
 // kl.*, agg.loss, loss.pg and its packed and sharded forms, loss.value.
 #include <algorithm>
-#include <numeric>
+#include <array>
 
 #include "core/algorithms/conformance/request.h"
 #include "core/algorithms/losses/losses.h"
@@ -106,7 +106,7 @@ struct PolicyRequest {
   }
 };
 
-constexpr std::initializer_list<std::string_view> kExtras = {"opsm", "rollout_is", "entropy_coef", "kl", "is_weights"};
+constexpr std::array<std::string_view, 5> kExtras = {"opsm", "rollout_is", "entropy_coef", "kl", "is_weights"};
 
 // The options of the entry and those on x; `agg` and `plan` are read elsewhere.
 void ReadSpec(Request& r, PolicyRequest& q) {
