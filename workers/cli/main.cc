@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
   AddConfigCommands(app, context);
   AddModelCommands(app, context);
   AddInspectCommands(app, context);
+  AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
   AddRewardWorkerCommand(app, context);
   try {

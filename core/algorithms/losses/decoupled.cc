@@ -14,7 +14,7 @@ bool HasBehave(const Options& o) { return !o.Text("behave.level").empty() || !o.
 StatusOr<std::vector<double>> Proximal(const Options& o, const Cells& cells, const PolicyBatch& b) {
   if (o.Text("prox").empty()) return std::vector<double>(b.prox_logp.begin(), b.prox_logp.end());
   const auto version = o.Number("current_version");
-  if (!version || b.versions.empty() || b.behave_logp.empty()) {
+  if (!version || b.versions.size() != cells.mask.size() || b.behave_logp.size() != cells.mask.size()) {
     return InvalidArgument("decoupled: prox loglinear needs current_version, versions and behave_logp");
   }
   std::vector<double> prox(cells.mask.size(), 0.0);
@@ -25,7 +25,7 @@ StatusOr<std::vector<double>> Proximal(const Options& o, const Cells& cells, con
 }
 
 StatusOr<BehaveResult> Behave(const Options& o, const Cells& cells, const PolicyBatch& b, std::span<const double> prox) {
-  if (b.behave_logp.empty()) return InvalidArgument("decoupled: behave needs behave_logp");
+  if (b.behave_logp.size() != cells.mask.size()) return InvalidArgument("decoupled: behave needs behave_logp");
   TP_ASSIGN_OR_RETURN(const BehaveOptions behave,
                       ParseBehave(o.Text("behave.level", "token"), o.Text("behave.action", "mask"), o.Text("behave.metric", "ratio"),
                                   o.Text("behave.agg", "mean"), o.Number("behave.lower"), o.Number("behave.upper")));

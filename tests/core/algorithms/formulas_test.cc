@@ -273,7 +273,9 @@ TEST(FormulasTest, SecondMomentMaskDropsTheFewestThatSuffice) {
     EXPECT_GE(kept, 1);
     EXPECT_LE(kept_max, dropped_min);
     EXPECT_TRUE(kept_sum / kept < threshold || kept == 1);
-    if (dropped > 0) EXPECT_GE((kept_sum + dropped_min) / (kept + 1), threshold);  // one fewer would not do
+    if (dropped > 0) {
+      EXPECT_GE((kept_sum + dropped_min) / (kept + 1), threshold);  // one fewer would not do
+    }
   }
 }
 
