@@ -15,7 +15,7 @@ SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
 
-.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop nightly cuda-test format lint clean help setup configure
+.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop learn nightly cuda-test format lint clean help setup configure
 
 quickstart: binaries  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
 	$(BUILD)/bin/tidepool train configs/quickstart.yaml $(ARGS)
@@ -34,8 +34,8 @@ setup:
 configure: setup
 	[[ -e $(BUILD)/build.ninja ]] || cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
 
-binaries: configure  ## build the two programs, tidepool and tidepool-worker, into build/bin
-	ninja -C $(BUILD) -j $(JOBS) tidepool tidepool-worker
+binaries: configure  ## build the programs, tidepool, tidepool-worker and conformance, into build/bin
+	ninja -C $(BUILD) -j $(JOBS) tidepool tidepool-worker conformance
 
 build: configure  ## build everything: programs, tests, benchmarks
 	ninja -C $(BUILD) -j $(JOBS)
@@ -53,6 +53,9 @@ bench-peers: bench smollm2-model  ## the benchmarks, then the same training job 
 interop: build smollm2-model  ## check against the reference libraries (transformers, tokenizers, gguf, ...)
 	scripts/python_env $(INTEROP_VENV) tests/interop/requirements.txt
 	scripts/interop $(BUILD) $(INTEROP_VENV) $(SMOLLM2)
+
+learn: binaries  ## train the quickstart with every algorithm (configs/algorithms) and print what each reached; hours
+	scripts/learn $(BUILD) $(ARGS)
 
 nightly: build smollm2-model  ## what takes hours: more seeds, long tests, interop, peers
 	scripts/nightly $(BUILD)

@@ -9,7 +9,7 @@
 #include "core/base/hash.h"
 #include "core/model/invariance.h"
 #include "core/text/tokenizer.h"
-#include "core/train/advantages.h"
+#include "core/algorithms/rewards.h"
 #include "workers/model_folder.h"
 #include "workers/weights_service.h"
 
@@ -248,9 +248,8 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     row.reward = in.reward;
     // Shapes what is trained on alone: evaluation and the zero-variance filter see the task's own reward.
     if (config_.algorithm.overlong_buffer_tokens > 0) {
-      row.reward += config_.algorithm.overlong_factor *
-                    train::OverlongPenalty(static_cast<double>(row.response.size()), static_cast<double>(config_.rollout.max_new_tokens),
-                                           config_.algorithm.overlong_buffer_tokens);
+      row.reward += algorithms::OverlongPenalty(static_cast<double>(row.response.size()), static_cast<double>(config_.rollout.max_new_tokens),
+                                                config_.algorithm.overlong_buffer_tokens, config_.algorithm.overlong_factor);
     }
     row.truncated = in.truncated;
     if (group != nullptr) batch.mine.push_back(std::find(groups.begin(), groups.end(), in.gid.value) != groups.end() ? 1 : 0);

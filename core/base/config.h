@@ -59,16 +59,19 @@ struct RewardConfig {
 };
 
 struct AlgorithmConfig {
-  std::string name = "grpo";       // grpo | dr_grpo | dapo
+  std::string name = "grpo";       // in core/algorithms/registry.h: a preset of the parts below
+  std::string advantage;           // estimator; empty: the algorithm's
+  std::string loss;                // policy loss; empty: the algorithm's
+  std::map<std::string, std::string> options;  // further keys of the parts (tau_pos: 1.0), each checked by its part; JSON text
   std::string advantage_scale;     // group_std | batch_std | none; empty: the algorithm's
-  double advantage_eps = 1e-6;
-  std::string aggregation;         // token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm; empty: the algorithm's
-  double clip_low = 0.2;
-  std::optional<double> clip_high;  // empty: the algorithm's (0.2; dapo 0.28)
+  std::optional<double> advantage_eps;  // empty: the estimator's
+  std::string aggregation;         // of core/algorithms/aggregation.h; empty: the algorithm's
+  std::optional<double> clip_low;   // empty: the loss's (ppo 0.2)
+  std::optional<double> clip_high;  // empty: the algorithm's (ppo 0.2; dapo 0.28)
   std::optional<double> dual_clip;
   double kl_coef = 0.0;            // must be 0 until reference models exist
   double entropy_coef = 0.0;
-  std::string correction;          // none | tis: weight by exp(old - behaviour) truncated at tis_max; empty: the algorithm's
+  std::string correction;          // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour); empty: the algorithm's
   double tis_max = 2.0;
   std::string filter;              // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
   int64_t filter_rounds = 10;

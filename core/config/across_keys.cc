@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "core/algorithms/registry.h"
 #include "core/config/binder.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
@@ -176,12 +177,24 @@ void CheckReward(Binder& b, const JobConfig& c) {
   }
 }
 
+// Parts that contradict each other, by the registry's own rules.
+void CheckAlgorithm(Binder& b, const JobConfig& c) {
+  if (!AllGood(b, {"algorithm.name", "algorithm.advantage", "algorithm.loss", "algorithm.aggregation", "algorithm.correction"})) return;
+  const auto resolved = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens);
+  if (!resolved.ok()) {
+    const std::string& message = resolved.status().message();
+    const size_t colon = message.find(": ");
+    return b.Complain(message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
+  }
+  if (b.Good("rollout.group_size") && resolved.value().advantage->compares && c.rollout.group_size < 2) {
+    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + c.algorithm.name +
+                                         " compares samples of one prompt and needs 2 or more; raise it, or write algorithm.name: reinforce_pp");
+  }
+}
+
 void CheckRl(Binder& b, const JobConfig& c) {
   CheckReward(b, c);
-  if (AllGood(b, {"rollout.group_size", "algorithm.name"}) && c.rollout.group_size < 2) {
-    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + c.algorithm.name +
-                                         " compares samples of one prompt and needs 2 or more; raise it");
-  }
+  CheckAlgorithm(b, c);
   if (b.Good("rollout.temperature") && c.rollout.temperature <= 0) {
     b.Complain("rollout.temperature",
                "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, "

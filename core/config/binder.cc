@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/algorithms/registry.h"
 #include "core/tasks/task.h"
 
 namespace tidepool::config {
@@ -278,9 +279,36 @@ void Binder::BindData(const Node& map) {
   }
 }
 
+// Keys of `algorithm` that are none of ours are options of its parts; which parts those are is known at the end.
+void Binder::BindAlgorithm(const Node& map) {
+  for (const auto& [name, value] : map.members) {
+    if (const Key* key = FindKey("algorithm." + name)) BindKey(*key, value, "algorithm." + name, 0);
+  }
+  const bool parts_are_wrong = bad_.contains("algorithm.name") || bad_.contains("algorithm.advantage") || bad_.contains("algorithm.loss");
+  const std::vector<algorithms::OptionSpec> offered = algorithms::OptionsOfParts(loaded_.config.algorithm);
+  std::vector<std::string> known = NamesIn("algorithm");
+  for (const algorithms::OptionSpec& option : offered) known.push_back(option.name);
+  for (const auto& [name, value] : map.members) {
+    const std::string full = "algorithm." + name;
+    if (FindKey(full) != nullptr || parts_are_wrong) continue;
+    if (std::ranges::find(offered, name, &algorithms::OptionSpec::name) == offered.end()) {
+      Unknown("algorithm", name, value, known);
+      continue;
+    }
+    if (value.kind != Node::Kind::kScalar && value.kind != Node::Kind::kNull) {
+      Fail(value.place, full, "found " + value.Describe() + "; expected a number, a text, true or false");
+      continue;
+    }
+    // null is kept: it takes a default of the part away.
+    loaded_.config.algorithm.options[name] = ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+  }
+}
+
 void Binder::BindMap(const Node& map, const std::string& section) {
   sections_[section] = map.place;
   if (section == "data") return BindData(map);
+  if (section == "algorithm") return BindAlgorithm(map);
   for (const auto& [name, value] : map.members) {
     const std::string full = Join(section, name);
     if (full == "reward.functions") {

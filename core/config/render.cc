@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/algorithms/registry.h"
 #include "core/config/schema.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
@@ -55,6 +56,18 @@ void AppendOptions(const LoadedConfig& loaded, std::string& out) {
                                loaded.OriginOf("data." + option.name).ToString())
                  : WithComment("  # " + option.name + ": " + option.default_json,
                                "default of task " + task->name);
+  }
+}
+
+// Options of the algorithm's parts, as those of a task.
+void AppendPartOptions(const LoadedConfig& loaded, std::string& out) {
+  for (const algorithms::OptionSpec& option : algorithms::OptionsOfParts(loaded.config.algorithm)) {
+    if (FindKey("algorithm." + option.name) != nullptr) continue;
+    const auto it = loaded.config.algorithm.options.find(option.name);
+    const std::string fallback = algorithms::ValueText(option.fallback);
+    out += it != loaded.config.algorithm.options.end()
+               ? WithComment("  " + option.name + ": " + it->second, loaded.OriginOf("algorithm." + option.name).ToString())
+               : WithComment("  # " + option.name + ": " + (fallback.empty() ? "null" : fallback), "default of the algorithm's part");
   }
 }
 
@@ -165,6 +178,7 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
     if (item) now = "reward";
     if (now != section && now != "model" && !now.empty()) {
       if (section == "data") AppendOptions(loaded, out);
+      if (section == "algorithm") AppendPartOptions(loaded, out);
       out += now == "model.init" ? "  init:\n" : now + ":\n";
     } else if (now == "model" && section.empty()) {
       out += "model:\n";
@@ -224,6 +238,8 @@ std::string JsonSchema() {
   by_task.push_back({{"enum", Json::array({"", nullptr})}});
   data["properties"]["task"].erase("type");
   data["properties"]["task"]["oneOf"] = by_task;
+  // Further keys of algorithm are options of its parts.
+  root["properties"]["algorithm"]["additionalProperties"] = {{"type", Json::array({"number", "string", "boolean", "null"})}};
   Json out;
   out["$schema"] = "https://json-schema.org/draft/2020-12/schema";
   out["title"] = "Tidepool job";
@@ -291,6 +307,12 @@ Status CheckResume(const JobConfig& old, const JobConfig& now) {
       return data.options.contains(name) ? data.options.at(name) : std::string("not set");
     };
     compare("data." + name, text(old.data), text(now.data));
+  }
+  options = now.algorithm.options;
+  options.insert(old.algorithm.options.begin(), old.algorithm.options.end());
+  for (const auto& [name, value] : options) {
+    const auto text = [&](const AlgorithmConfig& a) { return a.options.contains(name) ? a.options.at(name) : std::string("not set"); };
+    compare("algorithm." + name, text(old.algorithm), text(now.algorithm));
   }
   if (differences.empty()) return OkStatus();
   return FailedPrecondition(

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/algorithms/registry.h"
 #include "core/config/schema.h"
 
 namespace tidepool::config {
@@ -12,6 +13,17 @@ constexpr double kMany = 1e9;  // more of anything counted here is a slip of the
 constexpr Range AtLeast(double lo) { return {.lo = lo}; }
 constexpr Range Between(double lo, double hi) { return {.lo = lo, .hi = hi}; }
 constexpr Range Positive() { return {.lo = 0, .lo_open = true}; }
+
+// Names of registered parts, as choices of a text.
+template <typename Entries>
+std::vector<std::string> NamesOf(const Entries& entries, bool or_empty = false) {
+  std::vector<std::string> names;
+  if (or_empty) names.emplace_back();
+  for (const auto& entry : entries) {
+    names.push_back(entry.name);
+  }
+  return names;
+}
 
 #define TP_FIELD(member) [](JobConfig& c, size_t) -> Field { return &c.member; }
 #define TP_INIT_FIELD(member)                  \
@@ -164,8 +176,16 @@ std::vector<Key> AlgorithmKeys() {
   std::vector<Key> keys = {
       {.path = "algorithm.name",
        .field = TP_FIELD(algorithm.name),
-       .choices = {"grpo", "dr_grpo", "dapo"},
-       .doc = "sets the defaults of the keys below that are empty"},
+       .choices = NamesOf(algorithms::Algorithms()),
+       .doc = "sets the defaults of the keys below that are empty; `tidepool algorithms NAME` tells more"},
+      {.path = "algorithm.advantage",
+       .field = TP_FIELD(algorithm.advantage),
+       .choices = NamesOf(algorithms::AdvantageEstimators(), /*or_empty=*/true),
+       .doc = "advantage estimator; empty: the algorithm's"},
+      {.path = "algorithm.loss",
+       .field = TP_FIELD(algorithm.loss),
+       .choices = NamesOf(algorithms::PolicyLosses(), /*or_empty=*/true),
+       .doc = "policy loss; empty: the algorithm's"},
       {.path = "algorithm.advantage_scale",
        .field = TP_FIELD(algorithm.advantage_scale),
        .choices = {"", "group_std", "batch_std", "none"},
@@ -173,19 +193,19 @@ std::vector<Key> AlgorithmKeys() {
       {.path = "algorithm.advantage_eps",
        .field = TP_FIELD(algorithm.advantage_eps),
        .range = AtLeast(0),
-       .doc = "added to that deviation"},
+       .doc = "added to that deviation; not set: the estimator's (grpo 1e-06)"},
       {.path = "algorithm.aggregation",
        .field = TP_FIELD(algorithm.aggregation),
-       .choices = {"", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"},
+       .choices = {"", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean"},
        .doc = "how token losses become one; empty: the algorithm's"},
       {.path = "algorithm.clip_low",
        .field = TP_FIELD(algorithm.clip_low),
-       .range = {.lo = 0, .hi = 1, .hi_open = true},
-       .doc = "ratio is clipped below 1 - this"},
+       .range = AtLeast(0),
+       .doc = "ratio is clipped below 1 - this; not set: the loss's (ppo 0.2)"},
       {.path = "algorithm.clip_high",
        .field = TP_FIELD(algorithm.clip_high),
        .range = AtLeast(0),
-       .doc = "ratio is clipped above 1 + this; not set: 0.2, dapo 0.28"},
+       .doc = "ratio is clipped above 1 + this; not set: the algorithm's (grpo 0.2, dapo 0.28)"},
       {.path = "algorithm.dual_clip",
        .field = TP_FIELD(algorithm.dual_clip),
        .range = {.lo = 1, .lo_open = true},
@@ -200,13 +220,13 @@ std::vector<Key> AlgorithmKeys() {
        .doc = "weight of the entropy bonus"},
       {.path = "algorithm.correction",
        .field = TP_FIELD(algorithm.correction),
-       .choices = {"", "none", "tis"},
-       .doc =
-           "importance weight for old weights: tis truncates exp(old - behaviour); empty: the algorithm's"},
+       .choices = {"", "none", "tis", "icepop", "seq-mask-tis", "raw"},
+       .doc = "importance weight from exp(old - behaviour): tis truncates it, the others drop tokens or rows outside; "
+              "empty: the algorithm's"},
       {.path = "algorithm.tis_max",
        .field = TP_FIELD(algorithm.tis_max),
        .range = Positive(),
-       .doc = "where tis truncates"},
+       .doc = "where the weight is cut (icepop, seq-mask-tis: and at 1 over this)"},
       {.path = "algorithm.filter",
        .field = TP_FIELD(algorithm.filter),
        .choices = {"", "none", "zero_variance"},

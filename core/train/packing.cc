@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/algorithms/batching.h"
 #include "core/base/check.h"
 
 namespace tidepool::train {
@@ -130,23 +131,16 @@ StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> ro
     }
     items.push_back(std::move(item));
   }
-  std::vector<size_t> order(items.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return items[a].tokens > items[b].tokens; });
-  std::vector<std::vector<size_t>> bins;
-  std::vector<int64_t> used;
-  for (const size_t i : order) {
-    size_t bin = 0;
-    while (bin < bins.size() && used[bin] + items[i].tokens > budget) ++bin;
-    if (bin == bins.size()) bins.emplace_back(), used.push_back(0);
-    bins[bin].push_back(i);
-    used[bin] += items[i].tokens;
-  }
+  std::vector<int64_t> lengths;
+  for (const Item& item : items) lengths.push_back(item.tokens);
+  TP_ASSIGN_OR_RETURN(const auto bins, algorithms::FirstFitDecreasing(lengths, budget));
   std::vector<std::vector<int64_t>> out;
-  for (std::vector<size_t>& bin : bins) {
-    std::sort(bin.begin(), bin.end());
+  for (const std::vector<int64_t>& bin : bins) {
     std::vector<int64_t>& micro = out.emplace_back();
-    for (const size_t i : bin) micro.insert(micro.end(), items[i].places.begin(), items[i].places.end());
+    for (const int64_t i : bin) {
+      const std::vector<int64_t>& more = items[static_cast<size_t>(i)].places;
+      micro.insert(micro.end(), more.begin(), more.end());
+    }
   }
   return out;
 }

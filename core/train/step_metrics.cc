@@ -7,18 +7,16 @@
 
 namespace tidepool::train {
 
-void TokenSums::AddToken(const TokenLoss& t, double weight, double logprob, double old_logprob, double entropy_value, double advantage_value) {
-  const double ratio = std::exp(std::clamp(logprob - old_logprob, -20.0, 20.0));
+void TokenSums::AddToken(const Token& t) {
+  const double log_ratio = std::clamp(t.logprob - t.old_logprob, -20.0, 20.0), ratio = std::exp(log_ratio);
   ratio_max = tokens == 0 ? ratio : std::max(ratio_max, ratio);
   ratio_min = tokens == 0 ? ratio : std::min(ratio_min, ratio);
   ++tokens;
-  loss += weight * t.value;
-  entropy_loss += weight * entropy_value;
-  entropy += entropy_value;
-  kl -= std::clamp(logprob - old_logprob, -20.0, 20.0);
+  entropy += t.entropy;
+  kl -= log_ratio;
   clipped += t.clipped ? 1 : 0;
   dual_clipped += t.dual_clipped ? 1 : 0;
-  advantage += advantage_value;
+  advantage += t.advantage;
   importance += t.importance;
 }
 

@@ -10,7 +10,6 @@
 #include "core/base/status.h"
 #include "core/comm/collective.h"
 #include "core/train/batch.h"
-#include "core/train/losses.h"
 
 namespace tidepool::train {
 
@@ -28,7 +27,13 @@ struct TokenSums {
   int64_t same_version = 0;
   double gap = 0, gap_max = 0, probability_gap = 0, mismatch_kl = 0;
 
-  void AddToken(const TokenLoss& loss, double weight, double logprob, double old_logprob, double entropy_value, double advantage_value);
+  // One valid token; loss and entropy_loss are added by the caller, for they are sums over tokens already.
+  struct Token {
+    double logprob = 0, old_logprob = 0, entropy = 0, advantage = 0;
+    double importance = 1;     // before truncation
+    bool clipped = false, dual_clipped = false;
+  };
+  void AddToken(const Token& token);
   void AddGap(double logprob, double recorded);
   // The sums of all ranks.
   Status AddOtherRanks(comm::Collective& group);

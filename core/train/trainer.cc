@@ -34,12 +34,49 @@ class Stopwatch {
   std::chrono::steady_clock::time_point from_ = std::chrono::steady_clock::now();
 };
 
-bool Valid(const Row& row, size_t t) { return row.loss_mask.empty() || row.loss_mask[t] != 0; }
+// The response tokens of all rows as cells, with what the losses are told of each. Filled once a step; weights and
+// `selected` once an update.
+struct StepPlan {
+  algorithms::Cells cells;
+  std::vector<double> advantages, weights;  // [cells]
+  std::vector<double> scores;               // [rows]
+  std::vector<uint8_t> selected;            // [cells]
+};
 
-int64_t ValidTokens(const Row& row, const LossOptions& loss) {
-  if (loss.mask_truncated && row.truncated) return 0;
-  if (row.loss_mask.empty()) return static_cast<int64_t>(row.response.size());
-  return std::count_if(row.loss_mask.begin(), row.loss_mask.end(), [](uint8_t m) { return m != 0; });
+StepPlan PlanStep(const Batch& batch, const TrainerOptions& o) {
+  StepPlan plan;
+  const bool policy = o.objective == Objective::kPolicy;
+  std::vector<int64_t> groups;
+  for (const Row& row : batch.rows) {
+    const bool dropped = policy && o.loss.mask_truncated && row.truncated;
+    for (size_t t = 0; t < row.response.size(); ++t) plan.cells.mask.push_back(!dropped && (row.loss_mask.empty() || row.loss_mask[t] != 0) ? 1 : 0);
+    plan.cells.begin.push_back(static_cast<int64_t>(plan.cells.mask.size()));
+    plan.scores.push_back(row.reward);
+    groups.push_back(row.gid.value);
+  }
+  plan.weights.assign(plan.cells.mask.size(), 0.0);
+  plan.selected.assign(plan.cells.mask.size(), 0);
+  plan.advantages.assign(plan.cells.mask.size(), 0.0);
+  // Over the whole batch: group statistics and whitening never see a part of it.
+  if (policy) plan.advantages = o.loss.advantage->compute(o.loss.advantage_options, {&plan.cells, plan.scores, groups});
+  return plan;
+}
+
+// The cells with all rows but these masked.
+algorithms::Cells Only(const algorithms::Cells& cells, const std::vector<int64_t>& rows) {
+  algorithms::Cells only = cells;
+  std::fill(only.mask.begin(), only.mask.end(), uint8_t{0});
+  for (const int64_t i : rows) {
+    const int64_t from = cells.begin[static_cast<size_t>(i)], to = cells.begin[static_cast<size_t>(i) + 1];
+    std::copy(cells.mask.begin() + from, cells.mask.begin() + to, only.mask.begin() + from);
+  }
+  return only;
+}
+
+std::vector<double> Flat(const std::vector<std::vector<float>>& rows) {
+  std::vector<double> flat;
+  for (const std::vector<float>& row : rows) flat.insert(flat.end(), row.begin(), row.end());
+  return flat;
 }
 
 }  // namespace
@@ -49,7 +86,7 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   if (job.job != "rl" && job.job != "sft") return Unimplemented("job is '" + job.job + "'; the trainer knows rl and sft");
   o.objective = job.job == "sft" ? Objective::kSupervised : Objective::kPolicy;
   if (o.objective == Objective::kPolicy) {
-    TP_ASSIGN_OR_RETURN(o.loss, ResolveLoss(job.algorithm, job.rollout.max_new_tokens));
+    TP_ASSIGN_OR_RETURN(o.loss, algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens));
     o.temperature = job.rollout.temperature;
     if (!(o.temperature > 0)) {
       return InvalidArgument("rollout.temperature is " + std::to_string(o.temperature) + "; training needs a value above 0 (greedy samples have no gradient)");
@@ -74,13 +111,6 @@ struct Trainer::Impl {
   Impl(model::Weights& w, const TrainerOptions& o)
       : weights(w), options(o), decoder(w, {.deterministic = o.deterministic}), gradients(w) {}
 
-  // What a token of the batch is worth: filled once a step.
-  struct RowPlan {
-    double advantage = 0;
-    double weight = 0;   // of each valid token
-    bool used = false;   // has a valid token
-  };
-
   model::Weights& weights;
   const TrainerOptions options;
   model::Decoder decoder;
@@ -92,8 +122,9 @@ struct Trainer::Impl {
   // [row][response token]; rows that are not wanted stay empty.
   template <typename Wanted>
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows, Wanted wanted);
-  Status MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const std::vector<RowPlan>& plan,
-                   const std::vector<std::vector<float>>* old, bool first_pass, TokenSums& sums, StepTimes& times, int64_t& computed);
+  // old: [cells] log-probs before the step, or null: those of this very forward.
+  Status MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const StepPlan& plan, const std::vector<double>* old,
+                   bool first_pass, TokenSums& sums, StepTimes& times, int64_t& computed);
 };
 
 Status Trainer::Impl::Check(std::span<const Row> rows, bool recorded) const {
@@ -144,9 +175,8 @@ std::vector<float> Trainer::Impl::PairLogProbs(const PackedBatch& packed) {
   return logprobs;
 }
 
-Status Trainer::Impl::MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const std::vector<RowPlan>& plan,
-                                const std::vector<std::vector<float>>* old, bool first_pass, TokenSums& sums,
-                                StepTimes& times, int64_t& computed) {
+Status Trainer::Impl::MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const StepPlan& plan, const std::vector<double>* old,
+                                bool first_pass, TokenSums& sums, StepTimes& times, int64_t& computed) {
   Stopwatch watch;
   const PackedBatch packed = Pack(batch.rows, micro);
   computed += static_cast<int64_t>(packed.ids.size());
@@ -154,14 +184,14 @@ Status Trainer::Impl::MicroStep(const Batch& batch, const std::vector<int64_t>& 
       {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, options.recompute);
   times.forward += watch.Lap();
 
-  // Which row tokens each pair serves.
-  struct Use { int64_t row; size_t t; };
+  // Which tokens of the rows each pair serves.
+  struct Use { int64_t row; size_t t; size_t cell; };
   std::vector<std::vector<Use>> uses(packed.sources.size());
   for (size_t k = 0; k < packed.rows.size(); ++k) {
-    const Row& row = batch.rows[static_cast<size_t>(packed.rows[k])];
-    if (!plan[static_cast<size_t>(packed.rows[k])].used) continue;
-    for (size_t t = 0; t < row.response.size(); ++t) {
-      if (Valid(row, t)) uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t});
+    const auto i = static_cast<size_t>(packed.rows[k]);
+    for (size_t t = 0; t < batch.rows[i].response.size(); ++t) {
+      const size_t cell = static_cast<size_t>(plan.cells.begin[i]) + t;
+      if (plan.cells.mask[cell] != 0) uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t, cell});
     }
   }
   std::vector<int32_t> wanted;  // pairs that a valid token needs
@@ -169,48 +199,107 @@ Status Trainer::Impl::MicroStep(const Batch& batch, const std::vector<int64_t>& 
     if (!uses[p].empty()) wanted.push_back(static_cast<int32_t>(p));
   }
 
+  const bool policy = options.objective == Objective::kPolicy;
+  algorithms::PolicyLossSpec spec;
+  if (policy) {
+    spec = options.loss.policy;
+  } else {
+    spec.loss = algorithms::FindLoss("ce");
+  }
+  const bool with_entropy_gradient = spec.entropy_coef != 0;
+  // Losses of single tokens are finished a chunk of logits at a time. Those of whole rows need all log-probs
+  // of the micro-batch first; then logits of more than one chunk are computed twice.
+  const auto chunk = static_cast<size_t>(options.head_rows);
+  const bool whole_rows = algorithms::NeedsWholeRows(spec);
+  const size_t stride = whole_rows ? std::max<size_t>(1, wanted.size()) : chunk;
+
   // Rows of several pairs receive a sum of gradients, so it is gathered in float32.
   at::Tensor dhidden = at::zeros(hidden.sizes(), at::TensorOptions().dtype(at::kFloat));
-  const bool with_entropy_gradient = options.loss.entropy_coef != 0 && options.objective == Objective::kPolicy;
-  for (size_t from = 0; from < wanted.size(); from += static_cast<size_t>(options.head_rows)) {
-    const size_t n = std::min(static_cast<size_t>(options.head_rows), wanted.size() - from);
-    std::vector<int32_t> sources(n), targets(n);
+  struct Head {
+    std::vector<int32_t> sources, targets;
+    at::Tensor index, rows, logits;
+  };
+  const auto head_of = [&](size_t from, size_t n) {
+    Head h;
     for (size_t i = 0; i < n; ++i) {
-      sources[i] = packed.sources[static_cast<size_t>(wanted[from + i])];
-      targets[i] = packed.targets[static_cast<size_t>(wanted[from + i])];
+      h.sources.push_back(packed.sources[static_cast<size_t>(wanted[from + i])]);
+      h.targets.push_back(packed.targets[static_cast<size_t>(wanted[from + i])]);
     }
-    const at::Tensor index = at::from_blob(sources.data(), {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
-    const at::Tensor rows = at::index_select(hidden, 0, index);
-    at::Tensor logits = decoder.Logits(rows);
-    std::vector<float> lp(n), entropy(n), lse(n), dlp(n, 0.0F), dentropy(with_entropy_gradient ? n : 0, 0.0F);
-    model::TokenLogProbs(logits, targets, static_cast<float>(options.temperature), lp, entropy, lse);
-    for (size_t i = 0; i < n; ++i) {
-      double slope = 0, entropy_slope = 0;
-      for (const Use& use : uses[static_cast<size_t>(wanted[from + i])]) {
-        const Row& row = batch.rows[static_cast<size_t>(use.row)];
-        const RowPlan& p = plan[static_cast<size_t>(use.row)];
-        TokenLoss token;
-        double before = lp[i];
-        if (options.objective == Objective::kSupervised) {
-          token.value = -lp[i];
-          token.derivative = -1;
-        } else {
-          const double recorded = row.logprobs[use.t];
-          if (old != nullptr) before = (*old)[static_cast<size_t>(use.row)][use.t];
-          token = PolicyLoss(options.loss, lp[i], before, recorded, p.advantage);
-          const bool same = row.versions.empty() || row.versions[use.t] == batch.version;
-          if (first_pass && same) sums.AddGap(before, recorded);
-          entropy_slope -= p.weight * options.loss.entropy_coef;
-        }
-        sums.AddToken(token, p.weight, lp[i], before, entropy[i], p.advantage);
-        slope += p.weight * token.derivative;
-      }
-      dlp[i] = static_cast<float>(slope);
-      if (with_entropy_gradient) dentropy[i] = static_cast<float>(entropy_slope);
+    h.index = at::from_blob(h.sources.data(), {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
+    h.rows = at::index_select(hidden, 0, h.index);
+    h.logits = decoder.Logits(h.rows);
+    return h;
+  };
+  const auto temperature = static_cast<float>(options.temperature);
+  for (size_t begin = 0; begin < wanted.size(); begin += stride) {
+    const size_t count = std::min(stride, wanted.size() - begin);
+    std::vector<float> lp(count), entropy(count), lse(count), dlp(count, 0.0F), dentropy(with_entropy_gradient ? count : 0, 0.0F);
+    const auto part = [](std::vector<float>& x, size_t from, size_t n) { return x.empty() ? std::span<float>() : std::span(x).subspan(from, n); };
+    std::optional<Head> kept;
+    for (size_t from = 0; from < count; from += chunk) {
+      const size_t n = std::min(chunk, count - from);
+      kept.emplace(head_of(begin + from, n));
+      model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n), part(entropy, from, n), part(lse, from, n));
     }
-    model::TokenLogProbsBackward(logits, targets, static_cast<float>(options.temperature), lse,
-                                 with_entropy_gradient ? std::span<const float>(entropy) : std::span<const float>(), dlp, dentropy);
-    dhidden.index_add_(0, index, decoder.LogitsBackward(rows, logits, gradients).to(at::kFloat));
+
+    // The tokens of these pairs as cells: whole rows in their order, or one row of single tokens.
+    struct Cell { size_t pair; Use use; };
+    std::vector<Cell> cells;
+    for (size_t i = 0; i < count; ++i) {
+      for (const Use& use : uses[static_cast<size_t>(wanted[begin + i])]) cells.push_back({i, use});
+    }
+    std::vector<int64_t> row_begin = {0};
+    std::vector<double> scores;
+    if (whole_rows) std::stable_sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.use.cell < b.use.cell; });
+    for (size_t c = 0; c < cells.size(); ++c) {
+      if (c + 1 < cells.size() && (!whole_rows || cells[c + 1].use.row == cells[c].use.row)) continue;
+      row_begin.push_back(static_cast<int64_t>(c) + 1);
+      scores.push_back(plan.scores[static_cast<size_t>(cells[c].use.row)]);
+    }
+    std::vector<double> logp, before, behave, advantages, weights, entropies;
+    std::vector<uint8_t> selected;
+    for (const Cell& c : cells) {
+      const Row& row = batch.rows[static_cast<size_t>(c.use.row)];
+      logp.push_back(lp[c.pair]);
+      before.push_back(policy && old != nullptr ? (*old)[c.use.cell] : lp[c.pair]);
+      if (policy) behave.push_back(row.logprobs[c.use.t]);
+      advantages.push_back(plan.advantages[c.use.cell]);
+      weights.push_back(plan.weights[c.use.cell]);
+      entropies.push_back(entropy[c.pair]);
+      selected.push_back(plan.selected[c.use.cell]);
+    }
+    TP_ASSIGN_OR_RETURN(const algorithms::PolicyLossResult loss,
+                        algorithms::PolicyLoss(spec, algorithms::Cells::Packed(row_begin),
+                                               {.logp = logp, .advantages = advantages, .old_logp = before, .behave_logp = behave, .entropy = entropies,
+                                                .scores = scores, .selected = selected},
+                                               weights));
+    sums.loss += loss.policy_term;
+    sums.entropy_loss += loss.entropy_term;
+    std::vector<double> slope(count, 0.0), entropy_slope(count, 0.0);
+    for (size_t c = 0; c < cells.size(); ++c) {
+      slope[cells[c].pair] += loss.grad_logp[c];
+      if (with_entropy_gradient) entropy_slope[cells[c].pair] += loss.grad_entropy[c];
+      sums.AddToken({.logprob = logp[c], .old_logprob = before[c], .entropy = entropies[c], .advantage = advantages[c],
+                     .importance = loss.is_weights.empty() ? 1 : loss.is_weights[c],
+                     .clipped = !loss.terms.clipped.empty() && loss.terms.clipped[c] != 0,
+                     .dual_clipped = !loss.terms.dual_clipped.empty() && loss.terms.dual_clipped[c] != 0});
+      if (!policy || !first_pass) continue;
+      const Row& row = batch.rows[static_cast<size_t>(cells[c].use.row)];
+      if (row.versions.empty() || row.versions[cells[c].use.t] == batch.version) sums.AddGap(before[c], behave[c]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      dlp[i] = static_cast<float>(slope[i]);
+      if (with_entropy_gradient) dentropy[i] = static_cast<float>(entropy_slope[i]);
+    }
+
+    for (size_t from = 0; from < count; from += chunk) {
+      const size_t n = std::min(chunk, count - from);
+      if (count > chunk) kept.emplace(head_of(begin + from, n));
+      model::TokenLogProbsBackward(kept->logits, kept->targets, temperature, part(lse, from, n),
+                                   with_entropy_gradient ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(), part(dlp, from, n),
+                                   part(dentropy, from, n));
+      dhidden.index_add_(0, kept->index, decoder.LogitsBackward(kept->rows, kept->logits, gradients).to(at::kFloat));
+    }
   }
   times.head += watch.Lap();
   decoder.Backward(std::move(saved), dhidden.to(hidden.scalar_type()), gradients);
@@ -270,36 +359,16 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   }
   const auto mine = [&](int64_t row) { return batch.mine.empty() || batch.mine[static_cast<size_t>(row)] != 0; };
 
-  std::vector<Impl::RowPlan> plan(batch.rows.size());
-  std::vector<int64_t> valid;
+  StepPlan plan = PlanStep(batch, o);
   int64_t total_tokens = 0;
-  for (const Row& row : batch.rows) {
-    valid.push_back(ValidTokens(row, o.loss));
-    total_tokens += static_cast<int64_t>(row.prompt.size() + row.response.size());
-  }
-  if (o.objective == Objective::kPolicy) {
-    std::vector<double> rewards;
-    std::vector<GroupId> groups;
-    for (const Row& row : batch.rows) rewards.push_back(row.reward), groups.push_back(row.gid);
-    const std::vector<double> a = GroupAdvantages(rewards, groups, o.loss.scale, o.loss.advantage_eps);
-    for (size_t i = 0; i < a.size(); ++i) plan[i].advantage = a[i];
-  }
+  for (const Row& row : batch.rows) total_tokens += static_cast<int64_t>(row.prompt.size() + row.response.size());
+  const bool policy = o.objective == Objective::kPolicy;
 
   // What will be done: micro-batches by update.
   const std::vector<std::vector<int64_t>> minibatches = SplitGroups(batch.rows, o.minibatches);
   std::vector<std::vector<std::vector<int64_t>>> micros;
   int64_t todo = 0;
   for (const auto& mini : minibatches) {
-    GlobalCounts counts;
-    for (const int64_t i : mini) {
-      counts.tokens += valid[static_cast<size_t>(i)];
-      counts.sequences += valid[static_cast<size_t>(i)] > 0 ? 1 : 0;
-    }
-    for (const int64_t i : mini) {
-      Impl::RowPlan& p = plan[static_cast<size_t>(i)];
-      p.used = valid[static_cast<size_t>(i)] > 0;
-      p.weight = TokenWeight(o.loss.aggregation, counts, valid[static_cast<size_t>(i)], o.loss.length_norm);
-    }
     std::vector<int64_t> share;
     std::copy_if(mini.begin(), mini.end(), std::back_inserter(share), mine);
     TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, share, o.micro_batch_tokens));
@@ -307,9 +376,35 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     micros.push_back(std::move(parts));
   }
 
-  std::optional<std::vector<std::vector<float>>> old;
-  if (o.objective == Objective::kPolicy && o.epochs * static_cast<int64_t>(minibatches.size()) > 1) {
-    TP_ASSIGN_OR_RETURN(old, m.LogProbs(batch.rows, mine));
+  // Of every row under the weights as they are [cells]; each rank computes its own and gets those of the others.
+  const auto all_logprobs = [&]() -> StatusOr<std::vector<double>> {
+    TP_ASSIGN_OR_RETURN(auto rows, m.LogProbs(batch.rows, mine));
+    for (size_t i = 0; i < rows.size(); ++i) rows[i].resize(batch.rows[i].response.size(), 0.0F);
+    std::vector<double> flat = Flat(rows);
+    if (group != nullptr) TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(flat), "log_probs"));
+    return flat;
+  };
+  // Log-probs of the weights that the step starts from. With a single update they are those of its own forward,
+  // unless the loss asks something of the whole batch first.
+  const bool after_rejection = policy && o.loss.policy.options.Text("denominator") == "mask_after_rejection";
+  const bool whole_batch = policy && o.loss.policy.loss->whole_batch;
+  std::vector<double> old, behave;
+  if (policy && (after_rejection || o.epochs * static_cast<int64_t>(minibatches.size()) > 1)) {
+    TP_ASSIGN_OR_RETURN(old, all_logprobs());
+  }
+  if (policy) {
+    for (const Row& row : batch.rows) behave.insert(behave.end(), row.logprobs.begin(), row.logprobs.end());
+  }
+  // Weights of every token come from counts of its whole update, never of a micro-batch.
+  for (const auto& mini : minibatches) {
+    const algorithms::Cells cells = Only(plan.cells, mini);
+    algorithms::Aggregation aggregation = o.loss.aggregation;
+    if (after_rejection) {
+      TP_ASSIGN_OR_RETURN(aggregation.global_tokens,
+                          algorithms::TokensAfterRejection(o.loss.policy, cells, {.logp = old, .old_logp = old, .behave_logp = behave}));
+    }
+    TP_ASSIGN_OR_RETURN(const std::vector<double> weights, algorithms::AggregationWeights(aggregation, cells));
+    for (size_t c = 0; c < weights.size(); ++c) plan.weights[c] += weights[c];
   }
 
   StepResult result;
@@ -320,11 +415,17 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   for (int64_t epoch = 0; epoch < o.epochs && result.finite; ++epoch) {
     for (size_t u = 0; u < micros.size() && result.finite; ++u) {
       m.gradients.Zero();
+      if (whole_batch) {
+        TP_ASSIGN_OR_RETURN(const std::vector<double> every, all_logprobs());
+        const algorithms::Cells cells = Only(plan.cells, minibatches[u]);
+        const std::vector<double> now = algorithms::Masked(every, cells);
+        plan.selected = algorithms::SelectTokens(o.loss.policy, cells, {.logp = now, .advantages = plan.advantages});
+      }
       for (const auto& micro : micros[u]) {
         if (progress != nullptr && !progress({done, todo})) {
           return Aborted("trainer: step " + std::to_string(batch.step.value) + " was stopped at micro-batch " + std::to_string(done) + " of " + std::to_string(todo));
         }
-        TP_RETURN_IF_ERROR(m.MicroStep(batch, micro, plan, old.has_value() ? &*old : nullptr, epoch == 0, sums, times, computed));
+        TP_RETURN_IF_ERROR(m.MicroStep(batch, micro, plan, old.empty() ? nullptr : &old, epoch == 0, sums, times, computed));
         ++done;
       }
       watch.Lap();
@@ -360,14 +461,13 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     }
   }
 
-  const bool policy = o.objective == Objective::kPolicy;
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates));
   if (policy) RowMetrics(batch.rows, result.metrics);
   TokenMetrics(sums, policy, result.metrics);
   // Each update's loss is a sum of its own; the metric is their mean.
   if (policy) result.metrics["actor/pg_loss"] = sums.loss / passes;
   if (!policy) result.metrics["sft/loss"] = sums.loss / passes;
-  result.metrics["actor/loss"] = (sums.loss - (policy ? o.loss.entropy_coef * sums.entropy_loss : 0.0)) / passes;
+  result.metrics["actor/loss"] = (sums.loss - (policy ? o.loss.policy.entropy_coef * sums.entropy_loss : 0.0)) / passes;
   result.metrics["actor/grad_norm"] = grad_norm;
   result.metrics["actor/lr"] = rate;
   result.metrics["actor/updates"] = static_cast<double>(result.updates);

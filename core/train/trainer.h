@@ -17,12 +17,12 @@
 #include <string>
 #include <vector>
 
+#include "core/algorithms/registry.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/comm/collective.h"
 #include "core/model/weights.h"
 #include "core/train/batch.h"
-#include "core/train/losses.h"
 #include "core/train/optimizer.h"
 #include "core/train/schedule.h"
 
@@ -32,7 +32,7 @@ enum class Objective { kPolicy, kSupervised };
 
 struct TrainerOptions {
   Objective objective = Objective::kPolicy;
-  LossOptions loss;               // supervised: aggregation only, -lp
+  algorithms::ResolvedAlgorithm loss = algorithms::DefaultAlgorithm();  // supervised: aggregation only, -lp
   AdamWOptions optimizer;
   ScheduleOptions schedule;
   double temperature = 1.0;       // of the sampler: log-probs are of softmax(logits / temperature); > 0

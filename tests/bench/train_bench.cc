@@ -139,8 +139,7 @@ int Main(int argc, char** argv) {
   if (!weights.ok()) return std::fprintf(stderr, "%s\n", weights.status().ToString().c_str()), 1;
   (*weights)->Initialize(1, 0.04);
   TrainerOptions o;
-  o.loss.aggregation = Aggregation::kSeqMeanTokenSumNorm;
-  o.loss.length_norm = 16;
+  o.loss.aggregation = {.mode = algorithms::AggregationMode::kSeqMeanTokenSumNorm, .scale = 16, .divide_by_seqs = true};
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;

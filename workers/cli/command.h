@@ -22,6 +22,7 @@ void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, c
 void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check, journal, samples
 void AddModelCommands(CLI::App& app, CommandContext& context);    // generate, eval, import, export
 void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan, policies
+void AddRegistryCommands(CLI::App& app, CommandContext& context);  // algorithms, rewards, environments
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
 void AddRewardWorkerCommand(CLI::App& app, CommandContext& context);  // hidden: started by the launcher, or by hand
 

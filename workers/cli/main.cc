@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   AddModelCommands(app, context);
   AddInspectCommands(app, context);
   AddSimulateCommands(app, context);
+  AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
   AddRewardWorkerCommand(app, context);
   try {

@@ -124,7 +124,7 @@ checkpoint: {keep: 1}
       "(a reward of your own needs an endpoint)\n"
       "x.yaml:6: rollout.top_p: found 0; expected a number, above 0 and at most 1\n"
       "x.yaml:6: rollout.group_size: is 1, but grpo compares samples of one prompt and needs 2 or more; "
-      "raise it\n"
+      "raise it, or write algorithm.name: reinforce_pp\n"
       "x.yaml:7: train.steps: found text 'many'; expected an integer, at least 0 and at most 1000000000; "
       "write it without quotes\n"
       "x.yaml:7: train.learning_rate: found text 'fast'; expected a number, at least 0 and at most 10\n"

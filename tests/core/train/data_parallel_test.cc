@@ -91,13 +91,21 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
 TEST(DataParallelTest, FourRanksOrOneMakeTheSameUpdate) {
   const ModelSpec spec = model::TinySpec();
   const Batch batch = UnequalBatch(spec, 7, 4);
-  for (const Aggregation aggregation : {Aggregation::kTokenMean, Aggregation::kSeqMeanTokenMean}) {
-    TrainerOptions o;
+  // Losses of single tokens, of whole rows, and one that looks at the whole batch first.
+  for (const char* algorithm : {"grpo", "gspo", "reinforce_pp", "kl_cov"}) {
+    SCOPED_TRACE(algorithm);
+    JobConfig job;
+    job.algorithm.name = algorithm;
+    auto options = OptionsFromJob(job);
+    ASSERT_TRUE(options.ok()) << options.status().ToString();
+    TrainerOptions o = std::move(*options);
     o.schedule.peak = 1e-3;
     o.micro_batch_tokens = 40;
     o.minibatches = 2;  // some rank has no row of one of them
-    o.loss.aggregation = aggregation;
-    o.loss.entropy_coef = 0.01;
+    o.schedule = {};
+    o.schedule.peak = 1e-3;
+    o.temperature = 1;
+    o.loss.policy.entropy_coef = 0.01;
     const Result one = Train(spec, batch, o, 1, {})[0];
     const std::vector<Result> four = Train(spec, batch, o, 4, {0, 0, 2, 0, 2, 1, 2});  // rank 3 has nothing
     for (const Result& r : four) {

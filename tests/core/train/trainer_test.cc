@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/algorithms/group_advantages.h"
 #include "core/base/rng.h"
 #include "core/model/decoder.h"
 #include "core/train/memory.h"
@@ -17,6 +18,7 @@
 namespace tidepool::train {
 namespace {
 
+using algorithms::AggregationMode;
 using model::DType;
 using model::ModelSpec;
 using model::Weights;
@@ -90,15 +92,49 @@ double RelativeDifference(const std::vector<float>& a, const std::vector<float>&
   return std::sqrt(d / s);
 }
 
+TEST(TrainerTest, EveryAlgorithmIsIndependentOfMicroBatchesAndHeadChunks) {
+  const ModelSpec spec = model::TinySpec();
+  auto w = Make(spec);
+  Batch b = RandomBatch(spec, 4, 5, 1);
+  {
+    auto trainer = std::move(Trainer::Create(*w, Plain())).value();
+    Record(*trainer, b);
+  }
+  // The sampler saw something a little different, so that ratios and weights are not 1.
+  Rng rng(8);
+  for (Row& r : b.rows) {
+    for (float& lp : r.logprobs) lp += static_cast<float>(0.1 * rng.Normal());
+  }
+  for (const algorithms::AlgorithmEntry& entry : algorithms::Algorithms()) {
+    SCOPED_TRACE(entry.name);
+    AlgorithmConfig c;
+    c.name = entry.name;
+    TrainerOptions o = Plain();
+    o.loss = algorithms::Resolve(c, 9).value();
+    o.micro_batch_tokens = 4096;
+    const std::vector<float> whole = GradientOf(*w, o, b);
+    o.micro_batch_tokens = 24;
+    o.head_rows = 3;
+    const std::vector<float> cut = GradientOf(*w, o, b);
+    ASSERT_EQ(whole.size(), cut.size());
+    double size = 0, difference = 0;
+    for (size_t i = 0; i < whole.size(); ++i) {
+      size = std::max<double>(size, std::fabs(whole[i]));
+      difference = std::max<double>(difference, std::fabs(whole[i] - cut[i]));
+    }
+    EXPECT_GT(size, 0);
+    EXPECT_LT(difference, 1e-4 * size);
+  }
+}
+
 TEST(TrainerTest, AccumulationEqualsOneBigBatch) {
   const ModelSpec spec = model::TinySpec();
   auto w = Make(spec);
   Batch b = RandomBatch(spec, 4, 5, 1);
-  for (const Aggregation a : {Aggregation::kTokenMean, Aggregation::kSeqMeanTokenMean, Aggregation::kSeqMeanTokenSumNorm}) {
+  for (const AggregationMode a : {AggregationMode::kTokenMean, AggregationMode::kSeqMeanTokenMean, AggregationMode::kSeqMeanTokenSumNorm}) {
     TrainerOptions o = Plain();
-    o.loss.aggregation = a;
-    o.loss.length_norm = 9;
-    o.loss.entropy_coef = 0.01;
+    o.loss.aggregation = {.mode = a, .scale = 9, .divide_by_seqs = true};
+    o.loss.policy.entropy_coef = 0.01;
     {
       auto trainer = std::move(Trainer::Create(*w, o)).value();
       Record(*trainer, b);
@@ -128,8 +164,8 @@ TEST(TrainerTest, GradientIsThatOfTheDefinedLoss) {
   b.rows[2].response[0] = b.rows[0].response[0];
   TrainerOptions o = Plain();
   o.temperature = 0.9;
-  o.loss.entropy_coef = 0.05;
-  o.loss.aggregation = Aggregation::kSeqMeanTokenMean;
+  o.loss.policy.entropy_coef = 0.05;
+  o.loss.aggregation.mode = AggregationMode::kSeqMeanTokenMean;
   {
     auto trainer = std::move(Trainer::Create(*w, o)).value();
     for (Row& r : b.rows) r.logprobs.assign(r.response.size(), 0.0F);
@@ -140,9 +176,9 @@ TEST(TrainerTest, GradientIsThatOfTheDefinedLoss) {
   EXPECT_EQ(metrics["actor/ppo_kl"], 0.0);
 
   std::vector<double> rewards;
-  std::vector<GroupId> groups;
-  for (const Row& r : b.rows) rewards.push_back(r.reward), groups.push_back(r.gid);
-  const auto advantages = GroupAdvantages(rewards, groups, o.loss.scale, o.loss.advantage_eps);
+  std::vector<int64_t> groups;
+  for (const Row& r : b.rows) rewards.push_back(r.reward), groups.push_back(r.gid.value);
+  const auto advantages = algorithms::GrpoAdvantages(rewards, groups, {});
   std::vector<std::vector<double>> old;
   model::Flat flat = model::FlatOf(*w);
   const auto evaluate = [&](std::vector<std::vector<double>>* record) {
@@ -168,7 +204,7 @@ TEST(TrainerTest, GradientIsThatOfTheDefinedLoss) {
           entropy -= std::exp(l) * l;
         }
         const double before = record != nullptr ? lp : old[i][t];
-        loss += (-advantages[i] * std::exp(lp - before) - o.loss.entropy_coef * entropy) / n / static_cast<double>(sequences);
+        loss += (-advantages[i] * std::exp(lp - before) - o.loss.policy.entropy_coef * entropy) / n / static_cast<double>(sequences);
       }
     }
     return loss;
@@ -482,7 +518,7 @@ TEST(OptionsFromJobTest, ReadsTheJobAndRefusesGreedyTraining) {
   const auto o = OptionsFromJob(job);
   ASSERT_TRUE(o.ok());
   EXPECT_EQ(o->schedule.peak, 2e-5);
-  EXPECT_EQ(o->loss.length_norm, 16);
+  EXPECT_EQ(o->loss.aggregation.scale, 16);
   job.rollout.temperature = 0;
   EXPECT_EQ(OptionsFromJob(job).status().code(), StatusCode::kInvalidArgument);
   job.job = "sft";

@@ -1,0 +1,120 @@
+#include "core/algorithms/advantages.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/algorithms/group_advantages.h"
+#include "core/algorithms/returns.h"
+
+namespace tidepool::algorithms {
+namespace {
+
+Singleton SingletonOf(const Options& o) { return o.Text("singleton") == "raw" ? Singleton::kRaw : Singleton::kZero; }
+
+OptionSpec SingletonOption() {
+  return {.name = "singleton", .type = OptionType::kText, .fallback = "zero", .choices = {"zero", "raw"}, .doc = "a group of one gets 0, or its reward"};
+}
+OptionSpec Ddof() { return {.name = "ddof", .fallback = 1.0, .lo = 0, .hi = 1, .doc = "deviations divide by n - this"}; }
+OptionSpec Eps(double fallback) { return {.name = "eps", .fallback = fallback, .lo = 0, .doc = "added to deviations"}; }
+OptionSpec WhitenMode() {
+  return {.name = "whiten", .type = OptionType::kText, .fallback = "add_var", .choices = {"none", "add_var", "clamp_var", "add_std"},
+          .doc = "how advantages are whitened over all tokens of the batch"};
+}
+
+std::optional<WhitenOptions> WhitenOf(const Options& o) {
+  const auto mode = ParseEpsMode(o.Text("whiten"));
+  if (!mode.ok()) return std::nullopt;
+  return WhitenOptions{.ddof = static_cast<int64_t>(o.Number("ddof", 1)), .eps = o.Number("eps", 1e-8), .eps_mode = mode.value()};
+}
+
+std::vector<double> Grpo(const Options& o, const AdvantageInput& in) {
+  const std::string scale = o.Text("scale");
+  const GrpoOptions g{.scale = scale == "batch_std" ? AdvantageScale::kBatchStd : scale == "none" ? AdvantageScale::kNone : AdvantageScale::kGroupStd,
+                      .leave_one_out = o.Text("baseline") == "loo",
+                      .std_of_others = o.Text("std_of") == "others",
+                      .ddof = static_cast<int64_t>(o.Number("ddof", 1)),
+                      .eps = o.Number("eps", 0),
+                      .singleton = SingletonOf(o),
+                      .skip_zero_std = o.Text("zero_std") == "skip"};
+  return Spread(GrpoAdvantages(in.rewards, in.group, g), *in.cells);
+}
+std::vector<double> Rloo(const Options& o, const AdvantageInput& in) { return Spread(RlooAdvantages(in.rewards, in.group, SingletonOf(o)), *in.cells); }
+std::vector<double> Opo(const Options& o, const AdvantageInput& in) {
+  return Spread(OpoAdvantages(in.rewards, in.group, *in.cells, SingletonOf(o)), *in.cells);
+}
+std::vector<double> MaxRl(const Options&, const AdvantageInput& in) { return Spread(MaxRlAdvantages(in.rewards, in.group), *in.cells); }
+std::vector<double> PassK(const Options& o, const AdvantageInput& in) {
+  return Spread(PassKAdvantages(in.rewards, in.group, o.Text("scale") == "group_std", static_cast<int64_t>(o.Number("ddof", 1)), o.Number("eps", 0)), *in.cells);
+}
+std::vector<double> Gpg(const Options& o, const AdvantageInput& in) {
+  return Spread(GpgAdvantages(in.rewards, in.group, o.Text("alpha") == "batch/nonzero", o.Number("f_norm", 1), SingletonOf(o)), *in.cells);
+}
+std::vector<double> ReinforceBaseline(const Options& o, const AdvantageInput& in) {
+  const auto whiten = WhitenOf(o);
+  return ReinforcePlusPlusBaseline(in.rewards, in.group, *in.cells, /*baseline=*/true, SingletonOf(o), whiten ? &*whiten : nullptr);
+}
+std::vector<double> Reinforce(const Options& o, const AdvantageInput& in) {
+  const auto whiten = WhitenOf(o);
+  return ReinforcePlusPlus(OutcomeTokenRewards(in.rewards, {}, 0, *in.cells), o.Number("gamma", 1), whiten ? &*whiten : nullptr, *in.cells).advantages;
+}
+
+}  // namespace
+
+const std::vector<AdvantageEntry>& AdvantageEstimators() {
+  static const std::vector<AdvantageEntry> entries = {
+      {.name = "grpo",
+       .paper = "DeepSeekMath, arXiv:2402.03300",
+       .formula = "(r_i - mu_g)/(s_g + eps)",
+       .options = {{.name = "scale", .type = OptionType::kText, .fallback = "group_std", .choices = {"group_std", "batch_std", "none"}, .doc = "what centred rewards are divided by"},
+                   Eps(1e-6), Ddof(),
+                   {.name = "baseline", .type = OptionType::kText, .fallback = "mean", .choices = {"mean", "loo"}, .doc = "mean of the group, or of the others"},
+                   {.name = "std_of", .type = OptionType::kText, .fallback = "all", .choices = {"all", "others"}, .doc = "deviation of the group, or of the others"},
+                   {.name = "zero_std", .type = OptionType::kText, .choices = {"skip"}, .doc = "skip: no division where the deviation is 0"},
+                   SingletonOption()},
+       .compute = Grpo},
+      {.name = "rloo", .paper = "Back to basics, arXiv:2402.14740", .formula = "r_i - mean of the others", .options = {SingletonOption()}, .compute = Rloo},
+      {.name = "opo", .paper = "On-policy RL with optimal reward baseline, arXiv:2505.23585", .formula = "r_i - sum_j n_j r_j / sum_j n_j", .options = {SingletonOption()}, .compute = Opo},
+      {.name = "gpg",
+       .paper = "Group policy gradient, arXiv:2504.02546",
+       .formula = "alpha (r_i - mu_g)/f_norm, alpha = B/max(1, #{r != 0})",
+       .options = {{.name = "alpha", .type = OptionType::kText, .fallback = "batch/nonzero", .choices = {"batch/nonzero"}, .doc = "scale that makes up for rewards of 0; null: 1"},
+                   {.name = "f_norm", .fallback = 1.0, .lo = 1e-12, .doc = "divisor"}, SingletonOption()},
+       .compute = Gpg},
+      {.name = "maxrl", .paper = "MaxRL, arXiv:2602.02710", .formula = "(r_i - mu_g)/mu_g, 0 if mu_g <= 0; rewards are not negative", .compute = MaxRl},
+      {.name = "passk",
+       .paper = "Pass@k training, arXiv:2503.19595",
+       .formula = "best sample: r_(1) - r_(2) [/(s_g + eps)], others 0",
+       .options = {{.name = "scale", .type = OptionType::kText, .fallback = "none", .choices = {"group_std", "none"}, .doc = "whether the gap is divided by the deviation"}, Eps(1e-6), Ddof()},
+       .compute = PassK},
+      {.name = "reinforce_pp_baseline",
+       .paper = "REINFORCE++, arXiv:2501.03262",
+       .formula = "r_i - mu_g on each token, whitened over all tokens of the batch",
+       .options = {WhitenMode(), Eps(1e-8), Ddof(), SingletonOption()},
+       .compute = ReinforceBaseline},
+      {.name = "reinforce_pp",
+       .paper = "REINFORCE++, arXiv:2501.03262",
+       .formula = "discounted return of the reward at the last token, whitened over all tokens of the batch",
+       .options = {{.name = "gamma", .fallback = 1.0, .lo = 0, .hi = 1, .doc = "discount a token"}, WhitenMode(), Eps(1e-8), Ddof()},
+       .compares = false,
+       .compute = Reinforce},
+      {.name = "gdpo", .paper = "GDPO, arXiv:2601.05242", .formula = "whiten(sum_k w_k (r_ik - mu_gk)/(s_gk + eps))", .needs = "each reward function's score"},
+      {.name = "remax", .paper = "ReMax, arXiv:2310.10505", .formula = "return to go - reward of the greedy answer", .compares = false, .needs = "a greedy answer of each prompt"},
+      {.name = "otb", .paper = "optimal token baseline (verl)", .formula = "G_it - sum_j G_jt W_jt / sum_j W_jt", .needs = "sum of squared probabilities of each token"},
+      {.name = "gae", .paper = "Generalized advantage estimation, arXiv:1506.02438", .formula = "sum (gamma lambda)^k delta_{t+k}", .compares = false, .needs = "a critic"},
+      {.name = "gae_vapo", .paper = "VAPO, arXiv:2504.05118", .formula = "GAE with lambda_i = 1 - 1/(alpha n_i)", .compares = false, .needs = "a critic"},
+      {.name = "gae_env", .paper = "Generalized advantage estimation, arXiv:1506.02438", .formula = "GAE over steps of environments", .compares = false, .needs = "a critic and environments"},
+      {.name = "vtrace", .paper = "IMPALA, arXiv:1802.01561", .formula = "min(w, pg_bar)(r_t + d_t v_{t+1} - V_t)", .compares = false, .needs = "a critic and environments"},
+      {.name = "td_lambda", .paper = "TD(lambda), Sutton 1988", .formula = "r_t + d_t ((1 - lambda) V_{t+1} + lambda y_{t+1})", .compares = false, .needs = "a critic and environments"},
+      {.name = "gigpo", .paper = "GiGPO, arXiv:2505.10978", .formula = "episode advantage + w step advantage of equal states", .needs = "records of agent steps"},
+      {.name = "turn_return", .paper = "ROLL agentic_reinforce", .formula = "reward of the turn + gamma value of the next turn", .compares = false, .needs = "rewards by turn"},
+      {.name = "length_shaped", .paper = "prime-rl", .formula = "r - mean(r) (w_o n_out/max + w_i n_in/max + w_t turns/max), centred", .needs = "turns of each sample"},
+  };
+  return entries;
+}
+
+const AdvantageEntry* FindAdvantage(std::string_view name) {
+  const auto it = std::ranges::find(AdvantageEstimators(), name, &AdvantageEntry::name);
+  return it == AdvantageEstimators().end() ? nullptr : &*it;
+}
+
+}  // namespace tidepool::algorithms

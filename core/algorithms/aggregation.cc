@@ -1,0 +1,101 @@
+#include "core/algorithms/aggregation.h"
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "core/algorithms/statistics.h"
+
+namespace tidepool::algorithms {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, AggregationMode>, 7> kModes = {{
+    {"token-mean", AggregationMode::kTokenMean},
+    {"seq-mean-token-sum", AggregationMode::kSeqMeanTokenSum},
+    {"seq-mean-token-mean", AggregationMode::kSeqMeanTokenMean},
+    {"seq-mean-token-sum-norm", AggregationMode::kSeqMeanTokenSumNorm},
+    {"rollout-mean-token-mean", AggregationMode::kRolloutMean},
+    {"mask-ratio", AggregationMode::kMaskRatio},
+    {"seq-mean", AggregationMode::kSeqMean},
+}};
+
+Status Positive(const char* name, double value) {
+  if (value > 0) return OkStatus();
+  return InvalidArgument(std::string("aggregation: ") + name + " is " + std::to_string(value) + "; it has to be above 0");
+}
+
+}  // namespace
+
+StatusOr<AggregationMode> ParseAggregation(std::string_view name) {
+  std::string list;
+  for (const auto& [known, mode] : kModes) {
+    if (known == name) return mode;
+    list += (list.empty() ? "" : ", ") + std::string(known);
+  }
+  return Unimplemented("aggregation mode is '" + std::string(name) + "'; there are " + list);
+}
+
+std::string_view AggregationName(AggregationMode mode) {
+  for (const auto& [name, known] : kModes) {
+    if (known == mode) return name;
+  }
+  return "";
+}
+
+StatusOr<std::vector<double>> AggregationWeights(const Aggregation& a, const Cells& cells) {
+  std::vector<double> weights(cells.mask.size(), 0.0);
+  const bool by_rollout = a.mode == AggregationMode::kRolloutMean;
+  if (by_rollout && static_cast<int64_t>(a.rollout.size()) != cells.rows()) {
+    return InvalidArgument("aggregation: rollout has " + std::to_string(a.rollout.size()) + " ids for " + std::to_string(cells.rows()) + " rows");
+  }
+  const int64_t tokens = cells.Tokens();
+  if (tokens == 0) return weights;
+  const double n = a.global_tokens.value_or(static_cast<double>(tokens));
+  const double s = a.global_seqs.value_or(static_cast<double>(cells.Sequences()));
+  TP_RETURN_IF_ERROR(Positive("global_tokens", n));
+  TP_RETURN_IF_ERROR(Positive("global_seqs", s));
+  TP_RETURN_IF_ERROR(Positive("scale", a.scale));
+  TP_RETURN_IF_ERROR(Positive("dp_size", a.dp_size));
+  std::vector<double> row_tokens(static_cast<size_t>(cells.rows()));
+  for (int64_t i = 0; i < cells.rows(); ++i) row_tokens[static_cast<size_t>(i)] = static_cast<double>(cells.Tokens(i));
+  double rollouts = 1;
+  if (by_rollout) {  // rows of one rollout share its number of tokens
+    int64_t filled = 0;
+    for (const std::vector<size_t>& rows : GroupRows(a.rollout)) {
+      double sum = 0;
+      for (const size_t i : rows) sum += row_tokens[i];
+      for (const size_t i : rows) row_tokens[i] = sum;
+      filled += sum > 0 ? 1 : 0;
+    }
+    if (a.divide) rollouts = static_cast<double>(filled);
+  }
+  for (size_t i = 0; i < row_tokens.size(); ++i) {
+    double w = 0;
+    if (row_tokens[i] > 0) {
+      switch (a.mode) {
+        case AggregationMode::kTokenMean: w = a.dp_size / n; break;
+        case AggregationMode::kSeqMeanTokenSum: w = a.dp_size / s; break;
+        case AggregationMode::kSeqMeanTokenMean: w = a.dp_size / (s * row_tokens[i]); break;
+        case AggregationMode::kSeqMeanTokenSumNorm: w = 1 / (a.scale * (a.divide_by_seqs ? s : 1)); break;
+        case AggregationMode::kRolloutMean: w = 1 / (rollouts * row_tokens[i]); break;
+        case AggregationMode::kMaskRatio: w = a.max_steps / (row_tokens[i] * static_cast<double>(cells.size())); break;
+        case AggregationMode::kSeqMean: w = 1 / (s * row_tokens[i]); break;
+      }
+    }
+    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
+      if (cells.valid(t)) weights[static_cast<size_t>(t)] = w;
+    }
+  }
+  return weights;
+}
+
+double Aggregate(std::span<const double> weights, std::span<const double> x, const Cells& cells) {
+  double sum = 0;
+  for (size_t t = 0; t < x.size(); ++t) {
+    // A weight of 0 (D = 0 is refused, so: masked) must not meet an inf.
+    if (cells.mask[t] != 0) sum += weights[t] * x[t];
+  }
+  return sum;
+}
+
+}  // namespace tidepool::algorithms

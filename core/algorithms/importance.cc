@@ -1,0 +1,372 @@
+#include "core/algorithms/importance.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace tidepool::algorithms {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
+  std::vector<double> l = Masked(train, cells);
+  for (size_t t = 0; t < l.size(); ++t) {
+    if (cells.mask[t] != 0) l[t] -= rollout[t];
+  }
+  return l;
+}
+
+double Clamp(double x, std::optional<double> c) { return c.has_value() ? std::clamp(x, -std::fabs(*c), std::fabs(*c)) : x; }
+
+// Bounds may be absent, and low may be above high: then high wins, as in torch.clamp.
+double Bounded(double x, std::optional<double> low, std::optional<double> high) {
+  if (low.has_value() && x < *low) x = *low;
+  if (high.has_value() && x > *high) x = *high;
+  return x;
+}
+bool Within(double x, std::optional<double> low, std::optional<double> high) {
+  return !std::isnan(x) && (!low.has_value() || x >= *low) && (!high.has_value() || x <= *high);
+}
+
+// The largest over the row's valid cells, on each of them.
+std::vector<double> RowMaxima(std::span<const double> x, const Cells& cells) {
+  std::vector<double> maxima(static_cast<size_t>(cells.rows()), 0.0);
+  for (size_t i = 0; i < maxima.size(); ++i) {
+    double largest = -kInf;
+    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
+      if (cells.valid(t)) largest = std::max(largest, x[static_cast<size_t>(t)]);
+    }
+    maxima[i] = largest;
+  }
+  return maxima;
+}
+
+std::vector<std::string_view> SplitCommas(std::string_view text) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const size_t comma = text.find(',');
+    std::string_view part = text.substr(0, comma);
+    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
+    while (!part.empty() && part.back() == ' ') part.remove_suffix(1);
+    parts.push_back(part);
+    if (comma == std::string_view::npos) return parts;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+std::optional<double> ParseNumber(std::string_view text) {
+  if (!text.empty() && text[0] == '+') text.remove_prefix(1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || std::isnan(value)) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+std::vector<CellRun> ValidRuns(const Cells& cells) {
+  std::vector<CellRun> runs;
+  for (int64_t i = 0; i < cells.rows(); ++i) {
+    bool inside = false;
+    for (int64_t t = cells.begin[static_cast<size_t>(i)]; t < cells.begin[static_cast<size_t>(i) + 1]; ++t) {
+      if (cells.valid(t) && !inside) runs.push_back({t, t, i});
+      inside = cells.valid(t);
+      if (inside) runs.back().to = t + 1;
+    }
+  }
+  return runs;
+}
+
+StatusOr<GapLevel> ParseGapLevel(std::string_view name) {
+  if (name == "token") return GapLevel::kToken;
+  if (name == "segment") return GapLevel::kSegment;
+  if (name == "geometric") return GapLevel::kGeometric;
+  if (name == "sequence") return GapLevel::kSequence;
+  return Unimplemented("level is '" + std::string(name) + "'; there are token, segment, geometric and sequence");
+}
+
+std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ratio, const Cells& cells) {
+  switch (level) {
+    case GapLevel::kToken: return Masked(log_ratio, cells);
+    case GapLevel::kGeometric: return Spread(RowMeans(log_ratio, cells), cells);
+    case GapLevel::kSequence: return Spread(RowSums(log_ratio, cells), cells);
+    case GapLevel::kSegment: break;
+  }
+  std::vector<double> out(cells.mask.size(), 0.0);
+  for (const CellRun& run : ValidRuns(cells)) {
+    const auto first = static_cast<size_t>(run.from), n = static_cast<size_t>(run.to - run.from);
+    double sum = 0;
+    for (size_t k = 0; k < n; ++k) sum += log_ratio[first + k];
+    for (size_t k = 0; k < n; ++k) out[first + k] = sum / static_cast<double>(n);
+  }
+  return out;
+}
+
+ImportanceResult ImportanceWeights(const ImportanceOptions& o, std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
+  ImportanceResult out;
+  out.weights = GapLogWeights(o.level, LogRatio(train, rollout, cells), cells);
+  std::vector<double>& w = out.weights;
+  for (size_t t = 0; t < w.size(); ++t) w[t] = cells.mask[t] != 0 ? std::exp(Clamp(w[t], o.log_clamp)) : 0;
+
+  const bool by_row = o.level == GapLevel::kSequence;
+  std::vector<double> seen;  // the population of max, min and the fractions
+  std::vector<double> clamped(w.size(), 0.0);
+  for (int64_t i = 0; i < cells.rows(); ++i) {
+    for (int64_t t = cells.begin[static_cast<size_t>(i)]; t < cells.begin[static_cast<size_t>(i) + 1]; ++t) {
+      if (!cells.valid(t)) continue;
+      const auto c = static_cast<size_t>(t);
+      if (!by_row || t == cells.LastValid(i)) seen.push_back(w[c]);
+      clamped[c] = o.high.has_value() ? Bounded(w[c], 1 / *o.high, *o.high) : w[c];
+    }
+  }
+  if (!seen.empty()) {
+    const auto n = static_cast<double>(seen.size());
+    out.mean = TokenMean(w, cells);
+    out.max = *std::ranges::max_element(seen);
+    out.min = *std::ranges::min_element(seen);
+    if (o.high.has_value()) {
+      for (const double v : seen) {
+        out.frac_high += v > *o.high ? 1 / n : 0;
+        out.frac_low += v < 1 / *o.high ? 1 / n : 0;
+      }
+    }
+    const double centre = TokenMean(clamped, cells);
+    for (double& v : clamped) v = (v / centre) * (v / centre);
+    out.ess = 1 / TokenMean(clamped, cells);
+  }
+
+  if (o.truncate) {
+    for (size_t t = 0; t < w.size(); ++t) w[t] = cells.mask[t] != 0 ? Bounded(w[t], o.low, o.high) : 0;
+  }
+  if (o.normalize_mean && !seen.empty()) {
+    double mean = TokenMean(w, cells);
+    if (o.level != GapLevel::kToken) {
+      const std::vector<double> rows = RowMeans(w, cells);
+      mean = std::accumulate(rows.begin(), rows.end(), 0.0) / static_cast<double>(cells.Sequences());
+    }
+    if (mean != 0) {
+      for (double& v : w) v /= mean;
+    }
+  }
+  return out;
+}
+
+StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, std::string_view threshold, std::optional<double> low,
+                                                   std::optional<double> high) {
+  const std::vector<std::string_view> names = SplitCommas(criterion), bounds = SplitCommas(threshold);
+  std::vector<RejectRule> rules;
+  for (size_t k = 0; k < names.size(); ++k) {
+    const std::string name(names[k]);
+    RejectRule rule;
+    using Over = RejectRule::Over;
+    using Measure = RejectRule::Measure;
+    if (name == "token_ratio" || name == "segment_ratio" || name == "geometric_ratio" || name == "sequence_ratio") {
+      rule.over = name[0] == 't' ? Over::kToken : name[0] == 'g' ? Over::kRowMean : name.starts_with("seg") ? Over::kSegment : Over::kRowSum;
+      rule.low = low;
+      rule.high = high;
+      rules.push_back(rule);
+      continue;
+    }
+    std::string_view rest = name;
+    if (rest.starts_with("token_")) {
+      rest.remove_prefix(6);
+    } else if (rest.starts_with("seq_sum_")) {
+      rule.over = Over::kRowSum;
+      rest.remove_prefix(8);
+    } else if (rest.starts_with("seq_mean_")) {
+      rule.over = Over::kRowMean;
+      rest.remove_prefix(9);
+    } else if (rest.starts_with("seq_max_")) {
+      rule.over = Over::kRowMax;
+      rest.remove_prefix(8);
+    } else {
+      rest = "";
+    }
+    rule.measure = rest == "k1" ? Measure::kK1 : rest == "k2" ? Measure::kK2 : Measure::kK3;
+    if ((rest != "k1" && rest != "k2" && rest != "k3") || (rule.over == Over::kRowMax && rest == "k1")) {
+      return Unimplemented("no rejection criterion is named '" + name + "'");
+    }
+    if (bounds.size() != 1 && bounds.size() != names.size()) {
+      return InvalidArgument("threshold has " + std::to_string(bounds.size()) + " entries for " + std::to_string(names.size()) +
+                             " criteria; give one for each, or one for all");
+    }
+    const std::string_view bound = bounds.size() == 1 ? bounds[0] : bounds[k];
+    const size_t bar = bound.find('_');
+    const auto first = ParseNumber(bound.substr(0, bar));
+    const auto second = bar == std::string_view::npos ? first : ParseNumber(bound.substr(bar + 1));
+    const bool k1 = rule.measure == Measure::kK1;
+    if (!first || !second || (!k1 && bar != std::string_view::npos) || (k1 && (*first <= 0 || *second <= 0))) {
+      return InvalidArgument("threshold '" + std::string(bound) + "' of " + name + " is not " + (k1 ? "\"a_b\" or one number, above 0" : "a number"));
+    }
+    if (k1) {
+      rule.high = std::log(*second);
+      rule.low = bar == std::string_view::npos ? -*rule.high : std::log(*first);
+    } else {
+      rule.high = *first;
+    }
+    rules.push_back(rule);
+  }
+  return rules;
+}
+
+RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log_clamp, std::span<const double> train,
+                    std::span<const double> rollout, const Cells& cells) {
+  const std::vector<double> l = LogRatio(train, rollout, cells);
+  RejectResult out;
+  out.mask.assign(cells.mask.size(), 0);
+  for (size_t t = 0; t < out.mask.size(); ++t) out.mask[t] = cells.mask[t] != 0 ? 1 : 0;
+  for (const RejectRule& rule : rules) {
+    using Over = RejectRule::Over;
+    std::vector<double> v = l;
+    if (rule.measure != RejectRule::Measure::kRatio) {
+      for (double& x : v) {
+        const double c = Clamp(x, log_clamp);
+        x = rule.measure == RejectRule::Measure::kK1 ? -c : rule.measure == RejectRule::Measure::kK2 ? c * c / 2 : std::expm1(c) - c;
+      }
+    }
+    switch (rule.over) {
+      case Over::kToken: break;
+      case Over::kSegment: v = GapLogWeights(GapLevel::kSegment, v, cells); break;
+      case Over::kRowMean: v = Spread(RowMeans(v, cells), cells); break;
+      case Over::kRowSum: v = Spread(RowSums(v, cells), cells); break;
+      case Over::kRowMax: v = Spread(RowMaxima(v, cells), cells); break;
+    }
+    for (size_t t = 0; t < v.size(); ++t) {
+      if (cells.mask[t] == 0) continue;
+      const double measured = rule.measure == RejectRule::Measure::kRatio ? std::exp(v[t]) : v[t];
+      if (!Within(measured, rule.low, rule.high)) out.mask[t] = 0;
+    }
+  }
+  int64_t lost = 0, rows_lost = 0;
+  for (int64_t i = 0; i < cells.rows(); ++i) {
+    int64_t mine = 0;
+    for (int64_t t = cells.begin[static_cast<size_t>(i)]; t < cells.begin[static_cast<size_t>(i) + 1]; ++t) {
+      mine += cells.valid(t) && out.mask[static_cast<size_t>(t)] == 0 ? 1 : 0;
+    }
+    lost += mine;
+    rows_lost += mine > 0 ? 1 : 0;
+  }
+  out.masked_frac = static_cast<double>(lost) / static_cast<double>(std::max<int64_t>(1, cells.Tokens()));
+  out.seq_masked_frac = static_cast<double>(rows_lost) / static_cast<double>(std::max<int64_t>(1, cells.Sequences()));
+  return out;
+}
+
+StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric, std::string_view aggregation,
+                                    std::optional<double> lower, std::optional<double> upper) {
+  using Metric = BehaveOptions::Metric;
+  using Over = BehaveOptions::Over;
+  BehaveOptions o;
+  o.lower = lower;
+  o.upper = upper;
+  if (metric != "ratio" && metric != "kl_k1" && metric != "kl_k2" && metric != "kl_k3") {
+    return Unimplemented("metric is '" + std::string(metric) + "'; there are ratio, kl_k1, kl_k2 and kl_k3");
+  }
+  o.metric = metric == "ratio" ? Metric::kRatio : metric == "kl_k1" ? Metric::kK1 : metric == "kl_k2" ? Metric::kK2 : Metric::kK3;
+  if (level == "sequence") {
+    if (aggregation != "mean" && aggregation != "sum" && aggregation != "max") {
+      return Unimplemented("agg is '" + std::string(aggregation) + "'; there are mean, sum and max");
+    }
+    o.over = aggregation == "mean" ? Over::kMean : aggregation == "sum" ? Over::kSum : Over::kMax;
+  } else if (level != "token") {
+    return Unimplemented("level is '" + std::string(level) + "'; there are token and sequence");
+  }
+  if (action != "mask" && action != "clamp") return Unimplemented("action is '" + std::string(action) + "'; there are mask and clamp");
+  o.clamp = action == "clamp";
+  if (o.clamp && o.metric != Metric::kRatio) return Unimplemented("action clamp is of metric ratio; " + std::string(metric) + " can only mask");
+  return o;
+}
+
+BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
+  using Metric = BehaveOptions::Metric;
+  using Over = BehaveOptions::Over;
+  const std::vector<double> l = LogRatio(train, rollout, cells);
+  std::vector<double> v = l;
+  for (double& x : v) {
+    if (o.metric == Metric::kK2) x = x * x / 2;
+    if (o.metric == Metric::kK3) x = std::expm1(-x) + x;
+  }
+  switch (o.over) {
+    case Over::kToken: break;
+    case Over::kMean: v = Spread(RowMeans(v, cells), cells); break;
+    case Over::kSum: v = Spread(RowSums(v, cells), cells); break;
+    case Over::kMax: v = Spread(RowMaxima(v, cells), cells); break;
+  }
+  const bool row_weight = o.over != Over::kToken && o.metric == Metric::kRatio;
+  const std::vector<double> log_weight = row_weight ? Spread(RowMeans(l, cells), cells) : l;
+  BehaveResult out;
+  out.weights.assign(l.size(), 0.0);
+  out.mask.assign(l.size(), 0);
+  int64_t changed = 0;
+  for (size_t t = 0; t < l.size(); ++t) {
+    if (cells.mask[t] == 0) continue;
+    const double w = std::exp(log_weight[t]);
+    if (o.clamp) {
+      out.weights[t] = Bounded(w, o.lower.value_or(0), o.upper);
+      out.mask[t] = 1;
+      changed += out.weights[t] != w ? 1 : 0;
+    } else if (Within(o.metric == Metric::kRatio ? std::exp(v[t]) : v[t], o.lower, o.upper)) {
+      out.weights[t] = w;
+      out.mask[t] = 1;
+    } else {
+      ++changed;
+    }
+  }
+  out.filtered_frac = static_cast<double>(changed) / static_cast<double>(std::max<int64_t>(1, cells.Tokens()));
+  return out;
+}
+
+GapMetrics MeasureGap(std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
+  const std::vector<double> l = LogRatio(train, rollout, cells);
+  std::vector<double> k3(l.size()), chi2(l.size());
+  for (size_t t = 0; t < l.size(); ++t) {
+    k3[t] = std::expm1(l[t]) - l[t];
+    chi2[t] = std::exp(2 * Clamp(l[t], 20));
+  }
+  GapMetrics m;
+  if (cells.Tokens() == 0) return m;
+  m.kl = -TokenMean(l, cells);
+  m.k3_kl = TokenMean(k3, cells);
+  m.chi2_token = TokenMean(chi2, cells) - 1;
+  const std::vector<double> a = RowMeans(Masked(train, cells), cells), b = RowMeans(Masked(rollout, cells), cells), sums = RowSums(l, cells);
+  const auto rows = static_cast<double>(cells.Sequences());
+  double chi2_rows = 0;
+  for (int64_t i = 0; i < cells.rows(); ++i) {
+    if (cells.LastValid(i) < 0) continue;
+    const auto c = static_cast<size_t>(i);
+    chi2_rows += std::exp(2 * Clamp(sums[c], 20)) / rows;
+    m.training_ppl += std::exp(-a[c]) / rows;
+    m.rollout_ppl += std::exp(-b[c]) / rows;
+    m.log_ppl_diff += (b[c] - a[c]) / rows;
+    m.log_ppl_abs_diff += std::fabs(b[c] - a[c]) / rows;
+    m.ppl_ratio += std::exp(b[c] - a[c]) / rows;
+  }
+  m.chi2_seq = chi2_rows - 1;
+  return m;
+}
+
+std::vector<uint8_t> SecondMomentMask(std::span<const double> behave, std::span<const double> proximal, double threshold, const Cells& cells) {
+  std::vector<uint8_t> mask(cells.mask.size(), 0);
+  std::vector<double> square(mask.size(), 0.0);
+  std::vector<size_t> order;
+  double sum = 0;
+  for (size_t t = 0; t < mask.size(); ++t) {
+    if (cells.mask[t] == 0) continue;
+    mask[t] = 1;
+    square[t] = (behave[t] - proximal[t]) * (behave[t] - proximal[t]);
+    order.push_back(t);
+  }
+  std::ranges::stable_sort(order, std::greater<>(), [&](size_t t) { return square[t]; });
+  // Sums from the smallest up, so that what is left after dropping large ones has no cancellation.
+  std::vector<double> rest(order.size(), 0.0);
+  for (size_t k = order.size(); k-- > 0;) rest[k] = sum += square[order[k]];
+  for (size_t k = 0; k + 1 < order.size(); ++k) {
+    if (rest[k] / static_cast<double>(order.size() - k) < threshold) break;
+    mask[order[k]] = 0;
+  }
+  return mask;
+}
+
+}  // namespace tidepool::algorithms

@@ -1,0 +1,41 @@
+// RLOO as in TRL (arXiv:2402.14740): PPO's clip on the ratio of whole sequences; a value per row.
+//   x_i = max(-A_i r, -A_i clip(r, 1 - clip_low, 1 + clip_high)),  r = exp(sum_t m (lp - old)),  A_i: the row's mean of A
+#include "core/algorithms/losses/losses.h"
+
+namespace tidepool::algorithms {
+namespace {
+
+Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+  const auto low = o.Number("clip_low"), high = o.Number("clip_high");
+  std::vector<double> l(cells.mask.size());
+  for (size_t t = 0; t < l.size(); ++t) l[t] = b.logp[t] - b.old_logp[t];
+  const std::vector<double> sums = RowSums(l, cells), means = RowMeans(b.advantages, cells);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const double r = std::exp(sums[i]);
+    const double free = Times(-means[i], r), bounded = Times(-means[i], ClipRatio(r, low, high));
+    const auto n = static_cast<double>(cells.Tokens(static_cast<int64_t>(i)));
+    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
+      if (!cells.valid(t)) continue;
+      out.value[static_cast<size_t>(t)] = bounded > free ? bounded : free;
+      out.slope[static_cast<size_t>(t)] = bounded > free ? 0 : n * free;
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+LossEntry SequenceProduct() {
+  return {.name = "seq_product",
+          .paper = "Back to basics (RLOO), arXiv:2402.14740, as in TRL",
+          .formula = "max(-A_i r, -A_i clip(r)), r = exp(sum_t(lp - old))",
+          .options = {ClipLow(0.2), ClipHigh(0.2)},
+          .needs = {Column::kAdvantages, Column::kOld},
+          .aggregation = "seq-mean",
+          .row_value = true,
+          .extras = false,
+          .whole_rows = true,
+          .terms = Terms};
+}
+
+}  // namespace tidepool::algorithms

@@ -1,0 +1,65 @@
+#pragma once
+// Named algorithms: presets of an advantage estimator, a loss, an aggregation, a correction and a filter, with the
+// options that a paper sets. A config may replace any part; Resolve() puts the parts together and refuses what
+// contradicts itself. `tidepool algorithms` and docs/algorithms.md print this registry. Pure; thread-safe.
+//
+// In a config the options of the loss are keys of `algorithm` under their own name (clip_low, tau_pos), those of
+// the estimator are advantage_<name> (advantage_scale, advantage_gamma).
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/algorithms/advantages.h"
+#include "core/algorithms/aggregation.h"
+#include "core/algorithms/losses/losses.h"
+#include "core/base/config.h"
+#include "core/base/status.h"
+
+namespace tidepool::algorithms {
+
+struct AlgorithmEntry {
+  std::string name;
+  std::string paper;
+  std::string doc;                            // one line
+  std::string advantage;                      // of AdvantageEstimators()
+  std::map<std::string, Value> advantage_options = {};  // that differ from the estimator's own
+  std::string loss;                           // of PolicyLosses()
+  std::map<std::string, Value> loss_options = {};
+  std::string aggregation;                    // empty: the loss's
+  std::string correction = "none";
+  double correction_high = 2.0;               // tis_max
+  std::string filter = "none";
+};
+const std::vector<AlgorithmEntry>& Algorithms();
+const AlgorithmEntry* FindAlgorithm(std::string_view name);
+
+// Everything a trainer needs to know.
+struct ResolvedAlgorithm {
+  const AdvantageEntry* advantage = nullptr;
+  Options advantage_options;
+  PolicyLossSpec policy;
+  Aggregation aggregation;                    // without counts
+  bool zero_variance_filter = false;
+  bool mask_truncated = false;                // no loss on samples cut at the length limit
+};
+// `max_new_tokens` is L_max of seq-mean-token-sum-norm. An error begins with the key it is about
+// ("algorithm.correction: ..."): kInvalidArgument for what is wrong or contradicts, kUnimplemented for what
+// a job cannot provide yet.
+StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens);
+
+// Names that may stand in `algorithm` as options of its parts, for this choice of parts.
+std::vector<OptionSpec> OptionsOfParts(const AlgorithmConfig& config);
+// A value as written in YAML ("0.2", "group_std", "true", "null").
+Value ParseValue(std::string_view text);
+
+// GRPO as the registry has it.
+ResolvedAlgorithm DefaultAlgorithm();
+
+// One algorithm, or the list, as text; and the table of docs/algorithms.md.
+std::string DescribeAlgorithm(const AlgorithmEntry& entry);
+std::string AlgorithmTable();  // Markdown: algorithms, estimators, losses
+
+}  // namespace tidepool::algorithms

@@ -1,0 +1,130 @@
+// The example of docs/adding_an_algorithm.md, word for word.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "core/algorithms/aggregation.h"
+#include "core/algorithms/registry.h"
+#include "tests/core/algorithms/random_batch.h"
+
+namespace tidepool::algorithms {
+namespace {
+
+// [example]
+// Tanh policy gradient: x = -A tanh(scale (rho - 1)) / scale, rho = exp(lp - old).
+Status TanhTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+  const double scale = o.Number("scale", 1);
+  for (size_t t = 0; t < cells.mask.size(); ++t) {
+    if (cells.mask[t] == 0) continue;
+    const double rho = std::exp(b.logp[t] - b.old_logp[t]), gate = std::tanh(scale * (rho - 1));
+    out.value[t] = Times(-b.advantages[t], gate / scale);
+    out.slope[t] = Times(-b.advantages[t], (1 - gate * gate) * rho);
+  }
+  return OkStatus();
+}
+
+LossEntry TanhLoss() {
+  return {.name = "tanh",
+          .paper = "an example",
+          .formula = "-A tanh(scale (rho - 1)) / scale",
+          .options = {{.name = "scale", .fallback = 1.0, .lo = 1e-6, .doc = "steepness", .required = true}},
+          .needs = {Column::kAdvantages, Column::kOld},
+          .terms = TanhTerms};
+}
+// [/example]
+
+std::string Text(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST(ExampleLossTest, IsTheOneInTheDocs) {
+  const std::string mine = Text("tests/core/algorithms/example_loss_test.cc"), open = "// [example]\n";
+  const size_t from = mine.find(open) + open.size();
+  const std::string example = mine.substr(from, mine.find("// [/example]") - from);
+  EXPECT_NE(Text("docs/adding_an_algorithm.md").find("```cpp\n" + example + "```"), std::string::npos);
+}
+
+TEST(ExampleLossTest, HasTheGradientOfItsValue) {
+  Rng rng(1);
+  RandomBatch b(rng, 3, 4);
+  const LossEntry entry = TanhLoss();
+  const PolicyLossSpec spec{.loss = &entry, .options = Options::Make(entry.options, {}, true).value()};
+  const std::vector<double> weights = AggregationWeights({}, b.cells).value();
+  std::vector<double> lp = Masked(b.logp, b.cells);
+  const auto at = [&] {
+    PolicyBatch batch = b.Batch();
+    batch.logp = lp;
+    return PolicyLoss(spec, b.cells, batch, weights).value();
+  };
+  const PolicyLossResult here = at();
+  for (size_t t = 0; t < lp.size(); ++t) {
+    if (b.cells.mask[t] == 0) continue;
+    const double before = lp[t];
+    lp[t] = before + 1e-6;
+    const double up = at().loss;
+    lp[t] = before - 1e-6;
+    EXPECT_NEAR(here.grad_logp[t], (up - at().loss) / 2e-6, 1e-7);
+    lp[t] = before;
+  }
+}
+
+TEST(RegistryTest, TheTablesInTheDocsAreGenerated) {
+  EXPECT_NE(Text("docs/algorithms.md").find(AlgorithmTable()), std::string::npos)
+      << "docs/algorithms.md is not what `tidepool algorithms --table` prints; paste it again";
+}
+
+TEST(RegistryTest, EveryPresetResolves) {
+  for (const AlgorithmEntry& e : Algorithms()) {
+    AlgorithmConfig c;
+    c.name = e.name;
+    const auto resolved = Resolve(c, 16);
+    ASSERT_TRUE(resolved.ok()) << e.name << ": " << resolved.status().ToString();
+    EXPECT_EQ(resolved.value().policy.loss->name, e.loss);
+    EXPECT_FALSE(DescribeAlgorithm(e).empty());
+  }
+}
+
+TEST(RegistryTest, NamesChooseDefaultsAndKeysOverrideThem) {
+  AlgorithmConfig c;
+  EXPECT_EQ(Resolve(c, 16).value().aggregation.mode, AggregationMode::kTokenMean);
+  EXPECT_EQ(Resolve(c, 16).value().policy.options.Number("clip_high"), 0.2);
+  c.name = "dr_grpo";
+  const ResolvedAlgorithm dr = Resolve(c, 16).value();
+  EXPECT_EQ(dr.advantage_options.Text("scale"), "none");
+  EXPECT_EQ(dr.aggregation.mode, AggregationMode::kSeqMeanTokenSumNorm);
+  EXPECT_EQ(dr.aggregation.scale, 16);
+  c.advantage_scale = "group_std";
+  EXPECT_EQ(Resolve(c, 16).value().advantage_options.Text("scale"), "group_std");
+  c = {.name = "dapo"};
+  EXPECT_EQ(Resolve(c, 16).value().policy.options.Number("clip_high"), 0.28);
+  EXPECT_TRUE(Resolve(c, 16).value().zero_variance_filter);
+  c = {.name = "grpo", .loss = "sapo", .options = {{"tau_pos", "0.5"}, {"advantage_baseline", "\"loo\""}}};
+  EXPECT_EQ(Resolve(c, 16).value().policy.options.Number("tau_pos"), 0.5);
+  EXPECT_EQ(Resolve(c, 16).value().advantage_options.Text("baseline"), "loo");
+  EXPECT_EQ(Resolve(c, 16).value().aggregation.mode, AggregationMode::kSeqMeanTokenMean);
+}
+
+TEST(RegistryTest, ContradictionsNameTheKeyAndTheReason) {
+  const auto error = [](const AlgorithmConfig& c) {
+    const auto resolved = Resolve(c, 16);
+    return resolved.ok() ? std::string("no error") : resolved.status().message();
+  };
+  EXPECT_EQ(error({.name = "magic"}).substr(0, 29), "algorithm.name: found 'magic'");
+  EXPECT_NE(error({.name = "decoupled_ppo", .correction = "tis"}).find("algorithm.correction: is tis, but loss decoupled has a behaviour weight"), std::string::npos);
+  EXPECT_NE(error({.name = "dppo", .correction = "tis"}).find("corrected twice"), std::string::npos);
+  EXPECT_NE(error({.name = "gmpo", .aggregation = "token-mean"}).find("algorithm.aggregation: is token-mean, but loss gmpo has one value per row"), std::string::npos);
+  EXPECT_NE(error({.name = "grpo", .aggregation = "seq-mean"}).find("algorithm.aggregation"), std::string::npos);
+  EXPECT_NE(error({.name = "grpo", .dual_clip = 0.5}).find("algorithm.dual_clip: is 0.5; it has to be above 1"), std::string::npos);
+  EXPECT_NE(error({.name = "sapo", .clip_low = 0.1}).find("algorithm.clip_low: loss sapo"), std::string::npos);
+  EXPECT_NE(error({.name = "reinforce_pp", .filter = "zero_variance"}).find("algorithm.filter"), std::string::npos);
+  EXPECT_NE(error({.name = "grpo", .advantage = "gae"}).find("algorithm.advantage: gae needs a critic"), std::string::npos);
+  EXPECT_NE(error({.name = "grpo", .kl_coef = 0.1}).find("algorithm.kl_coef"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tidepool::algorithms

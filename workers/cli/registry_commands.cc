@@ -1,0 +1,107 @@
+// algorithms, rewards, environments: what is registered, one line each, NAME for details.
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/algorithms/registry.h"
+#include "core/environments/control.h"
+#include "core/tasks/reward.h"
+#include "workers/cli/command.h"
+
+namespace tidepool::workers {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct RegistryOptions {
+  std::string name;
+  bool json = false;
+  bool table = false;
+};
+
+// A list with aligned names, or one entry by name.
+struct Line {
+  std::string name, text, details;
+  Json json;
+};
+
+void Show(CommandContext& context, const RegistryOptions& o, const std::string& kind, const std::vector<Line>& lines) {
+  if (!o.name.empty()) {
+    std::string known;
+    for (const Line& line : lines) {
+      known += (known.empty() ? "" : ", ") + line.name;
+      if (line.name != o.name) continue;
+      std::printf("%s", o.json ? (line.json.dump(1) + "\n").c_str() : line.details.c_str());
+      return;
+    }
+    return Fail(context, NotFound("no " + kind + " is named '" + o.name + "'; there are " + known));
+  }
+  if (o.json) {
+    Json all = Json::array();
+    for (const Line& line : lines) all.push_back(line.json);
+    std::printf("%s\n", all.dump(1).c_str());
+    return;
+  }
+  for (const Line& line : lines) std::printf("%-22s %s\n", line.name.c_str(), line.text.c_str());
+}
+
+void ShowAlgorithms(CommandContext& context, const RegistryOptions& o) {
+  if (o.table) {
+    std::printf("%s", algorithms::AlgorithmTable().c_str());
+    return;
+  }
+  std::vector<Line> lines;
+  for (const algorithms::AlgorithmEntry& e : algorithms::Algorithms()) {
+    lines.push_back({e.name, e.doc, algorithms::DescribeAlgorithm(e),
+                     {{"name", e.name}, {"paper", e.paper}, {"doc", e.doc}, {"advantage", e.advantage}, {"loss", e.loss},
+                      {"aggregation", e.aggregation.empty() ? algorithms::FindLoss(e.loss)->aggregation : e.aggregation}, {"correction", e.correction}, {"filter", e.filter}}});
+  }
+  Show(context, o, "algorithm", lines);
+}
+
+void ShowRewards(CommandContext& context, const RegistryOptions& o) {
+  std::vector<Line> lines;
+  for (const tasks::RewardInfo& info : tasks::ListRewards()) {
+    const std::string spec = info.name + (info.argument.empty() ? "" : ":" + info.argument);
+    lines.push_back({info.name, info.doc, info.name + ": " + info.doc + "\n  argument  " + (info.argument.empty() ? "none" : info.argument) +
+                                              "\n  in a config  reward: {functions: [{name: \"" + spec + "\", weight: 1.0}]}\n",
+                     {{"name", info.name}, {"argument", info.argument}, {"doc", info.doc}}});
+  }
+  Show(context, o, "reward", lines);
+}
+
+void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
+  std::vector<Line> lines;
+  for (const environments::EnvironmentInfo& e : environments::ListEnvironments()) {
+    const std::string limit = e.max_steps == 0 ? "no limit" : std::to_string(e.max_steps) + " steps";
+    lines.push_back({e.name, e.reward, e.name + "\n  observation  " + e.observation + "\n  action       " + e.action + "\n  limit        " + limit + "\n  reward       " + e.reward + "\n",
+                     {{"name", e.name}, {"observation", e.observation}, {"action", e.action}, {"max_steps", e.max_steps}, {"reward", e.reward}}});
+  }
+  Show(context, o, "environment", lines);
+}
+
+}  // namespace
+
+void AddRegistryCommands(CLI::App& app, CommandContext& context) {
+  struct Kind {
+    const char* name;
+    const char* doc;
+    const char* example;
+    void (*show)(CommandContext&, const RegistryOptions&);
+  };
+  for (const Kind& kind : {Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction", "tidepool algorithms gspo", ShowAlgorithms},
+                           Kind{"rewards", "Reward functions", "tidepool rewards gsm8k", ShowRewards},
+                           Kind{"environments", "Environments", "tidepool environments CartPole-v1", ShowEnvironments}}) {
+    auto options = std::make_shared<RegistryOptions>();
+    CLI::App* command = app.add_subcommand(kind.name, kind.doc);
+    command->add_option("name", options->name, "show one in detail");
+    command->add_flag("--json", options->json, "as JSON");
+    if (std::string(kind.name) == "algorithms") command->add_flag("--table", options->table, "the tables of docs/algorithms.md");
+    command->footer(std::string("Example: ") + kind.example);
+    command->callback([&context, options, show = kind.show] { show(context, *options); });
+  }
+}
+
+}  // namespace tidepool::workers
