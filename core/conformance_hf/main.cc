@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/base/json_depth.h"
 #include "core/conformance_hf/model_operations.h"
 #include "core/conformance_hf/supervisor.h"
 #include "core/text/conformance_text.h"
@@ -31,15 +32,7 @@ Json Failed(const Json& request, const std::string& why) {
 
 // Nothing (discarded) if the line is not JSON or nested deeper than kDepthMax.
 Json Parse(const std::string& line) {
-  int depth = 0;
-  bool text = false;
-  for (size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (text && c == '\\') ++i;
-    else if (c == '"') text = !text;
-    else if (!text && (c == '[' || c == '{') && ++depth > kDepthMax) return Json(Json::value_t::discarded);
-    else if (!text && (c == ']' || c == '}')) --depth;
-  }
+  if (!JsonDepthWithin(line, kDepthMax)) return Json(Json::value_t::discarded);
   return Json::parse(line, nullptr, /*allow_exceptions=*/false);
 }
 

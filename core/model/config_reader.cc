@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "core/base/json_depth.h"
 #include "core/files/mapped_file.h"
 
 namespace tidepool::model {
@@ -10,21 +11,13 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
-constexpr int kDepthMax = 64;
 
 }  // namespace
 
 StatusOr<Json> ReadJsonObject(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, kConfigBytesMax));
-  bool deep = false;  // such a value would be destroyed, printed and compared by recursion
-  Json json = Json::parse(
-      text,
-      [&deep](int depth, Json::parse_event_t, Json&) {
-        deep = deep || depth > kDepthMax;
-        return depth <= kDepthMax;
-      },
-      /*allow_exceptions=*/false);
-  if (deep) return InvalidArgument(path + ": nested deeper than " + std::to_string(kDepthMax));
+  if (!JsonDepthWithin(text)) return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return InvalidArgument(path + ": not valid JSON");
   if (!json.is_object()) return InvalidArgument(path + ": a JSON object is expected, found " + json.type_name());
   return json;

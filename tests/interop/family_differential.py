@@ -152,7 +152,7 @@ def main():
             with tempfile.TemporaryDirectory() as folder:
                 stored, dialect = write_model(model, folder, rng)
                 where = f"{family} {index} (stored {stored}, dialect {dialect}, rope {config.rope_parameters['rope_type']})"
-                reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+                reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
                 ids = [rng.randrange(config.vocab_size) for _ in range(rng.randint(2, 90))]
                 logits = reference(torch.tensor([ids])).logits[0].double()
                 check = program.ask(op="model.check", model=folder)
