@@ -21,6 +21,7 @@ void AddTrainCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
 void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check, journal, samples
 void AddModelCommands(CLI::App& app, CommandContext& context);    // generate, eval, import, export
+void AddListCommands(CLI::App& app, CommandContext& context);     // models, tasks
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
 void AddRewardWorkerCommand(CLI::App& app, CommandContext& context);  // hidden: started by the launcher, or by hand
 
