@@ -228,7 +228,7 @@ ControllerView Controller::View() const {
             : i.shutdown.requested()                           ? "stopping"
             : i.evaluation.active()                            ? "evaluating"
             : i.writing && i.writing->step.value == 0          ? "checkpointing"
-            : i.state.step().value >= i.options.config.train.steps ? (i.writing ? "checkpointing" : "stopping")
+            : i.StepsDone() ? (i.writing ? "checkpointing" : "stopping")
                                                                : "running";
   return v;
 }

@@ -151,6 +151,8 @@ struct Controller::Impl {
   void AdvanceEvaluation();
   void CancelEvaluation(const std::string& why);
   void PlanEvaluation();
+  [[nodiscard]] bool TargetReached() const;         // eval.stop_at_accuracy, by an evaluation on record
+  [[nodiscard]] bool StepsDone() const;             // train.steps, or the target: no further step begins
 
   // --- controller_training.cc
   void PlanState(bool must_restore);

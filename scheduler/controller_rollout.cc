@@ -21,7 +21,7 @@ bool Controller::Impl::MayServe(const Version& v) const {
 // --- admission
 
 void Controller::Impl::Admit() {
-  if (finished || shutdown.requested() || trainer.phase != StatePhase::kReady || !state.ever_checkpointed()) return;
+  if (finished || shutdown.requested() || trainer.phase != StatePhase::kReady || !state.ever_checkpointed() || TargetReached()) return;
   // Accuracy before training comes first; later rows are read while weights are on their way.
   if (state.step().value == 0 && (!state.versions().IsPublished(state.version()) || evaluation.Planned({0}))) return;
   const Ledger& ledger = state.ledger();

@@ -76,7 +76,7 @@ void Controller::Impl::PlanEvaluation() {
   const EvalConfig& c = options.config.eval;
   const StepNumber step = state.step();
   if (eval_questions <= 0 || shutdown.requested() || state.evals().contains(step) || evaluation.Planned(step)) return;
-  const bool due = (c.before_train && step.value == 0) || (c.after_train && step.value >= options.config.train.steps) ||
+  const bool due = (c.before_train && step.value == 0) || (c.after_train && StepsDone()) ||
                    (c.every_steps > 0 && step.value > 0 && step.value % c.every_steps == 0);
   if (due) evaluation.Plan({step, state.version()});
 }

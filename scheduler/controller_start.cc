@@ -9,7 +9,7 @@ void Controller::Impl::On(const event::Started&) {
   started = true;
   Moved();
   const JobConfig& c = options.config;
-  if (state.ended() && state.ended()->finished == 1 && state.step().value >= c.train.steps) {
+  if (state.ended() && state.ended()->finished == 1 && StepsDone()) {
     out.Do(command::Finish{0, "already finished"});
     finished = true;
     return;

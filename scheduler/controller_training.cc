@@ -160,7 +160,7 @@ bool Controller::Impl::TrainerIdle() const {
 }
 
 bool Controller::Impl::MayTrain() const {
-  if (finished || !TrainerIdle() || shutdown.requested() || state.step().value >= options.config.train.steps) return false;
+  if (finished || !TrainerIdle() || shutdown.requested() || StepsDone()) return false;
   if (trainer.published != state.version() || !state.versions().IsPublished(state.version())) return false;
   if (CheckpointDue()) return false;
   // An evaluation that waits needs the newest weights; a next step would replace them.

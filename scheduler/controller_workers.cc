@@ -182,7 +182,7 @@ Role Controller::Impl::Want(SlotId slot) const {
   if (!colocated) return IsRolloutSlot(slot) ? Role::kRollout : Role::kActor;
   const Pool::Slot& s = pool.slot(slot);
   if (trainer.phase != StatePhase::kReady || trainer.training) return Role::kActor;
-  if (state.step().value >= options.config.train.steps || shutdown.requested()) {
+  if (StepsDone() || shutdown.requested()) {
     return evaluation.Pending() && !shutdown.requested() ? Role::kRollout : s.role == Role::kNone ? Role::kActor : s.role;
   }
   if (!state.versions().IsPublished(state.version())) return Role::kActor;

@@ -27,6 +27,7 @@
 #include "workers/build_info.h"
 #include "workers/hub.h"
 #include "workers/launcher.h"
+#include "workers/group_commit.h"
 #include "workers/mailbox.h"
 #include "workers/row_source.h"
 #include "workers/run_metrics.h"
@@ -89,11 +90,14 @@ class ControllerProcess {
     options.config_digest = request_.config_digest;
     options.data_rows = rows_->data().size();
     const int64_t held_out = rows_->data().held_out_size();
-    const bool wants_eval = config_.eval.before_train || config_.eval.after_train || config_.eval.every_steps > 0;
-    options.eval_rows = wants_eval && config_.job == "rl" ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
+    // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a grader.
+    const bool wants_eval = config_.eval.every_steps > 0 || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
+    options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
     options_ = options;
+    // Workers that this process started end with it, hence with the machine.
+    group_commit_ = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
     TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
-    for (const JournalEntry& entry : earlier.entries) RememberEval(entry.record);
+    for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
     TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir));
     TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
     HubOptions hub;
@@ -114,7 +118,7 @@ class ControllerProcess {
     for (const auto& [connection, place] : place_of_) {
       hub_->Send(connection, ToWorker{inc_of_[place], 0, down::Shutdown{"the run is over"}});
     }
-    launcher_.EndAll(std::chrono::seconds(3));
+    launcher_.EndAll(result_.stopped && stop_seen_ > 1 ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1));
     hub_->Stop();
     if (const Status closed = journal_->Close(); !closed.ok() && result_.exit_code == 0) {
       result_.exit_code = 3;
@@ -133,6 +137,7 @@ class ControllerProcess {
     while (!finished_) {
       Execute();
       if (finished_) break;
+      CommitGroup();
       for (Incoming& in : inbox_.TakeAll(std::chrono::milliseconds(10))) {
         if (auto* hub = std::get_if<HubEvent>(&in)) {
           OnHubEvent(*hub);
@@ -181,32 +186,62 @@ class ControllerProcess {
         const auto* append = std::get_if<cmd::Append>(&c);
         if (append == nullptr) continue;
         journal_->Append(append->record, static_cast<uint64_t>(Now().since_start.count()));
-        RememberEval(append->record);
-        sync = sync || !IsLazy(append->record);
+        Remember(append->record);
+        sync = sync || !(group_commit_ ? EndsWithTheMachine(append->record) : IsLazy(append->record));
         any = true;
       }
-      if (any) {
-        const auto begin = Clock::now();
-        const Status written = sync ? journal_->Sync() : journal_->Flush();
-        metrics_->OnSync(std::chrono::duration<double>(Clock::now() - begin).count());
-        if (!written.ok()) {
-          StorageFailed("journal: " + written.message());
-          return;
-        }
-      }
+      if (any && !Store(sync)) return;
       for (auto& c : batch) {
         std::visit([this](auto& command) { Do(command); }, c);
         if (finished_) return;
       }
       if (!stored_.empty()) {
-        const Status synced = payload_->Sync();
-        if (!synced.ok()) {
-          StorageFailed("payload: " + synced.message());
-          return;
-        }
+        if (!group_commit_ && !SyncPayload()) return;
         for (auto& event : std::exchange(stored_, {})) Feed(std::move(event));
       }
     }
+  }
+
+  // Records that speak of things on disk, which a machine that fails does not take with it. All others
+  // tell of this run's processes: where those cannot outlive the machine either, a failure that loses
+  // the newest records loses their effects too, so it is enough that they are durable soon.
+  static bool EndsWithTheMachine(const JournalRecord& r) {
+    return !std::holds_alternative<record::CheckpointCommit>(r) && !std::holds_alternative<record::CheckpointReject>(r) && !std::holds_alternative<record::CheckpointDelete>(r) &&
+           !std::holds_alternative<record::Restore>(r) && !std::holds_alternative<record::EndRun>(r);
+  }
+
+  // What was appended goes to the operating system (safe from the death of this process), with `sync` to the disk.
+  bool Store(bool sync) {
+    if (sync && group_commit_ && !SyncPayload()) return false;  // a durable ENQ has durable tokens
+    const auto begin = Clock::now();
+    const Status written = sync ? journal_->Sync() : journal_->Flush();
+    metrics_->OnSync(std::chrono::duration<double>(Clock::now() - begin).count());
+    if (!written.ok()) {
+      StorageFailed("journal: " + written.message());
+      return false;
+    }
+    if (sync) {
+      unsynced_since_.reset();
+    } else if (!unsynced_since_) {
+      unsynced_since_ = begin;
+    }
+    return true;
+  }
+
+  // Syncs in the background what is with the operating system: tokens first, then the records that name them.
+  void CommitGroup() {
+    if (const auto done = syncing_.TakeResult(); done && !done->ok()) StorageFailed("journal: " + done->message());
+    if (!unsynced_since_ || syncing_.busy() || Clock::now() - *unsynced_since_ < kGroupCommit) return;
+    unsynced_since_.reset();
+    std::vector<std::string> files{journal_->current_file()};
+    if (!payload_->current_file().empty()) files.insert(files.begin(), payload_->current_file());
+    syncing_.Begin(std::move(files));
+  }
+
+  bool SyncPayload() {
+    const Status synced = payload_->Sync();
+    if (!synced.ok()) StorageFailed("payload: " + synced.message());
+    return synced.ok();
   }
 
   // The record of what happens can no longer be kept: the one failure the controller is told of and
@@ -371,6 +406,8 @@ class ControllerProcess {
     last_seq_[place] = e.message.seq;
     std::visit(Overload{
                    [&](up::Hello&) {},
+                   [&](up::GroupFormed& b) { Warn("group_formed epoch=" + std::to_string(b.group_epoch) + " was not asked for"); },
+                   [&](up::StepAborted& b) { Warn("step_aborted lease=" + std::to_string(b.lease) + " was not asked for"); },
                    [&](up::Heartbeat& b) {
                      metrics_->OnHeartbeat(place, b);
                      ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
@@ -514,6 +551,7 @@ class ControllerProcess {
 
   void Do(const cmd::DiscardTokens& c) {
     samples_.Drop(c.tid);
+    rewards_.erase(c.tid);
     // Rows are shared by a group's samples and cheap to make again; the last one takes it along.
     if (c.tid.is_eval() || c.tid.sample == 0) samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
   }
@@ -664,6 +702,7 @@ class ControllerProcess {
     manifest.cut = journal_->next_lsn();
     manifest.config_digest = request_.config_digest;
     manifest.weights_digest = files.weights_digest;
+    manifest.instruction_set = files.instruction_set;
     manifest.notes["data_identity"] = rows_->data().identity();
     checkpoint_thread_ = std::jthread([this, manifest, c, write_s = files.seconds](std::stop_token) {
       const auto begin = Clock::now();
@@ -706,7 +745,8 @@ class ControllerProcess {
     const Status written = metrics_->WriteEval(c, Now());
     if (!written.ok()) Warn("metrics: " + written.message());
   }
-  void RememberEval(const JournalRecord& r) {
+  void Remember(const JournalRecord& r) {
+    if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty()) rewards_[g->tid] = g->rewards;
     const auto* e = std::get_if<record::EvalResult>(&r);
     if (e == nullptr || e->total == 0) return;
     const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
@@ -749,6 +789,7 @@ class ControllerProcess {
       line.logprobs = row.response.logprobs;
       for (const auto& [version, count] : row.response.versions) line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
       line.reward = row.reward;
+      if (const auto named = rewards_.find(row.tid); named != rewards_.end()) line.rewards = {named->second.begin(), named->second.end()};
       line.ended = !row.truncated;
       lines.push_back(std::move(line));
     }
@@ -857,6 +898,11 @@ class ControllerProcess {
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
 
+  static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+  bool group_commit_ = false;
+  GroupCommit syncing_{fs_};
+  std::optional<Clock::time_point> unsynced_since_;     // records handed to the operating system alone
+
   std::vector<scheduler::Command> todo_;
   std::vector<scheduler::Event> stored_;
   std::map<int64_t, Clock::time_point> due_;            // places whose worker is to be started
@@ -877,6 +923,7 @@ class ControllerProcess {
   bool finished_ = false;
   bool storage_failed_ = false;
   int stop_seen_ = 0;
+  std::map<SampleId, std::vector<std::pair<std::string, double>>> rewards_;  // by name, as graded
   std::optional<double> best_reward_;
   observe::TimeLeft time_left_;
   std::string last_warning_;

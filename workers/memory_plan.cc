@@ -60,9 +60,12 @@ std::string Millions(int64_t value) {
 
 int64_t Dtype(const JobConfig& c) { return c.model.dtype == "bfloat16" ? 2 : 4; }
 
+// Roles that generate are there: always for rl, for a supervised job where it is evaluated on the way.
+bool Generates(const JobConfig& c) { return c.job == "rl" || c.eval.every_steps > 0; }
+
 // Longest row: the cut of prompts and responses, bounded by the model.
 int64_t RowTokens(const JobConfig& c, const ModelSizes& m) {
-  const int64_t response = c.job == "rl" ? c.rollout.max_new_tokens : 0;
+  const int64_t response = Generates(c) ? c.rollout.max_new_tokens : 0;
   return std::min(c.data.max_prompt_tokens + response, m.max_position);
 }
 
@@ -197,12 +200,12 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   MemoryPlan plan;
   TP_ASSIGN_OR_RETURN(plan.model, SizesOf(c.model));
   const ModelSizes& m = plan.model;
-  const bool rl = c.job == "rl", split = rl && c.scheduler.placement == "split";
+  const bool generates = Generates(c), split = generates && c.scheduler.placement == "split";
   const int64_t w = Dtype(c), weights = w * FlatElements(m);
-  if (rl) plan.kv_cache_tokens = KvTokens(c, m);
+  if (generates) plan.kv_cache_tokens = KvTokens(c, m);
   const int64_t devices = split ? c.cluster.slots : 1;
   for (int64_t slot = 0; slot < devices; ++slot) {
-    const bool actor = !split || slot < c.scheduler.actor_slots, rollout = rl && (!split || !actor);
+    const bool actor = !split || slot < c.scheduler.actor_slots, rollout = generates && (!split || !actor);
     ProcessMemory p{"device-" + Text(slot), actor && rollout ? "rollout and actor" : actor ? "actor" : "rollout", {}};
     p.parts.push_back({"process", kDeviceProcess});
     p.parts.push_back({"weights", weights});
@@ -211,7 +214,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     if (actor && split && c.cluster.weight_transport == "stream") p.parts.push_back({"snapshot", weights});
     plan.processes.push_back(std::move(p));
   }
-  if (rl) {
+  if (generates) {
     for (int64_t i = 0; i < std::max<int64_t>(c.reward.workers, 1); ++i) {
       plan.processes.push_back({"reward-" + Text(i), "grading", {{"process", kRewardProcess}}});
     }
@@ -228,7 +231,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
 std::string DescribePlan(const JobConfig& c) {
   std::ostringstream out;
   const bool rl = c.job == "rl";
-  const bool split = rl && c.scheduler.placement == "split";
+  const bool split = Generates(c) && c.scheduler.placement == "split";
   out << "# plan\n";
   const int64_t devices = split ? c.cluster.slots : 1;
   out << "placement    " << (split ? "split" : "colocated") << ", " << devices << (devices == 1 ? " slot" : " slots") << " of "

@@ -94,7 +94,7 @@ struct RolloutConfig {
   int64_t block_tokens = 16;       // of the KV cache
   int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
-  std::string kv_on_update = "recompute";  // recompute
+  std::string kv_on_update = "recompute";  // recompute | keep
 };
 
 struct TrainConfig {
@@ -155,6 +155,7 @@ struct EvalConfig {
   bool before_train = true;
   bool after_train = true;
   int64_t samples = 0;             // held-out questions; 0: all
+  double stop_at_accuracy = 0;     // the job is done once an evaluation reaches it; 0: never
 };
 
 struct ObserveConfig {

@@ -199,7 +199,7 @@ void CheckRl(Binder& b, const JobConfig& c) {
   }
 }
 
-void CheckSft(Binder& b, const LoadedConfig& loaded) {
+void CheckSft(Binder& b, LoadedConfig& loaded) {
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault) continue;
     std::string path = key;
@@ -215,6 +215,11 @@ void CheckSft(Binder& b, const LoadedConfig& loaded) {
   if (loaded.config.scheduler.placement != "colocated" && b.Good("scheduler.placement")) {
     b.Complain("scheduler.placement", "is " + loaded.config.scheduler.placement +
                                           ", but sft generates nothing while it trains; write colocated");
+  }
+  // What an evaluation on the way is judged by: a supervised row says its whole answer.
+  if (loaded.config.eval.every_steps > 0) loaded.config.reward.functions = {{.name = "exact_answer"}};
+  if (loaded.config.eval.stop_at_accuracy > 0 && loaded.config.eval.every_steps <= 0 && b.Good("eval.stop_at_accuracy")) {
+    b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
   }
 }
 

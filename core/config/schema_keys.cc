@@ -301,7 +301,7 @@ std::vector<Key> RolloutKeys() {
        .on_resume = OnResume::kFree},
       {.path = "rollout.kv_on_update",
        .field = TP_FIELD(rollout.kv_on_update),
-       .choices = {"recompute"},
+       .choices = {"recompute", "keep"},
        .doc = "what happens to cached keys when weights arrive in mid-sample"},
   };
 }
@@ -518,6 +518,10 @@ std::vector<Key> SystemKeys() {
        .range = Between(0, kMany),
        .unit = "questions",
        .doc = "held-out questions of an evaluation; 0: all"},
+      {.path = "eval.stop_at_accuracy",
+       .field = TP_FIELD(eval.stop_at_accuracy),
+       .range = Between(0, 1),
+       .doc = "the job is done once an evaluation reaches this share of right answers; 0: never"},
       {.path = "observe.tensorboard", .field = TP_FIELD(observe.tensorboard), .doc = "write tb/"},
       {.path = "observe.trace", .field = TP_FIELD(observe.trace), .doc = "write trace/, for Perfetto"},
       {.path = "observe.samples_per_step",

@@ -89,6 +89,9 @@ struct Trainer::Impl {
 
   [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
   std::vector<float> PairLogProbs(const PackedBatch& packed);
+  // [row][response token]; rows that are not wanted stay empty.
+  template <typename Wanted>
+  StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows, Wanted wanted);
   Status MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const std::vector<RowPlan>& plan,
                    const std::vector<std::vector<float>>* old, bool first_pass, TokenSums& sums, StepTimes& times, int64_t& computed);
 };
@@ -229,26 +232,32 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
   return t;
 }
 
-StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row> rows) try {
-  Impl& m = *impl_;
-  TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
-  std::vector<int64_t> places(rows.size());
-  std::iota(places.begin(), places.end(), int64_t{0});
-  TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, m.options.micro_batch_tokens));
+template <typename Wanted>
+StatusOr<std::vector<std::vector<float>>> Trainer::Impl::LogProbs(std::span<const Row> rows, Wanted wanted) {
+  std::vector<int64_t> places;
+  for (int64_t i = 0; i < static_cast<int64_t>(rows.size()); ++i) {
+    if (wanted(i)) places.push_back(i);
+  }
+  TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, options.micro_batch_tokens));
   std::vector<std::vector<float>> result(rows.size());
   for (const auto& micro : micros) {
     const PackedBatch packed = Pack(rows, micro);
-    const std::vector<float> logprobs = m.PairLogProbs(packed);
+    const std::vector<float> logprobs = PairLogProbs(packed);
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       for (const int32_t pair : packed.pair_of[k]) result[static_cast<size_t>(packed.rows[k])].push_back(logprobs[static_cast<size_t>(pair)]);
     }
   }
   return result;
+}
+
+StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row> rows) try {
+  TP_RETURN_IF_ERROR(impl_->Check(rows, /*recorded=*/false));
+  return impl_->LogProbs(rows, [](int64_t) { return true; });
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
 
-StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress) try {
+StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress, comm::Collective* group) try {
   Impl& m = *impl_;
   const TrainerOptions& o = m.options;
   Stopwatch total, watch;
@@ -256,6 +265,10 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   if (batch.rows.empty()) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
   if (batch.step.value < 1) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
   TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/o.objective == Objective::kPolicy));
+  if (!batch.mine.empty() && (group == nullptr || batch.mine.size() != batch.rows.size())) {
+    return InvalidArgument("trainer: a share of the rows needs a group of ranks and one mark for each of the " + std::to_string(batch.rows.size()) + " rows");
+  }
+  const auto mine = [&](int64_t row) { return batch.mine.empty() || batch.mine[static_cast<size_t>(row)] != 0; };
 
   std::vector<Impl::RowPlan> plan(batch.rows.size());
   std::vector<int64_t> valid;
@@ -287,14 +300,16 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
       p.used = valid[static_cast<size_t>(i)] > 0;
       p.weight = TokenWeight(o.loss.aggregation, counts, valid[static_cast<size_t>(i)], o.loss.length_norm);
     }
-    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, mini, o.micro_batch_tokens));
+    std::vector<int64_t> share;
+    std::copy_if(mini.begin(), mini.end(), std::back_inserter(share), mine);
+    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, share, o.micro_batch_tokens));
     todo += static_cast<int64_t>(parts.size()) * o.epochs;
     micros.push_back(std::move(parts));
   }
 
   std::optional<std::vector<std::vector<float>>> old;
   if (o.objective == Objective::kPolicy && o.epochs * static_cast<int64_t>(minibatches.size()) > 1) {
-    TP_ASSIGN_OR_RETURN(old, LogProbs(batch.rows));
+    TP_ASSIGN_OR_RETURN(old, m.LogProbs(batch.rows, mine));
   }
 
   StepResult result;
@@ -313,7 +328,14 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
         ++done;
       }
       watch.Lap();
-      result.finite = std::isfinite(sums.loss) && std::isfinite(sums.entropy_loss);
+      // Every rank learns what the others found before it decides, so all decide alike.
+      double finite = std::isfinite(sums.loss) && std::isfinite(sums.entropy_loss) ? 0 : 1;
+      if (group != nullptr) {
+        TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(&finite, 1), "finite"));
+        if (finite == 0) TP_RETURN_IF_ERROR(group->AllReduceSum(m.gradients.values(), "gradients"));
+        times.reduce += watch.Lap();
+      }
+      result.finite = finite == 0;
       if (result.finite) {
         const UpdateResult update = m.optimizer->Update(m.gradients.values(), rate);
         result.finite = update.finite;
@@ -328,6 +350,15 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   watch.Lap();
   result.digest = m.weights.Digest();
   times.digest = watch.Lap();
+  if (group != nullptr) {
+    TP_RETURN_IF_ERROR(sums.AddOtherRanks(*group));
+    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(result.digest, "digest"));
+    for (size_t r = 0; r < digests.size(); ++r) {
+      if (digests[r] != result.digest) {
+        return Internal("trainer: after step " + std::to_string(batch.step.value) + " rank " + std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
+      }
+    }
+  }
 
   const bool policy = o.objective == Objective::kPolicy;
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates));

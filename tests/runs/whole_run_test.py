@@ -1,4 +1,5 @@
 """Complete runs of the real binaries: every placement and kind of job, and what they leave behind."""
+import gzip
 import json
 import unittest
 
@@ -16,7 +17,14 @@ class WholeRunTest(RunTest):
         for name in ["config.yaml", "report.html", "final/config.json", "final/model.safetensors", "final/tokenizer.json"]:
             self.assertTrue(self.path(name, run=run).exists(), name)
         self.assertTrue(list(self.path("tb", run=run).iterdir()))
-        self.assertTrue(list(self.path("trace", run=run).iterdir()))
+        # The time line shows every worker at work.
+        spans = {}
+        for file in self.path("trace", run=run).iterdir():
+            events = json.loads(gzip.open(file, "rt").read())["traceEvents"]
+            spans.setdefault(file.name.split("-")[0], set()).update(e["cat"] for e in events if e["ph"] == "X")
+        wanted = {"device": {"rollout", "train"}, "reward": {"reward"}} if summary["job"] == "rl" else {"device": {"train"}}
+        for kind, categories in wanted.items():
+            self.assertLessEqual(categories, spans.get(kind, set()), kind)
         return rows
 
     def test_colocated_run_leaves_everything_a_user_looks_at(self):
@@ -32,6 +40,7 @@ class WholeRunTest(RunTest):
         for sample in samples:
             self.assertEqual(len(sample["ids"]), len(sample["logprobs"]))
             self.assertEqual(len(sample["ids"]), len(sample["versions"]))
+            self.assertEqual(sample["rewards"], {"exact_answer": sample["reward"]})
         # Chunks are three tokens here: some sample crossed one.
         self.assertTrue(any(len(s["ids"]) > 3 for s in samples))
         generated = self.command("generate", "--model", str(self.path("final")), "--prompt", "rev abc=", "--max-new-tokens", "4")
