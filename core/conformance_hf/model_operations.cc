@@ -207,6 +207,16 @@ StatusOr<Json> ModelOperations::Greedy(const Json& request) {
   return Json{{"ids", out}};
 }
 
+StatusOr<Json> ModelOperations::Save(const Json& request) {
+  TP_ASSIGN_OR_RETURN(const std::string folder, FolderOf(request));
+  if (!request.contains("out") || !request["out"].is_string()) return InvalidArgument("the request has no string \"out\"");
+  const bool narrow = request.contains("dtype") && request["dtype"] == "bfloat16";
+  TP_ASSIGN_OR_RETURN(const int64_t shard, Integer(request, "max_shard_bytes", 1, int64_t{1} << 50));
+  TP_ASSIGN_OR_RETURN(const auto weights, model::LoadHuggingFace(folder, narrow ? model::DType::kBFloat16 : model::DType::kFloat32));
+  TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights, request["out"].get<std::string>(), shard));
+  return Json{{"ok", true}};
+}
+
 StatusOr<Json> ModelOperations::Check(const Json& request) {
   TP_ASSIGN_OR_RETURN(const std::string folder, FolderOf(request));
   TP_RETURN_IF_ERROR(model::CheckHuggingFace(folder));
@@ -221,6 +231,7 @@ std::optional<StatusOr<Json>> ModelOperations::Run(const Json& request) {
   if (op == "model.logprobs") return LogProbs(request);
   if (op == "model.greedy") return Greedy(request);
   if (op == "model.check") return Check(request);
+  if (op == "model.save") return Save(request);
   return std::nullopt;
 }
 

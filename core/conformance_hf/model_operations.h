@@ -1,6 +1,7 @@
 #pragma once
 // The operations of the conformance protocol that need tensors: model.logits, model.logprobs, model.greedy,
-// model.check (INTERFACE, `conformance-hf`). Folders do not change while the program runs, so the last
+// model.check (INTERFACE, `conformance-hf`), and, for our own checks,
+// model.save {model, out, dtype, max_shard_bytes}: loads a folder and writes it again. Folders do not change while the program runs, so the last
 // models are kept. Not thread-safe. Throws what LibTorch throws (memory); the caller stops it.
 
 #include <cstdint>
@@ -35,6 +36,7 @@ class ModelOperations {
   StatusOr<nlohmann::ordered_json> Logits(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> LogProbs(const nlohmann::ordered_json& request);
   StatusOr<nlohmann::ordered_json> Greedy(const nlohmann::ordered_json& request);
+  StatusOr<nlohmann::ordered_json> Save(const nlohmann::ordered_json& request);
   static StatusOr<nlohmann::ordered_json> Check(const nlohmann::ordered_json& request);
 
   std::list<Loaded> kept_;  // the last used in front

@@ -65,6 +65,7 @@ StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std:
     at::parallel_for(0, n, 1 << 18, [&](int64_t begin, int64_t end) {
       Convert(entry->info->dtype, in + begin * in_bytes, end - begin, dtype, out + begin * Bytes(dtype));
     });
+    entry->file->Discard(*entry->info);  // or the mapped file would stand beside the weights until the end
   }
   return weights;
 }

@@ -242,5 +242,20 @@ TEST(CharacterTokenizerTest, BadAlphabetsAreRefused) {
   EXPECT_THAT(WriteCharacterTokenizer("\u00e9", folder.path()).message(), HasSubstr("ASCII"));
 }
 
+// Found by fuzzing: such an id went to the model.
+TEST(TokenizerTest, PostProcessorWithAnIdThatNoTokenHasIsRefusedWhereItIsUsed) {
+  const auto tokenizer = Tokenizer::FromJson(
+      R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+          "decoder": {"type": "ByteLevel"}, "post_processor": {"type": "TemplateProcessing",
+          "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+          "special_tokens": {"<s>": {"id": "<s>", "ids": [19], "tokens": ["<s>"]}}}})",
+      "tokenizer.json");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
+  EXPECT_TRUE((*tokenizer)->Encode("a").ok());
+  const auto ids = (*tokenizer)->Encode("a", {.add_special = true});
+  EXPECT_EQ(ids.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(ids.status().message().find("19"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace tidepool::text
