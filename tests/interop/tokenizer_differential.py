@@ -147,6 +147,7 @@ def main():
     parser.add_argument("--corpus", default=os.path.join(sysconfig.get_path("stdlib"), "*.py"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bench", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="without every code point, and with little of the corpus")
     args = parser.parse_args()
     with open(os.path.join(args.tokenizer, "tokenizer.json"), encoding="utf-8") as file:
         base = json.load(file)
@@ -165,10 +166,10 @@ def main():
             theirs = tokenizers.Tokenizer.from_str(text)
             contents = [t["content"] for t in variant["added_tokens"]]
             texts = list(random_strings(rng, args.strings, contents))
-            texts += corpus(sorted(glob.glob(args.corpus))[:60], 30000)
+            texts += corpus(sorted(glob.glob(args.corpus))[:6 if args.quick else 60], 30000)
             # Every code point, many to a string: after a letter, between digits, after an apostrophe, before a
             # mark. Variants after the ninth have no splitter of their own.
-            for i in range(0, len(points) if number < 9 or name == "added tokens" else 0, 400):
+            for i in range(0, len(points) if (number < 9 or name == "added tokens") and not args.quick else 0, 400):
                 part = points[i:i + 400]
                 texts += ["".join("a" + c + " " for c in part), "".join("1" + c + "2 " + c + "b" for c in part),
                           "".join("'" + c + "word" + c for c in part), "".join("e\u0327" + c + "\u0301" for c in part)]
