@@ -53,7 +53,7 @@ def added(id_, content, **flags):
 
 
 def variants(base):
-    size = len(base["model"]["vocab"])
+    size = max(list(base["model"]["vocab"].values()) + [t["id"] for t in base["added_tokens"]]) + 1
 
     def make(pre=None, nfc=False, **model):
         result = copy.deepcopy(base)
@@ -86,6 +86,23 @@ def variants(base):
         added(size + 7, "two words", single_word=True, lstrip=True), added(size + 8, "\u00e9clair", rstrip=True),
     ]
     yield "added tokens", tokens
+
+
+def crossing(base, pattern):
+    """`base` with merges learned on whole lines, so that many of them would cross a pre-tokeniser's splits."""
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    lines = [line for text in corpus(sorted(glob.glob(pattern))[:20], 20000) for line in text.split("\n")]
+    lines += [" ".join(str(n * 37 % 1000) for n in range(i, i + 12)) + " it's we'll I'm\t\n" for i in range(200)]
+    trained.train_from_iterator(lines, tokenizers.trainers.BpeTrainer(
+        vocab_size=3000, show_progress=False, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    model = json.loads(trained.to_str())["model"]
+    result = copy.deepcopy(base)
+    result["model"]["vocab"], result["model"]["merges"] = model["vocab"], model["merges"]
+    size = len(model["vocab"])
+    result["added_tokens"] = [added(size, "<|endoftext|>", special=True), added(size + 1, "<|im_start|>", special=True)]
+    result["post_processor"] = None
+    return result
 
 
 class Ours:
@@ -156,7 +173,8 @@ def main():
     strings = mismatches = 0
 
     with tempfile.TemporaryDirectory() as scratch:
-        for number, (name, variant) in enumerate(variants(base)):
+        both = [*variants(base), *(("merges that cross splits, " + n, v) for n, v in variants(crossing(base, args.corpus)))]
+        for number, (name, variant) in enumerate(both):
             rng = random.Random(args.seed * 1000 + number)
             folder = os.path.join(scratch, str(number))
             os.mkdir(folder)
