@@ -43,6 +43,9 @@ struct DataConfig {
   int64_t size = 4096;             // distinct training questions drawn by a generated task
   int64_t held_out = 256;          // held-out questions (their unit is the task's); never trained on
   bool shuffle = true;
+  // What chat templates that print the date see as today. Fixed, so that a run's prompts are the same when it is
+  // resumed; the default is the day that Llama 3.x templates fall back to.
+  std::string template_date = "2024-07-26";
   int64_t max_prompt_tokens = 1024;
 };
 
