@@ -155,7 +155,7 @@ void Controller::Impl::ServeAgain(const WorkerRef& ref, SlotId slot) {
     dispatcher.SetEpoch(ref.worker, epoch);  // its drain was called off
     const auto* w = weights.Find(ref.worker);
     const Version serves = dispatcher.FindEngine(ref.worker)->version;
-    if (w == nullptr || w->loading.valid() || !serves.valid()) return;
+    if (w == nullptr || w->loading.valid() || !serves.valid() || w->loaded != serves) return;
     // Said again: a worker that had released before the roll-back reached it does not serve any more.
     out.Do(command::Admit{ref, serves});
     dispatcher.SetOpen(ref.worker, health.MayServe(ref.worker));

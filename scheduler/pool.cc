@@ -12,7 +12,7 @@ namespace tidepool::scheduler {
 namespace {
 
 constexpr double kSwitchWeight = 0.3;                      // EWMA
-constexpr double kAvoidSeconds = 10, kAvoidMost = 300;     // after a failed drain: 10 s * 2^k, at most 5 min
+constexpr double kAvoidSeconds = 10, kAvoidMost = 40;      // after a failed drain: 10 s * 2^k, below any stall time-out
 
 }  // namespace
 
