@@ -15,7 +15,7 @@ SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
 
-.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop learn nightly cuda-test format lint clean help setup configure
+.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-test format lint clean help setup configure
 
 quickstart: binaries  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
 	$(BUILD)/bin/tidepool train configs/quickstart.yaml $(ARGS)
@@ -42,6 +42,17 @@ build: configure  ## build everything: programs, tests, benchmarks
 
 test: build  ## build and run all tests (about half an hour from a clean clone on two cores)
 	scripts/test $(BUILD)
+
+swarm: configure  ## a million faults against the real controller in a modelled cluster (10 minutes at most)
+	ninja -C $(BUILD) -j $(JOBS) swarm
+	$(BUILD)/bin/swarm 1000000 0 600
+
+plants: configure  ## 17 known bugs, planted one at a time: does the checker find each?
+	ninja -C $(BUILD) -j $(JOBS) plants
+	$(BUILD)/bin/plants
+
+paper-tables: binaries  ## simulate the published workloads with what they leave out varied: docs/simulation.md
+	scripts/paper_tables $(BUILD)
 
 bench: build  ## run the benchmarks; results as JSON lines in build/bench/
 	scripts/bench $(BUILD)

@@ -85,6 +85,7 @@ struct Checker::State {
   int64_t last_transition = -1;
   std::map<int64_t, CheckpointState> checkpoints;
   int64_t last_checkpoint = -1;
+  std::map<std::string, std::vector<std::pair<uint32_t, uint64_t>>> losses;  // of workers: life of the controller, time
   bool step0_committed = false, fault_seen = false;
   int64_t last_inc = -1, last_lease = -1;
 
@@ -242,7 +243,9 @@ struct Checker::State {
 
   bool On(const record::Graded& x) {
     Row* row = Known(x.tid);
-    if (row == nullptr || !Trusted(x.grader, "reward")) return false;
+    if (row == nullptr) return false;
+    if (x.outcome == GradeOutcome::kOk && !x.grader.inc.valid()) return Violation("Q6", "no grader returned the reward of " + ToString(x.tid));
+    if (!Trusted(x.grader, "reward")) return false;
     if (row->where != Where::kAwaiting) return Violation("Q1", ToString(x.tid) + " does not await a reward");
     if (x.outcome != GradeOutcome::kOk) return true;
     if (!std::isfinite(x.reward)) return Violation("Q6", "reward of " + ToString(x.tid) + " is not finite");
@@ -335,6 +338,7 @@ struct Checker::State {
 
   bool On(const record::StepCommit& x) {
     if (!step || step->step != x.step || !lease) return Violation("Q1", "step " + S(x.step.value) + " is not open");
+    if (x.digest == 0) return Violation("W5", "step " + S(x.step.value) + " has no weights (its gradient was not finite?)");
     if (x.v != Version{current.lineage, x.step.value}) return Violation("W1", "step " + S(x.step.value) + " makes " + ToString(x.v));
     if (x.rows.size() != lease->tids.size()) return Violation("Q7", S(static_cast<int64_t>(x.rows.size())) + " rows trained, " + S(static_cast<int64_t>(lease->tids.size())) + " leased");
     std::map<int64_t, int64_t> per_group;
@@ -546,6 +550,7 @@ struct Checker::State {
   bool On(const record::Release& x) {
     SlotState& s = slots[x.slot.value];
     if (s.epoch != x.epoch.value) return Violation("G2", "release with epoch " + S(x.epoch.value) + ", current is " + S(s.epoch));
+    if (x.need_bytes > 0 && x.free_bytes < x.need_bytes) return Violation("G5", "slot " + S(x.slot.value) + " proved " + S(x.free_bytes) + " of " + S(x.need_bytes) + " bytes free");
     s.role = Role::kNone;
     s.released = true;
     return true;
@@ -582,6 +587,7 @@ struct Checker::State {
   bool On(const record::CheckpointCommit& x) {
     const auto it = checkpoints.find(x.ckpt);
     if (it == checkpoints.end() || it->second.committed) return Violation("C8", "checkpoint " + S(x.ckpt) + " was not begun, or is committed twice");
+    if (x.manifest_digest == 0) return Violation("C8", "checkpoint " + S(x.ckpt) + " is committed without a manifest that was read back");
     if (it->second.step != x.step.value || x.cut.value > now->lsn.value || x.cut.value < it->second.begin_lsn) {
       return Violation("C3", "step or cut of checkpoint " + S(x.ckpt) + " differ from its CK_BEGIN");
     }
@@ -642,6 +648,15 @@ struct Checker::State {
   bool On(const record::Fault& x) {
     if (x.kind.empty()) return Violation("L3", "a fault without a kind");
     fault_seen = true;
+    if (x.kind == "retired") {
+      // 5 restarts within 10 minutes; 30 s: a death is noticed later than it happens.
+      const auto& lost = losses[x.actor];
+      const auto inside = std::count_if(lost.begin(), lost.end(), [&](const auto& at) {
+        return at.first != now->ctl_epoch || now->mono_ns - at.second <= uint64_t{630} * 1000000000;
+      });
+      if (inside < 5) return Violation("L5", x.actor + " is retired after " + S(inside) + " failures in 10 minutes");
+    }
+    if (x.kind == "worker_lost") losses[x.actor].emplace_back(now->ctl_epoch, now->mono_ns);
     return true;
   }
   bool On(const record::EvalResult& x) {

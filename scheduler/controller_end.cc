@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "scheduler/controller_impl.h"
+#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 
@@ -16,6 +17,9 @@ void Controller::Impl::AdvanceCheckpoint() {
   if (shutdown.requested() && !shutdown.MayCheckpoint(now)) return;
   writing = WritingCheckpoint{state.next_checkpoint(), state.step(), state.next_lsn()};
   out.Record(record::CheckpointBegin{writing->ckpt, writing->step});
+  if (TP_PLANTED(12)) {  // the marker says so before it is there
+    out.Record(record::CheckpointCommit{writing->ckpt, writing->step, writing->cut, 0, trainer.digest});
+  }
   out.Do(command::WriteCheckpoint{trainer.leader, writing->ckpt, writing->step, state.version()});
   waits.Begin({WaitKind::kCheckpoint, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
                                            "checkpoint " + std::to_string(writing->ckpt)});
@@ -35,7 +39,7 @@ void Controller::Impl::On(const event::CheckpointWritten& e) {
   const WritingCheckpoint w = *writing;
   writing.reset();
   checkpoints.Written();
-  out.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, trainer.digest});
+  if (!TP_PLANTED(12)) out.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, trainer.digest});
   for (const int64_t id : checkpoints.ToDelete(state.checkpoints())) {
     const StepNumber step = state.checkpoints().at(id).step;
     out.Record(record::CheckpointDelete{id});
@@ -121,7 +125,7 @@ void Controller::Impl::AdvanceFinal() {
     waits.Begin({WaitKind::kFinal, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
     return;
   }
-  DropLeftovers();
+  if (!TP_PLANTED(9)) DropLeftovers();
   Finish(0, TargetReached() ? "eval.stop_at_accuracy reached" : "all steps done", /*complete=*/true);
 }
 

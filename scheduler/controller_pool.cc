@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "scheduler/controller_impl.h"
+#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 
@@ -154,10 +155,14 @@ void Controller::Impl::ServeAgain(const WorkerRef& ref, SlotId slot) {
     dispatcher.SetEpoch(ref.worker, epoch);  // its drain was called off
     const auto* w = weights.Find(ref.worker);
     const Version serves = dispatcher.FindEngine(ref.worker)->version;
-    if (w == nullptr || w->loading.valid() || !serves.valid()) return;
+    if (w == nullptr || w->loading.valid() || !serves.valid() || w->loaded != serves) return;
     // Said again: a worker that had released before the roll-back reached it does not serve any more.
     out.Do(command::Admit{ref, serves});
     dispatcher.SetOpen(ref.worker, health.MayServe(ref.worker));
+    return;
+  }
+  if (TP_PLANTED(4) && state.versions().IsPublished(state.version())) {
+    dispatcher.Admit(ref.worker, state.version());
     return;
   }
   // It verified these weights before it trained or waited, and they are still the newest.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "scheduler/controller_impl.h"
+#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -31,8 +32,8 @@ void Controller::Impl::Admit() {
   const int64_t wanted = steps_left * rules.groups_per_step + (steps_left > 0 ? surplus : 0);
   int64_t fresh = 0;
   for (const auto& [key, p] : preparing) fresh += p.again ? 0 : 1;
-  int64_t from = 0;
-  while (ledger.CanStart(fresh) && ledger.open() + fresh < wanted) {
+  int64_t from = TP_PLANTED(7) && must_restore ? ledger.ordinals().FirstMissing(0) + 200 : 0;
+  while (ledger.CanStart(TP_PLANTED(6) ? fresh - 2 * state.step().value - 2 : fresh) && ledger.open() + fresh < wanted) {
     const int64_t running = ledger.running_samples() + fresh * rules.group_size;
     if (rl && running > 0 && running >= options.config.rollout.max_concurrent) return;
     GroupKey key;
@@ -41,6 +42,10 @@ void Controller::Impl::Admit() {
         key = {ordinal, issue};
         break;
       }
+    }
+    if (TP_PLANTED(8) && lives > 1 && !planted) {
+      planted = true;
+      key = {0, 0};
     }
     if (key.ordinal < 0) {
       do {
@@ -163,6 +168,10 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   }
   dispatcher.CountError(e.tid);
   const bool data = e.end == event::ChunkEnd::kDataError;
+  if (TP_PLANTED(1) && !e.tid.is_eval()) {
+    SampleEnded(r, EndStatus::kError);
+    return;
+  }
   if (!data && r.errors + 1 < kMaxChunkErrors) {
     dispatcher.Requeue(e.tid);
     return;

@@ -28,6 +28,7 @@ void Controller::Impl::On(const event::Started&) {
   } else {
     // Also when nothing changed: it tells a reader of the journal that the run goes on after END_RUN.
     if (state.config()->digest != config.digest || state.ended()) out.Record(config);
+    ++lives;
     Resume();
   }
   next_gid = state.ledger().next_gid();

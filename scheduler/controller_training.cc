@@ -6,6 +6,7 @@
 
 #include "scheduler/balance.h"
 #include "scheduler/controller_impl.h"
+#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -213,7 +214,7 @@ void Controller::Impl::On(const event::TrainDone& e) {
   train_s = train_s == 0 ? e.seconds : 0.8 * train_s + 0.2 * e.seconds;
   const double work = e.seconds * static_cast<double>(trainer.training->members.size());
   train_work_s = train_work_s == 0 ? work : 0.8 * train_work_s + 0.2 * work;
-  if (!e.finite) {
+  if (!e.finite && !TP_PLANTED(15)) {
     // No update was made. The batch is set aside, so that it is not what every later step trips over.
     std::set<GroupKey> keys;
     for (const record::TrainedRow& row : trainer.training->rows) keys.insert(KeyOf(row.tid));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "scheduler/controller_impl.h"
+#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 
@@ -32,6 +33,7 @@ void Controller::Impl::On(const event::WorkerStartFailed& e) {
     Refuse();
     return;
   }
+  out.Record(record::Fault{"worker_lost", "w" + std::to_string(e.worker.value), {}, e.why});
   out.Warn("worker=" + std::to_string(e.worker.value) + " event=start_failed why=\"" + e.why + "\"");
   AfterDeath(e.worker, e.why);
 }
@@ -111,6 +113,7 @@ void Controller::Impl::CheckHealth() {
     health.SetBusy(id, !e.in_flight.empty() && !loading && pool.Holds(e.slot, Role::kRollout), now);
   }
   if (!reattaching.empty() && now > reattach_until) ReattachOver();
+  if (TP_PLANTED(13) && now < reattach_until + FromSeconds(300)) return;
   for (const Health::Verdict& v : health.Tick(now)) {
     if (finished) return;
     const auto* place = health.Find(v.worker);
@@ -133,10 +136,23 @@ void Controller::Impl::CheckHealth() {
           Fail("start_failed", "w" + std::to_string(v.worker.value), {}, "worker " + std::to_string(v.worker.value) + " " + v.why);
           return;
         }
+        out.Record(record::Fault{"worker_lost", "w" + std::to_string(v.worker.value), {}, v.why});
         out.Do(command::KillWorker{{v.worker, {}}, v.why});
         AfterDeath(v.worker, v.why);
         break;
     }
+  }
+  if (TP_PLANTED(16)) {
+    for (const auto& [key, g] : std::map(state.ledger().groups())) {
+      for (size_t k = 0; k < g.samples.size() && !grading.Stuck(now).empty(); ++k) {
+        const Group* live = state.ledger().Find(key);
+        if (live != nullptr && live->samples[k].phase == SamplePhase::kAwaiting) {
+          grading.Remove(g.Tid(k));
+          TakeGrade(g.Tid(k), {{}, g.Tid(k), g.samples[k].att, GradeOutcome::kOk, 0, {}, ""});
+        }
+      }
+    }
+    return;
   }
   for (const WorkerRef& ref : grading.Stuck(now)) Replace(ref, "a grading did not end within its deadline");
 }
@@ -173,6 +189,7 @@ void Controller::Impl::CheckDeadlines() {
         Replace(w.who, why);
     }
   }
+  if (TP_PLANTED(3) && dispatcher.in_flight() == 0) return;
   if (finished || !watchdog.Stalled(waits, now)) return;
   for (const auto& [id, p] : health.places()) {  // has a deadline of its own
     if (p.life == Life::kStarting || p.life == Life::kRestarting) return;

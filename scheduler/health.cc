@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/base/hash.h"
+#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -113,7 +114,7 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
     p.starting_since = now;
     return {};
   }
-  while (!p.restarts.empty() && now - p.restarts.front() > FromSeconds(kRetireWindowSeconds)) p.restarts.pop_front();
+  while (!TP_PLANTED(14) && !p.restarts.empty() && now - p.restarts.front() > FromSeconds(kRetireWindowSeconds)) p.restarts.pop_front();
   if (static_cast<int64_t>(p.restarts.size()) >= kRetireRestarts) {
     p.life = Life::kRetired;
     return {Next::kRetired, Duration{0}};

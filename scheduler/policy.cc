@@ -177,7 +177,9 @@ Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledge
   if (floor && ledger.generates && live > pool.rollout_floor && rollout < pool.rollout_floor) {
     return InvalidArgument("only " + std::to_string(rollout) + " slots would generate, scheduler.rollout_floor is " + std::to_string(pool.rollout_floor));
   }
-  if (ledger.need == TrainerNeed::kBatch && actor > 0 && !ValidDp(actor, std::max<int64_t>(ledger.batch_groups, 1), pool.uneven_dp)) {
+  // A short batch may leave a member without rows; it joins every collective all the same.
+  const bool whole = ledger.batch_groups >= ledger.groups_per_step;
+  if (ledger.need == TrainerNeed::kBatch && whole && actor > 0 && !ValidDp(actor, std::max<int64_t>(ledger.batch_groups, 1), pool.uneven_dp)) {
     return InvalidArgument(std::to_string(actor) + " slots cannot share " + std::to_string(ledger.batch_groups) + " groups" +
                            (pool.uneven_dp ? "" : " evenly (scheduler.uneven_dp is false)"));
   }

@@ -12,7 +12,7 @@ namespace tidepool::scheduler {
 namespace {
 
 constexpr double kSwitchWeight = 0.3;                      // EWMA
-constexpr double kAvoidSeconds = 10, kAvoidMost = 300;     // after a failed drain: 10 s * 2^k, at most 5 min
+constexpr double kAvoidSeconds = 10, kAvoidMost = 40;      // after a failed drain: 10 s * 2^k, below any stall time-out
 
 }  // namespace
 
@@ -82,7 +82,11 @@ void Pool::Recover(bool keep_holders) {
   for (const auto& [id, facts] : std::map(state_.slots())) {
     Slot& s = slots_[id];
     s.epoch = facts.epoch;
-    if (facts.role == Role::kNone) continue;
+    if (facts.role == Role::kNone) {
+      // A crash between T_COMMIT and this slot's GRANT: the transition ends without it.
+      if (facts.open.valid() && facts.committed) out_.Record(record::SlotLost{id, "controller restarted before its grant"});
+      continue;
+    }
     if (!keep_holders) {
       out_.Record(record::SlotLost{id, "controller restarted"});
       s.phase = SlotPhase::kLost;
@@ -330,7 +334,7 @@ Pool::ReleaseOutcome Pool::Released(const event::Released& e, TimePoint now) {
     }
     return ReleaseOutcome::kQuarantined;
   }
-  out_.Record(record::Release{e.slot, s->epoch, e.free_bytes});
+  out_.Record(record::Release{e.slot, s->epoch, e.free_bytes, need});
   waits_.End({WaitKind::kTransition, e.slot.value});
   s->phase = SlotPhase::kReleased;
   ++generation_;

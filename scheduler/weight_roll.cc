@@ -65,12 +65,18 @@ WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
   if (e.error.empty() && (e.digest == digest_ || e.v != target_)) {
     // A newer target may have come while this one loaded: what was loaded is still verified only
     // against its own digest, so it is loaded again rather than trusted.
-    if (e.v != target_) return Outcome::kRetry;
+    if (e.v != target_) {
+      p.loaded = {};
+      behind_.insert(e.worker.worker);
+      return Outcome::kRetry;
+    }
     p.loaded = e.v;
     behind_.erase(e.worker.worker);
     p.tries = 0;
     return Outcome::kAdmit;
   }
+  p.loaded = {};  // what is in its memory now is nothing that anyone verified
+  behind_.insert(e.worker.worker);
   ++mismatches_;
   return ++p.tries >= kLoadTries ? Outcome::kReplace : Outcome::kRetry;
 }

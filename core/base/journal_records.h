@@ -77,7 +77,7 @@ struct TransitionDone { TransitionId t; };
 // those that are lost or quarantined are not in it.
 struct TransitionRolledBack { TransitionId t; std::string why; std::vector<SlotPlan> slots; };
 struct Grant { SlotId slot; Role role = Role::kNone; LeaseEpoch epoch; WorkerRef worker; };
-struct Release { SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };
+struct Release { SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; int64_t need_bytes = 0; };  // need: of the next role
 struct Quarantine { SlotId slot; std::string why; };
 struct SlotLost { SlotId slot; std::string why; };
 struct CheckpointBegin { int64_t ckpt = 0; StepNumber step; };
@@ -157,7 +157,7 @@ TP_FIELDS(TransitionCommit, v("t", r.t);)
 TP_FIELDS(TransitionDone, v("t", r.t);)
 TP_FIELDS(TransitionRolledBack, v("t", r.t); v("why", r.why); v("slots", r.slots);)
 TP_FIELDS(Grant, v("slot", r.slot); v("role", r.role); v("epoch", r.epoch); v("worker", r.worker);)
-TP_FIELDS(Release, v("slot", r.slot); v("epoch", r.epoch); v("free_bytes", r.free_bytes);)
+TP_FIELDS(Release, v("slot", r.slot); v("epoch", r.epoch); v("free_bytes", r.free_bytes); v("need_bytes", r.need_bytes);)
 TP_FIELDS(Quarantine, v("slot", r.slot); v("why", r.why);)
 TP_FIELDS(SlotLost, v("slot", r.slot); v("why", r.why);)
 TP_FIELDS(CheckpointBegin, v("ckpt", r.ckpt); v("step", r.step);)

@@ -53,7 +53,7 @@ struct SimReport {
   bool done = false;
   std::string why;
   int64_t steps = 0, devices = 0, events = 0, records = 0;
-  double seconds = 0, wall_s = 0;      // virtual; wall time is filled in by the caller
+  double seconds = 0, cpu_s = 0;       // virtual; processor time is filled in by the caller
   double tokens = 0, tokens_per_s = 0, samples_per_s = 0;
   double step_s = 0;                   // mean time between commits, the first left out
   double rollout_s = 0, tail_s = 0;    // per step: first start to last finish; last 10 % of it by samples

@@ -7,6 +7,7 @@
 
 #include "scheduler/checker.h"
 #include "tests/scheduler/sim_cluster.h"
+#include "tests/scheduler/swarm.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -80,67 +81,6 @@ TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
   ExpectProven(cluster);
 }
 
-SimOptions Swarm(uint64_t seed) {
-  Rng rng = Rng(seed).Fork("swarm");
-  SimOptions o;
-  o.seed = seed;
-  const int64_t kind = rng.InRange(0, 4);
-  const bool colocated = kind == 0;
-  const int64_t slots = colocated ? rng.InRange(1, 3) : rng.InRange(2, 5);
-  o.controller = SmallJob(colocated ? "colocated" : kind <= 1 ? "split" : kind <= 3 ? "multiplexed" : "elastic", slots);
-  if (!colocated) o.controller.config.scheduler.actor_slots = kind == 4 ? 1 : rng.InRange(1, slots - 1);
-  o.controller.device_bytes_need_rollout = o.controller.device_bytes_need_actor = 1 << 20;
-  JobConfig& c = o.controller.config;
-  if (rng.Chance(0.15)) {
-    c.job = "sft";
-    if (rng.Chance(0.5)) o.controller.eval_rows = 0;
-  }
-  c.scheduler.max_lag_versions = rng.InRange(0, 2);
-  c.scheduler.on_stale = rng.Chance(0.6) ? "reissue" : rng.Chance(0.5) ? "mask" : "drop";
-  if (rng.Chance(0.3)) c.checkpoint.recovery_every_steps = 1;
-  c.checkpoint.every_steps = rng.InRange(0, 4);
-  c.eval.every_steps = rng.Chance(0.3) ? rng.InRange(1, 3) : 0;
-  if (rng.Chance(0.3)) c.algorithm.filter = "zero_variance";
-  if (rng.Chance(0.2)) c.scheduler.oversample = 1.5;
-  if (rng.Chance(0.2)) c.scheduler.min_step_batch_fraction = 0.5;
-  if (rng.Chance(0.3)) c.cluster.reattach_grace_s = 5;
-  c.reward.workers = rng.InRange(1, 2);
-  o.equal_rewards = rng.Chance(0.3) ? 0.4 : 0;
-  o.deterministic_training = rng.Chance(0.5);
-  o.mean_tokens = rng.Chance(0.3) ? 40 : 12;
-  SimFaults& f = o.faults;
-  // Some seeds have almost no faults, some almost all.
-  const double level = rng.Uniform();
-  const auto rate = [&](double most) { return rng.Chance(level) ? most * rng.Uniform() : 0.0; };
-  if (rng.Chance(level)) f.kill_mean_s = 2 + 20 * rng.Uniform();
-  if (rng.Chance(level * 0.5)) f.hang_mean_s = 10 + 40 * rng.Uniform();
-  if (rng.Chance(level)) f.controller_crash_mean_s = 2 + 20 * rng.Uniform();
-  f.crash_in_batch = rate(0.01);
-  f.start_fails = rate(0.1);
-  f.infra = rate(0.1);
-  f.grade_data = rate(0.03);
-  f.row_invalid = rate(0.1);
-  f.nonfinite = rate(0.1);
-  f.train_fails = rate(0.1);
-  f.bad_load = rate(0.1);
-  f.load_error = rate(0.1);
-  f.publish_error = rate(0.1);
-  f.state_error = rate(0.1);
-  f.checkpoint_fails = rate(0.2);
-  f.checkpoint_rots = rate(0.1);
-  f.chunk_error = rate(0.02);
-  f.group_error = rate(0.1);
-  f.fetch_error = rate(0.1);
-  f.slow_drain = rate(0.1);
-  f.keeps_memory = rate(0.05);
-  f.duplicate = rate(0.2);
-  f.lost_heartbeat = rate(0.3);
-  f.heal_after_s = 60;
-  if (rng.Chance(0.2)) f.stop_at_s = 1 + 10 * rng.Uniform();
-  return o;
-}
-
-
 // 400 seeds; more by TIDEPOOL_SWARM_SEEDS.
 uint64_t Seeds() {
   const char* n = std::getenv("TIDEPOOL_SWARM_SEEDS");
@@ -167,14 +107,7 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
     }
     std::string last;
     for (size_t i = cluster.warnings().size() > 12 ? cluster.warnings().size() - 12 : 0; i < cluster.warnings().size(); ++i) last += "\n  " + cluster.warnings()[i];
-    // An early end names one of the faults that were dealt out, never a stall.
-    const SimFaults& f = options.faults;
-    const auto because = [&](const char* kind) { return r.why.starts_with(std::string("fault=") + kind); };
-    EXPECT_TRUE((because("no_checkpoint") && (f.checkpoint_rots > 0 || f.state_error > 0)) || (because("checkpoint") && f.checkpoint_fails > 0) ||
-                (because("nonfinite") && f.nonfinite > 0) || (because("train") && f.train_fails > 0) ||
-                (because("start_failed") && f.start_fails > 0) || (because("fleet_dead") && (f.kill_mean_s > 0 || f.hang_mean_s > 0)) ||
-                (because("state") && f.state_error > 0) || (because("reward_infra") && f.infra > 0))
-        << r.why << last;
+    EXPECT_EQ(Unexplained(options, r), "") << last;
   }
   RecordProperty("faults", static_cast<int>(faults));
   EXPECT_GT(faults, static_cast<int64_t>(Seeds()));

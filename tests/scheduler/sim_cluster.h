@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/rng.h"
+#include "scheduler/checker.h"
 #include "scheduler/controller.h"
 
 namespace tidepool::scheduler {
@@ -49,6 +50,7 @@ struct SimOptions {
   double mean_tokens = 12;           // of a sample
   bool deterministic_training = true;  // weights depend on the rows alone
   double limit_s = 20000;            // virtual
+  bool check_online = false;         // the run ends at the first violation
 };
 
 struct SimResult {
@@ -60,6 +62,7 @@ struct SimResult {
   int64_t events = 0, faults = 0;
   uint64_t weights = 0;              // digest of the last committed step
   uint64_t journal_hash = 0;
+  CheckResult violation;             // with check_online
 };
 
 class SimCluster {
@@ -149,7 +152,11 @@ class SimCluster {
   void EndStep(int64_t proc, const command::Train& train, uint64_t weights, double seconds);
   void LeaveStep(Proc& proc);
   void Fault(double mean_s, const char* name, const std::function<void()>& what);
-  bool Chance(double p) { return p > 0 && now_ < FromSeconds(options_.faults.heal_after_s) && rng_faults_.Chance(p); }
+  bool Chance(double p) {
+    const bool hit = p > 0 && now_ < FromSeconds(options_.faults.heal_after_s) && rng_faults_.Chance(p);
+    result_.faults += hit ? 1 : 0;
+    return hit;
+  }
   [[nodiscard]] int64_t LengthOf(const SampleId& tid) const;
   [[nodiscard]] double RewardOf(const SampleId& tid, uint64_t content) const;
   double Delay(double mean_s);
@@ -168,7 +175,8 @@ class SimCluster {
   bool crash_ = false, over_ = false;
   SimResult result_;
   std::vector<JournalEntry> journal_;
-  size_t durable_ = 0;
+  size_t durable_ = 0, fed_ = 0;
+  Checker checker_;
   std::map<int64_t, Proc> procs_;
   int64_t next_proc_ = 0, started_workers_ = 0;
   std::map<std::pair<SampleId, int32_t>, Tokens> tokens_;   // the controller process's memory

@@ -1,0 +1,159 @@
+// Policies, plans, and how a batch is shared.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/base/rng.h"
+#include "scheduler/balance.h"
+#include "scheduler/kv_admission.h"
+#include "scheduler/length_model.h"
+#include "scheduler/policy.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+PoolView Fleet(int64_t slots, int64_t actors) {
+  PoolView p{.slots = {}, .actor_slots = actors, .rollout_floor = 1};
+  for (int64_t i = 0; i < slots; ++i) p.slots.push_back({.id = {i}, .role = Role::kRollout, .live = true});
+  return p;
+}
+int64_t Count(const Plan& plan, Role role) {
+  return std::count_if(plan.roles.begin(), plan.roles.end(), [&](const auto& r) { return r.second == role; });
+}
+
+TEST(PolicyTest, MultiplexedLeavesOnlyForABatchAndComesBack) {
+  const PolicyRegistry registry;
+  const NamedPolicy& policy = *registry.Find("multiplexed");
+  const PoolView pool = Fleet(8, 3);
+  LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 8};
+  const Plan shrink = policy.decide(pool, l, {}, {});
+  EXPECT_EQ(Count(shrink, Role::kActor), 3);
+  EXPECT_TRUE(CheckPlan(shrink, pool, l, true).ok());
+  l.need = TrainerNeed::kPublish;
+  EXPECT_EQ(Count(policy.decide(pool, l, {}, {}), Role::kRollout), 8) << "before the new weights are even published";
+}
+
+TEST(PolicyTest, PlanThatIsNotValidIsRefusedWithItsReason) {
+  PoolView pool = Fleet(4, 2);
+  const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 3};
+  Plan plan;
+  for (int64_t i = 0; i < 4; ++i) plan.roles[{i}] = Role::kActor;
+  EXPECT_NE(CheckPlan(plan, pool, l, true).message().find("rollout_floor"), std::string::npos);
+  EXPECT_NE(CheckPlan(plan, pool, l, false).message().find("cannot share 3 groups"), std::string::npos);
+  plan.roles.erase(SlotId{0});
+  EXPECT_NE(CheckPlan(plan, pool, l, true).message().find("no role"), std::string::npos);
+  plan.roles[{0}] = Role::kRollout;
+  pool.slots[0].trains = true;
+  EXPECT_NE(CheckPlan(plan, pool, l, true).message().find("trains the running step"), std::string::npos);
+  plan.roles[{9}] = Role::kRollout;
+  pool.slots[0].trains = false;
+  EXPECT_FALSE(CheckPlan(plan, pool, l, true).ok());
+}
+
+TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
+  const PoolView pool = Fleet(16, 1);
+  const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};
+  Forecast f{.train_work_s = 1, .switch_s = 0.5, .tokens_per_slot_s = 1000, .tokens_next = 16000};
+  const int64_t few = ChooseElastic(pool, l, f).slots;
+  f.train_work_s = 500;
+  const int64_t many = ChooseElastic(pool, l, f).slots;
+  EXPECT_LT(few, many);
+  f.tail_kv_tokens = 10 * 0.8 * 1000;
+  f.kv_tokens_per_slot = 1000;
+  EXPECT_LE(ChooseElastic(pool, l, f).slots, 6) << "ten slots have to stay for the tail";
+}
+
+TEST(PolicyTest, RegistryTakesNewNamesOnly) {
+  PolicyRegistry registry;
+  NamedPolicy mine = *registry.Find("split");
+  EXPECT_EQ(registry.Add(mine).code(), StatusCode::kAlreadyExists);
+  mine.name = "mine";
+  EXPECT_TRUE(registry.Add(mine).ok());
+  EXPECT_NE(registry.Find("mine"), nullptr);
+  EXPECT_EQ(registry.Add({}).code(), StatusCode::kInvalidArgument);
+}
+
+TEST(BalancedPartitionTest, SharesEverythingOnceAndNeverWorseThanHalfMoreThanEven) {
+  Rng rng(7);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t n = rng.InRange(1, 60), k = rng.InRange(1, 8);
+    std::vector<double> costs;
+    for (int64_t i = 0; i < n; ++i) costs.push_back(1 + 99 * rng.Uniform());
+    const auto shares = BalancedPartition(costs, k);
+    ASSERT_EQ(shares.size(), static_cast<size_t>(k));
+    std::vector<int> seen(static_cast<size_t>(n));
+    double most = 0;
+    for (const auto& share : shares) {
+      double sum = 0;
+      for (const int64_t i : share) {
+        ++seen[static_cast<size_t>(i)];
+        sum += costs[static_cast<size_t>(i)];
+      }
+      most = std::max(most, sum);
+    }
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), n);
+    const double even = std::accumulate(costs.begin(), costs.end(), 0.0) / static_cast<double>(k);
+    const double largest = *std::max_element(costs.begin(), costs.end());
+    EXPECT_LE(most, even + largest);  // what any greedy rule keeps
+  }
+}
+
+TEST(BalancedPartitionTest, EqualCountsDifferByAtMostOne) {
+  std::vector<double> costs(23);
+  std::iota(costs.begin(), costs.end(), 1.0);
+  size_t least = 100, most = 0;
+  for (const auto& share : BalancedPartition(costs, 4, /*equal_count=*/true)) {
+    least = std::min(least, share.size());
+    most = std::max(most, share.size());
+  }
+  EXPECT_LE(most - least, 1U);
+}
+
+TEST(LengthModelTest, SiblingsCountOnlyWhileTheyCorrelate) {
+  Rng rng(3);
+  const auto feed = [&](double between, double within) {
+    LengthModel m;
+    for (int g = 0; g < 64; ++g) {
+      const double base = 6 + between * rng.Normal();
+      std::vector<int64_t> lengths;
+      for (int i = 0; i < 8; ++i) lengths.push_back(static_cast<int64_t>(std::exp(base + within * rng.Normal())) + 1);
+      m.GroupFinished(lengths);
+    }
+    return m;
+  };
+  EXPECT_EQ(feed(1, 0.3).mode(), SiblingMode::kContext);
+  EXPECT_NEAR(feed(1, 0.35).icc(), 1 / (1 + 0.35 * 0.35), 0.08);
+  EXPECT_EQ(feed(1, 1.5).mode(), SiblingMode::kIgnore);
+  EXPECT_EQ(feed(1, 0.02).mode(), SiblingMode::kNoProbe);
+}
+
+TEST(LengthModelTest, ResidualLifeOfAnExponentialDoesNotDependOnAge) {
+  LengthModel m;
+  Rng rng(5);
+  for (int i = 0; i < 20000; ++i) m.Finished(1 + static_cast<int64_t>(-1000 * std::log(1 - rng.Uniform())));
+  EXPECT_NEAR(m.ResidualLife(1, 1), 1000, 200);
+  EXPECT_NEAR(m.ResidualLife(1500, 1), 1000, 300);
+  EXPECT_EQ(m.ResidualLife(10000000, 77), 77) << "nothing as long has been seen";
+}
+
+TEST(KvAdmissionTest, TrimsUnderPressureAndIgnoresFurtherCutsWhileItDrains) {
+  KvAdmission a(100, 4, 1000);
+  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 0, .preemptions = 0, .step_s = 0.1}, 100, {FromSeconds(1)});
+  EXPECT_EQ(a.cap(), 73);  // 100 * 0.7 / 0.95
+  EXPECT_EQ(a.TakeExcess(), 27);
+  EXPECT_EQ(a.TakeExcess(), 0);
+  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 90, .preemptions = 5, .step_s = 0.1}, 100, {FromSeconds(2)});
+  EXPECT_EQ(a.cap(), 73) << "it is draining already";
+  const int64_t before = a.cap();
+  for (int i = 0; i < 400; ++i) {
+    a.Sample({0}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .preemptions = 5, .step_s = 0.1}, a.cap(), {FromSeconds(3)});
+    a.UnitDone(10, a.cap(), false, {FromSeconds(3)});
+  }
+  EXPECT_GT(a.cap(), before);
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler

@@ -1,0 +1,109 @@
+// Rehearsals: virtual time, the real controller.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "scheduler/simulator/simulator.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+SimJob Job(const std::string& placement, int64_t slots) {
+  SimJob j;
+  j.name = "test";
+  j.hardware = {"test", "made up", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.002};
+  j.model = {"m", 8e9, 8e9, 32, 32, 8, 128};
+  j.lengths = {800, 0.7, 0.3};
+  j.controller.run_id = "sim";
+  j.controller.data_rows = 1 << 30;
+  JobConfig& c = j.controller.config;
+  c.scheduler.placement = placement;
+  c.scheduler.actor_slots = std::max<int64_t>(1, slots / 2);
+  c.cluster.slots = slots;
+  c.train.groups_per_step = 8;
+  c.train.steps = 4;
+  c.rollout.group_size = 4;
+  c.rollout.max_new_tokens = 4096;
+  c.rollout.chunk_tokens = 256;
+  c.rollout.max_concurrent = 100000;
+  c.checkpoint.every_steps = 0;
+  c.reward.workers = 4;
+  return j;
+}
+
+SimReport Rehearse(const SimJob& j) {
+  Simulator s(j);
+  auto r = s.Run();
+  EXPECT_TRUE(r.ok()) << r.status().message();
+  EXPECT_TRUE(r->done) << r->why;
+  EXPECT_EQ(r->violation, "");
+  return std::move(r).value();
+}
+
+TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
+  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+    SCOPED_TRACE(placement);
+    const SimReport r = Rehearse(Job(placement, 4));
+    EXPECT_EQ(r.steps, 4);
+    EXPECT_GT(r.tokens_per_s, 0);
+  }
+}
+
+TEST(SimulatorTest, JumpsAgreeWithAnEventForEveryStep) {
+  SimJob j = Job("multiplexed", 4);
+  const SimReport jumps = Rehearse(j);
+  j.per_step = true;
+  const SimReport steps = Rehearse(j);
+  EXPECT_GT(steps.events + 0.0, 0);
+  EXPECT_NEAR(jumps.seconds, steps.seconds, 0.005 * steps.seconds);
+  EXPECT_NEAR(jumps.tokens_per_s, steps.tokens_per_s, 0.005 * steps.tokens_per_s);
+}
+
+TEST(SimulatorTest, OneSeedGivesOneLog) {
+  const SimReport a = Rehearse(Job("elastic", 4)), b = Rehearse(Job("elastic", 4));
+  EXPECT_EQ(a.log_hash, b.log_hash);
+  SimJob other = Job("elastic", 4);
+  other.seed = 2;
+  EXPECT_NE(Rehearse(other).log_hash, a.log_hash);
+}
+
+TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    SimJob j = Job(seed % 2 == 0 ? "split" : "multiplexed", 3);
+    j.seed = seed;
+    j.controller.config.train.steps = 2;
+    const SimReport r = Rehearse(j);
+    const CostModel cost(j.hardware, j.model, 1, j.engine_efficiency);
+    // Decoding alone, at the best rate of a slot: reading weights once for as many samples as there are.
+    const double best = cost.DecodeStep(32, 0) / 32;
+    EXPECT_GE(r.seconds * 3, r.tokens * best * 0.999) << "seed " << seed;
+    Simulator lengths(j);
+    int64_t longest = 0;
+    for (int64_t g = 0; g < 8; ++g) {
+      for (int32_t k = 0; k < 4; ++k) longest = std::max(longest, lengths.LengthOf({g, 0, k}));
+    }
+    EXPECT_GE(r.seconds, cost.DecodeSteps(1, 0, longest)) << "seed " << seed;
+  }
+}
+
+TEST(CostModelTest, ClosedFormOfManyStepsIsTheSumOfThem) {
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  for (const int64_t batch : {1, 64, 3000}) {
+    double sum = 0, kv = 5000;
+    for (int i = 0; i < 3000; ++i, kv += static_cast<double>(batch)) sum += cost.DecodeStep(batch, kv);
+    EXPECT_NEAR(cost.DecodeSteps(batch, 5000, 3000), sum, 1e-6 * sum) << batch;
+    const double t = cost.DecodeSteps(batch, 5000, 1234);
+    EXPECT_EQ(cost.StepsWithin(batch, 5000, t * (1 + 1e-9)), 1234);
+    EXPECT_EQ(cost.StepsWithin(batch, 5000, t * (1 - 1e-9)), 1233);
+  }
+}
+
+TEST(CostModelTest, ProfileWithoutBandwidthIsRefusedByName) {
+  const Status s = CheckProfile({"h", "", 1, 0, 1, 1, 1, 1, 0});
+  EXPECT_EQ(s.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(s.message().find("bytes_per_s is 0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler

@@ -1,0 +1,16 @@
+#pragma once
+// Runs of the modelled cluster whose every rate is drawn from the seed: some have almost no faults, some
+// almost all (TigerBeetle's method). Shared by the tests, `make swarm` and `make plants`.
+
+#include <string>
+
+#include "tests/scheduler/sim_cluster.h"
+
+namespace tidepool::scheduler {
+
+SimOptions Swarm(uint64_t seed);
+// "" if the run ended as it may: all steps done, or early for one of the faults that were dealt out.
+// Else what is wrong with its end (predicates L2, L4).
+std::string Unexplained(const SimOptions& options, const SimResult& result);
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,54 @@
+// A million faults: runs of the modelled cluster, seed by seed, until enough faults were dealt out.
+//
+//   swarm [faults [first_seed [seconds]]]     default 1000000 0 600; one JSON object at the end; exit 4 on a violation
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/scheduler/swarm.h"
+
+int main(int argc, char** argv) {
+  using namespace tidepool::scheduler;
+  const long long wanted = argc > 1 ? std::atoll(argv[1]) : 1000000;
+  std::atomic<unsigned long long> next{argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0};
+  const double limit = argc > 3 ? std::atof(argv[3]) : 600;
+  std::atomic<long long> faults{0}, events{0}, records{0}, violations{0}, seeds{0}, lives{0}, moves{0};
+  std::atomic<unsigned long long> hash{0};
+  std::mutex print;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  const auto work = [&] {
+    while (faults < wanted && seconds() < limit) {
+      const unsigned long long seed = next++;
+      const SimOptions options = Swarm(seed);
+      SimCluster cluster(options);
+      SimResult r = cluster.Run();
+      if (r.code == 0 && r.why.starts_with("SIGTERM")) r = cluster.Run();
+      const CheckResult check = Check(cluster.journal());
+      const std::string end = Unexplained(options, r);
+      faults += r.faults, events += r.events, lives += r.lives, ++seeds;
+      records += static_cast<long long>(cluster.journal().size());
+      hash ^= r.journal_hash * (seed * 2 + 1);
+      for (const auto& e : cluster.journal()) moves += std::holds_alternative<tidepool::record::TransitionRolledBack>(e.record) ? 1 : 0;
+      if (check.ok && end.empty()) continue;
+      ++violations;
+      const std::lock_guard lock(print);
+      std::printf("seed %llu: %s %s%s\n", seed, check.ok ? "L2" : check.predicate.c_str(), check.why.c_str(), end.c_str());
+      std::fflush(stdout);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < std::max(1U, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+  for (std::thread& t : threads) t.join();
+  std::printf("{\"swarm\":{\"faults\":%lld,\"seeds\":%lld,\"violations\":%lld,\"controller_lives\":%lld,\"rollbacks\":%lld,\"events\":%lld,\"records\":%lld,"
+              "\"seconds\":%.1f,\"threads\":%zu,\"hash\":\"%016llx\"}}\n",
+              faults.load(), seeds.load(), violations.load(), lives.load(), moves.load(), events.load(), records.load(), seconds(), threads.size(),
+              static_cast<unsigned long long>(hash.load()));
+  return violations > 0 ? 4 : 0;
+}
