@@ -35,6 +35,9 @@ struct SlotState {
   WorkerRef holder;
   int64_t transition = -1;
   bool released = false, quarantined = false;
+  Role owed = Role::kNone;     // after a rollback: what it was released from
+  uint64_t taken_ns = 0;       // last left rollout in a transition of this life
+  uint32_t taken_epoch = 0;
 };
 
 struct TransitionState {
@@ -69,6 +72,7 @@ struct Checker::State {
   int64_t open_groups = 0;
   std::optional<record::Lease> lease;
   std::optional<record::StepBegin> step;
+  std::set<int64_t> step_slots;                               // of its members
   Version current{0, 0};
   std::map<int32_t, std::vector<uint64_t>> path;              // lineage -> digest of each number, inherited ones too
   std::set<Version> published;
@@ -76,6 +80,7 @@ struct Checker::State {
   std::map<Version, uint64_t> committed;                      // STEP_COMMIT and what RESTORE carried over
   std::map<WorkerRef, WorkerState> workers;
   std::map<int64_t, SlotState> slots;
+  std::map<WorkerId, int64_t> slot_of;                        // that it was granted last
   std::map<int64_t, TransitionState> transitions;             // open ones
   int64_t last_transition = -1;
   std::map<int64_t, CheckpointState> checkpoints;
@@ -201,13 +206,11 @@ struct Checker::State {
     Row* row = Known(x.tid);
     if (row == nullptr || !Trusted(x.worker, "chunk")) return false;
     if (row->where != Where::kRunning || row->att != x.att || row->ended) return Violation("Q1", ToString(x.tid) + " is not being generated in attempt " + S(x.att));
-    bool holds = false;
-    for (const auto& [id, s] : slots) {
-      if (s.holder != x.worker) continue;
-      holds = true;
-      if (s.role != Role::kRollout) return Violation("G8", "slot " + S(id) + " of " + ToString(x.worker) + " is held by " + Name(s.role));
-    }
-    if (!holds) return Violation("G8", ToString(x.worker) + " holds no slot");
+    const auto held = slot_of.find(x.worker.worker);
+    if (held == slot_of.end() || slots[held->second].holder != x.worker) return Violation("G8", ToString(x.worker) + " holds no slot");
+    const SlotState& s = slots[held->second];
+    if (s.role != Role::kRollout) return Violation("G8", "slot " + S(held->second) + " of " + ToString(x.worker) + " is held by " + Name(s.role));
+    if (s.transition >= 0 && !transitions.at(s.transition).committed) return Violation("G8", ToString(x.worker) + " gets a chunk while its slot is being taken");
     if (workers.at(x.worker).admitted != x.wv) return Violation("W3", ToString(x.worker) + " is not admitted at " + ToString(x.wv));
     return true;
   }
@@ -312,7 +315,15 @@ struct Checker::State {
     bool holds = false;
     for (const auto& [id, s] : slots) holds |= s.holder == lease->holder && s.role == Role::kActor;
     if (!holds) return Violation("G8", "the actor " + ToString(lease->holder) + " does not hold its slot");
+    for (const record::SlotPlan& m : x.members) {
+      const SlotState& s = slots[m.slot.value];
+      if (s.role != Role::kActor) return Violation("G8", "slot " + S(m.slot.value) + " of step " + S(x.step.value) + " is held by " + Name(s.role));
+      if (s.epoch != m.epoch.value) return Violation("G2", "step " + S(x.step.value) + " uses slot " + S(m.slot.value) + " under epoch " + S(m.epoch.value) + ", current is " + S(s.epoch));
+      if (s.transition >= 0 && !transitions.at(s.transition).committed) return Violation("G8", "slot " + S(m.slot.value) + " trains while it is being taken");
+    }
     step = x;
+    step_slots.clear();
+    for (const record::SlotPlan& m : x.members) step_slots.insert(m.slot.value);
     return true;
   }
 
@@ -434,8 +445,17 @@ struct Checker::State {
       if (s.transition >= 0) return Violation("G4", "slot " + S(p.slot.value) + " is already inside transition " + S(s.transition));
       if (p.from != s.role) return Violation("G3", "slot " + S(p.slot.value) + " is planned from " + Name(p.from) + ", but held by " + Name(s.role));
       if (p.epoch.value <= s.epoch) return Violation("G2", "epoch " + S(p.epoch.value) + " of slot " + S(p.slot.value) + " follows " + S(s.epoch));
+      if (p.from == Role::kRollout) {
+        if (x.dwell_ms > 1 && s.taken_epoch == now->ctl_epoch && now->mono_ns - s.taken_ns + 1000000 < static_cast<uint64_t>(x.dwell_ms) * 1000000) {
+          return Violation("G7", "slot " + S(p.slot.value) + " is taken from rollout twice within " + S(x.dwell_ms) + " ms");
+        }
+        s.taken_ns = now->mono_ns;
+        s.taken_epoch = now->ctl_epoch;
+      }
+      if (step && step_slots.contains(p.slot.value)) return Violation("G8", "slot " + S(p.slot.value) + " trains step " + S(step->step.value) + " and is taken");
       s.epoch = p.epoch.value;
       s.transition = x.t.value;
+      s.owed = Role::kNone;
       s.released = p.from == Role::kNone;
     }
     transitions[x.t.value] = {x.slots, false, now->mono_ns, now->ctl_epoch, x.deadline_ms};
@@ -460,21 +480,46 @@ struct Checker::State {
     return true;
   }
 
+  // Only inside one life of the controller the clock is one. 5 s: deadlines are looked at in ticks.
+  [[nodiscard]] bool Late(const TransitionState& t) const {
+    return t.ctl_epoch == now->ctl_epoch && t.deadline_ms > 0 && now->mono_ns > t.begun_ns &&
+           static_cast<int64_t>((now->mono_ns - t.begun_ns) / 1000000) > t.deadline_ms + 5000;
+  }
   bool EndTransition(TransitionId id, bool done) {
     TransitionState* t = Open(id);
     if (t == nullptr) return false;
     if (done != t->committed) return Violation("G4", "transition " + S(id.value) + (done ? " is done, but was not committed" : " is rolled back after its commit"));
-    // Only inside one life of the controller the clock is one.
-    if (t->ctl_epoch == now->ctl_epoch && t->deadline_ms > 0 && now->mono_ns > t->begun_ns &&
-        static_cast<int64_t>((now->mono_ns - t->begun_ns) / 1000000) > t->deadline_ms + 5000) {
-      return Violation("G4", "transition " + S(id.value) + " ended after its deadline");
+    for (const record::SlotPlan& p : t->plan) {
+      SlotState& s = slots[p.slot.value];
+      if (s.transition == id.value) s.transition = -1;
     }
-    for (const record::SlotPlan& p : t->plan) slots[p.slot.value].transition = -1;
     transitions.erase(id.value);
     return true;
   }
   bool On(const record::TransitionDone& x) { return EndTransition(x.t, true); }
-  bool On(const record::TransitionRolledBack& x) { return EndTransition(x.t, false); }
+  bool On(const record::TransitionRolledBack& x) {
+    TransitionState* t = Open(x.t);
+    if (t == nullptr) return false;
+    for (const record::SlotPlan& p : x.slots) {
+      SlotState& s = slots[p.slot.value];
+      const auto was = std::find_if(t->plan.begin(), t->plan.end(), [&](const record::SlotPlan& q) { return q.slot == p.slot; });
+      if (was == t->plan.end()) return Violation("G4", "slot " + S(p.slot.value) + " is rolled back, but was not in transition " + S(x.t.value));
+      if (p.to != was->from) return Violation("G4", "slot " + S(p.slot.value) + " goes back to " + Name(p.to) + ", it held " + Name(was->from));
+      if (p.epoch.value <= s.epoch) return Violation("G2", "epoch " + S(p.epoch.value) + " of slot " + S(p.slot.value) + " follows " + S(s.epoch));
+      s.epoch = p.epoch.value;
+      s.owed = p.to;  // a slot that has released, or still does, is granted it again
+      s.taken_epoch = 0;  // it was not taken after all
+    }
+    // Whoever is not named is out of use now; a slot that still held its role would be half changed.
+    for (const record::SlotPlan& p : t->plan) {
+      const bool named = std::any_of(x.slots.begin(), x.slots.end(), [&](const record::SlotPlan& q) { return q.slot == p.slot; });
+      const SlotState& s = slots[p.slot.value];
+      if (!named && p.from != Role::kNone && s.role != Role::kNone && t->ctl_epoch == now->ctl_epoch) {
+        return Violation("G4", "slot " + S(p.slot.value) + " is left half changed by the rollback of " + S(x.t.value));
+      }
+    }
+    return EndTransition(x.t, false);
+  }
 
   bool On(const record::Grant& x) {
     if (!Trusted(x.worker, "grant")) return false;
@@ -483,9 +528,19 @@ struct Checker::State {
     if (s.epoch != x.epoch.value) return Violation("G2", "grant with epoch " + S(x.epoch.value) + ", current is " + S(s.epoch));
     if (s.quarantined) return Violation("G5", "slot " + S(x.slot.value) + " is quarantined");
     const auto t = transitions.find(s.transition);
+    const bool back = s.transition < 0 && s.owed != Role::kNone && s.owed == x.role;
+    if (back && !s.released) return Violation("G5", "slot " + S(x.slot.value) + " is given back before it was released");
+    s.owed = Role::kNone;
+    if (back) {
+      s.role = x.role;
+      s.holder = x.worker;
+      slot_of[x.worker.worker] = x.slot.value;
+      return true;
+    }
     if (t == transitions.end() || !t->second.committed) return Violation("G4", "slot " + S(x.slot.value) + " is granted outside a committed transition");
     s.role = x.role;
     s.holder = x.worker;
+    slot_of[x.worker.worker] = x.slot.value;
     return true;
   }
   bool On(const record::Release& x) {
@@ -496,13 +551,15 @@ struct Checker::State {
     return true;
   }
   bool On(const record::Quarantine& x) {
-    slots[x.slot.value].role = Role::kNone;
+    slots[x.slot.value].role = slots[x.slot.value].owed = Role::kNone;
     slots[x.slot.value].quarantined = true;
+    slots[x.slot.value].transition = -1;  // it goes on, or back, without this slot
     return true;
   }
   bool On(const record::SlotLost& x) {
-    slots[x.slot.value].role = Role::kNone;
+    slots[x.slot.value].role = slots[x.slot.value].owed = Role::kNone;
     slots[x.slot.value].holder = {};
+    slots[x.slot.value].transition = -1;
     return true;
   }
 
@@ -616,6 +673,9 @@ bool Checker::Feed(const JournalEntry& entry) {
   s.now = &entry;
   if (entry.lsn.valid() && entry.lsn.value != expected) return s.Violation("journal", "expected record number " + S(expected));
   if (!s.config && !std::holds_alternative<record::Config>(entry.record)) return s.Violation("journal", "the first record is not CONFIG");
+  for (const auto& [id, t] : s.transitions) {
+    if (s.Late(t)) return s.Violation("G4", "transition " + std::to_string(id) + " is still open after its deadline");
+  }
   return std::visit([&](const auto& r) { return s.On(r); }, entry.record) && s.r.ok;
 }
 

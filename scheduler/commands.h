@@ -25,7 +25,11 @@ struct RefuseWorker { WorkerId worker; std::string why; };
 struct PrepareRow { int64_t ordinal = 0; int32_t issue = 0; GroupId gid; };
 // Rollout. The caller adds prompt and tokens so far. eval: greedy, held-out question tid.ordinal.
 struct StartChunk { WorkerRef worker; SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid;
-                    Version v; int64_t generated = 0, chunk_tokens = 0, max_new_tokens = 0; };
+                    Version v; int64_t generated = 0, chunk_tokens = 0, max_new_tokens = 0;
+                    bool keep_kv = false; };                              // kv_on_update keep: KV of older weights may serve it
+// Copies the KV of `tid` (its first `tokens` positions, made by version v) from another worker before its chunk starts.
+// A hint: whoever cannot, computes it again.
+struct PullKv { WorkerRef worker; WorkerRef from; SampleId tid; int32_t att = 0; Version v; int64_t tokens = 0; };
 struct CancelChunk { WorkerRef worker; SampleId tid; int32_t att = 0; };
 struct ForgetGroup { WorkerRef worker; GroupId gid; };                    // its KV will not be needed on this worker
 struct StorePayload { SampleId tid; int32_t att = 0; };                   // -> PayloadStored
@@ -34,14 +38,29 @@ struct Grade { WorkerRef grader; SampleId tid; int32_t att = 0; int32_t attempt 
 // Pool.
 struct Drain { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
 struct Release { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t need_bytes = 0; };
+// The worker holds the slot in this role from now on -> Granted. If it holds that role already (its drain was
+// called off), it goes on with what it has under the new epoch.
 struct Grant { WorkerRef worker; SlotId slot; LeaseEpoch epoch; Role role = Role::kNone; };
 // Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the recovery copy (ckpt -1). -> StateReady
 struct InitState { WorkerRef worker; };
 struct RestoreState { WorkerRef worker; int64_t ckpt = -1; StepNumber step; uint64_t weights_digest = 0; };
+// From the peer that holds it, bytes compared by digest -> StateReady.
+struct FetchState { WorkerRef worker; SlotId slot; LeaseEpoch epoch; WorkerRef from; StepNumber step; uint64_t weights_digest = 0; };
+// The training group as it is to be from now on. Members are sorted by slot; rank = place in the list. A worker may
+// keep the communicators of its last 4 sets of (worker, inc) and take one up again. Sent to every member, only for
+// two or more -> GroupFormed.
+struct GroupMember { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
+struct FormGroup { WorkerRef worker; int64_t group_epoch = 0; int64_t rank = 0; std::vector<GroupMember> members; };
+// One to each member. `groups`: this member's share of the batch by whole groups; the totals are the batch's
+// (denominators of the loss are global). -> TrainDone | TrainFailed, each.
 struct Train { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; Version v;
                std::vector<std::vector<SampleId>> groups;                 // rows of a group together; payload by Enq
                std::vector<SampleId> masked;                              // on_stale mask: tokens older than v - eta get loss 0
-               int64_t max_lag_versions = 0; };
+               int64_t max_lag_versions = 0;
+               int64_t group_epoch = 0, rank = 0, world = 1;              // group_epoch 0: a group of one
+               int64_t total_groups = 0, total_rows = 0; };
+// Leave the collectives of this step and forget what was not finished -> StepAborted within 30 s.
+struct AbortStep { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; int64_t group_epoch = 0; };
 struct CopyRecovery { WorkerRef worker; StepNumber step; };               // -> RecoveryCopied
 struct Publish { WorkerRef worker; Version v; uint64_t digest = 0; };     // -> Published; aliasing slots: no bytes move
 struct Load { WorkerRef worker; Version v; uint64_t digest = 0; WorkerRef from; };  // -> Loaded
@@ -53,7 +72,7 @@ struct DeleteCheckpoint { int64_t ckpt = 0; StepNumber step; };
 struct SaveFinal { WorkerRef worker; };                                   // final/ -> FinalSaved
 // To people and files: metrics of a committed step are written when this comes.
 struct StepReport { StepNumber step; Version v; int64_t lag_max = 0; double lag_mean = 0; std::vector<int64_t> lag_hist;
-                    int64_t dropped_stale = 0, filtered = 0; };
+                    int64_t dropped_stale = 0, filtered = 0, members = 1; };
 struct EvalReport { StepNumber step; Version v; int64_t correct = 0, total = 0; };
 struct Warn { std::string line; };                                        // key=value
 struct Finish { int code = 0; std::string why; };                         // end the children, exit with this code
@@ -62,9 +81,9 @@ struct Finish { int code = 0; std::string why; };                         // end
 
 using Command = std::variant<
     command::Append, command::StartWorker, command::KillWorker, command::Welcome, command::RefuseWorker,
-    command::PrepareRow, command::StartChunk, command::CancelChunk, command::ForgetGroup, command::StorePayload,
+    command::PrepareRow, command::StartChunk, command::PullKv, command::CancelChunk, command::ForgetGroup, command::StorePayload,
     command::DiscardTokens, command::Grade, command::Drain, command::Release, command::Grant, command::InitState,
-    command::RestoreState, command::Train, command::CopyRecovery, command::Publish, command::Load, command::Admit,
+    command::RestoreState, command::FetchState, command::FormGroup, command::Train, command::AbortStep, command::CopyRecovery, command::Publish, command::Load, command::Admit,
     command::WriteCheckpoint, command::VerifyCheckpoint, command::DeleteCheckpoint, command::SaveFinal,
     command::StepReport, command::EvalReport, command::Warn, command::Finish>;
 

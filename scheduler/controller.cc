@@ -36,25 +36,44 @@ Status Validate(const ControllerOptions& o) {
   if (c.job == "rl" && c.rollout.max_new_tokens <= 0) return InvalidArgument("rollout.max_new_tokens has to be positive");
   if (c.scheduler.max_lag_versions < 0) return InvalidArgument("scheduler.max_lag_versions has to be 0 or more");
   if (c.cluster.slots <= 0) return InvalidArgument("cluster.slots has to be positive");
-  if (c.scheduler.placement == "colocated") {
-    if (c.cluster.slots != 1) {
-      return InvalidArgument("scheduler.placement colocated has one slot, cluster.slots is " +
-                             std::to_string(c.cluster.slots) + "; set it to 1 or take placement split");
-    }
-  } else if (c.scheduler.placement == "split") {
-    if (c.scheduler.actor_slots != 1) {
-      return InvalidArgument("scheduler.actor_slots is " + std::to_string(c.scheduler.actor_slots) +
-                             "; one actor slot is supported");
-    }
-    if ((c.job == "rl" || EvalQuestions(o) > 0) && c.cluster.slots < 2) {
-      return InvalidArgument("scheduler.placement split needs cluster.slots of 2 or more: one trains, the rest generate");
-    }
-  } else {
-    return InvalidArgument("scheduler.placement is '" + c.scheduler.placement + "'; known: colocated, split");
+  const PolicyRegistry builtin;
+  const NamedPolicy* policy = (o.policies == nullptr ? builtin : *o.policies).Find(c.scheduler.placement);
+  if (policy == nullptr) {
+    std::string known;
+    for (const NamedPolicy* p : (o.policies == nullptr ? builtin : *o.policies).All()) known += (known.empty() ? "" : ", ") + p->name;
+    return InvalidArgument("scheduler.placement is '" + c.scheduler.placement + "'; known: " + known);
+  }
+  const int64_t actors = c.scheduler.actor_slots;
+  const bool generates = c.job == "rl" || EvalQuestions(o) > 0;
+  if (actors <= 0) return InvalidArgument("scheduler.actor_slots has to be positive");
+  if (c.scheduler.placement == "split" && generates && actors >= c.cluster.slots) {
+    return InvalidArgument("scheduler.placement split needs cluster.slots above scheduler.actor_slots (" + std::to_string(actors) +
+                           "): those train, the rest generate");
+  }
+  if (c.scheduler.placement == "multiplexed" && c.cluster.slots - actors < c.scheduler.rollout_floor) {
+    return InvalidArgument("scheduler.actor_slots " + std::to_string(actors) + " of " + std::to_string(c.cluster.slots) +
+                           " slots leaves fewer than scheduler.rollout_floor " + std::to_string(c.scheduler.rollout_floor) + " to generate");
+  }
+  if (c.scheduler.placement == "elastic" && c.cluster.slots <= c.scheduler.rollout_floor) {
+    return InvalidArgument("scheduler.rollout_floor " + std::to_string(c.scheduler.rollout_floor) + " of " +
+                           std::to_string(c.cluster.slots) + " slots leaves none to train");
+  }
+  if (c.scheduler.placement == "elastic" && c.deterministic) {
+    return InvalidArgument("scheduler.placement elastic changes how many slots train, and with it how sums round; "
+                           "deterministic needs colocated, split or multiplexed");
+  }
+  const int64_t dp = c.scheduler.placement == "colocated" ? c.cluster.slots : actors;
+  if (c.scheduler.placement != "elastic" && !ValidDp(dp, c.train.groups_per_step, c.scheduler.uneven_dp)) {
+    return InvalidArgument(std::to_string(dp) + " slots cannot share train.groups_per_step " + std::to_string(c.train.groups_per_step) +
+                           (c.scheduler.uneven_dp ? "; train on fewer" : " evenly; change one of them, or scheduler.uneven_dp"));
   }
   const std::string& stale = c.scheduler.on_stale;
   if (stale != "reissue" && stale != "mask" && stale != "drop") {
     return InvalidArgument("scheduler.on_stale is '" + stale + "'; known: reissue, mask, drop");
+  }
+  const std::string& mode = c.scheduler.oversample_mode;
+  if (mode != "start_order" && mode != "first_done" && mode != "tail_rounds") {
+    return InvalidArgument("scheduler.oversample_mode is '" + mode + "'; known: start_order, first_done, tail_rounds");
   }
   if (c.scheduler.oversample < 1) return InvalidArgument("scheduler.oversample has to be 1 or more");
   if (c.scheduler.min_step_batch_fraction <= 0 || c.scheduler.min_step_batch_fraction > 1) {
@@ -85,7 +104,10 @@ Status SameRun(const record::Config& was, const ControllerOptions& o) {
 Controller::Impl::Impl(const ControllerOptions& o)
     : options(o),
       rl(o.config.job == "rl"),
-      colocated(o.config.scheduler.placement == "colocated"),
+      policy(*(o.policies == nullptr ? PolicyRegistry() : *o.policies).Find(o.config.scheduler.placement)),
+      fleet{.slots = {}, .actor_slots = o.config.scheduler.actor_slots, .rollout_floor = o.config.scheduler.rollout_floor,
+            .uneven_dp = o.config.scheduler.uneven_dp, .need_bytes_rollout = o.device_bytes_need_rollout,
+            .need_bytes_actor = o.device_bytes_need_actor},
       eval_questions(EvalQuestions(o)),
       needs_rollout(rl || eval_questions > 0),
       needs_reward(rl || eval_questions > 0),
@@ -95,7 +117,8 @@ Controller::Impl::Impl(const ControllerOptions& o)
       pool({.need_bytes_rollout = o.device_bytes_need_rollout, .need_bytes_actor = o.device_bytes_need_actor}, state, out, waits),
       dispatcher({.chunk_tokens = ChunkTokens(o.config.rollout.chunk_tokens, max_new, o.config.rollout.block_tokens),
                   .max_concurrent = std::max<int64_t>(o.config.rollout.max_concurrent, 1),
-                  .kv_cache_tokens = o.config.rollout.kv_cache_tokens}),
+                  .kv_cache_tokens = o.config.rollout.kv_cache_tokens, .order = o.dispatch.order,
+                  .oracle = o.dispatch.oracle, .pull_kv = o.dispatch.pull_kv}),
       grading(GradingOf(o.config)),
       evaluation(eval_questions),
       checkpoints({.every_steps = o.config.checkpoint.every_steps, .keep = o.config.checkpoint.keep}),
@@ -151,7 +174,7 @@ void Controller::Impl::Fail(const std::string& kind, const std::string& actor, I
 
 void Controller::Impl::Finish(int code, const std::string& why, bool complete) {
   if (finished) return;
-  pool.Abandon("the run ends");
+  pool.Abandon("the run ends", now);
   out.Record(record::EndRun{code, why, complete ? 1 : 0});
   out.Do(command::Finish{code, why});
   finished = true;
@@ -180,6 +203,7 @@ void Controller::Impl::On(const event::Heartbeat& e) {
   const auto* before = health.Find(e.worker.worker);
   const int64_t seq = before->op_seq;
   health.Heard(e.worker.worker, e, now);
+  if (e.engine && e.engine->step_s > 0) token_s = token_s == 0 ? e.engine->step_s : 0.9 * token_s + 0.1 * e.engine->step_s;
   if (e.op_seq != seq) Moved();  // a long operation moves
 }
 
@@ -201,6 +225,7 @@ void Controller::Impl::On(const event::StorageFailed& e) {
 void Controller::Impl::On(const event::Tick&) {
   CheckHealth();
   if (!finished) CheckDeadlines();
+  if (!finished) AdvancePool(/*again=*/true);
 }
 
 ControllerView Controller::View() const {
@@ -223,12 +248,17 @@ ControllerView Controller::View() const {
   v.refused = i.refused;
   v.in_flight = i.dispatcher.in_flight();
   v.finished = i.finished;
+  v.rollbacks = i.pool.rollbacks();
+  for (const auto& [id, s] : i.pool.slots()) {
+    if (s.t.valid() || s.phase == SlotPhase::kGranting || s.phase == SlotPhase::kReleasing) ++v.moving_slots;
+    else if (s.phase == SlotPhase::kHeld) ++(s.role == Role::kActor ? v.actor_slots : v.rollout_slots);
+  }
   v.phase = i.finished                                         ? "done"
             : !i.started || i.trainer.phase != Impl::StatePhase::kReady ? "starting"
             : i.shutdown.requested()                           ? "stopping"
             : i.evaluation.active()                            ? "evaluating"
             : i.writing && i.writing->step.value == 0          ? "checkpointing"
-            : i.state.step().value >= i.options.config.train.steps ? (i.writing ? "checkpointing" : "stopping")
+            : i.StepsDone() ? (i.writing ? "checkpointing" : "stopping")
                                                                : "running";
   return v;
 }

@@ -15,8 +15,11 @@
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/base/time.h"
+#include "scheduler/balance.h"
 #include "scheduler/commands.h"
+#include "scheduler/dispatcher.h"
 #include "scheduler/events.h"
+#include "scheduler/policy.h"
 
 namespace tidepool::scheduler {
 
@@ -28,6 +31,9 @@ struct ControllerOptions {
   int64_t eval_rows = 0;       // held-out questions of one evaluation (0: no evaluation)
   int64_t device_bytes_need_rollout = 0;  // predicted memory of a role, for Release
   int64_t device_bytes_need_actor = 0;
+  DispatchOptions dispatch;    // order, oracle, pull_kv; the rest is taken from the config
+  SampleCost sample_cost;      // of training, for sharing a batch over slots
+  const PolicyRegistry* policies = nullptr;  // nullptr: those of scheduler/policy.h; outlives the controller
   // Worker places: device workers 0 .. slots-1 (slot i on worker i), then reward workers.
   [[nodiscard]] int64_t device_workers() const { return config.cluster.slots; }
   [[nodiscard]] WorkerId reward_worker(int64_t i) const { return {config.cluster.slots + i}; }
@@ -42,6 +48,8 @@ struct ControllerView {
   int64_t trained_samples = 0, issued_samples = 0;
   std::vector<int64_t> drops;  // by DropReason
   int64_t chunks = 0, restarts = 0, refused = 0, in_flight = 0;
+  int64_t rollout_slots = 0, actor_slots = 0, moving_slots = 0;  // held by a role, inside a transition
+  int64_t rollbacks = 0;
   bool finished = false;
 };
 

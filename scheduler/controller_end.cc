@@ -7,7 +7,7 @@
 namespace tidepool::scheduler {
 
 bool Controller::Impl::CheckpointDue() const {
-  const bool must = state.step().value >= options.config.train.steps || shutdown.requested();
+  const bool must = StepsDone() || shutdown.requested();
   return checkpoints.Due(state.step(), must, state.checkpoints(), now);
 }
 
@@ -16,8 +16,8 @@ void Controller::Impl::AdvanceCheckpoint() {
   if (shutdown.requested() && !shutdown.MayCheckpoint(now)) return;
   writing = WritingCheckpoint{state.next_checkpoint(), state.step(), state.next_lsn()};
   out.Record(record::CheckpointBegin{writing->ckpt, writing->step});
-  out.Do(command::WriteCheckpoint{trainer.ref, writing->ckpt, writing->step, state.version()});
-  waits.Begin({WaitKind::kCheckpoint, 0}, {trainer.ref, now, now + FromSeconds(options.config.cluster.start_timeout_s),
+  out.Do(command::WriteCheckpoint{trainer.leader, writing->ckpt, writing->step, state.version()});
+  waits.Begin({WaitKind::kCheckpoint, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
                                            "checkpoint " + std::to_string(writing->ckpt)});
 }
 
@@ -88,7 +88,7 @@ void Controller::Impl::AdvanceEnd() {
     const bool saved = CheckpointPolicy::NewestStep(state.checkpoints()) == state.step();
     if (state_good && !saved && shutdown.MayCheckpoint(now)) return;  // AdvanceCheckpoint is at it
     if (trainer.training) AbortStep("stopped before its end");
-    const bool all_steps = state.step().value >= options.config.train.steps;
+    const bool all_steps = StepsDone();
     const bool evaluated = eval_questions <= 0 || !options.config.eval.after_train || state.evals().contains(state.step());
     if (all_steps && evaluated && state_good && shutdown.MayCheckpoint(now)) {
       AdvanceFinal();  // there is time for the rest of the end
@@ -98,8 +98,18 @@ void Controller::Impl::AdvanceEnd() {
     Finish(0, shutdown.why() + (saved ? "" : "; the newest checkpoint is older than the last step"));
     return;
   }
-  if (state.step().value >= options.config.train.steps) AdvanceFinal();
+  if (StepsDone()) AdvanceFinal();
 }
+
+bool Controller::Impl::TargetReached() const {
+  const double target = options.config.eval.stop_at_accuracy;
+  return target > 0 && std::ranges::any_of(state.evals(), [&](const auto& item) {
+    const record::EvalResult& r = item.second;
+    return r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total);
+  });
+}
+
+bool Controller::Impl::StepsDone() const { return state.step().value >= options.config.train.steps || TargetReached(); }
 
 // All steps are done: last evaluation, last checkpoint, the model for others, the end.
 void Controller::Impl::AdvanceFinal() {
@@ -107,12 +117,12 @@ void Controller::Impl::AdvanceFinal() {
   if (trainer.published != state.version() || CheckpointDue()) return;
   if (options.config.checkpoint.save_final && !final_saved) {
     final_saving = true;
-    out.Do(command::SaveFinal{trainer.ref});
-    waits.Begin({WaitKind::kFinal, 0}, {trainer.ref, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
+    out.Do(command::SaveFinal{trainer.leader});
+    waits.Begin({WaitKind::kFinal, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
     return;
   }
   DropLeftovers();
-  Finish(0, "all steps done", /*complete=*/true);
+  Finish(0, TargetReached() ? "eval.stop_at_accuracy reached" : "all steps done", /*complete=*/true);
 }
 
 void Controller::Impl::On(const event::FinalSaved& e) {

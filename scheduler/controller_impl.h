@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "scheduler/grading.h"
 #include "scheduler/health.h"
 #include "scheduler/outbox.h"
+#include "scheduler/policy.h"
 #include "scheduler/pool.h"
 #include "scheduler/run_state.h"
 #include "scheduler/shutdown.h"
@@ -32,8 +34,9 @@ struct Controller::Impl {
   enum class StatePhase : uint8_t {
     kNone,       // not decided yet
     kVerifying,  // a checkpoint's digests are being checked
-    kPlanned,    // decided; waits for the actor's slot
+    kPlanned,    // decided; waits for a slot that trains
     kLoading,    // InitState or RestoreState is under way
+    kElecting,   // a step was aborted: what do its members hold?
     kReady,
   };
   struct Training {
@@ -43,15 +46,27 @@ struct Controller::Impl {
     std::vector<record::TrainedRow> rows;
     command::StepReport report;
     TimePoint since;
+    std::vector<command::GroupMember> members;       // by rank
+    std::map<WorkerRef, event::TrainDone> done;
+  };
+  struct StateCopy {                  // of the trainer's state, in one worker's memory
+    StepNumber step;
+    uint64_t digest = 0;
   };
   struct Trainer {
     StatePhase phase = StatePhase::kNone;
-    WorkerRef ref;                    // where the state is (being) loaded
+    WorkerRef leader;                 // whose copy is published and saved; where the state is (being) loaded first
     int64_t ckpt = -2;                // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
     StepNumber step;
     uint64_t digest = 0;              // of the state's weights; 0: not known yet
+    std::map<WorkerRef, StateCopy> copies;
+    std::map<WorkerRef, int64_t> fetching;           // -> tries
+    std::set<WorkerRef> aborting;                    // were told to leave a step, have not answered
+    std::vector<command::GroupMember> group;         // that has communicators, or is getting them
+    std::set<WorkerRef> forming;                     // of them, have not answered
+    int64_t group_epoch = 0, group_tries = 0;
     std::optional<Training> training;
-    Version published;                // bytes that others can fetch from `ref`
+    Version published;                // bytes that others can fetch from `leader`
     bool publishing = false, copying = false;
     int64_t publish_tries = 0, state_tries = 0;
   };
@@ -91,6 +106,8 @@ struct Controller::Impl {
   void On(const event::Granted&);
   void On(const event::Loaded&);
   void On(const event::StateReady&);
+  void On(const event::GroupFormed&);
+  void On(const event::StepAborted&);
   void On(const event::TrainDone&);
   void On(const event::TrainFailed&);
   void On(const event::Published&);
@@ -122,10 +139,16 @@ struct Controller::Impl {
   void CheckFleet();
   void CheckHealth();
   void CheckDeadlines();
-  void AdvancePool();
-  [[nodiscard]] Role Want(SlotId slot) const;
   [[nodiscard]] SlotId SlotOf(WorkerId worker) const { return {worker.value}; }
-  [[nodiscard]] bool IsRolloutSlot(SlotId slot) const { return colocated || slot.value >= options.config.scheduler.actor_slots; }
+
+  // --- controller_pool.cc
+  [[nodiscard]] PoolView ViewPool() const;
+  [[nodiscard]] LedgerView ViewLedger();
+  [[nodiscard]] Forecast MakeForecast();
+  [[nodiscard]] const Plan& DecidePlan(const LedgerView& ledger);
+  void AdvancePool(bool again = false);
+  void ServeAgain(const WorkerRef& ref, SlotId slot);
+  [[nodiscard]] bool Eligible(SlotId slot, Role role) const { return policy.eligible(fleet, slot, role); }
 
   // --- controller_rollout.cc
   void Admit();
@@ -151,20 +174,29 @@ struct Controller::Impl {
   void AdvanceEvaluation();
   void CancelEvaluation(const std::string& why);
   void PlanEvaluation();
+  [[nodiscard]] bool TargetReached() const;         // eval.stop_at_accuracy, by an evaluation on record
+  [[nodiscard]] bool StepsDone() const;             // train.steps, or the target: no further step begins
 
   // --- controller_training.cc
   void PlanState(bool must_restore);
   void VerifyNext();
   void Restore(int64_t ckpt, StepNumber step);
   void AdvanceState();
+  void ForgetState();                                  // all copies of it
+  [[nodiscard]] bool HasState(const WorkerRef& ref) const;
+  void ElectLeader();
+  [[nodiscard]] std::vector<command::GroupMember> Members() const;
+  bool PrepareGroup();                                 // true: a step may begin on the slots that train now
   void AdvanceTraining();
   [[nodiscard]] bool TrainerIdle() const;
   [[nodiscard]] bool MayTrain() const;                 // all but the slot
-  [[nodiscard]] std::vector<GroupKey> Batch() const;
+  [[nodiscard]] const std::vector<GroupKey>& Batch();
+  [[nodiscard]] bool WaitForStraggler();
+  void MarkUrgent();
   void StartTraining(const std::vector<GroupKey>& keys);
-  void AbortStep(const std::string& why);
-  void ActorLost(const std::string& why);
-  void NewVersion(uint64_t digest);
+  void AbortStep(const std::string& why, const WorkerRef& but = {});
+  void TrainerLost(const WorkerRef& ref, const std::string& why);
+  void SetAside(const std::set<GroupKey>& keys, DropReason reason);
 
   // --- controller_end.cc
   void AdvanceCheckpoint();
@@ -175,7 +207,8 @@ struct Controller::Impl {
 
   const ControllerOptions options;
   const bool rl;
-  const bool colocated;
+  const NamedPolicy policy;
+  PoolView fleet;                                      // the part of it that does not change
   const int64_t eval_questions;
   const bool needs_rollout, needs_reward;
   const int64_t max_new;
@@ -196,6 +229,13 @@ struct Controller::Impl {
   TimePoint now;
   bool started = false, finished = false;
   Trainer trainer;
+  Plan plan;                                           // the last valid one
+  std::string plan_refused;                            // why the policy's newest was not taken
+  std::vector<GroupKey> batch;                         // what would be trained now, as of ...
+  std::pair<int64_t, Version> batch_of{-1, {}};        // ... these changes of the ledger, this version
+  std::optional<std::tuple<int64_t, TrainerNeed, bool, bool, int64_t>> planned;  // for what `plan` was made
+  int64_t group_checked = -1;                          // changes of the pool that PrepareGroup has seen
+  std::optional<TimePoint> straggling_since;           // a batch waits for a group that would expire
   bool must_restore = false;                           // a new life always opens a lineage
   StepNumber recovery;                                 // newest known recovery copy; invalid: none
   std::optional<WritingCheckpoint> writing;
@@ -208,7 +248,9 @@ struct Controller::Impl {
   bool rows_resumed = false;
   std::map<WorkerId, TimePoint> ghosts_until;          // cancelled chunks to be acknowledged before a load
   int64_t nonfinite = 0, train_failures = 0;
-  double train_s = 0;                                  // smoothed seconds of a step
+  std::set<GroupId> urgent;                            // would expire at the next version
+  double token_s = 0;                                  // smoothed seconds of an engine step
+  double train_s = 0, train_work_s = 0;                // smoothed seconds, slot-seconds of a step
   std::deque<bool> outcomes;                           // of the last samples: infrastructure failure?
   int64_t infra_in_window = 0;
   bool infra_alarmed = false;

@@ -21,7 +21,7 @@ bool Controller::Impl::MayServe(const Version& v) const {
 // --- admission
 
 void Controller::Impl::Admit() {
-  if (finished || shutdown.requested() || trainer.phase != StatePhase::kReady || !state.ever_checkpointed()) return;
+  if (finished || shutdown.requested() || trainer.phase != StatePhase::kReady || !state.ever_checkpointed() || TargetReached()) return;
   // Accuracy before training comes first; later rows are read while weights are on their way.
   if (state.step().value == 0 && (!state.versions().IsPublished(state.version()) || evaluation.Planned({0}))) return;
   const Ledger& ledger = state.ledger();
@@ -121,7 +121,9 @@ void Controller::Impl::Dispatch() {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});
-    out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.max_new});
+    if (c.pull_from.inc.valid()) out.Do(command::PullKv{c.worker, c.pull_from, r.tid, r.att, c.v, c.pull_tokens});
+    out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.max_new,
+                               options.config.rollout.kv_on_update == "keep"});
   }
 }
 

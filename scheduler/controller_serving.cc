@@ -18,7 +18,7 @@ void Controller::Impl::RollWeights() {
   if (finished) return;
   const Version v = state.version();
   const bool available = trainer.phase == StatePhase::kReady && trainer.published == v && state.versions().IsPublished(v);
-  weights.SetTarget(v, state.WeightsDigest(v), available ? trainer.ref : WorkerRef{});
+  weights.SetTarget(v, state.WeightsDigest(v), available ? trainer.leader : WorkerRef{});
   const auto serving = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);
     return e != nullptr && e->open && MayServe(e->version);
@@ -33,7 +33,7 @@ void Controller::Impl::RollWeights() {
     ghosts_until.erase(ghosts);
     return false;
   };
-  for (command::Load& load : weights.Assign(serving, hold)) {
+  for (command::Load& load : weights.Assign(serving, hold, [this](const WorkerRef& ref) { return HasState(ref); })) {
     dispatcher.SetOpen(load.worker.worker, false);
     waits.Begin({WaitKind::kLoad, load.worker.worker.value},
                 {load.worker, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(load.v)});
@@ -59,6 +59,7 @@ void Controller::Impl::On(const event::Loaded& e) {
       out.Record(record::Admit{e.worker, e.v});
       out.Do(command::Admit{e.worker, e.v});
       dispatcher.Admit(e.worker.worker, e.v);
+      dispatcher.SetOpen(e.worker.worker, pool.Holds(SlotOf(e.worker.worker), Role::kRollout));  // its slot may be being drained
       health.Admitted(e.worker.worker);
       break;
     case WeightRoll::Outcome::kRetry:
@@ -76,7 +77,7 @@ void Controller::Impl::PlanEvaluation() {
   const EvalConfig& c = options.config.eval;
   const StepNumber step = state.step();
   if (eval_questions <= 0 || shutdown.requested() || state.evals().contains(step) || evaluation.Planned(step)) return;
-  const bool due = (c.before_train && step.value == 0) || (c.after_train && step.value >= options.config.train.steps) ||
+  const bool due = (c.before_train && step.value == 0) || (c.after_train && StepsDone()) ||
                    (c.every_steps > 0 && step.value > 0 && step.value % c.every_steps == 0);
   if (due) evaluation.Plan({step, state.version()});
 }

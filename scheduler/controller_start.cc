@@ -9,7 +9,7 @@ void Controller::Impl::On(const event::Started&) {
   started = true;
   Moved();
   const JobConfig& c = options.config;
-  if (state.ended() && state.ended()->finished == 1 && state.step().value >= c.train.steps) {
+  if (state.ended() && state.ended()->finished == 1 && StepsDone()) {
     out.Do(command::Finish{0, "already finished"});
     finished = true;
     return;
@@ -20,7 +20,9 @@ void Controller::Impl::On(const event::Started&) {
       .groups_per_step = c.train.groups_per_step, .group_size = rl ? c.rollout.group_size : 1,
       .max_lag_versions = c.scheduler.max_lag_versions, .on_stale = c.scheduler.on_stale,
       .oversample = c.scheduler.oversample, .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
-      .max_reissues = c.scheduler.max_reissues, .steps = c.train.steps, .data_size = options.data_rows};
+      .max_reissues = c.scheduler.max_reissues, .steps = c.train.steps, .data_size = options.data_rows,
+      .slots = c.cluster.slots, .recovery_steps = c.checkpoint.recovery_every_steps, .deterministic = c.deterministic ? 1 : 0,
+      .oversample_mode = c.scheduler.oversample_mode};
   if (state.empty()) {
     out.Record(config);
   } else {
@@ -42,9 +44,9 @@ void Controller::Impl::Resume() {
   for (const auto& [id, facts] : std::map(state.workers())) {
     if (facts.fenced) continue;
     const bool device = id.value < options.device_workers();
-    // A device whose slot was inside a transition has lost it above; it starts anew.
-    const bool whole = !device || (pool.Knows(SlotOf(id)) && pool.slot(SlotOf(id)).phase == SlotPhase::kHeld &&
-                                   pool.slot(SlotOf(id)).holder == WorkerRef{id, facts.inc});
+    // A device that was released by a transition holds nothing; it may come back all the same.
+    const bool whole = !device || (pool.Knows(SlotOf(id)) && (pool.slot(SlotOf(id)).phase == SlotPhase::kFree ||
+                                                              pool.slot(SlotOf(id)).holder == WorkerRef{id, facts.inc}));
     if (wait && whole) {
       reattaching.insert(id);
     } else {
@@ -53,7 +55,7 @@ void Controller::Impl::Resume() {
   }
   // Also where a crash came between the FENCE of a worker and the loss of its slot.
   for (const auto& [id, slot] : std::map(pool.slots())) {
-    if (slot.phase == SlotPhase::kHeld && !reattaching.contains(slot.holder.worker)) pool.Lost(id, "controller restarted");
+    if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) && !reattaching.contains(slot.holder.worker)) pool.Lost(id, "controller restarted", now);
   }
   reattach_until = now + FromSeconds(c.cluster.reattach_grace_s);
   const Ledger& ledger = state.ledger();
@@ -92,7 +94,7 @@ void Controller::Impl::ResumeRows() {
 }
 
 void Controller::Impl::StartWorkers() {
-  const int64_t devices = needs_rollout || colocated ? options.device_workers() : options.config.scheduler.actor_slots;
+  const int64_t devices = needs_rollout || Eligible({options.device_workers() - 1}, Role::kActor) ? options.device_workers() : options.config.scheduler.actor_slots;
   for (int64_t i = 0; i < devices; ++i) health.Add({i}, WorkerKind::kDevice);
   if (needs_reward) {
     for (int64_t i = 0; i < options.config.reward.workers; ++i) health.Add(options.reward_worker(i), WorkerKind::kReward);
@@ -116,12 +118,22 @@ bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
     return true;
   }
   const SlotId slot = SlotOf(e.worker);
-  if (!pool.Holds(slot, Role::kRollout)) return true;
+  if (pool.slot(slot).phase == SlotPhase::kFree) {
+    pool.Attach(slot, ref);
+    return true;
+  }
+  pool.Reattached(slot, now);
+  // What was granted and never confirmed has no chunks: it is made an engine when it confirms.
+  if (pool.slot(slot).role != Role::kRollout || pool.slot(slot).t.valid()) return true;
   const Version admitted = facts->second.admitted;
   dispatcher.AddEngine(ref, slot, pool.slot(slot).epoch);
-  weights.Add(ref, facts->second.loaded);
-  if (admitted.valid() && admitted == facts->second.loaded) {
+  // It may have taken newer weights whose LOADED never came: then it has to load, and is not trusted before.
+  const bool known = !e.holds.valid() || e.holds == facts->second.loaded;
+  weights.Add(ref, known ? facts->second.loaded : Version{});
+  if (known && admitted.valid() && admitted == facts->second.loaded) {
+    out.Do(command::Admit{ref, admitted});  // the last life may have died before it said so
     dispatcher.Admit(e.worker, admitted);
+    dispatcher.SetOpen(e.worker, pool.Holds(slot, Role::kRollout));  // else when its role is confirmed
     health.Admitted(e.worker);
   }
   for (const event::HeldChunk& held : e.held) {
@@ -149,7 +161,7 @@ void Controller::Impl::ReattachOver() {
   for (const WorkerId id : std::set(reattaching)) {
     const auto& facts = state.workers().at(id);
     out.Record(record::Fence{{id, facts.inc}});
-    if (id.value < options.device_workers() && pool.Knows(SlotOf(id))) pool.Lost(SlotOf(id), "its worker did not come back");
+    if (id.value < options.device_workers() && pool.Knows(SlotOf(id))) pool.Lost(SlotOf(id), "its worker did not come back", now);
     health.Starting(id, now);
     if (options.config.cluster.launch_workers) out.Do(command::StartWorker{id});
   }
@@ -186,7 +198,7 @@ void Controller::Impl::On(const event::WorkerJoined& e) {
   }
   if (reattaching.contains(e.worker)) {  // a new process in the place of one that was waited for
     out.Record(record::Fence{{e.worker, state.workers().at(e.worker).inc}});
-    if (e.kind == WorkerKind::kDevice) pool.Lost(SlotOf(e.worker), "another process took its place");
+    if (e.kind == WorkerKind::kDevice) pool.Lost(SlotOf(e.worker), "another process took its place", now);
     reattaching.erase(e.worker);
     if (reattaching.empty()) ResumeRows();
   }

@@ -1,8 +1,10 @@
-// The trainer: its state, optimizer steps and publications.
+// Optimizer steps and publications.
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
+#include "scheduler/balance.h"
 #include "scheduler/controller_impl.h"
 
 namespace tidepool::scheduler {
@@ -11,156 +13,16 @@ namespace {
 constexpr int64_t kTries = 3;              // of one operation on one worker
 constexpr double kMinTrainSeconds = 600;   // a first step has no measured time yet
 constexpr double kTrainFactor = 20;
+constexpr double kAbortSeconds = 30;       // to leave a collective; then the worker is replaced
 
 }  // namespace
 
-// --- state
-
-// Decides where the trainer's state comes from.
-void Controller::Impl::PlanState(bool restore) {
-  must_restore = must_restore || restore;
-  trainer.phase = StatePhase::kNone;
-  trainer.digest = 0;
-  trainer.published = {};
-  trainer.publishing = trainer.copying = false;
-  trainer.publish_tries = trainer.state_tries = 0;
-  if (!state.ever_checkpointed()) {
-    if (state.step().value > 0) {
-      Fail("no_checkpoint", "controller", {}, "the journal has steps but no checkpoint; start anew with --fresh");
-      return;
-    }
-    trainer.ckpt = -2;
-    trainer.step = {0};
-    trainer.phase = StatePhase::kPlanned;
-    return;
-  }
-  const int64_t behind = state.step().value - recovery.value;
-  if (!must_restore && recovery.valid() && (behind == 0 || behind == 1)) {
-    if (behind == 1) Restore(-1, recovery);
-    trainer.ckpt = -1;
-    trainer.step = recovery;
-    trainer.digest = state.WeightsDigest(state.version());
-    trainer.phase = StatePhase::kPlanned;
-    return;
-  }
-  VerifyNext();
-}
-
-void Controller::Impl::VerifyNext() {
-  const auto c = CheckpointPolicy::Candidate(state.checkpoints());
-  if (!c) {
-    Fail("no_checkpoint", "controller", {}, "no checkpoint of this run can be read; start anew with --fresh");
-    return;
-  }
-  trainer.phase = StatePhase::kVerifying;
-  trainer.ckpt = c->ckpt;
-  trainer.step = c->step;
-  trainer.digest = c->weights_digest;
-  out.Do(command::VerifyCheckpoint{c->ckpt, c->step, c->manifest_digest});
-  waits.Begin({WaitKind::kVerify, 0}, {{}, now, now + FromSeconds(options.config.cluster.start_timeout_s), "checkpoint " + std::to_string(c->ckpt)});
-}
-
-void Controller::Impl::On(const event::CheckpointVerified& e) {
-  if (trainer.phase != StatePhase::kVerifying || e.ckpt != trainer.ckpt) {
-    Refuse();
-    return;
-  }
-  Moved();
-  waits.End({WaitKind::kVerify, 0});
-  if (!e.error.empty()) {
-    out.Warn("checkpoint=" + std::to_string(e.ckpt) + " event=rejected why=\"" + e.error + "\"");
-    out.Record(record::CheckpointReject{e.ckpt, e.error});
-    VerifyNext();
-    return;
-  }
-  // Nothing is undone if the newest step is in it; a new life opens a lineage all the same.
-  if (must_restore || trainer.step < state.step()) Restore(trainer.ckpt, trainer.step);
-  must_restore = false;
-  trainer.phase = StatePhase::kPlanned;
-}
-
-void Controller::Impl::Restore(int64_t ckpt, StepNumber step) {
-  out.Record(record::Restore{ckpt, step, state.version().lineage, state.lineages()});
-  recovery = ckpt >= 0 ? StepNumber{} : step;
-  CancelEvaluation("its step was undone");
-  RestartUndone();
-}
-
-void Controller::Impl::AdvanceState() {
-  if (finished || trainer.phase != StatePhase::kPlanned) return;
-  const SlotId slot{0};
-  // Its holder may be one of an earlier life that has not come back.
-  if (!pool.Holds(slot, Role::kActor) || !health.IsCurrent(pool.slot(slot).holder)) return;
-  trainer.ref = pool.slot(slot).holder;
-  trainer.phase = StatePhase::kLoading;
-  if (trainer.ckpt == -2) {
-    out.Do(command::InitState{trainer.ref});
-  } else {
-    out.Do(command::RestoreState{trainer.ref, trainer.ckpt, trainer.step, trainer.digest});
-  }
-  waits.Begin({WaitKind::kState, 0}, {trainer.ref, now, now + FromSeconds(options.config.cluster.start_timeout_s),
-                                      trainer.ckpt == -2 ? "init" : "restore"});
-}
-
-void Controller::Impl::On(const event::StateReady& e) {
-  if (!health.IsCurrent(e.worker) || trainer.phase != StatePhase::kLoading || e.worker != trainer.ref) {
-    Refuse();
-    return;
-  }
-  Moved();
-  waits.End({WaitKind::kState, 0});
-  std::string error = e.error;
-  if (error.empty() && e.step != trainer.step) error = "it holds step " + std::to_string(e.step.value) + ", not " + std::to_string(trainer.step.value);
-  if (error.empty() && trainer.digest != 0 && e.weights_digest != trainer.digest) error = "its weights differ from the committed ones";
-  if (error.empty()) {
-    trainer.phase = StatePhase::kReady;
-    trainer.digest = e.weights_digest;
-    trainer.state_tries = 0;
-    health.Admitted(e.worker.worker);
-    return;
-  }
-  out.Warn("worker=" + ToString(e.worker) + " event=state_failed step=" + std::to_string(trainer.step.value) + " why=\"" + error + "\"");
-  if (++trainer.state_tries < kTries && trainer.ckpt != -1) {
-    trainer.phase = StatePhase::kPlanned;
-    return;
-  }
-  if (trainer.ckpt == -2) {
-    Fail("state", "w0", e.worker.inc, "the model could not be made: " + error);
-  } else if (trainer.ckpt == -1) {
-    recovery = {};  // the copy is of no use; the newest checkpoint then
-    PlanState(false);
-  } else {
-    out.Record(record::CheckpointReject{trainer.ckpt, error});
-    PlanState(true);
-  }
-}
-
-void Controller::Impl::ActorLost(const std::string& why) {
-  AbortStep("actor lost: " + why);
-  if (writing) {
-    out.Warn("checkpoint=" + std::to_string(writing->ckpt) + " event=abandoned why=\"actor lost\"");
-    writing.reset();
-    waits.End({WaitKind::kCheckpoint, 0});
-  }
-  final_saving = false;
-  for (const WaitKind kind : {WaitKind::kState, WaitKind::kPublish, WaitKind::kRecoveryCopy, WaitKind::kFinal}) waits.End({kind, 0});
-  trainer.ref = {};
-  if (trainer.phase == StatePhase::kVerifying || trainer.phase == StatePhase::kPlanned) return;
-  if (trainer.phase == StatePhase::kLoading) {
-    trainer.phase = StatePhase::kPlanned;
-    return;
-  }
-  PlanState(false);
-}
-
-// --- steps
-
 bool Controller::Impl::TrainerIdle() const {
-  return trainer.phase == StatePhase::kReady && !trainer.training && !trainer.publishing && !trainer.copying && !writing && !final_saving;
+  return trainer.phase == StatePhase::kReady && !trainer.training && trainer.aborting.empty() && !trainer.publishing && !trainer.copying && !writing && !final_saving;
 }
 
 bool Controller::Impl::MayTrain() const {
-  if (finished || !TrainerIdle() || shutdown.requested() || state.step().value >= options.config.train.steps) return false;
+  if (finished || !TrainerIdle() || shutdown.requested() || StepsDone()) return false;
   if (trainer.published != state.version() || !state.versions().IsPublished(state.version())) return false;
   if (CheckpointDue()) return false;
   // An evaluation that waits needs the newest weights; a next step would replace them.
@@ -172,50 +34,100 @@ bool Controller::Impl::MayTrain() const {
   return true;
 }
 
-std::vector<GroupKey> Controller::Impl::Batch() const {
-  return state.ledger().ChooseBatch({state.step().value + 1}, state.version(), state.versions());
+const std::vector<GroupKey>& Controller::Impl::Batch() {
+  const std::pair<int64_t, Version> of{state.ledger().changes(), state.version()};
+  if (batch_of != of) {
+    batch = state.ledger().ChooseBatch({state.step().value + 1}, state.version(), state.versions());
+    batch_of = of;
+  }
+  return batch;
+}
+
+// A batch is ready, but a group that is still generated would expire by training it: worth a short wait if
+// that group is about to end (scheduler.straggler_wait of a step's time, once a batch).
+bool Controller::Impl::WaitForStraggler() {
+  const double wait_s = options.config.scheduler.straggler_wait * train_s;
+  if (wait_s <= 0 || !rl || token_s <= 0) return false;
+  if (straggling_since && now - *straggling_since > FromSeconds(wait_s)) return false;
+  for (const GroupId gid : urgent) {
+    const int64_t left = dispatcher.ExpectedLeft(gid);
+    if (left == 0 || static_cast<double>(left) * token_s > wait_s) continue;
+    if (!straggling_since) straggling_since = now;
+    return true;
+  }
+  return false;
+}
+
+// Groups that would expire at the next version are generated first.
+void Controller::Impl::MarkUrgent() {
+  urgent.clear();
+  const Ledger& ledger = state.ledger();
+  const VersionGraph& versions = state.versions();
+  if (rl && !ledger.rules().mask) {
+    for (const auto& [key, g] : ledger.groups()) {
+      if (g.phase != GroupPhase::kRunning) continue;
+      for (size_t k = 0; k < g.samples.size(); ++k) {
+        Version oldest = g.samples[k].enq.wv_min;
+        if (const Request* r = dispatcher.Find(g.Tid(k)); r != nullptr) oldest = r->v_min;
+        if (oldest.valid() && versions.Lag(oldest, state.version()) >= ledger.rules().max_lag_versions) {
+          urgent.insert(g.gid);
+          break;
+        }
+      }
+    }
+  }
+  if (ledger.rules().max_lag_versions > 0) dispatcher.SetUrgent(urgent);
 }
 
 void Controller::Impl::AdvanceTraining() {
   if (finished || trainer.phase != StatePhase::kReady) return;
   if (!trainer.training && !trainer.publishing && trainer.published != state.version() && state.ever_checkpointed()) {
     trainer.publishing = true;
-    out.Do(command::Publish{trainer.ref, state.version(), trainer.digest});
-    waits.Begin({WaitKind::kPublish, 0}, {trainer.ref, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(state.version())});
+    out.Do(command::Publish{trainer.leader, state.version(), trainer.digest});
+    waits.Begin({WaitKind::kPublish, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(state.version())});
   }
   const int64_t every = options.config.checkpoint.recovery_every_steps;
   if (every > 0 && !trainer.training && !trainer.copying && recovery != state.step() && state.ever_checkpointed() &&
       (state.step().value % every == 0 || !recovery.valid()) && !shutdown.requested()) {
     trainer.copying = true;
-    out.Do(command::CopyRecovery{trainer.ref, state.step()});
-    waits.Begin({WaitKind::kRecoveryCopy, 0}, {trainer.ref, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
+    out.Do(command::CopyRecovery{trainer.leader, state.step()});
+    waits.Begin({WaitKind::kRecoveryCopy, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
   }
-  if (!MayTrain() || !pool.Holds({0}, Role::kActor)) return;
-  const std::vector<GroupKey> keys = Batch();
-  if (!keys.empty()) StartTraining(keys);
+  const bool wanted = MayTrain() && !Batch().empty() && !WaitForStraggler();
+  // Members take the state and form their group as soon as their slots are theirs.
+  if (!wanted && group_checked == pool.generation() && trainer.fetching.empty() && trainer.forming.empty()) return;
+  group_checked = pool.generation();
+  if (PrepareGroup() && wanted) {
+    straggling_since.reset();
+    StartTraining(std::vector<GroupKey>(batch));
+  }
 }
 
 void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
   const Ledger& ledger = state.ledger();
   const VersionGraph& versions = state.versions();
   const int64_t eta = ledger.rules().max_lag_versions;
-  Training t{.lease = state.next_lease(), .step = {state.step().value + 1}, .v = state.version(), .rows = {}, .report = {}, .since = now};
-  command::Train train{.worker = trainer.ref, .slot = {0}, .epoch = pool.slot({0}).epoch, .lease = t.lease, .step = t.step,
-                       .v = t.v, .groups = {}, .masked = {}, .max_lag_versions = eta};
+  Training t{.lease = state.next_lease(), .step = {state.step().value + 1}, .v = state.version(), .rows = {}, .report = {}, .since = now,
+             .members = Members(), .done = {}};
+  std::vector<std::vector<SampleId>> rows;             // [groups]
+  std::vector<double> costs;                           // [groups]
+  std::set<SampleId> masked;
   std::vector<SampleId> tids;
   double lag_sum = 0;
   t.report.lag_hist.assign(static_cast<size_t>(eta + 1), 0);
   for (const GroupKey& key : keys) {
     const Group& g = *ledger.Find(key);
-    auto& rows = train.groups.emplace_back();
+    auto& group = rows.emplace_back();
+    costs.push_back(0);
     for (size_t k = 0; k < g.samples.size(); ++k) {
       const Sample& s = g.samples[k];
       if (s.phase != SamplePhase::kReady) continue;
-      rows.push_back(g.Tid(k));
+      group.push_back(g.Tid(k));
+      costs.back() += options.sample_cost(s.enq.prompt_len + s.enq.response_len);
       Version oldest = s.enq.wv_min;
       int64_t lag = std::max(versions.Lag(s.enq.wv_min, t.v), versions.Lag(s.enq.wv_max, t.v));
       if (lag > eta) {  // on_stale mask: the tokens before this version have no loss
-        train.masked.push_back(g.Tid(k));
+        masked.insert(g.Tid(k));
         oldest = versions.Lag(s.enq.wv_max, t.v) > eta ? Version{} : versions.Ancestor(t.v, std::max<int64_t>(t.v.number - eta, 0));
         lag = eta;
       }
@@ -224,35 +136,83 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
       t.report.lag_max = std::max(t.report.lag_max, lag);
       lag_sum += static_cast<double>(lag);
     }
-    tids.insert(tids.end(), rows.begin(), rows.end());
+    tids.insert(tids.end(), group.begin(), group.end());
   }
   t.report.step = t.step;
+  t.report.members = static_cast<int64_t>(t.members.size());
   t.report.lag_mean = lag_sum / static_cast<double>(std::max<size_t>(tids.size(), 1));
-  out.Record(record::Lease{t.lease, t.step, std::move(tids), trainer.ref});
-  out.Record(record::StepBegin{t.step, t.v});
-  out.Do(std::move(train));
+  const auto world = static_cast<int64_t>(t.members.size());
+  const auto total_rows = static_cast<int64_t>(tids.size());
+  std::vector<record::SlotPlan> plan;
+  for (const command::GroupMember& m : t.members) plan.push_back({m.slot, Role::kActor, Role::kActor, m.epoch});
+  out.Record(record::Lease{t.lease, t.step, std::move(tids), t.members.front().worker});
+  out.Record(record::StepBegin{t.step, t.v, std::move(plan)});
+  const auto shares = BalancedPartition(costs, world);
   const double limit = std::max(kMinTrainSeconds, kTrainFactor * train_s);
-  waits.Begin({WaitKind::kTrain, 0}, {trainer.ref, now, now + FromSeconds(limit), "step=" + std::to_string(t.step.value)});
+  for (int64_t rank = 0; rank < world; ++rank) {
+    const command::GroupMember& m = t.members[static_cast<size_t>(rank)];
+    command::Train train{.worker = m.worker, .slot = m.slot, .epoch = m.epoch, .lease = t.lease, .step = t.step, .v = t.v, .groups = {},
+                         .masked = {}, .max_lag_versions = eta, .group_epoch = world > 1 ? trainer.group_epoch : 0, .rank = rank,
+                         .world = world, .total_groups = static_cast<int64_t>(rows.size()), .total_rows = total_rows};
+    for (const int64_t i : shares[static_cast<size_t>(rank)]) {
+      for (const SampleId& tid : rows[static_cast<size_t>(i)]) {
+        if (masked.contains(tid)) train.masked.push_back(tid);
+      }
+      train.groups.push_back(std::move(rows[static_cast<size_t>(i)]));
+    }
+    out.Do(std::move(train));
+    waits.Begin({WaitKind::kTrain, m.worker.worker.value}, {m.worker, now, now + FromSeconds(limit), "step=" + std::to_string(t.step.value)});
+  }
   trainer.training = std::move(t);
 }
 
-void Controller::Impl::AbortStep(const std::string& why) {
+// `but`: the member that is known to be out of the step already (lost, or it said so).
+void Controller::Impl::AbortStep(const std::string& why, const WorkerRef& but) {
   if (!trainer.training) return;
-  out.Record(record::StepAbort{trainer.training->step, why});
-  out.Record(record::Unlease{trainer.training->lease, why});
+  const Training t = std::move(*trainer.training);
   trainer.training.reset();
-  waits.End({WaitKind::kTrain, 0});
+  out.Record(record::StepAbort{t.step, why});
+  out.Record(record::Unlease{t.lease, why});
+  for (const command::GroupMember& m : t.members) waits.End({WaitKind::kTrain, m.worker.worker.value});
+  if (t.members.size() < 2 || t.done.size() == t.members.size()) return;  // nobody is inside it any more
+  // Its communicators are unusable once one member has left.
+  trainer.group.clear();
+  for (const command::GroupMember& m : t.members) {
+    if (m.worker == but || !health.IsCurrent(m.worker)) continue;
+    trainer.copies.erase(m.worker);  // until it says what it holds
+    trainer.aborting.insert(m.worker);
+    out.Do(command::AbortStep{m.worker, m.slot, m.epoch, t.lease, t.step, trainer.group_epoch});
+    waits.Begin({WaitKind::kAbort, m.worker.worker.value}, {m.worker, now, now + FromSeconds(kAbortSeconds), "step=" + std::to_string(t.step.value)});
+  }
+  if (!trainer.aborting.empty() && trainer.phase == StatePhase::kReady) trainer.phase = StatePhase::kElecting;
+}
+
+void Controller::Impl::SetAside(const std::set<GroupKey>& keys, DropReason reason) {
+  for (const GroupKey& key : keys) DropGroup(key, reason);
 }
 
 void Controller::Impl::On(const event::TrainDone& e) {
-  if (!health.IsCurrent(e.worker) || !trainer.training || e.worker != trainer.ref || e.lease != trainer.training->lease || e.step != trainer.training->step) {
+  const auto is_member = [&](const command::GroupMember& m) { return m.worker == e.worker; };
+  if (!health.IsCurrent(e.worker) || !trainer.training || e.lease != trainer.training->lease || e.step != trainer.training->step ||
+      std::none_of(trainer.training->members.begin(), trainer.training->members.end(), is_member) || trainer.training->done.contains(e.worker)) {
     Refuse();
     return;
   }
   Moved();
-  waits.End({WaitKind::kTrain, 0});
+  waits.End({WaitKind::kTrain, e.worker.worker.value});
+  trainer.training->done[e.worker] = e;
+  if (trainer.training->done.size() < trainer.training->members.size()) return;
+  const event::TrainDone& first = trainer.training->done.begin()->second;
+  for (const auto& [ref, done] : trainer.training->done) {
+    if (done.finite == first.finite && (!done.finite || done.weights_digest == first.weights_digest)) continue;
+    Fail("replicas_differ", ToString(ref), ref.inc, "after step " + std::to_string(e.step.value) + " its weights differ from those of " +
+         ToString(first.worker) + "; restart from the newest checkpoint, and look at this device");
+    return;
+  }
   train_failures = 0;
   train_s = train_s == 0 ? e.seconds : 0.8 * train_s + 0.2 * e.seconds;
+  const double work = e.seconds * static_cast<double>(trainer.training->members.size());
+  train_work_s = train_work_s == 0 ? work : 0.8 * train_work_s + 0.2 * work;
   if (!e.finite) {
     // No update was made. The batch is set aside, so that it is not what every later step trips over.
     std::set<GroupKey> keys;
@@ -262,9 +222,9 @@ void Controller::Impl::On(const event::TrainDone& e) {
     const StepNumber step = e.step;
     AbortStep("loss or gradient is not finite");
     out.Warn("step=" + std::to_string(step.value) + " event=nonfinite groups=" + ids);
-    for (const GroupKey& key : keys) DropGroup(key, DropReason::kPoison);
+    SetAside(keys, DropReason::kPoison);
     if (++nonfinite >= std::max<int64_t>(options.config.train.max_nonfinite_steps, 1)) {
-      Fail("nonfinite", "w0", e.worker.inc, std::to_string(nonfinite) + " steps in a row had a loss or gradient that is not finite; "
+      Fail("nonfinite", "w" + std::to_string(e.worker.worker.value), e.worker.inc, std::to_string(nonfinite) + " steps in a row had a loss or gradient that is not finite; "
            "the weights of step " + std::to_string(state.step().value) + " are kept (last groups: " + ids + ")");
     }
     return;
@@ -275,33 +235,39 @@ void Controller::Impl::On(const event::TrainDone& e) {
   t.report.dropped_stale = state.ledger().stale_since_commit();
   t.report.filtered = state.ledger().filtered_since_commit();
   t.report.v = {t.v.lineage, t.step.value};
-  out.Record(record::StepCommit{t.step, t.report.v, e.weights_digest, std::move(t.rows)});
+  const uint64_t digest = t.done.begin()->second.weights_digest;
+  out.Record(record::StepCommit{t.step, t.report.v, digest, std::move(t.rows)});
   trainer.step = t.step;
-  trainer.digest = e.weights_digest;
+  trainer.digest = digest;
+  for (const command::GroupMember& m : t.members) trainer.copies[m.worker] = {t.step, digest};
+  if (!HasState(trainer.leader)) {  // it had no part in this step
+    trainer.leader = t.members.front().worker;
+    trainer.publish_tries = 0;
+  }
   out.Do(std::move(t.report));
 }
 
 void Controller::Impl::On(const event::TrainFailed& e) {
-  if (!health.IsCurrent(e.worker) || !trainer.training || e.worker != trainer.ref || e.lease != trainer.training->lease) {
+  const auto is_member = [&](const command::GroupMember& m) { return m.worker == e.worker; };
+  if (!health.IsCurrent(e.worker) || !trainer.training || e.lease != trainer.training->lease ||
+      std::none_of(trainer.training->members.begin(), trainer.training->members.end(), is_member) || trainer.training->done.contains(e.worker)) {
     Refuse();
     return;
   }
   Moved();
   std::set<GroupKey> keys;
   for (const record::TrainedRow& row : trainer.training->rows) keys.insert(KeyOf(row.tid));
-  AbortStep(e.why);
+  AbortStep(e.why, e.worker);
   out.Warn("step=" + std::to_string(e.step.value) + " event=train_failed why=\"" + e.why + "\"");
   if (++train_failures >= kTries) {
-    Fail("train", "w0", e.worker.inc, "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures) + " times: " + e.why);
+    Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc, "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures) + " times: " + e.why);
     return;
   }
-  if (e.data) {
-    for (const GroupKey& key : keys) DropGroup(key, DropReason::kDataInvalid);
-  }
+  if (e.data) SetAside(keys, DropReason::kDataInvalid);
 }
 
 void Controller::Impl::On(const event::Published& e) {
-  if (!health.IsCurrent(e.worker) || !trainer.publishing || e.worker != trainer.ref || e.v != state.version()) {
+  if (!health.IsCurrent(e.worker) || !trainer.publishing || e.worker != trainer.leader || e.v != state.version()) {
     Refuse();
     return;
   }
@@ -318,11 +284,12 @@ void Controller::Impl::On(const event::Published& e) {
   if (state.versions().IsPublished(e.v)) return;  // again, by a new process of the trainer
   out.Record(record::Publish{e.v, trainer.digest});
   ExpireOld();
+  MarkUrgent();
   PlanEvaluation();
 }
 
 void Controller::Impl::On(const event::RecoveryCopied& e) {
-  if (!health.IsCurrent(e.worker) || !trainer.copying || e.worker != trainer.ref || e.step != state.step()) {
+  if (!health.IsCurrent(e.worker) || !trainer.copying || e.worker != trainer.leader || e.step != state.step()) {
     Refuse();
     return;
   }

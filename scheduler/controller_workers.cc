@@ -14,7 +14,7 @@ void Controller::Impl::On(const event::WorkerLost& e) {
         state.workers().at(e.worker.worker).inc == e.worker.inc) {
       reattaching.erase(e.worker.worker);
       out.Record(record::Fence{e.worker});
-      if (e.worker.worker.value < options.device_workers()) pool.Lost(SlotOf(e.worker.worker), e.why);
+      if (e.worker.worker.value < options.device_workers()) pool.Lost(SlotOf(e.worker.worker), e.why, now);
       health.Starting(e.worker.worker, now);
       if (options.config.cluster.launch_workers) out.Do(command::StartWorker{e.worker.worker});
       if (reattaching.empty()) ResumeRows();
@@ -48,8 +48,8 @@ void Controller::Impl::Lose(const WorkerRef& ref, const std::string& why, bool b
   ghosts_until.erase(ref.worker);
   waits.End({WaitKind::kLoad, ref.worker.value});
   waits.End({WaitKind::kCancel, ref.worker.value});
-  if (ref.worker.value < options.device_workers()) pool.Lost(SlotOf(ref.worker), why);
-  if (trainer.ref == ref) ActorLost(why);
+  if (ref.worker.value < options.device_workers()) pool.Lost(SlotOf(ref.worker), why, now);
+  TrainerLost(ref, why);
   AfterDeath(ref.worker, why);
 }
 
@@ -81,19 +81,21 @@ void Controller::Impl::AfterDeath(WorkerId worker, const std::string& why) {
 
 // A part of the fleet that the run cannot do without is gone for good.
 void Controller::Impl::CheckFleet() {
-  bool rollout = false, reward = false, actor = false;
+  bool rollout = false, reward = false, actor = false, missing = false;
   std::string why;
   for (const auto& [id, p] : health.places()) {
     if (p.life == Life::kRetired) {
+      // A group of another size would round otherwise, so there is no going on without it.
+      if (options.config.deterministic && p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kActor)) missing = true;
       why = "w" + std::to_string(id.value) + ": " + p.last_why;
       continue;
     }
     if (p.kind == WorkerKind::kReward) reward = true;
-    if (p.kind == WorkerKind::kDevice && id.value == 0) actor = true;
-    if (p.kind == WorkerKind::kDevice && IsRolloutSlot(SlotOf(id))) rollout = true;
+    if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kActor)) actor = true;
+    if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kRollout)) rollout = true;
   }
-  if (!actor) {
-    Fail("fleet_dead", "w0", {}, "the actor worker is retired (" + why + ")");
+  if (!actor || missing) {
+    Fail("fleet_dead", "actor", {}, std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
   } else if (needs_rollout && !rollout) {
     Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
   } else if (needs_reward && !reward) {
@@ -105,6 +107,7 @@ void Controller::Impl::CheckHealth() {
   for (const auto& [id, e] : dispatcher.engines()) {
     const auto* w = weights.Find(id);
     const bool loading = w != nullptr && w->loading.valid();
+    pool.SetStepTime(e.slot, health.Find(id)->step_s);
     health.SetBusy(id, !e.in_flight.empty() && !loading && pool.Holds(e.slot, Role::kRollout), now);
   }
   if (!reattaching.empty() && now > reattach_until) ReattachOver();
@@ -158,6 +161,14 @@ void Controller::Impl::CheckDeadlines() {
       case WaitKind::kPayload:
         Fail("storage", "controller", {}, why);
         return;
+      case WaitKind::kTransition:
+        // Slow to drain is not dead: its transition is called off. Who does not answer to that is.
+        if (pool.DrainTimedOut({key.id}, why, now)) {
+          out.Warn("slot=" + std::to_string(key.id) + " event=rolled_back why=\"" + why + "\"");
+          break;
+        }
+        Replace(w.who, why);
+        break;
       default:
         Replace(w.who, why);
     }
@@ -176,74 +187,6 @@ void Controller::Impl::CheckDeadlines() {
   Fail("no_progress", "controller", {}, "watchdog kind=no_progress for_s=" + std::to_string(Seconds(now - watchdog.last())) +
        " step=" + std::to_string(state.step().value) + " in_flight=" + std::to_string(dispatcher.in_flight()) + " " +
        (line.empty() ? "nobody is waited for" : line));
-}
-
-Role Controller::Impl::Want(SlotId slot) const {
-  if (!colocated) return IsRolloutSlot(slot) ? Role::kRollout : Role::kActor;
-  const Pool::Slot& s = pool.slot(slot);
-  if (trainer.phase != StatePhase::kReady || trainer.training) return Role::kActor;
-  if (state.step().value >= options.config.train.steps || shutdown.requested()) {
-    return evaluation.Pending() && !shutdown.requested() ? Role::kRollout : s.role == Role::kNone ? Role::kActor : s.role;
-  }
-  if (!state.versions().IsPublished(state.version())) return Role::kActor;
-  if (evaluation.Pending()) return Role::kRollout;
-  if (MayTrain() && !Batch().empty()) return Role::kActor;
-  return rl ? Role::kRollout : Role::kActor;
-}
-
-void Controller::Impl::AdvancePool() {
-  for (const auto& [id, s] : pool.slots()) {  // Begin changes a slot in its place
-    if (!s.holder.inc.valid() || !health.IsCurrent(s.holder)) continue;
-    if (s.phase != SlotPhase::kFree && s.phase != SlotPhase::kHeld) continue;
-    const Role want = Want(id);
-    if (s.phase == SlotPhase::kHeld && s.role == want) continue;
-    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) dispatcher.SetOpen(s.holder.worker, false);
-    pool.Begin(id, want, now);
-  }
-}
-
-void Controller::Impl::On(const event::Drained& e) {
-  if (!health.IsCurrent(e.worker) || !pool.Drained(e, now)) {
-    Refuse();
-    return;
-  }
-  Moved();
-  // All of its chunks have been reported; whatever was not goes back with the tokens that came.
-  dispatcher.RemoveEngine(e.worker.worker);
-  weights.Remove(e.worker.worker);
-  waits.End({WaitKind::kLoad, e.worker.worker.value});
-  waits.End({WaitKind::kCancel, e.worker.worker.value});
-  ghosts_until.erase(e.worker.worker);
-}
-
-void Controller::Impl::On(const event::Released& e) {
-  if (!health.IsCurrent(e.worker)) {
-    Refuse();
-    return;
-  }
-  switch (pool.Released(e, now)) {
-    case Pool::ReleaseOutcome::kRefused: Refuse(); return;
-    case Pool::ReleaseOutcome::kGranted: Moved(); return;
-    case Pool::ReleaseOutcome::kQuarantined: Replace(e.worker, "it kept its memory"); return;
-  }
-}
-
-void Controller::Impl::On(const event::Granted& e) {
-  if (!health.IsCurrent(e.worker) || !pool.Granted(e)) {
-    Refuse();
-    return;
-  }
-  Moved();
-  if (!pool.Holds(e.slot, Role::kRollout)) return;
-  dispatcher.AddEngine(e.worker, e.slot, e.epoch);
-  const Version loaded = state.workers().at(e.worker.worker).loaded;
-  weights.Add(e.worker, loaded);
-  // It verified these weights before it trained or waited, and they are still the newest.
-  if (loaded.valid() && loaded == state.version()) {
-    out.Do(command::Admit{e.worker, loaded});
-    dispatcher.Admit(e.worker.worker, loaded);
-    health.Admitted(e.worker.worker);
-  }
 }
 
 }  // namespace tidepool::scheduler

@@ -1,10 +1,17 @@
 #include "scheduler/dispatcher.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/base/check.h"
 
 namespace tidepool::scheduler {
+namespace {
+
+constexpr int64_t kUneven = 32, kPullTokens = 512;  // Seer
+constexpr int64_t kStarvation = 16;
+
+}  // namespace
 
 int64_t ChunkTokens(int64_t configured, int64_t max_new_tokens, int64_t block_tokens) {
   if (configured > 0) return configured;
@@ -23,14 +30,22 @@ const Dispatcher::Engine* Dispatcher::FindEngine(WorkerId worker) const {
   return it == engines_.end() ? nullptr : &it->second;
 }
 
+int64_t Dispatcher::Expected(const Request& r) const {
+  if (options_.oracle) return options_.oracle(r.tid);
+  const auto it = groups_.find(r.gid);
+  const int64_t longest = it == groups_.end() ? 0 : it->second.longest;
+  if (lengths_.mode() != SiblingMode::kIgnore) return longest == 0 ? r.max_new : longest;
+  return r.generated + static_cast<int64_t>(lengths_.ResidualLife(r.generated, static_cast<double>(r.max_new - r.generated)));
+}
+
 Dispatcher::ReadyKey Dispatcher::KeyFor(const Request& r) const {
   if (r.only.valid()) return {0, -r.max_new, 0, r.tid};
-  const auto it = groups_.find(r.gid);
-  const int64_t longest = it == groups_.end() || it->second.longest == 0 ? r.max_new : it->second.longest;
-  const int64_t remaining = std::max<int64_t>(longest - r.generated, 0);
-  if (r.generated > 0) return {1, -remaining, r.gid.value, r.tid};
-  if (r.probe) return {2, r.generated, r.gid.value, r.tid};
-  return {3, -longest, r.gid.value, r.tid};
+  if (options_.order == DispatchOptions::Order::kArrival) return {3, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
+  const int64_t left = std::max<int64_t>(Expected(r) - r.generated, 0);
+  if (urgent_.contains(r.gid)) return {1, -left, r.gid.value, r.tid};
+  const bool probe = r.probe && lengths_.mode() == SiblingMode::kContext && !options_.oracle;
+  if (probe) return {2, r.generated, r.gid.value, r.tid};
+  return {3, -left, r.generated > 0 ? 0 : 1, r.tid};
 }
 
 void Dispatcher::PutReady(Request& r) {
@@ -38,6 +53,12 @@ void Dispatcher::PutReady(Request& r) {
   const ReadyKey key = KeyFor(r);
   ready_.insert(key);
   ready_keys_[r.tid] = key;
+  if (r.only.valid()) return;
+  GroupInfo& g = groups_[r.gid];
+  if (!g.ready.empty()) least_served_.erase({g.ratio, r.gid});
+  g.ready.insert(r.tid);
+  g.ratio = static_cast<double>(g.served) / static_cast<double>(std::max<int64_t>(g.size * (g.longest == 0 ? r.max_new : g.longest), 1));
+  least_served_.insert({g.ratio, r.gid});
 }
 
 void Dispatcher::TakeReady(const Request& r) {
@@ -45,6 +66,46 @@ void Dispatcher::TakeReady(const Request& r) {
   if (it == ready_keys_.end()) return;
   ready_.erase(it->second);
   ready_keys_.erase(it);
+  const auto g = groups_.find(r.gid);
+  if (r.only.valid() || g == groups_.end()) return;
+  g->second.ready.erase(r.tid);
+  if (g->second.ready.empty()) least_served_.erase({g->second.ratio, r.gid});
+}
+
+void Dispatcher::Rekey(const SampleId& tid) {
+  Request& r = requests_.at(tid);
+  if (!ready_keys_.contains(tid)) return;
+  TakeReady(r);
+  PutReady(r);
+}
+
+void Dispatcher::Unload(Engine& e) {
+  by_load_.erase({static_cast<int64_t>(e.in_flight.size()), e.reserved, e.ref.worker});
+}
+void Dispatcher::Reload(Engine& e) {
+  if (e.open) by_load_.insert({static_cast<int64_t>(e.in_flight.size()), e.reserved, e.ref.worker});
+}
+
+void Dispatcher::SetUrgent(const std::set<GroupId>& gids) {
+  std::set<GroupId> changed;
+  std::set_symmetric_difference(urgent_.begin(), urgent_.end(), gids.begin(), gids.end(), std::inserter(changed, changed.end()));
+  urgent_ = gids;
+  for (const GroupId gid : changed) {
+    const auto g = groups_.find(gid);
+    if (g == groups_.end()) continue;
+    for (const SampleId& tid : std::set(g->second.members)) Rekey(tid);
+  }
+}
+
+int64_t Dispatcher::ExpectedLeft(GroupId gid) const {
+  const auto g = groups_.find(gid);
+  int64_t most = 0;
+  if (g == groups_.end()) return 0;
+  for (const SampleId& tid : g->second.members) {
+    const Request& r = requests_.at(tid);
+    most = std::max(most, std::max<int64_t>(1, Expected(r) - r.generated));
+  }
+  return most;
 }
 
 void Dispatcher::Add(const Request& request) {
@@ -54,6 +115,7 @@ void Dispatcher::Add(const Request& request) {
   r.probe = !g.probed && g.members.empty() && !r.only.valid();
   g.probed = true;
   g.members.insert(r.tid);
+  ++g.size;
   PutReady(r);
 }
 
@@ -75,6 +137,9 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
   Request& r = it->second;
   if (tokens == 0) return true;
   r.generated += tokens;
+  r.cached = r.prompt_len + r.generated;
+  const auto g = groups_.find(r.gid);
+  if (g != groups_.end() && !r.only.valid()) g->second.served += tokens;  // its place in the order follows at the chunk's end
   if (!r.v_min.valid() || v < r.v_min) r.v_min = v;
   if (!r.v_max.valid() || r.v_max < v) r.v_max = v;
   return true;
@@ -85,8 +150,10 @@ Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& 
   if (e == engines_.end() || e->second.ref != from) return Ended::kRefused;
   const auto chunk = e->second.in_flight.find({tid, att});
   if (chunk == e->second.in_flight.end()) return Ended::kRefused;
+  Unload(e->second);
   e->second.reserved -= chunk->second;
   e->second.in_flight.erase(chunk);
+  Reload(e->second);
   --in_flight_;
   const auto r = requests_.find(tid);
   if (r == requests_.end() || r->second.att != att || r->second.on != from) return Ended::kGone;
@@ -97,15 +164,20 @@ Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& 
 void Dispatcher::Requeue(const SampleId& tid) { PutReady(requests_.at(tid)); }
 
 void Dispatcher::LearnLength(GroupId gid, int64_t tokens) {
+  lengths_.Finished(tokens);
   const auto it = groups_.find(gid);
-  if (it == groups_.end() || tokens <= it->second.longest) return;
-  it->second.longest = tokens;
-  for (const SampleId& tid : it->second.members) {  // their places in the order change
-    Request& r = requests_.at(tid);
-    if (!ready_keys_.contains(tid)) continue;
-    TakeReady(r);
-    PutReady(r);
+  if (it == groups_.end()) return;
+  it->second.lengths.push_back(tokens);
+  bool changed = false;
+  if (static_cast<int64_t>(it->second.lengths.size()) == it->second.size) changed = lengths_.GroupFinished(it->second.lengths);
+  if (changed) {
+    std::vector<SampleId> ready;
+    for (const auto& [tid, key] : ready_keys_) ready.push_back(tid);
+    for (const SampleId& tid : ready) Rekey(tid);
   }
+  if (tokens <= it->second.longest) return;
+  it->second.longest = tokens;
+  for (const SampleId& tid : std::set(it->second.ready)) Rekey(tid);  // their places in the order change
 }
 
 bool Dispatcher::HasRequests(GroupId gid) const {
@@ -115,7 +187,10 @@ bool Dispatcher::HasRequests(GroupId gid) const {
 
 std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
   std::vector<WorkerRef> who;
+  const auto g = groups_.find(gid);
+  if (g != groups_.end() && !g->second.ready.empty()) least_served_.erase({g->second.ratio, gid});
   groups_.erase(gid);
+  urgent_.erase(gid);
   for (auto& [id, e] : engines_) {
     if (e.groups.erase(gid) > 0) who.push_back(e.ref);
   }
@@ -133,8 +208,10 @@ void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) 
 
 void Dispatcher::Admit(WorkerId worker, const Version& v) {
   Engine& e = engines_.at(worker);
+  Unload(e);
   e.version = v;
   e.open = true;
+  Reload(e);
 }
 
 void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
@@ -143,22 +220,30 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
   TakeReady(r);
   r.on = on;
   const int64_t reserved = r.prompt_len + r.generated + std::min(options_.chunk_tokens, r.max_new - r.generated);
+  Unload(e);
   e.in_flight[{tid, r.att}] = reserved;
   e.reserved += reserved;
+  Reload(e);
   e.groups.insert(r.gid);
   ++in_flight_;
 }
 
 void Dispatcher::SetOpen(WorkerId worker, bool open) {
   const auto it = engines_.find(worker);
-  if (it != engines_.end()) it->second.open = open && it->second.version.valid();
+  if (it == engines_.end()) return;
+  Unload(it->second);
+  it->second.open = open && it->second.version.valid();
+  Reload(it->second);
 }
+
+void Dispatcher::SetEpoch(WorkerId worker, LeaseEpoch epoch) { engines_.at(worker).epoch = epoch; }
 
 int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   const auto it = engines_.find(worker);
   if (it == engines_.end()) return 0;
   const auto lost = static_cast<int64_t>(it->second.in_flight.size());
   in_flight_ -= lost;
+  Unload(it->second);
   for (const auto& [chunk, reserved] : it->second.in_flight) {
     const auto r = requests_.find(chunk.first);
     if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref) PutReady(r->second);
@@ -185,17 +270,21 @@ bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
 
 Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
                                       const std::function<bool(const Version&)>& may_serve) {
-  int64_t usable = 0;
-  Engine* least = nullptr;
   const auto ok = [&](const Engine& e) {
-    return (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
+    return e.open && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
   };
-  for (auto& [id, e] : engines_) {
-    if (e.open) ++usable;
-    if (ok(e) && (least == nullptr || e.in_flight.size() < least->in_flight.size())) least = &e;
+  Engine* least = nullptr;
+  for (const auto& [chunks, reserved, id] : by_load_) {
+    Engine& e = engines_.at(id);
+    if (!ok(e)) continue;
+    least = &e;
+    break;
   }
   if (least == nullptr) return nullptr;
+  const auto usable = static_cast<int64_t>(by_load_.size());
   const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
+  const auto fewest = static_cast<int64_t>(least->in_flight.size());
+  if (std::get<0>(*by_load_.rbegin()) - fewest > kUneven) return least;
   const auto group = groups_.find(r.gid);
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
     const auto it = engines_.find(home);
@@ -206,10 +295,18 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
 
 std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve) {
   std::vector<Chunk> chunks;
-  if (ready_.empty()) return chunks;
+  if (ready_.empty() || by_load_.empty()) return chunks;
   bool training_full = false;
-  for (auto it = ready_.begin(); it != ready_.end() && in_flight_ < options_.max_concurrent;) {
-    Request& r = requests_.at(std::get<3>(*it));
+  const int64_t most = std::min(options_.max_concurrent, cap_);
+  for (auto it = ready_.begin(); it != ready_.end() && in_flight_ < most;) {
+    auto pick = it;
+    // Now and then the group that was served least of what it needs, or the longest would starve the rest.
+    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(*it) == 3 &&
+        decisions_ % kStarvation == kStarvation - 1 && !least_served_.empty()) {
+      const GroupInfo& g = groups_.at(least_served_.begin()->second);
+      pick = ready_.find(ready_keys_.at(*g.ready.begin()));
+    }
+    Request& r = requests_.at(std::get<3>(*pick));
     if (training_full && !r.only.valid()) break;
     const int64_t tokens = std::min(options_.chunk_tokens, r.max_new - r.generated);
     Engine* e = Place(r, tokens, may_serve);
@@ -219,19 +316,30 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
       ++it;
       continue;
     }
-    it = ready_.erase(it);
-    ready_keys_.erase(r.tid);
+    ++decisions_;
+    if (pick == it) ++it;
+    TakeReady(r);
+    Chunk chunk{r.tid, e->ref, e->version, tokens, {}, 0};
+    if (options_.pull_kv && r.cached > kPullTokens && r.home.valid() && r.home != e->ref.worker) {
+      const auto from = engines_.find(r.home);
+      if (from != engines_.end() && from->second.version == e->version) {
+        chunk.pull_from = from->second.ref;
+        chunk.pull_tokens = r.cached;
+      }
+    }
     const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
     const int64_t reserved = prompt + r.generated + tokens;
+    Unload(*e);
     e->in_flight[{r.tid, r.att}] = reserved;
     e->reserved += reserved;
+    Reload(*e);
     e->groups.insert(r.gid);
     r.on = e->ref;
     r.home = e->ref.worker;
     groups_[r.gid].home = e->ref.worker;
     ++in_flight_;
     ++chunks_;
-    chunks.push_back({r.tid, e->ref, e->version, tokens});
+    chunks.push_back(std::move(chunk));
   }
   return chunks;
 }

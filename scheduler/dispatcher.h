@@ -1,11 +1,14 @@
 #pragma once
 // Turns unfinished samples into bounded chunks on rollout workers.
 //
-// Order: evaluation requests; then samples that have tokens already (longest expected first); then one
-// probe per group, whose length is learnt early; then the rest, groups with the longest finished
-// sibling first (unknown counts as longest). Placement: the worker that holds the sample's KV, else its
-// group's, else the one with the fewest chunks; never more than an even share of all requests on one
-// worker while others have room. (MECHANISMS 3.2-3.4 without correlation fall-back and KV pulling.)
+// Order (MECHANISMS 3.3, after Seer's algorithm 2): evaluation requests; requests whose group would expire at
+// the next version; one probe per group, fewest tokens first (short ones tell lengths early); the rest,
+// longest expected first. The expected length is the longest finished sibling's (unknown: the longest
+// allowed) while siblings correlate, else the mean residual life of this run's samples (LengthModel). Every
+// 16th decision goes to the group that was served least of what it is expected to need, so none starves.
+// Placement: if workers differ by more than 32 chunks, the one with the fewest; else the one that holds the
+// sample's KV, else its group's, else the one with the fewest; a worker that holds 512 tokens less of it than
+// the best is told to pull them.
 // A worker that is lost gives its chunks back with the tokens that were reported. Not thread-safe.
 
 #include <cstdint>
@@ -19,6 +22,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
+#include "scheduler/length_model.h"
 
 namespace tidepool::scheduler {
 
@@ -26,6 +30,10 @@ struct DispatchOptions {
   int64_t chunk_tokens = 256;     // > 0
   int64_t max_concurrent = 256;   // chunks in flight on all workers
   int64_t kv_cache_tokens = 0;    // of one worker; 0: the engine is sized for max_concurrent
+  enum class Order : uint8_t { kContext, kArrival } order = Order::kContext;  // kArrival: groups as they came
+  // For simulation: the true length of a sample (the oracle order), instead of what siblings tell.
+  std::function<int64_t(const SampleId&)> oracle;
+  bool pull_kv = false;           // workers can copy KV from each other
 };
 // rollout.chunk_tokens, or max_new/20 rounded up to a block, within 256 .. 2048.
 int64_t ChunkTokens(int64_t configured, int64_t max_new_tokens, int64_t block_tokens);
@@ -41,6 +49,7 @@ struct Request {
   WorkerId home;                  // ran there last
   bool probe = false;
   int64_t errors = 0;
+  int64_t cached = 0;             // tokens of it in the KV of `home`
 };
 
 class Dispatcher {
@@ -50,6 +59,8 @@ class Dispatcher {
     WorkerRef worker;
     Version v;
     int64_t tokens = 0;
+    WorkerRef pull_from;          // inc valid: its KV is there
+    int64_t pull_tokens = 0;
   };
   struct Engine {
     WorkerRef ref;
@@ -79,6 +90,13 @@ class Dispatcher {
   void Requeue(const SampleId& tid);               // back to the buffer after ChunkEnded
   void CountError(const SampleId& tid) { ++requests_.at(tid).errors; }
   void LearnLength(GroupId gid, int64_t tokens);   // a sample of the group finished by itself
+  // These groups' requests come first from now on (they would expire at the next version).
+  void SetUrgent(const std::set<GroupId>& gids);
+  // Tokens that its requests are still expected to need, the most of one; 0: it has none.
+  [[nodiscard]] int64_t ExpectedLeft(GroupId gid) const;
+  [[nodiscard]] const LengthModel& lengths() const { return lengths_; }
+  // Chunks in flight are kept below it (KV-pressure admission); the configured limit holds as well.
+  void SetCap(int64_t cap) { cap_ = cap; }
   [[nodiscard]] bool HasRequests(GroupId gid) const;
   // No request of the group is left: workers that may hold its KV.
   std::vector<WorkerRef> ForgetGroup(GroupId gid);
@@ -89,6 +107,7 @@ class Dispatcher {
   // A chunk of `tid` is already in flight there (a worker re-attached).
   void Adopt(const SampleId& tid, const WorkerRef& on);
   void SetOpen(WorkerId worker, bool open);
+  void SetEpoch(WorkerId worker, LeaseEpoch epoch);  // its slot goes on under a new lease
   // Gone (lost or drained): its chunks return to the buffer. Returns how many there were.
   int64_t RemoveEngine(WorkerId worker);
   [[nodiscard]] const Engine* FindEngine(WorkerId worker) const;
@@ -109,12 +128,22 @@ class Dispatcher {
     bool probed = false;
     WorkerId home;
     std::set<SampleId> members;
+    std::vector<int64_t> lengths;  // of its finished samples
+    int64_t size = 0;              // requests it ever had
+    int64_t served = 0;            // tokens generated for it
+    std::set<SampleId> ready;      // of its members
+    double ratio = 0;              // its key in least_served_
+    bool urgent = false;
   };
   using ReadyKey = std::tuple<int, int64_t, int64_t, SampleId>;  // class, order, start, tid
   [[nodiscard]] ReadyKey KeyFor(const Request& r) const;
   void PutReady(Request& r);
   void TakeReady(const Request& r);
   Engine* Place(const Request& r, int64_t tokens, const std::function<bool(const Version&)>& may_serve);
+  [[nodiscard]] int64_t Expected(const Request& r) const;   // its whole length
+  void Rekey(const SampleId& tid);
+  void Unload(Engine& e);                                    // out of by_load_, before its load changes
+  void Reload(Engine& e);
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;
 
   DispatchOptions options_;
@@ -123,7 +152,11 @@ class Dispatcher {
   std::set<ReadyKey> ready_;
   std::map<GroupId, GroupInfo> groups_;
   std::map<WorkerId, Engine> engines_;
-  int64_t in_flight_ = 0, chunks_ = 0;
+  std::set<std::pair<double, GroupId>> least_served_;        // groups with ready requests
+  std::set<std::tuple<int64_t, int64_t, WorkerId>> by_load_;  // open engines: chunks, reserved tokens
+  LengthModel lengths_;
+  std::set<GroupId> urgent_;
+  int64_t in_flight_ = 0, chunks_ = 0, cap_ = INT64_MAX, decisions_ = 0;
 };
 
 }  // namespace tidepool::scheduler

@@ -29,6 +29,7 @@ struct HeldChunk { SampleId tid; int32_t att = 0; int64_t generated_tokens = 0; 
 struct WorkerJoined {
   WorkerId worker; std::string name; WorkerKind kind = WorkerKind::kDevice; SlotId slot;
   int64_t device_bytes = 0; Incarnation restored_inc; std::vector<HeldChunk> held;
+  Version holds;                  // re-attached: weights in its memory; invalid: not reported
 };
 struct WorkerLost { WorkerRef worker; std::string why; bool by_exit = false; };   // socket closed, process exit
 struct WorkerStartFailed { WorkerId worker; std::string why; };                   // exec failed, died before Hello
@@ -51,8 +52,15 @@ struct Released { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t free_
 struct Granted { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
 // Weights `v` are in the worker's memory; it computed their digest. `error` set: could not load.
 struct Loaded { WorkerRef worker; Version v; uint64_t digest = 0; std::string error; };
-// The trainer holds the state of `step` (fresh from the model, or restored). `error` set: could not.
+// The trainer holds the state of `step` (fresh from the model, restored, or fetched from a peer: the answer
+// to InitState, RestoreState and FetchState). `error` set: could not.
 struct StateReady { WorkerRef worker; StepNumber step; uint64_t weights_digest = 0; std::string error; };
+// The communicator of the training group `group_epoch` is up on this member. `error` set: could not.
+struct GroupFormed { WorkerRef worker; int64_t group_epoch = 0; std::string error; };
+// Answer to AbortStep: the member is out of its collectives and holds the state of `step` (the one before
+// the aborted step, or that step if it had finished it; invalid: none that can be relied on).
+struct StepAborted { WorkerRef worker; int64_t lease = 0; StepNumber step; uint64_t weights_digest = 0; };
+// From every member of the training group; weights_digest of all of them has to be one.
 struct TrainDone { WorkerRef worker; StepNumber step; int64_t lease = 0; bool finite = true; uint64_t weights_digest = 0; double seconds = 0; };
 struct TrainFailed { WorkerRef worker; StepNumber step; int64_t lease = 0; std::string why; bool data = false; };  // nothing changed
 struct Published { WorkerRef worker; Version v; std::string error; };              // bytes can be fetched by others
@@ -71,7 +79,7 @@ using Event = std::variant<
     event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed, event::Heartbeat,
     event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::RowReady, event::RowInvalid,
     event::Graded, event::Drained, event::Released, event::Granted, event::Loaded, event::StateReady,
-    event::TrainDone, event::TrainFailed, event::Published, event::RecoveryCopied, event::CheckpointWritten,
+    event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed, event::Published, event::RecoveryCopied, event::CheckpointWritten,
     event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::StopRequested,
     event::StorageFailed, event::Tick>;
 

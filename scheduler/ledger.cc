@@ -44,6 +44,7 @@ Sample* Ledger::Mutable(const SampleId& tid, Group** group) {
 }
 
 void Ledger::SetPhase(Group& g, GroupPhase phase) {
+  ++changes_;
   if (g.phase == phase) return;
   --by_phase_[static_cast<size_t>(g.phase)];
   ++by_phase_[static_cast<size_t>(phase)];
@@ -65,6 +66,7 @@ void Ledger::Reclassify(Group& g) {
 void Ledger::Erase(const GroupKey& key) {
   const auto it = groups_.find(key);
   --by_phase_[static_cast<size_t>(it->second.phase)];
+  ++changes_;
   queued_.erase(key);
   groups_.erase(it);
 }
@@ -89,6 +91,7 @@ Status Ledger::ApplyIssue(const record::Issue& r) {
     g.samples.resize(static_cast<size_t>(rules_.group_size));
     it = groups_.emplace(key, std::move(g)).first;
     ++by_phase_[static_cast<size_t>(GroupPhase::kRunning)];
+    ++changes_;
     ++open_;
     next_gid_ = std::max(next_gid_, r.gid.value + 1);
   }
@@ -210,6 +213,7 @@ Status Ledger::ApplyStepCommit(const record::StepCommit& r) {
     SetPhase(g, GroupPhase::kTrained);
     g.step = r.step;
     g.lease = -1;
+    last_trained_start_ = std::max(last_trained_start_, g.start);
     --open_;
     for (const Sample& s : g.samples) rows += s.phase == SamplePhase::kReady ? 1 : 0;
   }
@@ -315,7 +319,18 @@ std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v, con
       std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.rank == 0; }));
   const bool replay = replayed >= static_cast<size_t>(rules_.min_batch());
   if (candidates.size() < want && !Exhausted() && !replay) return {};
-  if (rules_.oversample > 1 && !replay && CountGroups(GroupPhase::kRunning) + CountGroups(GroupPhase::kAwaiting) > 0) {
+  if (rules_.surplus == LedgerRules::Surplus::kTailRounds && !replay) {
+    // Prompts that were overtaken are collected; when they fill a batch, they have a round of their own.
+    size_t overtaken = 0;
+    for (const auto& [key, g] : groups_) {
+      overtaken += g.phase != GroupPhase::kTrained && g.phase != GroupPhase::kLeased && g.start < last_trained_start_ ? 1 : 0;
+    }
+    if (overtaken >= want) {
+      std::erase_if(candidates, [&](const Candidate& c) { return c.start >= last_trained_start_; });
+      if (candidates.size() < want) return {};
+    }
+  }
+  if (rules_.oversample > 1 && rules_.surplus == LedgerRules::Surplus::kStartOrder && !replay && CountGroups(GroupPhase::kRunning) + CountGroups(GroupPhase::kAwaiting) > 0) {
     // Surplus only replaces what is lost: an earlier group that still runs keeps its place, so that
     // short answers are not preferred.
     std::vector<int64_t> starts;

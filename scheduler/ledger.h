@@ -71,6 +71,7 @@ struct LedgerRules {
   int64_t groups_per_step = 1, group_size = 1, max_lag_versions = 0;
   double oversample = 1, min_step_batch_fraction = 1;
   int64_t max_reissues = 2;
+  enum class Surplus : uint8_t { kStartOrder, kFirstDone, kTailRounds } surplus = Surplus::kStartOrder;
   bool reissue = true, mask = false, graded = true;  // graded false: sft, a sample is ready when its payload is
   [[nodiscard]] int64_t capacity() const;
   [[nodiscard]] int64_t min_batch() const;
@@ -95,6 +96,7 @@ class Ledger {
   void Forget(StepNumber step);
 
   // Admission.
+  [[nodiscard]] int64_t changes() const { return changes_; }  // rises when some group's phase does
   [[nodiscard]] int64_t open() const { return open_; }
   [[nodiscard]] bool CanStart(int64_t preparing) const;
   [[nodiscard]] const OrdinalSet& ordinals() const { return ordinals_; }
@@ -141,7 +143,8 @@ class Ledger {
   std::array<int64_t, 9> drops_{};
   int64_t open_ = 0, running_samples_ = 0, issued_samples_ = 0, trained_samples_ = 0;
   int64_t next_gid_ = 0, next_start_ = 0, dropped_groups_since_commit_ = 0;
-  int64_t filtered_since_commit_ = 0, stale_since_commit_ = 0;
+  int64_t filtered_since_commit_ = 0, stale_since_commit_ = 0, changes_ = 0;
+  int64_t last_trained_start_ = -1;       // of the newest group that was trained
 };
 
 }  // namespace tidepool::scheduler

@@ -1,15 +1,45 @@
 #include "scheduler/pool.h"
 
+#include <algorithm>
 #include <chrono>
-#include <map>
+#include <cmath>
+#include <utility>
 
 #include "core/base/check.h"
+#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
+namespace {
 
-void Pool::WaitFor(SlotId id, const Slot& s, const char* what, Duration limit, TimePoint now) {
+constexpr double kSwitchWeight = 0.3;                      // EWMA
+constexpr double kAvoidSeconds = 10, kAvoidMost = 300;     // after a failed drain: 10 s * 2^k, at most 5 min
+
+}  // namespace
+
+const char* Name(SlotPhase phase) {
+  switch (phase) {
+    case SlotPhase::kFree: return "free";
+    case SlotPhase::kGranting: return "granting";
+    case SlotPhase::kHeld: return "held";
+    case SlotPhase::kDraining: return "draining";
+    case SlotPhase::kReleasing: return "releasing";
+    case SlotPhase::kReleased: return "released";
+    case SlotPhase::kQuarantined: return "quarantined";
+    case SlotPhase::kLost: return "lost";
+  }
+  return "unknown";
+}
+
+double Pool::ReleaseLimit(Role to) const {
+  return options_.release_floor_s + static_cast<double>(Need(to)) / options_.release_bytes_per_s;
+}
+double Pool::GrantLimit(Role to) const {
+  return options_.grant_floor_s + static_cast<double>(Need(to)) / options_.grant_bytes_per_s;
+}
+
+void Pool::WaitFor(SlotId id, const Slot& s, const char* what, double limit_s, TimePoint now) {
   waits_.Begin({WaitKind::kTransition, id.value},
-               {s.holder, now, now + limit, std::string(what) + " slot=" + std::to_string(id.value)});
+               {s.holder, now, now + FromSeconds(limit_s), std::string(what) + " slot=" + std::to_string(id.value)});
 }
 
 bool Pool::Holds(SlotId id, Role role) const {
@@ -17,119 +47,308 @@ bool Pool::Holds(SlotId id, Role role) const {
   return it != slots_.end() && it->second.phase == SlotPhase::kHeld && it->second.role == role;
 }
 
+std::vector<SlotId> Pool::Holding(Role role) const {
+  std::vector<SlotId> ids;
+  for (const auto& [id, s] : slots_) {
+    if (s.phase == SlotPhase::kHeld && s.role == role) ids.push_back(id);
+  }
+  return ids;
+}
+
+bool Pool::Coming(Role role) const {
+  return std::any_of(slots_.begin(), slots_.end(), [&](const auto& item) {
+    const Slot& s = item.second;
+    return (s.t.valid() && s.next == role) || (s.phase == SlotPhase::kGranting && s.role == role);
+  });
+}
+
+bool Pool::Taking() const {
+  return std::any_of(transitions_.begin(), transitions_.end(), [](const auto& item) { return item.second.takes; });
+}
+
 void Pool::Recover(bool keep_holders) {
+  const std::map<TransitionId, bool> open = state_.transitions();
+  std::map<TransitionId, std::vector<record::SlotPlan>> back;
+  for (const auto& [id, facts] : state_.slots()) {
+    if (!facts.open.valid()) continue;
+    if (keep_holders && !facts.committed && facts.role != Role::kNone) {
+      back[facts.open].push_back({id, facts.next, facts.role, {facts.epoch.value + 1}});
+    }
+  }
+  for (const auto& [t, committed] : open) {
+    if (committed) continue;
+    out_.Record(record::TransitionRolledBack{t, "controller restarted", back[t]});
+  }
   for (const auto& [id, facts] : std::map(state_.slots())) {
     Slot& s = slots_[id];
     s.epoch = facts.epoch;
-    if (!facts.open.valid() && facts.role != Role::kNone && keep_holders) {
-      s.phase = SlotPhase::kHeld;
-      s.role = facts.role;
-      s.holder = facts.holder;
+    if (facts.role == Role::kNone) continue;
+    if (!keep_holders) {
+      out_.Record(record::SlotLost{id, "controller restarted"});
+      s.phase = SlotPhase::kLost;
       continue;
     }
-    if (facts.open.valid() && !facts.committed) {
-      out_.Record(record::TransitionRolledBack{facts.open, "controller restarted"});
+    s.role = facts.role;
+    s.holder = facts.holder;
+    // A worker may never have heard of the newest epoch; it is told its role again when it re-attaches.
+    s.phase = SlotPhase::kGranting;
+    if (facts.open.valid()) {
+      s.t = facts.open;
+      s.next = facts.role;
+      ++generation_;
+      Transition& t = transitions_[facts.open];
+      t.slots.push_back(id);
+      t.committed = true;
     }
-    if (facts.role != Role::kNone) out_.Record(record::SlotLost{id, "controller restarted"});
-    if (facts.open.valid() && facts.committed) out_.Record(record::TransitionDone{facts.open});
   }
+  for (const auto& [t, committed] : open) {
+    if (committed && !transitions_.contains(t)) out_.Record(record::TransitionDone{t});
+  }
+}
+
+void Pool::Reattached(SlotId slot, TimePoint now) {
+  Slot& s = slots_.at(slot);
+  if (s.phase != SlotPhase::kGranting) return;
+  out_.Do(command::Grant{s.holder, slot, s.epoch, s.role});
+  WaitFor(slot, s, "resume", GrantLimit(s.role), now);
 }
 
 void Pool::Attach(SlotId slot, const WorkerRef& worker) {
   Slot& s = slots_[slot];
-  TP_CHECK(s.phase == SlotPhase::kFree || s.holder == worker) << "slot " << slot.value << " is held by " << ToString(s.holder);
+  TP_CHECK(s.phase == SlotPhase::kFree || s.phase == SlotPhase::kLost || s.phase == SlotPhase::kQuarantined)
+      << "slot " << slot.value << " is " << Name(s.phase) << " by " << ToString(s.holder);
+  s.phase = SlotPhase::kFree;
   s.holder = worker;
+  ++generation_;
 }
 
-void Pool::Lost(SlotId slot, const std::string& why) {
-  Slot& s = slots_.at(slot);
-  const bool before_commit = s.phase == SlotPhase::kDraining || s.phase == SlotPhase::kReleasing;
-  if (before_commit) out_.Record(record::TransitionRolledBack{s.t, why});
-  if (state_.slots().contains(slot) && state_.slots().at(slot).role != Role::kNone) out_.Record(record::SlotLost{slot, why});
-  if (s.phase == SlotPhase::kGranting) out_.Record(record::TransitionDone{s.t});
-  waits_.End({WaitKind::kTransition, slot.value});
-  s.phase = SlotPhase::kFree;
-  s.role = s.next = Role::kNone;
-  s.holder = {};
+void Pool::Leave(SlotId id, Slot& s, SlotPhase phase) {
+  ++generation_;
+  waits_.End({WaitKind::kTransition, id.value});
+  s.phase = phase;
+  s.role = s.next = s.owed = Role::kNone;
   s.t = {};
 }
 
-void Pool::Abandon(const std::string& why) {
-  for (const auto& [id, s] : std::map(slots_)) {
-    if (s.t.valid()) Lost(id, why);
+void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
+  Slot& s = slots_.at(slot);
+  const TransitionId t = s.t;
+  const auto facts = state_.slots().find(slot);
+  if (facts != state_.slots().end() && facts->second.role != Role::kNone) out_.Record(record::SlotLost{slot, why});
+  Leave(slot, s, SlotPhase::kLost);
+  s.holder = {};
+  const auto it = transitions_.find(t);
+  if (it == transitions_.end()) return;
+  std::erase(it->second.slots, slot);
+  if (it->second.committed) {
+    DoneIfAll(t, now);
+  } else {
+    RollBack(t, why, now);
   }
 }
 
-void Pool::Begin(SlotId slot, Role role, TimePoint now) {
-  Slot& s = slots_.at(slot);
-  TP_CHECK(s.holder.inc.valid() && (s.phase == SlotPhase::kFree || s.phase == SlotPhase::kHeld)) << "slot " << slot.value;
-  s.t = state_.next_transition();
-  s.next = role;
-  s.epoch = {s.epoch.value + 1};
-  const Duration limit = options_.drain_deadline + options_.release_deadline + options_.grant_deadline;
-  out_.Record(record::TransitionBegin{
-      s.t, {{slot, s.role, role, s.epoch}}, std::chrono::duration_cast<std::chrono::milliseconds>(limit).count()});
-  if (s.phase == SlotPhase::kFree) {
-    Grant(slot, s, now);
-    return;
+void Pool::Abandon(const std::string& why, TimePoint now) {
+  for (const auto& [id, s] : std::map(slots_)) {
+    if (slots_.at(id).t.valid() && !transitions_.at(slots_.at(id).t).committed) RollBack(slots_.at(id).t, why, now);
   }
-  s.phase = SlotPhase::kDraining;
-  out_.Do(command::Drain{s.holder, slot, s.epoch});
-  WaitFor(slot, s, "drain", options_.drain_deadline, now);
+  for (const auto& [id, s] : std::map(slots_)) {
+    if (slots_.at(id).t.valid()) Lost(id, why, now);
+  }
+}
+
+void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, double dwell_s, TimePoint now) {
+  TP_CHECK(!roles.empty());
+  ++generation_;
+  const TransitionId t = state_.next_transition();
+  Transition open{.slots = {}, .takes = false, .committed = false, .begun = now, .committed_at = now, .why = why};
+  std::vector<record::SlotPlan> plan;
+  double limit = 0;
+  for (const auto& [id, role] : roles) {
+    Slot& s = slots_.at(id);
+    TP_CHECK(s.holder.inc.valid() && !s.t.valid() &&
+             (s.phase == SlotPhase::kFree || s.phase == SlotPhase::kHeld || s.phase == SlotPhase::kReleased))
+        << "slot " << id.value << " is " << Name(s.phase);
+    TP_CHECK(s.phase != SlotPhase::kHeld || s.role != role) << "slot " << id.value << " holds " << Name(role);
+    if (s.phase == SlotPhase::kHeld) {
+      TP_CHECK(!Taking()) << "a second transition takes slots";
+      open.takes = true;
+      if (s.role == Role::kRollout) s.taken = now;
+    }
+    s.epoch = {s.epoch.value + 1};
+    plan.push_back({id, s.role, role, s.epoch});
+    open.slots.push_back(id);
+    // Time for a rollback is inside the promise: whoever waits for its end waits for one of the two.
+    limit = std::max(limit, DrainLimit(s) + ReleaseLimit(role) + GrantLimit(role));
+  }
+  out_.Record(record::TransitionBegin{t, plan, std::llround(1000 * limit), why, std::llround(1000 * dwell_s)});
+  transitions_[t] = std::move(open);
+  for (const record::SlotPlan& p : plan) {
+    Slot& s = slots_.at(p.slot);
+    s.t = t;
+    s.next = p.to;
+    s.owed = Role::kNone;
+    if (s.phase == SlotPhase::kHeld) {
+      s.phase = SlotPhase::kDraining;
+      out_.Do(command::Drain{s.holder, p.slot, s.epoch});
+      WaitFor(p.slot, s, "drain", DrainLimit(s), now);
+    } else {
+      s.phase = SlotPhase::kReleased;
+    }
+  }
+  CommitIfAll(t, now);
+}
+
+void Pool::CommitIfAll(TransitionId t, TimePoint now) {
+  Transition& open = transitions_.at(t);
+  const bool all = std::all_of(open.slots.begin(), open.slots.end(),
+                               [&](SlotId id) { return slots_.at(id).phase == SlotPhase::kReleased; });
+  if (!all) return;
+  open.committed = true;
+  open.committed_at = now;
+  out_.Record(record::TransitionCommit{t});
+  for (const SlotId id : open.slots) Grant(id, slots_.at(id), now);
 }
 
 void Pool::Grant(SlotId id, Slot& s, TimePoint now) {
-  out_.Record(record::TransitionCommit{s.t});
   out_.Record(record::Grant{id, s.next, s.epoch, s.holder});
   s.phase = SlotPhase::kGranting;
+  ++generation_;
   s.role = s.next;
   out_.Do(command::Grant{s.holder, id, s.epoch, s.next});
-  WaitFor(id, s, "grant", options_.grant_deadline, now);
+  WaitFor(id, s, "grant", GrantLimit(s.next), now);
+}
+
+void Pool::GrantBack(SlotId slot, TimePoint now) {
+  Slot& s = slots_.at(slot);
+  TP_CHECK(s.phase == SlotPhase::kReleased && s.owed != Role::kNone && !s.t.valid()) << "slot " << slot.value;
+  s.next = std::exchange(s.owed, Role::kNone);
+  Grant(slot, s, now);
+}
+
+void Pool::DoneIfAll(TransitionId t, TimePoint now) {
+  const auto it = transitions_.find(t);
+  const bool all = std::all_of(it->second.slots.begin(), it->second.slots.end(),
+                               [&](SlotId id) { return slots_.at(id).phase == SlotPhase::kHeld; });
+  if (!all) return;
+  for (const SlotId id : it->second.slots) {
+    slots_.at(id).t = {};
+    slots_.at(id).failures = 0;
+  }
+  out_.Record(record::TransitionDone{t});
+  if (it->second.takes) {
+    const double took = Seconds(now - it->second.begun);
+    switch_s_ = switch_s_ == 0 ? took : (1 - kSwitchWeight) * switch_s_ + kSwitchWeight * took;
+  }
+  transitions_.erase(it);
+}
+
+void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
+  if (TP_PLANTED(10)) return;  // the set stays half changed
+  ++generation_;
+  const Transition open = std::move(transitions_.at(t));
+  transitions_.erase(t);
+  ++rollbacks_;
+  std::vector<record::SlotPlan> plan;
+  for (const SlotId id : open.slots) {
+    Slot& s = slots_.at(id);
+    const Role old = s.role;
+    if (old == Role::kNone) continue;  // it held nothing before
+    s.epoch = {s.epoch.value + 1};
+    plan.push_back({id, s.next, old, s.epoch});
+  }
+  out_.Record(record::TransitionRolledBack{t, why, plan});
+  for (const SlotId id : open.slots) {
+    Slot& s = slots_.at(id);
+    const Role old = s.role;
+    s.t = {};
+    s.next = Role::kNone;
+    s.taken = {};
+    waits_.End({WaitKind::kTransition, id.value});
+    switch (s.phase) {
+      case SlotPhase::kDraining:
+        s.phase = SlotPhase::kGranting;
+        out_.Do(command::Grant{s.holder, id, s.epoch, old});
+        WaitFor(id, s, "resume", GrantLimit(old), now);
+        break;
+      case SlotPhase::kReleasing:  // asked again under the new epoch: what it answers is the same
+        s.owed = old;
+        out_.Do(command::Release{s.holder, id, s.epoch, Need(old)});
+        WaitFor(id, s, "release", ReleaseLimit(old), now);
+        break;
+      case SlotPhase::kReleased:
+        if (old == Role::kNone) {
+          s.phase = SlotPhase::kFree;
+        } else {
+          s.owed = old;
+          s.role = Role::kNone;
+        }
+        break;
+      default:
+        TP_CHECK(false) << "slot " << id.value << " is " << Name(s.phase) << " in a transition that was not committed";
+    }
+  }
+}
+
+bool Pool::DrainTimedOut(SlotId slot, const std::string& why, TimePoint now) {
+  Slot& s = slots_.at(slot);
+  if (s.phase != SlotPhase::kDraining || !s.t.valid()) return false;
+  s.avoid_until = now + FromSeconds(std::min(kAvoidMost, std::ldexp(kAvoidSeconds, static_cast<int>(std::min<int64_t>(s.failures, 6)))));
+  ++s.failures;
+  RollBack(s.t, why, now);
+  return true;
+}
+
+Pool::Slot* Pool::Expect(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase) {
+  const auto it = slots_.find(slot);
+  if (it == slots_.end()) return nullptr;
+  Slot& s = it->second;
+  return s.phase == phase && s.epoch == epoch && s.holder == worker ? &s : nullptr;
 }
 
 bool Pool::Drained(const event::Drained& e, TimePoint now) {
-  const auto it = slots_.find(e.slot);
-  if (it == slots_.end() || it->second.phase != SlotPhase::kDraining || it->second.epoch != e.epoch || it->second.holder != e.worker) {
-    return false;
-  }
-  Slot& s = it->second;
-  s.phase = SlotPhase::kReleasing;
-  const int64_t need = s.next == Role::kActor ? options_.need_bytes_actor : options_.need_bytes_rollout;
-  out_.Do(command::Release{s.holder, e.slot, s.epoch, need});
-  WaitFor(e.slot, s, "release", options_.release_deadline, now);
+  Slot* s = Expect(e.worker, e.slot, e.epoch, SlotPhase::kDraining);
+  if (s == nullptr) return false;
+  s->phase = SlotPhase::kReleasing;
+  ++generation_;
+  out_.Do(command::Release{s->holder, e.slot, s->epoch, Need(s->next)});
+  WaitFor(e.slot, *s, "release", ReleaseLimit(s->next), now);
   return true;
 }
 
 Pool::ReleaseOutcome Pool::Released(const event::Released& e, TimePoint now) {
-  const auto it = slots_.find(e.slot);
-  if (it == slots_.end() || it->second.phase != SlotPhase::kReleasing || it->second.epoch != e.epoch || it->second.holder != e.worker) {
-    return ReleaseOutcome::kRefused;
-  }
-  Slot& s = it->second;
-  const int64_t need = s.next == Role::kActor ? options_.need_bytes_actor : options_.need_bytes_rollout;
-  if (need > 0 && e.free_bytes < need) {
-    out_.Record(record::TransitionRolledBack{s.t, "only " + std::to_string(e.free_bytes) + " of " + std::to_string(need) + " bytes proven free"});
-    out_.Record(record::Quarantine{e.slot, "free_bytes=" + std::to_string(e.free_bytes)});
-    waits_.End({WaitKind::kTransition, e.slot.value});
-    s.phase = SlotPhase::kFree;
-    s.role = s.next = Role::kNone;
-    s.t = {};
+  Slot* s = Expect(e.worker, e.slot, e.epoch, SlotPhase::kReleasing);
+  if (s == nullptr) return ReleaseOutcome::kRefused;
+  const int64_t need = Need(s->t.valid() ? s->next : s->owed);
+  if (need > 0 && e.free_bytes < need && !TP_PLANTED(17)) {
+    const TransitionId t = s->t;
+    const std::string why = "only " + std::to_string(e.free_bytes) + " of " + std::to_string(need) + " bytes proven free";
+    out_.Record(record::Quarantine{e.slot, why});
+    Leave(e.slot, *s, SlotPhase::kQuarantined);
+    if (t.valid()) {
+      std::erase(transitions_.at(t).slots, e.slot);
+      RollBack(t, why, now);
+    }
     return ReleaseOutcome::kQuarantined;
   }
-  out_.Record(record::Release{e.slot, s.epoch, e.free_bytes});
-  Grant(e.slot, s, now);
-  return ReleaseOutcome::kGranted;
+  out_.Record(record::Release{e.slot, s->epoch, e.free_bytes});
+  waits_.End({WaitKind::kTransition, e.slot.value});
+  s->phase = SlotPhase::kReleased;
+  ++generation_;
+  if (s->t.valid()) {
+    CommitIfAll(s->t, now);
+  } else {
+    s->role = Role::kNone;
+  }
+  return ReleaseOutcome::kReleased;
 }
 
-bool Pool::Granted(const event::Granted& e) {
-  const auto it = slots_.find(e.slot);
-  if (it == slots_.end() || it->second.phase != SlotPhase::kGranting || it->second.epoch != e.epoch || it->second.holder != e.worker) {
-    return false;
-  }
-  it->second.phase = SlotPhase::kHeld;
-  out_.Record(record::TransitionDone{it->second.t});
-  it->second.t = {};
+bool Pool::Granted(const event::Granted& e, TimePoint now) {
+  Slot* s = Expect(e.worker, e.slot, e.epoch, SlotPhase::kGranting);
+  if (s == nullptr) return false;
+  s->phase = SlotPhase::kHeld;
+  ++generation_;
   waits_.End({WaitKind::kTransition, e.slot.value});
+  if (s->t.valid()) DoneIfAll(s->t, now);
   return true;
 }
 

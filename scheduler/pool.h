@@ -1,17 +1,28 @@
 #pragma once
-// Who holds which slot. A slot changes hands only by a transition of its own:
+// Who holds which slot, and how that changes: by transactions over any number of slots.
 //
-//   free --T_BEGIN,T_COMMIT,GRANT--> granting --Granted--> held --T_BEGIN,Drain--> draining --Drained-->
-//   releasing --Released (enough bytes)--> T_COMMIT, GRANT --> granting --> held, T_DONE
+//   slot:  free | held(r) --T_BEGIN--> draining --Drained--> releasing --Released (enough bytes)--> released
+//          (a yes vote; a free slot has voted yes already);  all voted: T_COMMIT, Grant --> granting --Granted--> held;
+//          all held: T_DONE.
+//   before T_COMMIT a failure rolls the whole transition back (T_ROLLED_BACK, epochs rise): slots that still
+//          drain are granted their role again (they go on with what they have), those that had released are owed their old role: the controller asks the
+//          policy at once and either gives it back (GrantBack) or takes the slot into the next transition.
+//   after T_COMMIT there is only forward: a slot that fails is lost, T_DONE closes for the others.
+//   too little memory proven free: QUAR; the slot is out of use until another process of its worker joins.
 //
-// Before T_COMMIT a failure rolls back (T_ROLLED_BACK), after it the slot is lost and T_DONE closes the
-// transition. Too little memory proven free: QUAR, and the worker is replaced. Every effect carries
-// (slot, epoch); others are refused. The journal's view of a slot is RunState::slots(); this class adds
-// the phase inside a transition. Not thread-safe.
+// At most one transition takes slots that are held; slots that hold nothing join by transitions of their
+// own, so that a newcomer does not wait for somebody's drain. Slots outside a transition are not touched.
+// Every effect carries (slot, epoch); others are refused. The journal's view of a slot is RunState::slots();
+// this class adds the phase inside a transition. Not thread-safe.
+//
+// Deadlines (each a wait of WaitKind::kTransition): drain 10 s + 20 x the slot's step time; release 10 s +
+// bytes at 1 GB/s; grant 60 s + bytes at 0.1 of the rate of earlier loads. The floors are for machines with
+// more processes than cores; a dead process is seen by its socket at once.
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
@@ -22,11 +33,14 @@
 
 namespace tidepool::scheduler {
 
-enum class SlotPhase : uint8_t { kFree, kGranting, kHeld, kDraining, kReleasing };
+enum class SlotPhase : uint8_t { kFree, kGranting, kHeld, kDraining, kReleasing, kReleased, kQuarantined, kLost };
+const char* Name(SlotPhase phase);
 
 struct PoolOptions {
   int64_t need_bytes_rollout = 0, need_bytes_actor = 0;
-  Duration drain_deadline = FromSeconds(60), release_deadline = FromSeconds(60), grant_deadline = FromSeconds(120);
+  double drain_floor_s = 10, drain_steps = 20;
+  double release_floor_s = 10, release_bytes_per_s = 1e9;
+  double grant_floor_s = 60, grant_bytes_per_s = 1e8;
 };
 
 class Pool {
@@ -34,47 +48,88 @@ class Pool {
   struct Slot {
     SlotPhase phase = SlotPhase::kFree;
     Role role = Role::kNone, next = Role::kNone;  // next: where the open transition leads
+    Role owed = Role::kNone;                      // of a released slot after a rollback
     LeaseEpoch epoch{0};
     WorkerRef holder;                             // whose device it is now; inc invalid: nobody's
     TransitionId t;
+    double step_s = 0;                            // of its engine, for deadlines
+    TimePoint avoid_until, taken;                 // failed to change hands / was last taken from rollout
+    int64_t failures = 0;                         // in a row
+  };
+  struct Transition {
+    std::vector<SlotId> slots;
+    bool takes = false, committed = false;
+    TimePoint begun, committed_at;
+    std::string why;
   };
 
   Pool(const PoolOptions& options, const RunState& state, Outbox& out, Waits& waits)
       : options_(options), state_(state), out_(out), waits_(waits) {}
 
-  // A controller restart: closes what its predecessor left open. Slots whose holder is in
-  // `kept` (re-attached later) stay held, all others are lost.
+  // A controller restart: rolls back what its predecessor had not committed, keeps what it had. With
+  // `keep_holders` slots stay with their workers, which may re-attach (Reattached); else they are lost.
   void Recover(bool keep_holders);
+  void Add(SlotId id) { slots_[id]; }
   void Attach(SlotId slot, const WorkerRef& worker);      // a device joined
-  // Its holder died: closes an open transition and frees the slot.
-  void Lost(SlotId slot, const std::string& why);
-
+  // Its worker is back after a controller restart: tells it again where its slot was in a transition.
+  void Reattached(SlotId slot, TimePoint now);
+  // Its holder died: rolls back or closes an open transition; the slot is lost until a worker attaches.
+  void Lost(SlotId slot, const std::string& why, TimePoint now);
   // The run ends: closes what is open.
-  void Abandon(const std::string& why);
+  void Abandon(const std::string& why, TimePoint now);
 
-  // Starts moving an idle or held slot to `role`.  requires phase kFree or kHeld, and a worker
-  void Begin(SlotId slot, Role role, TimePoint now);
+  // One transition to `roles`.  requires of each slot: a holder; phase free, held in another role, or
+  // released and owed. If some are held, no other transition that takes slots may be open.
+  void Begin(const std::map<SlotId, Role>& roles, const std::string& why, double dwell_s, TimePoint now);
+  // The old role to a slot that had released before its transition was rolled back.  requires owed
+  void GrantBack(SlotId slot, TimePoint now);
+  // A slot did not drain in time: its transition is rolled back, and it is left alone for a while.
+  // False: its transition is not open or past its commit; the holder is to be replaced.
+  bool DrainTimedOut(SlotId slot, const std::string& why, TimePoint now);
+
   // Each returns false (refused) if (worker, slot, epoch, phase) do not fit.
   bool Drained(const event::Drained& e, TimePoint now);
-  enum class ReleaseOutcome : uint8_t { kRefused, kGranted, kQuarantined };
+  enum class ReleaseOutcome : uint8_t { kRefused, kReleased, kQuarantined };
   ReleaseOutcome Released(const event::Released& e, TimePoint now);
-  bool Granted(const event::Granted& e);
+  bool Granted(const event::Granted& e, TimePoint now);
+  void SetStepTime(SlotId slot, double step_s) { slots_[slot].step_s = step_s; }
 
   [[nodiscard]] const Slot& slot(SlotId id) const { return slots_.at(id); }
   [[nodiscard]] bool Knows(SlotId id) const { return slots_.contains(id); }
   [[nodiscard]] bool Holds(SlotId id, Role role) const;
+  // Slots that hold `role` now, by id.
+  [[nodiscard]] std::vector<SlotId> Holding(Role role) const;
+  // Some slot is on its way to `role`.
+  [[nodiscard]] bool Coming(Role role) const;
+  [[nodiscard]] bool Taking() const;                      // a transition that takes held slots is open
   [[nodiscard]] const std::map<SlotId, Slot>& slots() const { return slots_; }
-  void Add(SlotId id) { slots_[id]; }
+  [[nodiscard]] const std::map<TransitionId, Transition>& transitions() const { return transitions_; }
+  [[nodiscard]] double switch_s() const { return switch_s_; }  // EWMA of transitions that took slots; 0: none yet
+  [[nodiscard]] int64_t generation() const { return generation_; }  // rises with every change of a slot
+  [[nodiscard]] int64_t rollbacks() const { return rollbacks_; }
 
  private:
+  [[nodiscard]] int64_t Need(Role role) const { return role == Role::kActor ? options_.need_bytes_actor : options_.need_bytes_rollout; }
+  void WaitFor(SlotId id, const Slot& s, const char* what, double limit_s, TimePoint now);
+  [[nodiscard]] double DrainLimit(const Slot& s) const { return options_.drain_floor_s + options_.drain_steps * s.step_s; }
+  [[nodiscard]] double ReleaseLimit(Role to) const;
+  [[nodiscard]] double GrantLimit(Role to) const;
   void Grant(SlotId id, Slot& s, TimePoint now);
-  void WaitFor(SlotId id, const Slot& s, const char* what, Duration limit, TimePoint now);
+  void CommitIfAll(TransitionId t, TimePoint now);
+  void DoneIfAll(TransitionId t, TimePoint now);
+  void RollBack(TransitionId t, const std::string& why, TimePoint now);
+  void Leave(SlotId id, Slot& s, SlotPhase phase);        // out of any transition, holding nothing
+  // (worker, slot, epoch) name a slot in `phase`; nullptr: refuse.
+  Slot* Expect(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase);
 
   PoolOptions options_;
   const RunState& state_;
   Outbox& out_;
   Waits& waits_;
   std::map<SlotId, Slot> slots_;
+  std::map<TransitionId, Transition> transitions_;        // open ones
+  double switch_s_ = 0;
+  int64_t rollbacks_ = 0, generation_ = 0;
 };
 
 }  // namespace tidepool::scheduler

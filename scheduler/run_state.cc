@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/hash.h"
+
 namespace tidepool::scheduler {
 
 // One overload a kind, so that a new kind does not compile until somebody decided what it means.
@@ -17,6 +19,9 @@ struct RunState::Applier {
                         .oversample = r.oversample,
                         .min_step_batch_fraction = r.min_step_batch_fraction,
                         .max_reissues = r.max_reissues,
+                        .surplus = r.oversample_mode == "first_done"    ? LedgerRules::Surplus::kFirstDone
+                                   : r.oversample_mode == "tail_rounds" ? LedgerRules::Surplus::kTailRounds
+                                                                        : LedgerRules::Surplus::kStartOrder,
                         .reissue = r.on_stale == "reissue",
                         .mask = r.on_stale == "mask",
                         .graded = r.job != "sft"});
@@ -43,7 +48,7 @@ struct RunState::Applier {
   Status operator()(const record::Drop& r) { return s.ledger_.ApplyDrop(r); }
   Status operator()(const record::StepBegin& r) {
     if (s.open_step_ || s.open_lease_ < 0) return DataLoss("STEP_BEGIN " + std::to_string(r.step.value) + " without a lease");
-    s.open_step_ = OpenStep{r.step, r.v, s.open_lease_};
+    s.open_step_ = OpenStep{r.step, r.v, s.open_lease_, r.members};
     return OkStatus();
   }
   Status operator()(const record::StepCommit& r) {
@@ -95,19 +100,29 @@ struct RunState::Applier {
       if (p.epoch <= slot.epoch) return DataLoss("T_BEGIN on slot " + std::to_string(p.slot.value) + " without a new epoch");
       slot.open = r.t;
       slot.epoch = p.epoch;
+      slot.next = p.to;
       slot.committed = false;
     }
     s.next_transition_ = std::max(s.next_transition_, r.t.value + 1);
+    s.transitions_[r.t] = false;
     return OkStatus();
   }
   Status operator()(const record::TransitionCommit& r) {
+    s.transitions_[r.t] = true;
     for (auto& [id, slot] : s.slots_) {
       if (slot.open == r.t) slot.committed = true;
     }
     return OkStatus();
   }
   Status operator()(const record::TransitionDone& r) { return Close(r.t); }
-  Status operator()(const record::TransitionRolledBack& r) { return Close(r.t); }
+  Status operator()(const record::TransitionRolledBack& r) {
+    for (const record::SlotPlan& p : r.slots) {
+      SlotFacts& slot = s.slots_[p.slot];
+      if (p.epoch <= slot.epoch) return DataLoss("T_ROLLED_BACK of slot " + std::to_string(p.slot.value) + " without a new epoch");
+      slot.epoch = p.epoch;
+    }
+    return Close(r.t);
+  }
   Status operator()(const record::Grant& r) {
     SlotFacts& slot = s.slots_[r.slot];
     if (slot.role != Role::kNone) return DataLoss("GRANT of slot " + std::to_string(r.slot.value) + " that is held");
@@ -116,8 +131,8 @@ struct RunState::Applier {
     return OkStatus();
   }
   Status operator()(const record::Release& r) { return Free(r.slot); }
-  Status operator()(const record::Quarantine& r) { return Free(r.slot); }
-  Status operator()(const record::SlotLost& r) { return Free(r.slot); }
+  Status operator()(const record::Quarantine& r) { return Leave(r.slot); }
+  Status operator()(const record::SlotLost& r) { return Leave(r.slot); }
   Status operator()(const record::CheckpointBegin& r) {
     s.next_checkpoint_ = std::max(s.next_checkpoint_, r.ckpt + 1);
     return OkStatus();
@@ -145,7 +160,11 @@ struct RunState::Applier {
     std::erase_if(s.evals_, [&](const auto& item) { return item.first > r.step; });
     return OkStatus();
   }
-  Status operator()(const record::Snapshot&) { return OkStatus(); }
+  Status operator()(const record::Snapshot& r) {
+    // 0 was written by programs that did not compute it.
+    if (r.state_digest == 0 || r.state_digest == s.Digest()) return OkStatus();
+    return DataLoss("SNAPSHOT: the state after the records before it differs from the one that was recorded");
+  }
   Status operator()(const record::Fault&) { return OkStatus(); }
   Status operator()(const record::EndRun& r) {
     s.ended_ = r;
@@ -157,6 +176,7 @@ struct RunState::Applier {
   }
 
   Status Close(TransitionId t) {
+    s.transitions_.erase(t);
     for (auto& [id, slot] : s.slots_) {
       if (slot.open == t) slot.open = TransitionId{};
     }
@@ -168,6 +188,10 @@ struct RunState::Applier {
     slot.holder = {};
     return OkStatus();
   }
+  Status Leave(SlotId id) {
+    s.slots_[id].open = {};  // its transition goes on, or back, without it
+    return Free(id);
+  }
   Status Gone(int64_t ckpt) {
     s.checkpoints_.erase(ckpt);
     if (!s.checkpoints_.empty()) {
@@ -178,6 +202,24 @@ struct RunState::Applier {
     return OkStatus();
   }
 };
+
+uint64_t RunState::Digest() const {
+  uint64_t h = 0x736e6170;
+  const auto mix = [&h](int64_t x) { h = Mix64(h ^ static_cast<uint64_t>(x)); };
+  mix(version_.lineage), mix(version_.number), mix(lineages_), mix(open_lease_), mix(next_lease_), mix(next_checkpoint_);
+  mix(next_transition_), mix(next_incarnation_), mix(steps_committed_), mix(ever_checkpointed_ ? 1 : 0);
+  mix(static_cast<int64_t>(WeightsDigest(version_)));
+  for (const auto& [key, g] : ledger_.groups()) {
+    mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase)), mix(g.start);
+    for (const Sample& x : g.samples) mix(static_cast<int64_t>(x.phase)), mix(x.att), mix(static_cast<int64_t>(x.enq.digest));
+  }
+  mix(ledger_.open()), mix(ledger_.issued_samples()), mix(ledger_.trained_samples()), mix(ledger_.next_gid());
+  for (const auto& [ordinal, issue] : ledger_.reissues()) mix(ordinal), mix(issue);
+  for (const auto& [id, c] : checkpoints_) mix(id), mix(c.step.value), mix(static_cast<int64_t>(c.manifest_digest));
+  for (const auto& [id, w] : workers_) mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.loaded.number), mix(w.admitted.number);
+  for (const auto& [id, x] : slots_) mix(id.value), mix(static_cast<int64_t>(x.role)), mix(x.epoch.value), mix(x.holder.inc.value), mix(x.open.value);
+  return h == 0 ? 1 : h;
+}
 
 Status RunState::Apply(const JournalRecord& r) {
   TP_RETURN_IF_ERROR(std::visit(Applier{*this}, r).At("journal record " + std::to_string(records_) + " (" +

@@ -34,11 +34,13 @@ class RunState {
     WorkerRef holder;
     TransitionId open;        // transition that has neither T_DONE nor T_ROLLED_BACK
     bool committed = false;   // of the open transition
+    Role next = Role::kNone;  // where it leads
   };
   struct OpenStep {
     StepNumber step;
     Version v;
     int64_t lease = -1;
+    std::vector<record::SlotPlan> members;
   };
 
   // kDataLoss if `r` contradicts what came before; the state is then unusable.
@@ -66,9 +68,13 @@ class RunState {
   [[nodiscard]] bool ever_checkpointed() const { return ever_checkpointed_; }
   [[nodiscard]] const std::map<WorkerId, WorkerFacts>& workers() const { return workers_; }
   [[nodiscard]] const std::map<SlotId, SlotFacts>& slots() const { return slots_; }
+  // Transitions without T_DONE or T_ROLLED_BACK: were they committed? A slot that was lost has left its own.
+  [[nodiscard]] const std::map<TransitionId, bool>& transitions() const { return transitions_; }
   [[nodiscard]] const std::map<StepNumber, record::EvalResult>& evals() const { return evals_; }
   [[nodiscard]] const std::optional<record::EndRun>& ended() const { return ended_; }
   [[nodiscard]] int64_t steps_committed() const { return steps_committed_; }
+  // Hash of everything above: what SNAPSHOT records, so that a fold which differs is noticed.
+  [[nodiscard]] uint64_t Digest() const;
 
  private:
   struct Applier;
@@ -84,6 +90,7 @@ class RunState {
   bool ever_checkpointed_ = false;
   std::map<WorkerId, WorkerFacts> workers_;
   std::map<SlotId, SlotFacts> slots_;
+  std::map<TransitionId, bool> transitions_;
   std::map<StepNumber, record::EvalResult> evals_;
   std::optional<record::EndRun> ended_;
   int64_t steps_committed_ = 0;

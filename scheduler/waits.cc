@@ -20,6 +20,8 @@ const char* Name(WaitKind kind) {
     case WaitKind::kCancel: return "cancel";
     case WaitKind::kRow: return "row";
     case WaitKind::kPayload: return "payload";
+    case WaitKind::kGroup: return "form_group";
+    case WaitKind::kAbort: return "abort_step";
   }
   return "unknown";
 }

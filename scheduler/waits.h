@@ -13,7 +13,7 @@
 namespace tidepool::scheduler {
 
 enum class WaitKind : uint8_t {
-  kState, kTrain, kPublish, kRecoveryCopy, kCheckpoint, kVerify, kFinal, kTransition, kLoad, kCancel, kRow, kPayload,
+  kState, kTrain, kPublish, kRecoveryCopy, kCheckpoint, kVerify, kFinal, kTransition, kLoad, kCancel, kRow, kPayload, kGroup, kAbort,
 };
 const char* Name(WaitKind kind);
 

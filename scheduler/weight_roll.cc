@@ -9,7 +9,23 @@ constexpr int64_t kLoadTries = 3;
 
 }  // namespace
 
+void WeightRoll::Add(const WorkerRef& ref, const Version& loaded) {
+  places_[ref.worker] = {ref, loaded, {}, 0};
+  if (loaded != target_) behind_.insert(ref.worker); else behind_.erase(ref.worker);
+}
+
+void WeightRoll::Remove(WorkerId worker) {
+  places_.erase(worker);
+  behind_.erase(worker);
+}
+
 void WeightRoll::SetTarget(const Version& v, uint64_t digest, const WorkerRef& from) {
+  if (v != target_) {
+    behind_.clear();
+    for (const auto& [id, p] : places_) {
+      if (p.loaded != v) behind_.insert(id);
+    }
+  }
   target_ = v;
   digest_ = digest;
   from_ = from;
@@ -21,20 +37,22 @@ const WeightRoll::Place* WeightRoll::Find(WorkerId worker) const {
 }
 
 std::vector<command::Load> WeightRoll::Assign(const std::function<bool(const Place&)>& serving,
-                                              const std::function<bool(const Place&)>& hold) {
+                                              const std::function<bool(const Place&)>& hold,
+                                              const std::function<bool(const WorkerRef&)>& trained) {
   std::vector<command::Load> loads;
-  if (!from_.inc.valid()) return loads;
+  if (!from_.inc.valid() || behind_.empty()) return loads;
   int64_t busy = 0;
   for (const auto& [id, p] : places_) busy += p.loading.valid() ? 1 : 0;
   const int64_t limit = std::max<int64_t>(1, static_cast<int64_t>(places_.size()) / 4);
-  for (auto& [id, p] : places_) {
-    if (p.loading.valid() || p.loaded == target_ || hold(p)) continue;
+  for (const WorkerId id : behind_) {
+    Place& p = places_.at(id);
+    if (p.loading.valid() || hold(p)) continue;
     if (serving(p)) {
       if (busy >= limit) continue;
       ++busy;
     }
     p.loading = target_;
-    loads.push_back({p.ref, target_, digest_, from_});
+    loads.push_back({p.ref, target_, digest_, trained(p.ref) ? p.ref : from_});
   }
   return loads;
 }
@@ -49,6 +67,7 @@ WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
     // against its own digest, so it is loaded again rather than trusted.
     if (e.v != target_) return Outcome::kRetry;
     p.loaded = e.v;
+    behind_.erase(e.worker.worker);
     p.tries = 0;
     return Outcome::kAdmit;
   }

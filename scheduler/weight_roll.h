@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -24,14 +25,16 @@ class WeightRoll {
     int64_t tries = 0;
   };
 
-  void Add(const WorkerRef& ref, const Version& loaded) { places_[ref.worker] = {ref, loaded, {}, 0}; }
-  void Remove(WorkerId worker) { places_.erase(worker); }
+  void Add(const WorkerRef& ref, const Version& loaded);
+  void Remove(WorkerId worker);
   // The weights that everyone is to have; `from` holds the bytes (invalid: nobody, no loads now).
   void SetTarget(const Version& v, uint64_t digest, const WorkerRef& from);
 
-  // Loads to start. `serving`: it generates now and may go on with what it has; `hold`: not now.
+  // Loads to start. `serving`: it generates now and may go on with what it has; `hold`: not now;
+  // `trained`: it took part in the step and has the weights already, so it loads from itself (an alias).
   std::vector<command::Load> Assign(const std::function<bool(const Place&)>& serving,
-                                    const std::function<bool(const Place&)>& hold);
+                                    const std::function<bool(const Place&)>& hold,
+                                    const std::function<bool(const WorkerRef&)>& trained);
   enum class Outcome : uint8_t { kRefused, kAdmit, kRetry, kReplace };
   Outcome Loaded(const event::Loaded& e);
 
@@ -42,6 +45,7 @@ class WeightRoll {
 
  private:
   std::map<WorkerId, Place> places_;
+  std::set<WorkerId> behind_;        // hold something else than the target
   Version target_;
   uint64_t digest_ = 0;
   WorkerRef from_;

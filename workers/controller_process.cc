@@ -27,6 +27,7 @@
 #include "workers/build_info.h"
 #include "workers/hub.h"
 #include "workers/launcher.h"
+#include "workers/group_commit.h"
 #include "workers/mailbox.h"
 #include "workers/row_source.h"
 #include "workers/run_metrics.h"
@@ -89,11 +90,14 @@ class ControllerProcess {
     options.config_digest = request_.config_digest;
     options.data_rows = rows_->data().size();
     const int64_t held_out = rows_->data().held_out_size();
-    const bool wants_eval = config_.eval.before_train || config_.eval.after_train || config_.eval.every_steps > 0;
-    options.eval_rows = wants_eval && config_.job == "rl" ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
+    // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a grader.
+    const bool wants_eval = config_.eval.every_steps > 0 || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
+    options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
     options_ = options;
+    // Workers that this process started end with it, hence with the machine.
+    group_commit_ = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
     TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
-    for (const JournalEntry& entry : earlier.entries) RememberEval(entry.record);
+    for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
     TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir));
     TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
     HubOptions hub;
@@ -114,7 +118,7 @@ class ControllerProcess {
     for (const auto& [connection, place] : place_of_) {
       hub_->Send(connection, ToWorker{inc_of_[place], 0, down::Shutdown{"the run is over"}});
     }
-    launcher_.EndAll(std::chrono::seconds(3));
+    launcher_.EndAll(result_.stopped && stop_seen_ > 1 ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1));
     hub_->Stop();
     if (const Status closed = journal_->Close(); !closed.ok() && result_.exit_code == 0) {
       result_.exit_code = 3;
@@ -133,6 +137,7 @@ class ControllerProcess {
     while (!finished_) {
       Execute();
       if (finished_) break;
+      CommitGroup();
       for (Incoming& in : inbox_.TakeAll(std::chrono::milliseconds(10))) {
         if (auto* hub = std::get_if<HubEvent>(&in)) {
           OnHubEvent(*hub);
@@ -181,32 +186,62 @@ class ControllerProcess {
         const auto* append = std::get_if<cmd::Append>(&c);
         if (append == nullptr) continue;
         journal_->Append(append->record, static_cast<uint64_t>(Now().since_start.count()));
-        RememberEval(append->record);
-        sync = sync || !IsLazy(append->record);
+        Remember(append->record);
+        sync = sync || !(group_commit_ ? EndsWithTheMachine(append->record) : IsLazy(append->record));
         any = true;
       }
-      if (any) {
-        const auto begin = Clock::now();
-        const Status written = sync ? journal_->Sync() : journal_->Flush();
-        metrics_->OnSync(std::chrono::duration<double>(Clock::now() - begin).count());
-        if (!written.ok()) {
-          StorageFailed("journal: " + written.message());
-          return;
-        }
-      }
+      if (any && !Store(sync)) return;
       for (auto& c : batch) {
         std::visit([this](auto& command) { Do(command); }, c);
         if (finished_) return;
       }
       if (!stored_.empty()) {
-        const Status synced = payload_->Sync();
-        if (!synced.ok()) {
-          StorageFailed("payload: " + synced.message());
-          return;
-        }
+        if (!group_commit_ && !SyncPayload()) return;
         for (auto& event : std::exchange(stored_, {})) Feed(std::move(event));
       }
     }
+  }
+
+  // Records that speak of things on disk, which a machine that fails does not take with it. All others
+  // tell of this run's processes: where those cannot outlive the machine either, a failure that loses
+  // the newest records loses their effects too, so it is enough that they are durable soon.
+  static bool EndsWithTheMachine(const JournalRecord& r) {
+    return !std::holds_alternative<record::CheckpointCommit>(r) && !std::holds_alternative<record::CheckpointReject>(r) && !std::holds_alternative<record::CheckpointDelete>(r) &&
+           !std::holds_alternative<record::Restore>(r) && !std::holds_alternative<record::EndRun>(r);
+  }
+
+  // What was appended goes to the operating system (safe from the death of this process), with `sync` to the disk.
+  bool Store(bool sync) {
+    if (sync && group_commit_ && !SyncPayload()) return false;  // a durable ENQ has durable tokens
+    const auto begin = Clock::now();
+    const Status written = sync ? journal_->Sync() : journal_->Flush();
+    metrics_->OnSync(std::chrono::duration<double>(Clock::now() - begin).count());
+    if (!written.ok()) {
+      StorageFailed("journal: " + written.message());
+      return false;
+    }
+    if (sync) {
+      unsynced_since_.reset();
+    } else if (!unsynced_since_) {
+      unsynced_since_ = begin;
+    }
+    return true;
+  }
+
+  // Syncs in the background what is with the operating system: tokens first, then the records that name them.
+  void CommitGroup() {
+    if (const auto done = syncing_.TakeResult(); done && !done->ok()) StorageFailed("journal: " + done->message());
+    if (!unsynced_since_ || syncing_.busy() || Clock::now() - *unsynced_since_ < kGroupCommit) return;
+    unsynced_since_.reset();
+    std::vector<std::string> files{journal_->current_file()};
+    if (!payload_->current_file().empty()) files.insert(files.begin(), payload_->current_file());
+    syncing_.Begin(std::move(files));
+  }
+
+  bool SyncPayload() {
+    const Status synced = payload_->Sync();
+    if (!synced.ok()) StorageFailed("payload: " + synced.message());
+    return synced.ok();
   }
 
   // The record of what happens can no longer be kept: the one failure the controller is told of and
@@ -371,6 +406,8 @@ class ControllerProcess {
     last_seq_[place] = e.message.seq;
     std::visit(Overload{
                    [&](up::Hello&) {},
+                   [&](up::GroupFormed& b) { Feed(ev::GroupFormed{worker, b.group_epoch, std::move(b.error)}); },
+                   [&](up::StepAborted& b) { Feed(ev::StepAborted{worker, b.lease, b.step, b.weights_digest}); },
                    [&](up::Heartbeat& b) {
                      metrics_->OnHeartbeat(place, b);
                      ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
@@ -514,6 +551,7 @@ class ControllerProcess {
 
   void Do(const cmd::DiscardTokens& c) {
     samples_.Drop(c.tid);
+    rewards_.erase(c.tid);
     // Rows are shared by a group's samples and cheap to make again; the last one takes it along.
     if (c.tid.is_eval() || c.tid.sample == 0) samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
   }
@@ -557,6 +595,22 @@ class ControllerProcess {
   void Do(const cmd::Drain& c) { Send(c.worker, down::Drain{c.slot, c.epoch}); }
   void Do(const cmd::Release& c) { Send(c.worker, down::Release{c.slot, c.epoch, c.need_bytes}); }
   void Do(const cmd::Grant& c) { Send(c.worker, down::Grant{c.slot, c.epoch, c.role}); }
+  void Do(const cmd::PullKv&) {}  // a hint; there is no path between workers' caches, so it is computed again
+  void Do(const cmd::FetchState& c) {
+    Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, weights_address_[c.from.worker.value]});
+  }
+  // The ranks meet by a file that all of them see; its name is never used again, also not by a later controller.
+  void Do(const cmd::FormGroup& c) {
+    const std::string dir = request_.run_dir + "/comm";
+    const Status made = fs_.MakeDirectories(dir);
+    if (!made.ok()) {
+      Feed(ev::GroupFormed{c.worker, c.group_epoch, made.message()});
+      return;
+    }
+    Send(c.worker, down::FormGroup{c.group_epoch, c.rank, static_cast<int64_t>(c.members.size()),
+                                   dir + "/" + std::to_string(journal_->ctl_epoch()) + "-" + std::to_string(c.group_epoch), kMeetSeconds});
+  }
+  void Do(const cmd::AbortStep& c) { Send(c.worker, down::AbortStep{c.slot, c.epoch, c.lease, c.step, c.group_epoch}); }
   void Do(const cmd::InitState& c) { Send(c.worker, down::InitState{}); }
   void Do(const cmd::RestoreState& c) {
     Send(c.worker, down::RestoreState{c.ckpt, c.step, c.weights_digest, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});
@@ -570,44 +624,55 @@ class ControllerProcess {
   }
   void Do(const cmd::Admit& c) { Send(c.worker, down::Admit{c.v}); }
 
+  // Every member of the training group has a command of its own with its share of the batch. All of them read
+  // the whole of it (train/trainer.h says why), so they are told when all shares are together.
   void Do(const cmd::Train& c) {
-    auto batch = std::make_shared<std::vector<BatchRow>>();
+    GatheredStep& step = gathering_;
+    if (step.lease != c.lease) step = GatheredStep{c.lease, std::make_shared<std::vector<BatchRow>>(), 0, {}};
     const std::set<SampleId> masked(c.masked.begin(), c.masked.end());
-    for (size_t g = 0; g < c.groups.size(); ++g) {
-      for (const SampleId& tid : c.groups[g]) {
-        if (!EnsureRow(tid)) {
-          Feed(ev::TrainFailed{c.worker, c.step, c.lease, "row " + ToString(tid) + " cannot be read", true});
+    std::vector<int64_t> groups;
+    for (const std::vector<SampleId>& group : c.groups) {
+      groups.push_back(step.groups++);
+      for (const SampleId& tid : group) {
+        StatusOr<BatchRow> row = TrainingRow(c, tid, masked.contains(tid));
+        if (!row.ok()) {
+          Feed(ev::TrainFailed{c.worker, c.step, c.lease, row.status().message(), true});
           return;
         }
-        BatchRow row;
-        row.tid = tid;
-        row.gid = {static_cast<int64_t>(g)};
-        const EncodedRow& encoded = *samples_.FindRow(tid);
-        row.prompt = encoded.prompt;
-        if (config_.job == "sft") {
-          row.response.ids = encoded.response;
-          row.loss_mask = encoded.loss_mask;
-        } else {
-          const StoredSample* s = Tokens(tid);
-          if (s == nullptr) {
-            Feed(ev::TrainFailed{c.worker, c.step, c.lease, "the payload of " + ToString(tid) + " cannot be read", true});
-            return;
-          }
-          row.response = s->tokens;
-          row.truncated = s->finish == storage::FinishReason::kLength;
-          row.reward = controller_->Reward(tid);
-          row.loss_mask.assign(row.response.ids.size(), 1);
-          if (masked.contains(tid)) MaskOld(c, row);
-        }
-        batch->push_back(std::move(row));
+        row->gid = {groups.back()};
+        step.rows->push_back(std::move(*row));
       }
     }
+    step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows, c.group_epoch, c.rank, c.world, std::move(groups)});
+    if (static_cast<int64_t>(step.members.size()) < c.world) return;
     {
       const std::lock_guard lock(leased_mu_);
-      leased_[c.lease] = {c.step, batch};
+      leased_[c.lease] = {c.step, step.rows};
     }
-    WriteSamples(c, *batch);
-    Send(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, static_cast<int64_t>(batch->size())});
+    WriteSamples(c, *step.rows);
+    for (auto& [worker, message] : step.members) Send(worker, std::move(message));
+    step = GatheredStep{};
+  }
+
+  StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid, bool masked) {
+    if (!EnsureRow(tid)) return DataLoss("row " + ToString(tid) + " cannot be read");
+    BatchRow row;
+    row.tid = tid;
+    const EncodedRow& encoded = *samples_.FindRow(tid);
+    row.prompt = encoded.prompt;
+    if (config_.job == "sft") {
+      row.response.ids = encoded.response;
+      row.loss_mask = encoded.loss_mask;
+      return row;
+    }
+    const StoredSample* s = Tokens(tid);
+    if (s == nullptr) return DataLoss("the payload of " + ToString(tid) + " cannot be read");
+    row.response = s->tokens;
+    row.truncated = s->finish == storage::FinishReason::kLength;
+    row.reward = controller_->Reward(tid);
+    row.loss_mask.assign(row.response.ids.size(), 1);
+    if (masked) MaskOld(c, row);
+    return row;
   }
 
   // on_stale: mask. Tokens older than the bound carry no loss; across lineages a version's number is its
@@ -664,6 +729,7 @@ class ControllerProcess {
     manifest.cut = journal_->next_lsn();
     manifest.config_digest = request_.config_digest;
     manifest.weights_digest = files.weights_digest;
+    manifest.instruction_set = files.instruction_set;
     manifest.notes["data_identity"] = rows_->data().identity();
     checkpoint_thread_ = std::jthread([this, manifest, c, write_s = files.seconds](std::stop_token) {
       const auto begin = Clock::now();
@@ -706,7 +772,8 @@ class ControllerProcess {
     const Status written = metrics_->WriteEval(c, Now());
     if (!written.ok()) Warn("metrics: " + written.message());
   }
-  void RememberEval(const JournalRecord& r) {
+  void Remember(const JournalRecord& r) {
+    if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty()) rewards_[g->tid] = g->rewards;
     const auto* e = std::get_if<record::EvalResult>(&r);
     if (e == nullptr || e->total == 0) return;
     const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
@@ -749,6 +816,7 @@ class ControllerProcess {
       line.logprobs = row.response.logprobs;
       for (const auto& [version, count] : row.response.versions) line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
       line.reward = row.reward;
+      if (const auto named = rewards_.find(row.tid); named != rewards_.end()) line.rewards = {named->second.begin(), named->second.end()};
       line.ended = !row.truncated;
       lines.push_back(std::move(line));
     }
@@ -857,6 +925,12 @@ class ControllerProcess {
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
 
+  static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+  static constexpr double kMeetSeconds = 20;            // for the ranks of a training group to find each other
+  bool group_commit_ = false;
+  GroupCommit syncing_{fs_};
+  std::optional<Clock::time_point> unsynced_since_;     // records handed to the operating system alone
+
   std::vector<scheduler::Command> todo_;
   std::vector<scheduler::Event> stored_;
   std::map<int64_t, Clock::time_point> due_;            // places whose worker is to be started
@@ -866,6 +940,13 @@ class ControllerProcess {
   std::map<int64_t, Incarnation> inc_of_;
   std::map<int64_t, int64_t> last_seq_;
   std::set<int64_t> lost_;                              // connection lost, process not yet reaped
+  struct GatheredStep {
+    int64_t lease = -1;
+    std::shared_ptr<std::vector<BatchRow>> rows;
+    int64_t groups = 0;
+    std::vector<std::pair<WorkerRef, down::Train>> members;
+  };
+  GatheredStep gathering_;
   std::mutex leased_mu_;
   std::map<int64_t, std::pair<StepNumber, std::shared_ptr<const std::vector<BatchRow>>>> leased_;
   std::string checkpoints_;                             // folder
@@ -877,6 +958,7 @@ class ControllerProcess {
   bool finished_ = false;
   bool storage_failed_ = false;
   int stop_seen_ = 0;
+  std::map<SampleId, std::vector<std::pair<std::string, double>>> rewards_;  // by name, as graded
   std::optional<double> best_reward_;
   observe::TimeLeft time_left_;
   std::string last_warning_;

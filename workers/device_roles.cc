@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "core/base/hash.h"
 #include "core/model/invariance.h"
 #include "core/text/tokenizer.h"
 #include "core/algorithms/rewards.h"
@@ -144,6 +145,36 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   return OkStatus();
 }
 
+Status DeviceRoles::FetchState(const std::string& address, const std::string& token, StepNumber step) {
+  if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
+  TP_RETURN_IF_ERROR(MakeTrainer());
+  owns_state_ = false;  // whatever was here is being overwritten
+  std::vector<std::span<std::byte>> parts;
+  for (const train::NamedBytes& part : trainer_->State()) parts.push_back(part.bytes);
+  TP_ASSIGN_OR_RETURN(const uint64_t announced, FetchBytes(address, token, {.version = {}, .step = step}, parts));
+  const std::vector<std::span<const std::byte>> came(parts.begin(), parts.end());
+  if (StateDigest(came) != announced) {
+    return DataLoss("the state of step " + std::to_string(step.value) + " from " + address + " changed while it was read");
+  }
+  owns_state_ = true;
+  digest_ = weights_->Digest();
+  return OkStatus();
+}
+
+StatusOr<std::vector<std::span<const std::byte>>> DeviceRoles::StateParts() {
+  if (!owns_state_) return FailedPrecondition("no state of training is here");
+  TP_RETURN_IF_ERROR(MakeTrainer());
+  std::vector<std::span<const std::byte>> parts;
+  for (const train::NamedBytes& part : trainer_->State()) parts.emplace_back(part.bytes);
+  return parts;
+}
+
+uint64_t DeviceRoles::StateDigest(std::span<const std::span<const std::byte>> parts) {
+  uint64_t digest = 0;
+  for (const auto& part : parts) digest = Hash64(part, digest);
+  return digest;
+}
+
 StatusOr<uint64_t> DeviceRoles::WeightsDigest() const {
   if (weights_ == nullptr) return FailedPrecondition("no weights are loaded");
   return digest_;
@@ -177,6 +208,7 @@ int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : sta
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
+  owns_state_ = false;
   TP_RETURN_IF_ERROR(published_.Read(version.number, version.lineage, {weights_->bytes()}).status());
   digest_ = weights_->Digest();
   return digest_;
@@ -184,18 +216,21 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
 
 StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::string& address, const std::string& token) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
-  TP_RETURN_IF_ERROR(FetchWeights(address, token, version, weights_->bytes()));
+  owns_state_ = false;
+  const std::span<std::byte> arena = weights_->bytes();
+  TP_RETURN_IF_ERROR(FetchBytes(address, token, {.version = version, .step = {}}, {&arena, 1}).status());
   digest_ = weights_->Digest();
   return digest_;
 }
 
 void DeviceRoles::UseVersion(Version version) {
   version_ = version;
-  if (engine_ != nullptr) engine_->SetVersion(version);
+  if (engine_ == nullptr) return;
+  engine_->SetVersion(version, config_.rollout.kv_on_update == "keep" ? engine::Engine::KvOnUpdate::kKeep : engine::Engine::KvOnUpdate::kRecompute);
 }
 
-StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                          const std::function<void(const std::string& op)>& progress) {
+StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,
+                                          comm::Collective* group, const std::vector<int64_t>& groups) {
   TP_RETURN_IF_ERROR(MakeTrainer());
   train::Batch batch;
   batch.step = step;
@@ -217,13 +252,13 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
                                                 config_.algorithm.overlong_buffer_tokens, config_.algorithm.overlong_factor);
     }
     row.truncated = in.truncated;
+    if (group != nullptr) batch.mine.push_back(std::find(groups.begin(), groups.end(), in.gid.value) != groups.end() ? 1 : 0);
     batch.rows.push_back(std::move(row));
   }
   return Caught("train", [&]() -> StatusOr<TrainOutcome> {
     TP_ASSIGN_OR_RETURN(train::StepResult result, trainer_->Step(batch, [&](const train::StepProgress& p) {
-      progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
-      return true;
-    }));
+      return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
+    }, group));
     digest_ = result.digest;
     return TrainOutcome{result.finite, result.digest, {result.metrics.begin(), result.metrics.end()}};
   });

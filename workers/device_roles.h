@@ -14,6 +14,7 @@
 #include "core/base/config.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/comm/collective.h"
 #include "core/engine/engine.h"
 #include "core/model/weights.h"
 #include "core/train/trainer.h"
@@ -38,6 +39,11 @@ class DeviceRoles {
   // Trainer and weights from a checkpoint folder, or from the recovery copy of `step`.
   Status RestoreFromCheckpoint(const std::string& dir, StepNumber step);
   Status RestoreFromRecovery(StepNumber step);
+  // From the worker at `address`, which holds the state of `step`. kDataLoss: not the bytes that it has.
+  Status FetchState(const std::string& address, const std::string& token, StepNumber step);
+  // The live bytes of the state, for others to fetch: valid until the next optimizer step begins.
+  StatusOr<std::vector<std::span<const std::byte>>> StateParts();
+  static uint64_t StateDigest(std::span<const std::span<const std::byte>> parts);
   [[nodiscard]] StatusOr<uint64_t> WeightsDigest() const;
 
   // Rollout.
@@ -48,13 +54,16 @@ class DeviceRoles {
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
   StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
   void UseVersion(Version version);                // the arena now holds `version`
-  // The state of training is here: weights are made here, not loaded from others.
-  [[nodiscard]] bool owns_state() const { return owns_state_; }
   [[nodiscard]] int64_t weight_bytes() const;
 
   // Training. kInvalidArgument: the rows cannot be trained on (data), nothing changed.
-  StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                               const std::function<void(const std::string& op)>& progress);
+  // kAborted: `progress` returned false. With a group, `rows` are those of all ranks and `groups` the gids of
+  // this one's (train/trainer.h); after any error the group is useless.
+  using Progress = std::function<bool(const std::string& op)>;
+  StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,
+                               comm::Collective* group = nullptr, const std::vector<int64_t>& groups = {});
+  // Optimizer updates ever made: tells whether a step that failed changed anything.
+  [[nodiscard]] int64_t updates() const { return trainer_ == nullptr ? 0 : trainer_->updates(); }
   Status PublishToSharedMemory(Version version, uint64_t digest);
   [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
   Status CopyRecovery(StepNumber step);
@@ -76,7 +85,7 @@ class DeviceRoles {
   SharedBlock published_;
   SharedBlock recovery_;
   Version version_;
-  bool owns_state_ = false;
+  bool owns_state_ = false;  // weights, master and moments are those of one step
   uint64_t digest_ = 0;  // of weights_ as they are
 };
 

@@ -3,9 +3,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -22,6 +24,7 @@
 #include "workers/mailbox.h"
 #include "workers/torch_threads.h"
 #include "workers/weights_service.h"
+#include "workers/worker_trace.h"
 
 namespace tidepool::workers {
 namespace {
@@ -104,7 +107,11 @@ class DeviceWorker {
     }
     while (exit_code_ < 0) {
       const bool busy = CanStep();
-      for (LinkEvent& event : inbox_.TakeAll(busy ? std::chrono::milliseconds(0) : std::chrono::milliseconds(20))) {
+      std::deque<LinkEvent> events = std::exchange(later_, {});
+      for (LinkEvent& event : inbox_.TakeAll(busy || !events.empty() ? std::chrono::milliseconds(0) : std::chrono::milliseconds(20))) {
+        events.push_back(std::move(event));
+      }
+      for (LinkEvent& event : events) {
         if (auto* closed = std::get_if<LinkClosed>(&event)) {
           observe::Log(observe::LogLevel::kWarn, "controller_lost", {{"why", closed->why}});
           exit_code_ = 3;
@@ -114,6 +121,10 @@ class DeviceWorker {
         if (exit_code_ >= 0) break;
       }
       if (exit_code_ < 0 && CanStep()) EngineStep();
+      if (trace_ && Clock::now() >= next_flush_) {  // so that a look at a run in progress is of now
+        next_flush_ = Clock::now() + std::chrono::seconds(1);
+        (void)trace_->Flush();
+      }
     }
     JoinCheckpoint();
     heartbeat_.request_stop();
@@ -125,7 +136,7 @@ class DeviceWorker {
   // --- attaching ---
   Status Attach() {
     TP_ASSIGN_OR_RETURN(token_, ReadTokenFile(options_.token_file));
-    TP_ASSIGN_OR_RETURN(weights_server_, WeightsServer::Start("127.0.0.1", token_, 1 << 20, [this](Version v) { return PublishedFor(v); }));
+    TP_ASSIGN_OR_RETURN(weights_server_, WeightsServer::Start("127.0.0.1", token_, 1 << 20, [this](const WantedBytes& w) { return w.step.valid() ? StateFor(w.step) : PublishedFor(w.version); }));
     LinkOptions link;
     link.address = options_.address;
     link.token = token_;
@@ -163,20 +174,7 @@ class DeviceWorker {
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id);
-    if (config_.observe.trace) {
-      observe::TraceOptions trace_options;
-      trace_options.worker = welcome.place + 1;
-      trace_options.worker_name = "device-" + std::to_string(welcome.place);
-      trace_options.clock_offset = Duration(welcome.run_clock_ns) - Now().since_start;
-      auto trace = observe::TraceWriter::Create(welcome.run_dir + "/trace/device-" + std::to_string(welcome.place) + "-inc" + std::to_string(inc.value) + ".json.gz", trace_options);
-      if (trace.ok()) {
-        trace_ = std::move(*trace);
-        trace_->NameRole(kRolloutRow, "rollout");
-        trace_->NameRole(kActorRow, "actor");
-      } else {
-        observe::Log(observe::LogLevel::kWarn, "trace", {{"why", trace.status().message()}});
-      }
-    }
+    if (config_.observe.trace) trace_ = OpenWorkerTrace(welcome, inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
     link_->SetReattach(config_.cluster.reattach_grace_s, [this] { return Held(); });
   }
 
@@ -199,7 +197,10 @@ class DeviceWorker {
                    [&](const down::Grant& c) { Grant(c); },
                    [&](const down::InitState&) { Init(); },
                    [&](const down::RestoreState& c) { Restore(c); },
+                   [&](const down::FetchState& c) { FetchState(c); },
+                   [&](const down::FormGroup& c) { FormGroup(c); },
                    [&](const down::Train& c) { Train(c); },
+                   [&](const down::AbortStep& c) { AbortStep(c); },
                    [&](const down::CopyRecovery& c) { CopyRecovery(c); },
                    [&](const down::Publish& c) { Publish(c); },
                    [&](const down::Load& c) { Load(c); },
@@ -300,8 +301,10 @@ class DeviceWorker {
       return;
     }
     epoch_ = c.epoch;
+    // A role that it holds already is confirmed (its drain was called off): caches and weights stay.
+    const bool held = role_ == c.role;
     role_ = c.role;
-    if (c.role == Role::kRollout) {
+    if (c.role == Role::kRollout && !held) {
       const Status ready = roles_->PrepareRollout();
       if (!ready.ok()) {
         observe::Log(observe::LogLevel::kError, "grant", {{"why", ready.message()}});
@@ -315,7 +318,7 @@ class DeviceWorker {
   void Init() {
     pulse_.Begin("init_state");
     const auto span = Span("init_state", observe::kSystemSpan);
-    const Status status = roles_->InitState();
+    const Status status = Withdraw() ? roles_->InitState() : Unavailable("the old state is still being read");
     ReportState({0}, status);
   }
 
@@ -323,12 +326,96 @@ class DeviceWorker {
     pulse_.Begin("restore_state");
     const auto span = Span("restore_state", observe::kSystemSpan);
     JoinCheckpoint();
-    const Status status = c.ckpt >= 0 ? roles_->RestoreFromCheckpoint(c.dir, c.step) : roles_->RestoreFromRecovery(c.step);
+    const Status status = !Withdraw() ? Unavailable("the old state is still being read") : c.ckpt >= 0 ? roles_->RestoreFromCheckpoint(c.dir, c.step) : roles_->RestoreFromRecovery(c.step);
     ReportState(c.step, status);
+  }
+
+  void FetchState(const down::FetchState& c) {
+    if (!Current(c.slot, c.epoch)) return;
+    pulse_.Begin("fetch_state");
+    const auto span = Span("fetch_state", observe::kWeightsSpan);
+    const Status fetched = Withdraw() ? roles_->FetchState(c.address, token_, c.step) : Unavailable("another newcomer still reads the old state here");
+    ReportState(c.step, fetched);
+  }
+
+  // --- the training group ---
+  void FormGroup(const down::FormGroup& c) {
+    pulse_.Begin("form_group");
+    const auto span = Span("form_group", observe::kSystemSpan);
+    group_.reset();  // the old sockets close before new ones are opened: a peer that still waits there learns of it
+    group_epoch_ = 0;
+    auto group = comm::MakeGlooGroup({.store = c.store, .rank = static_cast<int>(c.rank), .size = static_cast<int>(c.size), .timeout_s = c.timeout_s});
+    if (group.ok()) {
+      group_ = std::move(*group);
+      group_epoch_ = c.group_epoch;
+    }
+    link_->Send(up::GroupFormed{c.group_epoch, group.ok() ? "" : group.status().message()});
+    pulse_.Begin("idle");
+  }
+
+  // A step that this worker is in ends in Train's progress call; one that it never began, or that is over, here.
+  void AbortStep(const down::AbortStep& c) {
+    if (!Current(c.slot, c.epoch)) return;
+    LeaveGroup();
+    up::StepAborted answer{c.lease, state_step_, 0};
+    if (const auto digest = roles_->WeightsDigest(); digest.ok()) answer.weights_digest = *digest;
+    link_->Send(std::move(answer));
+  }
+  // The others of the group see the sockets close and do not wait for this rank.
+  void LeaveGroup() {
+    group_.reset();
+    group_epoch_ = 0;
+  }
+  // Commands that came while a step is going on wait for its end, but one that calls it off.
+  bool CalledOff(int64_t lease) {
+    for (LinkEvent& event : inbox_.TakeAll(std::chrono::milliseconds(0))) later_.push_back(std::move(event));
+    return std::ranges::any_of(later_, [&](const LinkEvent& event) {
+      const auto* message = std::get_if<ToWorker>(&event);
+      if (message == nullptr) return true;  // the controller is gone
+      const auto* abort = std::get_if<down::AbortStep>(&message->body);
+      return abort != nullptr && message->inc == inc_ && abort->lease == lease;
+    });
+  }
+
+  // What peers may fetch: the state of a step, as long as no optimizer step is under way.
+  // Nobody reads it from now on: waits for those that do. False: one is still there at its deadline.
+  bool Withdraw() {
+    std::unique_lock lock(published_mu_);
+    state_step_ = {};
+    served_.reset();
+    return readers_gone_.wait_for(lock, std::chrono::seconds(30), [&] { return readers_.expired(); });
+  }
+  StatusOr<PublishedBytes> StateFor(StepNumber step) {
+    const std::lock_guard lock(published_mu_);
+    if (!state_step_.valid() || state_step_ != step || served_ == nullptr) {
+      return NotFound("the state of step " + std::to_string(step.value) + " is not here");
+    }
+    PublishedBytes out;
+    out.parts = *served_;
+    out.digest = DeviceRoles::StateDigest(out.parts);
+    std::shared_ptr<void> reader = readers_.lock();  // several newcomers at once share one
+    if (reader == nullptr) {
+      reader = std::shared_ptr<void>(nullptr, [this](void*) {
+        const std::lock_guard gone(published_mu_);
+        readers_gone_.notify_all();
+      });
+      readers_ = reader;
+    }
+    out.owner = std::move(reader);
+    return out;
+  }
+  // The state of `step` is whole and stays so until Withdraw.
+  void Offer(StepNumber step) {
+    auto parts = roles_->StateParts();
+    if (!parts.ok()) return;
+    const std::lock_guard lock(published_mu_);
+    state_step_ = step;
+    served_ = std::make_unique<std::vector<std::span<const std::byte>>>(std::move(*parts));
   }
 
   void ReportState(StepNumber step, const Status& status) {
     up::StateReady ready{step, 0, status.ok() ? "" : status.message()};
+    if (status.ok()) Offer(step);
     if (status.ok()) {
       const auto digest = roles_->WeightsDigest();
       if (digest.ok()) ready.weights_digest = *digest; else ready.error = digest.status().message();
@@ -351,15 +438,36 @@ class DeviceWorker {
       link_->Send(up::TrainFailed{c.step, c.lease, why, false});
       return;
     }
+    if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch)) {
+      link_->Send(up::TrainFailed{c.step, c.lease, "this worker is not in training group " + std::to_string(c.group_epoch), false});
+      return;
+    }
     JoinCheckpoint();  // it reads the weights that the optimizer is about to write
     const auto span = Span("train", observe::kTrainSpan);
     pulse_.Begin("train");
-    StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.version, std::move(*rows), [&](const std::string& op) { pulse_.Begin(op); });
+    const StepNumber before = state_step_;
+    const int64_t updates = roles_->updates();
+    if (!Withdraw()) {
+      Offer(before);
+      link_->Send(up::TrainFailed{c.step, c.lease, "a newcomer still reads the state after 30 s", false});
+      return;
+    }
+    StatusOr<TrainOutcome> outcome = roles_->Train(
+        c.step, c.version, std::move(*rows),
+        [&](const std::string& op) {
+          pulse_.Begin(op);
+          return !CalledOff(c.lease);
+        },
+        c.world > 1 ? group_.get() : nullptr, c.groups);
     pulse_.Begin("idle");
     if (!outcome.ok()) {
+      if (c.world > 1) LeaveGroup();
+      if (roles_->updates() == updates) Offer(before);  // the error came before any update
+      if (outcome.status().code() == StatusCode::kAborted) return;  // the command that called it off is answered next
       link_->Send(up::TrainFailed{c.step, c.lease, outcome.status().message(), outcome.status().code() == StatusCode::kInvalidArgument});
       return;
     }
+    Offer(c.step);
     link_->Send(up::TrainDone{c.step, c.lease, outcome->finite, outcome->weights_digest, SecondsSince(start), std::move(outcome->metrics)});
   }
 
@@ -374,7 +482,7 @@ class DeviceWorker {
     pulse_.Begin("publish");
     const auto span = Span("publish", observe::kWeightsSpan);
     Status status = OkStatus();
-    if (config_.scheduler.placement != "colocated") {
+    if (config_.cluster.slots > 1) {  // else there is nobody to fetch them
       if (config_.cluster.weight_transport == "stream") {
         auto copy = roles_->SnapshotWeights();
         const std::lock_guard lock(published_mu_);
@@ -392,7 +500,7 @@ class DeviceWorker {
     const std::lock_guard lock(published_mu_);
     const auto it = published_.find(version);
     if (it == published_.end()) return NotFound("version " + ToString(version) + " is not published here");
-    return PublishedBytes{it->second.first, std::as_bytes(std::span(*it->second.first)), it->second.second};
+    return PublishedBytes{it->second.first, {std::as_bytes(std::span(*it->second.first))}, it->second.second};
   }
 
   void Load(const down::Load& c) {
@@ -401,8 +509,12 @@ class DeviceWorker {
     const auto start = Clock::now();
     up::Loaded loaded{c.version, 0, "", 0, 0};
     StatusOr<uint64_t> digest = FailedPrecondition("nothing to load from");
-    if (c.alias || roles_->owns_state()) {
+    // Weights of others are written over those that belong to a state of training here.
+    if (!c.alias) JoinCheckpoint();
+    if (c.alias) {
       digest = roles_->WeightsDigest();
+    } else if (!Withdraw()) {
+      digest = Unavailable("a newcomer still reads the state that is here");
     } else if (c.address.empty()) {
       digest = roles_->LoadFromSharedMemory(c.version);
       loaded.bytes = roles_->weight_bytes();
@@ -425,12 +537,13 @@ class DeviceWorker {
   void WriteCheckpoint(const down::WriteCheckpoint& c) {
     JoinCheckpoint();
     if (const Status ready = roles_->PrepareCheckpoint(); !ready.ok()) {
-      link_->Send(up::CheckpointFiles{c.ckpt, {}, ready.message(), 0, 0});
+      link_->Send(up::CheckpointFiles{.ckpt = c.ckpt, .error = ready.message()});
       return;
     }
     checkpoint_ = std::jthread([this, c](std::stop_token) {
       const auto start = Clock::now();
       up::CheckpointFiles done;
+      done.instruction_set = TorchInstructionSet();
       done.ckpt = c.ckpt;
       const auto files = roles_->WriteCheckpoint(c.dir);
       if (files.ok()) done.files = *files; else done.error = files.status().message();
@@ -539,7 +652,7 @@ class DeviceWorker {
     }
   };
   TraceSpan Span(const char* name, std::string_view category) { return {this, name, category, Now()}; }
-  static TimePoint Now() { return {std::chrono::duration_cast<Duration>(Clock::now().time_since_epoch())}; }
+  static TimePoint Now() { return TraceNow(); }
 
   DeviceWorkerOptions options_;
   JobConfig config_;
@@ -559,12 +672,21 @@ class DeviceWorker {
   int64_t refused_ = 0;
   int exit_code_ = -1;
 
+  std::unique_ptr<comm::Collective> group_;  // of two ranks or more
+  int64_t group_epoch_ = 0;
+  std::deque<LinkEvent> later_;              // came during a step
+  StepNumber state_step_;                    // whose state is here; invalid: none, or a step is under way
+
   std::mutex published_mu_;
+  std::condition_variable readers_gone_;
+  std::weak_ptr<void> readers_;
+  std::unique_ptr<std::vector<std::span<const std::byte>>> served_;
   std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_;
   std::mutex held_mu_;
   std::map<std::pair<SampleId, int32_t>, HeldSample> held_;
 
   std::unique_ptr<observe::TraceWriter> trace_;
+  Clock::time_point next_flush_;
   std::unique_ptr<DeviceRoles> roles_;
   std::unique_ptr<WeightsServer> weights_server_;
   std::unique_ptr<Link> link_;

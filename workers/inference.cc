@@ -43,7 +43,7 @@ struct InferenceSession::Impl {
 
   ~Impl() {
     if (hub != nullptr && connection != 0) hub->Send(connection, ToWorker{kInc, 0, down::Shutdown{"done"}});
-    launcher.EndAll(std::chrono::seconds(1));
+    launcher.EndAll(Duration{0}, std::chrono::seconds(1));
     if (hub != nullptr) hub->Stop();
     std::error_code error;
     if (!dir.empty()) std::filesystem::remove_all(dir, error);

@@ -17,7 +17,7 @@ extern char** environ;
 namespace tidepool::workers {
 
 Launcher::~Launcher() {
-  if (!outlive_) EndAll(std::chrono::milliseconds(500));
+  if (!outlive_) EndAll(Duration{0}, std::chrono::milliseconds(500));
 }
 
 Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, const std::string& log) {
@@ -82,13 +82,17 @@ pid_t Launcher::Pid(int64_t place) const {
   return 0;
 }
 
-void Launcher::EndAll(Duration patience) {
+void Launcher::EndAll(Duration by_themselves, Duration asked) {
+  const auto wait = [this](Duration patience) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while (!children_.empty() && std::chrono::steady_clock::now() < until) {
+      (void)Reap();  // who ended how no longer matters
+      if (!children_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  };
+  wait(by_themselves);
   for (const auto& [pid, place] : children_) kill(pid, SIGTERM);
-  const auto until = std::chrono::steady_clock::now() + patience;
-  while (!children_.empty() && std::chrono::steady_clock::now() < until) {
-    (void)Reap();  // who ended how no longer matters
-    if (!children_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  wait(asked);
   for (const auto& [pid, place] : children_) kill(pid, SIGKILL);
   for (const auto& [pid, place] : children_) waitpid(pid, nullptr, 0);
   children_.clear();

@@ -35,8 +35,8 @@ class Launcher {
   std::vector<Ended> Reap();
   void Kill(int64_t place, int signal);
   [[nodiscard]] pid_t Pid(int64_t place) const;  // 0: none
-  // SIGTERM, then SIGKILL for those that are still there after `patience`.
-  void EndAll(Duration patience);
+  // Waits for those that were told to end and write out what they hold, then SIGTERM, then SIGKILL.
+  void EndAll(Duration by_themselves, Duration asked);
 
  private:
   bool outlive_;

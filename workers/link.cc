@@ -64,6 +64,7 @@ struct Link::Impl {
     grpc::ChannelArguments args;
     args.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
     args.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
+    args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers and controller speak to each other, never through a proxy
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     auto opened = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);

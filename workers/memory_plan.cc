@@ -60,9 +60,12 @@ std::string Millions(int64_t value) {
 
 int64_t Dtype(const JobConfig& c) { return c.model.dtype == "bfloat16" ? 2 : 4; }
 
+// Roles that generate are there: always for rl, for a supervised job where it is evaluated on the way.
+bool Generates(const JobConfig& c) { return c.job == "rl" || c.eval.every_steps > 0; }
+
 // Longest row: the cut of prompts and responses, bounded by the model.
 int64_t RowTokens(const JobConfig& c, const ModelSizes& m) {
-  const int64_t response = c.job == "rl" ? c.rollout.max_new_tokens : 0;
+  const int64_t response = Generates(c) ? c.rollout.max_new_tokens : 0;
   return std::min(c.data.max_prompt_tokens + response, m.max_position);
 }
 
@@ -192,26 +195,33 @@ int64_t BlockActivationBytes(const ModelSizes& m, int64_t w) {
   return w * (2 * m.hidden + 2 * q + 2 * kv + 2 * m.intermediate + (m.qk_norm ? q + 2 * kv : 0)) + 4 * (2 + m.heads);
 }
 
+// What a slot may ever hold: with colocated and elastic both roles anywhere, with split one, with multiplexed the training
+// slots both and the others generation.
+bool MayTrain(const JobConfig& c, int64_t slot) {
+  return c.scheduler.placement == "colocated" || c.scheduler.placement == "elastic" || slot < c.scheduler.actor_slots;
+}
+bool MayGenerate(const JobConfig& c, int64_t slot) { return c.scheduler.placement != "split" || slot >= c.scheduler.actor_slots; }
+
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   if (c.cluster.device != "cpu") return Unimplemented("memory is predicted for cluster.device: cpu only, this is " + c.cluster.device);
   MemoryPlan plan;
   TP_ASSIGN_OR_RETURN(plan.model, SizesOf(c.model));
   const ModelSizes& m = plan.model;
-  const bool rl = c.job == "rl", split = rl && c.scheduler.placement == "split";
+  const bool generates = Generates(c);
   const int64_t w = Dtype(c), weights = w * FlatElements(m);
-  if (rl) plan.kv_cache_tokens = KvTokens(c, m);
-  const int64_t devices = split ? c.cluster.slots : 1;
+  if (generates) plan.kv_cache_tokens = KvTokens(c, m);
+  const int64_t devices = c.cluster.slots;
   for (int64_t slot = 0; slot < devices; ++slot) {
-    const bool actor = !split || slot < c.scheduler.actor_slots, rollout = rl && (!split || !actor);
+    const bool actor = MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
     ProcessMemory p{"device-" + Text(slot), actor && rollout ? "rollout and actor" : actor ? "actor" : "rollout", {}};
     p.parts.push_back({"process", kDeviceProcess});
     p.parts.push_back({"weights", weights});
     if (actor) AddActor(c, m, p);
     if (rollout) AddRollout(c, m, plan.kv_cache_tokens, p);
-    if (actor && split && c.cluster.weight_transport == "stream") p.parts.push_back({"snapshot", weights});
+    if (actor && devices > 1 && c.cluster.weight_transport == "stream") p.parts.push_back({"snapshot", weights});
     plan.processes.push_back(std::move(p));
   }
-  if (rl) {
+  if (generates) {
     for (int64_t i = 0; i < std::max<int64_t>(c.reward.workers, 1); ++i) {
       plan.processes.push_back({"reward-" + Text(i), "grading", {{"process", kRewardProcess}}});
     }
@@ -220,7 +230,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   const int64_t state = weights + (8 + (w == 2 ? 2 : 0)) * FlatElements(m);
   plan.checkpoint_bytes = state;
   // Two buffers each (workers/shared_arena.h).
-  if (split && c.cluster.weight_transport == "shared_memory") plan.shared_memory_bytes += 2 * weights;
+  if (devices > 1 && c.cluster.weight_transport == "shared_memory") plan.shared_memory_bytes += 2 * weights;
   if (c.checkpoint.recovery_every_steps > 0) plan.shared_memory_bytes += 2 * state;
   return plan;
 }
@@ -228,10 +238,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
 std::string DescribePlan(const JobConfig& c) {
   std::ostringstream out;
   const bool rl = c.job == "rl";
-  const bool split = rl && c.scheduler.placement == "split";
   out << "# plan\n";
-  const int64_t devices = split ? c.cluster.slots : 1;
-  out << "placement    " << (split ? "split" : "colocated") << ", " << devices << (devices == 1 ? " slot" : " slots") << " of "
+  const int64_t devices = c.cluster.slots;
+  out << "placement    " << c.scheduler.placement << ", " << devices << (devices == 1 ? " slot" : " slots") << " of "
       << c.cluster.threads_per_slot << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << c.cluster.device << ")\n";
   if (rl) {
     const int64_t rows = RowsPerStep(c), ahead = c.scheduler.max_lag_versions + 1;

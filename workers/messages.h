@@ -58,13 +58,18 @@ struct TrainDone { StepNumber step; int64_t lease = 0; bool finite = true; uint6
 struct TrainFailed { StepNumber step; int64_t lease = 0; std::string why; bool data = false; };
 struct Published { Version version; std::string error; };
 struct RecoveryCopied { StepNumber step; };
-struct CheckpointFiles { int64_t ckpt = 0; std::vector<std::string> files; std::string error; double seconds = 0; uint64_t weights_digest = 0; };
+struct CheckpointFiles { int64_t ckpt = 0; std::vector<std::string> files; std::string error; double seconds = 0; uint64_t weights_digest = 0;
+                         std::string instruction_set; };
+struct GroupFormed { int64_t group_epoch = 0; std::string error; };
+// step: whose state is here now; invalid: none that can be relied on.
+struct StepAborted { int64_t lease = 0; StepNumber step; uint64_t weights_digest = 0; };
 struct FinalSaved { std::string error; };
 }  // namespace up
 
 using FromWorkerBody = std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released,
                                     up::Granted, up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed,
-                                    up::Published, up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved>;
+                                    up::Published, up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed,
+                                    up::StepAborted>;
 struct FromWorker { Incarnation inc; int64_t seq = 0; FromWorkerBody body; };
 
 namespace down {  // controller -> worker
@@ -83,7 +88,13 @@ struct Release { SlotId slot; LeaseEpoch epoch; int64_t need_bytes = 0; };
 struct Grant { SlotId slot; LeaseEpoch epoch; Role role = Role::kNone; };
 struct InitState {};
 struct RestoreState { int64_t ckpt = -1; StepNumber step; uint64_t weights_digest = 0; std::string dir; };
-struct Train { SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; Version version; int64_t rows = 0; };
+// rows: of the whole batch, which every rank reads, so that counts and statistics are global; groups: BatchRow::gid of
+// those that this rank computes (world > 1). group_epoch 0: a group of one.
+struct Train { SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; Version version; int64_t rows = 0;
+               int64_t group_epoch = 0, rank = 0, world = 1; std::vector<int64_t> groups; };
+struct AbortStep { SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; int64_t group_epoch = 0; };
+struct FetchState { SlotId slot; LeaseEpoch epoch; StepNumber step; uint64_t weights_digest = 0; std::string address; };
+struct FormGroup { int64_t group_epoch = 0, rank = 0, size = 1; std::string store; double timeout_s = 0; };
 struct CopyRecovery { StepNumber step; };
 struct Publish { Version version; uint64_t digest = 0; };
 struct Load { Version version; uint64_t digest = 0; std::string address; bool alias = false; };
@@ -95,7 +106,8 @@ struct Shutdown { std::string why; };
 
 using ToWorkerBody = std::variant<down::Welcome, down::Refuse, down::LeaseRenewal, down::StartChunk, down::CancelChunk,
                                   down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant,
-                                  down::InitState, down::RestoreState, down::Train, down::CopyRecovery, down::Publish,
+                                  down::InitState, down::RestoreState, down::Train, down::AbortStep, down::FetchState,
+                                  down::FormGroup, down::CopyRecovery, down::Publish,
                                   down::Load, down::Admit, down::WriteCheckpoint, down::SaveFinal, down::Shutdown>;
 struct ToWorker { Incarnation inc; int64_t ack = 0; ToWorkerBody body; };
 

@@ -20,6 +20,7 @@
 #include "workers/build_info.h"
 #include "workers/link.h"
 #include "workers/mailbox.h"
+#include "workers/worker_trace.h"
 #include "workers/resolved_config.h"
 #include "workers/wire.h"
 
@@ -81,6 +82,7 @@ StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
     } else {
       grpc::ChannelArguments args;
+      args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
       args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
       function.channel = grpc::CreateCustomChannel(f.endpoint, grpc::InsecureChannelCredentials(), args);
     }
@@ -133,6 +135,7 @@ int RunRewardWorker(const RewardWorkerOptions& options) {
     return 2;
   }
   std::unique_ptr<Graders> graders;
+  std::unique_ptr<observe::TraceWriter> trace;
   std::vector<std::jthread> threads;
   double heartbeat_s = 0.5;
   auto next_beat = Clock::now();
@@ -166,11 +169,19 @@ int RunRewardWorker(const RewardWorkerOptions& options) {
           break;
         }
         graders = std::move(*made);
+        if (config->observe.trace) {
+          std::vector<std::pair<int, std::string>> rows;
+          for (int i = 0; i < kThreads; ++i) rows.emplace_back(i, "grading " + std::to_string(i));
+          trace = OpenWorkerTrace(*welcome, inc, "reward", rows);
+        }
         for (int i = 0; i < kThreads; ++i) {
-          threads.emplace_back([&](std::stop_token stop) {
+          threads.emplace_back([&, i](std::stop_token stop) {
             while (!stop.stop_requested()) {
               for (down::Grade& grade : work.TakeOne(std::chrono::milliseconds(100))) {
-                (*link)->Send(graders->Score(grade));
+                const TimePoint begin = TraceNow();
+                up::Graded verdict = graders->Score(grade);
+                if (trace) trace->Add({"grade", std::string(observe::kRewardSpan), i, begin, TraceNow() - begin, {{"tid", ToString(grade.tid)}, {"reward", verdict.reward}}});
+                (*link)->Send(std::move(verdict));
                 const std::lock_guard lock(graded_mu);
                 ++graded;
               }
@@ -196,10 +207,12 @@ int RunRewardWorker(const RewardWorkerOptions& options) {
       getrusage(RUSAGE_SELF, &usage);
       beat.rss_bytes = usage.ru_maxrss * 1024;
       (*link)->Send(std::move(beat));
+      if (trace) (void)trace->Flush();
     }
   }
   for (auto& t : threads) t.request_stop();
   threads.clear();
+  if (trace) (void)trace->Flush();  // the end: a trace that cannot be written is only shorter
   return exit_code;
 }
 

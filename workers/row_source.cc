@@ -1,14 +1,31 @@
 #include "workers/row_source.h"
 
+#include <chrono>
+#include <cstdio>
 #include <utility>
 
 #include "workers/model_folder.h"
 
 namespace tidepool::workers {
+namespace {
+
+// "2024-07-26" -> seconds since 1970 at its start, UTC.
+StatusOr<int64_t> DayStart(const std::string& date) {
+  int year = 0;
+  unsigned month = 0, day = 0;
+  char rest = 0;
+  const bool read = date.size() == 10 && std::sscanf(date.c_str(), "%4d-%2u-%2u%c", &year, &month, &day, &rest) == 3;
+  const std::chrono::year_month_day ymd{std::chrono::year(year), std::chrono::month(month), std::chrono::day(day)};
+  if (!read || !ymd.ok()) return InvalidArgument("data.template_date: found '" + date + "', expected a day as YYYY-MM-DD");
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::sys_days(ymd).time_since_epoch()).count();
+}
+
+}  // namespace
 
 StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, const std::string& model_dir) {
   std::unique_ptr<RowSource> source(new RowSource());
   source->sft_ = config.job == "sft";
+  TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
   TP_ASSIGN_OR_RETURN(tasks::DataSource data, tasks::DataSource::Create(config.data, config.seed, config.job));
@@ -36,6 +53,7 @@ StatusOr<std::vector<int32_t>> RowSource::EncodeMessages(const std::vector<tasks
   for (const auto& m : messages) list.push_back({{"role", m.role}, {"content", m.content}});
   text::ChatOptions options;
   options.add_generation_prompt = true;
+  options.unix_time_s = template_time_s_;
   TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
   // A rendered chat carries its own special tokens; adding them again would give two begins of text.
   return tokenizer_->Encode(rendered, {.add_special = false});
@@ -86,6 +104,7 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
     if (assistant) {
       text::ChatOptions ask;
       ask.add_generation_prompt = true;
+      ask.unix_time_s = template_time_s_;
       TP_ASSIGN_OR_RETURN(const std::string before, template_->Render(list, ask));
       if (before.compare(0, done.size(), done) != 0) {
         return InvalidArgument("the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
@@ -102,7 +121,7 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
     }
     list.push_back({{"role", m.role}, {"content", m.content}});
     if (assistant) {
-      TP_ASSIGN_OR_RETURN(const std::string after, template_->Render(list, {}));
+      TP_ASSIGN_OR_RETURN(const std::string after, template_->Render(list, {.unix_time_s = template_time_s_}));
       if (after.compare(0, done.size(), done) != 0) {
         return InvalidArgument("the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
       }

@@ -52,6 +52,7 @@ class RowSource {
   int64_t max_prompt_tokens_ = 0;
   int64_t max_row_tokens_ = 0;
   int32_t end_token_ = -1;
+  int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::unique_ptr<text::ChatTemplate> template_;

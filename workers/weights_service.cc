@@ -25,19 +25,24 @@ struct WeightsServer::Impl final : v1::Weights::Service {
     if (it == metadata.end() || !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + token)) {
       return ToGrpc(Unauthenticated("Fetch: no token of a device worker of this job"));
     }
-    auto published = source({request->version().lineage(), request->version().number()});
+    auto published = source({{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
     if (!published.ok()) return ToGrpc(published.status());
-    const auto total = static_cast<int64_t>(published->bytes.size());
-    for (int64_t at = 0; at < total; at += frame_bytes) {
-      v1::WeightsFrame frame;
-      const int64_t n = std::min(frame_bytes, total - at);
-      frame.set_offset(at);
-      if (at == 0) {
-        frame.set_digest(published->digest);
-        frame.set_total_bytes(total);
+    int64_t total = 0, sent = 0;
+    for (const auto& part : published->parts) total += static_cast<int64_t>(part.size());
+    for (const auto& part : published->parts) {
+      const auto size = static_cast<int64_t>(part.size());
+      for (int64_t at = 0; at < size; at += frame_bytes) {
+        v1::WeightsFrame frame;
+        const int64_t n = std::min(frame_bytes, size - at);
+        frame.set_offset(sent);
+        if (sent == 0) {
+          frame.set_digest(published->digest);
+          frame.set_total_bytes(total);
+        }
+        frame.set_data(part.data() + at, static_cast<size_t>(n));
+        if (!writer->Write(frame)) return ToGrpc(Unavailable("Fetch: the reader went away"));
+        sent += n;
       }
-      frame.set_data(published->bytes.data() + at, static_cast<size_t>(n));
-      if (!writer->Write(frame)) return ToGrpc(Unavailable("Fetch: the reader went away"));
     }
     return grpc::Status::OK;
   }
@@ -69,35 +74,54 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
   return server;
 }
 
-Status FetchWeights(const std::string& address, const std::string& token, Version version, std::span<std::byte> arena) {
-  auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
+                  std::span<const std::span<std::byte>> parts) {
+  size_t total = 0;
+  for (const auto& part : parts) total += part.size();
+  const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value) : "weights of version " + ToString(wanted.version);
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
+  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
   auto stub = v1::Weights::NewStub(channel);
   grpc::ClientContext context;
   AddToken(&context, token);
   // A tenth of the rate this link is known for (docs/perf.md), and never less than a slow start needs.
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30 + static_cast<int64_t>(arena.size() / 100'000'000)));
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30 + static_cast<int64_t>(total / 100'000'000)));
   v1::FetchWeightsRequest request;
-  request.mutable_version()->set_lineage(version.lineage);
-  request.mutable_version()->set_number(version.number);
+  request.mutable_version()->set_lineage(wanted.version.lineage);
+  request.mutable_version()->set_number(wanted.version.number);
+  request.set_state_step(wanted.step.value + 1);
   auto reader = stub->Fetch(&context, request);
   v1::WeightsFrame frame;
-  size_t at = 0;
+  size_t at = 0, part = 0, in_part = 0;
+  uint64_t digest = 0;
   Status wrong = OkStatus();
   while (reader->Read(&frame)) {
-    const bool fits = static_cast<size_t>(frame.offset()) == at && at + frame.data().size() <= arena.size();
-    if (!fits || (at == 0 && static_cast<size_t>(frame.total_bytes()) != arena.size())) {
-      wrong = DataLoss("weights of version " + ToString(version) + " from " + address + " have another size or order than expected");
+    const bool fits = static_cast<size_t>(frame.offset()) == at && at + frame.data().size() <= total;
+    if (!fits || (at == 0 && static_cast<size_t>(frame.total_bytes()) != total)) {
+      wrong = DataLoss(what + " from " + address + ": another size or order than expected");
       context.TryCancel();
       break;
     }
-    std::memcpy(arena.data() + at, frame.data().data(), frame.data().size());
-    at += frame.data().size();
+    if (at == 0) digest = frame.digest();
+    for (std::string_view left = frame.data(); !left.empty();) {
+      if (in_part == parts[part].size()) {
+        ++part;
+        in_part = 0;
+        continue;
+      }
+      const size_t n = std::min(left.size(), parts[part].size() - in_part);
+      std::memcpy(parts[part].data() + in_part, left.data(), n);
+      left.remove_prefix(n);
+      in_part += n;
+      at += n;
+    }
   }
   const Status end = FromGrpc(reader->Finish());
   TP_RETURN_IF_ERROR(wrong);
-  TP_RETURN_IF_ERROR(end.At("fetch weights of version " + ToString(version)));
-  if (at != arena.size()) return DataLoss("weights of version " + ToString(version) + " from " + address + " are cut short");
-  return OkStatus();
+  TP_RETURN_IF_ERROR(end.At("fetch " + what));
+  if (at != total) return DataLoss(what + " from " + address + ": cut short");
+  return digest;
 }
 
 }  // namespace tidepool::workers

@@ -1,6 +1,7 @@
 #pragma once
-// Weights of a published version as a stream, from a device worker with the actor role to one on the
-// other side of a split (cluster.weight_transport: stream). Shared memory is the other way, on one host.
+// What one device worker has and another needs, as a stream: the weights of a published version (for a
+// rollout worker elsewhere, cluster.weight_transport: stream; shared memory is the other way, on one
+// host), or the whole state of training after a step (for a newcomer to the training group).
 
 #include <cstddef>
 #include <cstdint>
@@ -8,19 +9,26 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
 
 namespace tidepool::workers {
 
-// Bytes of `version` as they were published, and their digest. They stay as they are while the result lives.
+struct WantedBytes {
+  Version version;   // weights as published, or,
+  StepNumber step;   // if valid, weights, master and moments after this step
+};
+
+// The bytes, in parts one behind the other, and their digest (of weights: Weights::Digest; of a state: StateDigest). Published weights stay as
+// they are while the result lives; a state may be overwritten by a step that begins, which the digest tells.
 struct PublishedBytes {
   std::shared_ptr<const void> owner;
-  std::span<const std::byte> bytes;
+  std::vector<std::span<const std::byte>> parts;
   uint64_t digest = 0;
 };
-using PublishedSource = std::function<StatusOr<PublishedBytes>(Version version)>;
+using PublishedSource = std::function<StatusOr<PublishedBytes>(const WantedBytes& wanted)>;
 
 class WeightsServer {
  public:
@@ -36,7 +44,9 @@ class WeightsServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Writes the bytes of `version` into `arena`. kDataLoss: size or order is wrong. The caller checks the digest.
-Status FetchWeights(const std::string& address, const std::string& token, Version version, std::span<std::byte> arena);
+// Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the source
+// announced: the caller compares it with what came. kDataLoss: size or order is wrong.
+StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
+                  std::span<const std::span<std::byte>> parts);
 
 }  // namespace tidepool::workers

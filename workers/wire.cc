@@ -183,6 +183,16 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_error(b.error);
                    o->set_seconds(b.seconds);
                    o->set_weights_digest(b.weights_digest);
+                   o->set_instruction_set(b.instruction_set);
+                 },
+                 [&](const up::GroupFormed& b) {
+                   out->mutable_group_formed()->set_group_epoch(b.group_epoch);
+                   out->mutable_group_formed()->set_error(b.error);
+                 },
+                 [&](const up::StepAborted& b) {
+                   out->mutable_step_aborted()->set_lease(b.lease);
+                   out->mutable_step_aborted()->set_state_step(b.step.value + 1);
+                   out->mutable_step_aborted()->set_weights_digest(b.weights_digest);
                  },
                  [&](const up::FinalSaved& b) { out->mutable_final_saved()->set_error(b.error); },
              },
@@ -285,11 +295,18 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       return out;
     case v1::FromWorker::kCheckpointFiles: {
       const auto& b = in.checkpoint_files();
-      out.body = up::CheckpointFiles{b.ckpt(), {b.files().begin(), b.files().end()}, b.error(), b.seconds(), b.weights_digest()};
+      out.body = up::CheckpointFiles{b.ckpt(), {b.files().begin(), b.files().end()}, b.error(), b.seconds(), b.weights_digest(),
+                                       b.instruction_set()};
       return out;
     }
     case v1::FromWorker::kFinalSaved:
       out.body = up::FinalSaved{in.final_saved().error()};
+      return out;
+    case v1::FromWorker::kGroupFormed:
+      out.body = up::GroupFormed{in.group_formed().group_epoch(), in.group_formed().error()};
+      return out;
+    case v1::FromWorker::kStepAborted:
+      out.body = up::StepAborted{in.step_aborted().lease(), {in.step_aborted().state_step() - 1}, in.step_aborted().weights_digest()};
       return out;
     case v1::FromWorker::BODY_NOT_SET:
       break;
@@ -380,6 +397,34 @@ void ToWire(const ToWorker& in, v1::ToWorker* out) {
                    o->set_step(b.step.value);
                    Put(b.version, o->mutable_version());
                    o->set_rows(b.rows);
+                   o->set_group_epoch(b.group_epoch);
+                   o->set_rank(b.rank);
+                   o->set_world(b.world);
+                   o->mutable_groups()->Add(b.groups.begin(), b.groups.end());
+                 },
+                 [&](const down::AbortStep& b) {
+                   auto* o = out->mutable_abort_step();
+                   o->set_slot(b.slot.value);
+                   o->set_epoch(b.epoch.value);
+                   o->set_lease(b.lease);
+                   o->set_step(b.step.value);
+                   o->set_group_epoch(b.group_epoch);
+                 },
+                 [&](const down::FetchState& b) {
+                   auto* o = out->mutable_fetch_state();
+                   o->set_slot(b.slot.value);
+                   o->set_epoch(b.epoch.value);
+                   o->set_step(b.step.value);
+                   o->set_weights_digest(b.weights_digest);
+                   o->set_address(b.address);
+                 },
+                 [&](const down::FormGroup& b) {
+                   auto* o = out->mutable_form_group();
+                   o->set_group_epoch(b.group_epoch);
+                   o->set_rank(b.rank);
+                   o->set_size(b.size);
+                   o->set_store(b.store);
+                   o->set_timeout_s(b.timeout_s);
                  },
                  [&](const down::CopyRecovery& b) { out->mutable_copy_recovery()->set_step(b.step.value); },
                  [&](const down::Publish& b) {
@@ -480,7 +525,23 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
     }
     case v1::ToWorker::kTrain: {
       const auto& b = in.train();
-      out.body = down::Train{{b.slot()}, {b.epoch()}, b.lease(), {b.step()}, Get(b.version()), b.rows()};
+      out.body = down::Train{{b.slot()}, {b.epoch()}, b.lease(), {b.step()}, Get(b.version()), b.rows(),
+                             b.group_epoch(), b.rank(), b.world(), {b.groups().begin(), b.groups().end()}};
+      return out;
+    }
+    case v1::ToWorker::kAbortStep: {
+      const auto& b = in.abort_step();
+      out.body = down::AbortStep{{b.slot()}, {b.epoch()}, b.lease(), {b.step()}, b.group_epoch()};
+      return out;
+    }
+    case v1::ToWorker::kFetchState: {
+      const auto& b = in.fetch_state();
+      out.body = down::FetchState{{b.slot()}, {b.epoch()}, {b.step()}, b.weights_digest(), b.address()};
+      return out;
+    }
+    case v1::ToWorker::kFormGroup: {
+      const auto& b = in.form_group();
+      out.body = down::FormGroup{b.group_epoch(), b.rank(), b.size(), b.store(), b.timeout_s()};
       return out;
     }
     case v1::ToWorker::kCopyRecovery:

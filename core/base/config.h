@@ -43,6 +43,9 @@ struct DataConfig {
   int64_t size = 4096;             // distinct training questions drawn by a generated task
   int64_t held_out = 256;          // held-out questions (their unit is the task's); never trained on
   bool shuffle = true;
+  // What chat templates that print the date see as today. Fixed, so that a run's prompts are the same when it is
+  // resumed; the default is the day that Llama 3.x templates fall back to.
+  std::string template_date = "2024-07-26";
   int64_t max_prompt_tokens = 1024;
 };
 
@@ -94,7 +97,7 @@ struct RolloutConfig {
   int64_t block_tokens = 16;       // of the KV cache
   int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
-  std::string kv_on_update = "recompute";  // recompute
+  std::string kv_on_update = "recompute";  // recompute | keep
 };
 
 struct TrainConfig {
@@ -117,12 +120,16 @@ struct TrainConfig {
 };
 
 struct SchedulerConfig {
-  std::string placement = "colocated";  // colocated | split
+  std::string placement = "colocated";  // colocated | split | multiplexed | elastic
   int64_t max_lag_versions = 0;    // eta
-  int64_t actor_slots = 1;         // split only
+  int64_t actor_slots = 1;         // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
+  int64_t rollout_floor = 1;       // slots that always generate (multiplexed, elastic)
+  bool uneven_dp = true;           // groups need not divide evenly by the training slots
   std::string on_stale = "reissue";     // reissue | mask | drop
   int64_t max_reissues = 2;
   double oversample = 1.0;
+  std::string oversample_mode = "start_order";  // start_order | first_done | tail_rounds
+  double straggler_wait = 0.1;     // of a step's time, for a group that would expire
   double min_step_batch_fraction = 1.0;
   double infra_drop_alarm = 0.05;
   double infra_drop_stop = 0.20;   // over 20 steps
@@ -155,6 +162,7 @@ struct EvalConfig {
   bool before_train = true;
   bool after_train = true;
   int64_t samples = 0;             // held-out questions; 0: all
+  double stop_at_accuracy = 0;     // the job is done once an evaluation reaches it; 0: never
 };
 
 struct ObserveConfig {

@@ -40,6 +40,11 @@ struct Config {            // first record of a run, again after a resume that c
   std::string on_stale;
   double oversample = 1, min_step_batch_fraction = 1;
   int64_t max_reissues = 2, steps = 0, data_size = 0;  // data_size: rows of an epoch
+  // Since there are transactions over several slots: how many there are, the bound on lost steps (0: not
+  // promised) and whether runs repeat bit by bit.
+  int64_t slots = 0, recovery_steps = 0;
+  int32_t deterministic = 0;
+  std::string oversample_mode;
 };
 struct Issue { SampleId tid; GroupId gid; int32_t att = 0; int64_t prompt_len = 0, max_new = 0; };  // att > 0: generated again
 struct Start { SampleId tid; int32_t att = 0; WorkerRef worker; Version wv; };      // a chunk was sent
@@ -53,7 +58,9 @@ struct Dup { SampleId tid; int32_t att = 0; };                      // a later r
 struct Lease { int64_t lease = 0; StepNumber step; std::vector<SampleId> tids; WorkerRef holder; };
 struct Unlease { int64_t lease = 0; std::string why; };
 struct Drop { SampleId tid; DropReason reason = DropReason::kStale; };
-struct StepBegin { StepNumber step; Version v; };                   // trains version v
+struct SlotPlan { SlotId slot; Role from = Role::kNone, to = Role::kNone; LeaseEpoch epoch; };
+// Trains version v. members: the training group by rank, with the epochs under which it holds its slots.
+struct StepBegin { StepNumber step; Version v; std::vector<SlotPlan> members; };
 struct TrainedRow { SampleId tid; Version oldest; };                // oldest version among its tokens with loss
 struct StepCommit { StepNumber step; Version v; uint64_t digest = 0; std::vector<TrainedRow> rows; };  // v: the new version
 struct StepAbort { StepNumber step; std::string why; };
@@ -62,11 +69,13 @@ struct Loaded { WorkerRef worker; Version v; uint64_t digest = 0; };
 struct Admit { WorkerRef worker; Version v; };
 struct Fence { WorkerRef worker; };                                 // nothing more is accepted from it
 struct Join { WorkerRef worker; std::string name; Role role = Role::kNone; };  // role kNone: a device worker
-struct SlotPlan { SlotId slot; Role from = Role::kNone, to = Role::kNone; LeaseEpoch epoch; };
-struct TransitionBegin { TransitionId t; std::vector<SlotPlan> slots; int64_t deadline_ms = 0; };
+// dwell_ms: no slot of it was taken from rollout so shortly before (0: the policy promises nothing).
+struct TransitionBegin { TransitionId t; std::vector<SlotPlan> slots; int64_t deadline_ms = 0; std::string why; int64_t dwell_ms = 0; };
 struct TransitionCommit { TransitionId t; };
 struct TransitionDone { TransitionId t; };
-struct TransitionRolledBack { TransitionId t; std::string why; };
+// slots: which go back to `to` under a new epoch (a GRANT follows where the old role had been released);
+// those that are lost or quarantined are not in it.
+struct TransitionRolledBack { TransitionId t; std::string why; std::vector<SlotPlan> slots; };
 struct Grant { SlotId slot; Role role = Role::kNone; LeaseEpoch epoch; WorkerRef worker; };
 struct Release { SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };
 struct Quarantine { SlotId slot; std::string why; };
@@ -77,7 +86,7 @@ struct CheckpointReject { int64_t ckpt = 0; std::string why; };
 struct CheckpointDelete { int64_t ckpt = 0; };
 // Everything after step `step` is undone; versions go on as (new_lineage, step).
 struct Restore { int64_t ckpt = 0; StepNumber step; int32_t old_lineage = 0, new_lineage = 0; };
-struct Snapshot { uint64_t state_digest = 0; };
+struct Snapshot { uint64_t state_digest = 0; };  // of the fold of all records before: a fold that differs is refused
 struct Fault { std::string kind; std::string actor; Incarnation inc; std::string what; };
 struct EndRun { int32_t code = 0; std::string why; int32_t finished = 0; };  // finished 1: all steps, final evaluation and model done
 struct EvalResult { StepNumber step; Version v; int64_t correct = 0, total = 0; };
@@ -118,7 +127,9 @@ namespace record {
 TP_FIELDS(Config, v("run_id", r.run_id); v("job", r.job); v("digest", r.digest); v("groups_per_step", r.groups_per_step);
           v("group_size", r.group_size); v("max_lag_versions", r.max_lag_versions); v("on_stale", r.on_stale);
           v("oversample", r.oversample); v("min_step_batch_fraction", r.min_step_batch_fraction);
-          v("max_reissues", r.max_reissues); v("steps", r.steps); v("data_size", r.data_size);)
+          v("max_reissues", r.max_reissues); v("steps", r.steps); v("data_size", r.data_size);
+          v("slots", r.slots); v("recovery_steps", r.recovery_steps); v("deterministic", r.deterministic);
+          v("oversample_mode", r.oversample_mode);)
 TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len); v("max_new", r.max_new);)
 TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
 TP_FIELDS(End, v("tid", r.tid); v("att", r.att); v("status", r.status);)
@@ -130,7 +141,8 @@ TP_FIELDS(Dup, v("tid", r.tid); v("att", r.att);)
 TP_FIELDS(Lease, v("lease", r.lease); v("step", r.step); v("tids", r.tids); v("holder", r.holder);)
 TP_FIELDS(Unlease, v("lease", r.lease); v("why", r.why);)
 TP_FIELDS(Drop, v("tid", r.tid); v("reason", r.reason);)
-TP_FIELDS(StepBegin, v("step", r.step); v("v", r.v);)
+TP_FIELDS(SlotPlan, v("slot", r.slot); v("from", r.from); v("to", r.to); v("epoch", r.epoch);)
+TP_FIELDS(StepBegin, v("step", r.step); v("v", r.v); v("members", r.members);)
 TP_FIELDS(TrainedRow, v("tid", r.tid); v("oldest", r.oldest);)
 TP_FIELDS(StepCommit, v("step", r.step); v("v", r.v); v("digest", r.digest); v("rows", r.rows);)
 TP_FIELDS(StepAbort, v("step", r.step); v("why", r.why);)
@@ -139,11 +151,11 @@ TP_FIELDS(Loaded, v("worker", r.worker); v("v", r.v); v("digest", r.digest);)
 TP_FIELDS(Admit, v("worker", r.worker); v("v", r.v);)
 TP_FIELDS(Fence, v("worker", r.worker);)
 TP_FIELDS(Join, v("worker", r.worker); v("name", r.name); v("role", r.role);)
-TP_FIELDS(SlotPlan, v("slot", r.slot); v("from", r.from); v("to", r.to); v("epoch", r.epoch);)
-TP_FIELDS(TransitionBegin, v("t", r.t); v("slots", r.slots); v("deadline_ms", r.deadline_ms);)
+TP_FIELDS(TransitionBegin, v("t", r.t); v("slots", r.slots); v("deadline_ms", r.deadline_ms);
+          v("why", r.why); v("dwell_ms", r.dwell_ms);)
 TP_FIELDS(TransitionCommit, v("t", r.t);)
 TP_FIELDS(TransitionDone, v("t", r.t);)
-TP_FIELDS(TransitionRolledBack, v("t", r.t); v("why", r.why);)
+TP_FIELDS(TransitionRolledBack, v("t", r.t); v("why", r.why); v("slots", r.slots);)
 TP_FIELDS(Grant, v("slot", r.slot); v("role", r.role); v("epoch", r.epoch); v("worker", r.worker);)
 TP_FIELDS(Release, v("slot", r.slot); v("epoch", r.epoch); v("free_bytes", r.free_bytes);)
 TP_FIELDS(Quarantine, v("slot", r.slot); v("why", r.why);)

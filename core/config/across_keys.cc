@@ -212,7 +212,7 @@ void CheckRl(Binder& b, const JobConfig& c) {
   }
 }
 
-void CheckSft(Binder& b, const LoadedConfig& loaded) {
+void CheckSft(Binder& b, LoadedConfig& loaded) {
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault) continue;
     std::string path = key;
@@ -228,6 +228,11 @@ void CheckSft(Binder& b, const LoadedConfig& loaded) {
   if (loaded.config.scheduler.placement != "colocated" && b.Good("scheduler.placement")) {
     b.Complain("scheduler.placement", "is " + loaded.config.scheduler.placement +
                                           ", but sft generates nothing while it trains; write colocated");
+  }
+  // What an evaluation on the way is judged by: a supervised row says its whole answer.
+  if (loaded.config.eval.every_steps > 0) loaded.config.reward.functions = {{.name = "exact_answer"}};
+  if (loaded.config.eval.stop_at_accuracy > 0 && loaded.config.eval.every_steps <= 0 && b.Good("eval.stop_at_accuracy")) {
+    b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
   }
 }
 
@@ -291,6 +296,16 @@ void CheckPlacement(Binder& b, const JobConfig& c) {
                                               Text(c.cluster.slots) +
                                               " slots, which leaves none to generate; lower it");
     }
+  } else if (c.scheduler.placement == "multiplexed" && b.Good("scheduler.rollout_floor") &&
+             c.cluster.slots - c.scheduler.actor_slots < c.scheduler.rollout_floor) {
+    b.Complain(FirstWritten(b, {"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
+               Text(c.scheduler.actor_slots) + " of " + Text(c.cluster.slots) + " slots train, which leaves fewer than " +
+                   Text(c.scheduler.rollout_floor) + " (scheduler.rollout_floor) to generate; lower it");
+  } else if (c.scheduler.placement == "elastic" && b.Good("scheduler.rollout_floor") &&
+             c.cluster.slots <= c.scheduler.rollout_floor) {
+    b.Complain(FirstWritten(b, {"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
+               Text(c.scheduler.rollout_floor) + " of " + Text(c.cluster.slots) +
+                   " slots always generate (scheduler.rollout_floor), which leaves none to train; lower it");
   } else if (b.Written("scheduler.actor_slots") && c.scheduler.actor_slots > c.cluster.slots) {
     b.Complain("scheduler.actor_slots", "is " + Text(c.scheduler.actor_slots) + ", but there are " +
                                             Text(c.cluster.slots) + " slots (cluster.slots)");

@@ -152,15 +152,15 @@ bool Engine::Cancel(const SampleId& tid, int32_t attempt) {
     for (const Impl::Owned& s : im.running) orphans.push_back(s->leader == gone.get());
     im.BackToWaiting(orphans);
   }
-  im.placement.tree().Forget(tid);
+  im.placement.Forget(tid);
   return true;
 }
 
 bool Engine::HasWork() const {
   return impl_->arena.allocated() && !(impl_->running.empty() && impl_->waiting.empty());
 }
-void Engine::Forget(const SampleId& tid) { impl_->placement.tree().Forget(tid); }
-void Engine::ForgetGroup(GroupId gid) { impl_->placement.tree().ForgetGroup(gid); }
+void Engine::Forget(const SampleId& tid) { impl_->placement.Forget(tid); }
+void Engine::ForgetGroup(GroupId gid) { impl_->placement.ForgetGroup(gid); }
 Version Engine::version() const { return impl_->options.version; }
 int64_t Engine::kv_bytes() const { return impl_->arena.bytes(); }
 
@@ -182,9 +182,17 @@ std::vector<Delta> Engine::Drain() {
   return deltas;
 }
 
-void Engine::SetVersion(Version version) {
+void Engine::SetVersion(Version version, KvOnUpdate kv) {
   if (version == impl_->options.version) return;
-  impl_->Unplace();
+  if (kv == KvOnUpdate::kKeep) {
+    // Who has not got through its prompt, or waits for another's, has little to lose.
+    std::vector<bool> again;
+    for (const Impl::Owned& s : impl_->running) again.push_back(s->leader != nullptr || s->computed < s->prompt_tokens);
+    impl_->BackToWaiting(again);
+    impl_->placement.TurnStale(impl_->Running());
+  } else {
+    impl_->Unplace();
+  }
   impl_->options.version = version;
 }
 

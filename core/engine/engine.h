@@ -66,9 +66,13 @@ class Engine {
   // out). Their KV stays, as after a chunk.
   std::vector<Delta> Drain();
 
-  // The weights were changed in place and are now `version`: KV of the old ones is dropped, running
-  // requests keep their tokens and are computed again. No effect if it is the current version.
-  void SetVersion(Version version);
+  // The weights were changed in place and are now `version`. Running requests keep their tokens.
+  // kRecompute: KV of the old weights is dropped and computed again, so every token from now on has the
+  // log-probability of a clean forward of `version`. kKeep: requests go on with the KV that they have
+  // (cheaper; the trainer's recomputation then differs by what the old KV changes), which serves nobody
+  // else. No effect if it is the current version.
+  enum class KvOnUpdate : uint8_t { kRecompute, kKeep };
+  void SetVersion(Version version, KvOnUpdate kv = KvOnUpdate::kRecompute);
   [[nodiscard]] Version version() const;
 
   // Frees the KV cache (requests keep their tokens and wait); returns the bytes freed.

@@ -1,6 +1,7 @@
 #include "core/engine/placement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/base/check.h"
@@ -39,8 +40,90 @@ void Placement::FindLeader(const Sequence& s, const std::vector<Sequence*>& runn
   }
 }
 
+void Placement::Keep(const SampleId& tid, Kept kept) {
+  kept.order = ++kept_order_;
+  if (const auto it = kept_.find(tid); it != kept_.end()) Drop(it);
+  kept_.emplace(tid, std::move(kept));
+}
+
+void Placement::Drop(std::map<SampleId, Kept>::iterator it) {
+  for (const int32_t block : it->second.blocks) pool_.Unref(block);
+  kept_.erase(it);
+}
+
+bool Placement::MakeRoom(int64_t need, const SampleId& but) {
+  while (need > pool_.Available()) {
+    auto oldest = kept_.end();
+    for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+      if (it->first != but && (oldest == kept_.end() || it->second.order < oldest->second.order)) oldest = it;
+    }
+    if (oldest == kept_.end()) return false;
+    Drop(oldest);
+  }
+  return true;
+}
+
+// The next chunk of a sample whose KV is of older weights goes on with it.
+bool Placement::PlaceKept(Sequence& s) {
+  const auto it = kept_.find(s.tid);
+  Kept& kept = it->second;
+  const int64_t computed = std::min(static_cast<int64_t>(kept.tokens.size()), s.size() - 1);
+  const int64_t need = std::max<int64_t>(0, BlocksFor(s.chunk_end - 1) - static_cast<int64_t>(kept.blocks.size()));
+  if (!MakeRoom(need, s.tid)) return false;
+  pool_.Promise(need);
+  s.promised = need;
+  s.blocks = std::move(kept.blocks);
+  s.computed = computed;
+  s.prompt_blocks_shared = 0;
+  s.sample_state.clear();
+  s.stale = true;
+  kept_.erase(it);
+  return true;
+}
+
+void Placement::TurnStale(const std::vector<Sequence*>& running) {
+  for (PrefixTree::Chain& chain : tree_.Chains()) {
+    const bool placed = std::ranges::any_of(running, [&](const Sequence* s) { return s->tid == chain.tid; });
+    if (placed) continue;
+    for (const int32_t block : chain.blocks) pool_.Ref(block);
+    Keep(chain.tid, {.gid = chain.gid, .blocks = std::move(chain.blocks), .tokens = std::move(chain.tokens)});
+  }
+  tree_.Clear();
+  for (Sequence* s : running) {
+    TP_CHECK(s->leader == nullptr && s->computed >= s->prompt_tokens && !s->tail_lent) << ToString(s->tid);
+    s->stale = true;
+    s->prompt_blocks_shared = 0;
+    s->sample_state.clear();
+  }
+}
+
+void Placement::Forget(const SampleId& tid) {
+  tree_.Forget(tid);
+  if (const auto it = kept_.find(tid); it != kept_.end()) Drop(it);
+}
+
+void Placement::ForgetGroup(GroupId gid) {
+  tree_.ForgetGroup(gid);
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    const auto next = std::next(it);
+    if (it->second.gid == gid) Drop(it);
+    it = next;
+  }
+}
+
+void Placement::Clear() {
+  while (!kept_.empty()) Drop(kept_.begin());
+  tree_.Clear();
+}
+
 bool Placement::Place(Sequence& s, const std::vector<Sequence*>& running) {
   TP_CHECK(s.blocks.empty() && s.promised == 0 && s.leader == nullptr) << ToString(s.tid) << " is placed";
+  if (const auto it = kept_.find(s.tid); it != kept_.end()) {
+    const std::vector<int32_t>& tokens = it->second.tokens;
+    const auto n = static_cast<ptrdiff_t>(std::min(tokens.size(), s.tokens.size()));
+    if (tokens.size() <= s.tokens.size() && std::equal(tokens.begin(), tokens.begin() + n, s.tokens.begin())) return PlaceKept(s);
+    Drop(it);  // of another attempt
+  }
   const int64_t total = BlocksFor(s.chunk_end - 1);
   PrefixTree::Match match = tree_.Find(s.tokens);
 
@@ -49,7 +132,7 @@ bool Placement::Place(Sequence& s, const std::vector<Sequence*>& running) {
   FindLeader(s, running, match.tokens(block_tokens_), &leader, &follow_tokens);
   if (leader != nullptr) {
     const int64_t need = total - follow_tokens / block_tokens_;
-    if (need > pool_.Available()) return false;
+    if (!MakeRoom(need, s.tid)) return false;
     pool_.Promise(need);
     s.promised = need;
     s.leader = leader;
@@ -63,7 +146,7 @@ bool Placement::Place(Sequence& s, const std::vector<Sequence*>& running) {
   for (const int32_t block : match.full) woken += idle(block);
   const bool take = match.tail >= 0 && idle(match.tail) == 1 && tree_.owner(match.tail).tid == s.tid;
   const int64_t need = total - static_cast<int64_t>(match.full.size()) - (take ? 1 : 0);
-  if (need + woken + (take ? 1 : 0) > pool_.Available()) return false;
+  if (!MakeRoom(need + woken + (take ? 1 : 0), s.tid)) return false;
   if (match.tail >= 0 && !take && need + woken + idle(match.tail) > pool_.Available()) {
     match.tail = -1;  // no room to hold the original while it is copied: compute these tokens again
     match.tail_tokens = 0;
@@ -118,6 +201,7 @@ void Placement::Exchange(int32_t node, int32_t& mine) {
 }
 
 void Placement::Publish(Sequence& s, int64_t before, std::span<const std::byte> prompt_state) {
+  if (s.stale) return;
   const auto parent = [&](int64_t i) {
     return i == 0 ? PrefixTree::kRoot : s.blocks[static_cast<size_t>(i - 1)];
   };
@@ -162,7 +246,14 @@ void Placement::SettleTail(Sequence& s) {
 
 void Placement::Release(Sequence& s, bool keep) {
   TP_CHECK(!s.tail_lent) << ToString(s.tid);
-  if (keep && s.computed >= s.prompt_tokens) {
+  if (s.stale && keep) {
+    // Blocks beyond what is computed are given back below, as are those of a request that ends.
+    const auto covered = static_cast<size_t>(BlocksFor(s.computed));
+    Kept kept{.gid = s.gid, .blocks = {s.blocks.begin(), s.blocks.begin() + static_cast<ptrdiff_t>(covered)},
+              .tokens = {s.tokens.begin(), s.tokens.begin() + static_cast<ptrdiff_t>(s.computed)}};
+    s.blocks.erase(s.blocks.begin(), s.blocks.begin() + static_cast<ptrdiff_t>(covered));
+    Keep(s.tid, std::move(kept));
+  } else if (keep && s.computed >= s.prompt_tokens) {
     const PrefixTree::Owner owner{.gid = s.gid, .tid = s.tid};
     int32_t parent = s.prompt_blocks_shared == 0 ? PrefixTree::kRoot
                                                  : s.blocks[static_cast<size_t>(s.prompt_blocks_shared - 1)];
@@ -181,6 +272,7 @@ void Placement::Release(Sequence& s, bool keep) {
   s.computed = 0;
   s.promised = 0;
   s.prompt_blocks_shared = 0;
+  s.stale = false;
   s.leader = nullptr;
   s.follow_tokens = 0;
   s.sample_state.clear();

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -54,9 +55,16 @@ class Placement {
   // Gives back everything. `keep`: computed blocks stay findable for the sample's next chunk.
   void Release(Sequence& s, bool keep);
 
+  // The weights have changed and KV of before goes on serving the requests that it was made for: those of
+  // `running` (none follows a leader, all have their prompt computed) and the next chunks of samples that wait
+  // between two. It is theirs alone from now on; the tree is empty, so new requests start with clean KV.
+  void TurnStale(const std::vector<Sequence*>& running);
+
+  void Forget(const SampleId& tid);
+  void ForgetGroup(GroupId gid);
   void Tick() { pool_.Tick(); }
   // Nothing cached any more. requires that no request is placed.
-  void Clear() { tree_.Clear(); }
+  void Clear();
 
  private:
   void FindLeader(const Sequence& s, const std::vector<Sequence*>& running, int64_t matched,
@@ -65,8 +73,23 @@ class Placement {
   // first. Holding it also keeps it from being evicted before what is put behind it.
   void Exchange(int32_t node, int32_t& mine);
 
+  // KV of older weights between two chunks of its sample. Holds its blocks; the oldest goes where room is needed.
+  struct Kept {
+    GroupId gid;
+    std::vector<int32_t> blocks;
+    std::vector<int32_t> tokens;  // that the blocks cover
+    uint64_t order = 0;
+  };
+  void Keep(const SampleId& tid, Kept kept);
+  void Drop(std::map<SampleId, Kept>::iterator it);
+  // Gives up kept KV, oldest first and not that of `but`, until `need` blocks are available. False: they are not.
+  bool MakeRoom(int64_t need, const SampleId& but);
+  bool PlaceKept(Sequence& s);
+
   const int64_t block_tokens_;
   CopySlots copy_;
+  std::map<SampleId, Kept> kept_;
+  uint64_t kept_order_ = 0;
   BlockPool pool_;
   PrefixTree tree_;
 };

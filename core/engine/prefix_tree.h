@@ -66,6 +66,15 @@ class PrefixTree {
   // Takes a node out; its block is freed if nobody holds it. requires IsLeaf(block).
   void Remove(int32_t block);
 
+  // What is kept for each sample: its blocks from the root on, the prompt's included, and their tokens.
+  struct Chain {
+    SampleId tid;
+    GroupId gid;
+    std::vector<int32_t> blocks;
+    std::vector<int32_t> tokens;
+  };
+  [[nodiscard]] std::vector<Chain> Chains() const;
+
   // Takes out every node that is kept for this sample (or for this group and its samples), that nobody
   // holds and nothing stands behind.
   void Forget(const SampleId& tid);

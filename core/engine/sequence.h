@@ -29,6 +29,7 @@ struct Sequence {
   int64_t computed = 0;
   int64_t promised = 0;
   int64_t prompt_blocks_shared = 0;  // full blocks of the prompt that stand in the prefix tree
+  bool stale = false;  // some of its KV was made by weights of before: its own alone, never in the prefix tree
   // Waits for `leader`, which computes tokens [0, follow_tokens) that this one shares; holds no block
   // meanwhile, and was promised what it needs beyond them.
   Sequence* leader = nullptr;

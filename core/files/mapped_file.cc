@@ -89,6 +89,14 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
+void MappedFile::Discard(std::span<const std::byte> part) const {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(part.data() + part.size()) / page * page;
+  // An error would mean that the pages stay: nothing is wrong then.
+  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 StatusOr<std::string> ReadSmallFile(const std::string& path, int64_t max_bytes) {
   int64_t size = 0;
   TP_ASSIGN_OR_RETURN(const int fd, OpenRegular(path, &size));

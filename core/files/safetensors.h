@@ -88,6 +88,8 @@ class SafetensorsFile {
   // The tensor's bytes; not aligned beyond what the file gives, so copy or memcpy them out.
   // requires a TensorInfo of this file. Valid as long as this object.
   [[nodiscard]] std::span<const std::byte> Bytes(const TensorInfo& tensor) const;
+  // The tensor's bytes were read and are not needed again soon: gives their memory back.
+  void Discard(const TensorInfo& tensor) const { file_.Discard(Bytes(tensor)); }
   [[nodiscard]] const std::string& path() const { return file_.path(); }
 
  private:

@@ -10,8 +10,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string_view>
+#include <unordered_map>
 
 #include "core/model/decoder_impl.h"
+#include "core/model/rope.h"
 
 namespace tidepool::model {
 
@@ -49,12 +52,13 @@ Decoder::Impl::Impl(const Weights& w, DecoderOptions o)
     parameters.push_back(w.Get(static_cast<int64_t>(i)));
     transposed.push_back(layout[i].shape.size() == 2 ? parameters.back().t() : at::Tensor());
   }
+  std::unordered_map<std::string_view, int64_t> by_name;
+  for (size_t i = 0; i < layout.size(); ++i) by_name.emplace(layout[i].name, static_cast<int64_t>(i));
   const auto find = [&](const std::string& name) -> int64_t {
-    for (size_t i = 0; i < layout.size(); ++i) {
-      if (layout[i].name == name) return static_cast<int64_t>(i);
-    }
-    return -1;
+    const auto it = by_name.find(name);
+    return it == by_name.end() ? -1 : it->second;
   };
+  int64_t sparse = 0;
   for (int64_t l = 0; l < spec.layers; ++l) {
     const std::string at = "layers." + std::to_string(l) + ".";
     layers.push_back({.attention_norm = find(at + "attention_norm"),
@@ -63,9 +67,19 @@ Decoder::Impl::Impl(const Weights& w, DecoderOptions o)
                       .q_norm = find(at + "q_norm"),
                       .k_norm = find(at + "k_norm"),
                       .o = find(at + "o"),
+                      .o_bias = find(at + "o_bias"),
                       .mlp_norm = find(at + "mlp_norm"),
                       .gate_up = find(at + "gate_up"),
-                      .down = find(at + "down")});
+                      .gate_up_bias = find(at + "gate_up_bias"),
+                      .down = find(at + "down"),
+                      .down_bias = find(at + "down_bias"),
+                      .router = find(at + "router"),
+                      .experts_gate_up = find(at + "experts_gate_up"),
+                      .experts_down = find(at + "experts_down"),
+                      .shared_gate_up = find(at + "shared_gate_up"),
+                      .shared_down = find(at + "shared_down"),
+                      .shared_gate = find(at + "shared_gate"),
+                      .sparse = spec.IsSparse(l) ? sparse++ : -1});
   }
   embedding = find("embedding");
   final_norm = find("final_norm");
@@ -79,12 +93,13 @@ void Decoder::Impl::EnsurePositions(int64_t count) {
   const int64_t want = std::max(count, std::min(spec.max_position, std::max<int64_t>(2 * have, 256)));
   cos.resize(static_cast<size_t>(want * half));
   sin.resize(static_cast<size_t>(want * half));
+  const std::vector<float> frequencies = RopeFrequencies(spec);
+  const double scale = spec.rope.type == RopeType::kYarn ? spec.rope.attention_factor : 1.0;
   for (int64_t p = have; p < want; ++p) {
     for (int64_t i = 0; i < half; ++i) {
-      const double frequency = std::pow(spec.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(spec.head_size));
-      const double angle = static_cast<double>(p) * frequency;
-      cos[static_cast<size_t>(p * half + i)] = static_cast<float>(std::cos(angle));
-      sin[static_cast<size_t>(p * half + i)] = static_cast<float>(std::sin(angle));
+      const double angle = static_cast<float>(p) * frequencies[static_cast<size_t>(i)];  // rounded, see rope.h
+      cos[static_cast<size_t>(p * half + i)] = static_cast<float>(static_cast<float>(std::cos(angle)) * scale);
+      sin[static_cast<size_t>(p * half + i)] = static_cast<float>(static_cast<float>(std::sin(angle)) * scale);
     }
   }
 }
@@ -98,9 +113,18 @@ void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
     TP_CHECK(b.lengths[i] >= 1 && b.positions[i] >= 0) << "row " << i << ": length " << b.lengths[i];
     TP_CHECK(b.first_run[i] >= 0 && b.first_run[i] < static_cast<int32_t>(b.runs.size())) << "row " << i << ": run " << b.first_run[i];
   }
+  if (b.experts.empty()) return;
+  TP_CHECK(static_cast<int64_t>(b.experts.size()) == spec.sparse_layers() * static_cast<int64_t>(rows) * spec.moe.experts_per_token)
+      << "replayed routing: " << b.experts.size() << " ids for " << rows << " rows";
+  for (const int32_t e : b.experts) TP_CHECK(e >= 0 && e < spec.moe.experts) << "replayed routing: expert " << e << " of " << spec.moe.experts;
 }
 
-BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t p, bool training) const {
+int64_t Decoder::Impl::GatheredMax(int64_t rows) const {
+  const int64_t chosen = rows * spec.moe.experts_per_token;
+  return chosen + (options.deterministic ? 15 * std::min(spec.moe.experts, chosen) : 0);
+}
+
+BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, int64_t p, bool training, int64_t layer) const {
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   const int64_t d = spec.hidden_size, q = spec.heads * spec.head_size, kv = spec.kv_heads * spec.head_size;
   BlockBuffers b;
@@ -116,8 +140,42 @@ BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t p, bool tr
   }
   b.q = arena.Take({p, q}, t);
   b.a = arena.Take({p, q}, t);
-  b.gate_up = arena.Take({p, 2 * spec.intermediate_size}, t);
+  const int64_t sparse = spec.sparse_layers();
+  if (layer < 0 ? sparse < spec.layers : !spec.IsSparse(layer)) b.gate_up = arena.Take({p, 2 * spec.intermediate_size}, t);
+  if (layer < 0 ? sparse > 0 : spec.IsSparse(layer)) {
+    b.moe = std::make_shared<MoeBuffers>();
+    const int64_t gathered = GatheredMax(rows), shared = spec.moe.shared_intermediate_size;
+    b.moe->probs = arena.Take({p, spec.moe.experts}, at::kFloat);
+    b.moe->gate_up = arena.Take({gathered, 2 * spec.moe.intermediate_size}, t);
+    b.moe->y = arena.Take({gathered, d}, t);
+    if (shared > 0) {
+      b.moe->shared_gate_up = arena.Take({p, 2 * shared}, t);
+      b.moe->shared = arena.Take({p, d}, t);
+    }
+  }
   return b;
+}
+
+void Decoder::Impl::TakeUnsaved(ActivationArena& arena, int64_t rows, int64_t p, BlockBuffers& b) const {
+  const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
+  const int64_t d = spec.hidden_size, sparse = spec.sparse_layers();
+  b.norm = arena.Take({p, d}, t);
+  b.out = arena.Take({p, d}, t);
+  if (sparse < spec.layers) b.act = arena.Take({p, spec.intermediate_size}, t);
+  if (sparse == 0) return;
+  if (b.moe == nullptr) b.moe = std::make_shared<MoeBuffers>();
+  b.moe->x = arena.Take({GatheredMax(rows), d}, t);
+  b.moe->act = arena.Take({GatheredMax(rows), spec.moe.intermediate_size}, t);
+  if (spec.moe.shared_intermediate_size > 0) b.moe->shared_act = arena.Take({p, spec.moe.shared_intermediate_size}, t);
+}
+
+template <typename T>
+void Decoder::Impl::AddBias(int64_t bias, int64_t padded, at::Tensor& x) const {
+  if (bias < 0) return;
+  const int64_t n = x.size(1);
+  ParallelItems(padded, 2 * n, [&](int64_t begin, int64_t end) {
+    Kernels<T>().add_bias(begin, end, n, Ptr<T>(parameters[static_cast<size_t>(bias)]), Ptr<T>(x));
+  });
 }
 
 template <typename T>
@@ -168,15 +226,22 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0, static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
   at::mm_out(out, b.a, transposed[static_cast<size_t>(w.o)]);
+  AddBias<T>(w.o_bias, padded, out);
 
   const RmsNormArgs<T> norm2{.d = d, .x = Ptr<T>(b.x), .add = Ptr<T>(out), .x_out = Ptr<T>(b.x_mid),
                              .weight = param(w.mlp_norm), .eps = eps, .out = Ptr<T>(b.norm), .rstd = Ptr<float>(b.rstd2)};
   ParallelItems(padded, 6 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, norm2); });
+  if (w.sparse >= 0) {
+    Experts<T>(layer, batch, padded, b);
+    return;
+  }
   at::mm_out(gate_up, b.norm, transposed[static_cast<size_t>(w.gate_up)]);
+  AddBias<T>(w.gate_up_bias, padded, gate_up);
   ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
     kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(b.act));
   });
   at::mm_out(out, b.act, transposed[static_cast<size_t>(w.down)]);
+  AddBias<T>(w.down_bias, padded, out);
 }
 
 // The backward recomputes blocks.
@@ -207,14 +272,13 @@ at::Tensor Decoder::Impl::Forward(const RaggedBatch& batch, const KvMemory& kv) 
       << "KV memory has another shape than the model";
   const int64_t layer_stride = kv.k->stride(0);
   scratch.Reset();
-  BlockBuffers b = TakeBlock(scratch, padded, /*training=*/false);
+  BlockBuffers b = TakeBlock(scratch, rows, padded, /*training=*/false, /*layer=*/-1);
   b.x = scratch.Take({padded, d}, t);
   b.x_mid = b.x;  // the residual stream is updated in place
-  b.norm = scratch.Take({padded, d}, t);
   b.qkv = scratch.Take({padded, qkv_width()}, t);
-  b.act = scratch.Take({padded, spec.intermediate_size}, t);
-  b.out = scratch.Take({padded, d}, t);
+  TakeUnsaved(scratch, rows, padded, b);
   T* x = Ptr<T>(b.x);
+  if (batch.routed != nullptr) batch.routed->clear();
   Embed(batch, padded, x);
   for (int64_t l = 0; l < spec.layers; ++l) {
     Block<T>(l, batch, padded, b, x, l == 0 ? nullptr : Ptr<T>(b.out), Ptr<T>(*kv.k) + l * layer_stride,
@@ -224,21 +288,27 @@ at::Tensor Decoder::Impl::Forward(const RaggedBatch& batch, const KvMemory& kv) 
 }
 
 template <typename T>
-at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& batch, SavedActivations& saved) {
+at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivations& saved) {
+  RaggedBatch batch = given;
+  batch.routed = spec.sparse_layers() > 0 ? &saved.experts : nullptr;
+  saved.prob_sum.assign(static_cast<size_t>(spec.moe.experts), 0.0);
+  prob_sum = &saved.prob_sum;
   const int64_t padded = saved.padded, d = spec.hidden_size;
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   ActivationArena& arena = *saved.arena;
   scratch.Reset();
   BlockBuffers shared;
-  if (saved.recompute) shared = TakeBlock(scratch, padded, /*training=*/true);
-  const at::Tensor norm = scratch.Take({padded, d}, t), act = scratch.Take({padded, spec.intermediate_size}, t),
-                   out = scratch.Take({padded, d}, t);
+  if (saved.recompute) shared = TakeBlock(scratch, saved.rows, padded, /*training=*/true, /*layer=*/-1);
+  BlockBuffers unsaved;
+  unsaved.moe = shared.moe;
+  TakeUnsaved(scratch, saved.rows, padded, unsaved);
+  const at::Tensor out = unsaved.out;
   const at::Tensor qkv = spec.qk_norm ? at::Tensor() : scratch.Take({padded, qkv_width()}, t);
   at::Tensor x_before;  // what the pending `out` is to be added to
   for (int64_t l = 0; l < spec.layers; ++l) {
-    BlockBuffers b = saved.recompute ? shared : TakeBlock(arena, padded, /*training=*/true);
+    BlockBuffers b = saved.recompute ? shared : TakeBlock(arena, saved.rows, padded, /*training=*/true, l);
     if (saved.recompute) b.x = arena.Take({padded, d}, t);
-    b.norm = norm, b.act = act, b.out = out;
+    b.LendUnsaved(unsaved);
     if (!spec.qk_norm) b.qkv = qkv;
     if (l == 0) Embed(batch, padded, Ptr<T>(b.x));
     Block<T>(l, batch, padded, b, l == 0 ? Ptr<T>(b.x) : Ptr<T>(x_before), l == 0 ? nullptr : Ptr<T>(out), Ptr<T>(b.k),
@@ -252,6 +322,8 @@ at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& batch, SavedActivat
       saved.blocks.push_back(std::move(b));
     }
   }
+  prob_sum = nullptr;
+  if (given.routed != nullptr) *given.routed = saved.experts;
   saved.x_last = arena.Take({padded, d}, t);
   saved.rstd_last = arena.Take({padded}, at::kFloat);
   return FinalNorm<T>(saved.rows, padded, Ptr<T>(x_before), Ptr<T>(out), Ptr<T>(saved.x_last), Ptr<float>(saved.rstd_last));

@@ -34,6 +34,11 @@ struct RaggedBatch {
   std::span<const int32_t> first_run;  // [rows] index into runs of the row's sequence
   std::span<const int32_t> lengths;    // [rows] keys attended, the row itself included (= positions + 1)
   std::span<const KvRun> runs;         // runs of slots in order of position; a row reads from its first_run on
+  // Mixture of experts, [sparse layers, rows, K] expert ids, each row's by falling weight. The order counts: the
+  // same set in another order changes bfloat16 sums. `experts`: taken instead of the router's choice (their
+  // weights are still the router's); empty: the router chooses. `routed`: gets what was used; may be null.
+  std::span<const int32_t> experts = {};
+  std::vector<int32_t>* routed = nullptr;
 };
 
 // K and V of all layers: two tensors [layers, slots, kv_heads, head_size] in the model's dtype.
@@ -68,8 +73,13 @@ class Decoder {
   std::pair<at::Tensor, SavedPtr> ForwardTraining(const RaggedBatch& batch, bool recompute) const;
 
   // Adds the gradient of every parameter to `grads` (same flat index as the weights, float32) given
-  // d loss / d hidden [rows, hidden] (model's dtype). Consumes `saved`.
-  void Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads) const;
+  // d loss / d hidden [rows, hidden] (model's dtype). Consumes `saved`. With experts, adds the gradient of
+  // balance_scale * LoadBalanceLoss(saved).
+  void Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads, double balance_scale = 0) const;
+  // How unevenly the experts are used (Switch Transformer, arXiv:2101.03961, equations 4-6; as the reference
+  // library computes it, over the rows of all sparse layers together): E sum_e f_e P_e, with f_e the share of
+  // rows that chose e (sum K) and P_e the mean probability. K when even; 0 without experts.
+  [[nodiscard]] double LoadBalanceLoss(const SavedPtr& saved) const;
   // The head's part: logits = hidden · head^T. dlogits [n, vocab] in the model's dtype. Returns
   // d hidden [n, hidden]; adds to the head's (or tied embedding's) gradient.
   at::Tensor LogitsBackward(const at::Tensor& hidden, const at::Tensor& dlogits, Gradients& grads) const;

@@ -48,8 +48,8 @@ std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch) 
 }
 
 template <typename T>
-void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads) {
-  at::Tensor gradient = grads.Get(index);
+void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads, int64_t row) {
+  at::Tensor gradient = grads.Get(index).narrow(0, row, dy.size(1));
   if (wide) {
     at::addmm_out(gradient, gradient, dy.t(), x);
     return;
@@ -71,9 +71,23 @@ void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, cons
   }
 }
 
+// The experts' backward is in another file.
+template void Decoder::Impl::AddProductGradient<float>(int64_t, const at::Tensor&, const at::Tensor&, Gradients&, int64_t);
+template void Decoder::Impl::AddProductGradient<BF16>(int64_t, const at::Tensor&, const at::Tensor&, Gradients&, int64_t);
+
+template <typename T>
+void Decoder::Impl::AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy, Gradients& grads) const {
+  if (index < 0) return;
+  const int64_t n = dy.size(1);
+  float* gradient = grads.values().data() + weights.layout()[static_cast<size_t>(index)].offset;
+  ParallelItems(RoundUp(n, 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
+    Kernels<T>().column_sum(begin * 16, std::min(n, end * 16), rows, n, Ptr<T>(dy), gradient);
+  });
+}
+
 template <typename T>
 void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
-                                  const at::Tensor& dx, const at::Tensor& dx_narrow, Gradients& grads) {
+                                  const at::Tensor& dx, const at::Tensor& dx_narrow, double balance_scale, Gradients& grads) {
   const KernelTable<T>& kernels = Kernels<T>();
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return i < 0 ? nullptr : Ptr<T>(parameters[static_cast<size_t>(i)]); };
@@ -99,20 +113,27 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   };
 
   // MLP. x_out = x_mid + act · down^T
-  ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
-    kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act));
-  });
-  AddProductGradient<T>(w.down, dx_narrow, act, grads);
-  at::mm_out(act, dx_narrow, parameters[static_cast<size_t>(w.down)]);  // d act
-  ParallelItems(padded, 24 * ff, [&](int64_t begin, int64_t end) {
-    kernels.swiglu_backward(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
-  });
   renorm(b.x_mid, w.mlp_norm);
-  AddProductGradient<T>(w.gate_up, gate_up, norm, grads);
-  at::mm_out(dnorm, gate_up, parameters[static_cast<size_t>(w.gate_up)]);
+  if (w.sparse >= 0) {
+    ExpertsBackward<T>(layer, saved, b, dx_narrow, balance_scale, grads);
+  } else {
+    ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
+      kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act));
+    });
+    AddBiasGradient<T>(w.down_bias, rows, dx_narrow, grads);
+    AddProductGradient<T>(w.down, dx_narrow, act, grads);
+    at::mm_out(act, dx_narrow, parameters[static_cast<size_t>(w.down)]);  // d act
+    ParallelItems(padded, 24 * ff, [&](int64_t begin, int64_t end) {
+      kernels.swiglu_backward(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
+    });
+    AddBiasGradient<T>(w.gate_up_bias, rows, gate_up, grads);
+    AddProductGradient<T>(w.gate_up, gate_up, norm, grads);
+    at::mm_out(dnorm, gate_up, parameters[static_cast<size_t>(w.gate_up)]);
+  }
   norm_backward(b.x_mid, b.rstd2, w.mlp_norm);
 
   // Attention. x_mid = x + a · o^T
+  AddBiasGradient<T>(w.o_bias, rows, dx_narrow, grads);
   AddProductGradient<T>(w.o, dx_narrow, b.a, grads);
   at::Tensor da = scratch.Take({padded, spec.heads * spec.head_size}, t);
   at::mm_out(da, dx_narrow, parameters[static_cast<size_t>(w.o)]);
@@ -153,11 +174,7 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
       }
     }
   }
-  if (w.qkv_bias >= 0) {
-    ParallelItems(RoundUp(qkv_width(), 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
-      kernels.column_sum(begin * 16, std::min(qkv_width(), end * 16), rows, qkv_width(), Ptr<T>(dqkv), grad(w.qkv_bias));
-    });
-  }
+  AddBiasGradient<T>(w.qkv_bias, rows, dqkv, grads);
   renorm(b.x, w.attention_norm);
   AddProductGradient<T>(w.qkv, dqkv, norm, grads);
   at::mm_out(dnorm, dqkv, parameters[static_cast<size_t>(w.qkv)]);
@@ -165,17 +182,15 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
 }
 
 template <typename T>
-void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hidden, Gradients& grads) {
+void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hidden, double balance_scale, Gradients& grads) {
   const int64_t rows = saved.rows, padded = saved.padded, d = spec.hidden_size;
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   TP_CHECK(grad_hidden.dim() == 2 && grad_hidden.size(0) == rows && grad_hidden.size(1) == d && grad_hidden.scalar_type() == t)
       << "backward: the gradient of the hidden rows has another shape or dtype";
   scratch.Reset();
   BlockBuffers shared;
-  if (saved.recompute) shared = TakeBlock(scratch, padded, /*training=*/true);
-  shared.norm = scratch.Take({padded, d}, t);
-  shared.act = scratch.Take({padded, spec.intermediate_size}, t);
-  shared.out = scratch.Take({padded, d}, t);
+  if (saved.recompute) shared = TakeBlock(scratch, rows, padded, /*training=*/true, /*layer=*/-1);
+  TakeUnsaved(scratch, rows, padded, shared);
   if (saved.recompute && !spec.qk_norm) shared.qkv = scratch.Take({padded, qkv_width()}, t);
   // The residual stream's gradient is kept in float32; products read it rounded.
   const at::Tensor dx = scratch.Take({padded, d}, at::kFloat);
@@ -200,12 +215,12 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
   for (int64_t l = spec.layers - 1; l >= 0; --l) {
     scratch.Rewind(mark);
     BlockBuffers b = saved.recompute ? shared : saved.blocks[static_cast<size_t>(l)];
-    b.norm = shared.norm, b.act = shared.act, b.out = shared.out;
+    b.LendUnsaved(shared);
     if (saved.recompute) {
       b.x = saved.blocks[static_cast<size_t>(l)].x;
       Block<T>(l, batch, padded, b, Ptr<T>(b.x), nullptr, Ptr<T>(b.k), Ptr<T>(b.v));
     }
-    BlockBackward<T>(l, saved, b, dx, dx_narrow, grads);
+    BlockBackward<T>(l, saved, b, dx, dx_narrow, balance_scale, grads);
   }
   float* table = grads.values().data() + weights.layout()[static_cast<size_t>(embedding)].offset;
   // A thread owns columns, so rows with the same id are summed in their order.
@@ -214,11 +229,11 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
   });
 }
 
-void Decoder::Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads) const {
+void Decoder::Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads, double balance_scale) const {
   if (impl_->wide) {
-    impl_->Backward<float>(*saved, grad_hidden, grads);
+    impl_->Backward<float>(*saved, grad_hidden, balance_scale, grads);
   } else {
-    impl_->Backward<BF16>(*saved, grad_hidden, grads);
+    impl_->Backward<BF16>(*saved, grad_hidden, balance_scale, grads);
   }
 }
 

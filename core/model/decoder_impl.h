@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -41,6 +42,37 @@ class ActivationArena {
   size_t used_ = 0;
 };
 
+// What the experts of a sparse block compute. The rows that chose an expert stand together ("gathered"), expert
+// after expert, each range padded to 16 rows in deterministic mode: G rows in all.
+struct MoeBuffers {
+  at::Tensor probs;               // [P, E] float32, softmax of the router's logits
+  std::vector<int32_t> experts;   // [rows, K] chosen, by falling weight
+  std::vector<float> weights;     // [rows, K]
+  std::vector<int32_t> place;     // [rows, K] gathered row
+  std::vector<int64_t> begin;     // [E + 1] ranges of gathered rows
+  at::Tensor gate_up;             // [G, 2 m]
+  at::Tensor y;                   // [G, d]
+  at::Tensor shared_gate_up;      // [P, 2 s]
+  at::Tensor shared;              // [P, d]
+  std::vector<float> gate;        // [P] sigmoid
+  // Never saved.
+  at::Tensor x;                   // [G, d]
+  at::Tensor act;                 // [G, m]
+  at::Tensor shared_act;          // [P, s]
+};
+
+// x[place[r, k]] = norm[r]; rows of padding zero.
+template <typename T>
+void GatherRows(MoeBuffers& moe, int64_t rows, int64_t d, int64_t k, const T* norm) {
+  T* x = Ptr<T>(moe.x);
+  std::memset(static_cast<void*>(x), 0, static_cast<size_t>(moe.begin.back() * d) * sizeof(T));
+  ParallelItems(rows, k * d, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * k; i < end * k; ++i) {
+      std::memcpy(static_cast<void*>(x + moe.place[static_cast<size_t>(i)] * d), norm + i / k * d, static_cast<size_t>(d) * sizeof(T));
+    }
+  });
+}
+
 // What one block computes. With everything saved each block has buffers of its own; in inference
 // and while recomputing they are shared by all blocks.
 struct BlockBuffers {
@@ -57,6 +89,13 @@ struct BlockBuffers {
   at::Tensor gate_up;  // [P, 2 ff]
   at::Tensor act;    // [P, ff]; never saved
   at::Tensor out;    // [P, d] product results on their way to the residual; never saved
+  std::shared_ptr<MoeBuffers> moe;  // sparse blocks; shared, so that copies of the handles stay cheap
+
+  // Takes over the buffers that are never saved.
+  void LendUnsaved(const BlockBuffers& from) {
+    norm = from.norm, act = from.act, out = from.out;
+    if (moe != nullptr) moe->x = from.moe->x, moe->act = from.moe->act, moe->shared_act = from.moe->shared_act;
+  }
 };
 
 struct SavedActivations {
@@ -64,16 +103,21 @@ struct SavedActivations {
   int64_t rows = 0, padded = 0;
   std::vector<int32_t> ids, positions, slots, first_run, lengths;
   std::vector<KvRun> runs;
+  std::vector<int32_t> experts;      // what the router chose, or was told to
+  std::vector<double> prob_sum;      // [E] over the rows of all sparse blocks
   std::vector<BlockBuffers> blocks;  // with recompute only x of each
   at::Tensor x_last;                 // [P, d] input of the final norm
   at::Tensor rstd_last;              // [P]
   std::unique_ptr<ActivationArena> arena;
   Decoder::Impl* owner = nullptr;    // takes the arena back
-  [[nodiscard]] RaggedBatch batch() const { return {ids, positions, slots, first_run, lengths, runs}; }
+  [[nodiscard]] RaggedBatch batch() const { return {ids, positions, slots, first_run, lengths, runs, experts}; }
 };
 
 struct LayerWeights {
-  int64_t attention_norm, qkv, qkv_bias, q_norm, k_norm, o, mlp_norm, gate_up, down;  // indices of the layout, -1: none
+  // Indices of the layout, -1: none.
+  int64_t attention_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias;
+  int64_t router, experts_gate_up, experts_down, shared_gate_up, shared_down, shared_gate;
+  int64_t sparse;  // number among the sparse layers
 };
 
 struct Decoder::Impl {
@@ -92,13 +136,27 @@ struct Decoder::Impl {
   std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
   at::Tensor logits;                    // reused when nobody holds it any more
   at::Tensor weight_gradient;           // one matrix in the model's dtype
+  std::vector<double>* prob_sum = nullptr;  // of the training forward that is going on
 
   [[nodiscard]] int64_t Padded(int64_t rows) const { return options.deterministic ? RoundUp(rows, 16) : rows; }
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
   void EnsurePositions(int64_t count);
   void CheckBatch(const RaggedBatch& batch) const;
 
-  BlockBuffers TakeBlock(ActivationArena& arena, int64_t padded, bool training) const;
+  // Buffers of one layer, or (-1) of any layer.
+  BlockBuffers TakeBlock(ActivationArena& arena, int64_t rows, int64_t padded, bool training, int64_t layer) const;
+  void TakeUnsaved(ActivationArena& arena, int64_t rows, int64_t padded, BlockBuffers& b) const;  // norm, act, out and the experts' own
+  [[nodiscard]] int64_t GatheredMax(int64_t rows) const;
+  // x[rows, n] += bias, where there is one.
+  template <typename T>
+  void AddBias(int64_t bias, int64_t padded, at::Tensor& x) const;
+  // out = experts(norm); decoder_moe.cc.
+  template <typename T>
+  void Experts(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b);
+  // Reads dx_narrow (the gradient of the experts' output), writes d norm into b.out; decoder_moe_backward.cc.
+  template <typename T>
+  void ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const at::Tensor& dx_narrow,
+                       double balance_scale, Gradients& grads);
   template <typename T>
   void Embed(const RaggedBatch& batch, int64_t padded, T* x) const;
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.
@@ -112,13 +170,15 @@ struct Decoder::Impl {
   template <typename T>
   at::Tensor ForwardTraining(const RaggedBatch& batch, SavedActivations& saved);
   template <typename T>
-  void Backward(SavedActivations& saved, const at::Tensor& grad_hidden, Gradients& grads);
+  void Backward(SavedActivations& saved, const at::Tensor& grad_hidden, double balance_scale, Gradients& grads);
   template <typename T>
   void BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const at::Tensor& dx,
-                     const at::Tensor& dx_narrow, Gradients& grads);
-  // Gradient of parameter `index` += dy^T x; dy [P, n], x [P, k].
+                     const at::Tensor& dx_narrow, double balance_scale, Gradients& grads);
+  // Gradient of rows [row, row + n) of parameter `index` += dy^T x; dy [P, n], x [P, k].
   template <typename T>
-  void AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads);
+  void AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads, int64_t row = 0);
+  template <typename T>
+  void AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy, Gradients& grads) const;
 };
 
 // Ranges of rows that attend inside themselves only: [begin, end) pairs that tile [0, rows).

@@ -15,12 +15,6 @@
 namespace tidepool::model {
 namespace {
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 // Rounds or widens `n` stored values to the arena's dtype.
 void Convert(files::DType from, const std::byte* in, int64_t n, DType to, std::byte* out) {
   if ((from == files::DType::kBF16 && to == DType::kBFloat16) || (from == files::DType::kF32 && to == DType::kFloat32)) {
@@ -49,81 +43,19 @@ void Convert(files::DType from, const std::byte* in, int64_t n, DType to, std::b
   }
 }
 
-bool Floating(files::DType t) {
-  return t == files::DType::kF32 || t == files::DType::kF16 || t == files::DType::kBF16 || t == files::DType::kF64;
-}
-
-Status CheckTensors(const std::string& folder, const ModelSpec& spec, const files::SafetensorsFolder& stored) {
-  for (const HuggingFaceTensor& t : HuggingFaceTensors(spec)) {
-    const auto entry = stored.Find(t.name);
-    if (!entry.has_value()) {
-      return InvalidArgument(folder + ": the tensor " + t.name + " " + ShapeText(t.shape) + " is missing from the safetensors");
-    }
-    const std::string where = entry->file->path() + ": " + t.name;
-    if (!Floating(entry->info->dtype)) {
-      return InvalidArgument(where + ": dtype " + std::string(files::DTypeName(entry->info->dtype)) + ", expected F32, BF16, F16 or F64");
-    }
-    if (entry->info->shape != t.shape) {
-      return InvalidArgument(where + ": shape " + ShapeText(entry->info->shape) + ", expected " + ShapeText(t.shape) + " by config.json");
-    }
-  }
-  return OkStatus();
-}
-
 }  // namespace
-
-std::vector<HuggingFaceTensor> HuggingFaceTensors(const ModelSpec& s) {
-  std::vector<HuggingFaceTensor> list;
-  const std::vector<Parameter> layout = Layout(s);
-  const int64_t d = s.hidden_size, ff = s.intermediate_size, q = s.heads * s.head_size, kv = s.kv_heads * s.head_size;
-  for (size_t i = 0; i < layout.size(); ++i) {
-    const std::string& name = layout[i].name;
-    const auto add = [&](std::string hf, int64_t row, std::vector<int64_t> shape) {
-      list.push_back({std::move(hf), static_cast<int64_t>(i), row, std::move(shape)});
-    };
-    if (name == "embedding") { add("model.embed_tokens.weight", 0, layout[i].shape); continue; }
-    if (name == "final_norm") { add("model.norm.weight", 0, layout[i].shape); continue; }
-    if (name == "head") { add("lm_head.weight", 0, layout[i].shape); continue; }
-    const size_t dot = name.rfind('.');
-    const std::string layer = "model." + name.substr(0, dot + 1), part = name.substr(dot + 1);
-    const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
-    if (part == "attention_norm") add(layer + "input_layernorm.weight", 0, {d});
-    if (part == "mlp_norm") add(layer + "post_attention_layernorm.weight", 0, {d});
-    if (part == "qkv") {
-      add(attention + "q_proj.weight", 0, {q, d});
-      add(attention + "k_proj.weight", q, {kv, d});
-      add(attention + "v_proj.weight", q + kv, {kv, d});
-    }
-    if (part == "qkv_bias") {
-      add(attention + "q_proj.bias", 0, {q});
-      add(attention + "k_proj.bias", q, {kv});
-      add(attention + "v_proj.bias", q + kv, {kv});
-    }
-    if (part == "q_norm") add(attention + "q_norm.weight", 0, {s.head_size});
-    if (part == "k_norm") add(attention + "k_norm.weight", 0, {s.head_size});
-    if (part == "o") add(attention + "o_proj.weight", 0, {d, q});
-    if (part == "gate_up") {
-      add(mlp + "gate_proj.weight", 0, {ff, d});
-      add(mlp + "up_proj.weight", ff, {ff, d});
-    }
-    if (part == "down") add(mlp + "down_proj.weight", 0, {d, ff});
-  }
-  return list;
-}
-
-Status CheckHuggingFace(const std::string& folder) {
-  TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(folder));
-  TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(folder));
-  return CheckTensors(folder, spec, *stored);
-}
 
 StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DType dtype, std::span<std::byte> arena) {
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(folder));
+  return LoadTensors(spec, folder, dtype, arena);
+}
+
+StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype, std::span<std::byte> arena) {
   TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(folder));
   // Before anything is allocated: the files must hold what the config promises.
-  TP_RETURN_IF_ERROR(CheckTensors(folder, spec, *stored));
+  TP_ASSIGN_OR_RETURN(const std::vector<HuggingFaceTensor> tensors, FindTensors(folder, spec, *stored));
   TP_ASSIGN_OR_RETURN(std::unique_ptr<Weights> weights, Weights::Create(spec, dtype, arena));
-  for (const HuggingFaceTensor& t : HuggingFaceTensors(spec)) {
+  for (const HuggingFaceTensor& t : tensors) {
     const auto entry = stored->Find(t.name);
     const Parameter& p = weights->layout()[static_cast<size_t>(t.index)];
     const int64_t row = p.numel() / p.shape[0], n = entry->info->numel();
@@ -133,6 +65,7 @@ StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DT
     at::parallel_for(0, n, 1 << 18, [&](int64_t begin, int64_t end) {
       Convert(entry->info->dtype, in + begin * in_bytes, end - begin, dtype, out + begin * Bytes(dtype));
     });
+    entry->file->Discard(*entry->info);  // or the mapped file would stand beside the weights until the end
   }
   return weights;
 }
@@ -142,7 +75,7 @@ Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return FailedPrecondition(folder + ": cannot create the folder: " + error.message());
-  std::vector<HuggingFaceTensor> tensors = HuggingFaceTensors(weights.spec());
+  std::vector<HuggingFaceTensor> tensors = HuggingFaceTensors(weights.spec(), ExpertTensors::kOneByOne);
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   std::vector<files::TensorSource> sources;
   const int64_t size = Bytes(weights.dtype());

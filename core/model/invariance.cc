@@ -73,11 +73,20 @@ Status SelfTestBatchInvariance(const ModelSpec& spec, DType dtype) {
   TP_RETURN_IF_ERROR(CheckSpec(spec));
   const int64_t d = spec.hidden_size, q = spec.heads * spec.head_size;
   struct Product { const char* name; int64_t n, k, largest; };
-  const Product products[] = {{"qkv", (spec.heads + 2 * spec.kv_heads) * spec.head_size, d, 512},
+  std::vector<Product> products = {{"qkv", (spec.heads + 2 * spec.kv_heads) * spec.head_size, d, 512},
                               {"o", d, q, 512},
                               {"gate_up", 2 * spec.intermediate_size, d, 512},
                               {"down", d, spec.intermediate_size, 512},
                               {"head", spec.vocab_size, d, 64}};
+  if (spec.sparse_layers() > 0) {
+    const int64_t m = spec.moe.intermediate_size, shared = spec.moe.shared_intermediate_size;
+    products.push_back({"experts_gate_up", 2 * m, d, 512});
+    products.push_back({"experts_down", d, m, 512});
+    if (shared > 0) {
+      products.push_back({"shared_gate_up", 2 * shared, d, 512});
+      products.push_back({"shared_down", d, shared, 512});
+    }
+  }
   std::string bad;
   for (const Product& p : products) {
     const int64_t m = FirstDifference(p.n, p.k, dtype, p.largest);

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "core/base/hash.h"
 #include "core/base/rng.h"
@@ -17,85 +16,9 @@
 namespace tidepool::model {
 namespace {
 
-constexpr int64_t kAlign = 64;  // elements
-
 at::ScalarType ScalarOf(DType dtype) { return dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16; }
 
-std::string Text(int64_t v) { return std::to_string(v); }
-
 }  // namespace
-
-int64_t Parameter::numel() const {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-Status CheckSpec(const ModelSpec& s) {
-  struct Bound { const char* name; int64_t value, lo, hi; };
-  const Bound bounds[] = {{"vocab_size", s.vocab_size, 1, int64_t{1} << 24},
-                          {"hidden_size", s.hidden_size, 1, int64_t{1} << 17},
-                          {"intermediate_size", s.intermediate_size, 1, int64_t{1} << 20},
-                          {"layers", s.layers, 1, 4096},
-                          {"heads", s.heads, 1, 4096},
-                          {"kv_heads", s.kv_heads, 1, 4096},
-                          {"head_size", s.head_size, 2, 512},
-                          {"max_position", s.max_position, 1, int64_t{1} << 24}};
-  for (const Bound& b : bounds) {
-    if (b.value < b.lo || b.value > b.hi) {
-      return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " + Text(b.lo) +
-                             " to " + Text(b.hi));
-    }
-  }
-  if (s.heads % s.kv_heads != 0) {
-    return InvalidArgument("model: heads " + Text(s.heads) + " is not a multiple of kv_heads " + Text(s.kv_heads));
-  }
-  if (s.head_size % 2 != 0) {
-    return InvalidArgument("model: head_size " + Text(s.head_size) + " is odd; rotary positions need an even one");
-  }
-  if (!(s.rope_theta > 0) || !std::isfinite(s.rope_theta)) {
-    return InvalidArgument("model: rope_theta must be positive and finite");
-  }
-  if (!(s.rms_norm_eps >= 0) || !std::isfinite(s.rms_norm_eps)) {
-    return InvalidArgument("model: rms_norm_eps must be non-negative and finite");
-  }
-  if (s.architecture != "llama" && s.architecture != "qwen2" && s.architecture != "qwen3") {
-    return Unimplemented("model: architecture '" + s.architecture + "' is not one of llama, qwen2, qwen3");
-  }
-  return OkStatus();
-}
-
-std::vector<Parameter> Layout(const ModelSpec& s) {
-  std::vector<Parameter> list;
-  int64_t offset = 0;
-  const auto add = [&](std::string name, std::vector<int64_t> shape) {
-    Parameter p{std::move(name), offset, std::move(shape)};
-    offset += RoundUp(p.numel(), kAlign);
-    list.push_back(std::move(p));
-  };
-  const int64_t d = s.hidden_size, qkv = (s.heads + 2 * s.kv_heads) * s.head_size;
-  add("embedding", {s.vocab_size, d});
-  for (int64_t i = 0; i < s.layers; ++i) {
-    const std::string at = "layers." + Text(i) + ".";
-    add(at + "attention_norm", {d});
-    add(at + "qkv", {qkv, d});
-    if (s.qkv_bias) add(at + "qkv_bias", {qkv});
-    if (s.qk_norm) {
-      add(at + "q_norm", {s.head_size});
-      add(at + "k_norm", {s.head_size});
-    }
-    add(at + "o", {d, s.heads * s.head_size});
-    add(at + "mlp_norm", {d});
-    add(at + "gate_up", {2 * s.intermediate_size, d});
-    add(at + "down", {d, s.intermediate_size});
-  }
-  add("final_norm", {d});
-  if (!s.tie_embeddings) add("head", {s.vocab_size, d});
-  return list;
-}
-
-int64_t LayoutElements(const ModelSpec& spec) {
-  const Parameter last = Layout(spec).back();
-  return last.offset + RoundUp(last.numel(), kAlign);
-}
 
 struct Weights::Impl {
   ModelSpec spec;
@@ -175,7 +98,7 @@ void Weights::Initialize(uint64_t seed, double init_std) {
       continue;
     }
     if (p.name.ends_with("_bias")) continue;  // zero
-    const bool to_residual = p.name.ends_with(".o") || p.name.ends_with(".down");
+    const bool to_residual = p.name.ends_with(".o") || p.name.ends_with("down");
     const double std = init_std * (to_residual ? residual : 1.0);
     const Rng stream = root.Fork(p.name);
     constexpr int64_t kBlock = 65536;  // each block has a stream of its own, so that blocks can be drawn in parallel

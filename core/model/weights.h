@@ -16,23 +16,11 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/model/hugging_face.h"
+#include "core/model/layout.h"
 #include "core/model/spec.h"
 
 namespace tidepool::model {
-
-struct Parameter {
-  std::string name;             // "layers.3.qkv"; HF names map to row ranges of it (hugging_face.h)
-  int64_t offset = 0;           // elements from the arena's start, multiple of 64
-  std::vector<int64_t> shape;
-  [[nodiscard]] int64_t numel() const;
-};
-
-// kInvalidArgument if a size is out of range, kUnimplemented for another architecture.
-Status CheckSpec(const ModelSpec& spec);
-
-// The frozen list of parameters of a spec: a pure function of it.
-std::vector<Parameter> Layout(const ModelSpec& spec);
-int64_t LayoutElements(const ModelSpec& spec);  // size of the index space, a multiple of 64
 
 class Weights {
  public:
@@ -82,13 +70,15 @@ class Gradients {
   std::unique_ptr<Impl> impl_;
 };
 
-// --- Hugging Face folders (hugging_face.cc) ---
+// --- Hugging Face folders (hugging_face.cc); ReadSpec and CheckHuggingFace are in hugging_face.h ---
 
-// Reads config.json, generation_config.json and the safetensors (one file or index) of `folder`;
-// converts to `dtype`. Errors name file and key; what is legal but not implemented is kUnimplemented.
-StatusOr<ModelSpec> ReadSpec(const std::string& folder);
+// Reads config.json, generation_config.json and the safetensors (one file or index) of `folder`; converts
+// to `dtype`. Errors name file and key; what is legal but not implemented is kUnimplemented.
 StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DType dtype,
                                                    std::span<std::byte> arena = {});
+// The same for a spec that was read before, and perhaps changed (its end tokens). requires CheckSpec(spec).
+StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype,
+                                               std::span<std::byte> arena = {});
 // Writes config.json, generation_config.json and model.safetensors (sharded above max_shard_bytes)
 // into `folder`. Names, shapes and bytes of an untrained model are those it was read from.
 // tokenizer files are copied by the caller.

@@ -68,6 +68,8 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
 
 JournalWriter::~JournalWriter() = default;
 
+std::string JournalWriter::current_file() const { return JoinPath(dir_, SegmentName(segment_)); }
+
 // requires: everything written so far is durable
 Status JournalWriter::StartSegment() {
   const SegmentHeader header{.segment = static_cast<uint64_t>(segment_ + 1),

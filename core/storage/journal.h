@@ -125,6 +125,8 @@ class JournalWriter {
   [[nodiscard]] uint32_t ctl_epoch() const { return ctl_epoch_; }
   [[nodiscard]] Lsn next_lsn() const { return next_; }
   [[nodiscard]] Lsn durable_lsn() const { return durable_; }  // all records before it are durable
+  // The segment that is written now; earlier ones are durable.
+  [[nodiscard]] std::string current_file() const;
   [[nodiscard]] int64_t buffered_bytes() const { return static_cast<int64_t>(buffer_.size()); }
   // The disk could not reserve more: what was reserved earlier may still take closing records.
   [[nodiscard]] bool space_low() const { return space_low_; }

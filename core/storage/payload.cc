@@ -180,6 +180,8 @@ StatusOr<PayloadRef> PayloadWriter::Append(const Payload& payload) {
   return ref;
 }
 
+std::string PayloadWriter::current_file() const { return file_ == nullptr ? "" : JoinPath(dir_, PayloadFileName(number_)); }
+
 Status PayloadWriter::Sync() {
   if (!broken_.ok()) return broken_;
   if (!unsynced_) return OkStatus();

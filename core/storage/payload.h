@@ -71,6 +71,8 @@ class PayloadWriter {
   // Writes the payload (safe from the death of this process) and says where. kInvalidArgument;
   // kResourceExhausted: disk full, nothing written, may be tried again; other errors are final.
   StatusOr<PayloadRef> Append(const Payload& payload);
+  // The file that is written now, empty before the first; earlier ones are durable.
+  [[nodiscard]] std::string current_file() const;
   // Returns when everything appended so far is durable.
   Status Sync();
 

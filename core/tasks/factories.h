@@ -22,6 +22,7 @@ std::vector<TaskEntry> ArithmeticTasks();  // products, chain_sum, modular, line
 std::vector<TaskEntry> StringTasks();      // reverse, sort_digits, sort_letters
 std::vector<TaskEntry> WordTasks();        // spell_backward, letter_counting
 std::vector<TaskEntry> CountdownTasks();   // countdown
+std::vector<TaskEntry> NumberTasks();      // number_sorting, gcd, lcm, base_conversion
 
 // `style`: how prompts are worded.
 Option StyleOption(const char* default_style);

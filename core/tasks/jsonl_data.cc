@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
+#include "core/base/json_depth.h"
 #include "core/tasks/grading.h"
 
 namespace tidepool::tasks {
@@ -52,6 +53,7 @@ std::string LastUserText(const std::vector<Message>& messages) {
 }  // namespace
 
 StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind) {
+  if (!JsonDepthWithin(json_text)) return InvalidArgument("nested deeper than " + std::to_string(kJsonDepthMax));
   const json row = json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (row.is_discarded()) return InvalidArgument("no valid JSON; each line is one object, in UTF-8");
   if (!row.is_object()) return InvalidArgument(std::string("expected an object; found ") + row.type_name());

@@ -9,7 +9,7 @@ namespace {
 const std::vector<TaskEntry>& Entries() {
   static const std::vector<TaskEntry> entries = [] {
     std::vector<TaskEntry> all;
-    for (auto part : {ArithmeticTasks, StringTasks, WordTasks, CountdownTasks}) {
+    for (auto part : {ArithmeticTasks, StringTasks, WordTasks, CountdownTasks, NumberTasks}) {
       for (TaskEntry& entry : part()) all.push_back(std::move(entry));
     }
     return all;

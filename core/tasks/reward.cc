@@ -183,6 +183,29 @@ StatusOr<std::unique_ptr<Reward>> MakeCountdown(const std::string&) {
   });
 }
 
+// The answer is a JSON list in order; the response's list is in its last answer tag, or all of it.
+std::optional<double> SortingRowScore(const RewardInput& in, double tolerance) {
+  const auto direction = in.fields.find("direction");
+  const auto list = nlohmann::json::parse(in.answer, nullptr, /*allow_exceptions=*/false);
+  if (!list.is_array() || list.empty() || direction == in.fields.end()) return std::nullopt;
+  std::vector<double> expected;
+  for (const auto& item : list) {
+    if (!item.is_number()) return std::nullopt;
+    expected.push_back(item.get<double>());
+  }
+  const auto tagged = ExtractAnswer(in.text);
+  return SortingScore(tagged ? *tagged : std::string(Trim(in.text)), expected,
+                      direction->second == "descending" ? SortDirection::kDescending : SortDirection::kAscending, tolerance);
+}
+constexpr const char* kSortingFields = "the row needs an answer (a JSON list of numbers) and a field direction (ascending or descending)";
+
+StatusOr<std::unique_ptr<Reward>> MakeSorting(const std::string&) {
+  return Make([](const RewardInput& in) {
+    const auto score = SortingRowScore(in, 1.0);
+    return score ? Ok(*score) : BadData(kSortingFields);
+  });
+}
+
 struct Entry {
   RewardInfo info;
   StatusOr<std::unique_ptr<Reward>> (*make)(const std::string& argument);
@@ -207,6 +230,8 @@ const std::vector<Entry>& Entries() {
        MakeDecimal},
       {{"countdown", "", "TinyZero's rule: 1 right, 0.1 an answer tag on the last line, 0 none"},
        MakeCountdown},
+      {{"sorting", "", "reasoning-gym's rule: 1 for a JSON list of the right length, in order, each number within 1.0"},
+       MakeSorting},
   };
   return entries;
 }
@@ -225,6 +250,11 @@ Verdict ExactAnswer(const RewardInput& input) {
                                                   row->numbers, static_cast<double>(row->target));
     return Ok(score == 1 ? 1 : 0);
   }
+  if (rule == "sorting") {
+    const auto score = SortingRowScore(input, 1e-9);
+    if (!score) return BadData(kSortingFields);
+    return input.ended ? Ok(*score) : Ok(0, "cut at the limit");
+  }
   const std::string_view answer = Trim(input.answer);
   if (answer.empty()) return NoAnswer();
   if (rule.empty()) rule = DecimalsEqual(answer, answer) ? "last_number" : "text";
@@ -232,7 +262,7 @@ Verdict ExactAnswer(const RewardInput& input) {
   if (rule == "answer_tag") return AnswerTag(input);
   if (rule != "last_number" && rule != "text") {
     return BadData("answer_rule is '" + rule +
-                   "'; expected last_number, text, countdown, gsm8k or answer_tag");
+                   "'; expected last_number, text, countdown, sorting, gsm8k or answer_tag");
   }
   if (!input.ended) return Ok(0, "cut at the limit");
   if (rule == "text") return Ok(Trim(input.text) == answer ? 1 : 0);

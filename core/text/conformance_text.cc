@@ -1,6 +1,7 @@
 #include "core/text/conformance_text.h"
 
 #include <algorithm>
+#include <ctime>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -119,6 +120,9 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
                                     request["add_generation_prompt"].is_boolean() &&
                                     request["add_generation_prompt"].get<bool>();
     if (request.contains("tools")) options.tools = request["tools"];
+    // The reference's strftime_now is the clock; a test may pin it.
+    options.unix_time_s = static_cast<int64_t>(std::time(nullptr));
+    if (request.contains("unix_time_s") && request["unix_time_s"].is_number_integer()) options.unix_time_s = request["unix_time_s"].get<int64_t>();
     TP_ASSIGN_OR_RETURN(std::string text, kept->Render(request["messages"], options));
     return Json{{"text", std::move(text)}};
   }

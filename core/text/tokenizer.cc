@@ -14,7 +14,18 @@ StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, EncodeOp
   }
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 8);
-  if (options.add_special) ids.insert(ids.end(), prefix_.begin(), prefix_.end());
+  if (options.add_special) {
+    // The reference library loads such a file too, and gives out an id that no token has.
+    for (const std::vector<int32_t>* around : {&prefix_, &suffix_}) {
+      for (const int32_t id : *around) {
+        if (id >= vocab_size() || !tokens_[static_cast<size_t>(id)].exists) {
+          return InvalidArgument("tokenizer.json: the post_processor puts the id " + std::to_string(id) +
+                                 " around a text, but no token has it; correct special_tokens there");
+        }
+      }
+    }
+    ids.insert(ids.end(), prefix_.begin(), prefix_.end());
+  }
 
   std::vector<Segment> segments;
   if (raw_finder_.empty()) {

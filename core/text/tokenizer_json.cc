@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_depth.h"
 #include "core/files/mapped_file.h"
 #include "core/text/byte_alphabet.h"
 #include "core/text/tokenizer.h"
@@ -55,6 +56,7 @@ StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& folder) 
 }
 
 StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view text, const std::string& where) {
+  if (!JsonDepthWithin(text)) return InvalidArgument(where + ": is nested deeper than " + std::to_string(kJsonDepthMax));
   try {  // the JSON library's exceptions stop here
     const Json json = Json::parse(text);
     auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer());
@@ -192,6 +194,7 @@ Status Tokenizer::ParseAddedTokens(const Json& json, const std::string& where) {
   if (!json.is_array()) return InvalidArgument(where + ": added_tokens is no array");
   std::vector<AddedToken> raw;
   std::vector<AddedToken> normalized;
+  int64_t fresh = 0;
   for (const Json& entry : json) {
     const Json& content = Get(entry, "content");
     const Json& id = Get(entry, "id");
@@ -209,12 +212,10 @@ Status Tokenizer::ParseAddedTokens(const Json& json, const std::string& where) {
     token.special = Flag(entry, "special");
     if (token.content.empty()) continue;
 
+    // As the reference library: a token of the vocabulary, or one that was added before, keeps its id; others get the
+    // ids after the vocabulary, in order, whatever the file says. (They agree in files that the library wrote.)
     const auto known = by_text_.find(token.content);
-    if (known != by_text_.end() && known->second != token.id) {
-      return InvalidArgument(where + ": the added token \"" + token.content + "\" has the id " +
-                             std::to_string(token.id) + ", but the vocabulary says " +
-                             std::to_string(known->second));
-    }
+    token.id = known != by_text_.end() ? known->second : static_cast<int32_t>(model_tokens_ + fresh++);
     if (static_cast<size_t>(token.id) >= tokens_.size()) tokens_.resize(static_cast<size_t>(token.id) + 1);
     Token& slot = tokens_[static_cast<size_t>(token.id)];
     if (slot.exists && known == by_text_.end()) {

@@ -32,6 +32,9 @@ struct Batch {
   StepNumber step;    // from 1
   Version version;    // of the weights that are trained
   std::vector<Row> rows;
+  // [rows] 1: computed by this rank. Empty: all. Ranks of a group hold the same rows, so that statistics
+  // and counts are those of the whole batch everywhere, and share the work; groups are not split.
+  std::vector<uint8_t> mine;
 };
 
 }  // namespace tidepool::train

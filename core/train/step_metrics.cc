@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <vector>
 
 namespace tidepool::train {
 
@@ -26,6 +28,37 @@ void TokenSums::AddGap(double logprob, double recorded) {
   if (!(difference <= gap_max)) gap_max = difference;
   probability_gap += std::fabs(std::exp(logprob) - std::exp(recorded));
   mismatch_kl += recorded - logprob;
+}
+
+Status TokenSums::AddOtherRanks(comm::Collective& group) {
+  // Counts are far below 2^53, so a double holds them; extremes travel in a place of their own each.
+  const auto ranks = static_cast<size_t>(group.size());
+  const auto here = static_cast<size_t>(group.rank());
+  int64_t* const counts[] = {&tokens, &clipped, &dual_clipped, &same_version};
+  double* const sums[] = {&loss, &entropy_loss, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl};
+  constexpr size_t kExtremes = 4;
+  std::vector<double> all;
+  for (const int64_t* c : counts) all.push_back(static_cast<double>(*c));
+  for (const double* s : sums) all.push_back(*s);
+  const size_t extremes = all.size();
+  all.resize(extremes + kExtremes * ranks, 0.0);
+  const double mine[kExtremes] = {tokens > 0 ? 1.0 : 0.0, ratio_max, ratio_min, gap_max};
+  std::copy(std::begin(mine), std::end(mine), all.begin() + static_cast<ptrdiff_t>(extremes + kExtremes * here));
+  TP_RETURN_IF_ERROR(group.AllReduceSum(std::span<double>(all), "token_sums"));
+  size_t at = 0;
+  for (int64_t* c : counts) *c = static_cast<int64_t>(all[at++]);
+  for (double* s : sums) *s = all[at++];
+  bool first = true;
+  gap_max = 0;
+  for (size_t r = 0; r < ranks; ++r) {
+    const double* x = &all[extremes + kExtremes * r];
+    if (!(x[3] <= gap_max)) gap_max = x[3];
+    if (x[0] == 0) continue;
+    ratio_max = first ? x[1] : std::max(ratio_max, x[1]);
+    ratio_min = first ? x[2] : std::min(ratio_min, x[2]);
+    first = false;
+  }
+  return OkStatus();
 }
 
 void RowMetrics(std::span<const Row> rows, std::map<std::string, double>& metrics) {
@@ -82,6 +115,7 @@ void TokenMetrics(const TokenSums& s, bool policy, std::map<std::string, double>
 void TimeMetrics(const StepTimes& t, int64_t tokens, int64_t computed, std::map<std::string, double>& metrics) {
   metrics["timing_s/actor_forward"] = t.forward;
   metrics["timing_s/actor_head"] = t.head;
+  if (t.reduce > 0) metrics["timing_s/actor_reduce"] = t.reduce;
   metrics["timing_s/actor_backward"] = t.backward;
   metrics["timing_s/actor_optimizer"] = t.optimizer;
   metrics["timing_s/actor_digest"] = t.digest;

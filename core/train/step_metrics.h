@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "core/base/status.h"
+#include "core/comm/collective.h"
 #include "core/train/batch.h"
 
 namespace tidepool::train {
@@ -33,10 +35,12 @@ struct TokenSums {
   };
   void AddToken(const Token& token);
   void AddGap(double logprob, double recorded);
+  // The sums of all ranks.
+  Status AddOtherRanks(comm::Collective& group);
 };
 
 struct StepTimes {
-  double forward = 0, head = 0, backward = 0, optimizer = 0, digest = 0, total = 0;  // seconds
+  double forward = 0, head = 0, backward = 0, reduce = 0, optimizer = 0, digest = 0, total = 0;  // seconds
 };
 
 // Metrics of the rows themselves: rewards, lengths, masks.

@@ -119,6 +119,9 @@ struct Trainer::Impl {
 
   [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
   std::vector<float> PairLogProbs(const PackedBatch& packed);
+  // [row][response token]; rows that are not wanted stay empty.
+  template <typename Wanted>
+  StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows, Wanted wanted);
   // old: [cells] log-probs before the step, or null: those of this very forward.
   Status MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const StepPlan& plan, const std::vector<double>* old,
                    bool first_pass, TokenSums& sums, StepTimes& times, int64_t& computed);
@@ -318,26 +321,32 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
   return t;
 }
 
-StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row> rows) try {
-  Impl& m = *impl_;
-  TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
-  std::vector<int64_t> places(rows.size());
-  std::iota(places.begin(), places.end(), int64_t{0});
-  TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, m.options.micro_batch_tokens));
+template <typename Wanted>
+StatusOr<std::vector<std::vector<float>>> Trainer::Impl::LogProbs(std::span<const Row> rows, Wanted wanted) {
+  std::vector<int64_t> places;
+  for (int64_t i = 0; i < static_cast<int64_t>(rows.size()); ++i) {
+    if (wanted(i)) places.push_back(i);
+  }
+  TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, options.micro_batch_tokens));
   std::vector<std::vector<float>> result(rows.size());
   for (const auto& micro : micros) {
     const PackedBatch packed = Pack(rows, micro);
-    const std::vector<float> logprobs = m.PairLogProbs(packed);
+    const std::vector<float> logprobs = PairLogProbs(packed);
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       for (const int32_t pair : packed.pair_of[k]) result[static_cast<size_t>(packed.rows[k])].push_back(logprobs[static_cast<size_t>(pair)]);
     }
   }
   return result;
+}
+
+StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row> rows) try {
+  TP_RETURN_IF_ERROR(impl_->Check(rows, /*recorded=*/false));
+  return impl_->LogProbs(rows, [](int64_t) { return true; });
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
 
-StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress) try {
+StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress, comm::Collective* group) try {
   Impl& m = *impl_;
   const TrainerOptions& o = m.options;
   Stopwatch total, watch;
@@ -345,6 +354,10 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   if (batch.rows.empty()) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
   if (batch.step.value < 1) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
   TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/o.objective == Objective::kPolicy));
+  if (!batch.mine.empty() && (group == nullptr || batch.mine.size() != batch.rows.size())) {
+    return InvalidArgument("trainer: a share of the rows needs a group of ranks and one mark for each of the " + std::to_string(batch.rows.size()) + " rows");
+  }
+  const auto mine = [&](int64_t row) { return batch.mine.empty() || batch.mine[static_cast<size_t>(row)] != 0; };
 
   StepPlan plan = PlanStep(batch, o);
   int64_t total_tokens = 0;
@@ -356,19 +369,28 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   std::vector<std::vector<std::vector<int64_t>>> micros;
   int64_t todo = 0;
   for (const auto& mini : minibatches) {
-    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, mini, o.micro_batch_tokens));
+    std::vector<int64_t> share;
+    std::copy_if(mini.begin(), mini.end(), std::back_inserter(share), mine);
+    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, share, o.micro_batch_tokens));
     todo += static_cast<int64_t>(parts.size()) * o.epochs;
     micros.push_back(std::move(parts));
   }
 
+  // Of every row under the weights as they are [cells]; each rank computes its own and gets those of the others.
+  const auto all_logprobs = [&]() -> StatusOr<std::vector<double>> {
+    TP_ASSIGN_OR_RETURN(auto rows, m.LogProbs(batch.rows, mine));
+    for (size_t i = 0; i < rows.size(); ++i) rows[i].resize(batch.rows[i].response.size(), 0.0F);
+    std::vector<double> flat = Flat(rows);
+    if (group != nullptr) TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(flat), "log_probs"));
+    return flat;
+  };
   // Log-probs of the weights that the step starts from. With a single update they are those of its own forward,
   // unless the loss asks something of the whole batch first.
   const bool after_rejection = policy && o.loss.policy.options.Text("denominator") == "mask_after_rejection";
   const bool whole_batch = policy && o.loss.policy.loss->whole_batch;
   std::vector<double> old, behave;
   if (policy && (after_rejection || o.epochs * static_cast<int64_t>(minibatches.size()) > 1)) {
-    TP_ASSIGN_OR_RETURN(const auto rows, LogProbs(batch.rows));
-    old = Flat(rows);
+    TP_ASSIGN_OR_RETURN(old, all_logprobs());
   }
   if (policy) {
     for (const Row& row : batch.rows) behave.insert(behave.end(), row.logprobs.begin(), row.logprobs.end());
@@ -394,9 +416,9 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     for (size_t u = 0; u < micros.size() && result.finite; ++u) {
       m.gradients.Zero();
       if (whole_batch) {
-        TP_ASSIGN_OR_RETURN(const auto rows, LogProbs(batch.rows));
+        TP_ASSIGN_OR_RETURN(const std::vector<double> every, all_logprobs());
         const algorithms::Cells cells = Only(plan.cells, minibatches[u]);
-        const std::vector<double> now = algorithms::Masked(Flat(rows), cells);
+        const std::vector<double> now = algorithms::Masked(every, cells);
         plan.selected = algorithms::SelectTokens(o.loss.policy, cells, {.logp = now, .advantages = plan.advantages});
       }
       for (const auto& micro : micros[u]) {
@@ -407,7 +429,14 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
         ++done;
       }
       watch.Lap();
-      result.finite = std::isfinite(sums.loss) && std::isfinite(sums.entropy_loss);
+      // Every rank learns what the others found before it decides, so all decide alike.
+      double finite = std::isfinite(sums.loss) && std::isfinite(sums.entropy_loss) ? 0 : 1;
+      if (group != nullptr) {
+        TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(&finite, 1), "finite"));
+        if (finite == 0) TP_RETURN_IF_ERROR(group->AllReduceSum(m.gradients.values(), "gradients"));
+        times.reduce += watch.Lap();
+      }
+      result.finite = finite == 0;
       if (result.finite) {
         const UpdateResult update = m.optimizer->Update(m.gradients.values(), rate);
         result.finite = update.finite;
@@ -422,6 +451,15 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   watch.Lap();
   result.digest = m.weights.Digest();
   times.digest = watch.Lap();
+  if (group != nullptr) {
+    TP_RETURN_IF_ERROR(sums.AddOtherRanks(*group));
+    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(result.digest, "digest"));
+    for (size_t r = 0; r < digests.size(); ++r) {
+      if (digests[r] != result.digest) {
+        return Internal("trainer: after step " + std::to_string(batch.step.value) + " rank " + std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
+      }
+    }
+  }
 
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates));
   if (policy) RowMetrics(batch.rows, result.metrics);

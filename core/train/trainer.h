@@ -20,6 +20,7 @@
 #include "core/algorithms/registry.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
+#include "core/comm/collective.h"
 #include "core/model/weights.h"
 #include "core/train/batch.h"
 #include "core/train/optimizer.h"
@@ -67,7 +68,11 @@ class Trainer {
   ~Trainer();
 
   // kInvalidArgument if the batch is malformed or a row exceeds the token budget: nothing changed.
-  StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr);
+  // With a group, every rank calls this with the same rows and a `mine` of its own (each row is one
+  // rank's): gradients and sums are added up over the ranks and every rank makes the same update; one
+  // that ends up with other weights than the rest is kInternal. The result is that of one rank with
+  // all rows, up to rounding. After an error the group is useless: leave it, so that the others see it.
+  StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr, comm::Collective* group = nullptr);
 
   // Log-probabilities [row][response token] under the present weights.
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);

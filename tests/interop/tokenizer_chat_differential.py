@@ -231,7 +231,7 @@ def main():
                 file.write(source)
             with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as file:
                 json.dump({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}, file)
-            request = {"op": "chat.render", "tokenizer": folder, "messages": messages, "add_generation_prompt": prompt}
+            request = {"op": "chat.render", "tokenizer": folder, "messages": messages, "add_generation_prompt": prompt, "unix_time_s": 0}
             if tools is not None:
                 request["tools"] = tools
             process.stdin.write(json.dumps(request, ensure_ascii=False) + "\n")

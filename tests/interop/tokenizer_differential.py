@@ -53,7 +53,7 @@ def added(id_, content, **flags):
 
 
 def variants(base):
-    size = len(base["model"]["vocab"])
+    size = max(list(base["model"]["vocab"].values()) + [t["id"] for t in base["added_tokens"]]) + 1
 
     def make(pre=None, nfc=False, **model):
         result = copy.deepcopy(base)
@@ -86,6 +86,23 @@ def variants(base):
         added(size + 7, "two words", single_word=True, lstrip=True), added(size + 8, "\u00e9clair", rstrip=True),
     ]
     yield "added tokens", tokens
+
+
+def crossing(base, pattern):
+    """`base` with merges learned on whole lines, so that many of them would cross a pre-tokeniser's splits."""
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    lines = [line for text in corpus(sorted(glob.glob(pattern))[:20], 20000) for line in text.split("\n")]
+    lines += [" ".join(str(n * 37 % 1000) for n in range(i, i + 12)) + " it's we'll I'm\t\n" for i in range(200)]
+    trained.train_from_iterator(lines, tokenizers.trainers.BpeTrainer(
+        vocab_size=3000, show_progress=False, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    model = json.loads(trained.to_str())["model"]
+    result = copy.deepcopy(base)
+    result["model"]["vocab"], result["model"]["merges"] = model["vocab"], model["merges"]
+    size = len(model["vocab"])
+    result["added_tokens"] = [added(size, "<|endoftext|>", special=True), added(size + 1, "<|im_start|>", special=True)]
+    result["post_processor"] = None
+    return result
 
 
 class Ours:
@@ -147,6 +164,7 @@ def main():
     parser.add_argument("--corpus", default=os.path.join(sysconfig.get_path("stdlib"), "*.py"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bench", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="without every code point, and with little of the corpus")
     args = parser.parse_args()
     with open(os.path.join(args.tokenizer, "tokenizer.json"), encoding="utf-8") as file:
         base = json.load(file)
@@ -155,7 +173,8 @@ def main():
     strings = mismatches = 0
 
     with tempfile.TemporaryDirectory() as scratch:
-        for number, (name, variant) in enumerate(variants(base)):
+        both = [*variants(base), *(("merges that cross splits, " + n, v) for n, v in variants(crossing(base, args.corpus)))]
+        for number, (name, variant) in enumerate(both):
             rng = random.Random(args.seed * 1000 + number)
             folder = os.path.join(scratch, str(number))
             os.mkdir(folder)
@@ -165,10 +184,10 @@ def main():
             theirs = tokenizers.Tokenizer.from_str(text)
             contents = [t["content"] for t in variant["added_tokens"]]
             texts = list(random_strings(rng, args.strings, contents))
-            texts += corpus(sorted(glob.glob(args.corpus))[:60], 30000)
+            texts += corpus(sorted(glob.glob(args.corpus))[:6 if args.quick else 60], 30000)
             # Every code point, many to a string: after a letter, between digits, after an apostrophe, before a
             # mark. Variants after the ninth have no splitter of their own.
-            for i in range(0, len(points) if number < 9 or name == "added tokens" else 0, 400):
+            for i in range(0, len(points) if (number < 9 or name == "added tokens") and not args.quick else 0, 400):
                 part = points[i:i + 400]
                 texts += ["".join("a" + c + " " for c in part), "".join("1" + c + "2 " + c + "b" for c in part),
                           "".join("'" + c + "word" + c for c in part), "".join("e\u0327" + c + "\u0301" for c in part)]

@@ -104,17 +104,27 @@ class RunTest(unittest.TestCase):
             if process is not None and process.poll() is not None:
                 out, err = process.communicate()
                 self.fail(f"ended ({process.returncode}) before {what}\nstdout:\n{out}\nstderr:\n{err}")
-            time.sleep(0.01)
+            time.sleep(0.003)
         self.fail(f"waited {timeout} s for {what}; status: {self.status()}")
 
     def wait_step(self, step, process, run="run", timeout=90):
-        self.wait_for(lambda: self.status(run).get("step", -1) >= step, timeout, f"step {step}", process)
+        """Waits for a step's line in the metrics: it is there at once, while status.json is a picture of a moment ago."""
+        def reached():
+            try:
+                lines = self.path("metrics.jsonl", run=run).read_text().splitlines()
+                return max((json.loads(line)["step"] for line in lines), default=-1) >= step
+            except (OSError, ValueError):  # not there yet, or a line that is being written
+                return False
+        self.wait_for(reached, timeout, f"step {step}", process)
 
-    def worker_pid(self, place, run="run"):
-        for worker in self.status(run).get("workers", []):
-            if worker["place"] == place and worker["pid"] > 0:
-                return worker["pid"]
-        return 0
+    def worker_pid(self, place, process, run="run"):
+        """The process at a place; waits for a status that names it."""
+        def pid():
+            for worker in self.status(run).get("workers", []):
+                if worker["place"] == place and worker["pid"] > 0:
+                    return worker["pid"]
+            return 0
+        return self.wait_for(pid, 30, f"a worker at place {place}", process)
 
 
 def alive(pid):

@@ -1,4 +1,5 @@
 """Complete runs of the real binaries: every placement and kind of job, and what they leave behind."""
+import gzip
 import json
 import unittest
 
@@ -16,7 +17,14 @@ class WholeRunTest(RunTest):
         for name in ["config.yaml", "report.html", "final/config.json", "final/model.safetensors", "final/tokenizer.json"]:
             self.assertTrue(self.path(name, run=run).exists(), name)
         self.assertTrue(list(self.path("tb", run=run).iterdir()))
-        self.assertTrue(list(self.path("trace", run=run).iterdir()))
+        # The time line shows every worker at work.
+        spans = {}
+        for file in self.path("trace", run=run).iterdir():
+            events = json.loads(gzip.open(file, "rt").read())["traceEvents"]
+            spans.setdefault(file.name.split("-")[0], set()).update(e["cat"] for e in events if e["ph"] == "X")
+        wanted = {"device": {"rollout", "train"}, "reward": {"reward"}} if summary["job"] == "rl" else {"device": {"train"}}
+        for kind, categories in wanted.items():
+            self.assertLessEqual(categories, spans.get(kind, set()), kind)
         return rows
 
     def test_colocated_run_leaves_everything_a_user_looks_at(self):
@@ -32,6 +40,7 @@ class WholeRunTest(RunTest):
         for sample in samples:
             self.assertEqual(len(sample["ids"]), len(sample["logprobs"]))
             self.assertEqual(len(sample["ids"]), len(sample["versions"]))
+            self.assertEqual(sample["rewards"]["exact_answer"] + 0.5 * sample["rewards"]["format:[ab]"], sample["reward"])
         # Chunks are three tokens here: some sample crossed one.
         self.assertTrue(any(len(s["ids"]) > 3 for s in samples))
         generated = self.command("generate", "--model", str(self.path("final")), "--prompt", "rev abc=", "--max-new-tokens", "4")
@@ -44,6 +53,43 @@ class WholeRunTest(RunTest):
                 self.assert_done(result)
                 rows = self.check_run(run=transport)
                 self.assertLessEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 1)
+
+    def test_every_placement_on_several_slots_trains_and_is_proven(self):
+        cases = {"colocated": ["cluster.slots=2"],
+                 "split": ["cluster.slots=3", "scheduler.actor_slots=2"],
+                 "multiplexed": ["cluster.slots=3", "scheduler.actor_slots=2"],
+                 "elastic": ["cluster.slots=3", "scheduler.actor_slots=2"]}
+        for placement, overrides in cases.items():
+            with self.subTest(placement=placement):
+                self.assert_done(self.train("configs/test/rl_split.yaml", f"scheduler.placement={placement}", *overrides, "train.steps=12", run=placement))
+                rows = self.check_run(run=placement, steps=12)
+                self.assertLessEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 1)
+                records = self.journal(placement)
+                members = [len(r["members"]) for r in records if r["kind"] == "STEP_BEGIN"]
+                # Two slots train together, in every placement (the fleet may be incomplete in the first steps).
+                self.assertIn(2, members)
+                if placement in ("multiplexed", "elastic"):
+                    # Training slots went to training and came back, again and again, and the others never stopped.
+                    self.assertGreater(sum(r["kind"] == "T_DONE" for r in records), 12)
+                    trained = {s["slot"] for r in records if r["kind"] == "T_BEGIN" for s in r["slots"] if s["to"] == "actor"}
+                    self.assertNotIn(2, trained if placement == "multiplexed" else set())
+                self.assertFalse([r for r in records if r["kind"] == "T_ROLLED_BACK"])
+
+    def test_deterministic_runs_train_the_same_weights_in_every_placement_whoever_generated(self):
+        digests, moved = {}, 0
+        for placement, slots in [("colocated", 1), ("split", 2), ("multiplexed", 2)]:
+            self.assert_done(self.train("configs/test/deterministic.yaml", f"scheduler.placement={placement}", f"cluster.slots={slots}",
+                                        "cluster.threads_per_slot=1", "train.steps=12", run=placement))
+            digests[placement] = self.digests(placement)
+            workers = {}
+            for r in self.journal(placement):
+                if r["kind"] == "START":
+                    workers.setdefault(tuple(r["tid"].values()), set()).add(r["w"])
+            moved += sum(len(w) > 1 for w in workers.values())
+        self.assertEqual(len(set(digests["colocated"].values())), 12)  # every step changed something
+        self.assertEqual(digests["split"], digests["colocated"])
+        self.assertEqual(digests["multiplexed"], digests["colocated"])
+        self.assertGreater(moved, 0)  # samples went on elsewhere, with their tokens, as if they had not moved
 
     def test_split_without_lag_is_synchronous(self):
         self.assert_done(self.train("configs/test/rl_split.yaml", "scheduler.max_lag_versions=0"))

@@ -43,6 +43,32 @@ TEST(ControllerSimTest, SplitRunTrainsAllStepsAtEveryLag) {
   }
 }
 
+TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
+  for (const char* placement : {"multiplexed", "elastic", "colocated"}) {
+    for (const int64_t eta : {0, 1}) {
+      SCOPED_TRACE(testing::Message() << placement << " lag " << eta);
+      ControllerOptions job = SmallJob(placement, 4);
+      job.config.scheduler.actor_slots = 2;
+      job.config.scheduler.max_lag_versions = eta;
+      SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+      const SimResult r = cluster.Run();
+      EXPECT_EQ(r.code, 0) << r.why;
+      ExpectProven(cluster);
+      int64_t moves = 0, steps = 0, groups = 0;
+      for (const JournalEntry& e : cluster.journal()) {
+        if (const auto* t = std::get_if<record::TransitionBegin>(&e.record)) moves += t->slots.front().from == Role::kRollout ? 1 : 0;
+        if (const auto* b = std::get_if<record::StepBegin>(&e.record)) groups += b->members.size() > 1 ? 1 : 0;
+        steps += std::holds_alternative<record::StepCommit>(e.record) ? 1 : 0;
+      }
+      EXPECT_EQ(steps, job.config.train.steps);
+      EXPECT_GE(moves, steps - 1);
+      if (std::string(placement) != "elastic") {
+        EXPECT_EQ(groups, steps) << "every step by a group of several";
+      }
+    }
+  }
+}
+
 TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
   ControllerOptions job = SmallJob("colocated");
   job.config.job = "sft";
@@ -58,8 +84,12 @@ SimOptions Swarm(uint64_t seed) {
   Rng rng = Rng(seed).Fork("swarm");
   SimOptions o;
   o.seed = seed;
-  const bool colocated = rng.Chance(0.4);
-  o.controller = SmallJob(colocated ? "colocated" : "split", colocated ? 1 : rng.InRange(2, 4));
+  const int64_t kind = rng.InRange(0, 4);
+  const bool colocated = kind == 0;
+  const int64_t slots = colocated ? rng.InRange(1, 3) : rng.InRange(2, 5);
+  o.controller = SmallJob(colocated ? "colocated" : kind <= 1 ? "split" : kind <= 3 ? "multiplexed" : "elastic", slots);
+  if (!colocated) o.controller.config.scheduler.actor_slots = kind == 4 ? 1 : rng.InRange(1, slots - 1);
+  o.controller.device_bytes_need_rollout = o.controller.device_bytes_need_actor = 1 << 20;
   JobConfig& c = o.controller.config;
   if (rng.Chance(0.15)) {
     c.job = "sft";
@@ -99,6 +129,10 @@ SimOptions Swarm(uint64_t seed) {
   f.checkpoint_fails = rate(0.2);
   f.checkpoint_rots = rate(0.1);
   f.chunk_error = rate(0.02);
+  f.group_error = rate(0.1);
+  f.fetch_error = rate(0.1);
+  f.slow_drain = rate(0.1);
+  f.keeps_memory = rate(0.05);
   f.duplicate = rate(0.2);
   f.lost_heartbeat = rate(0.3);
   f.heal_after_s = 60;
@@ -131,6 +165,8 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
       EXPECT_EQ(cluster.controller()->View().step.value, options.controller.config.train.steps);
       continue;
     }
+    std::string last;
+    for (size_t i = cluster.warnings().size() > 12 ? cluster.warnings().size() - 12 : 0; i < cluster.warnings().size(); ++i) last += "\n  " + cluster.warnings()[i];
     // An early end names one of the faults that were dealt out, never a stall.
     const SimFaults& f = options.faults;
     const auto because = [&](const char* kind) { return r.why.starts_with(std::string("fault=") + kind); };
@@ -138,7 +174,7 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
                 (because("nonfinite") && f.nonfinite > 0) || (because("train") && f.train_fails > 0) ||
                 (because("start_failed") && f.start_fails > 0) || (because("fleet_dead") && (f.kill_mean_s > 0 || f.hang_mean_s > 0)) ||
                 (because("state") && f.state_error > 0) || (because("reward_infra") && f.infra > 0))
-        << r.why;
+        << r.why << last;
   }
   RecordProperty("faults", static_cast<int>(faults));
   EXPECT_GT(faults, static_cast<int64_t>(Seeds()));

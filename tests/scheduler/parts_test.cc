@@ -317,18 +317,20 @@ TEST(GradingTest, LostGraderGivesItsSamplesBack) {
   EXPECT_EQ(grades[0].attempt, 0) << "a lost grader is not the sample's fault";
 }
 
+const auto kNobody = [](const WorkerRef&) { return false; };  // took part in the last step
+
 TEST(WeightRollTest, ServingWorkersAreTakenOutAQuarterAtATime) {
   WeightRoll w;
   for (int64_t i = 0; i < 8; ++i) w.Add({{i}, {i}}, {0, 0});
   w.SetTarget({0, 1}, 77, {{9}, {9}});
   const auto all = [](const WeightRoll::Place&) { return true; };
   const auto none = [](const WeightRoll::Place&) { return false; };
-  const auto loads = w.Assign(all, none);
+  const auto loads = w.Assign(all, none, kNobody);
   EXPECT_EQ(loads.size(), 2U);
-  EXPECT_TRUE(w.Assign(all, none).empty());
+  EXPECT_TRUE(w.Assign(all, none, kNobody).empty());
   EXPECT_EQ(w.Loaded({loads[0].worker, {0, 1}, 77, ""}), WeightRoll::Outcome::kAdmit);
-  EXPECT_EQ(w.Assign(all, none).size(), 1U);
-  EXPECT_EQ(w.Assign(none, none).size(), 5U) << "who serves nothing loads at once";
+  EXPECT_EQ(w.Assign(all, none, kNobody).size(), 1U);
+  EXPECT_EQ(w.Assign(none, none, kNobody).size(), 5U) << "who serves nothing loads at once";
 }
 
 TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
@@ -338,7 +340,7 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
   w.SetTarget({0, 1}, 77, {{9}, {9}});
   const auto none = [](const WeightRoll::Place&) { return false; };
   for (int k = 0; k < 3; ++k) {
-    ASSERT_EQ(w.Assign(none, none).size(), 1U);
+    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
     EXPECT_EQ(w.Loaded({ref, {0, 1}, 78, ""}), k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
   }
   EXPECT_EQ(w.mismatches(), 3);

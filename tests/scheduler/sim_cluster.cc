@@ -153,6 +153,8 @@ void SimCluster::StartController() {
       if (q == nullptr || life != life_) return;
       q->joined = false;
       event::WorkerJoined join{.worker = q->worker, .name = "again", .kind = q->kind, .slot = {}, .device_bytes = 0, .restored_inc = q->inc, .held = {}};
+      join.holds = q->version;
+      q->loading.reset();
       for (auto& [key, c] : q->chunks) {
         join.held.push_back({c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
         tokens_[key] = c.tokens;
@@ -190,6 +192,7 @@ void SimCluster::Deliver(const Event& event) {
       journal_.push_back({.lsn = {static_cast<int64_t>(journal_.size())}, .ctl_epoch = static_cast<uint32_t>(result_.lives),
                           .mono_ns = static_cast<uint64_t>(now_.t.since_start.count()), .record = a->record});
       durable |= !IsLazy(a->record);
+      if (const auto* lease = std::get_if<record::Lease>(&a->record)) lease_ = *lease;
     }
   }
   if (!commands.empty() && Chance(options_.faults.crash_in_batch)) {
@@ -233,6 +236,7 @@ void SimCluster::Spawn(WorkerId worker) {
 void SimCluster::Die(Proc& proc, bool seen) {
   if (!proc.alive) return;
   proc.alive = false;
+  LeaveStep(proc);
   const int64_t life = life_;
   const WorkerRef ref{proc.worker, proc.inc};
   const bool joined = proc.joined;
@@ -306,6 +310,23 @@ void SimCluster::EngineStep(int64_t id) {
   At(FromSeconds(kTokenSeconds * kStepTokens), [this, id] { EngineStep(id); });
 }
 
+// Who leaves a collective before its end takes the others' step along: they wait for ever, or for AbortStep.
+void SimCluster::LeaveStep(Proc& p) {
+  if (p.in_step < 0) return;
+  steps_[p.in_step].broken = true;
+  p.in_step = -1;
+}
+
+void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, double seconds) {
+  Proc* p = Find(id);
+  if (p == nullptr || p->hung || p->inc != c.worker.inc || p->in_step != c.lease) return;
+  p->in_step = -1;
+  p->state = weights;
+  p->state_step = c.step;
+  ++p->op_seq;
+  Out(*p, event::TrainDone{c.worker, c.step, c.lease, true, weights, seconds});
+}
+
 void SimCluster::FinishDrain(Proc& p) {
   const WorkerRef ref{p.worker, p.inc};
   for (const auto& [key, c] : p.chunks) Out(p, event::ChunkFinished{ref, c.tid, c.att, event::ChunkEnd::kDrained, ""});
@@ -340,6 +361,9 @@ struct SimCluster::Do {
       p.admitted = false;
       p.loading.reset();
       p.state_step = {};
+      p.role = Role::kNone;
+      p.draining.reset();
+      p.in_step = -1;
       s.Beat(id);
       if (p.kind == WorkerKind::kDevice) s.EngineStep(id);
       return;
@@ -369,6 +393,7 @@ struct SimCluster::Do {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
     TP_CHECK(p->epoch == c.epoch) << "epoch " << p->epoch.value << " " << c.epoch.value;
+    TP_CHECK(p->role == Role::kRollout && p->admitted && p->version == c.v) << ToString(c.worker) << " is not admitted at " << ToString(c.v);
     Chunk chunk{.tid = c.tid, .att = c.att, .left = c.chunk_tokens, .tokens = {}, .cancelled = false};
     const auto it = s.tokens_.find({c.tid, c.att});
     if (it != s.tokens_.end()) chunk.tokens = it->second;
@@ -404,21 +429,71 @@ struct SimCluster::Do {
     else if (s.Chance(s.options_.faults.grade_data)) g.outcome = GradeOutcome::kData;
     s.Out(*p, g, s.Delay(0.01));
   }
+  void operator()(const command::PullKv&) {}
   void operator()(const command::Drain& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
+    TP_CHECK(p->in_step < 0) << "drained inside a step";
     p->draining = c;
-    if (!p->admitted || p->loading) s.FinishDrain(*p);
+    if (s.Chance(s.options_.faults.slow_drain)) {
+      ++s.result_.faults;
+      const int64_t id = p->id;
+      p->draining.reset();
+      s.At(FromSeconds(s.Delay(15)), [&s = s, id, c] {
+        Proc* q = s.Find(id);
+        if (q == nullptr || q->hung || c.epoch < q->epoch) return;
+        q->draining = c;
+        s.FinishDrain(*q);
+      });
+      return;
+    }
+    if (p->chunks.empty() || !p->admitted || p->loading) s.FinishDrain(*p);
   }
   void operator()(const command::Release& c) {
-    if (Proc* p = s.Find(c.worker)) s.Out(*p, event::Released{c.worker, c.slot, c.epoch, 1 << 30}, s.Delay(0.005));
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->chunks.empty()) << "released with chunks in it";
+    p->role = Role::kNone;
+    p->admitted = false;
+    const bool keeps = s.Chance(s.options_.faults.keeps_memory);
+    s.result_.faults += keeps ? 1 : 0;
+    s.Out(*p, event::Released{c.worker, c.slot, c.epoch, keeps ? 1000 : 1 << 30}, s.Delay(0.005));
   }
   void operator()(const command::Grant& c) {
     Proc* p = s.Find(c.worker);
-    if (p == nullptr) return;
+    if (p == nullptr || p->hung) return;
     p->epoch = c.epoch;
-    p->admitted = false;
+    p->draining.reset();
+    if (p->role != c.role) {
+      TP_CHECK(p->role == Role::kNone) << "granted " << Name(c.role) << " while it holds " << Name(p->role);
+      p->admitted = false;
+      p->role = c.role;
+    }
     s.Out(*p, event::Granted{c.worker, c.slot, c.epoch}, s.Delay(0.01));
+  }
+  void operator()(const command::FormGroup& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    TP_CHECK(p->role == Role::kActor && c.members.at(static_cast<size_t>(c.rank)).worker == c.worker);
+    p->group_epoch = c.group_epoch;
+    s.Out(*p, event::GroupFormed{c.worker, c.group_epoch, s.Chance(s.options_.faults.group_error) ? "sim" : ""}, s.Delay(0.05));
+  }
+  void operator()(const command::FetchState& c) {
+    Proc* p = s.Find(c.worker);
+    Proc* q = s.Find(c.from);
+    if (p == nullptr || p->hung) return;
+    const bool there = q != nullptr && !q->hung && q->state_step == c.step && q->state == c.weights_digest;
+    if (!there || s.Chance(s.options_.faults.fetch_error)) {
+      s.Out(*p, event::StateReady{c.worker, c.step, 0, "sim"}, s.Delay(0.2));
+      return;
+    }
+    Ready(c.worker, c.step, q->state);
+  }
+  void operator()(const command::AbortStep& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    s.LeaveStep(*p);
+    s.Out(*p, event::StepAborted{c.worker, c.lease, p->state_step, p->state}, s.Delay(0.05));
   }
   void operator()(const command::InitState& c) { Ready(c.worker, {0}, Mix64(42)); }
   void operator()(const command::RestoreState& c) {
@@ -439,6 +514,7 @@ struct SimCluster::Do {
   void Ready(const WorkerRef& ref, StepNumber step, uint64_t weights) {
     Proc* p = s.Find(ref);
     if (p == nullptr) return;
+    s.LeaveStep(*p);
     if (s.Chance(s.options_.faults.state_error)) {
       s.Out(*p, event::StateReady{ref, step, 0, "sim"}, s.Delay(0.3));
       return;
@@ -450,36 +526,59 @@ struct SimCluster::Do {
   void operator()(const command::Train& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
-    TP_CHECK(p->epoch == c.epoch && p->state_step.value + 1 == c.step.value) << "step " << c.step.value << " on state " << p->state_step.value;
-    const double seconds = s.Delay(0.3);
-    if (s.Chance(s.options_.faults.nonfinite)) {
-      s.Out(*p, event::TrainDone{c.worker, c.step, c.lease, false, 0, seconds}, seconds);
-      return;
-    }
-    if (s.Chance(s.options_.faults.train_fails)) {
-      s.Out(*p, event::TrainFailed{c.worker, c.step, c.lease, "sim", false}, seconds);
-      return;
-    }
-    uint64_t weights = p->state;
-    for (const auto& rows : c.groups) {
-      for (const SampleId& tid : rows) {
+    TP_CHECK(p->role == Role::kActor && p->epoch == c.epoch && p->state_step.value + 1 == c.step.value && p->in_step < 0)
+        << "step " << c.step.value << " on state " << p->state_step.value;
+    TP_CHECK(c.world == 1 || p->group_epoch == c.group_epoch);
+    TP_CHECK(s.lease_.lease == c.lease && static_cast<int64_t>(s.lease_.tids.size()) == c.total_rows);
+    Step& step = s.steps_[c.lease];
+    if (step.life != s.life_) step = {.procs = {}, .broken = false, .weights = 0, .life = s.life_};
+    step.procs.insert(p->id);
+    p->in_step = c.lease;
+    const int64_t id = p->id;
+    s.waiting_[id] = c;
+    if (step.procs.size() == 1) {
+      step.weights = p->state;
+      for (const SampleId& tid : s.lease_.tids) {
         const auto it = s.payload_.find(tid);
         TP_CHECK(it != s.payload_.end()) << "training " << ToString(tid) << " without payload";
         TP_CHECK(s.controller_->FindPayload(tid) != nullptr && s.controller_->FindPayload(tid)->digest == it->second.content);
-        weights = Mix64(weights ^ it->second.content ^ SampleUid(tid));
+        step.weights = Mix64(step.weights ^ it->second.content ^ SampleUid(tid));
       }
+      if (!s.options_.deterministic_training) step.weights = Mix64(step.weights ^ static_cast<uint64_t>(s.seq_));
     }
-    if (!s.options_.deterministic_training) weights = Mix64(weights ^ static_cast<uint64_t>(s.seq_));
-    // Its state changes when the step is over, not when it begins.
-    const int64_t id = p->id;
-    const WorkerRef ref = c.worker;
-    s.At(FromSeconds(seconds), [&s = s, id, ref, c, weights, seconds] {
-      Proc* q = s.Find(id);
-      if (q == nullptr || q->hung || q->inc != ref.inc) return;
-      q->state = weights;
-      q->state_step = c.step;
-      ++q->op_seq;
-      s.Out(*q, event::TrainDone{ref, c.step, c.lease, true, weights, seconds});
+    if (s.Chance(s.options_.faults.train_fails / static_cast<double>(c.world))) {
+      s.At(FromSeconds(s.Delay(0.3)), [&s = s, id, c] {
+        Proc* q = s.Find(id);
+        if (q == nullptr || q->hung || q->in_step != c.lease) return;
+        s.LeaveStep(*q);
+        s.Out(*q, event::TrainFailed{c.worker, c.step, c.lease, "sim", false});
+      });
+      return;
+    }
+    if (static_cast<int64_t>(step.procs.size()) < c.world) return;
+    // All are in: the last collective of the step, unless somebody has left by then.
+    const double seconds = s.Delay(0.3);
+    const bool nonfinite = s.Chance(s.options_.faults.nonfinite);
+    const int64_t lease = c.lease, life = s.life_;
+    s.At(FromSeconds(seconds), [&s = s, lease, life, seconds, nonfinite] {
+      Step& step = s.steps_.at(lease);
+      if (step.life != life) return;
+      for (const int64_t member : step.procs) {
+        Proc* q = s.Find(member);
+        step.broken |= q == nullptr || q->hung || q->in_step != lease;
+      }
+      if (step.broken) return;
+      for (const int64_t member : step.procs) {
+        const command::Train train = s.waiting_.at(member);
+        if (nonfinite) {
+          Proc* q = s.Find(member);
+          q->in_step = -1;
+          s.Out(*q, event::TrainDone{train.worker, train.step, lease, false, 0, seconds});
+          continue;
+        }
+        const uint64_t weights = step.weights;
+        s.At(FromSeconds(s.Delay(0.02)), [&s = s, member, train, weights, seconds] { s.EndStep(member, train, weights, seconds); });
+      }
     });
   }
   void operator()(const command::CopyRecovery& c) {

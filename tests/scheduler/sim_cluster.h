@@ -31,6 +31,9 @@ struct SimFaults {
   double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
   double checkpoint_fails = 0, checkpoint_rots = 0;
   double chunk_error = 0;
+  double group_error = 0, fetch_error = 0;
+  double slow_drain = 0;             // a drain takes up to 30 s
+  double keeps_memory = 0;           // a release frees too little
   double duplicate = 0;              // per event of a worker
   double lost_heartbeat = 0;
   double stop_at_s = 0;              // SIGTERM
@@ -109,6 +112,15 @@ class SimCluster {
     uint64_t state = 0;              // digest of the trainer's weights
     int64_t op_seq = 0;
     LeaseEpoch epoch{-1};
+    Role role = Role::kNone;
+    int64_t group_epoch = 0;
+    int64_t in_step = -1;            // lease of the step it is inside of
+  };
+  struct Step {                      // a collective: nobody finishes before all have come
+    std::set<int64_t> procs;
+    bool broken = false;
+    uint64_t weights = 0;
+    int64_t life = 0;                // of the controller: a lease number that was never durable is given again
   };
   using Action = std::function<void()>;
   struct Entry {
@@ -134,6 +146,8 @@ class SimCluster {
   void Beat(int64_t proc);
   void EngineStep(int64_t proc);
   void FinishDrain(Proc& proc);
+  void EndStep(int64_t proc, const command::Train& train, uint64_t weights, double seconds);
+  void LeaveStep(Proc& proc);
   void Fault(double mean_s, const char* name, const std::function<void()>& what);
   bool Chance(double p) { return p > 0 && now_ < FromSeconds(options_.faults.heal_after_s) && rng_faults_.Chance(p); }
   [[nodiscard]] int64_t LengthOf(const SampleId& tid) const;
@@ -166,6 +180,9 @@ class SimCluster {
   };
   std::map<int64_t, Checkpoint> checkpoints_;
   std::map<StepNumber, uint64_t> recovery_;                 // shared memory: survives a worker
+  std::map<int64_t, Step> steps_;                           // by lease
+  std::map<int64_t, command::Train> waiting_;               // by process: the step it is inside of
+  record::Lease lease_;                                     // the newest
   std::map<Version, uint64_t> published_;                   // bytes by version, at the trainer
   std::vector<std::string> warnings_;
   std::vector<command::StepReport> reports_;

@@ -30,7 +30,7 @@ class RpcSecurityTest : public testing::Test {
     });
     EXPECT_TRUE(hub.ok()) << hub.status().ToString();
     hub_ = std::move(*hub);
-    auto weights = WeightsServer::Start("127.0.0.1", tokens_.Token(CallerRole::kDevice), 1 << 20, [this](Version) -> StatusOr<PublishedBytes> {
+    auto weights = WeightsServer::Start("127.0.0.1", tokens_.Token(CallerRole::kDevice), 1 << 20, [this](const WantedBytes&) -> StatusOr<PublishedBytes> {
       weights_asked_.fetch_add(1);
       return NotFound("none");
     });

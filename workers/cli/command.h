@@ -21,7 +21,9 @@ void AddTrainCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
 void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check, journal, samples
 void AddModelCommands(CLI::App& app, CommandContext& context);    // generate, eval, import, export
+void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan, policies
 void AddRegistryCommands(CLI::App& app, CommandContext& context);  // algorithms, rewards, environments
+void AddListCommands(CLI::App& app, CommandContext& context);     // models, tasks
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
 void AddRewardWorkerCommand(CLI::App& app, CommandContext& context);  // hidden: started by the launcher, or by hand
 

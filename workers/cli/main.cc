@@ -28,7 +28,9 @@ int main(int argc, char** argv) {
   AddTrainCommand(app, context);
   AddConfigCommands(app, context);
   AddModelCommands(app, context);
+  AddListCommands(app, context);
   AddInspectCommands(app, context);
+  AddSimulateCommands(app, context);
   AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
   AddRewardWorkerCommand(app, context);

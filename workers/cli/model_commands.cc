@@ -12,6 +12,7 @@
 
 #include "core/base/real_file_system.h"
 #include "core/files/gguf_import.h"
+#include "core/model/hugging_face.h"
 #include "core/storage/checkpoint.h"
 #include "core/tasks/data_source.h"
 #include "core/tasks/reward.h"
@@ -68,6 +69,7 @@ std::string StoredDtype(const std::string& dir) {
 
 StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context, const SamplingOptions& o) {
   TP_RETURN_IF_ERROR(CheckModelFolder(o.model));
+  TP_RETURN_IF_ERROR(model::CheckHuggingFace(o.model));  // in milliseconds, before a worker is started
   InferenceOptions options;
   options.model_dir = fs::absolute(o.model).string();
   options.dtype = o.dtype.empty() ? StoredDtype(o.model) : o.dtype;

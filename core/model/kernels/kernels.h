@@ -95,6 +95,25 @@ struct HeadNormBackwardArgs {
   T* dqkv = nullptr;
 };
 
+// The outputs of K chosen experts, weighted, and of the shared expert, gated, for each row:
+//   out[r] = sum_k weights[r, k] y[place[r, k]] + gate[r] shared[r]     (in float32, k in order, rounded once)
+// and its backward. y and dy: [gathered rows, d]; place: row of y of (r, k).
+template <typename T>
+struct ExpertArgs {
+  int64_t d = 0, k = 0;
+  const int32_t* place = nullptr;  // [rows, k]
+  const float* weights = nullptr;  // [rows, k]
+  const T* y = nullptr;
+  const float* gate = nullptr;     // [rows], null without a shared expert
+  const T* shared = nullptr;       // [rows, d]
+  T* out = nullptr;                // [rows, d]; forward
+  const T* dout = nullptr;         // [rows, d]; backward
+  T* dy = nullptr;                 // as y: weights[r, k] dout[r]
+  float* dweights = nullptr;       // [rows, k]: dout[r] . y[place]
+  T* dshared = nullptr;            // [rows, d]: gate[r] dout[r]
+  float* dgate = nullptr;          // [rows]: dout[r] . shared[r]
+};
+
 template <typename T>
 struct KernelTable {
   void (*rms_norm)(int64_t begin, int64_t end, const RmsNormArgs<T>&);
@@ -111,6 +130,11 @@ struct KernelTable {
   void (*attention_backward)(int64_t row_begin, int64_t row_end, int64_t kv_head, const AttentionBackwardArgs<T>&,
                              float* scratch);
   void (*head_norm_backward)(int64_t begin, int64_t end, const HeadNormBackwardArgs<T>&, float* dweight);
+  void (*add_bias)(int64_t begin, int64_t end, int64_t n, const T* bias, T* x);  // x[rows, n] += bias[n]
+  // logits[rows, experts] (float32) = x[rows, d] . w[experts, d]^T, each a sum in the fixed order.
+  void (*router)(int64_t begin, int64_t end, int64_t d, int64_t experts, const T* x, const T* w, float* logits);
+  void (*combine_experts)(int64_t begin, int64_t end, const ExpertArgs<T>&);
+  void (*combine_experts_backward)(int64_t begin, int64_t end, const ExpertArgs<T>&);
   // gate_up[rows, 2 ff] -> act[rows, ff] = silu(gate) * up.
   void (*swiglu)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, T* act);
   // dgate_up[rows, 2 ff] from dact[rows, ff]; dgate_up may be gate_up.

@@ -2,4 +2,5 @@
 #define TIDEPOOL_ISA baseline
 #include "core/model/kernels/rows.inc"
 #include "core/model/kernels/attention.inc"
+#include "core/model/kernels/experts.inc"
 #include "core/model/kernels/table.inc"

@@ -166,7 +166,9 @@ TEST_P(EngineDeterminismTest, RandomSchedules) {
     RunAndCompare(*engine, order, rng.InRange(1, 30), static_cast<size_t>(rng.InRange(1, 20)), [&] {
       if (rng.Chance(0.05)) engine->ForgetGroup(GroupId{rng.Below(5)});
       if (rng.Chance(0.05)) engine->Forget({rng.Below(5), 0, static_cast<int32_t>(rng.Below(4))});
-      if (rng.Chance(0.05)) engine->SetVersion({0, ++number});  // the same bytes under a new name
+      if (rng.Chance(0.1)) {  // the same bytes under a new name
+        engine->SetVersion({0, ++number}, rng.Chance(0.5) ? Engine::KvOnUpdate::kKeep : Engine::KvOnUpdate::kRecompute);
+      }
       if (rng.Chance(0.03)) {
         engine->ReleaseMemory();
         ASSERT_TRUE(engine->AcquireMemory().ok());

@@ -86,10 +86,10 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Families, BackwardTest,
-                         testing::Combine(testing::Values("llama", "qwen2", "qwen3"), testing::Bool()));
+                         testing::Combine(testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), testing::Bool()));
 
 TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
-  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
+  for (const std::string family : {"llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       const ModelSpec s = TinySpec(family);
       auto w = std::move(Weights::Create(s, dtype)).value();

@@ -73,7 +73,7 @@ TEST_P(DecoderFamilyTest, BFloat16StaysCloseToItsOwnWeightsInDouble) {
   EXPECT_LT(std::sqrt(error / size), 0.02);  // bfloat16 has 8 bits; errors of ~10 roundings add up
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, DecoderFamilyTest, testing::Values("llama", "qwen2", "qwen3"));
+INSTANTIATE_TEST_SUITE_P(Families, DecoderFamilyTest, testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"));
 
 struct Case {
   const char* name;
@@ -171,10 +171,12 @@ TEST_P(OneForwardTest, PrefillDecodeAndTrainingAreBitEqual) {
     case 1: ExpectOneForward(TinySpec("qwen3"), DType::kFloat32); break;
     case 2: ExpectOneForward(SmolShapes(2), DType::kBFloat16); break;
     case 3: ExpectOneForward(Quickstart(), DType::kBFloat16); break;
+    case 4: ExpectOneForward(TinySpec("qwen2_moe"), DType::kFloat32); break;
+    case 5: ExpectOneForward(TinySpec("qwen3_moe"), DType::kBFloat16); break;
   }
   at::set_num_threads(before);
 }
-INSTANTIATE_TEST_SUITE_P(ShapesAndThreads, OneForwardTest, testing::Combine(testing::Range(0, 4), testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(ShapesAndThreads, OneForwardTest, testing::Combine(testing::Range(0, 6), testing::Values(1, 2)));
 
 TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
   const ModelSpec s = Quickstart();

@@ -46,7 +46,7 @@ class HuggingFaceTest : public testing::Test {
 };
 
 TEST_F(HuggingFaceTest, UntrainedModelsComeBackByteForByte) {
-  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
+  for (const std::string family : {"llama", "llama_biased", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       ModelSpec spec = TinySpec(family);
       spec.eos_token_ids = {5, 9};
@@ -146,16 +146,16 @@ TEST_F(HuggingFaceTest, BothDialectsOfConfigAreRead) {
 TEST_F(HuggingFaceTest, LegalButMissingOptionsAreRefusedByName) {
   const std::string head = R"({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "intermediate_size": 128, )";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {R"("model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}})", "llama3"},
-      {R"("model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}})", "linear"},
-      {R"("model_type": "qwen2", "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}})", "yarn"},
+      {R"("model_type": "llama", "rope_scaling": {"rope_type": "longrope", "factor": 8.0}})", "longrope"},
+      {R"("model_type": "qwen2", "rope_parameters": {"type": "mrope", "factor": 4.0, "rope_theta": 1e6}})", "mrope"},
       {R"("model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_type": "default"}}})", "by layer type"},
       {R"("model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor"},
       {R"("model_type": "llama", "hidden_act": "gelu"})", "gelu"},
-      {R"("model_type": "llama", "attention_bias": true})", "attention_bias"},
-      {R"("model_type": "qwen3", "attention_bias": true})", "attention_bias"},
-      {R"("model_type": "llama", "mlp_bias": true})", "mlp_bias"},
-      {R"("model_type": "qwen2", "use_sliding_window": true, "sliding_window": 16})", "use_sliding_window"},
+      {R"("model_type": "mistral"})", "sliding_window 4096"},  // the default, and positions go to 131 072
+      {R"("model_type": "mistral", "sliding_window": 16})", "sliding_window 16"},
+      {R"("model_type": "qwen2", "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 2})", "sliding_window 16"},
+      {R"("model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 16})", "sliding_window 16"},
+      {R"("model_type": "qwen2_moe", "shared_expert_intermediate_size": 0})", "shared_expert_intermediate_size"},
       {R"("model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]})", "sliding_attention"},
       {R"("model_type": "llama", "quantization_config": {"bits": 4}})", "quantization_config"},
       {R"("model_type": "mamba"})", "mamba"}};
@@ -164,6 +164,79 @@ TEST_F(HuggingFaceTest, LegalButMissingOptionsAreRefusedByName) {
     EXPECT_EQ(spec.status().code(), StatusCode::kUnimplemented) << tail;
     EXPECT_NE(spec.status().message().find(word), std::string::npos) << spec.status().ToString();
   }
+}
+
+TEST_F(HuggingFaceTest, WindowsThatReachNothingAreNone) {
+  const std::string head = R"({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "intermediate_size": 128, )";
+  const std::vector<std::pair<std::string, bool>> cases = {
+      {R"("model_type": "mistral", "sliding_window": null})", false},
+      {R"("model_type": "mistral", "max_position_embeddings": 64})", true},
+      {R"("model_type": "qwen2", "use_sliding_window": false, "sliding_window": 8})", false},
+      {R"("model_type": "qwen2", "use_sliding_window": null, "sliding_window": 8})", false},
+      {R"("model_type": "qwen3", "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 32})", false},
+      {R"("model_type": "qwen3", "use_sliding_window": true, "sliding_window": null})", false},
+      {R"("model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 64, "max_position_embeddings": 64})", true},
+      {R"("model_type": "llama", "sliding_window": 8})", false}};
+  for (const auto& [tail, ends] : cases) {
+    const auto spec = SpecOf(head + tail);
+    ASSERT_TRUE(spec.ok()) << tail << ": " << spec.status().ToString();
+    EXPECT_EQ(spec->ends_at_max_position, ends) << tail;
+  }
+}
+
+TEST_F(HuggingFaceTest, RopeScalingIsReadInBothDialectsAndWrittenBack) {
+  const std::string head = R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99, "intermediate_size": 128, "max_position_embeddings": 512, )";
+  const auto four = SpecOf(head + R"("rope_theta": 500000.0, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128, "rope_type": "llama3"}})");
+  const auto five = SpecOf(head + R"("rope_parameters": {"rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128, "rope_type": "llama3"}})");
+  ASSERT_TRUE(four.ok()) << four.status().ToString();
+  ASSERT_TRUE(five.ok()) << five.status().ToString();
+  EXPECT_EQ(four->rope, five->rope);
+  EXPECT_EQ(four->rope_theta, five->rope_theta);
+  EXPECT_EQ(four->rope.type, RopeType::kLlama3);
+  const std::string folder = Folder("again");
+  for (const std::string& scaling : {std::string(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0}})"), std::string(R"("rope_scaling": {"type": "linear", "factor": 2.0}})")}) {
+    const auto spec = SpecOf(head + scaling);
+    ASSERT_TRUE(spec.ok()) << spec.status().ToString();
+    ASSERT_EQ(WriteConfigFiles(*spec, DType::kFloat32, folder), OkStatus());
+    const auto again = ReadSpec(folder);
+    ASSERT_TRUE(again.ok()) << again.status().ToString();
+    EXPECT_EQ(again->rope, spec->rope);
+  }
+  EXPECT_FALSE(SpecOf(head + R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0}})").ok());  // no low_freq_factor
+}
+
+TEST_F(HuggingFaceTest, ExpertsInOneTensorAreRead) {
+  const ModelSpec spec = TinySpec("qwen3_moe");
+  auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();
+  Randomize(*w, 8, 0.1);
+  const std::string folder = Folder("fused");
+  std::vector<files::TensorSource> sources;
+  for (const HuggingFaceTensor& t : HuggingFaceTensors(spec, ExpertTensors::kFused)) {
+    const Parameter& p = w->layout()[static_cast<size_t>(t.index)];
+    int64_t n = 1;
+    for (const int64_t size : t.shape) n *= size;
+    sources.push_back(files::SourceOf(t.name, files::DType::kF32, t.shape,
+                                      w->bytes().subspan(static_cast<size_t>((p.offset + t.row * (p.numel() / p.shape[0])) * 4), static_cast<size_t>(n * 4))));
+  }
+  ASSERT_EQ(files::WriteSafetensorsFolder(folder, sources, int64_t{1} << 40), OkStatus());
+  ASSERT_EQ(WriteConfigFiles(spec, DType::kFloat32, folder), OkStatus());
+  const auto loaded = LoadHuggingFace(folder, DType::kFloat32);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  EXPECT_EQ((*loaded)->Digest(), w->Digest());
+}
+
+TEST_F(HuggingFaceTest, MillionsOfExpertsAreRefusedBeforeTheyAreListed) {
+  ModelSpec spec = TinySpec("qwen3_moe");
+  auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();
+  const std::string folder = Folder("many");
+  ASSERT_EQ(SaveHuggingFace(*w, folder), OkStatus());
+  spec.moe.experts = 4096, spec.layers = 4096;
+  ASSERT_EQ(WriteConfigFiles(spec, DType::kFloat32, folder), OkStatus());
+  const Status status = CheckHuggingFace(folder);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("experts"), std::string::npos) << status.ToString();
 }
 
 TEST_F(HuggingFaceTest, WrongConfigsNameTheKey) {

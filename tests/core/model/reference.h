@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -29,6 +30,21 @@ inline ModelSpec TinySpec(const std::string& architecture = "llama") {
   s.qkv_bias = architecture == "qwen2";
   s.qk_norm = architecture == "qwen3";
   s.tie_embeddings = architecture != "qwen3";
+  if (architecture == "qwen2_moe" || architecture == "qwen3_moe") {
+    s.layers = 3;
+    s.qkv_bias = architecture == "qwen2_moe";
+    s.qk_norm = architecture == "qwen3_moe";
+    s.moe.experts = 5;
+    s.moe.experts_per_token = architecture == "qwen2_moe" ? 2 : 3;
+    s.moe.intermediate_size = 40;
+    s.moe.renormalize = architecture == "qwen3_moe";
+    if (architecture == "qwen2_moe") s.moe.shared_intermediate_size = 56;
+    s.moe.dense_layers = {1};
+  }
+  if (architecture == "llama_biased") {
+    s.architecture = "llama";
+    s.qkv_bias = s.o_bias = s.mlp_bias = true;
+  }
   return s;
 }
 
@@ -84,6 +100,10 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
     }
     return y;
   };
+  const auto plus = [](Flat y, const double* bias) {
+    for (size_t i = 0; bias != nullptr && i < y.size(); ++i) y[i] += bias[i];
+    return y;
+  };
   std::vector<Flat> x(n);
   for (size_t t = 0; t < n; ++t) {
     const double* row = at("embedding") + static_cast<size_t>(ids[t]) * d;
@@ -128,14 +148,42 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
           for (size_t i = 0; i < size; ++i) out[h * size + i] += p[j] / total * qkv[j][(hq + hk + kv) * size + i];
         }
       }
-      const Flat o = product(at(pre + "o"), out, d);
+      const Flat o = plus(product(at(pre + "o"), out, d), at(pre + "o_bias"));
       for (size_t i = 0; i < d; ++i) x[t][i] += o[i];
     }
+    const auto mlp = [&](const Flat& in, const double* gate_up, const double* gate_up_bias, const double* down, const double* down_bias, size_t m) {
+      const Flat gu = plus(product(gate_up, in, 2 * m), gate_up_bias);
+      Flat act(m);
+      for (size_t i = 0; i < m; ++i) act[i] = gu[i] / (1.0 + std::exp(-gu[i])) * gu[m + i];
+      return plus(product(down, act, d), down_bias);
+    };
     for (size_t t = 0; t < n; ++t) {
-      const Flat gu = product(at(pre + "gate_up"), norm(x[t].data(), at(pre + "mlp_norm"), d), 2 * ff);
-      Flat act(ff);
-      for (size_t i = 0; i < ff; ++i) act[i] = gu[i] / (1.0 + std::exp(-gu[i])) * gu[ff + i];
-      const Flat y = product(at(pre + "down"), act, d);
+      const Flat in = norm(x[t].data(), at(pre + "mlp_norm"), d);
+      Flat y(d, 0.0);
+      if (!s.IsSparse(l)) {
+        y = mlp(in, at(pre + "gate_up"), at(pre + "gate_up_bias"), at(pre + "down"), at(pre + "down_bias"), ff);
+      } else {
+        const auto experts = static_cast<size_t>(s.moe.experts), k = static_cast<size_t>(s.moe.experts_per_token), m = static_cast<size_t>(s.moe.intermediate_size);
+        Flat p = product(at(pre + "router"), in, experts);
+        double total = 0, kept = 0;
+        for (double& v : p) total += v = std::exp(v);
+        for (double& v : p) v /= total;
+        std::vector<size_t> order(experts);
+        for (size_t e = 0; e < experts; ++e) order[e] = e;
+        std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+        for (size_t i = 0; i < k; ++i) kept += p[order[i]];
+        for (size_t i = 0; i < k; ++i) {
+          const size_t e = order[i];
+          const Flat out = mlp(in, at(pre + "experts_gate_up") + e * 2 * m * d, nullptr, at(pre + "experts_down") + e * d * m, nullptr, m);
+          const double weight = s.moe.renormalize ? p[e] / kept : p[e];
+          for (size_t c = 0; c < d; ++c) y[c] += weight * out[c];
+        }
+        if (s.moe.shared_intermediate_size > 0) {
+          const Flat out = mlp(in, at(pre + "shared_gate_up"), nullptr, at(pre + "shared_down"), nullptr, static_cast<size_t>(s.moe.shared_intermediate_size));
+          const double gate = 1.0 / (1.0 + std::exp(-product(at(pre + "shared_gate"), in, 1)[0]));
+          for (size_t c = 0; c < d; ++c) y[c] += gate * out[c];
+        }
+      }
       for (size_t i = 0; i < d; ++i) x[t][i] += y[i];
     }
   }

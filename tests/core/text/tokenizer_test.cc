@@ -92,6 +92,13 @@ TEST(TokenizerTest, NormalizedAddedTokensAreFoundInNormalizedText) {
   EXPECT_THAT(Ids(*Make(j), "cafe\u0301"), ElementsAre('c', 'a', 'f', 0xC3, 0xA9));
 }
 
+// The reference library's rule; checked against it by tests/interop/tokenizer_differential.py.
+TEST(TokenizerTest, AddedTokensOfTheVocabularyKeepTheirIdAndOthersFollowIt) {
+  json j = Base();
+  j["added_tokens"] = {{{"id", 300}, {"content", "<x>"}}, {{"id", 400}, {"content", "12"}}, {{"id", 500}, {"content", "<y>"}}, {{"id", 600}, {"content", "<x>"}}};
+  EXPECT_THAT(Ids(*Make(j), "<x>12<y>"), ElementsAre(261, 259, 262));
+}
+
 TEST(TokenizerTest, MergesMayBePairs) {
   json j = Base();
   json pairs = json::array();
@@ -187,7 +194,7 @@ TEST(TokenizerTest, MalformedFilesAreErrors) {
   EXPECT_THAT(with("/model/merges/0", "abc"), HasSubstr("merges[0]"));
   EXPECT_THAT(with("/model/merges/0", "z q"), HasSubstr("merges[0]"));
   EXPECT_THAT(with("/model/merges/0", 3), HasSubstr("merges[0]"));
-  EXPECT_THAT(with("/added_tokens/0/id", 3), HasSubstr("<|end|>"));
+  EXPECT_THAT(with("/added_tokens/0/id", -3), HasSubstr("added_tokens[0]"));
   EXPECT_THAT(with("/added_tokens/0/content", 3), HasSubstr("added_tokens[0]"));
   EXPECT_EQ(Tokenizer::Load("/nowhere").status().code(), StatusCode::kNotFound);
 }
@@ -240,6 +247,21 @@ TEST(CharacterTokenizerTest, BadAlphabetsAreRefused) {
   EXPECT_THAT(WriteCharacterTokenizer("", folder.path()).message(), HasSubstr("empty"));
   EXPECT_THAT(WriteCharacterTokenizer("aba", folder.path()).message(), HasSubstr("'a' twice"));
   EXPECT_THAT(WriteCharacterTokenizer("\u00e9", folder.path()).message(), HasSubstr("ASCII"));
+}
+
+// Found by fuzzing: such an id went to the model.
+TEST(TokenizerTest, PostProcessorWithAnIdThatNoTokenHasIsRefusedWhereItIsUsed) {
+  const auto tokenizer = Tokenizer::FromJson(
+      R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+          "decoder": {"type": "ByteLevel"}, "post_processor": {"type": "TemplateProcessing",
+          "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+          "special_tokens": {"<s>": {"id": "<s>", "ids": [19], "tokens": ["<s>"]}}}})",
+      "tokenizer.json");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
+  EXPECT_TRUE((*tokenizer)->Encode("a").ok());
+  const auto ids = (*tokenizer)->Encode("a", {.add_special = true});
+  EXPECT_EQ(ids.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(ids.status().message().find("19"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,48 @@
+#pragma once
+// Collectives among the ranks of one actor group, behind one interface so that the trainer knows neither
+// Gloo nor NCCL. Every rank calls the same operations in the same order with the same sizes.
+//
+// Reduction order: the sum of an element is formed in an order that depends on its place and on the
+// number of ranks alone, so equal inputs give equal bits (what the deterministic mode asks for).
+// Every call has the group's deadline: a rank that is missing is an error, never a hang.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace tidepool::comm {
+
+// One thread of the process uses it at a time.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+
+  // In place, over all ranks. `tag` names the operation in errors. kUnavailable when a rank is gone,
+  // kDeadlineExceeded when one did not come; the buffer then holds anything and the group is useless.
+  virtual Status AllReduceSum(std::span<float> values, const std::string& tag) = 0;
+  virtual Status AllReduceSum(std::span<double> values, const std::string& tag) = 0;
+  // The root's bytes to everybody.
+  virtual Status Broadcast(std::span<std::byte> bytes, int root, const std::string& tag) = 0;
+  // One number from each rank, by rank.
+  virtual StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) = 0;
+};
+
+struct GroupOptions {
+  std::string store;       // path of a file that does not exist yet, the same for all ranks; removed by nobody but the run
+  std::string interface_address = "127.0.0.1";  // sockets of the group are bound to it
+  int rank = 0;
+  int size = 1;
+  double timeout_s = 60;   // of the meeting and of each operation
+};
+
+// Gloo over sockets (CPU). Meets the other ranks: returns once all are there.
+StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& options);
+
+}  // namespace tidepool::comm

@@ -1,0 +1,112 @@
+// The one file that knows c10d. Its header needs gloo's headers, which the LibTorch wheel leaves out:
+// Debian's serve for the declarations, the code is the wheel's own. Layouts could drift apart, so a
+// group proves itself with a small sum before it is handed out.
+
+#include "core/comm/collective.h"
+
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <chrono>
+#include <utility>
+
+namespace tidepool::comm {
+namespace {
+
+at::Tensor View(std::span<float> v) { return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kFloat)); }
+at::Tensor View(std::span<double> v) { return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kDouble)); }
+at::Tensor View(std::span<std::byte> v) { return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kByte)); }
+
+class GlooGroup final : public Collective {
+ public:
+  GlooGroup(const GroupOptions& options, c10::intrusive_ptr<c10d::ProcessGroupGloo> group)
+      : options_(options), group_(std::move(group)) {}
+
+  [[nodiscard]] int rank() const override { return options_.rank; }
+  [[nodiscard]] int size() const override { return options_.size; }
+
+  Status AllReduceSum(std::span<float> values, const std::string& tag) override { return Reduce(values, tag); }
+  Status AllReduceSum(std::span<double> values, const std::string& tag) override { return Reduce(values, tag); }
+
+  Status Broadcast(std::span<std::byte> bytes, int root, const std::string& tag) override {
+    if (bytes.empty()) return OkStatus();
+    return Guarded("broadcast", tag, [&] {
+      std::vector<at::Tensor> tensors{View(bytes)};
+      c10d::BroadcastOptions o;
+      o.rootRank = root;
+      return group_->broadcast(tensors, o);
+    });
+  }
+
+  StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) override {
+    std::vector<uint64_t> all(static_cast<size_t>(options_.size));
+    std::vector<at::Tensor> parts;
+    for (uint64_t& v : all) parts.push_back(at::from_blob(&v, {1}, at::TensorOptions().dtype(at::kLong)));
+    std::vector<at::Tensor> in{at::from_blob(&mine, {1}, at::TensorOptions().dtype(at::kLong))};
+    std::vector<std::vector<at::Tensor>> out{parts};
+    TP_RETURN_IF_ERROR(Guarded("all_gather", tag, [&] { return group_->allgather(out, in); }));
+    return all;
+  }
+
+ private:
+  template <typename T>
+  Status Reduce(std::span<T> values, const std::string& tag) {
+    if (values.empty()) return OkStatus();
+    return Guarded("all_reduce", tag, [&] {
+      std::vector<at::Tensor> tensors{View(values)};
+      return group_->allreduce(tensors);
+    });
+  }
+
+  // LibTorch throws; this is the door. Gloo's message says which connection, ours what was being done.
+  template <typename Start>
+  Status Guarded(const char* op, const std::string& tag, Start start) {
+    ++seq_;
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      start()->wait();
+      return OkStatus();
+    } catch (const std::exception& e) {
+      const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const std::string what = std::string("collective op=") + op + " tag=" + tag + " seq=" + std::to_string(seq_) + " rank=" +
+                               std::to_string(options_.rank) + "/" + std::to_string(options_.size) + " failed after " + std::to_string(s) + " s: " + e.what();
+      return s >= options_.timeout_s * 0.9 ? DeadlineExceeded(what) : Unavailable(what);
+    }
+  }
+
+  GroupOptions options_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  int64_t seq_ = 0;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
+  if (o.size < 1 || o.rank < 0 || o.rank >= o.size) {
+    return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " + std::to_string(o.size));
+  }
+  std::unique_ptr<Collective> made;
+  try {
+    const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
+    auto store = c10::make_intrusive<c10d::FileStore>(o.store, o.size);
+    store->setTimeout(timeout);
+    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+    options->threads = 1;
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(o.interface_address));
+    made = std::make_unique<GlooGroup>(o, c10::make_intrusive<c10d::ProcessGroupGloo>(store, o.rank, o.size, options));
+  } catch (const std::exception& e) {
+    return Unavailable("collective group of " + std::to_string(o.size) + " ranks: rank " + std::to_string(o.rank) + " could not meet the others within " +
+                       std::to_string(o.timeout_s) + " s: " + e.what());
+  }
+  // Proof of life, and that declarations and code agree.
+  std::vector<double> sum(3, static_cast<double>(o.rank + 1));
+  TP_RETURN_IF_ERROR(made->AllReduceSum(std::span<double>(sum), "self_test"));
+  const double expected = o.size * (o.size + 1) / 2.0;
+  if (sum[0] != expected || sum[2] != expected) {
+    return Internal("collective group: a sum of ranks gave " + std::to_string(sum[0]) + ", expected " + std::to_string(expected));
+  }
+  return made;
+}
+
+}  // namespace tidepool::comm

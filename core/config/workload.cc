@@ -1,0 +1,212 @@
+#include "core/config/workload.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <variant>
+
+#include "core/config/yaml_tree.h"
+
+namespace tidepool::config {
+namespace {
+
+struct Entry {
+  const char* key;
+  std::variant<double*, int64_t*, std::string*> field;
+  double lo = 0, hi = 1e18;
+  bool above = false;                  // more than lo
+  bool required = false;
+};
+
+void Complain(const Node& at, const std::string& text, std::vector<Problem>& problems) { problems.push_back({at.place, text}); }
+
+void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
+  const std::string key = e.key;
+  if (node.kind != Node::Kind::kScalar) return Complain(node, key + ": found " + node.Describe() + "; write one value", problems);
+  if (auto* text = std::get_if<std::string*>(&e.field)) {
+    **text = node.text;
+    return;
+  }
+  double x = 0;
+  const auto* begin = node.text.data();
+  const auto* end = begin + node.text.size();
+  const auto [rest, error] = std::from_chars(begin, end, x);
+  const bool whole = std::holds_alternative<int64_t*>(e.field);
+  if (error != std::errc{} || rest != end || !std::isfinite(x) || (whole && x != std::floor(x))) {
+    return Complain(node, key + ": found " + node.Describe() + "; write " + (whole ? "a whole number" : "a number"), problems);
+  }
+  if (x < e.lo || x > e.hi || (e.above && x <= e.lo)) {
+    char range[80];
+    std::snprintf(range, sizeof(range), "%s %g and at most %g", e.above ? "above" : "at least", e.lo, e.hi);
+    return Complain(node, key + ": is " + node.text + "; it has to be " + range, problems);
+  }
+  if (auto* number = std::get_if<double*>(&e.field)) **number = x;
+  if (auto* count = std::get_if<int64_t*>(&e.field)) **count = static_cast<int64_t>(x);
+}
+
+void ReadMap(const Node& node, const std::string& name, const std::vector<Entry>& entries, std::vector<Problem>& problems) {
+  if (node.kind != Node::Kind::kMap) return Complain(node, name + ": found " + node.Describe() + "; write key: value pairs", problems);
+  for (const auto& [key, value] : node.members) {
+    const Entry* found = nullptr;
+    for (const Entry& e : entries) found = key == e.key ? &e : found;
+    if (found != nullptr) {
+      Read(value, *found, problems);
+      continue;
+    }
+    std::string known;
+    for (const Entry& e : entries) known += (known.empty() ? "" : ", ") + std::string(e.key);
+    Complain(value, name + ": unknown key '" + key + "'; known: " + known, problems);
+  }
+  for (const Entry& e : entries) {
+    if (e.required && node.Find(e.key) == nullptr) Complain(node, name + ": " + e.key + " is missing", problems);
+  }
+}
+
+std::vector<Entry> JobEntries(WorkloadJob& j) {
+  return {{"placement", &j.placement}, {"order", &j.order}, {"kv_on_update", &j.kv_on_update}, {"on_stale", &j.on_stale},
+          {"slots", &j.slots, 1, 65536}, {"devices_per_slot", &j.devices_per_slot, 1, 65536}, {"actor_slots", &j.actor_slots, 1, 65536},
+          {"rollout_floor", &j.rollout_floor, 0, 65536}, {"groups_per_step", &j.groups_per_step, 1, 1e6}, {"group_size", &j.group_size, 1, 1e4},
+          {"steps", &j.steps, 1, 1e6}, {"max_lag_versions", &j.max_lag_versions, 0, 1000}, {"oversample", &j.oversample, 1, 16},
+          {"prompt_tokens", &j.prompt_tokens, 1, 1e7}, {"max_new_tokens", &j.max_new_tokens, 1, 1e7}, {"chunk_tokens", &j.chunk_tokens, 0, 1e7},
+          {"max_concurrent", &j.max_concurrent, 1, 1e8}, {"kv_cache_tokens", &j.kv_cache_tokens, 0, 1e15}, {"reward_workers", &j.reward_workers, 1, 1e5},
+          {"mean_tokens", &j.mean_tokens, 0, 1e7, true}, {"sigma_between", &j.sigma_between, 0, 10}, {"sigma_within", &j.sigma_within, 0, 10},
+          {"tokens_per_step", &j.tokens_per_step, 1, 100}, {"mean_turns", &j.mean_turns, 1, 1e5}, {"sigma_turns", &j.sigma_turns, 0, 10},
+          {"max_turns", &j.max_turns, 1, 1e5}, {"env_step_s", &j.env_step_s, 0, 1e6}, {"env_step_sd", &j.env_step_sd, 0, 1e6},
+          {"env_slow_chance", &j.env_slow_chance, 0, 1}, {"env_slow_s", &j.env_slow_s, 0, 1e6},
+          {"engine_efficiency", &j.engine_efficiency, 0, 1, true}, {"train_efficiency", &j.train_efficiency, 0, 1, true},
+          {"reward_s", &j.reward_s, 0, 1e6}, {"release_s", &j.release_s, 0, 1e6}, {"grant_s", &j.grant_s, 0, 1e6}, {"seed", &j.seed, 0, 1e15},
+          {"recompute", &j.recompute, 0, 1}};
+}
+
+StatusOr<std::string> ReadText(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return NotFound(path + ": no such file");
+  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  return text;
+}
+
+Status AllOf(const std::vector<Problem>& problems) {
+  if (problems.empty()) return OkStatus();
+  std::string text;
+  for (const Problem& p : problems) text += (text.empty() ? "" : "\n") + p.place.ToString() + ": " + p.text;
+  return InvalidArgument(text);
+}
+
+using Variants = std::vector<std::pair<std::string, WorkloadJob>>;
+
+Variants ReadVariants(const Node* list, const WorkloadJob& base, std::vector<Problem>& problems) {
+  Variants out;
+  if (list == nullptr) return {{"base", base}};
+  if (list->kind != Node::Kind::kList) {
+    Complain(*list, "variants: found " + list->Describe() + "; write a list", problems);
+    return out;
+  }
+  for (const Node& item : list->items) {
+    std::string name;
+    WorkloadJob job = base;
+    std::vector<Entry> entries = JobEntries(job);
+    entries.push_back({.key = "name", .field = &name, .required = true});
+    ReadMap(item, "variants", entries, problems);
+    out.emplace_back(name, job);
+  }
+  return out;
+}
+
+}  // namespace
+
+StatusOr<Profile> LoadProfile(const std::string& path) {
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  std::vector<Problem> problems;
+  const Node root = ParseYaml(text, {path, 0, false}, problems);
+  Profile p;
+  if (problems.empty()) {
+    ReadMap(root, "profile",
+            {{.key = "name", .field = &p.name, .required = true}, {.key = "source", .field = &p.source, .required = true},
+             {"tflops", &p.tflops, 0, 1e9, true, true}, {"memory_gb", &p.memory_gb, 0, 1e9, true, true},
+             {"memory_gb_per_s", &p.memory_gb_per_s, 0, 1e9, true, true}, {"link_gb_per_s", &p.link_gb_per_s, 0, 1e9, true, true},
+             {"net_gb_per_s", &p.net_gb_per_s, 0, 1e9, true, true}, {"host_gb_per_s", &p.host_gb_per_s, 0, 1e9, true, true},
+             {"step_overhead_ms", &p.step_overhead_ms, 0, 1e6}},
+            problems);
+  }
+  TP_RETURN_IF_ERROR(AllOf(problems));
+  return p;
+}
+
+bool IsWorkload(const std::string& path) {
+  const auto text = ReadText(path);
+  if (!text.ok()) return false;
+  std::vector<Problem> problems;
+  const Node root = ParseYaml(*text, {path, 0, false}, problems);
+  return problems.empty() && root.kind == Node::Kind::kMap && root.Find("workload") != nullptr;
+}
+
+StatusOr<Workload> LoadWorkload(const std::string& path) {
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  std::vector<Problem> problems;
+  const Node root = ParseYaml(text, {path, 0, false}, problems);
+  TP_RETURN_IF_ERROR(AllOf(problems));
+  Workload w;
+  WorkloadJob base;
+  if (root.kind != Node::Kind::kMap) return InvalidArgument(path + ": found " + root.Describe() + "; a workload is key: value pairs");
+  for (const auto& [key, value] : root.members) {
+    const auto scalar = [&](std::string& into) { Read(value, {.key = key.c_str(), .field = &into}, problems); };
+    if (key == "workload") scalar(w.name);
+    else if (key == "what") scalar(w.what);
+    else if (key == "hardware") scalar(w.hardware);
+    else if (key == "model") {
+      WorkloadModel& m = w.model;
+      ReadMap(value, "model",
+              {{"name", &m.name}, {"parameters", &m.parameters, 0, 1e15, true, true}, {"active_parameters", &m.active_parameters, 0, 1e15, true},
+               {"weight_bytes", &m.weight_bytes, 0, 8, true}, {"kv_bytes", &m.kv_bytes, 0, 8, true}, {"kv_bytes_per_token", &m.kv_bytes_per_token, 0, 1e9},
+               {"layers", &m.layers, 1, 1e4, false, true}, {"heads", &m.heads, 1, 1e4, false, true}, {"kv_heads", &m.kv_heads, 1, 1e4, false, true},
+               {"head_size", &m.head_size, 1, 1e5, false, true}},
+              problems);
+      if (m.active_parameters == 0) m.active_parameters = m.parameters;
+    } else if (key == "job") {
+      ReadMap(value, "job", JobEntries(base), problems);
+    } else if (key == "published") {
+      for (const Node& item : value.items) {
+        Workload::Published p;
+        ReadMap(item, "published", {{.key = "what", .field = &p.what, .required = true}, {.key = "value", .field = &p.value, .required = true},
+                                    {.key = "source", .field = &p.source, .required = true}}, problems);
+        w.published.push_back(std::move(p));
+      }
+    } else if (key == "left_out") {
+      for (const Node& item : value.items) w.left_out.push_back(item.text);
+    } else if (key != "variants" && key != "sweep") {
+      Complain(value, "unknown key '" + key + "'; known: workload, what, hardware, model, job, variants, published, left_out, sweep", problems);
+    }
+  }
+  if (w.name.empty()) problems.push_back({root.place, "workload: is missing; it names the workload"});
+  if (w.hardware.empty()) problems.push_back({root.place, "hardware: is missing; name a profile of configs/hardware"});
+  if (w.model.parameters <= 0) problems.push_back({root.place, "model: is missing"});
+  w.variants = ReadVariants(root.Find("variants"), base, problems);
+  if (const Node* sweep = root.Find("sweep"); sweep != nullptr) {
+    if (sweep->kind != Node::Kind::kMap) Complain(*sweep, "sweep: found " + sweep->Describe() + "; write key: [values]", problems);
+    for (const auto& [key, values] : sweep->members) {
+      Workload::Sweep s;
+      s.key = key;
+      if (values.kind != Node::Kind::kList) Complain(values, "sweep." + key + ": found " + values.Describe() + "; write a list of values", problems);
+      for (const Node& item : values.items) {
+        WorkloadJob job = base;
+        const std::vector<Entry> entries = JobEntries(job);
+        const Entry* found = nullptr;
+        for (const Entry& e : entries) found = key == e.key ? &e : found;
+        if (found == nullptr) {
+          Complain(values, "sweep: unknown key '" + key + "'; it has to be one of job", problems);
+          break;
+        }
+        Read(item, *found, problems);
+        s.points.emplace_back(item.text, ReadVariants(root.Find("variants"), job, problems));
+      }
+      w.sweeps.push_back(std::move(s));
+    }
+  }
+  TP_RETURN_IF_ERROR(AllOf(problems));
+  return w;
+}
+
+}  // namespace tidepool::config

@@ -1,0 +1,62 @@
+#pragma once
+// What `tidepool simulate` and `plan` read besides job configs: hardware profiles and simulated workloads.
+//
+// Both are YAML of the same bounded kind as configs (core/config/yaml_tree.h): unknown keys, wrong types and values
+// out of range are errors with file and line. Plain data; no exceptions leave this module.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace tidepool::config {
+
+// configs/hardware/*.yaml. Rates are sustained ones of one device.
+struct Profile {
+  std::string name, source;
+  double tflops = 0, memory_gb = 0, memory_gb_per_s = 0, link_gb_per_s = 0, net_gb_per_s = 0, host_gb_per_s = 0;
+  double step_overhead_ms = 0;
+};
+// kNotFound, kInvalidArgument (all problems, one a line).
+StatusOr<Profile> LoadProfile(const std::string& path);
+
+struct WorkloadModel {
+  std::string name;
+  double parameters = 0, active_parameters = 0, weight_bytes = 2, kv_bytes = 2, kv_bytes_per_token = 0;
+  int64_t layers = 0, heads = 0, kv_heads = 0, head_size = 0;
+};
+// A simulated job; the same keys under `job` and in each of `variants` (which change some of them).
+struct WorkloadJob {
+  std::string placement = "colocated", order = "context", kv_on_update = "recompute", on_stale = "reissue";
+  int64_t slots = 1, devices_per_slot = 1, actor_slots = 1, rollout_floor = 1;
+  int64_t groups_per_step = 64, group_size = 8, steps = 4, max_lag_versions = 0;
+  double oversample = 1;
+  int64_t prompt_tokens = 512, max_new_tokens = 4096, chunk_tokens = 0, max_concurrent = 1 << 20, kv_cache_tokens = 0, reward_workers = 64;
+  double mean_tokens = 1024, sigma_between = 1, sigma_within = 0.35, tokens_per_step = 1;
+  double mean_turns = 1, sigma_turns = 0, max_turns = 100, env_step_s = 0, env_step_sd = 0, env_slow_chance = 0, env_slow_s = 0;
+  double engine_efficiency = 0.9, train_efficiency = 0.4, reward_s = 0.05, release_s = 0.1, grant_s = 0.2;
+  int64_t seed = 1, recompute = 0;
+};
+struct Workload {
+  std::string name, what, hardware;    // hardware: a profile's name, or a path
+  WorkloadModel model;
+  std::vector<std::pair<std::string, WorkloadJob>> variants;     // by name; one "base" if none is written
+  // What the publication states (never fitted), and what it leaves out.
+  struct Published {
+    std::string what, value, source;
+  };
+  std::vector<Published> published;
+  std::vector<std::string> left_out;
+  struct Sweep {
+    std::string key;                   // of `job`
+    std::vector<std::pair<std::string, std::vector<std::pair<std::string, WorkloadJob>>>> points;  // value -> variants
+  };
+  std::vector<Sweep> sweeps;
+};
+StatusOr<Workload> LoadWorkload(const std::string& path);
+// The file says `workload:` at its top, so it is one; false also where it cannot be read.
+bool IsWorkload(const std::string& path);
+
+}  // namespace tidepool::config

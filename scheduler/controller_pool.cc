@@ -1,0 +1,171 @@
+// Slots: what the policy is shown, and how its plan becomes transactions.
+
+#include <algorithm>
+
+#include "scheduler/controller_impl.h"
+
+namespace tidepool::scheduler {
+
+PoolView Controller::Impl::ViewPool() const {
+  PoolView view = fleet;
+  for (const auto& [id, s] : pool.slots()) {
+    SlotView v{.id = id};
+    v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
+    v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && health.IsCurrent(s.holder);
+    v.avoid = now < s.avoid_until;
+    v.trains = trainer.training && std::any_of(trainer.training->members.begin(), trainer.training->members.end(),
+                                               [&](const auto& m) { return m.slot == id && m.worker == s.holder; });
+    v.has_state = HasState(s.holder);
+    if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now - s.taken);
+    view.slots.push_back(v);
+  }
+  return view;
+}
+
+LedgerView Controller::Impl::ViewLedger() {
+  const LedgerRules& rules = state.ledger().rules();
+  LedgerView l;
+  l.generates = needs_rollout;
+  l.evaluation = evaluation.Pending();
+  l.stopping = shutdown.requested();
+  l.groups_per_step = rules.groups_per_step;
+  l.group_size = rules.group_size;
+  l.ready_groups = state.ledger().CountGroups(GroupPhase::kQueued);
+  const auto need = [&] {
+    if (trainer.training || trainer.phase == StatePhase::kElecting || !trainer.aborting.empty()) return TrainerNeed::kStep;
+    if (trainer.phase != StatePhase::kReady) return TrainerNeed::kState;
+    if (StepsDone() || shutdown.requested()) return TrainerNeed::kDone;
+    if (!state.versions().IsPublished(state.version())) return TrainerNeed::kPublish;
+    if (MayTrain() && !Batch().empty() && !WaitForStraggler()) return TrainerNeed::kBatch;
+    return TrainerNeed::kNothing;
+  };
+  l.need = need();
+  l.batch_groups = l.need == TrainerNeed::kBatch ? static_cast<int64_t>(batch.size()) : 0;
+  return l;
+}
+
+Forecast Controller::Impl::MakeForecast() {
+  Forecast f;
+  f.train_work_s = train_work_s;
+  f.switch_s = pool.switch_s();
+  return f;
+}
+
+// A plan that is not valid is refused and the one before it stays.
+const Plan& Controller::Impl::DecidePlan(const LedgerView& ledger) {
+  const PoolView view = ViewPool();
+  Plan next = policy.decide(view, ledger, MakeForecast(), now);
+  const Status valid = CheckPlan(next, view, ledger, policy.keeps_floor);
+  if (valid.ok()) {
+    plan = std::move(next);
+    plan_refused.clear();
+    return plan;
+  }
+  if (plan_refused != valid.message()) {
+    plan_refused = valid.message();
+    out.Warn("event=plan_refused policy=" + policy.name + " why=\"" + plan_refused + "\"");
+  }
+  return plan;
+}
+
+void Controller::Impl::AdvancePool(bool again) {
+  if (finished) return;
+  // Views of a thousand slots are not made for every chunk that ends: only when something that a plan
+  // depends on has changed, and in every tick (for what depends on time).
+  const LedgerView ledger = ViewLedger();
+  const auto key = std::make_tuple(pool.generation(), ledger.need, ledger.evaluation, ledger.stopping, ledger.batch_groups);
+  if (!again && planned == key) return;
+  planned = key;
+  const Plan& wanted = DecidePlan(ledger);
+  std::map<SlotId, Role> joins, takes, owed;
+  for (const auto& [id, s] : pool.slots()) {
+    if (!s.holder.inc.valid() || !health.IsCurrent(s.holder) || s.t.valid()) continue;
+    const auto want = wanted.roles.find(id);
+    if (want == wanted.roles.end()) continue;
+    if (s.phase == SlotPhase::kReleased) {
+      owed[id] = want->second;
+    } else if (s.phase == SlotPhase::kFree) {
+      joins[id] = want->second;
+    } else if (s.phase == SlotPhase::kHeld && s.role != want->second && now >= s.avoid_until) {
+      takes[id] = want->second;
+    }
+  }
+  const bool may_take = !takes.empty() && !pool.Taking();
+  // What a rolled-back transition had released already goes where it is wanted now: back, or on.
+  for (const auto& [id, role] : owed) {
+    if (role == pool.slot(id).owed) {
+      pool.GrantBack(id, now);
+    } else {
+      (may_take ? takes : joins)[id] = role;
+    }
+  }
+  if (!joins.empty()) pool.Begin(joins, "join", 0, now);
+  if (!may_take) return;
+  for (const auto& [id, role] : takes) {
+    const Pool::Slot& s = pool.slot(id);
+    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) dispatcher.SetOpen(s.holder.worker, false);
+  }
+  pool.Begin(takes, wanted.why, wanted.dwell_s, now);
+}
+
+void Controller::Impl::On(const event::Drained& e) {
+  if (!health.IsCurrent(e.worker) || !pool.Drained(e, now)) {
+    Refuse();
+    return;
+  }
+  Moved();
+  // All of its chunks have been reported; whatever was not goes back with the tokens that came.
+  dispatcher.RemoveEngine(e.worker.worker);
+  weights.Remove(e.worker.worker);
+  waits.End({WaitKind::kLoad, e.worker.worker.value});
+  waits.End({WaitKind::kCancel, e.worker.worker.value});
+  ghosts_until.erase(e.worker.worker);
+}
+
+void Controller::Impl::On(const event::Released& e) {
+  if (!health.IsCurrent(e.worker)) {
+    Refuse();
+    return;
+  }
+  switch (pool.Released(e, now)) {
+    case Pool::ReleaseOutcome::kRefused: Refuse(); return;
+    case Pool::ReleaseOutcome::kReleased: Moved(); return;
+    case Pool::ReleaseOutcome::kQuarantined: Replace(e.worker, "it kept its memory"); return;
+  }
+}
+
+void Controller::Impl::On(const event::Granted& e) {
+  if (!health.IsCurrent(e.worker) || !pool.Granted(e, now)) {
+    Refuse();
+    return;
+  }
+  Moved();
+  if (pool.Holds(e.slot, Role::kRollout)) ServeAgain(e.worker, e.slot);
+}
+
+// A slot generates from now on; with the weights it has if they are still the right ones.
+void Controller::Impl::ServeAgain(const WorkerRef& ref, SlotId slot) {
+  const LeaseEpoch epoch = pool.slot(slot).epoch;
+  const Version loaded = state.workers().at(ref.worker).loaded;
+  if (dispatcher.FindEngine(ref.worker) == nullptr) {
+    dispatcher.AddEngine(ref, slot, epoch);
+    weights.Add(ref, loaded);
+  } else {
+    dispatcher.SetEpoch(ref.worker, epoch);  // its drain was called off
+    const auto* w = weights.Find(ref.worker);
+    const Version serves = dispatcher.FindEngine(ref.worker)->version;
+    if (w == nullptr || w->loading.valid() || !serves.valid()) return;
+    // Said again: a worker that had released before the roll-back reached it does not serve any more.
+    out.Do(command::Admit{ref, serves});
+    dispatcher.SetOpen(ref.worker, health.MayServe(ref.worker));
+    return;
+  }
+  // It verified these weights before it trained or waited, and they are still the newest.
+  if (loaded.valid() && loaded == state.version()) {
+    out.Do(command::Admit{ref, loaded});
+    dispatcher.Admit(ref.worker, loaded);
+    health.Admitted(ref.worker);
+  }
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,89 @@
+#include "scheduler/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tidepool::scheduler {
+
+Status CheckProfile(const HardwareProfile& p) {
+  const auto bad = [&](const char* field, double value) {
+    return InvalidArgument("profile " + p.name + ": " + field + " is " + std::to_string(value) + "; it has to be a positive number");
+  };
+  const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
+  if (!positive(p.flops)) return bad("flops", p.flops);
+  if (!positive(p.bytes_per_s)) return bad("bytes_per_s", p.bytes_per_s);
+  if (!positive(p.memory_bytes)) return bad("memory_bytes", p.memory_bytes);
+  if (!positive(p.link_bytes_per_s)) return bad("link_bytes_per_s", p.link_bytes_per_s);
+  if (!positive(p.net_bytes_per_s)) return bad("net_bytes_per_s", p.net_bytes_per_s);
+  if (!positive(p.host_bytes_per_s)) return bad("host_bytes_per_s", p.host_bytes_per_s);
+  if (!std::isfinite(p.step_overhead_s) || p.step_overhead_s < 0) {
+    return InvalidArgument("profile " + p.name + ": step_overhead_s is " + std::to_string(p.step_overhead_s) + "; it has to be 0 or more");
+  }
+  return OkStatus();
+}
+
+CostModel::CostModel(const HardwareProfile& hardware, const ModelShape& model, int64_t devices, double efficiency)
+    : hardware_(hardware), model_(model), devices_(devices),
+      flops_(hardware.flops * static_cast<double>(devices) * efficiency),
+      bandwidth_(hardware.bytes_per_s * static_cast<double>(devices) * efficiency) {}
+
+double CostModel::DecodeStep(int64_t batch, double kv_tokens) const {
+  const double memory = (model_.active_parameters * model_.weight_bytes + kv_tokens * model_.KvBytes()) / bandwidth_;
+  const double compute = 2 * model_.active_parameters * static_cast<double>(batch) / flops_;
+  return factor_ * (hardware_.step_overhead_s + std::max(memory, compute));
+}
+
+double CostModel::DecodeSteps(int64_t batch, double kv_tokens, int64_t steps) const {
+  if (steps <= 0) return 0;
+  const auto b = static_cast<double>(batch), n = static_cast<double>(steps);
+  const double kv = model_.KvBytes() / bandwidth_;
+  const double first = model_.active_parameters * model_.weight_bytes / bandwidth_ + kv_tokens * kv;
+  const double slope = b * kv;
+  const double compute = 2 * model_.active_parameters * b / flops_;
+  // Memory time rises from step to step; before it passes the compute time, that is what counts.
+  double flat = 0;
+  if (compute > first) flat = slope > 0 ? std::min(n, std::ceil((compute - first) / slope)) : n;
+  const double rest = n - flat;
+  const double sum = flat * compute + rest * (first + flat * slope) + slope * rest * (rest - 1) / 2;
+  return factor_ * (n * hardware_.step_overhead_s + sum);
+}
+
+int64_t CostModel::StepsWithin(int64_t batch, double kv_tokens, double seconds) const {
+  if (seconds <= 0 || batch <= 0) return 0;
+  int64_t low = 0, high = 1;
+  while (DecodeSteps(batch, kv_tokens, high) <= seconds) {
+    low = high;
+    high *= 2;
+  }
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (DecodeSteps(batch, kv_tokens, middle) <= seconds ? low : high) = middle;
+  }
+  return low;
+}
+
+double CostModel::Prefill(double tokens, double context) const {
+  const double flop = tokens * (2 * model_.active_parameters +
+                                2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * context);
+  return factor_ * flop / flops_;
+}
+
+double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool recompute, double efficiency) const {
+  const double forward = 2 * model_.active_parameters * tokens +
+                         2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * sum_squares / 2;
+  const auto n = static_cast<double>(slots);
+  const double optimizer = 28 * model_.parameters / (bandwidth_ * n);
+  return factor_ * (forward * (recompute ? 4 : 3) / (flops_ * efficiency * n) + optimizer);
+}
+
+int64_t CostModel::KvTokens(double reserve) const {
+  const double room = hardware_.memory_bytes * static_cast<double>(devices_) * (1 - reserve) - weight_bytes();
+  return room <= 0 ? 0 : static_cast<int64_t>(room / model_.KvBytes());
+}
+
+void CostModel::Fit(double measured_s, double predicted_s) {
+  if (measured_s <= 0 || predicted_s <= 0) return;
+  factor_ *= 0.7 + 0.3 * measured_s / predicted_s;
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,72 @@
+#pragma once
+// How long things take on named hardware: the one model behind simulation, plans and forecasts.
+//
+//   decode step  t = t0 + max((W + KV_read) / BW, 2 P b / F)        W: weight bytes, b: samples, P: active parameters
+//   KV           2 L Hkv D bytes a token            prefill  2 P + 2 L Hq D S FLOP a token at context S
+//   training     3 x forward (4 x with recompute) + optimizer 28 bytes a parameter
+// (MECHANISMS 4.) F and BW are sustained rates, of all devices of a slot together times `efficiency`. A sum of steps
+// whose KV grows by b tokens each is taken in closed form. Constants can be re-fitted online (Fit). Pure.
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace tidepool::scheduler {
+
+struct HardwareProfile {
+  std::string name, source;        // source: where the numbers are from
+  double flops = 0;                // sustained, of one device, FLOP/s
+  double bytes_per_s = 0;          // its memory
+  double memory_bytes = 0;
+  double link_bytes_per_s = 0;     // to another device of the host
+  double net_bytes_per_s = 0;      // to another host
+  double host_bytes_per_s = 0;     // to host memory
+  double step_overhead_s = 0;      // t0: launches, scheduling, sampling
+};
+// kInvalidArgument naming the field that is zero, negative or not finite.
+Status CheckProfile(const HardwareProfile& profile);
+
+struct ModelShape {
+  std::string name;
+  double parameters = 0, active_parameters = 0;  // active: of one token (mixture of experts)
+  int64_t layers = 0, heads = 0, kv_heads = 0, head_size = 0;
+  double weight_bytes = 2, kv_bytes = 2;         // of a parameter, of a KV element
+  double kv_bytes_per_token = 0;                 // > 0: instead of 2 L Hkv D (compressed KV)
+  [[nodiscard]] double KvBytes() const {
+    return kv_bytes_per_token > 0 ? kv_bytes_per_token : 2.0 * static_cast<double>(layers * kv_heads * head_size) * kv_bytes;
+  }
+};
+
+class CostModel {
+ public:
+  // `devices` of a slot work together at `efficiency` of their summed rates.
+  CostModel(const HardwareProfile& hardware, const ModelShape& model, int64_t devices, double efficiency = 1);
+
+  [[nodiscard]] double DecodeStep(int64_t batch, double kv_tokens) const;
+  // `steps` steps, the KV growing by `batch` tokens each.
+  [[nodiscard]] double DecodeSteps(int64_t batch, double kv_tokens, int64_t steps) const;
+  // Whole steps that end within `seconds`.
+  [[nodiscard]] int64_t StepsWithin(int64_t batch, double kv_tokens, double seconds) const;
+  [[nodiscard]] double Prefill(double tokens, double context) const;
+  // One optimizer step on `slots` slots together; sum_squares: of the lengths (attention).
+  [[nodiscard]] double Train(double tokens, double sum_squares, int64_t slots, bool recompute, double efficiency) const;
+  [[nodiscard]] double weight_bytes() const { return model_.parameters * model_.weight_bytes; }
+  // KV tokens that fit a slot beside the weights, with `reserve` of the memory kept free.
+  [[nodiscard]] int64_t KvTokens(double reserve = 0.1) const;
+  [[nodiscard]] const HardwareProfile& hardware() const { return hardware_; }
+  [[nodiscard]] const ModelShape& model() const { return model_; }
+  [[nodiscard]] int64_t devices() const { return devices_; }
+
+  // A step was measured: later predictions are scaled by the EWMA of measured / predicted (alpha 0.3).
+  void Fit(double measured_s, double predicted_s);
+  [[nodiscard]] double factor() const { return factor_; }
+
+ private:
+  HardwareProfile hardware_;
+  ModelShape model_;
+  int64_t devices_;
+  double flops_, bandwidth_, factor_ = 1;
+};
+
+}  // namespace tidepool::scheduler

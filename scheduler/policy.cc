@@ -1,0 +1,256 @@
+#include "scheduler/policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace tidepool::scheduler {
+namespace {
+
+constexpr double kImbalance = 1.05;       // largest share of tokens of a slot, over the even one
+constexpr double kDwellSwitches = 10;     // T_min = 10 x EWMA(T_sw)
+constexpr double kGainOverSwitch = 2;     // a larger group has to gain twice what it costs to switch
+constexpr double kKvShare = 0.8;          // of the cache, for the tail that goes on
+
+Plan Everywhere(const PoolView& pool, Role role, std::string why) {
+  Plan plan{.roles = {}, .why = std::move(why)};
+  for (const SlotView& s : pool.slots) {
+    if (s.live) plan.roles[s.id] = role;
+  }
+  return plan;
+}
+
+// As it is; a slot that holds nothing gets `fresh`.
+Plan Stay(const PoolView& pool, Role fresh, std::string why) {
+  Plan plan{.roles = {}, .why = std::move(why)};
+  for (const SlotView& s : pool.slots) {
+    if (s.live) plan.roles[s.id] = s.role == Role::kNone ? fresh : s.role;
+  }
+  return plan;
+}
+
+Plan Colocated(const PoolView& pool, const LedgerView& l, const Forecast&, TimePoint) {
+  switch (l.need) {
+    case TrainerNeed::kState:
+    case TrainerNeed::kStep:
+    case TrainerNeed::kPublish:
+      return Everywhere(pool, Role::kActor, "all train");
+    case TrainerNeed::kDone:
+      return l.evaluation && !l.stopping ? Everywhere(pool, Role::kRollout, "all evaluate") : Stay(pool, Role::kActor, "the end");
+    case TrainerNeed::kBatch:
+      return l.evaluation ? Everywhere(pool, Role::kRollout, "all evaluate") : Everywhere(pool, Role::kActor, "all train");
+    case TrainerNeed::kNothing:
+      break;
+  }
+  if (l.evaluation || l.generates) return Everywhere(pool, Role::kRollout, "all generate");
+  return Everywhere(pool, Role::kActor, "all train");
+}
+
+Plan Split(const PoolView& pool, const LedgerView&, const Forecast&, TimePoint) {
+  Plan plan{.roles = {}, .why = "split"};
+  for (const SlotView& s : pool.slots) {
+    if (s.live) plan.roles[s.id] = s.id.value < pool.actor_slots ? Role::kActor : Role::kRollout;
+  }
+  return plan;
+}
+
+// The first `m` of `order` train, the rest generates.
+Plan Shrink(const PoolView& pool, const std::vector<SlotId>& order, int64_t m, std::string why) {
+  Plan plan = Everywhere(pool, Role::kRollout, std::move(why));
+  for (size_t i = 0; i < order.size() && static_cast<int64_t>(i) < m; ++i) plan.roles[order[i]] = Role::kActor;
+  return plan;
+}
+
+Plan Multiplexed(const PoolView& pool, const LedgerView& l, const Forecast&, TimePoint) {
+  std::vector<SlotId> set;
+  bool avoided = false;
+  for (const SlotView& s : pool.slots) {
+    if (!s.live || s.id.value >= pool.actor_slots) continue;
+    if (s.avoid && s.role != Role::kActor) {
+      avoided = true;  // the others train without it
+      continue;
+    }
+    set.push_back(s.id);
+  }
+  const auto n = static_cast<int64_t>(set.size());
+  switch (l.need) {
+    case TrainerNeed::kState:
+      return Shrink(pool, set, n, "state");
+    case TrainerNeed::kStep:
+      return Stay(pool, Role::kRollout, "a step runs");
+    case TrainerNeed::kBatch:
+      if (l.evaluation) break;
+      return Shrink(pool, set, n, avoided ? "shrink without slots that failed" : "shrink");
+    case TrainerNeed::kDone:
+      if (l.evaluation && !l.stopping) break;
+      return Stay(pool, Role::kRollout, "the end");
+    case TrainerNeed::kPublish:
+    case TrainerNeed::kNothing:
+      break;
+  }
+  return Everywhere(pool, Role::kRollout, "expand");
+}
+
+// Cheapest slots first: those that train or hold the state now, then the lowest.
+std::vector<SlotId> ElasticOrder(const PoolView& pool, double dwell_s) {
+  std::vector<std::pair<int, SlotId>> ranked;
+  for (const SlotView& s : pool.slots) {
+    if (!s.live || (s.avoid && s.role != Role::kActor)) continue;
+    const int rank = s.role == Role::kActor ? 0 : s.has_state && s.taken_s >= dwell_s ? 1 : s.role == Role::kNone ? 2 : s.taken_s < dwell_s ? 4 : 3;
+    ranked.emplace_back(rank, s.id);
+  }
+  std::sort(ranked.begin(), ranked.end());
+  std::vector<SlotId> order;
+  for (const auto& [rank, id] : ranked) order.push_back(id);
+  return order;
+}
+
+Plan Elastic(const PoolView& pool, const LedgerView& l, const Forecast& f, TimePoint) {
+  const double dwell = kDwellSwitches * f.switch_s;
+  switch (l.need) {
+    case TrainerNeed::kState:
+      return Shrink(pool, ElasticOrder(pool, dwell), 1, "state");
+    case TrainerNeed::kStep:
+      return Stay(pool, Role::kRollout, "a step runs");
+    case TrainerNeed::kBatch: {
+      if (l.evaluation) break;
+      const int64_t now = std::count_if(pool.slots.begin(), pool.slots.end(), [](const SlotView& s) { return s.live && s.role == Role::kActor; });
+      // A choice that is being carried out is not reconsidered: forecasts move with every event.
+      if (now > 0) return Stay(pool, Role::kRollout, "shrink");
+      const ElasticChoice choice = ChooseElastic(pool, l, f);
+      if (choice.slots == 0) break;
+      // Slots that were taken a moment ago are left alone, but for the one without which nothing trains.
+      const std::vector<SlotId> order = ElasticOrder(pool, dwell);
+      int64_t rested = 0;
+      for (const SlotView& s : pool.slots) rested += s.live && !s.avoid && s.taken_s >= dwell ? 1 : 0;
+      int64_t m = std::max<int64_t>(1, std::min(choice.slots, rested));
+      while (m > 1 && !ValidDp(m, std::max<int64_t>(l.batch_groups, 1), pool.uneven_dp)) --m;
+      Plan plan = Shrink(pool, order, m, "shrink " + std::to_string(m) + " of " + std::to_string(pool.slots.size()));
+      plan.dwell_s = rested > 0 ? dwell : 0;
+      return plan;
+    }
+    case TrainerNeed::kDone:
+      if (l.evaluation && !l.stopping) break;
+      return Stay(pool, Role::kRollout, "the end");
+    case TrainerNeed::kPublish:
+    case TrainerNeed::kNothing:
+      break;
+  }
+  return Everywhere(pool, Role::kRollout, "expand");
+}
+
+}  // namespace
+
+bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share) {
+  if (dp <= 0 || groups <= 0) return false;
+  if (!uneven) return groups % dp == 0;
+  if (dp > groups) return false;
+  // With whole groups no slot can have less than the largest of them.
+  return max_group_share <= 0 || dp == 1 || max_group_share * static_cast<double>(dp) <= kImbalance ||
+         groups >= 2 * dp;
+}
+
+Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor) {
+  int64_t live = 0, rollout = 0, actor = 0;
+  for (const SlotView& s : pool.slots) {
+    const auto it = plan.roles.find(s.id);
+    const std::string name = "slot " + std::to_string(s.id.value);
+    if (!s.live) continue;
+    ++live;
+    if (it == plan.roles.end()) return InvalidArgument(name + " has a worker, but no role in the plan");
+    const Role role = it->second;
+    if (role != Role::kRollout && role != Role::kActor) {
+      return InvalidArgument(name + " is planned for " + Name(role) + "; a slot is for rollout or actor");
+    }
+    if (s.trains && role != Role::kActor) return InvalidArgument(name + " trains the running step and is taken from it");
+    const int64_t need = role == Role::kActor ? pool.need_bytes_actor : pool.need_bytes_rollout;
+    if (s.bytes_total > 0 && need > s.bytes_total) {
+      return InvalidArgument(name + " has " + std::to_string(s.bytes_total) + " bytes, " + Name(role) + " needs " + std::to_string(need));
+    }
+    (role == Role::kActor ? actor : rollout) += 1;
+  }
+  for (const auto& [id, role] : plan.roles) {
+    const bool known = std::any_of(pool.slots.begin(), pool.slots.end(), [&, slot = id](const SlotView& s) { return s.id == slot; });
+    if (!known) return InvalidArgument("slot " + std::to_string(id.value) + " is planned, but does not exist");
+  }
+  if (floor && ledger.generates && live > pool.rollout_floor && rollout < pool.rollout_floor) {
+    return InvalidArgument("only " + std::to_string(rollout) + " slots would generate, scheduler.rollout_floor is " + std::to_string(pool.rollout_floor));
+  }
+  if (ledger.need == TrainerNeed::kBatch && actor > 0 && !ValidDp(actor, std::max<int64_t>(ledger.batch_groups, 1), pool.uneven_dp)) {
+    return InvalidArgument(std::to_string(actor) + " slots cannot share " + std::to_string(ledger.batch_groups) + " groups" +
+                           (pool.uneven_dp ? "" : " evenly (scheduler.uneven_dp is false)"));
+  }
+  return OkStatus();
+}
+
+ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const Forecast& f) {
+  const std::vector<SlotId> order = ElasticOrder(pool, 0);
+  const auto n = static_cast<int64_t>(order.size());
+  const int64_t groups = std::max<int64_t>(l.batch_groups, 1);
+  int64_t keep = pool.rollout_floor;
+  if (f.kv_tokens_per_slot > 0) {
+    keep = std::max(keep, static_cast<int64_t>(std::ceil(f.tail_kv_tokens / (kKvShare * static_cast<double>(f.kv_tokens_per_slot)))));
+  }
+  if (f.max_running > 0) keep = std::max(keep, (f.tail + f.max_running - 1) / f.max_running);
+  int64_t with_state = 0;
+  for (const SlotView& s : pool.slots) with_state += s.live && s.has_state ? 1 : 0;
+  ElasticChoice best;
+  double best_switch = 0;
+  const int64_t most = pool.actor_slots > 1 ? pool.actor_slots : n;
+  for (int64_t m = 1; m <= std::min(n, most); ++m) {
+    if (!ValidDp(m, groups, pool.uneven_dp, l.ready_tokens_max_share)) continue;
+    if (n - m < keep && m > 1) break;
+    if (n - m < pool.rollout_floor) break;
+    const auto md = static_cast<double>(m), nd = static_cast<double>(n);
+    const double train = f.train_fixed_s + f.train_work_s / md;
+    const double sw = 2 * f.switch_s + (m > with_state ? f.state_copy_s : 0);
+    double refill = 0;
+    if (f.tokens_per_slot_s > 0) {
+      const double meanwhile = (nd - md) * f.tokens_per_slot_s * train;
+      refill = std::max(0.0, f.tokens_next - meanwhile) / (nd * f.tokens_per_slot_s);
+    }
+    const double cycle = std::max(sw + train + refill, f.longest_left_s);
+    // More slots only for a gain that pays for their switch twice.
+    const bool first = best.slots == 0;
+    if (first || best.cycle_s - cycle > kGainOverSwitch * std::max(0.0, sw - best_switch) + 1e-12) {
+      best = {m, cycle};
+      best_switch = sw;
+    }
+  }
+  if (best.slots == 0 && n > 0 && n - 1 >= pool.rollout_floor) best = {1, 0};  // the least that trains at all
+  return best;
+}
+
+PolicyRegistry::PolicyRegistry() {
+  const auto any = [](const PoolView&, SlotId, Role) { return true; };
+  const auto first_train = [](const PoolView& p, SlotId s, Role r) { return r != Role::kActor || s.value < p.actor_slots; };
+  policies_["colocated"] = {"colocated", "all slots switch together between generating and training", Colocated, false, any};
+  policies_["split"] = {"split", "slots 0 .. actor_slots-1 train, the others generate", Split, true,
+                        [](const PoolView& p, SlotId s, Role r) { return (r == Role::kActor) == (s.value < p.actor_slots); }};
+  policies_["multiplexed"] = {"multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back", Multiplexed, true, first_train};
+  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best", Elastic, true, any};
+}
+
+Status PolicyRegistry::Add(NamedPolicy policy) {
+  if (policy.name.empty() || !policy.decide || !policy.eligible) {
+    return InvalidArgument("a policy needs a name, a decision and its eligible slots");
+  }
+  if (policies_.contains(policy.name)) return AlreadyExists("policy " + policy.name + " exists already; choose another name");
+  const std::string name = policy.name;
+  policies_[name] = std::move(policy);
+  return OkStatus();
+}
+
+const NamedPolicy* PolicyRegistry::Find(const std::string& name) const {
+  const auto it = policies_.find(name);
+  return it == policies_.end() ? nullptr : &it->second;
+}
+
+std::vector<const NamedPolicy*> PolicyRegistry::All() const {
+  std::vector<const NamedPolicy*> all;
+  for (const auto& [name, policy] : policies_) all.push_back(&policy);
+  return all;
+}
+
+}  // namespace tidepool::scheduler

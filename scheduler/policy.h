@@ -1,0 +1,124 @@
+#pragma once
+// Who is to hold which slot: placement policies, chosen by name.
+//
+// A policy is a pure function of what it is shown. It names a role for every slot that has a live worker;
+// the pool finds out how to get there (one transaction), and the controller asks again after every event,
+// so a policy keeps no state. A plan that is not valid is refused with the reason and the plan before it
+// stays. Users register their own in PolicyRegistry before the controller is made.
+//
+//   colocated    all slots switch together: every slot generates, then every slot trains
+//   split        slots 0 .. actor_slots-1 train, the others generate
+//   multiplexed  all generate; when a batch is ready, slots 0 .. actor_slots-1 train it and come back at
+//                once after the optimizer step, while the others go on generating (MECHANISMS 1.3)
+//   elastic      as multiplexed, but how many train is chosen each time from forecasts (MECHANISMS 1.4)
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "core/base/time.h"
+
+namespace tidepool::scheduler {
+
+struct SlotView {
+  SlotId id;
+  Role role = Role::kNone;       // held, or where its open transition leads
+  bool live = false;             // has a worker that the plan may count on
+  bool avoid = false;            // failed to change hands a moment ago
+  bool trains = false;           // member of the step that runs now
+  bool has_state = false;        // its worker holds the trainer's state of the current step
+  int64_t bytes_total = 0;       // 0: unknown
+  double taken_s = 1e18;         // seconds since it was last taken from rollout
+};
+
+struct PoolView {
+  std::vector<SlotView> slots;   // by id
+  int64_t actor_slots = 1, rollout_floor = 1;
+  bool uneven_dp = true;
+  int64_t need_bytes_rollout = 0, need_bytes_actor = 0;
+};
+
+// What training is about now.
+enum class TrainerNeed : uint8_t {
+  kState,      // its state has to be made or restored: it needs a slot
+  kStep,       // a step runs, or its group is being formed: its slots stay
+  kBatch,      // a batch is ready and may be trained
+  kNothing,    // it waits for samples
+  kPublish,    // its newest weights are not published yet
+  kDone,       // all steps are done, or the run is being stopped
+};
+
+struct LedgerView {
+  TrainerNeed need = TrainerNeed::kNothing;
+  bool generates = true;         // false: sft without evaluation
+  bool evaluation = false;       // held-out questions wait for an engine
+  bool stopping = false;
+  int64_t groups_per_step = 1, group_size = 1, ready_groups = 0, batch_groups = 0;
+  double ready_tokens_max_share = 0;  // largest group's share of the batch's tokens; 0: unknown
+};
+
+// Measured and predicted; 0 means not known yet.
+struct Forecast {
+  double train_work_s = 0;       // slot-seconds of a step that spread over slots
+  double train_fixed_s = 0;      // seconds of a step that do not
+  double switch_s = 0;           // EWMA of one shrink, and of one expand
+  double state_copy_s = 0;       // for a slot that has no state of the trainer
+  double tokens_per_slot_s = 0;  // decode rate of a slot
+  double tokens_next = 0;        // still to be generated for the next batch
+  double longest_left_s = 0;     // of the samples that the next batch needs
+  int64_t tail = 0;              // samples that outlive the step
+  double tail_kv_tokens = 0;
+  int64_t kv_tokens_per_slot = 0, max_running = 0;
+};
+
+struct Plan {
+  std::map<SlotId, Role> roles;  // kRollout or kActor for every live slot
+  std::string why;               // for the journal: "shrink 3 of 8: cycle 1.20 s"
+  double dwell_s = 0;            // promise: no slot is taken from rollout again so soon
+};
+
+using Policy = std::function<Plan(const PoolView&, const LedgerView&, const Forecast&, TimePoint)>;
+
+// May `dp` slots train a batch of `groups` groups of `group_size` samples?  Strict: groups % dp == 0.
+// Uneven: dp <= groups, and no slot has more than 5 % above its even share of tokens where that can be
+// reached (`max_group_share`: the largest group's share of all tokens; 0: not known).
+bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share = 0);
+
+// kInvalidArgument with the reason: a live slot without a role, a role that is none, floors, memory, a
+// slot taken from a running step, a number of training slots that does not divide the batch.
+// `floor`: whether the rollout floor holds (a policy that trains on all slots asks for 0).
+Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor);
+
+struct NamedPolicy {
+  std::string name, summary;
+  Policy decide;
+  bool keeps_floor = true;       // false: all slots may train at once
+  // Slots that may ever hold a role under this policy; used to say when a fleet is dead.
+  std::function<bool(const PoolView&, SlotId, Role)> eligible;
+};
+
+class PolicyRegistry {
+ public:
+  PolicyRegistry();              // with the four of this file
+  // kAlreadyExists if the name is taken, kInvalidArgument if something is missing.
+  Status Add(NamedPolicy policy);
+  [[nodiscard]] const NamedPolicy* Find(const std::string& name) const;
+  [[nodiscard]] std::vector<const NamedPolicy*> All() const;
+
+ private:
+  std::map<std::string, NamedPolicy> policies_;
+};
+
+// Chosen by the elastic policy; also for `tidepool plan` and tests. 0: wait.
+struct ElasticChoice {
+  int64_t slots = 0;
+  double cycle_s = 0;
+};
+ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast);
+
+}  // namespace tidepool::scheduler

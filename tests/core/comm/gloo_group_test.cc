@@ -1,0 +1,100 @@
+// Ranks as threads of one process: sums are right, equal bits on every try, a missing rank is an error.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "core/comm/collective.h"
+
+namespace tidepool::comm {
+namespace {
+
+class GlooGroupTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::temp_directory_path() / ("tidepool-comm-" + std::to_string(std::random_device()()));
+    std::filesystem::create_directories(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  // Runs `body` on every rank of a fresh group.
+  void Run(int size, const std::function<void(Collective&)>& body) {
+    const std::string store = (dir_ / std::to_string(++groups_)).string();
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < size; ++r) {
+      ranks.emplace_back([&, r] {
+        auto group = MakeGlooGroup({.store = store, .rank = r, .size = size, .timeout_s = 60});
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        body(**group);
+      });
+    }
+    for (auto& t : ranks) t.join();
+  }
+
+  std::filesystem::path dir_;
+  int groups_ = 0;
+};
+
+std::vector<float> Noise(int seed, size_t n) {
+  std::mt19937 rng(static_cast<uint32_t>(seed));
+  std::normal_distribution<float> normal;
+  std::vector<float> v(n);
+  for (float& x : v) x = normal(rng);
+  return v;
+}
+
+TEST_F(GlooGroupTest, SumsOverRanksAndGivesTheSameBitsToAll) {
+  constexpr int kRanks = 3;
+  constexpr size_t kN = 10007;
+  std::vector<std::vector<float>> results(2 * kRanks);
+  for (int round = 0; round < 2; ++round) {
+    Run(kRanks, [&](Collective& c) {
+      std::vector<float> v = Noise(c.rank(), kN);
+      ASSERT_TRUE(c.AllReduceSum(std::span<float>(v), "gradients").ok());
+      results[static_cast<size_t>(round * kRanks + c.rank())] = std::move(v);
+    });
+  }
+  std::vector<double> want(kN, 0);
+  for (int r = 0; r < kRanks; ++r) {
+    const auto v = Noise(r, kN);
+    for (size_t i = 0; i < kN; ++i) want[i] += v[i];
+  }
+  for (size_t i = 0; i < kN; ++i) ASSERT_NEAR(results[0][i], want[i], 1e-5);
+  for (const auto& other : results) EXPECT_EQ(std::memcmp(other.data(), results[0].data(), kN * sizeof(float)), 0);
+}
+
+TEST_F(GlooGroupTest, BroadcastsTheRootsBytesAndGathersOneNumberOfEach) {
+  Run(3, [&](Collective& c) {
+    std::vector<float> v = Noise(c.rank(), 1000);
+    ASSERT_TRUE(c.Broadcast(std::as_writable_bytes(std::span<float>(v)), 1, "state").ok());
+    EXPECT_EQ(v, Noise(1, 1000));
+    const auto all = c.AllGather(uint64_t{1} << (60 + c.rank()), "digest");
+    ASSERT_TRUE(all.ok());
+    EXPECT_THAT(*all, ::testing::ElementsAre(uint64_t{1} << 60, uint64_t{1} << 61, uint64_t{1} << 62));
+  });
+}
+
+TEST_F(GlooGroupTest, ARankThatNeverComesIsAnErrorWithinTheDeadline) {
+  const auto group = MakeGlooGroup({.store = (dir_ / "alone").string(), .rank = 0, .size = 2, .timeout_s = 0.5});
+  ASSERT_FALSE(group.ok());
+  EXPECT_THAT(group.status().message(), ::testing::HasSubstr("rank 0 could not meet the others"));
+}
+
+TEST_F(GlooGroupTest, ARankThatLeavesIsAnErrorForTheOthers) {
+  Run(2, [&](Collective& c) {
+    if (c.rank() == 1) return;  // its sockets close
+    std::vector<float> v(100, 1.0F);
+    Status last = OkStatus();
+    for (int i = 0; i < 3 && last.ok(); ++i) last = c.AllReduceSum(std::span<float>(v), "gradients");
+    EXPECT_FALSE(last.ok());
+    EXPECT_THAT(last.message(), ::testing::HasSubstr("op=all_reduce tag=gradients"));
+  });
+}
+
+}  // namespace
+}  // namespace tidepool::comm

@@ -1,0 +1,144 @@
+// Several ranks against one: the same update, whatever the lengths and however the rows are shared.
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "core/base/rng.h"
+#include "core/comm/collective.h"
+#include "core/model/decoder.h"
+#include "core/train/trainer.h"
+#include "tests/core/model/reference.h"
+
+namespace tidepool::train {
+namespace {
+
+using model::DType;
+using model::ModelSpec;
+using model::Weights;
+
+Batch UnequalBatch(const ModelSpec& spec, int64_t groups, int64_t samples) {
+  Rng rng(77);
+  Batch b;
+  b.step = StepNumber{1};
+  b.version = Version{0, 0};
+  for (int64_t g = 0; g < groups; ++g) {
+    const std::vector<int32_t> prompt = model::RandomIds(rng, 2 + rng.Below(7), spec.vocab_size);
+    for (int64_t s = 0; s < samples; ++s) {
+      Row r;
+      r.tid = {g, 0, static_cast<int32_t>(s)};
+      r.gid = GroupId{g};
+      r.prompt = prompt;
+      r.response = model::RandomIds(rng, 1 + rng.Below(12), spec.vocab_size);
+      r.reward = rng.Normal();
+      r.versions.assign(r.response.size(), b.version);
+      // One group is masked as a whole.
+      for (size_t t = 0; t < r.response.size(); ++t) r.loss_mask.push_back(g != 1 && rng.Chance(0.8) ? 1 : 0);
+      for (size_t t = 0; t < r.response.size(); ++t) r.logprobs.push_back(static_cast<float>(-1 - rng.Uniform()));
+      b.rows.push_back(std::move(r));
+    }
+  }
+  return b;
+}
+
+struct Result {
+  std::vector<float> weights;
+  std::map<std::string, double> metrics;
+  uint64_t digest = 0;
+};
+
+// `owner[group]`: the rank that computes it; ranks without a group take part all the same.
+std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options, int ranks, const std::vector<int>& owner) {
+  const auto store = std::filesystem::temp_directory_path() / ("tidepool-dp-" + std::to_string(std::random_device()()));
+  std::vector<Result> results(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      std::unique_ptr<comm::Collective> group;
+      Batch mine = batch;
+      if (ranks > 1) {
+        auto made = comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks});
+        ASSERT_TRUE(made.ok()) << made.status().message();
+        group = std::move(*made);
+        for (const Row& r : batch.rows) mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
+      }
+      auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+      model::Randomize(*weights, 21, 0.2);
+      auto trainer = std::move(Trainer::Create(*weights, options)).value();
+      for (int64_t step = 1; step <= 3; ++step) {
+        mine.step = StepNumber{step};
+        const auto result = trainer->Step(mine, nullptr, group.get());
+        ASSERT_TRUE(result.ok()) << result.status().ToString();
+        ASSERT_TRUE(result->finite);
+        Result& r = results[static_cast<size_t>(rank)];
+        r.metrics = result->metrics;
+        r.digest = result->digest;
+      }
+      const auto* values = reinterpret_cast<const float*>(weights->bytes().data());
+      results[static_cast<size_t>(rank)].weights.assign(values, values + weights->elements());
+    });
+  }
+  for (auto& t : threads) t.join();
+  std::filesystem::remove(store);
+  return results;
+}
+
+TEST(DataParallelTest, FourRanksOrOneMakeTheSameUpdate) {
+  const ModelSpec spec = model::TinySpec();
+  const Batch batch = UnequalBatch(spec, 7, 4);
+  // Losses of single tokens, of whole rows, and one that looks at the whole batch first.
+  for (const char* algorithm : {"grpo", "gspo", "reinforce_pp", "kl_cov"}) {
+    SCOPED_TRACE(algorithm);
+    JobConfig job;
+    job.algorithm.name = algorithm;
+    auto options = OptionsFromJob(job);
+    ASSERT_TRUE(options.ok()) << options.status().ToString();
+    TrainerOptions o = std::move(*options);
+    o.schedule.peak = 1e-3;
+    o.micro_batch_tokens = 40;
+    o.minibatches = 2;  // some rank has no row of one of them
+    o.schedule = {};
+    o.schedule.peak = 1e-3;
+    o.temperature = 1;
+    o.loss.policy.entropy_coef = 0.01;
+    const Result one = Train(spec, batch, o, 1, {})[0];
+    const std::vector<Result> four = Train(spec, batch, o, 4, {0, 0, 2, 0, 2, 1, 2});  // rank 3 has nothing
+    for (const Result& r : four) {
+      EXPECT_EQ(r.digest, four[0].digest);
+      double worst = 0;
+      for (size_t i = 0; i < one.weights.size(); ++i) worst = std::max(worst, std::fabs(double{r.weights[i]} - one.weights[i]));
+      EXPECT_LT(worst, 2e-5);
+      for (const char* name : {"actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/ppo_kl", "critic/score/mean", "critic/advantages/mean", "actor/pg_clipfrac"}) {
+        EXPECT_NEAR(r.metrics.at(name), one.metrics.at(name), 1e-4 * (1 + std::fabs(one.metrics.at(name)))) << name;
+      }
+    }
+  }
+}
+
+TEST(DataParallelTest, TheSameRanksGiveTheSameBits) {
+  const ModelSpec spec = model::TinySpec();
+  const Batch batch = UnequalBatch(spec, 5, 3);
+  TrainerOptions o;
+  o.schedule.peak = 1e-3;
+  o.deterministic = true;
+  const std::vector<int> owner{0, 1, 2, 1, 0};
+  EXPECT_EQ(Train(spec, batch, o, 3, owner)[0].digest, Train(spec, batch, o, 3, owner)[2].digest);
+}
+
+TEST(DataParallelTest, AShareWithoutAGroupIsRefused) {
+  const ModelSpec spec = model::TinySpec();
+  auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
+  model::Randomize(*weights, 21, 0.2);
+  auto trainer = std::move(Trainer::Create(*weights, {})).value();
+  Batch batch = UnequalBatch(spec, 2, 2);
+  batch.mine.assign(batch.rows.size(), 1);
+  EXPECT_EQ(trainer->Step(batch).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace tidepool::train

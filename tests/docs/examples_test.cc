@@ -1,0 +1,53 @@
+// The C++ examples of the documentation, compiled where the pages say that they belong and used as they say.
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+// The pages put their examples into these files, next to what is private there.
+#include "core/tasks/arithmetic_tasks.cc"  // NOLINT(bugprone-suspicious-include)
+#include "core/tasks/reward.cc"            // NOLINT(bugprone-suspicious-include)
+
+namespace tidepool::tasks {
+namespace {
+
+#include "adding_a_reward_0.inc"
+#include "adding_a_task_0.inc"
+
+const std::vector<TaskEntry> kAdded = {
+#include "adding_a_task_1.inc"
+};
+
+TEST(DocsExampleTest, TheRewardScoresPalindromes) {
+  const Palindrome reward;
+  RewardInput input;
+  input.text = " level\n";
+  input.ended = true;
+  EXPECT_EQ(reward.Score(input).score, 1);
+  input.text = "lever";
+  EXPECT_EQ(reward.Score(input).score, 0);
+  input.text = "level";
+  input.ended = false;
+  EXPECT_EQ(reward.Score(input).score, 0);
+}
+
+TEST(DocsExampleTest, TheTaskAsksForTwiceANumberAndRepeatsNothing) {
+  ASSERT_EQ(kAdded.size(), 1U);
+  auto options = OptionValues::Parse(kAdded[0].info.options, {{"digits", "[1, 2]"}, {"style", "\"terse\""}});
+  ASSERT_TRUE(options.ok()) << options.status().ToString();
+  EXPECT_EQ(*kAdded[0].units(*options), 99);
+  auto task = kAdded[0].make(*options, {.size = 80, .held_out = 10, .seed = 5});
+  ASSERT_TRUE(task.ok()) << task.status().ToString();
+  std::set<std::string> prompts;
+  for (int64_t i = 0; i < (*task)->train_size(); ++i) {
+    const Question q = (*task)->Train(i);
+    EXPECT_TRUE(prompts.insert(q.prompt).second) << q.prompt;
+    const int64_t number = std::stoll(q.prompt.substr(2));
+    EXPECT_EQ(q.prompt, "2*" + std::to_string(number) + "=");
+    EXPECT_EQ(q.answer, std::to_string(2 * number));
+  }
+  for (int64_t i = 0; i < (*task)->held_out_size(); ++i) EXPECT_TRUE(prompts.insert((*task)->HeldOut(i).prompt).second);
+}
+
+}  // namespace
+}  // namespace tidepool::tasks

@@ -1,0 +1,25 @@
+"""The quickstart as people run it, one seed of it: it learns, and what it claims about itself is so. Other seeds: make nightly."""
+import os
+import unittest
+
+from harness import RunTest
+
+
+class QuickstartTest(RunTest):
+    def test_learns_to_spell_backwards_from_a_warm_start_that_is_right_now_and_then(self):
+        seed = os.environ.get("TIDEPOOL_QUICKSTART_SEED", "3")
+        self.assert_done(self.train("configs/quickstart.yaml", f"seed={seed}", timeout=480))
+        accuracy = self.summary()["accuracy"]
+        self.assertGreaterEqual(accuracy["before"], 0.10)
+        self.assertLess(accuracy["before"], 0.35)
+        self.assertGreater(accuracy["after"], 0.90)
+        self.assert_checked()
+        self.assert_checked("run/warm_start")
+        for step, metrics in self.metrics().items():
+            if "training/rollout_logp_diff/max" in metrics:
+                self.assertLess(metrics["training/rollout_logp_diff/max"], 0.01, f"step {step}")
+                self.assertEqual(metrics["staleness/max"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

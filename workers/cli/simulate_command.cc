@@ -1,0 +1,281 @@
+// tidepool simulate, plan, policies: jobs rehearsed by the controller that would run them.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/config/load.h"
+#include "core/config/workload.h"
+#include "scheduler/policy.h"
+#include "scheduler/simulator/simulator.h"
+#include "workers/cli/command.h"
+#include "workers/memory_plan.h"
+
+namespace tidepool::workers {
+namespace {
+
+using scheduler::SimJob;
+using scheduler::SimReport;
+
+StatusOr<scheduler::HardwareProfile> Hardware(const std::string& name) {
+  std::string path = name;
+  if (!std::filesystem::exists(path)) path = "configs/hardware/" + name + ".yaml";
+  TP_ASSIGN_OR_RETURN(const config::Profile p, config::LoadProfile(path));
+  scheduler::HardwareProfile h;
+  h.name = p.name;
+  h.source = p.source;
+  h.flops = p.tflops * 1e12;
+  h.bytes_per_s = p.memory_gb_per_s * 1e9;
+  h.memory_bytes = p.memory_gb * 1e9;
+  h.link_bytes_per_s = p.link_gb_per_s * 1e9;
+  h.net_bytes_per_s = p.net_gb_per_s * 1e9;
+  h.host_bytes_per_s = p.host_gb_per_s * 1e9;
+  h.step_overhead_s = p.step_overhead_ms / 1e3;
+  TP_RETURN_IF_ERROR(scheduler::CheckProfile(h));
+  return h;
+}
+
+SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, const scheduler::HardwareProfile& hardware) {
+  SimJob s;
+  s.name = w.name;
+  s.hardware = hardware;
+  s.model = {w.model.name, w.model.parameters, w.model.active_parameters, w.model.layers, w.model.heads, w.model.kv_heads,
+             w.model.head_size, w.model.weight_bytes, w.model.kv_bytes, w.model.kv_bytes_per_token};
+  s.devices_per_slot = j.devices_per_slot;
+  s.engine_efficiency = j.engine_efficiency;
+  s.train_efficiency = j.train_efficiency;
+  s.lengths = {j.mean_tokens, j.sigma_between, j.sigma_within};
+  s.turns = {j.mean_turns, j.sigma_turns, static_cast<int64_t>(j.max_turns), j.env_step_s, j.env_step_sd, j.env_slow_chance, j.env_slow_s};
+  s.prompt_tokens = j.prompt_tokens;
+  s.tokens_per_step = j.tokens_per_step;
+  s.reward_s = j.reward_s;
+  s.release_s = j.release_s;
+  s.grant_s = j.grant_s;
+  s.seed = static_cast<uint64_t>(j.seed);
+  s.true_lengths = j.order == "oracle";
+  s.controller.run_id = "sim";
+  s.controller.data_rows = int64_t{1} << 40;
+  s.controller.dispatch.order = j.order == "arrival" ? scheduler::DispatchOptions::Order::kArrival : scheduler::DispatchOptions::Order::kContext;
+  JobConfig& c = s.controller.config;
+  c.scheduler.placement = j.placement;
+  c.scheduler.actor_slots = j.actor_slots;
+  c.scheduler.rollout_floor = j.rollout_floor;
+  c.scheduler.max_lag_versions = j.max_lag_versions;
+  c.scheduler.on_stale = j.on_stale;
+  c.scheduler.oversample = j.oversample;
+  c.cluster.slots = j.slots;
+  c.train.groups_per_step = j.groups_per_step;
+  c.train.steps = j.steps;
+  c.train.recompute = j.recompute == 1;
+  c.rollout.group_size = j.group_size;
+  c.rollout.max_new_tokens = j.max_new_tokens;
+  c.rollout.chunk_tokens = j.chunk_tokens;
+  c.rollout.max_concurrent = j.max_concurrent;
+  c.rollout.kv_cache_tokens = j.kv_cache_tokens;
+  c.rollout.kv_on_update = j.kv_on_update;
+  c.reward.workers = j.reward_workers;
+  c.checkpoint.every_steps = 0;
+  return s;
+}
+
+StatusOr<SimJob> FromConfig(const JobConfig& config, const std::string& hardware, double mean_tokens) {
+  if (config.job != "rl") return InvalidArgument("job is " + config.job + "; what is simulated generates (job: rl)");
+  SimJob s;
+  TP_ASSIGN_OR_RETURN(s.hardware, Hardware(hardware));
+  TP_ASSIGN_OR_RETURN(const ModelSizes m, SizesOf(config.model));
+  const auto parameters = static_cast<double>(Parameters(m));
+  const double w = config.model.dtype == "bfloat16" ? 2 : 4;
+  s.name = config.name;
+  s.model = {m.architecture, parameters, parameters, m.layers, m.heads, m.kv_heads, m.head_size, w, w, 0};
+  s.lengths.mean_tokens = mean_tokens > 0 ? mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);
+  s.prompt_tokens = std::max<int64_t>(1, std::min<int64_t>(config.data.max_prompt_tokens, 64));
+  s.seed = config.seed;
+  s.controller.config = config;
+  s.controller.run_id = "sim";
+  s.controller.data_rows = int64_t{1} << 40;
+  s.release_s = s.grant_s = 0.02;
+  return s;
+}
+
+std::string Seconds(double s) {
+  char text[32];
+  if (s >= 100 || s == 0) std::snprintf(text, sizeof(text), "%.0f", s);
+  else if (s >= 1) std::snprintf(text, sizeof(text), "%.1f", s);
+  else std::snprintf(text, sizeof(text), "%.3f", s);
+  return text;
+}
+
+StatusOr<SimReport> RunOne(const SimJob& job) {
+  const auto begin = std::chrono::steady_clock::now();
+  scheduler::Simulator simulator(job);
+  TP_ASSIGN_OR_RETURN(SimReport r, simulator.Run());
+  r.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (!r.violation.empty()) return Internal("the simulated journal violates " + r.violation);
+  if (!r.done) return Aborted("the simulated run did not end: " + r.why);
+  return r;
+}
+
+void PrintHead() {
+  std::printf("| %-22s | %9s | %9s | %9s | %8s | %6s | %6s | %8s | %8s |\n", "simulated", "tok/s", "samples/s", "step s", "tail s", "idle r",
+              "idle a", "moves", "again");
+  std::printf("|---|---|---|---|---|---|---|---|---|\n");
+}
+void PrintRow(const std::string& name, const SimReport& r) {
+  std::printf("| %-22s | %9.0f | %9.2f | %9s | %8s | %6.2f | %6.2f | %8ld | %7.1f%% |\n", name.c_str(), r.tokens_per_s, r.samples_per_s,
+              Seconds(r.step_s).c_str(), Seconds(r.tail_s).c_str(), r.idle_rollout, r.idle_actor, static_cast<long>(r.switches),
+              r.tokens > 0 ? 100 * r.prefilled_again / r.tokens : 0.0);
+}
+void PrintCost(const std::vector<SimReport>& reports) {
+  int64_t events = 0;
+  double wall = 0;
+  for (const SimReport& r : reports) events += r.events, wall += r.wall_s;
+  std::printf("\n%ld events in %.2f s: %.0f events/s, every journal checked, no violation\n", static_cast<long>(events), wall,
+              static_cast<double>(events) / std::max(wall, 1e-9));
+}
+
+struct Options {
+  std::string file, hardware = "cpu_slot";
+  std::vector<std::string> overrides;
+  double mean_tokens = 0;
+  bool sweep = false, per_step = false, json = false;
+};
+
+Status SimulateWorkload(const Options& o) {
+  TP_ASSIGN_OR_RETURN(const config::Workload w, config::LoadWorkload(o.file));
+  TP_ASSIGN_OR_RETURN(const scheduler::HardwareProfile hardware, Hardware(w.hardware));
+  std::printf("# %s\n\n%s. Hardware: %s (%s). Model: %s.\n\n", w.name.c_str(), w.what.c_str(), hardware.name.c_str(), hardware.source.c_str(),
+              w.model.name.c_str());
+  std::vector<SimReport> all;
+  const auto table = [&](const std::vector<std::pair<std::string, config::WorkloadJob>>& variants) -> Status {
+    PrintHead();
+    for (const auto& [name, job] : variants) {
+      SimJob s = FromWorkload(w, job, hardware);
+      s.per_step = o.per_step;
+      TP_ASSIGN_OR_RETURN(SimReport r, RunOne(s));
+      PrintRow(name, r);
+      std::fflush(stdout);
+      all.push_back(std::move(r));
+    }
+    return OkStatus();
+  };
+  TP_RETURN_IF_ERROR(table(w.variants));
+  if (o.sweep) {
+    for (const auto& sweep : w.sweeps) {
+      for (const auto& [value, variants] : sweep.points) {
+        std::printf("\n%s = %s\n\n", sweep.key.c_str(), value.c_str());
+        TP_RETURN_IF_ERROR(table(variants));
+      }
+    }
+  }
+  if (!w.published.empty()) {
+    std::printf("\n| published | value | source |\n|---|---|---|\n");
+    for (const auto& p : w.published) std::printf("| %s | %s | %s |\n", p.what.c_str(), p.value.c_str(), p.source.c_str());
+  }
+  if (!w.left_out.empty()) {
+    std::printf("\nNot published, so chosen or swept here:\n\n");
+    for (const std::string& line : w.left_out) std::printf("- %s\n", line.c_str());
+  }
+  PrintCost(all);
+  return OkStatus();
+}
+
+Status SimulateConfig(const Options& o) {
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
+  TP_ASSIGN_OR_RETURN(SimJob s, FromConfig(loaded.config, o.hardware, o.mean_tokens));
+  s.per_step = o.per_step;
+  TP_ASSIGN_OR_RETURN(const SimReport r, RunOne(s));
+  std::printf("# %s on %ld slots of %s, placement %s\n\n", s.name.c_str(), static_cast<long>(loaded.config.cluster.slots),
+              s.hardware.name.c_str(), loaded.config.scheduler.placement.c_str());
+  PrintHead();
+  PrintRow(s.name, r);
+  std::printf("\nlag of trained samples:");
+  for (size_t i = 0; i < r.lag_hist.size(); ++i) std::printf(" %zu: %ld", i, static_cast<long>(r.lag_hist[i]));
+  std::printf("\n");
+  PrintCost({r});
+  return OkStatus();
+}
+
+// Placements and sizes that the job may have, each simulated for a few steps.
+Status PlanJob(const Options& o) {
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
+  TP_ASSIGN_OR_RETURN(SimJob base, FromConfig(loaded.config, o.hardware, o.mean_tokens));
+  base.controller.config.train.steps = std::min<int64_t>(loaded.config.train.steps, 20);
+  struct Choice {
+    std::string name;
+    SimReport report;
+  };
+  std::vector<Choice> choices;
+  const int64_t slots = loaded.config.cluster.slots;
+  int64_t refused = 0;
+  std::string why;
+  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+    for (int64_t actors = 1; actors <= slots; actors *= 2) {
+      const std::string name = placement;
+      if ((name == "colocated" || name == "elastic") && actors > 1) break;
+      SimJob s = base;
+      s.controller.config.scheduler.placement = name;
+      s.controller.config.scheduler.actor_slots = actors;
+      auto r = RunOne(s);
+      if (!r.ok()) {
+        ++refused;
+        why = r.status().message();
+        continue;
+      }
+      choices.push_back({name + (name == "colocated" || name == "elastic" ? "" : " actor_slots=" + std::to_string(actors)), std::move(*r)});
+    }
+  }
+  if (choices.empty()) return InvalidArgument(o.file + ": no placement fits; the last one: " + why);
+  std::sort(choices.begin(), choices.end(), [](const Choice& x, const Choice& y) { return x.report.samples_per_s > y.report.samples_per_s; });
+  std::printf("# %s: %ld slots of %s, best of %zu placements (%ld did not fit)\n\n", base.name.c_str(), static_cast<long>(slots),
+              base.hardware.name.c_str(), choices.size(), static_cast<long>(refused));
+  PrintHead();
+  for (size_t i = 0; i < std::min<size_t>(3, choices.size()); ++i) PrintRow(choices[i].name, choices[i].report);
+  std::printf("\n");
+  for (size_t i = 0; i < std::min<size_t>(3, choices.size()); ++i) {
+    const SimReport& r = choices[i].report;
+    const char* bottleneck = r.idle_actor < 0.2 && r.idle_rollout > 0.3 ? "training: slots that generate wait for new versions"
+                             : r.tail_s > 0.4 * r.step_s            ? "the longest samples of a step"
+                             : r.idle_rollout < 0.2                 ? "generation"
+                                                                    : "neither alone: slots move, or wait for each other";
+    std::printf("%zu. scheduler.placement=%s: bottleneck %s\n", i + 1, choices[i].name.c_str(), bottleneck);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddSimulateCommands(CLI::App& app, CommandContext& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* simulate = app.add_subcommand("simulate", "Rehearse a job or a workload in virtual time, with the real controller");
+  simulate->add_option("file", options->file, "a job config, or a workload of configs/simulate")->required();
+  simulate->add_option("overrides", options->overrides, "a.b=c (job configs)");
+  simulate->add_option("--hardware", options->hardware, "profile of a slot (job configs): a name in configs/hardware, or a file");
+  simulate->add_option("--mean-tokens", options->mean_tokens, "mean answer length (job configs; default: half of the limit)");
+  simulate->add_flag("--sweep", options->sweep, "also vary what the publication leaves out");
+  simulate->add_flag("--per-step", options->per_step, "an event for every engine step, to check the jumps");
+  simulate->footer("Example: tidepool simulate configs/simulate/seer-moonlight.yaml --sweep");
+  simulate->callback([options, &context] {
+    const Status s = config::IsWorkload(options->file) ? SimulateWorkload(*options) : SimulateConfig(*options);
+    if (!s.ok()) Fail(context, s, s.code() == StatusCode::kInternal ? 4 : 2);
+  });
+  CLI::App* plan = app.add_subcommand("plan", "Simulate the placements a job could have; print the best three");
+  plan->add_option("config", options->file, "job config")->required();
+  plan->add_option("overrides", options->overrides, "a.b=c");
+  plan->add_option("--hardware", options->hardware, "profile of a slot: a name in configs/hardware, or a file");
+  plan->add_option("--mean-tokens", options->mean_tokens, "mean answer length (default: half of the limit)");
+  plan->footer("Example: tidepool plan configs/quickstart.yaml cluster.slots=8");
+  plan->callback([options, &context] {
+    if (const Status s = PlanJob(*options); !s.ok()) Fail(context, s, 2);
+  });
+  CLI::App* policies = app.add_subcommand("policies", "Placements that scheduler.placement can name");
+  policies->callback([] {
+    const scheduler::PolicyRegistry registry;
+    for (const scheduler::NamedPolicy* p : registry.All()) std::printf("%-12s %s\n", p->name.c_str(), p->summary.c_str());
+  });
+}
+
+}  // namespace tidepool::workers
