@@ -219,7 +219,7 @@ void CheckSft(Binder& b, LoadedConfig& loaded) {
     if (const size_t open = path.find('['); open != std::string::npos)
       continue;  // reported once, for the list
     const Key* known = FindKey(path);
-    if (key == "reward.functions" || (known != nullptr && known->jobs == Jobs::kRl)) {
+    if (key == "reward.functions" || key.starts_with("algorithm.") || (known != nullptr && known->jobs == Jobs::kRl)) {
       b.Complain(
           key,
           "belongs to job: rl, and this is job: sft; remove it (or set it to null where it is inherited)");
