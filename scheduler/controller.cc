@@ -204,7 +204,10 @@ void Controller::Impl::On(const event::Heartbeat& e) {
   const int64_t seq = before->op_seq;
   health.Heard(e.worker.worker, e, now);
   if (e.engine && e.engine->step_s > 0) token_s = token_s == 0 ? e.engine->step_s : 0.9 * token_s + 0.1 * e.engine->step_s;
-  if (e.op_seq != seq) Moved();  // a long operation moves
+  if (e.op_seq != seq) {  // a long operation moves
+    Moved();
+    waits.Extend({WaitKind::kTrain, e.worker.worker.value}, now + TrainPatience());
+  }
 }
 
 void Controller::Impl::On(const event::StopRequested& e) {

@@ -189,6 +189,7 @@ struct Controller::Impl {
   bool PrepareGroup();                                 // true: a step may begin on the slots that train now
   void AdvanceTraining();
   [[nodiscard]] bool TrainerIdle() const;
+  [[nodiscard]] Duration TrainPatience() const;     // for an optimizer step without a sign of progress
   [[nodiscard]] bool MayTrain() const;                 // all but the slot
   [[nodiscard]] const std::vector<GroupKey>& Batch();
   [[nodiscard]] bool WaitForStraggler();

@@ -18,6 +18,9 @@ constexpr double kAbortSeconds = 30;       // to leave a collective; then the wo
 
 }  // namespace
 
+// From the last sign of progress. A fixed limit for the whole step would end every job whose step is longer.
+Duration Controller::Impl::TrainPatience() const { return FromSeconds(std::max(kMinTrainSeconds, kTrainFactor * train_s)); }
+
 bool Controller::Impl::TrainerIdle() const {
   return trainer.phase == StatePhase::kReady && !trainer.training && trainer.aborting.empty() && !trainer.publishing && !trainer.copying && !writing && !final_saving;
 }
@@ -149,7 +152,6 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
   out.Record(record::Lease{t.lease, t.step, std::move(tids), t.members.front().worker});
   out.Record(record::StepBegin{t.step, t.v, std::move(plan)});
   const auto shares = BalancedPartition(costs, world);
-  const double limit = std::max(kMinTrainSeconds, kTrainFactor * train_s);
   for (int64_t rank = 0; rank < world; ++rank) {
     const command::GroupMember& m = t.members[static_cast<size_t>(rank)];
     command::Train train{.worker = m.worker, .slot = m.slot, .epoch = m.epoch, .lease = t.lease, .step = t.step, .v = t.v, .groups = {},
@@ -162,7 +164,7 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
       train.groups.push_back(std::move(rows[static_cast<size_t>(i)]));
     }
     out.Do(std::move(train));
-    waits.Begin({WaitKind::kTrain, m.worker.worker.value}, {m.worker, now, now + FromSeconds(limit), "step=" + std::to_string(t.step.value)});
+    waits.Begin({WaitKind::kTrain, m.worker.worker.value}, {m.worker, now, now + TrainPatience(), "step=" + std::to_string(t.step.value)});
   }
   trainer.training = std::move(t);
 }

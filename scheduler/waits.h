@@ -32,6 +32,11 @@ class Waits {
 
   void Begin(const Key& key, Wait wait) { waits_[key] = std::move(wait); }
   void End(const Key& key) { waits_.erase(key); }
+  // What is waited for shows signs of life: the deadline moves, never back. No effect where nothing is waited for.
+  void Extend(const Key& key, TimePoint deadline) {
+    const auto it = waits_.find(key);
+    if (it != waits_.end() && it->second.deadline < deadline) it->second.deadline = deadline;
+  }
   [[nodiscard]] bool Has(const Key& key) const { return waits_.contains(key); }
   [[nodiscard]] const Wait* Find(const Key& key) const;
   // Those whose deadline has passed; they stay until ended.

@@ -51,7 +51,7 @@ Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<
   for (const SampleRow& row : rows) {
     nlohmann::ordered_json j = {
         {"tid", ToString(row.tid)}, {"prompt", row.prompt},       {"text", row.text},  {"reward", row.reward},
-        {"rewards", row.rewards},   {"advantage", row.advantage}, {"ended", row.ended}};
+        {"rewards", row.rewards},   {"ended", row.ended}};
     if (!row.answer.empty()) j["answer"] = row.answer;
     j["ids"] = row.ids;
     j["logprobs"] = row.logprobs;
@@ -94,7 +94,6 @@ StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t
     Get(j, "logprobs", row.logprobs);
     Get(j, "versions", row.versions);
     Get(j, "reward", row.reward);
-    Get(j, "advantage", row.advantage);
     Get(j, "ended", row.ended);
     if (const auto rewards = j.find("rewards"); rewards != j.end() && rewards->is_object()) {
       for (const auto& [name, value] : rewards->items()) {

@@ -22,7 +22,6 @@ struct SampleRow {
   std::vector<int64_t> versions = {};          // [ids], number of the version that sampled the token
   double reward = 0;                           // weighted sum
   std::map<std::string, double> rewards = {};  // by name, unweighted
-  double advantage = 0;
   bool ended = false;  // by itself
   friend bool operator==(const SampleRow&, const SampleRow&) = default;
 };

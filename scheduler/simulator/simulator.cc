@@ -440,8 +440,12 @@ struct Simulator::Impl {
     if (static_cast<int64_t>(s.members.size()) == c.world) Push(s.seconds, Kind::kTrained, c.lease);
   }
   void Trained(int64_t id) {
-    Step s = std::move(training.at(id));
-    training.erase(id);
+    const auto it = training.find(id);
+    if (it == training.end()) return;  // called off
+    Step s = std::move(it->second);
+    training.erase(it);
+    // With a member that is gone the others wait in a collective until they are called off.
+    if (std::ranges::any_of(s.members, [&](const command::Train& c) { return Find(c.worker) == nullptr; })) return;
     uint64_t digest = Find(s.members.front().worker)->state;
     for (const SampleId& tid : lease.tids) digest = Mix64(digest ^ SampleUid(tid));
     for (const command::Train& c : s.members) {

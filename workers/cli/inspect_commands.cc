@@ -187,7 +187,7 @@ std::string Indented(const std::string& text) {
 Json ToJson(const observe::SampleRow& row, int64_t step) {
   Json j = {{"step", step}, {"tid", ToString(row.tid)}, {"prompt", row.prompt}, {"text", row.text}};
   if (!row.answer.empty()) j["answer"] = row.answer;
-  j.update({{"reward", row.reward}, {"rewards", row.rewards}, {"advantage", row.advantage}, {"ended", row.ended},
+  j.update({{"reward", row.reward}, {"rewards", row.rewards}, {"ended", row.ended},
             {"ids", row.ids}, {"logprobs", row.logprobs}, {"versions", row.versions}});
   return j;
 }

@@ -176,7 +176,6 @@ TEST(SamplesWriterTest, RowsComeBackAndAreForTheOwnerAlone) {
                 .versions = {3, 3, 4},
                 .reward = 0.5,
                 .rewards = {{"exact_answer", 1}, {"format", 0}},
-                .advantage = -1.25,
                 .ended = true};
   ASSERT_TRUE(WriteSamples(folder.path(), 7, {row, SampleRow{}}).ok());
   const auto rows = ReadSamples(folder.path(), 7);
