@@ -138,7 +138,7 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   TP_ASSIGN_OR_RETURN(out.advantage_options, Checked("advantage_", "advantage " + out.advantage->name, out.advantage->options, advantage));
   out.policy.loss = parts.loss;
   TP_ASSIGN_OR_RETURN(out.policy.options, Checked("", "loss " + parts.loss->name, parts.loss->options, loss));
-  if (const auto low = out.policy.options.Number("clip_low"), high = out.policy.options.Number("clip_high"), cap = out.policy.options.Number("ratio_cap");
+  if (const auto high = out.policy.options.Number("clip_high"), cap = out.policy.options.Number("ratio_cap");
       cap && high && *cap <= 1 + *high) {
     return Wrong("ratio_cap", "is " + ValueText(*cap) + ", which the clip at 1 + clip_high = " + ValueText(1 + *high) + " already holds; raise it");
   }

@@ -225,10 +225,6 @@ void CheckSft(Binder& b, LoadedConfig& loaded) {
           "belongs to job: rl, and this is job: sft; remove it (or set it to null where it is inherited)");
     }
   }
-  if (loaded.config.scheduler.placement != "colocated" && b.Good("scheduler.placement")) {
-    b.Complain("scheduler.placement", "is " + loaded.config.scheduler.placement +
-                                          ", but sft generates nothing while it trains; write colocated");
-  }
   // What an evaluation on the way is judged by: a supervised row says its whole answer.
   if (loaded.config.eval.every_steps > 0) loaded.config.reward.functions = {{.name = "exact_answer"}};
   if (loaded.config.eval.stop_at_accuracy > 0 && loaded.config.eval.every_steps <= 0 && b.Good("eval.stop_at_accuracy")) {

@@ -107,6 +107,12 @@ class WholeRunTest(RunTest):
         self.assert_checked()
         self.assertLess(rows[20]["actor/loss"], rows[1]["actor/loss"])
 
+    def test_supervised_job_runs_on_every_placement(self):
+        for placement, slots in [("split", 2), ("colocated", 2), ("multiplexed", 2)]:
+            with self.subTest(placement=placement):
+                self.assert_done(self.train("configs/test/sft.yaml", f"scheduler.placement={placement}", f"cluster.slots={slots}", run=placement))
+                self.assert_checked(placement)
+
     def test_warm_start_is_a_job_of_its_own_and_the_main_job_starts_from_it(self):
         self.assert_done(self.train("configs/test/warm_start.yaml"))
         self.check_run()

@@ -79,7 +79,7 @@ Status Normalise(Request& r) {
 
 Status FilterGroup(Request& r) {
   const Params& p = r.params().Known({"rule", "threshold", "ddof"});
-  p.Choice("rule", "std", {"std"});
+  (void)p.Choice("rule", "std", {"std"});
   const double threshold = p.Number("threshold", 0);
   const int64_t ddof = p.Integer("ddof", 1);
   const Tensor rewards = r.Input("rewards");

@@ -107,7 +107,7 @@ std::string Text(Request& r, const char* name) {
 }
 
 Status Extract(Request& r) {
-  r.params().Known({"tag"}).Choice("tag", "answer", {"answer"});
+  (void)r.params().Known({"tag"}).Choice("tag", "answer", {"answer"});
   const std::string response = Text(r, "response");
   if (!r.ok()) return r.status();
   const auto answer = tasks::ExtractAnswer(response);
@@ -117,7 +117,7 @@ Status Extract(Request& r) {
 
 Status Countdown(Request& r) {
   const Params& p = r.params().Known({"rule", "score", "format_score"});
-  p.Choice("rule", "answer tag on the last line", {"answer tag on the last line"});
+  (void)p.Choice("rule", "answer tag on the last line", {"answer tag on the last line"});
   const double score = p.Number("score", 1), format = p.Number("format_score", 0.1);
   const std::string response = Text(r, "response");
   const std::vector<int64_t> numbers = r.Integers("numbers", -1);

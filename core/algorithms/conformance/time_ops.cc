@@ -48,7 +48,7 @@ std::vector<double> TokenRewards(Request& r, const Cells& cells, double kl_coef)
 
 Status ReinforcePp(Request& r) {
   const Params& p = r.params().Known({"gamma", "whiten", "discount_over", "kl_coef"});
-  p.Choice("discount_over", "all", {"all"});
+  (void)p.Choice("discount_over", "all", {"all"});
   const Cells cells = r.MaskedCells(r.Has("token_rewards") ? "token_rewards" : "kl");
   const std::vector<double> rewards = TokenRewards(r, cells, p.Number("kl_coef", 0));
   const double gamma = p.Number("gamma", 1);
@@ -69,7 +69,7 @@ Status TurnReturn(Request& r) {
 
 Status Gae(Request& r) {
   const Params& p = r.params().Known({"gamma", "lambda", "mask_mode", "whiten"});
-  p.Choice("mask_mode", "skip", {"skip"});
+  (void)p.Choice("mask_mode", "skip", {"skip"});
   const Cells cells = r.MaskedCells("values");
   const std::vector<double> rewards = r.Matrix("token_rewards", r.shape()), values = r.Matrix("values", r.shape());
   const std::vector<double> bootstrap = r.Has("bootstrap") ? r.Vector("bootstrap", cells.rows()) : std::vector<double>();
