@@ -372,8 +372,11 @@ class DeviceWorker {
     return std::ranges::any_of(later_, [&](const LinkEvent& event) {
       const auto* message = std::get_if<ToWorker>(&event);
       if (message == nullptr) return true;  // the controller is gone
+      if (message->inc != inc_) return false;
+      // A drain inside a step comes from a controller that was restarted and has given the step up.
+      if (const auto* drain = std::get_if<down::Drain>(&message->body)) return drain->slot == slot_ && drain->epoch > epoch_;
       const auto* abort = std::get_if<down::AbortStep>(&message->body);
-      return abort != nullptr && message->inc == inc_ && abort->lease == lease;
+      return abort != nullptr && abort->lease == lease;
     });
   }
 
