@@ -437,7 +437,8 @@ struct Checker::State {
       if (ref.worker == x.worker.worker && !w.fenced) return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(ref));
     }
     workers[x.worker] = {};
-    for (auto& [id, s] : slots) s.quarantined = s.quarantined && s.holder.worker != x.worker.worker;
+    // A new process has none of the memory that the old one kept.
+    if (const auto slot = slot_of.find(x.worker.worker); slot != slot_of.end()) slots[slot->second].quarantined = false;
     return true;
   }
 

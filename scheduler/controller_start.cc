@@ -48,7 +48,8 @@ void Controller::Impl::Resume() {
     // A device that was released by a transition holds nothing; it may come back all the same.
     const bool whole = !device || (pool.Knows(SlotOf(id)) && (pool.slot(SlotOf(id)).phase == SlotPhase::kFree ||
                                                               pool.slot(SlotOf(id)).holder == WorkerRef{id, facts.inc}));
-    if (wait && whole) {
+    // A crash may come between the QUAR of a slot and the FENCE of the process that kept its memory.
+    if (wait && whole && !facts.keeps_memory) {
       reattaching.insert(id);
     } else {
       out.Record(record::Fence{{id, facts.inc}});

@@ -84,6 +84,7 @@ void Controller::Impl::AfterDeath(WorkerId worker, const std::string& why) {
 // A part of the fleet that the run cannot do without is gone for good.
 void Controller::Impl::CheckFleet() {
   bool rollout = false, reward = false, actor = false, missing = false;
+  int64_t devices = 0;
   std::string why;
   for (const auto& [id, p] : health.places()) {
     if (p.life == Life::kRetired) {
@@ -93,11 +94,16 @@ void Controller::Impl::CheckFleet() {
       continue;
     }
     if (p.kind == WorkerKind::kReward) reward = true;
+    if (p.kind == WorkerKind::kDevice) ++devices;
     if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kActor)) actor = true;
     if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kRollout)) rollout = true;
   }
   if (!actor || missing) {
     Fail("fleet_dead", "actor", {}, std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
+  } else if (const SchedulerConfig& s = options.config.scheduler;
+             needs_rollout && (s.placement == "multiplexed" || s.placement == "elastic") && devices <= s.rollout_floor) {
+    Fail("fleet_dead", "pool", {}, std::to_string(devices) + " slots are left, and scheduler.rollout_floor of " + std::to_string(s.rollout_floor) +
+                                       " always generate, so none may train (" + why + ")");
   } else if (needs_rollout && !rollout) {
     Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
   } else if (needs_reward && !reward) {

@@ -131,7 +131,12 @@ struct RunState::Applier {
     return OkStatus();
   }
   Status operator()(const record::Release& r) { return Free(r.slot); }
-  Status operator()(const record::Quarantine& r) { return Leave(r.slot); }
+  Status operator()(const record::Quarantine& r) {
+    const WorkerRef holder = s.slots_[r.slot].holder;
+    const auto worker = s.workers_.find(holder.worker);
+    if (worker != s.workers_.end() && worker->second.inc == holder.inc) worker->second.keeps_memory = true;
+    return Leave(r.slot);
+  }
   Status operator()(const record::SlotLost& r) { return Leave(r.slot); }
   Status operator()(const record::CheckpointBegin& r) {
     s.next_checkpoint_ = std::max(s.next_checkpoint_, r.ckpt + 1);

@@ -25,6 +25,7 @@ class RunState {
   struct WorkerFacts {
     Incarnation inc;       // newest
     bool fenced = true;
+    bool keeps_memory = false;  // its slot was quarantined: it never gets one again
     Version loaded, admitted;
     std::string name;
   };

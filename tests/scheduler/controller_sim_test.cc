@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <numeric>
 #include <set>
 
 #include "scheduler/checker.h"
@@ -89,7 +90,12 @@ uint64_t Seeds() {
 
 TEST(ControllerSimTest, NothingIsLostWhateverDies) {
   int64_t faults = 0, lives = 0, done = 0;
-  for (uint64_t seed = 0; seed < Seeds(); ++seed) {
+  std::vector<uint64_t> seeds(Seeds());
+  std::iota(seeds.begin(), seeds.end(), uint64_t{0});
+  // Found by longer swarms: a worker still in a step when a restarted controller drains it; a crash between QUAR and
+  // FENCE; a fleet too small for its rollout floor.
+  seeds.insert(seeds.end(), {9353, 10618, 10860});
+  for (const uint64_t seed : seeds) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const SimOptions options = Swarm(seed);
     SimCluster cluster(options);
