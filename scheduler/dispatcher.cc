@@ -80,6 +80,13 @@ void Dispatcher::Rekey(const SampleId& tid) {
   PutReady(r);
 }
 
+void Dispatcher::SetVersion(Engine& e, const Version& v) {
+  const auto before = serving_.find(e.version);
+  if (before != serving_.end() && --before->second == 0) serving_.erase(before);
+  e.version = v;
+  if (v.valid()) ++serving_[v];
+}
+
 void Dispatcher::Unload(Engine& e) {
   by_load_.erase({static_cast<int64_t>(e.in_flight.size()), e.reserved, e.ref.worker});
 }
@@ -190,10 +197,12 @@ std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
   std::vector<WorkerRef> who;
   const auto g = groups_.find(gid);
   if (g != groups_.end() && !g->second.ready.empty()) least_served_.erase({g->second.ratio, gid});
+  const std::set<WorkerId> on = g == groups_.end() ? std::set<WorkerId>() : std::move(g->second.on);
   groups_.erase(gid);
   urgent_.erase(gid);
-  for (auto& [id, e] : engines_) {
-    if (e.groups.erase(gid) > 0) who.push_back(e.ref);
+  for (const WorkerId id : on) {
+    const auto e = engines_.find(id);
+    if (e != engines_.end() && e->second.groups.erase(gid) > 0) who.push_back(e->second.ref);
   }
   return who;
 }
@@ -210,7 +219,7 @@ void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) 
 void Dispatcher::Admit(WorkerId worker, const Version& v) {
   Engine& e = engines_.at(worker);
   Unload(e);
-  e.version = v;
+  SetVersion(e, v);
   e.open = true;
   Reload(e);
 }
@@ -226,6 +235,7 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
   e.reserved += reserved;
   Reload(e);
   e.groups.insert(r.gid);
+  groups_[r.gid].on.insert(on.worker);
   ++in_flight_;
 }
 
@@ -250,6 +260,7 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
     if (TP_PLANTED(2)) continue;  // parked on an endpoint that is gone
     if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref) PutReady(r->second);
   }
+  SetVersion(it->second, {});
   engines_.erase(it);
   return lost;
 }
@@ -303,7 +314,8 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
 std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest) {
   std::vector<Chunk> chunks;
   if (ready_keys_.empty() || by_load_.empty()) return chunks;
-  older_ = std::count_if(engines_.begin(), engines_.end(), [&](const auto& e) { return e.second.version.valid() && e.second.version < newest; });
+  older_ = 0;
+  for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;
   const int64_t most = std::min(options_.max_concurrent, cap_);
   std::array<std::set<ReadyKey>::iterator, 2> at{ready_[0].begin(), ready_[1].begin()};
   std::array<bool, 2> blocked{};
@@ -357,6 +369,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
     r.on = e->ref;
     r.home = e->ref.worker;
     GroupInfo& group = groups_[r.gid];
+    group.on.insert(e->ref.worker);
     group.home = e->ref.worker;
     if (!r.only.valid() && (!group.oldest.valid() || e->version < group.oldest)) group.oldest = e->version;
     ++in_flight_;

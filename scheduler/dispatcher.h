@@ -139,6 +139,7 @@ class Dispatcher {
     std::set<SampleId> ready;      // of its members
     double ratio = 0;              // its key in least_served_
     bool urgent = false;
+    std::set<WorkerId> on;         // workers that were given chunks of it
     Version oldest;                // weights that any of its chunks was given to; invalid: none began
   };
   using ReadyKey = std::tuple<int, int64_t, int64_t, SampleId>;  // class, order, start, tid
@@ -148,6 +149,7 @@ class Dispatcher {
   Engine* Place(const Request& r, int64_t tokens, const std::function<bool(const Version&)>& may_serve, const Version& newest);
   [[nodiscard]] int64_t Expected(const Request& r) const;   // its whole length
   void Rekey(const SampleId& tid);
+  void SetVersion(Engine& e, const Version& v);
   void Unload(Engine& e);                                    // out of by_load_, before its load changes
   void Reload(Engine& e);
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;
@@ -163,6 +165,7 @@ class Dispatcher {
   std::set<std::tuple<int64_t, int64_t, WorkerId>> by_load_;  // open engines: chunks, reserved tokens
   LengthModel lengths_;
   std::set<GroupId> urgent_;
+  std::map<Version, int64_t> serving_;                       // admitted engines by version
   int64_t older_ = 0;                                        // engines that still have older weights, in this Assign
   int64_t in_flight_ = 0, chunks_ = 0, cap_ = INT64_MAX, decisions_ = 0;
 };
