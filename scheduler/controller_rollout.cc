@@ -130,7 +130,7 @@ void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std
 
 void Controller::Impl::Dispatch() {
   if (shutdown.requested()) return;
-  for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); })) {
+  for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); }, state.version())) {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});

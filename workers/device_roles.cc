@@ -8,6 +8,7 @@
 
 #include "core/base/hash.h"
 #include "core/model/invariance.h"
+#include "core/model/routing.h"
 #include "core/text/tokenizer.h"
 #include "core/algorithms/rewards.h"
 #include "workers/model_folder.h"
@@ -191,6 +192,7 @@ Status DeviceRoles::PrepareRollout() {
     options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec(), weights_->dtype());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
     options.max_running = config_.rollout.max_concurrent;
+    options.record_routing = config_.rollout.record_routing;
     options.version = version_;
     if (!config_.rollout.stop.empty()) {
       TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(model_dir_));
@@ -204,6 +206,9 @@ Status DeviceRoles::PrepareRollout() {
 
 int64_t DeviceRoles::ReleaseRollout() { return engine_ == nullptr ? 0 : engine_->ReleaseMemory(); }
 
+int64_t DeviceRoles::routing_bytes() const {
+  return weights_ == nullptr || !config_.rollout.record_routing ? 0 : model::RoutingBytes(weights_->spec());
+}
 int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size()); }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
@@ -243,6 +248,7 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     row.response = std::move(in.response.ids);
     row.logprobs = std::move(in.response.logprobs);
     row.log_kept = std::move(in.response.log_kept);
+    row.routing = std::move(in.response.routing);
     for (const auto& [v, count] : in.response.versions) row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
     row.loss_mask = std::move(in.loss_mask);
     row.reward = in.reward;

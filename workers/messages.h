@@ -25,6 +25,7 @@ struct TokenRecord {
   std::vector<float> logprobs;
   std::vector<float> log_kept;
   std::vector<std::pair<Version, int64_t>> versions;  // run lengths
+  std::string routing;  // experts of the rows that ids were drawn from (core/model/routing.h); empty: not recorded
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(ids.size()); }
   // Appends `more`; keeps the arrays in step.
   void Append(const TokenRecord& more);
@@ -41,7 +42,8 @@ struct Hello {
   std::vector<Held> held; std::string host;
 };
 struct Heartbeat { std::string op; int64_t op_seq = 0; double kv_usage = 0; int64_t running = 0, waiting = 0; double step_s = 0;
-                   int64_t rss_bytes = 0; bool has_engine = false; };
+                   int64_t rss_bytes = 0; bool has_engine = false;
+                   int64_t paced_steps = 0, paced_missed = 0; double pace_scale_needed = 0; };
 struct ChunkDelta { SampleId tid; int32_t att = 0; TokenRecord tokens; bool ended = false;
                     scheduler::event::ChunkEnd end = scheduler::event::ChunkEnd::kEos; std::string why; };
 struct StepTokens { std::vector<ChunkDelta> chunks; double step_s = 0, kv_usage = 0; int64_t running = 0, waiting = 0,
@@ -81,7 +83,8 @@ struct Welcome { int64_t place = 0; SlotId slot; int64_t ctl_epoch = 0; double l
 struct Refuse { std::string why; };
 struct LeaseRenewal {};
 struct StartChunk { SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid; Version version;
-                    std::vector<int32_t> prompt, generated; int64_t chunk_tokens = 0, max_new_tokens = 0; bool greedy = false; };
+                    std::vector<int32_t> prompt, generated; int64_t chunk_tokens = 0, max_new_tokens = 0; bool greedy = false;
+                    int64_t routing_bytes = 0; };
 struct CancelChunk { SampleId tid; int32_t att = 0; };
 struct ForgetGroup { GroupId gid; };
 struct Grade { SampleId tid; int32_t att = 0; std::string prompt, answer; std::vector<std::pair<std::string, std::string>> fields;

@@ -39,6 +39,7 @@ storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
   p.response = sample->tokens.ids;
   p.logprobs = sample->tokens.logprobs;
   p.log_kept = sample->tokens.log_kept;
+  p.routing = sample->tokens.routing;
   for (const auto& [version, count] : sample->tokens.versions) p.versions.push_back({version, static_cast<int32_t>(count)});
   p.loss_mask = sample->loss_mask;
   if (!p.loss_mask.empty()) p.loss_mask.resize(p.response.size(), 1);
@@ -52,6 +53,7 @@ StoredSample SampleStore::FromPayload(const storage::Payload& payload) {
   s.tokens.ids = payload.response;
   s.tokens.logprobs = payload.logprobs;
   s.tokens.log_kept = payload.log_kept;
+  s.tokens.routing = payload.routing;
   for (const auto& run : payload.versions) s.tokens.versions.emplace_back(run.version, run.tokens);
   s.loss_mask = payload.loss_mask;
   s.finish = payload.finish;

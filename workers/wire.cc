@@ -33,6 +33,7 @@ void Put(const TokenRecord& in, v1::Tokens* out) {
   out->mutable_ids()->Add(in.ids.begin(), in.ids.end());
   out->mutable_logprobs()->Add(in.logprobs.begin(), in.logprobs.end());
   out->mutable_log_kept()->Add(in.log_kept.begin(), in.log_kept.end());
+  out->set_routing(in.routing);
   for (const auto& [version, count] : in.versions) {
     auto* run = out->add_versions();
     Put(version, run->mutable_version());
@@ -44,6 +45,7 @@ TokenRecord Get(const v1::Tokens& in) {
   out.ids.assign(in.ids().begin(), in.ids().end());
   out.logprobs.assign(in.logprobs().begin(), in.logprobs().end());
   out.log_kept.assign(in.log_kept().begin(), in.log_kept().end());
+  out.routing = in.routing();
   for (const auto& run : in.versions()) out.versions.emplace_back(Get(run.version()), run.count());
   return out;
 }
@@ -111,6 +113,9 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_step_s(b.step_s);
                    o->set_rss_bytes(b.rss_bytes);
                    o->set_has_engine(b.has_engine);
+                   o->set_paced_steps(b.paced_steps);
+                   o->set_paced_missed(b.paced_missed);
+                   o->set_pace_scale_needed(b.pace_scale_needed);
                  },
                  [&](const up::StepTokens& b) {
                    auto* o = out->mutable_tokens();
@@ -249,7 +254,8 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
     }
     case v1::FromWorker::kHeartbeat: {
       const auto& b = in.heartbeat();
-      out.body = up::Heartbeat{b.op(), b.op_seq(), b.kv_usage(), b.running(), b.waiting(), b.step_s(), b.rss_bytes(), b.has_engine()};
+      out.body = up::Heartbeat{b.op(), b.op_seq(), b.kv_usage(), b.running(), b.waiting(), b.step_s(), b.rss_bytes(), b.has_engine(),
+                               b.paced_steps(), b.paced_missed(), b.pace_scale_needed()};
       return out;
     }
     case v1::FromWorker::kTokens: {
@@ -379,6 +385,7 @@ void ToWire(const ToWorker& in, v1::ToWorker* out) {
                    o->set_chunk_tokens(b.chunk_tokens);
                    o->set_max_new_tokens(b.max_new_tokens);
                    o->set_greedy(b.greedy);
+                   o->set_routing_bytes(b.routing_bytes);
                  },
                  [&](const down::CancelChunk& b) {
                    Put(b.tid, out->mutable_cancel_chunk()->mutable_tid());
@@ -519,6 +526,7 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
       o.chunk_tokens = b.chunk_tokens();
       o.max_new_tokens = b.max_new_tokens();
       o.greedy = b.greedy();
+      o.routing_bytes = b.routing_bytes();
       out.body = std::move(o);
       return out;
     }

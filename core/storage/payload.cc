@@ -96,6 +96,8 @@ StatusOr<std::string> EncodePayload(const Payload& payload) {
     PutNumber(out, run.version.number);
     PutNumber(out, run.tokens);
   }
+  // What only some payloads have is at the end; an empty routing stands before a mask.
+  if (!payload.routing.empty() || !payload.loss_mask.empty()) PutString(out, payload.routing);
   if (!payload.loss_mask.empty()) PutList(out, payload.loss_mask);
   if (static_cast<int64_t>(out.size()) > kMaxPayloadBytes) {
     return InvalidArgument("payload of sample " + ToString(payload.tid) + ": " + std::to_string(out.size()) +
@@ -127,6 +129,7 @@ StatusOr<Payload> DecodePayload(std::string_view bytes) {
     run.version.number = reader.Number<int64_t>();
     run.tokens = reader.Number<int32_t>();
   }
+  if (reader.ok() && reader.left() > 0) payload.routing = std::string(reader.Bytes(reader.Count(1)));
   if (reader.ok() && reader.left() > 0) payload.loss_mask = GetList<uint8_t>(reader);
   if (!reader.ok() || reader.left() != 0 || (!payload.loss_mask.empty() && payload.loss_mask.size() != payload.response.size()) || size != bytes.size() ||
       finish > static_cast<uint8_t>(FinishReason::kLength)) {

@@ -26,6 +26,9 @@ Payload RandomPayload(Rng& rng, int64_t ordinal) {
   for (size_t i = 0; i < payload.response.size() && payload.tid.sample % 2 == 0; ++i) payload.loss_mask.push_back(rng.Chance(0.5) ? 1 : 0);
   if (rng.Chance(0.3)) payload.log_kept.clear();
   if (rng.Chance(0.2)) payload.logprobs.clear(), payload.versions.clear();
+  if (rng.Chance(0.3)) {
+    for (size_t n = 6 * payload.response.size(); n > 0; --n) payload.routing.push_back(static_cast<char>(rng.Next()));
+  }
   payload.finish = static_cast<FinishReason>(rng.Below(3));
   return payload;
 }
