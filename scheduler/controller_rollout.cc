@@ -31,7 +31,7 @@ void Controller::Impl::Admit() {
   const int64_t wanted = steps_left * rules.groups_per_step + (steps_left > 0 ? surplus : 0);
   int64_t fresh = 0;
   for (const auto& [key, p] : preparing) fresh += p.again ? 0 : 1;
-  int64_t from = TP_PLANTED(7) && must_restore ? ledger.ordinals().FirstMissing(0) + 200 : 0;
+  int64_t from = TP_PLANTED(7) && lives > 1 ? ledger.ordinals().FirstMissing(0) + 200 : 0;
   while (ledger.CanStart(TP_PLANTED(6) ? fresh - 2 * state.step().value - 2 : fresh) && ledger.open() + fresh < wanted) {
     const int64_t running = ledger.running_samples() + fresh * rules.group_size;
     if (rl && running > 0 && running >= options.config.rollout.max_concurrent) return;
