@@ -195,21 +195,21 @@ def main():
                     worst[dtype] = max(worst[dtype], error)
                     if not error < (FLOAT32_LIMIT if dtype == "float32" else BFLOAT16_LIMIT):
                         failures.append(f"{where} {dtype}: logits differ by {error:.2e} of their standard deviation")
-                if stored in ("torch.float32", "torch.bfloat16"):  # written again: the same names, shapes and bytes, and it loads
-                    out = folder + "/again"
-                    shard = rng.choice([20_000, 1 << 40])
-                    saved = program.ask(op="model.save", model=folder, out=out, dtype=stored[6:], max_shard_bytes=shard)
-                    if not saved.get("ok"):
-                        failures.append(f"{where}: model.save says {saved}")
-                    else:
-                        before = {k: v for path in pathlib.Path(folder).glob("*.safetensors") for k, v in load_file(path).items()}
-                        after = {k: v for path in pathlib.Path(out).glob("*.safetensors") for k, v in load_file(path).items()}
-                        if before.keys() != after.keys() or any(before[k].dtype != after[k].dtype or not torch.equal(before[k], after[k]) for k in before):
-                            failures.append(f"{where}: the saved tensors are others: {sorted(before.keys() ^ after.keys())[:5]}")
-                        again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
-                        difference = float((again(torch.tensor([ids])).logits[0].double() - logits).abs().max() / logits.std())
-                        if not difference < REPEAT_LIMIT:
-                            failures.append(f"{where}: logits of the saved folder differ by {difference:.1e} of their standard deviation in the reference library")
+                # Written again, after it was read in either type: the same names, shapes and bytes, and it loads
+                out = folder + "/again"
+                shard = rng.choice([20_000, 1 << 40])
+                saved = program.ask(op="model.save", model=folder, out=out, dtype=rng.choice(["float32", "bfloat16"]), max_shard_bytes=shard)
+                if not saved.get("ok"):
+                    failures.append(f"{where}: model.save says {saved}")
+                else:
+                    before = {k: v for path in pathlib.Path(folder).glob("*.safetensors") for k, v in load_file(path).items()}
+                    after = {k: v for path in pathlib.Path(out).glob("*.safetensors") for k, v in load_file(path).items()}
+                    if before.keys() != after.keys() or any(before[k].dtype != after[k].dtype or not torch.equal(before[k], after[k]) for k in before):
+                        failures.append(f"{where}: the saved tensors are others: {sorted(before.keys() ^ after.keys())[:5]}")
+                    again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
+                    difference = float((again(torch.tensor([ids])).logits[0].double() - logits).abs().max() / logits.std())
+                    if not difference < REPEAT_LIMIT:
+                        failures.append(f"{where}: logits of the saved folder differ by {difference:.1e} of their standard deviation in the reference library")
                 start, temperature = rng.randint(1, len(ids) - 1), rng.choice([0.7, 1.0, 1.5])
                 logprobs = torch.log_softmax(logits / temperature, dim=-1)
                 want = [logprobs[i - 1, ids[i]].item() for i in range(start, len(ids))]
