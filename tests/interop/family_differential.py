@@ -98,6 +98,8 @@ def random_config(family, rng):
         out.remove("num_key_value_heads")
     if "head_dim" in out and args["hidden_size"] % heads != 0:
         out.remove("head_dim")
+    if "max_position_embeddings" in out and args.get("sliding_window") is not None and family == "mistral":  # a window that would count
+        out.remove("max_position_embeddings")
     if "num_experts_per_tok" in out and args.get("num_experts", 0) < 8:
         out.remove("num_experts_per_tok")
     args = {key: value for key, value in args.items() if key not in out}

@@ -190,9 +190,9 @@ def main():
             counts[key] += 1
             if key == "both":
                 values = np.frombuffer(base64.b64decode(got["logits"]["b64"]), dtype="<f4").reshape(got["logits"]["shape"])
-                error = float(np.abs(values - want).max() / want.std()) if values.shape == want.shape else float("inf")
-                same_nan = values.shape == want.shape and bool((np.isnan(values) == np.isnan(want)).all())
-                if not error < family.FLOAT32_LIMIT and not (same_nan and np.isnan(want).any()):
+                finite = bool(np.isfinite(want).all())  # flipped bits of a weight can make any number
+                error = float(np.abs(values - want).max() / want.std()) if finite and values.shape == want.shape else 0.0 if values.shape == want.shape else float("inf")
+                if not error < family.FLOAT32_LIMIT and finite or values.shape != want.shape:
                     failures.append(f"{case} {note}: logits differ by {error:.2e} of their standard deviation")
             elif key == "refused here" and os.environ.get("VERBOSE"):
                 print(f"refused here: {note}: {got.get('error', got)[:200]}")
