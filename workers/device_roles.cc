@@ -59,6 +59,8 @@ bool HasTensors(const std::string& dir) {
   return fs::exists(dir + "/model.safetensors") || fs::exists(dir + "/model.safetensors.index.json");
 }
 
+constexpr int64_t kShardBytes = int64_t{5} << 30;  // of a saved model's files, as transformers cuts them
+
 // KV cache on a CPU slot: what the largest number of concurrent samples needs, but no more than this;
 // past it requests wait for room.
 constexpr int64_t kCpuKvBytes = int64_t{256} << 20;
@@ -312,7 +314,7 @@ Status DeviceRoles::SaveModel(const std::string& dir) const {
     std::error_code error;
     fs::create_directories(dir, error);
     if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
-    TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_, dir));
+    TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_, dir, kShardBytes, HasTensors(model_dir_) ? model_dir_ : ""));
     return CopyTextFiles(model_dir_, dir);
   });
 }
