@@ -34,6 +34,7 @@ std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
 StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed, const std::string& job) {
   DataSource source;
   source.shuffle_ = config.shuffle;
+  source.pairs_ = !config.task.empty() && (job == "dpo" || job == "reward_model");
   source.seed_ = Mix64(seed ^ 0x64617461ULL);
   if (config.task.empty() == config.path.empty()) {
     return InvalidArgument("data: expected either task (a generated one) or path (a JSONL file)");
@@ -56,7 +57,7 @@ StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed,
 }
 
 Status DataSource::OpenFiles(const DataConfig& config, const std::string& job) {
-  const JsonlOptions options{.kind = job == "sft" ? RowKind::kSft : RowKind::kRl};
+  const JsonlOptions options{.kind = job == "sft" || job == "distill" ? RowKind::kSft : job == "rl" ? RowKind::kRl : RowKind::kPair};
   TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
   train_ = std::make_shared<const JsonlData>(std::move(train));
   const int64_t rows = train_->size();
