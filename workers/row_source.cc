@@ -29,6 +29,7 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
+  if (config.model.init) source->max_positions_ = config.model.init->max_position;
   TP_ASSIGN_OR_RETURN(tasks::DataSource data, tasks::DataSource::Create(config.data, config.seed, config.job));
   source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
   TP_ASSIGN_OR_RETURN(source->tokenizer_, text::Tokenizer::Load(model_dir));
@@ -97,6 +98,10 @@ StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, co
   if (answer.empty()) return InvalidArgument("the row has no " + std::string(field) + " to learn from");
   TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(answer, {.add_special = false}));
   ids.push_back(end_token_);
+  if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_positions_) {
+    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) + " tokens, more than model.init.max_position " +
+                           std::to_string(max_positions_));
+  }
   if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_row_tokens_) {
     return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) + " tokens, more than train.micro_batch_tokens " +
                            std::to_string(max_row_tokens_));

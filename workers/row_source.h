@@ -55,6 +55,7 @@ class RowSource {
   bool pairs_ = false;  // dpo, reward_model
   int64_t max_prompt_tokens_ = 0;
   int64_t max_row_tokens_ = 0;
+  int64_t max_positions_ = int64_t{1} << 40;  // of model.init; a folder's are the trainer's to check
   int32_t end_token_ = -1;
   int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;

@@ -257,11 +257,17 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
     return Wrong(c.options.contains("prox") ? "prox" : "current_version", "a job recomputes the proximal log-probs exactly; remove the key");
   }
   out.mask_truncated = c.mask_truncated;
-  out.zero_variance_filter = (c.filter.empty() ? preset.filter : c.filter) == "zero_variance";
+  out.zero_variance_filter = FilterOf(c) == "zero_variance";
   if (out.zero_variance_filter && !out.advantage->compares) {
     return Wrong("filter", "zero_variance drops groups of equal rewards, but advantage " + out.advantage->name + " does not compare samples of a group; write none");
   }
   return out;
+}
+
+std::string FilterOf(const AlgorithmConfig& config) {
+  if (!config.filter.empty()) return config.filter;
+  const AlgorithmEntry* preset = FindAlgorithm(config.name);
+  return preset == nullptr ? "none" : preset->filter;
 }
 
 ResolvedAlgorithm DefaultAlgorithm() { return Resolve(AlgorithmConfig{}, 1).value(); }

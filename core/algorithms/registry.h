@@ -71,6 +71,9 @@ struct ResolvedAlgorithm {
 // a job cannot provide yet.
 StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens);
 
+// The filter of groups: as written, else the algorithm's; "none" for an unknown algorithm.
+std::string FilterOf(const AlgorithmConfig& config);
+
 // Names that may stand in `algorithm` as options of its parts, for this choice of parts.
 std::vector<OptionSpec> OptionsOfParts(const AlgorithmConfig& config);
 // A value as written in YAML ("0.2", "group_std", "true", "null").

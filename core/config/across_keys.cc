@@ -188,17 +188,17 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
     return b.Complain(message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
   }
   const algorithms::ResolvedAlgorithm& r = resolved.value();
-  const auto unread = [&](const char* key, bool read, const std::string& what) {
-    if (b.Written(key) && !read) b.Complain(key, what);
-  };
-  for (const char* key : {"algorithm.critic.path", "algorithm.critic.learning_rate", "algorithm.critic.warmup_steps", "algorithm.critic.loss",
-                          "algorithm.critic.huber_delta", "algorithm.critic.clip"}) {
-    unread(key, r.needs_critic(), "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
+  // Only what says something: a resolved config has every key.
+  const CriticConfig& critic = c.algorithm.critic;
+  const CriticConfig usual;
+  for (const auto& [key, set] : {std::pair{"algorithm.critic.path", !critic.path.empty()}, {"algorithm.critic.learning_rate", critic.learning_rate.has_value()},
+                                 {"algorithm.critic.warmup_steps", critic.warmup_steps != usual.warmup_steps}, {"algorithm.critic.loss", critic.loss != usual.loss},
+                                 {"algorithm.critic.huber_delta", critic.huber_delta != usual.huber_delta}, {"algorithm.critic.clip", critic.clip != usual.clip}}) {
+    if (set && !r.needs_critic()) b.Complain(key, "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
   }
-  unread("algorithm.kl.reference", r.needs_reference(), "nothing reads a reference model; write kl.coef above 0, or remove it");
-  if (b.Written("algorithm.critic.warmup_steps") && c.algorithm.critic.warmup_steps >= c.train.steps && c.train.steps > 0) {
-    b.Complain("algorithm.critic.warmup_steps", "is " + Text(c.algorithm.critic.warmup_steps) + " of " + Text(c.train.steps) +
-                                                    " steps (train.steps), so the policy would never be trained; lower it");
+  if (!c.algorithm.kl.reference.empty() && !r.needs_reference()) b.Complain("algorithm.kl.reference", "nothing reads a reference model; write kl.coef above 0, or remove it");
+  if (critic.warmup_steps > 0 && critic.warmup_steps >= c.train.steps) {
+    b.Warn("algorithm.critic.warmup_steps", "is " + Text(critic.warmup_steps) + " of " + Text(c.train.steps) + " steps (train.steps), so the policy will not be trained");
   }
   if (r.advantage->Uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2) {
     b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but the first sample of a group is the greedy baseline of " + r.advantage->name +
@@ -264,7 +264,7 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   }
   if (c.job == "distill") {
     if (b.Good("distill.teacher") && c.distill.teacher.empty()) b.Complain("distill.teacher", "is missing; name the model folder of the teacher");
-    if (b.Written("distill.weight") && c.distill.divergence != "mixed" && c.distill.divergence != "gkd") {
+    if (c.distill.weight != DistillConfig().weight && c.distill.divergence != "mixed" && c.distill.divergence != "gkd") {
       b.Complain("distill.weight", "weighs the parts of mixed and gkd, but distill.divergence is " + c.distill.divergence + "; remove it");
     }
   }
@@ -273,25 +273,11 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   }
 }
 
-// Folders of further models.
-void CheckModelFolders(Binder& b, const JobConfig& c) {
-  struct Folder {
-    const char* key;
-    const std::string& path;
-  };
-  for (const Folder& f : {Folder{"algorithm.kl.reference", c.algorithm.kl.reference}, {"algorithm.critic.path", c.algorithm.critic.path},
-                          {"algorithm.teacher", c.algorithm.teacher}, {"preference.reference", c.preference.reference}, {"distill.teacher", c.distill.teacher}}) {
-    std::error_code error;
-    if (!f.path.empty() && b.Good(f.key) && !std::filesystem::exists(f.path + "/config.json", error)) {
-      b.Complain(f.key, "'" + f.path + "' has no config.json; name a Hugging Face folder, from the current directory or beside this config");
-    }
-  }
-}
-
 // Prompt and response have to fit the micro-batch, the model's positions and the KV cache. A default
 // max_prompt_tokens gives way; one that was written is held to.
 void CheckLengths(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
+  if (TrainsOnPairs(c)) return;  // answers are as long as the data; rows that do not fit are named when they are read
   if (!AllGood(b, {"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
                    "rollout.kv_cache_tokens", "model.init.max_position"}))
     return;
@@ -446,7 +432,6 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
     } else {
       CheckSupervised(b, loaded);
     }
-    CheckModelFolders(b, c);
   }
   CheckLengths(b, loaded);
   CheckTrain(b, c);

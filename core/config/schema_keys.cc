@@ -502,7 +502,7 @@ std::vector<Key> SystemKeys() {
 const std::vector<Key>& Keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all;
-    for (auto part : {RootKeys, DataKeys, ShapingKeys, AlgorithmKeys, ObjectiveKeys, RolloutKeys, TrainKeys, SystemKeys}) {
+    for (auto part : {RootKeys, DataKeys, ShapingKeys, AlgorithmKeys, RolloutKeys, ObjectiveKeys, TrainKeys, SystemKeys}) {
       for (Key& key : part()) all.push_back(std::move(key));
     }
     return all;

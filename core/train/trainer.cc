@@ -233,6 +233,7 @@ Status TrainerImpl::FillWeights(const StepContext& step, StepPlan& plan) const {
 
 StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPlan& plan, std::map<std::string, double>& metrics) {
   Stopwatch watch;
+  decoder->ReleaseScratch();  // the critic's activations take its place for a while
   std::vector<double> weights_of(plan.cells.mask.size(), 0.0);
   for (const auto& mini : step.minibatches) {
     TP_ASSIGN_OR_RETURN(const std::vector<double> share, algorithms::AggregationWeights({}, Only(plan.cells, mini)));

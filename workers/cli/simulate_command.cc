@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/algorithms/registry.h"
 #include "core/config/load.h"
 #include "core/config/workload.h"
 #include "scheduler/policy.h"
@@ -76,6 +77,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const std::string& hardware
   s.prompt_tokens = std::max<int64_t>(1, std::min<int64_t>(config.data.max_prompt_tokens, 64));
   s.seed = config.seed;
   s.controller.config = config;
+  s.controller.config.algorithm.filter = algorithms::FilterOf(config.algorithm);
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
   s.release_s = s.grant_s = 0.02;
