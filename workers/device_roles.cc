@@ -8,6 +8,7 @@
 
 #include "core/base/hash.h"
 #include "core/model/invariance.h"
+#include "core/model/routing.h"
 #include "core/text/tokenizer.h"
 #include "workers/model_folder.h"
 #include "workers/row_source.h"
@@ -219,6 +220,7 @@ Status DeviceRoles::PrepareRollout() {
     options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec(), weights_->dtype());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
     options.max_running = config_.rollout.max_concurrent;
+    options.record_routing = config_.rollout.record_routing;
     options.version = version_;
     if (!config_.rollout.stop.empty()) {
       TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(model_dir_));
@@ -232,6 +234,9 @@ Status DeviceRoles::PrepareRollout() {
 
 int64_t DeviceRoles::ReleaseRollout() { return engine_ == nullptr ? 0 : engine_->ReleaseMemory(); }
 
+int64_t DeviceRoles::routing_bytes() const {
+  return weights_ == nullptr || !config_.rollout.record_routing ? 0 : model::RoutingBytes(weights_->spec());
+}
 int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size()); }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
@@ -271,6 +276,7 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     row.response = std::move(in.response.ids);
     row.logprobs = std::move(in.response.logprobs);
     row.log_kept = std::move(in.response.log_kept);
+    row.routing = std::move(in.response.routing);
     for (const auto& [v, count] : in.response.versions) row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
     row.loss_mask = std::move(in.loss_mask);
     row.reward = in.reward;
@@ -303,13 +309,14 @@ Status DeviceRoles::EvaluatePairs(StepNumber step, bool before, std::map<std::st
     TP_ASSIGN_OR_RETURN(const auto source, RowSource::Create(config_, model_dir_));
     const int64_t all = source->data().held_out_size(), n = e.samples > 0 ? std::min(e.samples, all) : all;
     for (int64_t i = 0; i < n; ++i) {
-      TP_ASSIGN_OR_RETURN(const EncodedRow row, source->HeldOut(i));
+      const StatusOr<EncodedRow> row = source->HeldOut(i);
+      if (!row.ok()) continue;  // as a training row that is bad: left out
       for (int32_t k = 0; k < 2; ++k) {
         train::Row answer;
         answer.tid = {i, 0, k};
         answer.gid = GroupId{i};
-        answer.prompt = row.prompt;
-        answer.response = k == 0 ? row.response : row.rejected;
+        answer.prompt = row->prompt;
+        answer.response = k == 0 ? row->response : row->rejected;
         answer.reward = k == 0 ? 1 : 0;
         held_out_.push_back(std::move(answer));
       }

@@ -57,6 +57,7 @@ class DeviceRoles {
   StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
   void UseVersion(Version version);                // the arena now holds `version`
   [[nodiscard]] int64_t weight_bytes() const;
+  [[nodiscard]] int64_t routing_bytes() const;  // of a row, recorded by the engine; 0: nothing is recorded
 
   // Training. kInvalidArgument: the rows cannot be trained on (data), nothing changed.
   // kAborted: `progress` returned false. With a group, `rows` are those of all ranks and `groups` the gids of

@@ -214,6 +214,9 @@ class DeviceWorker {
     request.generated = std::move(c.generated);
     request.max_new_tokens = c.chunk_tokens;
     request.max_total_new = c.max_new_tokens;
+    if (const int64_t row = roles_->routing_bytes(); row > 0) {
+      request.routed = std::min(c.routing_bytes / row, static_cast<int64_t>(request.generated.size()));
+    }
     engine::SamplingParams& s = request.sampling;
     s.temperature = c.greedy ? 0.0F : static_cast<float>(config_.rollout.temperature);
     if (!c.greedy) {
@@ -611,6 +614,7 @@ class DeviceWorker {
       bool masked = false;
       for (const float k : d.log_kept) masked = masked || k != 0.0F;
       if (masked) c.tokens.log_kept = std::move(d.log_kept);
+      c.tokens.routing = std::move(d.routing);
       if (n > 0) c.tokens.versions.emplace_back(d.version, n);
       c.ended = d.finish != engine::FinishReason::kNone;
       if (c.ended) c.end = ToChunkEnd(d.finish);

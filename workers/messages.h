@@ -25,6 +25,7 @@ struct TokenRecord {
   std::vector<float> logprobs;
   std::vector<float> log_kept;
   std::vector<std::pair<Version, int64_t>> versions;  // run lengths
+  std::string routing;  // experts of the rows that ids were drawn from (core/model/routing.h); empty: not recorded
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(ids.size()); }
   // Appends `more`; keeps the arrays in step.
   void Append(const TokenRecord& more);
@@ -79,7 +80,8 @@ struct Welcome { int64_t place = 0; SlotId slot; int64_t ctl_epoch = 0; double l
 struct Refuse { std::string why; };
 struct LeaseRenewal {};
 struct StartChunk { SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid; Version version;
-                    std::vector<int32_t> prompt, generated; int64_t chunk_tokens = 0, max_new_tokens = 0; bool greedy = false; };
+                    std::vector<int32_t> prompt, generated; int64_t chunk_tokens = 0, max_new_tokens = 0; bool greedy = false;
+                    int64_t routing_bytes = 0; };
 struct CancelChunk { SampleId tid; int32_t att = 0; };
 struct ForgetGroup { GroupId gid; };
 struct Grade { SampleId tid; int32_t att = 0; std::string prompt, answer; std::vector<std::pair<std::string, std::string>> fields;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/algorithms/distillation.h"
+#include "core/model/routing.h"
 #include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
 
@@ -99,17 +100,17 @@ Slopes PairSlopes(const TrainerOptions& o, const Batch& batch, const CellBatch& 
 
 }  // namespace
 
-Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, bool first_pass) {
+Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, double share, bool first_pass) {
   const Batch& batch = step.batch;
   TokenSums& sums = step.sums;
   Stopwatch watch;
-  const PackedBatch packed = Pack(batch.rows, micro);
+  const PackedBatch packed = Pack(batch.rows, micro, model::RoutingBytes(weights.spec()));
   step.computed += static_cast<int64_t>(packed.ids.size());
   const bool distill = options.objective == Objective::kDistill;
   at::Tensor taught;  // the teacher's hidden states
-  if (distill) taught = HiddenStates(*teacher, *companions.teacher, packed);
-  auto [hidden, saved] = decoder->ForwardTraining(
-      {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, options.recompute);
+  if (distill) taught = HiddenStates(*teacher, *companions.teacher, View(companions.teacher->spec(), batch.rows, packed, nullptr));
+  std::vector<int32_t> experts;
+  auto [hidden, saved] = decoder->ForwardTraining(View(weights.spec(), batch.rows, packed, &experts), options.recompute);
   step.times.forward += watch.Lap();
 
   // Which tokens of the rows each pair serves.
@@ -180,6 +181,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n), part(entropy, from, n), part(lse, from, n));
     }
 
+    Stopwatch of_loss;
     std::vector<double> logp, entropies, scores;
     for (const CellBatch::Cell& c : b.list) {
       logp.push_back(lp[c.pair]);
@@ -228,6 +230,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       if (with_entropy_gradient) dentropy[i] = static_cast<float>(entropy_slope[i]);
     }
 
+    step.times.loss += of_loss.Lap();
     for (size_t from = 0; from < count; from += chunk) {
       const size_t n = std::min(chunk, count - from);
       if (count > chunk) kept.emplace(head_of(begin + from, n));
@@ -238,7 +241,8 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     }
   }
   step.times.head += watch.Lap();
-  decoder->Backward(std::move(saved), dhidden.to(hidden.scalar_type()), *gradients);
+  sums.balance += share * decoder->LoadBalanceLoss(saved);
+  decoder->Backward(std::move(saved), dhidden.to(hidden.scalar_type()), *gradients, options.router_aux_coef * share);
   step.times.backward += watch.Lap();
   return OkStatus();
 }

@@ -128,7 +128,7 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
     return metrics;
   }
   const auto totals = [&](const model::Decoder& decoder, const model::Weights& by) -> StatusOr<std::vector<double>> {
-    TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(), rows, places));
+    TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places));
     std::vector<double> sum(rows.size(), 0.0);
     for (size_t i = 0; i < rows.size(); ++i) {
       double n = 0;

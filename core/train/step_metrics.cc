@@ -35,7 +35,7 @@ Status TokenSums::AddOtherRanks(comm::Collective& group) {
   const auto ranks = static_cast<size_t>(group.size());
   const auto here = static_cast<size_t>(group.rank());
   int64_t* const counts[] = {&tokens, &clipped, &dual_clipped, &same_version};
-  double* const sums[] = {&loss, &entropy_loss, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl, &reference_kl, &reference_tokens,
+  double* const sums[] = {&loss, &entropy_loss, &balance, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl, &reference_kl, &reference_tokens,
                           &kl_loss, &pairs, &pair_right, &pair_chosen, &pair_rejected, &compared, &agreed};
   constexpr size_t kExtremes = 4;
   std::vector<double> all;
@@ -131,6 +131,7 @@ void TokenMetrics(const TokenSums& s, bool policy, std::map<std::string, double>
 void TimeMetrics(const StepTimes& t, int64_t tokens, int64_t computed, std::map<std::string, double>& metrics) {
   if (t.prepare > 0) metrics["timing_s/actor_prepare"] = t.prepare;
   if (t.critic > 0) metrics["timing_s/update_critic"] = t.critic;
+  metrics["timing_s/actor_loss"] = t.loss;
   metrics["timing_s/actor_forward"] = t.forward;
   metrics["timing_s/actor_head"] = t.head;
   if (t.reduce > 0) metrics["timing_s/actor_reduce"] = t.reduce;

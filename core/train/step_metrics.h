@@ -18,6 +18,7 @@ struct TokenSums {
   int64_t tokens = 0;          // valid ones
   double loss = 0;             // aggregated policy (or supervised) loss
   double entropy_loss = 0;     // aggregated entropy
+  double balance = 0;          // load-balance loss of experts, micro-batches weighted by their tokens
   double entropy = 0;
   double kl = 0;               // sum of -(lp - old)
   int64_t clipped = 0, dual_clipped = 0;
@@ -47,6 +48,7 @@ struct TokenSums {
 };
 
 struct StepTimes {
+  double loss = 0;                 // advantages and losses themselves, inside prepare and head
   double prepare = 0, critic = 0;  // before the updates: further models, advantages; the critic's updates
   double forward = 0, head = 0, backward = 0, reduce = 0, optimizer = 0, digest = 0, total = 0;  // seconds
 };

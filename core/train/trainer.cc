@@ -13,10 +13,32 @@
 #include "core/algorithms/metrics.h"
 #include "core/algorithms/value_loss.h"
 #include "core/base/hash.h"
+#include "core/model/routing.h"
 #include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
 
 namespace tidepool::train {
+namespace {
+
+Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, size_t tokens) {
+  if (routing.empty()) return OkStatus();
+  const auto row = static_cast<size_t>(model::RoutingBytes(spec));
+  if (row == 0) return InvalidArgument("routing was recorded, but the model has no experts");
+  if (routing.size() % row != 0 || routing.size() / row > tokens) {
+    return InvalidArgument(std::to_string(routing.size()) + " bytes of routing for " + std::to_string(tokens) + " response tokens of " + std::to_string(row) + " bytes");
+  }
+  const auto* ids = reinterpret_cast<const unsigned char*>(routing.data());
+  for (size_t at = 0; at < routing.size(); at += static_cast<size_t>(model::RoutingIdBytes(spec))) {
+    if (const int32_t id = model::GetRoutingId(spec, ids + at); id >= spec.moe.experts) {
+      return InvalidArgument("routing names expert " + std::to_string(id) + " of " + std::to_string(spec.moe.experts));
+    }
+  }
+  return OkStatus();
+}
+
+int64_t Tokens(const Row& row) { return static_cast<int64_t>(row.prompt.size() + row.response.size()); }
+
+}  // namespace
 
 TrainerImpl::TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c) : weights(w), options(o), companions(c), controls(&spare) {}
 
@@ -40,6 +62,7 @@ Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
         (!row.log_kept.empty() && row.log_kept.size() != n)) {
       return InvalidArgument(who + "versions, log_kept or loss_mask differ in length from the " + std::to_string(n) + " response tokens");
     }
+    TP_RETURN_IF_ERROR(CheckRouting(weights.spec(), row.routing, n).At("row " + ToString(row.tid)));
     if (!std::isfinite(row.reward)) return InvalidArgument(who + "the reward is not finite");
     const int64_t length = static_cast<int64_t>(row.prompt.size() + n);
     if (length > weights.spec().max_position) {
@@ -106,7 +129,7 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
   std::vector<int64_t> all;
   for (size_t i = 0; i < rows.size(); ++i) all.push_back(static_cast<int64_t>(i));
   if (impl_->decoder == nullptr) return FailedPrecondition("trainer: a reward model has no log-probabilities");
-  return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(), rows, all);
+  return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
@@ -124,7 +147,7 @@ Status TrainerImpl::Split(StepContext& step) const {
     // A reward model's rows are a token longer: the place of the score.
     const bool longer = options.objective == Objective::kReward;
     const std::vector<Row> rows = longer ? WithScorePlace(step.batch.rows) : std::vector<Row>();
-    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(longer ? rows : step.batch.rows, share, options.micro_batch_tokens));
+    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(longer ? rows : step.batch.rows, share, options.micro_batch_tokens, longer ? 0 : model::RoutingBytes(weights.spec())));
     step.todo += static_cast<int64_t>(parts.size()) * options.epochs;
     step.micros.push_back(std::move(parts));
   }
@@ -142,10 +165,10 @@ StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step, const
   return flat;
 }
 
-StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what,
+StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what, bool replay,
                                                        std::vector<double>* squares) const {
   std::vector<std::vector<float>> square_rows;
-  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(), step.batch.rows, step.mine, squares == nullptr ? nullptr : &square_rows));
+  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, step.mine, squares == nullptr ? nullptr : &square_rows));
   if (squares != nullptr) {
     TP_ASSIGN_OR_RETURN(*squares, Gather(step, square_rows, "squares"));
   }
@@ -192,7 +215,7 @@ Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
   // Log-probs of the weights that the step starts from. With a single update they are those of its own forward,
   // unless the algorithm asks something of the whole batch first.
   if (a.needs_old_first() || options.epochs * static_cast<int64_t>(step.minibatches.size()) > 1) {
-    TP_ASSIGN_OR_RETURN(plan.old, AllLogProbs(step, *decoder, weights, "log_probs", a.advantage->Uses(algorithms::Provision::kSquares) ? &plan.squares : nullptr));
+    TP_ASSIGN_OR_RETURN(plan.old, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true, a.advantage->Uses(algorithms::Provision::kSquares) ? &plan.squares : nullptr));
   }
   if (reference != nullptr) {
     TP_ASSIGN_OR_RETURN(plan.ref, AllLogProbs(step, *reference, *companions.reference, "reference"));
@@ -210,9 +233,11 @@ Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
     TP_ASSIGN_OR_RETURN(const auto rows, value->Values(step.batch.rows, step.mine));
     TP_ASSIGN_OR_RETURN(plan.values, Gather(step, rows, "values"));
   }
+  Stopwatch of_loss;
   plan.scores = ShapedRewards(options.shaping, step.batch.rows, controls->rewards);
   TP_RETURN_IF_ERROR(FillAdvantages(step.batch, a, options.component_weights, controls->kl_coef, plan));
   FillRejection(a, plan);
+  step.times.loss += of_loss.Lap();
   return OkStatus();
 }
 
@@ -286,15 +311,24 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPla
 StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& plan) {
   const bool whole_batch = policy() && options.loss.policy.loss->whole_batch;
   std::vector<int64_t> pairs_of;
-  for (const auto& mini : step.minibatches) pairs_of.push_back(static_cast<int64_t>(mini.size()) / 2);
+  std::vector<double> tokens_of;  // of all ranks
+  const auto tokens = [&](const std::vector<int64_t>& rows) {
+    int64_t sum = 0;
+    for (const int64_t i : rows) sum += Tokens(step.batch.rows[static_cast<size_t>(i)]);
+    return static_cast<double>(sum);
+  };
+  for (const auto& mini : step.minibatches) {
+    pairs_of.push_back(static_cast<int64_t>(mini.size()) / 2);
+    tokens_of.push_back(tokens(mini));
+  }
   UpdateTarget target{.gradients = *gradients,
                       .optimizer = *optimizer,
                       .rate = LearningRate(options.schedule, step.batch.step.value),
-                      .micro = [&](const std::vector<int64_t>& micro, size_t update, int64_t epoch) { return MicroStep(step, micro, plan, pairs_of[update], epoch == 0); },
+                      .micro = [&](const std::vector<int64_t>& micro, size_t update, int64_t epoch) { return MicroStep(step, micro, plan, pairs_of[update], tokens(micro) / tokens_of[update], epoch == 0); },
                       .finite = [&] { return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) && std::isfinite(step.sums.kl_loss); }};
   if (whole_batch) {
     target.before = [&](size_t update) -> Status {
-      TP_ASSIGN_OR_RETURN(const std::vector<double> every, AllLogProbs(step, *decoder, weights, "log_probs"));
+      TP_ASSIGN_OR_RETURN(const std::vector<double> every, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true));
       const algorithms::Cells cells = Only(plan.cells, step.minibatches[update]);
       plan.selected = algorithms::SelectTokens(options.loss.policy, cells, {.logp = algorithms::Masked(every, cells), .advantages = plan.advantages});
       return OkStatus();
@@ -358,7 +392,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   if (progress != nullptr) (void)progress({step.done, step.todo});
   watch.Lap();
   result.digest = m.weights.Digest();
-  const uint64_t everything = Digest();
+  const uint64_t everything = m.DigestWith(result.digest);
   step.times.digest = watch.Lap();
   if (group != nullptr) {
     TP_RETURN_IF_ERROR(step.sums.AddOtherRanks(*group));
@@ -413,14 +447,15 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
           .Put(o.objective == Objective::kReward ? "reward_model" : "dpo", metrics);
       break;
   }
-  metrics["actor/loss"] = loss / passes;
+  if (m.weights.spec().sparse_layers() > 0 && m.decoder != nullptr && !critic_alone) metrics["actor/router_balance"] = sums.balance / passes;
+  metrics["actor/loss"] = (loss + o.router_aux_coef * sums.balance) / passes;
   metrics["actor/grad_norm"] = critic_alone ? 0 : done.grad_norm;
   metrics["actor/lr"] = critic_alone ? 0 : LearningRate(o.schedule, batch.step.value);
   metrics["actor/updates"] = static_cast<double>(result.updates);
   metrics["actor/nonfinite"] = result.finite ? 0 : 1;
   step.times.total = total.Lap();
   int64_t tokens = 0;
-  for (const Row& row : batch.rows) tokens += static_cast<int64_t>(row.prompt.size() + row.response.size());
+  for (const Row& row : batch.rows) tokens += Tokens(row);
   TimeMetrics(step.times, tokens, step.computed, metrics);
   return result;
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
@@ -465,12 +500,11 @@ int64_t Trainer::updates() const {
   const TrainerImpl& m = *impl_;
   return m.trained().updates() + (m.policy() && m.value != nullptr ? m.value->optimizer().updates() : 0);
 }
-uint64_t Trainer::Digest() const {
-  const TrainerImpl& m = *impl_;
-  const uint64_t weights = m.weights.Digest();
-  if (!m.policy() || m.value == nullptr) return weights;
-  const uint64_t both[] = {weights, m.value->weights().Digest()};
+uint64_t TrainerImpl::DigestWith(uint64_t weights_digest) const {
+  if (!policy() || value == nullptr) return weights_digest;
+  const uint64_t both[] = {weights_digest, value->weights().Digest()};
   return Hash64(std::as_bytes(std::span(both)), 0);
 }
+uint64_t Trainer::Digest() const { return impl_->DigestWith(impl_->weights.Digest()); }
 
 }  // namespace tidepool::train

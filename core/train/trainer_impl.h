@@ -86,13 +86,15 @@ struct TrainerImpl {
   [[nodiscard]] bool pairs() const { return options.objective == Objective::kPreference || options.objective == Objective::kReward; }
   [[nodiscard]] AdamW& trained() const { return optimizer != nullptr ? *optimizer : value->optimizer(); }
   [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
-  [[nodiscard]] ScoringOptions scoring() const { return {options.temperature, options.micro_batch_tokens, options.head_rows}; }
+  [[nodiscard]] ScoringOptions scoring(bool replay) const { return {options.temperature, options.micro_batch_tokens, options.head_rows, replay}; }
 
   // trainer.cc
+  [[nodiscard]] uint64_t DigestWith(uint64_t weights_digest) const;  // and the critic's
   Status Split(StepContext& step) const;
   // Numbers of this rank's rows put in their cells, with those of the other ranks.
   StatusOr<std::vector<double>> Gather(const StepContext& step, const std::vector<std::vector<float>>& rows, const char* what) const;
-  StatusOr<std::vector<double>> AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what,
+  // replay: `of` is the model that sampled, so tokens go through the experts that were recorded.
+  StatusOr<std::vector<double>> AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what, bool replay = false,
                                             std::vector<double>* squares = nullptr) const;
   StatusOr<UpdatesDone> Update(StepContext& step, const UpdateTarget& target) const;
   Status PreparePolicy(StepContext& step, StepPlan& plan);
@@ -101,8 +103,8 @@ struct TrainerImpl {
   StatusOr<UpdatesDone> UpdateWeights(StepContext& step, StepPlan& plan);
   void Adapt(const Batch& batch, double kl);
 
-  // micro_step.cc. One micro-batch: forward, loss, backward.
-  Status MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, bool first_pass);
+  // micro_step.cc. One micro-batch: forward, loss, backward. share: of the update's tokens.
+  Status MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, double share, bool first_pass);
 
   // Logits of the student become the gradient of sum weight(pair) divergence(pair).
   void DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught, const std::function<double(size_t)>& weight, TokenSums& sums) const;

@@ -44,7 +44,7 @@ StatusOr<std::vector<std::vector<float>>> ValueModel::Values(std::span<const Row
   std::vector<std::vector<float>> result(rows.size());
   for (const auto& micro : micros) {
     const PackedBatch packed = Pack(rows, micro);
-    const std::vector<double> values = HeadOf(HiddenStates(decoder_, weights_, packed), packed.sources);
+    const std::vector<double> values = HeadOf(HiddenStates(decoder_, weights_, View(weights_.spec(), rows, packed, nullptr)), packed.sources);
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       for (const int32_t pair : packed.pair_of[k]) result[static_cast<size_t>(packed.rows[k])].push_back(static_cast<float>(values[static_cast<size_t>(pair)]));
     }
