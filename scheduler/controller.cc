@@ -121,11 +121,20 @@ Controller::Impl::Impl(const ControllerOptions& o)
       dispatcher({.chunk_tokens = ChunkTokens(o.config.rollout.chunk_tokens, max_new, o.config.rollout.block_tokens),
                   .max_concurrent = std::max<int64_t>(o.config.rollout.max_concurrent, 1),
                   .kv_cache_tokens = o.config.rollout.kv_cache_tokens, .order = o.dispatch.order,
-                  .oracle = o.dispatch.oracle, .pull_kv = o.dispatch.pull_kv}),
+                  .oracle = o.dispatch.oracle, .pull_kv = o.dispatch.pull_kv, .reserve = o.config.rollout.admission != "adaptive",
+                  .pin = o.config.rollout.pin_version}),
       grading(GradingOf(o.config)),
       evaluation(eval_questions),
       checkpoints({.every_steps = o.config.checkpoint.every_steps, .keep = o.config.checkpoint.keep}),
-      watchdog(FromSeconds(o.config.cluster.stall_timeout_s)) {}
+      watchdog(FromSeconds(o.config.cluster.stall_timeout_s)) {
+  if (o.config.rollout.admission != "adaptive") return;
+  const auto most = static_cast<double>(std::max<int64_t>(o.config.rollout.max_concurrent, 1));
+  const auto slots = static_cast<double>(o.config.cluster.slots);
+  const auto whole = static_cast<double>(std::max<int64_t>(o.config.data.max_prompt_tokens + max_new, 1));
+  const double start = o.config.rollout.kv_cache_tokens > 0 ? slots * static_cast<double>(o.config.rollout.kv_cache_tokens) / whole : most;
+  kv.emplace(std::clamp(start, 1.0, most), 1.0, most);
+  dispatcher.SetCap(kv->cap());
+}
 
 StatusOr<std::unique_ptr<Controller>> Controller::Create(const ControllerOptions& options,
                                                          const std::vector<JournalEntry>& journal) {
@@ -206,6 +215,7 @@ void Controller::Impl::On(const event::Heartbeat& e) {
   const auto* before = health.Find(e.worker.worker);
   const int64_t seq = before->op_seq;
   health.Heard(e.worker.worker, e, now);
+  SampleEngine(e);
   if (e.engine && e.engine->step_s > 0) token_s = token_s == 0 ? e.engine->step_s : 0.9 * token_s + 0.1 * e.engine->step_s;
   if (e.op_seq != seq) {  // a long operation moves
     Moved();
@@ -231,6 +241,8 @@ void Controller::Impl::On(const event::StorageFailed& e) {
 void Controller::Impl::On(const event::Tick&) {
   CheckHealth();
   if (!finished) CheckDeadlines();
+  if (!finished) WeighWorkers();
+  if (!finished) Repack();
   if (!finished) AdvancePool(/*again=*/true);
 }
 
@@ -273,6 +285,11 @@ const record::Enq* Controller::FindPayload(const SampleId& tid) const {
   const Sample* s = impl_->state.ledger().Find(tid);
   if (s == nullptr || (s->phase != SamplePhase::kAwaiting && s->phase != SamplePhase::kReady)) return nullptr;
   return &s->enq;
+}
+
+bool Controller::Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const {
+  const Request* r = impl_->dispatcher.Find(tid);
+  return r != nullptr && r->att == att && r->on == worker && impl_->health.IsCurrent(worker);
 }
 
 double Controller::Reward(const SampleId& tid) const {

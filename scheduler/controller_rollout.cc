@@ -10,7 +10,6 @@ namespace tidepool::scheduler {
 namespace {
 
 constexpr int64_t kMaxChunkErrors = 3;    // of one sample, then it is poison
-constexpr double kCancelSeconds = 2;      // a cancelled chunk is acknowledged before its worker loads weights
 }  // namespace
 
 bool Controller::Impl::MayServe(const Version& v) const {
@@ -122,6 +121,7 @@ void Controller::Impl::On(const event::RowInvalid& e) {
 
 void Controller::Impl::Dispatch() {
   if (shutdown.requested()) return;
+  if (options.config.rollout.pin_version) DropOrphans();
   for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); }, state.version())) {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
@@ -129,6 +129,29 @@ void Controller::Impl::Dispatch() {
     if (c.pull_from.inc.valid()) out.Do(command::PullKv{c.worker, c.pull_from, r.tid, r.att, c.v, c.pull_tokens});
     out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.max_new,
                                options.config.rollout.kv_on_update == "keep"});
+  }
+}
+
+// rollout.pin_version: samples whose weights nobody has any more can never go on; their groups begin again.
+void Controller::Impl::DropOrphans() {
+  for (const GroupId gid : dispatcher.Orphans()) {
+    for (const auto& [key, g] : state.ledger().groups()) {
+      if (g.gid != gid || g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained) continue;
+      DropGroup(GroupKey(key), DropReason::kStale);
+      break;
+    }
+  }
+}
+
+// Its weights are too old to be trained on, so what it was still generating with them is.
+void Controller::Impl::DropPinnedOn(WorkerId worker) {
+  std::set<GroupKey> keys;
+  for (const auto& [chunk, reserved] : dispatcher.FindEngine(worker)->in_flight) {
+    if (!chunk.first.is_eval()) keys.insert(KeyOf(chunk.first));
+  }
+  for (const GroupKey& key : keys) {
+    const Group* g = state.ledger().Find(key);
+    if (g != nullptr && g->phase != GroupPhase::kLeased && g->phase != GroupPhase::kTrained) DropGroup(key, DropReason::kStale);
   }
 }
 
@@ -155,6 +178,7 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   Moved();
   if (ended == Dispatcher::Ended::kGone) return;
   const Request r = *dispatcher.Find(e.tid);
+  UnitDone(r.generated);
   const bool complete = e.end == event::ChunkEnd::kEos || e.end == event::ChunkEnd::kStop || e.end == event::ChunkEnd::kLength ||
                         (e.end == event::ChunkEnd::kChunkLimit && r.generated >= r.max_new);
   if (complete && r.generated > 0) {

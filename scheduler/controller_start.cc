@@ -22,7 +22,7 @@ void Controller::Impl::On(const event::Started&) {
       .oversample = c.scheduler.oversample, .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
       .max_reissues = c.scheduler.max_reissues, .steps = c.train.steps, .data_size = options.data_rows,
       .slots = c.cluster.slots, .recovery_steps = c.checkpoint.recovery_every_steps, .deterministic = c.deterministic ? 1 : 0,
-      .oversample_mode = c.scheduler.oversample_mode};
+      .oversample_mode = c.scheduler.oversample_mode, .pin_version = c.rollout.pin_version ? 1 : 0};
   if (state.empty()) {
     out.Record(config);
   } else {

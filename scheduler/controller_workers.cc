@@ -45,6 +45,12 @@ void Controller::Impl::Lose(const WorkerRef& ref, const std::string& why, bool b
   out.Warn("worker=" + ToString(ref) + " event=lost why=\"" + why + "\"");
   if (!by_exit) out.Do(command::KillWorker{ref, why});
   grading.RemoveWorker(ref.worker);
+  // Verdicts of it that wait for their payload are not taken from it any more: another grader says it again.
+  for (auto& [tid, f] : finishing) {
+    if (!f.graded || f.graded->grader != ref) continue;
+    f.graded.reset();
+    grading.Add(tid, f.att);
+  }
   dispatcher.RemoveEngine(ref.worker);
   weights.Remove(ref.worker);
   ghosts_until.erase(ref.worker);
@@ -127,6 +133,7 @@ void Controller::Impl::CheckHealth() {
       case Health::Verdict::kSuspect:
         out.Warn("worker=" + ToString(place->ref) + " event=suspect why=\"" + v.why + "\"");
         dispatcher.SetOpen(v.worker, false);
+        if (v.stuck) HedgeChunks(v.worker);
         break;
       case Health::Verdict::kRecovered: {
         const auto* w = weights.Find(v.worker);

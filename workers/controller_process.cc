@@ -457,7 +457,8 @@ class ControllerProcess {
     for (up::ChunkDelta& c : step.chunks) {
       const EncodedRow* row = samples_.FindRow(c.tid);
       if (row == nullptr) continue;  // cancelled meanwhile
-      const int64_t n = c.tokens.size();
+      // Taken back from this worker: its tokens would come twice.
+      const int64_t n = controller_->Expects(worker, c.tid, c.att) ? c.tokens.size() : 0;
       std::string why = std::move(c.why);
       ev::ChunkEnd end = c.end;
       bool ended = c.ended;
@@ -475,6 +476,10 @@ class ControllerProcess {
         }
       }
       if (!ended) continue;
+      if (!controller_->Expects(worker, c.tid, c.att)) {
+        Feed(ev::ChunkFinished{worker, c.tid, c.att, end, std::move(why)});
+        continue;
+      }
       StoredSample& s = samples_.Get(c.tid, c.att);
       s.finish = end == ev::ChunkEnd::kLength ? storage::FinishReason::kLength
                  : end == ev::ChunkEnd::kStop ? storage::FinishReason::kStop : storage::FinishReason::kEos;

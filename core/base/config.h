@@ -161,6 +161,9 @@ struct RolloutConfig {
   std::vector<int64_t> stop_token_ids;  // beside the model's end tokens
   int64_t max_concurrent = 256;    // samples in flight
   int64_t block_tokens = 16;       // of the KV cache
+  std::string admission = "reserve";  // reserve | adaptive
+  bool pin_version = false;        // a sample ends on the weights that it began with
+  double repack_s = 5;             // between looks at tails that could be moved together (pin_version); 0: never
   int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
   std::string kv_on_update = "recompute";  // recompute | keep

@@ -224,6 +224,10 @@ void CheckRl(Binder& b, const JobConfig& c) {
                "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, "
                "1.0 is usual");
   }
+  if (AllGood(b, {"rollout.pin_version", "scheduler.on_stale"}) && c.rollout.pin_version && c.scheduler.on_stale == "mask") {
+    b.Complain(FirstWritten(b, {"rollout.pin_version", "scheduler.on_stale"}),
+               "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: reissue or drop");
+  }
   if (AllGood(b, {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"}) &&
       c.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens)) {
     b.Complain("algorithm.overlong_buffer_tokens",
