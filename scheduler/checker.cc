@@ -106,7 +106,7 @@ struct Checker::State {
     return config->max_lag_versions * config->groups_per_step + static_cast<int64_t>(std::ceil(config->oversample * b - 1e-9));
   }
   LengthFairness fairness;
-  [[nodiscard]] bool Rl() const { return config->job != "sft"; }
+  [[nodiscard]] bool Rl() const { return config->job == "rl"; }
 
   // Digest of the weights with number n on the path of v; 0: not known.
   [[nodiscard]] uint64_t At(const Version& v, int64_t n) const {

@@ -29,13 +29,16 @@ EpisodeOptions EpisodesOf(const JobConfig& c) {
 
 int64_t EvalQuestions(const ControllerOptions& o) {
   const EvalConfig& e = o.config.eval;
+  if (TrainsOnPairs(o.config)) return 0;  // judged by the trainer, in the step
   if (!e.before_train && !e.after_train && e.every_steps <= 0) return 0;
   return e.samples > 0 ? std::min(e.samples, o.eval_rows) : o.eval_rows;
 }
 
 Status Validate(const ControllerOptions& o) {
   const JobConfig& c = o.config;
-  if (c.job != "rl" && c.job != "sft") return InvalidArgument("job is '" + c.job + "'; the controller runs rl and sft");
+  if (c.job != "rl" && c.job != "sft" && c.job != "distill" && !TrainsOnPairs(c)) {
+    return InvalidArgument("job is '" + c.job + "'; the controller runs rl, sft, dpo, reward_model and distill");
+  }
   if (o.data_rows <= 0) return InvalidArgument("the data set has no rows; a run needs at least one");
   if (c.train.groups_per_step <= 0) return InvalidArgument("train.groups_per_step has to be positive");
   if (c.job == "rl" && c.rollout.group_size <= 0) return InvalidArgument("rollout.group_size has to be positive");
@@ -97,7 +100,7 @@ Status SameRun(const record::Config& was, const ControllerOptions& o) {
     return InvalidArgument(std::string(key) + " is " + b + ", but the run was begun with " + a +
                            "; it cannot change on --resume (start anew with --fresh)");
   };
-  const int64_t group_size = c.job == "rl" ? c.rollout.group_size : 1;
+  const int64_t group_size = SamplesPerRow(c);
   if (was.job != c.job) return differs("job", was.job, c.job);
   if (was.groups_per_step != c.train.groups_per_step) {
     return differs("train.groups_per_step", std::to_string(was.groups_per_step), std::to_string(c.train.groups_per_step));

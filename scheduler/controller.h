@@ -24,7 +24,7 @@
 namespace tidepool::scheduler {
 
 struct ControllerOptions {
-  JobConfig config;
+  JobConfig config;            // algorithm.filter as it is meant: an algorithm's own is the caller's to look up
   std::string run_id;
   std::string config_digest;
   int64_t data_rows = 0;       // rows of one epoch; ordinals run on over epochs

@@ -429,10 +429,8 @@ void Controller::Impl::CheckGroup(const GroupKey& key, DropReason last) {
     DropGroup(key, DropReason::kStale);
     return;
   }
-  const std::string& filter = options.config.algorithm.filter;
-  const bool zero_variance = filter == "zero_variance" || (filter.empty() && options.config.algorithm.name == "dapo");
   // A group that was trained in an undone step passed the filter then.
-  if (rl && zero_variance && g->samples.size() >= 2 && low == high && g->undone_step == 0) {
+  if (rl && options.config.algorithm.filter == "zero_variance" && g->samples.size() >= 2 && low == high && g->undone_step == 0) {
     DropGroup(key, DropReason::kFiltered);
     const LedgerRules& rules = state.ledger().rules();
     const int64_t limit = options.config.algorithm.filter_rounds * rules.groups_per_step;

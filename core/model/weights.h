@@ -54,6 +54,9 @@ class Weights {
   std::unique_ptr<Impl> impl_;
 };
 
+// A model with a value head of zeros on the blocks of `from` (a copy): what a critic or a reward model starts as.
+StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
+
 // Flat float32 gradients with the weights' index; zero at the start.
 class Gradients {
  public:

@@ -125,6 +125,29 @@ TEST_F(HuggingFaceTest, WhatWasNotTrainedIsWrittenAsItWasRead) {
   }
 }
 
+TEST_F(HuggingFaceTest, AValueHeadIsAModelForSequenceClassification) {
+  for (const std::string family : {"llama", "qwen2", "qwen3_moe"}) {
+    const ModelSpec spec = TinySpec(family);
+    auto writes = std::move(Weights::Create(spec, DType::kFloat32)).value();
+    Randomize(*writes, 3, 0.1);
+    auto scores = WithValueHead(*writes);
+    ASSERT_TRUE(scores.ok()) << scores.status().ToString();
+    // The blocks are those of the model, the head is zero.
+    EXPECT_TRUE((*scores)->Get("final_norm").equal(writes->Get("final_norm")));
+    EXPECT_TRUE((*scores)->Get("layers.1.o").equal(writes->Get("layers.1.o")));
+    EXPECT_EQ((*scores)->Get("score").abs().sum().item<float>(), 0);
+    EXPECT_EQ((*scores)->layout().back().name, "score");
+    Randomize(**scores, 4, 0.1);
+    const std::string a = Folder(family + "_score");
+    ASSERT_EQ(SaveHuggingFace(**scores, a), OkStatus());
+    EXPECT_NE(Read(a + "/config.json").find("ForSequenceClassification"), std::string::npos);
+    auto loaded = LoadHuggingFace(a, DType::kFloat32);
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_TRUE((*loaded)->spec().value_head);
+    EXPECT_EQ((*loaded)->Digest(), (*scores)->Digest());
+  }
+}
+
 TEST_F(HuggingFaceTest, NamesAndRowsAreThoseOfTransformers) {
   const ModelSpec spec = TinySpec("qwen2");  // 4 heads, 2 kv heads of 24; d 48, ff 72
   auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();
