@@ -346,6 +346,7 @@ class ControllerProcess {
     place_of_.erase(it);
     connection_of_.erase(place);
     weights_address_.erase(place);
+    metrics_->OnHold(place, Role::kNone, Now());
     const Incarnation inc = inc_of_[place];
     if (!by_exit) lost_.insert(place);
     hub_->Close(connection, why);
@@ -421,7 +422,10 @@ class ControllerProcess {
                    },
                    [&](up::Drained& b) { Feed(ev::Drained{worker, b.slot, b.epoch}); },
                    [&](up::Released& b) { Feed(ev::Released{worker, b.slot, b.epoch, b.free_bytes}); },
-                   [&](up::Granted& b) { Feed(ev::Granted{worker, b.slot, b.epoch}); },
+                   [&](up::Granted& b) {
+                     metrics_->OnHold(place, granted_[place], Now());
+                     Feed(ev::Granted{worker, b.slot, b.epoch});
+                   },
                    [&](up::Loaded& b) {
                      metrics_->OnLoaded(b);
                      Feed(ev::Loaded{worker, b.version, b.digest, std::move(b.error)});
@@ -593,8 +597,14 @@ class ControllerProcess {
 
   // --- pool, training, weights ---
   void Do(const cmd::Drain& c) { Send(c.worker, down::Drain{c.slot, c.epoch}); }
-  void Do(const cmd::Release& c) { Send(c.worker, down::Release{c.slot, c.epoch, c.need_bytes}); }
-  void Do(const cmd::Grant& c) { Send(c.worker, down::Grant{c.slot, c.epoch, c.role}); }
+  void Do(const cmd::Release& c) {
+    metrics_->OnHold(c.worker.worker.value, Role::kNone, Now());
+    Send(c.worker, down::Release{c.slot, c.epoch, c.need_bytes});
+  }
+  void Do(const cmd::Grant& c) {
+    granted_[c.worker.worker.value] = c.role;
+    Send(c.worker, down::Grant{c.slot, c.epoch, c.role});
+  }
   void Do(const cmd::PullKv&) {}  // a hint; there is no path between workers' caches, so it is computed again
   void Do(const cmd::FetchState& c) {
     Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, weights_address_[c.from.worker.value]});
@@ -862,6 +872,7 @@ class ControllerProcess {
     const auto put = [&](const char* name, const auto& value) {
       if (value) status[name] = *value;
     };
+    if (!config_.cluster.pace.empty()) status["paced"] = config_.cluster.pace;
     put("reward", p.reward);
     put("loss", p.loss);
     put("accuracy", p.accuracy);
@@ -897,6 +908,22 @@ class ControllerProcess {
     for (size_t i = 0; i < view.drops.size(); ++i) {
       if (view.drops[i] > 0) s["drops"][Name(static_cast<DropReason>(i))] = view.drops[i];
     }
+    if (!config_.cluster.pace.empty()) {
+      const PaceCount pace = metrics_->paced();
+      const double missed = pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
+      s["paced"] = {{"pace", config_.cluster.pace}, {"scale", config_.cluster.pace_scale}, {"steps", pace.steps}, {"missed", pace.missed},
+                    {"valid", missed <= kMissedPace}, {"scale_needed", pace.scale_needed}};
+      char text[240];
+      std::snprintf(text, sizeof(text), "paced: times are those of %s, stretched %g times; %ld of %ld steps missed their pace",
+                    config_.cluster.pace.c_str(), config_.cluster.pace_scale, static_cast<long>(pace.missed), static_cast<long>(pace.steps));
+      result_.paced = text;
+      if (missed > kMissedPace) {
+        std::snprintf(text, sizeof(text), " (%.1f %%, more than 1 %%): its times are INVALID; use cluster.pace_scale=%.3g", 100 * missed,
+                      1.2 * std::max(pace.scale_needed, config_.cluster.pace_scale));
+        result_.paced += text;
+      }
+      s["paced_note"] = result_.paced;
+    }
     s["commit"] = BuildCommit();
     s["run_id"] = request_.run_id;
     s["finished"] = result_.exit_code == 0 && !result_.stopped;
@@ -926,6 +953,7 @@ class ControllerProcess {
   std::unique_ptr<Hub> hub_;
 
   static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+  static constexpr double kMissedPace = 0.01;           // of the steps of a paced run, beyond which its times mean nothing
   static constexpr double kMeetSeconds = 20;            // for the ranks of a training group to find each other
   bool group_commit_ = false;
   GroupCommit syncing_{fs_};
@@ -939,6 +967,7 @@ class ControllerProcess {
   std::map<int64_t, std::string> weights_address_;
   std::map<int64_t, Incarnation> inc_of_;
   std::map<int64_t, int64_t> last_seq_;
+  std::map<int64_t, Role> granted_;                     // by place, the last
   std::set<int64_t> lost_;                              // connection lost, process not yet reaped
   struct GatheredStep {
     int64_t lease = -1;

@@ -55,6 +55,7 @@ struct RunResult {
   double accuracy_after = -1;
   int64_t steps = 0;
   bool stopped = false;           // by a signal, with a checkpoint
+  std::string paced;              // a paced run: whose times it has, and whether they count
 };
 
 // Does the job, or the rest of it where the run directory has a journal. An error status: nothing was

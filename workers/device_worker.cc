@@ -1,6 +1,5 @@
 #include "workers/device_worker.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,8 +19,11 @@
 #include "workers/build_info.h"
 #include "workers/device_roles.h"
 #include "workers/resolved_config.h"
+#include "workers/held_tokens.h"
 #include "workers/link.h"
 #include "workers/mailbox.h"
+#include "workers/pacer.h"
+#include "workers/pulse.h"
 #include "workers/torch_threads.h"
 #include "workers/weights_service.h"
 #include "workers/worker_trace.h"
@@ -40,12 +42,6 @@ template <typename... F>
 Overload(F...) -> Overload<F...>;
 
 double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-int64_t PeakResidentBytes() {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss * 1024;
-}
 
 // Rows of the time line.
 constexpr int kRolloutRow = 1;
@@ -66,34 +62,6 @@ ChunkEnd ToChunkEnd(engine::FinishReason reason) {
   }
   return ChunkEnd::kError;
 }
-
-// What the heartbeat says about the device thread.
-class Pulse {
- public:
-  void Begin(std::string op) {
-    const std::lock_guard lock(mu_);
-    beat_.op = std::move(op);
-    ++beat_.op_seq;
-  }
-  void Engine(const engine::EngineStats& stats) {
-    const std::lock_guard lock(mu_);
-    beat_.has_engine = true;
-    beat_.kv_usage = stats.kv_usage;
-    beat_.running = stats.running;
-    beat_.waiting = stats.waiting;
-    beat_.step_s = stats.step_s;
-    ++beat_.op_seq;
-  }
-  up::Heartbeat Take() {
-    const std::lock_guard lock(mu_);
-    beat_.rss_bytes = PeakResidentBytes();
-    return beat_;
-  }
-
- private:
-  std::mutex mu_;
-  up::Heartbeat beat_;
-};
 
 class DeviceWorker {
  public:
@@ -173,9 +141,18 @@ class DeviceWorker {
     config_ = std::move(*config);
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
+    auto pacer = Pacer::Create(config_.cluster);
+    if (!pacer.ok()) {
+      observe::Log(observe::LogLevel::kError, "pace", {{"why", pacer.status().message()}});
+      exit_code_ = 2;
+      return;
+    }
+    pacer_ = std::move(*pacer);
+    pulse_.SetPacer(pacer_.get());
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id);
     if (config_.observe.trace) trace_ = OpenWorkerTrace(welcome, inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
-    link_->SetReattach(config_.cluster.reattach_grace_s, [this] { return Held(); });
+    held_.SetOn(config_.cluster.reattach_grace_s > 0);
+    link_->SetReattach(config_.cluster.reattach_grace_s, [this] { return held_.All(); });
   }
 
   // --- commands ---
@@ -246,7 +223,8 @@ class DeviceWorker {
     }
     s.stop_strings = config_.rollout.stop;
     for (const int64_t id : config_.rollout.stop_token_ids) s.stop_token_ids.push_back(static_cast<int32_t>(id));
-    Remember(c.tid, c.att, c.gid, static_cast<int64_t>(request.generated.size()));
+    if (!c.tid.is_eval()) held_.Begin(c.tid, c.att, c.gid, static_cast<int64_t>(request.generated.size()));
+    if (pacer_) paced_[{c.tid, c.att}] = static_cast<int64_t>(request.prompt.size() + request.generated.size());
     const Status added = roles_->engine()->Add(std::move(request));
     if (added.ok() || added.code() == StatusCode::kAlreadyExists) return;
     const bool data = added.code() == StatusCode::kInvalidArgument;
@@ -256,6 +234,7 @@ class DeviceWorker {
 
   void Cancel(const down::CancelChunk& c) {
     if (roles_->engine() != nullptr) roles_->engine()->Cancel(c.tid, c.att);
+    paced_.erase({c.tid, c.att});
     up::StepTokens answer;
     answer.chunks.push_back({c.tid, c.att, {}, true, ChunkEnd::kCancelled, ""});
     link_->Send(std::move(answer));
@@ -263,8 +242,7 @@ class DeviceWorker {
 
   void ForgetGroup(GroupId gid) {
     if (roles_->engine() != nullptr) roles_->engine()->ForgetGroup(gid);
-    const std::lock_guard lock(held_mu_);
-    std::erase_if(held_, [&](const auto& item) { return item.second.gid == gid; });
+    held_.Forget(gid);
   }
 
   void Drain(const down::Drain& c) {
@@ -273,6 +251,7 @@ class DeviceWorker {
       return;
     }
     epoch_ = c.epoch;
+    paced_.clear();
     up::StepTokens tokens;
     if (roles_->engine() != nullptr) {
       for (const engine::Delta& d : roles_->engine()->Drain()) tokens.chunks.push_back({d.tid, d.attempt, {}, true, ChunkEnd::kDrained, ""});
@@ -334,7 +313,9 @@ class DeviceWorker {
     if (!Current(c.slot, c.epoch)) return;
     pulse_.Begin("fetch_state");
     const auto span = Span("fetch_state", observe::kWeightsSpan);
+    const auto start = Clock::now();
     const Status fetched = Withdraw() ? roles_->FetchState(c.address, token_, c.step) : Unavailable("another newcomer still reads the old state here");
+    if (pacer_ && fetched.ok()) pacer_->Keep(start, pacer_->CopyState());
     ReportState(c.step, fetched);
   }
 
@@ -455,6 +436,7 @@ class DeviceWorker {
       link_->Send(up::TrainFailed{c.step, c.lease, "a newcomer still reads the state after 30 s", false});
       return;
     }
+    const auto shape = pacer_ ? ShareOf(c, *rows) : std::pair<double, double>();
     StatusOr<TrainOutcome> outcome = roles_->Train(
         c.step, c.version, std::move(*rows),
         [&](const std::string& op) {
@@ -462,6 +444,7 @@ class DeviceWorker {
           return !CalledOff(c.lease);
         },
         c.world > 1 ? group_.get() : nullptr, c.groups);
+    if (pacer_ && outcome.ok()) KeepTraining(c, shape, start);
     pulse_.Begin("idle");
     if (!outcome.ok()) {
       if (c.world > 1) LeaveGroup();
@@ -472,6 +455,29 @@ class DeviceWorker {
     }
     Offer(c.step);
     link_->Send(up::TrainDone{c.step, c.lease, outcome->finite, outcome->weights_digest, SecondsSince(start), std::move(outcome->metrics)});
+  }
+
+  // Tokens of this rank's rows, and the sum of the squares of their lengths.
+  static std::pair<double, double> ShareOf(const down::Train& c, const std::vector<BatchRow>& rows) {
+    double tokens = 0, squares = 0;
+    for (const BatchRow& row : rows) {
+      if (c.world > 1 && std::ranges::find(c.groups, row.gid.value) == c.groups.end()) continue;
+      const auto n = static_cast<double>(row.prompt.size() + row.response.ids.size());
+      tokens += n;
+      squares += n * n;
+    }
+    return {tokens, squares};
+  }
+  // The result stands; a step that is called off now is answered with it.
+  void KeepTraining(const down::Train& c, const std::pair<double, double>& share, Clock::time_point start) {
+    auto beat = Clock::now();
+    pacer_->Keep(start, pacer_->TrainStep(share.first, share.second), [&] {
+      if (Clock::now() - beat > std::chrono::milliseconds(200)) {
+        beat = Clock::now();
+        pulse_.Begin("train, paced");
+      }
+      return CalledOff(c.lease);
+    });
   }
 
   void CopyRecovery(const down::CopyRecovery& c) {
@@ -525,6 +531,7 @@ class DeviceWorker {
       digest = roles_->LoadFromStream(c.version, c.address, token_);
       loaded.bytes = roles_->weight_bytes();
     }
+    if (pacer_ && digest.ok() && !c.alias) pacer_->Keep(start, pacer_->LoadWeights());
     if (digest.ok()) {
       loaded.digest = *digest;
       roles_->UseVersion(c.version);
@@ -578,7 +585,14 @@ class DeviceWorker {
   void EngineStep() {
     pulse_.Begin("generate");
     const TimePoint begin = Now();
+    const auto start = Clock::now();
     engine::StepOutput out = roles_->engine()->Step();
+    if (pacer_) {
+      int64_t context = 0;
+      for (const engine::Delta& d : out.deltas) context += Grown(d);
+      pacer_->Keep(start, pacer_->EngineStep(out.stats.sampled_tokens, context, out.stats.prefill_tokens));
+      out.stats.step_s = SecondsSince(start);
+    }
     pulse_.Engine(out.stats);
     up::StepTokens tokens;
     tokens.step_s = out.stats.step_s;
@@ -601,7 +615,7 @@ class DeviceWorker {
       c.ended = d.finish != engine::FinishReason::kNone;
       if (c.ended) c.end = ToChunkEnd(d.finish);
       c.why = std::move(d.error);
-      Record(c);
+      held_.Append(c);
       tokens.chunks.push_back(std::move(c));
     }
     if (trace_) {
@@ -611,37 +625,13 @@ class DeviceWorker {
     if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
   }
 
-  // --- tokens kept for re-attachment ---
-  struct HeldSample {
-    GroupId gid;
-    int64_t from = 0;   // tokens that came with the first chunk seen here: 0 means the record is whole
-    int64_t att = 0;
-    TokenRecord tokens;
-    bool running = false;
-  };
-  void Remember(const SampleId& tid, int32_t att, GroupId gid, int64_t generated) {
-    if (config_.cluster.reattach_grace_s <= 0 || tid.is_eval()) return;
-    const std::lock_guard lock(held_mu_);
-    HeldSample& h = held_[{tid, att}];
-    if (h.from + h.tokens.size() != generated) h = HeldSample{gid, generated, att, {}, true};
-    h.gid = gid;
-    h.running = true;
-  }
-  void Record(const up::ChunkDelta& c) {
-    if (config_.cluster.reattach_grace_s <= 0) return;
-    const std::lock_guard lock(held_mu_);
-    const auto it = held_.find({c.tid, c.att});
-    if (it == held_.end()) return;
-    it->second.tokens.Append(c.tokens);
-    if (c.ended) it->second.running = false;
-  }
-  std::vector<up::Held> Held() {
-    std::vector<up::Held> out;
-    const std::lock_guard lock(held_mu_);
-    for (const auto& [key, h] : held_) {
-      if (h.from == 0 && h.running) out.push_back({key.first, key.second, h.tokens});
-    }
-    return out;
+  // Tokens of a paced sample with those of this step; forgets it when its chunk ends.
+  int64_t Grown(const engine::Delta& d) {
+    const auto it = paced_.find({d.tid, d.attempt});
+    if (it == paced_.end()) return 0;
+    const int64_t context = it->second += static_cast<int64_t>(d.ids.size());
+    if (d.finish != engine::FinishReason::kNone) paced_.erase(it);
+    return context;
   }
 
   // --- trace ---
@@ -685,8 +675,10 @@ class DeviceWorker {
   std::weak_ptr<void> readers_;
   std::unique_ptr<std::vector<std::span<const std::byte>>> served_;
   std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_;
-  std::mutex held_mu_;
-  std::map<std::pair<SampleId, int32_t>, HeldSample> held_;
+  HeldTokens held_;
+
+  std::unique_ptr<Pacer> pacer_;             // cluster.pace
+  std::map<std::pair<SampleId, int32_t>, int64_t> paced_;  // tokens of the samples in the engine
 
   std::unique_ptr<observe::TraceWriter> trace_;
   Clock::time_point next_flush_;

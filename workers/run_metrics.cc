@@ -14,6 +14,7 @@ double UnixSeconds() { return std::chrono::duration<double>(std::chrono::system_
 
 StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, const std::string& run_dir) {
   std::unique_ptr<RunMetrics> metrics(new RunMetrics());
+  if (!config.cluster.pace.empty()) metrics->pace_scale_ = config.cluster.pace_scale;
   const std::string path = run_dir + "/metrics.jsonl";
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
     for (const auto& row : *earlier) metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
@@ -52,6 +53,7 @@ void RunMetrics::OnTrainDone(const up::TrainDone& done) {
   m.clear();
   for (const auto& [name, value] : done.metrics) m[name] = value;
   m["timing_s/update_actor"] = done.seconds;
+  actor_busy_s_ += done.seconds;
 }
 
 void RunMetrics::OnLoaded(const up::Loaded& loaded) {
@@ -61,6 +63,35 @@ void RunMetrics::OnLoaded(const up::Loaded& loaded) {
 
 void RunMetrics::OnHeartbeat(int64_t place, const up::Heartbeat& beat) {
   peak_bytes_[place] = std::max(peak_bytes_[place], beat.rss_bytes);
+  if (beat.paced_steps == 0) return;
+  PaceCount& last = pace_[place];
+  if (beat.paced_steps < last.steps) {  // another incarnation
+    pace_ended_.steps += last.steps;
+    pace_ended_.missed += last.missed;
+    pace_ended_.scale_needed = std::max(pace_ended_.scale_needed, last.scale_needed);
+  }
+  last = {beat.paced_steps, beat.paced_missed, beat.pace_scale_needed};
+}
+
+PaceCount RunMetrics::paced() const {
+  PaceCount all = pace_ended_;
+  for (const auto& [place, c] : pace_) {
+    all.steps += c.steps;
+    all.missed += c.missed;
+    all.scale_needed = std::max(all.scale_needed, c.scale_needed);
+  }
+  return all;
+}
+
+void RunMetrics::CountHeld(Held& held, TimePoint now) {
+  held_s_[held.role] += Seconds(now - held.since);
+  held.since = now;
+}
+
+void RunMetrics::OnHold(int64_t place, Role role, TimePoint now) {
+  const auto [it, fresh] = held_.try_emplace(place, Held{role, now});
+  if (!fresh) CountHeld(it->second, now);
+  it->second = {role, now};
 }
 
 void RunMetrics::OnCheckpoint(double seconds) {
@@ -108,6 +139,20 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   m["timing_s/journal"] = sync_s_;
   m["worker/restarts"] = static_cast<double>(view.restarts);
   for (const auto& [name, value] : counts_) m[name] = value;
+  for (auto& [place, held] : held_) CountHeld(held, now);
+  if (wall > 0) {
+    if (const double s = held_s_[Role::kRollout]; s > 0) m["perf/idle_ratio/rollout"] = std::max(0.0, 1 - gen_s_ / s);
+    if (const double s = held_s_[Role::kActor]; s > 0) m["perf/idle_ratio/actor"] = std::max(0.0, 1 - actor_busy_s_ / s);
+    double all = 0;
+    for (const auto& [role, s] : held_s_) all += s;
+    if (all > 0) m["pool/expanded_share"] = held_s_[Role::kRollout] / all;
+  }
+  if (pace_scale_ > 0) {
+    const PaceCount pace = paced();
+    m["paced/scale"] = pace_scale_;
+    m["paced/missed_ratio"] = pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
+    if (wall > 0) m["paced/time_per_step"] = wall / pace_scale_;
+  }
   int64_t host_bytes = 0;
   for (const auto& [place, bytes] : peak_bytes_) host_bytes += bytes;
   m["memory/host_bytes"] = static_cast<double>(host_bytes);
@@ -133,6 +178,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   any_write_ = true;
   rewards_.clear();
   counts_.clear();
+  held_s_.clear();
+  actor_busy_s_ = 0;
   tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
   kv_usage_ = gen_s_ = reward_s_ = load_s_ = handle_s_ = sync_s_ = checkpoint_s_ = 0;
   Write(report.step.value, report.v, now, m);
@@ -145,6 +192,8 @@ Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimeP
   if (report.total > 0) m["eval/accuracy"] = static_cast<double>(report.correct) / static_cast<double>(report.total);
   m["eval/total"] = static_cast<double>(report.total);
   // What was generated for the evaluation is not part of the next step.
+  for (auto& [place, held] : held_) CountHeld(held, now);
+  held_s_.clear();
   phase_seconds_["eval"] += gen_s_;
   tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
   gen_s_ = 0;

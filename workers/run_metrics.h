@@ -18,6 +18,7 @@
 #include "scheduler/commands.h"
 #include "scheduler/controller.h"
 #include "workers/messages.h"
+#include "workers/pacer.h"
 
 namespace tidepool::workers {
 
@@ -30,6 +31,8 @@ class RunMetrics {
   void OnTrainDone(const up::TrainDone& done);
   void OnLoaded(const up::Loaded& loaded);
   void OnHeartbeat(int64_t place, const up::Heartbeat& beat);
+  // The slot of this worker is held in a role from now on; kNone: in none.
+  void OnHold(int64_t place, Role role, TimePoint now);
   void OnCheckpoint(double seconds);
   void OnHandle(double seconds) { handle_s_ += seconds; }
   void OnSync(double seconds) { sync_s_ += seconds; }
@@ -40,6 +43,8 @@ class RunMetrics {
   Status WriteEval(const scheduler::command::EvalReport& report, TimePoint now);
 
   [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
+  // Of all slots and their incarnations so far; steps 0: nothing is paced.
+  [[nodiscard]] PaceCount paced() const;
   [[nodiscard]] const std::map<int64_t, int64_t>& peak_bytes() const { return peak_bytes_; }
   [[nodiscard]] const std::map<std::string, double>& phase_seconds() const { return phase_seconds_; }
 
@@ -55,6 +60,17 @@ class RunMetrics {
   std::map<std::string, std::pair<double, int64_t>> rewards_;  // name -> sum, count
   std::map<std::string, double> counts_;
   std::map<int64_t, int64_t> peak_bytes_;
+  struct Held {
+    Role role = Role::kNone;
+    TimePoint since;
+  };
+  void CountHeld(Held& held, TimePoint now);
+  std::map<int64_t, Held> held_;         // slots
+  std::map<Role, double> held_s_;        // slot-seconds in this step
+  std::map<int64_t, PaceCount> pace_;    // by place, as last said
+  PaceCount pace_ended_;                 // of workers that were replaced
+  double pace_scale_ = 0;                // 0: nothing is paced
+  double actor_busy_s_ = 0;
   std::map<std::string, double> phase_seconds_;
   TimePoint last_write_;
   bool any_write_ = false;

@@ -107,6 +107,9 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_step_s(b.step_s);
                    o->set_rss_bytes(b.rss_bytes);
                    o->set_has_engine(b.has_engine);
+                   o->set_paced_steps(b.paced_steps);
+                   o->set_paced_missed(b.paced_missed);
+                   o->set_pace_scale_needed(b.pace_scale_needed);
                  },
                  [&](const up::StepTokens& b) {
                    auto* o = out->mutable_tokens();
@@ -226,7 +229,8 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
     }
     case v1::FromWorker::kHeartbeat: {
       const auto& b = in.heartbeat();
-      out.body = up::Heartbeat{b.op(), b.op_seq(), b.kv_usage(), b.running(), b.waiting(), b.step_s(), b.rss_bytes(), b.has_engine()};
+      out.body = up::Heartbeat{b.op(), b.op_seq(), b.kv_usage(), b.running(), b.waiting(), b.step_s(), b.rss_bytes(), b.has_engine(),
+                               b.paced_steps(), b.paced_missed(), b.pace_scale_needed()};
       return out;
     }
     case v1::FromWorker::kTokens: {

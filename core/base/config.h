@@ -148,6 +148,8 @@ struct ClusterConfig {
   double start_timeout_s = 600.0;
   double stall_timeout_s = 120.0;  // no progress anywhere while work remains
   std::string weight_transport = "shared_memory";  // shared_memory | stream (split)
+  std::string pace;                // file: slots take the time of the model and hardware it names; empty: their own
+  double pace_scale = 1.0;         // modelled seconds are stretched by it
 };
 
 struct CheckpointConfig {

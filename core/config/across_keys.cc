@@ -8,6 +8,7 @@
 
 #include "core/algorithms/registry.h"
 #include "core/config/binder.h"
+#include "core/config/workload.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
 
@@ -327,6 +328,19 @@ void CheckCluster(Binder& b, const JobConfig& c) {
   }
 }
 
+// A pace that cannot be kept to is found before a process starts.
+void CheckPace(Binder& b, const JobConfig& c) {
+  if (!b.Good("cluster.pace")) return;
+  if (c.cluster.pace.empty()) {
+    if (b.Written("cluster.pace_scale") && c.cluster.pace_scale != 1) b.Complain("cluster.pace_scale", "stretches the times of cluster.pace, which is not written");
+    return;
+  }
+  if (c.cluster.device != "cpu" && b.Good("cluster.device")) {
+    b.Complain("cluster.pace", "paces CPU slots; cluster.device is " + c.cluster.device + ", whose own time counts");
+  }
+  if (const auto pace = LoadPace(c.cluster.pace); !pace.ok()) b.Complain("cluster.pace", "cannot be used: " + pace.status().message());
+}
+
 // The warm start is a config of its own that trains the very model of this one.
 void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
@@ -382,6 +396,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckTrain(b, c);
   CheckPlacement(b, c);
   CheckCluster(b, c);
+  CheckPace(b, c);
   CheckWarmStart(b, loaded);
   if (b.Good("name")) {
     const auto plain = [](char ch) {

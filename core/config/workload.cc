@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <variant>
@@ -115,7 +116,50 @@ Variants ReadVariants(const Node* list, const WorkloadJob& base, std::vector<Pro
   return out;
 }
 
+void ReadModel(const Node& node, WorkloadModel& m, std::vector<Problem>& problems) {
+  ReadMap(node, "model",
+          {{"name", &m.name}, {"parameters", &m.parameters, 0, 1e15, true, true}, {"active_parameters", &m.active_parameters, 0, 1e15, true},
+           {"weight_bytes", &m.weight_bytes, 0, 8, true}, {"kv_bytes", &m.kv_bytes, 0, 8, true}, {"kv_bytes_per_token", &m.kv_bytes_per_token, 0, 1e9},
+           {"layers", &m.layers, 1, 1e4, false, true}, {"heads", &m.heads, 1, 1e4, false, true}, {"kv_heads", &m.kv_heads, 1, 1e4, false, true},
+           {"head_size", &m.head_size, 1, 1e5, false, true}},
+          problems);
+  if (m.active_parameters == 0) m.active_parameters = m.parameters;
+}
+
 }  // namespace
+
+std::string HardwarePath(const std::string& name, const std::string& from) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder = fs::path(from).parent_path();
+  for (const fs::path& candidate : {fs::path(name), folder / name, folder / ".." / "hardware" / (name + ".yaml")}) {
+    if (fs::is_regular_file(candidate, error)) return candidate.lexically_normal().string();
+  }
+  return "configs/hardware/" + name + ".yaml";
+}
+
+StatusOr<Pace> LoadPace(const std::string& path) {
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  std::vector<Problem> problems;
+  const Node root = ParseYaml(text, {path, 0, false}, problems);
+  TP_RETURN_IF_ERROR(AllOf(problems));
+  Pace p;
+  Node rest = root;  // without the model, which is a map of its own
+  std::erase_if(rest.members, [](const auto& member) { return member.first == "model"; });
+  ReadMap(rest, "pace",
+          {{.key = "name", .field = &p.name, .required = true}, {.key = "hardware", .field = &p.hardware, .required = true},
+           {"devices_per_slot", &p.devices_per_slot, 1, 65536}, {"engine_efficiency", &p.engine_efficiency, 0, 1, true},
+           {"train_efficiency", &p.train_efficiency, 0, 1, true}, {"token_factor", &p.token_factor, 1, 1e6}},
+          problems);
+  if (const Node* model = root.Find("model"); model != nullptr) {
+    ReadModel(*model, p.model, problems);
+  } else {
+    Complain(root, "pace: model is missing; give parameters, layers, heads, kv_heads, head_size", problems);
+  }
+  TP_RETURN_IF_ERROR(AllOf(problems));
+  TP_RETURN_IF_ERROR(LoadProfile(HardwarePath(p.hardware, path)).status());
+  return p;
+}
 
 StatusOr<Profile> LoadProfile(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
@@ -157,14 +201,7 @@ StatusOr<Workload> LoadWorkload(const std::string& path) {
     else if (key == "what") scalar(w.what);
     else if (key == "hardware") scalar(w.hardware);
     else if (key == "model") {
-      WorkloadModel& m = w.model;
-      ReadMap(value, "model",
-              {{"name", &m.name}, {"parameters", &m.parameters, 0, 1e15, true, true}, {"active_parameters", &m.active_parameters, 0, 1e15, true},
-               {"weight_bytes", &m.weight_bytes, 0, 8, true}, {"kv_bytes", &m.kv_bytes, 0, 8, true}, {"kv_bytes_per_token", &m.kv_bytes_per_token, 0, 1e9},
-               {"layers", &m.layers, 1, 1e4, false, true}, {"heads", &m.heads, 1, 1e4, false, true}, {"kv_heads", &m.kv_heads, 1, 1e4, false, true},
-               {"head_size", &m.head_size, 1, 1e5, false, true}},
-              problems);
-      if (m.active_parameters == 0) m.active_parameters = m.parameters;
+      ReadModel(value, w.model, problems);
     } else if (key == "job") {
       ReadMap(value, "job", JobEntries(base), problems);
     } else if (key == "published") {

@@ -27,6 +27,19 @@ struct WorkloadModel {
   double parameters = 0, active_parameters = 0, weight_bytes = 2, kv_bytes = 2, kv_bytes_per_token = 0;
   int64_t layers = 0, heads = 0, kv_heads = 0, head_size = 0;
 };
+// configs/pace/*.yaml: the model and hardware whose time a paced slot takes (cluster.pace).
+struct Pace {
+  std::string name, hardware;          // hardware: a profile's name or path (HardwarePath)
+  WorkloadModel model;
+  int64_t devices_per_slot = 1;
+  double engine_efficiency = 0.9, train_efficiency = 0.4;  // of the sustained rates
+  int64_t token_factor = 1;            // tokens of the modelled job that one token of this job stands for
+};
+StatusOr<Pace> LoadPace(const std::string& path);
+// File of the profile called `name` in a file at `from`: `name` itself if there is such a file (seen from the current
+// directory, then from `from`), else hardware/NAME.yaml beside the folder of `from`, else configs/hardware/NAME.yaml.
+std::string HardwarePath(const std::string& name, const std::string& from);
+
 // A simulated job; the same keys under `job` and in each of `variants` (which change some of them).
 struct WorkloadJob {
   std::string placement = "colocated", order = "context", kv_on_update = "recompute", on_stale = "reissue";

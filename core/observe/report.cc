@@ -86,6 +86,7 @@ std::string Header(const RunData& run) {
   part("Tidepool ", Fact(run, "version"));
   part("commit ", Fact(run, "commit").substr(0, 12));
   html += parts + "</p>";
+  if (const std::string paced = Fact(run, "paced_note"); !paced.empty()) html += "<p class=\"card warn\">" + Escape(paced) + "</p>";
   const std::string fault = Fact(run, "fault").empty() ? Fact(run, "error") : Fact(run, "fault");
   if (!fault.empty()) html += "<p class=\"card warn\">" + Escape(fault) + "</p>";
   return html;

@@ -35,6 +35,14 @@ class BadInputTest(RunTest):
         path = self.write(self.base().replace("max_new_tokens: 8", "max_new_tokens: many"))
         self.refused(self.train(path), "job.yaml:", "max_new_tokens", "many")
 
+    def test_pace_that_cannot_be_kept_to(self):
+        self.refused(self.train("configs/test/paced.yaml", "cluster.pace=no/such/pace.yaml"), "cluster.pace", "no/such/pace.yaml")
+        pace = self.dir / "pace.yaml"
+        pace.write_text("name: x\nhardware: still\nmodel: {parameters: 1e9, layers: 1, heads: 1, kv_heads: 1, head_size: 8}\n")
+        (self.dir / "still").write_text("name: still\nsource: none\ntflops: 1\nmemory_gb: 1\nmemory_gb_per_s: 0\nlink_gb_per_s: 1\nnet_gb_per_s: 1\nhost_gb_per_s: 1\n")
+        self.refused(self.train("configs/test/paced.yaml", f"cluster.pace={pace}"), "memory_gb_per_s", "0")
+        self.refused(self.train(CONFIG, "cluster.pace_scale=2"), "cluster.pace_scale", "cluster.pace")
+
     def test_missing_model_folder(self):
         path = self.write("name: x\njob: rl\nmodel: {path: no/such/folder}\ndata: {task: products}\n"
                           "reward: {functions: [{name: exact_answer}]}\n")

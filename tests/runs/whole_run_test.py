@@ -46,6 +46,18 @@ class WholeRunTest(RunTest):
         generated = self.command("generate", "--model", str(self.path("final")), "--prompt", "rev abc=", "--max-new-tokens", "4")
         self.assert_done(generated)
 
+    def test_paced_slots_take_the_time_of_the_modelled_hardware_and_say_so(self):
+        result = self.train("configs/test/paced.yaml")
+        self.assert_done(result)
+        self.assertIn("paced:", result.stdout)
+        rows = self.check_run()
+        paced = self.summary()["paced"]
+        self.assertGreater(paced["steps"], 50)
+        # 30M parameters, three times a forward, at 0.09 TFLOP/s: every step of some hundred tokens takes longer than this.
+        for step in [2, 3, 4]:
+            self.assertGreater(rows[step]["timing_s/update_actor"], 0.05)
+        self.assertIn("paced", self.path("report.html").read_text())
+
     def test_split_run_trains_within_its_lag_bound_on_either_transport(self):
         for transport in ["shared_memory", "stream"]:
             with self.subTest(transport=transport):

@@ -101,6 +101,7 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
   const auto count = [&](const char* key) { return std::to_string(Value<int64_t>(live, key, 0)); };
   row("groups", count("open_groups") + " open (running " + count("running") + ", awaiting rewards " + count("awaiting") + ", queued " +
                     count("queued") + ", leased " + count("leased") + "), " + count("in_flight") + " chunks in flight");
+  if (const auto paced = Value<std::string>(live, "paced", ""); !paced.empty()) row("paced", "slots take the time of " + paced);
   row("faults", count("restarts") + " restarts, " + count("refused") + " refused calls");
   if (const auto warning = Value<std::string>(live, "last_warning", ""); !warning.empty()) row("warning", warning);
   if (const auto age = Value<double>(live, "age_s", 0); status["state"] == "running" && age > 10) {
@@ -120,6 +121,7 @@ void DescribeSummary(const Json& summary, std::ostringstream& out) {
   row("ended", "exit code " + std::to_string(Value<int64_t>(summary, "exit", -1)) + " after " +
                    std::to_string(Value<int64_t>(summary, "steps", 0)) + " steps, weights " + Value<std::string>(summary, "version", "?"));
   if (const auto why = Value<std::string>(summary, "why", ""); !why.empty()) row("why", why);
+  if (const auto paced = Value<std::string>(summary, "paced_note", ""); !paced.empty()) row("note", paced);
   if (summary.contains("accuracy") && summary["accuracy"].is_object()) {
     const Json& a = summary["accuracy"];
     std::string line;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "scheduler/policy.h"
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
+#include "workers/hardware.h"
 #include "workers/memory_plan.h"
 
 namespace tidepool::workers {
@@ -21,30 +21,11 @@ namespace {
 using scheduler::SimJob;
 using scheduler::SimReport;
 
-StatusOr<scheduler::HardwareProfile> Hardware(const std::string& name) {
-  std::string path = name;
-  if (!std::filesystem::exists(path)) path = "configs/hardware/" + name + ".yaml";
-  TP_ASSIGN_OR_RETURN(const config::Profile p, config::LoadProfile(path));
-  scheduler::HardwareProfile h;
-  h.name = p.name;
-  h.source = p.source;
-  h.flops = p.tflops * 1e12;
-  h.bytes_per_s = p.memory_gb_per_s * 1e9;
-  h.memory_bytes = p.memory_gb * 1e9;
-  h.link_bytes_per_s = p.link_gb_per_s * 1e9;
-  h.net_bytes_per_s = p.net_gb_per_s * 1e9;
-  h.host_bytes_per_s = p.host_gb_per_s * 1e9;
-  h.step_overhead_s = p.step_overhead_ms / 1e3;
-  TP_RETURN_IF_ERROR(scheduler::CheckProfile(h));
-  return h;
-}
-
 SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, const scheduler::HardwareProfile& hardware) {
   SimJob s;
   s.name = w.name;
   s.hardware = hardware;
-  s.model = {w.model.name, w.model.parameters, w.model.active_parameters, w.model.layers, w.model.heads, w.model.kv_heads,
-             w.model.head_size, w.model.weight_bytes, w.model.kv_bytes, w.model.kv_bytes_per_token};
+  s.model = ToShape(w.model);
   s.devices_per_slot = j.devices_per_slot;
   s.engine_efficiency = j.engine_efficiency;
   s.train_efficiency = j.train_efficiency;
@@ -85,7 +66,7 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, con
 StatusOr<SimJob> FromConfig(const JobConfig& config, const std::string& hardware, double mean_tokens) {
   if (config.job != "rl") return InvalidArgument("job is " + config.job + "; what is simulated generates (job: rl)");
   SimJob s;
-  TP_ASSIGN_OR_RETURN(s.hardware, Hardware(hardware));
+  TP_ASSIGN_OR_RETURN(s.hardware, LoadHardware(hardware));
   TP_ASSIGN_OR_RETURN(const ModelSizes m, SizesOf(config.model));
   const auto parameters = static_cast<double>(Parameters(m));
   const double w = config.model.dtype == "bfloat16" ? 2 : 4;
@@ -146,7 +127,7 @@ struct Options {
 
 Status SimulateWorkload(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::Workload w, config::LoadWorkload(o.file));
-  TP_ASSIGN_OR_RETURN(const scheduler::HardwareProfile hardware, Hardware(w.hardware));
+  TP_ASSIGN_OR_RETURN(const scheduler::HardwareProfile hardware, LoadHardware(w.hardware, o.file));
   std::printf("# %s\n\n%s. Hardware: %s (%s). Model: %s.\n\n", w.name.c_str(), w.what.c_str(), hardware.name.c_str(), hardware.source.c_str(),
               w.model.name.c_str());
   std::vector<SimReport> all;

@@ -70,7 +70,7 @@ void Train(CommandContext& context, const TrainOptions& options) {
   observe::Progress progress(stdout, observe::IsTerminal(stdout));
   JobRequest request;
   request.loaded = std::move(*loaded);
-  const std::string job = request.loaded.config.name;
+  const std::string job = request.loaded.config.name + (request.loaded.config.cluster.pace.empty() ? "" : " (paced)");
   request.run_dir = options.run_dir;
   request.run_name = options.run_name;
   request.self_path = context.self_path;
@@ -89,6 +89,7 @@ void Train(CommandContext& context, const TrainOptions& options) {
   const RunResult& r = outcome->result;
   if (r.accuracy_before >= 0) std::printf("held-out accuracy before: %.1f %%\n", 100 * r.accuracy_before);
   if (r.accuracy_after >= 0) std::printf("held-out accuracy after:  %.1f %%\n", 100 * r.accuracy_after);
+  if (!r.paced.empty()) std::printf("%s\n", r.paced.c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());
   if (outcome->exit_code != 0) std::fprintf(stderr, "%s\n", outcome->why.c_str());
   context.exit_code = outcome->exit_code;

@@ -15,7 +15,7 @@ namespace {
 // configs/ also holds what `tidepool simulate` reads: workloads and hardware profiles.
 bool IsJob(const std::filesystem::path& file) {
   const std::string folder = file.parent_path().filename().string();
-  return folder != "simulate" && folder != "hardware";
+  return folder != "simulate" && folder != "hardware" && folder != "pace";
 }
 
 using ::testing::HasSubstr;

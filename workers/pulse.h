@@ -1,0 +1,26 @@
+#pragma once
+// What a device worker's heartbeat says about its device thread. Any thread.
+
+#include <mutex>
+#include <string>
+
+#include "core/engine/engine.h"
+#include "workers/messages.h"
+#include "workers/pacer.h"
+
+namespace tidepool::workers {
+
+class Pulse {
+ public:
+  void Begin(std::string op);                      // counts as progress
+  void Engine(const engine::EngineStats& stats);   // an engine step was done
+  void SetPacer(const Pacer* pacer);               // borrowed
+  up::Heartbeat Take();
+
+ private:
+  std::mutex mu_;
+  up::Heartbeat beat_;
+  const Pacer* pacer_ = nullptr;
+};
+
+}  // namespace tidepool::workers
