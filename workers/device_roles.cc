@@ -11,6 +11,7 @@
 #include "core/text/tokenizer.h"
 #include "core/algorithms/rewards.h"
 #include "workers/model_folder.h"
+#include "workers/token_rollout.h"
 #include "workers/weights_service.h"
 
 namespace tidepool::workers {
@@ -110,7 +111,7 @@ Status DeviceRoles::MakeTrainer() {
 
 Status DeviceRoles::InitState() {
   trainer_.reset();
-  engine_.reset();
+  rollout_.reset();
   TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/true));
   owns_state_ = true;
   digest_ = weights_->Digest();
@@ -182,7 +183,7 @@ StatusOr<uint64_t> DeviceRoles::WeightsDigest() const {
 
 Status DeviceRoles::PrepareRollout() {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
-  if (engine_ != nullptr) return engine_->AcquireMemory();
+  if (rollout_ != nullptr) return rollout_->AcquireMemory();
   return Caught("engine", [&]() -> Status {
     engine::EngineOptions options;
     options.seed = config_.seed;
@@ -197,12 +198,13 @@ Status DeviceRoles::PrepareRollout() {
       std::shared_ptr<text::Tokenizer> tokenizer = std::move(loaded);  // shared: std::function needs to be copyable
       options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
     }
-    TP_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(*weights_, std::move(options)));
+    TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
+    rollout_ = std::make_unique<TokenRollout>(config_.rollout, std::move(engine));
     return OkStatus();
   });
 }
 
-int64_t DeviceRoles::ReleaseRollout() { return engine_ == nullptr ? 0 : engine_->ReleaseMemory(); }
+int64_t DeviceRoles::ReleaseRollout() { return rollout_ == nullptr ? 0 : rollout_->ReleaseMemory(); }
 
 int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size()); }
 
@@ -225,8 +227,7 @@ StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::strin
 
 void DeviceRoles::UseVersion(Version version) {
   version_ = version;
-  if (engine_ == nullptr) return;
-  engine_->SetVersion(version, config_.rollout.kv_on_update == "keep" ? engine::Engine::KvOnUpdate::kKeep : engine::Engine::KvOnUpdate::kRecompute);
+  if (rollout_ != nullptr) rollout_->UseVersion(version);
 }
 
 StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,

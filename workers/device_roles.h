@@ -15,10 +15,10 @@
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/comm/collective.h"
-#include "core/engine/engine.h"
 #include "core/model/weights.h"
 #include "core/train/trainer.h"
 #include "workers/messages.h"
+#include "workers/rollout.h"
 #include "workers/shared_arena.h"
 
 namespace tidepool::workers {
@@ -48,7 +48,7 @@ class DeviceRoles {
 
   // Rollout.
   Status PrepareRollout();                         // makes or re-allocates the engine
-  [[nodiscard]] engine::Engine* engine() { return engine_.get(); }
+  [[nodiscard]] Rollout* rollout() { return rollout_.get(); }
   int64_t ReleaseRollout();                        // frees the KV memory; bytes
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
@@ -80,7 +80,7 @@ class DeviceRoles {
   std::string model_dir_;
   std::string run_id_;
   std::unique_ptr<model::Weights> weights_;
-  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Rollout> rollout_;
   std::unique_ptr<train::Trainer> trainer_;
   SharedBlock published_;
   SharedBlock recovery_;
