@@ -142,7 +142,7 @@ StatusOr<LakeOptions> ReadLake(const VectorOptions& o) {
       if (value != "true" && value != "false") return InvalidArgument("slippery: found '" + value + "'; expected true or false");
       lake.slippery = value == "true";
     } else {
-      return InvalidArgument(key + ": frozen_lake has the options map and slippery");
+      return InvalidArgument(key + ": frozen_lake_grid has the options map and slippery");
     }
   }
   return lake;
@@ -175,7 +175,7 @@ const std::vector<VectorSpec>& ListVectorEnvironments() {
        .reward = "-1 a step until the flag"},
       {.name = "acrobot", .reference = "Acrobot-v1", .continuous = false, .observation_size = 6, .actions = 3, .max_episode_steps = 500, .solved_return = -100,
        .reward = "-1 a step until the tip is above the line"},
-      {.name = "frozen_lake", .reference = "FrozenLake-v1", .continuous = false, .observation_size = 16, .actions = 4, .max_episode_steps = 100, .solved_return = 0.7,
+      {.name = "frozen_lake_grid", .reference = "FrozenLake-v1", .continuous = false, .observation_size = 16, .actions = 4, .max_episode_steps = 100, .solved_return = 0.7,
        .reward = "1 at the goal, else 0"},
   };
   return list;
@@ -185,7 +185,7 @@ StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& o) {
   const auto it = std::ranges::find(ListVectorEnvironments(), o.name, &VectorSpec::name);
   if (it == ListVectorEnvironments().end()) return InvalidArgument("name: found '" + o.name + "'; there are " + Known());
   VectorSpec spec = *it;
-  if (spec.name == "frozen_lake") {
+  if (spec.name == "frozen_lake_grid") {
     TP_ASSIGN_OR_RETURN(const LakeOptions lake, ReadLake(o));
     if (lake.map == "8x8") {
       spec.observation_size = 64;

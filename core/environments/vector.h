@@ -41,7 +41,7 @@ struct VectorSpec {
   [[nodiscard]] int64_t action_size() const { return continuous ? actions : 1; }
 };
 
-// cartpole | pendulum | mountain_car | acrobot | frozen_lake. Options of frozen_lake: map 4x4 | 8x8 (4x4), slippery
+// cartpole | pendulum | mountain_car | acrobot | frozen_lake_grid. Options of frozen_lake_grid: map 4x4 | 8x8 (4x4), slippery
 // true | false (true); its observation is the place as a row of zeros with a one. max_episode_steps > 0 replaces the
 // environment's limit. kInvalidArgument names what is wrong, with the list of what there is.
 struct VectorOptions {

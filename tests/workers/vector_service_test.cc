@@ -30,7 +30,7 @@ std::unique_ptr<VectorServer> Serve(const environments::VectorOptions& options, 
 
 // Over the wire as in this process, for several sessions at a time.
 TEST(VectorServiceTest, StepsAreThoseOfAHostInThisProcess) {
-  for (const char* name : {"cartpole", "pendulum", "frozen_lake"}) {
+  for (const char* name : {"cartpole", "pendulum", "frozen_lake_grid"}) {
     const environments::VectorOptions options{.name = name, .max_episode_steps = 30, .seed = 6};
     const auto spec = *environments::FindVectorEnvironment(options);
     auto server = Serve(options);

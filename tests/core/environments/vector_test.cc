@@ -120,7 +120,7 @@ TEST(VectorEnvironmentTest, FrozenLakeSlips) {
   constexpr size_t kInstances = 3000;
   std::vector<uint64_t> indices(kInstances);
   for (size_t i = 0; i < kInstances; ++i) indices[i] = i;
-  auto set = VectorEnvironment::Create({.name = "frozen_lake", .seed = 1}, indices);
+  auto set = VectorEnvironment::Create({.name = "frozen_lake_grid", .seed = 1}, indices);
   VectorStep step;
   ASSERT_TRUE((*set)->Step(std::vector<float>(kInstances, 2.0F), step).ok());  // right: down, right or up from the corner
   std::map<int64_t, int> places;
@@ -132,8 +132,8 @@ TEST(VectorEnvironmentTest, FrozenLakeSlips) {
 TEST(VectorEnvironmentTest, SaysWhatIsWrong) {
   EXPECT_EQ(FindVectorEnvironment({.name = "cartpol"}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(FindVectorEnvironment({.name = "cartpole", .options = {{"map", "4x4"}}}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(FindVectorEnvironment({.name = "frozen_lake", .options = {{"map", "5x5"}}}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(FindVectorEnvironment({.name = "frozen_lake", .options = {{"map", "8x8"}}})->observation_size, 64);
+  EXPECT_EQ(FindVectorEnvironment({.name = "frozen_lake_grid", .options = {{"map", "5x5"}}}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(FindVectorEnvironment({.name = "frozen_lake_grid", .options = {{"map", "8x8"}}})->observation_size, 64);
   auto set = VectorEnvironment::Create({.name = "cartpole"}, std::vector<uint64_t>{0});
   const InstanceState before = (*set)->states()[0];
   VectorStep step;
@@ -148,7 +148,7 @@ TEST(VectorEnvironmentTest, SaysWhatIsWrong) {
   bad.steps = 500;
   EXPECT_EQ(VectorEnvironment::Resume({.name = "cartpole"}, {bad}).status().code(), StatusCode::kInvalidArgument);
   bad = {.state = {16, 0, 0, 0}};
-  EXPECT_EQ(VectorEnvironment::Resume({.name = "frozen_lake"}, {bad}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(VectorEnvironment::Resume({.name = "frozen_lake_grid"}, {bad}).status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ std::vector<PlayedFragment> PlayAll(Player& player) {
 }
 
 TEST(PlayerTest, FragmentsAreTheSameAloneAndTogether) {
-  for (const char* name : {"cartpole", "pendulum", "frozen_lake"}) {
+  for (const char* name : {"cartpole", "pendulum", "frozen_lake_grid"}) {
     Scene s = Make(name);
     LocalHost host(s.environment);
     Player together(s.spec, *s.weights, host, 7);
