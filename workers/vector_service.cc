@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -45,6 +46,8 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   std::unique_ptr<grpc::Server> server;
   std::string address;
   std::atomic<int64_t> steps{0};
+  std::mutex mu;
+  std::optional<environments::VectorOptions> environment;  // guarded by mu
 
   using Sessions = std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>>;
 
@@ -80,7 +83,13 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
       if (!sessions.contains(wanted.session()) && static_cast<int64_t>(sessions.size()) >= options.max_sessions) {
         return ResourceExhausted("environments: " + std::to_string(options.max_sessions) + " sessions are open on this stream");
       }
-      TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Resume(options.environment, std::move(states)));
+      std::optional<environments::VectorOptions> now;
+      {
+        const std::lock_guard lock(mu);
+        now = environment;
+      }
+      if (!now) return Unavailable("environments: this worker has not been told its job yet");
+      TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Resume(*now, std::move(states)));
       answer.set_observations(Pack(set->Observations()));
       sessions[wanted.session()] = std::move(set);
       return OkStatus();
@@ -115,8 +124,15 @@ VectorServer::~VectorServer() {
 std::string VectorServer::address() const { return impl_->address; }
 int64_t VectorServer::steps() const { return impl_->steps; }
 
+Status VectorServer::Serve(const environments::VectorOptions& environment) {
+  TP_RETURN_IF_ERROR(environments::FindVectorEnvironment(environment).status());
+  const std::lock_guard lock(impl_->mu);
+  impl_->environment = environment;
+  return OkStatus();
+}
+
 StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOptions& options) {
-  TP_RETURN_IF_ERROR(environments::FindVectorEnvironment(options.environment).status());
+  QuietGrpcLog();
   std::unique_ptr<VectorServer> server(new VectorServer());
   server->impl_->options = options;
   grpc::ServerBuilder builder;

@@ -15,17 +15,19 @@ namespace tidepool::workers {
 
 struct VectorServerOptions {
   std::string bind = "127.0.0.1";
-  std::string token;                 // of the callers' role; other calls are refused
-  environments::VectorOptions environment;
+  std::string token;                 // calls without it are refused
   int64_t max_message_bytes = 4 << 20;
   int64_t max_sessions = 4096;       // of one stream
 };
 
 class VectorServer {
  public:
-  // Listens on any free port of `bind`.
+  // Listens on any free port of `bind`. Until Serve, sessions are refused (kUnavailable): a worker says where it
+  // listens before it is told which job it is for.
   static StatusOr<std::unique_ptr<VectorServer>> Start(const VectorServerOptions& options);
   ~VectorServer();
+  // Any thread. Errors of FindVectorEnvironment.
+  Status Serve(const environments::VectorOptions& environment);
   [[nodiscard]] std::string address() const;
   [[nodiscard]] int64_t steps() const;  // of instances, since the start; any thread
 

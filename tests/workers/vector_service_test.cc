@@ -23,8 +23,9 @@ std::vector<InstanceState> Starts(const environments::VectorOptions& options, in
 }
 
 std::unique_ptr<VectorServer> Serve(const environments::VectorOptions& options, int64_t max_sessions = 16) {
-  auto server = VectorServer::Start({.token = kToken, .environment = options, .max_sessions = max_sessions});
+  auto server = VectorServer::Start({.token = kToken, .max_sessions = max_sessions});
   EXPECT_TRUE(server.ok()) << server.status().message();
+  EXPECT_TRUE((*server)->Serve(options).ok());
   return std::move(*server);
 }
 
@@ -91,6 +92,15 @@ TEST(VectorServiceTest, ABadRequestIsAnsweredAndTheStreamGoesOn) {
   EXPECT_EQ(remote.Open(3, Starts(options, 1)).status().code(), StatusCode::kResourceExhausted);
   EXPECT_TRUE(remote.Close(1).ok());
   EXPECT_EQ(remote.Close(1).status().code(), StatusCode::kNotFound);
+}
+
+TEST(VectorServiceTest, AServerWithoutAJobSaysLater) {
+  auto server = std::move(*VectorServer::Start({.token = kToken}));
+  RemoteHost remote(server->address(), kToken, 30);
+  EXPECT_EQ(remote.Open(1, Starts({.name = "cartpole"}, 1)).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(server->Serve({.name = "cartpol"}).code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(server->Serve({.name = "cartpole"}).ok());
+  EXPECT_TRUE(remote.Open(1, Starts({.name = "cartpole"}, 1)).ok());
 }
 
 TEST(VectorServiceTest, AServerThatGoesTakesItsSessionsAlong) {
