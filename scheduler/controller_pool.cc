@@ -74,7 +74,7 @@ void Controller::Impl::AdvancePool(bool again) {
   // Views of a thousand slots are not made for every chunk that ends: only when something that a plan
   // depends on has changed, and in every tick (for what depends on time).
   const LedgerView ledger = ViewLedger();
-  const auto key = std::make_tuple(pool.generation(), ledger.need, ledger.evaluation, ledger.stopping, ledger.batch_groups);
+  const auto key = std::make_tuple(pool.plan_generation(), ledger.need, ledger.evaluation, ledger.stopping, ledger.batch_groups);
   if (!again && planned == key) return;
   planned = key;
   const Plan& wanted = DecidePlan(ledger);

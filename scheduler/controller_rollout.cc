@@ -122,7 +122,7 @@ void Controller::Impl::On(const event::RowInvalid& e) {
 
 void Controller::Impl::Dispatch() {
   if (shutdown.requested()) return;
-  for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); })) {
+  for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); }, state.version())) {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});

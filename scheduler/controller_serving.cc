@@ -21,7 +21,7 @@ void Controller::Impl::RollWeights() {
   weights.SetTarget(v, state.WeightsDigest(v), available ? trainer.leader : WorkerRef{});
   const auto serving = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);
-    return e != nullptr && e->open && MayServe(e->version);
+    return e != nullptr && e->open && !e->in_flight.empty() && MayServe(e->version);
   };
   const auto hold = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);

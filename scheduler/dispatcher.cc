@@ -52,7 +52,7 @@ Dispatcher::ReadyKey Dispatcher::KeyFor(const Request& r) const {
 void Dispatcher::PutReady(Request& r) {
   r.on = {};
   const ReadyKey key = KeyFor(r);
-  ready_.insert(key);
+  ready_[Line(r)].insert(key);
   ready_keys_[r.tid] = key;
   if (r.only.valid()) return;
   GroupInfo& g = groups_[r.gid];
@@ -65,7 +65,7 @@ void Dispatcher::PutReady(Request& r) {
 void Dispatcher::TakeReady(const Request& r) {
   const auto it = ready_keys_.find(r.tid);
   if (it == ready_keys_.end()) return;
-  ready_.erase(it->second);
+  ready_[Line(r)].erase(it->second);
   ready_keys_.erase(it);
   const auto g = groups_.find(r.gid);
   if (r.only.valid() || g == groups_.end()) return;
@@ -78,6 +78,13 @@ void Dispatcher::Rekey(const SampleId& tid) {
   if (!ready_keys_.contains(tid)) return;
   TakeReady(r);
   PutReady(r);
+}
+
+void Dispatcher::SetVersion(Engine& e, const Version& v) {
+  const auto before = serving_.find(e.version);
+  if (before != serving_.end() && --before->second == 0) serving_.erase(before);
+  e.version = v;
+  if (v.valid()) ++serving_[v];
 }
 
 void Dispatcher::Unload(Engine& e) {
@@ -190,10 +197,12 @@ std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
   std::vector<WorkerRef> who;
   const auto g = groups_.find(gid);
   if (g != groups_.end() && !g->second.ready.empty()) least_served_.erase({g->second.ratio, gid});
+  const std::set<WorkerId> on = g == groups_.end() ? std::set<WorkerId>() : std::move(g->second.on);
   groups_.erase(gid);
   urgent_.erase(gid);
-  for (auto& [id, e] : engines_) {
-    if (e.groups.erase(gid) > 0) who.push_back(e.ref);
+  for (const WorkerId id : on) {
+    const auto e = engines_.find(id);
+    if (e != engines_.end() && e->second.groups.erase(gid) > 0) who.push_back(e->second.ref);
   }
   return who;
 }
@@ -210,7 +219,7 @@ void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) 
 void Dispatcher::Admit(WorkerId worker, const Version& v) {
   Engine& e = engines_.at(worker);
   Unload(e);
-  e.version = v;
+  SetVersion(e, v);
   e.open = true;
   Reload(e);
 }
@@ -226,6 +235,7 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
   e.reserved += reserved;
   Reload(e);
   e.groups.insert(r.gid);
+  groups_[r.gid].on.insert(on.worker);
   ++in_flight_;
 }
 
@@ -250,6 +260,7 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
     if (TP_PLANTED(2)) continue;  // parked on an endpoint that is gone
     if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref) PutReady(r->second);
   }
+  SetVersion(it->second, {});
   engines_.erase(it);
   return lost;
 }
@@ -271,8 +282,16 @@ bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
 }
 
 Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
-                                      const std::function<bool(const Version&)>& may_serve) {
+                                      const std::function<bool(const Version&)>& may_serve, const Version& newest) {
+  const auto group = groups_.find(r.gid);
+  // A sample of a fresh group begins on the newest weights, and only up to its share of a worker that has them: the
+  // others follow within a load.
+  const bool fresh = newest.valid() && !r.only.valid() && r.generated == 0 && group != groups_.end();
+  const Version least_version = !fresh ? Version{} : group->second.oldest.valid() ? std::min(group->second.oldest, newest) : newest;
+  const auto usable = static_cast<int64_t>(by_load_.size());
+  const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
   const auto ok = [&](const Engine& e) {
+    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && static_cast<int64_t>(e.in_flight.size()) >= share))) return false;
     return e.open && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
   };
   Engine* least = nullptr;
@@ -283,11 +302,8 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
     break;
   }
   if (least == nullptr) return nullptr;
-  const auto usable = static_cast<int64_t>(by_load_.size());
-  const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
   const auto fewest = static_cast<int64_t>(least->in_flight.size());
   if (std::get<0>(*by_load_.rbegin()) - fewest > kUneven) return least;
-  const auto group = groups_.find(r.gid);
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
     const auto it = engines_.find(home);
     if (it != engines_.end() && ok(it->second) && static_cast<int64_t>(it->second.in_flight.size()) < share) return &it->second;
@@ -295,31 +311,45 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   return least;
 }
 
-std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve) {
+std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest) {
   std::vector<Chunk> chunks;
-  if (ready_.empty() || by_load_.empty()) return chunks;
-  bool training_full = false;
+  if (ready_keys_.empty() || by_load_.empty()) return chunks;
+  older_ = 0;
+  for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;
   const int64_t most = std::min(options_.max_concurrent, cap_);
-  for (auto it = ready_.begin(); it != ready_.end() && in_flight_ < most;) {
-    auto pick = it;
+  std::array<std::set<ReadyKey>::iterator, 2> at{ready_[0].begin(), ready_[1].begin()};
+  std::array<bool, 2> blocked{};
+  while (in_flight_ < most) {
+    // The next of both lines.
+    std::array<bool, 2> there{};
+    for (size_t i : {0, 1}) there[i] = !blocked[i] && at[i] != ready_[i].end();
+    if (!there[0] && !there[1]) break;
+    const size_t line = !there[0] || (there[1] && *at[1] < *at[0]) ? 1 : 0;
+    ReadyKey picked = *at[line];
     // Now and then the group that was served least of what it needs, or the longest would starve the rest.
-    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(*it) == 3 &&
+    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(picked) == 3 &&
         decisions_ % kStarvation == kStarvation - 1 && !least_served_.empty()) {
-      const GroupInfo& g = groups_.at(least_served_.begin()->second);
-      pick = ready_.find(ready_keys_.at(*g.ready.begin()));
+      const ReadyKey starving = ready_keys_.at(*groups_.at(least_served_.begin()->second).ready.begin());
+      if (!blocked[Line(requests_.at(std::get<3>(starving)))]) picked = starving;
     }
-    Request& r = requests_.at(std::get<3>(*pick));
-    if (training_full && !r.only.valid()) break;
+    Request& r = requests_.at(std::get<3>(picked));
     const int64_t tokens = std::min(options_.chunk_tokens, r.max_new - r.generated);
-    Engine* e = Place(r, tokens, may_serve);
+    Engine* e = Place(r, tokens, may_serve, newest);
     if (e == nullptr) {
-      // What does not fit now will not fit behind it either, but another version's evaluation may.
-      if (!r.only.valid()) training_full = true;
-      ++it;
+      // What does not fit now will not fit behind it either, but another version's evaluation may, and what has begun
+      // does not wait for what has not.
+      if (r.only.valid()) {
+        ++at[line];
+      } else {
+        blocked[1] = true;
+        blocked[0] = blocked[0] || Line(r) == 0;
+      }
       continue;
     }
+    for (size_t i : {0, 1}) {
+      if (at[i] != ready_[i].end() && *at[i] == picked) ++at[i];
+    }
     ++decisions_;
-    if (pick == it) ++it;
     TakeReady(r);
     Chunk chunk{r.tid, e->ref, e->version, tokens, {}, 0};
     if (options_.pull_kv && r.cached > kPullTokens && r.home.valid() && r.home != e->ref.worker) {
@@ -338,7 +368,10 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
     e->groups.insert(r.gid);
     r.on = e->ref;
     r.home = e->ref.worker;
-    groups_[r.gid].home = e->ref.worker;
+    GroupInfo& group = groups_[r.gid];
+    group.on.insert(e->ref.worker);
+    group.home = e->ref.worker;
+    if (!r.only.valid() && (!group.oldest.valid() || e->version < group.oldest)) group.oldest = e->version;
     ++in_flight_;
     ++chunks_;
     chunks.push_back(std::move(chunk));

@@ -171,7 +171,7 @@ Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledge
     (role == Role::kActor ? actor : rollout) += 1;
   }
   for (const auto& [id, role] : plan.roles) {
-    const bool known = std::any_of(pool.slots.begin(), pool.slots.end(), [&, slot = id](const SlotView& s) { return s.id == slot; });
+    const bool known = std::ranges::binary_search(pool.slots, id, {}, &SlotView::id);
     if (!known) return InvalidArgument("slot " + std::to_string(id.value) + " is planned, but does not exist");
   }
   if (floor && ledger.generates && live > pool.rollout_floor && rollout < pool.rollout_floor) {

@@ -100,6 +100,7 @@ void Pool::Recover(bool keep_holders) {
       s.t = facts.open;
       s.next = facts.role;
       ++generation_;
+      ++plan_generation_;
       Transition& t = transitions_[facts.open];
       t.slots.push_back(id);
       t.committed = true;
@@ -124,10 +125,12 @@ void Pool::Attach(SlotId slot, const WorkerRef& worker) {
   s.phase = SlotPhase::kFree;
   s.holder = worker;
   ++generation_;
+  ++plan_generation_;
 }
 
 void Pool::Leave(SlotId id, Slot& s, SlotPhase phase) {
   ++generation_;
+  ++plan_generation_;
   waits_.End({WaitKind::kTransition, id.value});
   s.phase = phase;
   s.role = s.next = s.owed = Role::kNone;
@@ -144,6 +147,7 @@ void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
   const auto it = transitions_.find(t);
   if (it == transitions_.end()) return;
   std::erase(it->second.slots, slot);
+  it->second.ready = 0;
   if (it->second.committed) {
     DoneIfAll(t, now);
   } else {
@@ -163,8 +167,9 @@ void Pool::Abandon(const std::string& why, TimePoint now) {
 void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, double dwell_s, TimePoint now) {
   TP_CHECK(!roles.empty());
   ++generation_;
+  ++plan_generation_;
   const TransitionId t = state_.next_transition();
-  Transition open{.slots = {}, .takes = false, .committed = false, .begun = now, .committed_at = now, .why = why};
+  Transition open{.slots = {}, .ready = 0, .takes = false, .committed = false, .begun = now, .committed_at = now, .why = why};
   std::vector<record::SlotPlan> plan;
   double limit = 0;
   for (const auto& [id, role] : roles) {
@@ -202,11 +207,15 @@ void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, do
   CommitIfAll(t, now);
 }
 
+bool Pool::AllIn(Transition& open, SlotPhase phase) {
+  while (open.ready < open.slots.size() && slots_.at(open.slots[open.ready]).phase == phase) ++open.ready;
+  return open.ready == open.slots.size();
+}
+
 void Pool::CommitIfAll(TransitionId t, TimePoint now) {
   Transition& open = transitions_.at(t);
-  const bool all = std::all_of(open.slots.begin(), open.slots.end(),
-                               [&](SlotId id) { return slots_.at(id).phase == SlotPhase::kReleased; });
-  if (!all) return;
+  if (!AllIn(open, SlotPhase::kReleased)) return;
+  open.ready = 0;
   open.committed = true;
   open.committed_at = now;
   out_.Record(record::TransitionCommit{t});
@@ -231,9 +240,8 @@ void Pool::GrantBack(SlotId slot, TimePoint now) {
 
 void Pool::DoneIfAll(TransitionId t, TimePoint now) {
   const auto it = transitions_.find(t);
-  const bool all = std::all_of(it->second.slots.begin(), it->second.slots.end(),
-                               [&](SlotId id) { return slots_.at(id).phase == SlotPhase::kHeld; });
-  if (!all) return;
+  if (!AllIn(it->second, SlotPhase::kHeld)) return;
+  ++plan_generation_;
   for (const SlotId id : it->second.slots) {
     slots_.at(id).t = {};
     slots_.at(id).failures = 0;
@@ -249,6 +257,7 @@ void Pool::DoneIfAll(TransitionId t, TimePoint now) {
 void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
   if (TP_PLANTED(10)) return;  // the set stays half changed
   ++generation_;
+  ++plan_generation_;
   const Transition open = std::move(transitions_.at(t));
   transitions_.erase(t);
   ++rollbacks_;
@@ -330,6 +339,7 @@ Pool::ReleaseOutcome Pool::Released(const event::Released& e, TimePoint now) {
     Leave(e.slot, *s, SlotPhase::kQuarantined);
     if (t.valid()) {
       std::erase(transitions_.at(t).slots, e.slot);
+      transitions_.at(t).ready = 0;
       RollBack(t, why, now);
     }
     return ReleaseOutcome::kQuarantined;
@@ -338,6 +348,7 @@ Pool::ReleaseOutcome Pool::Released(const event::Released& e, TimePoint now) {
   waits_.End({WaitKind::kTransition, e.slot.value});
   s->phase = SlotPhase::kReleased;
   ++generation_;
+  if (!s->t.valid()) ++plan_generation_;
   if (s->t.valid()) {
     CommitIfAll(s->t, now);
   } else {
@@ -351,6 +362,7 @@ bool Pool::Granted(const event::Granted& e, TimePoint now) {
   if (s == nullptr) return false;
   s->phase = SlotPhase::kHeld;
   ++generation_;
+  if (!s->t.valid()) ++plan_generation_;
   waits_.End({WaitKind::kTransition, e.slot.value});
   if (s->t.valid()) DoneIfAll(s->t, now);
   return true;

@@ -58,6 +58,7 @@ class Pool {
   };
   struct Transition {
     std::vector<SlotId> slots;
+    size_t ready = 0;                             // so many of them, from the first, have come to where it waits for them
     bool takes = false, committed = false;
     TimePoint begun, committed_at;
     std::string why;
@@ -106,6 +107,8 @@ class Pool {
   [[nodiscard]] const std::map<TransitionId, Transition>& transitions() const { return transitions_; }
   [[nodiscard]] double switch_s() const { return switch_s_; }  // EWMA of transitions that took slots; 0: none yet
   [[nodiscard]] int64_t generation() const { return generation_; }  // rises with every change of a slot
+  // Rises with every change that a plan may depend on: not with the steps inside an open transition.
+  [[nodiscard]] int64_t plan_generation() const { return plan_generation_; }
   [[nodiscard]] int64_t rollbacks() const { return rollbacks_; }
 
  private:
@@ -115,6 +118,7 @@ class Pool {
   [[nodiscard]] double ReleaseLimit(Role to) const;
   [[nodiscard]] double GrantLimit(Role to) const;
   void Grant(SlotId id, Slot& s, TimePoint now);
+  bool AllIn(Transition& open, SlotPhase phase);          // each slot is looked at once, but after a loss
   void CommitIfAll(TransitionId t, TimePoint now);
   void DoneIfAll(TransitionId t, TimePoint now);
   void RollBack(TransitionId t, const std::string& why, TimePoint now);
@@ -129,7 +133,7 @@ class Pool {
   std::map<SlotId, Slot> slots_;
   std::map<TransitionId, Transition> transitions_;        // open ones
   double switch_s_ = 0;
-  int64_t rollbacks_ = 0, generation_ = 0;
+  int64_t rollbacks_ = 0, generation_ = 0, plan_generation_ = 0;
 };
 
 }  // namespace tidepool::scheduler

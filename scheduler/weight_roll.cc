@@ -10,7 +10,7 @@ constexpr int64_t kLoadTries = 3;
 }  // namespace
 
 void WeightRoll::Add(const WorkerRef& ref, const Version& loaded) {
-  places_[ref.worker] = {ref, loaded, {}, 0};
+  places_[ref.worker] = {ref, loaded, {}, 0, false};
   if (loaded != target_) behind_.insert(ref.worker); else behind_.erase(ref.worker);
 }
 
@@ -42,15 +42,13 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(const Pla
   std::vector<command::Load> loads;
   if (!from_.inc.valid() || behind_.empty()) return loads;
   int64_t busy = 0;
-  for (const auto& [id, p] : places_) busy += p.loading.valid() ? 1 : 0;
+  for (const auto& [id, p] : places_) busy += p.loading.valid() && p.disturbs ? 1 : 0;
   const int64_t limit = std::max<int64_t>(1, static_cast<int64_t>(places_.size()) / 4);
   for (const WorkerId id : behind_) {
     Place& p = places_.at(id);
     if (p.loading.valid() || hold(p)) continue;
-    if (serving(p)) {
-      if (busy >= limit) continue;
-      ++busy;
-    }
+    p.disturbs = serving(p);
+    if (p.disturbs && busy++ >= limit) continue;
     p.loading = target_;
     loads.push_back({p.ref, target_, digest_, trained(p.ref) ? p.ref : from_});
   }

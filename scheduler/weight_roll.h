@@ -1,7 +1,7 @@
 #pragma once
 // New weights to the rollout workers, one by one: Load, compare the digest that the worker computed with
-// the published one, LOADED, ADMIT. A worker that serves is taken out only if at most max(1, 25 %) of the
-// serving ones are loading; one that serves nothing (fresh, or too old) loads at once. A wrong digest or
+// the published one, LOADED, ADMIT. A worker with samples in it is taken out only if at most max(1, 25 %) of
+// such ones are loading; one that serves nothing (fresh, idle, or too old) loads at once. A wrong digest or
 // an error is tried again twice, then the worker is replaced. Pure; not thread-safe.
 
 #include <cstdint>
@@ -23,6 +23,7 @@ class WeightRoll {
     Version loaded;    // verified, in its memory
     Version loading;   // valid: a Load is under way
     int64_t tries = 0;
+    bool disturbs = false;  // samples in it wait for this load
   };
 
   void Add(const WorkerRef& ref, const Version& loaded);
@@ -30,7 +31,7 @@ class WeightRoll {
   // The weights that everyone is to have; `from` holds the bytes (invalid: nobody, no loads now).
   void SetTarget(const Version& v, uint64_t digest, const WorkerRef& from);
 
-  // Loads to start. `serving`: it generates now and may go on with what it has; `hold`: not now;
+  // Loads to start. `serving`: it has samples that may go on with the weights it has; `hold`: not now;
   // `trained`: it took part in the step and has the weights already, so it loads from itself (an alias).
   std::vector<command::Load> Assign(const std::function<bool(const Place&)>& serving,
                                     const std::function<bool(const Place&)>& hold,

@@ -532,6 +532,7 @@ class ControllerProcess {
     m.version = c.v;
     m.prompt = samples_.FindRow(c.tid)->prompt;
     m.generated = s.tokens.ids;
+    m.routing_bytes = static_cast<int64_t>(s.tokens.routing.size());
     m.chunk_tokens = c.chunk_tokens;
     m.max_new_tokens = c.max_new_tokens;
     m.greedy = c.tid.is_eval();

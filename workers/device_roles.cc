@@ -8,6 +8,7 @@
 
 #include "core/base/hash.h"
 #include "core/model/invariance.h"
+#include "core/model/routing.h"
 #include "core/text/tokenizer.h"
 #include "core/algorithms/rewards.h"
 #include "workers/model_folder.h"
@@ -192,6 +193,7 @@ Status DeviceRoles::PrepareRollout() {
     options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec(), weights_->dtype());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
     options.max_running = config_.rollout.max_concurrent;
+    options.record_routing = config_.rollout.record_routing;
     options.version = version_;
     if (!config_.rollout.stop.empty()) {
       TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(model_dir_));
@@ -199,7 +201,7 @@ Status DeviceRoles::PrepareRollout() {
       options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
     }
     TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
-    rollout_ = std::make_unique<TokenRollout>(config_.rollout, std::move(engine));
+    rollout_ = std::make_unique<TokenRollout>(config_.rollout, config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
     return OkStatus();
   });
 }
@@ -244,6 +246,7 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     row.response = std::move(in.response.ids);
     row.logprobs = std::move(in.response.logprobs);
     row.log_kept = std::move(in.response.log_kept);
+    row.routing = std::move(in.response.routing);
     for (const auto& [v, count] : in.response.versions) row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
     row.loss_mask = std::move(in.loss_mask);
     row.reward = in.reward;

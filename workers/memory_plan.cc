@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/model/hugging_face.h"
 #include "workers/cli/run_lookup.h"
 
 namespace tidepool::workers {
@@ -40,11 +38,20 @@ void EachTensor(const ModelSizes& m, F&& add) {
     add(d);
     add(qkv * d);
     if (m.qkv_bias) add(qkv);
+    if (m.o_bias) add(d);
     if (m.qk_norm) add(m.head_size), add(m.head_size);
     add(d * m.heads * m.head_size);
     add(d);
+    if (i < m.sparse_layers) {  // the order of layers does not count
+      add(m.moe.experts * d);
+      add(m.moe.experts * 2 * m.moe.intermediate_size * d);
+      add(m.moe.experts * d * m.moe.intermediate_size);
+      if (const int64_t s = m.moe.shared_intermediate_size; s > 0) add(2 * s * d), add(d * s), add(d);
+      continue;
+    }
     add(2 * m.intermediate * d);
     add(d * m.intermediate);
+    if (m.mlp_bias) add(2 * m.intermediate), add(d);
   }
   add(d);
   if (!m.tied) add(m.vocab * d);
@@ -86,7 +93,19 @@ int64_t KvTokens(const JobConfig& c, const ModelSizes& m) {
 
 // Buffers of one block that are not kept: normed input, activation, product results, qkv.
 int64_t ScratchBytes(const ModelSizes& m, int64_t w) {
-  return w * (2 * m.hidden + m.intermediate + (m.heads + 2 * m.kv_heads) * m.head_size);
+  const int64_t dense = m.sparse_layers < m.layers ? m.intermediate : 0, k = m.sparse_layers > 0 ? m.moe.experts_per_token : 0;
+  return w * (2 * m.hidden + dense + (m.heads + 2 * m.kv_heads) * m.head_size + k * (m.hidden + m.moe.intermediate_size) + m.moe.shared_intermediate_size);
+}
+
+// Of the MLP of one block, for one token: gate and up; of experts those that the token chose and their outputs, the router's
+// probabilities, and the choice with its weights and places.
+int64_t MlpBytes(const ModelSizes& m, int64_t w, bool sparse) {
+  if (!sparse) return 2 * w * m.intermediate;
+  const int64_t k = m.moe.experts_per_token, shared = m.moe.shared_intermediate_size;
+  return w * (k * (2 * m.moe.intermediate_size + m.hidden) + 2 * shared + (shared > 0 ? m.hidden : 0)) + 4 * m.moe.experts + 16 * k;
+}
+int64_t LargestMlpBytes(const ModelSizes& m, int64_t w) {
+  return std::max(m.sparse_layers < m.layers ? MlpBytes(m, w, false) : 0, m.sparse_layers > 0 ? MlpBytes(m, w, true) : 0);
 }
 
 void AddActor(const JobConfig& c, const ModelSizes& m, ProcessMemory& p) {
@@ -94,11 +113,14 @@ void AddActor(const JobConfig& c, const ModelSizes& m, ProcessMemory& p) {
   p.parts.push_back({"gradients", 4 * elements});
   p.parts.push_back({"optimizer", (8 + (w == 2 ? 2 : 0)) * elements});
   const int64_t tokens = (std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m)) + 15) / 16 * 16;
-  const int64_t block = BlockActivationBytes(m, w);
+  const int64_t attention = AttentionActivationBytes(m, w), block = attention + LargestMlpBytes(m, w);
+  const int64_t blocks = m.layers * attention + m.sparse_layers * MlpBytes(m, w, true) + (m.layers - m.sparse_layers) * MlpBytes(m, w, false);
   // Backward: d attention out and d qkv of one block, the residual's gradient in float32 and rounded, the
   // last hidden states and their gradient, gathered in float32.
-  const int64_t backward = w * ((2 * m.heads + 2 * m.kv_heads) * m.head_size + 4 * d) + 8 * d;
-  const int64_t kept = c.train.recompute ? m.layers * w * d + block : m.layers * block;
+  int64_t backward = w * ((2 * m.heads + 2 * m.kv_heads) * m.head_size + 4 * d) + 8 * d;
+  // Experts: the gradient of the gathered rows; in float32 the router's, the rows and their sum over experts.
+  if (m.sparse_layers > 0) backward += w * (m.moe.experts_per_token + 1) * d + 4 * (m.moe.experts + 2 * d);
+  const int64_t kept = c.train.recompute ? m.layers * w * d + block : blocks;
   p.parts.push_back({"activations", tokens * (kept + ScratchBytes(m, w) + backward)});
   int64_t largest = 0;
   EachTensor(m, [&](int64_t n) { largest = std::max(largest, n); });
@@ -110,7 +132,8 @@ void AddRollout(const JobConfig& c, const ModelSizes& m, int64_t kv_tokens, Proc
   const int64_t w = Dtype(c);
   p.parts.push_back({"kv_cache", kv_tokens * 2 * m.layers * m.kv_heads * m.head_size * w});
   const int64_t rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent);
-  const int64_t row = w * (2 * m.hidden + 2 * m.heads * m.head_size + 2 * m.intermediate) + ScratchBytes(m, w);
+  const int64_t row = w * (2 * m.hidden + 2 * m.heads * m.head_size) + LargestMlpBytes(m, w) + ScratchBytes(m, w);
+  if (c.rollout.record_routing) p.parts.push_back({"routing", kv_tokens * m.sparse_layers * m.moe.experts_per_token * (m.moe.experts <= 256 ? 1 : 2)});
   // A step has no more rows than the samples in flight have tokens.
   const int64_t most = std::min(rows, kv_tokens);
   p.parts.push_back({"engine", most * row + kEngineHeadRows * m.vocab * (w + 4)});
@@ -138,43 +161,11 @@ StatusOr<ModelSizes> SizesOf(const ModelConfig& model) {
          i.architecture == "qwen2", i.architecture == "qwen3", i.tie_embeddings};
     return m;
   }
-  const std::string path = model.path + "/config.json";
-  std::ifstream in(path);
-  if (!in) return NotFound("model.path: " + path + " cannot be read; give the folder of a Hugging Face model");
-  const auto json = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return InvalidArgument(path + ": is not a JSON object");
-  Status error;
-  const auto read = [&](const char* key, int64_t fallback) -> int64_t {
-    const auto it = json.find(key);
-    if (it == json.end() || it->is_null()) {
-      if (fallback <= 0 && error.ok()) error = InvalidArgument(path + ": has no " + key);
-      return fallback;
-    }
-    if (!it->is_number_integer() || it->get<int64_t>() < 1 || it->get<int64_t>() > (int64_t{1} << 30)) {
-      if (error.ok()) error = InvalidArgument(path + ": " + key + " is " + it->dump() + ", expected an integer from 1 to 2^30");
-      return fallback;
-    }
-    return it->get<int64_t>();
-  };
-  const auto type = json.find("model_type");
-  m.architecture = type != json.end() && type->is_string() ? type->get<std::string>() : "llama";
-  m.vocab = read("vocab_size", 0);
-  m.hidden = read("hidden_size", 0);
-  m.intermediate = read("intermediate_size", 0);
-  m.layers = read("num_hidden_layers", 0);
-  m.heads = read("num_attention_heads", 0);
-  TP_RETURN_IF_ERROR(error);
-  m.kv_heads = read("num_key_value_heads", m.heads);
-  m.head_size = read("head_dim", std::max<int64_t>(m.hidden / m.heads, 1));
-  m.max_position = read("max_position_embeddings", 2048);
-  TP_RETURN_IF_ERROR(error);
-  m.qk_norm = m.architecture == "qwen3";
-  const auto flag = [&](const char* key, bool fallback) {
-    const auto it = json.find(key);
-    return it != json.end() && it->is_boolean() ? it->get<bool>() : fallback;
-  };
-  m.qkv_bias = flag("attention_bias", m.architecture == "qwen2");
-  m.tied = flag("tie_word_embeddings", false);
+  const StatusOr<model::ModelSpec> read = model::ReadSpec(model.path);
+  if (!read.ok()) return read.status().At("model.path");
+  const model::ModelSpec& spec = *read;
+  m = {spec.architecture, spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.layers, spec.heads, spec.kv_heads, spec.head_size,
+       spec.max_position, spec.qkv_bias, spec.qk_norm, spec.tie_embeddings, spec.o_bias, spec.mlp_bias, spec.sparse_layers(), spec.moe};
   return m;
 }
 
@@ -190,9 +181,9 @@ int64_t FlatElements(const ModelSizes& m) {
   return sum;
 }
 
-int64_t BlockActivationBytes(const ModelSizes& m, int64_t w) {
+int64_t AttentionActivationBytes(const ModelSizes& m, int64_t w) {
   const int64_t q = m.heads * m.head_size, kv = m.kv_heads * m.head_size;
-  return w * (2 * m.hidden + 2 * q + 2 * kv + 2 * m.intermediate + (m.qk_norm ? q + 2 * kv : 0)) + 4 * (2 + m.heads);
+  return w * (2 * m.hidden + 2 * q + 2 * kv + (m.qk_norm ? q + 2 * kv : 0)) + 4 * (2 + m.heads);
 }
 
 // What a slot may ever hold: with colocated and elastic both roles anywhere, with split one, with multiplexed the training

@@ -21,22 +21,25 @@
 
 #include "core/base/config.h"
 #include "core/base/status.h"
+#include "core/model/spec.h"
 
 namespace tidepool::workers {
 
-// Sizes of a decoder as config.json or model.init gives them. (core/model has the full one, and LibTorch.)
+// Sizes of a decoder as config.json or model.init gives them.
 struct ModelSizes {
   std::string architecture;
   int64_t vocab = 0, hidden = 0, intermediate = 0, layers = 0, heads = 0, kv_heads = 0, head_size = 0, max_position = 0;
-  bool qkv_bias = false, qk_norm = false, tied = false;
+  bool qkv_bias = false, qk_norm = false, tied = false, o_bias = false, mlp_bias = false;
+  int64_t sparse_layers = 0;  // with experts in place of the MLP
+  model::MoeSpec moe = {};
 };
 // kNotFound, kInvalidArgument: config.json is not there, or a key is missing or out of range.
 StatusOr<ModelSizes> SizesOf(const ModelConfig& model);
 int64_t Parameters(const ModelSizes& m);     // as people count them
 int64_t FlatElements(const ModelSizes& m);   // P'
-// What a training forward keeps of one block for one token: x, q, k, v, attention out, x after attention,
-// gate and up (and qkv with head norms) in the model's dtype, two rstd and an lse a head in float32.
-int64_t BlockActivationBytes(const ModelSizes& m, int64_t w);
+// What a training forward keeps of one block for one token, apart from its MLP: x, q, k, v, attention out, x after
+// attention (and qkv with head norms) in the model's dtype, two rstd and an lse a head in float32.
+int64_t AttentionActivationBytes(const ModelSizes& m, int64_t w);
 
 struct MemoryPart {
   std::string name;    // of the list above

@@ -18,6 +18,7 @@ void TokenRecord::Append(const TokenRecord& more) {
   } else {
     log_kept.insert(log_kept.end(), more.log_kept.begin(), more.log_kept.end());
   }
+  routing += more.routing;
   for (const auto& [version, count] : more.versions) {
     if (!versions.empty() && versions.back().first == version) {
       versions.back().second += count;

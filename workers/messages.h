@@ -25,6 +25,7 @@ struct TokenRecord {
   std::vector<float> logprobs;
   std::vector<float> log_kept;
   std::vector<std::pair<Version, int64_t>> versions;  // run lengths
+  std::string routing;  // experts of the rows that ids were drawn from (core/model/routing.h); empty: not recorded
   // In place of tokens, for a policy of control tasks: a whole fragment (core/policy/fragment.h), and how many
   // environment steps it counts as.
   std::string fragment;
@@ -85,7 +86,8 @@ struct Refuse { std::string why; };
 struct LeaseRenewal {};
 struct StartChunk { SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid; Version version;
                     std::vector<int32_t> prompt, generated; int64_t chunk_tokens = 0, max_new_tokens = 0; bool greedy = false;
-                    std::string starts, environment, environment_token; };  // of a fragment
+                    std::string starts, environment, environment_token;  // of a fragment
+                    int64_t routing_bytes = 0; };
 struct CancelChunk { SampleId tid; int32_t att = 0; };
 struct ForgetGroup { GroupId gid; };
 struct Grade { SampleId tid; int32_t att = 0; std::string prompt, answer; std::vector<std::pair<std::string, std::string>> fields;

@@ -34,6 +34,7 @@ storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
   p.response = sample->tokens.ids;
   p.logprobs = sample->tokens.logprobs;
   p.log_kept = sample->tokens.log_kept;
+  p.routing = sample->tokens.routing;
   for (const auto& [version, count] : sample->tokens.versions) p.versions.push_back({version, static_cast<int32_t>(count)});
   p.finish = sample->finish;
   return p;
@@ -45,6 +46,7 @@ StoredSample SampleStore::FromPayload(const storage::Payload& payload) {
   s.tokens.ids = payload.response;
   s.tokens.logprobs = payload.logprobs;
   s.tokens.log_kept = payload.log_kept;
+  s.tokens.routing = payload.routing;
   for (const auto& run : payload.versions) s.tokens.versions.emplace_back(run.version, run.tokens);
   s.finish = payload.finish;
   return s;

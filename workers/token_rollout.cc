@@ -1,5 +1,6 @@
 #include "workers/token_rollout.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace tidepool::workers {
@@ -32,6 +33,7 @@ Status TokenRollout::Add(down::StartChunk c) {
   request.generated = std::move(c.generated);
   request.max_new_tokens = c.chunk_tokens;
   request.max_total_new = c.max_new_tokens;
+  if (routing_bytes_ > 0) request.routed = std::min(c.routing_bytes / routing_bytes_, static_cast<int64_t>(request.generated.size()));
   engine::SamplingParams& s = request.sampling;
   s.temperature = c.greedy ? 0.0F : static_cast<float>(config_.temperature);
   if (!c.greedy) {
@@ -71,6 +73,7 @@ RolloutStep TokenRollout::Step() {
     bool masked = false;
     for (const float k : d.log_kept) masked = masked || k != 0.0F;
     if (masked) c.tokens.log_kept = std::move(d.log_kept);
+    c.tokens.routing = std::move(d.routing);
     if (n > 0) c.tokens.versions.emplace_back(d.version, n);
     c.ended = d.finish != engine::FinishReason::kNone;
     if (c.ended) c.end = ToChunkEnd(d.finish);

@@ -33,6 +33,7 @@ void Put(const TokenRecord& in, v1::Tokens* out) {
   out->mutable_ids()->Add(in.ids.begin(), in.ids.end());
   out->mutable_logprobs()->Add(in.logprobs.begin(), in.logprobs.end());
   out->mutable_log_kept()->Add(in.log_kept.begin(), in.log_kept.end());
+  out->set_routing(in.routing);
   for (const auto& [version, count] : in.versions) {
     auto* run = out->add_versions();
     Put(version, run->mutable_version());
@@ -46,6 +47,7 @@ TokenRecord Get(const v1::Tokens& in) {
   out.ids.assign(in.ids().begin(), in.ids().end());
   out.logprobs.assign(in.logprobs().begin(), in.logprobs().end());
   out.log_kept.assign(in.log_kept().begin(), in.log_kept().end());
+  out.routing = in.routing();
   for (const auto& run : in.versions()) out.versions.emplace_back(Get(run.version()), run.count());
   out.fragment = in.fragment();
   out.fragment_steps = in.fragment_steps();
@@ -364,6 +366,7 @@ void ToWire(const ToWorker& in, v1::ToWorker* out) {
                    o->set_starts(b.starts);
                    o->set_environment(b.environment);
                    o->set_environment_token(b.environment_token);
+                   o->set_routing_bytes(b.routing_bytes);
                  },
                  [&](const down::CancelChunk& b) {
                    Put(b.tid, out->mutable_cancel_chunk()->mutable_tid());
@@ -499,6 +502,7 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
       o.starts = b.starts();
       o.environment = b.environment();
       o.environment_token = b.environment_token();
+      o.routing_bytes = b.routing_bytes();
       out.body = std::move(o);
       return out;
     }

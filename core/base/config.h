@@ -98,6 +98,7 @@ struct RolloutConfig {
   int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
   std::string kv_on_update = "recompute";  // recompute | keep
+  bool record_routing = false;     // experts of every row, replayed by the trainer
 };
 
 struct TrainConfig {
@@ -116,6 +117,7 @@ struct TrainConfig {
   double max_grad_norm = 1.0;      // 0: no clipping
   int64_t micro_batch_tokens = 2048;
   bool recompute = false;          // activation recompute per block
+  double router_aux_coef = 0.0;    // of the experts' load-balance loss
   int64_t max_nonfinite_steps = 3; // in a row, then stop at the last good weights
 };
 

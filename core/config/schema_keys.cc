@@ -323,6 +323,9 @@ std::vector<Key> RolloutKeys() {
        .field = TP_FIELD(rollout.kv_on_update),
        .choices = {"recompute", "keep"},
        .doc = "what happens to cached keys when weights arrive in mid-sample"},
+      {.path = "rollout.record_routing",
+       .field = TP_FIELD(rollout.record_routing),
+       .doc = "record the experts that each token was computed with, and train through the same ones; no effect on models without experts"},
   };
 }
 
@@ -396,6 +399,10 @@ std::vector<Key> TrainKeys() {
        .field = TP_FIELD(train.recompute),
        .doc = "recompute activations of each block: less memory, a third more time",
        .on_resume = OnResume::kFree},
+      {.path = "train.router_aux_coef",
+       .field = TP_FIELD(train.router_aux_coef),
+       .range = Between(0, 100),
+       .doc = "weight of the load-balance loss of experts, which is their number per token when all are used alike; no effect on models without experts"},
       {.path = "train.max_nonfinite_steps",
        .field = TP_FIELD(train.max_nonfinite_steps),
        .range = Between(1, 1e6),

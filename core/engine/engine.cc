@@ -71,6 +71,10 @@ Status Engine::Add(ChunkRequest request) {
                            std::to_string(generated) +
                            " generated; expected room for at least one new token");
   }
+  if (request.routed < 0 || request.routed > generated) {
+    return InvalidArgument(who + ": routing of " + std::to_string(request.routed) + " tokens is recorded, but " +
+                           std::to_string(generated) + " are generated");
+  }
   TP_RETURN_IF_ERROR(CheckSampling(request.sampling, spec.vocab_size).At(who));
   if (!request.sampling.stop_strings.empty() && !im.options.token_bytes) {
     return InvalidArgument(who + ": stop strings need a detokenizer, and the engine was made without one");
@@ -108,6 +112,7 @@ Status Engine::Add(ChunkRequest request) {
   s->tokens.reserve(static_cast<size_t>(known_tokens + new_tokens));
   s->tokens.insert(s->tokens.end(), request.generated.begin(), request.generated.end());
   s->prompt_tokens = prompt;
+  s->routed_end = prompt - 1 + request.routed;
   s->chunk_end = known_tokens + new_tokens;
   s->sample_end = request.max_total_new > spec.max_position ? std::numeric_limits<int64_t>::max()
                                                             : prompt + request.max_total_new;

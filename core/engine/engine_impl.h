@@ -19,6 +19,7 @@
 #include "core/engine/row_batch.h"
 #include "core/engine/sampler.h"
 #include "core/model/decoder.h"
+#include "core/model/routing.h"
 
 namespace tidepool::engine {
 
@@ -43,7 +44,8 @@ struct Engine::Impl {
         options(std::move(options_in)),
         decoder(weights_in, {.deterministic = options.deterministic}),
         blocks(options.kv_cache_tokens / options.block_tokens),
-        arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens),
+        routing_bytes(options.record_routing ? model::RoutingBytes(weights_in.spec()) : 0),
+        arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens, routing_bytes),
         placement(blocks, options.block_tokens,
                   [this](int64_t from, int64_t to, int64_t count) { arena.Copy(from, to, count); }) {}
 
@@ -56,6 +58,8 @@ struct Engine::Impl {
   void AttachFollowers(EngineStats& stats);
   at::Tensor SelectHidden(std::span<Pick> picks);
   FinishReason Append(Sequence& s, int32_t id);
+  void NoteRouting(const model::RaggedBatch& rows);  // from `routed` to the slots
+  std::string TakeRouting(Sequence& s);              // of the rows that were not handed out yet
   void BackToWaiting(const std::vector<bool>& which);
   void Unplace();
   Delta DeltaFor(const Sequence& s) const {
@@ -76,13 +80,15 @@ struct Engine::Impl {
   EngineOptions options;
   model::Decoder decoder;
   const int64_t blocks;
-  KvArena arena;
+  const int64_t routing_bytes;  // of a row; 0: not recorded
+  KvArena arena;  // the note of a slot is its row's routing
   Placement placement;
   std::vector<Owned> running;  // in order of admission
   std::deque<Owned> waiting;
   std::set<std::pair<SampleId, int32_t>> known;  // (tid, attempt) of all of them
   RowBatch batch;
   at::Tensor hidden;  // [rows, hidden] of the current step
+  std::vector<int32_t> routed;  // experts of its rows, [sparse layers, rows, K]
   std::vector<SamplerScratch> scratch;
 };
 

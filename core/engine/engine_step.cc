@@ -55,7 +55,13 @@ void Engine::Impl::Compute(EngineStats& stats) {
   hidden = at::Tensor();
   if (batch.rows() == 0) return;
   const auto start = SteadyClock::now();
-  hidden = decoder.Forward(batch.view(), arena.memory()).contiguous();
+  model::RaggedBatch view = batch.view();
+  if (routing_bytes > 0) {
+    routed.clear();
+    view.routed = &routed;
+  }
+  hidden = decoder.Forward(view, arena.memory()).contiguous();
+  if (routing_bytes > 0) NoteRouting(view);
   stats.forward_s += SecondsSince(start);
 
   const int64_t state_bytes = hidden.size(1) * hidden.element_size();
@@ -73,6 +79,29 @@ void Engine::Impl::Compute(EngineStats& stats) {
   }
   AttachFollowers(stats);
   for (Sequence* s : chosen) placement.SettleTail(*s);
+}
+
+void Engine::Impl::NoteRouting(const model::RaggedBatch& rows) {
+  const model::ModelSpec& spec = weights.spec();
+  const auto k = static_cast<size_t>(spec.moe.experts_per_token);
+  const size_t n = rows.ids.size(), layers = routed.size() / (n * k);
+  for (size_t r = 0; r < n; ++r) {
+    unsigned char* out = arena.note(rows.slots[r]);
+    for (size_t l = 0; l < layers; ++l) {
+      for (size_t i = 0; i < k; ++i, out += model::RoutingIdBytes(spec)) model::PutRoutingId(spec, routed[(l * n + r) * k + i], out);
+    }
+  }
+}
+
+std::string Engine::Impl::TakeRouting(Sequence& s) {
+  std::string out;
+  if (routing_bytes == 0) return out;
+  for (; s.routed_end < s.size(); ++s.routed_end) {
+    const int64_t block = s.blocks[static_cast<size_t>(s.routed_end / options.block_tokens)];
+    const unsigned char* note = arena.note(block * options.block_tokens + s.routed_end % options.block_tokens);
+    out.append(reinterpret_cast<const char*>(note), static_cast<size_t>(routing_bytes));
+  }
+  return out;
 }
 
 void Engine::Impl::AttachFollowers(EngineStats& stats) {
@@ -255,6 +284,7 @@ StepOutput Engine::Step() {
         delta.ids.push_back(pick.id);
         delta.logprobs.push_back(pick.logprob);
         delta.log_kept.push_back(pick.log_kept);
+        delta.routing = im.TakeRouting(s);
         finish = im.Append(s, pick.id);
         ++out.stats.sampled_tokens;
       }

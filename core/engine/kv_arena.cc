@@ -11,13 +11,14 @@
 
 namespace tidepool::engine {
 
-KvArena::KvArena(const model::ModelSpec& spec, model::DType dtype, int64_t slots)
+KvArena::KvArena(const model::ModelSpec& spec, model::DType dtype, int64_t slots, int64_t note_bytes)
     : layers_(spec.layers),
       slots_(slots),
       kv_heads_(spec.kv_heads),
       head_size_(spec.head_size),
-      dtype_(dtype) {
-  bytes_ = 2 * layers_ * slots_ * kv_heads_ * head_size_ * model::Bytes(dtype);
+      dtype_(dtype),
+      note_bytes_(note_bytes) {
+  bytes_ = slots_ * (2 * layers_ * kv_heads_ * head_size_ * model::Bytes(dtype) + note_bytes_);
 }
 
 KvArena::~KvArena() = default;
@@ -28,6 +29,7 @@ Status KvArena::Allocate() {
     const auto type = dtype_ == model::DType::kFloat32 ? at::kFloat : at::kBFloat16;
     k_ = std::make_unique<at::Tensor>(at::empty({layers_, slots_, kv_heads_, head_size_}, type));
     v_ = std::make_unique<at::Tensor>(at::empty({layers_, slots_, kv_heads_, head_size_}, type));
+    notes_.resize(static_cast<size_t>(slots_ * note_bytes_));
   } catch (const std::exception& e) {
     Free();
     return ResourceExhausted("KV cache: " + std::to_string(bytes_) + " bytes for " + std::to_string(slots_) +
@@ -40,6 +42,7 @@ Status KvArena::Allocate() {
 void KvArena::Free() {
   k_.reset();
   v_.reset();
+  notes_ = {};
 }
 
 model::KvMemory KvArena::memory() {
@@ -52,6 +55,7 @@ void KvArena::Copy(int64_t from_slot, int64_t to_slot, int64_t count) {
       << from_slot << " to " << to_slot;
   const int64_t slot_bytes = kv_heads_ * head_size_ * model::Bytes(dtype_);
   const int64_t layer_bytes = slots_ * slot_bytes;
+  if (note_bytes_ > 0) std::memcpy(note(to_slot), note(from_slot), static_cast<size_t>(count * note_bytes_));
   for (at::Tensor* tensor : {k_.get(), v_.get()}) {
     auto* base = static_cast<char*>(tensor->mutable_data_ptr());
     for (int64_t layer = 0; layer < layers_; ++layer) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/model/decoder.h"
@@ -16,8 +17,9 @@ namespace tidepool::engine {
 
 class KvArena {
  public:
-  // Nothing is allocated yet.
-  KvArena(const model::ModelSpec& spec, model::DType dtype, int64_t slots);
+  // Nothing is allocated yet. `note_bytes` of every slot are kept beside its keys and values and go where they go:
+  // what was found out about a token while they were computed.
+  KvArena(const model::ModelSpec& spec, model::DType dtype, int64_t slots, int64_t note_bytes = 0);
   ~KvArena();
 
   [[nodiscard]] int64_t bytes() const { return bytes_; }  // of both tensors
@@ -26,7 +28,9 @@ class KvArena {
   void Free();
   // Views for the decoder. requires allocated().
   [[nodiscard]] model::KvMemory memory();
-  // Copies `count` slots of all layers. requires allocated() and slots in range.
+  // [note_bytes] of a slot. requires allocated().
+  [[nodiscard]] unsigned char* note(int64_t slot) { return notes_.data() + slot * note_bytes_; }
+  // Copies `count` slots of all layers, notes included. requires allocated() and slots in range.
   void Copy(int64_t from_slot, int64_t to_slot, int64_t count);
 
  private:
@@ -35,7 +39,9 @@ class KvArena {
   const int64_t kv_heads_;
   const int64_t head_size_;
   const model::DType dtype_;
+  const int64_t note_bytes_;
   int64_t bytes_ = 0;
+  std::vector<unsigned char> notes_;  // [slots, note_bytes]
   std::unique_ptr<at::Tensor> k_;
   std::unique_ptr<at::Tensor> v_;
 };

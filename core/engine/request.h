@@ -34,6 +34,7 @@ struct ChunkRequest {
   int64_t max_new_tokens = 0;           // of this chunk, >= 1
   int64_t max_total_new = 0;            // of the sample, > generated.size()
   SamplingParams sampling = {};
+  int64_t routed = 0;  // of `generated`, from the first on: tokens whose routing is recorded already
 };
 
 enum class FinishReason {
@@ -64,6 +65,9 @@ struct Delta {
   // Log of the mass that top_k, top_p and min_p kept; 0 without a cut. The log-probability under
   // the distribution that sampled the token is logprobs - log_kept.
   std::vector<float> log_kept;
+  // With EngineOptions::record_routing, the experts of model/routing.h of the rows from the one that the sample's
+  // token number `routed` was drawn from on, to the one that the last of ids was drawn from. Else empty.
+  std::string routing;
   Version version;  // of the weights that sampled ids
   FinishReason finish = FinishReason::kNone;
   std::string error;  // kError: what happened

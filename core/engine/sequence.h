@@ -21,6 +21,7 @@ struct Sequence {
   int64_t prompt_tokens = 0;
   int64_t chunk_end = 0;   // tokens.size() at which the chunk ends
   int64_t sample_end = 0;  // tokens.size() at which the sample ends
+  int64_t routed_end = 0;  // rows [0, routed_end) need not be recorded (any more) for Delta::routing
   StopStrings stop;
 
   // Placed (in `running`). The KV of tokens [0, computed) stands in `blocks`; `promised` further blocks

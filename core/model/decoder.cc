@@ -116,7 +116,12 @@ void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
   if (b.experts.empty()) return;
   TP_CHECK(static_cast<int64_t>(b.experts.size()) == spec.sparse_layers() * static_cast<int64_t>(rows) * spec.moe.experts_per_token)
       << "replayed routing: " << b.experts.size() << " ids for " << rows << " rows";
-  for (const int32_t e : b.experts) TP_CHECK(e >= 0 && e < spec.moe.experts) << "replayed routing: expert " << e << " of " << spec.moe.experts;
+  const auto k = static_cast<size_t>(spec.moe.experts_per_token);
+  for (size_t i = 0; i < b.experts.size(); ++i) {
+    const bool left_to_router = b.experts[i / k * k] == -1;
+    TP_CHECK(left_to_router ? b.experts[i] == -1 : b.experts[i] >= 0 && b.experts[i] < spec.moe.experts)
+        << "replayed routing: expert " << b.experts[i] << " of " << spec.moe.experts;
+  }
 }
 
 int64_t Decoder::Impl::GatheredMax(int64_t rows) const {

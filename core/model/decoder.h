@@ -36,7 +36,8 @@ struct RaggedBatch {
   std::span<const KvRun> runs;         // runs of slots in order of position; a row reads from its first_run on
   // Mixture of experts, [sparse layers, rows, K] expert ids, each row's by falling weight. The order counts: the
   // same set in another order changes bfloat16 sums. `experts`: taken instead of the router's choice (their
-  // weights are still the router's); empty: the router chooses. `routed`: gets what was used; may be null.
+  // weights are still the router's), a row of -1 is left to the router; empty: the router chooses. `routed`: gets
+  // what was used; may be null.
   std::span<const int32_t> experts = {};
   std::vector<int32_t>* routed = nullptr;
 };

@@ -58,7 +58,7 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
       float* p = probs + r * experts;
       Softmax(p, experts);
       int32_t* ids = moe.experts.data() + r * k;
-      if (replay != nullptr) {
+      if (replay != nullptr && replay[r * k] >= 0) {
         std::copy_n(replay + r * k, k, ids);
       } else {
         Choose(p, experts, k, order, ids);

@@ -96,6 +96,7 @@ StatusOr<std::string> EncodePayload(const Payload& payload) {
     PutNumber(out, run.version.number);
     PutNumber(out, run.tokens);
   }
+  if (!payload.routing.empty()) PutString(out, payload.routing);
   if (static_cast<int64_t>(out.size()) > kMaxPayloadBytes) {
     return InvalidArgument("payload of sample " + ToString(payload.tid) + ": " + std::to_string(out.size()) +
                            " bytes, at most " + std::to_string(kMaxPayloadBytes) + " can be stored");
@@ -126,6 +127,7 @@ StatusOr<Payload> DecodePayload(std::string_view bytes) {
     run.version.number = reader.Number<int64_t>();
     run.tokens = reader.Number<int32_t>();
   }
+  if (reader.ok() && reader.left() > 0) payload.routing = std::string(reader.Bytes(reader.Count(1)));
   if (!reader.ok() || reader.left() != 0 || size != bytes.size() ||
       finish > static_cast<uint8_t>(FinishReason::kLength)) {
     return DataLoss("the bytes are no payload");

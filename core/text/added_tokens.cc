@@ -94,6 +94,7 @@ void AddedTokenFinder::Find(std::string_view text, std::vector<Segment>* segment
       continue;
     if (token.lstrip) begin = std::max(done, SpaceBefore(text, begin, std::min(done, begin)));
     if (token.rstrip) end = SpaceAfter(text, end);
+    if (begin >= end) continue;  // white space that the token before has taken
     if (begin > done) segments->push_back({text.substr(done, begin - done), -1});
     segments->push_back({text.substr(begin, end - begin), token.id});
     done = end;

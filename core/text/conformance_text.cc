@@ -36,6 +36,18 @@ std::string Digest(std::span<const float> values, bool bf16) {
   return Hex(sha.Finish());
 }
 
+// From `kept`, or loaded and kept.
+template <typename Map, typename Load>
+auto Keep(Map& kept, const std::string& name, const Load& load) -> StatusOr<decltype(kept.begin()->second->get())> {
+  auto found = kept.find(name);
+  if (found == kept.end()) {
+    if (kept.size() >= kKeptMax) kept.clear();
+    found = kept.emplace(name, load()).first;
+  }
+  if (!found->second.ok()) return found->second.status();
+  return found->second->get();
+}
+
 }  // namespace
 
 TextConformance::TextConformance() = default;
@@ -67,22 +79,14 @@ std::optional<Json> TextConformance::Answer(const Json& request) {
 
 StatusOr<const Tokenizer*> TextConformance::TokenizerOf(const Json& request) {
   TP_ASSIGN_OR_RETURN(const std::string folder, Text(request, "tokenizer"));
-  if (tokenizers_.size() >= kKeptMax && !tokenizers_.contains(folder)) tokenizers_.clear();
-  std::unique_ptr<Tokenizer>& kept = tokenizers_[folder];
-  if (!kept) {
-    TP_ASSIGN_OR_RETURN(kept, Tokenizer::Load(folder));
-  }
-  return kept.get();
+  TP_ASSIGN_OR_RETURN(const auto* kept, Keep(tokenizers_, folder, [&] { return Tokenizer::Load(folder); }));
+  return kept;
 }
 
 StatusOr<const files::GgufFile*> TextConformance::GgufOf(const Json& request) {
   TP_ASSIGN_OR_RETURN(const std::string path, Text(request, "file"));
-  if (gguf_files_.size() >= kKeptMax && !gguf_files_.contains(path)) gguf_files_.clear();
-  std::unique_ptr<files::GgufFile>& kept = gguf_files_[path];
-  if (!kept) {
-    TP_ASSIGN_OR_RETURN(kept, files::GgufFile::Open(path));
-  }
-  return kept.get();
+  TP_ASSIGN_OR_RETURN(const auto* kept, Keep(gguf_files_, path, [&] { return files::GgufFile::Open(path); }));
+  return kept;
 }
 
 StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& request) {
@@ -109,11 +113,7 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
   }
   if (operation == "chat.render") {
     TP_ASSIGN_OR_RETURN(const std::string folder, Text(request, "tokenizer"));
-    if (templates_.size() >= kKeptMax && !templates_.contains(folder)) templates_.clear();
-    std::unique_ptr<ChatTemplate>& kept = templates_[folder];
-    if (!kept) {
-      TP_ASSIGN_OR_RETURN(kept, ChatTemplate::Load(folder));
-    }
+    TP_ASSIGN_OR_RETURN(const auto* kept, Keep(templates_, folder, [&] { return ChatTemplate::Load(folder); }));
     if (!request.contains("messages")) return InvalidArgument("the request has no \"messages\"");
     ChatOptions options;
     options.add_generation_prompt = request.contains("add_generation_prompt") &&

@@ -26,12 +26,15 @@ class TextConformance {
 
  private:
   StatusOr<nlohmann::ordered_json> Run(const std::string& operation, const nlohmann::ordered_json& request);
+  // What a file came out as, errors too: to refuse a large file again takes as long as the first time.
+  template <typename T>
+  using Kept = std::map<std::string, StatusOr<std::unique_ptr<T>>>;
   StatusOr<const Tokenizer*> TokenizerOf(const nlohmann::ordered_json& request);
   StatusOr<const files::GgufFile*> GgufOf(const nlohmann::ordered_json& request);
 
-  std::map<std::string, std::unique_ptr<Tokenizer>> tokenizers_;
-  std::map<std::string, std::unique_ptr<ChatTemplate>> templates_;
-  std::map<std::string, std::unique_ptr<files::GgufFile>> gguf_files_;
+  Kept<Tokenizer> tokenizers_;
+  Kept<ChatTemplate> templates_;
+  Kept<files::GgufFile> gguf_files_;
 };
 
 }  // namespace tidepool::text

@@ -224,7 +224,9 @@ Status Tokenizer::ParseAddedTokens(const Json& json, const std::string& where) {
     }
     if (!slot.exists) {
       slot.exists = true;
-      slot.bytes = BytesOfSymbols(token.content).value_or(token.content);
+      // The reference library knows a normalized token by its normalized text from then on.
+      const std::string known_as = token.normalized && nfc_ ? Nfc(token.content) : token.content;
+      slot.bytes = BytesOfSymbols(known_as).value_or(known_as);
       by_text_.emplace(token.content, token.id);
     }
     slot.special = token.special;

@@ -2,6 +2,7 @@
 // What the trainer is given: rows of tokens with what was recorded when they were sampled. Plain data.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -21,6 +22,9 @@ struct Row {
   // Empty for supervised rows.
   std::vector<float> logprobs;
   std::vector<float> log_kept;           // [response] or empty: nothing was cut
+  // Experts of the rows that response tokens were drawn from, in their order (core/model/routing.h); may end before
+  // the response does, and may be empty. The forward goes through them, and so does the backward.
+  std::string routing;
   std::vector<Version> versions;         // [response] weights that sampled each token, or empty
   std::vector<uint8_t> loss_mask;        // [response] 1: train on this token; empty: all
   double reward = 0;                     // after shaping; ignored by supervised jobs

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/algorithms/batching.h"
@@ -20,21 +21,27 @@ int32_t TokenAt(const Row& row, int64_t i) {
   const auto p = static_cast<int64_t>(row.prompt.size());
   return i < p ? row.prompt[static_cast<size_t>(i)] : row.response[static_cast<size_t>(i - p)];
 }
-int64_t CommonPrefix(const Row& a, const Row& b) {
+// What was recorded of the row that computes token i; empty: nothing.
+std::string_view RoutingAt(const Row& row, int64_t i, int64_t routing_bytes) {
+  const int64_t at = (i + 1 - static_cast<int64_t>(row.prompt.size())) * routing_bytes;
+  if (at < 0 || at + routing_bytes > static_cast<int64_t>(row.routing.size())) return {};
+  return std::string_view(row.routing).substr(static_cast<size_t>(at), static_cast<size_t>(routing_bytes));
+}
+int64_t CommonPrefix(const Row& a, const Row& b, int64_t routing_bytes) {
   const int64_t n = std::min(Computed(a), Computed(b));
   int64_t i = 0;
-  while (i < n && TokenAt(a, i) == TokenAt(b, i)) ++i;
+  while (i < n && TokenAt(a, i) == TokenAt(b, i) && RoutingAt(a, i, routing_bytes) == RoutingAt(b, i, routing_bytes)) ++i;
   return i;
 }
 
 // The earlier row of the same group that shares the longest beginning with rows[at], and its length.
-std::pair<size_t, int64_t> LongestShared(std::span<const Row> rows, std::span<const int64_t> places, size_t at) {
+std::pair<size_t, int64_t> LongestShared(std::span<const Row> rows, std::span<const int64_t> places, size_t at, int64_t routing_bytes) {
   const Row& row = rows[static_cast<size_t>(places[at])];
   std::pair<size_t, int64_t> best{at, 0};
   for (size_t j = at; j-- > 0;) {
     const Row& other = rows[static_cast<size_t>(places[j])];
     if (other.gid != row.gid) break;
-    const int64_t shared = CommonPrefix(row, other);
+    const int64_t shared = CommonPrefix(row, other, routing_bytes);
     if (shared > best.second) best = {j, shared};
   }
   return best;
@@ -51,13 +58,13 @@ std::vector<std::vector<int64_t>> Groups(std::span<const Row> rows, std::span<co
 
 }  // namespace
 
-PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places) {
+PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places, int64_t routing_bytes) {
   PackedBatch b;
   std::vector<std::vector<int32_t>> token_of(places.size());  // [row][position] -> packed token
   for (size_t k = 0; k < places.size(); ++k) {
     const Row& row = rows[static_cast<size_t>(places[k])];
     TP_CHECK(!row.prompt.empty()) << "row " << places[k] << " has no prompt";
-    const auto [from, shared] = LongestShared(rows, places, k);
+    const auto [from, shared] = LongestShared(rows, places, k, routing_bytes);
     const int64_t length = Computed(row);
     std::vector<int32_t>& tokens = token_of[k];
     tokens.assign(token_of[from].begin(), token_of[from].begin() + shared);
@@ -70,6 +77,7 @@ PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places) {
       b.slots.push_back(place);
       b.first_run.push_back(first_run);
       b.lengths.push_back(static_cast<int32_t>(i) + 1);
+      b.row_of.push_back(places[k]);
     }
     if (shared < length) {
       for (size_t i = 0; i < tokens.size(); ++i) {
@@ -99,16 +107,16 @@ PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places) {
   return b;
 }
 
-int64_t PackedTokens(std::span<const Row> rows, std::span<const int64_t> places) {
+int64_t PackedTokens(std::span<const Row> rows, std::span<const int64_t> places, int64_t routing_bytes) {
   int64_t tokens = 0;
   for (size_t k = 0; k < places.size(); ++k) {
-    tokens += Computed(rows[static_cast<size_t>(places[k])]) - LongestShared(rows, places, k).second;
+    tokens += Computed(rows[static_cast<size_t>(places[k])]) - LongestShared(rows, places, k, routing_bytes).second;
   }
   return tokens;
 }
 
 StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows, std::span<const int64_t> places,
-                                                         int64_t budget) {
+                                                         int64_t budget, int64_t routing_bytes) {
   struct Item { std::vector<int64_t> places; int64_t tokens; };
   std::vector<Item> items;
   for (const std::vector<int64_t>& group : Groups(rows, places)) {
@@ -121,7 +129,7 @@ StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> ro
                                std::to_string(budget) + "; raise it or shorten data.max_prompt_tokens or rollout.max_new_tokens");
       }
       item.places.push_back(place);
-      const int64_t tokens = item.tokens + Computed(row) - LongestShared(rows, item.places, item.places.size() - 1).second;
+      const int64_t tokens = item.tokens + Computed(row) - LongestShared(rows, item.places, item.places.size() - 1, routing_bytes).second;
       if (tokens <= budget) {
         item.tokens = tokens;
         continue;

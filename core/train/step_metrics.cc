@@ -35,7 +35,7 @@ Status TokenSums::AddOtherRanks(comm::Collective& group) {
   const auto ranks = static_cast<size_t>(group.size());
   const auto here = static_cast<size_t>(group.rank());
   int64_t* const counts[] = {&tokens, &clipped, &dual_clipped, &same_version};
-  double* const sums[] = {&loss, &entropy_loss, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl};
+  double* const sums[] = {&loss, &entropy_loss, &balance, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl};
   constexpr size_t kExtremes = 4;
   std::vector<double> all;
   for (const int64_t* c : counts) all.push_back(static_cast<double>(*c));

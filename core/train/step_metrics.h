@@ -17,6 +17,7 @@ struct TokenSums {
   int64_t tokens = 0;          // valid ones
   double loss = 0;             // aggregated policy (or supervised) loss
   double entropy_loss = 0;     // aggregated entropy
+  double balance = 0;          // load-balance loss of experts, micro-batches weighted by their tokens
   double entropy = 0;
   double kl = 0;               // sum of -(lp - old)
   int64_t clipped = 0, dual_clipped = 0;

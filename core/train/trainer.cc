@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "core/model/decoder.h"
+#include "core/model/routing.h"
 #include "core/train/packing.h"
 #include "core/train/step_metrics.h"
 
@@ -73,6 +74,24 @@ algorithms::Cells Only(const algorithms::Cells& cells, const std::vector<int64_t
   return only;
 }
 
+Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, size_t tokens) {
+  if (routing.empty()) return OkStatus();
+  const auto row = static_cast<size_t>(model::RoutingBytes(spec));
+  if (row == 0) return InvalidArgument("routing was recorded, but the model has no experts");
+  if (routing.size() % row != 0 || routing.size() / row > tokens) {
+    return InvalidArgument(std::to_string(routing.size()) + " bytes of routing for " + std::to_string(tokens) + " response tokens of " + std::to_string(row) + " bytes");
+  }
+  const auto* ids = reinterpret_cast<const unsigned char*>(routing.data());
+  for (size_t at = 0; at < routing.size(); at += static_cast<size_t>(model::RoutingIdBytes(spec))) {
+    if (const int32_t id = model::GetRoutingId(spec, ids + at); id >= spec.moe.experts) {
+      return InvalidArgument("routing names expert " + std::to_string(id) + " of " + std::to_string(spec.moe.experts));
+    }
+  }
+  return OkStatus();
+}
+
+int64_t Tokens(const Row& row) { return static_cast<int64_t>(row.prompt.size() + row.response.size()); }
+
 std::vector<double> Flat(const std::vector<std::vector<float>>& rows) {
   std::vector<double> flat;
   for (const std::vector<float>& row : rows) flat.insert(flat.end(), row.begin(), row.end());
@@ -103,6 +122,7 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   o.minibatches = t.minibatches;
   o.micro_batch_tokens = t.micro_batch_tokens;
   o.recompute = t.recompute;
+  o.router_aux_coef = t.router_aux_coef;
   o.deterministic = job.deterministic;
   return o;
 }
@@ -118,13 +138,15 @@ struct Trainer::Impl {
   std::unique_ptr<AdamW> optimizer;
 
   [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
-  std::vector<float> PairLogProbs(const PackedBatch& packed);
+  // The packed batch for the decoder, with the routing that its rows came with; `experts` holds that and outlives it.
+  model::RaggedBatch View(std::span<const Row> rows, const PackedBatch& packed, std::vector<int32_t>& experts) const;
+  std::vector<float> PairLogProbs(std::span<const Row> rows, const PackedBatch& packed);
   // [row][response token]; rows that are not wanted stay empty.
   template <typename Wanted>
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows, Wanted wanted);
-  // old: [cells] log-probs before the step, or null: those of this very forward.
+  // old: [cells] log-probs before the step, or null: those of this very forward. share: of the update's tokens.
   Status MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const StepPlan& plan, const std::vector<double>* old,
-                   bool first_pass, TokenSums& sums, StepTimes& times, int64_t& computed);
+                   bool first_pass, double share, TokenSums& sums, StepTimes& times, int64_t& computed);
 };
 
 Status Trainer::Impl::Check(std::span<const Row> rows, bool recorded) const {
@@ -147,6 +169,7 @@ Status Trainer::Impl::Check(std::span<const Row> rows, bool recorded) const {
         (!row.log_kept.empty() && row.log_kept.size() != n)) {
       return InvalidArgument(who + "versions, log_kept or loss_mask differ in length from the " + std::to_string(n) + " response tokens");
     }
+    TP_RETURN_IF_ERROR(CheckRouting(weights.spec(), row.routing, n).At("row " + ToString(row.tid)));
     if (!std::isfinite(row.reward)) return InvalidArgument(who + "the reward is not finite");
     const int64_t length = static_cast<int64_t>(row.prompt.size() + n);
     if (length > weights.spec().max_position) {
@@ -156,14 +179,32 @@ Status Trainer::Impl::Check(std::span<const Row> rows, bool recorded) const {
   return OkStatus();
 }
 
+model::RaggedBatch Trainer::Impl::View(std::span<const Row> rows, const PackedBatch& packed, std::vector<int32_t>& experts) const {
+  const model::ModelSpec& spec = weights.spec();
+  const auto row_bytes = static_cast<size_t>(model::RoutingBytes(spec)), k = static_cast<size_t>(spec.moe.experts_per_token);
+  const auto id_bytes = static_cast<size_t>(model::RoutingIdBytes(spec));
+  const auto layers = static_cast<size_t>(spec.sparse_layers()), tokens = packed.ids.size();
+  for (size_t i = 0; i < tokens && row_bytes > 0; ++i) {
+    const Row& row = rows[static_cast<size_t>(packed.row_of[i])];
+    const int64_t t = packed.positions[i] + 1 - static_cast<int64_t>(row.prompt.size());
+    if (t < 0 || (static_cast<size_t>(t) + 1) * row_bytes > row.routing.size()) continue;
+    if (experts.empty()) experts.assign(layers * tokens * k, -1);
+    const auto* ids = reinterpret_cast<const unsigned char*>(row.routing.data()) + static_cast<size_t>(t) * row_bytes;
+    for (size_t l = 0; l < layers; ++l) {
+      for (size_t j = 0; j < k; ++j, ids += id_bytes) experts[(l * tokens + i) * k + j] = model::GetRoutingId(spec, ids);
+    }
+  }
+  return {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs, experts};
+}
+
 // Forward only, by the engine's call.
-std::vector<float> Trainer::Impl::PairLogProbs(const PackedBatch& packed) {
+std::vector<float> Trainer::Impl::PairLogProbs(std::span<const Row> rows, const PackedBatch& packed) {
   const model::ModelSpec& s = weights.spec();
   const auto type = at::TensorOptions().dtype(weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16);
   const auto tokens = static_cast<int64_t>(packed.ids.size());
   at::Tensor k = at::empty({s.layers, tokens, s.kv_heads, s.head_size}, type), v = at::empty(k.sizes(), type);
-  const at::Tensor hidden = decoder.Forward(
-      {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, {&k, &v});
+  std::vector<int32_t> experts;
+  const at::Tensor hidden = decoder.Forward(View(rows, packed, experts), {&k, &v});
   const auto pairs = static_cast<int64_t>(packed.sources.size());
   std::vector<float> logprobs(packed.sources.size());
   for (int64_t from = 0; from < pairs; from += options.head_rows) {
@@ -176,12 +217,12 @@ std::vector<float> Trainer::Impl::PairLogProbs(const PackedBatch& packed) {
 }
 
 Status Trainer::Impl::MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const StepPlan& plan, const std::vector<double>* old,
-                                bool first_pass, TokenSums& sums, StepTimes& times, int64_t& computed) {
+                                bool first_pass, double share, TokenSums& sums, StepTimes& times, int64_t& computed) {
   Stopwatch watch;
-  const PackedBatch packed = Pack(batch.rows, micro);
+  const PackedBatch packed = Pack(batch.rows, micro, model::RoutingBytes(weights.spec()));
   computed += static_cast<int64_t>(packed.ids.size());
-  auto [hidden, saved] = decoder.ForwardTraining(
-      {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, options.recompute);
+  std::vector<int32_t> experts;
+  auto [hidden, saved] = decoder.ForwardTraining(View(batch.rows, packed, experts), options.recompute);
   times.forward += watch.Lap();
 
   // Which tokens of the rows each pair serves.
@@ -302,7 +343,8 @@ Status Trainer::Impl::MicroStep(const Batch& batch, const std::vector<int64_t>& 
     }
   }
   times.head += watch.Lap();
-  decoder.Backward(std::move(saved), dhidden.to(hidden.scalar_type()), gradients);
+  sums.balance += share * decoder.LoadBalanceLoss(saved);
+  decoder.Backward(std::move(saved), dhidden.to(hidden.scalar_type()), gradients, options.router_aux_coef * share);
   times.backward += watch.Lap();
   return OkStatus();
 }
@@ -327,11 +369,11 @@ StatusOr<std::vector<std::vector<float>>> Trainer::Impl::LogProbs(std::span<cons
   for (int64_t i = 0; i < static_cast<int64_t>(rows.size()); ++i) {
     if (wanted(i)) places.push_back(i);
   }
-  TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, options.micro_batch_tokens));
+  TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, options.micro_batch_tokens, model::RoutingBytes(weights.spec())));
   std::vector<std::vector<float>> result(rows.size());
   for (const auto& micro : micros) {
-    const PackedBatch packed = Pack(rows, micro);
-    const std::vector<float> logprobs = PairLogProbs(packed);
+    const PackedBatch packed = Pack(rows, micro, model::RoutingBytes(weights.spec()));
+    const std::vector<float> logprobs = PairLogProbs(rows, packed);
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       for (const int32_t pair : packed.pair_of[k]) result[static_cast<size_t>(packed.rows[k])].push_back(logprobs[static_cast<size_t>(pair)]);
     }
@@ -361,7 +403,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
 
   StepPlan plan = PlanStep(batch, o);
   int64_t total_tokens = 0;
-  for (const Row& row : batch.rows) total_tokens += static_cast<int64_t>(row.prompt.size() + row.response.size());
+  for (const Row& row : batch.rows) total_tokens += Tokens(row);
   const bool policy = o.objective == Objective::kPolicy;
 
   // What will be done: micro-batches by update.
@@ -371,7 +413,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   for (const auto& mini : minibatches) {
     std::vector<int64_t> share;
     std::copy_if(mini.begin(), mini.end(), std::back_inserter(share), mine);
-    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, share, o.micro_batch_tokens));
+    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, share, o.micro_batch_tokens, model::RoutingBytes(m.weights.spec())));
     todo += static_cast<int64_t>(parts.size()) * o.epochs;
     micros.push_back(std::move(parts));
   }
@@ -415,6 +457,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   for (int64_t epoch = 0; epoch < o.epochs && result.finite; ++epoch) {
     for (size_t u = 0; u < micros.size() && result.finite; ++u) {
       m.gradients.Zero();
+      int64_t update_tokens = 0;  // of all ranks
+      for (const int64_t i : minibatches[u]) update_tokens += Tokens(batch.rows[static_cast<size_t>(i)]);
       if (whole_batch) {
         TP_ASSIGN_OR_RETURN(const std::vector<double> every, all_logprobs());
         const algorithms::Cells cells = Only(plan.cells, minibatches[u]);
@@ -425,7 +469,10 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
         if (progress != nullptr && !progress({done, todo})) {
           return Aborted("trainer: step " + std::to_string(batch.step.value) + " was stopped at micro-batch " + std::to_string(done) + " of " + std::to_string(todo));
         }
-        TP_RETURN_IF_ERROR(m.MicroStep(batch, micro, plan, old.empty() ? nullptr : &old, epoch == 0, sums, times, computed));
+        int64_t tokens = 0;
+        for (const int64_t i : micro) tokens += Tokens(batch.rows[static_cast<size_t>(i)]);
+        const double share = static_cast<double>(tokens) / static_cast<double>(update_tokens);
+        TP_RETURN_IF_ERROR(m.MicroStep(batch, micro, plan, old.empty() ? nullptr : &old, epoch == 0, share, sums, times, computed));
         ++done;
       }
       watch.Lap();
@@ -467,7 +514,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   // Each update's loss is a sum of its own; the metric is their mean.
   if (policy) result.metrics["actor/pg_loss"] = sums.loss / passes;
   if (!policy) result.metrics["sft/loss"] = sums.loss / passes;
-  result.metrics["actor/loss"] = (sums.loss - (policy ? o.loss.policy.entropy_coef * sums.entropy_loss : 0.0)) / passes;
+  result.metrics["actor/loss"] = (sums.loss - (policy ? o.loss.policy.entropy_coef * sums.entropy_loss : 0.0) + o.router_aux_coef * sums.balance) / passes;
+  if (m.weights.spec().sparse_layers() > 0) result.metrics["actor/router_balance"] = sums.balance / passes;
   result.metrics["actor/grad_norm"] = grad_norm;
   result.metrics["actor/lr"] = rate;
   result.metrics["actor/updates"] = static_cast<double>(result.updates);

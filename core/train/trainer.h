@@ -41,6 +41,7 @@ struct TrainerOptions {
   int64_t micro_batch_tokens = 2048;  // computed together, at most
   int64_t head_rows = 256;        // rows of logits held at a time
   bool recompute = false;         // keep block inputs only
+  double router_aux_coef = 0;     // of model::Decoder::LoadBalanceLoss; >= 0
   bool deterministic = false;
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.

@@ -16,7 +16,7 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kMessageSeconds = 0.0005, kTickSeconds = 5, kHeartbeatSeconds = 30, kPublishSeconds = 0.01;
+constexpr double kTickSeconds = 5, kHeartbeatSeconds = 30;
 
 }  // namespace
 
@@ -90,12 +90,14 @@ struct Simulator::Impl {
   Checker checker;
   SimReport report;
   double mu = 0;                       // of log length
+  std::vector<int64_t> recorded;       // lengths, by sample
   std::vector<double> commits;
   std::vector<double> finishes;        // of samples since the last commit
   double first_start = -1;
 
   explicit Impl(const SimJob& j) : job(j), cost(j.hardware, j.model, j.devices_per_slot, j.engine_efficiency) {
-    Calibrate();
+    for (const auto& [tid, n] : job.recorded_lengths) recorded.push_back(n);
+    if (recorded.empty()) Calibrate();
     if (job.true_lengths) job.controller.dispatch.oracle = [this](const SampleId& tid) { return Length(tid); };
     JobConfig& c = job.controller.config;
     c.cluster.heartbeat_s = kHeartbeatSeconds;
@@ -120,6 +122,11 @@ struct Simulator::Impl {
     return std::exp(m + l.sigma_between * Normal(group, 1) + l.sigma_within * Normal(SampleUid(tid), 2));
   }
   [[nodiscard]] int64_t Length(const SampleId& tid) const {
+    if (!recorded.empty()) {
+      const auto it = job.recorded_lengths.find(tid);
+      if (it != job.recorded_lengths.end()) return std::max<int64_t>(1, it->second);
+      return std::max<int64_t>(1, recorded[SampleUid(tid) % recorded.size()]);
+    }
     return std::clamp<int64_t>(std::llround(RawLength(tid, mu)), 1, job.controller.config.rollout.max_new_tokens);
   }
   // The mean after cutting at the limit is the one that was asked for.
@@ -152,7 +159,8 @@ struct Simulator::Impl {
   void Push(double delay, Kind kind, int64_t a = 0, int64_t b = 0, const SampleId& tid = {}) {
     queue.push({now + std::max(0.0, delay), seq++, kind, a, b, tid});
   }
-  void Send(Event event, double delay = kMessageSeconds) {
+  void Send(Event event) { Send(std::move(event), job.message_s); }
+  void Send(Event event, double delay) {
     int64_t i = 0;
     if (free_slab.empty()) {
       i = static_cast<int64_t>(slab.size());
@@ -172,6 +180,7 @@ struct Simulator::Impl {
       if (a == nullptr) continue;
       const JournalEntry entry{{records++}, 1, static_cast<uint64_t>(now * 1e9), a->record};
       hash.Add(entry);
+      if (job.on_record) job.on_record(entry);
       if (job.check && report.violation.empty() && !checker.Feed(entry)) {
         const CheckResult r = checker.result();
         report.violation = r.predicate + " at record " + std::to_string(r.lsn.value) + ": " + r.why;
@@ -389,7 +398,7 @@ struct Simulator::Impl {
       Report(*e, r, event::ChunkEnd::kDrained);
     }
     Schedule(*e);
-    Send(event::Drained{c.worker, c.slot, c.epoch}, step + kMessageSeconds);
+    Send(event::Drained{c.worker, c.slot, c.epoch}, step + job.message_s);
   }
   void Do(const command::Release& c) {
     Engine* e = Find(c.worker);
@@ -459,7 +468,7 @@ struct Simulator::Impl {
   void Do(const command::CopyRecovery& c) { Send(event::RecoveryCopied{c.worker, c.step}); }
   void Do(const command::Publish& c) {
     published[c.v] = c.digest;
-    Send(event::Published{c.worker, c.v, ""}, kPublishSeconds);
+    Send(event::Published{c.worker, c.v, ""}, job.publish_s);
   }
   void Do(const command::Load& c) {
     Engine* e = Find(c.worker);

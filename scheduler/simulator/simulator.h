@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,13 +40,16 @@ struct SimJob {
   double engine_efficiency = 0.9, train_efficiency = 0.4;  // of the sustained rates
   LengthShape lengths;
   TurnShape turns;
+  std::map<SampleId, int64_t> recorded_lengths;  // of a real run; not empty: instead of `lengths` (others draw from these)
   int64_t prompt_tokens = 512;
   double tokens_per_step = 1;          // > 1: accepted drafts
   double reward_s = 0.05, row_s = 0;
   double release_s = 0.1, grant_s = 0.2;   // of a slot, apart from bytes
+  double publish_s = 0.01, message_s = 0.0005;
   bool true_lengths = false;           // the dispatcher knows them (oracle order)
   uint64_t seed = 1;
   bool per_step = false, check = true;
+  std::function<void(const JournalEntry&)> on_record;  // every record, in order; may be empty
   double limit_s = 1e9;                // virtual
 };
 

@@ -86,6 +86,15 @@ def variants(base):
         added(size + 7, "two words", single_word=True, lstrip=True), added(size + 8, "\u00e9clair", rstrip=True),
     ]
     yield "added tokens", tokens
+    for nfc in (False, True):
+        every = make(nfc=nfc)
+        names = ["single_word", "lstrip", "rstrip", "normalized", "special"]
+        for bits in range(32):
+            flags = {name: bool(bits >> i & 1) for i, name in enumerate(names)}
+            # One that touches words, and one that is a word (its last letter is one in some, a mark in others).
+            every["added_tokens"].append(added(size + 2 * bits, f"<{bits}>", **flags))
+            every["added_tokens"].append(added(size + 2 * bits + 1, f"flag{bits}" + "x\u00e9 _"[bits % 4], **flags))
+        yield "added tokens with every combination of flags" + (", NFC" if nfc else ""), every
 
 
 def crossing(base, pattern):

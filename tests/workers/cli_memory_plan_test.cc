@@ -36,11 +36,28 @@ TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {
   model.path = "m";
   EXPECT_EQ(SizesOf(model).status().code(), StatusCode::kNotFound);
   scratch.Write("m/config.json", R"({"vocab_size": 100})");
-  EXPECT_NE(SizesOf(model).status().message().find("hidden_size"), std::string::npos);
-  scratch.Write("m/config.json", R"({"vocab_size": -4})");
-  EXPECT_NE(SizesOf(model).status().message().find("vocab_size is -4"), std::string::npos);
+  EXPECT_NE(SizesOf(model).status().message().find("model_type"), std::string::npos);
+  scratch.Write("m/config.json", R"({"model_type": "llama", "vocab_size": -4})");
+  EXPECT_NE(SizesOf(model).status().message().find("vocab_size"), std::string::npos);
   scratch.Write("m/config.json", "[");
   EXPECT_EQ(SizesOf(model).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(MemoryPlanTest, CountsExperts) {
+  const ScratchFolder scratch;
+  // Qwen3-30B-A3B: 30.5 billion parameters as published.
+  scratch.Write("m/config.json", R"({"model_type":"qwen3_moe","vocab_size":151936,"hidden_size":2048,"intermediate_size":6144,"num_hidden_layers":48,
+    "num_attention_heads":32,"num_key_value_heads":4,"head_dim":128,"num_experts":128,"num_experts_per_tok":8,"moe_intermediate_size":768,
+    "norm_topk_prob":true,"max_position_embeddings":40960})");
+  JobConfig c;
+  c.model.path = "m";
+  c.model.dtype = "bfloat16";
+  const auto plan = PlanMemory(c);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  EXPECT_EQ(Parameters(plan->model), 30'532'122'624);
+  const int64_t plain = plan->total();
+  c.rollout.record_routing = true;
+  EXPECT_EQ(PlanMemory(c)->total() - plain, plan->kv_cache_tokens * 48 * 8);
 }
 
 TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {

@@ -6,6 +6,6 @@ tidepool_test(cli_test
        ${CMAKE_SOURCE_DIR}/workers/build_info.cc ${CMAKE_SOURCE_DIR}/workers/memory_plan.cc
        ${CMAKE_SOURCE_DIR}/workers/cli/doctor_command.cc ${CMAKE_SOURCE_DIR}/workers/cli/inspect_commands.cc
        ${CMAKE_SOURCE_DIR}/workers/cli/run_lookup.cc ${CMAKE_SOURCE_DIR}/workers/cli/run_status.cc
-  DEPS tidepool_config tidepool_storage tidepool_observe tidepool_scheduler CLI11::CLI11)
+  DEPS tidepool_config tidepool_families tidepool_storage tidepool_observe tidepool_scheduler CLI11::CLI11)
 # build_info.cc is compiled here as well; the real values belong to the program.
 target_compile_definitions(cli_test PRIVATE TIDEPOOL_COMMIT="test" TIDEPOOL_VERSION="0.0.0")

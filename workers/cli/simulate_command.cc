@@ -1,17 +1,23 @@
 // tidepool simulate, plan, policies: jobs rehearsed by the controller that would run them.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/config/workload.h"
+#include "core/storage/journal.h"
 #include "scheduler/policy.h"
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
+#include "workers/cli/measured_run.h"
 #include "workers/hardware.h"
 #include "workers/memory_plan.h"
 
@@ -20,6 +26,8 @@ namespace {
 
 using scheduler::SimJob;
 using scheduler::SimReport;
+
+constexpr int64_t kFlushBytes = 1 << 20;
 
 SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, const scheduler::HardwareProfile& hardware) {
   SimJob s;
@@ -63,22 +71,69 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, con
   return s;
 }
 
-StatusOr<SimJob> FromConfig(const JobConfig& config, const std::string& hardware, double mean_tokens) {
+struct Options {
+  std::string file, hardware = "cpu_slot", pace, like, journal;
+  std::vector<std::string> overrides;
+  double mean_tokens = 0;
+  bool sweep = false, per_step = false, json = false;
+};
+
+// All token counts of a paced job are those of the job that it stands for.
+void StretchTokens(SimJob& s, int64_t factor) {
+  RolloutConfig& r = s.controller.config.rollout;
+  const int64_t chunk = scheduler::ChunkTokens(r.chunk_tokens, r.max_new_tokens, r.block_tokens);
+  r.max_new_tokens *= factor;
+  r.chunk_tokens = chunk * factor;
+  r.kv_cache_tokens *= factor;
+  s.prompt_tokens *= factor;
+  for (auto& [tid, n] : s.recorded_lengths) n *= factor;
+}
+
+StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   if (config.job != "rl") return InvalidArgument("job is " + config.job + "; what is simulated generates (job: rl)");
   SimJob s;
-  TP_ASSIGN_OR_RETURN(s.hardware, LoadHardware(hardware));
-  TP_ASSIGN_OR_RETURN(const ModelSizes m, SizesOf(config.model));
-  const auto parameters = static_cast<double>(Parameters(m));
-  const double w = config.model.dtype == "bfloat16" ? 2 : 4;
   s.name = config.name;
-  s.model = {m.architecture, parameters, parameters, m.layers, m.heads, m.kv_heads, m.head_size, w, w, 0};
-  s.lengths.mean_tokens = mean_tokens > 0 ? mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);
-  s.prompt_tokens = std::max<int64_t>(1, std::min<int64_t>(config.data.max_prompt_tokens, 64));
   s.seed = config.seed;
   s.controller.config = config;
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
   s.release_s = s.grant_s = 0.02;
+  s.lengths.mean_tokens = o.mean_tokens > 0 ? o.mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);
+  s.prompt_tokens = std::max<int64_t>(1, std::min<int64_t>(config.data.max_prompt_tokens, 64));
+  const std::string pace = o.pace.empty() ? config.cluster.pace : o.pace;
+  double scale = 1;                    // modelled seconds of the run that is taken as an example
+  int64_t factor = 1;
+  if (pace.empty()) {
+    TP_ASSIGN_OR_RETURN(s.hardware, LoadHardware(o.hardware));
+    TP_ASSIGN_OR_RETURN(const ModelSizes m, SizesOf(config.model));
+    const auto parameters = static_cast<double>(Parameters(m));
+    const double w = config.model.dtype == "bfloat16" ? 2 : 4;
+    s.model = {m.architecture, parameters, parameters, m.layers, m.heads, m.kv_heads, m.head_size, w, w, 0};
+  } else {
+    TP_ASSIGN_OR_RETURN(const PaceModel p, LoadPaceModel(pace));
+    s.hardware = p.hardware;
+    s.model = p.model;
+    s.devices_per_slot = p.devices_per_slot;
+    s.engine_efficiency = p.engine_efficiency;
+    s.train_efficiency = p.train_efficiency;
+    factor = p.token_factor;
+    if (!config.cluster.pace.empty()) scale = config.cluster.pace_scale;
+    // Paced slots keep the caches of the small job, which holds all that may be in flight.
+    if (config.rollout.kv_cache_tokens == 0) s.controller.config.rollout.kv_cache_tokens = int64_t{1} << 40;
+  }
+  if (!o.like.empty()) {
+    TP_ASSIGN_OR_RETURN(MeasuredRun m, MeasureRun(o.like));
+    s.recorded_lengths = std::move(m.lengths);
+    s.prompt_tokens = std::max<int64_t>(1, std::llround(m.prompt_tokens));
+    s.reward_s = m.reward_s / scale;
+    if (m.moves > 0) {
+      s.release_s = m.release_s / scale;
+      s.grant_s = m.grant_s / scale;
+    }
+    s.publish_s = m.publish_s / scale;
+    s.message_s = 0.0005 / scale;
+  }
+  StretchTokens(s, factor);
   return s;
 }
 
@@ -90,10 +145,26 @@ std::string Seconds(double s) {
   return text;
 }
 
-StatusOr<SimReport> RunOne(const SimJob& job) {
+// `journal`: folder for the records that the controller wrote, to be read by `check` and `journal`; empty: none.
+StatusOr<SimReport> RunOne(SimJob job, const std::string& journal = "") {
+  RealFileSystem fs;
+  std::unique_ptr<storage::JournalWriter> writer;
+  Status written = OkStatus();
+  if (!journal.empty()) {
+    std::error_code error;
+    if (std::filesystem::exists(journal, error)) return AlreadyExists(journal + ": exists; a simulated journal is written to a new folder");
+    TP_ASSIGN_OR_RETURN(writer, storage::JournalWriter::Open(fs, journal, "sim-" + job.name));
+    job.on_record = [&](const JournalEntry& entry) {
+      if (!written.ok()) return;
+      writer->Append(entry.record, entry.mono_ns);
+      if (writer->buffered_bytes() > kFlushBytes) written = writer->Flush();
+    };
+  }
   const std::clock_t begin = std::clock();  // of this core: other work on the machine is not ours
   scheduler::Simulator simulator(job);
   TP_ASSIGN_OR_RETURN(SimReport r, simulator.Run());
+  if (writer != nullptr && written.ok()) written = writer->Close();
+  TP_RETURN_IF_ERROR(written);
   r.cpu_s = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   if (!r.violation.empty()) return Internal("the simulated journal violates " + r.violation);
   if (!r.done) return Aborted("the simulated run did not end: " + r.why);
@@ -118,13 +189,6 @@ void PrintCost(const std::vector<SimReport>& reports) {
               static_cast<double>(events) / std::max(cpu, 1e-9));
 }
 
-struct Options {
-  std::string file, hardware = "cpu_slot";
-  std::vector<std::string> overrides;
-  double mean_tokens = 0;
-  bool sweep = false, per_step = false, json = false;
-};
-
 Status SimulateWorkload(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::Workload w, config::LoadWorkload(o.file));
   TP_ASSIGN_OR_RETURN(const scheduler::HardwareProfile hardware, LoadHardware(w.hardware, o.file));
@@ -136,7 +200,7 @@ Status SimulateWorkload(const Options& o) {
     for (const auto& [name, job] : variants) {
       SimJob s = FromWorkload(w, job, hardware);
       s.per_step = o.per_step;
-      TP_ASSIGN_OR_RETURN(SimReport r, RunOne(s));
+      TP_ASSIGN_OR_RETURN(SimReport r, RunOne(s, o.journal.empty() ? "" : o.journal + "/" + name));
       PrintRow(name, r);
       std::fflush(stdout);
       all.push_back(std::move(r));
@@ -166,9 +230,18 @@ Status SimulateWorkload(const Options& o) {
 
 Status SimulateConfig(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
-  TP_ASSIGN_OR_RETURN(SimJob s, FromConfig(loaded.config, o.hardware, o.mean_tokens));
+  TP_ASSIGN_OR_RETURN(SimJob s, FromConfig(loaded.config, o));
   s.per_step = o.per_step;
-  TP_ASSIGN_OR_RETURN(const SimReport r, RunOne(s));
+  TP_ASSIGN_OR_RETURN(const SimReport r, RunOne(s, o.journal));
+  if (o.json) {
+    const nlohmann::json out = {{"name", s.name}, {"placement", loaded.config.scheduler.placement}, {"hardware", s.hardware.name}, {"steps", r.steps},
+                                {"step_s", r.step_s}, {"samples_per_s", r.samples_per_s}, {"tokens_per_s", r.tokens_per_s},
+                                {"idle_rollout", r.idle_rollout}, {"idle_actor", r.idle_actor}, {"share_expanded", r.share_expanded},
+                                {"moves", r.switches}, {"dropped", r.dropped}, {"events", r.events}, {"cpu_s", r.cpu_s}, {"lag_hist", r.lag_hist},
+                                {"log_hash", std::to_string(r.log_hash)}};
+    std::printf("%s\n", out.dump().c_str());
+    return OkStatus();
+  }
   std::printf("# %s on %ld slots of %s, placement %s\n\n", s.name.c_str(), static_cast<long>(loaded.config.cluster.slots),
               s.hardware.name.c_str(), loaded.config.scheduler.placement.c_str());
   PrintHead();
@@ -183,7 +256,7 @@ Status SimulateConfig(const Options& o) {
 // Placements and sizes that the job may have, each simulated for a few steps.
 Status PlanJob(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
-  TP_ASSIGN_OR_RETURN(SimJob base, FromConfig(loaded.config, o.hardware, o.mean_tokens));
+  TP_ASSIGN_OR_RETURN(SimJob base, FromConfig(loaded.config, o));
   base.controller.config.train.steps = std::min<int64_t>(loaded.config.train.steps, 20);
   struct Choice {
     std::string name;
@@ -236,6 +309,10 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   simulate->add_option("overrides", options->overrides, "a.b=c (job configs)");
   simulate->add_option("--hardware", options->hardware, "profile of a slot (job configs): a name in configs/hardware, or a file");
   simulate->add_option("--mean-tokens", options->mean_tokens, "mean answer length (job configs; default: half of the limit)");
+  simulate->add_option("--pace", options->pace, "file of configs/pace: its model and hardware instead (job configs; default: cluster.pace)");
+  simulate->add_option("--like", options->like, "a finished run: its answer lengths and the times of its rewards and slot changes (job configs)");
+  simulate->add_option("--journal", options->journal, "new folder for the simulated run's journal, for `tidepool check` and `journal`; of a workload one folder a variant");
+  simulate->add_flag("--json", options->json, "one JSON object (job configs)");
   simulate->add_flag("--sweep", options->sweep, "also vary what the publication leaves out");
   simulate->add_flag("--per-step", options->per_step, "an event for every engine step, to check the jumps");
   simulate->footer("Example: tidepool simulate configs/simulate/seer-moonlight.yaml --sweep");

@@ -13,6 +13,7 @@
 
 #include "core/base/rng.h"
 #include "core/engine/engine.h"
+#include "core/model/routing.h"
 #include "tests/core/engine/reference_generator.h"
 
 namespace tidepool::engine {
@@ -53,11 +54,16 @@ std::vector<Job> Jobs(Rng& rng, int64_t groups, int32_t samples) {
 
 constexpr uint64_t kSeed = 1234;
 
-class EngineDeterminismTest : public testing::TestWithParam<model::DType> {
+struct Kind {
+  model::DType dtype;
+  bool experts;
+};
+
+class EngineDeterminismTest : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
     at::set_num_threads(1);  // tiny products: a second thread only spins, and badly on a busy machine
-    weights_ = TinyModel(GetParam(), 3);
+    weights_ = TinyModel(GetParam().dtype, 3, GetParam().experts);
     Rng rng(8);
     jobs_ = Jobs(rng, 5, 4);
     for (const Job& job : jobs_) {
@@ -68,6 +74,7 @@ class EngineDeterminismTest : public testing::TestWithParam<model::DType> {
   std::unique_ptr<Engine> Make(EngineOptions options) {
     options.seed = kSeed;
     options.deterministic = true;
+    options.record_routing = GetParam().experts;
     options.version = {0, 1};
     auto engine = Engine::Create(*weights_, options);
     TP_CHECK(engine.ok()) << engine.status().ToString();
@@ -98,7 +105,8 @@ class EngineDeterminismTest : public testing::TestWithParam<model::DType> {
                             .generated = r.ids,
                             .max_new_tokens = chunk,
                             .max_total_new = job.max_new,
-                            .sampling = job.sampling})
+                            .sampling = job.sampling,
+                            .routed = static_cast<int64_t>(r.ids.size())})
                       .ok());
       ++in_flight;
     };
@@ -111,6 +119,7 @@ class EngineDeterminismTest : public testing::TestWithParam<model::DType> {
         r.ids.insert(r.ids.end(), d.ids.begin(), d.ids.end());
         r.logprobs.insert(r.logprobs.end(), d.logprobs.begin(), d.logprobs.end());
         r.log_kept.insert(r.log_kept.end(), d.log_kept.begin(), d.log_kept.end());
+        r.routing += d.routing;
         ASSERT_NE(d.finish, FinishReason::kError) << d.error;
         if (d.finish != FinishReason::kNone) --in_flight;
         if (d.finish == FinishReason::kChunk) add(*by_tid[d.tid]);
@@ -122,6 +131,7 @@ class EngineDeterminismTest : public testing::TestWithParam<model::DType> {
       EXPECT_EQ(got[job.tid].ids, want_[job.tid].ids) << ToString(job.tid);
       EXPECT_EQ(got[job.tid].logprobs, want_[job.tid].logprobs) << ToString(job.tid);
       EXPECT_EQ(got[job.tid].log_kept, want_[job.tid].log_kept) << ToString(job.tid);
+      EXPECT_TRUE(got[job.tid].routing == want_[job.tid].routing) << ToString(job.tid);
     }
     EXPECT_FALSE(engine.HasWork());
   }
@@ -177,10 +187,33 @@ TEST_P(EngineDeterminismTest, RandomSchedules) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, EngineDeterminismTest,
-                         testing::Values(model::DType::kFloat32, model::DType::kBFloat16),
+// A caller that has not got the routing of earlier chunks gets all of it.
+TEST_P(EngineDeterminismTest, RoutingIsHandedOutFromWhereItIsAskedFor) {
+  if (!GetParam().experts) return;
+  auto engine = Make({.kv_cache_tokens = 256});
+  const Job& job = jobs_.front();
+  const Record& want = want_[job.tid];
+  const auto have = std::min<size_t>(want.ids.size() - 1, 3);
+  for (size_t routed = 0; routed <= have; ++routed) {
+    ASSERT_TRUE(engine->Add({.tid = job.tid, .gid = job.gid, .prompt = job.prompt,
+                             .generated = {want.ids.begin(), want.ids.begin() + static_cast<ptrdiff_t>(have)},
+                             .max_new_tokens = 1, .max_total_new = job.max_new, .sampling = job.sampling,
+                             .routed = static_cast<int64_t>(routed)}).ok());
+    const StepOutput out = engine->Step();
+    ASSERT_EQ(out.deltas.size(), 1U);
+    const auto row = static_cast<size_t>(model::RoutingBytes(weights_->spec()));
+    EXPECT_TRUE(out.deltas[0].routing == want.routing.substr(routed * row, (have + 1 - routed) * row)) << routed;
+  }
+  EXPECT_EQ(engine->Add({.tid = job.tid, .gid = job.gid, .prompt = job.prompt, .max_new_tokens = 1, .max_total_new = 2, .routed = 1}).code(),
+            StatusCode::kInvalidArgument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, EngineDeterminismTest,
+                         testing::Values(Kind{model::DType::kFloat32, false}, Kind{model::DType::kBFloat16, false},
+                                         Kind{model::DType::kFloat32, true}, Kind{model::DType::kBFloat16, true}),
                          [](const auto& info) {
-                           return info.param == model::DType::kFloat32 ? "float32" : "bfloat16";
+                           return std::string(info.param.dtype == model::DType::kFloat32 ? "float32" : "bfloat16") +
+                                  (info.param.experts ? "_experts" : "");
                          });
 
 }  // namespace

@@ -4,12 +4,14 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "core/base/check.h"
 #include "core/base/rng.h"
 #include "core/engine/sampler.h"
 #include "core/model/decoder.h"
+#include "core/model/routing.h"
 
 namespace tidepool::engine {
 
@@ -31,12 +33,14 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
     std::iota(lengths.begin(), lengths.end(), 1);
     const std::vector<int32_t> first_run(tokens.size(), 0);
     const std::vector<model::KvRun> runs = {{.start = 0, .count = n}};
+    std::vector<int32_t> routed;
     const at::Tensor hidden = decoder.Forward({.ids = tokens,
                                                .positions = place,
                                                .slots = place,
                                                .first_run = first_run,
                                                .lengths = lengths,
-                                               .runs = runs},
+                                               .runs = runs,
+                                               .routed = &routed},
                                               {.k = &k, .v = &v});
     const at::Tensor logits = decoder.Logits(hidden.narrow(0, n - 1, 1)).contiguous();
     const float u = SampleUniform(seed, SampleUid(tid), static_cast<uint32_t>(n), 0);
@@ -51,13 +55,21 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
     record.ids.push_back(draw.id);
     record.logprobs.push_back(logprob);
     record.log_kept.push_back(draw.log_kept);
+    const auto experts = static_cast<size_t>(spec.moe.experts_per_token);
+    for (size_t layer = 0; layer < static_cast<size_t>(spec.sparse_layers()); ++layer) {
+      for (size_t e = 0; e < experts; ++e) {
+        std::array<unsigned char, 2> bytes{};
+        model::PutRoutingId(spec, routed[((layer + 1) * static_cast<size_t>(n) - 1) * experts + e], bytes.data());
+        record.routing.append(bytes.begin(), bytes.begin() + model::RoutingIdBytes(spec));
+      }
+    }
     tokens.push_back(draw.id);
     if (std::ranges::find(spec.eos_token_ids, draw.id) != spec.eos_token_ids.end()) break;
   }
   return record;
 }
 
-std::unique_ptr<model::Weights> TinyModel(model::DType dtype, uint64_t seed) {
+std::unique_ptr<model::Weights> TinyModel(model::DType dtype, uint64_t seed, bool experts) {
   model::ModelSpec spec;
   spec.vocab_size = 97;
   spec.hidden_size = 64;
@@ -69,6 +81,12 @@ std::unique_ptr<model::Weights> TinyModel(model::DType dtype, uint64_t seed) {
   spec.max_position = 256;
   spec.tie_embeddings = true;
   spec.eos_token_ids = {96};
+  if (experts) {  // more than a byte can name
+    spec.architecture = "qwen3_moe";
+    spec.qk_norm = true;
+    spec.layers = 3;
+    spec.moe = {.experts = 300, .experts_per_token = 3, .intermediate_size = 16, .renormalize = true, .dense_layers = {1}};
+  }
   auto weights = model::Weights::Create(spec, dtype);
   TP_CHECK(weights.ok()) << weights.status().ToString();
   (*weights)->Initialize(seed, 0.15);  // far from uniform, so that a wrong KV entry changes tokens

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -16,6 +17,7 @@ struct Record {
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
   std::vector<float> log_kept;
+  std::string routing;
   friend bool operator==(const Record&, const Record&) = default;
 };
 
@@ -24,6 +26,6 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
                          const std::vector<int32_t>& prompt, int64_t count, const SamplingParams& sampling);
 
 // Two layers, grouped-query attention, vocabulary of 97 with end token 96.
-std::unique_ptr<model::Weights> TinyModel(model::DType dtype, uint64_t seed);
+std::unique_ptr<model::Weights> TinyModel(model::DType dtype, uint64_t seed, bool experts = false);
 
 }  // namespace tidepool::engine

@@ -25,6 +25,9 @@ Payload RandomPayload(Rng& rng, int64_t ordinal) {
   }
   if (rng.Chance(0.3)) payload.log_kept.clear();
   if (rng.Chance(0.2)) payload.logprobs.clear(), payload.versions.clear();
+  if (rng.Chance(0.3)) {
+    for (size_t n = 6 * payload.response.size(); n > 0; --n) payload.routing.push_back(static_cast<char>(rng.Next()));
+  }
   payload.finish = static_cast<FinishReason>(rng.Below(3));
   return payload;
 }

@@ -82,6 +82,26 @@ TEST(TokenizerTest, AddedTokensTakeWhatTheirFlagsSay) {
   EXPECT_THAT(Ids(*tokenizer, ""), IsEmpty());
 }
 
+// As the reference library, which drops what is left of the second match: nothing.
+TEST(TokenizerTest, WhiteSpaceTakenByOneAddedTokenIsNoOther) {
+  json j = Base();
+  j["added_tokens"].push_back({{"id", 266}, {"content", "  "}, {"lstrip", true}, {"rstrip", true}});
+  const auto tokenizer = Make(j);
+  EXPECT_THAT(Ids(*tokenizer, "a     b"), ElementsAre('a', 266, 'b'));
+  EXPECT_THAT(Ids(*tokenizer, "<right>    b"), ElementsAre(263, 'b'));
+}
+
+TEST(TokenizerTest, NormalizedAddedTokensDecodeAsTheirNormalizedText) {
+  json j = Base();
+  j["normalizer"] = {{"type", "NFC"}};
+  j["added_tokens"].push_back({{"id", 266}, {"content", "e\u0301z"}, {"normalized", true}});
+  j["added_tokens"].push_back({{"id", 267}, {"content", "i\u0301z"}, {"normalized", false}});
+  const auto tokenizer = Make(j);
+  // U+00E9 is the symbol of byte 0xE9, which alone is no UTF-8; what is not normalized decodes as it stands.
+  EXPECT_EQ(tokenizer->Decode({{266}}), "\uFFFDz");
+  EXPECT_EQ(tokenizer->Decode({{267}}), "i\u0301z");
+}
+
 TEST(TokenizerTest, NormalizedAddedTokensAreFoundInNormalizedText) {
   json j = Base();
   j["normalizer"] = {{"type", "NFC"}};

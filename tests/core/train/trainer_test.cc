@@ -8,11 +8,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "core/algorithms/group_advantages.h"
 #include "core/base/rng.h"
 #include "core/model/decoder.h"
+#include "core/model/routing.h"
 #include "core/train/memory.h"
+#include "core/train/packing.h"
 #include "tests/core/model/reference.h"
 
 namespace tidepool::train {
@@ -125,6 +128,92 @@ TEST(TrainerTest, EveryAlgorithmIsIndependentOfMicroBatchesAndHeadChunks) {
     EXPECT_GT(size, 0);
     EXPECT_LT(difference, 1e-4 * size);
   }
+}
+
+// Routing of the rows of `spec` as the engine records it, drawn at random.
+std::string RandomRouting(const ModelSpec& spec, Rng& rng, size_t tokens) {
+  std::string bytes(tokens * static_cast<size_t>(model::RoutingBytes(spec)), '\0');
+  auto* out = reinterpret_cast<unsigned char*>(bytes.data());
+  for (size_t row = 0; row < tokens * static_cast<size_t>(spec.sparse_layers()); ++row) {
+    std::vector<int32_t> ids(static_cast<size_t>(spec.moe.experts));
+    std::iota(ids.begin(), ids.end(), 0);
+    rng.Shuffle(std::span<int32_t>(ids));
+    for (int64_t i = 0; i < spec.moe.experts_per_token; ++i) model::PutRoutingId(spec, ids[static_cast<size_t>(i)], out++);
+  }
+  return bytes;
+}
+
+TEST(TrainerTest, RecordedRoutingIsTakenForwardAndBackward) {
+  const ModelSpec spec = model::TinySpec("qwen3_moe");
+  auto w = Make(spec);
+  Batch b = RandomBatch(spec, 3, 4, 5);
+  auto trainer = std::move(Trainer::Create(*w, Plain())).value();
+  const auto free = trainer->LogProbs(b.rows);
+  Rng rng(6);
+  for (Row& row : b.rows) row.routing = RandomRouting(spec, rng, row.response.size());
+  const auto replayed = trainer->LogProbs(b.rows);
+  ASSERT_TRUE(free.ok() && replayed.ok()) << replayed.status().ToString();
+  EXPECT_NE(*free, *replayed);
+  // The forward of the step goes through the same experts, however rows are packed: what was recorded with this
+  // routing has no gap, and gradients do not depend on micro-batches.
+  Record(*trainer, b);
+  for (const bool recompute : {false, true}) {
+    TrainerOptions o = Plain();
+    o.recompute = recompute;
+    std::map<std::string, double> metrics;
+    const std::vector<float> whole = GradientOf(*w, o, b, &metrics);
+    EXPECT_LT(metrics.at("training/rollout_logp_diff/max"), 1e-5);
+    EXPECT_GT(metrics.at("actor/router_balance"), 0);
+    o.micro_batch_tokens = 20;
+    EXPECT_LT(RelativeDifference(GradientOf(*w, o, b), whole), 5e-6);
+  }
+  // A beginning of the record is used as far as it goes.
+  Batch half = b;
+  for (Row& row : half.rows) row.routing.resize(row.routing.size() / 2 / static_cast<size_t>(model::RoutingBytes(spec)) * static_cast<size_t>(model::RoutingBytes(spec)));
+  const auto partly = trainer->LogProbs(half.rows);
+  ASSERT_TRUE(partly.ok());
+  EXPECT_NE(*partly, *replayed);
+  EXPECT_NE(*partly, *free);
+
+  Batch bad = b;
+  bad.rows[0].routing.pop_back();
+  EXPECT_EQ(trainer->Step(bad).status().code(), StatusCode::kInvalidArgument);
+  bad = b;
+  bad.rows[1].routing[0] = static_cast<char>(spec.moe.experts);
+  EXPECT_NE(trainer->Step(bad).status().message().find("names expert"), std::string::npos);
+  auto dense = Make(model::TinySpec());
+  auto other = std::move(Trainer::Create(*dense, Plain())).value();
+  EXPECT_NE(other->Step(b).status().message().find("no experts"), std::string::npos);
+}
+
+TEST(TrainerTest, LoadBalanceIsAddedAsItsCoefficientSays) {
+  const ModelSpec spec = model::TinySpec("qwen2_moe");
+  auto w = Make(spec);
+  Batch b = RandomBatch(spec, 3, 4, 7);
+  auto trainer = std::move(Trainer::Create(*w, Plain())).value();
+  Record(*trainer, b);
+  std::map<std::string, double> plain, with;
+  TrainerOptions o = Plain();
+  const std::vector<float> without = GradientOf(*w, o, b, &plain);
+  o.router_aux_coef = 0.5;
+  const std::vector<float> added = GradientOf(*w, o, b, &with);
+  EXPECT_NEAR(with.at("actor/loss") - plain.at("actor/loss"), 0.5 * plain.at("actor/router_balance"), 1e-6);
+  // Alone, by the decoder, on the same packed rows.
+  std::vector<int64_t> all(b.rows.size());
+  std::iota(all.begin(), all.end(), int64_t{0});
+  const PackedBatch packed = Pack(b.rows, all);
+  const model::Decoder decoder(*w, {});
+  auto [hidden, saved] = decoder.ForwardTraining({packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, false);
+  EXPECT_NEAR(decoder.LoadBalanceLoss(saved), plain.at("actor/router_balance"), 1e-6);
+  model::Gradients alone(*w);
+  decoder.Backward(std::move(saved), at::zeros(hidden.sizes()), alone, 0.5);
+  double error = 0, size = 0;
+  for (size_t i = 0; i < added.size(); ++i) {
+    error = std::max(error, std::fabs(double{added[i]} - without[i] - 0.1 * alone.values()[i]));
+    size = std::max<double>(size, std::fabs(0.1 * alone.values()[i]));
+  }
+  EXPECT_GT(size, 0);
+  EXPECT_LT(error, 1e-4 * size);
 }
 
 TEST(TrainerTest, AccumulationEqualsOneBigBatch) {
@@ -497,7 +586,7 @@ TEST(TrainerTest, SupervisedTrainingLearnsToCopy) {
 }
 
 TEST(MemoryTest, PredictionCountsTheParametersOfTheLayout) {
-  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
+  for (const std::string family : {"llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama_biased"}) {
     const ModelSpec spec = model::TinySpec(family);
     const MemoryPrediction m = PredictTrainerMemory(spec, DType::kBFloat16, 100, false);
     EXPECT_EQ(m.parameters, model::LayoutElements(spec)) << family;

@@ -1,0 +1,102 @@
+"""A mixture of experts is trained: its routing is recorded, stored with the samples and taken again."""
+import json
+import random
+import struct
+import unittest
+
+from harness import RunTest
+
+CONFIG = """
+name: test-experts
+job: rl
+seed: 1
+deterministic: true
+model: {{path: {model}}}
+data: {{task: reverse, length: [2, 3], letters: "abcd", size: 64, held_out: 8}}
+reward: {{functions: [{{name: exact_answer, weight: 1.0}}, {{name: "format:[ab]", weight: 0.5}}]}}
+algorithm: {{name: grpo}}
+rollout: {{group_size: 4, max_new_tokens: 8, chunk_tokens: 3, temperature: 1.0, record_routing: true}}
+train: {{groups_per_step: 4, steps: 4, learning_rate: 1.0e-3, micro_batch_tokens: 512, router_aux_coef: 0.01}}
+scheduler: {{placement: split, actor_slots: 1, max_lag_versions: 0}}
+cluster: {{device: cpu, slots: 2, threads_per_slot: 1}}
+checkpoint: {{every_steps: 2, keep: 2}}
+"""
+HIDDEN, HEADS, HEAD, LAYERS, EXPERTS, CHOSEN, INTERMEDIATE = 32, 2, 16, 3, 5, 2, 24
+
+
+def write_model(folder):
+    """A Qwen3-MoE of random weights whose second layer is dense, with one token a character."""
+    folder.mkdir()
+    vocab = {c: i for i, c in enumerate(["<pad>", "<bos>", "<eos>", *"abcdefghijklmnopqrstuvwxyz", "\u0120", "="])}
+    added = [{"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+             for i, t in enumerate(["<pad>", "<bos>", "<eos>"])]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    folder.joinpath("tokenizer.json").write_text(json.dumps(
+        {"version": "1.0", "added_tokens": added, "pre_tokenizer": byte_level, "decoder": byte_level, "model": {"type": "BPE", "vocab": vocab, "merges": []}}))
+    folder.joinpath("tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}))
+    folder.joinpath("config.json").write_text(json.dumps(
+        {"model_type": "qwen3_moe", "vocab_size": len(vocab), "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": LAYERS,
+         "num_attention_heads": HEADS, "num_key_value_heads": 1, "head_dim": HEAD, "max_position_embeddings": 48, "num_experts": EXPERTS,
+         "num_experts_per_tok": CHOSEN, "moe_intermediate_size": INTERMEDIATE, "norm_topk_prob": True, "mlp_only_layers": [1],
+         "tie_word_embeddings": True, "eos_token_id": 2, "bos_token_id": 1}))
+    shapes = {"model.embed_tokens.weight": [len(vocab), HIDDEN], "model.norm.weight": [HIDDEN]}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        shapes |= {at + "input_layernorm.weight": [HIDDEN], at + "post_attention_layernorm.weight": [HIDDEN],
+                   at + "self_attn.q_proj.weight": [HEADS * HEAD, HIDDEN], at + "self_attn.k_proj.weight": [HEAD, HIDDEN],
+                   at + "self_attn.v_proj.weight": [HEAD, HIDDEN], at + "self_attn.o_proj.weight": [HIDDEN, HEADS * HEAD],
+                   at + "self_attn.q_norm.weight": [HEAD], at + "self_attn.k_norm.weight": [HEAD]}
+        mlps = [(at + "mlp.", 48)] if layer == 1 else [(f"{at}mlp.experts.{e}.", INTERMEDIATE) for e in range(EXPERTS)]
+        if layer != 1:
+            shapes[at + "mlp.gate.weight"] = [EXPERTS, HIDDEN]
+        for name, width in mlps:
+            shapes |= {name + "gate_proj.weight": [width, HIDDEN], name + "up_proj.weight": [width, HIDDEN], name + "down_proj.weight": [HIDDEN, width]}
+    rng, header, data = random.Random(5), {}, b""
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        values = [1.0] * count if len(shape) == 1 else [rng.gauss(0, 0.1) for _ in range(count)]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * count]}
+        data += struct.pack(f"<{count}f", *values)
+    text = json.dumps(header).encode()
+    folder.joinpath("model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def payloads(folder):
+    """(response length, routing) of every stored sample; the format is in core/storage/payload.h."""
+    for path in sorted(folder.glob("*.tpp")):
+        data = path.read_bytes()
+        at = 20 + 4 + struct.unpack_from("<I", data, 20)[0]
+        while at < len(data):
+            end = at + struct.unpack_from("<I", data, at)[0]
+            p, lists = at + 4 + 16 + 4 + 1, []
+            for width in (4, 4, 4, 4, 16):
+                count = struct.unpack_from("<I", data, p)[0]
+                lists.append(count)
+                p += 4 + width * count
+            yield lists[1], data[p + 4:end]
+            at = end
+
+
+class ExpertsTest(RunTest):
+    def test_routing_goes_with_the_samples(self):
+        write_model(self.dir / "model")
+        config = self.dir / "experts.yaml"
+        config.write_text(CONFIG.format(model=self.dir / "model"))
+        self.assert_done(self.train(str(config)))
+        self.assert_checked()
+        stored = list(payloads(self.path("payload")))
+        self.assertGreaterEqual(len(stored), 4 * 16)
+        for tokens, routing in stored:
+            self.assertEqual(len(routing), tokens * 2 * CHOSEN)  # two sparse layers, however the sample was cut in chunks
+            for i in range(0, len(routing), CHOSEN):
+                self.assertEqual(len({e for e in routing[i:i + CHOSEN] if e < EXPERTS}), CHOSEN)
+        self.assertGreater(len({routing for _, routing in stored}), 8)
+        for step, row in self.metrics().items():
+            if step >= 1:
+                # The weights of the step sampled all of it, so the log-probabilities are the very same again.
+                self.assertEqual(row.get("training/rollout_logp_diff/max", 0), 0, step)
+                self.assertGreater(row["actor/router_balance"], 0.9 * CHOSEN)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
