@@ -7,6 +7,7 @@
 //   payload  bytes u32 (all of it, these four included) | tid {i64, i32, i32} | att i32 | finish u8 |
 //            u32 n, prompt i32[n] | u32 n, response i32[n] | u32 n, logprobs f32[n] |
 //            u32 n, log_kept f32[n] | u32 n, versions {lineage i32, number i64, tokens i32}[n]
+//            and where some response tokens were not sampled: | u32 n, loss_mask u8[n]
 // A payload's digest is Hash64 of all its bytes; it is kept in ENQ, so that damage here is found even
 // if this file looks well-formed. Each life of a controller begins a new file at its first Append.
 
@@ -40,6 +41,7 @@ struct Payload {
   std::vector<float> logprobs;    // [response], nats, under the distribution that sampled; or empty (sft)
   std::vector<float> log_kept;    // [response], log of the mass that top-k, top-p, min-p left; empty: all 0
   std::vector<VersionRun> versions;  // their tokens sum to [response]; or empty (sft)
+  std::vector<uint8_t> loss_mask;    // [response], 0 on tokens that an environment said; empty: all 1
   FinishReason finish = FinishReason::kEos;
   friend bool operator==(const Payload&, const Payload&) = default;
 };
