@@ -34,6 +34,12 @@ struct CancelChunk { WorkerRef worker; SampleId tid; int32_t att = 0; };
 struct ForgetGroup { WorkerRef worker; GroupId gid; };                    // its KV will not be needed on this worker
 struct StorePayload { SampleId tid; int32_t att = 0; };                   // -> PayloadStored
 struct DiscardTokens { SampleId tid; int32_t att = 0; };                  // the caller may free the tokens in memory
+// Environments. EnvStep: plays what sample `tid` has said so far (`turn` times; 0: the reset alone; kWholeEpisode: all
+// that is on record, for its reward) -> EnvStepped. AppendObservation: what that reply said becomes part of the record,
+// without loss; turn 0: it is the prompt.
+inline constexpr int64_t kWholeEpisode = -1;
+struct EnvStep { WorkerRef worker; SampleId tid; int32_t att = 0; int64_t turn = 0; Duration timeout{0}; };
+struct AppendObservation { SampleId tid; int32_t att = 0; int64_t turn = 0; };
 struct Grade { WorkerRef grader; SampleId tid; int32_t att = 0; int32_t attempt = 0; Duration timeout{0}; };
 // Pool.
 struct Drain { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
@@ -82,7 +88,7 @@ struct Finish { int code = 0; std::string why; };                         // end
 using Command = std::variant<
     command::Append, command::StartWorker, command::KillWorker, command::Welcome, command::RefuseWorker,
     command::PrepareRow, command::StartChunk, command::PullKv, command::CancelChunk, command::ForgetGroup, command::StorePayload,
-    command::DiscardTokens, command::Grade, command::Drain, command::Release, command::Grant, command::InitState,
+    command::DiscardTokens, command::EnvStep, command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant, command::InitState,
     command::RestoreState, command::FetchState, command::FormGroup, command::Train, command::AbortStep, command::CopyRecovery, command::Publish, command::Load, command::Admit,
     command::WriteCheckpoint, command::VerifyCheckpoint, command::DeleteCheckpoint, command::SaveFinal,
     command::StepReport, command::EvalReport, command::Warn, command::Finish>;

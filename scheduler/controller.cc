@@ -21,6 +21,12 @@ GradingOptions GradingOf(const JobConfig& c) {
           .timeout = FromSeconds(timeout > 0 ? timeout : 15)};
 }
 
+EpisodeOptions EpisodesOf(const JobConfig& c) {
+  const EnvironmentConfig& e = c.environment;
+  return {.max_retries = e.max_retries, .reset_timeout = FromSeconds(e.reset_timeout_s), .step_timeout = FromSeconds(e.step_timeout_s),
+          .episode_timeout = FromSeconds(e.episode_timeout_s)};
+}
+
 int64_t EvalQuestions(const ControllerOptions& o) {
   const EvalConfig& e = o.config.eval;
   if (!e.before_train && !e.after_train && e.every_steps <= 0) return 0;
@@ -79,7 +85,9 @@ Status Validate(const ControllerOptions& o) {
   if (c.scheduler.min_step_batch_fraction <= 0 || c.scheduler.min_step_batch_fraction > 1) {
     return InvalidArgument("scheduler.min_step_batch_fraction has to be in (0, 1]");
   }
-  if ((c.job == "rl" || EvalQuestions(o) > 0) && c.reward.workers <= 0) return InvalidArgument("reward.workers has to be positive");
+  if ((c.job == "rl" || EvalQuestions(o) > 0) && c.environment.name.empty() && c.reward.workers <= 0) return InvalidArgument("reward.workers has to be positive");
+  if (!c.environment.name.empty() && c.job != "rl") return InvalidArgument("environment.name belongs to job: rl");
+  if (!c.environment.name.empty() && c.environment.workers <= 0) return InvalidArgument("environment.workers has to be positive");
   return OkStatus();
 }
 
@@ -109,8 +117,9 @@ Controller::Impl::Impl(const ControllerOptions& o)
             .uneven_dp = o.config.scheduler.uneven_dp, .need_bytes_rollout = o.device_bytes_need_rollout,
             .need_bytes_actor = o.device_bytes_need_actor},
       eval_questions(EvalQuestions(o)),
+      environment(rl && !o.config.environment.name.empty()),
       needs_rollout(rl || eval_questions > 0),
-      needs_reward(rl || eval_questions > 0),
+      needs_reward((rl || eval_questions > 0) && !environment),
       max_new(o.config.rollout.max_new_tokens),
       out(state),
       health(HealthOf(o.config)),
@@ -120,6 +129,7 @@ Controller::Impl::Impl(const ControllerOptions& o)
                   .kv_cache_tokens = o.config.rollout.kv_cache_tokens, .order = o.dispatch.order,
                   .oracle = o.dispatch.oracle, .pull_kv = o.dispatch.pull_kv}),
       grading(GradingOf(o.config)),
+      episodes(EpisodesOf(o.config)),
       evaluation(eval_questions),
       checkpoints({.every_steps = o.config.checkpoint.every_steps, .keep = o.config.checkpoint.keep}),
       watchdog(FromSeconds(o.config.cluster.stall_timeout_s)) {}
@@ -227,6 +237,7 @@ void Controller::Impl::On(const event::StorageFailed& e) {
 
 void Controller::Impl::On(const event::Tick&) {
   CheckHealth();
+  if (!finished && environment) CheckEpisodes();
   if (!finished) CheckDeadlines();
   if (!finished) AdvancePool(/*again=*/true);
 }
@@ -250,6 +261,9 @@ ControllerView Controller::View() const {
   v.restarts = i.health.restarts();
   v.refused = i.refused;
   v.in_flight = i.dispatcher.in_flight();
+  v.waiting_env = i.dispatcher.waiting_env();
+  v.env_turns = i.episodes.turns();
+  v.env_retries = i.episodes.retries();
   v.finished = i.finished;
   v.rollbacks = i.pool.rollbacks();
   for (const auto& [id, s] : i.pool.slots()) {

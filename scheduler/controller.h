@@ -34,9 +34,12 @@ struct ControllerOptions {
   DispatchOptions dispatch;    // order, oracle, pull_kv; the rest is taken from the config
   SampleCost sample_cost;      // of training, for sharing a batch over slots
   const PolicyRegistry* policies = nullptr;  // nullptr: those of scheduler/policy.h; outlives the controller
-  // Worker places: device workers 0 .. slots-1 (slot i on worker i), then reward workers.
+  // Worker places: device workers 0 .. slots-1 (slot i on worker i), then the workers beside them: reward workers,
+  // or environment workers where the job has an environment.
   [[nodiscard]] int64_t device_workers() const { return config.cluster.slots; }
-  [[nodiscard]] WorkerId reward_worker(int64_t i) const { return {config.cluster.slots + i}; }
+  [[nodiscard]] WorkerKind side_kind() const { return config.environment.name.empty() ? WorkerKind::kReward : WorkerKind::kEnvironment; }
+  [[nodiscard]] int64_t side_workers() const { return side_kind() == WorkerKind::kReward ? config.reward.workers : config.environment.workers; }
+  [[nodiscard]] WorkerId side_worker(int64_t i) const { return {config.cluster.slots + i}; }
 };
 
 // What people see: `tidepool status`, the progress display. A copy, cheap.
@@ -50,6 +53,8 @@ struct ControllerView {
   int64_t chunks = 0, restarts = 0, refused = 0, in_flight = 0;
   int64_t rollout_slots = 0, actor_slots = 0, moving_slots = 0;  // held by a role, inside a transition
   int64_t rollbacks = 0;
+  int64_t waiting_env = 0;     // samples whose environment works just now
+  int64_t env_turns = 0, env_retries = 0;  // asked of environment workers so far; of them, again after a failure
   bool finished = false;
 };
 

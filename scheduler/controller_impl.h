@@ -16,6 +16,7 @@
 #include "scheduler/checkpoint_policy.h"
 #include "scheduler/controller.h"
 #include "scheduler/dispatcher.h"
+#include "scheduler/episodes.h"
 #include "scheduler/evaluation.h"
 #include "scheduler/grading.h"
 #include "scheduler/health.h"
@@ -101,6 +102,7 @@ struct Controller::Impl {
   void On(const event::RowReady&);
   void On(const event::RowInvalid&);
   void On(const event::Graded&);
+  void On(const event::EnvStepped&);
   void On(const event::Drained&);
   void On(const event::Released&);
   void On(const event::Granted&);
@@ -128,6 +130,7 @@ struct Controller::Impl {
   // --- controller_start.cc: a new life
   void Resume();
   void StartWorkers();
+  void AddSideWorker(const WorkerRef& ref, WorkerKind kind);
   bool Reattach(const event::WorkerJoined& e);
   void ReattachOver();
   void ResumeRows();
@@ -159,6 +162,7 @@ struct Controller::Impl {
   void TakeGrade(const SampleId& tid, const event::Graded& e);
   void DropSample(const SampleId& tid, DropReason reason);
   void DropGroup(const GroupKey& key, DropReason reason);
+  void DropRow(const GroupKey& key, DropReason reason, const std::string& why);
   void CheckGroup(const GroupKey& key, DropReason last);
   void WithdrawRequest(const SampleId& tid);
   void GroupDone(GroupId gid);
@@ -168,6 +172,15 @@ struct Controller::Impl {
   void RestartUndone();
   void CountOutcome(bool infra);
   [[nodiscard]] bool MayServe(const Version& v) const;
+
+  // --- controller_environment.cc
+  void PrepareRow(const GroupKey& key, GroupId gid);
+  void RowStepped(const event::EnvStepped& e);
+  void BeginEpisode(const Request& r);                // an evaluation's: its prompt comes from its own reset
+  void TurnEnded(const Request& r);
+  void EpisodeLost(const Request& r, GradeOutcome outcome, const std::string& why);
+  void EpisodeEnded(const Request& r, const event::EnvStepped& e, EndStatus status);
+  void CheckEpisodes();                               // deadlines
 
   // --- controller_serving.cc
   void RollWeights();
@@ -211,7 +224,8 @@ struct Controller::Impl {
   const NamedPolicy policy;
   PoolView fleet;                                      // the part of it that does not change
   const int64_t eval_questions;
-  const bool needs_rollout, needs_reward;
+  const bool environment;                              // samples are episodes of several turns
+  const bool needs_rollout, needs_reward;              // needs_reward: processes that grade single turns
   const int64_t max_new;
 
   RunState state;
@@ -221,6 +235,7 @@ struct Controller::Impl {
   Pool pool;
   Dispatcher dispatcher;
   Grading grading;
+  Episodes episodes;
   WeightRoll weights;
   Evaluation evaluation;
   CheckpointPolicy checkpoints;

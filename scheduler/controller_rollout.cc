@@ -55,7 +55,7 @@ void Controller::Impl::Admit() {
     }
     const GroupId gid{next_gid++};
     preparing[key] = {.gid = gid, .again = false, .stored = {}};
-    out.Do(command::PrepareRow{key.ordinal, key.issue, gid});
+    PrepareRow(key, gid);
     ++fresh;
   }
 }
@@ -63,7 +63,7 @@ void Controller::Impl::Admit() {
 void Controller::Impl::AddRequest(const Group& g, size_t k, int64_t generated) {
   dispatcher.Add({.tid = g.Tid(k), .gid = g.gid, .att = g.samples[k].att, .prompt_len = g.prompt_len,
                   .max_new = g.max_new, .generated = generated, .only = {}, .v_min = {}, .v_max = {},
-                  .on = {}, .home = {}, .probe = false, .errors = 0});
+                  .on = {}, .home = {}, .probe = false, .errors = 0, .turn_end = environment ? options.config.environment.max_turn_tokens : 0});
 }
 
 void Controller::Impl::On(const event::RowReady& e) {
@@ -101,20 +101,25 @@ void Controller::Impl::On(const event::RowInvalid& e) {
     return;
   }
   Moved();
-  const Preparing row = std::move(it->second);
-  preparing.erase(it);
-  out.Warn("row=" + std::to_string(e.ordinal) + " event=invalid why=\"" + e.why + "\"");
+  DropRow(key, DropReason::kDataInvalid, e.why);
+}
+
+// The row of a group cannot be had: its samples are issued and dropped.
+void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std::string& why) {
+  const Preparing row = std::move(preparing.at(key));
+  preparing.erase(key);
+  out.Warn("row=" + std::to_string(key.ordinal) + " event=" + (reason == DropReason::kDataInvalid ? "invalid" : Name(reason)) + " why=\"" + why + "\"");
   if (!row.again) {
     for (int64_t k = 0; k < state.ledger().rules().group_size; ++k) {
       out.Record(record::Issue{{key.ordinal, key.issue, static_cast<int32_t>(k)}, row.gid, 0, 0, rl ? max_new : 0});
     }
   }
-  DropGroup(key, DropReason::kDataInvalid);
+  DropGroup(key, reason);
   // A data set without a single good row would be read for ever.
   const Ledger& l = state.ledger();
   const int64_t invalid = l.drops()[static_cast<size_t>(DropReason::kDataInvalid)];
   if (invalid >= options.data_rows * l.rules().group_size && invalid == l.issued_samples()) {
-    Fail("data_invalid", "data", {}, "no row of the data set could be used; the last one: " + e.why);
+    Fail("data_invalid", "data", {}, "no row of the data set could be used; the last one: " + why);
   }
 }
 
@@ -127,7 +132,7 @@ void Controller::Impl::Dispatch() {
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});
     if (c.pull_from.inc.valid()) out.Do(command::PullKv{c.worker, c.pull_from, r.tid, r.att, c.v, c.pull_tokens});
-    out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.max_new,
+    out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.limit(),
                                options.config.rollout.kv_on_update == "keep"});
   }
 }
@@ -156,7 +161,11 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   if (ended == Dispatcher::Ended::kGone) return;
   const Request r = *dispatcher.Find(e.tid);
   const bool complete = e.end == event::ChunkEnd::kEos || e.end == event::ChunkEnd::kStop || e.end == event::ChunkEnd::kLength ||
-                        (e.end == event::ChunkEnd::kChunkLimit && r.generated >= r.max_new);
+                        (e.end == event::ChunkEnd::kChunkLimit && r.generated >= r.limit());
+  if (complete && environment && r.generated > 0) {
+    TurnEnded(r);
+    return;
+  }
   if (complete && r.generated > 0) {
     const bool cut = e.end == event::ChunkEnd::kLength || e.end == event::ChunkEnd::kChunkLimit;
     SampleEnded(r, cut ? EndStatus::kTruncated : EndStatus::kOk);
@@ -246,6 +255,7 @@ void Controller::Impl::On(const event::PayloadStored& e) {
 
 void Controller::Impl::AssignGrades() {
   for (command::Grade& g : grading.Assign(now)) out.Do(std::move(g));
+  for (command::EnvStep& step : episodes.Assign(now)) out.Do(std::move(step));
 }
 
 void Controller::Impl::On(const event::Graded& e) {
@@ -295,8 +305,8 @@ void Controller::Impl::TakeGrade(const SampleId& tid, const event::Graded& e) {
     return;
   }
   const bool infra = e.outcome == GradeOutcome::kInfra;
-  out.Warn("tid=" + ToString(tid) + " event=" + (infra ? "reward_infra" : "data_invalid") + " why=\"" + e.why + "\"");
-  DropSample(tid, infra ? DropReason::kRewardInfra : DropReason::kDataInvalid);
+  out.Warn("tid=" + ToString(tid) + " event=" + (!infra ? "data_invalid" : environment ? "env_infra" : "reward_infra") + " why=\"" + e.why + "\"");
+  DropSample(tid, !infra ? DropReason::kDataInvalid : environment ? DropReason::kEnvInfra : DropReason::kRewardInfra);
 }
 
 // Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
@@ -315,8 +325,9 @@ void Controller::Impl::CountOutcome(bool infra) {
   const bool nothing_passes = infra_in_window == static_cast<int64_t>(outcomes.size()) &&
                               static_cast<int64_t>(outcomes.size()) >= 2 * step_samples;
   if (nothing_passes || (static_cast<int64_t>(outcomes.size()) >= 20 * step_samples && share > options.config.scheduler.infra_drop_stop)) {
-    Fail("reward_infra", "reward", {}, std::to_string(infra_in_window) + " of the last " + std::to_string(outcomes.size()) +
-         " samples were lost to infrastructure failures of the reward; see scheduler.infra_drop_stop");
+    const std::string who = environment ? "environment" : "reward";
+    Fail(environment ? "env_infra" : "reward_infra", who, {}, std::to_string(infra_in_window) + " of the last " + std::to_string(outcomes.size()) +
+         " samples were lost to infrastructure failures of the " + who + "; see scheduler.infra_drop_stop");
     return;
   }
   const bool alarm = static_cast<int64_t>(outcomes.size()) >= 2 * step_samples && share > options.config.scheduler.infra_drop_alarm;
@@ -339,6 +350,7 @@ void Controller::Impl::WithdrawRequest(const SampleId& tid) {
     out.Do(command::DiscardTokens{tid, att});
   }
   grading.Remove(tid);
+  episodes.Remove(tid);
   finishing.erase(tid);
 }
 
@@ -365,7 +377,7 @@ void Controller::Impl::DropGroup(const GroupKey& key, DropReason reason) {
     tokens_kept.erase(g.Tid(k));
     out.Do(command::DiscardTokens{g.Tid(k), g.samples[k].att});
   }
-  preparing.erase(key);
+  if (preparing.erase(key) > 0) episodes.Remove({key.ordinal, key.issue, SampleId::kRowSample});
   GroupDone(g.gid);
 }
 

@@ -112,8 +112,13 @@ void Controller::Impl::AdvanceEvaluation() {
   if (evaluation.active() || evaluation.waiting().empty()) return;
   const auto job = evaluation.Begin();
   for (const SampleId& tid : evaluation.left()) {
-    dispatcher.Add({.tid = tid, .gid = EvalGroup(tid), .att = evaluation.attempt(), .prompt_len = 0, .max_new = max_new, .generated = 0,
-                    .only = job->v, .v_min = {}, .v_max = {}, .on = {}, .home = {}, .probe = false, .errors = 0});
+    const Request r{.tid = tid, .gid = EvalGroup(tid), .att = evaluation.attempt(), .prompt_len = 0, .max_new = max_new, .generated = 0,
+                    .only = job->v, .v_min = {}, .v_max = {}, .on = {}, .home = {}, .probe = false, .errors = 0};
+    if (environment) {
+      BeginEpisode(r);
+    } else {
+      dispatcher.Add(r);
+    }
   }
 }
 

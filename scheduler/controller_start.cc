@@ -68,7 +68,11 @@ void Controller::Impl::Resume() {
       if (g.samples[k].phase == SamplePhase::kMissing) {
         out.Record(record::Issue{g.Tid(k), g.gid, 0, g.prompt_len, g.max_new});
       } else if (g.samples[k].phase == SamplePhase::kAwaiting) {
-        grading.Add(g.Tid(k), g.samples[k].att);
+        if (environment) {
+          episodes.Add(g.Tid(k), g.samples[k].att, command::kWholeEpisode, now);  // the same actions, the same reward
+        } else {
+          grading.Add(g.Tid(k), g.samples[k].att);
+        }
       }
     }
   }
@@ -91,19 +95,27 @@ void Controller::Impl::ResumeRows() {
   for (const auto& [key, g] : state.ledger().groups()) {
     if (g.phase != GroupPhase::kRunning || preparing.contains(key)) continue;
     preparing[key] = {.gid = g.gid, .again = true, .stored = {}};
-    out.Do(command::PrepareRow{key.ordinal, key.issue, g.gid});
+    PrepareRow(key, g.gid);
   }
 }
 
 void Controller::Impl::StartWorkers() {
   const int64_t devices = needs_rollout || Eligible({options.device_workers() - 1}, Role::kActor) ? options.device_workers() : options.config.scheduler.actor_slots;
   for (int64_t i = 0; i < devices; ++i) health.Add({i}, WorkerKind::kDevice);
-  if (needs_reward) {
-    for (int64_t i = 0; i < options.config.reward.workers; ++i) health.Add(options.reward_worker(i), WorkerKind::kReward);
+  if (needs_reward || environment) {
+    for (int64_t i = 0; i < options.side_workers(); ++i) health.Add(options.side_worker(i), options.side_kind());
   }
   for (const auto& [id, place] : std::map(health.places())) {
     health.Starting(id, now);
     if (options.config.cluster.launch_workers && !reattaching.contains(id)) out.Do(command::StartWorker{id});
+  }
+}
+
+void Controller::Impl::AddSideWorker(const WorkerRef& ref, WorkerKind kind) {
+  if (kind == WorkerKind::kReward) {
+    grading.AddWorker(ref);
+  } else {
+    episodes.AddWorker(ref);
   }
 }
 
@@ -115,8 +127,8 @@ bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
   const WorkerRef ref{e.worker, e.restored_inc};
   out.Do(command::Welcome{e.worker, ref.inc});
   health.Joined(ref, now);
-  if (e.kind == WorkerKind::kReward) {
-    grading.AddWorker(ref);
+  if (e.kind != WorkerKind::kDevice) {
+    AddSideWorker(ref, e.kind);
     return true;
   }
   const SlotId slot = SlotOf(e.worker);
@@ -140,7 +152,8 @@ bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
   }
   for (const event::HeldChunk& held : e.held) {
     const Sample* s = state.ledger().Find(held.tid);
-    const bool wanted = s != nullptr && s->phase == SamplePhase::kRunning && s->att == held.att && !s->ended &&
+    // Which of an episode's tokens were observations went with the old life, so it begins again.
+    const bool wanted = !environment && s != nullptr && s->phase == SamplePhase::kRunning && s->att == held.att && !s->ended &&
                         dispatcher.Find(held.tid) == nullptr && held.generated_tokens >= 0 &&
                         (held.generated_tokens == 0 || (held.v_min.valid() && held.v_max.valid())) &&
                         state.versions().IsAncestor(held.v_max.valid() ? held.v_max : state.version(), state.version());
@@ -173,7 +186,7 @@ void Controller::Impl::ReattachOver() {
 
 void Controller::Impl::On(const event::WorkerJoined& e) {
   const auto* place = health.Find(e.worker);
-  if (place == nullptr || (e.kind == WorkerKind::kReward) != (place->kind == WorkerKind::kReward)) {
+  if (place == nullptr || e.kind != place->kind) {
     out.Do(command::RefuseWorker{e.worker, "this run has no such worker place"});
     Refuse();
     return;
@@ -205,11 +218,11 @@ void Controller::Impl::On(const event::WorkerJoined& e) {
     if (reattaching.empty()) ResumeRows();
   }
   const WorkerRef ref{e.worker, state.next_incarnation()};
-  out.Record(record::Join{ref, e.name, e.kind == WorkerKind::kReward ? Role::kReward : Role::kNone});
+  out.Record(record::Join{ref, e.name, e.kind == WorkerKind::kReward ? Role::kReward : e.kind == WorkerKind::kEnvironment ? Role::kEnvironment : Role::kNone});
   out.Do(command::Welcome{e.worker, ref.inc});
   health.Joined(ref, now);
-  if (e.kind == WorkerKind::kReward) {
-    grading.AddWorker(ref);
+  if (e.kind != WorkerKind::kDevice) {
+    AddSideWorker(ref, e.kind);
     health.Admitted(e.worker);
   } else {
     pool.Attach(SlotOf(e.worker), ref);

@@ -45,6 +45,17 @@ void Controller::Impl::Lose(const WorkerRef& ref, const std::string& why, bool b
   out.Warn("worker=" + ToString(ref) + " event=lost why=\"" + why + "\"");
   if (!by_exit) out.Do(command::KillWorker{ref, why});
   grading.RemoveWorker(ref.worker);
+  episodes.RemoveWorker(ref.worker);
+  // A verdict that waits for its tokens to be stored would come after the FENCE of who gave it.
+  for (auto& [tid, f] : finishing) {
+    if (!f.graded || f.graded->grader != ref) continue;
+    f.graded.reset();
+    if (environment) {
+      episodes.Add(tid, f.att, command::kWholeEpisode, now);
+    } else {
+      grading.Add(tid, f.att);
+    }
+  }
   dispatcher.RemoveEngine(ref.worker);
   weights.Remove(ref.worker);
   ghosts_until.erase(ref.worker);
@@ -83,7 +94,7 @@ void Controller::Impl::AfterDeath(WorkerId worker, const std::string& why) {
 
 // A part of the fleet that the run cannot do without is gone for good.
 void Controller::Impl::CheckFleet() {
-  bool rollout = false, reward = false, actor = false, missing = false;
+  bool rollout = false, reward = false, envs = false, actor = false, missing = false;
   int64_t devices = 0;
   std::string why;
   for (const auto& [id, p] : health.places()) {
@@ -94,6 +105,7 @@ void Controller::Impl::CheckFleet() {
       continue;
     }
     if (p.kind == WorkerKind::kReward) reward = true;
+    if (p.kind == WorkerKind::kEnvironment) envs = true;
     if (p.kind == WorkerKind::kDevice) ++devices;
     if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kActor)) actor = true;
     if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kRollout)) rollout = true;
@@ -108,6 +120,8 @@ void Controller::Impl::CheckFleet() {
     Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
   } else if (needs_reward && !reward) {
     Fail("fleet_dead", "reward", {}, "every reward worker is retired (" + why + ")");
+  } else if (environment && !envs) {
+    Fail("fleet_dead", "environment", {}, "every environment worker is retired (" + why + ")");
   }
 }
 
@@ -197,12 +211,14 @@ void Controller::Impl::CheckDeadlines() {
   }
   if (TP_PLANTED(3) && dispatcher.in_flight() == 0) return;
   if (finished || !watchdog.Stalled(waits, now)) return;
+  if (environment && now < episodes.Horizon(now)) return;  // a turn is inside its own deadline
   for (const auto& [id, p] : health.places()) {  // has a deadline of its own
     if (p.life == Life::kStarting || p.life == Life::kRestarting) return;
   }
   std::string line = waits.Describe(now);
   if (!preparing.empty()) line += (line.empty() ? "" : "; ") + std::string("rows_being_read=") + std::to_string(preparing.size());
   if (!finishing.empty()) line += (line.empty() ? "" : "; ") + std::string("payloads_being_stored=") + std::to_string(finishing.size());
+  if (episodes.waiting() > 0) line += (line.empty() ? "" : "; ") + std::string("episodes_being_played=") + std::to_string(episodes.waiting());
   if (grading.waiting() > 0) line += (line.empty() ? "" : "; ") + std::string("gradings=") + std::to_string(grading.waiting());
   for (const auto& [id, p] : health.places()) {
     if (p.life != Life::kHealthy) line += (line.empty() ? "" : "; ") + std::string("w") + std::to_string(id.value) + "=" + Name(p.life);

@@ -124,6 +124,30 @@ void Dispatcher::Add(const Request& request) {
   g.probed = true;
   g.members.insert(r.tid);
   ++g.size;
+  if (r.waiting_env) {
+    ++waiting_env_;
+  } else {
+    PutReady(r);
+  }
+}
+
+void Dispatcher::WaitEnv(const SampleId& tid) {
+  Request& r = requests_.at(tid);
+  r.waiting_env = true;
+  ++r.turn;
+  ++waiting_env_;
+}
+
+void Dispatcher::Resume(const SampleId& tid, int64_t observation, int64_t turn_tokens) {
+  Request& r = requests_.at(tid);
+  r.waiting_env = false;
+  --waiting_env_;
+  if (r.turn == 0) {
+    r.prompt_len = observation;
+  } else {
+    r.generated += observation;
+  }
+  r.turn_end = turn_tokens > 0 ? r.generated + turn_tokens : 0;
   PutReady(r);
 }
 
@@ -132,6 +156,7 @@ std::optional<WorkerRef> Dispatcher::Remove(const SampleId& tid) {
   if (it == requests_.end()) return std::nullopt;
   TakeReady(it->second);
   const WorkerRef on = it->second.on;
+  if (it->second.waiting_env) --waiting_env_;
   const auto g = groups_.find(it->second.gid);
   if (g != groups_.end()) g->second.members.erase(tid);
   requests_.erase(it);
@@ -333,7 +358,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
       if (!blocked[Line(requests_.at(std::get<3>(starving)))]) picked = starving;
     }
     Request& r = requests_.at(std::get<3>(picked));
-    const int64_t tokens = std::min(options_.chunk_tokens, r.max_new - r.generated);
+    const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);
     Engine* e = Place(r, tokens, may_serve, newest);
     if (e == nullptr) {
       // What does not fit now will not fit behind it either, but another version's evaluation may, and what has begun

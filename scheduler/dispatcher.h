@@ -54,6 +54,11 @@ struct Request {
   bool probe = false;
   int64_t errors = 0;
   int64_t cached = 0;             // tokens of it in the KV of `home`
+  bool waiting_env = false;       // its environment works; not in the buffer
+  int64_t turn = 0;               // turns that are over
+  int64_t turn_end = 0;           // `generated` where its turn is cut; 0: at max_new
+  // The turn, or the sample, is cut here.
+  [[nodiscard]] int64_t limit() const { return turn_end > 0 && turn_end < max_new ? turn_end : max_new; }
 };
 
 class Dispatcher {
@@ -92,6 +97,12 @@ class Dispatcher {
   enum class Ended : uint8_t { kRefused, kGone, kLive };
   Ended ChunkEnded(const WorkerRef& from, const SampleId& tid, int32_t att);
   void Requeue(const SampleId& tid);               // back to the buffer after ChunkEnded
+  // Multi-turn: a turn is over and its environment works (after ChunkEnded; or Add with waiting_env). The KV stays
+  // where it is as long as nobody needs the room.
+  void WaitEnv(const SampleId& tid);
+  // Back to the buffer with `observation` more tokens (of turn 0: its prompt); its turn is cut after turn_tokens, 0: never.
+  void Resume(const SampleId& tid, int64_t observation, int64_t turn_tokens);
+  [[nodiscard]] int64_t waiting_env() const { return waiting_env_; }
   void CountError(const SampleId& tid) { ++requests_.at(tid).errors; }
   void LearnLength(GroupId gid, int64_t tokens);   // a sample of the group finished by itself
   // These groups' requests come first from now on (they would expire at the next version).
@@ -167,7 +178,7 @@ class Dispatcher {
   std::set<GroupId> urgent_;
   std::map<Version, int64_t> serving_;                       // admitted engines by version
   int64_t older_ = 0;                                        // engines that still have older weights, in this Assign
-  int64_t in_flight_ = 0, chunks_ = 0, cap_ = INT64_MAX, decisions_ = 0;
+  int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, cap_ = INT64_MAX, decisions_ = 0;
 };
 
 }  // namespace tidepool::scheduler

@@ -47,6 +47,11 @@ struct RowReady { int64_t ordinal = 0; int32_t issue = 0; int64_t prompt_len = 0
 struct RowInvalid { int64_t ordinal = 0; int32_t issue = 0; std::string why; };
 struct Graded { WorkerRef grader; SampleId tid; int32_t att = 0; GradeOutcome outcome = GradeOutcome::kOk; double reward = 0;
                 std::vector<std::pair<std::string, double>> rewards; std::string why; };
+// Answer to EnvStep. observation_tokens: of what the policy reads next (the caller has tokenised it and keeps it until
+// AppendObservation). reward: of the episode so far. kData: a reply that breaks the record (another observation at a replay).
+struct EnvStepped { WorkerRef worker; SampleId tid; int32_t att = 0; int64_t turn = 0; GradeOutcome outcome = GradeOutcome::kOk;
+                    int64_t observation_tokens = 0; bool done = false; double reward = 0;
+                    std::vector<std::pair<std::string, double>> rewards; std::string why; };
 struct Drained { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };               // after its last ChunkFinished
 struct Released { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };
 struct Granted { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
@@ -78,7 +83,7 @@ struct Tick {};
 using Event = std::variant<
     event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed, event::Heartbeat,
     event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::RowReady, event::RowInvalid,
-    event::Graded, event::Drained, event::Released, event::Granted, event::Loaded, event::StateReady,
+    event::Graded, event::EnvStepped, event::Drained, event::Released, event::Granted, event::Loaded, event::StateReady,
     event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed, event::Published, event::RecoveryCopied, event::CheckpointWritten,
     event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::StopRequested,
     event::StorageFailed, event::Tick>;

@@ -33,6 +33,7 @@ const char* Name(CallerRole role) {
     case CallerRole::kDevice: return "device";
     case CallerRole::kReward: return "reward";
     case CallerRole::kOperator: return "operator";
+    case CallerRole::kEnvironment: return "environment";
   }
   return "?";
 }
@@ -55,14 +56,17 @@ StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
   const std::string path = dir + "/secret";
   if (std::filesystem::exists(path)) {
     TP_ASSIGN_OR_RETURN(std::string secret, ReadTokenFile(path));
-    return JobTokens(std::move(secret));
+    JobTokens known(std::move(secret));
+    const std::string environment = dir + "/" + Name(CallerRole::kEnvironment) + ".token";  // runs of older builds have none
+    if (!std::filesystem::exists(environment)) TP_RETURN_IF_ERROR(WriteSecretFile(environment, known.Token(CallerRole::kEnvironment) + "\n"));
+    return known;
   }
   std::error_code error;
   std::filesystem::create_directories(dir, error);
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
   std::filesystem::permissions(dir, std::filesystem::perms::owner_all, error);
   TP_ASSIGN_OR_RETURN(JobTokens tokens, Random());
-  for (const CallerRole role : {CallerRole::kDevice, CallerRole::kReward, CallerRole::kOperator}) {
+  for (const CallerRole role : {CallerRole::kDevice, CallerRole::kReward, CallerRole::kOperator, CallerRole::kEnvironment}) {
     TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + Name(role) + ".token", tokens.Token(role) + "\n"));
   }
   TP_RETURN_IF_ERROR(WriteSecretFile(path, tokens.secret_ + "\n"));

@@ -13,7 +13,7 @@
 
 namespace tidepool::workers {
 
-enum class CallerRole { kDevice = 0, kReward = 1, kOperator = 2 };
+enum class CallerRole { kDevice = 0, kReward = 1, kOperator = 2, kEnvironment = 3 };
 const char* Name(CallerRole role);
 
 class JobTokens {
@@ -30,7 +30,7 @@ class JobTokens {
  private:
   explicit JobTokens(std::string secret);
   std::string secret_;
-  std::array<std::string, 3> tokens_;
+  std::array<std::string, 4> tokens_;
 };
 
 // Reads a token file; refuses one that others can read.

@@ -33,6 +33,7 @@
 #include "workers/run_metrics.h"
 #include "workers/sample_store.h"
 #include "workers/shared_arena.h"
+#include "workers/turns.h"
 
 namespace tidepool::workers {
 namespace {
@@ -76,7 +77,10 @@ class ControllerProcess {
     if (const auto level = observe::ParseLogLevel(config_.observe.log_level); level.ok()) log.level = *level;
     TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
     TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
-    for (const std::string& warning : rows_->data().warnings()) Warn(warning);
+    environment_ = config_.job == "rl" && !config_.environment.name.empty();
+    if (!environment_) {
+      for (const std::string& warning : rows_->data().warnings()) Warn(warning);
+    }
     storage::JournalContents earlier;
     TP_ASSIGN_OR_RETURN(journal_, storage::JournalWriter::Open(fs_, request_.run_dir + "/journal", request_.run_id, {}, &earlier));
     if (earlier.summary.torn_tail) Warn("journal tail cut file=" + earlier.summary.torn_tail->file + " why=" + earlier.summary.torn_tail->why);
@@ -88,8 +92,8 @@ class ControllerProcess {
     options.config = config_;
     options.run_id = request_.run_id;
     options.config_digest = request_.config_digest;
-    options.data_rows = rows_->data().size();
-    const int64_t held_out = rows_->data().held_out_size();
+    options.data_rows = rows_->size();
+    const int64_t held_out = rows_->held_out_size();
     // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a grader.
     const bool wants_eval = config_.eval.every_steps > 0 || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
     options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
@@ -99,6 +103,7 @@ class ControllerProcess {
     TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
     for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
     TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir));
+    turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
     TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
     HubOptions hub;
     hub.bind = config_.cluster.bind;
@@ -275,13 +280,13 @@ class ControllerProcess {
       const int64_t place = it->first;
       it = due_.erase(it);
       const bool device = place < options_.device_workers();
-      const std::string name = device ? "device-" + std::to_string(place) : "reward-" + std::to_string(place - options_.device_workers());
-      const std::string security = request_.run_dir + "/security/" + (device ? "device" : "reward") + ".token";
+      const std::string name = PlaceName(place);
+      const std::string security = request_.run_dir + "/security/" + (device ? "device" : SideName()) + ".token";
       std::vector<std::string> argv;
       if (device) {
         argv = {request_.worker_path, "run"};
       } else {
-        argv = {request_.self_path, "reward-worker"};
+        argv = {request_.self_path, SideName() + "-worker"};
       }
       for (const std::string& word : {"--connect=" + hub_->address(), "--token-file=" + security, "--run-id=" + request_.run_id,
                                       "--place=" + std::to_string(place), "--control-file=" + request_.run_dir + "/control.json"}) {
@@ -290,6 +295,13 @@ class ControllerProcess {
       const Status started = launcher_.Start(place, argv, request_.run_dir + "/logs/" + name + ".log");
       if (!started.ok()) Feed(ev::WorkerStartFailed{{place}, started.message()});
     }
+  }
+
+  // Workers beside the devices: they grade, or host environments.
+  [[nodiscard]] std::string SideName() const { return environment_ ? "environment" : "reward"; }
+  [[nodiscard]] std::string PlaceName(int64_t place) const {
+    const int64_t devices = options_.device_workers();
+    return place < devices ? "device-" + std::to_string(place) : SideName() + "-" + std::to_string(place - devices);
   }
 
   void CheckChildren() {
@@ -363,13 +375,13 @@ class ControllerProcess {
   void OnOpened(HubOpened& e) {
     const bool device = e.hello.kind == scheduler::WorkerKind::kDevice;
     const int64_t first = device ? 0 : options_.device_workers();
-    const int64_t end = device ? options_.device_workers() : options_.device_workers() + std::max<int64_t>(config_.reward.workers, 1);
+    const int64_t end = device ? options_.device_workers() : options_.device_workers() + std::max<int64_t>(options_.side_workers(), 1);
     int64_t place = e.hello.place;
     if (place < 0) {
       for (place = first; place < end && connection_of_.contains(place);) ++place;
     }
     if (place < first || place >= end || connection_of_.contains(place)) {
-      hub_->Send(e.connection, ToWorker{{}, 0, down::Refuse{place < first || place >= end ? "the run has no such place for a worker (cluster.slots, reward.workers)"
+      hub_->Send(e.connection, ToWorker{{}, 0, down::Refuse{place < first || place >= end ? "the run has no such place for a worker (cluster.slots, reward.workers, environment.workers)"
                                                                                            : "that place has a worker already"}});
       return;
     }
@@ -379,7 +391,7 @@ class ControllerProcess {
     lost_.erase(place);
     ev::WorkerJoined joined;
     joined.worker = {place};
-    joined.name = (device ? "device-" : "reward-") + std::to_string(device ? place : place - options_.device_workers());
+    joined.name = PlaceName(place);
     joined.kind = e.hello.kind;
     if (device) joined.slot = {place};
     joined.device_bytes = e.hello.device_bytes;
@@ -420,6 +432,7 @@ class ControllerProcess {
                      metrics_->OnGraded(b);
                      Feed(ev::Graded{worker, b.tid, b.att, b.outcome, b.reward, std::move(b.rewards), std::move(b.why)});
                    },
+                   [&](up::EnvStepped& b) { Feed(turns_->Take(worker, std::move(b))); },
                    [&](up::Drained& b) { Feed(ev::Drained{worker, b.slot, b.epoch}); },
                    [&](up::Released& b) { Feed(ev::Released{worker, b.slot, b.epoch, b.free_bytes}); },
                    [&](up::Granted& b) {
@@ -463,6 +476,7 @@ class ControllerProcess {
           const Version version = c.tokens.versions.back().first;
           StoredSample& s = samples_.Get(c.tid, c.att);
           s.tokens.Append(c.tokens);
+          if (environment_) s.loss_mask.resize(s.tokens.ids.size(), 1);
           Feed(ev::ChunkProgress{worker, c.tid, c.att, n, version});
         } else {
           ended = true;
@@ -523,6 +537,10 @@ class ControllerProcess {
       return;
     }
     StoredSample& s = samples_.Get(c.tid, c.att);
+    if (const Status whole = turns_->CheckPrefix(s); !whole.ok()) {
+      Feed(ev::ChunkFinished{c.worker, c.tid, c.att, ev::ChunkEnd::kDataError, whole.message()});
+      return;
+    }
     down::StartChunk m;
     m.slot = c.slot;
     m.epoch = c.epoch;
@@ -556,6 +574,7 @@ class ControllerProcess {
 
   void Do(const cmd::DiscardTokens& c) {
     samples_.Drop(c.tid);
+    turns_->Forget(c.tid);
     rewards_.erase(c.tid);
     // Rows are shared by a group's samples and cheap to make again; the last one takes it along.
     if (c.tid.is_eval() || c.tid.sample == 0) samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
@@ -595,6 +614,19 @@ class ControllerProcess {
     m.timeout_s = Seconds(c.timeout);
     Send(c.grader, std::move(m));
   }
+
+  void Do(const cmd::EnvStep& c) {
+    StoredSample* record = nullptr;
+    if (c.turn != 0) {
+      if (EnsureRow(c.tid) && Tokens(c.tid) != nullptr) record = samples_.Change(c.tid);
+      if (record == nullptr) {
+        Feed(ev::EnvStepped{.worker = c.worker, .tid = c.tid, .att = c.att, .turn = c.turn, .outcome = GradeOutcome::kData, .why = "its tokens cannot be read"});
+        return;
+      }
+    }
+    Send(c.worker, turns_->Step(c, record));
+  }
+  void Do(const cmd::AppendObservation& c) { turns_->Append(c); }
 
   // --- pool, training, weights ---
   void Do(const cmd::Drain& c) { Send(c.worker, down::Drain{c.slot, c.epoch}); }
@@ -660,6 +692,7 @@ class ControllerProcess {
       const std::lock_guard lock(leased_mu_);
       leased_[c.lease] = {c.step, step.rows};
     }
+    metrics_->OnBatch(*step.rows);
     WriteSamples(c, *step.rows);
     for (auto& [worker, message] : step.members) Send(worker, std::move(message));
     step = GatheredStep{};
@@ -681,7 +714,8 @@ class ControllerProcess {
     row.response = s->tokens;
     row.truncated = s->finish == storage::FinishReason::kLength;
     row.reward = controller_->Reward(tid);
-    row.loss_mask.assign(row.response.ids.size(), 1);
+    row.loss_mask = s->loss_mask;
+    row.loss_mask.resize(row.response.ids.size(), 1);
     if (masked) MaskOld(c, row);
     return row;
   }
@@ -741,7 +775,7 @@ class ControllerProcess {
     manifest.config_digest = request_.config_digest;
     manifest.weights_digest = files.weights_digest;
     manifest.instruction_set = files.instruction_set;
-    manifest.notes["data_identity"] = rows_->data().identity();
+    manifest.notes["data_identity"] = rows_->identity();
     checkpoint_thread_ = std::jthread([this, manifest, c, write_s = files.seconds](std::stop_token) {
       const auto begin = Clock::now();
       const auto committed = checkpoint_->Commit(manifest);
@@ -761,8 +795,8 @@ class ControllerProcess {
     const std::string dir = CheckpointDir(c.step);
     auto verified = storage::VerifyCheckpoint(fs_, dir, c.manifest_digest);
     Status status = verified.status();
-    if (verified.ok() && verified->notes["data_identity"] != rows_->data().identity()) {
-      status = FailedPrecondition(dir + " belongs to other data (identity " + verified->notes["data_identity"] + ", now " + rows_->data().identity() + ")");
+    if (verified.ok() && verified->notes["data_identity"] != rows_->identity()) {
+      status = FailedPrecondition(dir + " belongs to other data (identity " + verified->notes["data_identity"] + ", now " + rows_->identity() + ")");
     }
     Feed(ev::CheckpointVerified{c.ckpt, status.ok() ? "" : status.message()});
   }
@@ -825,6 +859,7 @@ class ControllerProcess {
       line.text = rows_->ResponseText(row.response.ids);
       line.ids = row.response.ids;
       line.logprobs = row.response.logprobs;
+      if (environment_) line.loss_mask = row.loss_mask;
       for (const auto& [version, count] : row.response.versions) line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
       line.reward = row.reward;
       if (const auto named = rewards_.find(row.tid); named != rewards_.end()) line.rewards = {named->second.begin(), named->second.end()};
@@ -901,8 +936,7 @@ class ControllerProcess {
     for (const auto& [phase, seconds] : metrics_->phase_seconds()) s["seconds"][phase] = seconds;
     s["seconds"]["total"] = Seconds(Now().since_start);
     for (const auto& [place, bytes] : metrics_->peak_bytes()) {
-      const bool device = place < options_.device_workers();
-      s["peak_bytes"][(device ? "device-" : "reward-") + std::to_string(device ? place : place - options_.device_workers())] = bytes;
+      s["peak_bytes"][PlaceName(place)] = bytes;
     }
     s["peak_bytes"]["controller"] = PeakBytes();
     const auto view = controller_->View();
@@ -949,6 +983,8 @@ class ControllerProcess {
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;
+  std::unique_ptr<Turns> turns_;
+  bool environment_ = false;                            // samples are episodes of several turns
   Mailbox<Incoming> inbox_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;

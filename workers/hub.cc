@@ -93,7 +93,7 @@ struct Hub::Impl final : v1::Control::Service {
     if (hello->run_id != options.run_id) {
       return ToGrpc(FailedPrecondition("Attach: this is run " + options.run_id + ", not " + hello->run_id));
     }
-    const CallerRole wanted = hello->kind == scheduler::WorkerKind::kDevice ? CallerRole::kDevice : CallerRole::kReward;
+    const CallerRole wanted = hello->kind == scheduler::WorkerKind::kDevice ? CallerRole::kDevice : hello->kind == scheduler::WorkerKind::kReward ? CallerRole::kReward : CallerRole::kEnvironment;
     if (role != wanted) {
       refused.fetch_add(1);
       return ToGrpc(PermissionDenied(std::string("Attach: a token for ") + Name(role) + " may not attach a " + Name(wanted) + " worker"));
@@ -142,13 +142,14 @@ struct Hub::Impl final : v1::Control::Service {
     return grpc::Status::OK;
   }
 
-  // A reward worker has verdicts and heartbeats to say, nothing about devices or weights.
+  // A reward worker has verdicts and heartbeats to say, an environment worker what came of actions; neither has
+  // anything to say about devices or weights.
   static Status Allowed(CallerRole role, const FromWorker& message) {
     const auto& body = message.body;
     if (std::holds_alternative<up::Hello>(body)) return InvalidArgument("a second Hello on one connection");
     if (std::holds_alternative<up::Heartbeat>(body)) return OkStatus();
-    const bool is_grade = std::holds_alternative<up::Graded>(body);
-    if ((role == CallerRole::kReward) == is_grade) return OkStatus();
+    const bool is_grade = std::holds_alternative<up::Graded>(body), is_step = std::holds_alternative<up::EnvStepped>(body);
+    if ((role == CallerRole::kReward) == is_grade && (role == CallerRole::kEnvironment) == is_step) return OkStatus();
     return PermissionDenied(std::string("a ") + Name(role) + " worker may not send this message");
   }
 

@@ -213,8 +213,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     plan.processes.push_back(std::move(p));
   }
   if (generates) {
-    for (int64_t i = 0; i < std::max<int64_t>(c.reward.workers, 1); ++i) {
-      plan.processes.push_back({"reward-" + Text(i), "grading", {{"process", kRewardProcess}}});
+    const bool environment = c.job == "rl" && !c.environment.name.empty();
+    for (int64_t i = 0; i < std::max<int64_t>(environment ? c.environment.workers : c.reward.workers, 1); ++i) {
+      plan.processes.push_back({(environment ? "environment-" : "reward-") + Text(i), environment ? "episodes" : "grading", {{"process", kRewardProcess}}});
     }
   }
   plan.processes.push_back({"controller", "decisions", {{"process", kControllerProcess}}});

@@ -28,6 +28,13 @@ void TokenRecord::Append(const TokenRecord& more) {
   }
 }
 
+int64_t CountTurns(const std::vector<uint8_t>& loss_mask) {
+  if (loss_mask.empty()) return 1;
+  int64_t turns = 0;
+  for (size_t i = 0; i < loss_mask.size(); ++i) turns += loss_mask[i] != 0 && (i == 0 || loss_mask[i - 1] == 0) ? 1 : 0;
+  return turns;
+}
+
 Status TokenRecord::Check(int64_t vocab_size) const {
   int64_t covered = 0;
   for (const auto& [version, count] : versions) {

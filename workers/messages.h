@@ -55,6 +55,9 @@ struct StepTokens { std::vector<ChunkDelta> chunks; double step_s = 0, kv_usage 
                     prefill_tokens = 0, prefix_hit_tokens = 0; };
 struct Graded { SampleId tid; int32_t att = 0; GradeOutcome outcome = GradeOutcome::kOk; double reward = 0;
                 std::vector<std::pair<std::string, double>> rewards; std::string why; double seconds = 0; };
+struct EnvStepped { SampleId tid; int32_t att = 0; int64_t turn = 0; GradeOutcome outcome = GradeOutcome::kOk; std::string observation;
+                    double reward = 0; bool done = false; std::vector<std::pair<std::string, double>> rewards; uint64_t history = 0;
+                    std::string why; double seconds = 0; bool timed_out = false; int64_t replayed = 0; };
 struct Drained { SlotId slot; LeaseEpoch epoch; };
 struct Released { SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };
 struct Granted { SlotId slot; LeaseEpoch epoch; };
@@ -76,7 +79,7 @@ struct FinalSaved { std::string error; };
 using FromWorkerBody = std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released,
                                     up::Granted, up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed,
                                     up::Published, up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed,
-                                    up::StepAborted>;
+                                    up::StepAborted, up::EnvStepped>;
 struct FromWorker { Incarnation inc; int64_t seq = 0; FromWorkerBody body; };
 
 namespace down {  // controller -> worker
@@ -92,6 +95,7 @@ struct CancelChunk { SampleId tid; int32_t att = 0; };
 struct ForgetGroup { GroupId gid; };
 struct Grade { SampleId tid; int32_t att = 0; std::string prompt, answer; std::vector<std::pair<std::string, std::string>> fields;
                std::string text; int64_t response_tokens = 0, max_new_tokens = 0; bool ended = false; double timeout_s = 0; };
+struct EnvStep { SampleId tid; int32_t att = 0; int64_t turn = 0; std::vector<std::string> actions; double timeout_s = 0; };
 struct Drain { SlotId slot; LeaseEpoch epoch; };
 struct Release { SlotId slot; LeaseEpoch epoch; int64_t need_bytes = 0; };
 struct Grant { SlotId slot; LeaseEpoch epoch; Role role = Role::kNone; };
@@ -117,11 +121,13 @@ using ToWorkerBody = std::variant<down::Welcome, down::Refuse, down::LeaseRenewa
                                   down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant,
                                   down::InitState, down::RestoreState, down::Train, down::AbortStep, down::FetchState,
                                   down::FormGroup, down::CopyRecovery, down::Publish,
-                                  down::Load, down::Admit, down::WriteCheckpoint, down::SaveFinal, down::Shutdown>;
+                                  down::Load, down::Admit, down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep>;
 struct ToWorker { Incarnation inc; int64_t ack = 0; ToWorkerBody body; };
 
 // One row of a leased batch.
 struct BatchRow { SampleId tid; GroupId gid; std::vector<int32_t> prompt; TokenRecord response;
                   std::vector<uint8_t> loss_mask; double reward = 0; bool truncated = false; };
+// Turns of the policy in a record: runs of tokens with loss. Empty mask: one turn.
+int64_t CountTurns(const std::vector<uint8_t>& loss_mask);
 
 }  // namespace tidepool::workers

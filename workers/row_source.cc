@@ -1,5 +1,6 @@
 #include "workers/row_source.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -28,8 +29,13 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
-  TP_ASSIGN_OR_RETURN(tasks::DataSource data, tasks::DataSource::Create(config.data, config.seed, config.job));
-  source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
+  if (config.job == "rl" && !config.environment.name.empty()) {
+    TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
+    source->episodes_ = std::move(episodes);
+  } else {
+    TP_ASSIGN_OR_RETURN(tasks::DataSource data, tasks::DataSource::Create(config.data, config.seed, config.job));
+    source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
+  }
   TP_ASSIGN_OR_RETURN(source->tokenizer_, text::Tokenizer::Load(model_dir));
   auto chat = text::ChatTemplate::Load(model_dir);
   if (chat.ok()) {
@@ -42,7 +48,44 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
     return InvalidArgument(model_dir + ": neither generation_config.json nor config.json names an end token (eos_token_id)");
   }
   source->end_token_ = ends.front();
+  source->end_tokens_ = ends;
+  if (source->episodes_ && source->template_ != nullptr) TP_RETURN_IF_ERROR(source->LearnTurns());
   return source;
+}
+
+bool RowSource::IsEnd(int32_t id) const { return std::ranges::find(end_tokens_, id) != end_tokens_.end(); }
+
+// What the template writes between two turns is read off a conversation whose words are known.
+Status RowSource::LearnTurns() {
+  const std::string reply = "TIDEPOOL-REPLY", words = "TIDEPOOL-OBSERVATION";
+  const nlohmann::ordered_json list = {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}}, {{"role", "assistant"}, {"content", reply}},
+                                       {{"role", "user"}, {"content", words}}};
+  text::ChatOptions options;
+  options.add_generation_prompt = true;
+  options.unix_time_s = template_time_s_;
+  TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
+  const size_t said = rendered.rfind(reply), heard = rendered.rfind(words);
+  if (said == std::string::npos || heard == std::string::npos || heard < said) {
+    return InvalidArgument("the model's chat template does not show a conversation turn by turn, so an environment cannot speak after the model");
+  }
+  before_turn_ = rendered.substr(said + reply.size(), heard - said - reply.size());
+  after_turn_ = rendered.substr(heard + words.size());
+  // The model says its end token itself.
+  for (const int32_t end : end_tokens_) {
+    const std::vector<int32_t> one{end};
+    const std::string text = tokenizer_->Decode(one, /*skip_special=*/false);
+    if (!text.empty() && before_turn_.compare(0, text.size(), text) == 0) {
+      before_turn_.erase(0, text.size());
+      return OkStatus();
+    }
+  }
+  return InvalidArgument("the model's chat template does not close the model's turns with an end token of the model, so turns cannot be told apart");
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeObservation(const std::string& text, bool ended) const {
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(before_turn_ + text + after_turn_, {.add_special = false}));
+  if (!ended) ids.insert(ids.begin(), end_token_);
+  return ids;
 }
 
 StatusOr<std::vector<int32_t>> RowSource::EncodeMessages(const std::vector<tasks::Message>& messages) const {
@@ -64,8 +107,18 @@ StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt
   return tokenizer_->Encode(prompt, {.add_special = true});
 }
 
-StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const { return Encode(data_->Row(ordinal)); }
-StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const { return Encode(data_->HeldOut(index)); }
+StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
+  if (!episodes_) return Encode(data_->Row(ordinal));
+  tasks::Question question;
+  question.prompt = episodes_->Game({ordinal, 0, SampleId::kRowSample})->Reset();
+  return Encode(std::move(question));
+}
+StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
+  if (!episodes_) return Encode(data_->HeldOut(index));
+  tasks::Question question;
+  question.prompt = episodes_->Game({index, 0, SampleId::kEvalSample})->Reset();
+  return Encode(std::move(question));
+}
 
 StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
   if (sft_ && !question.messages.empty()) return EncodeConversation(std::move(question));

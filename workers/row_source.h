@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/config.h"
+#include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/environments/episode.h"
 #include "core/tasks/data_source.h"
 #include "core/text/chat_template.h"
 #include "core/text/tokenizer.h"
@@ -28,7 +31,12 @@ class RowSource {
   // `model_dir`: Hugging Face folder with the tokenizer. Errors name file and key.
   static StatusOr<std::unique_ptr<RowSource>> Create(const JobConfig& config, const std::string& model_dir);
 
+  // The questions of a job with data; a job with an environment has none.
   [[nodiscard]] const tasks::DataSource& data() const { return *data_; }
+  // Of either: rows of an epoch, held-out ones, what a resumed run has to have again.
+  [[nodiscard]] int64_t size() const { return episodes_ ? episodes_->size() : data_->size(); }
+  [[nodiscard]] int64_t held_out_size() const { return episodes_ ? episodes_->held_out_size() : data_->held_out_size(); }
+  [[nodiscard]] const std::string& identity() const { return episodes_ ? episodes_->identity() : data_->identity(); }
   [[nodiscard]] const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   [[nodiscard]] bool is_chat() const { return template_ != nullptr; }
 
@@ -43,15 +51,24 @@ class RowSource {
   // Text of a response, special tokens left out.
   [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
   [[nodiscard]] int32_t end_token() const { return end_token_; }
+  [[nodiscard]] bool IsEnd(int32_t id) const;
+  // Ids that an environment's words add to a record: as the next user message where the model has a chat template,
+  // up to where the model speaks again, else the text itself. `ended`: the policy closed its turn with an end token;
+  // else one is put before. kInvalidArgument: the template cannot be cut between turns.
+  StatusOr<std::vector<int32_t>> EncodeObservation(const std::string& text, bool ended) const;
 
  private:
   RowSource() = default;
   StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
+  Status LearnTurns();
 
   bool sft_ = false;
   int64_t max_prompt_tokens_ = 0;
   int64_t max_row_tokens_ = 0;
   int32_t end_token_ = -1;
+  std::vector<int32_t> end_tokens_;
+  std::optional<environments::EpisodeSource> episodes_;
+  std::string before_turn_, after_turn_;  // what a chat template writes around a later user message, after the end token
   int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;
   std::unique_ptr<text::Tokenizer> tokenizer_;

@@ -16,6 +16,7 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   std::unique_ptr<RunMetrics> metrics(new RunMetrics());
   if (!config.cluster.pace.empty()) metrics->pace_scale_ = config.cluster.pace_scale;
   const std::string path = run_dir + "/metrics.jsonl";
+  metrics->environment_ = config.job == "rl" && !config.environment.name.empty();
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
     for (const auto& row : *earlier) metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
   }
@@ -46,6 +47,28 @@ void RunMetrics::OnGraded(const up::Graded& graded) {
   }
   if (graded.outcome == GradeOutcome::kInfra) counts_["reward/infra_errors"] += 1;
   if (graded.outcome == GradeOutcome::kData) counts_["reward/data_errors"] += 1;
+}
+
+void RunMetrics::OnEnvironment(const up::EnvStepped& stepped) {
+  (stepped.turn == 0 ? reset_s_ : turn_s_) += stepped.seconds;
+  ++(stepped.turn == 0 ? resets_ : turns_);
+  if (stepped.outcome == GradeOutcome::kInfra) counts_["env/infra_errors"] += 1;
+  if (stepped.outcome == GradeOutcome::kData) counts_["env/data_errors"] += 1;
+  if (stepped.timed_out) counts_["env/timeouts"] += 1;
+  if (stepped.replayed > 0) counts_["env/replayed_turns"] += static_cast<double>(stepped.replayed);
+  if (!stepped.done || stepped.tid.is_eval()) return;
+  for (const auto& [name, value] : stepped.rewards) {
+    auto& [sum, count] = rewards_[name];
+    sum += value;
+    ++count;
+  }
+}
+
+void RunMetrics::OnBatch(const std::vector<BatchRow>& rows) {
+  if (!environment_) return;
+  batch_turns_ = 0;
+  batch_rows_ = static_cast<int64_t>(rows.size());
+  for (const BatchRow& row : rows) batch_turns_ += CountTurns(row.loss_mask);
 }
 
 void RunMetrics::OnTrainDone(const up::TrainDone& done) {
@@ -138,6 +161,20 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   m["timing_s/controller"] = handle_s_;
   m["timing_s/journal"] = sync_s_;
   m["worker/restarts"] = static_cast<double>(view.restarts);
+  if (environment_) {
+    for (const char* name : {"env/infra_errors", "env/data_errors", "env/timeouts"}) m[name] = 0;
+    if (turns_ > 0) m["env/step_s"] = turn_s_ / static_cast<double>(turns_);
+    if (resets_ > 0) m["env/reset_s"] = reset_s_ / static_cast<double>(resets_);
+    if (batch_rows_ > 0) m["turns/mean"] = static_cast<double>(batch_turns_) / static_cast<double>(batch_rows_);
+    m["dispatch/waiting_env"] = static_cast<double>(view.waiting_env);
+    m["dispatch/env_turns"] = static_cast<double>(view.env_turns - env_turns_);
+    m["dispatch/env_retries"] = static_cast<double>(view.env_retries - env_retries_);
+    env_turns_ = view.env_turns;
+    env_retries_ = view.env_retries;
+    phase_seconds_["environment"] += turn_s_ + reset_s_;
+    turn_s_ = reset_s_ = 0;
+    turns_ = resets_ = 0;
+  }
   for (const auto& [name, value] : counts_) m[name] = value;
   for (auto& [place, held] : held_) CountHeld(held, now);
   if (wall > 0) {

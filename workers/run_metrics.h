@@ -28,6 +28,8 @@ class RunMetrics {
 
   void OnTokens(const up::StepTokens& tokens, TimePoint now);
   void OnGraded(const up::Graded& graded);
+  void OnEnvironment(const up::EnvStepped& stepped);
+  void OnBatch(const std::vector<BatchRow>& rows);         // of a step that begins
   void OnTrainDone(const up::TrainDone& done);
   void OnLoaded(const up::Loaded& loaded);
   void OnHeartbeat(int64_t place, const up::Heartbeat& beat);
@@ -77,6 +79,11 @@ class RunMetrics {
   int64_t tokens_ = 0, prefill_ = 0, prefix_hits_ = 0, running_ = 0, waiting_ = 0;
   double kv_usage_ = 0, gen_s_ = 0, reward_s_ = 0, load_s_ = 0, handle_s_ = 0, sync_s_ = 0;
   double checkpoint_s_ = 0;
+  double turn_s_ = 0, reset_s_ = 0;
+  int64_t turns_ = 0, resets_ = 0;                         // that environments played
+  int64_t batch_turns_ = 0, batch_rows_ = 0;
+  int64_t env_turns_ = 0, env_retries_ = 0;                // up to the last step, over the whole run
+  bool environment_ = false;
   std::map<std::string, double> last_;
 };
 

@@ -23,6 +23,11 @@ const StoredSample* SampleStore::Find(const SampleId& tid) const {
   return it == samples_.end() ? nullptr : &it->second;
 }
 
+StoredSample* SampleStore::Change(const SampleId& tid) {
+  const auto it = samples_.find(tid);
+  return it == samples_.end() ? nullptr : &it->second;
+}
+
 storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
   const EncodedRow* row = FindRow(tid);
   const StoredSample* sample = Find(tid);
@@ -36,6 +41,8 @@ storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
   p.log_kept = sample->tokens.log_kept;
   p.routing = sample->tokens.routing;
   for (const auto& [version, count] : sample->tokens.versions) p.versions.push_back({version, static_cast<int32_t>(count)});
+  p.loss_mask = sample->loss_mask;
+  if (!p.loss_mask.empty()) p.loss_mask.resize(p.response.size(), 1);
   p.finish = sample->finish;
   return p;
 }
@@ -48,6 +55,7 @@ StoredSample SampleStore::FromPayload(const storage::Payload& payload) {
   s.tokens.log_kept = payload.log_kept;
   s.tokens.routing = payload.routing;
   for (const auto& run : payload.versions) s.tokens.versions.emplace_back(run.version, run.tokens);
+  s.loss_mask = payload.loss_mask;
   s.finish = payload.finish;
   return s;
 }

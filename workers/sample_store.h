@@ -21,6 +21,11 @@ struct StoredSample {
   int32_t att = -1;
   TokenRecord tokens;
   storage::FinishReason finish = storage::FinishReason::kEos;
+  // Episodes (workers/turns.h): 1 on what the policy said; turns that are answered; the hash of what the environment
+  // has said; how much of the record had been said before the newest answer, and its hash.
+  std::vector<uint8_t> loss_mask;
+  int64_t turns = 0, sealed = 0;
+  uint64_t history = 0, seal = 0;
 };
 
 class SampleStore {
@@ -33,6 +38,7 @@ class SampleStore {
   // The record of this attempt; a new attempt begins empty.
   StoredSample& Get(const SampleId& tid, int32_t att);
   [[nodiscard]] const StoredSample* Find(const SampleId& tid) const;
+  [[nodiscard]] StoredSample* Change(const SampleId& tid);
   void Put(const SampleId& tid, StoredSample sample) { samples_[tid] = std::move(sample); }
   void Drop(const SampleId& tid) { samples_.erase(tid); }
   [[nodiscard]] size_t size() const { return samples_.size(); }

@@ -71,6 +71,10 @@ void PutSlot(const T& in, v1::SlotReply* out) {
   out->set_epoch(in.epoch.value);
 }
 
+const char* KindName(scheduler::WorkerKind kind) {
+  return kind == scheduler::WorkerKind::kDevice ? "device" : kind == scheduler::WorkerKind::kReward ? "reward" : "environment";
+}
+
 const char* RoleName(Role r) { return r == Role::kRollout ? "rollout" : r == Role::kActor ? "actor" : "none"; }
 Role RoleOf(const std::string& s) { return s == "rollout" ? Role::kRollout : s == "actor" ? Role::kActor : Role::kNone; }
 
@@ -90,7 +94,7 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_build(b.build);
                    o->set_run_id(b.run_id);
                    o->set_place(b.place);
-                   o->set_kind(b.kind == scheduler::WorkerKind::kDevice ? "device" : "reward");
+                   o->set_kind(KindName(b.kind));
                    o->set_device_bytes(b.device_bytes);
                    o->set_pid(b.pid);
                    o->set_weights_address(b.weights_address);
@@ -145,6 +149,22 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    PutNumbers(b.rewards, o->mutable_rewards());
                    o->set_why(b.why);
                    o->set_seconds(b.seconds);
+                 },
+                 [&](const up::EnvStepped& b) {
+                   auto* o = out->mutable_env_stepped();
+                   Put(b.tid, o->mutable_tid());
+                   o->set_att(b.att);
+                   o->set_turn(b.turn);
+                   o->set_outcome(static_cast<int>(b.outcome));
+                   o->set_observation(b.observation);
+                   o->set_reward(b.reward);
+                   o->set_done(b.done);
+                   PutNumbers(b.rewards, o->mutable_rewards());
+                   o->set_history(b.history);
+                   o->set_why(b.why);
+                   o->set_seconds(b.seconds);
+                   o->set_timed_out(b.timed_out);
+                   o->set_replayed(b.replayed);
                  },
                  [&](const up::Drained& b) { PutSlot(b, out->mutable_drained()); },
                  [&](const up::Released& b) {
@@ -222,10 +242,13 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       o.build = b.build();
       o.run_id = b.run_id();
       o.place = b.place();
-      if (b.kind() != "device" && b.kind() != "reward") {
-        return InvalidArgument("hello: kind is \"" + b.kind() + "\"; it should be device or reward");
+      bool known = false;
+      for (const auto kind : {scheduler::WorkerKind::kDevice, scheduler::WorkerKind::kReward, scheduler::WorkerKind::kEnvironment}) {
+        if (b.kind() != KindName(kind)) continue;
+        o.kind = kind;
+        known = true;
       }
-      o.kind = b.kind() == "device" ? scheduler::WorkerKind::kDevice : scheduler::WorkerKind::kReward;
+      if (!known) return InvalidArgument("hello: kind is \"" + b.kind() + "\"; it should be device, reward or environment");
       o.device_bytes = b.device_bytes();
       o.pid = b.pid();
       o.weights_address = b.weights_address();
@@ -270,6 +293,13 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       const auto& b = in.graded();
       if (b.outcome() < 0 || b.outcome() > 2) return InvalidArgument("graded: unknown outcome");
       out.body = up::Graded{Get(b.tid()), b.att(), static_cast<GradeOutcome>(b.outcome()), b.reward(), GetNumbers(b.rewards()), b.why(), b.seconds()};
+      return out;
+    }
+    case v1::FromWorker::kEnvStepped: {
+      const auto& b = in.env_stepped();
+      if (b.outcome() < 0 || b.outcome() > 2) return InvalidArgument("env_stepped: unknown outcome");
+      out.body = up::EnvStepped{Get(b.tid()), b.att(), b.turn(), static_cast<GradeOutcome>(b.outcome()), b.observation(), b.reward(), b.done(),
+                                GetNumbers(b.rewards()), b.history(), b.why(), b.seconds(), b.timed_out(), b.replayed()};
       return out;
     }
     case v1::FromWorker::kDrained:
@@ -388,6 +418,14 @@ void ToWire(const ToWorker& in, v1::ToWorker* out) {
                    o->set_response_tokens(b.response_tokens);
                    o->set_max_new_tokens(b.max_new_tokens);
                    o->set_ended(b.ended);
+                   o->set_timeout_s(b.timeout_s);
+                 },
+                 [&](const down::EnvStep& b) {
+                   auto* o = out->mutable_env_step();
+                   Put(b.tid, o->mutable_tid());
+                   o->set_att(b.att);
+                   o->set_turn(b.turn);
+                   for (const std::string& action : b.actions) o->add_actions(action);
                    o->set_timeout_s(b.timeout_s);
                  },
                  [&](const down::Drain& b) { slot_command(b, out->mutable_drain()); },
@@ -526,6 +564,11 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
       o.ended = b.ended();
       o.timeout_s = b.timeout_s();
       out.body = std::move(o);
+      return out;
+    }
+    case v1::ToWorker::kEnvStep: {
+      const auto& b = in.env_step();
+      out.body = down::EnvStep{Get(b.tid()), b.att(), b.turn(), {b.actions().begin(), b.actions().end()}, b.timeout_s()};
       return out;
     }
     case v1::ToWorker::kDrain:

@@ -61,6 +61,27 @@ struct RewardConfig {
   int64_t max_retries = 2;        // of infrastructure failures, on any worker
 };
 
+// `environment`: episodes of several turns (core/environments/text_game.h) in place of data and rewards.
+struct EnvironmentLatency {
+  double median_s = 0.0;           // of one turn; 0: no waiting
+  double tail = 1.0;               // deviation of its logarithm: 0 always the median, 1 to 1.5 a heavy tail
+  double max_s = 30.0;             // draws are cut here
+};
+struct EnvironmentConfig {
+  std::string name;                // `tidepool environments`; empty: none
+  std::map<std::string, std::string> options;  // further keys of the environment, each checked by it; JSON text
+  int64_t size = 4096;             // distinct training episodes
+  int64_t held_out = 64;           // episodes never trained on
+  int64_t workers = 1;
+  int64_t max_turns = 0;           // of an episode; 0: the environment's own limit
+  int64_t max_turn_tokens = 0;     // of the policy in one turn; 0: what rollout.max_new_tokens leaves
+  int64_t max_retries = 2;         // of infrastructure failures, on another worker where there is one
+  double reset_timeout_s = 600.0;
+  double step_timeout_s = 60.0;
+  double episode_timeout_s = 3000.0;
+  EnvironmentLatency latency;
+};
+
 struct AlgorithmConfig {
   std::string name = "grpo";       // in core/algorithms/registry.h: a preset of the parts below
   std::string advantage;           // estimator; empty: the algorithm's
@@ -189,6 +210,7 @@ struct JobConfig {
   ModelConfig model;
   DataConfig data;
   RewardConfig reward;
+  EnvironmentConfig environment;
   AlgorithmConfig algorithm;
   RolloutConfig rollout;
   TrainConfig train;

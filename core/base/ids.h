@@ -26,9 +26,10 @@ using StepNumber = StrongId<struct StepTag>;            // optimizer step, from 
 
 // Names a sample: the place of its prompt in the shuffled data order, 0 or the re-issue count, and
 // which of the group's samples. Evaluation requests have ordinal = question, issue = the step of
-// the evaluation, sample = kEvalSample; they are not journaled.
+// the evaluation, sample = kEvalSample; they are not journaled. kRowSample: the reset of an environment
+// that gives the prompt of a whole group.
 struct SampleId {
-  static constexpr int32_t kEvalSample = -1;
+  static constexpr int32_t kEvalSample = -1, kRowSample = -2;
   int64_t ordinal = -1;
   int32_t issue = 0;
   int32_t sample = 0;

@@ -9,6 +9,7 @@
 #include "core/algorithms/registry.h"
 #include "core/config/binder.h"
 #include "core/config/workload.h"
+#include "core/environments/text_game.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
 
@@ -97,6 +98,35 @@ void CheckAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
                                         " contain; add them, or choose another style or task");
 }
 
+// What a game may print has to be in the alphabet of a tiny model: a few episodes are looked at, played by its own solver.
+void CheckGameAlphabet(Binder& b, const JobConfig& c, const environments::TextEnvironment& environment) {
+  if (!c.model.init || !b.Good("model.init.alphabet")) return;
+  const std::vector<std::string> known = Characters(c.model.init->alphabet);
+  const std::set<std::string> alphabet(known.begin(), known.end());
+  std::set<std::string> missing;
+  const auto look = [&](const std::string& text) {
+    for (const std::string& character : Characters(text)) {
+      if (!alphabet.contains(character)) missing.insert(character);
+    }
+  };
+  for (int64_t i = 0; i < 32; ++i) {
+    const auto game = environment.Make(/*held_out=*/i % 2 == 1, i);
+    look(game->Reset());
+    for (int64_t turn = 0; turn < environment.max_turns(); ++turn) {
+      const std::string action = game->Solve();
+      look(action);
+      const environments::TextStep step = game->Step(turn == 1 ? std::string() : action);
+      look(step.observation);
+      if (step.done) break;
+    }
+  }
+  if (missing.empty()) return;
+  std::string list;
+  for (const std::string& character : missing) list += character == "\n" ? "\\n" : character;
+  b.Complain("model.init.alphabet", "lacks '" + list + "', which environment " + c.environment.name +
+                                        " writes or reads; add them, or choose another style");
+}
+
 void CheckData(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
   if (!AllGood(b, {"data.task", "data.path"})) return;
@@ -151,6 +181,41 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
   CheckAlphabet(b, c, *task.value());
 }
 
+// An environment takes the place of data and rewards.
+void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
+  JobConfig& c = loaded.config;
+  if (!b.Good("environment.name")) return;
+  for (const char* key : {"data.task", "data.path", "data.eval_path", "data.size", "data.held_out", "reward.functions"}) {
+    if (b.Written(key)) {
+      b.Complain(key, "written beside environment.name: an environment gives the first prompt and the reward; keep one of the two "
+                      "(null takes an inherited one away)");
+    }
+  }
+  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(c.environment.name);
+  if (info == nullptr) return b.Complain("environment.name", environments::NoSuchEnvironment(c.environment.name));
+  for (const tasks::Option& option : info->options) {
+    if (!b.Good("environment." + option.name)) return;
+  }
+  const auto environment = environments::MakeTextEnvironment(c.environment.name, c.environment.options, c.seed);
+  if (!environment.ok()) {
+    const std::string& message = environment.status().message();
+    const size_t colon = message.find(": ");
+    return b.Complain("environment." + message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
+  }
+  if (AllGood(b, {"environment.max_turn_tokens", "rollout.max_new_tokens"}) && c.environment.max_turn_tokens > c.rollout.max_new_tokens) {
+    b.Complain("environment.max_turn_tokens", "is " + Text(c.environment.max_turn_tokens) + ", more than the whole episode may have (rollout.max_new_tokens " +
+                                                  Text(c.rollout.max_new_tokens) + "); lower it");
+  }
+  const EnvironmentLatency& latency = c.environment.latency;
+  const double longest = latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0;
+  if (AllGood(b, {"environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"}) &&
+      longest >= c.environment.step_timeout_s) {
+    b.Complain(FirstWritten(b, {"environment.latency.max_s", "environment.latency.median_s", "environment.step_timeout_s"}),
+               "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at every try; lower it");
+  }
+  CheckGameAlphabet(b, c, *environment.value());
+}
+
 void CheckReward(Binder& b, const JobConfig& c) {
   if (!b.Good("reward.functions")) return;
   if (c.reward.functions.empty()) {
@@ -194,7 +259,7 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
 }
 
 void CheckRl(Binder& b, const JobConfig& c) {
-  CheckReward(b, c);
+  if (c.environment.name.empty()) CheckReward(b, c);
   CheckAlgorithm(b, c);
   if (b.Good("rollout.temperature") && c.rollout.temperature <= 0) {
     b.Complain("rollout.temperature",
@@ -384,7 +449,11 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
 void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   CheckModel(b, loaded);
-  CheckData(b, loaded);
+  if (c.environment.name.empty()) {
+    CheckData(b, loaded);
+  } else if (c.job == "rl") {
+    CheckEnvironment(b, loaded);
+  }
   if (b.Good("job")) {
     if (c.job == "sft") {
       CheckSft(b, loaded);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
+#include "core/environments/text_game.h"
 #include "core/tasks/task.h"
 
 namespace tidepool::config {
@@ -146,9 +147,6 @@ void Binder::Warn(const std::string& key, const std::string& what) {
 void Binder::Unknown(const std::string& section, const std::string& name, const Node& node,
                      std::vector<std::string> known) {
   const std::string full = Join(section, name);
-  if (full == "environment") {
-    return Fail(node.place, full, "environments do not exist in this version; remove the section");
-  }
   std::string what = "unknown key";
   std::string near = tasks::Nearest(name, known);
   if (!near.empty()) {
@@ -279,6 +277,47 @@ void Binder::BindData(const Node& map) {
   }
 }
 
+// Keys of `environment` that are none of ours belong to the environment.
+void Binder::BindEnvironment(const Node& map) {
+  const environments::TextEnvironmentInfo* info = nullptr;
+  if (const Node* name = map.Find("name"); name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
+    info = environments::FindTextEnvironment(name->text);
+    if (info == nullptr) Fail(name->place, "environment.name", environments::NoSuchEnvironment(name->text));
+  }
+  std::vector<std::string> known = NamesIn("environment");
+  if (info != nullptr) {
+    for (const tasks::Option& option : info->options) known.push_back(option.name);
+  }
+  for (const auto& [name, value] : map.members) {
+    const std::string full = "environment." + name;
+    if (const Key* key = FindKey(full)) {
+      BindKey(*key, value, full, 0);
+      continue;
+    }
+    if (IsSection(full)) {
+      if (value.kind == Node::Kind::kMap) {
+        BindMap(value, full);
+      } else if (value.kind != Node::Kind::kNull) {
+        Fail(value.place, full, "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
+      }
+      continue;
+    }
+    if (bad_.contains("environment.name") || value.kind == Node::Kind::kNull) continue;
+    const auto option = info == nullptr ? decltype(info->options.begin()){} : std::ranges::find(info->options, name, &tasks::Option::name);
+    if (info == nullptr || option == info->options.end()) {
+      Unknown("environment", name, value, known);
+      continue;
+    }
+    const nlohmann::json json = ToJson(value);
+    if (const Status status = tasks::CheckOption(*option, json); !status.ok()) {
+      Fail(value.place, full, status.message());
+      continue;
+    }
+    loaded_.config.environment.options[name] = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+  }
+}
+
 // Keys of `algorithm` that are none of ours are options of its parts; which parts those are is known at the end.
 void Binder::BindAlgorithm(const Node& map) {
   for (const auto& [name, value] : map.members) {
@@ -309,6 +348,7 @@ void Binder::BindMap(const Node& map, const std::string& section) {
   sections_[section] = map.place;
   if (section == "data") return BindData(map);
   if (section == "algorithm") return BindAlgorithm(map);
+  if (section == "environment") return BindEnvironment(map);
   for (const auto& [name, value] : map.members) {
     const std::string full = Join(section, name);
     if (full == "reward.functions") {

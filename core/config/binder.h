@@ -30,6 +30,7 @@ class Binder {
  private:
   void BindMap(const Node& map, const std::string& section);
   void BindData(const Node& map);
+  void BindEnvironment(const Node& map);
   void BindAlgorithm(const Node& map);
   void BindFunctions(const Node& node);
   void BindKey(const Key& key, const Node& node, const std::string& shown, size_t index);

@@ -6,6 +6,7 @@
 
 #include "core/algorithms/registry.h"
 #include "core/config/schema.h"
+#include "core/environments/text_game.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
 
@@ -25,6 +26,11 @@ std::string LastName(const std::string& path) { return path.substr(path.rfind('.
 // Whether the key means something to this job; one that does not would be refused when it is read.
 bool Applies(const Key& key, const JobConfig& config) {
   if (key.jobs == Jobs::kRl && config.job != "rl") return false;
+  if (key.path.starts_with("environment.")) return !config.environment.name.empty();
+  if (!config.environment.name.empty() && (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
+                                           key.path == "data.size" || key.path == "data.eval_path" || key.path == "data.held_out")) {
+    return false;
+  }
   if (key.path == "data.size") return !config.data.task.empty();
   if (key.path == "data.eval_path") return !config.data.eval_path.empty();
   if (key.path == "data.held_out") return config.data.eval_path.empty();
@@ -56,6 +62,18 @@ void AppendOptions(const LoadedConfig& loaded, std::string& out) {
                                loaded.OriginOf("data." + option.name).ToString())
                  : WithComment("  # " + option.name + ": " + option.default_json,
                                "default of task " + task->name);
+  }
+}
+
+// Options of the environment, as those of a task.
+void AppendGameOptions(const LoadedConfig& loaded, std::string& out) {
+  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(loaded.config.environment.name);
+  if (info == nullptr) return;
+  for (const tasks::Option& option : info->options) {
+    const auto it = loaded.config.environment.options.find(option.name);
+    out += it != loaded.config.environment.options.end()
+               ? WithComment("  " + option.name + ": " + it->second, loaded.OriginOf("environment." + option.name).ToString())
+               : WithComment("  # " + option.name + ": " + option.default_json, "default of environment " + info->name);
   }
 }
 
@@ -146,6 +164,15 @@ void TaskTable(std::string& out) {
     }
     out += "\n";
   }
+  out += "## Environments\n\nOptions are further keys of `environment`.\n\n";
+  for (const environments::TextEnvironmentInfo& info : environments::ListTextEnvironments()) {
+    out += "### `" + info.name + "`\n\n" + info.doc + "\n\nAction: " + Cell(info.action) + ". Reward: " + Cell(info.reward) +
+           ".\n\n| option | type | default | meaning |\n|---|---|---|---|\n";
+    for (const tasks::Option& option : info.options) {
+      out += "| `" + option.name + "` | " + tasks::DescribeOption(option) + " | `" + option.default_json + "` | " + option.doc + " |\n";
+    }
+    out += "\n";
+  }
   out += "## Rewards\n\n| name | argument | meaning |\n|---|---|---|\n";
   for (const tasks::RewardInfo& reward : tasks::ListRewards()) {
     out += "| `" + reward.name + "` | " +
@@ -179,7 +206,8 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
     if (now != section && now != "model" && !now.empty()) {
       if (section == "data") AppendOptions(loaded, out);
       if (section == "algorithm") AppendPartOptions(loaded, out);
-      out += now == "model.init" ? "  init:\n" : now + ":\n";
+      if (section == "environment") AppendGameOptions(loaded, out);
+      out += now == "model.init" ? "  init:\n" : now == "environment.latency" ? "  latency:\n" : now + ":\n";
     } else if (now == "model" && section.empty()) {
       out += "model:\n";
     }
@@ -190,7 +218,7 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
       continue;
     }
     const std::string value = ValueText(key.field(config, 0));
-    const std::string indent = now.empty() ? "" : now == "model.init" ? "    " : "  ";
+    const std::string indent = now.empty() ? "" : now == "model.init" || now == "environment.latency" ? "    " : "  ";
     out += WithComment(indent + LastName(key.path) + ": " + value, loaded.OriginOf(key.path).ToString());
   }
   return out;
@@ -238,6 +266,7 @@ std::string JsonSchema() {
   by_task.push_back({{"enum", Json::array({"", nullptr})}});
   data["properties"]["task"].erase("type");
   data["properties"]["task"]["oneOf"] = by_task;
+  root["properties"]["environment"]["additionalProperties"] = true;  // options of the environment
   // Further keys of algorithm are options of its parts.
   root["properties"]["algorithm"]["additionalProperties"] = {{"type", Json::array({"number", "string", "boolean", "null"})}};
   Json out;
@@ -307,6 +336,12 @@ Status CheckResume(const JobConfig& old, const JobConfig& now) {
       return data.options.contains(name) ? data.options.at(name) : std::string("not set");
     };
     compare("data." + name, text(old.data), text(now.data));
+  }
+  options = now.environment.options;
+  options.insert(old.environment.options.begin(), old.environment.options.end());
+  for (const auto& [name, value] : options) {
+    const auto text = [&](const EnvironmentConfig& e) { return e.options.contains(name) ? e.options.at(name) : std::string("not set"); };
+    compare("environment." + name, text(old.environment), text(now.environment));
   }
   options = now.algorithm.options;
   options.insert(old.algorithm.options.begin(), old.algorithm.options.end());

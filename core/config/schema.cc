@@ -154,6 +154,7 @@ std::string CanonicalText(const JobConfig& config) {
     }
   }
   for (const auto& [name, value] : config.data.options) text += "data." + name + ": " + value + "\n";
+  for (const auto& [name, value] : config.environment.options) text += "environment." + name + ": " + value + "\n";
   for (const auto& [name, value] : config.algorithm.options) text += "algorithm." + name + ": " + value + "\n";
   return text;
 }

@@ -175,6 +175,78 @@ std::vector<Key> DataKeys() {
   };
 }
 
+std::vector<Key> EnvironmentKeys() {
+  std::vector<Key> keys = {
+      {.path = "environment.name",
+       .field = TP_FIELD(environment.name),
+       .doc = "game of several turns (`tidepool environments`) in place of data and reward; its options are further keys of environment"},
+      {.path = "environment.size",
+       .field = TP_FIELD(environment.size),
+       .range = Between(1, 1e8),
+       .unit = "episodes",
+       .doc = "training episodes that are drawn"},
+      {.path = "environment.held_out",
+       .field = TP_FIELD(environment.held_out),
+       .range = Between(0, 1e6),
+       .unit = "episodes",
+       .doc = "episodes for evaluation; their games are never trained on"},
+      {.path = "environment.workers",
+       .field = TP_FIELD(environment.workers),
+       .range = Between(1, 4096),
+       .doc = "environment processes",
+       .on_resume = OnResume::kFree},
+      {.path = "environment.max_turns",
+       .field = TP_FIELD(environment.max_turns),
+       .range = Between(0, 1e6),
+       .unit = "turns",
+       .doc = "an episode ends here; 0: the environment's own limit"},
+      {.path = "environment.max_turn_tokens",
+       .field = TP_FIELD(environment.max_turn_tokens),
+       .range = Between(0, kMany),
+       .unit = "tokens",
+       .doc = "of the policy in one turn; 0: what rollout.max_new_tokens leaves, which is the limit of the whole episode, observations included"},
+      {.path = "environment.max_retries",
+       .field = TP_FIELD(environment.max_retries),
+       .range = Between(0, 100),
+       .doc = "of infrastructure failures, on another worker where there is one",
+       .on_resume = OnResume::kFree},
+      {.path = "environment.reset_timeout_s",
+       .field = TP_FIELD(environment.reset_timeout_s),
+       .range = {.lo = 0, .hi = 86400, .lo_open = true},
+       .unit = "s",
+       .doc = "to begin an episode",
+       .on_resume = OnResume::kFree},
+      {.path = "environment.step_timeout_s",
+       .field = TP_FIELD(environment.step_timeout_s),
+       .range = {.lo = 0, .hi = 86400, .lo_open = true},
+       .unit = "s",
+       .doc = "of one turn; what takes longer is tried again elsewhere",
+       .on_resume = OnResume::kFree},
+      {.path = "environment.episode_timeout_s",
+       .field = TP_FIELD(environment.episode_timeout_s),
+       .range = {.lo = 0, .hi = 604800, .lo_open = true},
+       .unit = "s",
+       .doc = "of a whole episode from its first turn on; then the sample is dropped (env_infra)",
+       .on_resume = OnResume::kFree},
+      {.path = "environment.latency.median_s",
+       .field = TP_FIELD(environment.latency.median_s),
+       .range = Between(0, 3600),
+       .unit = "s",
+       .doc = "time that a turn takes in the worker, drawn from (seed, sample, turn); 0: none"},
+      {.path = "environment.latency.tail",
+       .field = TP_FIELD(environment.latency.tail),
+       .range = Between(0, 5),
+       .doc = "deviation of its logarithm: 0 always the median, 1 and more a heavy tail"},
+      {.path = "environment.latency.max_s",
+       .field = TP_FIELD(environment.latency.max_s),
+       .range = {.lo = 0, .hi = 86400, .lo_open = true},
+       .unit = "s",
+       .doc = "draws are cut here"},
+  };
+  for (Key& key : keys) key.jobs = Jobs::kRl;
+  return keys;
+}
+
 std::vector<Key> AlgorithmKeys() {
   std::vector<Key> keys = {
       {.path = "algorithm.name",
@@ -619,7 +691,7 @@ std::vector<Key> SystemKeys() {
 const std::vector<Key>& Keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all;
-    for (auto part : {RootKeys, DataKeys, AlgorithmKeys, RolloutKeys, TrainKeys, SystemKeys}) {
+    for (auto part : {RootKeys, DataKeys, EnvironmentKeys, AlgorithmKeys, RolloutKeys, TrainKeys, SystemKeys}) {
       for (Key& key : part()) all.push_back(std::move(key));
     }
     return all;

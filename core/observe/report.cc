@@ -289,6 +289,38 @@ std::string Timeline(const RunData& run) {
   return html + "</div>";
 }
 
+// The tide: every slot over time, coloured by what it was for.
+std::string Pool(const RunData& run) {
+  const PoolHistory& pool = run.pool;
+  if (pool.empty()) return {};
+  std::map<std::string, double> seconds;
+  double all = 0;
+  for (const ReadSpan& span : pool.lanes.spans) {
+    seconds[span.category] += span.duration_s;
+    all += span.duration_s;
+  }
+  static const std::vector<std::pair<std::string, std::string>> kWords = {
+      {"rollout", "generates"}, {"train", "trains"}, {"actor", "training role between steps"}, {"moving", "changes hands"}, {"lost", "without a worker"}};
+  std::string legend = "<div class=\"legend\">";
+  for (const auto& [category, words] : kWords) {
+    if (!seconds.contains(category)) continue;
+    legend += "<span><i style=\"background:" + CategoryColor(category) + "\"></i>" + words + " " + AxisText(seconds.at(category) / all, true) + "</span>";
+  }
+  legend += "</div>";
+  const double start = pool.lanes.spans.front().start_s;
+  std::string html = "<h2>The pool <small>slots over time, from the journal; " + std::to_string(pool.moves) +
+                     " transactions moved slots</small></h2><div class=\"card\" id=\"pool\"><div class=\"caption\"><span>The whole run</span>" + legend +
+                     "</div><div class=\"scroll\">" + TimelineSvg(pool.lanes, start, pool.end_s, {}) + "</div>";
+  if (pool.steps.size() >= 6) {
+    const size_t middle = pool.steps.size() / 2;
+    const size_t last = std::min(middle + 4, pool.steps.size() - 1);
+    html += "<div class=\"caption\"><span>Steps " + std::to_string(middle + 1) + " to " + std::to_string(last + 1) +
+            " closer up; dashed lines are ends of optimizer steps</span></div><div class=\"scroll\">" +
+            TimelineSvg(pool.lanes, pool.steps[middle - 1], pool.steps[last], pool.steps) + "</div>";
+  }
+  return html + "</div>";
+}
+
 std::string Shorten(const std::string& text, size_t most) {
   if (text.size() <= most) return text;
   size_t cut = most;
@@ -435,6 +467,7 @@ std::string ReportHtml(const RunData& run) {
       "<h2>Curves <small>by optimizer step; where there are two lines of a colour, the thick one is a moving "
       "average</small></h2>" +
       Charts(run);
+  html += Pool(run);
   html += "<h2>Who did what when</h2>" + Timeline(run);
   html += "<h2>Samples</h2>" + Samples(run);
   html += "<h2>Drops, faults, time and memory</h2>" + Faults(run);

@@ -148,6 +148,11 @@ StatusOr<RunData> ReadRun(const std::string& run_dir) {
                     ": holds no config.yaml, metrics.jsonl or summary.json; expected a run directory");
   run.trace = ReadTraces(run_dir + "/trace");
   run.problems.insert(run.problems.end(), run.trace.problems.begin(), run.trace.problems.end());
+  if (auto pool = ReadPoolHistory(run_dir); pool.ok()) {
+    run.pool = std::move(*pool);
+  } else if (pool.status().code() != StatusCode::kNotFound) {
+    run.problems.push_back(pool.status().message());
+  }
   ReadSomeSamples(run_dir, run);
   return run;
 }

@@ -10,6 +10,7 @@
 
 #include "core/base/status.h"
 #include "core/observe/metrics_writer.h"
+#include "core/observe/pool_history.h"
 #include "core/observe/samples_writer.h"
 #include "core/observe/trace_reader.h"
 
@@ -23,6 +24,7 @@ struct RunData {
   std::string config_yaml;          // empty: not there
   std::vector<MetricsRow> metrics;  // by step
   ReadTrace trace;
+  PoolHistory pool;
   std::vector<std::pair<int64_t, std::vector<SampleRow>>>
       samples;            // of a few steps, first and last among them
   bool finished = false;  // summary.json is there

@@ -27,8 +27,9 @@ void Get(const json& j, const char* key, T& out) {
     if (it->is_boolean()) out = it->get<bool>();
   } else if constexpr (std::is_arithmetic_v<T>) {
     if (it->is_number()) out = it->get<T>();
-  } else if (it->is_array() && std::ranges::all_of(*it, [](const json& v) { return v.is_number(); })) {
-    out = it->get<T>();
+  } else if (it->is_array() && std::ranges::all_of(*it, [](const json& v) { return v.is_number() || v.is_null(); })) {
+    out.clear();
+    for (const json& v : *it) out.push_back(v.is_null() ? 0 : v.get<typename T::value_type>());
   }
 }
 
@@ -56,6 +57,12 @@ Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<
     j["ids"] = row.ids;
     j["logprobs"] = row.logprobs;
     j["versions"] = row.versions;
+    if (!row.loss_mask.empty()) {
+      for (size_t i = 0; i < std::min(row.loss_mask.size(), row.logprobs.size()); ++i) {
+        if (row.loss_mask[i] == 0) j["logprobs"][i] = nullptr;
+      }
+      j["loss_mask"] = row.loss_mask;
+    }
     text += j.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
   }
   const std::string path = PathOf(run_dir, step);
@@ -93,6 +100,7 @@ StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t
     Get(j, "ids", row.ids);
     Get(j, "logprobs", row.logprobs);
     Get(j, "versions", row.versions);
+    Get(j, "loss_mask", row.loss_mask);
     Get(j, "reward", row.reward);
     Get(j, "ended", row.ended);
     if (const auto rewards = j.find("rewards"); rewards != j.end() && rewards->is_object()) {

@@ -78,6 +78,17 @@ ControllerOptions SmallJob(const std::string& placement, int64_t slots) {
   return o;
 }
 
+ControllerOptions SmallEpisodes(const std::string& placement, int64_t slots, int64_t workers) {
+  ControllerOptions o = SmallJob(placement, slots);
+  o.config.reward.functions.clear();
+  EnvironmentConfig& e = o.config.environment;
+  e.name = "model";
+  e.workers = workers;
+  e.max_turn_tokens = 6;
+  e.reset_timeout_s = e.step_timeout_s = 20;
+  return o;
+}
+
 SimCluster::SimCluster(const SimOptions& options)
     : options_(options), rng_delays_(Rng(options.seed).Fork("delays")), rng_faults_(Rng(options.seed).Fork("faults")) {}
 SimCluster::~SimCluster() = default;
@@ -102,6 +113,15 @@ int64_t SimCluster::LengthOf(const SampleId& tid) const {
   // Geometric-ish, the same for every attempt (noise is keyed by sample and position).
   const float u = SampleUniform(options_.seed, SampleUid(tid), 0, 7);
   return std::max<int64_t>(1, static_cast<int64_t>(-std::log(1 - u) * options_.mean_tokens));
+}
+
+int64_t SimCluster::TurnLength(const SampleId& tid, int64_t turn) const {
+  return 1 + static_cast<int64_t>(SampleUniform(options_.seed, SampleUid(tid), static_cast<uint32_t>(turn), 10) * 8);
+}
+int64_t SimCluster::TurnsOf(const SampleId& tid) const { return 1 + static_cast<int64_t>(SampleUniform(options_.seed, SampleUid(tid), 0, 11) * 5); }
+int64_t SimCluster::ObservationOf(const SampleId& tid, int64_t turn) const {
+  if (turn == 0) return 5 + tid.ordinal % options_.controller.data_rows % 3;
+  return 1 + static_cast<int64_t>(SampleUniform(options_.seed, SampleUid(tid), static_cast<uint32_t>(turn), 12) * 4);
 }
 
 double SimCluster::RewardOf(const SampleId& tid, uint64_t content) const {
@@ -240,7 +260,7 @@ void SimCluster::Spawn(WorkerId worker) {
   Proc& p = procs_[id];
   p.id = id;
   p.worker = worker;
-  p.kind = worker.value < options_.controller.config.cluster.slots ? WorkerKind::kDevice : WorkerKind::kReward;
+  p.kind = worker.value < options_.controller.config.cluster.slots ? WorkerKind::kDevice : options_.controller.side_kind();
   event::WorkerJoined join{.worker = worker, .name = "w", .kind = p.kind, .slot = {}, .device_bytes = 1 << 30, .restored_inc = {}, .held = {}};
   Out(p, join, Delay(0.5));
 }
@@ -294,7 +314,8 @@ void SimCluster::EngineStep(int64_t id) {
         p->chunks.erase(key);
         continue;
       }
-      const int64_t length = LengthOf(c.tid), limit = options_.controller.config.rollout.max_new_tokens;
+      const bool episode = !options_.controller.config.environment.name.empty();
+      const int64_t length = episode ? c.tokens.turn_start + TurnLength(c.tid, c.tokens.turn) : LengthOf(c.tid), limit = c.limit;
       const int64_t n = std::min({static_cast<int64_t>(kStepTokens), c.left, std::min(length, limit) - c.tokens.count});
       for (int64_t i = 0; i < n; ++i) c.tokens.content = Mix64(c.tokens.content ^ p->weights ^ static_cast<uint64_t>(c.tokens.count++));
       c.left -= n;
@@ -406,7 +427,7 @@ struct SimCluster::Do {
     if (p == nullptr || p->hung) return;
     SIM_CHECK(p->epoch == c.epoch) << "epoch " << p->epoch.value << " " << c.epoch.value;
     SIM_CHECK(p->role == Role::kRollout && p->admitted && p->version == c.v) << ToString(c.worker) << " is not admitted at " << ToString(c.v);
-    Chunk chunk{.tid = c.tid, .att = c.att, .left = c.chunk_tokens, .tokens = {}, .cancelled = false};
+    Chunk chunk{.tid = c.tid, .att = c.att, .left = c.chunk_tokens, .limit = c.max_new_tokens, .tokens = {}, .cancelled = false};
     const auto it = s.tokens_.find({c.tid, c.att});
     if (it != s.tokens_.end()) chunk.tokens = it->second;
     SIM_CHECK(chunk.tokens.count == c.generated) << ToString(c.tid) << " has " << chunk.tokens.count << " tokens, not " << c.generated;
@@ -440,6 +461,45 @@ struct SimCluster::Do {
     if (s.Chance(s.options_.faults.infra)) g.outcome = GradeOutcome::kInfra;
     else if (s.Chance(s.options_.faults.grade_data)) g.outcome = GradeOutcome::kData;
     s.Out(*p, g, s.Delay(0.01));
+  }
+  void operator()(const command::EnvStep& c) {
+    Proc* p = s.Find(c.worker);
+    if (p == nullptr || p->hung) return;
+    SIM_CHECK(p->kind == WorkerKind::kEnvironment) << ToString(c.worker) << " plays no episodes";
+    event::EnvStepped r{.worker = c.worker, .tid = c.tid, .att = c.att, .turn = c.turn};
+    if (c.turn == 0) {
+      const int64_t row = c.tid.ordinal % s.options_.controller.data_rows;
+      const bool bad = c.tid.sample == SampleId::kRowSample &&
+                       SampleUniform(s.options_.seed, Mix64(static_cast<uint64_t>(row)), 1, 9) < s.options_.faults.row_invalid;
+      if (bad) r.outcome = GradeOutcome::kData;
+      r.observation_tokens = s.ObservationOf(c.tid, 0);
+    } else {
+      const auto it = s.tokens_.find({c.tid, c.att});
+      const auto stored = s.payload_.find(c.tid);
+      const bool whole = c.turn == command::kWholeEpisode;
+      SIM_CHECK(it != s.tokens_.end() || (whole && stored != s.payload_.end())) << "a turn of " << ToString(c.tid) << " without tokens";
+      const Tokens tokens = it != s.tokens_.end() ? it->second : stored != s.payload_.end() ? stored->second : Tokens{};
+      SIM_CHECK(whole || tokens.turn + 1 == c.turn) << ToString(c.tid) << " has " << tokens.turn << " turns, not " << c.turn - 1;
+      SIM_CHECK(whole || tokens.count > tokens.turn_start) << ToString(c.tid) << " has said nothing in turn " << c.turn;
+      r.done = c.turn == s.TurnsOf(c.tid);
+      r.observation_tokens = r.done || whole ? 0 : s.ObservationOf(c.tid, c.turn);
+      r.reward = s.RewardOf(c.tid, tokens.content);
+    }
+    if (s.Chance(s.options_.faults.infra)) r.outcome = GradeOutcome::kInfra;
+    else if (s.Chance(s.options_.faults.grade_data)) r.outcome = GradeOutcome::kData;
+    s.Out(*p, r, s.Delay(0.05));
+  }
+  void operator()(const command::AppendObservation& c) {
+    if (c.turn == 0) return;
+    const auto it = s.tokens_.find({c.tid, c.att});
+    SIM_CHECK(it != s.tokens_.end()) << "an observation for " << ToString(c.tid) << ", which has no tokens";
+    if (it == s.tokens_.end()) return;
+    Tokens& t = it->second;
+    SIM_CHECK(t.turn + 1 == c.turn) << ToString(c.tid) << " gets the observation of turn " << c.turn << " after " << t.turn;
+    t.count += s.ObservationOf(c.tid, c.turn);
+    t.content = Mix64(t.content ^ static_cast<uint64_t>(c.turn));
+    t.turn = c.turn;
+    t.turn_start = t.count;
   }
   void operator()(const command::PullKv&) {}
   void operator()(const command::Drain& c) {

@@ -90,11 +90,13 @@ class SimCluster {
     int64_t count = 0;
     uint64_t content = 0;
     Version v_min, v_max;
+    int64_t turn = 0, turn_start = 0;  // of an episode: turns on record, where the one after them begins
   };
   struct Chunk {
     SampleId tid;
     int32_t att = 0;
     int64_t left = 0;                // of this chunk
+    int64_t limit = 0;               // of the sample, or of its turn
     Tokens tokens;                   // of the sample so far
     bool cancelled = false;
   };
@@ -158,6 +160,10 @@ class SimCluster {
     return hit;
   }
   [[nodiscard]] int64_t LengthOf(const SampleId& tid) const;
+  // Episodes: tokens that the policy says in a turn, turns of the episode, tokens of an observation.
+  [[nodiscard]] int64_t TurnLength(const SampleId& tid, int64_t turn) const;
+  [[nodiscard]] int64_t TurnsOf(const SampleId& tid) const;
+  [[nodiscard]] int64_t ObservationOf(const SampleId& tid, int64_t turn) const;
   [[nodiscard]] double RewardOf(const SampleId& tid, uint64_t content) const;
   double Delay(double mean_s);
 
@@ -199,6 +205,9 @@ class SimCluster {
 
 // A small job: groups of `group_size` on `slots` slots.
 ControllerOptions SmallJob(const std::string& placement = "colocated", int64_t slots = 1);
+
+// The same with episodes of several turns on `workers` environment workers.
+ControllerOptions SmallEpisodes(const std::string& placement = "colocated", int64_t slots = 1, int64_t workers = 2);
 
 uint64_t HashJournal(const std::vector<JournalEntry>& journal);
 

@@ -27,6 +27,13 @@ SimOptions Swarm(uint64_t seed) {
   if (rng.Chance(0.2)) c.scheduler.min_step_batch_fraction = 0.5;
   if (rng.Chance(0.3)) c.cluster.reattach_grace_s = 5;
   c.reward.workers = rng.InRange(1, 2);
+  Rng episodes = rng.Fork("episodes");  // of its own, so that the other draws of a seed stay
+  if (c.job == "rl" && episodes.Chance(0.3)) {
+    c.environment = SmallEpisodes().config.environment;
+    c.environment.workers = episodes.InRange(1, 3);
+    c.environment.max_turn_tokens = episodes.InRange(0, 8);
+    c.rollout.max_new_tokens = episodes.InRange(12, 48);
+  }
   o.equal_rewards = rng.Chance(0.3) ? 0.4 : 0;
   o.deterministic_training = rng.Chance(0.5);
   o.mean_tokens = rng.Chance(0.3) ? 40 : 12;
@@ -73,7 +80,7 @@ std::string Unexplained(const SimOptions& options, const SimResult& r) {
       (because("start_failed") && f.start_fails > 0) ||
       (because("fleet_dead") && (f.kill_mean_s > 0 || f.hang_mean_s > 0 || f.keeps_memory > 0 || f.fetch_error > 0 || f.group_error > 0 ||
                                  f.bad_load > 0 || f.load_error > 0 || f.publish_error > 0)) ||
-      (because("state") && f.state_error > 0) || (because("reward_infra") && f.infra > 0);
+      (because("state") && f.state_error > 0) || ((because("reward_infra") || because("env_infra")) && f.infra > 0);
   return explained ? "" : r.why;
 }
 

@@ -25,6 +25,7 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, 
 void AddRegistryCommands(CLI::App& app, CommandContext& context);  // algorithms, rewards, environments
 void AddListCommands(CLI::App& app, CommandContext& context);     // models, tasks
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
+void AddEnvironmentWorkerCommand(CLI::App& app, CommandContext& context);  // hidden, as the next one
 void AddRewardWorkerCommand(CLI::App& app, CommandContext& context);  // hidden: started by the launcher, or by hand
 
 }  // namespace tidepool::workers

@@ -189,6 +189,12 @@ Json ToJson(const observe::SampleRow& row, int64_t step) {
   if (!row.answer.empty()) j["answer"] = row.answer;
   j.update({{"reward", row.reward}, {"rewards", row.rewards}, {"ended", row.ended},
             {"ids", row.ids}, {"logprobs", row.logprobs}, {"versions", row.versions}});
+  if (!row.loss_mask.empty()) {
+    j["loss_mask"] = row.loss_mask;
+    for (size_t i = 0; i < std::min(row.loss_mask.size(), row.logprobs.size()); ++i) {
+      if (row.loss_mask[i] == 0) j["logprobs"][i] = nullptr;  // nobody sampled it
+    }
+  }
   return j;
 }
 

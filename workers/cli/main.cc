@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
   AddRewardWorkerCommand(app, context);
+  AddEnvironmentWorkerCommand(app, context);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -7,6 +7,7 @@
 
 #include "core/algorithms/registry.h"
 #include "core/environments/control.h"
+#include "core/environments/text_game.h"
 #include "core/tasks/reward.h"
 #include "workers/cli/command.h"
 
@@ -72,12 +73,45 @@ void ShowRewards(CommandContext& context, const RegistryOptions& o) {
   Show(context, o, "reward", lines);
 }
 
+// The first turns of a game, played well.
+std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) {
+  const auto environment = environments::MakeTextEnvironment(info.name, {}, 1);
+  if (!environment.ok()) return "";
+  const auto game = (*environment)->Make(/*held_out=*/false, 0);
+  std::string text = "  an episode\n";
+  const auto show = [&](const char* who, const std::string& words) {
+    text += std::string("    ") + who + " ";
+    for (const char c : words) text += c == '\n' ? std::string("\n      ") : std::string(1, c);
+    text += "\n";
+  };
+  show("<", game->Reset());
+  for (int turn = 0; turn < 3; ++turn) {
+    const std::string action = game->Solve();
+    show(">", action);
+    const environments::TextStep step = game->Step(action);
+    if (step.done) break;
+    show("<", step.observation);
+  }
+  return text + "    ...\n";
+}
+
 void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
   std::vector<Line> lines;
   for (const environments::EnvironmentInfo& e : environments::ListEnvironments()) {
     const std::string limit = e.max_steps == 0 ? "no limit" : std::to_string(e.max_steps) + " steps";
     lines.push_back({e.name, e.reward, e.name + "\n  observation  " + e.observation + "\n  action       " + e.action + "\n  limit        " + limit + "\n  reward       " + e.reward + "\n",
                      {{"name", e.name}, {"observation", e.observation}, {"action", e.action}, {"max_steps", e.max_steps}, {"reward", e.reward}}});
+  }
+  for (const environments::TextEnvironmentInfo& e : environments::ListTextEnvironments()) {
+    std::string options;
+    Json list = Json::array();
+    for (const tasks::Option& option : e.options) {
+      options += "    " + option.name + std::string(option.name.size() < 13 ? 13 - option.name.size() : 1, ' ') + option.default_json + "  " + option.doc + " (" + tasks::DescribeOption(option) + ")\n";
+      list.push_back({{"name", option.name}, {"default", Json::parse(option.default_json, nullptr, false)}, {"values", tasks::DescribeOption(option)}, {"doc", option.doc}});
+    }
+    lines.push_back({e.name, e.doc, e.name + ": " + e.doc + "\n  action       " + e.action + "\n  reward       " + e.reward + "\n  in a config  environment: {name: " + e.name +
+                                        "}\n  options of `environment`\n" + options + ExampleEpisode(e),
+                     {{"name", e.name}, {"doc", e.doc}, {"action", e.action}, {"reward", e.reward}, {"options", list}}});
   }
   Show(context, o, "environment", lines);
 }

@@ -60,7 +60,8 @@ Json Workers(const Json& live, const std::optional<JobConfig>& config) {
     if (!config) {
       w["name"] = "place-" + std::to_string(place);
     } else {
-      w["name"] = place < devices ? "device-" + std::to_string(place) : "reward-" + std::to_string(place - devices);
+      w["name"] = place < devices ? "device-" + std::to_string(place)
+                                  : (config->environment.name.empty() ? "reward-" : "environment-") + std::to_string(place - devices);
     }
     const auto pid = Value<int64_t>(worker, "pid", 0);
     // No pid: it was started by hand, perhaps on another machine.

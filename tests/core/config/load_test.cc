@@ -103,7 +103,7 @@ TEST(LoadConfigTest, UnknownKeyNamesTheNearest) {
               HasSubstr("override 'train.group_size=4': train.group_size: unknown key; did you mean"));
   EXPECT_THAT(With("train.temperature=4"), HasSubstr("did you mean 'rollout.temperature'?"));
   EXPECT_THAT(With("data.factor=[2, 5]"), HasSubstr("did you mean 'data.factors'?"));
-  EXPECT_THAT(With("environment.name=x"), HasSubstr("do not exist in this version"));
+  EXPECT_THAT(With("environment.name=x"), HasSubstr("no environment is named 'x'"));
 }
 
 TEST(LoadConfigTest, AllErrorsOfAFileAreReported) {

@@ -23,6 +23,7 @@ Payload RandomPayload(Rng& rng, int64_t ordinal) {
     payload.log_kept.push_back(static_cast<float>(rng.Normal()));
     AddVersion(payload.versions, Version{0, ordinal + rng.Below(2)}, 1);
   }
+  for (size_t i = 0; i < payload.response.size() && payload.tid.sample % 2 == 0; ++i) payload.loss_mask.push_back(rng.Chance(0.5) ? 1 : 0);
   if (rng.Chance(0.3)) payload.log_kept.clear();
   if (rng.Chance(0.2)) payload.logprobs.clear(), payload.versions.clear();
   if (rng.Chance(0.3)) {

@@ -1,0 +1,95 @@
+#include "core/environments/episode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/base/rng.h"
+
+namespace tidepool::environments {
+
+StatusOr<EpisodeSource> EpisodeSource::Create(const JobConfig& config) {
+  const EnvironmentConfig& e = config.environment;
+  auto made = MakeTextEnvironment(e.name, e.options, config.seed);
+  if (!made.ok()) return Status(made.status().code(), "environment." + made.status().message());
+  EpisodeSource source;
+  source.environment_ = std::move(made).value();
+  source.size_ = e.size;
+  source.held_out_ = e.held_out;
+  source.max_turns_ = source.environment_->max_turns();
+  if (e.max_turns > 0) source.max_turns_ = std::min(source.max_turns_, e.max_turns);
+  source.shuffle_ = config.data.shuffle;
+  source.seed_ = Mix64(config.seed ^ 0x65706973ULL);
+  std::string text = e.name + "\n" + std::to_string(e.size) + "\n" + std::to_string(e.held_out) + "\n" + std::to_string(config.seed) + "\n" +
+                     std::to_string(source.max_turns_) + "\n" + (config.data.shuffle ? "1" : "0") + "\n";
+  for (const auto& [name, value] : e.options) text += name + "=" + value + "\n";
+  source.identity_ = Sha256Hex(text);
+  return source;
+}
+
+std::unique_ptr<TextGame> EpisodeSource::Game(const SampleId& tid) const {
+  if (tid.is_eval()) return environment_->Make(/*held_out=*/true, tid.ordinal);
+  int64_t index = tid.ordinal % size_;
+  if (shuffle_) index = PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(tid.ordinal / size_))));
+  return environment_->Make(/*held_out=*/false, index);
+}
+
+double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const SampleId& tid, int64_t turn) {
+  if (latency.median_s <= 0) return 0;
+  Rng rng = Rng(seed).Fork("environment latency").Fork(SampleUid(tid)).Fork(static_cast<uint64_t>(turn));
+  return std::min(latency.max_s, latency.median_s * std::exp(latency.tail * rng.Normal()));
+}
+
+uint64_t ExtendHistory(uint64_t history, const std::string& observation) { return Hash64(observation, Mix64(history + 1)); }
+
+Status EpisodeHost::Step(Live& live, const std::string& action) const {
+  const TextStep step = live.game->Step(action);
+  Played& s = live.state;
+  ++s.turns;
+  if (!std::isfinite(step.reward)) return DataLoss("the environment gave a reward that is not finite in turn " + std::to_string(s.turns));
+  s.history = ExtendHistory(s.history, s.observation);
+  s.observation = step.observation;
+  s.reward += step.reward;
+  s.solved = step.done && step.solved;
+  s.done = step.done || s.turns >= source_.max_turns();
+  if (!s.done && s.observation.empty()) return DataLoss("the environment gave an empty observation in turn " + std::to_string(s.turns));
+  live.actions.push_back(action);
+  return OkStatus();
+}
+
+StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att, const std::vector<std::string>& actions) {
+  auto it = live_.find(tid);
+  const bool goes_on = it != live_.end() && it->second.att == att && it->second.actions.size() <= actions.size() &&
+                       std::equal(it->second.actions.begin(), it->second.actions.end(), actions.begin());
+  if (!goes_on) {
+    if (it != live_.end()) live_.erase(it);
+    Live live;
+    live.att = att;
+    live.game = source_.Game(tid);
+    live.state.observation = live.game->Reset();
+    if (live.state.observation.empty()) return DataLoss("the environment's first observation is empty");
+    replayed_ += std::max<int64_t>(0, static_cast<int64_t>(actions.size()) - 1);
+    it = live_.emplace(tid, std::move(live)).first;
+  }
+  Live& live = it->second;
+  live.used = ++clock_;
+  while (live.actions.size() < actions.size() && !live.state.done) {
+    if (Status s = Step(live, actions[live.actions.size()]); !s.ok()) {
+      live_.erase(it);
+      return s;
+    }
+  }
+  Played played = live.state;
+  if (played.done) live_.erase(it);
+  Trim();
+  return played;
+}
+
+void EpisodeHost::Trim() {
+  while (live_.size() > capacity_) {
+    live_.erase(std::min_element(live_.begin(), live_.end(), [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+  }
+}
+
+}  // namespace tidepool::environments

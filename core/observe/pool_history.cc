@@ -1,0 +1,154 @@
+#include "core/observe/pool_history.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/base/real_file_system.h"
+#include "core/storage/journal.h"
+
+namespace tidepool::observe {
+namespace {
+
+class Reader {
+ public:
+  void Take(const JournalEntry& e) {
+    const double own = static_cast<double>(e.mono_ns) * 1e-9;
+    if (e.ctl_epoch != epoch_) {  // another controller, whose clock begins anew
+      if (epoch_ != 0) Cut();
+      offset_ = now_;
+      epoch_ = e.ctl_epoch;
+    }
+    now_ = std::max(now_, offset_ + own);
+    std::visit([this](const auto& r) { On(r); }, e.record);
+  }
+
+  PoolHistory Finish() {
+    Cut();
+    std::ranges::sort(history_.lanes.spans, {}, &ReadSpan::start_s);
+    history_.end_s = now_;
+    for (const int64_t slot : seen_) history_.lanes.workers[slot] = "slot " + std::to_string(slot);
+    return std::move(history_);
+  }
+
+ private:
+  struct Lane {
+    std::string category, name;
+    double since = 0;
+    Role role = Role::kNone;
+  };
+
+  void Put(int64_t slot, const std::string& category, const std::string& name) {
+    seen_.insert(slot);
+    Lane& lane = lanes_[slot];
+    if (lane.category == category && lane.name == name) return;
+    Close(slot, lane);
+    lane.category = category;
+    lane.name = name;
+    lane.since = now_;
+  }
+  void Close(int64_t slot, const Lane& lane) {
+    if (lane.category.empty() || now_ <= lane.since) return;
+    history_.lanes.spans.push_back({slot, 0, lane.name, lane.category, lane.since, now_ - lane.since});
+  }
+  void Cut() {
+    for (auto& [slot, lane] : lanes_) {
+      Close(slot, lane);
+      lane = {};
+    }
+    training_.clear();
+    moving_.clear();
+  }
+  // What a slot does when it is in no transaction.
+  void Rest(int64_t slot) {
+    const Role role = lanes_[slot].role;
+    if (role == Role::kActor && training_.contains(slot)) Put(slot, "train", step_);
+    else if (role == Role::kActor) Put(slot, "actor", "training role, between steps");
+    else if (role == Role::kRollout) Put(slot, "rollout", "generates");
+  }
+
+  void On(const record::TransitionBegin& r) {
+    for (const record::SlotPlan& s : r.slots) {
+      moving_[r.t].push_back(s.slot.value);
+      Put(s.slot.value, "moving", std::string(Name(s.from)) + " to " + Name(s.to));
+    }
+  }
+  void On(const record::Grant& r) {
+    lanes_[r.slot.value].role = r.role;
+    seen_.insert(r.slot.value);
+    const bool moves = std::ranges::any_of(moving_, [&](const auto& m) { return std::ranges::count(m.second, r.slot.value) > 0; });
+    if (!moves) Rest(r.slot.value);
+  }
+  void End(TransitionId t) {
+    const auto it = moving_.find(t);
+    if (it == moving_.end()) return;
+    const std::vector<int64_t> slots = it->second;
+    moving_.erase(it);
+    for (const int64_t slot : slots) Rest(slot);
+  }
+  void On(const record::TransitionDone& r) {
+    ++history_.moves;
+    End(r.t);
+  }
+  void On(const record::TransitionRolledBack& r) {
+    for (const record::SlotPlan& s : r.slots) lanes_[s.slot.value].role = s.to;
+    End(r.t);
+  }
+  void On(const record::StepBegin& r) {
+    step_ = "step " + std::to_string(r.step.value);
+    for (const record::SlotPlan& s : r.members) {
+      training_.insert(s.slot.value);
+      Rest(s.slot.value);
+    }
+  }
+  void EndStep() {
+    const std::set<int64_t> slots = std::move(training_);
+    training_.clear();
+    for (const int64_t slot : slots) {
+      if (lanes_[slot].category == "train") Rest(slot);
+    }
+  }
+  void On(const record::StepCommit&) {
+    history_.steps.push_back(now_);
+    EndStep();
+  }
+  void On(const record::StepAbort&) { EndStep(); }
+  void Lost(int64_t slot, const std::string& why) {
+    lanes_[slot].role = Role::kNone;
+    training_.erase(slot);
+    Put(slot, "lost", why);
+  }
+  void On(const record::SlotLost& r) { Lost(r.slot.value, r.why); }
+  void On(const record::Quarantine& r) { Lost(r.slot.value, "quarantined: " + r.why); }
+  template <typename T>
+  void On(const T&) {}
+
+  PoolHistory history_;
+  std::map<int64_t, Lane> lanes_;
+  std::map<TransitionId, std::vector<int64_t>> moving_;
+  std::set<int64_t> training_, seen_;
+  std::string step_;
+  double now_ = 0, offset_ = 0;
+  uint32_t epoch_ = 0;
+};
+
+}  // namespace
+
+PoolHistory PoolHistoryOf(const std::vector<JournalEntry>& journal) {
+  Reader reader;
+  for (const JournalEntry& e : journal) reader.Take(e);
+  return reader.Finish();
+}
+
+StatusOr<PoolHistory> ReadPoolHistory(const std::string& run_dir) {
+  RealFileSystem fs;
+  Reader reader;
+  const auto scanned = storage::ScanJournal(fs, run_dir + "/journal", "", Lsn{0}, [&](JournalEntry&& e) {
+    reader.Take(e);
+    return OkStatus();
+  });
+  if (!scanned.ok()) return scanned.status();
+  return reader.Finish();
+}
+
+}  // namespace tidepool::observe

@@ -1,0 +1,31 @@
+#pragma once
+// Who held which slot in which role, over time: what the journal says about it (GRANT, T_*, STEP_* records),
+// for the report's picture of the pool.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "core/observe/trace_reader.h"
+
+namespace tidepool::observe {
+
+// One lane a slot, in the form of a trace; categories: "rollout" (generates), "train" (an optimizer step), "actor"
+// (holds the training role between steps), "moving" (inside a transaction: draining, releasing, being granted),
+// "lost" (no worker, or quarantined). Times are seconds of the run; a restarted controller goes on where the one
+// before ended.
+struct PoolHistory {
+  ReadTrace lanes;
+  std::vector<double> steps;   // ends of optimizer steps
+  double end_s = 0;
+  int64_t moves = 0;           // transactions that were done
+  [[nodiscard]] bool empty() const { return lanes.spans.empty(); }
+};
+
+PoolHistory PoolHistoryOf(const std::vector<JournalEntry>& journal);
+// kNotFound: no journal there; otherwise as storage::ReadJournal.
+StatusOr<PoolHistory> ReadPoolHistory(const std::string& run_dir);
+
+}  // namespace tidepool::observe

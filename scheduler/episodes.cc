@@ -1,0 +1,135 @@
+#include "scheduler/episodes.h"
+
+#include <algorithm>
+
+namespace tidepool::scheduler {
+namespace {
+
+// Beyond a turn's own time-out, which the worker keeps itself: for the way there and back on a machine that is busy.
+constexpr double kPatienceSeconds = 10;
+
+}  // namespace
+
+void Episodes::Add(const SampleId& tid, int32_t att, int64_t turn, TimePoint now) {
+  const auto known = episodes_.find(tid);
+  if (known == episodes_.end() || known->second.att != att || turn <= 0 || known->second.wanted) {
+    Remove(tid);
+    episodes_[tid] = {.att = att, .begun = now};
+  }
+  Episode& e = episodes_.at(tid);
+  e.turn = turn;
+  e.attempt = 0;
+  e.avoid = {};
+  e.wanted = true;
+  ++busy_;
+  queue_.push_back(tid);
+}
+
+void Episodes::Release(Episode& e) {
+  const auto w = workers_.find(e.on.worker);
+  if (e.on.inc.valid() && w != workers_.end() && w->second.ref == e.on) --w->second.in_flight;
+  e.on = {};
+}
+
+void Episodes::Remove(const SampleId& tid) {
+  const auto it = episodes_.find(tid);
+  if (it == episodes_.end()) return;
+  if (it->second.wanted) {
+    --busy_;
+    if (it->second.on.inc.valid()) {
+      Release(it->second);
+    } else {
+      std::erase(queue_, tid);
+    }
+  }
+  episodes_.erase(it);
+}
+
+void Episodes::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {ref, 0}; }
+
+void Episodes::RemoveWorker(WorkerId worker) {
+  const auto it = workers_.find(worker);
+  if (it == workers_.end()) return;
+  for (auto e = episodes_.rbegin(); e != episodes_.rend(); ++e) {
+    if (!e->second.on.inc.valid() || e->second.on != it->second.ref) continue;
+    e->second.on = {};
+    queue_.push_front(e->first);
+  }
+  workers_.erase(it);
+}
+
+std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
+  std::vector<command::EnvStep> steps;
+  if (workers_.empty()) return steps;
+  while (!queue_.empty()) {
+    const SampleId tid = queue_.front();
+    queue_.pop_front();
+    Episode& e = episodes_.at(tid);
+    auto best = workers_.find(e.home);
+    if (best == workers_.end() || e.home == e.avoid) {
+      const auto rank = [&](const Worker& w) { return std::pair(w.ref.worker == e.avoid, w.in_flight); };
+      best = std::min_element(workers_.begin(), workers_.end(), [&](const auto& a, const auto& b) { return rank(a.second) < rank(b.second); });
+    }
+    const Duration timeout = e.turn == 0 ? options_.reset_timeout : options_.step_timeout;
+    ++best->second.in_flight;
+    e.on = best->second.ref;
+    e.home = best->first;
+    e.deadline = now + timeout + FromSeconds(kPatienceSeconds);
+    ++turns_;
+    steps.push_back({e.on, tid, e.att, e.turn, timeout});
+  }
+  return steps;
+}
+
+Episodes::Result Episodes::Done(const event::EnvStepped& r) {
+  const auto it = episodes_.find(r.tid);
+  if (it == episodes_.end()) return Result::kRefused;
+  Episode& e = it->second;
+  if (!e.wanted || e.att != r.att || e.turn != r.turn || !e.on.inc.valid() || e.on != r.worker) return Result::kRefused;
+  Release(e);
+  if (r.outcome == GradeOutcome::kInfra && e.attempt < options_.max_retries) {
+    ++e.attempt;
+    ++retries_;
+    e.avoid = r.worker.worker;
+    queue_.push_back(r.tid);
+    return Result::kRetry;
+  }
+  e.wanted = false;
+  --busy_;
+  return Result::kFinal;
+}
+
+std::vector<WorkerRef> Episodes::TakeStuck(TimePoint now) {
+  std::vector<WorkerRef> stuck;
+  for (auto& [tid, e] : episodes_) {
+    if (!e.on.inc.valid() || now <= e.deadline) continue;
+    if (std::find(stuck.begin(), stuck.end(), e.on) == stuck.end()) stuck.push_back(e.on);
+    ++e.attempt;
+    ++retries_;
+    e.avoid = e.on.worker;
+  }
+  return stuck;
+}
+
+std::vector<SampleId> Episodes::GivenUp(TimePoint now) const {
+  std::vector<SampleId> tids;
+  for (const auto& [tid, e] : episodes_) {
+    if (e.wanted && (e.attempt > options_.max_retries || now - e.begun > options_.episode_timeout)) tids.push_back(tid);
+  }
+  return tids;
+}
+
+bool Episodes::Playing(const SampleId& tid) const {
+  const auto it = episodes_.find(tid);
+  return it != episodes_.end() && it->second.wanted;
+}
+
+TimePoint Episodes::Horizon(TimePoint now) const {
+  TimePoint horizon = now;
+  for (const auto& [tid, e] : episodes_) {
+    if (e.on.inc.valid()) horizon = std::max(horizon, e.deadline);
+  }
+  return horizon;
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,105 @@
+"""Jobs with an environment: whole runs, and environment workers that are killed while they play."""
+import json
+import os
+import signal
+import time
+import unittest
+
+from harness import RunTest, kill
+
+CONFIG = "configs/test/rl_episodes.yaml"
+
+
+class EpisodesTest(RunTest):
+    def lost_nothing(self, run="run"):
+        self.assert_checked(run)
+        journal = self.journal(run)
+        self.assertEqual([r for r in journal if r["kind"] == "DROP"], [], "a sample was dropped")
+        trained = [tuple(row["tid"].values()) for r in journal if r["kind"] == "STEP_COMMIT" for row in r["rows"]]
+        self.assertEqual(len(trained), len(set(trained)))
+        return journal
+
+    def samples(self, step, run="run"):
+        return [json.loads(line) for line in self.path("samples", f"step_{step}.jsonl", run=run).read_text().splitlines()]
+
+    def test_a_job_of_episodes_from_start_to_end(self):
+        self.assert_done(self.train(CONFIG, "observe.samples_per_step=-1"))
+        journal = self.lost_nothing()
+        self.assertEqual(self.summary()["steps"], 4)
+        self.assertIn("before", self.summary()["accuracy"])
+        self.assertIn("after", self.summary()["accuracy"])
+        joined = {r["name"]: r["role"] for r in journal if r["kind"] == "JOIN"}
+        self.assertEqual({name for name, role in joined.items() if role == "environment"}, {"environment-0", "environment-1"})
+        turns = 0
+        for step in range(1, 5):
+            m = self.metrics()[step]
+            self.assertGreater(m["turns/mean"], 1)
+            self.assertEqual(m["env/infra_errors"] + m["env/data_errors"] + m["env/timeouts"], 0)
+            self.assertGreater(m["env/step_s"], 0)
+            rows = self.samples(step)
+            self.assertEqual(len(rows), 16)
+            for row in rows:
+                mask = row["loss_mask"]
+                self.assertEqual(len(mask), len(row["ids"]))
+                self.assertEqual(len(row["versions"]), len(row["ids"]))
+                for said, logprob in zip(mask, row["logprobs"]):
+                    self.assertEqual(said == 0, logprob is None, "a log-prob where the policy spoke, and only there")
+                begins = [i for i, said in enumerate(mask) if said and (i == 0 or not mask[i - 1])]
+                self.assertEqual(begins[0], 0, "the policy speaks first")
+                self.assertLessEqual(len(begins), 6)
+                turns += len(begins)
+                heard = [i for i, said in enumerate(mask) if not said and mask[i - 1]]
+                self.assertEqual(len(heard), len(begins) - 1, "an observation between two turns, none after the last")
+                self.assertIn(row["rewards"]["solved"], (0, 1))
+                self.assertLessEqual(row["reward"], 1)
+        self.assertAlmostEqual(sum(self.metrics()[s]["turns/mean"] for s in range(1, 5)) * 16, turns, places=3)
+
+    def test_killed_environment_workers_change_no_weight(self):
+        args = ["deterministic=true", "train.steps=40", "checkpoint.every_steps=1"]
+        self.assert_done(self.train(CONFIG, *args, run="calm"))
+        want = self.digests("calm")
+        self.assertGreater(len(set(want.values())), 20)  # most steps changed something, or equal digests prove nothing
+        run = self.start(CONFIG, *args, run="killed")
+        for step, place in [(2, 1), (5, 2), (9, 1)]:
+            self.wait_step(step, run, run="killed")
+            self.assertTrue(kill(self.worker_pid(place, run, run="killed")))
+        self.finish(run)
+        journal = self.lost_nothing("killed")
+        self.assertGreaterEqual(len([r for r in journal if r["kind"] == "FENCE"]), 2, "the kills came too late to prove anything")
+        self.assertEqual(self.digests("killed"), want)
+
+    def test_a_stopped_environment_worker_is_replaced(self):
+        run = self.start(CONFIG, "train.steps=60", "environment.workers=1", "cluster.heartbeat_s=0.1")
+        self.wait_step(2, run)
+        self.assertTrue(kill(self.worker_pid(1, run), signal.SIGSTOP))
+        self.finish(run)
+        self.assertIn("FENCE", [r["kind"] for r in self.lost_nothing()])
+
+    def test_a_killed_controller_plays_open_episodes_again(self):
+        args = ["deterministic=true", "train.steps=30", "checkpoint.every_steps=1"]
+        self.assert_done(self.train(CONFIG, *args, run="calm"))
+        run = self.start(CONFIG, *args, run="killed")
+        self.wait_step(4, run, run="killed")
+        time.sleep(0.02)
+        run.kill()
+        run.communicate()
+        self.assert_done(self.train(CONFIG, *args, "--resume", run="killed"))
+        self.assert_checked("killed")
+        self.assertEqual(self.digests("killed"), self.digests("calm"))
+
+    def test_every_placement(self):
+        for placement, slots in [("split", 2), ("multiplexed", 2), ("elastic", 2)]:
+            with self.subTest(placement=placement):
+                self.assert_done(self.train(CONFIG, f"scheduler.placement={placement}", f"cluster.slots={slots}", "cluster.threads_per_slot=1",
+                                            "scheduler.max_lag_versions=1", run=placement))
+                self.lost_nothing(placement)
+
+    def test_a_latency_that_does_not_fit_its_deadline_is_refused(self):
+        refused = self.command("config", "show", CONFIG, "environment.step_timeout_s=0.01")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("environment.step_timeout_s", refused.stderr)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    unittest.main(verbosity=2)

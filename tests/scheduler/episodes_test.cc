@@ -1,0 +1,253 @@
+// Multi-turn samples: which worker plays which turn, and whole runs of episodes in the modelled cluster.
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "scheduler/checker.h"
+#include "scheduler/dispatcher.h"
+#include "scheduler/episodes.h"
+#include "tests/scheduler/sim_cluster.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+TimePoint T(double s) { return {FromSeconds(s)}; }
+SampleId Tid(int64_t ordinal, int32_t sample = 0) { return {ordinal, 0, sample}; }
+event::EnvStepped Reply(const command::EnvStep& c, GradeOutcome outcome = GradeOutcome::kOk) {
+  return {.worker = c.worker, .tid = c.tid, .att = c.att, .turn = c.turn, .outcome = outcome};
+}
+
+class EpisodesTest : public testing::Test {
+ protected:
+  EpisodesTest() {
+    episodes_.AddWorker(a_);
+    episodes_.AddWorker(b_);
+  }
+  Episodes episodes_{EpisodeOptions{.max_retries = 2, .reset_timeout = FromSeconds(50), .step_timeout = FromSeconds(5), .episode_timeout = FromSeconds(100)}};
+  WorkerRef a_{{4}, {1}}, b_{{5}, {2}};
+};
+
+TEST_F(EpisodesTest, AnEpisodeStaysWithItsWorkerAndEpisodesAreShared) {
+  std::map<SampleId, WorkerId> home;
+  for (int64_t i = 0; i < 6; ++i) episodes_.Add(Tid(i), 0, 1, T(0));
+  std::map<WorkerId, int64_t> share;
+  for (const command::EnvStep& c : episodes_.Assign(T(0))) {
+    home[c.tid] = c.worker.worker;
+    ++share[c.worker.worker];
+    EXPECT_EQ(episodes_.Done(Reply(c)), Episodes::Result::kFinal);
+  }
+  EXPECT_EQ(share[a_.worker], 3);
+  EXPECT_EQ(share[b_.worker], 3);
+  for (int64_t i = 0; i < 6; ++i) episodes_.Add(Tid(i), 0, 2, T(1));
+  for (const command::EnvStep& c : episodes_.Assign(T(1))) {
+    EXPECT_EQ(c.worker.worker, home[c.tid]);
+    EXPECT_EQ(c.turn, 2);
+  }
+}
+
+TEST_F(EpisodesTest, AFailureIsTriedAgainOnAnotherWorkerAndThenStands) {
+  episodes_.Add(Tid(1), 0, 1, T(0));
+  std::vector<WorkerId> tried;
+  for (int i = 0; i < 3; ++i) {
+    const auto steps = episodes_.Assign(T(i));
+    ASSERT_EQ(steps.size(), 1U);
+    tried.push_back(steps[0].worker.worker);
+    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)), i < 2 ? Episodes::Result::kRetry : Episodes::Result::kFinal);
+    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)), Episodes::Result::kRefused) << "a repeat";
+  }
+  EXPECT_NE(tried[0], tried[1]);
+  EXPECT_NE(tried[1], tried[2]);
+  EXPECT_EQ(episodes_.waiting(), 0);
+}
+
+TEST_F(EpisodesTest, ALostWorkersTurnsGoElsewhereAtNoChargeAndItsLateWordIsRefused) {
+  episodes_.Add(Tid(1), 0, 3, T(0));
+  const auto first = episodes_.Assign(T(0));
+  for (int i = 0; i < 10; ++i) {  // more often than an infrastructure failure is forgiven
+    episodes_.RemoveWorker(first[0].worker.worker);
+    episodes_.AddWorker({first[0].worker.worker, {10 + i}});
+    EXPECT_EQ(episodes_.Done(Reply(first[0])), Episodes::Result::kRefused);
+    ASSERT_EQ(episodes_.Assign(T(1)).size(), 1U);
+    episodes_.RemoveWorker(a_.worker);
+    episodes_.RemoveWorker(b_.worker);
+    episodes_.AddWorker({a_.worker, {100 + i}});
+    ASSERT_EQ(episodes_.Assign(T(1)).size(), 1U);
+  }
+  EXPECT_TRUE(episodes_.GivenUp(T(2)).empty());
+  EXPECT_TRUE(episodes_.Playing(Tid(1)));
+}
+
+TEST_F(EpisodesTest, ATurnBeyondItsDeadlineCostsItsWorkerAndCountsAsAFailure) {
+  episodes_.Add(Tid(1), 0, 0, T(0));
+  episodes_.Add(Tid(2), 0, 1, T(0));
+  const auto steps = episodes_.Assign(T(0));
+  ASSERT_EQ(steps.size(), 2U);
+  EXPECT_EQ(steps[0].timeout, FromSeconds(50)) << "a reset has a deadline of its own";
+  EXPECT_EQ(steps[1].timeout, FromSeconds(5));
+  EXPECT_TRUE(episodes_.TakeStuck(T(14)).empty());
+  double now = 16;
+  for (int i = 0; i < 3; ++i, now += 16) {
+    const auto stuck = episodes_.TakeStuck(T(now));
+    ASSERT_EQ(stuck.size(), 1U) << i;
+    EXPECT_EQ(episodes_.GivenUp(T(now)).size(), i < 2 ? 0U : 1U);
+    episodes_.RemoveWorker(stuck[0].worker);
+    episodes_.AddWorker({stuck[0].worker, {20 + i}});
+    (void)episodes_.Assign(T(now));
+  }
+}
+
+TEST_F(EpisodesTest, AnEpisodeHasADeadlineAsAWhole) {
+  for (int64_t turn = 1; turn <= 11; ++turn) {
+    episodes_.Add(Tid(1), 0, turn, T(10.0 * static_cast<double>(turn)));
+    const auto steps = episodes_.Assign(T(10.0 * static_cast<double>(turn)));
+    ASSERT_EQ(steps.size(), 1U);
+    if (turn < 11) EXPECT_EQ(episodes_.Done(Reply(steps[0])), Episodes::Result::kFinal);
+  }
+  EXPECT_TRUE(episodes_.GivenUp(T(110)).empty());
+  EXPECT_EQ(episodes_.GivenUp(T(111)), std::vector<SampleId>{Tid(1)});
+  episodes_.Add(Tid(1), 1, 1, T(111));  // another attempt begins anew
+  EXPECT_TRUE(episodes_.GivenUp(T(112)).empty());
+}
+
+TEST(WaitingEnvTest, ARequestLeavesTheBufferAndComesBackWithItsObservation) {
+  Dispatcher d({.chunk_tokens = 8, .max_concurrent = 16});
+  const auto all = [](const Version&) { return true; };
+  for (int64_t w = 0; w < 2; ++w) {
+    d.AddEngine({{w}, {w}}, {w}, {0});
+    d.Admit({w}, {0, 1});
+  }
+  d.Add({.tid = Tid(1), .gid = {1}, .prompt_len = 5, .max_new = 40, .turn_end = 6});
+  auto chunks = d.Assign(all);
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].tokens, 6) << "not beyond the turn";
+  const WorkerRef home = chunks[0].worker;
+  ASSERT_TRUE(d.Progress(home, Tid(1), 0, 4, {0, 1}));
+  ASSERT_EQ(d.ChunkEnded(home, Tid(1), 0), Dispatcher::Ended::kLive);
+  d.WaitEnv(Tid(1));
+  EXPECT_EQ(d.waiting_env(), 1);
+  EXPECT_TRUE(d.Assign(all).empty());
+  d.SetUrgent({{1}});  // what sorts the buffer leaves it alone
+  EXPECT_TRUE(d.Assign(all).empty());
+  EXPECT_EQ(d.RemoveEngine({9}), 0);
+  d.Resume(Tid(1), 3, 6);
+  EXPECT_EQ(d.waiting_env(), 0);
+  EXPECT_EQ(d.Find(Tid(1))->generated, 7);
+  EXPECT_EQ(d.Find(Tid(1))->limit(), 13);
+  chunks = d.Assign(all);
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].worker, home) << "its KV is there";
+  EXPECT_EQ(chunks[0].tokens, 6);
+  ASSERT_EQ(d.ChunkEnded(home, Tid(1), 0), Dispatcher::Ended::kLive);
+  d.WaitEnv(Tid(1));
+  EXPECT_FALSE(d.Remove(Tid(1)).has_value()) << "nobody has to be told";
+  EXPECT_EQ(d.waiting_env(), 0);
+}
+
+// --- whole runs
+
+struct Run {
+  SimResult result;
+  int64_t drops = 0, graded = 0, committed = 0, turns = 0;
+};
+
+Run Play(const SimOptions& options, const std::function<void(SimCluster&)>& prepare = {}) {
+  SimCluster cluster(options);
+  if (prepare) prepare(cluster);
+  Run run;
+  const auto hook = cluster.on_command;
+  cluster.on_command = [&](const Command& c) {
+    if (hook) hook(c);
+    run.turns += std::holds_alternative<command::EnvStep>(c) ? 1 : 0;
+  };
+  run.result = cluster.Run();
+  const CheckResult check = Check(cluster.journal());
+  EXPECT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
+  for (const JournalEntry& e : cluster.journal()) {
+    run.drops += std::holds_alternative<record::Drop>(e.record) ? 1 : 0;
+    run.graded += std::holds_alternative<record::Graded>(e.record) ? 1 : 0;
+    run.committed += std::holds_alternative<record::StepCommit>(e.record) ? 1 : 0;
+  }
+  return run;
+}
+
+TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
+  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+    for (const int64_t eta : {0, 1}) {
+      SCOPED_TRACE(testing::Message() << placement << " lag " << eta);
+      ControllerOptions job = SmallEpisodes(placement, 3);
+      job.config.scheduler.max_lag_versions = eta;
+      const Run run = Play({.controller = job, .seed = 2, .faults = {}});
+      EXPECT_EQ(run.result.code, 0) << run.result.why;
+      EXPECT_EQ(run.committed, job.config.train.steps);
+      EXPECT_EQ(run.drops, 0);
+      EXPECT_GT(run.turns, 2 * run.graded) << "several turns an episode";
+    }
+  }
+}
+
+SimOptions Exact() {
+  SimOptions o{.controller = SmallEpisodes("colocated", 1), .seed = 5, .faults = {}};
+  o.controller.config.deterministic = true;
+  return o;
+}
+
+TEST(EpisodeRunTest, KilledEnvironmentWorkersLoseNoSampleAndChangeNoWeight) {
+  const Run calm = Play(Exact());
+  ASSERT_EQ(calm.result.code, 0) << calm.result.why;
+  int64_t kills = 0;
+  const Run killed = Play(Exact(), [&](SimCluster& cluster) {
+    auto seen = std::make_shared<int64_t>(0);
+    cluster.on_command = [&cluster, &kills, seen](const Command& c) {
+      const auto* step = std::get_if<command::EnvStep>(&c);
+      if (step == nullptr || step->turn < 1 || ++*seen % 37 != 0 || kills >= 4) return;
+      ++kills;
+      cluster.KillWorker(step->worker.worker);
+    };
+  });
+  EXPECT_EQ(kills, 4);
+  EXPECT_EQ(killed.result.code, 0) << killed.result.why;
+  EXPECT_EQ(killed.drops, 0);
+  EXPECT_EQ(killed.result.weights, calm.result.weights);
+}
+
+TEST(EpisodeRunTest, ACrashedControllerPlaysOpenEpisodesAgainAndFinishedOnesForTheirReward) {
+  const Run calm = Play(Exact());
+  for (const int at : {20, 60, 110, 180}) {
+    SCOPED_TRACE(at);
+    bool whole = false;
+    const Run crashed = Play(Exact(), [&](SimCluster& cluster) {
+      auto seen = std::make_shared<int>(0);
+      cluster.on_command = [&cluster, &whole, seen, at](const Command& c) {
+        if (std::holds_alternative<command::EnvStep>(c) && std::get<command::EnvStep>(c).turn == command::kWholeEpisode) whole = true;
+        if (std::holds_alternative<command::StorePayload>(c) && ++*seen == at / 5) cluster.CrashController();
+      };
+    });
+    EXPECT_EQ(crashed.result.code, 0) << crashed.result.why;
+    EXPECT_EQ(crashed.result.lives, 2);
+    EXPECT_EQ(crashed.result.weights, calm.result.weights);
+  }
+}
+
+TEST(EpisodeRunTest, ABrokenEnvironmentEndsTheRunInsteadOfTrainingOnZeros) {
+  SimOptions o{.controller = SmallEpisodes("colocated"), .seed = 2, .faults = {}};
+  o.controller.config.eval.before_train = false;
+  o.faults.infra = 1;
+  const Run run = Play(o);
+  EXPECT_EQ(run.result.code, 3);
+  EXPECT_TRUE(run.result.why.starts_with("fault=env_infra")) << run.result.why;
+  EXPECT_EQ(run.committed, 0);
+  EXPECT_EQ(run.graded, 0);
+}
+
+TEST(EpisodeRunTest, AHungEnvironmentWorkerIsReplacedAndItsEpisodesGoOn) {
+  SimOptions o{.controller = SmallEpisodes("multiplexed", 3), .seed = 4, .faults = {}};
+  o.faults.hang_mean_s = 3;
+  o.faults.heal_after_s = 20;
+  const Run run = Play(o);
+  EXPECT_EQ(run.result.code, 0) << run.result.why;
+  EXPECT_GT(run.result.faults, 0);
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler

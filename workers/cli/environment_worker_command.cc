@@ -1,0 +1,27 @@
+#include "workers/cli/command.h"
+#include "workers/environment_worker.h"
+#include "workers/launcher.h"
+
+#include <memory>
+
+namespace tidepool::workers {
+
+void AddEnvironmentWorkerCommand(CLI::App& app, CommandContext& context) {
+  struct Options : EnvironmentWorkerOptions {
+    int parent = 0;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("environment-worker", "Attach to a run as an environment worker")->group("");
+  command->add_option("--connect", options->address)->required();
+  command->add_option("--token-file", options->token_file)->required();
+  command->add_option("--run-id", options->run_id)->required();
+  command->add_option("--place", options->place);
+  command->add_option("--control-file", options->control_file);
+  command->add_option("--parent", options->parent);
+  command->callback([options, &context] {
+    EndWithParent(options->parent);
+    context.exit_code = RunEnvironmentWorker(*options);
+  });
+}
+
+}  // namespace tidepool::workers
