@@ -77,6 +77,8 @@ void Controller::Impl::On(const event::RowReady& e) {
   const Preparing row = std::move(it->second);
   preparing.erase(it);
   const int64_t group_size = state.ledger().rules().group_size;
+  // A restore put the groups of undone steps back meanwhile: there is no room, and it is read again when there is.
+  if (!row.again && !state.ledger().CanStart(0)) return;
   if (!row.again) {
     for (int64_t k = 0; k < group_size; ++k) {
       out.Record(record::Issue{{key.ordinal, key.issue, static_cast<int32_t>(k)}, row.gid, 0, e.prompt_len, rl ? max_new : 0});
@@ -108,6 +110,7 @@ void Controller::Impl::On(const event::RowInvalid& e) {
 void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std::string& why) {
   const Preparing row = std::move(preparing.at(key));
   preparing.erase(key);
+  if (!row.again && !state.ledger().CanStart(0)) return;
   out.Warn("row=" + std::to_string(key.ordinal) + " event=" + (reason == DropReason::kDataInvalid ? "invalid" : Name(reason)) + " why=\"" + why + "\"");
   if (!row.again) {
     for (int64_t k = 0; k < state.ledger().rules().group_size; ++k) {

@@ -146,15 +146,15 @@ TEST(WaitingEnvTest, ARequestLeavesTheBufferAndComesBackWithItsObservation) {
 
 // --- whole runs
 
-struct Run {
+struct Outcome {
   SimResult result;
-  int64_t drops = 0, graded = 0, committed = 0, turns = 0;
+  int64_t drops = 0, faulty = 0, graded = 0, committed = 0, turns = 0;
 };
 
-Run Play(const SimOptions& options, const std::function<void(SimCluster&)>& prepare = {}) {
+Outcome Play(const SimOptions& options, const std::function<void(SimCluster&)>& prepare = {}) {
   SimCluster cluster(options);
   if (prepare) prepare(cluster);
-  Run run;
+  Outcome run;
   const auto hook = cluster.on_command;
   cluster.on_command = [&](const Command& c) {
     if (hook) hook(c);
@@ -164,7 +164,10 @@ Run Play(const SimOptions& options, const std::function<void(SimCluster&)>& prep
   const CheckResult check = Check(cluster.journal());
   EXPECT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
   for (const JournalEntry& e : cluster.journal()) {
-    run.drops += std::holds_alternative<record::Drop>(e.record) ? 1 : 0;
+    if (const auto* drop = std::get_if<record::Drop>(&e.record)) {
+      ++run.drops;
+      if (drop->reason != DropReason::kStale) ++run.faulty;
+    }
     run.graded += std::holds_alternative<record::Graded>(e.record) ? 1 : 0;
     run.committed += std::holds_alternative<record::StepCommit>(e.record) ? 1 : 0;
   }
@@ -177,10 +180,11 @@ TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
       SCOPED_TRACE(testing::Message() << placement << " lag " << eta);
       ControllerOptions job = SmallEpisodes(placement, 3);
       job.config.scheduler.max_lag_versions = eta;
-      const Run run = Play({.controller = job, .seed = 2, .faults = {}});
+      const Outcome run = Play({.controller = job, .seed = 2, .faults = {}});
       EXPECT_EQ(run.result.code, 0) << run.result.why;
       EXPECT_EQ(run.committed, job.config.train.steps);
-      EXPECT_EQ(run.drops, 0);
+      EXPECT_EQ(run.faulty, 0) << "dropped for another reason than age";
+      if (eta == 0) EXPECT_EQ(run.drops, 0);
       EXPECT_GT(run.turns, 2 * run.graded) << "several turns an episode";
     }
   }
@@ -193,10 +197,10 @@ SimOptions Exact() {
 }
 
 TEST(EpisodeRunTest, KilledEnvironmentWorkersLoseNoSampleAndChangeNoWeight) {
-  const Run calm = Play(Exact());
+  const Outcome calm = Play(Exact());
   ASSERT_EQ(calm.result.code, 0) << calm.result.why;
   int64_t kills = 0;
-  const Run killed = Play(Exact(), [&](SimCluster& cluster) {
+  const Outcome killed = Play(Exact(), [&](SimCluster& cluster) {
     auto seen = std::make_shared<int64_t>(0);
     cluster.on_command = [&cluster, &kills, seen](const Command& c) {
       const auto* step = std::get_if<command::EnvStep>(&c);
@@ -212,11 +216,11 @@ TEST(EpisodeRunTest, KilledEnvironmentWorkersLoseNoSampleAndChangeNoWeight) {
 }
 
 TEST(EpisodeRunTest, ACrashedControllerPlaysOpenEpisodesAgainAndFinishedOnesForTheirReward) {
-  const Run calm = Play(Exact());
+  const Outcome calm = Play(Exact());
   for (const int at : {20, 60, 110, 180}) {
     SCOPED_TRACE(at);
     bool whole = false;
-    const Run crashed = Play(Exact(), [&](SimCluster& cluster) {
+    const Outcome crashed = Play(Exact(), [&](SimCluster& cluster) {
       auto seen = std::make_shared<int>(0);
       cluster.on_command = [&cluster, &whole, seen, at](const Command& c) {
         if (std::holds_alternative<command::EnvStep>(c) && std::get<command::EnvStep>(c).turn == command::kWholeEpisode) whole = true;
@@ -233,7 +237,7 @@ TEST(EpisodeRunTest, ABrokenEnvironmentEndsTheRunInsteadOfTrainingOnZeros) {
   SimOptions o{.controller = SmallEpisodes("colocated"), .seed = 2, .faults = {}};
   o.controller.config.eval.before_train = false;
   o.faults.infra = 1;
-  const Run run = Play(o);
+  const Outcome run = Play(o);
   EXPECT_EQ(run.result.code, 3);
   EXPECT_TRUE(run.result.why.starts_with("fault=env_infra")) << run.result.why;
   EXPECT_EQ(run.committed, 0);
@@ -244,7 +248,7 @@ TEST(EpisodeRunTest, AHungEnvironmentWorkerIsReplacedAndItsEpisodesGoOn) {
   SimOptions o{.controller = SmallEpisodes("multiplexed", 3), .seed = 4, .faults = {}};
   o.faults.hang_mean_s = 3;
   o.faults.heal_after_s = 20;
-  const Run run = Play(o);
+  const Outcome run = Play(o);
   EXPECT_EQ(run.result.code, 0) << run.result.why;
   EXPECT_GT(run.result.faults, 0);
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -152,7 +153,7 @@ TEST(TallyTest, CountsAndHasALongTail) {
     EXPECT_EQ(step.solved, turns == 1) << "one wrong total";
     lengths.push_back(turns);
   }
-  std::ranges::sort(lengths);
+  std::sort(lengths.begin(), lengths.end());
   EXPECT_EQ(lengths[150], 3);
   EXPECT_GE(lengths[295], 12);
 }
@@ -246,7 +247,7 @@ TEST(EpisodeTest, LatencyHasItsMedianAndAHeavyTail) {
   std::vector<double> drawn;
   for (int64_t i = 0; i < 4000; ++i) drawn.push_back(TurnLatency(latency, 7, {i, 0, 0}, 1 + i % 5));
   EXPECT_EQ(drawn[17], TurnLatency(latency, 7, {17, 0, 0}, 3)) << "of (seed, sample, turn)";
-  std::ranges::sort(drawn);
+  std::sort(drawn.begin(), drawn.end());
   EXPECT_NEAR(drawn[2000], 0.1, 0.01);
   EXPECT_GT(drawn[3960], 1.0);
   EXPECT_EQ(drawn.back(), 2);
