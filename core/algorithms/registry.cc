@@ -78,6 +78,7 @@ const std::vector<AlgorithmEntry>& Algorithms() {
       {.name = "dppo", .paper = "DPPO, arXiv:2602.04879", .doc = "trust region on probabilities, against the sampler", .advantage = "grpo", .advantage_options = {{"scale", "none"}}, .loss = "dppo"},
       {.name = "tis", .paper = "truncated importance sampling, verl and slime", .doc = "GRPO with a truncated weight for the sampler/trainer gap", .advantage = "grpo", .loss = "ppo", .correction = "tis"},
       {.name = "icepop", .paper = "IcePop, arXiv:2601.02780", .doc = "GRPO that drops tokens with a large sampler/trainer gap", .advantage = "grpo", .loss = "ppo", .correction = "icepop"},
+      {.name = "ppo", .paper = "Proximal policy optimization, arXiv:1707.06347", .doc = "a critic's values, generalised advantages", .advantage = "gae", .loss = "ppo"},
       {.name = "decoupled_ppo", .paper = "AReaL, arXiv:2505.24298", .doc = "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions of 1 or more",
        .advantage = "grpo", .loss = "decoupled"},
   };
@@ -111,12 +112,15 @@ std::vector<OptionSpec> OptionsOfParts(const AlgorithmConfig& config) {
   return specs;
 }
 
-StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_tokens) {
+StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_tokens, bool environments) {
   TP_ASSIGN_OR_RETURN(const Parts parts, PartsOf(c));
   const AlgorithmEntry& preset = *parts.preset;
   ResolvedAlgorithm out;
   out.advantage = parts.advantage;
-  if (out.advantage->compute == nullptr) {
+  if (environments && out.advantage->name != "gae_env") {
+    return Wrong("advantage", "is " + out.advantage->name + ", but a policy of control tasks needs gae_env; write algorithm.advantage: gae_env");
+  }
+  if (out.advantage->compute == nullptr && !environments) {
     return Unimplemented("algorithm.advantage: " + out.advantage->name + " needs " + out.advantage->needs + ", which a job does not provide yet; take another one");
   }
   // The preset's options go with its own parts; then what the config says.

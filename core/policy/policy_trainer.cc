@@ -9,6 +9,7 @@
 
 #include "core/algorithms/aggregation.h"
 #include "core/algorithms/gae.h"
+#include "core/algorithms/registry.h"
 #include "core/algorithms/statistics.h"
 #include "core/base/rng.h"
 #include "core/policy/distribution.h"
@@ -66,6 +67,28 @@ void ScoreMetrics(std::span<const FragmentRow> rows, std::map<std::string, doubl
 }
 
 }  // namespace
+
+StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job) {
+  PolicyTrainerOptions o;
+  TP_ASSIGN_OR_RETURN(o.policy, SpecOfJob(job));
+  TP_ASSIGN_OR_RETURN(const algorithms::ResolvedAlgorithm resolved, algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens, /*environments=*/true));
+  o.loss = resolved.policy;
+  o.gamma = resolved.advantage_options.Number("gamma", 0.99);
+  o.lambda = resolved.advantage_options.Number("lambda", 0.95);
+  o.whiten = resolved.advantage_options.Text("whiten") != "none";
+  o.value_coef = job.algorithm.value_coef;
+  const TrainConfig& t = job.train;
+  o.optimizer = {.beta1 = t.beta1, .beta2 = t.beta2, .eps = t.adam_eps, .weight_decay = t.weight_decay, .max_grad_norm = t.max_grad_norm};
+  TP_ASSIGN_OR_RETURN(o.schedule.kind, train::ParseSchedule(t.schedule));
+  o.schedule.peak = t.learning_rate;
+  o.schedule.min_ratio = t.min_learning_rate_ratio;
+  o.schedule.warmup_steps = t.warmup_steps;
+  o.schedule.steps = t.steps;
+  o.epochs = t.epochs;
+  o.minibatches = t.minibatches;
+  o.seed = job.seed;
+  return o;
+}
 
 algorithms::ReturnsAndAdvantages FragmentAdvantages(const Fragment& f, std::span<const float> values, std::span<const float> final_values,
                                                     double gamma, double lambda) {

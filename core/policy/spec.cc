@@ -50,6 +50,29 @@ std::vector<model::Parameter> PolicyLayout(const PolicySpec& spec) {
   return layout;
 }
 
+environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
+  environments::VectorOptions o{.name = job.environment.name, .options = {}, .max_episode_steps = job.environment.max_episode_steps, .seed = job.seed};
+  for (const auto& [key, text] : job.environment.options) {
+    const nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    o.options[key] = value.is_string() ? value.get<std::string>() : text;
+  }
+  return o;
+}
+
+StatusOr<PolicySpec> SpecOfJob(const JobConfig& job) {
+  TP_ASSIGN_OR_RETURN(const environments::VectorSpec environment, environments::FindVectorEnvironment(EnvironmentOfJob(job)));
+  PolicySpec spec;
+  spec.observation_size = environment.observation_size;
+  spec.actions = environment.actions;
+  spec.continuous = environment.continuous;
+  spec.hidden = job.model.hidden;
+  spec.shared = job.model.shared;
+  spec.initial_log_std = job.model.initial_log_std;
+  spec.environment = environment.name;
+  TP_RETURN_IF_ERROR(CheckSpec(spec));
+  return spec;
+}
+
 StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
   const std::string path = folder + "/config.json";
   std::ifstream in(path);
