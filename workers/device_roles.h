@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "core/base/status.h"
 #include "core/comm/collective.h"
 #include "core/model/weights.h"
+#include "core/policy/policy_trainer.h"
 #include "core/train/trainer.h"
 #include "workers/messages.h"
 #include "workers/rollout.h"
@@ -63,7 +65,7 @@ class DeviceRoles {
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,
                                comm::Collective* group = nullptr, const std::vector<int64_t>& groups = {});
   // Optimizer updates ever made: tells whether a step that failed changed anything.
-  [[nodiscard]] int64_t updates() const { return trainer_ == nullptr ? 0 : trainer_->updates(); }
+  [[nodiscard]] int64_t updates() const { return policy_trainer_ != nullptr ? policy_trainer_->updates() : trainer_ == nullptr ? 0 : trainer_->updates(); }
   Status PublishToSharedMemory(Version version, uint64_t digest);
   [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
   Status CopyRecovery(StepNumber step);
@@ -75,6 +77,9 @@ class DeviceRoles {
  private:
   Status MakeWeights(bool read_tensors);
   Status MakeTrainer();
+  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer
+  StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
+                                     comm::Collective* group, const std::vector<int64_t>& groups);
 
   JobConfig config_;
   std::string model_dir_;
@@ -82,6 +87,9 @@ class DeviceRoles {
   std::unique_ptr<model::Weights> weights_;
   std::unique_ptr<Rollout> rollout_;
   std::unique_ptr<train::Trainer> trainer_;
+  // model.policy: weights_ are a policy's, and this is their trainer.
+  std::optional<policy::PolicySpec> policy_;
+  std::unique_ptr<policy::PolicyTrainer> policy_trainer_;
   SharedBlock published_;
   SharedBlock recovery_;
   Version version_;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/environments/vector.h"
 #include "core/base/hash.h"
+#include "core/environments/vector.h"
 #include "core/tasks/task.h"
 
 namespace tidepool::environments {
