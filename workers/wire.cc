@@ -657,7 +657,8 @@ StatusOr<BatchRow> FromWire(const v1::Row& in) {
   out.loss_mask.assign(in.loss_mask().begin(), in.loss_mask().end());
   out.reward = in.reward();
   out.truncated = in.truncated();
-  if (!out.loss_mask.empty() && out.loss_mask.size() != out.response.ids.size()) {
+  const size_t said = out.response.fragment.empty() ? out.response.ids.size() : 1;  // a fragment counts, or does not
+  if (!out.loss_mask.empty() && out.loss_mask.size() != said) {
     return InvalidArgument("row " + ToString(out.tid) + ": loss mask and response differ in length");
   }
   return out;

@@ -62,7 +62,7 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
     const size_t colon = message.find(": ");
     return b.Complain("environment." + message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
   }
-  if (!environment->continuous && b.Written("model.initial_log_std")) {
+  if (!environment->continuous && b.Good("model.initial_log_std") && c.model.initial_log_std != 0) {
     b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + c.environment.name + " has " + Text(environment->actions) + " choices as actions; remove it");
   }
   if (b.Good("model.hidden")) {
