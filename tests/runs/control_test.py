@@ -51,7 +51,7 @@ class ControlTest(RunTest):
         self.assertEqual(self.digests("quiet"), self.digests())
 
     def refused(self, *overrides, words):
-        result = self.command("validate", CONFIG, *overrides)
+        result = self.command("train", CONFIG, "--dry-run", *overrides)
         self.assertEqual(result.returncode, 2, result.stderr)
         for word in words:
             self.assertIn(word, result.stderr)
@@ -65,7 +65,7 @@ class ControlTest(RunTest):
         self.refused("rollout.temperature=0.5", words=["rollout.temperature", "remove it"])
         self.refused("algorithm.advantage=grpo", words=["algorithm.advantage", "gae_env"])
         self.refused("algorithm.loss=gspo", words=["algorithm.loss", "single steps"])
-        self.refused("environment.instances=60000", words=["environment.instances", "security.max_control_bytes"])
+        self.refused("environment.instances=60000", words=["60000 instances", "security.max_control_bytes"])
         self.refused("train.minibatches=100000", words=["train.minibatches", "environment steps"])
         self.refused("model.policy=null", words=["model.policy"])
 
