@@ -171,7 +171,6 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
     m["dispatch/env_retries"] = static_cast<double>(view.env_retries - env_retries_);
     env_turns_ = view.env_turns;
     env_retries_ = view.env_retries;
-    phase_seconds_["environment"] += turn_s_ + reset_s_;
     turn_s_ = reset_s_ = 0;
     turns_ = resets_ = 0;
   }

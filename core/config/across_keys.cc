@@ -211,6 +211,9 @@ void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
     b.Complain("environment.max_turn_tokens", "is " + Text(c.environment.max_turn_tokens) + ", more than the whole episode may have (rollout.max_new_tokens " +
                                                   Text(c.rollout.max_new_tokens) + "); lower it");
   }
+  if (b.Good("rollout.record_routing") && c.rollout.record_routing) {
+    b.Complain("rollout.record_routing", "is on, but nobody routed the tokens that an environment says, so there is nothing to replay for them; turn it off");
+  }
   const EnvironmentLatency& latency = c.environment.latency;
   const double longest = latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0;
   if (AllGood(b, {"environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"}) &&

@@ -154,6 +154,19 @@ struct Simulator::Impl {
     return s;
   }
 
+  [[nodiscard]] bool Episodic() const { return !job.controller.config.environment.name.empty(); }
+  [[nodiscard]] double TurnSeconds(const SampleId& tid, int64_t turn) const {
+    const TurnShape& t = job.turns;
+    if (t.latency_median_s <= 0) return EnvironmentSeconds(tid, turn);
+    return std::min(t.latency_max_s, t.latency_median_s * std::exp(t.latency_tail * Normal(SampleUid(tid), static_cast<uint32_t>(100 + turn))));
+  }
+  // Tokens of the policy in one turn of an episode, whose length has the observations in it.
+  [[nodiscard]] int64_t Said(const SampleId& tid) const {
+    const int64_t said = std::max<int64_t>(1, Length(tid) / Turns(tid) - job.turns.observation_tokens);
+    const int64_t most = job.controller.config.environment.max_turn_tokens;
+    return most > 0 ? std::min(said, most) : said;
+  }
+
   // --- queue
 
   void Push(double delay, Kind kind, int64_t a = 0, int64_t b = 0, const SampleId& tid = {}) {
@@ -314,13 +327,13 @@ struct Simulator::Impl {
     event::WorkerJoined join;
     join.worker = c.worker;
     join.name = "sim";
-    join.kind = c.worker.value < job.controller.config.cluster.slots ? WorkerKind::kDevice : WorkerKind::kReward;
+    join.kind = c.worker.value < job.controller.config.cluster.slots ? WorkerKind::kDevice : job.controller.side_kind();
     join.device_bytes = static_cast<int64_t>(job.hardware.memory_bytes) * job.devices_per_slot;
     Send(std::move(join));
   }
   void Do(const command::Welcome& c) {
     if (c.worker.value >= job.controller.config.cluster.slots) {
-      reward_inc[static_cast<size_t>(c.worker.value - job.controller.config.cluster.slots)] = c.inc.value;
+      side_inc[static_cast<size_t>(c.worker.value - job.controller.config.cluster.slots)] = c.inc.value;
       return;
     }
     Engine& e = engines[c.worker];
@@ -344,6 +357,11 @@ struct Simulator::Impl {
     r.total_left = Length(c.tid) - c.generated;
     const int64_t turn = TurnTokens(c.tid);
     r.turn_left = turn - c.generated % turn;
+    if (Episodic()) {
+      const int64_t begin = turn_begins.try_emplace(c.tid, c.generated).first->second;
+      r.total_left = std::max<int64_t>(1, std::min(c.max_new_tokens - c.generated, Said(c.tid) - (c.generated - begin)));
+      r.turn_left = INT64_MAX / 4;
+    }
     const auto home = homes.find(c.tid);
     const bool cached = home != homes.end() && home->second.engine == c.worker.worker.value && (c.keep_kv || home->second.v == c.v);
     if (!cached) {
@@ -376,7 +394,16 @@ struct Simulator::Impl {
   void Do(const command::DiscardTokens& c) {
     homes.erase(c.tid);
     lengths_done.erase(c.tid);
+    turn_begins.erase(c.tid);
   }
+  void Do(const command::EnvStep& c) {
+    event::EnvStepped r{.worker = c.worker, .tid = c.tid, .att = c.att, .turn = c.turn};
+    r.observation_tokens = c.turn == 0 ? job.prompt_tokens : job.turns.observation_tokens;
+    r.done = c.turn >= Turns(c.tid);
+    r.reward = (SampleUid(c.tid) >> 7) % 2 == 0 ? 1 : 0;
+    Send(std::move(r), TurnSeconds(c.tid, c.turn));
+  }
+  void Do(const command::AppendObservation& c) { turn_begins.erase(c.tid); }
   void Do(const command::StorePayload& c) {
     const int64_t n = lengths_done.at(c.tid);
     Send(event::PayloadStored{c.tid, c.att, job.prompt_tokens, n, Mix64(SampleUid(c.tid) ^ static_cast<uint64_t>(n)), 0, 0, 4 * n}, 0.001);
@@ -538,9 +565,9 @@ struct Simulator::Impl {
         for (auto& [id, e] : engines) {
           if (e.batch == 0) Deliver(event::Heartbeat{e.ref, std::nullopt, "idle", ++e.beats});
         }
-        for (int64_t i = 0; i < job.controller.config.reward.workers; ++i) {
-          // Reward workers of the model never fall silent.
-          Deliver(event::Heartbeat{{{job.controller.config.cluster.slots + i}, {reward_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
+        for (int64_t i = 0; i < job.controller.side_workers(); ++i) {
+          // The other workers of the model never fall silent.
+          Deliver(event::Heartbeat{{{job.controller.config.cluster.slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
         }
         if (!over) Deliver(event::Tick{});
         Push(kTickSeconds, Kind::kTick);
@@ -550,7 +577,8 @@ struct Simulator::Impl {
         break;
     }
   }
-  std::vector<int64_t> reward_inc;
+  std::vector<int64_t> side_inc;
+  std::map<SampleId, int64_t> turn_begins;  // of episodes: tokens of the sample where its turn began
 
   StatusOr<SimReport> Run() {
     TP_RETURN_IF_ERROR(CheckProfile(job.hardware));
@@ -564,7 +592,7 @@ struct Simulator::Impl {
     auto created = Controller::Create(job.controller, {});
     if (!created.ok()) return created.status();
     controller = std::move(created).value();
-    reward_inc.assign(static_cast<size_t>(job.controller.config.reward.workers), -1);
+    side_inc.assign(static_cast<size_t>(job.controller.side_workers()), -1);
     Deliver(event::Started{});
     Push(kTickSeconds, Kind::kTick);
     while (!queue.empty() && !over && now < job.limit_s) {

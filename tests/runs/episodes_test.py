@@ -11,10 +11,10 @@ CONFIG = "configs/test/rl_episodes.yaml"
 
 
 class EpisodesTest(RunTest):
-    def lost_nothing(self, run="run"):
+    def lost_nothing(self, run="run", but=()):
         self.assert_checked(run)
         journal = self.journal(run)
-        self.assertEqual([r for r in journal if r["kind"] == "DROP"], [], "a sample was dropped")
+        self.assertEqual([r for r in journal if r["kind"] == "DROP" and r["reason"] not in but], [], "a sample was dropped")
         trained = [tuple(row["tid"].values()) for r in journal if r["kind"] == "STEP_COMMIT" for row in r["rows"]]
         self.assertEqual(len(trained), len(set(trained)))
         return journal
@@ -92,7 +92,7 @@ class EpisodesTest(RunTest):
             with self.subTest(placement=placement):
                 self.assert_done(self.train(CONFIG, f"scheduler.placement={placement}", f"cluster.slots={slots}", "cluster.threads_per_slot=1",
                                             "scheduler.max_lag_versions=1", run=placement))
-                self.lost_nothing(placement)
+                self.lost_nothing(placement, but=("stale",))  # generation runs one version ahead; too old is generated anew
 
     def test_a_latency_that_does_not_fit_its_deadline_is_refused(self):
         refused = self.command("config", "show", CONFIG, "environment.step_timeout_s=0.01")

@@ -102,7 +102,9 @@ TEST_F(EpisodesTest, AnEpisodeHasADeadlineAsAWhole) {
     episodes_.Add(Tid(1), 0, turn, T(10.0 * static_cast<double>(turn)));
     const auto steps = episodes_.Assign(T(10.0 * static_cast<double>(turn)));
     ASSERT_EQ(steps.size(), 1U);
-    if (turn < 11) EXPECT_EQ(episodes_.Done(Reply(steps[0])), Episodes::Result::kFinal);
+    if (turn < 11) {
+      EXPECT_EQ(episodes_.Done(Reply(steps[0])), Episodes::Result::kFinal);
+    }
   }
   EXPECT_TRUE(episodes_.GivenUp(T(110)).empty());
   EXPECT_EQ(episodes_.GivenUp(T(111)), std::vector<SampleId>{Tid(1)});
@@ -184,7 +186,9 @@ TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
       EXPECT_EQ(run.result.code, 0) << run.result.why;
       EXPECT_EQ(run.committed, job.config.train.steps);
       EXPECT_EQ(run.faulty, 0) << "dropped for another reason than age";
-      if (eta == 0) EXPECT_EQ(run.drops, 0);
+      if (eta == 0) {
+        EXPECT_EQ(run.drops, 0);
+      }
       EXPECT_GT(run.turns, 2 * run.graded) << "several turns an episode";
     }
   }

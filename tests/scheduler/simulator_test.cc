@@ -50,6 +50,27 @@ TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
   }
 }
 
+TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
+  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+    SCOPED_TRACE(placement);
+    SimJob j = Job(placement, 4);
+    j.controller.config.environment.name = "model";
+    j.controller.config.environment.workers = 3;
+    j.controller.config.environment.max_turn_tokens = 200;
+    j.turns.mean_turns = 6;
+    j.turns.sigma_turns = 0.5;
+    const SimReport calm = Rehearse(j);
+    EXPECT_EQ(calm.steps, 4);
+    j.turns.latency_median_s = 5;
+    j.turns.latency_tail = 1;
+    j.turns.latency_max_s = 40;
+    const SimReport slow = Rehearse(j);
+    EXPECT_EQ(slow.steps, 4);
+    EXPECT_GT(slow.seconds, calm.seconds + 4 * 5) << "every step has a turn to wait for";
+    EXPECT_EQ(slow.dropped, slow.stale) << "nothing is lost but to age";
+  }
+}
+
 TEST(SimulatorTest, JumpsAgreeWithAnEventForEveryStep) {
   SimJob j = Job("multiplexed", 4);
   const SimReport jumps = Rehearse(j);

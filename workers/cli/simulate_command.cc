@@ -13,6 +13,7 @@
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/config/workload.h"
+#include "core/environments/text_game.h"
 #include "core/storage/journal.h"
 #include "scheduler/policy.h"
 #include "scheduler/simulator/simulator.h"
@@ -86,7 +87,35 @@ void StretchTokens(SimJob& s, int64_t factor) {
   r.chunk_tokens = chunk * factor;
   r.kv_cache_tokens *= factor;
   s.prompt_tokens *= factor;
+  s.turns.observation_tokens *= factor;
+  s.controller.config.environment.max_turn_tokens *= factor;
   for (auto& [tid, n] : s.recorded_lengths) n *= factor;
+}
+
+// Turns of an environment as a good player sees them; how long a learner takes is not known, so half of the limit.
+Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
+  const EnvironmentConfig& e = config.environment;
+  TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e.name, e.options, config.seed));
+  turns.max_turns = e.max_turns > 0 ? std::min(e.max_turns, environment->max_turns()) : environment->max_turns();
+  turns.mean_turns = std::max(1.0, 0.5 * static_cast<double>(turns.max_turns));
+  turns.sigma_turns = 0.6;
+  turns.latency_median_s = e.latency.median_s;
+  turns.latency_tail = e.latency.tail;
+  turns.latency_max_s = e.latency.max_s;
+  int64_t letters = 0, observations = 0;
+  for (int64_t i = 0; i < 16; ++i) {
+    const auto game = environment->Make(/*held_out=*/false, i);
+    (void)game->Reset();
+    for (int64_t turn = 0; turn < turns.max_turns; ++turn) {
+      const environments::TextStep step = game->Step(game->Solve());
+      if (step.done) break;
+      letters += static_cast<int64_t>(step.observation.size());
+      ++observations;
+    }
+  }
+  // A model made from the config reads letters; others about four of them a token, and the chat template around them.
+  if (observations > 0) turns.observation_tokens = std::max<int64_t>(1, config.model.init ? letters / observations : letters / observations / 4 + 8);
+  return OkStatus();
 }
 
 StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
@@ -100,6 +129,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   s.release_s = s.grant_s = 0.02;
   s.lengths.mean_tokens = o.mean_tokens > 0 ? o.mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);
   s.prompt_tokens = std::max<int64_t>(1, std::min<int64_t>(config.data.max_prompt_tokens, 64));
+  if (!config.environment.name.empty()) TP_RETURN_IF_ERROR(ShapeTurns(config, s.turns));
   const std::string pace = o.pace.empty() ? config.cluster.pace : o.pace;
   double scale = 1;                    // modelled seconds of the run that is taken as an example
   int64_t factor = 1;
@@ -121,6 +151,8 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
     // Paced slots keep the caches of the small job, which holds all that may be in flight.
     if (config.rollout.kv_cache_tokens == 0) s.controller.config.rollout.kv_cache_tokens = int64_t{1} << 40;
   }
+  s.turns.latency_median_s /= scale;
+  s.turns.latency_max_s /= scale;
   if (!o.like.empty()) {
     TP_ASSIGN_OR_RETURN(MeasuredRun m, MeasureRun(o.like));
     s.recorded_lengths = std::move(m.lengths);

@@ -1,0 +1,82 @@
+#include "core/observe/pool_history.h"
+
+#include <gtest/gtest.h>
+
+#include "core/observe/report.h"
+
+namespace tidepool::observe {
+namespace {
+
+class Journal {
+ public:
+  void Put(double at_s, JournalRecord r, uint32_t epoch = 1) {
+    entries.push_back({.lsn = {static_cast<int64_t>(entries.size())}, .ctl_epoch = epoch, .mono_ns = static_cast<uint64_t>(at_s * 1e9), .record = std::move(r)});
+  }
+  std::vector<JournalEntry> entries;
+};
+
+// "rollout 1-5" of one slot.
+std::vector<std::string> Lane(const PoolHistory& pool, int64_t slot) {
+  std::vector<std::string> lane;
+  for (const ReadSpan& s : pool.lanes.spans) {
+    if (s.worker != slot) continue;
+    char text[64];
+    std::snprintf(text, sizeof(text), "%s %g-%g", s.category.c_str(), s.start_s, s.start_s + s.duration_s);
+    lane.emplace_back(text);
+  }
+  return lane;
+}
+
+using Lanes = std::vector<std::string>;
+constexpr SlotId kSlot{0};
+
+TEST(PoolHistoryTest, ASlotGoesToTrainingAndComesBack) {
+  Journal j;
+  j.Put(1, record::Grant{kSlot, Role::kRollout, {1}, {{0}, {0}}});
+  j.Put(5, record::TransitionBegin{{7}, {{kSlot, Role::kRollout, Role::kActor, {2}}}, 0, "", 0});
+  j.Put(6, record::TransitionCommit{{7}});
+  j.Put(6, record::Grant{kSlot, Role::kActor, {2}, {{0}, {0}}});
+  j.Put(7, record::TransitionDone{{7}});
+  j.Put(8, record::StepBegin{{1}, {0, 0}, {{kSlot, Role::kActor, Role::kActor, {2}}}});
+  j.Put(10, record::StepCommit{{1}, {0, 1}, 0, {}});
+  j.Put(11, record::TransitionBegin{{8}, {{kSlot, Role::kActor, Role::kRollout, {3}}}, 0, "", 0});
+  j.Put(12, record::Grant{kSlot, Role::kRollout, {3}, {{0}, {0}}});
+  j.Put(13, record::TransitionDone{{8}});
+  j.Put(20, record::EndRun{0, "", 1});
+  const PoolHistory pool = PoolHistoryOf(j.entries);
+  EXPECT_EQ(Lane(pool, 0), (Lanes{"rollout 1-5", "moving 5-7", "actor 7-8", "train 8-10", "actor 10-11", "moving 11-13", "rollout 13-20"}));
+  EXPECT_EQ(pool.steps, std::vector<double>{10});
+  EXPECT_EQ(pool.moves, 2);
+  EXPECT_EQ(pool.end_s, 20);
+}
+
+TEST(PoolHistoryTest, ARollBackALossAndAnotherControllerAreShown) {
+  Journal j;
+  j.Put(1, record::Grant{kSlot, Role::kRollout, {1}, {{0}, {0}}});
+  j.Put(2, record::TransitionBegin{{1}, {{kSlot, Role::kRollout, Role::kActor, {2}}}, 0, "", 0});
+  j.Put(3, record::TransitionRolledBack{{1}, "slow", {{kSlot, Role::kRollout, Role::kRollout, {3}}}});
+  j.Put(5, record::SlotLost{kSlot, "killed"});
+  j.Put(6, record::Grant{kSlot, Role::kRollout, {4}, {{0}, {1}}});
+  j.Put(8, record::StepBegin{{1}, {0, 0}, {{{1}, Role::kActor, Role::kActor, {2}}}});
+  j.Put(9, record::StepAbort{{1}, "lost"});
+  j.Put(1, record::Fence{{{0}, {1}}}, 2);  // its clock begins anew; nothing is known until somebody is granted something
+  j.Put(2, record::Grant{kSlot, Role::kActor, {5}, {{0}, {2}}}, 2);
+  j.Put(4, record::EndRun{0, "", 1}, 2);
+  EXPECT_EQ(Lane(PoolHistoryOf(j.entries), 0), (Lanes{"rollout 1-2", "moving 2-3", "rollout 3-5", "lost 5-6", "rollout 6-9", "actor 11-13"}));
+}
+
+TEST(PoolHistoryTest, TheReportShowsTheSlots) {
+  RunData run;
+  Journal j;
+  j.Put(1, record::Grant{kSlot, Role::kRollout, {1}, {{0}, {0}}});
+  j.Put(9, record::EndRun{0, "", 1});
+  run.pool = PoolHistoryOf(j.entries);
+  const std::string html = ReportHtml(run);
+  EXPECT_NE(html.find("<h2>The pool"), std::string::npos);
+  EXPECT_NE(html.find(">slot 0<"), std::string::npos);
+  EXPECT_NE(html.find("generates 100%"), std::string::npos);
+  EXPECT_EQ(ReportHtml(RunData{}).find("<h2>The pool"), std::string::npos) << "a run without a journal has no pool to show";
+}
+
+}  // namespace
+}  // namespace tidepool::observe
