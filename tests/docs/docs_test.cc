@@ -85,7 +85,7 @@ TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
   // Where metrics are made. A name that is put together is written with what varies in <>.
   std::set<std::string> written = {"reward/<name>/mean", "staleness/hist/<lag>"};
   static const std::regex name(R"re((?:\[|Count\()"([a-z_]+(?:/[a-z_]+)+)")re");
-  for (const char* path : {"workers/run_metrics.cc", "workers/controller_process.cc", "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc"}) {
+  for (const char* path : {"workers/run_metrics.cc", "workers/controller_process.cc", "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
     const std::string text = ReadText(path);
     for (auto it = std::sregex_iterator(text.begin(), text.end(), name); it != std::sregex_iterator(); ++it) written.insert((*it)[1]);
   }
