@@ -11,6 +11,7 @@ BUILD := $(or $(TIDEPOOL_BUILD_DIR),build)
 JOBS := $(or $(TIDEPOOL_JOBS),$(shell nproc))
 INTEROP_VENV := .deps/interop-venv
 PEERS_VENV := .deps/peers-venv
+CONTROL_PEERS_VENV := .deps/control-peers-venv
 SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
@@ -57,9 +58,11 @@ paper-tables: binaries  ## simulate the published workloads with what they leave
 bench: build  ## run the benchmarks; results as JSON lines in build/bench/
 	scripts/bench $(BUILD)
 
-bench-peers: bench smollm2-model  ## the benchmarks, then the same training job by the TRL library on this machine
+bench-peers: bench smollm2-model  ## the benchmarks, then the same training jobs by TRL and stable-baselines3 on this machine
 	scripts/python_env $(PEERS_VENV) tests/bench/peers/requirements.txt
 	$(PEERS_VENV)/bin/python tests/bench/smollm2_vs_peer.py --model $(SMOLLM2) --build $(BUILD) $(ARGS) | tee $(BUILD)/bench/smollm2_vs_peer.jsonl
+	scripts/python_env $(CONTROL_PEERS_VENV) tests/bench/peers/control_requirements.txt
+	$(CONTROL_PEERS_VENV)/bin/python tests/bench/control_vs_peer.py --build $(BUILD) | tee $(BUILD)/bench/control_vs_peer.jsonl
 
 interop: build smollm2-model  ## check against the reference libraries (transformers, tokenizers, gguf, ...)
 	scripts/python_env $(INTEROP_VENV) tests/interop/requirements.txt

@@ -120,7 +120,7 @@ Controller::Impl::Impl(const ControllerOptions& o)
             .uneven_dp = o.config.scheduler.uneven_dp, .need_bytes_rollout = o.device_bytes_need_rollout,
             .need_bytes_actor = o.device_bytes_need_actor},
       eval_questions(EvalQuestions(o)),
-      environment(rl && !o.config.environment.name.empty()),
+      environment(rl && !o.config.environment.name.empty() && o.config.model.policy.empty()),
       needs_rollout(rl || eval_questions > 0),
       needs_reward((rl || eval_questions > 0) && !environment),
       max_new(o.config.rollout.max_new_tokens),

@@ -135,7 +135,7 @@ struct Controller::Impl {
   // --- controller_start.cc: a new life
   void Resume();
   void StartWorkers();
-  void AddSideWorker(const WorkerRef& ref, WorkerKind kind);
+  void AddSideWorker(const WorkerRef& ref);
   bool Reattach(const event::WorkerJoined& e);
   void ReattachOver();
   void ResumeRows();
@@ -239,7 +239,7 @@ struct Controller::Impl {
   const NamedPolicy policy;
   PoolView fleet;                                      // the part of it that does not change
   const int64_t eval_questions;
-  const bool environment;                              // samples are episodes of several turns
+  const bool environment;                              // samples are episodes of several turns (text; not model.policy)
   const bool needs_rollout, needs_reward;              // needs_reward: processes that grade single turns
   const int64_t max_new;
 

@@ -111,8 +111,8 @@ void Controller::Impl::StartWorkers() {
   }
 }
 
-void Controller::Impl::AddSideWorker(const WorkerRef& ref, WorkerKind kind) {
-  if (kind == WorkerKind::kReward) {
+void Controller::Impl::AddSideWorker(const WorkerRef& ref) {
+  if (!environment) {  // environment workers of a control task give their fragments' verdicts as graders do
     grading.AddWorker(ref);
   } else {
     episodes.AddWorker(ref);
@@ -128,7 +128,7 @@ bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
   out.Do(command::Welcome{e.worker, ref.inc});
   health.Joined(ref, now);
   if (e.kind != WorkerKind::kDevice) {
-    AddSideWorker(ref, e.kind);
+    AddSideWorker(ref);
     return true;
   }
   const SlotId slot = SlotOf(e.worker);
@@ -222,7 +222,7 @@ void Controller::Impl::On(const event::WorkerJoined& e) {
   out.Do(command::Welcome{e.worker, ref.inc});
   health.Joined(ref, now);
   if (e.kind != WorkerKind::kDevice) {
-    AddSideWorker(ref, e.kind);
+    AddSideWorker(ref);
     health.Admitted(e.worker);
   } else {
     pool.Attach(SlotOf(e.worker), ref);

@@ -94,7 +94,7 @@ void Controller::Impl::AfterDeath(WorkerId worker, const std::string& why) {
 
 // A part of the fleet that the run cannot do without is gone for good.
 void Controller::Impl::CheckFleet() {
-  bool rollout = false, reward = false, envs = false, actor = false, missing = false;
+  bool rollout = false, side = false, actor = false, missing = false;
   int64_t devices = 0;
   std::string why;
   for (const auto& [id, p] : health.places()) {
@@ -104,8 +104,7 @@ void Controller::Impl::CheckFleet() {
       why = "w" + std::to_string(id.value) + ": " + p.last_why;
       continue;
     }
-    if (p.kind == WorkerKind::kReward) reward = true;
-    if (p.kind == WorkerKind::kEnvironment) envs = true;
+    if (p.kind == options.side_kind()) side = true;
     if (p.kind == WorkerKind::kDevice) ++devices;
     if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kActor)) actor = true;
     if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kRollout)) rollout = true;
@@ -118,10 +117,9 @@ void Controller::Impl::CheckFleet() {
                                        " always generate, so none may train (" + why + ")");
   } else if (needs_rollout && !rollout) {
     Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
-  } else if (needs_reward && !reward) {
-    Fail("fleet_dead", "reward", {}, "every reward worker is retired (" + why + ")");
-  } else if (environment && !envs) {
-    Fail("fleet_dead", "environment", {}, "every environment worker is retired (" + why + ")");
+  } else if ((needs_reward || environment) && !side) {
+    const std::string kind = options.side_kind() == WorkerKind::kReward ? "reward" : "environment";
+    Fail("fleet_dead", kind, {}, "every " + kind + " worker is retired (" + why + ")");
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -26,6 +27,7 @@
 #include "core/storage/payload.h"
 #include "workers/auth.h"
 #include "workers/build_info.h"
+#include "workers/fragments.h"
 #include "workers/hub.h"
 #include "workers/launcher.h"
 #include "workers/group_commit.h"
@@ -78,8 +80,8 @@ class ControllerProcess {
     if (const auto level = observe::ParseLogLevel(config_.observe.log_level); level.ok()) log.level = *level;
     TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
     TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
-    environment_ = config_.job == "rl" && !config_.environment.name.empty();
-    if (!environment_) {
+    environment_ = config_.job == "rl" && !config_.environment.name.empty() && config_.model.policy.empty();
+    if (config_.environment.name.empty()) {
       for (const std::string& warning : rows_->data().warnings()) Warn(warning);
     }
     storage::JournalContents earlier;
@@ -89,6 +91,9 @@ class ControllerProcess {
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(checkpoints_));
     TP_RETURN_IF_ERROR(storage::RemoveLeftovers(fs_, checkpoints_).status());
     payload_reader_ = std::make_unique<storage::PayloadReader>(fs_, request_.run_dir + "/payload");
+    if (!config_.model.policy.empty()) {
+      TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_, *payload_reader_));
+    }
     scheduler::ControllerOptions options;
     options.config = config_;
     options.config.algorithm.filter = algorithms::FilterOf(config_.algorithm);
@@ -162,6 +167,7 @@ class ControllerProcess {
         CheckChildren();
         CheckSignals();
         StartDueWorkers();
+        GiveBackHeldChunks();
         Feed(ev::Tick{});
       }
       if (now >= next_show) {
@@ -291,6 +297,7 @@ class ControllerProcess {
         argv = {request_.worker_path, "run"};
       } else {
         argv = {request_.self_path, SideName() + "-worker"};
+        if (fragments_ != nullptr) argv.push_back("--vector");
       }
       for (const std::string& word : {"--connect=" + hub_->address(), "--token-file=" + security, "--run-id=" + request_.run_id,
                                       "--place=" + std::to_string(place), "--control-file=" + request_.run_dir + "/control.json"}) {
@@ -302,7 +309,7 @@ class ControllerProcess {
   }
 
   // Workers beside the devices: they grade, or host environments.
-  [[nodiscard]] std::string SideName() const { return environment_ ? "environment" : "reward"; }
+  [[nodiscard]] std::string SideName() const { return config_.environment.name.empty() ? "reward" : "environment"; }
   [[nodiscard]] std::string PlaceName(int64_t place) const {
     const int64_t devices = options_.device_workers();
     return place < devices ? "device-" + std::to_string(place) : SideName() + "-" + std::to_string(place - devices);
@@ -362,6 +369,7 @@ class ControllerProcess {
     place_of_.erase(it);
     connection_of_.erase(place);
     weights_address_.erase(place);
+    environment_of_.erase(place);
     metrics_->OnHold(place, Role::kNone, Now());
     const Incarnation inc = inc_of_[place];
     if (!by_exit) lost_.insert(place);
@@ -392,6 +400,9 @@ class ControllerProcess {
     place_of_[e.connection] = place;
     connection_of_[place] = e.connection;
     weights_address_[place] = e.hello.weights_address;
+    if (fragments_ != nullptr && !e.hello.environment_address.empty()) {
+      environment_of_[place] = {e.hello.environment_address, e.hello.environment_token};
+    }
     lost_.erase(place);
     ev::WorkerJoined joined;
     joined.worker = {place};
@@ -476,7 +487,7 @@ class ControllerProcess {
       ev::ChunkEnd end = c.end;
       bool ended = c.ended;
       if (n > 0) {
-        const Status sound = c.tokens.Check(rows_->tokenizer().vocab_size());
+        const Status sound = fragments_ != nullptr ? fragments_->Check(c.tokens) : c.tokens.Check(rows_->tokenizer().vocab_size());
         if (sound.ok()) {
           const Version version = c.tokens.versions.back().first;
           StoredSample& s = samples_.Get(c.tid, c.att);
@@ -566,10 +577,48 @@ class ControllerProcess {
     m.chunk_tokens = c.chunk_tokens;
     m.max_new_tokens = c.max_new_tokens;
     m.greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
+    if (fragments_ != nullptr) {
+      held_chunks_.push_back({c.worker, std::move(m), Clock::now()});
+      return SendFragments();
+    }
     Send(c.worker, std::move(m));
     metrics_->Count("dispatch/chunks");
   }
-  void Do(const cmd::CancelChunk& c) { Send(c.worker, down::CancelChunk{c.tid, c.att}); }
+
+  // Fragments go to a device with the environment worker that hosts their instances. While there is none (its place is
+  // being filled again) they wait here, and go back to the dispatcher after a while, so that nobody is taken for hung.
+  void SendFragments() {
+    while (!held_chunks_.empty() && !environment_of_.empty()) {
+      HeldChunk held = std::move(held_chunks_.front());
+      held_chunks_.pop_front();
+      down::StartChunk& m = held.message;
+      auto starts = fragments_->Starts(m.tid);
+      if (!starts.ok()) {
+        Feed(ev::ChunkFinished{held.worker, m.tid, m.att, ev::ChunkEnd::kError, "its start: " + starts.status().message()});
+        continue;
+      }
+      m.starts = std::move(*starts);
+      auto host = environment_of_.begin();
+      std::advance(host, static_cast<int64_t>(static_cast<uint64_t>(m.tid.ordinal) % environment_of_.size()));
+      m.environment = host->second.first;
+      m.environment_token = host->second.second;
+      Send(held.worker, std::move(m));
+      metrics_->Count("dispatch/chunks");
+    }
+  }
+  void GiveBackHeldChunks() {
+    if (fragments_ == nullptr) return;
+    SendFragments();
+    while (!held_chunks_.empty() && Clock::now() - held_chunks_.front().since > std::chrono::seconds(5)) {
+      const HeldChunk held = std::move(held_chunks_.front());
+      held_chunks_.pop_front();
+      Feed(ev::ChunkFinished{held.worker, held.message.tid, held.message.att, ev::ChunkEnd::kCancelled, "no environment worker is there"});
+    }
+  }
+  void Do(const cmd::CancelChunk& c) {
+    std::erase_if(held_chunks_, [&](const HeldChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
+    Send(c.worker, down::CancelChunk{c.tid, c.att});
+  }
   void Do(const cmd::ForgetGroup& c) { Send(c.worker, down::ForgetGroup{c.gid}); }
 
   void Do(const cmd::StorePayload& c) {
@@ -580,8 +629,9 @@ class ControllerProcess {
       StorageFailed("payload: " + ref.status().message());
       return;
     }
-    stored_.push_back(ev::PayloadStored{c.tid, c.att, static_cast<int64_t>(payload.prompt.size()), static_cast<int64_t>(payload.response.size()),
+    stored_.push_back(ev::PayloadStored{c.tid, c.att, static_cast<int64_t>(payload.prompt.size()), samples_.Find(c.tid)->tokens.size(),
                                         ref->digest, ref->file, ref->offset, ref->bytes});
+
   }
 
   void Do(const cmd::DiscardTokens& c) {
@@ -610,6 +660,20 @@ class ControllerProcess {
     const StoredSample* s = EnsureRow(c.tid) ? Tokens(c.tid) : nullptr;
     if (s == nullptr) {
       Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, "its tokens cannot be read"});
+      return;
+    }
+    if (fragments_ != nullptr) {  // its environments have given their verdict step by step
+      auto verdict = fragments_->Judge(c.tid, s->tokens);
+      up::Graded graded{c.tid, c.att, GradeOutcome::kOk, 0, {}, "", 0};
+      if (verdict.ok()) {
+        graded.reward = verdict->reward;
+        graded.rewards = std::move(verdict->rewards);
+      } else {
+        graded.outcome = GradeOutcome::kData;
+        graded.why = verdict.status().message();
+      }
+      metrics_->OnGraded(graded);
+      Feed(ev::Graded{c.grader, c.tid, c.att, graded.outcome, graded.reward, std::move(graded.rewards), std::move(graded.why)});
       return;
     }
     const EncodedRow& row = *samples_.FindRow(c.tid);
@@ -733,6 +797,11 @@ class ControllerProcess {
     row.response = s->tokens;
     row.truncated = s->finish == storage::FinishReason::kLength;
     row.reward = controller_->Reward(tid);
+    if (!row.response.fragment.empty()) {  // of one version: it counts, or it does not
+      const Version& made = row.response.versions.front().first;
+      row.loss_mask.assign(1, masked && c.v.number - made.number > c.max_lag_versions ? 0 : 1);
+      return row;
+    }
     if (const auto named = rewards_.find(tid); named != rewards_.end()) {
       for (const RewardFunction& f : config_.reward.functions) {
         const auto it = std::ranges::find(named->second, f.name, [](const auto& entry) { return entry.first; });
@@ -839,10 +908,18 @@ class ControllerProcess {
     result_.steps = c.step.value;
   }
   void Do(const cmd::EvalReport& c) {
-    const Status written = metrics_->WriteEval(c, Now());
+    std::map<std::string, double> more;
+    if (fragments_ != nullptr) {
+      const ReturnSummary r = fragments_->TakeReturns();
+      more = {{"eval/return/mean", r.mean}, {"eval/return/std", r.deviation}, {"eval/return/low", r.low}, {"eval/return/high", r.high}};
+      if (c.step.value == 0) result_returns_.first = r;
+      result_returns_.second = r;
+    }
+    const Status written = metrics_->WriteEval(c, Now(), more);
     if (!written.ok()) Warn("metrics: " + written.message());
   }
   void Remember(const JournalRecord& r) {
+    if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr && fragments_ != nullptr) fragments_->Remember(*enq);
     if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty()) rewards_[g->tid] = g->rewards;
     const auto* e = std::get_if<record::EvalResult>(&r);
     if (e == nullptr || e->total == 0) return;
@@ -958,6 +1035,11 @@ class ControllerProcess {
                         {"peak_bytes", nlohmann::json::object()}, {"drops", nlohmann::json::object()}, {"version", BuildVersion()}, {"policy_version", ToString(controller_->View().version)}};
     if (result_.accuracy_before >= 0) s["accuracy"]["before"] = result_.accuracy_before;
     if (result_.accuracy_after >= 0) s["accuracy"]["after"] = result_.accuracy_after;
+    if (result_returns_.first) s["return"]["before"] = result_returns_.first->mean;
+    if (result_returns_.second) {
+      const ReturnSummary& r = *result_returns_.second;
+      s["return"].update({{"after", r.mean}, {"interval", {r.low, r.high}}, {"episodes", r.episodes}, {"deviation", r.deviation}});
+    }
     for (const auto& [phase, seconds] : metrics_->phase_seconds()) s["seconds"][phase] = seconds;
     s["seconds"]["total"] = Seconds(Now().since_start);
     for (const auto& [place, bytes] : metrics_->peak_bytes()) {
@@ -1011,6 +1093,15 @@ class ControllerProcess {
   SampleStore samples_;
   std::unique_ptr<Turns> turns_;
   bool environment_ = false;                            // samples are episodes of several turns
+  std::unique_ptr<Fragments> fragments_;                // of a policy of control tasks
+  struct HeldChunk {
+    WorkerRef worker;
+    down::StartChunk message;
+    Clock::time_point since;
+  };
+  std::deque<HeldChunk> held_chunks_;                   // fragments that wait for an environment worker
+  std::map<int64_t, std::pair<std::string, std::string>> environment_of_;  // place -> address, token
+  std::pair<std::optional<ReturnSummary>, std::optional<ReturnSummary>> result_returns_;  // before, after
   Mailbox<Incoming> inbox_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;

@@ -9,9 +9,13 @@
 #include "core/base/hash.h"
 #include "core/model/invariance.h"
 #include "core/model/routing.h"
+#include "core/policy/fragment.h"
+#include "core/policy/policy_files.h"
 #include "core/text/tokenizer.h"
 #include "workers/model_folder.h"
+#include "workers/policy_rollout.h"
 #include "workers/row_source.h"
+#include "workers/token_rollout.h"
 #include "workers/weights_service.h"
 
 namespace tidepool::workers {
@@ -84,6 +88,13 @@ DeviceRoles::~DeviceRoles() = default;
 Status DeviceRoles::MakeWeights(bool read_tensors) {
   return Caught("model", [&]() -> Status {
     const model::DType dtype = config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
+    if (!config_.model.policy.empty()) {
+      TP_ASSIGN_OR_RETURN(policy_, policy::ReadPolicySpec(model_dir_));
+      TP_ASSIGN_OR_RETURN(weights_, model::Weights::FromLayout(policy::PolicyLayout(*policy_), dtype));
+      if (read_tensors && policy::HasWeights(model_dir_)) return policy::LoadPolicy(model_dir_, *weights_);
+      if (read_tensors) policy::InitializePolicy(*policy_, config_.seed, *weights_);
+      return OkStatus();
+    }
     TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
     if (config_.deterministic) TP_RETURN_IF_ERROR(model::SelfTestBatchInvariance(spec, dtype));
     const bool scores = config_.job == "reward_model";
@@ -113,8 +124,13 @@ StatusOr<std::unique_ptr<model::Weights>> DeviceRoles::ReadModel(const std::stri
 }
 
 Status DeviceRoles::MakeTrainer() {
-  if (trainer_ != nullptr) return OkStatus();
+  if (trainer_ != nullptr || policy_trainer_ != nullptr) return OkStatus();
   return Caught("trainer", [&]() -> Status {
+    if (policy_) {
+      TP_ASSIGN_OR_RETURN(const policy::PolicyTrainerOptions options, policy::OptionsFromJob(config_));
+      TP_ASSIGN_OR_RETURN(policy_trainer_, policy::PolicyTrainer::Create(*weights_, options));
+      return OkStatus();
+    }
     TP_ASSIGN_OR_RETURN(const train::TrainerOptions options, train::OptionsFromJob(config_));
     const train::NeededCompanions needed = train::Needed(options);
     train::Companions companions;
@@ -139,9 +155,12 @@ Status DeviceRoles::MakeTrainer() {
   });
 }
 
+std::vector<train::NamedBytes> DeviceRoles::TrainerState() const { return policy_trainer_ != nullptr ? policy_trainer_->State() : trainer_->State(); }
+
 Status DeviceRoles::InitState() {
   trainer_.reset();
-  engine_.reset();
+  policy_trainer_.reset();
+  rollout_.reset();
   TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/true));
   owns_state_ = true;
   digest_ = weights_->Digest();
@@ -152,10 +171,11 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   TP_RETURN_IF_ERROR(MakeTrainer());
   TP_RETURN_IF_ERROR(Caught("restore", [&]() -> Status {
+    if (policy_) return policy::LoadPolicy(dir + "/model", *weights_);
     // Straight into the arena: a second copy of the weights would not fit beside a large model.
     return model::LoadHuggingFace(dir + "/model", weights_->dtype(), weights_->bytes()).status();
   }));
-  for (const train::NamedBytes& part : trainer_->State()) {
+  for (const train::NamedBytes& part : TrainerState()) {
     if (part.name == "weights") continue;
     TP_RETURN_IF_ERROR(ReadBytes(dir + "/trainer/" + part.name + ".bin", part.bytes));
   }
@@ -168,11 +188,11 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   TP_RETURN_IF_ERROR(MakeTrainer());
   std::vector<std::span<std::byte>> parts;
-  for (const train::NamedBytes& part : trainer_->State()) parts.push_back(part.bytes);
+  for (const train::NamedBytes& part : TrainerState()) parts.push_back(part.bytes);
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
   owns_state_ = true;
   digest_ = weights_->Digest();
-  if (trainer_->Digest() != tag.digest) return DataLoss("the recovery copy of step " + std::to_string(step.value) + " has another digest than when it was written");
+  if ((policy_trainer_ != nullptr ? digest_ : trainer_->Digest()) != tag.digest) return DataLoss("the recovery copy of step " + std::to_string(step.value) + " has another digest than when it was written");
   return OkStatus();
 }
 
@@ -181,7 +201,7 @@ Status DeviceRoles::FetchState(const std::string& address, const std::string& to
   TP_RETURN_IF_ERROR(MakeTrainer());
   owns_state_ = false;  // whatever was here is being overwritten
   std::vector<std::span<std::byte>> parts;
-  for (const train::NamedBytes& part : trainer_->State()) parts.push_back(part.bytes);
+  for (const train::NamedBytes& part : TrainerState()) parts.push_back(part.bytes);
   TP_ASSIGN_OR_RETURN(const uint64_t announced, FetchBytes(address, token, {.version = {}, .step = step}, parts));
   const std::vector<std::span<const std::byte>> came(parts.begin(), parts.end());
   if (StateDigest(came) != announced) {
@@ -196,7 +216,7 @@ StatusOr<std::vector<std::span<const std::byte>>> DeviceRoles::StateParts() {
   if (!owns_state_) return FailedPrecondition("no state of training is here");
   TP_RETURN_IF_ERROR(MakeTrainer());
   std::vector<std::span<const std::byte>> parts;
-  for (const train::NamedBytes& part : trainer_->State()) parts.emplace_back(part.bytes);
+  for (const train::NamedBytes& part : TrainerState()) parts.emplace_back(part.bytes);
   return parts;
 }
 
@@ -213,8 +233,14 @@ StatusOr<uint64_t> DeviceRoles::WeightsDigest() const {
 
 Status DeviceRoles::PrepareRollout() {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
-  if (engine_ != nullptr) return engine_->AcquireMemory();
+  if (rollout_ != nullptr) return rollout_->AcquireMemory();
   return Caught("engine", [&]() -> Status {
+    if (policy_) {
+      TP_ASSIGN_OR_RETURN(auto player, PolicyRollout::Create(config_, *policy_, *weights_));
+      player->UseVersion(version_);
+      rollout_ = std::move(player);
+      return OkStatus();
+    }
     engine::EngineOptions options;
     options.seed = config_.seed;
     options.deterministic = config_.deterministic;
@@ -229,16 +255,14 @@ Status DeviceRoles::PrepareRollout() {
       std::shared_ptr<text::Tokenizer> tokenizer = std::move(loaded);  // shared: std::function needs to be copyable
       options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
     }
-    TP_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(*weights_, std::move(options)));
+    TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
+    rollout_ = std::make_unique<TokenRollout>(config_.rollout, config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
     return OkStatus();
   });
 }
 
-int64_t DeviceRoles::ReleaseRollout() { return engine_ == nullptr ? 0 : engine_->ReleaseMemory(); }
+int64_t DeviceRoles::ReleaseRollout() { return rollout_ == nullptr ? 0 : rollout_->ReleaseMemory(); }
 
-int64_t DeviceRoles::routing_bytes() const {
-  return weights_ == nullptr || !config_.rollout.record_routing ? 0 : model::RoutingBytes(weights_->spec());
-}
 int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size()); }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
@@ -260,13 +284,13 @@ StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::strin
 
 void DeviceRoles::UseVersion(Version version) {
   version_ = version;
-  if (engine_ == nullptr) return;
-  engine_->SetVersion(version, config_.rollout.kv_on_update == "keep" ? engine::Engine::KvOnUpdate::kKeep : engine::Engine::KvOnUpdate::kRecompute);
+  if (rollout_ != nullptr) rollout_->UseVersion(version);
 }
 
 StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,
                                           comm::Collective* group, const std::vector<int64_t>& groups) {
   TP_RETURN_IF_ERROR(MakeTrainer());
+  if (policy_) return TrainPolicy(step, version, rows, progress, group, groups);
   train::Batch batch;
   batch.step = step;
   batch.version = version;
@@ -330,6 +354,28 @@ Status DeviceRoles::EvaluatePairs(StepNumber step, bool before, std::map<std::st
   return OkStatus();
 }
 
+// Weights that were written from outside reach the player with UseVersion.
+StatusOr<TrainOutcome> DeviceRoles::TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
+                                                comm::Collective* group, const std::vector<int64_t>& groups) {
+  std::vector<policy::FragmentRow> batch;
+  for (const BatchRow& in : rows) {
+    auto fragment = policy::DecodeFragment(in.response.fragment);
+    if (!fragment.ok()) return InvalidArgument("row " + ToString(in.tid) + ": " + fragment.status().message());
+    policy::FragmentRow row{.tid = in.tid, .version = {}, .masked = false, .mine = true, .fragment = std::move(*fragment)};
+    if (!in.response.versions.empty()) row.version = in.response.versions.front().first;
+    row.masked = !in.loss_mask.empty() && in.loss_mask.front() == 0;  // a fragment is of one version
+    row.mine = group == nullptr || std::find(groups.begin(), groups.end(), in.gid.value) != groups.end();
+    batch.push_back(std::move(row));
+  }
+  return Caught("train", [&]() -> StatusOr<TrainOutcome> {
+    TP_ASSIGN_OR_RETURN(train::StepResult result, policy_trainer_->Step(step, version, batch, [&](const train::StepProgress& p) {
+      return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
+    }, group));
+    digest_ = result.digest;
+    return TrainOutcome{result.finite, result.digest, {result.metrics.begin(), result.metrics.end()}};
+  });
+}
+
 Status DeviceRoles::PublishToSharedMemory(Version version, uint64_t digest) {
   return published_.Write({version.number, version.lineage, digest, 0}, {std::as_const(*weights_).bytes()});
 }
@@ -342,19 +388,19 @@ std::shared_ptr<std::vector<std::byte>> DeviceRoles::SnapshotWeights() const {
 Status DeviceRoles::CopyRecovery(StepNumber step) {
   TP_RETURN_IF_ERROR(MakeTrainer());
   std::vector<std::span<const std::byte>> parts;
-  for (const train::NamedBytes& part : trainer_->State()) parts.emplace_back(part.bytes);
-  return recovery_.Write({step.value, version_.lineage, trainer_->Digest(), 0}, parts);
+  for (const train::NamedBytes& part : TrainerState()) parts.emplace_back(part.bytes);
+  return recovery_.Write({step.value, version_.lineage, policy_trainer_ != nullptr ? digest_ : trainer_->Digest(), 0}, parts);
 }
 
 StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir) const {
-  if (trainer_ == nullptr) return FailedPrecondition("there is no trainer whose state could be saved");
+  if (trainer_ == nullptr && policy_trainer_ == nullptr) return FailedPrecondition("there is no trainer whose state could be saved");
   std::error_code error;
   fs::create_directories(dir + "/model", error);
   fs::create_directories(dir + "/trainer", error);
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
   TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));
   std::vector<std::string> files;
-  for (const train::NamedBytes& part : trainer_->State()) {
+  for (const train::NamedBytes& part : TrainerState()) {
     if (part.name == "weights") continue;  // in model/, bit for bit
     TP_RETURN_IF_ERROR(WriteBytes(dir + "/trainer/" + part.name + ".bin", part.bytes));
   }
@@ -372,6 +418,7 @@ Status DeviceRoles::SaveModel(const std::string& dir) const {
     std::error_code error;
     fs::create_directories(dir, error);
     if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
+    if (policy_) return policy::SavePolicy(*policy_, *weights_, dir);
     TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_, dir, kShardBytes, HasTensors(model_dir_) ? model_dir_ : ""));
     return CopyTextFiles(model_dir_, dir);
   });

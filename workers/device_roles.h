@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,10 +18,11 @@
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/comm/collective.h"
-#include "core/engine/engine.h"
 #include "core/model/weights.h"
+#include "core/policy/policy_trainer.h"
 #include "core/train/trainer.h"
 #include "workers/messages.h"
+#include "workers/rollout.h"
 #include "workers/shared_arena.h"
 
 namespace tidepool::workers {
@@ -50,14 +52,13 @@ class DeviceRoles {
 
   // Rollout.
   Status PrepareRollout();                         // makes or re-allocates the engine
-  [[nodiscard]] engine::Engine* engine() { return engine_.get(); }
+  [[nodiscard]] Rollout* rollout() { return rollout_.get(); }
   int64_t ReleaseRollout();                        // frees the KV memory; bytes
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
   StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
   void UseVersion(Version version);                // the arena now holds `version`
   [[nodiscard]] int64_t weight_bytes() const;
-  [[nodiscard]] int64_t routing_bytes() const;  // of a row, recorded by the engine; 0: nothing is recorded
 
   // Training. kInvalidArgument: the rows cannot be trained on (data), nothing changed.
   // kAborted: `progress` returned false. With a group, `rows` are those of all ranks and `groups` the gids of
@@ -66,7 +67,7 @@ class DeviceRoles {
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,
                                comm::Collective* group = nullptr, const std::vector<int64_t>& groups = {});
   // Optimizer updates ever made: tells whether a step that failed changed anything.
-  [[nodiscard]] int64_t updates() const { return trainer_ == nullptr ? 0 : trainer_->updates(); }
+  [[nodiscard]] int64_t updates() const { return policy_trainer_ != nullptr ? policy_trainer_->updates() : trainer_ == nullptr ? 0 : trainer_->updates(); }
   Status PublishToSharedMemory(Version version, uint64_t digest);
   [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
   Status CopyRecovery(StepNumber step);
@@ -82,6 +83,9 @@ class DeviceRoles {
   StatusOr<std::unique_ptr<model::Weights>> ReadModel(const std::string& key, const std::string& folder) const;
   // Held-out pairs, judged by the trainer: into the step's metrics.
   Status EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics);
+  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer
+  StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
+                                     comm::Collective* group, const std::vector<int64_t>& groups);
 
   JobConfig config_;
   std::string model_dir_;
@@ -89,8 +93,11 @@ class DeviceRoles {
   std::unique_ptr<model::Weights> weights_;
   std::unique_ptr<model::Weights> reference_, teacher_, critic_;
   std::vector<train::Row> held_out_;  // pairs; read when they are first needed
-  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Rollout> rollout_;
   std::unique_ptr<train::Trainer> trainer_;
+  // model.policy: weights_ are a policy's, and this is their trainer.
+  std::optional<policy::PolicySpec> policy_;
+  std::unique_ptr<policy::PolicyTrainer> policy_trainer_;
   SharedBlock published_;
   SharedBlock recovery_;
   Version version_;

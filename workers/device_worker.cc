@@ -49,20 +49,6 @@ constexpr int kActorRow = 2;
 
 int64_t MachineBytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
 
-ChunkEnd ToChunkEnd(engine::FinishReason reason) {
-  switch (reason) {
-    case engine::FinishReason::kChunk: return ChunkEnd::kChunkLimit;
-    case engine::FinishReason::kEos: return ChunkEnd::kEos;
-    case engine::FinishReason::kStopToken:
-    case engine::FinishReason::kStopString: return ChunkEnd::kStop;
-    case engine::FinishReason::kLength: return ChunkEnd::kLength;
-    case engine::FinishReason::kCancelled: return ChunkEnd::kDrained;
-    case engine::FinishReason::kError:
-    case engine::FinishReason::kNone: break;
-  }
-  return ChunkEnd::kError;
-}
-
 class DeviceWorker {
  public:
   explicit DeviceWorker(DeviceWorkerOptions options) : options_(std::move(options)) {}
@@ -201,42 +187,24 @@ class DeviceWorker {
   void StartChunk(down::StartChunk& c) {
     if (!Current(c.slot, c.epoch)) return;
     up::StepTokens answer;
-    if (role_ != Role::kRollout || roles_->engine() == nullptr || c.version != admitted_) {
+    if (role_ != Role::kRollout || roles_->rollout() == nullptr || c.version != admitted_) {
       answer.chunks.push_back({c.tid, c.att, {}, true, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version)});
       link_->Send(std::move(answer));
       return;
     }
-    engine::ChunkRequest request;
-    request.tid = c.tid;
-    request.attempt = c.att;
-    request.gid = c.gid;
-    request.prompt = std::move(c.prompt);
-    request.generated = std::move(c.generated);
-    request.max_new_tokens = c.chunk_tokens;
-    request.max_total_new = c.max_new_tokens;
-    if (const int64_t row = roles_->routing_bytes(); row > 0) {
-      request.routed = std::min(c.routing_bytes / row, static_cast<int64_t>(request.generated.size()));
-    }
-    engine::SamplingParams& s = request.sampling;
-    s.temperature = c.greedy ? 0.0F : static_cast<float>(config_.rollout.temperature);
-    if (!c.greedy) {
-      s.top_k = config_.rollout.top_k;
-      s.top_p = static_cast<float>(config_.rollout.top_p);
-      s.min_p = static_cast<float>(config_.rollout.min_p);
-    }
-    s.stop_strings = config_.rollout.stop;
-    for (const int64_t id : config_.rollout.stop_token_ids) s.stop_token_ids.push_back(static_cast<int32_t>(id));
-    if (!c.tid.is_eval()) held_.Begin(c.tid, c.att, c.gid, static_cast<int64_t>(request.generated.size()));
-    if (pacer_) paced_[{c.tid, c.att}] = static_cast<int64_t>(request.prompt.size() + request.generated.size());
-    const Status added = roles_->engine()->Add(std::move(request));
+    const SampleId tid = c.tid;
+    const int32_t att = c.att;
+    if (!tid.is_eval()) held_.Begin(tid, att, c.gid, static_cast<int64_t>(c.generated.size()));
+    if (pacer_) paced_[{tid, att}] = static_cast<int64_t>(c.prompt.size() + c.generated.size());
+    const Status added = roles_->rollout()->Add(std::move(c));
     if (added.ok() || added.code() == StatusCode::kAlreadyExists) return;
     const bool data = added.code() == StatusCode::kInvalidArgument;
-    answer.chunks.push_back({c.tid, c.att, {}, true, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message()});
+    answer.chunks.push_back({tid, att, {}, true, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message()});
     link_->Send(std::move(answer));
   }
 
   void Cancel(const down::CancelChunk& c) {
-    if (roles_->engine() != nullptr) roles_->engine()->Cancel(c.tid, c.att);
+    if (roles_->rollout() != nullptr) roles_->rollout()->Cancel(c.tid, c.att);
     paced_.erase({c.tid, c.att});
     up::StepTokens answer;
     answer.chunks.push_back({c.tid, c.att, {}, true, ChunkEnd::kCancelled, ""});
@@ -244,7 +212,7 @@ class DeviceWorker {
   }
 
   void ForgetGroup(GroupId gid) {
-    if (roles_->engine() != nullptr) roles_->engine()->ForgetGroup(gid);
+    if (roles_->rollout() != nullptr) roles_->rollout()->ForgetGroup(gid);
     held_.Forget(gid);
   }
 
@@ -256,8 +224,8 @@ class DeviceWorker {
     epoch_ = c.epoch;
     paced_.clear();
     up::StepTokens tokens;
-    if (roles_->engine() != nullptr) {
-      for (const engine::Delta& d : roles_->engine()->Drain()) tokens.chunks.push_back({d.tid, d.attempt, {}, true, ChunkEnd::kDrained, ""});
+    if (roles_->rollout() != nullptr) {
+      for (const auto& [tid, att] : roles_->rollout()->Drain()) tokens.chunks.push_back({tid, att, {}, true, ChunkEnd::kDrained, ""});
     }
     if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
     link_->Send(up::Drained{c.slot, c.epoch});
@@ -580,7 +548,7 @@ class DeviceWorker {
 
   // --- generation ---
   bool CanStep() {
-    if (role_ != Role::kRollout || roles_ == nullptr || roles_->engine() == nullptr || !roles_->engine()->HasWork()) return false;
+    if (role_ != Role::kRollout || roles_ == nullptr || roles_->rollout() == nullptr || !roles_->rollout()->HasWork()) return false;
     // Self-fence: a worker that the controller may have given up serves nothing.
     return link_->SecondsSinceHeard() < lease_s_;
   }
@@ -589,52 +557,29 @@ class DeviceWorker {
     pulse_.Begin("generate");
     const TimePoint begin = Now();
     const auto start = Clock::now();
-    engine::StepOutput out = roles_->engine()->Step();
+    RolloutStep out = roles_->rollout()->Step();
+    up::StepTokens& tokens = out.tokens;
     if (pacer_) {
       int64_t context = 0;
-      for (const engine::Delta& d : out.deltas) context += Grown(d);
-      pacer_->Keep(start, pacer_->EngineStep(out.stats.sampled_tokens, context, out.stats.prefill_tokens));
-      out.stats.step_s = SecondsSince(start);
+      for (const up::ChunkDelta& c : tokens.chunks) context += Grown(c);
+      pacer_->Keep(start, pacer_->EngineStep(out.sampled, context, tokens.prefill_tokens));
+      tokens.step_s = SecondsSince(start);
     }
-    pulse_.Engine(out.stats);
-    up::StepTokens tokens;
-    tokens.step_s = out.stats.step_s;
-    tokens.kv_usage = out.stats.kv_usage;
-    tokens.running = out.stats.running;
-    tokens.waiting = out.stats.waiting;
-    tokens.prefill_tokens = out.stats.prefill_tokens;
-    tokens.prefix_hit_tokens = out.stats.prefix_hit_tokens;
-    for (engine::Delta& d : out.deltas) {
-      up::ChunkDelta c;
-      c.tid = d.tid;
-      c.att = d.attempt;
-      const auto n = static_cast<int64_t>(d.ids.size());
-      c.tokens.ids = std::move(d.ids);
-      c.tokens.logprobs = std::move(d.logprobs);
-      bool masked = false;
-      for (const float k : d.log_kept) masked = masked || k != 0.0F;
-      if (masked) c.tokens.log_kept = std::move(d.log_kept);
-      c.tokens.routing = std::move(d.routing);
-      if (n > 0) c.tokens.versions.emplace_back(d.version, n);
-      c.ended = d.finish != engine::FinishReason::kNone;
-      if (c.ended) c.end = ToChunkEnd(d.finish);
-      c.why = std::move(d.error);
-      held_.Append(c);
-      tokens.chunks.push_back(std::move(c));
-    }
+    pulse_.Engine(tokens);
+    for (const up::ChunkDelta& c : tokens.chunks) held_.Append(c);
     if (trace_) {
       trace_->Add({"generate", std::string(observe::kRolloutSpan), kRolloutRow, begin, Now() - begin,
-                   {{"rows", static_cast<int64_t>(tokens.chunks.size())}, {"prefill", out.stats.prefill_tokens}}});
+                   {{"rows", static_cast<int64_t>(tokens.chunks.size())}, {"prefill", tokens.prefill_tokens}}});
     }
     if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
   }
 
   // Tokens of a paced sample with those of this step; forgets it when its chunk ends.
-  int64_t Grown(const engine::Delta& d) {
-    const auto it = paced_.find({d.tid, d.attempt});
+  int64_t Grown(const up::ChunkDelta& c) {
+    const auto it = paced_.find({c.tid, c.att});
     if (it == paced_.end()) return 0;
-    const int64_t context = it->second += static_cast<int64_t>(d.ids.size());
-    if (d.finish != engine::FinishReason::kNone) paced_.erase(it);
+    const int64_t context = it->second += c.tokens.size();
+    if (c.ended) paced_.erase(it);
     return context;
   }
 

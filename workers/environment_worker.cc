@@ -13,11 +13,13 @@
 #include "core/config/load.h"
 #include "core/environments/episode.h"
 #include "core/observe/log.h"
+#include "core/policy/spec.h"
 #include "workers/auth.h"
 #include "workers/build_info.h"
 #include "workers/link.h"
 #include "workers/mailbox.h"
 #include "workers/resolved_config.h"
+#include "workers/vector_service.h"
 #include "workers/worker_trace.h"
 
 namespace tidepool::workers {
@@ -39,6 +41,16 @@ class EnvironmentWorker {
     link.hello.place = options.place;
     link.hello.kind = scheduler::WorkerKind::kEnvironment;
     link.hello.pid = getpid();
+    if (options.vector) {
+      // A token of its own: callers learn it from the controller, and it ends with this process.
+      const auto secret = JobTokens::Random();
+      if (!secret.ok()) return Failed("attach", secret.status());
+      auto server = VectorServer::Start({.token = secret->Token(CallerRole::kDevice)});
+      if (!server.ok()) return Failed("attach", server.status());
+      vector_ = std::move(*server);
+      link.hello.environment_address = vector_->address();
+      link.hello.environment_token = secret->Token(CallerRole::kDevice);
+    }
     auto connected = Link::Connect(link, [this](LinkEvent e) { inbox_.Put(std::move(e)); });
     if (!connected.ok()) return Failed("attach", connected.status());
     link_ = std::move(*connected);
@@ -83,6 +95,10 @@ class EnvironmentWorker {
     }
     config_ = std::move(*config);
     link_->SetReattach(config_.cluster.reattach_grace_s, [] { return std::vector<up::Held>{}; });
+    if (vector_ != nullptr) {
+      if (const Status serving = vector_->Serve(policy::EnvironmentOfJob(config_)); !serving.ok()) exit_code_ = Failed("environment", serving);
+      return;
+    }
     auto source = environments::EpisodeSource::Create(config_);
     if (!source.ok()) {
       exit_code_ = Failed("environment", source.status());
@@ -153,7 +169,7 @@ class EnvironmentWorker {
     next_beat_ = now + std::chrono::milliseconds(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     up::Heartbeat beat;
     beat.op = "play";
-    beat.op_seq = answered_;
+    beat.op_seq = vector_ != nullptr ? vector_->steps() : answered_;
     beat.waiting = static_cast<int64_t>(due_.size());
     struct rusage usage {};
     getrusage(RUSAGE_SELF, &usage);
@@ -171,6 +187,7 @@ class EnvironmentWorker {
   Mailbox<LinkEvent> inbox_;
   std::unique_ptr<Link> link_;
   std::unique_ptr<environments::EpisodeHost> host_;
+  std::unique_ptr<VectorServer> vector_;  // in place of host_
   std::unique_ptr<observe::TraceWriter> trace_;
   std::multimap<Clock::time_point, Waiting> due_;
   Clock::time_point next_beat_ = Clock::now();

@@ -22,6 +22,7 @@ namespace tidepool::workers {
 struct EnvironmentWorkerOptions {
   std::string address, token_file, run_id, control_file;
   int64_t place = -1;
+  bool vector = false;  // hosts the vectorised environments of a control task for device workers (workers/vector_service.h)
 };
 
 // Runs until the controller says Shutdown or is gone; exit code as RunDeviceWorker.

@@ -14,6 +14,7 @@
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
+#include "core/policy/spec.h"
 #include "core/storage/run_directory.h"
 #include "workers/model_folder.h"
 
@@ -47,7 +48,7 @@ class Job {
   StatusOr<JobOutcome> Run() {
     const JobConfig& config = request_.loaded.config;
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
-    if (!config.model.init) TP_RETURN_IF_ERROR(CheckModelFolder(config.model.path));
+    if (!config.model.init && config.model.policy.empty()) TP_RETURN_IF_ERROR(CheckModelFolder(config.model.path));
     for (const auto& [key, folder] : {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
                                       {"algorithm.critic.path", config.algorithm.critic.path}, {"algorithm.teacher", config.algorithm.teacher},
                                       {"preference.reference", config.preference.reference}, {"distill.teacher", config.distill.teacher}}) {
@@ -69,6 +70,12 @@ class Job {
       } else {
         TP_RETURN_IF_ERROR(WriteInitFolder(*config.model.init, config.model.dtype, model_dir));
       }
+    }
+    if (!config.model.policy.empty()) {
+      model_dir = outcome_.run_dir + "/model";
+      TP_RETURN_IF_ERROR(fs_.MakeDirectories(model_dir));
+      TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::SpecOfJob(config));
+      TP_RETURN_IF_ERROR(policy::WritePolicySpec(spec, model_dir));
     }
     Say("run " + outcome_.run_dir);
     TP_ASSIGN_OR_RETURN(outcome_.result, Start("", request_.loaded, outcome_.run_dir, model_dir));

@@ -227,6 +227,7 @@ bool MayGenerate(const JobConfig& c, int64_t slot) { return c.scheduler.placemen
 
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   if (c.cluster.device != "cpu") return Unimplemented("memory is predicted for cluster.device: cpu only, this is " + c.cluster.device);
+  if (!c.model.policy.empty()) return Unimplemented("a policy of control tasks takes some megabytes beside its processes");
   MemoryPlan plan;
   TP_ASSIGN_OR_RETURN(plan.model, SizesOf(c.model));
   const ModelSizes& m = plan.model;
@@ -266,7 +267,11 @@ std::string DescribePlan(const JobConfig& c) {
   const int64_t devices = c.cluster.slots;
   out << "placement    " << c.scheduler.placement << ", " << devices << (devices == 1 ? " slot" : " slots") << " of "
       << c.cluster.threads_per_slot << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << c.cluster.device << ")\n";
-  if (rl) {
+  if (!c.model.policy.empty()) {
+    out << "step         " << c.train.groups_per_step << " fragments of " << c.environment.instances << " instances x " << c.rollout.steps_per_fragment
+        << " steps = " << c.train.groups_per_step * c.rollout.max_new_tokens << " environment steps; " << c.train.steps << " steps\n"
+        << "updates      " << c.train.epochs << " epochs of " << c.train.minibatches << " minibatches\n";
+  } else if (rl) {
     const int64_t rows = RowsPerStep(c), ahead = c.scheduler.max_lag_versions + 1;
     out << "step         " << c.train.groups_per_step << " groups x " << c.rollout.group_size << " samples = " << rows << " sequences, at most "
         << rows * c.rollout.max_new_tokens << " new tokens; " << c.train.steps << " steps\n";
@@ -275,7 +280,7 @@ std::string DescribePlan(const JobConfig& c) {
   } else {
     out << "step         " << c.train.groups_per_step << " rows; " << c.train.steps << " steps\n";
   }
-  out << "micro-batch  at most " << c.train.micro_batch_tokens << " computed tokens" << (c.train.recompute ? ", activations recomputed" : "") << "\n";
+  if (c.model.policy.empty()) out << "micro-batch  at most " << c.train.micro_batch_tokens << " computed tokens" << (c.train.recompute ? ", activations recomputed" : "") << "\n";
   const auto plan = PlanMemory(c);
   if (!plan.ok()) {
     out << "memory       not predicted: " << plan.status().message() << "\n";

@@ -5,6 +5,10 @@
 namespace tidepool::workers {
 
 void TokenRecord::Append(const TokenRecord& more) {
+  if (!more.fragment.empty()) {  // it comes whole
+    *this = more;
+    return;
+  }
   if (log_kept.empty() && !more.log_kept.empty()) log_kept.assign(ids.size(), 0.0F);
   const bool pad = more.log_kept.empty() && !log_kept.empty();
   ids.insert(ids.end(), more.ids.begin(), more.ids.end());

@@ -26,7 +26,11 @@ struct TokenRecord {
   std::vector<float> log_kept;
   std::vector<std::pair<Version, int64_t>> versions;  // run lengths
   std::string routing;  // experts of the rows that ids were drawn from (core/model/routing.h); empty: not recorded
-  [[nodiscard]] int64_t size() const { return static_cast<int64_t>(ids.size()); }
+  // In place of tokens, for a policy of control tasks: a whole fragment (core/policy/fragment.h), and how many
+  // environment steps it counts as.
+  std::string fragment;
+  int64_t fragment_steps = 0;
+  [[nodiscard]] int64_t size() const { return fragment.empty() ? static_cast<int64_t>(ids.size()) : fragment_steps; }
   // Appends `more`; keeps the arrays in step.
   void Append(const TokenRecord& more);
   // kInvalidArgument if lengths differ, a log-prob is positive beyond rounding or not finite.
@@ -40,6 +44,7 @@ struct Hello {
   scheduler::WorkerKind kind = scheduler::WorkerKind::kDevice;
   int64_t device_bytes = 0, pid = 0; std::string weights_address; Incarnation restored_inc;
   std::vector<Held> held; std::string host;
+  std::string environment_address, environment_token;  // of an environment worker that hosts vectorised environments
 };
 struct Heartbeat { std::string op; int64_t op_seq = 0; double kv_usage = 0; int64_t running = 0, waiting = 0; double step_s = 0;
                    int64_t rss_bytes = 0; bool has_engine = false;
@@ -84,6 +89,7 @@ struct Refuse { std::string why; };
 struct LeaseRenewal {};
 struct StartChunk { SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid; Version version;
                     std::vector<int32_t> prompt, generated; int64_t chunk_tokens = 0, max_new_tokens = 0; bool greedy = false;
+                    std::string starts, environment, environment_token;  // of a fragment
                     int64_t routing_bytes = 0; };
 struct CancelChunk { SampleId tid; int32_t att = 0; };
 struct ForgetGroup { GroupId gid; };

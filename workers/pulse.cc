@@ -21,7 +21,7 @@ void Pulse::Begin(std::string op) {
   ++beat_.op_seq;
 }
 
-void Pulse::Engine(const engine::EngineStats& stats) {
+void Pulse::Engine(const up::StepTokens& stats) {
   const std::lock_guard lock(mu_);
   beat_.has_engine = true;
   beat_.kv_usage = stats.kv_usage;

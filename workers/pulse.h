@@ -4,7 +4,6 @@
 #include <mutex>
 #include <string>
 
-#include "core/engine/engine.h"
 #include "workers/messages.h"
 #include "workers/pacer.h"
 
@@ -13,7 +12,7 @@ namespace tidepool::workers {
 class Pulse {
  public:
   void Begin(std::string op);                      // counts as progress
-  void Engine(const engine::EngineStats& stats);   // an engine step was done
+  void Engine(const up::StepTokens& step);          // an engine step was done
   void SetPacer(const Pacer* pacer);               // borrowed
   up::Heartbeat Take();
 

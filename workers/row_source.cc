@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "core/base/hash.h"
 #include "workers/model_folder.h"
 
 namespace tidepool::workers {
@@ -30,6 +31,14 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
+  if (!config.model.policy.empty()) {
+    const EnvironmentConfig& e = config.environment;
+    std::string text = e.name + " " + std::to_string(e.instances) + " " + std::to_string(e.max_episode_steps) + " " + std::to_string(e.held_out) + " " +
+                       std::to_string(config.rollout.steps_per_fragment) + " " + std::to_string(config.seed);
+    for (const auto& [key, value] : e.options) text += " " + key + "=" + value;
+    source->fragments_ = {.size = int64_t{1} << 40, .held_out = e.held_out, .environment = e.name, .identity = Sha256Hex(text).substr(0, 16)};
+    return source;
+  }
   if (config.model.init) source->max_positions_ = config.model.init->max_position;
   if (config.job == "rl" && !config.environment.name.empty()) {
     TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
@@ -110,12 +119,24 @@ StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt
 }
 
 StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
+  if (fragments_) {
+    EncodedRow row;
+    row.question.prompt = fragments_->environment + " fragment " + std::to_string(ordinal);
+    return row;
+  }
+ 
   if (!episodes_) return Encode(data_->Row(ordinal));
   tasks::Question question;
   question.prompt = episodes_->Game({ordinal, 0, SampleId::kRowSample})->Reset();
   return Encode(std::move(question));
 }
 StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
+  if (fragments_) {
+    EncodedRow row;
+    row.question.prompt = fragments_->environment + " episode " + std::to_string(index);
+    return row;
+  }
+ 
   if (!episodes_) return Encode(data_->HeldOut(index));
   tasks::Question question;
   question.prompt = episodes_->Game({index, 0, SampleId::kEvalSample})->Reset();
@@ -212,6 +233,6 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
   return row;
 }
 
-std::string RowSource::ResponseText(const std::vector<int32_t>& ids) const { return tokenizer_->Decode(ids, /*skip_special=*/true); }
+std::string RowSource::ResponseText(const std::vector<int32_t>& ids) const { return tokenizer_ == nullptr ? "" : tokenizer_->Decode(ids, /*skip_special=*/true); }
 
 }  // namespace tidepool::workers

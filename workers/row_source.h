@@ -35,9 +35,9 @@ class RowSource {
   // The questions of a job with data; a job with an environment has none.
   [[nodiscard]] const tasks::DataSource& data() const { return *data_; }
   // Of either: rows of an epoch, held-out ones, what a resumed run has to have again.
-  [[nodiscard]] int64_t size() const { return episodes_ ? episodes_->size() : data_->size(); }
-  [[nodiscard]] int64_t held_out_size() const { return episodes_ ? episodes_->held_out_size() : data_->held_out_size(); }
-  [[nodiscard]] const std::string& identity() const { return episodes_ ? episodes_->identity() : data_->identity(); }
+  [[nodiscard]] int64_t size() const { return fragments_ ? fragments_->size : episodes_ ? episodes_->size() : data_->size(); }
+  [[nodiscard]] int64_t held_out_size() const { return fragments_ ? fragments_->held_out : episodes_ ? episodes_->held_out_size() : data_->held_out_size(); }
+  [[nodiscard]] const std::string& identity() const { return fragments_ ? fragments_->identity : episodes_ ? episodes_->identity() : data_->identity(); }
   [[nodiscard]] const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   [[nodiscard]] bool is_chat() const { return template_ != nullptr; }
 
@@ -73,6 +73,12 @@ class RowSource {
   int32_t end_token_ = -1;
   std::vector<int32_t> end_tokens_;
   std::optional<environments::EpisodeSource> episodes_;
+  // A control task: rows are fragments to be played, without words (workers/fragments.h).
+  struct FragmentRows {
+    int64_t size = 0, held_out = 0;
+    std::string environment, identity;
+  };
+  std::optional<FragmentRows> fragments_;
   std::string before_turn_, after_turn_;  // what a chat template writes around a later user message, after the end token
   int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;

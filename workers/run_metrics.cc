@@ -223,8 +223,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   return std::exchange(first_error_, OkStatus());
 }
 
-Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimePoint now) {
-  std::map<std::string, double> m;
+Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimePoint now, const std::map<std::string, double>& more) {
+  std::map<std::string, double> m = more;
   if (report.total > 0) m["eval/accuracy"] = static_cast<double>(report.correct) / static_cast<double>(report.total);
   m["eval/total"] = static_cast<double>(report.total);
   // What was generated for the evaluation is not part of the next step.

@@ -42,7 +42,8 @@ class RunMetrics {
 
   // The step is committed: writes everything that was gathered for it.
   Status WriteStep(const scheduler::command::StepReport& report, const scheduler::ControllerView& view, TimePoint now);
-  Status WriteEval(const scheduler::command::EvalReport& report, TimePoint now);
+  // `more`: further numbers of the evaluation.
+  Status WriteEval(const scheduler::command::EvalReport& report, TimePoint now, const std::map<std::string, double>& more = {});
 
   [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
   // Of all slots and their incarnations so far; steps 0: nothing is paced.

@@ -40,6 +40,7 @@ storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
   p.logprobs = sample->tokens.logprobs;
   p.log_kept = sample->tokens.log_kept;
   p.routing = sample->tokens.routing;
+  p.fragment = sample->tokens.fragment;
   for (const auto& [version, count] : sample->tokens.versions) p.versions.push_back({version, static_cast<int32_t>(count)});
   p.loss_mask = sample->loss_mask;
   if (!p.loss_mask.empty()) p.loss_mask.resize(p.response.size(), 1);
@@ -54,7 +55,11 @@ StoredSample SampleStore::FromPayload(const storage::Payload& payload) {
   s.tokens.logprobs = payload.logprobs;
   s.tokens.log_kept = payload.log_kept;
   s.tokens.routing = payload.routing;
-  for (const auto& run : payload.versions) s.tokens.versions.emplace_back(run.version, run.tokens);
+  s.tokens.fragment = payload.fragment;
+  for (const auto& run : payload.versions) {
+    s.tokens.versions.emplace_back(run.version, run.tokens);
+    if (!payload.fragment.empty()) s.tokens.fragment_steps += run.tokens;
+  }
   s.loss_mask = payload.loss_mask;
   s.finish = payload.finish;
   return s;

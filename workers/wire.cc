@@ -39,6 +39,8 @@ void Put(const TokenRecord& in, v1::Tokens* out) {
     Put(version, run->mutable_version());
     run->set_count(count);
   }
+  out->set_fragment(in.fragment);
+  out->set_fragment_steps(in.fragment_steps);
 }
 TokenRecord Get(const v1::Tokens& in) {
   TokenRecord out;
@@ -47,6 +49,8 @@ TokenRecord Get(const v1::Tokens& in) {
   out.log_kept.assign(in.log_kept().begin(), in.log_kept().end());
   out.routing = in.routing();
   for (const auto& run : in.versions()) out.versions.emplace_back(Get(run.version()), run.count());
+  out.fragment = in.fragment();
+  out.fragment_steps = in.fragment_steps();
   return out;
 }
 void PutNumbers(const std::vector<std::pair<std::string, double>>& in, google::protobuf::RepeatedPtrField<v1::NamedNumber>* out) {
@@ -96,6 +100,8 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_weights_address(b.weights_address);
                    o->set_restored_inc(PutInc(b.restored_inc));
                    o->set_host(b.host);
+                   o->set_environment_address(b.environment_address);
+                   o->set_environment_token(b.environment_token);
                    for (const auto& h : b.held) {
                      auto* p = o->add_held();
                      Put(h.tid, p->mutable_tid());
@@ -248,6 +254,8 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       o.weights_address = b.weights_address();
       o.restored_inc = GetInc(b.restored_inc());
       o.host = b.host();
+      o.environment_address = b.environment_address();
+      o.environment_token = b.environment_token();
       for (const auto& h : b.held()) o.held.push_back({Get(h.tid()), h.att(), Get(h.generated())});
       out.body = std::move(o);
       return out;
@@ -385,6 +393,9 @@ void ToWire(const ToWorker& in, v1::ToWorker* out) {
                    o->set_chunk_tokens(b.chunk_tokens);
                    o->set_max_new_tokens(b.max_new_tokens);
                    o->set_greedy(b.greedy);
+                   o->set_starts(b.starts);
+                   o->set_environment(b.environment);
+                   o->set_environment_token(b.environment_token);
                    o->set_routing_bytes(b.routing_bytes);
                  },
                  [&](const down::CancelChunk& b) {
@@ -526,6 +537,9 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
       o.chunk_tokens = b.chunk_tokens();
       o.max_new_tokens = b.max_new_tokens();
       o.greedy = b.greedy();
+      o.starts = b.starts();
+      o.environment = b.environment();
+      o.environment_token = b.environment_token();
       o.routing_bytes = b.routing_bytes();
       out.body = std::move(o);
       return out;
@@ -645,7 +659,8 @@ StatusOr<BatchRow> FromWire(const v1::Row& in) {
   out.reward = in.reward();
   out.truncated = in.truncated();
   out.components.assign(in.components().begin(), in.components().end());
-  if (!out.loss_mask.empty() && out.loss_mask.size() != out.response.ids.size()) {
+  const size_t said = out.response.fragment.empty() ? out.response.ids.size() : 1;  // a fragment counts, or does not
+  if (!out.loss_mask.empty() && out.loss_mask.size() != said) {
     return InvalidArgument("row " + ToString(out.tid) + ": loss mask and response differ in length");
   }
   return out;

@@ -179,12 +179,15 @@ std::vector<OptionSpec> OptionsOfParts(const AlgorithmConfig& config) {
   return specs;
 }
 
-StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_tokens) {
+StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_tokens, bool environments) {
   TP_ASSIGN_OR_RETURN(const Parts parts, PartsOf(c));
   const AlgorithmEntry& preset = *parts.preset;
   ResolvedAlgorithm out;
   out.advantage = parts.advantage;
-  if (out.advantage->compute == nullptr) {
+  if (environments && out.advantage->name != "gae_env") {
+    return Wrong("advantage", "is " + out.advantage->name + ", but a policy of control tasks needs gae_env; write algorithm.advantage: gae_env");
+  }
+  if (out.advantage->compute == nullptr && !environments) {
     return Unimplemented("algorithm.advantage: " + out.advantage->name + " needs " + out.advantage->needs + ", which a job does not provide yet; take another one");
   }
   // The preset's options go with its own parts; then what the config says.

@@ -69,7 +69,9 @@ struct ResolvedAlgorithm {
 // `max_new_tokens` is L_max of seq-mean-token-sum-norm. An error begins with the key it is about
 // ("algorithm.correction: ..."): kInvalidArgument for what is wrong or contradicts, kUnimplemented for what
 // a job cannot provide yet.
-StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens);
+// `environments`: of a job that provides steps of environments and their values (model.policy), so that gae_env may be
+// used; the caller computes it.
+StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens, bool environments = false);
 
 // The filter of groups: as written, else the algorithm's; "none" for an unknown algorithm.
 std::string FilterOf(const AlgorithmConfig& config);

@@ -32,6 +32,11 @@ struct ModelConfig {
   std::string path;               // Hugging Face folder; or
   std::optional<ModelInit> init;  // made from the config
   std::string dtype = "float32";  // float32 | bfloat16: the weights that compute; master is float32
+  // Or a small policy for a control task (core/policy/spec.h), made for `environment`.
+  std::string policy;             // mlp; empty: a language model
+  std::vector<int64_t> hidden = {64, 64};
+  bool shared = false;            // actor and critic share their hidden layers
+  double initial_log_std = 0.0;   // of a Gaussian policy
 };
 
 // `data`: a generated task (core/tasks) or a JSONL file.
@@ -89,6 +94,8 @@ struct EnvironmentConfig {
   int64_t workers = 1;
   int64_t max_turns = 0;           // of an episode; 0: the environment's own limit
   int64_t max_turn_tokens = 0;     // of the policy in one turn; 0: what rollout.max_new_tokens leaves
+  int64_t instances = 8;           // model.policy: environments that a fragment steps together
+  int64_t max_episode_steps = 0;   // model.policy: an episode is truncated here; 0: the environment's own limit
   int64_t max_retries = 2;         // of infrastructure failures, on another worker where there is one
   double reset_timeout_s = 600.0;
   double step_timeout_s = 60.0;
@@ -140,6 +147,7 @@ struct AlgorithmConfig {
   std::string reject_threshold;    // of the divergences: a number, a_b, or a comma list
   std::optional<double> reject_low, reject_high;  // of the ratios
   double entropy_coef = 0.0;
+  double value_coef = 0.5;         // model.policy: weight of the value loss beside the policy's
   std::string correction;          // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour); empty: the algorithm's
   double tis_max = 2.0;
   std::string filter;              // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
@@ -171,6 +179,7 @@ struct DistillConfig {
 };
 
 struct RolloutConfig {
+  int64_t steps_per_fragment = 128;  // model.policy: steps of every instance in one fragment
   int64_t group_size = 8;
   int64_t max_new_tokens = 64;
   int64_t chunk_tokens = 0;        // 0: clamp(max_new/20 to a block, 256, 2048)

@@ -8,8 +8,10 @@
 
 #include "core/algorithms/registry.h"
 #include "core/config/binder.h"
+#include "core/config/policy_rules.h"
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
+#include "core/environments/vector.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
 
@@ -192,6 +194,9 @@ void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
     }
   }
   const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(c.environment.name);
+  if (info == nullptr && environments::FindVectorEnvironment({.name = c.environment.name}).ok()) {
+    return b.Complain("environment.name", c.environment.name + " is a control task, which a language model cannot play; write model.policy: mlp in place of the model");
+  }
   if (info == nullptr) return b.Complain("environment.name", environments::NoSuchEnvironment(c.environment.name));
   for (const tasks::Option& option : info->options) {
     if (!b.Good("environment." + option.name)) return;
@@ -491,10 +496,33 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
   }
 }
 
+void CheckName(Binder& b, const JobConfig& c) {
+  if (b.Good("name")) {
+    const auto plain = [](char ch) {
+      return std::isalnum(static_cast<unsigned char>(ch)) != 0 || ch == '-' || ch == '_' || ch == '.';
+    };
+    if (c.name.empty() || c.name[0] == '.' || c.name.size() > 100 || !std::ranges::all_of(c.name, plain)) {
+      b.Complain("name", "found '" + c.name +
+                             "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
+    }
+  }
+}
+
 }  // namespace
 
 void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
+  if (!c.model.policy.empty() && b.Good("model.policy")) {
+    CheckPolicy(b, loaded);
+    CheckPlacement(b, c);
+    CheckCluster(b, c);
+    return CheckName(b, c);
+  }
+  for (const auto& [key, origin] : loaded.origins) {
+    if (origin.kind != Origin::Kind::kDefault && BelongsToPolicies(key) && b.Good(key)) {
+      b.Complain(key, "belongs to a policy of control tasks; write model.policy: mlp, or remove it");
+    }
+  }
   CheckModel(b, loaded);
   if (c.environment.name.empty()) {
     CheckData(b, loaded);
@@ -515,15 +543,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckCluster(b, c);
   CheckPace(b, c);
   CheckWarmStart(b, loaded);
-  if (b.Good("name")) {
-    const auto plain = [](char ch) {
-      return std::isalnum(static_cast<unsigned char>(ch)) != 0 || ch == '-' || ch == '_' || ch == '.';
-    };
-    if (c.name.empty() || c.name[0] == '.' || c.name.size() > 100 || !std::ranges::all_of(c.name, plain)) {
-      b.Complain("name", "found '" + c.name +
-                             "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
-    }
-  }
+  CheckName(b, c);
 }
 
 }  // namespace tidepool::config

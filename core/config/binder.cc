@@ -9,6 +9,7 @@
 
 #include "core/algorithms/registry.h"
 #include "core/environments/text_game.h"
+#include "core/environments/vector.h"
 #include "core/tasks/task.h"
 
 namespace tidepool::config {
@@ -280,9 +281,11 @@ void Binder::BindData(const Node& map) {
 // Keys of `environment` that are none of ours belong to the environment.
 void Binder::BindEnvironment(const Node& map) {
   const environments::TextEnvironmentInfo* info = nullptr;
+  bool control = false;  // a control task checks its options itself, once all are known
   if (const Node* name = map.Find("name"); name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
     info = environments::FindTextEnvironment(name->text);
-    if (info == nullptr) Fail(name->place, "environment.name", environments::NoSuchEnvironment(name->text));
+    control = environments::FindVectorEnvironment({.name = name->text}).ok();
+    if (info == nullptr && !control) Fail(name->place, "environment.name", environments::NoSuchEnvironment(name->text));
   }
   std::vector<std::string> known = NamesIn("environment");
   if (info != nullptr) {
@@ -303,6 +306,11 @@ void Binder::BindEnvironment(const Node& map) {
       continue;
     }
     if (bad_.contains("environment.name") || value.kind == Node::Kind::kNull) continue;
+    if (control && value.kind == Node::Kind::kScalar) {
+      loaded_.config.environment.options[name] = ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+      continue;
+    }
     const auto option = info == nullptr ? decltype(info->options.begin()){} : std::ranges::find(info->options, name, &tasks::Option::name);
     if (info == nullptr || option == info->options.end()) {
       Unknown("environment", name, value, known);

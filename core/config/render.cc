@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
+#include "core/config/policy_rules.h"
 #include "core/config/schema.h"
 #include "core/environments/text_game.h"
 #include "core/tasks/reward.h"
@@ -26,6 +27,7 @@ std::string LastName(const std::string& path) { return path.substr(path.rfind('.
 // Whether the key means something to this job; one that does not would be refused when it is read.
 bool Applies(const Key& key, const JobConfig& config) {
   if (key.jobs != Jobs::kAll && JobName(key.jobs) != config.job) return false;
+  if (config.model.policy.empty() ? BelongsToPolicies(key.path) : BelongsToText(key.path)) return false;
   if (key.path.starts_with("environment.")) return !config.environment.name.empty();
   if (!config.environment.name.empty() && (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
                                            key.path == "data.size" || key.path == "data.eval_path" || key.path == "data.held_out")) {
@@ -68,7 +70,12 @@ void AppendOptions(const LoadedConfig& loaded, std::string& out) {
 // Options of the environment, as those of a task.
 void AppendGameOptions(const LoadedConfig& loaded, std::string& out) {
   const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(loaded.config.environment.name);
-  if (info == nullptr) return;
+  if (info == nullptr) {  // a control task
+    for (const auto& [name, value] : loaded.config.environment.options) {
+      out += WithComment("  " + name + ": " + value, loaded.OriginOf("environment." + name).ToString());
+    }
+    return;
+  }
   for (const tasks::Option& option : info->options) {
     const auto it = loaded.config.environment.options.find(option.name);
     out += it != loaded.config.environment.options.end()

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/hash.h"
+#include "core/environments/vector.h"
 #include "core/tasks/task.h"
 
 namespace tidepool::environments {
@@ -23,6 +24,10 @@ std::string NoSuchEnvironment(const std::string& name) {
   for (const TextEnvironmentInfo& info : ListTextEnvironments()) {
     names.push_back(info.name);
     list += (list.empty() ? "" : ", ") + info.name;
+  }
+  for (const VectorSpec& spec : ListVectorEnvironments()) {
+    names.push_back(spec.name);
+    list += ", " + spec.name;
   }
   const std::string near = tasks::Nearest(name, names);
   return "no environment is named '" + name + "'; " + (near.empty() ? "there are " + list : "did you mean '" + near + "'?");

@@ -56,6 +56,21 @@ StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType 
   return w;
 }
 
+StatusOr<std::unique_ptr<Weights>> Weights::FromLayout(std::vector<Parameter> layout, DType dtype) {
+  int64_t elements = 0;
+  for (const Parameter& p : layout) {
+    TP_CHECK(p.offset == elements) << p.name;
+    elements += (p.numel() + 63) / 64 * 64;
+  }
+  std::unique_ptr<Weights> w(new Weights());
+  w->impl_->dtype = dtype;
+  w->impl_->layout = std::move(layout);
+  w->impl_->elements = elements;
+  TP_ASSIGN_OR_RETURN(w->impl_->owned, PageBuffer::Create(static_cast<size_t>(elements * Bytes(dtype))));
+  w->impl_->arena = w->impl_->owned.bytes();
+  return w;
+}
+
 const ModelSpec& Weights::spec() const { return impl_->spec; }
 DType Weights::dtype() const { return impl_->dtype; }
 const std::vector<Parameter>& Weights::layout() const { return impl_->layout; }

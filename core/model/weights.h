@@ -27,6 +27,9 @@ class Weights {
   // Zeroed arena of its own (64-byte aligned), or over `arena` (>= elements * dtype bytes, outlives this).
   static StatusOr<std::unique_ptr<Weights>> Create(const ModelSpec& spec, DType dtype,
                                                    std::span<std::byte> arena = {});
+  // An arena of another kind of model (core/policy): its parameters with offsets that ascend and are multiples of 64.
+  // spec() is empty then, and the folder functions below do not apply.
+  static StatusOr<std::unique_ptr<Weights>> FromLayout(std::vector<Parameter> layout, DType dtype);
   ~Weights();
 
   [[nodiscard]] const ModelSpec& spec() const;

@@ -71,7 +71,7 @@ StatusOr<std::string> EncodePayload(const Payload& payload) {
   size_t versioned = 0;
   for (const VersionRun& run : payload.versions) versioned += static_cast<size_t>(std::max(run.tokens, 0));
   const auto fits = [n](size_t size) { return size == 0 || size == n; };
-  if (!fits(payload.logprobs.size()) || !fits(payload.log_kept.size()) || !fits(versioned) || !fits(payload.loss_mask.size())) {
+  if (!fits(payload.logprobs.size()) || !fits(payload.log_kept.size()) || (payload.fragment.empty() && !fits(versioned)) || !fits(payload.loss_mask.size())) {
     return InvalidArgument("payload of sample " + ToString(payload.tid) + ": the response has " +
                            std::to_string(n) + " tokens, but there are " +
                            std::to_string(payload.logprobs.size()) + " logprobs, " +
@@ -96,9 +96,11 @@ StatusOr<std::string> EncodePayload(const Payload& payload) {
     PutNumber(out, run.version.number);
     PutNumber(out, run.tokens);
   }
-  // What only some payloads have is at the end; an empty routing stands before a mask.
-  if (!payload.routing.empty() || !payload.loss_mask.empty()) PutString(out, payload.routing);
-  if (!payload.loss_mask.empty()) PutList(out, payload.loss_mask);
+  // Sections at the end, each with the ones before it, empty where they are not used.
+  const bool fragment = !payload.fragment.empty(), masked = fragment || !payload.loss_mask.empty();
+  if (masked || !payload.routing.empty()) PutString(out, payload.routing);
+  if (masked) PutList(out, payload.loss_mask);
+  if (fragment) PutString(out, payload.fragment);
   if (static_cast<int64_t>(out.size()) > kMaxPayloadBytes) {
     return InvalidArgument("payload of sample " + ToString(payload.tid) + ": " + std::to_string(out.size()) +
                            " bytes, at most " + std::to_string(kMaxPayloadBytes) + " can be stored");
@@ -129,8 +131,9 @@ StatusOr<Payload> DecodePayload(std::string_view bytes) {
     run.version.number = reader.Number<int64_t>();
     run.tokens = reader.Number<int32_t>();
   }
-  if (reader.ok() && reader.left() > 0) payload.routing = std::string(reader.Bytes(reader.Count(1)));
+  if (reader.ok() && reader.left() > 0) payload.routing = std::string(reader.String());
   if (reader.ok() && reader.left() > 0) payload.loss_mask = GetList<uint8_t>(reader);
+  if (reader.ok() && reader.left() > 0) payload.fragment = std::string(reader.String());
   if (!reader.ok() || reader.left() != 0 || (!payload.loss_mask.empty() && payload.loss_mask.size() != payload.response.size()) || size != bytes.size() ||
       finish > static_cast<uint8_t>(FinishReason::kLength)) {
     return DataLoss("the bytes are no payload");

@@ -17,6 +17,7 @@ void AddEnvironmentWorkerCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--run-id", options->run_id)->required();
   command->add_option("--place", options->place);
   command->add_option("--control-file", options->control_file);
+  command->add_flag("--vector", options->vector, "host the vectorised environments of a control task");
   command->add_option("--parent", options->parent);
   command->callback([options, &context] {
     EndWithParent(options->parent);

@@ -58,6 +58,11 @@ Status Models(const std::string& name, bool as_json) {
     }
     return OkStatus();
   }
+  const std::string policy = "actor and critic of a control task: model: {policy: mlp, hidden: [64, 64], shared: false} with an environment (docs/adding_a_policy.md)";
+  if (name == "mlp") {
+    std::printf("%s\n", as_json ? ordered_json({{"model_type", "mlp_policy"}, {"name", "mlp"}, {"doc", policy}}).dump().c_str() : ("mlp (mlp_policy)\n  " + policy).c_str());
+    return OkStatus();
+  }
   if (!name.empty()) {
     if (std::filesystem::is_directory(name, error)) return DescribeFolder(name, as_json);
     return NotFound("models: '" + name + "' is neither a family (" + model::FamilyNames() + ") nor a folder");
@@ -69,6 +74,11 @@ Status Models(const std::string& name, bool as_json) {
     } else {
       std::printf("%-10s  %s\n", family->model_type, family->doc);
     }
+  }
+  if (as_json) {
+    all.push_back({{"model_type", "mlp_policy"}, {"name", "mlp"}, {"doc", policy}});
+  } else {
+    std::printf("%-10s  %s\n", "mlp", policy.c_str());
   }
   if (as_json) std::printf("%s\n", all.dump().c_str());
   return OkStatus();

@@ -8,6 +8,7 @@
 #include "core/algorithms/registry.h"
 #include "core/environments/control.h"
 #include "core/environments/text_game.h"
+#include "core/environments/vector.h"
 #include "core/tasks/reward.h"
 #include "workers/cli/command.h"
 
@@ -101,6 +102,15 @@ void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
     const std::string limit = e.max_steps == 0 ? "no limit" : std::to_string(e.max_steps) + " steps";
     lines.push_back({e.name, e.reward, e.name + "\n  observation  " + e.observation + "\n  action       " + e.action + "\n  limit        " + limit + "\n  reward       " + e.reward + "\n",
                      {{"name", e.name}, {"observation", e.observation}, {"action", e.action}, {"max_steps", e.max_steps}, {"reward", e.reward}}});
+  }
+  for (const environments::VectorSpec& e : environments::ListVectorEnvironments()) {
+    const std::string action = e.continuous ? std::to_string(e.actions) + " numbers" : std::to_string(e.actions) + " choices";
+    lines.push_back({e.name, "control task: " + e.reference + " for model.policy: mlp",
+                     e.name + ": the control task " + e.reference + "\n  observation  " + std::to_string(e.observation_size) + " numbers\n  action       " + action + "\n  limit        " +
+                         std::to_string(e.max_episode_steps) + " steps\n  reward       " + e.reward + "\n  solved       at a return of " + nlohmann::json(e.solved_return).dump() +
+                         "\n  in a config  model: {policy: mlp}, environment: {name: " + e.name + ", instances: 8}\n",
+                     {{"name", e.name}, {"reference", e.reference}, {"observation_size", e.observation_size}, {"actions", e.actions}, {"continuous", e.continuous},
+                      {"max_steps", e.max_episode_steps}, {"solved", e.solved_return}, {"reward", e.reward}}});
   }
   for (const environments::TextEnvironmentInfo& e : environments::ListTextEnvironments()) {
     std::string options;

@@ -1,0 +1,22 @@
+#pragma once
+// Which keys belong to jobs with model.policy (a small policy of control tasks), which to language models, and the
+// rules between keys of the former.
+
+#include <string_view>
+
+#include "core/base/config.h"
+#include "core/config/binder.h"
+#include "core/config/load.h"
+
+namespace tidepool::config {
+
+// The key means something to jobs with model.policy alone.
+bool BelongsToPolicies(std::string_view key);
+// The key means nothing to them: text, tokens, questions.
+bool BelongsToText(std::string_view key);
+
+// requires config.model.policy to be set. Fills what the rest of the system reads of a fragment: one sample a group,
+// as many tokens as it has steps.
+void CheckPolicy(Binder& b, LoadedConfig& loaded);
+
+}  // namespace tidepool::config

@@ -1,0 +1,92 @@
+#include "core/policy/distribution.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/base/rng.h"
+
+namespace tidepool::policy {
+namespace {
+
+constexpr double kHalfLogTwoPi = 0.91893853320467274178;
+
+double LogSumExp(std::span<const float> z) {
+  const double top = *std::ranges::max_element(z);
+  double sum = 0;
+  for (const float x : z) sum += std::exp(static_cast<double>(x) - top);
+  return top + std::log(sum);
+}
+
+}  // namespace
+
+ActionTerms Evaluate(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std, std::span<const float> action) {
+  ActionTerms out;
+  if (!spec.continuous) {
+    const double norm = LogSumExp(head);
+    out.logp = static_cast<double>(head[static_cast<size_t>(action[0])]) - norm;
+    for (const float z : head) out.entropy -= std::exp(z - norm) * (z - norm);
+    return out;
+  }
+  for (size_t i = 0; i < head.size(); ++i) {
+    const double u = (static_cast<double>(action[i]) - head[i]) * std::exp(-static_cast<double>(log_std[i]));
+    out.logp += -0.5 * u * u - log_std[i] - kHalfLogTwoPi;
+    out.entropy += log_std[i] + 0.5 + kHalfLogTwoPi;
+  }
+  return out;
+}
+
+void EvaluateBack(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std, std::span<const float> action,
+                  double d_logp, double d_entropy, std::span<float> d_head, std::span<double> d_log_std) {
+  if (!spec.continuous) {
+    const double norm = LogSumExp(head);
+    double entropy = 0;
+    if (d_entropy != 0) {
+      for (const float z : head) entropy -= std::exp(z - norm) * (z - norm);
+    }
+    const auto chosen = static_cast<size_t>(action[0]);
+    for (size_t j = 0; j < head.size(); ++j) {
+      const double p = std::exp(head[j] - norm);
+      d_head[j] = static_cast<float>(d_logp * ((j == chosen ? 1.0 : 0.0) - p) - d_entropy * p * (head[j] - norm + entropy));
+    }
+    return;
+  }
+  for (size_t i = 0; i < head.size(); ++i) {
+    const double inverse = std::exp(-static_cast<double>(log_std[i])), u = (static_cast<double>(action[i]) - head[i]) * inverse;
+    d_head[i] = static_cast<float>(d_logp * u * inverse);
+    d_log_std[i] += d_logp * (u * u - 1) + d_entropy;
+  }
+}
+
+void Sample(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std, uint64_t seed, uint64_t uid, uint32_t position,
+            bool greedy, std::span<float> action) {
+  if (!spec.continuous) {
+    if (greedy) {
+      action[0] = static_cast<float>(std::ranges::max_element(head) - head.begin());
+      return;
+    }
+    const double norm = LogSumExp(head);
+    double u = SampleUniform(seed, uid, position, 0);
+    size_t chosen = head.size() - 1;  // rounding may leave a little of u at the end
+    for (size_t j = 0; j < head.size(); ++j) {
+      u -= std::exp(head[j] - norm);
+      if (u < 0) {
+        chosen = j;
+        break;
+      }
+    }
+    action[0] = static_cast<float>(chosen);
+    return;
+  }
+  for (size_t i = 0; i < head.size(); ++i) {
+    double noise = 0;
+    if (!greedy) {
+      // Box-Muller; 1 - u is never 0.
+      const double radius = std::sqrt(-2 * std::log(1 - static_cast<double>(SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i)))));
+      noise = radius * std::cos(2 * std::numbers::pi * static_cast<double>(SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i + 1))));
+    }
+    action[i] = static_cast<float>(head[i] + std::exp(static_cast<double>(log_std[i])) * noise);
+  }
+}
+
+}  // namespace tidepool::policy

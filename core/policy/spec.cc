@@ -1,0 +1,115 @@
+#include "core/policy/spec.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+
+namespace tidepool::policy {
+namespace {
+
+Status Range(const char* what, int64_t value, int64_t high) {
+  if (value >= 1 && value <= high) return OkStatus();
+  return InvalidArgument(std::string("policy: ") + what + " is " + std::to_string(value) + ", expected 1 to " + std::to_string(high));
+}
+
+}  // namespace
+
+Status CheckSpec(const PolicySpec& spec) {
+  TP_RETURN_IF_ERROR(Range("the observation's size", spec.observation_size, 65536));
+  TP_RETURN_IF_ERROR(Range("the number of actions", spec.actions, 4096));
+  TP_RETURN_IF_ERROR(Range("the number of hidden layers", static_cast<int64_t>(spec.hidden.size()), 8));
+  for (const int64_t width : spec.hidden) TP_RETURN_IF_ERROR(Range("a hidden layer", width, 4096));
+  if (!(spec.initial_log_std >= -10 && spec.initial_log_std <= 4)) return InvalidArgument("policy: initial_log_std is outside [-10, 4]");
+  return OkStatus();
+}
+
+std::vector<model::Parameter> PolicyLayout(const PolicySpec& spec) {
+  std::vector<model::Parameter> layout;
+  int64_t at = 0;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    model::Parameter p{name, at, std::move(shape)};
+    at += (p.numel() + 63) / 64 * 64;
+    layout.push_back(std::move(p));
+  };
+  const auto trunk = [&](const std::string& prefix) {
+    int64_t in = spec.observation_size;
+    for (size_t k = 0; k < spec.hidden.size(); ++k) {
+      add(prefix + std::to_string(k) + ".weight", {spec.hidden[k], in});
+      add(prefix + std::to_string(k) + ".bias", {spec.hidden[k]});
+      in = spec.hidden[k];
+    }
+  };
+  trunk("actor.");
+  if (!spec.shared) trunk("critic.");
+  add("policy_head.weight", {spec.actions, spec.hidden.back()});
+  add("policy_head.bias", {spec.actions});
+  if (spec.continuous) add("log_std", {spec.actions});
+  add("value_head.weight", {1, spec.hidden.back()});
+  add("value_head.bias", {1});
+  return layout;
+}
+
+environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
+  environments::VectorOptions o{.name = job.environment.name, .options = {}, .max_episode_steps = job.environment.max_episode_steps, .seed = job.seed};
+  for (const auto& [key, text] : job.environment.options) {
+    const nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    o.options[key] = value.is_string() ? value.get<std::string>() : text;
+  }
+  return o;
+}
+
+StatusOr<PolicySpec> SpecOfJob(const JobConfig& job) {
+  TP_ASSIGN_OR_RETURN(const environments::VectorSpec environment, environments::FindVectorEnvironment(EnvironmentOfJob(job)));
+  PolicySpec spec;
+  spec.observation_size = environment.observation_size;
+  spec.actions = environment.actions;
+  spec.continuous = environment.continuous;
+  spec.hidden = job.model.hidden;
+  spec.shared = job.model.shared;
+  spec.initial_log_std = job.model.initial_log_std;
+  spec.environment = environment.name;
+  TP_RETURN_IF_ERROR(CheckSpec(spec));
+  return spec;
+}
+
+StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  std::ifstream in(path);
+  if (!in) return NotFound(path + ": cannot be read; a policy folder has a config.json");
+  std::stringstream text;
+  text << in.rdbuf();
+  if (text.str().size() > (1 << 20)) return InvalidArgument(path + ": is larger than a policy's config can be");
+  const nlohmann::json j = nlohmann::json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  const auto number = [&](const char* key, int64_t fallback) {
+    const auto it = j.find(key);
+    return it != j.end() && it->is_number_integer() ? it->get<int64_t>() : fallback;
+  };
+  if (!j.is_object() || j.value("model_type", nlohmann::json()) != "mlp_policy") return InvalidArgument(path + ": model_type is not mlp_policy");
+  PolicySpec spec;
+  spec.observation_size = number("observation_size", 0);
+  spec.actions = number("actions", 0);
+  const auto flag = [&](const char* key) { return j.contains(key) && j[key].is_boolean() && j[key].get<bool>(); };
+  spec.continuous = flag("continuous");
+  spec.shared = flag("shared");
+  spec.hidden.clear();
+  if (j.contains("hidden") && j["hidden"].is_array()) {
+    for (const auto& width : j["hidden"]) spec.hidden.push_back(width.is_number_integer() ? width.get<int64_t>() : 0);
+  }
+  if (j.contains("initial_log_std") && j["initial_log_std"].is_number()) spec.initial_log_std = j["initial_log_std"].get<double>();
+  if (j.contains("environment") && j["environment"].is_string()) spec.environment = j["environment"].get<std::string>();
+  if (const Status sound = CheckSpec(spec); !sound.ok()) return InvalidArgument(path + ": " + sound.message());
+  return spec;
+}
+
+Status WritePolicySpec(const PolicySpec& spec, const std::string& folder) {
+  const nlohmann::json j = {{"model_type", "mlp_policy"}, {"observation_size", spec.observation_size}, {"actions", spec.actions},
+                            {"continuous", spec.continuous}, {"hidden", spec.hidden}, {"shared", spec.shared},
+                            {"initial_log_std", spec.initial_log_std}, {"environment", spec.environment}};
+  std::ofstream out(folder + "/config.json", std::ios::trunc);
+  out << j.dump(2) << "\n";
+  out.close();
+  return out ? OkStatus() : Unavailable(folder + "/config.json: cannot be written");
+}
+
+}  // namespace tidepool::policy

@@ -1,0 +1,74 @@
+"""Control tasks as whole jobs: a policy, environments in their own process, the same journal, ledger and kills."""
+import unittest
+
+from harness import RunTest, kill
+
+CONFIG = "configs/test/control.yaml"
+
+
+class ControlTest(RunTest):
+    def test_a_short_cartpole_job_leaves_what_every_job_leaves(self):
+        self.assert_done(self.train(CONFIG))
+        self.assert_checked()
+        summary = self.summary()
+        self.assertEqual(summary["steps"], 6)
+        self.assertEqual(summary["return"]["episodes"], 20)
+        low, high = summary["return"]["interval"]
+        self.assertTrue(low <= summary["return"]["after"] <= high)
+        self.assertTrue(self.path("final", "model.safetensors").exists())
+        self.assertIn("mlp_policy", self.path("final", "config.json").read_text())
+        rows = self.metrics()
+        for step in range(1, 7):
+            # The forward of the rollout and that of the trainer are one.
+            self.assertEqual(rows[step]["training/rollout_logp_diff/max"], 0)
+            self.assertEqual(rows[step]["training/rollout_value_diff/max"], 0)
+        enqueued = [r for r in self.journal() if r["kind"] == "ENQ"]
+        self.assertEqual(len(enqueued), 12)
+        self.assertTrue(all(r["payload_bytes"] > 1000 for r in enqueued))
+
+    def test_the_same_weights_with_and_without_kills(self):
+        self.assert_done(self.train(CONFIG, "train.steps=40", run="quiet"))
+        killed = self.start(CONFIG, "train.steps=40", run="killed")
+        self.wait_step(3, killed, run="killed")
+        self.assertTrue(kill(self.worker_pid(1, killed, run="killed")))  # environments
+        self.wait_step(10, killed, run="killed")
+        self.assertTrue(kill(self.worker_pid(0, killed, run="killed")))  # device
+        self.finish(killed)
+        for run in ("quiet", "killed"):
+            self.assert_checked(run)
+        faults = [r for r in self.journal("killed") if r["kind"] == "FENCE"]
+        self.assertGreaterEqual(len(faults), 2)
+        self.assertEqual(self.digests("quiet"), self.digests("killed"))
+
+    def test_a_killed_controller_goes_on_where_it_was(self):
+        self.assert_done(self.train(CONFIG, "train.steps=40", run="quiet"))
+        run = self.start(CONFIG, "train.steps=40")
+        self.wait_step(7, run)
+        run.kill()
+        run.communicate()
+        self.assert_done(self.train(CONFIG, "train.steps=40", "--resume"))
+        self.assert_checked()
+        self.assertEqual(self.digests("quiet"), self.digests())
+
+    def refused(self, *overrides, words):
+        result = self.command("train", CONFIG, "--dry-run", *overrides)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+
+    def test_what_contradicts_itself_is_refused(self):
+        self.refused("data.task=reverse", words=["data.task", "means nothing to a policy"])
+        self.refused("environment.name=cartpol", words=["environment.name", "cartpole"])
+        self.refused("environment.name=tally", words=["environment.name", "game of words"])
+        self.refused("environment.map=4x4", words=["environment.map", "no options"])
+        self.refused("model.initial_log_std=-1", words=["model.initial_log_std", "choices"])
+        self.refused("rollout.temperature=0.5", words=["rollout.temperature", "remove it"])
+        self.refused("algorithm.advantage=grpo", words=["algorithm.advantage", "gae_env"])
+        self.refused("algorithm.loss=gspo", words=["algorithm.loss", "single steps"])
+        self.refused("environment.instances=60000", words=["60000 instances", "security.max_control_bytes"])
+        self.refused("train.minibatches=100000", words=["train.minibatches", "environment steps"])
+        self.refused("model.policy=null", words=["model.policy"])
+
+
+if __name__ == "__main__":
+    unittest.main()
