@@ -68,7 +68,7 @@ interop: build smollm2-model  ## check against the reference libraries (transfor
 	scripts/python_env $(INTEROP_VENV) tests/interop/requirements.txt
 	scripts/interop $(BUILD) $(INTEROP_VENV) $(SMOLLM2)
 
-learn: binaries  ## train the quickstart with every algorithm (configs/algorithms) and print what each reached; hours
+learn: binaries  ## train a reduced quickstart with every algorithm (configs/algorithms) from one warm start and print what each reached; minutes
 	scripts/learn $(BUILD) $(ARGS)
 
 nightly: build smollm2-model  ## what takes hours: more seeds, long tests, interop, peers

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "scheduler/length_fairness.h"
+
 namespace tidepool::scheduler {
 namespace {
 
@@ -18,6 +20,7 @@ struct Row {
   int32_t att = 0;
   bool enqueued = false, ended = false, graded = false;
   int64_t gid = -1, lease = -1, step = -1;
+  int32_t length = 0;          // response tokens, once they are known
   Version oldest, newest;
   DropReason reason = DropReason::kStale;
 };
@@ -102,7 +105,8 @@ struct Checker::State {
     const auto b = static_cast<double>(config->groups_per_step);
     return config->max_lag_versions * config->groups_per_step + static_cast<int64_t>(std::ceil(config->oversample * b - 1e-9));
   }
-  [[nodiscard]] bool Rl() const { return config->job != "sft"; }
+  LengthFairness fairness;
+  [[nodiscard]] bool Rl() const { return config->job == "rl"; }
 
   // Digest of the weights with number n on the path of v; 0: not known.
   [[nodiscard]] uint64_t At(const Version& v, int64_t n) const {
@@ -234,6 +238,8 @@ struct Checker::State {
     for (const Version& v : {x.wv_min, x.wv_max}) {
       if (Rl() && !published.contains(v)) return Violation("W3", ToString(x.tid) + " has tokens of " + ToString(v) + ", which was not published");
     }
+    if (config->pin_version != 0 && x.wv_min != x.wv_max) return Violation("W6", ToString(x.tid) + " is pinned, but has tokens of " + ToString(x.wv_min) + " and " + ToString(x.wv_max));
+    row->length = static_cast<int32_t>(std::clamp<int64_t>(x.response_len, 0, INT32_MAX));
     row->enqueued = true;
     row->where = Rl() ? Where::kAwaiting : Where::kQueued;
     row->oldest = x.wv_min;
@@ -272,6 +278,8 @@ struct Checker::State {
     if (row->where == Where::kTrained) return Violation("Q2", ToString(x.tid) + " was trained and is dropped");
     if (row->where == Where::kDropped) return Violation("Q1", ToString(x.tid) + " is dropped twice");
     if (row->where == Where::kLeased) return Violation("Q1", ToString(x.tid) + " is leased and dropped");
+    // By choice of the ledger, of samples that were complete: must not prefer a length.
+    if (row->enqueued && (x.reason == DropReason::kStale || x.reason == DropReason::kOverflowPolicy)) fairness.Dropped(row->length);
     row->where = Where::kDropped;
     row->reason = x.reason;
     ++r.dropped;
@@ -352,6 +360,7 @@ struct Checker::State {
       row->where = Where::kTrained;
       row->lease = -1;
       row->step = x.step.value;
+      fairness.Trained(row->length);
       ++per_group[row->gid];
       ++r.trained;
       CloseRow(*row);
@@ -369,6 +378,7 @@ struct Checker::State {
     lease.reset();
     step.reset();
     current = x.v;
+    fairness.Step();
     committed[x.v] = x.digest;
     SetPath(x.v, x.digest);
     ++r.steps;
@@ -670,6 +680,7 @@ struct Checker::State {
     fault_seen = false;
     if (!transitions.empty()) return Violation("G4", "transition " + S(transitions.begin()->first) + " is still open");
     if (x.code != 0 || current.number < config->steps) return true;
+    if (const auto unfair = fairness.Unfair()) return Violation("Q10", *unfair);
     for (const auto& [tid, row] : rows) {
       if (row.where != Where::kTrained && row.where != Where::kDropped) return Violation("Q1", ToString(tid) + " is neither trained nor dropped at the end");
     }

@@ -9,12 +9,14 @@
 //      group is admitted only below the capacity.   Q6 trained => its attempt ended by itself and a
 //      grader returned a reward (rl).   Q7 a group is trained in one step; who is missing was dropped.
 //   Q8 nothing is accepted from a fenced or unknown worker.   Q9 rows of the data order are issued
-//      without holes or repeats; again only after expiry.
+//      without holes or repeats; again only after expiry.   Q10 (end) of 500 or more complete samples that the ledger
+//      dropped, no decile of length has more than ten times the share of another.
 //   G1 one grant a slot.  G2 epochs increase and effects carry the current one.  G3 plans start from the
 //      role that is held.  G4 each transition ends once, in time.  G5 no grant without proof of release.
 //   G8 chunks only where rollout holds the slot, steps only where the actor does.
 //   W1 versions published once, in order.  W2 loads increase.  W3 served => admitted => loaded with the
-//      published digest.  W5 published => committed, same digest.
+//      published digest.  W6 with
+//      rollout.pin_version the tokens of a sample are of one version.  W5 published => committed, same digest.
 //   C1 a restore names a commit and its step.  C2 a newer checkpoint exists when one is deleted.
 //   C3 one cut.  C5 newer ones were rejected first.  C6 a recovery copy is at most one step behind.
 //   C8 begin before commit, commit of step 0 before the first ISSUE.  L3 an abnormal end names its fault.

@@ -29,13 +29,16 @@ EpisodeOptions EpisodesOf(const JobConfig& c) {
 
 int64_t EvalQuestions(const ControllerOptions& o) {
   const EvalConfig& e = o.config.eval;
+  if (TrainsOnPairs(o.config)) return 0;  // judged by the trainer, in the step
   if (!e.before_train && !e.after_train && e.every_steps <= 0) return 0;
   return e.samples > 0 ? std::min(e.samples, o.eval_rows) : o.eval_rows;
 }
 
 Status Validate(const ControllerOptions& o) {
   const JobConfig& c = o.config;
-  if (c.job != "rl" && c.job != "sft") return InvalidArgument("job is '" + c.job + "'; the controller runs rl and sft");
+  if (c.job != "rl" && c.job != "sft" && c.job != "distill" && !TrainsOnPairs(c)) {
+    return InvalidArgument("job is '" + c.job + "'; the controller runs rl, sft, dpo, reward_model and distill");
+  }
   if (o.data_rows <= 0) return InvalidArgument("the data set has no rows; a run needs at least one");
   if (c.train.groups_per_step <= 0) return InvalidArgument("train.groups_per_step has to be positive");
   if (c.job == "rl" && c.rollout.group_size <= 0) return InvalidArgument("rollout.group_size has to be positive");
@@ -97,7 +100,7 @@ Status SameRun(const record::Config& was, const ControllerOptions& o) {
     return InvalidArgument(std::string(key) + " is " + b + ", but the run was begun with " + a +
                            "; it cannot change on --resume (start anew with --fresh)");
   };
-  const int64_t group_size = c.job == "rl" ? c.rollout.group_size : 1;
+  const int64_t group_size = SamplesPerRow(c);
   if (was.job != c.job) return differs("job", was.job, c.job);
   if (was.groups_per_step != c.train.groups_per_step) {
     return differs("train.groups_per_step", std::to_string(was.groups_per_step), std::to_string(c.train.groups_per_step));
@@ -127,12 +130,21 @@ Controller::Impl::Impl(const ControllerOptions& o)
       dispatcher({.chunk_tokens = ChunkTokens(o.config.rollout.chunk_tokens, max_new, o.config.rollout.block_tokens),
                   .max_concurrent = std::max<int64_t>(o.config.rollout.max_concurrent, 1),
                   .kv_cache_tokens = o.config.rollout.kv_cache_tokens, .order = o.dispatch.order,
-                  .oracle = o.dispatch.oracle, .pull_kv = o.dispatch.pull_kv}),
+                  .oracle = o.dispatch.oracle, .pull_kv = o.dispatch.pull_kv, .reserve = o.config.rollout.admission != "adaptive",
+                  .pin = o.config.rollout.pin_version}),
       grading(GradingOf(o.config)),
       episodes(EpisodesOf(o.config)),
       evaluation(eval_questions),
       checkpoints({.every_steps = o.config.checkpoint.every_steps, .keep = o.config.checkpoint.keep}),
-      watchdog(FromSeconds(o.config.cluster.stall_timeout_s)) {}
+      watchdog(FromSeconds(o.config.cluster.stall_timeout_s)) {
+  if (o.config.rollout.admission != "adaptive") return;
+  const auto most = static_cast<double>(std::max<int64_t>(o.config.rollout.max_concurrent, 1));
+  const auto slots = static_cast<double>(o.config.cluster.slots);
+  const auto whole = static_cast<double>(std::max<int64_t>(o.config.data.max_prompt_tokens + max_new, 1));
+  const double start = o.config.rollout.kv_cache_tokens > 0 ? slots * static_cast<double>(o.config.rollout.kv_cache_tokens) / whole : most;
+  kv.emplace(std::clamp(start, 1.0, most), 1.0, most);
+  dispatcher.SetCap(kv->cap());
+}
 
 StatusOr<std::unique_ptr<Controller>> Controller::Create(const ControllerOptions& options,
                                                          const std::vector<JournalEntry>& journal) {
@@ -213,6 +225,7 @@ void Controller::Impl::On(const event::Heartbeat& e) {
   const auto* before = health.Find(e.worker.worker);
   const int64_t seq = before->op_seq;
   health.Heard(e.worker.worker, e, now);
+  SampleEngine(e);
   if (e.engine && e.engine->step_s > 0) token_s = token_s == 0 ? e.engine->step_s : 0.9 * token_s + 0.1 * e.engine->step_s;
   if (e.op_seq != seq) {  // a long operation moves
     Moved();
@@ -239,6 +252,8 @@ void Controller::Impl::On(const event::Tick&) {
   CheckHealth();
   if (!finished && environment) CheckEpisodes();
   if (!finished) CheckDeadlines();
+  if (!finished) WeighWorkers();
+  if (!finished) Repack();
   if (!finished) AdvancePool(/*again=*/true);
 }
 
@@ -284,6 +299,11 @@ const record::Enq* Controller::FindPayload(const SampleId& tid) const {
   const Sample* s = impl_->state.ledger().Find(tid);
   if (s == nullptr || (s->phase != SamplePhase::kAwaiting && s->phase != SamplePhase::kReady)) return nullptr;
   return &s->enq;
+}
+
+bool Controller::Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const {
+  const Request* r = impl_->dispatcher.Find(tid);
+  return r != nullptr && r->att == att && r->on == worker && impl_->health.IsCurrent(worker);
 }
 
 double Controller::Reward(const SampleId& tid) const {

@@ -24,7 +24,7 @@
 namespace tidepool::scheduler {
 
 struct ControllerOptions {
-  JobConfig config;
+  JobConfig config;            // algorithm.filter as it is meant: an algorithm's own is the caller's to look up
   std::string run_id;
   std::string config_digest;
   int64_t data_rows = 0;       // rows of one epoch; ordinals run on over epochs
@@ -72,6 +72,9 @@ class Controller {
   [[nodiscard]] ControllerView View() const;
   // Where a finished sample's payload is (from its Enq), for fetching a batch; not found: nullptr.
   [[nodiscard]] const record::Enq* FindPayload(const SampleId& tid) const;
+  // Whether tokens of this chunk would be taken from that worker now. Those of a chunk that was taken back from it are
+  // not: the caller keeps them out of the sample.
+  [[nodiscard]] bool Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const;
   [[nodiscard]] double Reward(const SampleId& tid) const;     // requires a graded sample
   // Hash of the whole state, for determinism tests.
   [[nodiscard]] uint64_t StateDigest() const;

@@ -20,15 +20,20 @@
 #include "scheduler/evaluation.h"
 #include "scheduler/grading.h"
 #include "scheduler/health.h"
+#include "scheduler/kv_admission.h"
+#include "scheduler/live_cost.h"
 #include "scheduler/outbox.h"
 #include "scheduler/policy.h"
 #include "scheduler/pool.h"
+#include "scheduler/repack.h"
 #include "scheduler/run_state.h"
 #include "scheduler/shutdown.h"
 #include "scheduler/waits.h"
 #include "scheduler/weight_roll.h"
 
 namespace tidepool::scheduler {
+
+constexpr double kCancelSeconds = 2;      // a cancelled chunk is acknowledged before its worker loads weights
 
 struct Controller::Impl {
   // The trainer's state and what is to become of it.
@@ -147,7 +152,6 @@ struct Controller::Impl {
   // --- controller_pool.cc
   [[nodiscard]] PoolView ViewPool() const;
   [[nodiscard]] LedgerView ViewLedger();
-  [[nodiscard]] Forecast MakeForecast();
   [[nodiscard]] const Plan& DecidePlan(const LedgerView& ledger);
   void AdvancePool(bool again = false);
   void ServeAgain(const WorkerRef& ref, SlotId slot);
@@ -157,6 +161,8 @@ struct Controller::Impl {
   void Admit();
   void AddRequest(const Group& g, size_t k, int64_t generated);
   void Dispatch();
+  void DropOrphans();
+  void DropPinnedOn(WorkerId worker);
   void AssignGrades();
   void SampleEnded(const Request& r, EndStatus status);
   void TakeGrade(const SampleId& tid, const event::Graded& e);
@@ -172,6 +178,15 @@ struct Controller::Impl {
   void RestartUndone();
   void CountOutcome(bool infra);
   [[nodiscard]] bool MayServe(const Version& v) const;
+
+  // --- controller_load.cc
+  void SampleEngine(const event::Heartbeat& e);
+  void UnitDone(int64_t tokens);                       // a chunk ended
+  void HedgeChunks(WorkerId worker);
+  void WeighWorkers();
+  void Repack();
+  [[nodiscard]] bool Worthwhile(const std::vector<Move>& moves, const std::vector<RepackWorker>& workers) const;
+  [[nodiscard]] Forecast MakeForecast(const LedgerView& ledger);
 
   // --- controller_environment.cc
   void PrepareRow(const GroupKey& key, GroupId gid);
@@ -266,7 +281,11 @@ struct Controller::Impl {
   int64_t nonfinite = 0, train_failures = 0;
   std::set<GroupId> urgent;                            // would expire at the next version
   double token_s = 0;                                  // smoothed seconds of an engine step
-  double train_s = 0, train_work_s = 0;                // smoothed seconds, slot-seconds of a step
+  double train_s = 0;                                  // of a step
+  LiveCost live;
+  std::optional<KvAdmission> kv;                       // rollout.admission: adaptive
+  Version repacked_version;
+  TimePoint repacked_at;
   std::deque<bool> outcomes;                           // of the last samples: infrastructure failure?
   int64_t infra_in_window = 0;
   bool infra_alarmed = false;

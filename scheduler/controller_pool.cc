@@ -45,17 +45,10 @@ LedgerView Controller::Impl::ViewLedger() {
   return l;
 }
 
-Forecast Controller::Impl::MakeForecast() {
-  Forecast f;
-  f.train_work_s = train_work_s;
-  f.switch_s = pool.switch_s();
-  return f;
-}
-
 // A plan that is not valid is refused and the one before it stays.
 const Plan& Controller::Impl::DecidePlan(const LedgerView& ledger) {
   const PoolView view = ViewPool();
-  Plan next = policy.decide(view, ledger, MakeForecast(), now);
+  Plan next = policy.decide(view, ledger, MakeForecast(ledger), now);
   const Status valid = CheckPlan(next, view, ledger, policy.keeps_floor);
   if (valid.ok()) {
     plan = std::move(next);

@@ -10,7 +10,6 @@ namespace tidepool::scheduler {
 namespace {
 
 constexpr int64_t kMaxChunkErrors = 3;    // of one sample, then it is poison
-constexpr double kCancelSeconds = 2;      // a cancelled chunk is acknowledged before its worker loads weights
 }  // namespace
 
 bool Controller::Impl::MayServe(const Version& v) const {
@@ -32,7 +31,7 @@ void Controller::Impl::Admit() {
   const int64_t wanted = steps_left * rules.groups_per_step + (steps_left > 0 ? surplus : 0);
   int64_t fresh = 0;
   for (const auto& [key, p] : preparing) fresh += p.again ? 0 : 1;
-  int64_t from = TP_PLANTED(7) && must_restore ? ledger.ordinals().FirstMissing(0) + 200 : 0;
+  int64_t from = TP_PLANTED(7) && lives > 1 ? ledger.ordinals().FirstMissing(0) + 200 : 0;
   while (ledger.CanStart(TP_PLANTED(6) ? fresh - 2 * state.step().value - 2 : fresh) && ledger.open() + fresh < wanted) {
     const int64_t running = ledger.running_samples() + fresh * rules.group_size;
     if (rl && running > 0 && running >= options.config.rollout.max_concurrent) return;
@@ -130,6 +129,7 @@ void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std
 
 void Controller::Impl::Dispatch() {
   if (shutdown.requested()) return;
+  if (options.config.rollout.pin_version) DropOrphans();
   for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); }, state.version())) {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
@@ -137,6 +137,29 @@ void Controller::Impl::Dispatch() {
     if (c.pull_from.inc.valid()) out.Do(command::PullKv{c.worker, c.pull_from, r.tid, r.att, c.v, c.pull_tokens});
     out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.limit(),
                                options.config.rollout.kv_on_update == "keep"});
+  }
+}
+
+// rollout.pin_version: samples whose weights nobody has any more can never go on; their groups begin again.
+void Controller::Impl::DropOrphans() {
+  for (const GroupId gid : dispatcher.Orphans()) {
+    for (const auto& [key, g] : state.ledger().groups()) {
+      if (g.gid != gid || g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained) continue;
+      DropGroup(GroupKey(key), DropReason::kStale);
+      break;
+    }
+  }
+}
+
+// Its weights are too old to be trained on, so what it was still generating with them is.
+void Controller::Impl::DropPinnedOn(WorkerId worker) {
+  std::set<GroupKey> keys;
+  for (const auto& [chunk, reserved] : dispatcher.FindEngine(worker)->in_flight) {
+    if (!chunk.first.is_eval()) keys.insert(KeyOf(chunk.first));
+  }
+  for (const GroupKey& key : keys) {
+    const Group* g = state.ledger().Find(key);
+    if (g != nullptr && g->phase != GroupPhase::kLeased && g->phase != GroupPhase::kTrained) DropGroup(key, DropReason::kStale);
   }
 }
 
@@ -163,6 +186,7 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   Moved();
   if (ended == Dispatcher::Ended::kGone) return;
   const Request r = *dispatcher.Find(e.tid);
+  UnitDone(r.generated);
   const bool complete = e.end == event::ChunkEnd::kEos || e.end == event::ChunkEnd::kStop || e.end == event::ChunkEnd::kLength ||
                         (e.end == event::ChunkEnd::kChunkLimit && r.generated >= r.limit());
   if (complete && environment && r.generated > 0) {
@@ -405,10 +429,8 @@ void Controller::Impl::CheckGroup(const GroupKey& key, DropReason last) {
     DropGroup(key, DropReason::kStale);
     return;
   }
-  const std::string& filter = options.config.algorithm.filter;
-  const bool zero_variance = filter == "zero_variance" || (filter.empty() && options.config.algorithm.name == "dapo");
   // A group that was trained in an undone step passed the filter then.
-  if (rl && zero_variance && g->samples.size() >= 2 && low == high && g->undone_step == 0) {
+  if (rl && options.config.algorithm.filter == "zero_variance" && g->samples.size() >= 2 && low == high && g->undone_step == 0) {
     DropGroup(key, DropReason::kFiltered);
     const LedgerRules& rules = state.ledger().rules();
     const int64_t limit = options.config.algorithm.filter_rounds * rules.groups_per_step;

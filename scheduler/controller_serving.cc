@@ -26,6 +26,8 @@ void Controller::Impl::RollWeights() {
   const auto hold = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);
     if (e == nullptr || !pool.Holds(e->slot, Role::kRollout)) return true;
+    // Pinned samples end on the weights that they began with.
+    if (options.config.rollout.pin_version && MayServe(e->version) && dispatcher.NeededFor(p.ref.worker)) return true;
     if (evaluation.active() && evaluation.active()->v != v && e->version == evaluation.active()->v) return true;
     const auto ghosts = ghosts_until.find(p.ref.worker);
     if (ghosts == ghosts_until.end()) return false;
@@ -35,6 +37,7 @@ void Controller::Impl::RollWeights() {
   };
   for (command::Load& load : weights.Assign(serving, hold, [this](const WorkerRef& ref) { return HasState(ref); })) {
     dispatcher.SetOpen(load.worker.worker, false);
+    if (options.config.rollout.pin_version) DropPinnedOn(load.worker.worker);
     waits.Begin({WaitKind::kLoad, load.worker.worker.value},
                 {load.worker, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(load.v)});
     out.Do(std::move(load));

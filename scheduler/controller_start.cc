@@ -17,12 +17,12 @@ void Controller::Impl::On(const event::Started&) {
   for (int64_t slot = 0; slot < c.cluster.slots; ++slot) pool.Add({slot});
   const record::Config config{
       .run_id = options.run_id, .job = c.job, .digest = options.config_digest,
-      .groups_per_step = c.train.groups_per_step, .group_size = rl ? c.rollout.group_size : 1,
+      .groups_per_step = c.train.groups_per_step, .group_size = SamplesPerRow(c),
       .max_lag_versions = c.scheduler.max_lag_versions, .on_stale = c.scheduler.on_stale,
       .oversample = c.scheduler.oversample, .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
       .max_reissues = c.scheduler.max_reissues, .steps = c.train.steps, .data_size = options.data_rows,
       .slots = c.cluster.slots, .recovery_steps = c.checkpoint.recovery_every_steps, .deterministic = c.deterministic ? 1 : 0,
-      .oversample_mode = c.scheduler.oversample_mode};
+      .oversample_mode = c.scheduler.oversample_mode, .pin_version = c.rollout.pin_version ? 1 : 0};
   if (state.empty()) {
     out.Record(config);
   } else {

@@ -128,6 +128,9 @@ void Controller::Impl::On(const event::StateReady& e) {
     return;
   }
   Moved();
+  if (const auto* wait = waits.Find({WaitKind::kState, e.worker.worker.value}); fetched && wait != nullptr && e.error.empty()) {
+    live.StateCopy(Seconds(now - wait->since));
+  }
   waits.End({WaitKind::kState, e.worker.worker.value});
   std::string error = e.error;
   if (error.empty() && e.step != trainer.step) error = "it holds step " + std::to_string(e.step.value) + ", not " + std::to_string(trainer.step.value);

@@ -214,8 +214,9 @@ void Controller::Impl::On(const event::TrainDone& e) {
   }
   train_failures = 0;
   train_s = train_s == 0 ? e.seconds : 0.8 * train_s + 0.2 * e.seconds;
-  const double work = e.seconds * static_cast<double>(trainer.training->members.size());
-  train_work_s = train_work_s == 0 ? work : 0.8 * train_work_s + 0.2 * work;
+  double slowest = 0;
+  for (const auto& [ref, done] : trainer.training->done) slowest = std::max(slowest, done.seconds);
+  live.TrainStep(static_cast<int64_t>(trainer.training->members.size()), slowest);
   if (!e.finite && !TP_PLANTED(15)) {
     // No update was made. The batch is set aside, so that it is not what every later step trips over.
     std::set<GroupKey> keys;

@@ -139,6 +139,7 @@ void Controller::Impl::CheckHealth() {
       case Health::Verdict::kSuspect:
         out.Warn("worker=" + ToString(place->ref) + " event=suspect why=\"" + v.why + "\"");
         dispatcher.SetOpen(v.worker, false);
+        if (v.stuck) HedgeChunks(v.worker);
         break;
       case Health::Verdict::kRecovered: {
         const auto* w = weights.Find(v.worker);

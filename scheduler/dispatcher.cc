@@ -88,10 +88,10 @@ void Dispatcher::SetVersion(Engine& e, const Version& v) {
 }
 
 void Dispatcher::Unload(Engine& e) {
-  by_load_.erase({static_cast<int64_t>(e.in_flight.size()), e.reserved, e.ref.worker});
+  by_load_.erase({Load(e), e.reserved, e.ref.worker});
 }
 void Dispatcher::Reload(Engine& e) {
-  if (e.open) by_load_.insert({static_cast<int64_t>(e.in_flight.size()), e.reserved, e.ref.worker});
+  if (e.open) by_load_.insert({Load(e), e.reserved, e.ref.worker});
 }
 
 void Dispatcher::SetUrgent(const std::set<GroupId>& gids) {
@@ -290,6 +290,64 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   return lost;
 }
 
+std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Dispatcher::Youngest(int64_t n) const {
+  std::vector<std::tuple<int64_t, SampleId, WorkerRef, int32_t>> all;
+  for (const auto& [tid, r] : requests_) {
+    if (r.on.inc.valid() && !r.only.valid()) all.emplace_back(r.generated, tid, r.on, r.att);
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<std::tuple<WorkerRef, SampleId, int32_t>> youngest;
+  for (size_t i = 0; i < all.size() && static_cast<int64_t>(i) < n; ++i) youngest.emplace_back(std::get<2>(all[i]), std::get<1>(all[i]), std::get<3>(all[i]));
+  return youngest;
+}
+
+std::vector<std::pair<SampleId, int32_t>> Dispatcher::TakeBack(WorkerId worker) {
+  std::vector<std::pair<SampleId, int32_t>> taken;
+  const auto it = engines_.find(worker);
+  if (it == engines_.end()) return taken;
+  for (const auto& [chunk, reserved] : it->second.in_flight) {
+    const auto r = requests_.find(chunk.first);
+    if (r == requests_.end() || r->second.att != chunk.second || r->second.on != it->second.ref || r->second.only.valid()) continue;
+    r->second.home = {};
+    r->second.taken_back = true;
+    PutReady(r->second);
+    taken.push_back(chunk);
+  }
+  return taken;
+}
+
+void Dispatcher::SetSlowness(WorkerId worker, int64_t slowness) {
+  Engine& e = engines_.at(worker);
+  if (e.slowness == slowness) return;
+  Unload(e);
+  e.slowness = slowness;
+  Reload(e);
+}
+
+int64_t Dispatcher::PinnedReady(const Version& v) const {
+  return std::count_if(ready_[0].begin(), ready_[0].end(), [&](const ReadyKey& key) {
+    const Request& r = requests_.at(std::get<3>(key));
+    return !r.only.valid() && r.v_min == v;
+  });
+}
+
+std::set<GroupId> Dispatcher::Orphans() const {
+  std::set<GroupId> orphans;
+  for (const ReadyKey& key : ready_[0]) {
+    const Request& r = requests_.at(std::get<3>(key));
+    if (!r.only.valid() && r.v_min.valid() && !serving_.contains(r.v_min)) orphans.insert(r.gid);
+  }
+  return orphans;
+}
+
+bool Dispatcher::NeededFor(WorkerId worker) const {
+  const Engine* e = FindEngine(worker);
+  if (e == nullptr || !e->version.valid()) return false;
+  if (!e->in_flight.empty()) return true;
+  const auto same = serving_.find(e->version);
+  return same != serving_.end() && same->second == 1 && PinnedReady(e->version) > 0;
+}
+
 bool Dispatcher::HasGhosts(WorkerId worker) const {
   const Engine* e = FindEngine(worker);
   if (e == nullptr) return false;
@@ -301,7 +359,7 @@ bool Dispatcher::HasGhosts(WorkerId worker) const {
 
 bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
   if (!e.open) return false;
-  if (options_.kv_cache_tokens == 0 || e.in_flight.empty()) return true;
+  if (!options_.reserve || options_.kv_cache_tokens == 0 || e.in_flight.empty()) return true;
   const int64_t prompt = e.groups.contains(r.gid) ? 0 : r.prompt_len;  // siblings share it
   return e.reserved + prompt + r.generated + tokens <= options_.kv_cache_tokens;
 }
@@ -316,7 +374,9 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   const auto usable = static_cast<int64_t>(by_load_.size());
   const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
   const auto ok = [&](const Engine& e) {
-    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && static_cast<int64_t>(e.in_flight.size()) >= share))) return false;
+    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && Load(e) >= share))) return false;
+    if (r.taken_back && e.in_flight.contains({r.tid, r.att})) return false;  // its cancelled chunk is not over there yet
+    if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
     return e.open && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
   };
   Engine* least = nullptr;
@@ -327,11 +387,11 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
     break;
   }
   if (least == nullptr) return nullptr;
-  const auto fewest = static_cast<int64_t>(least->in_flight.size());
+  const int64_t fewest = Load(*least);
   if (std::get<0>(*by_load_.rbegin()) - fewest > kUneven) return least;
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
     const auto it = engines_.find(home);
-    if (it != engines_.end() && ok(it->second) && static_cast<int64_t>(it->second.in_flight.size()) < share) return &it->second;
+    if (it != engines_.end() && ok(it->second) && Load(it->second) < share) return &it->second;
   }
   return least;
 }

@@ -14,6 +14,7 @@
 // reach it.
 // A worker that is lost gives its chunks back with the tokens that were reported. Not thread-safe.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -38,6 +39,8 @@ struct DispatchOptions {
   // For simulation: the true length of a sample (the oracle order), instead of what siblings tell.
   std::function<int64_t(const SampleId&)> oracle;
   bool pull_kv = false;           // workers can copy KV from each other
+  bool reserve = true;            // a chunk starts only where its KV fits; false: the cap alone bounds what is in flight
+  bool pin = false;               // a sample ends on the version that it began with
 };
 // rollout.chunk_tokens, or max_new/20 rounded up to a block, within 256 .. 2048.
 int64_t ChunkTokens(int64_t configured, int64_t max_new_tokens, int64_t block_tokens);
@@ -53,6 +56,7 @@ struct Request {
   WorkerId home;                  // ran there last
   bool probe = false;
   int64_t errors = 0;
+  bool taken_back = false;        // from a worker that may still hold a chunk of it
   int64_t cached = 0;             // tokens of it in the KV of `home`
   bool waiting_env = false;       // its environment works; not in the buffer
   int64_t turn = 0;               // turns that are over
@@ -77,6 +81,7 @@ class Dispatcher {
     LeaseEpoch epoch;
     Version version;              // admitted
     bool open = false;            // takes new chunks
+    int64_t slowness = 1;         // its steps, over the median of all
     std::map<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
     int64_t reserved = 0;
     std::set<GroupId> groups;     // whose KV may be there
@@ -110,6 +115,19 @@ class Dispatcher {
   // Tokens that its requests are still expected to need, the most of one; 0: it has none.
   [[nodiscard]] int64_t ExpectedLeft(GroupId gid) const;
   [[nodiscard]] const LengthModel& lengths() const { return lengths_; }
+  // Of one request, its order among others apart.
+  [[nodiscard]] int64_t ExpectedLeft(const Request& r) const { return std::max<int64_t>(1, Expected(r) - r.generated); }
+  // Training chunks in flight with the fewest tokens, at most `n`.
+  [[nodiscard]] std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Youngest(int64_t n) const;
+  // Its requests go back to the buffer while their chunks are still in flight there; what comes of those is refused.
+  std::vector<std::pair<SampleId, int32_t>> TakeBack(WorkerId worker);
+  void SetSlowness(WorkerId worker, int64_t slowness);
+  void Prefer(const SampleId& tid, WorkerId worker) { requests_.at(tid).home = worker; }
+  // Pinned samples: how many of a version wait; groups of those whose version no worker has; whether samples of its
+  // version need this worker (its own, or waiting ones that no other worker could take).
+  [[nodiscard]] int64_t PinnedReady(const Version& v) const;
+  [[nodiscard]] std::set<GroupId> Orphans() const;
+  [[nodiscard]] bool NeededFor(WorkerId worker) const;
   // Chunks in flight are kept below it (KV-pressure admission); the configured limit holds as well.
   void SetCap(int64_t cap) { cap_ = cap; }
   [[nodiscard]] bool HasRequests(GroupId gid) const;
@@ -160,6 +178,7 @@ class Dispatcher {
   Engine* Place(const Request& r, int64_t tokens, const std::function<bool(const Version&)>& may_serve, const Version& newest);
   [[nodiscard]] int64_t Expected(const Request& r) const;   // its whole length
   void Rekey(const SampleId& tid);
+  static int64_t Load(const Engine& e) { return static_cast<int64_t>(e.in_flight.size()) * e.slowness; }
   void SetVersion(Engine& e, const Version& v);
   void Unload(Engine& e);                                    // out of by_load_, before its load changes
   void Reload(Engine& e);

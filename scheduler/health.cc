@@ -153,7 +153,7 @@ std::vector<Health::Verdict> Health::Tick(TimePoint now) {
     } else if (silent > lease || stuck > slow) {
       if (p.life == Life::kHealthy || p.life == Life::kStale) {
         p.life = Life::kSuspect;
-        verdicts.push_back({Verdict::kSuspect, worker, silent > lease ? "its heartbeat is late" : "no token progress"});
+        verdicts.push_back({Verdict::kSuspect, worker, silent > lease ? "its heartbeat is late" : "no token progress", silent <= lease});
       }
     } else if (p.life == Life::kSuspect) {
       p.life = Life::kHealthy;  // never dead in between, so what it serves is what was admitted

@@ -52,6 +52,7 @@ class Health {
     enum Kind : uint8_t { kSuspect, kRecovered, kDead, kStartTimedOut } kind;
     WorkerId worker;
     std::string why;
+    bool stuck = false;            // suspect because its work does not move, not because it is silent
   };
   struct Next {                      // what to do after a death
     enum Kind : uint8_t { kRestart, kRetired, kGiveUp, kWait } kind = kWait;

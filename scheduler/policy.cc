@@ -227,11 +227,11 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
 PolicyRegistry::PolicyRegistry() {
   const auto any = [](const PoolView&, SlotId, Role) { return true; };
   const auto first_train = [](const PoolView& p, SlotId s, Role r) { return r != Role::kActor || s.value < p.actor_slots; };
-  policies_["colocated"] = {"colocated", "all slots switch together between generating and training", Colocated, false, any};
-  policies_["split"] = {"split", "slots 0 .. actor_slots-1 train, the others generate", Split, true,
+  policies_["colocated"] = {"colocated", "all slots switch together between generating and training", Colocated, false, false, any};
+  policies_["split"] = {"split", "slots 0 .. actor_slots-1 train, the others generate", Split, true, false,
                         [](const PoolView& p, SlotId s, Role r) { return (r == Role::kActor) == (s.value < p.actor_slots); }};
-  policies_["multiplexed"] = {"multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back", Multiplexed, true, first_train};
-  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best", Elastic, true, any};
+  policies_["multiplexed"] = {"multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back", Multiplexed, true, false, first_train};
+  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best", Elastic, true, true, any};
 }
 
 Status PolicyRegistry::Add(NamedPolicy policy) {

@@ -98,6 +98,7 @@ struct NamedPolicy {
   std::string name, summary;
   Policy decide;
   bool keeps_floor = true;       // false: all slots may train at once
+  bool forecasts = true;         // it reads them: they cost a look at every open group
   // Slots that may ever hold a role under this policy; used to say when a fleet is dead.
   std::function<bool(const PoolView&, SlotId, Role)> eligible;
 };

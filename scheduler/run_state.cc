@@ -24,7 +24,7 @@ struct RunState::Applier {
                                                                         : LedgerRules::Surplus::kStartOrder,
                         .reissue = r.on_stale == "reissue",
                         .mask = r.on_stale == "mask",
-                        .graded = r.job != "sft"});
+                        .graded = r.job == "rl"});
     return OkStatus();
   }
   Status operator()(const record::Issue& r) { return s.ledger_.ApplyIssue(r); }

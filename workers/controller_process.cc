@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/algorithms/registry.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/log.h"
 #include "core/observe/progress.h"
@@ -95,14 +96,17 @@ class ControllerProcess {
     }
     scheduler::ControllerOptions options;
     options.config = config_;
+    options.config.algorithm.filter = algorithms::FilterOf(config_.algorithm);
     options.run_id = request_.run_id;
     options.config_digest = request_.config_digest;
     options.data_rows = rows_->size();
     const int64_t held_out = rows_->held_out_size();
     // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a grader.
-    const bool wants_eval = config_.eval.every_steps > 0 || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
+    const bool wants_eval = (AnswersHeldOut(config_) && config_.eval.every_steps > 0) || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
     options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
     options_ = options;
+    const auto algorithm = algorithms::Resolve(config_.algorithm, config_.rollout.max_new_tokens);
+    greedy_first_ = config_.job == "rl" && algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
     // Workers that this process started end with it, hence with the machine.
     group_commit_ = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
     TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
@@ -477,7 +481,8 @@ class ControllerProcess {
     for (up::ChunkDelta& c : step.chunks) {
       const EncodedRow* row = samples_.FindRow(c.tid);
       if (row == nullptr) continue;  // cancelled meanwhile
-      const int64_t n = c.tokens.size();
+      // Taken back from this worker: its tokens would come twice.
+      const int64_t n = controller_->Expects(worker, c.tid, c.att) ? c.tokens.size() : 0;
       std::string why = std::move(c.why);
       ev::ChunkEnd end = c.end;
       bool ended = c.ended;
@@ -496,6 +501,10 @@ class ControllerProcess {
         }
       }
       if (!ended) continue;
+      if (!controller_->Expects(worker, c.tid, c.att)) {
+        Feed(ev::ChunkFinished{worker, c.tid, c.att, end, std::move(why)});
+        continue;
+      }
       StoredSample& s = samples_.Get(c.tid, c.att);
       s.finish = end == ev::ChunkEnd::kLength ? storage::FinishReason::kLength
                  : end == ev::ChunkEnd::kStop ? storage::FinishReason::kStop : storage::FinishReason::kEos;
@@ -525,10 +534,13 @@ class ControllerProcess {
     }
     const auto prompt_len = static_cast<int64_t>(row->prompt.size());
     const auto response_len = static_cast<int64_t>(row->response.size());
+    const auto rejected_len = static_cast<int64_t>(row->rejected.size());
     samples_.PutRow(c.ordinal, /*eval=*/false, std::move(*row));
     Feed(ev::RowReady{c.ordinal, c.issue, prompt_len});
     // A supervised row is its own payload: it is read again from the data when it is needed.
-    if (config_.job == "sft") Feed(ev::PayloadStored{{c.ordinal, c.issue, 0}, 0, prompt_len, response_len, 0, -1, 0, 0});
+    if (config_.job == "rl") return;
+    Feed(ev::PayloadStored{{c.ordinal, c.issue, 0}, 0, prompt_len, response_len, 0, -1, 0, 0});
+    if (TrainsOnPairs(config_)) Feed(ev::PayloadStored{{c.ordinal, c.issue, 1}, 0, prompt_len, rejected_len, 0, -1, 0, 0});
   }
 
   bool EnsureRow(const SampleId& tid) {
@@ -564,7 +576,7 @@ class ControllerProcess {
     m.routing_bytes = static_cast<int64_t>(s.tokens.routing.size());
     m.chunk_tokens = c.chunk_tokens;
     m.max_new_tokens = c.max_new_tokens;
-    m.greedy = c.tid.is_eval();
+    m.greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
     if (fragments_ != nullptr) {
       held_chunks_.push_back({c.worker, std::move(m), Clock::now()});
       return SendFragments();
@@ -768,7 +780,14 @@ class ControllerProcess {
     row.tid = tid;
     const EncodedRow& encoded = *samples_.FindRow(tid);
     row.prompt = encoded.prompt;
-    if (config_.job == "sft") {
+    if (TrainsOnPairs(config_)) {
+      const bool chosen = tid.sample == 0;
+      row.response.ids = chosen ? encoded.response : encoded.rejected;
+      row.loss_mask.assign(row.response.ids.size(), 1);
+      row.reward = chosen ? 1 : 0;
+      return row;
+    }
+    if (config_.job != "rl") {
       row.response.ids = encoded.response;
       row.loss_mask = encoded.loss_mask;
       return row;
@@ -782,6 +801,12 @@ class ControllerProcess {
       const Version& made = row.response.versions.front().first;
       row.loss_mask.assign(1, masked && c.v.number - made.number > c.max_lag_versions ? 0 : 1);
       return row;
+    }
+    if (const auto named = rewards_.find(tid); named != rewards_.end()) {
+      for (const RewardFunction& f : config_.reward.functions) {
+        const auto it = std::ranges::find(named->second, f.name, [](const auto& entry) { return entry.first; });
+        if (it != named->second.end()) row.components.push_back(it->second);
+      }
     }
     row.loss_mask = s->loss_mask;
     row.loss_mask.resize(row.response.ids.size(), 1);
@@ -1059,6 +1084,7 @@ class ControllerProcess {
   RunRequest request_;
   JobConfig config_;
   scheduler::ControllerOptions options_;
+  bool greedy_first_ = false;  // the first sample of a group is the greedy baseline of the others (ReMax)
   RealFileSystem fs_;
   Clock::time_point start_;
   std::unique_ptr<RowSource> rows_;

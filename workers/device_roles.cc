@@ -12,9 +12,9 @@
 #include "core/policy/fragment.h"
 #include "core/policy/policy_files.h"
 #include "core/text/tokenizer.h"
-#include "core/algorithms/rewards.h"
 #include "workers/model_folder.h"
 #include "workers/policy_rollout.h"
+#include "workers/row_source.h"
 #include "workers/token_rollout.h"
 #include "workers/weights_service.h"
 
@@ -63,6 +63,8 @@ bool HasTensors(const std::string& dir) {
   return fs::exists(dir + "/model.safetensors") || fs::exists(dir + "/model.safetensors.index.json");
 }
 
+constexpr int64_t kShardBytes = int64_t{5} << 30;  // of a saved model's files, as transformers cuts them
+
 // KV cache on a CPU slot: what the largest number of concurrent samples needs, but no more than this;
 // past it requests wait for room.
 constexpr int64_t kCpuKvBytes = int64_t{256} << 20;
@@ -93,22 +95,32 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
       if (read_tensors) policy::InitializePolicy(*policy_, config_.seed, *weights_);
       return OkStatus();
     }
-    if (config_.deterministic) {
-      TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(model_dir_));
-      TP_RETURN_IF_ERROR(model::SelfTestBatchInvariance(spec, dtype));
-    }
-    if (read_tensors && HasTensors(model_dir_)) {
-      TP_ASSIGN_OR_RETURN(weights_, model::LoadHuggingFace(model_dir_, dtype));
+    TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
+    if (config_.deterministic) TP_RETURN_IF_ERROR(model::SelfTestBatchInvariance(spec, dtype));
+    const bool scores = config_.job == "reward_model";
+    if (spec.value_head && !scores) return InvalidArgument("model.path: " + model_dir_ + " is a reward model; a job of kind " + config_.job + " needs one that writes");
+    if (read_tensors) {
+      TP_ASSIGN_OR_RETURN(weights_, ReadModel("model.path", ""));
+      if (scores && !spec.value_head) {
+        TP_ASSIGN_OR_RETURN(weights_, model::WithValueHead(*weights_));
+      }
       return OkStatus();
     }
-    TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(model_dir_));
+    spec.value_head = scores;
     TP_ASSIGN_OR_RETURN(weights_, model::Weights::Create(spec, dtype));
-    if (read_tensors) {
-      if (!config_.model.init) return NotFound("model.path: " + model_dir_ + " has no weights");
-      weights_->Initialize(config_.seed, config_.model.init->init_std);
-    }
     return OkStatus();
   });
+}
+
+StatusOr<std::unique_ptr<model::Weights>> DeviceRoles::ReadModel(const std::string& key, const std::string& folder) const {
+  const model::DType dtype = config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
+  const std::string& dir = folder.empty() ? model_dir_ : folder;
+  if (HasTensors(dir)) return model::LoadHuggingFace(dir, dtype);
+  if (!folder.empty() || !config_.model.init) return NotFound(key + ": " + dir + " has no weights");
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(dir));
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> weights, model::Weights::Create(spec, dtype));
+  weights->Initialize(config_.seed, config_.model.init->init_std);
+  return weights;
 }
 
 Status DeviceRoles::MakeTrainer() {
@@ -120,12 +132,32 @@ Status DeviceRoles::MakeTrainer() {
       return OkStatus();
     }
     TP_ASSIGN_OR_RETURN(const train::TrainerOptions options, train::OptionsFromJob(config_));
-    TP_ASSIGN_OR_RETURN(trainer_, train::Trainer::Create(*weights_, options));
+    const train::NeededCompanions needed = train::Needed(options);
+    train::Companions companions;
+    if (needed.reference && reference_ == nullptr) {
+      const bool dpo = config_.job == "dpo";
+      TP_ASSIGN_OR_RETURN(reference_, ReadModel(dpo ? "preference.reference" : "algorithm.kl.reference", dpo ? config_.preference.reference : config_.algorithm.kl.reference));
+    }
+    if (needed.teacher && teacher_ == nullptr) {
+      const bool distill = config_.job == "distill";
+      TP_ASSIGN_OR_RETURN(teacher_, ReadModel(distill ? "distill.teacher" : "algorithm.teacher", distill ? config_.distill.teacher : config_.algorithm.teacher));
+    }
+    if (needed.critic) {
+      // Always from the start: what it has learned is in the state that is restored next, or there is none yet.
+      TP_ASSIGN_OR_RETURN(critic_, ReadModel("algorithm.critic.path", config_.algorithm.critic.path));
+      if (!critic_->spec().value_head) {
+        TP_ASSIGN_OR_RETURN(critic_, model::WithValueHead(*critic_));
+      }
+    }
+    companions = {.reference = reference_.get(), .teacher = teacher_.get(), .critic = critic_.get()};
+    TP_ASSIGN_OR_RETURN(trainer_, train::Trainer::Create(*weights_, options, companions));
     return OkStatus();
   });
 }
 
 std::vector<train::NamedBytes> DeviceRoles::TrainerState() const { return policy_trainer_ != nullptr ? policy_trainer_->State() : trainer_->State(); }
+
+uint64_t DeviceRoles::TrainerDigest() const { return policy_trainer_ != nullptr ? weights_->Digest() : trainer_->Digest(); }
 
 Status DeviceRoles::InitState() {
   trainer_.reset();
@@ -162,7 +194,7 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
   owns_state_ = true;
   digest_ = weights_->Digest();
-  if (digest_ != tag.digest) return DataLoss("the recovery copy of step " + std::to_string(step.value) + " has another digest than when it was written");
+  if (TrainerDigest() != tag.digest) return DataLoss("the recovery copy of step " + std::to_string(step.value) + " has another digest than when it was written");
   return OkStatus();
 }
 
@@ -276,20 +308,20 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     for (const auto& [v, count] : in.response.versions) row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
     row.loss_mask = std::move(in.loss_mask);
     row.reward = in.reward;
-    // Shapes what is trained on alone: evaluation and the zero-variance filter see the task's own reward.
-    if (config_.algorithm.overlong_buffer_tokens > 0) {
-      row.reward += algorithms::OverlongPenalty(static_cast<double>(row.response.size()), static_cast<double>(config_.rollout.max_new_tokens),
-                                                config_.algorithm.overlong_buffer_tokens, config_.algorithm.overlong_factor);
-    }
+    row.components = std::move(in.components);
     row.truncated = in.truncated;
     if (group != nullptr) batch.mine.push_back(std::find(groups.begin(), groups.end(), in.gid.value) != groups.end() ? 1 : 0);
     batch.rows.push_back(std::move(row));
   }
   return Caught("train", [&]() -> StatusOr<TrainOutcome> {
+    std::map<std::string, double> evaluated;
+    TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/true, evaluated));
     TP_ASSIGN_OR_RETURN(train::StepResult result, trainer_->Step(batch, [&](const train::StepProgress& p) {
       return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
     }, group));
     digest_ = result.digest;
+    TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/false, evaluated));
+    result.metrics.insert(evaluated.begin(), evaluated.end());
     return TrainOutcome{result.finite, result.digest, {result.metrics.begin(), result.metrics.end()}};
   });
 }
@@ -316,6 +348,36 @@ StatusOr<TrainOutcome> DeviceRoles::TrainPolicy(StepNumber step, Version version
   });
 }
 
+// Every rank judges them for itself: all come to the same, and none waits for another.
+Status DeviceRoles::EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics) {
+  const EvalConfig& e = config_.eval;
+  const bool last = step.value == config_.train.steps;
+  const bool due = before ? step.value == 1 && e.before_train
+                          : (e.every_steps > 0 && step.value % e.every_steps == 0) || (last && e.after_train);
+  if (!TrainsOnPairs(config_) || !due) return OkStatus();
+  if (held_out_.empty()) {
+    TP_ASSIGN_OR_RETURN(const auto source, RowSource::Create(config_, model_dir_));
+    const int64_t all = source->data().held_out_size(), n = e.samples > 0 ? std::min(e.samples, all) : all;
+    for (int64_t i = 0; i < n; ++i) {
+      const StatusOr<EncodedRow> row = source->HeldOut(i);
+      if (!row.ok()) continue;  // as a training row that is bad: left out
+      for (int32_t k = 0; k < 2; ++k) {
+        train::Row answer;
+        answer.tid = {i, 0, k};
+        answer.gid = GroupId{i};
+        answer.prompt = row->prompt;
+        answer.response = k == 0 ? row->response : row->rejected;
+        answer.reward = k == 0 ? 1 : 0;
+        held_out_.push_back(std::move(answer));
+      }
+    }
+  }
+  if (held_out_.empty()) return OkStatus();
+  TP_ASSIGN_OR_RETURN(const auto found, trainer_->Evaluate(held_out_));
+  for (const auto& [name, number] : found) metrics["eval/" + name + (before ? "/before" : "")] = number;
+  return OkStatus();
+}
+
 Status DeviceRoles::PublishToSharedMemory(Version version, uint64_t digest) {
   return published_.Write({version.number, version.lineage, digest, 0}, {std::as_const(*weights_).bytes()});
 }
@@ -329,7 +391,7 @@ Status DeviceRoles::CopyRecovery(StepNumber step) {
   TP_RETURN_IF_ERROR(MakeTrainer());
   std::vector<std::span<const std::byte>> parts;
   for (const train::NamedBytes& part : TrainerState()) parts.emplace_back(part.bytes);
-  return recovery_.Write({step.value, version_.lineage, digest_, 0}, parts);
+  return recovery_.Write({step.value, version_.lineage, TrainerDigest(), 0}, parts);
 }
 
 StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir) const {
@@ -359,7 +421,7 @@ Status DeviceRoles::SaveModel(const std::string& dir) const {
     fs::create_directories(dir, error);
     if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
     if (policy_) return policy::SavePolicy(*policy_, *weights_, dir);
-    TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_, dir));
+    TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_, dir, kShardBytes, HasTensors(model_dir_) ? model_dir_ : ""));
     return CopyTextFiles(model_dir_, dir);
   });
 }

@@ -2,10 +2,12 @@
 // What a device can do, apart from how it is told: weights, engine and trainer of one worker.
 //
 // Both roles share one Weights arena: a colocated worker hands new weights from the trainer to the
-// engine by bumping the version, no byte moves. Owned by the device thread, except WriteCheckpoint,
+// engine by bumping the version, no byte moves. A trainer that needs further models (a frozen reference or teacher, a
+// critic) gets them when it is made; a worker that only generates never loads them. Owned by the device thread, except WriteCheckpoint,
 // which may run on another thread while no optimizer step does.
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,14 +79,21 @@ class DeviceRoles {
  private:
   Status MakeWeights(bool read_tensors);
   Status MakeTrainer();
-  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer
+  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer, as the next one
+  [[nodiscard]] uint64_t TrainerDigest() const;
   StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
                                      comm::Collective* group, const std::vector<int64_t>& groups);
+  // A model of its own from a folder; "" is what the run starts from.
+  StatusOr<std::unique_ptr<model::Weights>> ReadModel(const std::string& key, const std::string& folder) const;
+  // Held-out pairs, judged by the trainer: into the step's metrics.
+  Status EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics);
 
   JobConfig config_;
   std::string model_dir_;
   std::string run_id_;
   std::unique_ptr<model::Weights> weights_;
+  std::unique_ptr<model::Weights> reference_, teacher_, critic_;
+  std::vector<train::Row> held_out_;  // pairs; read when they are first needed
   std::unique_ptr<Rollout> rollout_;
   std::unique_ptr<train::Trainer> trainer_;
   // model.policy: weights_ are a policy's, and this is their trainer.

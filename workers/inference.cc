@@ -35,11 +35,14 @@ struct InferenceSession::Impl {
   InferenceOptions options;
   std::string dir;  // temporary: token files and the worker's log
   std::string config_yaml;
+  std::string run_id;
   Mailbox<HubEvent> inbox;
   Launcher launcher{false};
   std::unique_ptr<Hub> hub;
   ConnectionId connection = 0;
   std::deque<FromWorkerBody> pending;
+  bool serving = false;
+  Clock::time_point started;
 
   ~Impl() {
     if (hub != nullptr && connection != 0) hub->Send(connection, ToWorker{kInc, 0, down::Shutdown{"done"}});
@@ -113,7 +116,10 @@ struct InferenceSession::Impl {
   }
 
   Status Start() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tidepool-XXXXXX").string();
+    // In memory where there is such a place: the files of a session need not survive it, and syncing them takes time.
+    std::error_code ignored;
+    const bool memory = std::filesystem::is_directory("/dev/shm", ignored) && access("/dev/shm", W_OK) == 0;
+    std::string pattern = ((memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) / "tidepool-XXXXXX").string();
     if (mkdtemp(pattern.data()) == nullptr) return Unavailable(pattern + ": no temporary folder can be made");
     dir = pattern;
     TP_RETURN_IF_ERROR(MakeConfig());
@@ -126,14 +132,22 @@ struct InferenceSession::Impl {
                                         }));
     TP_RETURN_IF_ERROR(launcher.Start(0, {options.worker_path, "run", "--connect=" + hub->address(), "--token-file=" + dir + "/security/device.token",
                                           "--run-id=" + hub_options.run_id, "--place=0"}, dir + "/worker.log"));
-    const auto patience = std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_s * 1000));
+    started = Clock::now();
+    run_id = hub_options.run_id;
+    return OkStatus();
+  }
+
+  // The worker serves, in the time that a start may take.
+  Status Await() {
+    if (serving) return OkStatus();
+    const auto patience = started + std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_s * 1000)) - Clock::now();
     TP_RETURN_IF_ERROR(Expect<up::Hello>(patience).status());
     down::Welcome welcome;
     welcome.slot = kSlot;
     welcome.lease_s = 30;
     welcome.config_yaml = config_yaml;
     welcome.run_dir = dir;
-    welcome.run_id = hub_options.run_id;
+    welcome.run_id = run_id;
     welcome.model_dir = options.model_dir;
     Send(std::move(welcome));
     Send(down::InitState{});
@@ -145,6 +159,7 @@ struct InferenceSession::Impl {
     TP_ASSIGN_OR_RETURN(const up::Loaded loaded, Expect<up::Loaded>(patience));
     if (!loaded.error.empty()) return InvalidArgument(loaded.error);
     Send(down::Admit{kVersion});
+    serving = true;
     return OkStatus();
   }
 };
@@ -161,7 +176,9 @@ StatusOr<std::unique_ptr<InferenceSession>> InferenceSession::Start(const Infere
 
 StatusOr<std::vector<Completion>> InferenceSession::Complete(const std::vector<Request>& requests,
                                                              const std::function<void(size_t, const std::vector<int32_t>&)>& on_tokens,
-                                                             const std::function<bool()>& stop) {
+                                                             const std::function<bool()>& stop,
+                                                             const std::function<void(size_t, const Completion&)>& on_done) {
+  TP_RETURN_IF_ERROR(impl_->Await());
   std::vector<Completion> out(requests.size());
   std::map<SampleId, size_t> place;
   size_t next = 0;
@@ -198,6 +215,7 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(const std::vector<R
       using scheduler::event::ChunkEnd;
       completion.ended = c.end == ChunkEnd::kEos || c.end == ChunkEnd::kStop;
       if (!completion.ended && c.end != ChunkEnd::kLength && c.end != ChunkEnd::kChunkLimit) completion.error = c.why.empty() ? "the worker gave it up" : c.why;
+      if (on_done) on_done(it->second, completion);
       impl_->Send(down::ForgetGroup{GroupId{c.tid.ordinal}});
       place.erase(it);
       ++done;

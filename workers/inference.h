@@ -33,7 +33,8 @@ struct Completion {
 
 class InferenceSession {
  public:
-  // Starts the worker and loads the model. Errors say what the worker said.
+  // Starts the worker and returns: the model is loaded while the caller prepares its prompts. Complete() waits for it;
+  // what went wrong is its error then.
   static StatusOr<std::unique_ptr<InferenceSession>> Start(const InferenceOptions& options);
   ~InferenceSession();
 
@@ -43,11 +44,13 @@ class InferenceSession {
     std::vector<int32_t> prompt;
     bool greedy = false;
   };
-  // Completes all requests, results in their order. `on_tokens` (may be empty) gets tokens as they come.
-  // kUnavailable: the worker died; kDeadlineExceeded: no token for 120 s.
+  // Completes all requests, results in their order. `on_tokens` (may be empty) gets tokens as they come, `on_done` each
+  // completion when it is whole, in the order in which they end.
+  // kInvalidArgument: the model cannot be loaded; kUnavailable: the worker died; kDeadlineExceeded: no token for 120 s.
   StatusOr<std::vector<Completion>> Complete(const std::vector<Request>& requests,
                                              const std::function<void(size_t request, const std::vector<int32_t>& ids)>& on_tokens = {},
-                                             const std::function<bool()>& stop = {});
+                                             const std::function<bool()>& stop = {},
+                                             const std::function<void(size_t request, const Completion& completion)>& on_done = {});
 
  private:
   InferenceSession();

@@ -49,6 +49,11 @@ class Job {
     const JobConfig& config = request_.loaded.config;
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
     if (!config.model.init && config.model.policy.empty()) TP_RETURN_IF_ERROR(CheckModelFolder(config.model.path));
+    for (const auto& [key, folder] : {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
+                                      {"algorithm.critic.path", config.algorithm.critic.path}, {"algorithm.teacher", config.algorithm.teacher},
+                                      {"preference.reference", config.preference.reference}, {"distill.teacher", config.distill.teacher}}) {
+      if (!folder.empty()) TP_RETURN_IF_ERROR(CheckModelFolder(folder, key));
+    }
     TP_RETURN_IF_ERROR(OpenRunDirectory());
     if (already_finished_) {
       Say(outcome_.run_dir + ": this run is finished; give another --run-dir, or --fresh to start over");

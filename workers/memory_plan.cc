@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "core/algorithms/registry.h"
 #include "core/model/hugging_face.h"
 #include "workers/cli/run_lookup.h"
 
@@ -68,7 +69,25 @@ std::string Millions(int64_t value) {
 int64_t Dtype(const JobConfig& c) { return c.model.dtype == "bfloat16" ? 2 : 4; }
 
 // Roles that generate are there: always for rl, for a supervised job where it is evaluated on the way.
-bool Generates(const JobConfig& c) { return c.job == "rl" || c.eval.every_steps > 0; }
+bool Generates(const JobConfig& c) { return AnswersHeldOut(c); }
+
+// Models beside the trained one, as core/train/job_options.cc (Needed) decides: their folders, "" for what the run starts from.
+struct FurtherModels {
+  std::vector<std::pair<std::string, std::string>> frozen;  // name, folder
+  bool critic = false;
+};
+FurtherModels FurtherModelsOf(const JobConfig& c) {
+  FurtherModels f;
+  if (c.job == "dpo") f.frozen.emplace_back("reference", c.preference.reference);
+  if (c.job == "distill") f.frozen.emplace_back("teacher", c.distill.teacher);
+  if (c.job != "rl") return f;
+  const auto a = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens);
+  if (!a.ok()) return f;
+  if (a->needs_reference()) f.frozen.emplace_back("reference", c.algorithm.kl.reference);
+  if (a->needs_teacher()) f.frozen.emplace_back("teacher", c.algorithm.teacher);
+  f.critic = a->needs_critic();
+  return f;
+}
 
 // Longest row: the cut of prompts and responses, bounded by the model.
 int64_t RowTokens(const JobConfig& c, const ModelSizes& m) {
@@ -76,7 +95,7 @@ int64_t RowTokens(const JobConfig& c, const ModelSizes& m) {
   return std::min(c.data.max_prompt_tokens + response, m.max_position);
 }
 
-int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * (c.job == "rl" ? c.rollout.group_size : 1); }
+int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * SamplesPerRow(c); }
 
 // workers/device_roles.cc, KvCacheTokens.
 int64_t KvTokens(const JobConfig& c, const ModelSizes& m) {
@@ -108,10 +127,23 @@ int64_t LargestMlpBytes(const ModelSizes& m, int64_t w) {
   return std::max(m.sparse_layers < m.layers ? MlpBytes(m, w, false) : 0, m.sparse_layers > 0 ? MlpBytes(m, w, true) : 0);
 }
 
+// A value head in place of an untied head.
+int64_t CriticBytes(const ModelSizes& m, int64_t w) {
+  const int64_t elements = FlatElements(m) - (m.tied ? 0 : Aligned(m.vocab * m.hidden)) + Aligned(m.hidden);
+  return (w + 8 + (w == 2 ? 2 : 0)) * elements;
+}
+
 void AddActor(const JobConfig& c, const ModelSizes& m, ProcessMemory& p) {
   const int64_t w = Dtype(c), elements = FlatElements(m), d = m.hidden;
   p.parts.push_back({"gradients", 4 * elements});
   p.parts.push_back({"optimizer", (8 + (w == 2 ? 2 : 0)) * elements});
+  const FurtherModels further = FurtherModelsOf(c);
+  for (const auto& [name, folder] : further.frozen) {
+    const StatusOr<ModelSizes> sizes = folder.empty() ? StatusOr<ModelSizes>(m) : SizesOf(ModelConfig{.path = folder});
+    p.parts.push_back({name, w * FlatElements(sizes.ok() ? *sizes : m)});
+  }
+  // Weights and optimizer; its gradients and activations take the place of the policy's.
+  if (further.critic) p.parts.push_back({"critic", CriticBytes(m, w)});
   const int64_t tokens = (std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m)) + 15) / 16 * 16;
   const int64_t attention = AttentionActivationBytes(m, w), block = attention + LargestMlpBytes(m, w);
   const int64_t blocks = m.layers * attention + m.sparse_layers * MlpBytes(m, w, true) + (m.layers - m.sparse_layers) * MlpBytes(m, w, false);
@@ -220,7 +252,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     }
   }
   plan.processes.push_back({"controller", "decisions", {{"process", kControllerProcess}}});
-  const int64_t state = weights + (8 + (w == 2 ? 2 : 0)) * FlatElements(m);
+  const int64_t state = weights + (8 + (w == 2 ? 2 : 0)) * FlatElements(m) + (FurtherModelsOf(c).critic ? CriticBytes(m, w) : 0);
   plan.checkpoint_bytes = state;
   // Two buffers each (workers/shared_arena.h).
   if (devices > 1 && c.cluster.weight_transport == "shared_memory") plan.shared_memory_bytes += 2 * weights;

@@ -126,7 +126,8 @@ struct ToWorker { Incarnation inc; int64_t ack = 0; ToWorkerBody body; };
 
 // One row of a leased batch.
 struct BatchRow { SampleId tid; GroupId gid; std::vector<int32_t> prompt; TokenRecord response;
-                  std::vector<uint8_t> loss_mask; double reward = 0; bool truncated = false; };
+                  std::vector<uint8_t> loss_mask; double reward = 0; bool truncated = false;
+                  std::vector<double> components; };  // scores of the reward functions in their order, or empty
 // Turns of the policy in a record: runs of tokens with loss. Empty mask: one turn.
 int64_t CountTurns(const std::vector<uint8_t>& loss_mask);
 

@@ -41,13 +41,13 @@ bool HasSuffix(const std::string& s, const std::string& suffix) {
 
 }  // namespace
 
-Status CheckModelFolder(const std::string& dir) {
+Status CheckModelFolder(const std::string& dir, const std::string& key) {
   std::error_code error;
   if (!fs::is_directory(dir, error)) {
-    return NotFound("model.path: " + dir + " is no folder; give the folder of a Hugging Face model, or run `make smollm2` for the one of the example");
+    return NotFound(key + ": " + dir + " is no folder; give the folder of a Hugging Face model, or run `make smollm2` for the one of the example");
   }
   for (const char* name : {"config.json", "tokenizer.json"}) {
-    if (!fs::exists(dir + "/" + name, error)) return NotFound("model.path: " + dir + " has no " + name);
+    if (!fs::exists(dir + "/" + name, error)) return NotFound(key + ": " + dir + " has no " + name);
   }
   bool pickled = false;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
@@ -56,9 +56,9 @@ Status CheckModelFolder(const std::string& dir) {
     pickled = pickled || HasSuffix(name, ".bin") || HasSuffix(name, ".pt") || HasSuffix(name, ".pth");
   }
   if (pickled) {
-    return Unimplemented("model.path: " + dir + " has its weights as pickled files only; pickles can run code, so they are not read: convert them to safetensors");
+    return Unimplemented(key + ": " + dir + " has its weights as pickled files only; pickles can run code, so they are not read: convert them to safetensors");
   }
-  return NotFound("model.path: " + dir + " has no .safetensors file");
+  return NotFound(key + ": " + dir + " has no .safetensors file");
 }
 
 StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir) {

@@ -13,7 +13,7 @@ namespace tidepool::workers {
 
 // Can `dir` be a model? config.json and tokenizer.json are there and the weights too (safetensors).
 // kNotFound names what is missing; kUnimplemented: only pickled weights (.bin, .pt) are there.
-Status CheckModelFolder(const std::string& dir);
+Status CheckModelFolder(const std::string& dir, const std::string& key = "model.path");
 
 // End tokens (eos_token_id) of generation_config.json, else of config.json; one or several.
 StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir);

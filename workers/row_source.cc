@@ -26,10 +26,12 @@ StatusOr<int64_t> DayStart(const std::string& date) {
 
 StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, const std::string& model_dir) {
   std::unique_ptr<RowSource> source(new RowSource());
-  source->sft_ = config.job == "sft";
+  source->sft_ = config.job == "sft" || config.job == "distill";
+  source->pairs_ = TrainsOnPairs(config);
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
+  if (config.model.init) source->max_positions_ = config.model.init->max_position;
   if (!config.model.policy.empty()) {
     const EnvironmentConfig& e = config.environment;
     std::string text = e.name + " " + std::to_string(e.instances) + " " + std::to_string(e.max_episode_steps) + " " + std::to_string(e.held_out) + " " +
@@ -150,18 +152,35 @@ StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
     return InvalidArgument("the prompt has " + std::to_string(row.prompt.size()) + " tokens, more than data.max_prompt_tokens " +
                            std::to_string(max_prompt_tokens_));
   }
-  if (sft_) {
-    if (question.answer.empty()) return InvalidArgument("the row has no answer to learn");
-    TP_ASSIGN_OR_RETURN(row.response, tokenizer_->Encode(question.answer, {.add_special = false}));
-    row.response.push_back(end_token_);
+  if (sft_ || pairs_) {
+    TP_ASSIGN_OR_RETURN(row.response, EncodeAnswer(row, question.answer, pairs_ ? "chosen" : "answer"));
     row.loss_mask.assign(row.response.size(), 1);
-    if (static_cast<int64_t>(row.prompt.size() + row.response.size()) > max_row_tokens_) {
-      return InvalidArgument("the row has " + std::to_string(row.prompt.size() + row.response.size()) +
-                             " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
+  }
+  if (pairs_) {
+    TP_ASSIGN_OR_RETURN(row.rejected, EncodeAnswer(row, question.fields["rejected"], "rejected"));
+    const size_t tokens = 2 * row.prompt.size() + row.response.size() + row.rejected.size();
+    if (static_cast<int64_t>(tokens) > max_row_tokens_) {
+      return InvalidArgument("the pair has " + std::to_string(tokens) + " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
     }
+    if (row.response == row.rejected) return InvalidArgument("chosen and rejected are the same");
   }
   row.question = std::move(question);
   return row;
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, const std::string& answer, const char* field) const {
+  if (answer.empty()) return InvalidArgument("the row has no " + std::string(field) + " to learn from");
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(answer, {.add_special = false}));
+  ids.push_back(end_token_);
+  if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_positions_) {
+    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) + " tokens, more than model.init.max_position " +
+                           std::to_string(max_positions_));
+  }
+  if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_row_tokens_) {
+    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) + " tokens, more than train.micro_batch_tokens " +
+                           std::to_string(max_row_tokens_));
+  }
+  return ids;
 }
 
 // The conversation is rendered turn by turn; what an assistant turn adds to the text has loss.

@@ -22,8 +22,9 @@ namespace tidepool::workers {
 struct EncodedRow {
   tasks::Question question;
   std::vector<int32_t> prompt;
-  std::vector<int32_t> response;     // sft only: what is learned, its end token included
+  std::vector<int32_t> response;     // not in rl: what is learned, its end token included
   std::vector<uint8_t> loss_mask;    // sft only: 1 on tokens with loss
+  std::vector<int32_t> rejected;     // pairs only: the other answer; `response` is the chosen one
 };
 
 class RowSource {
@@ -62,9 +63,13 @@ class RowSource {
   StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
   Status LearnTurns();
 
-  bool sft_ = false;
+  StatusOr<std::vector<int32_t>> EncodeAnswer(const EncodedRow& row, const std::string& answer, const char* field) const;
+
+  bool sft_ = false;    // rows have one answer: sft, distill
+  bool pairs_ = false;  // dpo, reward_model
   int64_t max_prompt_tokens_ = 0;
   int64_t max_row_tokens_ = 0;
+  int64_t max_positions_ = int64_t{1} << 40;  // of model.init; a folder's are the trainer's to check
   int32_t end_token_ = -1;
   std::vector<int32_t> end_tokens_;
   std::optional<environments::EpisodeSource> episodes_;

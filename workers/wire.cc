@@ -646,6 +646,7 @@ void ToWire(const BatchRow& in, v1::Row* out) {
   out->set_loss_mask(std::string(in.loss_mask.begin(), in.loss_mask.end()));
   out->set_reward(in.reward);
   out->set_truncated(in.truncated);
+  out->mutable_components()->Add(in.components.begin(), in.components.end());
 }
 
 StatusOr<BatchRow> FromWire(const v1::Row& in) {
@@ -657,6 +658,7 @@ StatusOr<BatchRow> FromWire(const v1::Row& in) {
   out.loss_mask.assign(in.loss_mask().begin(), in.loss_mask().end());
   out.reward = in.reward();
   out.truncated = in.truncated();
+  out.components.assign(in.components().begin(), in.components().end());
   const size_t said = out.response.fragment.empty() ? out.response.ids.size() : 1;  // a fragment counts, or does not
   if (!out.loss_mask.empty() && out.loss_mask.size() != said) {
     return InvalidArgument("row " + ToString(out.tid) + ": loss mask and response differ in length");

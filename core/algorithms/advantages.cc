@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
+#include "core/algorithms/distillation.h"
+#include "core/algorithms/gae.h"
 #include "core/algorithms/group_advantages.h"
 #include "core/algorithms/returns.h"
 
@@ -16,6 +19,7 @@ OptionSpec SingletonOption() {
 }
 OptionSpec Ddof() { return {.name = "ddof", .fallback = 1.0, .lo = 0, .hi = 1, .doc = "deviations divide by n - this"}; }
 OptionSpec Eps(double fallback) { return {.name = "eps", .fallback = fallback, .lo = 0, .doc = "added to deviations"}; }
+OptionSpec Gamma() { return {.name = "gamma", .fallback = 1.0, .lo = 0, .hi = 1, .doc = "discount a token"}; }
 OptionSpec WhitenMode() {
   return {.name = "whiten", .type = OptionType::kText, .fallback = "add_var", .choices = {"none", "add_var", "clamp_var", "add_std"},
           .doc = "how advantages are whitened over all tokens of the batch"};
@@ -27,6 +31,20 @@ std::optional<WhitenOptions> WhitenOf(const Options& o) {
   return WhitenOptions{.ddof = static_cast<int64_t>(o.Number("ddof", 1)), .eps = o.Number("eps", 1e-8), .eps_mode = mode.value()};
 }
 
+// Estimators of whole rows see the row's reward less its KL.
+std::vector<double> RowRewards(const AdvantageInput& in) {
+  std::vector<double> rewards(in.rewards.begin(), in.rewards.end());
+  if (in.kl.empty() || in.kl_coef == 0) return rewards;
+  const std::vector<double> kl = RowSums(in.kl, *in.cells);
+  for (size_t i = 0; i < rewards.size(); ++i) rewards[i] -= in.kl_coef * kl[i];
+  return rewards;
+}
+std::vector<double> TokenRewards(const AdvantageInput& in) { return OutcomeTokenRewards(in.rewards, in.kl, in.kl_coef, *in.cells); }
+std::vector<double> Taken(const AdvantageInput& in, ReturnsAndAdvantages result) {
+  if (in.returns != nullptr) *in.returns = std::move(result.returns);
+  return std::move(result.advantages);
+}
+
 std::vector<double> Grpo(const Options& o, const AdvantageInput& in) {
   const std::string scale = o.Text("scale");
   const GrpoOptions g{.scale = scale == "batch_std" ? AdvantageScale::kBatchStd : scale == "none" ? AdvantageScale::kNone : AdvantageScale::kGroupStd,
@@ -36,26 +54,61 @@ std::vector<double> Grpo(const Options& o, const AdvantageInput& in) {
                       .eps = o.Number("eps", 0),
                       .singleton = SingletonOf(o),
                       .skip_zero_std = o.Text("zero_std") == "skip"};
-  return Spread(GrpoAdvantages(in.rewards, in.group, g), *in.cells);
+  return Spread(GrpoAdvantages(RowRewards(in), in.group, g), *in.cells);
 }
-std::vector<double> Rloo(const Options& o, const AdvantageInput& in) { return Spread(RlooAdvantages(in.rewards, in.group, SingletonOf(o)), *in.cells); }
+std::vector<double> Rloo(const Options& o, const AdvantageInput& in) { return Spread(RlooAdvantages(RowRewards(in), in.group, SingletonOf(o)), *in.cells); }
 std::vector<double> Opo(const Options& o, const AdvantageInput& in) {
-  return Spread(OpoAdvantages(in.rewards, in.group, *in.cells, SingletonOf(o)), *in.cells);
+  return Spread(OpoAdvantages(RowRewards(in), in.group, *in.cells, SingletonOf(o)), *in.cells);
 }
-std::vector<double> MaxRl(const Options&, const AdvantageInput& in) { return Spread(MaxRlAdvantages(in.rewards, in.group), *in.cells); }
+std::vector<double> MaxRl(const Options&, const AdvantageInput& in) { return Spread(MaxRlAdvantages(RowRewards(in), in.group), *in.cells); }
 std::vector<double> PassK(const Options& o, const AdvantageInput& in) {
-  return Spread(PassKAdvantages(in.rewards, in.group, o.Text("scale") == "group_std", static_cast<int64_t>(o.Number("ddof", 1)), o.Number("eps", 0)), *in.cells);
+  return Spread(PassKAdvantages(RowRewards(in), in.group, o.Text("scale") == "group_std", static_cast<int64_t>(o.Number("ddof", 1)), o.Number("eps", 0)), *in.cells);
 }
 std::vector<double> Gpg(const Options& o, const AdvantageInput& in) {
-  return Spread(GpgAdvantages(in.rewards, in.group, o.Text("alpha") == "batch/nonzero", o.Number("f_norm", 1), SingletonOf(o)), *in.cells);
+  return Spread(GpgAdvantages(RowRewards(in), in.group, o.Text("alpha") == "batch/nonzero", o.Number("f_norm", 1), SingletonOf(o)), *in.cells);
 }
 std::vector<double> ReinforceBaseline(const Options& o, const AdvantageInput& in) {
   const auto whiten = WhitenOf(o);
-  return ReinforcePlusPlusBaseline(in.rewards, in.group, *in.cells, /*baseline=*/true, SingletonOf(o), whiten ? &*whiten : nullptr);
+  return ReinforcePlusPlusBaseline(RowRewards(in), in.group, *in.cells, /*baseline=*/true, SingletonOf(o), whiten ? &*whiten : nullptr);
 }
 std::vector<double> Reinforce(const Options& o, const AdvantageInput& in) {
   const auto whiten = WhitenOf(o);
-  return ReinforcePlusPlus(OutcomeTokenRewards(in.rewards, {}, 0, *in.cells), o.Number("gamma", 1), whiten ? &*whiten : nullptr, *in.cells).advantages;
+  return ReinforcePlusPlus(TokenRewards(in), o.Number("gamma", 1), whiten ? &*whiten : nullptr, *in.cells).advantages;
+}
+std::vector<double> Gdpo(const Options& o, const AdvantageInput& in) {
+  return Spread(GdpoAdvantages(in.components, in.component_weights, in.group, static_cast<int64_t>(o.Number("ddof", 1)), o.Number("eps", 0)), *in.cells);
+}
+std::vector<double> GreedyBaseline(const Options&, const AdvantageInput& in) { return ReMax(TokenRewards(in), in.baseline, *in.cells).advantages; }
+std::vector<double> TokenBaseline(const Options& o, const AdvantageInput& in) {
+  return OptimalTokenBaseline(TokenRewards(in), in.group, in.old_logp, in.sum_pi_sq, o.Number("eps", 0), SingletonOf(o), *in.cells);
+}
+std::vector<double> Gae(const Options& o, const AdvantageInput& in) {
+  const auto whiten = WhitenOf(o);
+  return Taken(in, TokenGae(TokenRewards(in), in.values, {}, o.Number("gamma", 1), o.Number("lambda", 1), whiten ? &*whiten : nullptr, *in.cells));
+}
+std::vector<double> GaeVapo(const Options& o, const AdvantageInput& in) {
+  const auto whiten = WhitenOf(o);
+  return Taken(in, VapoGae(TokenRewards(in), in.values, o.Number("gamma", 1), o.Number("lambda_value", 1), o.Number("alpha", 1), whiten ? &*whiten : nullptr, *in.cells));
+}
+std::vector<double> Teacher(const Options& o, const AdvantageInput& in) {
+  return OnPolicyDistillAdvantages(in.old_logp, in.teacher_logp, o.Number("coef", 1), *in.cells);
+}
+// One group at a time; a sample of a job is one turn.
+std::vector<double> LengthShaped(const Options& o, const AdvantageInput& in) {
+  const std::vector<double> all = RowRewards(in);
+  std::vector<double> out(all.size(), 0.0);
+  for (const std::vector<size_t>& rows : GroupRows(in.group)) {
+    std::vector<double> rewards;
+    std::vector<int64_t> tokens, total, turns(rows.size(), 1);
+    for (const size_t i : rows) {
+      rewards.push_back(all[i]);
+      tokens.push_back(in.cells->Tokens(static_cast<int64_t>(i)));
+      total.push_back(in.total_tokens[i]);
+    }
+    const std::vector<double> a = LengthShapedAdvantages(rewards, tokens, total, turns, {.w_in = o.Number("w_in", 0), .w_out = o.Number("w_out", 0)});
+    for (size_t k = 0; k < rows.size(); ++k) out[rows[k]] = a[k];
+  }
+  return Spread(out, *in.cells);
 }
 
 }  // namespace
@@ -94,14 +147,30 @@ const std::vector<AdvantageEntry>& AdvantageEstimators() {
       {.name = "reinforce_pp",
        .paper = "REINFORCE++, arXiv:2501.03262",
        .formula = "discounted return of the reward at the last token, whitened over all tokens of the batch",
-       .options = {{.name = "gamma", .fallback = 1.0, .lo = 0, .hi = 1, .doc = "discount a token"}, WhitenMode(), Eps(1e-8), Ddof()},
+       .options = {Gamma(), WhitenMode(), Eps(1e-8), Ddof()},
        .compares = false,
        .compute = Reinforce},
-      {.name = "gdpo", .paper = "GDPO, arXiv:2601.05242", .formula = "whiten(sum_k w_k (r_ik - mu_gk)/(s_gk + eps))", .needs = "each reward function's score"},
-      {.name = "remax", .paper = "ReMax, arXiv:2310.10505", .formula = "return to go - reward of the greedy answer", .compares = false, .needs = "a greedy answer of each prompt"},
-      {.name = "otb", .paper = "optimal token baseline (verl)", .formula = "G_it - sum_j G_jt W_jt / sum_j W_jt", .needs = "sum of squared probabilities of each token"},
-      {.name = "gae", .paper = "Generalized advantage estimation, arXiv:1506.02438", .formula = "sum (gamma lambda)^k delta_{t+k}", .compares = false, .needs = "a critic"},
-      {.name = "gae_vapo", .paper = "VAPO, arXiv:2504.05118", .formula = "GAE with lambda_i = 1 - 1/(alpha n_i)", .compares = false, .needs = "a critic"},
+      {.name = "gdpo",
+       .paper = "GDPO, arXiv:2601.05242",
+       .formula = "whiten(sum_k w_k (r_ik - mu_gk)/(s_gk + eps)), w_k the weights of reward.functions",
+       .options = {Eps(1e-6), Ddof()},
+       .needs = "each reward function's score",
+       .provisions = {Provision::kComponents},
+       .compute = Gdpo},
+      {.name = "remax", .paper = "ReMax, arXiv:2310.10505", .formula = "return to go - reward of the greedy answer", .compares = false,
+       .needs = "a greedy answer of each prompt (the first sample of a group, which is not trained)", .provisions = {Provision::kGreedy}, .compute = GreedyBaseline},
+      {.name = "otb", .paper = "optimal token baseline (verl)", .formula = "G_it - sum_j G_jt W_jt / (sum_j W_jt + eps), W_t = sum_{s<=t} (1 - 2 pi_s + sum_v pi_v^2)",
+       .options = {Eps(1e-8), SingletonOption()}, .needs = "sum of squared probabilities of each token", .provisions = {Provision::kSquares}, .compute = TokenBaseline},
+      {.name = "gae", .paper = "Generalized advantage estimation, arXiv:1506.02438", .formula = "sum (gamma lambda)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t",
+       .options = {Gamma(), {.name = "lambda", .fallback = 1.0, .lo = 0, .hi = 1, .doc = "0: one step, 1: the whole return"}, WhitenMode(), Eps(1e-8), Ddof()},
+       .compares = false, .needs = "a critic", .provisions = {Provision::kCritic}, .compute = Gae},
+      {.name = "gae_vapo", .paper = "VAPO, arXiv:2504.05118", .formula = "GAE with lambda_i = 1 - 1/max(alpha n_i, 1) for the policy, lambda_value for the critic",
+       .options = {Gamma(), {.name = "alpha", .fallback = 0.05, .lo = 0, .doc = "longer samples look further ahead"},
+                   {.name = "lambda_value", .fallback = 1.0, .lo = 0, .hi = 1, .doc = "of the critic's targets"}, WhitenMode(), Eps(1e-8), Ddof()},
+       .compares = false, .needs = "a critic", .provisions = {Provision::kCritic}, .compute = GaeVapo},
+      {.name = "on_policy_distill", .paper = "on-policy distillation, arXiv:2601.02780", .formula = "coef (teacher_lp - lp) of each token; rewards do not count",
+       .options = {{.name = "coef", .fallback = 1.0, .lo = 0, .doc = "scale"}},
+       .compares = false, .needs = "a teacher (algorithm.teacher)", .provisions = {Provision::kTeacher}, .compute = Teacher},
       {.name = "gae_env", .paper = "Generalized advantage estimation, arXiv:1506.02438", .formula = "GAE over steps of environments, cut at their ends, with the value of the last observation after a truncation",
        .options = {{.name = "gamma", .fallback = 0.99, .lo = 0, .hi = 1, .doc = "discount a step"},
                    {.name = "lambda", .fallback = 0.95, .lo = 0, .hi = 1, .doc = "0: one step, 1: the whole return"},
@@ -111,10 +180,14 @@ const std::vector<AdvantageEntry>& AdvantageEstimators() {
       {.name = "td_lambda", .paper = "TD(lambda), Sutton 1988", .formula = "r_t + d_t ((1 - lambda) V_{t+1} + lambda y_{t+1})", .compares = false, .needs = "a critic and environments"},
       {.name = "gigpo", .paper = "GiGPO, arXiv:2505.10978", .formula = "episode advantage + w step advantage of equal states", .needs = "records of agent steps"},
       {.name = "turn_return", .paper = "ROLL agentic_reinforce", .formula = "reward of the turn + gamma value of the next turn", .compares = false, .needs = "rewards by turn"},
-      {.name = "length_shaped", .paper = "prime-rl", .formula = "r - mean(r) (w_o n_out/max + w_i n_in/max + w_t turns/max), centred", .needs = "turns of each sample"},
+      {.name = "length_shaped", .paper = "prime-rl", .formula = "r - mean(r) (w_o n_out/max + w_i n_in/max + w_t turns/max), centred",
+       .options = {{.name = "w_out", .fallback = 0.0, .lo = 0, .doc = "weight of the response's length"}, {.name = "w_in", .fallback = 0.0, .lo = 0, .doc = "weight of all other tokens"}},
+       .compute = LengthShaped},
   };
   return entries;
 }
+
+bool AdvantageEntry::Uses(Provision p) const { return std::ranges::count(provisions, p) > 0; }
 
 const AdvantageEntry* FindAdvantage(std::string_view name) {
   const auto it = std::ranges::find(AdvantageEstimators(), name, &AdvantageEntry::name);

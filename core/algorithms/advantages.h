@@ -1,7 +1,7 @@
 #pragma once
-// The advantage estimators that a job can name: one registered entry each, over the rewards of a batch. The formulas
-// are in group_advantages.h and returns.h. Estimators that need more than rewards (a critic, a greedy answer, step
-// records) are functions there and in gae.h and gigpo.h; `needs` of an entry says what the job would have to provide.
+// The advantage estimators that a job can name: one registered entry each. The formulas are in group_advantages.h,
+// returns.h, gae.h and distillation.h; an entry says what it needs beside rewards (Provision), which decides what a job
+// loads: a critic, a teacher. Estimators over steps of environments have no `compute` here; `needs` says why.
 // Pure; thread-safe.
 
 #include <cstdint>
@@ -16,21 +16,45 @@
 
 namespace tidepool::algorithms {
 
+// What a job can provide beside rewards and groups.
+enum class Provision {
+  kCritic,         // values
+  kTeacher,        // teacher_logp, and old_logp
+  kSquares,        // sum_pi_sq, and old_logp
+  kGreedy,         // baseline: the reward of a greedy answer to the same prompt
+  kComponents,     // each reward function's own score
+};
+
 struct AdvantageInput {
-  const Cells* cells = nullptr;      // rows of the whole batch
-  std::span<const double> rewards;   // [rows]; NaN: no verdict
-  std::span<const int64_t> group;    // [rows]
+  const Cells* cells = nullptr;               // rows of the whole batch
+  std::span<const double> rewards;            // [rows]; NaN: no verdict
+  std::span<const int64_t> group;             // [rows]
+  // KL in the reward: kl_coef kl_it is taken off, from token rewards or from the row's reward. kl: [cells] or empty.
+  std::span<const double> kl = {};
+  double kl_coef = 0;
+  std::span<const double> values = {};        // [cells] of the critic before the step
+  std::span<const double> old_logp = {};      // [cells]
+  std::span<const double> sum_pi_sq = {};     // [cells] sum over the vocabulary of squared probabilities
+  std::span<const double> teacher_logp = {};  // [cells]
+  std::span<const double> baseline = {};      // [rows]
+  std::span<const double> components = {};    // [rows, component_weights.size()]; NaN: absent
+  std::span<const double> component_weights = {};
+  std::span<const int64_t> total_tokens = {}; // [rows] prompt and response
+  std::vector<double>* returns = nullptr;     // gets the value targets [cells], of estimators with a critic; may be null
 };
 
 struct AdvantageEntry {
   std::string name;
   std::string paper;
   std::string formula;
-  std::vector<OptionSpec> options;   // a job writes them as advantage_<name>
+  std::vector<OptionSpec> options = {};   // a job writes them as advantage_<name>
   bool compares = true;              // needs groups of 2 or more
-  std::string needs;                 // what a job would have to provide; empty: rewards alone
-  // [cells], 0 on masked ones. Null where `needs` is not empty.
+  std::string needs = {};            // in words; empty: rewards alone
+  std::vector<Provision> provisions = {};
+  // [cells], 0 on masked ones. Null where a job of samples cannot provide what it needs.
   std::vector<double> (*compute)(const Options& options, const AdvantageInput& input) = nullptr;
+
+  [[nodiscard]] bool Uses(Provision p) const;
 };
 const std::vector<AdvantageEntry>& AdvantageEstimators();
 const AdvantageEntry* FindAdvantage(std::string_view name);

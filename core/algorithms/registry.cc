@@ -49,7 +49,67 @@ StatusOr<Options> Checked(const std::string& prefix, const std::string& part, st
   return options;
 }
 
+Status ResolveKl(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlgorithm& out) {
+  const KlConfig& k = c.kl;
+  if (k.coef == 0) {
+    if (k.target) return Wrong("kl.coef", "is 0, and kl.target moves a coefficient by factors, so it would stay 0; write one above 0");
+    return OkStatus();
+  }
+  KlControl kl{.coef = k.coef, .in_reward = k.place == "reward", .target = k.target, .horizon = k.horizon};
+  const auto kind = ParseKl(k.estimator);
+  if (!kind.ok()) return Wrong("kl.estimator", kind.status().message());
+  kl.estimate = {.kind = kind.value(), .clamp_log = k.clamp_log, .score_term = k.score_term, .clamp_out = k.clamp_out, .straight_through_k2 = k.straight_through_k2};
+  if (kl.in_reward) {
+    for (const auto& [name, set] : {std::pair{"kl.score_term", k.score_term}, {"kl.straight_through_k2", k.straight_through_k2}, {"kl.is_weighted", k.is_weighted}}) {
+      if (set) return Wrong(name, "shapes the gradient of a KL in the loss, but kl.place is reward, which has none; remove it");
+    }
+    if (out.advantage->Uses(Provision::kTeacher) || out.advantage->Uses(Provision::kComponents)) {
+      return Wrong("kl.place", "is reward, but advantage " + out.advantage->name + " does not read the reward; write loss");
+    }
+  } else {
+    if (!loss.extras) return Wrong("kl.coef", "is not 0, but loss " + loss.name + " takes no KL term; write kl.place: reward, or another loss");
+    out.policy.kl_beta = k.coef;
+    out.policy.kl = kl.estimate;
+    out.policy.kl_is_weighted = k.is_weighted;
+    if (k.score_term && k.straight_through_k2) return Wrong("kl.score_term", "gives the estimate one gradient and kl.straight_through_k2 another; keep one");
+  }
+  out.kl = kl;
+  return OkStatus();
+}
+
+// Masks by the gap between sampler and trainer.
+Status ResolveMasks(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlgorithm& out) {
+  const auto takes = [&](const char* key) {
+    return loss.extras ? OkStatus() : Wrong(key, "is set, but loss " + loss.name + " takes no weights per token; remove it");
+  };
+  if (c.opsm) {
+    TP_RETURN_IF_ERROR(takes("opsm"));
+    out.policy.opsm_delta = *c.opsm;
+  }
+  if (c.m2po) {
+    TP_RETURN_IF_ERROR(takes("m2po"));
+    out.second_moment = *c.m2po;
+  }
+  if (c.reject.empty()) {
+    if (!c.reject_threshold.empty() || c.reject_low || c.reject_high) {
+      return Wrong(!c.reject_threshold.empty() ? "reject_threshold" : c.reject_low ? "reject_low" : "reject_high", "bounds a criterion, but reject names none");
+    }
+    return OkStatus();
+  }
+  TP_RETURN_IF_ERROR(takes("reject"));
+  auto rules = ParseRejectRules(c.reject, c.reject_threshold, c.reject_low, c.reject_high);
+  if (!rules.ok()) return Wrong("reject", rules.status().message());
+  out.reject = std::move(rules).value();
+  return OkStatus();
+}
+
 }  // namespace
+
+bool ResolvedAlgorithm::needs_reference() const { return kl.has_value() || std::ranges::count(policy.loss->needs, Column::kReference) > 0; }
+bool ResolvedAlgorithm::needs_old_first() const {
+  return (kl && kl->in_reward) || needs_teacher() || advantage->Uses(Provision::kSquares) || !reject.empty() || second_moment.has_value() ||
+         policy.options.Text("denominator") == "mask_after_rejection";
+}
 
 const std::vector<AlgorithmEntry>& Algorithms() {
   static const std::vector<AlgorithmEntry> entries = {
@@ -79,6 +139,13 @@ const std::vector<AlgorithmEntry>& Algorithms() {
       {.name = "tis", .paper = "truncated importance sampling, verl and slime", .doc = "GRPO with a truncated weight for the sampler/trainer gap", .advantage = "grpo", .loss = "ppo", .correction = "tis"},
       {.name = "icepop", .paper = "IcePop, arXiv:2601.02780", .doc = "GRPO that drops tokens with a large sampler/trainer gap", .advantage = "grpo", .loss = "ppo", .correction = "icepop"},
       {.name = "ppo", .paper = "Proximal policy optimization, arXiv:1707.06347", .doc = "a critic's values, generalised advantages", .advantage = "gae", .loss = "ppo"},
+      {.name = "vapo", .paper = "VAPO, arXiv:2504.05118", .doc = "PPO with a lambda that grows with the response, clip-higher", .advantage = "gae_vapo",
+       .loss = "ppo", .loss_options = {{"clip_high", 0.28}}},
+      {.name = "remax", .paper = "ReMax, arXiv:2310.10505", .doc = "the greedy answer's reward as baseline", .advantage = "remax", .loss = "reinforce", .aggregation = "seq-mean-token-sum"},
+      {.name = "gdpo", .paper = "GDPO, arXiv:2601.05242", .doc = "each reward is normalised in its group before they are added up", .advantage = "gdpo", .loss = "ppo"},
+      {.name = "otb", .paper = "optimal token baseline (verl)", .doc = "a baseline for each token, weighted by its score norms", .advantage = "otb", .loss = "ppo"},
+      {.name = "on_policy_distill", .paper = "on-policy distillation, arXiv:2601.02780", .doc = "the teacher's log-probs of the student's own samples", .advantage = "on_policy_distill",
+       .loss = "reinforce"},
       {.name = "decoupled_ppo", .paper = "AReaL, arXiv:2505.24298", .doc = "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions of 1 or more",
        .advantage = "grpo", .loss = "decoupled"},
   };
@@ -148,10 +215,6 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   }
   if (const auto dual = out.policy.options.Number("dual_clip"); dual && *dual <= 1) return Wrong("dual_clip", "is " + ValueText(*dual) + "; it has to be above 1");
   const bool beh_ratio = std::ranges::count(parts.loss->needs, Column::kBehaviour) > 0;
-  if (std::ranges::count(parts.loss->needs, Column::kReference) > 0) {
-    return Unimplemented("algorithm.loss: " + parts.loss->name + " needs a reference model, which a job does not have yet");
-  }
-
   const std::string aggregation = !c.aggregation.empty()           ? c.aggregation
                                   : parts.loss->name == preset.loss && !preset.aggregation.empty() ? preset.aggregation
                                                                      : parts.loss->aggregation;
@@ -187,16 +250,27 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   }
   if (c.entropy_coef != 0 && !parts.loss->extras) return Wrong("entropy_coef", "is not 0, but loss " + parts.loss->name + " takes no entropy bonus");
   out.policy.entropy_coef = c.entropy_coef;
-  if (c.kl_coef != 0) return Unimplemented("algorithm.kl_coef: is " + ValueText(c.kl_coef) + ", but there are no reference models yet; set it to 0");
+  TP_RETURN_IF_ERROR(ResolveKl(c, *parts.loss, out));
+  TP_RETURN_IF_ERROR(ResolveMasks(c, *parts.loss, out));
+  out.teacher_coef = c.teacher_coef;
+  if (out.needs_teacher() && c.teacher.empty()) return Wrong("teacher", "is missing; name the model folder of the teacher");
+  if (!out.needs_teacher() && !c.teacher.empty()) return Wrong("teacher", "is read by nothing here; write advantage: on_policy_distill, or a teacher_coef above 0");
+  out.value = {.huber = c.critic.loss == "huber", .huber_delta = c.critic.huber_delta, .clip = c.critic.clip > 0 ? std::optional(c.critic.clip) : std::nullopt};
   if (!out.policy.options.Text("prox").empty() || out.policy.options.Number("current_version")) {
     return Wrong(c.options.contains("prox") ? "prox" : "current_version", "a job recomputes the proximal log-probs exactly; remove the key");
   }
   out.mask_truncated = c.mask_truncated;
-  out.zero_variance_filter = (c.filter.empty() ? preset.filter : c.filter) == "zero_variance";
+  out.zero_variance_filter = FilterOf(c) == "zero_variance";
   if (out.zero_variance_filter && !out.advantage->compares) {
     return Wrong("filter", "zero_variance drops groups of equal rewards, but advantage " + out.advantage->name + " does not compare samples of a group; write none");
   }
   return out;
+}
+
+std::string FilterOf(const AlgorithmConfig& config) {
+  if (!config.filter.empty()) return config.filter;
+  const AlgorithmEntry* preset = FindAlgorithm(config.name);
+  return preset == nullptr ? "none" : preset->filter;
 }
 
 ResolvedAlgorithm DefaultAlgorithm() { return Resolve(AlgorithmConfig{}, 1).value(); }
@@ -207,6 +281,7 @@ std::string DescribeAlgorithm(const AlgorithmEntry& e) {
   std::string text = e.name + ": " + e.doc + "\n  paper        " + e.paper + "\n  advantage    " + advantage.name + ": " + advantage.formula + "\n  loss         " + loss.name +
                      ": " + loss.formula + "\n  aggregation  " + (e.aggregation.empty() ? loss.aggregation : e.aggregation) + "\n  correction   " + e.correction + "\n  filter       " + e.filter + "\n";
   std::string needs = advantage.compares ? "rollout.group_size of 2 or more" : "";
+  if (!advantage.needs.empty()) needs += std::string(needs.empty() ? "" : ", ") + advantage.needs;
   if (e.correction != "none" || e.loss == "decoupled" || std::ranges::count(loss.needs, Column::kBehaviour) > 0) needs += std::string(needs.empty() ? "" : ", ") + "behaviour log-probs";
   text += "  needs        " + (needs.empty() ? std::string("nothing else") : needs) + "\n  options (keys of `algorithm`)\n";
   const auto list = [&](const std::string& prefix, const std::vector<OptionSpec>& specs, const std::map<std::string, Value>& preset) {

@@ -15,6 +15,7 @@
 #include "core/algorithms/advantages.h"
 #include "core/algorithms/aggregation.h"
 #include "core/algorithms/losses/losses.h"
+#include "core/algorithms/value_loss.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
 
@@ -36,7 +37,16 @@ struct AlgorithmEntry {
 const std::vector<AlgorithmEntry>& Algorithms();
 const AlgorithmEntry* FindAlgorithm(std::string_view name);
 
-// Everything a trainer needs to know.
+// A KL coefficient that may move (kl.h, AdaptKlCoefficient).
+struct KlControl {
+  double coef = 0;                            // at the start
+  bool in_reward = false;
+  KlOptions estimate;
+  std::optional<double> target;
+  double horizon = 10000;
+};
+
+// Everything a trainer needs to know. What is not needed is not loaded.
 struct ResolvedAlgorithm {
   const AdvantageEntry* advantage = nullptr;
   Options advantage_options;
@@ -44,6 +54,17 @@ struct ResolvedAlgorithm {
   Aggregation aggregation;                    // without counts
   bool zero_variance_filter = false;
   bool mask_truncated = false;                // no loss on samples cut at the length limit
+  std::optional<KlControl> kl;                // policy.kl_beta is set where it stands in the loss
+  double teacher_coef = 0;                    // of teacher_lp - lp, beside the estimator
+  std::vector<RejectRule> reject;             // on old against behaviour; what is dropped stays in the counts
+  std::optional<double> second_moment;        // SecondMomentMask
+  ValueLossOptions value;
+
+  [[nodiscard]] bool needs_critic() const { return advantage->Uses(Provision::kCritic); }
+  [[nodiscard]] bool needs_teacher() const { return advantage->Uses(Provision::kTeacher) || teacher_coef != 0; }
+  [[nodiscard]] bool needs_reference() const;  // a KL, or a loss that reads it
+  // Log-probs of the whole batch before the first update, where one update would do without.
+  [[nodiscard]] bool needs_old_first() const;
 };
 // `max_new_tokens` is L_max of seq-mean-token-sum-norm. An error begins with the key it is about
 // ("algorithm.correction: ..."): kInvalidArgument for what is wrong or contradicts, kUnimplemented for what
@@ -51,6 +72,9 @@ struct ResolvedAlgorithm {
 // `environments`: of a job that provides steps of environments and their values (model.policy), so that gae_env may be
 // used; the caller computes it.
 StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens, bool environments = false);
+
+// The filter of groups: as written, else the algorithm's; "none" for an unknown algorithm.
+std::string FilterOf(const AlgorithmConfig& config);
 
 // Names that may stand in `algorithm` as options of its parts, for this choice of parts.
 std::vector<OptionSpec> OptionsOfParts(const AlgorithmConfig& config);

@@ -60,8 +60,22 @@ struct RewardFunction {
   double weight = 1.0;
   double timeout_s = 15.0;
 };
+// What is done to a sample's reward before advantages (core/train/shaping.h). Evaluation and the zero-variance filter
+// see the task's own reward.
+struct RewardShapingConfig {
+  std::string mean = "none";        // none | batch | group: what is taken off
+  std::string deviation = "none";   // none | batch | group: what is divided by
+  bool leave_one_out = false;       // the mean is that of the others
+  bool running = false;             // by mean and deviation over all rewards of the run so far
+  double bias = 0, scale = 1;       // clip((r + bias) * scale, +-20), first
+  double repetition_penalty = 0;    // times the share of n-grams that are repeated
+  int64_t repetition_ngram = 3;
+  std::optional<double> truncated;  // stop-properly: factor (0 to 1) or value (below 0) for samples cut at the limit
+  double length_penalty = 0;        // prime-rl: times mean(r) n/max(n) of the group, taken off
+};
 struct RewardConfig {
   std::vector<RewardFunction> functions;
+  RewardShapingConfig shaping;
   int64_t workers = 1;
   int64_t max_retries = 2;        // of infrastructure failures, on any worker
 };
@@ -89,6 +103,29 @@ struct EnvironmentConfig {
   EnvironmentLatency latency;
 };
 
+// A frozen model that the policy is held to.
+struct KlConfig {
+  double coef = 0;                  // beta; 0: no reference model is loaded
+  std::string place = "loss";       // loss | reward
+  std::string estimator = "k3";     // k1 | abs | k2 | k3 (core/algorithms/kl.h)
+  std::string reference;            // model folder; empty: what the run starts from
+  std::optional<double> target;     // adaptive coefficient (arXiv:1909.08593); empty: fixed
+  double horizon = 10000;           // of the adaptive coefficient, in samples
+  std::optional<double> clamp_log, clamp_out;
+  bool score_term = false;
+  bool straight_through_k2 = false;
+  bool is_weighted = false;         // times exp(lp - old)
+};
+// The value model of an advantage estimator that needs one.
+struct CriticConfig {
+  std::string path;                 // model folder; empty: what the run starts from, with a fresh value head
+  std::optional<double> learning_rate;  // empty: train.learning_rate
+  int64_t warmup_steps = 0;         // steps that train the critic alone
+  std::string loss = "mse";         // mse | huber
+  double huber_delta = 10;
+  double clip = 0.5;                // values move at most this far from the old ones in a step; 0: no bound
+};
+
 struct AlgorithmConfig {
   std::string name = "grpo";       // in core/algorithms/registry.h: a preset of the parts below
   std::string advantage;           // estimator; empty: the algorithm's
@@ -100,7 +137,15 @@ struct AlgorithmConfig {
   std::optional<double> clip_low;   // empty: the loss's (ppo 0.2)
   std::optional<double> clip_high;  // empty: the algorithm's (ppo 0.2; dapo 0.28)
   std::optional<double> dual_clip;
-  double kl_coef = 0.0;            // must be 0 until reference models exist
+  KlConfig kl;
+  CriticConfig critic;
+  std::string teacher;             // model folder of on-policy distillation; empty: none
+  double teacher_coef = 0;         // of teacher_lp - lp, added to the advantage
+  std::optional<double> opsm;      // off-policy sequence mask: delta (arXiv:2512.02556)
+  std::optional<double> m2po;      // second-moment mask: threshold (arXiv:2510.01161)
+  std::string reject;              // comma list of criteria (core/algorithms/importance.h); empty: none
+  std::string reject_threshold;    // of the divergences: a number, a_b, or a comma list
+  std::optional<double> reject_low, reject_high;  // of the ratios
   double entropy_coef = 0.0;
   double value_coef = 0.5;         // model.policy: weight of the value loss beside the policy's
   std::string correction;          // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour); empty: the algorithm's
@@ -110,6 +155,27 @@ struct AlgorithmConfig {
   bool mask_truncated = false;     // loss mask 0 on samples cut at max_new_tokens
   double overlong_buffer_tokens = 0;  // soft overlong penalty (DAPO eq. 13); 0: off
   double overlong_factor = 1.0;
+};
+
+// job: dpo.
+struct PreferenceConfig {
+  std::string loss = "sigmoid";    // sigmoid (DPO) | ipo
+  double beta = 0.1;
+  double label_smoothing = 0;      // of sigmoid: share of pairs that are the wrong way round
+  bool length_average = false;     // log-probs of a response are averaged, not added up
+  std::string reference;           // model folder; empty: what the run starts from
+};
+// job: reward_model.
+struct RewardModelConfig {
+  double margin = 0;               // scores of a pair should differ by more than this
+  double centre = 0;               // weight of (s_w + s_l)^2
+};
+// job: distill.
+struct DistillConfig {
+  std::string teacher;             // model folder
+  std::string divergence = "forward";  // forward | reverse | mixed | gkd
+  double weight = 0.5;             // mixed: of forward; gkd: beta
+  double temperature = 1;          // of both distributions
 };
 
 struct RolloutConfig {
@@ -125,6 +191,9 @@ struct RolloutConfig {
   std::vector<int64_t> stop_token_ids;  // beside the model's end tokens
   int64_t max_concurrent = 256;    // samples in flight
   int64_t block_tokens = 16;       // of the KV cache
+  std::string admission = "reserve";  // reserve | adaptive
+  bool pin_version = false;        // a sample ends on the weights that it began with
+  double repack_s = 5;             // between looks at tails that could be moved together (pin_version); 0: never
   int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
   std::string kv_on_update = "recompute";  // recompute | keep
@@ -214,13 +283,16 @@ struct SecurityConfig {
 struct JobConfig {
   std::string name = "job";
   uint64_t seed = 1;
-  std::string job = "rl";          // rl | sft
+  std::string job = "rl";          // rl | sft | dpo | reward_model | distill
   bool deterministic = false;
   ModelConfig model;
   DataConfig data;
   RewardConfig reward;
   EnvironmentConfig environment;
   AlgorithmConfig algorithm;
+  PreferenceConfig preference;
+  RewardModelConfig reward_model;
+  DistillConfig distill;
   RolloutConfig rollout;
   TrainConfig train;
   SchedulerConfig scheduler;
@@ -230,5 +302,12 @@ struct JobConfig {
   ObserveConfig observe;
   SecurityConfig security;
 };
+
+// Rows of data that are pairs: prompt, chosen, rejected.
+inline bool TrainsOnPairs(const JobConfig& c) { return c.job == "dpo" || c.job == "reward_model"; }
+// Samples of one row of data: a group of rl, both answers of a pair.
+inline int64_t SamplesPerRow(const JobConfig& c) { return c.job == "rl" ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1; }
+// Held-out questions are answered by generation and graded. Pairs are judged by the trainer instead.
+inline bool AnswersHeldOut(const JobConfig& c) { return c.job == "rl" || ((c.job == "sft" || c.job == "distill") && c.eval.every_steps > 0); }
 
 }  // namespace tidepool

@@ -45,6 +45,7 @@ struct Config {            // first record of a run, again after a resume that c
   int64_t slots = 0, recovery_steps = 0;
   int32_t deterministic = 0;
   std::string oversample_mode;
+  int32_t pin_version = 0;  // 1: a sample has tokens of one version only
 };
 struct Issue { SampleId tid; GroupId gid; int32_t att = 0; int64_t prompt_len = 0, max_new = 0; };  // att > 0: generated again
 struct Start { SampleId tid; int32_t att = 0; WorkerRef worker; Version wv; };      // a chunk was sent
@@ -129,7 +130,7 @@ TP_FIELDS(Config, v("run_id", r.run_id); v("job", r.job); v("digest", r.digest);
           v("oversample", r.oversample); v("min_step_batch_fraction", r.min_step_batch_fraction);
           v("max_reissues", r.max_reissues); v("steps", r.steps); v("data_size", r.data_size);
           v("slots", r.slots); v("recovery_steps", r.recovery_steps); v("deterministic", r.deterministic);
-          v("oversample_mode", r.oversample_mode);)
+          v("oversample_mode", r.oversample_mode); v("pin_version", r.pin_version);)
 TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len); v("max_new", r.max_new);)
 TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
 TP_FIELDS(End, v("tid", r.tid); v("att", r.att); v("status", r.status);)

@@ -260,6 +260,29 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
     const size_t colon = message.find(": ");
     return b.Complain(message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
   }
+  const algorithms::ResolvedAlgorithm& r = resolved.value();
+  // Only what says something: a resolved config has every key.
+  const CriticConfig& critic = c.algorithm.critic;
+  const CriticConfig usual;
+  for (const auto& [key, set] : {std::pair{"algorithm.critic.path", !critic.path.empty()}, {"algorithm.critic.learning_rate", critic.learning_rate.has_value()},
+                                 {"algorithm.critic.warmup_steps", critic.warmup_steps != usual.warmup_steps}, {"algorithm.critic.loss", critic.loss != usual.loss},
+                                 {"algorithm.critic.huber_delta", critic.huber_delta != usual.huber_delta}, {"algorithm.critic.clip", critic.clip != usual.clip}}) {
+    if (set && !r.needs_critic()) b.Complain(key, "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
+  }
+  if (!c.algorithm.kl.reference.empty() && !r.needs_reference()) b.Complain("algorithm.kl.reference", "nothing reads a reference model; write kl.coef above 0, or remove it");
+  if (critic.warmup_steps > 0 && critic.warmup_steps >= c.train.steps) {
+    b.Warn("algorithm.critic.warmup_steps", "is " + Text(critic.warmup_steps) + " of " + Text(c.train.steps) + " steps (train.steps), so the policy will not be trained");
+  }
+  if (r.advantage->Uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2) {
+    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but the first sample of a group is the greedy baseline of " + r.advantage->name +
+                                         " and is not trained; raise it to 2 or more");
+  }
+  if (r.advantage->Uses(algorithms::Provision::kComponents) && (c.reward.shaping.mean != "none" || c.reward.shaping.deviation != "none")) {
+    b.Complain("reward.shaping.mean", "normalises the sum of the rewards, but advantage " + r.advantage->name + " reads each reward by itself; remove it");
+  }
+  if (c.reward.shaping.leave_one_out && c.reward.shaping.mean == "none" && b.Good("reward.shaping.leave_one_out")) {
+    b.Complain("reward.shaping.leave_one_out", "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
+  }
   if (b.Good("rollout.group_size") && resolved.value().advantage->compares && c.rollout.group_size < 2) {
     b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + c.algorithm.name +
                                          " compares samples of one prompt and needs 2 or more; raise it, or write algorithm.name: reinforce_pp");
@@ -274,6 +297,10 @@ void CheckRl(Binder& b, const JobConfig& c) {
                "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, "
                "1.0 is usual");
   }
+  if (AllGood(b, {"rollout.pin_version", "scheduler.on_stale"}) && c.rollout.pin_version && c.scheduler.on_stale == "mask") {
+    b.Complain(FirstWritten(b, {"rollout.pin_version", "scheduler.on_stale"}),
+               "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: reissue or drop");
+  }
   if (AllGood(b, {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"}) &&
       c.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens)) {
     b.Complain("algorithm.overlong_buffer_tokens",
@@ -286,23 +313,40 @@ void CheckRl(Binder& b, const JobConfig& c) {
   }
 }
 
-void CheckSft(Binder& b, LoadedConfig& loaded) {
+// Keys of another kind of job say something that would not be done.
+void CheckForeignKeys(Binder& b, const LoadedConfig& loaded) {
+  const std::string& job = loaded.config.job;
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault) continue;
-    std::string path = key;
-    if (const size_t open = path.find('['); open != std::string::npos)
-      continue;  // reported once, for the list
-    const Key* known = FindKey(path);
-    if (key == "reward.functions" || key.starts_with("algorithm.") || (known != nullptr && known->jobs == Jobs::kRl)) {
-      b.Complain(
-          key,
-          "belongs to job: rl, and this is job: sft; remove it (or set it to null where it is inherited)");
+    if (key.find('[') != std::string::npos) continue;  // reported once, for the list
+    const Key* known = FindKey(key);
+    const std::string of = known != nullptr ? std::string(JobName(known->jobs)) : key == "reward.functions" || key.starts_with("algorithm.") ? "rl" : "";
+    if (!of.empty() && of != job) {
+      b.Complain(key, "belongs to job: " + of + ", and this is job: " + job + "; remove it (or set it to null where it is inherited)");
     }
   }
+}
+
+// Supervised rows, pairs and distillation: nothing is sampled to be trained on.
+void CheckSupervised(Binder& b, LoadedConfig& loaded) {
+  JobConfig& c = loaded.config;
   // What an evaluation on the way is judged by: a supervised row says its whole answer.
-  if (loaded.config.eval.every_steps > 0) loaded.config.reward.functions = {{.name = "exact_answer"}};
-  if (loaded.config.eval.stop_at_accuracy > 0 && loaded.config.eval.every_steps <= 0 && b.Good("eval.stop_at_accuracy")) {
-    b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
+  if (AnswersHeldOut(c)) c.reward.functions = {{.name = "exact_answer"}};
+  if (c.eval.stop_at_accuracy > 0 && b.Good("eval.stop_at_accuracy")) {
+    if (TrainsOnPairs(c)) {
+      b.Complain("eval.stop_at_accuracy", "counts right answers, and a job: " + c.job + " gives none; remove it");
+    } else if (c.eval.every_steps <= 0) {
+      b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
+    }
+  }
+  if (c.job == "distill") {
+    if (b.Good("distill.teacher") && c.distill.teacher.empty()) b.Complain("distill.teacher", "is missing; name the model folder of the teacher");
+    if (c.distill.weight != DistillConfig().weight && c.distill.divergence != "mixed" && c.distill.divergence != "gkd") {
+      b.Complain("distill.weight", "weighs the parts of mixed and gkd, but distill.divergence is " + c.distill.divergence + "; remove it");
+    }
+  }
+  if (c.job == "dpo" && c.preference.loss == "ipo" && c.preference.label_smoothing > 0 && AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
+    b.Complain("preference.label_smoothing", "belongs to sigmoid, and preference.loss is ipo; remove it");
   }
 }
 
@@ -310,6 +354,7 @@ void CheckSft(Binder& b, LoadedConfig& loaded) {
 // max_prompt_tokens gives way; one that was written is held to.
 void CheckLengths(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
+  if (TrainsOnPairs(c)) return;  // answers are as long as the data; rows that do not fit are named when they are read
   if (!AllGood(b, {"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
                    "rollout.kv_cache_tokens", "model.init.max_position"}))
     return;
@@ -424,8 +469,7 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
     return b.Complain(key, "no file '" + c.model.init->warm_start +
                                "', neither from the current directory nor beside this config");
   }
-  if (c.job != "rl")
-    return b.Complain(key, "belongs to job: rl; an sft job starts from fresh weights; remove it");
+  if (c.job == "sft") return b.Complain(key, "an sft job starts from fresh weights; remove it");
   const auto warm = LoadWarmStart(c);
   if (!warm.ok()) return b.Complain(key, "cannot be used:\n" + warm.status().message());
   const JobConfig& w = warm.value().config;
@@ -486,10 +530,11 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
     CheckEnvironment(b, loaded);
   }
   if (b.Good("job")) {
-    if (c.job == "sft") {
-      CheckSft(b, loaded);
-    } else {
+    CheckForeignKeys(b, loaded);
+    if (c.job == "rl") {
       CheckRl(b, c);
+    } else {
+      CheckSupervised(b, loaded);
     }
   }
   CheckLengths(b, loaded);

@@ -330,6 +330,7 @@ void Binder::BindEnvironment(const Node& map) {
 void Binder::BindAlgorithm(const Node& map) {
   for (const auto& [name, value] : map.members) {
     if (const Key* key = FindKey("algorithm." + name)) BindKey(*key, value, "algorithm." + name, 0);
+    if (IsSection("algorithm." + name)) BindSection(value, "algorithm." + name);
   }
   const bool parts_are_wrong = bad_.contains("algorithm.name") || bad_.contains("algorithm.advantage") || bad_.contains("algorithm.loss");
   const std::vector<algorithms::OptionSpec> offered = algorithms::OptionsOfParts(loaded_.config.algorithm);
@@ -337,7 +338,7 @@ void Binder::BindAlgorithm(const Node& map) {
   for (const algorithms::OptionSpec& option : offered) known.push_back(option.name);
   for (const auto& [name, value] : map.members) {
     const std::string full = "algorithm." + name;
-    if (FindKey(full) != nullptr || parts_are_wrong) continue;
+    if (FindKey(full) != nullptr || IsSection(full) || parts_are_wrong) continue;
     if (std::ranges::find(offered, name, &algorithms::OptionSpec::name) == offered.end()) {
       Unknown("algorithm", name, value, known);
       continue;
@@ -349,6 +350,18 @@ void Binder::BindAlgorithm(const Node& map) {
     // null is kept: it takes a default of the part away.
     loaded_.config.algorithm.options[name] = ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+  }
+}
+
+void Binder::BindSection(const Node& value, const std::string& full) {
+  if (value.kind == Node::Kind::kMap) {
+    if (full == "model.init") {
+      loaded_.config.model.init.emplace();
+      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+    }
+    BindMap(value, full);
+  } else if (value.kind != Node::Kind::kNull) {
+    Fail(value.place, full, "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
   }
 }
 
@@ -364,17 +377,7 @@ void Binder::BindMap(const Node& map, const std::string& section) {
     } else if (const Key* key = FindKey(full)) {
       BindKey(*key, value, full, 0);
     } else if (IsSection(full)) {
-      if (value.kind == Node::Kind::kMap) {
-        if (full == "model.init") {
-          loaded_.config.model.init.emplace();
-          loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
-                                   value.place, ""};
-        }
-        BindMap(value, full);
-      } else if (value.kind != Node::Kind::kNull) {
-        Fail(value.place, full,
-             "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
-      }
+      BindSection(value, full);
     } else {
       Unknown(section, name, value, NamesIn(section));
     }

@@ -29,6 +29,7 @@ class Binder {
 
  private:
   void BindMap(const Node& map, const std::string& section);
+  void BindSection(const Node& value, const std::string& full);
   void BindData(const Node& map);
   void BindEnvironment(const Node& map);
   void BindAlgorithm(const Node& map);

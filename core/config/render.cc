@@ -26,7 +26,7 @@ std::string LastName(const std::string& path) { return path.substr(path.rfind('.
 
 // Whether the key means something to this job; one that does not would be refused when it is read.
 bool Applies(const Key& key, const JobConfig& config) {
-  if (key.jobs == Jobs::kRl && config.job != "rl") return false;
+  if (key.jobs != Jobs::kAll && JobName(key.jobs) != config.job) return false;
   if (config.model.policy.empty() ? BelongsToPolicies(key.path) : BelongsToText(key.path)) return false;
   if (key.path.starts_with("environment.")) return !config.environment.name.empty();
   if (!config.environment.name.empty() && (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
@@ -214,7 +214,10 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
       if (section == "data") AppendOptions(loaded, out);
       if (section == "algorithm") AppendPartOptions(loaded, out);
       if (section == "environment") AppendGameOptions(loaded, out);
-      out += now == "model.init" ? "  init:\n" : now == "environment.latency" ? "  latency:\n" : now + ":\n";
+      const size_t inner = now.find('.');
+      // A section of its own inside one that is open already, or not yet.
+      if (inner != std::string::npos && section.substr(0, inner) != now.substr(0, inner)) out += now.substr(0, inner) + ":\n";
+      out += inner == std::string::npos ? now + ":\n" : "  " + now.substr(inner + 1) + ":\n";
     } else if (now == "model" && section.empty()) {
       out += "model:\n";
     }
@@ -225,7 +228,7 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
       continue;
     }
     const std::string value = ValueText(key.field(config, 0));
-    const std::string indent = now.empty() ? "" : now == "model.init" || now == "environment.latency" ? "    " : "  ";
+    const std::string indent = now.empty() ? "" : now.find('.') != std::string::npos ? "    " : "  ";
     out += WithComment(indent + LastName(key.path) + ": " + value, loaded.OriginOf(key.path).ToString());
   }
   return out;
@@ -288,7 +291,7 @@ std::string ConfigReference() {
       "# Config reference\n\nGenerated from the schema by `tidepool config reference`; do not edit.\n\n"
       "One YAML file a job; `extends: other.yaml` lays it on top of another, `a.b=c` on the command line "
       "overrides, and a null value "
-      "takes an inherited key away. Keys marked *rl* mean something to `job: rl` alone. A run may be resumed "
+      "takes an inherited key away. Keys marked with a kind of job (*rl*, *dpo*) mean something to that kind alone. A run may be resumed "
       "with another value of keys "
       "marked *free*.\n";
   std::string section = "-";
@@ -304,7 +307,7 @@ std::string ConfigReference() {
     }
     std::string value = ValueText(key.field(scratch, 0));
     if (value == "\"\"" || value == "null") value = "";
-    std::string marks = key.jobs == Jobs::kRl ? "rl" : "";
+    std::string marks(JobName(key.jobs));
     if (key.on_resume == OnResume::kFree) marks += std::string(marks.empty() ? "" : ", ") + "free";
     out += "| `" + LastName(key.path) + "` | " + DescribeType(key) + " | " +
            (value.empty() ? "" : "`" + value + "`") + " | " + Cell(key.doc) + " | " + marks + " |\n";

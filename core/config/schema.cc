@@ -30,6 +30,17 @@ bool Range::Holds(double value) const {
   return (lo_open ? value > lo : value >= lo) && (hi_open ? value < hi : value <= hi);
 }
 
+std::string_view JobName(Jobs jobs) {
+  switch (jobs) {
+    case Jobs::kAll: return "";
+    case Jobs::kRl: return "rl";
+    case Jobs::kDpo: return "dpo";
+    case Jobs::kRewardModel: return "reward_model";
+    case Jobs::kDistill: return "distill";
+  }
+  return "";
+}
+
 const Key* FindKey(std::string_view path) {
   const auto it = std::ranges::find(Keys(), path, &Key::path);
   return it == Keys().end() ? nullptr : &*it;

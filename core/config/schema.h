@@ -28,7 +28,9 @@ struct Range {
   [[nodiscard]] bool Holds(double value) const;
 };
 
-enum class Jobs { kAll, kRl };          // kinds of job that the key means something to
+enum class Jobs { kAll, kRl, kDpo, kRewardModel, kDistill };  // kind of job that the key means something to
+// "rl", ...; "" for all.
+std::string_view JobName(Jobs jobs);
 enum class OnResume { kFixed, kFree };  // whether a resumed run may have another value
 
 struct Key {

@@ -2,36 +2,10 @@
 
 #include <utility>
 
-#include "core/algorithms/registry.h"
-#include "core/config/schema.h"
+#include "core/config/schema_parts.h"
 
 namespace tidepool::config {
 namespace {
-
-constexpr double kMany = 1e9;  // more of anything counted here is a slip of the keyboard
-
-constexpr Range AtLeast(double lo) { return {.lo = lo}; }
-constexpr Range Between(double lo, double hi) { return {.lo = lo, .hi = hi}; }
-constexpr Range Positive() { return {.lo = 0, .lo_open = true}; }
-
-// Names of registered parts, as choices of a text.
-template <typename Entries>
-std::vector<std::string> NamesOf(const Entries& entries, bool or_empty = false) {
-  std::vector<std::string> names;
-  if (or_empty) names.emplace_back();
-  for (const auto& entry : entries) {
-    names.push_back(entry.name);
-  }
-  return names;
-}
-
-#define TP_FIELD(member) [](JobConfig& c, size_t) -> Field { return &c.member; }
-#define TP_INIT_FIELD(member)                  \
-  [](JobConfig& c, size_t) -> Field {          \
-    if (!c.model.init) c.model.init.emplace(); \
-    return &c.model.init->member;              \
-  }
-#define TP_ITEM_FIELD(member) [](JobConfig& c, size_t i) -> Field { return &c.reward.functions.at(i).member; }
 
 std::vector<Key> RootKeys() {
   return {
@@ -42,8 +16,8 @@ std::vector<Key> RootKeys() {
       {.path = "seed", .field = TP_FIELD(seed), .doc = "of data order, sampling noise and initial weights"},
       {.path = "job",
        .field = TP_FIELD(job),
-       .choices = {"rl", "sft"},
-       .doc = "kind of job: reinforcement learning or supervised fine-tuning"},
+       .choices = {"rl", "sft", "dpo", "reward_model", "distill"},
+       .doc = "kind of job: reinforcement learning, supervised fine-tuning, preferences (DPO, IPO), a reward model, a student of a teacher"},
       {.path = "deterministic",
        .field = TP_FIELD(deterministic),
        .doc = "same bits on every run, rollout and training log-probabilities equal; slower"},
@@ -271,90 +245,6 @@ std::vector<Key> EnvironmentKeys() {
   return keys;
 }
 
-std::vector<Key> AlgorithmKeys() {
-  std::vector<Key> keys = {
-      {.path = "algorithm.name",
-       .field = TP_FIELD(algorithm.name),
-       .choices = NamesOf(algorithms::Algorithms()),
-       .doc = "sets the defaults of the keys below that are empty; `tidepool algorithms NAME` tells more"},
-      {.path = "algorithm.advantage",
-       .field = TP_FIELD(algorithm.advantage),
-       .choices = NamesOf(algorithms::AdvantageEstimators(), /*or_empty=*/true),
-       .doc = "advantage estimator; empty: the algorithm's"},
-      {.path = "algorithm.loss",
-       .field = TP_FIELD(algorithm.loss),
-       .choices = NamesOf(algorithms::PolicyLosses(), /*or_empty=*/true),
-       .doc = "policy loss; empty: the algorithm's"},
-      {.path = "algorithm.advantage_scale",
-       .field = TP_FIELD(algorithm.advantage_scale),
-       .choices = {"", "group_std", "batch_std", "none"},
-       .doc = "what centred rewards are divided by; empty: the algorithm's"},
-      {.path = "algorithm.advantage_eps",
-       .field = TP_FIELD(algorithm.advantage_eps),
-       .range = AtLeast(0),
-       .doc = "added to that deviation; not set: the estimator's (grpo 1e-06)"},
-      {.path = "algorithm.aggregation",
-       .field = TP_FIELD(algorithm.aggregation),
-       .choices = {"", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean"},
-       .doc = "how token losses become one; empty: the algorithm's"},
-      {.path = "algorithm.clip_low",
-       .field = TP_FIELD(algorithm.clip_low),
-       .range = AtLeast(0),
-       .doc = "ratio is clipped below 1 - this; not set: the loss's (ppo 0.2)"},
-      {.path = "algorithm.clip_high",
-       .field = TP_FIELD(algorithm.clip_high),
-       .range = AtLeast(0),
-       .doc = "ratio is clipped above 1 + this; not set: the algorithm's (grpo 0.2, dapo 0.28)"},
-      {.path = "algorithm.dual_clip",
-       .field = TP_FIELD(algorithm.dual_clip),
-       .range = {.lo = 1, .lo_open = true},
-       .doc = "bound on the ratio where the advantage is negative; not set: none"},
-      {.path = "algorithm.kl_coef",
-       .field = TP_FIELD(algorithm.kl_coef),
-       .range = Between(0, 0),
-       .doc = "weight of the KL to a reference; 0 until reference models exist"},
-      {.path = "algorithm.value_coef",
-       .field = TP_FIELD(algorithm.value_coef),
-       .range = Between(0, 1e6),
-       .doc = "weight of the value loss beside the policy's, for model.policy"},
-      {.path = "algorithm.entropy_coef",
-       .field = TP_FIELD(algorithm.entropy_coef),
-       .range = AtLeast(0),
-       .doc = "weight of the entropy bonus"},
-      {.path = "algorithm.correction",
-       .field = TP_FIELD(algorithm.correction),
-       .choices = {"", "none", "tis", "icepop", "seq-mask-tis", "raw"},
-       .doc = "importance weight from exp(old - behaviour): tis truncates it, the others drop tokens or rows outside; "
-              "empty: the algorithm's"},
-      {.path = "algorithm.tis_max",
-       .field = TP_FIELD(algorithm.tis_max),
-       .range = Positive(),
-       .doc = "where the weight is cut (icepop, seq-mask-tis: and at 1 over this)"},
-      {.path = "algorithm.filter",
-       .field = TP_FIELD(algorithm.filter),
-       .choices = {"", "none", "zero_variance"},
-       .doc = "groups left out of training; empty: the algorithm's (dapo: zero_variance)"},
-      {.path = "algorithm.filter_rounds",
-       .field = TP_FIELD(algorithm.filter_rounds),
-       .range = Between(1, 1000),
-       .doc = "admissions for a place of the batch before it stays empty"},
-      {.path = "algorithm.mask_truncated",
-       .field = TP_FIELD(algorithm.mask_truncated),
-       .doc = "no loss on samples cut at max_new_tokens"},
-      {.path = "algorithm.overlong_buffer_tokens",
-       .field = TP_FIELD(algorithm.overlong_buffer_tokens),
-       .range = AtLeast(0),
-       .unit = "tokens",
-       .doc = "soft overlong penalty (DAPO eq. 13) over the last tokens before the limit; 0: off"},
-      {.path = "algorithm.overlong_factor",
-       .field = TP_FIELD(algorithm.overlong_factor),
-       .range = AtLeast(0),
-       .doc = "size of that penalty"},
-  };
-  for (Key& key : keys) key.jobs = Jobs::kRl;
-  return keys;
-}
-
 std::vector<Key> RolloutKeys() {
   return {
       {.path = "rollout.steps_per_fragment",
@@ -411,6 +301,23 @@ std::vector<Key> RolloutKeys() {
        .range = Between(1, 4096),
        .unit = "tokens",
        .doc = "block of the KV cache",
+       .on_resume = OnResume::kFree},
+      {.path = "rollout.admission",
+       .field = TP_FIELD(rollout.admission),
+       .choices = {"reserve", "adaptive"},
+       .doc = "reserve: a chunk starts only where its KV fits; adaptive: the number in flight follows KV use and queues of the engines",
+       .jobs = Jobs::kRl,
+       .on_resume = OnResume::kFree},
+      {.path = "rollout.pin_version",
+       .field = TP_FIELD(rollout.pin_version),
+       .doc = "a sample ends on the weights that it began with; its worker takes new ones when it is empty",
+       .jobs = Jobs::kRl},
+      {.path = "rollout.repack_s",
+       .field = TP_FIELD(rollout.repack_s),
+       .range = Between(0, 86400),
+       .unit = "s",
+       .doc = "pin_version: between looks at long samples that could be moved together, so that workers become empty; 0: never",
+       .jobs = Jobs::kRl,
        .on_resume = OnResume::kFree},
       {.path = "rollout.kv_cache_tokens",
        .field = TP_FIELD(rollout.kv_cache_tokens),
@@ -715,16 +622,12 @@ std::vector<Key> SystemKeys() {
   return keys;
 }
 
-#undef TP_FIELD
-#undef TP_INIT_FIELD
-#undef TP_ITEM_FIELD
-
 }  // namespace
 
 const std::vector<Key>& Keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all;
-    for (auto part : {RootKeys, DataKeys, EnvironmentKeys, AlgorithmKeys, RolloutKeys, TrainKeys, SystemKeys}) {
+    for (auto part : {RootKeys, DataKeys, EnvironmentKeys, ShapingKeys, AlgorithmKeys, RolloutKeys, ObjectiveKeys, TrainKeys, SystemKeys}) {
       for (Key& key : part()) all.push_back(std::move(key));
     }
     return all;

@@ -213,7 +213,7 @@ StatusOr<Json> ModelOperations::Save(const Json& request) {
   const bool narrow = request.contains("dtype") && request["dtype"] == "bfloat16";
   TP_ASSIGN_OR_RETURN(const int64_t shard, Integer(request, "max_shard_bytes", 1, int64_t{1} << 50));
   TP_ASSIGN_OR_RETURN(const auto weights, model::LoadHuggingFace(folder, narrow ? model::DType::kBFloat16 : model::DType::kFloat32));
-  TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights, request["out"].get<std::string>(), shard));
+  TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights, request["out"].get<std::string>(), shard, folder));
   return Json{{"ok", true}};
 }
 

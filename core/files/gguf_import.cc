@@ -57,29 +57,34 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
                          std::to_string(head_size) +
                          " dimensions of a head; only whole heads can be imported");
   }
-  if (file.Int(key("expert_count")).value_or(0) > 0) {
-    return Unimplemented(file.path() + ": is a mixture of experts; dense models can be imported");
+  const bool sparse = architecture == "qwen2moe" || architecture == "qwen3moe";
+  if (!sparse && file.Int(key("expert_count")).value_or(0) > 0) {
+    return Unimplemented(file.path() + ": is a mixture of experts of the architecture " + architecture + "; qwen2moe and qwen3moe can be imported");
   }
 
   bool tied = true;
   bool bias = false;
-  int64_t vocabulary = 0;
+  int64_t vocabulary = 0, expert_width = 0, shared_width = 0;
   for (const GgufHuggingFaceTensor& tensor : tensors) {
     if (tensor.name == "lm_head.weight") tied = false;
     if (tensor.name.ends_with("_proj.bias")) bias = true;
     if (tensor.name == "model.embed_tokens.weight") vocabulary = tensor.tensor->rows();
+    if (tensor.name == "model.layers.0.mlp.experts.0.gate_proj.weight") expert_width = tensor.shape[0];
+    if (tensor.name == "model.layers.0.mlp.shared_expert.gate_proj.weight") shared_width = tensor.shape[0];
   }
-  if (bias != (architecture == "qwen2")) {
+  if (bias != (architecture == "qwen2" || architecture == "qwen2moe")) {
     return Unimplemented(file.path() + ": biases of q, k and v are " + (bias ? "there" : "missing") +
                          ", which " + architecture + " models as known here do not have so");
   }
 
   const std::string class_name = architecture == "llama"   ? "LlamaForCausalLM"
                                  : architecture == "qwen2" ? "Qwen2ForCausalLM"
-                                                           : "Qwen3ForCausalLM";
+                                 : architecture == "qwen3" ? "Qwen3ForCausalLM"
+                                 : architecture == "qwen2moe" ? "Qwen2MoeForCausalLM"
+                                                              : "Qwen3MoeForCausalLM";
   Json config;
   config["architectures"] = {class_name};
-  config["model_type"] = architecture;
+  config["model_type"] = !sparse ? architecture : architecture == "qwen2moe" ? "qwen2_moe" : "qwen3_moe";
   config["vocab_size"] = vocabulary;
   config["hidden_size"] = hidden;
   config["intermediate_size"] = intermediate;
@@ -93,7 +98,20 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
   config["rope_theta"] = Shortest(file.Float(key("rope.freq_base")).value_or(10000.0));
   config["rope_scaling"] = rope_scaling;
   config["tie_word_embeddings"] = tied;
-  if (architecture != "qwen2") config["attention_bias"] = false;
+  if (sparse) {
+    TP_ASSIGN_OR_RETURN(const int64_t experts, need("expert_count"));
+    TP_ASSIGN_OR_RETURN(const int64_t used, need("expert_used_count"));
+    config["num_experts"] = experts;
+    config["num_experts_per_tok"] = used;
+    config["moe_intermediate_size"] = expert_width;
+    if (shared_width > 0) config["shared_expert_intermediate_size"] = shared_width;
+    // Not in the metadata; llama.cpp computes the one with normalised weights and the other without, as the published models.
+    config["norm_topk_prob"] = architecture == "qwen3moe";
+    config["decoder_sparse_step"] = 1;
+    config["mlp_only_layers"] = Json::array();
+    config["router_aux_loss_coef"] = 0.001;
+  }
+  if (architecture != "qwen2" && architecture != "qwen2moe") config["attention_bias"] = false;
   if (architecture == "llama") config["mlp_bias"] = false;
   if (architecture != "llama") config["use_sliding_window"] = false;
   config["attention_dropout"] = 0.0;
@@ -110,8 +128,8 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
 
 // A source that converts the tensor when it is written, so that one tensor at a time lies in memory.
 TensorSource Convert(const GgufHuggingFaceTensor& named, DType dtype) {
-  return {named.name, dtype, named.tensor->shape(), [named, dtype](const WriteBytes& write) -> Status {
-            std::vector<float> values(static_cast<size_t>(named.tensor->numel()));
+  return {named.name, dtype, named.shape, [named, dtype](const WriteBytes& write) -> Status {
+            std::vector<float> values(static_cast<size_t>(named.numel()));
             TP_RETURN_IF_ERROR(ReadHuggingFaceTensor(named, values));
             if (dtype == DType::kF32) return write(std::as_bytes(std::span(values)));
             std::vector<uint16_t> rounded(values.size());

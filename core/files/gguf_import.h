@@ -27,13 +27,16 @@ struct GgufHuggingFaceTensor {
   std::string name;                    // "model.layers.0.self_attn.q_proj.weight"
   const GgufTensor* tensor = nullptr;  // of the file
   int64_t heads = 0;                   // > 0: rows are un-permuted within each of so many heads
+  int64_t first_row = 0;               // of the file's tensor: one expert of many stands in it
+  std::vector<int64_t> shape;          // in the checkpoint
+  [[nodiscard]] int64_t numel() const;
 };
 
 // All tensors of the checkpoint in module order. kUnimplemented for an unknown architecture or a
 // tensor that has no place in it; kInvalidArgument if one is missing.
 StatusOr<std::vector<GgufHuggingFaceTensor>> HuggingFaceTensors(const GgufFile& file);
 
-// float32 values in Hugging Face row order; requires out.size() == numel.
+// float32 values in Hugging Face row order; requires out.size() == tensor.numel().
 Status ReadHuggingFaceTensor(const GgufHuggingFaceTensor& tensor, std::span<float> out);
 
 // config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json and, if

@@ -48,6 +48,10 @@ Status SystemError(const std::string& path, std::string_view what, int error_num
     case EMFILE:
     case ENFILE:
       return ResourceExhausted(std::move(message));
+    case ELOOP:
+    case ENAMETOOLONG:
+    case EINVAL:
+      return InvalidArgument(std::move(message));
     case EEXIST:
       return AlreadyExists(std::move(message));
     default:

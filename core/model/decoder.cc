@@ -83,7 +83,7 @@ Decoder::Impl::Impl(const Weights& w, DecoderOptions o)
   }
   embedding = find("embedding");
   final_norm = find("final_norm");
-  head = spec.tie_embeddings ? embedding : find("head");
+  head = spec.tie_embeddings || spec.value_head ? embedding : find("head");
 }
 
 void Decoder::Impl::EnsurePositions(int64_t count) {

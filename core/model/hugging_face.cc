@@ -5,15 +5,21 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <map>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include "core/files/float_formats.h"
+#include "core/files/mapped_file.h"
 #include "core/files/safetensors.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {
 namespace {
+
+constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 // Rounds or widens `n` stored values to the arena's dtype.
 void Convert(files::DType from, const std::byte* in, int64_t n, DType to, std::byte* out) {
@@ -70,24 +76,78 @@ StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std:
   return weights;
 }
 
-Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes) {
+namespace {
+
+// Does the tensor of the source, read in the weights' type, have these bytes?
+bool HasValues(const files::SafetensorsFolder::Entry& stored, DType dtype, std::span<const std::byte> bytes) {
+  constexpr int64_t kPiece = 1 << 16;
+  std::vector<std::byte> converted(static_cast<size_t>(kPiece * Bytes(dtype)));
+  const int64_t in_bytes = files::DTypeBits(stored.info->dtype) / 8, n = stored.info->numel();
+  for (int64_t from = 0; from < n; from += kPiece) {
+    const int64_t count = std::min(kPiece, n - from);
+    Convert(stored.info->dtype, stored.bytes().data() + from * in_bytes, count, dtype, converted.data());
+    if (std::memcmp(converted.data(), bytes.data() + from * Bytes(dtype), static_cast<size_t>(count * Bytes(dtype))) != 0) return false;
+  }
+  return true;
+}
+
+// config.json and generation_config.json of the source; with `dtype` that is the type they name.
+Status CopyConfigFiles(const std::string& source, const std::string& folder, const char* dtype) {
+  TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(source + "/config.json", kConfigBytesMax));
+  auto config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) return InvalidArgument(source + "/config.json: is no JSON object any more");
+  if (dtype != nullptr) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+  const StatusOr<std::string> generation = files::ReadSmallFile(source + "/generation_config.json", kConfigBytesMax);
+  if (generation.ok()) {
+    TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/generation_config.json", *generation));
+  } else if (generation.status().code() != StatusCode::kNotFound) {
+    return generation.status();
+  }
+  return files::WriteSmallFile(folder + "/config.json", dtype == nullptr ? text : config.dump(2) + "\n");
+}
+
+}  // namespace
+
+Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes, const std::string& source) {
   if (max_shard_bytes < 1) return InvalidArgument(folder + ": max_shard_bytes must be above 0");
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return FailedPrecondition(folder + ": cannot create the folder: " + error.message());
+  std::unique_ptr<files::SafetensorsFolder> stored;
   std::vector<HuggingFaceTensor> tensors = HuggingFaceTensors(weights.spec(), ExpertTensors::kOneByOne);
-  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  if (!source.empty()) {
+    TP_ASSIGN_OR_RETURN(stored, files::SafetensorsFolder::Open(source));
+    TP_ASSIGN_OR_RETURN(tensors, FindTensors(source, weights.spec(), *stored));
+  }
   std::vector<files::TensorSource> sources;
   const int64_t size = Bytes(weights.dtype());
+  bool untrained = stored != nullptr;
+  std::set<std::string> needed;
   for (const HuggingFaceTensor& t : tensors) {
     const Parameter& p = weights.layout()[static_cast<size_t>(t.index)];
-    const int64_t row = p.numel() / p.shape[0];
-    const auto bytes = weights.bytes().subspan(static_cast<size_t>((p.offset + t.row * row) * size), static_cast<size_t>(t.shape[0] * row * size));
+    const int64_t row = p.numel() / p.shape[0], numel = std::accumulate(t.shape.begin(), t.shape.end(), int64_t{1}, std::multiplies<>());
+    const auto bytes = weights.bytes().subspan(static_cast<size_t>((p.offset + t.row * row) * size), static_cast<size_t>(numel * size));
+    needed.insert(t.name);
+    if (stored != nullptr) {
+      const auto entry = stored->Find(t.name);
+      if (HasValues(*entry, weights.dtype(), bytes)) {
+        sources.push_back(files::SourceOf(t.name, entry->info->dtype, t.shape, entry->bytes()));
+        continue;
+      }
+    }
+    untrained = false;
     sources.push_back(files::SourceOf(t.name, weights.dtype() == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16, t.shape, bytes));
   }
+  if (untrained) {
+    for (const auto& [name, entry] : stored->tensors()) {
+      if (!needed.contains(name)) sources.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
+    }
+  }
+  std::sort(sources.begin(), sources.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   TP_RETURN_IF_ERROR(files::WriteSafetensorsFolder(folder, sources, max_shard_bytes));
   // Last, so that a folder with a config.json is whole.
-  return WriteConfigFiles(weights.spec(), weights.dtype(), folder);
+  if (stored == nullptr) return WriteConfigFiles(weights.spec(), weights.dtype(), folder);
+  return CopyConfigFiles(source, folder, untrained ? nullptr : weights.dtype() == DType::kFloat32 ? "float32" : "bfloat16");
 }
 
 }  // namespace tidepool::model

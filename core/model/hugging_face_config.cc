@@ -14,6 +14,8 @@ namespace {
 
 using Ordered = nlohmann::ordered_json;
 
+constexpr std::string_view kCausal = "ForCausalLM", kSequenceClassification = "ForSequenceClassification";
+
 Ordered ScalingJson(const RopeSpec& r) {
   switch (r.type) {
     case RopeType::kDefault:
@@ -42,6 +44,9 @@ StatusOr<ModelSpec> ReadSpec(const std::string& folder) {
   const Family* family = FindFamily(s.architecture);
   if (family == nullptr) return r.Missing("model_type '" + s.architecture + "' (known: " + FamilyNames() + ")");
   TP_RETURN_IF_ERROR(family->read(r, s));
+  if (const auto kinds = json.find("architectures"); kinds != json.end() && kinds->is_array() && !kinds->empty() && kinds->front().is_string()) {
+    s.value_head = kinds->front().get<std::string>().ends_with(kSequenceClassification);
+  }
   if (const Status ok = CheckSpec(s); !ok.ok()) return ok.At(path);
 
   TP_RETURN_IF_ERROR(r.FirstTokenId("bos_token_id", s.bos_token_id));
@@ -70,7 +75,9 @@ Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& fold
     return s.eos_token_ids;
   };
   const auto id = [](int32_t v) -> Ordered { return v < 0 ? Ordered(nullptr) : Ordered(v); };
-  c["architectures"] = {family->architecture};
+  std::string kind(family->architecture);
+  if (s.value_head && kind.ends_with(kCausal)) kind = kind.substr(0, kind.size() - kCausal.size()) + std::string(kSequenceClassification);
+  c["architectures"] = {kind};
   c["attention_dropout"] = 0.0;
   c["bos_token_id"] = id(s.bos_token_id);
   c["eos_token_id"] = ends();
@@ -92,6 +99,10 @@ Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& fold
   c["torch_dtype"] = dtype == DType::kFloat32 ? "float32" : "bfloat16";
   c["use_cache"] = true;
   c["vocab_size"] = s.vocab_size;
+  if (s.value_head) {
+    c["id2label"] = {{"0", "LABEL_0"}};
+    c["label2id"] = {{"LABEL_0", 0}};
+  }
   family->write(s, c);
   g["_from_model_config"] = true;
   g["bos_token_id"] = id(s.bos_token_id);

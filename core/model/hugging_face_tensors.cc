@@ -47,6 +47,7 @@ std::vector<HuggingFaceTensor> HuggingFaceTensors(const ModelSpec& s, ExpertTens
     };
     if (name == "embedding") { add("model.embed_tokens.weight", 0, layout[i].shape); continue; }
     if (name == "final_norm") { add("model.norm.weight", 0, layout[i].shape); continue; }
+    if (name == "score") { add("score.weight", 0, layout[i].shape); continue; }
     if (name == "head") { add("lm_head.weight", 0, layout[i].shape); continue; }
     const size_t dot = name.rfind('.');
     const std::string layer = "model." + name.substr(0, dot + 1), part = name.substr(dot + 1);

@@ -135,7 +135,11 @@ std::vector<Parameter> Layout(const ModelSpec& s) {
     if (s.mlp_bias) add(at + "down_bias", {d});
   }
   add("final_norm", {d});
-  if (!s.tie_embeddings) add("head", {s.vocab_size, d});
+  if (s.value_head) {
+    add("score", {1, d});
+  } else if (!s.tie_embeddings) {
+    add("head", {s.vocab_size, d});
+  }
   return list;
 }
 

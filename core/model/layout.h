@@ -7,7 +7,7 @@
 //     dense:   gate_up [2 ff, d], [gate_up_bias], down [d, ff], [down_bias]
 //     sparse:  router [E, d], experts_gate_up [E 2 m, d] (gate, then up, of each expert), experts_down [E d, m],
 //              [shared_gate_up [2 s, d], shared_down [d, s], shared_gate [1, d]]
-//   final_norm [d], [head [vocab, d], unless tied]
+//   final_norm [d], [head [vocab, d], unless tied], or [score [1, d]] of a model with a value head, which has no head
 
 #include <cstdint>
 #include <string>

@@ -59,6 +59,7 @@ struct ModelSpec {
   bool mlp_bias = false;           // Llama
   bool qk_norm = false;            // Qwen3: RMSNorm over each head's D before rotary
   bool tie_embeddings = false;
+  bool value_head = false;         // a scalar per token (Hugging Face: ...ForSequenceClassification with one label) in place of logits
   MoeSpec moe;
   std::vector<int32_t> eos_token_ids;  // end tokens of generation_config.json / config.json
   int32_t bos_token_id = -1;

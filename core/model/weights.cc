@@ -112,7 +112,7 @@ void Weights::Initialize(uint64_t seed, double init_std) {
       put(0, std::vector<float>(static_cast<size_t>(p.numel()), 1.0F));
       continue;
     }
-    if (p.name.ends_with("_bias")) continue;  // zero
+    if (p.name.ends_with("_bias") || p.name == "score") continue;  // zero
     const bool to_residual = p.name.ends_with(".o") || p.name.ends_with("down");
     const double std = init_std * (to_residual ? residual : 1.0);
     const Rng stream = root.Fork(p.name);
@@ -173,6 +173,21 @@ bool Weights::AllFinite() const {
     }
   });
   return std::find(bad.begin(), bad.end(), 1) == bad.end();
+}
+
+StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
+  ModelSpec spec = from.spec();
+  spec.value_head = true;
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<Weights> weights, Weights::Create(spec, from.dtype()));
+  for (const Parameter& p : weights->layout()) {
+    const auto same = std::find_if(from.layout().begin(), from.layout().end(), [&](const Parameter& q) { return q.name == p.name; });
+    if (p.name == "score" && !from.spec().value_head) continue;  // zero, as the arena is
+    TP_CHECK(same != from.layout().end()) << "no parameter is called " << p.name;
+    const auto size = static_cast<size_t>(Bytes(from.dtype()));
+    std::memcpy(weights->bytes().data() + static_cast<size_t>(p.offset) * size, from.bytes().data() + static_cast<size_t>(same->offset) * size,
+                static_cast<size_t>(p.numel()) * size);
+  }
+  return weights;
 }
 
 struct Gradients::Impl {

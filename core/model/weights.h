@@ -57,6 +57,9 @@ class Weights {
   std::unique_ptr<Impl> impl_;
 };
 
+// A model with a value head of zeros on the blocks of `from` (a copy): what a critic or a reward model starts as.
+StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
+
 // Flat float32 gradients with the weights' index; zero at the start.
 class Gradients {
  public:
@@ -83,8 +86,11 @@ StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DT
 StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype,
                                                std::span<std::byte> arena = {});
 // Writes config.json, generation_config.json and model.safetensors (sharded above max_shard_bytes)
-// into `folder`. Names, shapes and bytes of an untrained model are those it was read from.
-// tokenizer files are copied by the caller.
-Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes = int64_t{5} << 30);
+// into `folder`; tokenizer files are copied by the caller. `source`: the folder that the weights were read from, or
+// empty. What still has its values is written as it stands there, so names, shapes, types (float16, mixed) and bytes of an
+// untrained model are those it was read from, tensors that nobody needed included; what was trained is written in the
+// weights' type under the source's names. The source's config files are kept, but for the type.
+Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes = int64_t{5} << 30,
+                       const std::string& source = "");
 
 }  // namespace tidepool::model

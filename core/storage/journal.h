@@ -32,7 +32,7 @@
 
 namespace tidepool::storage {
 
-inline constexpr uint32_t kJournalSchema = 1;
+inline constexpr uint32_t kJournalSchema = 2;
 
 // What an interrupted write left at the end.
 struct TornTail {

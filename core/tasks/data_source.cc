@@ -34,6 +34,7 @@ std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
 StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed, const std::string& job) {
   DataSource source;
   source.shuffle_ = config.shuffle;
+  source.pairs_ = !config.task.empty() && (job == "dpo" || job == "reward_model");
   source.seed_ = Mix64(seed ^ 0x64617461ULL);
   if (config.task.empty() == config.path.empty()) {
     return InvalidArgument("data: expected either task (a generated one) or path (a JSONL file)");
@@ -56,7 +57,7 @@ StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed,
 }
 
 Status DataSource::OpenFiles(const DataConfig& config, const std::string& job) {
-  const JsonlOptions options{.kind = job == "sft" ? RowKind::kSft : RowKind::kRl};
+  const JsonlOptions options{.kind = job == "sft" || job == "distill" ? RowKind::kSft : job == "rl" ? RowKind::kRl : RowKind::kPair};
   TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
   train_ = std::make_shared<const JsonlData>(std::move(train));
   const int64_t rows = train_->size();
@@ -112,16 +113,39 @@ Status DataSource::OpenFiles(const DataConfig& config, const std::string& job) {
   return OkStatus();
 }
 
+// A wrong answer that looks like the right one: two unlike neighbours change places (which ones is the index's choice).
+// Where all are alike it is the answer of another question.
+Question DataSource::AsPair(Question q, int64_t index, bool held_out) const {
+  std::vector<size_t> unlike;
+  for (size_t i = 0; i + 1 < q.answer.size(); ++i) {
+    // Bytes of one character in UTF-8 stay together.
+    const auto plain = [&](size_t at) { return static_cast<uint8_t>(q.answer[at]) < 0x80; };
+    if (plain(i) && plain(i + 1) && q.answer[i] != q.answer[i + 1]) unlike.push_back(i);
+  }
+  std::string wrong = q.answer;
+  if (!unlike.empty()) {
+    const size_t at = unlike[static_cast<size_t>(Mix64(seed_ ^ Mix64(static_cast<uint64_t>(index) * 2 + (held_out ? 1 : 0))) % unlike.size())];
+    std::swap(wrong[at], wrong[at + 1]);
+  } else {
+    const int64_t n = held_out ? held_out_size_ : size_;
+    for (int64_t k = 1; k < n && wrong == q.answer; ++k) wrong = (held_out ? task_->HeldOut((index + k) % n) : task_->Train((index + k) % n)).answer;
+  }
+  q.fields["rejected"] = wrong;
+  return q;
+}
+
 Question DataSource::Row(int64_t ordinal) const {
   TP_CHECK(ordinal >= 0) << "row " << ordinal;
   const int64_t epoch = ordinal / size_;
   int64_t index = ordinal % size_;
   if (shuffle_) index = PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(epoch))));
+  if (pairs_) return AsPair(task_->Train(index), index, /*held_out=*/false);
   return task_ != nullptr ? task_->Train(index) : train_->Row(train_rows_[static_cast<size_t>(index)]);
 }
 
 Question DataSource::HeldOut(int64_t index) const {
   TP_CHECK(index >= 0 && index < held_out_size_) << index << " of " << held_out_size_;
+  if (pairs_) return AsPair(task_->HeldOut(index), index, /*held_out=*/true);
   if (task_ != nullptr) return task_->HeldOut(index);
   return (eval_ != nullptr ? eval_ : train_)->Row(held_out_rows_[static_cast<size_t>(index)]);
 }

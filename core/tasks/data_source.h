@@ -25,7 +25,8 @@ namespace tidepool::tasks {
 
 class DataSource {
  public:
-  // `job` is the kind of job ("rl", "sft"), which says what a row needs.
+  // `job` is the kind of job ("rl", "sft", "dpo"), which says what a row needs. A generated task makes pairs too: the right
+  // answer is chosen, one with two neighbouring characters exchanged is rejected (fields["rejected"]).
   // kInvalidArgument, kNotFound: the config or a file is wrong (message with the key or file:line).
   static StatusOr<DataSource> Create(const DataConfig& config, uint64_t seed, const std::string& job);
 
@@ -40,6 +41,7 @@ class DataSource {
   [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
+  [[nodiscard]] Question AsPair(Question question, int64_t index, bool held_out) const;
   Status OpenFiles(const DataConfig& config, const std::string& job);
 
   std::shared_ptr<const Task> task_;        // or
@@ -50,6 +52,7 @@ class DataSource {
   int64_t size_ = 0;
   int64_t held_out_size_ = 0;
   bool shuffle_ = true;
+  bool pairs_ = false;
   uint64_t seed_ = 0;
   std::string identity_;
   std::vector<std::string> warnings_;

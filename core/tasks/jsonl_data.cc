@@ -83,8 +83,17 @@ StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind) {
   if (kind == RowKind::kSft && messages == row.end() && q.answer.empty()) {
     return InvalidArgument("a prompt without an answer; sft rows need messages, or prompt and answer");
   }
+  if (kind == RowKind::kPair) {
+    for (const char* name : {"chosen", "rejected"}) {
+      const auto text = row.find(name);
+      if (text == row.end()) return InvalidArgument(std::string("no ") + name + "; rows of pairs need prompt, chosen and rejected");
+      if (!text->is_string() || text->get<std::string>().empty()) return InvalidArgument(std::string(name) + " is no text");
+    }
+    if (row["chosen"] == row["rejected"]) return InvalidArgument("chosen and rejected are the same, so there is nothing to learn from");
+    q.answer = row["chosen"].get<std::string>();
+  }
   for (const auto& [key, value] : row.items()) {
-    if (key != "prompt" && key != "answer" && !(kind == RowKind::kSft && key == "messages"))
+    if (key != "prompt" && key != "answer" && !(kind == RowKind::kPair && key == "chosen") && !(kind == RowKind::kSft && key == "messages"))
       q.fields[key] = AsText(value);
   }
   return q;

@@ -2,7 +2,8 @@
 // Rows of a JSONL file: one JSON object a line.
 //   rl   prompt (text, or a list of {role, content}), answer (text or number; optional), and any
 //        further fields, which are kept and handed to rewards
-//   sft  messages (at least one assistant turn), or prompt + answer
+//   sft  messages (at least one assistant turn), or prompt + answer; distill too
+//   dpo, reward_model  prompt (as in rl), chosen and rejected (texts): the chosen one is the row's answer
 // Blank lines are skipped. A bad line is named as file:line, counted and left out; a file with more
 // bad lines than the limit is refused, because something other than a slip is wrong with it.
 // The whole file is read and checked when it is opened. Immutable; any thread.
@@ -17,7 +18,7 @@
 
 namespace tidepool::tasks {
 
-enum class RowKind { kRl, kSft };
+enum class RowKind { kRl, kSft, kPair };
 
 struct JsonlOptions {
   RowKind kind = RowKind::kRl;

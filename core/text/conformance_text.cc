@@ -149,7 +149,7 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
                       files::HuggingFaceTensors(*file));
   for (const files::GgufHuggingFaceTensor& tensor : tensors) {
     if (tensor.name != name) continue;
-    values.resize(static_cast<size_t>(tensor.tensor->numel()));
+    values.resize(static_cast<size_t>(tensor.numel()));
     TP_RETURN_IF_ERROR(files::ReadHuggingFaceTensor(tensor, values));
     return Json{{"sha256", Digest(values, dtype == "bf16")}};
   }

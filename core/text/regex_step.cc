@@ -3,9 +3,14 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "core/text/pre_tokenizer.h"
+#include "core/text/unicode.h"
 
 namespace tidepool::text {
 namespace {
@@ -13,6 +18,35 @@ namespace {
 // Per match. A published pattern needs a few steps a character; only nested repetition comes near.
 constexpr uint32_t kMatchLimit = 1'000'000;
 constexpr uint32_t kHeapLimitKib = 64 * 1024;
+
+// PCRE2 comes with the Unicode version of its day. Code points that the reference's version knows otherwise are matched as
+// others of the same category and length (unicode/generate_stand_ins.py), so that offsets stay.
+struct StandIn {
+  char32_t first, last, to;
+};
+#include "core/text/unicode/stand_ins.inc"
+
+// `text` as PCRE2 is to see it; `copy` holds it if it differs.
+std::string_view WithStandIns(std::string_view text, std::string* copy) {
+  copy->clear();
+  for (size_t at = 0; at < text.size();) {
+    if (static_cast<unsigned char>(text[at]) < 0xE0) {  // none of them is shorter than three bytes
+      ++at;
+      continue;
+    }
+    const CodePoint c = DecodeAt(text, at);
+    const StandIn* found = std::upper_bound(std::begin(kStandIns), std::end(kStandIns), c.value,
+                                            [](char32_t value, const StandIn& range) { return value < range.first; });
+    if (found != std::begin(kStandIns) && c.value <= (--found)->last) {
+      if (copy->empty()) *copy = text;
+      std::string bytes;
+      AppendUtf8(found->to, &bytes);
+      copy->replace(at, c.bytes, bytes);
+    }
+    at += c.bytes;
+  }
+  return copy->empty() ? text : std::string_view(*copy);
+}
 
 struct CodeDeleter {
   void operator()(pcre2_code* p) const { pcre2_code_free(p); }
@@ -43,11 +77,13 @@ class RegexStep : public SplitStep {
     pcre2_set_match_limit(context.get(), kMatchLimit);
     pcre2_set_heap_limit(context.get(), kHeapLimitKib);
 
+    std::string copy;
+    const std::string_view seen = WithStandIns(piece, &copy);
     std::vector<Match> matches;
     size_t done = 0;  // everything before it is in `matches`
     size_t from = 0;
     while (from < piece.size()) {
-      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR8>(piece.data()), piece.size(),
+      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR8>(seen.data()), seen.size(),
                                     from, PCRE2_NO_UTF_CHECK, data.get(), context.get());
       if (found == PCRE2_ERROR_NOMATCH) break;
       if (found < 0) {

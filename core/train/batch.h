@@ -27,7 +27,10 @@ struct Row {
   std::string routing;
   std::vector<Version> versions;         // [response] weights that sampled each token, or empty
   std::vector<uint8_t> loss_mask;        // [response] 1: train on this token; empty: all
-  double reward = 0;                     // after shaping; ignored by supervised jobs
+  // Of the task. In jobs on pairs the row of a group with the larger one is the chosen answer. Else ignored by
+  // supervised jobs.
+  double reward = 0;
+  std::vector<double> components;        // each reward function's own score, or empty
   bool truncated = false;                // cut at the length limit
 };
 

@@ -35,7 +35,8 @@ Status TokenSums::AddOtherRanks(comm::Collective& group) {
   const auto ranks = static_cast<size_t>(group.size());
   const auto here = static_cast<size_t>(group.rank());
   int64_t* const counts[] = {&tokens, &clipped, &dual_clipped, &same_version};
-  double* const sums[] = {&loss, &entropy_loss, &balance, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl};
+  double* const sums[] = {&loss, &entropy_loss, &balance, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl, &reference_kl, &reference_tokens,
+                          &kl_loss, &pairs, &pair_right, &pair_chosen, &pair_rejected, &compared, &agreed};
   constexpr size_t kExtremes = 4;
   std::vector<double> all;
   for (const int64_t* c : counts) all.push_back(static_cast<double>(*c));
@@ -61,7 +62,20 @@ Status TokenSums::AddOtherRanks(comm::Collective& group) {
   return OkStatus();
 }
 
-void RowMetrics(std::span<const Row> rows, std::map<std::string, double>& metrics) {
+void ColumnMetrics(const std::string& name, std::span<const double> column, const algorithms::Cells& cells, std::map<std::string, double>& metrics) {
+  double high = -INFINITY, low = INFINITY;
+  for (size_t c = 0; c < column.size(); ++c) {
+    if (cells.mask[c] == 0) continue;
+    high = std::max(high, column[c]);
+    low = std::min(low, column[c]);
+  }
+  if (high < low) return;
+  metrics[name + "/mean"] = algorithms::TokenMean(column, cells);
+  metrics[name + "/max"] = high;
+  metrics[name + "/min"] = low;
+}
+
+void RowMetrics(std::span<const Row> rows, std::span<const double> shaped, std::map<std::string, double>& metrics) {
   if (rows.empty()) return;
   const auto n = static_cast<double>(rows.size());
   double score = 0, score_max = -INFINITY, score_min = INFINITY, length = 0, length_max = 0, length_min = INFINITY;
@@ -80,7 +94,9 @@ void RowMetrics(std::span<const Row> rows, std::map<std::string, double>& metric
   metrics["critic/score/mean"] = score;
   metrics["critic/score/max"] = score_max;
   metrics["critic/score/min"] = score_min;
-  metrics["critic/rewards/mean"] = score;
+  double mean = 0;
+  for (const double r : shaped) mean += r / n;
+  metrics["critic/rewards/mean"] = mean;
   metrics["response_length/mean"] = length;
   metrics["response_length/max"] = length_max;
   metrics["response_length/min"] = length_min;
@@ -113,6 +129,9 @@ void TokenMetrics(const TokenSums& s, bool policy, std::map<std::string, double>
 }
 
 void TimeMetrics(const StepTimes& t, int64_t tokens, int64_t computed, std::map<std::string, double>& metrics) {
+  if (t.prepare > 0) metrics["timing_s/actor_prepare"] = t.prepare;
+  if (t.critic > 0) metrics["timing_s/update_critic"] = t.critic;
+  metrics["timing_s/actor_loss"] = t.loss;
   metrics["timing_s/actor_forward"] = t.forward;
   metrics["timing_s/actor_head"] = t.head;
   if (t.reduce > 0) metrics["timing_s/actor_reduce"] = t.reduce;

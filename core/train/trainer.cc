@@ -1,78 +1,24 @@
 #include "core/train/trainer.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <exception>
-#include <numeric>
-#include <optional>
+#include <iterator>
+#include <new>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
-#include "core/model/decoder.h"
+#include "core/algorithms/metrics.h"
+#include "core/algorithms/value_loss.h"
+#include "core/base/hash.h"
 #include "core/model/routing.h"
 #include "core/train/packing.h"
-#include "core/train/step_metrics.h"
+#include "core/train/trainer_impl.h"
 
 namespace tidepool::train {
 namespace {
-
-class Stopwatch {
- public:
-  double Lap() {
-    const auto now = std::chrono::steady_clock::now();
-    const double s = std::chrono::duration<double>(now - from_).count();
-    from_ = now;
-    return s;
-  }
-
- private:
-  std::chrono::steady_clock::time_point from_ = std::chrono::steady_clock::now();
-};
-
-// The response tokens of all rows as cells, with what the losses are told of each. Filled once a step; weights and
-// `selected` once an update.
-struct StepPlan {
-  algorithms::Cells cells;
-  std::vector<double> advantages, weights;  // [cells]
-  std::vector<double> scores;               // [rows]
-  std::vector<uint8_t> selected;            // [cells]
-};
-
-StepPlan PlanStep(const Batch& batch, const TrainerOptions& o) {
-  StepPlan plan;
-  const bool policy = o.objective == Objective::kPolicy;
-  std::vector<int64_t> groups;
-  for (const Row& row : batch.rows) {
-    const bool dropped = policy && o.loss.mask_truncated && row.truncated;
-    for (size_t t = 0; t < row.response.size(); ++t) plan.cells.mask.push_back(!dropped && (row.loss_mask.empty() || row.loss_mask[t] != 0) ? 1 : 0);
-    plan.cells.begin.push_back(static_cast<int64_t>(plan.cells.mask.size()));
-    plan.scores.push_back(row.reward);
-    groups.push_back(row.gid.value);
-  }
-  plan.weights.assign(plan.cells.mask.size(), 0.0);
-  plan.selected.assign(plan.cells.mask.size(), 0);
-  plan.advantages.assign(plan.cells.mask.size(), 0.0);
-  // Over the whole batch: group statistics and whitening never see a part of it.
-  if (policy) plan.advantages = o.loss.advantage->compute(o.loss.advantage_options, {&plan.cells, plan.scores, groups});
-  return plan;
-}
-
-// The cells with all rows but these masked.
-algorithms::Cells Only(const algorithms::Cells& cells, const std::vector<int64_t>& rows) {
-  algorithms::Cells only = cells;
-  std::fill(only.mask.begin(), only.mask.end(), uint8_t{0});
-  for (const int64_t i : rows) {
-    const int64_t from = cells.begin[static_cast<size_t>(i)], to = cells.begin[static_cast<size_t>(i) + 1];
-    std::copy(cells.mask.begin() + from, cells.mask.begin() + to, only.mask.begin() + from);
-  }
-  return only;
-}
 
 Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, size_t tokens) {
   if (routing.empty()) return OkStatus();
@@ -92,64 +38,11 @@ Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, si
 
 int64_t Tokens(const Row& row) { return static_cast<int64_t>(row.prompt.size() + row.response.size()); }
 
-std::vector<double> Flat(const std::vector<std::vector<float>>& rows) {
-  std::vector<double> flat;
-  for (const std::vector<float>& row : rows) flat.insert(flat.end(), row.begin(), row.end());
-  return flat;
-}
-
 }  // namespace
 
-StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
-  TrainerOptions o;
-  if (job.job != "rl" && job.job != "sft") return Unimplemented("job is '" + job.job + "'; the trainer knows rl and sft");
-  o.objective = job.job == "sft" ? Objective::kSupervised : Objective::kPolicy;
-  if (o.objective == Objective::kPolicy) {
-    TP_ASSIGN_OR_RETURN(o.loss, algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens));
-    o.temperature = job.rollout.temperature;
-    if (!(o.temperature > 0)) {
-      return InvalidArgument("rollout.temperature is " + std::to_string(o.temperature) + "; training needs a value above 0 (greedy samples have no gradient)");
-    }
-  }
-  const TrainConfig& t = job.train;
-  o.optimizer = {.beta1 = t.beta1, .beta2 = t.beta2, .eps = t.adam_eps, .weight_decay = t.weight_decay, .max_grad_norm = t.max_grad_norm};
-  TP_ASSIGN_OR_RETURN(o.schedule.kind, ParseSchedule(t.schedule));
-  o.schedule.peak = t.learning_rate;
-  o.schedule.min_ratio = t.min_learning_rate_ratio;
-  o.schedule.warmup_steps = t.warmup_steps;
-  o.schedule.steps = t.steps;
-  o.epochs = t.epochs;
-  o.minibatches = t.minibatches;
-  o.micro_batch_tokens = t.micro_batch_tokens;
-  o.recompute = t.recompute;
-  o.router_aux_coef = t.router_aux_coef;
-  o.deterministic = job.deterministic;
-  return o;
-}
+TrainerImpl::TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c) : weights(w), options(o), companions(c), controls(&spare) {}
 
-struct Trainer::Impl {
-  Impl(model::Weights& w, const TrainerOptions& o)
-      : weights(w), options(o), decoder(w, {.deterministic = o.deterministic}), gradients(w) {}
-
-  model::Weights& weights;
-  const TrainerOptions options;
-  model::Decoder decoder;
-  model::Gradients gradients;
-  std::unique_ptr<AdamW> optimizer;
-
-  [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
-  // The packed batch for the decoder, with the routing that its rows came with; `experts` holds that and outlives it.
-  model::RaggedBatch View(std::span<const Row> rows, const PackedBatch& packed, std::vector<int32_t>& experts) const;
-  std::vector<float> PairLogProbs(std::span<const Row> rows, const PackedBatch& packed);
-  // [row][response token]; rows that are not wanted stay empty.
-  template <typename Wanted>
-  StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows, Wanted wanted);
-  // old: [cells] log-probs before the step, or null: those of this very forward. share: of the update's tokens.
-  Status MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const StepPlan& plan, const std::vector<double>* old,
-                   bool first_pass, double share, TokenSums& sums, StepTimes& times, int64_t& computed);
-};
-
-Status Trainer::Impl::Check(std::span<const Row> rows, bool recorded) const {
+Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
   const int64_t vocab = weights.spec().vocab_size;
   for (const Row& row : rows) {
     const std::string who = "row " + ToString(row.tid) + ": ";
@@ -179,355 +72,405 @@ Status Trainer::Impl::Check(std::span<const Row> rows, bool recorded) const {
   return OkStatus();
 }
 
-model::RaggedBatch Trainer::Impl::View(std::span<const Row> rows, const PackedBatch& packed, std::vector<int32_t>& experts) const {
-  const model::ModelSpec& spec = weights.spec();
-  const auto row_bytes = static_cast<size_t>(model::RoutingBytes(spec)), k = static_cast<size_t>(spec.moe.experts_per_token);
-  const auto id_bytes = static_cast<size_t>(model::RoutingIdBytes(spec));
-  const auto layers = static_cast<size_t>(spec.sparse_layers()), tokens = packed.ids.size();
-  for (size_t i = 0; i < tokens && row_bytes > 0; ++i) {
-    const Row& row = rows[static_cast<size_t>(packed.row_of[i])];
-    const int64_t t = packed.positions[i] + 1 - static_cast<int64_t>(row.prompt.size());
-    if (t < 0 || (static_cast<size_t>(t) + 1) * row_bytes > row.routing.size()) continue;
-    if (experts.empty()) experts.assign(layers * tokens * k, -1);
-    const auto* ids = reinterpret_cast<const unsigned char*>(row.routing.data()) + static_cast<size_t>(t) * row_bytes;
-    for (size_t l = 0; l < layers; ++l) {
-      for (size_t j = 0; j < k; ++j, ids += id_bytes) experts[(l * tokens + i) * k + j] = model::GetRoutingId(spec, ids);
-    }
-  }
-  return {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs, experts};
-}
-
-// Forward only, by the engine's call.
-std::vector<float> Trainer::Impl::PairLogProbs(std::span<const Row> rows, const PackedBatch& packed) {
-  const model::ModelSpec& s = weights.spec();
-  const auto type = at::TensorOptions().dtype(weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16);
-  const auto tokens = static_cast<int64_t>(packed.ids.size());
-  at::Tensor k = at::empty({s.layers, tokens, s.kv_heads, s.head_size}, type), v = at::empty(k.sizes(), type);
-  std::vector<int32_t> experts;
-  const at::Tensor hidden = decoder.Forward(View(rows, packed, experts), {&k, &v});
-  const auto pairs = static_cast<int64_t>(packed.sources.size());
-  std::vector<float> logprobs(packed.sources.size());
-  for (int64_t from = 0; from < pairs; from += options.head_rows) {
-    const int64_t n = std::min(options.head_rows, pairs - from);
-    const at::Tensor index = at::from_blob(const_cast<int32_t*>(packed.sources.data() + from), {n}, at::TensorOptions().dtype(at::kInt));
-    model::TokenLogProbs(decoder.Logits(at::index_select(hidden, 0, index)), std::span(packed.targets).subspan(static_cast<size_t>(from), static_cast<size_t>(n)),
-                         static_cast<float>(options.temperature), std::span(logprobs).subspan(static_cast<size_t>(from), static_cast<size_t>(n)));
-  }
-  return logprobs;
-}
-
-Status Trainer::Impl::MicroStep(const Batch& batch, const std::vector<int64_t>& micro, const StepPlan& plan, const std::vector<double>* old,
-                                bool first_pass, double share, TokenSums& sums, StepTimes& times, int64_t& computed) {
-  Stopwatch watch;
-  const PackedBatch packed = Pack(batch.rows, micro, model::RoutingBytes(weights.spec()));
-  computed += static_cast<int64_t>(packed.ids.size());
-  std::vector<int32_t> experts;
-  auto [hidden, saved] = decoder.ForwardTraining(View(batch.rows, packed, experts), options.recompute);
-  times.forward += watch.Lap();
-
-  // Which tokens of the rows each pair serves.
-  struct Use { int64_t row; size_t t; size_t cell; };
-  std::vector<std::vector<Use>> uses(packed.sources.size());
-  for (size_t k = 0; k < packed.rows.size(); ++k) {
-    const auto i = static_cast<size_t>(packed.rows[k]);
-    for (size_t t = 0; t < batch.rows[i].response.size(); ++t) {
-      const size_t cell = static_cast<size_t>(plan.cells.begin[i]) + t;
-      if (plan.cells.mask[cell] != 0) uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t, cell});
-    }
-  }
-  std::vector<int32_t> wanted;  // pairs that a valid token needs
-  for (size_t p = 0; p < uses.size(); ++p) {
-    if (!uses[p].empty()) wanted.push_back(static_cast<int32_t>(p));
-  }
-
-  const bool policy = options.objective == Objective::kPolicy;
-  algorithms::PolicyLossSpec spec;
-  if (policy) {
-    spec = options.loss.policy;
-  } else {
-    spec.loss = algorithms::FindLoss("ce");
-  }
-  const bool with_entropy_gradient = spec.entropy_coef != 0;
-  // Losses of single tokens are finished a chunk of logits at a time. Those of whole rows need all log-probs
-  // of the micro-batch first; then logits of more than one chunk are computed twice.
-  const auto chunk = static_cast<size_t>(options.head_rows);
-  const bool whole_rows = algorithms::NeedsWholeRows(spec);
-  const size_t stride = whole_rows ? std::max<size_t>(1, wanted.size()) : chunk;
-
-  // Rows of several pairs receive a sum of gradients, so it is gathered in float32.
-  at::Tensor dhidden = at::zeros(hidden.sizes(), at::TensorOptions().dtype(at::kFloat));
-  struct Head {
-    std::vector<int32_t> sources, targets;
-    at::Tensor index, rows, logits;
-  };
-  const auto head_of = [&](size_t from, size_t n) {
-    Head h;
-    for (size_t i = 0; i < n; ++i) {
-      h.sources.push_back(packed.sources[static_cast<size_t>(wanted[from + i])]);
-      h.targets.push_back(packed.targets[static_cast<size_t>(wanted[from + i])]);
-    }
-    h.index = at::from_blob(h.sources.data(), {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
-    h.rows = at::index_select(hidden, 0, h.index);
-    h.logits = decoder.Logits(h.rows);
-    return h;
-  };
-  const auto temperature = static_cast<float>(options.temperature);
-  for (size_t begin = 0; begin < wanted.size(); begin += stride) {
-    const size_t count = std::min(stride, wanted.size() - begin);
-    std::vector<float> lp(count), entropy(count), lse(count), dlp(count, 0.0F), dentropy(with_entropy_gradient ? count : 0, 0.0F);
-    const auto part = [](std::vector<float>& x, size_t from, size_t n) { return x.empty() ? std::span<float>() : std::span(x).subspan(from, n); };
-    std::optional<Head> kept;
-    for (size_t from = 0; from < count; from += chunk) {
-      const size_t n = std::min(chunk, count - from);
-      kept.emplace(head_of(begin + from, n));
-      model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n), part(entropy, from, n), part(lse, from, n));
-    }
-
-    // The tokens of these pairs as cells: whole rows in their order, or one row of single tokens.
-    struct Cell { size_t pair; Use use; };
-    std::vector<Cell> cells;
-    for (size_t i = 0; i < count; ++i) {
-      for (const Use& use : uses[static_cast<size_t>(wanted[begin + i])]) cells.push_back({i, use});
-    }
-    std::vector<int64_t> row_begin = {0};
-    std::vector<double> scores;
-    if (whole_rows) std::stable_sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.use.cell < b.use.cell; });
-    for (size_t c = 0; c < cells.size(); ++c) {
-      if (c + 1 < cells.size() && (!whole_rows || cells[c + 1].use.row == cells[c].use.row)) continue;
-      row_begin.push_back(static_cast<int64_t>(c) + 1);
-      scores.push_back(plan.scores[static_cast<size_t>(cells[c].use.row)]);
-    }
-    std::vector<double> logp, before, behave, advantages, weights, entropies;
-    std::vector<uint8_t> selected;
-    for (const Cell& c : cells) {
-      const Row& row = batch.rows[static_cast<size_t>(c.use.row)];
-      logp.push_back(lp[c.pair]);
-      before.push_back(policy && old != nullptr ? (*old)[c.use.cell] : lp[c.pair]);
-      if (policy) behave.push_back(row.logprobs[c.use.t]);
-      advantages.push_back(plan.advantages[c.use.cell]);
-      weights.push_back(plan.weights[c.use.cell]);
-      entropies.push_back(entropy[c.pair]);
-      selected.push_back(plan.selected[c.use.cell]);
-    }
-    TP_ASSIGN_OR_RETURN(const algorithms::PolicyLossResult loss,
-                        algorithms::PolicyLoss(spec, algorithms::Cells::Packed(row_begin),
-                                               {.logp = logp, .advantages = advantages, .old_logp = before, .behave_logp = behave, .entropy = entropies,
-                                                .scores = scores, .selected = selected},
-                                               weights));
-    sums.loss += loss.policy_term;
-    sums.entropy_loss += loss.entropy_term;
-    std::vector<double> slope(count, 0.0), entropy_slope(count, 0.0);
-    for (size_t c = 0; c < cells.size(); ++c) {
-      slope[cells[c].pair] += loss.grad_logp[c];
-      if (with_entropy_gradient) entropy_slope[cells[c].pair] += loss.grad_entropy[c];
-      sums.AddToken({.logprob = logp[c], .old_logprob = before[c], .entropy = entropies[c], .advantage = advantages[c],
-                     .importance = loss.is_weights.empty() ? 1 : loss.is_weights[c],
-                     .clipped = !loss.terms.clipped.empty() && loss.terms.clipped[c] != 0,
-                     .dual_clipped = !loss.terms.dual_clipped.empty() && loss.terms.dual_clipped[c] != 0});
-      if (!policy || !first_pass) continue;
-      const Row& row = batch.rows[static_cast<size_t>(cells[c].use.row)];
-      if (row.versions.empty() || row.versions[cells[c].use.t] == batch.version) sums.AddGap(before[c], behave[c]);
-    }
-    for (size_t i = 0; i < count; ++i) {
-      dlp[i] = static_cast<float>(slope[i]);
-      if (with_entropy_gradient) dentropy[i] = static_cast<float>(entropy_slope[i]);
-    }
-
-    for (size_t from = 0; from < count; from += chunk) {
-      const size_t n = std::min(chunk, count - from);
-      if (count > chunk) kept.emplace(head_of(begin + from, n));
-      model::TokenLogProbsBackward(kept->logits, kept->targets, temperature, part(lse, from, n),
-                                   with_entropy_gradient ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(), part(dlp, from, n),
-                                   part(dentropy, from, n));
-      dhidden.index_add_(0, kept->index, decoder.LogitsBackward(kept->rows, kept->logits, gradients).to(at::kFloat));
-    }
-  }
-  times.head += watch.Lap();
-  sums.balance += share * decoder.LoadBalanceLoss(saved);
-  decoder.Backward(std::move(saved), dhidden.to(hidden.scalar_type()), gradients, options.router_aux_coef * share);
-  times.backward += watch.Lap();
-  return OkStatus();
-}
-
 Trainer::Trainer() = default;
 Trainer::~Trainer() = default;
 
-StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, const TrainerOptions& o) {
+StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, const TrainerOptions& o, const Companions& companions) {
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
   if (o.epochs < 1 || o.minibatches < 1) return InvalidArgument("train.epochs and train.minibatches must be at least 1");
   if (o.micro_batch_tokens < 1 || o.head_rows < 1) return InvalidArgument("train.micro_batch_tokens must be at least 1");
   if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak)) return InvalidArgument("train.learning_rate must be at least 0");
-  std::unique_ptr<Trainer> t(new Trainer());
-  t->impl_ = std::make_unique<Impl>(weights, o);
-  TP_ASSIGN_OR_RETURN(t->impl_->optimizer, AdamW::Create(weights, o.optimizer));
-  return t;
-}
-
-template <typename Wanted>
-StatusOr<std::vector<std::vector<float>>> Trainer::Impl::LogProbs(std::span<const Row> rows, Wanted wanted) {
-  std::vector<int64_t> places;
-  for (int64_t i = 0; i < static_cast<int64_t>(rows.size()); ++i) {
-    if (wanted(i)) places.push_back(i);
+  const bool reward = o.objective == Objective::kReward;
+  if (weights.spec().value_head != reward) {
+    return InvalidArgument(reward ? "trainer: a reward model has a value head, these weights have none" : "trainer: these weights are a reward model (a value head in place of logits)");
   }
-  TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, options.micro_batch_tokens, model::RoutingBytes(weights.spec())));
-  std::vector<std::vector<float>> result(rows.size());
-  for (const auto& micro : micros) {
-    const PackedBatch packed = Pack(rows, micro, model::RoutingBytes(weights.spec()));
-    const std::vector<float> logprobs = PairLogProbs(rows, packed);
-    for (size_t k = 0; k < packed.rows.size(); ++k) {
-      for (const int32_t pair : packed.pair_of[k]) result[static_cast<size_t>(packed.rows[k])].push_back(logprobs[static_cast<size_t>(pair)]);
+  const NeededCompanions needed = Needed(o);
+  for (const auto& [name, need, found] : {std::tuple{"reference", needed.reference, companions.reference}, {"teacher", needed.teacher, companions.teacher},
+                                          {"critic", needed.critic, static_cast<const model::Weights*>(companions.critic)}}) {
+    if (!need) continue;
+    if (found == nullptr) return InvalidArgument(std::string("trainer: a ") + name + " model is needed");
+    if (found->spec().vocab_size != weights.spec().vocab_size) {
+      return InvalidArgument(std::string("trainer: the ") + name + " model has a vocabulary of " + std::to_string(found->spec().vocab_size) + ", this model one of " +
+                             std::to_string(weights.spec().vocab_size));
+    }
+    if (found->spec().max_position < weights.spec().max_position && found->spec().ends_at_max_position) {
+      return InvalidArgument(std::string("trainer: the ") + name + " model has " + std::to_string(found->spec().max_position) + " positions, this model " +
+                             std::to_string(weights.spec().max_position));
     }
   }
-  return result;
+  std::unique_ptr<Trainer> t(new Trainer());
+  t->impl_ = std::make_unique<TrainerImpl>(weights, o, companions);
+  TrainerImpl& m = *t->impl_;
+  const model::DecoderOptions decoder{.deterministic = o.deterministic};
+  const ValueModelOptions value{.optimizer = o.optimizer, .micro_batch_tokens = o.micro_batch_tokens, .recompute = o.recompute, .deterministic = o.deterministic};
+  if (reward) {
+    TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
+  } else {
+    m.decoder = std::make_unique<model::Decoder>(weights, decoder);
+    m.gradients = std::make_unique<model::Gradients>(weights);
+    TP_ASSIGN_OR_RETURN(m.optimizer, AdamW::Create(weights, o.optimizer));
+    if (needed.critic) {
+      TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(*companions.critic, value));
+    }
+  }
+  if (needed.reference) m.reference = std::make_unique<model::Decoder>(*companions.reference, decoder);
+  if (needed.teacher) m.teacher = std::make_unique<model::Decoder>(*companions.teacher, decoder);
+  if (m.policy() && (o.shaping.running || (o.loss.kl && o.loss.kl->target))) {
+    static_assert(std::is_trivially_copyable_v<Controls>);  // it is saved as bytes
+    TP_ASSIGN_OR_RETURN(m.controls_memory, model::PageBuffer::Create(sizeof(Controls)));
+    m.controls = new (m.controls_memory.bytes().data()) Controls();
+  }
+  if (o.loss.kl) m.controls->kl_coef = o.loss.kl->coef;
+  return t;
 }
 
 StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row> rows) try {
   TP_RETURN_IF_ERROR(impl_->Check(rows, /*recorded=*/false));
-  return impl_->LogProbs(rows, [](int64_t) { return true; });
+  std::vector<int64_t> all;
+  for (size_t i = 0; i < rows.size(); ++i) all.push_back(static_cast<int64_t>(i));
+  if (impl_->decoder == nullptr) return FailedPrecondition("trainer: a reward model has no log-probabilities");
+  return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
 
+// What will be done: micro-batches by update.
+Status TrainerImpl::Split(StepContext& step) const {
+  const auto mine = [&](int64_t row) { return step.batch.mine.empty() || step.batch.mine[static_cast<size_t>(row)] != 0; };
+  for (size_t i = 0; i < step.batch.rows.size(); ++i) {
+    if (mine(static_cast<int64_t>(i))) step.mine.push_back(static_cast<int64_t>(i));
+  }
+  step.minibatches = SplitGroups(step.batch.rows, options.minibatches);
+  for (const auto& mini : step.minibatches) {
+    std::vector<int64_t> share;
+    std::copy_if(mini.begin(), mini.end(), std::back_inserter(share), mine);
+    // A reward model's rows are a token longer: the place of the score.
+    const bool longer = options.objective == Objective::kReward;
+    const std::vector<Row> rows = longer ? WithScorePlace(step.batch.rows) : std::vector<Row>();
+    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(longer ? rows : step.batch.rows, share, options.micro_batch_tokens, longer ? 0 : model::RoutingBytes(weights.spec())));
+    step.todo += static_cast<int64_t>(parts.size()) * options.epochs;
+    step.micros.push_back(std::move(parts));
+  }
+  return OkStatus();
+}
+
+StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step, const std::vector<std::vector<float>>& rows, const char* what) const {
+  std::vector<double> flat;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const size_t n = step.batch.rows[i].response.size();
+    if (rows[i].empty()) flat.insert(flat.end(), n, 0.0);
+    else flat.insert(flat.end(), rows[i].begin(), rows[i].end());
+  }
+  if (step.group != nullptr) TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(flat), what));
+  return flat;
+}
+
+StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what, bool replay,
+                                                       std::vector<double>* squares) const {
+  std::vector<std::vector<float>> square_rows;
+  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, step.mine, squares == nullptr ? nullptr : &square_rows));
+  if (squares != nullptr) {
+    TP_ASSIGN_OR_RETURN(*squares, Gather(step, square_rows, "squares"));
+  }
+  return Gather(step, rows, what);
+}
+
+StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget& target) const {
+  UpdatesDone done;
+  for (int64_t epoch = 0; epoch < options.epochs && done.finite; ++epoch) {
+    for (size_t u = 0; u < step.micros.size() && done.finite; ++u) {
+      target.gradients.Zero();
+      if (target.before) TP_RETURN_IF_ERROR(target.before(u));
+      for (const auto& micro : step.micros[u]) {
+        if (step.progress != nullptr && !step.progress({step.done, step.todo})) {
+          return Aborted("trainer: step " + std::to_string(step.batch.step.value) + " was stopped at micro-batch " + std::to_string(step.done) + " of " + std::to_string(step.todo));
+        }
+        TP_RETURN_IF_ERROR(target.micro(micro, u, epoch));
+        ++step.done;
+      }
+      Stopwatch watch;
+      // Every rank learns what the others found before it decides, so all decide alike.
+      double bad = target.finite() ? 0 : 1;
+      if (step.group != nullptr) {
+        TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(&bad, 1), "finite"));
+        if (bad == 0) TP_RETURN_IF_ERROR(step.group->AllReduceSum(target.gradients.values(), "gradients"));
+        step.times.reduce += watch.Lap();
+      }
+      done.finite = bad == 0;
+      if (done.finite) {
+        const UpdateResult update = target.optimizer.Update(target.gradients.values(), target.rate);
+        done.finite = update.finite;
+        done.grad_norm = update.finite ? std::max(done.grad_norm, update.grad_norm) : update.grad_norm;
+        done.updates += update.finite ? 1 : 0;
+      }
+      step.times.optimizer += watch.Lap();
+    }
+  }
+  return done;
+}
+
+// Everything that advantages and losses read, as far as this algorithm does.
+Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
+  const algorithms::ResolvedAlgorithm& a = options.loss;
+  // Log-probs of the weights that the step starts from. With a single update they are those of its own forward,
+  // unless the algorithm asks something of the whole batch first.
+  if (a.needs_old_first() || options.epochs * static_cast<int64_t>(step.minibatches.size()) > 1) {
+    TP_ASSIGN_OR_RETURN(plan.old, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true, a.advantage->Uses(algorithms::Provision::kSquares) ? &plan.squares : nullptr));
+  }
+  if (reference != nullptr) {
+    TP_ASSIGN_OR_RETURN(plan.ref, AllLogProbs(step, *reference, *companions.reference, "reference"));
+  }
+  if (teacher != nullptr) {
+    TP_ASSIGN_OR_RETURN(plan.teacher, AllLogProbs(step, *teacher, *companions.teacher, "teacher"));
+  }
+  if (a.kl && a.kl->in_reward) {
+    plan.kl.assign(plan.cells.mask.size(), 0.0);
+    for (size_t c = 0; c < plan.kl.size(); ++c) {
+      if (plan.cells.mask[c] != 0) plan.kl[c] = algorithms::KlEstimate(a.kl->estimate, plan.old[c], plan.ref[c]).value;
+    }
+  }
+  if (value != nullptr) {
+    TP_ASSIGN_OR_RETURN(const auto rows, value->Values(step.batch.rows, step.mine));
+    TP_ASSIGN_OR_RETURN(plan.values, Gather(step, rows, "values"));
+  }
+  Stopwatch of_loss;
+  plan.scores = ShapedRewards(options.shaping, step.batch.rows, controls->rewards);
+  TP_RETURN_IF_ERROR(FillAdvantages(step.batch, a, options.component_weights, controls->kl_coef, plan));
+  FillRejection(a, plan);
+  step.times.loss += of_loss.Lap();
+  return OkStatus();
+}
+
+// Weights of every token come from counts of its whole update, never of a micro-batch.
+Status TrainerImpl::FillWeights(const StepContext& step, StepPlan& plan) const {
+  for (const auto& mini : step.minibatches) {
+    const algorithms::Cells cells = Only(plan.cells, mini);
+    algorithms::Aggregation aggregation = options.loss.aggregation;
+    if (policy() && options.loss.policy.options.Text("denominator") == "mask_after_rejection") {
+      TP_ASSIGN_OR_RETURN(aggregation.global_tokens, algorithms::TokensAfterRejection(options.loss.policy, cells,
+                                                                                      {.logp = plan.old, .old_logp = plan.old, .behave_logp = plan.behave}));
+    }
+    TP_ASSIGN_OR_RETURN(const std::vector<double> share, algorithms::AggregationWeights(aggregation, cells));
+    for (size_t c = 0; c < share.size(); ++c) plan.weights[c] += share[c];
+  }
+  return OkStatus();
+}
+
+StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPlan& plan, std::map<std::string, double>& metrics) {
+  Stopwatch watch;
+  decoder->ReleaseScratch();  // the critic's activations take its place for a while
+  std::vector<double> weights_of(plan.cells.mask.size(), 0.0);
+  for (const auto& mini : step.minibatches) {
+    TP_ASSIGN_OR_RETURN(const std::vector<double> share, algorithms::AggregationWeights({}, Only(plan.cells, mini)));
+    for (size_t c = 0; c < share.size(); ++c) weights_of[c] += share[c];
+  }
+  double sums[3] = {0, 0, 0};  // loss, clipped cells, cells
+  const double rate = LearningRate(options.critic_schedule, step.batch.step.value);
+  const auto updates = Update(step, {.gradients = value->gradients(),
+                                     .optimizer = value->optimizer(),
+                                     .rate = rate,
+                                     .micro = [&](const std::vector<int64_t>& micro, size_t, int64_t) {
+                                       return value->MicroStep(step.batch.rows, micro, [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
+                                         std::vector<int64_t> from;
+                                         const algorithms::Cells cells = plan.cells.Rows(order, from);
+                                         std::vector<double> now, old, returns, share;
+                                         for (const auto& row : values) now.insert(now.end(), row.begin(), row.end());
+                                         for (const int64_t c : from) {
+                                           old.push_back(plan.values[static_cast<size_t>(c)]);
+                                           returns.push_back(plan.returns[static_cast<size_t>(c)]);
+                                           share.push_back(weights_of[static_cast<size_t>(c)]);
+                                         }
+                                         const algorithms::ValueLossResult loss = algorithms::ValueLoss(options.loss.value, now, old, returns, cells, share);
+                                         size_t at = 0;
+                                         for (auto& row : slopes) {
+                                           for (double& slope : row) slope = loss.grad_values[at++];
+                                         }
+                                         const auto n = static_cast<double>(cells.Tokens());
+                                         sums[0] += loss.loss;
+                                         sums[1] += loss.clip_frac * n;
+                                         sums[2] += n;
+                                         return OkStatus();
+                                       });
+                                     },
+                                     .finite = [&] { return std::isfinite(sums[0]); }});
+  if (!updates.ok()) return updates.status();
+  if (step.group != nullptr) TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(sums), "critic_sums"));
+  const auto passes = static_cast<double>(std::max<int64_t>(1, updates.value().updates));
+  metrics["critic/vf_loss"] = sums[0] / passes;
+  metrics["critic/vf_clipfrac"] = sums[1] / std::max(1.0, sums[2]);
+  metrics["critic/vf_explained_var"] = algorithms::ExplainedVariance(plan.returns, plan.values, plan.cells.mask);
+  metrics["critic/grad_norm"] = updates.value().grad_norm;
+  metrics["critic/lr"] = rate;
+  ColumnMetrics("critic/values", plan.values, plan.cells, metrics);
+  ColumnMetrics("critic/returns", plan.returns, plan.cells, metrics);
+  value->ReleaseScratch();  // the policy's gradients and activations take its place
+  step.times.critic += watch.Lap();
+  return updates;
+}
+
+StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& plan) {
+  const bool whole_batch = policy() && options.loss.policy.loss->whole_batch;
+  std::vector<int64_t> pairs_of;
+  std::vector<double> tokens_of;  // of all ranks
+  const auto tokens = [&](const std::vector<int64_t>& rows) {
+    int64_t sum = 0;
+    for (const int64_t i : rows) sum += Tokens(step.batch.rows[static_cast<size_t>(i)]);
+    return static_cast<double>(sum);
+  };
+  for (const auto& mini : step.minibatches) {
+    pairs_of.push_back(static_cast<int64_t>(mini.size()) / 2);
+    tokens_of.push_back(tokens(mini));
+  }
+  UpdateTarget target{.gradients = *gradients,
+                      .optimizer = *optimizer,
+                      .rate = LearningRate(options.schedule, step.batch.step.value),
+                      .micro = [&](const std::vector<int64_t>& micro, size_t update, int64_t epoch) { return MicroStep(step, micro, plan, pairs_of[update], tokens(micro) / tokens_of[update], epoch == 0); },
+                      .finite = [&] { return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) && std::isfinite(step.sums.kl_loss); }};
+  if (whole_batch) {
+    target.before = [&](size_t update) -> Status {
+      TP_ASSIGN_OR_RETURN(const std::vector<double> every, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true));
+      const algorithms::Cells cells = Only(plan.cells, step.minibatches[update]);
+      plan.selected = algorithms::SelectTokens(options.loss.policy, cells, {.logp = algorithms::Masked(every, cells), .advantages = plan.advantages});
+      return OkStatus();
+    };
+  }
+  return Update(step, target);
+}
+
+void TrainerImpl::Adapt(const Batch& batch, double kl) {
+  if (!options.loss.kl || !options.loss.kl->target) return;
+  controls->kl_coef = algorithms::AdaptKlCoefficient(controls->kl_coef, kl, *options.loss.kl->target, static_cast<double>(batch.rows.size()), options.loss.kl->horizon);
+}
+
 StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress, comm::Collective* group) try {
-  Impl& m = *impl_;
+  TrainerImpl& m = *impl_;
   const TrainerOptions& o = m.options;
+  const bool policy = m.policy();
   Stopwatch total, watch;
-  StepTimes times;
   if (batch.rows.empty()) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
   if (batch.step.value < 1) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
-  TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/o.objective == Objective::kPolicy));
+  TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/policy));
   if (!batch.mine.empty() && (group == nullptr || batch.mine.size() != batch.rows.size())) {
     return InvalidArgument("trainer: a share of the rows needs a group of ranks and one mark for each of the " + std::to_string(batch.rows.size()) + " rows");
   }
-  const auto mine = [&](int64_t row) { return batch.mine.empty() || batch.mine[static_cast<size_t>(row)] != 0; };
-
-  StepPlan plan = PlanStep(batch, o);
-  int64_t total_tokens = 0;
-  for (const Row& row : batch.rows) total_tokens += Tokens(row);
-  const bool policy = o.objective == Objective::kPolicy;
-
-  // What will be done: micro-batches by update.
-  const std::vector<std::vector<int64_t>> minibatches = SplitGroups(batch.rows, o.minibatches);
-  std::vector<std::vector<std::vector<int64_t>>> micros;
-  int64_t todo = 0;
-  for (const auto& mini : minibatches) {
-    std::vector<int64_t> share;
-    std::copy_if(mini.begin(), mini.end(), std::back_inserter(share), mine);
-    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(batch.rows, share, o.micro_batch_tokens, model::RoutingBytes(m.weights.spec())));
-    todo += static_cast<int64_t>(parts.size()) * o.epochs;
-    micros.push_back(std::move(parts));
-  }
-
-  // Of every row under the weights as they are [cells]; each rank computes its own and gets those of the others.
-  const auto all_logprobs = [&]() -> StatusOr<std::vector<double>> {
-    TP_ASSIGN_OR_RETURN(auto rows, m.LogProbs(batch.rows, mine));
-    for (size_t i = 0; i < rows.size(); ++i) rows[i].resize(batch.rows[i].response.size(), 0.0F);
-    std::vector<double> flat = Flat(rows);
-    if (group != nullptr) TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(flat), "log_probs"));
-    return flat;
-  };
-  // Log-probs of the weights that the step starts from. With a single update they are those of its own forward,
-  // unless the loss asks something of the whole batch first.
-  const bool after_rejection = policy && o.loss.policy.options.Text("denominator") == "mask_after_rejection";
-  const bool whole_batch = policy && o.loss.policy.loss->whole_batch;
-  std::vector<double> old, behave;
-  if (policy && (after_rejection || o.epochs * static_cast<int64_t>(minibatches.size()) > 1)) {
-    TP_ASSIGN_OR_RETURN(old, all_logprobs());
-  }
-  if (policy) {
-    for (const Row& row : batch.rows) behave.insert(behave.end(), row.logprobs.begin(), row.logprobs.end());
-  }
-  // Weights of every token come from counts of its whole update, never of a micro-batch.
-  for (const auto& mini : minibatches) {
-    const algorithms::Cells cells = Only(plan.cells, mini);
-    algorithms::Aggregation aggregation = o.loss.aggregation;
-    if (after_rejection) {
-      TP_ASSIGN_OR_RETURN(aggregation.global_tokens,
-                          algorithms::TokensAfterRejection(o.loss.policy, cells, {.logp = old, .old_logp = old, .behave_logp = behave}));
-    }
-    TP_ASSIGN_OR_RETURN(const std::vector<double> weights, algorithms::AggregationWeights(aggregation, cells));
-    for (size_t c = 0; c < weights.size(); ++c) plan.weights[c] += weights[c];
-  }
+  StepContext step{.batch = batch, .group = group, .progress = progress};
+  TP_RETURN_IF_ERROR(m.Split(step));
+  if (m.pairs()) TP_RETURN_IF_ERROR(m.CheckPairs(step));
+  const bool critic_alone = policy && m.value != nullptr && batch.step.value <= o.critic_warmup_steps;
+  if (policy && m.value != nullptr && !critic_alone) step.todo *= 2;
 
   StepResult result;
-  TokenSums sums;
-  int64_t computed = 0, done = 0;
-  double grad_norm = 0;
-  const double rate = LearningRate(o.schedule, batch.step.value);
-  for (int64_t epoch = 0; epoch < o.epochs && result.finite; ++epoch) {
-    for (size_t u = 0; u < micros.size() && result.finite; ++u) {
-      m.gradients.Zero();
-      int64_t update_tokens = 0;  // of all ranks
-      for (const int64_t i : minibatches[u]) update_tokens += Tokens(batch.rows[static_cast<size_t>(i)]);
-      if (whole_batch) {
-        TP_ASSIGN_OR_RETURN(const std::vector<double> every, all_logprobs());
-        const algorithms::Cells cells = Only(plan.cells, minibatches[u]);
-        const std::vector<double> now = algorithms::Masked(every, cells);
-        plan.selected = algorithms::SelectTokens(o.loss.policy, cells, {.logp = now, .advantages = plan.advantages});
-      }
-      for (const auto& micro : micros[u]) {
-        if (progress != nullptr && !progress({done, todo})) {
-          return Aborted("trainer: step " + std::to_string(batch.step.value) + " was stopped at micro-batch " + std::to_string(done) + " of " + std::to_string(todo));
-        }
-        int64_t tokens = 0;
-        for (const int64_t i : micro) tokens += Tokens(batch.rows[static_cast<size_t>(i)]);
-        const double share = static_cast<double>(tokens) / static_cast<double>(update_tokens);
-        TP_RETURN_IF_ERROR(m.MicroStep(batch, micro, plan, old.empty() ? nullptr : &old, epoch == 0, share, sums, times, computed));
-        ++done;
-      }
-      watch.Lap();
-      // Every rank learns what the others found before it decides, so all decide alike.
-      double finite = std::isfinite(sums.loss) && std::isfinite(sums.entropy_loss) ? 0 : 1;
-      if (group != nullptr) {
-        TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(&finite, 1), "finite"));
-        if (finite == 0) TP_RETURN_IF_ERROR(group->AllReduceSum(m.gradients.values(), "gradients"));
-        times.reduce += watch.Lap();
-      }
-      result.finite = finite == 0;
-      if (result.finite) {
-        const UpdateResult update = m.optimizer->Update(m.gradients.values(), rate);
-        result.finite = update.finite;
-        grad_norm = std::max(grad_norm, update.grad_norm);
-        if (!update.finite) grad_norm = update.grad_norm;
-        result.updates += update.finite ? 1 : 0;
-      }
-      times.optimizer += watch.Lap();
+  StepPlan plan = PlanRows(batch, o.loss, policy);
+  // Coefficients move with a step that was made, and with no other.
+  const Controls before = *m.controls;
+  struct Undo {
+    Controls* controls;
+    const Controls& before;
+    ~Undo() {
+      if (controls != nullptr) *controls = before;
     }
+  } undo{m.controls, before};
+  UpdatesDone done;
+  if (policy) {
+    TP_RETURN_IF_ERROR(m.PreparePolicy(step, plan));
+    step.times.prepare = watch.Lap();
+    if (m.value != nullptr) {
+      TP_ASSIGN_OR_RETURN(done, m.UpdateCritic(step, plan, result.metrics));
+    }
+  } else if (m.reference != nullptr) {
+    TP_ASSIGN_OR_RETURN(plan.ref, m.AllLogProbs(step, *m.reference, *m.companions.reference, "reference"));
   }
-  if (progress != nullptr) (void)progress({done, todo});
+  if (o.objective == Objective::kReward) {
+    TP_ASSIGN_OR_RETURN(done, m.UpdateRewardModel(step));
+  } else if (done.finite && !critic_alone) {
+    TP_RETURN_IF_ERROR(m.FillWeights(step, plan));
+    TP_ASSIGN_OR_RETURN(done, m.UpdateWeights(step, plan));
+    if (m.value != nullptr) m.gradients->Release();  // the next step's critic takes its place
+  }
+  result.finite = done.finite;
+  result.updates = critic_alone ? 0 : done.updates;
+  if (progress != nullptr) (void)progress({step.done, step.todo});
   watch.Lap();
   result.digest = m.weights.Digest();
-  times.digest = watch.Lap();
+  const uint64_t everything = m.DigestWith(result.digest);
+  step.times.digest = watch.Lap();
   if (group != nullptr) {
-    TP_RETURN_IF_ERROR(sums.AddOtherRanks(*group));
-    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(result.digest, "digest"));
+    TP_RETURN_IF_ERROR(step.sums.AddOtherRanks(*group));
+    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(everything, "digest"));
     for (size_t r = 0; r < digests.size(); ++r) {
-      if (digests[r] != result.digest) {
+      if (digests[r] != everything) {
         return Internal("trainer: after step " + std::to_string(batch.step.value) + " rank " + std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
       }
     }
   }
+  const TokenSums& sums = step.sums;
+  std::map<std::string, double>& metrics = result.metrics;
+  if (policy && o.loss.kl) {
+    double kl = sums.reference_kl / std::max(1.0, sums.reference_tokens);
+    if (!plan.kl.empty()) kl = algorithms::TokenMean(plan.kl, plan.cells);  // also in steps of the critic alone
+    metrics["ref/kl"] = kl;
+    metrics["actor/kl_coef"] = m.controls->kl_coef;
+    if (result.finite) m.Adapt(batch, kl);
+  }
+  if (result.finite) undo.controls = nullptr;
 
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates));
-  if (policy) RowMetrics(batch.rows, result.metrics);
-  TokenMetrics(sums, policy, result.metrics);
+  if (policy) {
+    RowMetrics(batch.rows, plan.scores, metrics);
+    if (!plan.keep.empty()) metrics["is/masked_frac"] = plan.masked_fraction;
+  }
+  double loss = sums.loss;
+  if (policy) {
+    loss -= o.loss.policy.entropy_coef * sums.entropy_loss;
+    if (o.loss.policy.kl_beta) {
+      loss += before.kl_coef * sums.kl_loss;
+      metrics["actor/kl_loss"] = sums.kl_loss / passes;
+    }
+  }
+  if (!m.pairs() && !critic_alone) TokenMetrics(sums, policy, metrics);
   // Each update's loss is a sum of its own; the metric is their mean.
-  if (policy) result.metrics["actor/pg_loss"] = sums.loss / passes;
-  if (!policy) result.metrics["sft/loss"] = sums.loss / passes;
-  result.metrics["actor/loss"] = (sums.loss - (policy ? o.loss.policy.entropy_coef * sums.entropy_loss : 0.0) + o.router_aux_coef * sums.balance) / passes;
-  if (m.weights.spec().sparse_layers() > 0) result.metrics["actor/router_balance"] = sums.balance / passes;
-  result.metrics["actor/grad_norm"] = grad_norm;
-  result.metrics["actor/lr"] = rate;
-  result.metrics["actor/updates"] = static_cast<double>(result.updates);
-  result.metrics["actor/nonfinite"] = result.finite ? 0 : 1;
-  times.total = total.Lap();
-  TimeMetrics(times, total_tokens, computed, result.metrics);
+  const double mean = sums.loss / passes;
+  switch (o.objective) {
+    case Objective::kPolicy:
+      if (!critic_alone) metrics["actor/pg_loss"] = mean;
+      break;
+    case Objective::kSupervised: metrics["sft/loss"] = mean; break;
+    case Objective::kDistill:
+      metrics.erase("sft/loss");
+      metrics.erase("actor/entropy");
+      metrics["distill/loss"] = mean;
+      metrics["distill/agreement"] = sums.agreed / std::max(1.0, sums.compared);
+      break;
+    case Objective::kPreference:
+    case Objective::kReward:
+      PairSums{.loss = mean, .accuracy = sums.pair_right, .margin = 0, .chosen = sums.pair_chosen, .rejected = sums.pair_rejected, .pairs = sums.pairs}
+          .Put(o.objective == Objective::kReward ? "reward_model" : "dpo", metrics);
+      break;
+  }
+  if (m.weights.spec().sparse_layers() > 0 && m.decoder != nullptr && !critic_alone) metrics["actor/router_balance"] = sums.balance / passes;
+  metrics["actor/loss"] = (loss + o.router_aux_coef * sums.balance) / passes;
+  metrics["actor/grad_norm"] = critic_alone ? 0 : done.grad_norm;
+  metrics["actor/lr"] = critic_alone ? 0 : LearningRate(o.schedule, batch.step.value);
+  metrics["actor/updates"] = static_cast<double>(result.updates);
+  metrics["actor/nonfinite"] = result.finite ? 0 : 1;
+  step.times.total = total.Lap();
+  int64_t tokens = 0;
+  for (const Row& row : batch.rows) tokens += Tokens(row);
+  TimeMetrics(step.times, tokens, step.computed, metrics);
   return result;
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
 }
 
-std::vector<NamedBytes> Trainer::State() { return impl_->optimizer->State(); }
+std::vector<NamedBytes> Trainer::State() {
+  TrainerImpl& m = *impl_;
+  std::vector<NamedBytes> state = m.trained().State();
+  if (m.policy() && m.value != nullptr) {
+    for (const NamedBytes& part : m.value->optimizer().State()) state.push_back({"critic." + part.name, part.bytes});
+  }
+  if (m.controls != &m.spare) state.push_back({"controls", m.controls_memory.bytes().first(sizeof(Controls))});
+  return state;
+}
 
 Status Trainer::LoadState(std::span<const NamedBytes> saved) {
   const std::vector<NamedBytes> live = State();
@@ -544,11 +487,24 @@ Status Trainer::LoadState(std::span<const NamedBytes> saved) {
   return OkStatus();
 }
 
-void Trainer::WeightsReplaced() { impl_->optimizer->ResetMaster(); }
+void Trainer::WeightsReplaced() { impl_->trained().ResetMaster(); }
 void Trainer::ReleaseScratch() {
-  impl_->decoder.ReleaseScratch();
-  impl_->gradients.Release();
+  TrainerImpl& m = *impl_;
+  if (m.decoder != nullptr) m.decoder->ReleaseScratch();
+  if (m.gradients != nullptr) m.gradients->Release();
+  if (m.value != nullptr) m.value->ReleaseScratch();
+  if (m.reference != nullptr) m.reference->ReleaseScratch();
+  if (m.teacher != nullptr) m.teacher->ReleaseScratch();
 }
-int64_t Trainer::updates() const { return impl_->optimizer->updates(); }
+int64_t Trainer::updates() const {
+  const TrainerImpl& m = *impl_;
+  return m.trained().updates() + (m.policy() && m.value != nullptr ? m.value->optimizer().updates() : 0);
+}
+uint64_t TrainerImpl::DigestWith(uint64_t weights_digest) const {
+  if (!policy() || value == nullptr) return weights_digest;
+  const uint64_t both[] = {weights_digest, value->weights().Digest()};
+  return Hash64(std::as_bytes(std::span(both)), 0);
+}
+uint64_t Trainer::Digest() const { return impl_->DigestWith(impl_->weights.Digest()); }
 
 }  // namespace tidepool::train

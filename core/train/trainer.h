@@ -7,6 +7,10 @@
 // Losses are normalised by counts of the whole update, so the gradient does not depend on how rows
 // are cut into micro-batches, up to rounding.
 //
+// Further models take part where the algorithm asks for them (Companions): a frozen reference (KL in the loss or in the
+// reward, DPO), a frozen teacher (distillation), a critic, which is trained in the same step, before the policy, with a
+// gradient, an optimizer and a learning rate of its own, and whose state is part of State().
+//
 // Not thread-safe: one thread owns a Trainer. It uses at::get_num_threads() threads inside.
 
 #include <cstdint>
@@ -17,6 +21,8 @@
 #include <string>
 #include <vector>
 
+#include "core/algorithms/distillation.h"
+#include "core/algorithms/preference.h"
 #include "core/algorithms/registry.h"
 #include "core/base/config.h"
 #include "core/base/status.h"
@@ -25,14 +31,31 @@
 #include "core/train/batch.h"
 #include "core/train/optimizer.h"
 #include "core/train/schedule.h"
+#include "core/train/shaping.h"
 
 namespace tidepool::train {
 
-enum class Objective { kPolicy, kSupervised };
+struct TrainerImpl;  // trainer_impl.h
+
+enum class Objective {
+  kPolicy,       // samples with rewards
+  kSupervised,   // -lp of responses
+  kPreference,   // pairs: DPO, IPO
+  kReward,       // pairs: a reward model; the weights have a value head
+  kDistill,      // divergence from a teacher at every response token
+};
 
 struct TrainerOptions {
   Objective objective = Objective::kPolicy;
   algorithms::ResolvedAlgorithm loss = algorithms::DefaultAlgorithm();  // supervised: aggregation only, -lp
+  ShapingOptions shaping;
+  std::vector<double> component_weights;  // of the reward functions
+  ScheduleOptions critic_schedule;
+  int64_t critic_warmup_steps = 0;        // steps that leave the policy alone
+  algorithms::DpoOptions preference;
+  bool length_average = false;            // preference: log-probs of a response are averaged
+  double margin = 0, centre = 0;          // reward
+  algorithms::DistillOptions distill;
   AdamWOptions optimizer;
   ScheduleOptions schedule;
   double temperature = 1.0;       // of the sampler: log-probs are of softmax(logits / temperature); > 0
@@ -47,9 +70,21 @@ struct TrainerOptions {
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);
 
+// Models beside the one that is trained. All outlive the trainer; null: not there.
+struct Companions {
+  const model::Weights* reference = nullptr;
+  const model::Weights* teacher = nullptr;
+  model::Weights* critic = nullptr;       // has a value head; updated in place
+};
+// Which of them these options need.
+struct NeededCompanions {
+  bool reference = false, teacher = false, critic = false;
+};
+NeededCompanions Needed(const TrainerOptions& options);
+
 struct StepResult {
   bool finite = true;             // false: the loss or a gradient was not finite and that update and later ones were not made
-  int64_t updates = 0;            // made; with one update a batch, 0 means that nothing changed
+  int64_t updates = 0;            // of the trained weights; with one update a batch, 0 means that they did not change
   uint64_t digest = 0;            // Weights::Digest() after the step
   std::map<std::string, double> metrics;  // names of docs (actor/pg_loss, ...)
 };
@@ -64,8 +99,9 @@ using ProgressCallback = std::function<bool(const StepProgress&)>;
 
 class Trainer {
  public:
-  // `weights` outlives the trainer and is updated in place.
-  static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, const TrainerOptions& options);
+  // `weights` outlives the trainer and is updated in place. kInvalidArgument: a companion that is needed is missing or does
+  // not fit.
+  static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, const TrainerOptions& options, const Companions& companions = {});
   ~Trainer();
 
   // kInvalidArgument if the batch is malformed or a row exceeds the token budget: nothing changed.
@@ -78,8 +114,11 @@ class Trainer {
   // Log-probabilities [row][response token] under the present weights.
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);
 
-  // Live spans of weights, optimizer state and counters: read them for a checkpoint, write into them
-  // to restore. LoadState copies from saved bytes and checks names and sizes first (kDataLoss).
+  // Pairs that are not trained on: <job>/loss, accuracy, margin. kFailedPrecondition: not a job on pairs.
+  StatusOr<std::map<std::string, double>> Evaluate(std::span<const Row> rows);
+
+  // Live spans of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of coefficients
+  // that move ("controls") included: read them for a checkpoint, write into them to restore. LoadState copies from saved bytes and checks names and sizes first (kDataLoss).
   std::vector<NamedBytes> State();
   Status LoadState(std::span<const NamedBytes> saved);
   // The weights were replaced from outside (first load, a pulled version): see AdamW::ResetMaster.
@@ -88,12 +127,13 @@ class Trainer {
   // Gives back the memory of activations and gradients between steps (a device that turns to rollout).
   void ReleaseScratch();
 
-  [[nodiscard]] int64_t updates() const;  // AdamW updates ever made
+  [[nodiscard]] int64_t updates() const;  // AdamW updates ever made, the critic's too
+  // Digest of the weights and, where there is one, of the critic.
+  [[nodiscard]] uint64_t Digest() const;
 
  private:
   Trainer();
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<TrainerImpl> impl_;
 };
 
 }  // namespace tidepool::train

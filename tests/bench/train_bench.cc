@@ -168,6 +168,8 @@ int Main(int argc, char** argv) {
   for (const char* part : {"actor_forward", "actor_head", "actor_backward", "actor_optimizer", "actor_digest"}) {
     Print(part, metrics[std::string("timing_s/") + part], "s", "lower", "", 0, 0, 1, 0, config);
   }
+  const double of_step = metrics["timing_s/actor_loss"] / metrics["timing_s/update_actor"];
+  Print("advantages_and_loss", of_step, "share of the step", "lower", "goal", 0.01, 0.01 / of_step, 1, 0, config);
   Print("computed_tokens", metrics["perf/computed_tokens"], "tokens", "lower", "tokens of the rows", metrics["perf/total_num_tokens"],
         metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"], 1, 0, config);
   const double predicted = static_cast<double>(PredictTrainerMemory(spec, dtype, std::min<int64_t>(micro, metrics["perf/computed_tokens"]), recompute).total());

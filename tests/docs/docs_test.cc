@@ -83,7 +83,8 @@ TEST(JournalReferenceTest, HasEveryKindWithItsFieldsInOrder) {
 
 TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
   // Where metrics are made. A name that is put together is written with what varies in <>.
-  std::set<std::string> written = {"reward/<name>/mean", "staleness/hist/<lag>"};
+  std::set<std::string> written = {"reward/<name>/mean", "staleness/hist/<lag>", "critic/values/<of>", "critic/returns/<of>",
+                                   "dpo/<what>", "reward_model/<what>", "eval/<job>/<what>"};
   static const std::regex name(R"re((?:\[|Count\()"([a-z_]+(?:/[a-z_]+)+)")re");
   for (const char* path : {"workers/run_metrics.cc", "workers/controller_process.cc", "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
     const std::string text = ReadText(path);

@@ -16,8 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto tensors = files::HuggingFaceTensors(**file);
   if (tensors.ok()) {
     for (const files::GgufHuggingFaceTensor& t : *tensors) {
-      if (t.tensor->numel() > 1 << 20) continue;
-      std::vector<float> values(static_cast<size_t>(t.tensor->numel()));
+      if (t.numel() > 1 << 20) continue;
+      std::vector<float> values(static_cast<size_t>(t.numel()));
       (void)files::ReadHuggingFaceTensor(t, values);
     }
   }

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "scheduler/length_fairness.h"
 #include "tests/scheduler/sim_cluster.h"
 
 namespace tidepool::scheduler {
@@ -188,6 +189,33 @@ TEST(CheckerTest, CheckpointsAreCommittedBeforeTheyAreRestored) {
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointBegin>(j, 1)); }), "C8");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointCommit>(j, 0)); }), "C8");
   EXPECT_EQ(Predicate([](Journal& j) { std::get<record::CheckpointCommit>(j[Find<record::CheckpointCommit>(j, 1)].record).weights_digest ^= 1; }), "C3");
+}
+
+TEST(CheckerTest, PinnedSamplesHaveOneVersion) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    for (JournalEntry& e : j) {
+      if (auto* c = std::get_if<record::Config>(&e.record)) c->pin_version = 1;
+    }
+  }), "W6") << "this run let samples cross versions";
+}
+
+TEST(CheckerTest, DropsThatPreferALengthAreSeen) {
+  LengthFairness even, favoured, few;
+  for (int64_t i = 0; i < 20000; ++i) {
+    const int64_t length = 1 + i * 37 % 1000;
+    (i % 10 == 0 ? even.Dropped(length) : even.Trained(length));
+    (length > 900 ? favoured.Dropped(length) : favoured.Trained(length));
+    if (i < 400) few.Dropped(999); else few.Trained(length % 500);
+  }
+  for (LengthFairness* f : {&even, &favoured, &few}) f->Step();
+  EXPECT_FALSE(even.Unfair());
+  EXPECT_TRUE(favoured.Unfair());
+  EXPECT_FALSE(few.Unfair()) << "too few drops prove nothing";
+  LengthFairness left_over;
+  for (int64_t i = 0; i < 5000; ++i) left_over.Trained(1 + i % 100);
+  left_over.Step();
+  for (int64_t i = 0; i < 5000; ++i) left_over.Dropped(900);
+  EXPECT_FALSE(left_over.Unfair()) << "dropped behind the last step";
 }
 
 TEST(CheckerTest, AbnormalEndNamesItsFault) {

@@ -10,7 +10,9 @@
 #include "scheduler/dispatcher.h"
 #include "scheduler/grading.h"
 #include "scheduler/health.h"
+#include "scheduler/live_cost.h"
 #include "scheduler/ordinal_set.h"
+#include "scheduler/repack.h"
 #include "scheduler/reply_window.h"
 #include "scheduler/shutdown.h"
 #include "scheduler/version_graph.h"
@@ -251,6 +253,125 @@ TEST(DispatcherTest, WithdrawnChunkKeepsItsRoomUntilItIsAcknowledged) {
   EXPECT_EQ(d.ChunkEnded(a, {0, 0, 0}, 0), Dispatcher::Ended::kGone);
   EXPECT_FALSE(d.HasGhosts({1}));
   EXPECT_EQ(d.Assign(kAnyVersion).size(), 1U);
+}
+
+TEST(DispatcherTest, FreshGroupsBeginOnTheNewestWeightsWhatHasBegunGoesOnWhereItMay) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  for (int64_t i = 1; i <= 2; ++i) {
+    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.Admit({i}, {0, 3});
+  }
+  d.Add(MakeRequest(0, 0));
+  ASSERT_EQ(d.Assign(kAnyVersion, {0, 3}).size(), 1U);
+  const WorkerRef on = d.Find({0, 0, 0})->on;
+  d.Progress(on, {0, 0, 0}, 0, 16, {0, 3});
+  d.ChunkEnded(on, {0, 0, 0}, 0);
+  d.Requeue({0, 0, 0});
+  for (int64_t g = 1; g < 5; ++g) d.Add(MakeRequest(g, 0));
+  auto chunks = d.Assign(kAnyVersion, {0, 4});  // committed, nobody has it yet
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].tid, (SampleId{0, 0, 0})) << "what has begun does not wait";
+  d.Admit({2}, {0, 4});
+  chunks = d.Assign(kAnyVersion, {0, 4});
+  EXPECT_EQ(chunks.size(), on.worker == WorkerId{2} ? 2U : 3U) << "its share of all five; the other worker follows within a load";
+  for (const auto& c : chunks) EXPECT_EQ(c.worker.worker, WorkerId{2});
+  d.Admit({1}, {0, 4});
+  for (const auto& c : d.Assign(kAnyVersion, {0, 4})) EXPECT_EQ(c.v, (Version{0, 4}));
+  EXPECT_EQ(d.in_flight(), 5);
+}
+
+TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  const WorkerRef a{{1}, {1}}, b{{2}, {2}};
+  d.AddEngine(a, {1}, {1});
+  d.Admit({1}, {0, 0});
+  d.Add(MakeRequest(0, 0));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
+  d.Progress(a, {0, 0, 0}, 0, 5, {0, 0});
+  ASSERT_EQ(d.TakeBack({1}).size(), 1U);
+  EXPECT_TRUE(d.HasGhosts({1}));
+  EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "not back to where its chunk still is";
+  d.AddEngine(b, {2}, {1});
+  d.Admit({2}, {0, 0});
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
+  EXPECT_EQ(d.Find({0, 0, 0})->on, b);
+  EXPECT_FALSE(d.Progress(a, {0, 0, 0}, 0, 5, {0, 0}));
+  EXPECT_EQ(d.ChunkEnded(a, {0, 0, 0}, 0), Dispatcher::Ended::kGone);
+  EXPECT_EQ(d.in_flight(), 1);
+  EXPECT_EQ(d.Find({0, 0, 0})->generated, 5);
+}
+
+TEST(DispatcherTest, PinnedSamplesEndOnTheirVersion) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0, .order = {}, .oracle = {}, .pull_kv = false, .reserve = true, .pin = true});
+  const WorkerRef a{{1}, {1}};
+  d.AddEngine(a, {1}, {1});
+  d.Admit({1}, {0, 3});
+  d.Add(MakeRequest(0, 0));
+  ASSERT_EQ(d.Assign(kAnyVersion, {0, 3}).size(), 1U);
+  EXPECT_TRUE(d.NeededFor({1}));
+  d.Progress(a, {0, 0, 0}, 0, 16, {0, 3});
+  d.ChunkEnded(a, {0, 0, 0}, 0);
+  d.Requeue({0, 0, 0});
+  EXPECT_TRUE(d.NeededFor({1})) << "nobody else has its version";
+  EXPECT_TRUE(d.Orphans().empty());
+  d.Admit({1}, {0, 4});
+  EXPECT_TRUE(d.Assign(kAnyVersion, {0, 4}).empty());
+  EXPECT_EQ(d.Orphans(), std::set<GroupId>{GroupId{0}});
+}
+
+TEST(DispatcherTest, ASlowWorkerIsGivenLess) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  for (int64_t i = 1; i <= 3; ++i) {
+    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.Admit({i}, {0, 0});
+  }
+  d.SetSlowness({2}, 4);
+  for (int64_t g = 0; g < 18; ++g) d.Add(MakeRequest(g, 0));
+  std::map<WorkerId, int> given;
+  for (const auto& c : d.Assign(kAnyVersion)) ++given[c.worker.worker];
+  EXPECT_EQ(given[{2}], 2);
+  EXPECT_EQ(given[{1}] + given[{3}], 16);
+}
+
+TEST(RepackTest, EmptiesTheWorkersWithTheLeastIntoTheFullestThatHaveRoom) {
+  std::vector<RepackWorker> workers;
+  for (int64_t w = 0; w < 4; ++w) {
+    RepackWorker r{{w}, {}};
+    for (int32_t k = 0; k <= w; ++k) r.samples.push_back({{w, 0, k}, 100, 50});
+    workers.push_back(r);
+  }
+  // 1, 2, 3 and 4 samples of 150: ten of them, at most 8 a worker.
+  const auto moves = PlanRepack(workers, {2000, 10, 0.8});
+  std::map<WorkerId, int64_t> left{{{0}, 1}, {{1}, 2}, {{2}, 3}, {{3}, 4}};
+  for (const Move& m : moves) --left[m.from], ++left[m.to];
+  EXPECT_EQ(left[{0}], 0);
+  EXPECT_EQ(left[{1}], 0);
+  for (const auto& [id, n] : left) EXPECT_LE(n, 8);
+  EXPECT_TRUE(PlanRepack(workers, {2000, 2, 0.8}).empty()) << "no room for a whole worker's samples";
+  EXPECT_TRUE(PlanRepack({workers[0]}, {2000, 10, 0.8}).empty());
+}
+
+TEST(LiveCostTest, FollowsWhatIsMeasured) {
+  LiveCost cost;
+  EXPECT_EQ(cost.StepSeconds(8), 0);
+  for (int i = 0; i < 200; ++i) cost.EngineStep(1 + i % 32, 0.010 + 0.001 * (1 + i % 32));
+  EXPECT_NEAR(cost.StepSeconds(16), 0.026, 1e-6);
+  for (int i = 0; i < 200; ++i) cost.EngineStep(1 + i % 32, 0.020 + 0.002 * (1 + i % 32));  // other lengths, other load
+  EXPECT_NEAR(cost.StepSeconds(16), 0.052, 1e-4);
+  cost.TrainStep(2, 6);
+  EXPECT_DOUBLE_EQ(cost.TrainSeconds(4), 3) << "with one size only, all of it spreads";
+  for (int i = 0; i < 50; ++i) cost.TrainStep(1 + i % 4, 1 + 8.0 / (1 + i % 4));
+  EXPECT_NEAR(cost.train_fixed(), 1, 0.05);
+  EXPECT_NEAR(cost.train_work(), 8, 0.2);
+}
+
+TEST(WeightRollTest, IdleWorkersLoadAtOnceBusyOnesAFewAtATime) {
+  WeightRoll roll;
+  for (int64_t i = 0; i < 8; ++i) roll.Add({{i}, {1}}, {0, 0});
+  roll.SetTarget({0, 1}, 7, {{0}, {1}});
+  const auto never = [](const auto&) { return false; };
+  const auto busy = [](const WeightRoll::Place& p) { return p.ref.worker.value >= 4; };
+  EXPECT_EQ(roll.Assign(busy, never, never).size(), 4U + 2U) << "four idle ones, and a quarter of all";
 }
 
 TEST(DispatcherTest, KvRoomBoundsWhatIsInFlight) {

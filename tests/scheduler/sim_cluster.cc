@@ -138,6 +138,9 @@ void SimCluster::Out(Proc& proc, Event event, double delay_s) {
   const auto send = [this, id, life, event = std::move(event)] {
     const auto it = procs_.find(id);
     if (it == procs_.end() || it->second.hung || life != life_) return;  // sent before it died: still arrives
+    if (const auto* progress = std::get_if<event::ChunkProgress>(&event); progress != nullptr && controller_ != nullptr) {
+      expected_ = controller_->Expects(progress->worker, progress->tid, progress->att);
+    }
     Deliver(event);
     // Token messages are made unique by the reply window; a repeat of another kind has to be harmless.
     if (!std::holds_alternative<event::ChunkProgress>(event) && Chance(options_.faults.duplicate)) Deliver(event);
@@ -294,7 +297,12 @@ void SimCluster::Beat(int64_t id) {
   if (p == nullptr || p->hung || over_) return;
   if (controller_ != nullptr && p->joined && !Chance(options_.faults.lost_heartbeat)) {
     event::Heartbeat beat{.worker = {p->worker, p->inc}, .engine = std::nullopt, .op = "", .op_seq = p->op_seq};
-    if (!p->chunks.empty()) beat.engine = event::EngineSample{.kv_usage = 0.1, .running = static_cast<int64_t>(p->chunks.size()), .waiting = 0, .preemptions = 0, .step_s = kTokenSeconds * kStepTokens};
+    const double pressure = options_.faults.kv_pressure;
+    const auto running = static_cast<int64_t>(p->chunks.size());
+    if (running > 0) {
+      beat.engine = event::EngineSample{.kv_usage = pressure > 0 ? std::min(1.0, 2 * pressure * rng_faults_.Uniform()) : 0.1, .running = running,
+                                        .waiting = pressure > 0.5 ? running : 0, .preemptions = 0, .step_s = kTokenSeconds * kStepTokens};
+    }
     Out(*p, beat);
   }
   At(FromSeconds(0.5), [this, id] { Beat(id); });
@@ -327,7 +335,7 @@ void SimCluster::EngineStep(int64_t id) {
       At(p->last_out - now_.t, [this, key, copy, life, id] {
         // With the message and not without it.
         const auto it = procs_.find(id);
-        if (life == life_ && controller_ && it != procs_.end() && !it->second.hung) tokens_[key] = copy;
+        if (life == life_ && controller_ && expected_ && it != procs_.end() && !it->second.hung) tokens_[key] = copy;
       });
       std::optional<event::ChunkEnd> end;
       if (c.tokens.count >= length) end = event::ChunkEnd::kEos;

@@ -37,6 +37,7 @@ struct SimFaults {
   double keeps_memory = 0;           // a release frees too little
   double duplicate = 0;              // per event of a worker
   double lost_heartbeat = 0;
+  double kv_pressure = 0;          // engines report up to twice this share of their cache in use; above 0.5 a queue as well
   double stop_at_s = 0;              // SIGTERM
   double stop_now_after_s = 0;       // and a second one
   double heal_after_s = 1e9;        // no faults after this
@@ -178,6 +179,7 @@ class SimCluster {
   } now_;
   std::unique_ptr<Controller> controller_;
   int64_t life_ = 0;
+  bool expected_ = true;           // the last tokens that were delivered were wanted
   bool crash_ = false, over_ = false;
   SimResult result_;
   std::vector<JournalEntry> journal_;

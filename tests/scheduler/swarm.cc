@@ -66,6 +66,9 @@ SimOptions Swarm(uint64_t seed) {
   f.lost_heartbeat = rate(0.3);
   f.heal_after_s = 60;
   if (rng.Chance(0.2)) f.stop_at_s = 1 + 10 * rng.Uniform();
+  if (rng.Chance(0.15) && c.scheduler.on_stale != "mask") c.rollout.pin_version = true;
+  if (rng.Chance(0.2)) c.rollout.admission = "adaptive";
+  if (rng.Chance(0.3)) f.kv_pressure = rng.Uniform();
   return o;
 }
 

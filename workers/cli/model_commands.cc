@@ -1,6 +1,5 @@
 // generate, eval, import, export: using a model outside a run.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,8 @@
 #include "core/tasks/data_source.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
+#include "workers/cli/answer_progress.h"
+#include "workers/cli/answer_statistics.h"
 #include "workers/cli/command.h"
 #include "workers/inference.h"
 #include "workers/job.h"
@@ -111,17 +112,18 @@ struct GenerateOptions : SamplingOptions {
   std::string prompt, chat, input, output;
 };
 
-Status GenerateOne(const CommandContext& context, const GenerateOptions& o, const RowSource& text) {
+Status GenerateOne(const CommandContext& context, const GenerateOptions& o) {
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, AnyTask(), o.seed));
   std::vector<int32_t> ids;
   if (!o.chat.empty()) {
-    if (!text.is_chat()) return InvalidArgument("--chat: " + o.model + " has no chat template; use --prompt");
-    TP_ASSIGN_OR_RETURN(ids, text.EncodeMessages({{"user", o.chat}}));
+    if (!text->is_chat()) return InvalidArgument("--chat: " + o.model + " has no chat template; use --prompt");
+    TP_ASSIGN_OR_RETURN(ids, text->EncodeMessages({{"user", o.chat}}));
   } else {
-    TP_ASSIGN_OR_RETURN(ids, text.tokenizer().Encode(o.prompt, {.add_special = true}));
+    TP_ASSIGN_OR_RETURN(ids, text->tokenizer().Encode(o.prompt, {.add_special = true}));
   }
   if (ids.empty()) return InvalidArgument("--prompt: it has no tokens");
-  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
-  text::Detokenizer detokenizer(text.tokenizer(), /*skip_special=*/true);
+  text::Detokenizer detokenizer(text->tokenizer(), /*skip_special=*/true);
   TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
                       session->Complete({{0, 0, ids, o.temperature == 0}}, [&](size_t, const std::vector<int32_t>& fresh) {
                         for (const int32_t id : fresh) std::fputs(detokenizer.Push(id).c_str(), stdout);
@@ -132,80 +134,104 @@ Status GenerateOne(const CommandContext& context, const GenerateOptions& o, cons
   return OkStatus();
 }
 
-// JSONL in, JSONL out, in order. What --output already holds is not made again.
-Status GenerateFile(const CommandContext& context, const GenerateOptions& o, const RowSource& text) {
+// Rows that `path` holds already. A last line without its end was cut off by an interruption: it goes.
+StatusOr<int64_t> RowsThere(const std::string& path) {
+  std::ifstream old(path, std::ios::binary);
+  if (!old) return 0;
+  int64_t rows = 0;
+  uintmax_t whole = 0;
+  for (std::string line; std::getline(old, line);) {
+    if (old.eof()) {
+      std::error_code error;
+      fs::resize_file(path, whole, error);
+      if (error) return Unavailable("--output: " + path + " cannot be cut to its whole lines (" + error.message() + ")");
+      break;
+    }
+    whole += line.size() + 1;
+    if (!json::parse(line, nullptr, false).is_object()) {
+      return InvalidArgument("--output: " + path + ":" + std::to_string(rows + 1) + " is no JSON object; remove the file to start over");
+    }
+    ++rows;
+  }
+  return rows;
+}
+
+StatusOr<std::vector<int32_t>> PromptOf(const nlohmann::ordered_json& row, const RowSource& text) {
+  if (row["prompt"].is_string()) return text.EncodePrompt(row["prompt"].get<std::string>());
+  if (!row["prompt"].is_array()) return InvalidArgument("`prompt` is neither text nor a list of messages");
+  std::vector<tasks::Message> messages;
+  for (const auto& m : row["prompt"]) {
+    if (!m.is_object() || !m.contains("role") || !m.contains("content") || !m["role"].is_string() || !m["content"].is_string()) {
+      return InvalidArgument("a message has `role` and `content`, both text");
+    }
+    messages.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
+  }
+  return text.EncodeMessages(messages);
+}
+
+// JSONL in, JSONL out, in order: the n-th row of the output is the n-th of the input. What --output already holds is not
+// made again; rows are written as soon as all before them are there.
+Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
   std::ifstream in(o.input);
   if (!in) return NotFound("--input: " + o.input + " cannot be read");
-  int64_t have = 0;
-  if (std::ifstream old(o.output); old) {
-    for (std::string line; std::getline(old, line);) {
-      if (!json::parse(line, nullptr, false).is_object()) return InvalidArgument("--output: " + o.output + ":" + std::to_string(have + 1) + " is no JSON object; remove the file to start over");
-      ++have;
-    }
-  }
-  std::vector<json> rows;
+  TP_ASSIGN_OR_RETURN(const int64_t have, RowsThere(o.output));
+  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
+  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, AnyTask(), o.seed));
+  std::vector<nlohmann::ordered_json> rows;  // keys as they stand in the input
   std::vector<InferenceSession::Request> requests;
-  int64_t number = 0;
+  int64_t number = 0, count = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = o.input + ":" + std::to_string(number);
-    json row = json::parse(line, nullptr, false);
+    auto row = nlohmann::ordered_json::parse(line, nullptr, false);
     if (!row.is_object() || !row.contains("prompt")) return InvalidArgument(where + ": a row is a JSON object with a `prompt` (text or messages)");
-    if (number <= have) continue;
-    std::vector<int32_t> ids;
-    if (row["prompt"].is_string()) {
-      TP_ASSIGN_OR_RETURN(ids, text.EncodePrompt(row["prompt"].get<std::string>()));
-    } else if (row["prompt"].is_array()) {
-      std::vector<tasks::Message> messages;
-      for (const json& m : row["prompt"]) {
-        if (!m.is_object() || !m.contains("role") || !m.contains("content") || !m["role"].is_string() || !m["content"].is_string()) {
-          return InvalidArgument(where + ": a message has `role` and `content`, both text");
-        }
-        messages.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
-      }
-      TP_ASSIGN_OR_RETURN(ids, text.EncodeMessages(messages));
-    } else {
-      return InvalidArgument(where + ": `prompt` is neither text nor a list of messages");
-    }
-    if (ids.empty()) return InvalidArgument(where + ": the prompt has no tokens");
-    requests.push_back({number, 0, std::move(ids), o.temperature == 0});
+    if (++count <= have) continue;
+    StatusOr<std::vector<int32_t>> ids = PromptOf(row, *text);
+    if (!ids.ok()) return ids.status().At(where);
+    if (ids->empty()) return InvalidArgument(where + ": the prompt has no tokens");
+    requests.push_back({count, 0, std::move(*ids), o.temperature == 0});
     rows.push_back(std::move(row));
+  }
+  if (have > count) {
+    return InvalidArgument("--output: " + o.output + " has " + std::to_string(have) + " rows, more than the " + std::to_string(count) + " of " + o.input +
+                           "; it belongs to another input");
   }
   if (requests.empty()) {
     std::fprintf(stderr, "%s: nothing left to do\n", o.output.c_str());
     return OkStatus();
   }
-  TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
   std::ofstream out(o.output, std::ios::app);
   if (!out) return Unavailable("--output: " + o.output + " cannot be written");
-  // In pieces, so that what is done is kept if the rest is interrupted.
-  constexpr size_t kPiece = 64;
-  for (size_t begin = 0; begin < requests.size(); begin += kPiece) {
-    const size_t end = std::min(begin + kPiece, requests.size());
-    const std::vector<InferenceSession::Request> piece(requests.begin() + static_cast<std::ptrdiff_t>(begin), requests.begin() + static_cast<std::ptrdiff_t>(end));
-    TP_ASSIGN_OR_RETURN(const std::vector<Completion> done, session->Complete(piece));
-    for (size_t i = 0; i < done.size(); ++i) {
-      json row = rows[begin + i];
-      row["text"] = text.ResponseText(done[i].tokens.ids);
-      row["tokens"] = done[i].tokens.size();
-      row["ended"] = done[i].ended;
-      if (!done[i].error.empty()) row["error"] = done[i].error;
-      out << row.dump() << "\n";
+  AnswerProgress progress(count, have);
+  std::vector<std::string> lines(rows.size());  // ended, and not written yet
+  size_t written = 0;
+  const auto on_done = [&](size_t i, const Completion& done) {
+    nlohmann::ordered_json& row = rows[i];
+    row["text"] = text->ResponseText(done.tokens.ids);
+    row["tokens"] = done.tokens.size();
+    row["ended"] = done.ended;
+    if (!done.error.empty()) row["error"] = done.error;
+    lines[i] = row.dump() + "\n";
+    row = nullptr;
+    for (; written < lines.size() && !lines[written].empty(); ++written) {
+      out << lines[written];
+      lines[written].clear();
     }
     out.flush();
-    if (!out) return Unavailable("--output: " + o.output + " cannot be written; is the disk full?");
-    std::fprintf(stderr, "\r%zu of %zu", static_cast<size_t>(have) + end, static_cast<size_t>(have) + requests.size());
-  }
-  std::fprintf(stderr, "\n");
-  return OkStatus();
+    progress.OnAnswer();
+  };
+  const auto done = session->Complete(requests, [&](size_t, const std::vector<int32_t>& ids) { progress.OnTokens(static_cast<int64_t>(ids.size())); },
+                                      [&] { return !out; }, on_done);
+  progress.Finish();
+  if (!out) return Unavailable("--output: " + o.output + " cannot be written; is the disk full?");
+  return done.status();
 }
 
 void Generate(CommandContext& context, const GenerateOptions& o) {
   if (o.prompt.empty() + o.chat.empty() + o.input.empty() != 2) return Fail(context, InvalidArgument("generate: give one of --prompt, --chat and --input"));
   if (!o.input.empty() && o.output.empty()) return Fail(context, InvalidArgument("generate: --input needs --output"));
-  const auto text = TextOf(o, AnyTask(), o.seed);
-  if (!text.ok()) return Fail(context, text.status());
-  const Status status = o.input.empty() ? GenerateOne(context, o, **text) : GenerateFile(context, o, **text);
+  const Status status = o.input.empty() ? GenerateOne(context, o) : GenerateFile(context, o);
   if (!status.ok()) Fail(context, status, status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
 }
 
@@ -217,22 +243,6 @@ struct EvalOptions : SamplingOptions {
   int64_t limit = 0, held_out = -1, samples = 1;
   bool as_json = false;
 };
-
-// Wilson's score interval at 95 %: right for shares near 0 and 1 and for few questions.
-std::pair<double, double> WilsonInterval(double share, double n) {
-  constexpr double z = 1.959964;
-  const double centre = (share + z * z / (2 * n)) / (1 + z * z / n);
-  const double half = z * std::sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n);
-  return {std::max(0.0, centre - half), std::min(1.0, centre + half)};
-}
-
-// pass@k (arXiv:2107.03374): 1 - C(n-c, k) / C(n, k).
-double PassAtK(int64_t n, int64_t c, int64_t k) {
-  if (n - c < k) return 1;
-  double none = 1;
-  for (int64_t i = 0; i < k; ++i) none *= static_cast<double>(n - c - i) / static_cast<double>(n - i);
-  return 1 - none;
-}
 
 Status Eval(const CommandContext& context, const EvalOptions& o) {
   if (o.task.empty() == o.data.empty()) return InvalidArgument("eval: give one of --task and --data");
@@ -268,15 +278,18 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
     rows.push_back(std::move(row));
   }
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
-  TP_ASSIGN_OR_RETURN(const std::vector<Completion> done, session->Complete(requests));
   std::ofstream dump;
   if (!o.output.empty()) {
     dump.open(o.output);
     if (!dump) return Unavailable("--output: " + o.output + " cannot be written");
   }
+  AnswerProgress progress(static_cast<int64_t>(requests.size()), 0);
+  TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
+                      session->Complete(requests, [&](size_t, const std::vector<int32_t>& ids) { progress.OnTokens(static_cast<int64_t>(ids.size())); }, {},
+                                        [&](size_t, const Completion&) { progress.OnAnswer(); }));
+  progress.Finish();
   int64_t failed = 0;
-  double correct = 0;
-  std::vector<int64_t> right(static_cast<size_t>(n), 0);
+  std::vector<QuestionScore> scores(static_cast<size_t>(n));
   for (size_t i = 0; i < done.size(); ++i) {
     const EncodedRow& row = rows[static_cast<size_t>(requests[i].ordinal)];
     tasks::RewardInput input{row.question.prompt, row.question.answer, row.question.fields, text->ResponseText(done[i].tokens.ids),
@@ -284,29 +297,32 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
     const tasks::Verdict verdict = reward->Score(input);
     const bool scored = done[i].error.empty() && verdict.outcome == tasks::Verdict::Outcome::kOk;
     if (!scored) ++failed;
-    if (scored) correct += verdict.score;
-    if (scored && verdict.score >= 1) ++right[static_cast<size_t>(requests[i].ordinal)];
+    QuestionScore& of = scores[static_cast<size_t>(requests[i].ordinal)];
+    if (scored) ++of.answers, of.sum += verdict.score, of.right += verdict.score >= 1 ? 1 : 0;
     if (dump.is_open()) {
       dump << json{{"prompt", input.prompt}, {"answer", input.answer}, {"text", input.text}, {"score", scored ? json(verdict.score) : json(nullptr)}, {"ended", input.ended}}.dump() << "\n";
     }
   }
-  const auto asked = static_cast<double>(done.size()) - static_cast<double>(failed);
-  if (asked == 0) return Internal("eval: no answer could be scored");
-  const double accuracy = correct / asked;
-  const auto [low, high] = WilsonInterval(accuracy, asked);
-  json result = {{"accuracy", accuracy}, {"low", low}, {"high", high}, {"questions", n}, {"samples", o.samples}, {"unscored", failed}};
+  if (dump.is_open()) {
+    dump.close();
+    if (!dump) return Unavailable("--output: " + o.output + " cannot be written; is the disk full?");
+  }
+  if (failed == static_cast<int64_t>(done.size())) return Internal("eval: no answer could be scored");
+  const ShareWithInterval accuracy = Accuracy(scores);
+  json result = {{"accuracy", accuracy.share}, {"low", accuracy.low}, {"high", accuracy.high}, {"questions", n}, {"samples", o.samples}, {"unscored", failed}};
   for (int64_t k = 1; k <= o.samples && o.samples > 1; k *= 2) {
-    double sum = 0;
-    for (const int64_t c : right) sum += PassAtK(o.samples, c, k);
-    result["pass@" + std::to_string(k)] = sum / static_cast<double>(n);
+    const ShareWithInterval pass = PassAtK(scores, k);
+    const std::string name = "pass@" + std::to_string(k);
+    result[name] = pass.share, result[name + "_low"] = pass.low, result[name + "_high"] = pass.high;
   }
   if (o.as_json) {
     std::printf("%s\n", result.dump().c_str());
   } else {
-    std::printf("accuracy %.1f %% (95 %% interval %.1f to %.1f) on %lld questions%s\n", 100 * accuracy, 100 * low, 100 * high, static_cast<long long>(n),
+    std::printf("accuracy %.1f %% (95 %% interval %.1f to %.1f) on %lld questions%s\n", 100 * accuracy.share, 100 * accuracy.low, 100 * accuracy.high, static_cast<long long>(n),
                 failed > 0 ? (", " + std::to_string(failed) + " not scored").c_str() : "");
-    for (const auto& [key, value] : result.items()) {
-      if (key.rfind("pass@", 0) == 0) std::printf("%s %.3f\n", key.c_str(), value.get<double>());
+    for (int64_t k = 1; k <= o.samples && o.samples > 1; k *= 2) {
+      const std::string name = "pass@" + std::to_string(k);
+      std::printf("%s %.3f (%.3f to %.3f)\n", name.c_str(), result[name].get<double>(), result[name + "_low"].get<double>(), result[name + "_high"].get<double>());
     }
   }
   return OkStatus();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/algorithms/registry.h"
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/config/workload.h"
@@ -124,6 +125,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   s.name = config.name;
   s.seed = config.seed;
   s.controller.config = config;
+  s.controller.config.algorithm.filter = algorithms::FilterOf(config.algorithm);
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
   s.release_s = s.grant_s = 0.02;

@@ -265,8 +265,13 @@ TEST(LoadConfigTest, RlRules) {
   EXPECT_EQ(With("reward.functions=[{name: mine, endpoint: \"unix:/tmp/x\"}]"), "no error");
   EXPECT_EQ(With("reward.functions=[\"format:^a+$\"]"), "no error");
   EXPECT_THAT(With("reward.functions=[\"format:(\"]"), HasSubstr("bad regular expression"));
-  EXPECT_THAT(With("algorithm.kl_coef=0.1"),
-              HasSubstr("algorithm.kl_coef: found 0.1; expected a number, only 0"));
+  EXPECT_EQ(With("algorithm.kl.coef=0.1"), "no error");
+  EXPECT_THAT(With("algorithm.kl.coef=-0.1"), HasSubstr("algorithm.kl.coef: found -0.1; expected a number, at least 0"));
+  EXPECT_THAT(With("algorithm.kl.estimator=k4"), HasSubstr("algorithm.kl.estimator"));
+  EXPECT_THAT(With("algorithm.kl.coeff=0.1"), HasSubstr("algorithm.kl.coeff: unknown key; did you mean 'algorithm.kl.coef'?"));
+  EXPECT_THAT(With("algorithm.critic.clip=0.2"), HasSubstr("algorithm.critic.clip: advantage grpo has no critic"));
+  EXPECT_THAT(With("reward.shaping.leave_one_out=true"), HasSubstr("reward.shaping.leave_one_out: says how the mean is formed"));
+  EXPECT_THAT(With("preference.beta=0.2"), HasSubstr("preference.beta: belongs to job: dpo, and this is job: rl"));
   EXPECT_THAT(With("train.minibatches=9"), HasSubstr("more than the 8 groups of a step"));
 }
 

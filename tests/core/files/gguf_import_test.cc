@@ -64,9 +64,25 @@ GgufBuilder Model(const Options& options) {
   tensor("blk.0.attn_v.weight", {8, 4});
   tensor("blk.0.attn_output.weight", {8, 8});
   tensor("blk.0.ffn_norm.weight", {8});
-  tensor("blk.0.ffn_gate.weight", {8, 6});
-  tensor("blk.0.ffn_up.weight", {8, 6});
-  tensor("blk.0.ffn_down.weight", {6, 8});
+  if (a.ends_with("moe")) {
+    b.Uint32(a + ".expert_count", 3);
+    b.Uint32(a + ".expert_used_count", 2);
+    tensor("blk.0.ffn_gate_inp.weight", {8, 3});
+    next = 0;
+    tensor("blk.0.ffn_gate_exps.weight", {8, 4, 3});
+    tensor("blk.0.ffn_up_exps.weight", {8, 4, 3});
+    tensor("blk.0.ffn_down_exps.weight", {4, 8, 3});
+    if (a == "qwen2moe") {
+      tensor("blk.0.ffn_gate_shexp.weight", {8, 10});
+      tensor("blk.0.ffn_up_shexp.weight", {8, 10});
+      tensor("blk.0.ffn_down_shexp.weight", {10, 8});
+      tensor("blk.0.ffn_gate_inp_shexp.weight", {8});
+    }
+  } else {
+    tensor("blk.0.ffn_gate.weight", {8, 6});
+    tensor("blk.0.ffn_up.weight", {8, 6});
+    tensor("blk.0.ffn_down.weight", {6, 8});
+  }
   tensor("output_norm.weight", {8});
   if (options.output) tensor("output.weight", {8, 5});
   return b;
@@ -127,6 +143,40 @@ TEST(ImportGgufTest, QwenRowsStayAndBiasesAreKept) {
   EXPECT_NE((*file)->Find("lm_head.weight"), nullptr);
   EXPECT_EQ(json::parse(folder.Read("out/config.json"))["tie_word_embeddings"], false);
   EXPECT_EQ(json::parse(folder.Read("out/tokenizer.json"))["normalizer"]["type"], "NFC");
+}
+
+// One tensor a layer in the file, one for each expert in the folder.
+TEST(ImportGgufTest, ExpertsAreTakenApart) {
+  for (const std::string architecture : {"qwen2moe", "qwen3moe"}) {
+    TestFolder folder;
+    const bool shared = architecture == "qwen2moe";
+    const Status status = Import(folder, Model({.architecture = architecture, .pre = "qwen2", .bias = shared}), DType::kF32);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    const auto file = SafetensorsFile::Open(folder.path() + "/out/model.safetensors");
+    ASSERT_TRUE(file.ok());
+    const auto first = [&](const std::string& name, std::vector<int64_t> shape) {
+      const TensorInfo* info = (*file)->Find("model.layers.0.mlp." + name);
+      if (info == nullptr || info->shape != shape) return -1.0F;
+      float value = 0;
+      std::memcpy(&value, (*file)->Bytes(*info).data(), 4);
+      return value;
+    };
+    for (int e = 0; e < 3; ++e) {
+      const std::string expert = "experts." + std::to_string(e) + ".";
+      EXPECT_EQ(first(expert + "gate_proj.weight", {4, 8}), 32.0F * static_cast<float>(e)) << architecture;
+      EXPECT_EQ(first(expert + "up_proj.weight", {4, 8}), 96 + 32.0F * static_cast<float>(e));
+      EXPECT_EQ(first(expert + "down_proj.weight", {8, 4}), 192 + 32.0F * static_cast<float>(e));
+    }
+    EXPECT_GE(first("gate.weight", {3, 8}), 0);
+    EXPECT_EQ(first("shared_expert_gate.weight", {1, 8}), shared ? 288 + 240 : -1);
+    const json config = json::parse(folder.Read("out/config.json"));
+    EXPECT_EQ(config["model_type"], shared ? "qwen2_moe" : "qwen3_moe");
+    EXPECT_EQ(config["num_experts"], 3);
+    EXPECT_EQ(config["num_experts_per_tok"], 2);
+    EXPECT_EQ(config["moe_intermediate_size"], 4);
+    EXPECT_EQ(config["norm_topk_prob"], !shared);
+    EXPECT_EQ(config.value("shared_expert_intermediate_size", 0), shared ? 10 : 0);
+  }
 }
 
 TEST(ImportGgufTest, Bf16IsRounded) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -72,6 +73,78 @@ TEST_F(HuggingFaceTest, UntrainedModelsComeBackByteForByte) {
       }
       EXPECT_EQ(CheckHuggingFace(a), OkStatus());
     }
+  }
+}
+
+// float16 and mixed types, tensors that nobody needs, keys that we do not know: an untrained model keeps them all, whatever
+// type it was computed in. A trained tensor is written in that type; the others stay as they are.
+TEST_F(HuggingFaceTest, WhatWasNotTrainedIsWrittenAsItWasRead) {
+  auto w = std::move(Weights::Create(TinySpec("qwen3_moe"), DType::kFloat32)).value();
+  Randomize(*w, 11, 0.1);
+  const std::string plain = Folder("plain"), source = Folder("source");
+  ASSERT_EQ(SaveHuggingFace(*w, plain), OkStatus());
+  const auto stored = std::move(files::SafetensorsFolder::Open(plain)).value();
+  std::vector<std::vector<std::byte>> kept;
+  std::vector<files::TensorSource> tensors;
+  for (const auto& [name, entry] : stored->tensors()) {
+    const auto dtype = std::array{files::DType::kF16, files::DType::kBF16, files::DType::kF32}[kept.size() % 3];
+    const int64_t n = entry.info->numel();
+    std::vector<std::byte>& bytes = kept.emplace_back(static_cast<size_t>(n * files::DTypeBits(dtype) / 8));
+    Rng rng(kept.size());
+    for (std::byte& b : bytes) b = static_cast<std::byte>(rng.Below(0x38));  // finite in every type
+    tensors.push_back(files::SourceOf(name, dtype, entry.info->shape, bytes));
+  }
+  std::vector<std::byte> more(24, std::byte{7});
+  tensors.push_back(files::SourceOf("model.rotary.inv_freq", files::DType::kI64, {3}, more));
+  fs::create_directories(source);
+  ASSERT_EQ(files::WriteSafetensorsFolder(source, tensors, int64_t{1} << 40), OkStatus());
+  std::ofstream(source + "/config.json") << R"({"a_key": 1, "dtype": "float16", )" << Read(plain + "/config.json").substr(1);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const std::string out = Folder(dtype == DType::kFloat32 ? "wide" : "narrow"), trained = out + "_trained";
+    const auto loaded = std::move(LoadHuggingFace(source, dtype)).value();
+    ASSERT_EQ(SaveHuggingFace(*loaded, out, int64_t{1} << 40, source), OkStatus());
+    EXPECT_EQ(Read(out + "/config.json"), Read(source + "/config.json"));
+    const auto same = std::move(files::SafetensorsFolder::Open(out)).value();
+    ASSERT_EQ(same->tensors().size(), tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto entry = same->Find(tensors[i].name);
+      ASSERT_TRUE(entry.has_value());
+      EXPECT_EQ(entry->info->dtype, tensors[i].dtype) << tensors[i].name;
+      EXPECT_EQ(entry->info->shape, tensors[i].shape);
+      const auto& bytes = i < kept.size() ? kept[i] : more;
+      EXPECT_TRUE(std::equal(entry->bytes().begin(), entry->bytes().end(), bytes.begin(), bytes.end())) << tensors[i].name;
+    }
+    at::Tensor norm = loaded->Get("final_norm");
+    norm.add_(1);
+    ASSERT_EQ(SaveHuggingFace(*loaded, trained, int64_t{1} << 40, source), OkStatus());
+    const auto other = std::move(files::SafetensorsFolder::Open(trained)).value();
+    EXPECT_EQ(other->Find("model.norm.weight")->info->dtype, dtype == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16);
+    EXPECT_FALSE(other->Find("model.rotary.inv_freq").has_value());
+    EXPECT_NE(Read(trained + "/config.json").find(dtype == DType::kFloat32 ? "\"dtype\": \"float32\"" : "\"dtype\": \"bfloat16\""), std::string::npos);
+    EXPECT_EQ(std::move(LoadHuggingFace(trained, dtype)).value()->Digest(), loaded->Digest());
+  }
+}
+
+TEST_F(HuggingFaceTest, AValueHeadIsAModelForSequenceClassification) {
+  for (const std::string family : {"llama", "qwen2", "qwen3_moe"}) {
+    const ModelSpec spec = TinySpec(family);
+    auto writes = std::move(Weights::Create(spec, DType::kFloat32)).value();
+    Randomize(*writes, 3, 0.1);
+    auto scores = WithValueHead(*writes);
+    ASSERT_TRUE(scores.ok()) << scores.status().ToString();
+    // The blocks are those of the model, the head is zero.
+    EXPECT_TRUE((*scores)->Get("final_norm").equal(writes->Get("final_norm")));
+    EXPECT_TRUE((*scores)->Get("layers.1.o").equal(writes->Get("layers.1.o")));
+    EXPECT_EQ((*scores)->Get("score").abs().sum().item<float>(), 0);
+    EXPECT_EQ((*scores)->layout().back().name, "score");
+    Randomize(**scores, 4, 0.1);
+    const std::string a = Folder(family + "_score");
+    ASSERT_EQ(SaveHuggingFace(**scores, a), OkStatus());
+    EXPECT_NE(Read(a + "/config.json").find("ForSequenceClassification"), std::string::npos);
+    auto loaded = LoadHuggingFace(a, DType::kFloat32);
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_TRUE((*loaded)->spec().value_head);
+    EXPECT_EQ((*loaded)->Digest(), (*scores)->Digest());
   }
 }
 

@@ -68,6 +68,33 @@ TEST(JsonlDataTest, SftRowsNeedSomethingToLearn) {
               HasSubstr("no assistant turn"));
 }
 
+TEST(JsonlDataTest, PairsHaveTwoAnswersThatDiffer) {
+  const auto data = Parse(R"({"prompt": "p", "chosen": "good", "rejected": "bad", "source": "x"})", RowKind::kPair);
+  ASSERT_TRUE(data.ok()) << data.status().message();
+  EXPECT_EQ(data->Row(0).answer, "good");
+  EXPECT_EQ(data->Row(0).fields, (std::map<std::string, std::string>{{"rejected", "bad"}, {"source", "x"}}));
+  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "good"})", RowKind::kPair), HasSubstr("rows.jsonl:1: no rejected; rows of pairs need prompt, chosen and rejected"));
+  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": 3, "rejected": "bad"})", RowKind::kPair), HasSubstr("chosen is no text"));
+  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "a", "rejected": "a"})", RowKind::kPair), HasSubstr("are the same"));
+}
+
+TEST(DataSourceTest, AGeneratedTaskMakesPairs) {
+  DataConfig config;
+  config.task = "reverse";
+  config.options = {{"length", "[1, 4]"}, {"letters", "\"abc\""}};
+  config.size = 60;
+  config.held_out = 20;
+  const auto answers = DataSource::Create(config, 7, "sft"), pairs = DataSource::Create(config, 7, "dpo");
+  ASSERT_TRUE(answers.ok() && pairs.ok()) << pairs.status().message();
+  for (int64_t i = 0; i < 2 * pairs->size(); ++i) {
+    const Question q = pairs->Row(i);
+    EXPECT_EQ(q.answer, answers->Row(i).answer);
+    EXPECT_NE(q.fields.at("rejected"), q.answer);
+    EXPECT_EQ(q, pairs->Row(i));
+  }
+  for (int64_t i = 0; i < pairs->held_out_size(); ++i) EXPECT_NE(pairs->HeldOut(i).fields.at("rejected"), pairs->HeldOut(i).answer);
+}
+
 TEST(JsonlDataTest, BadLinesAreNamedAndCounted) {
   const std::string message = Error(
       "{\"prompt\": \"a\"}\nnot json\n[1]\n{\"prompt\": 5}\n{\"prompt\": [{\"role\": \"robot\", \"content\": "

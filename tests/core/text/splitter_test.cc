@@ -126,5 +126,15 @@ TEST(SplitBehaviorTest, AsTheReferenceDocumentsThem) {
   EXPECT_THAT(apply(SplitBehavior::kContiguous), ElementsAre("the", "-", "final", "--", "countdown"));
 }
 
+// A letter of Unicode 15, which Debian's PCRE2 does not know; U+180E, white space to PCRE2 alone.
+TEST(RegexStepTest, CodePointsHaveTheReferencesCategories) {
+  const auto step = MakeRegexStep("\\p{L}+|[^\\p{L}\\s]+|\\s+", SplitBehavior::kIsolated, false);
+  ASSERT_TRUE(step.ok()) << step.status().ToString();
+  const std::string text = "a\xF0\xB1\x8D\x90z.\xE1\xA0\x8E";
+  Pieces pieces;
+  ASSERT_TRUE((*step)->Apply(text, &pieces).ok());
+  EXPECT_EQ(pieces.views, (std::vector<std::string_view>{std::string_view(text).substr(0, 6), std::string_view(text).substr(6)}));
+}
+
 }  // namespace
 }  // namespace tidepool::text

@@ -108,12 +108,16 @@ TEST(TrainerTest, EveryAlgorithmIsIndependentOfMicroBatchesAndHeadChunks) {
   for (Row& r : b.rows) {
     for (float& lp : r.logprobs) lp += static_cast<float>(0.1 * rng.Normal());
   }
+  for (Row& r : b.rows) r.components = {r.reward, rng.Normal()};
   for (const algorithms::AlgorithmEntry& entry : algorithms::Algorithms()) {
     SCOPED_TRACE(entry.name);
+    // Those with further models: tests/core/train/companions_test.cc.
+    if (entry.advantage == "gae" || entry.advantage == "gae_vapo" || entry.advantage == "on_policy_distill") continue;
     AlgorithmConfig c;
     c.name = entry.name;
     TrainerOptions o = Plain();
     o.loss = algorithms::Resolve(c, 9).value();
+    o.component_weights = {1, 0.5};
     o.micro_batch_tokens = 4096;
     const std::vector<float> whole = GradientOf(*w, o, b);
     o.micro_batch_tokens = 24;
@@ -613,6 +617,14 @@ TEST(OptionsFromJobTest, ReadsTheJobAndRefusesGreedyTraining) {
   job.job = "sft";
   EXPECT_EQ(OptionsFromJob(job)->objective, Objective::kSupervised);
   job.job = "dpo";
+  job.preference.loss = "ipo";
+  EXPECT_TRUE(OptionsFromJob(job)->preference.ipo);
+  EXPECT_TRUE(Needed(*OptionsFromJob(job)).reference);
+  job.job = "distill";
+  job.distill.divergence = "reverse";
+  EXPECT_EQ(OptionsFromJob(job)->distill.weight, 0);
+  EXPECT_TRUE(Needed(*OptionsFromJob(job)).teacher);
+  job.job = "magic";
   EXPECT_EQ(OptionsFromJob(job).status().code(), StatusCode::kUnimplemented);
 }
 

@@ -1,0 +1,279 @@
+// One micro-batch: forward, what its tokens cost, backward.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "core/algorithms/distillation.h"
+#include "core/model/routing.h"
+#include "core/train/packing.h"
+#include "core/train/trainer_impl.h"
+
+namespace tidepool::train {
+namespace {
+
+// A response token of a row, by its place in the plan.
+struct Use {
+  int64_t row;
+  size_t t, cell;
+};
+// The tokens of some pairs, as the losses take them: whole rows in their order, or one row of single tokens.
+struct CellBatch {
+  struct Cell {
+    size_t pair;
+    Use use;
+  };
+  std::vector<Cell> list;
+  algorithms::Cells cells;
+  std::vector<int64_t> rows;  // of the batch
+};
+// d loss / d log-prob and d entropy, [cells].
+struct Slopes {
+  std::vector<double> logp, entropy;
+};
+
+CellBatch CellsOf(const std::vector<std::vector<Use>>& uses, std::span<const int32_t> wanted, bool whole_rows) {
+  CellBatch b;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    for (const Use& use : uses[static_cast<size_t>(wanted[i])]) b.list.push_back({i, use});
+  }
+  if (whole_rows) std::stable_sort(b.list.begin(), b.list.end(), [](const auto& x, const auto& y) { return x.use.cell < y.use.cell; });
+  std::vector<int64_t> begin = {0};
+  for (size_t c = 0; c < b.list.size(); ++c) {
+    if (c + 1 < b.list.size() && (!whole_rows || b.list[c + 1].use.row == b.list[c].use.row)) continue;
+    begin.push_back(static_cast<int64_t>(c) + 1);
+    b.rows.push_back(b.list[c].use.row);
+  }
+  b.cells = algorithms::Cells::Packed(std::move(begin));
+  return b;
+}
+
+// plan_column[cells of b], or empty.
+template <typename T>
+std::vector<T> Take(const std::vector<T>& column, const CellBatch& b) {
+  std::vector<T> out;
+  if (column.empty()) return out;
+  out.reserve(b.list.size());
+  for (const CellBatch::Cell& c : b.list) out.push_back(column[c.use.cell]);
+  return out;
+}
+
+// Pairs of answers, whole in `b`: the mean over the pairs of the update.
+Slopes PairSlopes(const TrainerOptions& o, const Batch& batch, const CellBatch& b, std::span<const double> logp, std::span<const double> ref,
+                  int64_t pairs_of_update, TokenSums& sums) {
+  std::vector<double> policy = algorithms::RowSums(logp, b.cells), reference = algorithms::RowSums(ref, b.cells);
+  std::vector<double> share(policy.size(), 1.0);
+  for (size_t i = 0; o.length_average && i < policy.size(); ++i) {
+    share[i] = 1 / static_cast<double>(b.cells.Tokens(static_cast<int64_t>(i)));
+    policy[i] *= share[i];
+    reference[i] *= share[i];
+  }
+  const auto pairs = PairsOf(batch.rows, b.rows);
+  std::vector<double> w, l, rw, rl;
+  for (const auto& [chosen, rejected] : pairs) {
+    w.push_back(policy[chosen]);
+    l.push_back(policy[rejected]);
+    rw.push_back(reference[chosen]);
+    rl.push_back(reference[rejected]);
+  }
+  const algorithms::DpoResult loss = algorithms::DpoLoss(o.preference, w, l, rw, rl);
+  const double scale = static_cast<double>(pairs.size()) / static_cast<double>(pairs_of_update);
+  std::vector<double> slope(policy.size(), 0.0);
+  for (size_t p = 0; p < pairs.size(); ++p) {
+    slope[pairs[p].first] = scale * loss.grad_chosen[p] * share[pairs[p].first];
+    slope[pairs[p].second] = scale * loss.grad_rejected[p] * share[pairs[p].second];
+    sums.pair_chosen += loss.chosen_rewards[p];
+    sums.pair_rejected += loss.rejected_rewards[p];
+  }
+  sums.loss += scale * loss.loss;
+  sums.pairs += static_cast<double>(pairs.size());
+  sums.pair_right += loss.accuracy * static_cast<double>(pairs.size());
+  return {algorithms::Spread(slope, b.cells), {}};
+}
+
+}  // namespace
+
+Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, double share, bool first_pass) {
+  const Batch& batch = step.batch;
+  TokenSums& sums = step.sums;
+  Stopwatch watch;
+  const PackedBatch packed = Pack(batch.rows, micro, model::RoutingBytes(weights.spec()));
+  step.computed += static_cast<int64_t>(packed.ids.size());
+  const bool distill = options.objective == Objective::kDistill;
+  at::Tensor taught;  // the teacher's hidden states
+  if (distill) taught = HiddenStates(*teacher, *companions.teacher, View(companions.teacher->spec(), batch.rows, packed, nullptr));
+  std::vector<int32_t> experts;
+  auto [hidden, saved] = decoder->ForwardTraining(View(weights.spec(), batch.rows, packed, &experts), options.recompute);
+  step.times.forward += watch.Lap();
+
+  // Which tokens of the rows each pair serves.
+  std::vector<std::vector<Use>> uses(packed.sources.size());
+  for (size_t k = 0; k < packed.rows.size(); ++k) {
+    const auto i = static_cast<size_t>(packed.rows[k]);
+    for (size_t t = 0; t < batch.rows[i].response.size(); ++t) {
+      const size_t cell = static_cast<size_t>(plan.cells.begin[i]) + t;
+      if (plan.cells.mask[cell] != 0) uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t, cell});
+    }
+  }
+  std::vector<int32_t> wanted;  // pairs that a valid token needs
+  for (size_t p = 0; p < uses.size(); ++p) {
+    if (!uses[p].empty()) wanted.push_back(static_cast<int32_t>(p));
+  }
+
+  algorithms::PolicyLossSpec spec;
+  if (policy()) {
+    spec = options.loss.policy;
+    if (spec.kl_beta) spec.kl_beta = controls->kl_coef;
+  } else {
+    spec.loss = algorithms::FindLoss("ce");
+  }
+  const bool with_entropy_gradient = spec.entropy_coef != 0;
+  // Losses of single tokens are finished a chunk of logits at a time. Those of whole rows need all log-probs
+  // of the micro-batch first; then logits of more than one chunk are computed twice.
+  const auto chunk = static_cast<size_t>(options.head_rows);
+  const bool whole_rows = pairs() || (policy() && algorithms::NeedsWholeRows(spec));
+  const size_t stride = whole_rows ? std::max<size_t>(1, wanted.size()) : chunk;
+
+  // Rows of several pairs receive a sum of gradients, so it is gathered in float32.
+  at::Tensor dhidden = at::zeros(hidden.sizes(), at::TensorOptions().dtype(at::kFloat));
+  struct Head {
+    std::vector<int32_t> sources, targets;
+    at::Tensor index, rows, logits;
+  };
+  const auto head_of = [&](size_t from, size_t n) {
+    Head h;
+    for (size_t i = 0; i < n; ++i) {
+      h.sources.push_back(packed.sources[static_cast<size_t>(wanted[from + i])]);
+      h.targets.push_back(packed.targets[static_cast<size_t>(wanted[from + i])]);
+    }
+    h.index = at::from_blob(h.sources.data(), {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
+    h.rows = at::index_select(hidden, 0, h.index);
+    h.logits = decoder->Logits(h.rows);
+    return h;
+  };
+  const auto temperature = static_cast<float>(options.temperature);
+  for (size_t begin = 0; begin < wanted.size(); begin += stride) {
+    const size_t count = std::min(stride, wanted.size() - begin);
+    const CellBatch b = CellsOf(uses, std::span(wanted).subspan(begin, count), whole_rows);
+    if (distill) {
+      Head h = head_of(begin, count);
+      DistillChunk(b.list.size(), h.logits, teacher->Logits(at::index_select(taught, 0, h.index)), [&](size_t pair) {
+        double weight = 0;
+        for (const Use& use : uses[static_cast<size_t>(wanted[begin + pair])]) weight += plan.weights[use.cell];
+        return weight;
+      }, sums);
+      dhidden.index_add_(0, h.index, decoder->LogitsBackward(h.rows, h.logits, *gradients).to(at::kFloat));
+      continue;
+    }
+    std::vector<float> lp(count), entropy(count), lse(count), dlp(count, 0.0F), dentropy(with_entropy_gradient ? count : 0, 0.0F);
+    const auto part = [](std::vector<float>& x, size_t from, size_t n) { return x.empty() ? std::span<float>() : std::span(x).subspan(from, n); };
+    std::optional<Head> kept;
+    for (size_t from = 0; from < count; from += chunk) {
+      const size_t n = std::min(chunk, count - from);
+      kept.emplace(head_of(begin + from, n));
+      model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n), part(entropy, from, n), part(lse, from, n));
+    }
+
+    Stopwatch of_loss;
+    std::vector<double> logp, entropies, scores;
+    for (const CellBatch::Cell& c : b.list) {
+      logp.push_back(lp[c.pair]);
+      entropies.push_back(entropy[c.pair]);
+    }
+    for (const int64_t row : b.rows) scores.push_back(plan.scores.empty() ? 0.0 : plan.scores[static_cast<size_t>(row)]);
+    // With a single update, old is this very forward's.
+    const std::vector<double> before = policy() && !plan.old.empty() ? Take(plan.old, b) : logp;
+    const std::vector<double> ref = Take(plan.ref, b), behave = Take(plan.behave, b), advantages = Take(plan.advantages, b);
+    Slopes slopes;
+    std::vector<double> importance;
+    algorithms::LossTerms terms;
+    if (pairs()) {
+      slopes = PairSlopes(options, batch, b, logp, ref, pairs_of_update, sums);
+    } else {
+      const std::vector<double> keep = Take(plan.keep, b);
+      const std::vector<uint8_t> selected = Take(plan.selected, b);
+      TP_ASSIGN_OR_RETURN(algorithms::PolicyLossResult loss,
+                          algorithms::PolicyLoss(spec, b.cells,
+                                                 {.logp = logp, .advantages = advantages, .old_logp = before, .behave_logp = behave, .ref_logp = ref,
+                                                  .entropy = entropies, .is_weights = keep, .scores = scores, .selected = selected},
+                                                 Take(plan.weights, b)));
+      sums.loss += loss.policy_term;
+      sums.entropy_loss += loss.entropy_term;
+      sums.kl_loss += loss.kl_term;
+      slopes = {std::move(loss.grad_logp), std::move(loss.grad_entropy)};
+      importance = std::move(loss.is_weights);
+      terms = std::move(loss.terms);
+    }
+    std::vector<double> slope(count, 0.0), entropy_slope(count, 0.0);
+    for (size_t c = 0; c < b.list.size(); ++c) {
+      slope[b.list[c].pair] += slopes.logp[c];
+      if (with_entropy_gradient) entropy_slope[b.list[c].pair] += slopes.entropy[c];
+      sums.AddToken({.logprob = logp[c], .old_logprob = before[c], .entropy = entropies[c], .advantage = advantages[c],
+                     .importance = importance.empty() ? 1 : importance[c],
+                     .clipped = !terms.clipped.empty() && terms.clipped[c] != 0,
+                     .dual_clipped = !terms.dual_clipped.empty() && terms.dual_clipped[c] != 0});
+      if (!policy() || !first_pass) continue;
+      const Row& row = batch.rows[static_cast<size_t>(b.list[c].use.row)];
+      if (options.loss.kl) sums.reference_kl += plan.kl.empty() ? algorithms::KlEstimate(options.loss.kl->estimate, before[c], ref[c]).value : plan.kl[b.list[c].use.cell];
+      sums.reference_tokens += options.loss.kl ? 1 : 0;
+      if (row.versions.empty() || row.versions[b.list[c].use.t] == batch.version) sums.AddGap(before[c], behave[c]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      dlp[i] = static_cast<float>(slope[i]);
+      if (with_entropy_gradient) dentropy[i] = static_cast<float>(entropy_slope[i]);
+    }
+
+    step.times.loss += of_loss.Lap();
+    for (size_t from = 0; from < count; from += chunk) {
+      const size_t n = std::min(chunk, count - from);
+      if (count > chunk) kept.emplace(head_of(begin + from, n));
+      model::TokenLogProbsBackward(kept->logits, kept->targets, temperature, part(lse, from, n),
+                                   with_entropy_gradient ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(), part(dlp, from, n),
+                                   part(dentropy, from, n));
+      dhidden.index_add_(0, kept->index, decoder->LogitsBackward(kept->rows, kept->logits, *gradients).to(at::kFloat));
+    }
+  }
+  step.times.head += watch.Lap();
+  sums.balance += share * decoder->LoadBalanceLoss(saved);
+  decoder->Backward(std::move(saved), dhidden.to(hidden.scalar_type()), *gradients, options.router_aux_coef * share);
+  step.times.backward += watch.Lap();
+  return OkStatus();
+}
+
+// Logits of the student become d loss / d logits, where the loss is sum weight(pair) divergence(pair).
+void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught, const std::function<double(size_t)>& weight, TokenSums& sums) const {
+  const int64_t n = student.size(0), vocab = student.size(1);
+  const at::Tensor s = student.to(at::kDouble).contiguous(), t = taught.to(at::kDouble).contiguous();
+  at::Tensor slope = at::zeros({n, vocab}, at::TensorOptions().dtype(at::kFloat));
+  std::vector<double> loss(static_cast<size_t>(n)), entropy(static_cast<size_t>(n));
+  std::vector<uint8_t> agrees(static_cast<size_t>(n));
+  const algorithms::Cells one = algorithms::Cells::Packed({0, 1});
+  at::parallel_for(0, n, 1, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      const std::span<const double> mine(s.const_data_ptr<double>() + i * vocab, static_cast<size_t>(vocab));
+      const std::span<const double> theirs(t.const_data_ptr<double>() + i * vocab, static_cast<size_t>(vocab));
+      const algorithms::DistillResult r = algorithms::DistillLoss(options.distill, mine, theirs, vocab, one);
+      const double w = weight(static_cast<size_t>(i));
+      auto* out = slope.mutable_data_ptr<float>() + i * vocab;
+      for (int64_t v = 0; v < vocab; ++v) out[v] = static_cast<float>(w * r.grad_student[static_cast<size_t>(v)]);
+      loss[static_cast<size_t>(i)] = w * r.loss;
+      agrees[static_cast<size_t>(i)] = std::ranges::max_element(mine) - mine.begin() == std::ranges::max_element(theirs) - theirs.begin() ? 1 : 0;
+    }
+  });
+  for (size_t i = 0; i < loss.size(); ++i) {
+    sums.loss += loss[i];
+    sums.agreed += agrees[i];
+    sums.compared += 1;
+  }
+  sums.tokens += static_cast<int64_t>(cells);
+  student = slope.to(student.scalar_type());
+}
+
+}  // namespace tidepool::train

@@ -1,0 +1,166 @@
+// Jobs on pairs of answers: who belongs to whom, the reward model's step, evaluation.
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <map>
+#include <string>
+
+#include "core/train/packing.h"
+#include "core/train/trainer_impl.h"
+
+namespace tidepool::train {
+
+Status TrainerImpl::CheckPairs(const StepContext& step) const {
+  std::map<int64_t, int64_t> size;
+  for (const Row& row : step.batch.rows) {
+    ++size[row.gid.value];
+    if (row.response.empty() || (!row.loss_mask.empty() && std::ranges::count(row.loss_mask, 0) == static_cast<int64_t>(row.loss_mask.size()))) {
+      return InvalidArgument("row " + ToString(row.tid) + ": an answer of a pair has no tokens");
+    }
+  }
+  for (const auto& [gid, n] : size) {
+    if (n != 2) return InvalidArgument("group " + std::to_string(gid) + ": a pair has two answers, found " + std::to_string(n));
+  }
+  for (const auto& update : step.micros) {
+    for (const auto& micro : update) {
+      std::map<int64_t, int64_t> here;
+      for (const int64_t i : micro) ++here[step.batch.rows[static_cast<size_t>(i)].gid.value];
+      for (const int64_t i : micro) {
+        const Row& row = step.batch.rows[static_cast<size_t>(i)];
+        if (here[row.gid.value] == 2) continue;
+        return InvalidArgument("row " + ToString(row.tid) + ": the two answers of its pair together are longer than train.micro_batch_tokens " +
+                               std::to_string(options.micro_batch_tokens) + "; raise it");
+      }
+    }
+  }
+  return OkStatus();
+}
+
+std::vector<std::pair<size_t, size_t>> PairsOf(std::span<const Row> rows, std::span<const int64_t> places) {
+  std::map<int64_t, size_t> first;
+  std::vector<std::pair<size_t, size_t>> pairs;
+  for (size_t k = 0; k < places.size(); ++k) {
+    const Row& row = rows[static_cast<size_t>(places[k])];
+    const auto [it, fresh] = first.emplace(row.gid.value, k);
+    if (fresh) continue;
+    const Row& other = rows[static_cast<size_t>(places[it->second])];
+    pairs.emplace_back(it->second, k);
+    if (row.reward > other.reward) std::swap(pairs.back().first, pairs.back().second);
+  }
+  return pairs;
+}
+
+std::vector<Row> WithScorePlace(std::span<const Row> rows) {
+  std::vector<Row> out(rows.begin(), rows.end());
+  for (Row& row : out) row.response.push_back(row.prompt.front());
+  return out;
+}
+
+void PairSums::Put(const char* job, std::map<std::string, double>& metrics) const {
+  const double n = std::max(1.0, pairs);
+  const std::string at = std::string(job) + "/";
+  metrics[at + "loss"] = loss;
+  metrics[at + "accuracy"] = accuracy / n;
+  metrics[at + "margin"] = (chosen - rejected) / n;
+  metrics[at + "chosen"] = chosen / n;
+  metrics[at + "rejected"] = rejected / n;
+}
+
+StatusOr<UpdatesDone> TrainerImpl::UpdateRewardModel(StepContext& step) {
+  const std::vector<Row> rows = WithScorePlace(step.batch.rows);
+  std::vector<double> pairs_of;
+  for (const auto& mini : step.minibatches) pairs_of.push_back(static_cast<double>(mini.size()) / 2);
+  TokenSums& sums = step.sums;
+  return Update(step, {.gradients = value->gradients(),
+                       .optimizer = value->optimizer(),
+                       .rate = LearningRate(options.schedule, step.batch.step.value),
+                       .micro = [&](const std::vector<int64_t>& micro, size_t update, int64_t) {
+                         return value->MicroStep(rows, micro, [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
+                           const auto pairs = PairsOf(rows, order);
+                           std::vector<double> chosen, rejected, margin(pairs.size(), options.margin);
+                           for (const auto& [w, l] : pairs) {
+                             chosen.push_back(values[w].back());
+                             rejected.push_back(values[l].back());
+                           }
+                           const algorithms::PairLoss loss = algorithms::RewardModelLoss(chosen, rejected, margin, options.centre);
+                           const auto n = static_cast<double>(pairs.size());
+                           const double scale = n / pairs_of[update];
+                           for (size_t p = 0; p < pairs.size(); ++p) {
+                             slopes[pairs[p].first].back() = scale * loss.grad_chosen[p];
+                             slopes[pairs[p].second].back() = scale * loss.grad_rejected[p];
+                             sums.pair_chosen += chosen[p];
+                             sums.pair_rejected += rejected[p];
+                           }
+                           sums.loss += scale * loss.loss;
+                           sums.pairs += n;
+                           sums.pair_right += loss.accuracy * n;
+                           return OkStatus();
+                         });
+                       },
+                       .finite = [&] { return std::isfinite(sums.loss); }});
+}
+
+StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> rows) try {
+  TrainerImpl& m = *impl_;
+  const TrainerOptions& o = m.options;
+  if (!m.pairs()) return FailedPrecondition("trainer: only jobs on pairs are evaluated here");
+  TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
+  std::vector<int64_t> places;
+  for (size_t i = 0; i < rows.size(); ++i) places.push_back(static_cast<int64_t>(i));
+  const auto pairs = PairsOf(rows, places);
+  PairSums sums;
+  sums.pairs = static_cast<double>(pairs.size());
+  std::map<std::string, double> metrics;
+  if (o.objective == Objective::kReward) {
+    TP_ASSIGN_OR_RETURN(const auto values, m.value->Values(WithScorePlace(rows), places));
+    std::vector<double> chosen, rejected;
+    for (const auto& [w, l] : pairs) {
+      chosen.push_back(values[w].back());
+      rejected.push_back(values[l].back());
+      sums.chosen += chosen.back();
+      sums.rejected += rejected.back();
+    }
+    const algorithms::PairLoss loss = algorithms::RewardModelLoss(chosen, rejected, std::vector<double>(pairs.size(), o.margin), o.centre);
+    sums.loss = loss.loss;
+    sums.accuracy = loss.accuracy * sums.pairs;
+    sums.Put("reward_model", metrics);
+    return metrics;
+  }
+  const auto totals = [&](const model::Decoder& decoder, const model::Weights& by) -> StatusOr<std::vector<double>> {
+    TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places));
+    std::vector<double> sum(rows.size(), 0.0);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      double n = 0;
+      for (size_t t = 0; t < lp[i].size(); ++t) {
+        if (!rows[i].loss_mask.empty() && rows[i].loss_mask[t] == 0) continue;
+        sum[i] += double{lp[i][t]};
+        n += 1;
+      }
+      if (o.length_average) sum[i] /= std::max(1.0, n);
+    }
+    return sum;
+  };
+  TP_ASSIGN_OR_RETURN(const std::vector<double> policy, totals(*m.decoder, m.weights));
+  TP_ASSIGN_OR_RETURN(const std::vector<double> reference, totals(*m.reference, *m.companions.reference));
+  std::vector<double> w, l, rw, rl;
+  for (const auto& [chosen, rejected] : pairs) {
+    w.push_back(policy[chosen]);
+    l.push_back(policy[rejected]);
+    rw.push_back(reference[chosen]);
+    rl.push_back(reference[rejected]);
+  }
+  const algorithms::DpoResult loss = algorithms::DpoLoss(o.preference, w, l, rw, rl);
+  for (size_t p = 0; p < pairs.size(); ++p) {
+    sums.chosen += loss.chosen_rewards[p];
+    sums.rejected += loss.rejected_rewards[p];
+  }
+  sums.loss = loss.loss;
+  sums.accuracy = loss.accuracy * sums.pairs;
+  sums.Put("dpo", metrics);
+  return metrics;
+} catch (const std::exception& e) {  // LibTorch throws; this is the door
+  return Internal(std::string("trainer: ") + e.what());
+}
+
+}  // namespace tidepool::train

@@ -1,0 +1,77 @@
+#include "core/train/shaping.h"
+
+#include <algorithm>
+
+#include "core/algorithms/group_advantages.h"
+#include "core/algorithms/statistics.h"
+
+namespace tidepool::train {
+namespace {
+
+algorithms::Scope ScopeOf(const std::string& name) {
+  return name == "batch" ? algorithms::Scope::kBatch : name == "group" ? algorithms::Scope::kGroup : algorithms::Scope::kNone;
+}
+
+}  // namespace
+
+ShapingOptions ShapingFromJob(const JobConfig& job) {
+  const RewardShapingConfig& s = job.reward.shaping;
+  ShapingOptions o;
+  o.max_new_tokens = job.rollout.max_new_tokens;
+  o.overlong_buffer = job.algorithm.overlong_buffer_tokens;
+  o.overlong_factor = job.algorithm.overlong_factor;
+  o.truncated = s.truncated;
+  o.repetition_penalty = s.repetition_penalty;
+  o.repetition_ngram = s.repetition_ngram;
+  o.length_penalty = s.length_penalty;
+  o.bias = s.bias;
+  o.scale = s.scale;
+  o.running = s.running;
+  o.normalise = {.mean = ScopeOf(s.mean), .deviation = ScopeOf(s.deviation), .leave_one_out = s.leave_one_out};
+  return o;
+}
+
+std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> rows, algorithms::RunningMoments& moments) {
+  std::vector<double> r;
+  std::vector<int64_t> group;
+  for (const Row& row : rows) {
+    double x = row.reward;
+    if (o.truncated) x = algorithms::TruncatedReward(x, row.truncated, *o.truncated);
+    if (o.overlong_buffer > 0) {
+      x += algorithms::OverlongPenalty(static_cast<double>(row.response.size()), static_cast<double>(o.max_new_tokens), o.overlong_buffer, o.overlong_factor);
+    }
+    if (o.repetition_penalty > 0) {
+      const std::vector<int64_t> ids(row.response.begin(), row.response.end());
+      x += algorithms::RepetitionPenalty(ids, o.repetition_ngram, -o.repetition_penalty);
+    }
+    r.push_back(x);
+    group.push_back(row.gid.value);
+  }
+  if (o.length_penalty > 0) {
+    for (const std::vector<size_t>& members : algorithms::GroupRows(group)) {
+      std::vector<double> rewards;
+      std::vector<int64_t> tokens, turns(members.size(), 1);
+      for (const size_t i : members) {
+        rewards.push_back(r[i]);
+        tokens.push_back(static_cast<int64_t>(rows[i].response.size()));
+      }
+      // Centred by the formula; the mean is put back, for an estimator has a baseline of its own.
+      const double mean = algorithms::Mean(rewards);
+      const std::vector<double> shaped = algorithms::LengthShapedAdvantages(rewards, tokens, tokens, turns, {.w_out = o.length_penalty});
+      for (size_t k = 0; k < members.size(); ++k) r[members[k]] = mean + shaped[k];
+    }
+  }
+  if (o.bias != 0 || o.scale != 1) {
+    for (double& x : r) x = algorithms::ScaleReward(x, o.bias, o.scale);
+  }
+  if (o.running) {
+    for (const double x : r) moments.Add(x);
+    for (double& x : r) x = moments.Normalise(x, o.normalise.eps);
+  }
+  if (o.normalise.mean != algorithms::Scope::kNone || o.normalise.deviation != algorithms::Scope::kNone) {
+    r = algorithms::NormaliseRewards(r, group, o.normalise);
+  }
+  return r;
+}
+
+}  // namespace tidepool::train

@@ -1,0 +1,127 @@
+#pragma once
+// Inside of the trainer, shared by trainer.cc, micro_step.cc and pair_step.cc.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/algorithms/rewards.h"
+#include "core/model/decoder.h"
+#include "core/model/page_buffer.h"
+#include "core/train/scoring.h"
+#include "core/train/step_metrics.h"
+#include "core/train/step_plan.h"
+#include "core/train/trainer.h"
+#include "core/train/value_model.h"
+
+namespace tidepool::train {
+
+class Stopwatch {
+ public:
+  double Lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double s = std::chrono::duration<double>(now - from_).count();
+    from_ = now;
+    return s;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point from_ = std::chrono::steady_clock::now();
+};
+
+// Coefficients that move from step to step; part of the state where one of them does.
+struct Controls {
+  double kl_coef = 0;
+  algorithms::RunningMoments rewards;
+};
+
+// What one step keeps while it runs.
+struct StepContext {
+  const Batch& batch;
+  comm::Collective* group = nullptr;
+  const ProgressCallback& progress;
+  int64_t done = 0, todo = 0;                 // micro-batches
+  std::vector<std::vector<int64_t>> minibatches;          // rows of each update
+  std::vector<std::vector<std::vector<int64_t>>> micros;  // [update][micro-batch]: this rank's rows
+  std::vector<int64_t> mine;                  // this rank's rows
+  TokenSums sums;
+  StepTimes times;
+  int64_t computed = 0;                       // tokens
+};
+
+// Optimizer updates over the batch: micro-batches, gradients of all ranks added up, one update each.
+struct UpdateTarget {
+  model::Gradients& gradients;
+  AdamW& optimizer;
+  double rate = 0;
+  std::function<Status(size_t update)> before;                                             // may be null
+  std::function<Status(const std::vector<int64_t>& micro, size_t update, int64_t epoch)> micro;
+  std::function<bool()> finite;                                                            // of what this rank summed up
+};
+struct UpdatesDone {
+  bool finite = true;
+  int64_t updates = 0;
+  double grad_norm = 0;  // the largest, before clipping
+};
+
+struct TrainerImpl {
+  TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c);
+
+  model::Weights& weights;
+  const TrainerOptions options;
+  const Companions companions;
+  // Of the trained weights; both null in kReward, whose model has its own.
+  std::unique_ptr<model::Decoder> decoder;
+  std::unique_ptr<model::Gradients> gradients;
+  std::unique_ptr<AdamW> optimizer;
+  std::unique_ptr<ValueModel> value;   // kReward: of the trained weights. kPolicy: the critic
+  std::unique_ptr<model::Decoder> reference, teacher;
+  model::PageBuffer controls_memory;
+  Controls* controls = nullptr;        // in controls_memory, or spare
+  Controls spare;
+
+  [[nodiscard]] bool policy() const { return options.objective == Objective::kPolicy; }
+  [[nodiscard]] bool pairs() const { return options.objective == Objective::kPreference || options.objective == Objective::kReward; }
+  [[nodiscard]] AdamW& trained() const { return optimizer != nullptr ? *optimizer : value->optimizer(); }
+  [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
+  [[nodiscard]] ScoringOptions scoring(bool replay) const { return {options.temperature, options.micro_batch_tokens, options.head_rows, replay}; }
+
+  // trainer.cc
+  [[nodiscard]] uint64_t DigestWith(uint64_t weights_digest) const;  // and the critic's
+  Status Split(StepContext& step) const;
+  // Numbers of this rank's rows put in their cells, with those of the other ranks.
+  StatusOr<std::vector<double>> Gather(const StepContext& step, const std::vector<std::vector<float>>& rows, const char* what) const;
+  // replay: `of` is the model that sampled, so tokens go through the experts that were recorded.
+  StatusOr<std::vector<double>> AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what, bool replay = false,
+                                            std::vector<double>* squares = nullptr) const;
+  StatusOr<UpdatesDone> Update(StepContext& step, const UpdateTarget& target) const;
+  Status PreparePolicy(StepContext& step, StepPlan& plan);
+  Status FillWeights(const StepContext& step, StepPlan& plan) const;
+  StatusOr<UpdatesDone> UpdateCritic(StepContext& step, const StepPlan& plan, std::map<std::string, double>& metrics);
+  StatusOr<UpdatesDone> UpdateWeights(StepContext& step, StepPlan& plan);
+  void Adapt(const Batch& batch, double kl);
+
+  // micro_step.cc. One micro-batch: forward, loss, backward. share: of the update's tokens.
+  Status MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, double share, bool first_pass);
+
+  // Logits of the student become the gradient of sum weight(pair) divergence(pair).
+  void DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught, const std::function<double(size_t)>& weight, TokenSums& sums) const;
+
+  // pair_step.cc
+  Status CheckPairs(const StepContext& step) const;
+  StatusOr<UpdatesDone> UpdateRewardModel(StepContext& step);
+};
+
+// Rows of a reward model: the score stands after the last token, so one more is appended that nothing reads.
+std::vector<Row> WithScorePlace(std::span<const Row> rows);
+// Of each pair among rows[places], chosen first. requires CheckPairs.
+std::vector<std::pair<size_t, size_t>> PairsOf(std::span<const Row> rows, std::span<const int64_t> places);
+// Adds up a preference result over pairs.
+struct PairSums {
+  double loss = 0, accuracy = 0, margin = 0, chosen = 0, rejected = 0, pairs = 0;
+  void Put(const char* job, std::map<std::string, double>& metrics) const;
+};
+
+}  // namespace tidepool::train

@@ -1,0 +1,61 @@
+#pragma once
+// A decoder with a value head: v = score . h, a number for the state before each response token. A critic of PPO is one,
+// and a reward model reads the number after the last token. Forward, hand-written backward, AdamW with a state of its own.
+//
+// The head's products are formed in float64 in a fixed order, token by token, so a value depends on its own hidden state
+// alone. Not thread-safe; one thread owns it.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/model/decoder.h"
+#include "core/model/weights.h"
+#include "core/train/batch.h"
+#include "core/train/optimizer.h"
+
+namespace tidepool::train {
+
+struct ValueModelOptions {
+  AdamWOptions optimizer;
+  int64_t micro_batch_tokens = 2048;
+  bool recompute = false;
+  bool deterministic = false;
+};
+
+class ValueModel {
+ public:
+  // `weights` has spec().value_head, outlives this and is updated in place.
+  static StatusOr<std::unique_ptr<ValueModel>> Create(model::Weights& weights, const ValueModelOptions& options);
+
+  // [row][response token]: value of the state before the token; rows not among `places` stay empty.
+  StatusOr<std::vector<std::vector<float>>> Values(std::span<const Row> rows, std::span<const int64_t> places);
+
+  // Forward and backward of the rows rows[micro] (of packing.h): `loss` is given their values [micro.size()][tokens] in the
+  // order of `order` (places in rows) and fills the slopes, which come with zeros. Adds to the gradients.
+  using Loss = std::function<Status(std::span<const int64_t> order, const std::vector<std::vector<double>>& values,
+                                    std::vector<std::vector<double>>& slopes)>;
+  Status MicroStep(std::span<const Row> rows, std::span<const int64_t> micro, const Loss& loss);
+
+  [[nodiscard]] model::Gradients& gradients() { return gradients_; }
+  [[nodiscard]] AdamW& optimizer() { return *optimizer_; }
+  [[nodiscard]] const model::Weights& weights() const { return weights_; }
+  void ReleaseScratch();
+
+ private:
+  ValueModel(model::Weights& weights, const ValueModelOptions& options);
+  [[nodiscard]] std::vector<double> HeadOf(const at::Tensor& hidden, std::span<const int32_t> sources) const;
+
+  model::Weights& weights_;
+  const ValueModelOptions options_;
+  model::Decoder decoder_;
+  model::Gradients gradients_;
+  std::unique_ptr<AdamW> optimizer_;
+  int64_t score_ = -1;  // place of the head among the parameters
+};
+
+}  // namespace tidepool::train

@@ -1,0 +1,46 @@
+#pragma once
+// The cost model of a run as it goes, fitted online to what its workers report: what forecasts and repacking ask.
+//
+//   engine step   t(b) = t0 + c b          b: samples in the batch; from heartbeats
+//   training      T(m) = fixed + work / m  m: slots; from steps
+// Each is a least-squares line whose samples fade with a factor 0.95, so a change of hardware, lengths or load is
+// followed within some tens of samples. Where x has hardly varied, t0 (training: work) takes everything. Pure.
+
+#include <cstdint>
+
+namespace tidepool::scheduler {
+
+class FadingLine {
+ public:
+  // `flat`: with one x only the line is flat (else it goes through the origin).
+  explicit FadingLine(bool flat) : flat_(flat) {}
+  void Add(double x, double y);
+  [[nodiscard]] bool known() const { return n_ > 0; }
+  [[nodiscard]] double intercept() const;  // never negative
+  [[nodiscard]] double slope() const;      // never negative
+  [[nodiscard]] double At(double x) const { return intercept() + slope() * x; }
+
+ private:
+  [[nodiscard]] bool Varied() const;
+  bool flat_;
+  double n_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0;  // fading sums
+};
+
+class LiveCost {
+ public:
+  void EngineStep(int64_t running, double seconds);
+  void TrainStep(int64_t slots, double seconds);
+  void StateCopy(double seconds);
+  // Seconds; 0: nothing was measured yet.
+  [[nodiscard]] double StepSeconds(double running) const { return engine_.known() ? engine_.At(running) : 0; }
+  [[nodiscard]] double TrainSeconds(double slots) const { return train_.known() ? train_.At(1 / slots) : 0; }
+  [[nodiscard]] double train_fixed() const { return train_.known() ? train_.intercept() : 0; }
+  [[nodiscard]] double train_work() const { return train_.known() ? train_.slope() : 0; }
+  [[nodiscard]] double state_copy() const { return state_copy_; }
+
+ private:
+  FadingLine engine_{true}, train_{false};
+  double state_copy_ = 0;
+};
+
+}  // namespace tidepool::scheduler

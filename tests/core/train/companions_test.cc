@@ -1,0 +1,414 @@
+// Critic, reference and teacher in a step: the gradient is that of the defined loss, one result however the work is cut.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "core/algorithms/gae.h"
+#include "core/algorithms/kl.h"
+#include "core/algorithms/value_loss.h"
+#include "core/base/rng.h"
+#include "core/comm/collective.h"
+#include "core/train/trainer.h"
+#include "core/train/value_model.h"
+#include "tests/core/model/reference.h"
+
+namespace tidepool::train {
+namespace {
+
+using model::DType;
+using model::ModelSpec;
+using model::Weights;
+
+std::unique_ptr<Weights> Make(uint64_t seed, bool value_head = false) {
+  ModelSpec spec = model::TinySpec();
+  spec.value_head = value_head;
+  auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();
+  model::Randomize(*w, seed, 0.2);
+  return w;
+}
+
+// Groups of unequal length, cells masked in the middle, one group masked as a whole.
+Batch Unequal(const ModelSpec& spec, int64_t groups, int64_t samples) {
+  Rng rng(77);
+  Batch b;
+  b.step = StepNumber{1};
+  b.version = Version{0, 0};
+  for (int64_t g = 0; g < groups; ++g) {
+    const std::vector<int32_t> prompt = model::RandomIds(rng, 2 + rng.Below(7), spec.vocab_size);
+    for (int64_t s = 0; s < samples; ++s) {
+      Row r;
+      r.tid = {g, 0, static_cast<int32_t>(s)};
+      r.gid = GroupId{g};
+      r.prompt = prompt;
+      r.response = model::RandomIds(rng, 1 + rng.Below(12), spec.vocab_size);
+      r.reward = rng.Normal();
+      r.components = {rng.Normal(), rng.Normal()};
+      r.versions.assign(r.response.size(), b.version);
+      for (size_t t = 0; t < r.response.size(); ++t) {
+        r.loss_mask.push_back(g != 1 && (t == 0 || rng.Chance(0.8)) ? 1 : 0);
+        r.logprobs.push_back(static_cast<float>(-2 - rng.Uniform()));
+      }
+      b.rows.push_back(std::move(r));
+    }
+  }
+  return b;
+}
+
+// A pair of answers each group.
+Batch Pairs(const ModelSpec& spec, int64_t pairs) {
+  Batch b = Unequal(spec, pairs, 2);
+  for (Row& r : b.rows) {
+    r.reward = r.tid.sample;
+    r.loss_mask.clear();
+  }
+  return b;
+}
+
+TrainerOptions OptionsOf(const AlgorithmConfig& c) {
+  TrainerOptions o;
+  o.schedule.peak = o.critic_schedule.peak = 1e-3;
+  o.micro_batch_tokens = 4096;
+  o.loss = algorithms::Resolve(c, 16).value();
+  o.component_weights = {1.0, 0.5};
+  return o;
+}
+TrainerOptions OptionsOf(Objective objective) {
+  TrainerOptions o = OptionsOf(AlgorithmConfig{});
+  o.objective = objective;
+  return o;
+}
+
+struct Models {
+  std::unique_ptr<Weights> policy, critic, reference, teacher;
+  explicit Models(bool value_head = false) : policy(Make(21, value_head)), critic(Make(22, true)), reference(Make(23)), teacher(Make(24)) {}
+  [[nodiscard]] Companions companions() const { return {.reference = reference.get(), .teacher = teacher.get(), .critic = critic.get()}; }
+};
+
+struct Outcome {
+  std::vector<float> policy, critic;
+  std::map<std::string, double> metrics;
+};
+std::vector<float> Floats(const Weights& w) {
+  const auto* p = reinterpret_cast<const float*>(w.bytes().data());
+  return {p, p + w.elements()};
+}
+
+// Three steps on `ranks` ranks; owner[group] computes it.
+Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1, const std::vector<int>& owner = {}) {
+  const auto store = std::filesystem::temp_directory_path() / ("tidepool-companions-" + std::to_string(std::random_device()()));
+  std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      std::unique_ptr<comm::Collective> group;
+      Batch mine = batch;
+      if (ranks > 1) {
+        group = std::move(comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks})).value();
+        for (const Row& r : batch.rows) mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
+      }
+      const Models models(o.objective == Objective::kReward);
+      auto trainer = std::move(Trainer::Create(*models.policy, o, models.companions())).value();
+      Outcome& out = outcomes[static_cast<size_t>(rank)];
+      for (int64_t step = 1; step <= 3; ++step) {
+        mine.step = StepNumber{step};
+        const auto result = trainer->Step(mine, nullptr, group.get());
+        ASSERT_TRUE(result.ok()) << result.status().ToString();
+        ASSERT_TRUE(result->finite);
+        out.metrics = result->metrics;
+      }
+      out.policy = Floats(*models.policy);
+      out.critic = Floats(*models.critic);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const Outcome& other : outcomes) {
+    EXPECT_EQ(other.policy, outcomes[0].policy);
+    EXPECT_EQ(other.critic, outcomes[0].critic);
+  }
+  std::filesystem::remove(store);
+  return outcomes[0];
+}
+
+void ExpectNear(const Outcome& a, const Outcome& b) {
+  double moved = 0, apart = 0;
+  const std::vector<float> start = Floats(*Make(21, a.policy.size() != Floats(*Make(21)).size()));
+  for (size_t i = 0; i < a.policy.size(); ++i) {
+    moved = std::max<double>(moved, std::fabs(a.policy[i] - start[i]));
+    apart = std::max<double>(apart, std::fabs(a.policy[i] - b.policy[i]));
+  }
+  EXPECT_GT(moved, 1e-4);
+  EXPECT_LT(apart, 0.1 * moved);  // Adam divides by gradients that may be almost nothing
+  double sum = 0, difference = 0;
+  for (size_t i = 0; i < a.policy.size(); ++i) {
+    sum += std::fabs(a.policy[i] - start[i]);
+    difference += std::fabs(a.policy[i] - b.policy[i]);
+  }
+  EXPECT_LT(difference, 2e-3 * sum);
+  for (size_t i = 0; i < a.critic.size(); ++i) EXPECT_NEAR(a.critic[i], b.critic[i], 5e-4);
+  for (const char* name : {"critic/vf_loss", "critic/vf_explained_var", "ref/kl", "actor/pg_loss", "dpo/loss", "reward_model/loss", "distill/loss", "dpo/accuracy"}) {
+    if (!a.metrics.contains(name)) continue;
+    EXPECT_NEAR(a.metrics.at(name), b.metrics.at(name), 2e-3 * (1 + std::fabs(a.metrics.at(name)))) << name;
+  }
+}
+
+std::vector<std::pair<std::string, TrainerOptions>> Cases() {
+  std::vector<std::pair<std::string, TrainerOptions>> cases;
+  AlgorithmConfig ppo;
+  ppo.name = "ppo";
+  ppo.options = {{"advantage_gamma", "0.95"}, {"advantage_lambda", "0.9"}};
+  ppo.kl = {.coef = 0.05, .place = "reward", .estimator = "k1", .target = 0.1};
+  cases.emplace_back("ppo with kl in the reward", OptionsOf(ppo));
+  AlgorithmConfig grpo;
+  grpo.kl.coef = 0.1;
+  cases.emplace_back("grpo with kl in the loss", OptionsOf(grpo));
+  AlgorithmConfig distilled;
+  distilled.name = "on_policy_distill";
+  distilled.teacher = "anything";
+  cases.emplace_back("on-policy distillation", OptionsOf(distilled));
+  for (const char* name : {"otb", "gdpo", "remax", "vapo"}) {
+    AlgorithmConfig c;
+    c.name = name;
+    cases.emplace_back(name, OptionsOf(c));
+  }
+  AlgorithmConfig masked;
+  masked.m2po = 0.5;
+  masked.reject = "token_ratio";
+  masked.reject_low = 0.1;
+  masked.reject_high = 10;
+  masked.opsm = 0.2;
+  cases.emplace_back("m2po, rejection, opsm", OptionsOf(masked));
+  for (const bool twice : {false, true}) {
+    TrainerOptions o = cases[0].second;
+    o.epochs = 2;
+    o.minibatches = twice ? 2 : 1;
+    cases.emplace_back("ppo, several updates", o);
+  }
+  return cases;
+}
+
+TEST(CompanionsTest, OneResultHoweverTheWorkIsCut) {
+  const Batch batch = Unequal(model::TinySpec(), 5, 3);
+  for (auto [name, o] : Cases()) {
+    SCOPED_TRACE(name);
+    const Outcome whole = Train(o, batch);
+    o.micro_batch_tokens = 24;
+    o.head_rows = 3;
+    ExpectNear(whole, Train(o, batch));
+    ExpectNear(whole, Train(o, batch, 2, {0, 1, 1, 0, 1}));
+    ExpectNear(whole, Train(o, batch, 2, {0, 0, 0, 0, 0}));  // a rank without work takes part
+  }
+}
+
+TEST(CompanionsTest, JobsOnPairsAndDistillationToo) {
+  for (const Objective objective : {Objective::kPreference, Objective::kReward, Objective::kDistill}) {
+    SCOPED_TRACE(static_cast<int>(objective));
+    const Batch batch = objective == Objective::kDistill ? Unequal(model::TinySpec(), 5, 1) : Pairs(model::TinySpec(), 5);
+    TrainerOptions o = OptionsOf(objective);
+    const Outcome whole = Train(o, batch);
+    o.micro_batch_tokens = 48;
+    o.head_rows = 3;
+    ExpectNear(whole, Train(o, batch));
+    ExpectNear(whole, Train(o, batch, 2, {0, 1, 1, 0, 1}));
+  }
+}
+
+// m after the first update is 0.1 g: the critic's gradient against central differences of the value loss itself.
+TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
+  Batch batch = Unequal(model::TinySpec(), 3, 2);
+  for (Row& r : batch.rows) r.reward *= 30;
+  AlgorithmConfig c;
+  c.name = "ppo";
+  c.critic.clip = 0;
+  TrainerOptions o = OptionsOf(c);
+  o.optimizer.max_grad_norm = 0;
+  o.loss.advantage_options = algorithms::Options::Make(o.loss.advantage->options, {{"whiten", std::string("none")}}, true).value();
+  const Models models;
+  const auto start = Make(22, true);
+  auto trainer = std::move(Trainer::Create(*models.policy, o, models.companions())).value();
+  const auto result = trainer->Step(batch);
+  ASSERT_TRUE(result.ok()) << result.status().ToString();
+  std::vector<float> gradient;
+  for (const NamedBytes& part : trainer->State()) {
+    if (part.name != "critic.m") continue;
+    const auto* m = reinterpret_cast<const float*>(part.bytes.data());
+    for (int64_t i = 0; i < start->elements(); ++i) gradient.push_back(m[i] * 10);
+  }
+  ASSERT_FALSE(gradient.empty());
+
+  std::vector<int64_t> all;
+  for (size_t i = 0; i < batch.rows.size(); ++i) all.push_back(static_cast<int64_t>(i));
+  algorithms::Cells cells;
+  std::vector<double> rewards;
+  for (const Row& r : batch.rows) {
+    cells.mask.insert(cells.mask.end(), r.loss_mask.begin(), r.loss_mask.end());
+    cells.begin.push_back(static_cast<int64_t>(cells.mask.size()));
+    rewards.push_back(r.reward);
+  }
+  auto model = std::move(ValueModel::Create(*start, {})).value();
+  const auto values = [&] {
+    std::vector<double> flat;
+    for (const auto& row : model->Values(batch.rows, all).value()) flat.insert(flat.end(), row.begin(), row.end());
+    return flat;
+  };
+  const std::vector<double> targets =
+      algorithms::TokenGae(algorithms::OutcomeTokenRewards(rewards, {}, 0, cells), values(), {}, 1, 1, nullptr, cells).returns;
+  const auto loss = [&] {
+    return algorithms::ValueLoss({}, values(), {}, targets, cells, algorithms::AggregationWeights({}, cells).value()).loss;
+  };
+  EXPECT_NEAR(result->metrics.at("critic/vf_loss"), loss(), 1e-5);
+  auto* p = reinterpret_cast<float*>(start->bytes().data());
+  Rng rng(5);
+  int checked = 0;
+  for (const model::Parameter& parameter : start->layout()) {
+    for (const bool largest : {true, false}) {
+      int64_t i = parameter.offset + static_cast<int64_t>(rng.Below(static_cast<uint64_t>(parameter.numel())));
+      for (int64_t k = parameter.offset; largest && k < parameter.offset + parameter.numel(); ++k) {
+        if (std::fabs(gradient[static_cast<size_t>(k)]) > std::fabs(gradient[static_cast<size_t>(i)])) i = k;
+      }
+      const float kept = p[i];
+      const float h = 4e-3F;
+      p[i] = kept + h;
+      const double up = loss();
+      p[i] = kept - h;
+      const double down = loss();
+      p[i] = kept;
+      const double numeric = (up - down) / (2 * double{h});
+      EXPECT_NEAR(gradient[static_cast<size_t>(i)], numeric, 5e-3 + 0.02 * std::fabs(numeric)) << parameter.name;
+      checked += std::fabs(numeric) > 0.02 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(checked, 5);
+}
+
+TEST(CompanionsTest, StateRoundTripContinuesBitForBit) {
+  Batch batch = Unequal(model::TinySpec(), 4, 3);
+  AlgorithmConfig c;
+  c.name = "ppo";
+  c.kl = {.coef = 0.05, .place = "reward", .estimator = "k1", .target = 0.01, .horizon = 100};
+  TrainerOptions o = OptionsOf(c);
+  o.shaping.running = true;
+  const Models a, b;
+  auto first = std::move(Trainer::Create(*a.policy, o, a.companions())).value();
+  auto second = std::move(Trainer::Create(*b.policy, o, b.companions())).value();
+  ASSERT_TRUE(first->Step(batch).ok());
+  ASSERT_TRUE(second->LoadState(first->State()).ok());
+  EXPECT_EQ(first->Digest(), second->Digest());
+  EXPECT_EQ(first->updates(), 2);
+  batch.step = StepNumber{2};
+  const auto x = first->Step(batch), y = second->Step(batch);
+  ASSERT_TRUE(x.ok() && y.ok());
+  EXPECT_EQ(x->digest, y->digest);
+  EXPECT_EQ(first->Digest(), second->Digest());
+  EXPECT_EQ(x->metrics.at("actor/kl_coef"), y->metrics.at("actor/kl_coef"));
+  EXPECT_NE(x->metrics.at("actor/kl_coef"), 0.05);
+}
+
+TEST(CompanionsTest, WarmUpTrainsTheCriticAlone) {
+  Batch batch = Unequal(model::TinySpec(), 4, 3);
+  AlgorithmConfig c;
+  c.name = "ppo";
+  TrainerOptions o = OptionsOf(c);
+  o.critic_warmup_steps = 1;
+  const Models m;
+  auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+  ASSERT_TRUE(trainer->Step(batch).ok());
+  EXPECT_EQ(Floats(*m.policy), Floats(*Make(21)));
+  EXPECT_NE(Floats(*m.critic), Floats(*Make(22, true)));
+  batch.step = StepNumber{2};
+  ASSERT_TRUE(trainer->Step(batch).ok());
+  EXPECT_NE(Floats(*m.policy), Floats(*Make(21)));
+}
+
+TEST(CompanionsTest, AMissingOrUnfitModelIsRefusedByName) {
+  AlgorithmConfig c;
+  c.name = "ppo";
+  c.kl.coef = 0.1;
+  const Models m;
+  const auto no_critic = Trainer::Create(*m.policy, OptionsOf(c), {.reference = m.reference.get()});
+  EXPECT_NE(no_critic.status().message().find("a critic model is needed"), std::string::npos);
+  const auto headless = Trainer::Create(*m.policy, OptionsOf(c), {.reference = m.reference.get(), .critic = m.teacher.get()});
+  EXPECT_NE(headless.status().message().find("no value head"), std::string::npos);
+  const auto reward = Trainer::Create(*m.policy, OptionsOf(Objective::kReward));
+  EXPECT_NE(reward.status().message().find("a reward model has a value head"), std::string::npos);
+}
+
+TEST(CompanionsTest, PairsThatAreNoPairsAreRefused) {
+  Batch batch = Pairs(model::TinySpec(), 3);
+  const Models m;
+  auto trainer = std::move(Trainer::Create(*m.policy, OptionsOf(Objective::kPreference), m.companions())).value();
+  batch.rows.pop_back();
+  EXPECT_NE(trainer->Step(batch).status().message().find("a pair has two answers, found 1"), std::string::npos);
+}
+
+// Separable pairs: the loss of each kind falls to where it is known to end, and held-out pairs are ranked as well.
+TEST(CompanionsTest, PreferencesAreLearned) {
+  Rng rng(3);
+  const ModelSpec spec = model::TinySpec();
+  const auto make = [&](int64_t from, int64_t n) {
+    Batch b;
+    b.version = Version{0, 0};
+    for (int64_t g = from; g < from + n; ++g) {
+      const auto prompt = model::RandomIds(rng, 3, spec.vocab_size);
+      for (int32_t s = 0; s < 2; ++s) {
+        Row r;
+        r.tid = {g, 0, s};
+        r.gid = GroupId{g};
+        r.prompt = prompt;
+        r.response = {s == 0 ? 5 : 6, static_cast<int32_t>(rng.Below(static_cast<uint64_t>(spec.vocab_size)))};
+        r.reward = s == 0 ? 1 : 0;
+        b.rows.push_back(std::move(r));
+      }
+    }
+    return b;
+  };
+  Batch batch = make(0, 96);
+  const Batch held_out = make(100, 32);
+  for (const Objective objective : {Objective::kPreference, Objective::kReward}) {
+    const Models m(objective == Objective::kReward);
+    TrainerOptions o = OptionsOf(objective);
+    o.schedule.peak = 1e-2;
+    auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+    for (int64_t step = 1; step <= 40; ++step) {
+      batch.step = StepNumber{step};
+      ASSERT_TRUE(trainer->Step(batch).ok());
+    }
+    const auto found = trainer->Evaluate(held_out.rows);
+    ASSERT_TRUE(found.ok()) << found.status().ToString();
+    const std::string job = objective == Objective::kReward ? "reward_model" : "dpo";
+    EXPECT_GE(found->at(job + "/accuracy"), 0.95);
+    EXPECT_LT(found->at(job + "/loss"), 0.3);
+  }
+}
+
+// A student of the teacher's own size comes to a divergence of almost nothing, whichever it minimises.
+TEST(CompanionsTest, AStudentComesToItsTeacher) {
+  Batch batch = Unequal(model::TinySpec(), 6, 1);
+  for (Row& r : batch.rows) r.loss_mask.clear();
+  for (const auto divergence : {algorithms::Divergence::kMixed, algorithms::Divergence::kJsd}) {
+    const Models m;
+    TrainerOptions o = OptionsOf(Objective::kDistill);
+    o.schedule.peak = 1e-2;
+    o.distill = {.divergence = divergence, .weight = 0.5};
+    auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
+    double first = 0, last = 0;
+    for (int64_t step = 1; step <= 60; ++step) {
+      batch.step = StepNumber{step};
+      const auto result = trainer->Step(batch);
+      ASSERT_TRUE(result.ok()) << result.status().ToString();
+      last = result->metrics.at("distill/loss");
+      if (step == 1) first = last;
+    }
+    EXPECT_LT(last, 0.1 * first);
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::train

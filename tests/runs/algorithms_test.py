@@ -1,0 +1,91 @@
+"""Further models and kinds of job in complete runs of the real binaries: critic, reference, pairs, a teacher."""
+import json
+import unittest
+
+from harness import RunTest, kill
+
+
+class AlgorithmsTest(RunTest):
+    def values(self, name, run="run"):
+        return {step: row[name] for step, row in self.metrics(run).items() if name in row}
+
+    def test_ppo_with_a_critic_killed_at_any_time_ends_with_the_same_bits(self):
+        steps = "train.steps=60"
+        self.assert_done(self.train("configs/test/ppo.yaml", steps, run="whole"))
+        rows = self.metrics("whole")
+        self.assertEqual(rows[1]["actor/updates"], 0, "the first step warms the critic up")
+        self.assertEqual(rows[2]["actor/updates"], 1)
+        for name in ["critic/vf_loss", "critic/values/mean", "critic/vf_explained_var", "ref/kl", "actor/kl_coef"]:
+            self.assertIn(name, rows[60])
+        self.assertNotEqual(rows[60]["actor/kl_coef"], rows[1]["actor/kl_coef"])
+        # The worker is killed, later the controller; the run is resumed from what the journal says.
+        run = self.start("configs/test/ppo.yaml", steps, run="cut")
+        self.wait_step(3, run, run="cut")
+        kill(self.worker_pid(0, run, run="cut"))
+        self.wait_step(7, run, run="cut")
+        kill(run.pid)
+        run.communicate()
+        self.assert_done(self.train("configs/test/ppo.yaml", steps, "--resume", run="cut"))
+        self.assert_checked("cut")
+        self.assertEqual(self.digests("cut"), self.digests("whole"))
+
+    def test_ppo_trains_on_two_slots_and_a_newcomer_has_the_critic_too(self):
+        overrides = ["scheduler.placement=split", "cluster.slots=3", "scheduler.actor_slots=2", "cluster.threads_per_slot=1", "train.steps=30"]
+        run = self.start("configs/test/ppo.yaml", *overrides)
+        self.wait_step(2, run)
+        kill(self.worker_pid(1, run))
+        self.finish(run)
+        self.assert_checked()
+        self.assertEqual(self.summary()["steps"], 30)
+
+    def test_samples_of_every_kind_of_algorithm(self):
+        for name, overrides in {
+            "grpo_kl": ["algorithm.kl.coef=0.05"],
+            "remax": ["algorithm.name=remax"],
+            "gdpo": ["algorithm.name=gdpo"],
+            "otb_m2po": ["algorithm.name=otb", "algorithm.m2po=0.1", "algorithm.opsm=0.5"],
+        }.items():
+            with self.subTest(name=name):
+                self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=2", *overrides, run=name))
+                self.assert_checked(name)
+                self.assertEqual(self.metrics(name)[2]["actor/updates"], 1)
+
+    def test_pairs_are_learned_and_judged(self):
+        for job in ["dpo", "reward_model"]:
+            with self.subTest(job=job):
+                config = f"configs/test/{job}.yaml"
+                self.assert_done(self.train(config, "train.steps=6", "deterministic=true", run=job))
+                self.assert_checked(job)
+                rows = self.metrics(job)
+                self.assertAlmostEqual(rows[1][f"{job}/loss"], 0.6931, places=3, msg="log 2: nothing is known yet")
+                self.assertIn(f"eval/{job}/accuracy/before", rows[1])
+                self.assertIn(f"eval/{job}/accuracy", rows[6])
+                run = self.start(config, "train.steps=6", "deterministic=true", run=job + "-cut")
+                self.wait_step(2, run, run=job + "-cut")
+                kill(run.pid)
+                run.communicate()
+                self.assert_done(self.train(config, "train.steps=6", "deterministic=true", "--resume", run=job + "-cut"))
+                self.assertEqual(self.digests(job + "-cut"), self.digests(job))
+        self.assertEqual(json.loads(self.path("final", "config.json", run="reward_model").read_text())["architectures"], ["LlamaForSequenceClassification"])
+
+    def test_a_row_that_is_no_pair_is_named(self):
+        data = self.dir / "pairs.jsonl"
+        rows = [{"prompt": "ab=", "chosen": "ba", "rejected": "ab"} for _ in range(3)] + [{"prompt": "ab=", "chosen": "ba"}]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        result = self.train("configs/test/dpo.yaml", "data.task=null", "data.length=null", "data.letters=null", "data.size=null", "data.held_out=null",
+                            f"data.path={data}", run="bad")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("pairs.jsonl:4: no rejected", result.stderr)
+
+    def test_a_student_comes_nearer_to_its_teacher(self):
+        self.assert_done(self.train("configs/test/sft.yaml", "train.steps=30", run="teacher"))
+        teacher = self.path("final", run="teacher")
+        self.assert_done(self.train("configs/test/distill.yaml", f"distill.teacher={teacher}", "train.steps=12"))
+        self.assert_checked()
+        loss = self.values("distill/loss")
+        self.assertLess(loss[12], 0.9 * loss[1])
+        self.assertIn("eval/accuracy", self.metrics()[12])
+
+
+if __name__ == "__main__":
+    unittest.main()
