@@ -911,7 +911,10 @@ class ControllerProcess {
     std::map<std::string, double> more;
     if (fragments_ != nullptr) {
       const ReturnSummary r = fragments_->TakeReturns();
-      more = {{"eval/return/mean", r.mean}, {"eval/return/std", r.deviation}, {"eval/return/low", r.low}, {"eval/return/high", r.high}};
+      more["eval/return/mean"] = r.mean;
+      more["eval/return/std"] = r.deviation;
+      more["eval/return/low"] = r.low;
+      more["eval/return/high"] = r.high;
       if (c.step.value == 0) result_returns_.first = r;
       result_returns_.second = r;
     }

@@ -157,6 +157,8 @@ Status DeviceRoles::MakeTrainer() {
 
 std::vector<train::NamedBytes> DeviceRoles::TrainerState() const { return policy_trainer_ != nullptr ? policy_trainer_->State() : trainer_->State(); }
 
+uint64_t DeviceRoles::TrainerDigest() const { return policy_trainer_ != nullptr ? weights_->Digest() : trainer_->Digest(); }
+
 Status DeviceRoles::InitState() {
   trainer_.reset();
   policy_trainer_.reset();
@@ -192,7 +194,7 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
   owns_state_ = true;
   digest_ = weights_->Digest();
-  if ((policy_trainer_ != nullptr ? digest_ : trainer_->Digest()) != tag.digest) return DataLoss("the recovery copy of step " + std::to_string(step.value) + " has another digest than when it was written");
+  if (TrainerDigest() != tag.digest) return DataLoss("the recovery copy of step " + std::to_string(step.value) + " has another digest than when it was written");
   return OkStatus();
 }
 
@@ -324,6 +326,28 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
   });
 }
 
+// Weights that were written from outside reach the player with UseVersion.
+StatusOr<TrainOutcome> DeviceRoles::TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
+                                                comm::Collective* group, const std::vector<int64_t>& groups) {
+  std::vector<policy::FragmentRow> batch;
+  for (const BatchRow& in : rows) {
+    auto fragment = policy::DecodeFragment(in.response.fragment);
+    if (!fragment.ok()) return InvalidArgument("row " + ToString(in.tid) + ": " + fragment.status().message());
+    policy::FragmentRow row{.tid = in.tid, .version = {}, .masked = false, .mine = true, .fragment = std::move(*fragment)};
+    if (!in.response.versions.empty()) row.version = in.response.versions.front().first;
+    row.masked = !in.loss_mask.empty() && in.loss_mask.front() == 0;  // a fragment is of one version
+    row.mine = group == nullptr || std::find(groups.begin(), groups.end(), in.gid.value) != groups.end();
+    batch.push_back(std::move(row));
+  }
+  return Caught("train", [&]() -> StatusOr<TrainOutcome> {
+    TP_ASSIGN_OR_RETURN(train::StepResult result, policy_trainer_->Step(step, version, batch, [&](const train::StepProgress& p) {
+      return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
+    }, group));
+    digest_ = result.digest;
+    return TrainOutcome{result.finite, result.digest, {result.metrics.begin(), result.metrics.end()}};
+  });
+}
+
 // Every rank judges them for itself: all come to the same, and none waits for another.
 Status DeviceRoles::EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics) {
   const EvalConfig& e = config_.eval;
@@ -354,28 +378,6 @@ Status DeviceRoles::EvaluatePairs(StepNumber step, bool before, std::map<std::st
   return OkStatus();
 }
 
-// Weights that were written from outside reach the player with UseVersion.
-StatusOr<TrainOutcome> DeviceRoles::TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
-                                                comm::Collective* group, const std::vector<int64_t>& groups) {
-  std::vector<policy::FragmentRow> batch;
-  for (const BatchRow& in : rows) {
-    auto fragment = policy::DecodeFragment(in.response.fragment);
-    if (!fragment.ok()) return InvalidArgument("row " + ToString(in.tid) + ": " + fragment.status().message());
-    policy::FragmentRow row{.tid = in.tid, .version = {}, .masked = false, .mine = true, .fragment = std::move(*fragment)};
-    if (!in.response.versions.empty()) row.version = in.response.versions.front().first;
-    row.masked = !in.loss_mask.empty() && in.loss_mask.front() == 0;  // a fragment is of one version
-    row.mine = group == nullptr || std::find(groups.begin(), groups.end(), in.gid.value) != groups.end();
-    batch.push_back(std::move(row));
-  }
-  return Caught("train", [&]() -> StatusOr<TrainOutcome> {
-    TP_ASSIGN_OR_RETURN(train::StepResult result, policy_trainer_->Step(step, version, batch, [&](const train::StepProgress& p) {
-      return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
-    }, group));
-    digest_ = result.digest;
-    return TrainOutcome{result.finite, result.digest, {result.metrics.begin(), result.metrics.end()}};
-  });
-}
-
 Status DeviceRoles::PublishToSharedMemory(Version version, uint64_t digest) {
   return published_.Write({version.number, version.lineage, digest, 0}, {std::as_const(*weights_).bytes()});
 }
@@ -389,7 +391,7 @@ Status DeviceRoles::CopyRecovery(StepNumber step) {
   TP_RETURN_IF_ERROR(MakeTrainer());
   std::vector<std::span<const std::byte>> parts;
   for (const train::NamedBytes& part : TrainerState()) parts.emplace_back(part.bytes);
-  return recovery_.Write({step.value, version_.lineage, policy_trainer_ != nullptr ? digest_ : trainer_->Digest(), 0}, parts);
+  return recovery_.Write({step.value, version_.lineage, TrainerDigest(), 0}, parts);
 }
 
 StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir) const {

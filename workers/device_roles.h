@@ -79,13 +79,14 @@ class DeviceRoles {
  private:
   Status MakeWeights(bool read_tensors);
   Status MakeTrainer();
+  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer, as the next one
+  [[nodiscard]] uint64_t TrainerDigest() const;
+  StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
+                                     comm::Collective* group, const std::vector<int64_t>& groups);
   // A model of its own from a folder; "" is what the run starts from.
   StatusOr<std::unique_ptr<model::Weights>> ReadModel(const std::string& key, const std::string& folder) const;
   // Held-out pairs, judged by the trainer: into the step's metrics.
   Status EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics);
-  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer
-  StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
-                                     comm::Collective* group, const std::vector<int64_t>& groups);
 
   JobConfig config_;
   std::string model_dir_;

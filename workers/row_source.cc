@@ -31,6 +31,7 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
+  if (config.model.init) source->max_positions_ = config.model.init->max_position;
   if (!config.model.policy.empty()) {
     const EnvironmentConfig& e = config.environment;
     std::string text = e.name + " " + std::to_string(e.instances) + " " + std::to_string(e.max_episode_steps) + " " + std::to_string(e.held_out) + " " +
@@ -39,7 +40,6 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
     source->fragments_ = {.size = int64_t{1} << 40, .held_out = e.held_out, .environment = e.name, .identity = Sha256Hex(text).substr(0, 16)};
     return source;
   }
-  if (config.model.init) source->max_positions_ = config.model.init->max_position;
   if (config.job == "rl" && !config.environment.name.empty()) {
     TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
     source->episodes_ = std::move(episodes);
