@@ -373,8 +373,8 @@ TEST(CompanionsTest, PreferencesAreLearned) {
     }
     return b;
   };
-  Batch batch = make(0, 96);
-  const Batch held_out = make(100, 32);
+  Batch batch = make(0, 256);
+  const Batch held_out = make(300, 64);
   for (const Objective objective : {Objective::kPreference, Objective::kReward}) {
     const Models m(objective == Objective::kReward);
     TrainerOptions o = OptionsOf(objective);
