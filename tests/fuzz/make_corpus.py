@@ -50,30 +50,36 @@ def tokenizers():
                               "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [19], "tokens": ["<s>"]}}}, "added_tokens": added}
 
 
-def gguf():
+def gguf(arch="llama"):
     def text(s):
         return struct.pack("<Q", len(s.encode())) + s.encode()
 
-    values = [("general.architecture", 8, text("llama")), ("general.alignment", 4, struct.pack("<I", 32)), ("llama.block_count", 4, struct.pack("<I", 1)),
-              ("llama.embedding_length", 4, struct.pack("<I", 32)), ("llama.feed_forward_length", 4, struct.pack("<I", 32)),
-              ("llama.attention.head_count", 4, struct.pack("<I", 2)), ("llama.attention.head_count_kv", 4, struct.pack("<I", 1)),
-              ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)), ("llama.context_length", 4, struct.pack("<I", 64)),
-              ("llama.rope.freq_base", 6, struct.pack("<f", 10000.0)), ("llama.vocab_size", 4, struct.pack("<I", 4)),
+    values = [("general.architecture", 8, text(arch)), ("general.alignment", 4, struct.pack("<I", 32)), (f"{arch}.block_count", 4, struct.pack("<I", 1)),
+              (f"{arch}.embedding_length", 4, struct.pack("<I", 32)), (f"{arch}.feed_forward_length", 4, struct.pack("<I", 32)),
+              (f"{arch}.attention.head_count", 4, struct.pack("<I", 2)), (f"{arch}.attention.head_count_kv", 4, struct.pack("<I", 1)),
+              (f"{arch}.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)), (f"{arch}.context_length", 4, struct.pack("<I", 64)),
+              (f"{arch}.rope.freq_base", 6, struct.pack("<f", 10000.0)), (f"{arch}.vocab_size", 4, struct.pack("<I", 4)),
               ("tokenizer.ggml.model", 8, text("gpt2")), ("tokenizer.ggml.pre", 8, text("smollm")),
               ("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 4) + b"".join(text(t) for t in ["a", "b", "ab", "<s>"])),
               ("tokenizer.ggml.merges", 9, struct.pack("<IQ", 8, 1) + text("a b")),
               ("tokenizer.ggml.token_type", 9, struct.pack("<IQ", 5, 4) + struct.pack("<4i", 1, 1, 1, 3)), ("tokenizer.ggml.bos_token_id", 4, struct.pack("<I", 3))]
+    if arch == "qwen3moe":
+        values += [(f"{arch}.expert_count", 4, struct.pack("<I", 3)), (f"{arch}.expert_used_count", 4, struct.pack("<I", 2))]
     d = 32
     shapes = {"token_embd.weight": [d, 4], "output_norm.weight": [d]}
     for name, shape in {"attn_norm": [d], "attn_q": [d, d], "attn_k": [d, 16], "attn_v": [d, 16], "attn_output": [d, d], "ffn_norm": [d], "ffn_gate": [d, d],
                         "ffn_up": [d, d], "ffn_down": [d, d]}.items():
         shapes[f"blk.0.{name}.weight"] = shape
+    if arch == "qwen3moe":
+        for name in ("ffn_gate", "ffn_up", "ffn_down"):
+            del shapes[f"blk.0.{name}.weight"]
+        shapes |= {"blk.0.ffn_gate_inp.weight": [d, 3], "blk.0.ffn_gate_exps.weight": [d, d, 3], "blk.0.ffn_up_exps.weight": [d, d, 3], "blk.0.ffn_down_exps.weight": [d, d, 3]}
     infos, data = b"", b""
     for name, shape in shapes.items():
         count = 1
         for n in shape:
             count *= n
-        kind, size = (8, count // 32 * 34) if len(shape) == 2 else (0, count * 4)
+        kind, size = (8, count // 32 * 34) if len(shape) > 1 else (0, count * 4)
         infos += text(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape) + struct.pack("<IQ", kind, len(data))
         data += bytes(size) + bytes(-size % 32)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(values)) + b"".join(text(k) + struct.pack("<I", t) + v for k, t, v in values) + infos
@@ -111,6 +117,7 @@ def main():
     seed("tokenizer_config", "text", json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ bos_token }}{{ messages[0].content }}"}))
     seed("tokenizer_config", "list", json.dumps({"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "{{ tools|tojson }}"}]}))
     seed("gguf", "llama", gguf())
+    seed("gguf", "qwen3moe", gguf("qwen3moe"))
     seed("jsonl", "rl", '{"prompt": "1+1", "answer": 2, "extra": {"a": [1]}}\n\n{"prompt": [{"role": "user", "content": "x"}], "answer": "y"}\nbad\n')
     seed("jsonl", "sft", '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n')
     for i, answer in enumerate(["<answer>(1+2)*3</answer>", "so 1,024.50 it is", "#### 42", "[1, '2', 3.0]", "-12e3", "S.#\n.G"]):

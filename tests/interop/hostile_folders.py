@@ -127,7 +127,8 @@ def make_base(name, rng, folder):
 def reference_logits(folder, ids):
     """None where the reference refuses, or makes up weights that the folder has not."""
     try:
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                                                                experts_implementation="eager", output_loading_info=True)
         missing = info["missing_keys"] or info.get("mismatched_keys")
         return None if missing else model.eval()(torch.tensor([ids])).logits[0].double().numpy()
     except BaseException as error:  # noqa: BLE001: whatever it dies of

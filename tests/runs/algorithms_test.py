@@ -46,7 +46,7 @@ class AlgorithmsTest(RunTest):
             "otb_m2po": ["algorithm.name=otb", "algorithm.m2po=0.1", "algorithm.opsm=0.5"],
         }.items():
             with self.subTest(name=name):
-                self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=2", *overrides, run=name))
+                self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=2", "cluster.threads_per_slot=1", *overrides, run=name))
                 self.assert_checked(name)
                 self.assertEqual(self.metrics(name)[2]["actor/updates"], 1)
 
@@ -78,7 +78,7 @@ class AlgorithmsTest(RunTest):
         self.assertIn("pairs.jsonl:4: no rejected", result.stderr)
 
     def test_a_student_comes_nearer_to_its_teacher(self):
-        self.assert_done(self.train("configs/test/sft.yaml", "train.steps=30", run="teacher"))
+        self.assert_done(self.train("configs/test/sft.yaml", "train.steps=30", "cluster.threads_per_slot=1", run="teacher"))
         teacher = self.path("final", run="teacher")
         self.assert_done(self.train("configs/test/distill.yaml", f"distill.teacher={teacher}", "train.steps=12"))
         self.assert_checked()

@@ -138,6 +138,7 @@ TEST_F(HuggingFaceTest, AValueHeadIsAModelForSequenceClassification) {
     EXPECT_EQ((*scores)->Get("score").abs().sum().item<float>(), 0);
     EXPECT_EQ((*scores)->layout().back().name, "score");
     Randomize(**scores, 4, 0.1);
+    (*scores)->Get("score").fill_(0.25);
     const std::string a = Folder(family + "_score");
     ASSERT_EQ(SaveHuggingFace(**scores, a), OkStatus());
     EXPECT_NE(Read(a + "/config.json").find("ForSequenceClassification"), std::string::npos);

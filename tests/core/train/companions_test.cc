@@ -31,6 +31,10 @@ std::unique_ptr<Weights> Make(uint64_t seed, bool value_head = false) {
   spec.value_head = value_head;
   auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();
   model::Randomize(*w, seed, 0.2);
+  if (!value_head) return w;
+  Rng rng(seed);  // a head starts at zero, and nothing would reach the blocks
+  const at::Tensor score = w->Get("score");
+  for (int64_t i = 0; i < score.numel(); ++i) score.mutable_data_ptr<float>()[i] = static_cast<float>(0.3 * rng.Normal());
   return w;
 }
 
