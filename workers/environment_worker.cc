@@ -131,6 +131,7 @@ class EnvironmentWorker {
     }
     // A finished episode that is played again for its reward has had its turns.
     double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment.latency, config_.seed, step.tid, step.turn) : 0;
+    if (!config_.cluster.pace.empty()) takes *= config_.cluster.pace_scale;  // modelled time, as the slots'
     if (takes > step.timeout_s) {
       takes = step.timeout_s;
       out.outcome = GradeOutcome::kInfra;
