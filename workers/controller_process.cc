@@ -915,8 +915,7 @@ class ControllerProcess {
       more["eval/return/std"] = r.deviation;
       more["eval/return/low"] = r.low;
       more["eval/return/high"] = r.high;
-      if (c.step.value == 0) result_returns_.first = r;
-      result_returns_.second = r;
+      result_returns_ = r;
     }
     const Status written = metrics_->WriteEval(c, Now(), more);
     if (!written.ok()) Warn("metrics: " + written.message());
@@ -1038,9 +1037,9 @@ class ControllerProcess {
                         {"peak_bytes", nlohmann::json::object()}, {"drops", nlohmann::json::object()}, {"version", BuildVersion()}, {"policy_version", ToString(controller_->View().version)}};
     if (result_.accuracy_before >= 0) s["accuracy"]["before"] = result_.accuracy_before;
     if (result_.accuracy_after >= 0) s["accuracy"]["after"] = result_.accuracy_after;
-    if (result_returns_.first) s["return"]["before"] = result_returns_.first->mean;
-    if (result_returns_.second) {
-      const ReturnSummary& r = *result_returns_.second;
+    if (const auto before = metrics_->return_before()) s["return"]["before"] = *before;
+    if (result_returns_) {
+      const ReturnSummary& r = *result_returns_;
       s["return"].update({{"after", r.mean}, {"interval", {r.low, r.high}}, {"episodes", r.episodes}, {"deviation", r.deviation}});
     }
     for (const auto& [phase, seconds] : metrics_->phase_seconds()) s["seconds"][phase] = seconds;
@@ -1104,7 +1103,7 @@ class ControllerProcess {
   };
   std::deque<HeldChunk> held_chunks_;                   // fragments that wait for an environment worker
   std::map<int64_t, std::pair<std::string, std::string>> environment_of_;  // place -> address, token
-  std::pair<std::optional<ReturnSummary>, std::optional<ReturnSummary>> result_returns_;  // before, after
+  std::optional<ReturnSummary> result_returns_;  // of the newest evaluation of a control task
   Mailbox<Incoming> inbox_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;

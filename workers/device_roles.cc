@@ -309,6 +309,7 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     row.loss_mask = std::move(in.loss_mask);
     row.reward = in.reward;
     row.components = std::move(in.components);
+    row.turns = std::move(in.response.turns);
     row.truncated = in.truncated;
     if (group != nullptr) batch.mine.push_back(std::find(groups.begin(), groups.end(), in.gid.value) != groups.end() ? 1 : 0);
     batch.rows.push_back(std::move(row));

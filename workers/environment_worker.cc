@@ -125,6 +125,7 @@ class EnvironmentWorker {
       out.done = played->done;
       out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {config_.environment.name, played->reward}};
       out.history = played->history;
+      out.state = played->state;
     } else {
       out.outcome = GradeOutcome::kData;
       out.why = played.status().message();

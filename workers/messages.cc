@@ -19,6 +19,7 @@ void TokenRecord::Append(const TokenRecord& more) {
     log_kept.insert(log_kept.end(), more.log_kept.begin(), more.log_kept.end());
   }
   routing += more.routing;
+  turns.insert(turns.end(), more.turns.begin(), more.turns.end());
   for (const auto& [version, count] : more.versions) {
     if (!versions.empty() && versions.back().first == version) {
       versions.back().second += count;

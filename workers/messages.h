@@ -12,6 +12,7 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
+#include "core/base/turn_mark.h"
 #include "scheduler/events.h"
 
 namespace tidepool::workers {
@@ -30,6 +31,7 @@ struct TokenRecord {
   // environment steps it counts as.
   std::string fragment;
   int64_t fragment_steps = 0;
+  std::vector<TurnMark> turns;  // of an episode; the controller adds them (workers/turns.h)
   [[nodiscard]] int64_t size() const { return fragment.empty() ? static_cast<int64_t>(ids.size()) : fragment_steps; }
   // Appends `more`; keeps the arrays in step.
   void Append(const TokenRecord& more);
@@ -56,7 +58,7 @@ struct StepTokens { std::vector<ChunkDelta> chunks; double step_s = 0, kv_usage 
 struct Graded { SampleId tid; int32_t att = 0; GradeOutcome outcome = GradeOutcome::kOk; double reward = 0;
                 std::vector<std::pair<std::string, double>> rewards; std::string why; double seconds = 0; };
 struct EnvStepped { SampleId tid; int32_t att = 0; int64_t turn = 0; GradeOutcome outcome = GradeOutcome::kOk; std::string observation;
-                    double reward = 0; bool done = false; std::vector<std::pair<std::string, double>> rewards; uint64_t history = 0;
+                    double reward = 0; bool done = false; std::vector<std::pair<std::string, double>> rewards; uint64_t history = 0, state = 0;
                     std::string why; double seconds = 0; bool timed_out = false; int64_t replayed = 0; };
 struct Drained { SlotId slot; LeaseEpoch epoch; };
 struct Released { SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };

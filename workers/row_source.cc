@@ -126,9 +126,7 @@ StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
   }
  
   if (!episodes_) return Encode(data_->Row(ordinal));
-  tasks::Question question;
-  question.prompt = episodes_->Game({ordinal, 0, SampleId::kRowSample})->Reset();
-  return Encode(std::move(question));
+  return EncodeGame({ordinal, 0, SampleId::kRowSample});
 }
 StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
   if (fragments_) {
@@ -138,9 +136,16 @@ StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
   }
  
   if (!episodes_) return Encode(data_->HeldOut(index));
+  return EncodeGame({index, 0, SampleId::kEvalSample});
+}
+
+StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
+  const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
   tasks::Question question;
-  question.prompt = episodes_->Game({index, 0, SampleId::kEvalSample})->Reset();
-  return Encode(std::move(question));
+  question.prompt = game->Reset();
+  TP_ASSIGN_OR_RETURN(EncodedRow row, Encode(std::move(question)));
+  row.state = environments::StateHash(*game);
+  return row;
 }
 
 StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {

@@ -24,6 +24,7 @@ struct EncodedRow {
   std::vector<int32_t> prompt;
   std::vector<int32_t> response;     // not in rl: what is learned, its end token included
   std::vector<uint8_t> loss_mask;    // sft only: 1 on tokens with loss
+  uint64_t state = 0;                // episodes: that the first turn acts in
   std::vector<int32_t> rejected;     // pairs only: the other answer; `response` is the chosen one
 };
 
@@ -60,6 +61,7 @@ class RowSource {
 
  private:
   RowSource() = default;
+  StatusOr<EncodedRow> EncodeGame(const SampleId& tid) const;
   StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
   Status LearnTurns();
 

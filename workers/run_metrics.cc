@@ -18,7 +18,10 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   const std::string path = run_dir + "/metrics.jsonl";
   metrics->environment_ = config.job == "rl" && !config.environment.name.empty();
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
-    for (const auto& row : *earlier) metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
+    for (const auto& row : *earlier) {
+      metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
+      if (const auto found = row.metrics.find("eval/return/mean"); row.step == 0 && found != row.metrics.end()) metrics->return_before_ = found->second;
+    }
   }
   TP_ASSIGN_OR_RETURN(metrics->jsonl_, observe::MetricsWriter::Create(path));
   if (config.observe.tensorboard) {
@@ -227,6 +230,7 @@ Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimeP
   std::map<std::string, double> m = more;
   if (report.total > 0) m["eval/accuracy"] = static_cast<double>(report.correct) / static_cast<double>(report.total);
   m["eval/total"] = static_cast<double>(report.total);
+  if (const auto found = more.find("eval/return/mean"); report.step.value == 0 && found != more.end()) return_before_ = found->second;
   // What was generated for the evaluation is not part of the next step.
   for (auto& [place, held] : held_) CountHeld(held, now);
   held_s_.clear();

@@ -48,6 +48,8 @@ class RunMetrics {
   [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
   // Of all slots and their incarnations so far; steps 0: nothing is paced.
   [[nodiscard]] PaceCount paced() const;
+  // Of a control task, from the evaluation before the first step, in this life of the run or an earlier one.
+  [[nodiscard]] std::optional<double> return_before() const { return return_before_; }
   [[nodiscard]] const std::map<int64_t, int64_t>& peak_bytes() const { return peak_bytes_; }
   [[nodiscard]] const std::map<std::string, double>& phase_seconds() const { return phase_seconds_; }
 
@@ -57,6 +59,7 @@ class RunMetrics {
 
   std::optional<observe::MetricsWriter> jsonl_;
   std::optional<observe::TensorBoardWriter> board_;
+  std::optional<double> return_before_;
   double earlier_s_ = 0;  // wall time of earlier lives of the run
   Status first_error_;
   std::map<StepNumber, std::map<std::string, double>> trained_;

@@ -41,6 +41,7 @@ storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
   p.log_kept = sample->tokens.log_kept;
   p.routing = sample->tokens.routing;
   p.fragment = sample->tokens.fragment;
+  p.turns = sample->tokens.turns;
   for (const auto& [version, count] : sample->tokens.versions) p.versions.push_back({version, static_cast<int32_t>(count)});
   p.loss_mask = sample->loss_mask;
   if (!p.loss_mask.empty()) p.loss_mask.resize(p.response.size(), 1);
@@ -56,6 +57,7 @@ StoredSample SampleStore::FromPayload(const storage::Payload& payload) {
   s.tokens.log_kept = payload.log_kept;
   s.tokens.routing = payload.routing;
   s.tokens.fragment = payload.fragment;
+  s.tokens.turns = payload.turns;
   for (const auto& run : payload.versions) {
     s.tokens.versions.emplace_back(run.version, run.tokens);
     if (!payload.fragment.empty()) s.tokens.fragment_steps += run.tokens;

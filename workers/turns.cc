@@ -18,6 +18,10 @@ down::EnvStep Turns::Step(const scheduler::command::EnvStep& c, StoredSample* re
   down::EnvStep m{c.tid, c.att, c.turn, {}, Seconds(c.timeout)};
   if (c.turn == 0 || record == nullptr) return m;
   StoredSample& s = *record;
+  if (s.tokens.turns.empty()) {
+    const EncodedRow* row = samples_.FindRow(c.tid);
+    s.tokens.turns.push_back({.begin = 0, .state = row == nullptr ? 0 : row->state, .reward_before = 0});
+  }
   s.loss_mask.resize(s.tokens.ids.size(), 1);
   std::vector<int32_t> turn;
   for (size_t i = 0; i <= s.tokens.ids.size(); ++i) {
@@ -50,13 +54,15 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     metrics_.Count("env/data_errors");
     return e;
   };
-  Pending p{.att = e.att, .turn = e.turn, .row = {}, .ids = {}, .history = environments::ExtendHistory(reply.history, reply.observation)};
+  Pending p{.att = e.att, .turn = e.turn, .row = {}, .ids = {}, .history = environments::ExtendHistory(reply.history, reply.observation),
+            .state = reply.state, .reward = reply.reward};
   if (e.turn == 0) {
     tasks::Question question;
     question.prompt = reply.observation;
     auto row = rows_.Encode(std::move(question));
     if (!row.ok()) return broken("the first observation: " + row.status().message());
     p.row = std::move(*row);
+    p.row.state = reply.state;
     e.observation_tokens = static_cast<int64_t>(p.row.prompt.size());
   } else {
     const StoredSample* s = samples_.Find(e.tid);
@@ -96,6 +102,7 @@ void Turns::Append(const scheduler::command::AppendObservation& c) {
   if (!s.tokens.versions.empty()) said.versions = {{s.tokens.versions.back().first, said.size()}};
   s.tokens.Append(said);
   s.loss_mask.resize(s.tokens.ids.size(), 0);
+  s.tokens.turns.push_back({.begin = s.tokens.size(), .state = p.state, .reward_before = p.reward});
   s.turns = c.turn;
   s.history = p.history;
 }

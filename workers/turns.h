@@ -42,7 +42,8 @@ class Turns {
     int64_t turn = 0;
     EncodedRow row;               // of turn 0
     std::vector<int32_t> ids;
-    uint64_t history = 0;
+    uint64_t history = 0, state = 0;
+    double reward = 0;            // so far
   };
   [[nodiscard]] uint64_t HistoryOf(const SampleId& tid, const StoredSample& s) const;
 

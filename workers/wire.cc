@@ -1,5 +1,6 @@
 #include "workers/wire.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "proto/control.pb.h"
@@ -41,6 +42,11 @@ void Put(const TokenRecord& in, v1::Tokens* out) {
   }
   out->set_fragment(in.fragment);
   out->set_fragment_steps(in.fragment_steps);
+  for (const TurnMark& turn : in.turns) {
+    out->add_turn_begins(turn.begin);
+    out->add_turn_states(turn.state);
+    out->add_turn_rewards_before(turn.reward_before);
+  }
 }
 TokenRecord Get(const v1::Tokens& in) {
   TokenRecord out;
@@ -51,6 +57,8 @@ TokenRecord Get(const v1::Tokens& in) {
   for (const auto& run : in.versions()) out.versions.emplace_back(Get(run.version()), run.count());
   out.fragment = in.fragment();
   out.fragment_steps = in.fragment_steps();
+  const int turns = std::min({in.turn_begins_size(), in.turn_states_size(), in.turn_rewards_before_size()});
+  for (int i = 0; i < turns; ++i) out.turns.push_back({in.turn_begins(i), in.turn_states(i), in.turn_rewards_before(i)});
   return out;
 }
 void PutNumbers(const std::vector<std::pair<std::string, double>>& in, google::protobuf::RepeatedPtrField<v1::NamedNumber>* out) {
@@ -165,6 +173,7 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_seconds(b.seconds);
                    o->set_timed_out(b.timed_out);
                    o->set_replayed(b.replayed);
+                   o->set_state(b.state);
                  },
                  [&](const up::Drained& b) { PutSlot(b, out->mutable_drained()); },
                  [&](const up::Released& b) {
@@ -299,7 +308,7 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       const auto& b = in.env_stepped();
       if (b.outcome() < 0 || b.outcome() > 2) return InvalidArgument("env_stepped: unknown outcome");
       out.body = up::EnvStepped{Get(b.tid()), b.att(), b.turn(), static_cast<GradeOutcome>(b.outcome()), b.observation(), b.reward(), b.done(),
-                                GetNumbers(b.rewards()), b.history(), b.why(), b.seconds(), b.timed_out(), b.replayed()};
+                                GetNumbers(b.rewards()), b.history(), b.state(), b.why(), b.seconds(), b.timed_out(), b.replayed()};
       return out;
     }
     case v1::FromWorker::kDrained:

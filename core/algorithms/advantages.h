@@ -23,6 +23,15 @@ enum class Provision {
   kSquares,        // sum_pi_sq, and old_logp
   kGreedy,         // baseline: the reward of a greedy answer to the same prompt
   kComponents,     // each reward function's own score
+  kTurns,          // turns of episodes
+};
+
+// Turns of episodes as steps of an agent, rows in any order.
+struct AgentSteps {
+  std::vector<int64_t> row;      // [steps] whose turn
+  std::vector<int64_t> begin;    // [steps] its first cell in the row; ascending in a row
+  std::vector<int64_t> state;    // [steps] that it acts in; equal states of a group compare
+  std::vector<double> before;    // [steps] reward of the row's turns before
 };
 
 struct AdvantageInput {
@@ -39,6 +48,7 @@ struct AdvantageInput {
   std::span<const double> baseline = {};      // [rows]
   std::span<const double> components = {};    // [rows, component_weights.size()]; NaN: absent
   std::span<const double> component_weights = {};
+  const AgentSteps* steps = nullptr;
   std::span<const int64_t> total_tokens = {}; // [rows] prompt and response
   std::vector<double>* returns = nullptr;     // gets the value targets [cells], of estimators with a critic; may be null
 };

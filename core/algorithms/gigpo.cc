@@ -19,28 +19,38 @@ std::vector<double> Normalised(std::span<const double> x, const GigpoOptions& o)
   return out;
 }
 
+// Rows of each trajectory in order of their steps.
+std::vector<std::vector<size_t>> Trajectories(std::span<const int64_t> traj, std::span<const int64_t> step) {
+  std::vector<std::vector<size_t>> all = GroupRows(traj);
+  for (std::vector<size_t>& rows : all) std::ranges::stable_sort(rows, {}, [&](size_t i) { return step[i]; });
+  return all;
+}
+
 }  // namespace
+
+std::vector<double> StepReturns(std::span<const double> step_rewards, std::span<const int64_t> traj, std::span<const int64_t> step, double gamma) {
+  std::vector<double> returns(step_rewards.size(), 0.0);
+  for (const std::vector<size_t>& rows : Trajectories(traj, step)) {
+    double carried = 0;
+    for (size_t k = rows.size(); k-- > 0;) returns[rows[k]] = carried = step_rewards[rows[k]] + gamma * carried;
+  }
+  return returns;
+}
 
 GigpoResult Gigpo(std::span<const double> step_rewards, std::span<const int64_t> group, std::span<const int64_t> traj,
                   std::span<const int64_t> step, std::span<const int64_t> state, const GigpoOptions& o) {
   const size_t n = step_rewards.size();
   TP_CHECK(group.size() == n && traj.size() == n && step.size() == n && state.size() == n);
   GigpoResult out;
-  out.step_returns.assign(n, 0.0);
+  out.step_returns = StepReturns(step_rewards, traj, step, o.gamma);
   out.episode_adv.assign(n, 0.0);
   out.step_adv.assign(n, 0.0);
   out.advantages.assign(n, 0.0);
 
-  std::vector<std::vector<size_t>> trajectories = GroupRows(traj);
   std::vector<double> episode_sum(n, 0.0);
-  for (std::vector<size_t>& rows : trajectories) {
-    std::ranges::stable_sort(rows, {}, [&](size_t i) { return step[i]; });
-    double carried = 0, sum = 0;
-    for (size_t k = rows.size(); k-- > 0;) {
-      carried = step_rewards[rows[k]] + o.gamma * carried;
-      out.step_returns[rows[k]] = carried;
-      sum += step_rewards[rows[k]];
-    }
+  for (const std::vector<size_t>& rows : Trajectories(traj, step)) {
+    double sum = 0;
+    for (size_t k = rows.size(); k-- > 0;) sum += step_rewards[rows[k]];
     for (const size_t i : rows) episode_sum[i] = sum;
   }
 

@@ -31,8 +31,10 @@ StatusOr<RolloutIsForm> ParseRolloutIs(std::string_view name) {
   if (name == "tis") return RolloutIsForm::kTis;
   if (name == "icepop") return RolloutIsForm::kIcePop;
   if (name == "seq-mask-tis") return RolloutIsForm::kSequenceMaskTis;
+  if (name == "seq-tis") return RolloutIsForm::kSequenceTis;
+  if (name == "seq-mask") return RolloutIsForm::kSequenceMask;
   if (name == "raw") return RolloutIsForm::kRaw;
-  return Unimplemented("rollout_is form is '" + std::string(name) + "'; there are tis, icepop, seq-mask-tis and raw");
+  return Unimplemented("rollout_is form is '" + std::string(name) + "'; there are tis, icepop, seq-mask-tis, seq-tis, seq-mask and raw");
 }
 
 std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> low, std::optional<double> high, std::span<const double> old_logp,
@@ -42,17 +44,22 @@ std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> l
     if (cells.mask[t] != 0) log_w[t] = old_logp[t] - behave_logp[t];
   }
   const std::vector<double> row = Spread(RowMeans(log_w, cells), cells);
+  const bool of_rows = form == RolloutIsForm::kSequenceTis || form == RolloutIsForm::kSequenceMask;
+  const std::vector<double> product = of_rows ? Spread(RowSums(log_w, cells), cells) : std::vector<double>();
   const auto within = [&](double x) { return (!low.has_value() || x >= *low) && (!high.has_value() || x <= *high); };
   for (size_t t = 0; t < w.size(); ++t) {
     if (cells.mask[t] == 0) continue;
     w[t] = std::exp(log_w[t]);
+    if (of_rows) w[t] = std::exp(std::clamp(product[t], -20.0, 20.0));
     switch (form) {
       case RolloutIsForm::kRaw: break;
       case RolloutIsForm::kTis:
+      case RolloutIsForm::kSequenceTis:
         if (low.has_value() && w[t] < *low) w[t] = *low;
         if (high.has_value() && w[t] > *high) w[t] = *high;
         break;
-      case RolloutIsForm::kIcePop: w[t] = within(w[t]) ? w[t] : 0; break;
+      case RolloutIsForm::kIcePop:
+      case RolloutIsForm::kSequenceMask: w[t] = within(w[t]) ? w[t] : 0; break;
       case RolloutIsForm::kSequenceMaskTis: w[t] = within(std::exp(row[t])) ? w[t] : 0; break;
     }
   }
@@ -60,7 +67,8 @@ std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> l
 }
 
 bool NeedsWholeRows(const PolicyLossSpec& spec) {
-  return spec.loss->whole_rows || spec.opsm_delta.has_value() || spec.rollout_is == RolloutIsForm::kSequenceMaskTis;
+  const bool of_rows = spec.rollout_is == RolloutIsForm::kSequenceMaskTis || spec.rollout_is == RolloutIsForm::kSequenceTis || spec.rollout_is == RolloutIsForm::kSequenceMask;
+  return spec.loss->whole_rows || spec.opsm_delta.has_value() || of_rows;
 }
 
 StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& cells, const PolicyBatch& given, std::span<const double> weights) {

@@ -79,7 +79,8 @@ std::vector<uint8_t> OffPolicySequenceMask(std::span<const double> logp, std::sp
 // Sampler/trainer gap weights on x, from w = exp(old - beh), detached:
 //   tis  clip(w, low, high);  icepop  w 1[low <= w <= high];  raw  w;
 //   seq-mask-tis  w, but 0 on the row if exp(mean_t log w) leaves [low, high]
-enum class RolloutIsForm { kTis, kIcePop, kSequenceMaskTis, kRaw };
+//   seq-tis  clip(W, low, high) on all of the row, W = exp(clip(sum_t log w, +-20));  seq-mask  W 1[low <= W <= high]
+enum class RolloutIsForm { kTis, kIcePop, kSequenceMaskTis, kSequenceTis, kSequenceMask, kRaw };
 StatusOr<RolloutIsForm> ParseRolloutIs(std::string_view name);
 std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> low, std::optional<double> high, std::span<const double> old_logp,
                                      std::span<const double> behave_logp, const Cells& cells);

@@ -146,6 +146,8 @@ const std::vector<AlgorithmEntry>& Algorithms() {
       {.name = "otb", .paper = "optimal token baseline (verl)", .doc = "a baseline for each token, weighted by its score norms", .advantage = "otb", .loss = "ppo"},
       {.name = "on_policy_distill", .paper = "on-policy distillation, arXiv:2601.02780", .doc = "the teacher's log-probs of the student's own samples", .advantage = "on_policy_distill",
        .loss = "reinforce"},
+      {.name = "gigpo", .paper = "GiGPO, arXiv:2505.10978", .doc = "episodes of a group are compared, and turns that began in the same state; for a job with an environment",
+       .advantage = "gigpo", .loss = "ppo"},
       {.name = "decoupled_ppo", .paper = "AReaL, arXiv:2505.24298", .doc = "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions of 1 or more",
        .advantage = "grpo", .loss = "decoupled"},
   };
@@ -242,12 +244,15 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
     }
     if (beh_ratio) return Wrong("correction", "is " + correction + ", but the ratio of loss " + parts.loss->name + " is to the sampler already and would be corrected twice; write none");
     const auto form = ParseRolloutIs(correction);
-    if (!form.ok()) return Wrong("correction", "found '" + correction + "'; use none, tis, icepop, seq-mask-tis or raw");
+    if (!form.ok()) return Wrong("correction", "found '" + correction + "'; use none, tis, icepop, seq-mask-tis, seq-tis, seq-mask or raw");
     out.policy.rollout_is = form.value();
     if (!(c.tis_max > 0)) return Wrong("tis_max", "has to be above 0");
     out.policy.rollout_is_high = c.tis_max;
     if (form.value() == RolloutIsForm::kIcePop || form.value() == RolloutIsForm::kSequenceMaskTis) out.policy.rollout_is_low = 1 / c.tis_max;
   }
+  if (correction == "none" && c.tis_max != AlgorithmConfig{}.tis_max) return Wrong("tis_max", "is " + ValueText(c.tis_max) + ", but nothing is corrected; write correction: tis, or remove it");
+  if (out.advantage_options.Text("scale") == "none" && c.advantage_eps) return Wrong("advantage_eps", "is added to a deviation, but advantage " + out.advantage->name + " with scale none divides by none; remove it");
+  if (c.overlong_factor != AlgorithmConfig{}.overlong_factor && c.overlong_buffer_tokens == 0) return Wrong("overlong_factor", "sizes a penalty that is off; write overlong_buffer_tokens as well, or remove it");
   if (c.entropy_coef != 0 && !parts.loss->extras) return Wrong("entropy_coef", "is not 0, but loss " + parts.loss->name + " takes no entropy bonus");
   out.policy.entropy_coef = c.entropy_coef;
   TP_RETURN_IF_ERROR(ResolveKl(c, *parts.loss, out));
@@ -264,6 +269,7 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   if (out.zero_variance_filter && !out.advantage->compares) {
     return Wrong("filter", "zero_variance drops groups of equal rewards, but advantage " + out.advantage->name + " does not compare samples of a group; write none");
   }
+  if (FilterOf(c) == "none" && c.filter_rounds != AlgorithmConfig{}.filter_rounds) return Wrong("filter_rounds", "counts how often a filtered group is replaced, but filter is none; write zero_variance, or remove it");
   return out;
 }
 

@@ -277,6 +277,13 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
     b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but the first sample of a group is the greedy baseline of " + r.advantage->name +
                                          " and is not trained; raise it to 2 or more");
   }
+  if (r.advantage->Uses(algorithms::Provision::kTurns) && c.environment.name.empty() && b.Good("environment.name")) {
+    b.Complain(FirstWritten(b, {"algorithm.advantage", "algorithm.name"}), "advantage " + r.advantage->name +
+                                         " is over turns of episodes, and this job has no environment; write environment: {name: ...} (`tidepool environments`) in place of data and reward, or another advantage");
+  }
+  if (r.advantage->Uses(algorithms::Provision::kComponents) && !c.environment.name.empty()) {
+    b.Complain(FirstWritten(b, {"algorithm.advantage", "algorithm.name"}), "advantage " + r.advantage->name + " compares single reward functions, and an environment gives one reward; take another advantage");
+  }
   if (r.advantage->Uses(algorithms::Provision::kComponents) && (c.reward.shaping.mean != "none" || c.reward.shaping.deviation != "none")) {
     b.Complain("reward.shaping.mean", "normalises the sum of the rewards, but advantage " + r.advantage->name + " reads each reward by itself; remove it");
   }

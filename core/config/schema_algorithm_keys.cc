@@ -53,8 +53,9 @@ std::vector<Key> AlgorithmKeys() {
        .doc = "weight of the entropy bonus"},
       {.path = "algorithm.correction",
        .field = TP_FIELD(algorithm.correction),
-       .choices = {"", "none", "tis", "icepop", "seq-mask-tis", "raw"},
-       .doc = "importance weight from exp(old - behaviour): tis truncates it, the others drop tokens or rows outside; "
+       .choices = {"", "none", "tis", "icepop", "seq-mask-tis", "seq-tis", "seq-mask", "raw"},
+       .doc = "importance weight from exp(old - behaviour): tis truncates each token's, seq-tis the product over the sample (verl); icepop drops "
+              "tokens outside, seq-mask-tis samples with a geometric mean outside, seq-mask samples with a product above (TRL); "
               "empty: the algorithm's"},
       {.path = "algorithm.tis_max",
        .field = TP_FIELD(algorithm.tis_max),

@@ -43,6 +43,8 @@ double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const Sampl
 
 uint64_t ExtendHistory(uint64_t history, const std::string& observation) { return Hash64(observation, Mix64(history + 1)); }
 
+uint64_t StateHash(const TextGame& game) { return Hash64(game.State()); }
+
 Status EpisodeHost::Step(Live& live, const std::string& action) const {
   const TextStep step = live.game->Step(action);
   Played& s = live.state;
@@ -53,6 +55,7 @@ Status EpisodeHost::Step(Live& live, const std::string& action) const {
   s.reward += step.reward;
   s.solved = step.done && step.solved;
   s.done = step.done || s.turns >= source_.max_turns();
+  s.state = s.done ? 0 : StateHash(*live.game);
   if (!s.done && s.observation.empty()) return DataLoss("the environment gave an empty observation in turn " + std::to_string(s.turns));
   live.actions.push_back(action);
   return OkStatus();
@@ -68,6 +71,7 @@ StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att, const std::
     live.att = att;
     live.game = source_.Game(tid);
     live.state.observation = live.game->Reset();
+    live.state.state = StateHash(*live.game);
     if (live.state.observation.empty()) return DataLoss("the environment's first observation is empty");
     replayed_ += std::max<int64_t>(0, static_cast<int64_t>(actions.size()) - 1);
     it = live_.emplace(tid, std::move(live)).first;

@@ -44,6 +44,9 @@ double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const Sampl
 // Hash chain over the observations of an episode: what a replay has to arrive at again.
 uint64_t ExtendHistory(uint64_t history, const std::string& observation);
 
+// Hash of TextGame::State().
+uint64_t StateHash(const TextGame& game);
+
 // What came of playing all of `actions`.
 struct Played {
   std::string observation;  // after the last action; of no actions: the first one
@@ -51,6 +54,7 @@ struct Played {
   bool done = false, solved = false;
   int64_t turns = 0;
   uint64_t history = 0;     // of all observations before `observation`
+  uint64_t state = 0;       // StateHash; 0 when the episode is over
 };
 
 // Games under way, the least recently used beyond `capacity` forgotten. Not thread-safe.

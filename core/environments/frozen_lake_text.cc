@@ -81,6 +81,8 @@ class LakeGame : public TextGame {
     return step;
   }
 
+  std::string State() const override { return std::to_string(at_) + " of " + map_; }
+
   std::string Solve() const override {
     const int64_t here = distance_[static_cast<size_t>(at_)];
     for (size_t d = 0; d < kMoves.size(); ++d) {

@@ -59,6 +59,9 @@ class TallyGame : public TextGame {
     return step;
   }
 
+  // What is added does not depend on what is said, so a state is a turn.
+  std::string State() const override { return std::to_string(turn_) + ": " + std::to_string(total_); }
+
   std::string Solve() const override { return options_.terse ? Wanted() : "<answer>" + Wanted() + "</answer>"; }
 
  private:

@@ -42,6 +42,9 @@ class TextGame {
   [[nodiscard]] virtual std::string Reset() = 0;
   // `action`: the text of one turn, whatever it says; what cannot be read is the game's to judge.
   [[nodiscard]] virtual TextStep Step(const std::string& action) = 0;
+  // Names the state that the policy now acts in: equal wherever what can still happen is the same, however the game
+  // got there. Advantages of equal states are compared (algorithm: {name: gigpo}). requires that it is not over.
+  [[nodiscard]] virtual std::string State() const = 0;
   // An action that a good player could take now: for tests and for looking at a game.
   [[nodiscard]] virtual std::string Solve() const = 0;
 };

@@ -107,6 +107,13 @@ std::string Tiles(const RunData& run) {
         Percent(accuracy.front().second) + "<span class=\"arrow\">→</span>" + Percent(accuracy.back().second),
         "greedy, first and latest", accuracy.back().second > accuracy.front().second);
   }
+  if (const Points returns = run.Metric("eval/return/mean"); !returns.empty()) {
+    const Points low = run.Metric("eval/return/low"), high = run.Metric("eval/return/high");
+    const std::string interval = low.empty() || high.empty() ? std::string() : ", 95 % interval " + Printf("%.1f", low.back().second) + " to " + Printf("%.1f", high.back().second);
+    Tile(html, "held-out return",
+         (returns.size() > 1 ? Printf("%.1f", returns.front().second) + "<span class=\"arrow\">→</span>" : std::string()) + Printf("%.1f", returns.back().second),
+         "mean of an episode, first and latest" + interval, returns.back().second > returns.front().second);
+  }
   const Points reward = run.Metric("critic/score/mean");
   if (!reward.empty()) {
     const size_t n = std::max<size_t>(1, reward.size() / 10);
@@ -191,6 +198,10 @@ std::string Charts(const RunData& run) {
   const auto m = [&run](const char* name) { return run.Metric(name); };
   html += LineChart({.title = "Reward", .note = "mean score of the samples of a step"},
                     {{.name = "reward", .color = kBlue, .points = m("critic/score/mean"), .smooth = true}});
+  html += LineChart({.title = "Held-out return", .note = "mean of episodes that are never trained on, with its 95 % interval"},
+                    {{.name = "mean", .color = kGreen, .points = m("eval/return/mean"), .dots = true},
+                     {.name = "low", .color = kGrey, .points = m("eval/return/low")},
+                     {.name = "high", .color = kGrey, .points = m("eval/return/high")}});
   html += LineChart({.title = "Held-out accuracy",
                      .note = "greedy answers to questions that are never trained on",
                      .percent = true,

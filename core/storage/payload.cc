@@ -97,10 +97,18 @@ StatusOr<std::string> EncodePayload(const Payload& payload) {
     PutNumber(out, run.tokens);
   }
   // Sections at the end, each with the ones before it, empty where they are not used.
-  const bool fragment = !payload.fragment.empty(), masked = fragment || !payload.loss_mask.empty();
+  const bool turns = !payload.turns.empty(), fragment = turns || !payload.fragment.empty(), masked = fragment || !payload.loss_mask.empty();
   if (masked || !payload.routing.empty()) PutString(out, payload.routing);
   if (masked) PutList(out, payload.loss_mask);
   if (fragment) PutString(out, payload.fragment);
+  if (turns) {
+    PutNumber(out, static_cast<uint32_t>(payload.turns.size()));
+    for (const TurnMark& turn : payload.turns) {
+      PutNumber(out, turn.begin);
+      PutNumber(out, turn.state);
+      PutNumber(out, turn.reward_before);
+    }
+  }
   if (static_cast<int64_t>(out.size()) > kMaxPayloadBytes) {
     return InvalidArgument("payload of sample " + ToString(payload.tid) + ": " + std::to_string(out.size()) +
                            " bytes, at most " + std::to_string(kMaxPayloadBytes) + " can be stored");
@@ -134,6 +142,14 @@ StatusOr<Payload> DecodePayload(std::string_view bytes) {
   if (reader.ok() && reader.left() > 0) payload.routing = std::string(reader.String());
   if (reader.ok() && reader.left() > 0) payload.loss_mask = GetList<uint8_t>(reader);
   if (reader.ok() && reader.left() > 0) payload.fragment = std::string(reader.String());
+  if (reader.ok() && reader.left() > 0) {
+    payload.turns.resize(reader.Count(24));
+    for (TurnMark& turn : payload.turns) {
+      turn.begin = reader.Number<int64_t>();
+      turn.state = reader.Number<uint64_t>();
+      turn.reward_before = reader.Number<double>();
+    }
+  }
   if (!reader.ok() || reader.left() != 0 || (!payload.loss_mask.empty() && payload.loss_mask.size() != payload.response.size()) || size != bytes.size() ||
       finish > static_cast<uint8_t>(FinishReason::kLength)) {
     return DataLoss("the bytes are no payload");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/turn_mark.h"
 
 namespace tidepool::train {
 
@@ -32,6 +33,7 @@ struct Row {
   double reward = 0;
   std::vector<double> components;        // each reward function's own score, or empty
   bool truncated = false;                // cut at the length limit
+  std::vector<TurnMark> turns;           // of an episode, ascending; else empty
 };
 
 // Rows of a group stand next to each other and have the same prompt.

@@ -67,12 +67,41 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
     in.components = components;
     in.component_weights = component_weights;
   }
+  if (a.advantage->Uses(Provision::kTurns)) {
+    for (size_t i = 0; i < batch.rows.size(); ++i) {
+      const Row& row = batch.rows[i];
+      if (row.turns.empty()) return InvalidArgument("row " + ToString(row.tid) + ": has no record of its turns, which advantage " + a.advantage->name + " compares");
+      int64_t from = -1;
+      for (const TurnMark& turn : row.turns) {
+        if (turn.begin <= from || !std::isfinite(turn.reward_before)) {
+          return InvalidArgument("row " + ToString(row.tid) + ": turn at token " + std::to_string(turn.begin) + " does not follow the one at " + std::to_string(from));
+        }
+        from = turn.begin;
+        // Heard, but there was no room left to answer: no turn of the policy.
+        if (turn.begin >= static_cast<int64_t>(row.response.size())) break;
+        plan.steps.row.push_back(static_cast<int64_t>(i));
+        plan.steps.begin.push_back(turn.begin);
+        plan.steps.state.push_back(static_cast<int64_t>(turn.state));
+        plan.steps.before.push_back(turn.reward_before);
+      }
+    }
+    in.steps = &plan.steps;
+  }
   plan.advantages = a.advantage->compute(a.advantage_options, in);
   if (a.teacher_coef != 0) {
     const std::vector<double> more = algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, a.teacher_coef, plan.cells);
     for (size_t c = 0; c < more.size(); ++c) plan.advantages[c] += more[c];
   }
   return OkStatus();
+}
+
+double SharedStates(const StepPlan& plan) {
+  std::map<std::pair<int64_t, int64_t>, int64_t> seen;
+  const auto state = [&](size_t k) { return std::pair{plan.groups[static_cast<size_t>(plan.steps.row[k])], plan.steps.state[k]}; };
+  for (size_t k = 0; k < plan.steps.row.size(); ++k) ++seen[state(k)];
+  double shared = 0;
+  for (size_t k = 0; k < plan.steps.row.size(); ++k) shared += seen[state(k)] > 1 ? 1 : 0;
+  return shared / static_cast<double>(std::max<size_t>(1, plan.steps.row.size()));
 }
 
 void FillRejection(const algorithms::ResolvedAlgorithm& a, StepPlan& plan) {

@@ -24,6 +24,7 @@ struct StepPlan {
   std::vector<double> kl;                   // [cells] taken off the reward, or empty
   std::vector<double> keep;                 // [cells] 0: rejected by the gap between sampler and trainer; or empty
   std::vector<uint8_t> selected;            // [cells]
+  algorithms::AgentSteps steps;             // of estimators over turns
   double masked_fraction = 0;               // of valid cells, by `keep`
 };
 
@@ -31,9 +32,11 @@ struct StepPlan {
 StepPlan PlanRows(const Batch& batch, const algorithms::ResolvedAlgorithm& algorithm, bool policy);
 
 // Advantages (and returns) of a plan that has everything the algorithm asks for. kl_coef: as it stands.
-// kInvalidArgument: rows lack the scores of each reward function.
+// kInvalidArgument: rows lack the scores of each reward function, or their turns.
 Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& algorithm, std::span<const double> component_weights,
                       double kl_coef, StepPlan& plan);
+// Share of the turns whose state another turn of their group began in too; 0 without turns.
+double SharedStates(const StepPlan& plan);
 // `keep`, from plan.old and plan.behave.
 void FillRejection(const algorithms::ResolvedAlgorithm& algorithm, StepPlan& plan);
 

@@ -417,6 +417,10 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates));
   if (policy) {
     RowMetrics(batch.rows, plan.scores, metrics);
+    if (!plan.teacher.empty()) {  // KL(student || teacher) on the student's own samples
+      metrics["teacher/kl"] = -algorithms::TokenMean(algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, 1, plan.cells), plan.cells);
+    }
+    if (!plan.steps.row.empty()) metrics["turns/shared_states"] = SharedStates(plan);
     if (!plan.keep.empty()) metrics["is/masked_frac"] = plan.masked_fraction;
   }
   double loss = sums.loss;

@@ -85,6 +85,12 @@ class AlgorithmsTest(RunTest):
         loss = self.values("distill/loss")
         self.assertLess(loss[12], 0.9 * loss[1])
         self.assertIn("eval/accuracy", self.metrics()[12])
+        # And by its own samples, which the teacher scores.
+        self.assert_done(self.train("configs/test/rl_colocated.yaml", "algorithm.name=on_policy_distill", f"algorithm.teacher={teacher}", "reward.functions=[{name: exact_answer}]",
+                                    "train.steps=30", "cluster.threads_per_slot=1", run="own"))
+        self.assert_checked("own")
+        kl = self.values("teacher/kl", run="own")
+        self.assertLess(sum(kl[s] for s in range(26, 31)), 0.8 * sum(kl[s] for s in range(1, 6)))
 
 
 if __name__ == "__main__":

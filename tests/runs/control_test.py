@@ -49,6 +49,21 @@ class ControlTest(RunTest):
         self.assert_done(self.train(CONFIG, "train.steps=40", "--resume"))
         self.assert_checked()
         self.assertEqual(self.digests("quiet"), self.digests())
+        self.assertEqual(self.summary()["return"]["before"], self.summary("quiet")["return"]["before"], "of the life before")
+        report = self.command("report", str(self.path()))
+        self.assert_done(report)
+        page = self.path("report.html").read_text()
+        self.assertIn("Held-out return", page)
+        self.assertIn("95 % interval", page)
+
+    def test_every_placement(self):
+        for placement, deterministic in [("split", "true"), ("multiplexed", "true"), ("elastic", "false")]:
+            with self.subTest(placement=placement):
+                self.assert_done(self.train(CONFIG, f"scheduler.placement={placement}", "cluster.slots=2", "scheduler.max_lag_versions=1",
+                                            f"deterministic={deterministic}", run=placement))
+                self.assert_checked(placement)
+                self.assertEqual(self.summary(placement)["steps"], 6)
+                self.assertIn("after", self.summary(placement)["return"])
 
     def refused(self, *overrides, words):
         result = self.command("train", CONFIG, "--dry-run", *overrides)

@@ -87,6 +87,24 @@ class EpisodesTest(RunTest):
         self.assert_checked("killed")
         self.assertEqual(self.digests("killed"), self.digests("calm"))
 
+    def test_equal_states_are_compared_whatever_is_killed(self):
+        args = ["algorithm.name=gigpo", "deterministic=true", "train.steps=16", "checkpoint.every_steps=4"]
+        self.assert_done(self.train(CONFIG, *args, run="calm"))
+        self.lost_nothing("calm")
+        shared = [row["turns/shared_states"] for step, row in self.metrics("calm").items() if "turns/shared_states" in row]
+        self.assertEqual(len(shared), 16)
+        self.assertGreater(min(shared), 0, "all walks of a lake begin on one tile")
+        self.assertNotEqual(self.digests("calm")[1], self.digests("calm")[16])
+        run = self.start(CONFIG, *args, run="killed")
+        self.wait_step(3, run, run="killed")
+        self.assertTrue(kill(self.worker_pid(1, run, run="killed")))
+        self.wait_step(6, run, run="killed")
+        run.kill()
+        run.communicate()
+        self.assert_done(self.train(CONFIG, *args, "--resume", run="killed"))
+        self.assert_checked("killed")
+        self.assertEqual(self.digests("killed"), self.digests("calm"))
+
     def test_every_placement(self):
         for placement, slots in [("split", 2), ("multiplexed", 2), ("elastic", 2)]:
             with self.subTest(placement=placement):

@@ -56,7 +56,8 @@ class TurnsTest : public testing::Test {
     environments::EpisodeHost host(*environments::EpisodeSource::Create(config_));
     const auto played = host.Play(c.tid, c.att, c.actions);
     EXPECT_TRUE(played.ok());
-    return {.tid = c.tid, .att = c.att, .turn = c.turn, .observation = played->observation, .reward = played->reward, .done = played->done, .history = played->history};
+    return {.tid = c.tid, .att = c.att, .turn = c.turn, .observation = played->observation, .reward = played->reward, .done = played->done, .history = played->history,
+            .state = played->state};
   }
   scheduler::event::EnvStepped Turn(int64_t turn) { return turns_->Take(worker_, Play(turns_->Step({worker_, tid_, 0, turn, {}}, samples_.Change(tid_)))); }
 
@@ -95,6 +96,27 @@ TEST_F(TurnsTest, ARecordGrowsByWhatIsSaidAndHeard) {
   EXPECT_EQ(CountTurns(s.loss_mask), 2);
   EXPECT_TRUE(s.tokens.Check(rows_->tokenizer().vocab_size()).ok()) << "still one record";
   EXPECT_TRUE(turns_->CheckPrefix(s).ok());
+}
+
+TEST_F(TurnsTest, EveryTurnIsMarkedWithTheStateItActsIn) {
+  Open();
+  turns_->Append({row_, 0, 0});  // out of turn: nothing comes of it
+  (void)turns_->Take(worker_, Play(turns_->Step({worker_, row_, 0, 0, {}}, nullptr)));
+  turns_->Append({row_, 0, 0});
+  EXPECT_EQ(samples_.FindRow(tid_)->state, rows_->Row(4)->state) << "the same for one that is read again after a crash";
+  for (const auto& [letter, turn] : {std::pair{"u", 1}, {"s", 2}, {"d", 3}}) {  // against the edge, no move, a step down
+    Say(letter, true);
+    (void)Turn(turn);
+    turns_->Append({tid_, 0, turn});
+  }
+  const std::vector<TurnMark>& marks = samples_.Find(tid_)->tokens.turns;
+  ASSERT_EQ(marks.size(), 4U);
+  EXPECT_EQ(marks[0], (TurnMark{0, samples_.FindRow(tid_)->state, 0}));
+  EXPECT_EQ(marks[1], (TurnMark{7, marks[0].state, 0}));
+  EXPECT_EQ(marks[2], (TurnMark{14, marks[0].state, -0.02})) << "what was no move cost something";
+  EXPECT_EQ(marks[3].begin, 21);
+  EXPECT_NE(marks[3].state, marks[0].state);
+  EXPECT_EQ(SampleStore::FromPayload(samples_.ToPayload(tid_)).tokens.turns, marks);
 }
 
 TEST_F(TurnsTest, ActionsComeFromTheRecordAlone) {

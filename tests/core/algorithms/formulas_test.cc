@@ -135,6 +135,16 @@ TEST(FormulasTest, OptimalTokenBaselineByHand) {
   ExpectNear(OptimalTokenBaseline(r, std::vector<int64_t>{1, 1}, lp, squares, 0, Singleton::kZero, cells), {-1, 0, 1, 0}, 1e-12);
 }
 
+TEST(FormulasTest, WeightsOfWholeSamplesAreTheProductOfTheirTokens) {
+  const Cells cells = Cells::Padded(2, 3, {1, 0, 1, 1, 1, 1});
+  const std::vector<double> old = {-1, NAN, -2, -1, -1, -1}, behave = {-1.5, 7, -2.2, -2, -2, -2};
+  const double first = std::exp(0.7);
+  ExpectNear(RolloutIsWeights(RolloutIsForm::kSequenceTis, {}, 4.0, old, behave, cells), {first, 0, first, 4, 4, 4}, 1e-12);
+  ExpectNear(RolloutIsWeights(RolloutIsForm::kSequenceMask, {}, 4.0, old, behave, cells), {first, 0, first, 0, 0, 0}, 1e-12);
+  const std::vector<double> far(6, 30.0);
+  EXPECT_EQ(RolloutIsWeights(RolloutIsForm::kSequenceTis, {}, {}, far, std::vector<double>(6, 0.0), cells)[0], std::exp(20.0)) << "clipped in the exponent";
+}
+
 TEST(FormulasTest, GigpoByHand) {
   // Two trajectories of one group, given in mixed order; both begin in state 0.
   const std::vector<double> r = {1, 0, 0, 2};

@@ -258,6 +258,7 @@ TEST(LoadConfigTest, RlRules) {
   EXPECT_THAT(
       With("rollout.group_size=1"),
       HasSubstr("rollout.group_size: is 1, but grpo compares samples of one prompt and needs 2 or more"));
+  EXPECT_THAT(With("algorithm.name=gigpo"), HasSubstr("algorithm.name: advantage gigpo is over turns of episodes, and this job has no environment"));
   EXPECT_THAT(With("rollout.temperature=0"), HasSubstr("rollout.temperature: is 0"));
   EXPECT_THAT(With("rollout.top_p=1.5"), HasSubstr("above 0 and at most 1"));
   EXPECT_THAT(With("reward=null"), HasSubstr("reward.functions: is empty"));

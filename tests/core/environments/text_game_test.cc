@@ -214,6 +214,8 @@ TEST(EpisodeTest, AHostThatDoesNotKnowAnEpisodeArrivesAtTheSamePlace) {
       EXPECT_EQ(here->reward, there->reward);
       EXPECT_EQ(here->done, there->done);
       EXPECT_EQ(here->history, there->history);
+      EXPECT_EQ(here->state, there->state);
+      EXPECT_EQ(here->state == 0, here->done);
       EXPECT_EQ(here->turns, turn);
       if (turn > 0) history = ExtendHistory(history, before);
       EXPECT_EQ(here->history, history) << "of what was said before";

@@ -29,6 +29,9 @@ Payload RandomPayload(Rng& rng, int64_t ordinal) {
   if (rng.Chance(0.3)) {
     for (size_t n = 6 * payload.response.size(); n > 0; --n) payload.routing.push_back(static_cast<char>(rng.Next()));
   }
+  if (rng.Chance(0.3)) {
+    for (int64_t n = 1 + rng.Below(4); n > 0; --n) payload.turns.push_back({.begin = rng.Below(40), .state = rng.Next(), .reward_before = rng.Normal()});
+  }
   payload.finish = static_cast<FinishReason>(rng.Below(3));
   return payload;
 }

@@ -91,6 +91,43 @@ TEST(StepPlanTest, KlInTheRewardReachesEveryEstimator) {
   }
 }
 
+// One lake, two walks: both begin on tile 0; the second hits the edge first and comes to tile 0 again.
+TEST(StepPlanTest, TurnsInTheSameStateAreCompared) {
+  AlgorithmConfig c;
+  c.name = "gigpo";
+  c.options = {{"advantage_gamma", "0.5"}, {"advantage_step_weight", "2"}};
+  const algorithms::ResolvedAlgorithm a = algorithms::Resolve(c, 8).value();
+  Batch b;
+  b.rows.push_back(Sample(0, 1, {1, 2, 3}));
+  b.rows[0].loss_mask = {1, 0, 1};
+  b.rows[0].turns = {{0, 70, 0}, {2, 71, 0}, {3, 72, 0.25}};  // no room was left for a third turn
+  b.rows.push_back(Sample(0, -1, {1, 2, 3, 4}));
+  b.rows[1].loss_mask = {1, 0, 1, 1};
+  b.rows[1].turns = {{0, 70, 0}, {2, 70, -0.5}};
+  StepPlan plan = PlanRows(b, a, true);
+  plan.scores = {1, -1};
+  ASSERT_EQ(FillAdvantages(b, a, {}, 0, plan), OkStatus());
+  // R: row 0 (0.5, 1), row 1 (-0.5 - 0.25, -0.5). In state 70: 0.5, -0.75, -0.5, mean -0.25; state 71 stands alone.
+  EXPECT_EQ(plan.advantages, (std::vector<double>{1 + 2 * 0.75, 0, 1, -1 + 2 * -0.5, 0, -1 + 2 * -0.25, -1 + 2 * -0.25}));
+  EXPECT_EQ(SharedStates(plan), 0.75);
+
+  b.rows[1].gid = {9};  // of another lake: the same tile there is another state
+  plan = PlanRows(b, a, true);
+  plan.scores = {1, -1};
+  ASSERT_EQ(FillAdvantages(b, a, {}, 0, plan), OkStatus());
+  EXPECT_EQ(plan.advantages, (std::vector<double>{0, 0, 0, 2 * -0.125, 0, 2 * 0.125, 2 * 0.125}));
+
+  plan = PlanRows(b, a, true);
+  plan.scores = {1, std::nan("")};
+  ASSERT_EQ(FillAdvantages(b, a, {}, 0, plan), OkStatus());
+  EXPECT_EQ(plan.advantages, std::vector<double>(7, 0.0)) << "without a verdict a row counts nowhere";
+
+  b.rows[1].turns.clear();
+  plan = PlanRows(b, a, true);
+  plan.scores = {1, -1};
+  EXPECT_EQ(FillAdvantages(b, a, {}, 0, plan).code(), StatusCode::kInvalidArgument);
+}
+
 TEST(StepPlanTest, RejectionKeepsTheCounts) {
   AlgorithmConfig c;
   c.reject = "token_ratio";

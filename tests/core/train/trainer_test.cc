@@ -108,7 +108,11 @@ TEST(TrainerTest, EveryAlgorithmIsIndependentOfMicroBatchesAndHeadChunks) {
   for (Row& r : b.rows) {
     for (float& lp : r.logprobs) lp += static_cast<float>(0.1 * rng.Normal());
   }
-  for (Row& r : b.rows) r.components = {r.reward, rng.Normal()};
+  for (Row& r : b.rows) {
+    r.components = {r.reward, rng.Normal()};
+    r.turns = {{0, 1, 0}};
+    if (r.response.size() > 2) r.turns.push_back({.begin = 2, .state = static_cast<uint64_t>(rng.Below(2)), .reward_before = 0.25 * r.reward});
+  }
   for (const algorithms::AlgorithmEntry& entry : algorithms::Algorithms()) {
     SCOPED_TRACE(entry.name);
     // Those with further models: tests/core/train/companions_test.cc.
