@@ -32,6 +32,7 @@ StatusOr<PaceModel> LoadPaceModel(const std::string& path) {
   out.token_factor = p.token_factor;
   out.engine_efficiency = p.engine_efficiency;
   out.train_efficiency = p.train_efficiency;
+  out.measured = p;
   return out;
 }
 

@@ -21,6 +21,7 @@ struct PaceModel {
   scheduler::ModelShape model;
   int64_t devices_per_slot = 1, token_factor = 1;
   double engine_efficiency = 0.9, train_efficiency = 0.4;
+  config::Pace measured;               // of it the keys that only `simulate` reads
   [[nodiscard]] scheduler::CostModel Cost() const { return {hardware, model, devices_per_slot, engine_efficiency}; }
 };
 StatusOr<PaceModel> LoadPaceModel(const std::string& path);

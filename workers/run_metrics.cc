@@ -35,6 +35,7 @@ void RunMetrics::OnTokens(const up::StepTokens& step, TimePoint) {
   prefill_ += step.prefill_tokens;
   prefix_hits_ += step.prefix_hit_tokens;
   gen_s_ += step.step_s;
+  time_.Busy(Role::kRollout, step.step_s);
   kv_usage_ = std::max(kv_usage_, step.kv_usage);
   running_ = std::max(running_, step.running);
   waiting_ = std::max(waiting_, step.waiting);
@@ -79,7 +80,7 @@ void RunMetrics::OnTrainDone(const up::TrainDone& done) {
   m.clear();
   for (const auto& [name, value] : done.metrics) m[name] = value;
   m["timing_s/update_actor"] = done.seconds;
-  actor_busy_s_ += done.seconds;
+  time_.Busy(Role::kActor, done.seconds);
 }
 
 void RunMetrics::OnLoaded(const up::Loaded& loaded) {
@@ -109,16 +110,7 @@ PaceCount RunMetrics::paced() const {
   return all;
 }
 
-void RunMetrics::CountHeld(Held& held, TimePoint now) {
-  held_s_[held.role] += Seconds(now - held.since);
-  held.since = now;
-}
-
-void RunMetrics::OnHold(int64_t place, Role role, TimePoint now) {
-  const auto [it, fresh] = held_.try_emplace(place, Held{role, now});
-  if (!fresh) CountHeld(it->second, now);
-  it->second = {role, now};
-}
+void RunMetrics::OnHold(int64_t place, Role role, TimePoint now) { time_.Hold(place, role, Seconds(now.since_start)); }
 
 void RunMetrics::OnCheckpoint(double seconds) {
   checkpoint_s_ += seconds;
@@ -178,13 +170,15 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
     turns_ = resets_ = 0;
   }
   for (const auto& [name, value] : counts_) m[name] = value;
-  for (auto& [place, held] : held_) CountHeld(held, now);
+  const scheduler::SlotTime::Cut time = time_.Take(Seconds(now.since_start));
   if (wall > 0) {
-    if (const double s = held_s_[Role::kRollout]; s > 0) m["perf/idle_ratio/rollout"] = std::max(0.0, 1 - gen_s_ / s);
-    if (const double s = held_s_[Role::kActor]; s > 0) m["perf/idle_ratio/actor"] = std::max(0.0, 1 - actor_busy_s_ / s);
-    double all = 0;
-    for (const auto& [role, s] : held_s_) all += s;
-    if (all > 0) m["pool/expanded_share"] = held_s_[Role::kRollout] / all;
+    if (time.rollout.held > 0) m["perf/idle_ratio/rollout"] = time.rollout.idle();
+    if (time.actor.held > 0) m["perf/idle_ratio/actor"] = time.actor.idle();
+    m["pool/held_s/rollout"] = time.rollout.held;
+    m["pool/held_s/actor"] = time.actor.held;
+    m["pool/busy_s/rollout"] = time.rollout.busy;
+    m["pool/busy_s/actor"] = time.actor.busy;
+    if (time.all > 0) m["pool/expanded_share"] = time.rollout.held / time.all;
   }
   if (pace_scale_ > 0) {
     const PaceCount pace = paced();
@@ -217,8 +211,6 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   any_write_ = true;
   rewards_.clear();
   counts_.clear();
-  held_s_.clear();
-  actor_busy_s_ = 0;
   tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
   kv_usage_ = gen_s_ = reward_s_ = load_s_ = handle_s_ = sync_s_ = checkpoint_s_ = 0;
   Write(report.step.value, report.v, now, m);
@@ -232,8 +224,7 @@ Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimeP
   m["eval/total"] = static_cast<double>(report.total);
   if (const auto found = more.find("eval/return/mean"); report.step.value == 0 && found != more.end()) return_before_ = found->second;
   // What was generated for the evaluation is not part of the next step.
-  for (auto& [place, held] : held_) CountHeld(held, now);
-  held_s_.clear();
+  (void)time_.Take(Seconds(now.since_start));
   phase_seconds_["eval"] += gen_s_;
   tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
   gen_s_ = 0;

@@ -17,6 +17,7 @@
 #include "core/observe/tensorboard_writer.h"
 #include "scheduler/commands.h"
 #include "scheduler/controller.h"
+#include "scheduler/slot_time.h"
 #include "workers/messages.h"
 #include "workers/pacer.h"
 
@@ -66,17 +67,10 @@ class RunMetrics {
   std::map<std::string, std::pair<double, int64_t>> rewards_;  // name -> sum, count
   std::map<std::string, double> counts_;
   std::map<int64_t, int64_t> peak_bytes_;
-  struct Held {
-    Role role = Role::kNone;
-    TimePoint since;
-  };
-  void CountHeld(Held& held, TimePoint now);
-  std::map<int64_t, Held> held_;         // slots
-  std::map<Role, double> held_s_;        // slot-seconds in this step
+  scheduler::SlotTime time_;
   std::map<int64_t, PaceCount> pace_;    // by place, as last said
   PaceCount pace_ended_;                 // of workers that were replaced
   double pace_scale_ = 0;                // 0: nothing is paced
-  double actor_busy_s_ = 0;
   std::map<std::string, double> phase_seconds_;
   TimePoint last_write_;
   bool any_write_ = false;

@@ -79,7 +79,17 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"env_slow_chance", &j.env_slow_chance, 0, 1}, {"env_slow_s", &j.env_slow_s, 0, 1e6},
           {"engine_efficiency", &j.engine_efficiency, 0, 1, true}, {"train_efficiency", &j.train_efficiency, 0, 1, true},
           {"reward_s", &j.reward_s, 0, 1e6}, {"release_s", &j.release_s, 0, 1e6}, {"grant_s", &j.grant_s, 0, 1e6}, {"seed", &j.seed, 0, 1e15},
-          {"recompute", &j.recompute, 0, 1}};
+          {"recompute", &j.recompute, 0, 1}, {"checkpoint_every", &j.checkpoint_every, 0, 1e6}};
+}
+
+std::vector<Entry> FaultEntries(WorkloadFaults& f) {
+  return {{"delay_spread", &f.delay_spread, 0, 1}, {"loss", &f.loss, 0, 0.9}, {"resend_s", &f.resend_s, 0, 1e5}, {"duplicate", &f.duplicate, 0, 1},
+          {"partition_mean_s", &f.partition_mean_s, 0, 1e9}, {"partition_s", &f.partition_s, 0, 1e6}, {"kill_mean_s", &f.kill_mean_s, 0, 1e9},
+          {"hang_mean_s", &f.hang_mean_s, 0, 1e9}, {"restart_s", &f.restart_s, 0, 1e6}, {"slow_share", &f.slow_share, 0, 1},
+          {"slow_factor", &f.slow_factor, 1, 1e4}, {"write_s", &f.write_s, 0, 1e5}, {"disk_slow_mean_s", &f.disk_slow_mean_s, 0, 1e9},
+          {"disk_slow_s", &f.disk_slow_s, 0, 1e6}, {"disk_slow_factor", &f.disk_slow_factor, 1, 1e6}, {"checkpoint_fails", &f.checkpoint_fails, 0, 1},
+          {"checkpoint_s", &f.checkpoint_s, 0, 1e6}, {"stop_at_s", &f.stop_at_s, 0, 1e9}, {"controller_kill_mean_s", &f.controller_kill_mean_s, 0, 1e9},
+          {"resume_s", &f.resume_s, 0, 1e6}};
 }
 
 StatusOr<std::string> ReadText(const std::string& path) {
@@ -149,7 +159,10 @@ StatusOr<Pace> LoadPace(const std::string& path) {
   ReadMap(rest, "pace",
           {{.key = "name", .field = &p.name, .required = true}, {.key = "hardware", .field = &p.hardware, .required = true},
            {"devices_per_slot", &p.devices_per_slot, 1, 65536}, {"engine_efficiency", &p.engine_efficiency, 0, 1, true},
-           {"train_efficiency", &p.train_efficiency, 0, 1, true}, {"token_factor", &p.token_factor, 1, 1e6}},
+           {"train_efficiency", &p.train_efficiency, 0, 1, true}, {"token_factor", &p.token_factor, 1, 1e6},
+           {"step_gap_ms", &p.step_gap_ms, 0, 1e6}, {"slow_beside", &p.slow_beside, 1, 100}, {"message_ms", &p.message_ms, 0, 1e6},
+           {"reward_ms", &p.reward_ms, 0, 1e6}, {"release_ms", &p.release_ms, 0, 1e6}, {"grant_ms", &p.grant_ms, 0, 1e6},
+           {"publish_ms", &p.publish_ms, 0, 1e6}},
           problems);
   if (const Node* model = root.Find("model"); model != nullptr) {
     ReadModel(*model, p.model, problems);
@@ -204,6 +217,8 @@ StatusOr<Workload> LoadWorkload(const std::string& path) {
       ReadModel(value, w.model, problems);
     } else if (key == "job") {
       ReadMap(value, "job", JobEntries(base), problems);
+    } else if (key == "faults") {
+      ReadMap(value, "faults", FaultEntries(w.faults), problems);
     } else if (key == "published") {
       for (const Node& item : value.items) {
         Workload::Published p;
@@ -214,7 +229,7 @@ StatusOr<Workload> LoadWorkload(const std::string& path) {
     } else if (key == "left_out") {
       for (const Node& item : value.items) w.left_out.push_back(item.text);
     } else if (key != "variants" && key != "sweep") {
-      Complain(value, "unknown key '" + key + "'; known: workload, what, hardware, model, job, variants, published, left_out, sweep", problems);
+      Complain(value, "unknown key '" + key + "'; known: workload, what, hardware, model, job, faults, variants, published, left_out, sweep", problems);
     }
   }
   if (w.name.empty()) problems.push_back({root.place, "workload: is missing; it names the workload"});

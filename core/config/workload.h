@@ -34,6 +34,10 @@ struct Pace {
   int64_t devices_per_slot = 1;
   double engine_efficiency = 0.9, train_efficiency = 0.4;  // of the sustained rates
   int64_t token_factor = 1;            // tokens of the modelled job that one token of this job stands for
+  // For `tidepool simulate` alone, measured by tests/bench/calibrate.py on a run; negative: not given.
+  double step_gap_ms = -1;             // of the step overhead: between two engine steps, so not busy
+  double slow_beside = -1;             // an engine step takes so many times longer while another slot works (slots share a machine)
+  double message_ms = -1, reward_ms = -1, release_ms = -1, grant_ms = -1, publish_ms = -1;
 };
 StatusOr<Pace> LoadPace(const std::string& path);
 // File of the profile called `name` in a file at `from`: `name` itself if there is such a file (seen from the current
@@ -50,11 +54,19 @@ struct WorkloadJob {
   double mean_tokens = 1024, sigma_between = 1, sigma_within = 0.35, tokens_per_step = 1;
   double mean_turns = 1, sigma_turns = 0, max_turns = 100, env_step_s = 0, env_step_sd = 0, env_slow_chance = 0, env_slow_s = 0;
   double engine_efficiency = 0.9, train_efficiency = 0.4, reward_s = 0.05, release_s = 0.1, grant_s = 0.2;
-  int64_t seed = 1, recompute = 0;
+  int64_t seed = 1, recompute = 0, checkpoint_every = 0;
+};
+// What goes wrong in every variant; the meaning of the keys is that of scheduler/simulator/faults.h, the names are the same.
+struct WorkloadFaults {
+  double delay_spread = 0, loss = 0, resend_s = 0.2, duplicate = 0, partition_mean_s = 0, partition_s = 10;
+  double kill_mean_s = 0, hang_mean_s = 0, restart_s = 5, slow_share = 0, slow_factor = 4;
+  double write_s = 0.001, disk_slow_mean_s = 0, disk_slow_s = 30, disk_slow_factor = 100, checkpoint_fails = 0, checkpoint_s = 1;
+  double stop_at_s = 0, controller_kill_mean_s = 0, resume_s = 10;
 };
 struct Workload {
   std::string name, what, hardware;    // hardware: a profile's name, or a path
   WorkloadModel model;
+  WorkloadFaults faults;
   std::vector<std::pair<std::string, WorkloadJob>> variants;     // by name; one "base" if none is written
   // What the publication states (never fitted), and what it leaves out.
   struct Published {

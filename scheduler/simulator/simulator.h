@@ -6,7 +6,9 @@
 // drawn latency), rewards and transfers; every decision is the controller's. The engine model jumps to its
 // next stop (end of a chunk, of a turn, an arrival), the time of the steps between in closed form;
 // `per_step` makes an event of every engine step instead (to check the jumps).
-// Nothing fails here; faults are the swarm's business (tests/scheduler). Not thread-safe.
+// `faults` (faults.h) make it go wrong: late and lost messages, dead, silent and slow workers, a slow or full disk, an operator.
+// The swarm (tests/scheduler/sim_cluster) has no cost model but contents, and so checks decisions; here is what faults cost.
+// Not thread-safe.
 
 #include <cstdint>
 #include <functional>
@@ -17,23 +19,11 @@
 
 #include "scheduler/controller.h"
 #include "scheduler/cost_model.h"
+#include "scheduler/simulator/faults.h"
+#include "scheduler/simulator/workload_draws.h"
+#include "scheduler/slot_time.h"
 
 namespace tidepool::scheduler {
-
-struct LengthShape {                   // log-normal, of answers
-  double mean_tokens = 1024;           // after cutting at the limit
-  double sigma_between = 1.0, sigma_within = 0.35;  // of log length: between groups, within one
-};
-struct TurnShape {                     // several turns an answer; mean_turns 1: none
-  double mean_turns = 1, sigma_turns = 0;  // log-normal, cut at max_turns
-  int64_t max_turns = 100;
-  double step_s_mean = 0, step_s_sd = 0;   // of an environment step, normal, never negative
-  double slow_chance = 0, slow_s = 0;      // some steps (resets) take this much longer, exponential
-  // Where the job has an environment (config.environment.name), turns are played by its environment workers, as in a real
-  // run: between turns a sample is in no engine. A turn then takes a log-normal time, unless latency_median_s is 0.
-  double latency_median_s = 0, latency_tail = 0, latency_max_s = 0;
-  int64_t observation_tokens = 8;          // that the environment says after a turn
-};
 
 struct SimJob {
   std::string name;
@@ -47,14 +37,24 @@ struct SimJob {
   std::map<SampleId, int64_t> recorded_lengths;  // of a real run; not empty: instead of `lengths` (others draw from these)
   int64_t prompt_tokens = 512;
   double tokens_per_step = 1;          // > 1: accepted drafts
+  // Decode steps between two chances to join or leave a batch: the token_factor of a paced run. Above 1 a rank of a
+  // training step counts its own time as busy and not the wait for slower ones, since a paced rank keeps its own pace.
+  int64_t engine_quantum = 1;
+  double step_gap_s = 0;               // of hardware.step_overhead_s: between engine steps, so not busy
+  double slow_beside = 1;              // factor of engine steps while another slot is at work (slots that share a machine); training
+                                       // times are those beside others
+  bool prompt_once = false;            // training computes a prompt once a group, as our trainer does
   double reward_s = 0.05, row_s = 0;
   double release_s = 0.1, grant_s = 0.2;   // of a slot, apart from bytes
   double publish_s = 0.01, message_s = 0.0005;
+  double tick_s = 5;                   // between two ticks of the controller; every engine says then how it goes
+  FaultShape faults;
   bool true_lengths = false;           // the dispatcher knows them (oracle order)
   uint64_t seed = 1;
   bool per_step = false, check = true;
   std::function<void(const JournalEntry&)> on_record;  // every record, in order; may be empty
   double limit_s = 1e9;                // virtual
+  std::map<WorkerId, double> join_s;   // when workers said hello in a real run; others at once
 };
 
 struct SimReport {
@@ -65,11 +65,20 @@ struct SimReport {
   double tokens = 0, tokens_per_s = 0, samples_per_s = 0;
   double step_s = 0;                   // mean time between commits, the first left out
   double rollout_s = 0, tail_s = 0;    // per step: first start to last finish; last 10 % of it by samples
-  double idle_rollout = 0, idle_actor = 0;  // of the time that slots were held by the role
+  // Shares as slot_time.h has them, over the steps after the first, as step_s (of one step alone: that).
+  double idle_rollout = 0, idle_actor = 0;
   double share_expanded = 0;           // of all slot-seconds: held for rollout
+  struct Step {
+    double seconds = 0;                // since the step report before
+    SlotTime::Cut time;
+  };
+  std::vector<Step> per_step;
   double prefilled = 0, prefilled_again = 0;  // tokens; again: of samples whose KV was somewhere else
   double switch_s = 0;
   int64_t switches = 0, rollbacks = 0, dropped = 0, stale = 0;
+  int64_t faults = 0, deaths = 0, lives = 1;  // lives: of the controller
+  int64_t lost_tokens = 0;             // had arrived and were asked for again (a restart of the controller apart); always 0
+  int64_t steps_trained = 0;           // number of the last committed step
   std::vector<int64_t> lag_hist;
   std::string violation;               // "" if the checker found none
   uint64_t log_hash = 0;               // of the journal

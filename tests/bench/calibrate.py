@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Simulated against real: the same config run for real and rehearsed by `tidepool simulate --like`.
 
-usage: calibrate.py BUILD_DIR [--slots N] [--steps N] [--paced | --cpu]
-Two parts. Paced: N slots (16) with the times of a 7B model on an H100 each. CPU: two slots of one core, with a profile that is
-fitted to the engine and optimizer steps of one run (colocated) and then used for the others. One JSON object a comparison:
-step time real and simulated (goal: within 10 %), idle shares by role (goal: within 0.05). Exit code 1 if one misses its goal."""
+usage: calibrate.py BUILD_DIR [--paced | --cpu] [--slots N] [--steps N] [--repeat N] [--keep DIR]
+Two parts. Paced: N slots (16) with the times of a 7B model on an H100 each, one run a placement. CPU: two slots of one core,
+the median of N rounds (3) of one run a placement, with a profile that is measured on the round's colocated run (its traces and journal) and
+then used for all four; of the other runs the simulator is given the answer lengths alone. --keep: a folder for the runs and the
+profile; runs that are there already are read again, not repeated.
+One JSON object a comparison, over the steps from the fourth to the last but one, on both sides: step time (goal: within
+10 %), idle shares by role as scheduler/slot_time.h defines them (goal: within 0.05). Exit code 1 if one misses its goal."""
 import gzip
 import json
 import pathlib
@@ -14,8 +17,12 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIG = "configs/test/rl_colocated.yaml"
+PLACEMENTS = ("colocated", "split", "multiplexed", "elastic")
 JOB = ["rollout.max_new_tokens=32", "rollout.chunk_tokens=8", "rollout.group_size=8", "train.groups_per_step=16", "train.micro_batch_tokens=4096",
        "eval.before_train=false", "eval.after_train=false", "checkpoint.every_steps=0", "scheduler.max_lag_versions=1"]
+GROUPS, GROUP_SIZE = 16, 8
+FIRST = 4  # steps before it fill caches and pipes; the last has nothing ahead
 
 
 def tidepool(build, *args):
@@ -25,55 +32,150 @@ def tidepool(build, *args):
     return done.stdout
 
 
-def measured(run, scale):
+def steps_of(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [r["metrics"] for r in rows if "timing_s/step" in r["metrics"]][2:-1]  # the first fill caches, the last has nothing ahead
-    mean = lambda name: statistics.mean(m[name] for m in steps if name in m)
-    return {"step_s": mean("timing_s/step") / scale, "idle_rollout": mean("perf/idle_ratio/rollout"), "idle_actor": mean("perf/idle_ratio/actor"),
-            "missed": steps[-1].get("paced/missed_ratio", 0)}
+    return {r["step"]: r["metrics"] for r in rows if "timing_s/step" in r["metrics"]}
 
 
-def fit(run, path):
-    """A profile whose engine and optimizer steps take what those of the run took."""
-    spans, trained = [], []
-    for file in run.glob("trace/device-*.json.gz"):
-        for e in json.loads(gzip.open(file, "rt").read())["traceEvents"]:
-            if e.get("ph") == "X" and e["name"] == "generate" and e["args"].get("prefill", 0) == 0:
-                spans.append((e["args"]["rows"], e["dur"] * 1e-6))
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        m = json.loads(line)["metrics"]
-        if "timing_s/update_actor" in m:
-            trained.append((m["perf/total_num_tokens"], m["timing_s/update_actor"]))
-    x, y = zip(*spans)
-    mx, my = statistics.mean(x), statistics.mean(y)
-    slope = max(1e-7, sum((a - mx) * (b - my) for a, b in spans) / max(1e-9, sum((a - mx) ** 2 for a in x)))
-    overhead = max(0.0, my - slope * mx)
-    parameters = 1e6  # any: only ratios count
-    flops = 2 * parameters / slope
-    tokens, seconds = (statistics.mean(v) for v in zip(*trained[2:]))
-    efficiency = min(1.0, 6 * parameters * tokens / (seconds * flops))
-    path.with_suffix(".hw.yaml").write_text(
-        f"name: fitted\nsource: a run on this machine\ntflops: {flops / 1e12}\nmemory_gb: 64\nmemory_gb_per_s: 1.0e6\nlink_gb_per_s: 100\n"
-        f"net_gb_per_s: 100\nhost_gb_per_s: 100\nstep_overhead_ms: {overhead * 1e3}\n")
-    path.write_text(f"name: fitted\nhardware: {path.with_suffix('.hw.yaml').name}\nengine_efficiency: 1\ntrain_efficiency: {efficiency}\n"
-                    f"model: {{parameters: {parameters}, layers: 1, heads: 1, kv_heads: 1, head_size: 1}}\n")
-    return {"step_overhead_ms": overhead * 1e3, "per_row_us": slope * 1e6, "train_us_per_token": 1e6 * seconds / tokens}
+def fold(steps):
+    """Step time and idle shares of a window: sums first, then the shares."""
+    sums = {k: sum(s[k] for s in steps) for k in ("seconds", "held_rollout", "busy_rollout", "held_actor", "busy_actor")}
+    idle = lambda role: max(0.0, 1 - sums["busy_" + role] / sums["held_" + role]) if sums["held_" + role] > 0 else 0.0
+    return {"step_s": sums["seconds"] / len(steps), "idle_rollout": idle("rollout"), "idle_actor": idle("actor")}
 
 
-def compare(build, folder, name, placement, overrides, scale, pace):
-    run = folder / f"{name}-{placement}"
-    args = [*JOB, f"scheduler.placement={placement}", *overrides]
-    tidepool(build, "train", "configs/test/rl_colocated.yaml", "--run-dir", str(run), *args)
-    if name == "cpu" and not pace.exists():
-        print(json.dumps({"fitted": fit(run, pace)}), file=sys.stderr)
-    real = measured(run, scale)
-    like = ["--pace", str(pace)] if name == "cpu" else []
-    simulated = json.loads(tidepool(build, "simulate", "configs/test/rl_colocated.yaml", *args, "--like", str(run), "--json", *like))
-    error = simulated["step_s"] / real["step_s"] - 1
-    idle = max(abs(simulated[k] - real[k]) for k in ("idle_rollout", "idle_actor"))
+def measured(run, scale):
+    steps = steps_of(run)
+    window = [steps[k] for k in sorted(steps) if FIRST <= k < max(steps)]
+    return fold([{"seconds": m["timing_s/step"] / scale, **{f"{kind}_{role}": m.get(f"pool/{kind}_s/{role}", 0) for kind in ("held", "busy")
+                                                            for role in ("rollout", "actor")}} for m in window])
+
+
+def simulated(build, args):
+    out = json.loads(tidepool(build, "simulate", CONFIG, *args, "--json"))
+    return fold(out["per_step"][FIRST - 1:-1])
+
+
+def line(points):
+    """Least squares: intercept and slope, neither negative."""
+    mx, my = (statistics.mean(v) for v in zip(*points))
+    slope = max(1e-7, sum((x - mx) * (y - my) for x, y in points) / max(1e-9, sum((x - mx) ** 2 for x, _ in points)))
+    return max(0.0, my - slope * mx), slope
+
+
+def spans_of(run):
+    """Spans of each slot, by their begin: (begin, end, name, args), in seconds."""
+    slots = {}
+    for file in sorted(run.glob("trace/device-*.json.gz")):
+        events = json.loads(gzip.open(file, "rt").read())["traceEvents"]
+        slots[file.name.split("-")[1]] = sorted((e["ts"] * 1e-6, (e["ts"] + e["dur"]) * 1e-6, e["name"], e.get("args", {}))
+                                                for e in events if e.get("ph") == "X")
+    return slots
+
+
+def quantile(values, q):
+    return sorted(values)[int(q * (len(values) - 1))] if values else 0.0
+
+
+def fit(build, run, path):
+    """A profile of this machine from one run: what its engine and optimizer steps took, and what lay between them."""
+    slots = spans_of(run)
+    alone, beside, gaps = [], [], []
+    for slot, spans in slots.items():
+        others = [s for name, other in slots.items() if name != slot for s in other if s[2] in ("generate", "train")]
+        last = None
+        for begin, end, name, args in spans:
+            if name != "generate":
+                last = None
+                continue
+            work = args["rows"] + args.get("prefill", 0)  # a token costs the same in either
+            shared = sum(max(0.0, min(end, e) - max(begin, b)) for b, e, *_ in others)
+            if shared < 0.1 * (end - begin):
+                alone.append((work, end - begin))
+            else:
+                beside.append((work, end - begin, shared))
+            if last is not None:
+                gaps.append(begin - last)
+            last = end
+    overhead, slope = line(alone)
+    # Work done in a second beside another slot, r: a step of d seconds, s of them shared, does d - s + r s.
+    done = sum(overhead + slope * work for work, *_ in beside)
+    slow = 1 / max(0.1, 1 - (sum(d for _, d, _ in beside) - done) / max(1e-9, sum(s for *_, s in beside)))
+    gap = quantile(gaps, 0.5)
+    waits = [g for g in gaps if 1e-3 < g < 2e-2]  # the engine had nothing to do until the controller had heard and answered
+    compute, tokens = [], []
+    steps = steps_of(run)
+    for k in sorted(steps):
+        m = steps[k]
+        if k < FIRST:
+            continue
+        rows = GROUPS * GROUP_SIZE
+        response = m["response_length/mean"]
+        prompt = m["perf/total_num_tokens"] / rows - response
+        # The simulator has its own wait for the slower rank. Colocated: both slots train, a half each.
+        compute.append(m["timing_s/update_actor"] - m["timing_s/actor_reduce"])
+        tokens.append((GROUPS * prompt + rows * response) / 2)
+    flops = 2e6 / slope  # of a model with a million parameters: any would do, only ratios count
+    efficiency = min(1.0, 6e6 * sum(tokens) / (sum(compute) * flops))
+    moved = {"release": [], "grant": [], "publish": [], "reward": []}
+    begun, ended, committed = {}, {}, None
+    for text in tidepool(build, "journal", str(run), "--json").splitlines():
+        r = json.loads(text)
+        kind, now = r["kind"], r["mono_ns"] * 1e-9
+        if kind == "T_BEGIN":
+            begun = {"at": now}
+        elif kind == "RELEASE" and begun:
+            moved["release"].append(now - begun["at"])
+        elif kind == "T_COMMIT" and begun:
+            begun["commit"] = now
+        elif kind == "T_DONE" and "commit" in begun:
+            moved["grant"].append(now - begun["commit"])
+        elif kind == "END":
+            ended[json.dumps(r["tid"])] = now
+        elif kind == "GRADED" and json.dumps(r["tid"]) in ended:
+            moved["reward"].append(now - ended[json.dumps(r["tid"])])
+        elif kind == "STEP_COMMIT":
+            committed = now
+        elif kind == "PUBLISH" and committed is not None:
+            moved["publish"].append(now - committed)
+            committed = None
+    # Half of the slots drain an engine step first: the quickest tenth is what a release itself takes.
+    extra = {"step_gap_ms": gap * 1e3, "slow_beside": max(1.0, slow), "message_ms": quantile(waits, 0.5) * 1e3 / 2, "release_ms": quantile(moved["release"], 0.1) * 1e3,
+             "grant_ms": quantile(moved["grant"], 0.5) * 1e3, "publish_ms": quantile(moved["publish"], 0.5) * 1e3, "reward_ms": quantile(moved["reward"], 0.5) * 1e3}
+    hardware = path.with_suffix(".hw.yaml")
+    hardware.write_text(
+        f"name: this machine\nsource: a colocated run on it (tests/bench/calibrate.py)\ntflops: {flops / 1e12}\nmemory_gb: 64\nmemory_gb_per_s: 1.0e6\n"
+        f"link_gb_per_s: 5\nnet_gb_per_s: 5\nhost_gb_per_s: 5\nstep_overhead_ms: {(overhead + gap) * 1e3}\n")
+    path.write_text(f"name: this machine\nhardware: {hardware.name}\nengine_efficiency: 1\ntrain_efficiency: {efficiency}\n"
+                    "model: {parameters: 1.0e6, layers: 1, heads: 1, kv_heads: 1, head_size: 1}\n" + "".join(f"{k}: {v}\n" for k, v in extra.items()))
+    print(json.dumps({"profile": {"step_overhead_ms": round(overhead * 1e3, 3), "per_token_us": round(slope * 1e6, 1),
+                                  "train_us_per_token": round(1e6 * sum(compute) / sum(tokens), 1), **{k: round(v, 3) for k, v in extra.items()}}}), flush=True)
+
+
+def pairs_of(build, folder, kind, overrides_of, repeat, scale):
+    """Real and simulated, by placement: rounds of one run each, so that placements share the hour of the machine."""
+    real, simulation = ({p: [] for p in PLACEMENTS} for _ in range(2))
+    for k in range(repeat):
+        pace = folder / f"fitted-{k}.yaml"
+        for placement in PLACEMENTS:
+            args = [*JOB, f"scheduler.placement={placement}", *overrides_of(placement)]
+            run = folder / f"{kind}-{placement}-{k}"
+            if not (run / "summary.json").exists():
+                tidepool(build, "train", CONFIG, "--run-dir", str(run), *args)
+            if kind == "cpu" and not pace.exists():
+                fit(build, run, pace)
+            real[placement].append(measured(run, scale))
+            simulation[placement].append(simulated(build, [*args, "--like", str(run), *(["--pace", str(pace)] if kind == "cpu" else [])]))
+    return real, simulation
+
+
+def judge(kind, placement, real, simulation):
+    median = lambda all_: {key: round(statistics.median(x[key] for x in all_), 4) for key in all_[0]}
+    r, s = median(real), median(simulation)
+    error = s["step_s"] / r["step_s"] - 1
+    idle = max(abs(s[key] - r[key]) for key in ("idle_rollout", "idle_actor"))
     good = abs(error) <= 0.10 and idle <= 0.05
-    print(json.dumps({"bench": "calibrate", "case": f"{name} {placement}", "real": real,
-                      "simulated": {k: simulated[k] for k in ("step_s", "idle_rollout", "idle_actor")}, "step_error": round(error, 3),
+    print(json.dumps({"bench": "calibrate", "case": f"{kind} {placement}", "runs": len(real), "real": r, "simulated": s, "step_error": round(error, 3),
                       "idle_error": round(idle, 3), "good": good}), flush=True)
     return good
 
@@ -84,23 +186,26 @@ def main():
         print(__doc__)
         return 0 if args else 2
     build = pathlib.Path(args.pop(0)).resolve()
-    value = lambda flag, otherwise: int(args[args.index(flag) + 1]) if flag in args else otherwise
-    slots, steps = value("--slots", 16), value("--steps", 14)
+    value = lambda flag, otherwise: args[args.index(flag) + 1] if flag in args else otherwise
+    slots, steps, repeat = int(value("--slots", 16)), int(value("--steps", 14)), int(value("--repeat", 3))
     good = True
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
+        folder = pathlib.Path(value("--keep", temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        actors = lambda placement, n: [] if placement in ("colocated", "elastic") else [f"scheduler.actor_slots={n}"]
+        parts = []
         if "--cpu" not in args:
             scale = 0.5
-            for placement in ("colocated", "split", "multiplexed", "elastic"):
-                actor = [] if placement in ("colocated", "elastic") else [f"scheduler.actor_slots={slots // 2}"]
-                good &= compare(build, folder, "paced", placement, [f"cluster.slots={slots}", "cluster.threads_per_slot=1", f"train.steps={steps}", *actor,
-                                "cluster.pace=configs/pace/qwen7b_h100.yaml", f"cluster.pace_scale={scale}"], scale, None)
+            parts.append(("paced", lambda p: [f"cluster.slots={slots}", "cluster.threads_per_slot=1", f"train.steps={steps}", *actors(p, slots // 2),
+                                              "cluster.pace=configs/pace/qwen7b_h100.yaml", f"cluster.pace_scale={scale}"], 1, scale))
         if "--paced" not in args:
-            pace = folder / "fitted.yaml"
-            for placement in ("colocated", "split", "multiplexed"):
-                good &= compare(build, folder, "cpu", placement, ["cluster.slots=2", "cluster.threads_per_slot=1", f"train.steps={4 * steps}",
-                                "model.init.hidden_size=128", "model.init.intermediate_size=384", "model.init.layers=4", "model.init.head_size=32",
-                                "model.init.heads=4"], 1, pace)
+            parts.append(("cpu", lambda p: ["cluster.slots=2", "cluster.threads_per_slot=1", f"train.steps={2 * steps + 2}", *actors(p, 1),
+                                            "model.init.hidden_size=128", "model.init.intermediate_size=384", "model.init.layers=4",
+                                            "model.init.head_size=32", "model.init.heads=4"], repeat, 1))
+        for kind, overrides_of, rounds, scale in parts:
+            real, simulation = pairs_of(build, folder, kind, overrides_of, rounds, scale)
+            for placement in PLACEMENTS:
+                good &= judge(kind, placement, real[placement], simulation[placement])
     return 0 if good else 1
 
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "scheduler/simulator/engine_model.h"
 #include "scheduler/simulator/simulator.h"
 
 namespace tidepool::scheduler {
@@ -122,6 +123,108 @@ TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
     }
     EXPECT_GE(r.seconds, cost.DecodeSteps(1, 0, longest)) << "seed " << seed;
   }
+}
+
+TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
+  FaultShape bad;
+  bad.delay_spread = 0.9, bad.loss = 0.05, bad.duplicate = 0.05;
+  bad.partition_mean_s = 60, bad.partition_s = 8;
+  bad.kill_mean_s = 20, bad.hang_mean_s = 200, bad.restart_s = 5;
+  bad.slow_share = 0.2, bad.slow_factor = 3;
+  bad.disk_slow_mean_s = 100, bad.checkpoint_fails = 0.2;
+  bad.stop_at_s = 60, bad.controller_kill_mean_s = 300;
+  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+    SCOPED_TRACE(placement);
+    SimJob j = Job(placement, 8);
+    j.controller.config.train.steps = 8;
+    j.controller.config.checkpoint.every_steps = 2;
+    j.tick_s = 1;
+    j.limit_s = 1e6;
+    const SimReport calm = Rehearse(j);
+    j.faults = bad;
+    const SimReport r = Rehearse(j);
+    EXPECT_EQ(r.steps_trained, 8);
+    EXPECT_EQ(r.lost_tokens, 0) << "what had arrived is not generated again";
+    EXPECT_GE(r.lives, 2) << "it was stopped once";
+    EXPECT_GT(r.faults, 20);
+    EXPECT_GT(r.seconds, calm.seconds);
+    EXPECT_EQ(Rehearse(j).log_hash, r.log_hash) << "faults come from the seed";
+  }
+}
+
+TEST(SimulatorTest, OneKindOfFaultShowsWhereItBelongs) {
+  const SimJob calm_job = Job("split", 4);
+  const SimReport calm = Rehearse(calm_job);
+  EXPECT_EQ(calm.faults, 0);
+  const auto with = [&](const auto& change) {
+    SimJob j = calm_job;
+    change(j.faults);
+    return Rehearse(j);
+  };
+  EXPECT_GT(with([](FaultShape& f) { f.kill_mean_s = 10; }).deaths, 0);
+  EXPECT_GT(with([](FaultShape& f) { f.slow_share = 1, f.slow_factor = 3; }).seconds, 2 * calm.seconds);
+  EXPECT_EQ(with([](FaultShape& f) { f.stop_at_s = 10; }).lives, 2);
+  EXPECT_GT(with([](FaultShape& f) { f.loss = 0.2; }).faults, 0);
+}
+
+// All at once, no prompt is long, nobody waits: what a step that has begun does to a run that comes a moment later.
+TEST(EngineModelTest, AStepThatHasBegunTakesNobodyIn) {
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  for (const int64_t quantum : {1, 16}) {
+    EngineModel engine(cost, quantum, 1, 0);
+    EngineRun run;
+    run.tid = {0, 0, 0};
+    run.context = 100;
+    run.chunk_left = 4 * quantum, run.total_left = 1 << 20, run.turn_left = 1 << 20;
+    engine.Add(run, 0);
+    EngineRun late = run;
+    late.tid = {0, 0, 1};
+    const double moment = 0.1 * cost.DecodeSteps(1, 100, quantum);
+    engine.CatchUp(moment);
+    engine.Add(late, moment);
+    EXPECT_EQ(engine.batch(), 1);
+    EXPECT_NEAR(engine.Next(false), cost.DecodeSteps(1, 100, quantum), 1e-9) << "it joins at the end of the step";
+    std::vector<std::pair<SampleId, double>> ends;
+    for (double t = engine.Next(false); std::isfinite(t) && ends.size() < 2; t = engine.Next(false)) {
+      for (const SampleId& tid : engine.Stop(t)) {
+        ends.emplace_back(tid, t);
+        EXPECT_EQ(engine.Take(tid).generated, 4 * quantum);
+      }
+    }
+    ASSERT_EQ(ends.size(), 2U);
+    EXPECT_EQ(ends[0].first, run.tid);
+    const double step = cost.DecodeSteps(1, 100, quantum);
+    EXPECT_NEAR(ends[1].second - ends[0].second, step, 0.2 * step) << "a step behind, and never in step again";
+  }
+}
+
+TEST(EngineModelTest, WhatEndsInTheStepBeforeADrainHasEnded) {
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  EngineModel engine(cost, 8, 1, 0);
+  EngineRun run;
+  run.tid = {0, 0, 0};
+  run.context = 10;
+  run.chunk_left = run.turn_left = 1 << 20, run.total_left = 8;
+  engine.Add(run, 0);
+  const double over = engine.FinishStep(0.001);
+  EXPECT_NEAR(over, cost.DecodeSteps(1, 10, 8), 1e-9);
+  EXPECT_EQ(engine.Take(run.tid).total_left, 0);
+}
+
+TEST(SlotTimeTest, SharesAreOfSumsAndNotMeansOfShares) {
+  SlotTime time;
+  time.Hold(0, Role::kRollout, 0);
+  time.Hold(1, Role::kActor, 0);
+  time.Busy(Role::kRollout, 9);
+  SlotTime::Cut window = time.Take(10);        // a long step
+  EXPECT_NEAR(window.rollout.idle(), 0.1, 1e-12);
+  EXPECT_EQ(window.actor.idle(), 1);
+  window += time.Take(12);                     // a short one, in which nothing was generated
+  EXPECT_NEAR(window.rollout.idle(), 0.25, 1e-12);
+  time.Hold(0, Role::kNone, 13);               // given up: held until then
+  const SlotTime::Cut rest = time.Take(20);
+  EXPECT_NEAR(rest.rollout.held, 1, 1e-12);
+  EXPECT_NEAR(rest.all, 16, 1e-12);
 }
 
 TEST(CostModelTest, ClosedFormOfManyStepsIsTheSumOfThem) {

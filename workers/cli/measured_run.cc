@@ -33,7 +33,9 @@ StatusOr<MeasuredRun> MeasureRun(const std::string& run) {
   std::vector<SlotId> moving;
   for (const JournalEntry& entry : journal.entries) {
     const double now = static_cast<double>(entry.mono_ns) * 1e-9;
-    if (const auto* x = std::get_if<record::End>(&entry.record)) {
+    if (const auto* x = std::get_if<record::Join>(&entry.record)) {
+      out.join_s.try_emplace(x->worker.worker, now);
+    } else if (const auto* x = std::get_if<record::End>(&entry.record)) {
       ended[x->tid] = now;
     } else if (const auto* x = std::get_if<record::Enq>(&entry.record)) {
       prompts += static_cast<double>(x->prompt_len);

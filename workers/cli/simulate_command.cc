@@ -69,7 +69,11 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, con
   c.rollout.kv_cache_tokens = j.kv_cache_tokens;
   c.rollout.kv_on_update = j.kv_on_update;
   c.reward.workers = j.reward_workers;
-  c.checkpoint.every_steps = 0;
+  c.checkpoint.every_steps = j.checkpoint_every;
+  const config::WorkloadFaults& f = w.faults;
+  s.faults = {f.delay_spread, f.loss, f.resend_s, f.duplicate, f.partition_mean_s, f.partition_s, f.kill_mean_s, f.hang_mean_s, f.restart_s, f.slow_share,
+              f.slow_factor, f.write_s, f.disk_slow_mean_s, f.disk_slow_s, f.disk_slow_factor, f.checkpoint_fails, f.checkpoint_s, f.stop_at_s,
+              f.controller_kill_mean_s, f.resume_s};
   return s;
 }
 
@@ -119,6 +123,23 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
   return OkStatus();
 }
 
+// What the file says was measured goes before what is guessed, or read from another run.
+Status TakeMeasured(const std::string& pace, SimJob& s) {
+  TP_ASSIGN_OR_RETURN(const PaceModel p, LoadPaceModel(pace));
+  const config::Pace& m = p.measured;
+  const auto take = [](double ms, double& seconds) {
+    if (ms >= 0) seconds = ms * 1e-3;
+  };
+  take(m.step_gap_ms, s.step_gap_s);
+  take(m.message_ms, s.message_s);
+  take(m.reward_ms, s.reward_s);
+  take(m.release_ms, s.release_s);
+  take(m.grant_ms, s.grant_s);
+  take(m.publish_ms, s.publish_s);
+  if (m.slow_beside > 0) s.slow_beside = m.slow_beside;
+  return OkStatus();
+}
+
 StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   if (config.job != "rl") return InvalidArgument("job is " + config.job + "; what is simulated generates (job: rl)");
   SimJob s;
@@ -149,12 +170,17 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
     s.engine_efficiency = p.engine_efficiency;
     s.train_efficiency = p.train_efficiency;
     factor = p.token_factor;
-    if (!config.cluster.pace.empty()) scale = config.cluster.pace_scale;
+    if (!config.cluster.pace.empty()) {
+      scale = config.cluster.pace_scale;
+      s.engine_quantum = factor;       // as the paced run itself: its engine makes that many modelled steps at once
+    }
     // Paced slots keep the caches of the small job, which holds all that may be in flight.
     if (config.rollout.kv_cache_tokens == 0) s.controller.config.rollout.kv_cache_tokens = int64_t{1} << 40;
   }
   s.turns.latency_median_s /= scale;
   s.turns.latency_max_s /= scale;
+  s.tick_s = config.cluster.heartbeat_s / scale;
+  s.prompt_once = config.cluster.pace.empty();  // a paced trainer is given the time of all rows
   if (!o.like.empty()) {
     TP_ASSIGN_OR_RETURN(MeasuredRun m, MeasureRun(o.like));
     s.recorded_lengths = std::move(m.lengths);
@@ -166,7 +192,9 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
     }
     s.publish_s = m.publish_s / scale;
     s.message_s = 0.0005 / scale;
+    for (const auto& [worker, at] : m.join_s) s.join_s[worker] = at / scale;
   }
+  if (!pace.empty()) TP_RETURN_IF_ERROR(TakeMeasured(pace, s));
   StretchTokens(s, factor);
   return s;
 }
@@ -215,6 +243,15 @@ void PrintRow(const std::string& name, const SimReport& r) {
               Seconds(r.step_s).c_str(), Seconds(r.tail_s).c_str(), r.idle_rollout, r.idle_actor, static_cast<long>(r.switches),
               r.tokens > 0 ? 100 * r.prefilled_again / r.tokens : 0.0);
 }
+void PrintFaults(const std::vector<std::pair<std::string, SimReport>>& rows) {
+  std::printf("\n| %-22s | %9s | %7s | %10s | %9s | %12s | %14s | %7s |\n", "with faults", "faults", "deaths", "ctl. lives", "rollbacks", "lost tokens",
+              "re-prefilled", "dropped");
+  std::printf("|---|---|---|---|---|---|---|---|\n");
+  for (const auto& [name, r] : rows) {
+    std::printf("| %-22s | %9ld | %7ld | %10ld | %9ld | %12ld | %14.0f | %7ld |\n", name.c_str(), static_cast<long>(r.faults), static_cast<long>(r.deaths),
+                static_cast<long>(r.lives), static_cast<long>(r.rollbacks), static_cast<long>(r.lost_tokens), r.prefilled_again, static_cast<long>(r.dropped));
+  }
+}
 void PrintCost(const std::vector<SimReport>& reports) {
   int64_t events = 0;
   double cpu = 0;
@@ -231,14 +268,17 @@ Status SimulateWorkload(const Options& o) {
   std::vector<SimReport> all;
   const auto table = [&](const std::vector<std::pair<std::string, config::WorkloadJob>>& variants) -> Status {
     PrintHead();
+    std::vector<std::pair<std::string, SimReport>> faulty;
     for (const auto& [name, job] : variants) {
       SimJob s = FromWorkload(w, job, hardware);
       s.per_step = o.per_step;
       TP_ASSIGN_OR_RETURN(SimReport r, RunOne(s, o.journal.empty() ? "" : o.journal + "/" + name));
       PrintRow(name, r);
       std::fflush(stdout);
+      if (s.faults.any()) faulty.emplace_back(name, r);
       all.push_back(std::move(r));
     }
+    if (!faulty.empty()) PrintFaults(faulty);
     return OkStatus();
   };
   TP_RETURN_IF_ERROR(table(w.variants));
@@ -268,11 +308,17 @@ Status SimulateConfig(const Options& o) {
   s.per_step = o.per_step;
   TP_ASSIGN_OR_RETURN(const SimReport r, RunOne(s, o.journal));
   if (o.json) {
+    nlohmann::json per_step = nlohmann::json::array();
+    for (const SimReport::Step& step : r.per_step) {
+      per_step.push_back({{"seconds", step.seconds}, {"held_rollout", step.time.rollout.held}, {"held_actor", step.time.actor.held},
+                          {"busy_rollout", step.time.rollout.busy}, {"busy_actor", step.time.actor.busy}});
+    }
     const nlohmann::json out = {{"name", s.name}, {"placement", loaded.config.scheduler.placement}, {"hardware", s.hardware.name}, {"steps", r.steps},
                                 {"step_s", r.step_s}, {"samples_per_s", r.samples_per_s}, {"tokens_per_s", r.tokens_per_s},
                                 {"idle_rollout", r.idle_rollout}, {"idle_actor", r.idle_actor}, {"share_expanded", r.share_expanded},
                                 {"moves", r.switches}, {"dropped", r.dropped}, {"events", r.events}, {"cpu_s", r.cpu_s}, {"lag_hist", r.lag_hist},
-                                {"log_hash", std::to_string(r.log_hash)}};
+                                {"log_hash", std::to_string(r.log_hash)},
+                                {"prefilled", r.prefilled}, {"prefilled_again", r.prefilled_again}, {"per_step", std::move(per_step)}};
     std::printf("%s\n", out.dump().c_str());
     return OkStatus();
   }

@@ -1,0 +1,59 @@
+#pragma once
+// What a modelled job is like: how long its answers are, how many turns they have, how long its environments take. All
+// draws are hashes of the seed and the sample, so they are the same whatever the order of events.
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/base/ids.h"
+
+namespace tidepool::scheduler {
+
+struct LengthShape {                   // log-normal, of answers
+  double mean_tokens = 1024;           // after cutting at the limit
+  double sigma_between = 1.0, sigma_within = 0.35;  // of log length: between groups, within one
+};
+struct TurnShape {                     // several turns an answer; mean_turns 1: none
+  double mean_turns = 1, sigma_turns = 0;  // log-normal, cut at max_turns
+  int64_t max_turns = 100;
+  double step_s_mean = 0, step_s_sd = 0;   // of an environment step, normal, never negative
+  double slow_chance = 0, slow_s = 0;      // some steps (resets) take this much longer, exponential
+  // Where the job has an environment (config.environment.name), turns are played by its environment workers, as in a real
+  // run: between turns a sample is in no engine. A turn then takes a log-normal time, unless latency_median_s is 0.
+  double latency_median_s = 0, latency_tail = 0, latency_max_s = 0;
+  int64_t observation_tokens = 8;          // that the environment says after a turn
+};
+
+class WorkloadDraws {
+ public:
+  // `recorded`: lengths of a real run; not empty: instead of `lengths` (samples that are not in it draw from these).
+  // max_new_tokens: the limit of an answer; max_turn_tokens: of a turn of an episode, 0: none.
+  WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns, const std::map<SampleId, int64_t>& recorded, int64_t max_new_tokens,
+                int64_t max_turn_tokens);
+
+  [[nodiscard]] int64_t Length(const SampleId& tid) const;
+  [[nodiscard]] int64_t Turns(const SampleId& tid) const;
+  // Of turns that are played inside the engine's worker: the length of each, and the time between two.
+  [[nodiscard]] int64_t TurnTokens(const SampleId& tid) const;
+  [[nodiscard]] double EnvironmentSeconds(const SampleId& tid, int64_t at) const;
+  // Of episodes: the time of a turn, and the policy's tokens in it (the length has the observations in it).
+  [[nodiscard]] double TurnSeconds(const SampleId& tid, int64_t turn) const;
+  [[nodiscard]] int64_t Said(const SampleId& tid) const;
+
+ private:
+  [[nodiscard]] double Unit(uint64_t key, uint32_t a, uint32_t b) const;
+  [[nodiscard]] double Normal(uint64_t key, uint32_t a) const;
+  [[nodiscard]] double RawLength(const SampleId& tid, double m) const;
+  void Calibrate();
+
+  uint64_t seed_;
+  LengthShape lengths_;
+  TurnShape turns_;
+  std::map<SampleId, int64_t> recorded_;
+  std::vector<int64_t> any_;           // recorded lengths, by sample
+  int64_t max_new_tokens_, max_turn_tokens_;
+  double mu_ = 0;                      // of log length
+};
+
+}  // namespace tidepool::scheduler
