@@ -130,7 +130,7 @@ void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std
 void Controller::Impl::Dispatch() {
   if (shutdown.requested()) return;
   if (options.config.rollout.pin_version) DropOrphans();
-  for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); }, state.version())) {
+  for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); }, state.version(), ComingEngines())) {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});
@@ -138,6 +138,15 @@ void Controller::Impl::Dispatch() {
     out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.limit(),
                                options.config.rollout.kv_on_update == "keep"});
   }
+}
+
+int64_t Controller::Impl::ComingEngines() {
+  if (granting.first != pool.generation()) {
+    granting = {pool.generation(), std::count_if(pool.slots().begin(), pool.slots().end(), [](const auto& item) {
+                  return item.second.phase == SlotPhase::kGranting && item.second.role == Role::kRollout;
+                })};
+  }
+  return granting.second + weights.loading();
 }
 
 // rollout.pin_version: samples whose weights nobody has any more can never go on; their groups begin again.

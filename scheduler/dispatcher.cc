@@ -371,10 +371,11 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   // others follow within a load.
   const bool fresh = newest.valid() && !r.only.valid() && r.generated == 0 && group != groups_.end();
   const Version least_version = !fresh ? Version{} : group->second.oldest.valid() ? std::min(group->second.oldest, newest) : newest;
-  const auto usable = static_cast<int64_t>(by_load_.size());
+  const auto usable = static_cast<int64_t>(by_load_.size()) + coming_;
   const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
   const auto ok = [&](const Engine& e) {
     if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && Load(e) >= share))) return false;
+    if (coming_ > 0 && !r.only.valid() && Load(e) >= share) return false;
     if (r.taken_back && e.in_flight.contains({r.tid, r.att})) return false;  // its cancelled chunk is not over there yet
     if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
     return e.open && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
@@ -396,10 +397,12 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   return least;
 }
 
-std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest) {
+std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest,
+                                                  int64_t coming) {
   std::vector<Chunk> chunks;
   if (ready_keys_.empty() || by_load_.empty()) return chunks;
   older_ = 0;
+  coming_ = coming;
   for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;
   const int64_t most = std::min(options_.max_concurrent, cap_);
   std::array<std::set<ReadyKey>::iterator, 2> at{ready_[0].begin(), ready_[1].begin()};

@@ -42,6 +42,7 @@ class WeightRoll {
   [[nodiscard]] const Place* Find(WorkerId worker) const;
   [[nodiscard]] const std::map<WorkerId, Place>& places() const { return places_; }
   [[nodiscard]] const Version& target() const { return target_; }
+  [[nodiscard]] int64_t loading() const { return loading_; }
   [[nodiscard]] int64_t mismatches() const { return mismatches_; }
 
  private:

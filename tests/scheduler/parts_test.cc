@@ -280,6 +280,20 @@ TEST(DispatcherTest, FreshGroupsBeginOnTheNewestWeightsWhatHasBegunGoesOnWhereIt
   EXPECT_EQ(d.in_flight(), 5);
 }
 
+// After a step that all slots trained, the first one back was given every sample that waited, and the others nothing.
+TEST(DispatcherTest, WhoIsBackFirstGetsItsShareWhileOthersAreComing) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  for (int64_t g = 0; g < 8; ++g) d.Add(MakeRequest(g, 0));
+  for (int64_t i = 1; i <= 4; ++i) {
+    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.Admit({i}, {0, 3});
+    for (const auto& c : d.Assign(kAnyVersion, {0, 3}, 4 - i)) EXPECT_EQ(c.worker.worker, WorkerId{i});
+    EXPECT_EQ(d.FindEngine({i})->in_flight.size(), 2U) << i;
+  }
+  for (int64_t g = 8; g < 12; ++g) d.Add(MakeRequest(g, 0));
+  EXPECT_EQ(d.Assign(kAnyVersion, {0, 3}).size(), 4U) << "nobody else is coming: all is given out";
+}
+
 TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
   Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   const WorkerRef a{{1}, {1}}, b{{2}, {2}};
