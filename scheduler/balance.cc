@@ -1,7 +1,6 @@
 #include "scheduler/balance.h"
 
 #include <algorithm>
-#include <queue>
 #include <utility>
 
 #include "core/base/check.h"
@@ -13,20 +12,36 @@ struct Bin {
   double cost = 0;
   std::vector<int64_t> items;
 };
-struct Tuple {                   // k bins, most expensive first
+struct Tuple {                   // k bins, most expensive first; empty ones, which come last, are not stored
   std::vector<Bin> bins;
   int64_t first = 0;             // smallest item: decides ties
-  [[nodiscard]] double Spread() const { return bins.front().cost - bins.back().cost; }
+  double spread = 0;             // of the costs of all k
 };
 // The largest spread first; among equals the one with the smallest item.
 struct Later {
   bool operator()(const Tuple& x, const Tuple& y) const {
-    return x.Spread() != y.Spread() ? x.Spread() < y.Spread() : x.first > y.first;
+    return x.spread != y.spread ? x.spread < y.spread : x.first > y.first;
   }
 };
 
-void Sort(Tuple& t) {
+void Sort(Tuple& t, size_t k) {
   std::stable_sort(t.bins.begin(), t.bins.end(), [](const Bin& x, const Bin& y) { return x.cost > y.cost; });
+  t.spread = t.bins.front().cost - (t.bins.size() < k ? 0 : t.bins.back().cost);
+}
+
+// The most expensive bin of one with the cheapest of the other, and so on: bin i with bin k - 1 - i.
+Tuple Join(Tuple x, Tuple y, size_t k) {
+  const size_t p = x.bins.size(), q = y.bins.size();
+  for (size_t i = k - q; i < p; ++i) {  // both have something there
+    Bin& to = x.bins[i];
+    Bin& from = y.bins[k - 1 - i];
+    to.cost += from.cost;
+    to.items.insert(to.items.end(), from.items.begin(), from.items.end());
+  }
+  for (size_t i = std::max(p, k - q); i < k; ++i) x.bins.push_back(std::move(y.bins[k - 1 - i]));
+  x.first = std::min(x.first, y.first);
+  Sort(x, k);
+  return x;
 }
 
 }  // namespace
@@ -36,43 +51,37 @@ std::vector<std::vector<int64_t>> BalancedPartition(std::span<const double> cost
   const auto k = static_cast<size_t>(ranks);
   std::vector<std::vector<int64_t>> result(k);
   if (costs.empty()) return result;
-  std::priority_queue<Tuple, std::vector<Tuple>, Later> heap;
+  std::vector<Tuple> heap;
   std::vector<int64_t> order(costs.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
   std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return costs[static_cast<size_t>(x)] > costs[static_cast<size_t>(y)]; });
   const size_t at_once = equal_count ? k : 1;
   for (size_t i = 0; i < order.size(); i += at_once) {
-    Tuple t{.bins = std::vector<Bin>(k), .first = order[i]};
+    Tuple t{.bins = {}, .first = order[i], .spread = 0};
     for (size_t j = 0; j < at_once && i + j < order.size(); ++j) {
-      t.bins[j] = {costs[static_cast<size_t>(order[i + j])], {order[i + j]}};
+      t.bins.push_back({costs[static_cast<size_t>(order[i + j])], {order[i + j]}});
       t.first = std::min(t.first, order[i + j]);
     }
-    Sort(t);
-    heap.push(std::move(t));
+    Sort(t, k);
+    heap.push_back(std::move(t));
   }
+  std::make_heap(heap.begin(), heap.end(), Later());
+  const auto take = [&] {
+    std::pop_heap(heap.begin(), heap.end(), Later());
+    Tuple t = std::move(heap.back());
+    heap.pop_back();
+    return t;
+  };
   while (heap.size() > 1) {
-    Tuple x = heap.top();
-    heap.pop();
-    Tuple y = heap.top();
-    heap.pop();
-    for (size_t i = 0; i < k; ++i) {
-      Bin& to = x.bins[i];
-      Bin& from = y.bins[k - 1 - i];
-      to.cost += from.cost;
-      to.items.insert(to.items.end(), from.items.begin(), from.items.end());
-    }
-    x.first = std::min(x.first, y.first);
-    Sort(x);
-    heap.push(std::move(x));
+    Tuple x = take();
+    heap.push_back(Join(std::move(x), take(), k));
+    std::push_heap(heap.begin(), heap.end(), Later());
   }
-  Tuple last = heap.top();
+  Tuple last = take();
   // Bins by their smallest item, so that rank 0 has the batch's first group.
   for (Bin& b : last.bins) std::sort(b.items.begin(), b.items.end());
-  std::stable_sort(last.bins.begin(), last.bins.end(), [](const Bin& x, const Bin& y) {
-    if (x.items.empty() != y.items.empty()) return y.items.empty();
-    return !x.items.empty() && x.items.front() < y.items.front();
-  });
-  for (size_t i = 0; i < k; ++i) result[i] = std::move(last.bins[i].items);
+  std::ranges::sort(last.bins, {}, [](const Bin& b) { return b.items.front(); });
+  for (size_t i = 0; i < last.bins.size(); ++i) result[i] = std::move(last.bins[i].items);
   return result;
 }
 

@@ -9,13 +9,20 @@ namespace tidepool::scheduler {
 
 PoolView Controller::Impl::ViewPool() const {
   PoolView view = fleet;
+  view.slots.reserve(pool.slots().size());
+  std::vector<SlotId> trains;  // sorted
+  if (trainer.training) {
+    for (const auto& m : trainer.training->members) {
+      if (pool.slot(m.slot).holder == m.worker) trains.push_back(m.slot);
+    }
+    std::ranges::sort(trains);
+  }
   for (const auto& [id, s] : pool.slots()) {
     SlotView v{.id = id};
     v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
     v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && health.IsCurrent(s.holder);
     v.avoid = now < s.avoid_until;
-    v.trains = trainer.training && std::any_of(trainer.training->members.begin(), trainer.training->members.end(),
-                                               [&](const auto& m) { return m.slot == id && m.worker == s.holder; });
+    v.trains = std::ranges::binary_search(trains, id);
     v.has_state = HasState(s.holder);
     if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now - s.taken);
     view.slots.push_back(v);
@@ -72,10 +79,11 @@ void Controller::Impl::AdvancePool(bool again) {
   planned = key;
   const Plan& wanted = DecidePlan(ledger);
   std::map<SlotId, Role> joins, takes, owed;
+  auto want = wanted.roles.begin();
   for (const auto& [id, s] : pool.slots()) {
-    if (!s.holder.inc.valid() || !health.IsCurrent(s.holder) || s.t.valid()) continue;
-    const auto want = wanted.roles.find(id);
-    if (want == wanted.roles.end()) continue;
+    while (want != wanted.roles.end() && want->first < id) ++want;
+    if (want == wanted.roles.end()) break;
+    if (want->first != id || s.t.valid() || !s.holder.inc.valid() || !health.IsCurrent(s.holder)) continue;
     if (s.phase == SlotPhase::kReleased) {
       owed[id] = want->second;
     } else if (s.phase == SlotPhase::kFree) {

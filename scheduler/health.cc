@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/base/check.h"
 #include "core/base/hash.h"
 #include "scheduler/plants.h"
 
@@ -14,6 +15,7 @@ constexpr int64_t kRetireRestarts = 5;
 constexpr double kRetireWindowSeconds = 600;
 constexpr double kStreakResetSeconds = 300;
 constexpr int64_t kGiveUpStarts = 3;
+constexpr int64_t kMostWorkers = 1 << 20;
 constexpr double kSlowSeconds = 10, kSlowSteps = 20;  // token progress: suspect
 constexpr double kHungFactor = 3;                     // and dead after three times that
 
@@ -36,9 +38,19 @@ Duration Health::dead_after() const {
   return FromSeconds(std::max(kMinDeadSeconds, 9 * options_.heartbeat_s));
 }
 
+Health::Place& Health::At(WorkerId worker) {
+  const auto i = static_cast<size_t>(worker.value);
+  if (i < by_id_.size() && by_id_[i] != nullptr) return *by_id_[i];
+  TP_CHECK(worker.value >= 0 && worker.value < kMostWorkers) << worker.value;
+  Place& p = places_[worker];
+  if (i >= by_id_.size()) by_id_.resize(i + 1, nullptr);
+  by_id_[i] = &p;
+  return p;
+}
+
 const Health::Place* Health::Find(WorkerId worker) const {
-  const auto it = places_.find(worker);
-  return it == places_.end() ? nullptr : &it->second;
+  const auto i = static_cast<size_t>(worker.value);  // < 0: beyond any
+  return i < by_id_.size() ? by_id_[i] : nullptr;
 }
 
 bool Health::IsCurrent(const WorkerRef& ref) const {
@@ -52,13 +64,13 @@ bool Health::MayServe(WorkerId worker) const {
 }
 
 void Health::Starting(WorkerId worker, TimePoint now) {
-  Place& p = places_[worker];
+  Place& p = At(worker);
   p.life = Life::kStarting;
   p.starting_since = now;
 }
 
 void Health::Joined(const WorkerRef& ref, TimePoint now) {
-  Place& p = places_[ref.worker];
+  Place& p = At(ref.worker);
   p.life = Life::kStale;
   p.ref = ref;
   p.heard = p.progress = p.born = now;
@@ -69,12 +81,12 @@ void Health::Joined(const WorkerRef& ref, TimePoint now) {
 }
 
 void Health::Admitted(WorkerId worker) {
-  Place& p = places_[worker];
+  Place& p = At(worker);
   if (p.life == Life::kStale) p.life = Life::kHealthy;
 }
 
 void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now) {
-  Place& p = places_[worker];
+  Place& p = At(worker);
   p.heard = now;
   if (beat.op_seq != p.op_seq || beat.op != p.op) {
     p.op_seq = beat.op_seq;
@@ -93,13 +105,13 @@ void Health::Progress(WorkerId worker, TimePoint now) {
 }
 
 void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {
-  Place& p = places_[worker];
+  Place& p = At(worker);
   if (busy && !p.busy) p.progress = now;
   p.busy = busy;
 }
 
 Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now) {
-  Place& p = places_[worker];
+  Place& p = At(worker);
   const bool joined = p.ref.inc.valid();
   p.ref = WorkerRef{worker, Incarnation{}};
   p.busy = false;

@@ -61,7 +61,10 @@ class Health {
 
   explicit Health(const HealthOptions& options) : options_(options) {}
 
-  void Add(WorkerId worker, WorkerKind kind) { places_[worker].kind = kind; }
+  Health(const Health&) = delete;
+  Health& operator=(const Health&) = delete;
+
+  void Add(WorkerId worker, WorkerKind kind) { At(worker).kind = kind; }
   void Starting(WorkerId worker, TimePoint now);
   void Joined(const WorkerRef& ref, TimePoint now);
   void Admitted(WorkerId worker);               // it serves: stale -> healthy
@@ -81,8 +84,11 @@ class Health {
   [[nodiscard]] Duration dead_after() const;
 
  private:
+  Place& At(WorkerId worker);                   // made if it is not there
+
   HealthOptions options_;
   std::map<WorkerId, Place> places_;
+  std::vector<Place*> by_id_;  // the same places: looked up by every event; ids are 0, 1, ...
   int64_t restarts_ = 0;
 };
 

@@ -15,6 +15,7 @@ constexpr double kKvShare = 0.8;          // of the cache, for the tail that goe
 
 Plan Everywhere(const PoolView& pool, Role role, std::string why) {
   Plan plan{.roles = {}, .why = std::move(why)};
+  plan.roles.reserve(pool.slots.size());
   for (const SlotView& s : pool.slots) {
     if (s.live) plan.roles[s.id] = role;
   }
@@ -142,6 +143,25 @@ Plan Elastic(const PoolView& pool, const LedgerView& l, const Forecast& f, TimeP
 
 }  // namespace
 
+Role& SlotRoles::operator[](SlotId id) {
+  if (items_.empty() || items_.back().first < id) return items_.emplace_back(id, Role::kNone).second;
+  const auto at = std::ranges::lower_bound(items_, id, {}, &Item::first);
+  if (at->first == id) return at->second;
+  return items_.emplace(at, id, Role::kNone)->second;
+}
+
+std::vector<SlotRoles::Item>::const_iterator SlotRoles::find(SlotId id) const {
+  const auto at = std::ranges::lower_bound(items_, id, {}, &Item::first);
+  return at != items_.end() && at->first == id ? at : items_.end();
+}
+
+size_t SlotRoles::erase(SlotId id) {
+  const auto at = find(id);
+  if (at == items_.end()) return 0;
+  items_.erase(at);
+  return 1;
+}
+
 bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share) {
   if (dp <= 0 || groups <= 0) return false;
   if (!uneven) return groups % dp == 0;
@@ -153,27 +173,27 @@ bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share) {
 
 Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor) {
   int64_t live = 0, rollout = 0, actor = 0;
+  auto it = plan.roles.begin();  // both are sorted by slot: one walk
   for (const SlotView& s : pool.slots) {
-    const auto it = plan.roles.find(s.id);
-    const std::string name = "slot " + std::to_string(s.id.value);
+    if (it != plan.roles.end() && it->first < s.id) return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
+    const bool planned = it != plan.roles.end() && it->first == s.id;
+    const auto name = [&] { return "slot " + std::to_string(s.id.value); };
+    if (s.live && !planned) return InvalidArgument(name() + " has a worker, but no role in the plan");
+    if (!planned) continue;
+    const Role role = (it++)->second;
     if (!s.live) continue;
     ++live;
-    if (it == plan.roles.end()) return InvalidArgument(name + " has a worker, but no role in the plan");
-    const Role role = it->second;
     if (role != Role::kRollout && role != Role::kActor) {
-      return InvalidArgument(name + " is planned for " + Name(role) + "; a slot is for rollout or actor");
+      return InvalidArgument(name() + " is planned for " + Name(role) + "; a slot is for rollout or actor");
     }
-    if (s.trains && role != Role::kActor) return InvalidArgument(name + " trains the running step and is taken from it");
+    if (s.trains && role != Role::kActor) return InvalidArgument(name() + " trains the running step and is taken from it");
     const int64_t need = role == Role::kActor ? pool.need_bytes_actor : pool.need_bytes_rollout;
     if (s.bytes_total > 0 && need > s.bytes_total) {
-      return InvalidArgument(name + " has " + std::to_string(s.bytes_total) + " bytes, " + Name(role) + " needs " + std::to_string(need));
+      return InvalidArgument(name() + " has " + std::to_string(s.bytes_total) + " bytes, " + Name(role) + " needs " + std::to_string(need));
     }
     (role == Role::kActor ? actor : rollout) += 1;
   }
-  for (const auto& [id, role] : plan.roles) {
-    const bool known = std::ranges::binary_search(pool.slots, id, {}, &SlotView::id);
-    if (!known) return InvalidArgument("slot " + std::to_string(id.value) + " is planned, but does not exist");
-  }
+  if (it != plan.roles.end()) return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
   if (floor && ledger.generates && live > pool.rollout_floor && rollout < pool.rollout_floor) {
     return InvalidArgument("only " + std::to_string(rollout) + " slots would generate, scheduler.rollout_floor is " + std::to_string(pool.rollout_floor));
   }

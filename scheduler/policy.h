@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -76,8 +77,26 @@ struct Forecast {
   int64_t kv_tokens_per_slot = 0, max_running = 0;
 };
 
+// Roles by slot, sorted by slot: what a std::map would be, in one block of memory, because a plan for a thousand slots
+// is made for every worker that joins. Slots in ascending order are added in constant time.
+class SlotRoles {
+ public:
+  using Item = std::pair<SlotId, Role>;
+  Role& operator[](SlotId id);                         // added as kNone if it is not there
+  [[nodiscard]] std::vector<Item>::const_iterator find(SlotId id) const;
+  size_t erase(SlotId id);
+  void reserve(size_t n) { items_.reserve(n); }
+  [[nodiscard]] auto begin() const { return items_.begin(); }
+  [[nodiscard]] auto end() const { return items_.end(); }
+  [[nodiscard]] size_t size() const { return items_.size(); }
+  [[nodiscard]] bool empty() const { return items_.empty(); }
+
+ private:
+  std::vector<Item> items_;
+};
+
 struct Plan {
-  std::map<SlotId, Role> roles;  // kRollout or kActor for every live slot
+  SlotRoles roles;               // kRollout or kActor for every live slot
   std::string why;               // for the journal: "shrink 3 of 8: cycle 1.20 s"
   double dwell_s = 0;            // promise: no slot is taken from rollout again so soon
 };

@@ -10,12 +10,16 @@ constexpr int64_t kLoadTries = 3;
 }  // namespace
 
 void WeightRoll::Add(const WorkerRef& ref, const Version& loaded) {
+  Remove(ref.worker);
   places_[ref.worker] = {ref, loaded, {}, 0, false};
   if (loaded != target_) behind_.insert(ref.worker); else behind_.erase(ref.worker);
 }
 
 void WeightRoll::Remove(WorkerId worker) {
-  places_.erase(worker);
+  const auto it = places_.find(worker);
+  if (it == places_.end()) return;
+  if (it->second.loading.valid()) EndLoad(it->second);
+  places_.erase(it);
   behind_.erase(worker);
 }
 
@@ -31,6 +35,12 @@ void WeightRoll::SetTarget(const Version& v, uint64_t digest, const WorkerRef& f
   from_ = from;
 }
 
+void WeightRoll::EndLoad(Place& p) {
+  p.loading = {};
+  --loading_;
+  disturbing_ -= p.disturbs ? 1 : 0;
+}
+
 const WeightRoll::Place* WeightRoll::Find(WorkerId worker) const {
   const auto it = places_.find(worker);
   return it == places_.end() ? nullptr : &it->second;
@@ -40,16 +50,18 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(const Pla
                                               const std::function<bool(const Place&)>& hold,
                                               const std::function<bool(const WorkerRef&)>& trained) {
   std::vector<command::Load> loads;
-  if (!from_.inc.valid() || behind_.empty()) return loads;
-  int64_t busy = 0;
-  for (const auto& [id, p] : places_) busy += p.loading.valid() && p.disturbs ? 1 : 0;
+  // Who loads older weights is behind as well, so this many of `behind_` have to be looked at.
+  if (!from_.inc.valid() || static_cast<int64_t>(behind_.size()) <= loading_) return loads;
   const int64_t limit = std::max<int64_t>(1, static_cast<int64_t>(places_.size()) / 4);
   for (const WorkerId id : behind_) {
     Place& p = places_.at(id);
     if (p.loading.valid() || hold(p)) continue;
-    p.disturbs = serving(p);
-    if (p.disturbs && busy++ >= limit) continue;
+    const bool disturbs = serving(p);
+    if (disturbs && disturbing_ >= limit) continue;
+    p.disturbs = disturbs;
     p.loading = target_;
+    ++loading_;
+    disturbing_ += disturbs ? 1 : 0;
     loads.push_back({p.ref, target_, digest_, trained(p.ref) ? p.ref : from_});
   }
   return loads;
@@ -59,7 +71,7 @@ WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
   const auto it = places_.find(e.worker.worker);
   if (it == places_.end() || it->second.ref != e.worker || it->second.loading != e.v) return Outcome::kRefused;
   Place& p = it->second;
-  p.loading = {};
+  EndLoad(p);
   if (e.error.empty() && (e.digest == digest_ || e.v != target_)) {
     // A newer target may have come while this one loaded: what was loaded is still verified only
     // against its own digest, so it is loaded again rather than trusted.

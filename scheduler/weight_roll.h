@@ -45,12 +45,14 @@ class WeightRoll {
   [[nodiscard]] int64_t mismatches() const { return mismatches_; }
 
  private:
+  void EndLoad(Place& p);            // requires p.loading valid
+
   std::map<WorkerId, Place> places_;
   std::set<WorkerId> behind_;        // hold something else than the target
   Version target_;
   uint64_t digest_ = 0;
   WorkerRef from_;
-  int64_t mismatches_ = 0;
+  int64_t mismatches_ = 0, loading_ = 0, disturbing_ = 0;  // loading_: places with a load under way
 };
 
 }  // namespace tidepool::scheduler

@@ -1,14 +1,20 @@
-// Cost of a decision: microseconds per Handle with many requests in flight.
+// Cost of a decision: microseconds per Handle with many requests in flight; and of an event of a rehearsal (controller,
+// models and checker) as the number of requests grows, everything else growing with it.
 //
 //   build/bin/controller_bench      one JSON object a line; "better" says which way is up
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
+#include <cmath>
+#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "scheduler/checker.h"
+#include "scheduler/simulator/simulator.h"
 #include "tests/scheduler/sim_cluster.h"
 
 namespace tidepool::scheduler {
@@ -32,8 +38,8 @@ void Bench(int64_t in_flight, int64_t workers) {
   job.data_rows = 1 << 20;
   auto created = Controller::Create(job, {});
   Controller& controller = **created;
-  std::vector<Event> queue{event::Started{}};
-  std::vector<command::StartChunk> chunks;
+  std::deque<Event> queue{event::Started{}};
+  std::deque<command::StartChunk> chunks;
   TimePoint now;
   std::vector<double> times;
   const auto handle = [&](const Event& e) {
@@ -65,14 +71,14 @@ void Bench(int64_t in_flight, int64_t workers) {
   };
   for (int64_t done = 0; done < 40000;) {
     if (!queue.empty()) {
-      const Event e = queue.front();
-      queue.erase(queue.begin());
+      const Event e = std::move(queue.front());
+      queue.pop_front();
       handle(e);
       continue;
     }
     if (chunks.empty()) break;
     const command::StartChunk c0 = chunks.front();
-    chunks.erase(chunks.begin());
+    chunks.pop_front();
     handle(event::ChunkProgress{c0.worker, c0.tid, c0.att, c0.chunk_tokens, c0.v});
     handle(event::ChunkFinished{c0.worker, c0.tid, c0.att, event::ChunkEnd::kChunkLimit, ""});
     ++done;
@@ -105,13 +111,68 @@ void BenchCheckAndFold() {
               static_cast<double>(r.events) / (simulated - begin), check.ok && folded.ok() ? "true" : "false");
 }
 
+double CpuSeconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// One optimizer step of the 10 000-device rehearsal (configs/simulate/ten-thousand.yaml), at `requests` requests in flight.
+double BenchScale(int64_t requests) {
+  SimJob job;
+  job.name = "scale";
+  job.hardware = {.name = "H100", .source = "spec, sustained", .flops = 8e14, .bytes_per_s = 3e12, .memory_bytes = 80e9, .link_bytes_per_s = 4.5e11,
+                  .net_bytes_per_s = 5e10, .host_bytes_per_s = 5e10, .step_overhead_s = 0.0005};
+  job.model = {.name = "dense-8B", .parameters = 8e9, .active_parameters = 8e9, .layers = 36, .heads = 32, .kv_heads = 8, .head_size = 128};
+  job.devices_per_slot = 8;
+  job.lengths.mean_tokens = 10000;
+  JobConfig& c = job.controller.config;
+  c.scheduler.placement = "multiplexed";
+  c.cluster.slots = std::max<int64_t>(2, requests * 1250 / 16384);
+  c.scheduler.actor_slots = c.cluster.slots / 2;
+  c.train.steps = 1;
+  c.train.groups_per_step = requests / 8;
+  c.rollout.group_size = 8;
+  c.rollout.max_new_tokens = 32768;
+  c.rollout.chunk_tokens = 2048;
+  c.rollout.max_concurrent = requests;
+  job.controller.data_rows = 1 << 20;
+  Simulator simulator(job);
+  const double begin = CpuSeconds();
+  const auto report = simulator.Run();
+  const double took = CpuSeconds() - begin;
+  if (!report.ok() || !report->done || !report->violation.empty()) {
+    std::printf("{\"bench\":\"simulator\",\"case\":\"%ld_requests\",\"failed\":\"%s\"}\n", static_cast<long>(requests),
+                report.ok() ? (report->why + report->violation).c_str() : report.status().ToString().c_str());
+    return 0;
+  }
+  const double us = 1e6 * took / static_cast<double>(report->events);
+  std::printf("{\"bench\":\"simulator\",\"case\":\"%ld_requests\",\"value\":%.2f,\"unit\":\"us/event\",\"better\":\"lower\",\"events\":%ld,\"engines\":%ld,"
+              "\"events_per_core_s\":%.0f}\n",
+              static_cast<long>(requests), us, static_cast<long>(report->events), static_cast<long>(c.cluster.slots), 1e6 / us);
+  return us;
+}
+
 }  // namespace
 }  // namespace tidepool::scheduler
 
 int main() {
+  using tidepool::scheduler::Bench;
   for (int repeat = 0; repeat < 3; ++repeat) {
-    tidepool::scheduler::Bench(256, 2);
-    tidepool::scheduler::Bench(4096, 8);
+    Bench(256, 2);
+    Bench(4096, 8);
+    Bench(65536, 128);
   }
   tidepool::scheduler::BenchCheckAndFold();
+  double first = 0, last = 0;
+  for (int64_t requests = 256; requests <= 65536; requests *= 4) {
+    double best = 0;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const double us = tidepool::scheduler::BenchScale(requests);
+      if (best == 0 || us < best) best = us;
+    }
+    (first == 0 ? first : last) = best;
+  }
+  std::printf("{\"bench\":\"simulator\",\"case\":\"growth_256_to_65536\",\"value\":%.2f,\"unit\":\"ratio\",\"better\":\"lower\",\"log_ratio\":%.2f}\n", last / first,
+              std::log(65536.0) / std::log(256.0));
 }

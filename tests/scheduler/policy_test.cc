@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "scheduler/balance.h"
 #include "scheduler/kv_admission.h"
@@ -98,6 +99,54 @@ TEST(BalancedPartitionTest, SharesEverythingOnceAndNeverWorseThanHalfMoreThanEve
     const double even = std::accumulate(costs.begin(), costs.end(), 0.0) / static_cast<double>(k);
     const double largest = *std::max_element(costs.begin(), costs.end());
     EXPECT_LE(most, even + largest);  // what any greedy rule keeps
+  }
+}
+
+// The plain form: k bins in every tuple, empty ones too, sorted again after every step.
+std::vector<std::vector<int64_t>> PlainPartition(const std::vector<double>& costs, int64_t ranks) {
+  const auto k = static_cast<size_t>(ranks);
+  using Bin = std::pair<double, std::vector<int64_t>>;
+  using Tuple = std::pair<int64_t, std::vector<Bin>>;  // smallest item, bins
+  std::vector<Tuple> tuples;
+  for (size_t i = 0; i < costs.size(); ++i) {
+    tuples.push_back({static_cast<int64_t>(i), std::vector<Bin>(k)});
+    tuples.back().second[0] = {costs[i], {static_cast<int64_t>(i)}};
+  }
+  const auto take = [&] {
+    const auto spread = [](const Tuple& t) { return t.second.front().first - t.second.back().first; };
+    const auto at = std::ranges::max_element(tuples, [&](const Tuple& x, const Tuple& y) {
+      return spread(x) != spread(y) ? spread(x) < spread(y) : x.first > y.first;
+    });
+    Tuple t = *at;
+    tuples.erase(at);
+    return t;
+  };
+  while (tuples.size() > 1) {
+    Tuple x = take(), y = take();
+    for (size_t i = 0; i < k; ++i) {
+      x.second[i].first += y.second[k - 1 - i].first;
+      for (const int64_t item : y.second[k - 1 - i].second) x.second[i].second.push_back(item);
+    }
+    x.first = std::min(x.first, y.first);
+    std::stable_sort(x.second.begin(), x.second.end(), [](const Bin& a, const Bin& b) { return a.first > b.first; });
+    tuples.push_back(x);
+  }
+  std::vector<std::vector<int64_t>> shares;
+  for (Bin& b : tuples[0].second) {
+    std::ranges::sort(b.second);
+    if (!b.second.empty()) shares.push_back(b.second);
+  }
+  std::ranges::sort(shares);
+  shares.resize(k);
+  return shares;
+}
+
+TEST(BalancedPartitionTest, EqualsThePlainForm) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    const auto n = static_cast<int64_t>(1 + Mix64(seed) % 40), k = static_cast<int64_t>(1 + Mix64(seed + 1000) % 12);
+    std::vector<double> costs;
+    for (int64_t i = 0; i < n; ++i) costs.push_back(1.0 + static_cast<double>(Mix64(seed * 77 + static_cast<uint64_t>(i)) % (seed % 2 == 0 ? 5 : 1000)));  // many ties, or few
+    EXPECT_EQ(BalancedPartition(costs, k), PlainPartition(costs, k)) << "seed " << seed << " n " << n << " k " << k;
   }
 }
 
