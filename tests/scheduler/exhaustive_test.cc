@@ -18,15 +18,22 @@
 namespace tidepool::scheduler {
 namespace {
 
-SimOptions Short(const std::string& placement) {
-  SimOptions o{.controller = SmallJob(placement, 2), .seed = 5, .faults = {}};
+// Groups of two in the step, slots that move, recovery copies, several turns, workers that outlive the controller.
+const char* const kVariants[] = {"colocated", "split", "multiplexed", "elastic", "recovery", "episodes", "reattach"};
+
+SimOptions Short(const std::string& variant) {
+  const bool named = variant == "colocated" || variant == "split" || variant == "multiplexed" || variant == "elastic";
+  const std::string placement = named ? variant : variant == "recovery" ? "split" : "multiplexed";
+  SimOptions o{.controller = variant == "episodes" ? SmallEpisodes(placement, 3) : SmallJob(placement, placement == "colocated" ? 2 : 3), .seed = 5, .faults = {}};
   JobConfig& c = o.controller.config;
   c.train.steps = 2;
   c.train.groups_per_step = 2;
   c.rollout.group_size = 2;
   c.scheduler.max_lag_versions = 1;
-  c.scheduler.actor_slots = 1;
-  c.checkpoint.every_steps = 1;
+  c.scheduler.actor_slots = variant == "split" ? 1 : 2;
+  c.checkpoint.every_steps = variant == "recovery" ? 0 : 1;
+  c.checkpoint.recovery_every_steps = variant == "recovery" ? 1 : 0;
+  c.cluster.reattach_grace_s = variant == "reattach" ? 5 : 0;
   c.eval.before_train = c.eval.after_train = false;
   return o;
 }
@@ -67,7 +74,7 @@ struct Sender {
 WorkerRef SenderOf(const Event& e) { return std::visit(Sender{}, e); }
 
 TEST(ExhaustiveTest, EveryJournalWriteMayBeTheLast) {
-  for (const char* placement : {"colocated", "split", "multiplexed"}) {
+  for (const char* placement : kVariants) {
     const SimOptions o = Short(placement);
     SimCluster whole(o);
     ExpectDone(whole, 2);
@@ -85,7 +92,7 @@ TEST(ExhaustiveTest, EveryJournalWriteMayBeTheLast) {
 enum class Edge { kBeforeSend, kBeforeReceive, kBeforeReply };
 
 TEST(ExhaustiveTest, EveryCommandMayBeTheLastOfItsSenderOrReceiver) {
-  for (const char* placement : {"colocated", "split", "multiplexed"}) {
+  for (const char* placement : kVariants) {
     const SimOptions o = Short(placement);
     int64_t commands = 0;
     {
@@ -118,7 +125,7 @@ TEST(ExhaustiveTest, EveryCommandMayBeTheLastOfItsSenderOrReceiver) {
 }
 
 TEST(ExhaustiveTest, EveryReplyMayBeLostWithItsConnection) {
-  for (const char* placement : {"colocated", "split", "multiplexed"}) {
+  for (const char* placement : kVariants) {
     const SimOptions o = Short(placement);
     int64_t replies = 0;
     {
@@ -132,11 +139,15 @@ TEST(ExhaustiveTest, EveryReplyMayBeLostWithItsConnection) {
     ASSERT_GT(replies, 30);
     for (int64_t k = 1; k <= replies; ++k) {
       SCOPED_TRACE(testing::Message() << placement << ", reply " << k);
+      WorkerRef lost;
       SimCluster cluster(o);
       int64_t seen = 0;
       cluster.on_event = [&](const Event& e) {
         const WorkerRef from = SenderOf(e);
-        if (!from.inc.valid() || ++seen != k) return true;
+        if (!from.inc.valid()) return true;
+        if (from == lost) return false;  // the same connection
+        if (++seen != k) return true;
+        lost = from;
         cluster.KillWorker(from.worker);
         return false;
       };
@@ -155,7 +166,7 @@ std::optional<Event> FailedStorage(const Event& e) {
 }
 
 TEST(ExhaustiveTest, EveryStorageOperationMayFailOrBeTheLast) {
-  for (const char* placement : {"colocated", "multiplexed"}) {
+  for (const char* placement : kVariants) {
     SimOptions o = Short(placement);
     o.controller.config.checkpoint.save_final = true;
     int64_t operations = 0;
