@@ -129,13 +129,16 @@ Forecast Controller::Impl::MakeForecast(const LedgerView& ledger) {
   f.train_work_s = live.train_work();
   f.train_fixed_s = live.train_fixed();
   f.state_copy_s = live.state_copy();
-  const auto engines = static_cast<double>(std::max<size_t>(dispatcher.engines().size(), 1));
-  const double batch_now = std::max(1.0, static_cast<double>(dispatcher.in_flight()) / engines);
-  const double step = live.StepSeconds(batch_now);
-  f.tokens_per_slot_s = step > 0 ? batch_now / step : 0;
   // The batch after this one: groups that are complete beyond it, then those that are furthest on.
   const LedgerRules& rules = state.ledger().rules();
   int64_t wanted = rules.groups_per_step - std::max<int64_t>(0, ledger.ready_groups - ledger.batch_groups);
+  // The rate at which it will be generated is that of as many samples as it has, not of the few that are left in
+  // the engines at the moment when a batch is complete.
+  const auto engines = static_cast<double>(std::max<size_t>(dispatcher.engines().size(), 1));
+  const int64_t together = std::min(options.config.rollout.max_concurrent, std::max<int64_t>(wanted, 0) * rules.group_size);
+  const double batch_next = std::max(1.0, static_cast<double>(std::max(dispatcher.in_flight(), together)) / engines);
+  const double step = live.StepSeconds(batch_next);
+  f.tokens_per_slot_s = step > 0 ? batch_next / step : 0;
   const double mean = dispatcher.lengths().ResidualLife(0, static_cast<double>(max_new) / 2);
   const double train = live.TrainSeconds(1);
   const std::set<GroupKey> taken(batch.begin(), batch.end());

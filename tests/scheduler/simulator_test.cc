@@ -71,6 +71,22 @@ TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
   }
 }
 
+// When a batch is complete few samples are left in the engines; the rate at that moment once made every number of training
+// slots look the same, and one slot trained while fifteen waited for it.
+TEST(SimulatorTest, ElasticGivesALongOptimizerStepTheSlotsThatItNeeds) {
+  const auto rehearse = [](const char* placement, int64_t actors) {
+    SimJob j = Job(placement, 16);
+    j.train_efficiency = 0.02;
+    j.controller.config.scheduler.actor_slots = actors;
+    j.controller.config.scheduler.max_lag_versions = 1;
+    j.controller.config.train.groups_per_step = 16;
+    j.controller.config.train.steps = 12;
+    return Rehearse(j);
+  };
+  const double fixed = rehearse("multiplexed", 8).step_s;
+  EXPECT_LT(rehearse("elastic", 1).step_s, 1.3 * fixed);
+}
+
 TEST(SimulatorTest, JumpsAgreeWithAnEventForEveryStep) {
   SimJob j = Job("multiplexed", 4);
   const SimReport jumps = Rehearse(j);
