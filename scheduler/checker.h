@@ -1,25 +1,10 @@
 #pragma once
 // Proves from a journal alone that nothing was lost, trained twice, trained too old or served unverified.
 //
-// The predicates of docs/journal.md (MECHANISMS 1.5, 2.5, 5.2), each at every prefix:
-//   Q1 a sample is in exactly one state and moves only forward; at the end of a run that did all its
-//      steps none is queued, leased, running or awaiting.   Q2 trained at most once, never trained and
-//      dropped, one accepted ENQ.   Q3 drop reasons known, re-issues within max_reissues.   Q4 every
-//      token trained has 0 <= lag <= eta (across restores: through the last common ancestor).   Q5 a
-//      group is admitted only below the capacity.   Q6 trained => its attempt ended by itself and a
-//      grader returned a reward (rl).   Q7 a group is trained in one step; who is missing was dropped.
-//   Q8 nothing is accepted from a fenced or unknown worker.   Q9 rows of the data order are issued
-//      without holes or repeats; again only after expiry.   Q10 (end) of 500 or more complete samples that the ledger
-//      dropped, no decile of length has more than ten times the share of another.
-//   G1 one grant a slot.  G2 epochs increase and effects carry the current one.  G3 plans start from the
-//      role that is held.  G4 each transition ends once, in time.  G5 no grant without proof of release.
-//   G8 chunks only where rollout holds the slot, steps only where the actor does.
-//   W1 versions published once, in order.  W2 loads increase.  W3 served => admitted => loaded with the
-//      published digest.  W6 with
-//      rollout.pin_version the tokens of a sample are of one version.  W5 published => committed, same digest.
-//   C1 a restore names a commit and its step.  C2 a newer checkpoint exists when one is deleted.
-//   C3 one cut.  C5 newer ones were rejected first.  C6 a recovery copy is at most one step behind.
-//   C8 begin before commit, commit of step 0 before the first ISSUE.  L3 an abnormal end names its fault.
+// The predicates of MECHANISMS 1.5 (G1-G8), 2.5 (Q1-Q10) and 5.2 (W1-W7, C1-C8, L3, L5), each at every prefix unless it
+// is one of the end. docs/journal.md has the table: what each says, at which records it is looked at, and where the
+// others (Q11, C4, L1, L2, L4: no journal can show them) are asserted.
+//
 // Undone steps: at RESTORE the samples of later steps are queued again. The code shares nothing with the
 // ledger, so that one mistake does not hide the other. Streaming: memory grows with the samples only.
 

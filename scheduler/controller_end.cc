@@ -45,6 +45,8 @@ void Controller::Impl::On(const event::CheckpointWritten& e) {
     out.Record(record::CheckpointDelete{id});
     out.Do(command::DeleteCheckpoint{id, step});
   }
+  // A later fold that comes to another state here is refused: what it would decide from was not what happened.
+  out.Record(record::Snapshot{state.Digest()});
   // Whatever was trained up to here will not be needed again; its payload stays on disk.
   for (auto it = tokens_kept.begin(); it != tokens_kept.end();) {
     const Group* g = state.ledger().Find(KeyOf(*it));

@@ -22,7 +22,9 @@ void Controller::Impl::On(const event::Started&) {
       .oversample = c.scheduler.oversample, .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
       .max_reissues = c.scheduler.max_reissues, .steps = c.train.steps, .data_size = options.data_rows,
       .slots = c.cluster.slots, .recovery_steps = c.checkpoint.recovery_every_steps, .deterministic = c.deterministic ? 1 : 0,
-      .oversample_mode = c.scheduler.oversample_mode, .pin_version = c.rollout.pin_version ? 1 : 0};
+      .oversample_mode = c.scheduler.oversample_mode, .pin_version = c.rollout.pin_version ? 1 : 0,
+      .rollout_floor = needs_rollout && policy.keeps_floor ? c.scheduler.rollout_floor : 0,
+      .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3), .checkpoint_steps = c.checkpoint.every_steps};
   if (state.empty()) {
     out.Record(config);
   } else {

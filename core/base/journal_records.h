@@ -46,6 +46,9 @@ struct Config {            // first record of a run, again after a resume that c
   int32_t deterministic = 0;
   std::string oversample_mode;
   int32_t pin_version = 0;  // 1: a sample has tokens of one version only
+  // Bounds in time and steps: slots that generate at all times (0: the policy may train on all of them), after how long
+  // without progress the run ends, steps between checkpoints. 0: not known (older programs did not write them).
+  int64_t rollout_floor = 0, stall_ms = 0, checkpoint_steps = 0;
 };
 struct Issue { SampleId tid; GroupId gid; int32_t att = 0; int64_t prompt_len = 0, max_new = 0; };  // att > 0: generated again
 struct Start { SampleId tid; int32_t att = 0; WorkerRef worker; Version wv; };      // a chunk was sent
@@ -130,7 +133,8 @@ TP_FIELDS(Config, v("run_id", r.run_id); v("job", r.job); v("digest", r.digest);
           v("oversample", r.oversample); v("min_step_batch_fraction", r.min_step_batch_fraction);
           v("max_reissues", r.max_reissues); v("steps", r.steps); v("data_size", r.data_size);
           v("slots", r.slots); v("recovery_steps", r.recovery_steps); v("deterministic", r.deterministic);
-          v("oversample_mode", r.oversample_mode); v("pin_version", r.pin_version);)
+          v("oversample_mode", r.oversample_mode); v("pin_version", r.pin_version);
+          v("rollout_floor", r.rollout_floor); v("stall_ms", r.stall_ms); v("checkpoint_steps", r.checkpoint_steps);)
 TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len); v("max_new", r.max_new);)
 TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
 TP_FIELDS(End, v("tid", r.tid); v("att", r.att); v("status", r.status);)

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "scheduler/length_fairness.h"
@@ -42,7 +43,14 @@ size_t Find(const Journal& j, int64_t nth = 0, const std::function<bool(const R&
   return 0;
 }
 
+// Records that were taken out or put in move those behind them, and the cuts that name their places.
 void Renumber(Journal& j) {
+  for (JournalEntry& e : j) {
+    auto* c = std::get_if<record::CheckpointCommit>(&e.record);
+    if (c == nullptr) continue;
+    const auto at = std::find_if(j.begin(), j.end(), [&](const JournalEntry& x) { return x.lsn >= c->cut; });
+    c->cut = {at - j.begin()};
+  }
   for (size_t i = 0; i < j.size(); ++i) j[i].lsn = {static_cast<int64_t>(i)};
 }
 void Insert(Journal& j, size_t at, JournalRecord r) {
@@ -154,6 +162,18 @@ TEST(CheckerTest, SlotsChangeHandsByWholeTransactions) {
   EXPECT_EQ(Predicate([](Journal& j) {
     const auto rollout = [](const record::Grant& g) { return g.role == Role::kRollout; };
     std::get<record::Grant>(j[Find<record::Grant>(j, 0, rollout)].record).role = Role::kActor;
+  }), "G4") << "it was to be rollout";
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const auto rollout = [](const record::Grant& g) { return g.role == Role::kRollout; };
+    auto& grant = std::get<record::Grant>(j[Find<record::Grant>(j, 0, rollout)].record);
+    grant.role = Role::kActor;
+    for (JournalEntry& e : j) {
+      auto* begin = std::get_if<record::TransitionBegin>(&e.record);
+      if (begin == nullptr) continue;
+      for (record::SlotPlan& p : begin->slots) {
+        if (p.slot == grant.slot && p.epoch == grant.epoch) p.to = Role::kActor;
+      }
+    }
   }), "G8");
 }
 
@@ -174,6 +194,131 @@ TEST(CheckerTest, OnlyVerifiedWeightsServe) {
   EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Loaded>(j[Find<record::Loaded>(j, 1)].record).digest ^= 1; }), "W3");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Admit>(j, 0)); }), "W3");
   EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Publish>(j[Find<record::Publish>(j, 2)].record).digest ^= 1; }), "W5");
+}
+
+TEST(CheckerTest, AllShardsOfAnEngineReportTheVersionThatItIsAdmittedAt) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const auto second = [](const record::Admit& a) { return a.v == Version{0, 1}; };
+    std::get<record::Admit>(j[Find<record::Admit>(j, 0, second)].record).v = {0, 0};
+  }), "W4");
+}
+
+// Time of a made-up journal.
+void Put(Journal& j, double seconds, JournalRecord r) {
+  j.push_back({.lsn = {static_cast<int64_t>(j.size())}, .ctl_epoch = 1, .mono_ns = static_cast<uint64_t>(seconds * 1e9), .record = std::move(r)});
+}
+
+TEST(CheckerTest, EveryEngineFollowsTheNewestVersion) {
+  const auto stall = [](Journal& j, int64_t ms) {
+    for (JournalEntry& e : j) {
+      if (auto* c = std::get_if<record::Config>(&e.record)) c->stall_ms = ms;
+    }
+  };
+  EXPECT_EQ(Predicate([&](Journal& j) { stall(j, 1500); }), "ok");
+  EXPECT_EQ(Predicate([&](Journal& j) {  // one that stays at its first version, and gets no work
+    stall(j, 1500);
+    const WorkerRef idle = std::get<record::Admit>(j[Find<record::Admit>(j, 0)].record).worker;
+    int64_t admitted = 0;
+    std::erase_if(j, [&](const JournalEntry& e) {
+      const auto* a = std::get_if<record::Admit>(&e.record);
+      const auto* l = std::get_if<record::Loaded>(&e.record);
+      const auto* s = std::get_if<record::Start>(&e.record);
+      return (a != nullptr && a->worker == idle && admitted++ > 0) || (l != nullptr && l->worker == idle && admitted > 0) ||
+             (s != nullptr && s->worker == idle);
+    });
+  }), "W7");
+}
+
+TEST(CheckerTest, RolloutIsNotBelowItsFloorWhileHealthySlotsAreFree) {
+  const auto check = [](bool granted, uint32_t lives) {
+    Journal j;
+    Put(j, 0, record::Config{.job = "rl", .groups_per_step = 1, .group_size = 1, .slots = 2, .rollout_floor = 1, .stall_ms = 1000});
+    Put(j, 0, record::Join{{{0}, {0}}, "w0", Role::kNone});
+    Put(j, 0.1, record::Join{{{1}, {1}}, "w1", Role::kNone});
+    if (granted) Put(j, 0.5, record::TransitionBegin{{0}, {{{1}, Role::kNone, Role::kRollout, {1}}}, 5000, "join", 0});
+    Put(j, 2, record::Fault{"test", "", {}, "time passes"});
+    j.back().ctl_epoch = lives;
+    return Check(j).predicate;
+  };
+  EXPECT_EQ(check(false, 1), "G6");
+  EXPECT_EQ(check(true, 1), "");
+  EXPECT_EQ(check(false, 2), "") << "another life has another clock";
+}
+
+TEST(CheckerTest, SlotsThatAreNotThereHoldNothing) {
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Grant>(j[Find<record::Grant>(j, 0)].record).slot = {3}; }), "G3");
+  EXPECT_EQ(Predicate([](Journal& j) {
+    std::get<record::TransitionBegin>(j[Find<record::TransitionBegin>(j, 0)].record).slots[0].slot = {-1};
+  }), "G3");
+}
+
+TEST(CheckerTest, ATransitionIsDoneWhenAllOfItsSlotsHaveTheirNewRole) {
+  EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Grant>(j, 0)); }), "G4");
+}
+
+TEST(CheckerTest, ASlotIsNotTakenFromRolloutTwiceWithinThePromisedTime) {
+  SimCluster cluster({.controller = SmallJob("colocated"), .seed = 7, .faults = {}});
+  ASSERT_EQ(cluster.Run().code, 0);
+  Journal j = cluster.journal();
+  const auto taken = [](const record::TransitionBegin& t) { return t.slots[0].from == Role::kRollout; };
+  std::get<record::TransitionBegin>(j[Find<record::TransitionBegin>(j, 1, taken)].record).dwell_ms = 3600000;
+  EXPECT_EQ(Check(j).predicate, "G7");
+}
+
+TEST(CheckerTest, StepsAndReleasesOfFencedWorkersDoNotCount) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::StepCommit>(j, 1);
+    const WorkerRef holder = std::get<record::Lease>(j[Find<record::Lease>(j, 1)].record).holder;
+    Insert(j, i, record::Fence{holder});
+  }), "Q8");
+  SimCluster cluster({.controller = SmallJob("colocated"), .seed = 7, .faults = {}});
+  ASSERT_EQ(cluster.Run().code, 0);
+  Journal j = cluster.journal();
+  Insert(j, Find<record::Release>(j, 0), record::Fence{std::get<record::Grant>(j[Find<record::Grant>(j, 0)].record).worker});
+  Renumber(j);
+  EXPECT_EQ(Check(j).predicate, "Q8");
+}
+
+TEST(CheckerTest, NothingIsLostOnARestoreThatWasNot) {
+  EXPECT_EQ(Predicate([](Journal& j) {
+    const size_t i = Find<record::Start>(j, 3);
+    Insert(j, i + 1, record::Drop{std::get<record::Start>(j[i].record).tid, DropReason::kLostOnRestore});
+  }), "Q3");
+}
+
+TEST(CheckerTest, TokensHaveAVersion) {
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Enq>(j[Find<record::Enq>(j, 2)].record).wv_min = {}; }), "W6");
+}
+
+TEST(CheckerTest, RetiredIsWhoFailedOftenEnough) {
+  const auto retired = [](int losses) {
+    return Predicate([losses](Journal& j) {
+      const size_t i = Find<record::Lease>(j, 1);
+      for (int k = 0; k < losses; ++k) Insert(j, i, record::Fault{"worker_lost", "w9", {}, "killed"});
+      Insert(j, i + static_cast<size_t>(losses), record::Fault{"retired", "w9", {}, ""});
+    });
+  };
+  EXPECT_EQ(retired(4), "L5");
+  EXPECT_EQ(retired(5), "ok");
+}
+
+TEST(CheckerTest, NoMoreStepsAreLostThanLieBetweenTwoCheckpoints) {
+  EXPECT_EQ(Predicate([](Journal& j) {  // the checkpoint that was restored was never made: the one before it is taken
+    auto& restore = std::get<record::Restore>(j[Find<record::Restore>(j)].record);
+    const int64_t gone = restore.ckpt;
+    restore.ckpt = 0;
+    restore.step = {0};
+    std::erase_if(j, [&](const JournalEntry& e) {
+      const auto* b = std::get_if<record::CheckpointBegin>(&e.record);
+      const auto* c = std::get_if<record::CheckpointCommit>(&e.record);
+      return (b != nullptr && b->ckpt == gone) || (c != nullptr && c->ckpt == gone);
+    });
+  }), "C6");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt = -1; }), "ok") << "one step behind";
+}
+
+TEST(CheckerTest, WeightsThatAreNotFiniteAreNoCheckpoint) {
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::CheckpointCommit>(j[Find<record::CheckpointCommit>(j, 1)].record).weights_digest = 0; }), "C7");
 }
 
 TEST(CheckerTest, CheckpointsAreCommittedBeforeTheyAreRestored) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <numeric>
 #include <set>
@@ -68,6 +69,33 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
         EXPECT_EQ(groups, steps) << "every step by a group of several";
       }
     }
+  }
+}
+
+TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneStays) {
+  PolicyRegistry registry;
+  NamedPolicy mine = *registry.Find("split");
+  mine.name = "mine";
+  int64_t asked = 0;
+  mine.decide = [&asked, split = mine.decide](const PoolView& pool, const LedgerView& ledger, const Forecast& forecast, TimePoint now) {
+    Plan plan = split(pool, ledger, forecast, now);
+    if (++asked % 3 == 0) plan.roles.erase(SlotId{0});  // nobody says what it is to do
+    return plan;
+  };
+  ASSERT_TRUE(registry.Add(mine).ok());
+  ControllerOptions job = SmallJob("mine", 3);
+  job.policies = &registry;
+  SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  ExpectProven(cluster);
+  const auto refused = [](const std::string& line) {
+    return line.find("event=plan_refused policy=mine") != std::string::npos && line.find("no role") != std::string::npos;
+  };
+  EXPECT_TRUE(std::ranges::any_of(cluster.warnings(), refused));
+  for (const JournalEntry& e : cluster.journal()) {
+    const auto* t = std::get_if<record::TransitionBegin>(&e.record);
+    EXPECT_TRUE(t == nullptr || t->slots.front().from == Role::kNone) << "no slot changed hands";
   }
 }
 

@@ -16,6 +16,7 @@
 #include "core/base/rng.h"
 #include "scheduler/checker.h"
 #include "scheduler/controller.h"
+#include "tests/scheduler/sim_disk.h"
 
 namespace tidepool::scheduler {
 
@@ -52,6 +53,7 @@ struct SimOptions {
   bool deterministic_training = true;  // weights depend on the rows alone
   double limit_s = 20000;            // virtual
   bool check_online = false;         // the run ends at the first violation
+  SimDisk* disk = nullptr;           // where journal and checkpoints go; null: into memory, without a fault but those above
 };
 
 struct SimResult {
@@ -81,9 +83,15 @@ class SimCluster {
   [[nodiscard]] Controller* controller() { return controller_.get(); }
   // Called before each command is executed (after its batch's records are durable).
   std::function<void(const Command&)> on_command;
+  std::function<void(const Command&)> on_executed;       // and after it
   // Called before each event is handed in; false: the event is lost.
   std::function<bool(const Event&)> on_event;
-  void CrashController();                                // from within a hook: at the end of this batch
+  void Inject(const Event& event) { Deliver(event); }    // in place of one that on_event kept back
+  // From within a hook: the controller dies at the end of this batch / before anything more of it is executed.
+  void CrashController();
+  void CrashControllerNow() { crash_ = crash_now_ = true; }
+  // The controller dies as its journal is about to become longer than this; so many records are kept. Once; -1: never.
+  int64_t cut_at_record = -1;
   void KillWorker(WorkerId worker);
 
  private:
@@ -147,6 +155,8 @@ class SimCluster {
   void Spawn(WorkerId worker);
   void Die(Proc& proc, bool seen);
   void AfterController();                                  // it died: workers end or wait
+  void Restart() { AfterController(), At(FromSeconds(0.5), [this] { StartController(); }); }
+  void DiskFailed(const Status& why);                      // the machine went down, or the controller could not write
   void Tick();
   void DealFaults();
   void Beat(int64_t proc);
@@ -180,7 +190,7 @@ class SimCluster {
   std::unique_ptr<Controller> controller_;
   int64_t life_ = 0;
   bool expected_ = true;           // the last tokens that were delivered were wanted
-  bool crash_ = false, over_ = false;
+  bool crash_ = false, crash_now_ = false, over_ = false;
   SimResult result_;
   std::vector<JournalEntry> journal_;
   size_t durable_ = 0, fed_ = 0;

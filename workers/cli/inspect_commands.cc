@@ -14,10 +14,12 @@
 #include "core/base/real_file_system.h"
 #include "core/observe/report.h"
 #include "core/observe/samples_writer.h"
+#include "core/storage/checkpoint.h"
 #include "core/storage/journal.h"
 #include "core/storage/journal_codec.h"
 #include "core/storage/run_directory.h"
 #include "scheduler/checker.h"
+#include "scheduler/run_state.h"
 #include "workers/cli/command.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
@@ -63,7 +65,7 @@ void Report(CommandContext& context, const InspectOptions& options) {
 // --- check ---
 
 // What scheduler/checker.h proves; docs/journal.md says each in a sentence.
-constexpr const char* kPredicates = "Q1-Q9, G1-G5, G8, W1-W3, W5, C1-C3, C5, C6, C8, L3";
+constexpr const char* kPredicates = "Q1-Q10, G1-G8, W1-W7, C1-C3, C5-C8, L3, L5";
 
 // One journal folder. `readable`: the predicates could be tried at all.
 struct JournalVerdict {
@@ -72,6 +74,7 @@ struct JournalVerdict {
   Status error;  // why it is not
   storage::JournalSummary summary;
   scheduler::CheckResult result;
+  scheduler::RunState state;  // the fold, as a controller that is started again would have it
 };
 
 JournalVerdict CheckJournal(const std::string& dir) {
@@ -79,15 +82,40 @@ JournalVerdict CheckJournal(const std::string& dir) {
   verdict.path = dir;
   RealFileSystem real;
   scheduler::Checker checker;
+  Status folded = OkStatus();
   auto summary = storage::ScanJournal(real, dir, "", Lsn{0}, [&](JournalEntry&& entry) {
     checker.Feed(entry);
+    if (folded.ok()) folded = verdict.state.Apply(entry.record);
     return OkStatus();
   });
   verdict.error = summary.status();
   verdict.readable = summary.ok();
   if (summary.ok()) verdict.summary = *std::move(summary);
   verdict.result = checker.result();
+  // The predicates hold, but no controller could go on from it (SNAPSHOT: its state was another one).
+  if (verdict.result.ok && !folded.ok()) {
+    verdict.result.ok = false;
+    verdict.result.predicate = "journal";
+    verdict.result.lsn = verdict.state.next_lsn();
+    verdict.result.why = folded.message();
+  }
   return verdict;
+}
+
+// C2: what the journal calls a checkpoint is on the disk, whole. A run that goes on may delete one meanwhile: then its
+// journal says so.
+void CheckFiles(const std::string& run, JournalVerdict& verdict) {
+  RealFileSystem real;
+  for (const auto& [id, c] : verdict.state.checkpoints()) {
+    const std::string dir = JoinPath(storage::RunPaths(run).checkpoints(), storage::CheckpointName(c.step));
+    const auto manifest = storage::VerifyCheckpoint(real, dir, c.manifest_digest);
+    if (manifest.ok() || !CheckJournal(verdict.path).state.checkpoints().contains(id)) continue;
+    verdict.result.ok = false;
+    verdict.result.predicate = "C2";
+    verdict.result.lsn = verdict.state.next_lsn();
+    verdict.result.why = "checkpoint " + std::to_string(id) + " of step " + std::to_string(c.step.value) + " is committed, but " + manifest.status().message();
+    return;
+  }
 }
 
 Json ToJson(const JournalVerdict& v) {
@@ -148,7 +176,8 @@ void Check(CommandContext& context, const InspectOptions& options) {
   if (journals.empty() || real.Exists(place->journal)) journals.push_back(place->journal);
   Json all = {{"ok", true}, {"journals", Json::array()}};
   for (const std::string& journal : journals) {
-    const JournalVerdict verdict = CheckJournal(journal);
+    JournalVerdict verdict = CheckJournal(journal);
+    if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal) CheckFiles(place->dir, verdict);
     if (!verdict.readable && verdict.error.code() == StatusCode::kNotFound) return Fail(context, verdict.error);
     if (!verdict.readable || !verdict.result.ok) {
       all["ok"] = false;

@@ -1,0 +1,120 @@
+// The checker on steps: leased, trained, returned; how old what is trained may be.
+
+#include "scheduler/checker_state.h"
+
+namespace tidepool::scheduler {
+
+bool Checker::State::On(const record::Lease& x) {
+  if (lease) return Violation("Q1", "lease " + std::to_string(lease->lease) + " is still open");
+  if (x.lease <= last_lease) return Violation("Q1", "lease numbers have to increase");
+  if (!Trusted(x.holder, "lease")) return false;
+  last_lease = x.lease;
+  for (const SampleId& tid : x.tids) {
+    Row* row = Known(tid);
+    if (row == nullptr) return false;
+    if (row->where != Where::kQueued) return Violation("Q1", ToString(tid) + " is leased, but not queued");
+    row->where = Where::kLeased;
+    row->lease = x.lease;
+  }
+  lease = x;
+  return true;
+}
+
+void Checker::State::Return() {
+  for (const SampleId& tid : lease->tids) {
+    rows.at(tid).where = Where::kQueued;
+    rows.at(tid).lease = -1;
+  }
+  lease.reset();
+}
+
+bool Checker::State::On(const record::Unlease& x) {
+  if (!lease || lease->lease != x.lease) return Violation("Q1", "lease " + std::to_string(x.lease) + " is not open");
+  if (step) return Violation("Q1", "lease " + std::to_string(x.lease) + " is returned inside its step");
+  Return();
+  return true;
+}
+
+bool Checker::State::On(const record::StepBegin& x) {
+  if (step || !lease || lease->step != x.step) return Violation("Q1", "step " + std::to_string(x.step.value) + " begins without its lease");
+  if (x.step.value != current.number + 1 || x.v != current) return Violation("W5", "step " + std::to_string(x.step.value) + " on " + ToString(x.v) + ", current is " + ToString(current));
+  if (!published.contains(x.v)) return Violation("W5", ToString(x.v) + " is trained before it was published");
+  bool holds = false;
+  for (const auto& [id, s] : slots) holds |= s.holder == lease->holder && s.role == Role::kActor;
+  if (!holds) return Violation("G8", "the actor " + ToString(lease->holder) + " does not hold its slot");
+  for (const record::SlotPlan& m : x.members) {
+    const SlotState* found = Slot(m.slot);
+    if (found == nullptr) return false;
+    const SlotState& s = *found;
+    if (s.role != Role::kActor) return Violation("G8", "slot " + std::to_string(m.slot.value) + " of step " + std::to_string(x.step.value) + " is held by " + Name(s.role));
+    if (s.epoch != m.epoch.value) return Violation("G2", "step " + std::to_string(x.step.value) + " uses slot " + std::to_string(m.slot.value) + " under epoch " + std::to_string(m.epoch.value) + ", current is " + std::to_string(s.epoch));
+    if (s.transition >= 0 && !transitions.at(s.transition).committed) return Violation("G8", "slot " + std::to_string(m.slot.value) + " trains while it is being taken");
+  }
+  step = x;
+  step_slots.clear();
+  for (const record::SlotPlan& m : x.members) step_slots.insert(m.slot.value);
+  return true;
+}
+
+bool Checker::State::On(const record::StepAbort& x) {
+  if (!step || step->step != x.step) return Violation("Q1", "step " + std::to_string(x.step.value) + " is not open");
+  step.reset();
+  return true;
+}
+
+bool Checker::State::On(const record::StepCommit& x) {
+  if (!step || step->step != x.step || !lease) return Violation("Q1", "step " + std::to_string(x.step.value) + " is not open");
+  if (!Trusted(lease->holder, "step")) return false;
+  if (x.digest == 0) return Violation("W5", "step " + std::to_string(x.step.value) + " has no weights (its gradient was not finite?)");
+  if (x.v != Version{current.lineage, x.step.value}) return Violation("W1", "step " + std::to_string(x.step.value) + " makes " + ToString(x.v));
+  if (x.rows.size() != lease->tids.size()) return Violation("Q7", std::to_string(static_cast<int64_t>(x.rows.size())) + " rows trained, " + std::to_string(static_cast<int64_t>(lease->tids.size())) + " leased");
+  std::map<int64_t, int64_t> per_group;
+  for (const record::TrainedRow& t : x.rows) {
+    Row* row = Known(t.tid);
+    if (row == nullptr) return false;
+    if (row->where == Where::kTrained) return Violation("Q2", ToString(t.tid) + " is trained twice");
+    if (row->where != Where::kLeased || row->lease != lease->lease) return Violation("Q2", ToString(t.tid) + " is trained without a lease");
+    if (Rl() && !row->graded) return Violation("Q6", ToString(t.tid) + " has no reward of a grader");
+    if (!RightAge(t, *row)) return false;
+    row->where = Where::kTrained;
+    row->lease = -1;
+    row->step = x.step.value;
+    fairness.Trained(row->length);
+    ++per_group[row->gid];
+    ++r.trained;
+    CloseRow(*row);
+  }
+  for (const auto& [gid, count] : per_group) {
+    const GroupFacts& g = groups.at(gid);
+    if (static_cast<int64_t>(g.tids.size()) != config->group_size) return Violation("Q7", "group " + std::to_string(gid) + " was never issued whole");
+    for (const SampleId& tid : g.tids) {
+      const Row& row = rows.at(tid);
+      const bool here = row.where == Where::kTrained && row.step == x.step.value;
+      if (!here && row.where != Where::kDropped) return Violation("Q7", ToString(tid) + " is missing in the step of its group");
+    }
+    if (config->group_size >= 2 && count < 2) return Violation("Q7", "group " + std::to_string(gid) + " is trained with one sample");
+  }
+  lease.reset();
+  step.reset();
+  current = x.v;
+  fairness.Step();
+  committed[x.v] = x.digest;
+  SetPath(x.v, x.digest);
+  ++r.steps;
+  return true;
+}
+
+bool Checker::State::RightAge(const record::TrainedRow& t, const Row& row) {
+  if (!Rl()) return true;
+  const int64_t eta = config->max_lag_versions;
+  const bool mask = config->on_stale == "mask";
+  if (mask && !t.oldest.valid()) return true;                       // no token with loss
+  if (!mask && t.oldest != row.oldest) return Violation("Q4", ToString(t.tid) + " is trained from " + ToString(t.oldest) + ", its ENQ says " + ToString(row.oldest));
+  for (const Version& v : {t.oldest, row.newest}) {
+    const int64_t lag = Lag(v, step->v);
+    if (lag < 0 || lag > eta) return Violation("Q4", ToString(t.tid) + " has tokens of " + ToString(v) + ", lag " + std::to_string(lag) + " at " + ToString(step->v) + ", allowed 0.." + std::to_string(eta));
+  }
+  return true;
+}
+
+}  // namespace tidepool::scheduler
