@@ -26,9 +26,10 @@ void Controller::Impl::RollWeights() {
   const auto hold = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);
     if (e == nullptr || !pool.Holds(e->slot, Role::kRollout)) return true;
+    const bool has_it = p.loaded == e->version;  // else overwritten by a load that failed or came too late
     // Pinned samples end on the weights that they began with.
-    if (options.config.rollout.pin_version && MayServe(e->version) && dispatcher.NeededFor(p.ref.worker)) return true;
-    if (evaluation.active() && evaluation.active()->v != v && e->version == evaluation.active()->v) return true;
+    if (has_it && options.config.rollout.pin_version && MayServe(e->version) && dispatcher.NeededFor(p.ref.worker)) return true;
+    if (has_it && evaluation.active() && evaluation.active()->v != v && e->version == evaluation.active()->v) return true;
     const auto ghosts = ghosts_until.find(p.ref.worker);
     if (ghosts == ghosts_until.end()) return false;
     if (now < ghosts->second && dispatcher.HasGhosts(p.ref.worker)) return true;

@@ -50,12 +50,16 @@ const std::vector<GroupKey>& Controller::Impl::Batch() {
 // A batch is ready, but a group that is still generated would expire by training it: worth a short wait if
 // that group is about to end (scheduler.straggler_wait of a step's time, once a batch).
 bool Controller::Impl::WaitForStraggler() {
-  const double wait_s = options.config.scheduler.straggler_wait * train_s;
-  if (wait_s <= 0 || !rl || token_s <= 0) return false;
+  if (!rl || urgent.empty()) return false;
+  // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
+  // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.
+  const bool fair = !state.ledger().fairness().Leans();
+  const double wait_s = fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
+  if (wait_s <= 0 || (fair && token_s <= 0)) return false;
   if (straggling_since && now - *straggling_since > FromSeconds(wait_s)) return false;
   for (const GroupId gid : urgent) {
     const int64_t left = dispatcher.ExpectedLeft(gid);
-    if (left == 0 || static_cast<double>(left) * token_s > wait_s) continue;
+    if (left == 0 || (fair && static_cast<double>(left) * token_s > wait_s)) continue;
     if (!straggling_since) straggling_since = now;
     return true;
   }

@@ -142,8 +142,11 @@ void Controller::Impl::CheckHealth() {
         if (v.stuck) HedgeChunks(v.worker);
         break;
       case Health::Verdict::kRecovered: {
+        // Not where weights came or failed meanwhile that it is not admitted with: then after the next load.
         const auto* w = weights.Find(v.worker);
-        dispatcher.SetOpen(v.worker, pool.Holds(SlotOf(v.worker), Role::kRollout) && w != nullptr && !w->loading.valid());
+        const auto* e = dispatcher.FindEngine(v.worker);
+        dispatcher.SetOpen(v.worker, pool.Holds(SlotOf(v.worker), Role::kRollout) && w != nullptr && e != nullptr && !w->loading.valid() &&
+                                         w->loaded == e->version);
         break;
       }
       case Health::Verdict::kDead:

@@ -154,6 +154,8 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
     return Contradiction("DROP", r.tid, "it is not open");
   }
   if (s->phase == SamplePhase::kRunning) --running_samples_;
+  const bool complete = s->phase == SamplePhase::kAwaiting || s->phase == SamplePhase::kReady;
+  if (complete && (r.reason == DropReason::kStale || r.reason == DropReason::kOverflowPolicy)) fairness_.Dropped(s->enq.response_len);
   s->phase = SamplePhase::kDropped;
   s->reason = r.reason;
   ++drops_[static_cast<size_t>(r.reason)];
@@ -215,8 +217,13 @@ Status Ledger::ApplyStepCommit(const record::StepCommit& r) {
     g.lease = -1;
     last_trained_start_ = std::max(last_trained_start_, g.start);
     --open_;
-    for (const Sample& s : g.samples) rows += s.phase == SamplePhase::kReady ? 1 : 0;
+    for (const Sample& s : g.samples) {
+      if (s.phase != SamplePhase::kReady) continue;
+      ++rows;
+      fairness_.Trained(s.enq.response_len);
+    }
   }
+  fairness_.Step();
   if (rows != static_cast<int64_t>(r.rows.size())) {
     return DataLoss("STEP_COMMIT " + std::to_string(r.step.value) + " has " + std::to_string(r.rows.size()) +
                     " rows, its lease " + std::to_string(rows));

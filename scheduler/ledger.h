@@ -21,6 +21,7 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
+#include "scheduler/length_fairness.h"
 #include "scheduler/ordinal_set.h"
 #include "scheduler/version_graph.h"
 
@@ -127,6 +128,8 @@ class Ledger {
   // No more groups can come before the next step, so a batch of fewer than B groups is allowed.
   [[nodiscard]] bool Exhausted() const;
 
+  [[nodiscard]] const LengthFairness& fairness() const { return fairness_; }
+
  private:
   Sample* Mutable(const SampleId& tid, Group** group = nullptr);
   void Reclassify(Group& g);
@@ -134,6 +137,7 @@ class Ledger {
   void Erase(const GroupKey& key);
 
   LedgerRules rules_;
+  LengthFairness fairness_;
   std::map<GroupKey, Group> groups_;      // open and trained-but-undoable ones
   std::set<GroupKey> queued_;
   std::map<int64_t, std::vector<GroupKey>> leases_;

@@ -12,16 +12,12 @@
 // in EnvironmentWorker::Take (environment_worker.cc); launch, attach, heartbeats, fencing and restarts are
 // those of every worker and need nothing more.
 
-#include <cstdint>
-#include <string>
-
 #include "workers/messages.h"
+#include "workers/side_worker.h"
 
 namespace tidepool::workers {
 
-struct EnvironmentWorkerOptions {
-  std::string address, token_file, run_id, control_file;
-  int64_t place = -1;
+struct EnvironmentWorkerOptions : SideWorkerOptions {
   bool vector = false;  // hosts the vectorised environments of a control task for device workers (workers/vector_service.h)
 };
 

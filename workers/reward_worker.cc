@@ -1,27 +1,18 @@
 #include "workers/reward_worker.h"
 
 #include <grpcpp/grpcpp.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <utility>
 
-#include "core/config/load.h"
-#include "core/observe/log.h"
 #include "core/tasks/reward.h"
 #include "proto/reward.grpc.pb.h"
-#include "workers/auth.h"
-#include "workers/build_info.h"
-#include "workers/link.h"
 #include "workers/mailbox.h"
 #include "workers/worker_trace.h"
-#include "workers/resolved_config.h"
 #include "workers/wire.h"
 
 namespace tidepool::workers {
@@ -112,108 +103,56 @@ up::Graded Graders::Score(const down::Grade& request) const {
   return out;
 }
 
-int RunRewardWorker(const RewardWorkerOptions& options) {
-  const auto token = ReadTokenFile(options.token_file);
-  if (!token.ok()) {
-    observe::Log(observe::LogLevel::kError, "attach", {{"why", token.status().message()}});
-    return 2;
+namespace {
+
+class RewardWorker : public SideWorker {
+ protected:
+  Status Begin(const JobConfig& config, const down::Welcome& welcome, Incarnation inc) override {
+    TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
+    if (config.observe.trace) {
+      std::vector<std::pair<int, std::string>> rows;
+      for (int i = 0; i < kThreads; ++i) rows.emplace_back(i, "grading " + std::to_string(i));
+      trace_ = OpenWorkerTrace(welcome, inc, "reward", rows);
+    }
+    for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
+    return OkStatus();
   }
-  Mailbox<LinkEvent> inbox;
-  Mailbox<down::Grade> work;
-  LinkOptions link_options;
-  link_options.address = options.address;
-  link_options.token = *token;
-  link_options.control_file = options.control_file;
-  link_options.hello.build = BuildInfo();
-  link_options.hello.run_id = options.run_id;
-  link_options.hello.place = options.place;
-  link_options.hello.kind = scheduler::WorkerKind::kReward;
-  link_options.hello.pid = getpid();
-  auto link = Link::Connect(link_options, [&](LinkEvent e) { inbox.Put(std::move(e)); });
-  if (!link.ok()) {
-    observe::Log(observe::LogLevel::kError, "attach", {{"why", link.status().message()}});
-    return 2;
+  void Take(ToWorker& message) override {
+    if (auto* grade = std::get_if<down::Grade>(&message.body)) work_.Put(std::move(*grade));
   }
-  std::unique_ptr<Graders> graders;
-  std::unique_ptr<observe::TraceWriter> trace;
-  std::vector<std::jthread> threads;
-  double heartbeat_s = 0.5;
-  auto next_beat = Clock::now();
-  int64_t graded = 0;
-  std::mutex graded_mu;
-  int exit_code = -1;
-  Incarnation inc;
-  while (exit_code < 0) {
-    for (LinkEvent& event : inbox.TakeAll(std::chrono::milliseconds(50))) {
-      if (auto* closed = std::get_if<LinkClosed>(&event)) {
-        observe::Log(observe::LogLevel::kWarn, "controller_lost", {{"why", closed->why}});
-        exit_code = 3;
-        break;
-      }
-      ToWorker& message = std::get<ToWorker>(event);
-      if (auto* welcome = std::get_if<down::Welcome>(&message.body)) {
-        if (inc.valid() && inc == message.inc) continue;  // attached again
-        inc = message.inc;
-        auto config = ParseResolved(welcome->config_yaml);
-        if (!config.ok()) {
-          observe::Log(observe::LogLevel::kError, "config", {{"why", config.status().message()}});
-          exit_code = 2;
-          break;
-        }
-        heartbeat_s = config->cluster.heartbeat_s;
-        (*link)->SetReattach(config->cluster.reattach_grace_s, [] { return std::vector<up::Held>{}; });
-        auto made = Graders::Create(config->reward);
-        if (!made.ok()) {
-          observe::Log(observe::LogLevel::kError, "reward", {{"why", made.status().message()}});
-          exit_code = 2;
-          break;
-        }
-        graders = std::move(*made);
-        if (config->observe.trace) {
-          std::vector<std::pair<int, std::string>> rows;
-          for (int i = 0; i < kThreads; ++i) rows.emplace_back(i, "grading " + std::to_string(i));
-          trace = OpenWorkerTrace(*welcome, inc, "reward", rows);
-        }
-        for (int i = 0; i < kThreads; ++i) {
-          threads.emplace_back([&, i](std::stop_token stop) {
-            while (!stop.stop_requested()) {
-              for (down::Grade& grade : work.TakeOne(std::chrono::milliseconds(100))) {
-                const TimePoint begin = TraceNow();
-                up::Graded verdict = graders->Score(grade);
-                if (trace) trace->Add({"grade", std::string(observe::kRewardSpan), i, begin, TraceNow() - begin, {{"tid", ToString(grade.tid)}, {"reward", verdict.reward}}});
-                (*link)->Send(std::move(verdict));
-                const std::lock_guard lock(graded_mu);
-                ++graded;
-              }
-            }
-          });
-        }
-      } else if (auto* grade = std::get_if<down::Grade>(&message.body)) {
-        if (graders != nullptr && message.inc == inc) work.Put(std::move(*grade));
-      } else if (std::holds_alternative<down::Shutdown>(message.body)) {
-        exit_code = 0;
-        break;
+  void Describe(up::Heartbeat& beat) override {
+    beat.op = "grade";
+    beat.op_seq = graded_.load();
+  }
+  void End() override {
+    for (auto& t : threads_) t.request_stop();
+    threads_.clear();
+  }
+
+ private:
+  void Work(int row, const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      for (const down::Grade& grade : work_.TakeOne(std::chrono::milliseconds(100))) {
+        const TimePoint begin = TraceNow();
+        up::Graded verdict = graders_->Score(grade);
+        if (trace_) trace_->Add({"grade", std::string(observe::kRewardSpan), row, begin, TraceNow() - begin, {{"tid", ToString(grade.tid)}, {"reward", verdict.reward}}});
+        Send(std::move(verdict));
+        ++graded_;
       }
     }
-    if (Clock::now() >= next_beat) {
-      next_beat = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(heartbeat_s * 1000));
-      up::Heartbeat beat;
-      beat.op = "grade";
-      {
-        const std::lock_guard lock(graded_mu);
-        beat.op_seq = graded;
-      }
-      struct rusage usage {};
-      getrusage(RUSAGE_SELF, &usage);
-      beat.rss_bytes = usage.ru_maxrss * 1024;
-      (*link)->Send(std::move(beat));
-      if (trace) (void)trace->Flush();
-    }
   }
-  for (auto& t : threads) t.request_stop();
-  threads.clear();
-  if (trace) (void)trace->Flush();  // the end: a trace that cannot be written is only shorter
-  return exit_code;
+
+  Mailbox<down::Grade> work_;
+  std::unique_ptr<Graders> graders_;
+  std::atomic<int64_t> graded_ = 0;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace
+
+int RunRewardWorker(const SideWorkerOptions& options) {
+  RewardWorker worker;
+  return worker.Run(options, scheduler::WorkerKind::kReward);
 }
 
 }  // namespace tidepool::workers

@@ -12,16 +12,12 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "workers/messages.h"
+#include "workers/side_worker.h"
 
 namespace tidepool::workers {
 
-struct RewardWorkerOptions {
-  std::string address, token_file, run_id, control_file;
-  int64_t place = -1;
-};
-
 // Runs until the controller says Shutdown or is gone; exit code as RunDeviceWorker.
-int RunRewardWorker(const RewardWorkerOptions& options);
+int RunRewardWorker(const SideWorkerOptions& options);
 
 // The weighted rewards of a job. Thread-safe.
 class Graders {

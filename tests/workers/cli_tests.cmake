@@ -3,6 +3,7 @@ tidepool_test(cli_test
   SRCS ${CMAKE_CURRENT_LIST_DIR}/answer_statistics_test.cc ${CMAKE_CURRENT_LIST_DIR}/cli_doctor_test.cc ${CMAKE_CURRENT_LIST_DIR}/cli_inspect_test.cc
        ${CMAKE_CURRENT_LIST_DIR}/cli_memory_plan_test.cc ${CMAKE_CURRENT_LIST_DIR}/cli_run_lookup_test.cc
        ${CMAKE_CURRENT_LIST_DIR}/cli_runner.cc ${CMAKE_SOURCE_DIR}/tests/scheduler/sim_cluster.cc
+       ${CMAKE_SOURCE_DIR}/tests/scheduler/sim_commands.cc ${CMAKE_SOURCE_DIR}/tests/scheduler/sim_jobs.cc
        ${CMAKE_SOURCE_DIR}/workers/build_info.cc ${CMAKE_SOURCE_DIR}/workers/cli/answer_progress.cc ${CMAKE_SOURCE_DIR}/workers/cli/answer_statistics.cc ${CMAKE_SOURCE_DIR}/workers/memory_plan.cc
        ${CMAKE_SOURCE_DIR}/workers/cli/doctor_command.cc ${CMAKE_SOURCE_DIR}/workers/cli/inspect_commands.cc
        ${CMAKE_SOURCE_DIR}/workers/cli/run_lookup.cc ${CMAKE_SOURCE_DIR}/workers/cli/run_status.cc

@@ -7,7 +7,7 @@
 namespace tidepool::workers {
 
 void AddRewardWorkerCommand(CLI::App& app, CommandContext& context) {
-  struct Options : RewardWorkerOptions {
+  struct Options : SideWorkerOptions {
     int parent = 0;
   };
   auto options = std::make_shared<Options>();
