@@ -51,6 +51,7 @@ struct Controller::Impl {
     Version v;
     std::vector<record::TrainedRow> rows;
     command::StepReport report;
+    double tokens = 0;
     TimePoint since;
     std::vector<command::GroupMember> members;       // by rank
     std::map<WorkerRef, event::TrainDone> done;

@@ -126,8 +126,14 @@ Forecast Controller::Impl::MakeForecast(const LedgerView& ledger) {
   Forecast f;
   f.switch_s = pool.switch_s();
   if (!policy.forecasts || ledger.need != TrainerNeed::kBatch) return f;
-  f.train_work_s = live.train_work();
-  f.train_fixed_s = live.train_fixed();
+  double tokens = 0;  // of the batch that is to be trained
+  for (const GroupKey& key : batch) {
+    for (const Sample& q : state.ledger().Find(key)->samples) {
+      if (q.phase == SamplePhase::kReady) tokens += static_cast<double>(q.enq.prompt_len + q.enq.response_len);
+    }
+  }
+  f.train_work_s = live.train_work(tokens);
+  f.train_fixed_s = live.train_fixed(tokens);
   f.state_copy_s = live.state_copy();
   // The batch after this one: groups that are complete beyond it, then those that are furthest on.
   const LedgerRules& rules = state.ledger().rules();
@@ -140,7 +146,7 @@ Forecast Controller::Impl::MakeForecast(const LedgerView& ledger) {
   const double step = live.StepSeconds(batch_next);
   f.tokens_per_slot_s = step > 0 ? batch_next / step : 0;
   const double mean = dispatcher.lengths().ResidualLife(0, static_cast<double>(max_new) / 2);
-  const double train = live.TrainSeconds(1);
+  const double train = live.TrainSeconds(1, tokens);
   const std::set<GroupKey> taken(batch.begin(), batch.end());
   std::vector<std::pair<int64_t, double>> running;  // longest left, all left: of a group
   for (const auto& [key, g] : state.ledger().groups()) {
@@ -150,7 +156,7 @@ Forecast Controller::Impl::MakeForecast(const LedgerView& ledger) {
     for (size_t k = 0; k < g.samples.size(); ++k) {
       const Request* q = dispatcher.Find(g.Tid(k));
       if (q == nullptr) continue;
-      const int64_t left = dispatcher.ExpectedLeft(*q);
+      const int64_t left = dispatcher.LikelyLeft(*q);
       longest = std::max(longest, left);
       all += static_cast<double>(left);
       ++f.tail;

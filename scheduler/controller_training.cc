@@ -115,7 +115,7 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
   const Ledger& ledger = state.ledger();
   const VersionGraph& versions = state.versions();
   const int64_t eta = ledger.rules().max_lag_versions;
-  Training t{.lease = state.next_lease(), .step = {state.step().value + 1}, .v = state.version(), .rows = {}, .report = {}, .since = now,
+  Training t{.lease = state.next_lease(), .step = {state.step().value + 1}, .v = state.version(), .rows = {}, .report = {}, .tokens = 0, .since = now,
              .members = Members(), .done = {}};
   std::vector<std::vector<SampleId>> rows;             // [groups]
   std::vector<double> costs;                           // [groups]
@@ -131,6 +131,7 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
       const Sample& s = g.samples[k];
       if (s.phase != SamplePhase::kReady) continue;
       group.push_back(g.Tid(k));
+      t.tokens += static_cast<double>(s.enq.prompt_len + s.enq.response_len);
       costs.back() += options.sample_cost(s.enq.prompt_len + s.enq.response_len);
       Version oldest = s.enq.wv_min;
       int64_t lag = std::max(versions.Lag(s.enq.wv_min, t.v), versions.Lag(s.enq.wv_max, t.v));
@@ -220,7 +221,7 @@ void Controller::Impl::On(const event::TrainDone& e) {
   train_s = train_s == 0 ? e.seconds : 0.8 * train_s + 0.2 * e.seconds;
   double slowest = 0;
   for (const auto& [ref, done] : trainer.training->done) slowest = std::max(slowest, done.seconds);
-  live.TrainStep(static_cast<int64_t>(trainer.training->members.size()), slowest);
+  live.TrainStep(static_cast<int64_t>(trainer.training->members.size()), trainer.training->tokens, slowest);
   if (!e.finite && !TP_PLANTED(15)) {
     // No update was made. The batch is set aside, so that it is not what every later step trips over.
     std::set<GroupKey> keys;

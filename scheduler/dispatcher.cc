@@ -39,6 +39,14 @@ int64_t Dispatcher::Expected(const Request& r) const {
   return r.generated + static_cast<int64_t>(lengths_.ResidualLife(r.generated, static_cast<double>(r.max_new - r.generated)));
 }
 
+int64_t Dispatcher::LikelyLeft(const Request& r) const {
+  const int64_t most = std::max<int64_t>(1, r.max_new - r.generated);
+  const auto it = groups_.find(r.gid);
+  const int64_t sibling = options_.oracle ? options_.oracle(r.tid) : it == groups_.end() ? 0 : it->second.longest;
+  const auto residual = static_cast<int64_t>(lengths_.ResidualLife(r.generated, static_cast<double>(most) / 2));
+  return std::clamp<int64_t>(options_.oracle ? sibling - r.generated : std::max(sibling - r.generated, residual), 1, most);
+}
+
 Dispatcher::ReadyKey Dispatcher::KeyFor(const Request& r) const {
   if (r.only.valid()) return {0, -r.max_new, 0, r.tid};
   if (options_.order == DispatchOptions::Order::kArrival) return {3, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};

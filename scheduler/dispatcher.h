@@ -117,6 +117,9 @@ class Dispatcher {
   [[nodiscard]] const LengthModel& lengths() const { return lengths_; }
   // Of one request, its order among others apart.
   [[nodiscard]] int64_t ExpectedLeft(const Request& r) const { return std::max<int64_t>(1, Expected(r) - r.generated); }
+  // The same for forecasts (MECHANISMS 1.4: the larger of what the longest finished sibling and the mean residual life say).
+  // ExpectedLeft takes the limit where nothing is known, which is right for an order and far too much for a time.
+  [[nodiscard]] int64_t LikelyLeft(const Request& r) const;
   // Training chunks in flight with the fewest tokens, at most `n`.
   [[nodiscard]] std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Youngest(int64_t n) const;
   // Its requests go back to the buffer while their chunks are still in flight there; what comes of those is refused.

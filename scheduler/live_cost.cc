@@ -36,8 +36,8 @@ void LiveCost::EngineStep(int64_t running, double seconds) {
   if (running > 0 && seconds > 0) engine_.Add(static_cast<double>(running), seconds);
 }
 
-void LiveCost::TrainStep(int64_t slots, double seconds) {
-  if (slots > 0 && seconds > 0) train_.Add(1 / static_cast<double>(slots), seconds);
+void LiveCost::TrainStep(int64_t slots, double tokens, double seconds) {
+  if (slots > 0 && tokens > 0 && seconds > 0) train_.Add(1 / static_cast<double>(slots), seconds / tokens);
 }
 
 void LiveCost::StateCopy(double seconds) {

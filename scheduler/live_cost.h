@@ -2,7 +2,7 @@
 // The cost model of a run as it goes, fitted online to what its workers report: what forecasts and repacking ask.
 //
 //   engine step   t(b) = t0 + c b          b: samples in the batch; from heartbeats
-//   training      T(m) = fixed + work / m  m: slots; from steps
+//   training      T(m) = tokens (fixed + work / m)  m: slots; from steps (batches differ in length by several times)
 // Each is a least-squares line whose samples fade with a factor 0.95, so a change of hardware, lengths or load is
 // followed within some tens of samples. Where x has hardly varied, t0 (training: work) takes everything. Pure.
 
@@ -29,13 +29,14 @@ class FadingLine {
 class LiveCost {
  public:
   void EngineStep(int64_t running, double seconds);
-  void TrainStep(int64_t slots, double seconds);
+  void TrainStep(int64_t slots, double tokens, double seconds);
   void StateCopy(double seconds);
   // Seconds; 0: nothing was measured yet.
   [[nodiscard]] double StepSeconds(double running) const { return engine_.known() ? engine_.At(running) : 0; }
-  [[nodiscard]] double TrainSeconds(double slots) const { return train_.known() ? train_.At(1 / slots) : 0; }
-  [[nodiscard]] double train_fixed() const { return train_.known() ? train_.intercept() : 0; }
-  [[nodiscard]] double train_work() const { return train_.known() ? train_.slope() : 0; }
+  [[nodiscard]] double TrainSeconds(double slots, double tokens) const { return train_.known() ? tokens * train_.At(1 / slots) : 0; }
+  // Of a batch of so many tokens: what does not spread over slots; slot-seconds that do.
+  [[nodiscard]] double train_fixed(double tokens) const { return train_.known() ? tokens * train_.intercept() : 0; }
+  [[nodiscard]] double train_work(double tokens) const { return train_.known() ? tokens * train_.slope() : 0; }
   [[nodiscard]] double state_copy() const { return state_copy_; }
 
  private:

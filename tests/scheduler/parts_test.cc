@@ -372,11 +372,15 @@ TEST(LiveCostTest, FollowsWhatIsMeasured) {
   EXPECT_NEAR(cost.StepSeconds(16), 0.026, 1e-6);
   for (int i = 0; i < 200; ++i) cost.EngineStep(1 + i % 32, 0.020 + 0.002 * (1 + i % 32));  // other lengths, other load
   EXPECT_NEAR(cost.StepSeconds(16), 0.052, 1e-4);
-  cost.TrainStep(2, 6);
-  EXPECT_DOUBLE_EQ(cost.TrainSeconds(4), 3) << "with one size only, all of it spreads";
-  for (int i = 0; i < 50; ++i) cost.TrainStep(1 + i % 4, 1 + 8.0 / (1 + i % 4));
-  EXPECT_NEAR(cost.train_fixed(), 1, 0.05);
-  EXPECT_NEAR(cost.train_work(), 8, 0.2);
+  cost.TrainStep(2, 100, 6);
+  EXPECT_DOUBLE_EQ(cost.TrainSeconds(4, 100), 3) << "with one size only, all of it spreads";
+  // Batches of different lengths, whose times would say nothing by themselves.
+  for (int i = 0; i < 50; ++i) {
+    const double tokens = 50.0 + 37.0 * (i % 7);
+    cost.TrainStep(1 + i % 4, tokens, tokens / 100 * (1 + 8.0 / (1 + i % 4)));
+  }
+  EXPECT_NEAR(cost.train_fixed(100), 1, 0.05);
+  EXPECT_NEAR(cost.train_work(100), 8, 0.2);
 }
 
 TEST(WeightRollTest, IdleWorkersLoadAtOnceBusyOnesAFewAtATime) {
