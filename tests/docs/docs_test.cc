@@ -86,7 +86,8 @@ TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
   std::set<std::string> written = {"reward/<name>/mean", "staleness/hist/<lag>", "critic/values/<of>", "critic/returns/<of>",
                                    "dpo/<what>", "reward_model/<what>", "eval/<job>/<what>"};
   static const std::regex name(R"re((?:\[|Count\()"([a-z_]+(?:/[a-z_]+)+)")re");
-  for (const char* path : {"workers/run_metrics.cc", "workers/controller_process.cc", "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
+  for (const char* path : {"workers/run_metrics.cc", "workers/controller_connections.cc", "workers/controller_outputs.cc", "workers/controller_process.cc", "workers/controller_samples.cc", "workers/controller_steps.cc",
+                            "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
     const std::string text = ReadText(path);
     for (auto it = std::sregex_iterator(text.begin(), text.end(), name); it != std::sregex_iterator(); ++it) written.insert((*it)[1]);
   }

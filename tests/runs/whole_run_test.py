@@ -70,7 +70,8 @@ class WholeRunTest(RunTest):
         cases = {"colocated": ["cluster.slots=2"],
                  "split": ["cluster.slots=3", "scheduler.actor_slots=2"],
                  "multiplexed": ["cluster.slots=3", "scheduler.actor_slots=2"],
-                 "elastic": ["cluster.slots=3", "scheduler.actor_slots=2"]}
+                 # Long enough steps that a second slot is worth a try; the policy may find out that it does not pay here.
+                 "elastic": ["cluster.slots=3", "scheduler.actor_slots=2", "train.epochs=40"]}
         for placement, overrides in cases.items():
             with self.subTest(placement=placement):
                 self.assert_done(self.train("configs/test/rl_split.yaml", f"scheduler.placement={placement}", *overrides, "train.steps=12", run=placement))

@@ -51,6 +51,7 @@ TEST_F(InspectTest, CheckProvesAWholeRun) {
   const CliResult r = RunCli({"check", "sim"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_NE(r.out.find("ok, " + std::to_string(entries.size()) + " records"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("checkpoints were not looked at"), std::string::npos) << "a journal without its run: " << r.out;
   const json j = json::parse(RunCli({"check", run_ + "/journal", "--json"}).out);
   EXPECT_TRUE(j["ok"]);
   EXPECT_EQ(j["journals"][0]["records"], entries.size());

@@ -75,6 +75,7 @@ struct JournalVerdict {
   storage::JournalSummary summary;
   scheduler::CheckResult result;
   scheduler::RunState state;  // the fold, as a controller that is started again would have it
+  std::string note;           // what could not be looked at
 };
 
 JournalVerdict CheckJournal(const std::string& dir) {
@@ -106,8 +107,13 @@ JournalVerdict CheckJournal(const std::string& dir) {
 // journal says so.
 void CheckFiles(const std::string& run, JournalVerdict& verdict) {
   RealFileSystem real;
+  const std::string folder = storage::RunPaths(run).checkpoints();
+  if (!verdict.state.checkpoints().empty() && !real.Exists(folder)) {
+    verdict.note = "the files of its " + std::to_string(verdict.state.checkpoints().size()) + " checkpoints were not looked at: " + folder + " is not there";
+    return;
+  }
   for (const auto& [id, c] : verdict.state.checkpoints()) {
-    const std::string dir = JoinPath(storage::RunPaths(run).checkpoints(), storage::CheckpointName(c.step));
+    const std::string dir = JoinPath(folder, storage::CheckpointName(c.step));
     const auto manifest = storage::VerifyCheckpoint(real, dir, c.manifest_digest);
     if (manifest.ok() || !CheckJournal(verdict.path).state.checkpoints().contains(id)) continue;
     verdict.result.ok = false;
@@ -135,6 +141,7 @@ Json ToJson(const JournalVerdict& v) {
   j["open_groups"] = r.open;
   j["steps"] = r.steps;
   j["predicates"] = kPredicates;
+  if (!v.note.empty()) j["note"] = v.note;
   if (const auto& torn = v.summary.torn_tail) {
     j["torn_tail"] = {{"file", torn->file}, {"offset", torn->offset}, {"bytes", torn->bytes}, {"why", torn->why}};
   }
@@ -161,6 +168,7 @@ void Describe(const JournalVerdict& v) {
   }
   std::printf("%s: ok, %lld records in %lld segments: %lld steps, %lld samples issued = %lld trained + %lld dropped + %lld unfinished\n  proven at every record: %s\n",
               v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained), n(r.dropped), n(r.issued - r.trained - r.dropped), kPredicates);
+  if (!v.note.empty()) std::printf("  note: %s\n", v.note.c_str());
 }
 
 void Check(CommandContext& context, const InspectOptions& options) {
