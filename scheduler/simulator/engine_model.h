@@ -63,7 +63,10 @@ class EngineModel {
   [[nodiscard]] bool working() const { return batch_ > 0 || !waiting_.empty(); }
   [[nodiscard]] int64_t batch() const { return batch_; }
   [[nodiscard]] double kv() const { return kv_; }
-  [[nodiscard]] double StepSeconds() const { return batch_ > 0 ? factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) : 0; }
+  // Of a decode step a token long: what heartbeats report, in the tokens that the controller counts. 0: no batch.
+  [[nodiscard]] double StepSeconds() const {
+    return batch_ > 0 ? factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) / (static_cast<double>(quantum_) * tokens_per_step_) : 0;
+  }
   [[nodiscard]] const std::map<SampleId, EngineRun>& runs() const { return runs_; }
   // Seconds of engine steps since the last call.
   double TakeBusy() { return std::exchange(busy_, 0.0); }

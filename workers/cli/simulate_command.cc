@@ -177,8 +177,6 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
     // Paced slots keep the caches of the small job, which holds all that may be in flight.
     if (config.rollout.kv_cache_tokens == 0) s.controller.config.rollout.kv_cache_tokens = int64_t{1} << 40;
   }
-  s.turns.latency_median_s /= scale;
-  s.turns.latency_max_s /= scale;
   s.tick_s = config.cluster.heartbeat_s / scale;
   s.prompt_once = config.cluster.pace.empty();  // a paced trainer is given the time of all rows
   if (!o.like.empty()) {
