@@ -16,7 +16,7 @@ SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
 
-.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-test format lint clean help setup configure
+.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-test format lint clean help setup setup-tests configure
 
 quickstart: binaries  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
 	$(BUILD)/bin/tidepool train configs/quickstart.yaml $(ARGS)
@@ -41,7 +41,10 @@ binaries: configure  ## build the programs, tidepool, tidepool-worker and confor
 build: configure  ## build everything: programs, tests, benchmarks
 	ninja -C $(BUILD) -j $(JOBS)
 
-test: build  ## build and run all tests (about half an hour from a clean clone on two cores)
+setup-tests:
+	scripts/setup --tests
+
+test: setup-tests build  ## build and run all tests (about half an hour from a clean clone on two cores)
 	scripts/test $(BUILD)
 
 swarm: configure  ## a million faults against the real controller in a modelled cluster (10 minutes at most)

@@ -34,6 +34,7 @@
 namespace tidepool::scheduler {
 
 constexpr double kCancelSeconds = 2;      // a cancelled chunk is acknowledged before its worker loads weights
+constexpr int64_t kTries = 3;             // of one operation on one worker
 
 struct Controller::Impl {
   // The trainer's state and what is to become of it.

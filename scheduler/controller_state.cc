@@ -6,12 +6,6 @@
 #include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
-namespace {
-
-constexpr int64_t kTries = 3;  // of one operation on one worker
-
-}  // namespace
-
 // Decides where the trainer's state comes from.
 void Controller::Impl::PlanState(bool restore) {
   must_restore = must_restore || restore;

@@ -11,7 +11,6 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr int64_t kTries = 3;              // of one operation on one worker
 constexpr double kMinTrainSeconds = 600;   // a first step has no measured time yet
 constexpr double kTrainFactor = 20;
 constexpr double kAbortSeconds = 30;       // to leave a collective; then the worker is replaced

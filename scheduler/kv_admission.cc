@@ -6,7 +6,7 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kGrowBelow = 0.6, kSoft = 0.8, kHard = 0.9, kTarget = 0.7, kGrowth = 1.25, kFresh = 15;
+constexpr double kGrowBelow = 0.6, kSoft = 0.8, kHard = 0.9, kTarget = 0.7, kGrowPerCap = 1.25, kFresh = 15;
 constexpr int64_t kPatience = 6;  // samples of every worker
 
 }  // namespace
@@ -51,7 +51,7 @@ void KvAdmission::UnitDone(int64_t tokens, int64_t in_flight, bool draining, Tim
     if (last.sample.kv_usage >= kGrowBelow || last.sample.waiting > 0 || now - last.at > FromSeconds(kFresh)) return;
   }
   if (last_.empty()) return;
-  cap_ = std::min(most_, cap_ * std::pow(kGrowth, 1.0 / static_cast<double>(in_flight)));
+  cap_ = std::min(most_, cap_ * std::pow(kGrowPerCap, 1.0 / static_cast<double>(in_flight)));
 }
 
 int64_t KvAdmission::TakeExcess() {
