@@ -27,9 +27,6 @@ struct PrepareRow { int64_t ordinal = 0; int32_t issue = 0; GroupId gid; };
 struct StartChunk { WorkerRef worker; SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid;
                     Version v; int64_t generated = 0, chunk_tokens = 0, max_new_tokens = 0;
                     bool keep_kv = false; };                              // kv_on_update keep: KV of older weights may serve it
-// Copies the KV of `tid` (its first `tokens` positions, made by version v) from another worker before its chunk starts.
-// A hint: whoever cannot, computes it again.
-struct PullKv { WorkerRef worker; WorkerRef from; SampleId tid; int32_t att = 0; Version v; int64_t tokens = 0; };
 struct CancelChunk { WorkerRef worker; SampleId tid; int32_t att = 0; };
 struct ForgetGroup { WorkerRef worker; GroupId gid; };                    // its KV will not be needed on this worker
 struct StorePayload { SampleId tid; int32_t att = 0; };                   // -> PayloadStored
@@ -87,7 +84,7 @@ struct Finish { int code = 0; std::string why; };                         // end
 
 using Command = std::variant<
     command::Append, command::StartWorker, command::KillWorker, command::Welcome, command::RefuseWorker,
-    command::PrepareRow, command::StartChunk, command::PullKv, command::CancelChunk, command::ForgetGroup, command::StorePayload,
+    command::PrepareRow, command::StartChunk, command::CancelChunk, command::ForgetGroup, command::StorePayload,
     command::DiscardTokens, command::EnvStep, command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant, command::InitState,
     command::RestoreState, command::FetchState, command::FormGroup, command::Train, command::AbortStep, command::CopyRecovery, command::Publish, command::Load, command::Admit,
     command::WriteCheckpoint, command::VerifyCheckpoint, command::DeleteCheckpoint, command::SaveFinal,

@@ -130,7 +130,7 @@ Controller::Impl::Impl(const ControllerOptions& o)
       dispatcher({.chunk_tokens = ChunkTokens(o.config.rollout.chunk_tokens, max_new, o.config.rollout.block_tokens),
                   .max_concurrent = std::max<int64_t>(o.config.rollout.max_concurrent, 1),
                   .kv_cache_tokens = o.config.rollout.kv_cache_tokens, .order = o.dispatch.order,
-                  .oracle = o.dispatch.oracle, .pull_kv = o.dispatch.pull_kv, .reserve = o.config.rollout.admission != "adaptive",
+                  .oracle = o.dispatch.oracle, .reserve = o.config.rollout.admission != "adaptive",
                   .pin = o.config.rollout.pin_version}),
       grading(GradingOf(o.config)),
       episodes(EpisodesOf(o.config)),

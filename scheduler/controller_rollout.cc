@@ -134,7 +134,6 @@ void Controller::Impl::Dispatch() {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});
-    if (c.pull_from.inc.valid()) out.Do(command::PullKv{c.worker, c.pull_from, r.tid, r.att, c.v, c.pull_tokens});
     out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.limit(),
                                options.config.rollout.kv_on_update == "keep"});
   }

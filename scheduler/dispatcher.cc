@@ -9,7 +9,7 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr int64_t kUneven = 32, kPullTokens = 512;  // Seer
+constexpr int64_t kUneven = 32;  // Seer
 constexpr int64_t kStarvation = 16;
 
 }  // namespace
@@ -178,7 +178,6 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
   Request& r = it->second;
   if (tokens == 0) return true;
   r.generated += tokens;
-  r.cached = r.prompt_len + r.generated;
   const auto g = groups_.find(r.gid);
   if (g != groups_.end() && !r.only.valid()) g->second.served += tokens;  // its place in the order follows at the chunk's end
   if (!r.v_min.valid() || v < r.v_min) r.v_min = v;
@@ -447,14 +446,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
     }
     ++decisions_;
     TakeReady(r);
-    Chunk chunk{r.tid, e->ref, e->version, tokens, {}, 0};
-    if (options_.pull_kv && r.cached > kPullTokens && r.home.valid() && r.home != e->ref.worker) {
-      const auto from = engines_.find(r.home);
-      if (from != engines_.end() && from->second.version == e->version) {
-        chunk.pull_from = from->second.ref;
-        chunk.pull_tokens = r.cached;
-      }
-    }
+    chunks.push_back({r.tid, e->ref, e->version, tokens});
     const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
     const int64_t reserved = prompt + r.generated + tokens;
     Unload(*e);
@@ -470,7 +462,6 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
     if (!r.only.valid() && (!group.oldest.valid() || e->version < group.oldest)) group.oldest = e->version;
     ++in_flight_;
     ++chunks_;
-    chunks.push_back(std::move(chunk));
   }
   return chunks;
 }

@@ -7,8 +7,8 @@
 // allowed) while siblings correlate, else the mean residual life of this run's samples (LengthModel). Every
 // 16th decision goes to the group that was served least of what it is expected to need, so none starves.
 // Placement: if workers differ by more than 32 chunks, the one with the fewest; else the one that holds the
-// sample's KV, else its group's, else the one with the fewest; a worker that holds 512 tokens less of it than
-// the best is told to pull them.
+// sample's KV, else its group's, else the one with the fewest. KV is never copied between workers: where it is
+// not, it is computed again.
 // A group that has nothing yet begins on the newest weights, also where that means to wait for a load: what
 // begins on older ones is a version nearer to its expiry, and of the (eta+1) B groups that may be open the last would
 // reach it.
@@ -38,7 +38,6 @@ struct DispatchOptions {
   enum class Order : uint8_t { kContext, kArrival } order = Order::kContext;  // kArrival: groups as they came
   // For simulation: the true length of a sample (the oracle order), instead of what siblings tell.
   std::function<int64_t(const SampleId&)> oracle;
-  bool pull_kv = false;           // workers can copy KV from each other
   bool reserve = true;            // a chunk starts only where its KV fits; false: the cap alone bounds what is in flight
   bool pin = false;               // a sample ends on the version that it began with
 };
@@ -57,7 +56,6 @@ struct Request {
   bool probe = false;
   int64_t errors = 0;
   bool taken_back = false;        // from a worker that may still hold a chunk of it
-  int64_t cached = 0;             // tokens of it in the KV of `home`
   bool waiting_env = false;       // its environment works; not in the buffer
   int64_t turn = 0;               // turns that are over
   int64_t turn_end = 0;           // `generated` where its turn is cut; 0: at max_new
@@ -72,8 +70,6 @@ class Dispatcher {
     WorkerRef worker;
     Version v;
     int64_t tokens = 0;
-    WorkerRef pull_from;          // inc valid: its KV is there
-    int64_t pull_tokens = 0;
   };
   struct Engine {
     WorkerRef ref;

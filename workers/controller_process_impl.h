@@ -126,7 +126,6 @@ class ControllerProcess {
   void Do(const cmd::Drain& c);
   void Do(const cmd::Release& c);
   void Do(const cmd::Grant& c);
-  void Do(const cmd::PullKv&) {}  // a hint; there is no path between workers' caches, so it is computed again
   void Do(const cmd::FetchState& c);
   void Do(const cmd::FormGroup& c);
   void Do(const cmd::AbortStep& c);

@@ -316,7 +316,7 @@ TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
 }
 
 TEST(DispatcherTest, PinnedSamplesEndOnTheirVersion) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0, .order = {}, .oracle = {}, .pull_kv = false, .reserve = true, .pin = true});
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0, .order = {}, .oracle = {}, .reserve = true, .pin = true});
   const WorkerRef a{{1}, {1}};
   d.AddEngine(a, {1}, {1});
   d.Admit({1}, {0, 3});

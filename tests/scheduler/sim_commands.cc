@@ -140,7 +140,6 @@ struct SimCluster::Do {
     t.turn = c.turn;
     t.turn_start = t.count;
   }
-  void operator()(const command::PullKv&) {}
   void operator()(const command::Drain& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
