@@ -220,7 +220,7 @@ class ControllerProcess {
   std::string checkpoints_;                             // folder
   std::unique_ptr<storage::CheckpointWriter> checkpoint_;
   std::optional<cmd::WriteCheckpoint> pending_checkpoint_;
-  std::jthread checkpoint_thread_;
+  std::jthread checkpoint_thread_;  // waits: for the disk, see JoinCheckpoint
 
   RunResult result_;
   bool finished_ = false;

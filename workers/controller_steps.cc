@@ -199,6 +199,7 @@ void ControllerProcess::CommitCheckpoint(const up::CheckpointFiles& files) {
 }
 
 void ControllerProcess::JoinCheckpoint() {
+  // waits: as long as the disk takes to read back and commit one checkpoint; the journal waits for the same disk
   if (checkpoint_thread_.joinable()) checkpoint_thread_.join();
 }
 

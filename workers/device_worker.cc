@@ -535,6 +535,7 @@ class DeviceWorker {
     });
   }
   void JoinCheckpoint() {
+    // waits: as long as the disk takes; the controller replaces a worker that passes its deadline for the command
     if (checkpoint_.joinable()) checkpoint_.join();
   }
 
@@ -634,8 +635,8 @@ class DeviceWorker {
   std::unique_ptr<DeviceRoles> roles_;
   std::unique_ptr<WeightsServer> weights_server_;
   std::unique_ptr<Link> link_;
-  std::jthread heartbeat_;
-  std::jthread checkpoint_;
+  std::jthread heartbeat_;   // waits: its own wait ends with the stop token
+  std::jthread checkpoint_;  // waits: for the disk, see JoinCheckpoint
 };
 
 }  // namespace

@@ -52,7 +52,7 @@ class GroupCommit {
   bool busy_ = false;
   Mailbox<std::vector<std::string>> work_;
   Mailbox<Status> results_;
-  std::jthread thread_;
+  std::jthread thread_;  // waits: for the sync under way; it looks for a stop after each and once a second
 };
 
 }  // namespace tidepool::workers

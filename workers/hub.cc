@@ -69,7 +69,7 @@ struct Hub::Impl final : v1::Control::Service {
     std::mutex guard_mu;
     std::condition_variable guard_wake;
     bool greeted = false;
-    std::jthread guard([&](std::stop_token) {
+    std::jthread guard([&](std::stop_token) {  // waits: kHelloDeadline at most
       std::unique_lock lock(guard_mu);
       if (!guard_wake.wait_for(lock, kHelloDeadline, [&] { return greeted; })) context->TryCancel();
     });
@@ -80,7 +80,7 @@ struct Hub::Impl final : v1::Control::Service {
       greeted = true;
     }
     guard_wake.notify_all();
-    guard.join();
+    guard.join();  // waits: it was told
     if (!read) return ToGrpc(DeadlineExceeded("Attach: no Hello came"));
     StatusOr<FromWorker> first = FromWire(wire);
     if (!first.ok()) return ToGrpc(first.status());
@@ -107,6 +107,7 @@ struct Hub::Impl final : v1::Control::Service {
       connection->context = context;
       connections[id] = connection;
     }
+    // waits: joined below, after the stream was cancelled
     std::jthread writer([&, connection](std::stop_token) { Write(*connection, stream); });
     sink(HubOpened{id, std::move(*hello), context->peer()});
     std::string why = "the connection was closed";
@@ -133,7 +134,7 @@ struct Hub::Impl final : v1::Control::Service {
       connection->context = nullptr;
     }
     context->TryCancel();  // lets a writer that waits in Write return
-    writer.join();
+    writer.join();  // waits: closed and cancelled, so neither its wait nor its Write goes on
     {
       const std::lock_guard lock(mu);
       connections.erase(id);
@@ -158,6 +159,7 @@ struct Hub::Impl final : v1::Control::Service {
       std::deque<ToWorker> batch;
       {
         std::unique_lock lock(connection.mu);
+        // waits: until CloseLocked, which the end of the connection calls; the controller closes one that falls silent
         connection.wake.wait(lock, [&] { return connection.closed || !connection.queue.empty(); });
         if (connection.queue.empty()) return;
         batch.swap(connection.queue);
@@ -271,7 +273,7 @@ void Hub::Close(ConnectionId id, const std::string& why) {
 void Hub::Stop() {
   if (impl_->server == nullptr) return;
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
-  impl_->server->Wait();
+  impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
   impl_->server.reset();
 }
 

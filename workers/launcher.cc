@@ -17,6 +17,10 @@ extern char** environ;
 namespace tidepool::workers {
 namespace {
 
+// Even after SIGKILL a process stays until the kernel has finished what it does for it (a disk that hangs). Whoever is
+// left then is the system's to reap.
+constexpr Duration kKilled = std::chrono::seconds(30);
+
 // Waits of OpenMP's threads between parallel regions, in turns of a loop: about 50 microseconds, what a region of a small
 // model is apart from the next one, then they sleep. The library's own choice, milliseconds, makes work several times
 // slower as soon as anything else wants the cores. Read when the library is loaded, so set before.
@@ -114,7 +118,7 @@ void Launcher::EndAll(Duration by_themselves, Duration asked) {
   for (const auto& [pid, place] : children_) kill(pid, SIGTERM);
   wait(asked);
   for (const auto& [pid, place] : children_) kill(pid, SIGKILL);
-  for (const auto& [pid, place] : children_) waitpid(pid, nullptr, 0);
+  wait(kKilled);
   children_.clear();
 }
 

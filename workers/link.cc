@@ -49,7 +49,7 @@ struct Link::Impl {
   std::shared_ptr<grpc::Channel> channel;
   grpc::ClientContext* context = nullptr;
   std::atomic<int64_t> heard_ns{0};
-  std::jthread pump;
+  std::jthread pump;  // waits: its stream is cancelled before it is joined
 
   void Heard() { heard_ns.store(Clock::now().time_since_epoch().count()); }
 
@@ -73,6 +73,7 @@ struct Link::Impl {
     }
     Session session;
     session.stub = v1::Control::NewStub(opened);
+    // waits: the stream lasts as long as the run; a device worker that hears nothing for a lease serves nothing (SecondsSinceHeard)
     session.context = std::make_unique<grpc::ClientContext>();
     AddToken(session.context.get(), options.token);
     session.stream = session.stub->Attach(session.context.get());
@@ -102,7 +103,7 @@ struct Link::Impl {
       outbox.insert(outbox.begin(), unacked.begin(), unacked.end());
       unacked.clear();
     }
-    std::jthread writer([&](std::stop_token) { Write(session); });
+    std::jthread writer([&](std::stop_token) { Write(session); });  // waits: joined below, after the stream was cancelled
     v1::ToWorker wire;
     std::string refusal;
     while (session.stream->Read(&wire)) {
@@ -132,7 +133,7 @@ struct Link::Impl {
       wake.notify_all();
     }
     session.context->TryCancel();
-    writer.join();
+    writer.join();  // waits: connected is false and the stream cancelled, so neither its wait nor its Write goes on
     const Status end = FromGrpc(session.stream->Finish());
     if (!refusal.empty()) return FailedPrecondition(refusal);
     return end.ok() ? Unavailable("the controller closed the connection") : end;
@@ -143,6 +144,7 @@ struct Link::Impl {
       std::deque<FromWorker> batch;
       {
         std::unique_lock lock(mu);
+        // waits: until Pump ends, which clears `connected`
         wake.wait(lock, [&] { return !connected || !outbox.empty(); });
         if (!connected) return;
         batch.swap(outbox);
@@ -216,7 +218,7 @@ Link::~Link() {
     if (impl_->context != nullptr) impl_->context->TryCancel();
     impl_->wake.notify_all();
   }
-  if (impl_->pump.joinable()) impl_->pump.join();
+  if (impl_->pump.joinable()) impl_->pump.join();  // waits: cancelled above; an attempt to come back takes half a second
 }
 
 void Link::Send(FromWorkerBody body) {

@@ -145,7 +145,7 @@ class RewardWorker : public SideWorker {
   Mailbox<down::Grade> work_;
   std::unique_ptr<Graders> graders_;
   std::atomic<int64_t> graded_ = 0;
-  std::vector<std::jthread> threads_;
+  std::vector<std::jthread> threads_;  // waits: for the answers under way, each within its time-out
 };
 
 }  // namespace

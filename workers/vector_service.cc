@@ -118,7 +118,7 @@ VectorServer::VectorServer() : impl_(std::make_unique<Impl>()) {}
 VectorServer::~VectorServer() {
   if (impl_->server != nullptr) {
     impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-    impl_->server->Wait();
+    impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
   }
 }
 std::string VectorServer::address() const { return impl_->address; }
@@ -164,7 +164,7 @@ struct RemoteHost::Impl {
   std::condition_variable_any wake;
   std::chrono::steady_clock::time_point late = std::chrono::steady_clock::time_point::max();
   bool timed_out = false;
-  std::jthread watch;
+  std::jthread watch;  // waits: its own wait ends with the stop token
 
   void Watch(const std::stop_token& stop) {
     std::unique_lock lock(mu);
@@ -190,7 +190,7 @@ struct RemoteHost::Impl {
       stub = v1::VectorEnvironments::NewStub(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args));
     }
     const std::lock_guard lock(mu);
-    context = std::make_unique<grpc::ClientContext>();
+    context = std::make_unique<grpc::ClientContext>();  // waits: Watch cancels an exchange after timeout_s
     AddToken(context.get(), token);
     timed_out = false;
     stream = stub->Play(context.get());
@@ -234,7 +234,7 @@ RemoteHost::RemoteHost(std::string address, std::string token, double step_timeo
 }
 RemoteHost::~RemoteHost() {
   impl_->watch.request_stop();
-  impl_->watch.join();
+  impl_->watch.join();  // waits: it was asked to stop
   if (impl_->stream != nullptr) (void)impl_->Broken(/*cancel=*/true);
 }
 const std::string& RemoteHost::address() const { return impl_->address; }

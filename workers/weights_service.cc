@@ -52,7 +52,7 @@ WeightsServer::WeightsServer() : impl_(std::make_unique<Impl>()) {}
 WeightsServer::~WeightsServer() {
   if (impl_->server != nullptr) {
     impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-    impl_->server->Wait();
+    impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
   }
 }
 std::string WeightsServer::address() const { return impl_->address; }

@@ -65,7 +65,7 @@ class GlooGroup final : public Collective {
     ++seq_;
     const auto begin = std::chrono::steady_clock::now();
     try {
-      start()->wait();
+      start()->wait();  // waits: at most GroupOptions::timeout_s, which the group was made with; then it throws
       return OkStatus();
     } catch (const std::exception& e) {
       const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

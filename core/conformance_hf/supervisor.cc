@@ -50,6 +50,7 @@ class Lines {
         if (poll(&p, 1, static_cast<int>(left)) <= 0) continue;
       }
       char piece[1 << 16];
+      // waits: with a deadline poll saw bytes; without one it serves whoever asks, and ends when they close the pipe
       const ssize_t n = read(fd_, piece, sizeof(piece));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) {
@@ -112,7 +113,7 @@ Child Start(const std::function<std::string(const std::string&)>& answer) {
 std::string End(Child& child) {
   kill(child.pid, SIGKILL);
   int status = 0;
-  while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
+  while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {  // waits: it was killed above
   }
   close(child.fd);
   child = {};

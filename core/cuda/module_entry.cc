@@ -28,6 +28,7 @@ TP_EXPORT int tidepool_cuda_copy(void* to, const void* from, int64_t bytes) {
 }
 
 TP_EXPORT int tidepool_cuda_synchronize(void* stream) {
+  // waits: for the kernels in this stream, all of bounded work; a hung device is the worker's watchdog's case
   return static_cast<int>(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 

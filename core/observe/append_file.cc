@@ -96,7 +96,7 @@ StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes) {
   std::string text;
   std::array<char, 65536> buffer{};
   ssize_t n = 0;
-  while ((n = ::read(fd, buffer.data(), buffer.size())) > 0) {
+  while ((n = ::read(fd, buffer.data(), buffer.size())) > 0) {  // waits: it is a file on a disk
     text.append(buffer.data(), static_cast<size_t>(n));
     if (static_cast<int64_t>(text.size()) > max_bytes) break;
   }

@@ -28,6 +28,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "workers/build_info.h"
@@ -103,14 +104,22 @@ Output RunProgram(const std::vector<std::string>& argv, int seconds) {
         break;
       }
       char buffer[4096];
-      const ssize_t n = read(ends[0], buffer, sizeof(buffer));
+      const ssize_t n = read(ends[0], buffer, sizeof(buffer));  // waits: poll saw bytes or the end
       if (n <= 0) break;
       if (out.text.size() < (64U << 10)) out.text.append(buffer, static_cast<size_t>(n));
     }
-    if (timed_out) kill(pid, SIGKILL);
     int status = 0;
-    waitpid(pid, &status, 0);
-    if (!timed_out && WIFEXITED(status)) out.status = WEXITSTATUS(status);
+    pid_t ended = 0;
+    // A program may close its output and stay.
+    while (!timed_out && (ended = waitpid(pid, &status, WNOHANG)) == 0) {
+      timed_out = std::chrono::steady_clock::now() >= end;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (ended == 0) {
+      kill(pid, SIGKILL);
+      waitpid(pid, &status, 0);  // waits: it was killed above
+    }
+    if (ended == pid && WIFEXITED(status)) out.status = WEXITSTATUS(status);
   }
   close(ends[0]);
   while (!out.text.empty() && out.text.back() == '\n') out.text.pop_back();
@@ -322,9 +331,10 @@ class Doctor {
                  getsockname(server, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
                  connect(client, reinterpret_cast<sockaddr*>(&address), length) == 0;
     if (works) {
+      // waits: for neither; the connection stands in the queue, and then the byte is there
       const int accepted = accept(server, nullptr, nullptr);
       char byte = 'x';
-      works = accepted >= 0 && write(client, &byte, 1) == 1 && read(accepted, &byte, 1) == 1;
+      works = accepted >= 0 && write(client, &byte, 1) == 1 && read(accepted, &byte, 1) == 1;  // waits: it was written
       if (accepted >= 0) close(accepted);
     }
     if (server >= 0) close(server);
