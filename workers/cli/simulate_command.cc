@@ -228,6 +228,14 @@ StatusOr<SimReport> RunOne(SimJob job, const std::string& journal = "") {
     TP_ASSIGN_OR_RETURN(writer, storage::JournalWriter::Open(fs, journal, "sim-" + job.name));
     job.on_record = [&](const JournalEntry& entry) {
       if (!written.ok()) return;
+      while (entry.ctl_epoch > writer->ctl_epoch()) {  // the controller was started again: a new segment, as in a real run
+        written = writer->Close();
+        if (!written.ok()) return;
+        auto opened = storage::JournalWriter::Open(fs, journal, "sim-" + job.name);
+        written = opened.status();
+        if (!written.ok()) return;
+        writer = std::move(opened).value();
+      }
       writer->Append(entry.record, entry.mono_ns);
       if (writer->buffered_bytes() > kFlushBytes) written = writer->Flush();
     };
