@@ -6,34 +6,18 @@
 #include <cstdlib>
 
 #include "scheduler/simulator/simulator.h"
+#include "tests/scheduler/rehearsal.h"
 #include "tests/scheduler/swarm.h"
 
 namespace tidepool::scheduler {
 namespace {
 
-// Long-tailed lengths and turns, so that every model of the simulator takes part with its floating-point numbers.
-SimJob Rehearsal(const char* placement, bool turns) {
-  SimJob j;
-  j.name = placement;
-  j.hardware = {"made up", "of this test", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.002};
-  j.model = {"m", 8e9, 8e9, 32, 32, 8, 128};
-  j.lengths = {800, 0.7, 0.3};
+// With turns as well, so that every model of the simulator takes part with its floating-point numbers.
+SimJob Job(const char* placement, bool turns) {
+  SimJob j = Rehearsal(placement, 6);
   if (turns) j.turns = {.mean_turns = 5, .sigma_turns = 0.6, .step_s_mean = 2, .step_s_sd = 1, .slow_chance = 0.02, .slow_s = 60};
-  j.controller.run_id = "sim";
-  j.controller.data_rows = int64_t{1} << 30;
-  JobConfig& c = j.controller.config;
-  c.scheduler.placement = placement;
-  c.scheduler.actor_slots = 3;
-  c.scheduler.max_lag_versions = 1;
-  c.cluster.slots = 6;
-  c.train.groups_per_step = 8;
-  c.train.steps = 5;
-  c.rollout.group_size = 4;
-  c.rollout.max_new_tokens = 4096;
-  c.rollout.chunk_tokens = 256;
-  c.rollout.max_concurrent = 100000;
-  c.checkpoint.every_steps = 0;
-  c.reward.workers = 4;
+  j.controller.config.scheduler.max_lag_versions = 1;
+  j.controller.config.train.steps = 5;
   return j;
 }
 
@@ -44,7 +28,7 @@ int Run(uint64_t seeds) {
   }
   for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
     for (const bool turns : {false, true}) {
-      Simulator simulator(Rehearsal(placement, turns));
+      Simulator simulator(Job(placement, turns));
       const auto report = simulator.Run();
       if (!report.ok()) {
         std::fprintf(stderr, "%s: %s\n", placement, report.status().ToString().c_str());

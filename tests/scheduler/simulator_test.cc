@@ -8,32 +8,10 @@
 
 #include "scheduler/simulator/engine_model.h"
 #include "scheduler/simulator/simulator.h"
+#include "tests/scheduler/rehearsal.h"
 
 namespace tidepool::scheduler {
 namespace {
-
-SimJob Job(const std::string& placement, int64_t slots) {
-  SimJob j;
-  j.name = "test";
-  j.hardware = {"test", "made up", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.002};
-  j.model = {"m", 8e9, 8e9, 32, 32, 8, 128};
-  j.lengths = {800, 0.7, 0.3};
-  j.controller.run_id = "sim";
-  j.controller.data_rows = 1 << 30;
-  JobConfig& c = j.controller.config;
-  c.scheduler.placement = placement;
-  c.scheduler.actor_slots = std::max<int64_t>(1, slots / 2);
-  c.cluster.slots = slots;
-  c.train.groups_per_step = 8;
-  c.train.steps = 4;
-  c.rollout.group_size = 4;
-  c.rollout.max_new_tokens = 4096;
-  c.rollout.chunk_tokens = 256;
-  c.rollout.max_concurrent = 100000;
-  c.checkpoint.every_steps = 0;
-  c.reward.workers = 4;
-  return j;
-}
 
 SimReport Rehearse(const SimJob& j) {
   Simulator s(j);
@@ -47,7 +25,7 @@ SimReport Rehearse(const SimJob& j) {
 TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
   for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
     SCOPED_TRACE(placement);
-    const SimReport r = Rehearse(Job(placement, 4));
+    const SimReport r = Rehearse(Rehearsal(placement, 4));
     EXPECT_EQ(r.steps, 4);
     EXPECT_GT(r.tokens_per_s, 0);
   }
@@ -56,7 +34,7 @@ TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
 TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
   for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
     SCOPED_TRACE(placement);
-    SimJob j = Job(placement, 4);
+    SimJob j = Rehearsal(placement, 4);
     j.controller.config.environment.name = "model";
     j.controller.config.environment.workers = 3;
     j.controller.config.environment.max_turn_tokens = 200;
@@ -78,7 +56,7 @@ TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
 TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
   for (const char* placement : {"colocated", "multiplexed"}) {
     SCOPED_TRACE(placement);
-    SimJob j = Job(placement, 16);
+    SimJob j = Rehearsal(placement, 16);
     j.lengths = {3000, 0.8, 0.4};
     JobConfig& c = j.controller.config;
     c.scheduler.max_lag_versions = 1;
@@ -97,7 +75,7 @@ TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
 TEST(SimulatorTest, ElasticGivesALongOptimizerStepTheSlotsThatItNeeds) {
   // heavy_tail: lengths of which little is known, which once passed for the limit and hid what training costs.
   const auto rehearse = [](const char* placement, int64_t actors, bool heavy_tail) {
-    SimJob j = Job(placement, 16);
+    SimJob j = Rehearsal(placement, 16);
     j.train_efficiency = 0.02;
     if (heavy_tail) {
       j.lengths = {3000, 0.8, 0.4};
@@ -116,7 +94,7 @@ TEST(SimulatorTest, ElasticGivesALongOptimizerStepTheSlotsThatItNeeds) {
 }
 
 TEST(SimulatorTest, JumpsAgreeWithAnEventForEveryStep) {
-  SimJob j = Job("multiplexed", 4);
+  SimJob j = Rehearsal("multiplexed", 4);
   const SimReport jumps = Rehearse(j);
   j.per_step = true;
   const SimReport steps = Rehearse(j);
@@ -126,16 +104,16 @@ TEST(SimulatorTest, JumpsAgreeWithAnEventForEveryStep) {
 }
 
 TEST(SimulatorTest, OneSeedGivesOneLog) {
-  const SimReport a = Rehearse(Job("elastic", 4)), b = Rehearse(Job("elastic", 4));
+  const SimReport a = Rehearse(Rehearsal("elastic", 4)), b = Rehearse(Rehearsal("elastic", 4));
   EXPECT_EQ(a.log_hash, b.log_hash);
-  SimJob other = Job("elastic", 4);
+  SimJob other = Rehearsal("elastic", 4);
   other.seed = 2;
   EXPECT_NE(Rehearse(other).log_hash, a.log_hash);
 }
 
 TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    SimJob j = Job(seed % 2 == 0 ? "split" : "multiplexed", 3);
+    SimJob j = Rehearsal(seed % 2 == 0 ? "split" : "multiplexed", 3);
     j.seed = seed;
     j.controller.config.train.steps = 2;
     const SimReport r = Rehearse(j);
@@ -161,7 +139,7 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
     for (const std::string placement : {"colocated", "multiplexed"}) {
       SCOPED_TRACE(testing::Message() << placement << " alpha " << alpha);
       const int64_t workers = 8, samples = 64, steps = 24;
-      SimJob j = Job(placement, workers);
+      SimJob j = Rehearsal(placement, workers);
       j.train_efficiency = 0.02;               // so that training counts as well
       j.hardware.link_bytes_per_s = j.hardware.host_bytes_per_s = 1e18;
       j.message_s = j.reward_s = j.release_s = j.grant_s = j.publish_s = 1e-6;
@@ -212,7 +190,7 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
   bad.stop_at_s = 60, bad.controller_kill_mean_s = 300;
   for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
     SCOPED_TRACE(placement);
-    SimJob j = Job(placement, 8);
+    SimJob j = Rehearsal(placement, 8);
     j.controller.config.train.steps = 8;
     j.controller.config.checkpoint.every_steps = 2;
     j.tick_s = 1;
@@ -230,7 +208,7 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
 }
 
 TEST(SimulatorTest, OneKindOfFaultShowsWhereItBelongs) {
-  const SimJob calm_job = Job("split", 4);
+  const SimJob calm_job = Rehearsal("split", 4);
   const SimReport calm = Rehearse(calm_job);
   EXPECT_EQ(calm.faults, 0);
   const auto with = [&](const auto& change) {
