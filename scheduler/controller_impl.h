@@ -224,6 +224,7 @@ struct Controller::Impl {
   [[nodiscard]] bool MayTrain() const;                 // all but the slot
   [[nodiscard]] const std::vector<GroupKey>& Batch();
   [[nodiscard]] bool WaitForStraggler();
+  [[nodiscard]] bool StragglerIsWorthIt();
   void MarkUrgent();
   void StartTraining(const std::vector<GroupKey>& keys);
   void AbortStep(const std::string& why, const WorkerRef& but = {});
@@ -271,6 +272,7 @@ struct Controller::Impl {
   std::pair<int64_t, int64_t> granting{-1, 0};         // as of these changes of the pool: slots on their way to rollout
   int64_t group_checked = -1;                          // changes of the pool that PrepareGroup has seen
   std::optional<TimePoint> straggling_since;           // a batch waits for a group that would expire
+  std::optional<StepNumber> not_waiting;               // this step's successor does not, or no longer
   bool must_restore = false;                           // a new life always opens a lineage
   StepNumber recovery;                                 // newest known recovery copy; invalid: none
   std::optional<WritingCheckpoint> writing;

@@ -49,6 +49,14 @@ const std::vector<GroupKey>& Controller::Impl::Batch() {
 // A batch is ready, but a group that is still generated would expire by training it: worth a short wait if
 // that group is about to end (scheduler.straggler_wait of a step's time, once a batch).
 bool Controller::Impl::WaitForStraggler() {
+  // Once decided it stays so: slots are on their way to the step, and would turn round for a group that came to be urgent.
+  if (not_waiting == state.step()) return false;
+  if (StragglerIsWorthIt()) return true;
+  not_waiting = state.step();
+  return false;
+}
+
+bool Controller::Impl::StragglerIsWorthIt() {
   if (!rl || urgent.empty()) return false;
   // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
   // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.

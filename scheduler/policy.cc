@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kImbalance = 1.05;       // largest share of tokens of a slot, over the even one
 constexpr double kDwellSwitches = 10;     // T_min = 10 x EWMA(T_sw)
-constexpr double kSame = 1.02;            // cycles closer than forecasts can tell apart
+constexpr double kSame = 1.1;             // cycles closer than forecasts are exact (docs/simulation.md, calibration)
 constexpr double kStay = 10;              // steps that a newcomer to the training slots is expected to stay
 constexpr double kKvShare = 0.8;          // of the cache, for the tail that goes on
 
@@ -122,12 +122,21 @@ Plan Elastic(const PoolView& pool, const LedgerView& l, const Forecast& f, TimeP
       if (now > 0) return Stay(pool, Role::kRollout, "shrink");
       const ElasticChoice choice = ChooseElastic(pool, l, f);
       if (choice.slots == 0) break;
-      // Slots that were taken a moment ago are left alone, but for the one without which nothing trains.
+      // Slots that were taken a moment ago are left alone: fewer train, or the step waits for them, whichever is over sooner.
       const std::vector<SlotId> order = ElasticOrder(pool, dwell);
-      int64_t rested = 0;
-      for (const SlotView& s : pool.slots) rested += s.live && !s.avoid && s.taken_s >= dwell ? 1 : 0;
-      int64_t m = std::max<int64_t>(1, std::min(choice.slots, rested));
-      while (m > 1 && !ValidDp(m, std::max<int64_t>(l.batch_groups, 1), pool.uneven_dp)) --m;
+      std::vector<double> taken;
+      for (const SlotView& s : pool.slots) {
+        if (s.live && !s.avoid) taken.push_back(s.taken_s);
+      }
+      std::sort(taken.rbegin(), taken.rend());
+      const int64_t rested = std::ranges::count_if(taken, [&](double s) { return s >= dwell; });
+      int64_t m = choice.slots;
+      if (rested < m) {
+        const auto last = static_cast<size_t>(std::min<int64_t>(m, static_cast<int64_t>(taken.size())) - 1);
+        const ElasticChoice at_once = ChooseElastic(pool, l, f, std::max<int64_t>(1, rested));
+        if (rested > 0 && dwell - taken[last] + choice.cycle_s < at_once.cycle_s) return Everywhere(pool, Role::kRollout, "rest");
+        m = at_once.slots;
+      }
       Plan plan = Shrink(pool, order, m, "shrink " + std::to_string(m) + " of " + std::to_string(pool.slots.size()));
       plan.dwell_s = rested > 0 ? dwell : 0;
       return plan;
@@ -215,7 +224,7 @@ double SecondsPerToken(const Forecast& f, double samples, double slots) {
   return half + std::sqrt(std::max(0.0, half * half - f.token_sample_s * each * f.token_wait_s));
 }
 
-ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const Forecast& f) {
+ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const Forecast& f, int64_t limit) {
   const std::vector<SlotId> order = ElasticOrder(pool, 0);
   const auto n = static_cast<int64_t>(order.size());
   const auto nd = static_cast<double>(n);
@@ -229,7 +238,7 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
   const double token_after = SecondsPerToken(f, f.beside.samples + f.after.samples, nd);
   std::vector<ElasticChoice> choices;
   double least = std::numeric_limits<double>::infinity();
-  const int64_t most = pool.actor_slots > 1 ? pool.actor_slots : n;
+  const int64_t most = std::min(limit, pool.actor_slots > 1 ? pool.actor_slots : n);
   for (int64_t m = 1; m <= std::min(n, most); ++m) {
     if (!ValidDp(m, groups, pool.uneven_dp, l.ready_tokens_max_share)) continue;
     if (n - m < keep && m > 1) break;

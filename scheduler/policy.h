@@ -160,6 +160,7 @@ struct ElasticChoice {
   int64_t slots = 0;
   double cycle_s = 0;
 };
-ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast);
+// `limit`: of the slots that may train.
+ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast, int64_t limit = INT64_MAX);
 
 }  // namespace tidepool::scheduler

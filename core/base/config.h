@@ -85,6 +85,8 @@ struct EnvironmentLatency {
   double median_s = 0.0;           // of one turn; 0: no waiting
   double tail = 1.0;               // deviation of its logarithm: 0 always the median, 1 to 1.5 a heavy tail
   double max_s = 30.0;             // draws are cut here
+  double straggler_share = 0.0;    // of the samples: each of their turns takes straggler_s longer
+  double straggler_s = 0.0;
 };
 struct EnvironmentConfig {
   std::string name;                // `tidepool environments`; empty: none

@@ -215,10 +215,11 @@ void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
     b.Complain("rollout.record_routing", "is on, but nobody routed the tokens that an environment says, so there is nothing to replay for them; turn it off");
   }
   const EnvironmentLatency& latency = c.environment.latency;
-  const double longest = latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0;
-  if (AllGood(b, {"environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"}) &&
+  const double longest = (latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0) +
+                         (latency.straggler_share > 0 ? latency.straggler_s : 0);
+  if (AllGood(b, {"environment.latency.straggler_share", "environment.latency.straggler_s", "environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"}) &&
       longest >= c.environment.step_timeout_s) {
-    b.Complain(FirstWritten(b, {"environment.latency.max_s", "environment.latency.median_s", "environment.step_timeout_s"}),
+    b.Complain(FirstWritten(b, {"environment.latency.straggler_s", "environment.latency.max_s", "environment.latency.median_s", "environment.step_timeout_s"}),
                "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at every try; lower it");
   }
   CheckGameAlphabet(b, c, *environment.value());

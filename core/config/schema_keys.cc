@@ -240,6 +240,15 @@ std::vector<Key> EnvironmentKeys() {
        .range = {.lo = 0, .hi = 86400, .lo_open = true},
        .unit = "s",
        .doc = "draws are cut here"},
+      {.path = "environment.latency.straggler_share",
+       .field = TP_FIELD(environment.latency.straggler_share),
+       .range = Between(0, 1),
+       .doc = "of the samples, drawn from (seed, sample): each of their turns takes straggler_s longer"},
+      {.path = "environment.latency.straggler_s",
+       .field = TP_FIELD(environment.latency.straggler_s),
+       .range = Between(0, 86400),
+       .unit = "s",
+       .doc = "longer than the others' takes each turn of a straggler"},
   };
   for (Key& key : keys) key.jobs = Jobs::kRl;
   return keys;
@@ -440,7 +449,7 @@ std::vector<Key> SystemKeys() {
        .field = TP_FIELD(scheduler.actor_slots),
        .range = Between(1, 65536),
        .unit = "slots",
-       .doc = "split, multiplexed: slots that train; elastic: the most that may",
+       .doc = "split, multiplexed: slots that train; elastic: the most that may, 1: as many as it finds best",
        .on_resume = OnResume::kFree},
       {.path = "scheduler.rollout_floor",
        .field = TP_FIELD(scheduler.rollout_floor),

@@ -36,9 +36,15 @@ std::unique_ptr<TextGame> EpisodeSource::Game(const SampleId& tid) const {
 }
 
 double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const SampleId& tid, int64_t turn) {
-  if (latency.median_s <= 0) return 0;
-  Rng rng = Rng(seed).Fork("environment latency").Fork(SampleUid(tid)).Fork(static_cast<uint64_t>(turn));
-  return std::min(latency.max_s, latency.median_s * std::exp(latency.tail * rng.Normal()));
+  const Rng sample = Rng(seed).Fork("environment latency").Fork(SampleUid(tid));
+  double seconds = 0;
+  if (latency.median_s > 0) {
+    Rng rng = sample.Fork(static_cast<uint64_t>(turn));
+    seconds = std::min(latency.max_s, latency.median_s * std::exp(latency.tail * rng.Normal()));
+  }
+  Rng straggler = sample.Fork("straggler");
+  if (latency.straggler_share > 0 && straggler.Uniform() < latency.straggler_share) seconds += latency.straggler_s;
+  return seconds;
 }
 
 uint64_t ExtendHistory(uint64_t history, const std::string& observation) { return Hash64(observation, Mix64(history + 1)); }

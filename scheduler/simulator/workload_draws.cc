@@ -11,8 +11,13 @@ namespace tidepool::scheduler {
 WorkloadDraws::WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns, const std::map<SampleId, int64_t>& recorded,
                              int64_t max_new_tokens, int64_t max_turn_tokens)
     : seed_(seed), lengths_(lengths), turns_(turns), recorded_(recorded), max_new_tokens_(max_new_tokens), max_turn_tokens_(max_turn_tokens) {
-  for (const auto& [tid, n] : recorded_) any_.push_back(n);
-  if (any_.empty()) Calibrate();
+  const SampleId* last = nullptr;
+  for (const auto& [tid, n] : recorded_) {
+    if (last == nullptr || last->ordinal != tid.ordinal || last->issue != tid.issue) groups_.emplace_back();
+    groups_.back().push_back(n);
+    last = &tid;
+  }
+  if (groups_.empty()) Calibrate();
 }
 
 double WorkloadDraws::Unit(uint64_t key, uint32_t a, uint32_t b) const {
@@ -30,10 +35,11 @@ double WorkloadDraws::RawLength(const SampleId& tid, double m) const {
 }
 
 int64_t WorkloadDraws::Length(const SampleId& tid) const {
-  if (!any_.empty()) {
+  if (!groups_.empty()) {
     const auto it = recorded_.find(tid);
     if (it != recorded_.end()) return std::max<int64_t>(1, it->second);
-    return std::max<int64_t>(1, any_[SampleUid(tid) % any_.size()]);
+    const std::vector<int64_t>& like = groups_[SampleUid({tid.ordinal, tid.issue, 0}) % groups_.size()];
+    return std::max<int64_t>(1, like[static_cast<size_t>(tid.sample) % like.size()]);
   }
   return std::clamp<int64_t>(std::llround(RawLength(tid, mu_)), 1, max_new_tokens_);
 }
@@ -71,8 +77,9 @@ double WorkloadDraws::EnvironmentSeconds(const SampleId& tid, int64_t at) const 
 
 double WorkloadDraws::TurnSeconds(const SampleId& tid, int64_t turn) const {
   const TurnShape& t = turns_;
-  if (t.latency_median_s <= 0) return EnvironmentSeconds(tid, turn);
-  return std::min(t.latency_max_s, t.latency_median_s * std::exp(t.latency_tail * Normal(SampleUid(tid), static_cast<uint32_t>(100 + turn))));
+  const double more = t.straggler_share > 0 && Unit(SampleUid(tid), 15, 16) < t.straggler_share ? t.straggler_s : 0;
+  if (t.latency_median_s <= 0) return more + EnvironmentSeconds(tid, turn);
+  return more + std::min(t.latency_max_s, t.latency_median_s * std::exp(t.latency_tail * Normal(SampleUid(tid), static_cast<uint32_t>(100 + turn))));
 }
 
 int64_t WorkloadDraws::Said(const SampleId& tid) const {

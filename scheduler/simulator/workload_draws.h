@@ -22,12 +22,13 @@ struct TurnShape {                     // several turns an answer; mean_turns 1:
   // Where the job has an environment (config.environment.name), turns are played by its environment workers, as in a real
   // run: between turns a sample is in no engine. A turn then takes a log-normal time, unless latency_median_s is 0.
   double latency_median_s = 0, latency_tail = 0, latency_max_s = 0;
+  double straggler_share = 0, straggler_s = 0;  // of the samples: each of their turns takes so much longer
   int64_t observation_tokens = 8;          // that the environment says after a turn
 };
 
 class WorkloadDraws {
  public:
-  // `recorded`: lengths of a real run; not empty: instead of `lengths` (samples that are not in it draw from these).
+  // `recorded`: lengths of a real run; not empty: instead of `lengths` (groups that are not in it are like some group of it).
   // max_new_tokens: the limit of an answer; max_turn_tokens: of a turn of an episode, 0: none. A limited turn is taken
   // to be as long as it may, so that the number of turns follows from the length.
   WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns, const std::map<SampleId, int64_t>& recorded, int64_t max_new_tokens,
@@ -52,7 +53,7 @@ class WorkloadDraws {
   LengthShape lengths_;
   TurnShape turns_;
   std::map<SampleId, int64_t> recorded_;
-  std::vector<int64_t> any_;           // recorded lengths, by sample
+  std::vector<std::vector<int64_t>> groups_;  // recorded lengths, by group: siblings are alike, and the longest counts
   int64_t max_new_tokens_, max_turn_tokens_;
   double mu_ = 0;                      // of log length
 };

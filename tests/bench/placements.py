@@ -5,10 +5,11 @@ usage: placements.py BUILD_DIR [--pools 2,16] [--lags 0,1] [--repeats 5] [--step
 Pool 2: two CPU slots of one thread each. Pool 16: paced slots (configs/pace/qwen7b_h100.yaml), each with the times of a 7B model on
 an H100; a run in which more than 1 % of the steps miss their pace is not counted and said to be invalid.
 All runs generate with one policy that has learned the game (--policy, or a run of configs/multiplexed_demo.yaml that is made first) and train with a
-learning rate that leaves it as it is, so every run has the same work. Of every placement the number of training slots, the
-length of a chunk and the number of concurrent samples are swept first, one after another, each kept where it is better; then the best settings of all four
-run in turn, `repeats` times. One JSON line a run and one a comparison: samples/s end to end, generated tokens/s, idle shares by role,
-median and range, and the ratio to the better of colocated and split. --quick: one repeat, no sweep."""
+learning rate that leaves it as it is, so every run has the same work. Of colocated, split and multiplexed the number of training slots, the
+length of a chunk and the number of concurrent samples are swept first, one after another, each kept where it is better (elastic chooses
+its slots itself and takes what multiplexed found for the rest); then the best settings of all four run in turn, `repeats` times. The first two steps
+fill caches and pipes and the last has nothing generated ahead: they are not counted. One JSON line a run and one a comparison: samples/s end to
+end, generated tokens/s, idle shares by role, median and range, and the ratio to the better of colocated and split. --quick: one repeat, no sweep."""
 import json
 import pathlib
 import statistics
@@ -59,21 +60,21 @@ class Bench:
             sys.exit(f"placements: {placement} {chosen} ended with {done.returncode}: {done.stderr[-800:]}")
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         rows = [r for r in rows if "timing_s/step" in r["metrics"]]
-        counted = rows[WARM:]
+        counted = rows[WARM:-1]
         scale = 1 if pool == 2 else SCALE
         seconds = (counted[-1]["wall_s"] - rows[WARM - 1]["wall_s"]) / scale
         samples = len(counted) * GROUPS[pool] * 8
         mean = lambda name: statistics.mean(r["metrics"].get(name, 0) for r in counted)
+        total = lambda name: sum(r["metrics"].get(name, 0) for r in counted)
+        idle = lambda role: round(max(0.0, 1 - total(f"pool/busy_s/{role}") / max(1e-9, total(f"pool/held_s/{role}"))), 3)
         line = {"samples_per_s": round(samples / seconds, 2), "tokens_per_s": round(mean("response_length/mean") * samples / seconds, 1),
-                "step_s": round(seconds / len(counted), 3), "idle_rollout": round(mean("perf/idle_ratio/rollout"), 3),
-                "idle_actor": round(mean("perf/idle_ratio/actor"), 3), "missed": counted[-1]["metrics"].get("paced/missed_ratio", 0)}
+                "step_s": round(seconds / len(counted), 3), "idle_rollout": idle("rollout"), "idle_actor": idle("actor"), "missed": counted[-1]["metrics"].get("paced/missed_ratio", 0)}
         print(json.dumps({"bench": "placements", "pool": pool, "paced": pool != 2, "lag": lag, "placement": placement, "settings": settings, **line}),
               file=sys.stderr, flush=True)
         return None if line["missed"] > 0.01 else line
 
     def sweep(self, pool, lag, placement):
-        shares = {"colocated": [None], "elastic": [1], "split": [1] if pool == 2 else [2, 4, 8], "multiplexed": [1] if pool == 2 else [4, 8, 12]}[placement]
-        # elastic: 1 sets no limit
+        shares = {"colocated": [None], "split": [1] if pool == 2 else [8, 4, 6, 10], "multiplexed": [1] if pool == 2 else [12, 8, 14]}[placement]
         choices = [("scheduler.actor_slots", [s for s in shares if s is not None]), ("rollout.chunk_tokens", [8, 32]),
                    ("rollout.max_concurrent", [1024, 256])]
         best, settings = -1, {}
@@ -103,11 +104,12 @@ def main():
     quick = "--quick" in args
     repeats = 1 if quick else int(value("--repeats", "5"))
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(build, pathlib.Path(temporary), int(value("--steps", "7")), value("--policy", None))
+        bench = Bench(build, pathlib.Path(temporary), int(value("--steps", "8")), value("--policy", None))
         for pool in map(int, value("--pools", "2,16").split(",")):
             for lag in map(int, value("--lags", "0,1").split(",")):
                 actor = lambda p: {"scheduler.actor_slots": 8 if pool == 16 and p in ("split", "multiplexed") else 1}
-                settings = {p: {**actor(p), "rollout.max_concurrent": 1024} if quick else bench.sweep(pool, lag, p) for p in PLACEMENTS}
+                settings = {p: {**actor(p), "rollout.max_concurrent": 1024} if quick else bench.sweep(pool, lag, p) for p in PLACEMENTS if p != "elastic"}
+                settings["elastic"] = {**settings["multiplexed"], "scheduler.actor_slots": 1}  # 1: as many as it likes
                 runs = {p: [] for p in PLACEMENTS}
                 for _ in range(repeats):
                     for p in PLACEMENTS:

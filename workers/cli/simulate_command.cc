@@ -108,6 +108,8 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
   turns.latency_median_s = e.latency.median_s;
   turns.latency_tail = e.latency.tail;
   turns.latency_max_s = e.latency.max_s;
+  turns.straggler_share = e.latency.straggler_share;
+  turns.straggler_s = e.latency.straggler_s;
   // As the run itself reads them, where the model's folder is there to tell; else a model made from the config reads letters
   // and an end token, and others about four letters a token and the chat template around them.
   std::unique_ptr<RowSource> rows;

@@ -254,6 +254,17 @@ TEST(EpisodeTest, LatencyHasItsMedianAndAHeavyTail) {
   EXPECT_GT(drawn[3960], 1.0);
   EXPECT_EQ(drawn.back(), 2);
   EXPECT_EQ(TurnLatency({}, 7, {1, 0, 0}, 1), 0);
+  // Stragglers are samples: all of their turns are slow, beside what those take anyway.
+  EnvironmentLatency slow = latency;
+  slow.straggler_share = 0.01;
+  slow.straggler_s = 5;
+  int64_t stragglers = 0;
+  for (int64_t i = 0; i < 20000; ++i) {
+    const double more = TurnLatency(slow, 7, {i, 0, 0}, 1) - TurnLatency(latency, 7, {i, 0, 0}, 1);
+    EXPECT_EQ(more > 4, TurnLatency(slow, 7, {i, 0, 0}, 2) > 4.5);
+    stragglers += more > 4 ? 1 : 0;
+  }
+  EXPECT_NEAR(static_cast<double>(stragglers), 200, 60);
 }
 
 }  // namespace
