@@ -140,14 +140,7 @@ void Controller::Impl::Dispatch() {
   }
 }
 
-int64_t Controller::Impl::ComingEngines() {
-  if (granting.first != pool.generation()) {
-    granting = {pool.generation(), std::count_if(pool.slots().begin(), pool.slots().end(), [](const auto& item) {
-                  return item.second.phase == SlotPhase::kGranting && item.second.role == Role::kRollout;
-                })};
-  }
-  return granting.second + weights.loading();
-}
+int64_t Controller::Impl::ComingEngines() const { return pool.Granting(Role::kRollout) + weights.loading(); }
 
 // rollout.pin_version: samples whose weights nobody has any more can never go on; their groups begin again.
 void Controller::Impl::DropOrphans() {

@@ -100,8 +100,7 @@ void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now)
 }
 
 void Health::Progress(WorkerId worker, TimePoint now) {
-  const auto it = places_.find(worker);
-  if (it != places_.end()) it->second.progress = now;
+  if (Find(worker) != nullptr) At(worker).progress = now;
 }
 
 void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {
