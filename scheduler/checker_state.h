@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "scheduler/checker.h"
+#include "scheduler/flat_table.h"
 #include "scheduler/length_fairness.h"
 
 namespace tidepool::scheduler {
@@ -69,7 +70,7 @@ struct Checker::State {
   const JournalEntry* now = nullptr;
   uint32_t ctl_epoch = 0;                                     // of the record before
   std::optional<record::Config> config;
-  std::map<SampleId, Row> rows;
+  FlatTable<SampleId, Row> rows;
   std::map<int64_t, GroupFacts> groups;                       // by gid
   std::map<int64_t, std::map<int32_t, int64_t>> ordinals;     // ordinal -> issue -> gid
   int64_t open_groups = 0;

@@ -495,8 +495,9 @@ void Controller::Impl::RestartUndone() {
   const VersionGraph& versions = state.versions();
   const Version v = state.version();
   std::vector<SampleId> tids;
-  for (const auto& [tid, r] : dispatcher.requests()) {
+  for (const SampleId& tid : dispatcher.Requests()) {
     if (tid.is_eval()) continue;
+    const Request& r = *dispatcher.Find(tid);
     const auto* e = r.on.inc.valid() ? dispatcher.FindEngine(r.on.worker) : nullptr;
     const bool undone = (r.v_max.valid() && !versions.IsAncestor(r.v_max, v)) ||
                         (e != nullptr && !versions.IsAncestor(e->version, v));

@@ -161,10 +161,10 @@ void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
 }
 
 void Pool::Abandon(const std::string& why, TimePoint now) {
-  for (const auto& [id, s] : std::map(slots_)) {
+  for (const auto& [id, s] : IdMap(slots_)) {
     if (slots_.at(id).t.valid() && !transitions_.at(slots_.at(id).t).committed) RollBack(slots_.at(id).t, why, now);
   }
-  for (const auto& [id, s] : std::map(slots_)) {
+  for (const auto& [id, s] : IdMap(slots_)) {
     if (slots_.at(id).t.valid()) Lost(id, why, now);
   }
 }

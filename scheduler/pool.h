@@ -29,6 +29,7 @@
 #include "core/base/ids.h"
 #include "core/base/time.h"
 #include "scheduler/events.h"
+#include "scheduler/id_map.h"
 #include "scheduler/outbox.h"
 #include "scheduler/run_state.h"
 #include "scheduler/waits.h"
@@ -110,7 +111,7 @@ class Pool {
   // Slots that were granted `role` and have not said yet that they have it.
   [[nodiscard]] int64_t Granting(Role role) const { return granting_[At(role)]; }
   [[nodiscard]] bool Taking() const;                      // a transition that takes held slots is open
-  [[nodiscard]] const std::map<SlotId, Slot>& slots() const { return slots_; }
+  [[nodiscard]] const IdMap<SlotId, Slot>& slots() const { return slots_; }
   [[nodiscard]] const std::map<TransitionId, Transition>& transitions() const { return transitions_; }
   [[nodiscard]] double switch_s() const { return switch_s_; }  // EWMA of transitions that took slots; 0: none yet
   [[nodiscard]] int64_t generation() const { return generation_; }  // rises with every change of a slot
@@ -138,7 +139,7 @@ class Pool {
   const RunState& state_;
   Outbox& out_;
   Waits& waits_;
-  std::map<SlotId, Slot> slots_;
+  IdMap<SlotId, Slot> slots_;
   std::map<TransitionId, Transition> transitions_;        // open ones
   double switch_s_ = 0;
   // By role; asked for at every event, so not by a walk over all slots. A slot whose next role is none is nowhere.
