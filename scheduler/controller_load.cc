@@ -20,6 +20,7 @@ constexpr double kGainOverMove = 2;
 void Controller::Impl::SampleEngine(const event::Heartbeat& e) {
   if (!e.engine) return;
   live.EngineStep(e.engine->running, e.engine->step_s);
+  if (environment) live.Environments({dispatcher.waiting_env(), dispatcher.in_flight(), dispatcher.decoded(), dispatcher.observed(), e.engine->step_s});
   if (!kv || dispatcher.FindEngine(e.worker.worker) == nullptr) return;
   kv->Sample(e.worker.worker, *e.engine, dispatcher.in_flight(), now);
   dispatcher.SetCap(kv->cap());
@@ -135,18 +136,14 @@ Forecast Controller::Impl::MakeForecast(const LedgerView& ledger) {
   f.train_work_s = live.train_work(tokens);
   f.train_fixed_s = live.train_fixed(tokens);
   f.state_copy_s = live.state_copy();
-  // The batch after this one: groups that are complete beyond it, then those that are furthest on.
+  const double decoded = live.decoded_share();
+  f.token_fixed_s = decoded * live.step_fixed();
+  f.token_sample_s = decoded * live.step_sample();
+  f.token_wait_s = decoded * live.wait();
+  // The batch after this one: groups that are complete beyond it, then those that are furthest on, then new ones.
   const LedgerRules& rules = state.ledger().rules();
-  int64_t wanted = rules.groups_per_step - std::max<int64_t>(0, ledger.ready_groups - ledger.batch_groups);
-  // The rate at which it will be generated is that of as many samples as it has, not of the few that are left in
-  // the engines at the moment when a batch is complete.
-  const auto engines = static_cast<double>(std::max<size_t>(dispatcher.engines().size(), 1));
-  const int64_t together = std::min(options.config.rollout.max_concurrent, std::max<int64_t>(wanted, 0) * rules.group_size);
-  const double batch_next = std::max(1.0, static_cast<double>(std::max(dispatcher.in_flight(), together)) / engines);
-  const double step = live.StepSeconds(batch_next);
-  f.tokens_per_slot_s = step > 0 ? batch_next / step : 0;
-  const double mean = dispatcher.lengths().ResidualLife(0, static_cast<double>(max_new) / 2);
-  const double train = live.TrainSeconds(1, tokens);
+  const int64_t wanted = std::max<int64_t>(0, rules.groups_per_step - std::max<int64_t>(0, ledger.ready_groups - ledger.batch_groups));
+  const double train = live.TrainSeconds(1, tokens), step = live.StepSeconds(1);
   const std::set<GroupKey> taken(batch.begin(), batch.end());
   std::vector<std::pair<int64_t, double>> running;  // longest left, all left: of a group
   for (const auto& [key, g] : state.ledger().groups()) {
@@ -159,22 +156,33 @@ Forecast Controller::Impl::MakeForecast(const LedgerView& ledger) {
       const int64_t left = dispatcher.LikelyLeft(*q);
       longest = std::max(longest, left);
       all += static_cast<double>(left);
-      ++f.tail;
+      ++f.tail_samples;
       f.tail_kv_tokens += static_cast<double>(q->prompt_len + q->generated) + std::min(static_cast<double>(left), step > 0 ? train / step : 0);
     }
     running.emplace_back(longest, all);
   }
   std::sort(running.begin(), running.end());
-  for (size_t i = 0; wanted > 0; ++i, --wanted) {
-    if (i < running.size()) {
-      f.tokens_next += running[i].second;
-      f.longest_left_s = static_cast<double>(running[i].first) * step;
-    } else {
-      f.tokens_next += mean * static_cast<double>(rules.group_size);
-    }
+  const auto group = static_cast<double>(rules.group_size);
+  const auto from_running = std::min<int64_t>(wanted, static_cast<int64_t>(running.size()));
+  for (int64_t i = 0; i < from_running; ++i) {
+    f.beside.tokens += running[static_cast<size_t>(i)].second;
+    f.beside.longest = static_cast<double>(running[static_cast<size_t>(i)].first);
   }
+  f.beside.samples = static_cast<double>(from_running) * group;
+  // New groups: those that the bound on lag admits beside the step, and those that wait for its end.
+  const LengthModel& lengths = dispatcher.lengths();
+  const auto fresh = [&](Work& work, int64_t count) {
+    if (count <= 0) return;
+    const double samples = static_cast<double>(count) * group, prior = static_cast<double>(max_new) / 2;
+    work.samples += samples;
+    work.tokens += samples * lengths.ResidualLife(0, prior);
+    work.longest = std::max(work.longest, lengths.Longest(samples, prior));
+  };
+  const int64_t admitted = std::clamp<int64_t>(rules.capacity() - state.ledger().open(), 0, wanted - from_running);
+  fresh(f.beside, admitted);
+  fresh(f.after, wanted - from_running - admitted);
+  f.tail_samples += static_cast<double>(admitted) * group;
   f.kv_tokens_per_slot = options.config.rollout.kv_cache_tokens;
-  f.max_running = options.config.rollout.max_concurrent;
   return f;
 }
 

@@ -152,6 +152,7 @@ void Dispatcher::Resume(const SampleId& tid, int64_t observation, int64_t turn_t
     r.prompt_len = observation;
   } else {
     r.generated += observation;
+    observed_ += observation;
   }
   r.turn_end = turn_tokens > 0 ? r.generated + turn_tokens : 0;
   PutReady(r);
@@ -176,6 +177,7 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
   Request& r = it->second;
   if (tokens == 0) return true;
   r.generated += tokens;
+  decoded_ += tokens;
   r.cached = r.prompt_len + r.generated;
   const auto g = groups_.find(r.gid);
   if (g != groups_.end() && !r.only.valid()) g->second.served += tokens;  // its place in the order follows at the chunk's end

@@ -114,6 +114,9 @@ class Dispatcher {
   // Back to the buffer with `observation` more tokens (of turn 0: its prompt); its turn is cut after turn_tokens, 0: never.
   void Resume(const SampleId& tid, int64_t observation, int64_t turn_tokens);
   [[nodiscard]] int64_t waiting_env() const { return waiting_env_; }
+  // Tokens of responses so far: sampled by engines; said by environments.
+  [[nodiscard]] int64_t decoded() const { return decoded_; }
+  [[nodiscard]] int64_t observed() const { return observed_; }
   void CountError(const SampleId& tid) { ++requests_.at(tid).errors; }
   void LearnLength(GroupId gid, int64_t tokens);   // a sample of the group finished by itself
   // These groups' requests come first from now on (they would expire at the next version).
@@ -206,7 +209,7 @@ class Dispatcher {
   std::map<Version, int64_t> serving_;                       // admitted engines by version
   int64_t older_ = 0;                                        // engines that still have older weights, in this Assign
   int64_t coming_ = 0;                                       // in this Assign
-  int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, cap_ = INT64_MAX, decisions_ = 0;
+  int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, decoded_ = 0, observed_ = 0, cap_ = INT64_MAX, decisions_ = 0;
 };
 
 }  // namespace tidepool::scheduler

@@ -36,6 +36,15 @@ void LiveCost::EngineStep(int64_t running, double seconds) {
   if (running > 0 && seconds > 0) engine_.Add(static_cast<double>(running), seconds);
 }
 
+void LiveCost::Environments(const Turns& t) {
+  if (t.step_s <= 0) return;
+  waiting_ = kFade * waiting_ + t.step_s * static_cast<double>(t.waiting);
+  decoding_ = kFade * decoding_ + static_cast<double>(t.decoding);
+  decoded_ = kFade * decoded_ + static_cast<double>(t.decoded - last_.decoded);
+  observed_ = kFade * observed_ + static_cast<double>(t.observed - last_.observed);
+  last_ = t;
+}
+
 void LiveCost::TrainStep(int64_t slots, double tokens, double seconds) {
   if (slots > 0 && tokens > 0 && seconds > 0) train_.Add(1 / static_cast<double>(slots), seconds / tokens);
 }

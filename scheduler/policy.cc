@@ -10,7 +10,8 @@ namespace {
 
 constexpr double kImbalance = 1.05;       // largest share of tokens of a slot, over the even one
 constexpr double kDwellSwitches = 10;     // T_min = 10 x EWMA(T_sw)
-constexpr double kGainOverSwitch = 2;     // a larger group has to gain twice what it costs to switch
+constexpr double kSame = 1.02;            // cycles closer than forecasts can tell apart
+constexpr double kStay = 10;              // steps that a newcomer to the training slots is expected to stay
 constexpr double kKvShare = 0.8;          // of the cache, for the tail that goes on
 
 Plan Everywhere(const PoolView& pool, Role role, std::string why) {
@@ -206,39 +207,48 @@ Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledge
   return OkStatus();
 }
 
+double SecondsPerToken(const Forecast& f, double samples, double slots) {
+  if (slots <= 0 || samples <= 0) return 0;
+  const double each = samples / slots;
+  // t^2 - (c0 + w + c1 each) t + c1 each w = 0, the root above w.
+  const double half = (f.token_fixed_s + f.token_wait_s + f.token_sample_s * each) / 2;
+  return half + std::sqrt(std::max(0.0, half * half - f.token_sample_s * each * f.token_wait_s));
+}
+
 ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const Forecast& f) {
   const std::vector<SlotId> order = ElasticOrder(pool, 0);
   const auto n = static_cast<int64_t>(order.size());
+  const auto nd = static_cast<double>(n);
   const int64_t groups = std::max<int64_t>(l.batch_groups, 1);
   int64_t keep = pool.rollout_floor;
   if (f.kv_tokens_per_slot > 0) {
     keep = std::max(keep, static_cast<int64_t>(std::ceil(f.tail_kv_tokens / (kKvShare * static_cast<double>(f.kv_tokens_per_slot)))));
   }
-  if (f.max_running > 0) keep = std::max(keep, (f.tail + f.max_running - 1) / f.max_running);
   int64_t with_state = 0;
   for (const SlotView& s : pool.slots) with_state += s.live && s.has_state ? 1 : 0;
-  ElasticChoice best;
-  double best_switch = 0;
+  const double token_after = SecondsPerToken(f, f.beside.samples + f.after.samples, nd);
+  std::vector<ElasticChoice> choices;
+  double least = std::numeric_limits<double>::infinity();
   const int64_t most = pool.actor_slots > 1 ? pool.actor_slots : n;
   for (int64_t m = 1; m <= std::min(n, most); ++m) {
     if (!ValidDp(m, groups, pool.uneven_dp, l.ready_tokens_max_share)) continue;
     if (n - m < keep && m > 1) break;
     if (n - m < pool.rollout_floor) break;
-    const auto md = static_cast<double>(m), nd = static_cast<double>(n);
-    const double train = f.train_fixed_s + f.train_work_s / md;
-    const double sw = 2 * f.switch_s + (m > with_state ? f.state_copy_s : 0);
-    double refill = 0;
-    if (f.tokens_per_slot_s > 0) {
-      const double meanwhile = (nd - md) * f.tokens_per_slot_s * train;
-      refill = std::max(0.0, f.tokens_next - meanwhile) / (nd * f.tokens_per_slot_s);
-    }
-    const double cycle = std::max(sw + train + refill, f.longest_left_s);
-    // More slots only for a gain that pays for their switch twice.
-    const bool first = best.slots == 0;
-    if (first || best.cycle_s - cycle > kGainOverSwitch * std::max(0.0, sw - best_switch) + 1e-12) {
-      best = {m, cycle};
-      best_switch = sw;
-    }
+    const double train = f.train_fixed_s + f.train_work_s / static_cast<double>(m);
+    const double sw = 2 * f.switch_s + (m > with_state ? f.state_copy_s / kStay : 0);
+    const double token_beside = SecondsPerToken(f, std::max(f.tail_samples, f.beside.samples), nd - static_cast<double>(m));
+    const double passed = token_beside > 0 ? (sw + train) / token_beside : 0;  // tokens of each sample meanwhile
+    const double left = std::max(0.0, f.beside.longest - passed);
+    const double tokens = std::max(0.0, f.beside.tokens - passed * f.beside.samples) + f.after.tokens;
+    const double samples = f.beside.samples + f.after.samples;
+    double refill = token_after * std::max(left, f.after.longest);
+    if (samples > 0) refill = std::max(refill, token_after * tokens / samples);
+    choices.push_back({m, sw + train + refill});
+    least = std::min(least, choices.back().cycle_s);
+  }
+  ElasticChoice best;
+  for (const ElasticChoice& c : choices) {
+    if (c.cycle_s <= kSame * least) best = c;
   }
   if (best.slots == 0 && n > 0 && n - 1 >= pool.rollout_floor) best = {1, 0};  // the least that trains at all
   return best;

@@ -63,18 +63,27 @@ struct LedgerView {
   double ready_tokens_max_share = 0;  // largest group's share of the batch's tokens; 0: unknown
 };
 
+// Samples that some batch still needs, as a forecast sees them.
+struct Work {
+  double samples = 0, tokens = 0;  // tokens: still to be generated, of all of them
+  double longest = 0;              // of one sample
+};
+
 // Measured and predicted; 0 means not known yet.
 struct Forecast {
   double train_work_s = 0;       // slot-seconds of a step that spread over slots
   double train_fixed_s = 0;      // seconds of a step that do not
   double switch_s = 0;           // EWMA of one shrink, and of one expand
   double state_copy_s = 0;       // for a slot that has no state of the trainer
-  double tokens_per_slot_s = 0;  // decode rate of a slot
-  double tokens_next = 0;        // still to be generated for the next batch
-  double longest_left_s = 0;     // of the samples that the next batch needs
-  int64_t tail = 0;              // samples that outlive the step
+  // A token of a response takes  token_fixed_s + token_sample_s b  with b samples in a slot's batch, and then
+  // token_wait_s until the sample's environment, if it has one, lets it go on. Means over sampled and observed tokens.
+  double token_fixed_s = 0, token_sample_s = 0, token_wait_s = 0;
+  // What the next batch needs: generated beside this step; and what begins only after it, because the bound on lag
+  // admits it then.
+  Work beside, after;
+  double tail_samples = 0;       // in the engines beside the step, for whichever batch
   double tail_kv_tokens = 0;
-  int64_t kv_tokens_per_slot = 0, max_running = 0;
+  int64_t kv_tokens_per_slot = 0;
 };
 
 // Roles by slot, sorted by slot: what a std::map would be, in one block of memory, because a plan for a thousand slots
@@ -134,7 +143,19 @@ class PolicyRegistry {
   std::map<std::string, NamedPolicy> policies_;
 };
 
-// Chosen by the elastic policy; also for `tidepool plan` and tests. 0: wait.
+// Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for their
+// environment are in no batch (Little's law): t = c0 + c1 b + w,  b = samples / slots (t - w) / t.
+double SecondsPerToken(const Forecast& forecast, double samples, double slots);
+
+// Chosen by the elastic policy; also for tests. 0 slots: wait.
+//
+//   Cycle(m) = T_sw(m) + T_train(m) + refill(m)
+// is the time until the next batch is complete. While m of n slots train, the others share all samples that are under
+// way; what is then left of the next batch, and what the bound on lag admits only now, is generated on n slots: no faster
+// than their batches decode, and no faster than the longest sample. Fewer slots with fuller batches lose little,
+// because a step's time is mostly that of reading the weights; a rate of tokens a slot, as if it did not depend on them,
+// would say of any m that it is as good as any other. Where many m are (kSame), the largest: it publishes first, and samples
+// begin on newer weights. The copy of the state that newcomers need is spread over the steps that they are expected to stay.
 struct ElasticChoice {
   int64_t slots = 0;
   double cycle_s = 0;

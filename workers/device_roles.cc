@@ -258,7 +258,7 @@ Status DeviceRoles::PrepareRollout() {
       options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
     }
     TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
-    rollout_ = std::make_unique<TokenRollout>(config_.rollout, config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
+    rollout_ = std::make_unique<TokenRollout>(config_.rollout, !config_.environment.name.empty(), config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
     return OkStatus();
   });
 }

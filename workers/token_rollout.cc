@@ -33,6 +33,7 @@ Status TokenRollout::Add(down::StartChunk c) {
   request.generated = std::move(c.generated);
   request.max_new_tokens = c.chunk_tokens;
   request.max_total_new = c.max_new_tokens;
+  request.turn = turns_;
   if (routing_bytes_ > 0) request.routed = std::min(c.routing_bytes / routing_bytes_, static_cast<int64_t>(request.generated.size()));
   engine::SamplingParams& s = request.sampling;
   s.temperature = c.greedy ? 0.0F : static_cast<float>(config_.temperature);

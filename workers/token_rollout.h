@@ -12,8 +12,9 @@ namespace tidepool::workers {
 class TokenRollout : public Rollout {
  public:
   // routing_bytes: of a row, where the engine records which experts it took; 0: nothing is recorded.
-  TokenRollout(const RolloutConfig& config, int64_t routing_bytes, std::unique_ptr<engine::Engine> engine)
-      : config_(config), routing_bytes_(routing_bytes), engine_(std::move(engine)) {}
+  // turns: what it generates are turns of episodes, whose KV is wanted again after the environment's.
+  TokenRollout(const RolloutConfig& config, bool turns, int64_t routing_bytes, std::unique_ptr<engine::Engine> engine)
+      : config_(config), turns_(turns), routing_bytes_(routing_bytes), engine_(std::move(engine)) {}
   Status Add(down::StartChunk chunk) override;
   void Cancel(const SampleId& tid, int32_t att) override { engine_->Cancel(tid, att); }
   void ForgetGroup(GroupId gid) override { engine_->ForgetGroup(gid); }
@@ -26,6 +27,7 @@ class TokenRollout : public Rollout {
 
  private:
   const RolloutConfig config_;
+  const bool turns_;
   const int64_t routing_bytes_;
   std::unique_ptr<engine::Engine> engine_;
 };

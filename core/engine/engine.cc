@@ -113,6 +113,7 @@ Status Engine::Add(ChunkRequest request) {
   s->tokens.insert(s->tokens.end(), request.generated.begin(), request.generated.end());
   s->prompt_tokens = prompt;
   s->routed_end = prompt - 1 + request.routed;
+  s->turn = request.turn;
   s->chunk_end = known_tokens + new_tokens;
   s->sample_end = request.max_total_new > spec.max_position ? std::numeric_limits<int64_t>::max()
                                                             : prompt + request.max_total_new;

@@ -8,8 +8,8 @@
 // come later find it in the prefix tree, with the final hidden state, and compute no row for it.
 //
 // Admission is arithmetic: KV blocks to the end of the chunk are promised, nothing is preempted inside
-// a chunk. KV of a finished chunk stays for its next one until others need the room (oldest first);
-// where it is gone it is computed again. Noise is keyed by (seed, sample, position), so with
+// a chunk. KV of a finished chunk, or turn of an episode, stays for what follows until others need the room
+// (oldest first); where it is gone it is computed again. Noise is keyed by (seed, sample, position), so with
 // `deterministic` a sample's ids and log-probs depend on weights, prompt, seed and sampling alone: not
 // on batch, chunking, sharing, eviction, max_batched_tokens or the order of Add().
 //

@@ -294,8 +294,9 @@ StepOutput Engine::Step() {
       continue;
     }
     out.deltas.back().finish = finish;
-    im.placement.Release(s, /*keep=*/finish == FinishReason::kChunk);
-    if (finish != FinishReason::kChunk) im.placement.tree().Forget(s.tid);
+    const bool more = finish == FinishReason::kChunk || (s.turn && EndsSample(finish));
+    im.placement.Release(s, /*keep=*/more);
+    if (!more) im.placement.tree().Forget(s.tid);
     im.known.erase({s.tid, s.attempt});
   }
   im.running = std::move(still);

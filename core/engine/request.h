@@ -34,6 +34,7 @@ struct ChunkRequest {
   int64_t max_new_tokens = 0;           // of this chunk, >= 1
   int64_t max_total_new = 0;            // of the sample, > generated.size()
   SamplingParams sampling = {};
+  bool turn = false;  // of an episode: more may be asked for after its end, so its KV stays as after a chunk
   int64_t routed = 0;  // of `generated`, from the first on: tokens whose routing is recorded already
 };
 

@@ -17,6 +17,7 @@ struct Sequence {
   GroupId gid;
   uint64_t uid = 0;  // SampleUid(tid)
   SamplingParams sampling;
+  bool turn = false;       // its KV stays also where it ends by itself
   std::vector<int32_t> tokens;  // prompt, then generated
   int64_t prompt_tokens = 0;
   int64_t chunk_end = 0;   // tokens.size() at which the chunk ends

@@ -15,6 +15,7 @@ int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 void EngineModel::Steps(int64_t steps) {
   const double took = factor_ * cost_->DecodeSteps(batch_, kv_, steps);
   busy_ += took - gap_s_ * static_cast<double>(steps);
+  since_busy_ += took;
   at_ += took;
   clock_ += steps;
   kv_ += static_cast<double>(batch_ * steps);
@@ -45,6 +46,7 @@ void EngineModel::Enter(EngineRun& run) {
     const double took = factor_ * cost_->Prefill(run.prefill, static_cast<double>(run.context) / 2);
     at_ += took;
     busy_ += took;
+    since_busy_ += took;
     run.prefill = 0;
   }
   run.decoding = true;
@@ -132,6 +134,16 @@ double EngineModel::FinishStep(double now) {
 double EngineModel::Stall(double seconds, double now) {
   FinishStep(now);
   return finished_ = at_ += seconds;
+}
+
+double EngineModel::TakeStepSeconds() {
+  if (batch_ == 0) return 0;
+  const int64_t steps = clock_ - since_clock_;
+  // Of a jump that is still under way nothing has ended.
+  const double seconds = steps > 0 ? since_busy_ / static_cast<double>(steps) : factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) / static_cast<double>(quantum_);
+  if (steps > 0) since_busy_ = 0;
+  since_clock_ = clock_;
+  return seconds / tokens_per_step_;
 }
 
 double EngineModel::Recompute() {

@@ -63,10 +63,9 @@ class EngineModel {
   [[nodiscard]] bool working() const { return batch_ > 0 || !waiting_.empty(); }
   [[nodiscard]] int64_t batch() const { return batch_; }
   [[nodiscard]] double kv() const { return kv_; }
-  // Of a decode step a token long: what heartbeats report, in the tokens that the controller counts. 0: no batch.
-  [[nodiscard]] double StepSeconds() const {
-    return batch_ > 0 ? factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) / (static_cast<double>(quantum_) * tokens_per_step_) : 0;
-  }
+  // What a token of each sample of the batch has taken since the last call, prefill between the steps and all: what
+  // heartbeats report. 0: no step has ended since, or no batch is under way.
+  double TakeStepSeconds();
   [[nodiscard]] const std::map<SampleId, EngineRun>& runs() const { return runs_; }
   // Seconds of engine steps since the last call.
   double TakeBusy() { return std::exchange(busy_, 0.0); }
@@ -91,6 +90,8 @@ class EngineModel {
   double at_ = 0;                      // time of `clock`
   double finished_ = -1;               // `at_` when no step is under way although it lies ahead
   double busy_ = 0, tokens_ = 0;
+  double since_busy_ = 0;              // since the last report: of steps and prefills
+  int64_t since_clock_ = 0;
 };
 
 }  // namespace tidepool::scheduler

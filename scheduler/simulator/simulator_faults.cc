@@ -107,7 +107,7 @@ void Simulator::Impl::BeatWithFaults() {
   for (auto& [id, e] : engines) {
     if (!speaks(id)) continue;
     event::Heartbeat beat{e.ref, std::nullopt, e.model.batch() > 0 ? "generate" : "idle", ++e.beats};
-    if (e.model.batch() > 0) beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, e.model.StepSeconds()};
+    if (e.model.batch() > 0) beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, e.model.TakeStepSeconds()};
     beats.push_back(std::move(beat));
   }
   const int64_t slots = job.controller.config.cluster.slots;

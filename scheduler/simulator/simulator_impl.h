@@ -535,7 +535,7 @@ struct Simulator::Impl {
         for (auto& [id, e] : engines) {
           if (e.model.batch() == 0) continue;
           event::Heartbeat beat{e.ref, std::nullopt, "generate", ++e.beats};
-          beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, e.model.StepSeconds()};
+          beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, e.model.TakeStepSeconds()};
           Deliver(beat);
         }
         for (auto& [id, e] : engines) {

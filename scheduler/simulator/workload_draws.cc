@@ -52,6 +52,10 @@ void WorkloadDraws::Calibrate() {
 }
 
 int64_t WorkloadDraws::Turns(const SampleId& tid) const {
+  if (max_turn_tokens_ > 0) {
+    const int64_t turn = max_turn_tokens_ + turns_.observation_tokens;
+    return std::clamp<int64_t>((Length(tid) + turn - 1) / turn, 1, turns_.max_turns);
+  }
   if (turns_.mean_turns <= 1) return 1;
   const double s = turns_.sigma_turns;
   const double x = turns_.mean_turns * std::exp(s * Normal(SampleUid(tid), 3) - s * s / 2);
@@ -72,9 +76,7 @@ double WorkloadDraws::TurnSeconds(const SampleId& tid, int64_t turn) const {
 }
 
 int64_t WorkloadDraws::Said(const SampleId& tid) const {
-  const int64_t said = std::max<int64_t>(1, Length(tid) / Turns(tid) - turns_.observation_tokens);
-  const int64_t most = max_turn_tokens_;
-  return most > 0 ? std::min(said, most) : said;
+  return max_turn_tokens_ > 0 ? max_turn_tokens_ : std::max<int64_t>(1, Length(tid) / Turns(tid) - turns_.observation_tokens);
 }
 
 int64_t WorkloadDraws::TurnTokens(const SampleId& tid) const {

@@ -28,7 +28,8 @@ struct TurnShape {                     // several turns an answer; mean_turns 1:
 class WorkloadDraws {
  public:
   // `recorded`: lengths of a real run; not empty: instead of `lengths` (samples that are not in it draw from these).
-  // max_new_tokens: the limit of an answer; max_turn_tokens: of a turn of an episode, 0: none.
+  // max_new_tokens: the limit of an answer; max_turn_tokens: of a turn of an episode, 0: none. A limited turn is taken
+  // to be as long as it may, so that the number of turns follows from the length.
   WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns, const std::map<SampleId, int64_t>& recorded, int64_t max_new_tokens,
                 int64_t max_turn_tokens);
 

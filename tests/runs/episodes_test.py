@@ -36,6 +36,7 @@ class EpisodesTest(RunTest):
             self.assertGreater(m["turns/mean"], 1)
             self.assertEqual(m["env/infra_errors"] + m["env/data_errors"] + m["env/timeouts"], 0)
             self.assertGreater(m["env/step_s"], 0)
+            self.assertGreater(m["rollout/prefix_hit_ratio"], 0.5, "a turn goes on from the KV of those before it")
             rows = self.samples(step)
             self.assertEqual(len(rows), 16)
             for row in rows:

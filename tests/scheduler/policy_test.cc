@@ -57,9 +57,13 @@ TEST(PolicyTest, PlanThatIsNotValidIsRefusedWithItsReason) {
 TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
   const PoolView pool = Fleet(16, 1);
   const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};
-  Forecast f{.train_work_s = 1, .switch_s = 0.5, .tokens_per_slot_s = 1000, .tokens_next = 16000};
+  // A step of 1 slot-second beside 1,024 samples that decode no faster on fuller batches.
+  Forecast f{.train_work_s = 1, .switch_s = 0.5, .token_fixed_s = 1e-6, .token_sample_s = 1e-3,
+             .beside = {.samples = 1024, .tokens = 20480, .longest = 20}, .tail_samples = 1024};
   const int64_t few = ChooseElastic(pool, l, f).slots;
   f.train_work_s = 500;
+  f.token_fixed_s = 1e-2;
+  f.token_sample_s = 1e-6;
   const int64_t many = ChooseElastic(pool, l, f).slots;
   EXPECT_LT(few, many);
   f.tail_kv_tokens = 10 * 0.8 * 1000;

@@ -22,6 +22,7 @@
 #include "workers/cli/measured_run.h"
 #include "workers/hardware.h"
 #include "workers/memory_plan.h"
+#include "workers/row_source.h"
 
 namespace tidepool::workers {
 namespace {
@@ -107,19 +108,30 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
   turns.latency_median_s = e.latency.median_s;
   turns.latency_tail = e.latency.tail;
   turns.latency_max_s = e.latency.max_s;
-  int64_t letters = 0, observations = 0;
+  // As the run itself reads them, where the model's folder is there to tell; else a model made from the config reads letters
+  // and an end token, and others about four letters a token and the chat template around them.
+  std::unique_ptr<RowSource> rows;
+  if (std::error_code error; !config.model.path.empty() && std::filesystem::exists(config.model.path + "/tokenizer.json", error)) {
+    TP_ASSIGN_OR_RETURN(rows, RowSource::Create(config, config.model.path));
+  }
+  int64_t tokens = 0, observations = 0;
   for (int64_t i = 0; i < 16; ++i) {
     const auto game = environment->Make(/*held_out=*/false, i);
     (void)game->Reset();
     for (int64_t turn = 0; turn < turns.max_turns; ++turn) {
       const environments::TextStep step = game->Step(game->Solve());
       if (step.done) break;
-      letters += static_cast<int64_t>(step.observation.size());
+      const auto letters = static_cast<int64_t>(step.observation.size());
+      if (rows != nullptr) {
+        TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, rows->EncodeObservation(step.observation, /*ended=*/false));
+        tokens += static_cast<int64_t>(ids.size());
+      } else {
+        tokens += config.model.init ? letters + 1 : letters / 4 + 8;
+      }
       ++observations;
     }
   }
-  // A model made from the config reads letters; others about four of them a token, and the chat template around them.
-  if (observations > 0) turns.observation_tokens = std::max<int64_t>(1, config.model.init ? letters / observations : letters / observations / 4 + 8);
+  if (observations > 0) turns.observation_tokens = std::max<int64_t>(1, (tokens + observations / 2) / observations);
   return OkStatus();
 }
 

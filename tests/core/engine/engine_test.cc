@@ -107,6 +107,32 @@ TEST_F(EngineTest, AChunkGoesOnFromItsKvAndForgetTakesItAway) {
   EXPECT_EQ(engine->Step().stats.prefill_tokens, 20);
 }
 
+// A turn ends by itself, at its limit or its end token; what the environment says next is fed behind the KV of all before.
+TEST_F(EngineTest, ATurnOfAnEpisodeGoesOnFromItsKv) {
+  auto engine = Make({.kv_cache_tokens = 1024}), afresh = Make({.kv_cache_tokens = 1024});
+  ChunkRequest request{
+      .tid = {1, 0, 0}, .gid = GroupId{1}, .prompt = Prompt(21), .max_new_tokens = 8, .max_total_new = 3, .turn = true};
+  for (int turn = 0; turn < 4; ++turn) {
+    ASSERT_TRUE(engine->Add(request).ok());
+    const EngineStats first = engine->Step().stats;
+    EXPECT_EQ(first.prefill_tokens, turn == 0 ? 21 : 6) << "turn " << turn;
+    const std::vector<int32_t> others = Finish(*engine).begin()->second.ids;
+    ASSERT_TRUE(afresh->Add(request).ok());
+    const std::vector<int32_t> ids = Finish(*afresh).begin()->second.ids;
+    afresh->ForgetGroup(request.gid);
+    ASSERT_EQ(ids.size(), 3U);
+    EXPECT_EQ(others, std::vector<int32_t>(ids.begin() + 1, ids.end())) << "turn " << turn;
+    request.generated.insert(request.generated.end(), ids.begin(), ids.end());
+    for (const int32_t said : Prompt(5, 3 * turn)) request.generated.push_back(said);
+    request.max_total_new = static_cast<int64_t>(request.generated.size()) + 3;
+  }
+  engine->ForgetGroup(request.gid);
+  request.generated.clear();
+  request.max_total_new = 3;
+  ASSERT_TRUE(engine->Add(request).ok());
+  EXPECT_EQ(engine->Step().stats.prefill_tokens, 21) << "nothing is left of a group that is over";
+}
+
 TEST_F(EngineTest, PrefillIsCutIntoPiecesAndDecodingGoesOnBesideIt) {
   auto engine = Make({.kv_cache_tokens = 1024, .max_batched_tokens = 16, .max_running = 8});
   ASSERT_TRUE(engine
