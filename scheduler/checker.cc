@@ -45,16 +45,13 @@ bool Checker::State::Trusted(const WorkerRef& ref, const char* what) {
 }
 
 bool Checker::State::OnTime() {
-  for (const auto& [id, t] : transitions) {
-    if (Late(t)) return Violation("G4", "transition " + std::to_string(id) + " is still open after its deadline");
-  }
-  return FloorKept() && EnginesFollow();
+  return TransitionsEnd() && FloorKept() && EnginesFollow();
 }
 
 void Checker::State::NewLife() {
   if (below_floor_ns) below_floor_ns = now->mono_ns;
   for (auto& [ref, since] : behind) since = now->mono_ns;
-  behind_due_ns = 0;
+  behind_due_ns = transition_due_ns = 0;
 }
 
 Checker::Checker() : s_(std::make_unique<State>()) {}

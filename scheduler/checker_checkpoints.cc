@@ -86,12 +86,15 @@ bool Checker::State::On(const record::Restore& x) {
     return Violation("C6", "a recovery copy " + std::to_string(current.number - x.step.value) + " steps behind");
   }
   for (auto& [id, c] : checkpoints) c.undone = c.undone || c.step > x.step.value;
-  for (auto& [tid, row] : rows) {
-    if (row.where != Where::kTrained || row.step <= x.step.value) continue;
-    row.where = Where::kQueued;
-    row.step = -1;
-    --r.trained;
-    if (groups.at(row.gid).open_rows++ == 0) ++open_groups;
+  for (auto& [gid, g] : groups) {
+    for (const SampleId& tid : g.tids) {
+      Row& row = rows.at(tid);
+      if (row.where != Where::kTrained || row.step <= x.step.value) continue;
+      row.where = Where::kQueued;
+      row.step = -1;
+      --r.trained;
+      if (g.open_rows++ == 0) ++open_groups;
+    }
   }
   const std::vector<uint64_t>& old = path[x.old_lineage];
   path[x.new_lineage] = {old.begin(), old.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(old.size()), x.step.value + 1)};
@@ -130,8 +133,11 @@ bool Checker::State::On(const record::EndRun& x) {
   if (!transitions.empty()) return Violation("G4", "transition " + std::to_string(transitions.begin()->first) + " is still open");
   if (x.code != 0 || current.number < config->steps) return true;
   if (const auto unfair = fairness.Unfair()) return Violation("Q10", *unfair);
-  for (const auto& [tid, row] : rows) {
-    if (row.where != Where::kTrained && row.where != Where::kDropped) return Violation("Q1", ToString(tid) + " is neither trained nor dropped at the end");
+  for (const auto& [gid, g] : groups) {
+    for (const SampleId& tid : g.tids) {
+      const Row& row = rows.at(tid);
+      if (row.where != Where::kTrained && row.where != Where::kDropped) return Violation("Q1", ToString(tid) + " is neither trained nor dropped at the end");
+    }
   }
   return true;
 }

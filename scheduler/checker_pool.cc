@@ -3,6 +3,11 @@
 #include "scheduler/checker_state.h"
 
 namespace tidepool::scheduler {
+namespace {
+
+constexpr int64_t kLongestMs = int64_t{1} << 40;  // of a deadline: 35 years, so that sums in ns stay below 2^64
+
+}  // namespace
 
 bool Checker::State::On(const record::Fence& x) {
   const auto it = workers.find(x.worker);
@@ -19,8 +24,9 @@ bool Checker::State::On(const record::Fence& x) {
 bool Checker::State::On(const record::Join& x) {
   if (x.worker.inc.value <= last_inc) return Violation("Q8", "incarnation " + std::to_string(x.worker.inc.value) + " follows " + std::to_string(last_inc));
   last_inc = x.worker.inc.value;
-  for (const auto& [ref, w] : workers) {
-    if (ref.worker == x.worker.worker && !w.fenced) return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(ref));
+  for (auto it = workers.lower_bound({x.worker.worker, {INT64_MIN}}); it != workers.end() && it->first.worker == x.worker.worker; ++it) {
+    const auto& [ref, w] = *it;
+    if (!w.fenced) return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(ref));
   }
   workers[x.worker] = {};
   // A new process has none of the memory that the old one kept.
@@ -58,7 +64,8 @@ bool Checker::State::On(const record::TransitionBegin& x) {
     Follow(s.holder);
     Recount(p.slot.value);
   }
-  transitions[x.t.value] = {x.slots, false, now->mono_ns, now->ctl_epoch, x.deadline_ms};
+  const TransitionState& open = transitions[x.t.value] = {x.slots, false, now->mono_ns, now->ctl_epoch, x.deadline_ms};
+  transition_due_ns = std::min(transition_due_ns, LateAfter(open));
   return true;
 }
 
@@ -81,9 +88,22 @@ bool Checker::State::On(const record::TransitionCommit& x) {
 }
 
 // Only inside one life of the controller the clock is one. 5 s: deadlines are looked at in ticks.
-bool Checker::State::Late(const TransitionState& t) const {
-  return t.ctl_epoch == now->ctl_epoch && t.deadline_ms > 0 && now->mono_ns > t.begun_ns &&
-         static_cast<int64_t>((now->mono_ns - t.begun_ns) / 1000000) > t.deadline_ms + 5000;
+uint64_t Checker::State::LateAfter(const TransitionState& t) const {
+  if (t.ctl_epoch != now->ctl_epoch || t.deadline_ms <= 0) return UINT64_MAX;
+  const uint64_t allowed_ms = static_cast<uint64_t>(std::min(t.deadline_ms, kLongestMs)) + 5000;
+  const uint64_t allowed_ns = (allowed_ms + 1) * 1000000 - 1;
+  return t.begun_ns > UINT64_MAX - allowed_ns ? UINT64_MAX : t.begun_ns + allowed_ns;
+}
+
+bool Checker::State::TransitionsEnd() {
+  if (now->mono_ns <= transition_due_ns) return true;
+  transition_due_ns = UINT64_MAX;
+  for (const auto& [id, t] : transitions) {
+    const uint64_t due = LateAfter(t);
+    if (now->mono_ns > due) return Violation("G4", "transition " + std::to_string(id) + " is still open after its deadline");
+    transition_due_ns = std::min(transition_due_ns, due);
+  }
+  return true;
 }
 
 bool Checker::State::EndTransition(TransitionId id, bool done) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "scheduler/checker.h"
+#include "scheduler/flat_table.h"
 #include "scheduler/length_fairness.h"
 
 namespace tidepool::scheduler {
@@ -69,7 +70,7 @@ struct Checker::State {
   const JournalEntry* now = nullptr;
   uint32_t ctl_epoch = 0;                                     // of the record before
   std::optional<record::Config> config;
-  std::map<SampleId, Row> rows;
+  FlatTable<SampleId, Row> rows;
   std::map<int64_t, GroupFacts> groups;                       // by gid
   std::map<int64_t, std::map<int32_t, int64_t>> ordinals;     // ordinal -> issue -> gid
   int64_t open_groups = 0;
@@ -86,6 +87,7 @@ struct Checker::State {
   std::map<int64_t, SlotState> slots;
   std::map<WorkerId, int64_t> slot_of;                        // that it was granted last
   std::map<int64_t, TransitionState> transitions;             // open ones
+  uint64_t transition_due_ns = 0;                             // none can be late before
   int64_t last_transition = -1;
   std::map<int64_t, CheckpointState> checkpoints;
   int64_t last_checkpoint = -1;
@@ -155,7 +157,9 @@ struct Checker::State {
   [[nodiscard]] bool Stuck(uint64_t since_ns) const;          // longer than the run may stand still
   TransitionState* Open(TransitionId t);
   bool On(const record::TransitionCommit& x);
-  [[nodiscard]] bool Late(const TransitionState& t) const;
+  // When it is late; UINT64_MAX: never, by its own clock.
+  [[nodiscard]] uint64_t LateAfter(const TransitionState& t) const;
+  bool TransitionsEnd();                                      // G4
   bool EndTransition(TransitionId id, bool done);
   bool On(const record::TransitionDone& x);
   bool On(const record::TransitionRolledBack& x);

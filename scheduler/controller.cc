@@ -325,7 +325,10 @@ uint64_t Controller::StateDigest() const {
     for (const Sample& s : g.samples) mix(static_cast<int64_t>(s.phase)), mix(s.att), mix(static_cast<int64_t>(s.enq.digest));
   }
   for (const auto& [id, s] : i.pool.slots()) mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder.inc.value);
-  for (const auto& [tid, r] : i.dispatcher.requests()) mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.inc.value);
+  for (const SampleId& tid : i.dispatcher.Requests()) {
+    const Request& r = *i.dispatcher.Find(tid);
+    mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.inc.value);
+  }
   mix(i.dispatcher.chunks()), mix(i.health.restarts()), mix(i.refused), mix(i.finished ? 1 : 0);
   return h;
 }

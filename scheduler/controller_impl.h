@@ -163,7 +163,7 @@ struct Controller::Impl {
   void Admit();
   void AddRequest(const Group& g, size_t k, int64_t generated);
   void Dispatch();
-  [[nodiscard]] int64_t ComingEngines();            // that will generate within a grant or a load
+  [[nodiscard]] int64_t ComingEngines() const;      // that will generate within a grant or a load
   void DropOrphans();
   void DropPinnedOn(WorkerId worker);
   void AssignGrades();
@@ -269,7 +269,6 @@ struct Controller::Impl {
   std::vector<GroupKey> batch;                         // what would be trained now, as of ...
   std::pair<int64_t, Version> batch_of{-1, {}};        // ... these changes of the ledger, this version
   std::optional<std::tuple<int64_t, TrainerNeed, bool, bool, int64_t>> planned;  // for what `plan` was made
-  std::pair<int64_t, int64_t> granting{-1, 0};         // as of these changes of the pool: slots on their way to rollout
   int64_t group_checked = -1;                          // changes of the pool that PrepareGroup has seen
   std::optional<TimePoint> straggling_since;           // a batch waits for a group that would expire
   std::optional<StepNumber> not_waiting;               // this step's successor does not, or no longer

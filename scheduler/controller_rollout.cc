@@ -139,14 +139,7 @@ void Controller::Impl::Dispatch() {
   }
 }
 
-int64_t Controller::Impl::ComingEngines() {
-  if (granting.first != pool.generation()) {
-    granting = {pool.generation(), std::count_if(pool.slots().begin(), pool.slots().end(), [](const auto& item) {
-                  return item.second.phase == SlotPhase::kGranting && item.second.role == Role::kRollout;
-                })};
-  }
-  return granting.second + weights.loading();
-}
+int64_t Controller::Impl::ComingEngines() const { return pool.Granting(Role::kRollout) + weights.loading(); }
 
 // rollout.pin_version: samples whose weights nobody has any more can never go on; their groups begin again.
 void Controller::Impl::DropOrphans() {
@@ -501,8 +494,9 @@ void Controller::Impl::RestartUndone() {
   const VersionGraph& versions = state.versions();
   const Version v = state.version();
   std::vector<SampleId> tids;
-  for (const auto& [tid, r] : dispatcher.requests()) {
+  for (const SampleId& tid : dispatcher.Requests()) {
     if (tid.is_eval()) continue;
+    const Request& r = *dispatcher.Find(tid);
     const auto* e = r.on.inc.valid() ? dispatcher.FindEngine(r.on.worker) : nullptr;
     const bool undone = (r.v_max.valid() && !versions.IsAncestor(r.v_max, v)) ||
                         (e != nullptr && !versions.IsAncestor(e->version, v));

@@ -58,7 +58,7 @@ void Controller::Impl::Resume() {
     }
   }
   // Also where a crash came between the FENCE of a worker and the loss of its slot.
-  for (const auto& [id, slot] : std::map(pool.slots())) {
+  for (const auto& [id, slot] : IdMap(pool.slots())) {
     if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) && !reattaching.contains(slot.holder.worker)) pool.Lost(id, "controller restarted", now);
   }
   reattach_until = now + FromSeconds(c.cluster.reattach_grace_s);
@@ -107,7 +107,7 @@ void Controller::Impl::StartWorkers() {
   if (needs_reward || environment) {
     for (int64_t i = 0; i < options.side_workers(); ++i) health.Add(options.side_worker(i), options.side_kind());
   }
-  for (const auto& [id, place] : std::map(health.places())) {
+  for (const auto& [id, place] : IdMap(health.places())) {
     health.Starting(id, now);
     if (options.config.cluster.launch_workers && !reattaching.contains(id)) out.Do(command::StartWorker{id});
   }

@@ -242,8 +242,9 @@ std::vector<command::GroupMember> Controller::Impl::Members() const {
 
 bool Controller::Impl::PrepareGroup() {
   if (trainer.phase != StatePhase::kReady || trainer.training || !trainer.aborting.empty()) return false;
+  if (pool.Coming(Role::kActor)) return false;
   const std::vector<command::GroupMember> members = Members();
-  if (members.empty() || pool.Coming(Role::kActor)) return false;
+  if (members.empty()) return false;
   if (options.config.deterministic) {
     int64_t all = 0;
     for (const auto& [id, s] : pool.slots()) all += Eligible(id, Role::kActor) ? 1 : 0;

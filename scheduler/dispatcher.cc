@@ -22,13 +22,12 @@ int64_t ChunkTokens(int64_t configured, int64_t max_new_tokens, int64_t block_to
 }
 
 const Request* Dispatcher::Find(const SampleId& tid) const {
-  const auto it = requests_.find(tid);
-  return it == requests_.end() ? nullptr : &it->second;
+  const auto* found = requests_.find(tid);
+  return found == nullptr ? nullptr : &found->second;
 }
 
 const Dispatcher::Engine* Dispatcher::FindEngine(WorkerId worker) const {
-  const auto it = engines_.find(worker);
-  return it == engines_.end() ? nullptr : &it->second;
+  return engines_.Find(worker);
 }
 
 int64_t Dispatcher::Expected(const Request& r) const {
@@ -47,7 +46,7 @@ int64_t Dispatcher::LikelyLeft(const Request& r) const {
   return std::clamp<int64_t>(options_.oracle ? sibling - r.generated : std::max(sibling - r.generated, residual), 1, most);
 }
 
-Dispatcher::ReadyKey Dispatcher::KeyFor(const Request& r) const {
+ReadyKey Dispatcher::KeyFor(const Request& r) const {
   if (r.only.valid()) return {0, -r.max_new, 0, r.tid};
   if (options_.order == DispatchOptions::Order::kArrival) return {3, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
   const int64_t left = std::max<int64_t>(Expected(r) - r.generated, 0);
@@ -59,9 +58,9 @@ Dispatcher::ReadyKey Dispatcher::KeyFor(const Request& r) const {
 
 void Dispatcher::PutReady(Request& r) {
   r.on = {};
-  const ReadyKey key = KeyFor(r);
-  ready_[Line(r)].insert(key);
-  ready_keys_[r.tid] = key;
+  r.place = KeyFor(r);
+  r.ready = true;
+  ready_[Line(r)].insert(r.place);
   if (r.only.valid()) return;
   GroupInfo& g = groups_[r.gid];
   if (!g.ready.empty()) least_served_.erase({g.ratio, r.gid});
@@ -70,11 +69,10 @@ void Dispatcher::PutReady(Request& r) {
   least_served_.insert({g.ratio, r.gid});
 }
 
-void Dispatcher::TakeReady(const Request& r) {
-  const auto it = ready_keys_.find(r.tid);
-  if (it == ready_keys_.end()) return;
-  ready_[Line(r)].erase(it->second);
-  ready_keys_.erase(it);
+void Dispatcher::TakeReady(Request& r) {
+  if (!r.ready) return;
+  r.ready = false;
+  ready_[Line(r)].erase(r.place);
   const auto g = groups_.find(r.gid);
   if (r.only.valid() || g == groups_.end()) return;
   g->second.ready.erase(r.tid);
@@ -83,7 +81,7 @@ void Dispatcher::TakeReady(const Request& r) {
 
 void Dispatcher::Rekey(const SampleId& tid) {
   Request& r = requests_.at(tid);
-  if (!ready_keys_.contains(tid)) return;
+  if (!r.ready) return;
   TakeReady(r);
   PutReady(r);
 }
@@ -168,7 +166,7 @@ std::optional<WorkerRef> Dispatcher::Remove(const SampleId& tid) {
   if (it->second.waiting_env) --waiting_env_;
   const auto g = groups_.find(it->second.gid);
   if (g != groups_.end()) g->second.members.erase(tid);
-  requests_.erase(it);
+  requests_.erase(tid);
   if (!on.inc.valid()) return std::nullopt;
   return on;
 }
@@ -214,7 +212,9 @@ void Dispatcher::LearnLength(GroupId gid, int64_t tokens) {
   if (static_cast<int64_t>(it->second.lengths.size()) == it->second.size) changed = lengths_.GroupFinished(it->second.lengths);
   if (changed) {
     std::vector<SampleId> ready;
-    for (const auto& [tid, key] : ready_keys_) ready.push_back(tid);
+    for (const auto& line : ready_) {
+      for (const ReadyKey& key : line) ready.push_back(std::get<3>(key));
+    }
     for (const SampleId& tid : ready) Rekey(tid);
   }
   if (tokens <= it->second.longest) return;
@@ -247,7 +247,7 @@ void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) 
   e.ref = ref;
   e.slot = slot;
   e.epoch = epoch;
-  engines_[ref.worker] = std::move(e);
+  engines_.Insert(ref.worker, std::move(e));
 }
 
 void Dispatcher::Admit(WorkerId worker, const Version& v) {
@@ -295,14 +295,17 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
     if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref) PutReady(r->second);
   }
   SetVersion(it->second, {});
-  engines_.erase(it);
+  engines_.erase(worker);
   return lost;
 }
 
 std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Dispatcher::Youngest(int64_t n) const {
   std::vector<std::tuple<int64_t, SampleId, WorkerRef, int32_t>> all;
-  for (const auto& [tid, r] : requests_) {
-    if (r.on.inc.valid() && !r.only.valid()) all.emplace_back(r.generated, tid, r.on, r.att);
+  for (const auto& [id, e] : engines_) {
+    for (const auto& [chunk, reserved] : e.in_flight) {
+      const Request* r = Find(chunk.first);
+      if (r != nullptr && r->att == chunk.second && r->on == e.ref && !r->only.valid()) all.emplace_back(r->generated, r->tid, r->on, r->att);
+    }
   }
   std::sort(all.begin(), all.end());
   std::vector<std::tuple<WorkerRef, SampleId, int32_t>> youngest;
@@ -409,7 +412,7 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
 std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest,
                                                   int64_t coming) {
   std::vector<Chunk> chunks;
-  if (ready_keys_.empty() || by_load_.empty()) return chunks;
+  if ((ready_[0].empty() && ready_[1].empty()) || by_load_.empty()) return chunks;
   older_ = 0;
   coming_ = coming;
   for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;
@@ -426,7 +429,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
     // Now and then the group that was served least of what it needs, or the longest would starve the rest.
     if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(picked) == 3 &&
         decisions_ % kStarvation == kStarvation - 1 && !least_served_.empty()) {
-      const ReadyKey starving = ready_keys_.at(*groups_.at(least_served_.begin()->second).ready.begin());
+      const ReadyKey starving = requests_.at(*groups_.at(least_served_.begin()->second).ready.begin()).place;
       if (!blocked[Line(requests_.at(std::get<3>(starving)))]) picked = starving;
     }
     Request& r = requests_.at(std::get<3>(picked));

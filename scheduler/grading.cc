@@ -1,5 +1,7 @@
 #include "scheduler/grading.h"
 
+#include <algorithm>
+
 namespace tidepool::scheduler {
 
 void Grading::Add(const SampleId& tid, int32_t att) {
@@ -13,22 +15,22 @@ void Grading::Remove(const SampleId& tid) {
   if (it == jobs_.end()) return;
   if (it->second.on.inc.valid()) {
     const auto w = workers_.find(it->second.on.worker);
-    if (w != workers_.end()) --w->second.in_flight;
+    if (w != workers_.end()) w->second.holds.erase(tid);
   } else {
     std::erase(queue_, tid);
   }
   jobs_.erase(it);
 }
 
-void Grading::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {ref, 0}; }
+void Grading::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {ref, {}}; }
 
 void Grading::RemoveWorker(WorkerId worker) {
   const auto it = workers_.find(worker);
   if (it == workers_.end()) return;
-  for (auto job = jobs_.rbegin(); job != jobs_.rend(); ++job) {
-    if (job->second.on != it->second.ref) continue;
-    job->second.on = {};
-    queue_.push_front(job->first);
+  const std::set<SampleId>& holds = it->second.holds;
+  for (auto tid = holds.rbegin(); tid != holds.rend(); ++tid) {
+    jobs_.at(*tid).on = {};
+    queue_.push_front(*tid);
   }
   workers_.erase(it);
 }
@@ -40,16 +42,16 @@ std::vector<command::Grade> Grading::Assign(TimePoint now) {
     Job& job = jobs_.at(tid);
     Worker* best = nullptr;
     for (auto& [id, w] : workers_) {
-      if (w.in_flight >= options_.in_flight_per_worker) continue;
-      const auto rank = [&](const Worker& x) { return std::pair(x.ref.worker == job.avoid, x.in_flight); };
+      if (w.in_flight() >= options_.in_flight_per_worker) continue;
+      const auto rank = [&](const Worker& x) { return std::pair(x.ref.worker == job.avoid, x.in_flight()); };
       if (best == nullptr || rank(w) < rank(*best)) best = &w;
     }
     if (best == nullptr) break;
     queue_.pop_front();
-    ++best->in_flight;
+    best->holds.insert(tid);
     job.on = best->ref;
     // Behind the others that it holds, and twice, so that its own time-out comes first.
-    job.deadline = now + options_.timeout * 2 * best->in_flight + FromSeconds(10);
+    job.deadline = now + options_.timeout * 2 * best->in_flight() + FromSeconds(10);
     grades.push_back({best->ref, tid, job.att, job.attempt, options_.timeout});
   }
   return grades;
@@ -59,7 +61,7 @@ Grading::Result Grading::Done(const event::Graded& e) {
   const auto it = jobs_.find(e.tid);
   if (it == jobs_.end() || it->second.att != e.att || it->second.on != e.grader) return Result::kRefused;
   const auto w = workers_.find(e.grader.worker);
-  if (w != workers_.end()) --w->second.in_flight;
+  if (w != workers_.end()) w->second.holds.erase(e.tid);
   Job& job = it->second;
   if (e.outcome == GradeOutcome::kInfra && job.attempt < options_.max_retries) {
     ++job.attempt;
@@ -73,10 +75,15 @@ Grading::Result Grading::Done(const event::Graded& e) {
 }
 
 std::vector<WorkerRef> Grading::Stuck(TimePoint now) const {
-  std::vector<WorkerRef> stuck;
-  for (const auto& [tid, job] : jobs_) {
-    if (job.on.inc.valid() && now > job.deadline && (stuck.empty() || stuck.back() != job.on)) stuck.push_back(job.on);
+  // By the first sample that each of them holds too long.
+  std::vector<std::pair<SampleId, WorkerRef>> late;
+  for (const auto& [id, w] : workers_) {
+    const auto first = std::ranges::find_if(w.holds, [&](const SampleId& tid) { return now > jobs_.at(tid).deadline; });
+    if (first != w.holds.end()) late.emplace_back(*first, w.ref);
   }
+  std::ranges::sort(late);
+  std::vector<WorkerRef> stuck;
+  for (const auto& [tid, ref] : late) stuck.push_back(ref);
   return stuck;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -49,7 +50,8 @@ class Grading {
   };
   struct Worker {
     WorkerRef ref;
-    int64_t in_flight = 0;
+    std::set<SampleId> holds;                  // at most in_flight_per_worker
+    [[nodiscard]] int64_t in_flight() const { return static_cast<int64_t>(holds.size()); }
   };
   GradingOptions options_;
   std::map<SampleId, Job> jobs_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/base/check.h"
 #include "core/base/hash.h"
 #include "scheduler/plants.h"
 
@@ -15,7 +14,6 @@ constexpr int64_t kRetireRestarts = 5;
 constexpr double kRetireWindowSeconds = 600;
 constexpr double kStreakResetSeconds = 300;
 constexpr int64_t kGiveUpStarts = 3;
-constexpr int64_t kMostWorkers = 1 << 20;
 constexpr double kSlowSeconds = 10, kSlowSteps = 20;  // token progress: suspect
 constexpr double kHungFactor = 3;                     // and dead after three times that
 
@@ -38,20 +36,7 @@ Duration Health::dead_after() const {
   return FromSeconds(std::max(kMinDeadSeconds, 9 * options_.heartbeat_s));
 }
 
-Health::Place& Health::At(WorkerId worker) {
-  const auto i = static_cast<size_t>(worker.value);
-  if (i < by_id_.size() && by_id_[i] != nullptr) return *by_id_[i];
-  TP_CHECK(worker.value >= 0 && worker.value < kMostWorkers) << worker.value;
-  Place& p = places_[worker];
-  if (i >= by_id_.size()) by_id_.resize(i + 1, nullptr);
-  by_id_[i] = &p;
-  return p;
-}
-
-const Health::Place* Health::Find(WorkerId worker) const {
-  const auto i = static_cast<size_t>(worker.value);  // < 0: beyond any
-  return i < by_id_.size() ? by_id_[i] : nullptr;
-}
+const Health::Place* Health::Find(WorkerId worker) const { return places_.Find(worker); }
 
 bool Health::IsCurrent(const WorkerRef& ref) const {
   const Place* p = Find(ref.worker);
@@ -100,8 +85,7 @@ void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now)
 }
 
 void Health::Progress(WorkerId worker, TimePoint now) {
-  const auto it = places_.find(worker);
-  if (it != places_.end()) it->second.progress = now;
+  if (Place* p = places_.Find(worker); p != nullptr) p->progress = now;
 }
 
 void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {

@@ -13,13 +13,13 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
 #include "scheduler/events.h"
+#include "scheduler/id_map.h"
 
 namespace tidepool::scheduler {
 
@@ -79,16 +79,15 @@ class Health {
   [[nodiscard]] bool IsCurrent(const WorkerRef& ref) const;
   [[nodiscard]] bool MayServe(WorkerId worker) const;   // healthy or stale, not suspect
   [[nodiscard]] const Place* Find(WorkerId worker) const;
-  [[nodiscard]] const std::map<WorkerId, Place>& places() const { return places_; }
+  [[nodiscard]] const IdMap<WorkerId, Place>& places() const { return places_; }
   [[nodiscard]] int64_t restarts() const { return restarts_; }
   [[nodiscard]] Duration dead_after() const;
 
  private:
-  Place& At(WorkerId worker);                   // made if it is not there
+  Place& At(WorkerId worker) { return places_[worker]; }  // made if it is not there
 
   HealthOptions options_;
-  std::map<WorkerId, Place> places_;
-  std::vector<Place*> by_id_;  // the same places: looked up by every event; ids are 0, 1, ...
+  IdMap<WorkerId, Place> places_;
   int64_t restarts_ = 0;
 };
 

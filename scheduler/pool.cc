@@ -47,19 +47,21 @@ bool Pool::Holds(SlotId id, Role role) const {
   return it != slots_.end() && it->second.phase == SlotPhase::kHeld && it->second.role == role;
 }
 
-std::vector<SlotId> Pool::Holding(Role role) const {
-  std::vector<SlotId> ids;
-  for (const auto& [id, s] : slots_) {
-    if (s.phase == SlotPhase::kHeld && s.role == role) ids.push_back(id);
+void Pool::Index(SlotId id, Slot& s) {
+  const Role holds = s.phase == SlotPhase::kHeld ? s.role : Role::kNone;
+  const bool granted = s.phase == SlotPhase::kGranting;
+  // A grant is to where its transition leads, if it is inside one.
+  const Role comes = granted ? s.role : s.t.valid() ? s.next : Role::kNone;
+  if (s.holds != holds) {
+    holding_[At(s.holds)].erase(id);
+    if (holds != Role::kNone) holding_[At(holds)].insert(id);
   }
-  return ids;
-}
-
-bool Pool::Coming(Role role) const {
-  return std::any_of(slots_.begin(), slots_.end(), [&](const auto& item) {
-    const Slot& s = item.second;
-    return (s.t.valid() && s.next == role) || (s.phase == SlotPhase::kGranting && s.role == role);
-  });
+  --coming_[At(s.comes)], ++coming_[At(comes)];
+  granting_[At(s.comes)] -= s.granted ? 1 : 0;
+  granting_[At(comes)] += granted ? 1 : 0;
+  s.holds = holds;
+  s.comes = comes;
+  s.granted = granted;
 }
 
 bool Pool::Taking() const {
@@ -105,6 +107,7 @@ void Pool::Recover(bool keep_holders) {
       t.slots.push_back(id);
       t.committed = true;
     }
+    Index(id, s);
   }
   for (const auto& [t, committed] : open) {
     if (committed && !transitions_.contains(t)) out_.Record(record::TransitionDone{t});
@@ -124,6 +127,7 @@ void Pool::Attach(SlotId slot, const WorkerRef& worker) {
       << "slot " << slot.value << " is " << Name(s.phase) << " by " << ToString(s.holder);
   s.phase = SlotPhase::kFree;
   s.holder = worker;
+  Index(slot, s);
   ++generation_;
   ++plan_generation_;
 }
@@ -135,6 +139,7 @@ void Pool::Leave(SlotId id, Slot& s, SlotPhase phase) {
   s.phase = phase;
   s.role = s.next = s.owed = Role::kNone;
   s.t = {};
+  Index(id, s);
 }
 
 void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
@@ -156,10 +161,10 @@ void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
 }
 
 void Pool::Abandon(const std::string& why, TimePoint now) {
-  for (const auto& [id, s] : std::map(slots_)) {
+  for (const auto& [id, s] : IdMap(slots_)) {
     if (slots_.at(id).t.valid() && !transitions_.at(slots_.at(id).t).committed) RollBack(slots_.at(id).t, why, now);
   }
-  for (const auto& [id, s] : std::map(slots_)) {
+  for (const auto& [id, s] : IdMap(slots_)) {
     if (slots_.at(id).t.valid()) Lost(id, why, now);
   }
 }
@@ -203,6 +208,7 @@ void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, do
     } else {
       s.phase = SlotPhase::kReleased;
     }
+    Index(p.slot, s);
   }
   CommitIfAll(t, now);
 }
@@ -227,6 +233,7 @@ void Pool::Grant(SlotId id, Slot& s, TimePoint now) {
   s.phase = SlotPhase::kGranting;
   ++generation_;
   s.role = s.next;
+  Index(id, s);
   out_.Do(command::Grant{s.holder, id, s.epoch, s.next});
   WaitFor(id, s, "grant", GrantLimit(s.next), now);
 }
@@ -243,8 +250,10 @@ void Pool::DoneIfAll(TransitionId t, TimePoint now) {
   if (!AllIn(it->second, SlotPhase::kHeld)) return;
   ++plan_generation_;
   for (const SlotId id : it->second.slots) {
-    slots_.at(id).t = {};
-    slots_.at(id).failures = 0;
+    Slot& s = slots_.at(id);
+    s.t = {};
+    s.failures = 0;
+    Index(id, s);
   }
   out_.Record(record::TransitionDone{t});
   if (it->second.takes) {
@@ -299,6 +308,7 @@ void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
       default:
         TP_CHECK(false) << "slot " << id.value << " is " << Name(s.phase) << " in a transition that was not committed";
     }
+    Index(id, s);
   }
 }
 
@@ -322,6 +332,7 @@ bool Pool::Drained(const event::Drained& e, TimePoint now) {
   Slot* s = Expect(e.worker, e.slot, e.epoch, SlotPhase::kDraining);
   if (s == nullptr) return false;
   s->phase = SlotPhase::kReleasing;
+  Index(e.slot, *s);
   ++generation_;
   out_.Do(command::Release{s->holder, e.slot, s->epoch, Need(s->next)});
   WaitFor(e.slot, *s, "release", ReleaseLimit(s->next), now);
@@ -354,6 +365,7 @@ Pool::ReleaseOutcome Pool::Released(const event::Released& e, TimePoint now) {
   } else {
     s->role = Role::kNone;
   }
+  Index(e.slot, *s);
   return ReleaseOutcome::kReleased;
 }
 
@@ -361,6 +373,7 @@ bool Pool::Granted(const event::Granted& e, TimePoint now) {
   Slot* s = Expect(e.worker, e.slot, e.epoch, SlotPhase::kGranting);
   if (s == nullptr) return false;
   s->phase = SlotPhase::kHeld;
+  Index(e.slot, *s);
   ++generation_;
   if (!s->t.valid()) ++plan_generation_;
   waits_.End({WaitKind::kTransition, e.slot.value});

@@ -19,14 +19,17 @@
 // bytes at 1 GB/s; grant 60 s + bytes at 0.1 of the rate of earlier loads. The floors are for machines with
 // more processes than cores; a dead process is seen by its socket at once.
 
+#include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
 #include "scheduler/events.h"
+#include "scheduler/id_map.h"
 #include "scheduler/outbox.h"
 #include "scheduler/run_state.h"
 #include "scheduler/waits.h"
@@ -55,6 +58,9 @@ class Pool {
     double step_s = 0;                            // of its engine, for deadlines
     TimePoint avoid_until, taken;                 // failed to change hands / was last taken from rollout
     int64_t failures = 0;                         // in a row
+    // As counted in the pool's index: the role it can work in, the one that it is on its way to, whether it was granted that.
+    Role holds = Role::kNone, comes = Role::kNone;
+    bool granted = false;
   };
   struct Transition {
     std::vector<SlotId> slots;
@@ -99,11 +105,13 @@ class Pool {
   [[nodiscard]] bool Knows(SlotId id) const { return slots_.contains(id); }
   [[nodiscard]] bool Holds(SlotId id, Role role) const;
   // Slots that hold `role` now, by id.
-  [[nodiscard]] std::vector<SlotId> Holding(Role role) const;
+  [[nodiscard]] const std::set<SlotId>& Holding(Role role) const { return holding_[At(role)]; }
   // Some slot is on its way to `role`.
-  [[nodiscard]] bool Coming(Role role) const;
+  [[nodiscard]] bool Coming(Role role) const { return coming_[At(role)] > 0; }
+  // Slots that were granted `role` and have not said yet that they have it.
+  [[nodiscard]] int64_t Granting(Role role) const { return granting_[At(role)]; }
   [[nodiscard]] bool Taking() const;                      // a transition that takes held slots is open
-  [[nodiscard]] const std::map<SlotId, Slot>& slots() const { return slots_; }
+  [[nodiscard]] const IdMap<SlotId, Slot>& slots() const { return slots_; }
   [[nodiscard]] const std::map<TransitionId, Transition>& transitions() const { return transitions_; }
   [[nodiscard]] double switch_s() const { return switch_s_; }  // EWMA of transitions that took slots; 0: none yet
   [[nodiscard]] int64_t generation() const { return generation_; }  // rises with every change of a slot
@@ -123,6 +131,7 @@ class Pool {
   void DoneIfAll(TransitionId t, TimePoint now);
   void RollBack(TransitionId t, const std::string& why, TimePoint now);
   void Leave(SlotId id, Slot& s, SlotPhase phase);        // out of any transition, holding nothing
+  void Index(SlotId id, Slot& s);                         // after anything that moves this slot
   // (worker, slot, epoch) name a slot in `phase`; nullptr: refuse.
   Slot* Expect(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase);
 
@@ -130,9 +139,14 @@ class Pool {
   const RunState& state_;
   Outbox& out_;
   Waits& waits_;
-  std::map<SlotId, Slot> slots_;
+  IdMap<SlotId, Slot> slots_;
   std::map<TransitionId, Transition> transitions_;        // open ones
   double switch_s_ = 0;
+  // By role; asked for at every event, so not by a walk over all slots. A slot whose next role is none is nowhere.
+  static constexpr size_t At(Role role) { return static_cast<size_t>(role); }
+  static constexpr size_t kRoles = static_cast<size_t>(Role::kEnvironment) + 1;
+  std::array<std::set<SlotId>, kRoles> holding_;
+  std::array<int64_t, kRoles> coming_{}, granting_{};
   int64_t rollbacks_ = 0, generation_ = 0, plan_generation_ = 0;
 };
 

@@ -102,6 +102,7 @@ struct RunState::Applier {
       slot.epoch = p.epoch;
       slot.next = p.to;
       slot.committed = false;
+      s.transition_slots_[r.t].push_back(p.slot);
     }
     s.next_transition_ = std::max(s.next_transition_, r.t.value + 1);
     s.transitions_[r.t] = false;
@@ -109,8 +110,9 @@ struct RunState::Applier {
   }
   Status operator()(const record::TransitionCommit& r) {
     s.transitions_[r.t] = true;
-    for (auto& [id, slot] : s.slots_) {
-      if (slot.open == r.t) slot.committed = true;
+    for (const SlotId id : s.transition_slots_[r.t]) {
+      SlotFacts& slot = s.slots_.at(id);
+      if (slot.open == r.t) slot.committed = true;  // else it has left
     }
     return OkStatus();
   }
@@ -182,9 +184,11 @@ struct RunState::Applier {
 
   Status Close(TransitionId t) {
     s.transitions_.erase(t);
-    for (auto& [id, slot] : s.slots_) {
+    for (const SlotId id : s.transition_slots_[t]) {
+      SlotFacts& slot = s.slots_.at(id);
       if (slot.open == t) slot.open = TransitionId{};
     }
+    s.transition_slots_.erase(t);
     return OkStatus();
   }
   Status Free(SlotId id) {
@@ -227,8 +231,8 @@ uint64_t RunState::Digest() const {
 }
 
 Status RunState::Apply(const JournalRecord& r) {
-  TP_RETURN_IF_ERROR(std::visit(Applier{*this}, r).At("journal record " + std::to_string(records_) + " (" +
-                                                      RecordName(r) + ")"));
+  const Status applied = std::visit(Applier{*this}, r);
+  if (!applied.ok()) return applied.At("journal record " + std::to_string(records_) + " (" + RecordName(r) + ")");
   ++records_;
   return OkStatus();
 }

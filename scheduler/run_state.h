@@ -92,6 +92,7 @@ class RunState {
   std::map<WorkerId, WorkerFacts> workers_;
   std::map<SlotId, SlotFacts> slots_;
   std::map<TransitionId, bool> transitions_;
+  std::map<TransitionId, std::vector<SlotId>> transition_slots_;  // that began it
   std::map<StepNumber, record::EvalResult> evals_;
   std::optional<record::EndRun> ended_;
   int64_t steps_committed_ = 0;

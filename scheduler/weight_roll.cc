@@ -19,7 +19,7 @@ void WeightRoll::Remove(WorkerId worker) {
   const auto it = places_.find(worker);
   if (it == places_.end()) return;
   if (it->second.loading.valid()) EndLoad(it->second);
-  places_.erase(it);
+  places_.erase(worker);
   behind_.erase(worker);
 }
 

@@ -6,13 +6,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <set>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
+#include "scheduler/id_map.h"
 
 namespace tidepool::scheduler {
 
@@ -40,7 +40,7 @@ class WeightRoll {
   Outcome Loaded(const event::Loaded& e);
 
   [[nodiscard]] const Place* Find(WorkerId worker) const;
-  [[nodiscard]] const std::map<WorkerId, Place>& places() const { return places_; }
+  [[nodiscard]] const IdMap<WorkerId, Place>& places() const { return places_; }
   [[nodiscard]] const Version& target() const { return target_; }
   [[nodiscard]] int64_t loading() const { return loading_; }
   [[nodiscard]] int64_t mismatches() const { return mismatches_; }
@@ -48,7 +48,7 @@ class WeightRoll {
  private:
   void EndLoad(Place& p);            // requires p.loading valid
 
-  std::map<WorkerId, Place> places_;
+  IdMap<WorkerId, Place> places_;
   std::set<WorkerId> behind_;        // hold something else than the target
   Version target_;
   uint64_t digest_ = 0;

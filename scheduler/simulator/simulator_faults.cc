@@ -46,7 +46,7 @@ void Simulator::Impl::Arrive(const Event& event) {
     if (!lives) return;                // it died with its process
   }
   const auto* progress = std::get_if<event::ChunkProgress>(&event);
-  if (progress != nullptr && controller->Expects(progress->worker, progress->tid, progress->att)) lengths_done[progress->tid] += progress->new_tokens;
+  if (progress != nullptr && controller->Expects(progress->worker, progress->tid, progress->att)) samples[progress->tid].tokens += progress->new_tokens;
   const bool twice = progress == nullptr && from.worker.valid() && !ByLauncher(event) && faults.Duplicate();
   Deliver(event);
   if (twice && !over && !down) Deliver(event);
@@ -54,7 +54,7 @@ void Simulator::Impl::Arrive(const Event& event) {
 
 // Tokens that had arrived and are asked for again.
 void Simulator::Impl::CountLost(const command::StartChunk& c) {
-  int64_t& known = lengths_done[c.tid];
+  int64_t& known = samples[c.tid].tokens;
   if (c.generated < known) report.lost_tokens += known - c.generated;
   known = c.generated;
 }
@@ -68,9 +68,9 @@ void Simulator::Impl::Die(WorkerId worker, Incarnation inc, bool seen) {
     ref.inc = {lives};
     lives = -1;
   } else {
-    const auto it = engines.find(worker);
-    if (it == engines.end() || (inc.valid() && it->second.ref.inc != inc)) return;
-    Engine& e = it->second;
+    Engine* there = engines.Find(worker);
+    if (there == nullptr || (inc.valid() && there->ref.inc != inc)) return;
+    Engine& e = *there;
     ref = e.ref;
     // What its steps had made so far had been sent.
     e.model.CatchUp(now);
@@ -88,7 +88,10 @@ void Simulator::Impl::Die(WorkerId worker, Incarnation inc, bool seen) {
     time.Busy(Role::kRollout, e.model.TakeBusy());
     report.tokens += e.model.TakeTokens();
     time.Hold(worker.value, Role::kNone, now);
-    std::erase_if(homes, [&](const auto& home) { return home.second.engine == worker.value; });
+    for (const SampleId& tid : samples.SortedKeys()) {
+      SampleFacts& s = samples.at(tid);
+      if (s.engine == worker.value) s.engine = -1;
+    }
     engines.erase(worker);
   }
   ++report.deaths;
@@ -162,9 +165,7 @@ void Simulator::Impl::Halt() {
   }
   engines.clear();
   training.clear();
-  homes.clear();
-  lengths_done.clear();
-  turn_begins.clear();
+  samples.clear();
   last_out.clear();
   partition_until.clear();
   recovery.clear();

@@ -13,6 +13,8 @@
 #include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "scheduler/checker.h"
+#include "scheduler/flat_table.h"
+#include "scheduler/id_map.h"
 #include "scheduler/simulator/engine_model.h"
 #include "scheduler/simulator/journal_hash.h"
 #include "scheduler/simulator/simulator.h"
@@ -51,9 +53,11 @@ struct Simulator::Impl {
     std::vector<command::Train> members;
     std::map<WorkerId, double> seconds;  // of each rank
   };
-  struct Home {
-    int64_t engine = -1;
+  struct SampleFacts {
+    int64_t engine = -1;               // where its KV is, -1: nowhere, and of which weights it is
     Version v;
+    int64_t tokens = 0;                // so far
+    int64_t turn_begin = -1;           // of an episode: its tokens where its turn began; -1: no turn is under way
   };
 
   SimJob job;
@@ -74,9 +78,8 @@ struct Simulator::Impl {
   std::set<WorkerId> started;
   std::vector<JournalEntry> journal;   // where the controller may be started again
   std::map<int64_t, uint64_t> checkpoints, recovery;  // weights by checkpoint, by step
-  std::map<WorkerId, Engine> engines;
-  std::map<SampleId, Home> homes;      // where a sample's KV is
-  std::map<SampleId, int64_t> lengths_done;  // tokens so far
+  IdMap<WorkerId, Engine> engines;
+  FlatTable<SampleId, SampleFacts> samples;
   std::map<int64_t, Step> training;    // by lease
   std::map<Version, uint64_t> published;
   record::Lease lease;
@@ -169,8 +172,8 @@ struct Simulator::Impl {
   // --- engines
 
   Engine* Find(const WorkerRef& ref) {
-    const auto it = engines.find(ref.worker);
-    return it == engines.end() || it->second.ref != ref ? nullptr : &it->second;
+    Engine* e = engines.Find(ref.worker);
+    return e == nullptr || e->ref != ref ? nullptr : e;
   }
   void Schedule(Engine& e) {
     ++e.generation;
@@ -192,8 +195,10 @@ struct Simulator::Impl {
   }
   // `delay`: until the step in which its last tokens were made is over.
   void Report(Engine& e, const EngineRun& r, event::ChunkEnd end, double delay = 0) {
-    if (!faulty) lengths_done[r.tid] = r.total;  // else when they arrive
-    homes[r.tid] = {e.ref.worker.value, e.v};
+    SampleFacts& s = samples[r.tid];
+    if (!faulty) s.tokens = r.total;   // else when they arrive
+    s.engine = e.ref.worker.value;
+    s.v = e.v;
     if (r.generated > 0) Send(event::ChunkProgress{e.ref, r.tid, r.att, r.generated, e.v}, delay + job.message_s);
     Send(event::ChunkFinished{e.ref, r.tid, r.att, end, ""}, delay + job.message_s);
   }
@@ -254,7 +259,7 @@ struct Simulator::Impl {
       return;
     }
     engines.erase(c.worker);
-    Engine& e = engines.try_emplace(c.worker, Engine{.model = EngineModel(cost, job.engine_quantum, job.tokens_per_step, job.step_gap_s)}).first->second;
+    Engine& e = engines.Insert(c.worker, Engine{.model = EngineModel(cost, job.engine_quantum, job.tokens_per_step, job.step_gap_s)});
     e.ref = {c.worker, c.inc};
     e.slot = {c.worker.value};
     e.slow = faults.Slow(c.worker.value, job.seed) ? faults.shape().slow_factor : 1;
@@ -280,12 +285,13 @@ struct Simulator::Impl {
     const int64_t turn = draws.TurnTokens(c.tid);
     r.turn_left = turn - c.generated % turn;
     if (Episodic()) {
-      const int64_t begin = turn_begins.try_emplace(c.tid, c.generated).first->second;
+      int64_t& begin = samples[c.tid].turn_begin;
+      if (begin < 0) begin = c.generated;
       r.total_left = std::max<int64_t>(1, std::min(c.max_new_tokens - c.generated, draws.Said(c.tid) - (c.generated - begin)));
       r.turn_left = INT64_MAX / 4;
     }
-    const auto home = homes.find(c.tid);
-    const bool cached = home != homes.end() && home->second.engine == c.worker.worker.value && (c.keep_kv || home->second.v == c.v);
+    const auto* known = samples.find(c.tid);
+    const bool cached = known != nullptr && known->second.engine == c.worker.worker.value && (c.keep_kv || known->second.v == c.v);
     if (!cached) {
       const bool prompt = e->groups.insert(c.gid).second;
       r.prefill = static_cast<double>(c.generated) + (prompt ? static_cast<double>(job.prompt_tokens) : 0);
@@ -308,11 +314,7 @@ struct Simulator::Impl {
     Engine* e = Find(c.worker);
     if (e != nullptr) e->groups.erase(c.gid);
   }
-  void Do(const command::DiscardTokens& c) {
-    homes.erase(c.tid);
-    lengths_done.erase(c.tid);
-    turn_begins.erase(c.tid);
-  }
+  void Do(const command::DiscardTokens& c) { samples.erase(c.tid); }
   void Do(const command::EnvStep& c) {
     event::EnvStepped r{.worker = c.worker, .tid = c.tid, .att = c.att, .turn = c.turn};
     r.observation_tokens = c.turn == 0 ? job.prompt_tokens : job.turns.observation_tokens;
@@ -320,9 +322,11 @@ struct Simulator::Impl {
     r.reward = (SampleUid(c.tid) >> 7) % 2 == 0 ? 1 : 0;
     Send(std::move(r), draws.TurnSeconds(c.tid, c.turn));
   }
-  void Do(const command::AppendObservation& c) { turn_begins.erase(c.tid); }
+  void Do(const command::AppendObservation& c) {
+    if (auto* known = samples.find(c.tid); known != nullptr) known->second.turn_begin = -1;
+  }
   void Do(const command::StorePayload& c) {
-    const int64_t n = lengths_done.at(c.tid);
+    const int64_t n = samples.at(c.tid).tokens;
     Send(event::PayloadStored{c.tid, c.att, job.prompt_tokens, n, Mix64(SampleUid(c.tid) ^ static_cast<uint64_t>(n)), 0, 0, 4 * n},
          faults.shape().write_s * DiskFactor());
   }
@@ -508,14 +512,14 @@ struct Simulator::Impl {
         break;
       }
       case Kind::kEngine: {
-        const auto it = engines.find({entry.a});
-        if (it != engines.end() && it->second.generation == entry.b) EngineStop(it->second);
+        Engine* e = engines.Find({entry.a});
+        if (e != nullptr && e->generation == entry.b) EngineStop(*e);
         break;
       }
       case Kind::kTurn: {
-        const auto it = engines.find({entry.a});
-        if (it == engines.end()) break;
-        Engine& e = it->second;
+        Engine* there = engines.Find({entry.a});
+        if (there == nullptr) break;
+        Engine& e = *there;
         const EngineRun* r = e.model.Find(entry.tid);
         if (r == nullptr || r->decoding) break;  // it moved meanwhile; its turn goes on there
         e.model.CatchUp(now);
@@ -553,7 +557,6 @@ struct Simulator::Impl {
     }
   }
   std::vector<int64_t> side_inc;
-  std::map<SampleId, int64_t> turn_begins;  // of episodes: tokens of the sample where its turn began
 
   StatusOr<SimReport> Run();
   void Summarise();

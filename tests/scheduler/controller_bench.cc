@@ -1,11 +1,13 @@
 // Cost of a decision: microseconds per Handle with many requests in flight; and of an event of a rehearsal (controller,
 // models and checker) as the number of requests grows, everything else growing with it.
 //
-//   build/bin/controller_bench      one JSON object a line; "better" says which way is up
+//   build/bin/controller_bench            one JSON object a line; "better" says which way is up
+//   build/bin/controller_bench REQUESTS   the rehearsal with so many requests alone, once (for a profiler)
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <cmath>
 #include <deque>
@@ -156,8 +158,9 @@ double BenchScale(int64_t requests) {
 }  // namespace
 }  // namespace tidepool::scheduler
 
-int main() {
+int main(int argc, char** argv) {
   using tidepool::scheduler::Bench;
+  if (argc > 1) return tidepool::scheduler::BenchScale(std::max(8L, std::atol(argv[1]))) > 0 ? 0 : 1;
   for (int repeat = 0; repeat < 3; ++repeat) {
     Bench(256, 2);
     Bench(4096, 8);

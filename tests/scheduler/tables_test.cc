@@ -1,0 +1,86 @@
+// The tables behind the hot look-ups agree with the plain maps that they stand for.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/rng.h"
+#include "scheduler/flat_table.h"
+#include "scheduler/id_map.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+// Few different keys, so that erasing often leaves a hole inside a run of neighbours.
+TEST(FlatTableTest, AgreesWithAPlainMap) {
+  Rng rng(1);
+  for (int round = 0; round < 30; ++round) {
+    FlatTable<SampleId, int64_t> table;
+    std::map<SampleId, int64_t> plain;
+    for (int i = 0; i < 600; ++i) {
+      const int64_t ordinal = rng.Below(20), sample = rng.Below(4) - 1;
+      const SampleId tid{ordinal, static_cast<int32_t>(rng.Below(2)), static_cast<int32_t>(sample)};
+      if (rng.Chance(0.5)) {
+        const auto [entry, fresh] = table.try_emplace(tid);
+        EXPECT_EQ(fresh, plain.emplace(tid, 0).second);
+        EXPECT_EQ(entry->second, plain.at(tid));  // a new one is empty, also where another was erased
+        entry->second = i;
+        plain.at(tid) = i;
+      } else {
+        EXPECT_EQ(table.erase(tid), plain.erase(tid));
+      }
+      ASSERT_EQ(table.size(), plain.size());
+    }
+    std::vector<SampleId> keys;
+    for (const auto& [tid, x] : plain) {
+      keys.push_back(tid);
+      ASSERT_NE(table.find(tid), table.end());
+      EXPECT_EQ(table.at(tid), x);
+    }
+    EXPECT_EQ(table.SortedKeys(), keys);
+    EXPECT_EQ(table.find({1000, 0, 0}), nullptr);
+    table.clear();
+    EXPECT_TRUE(table.empty() && table.SortedKeys().empty());
+  }
+}
+
+TEST(FlatTableTest, EntriesStayWhereTheyAre) {
+  FlatTable<int64_t, int64_t> table;
+  int64_t& first = table[7];
+  first = 42;
+  for (int64_t i = 100; i < 10000; ++i) table[i] = i;
+  EXPECT_EQ(&table.at(7), &first);
+  EXPECT_EQ(first, 42);
+}
+
+TEST(IdMapTest, AgreesWithAPlainMap) {
+  Rng rng(2);
+  IdMap<WorkerId, int64_t> dense;
+  std::map<WorkerId, int64_t> plain;
+  for (int64_t i = 0; i < 2000; ++i) {
+    const WorkerId id{rng.Below(60)};
+    if (rng.Chance(0.4)) {
+      EXPECT_EQ(dense.erase(id), plain.erase(id));
+    } else {
+      dense[id] = plain[id] = i;
+    }
+    ASSERT_EQ(dense.size(), plain.size());
+    ASSERT_EQ(dense.contains(id), plain.contains(id));
+    if (i % 50 != 0) continue;
+    auto at = plain.begin();                   // a walk is in the order of ids
+    for (const auto& [key, x] : dense) {
+      ASSERT_NE(at, plain.end());
+      EXPECT_EQ(key, at->first);
+      EXPECT_EQ(x, at->second);
+      ++at;
+    }
+    EXPECT_EQ(at, plain.end());
+  }
+  EXPECT_EQ(dense.Find({-1}), nullptr);
+  EXPECT_EQ(dense.find({1 << 19}), dense.end());
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler
