@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <chrono>
+#include <cstdlib>
+#include <mutex>
 #include <utility>
 
 namespace tidepool::comm {
@@ -86,6 +88,12 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
   if (o.size < 1 || o.rank < 0 || o.rank >= o.size) {
     return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " + std::to_string(o.size));
   }
+  // c10d notes every collective in a table of the process; groups of several threads write to it without a lock (a crash, once
+  // in some thousand groups of data_parallel_test). Nobody reads it here.
+  static std::once_flag no_flight_recorder;
+  std::call_once(no_flight_recorder, [] {
+    for (const char* size : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) setenv(size, "0", /*overwrite=*/0);
+  });
   std::unique_ptr<Collective> made;
   try {
     const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1000));

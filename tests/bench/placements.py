@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The four placements side by side on the agentic demo: colocated, split, multiplexed, elastic; same slots, same lag, same batch.
 
-usage: placements.py BUILD_DIR [--pools 2,16] [--lags 0,1] [--repeats 5] [--steps N] [--policy DIR] [--quick]
+usage: placements.py BUILD_DIR [--pools 2,16] [--lags 0,1] [--repeats 5] [--steps N] [--policy DIR] [--settings JSON] [--quick]
 Pool 2: two CPU slots of one thread each. Pool 16: paced slots (configs/pace/qwen7b_h100.yaml), each with the times of a 7B model on
 an H100; a run in which more than 1 % of the steps miss their pace is not counted and said to be invalid.
 All runs generate with one policy that has learned the game (--policy, or a run of configs/multiplexed_demo.yaml that is made first) and train with a
@@ -9,7 +9,8 @@ learning rate that leaves it as it is, so every run has the same work. Of coloca
 length of a chunk and the number of concurrent samples are swept first, one after another, each kept where it is better (elastic chooses
 its slots itself and takes what multiplexed found for the rest); then the best settings of all four run in turn, `repeats` times. The first two steps
 fill caches and pipes and the last has nothing generated ahead: they are not counted. One JSON line a run and one a comparison: samples/s end to
-end, generated tokens/s, idle shares by role, median and range, and the ratio to the better of colocated and split. --quick: one repeat, no sweep."""
+end, generated tokens/s, idle shares by role, median and range, and the ratio to the better of colocated and split. --settings: what an earlier sweep
+found, by placement, instead of another one. --quick: one repeat, no sweep."""
 import json
 import pathlib
 import statistics
@@ -108,7 +109,9 @@ def main():
         for pool in map(int, value("--pools", "2,16").split(",")):
             for lag in map(int, value("--lags", "0,1").split(",")):
                 actor = lambda p: {"scheduler.actor_slots": 8 if pool == 16 and p in ("split", "multiplexed") else 1}
-                settings = {p: {**actor(p), "rollout.max_concurrent": 1024} if quick else bench.sweep(pool, lag, p) for p in PLACEMENTS if p != "elastic"}
+                found = json.loads(value("--settings", "{}"))
+                settings = {p: found[p] if p in found else {**actor(p), "rollout.max_concurrent": 1024} if quick else bench.sweep(pool, lag, p)
+                            for p in PLACEMENTS if p != "elastic"}
                 settings["elastic"] = {**settings["multiplexed"], "scheduler.actor_slots": 1}  # 1: as many as it likes
                 runs = {p: [] for p in PLACEMENTS}
                 for _ in range(repeats):
