@@ -22,6 +22,7 @@
 #include "workers/held_tokens.h"
 #include "workers/link.h"
 #include "workers/mailbox.h"
+#include "workers/offered_state.h"
 #include "workers/pacer.h"
 #include "workers/pulse.h"
 #include "workers/torch_threads.h"
@@ -90,7 +91,7 @@ class DeviceWorker {
   // --- attaching ---
   Status Attach() {
     TP_ASSIGN_OR_RETURN(token_, ReadTokenFile(options_.token_file));
-    TP_ASSIGN_OR_RETURN(weights_server_, WeightsServer::Start("127.0.0.1", token_, 1 << 20, [this](const WantedBytes& w) { return w.step.valid() ? StateFor(w.step) : PublishedFor(w.version); }));
+    TP_ASSIGN_OR_RETURN(weights_server_, WeightsServer::Start("127.0.0.1", token_, 1 << 20, [this](const WantedBytes& w) { return w.step.valid() ? state_.Read(w.step) : PublishedFor(w.version); }));
     LinkOptions link;
     link.address = options_.address;
     link.token = token_;
@@ -309,7 +310,7 @@ class DeviceWorker {
   void AbortStep(const down::AbortStep& c) {
     if (!Current(c.slot, c.epoch)) return;
     LeaveGroup();
-    up::StepAborted answer{c.lease, state_step_, 0};
+    up::StepAborted answer{c.lease, state_.step(), 0};
     if (const auto digest = roles_->WeightsDigest(); digest.ok()) answer.weights_digest = *digest;
     link_->Send(std::move(answer));
   }
@@ -334,38 +335,10 @@ class DeviceWorker {
 
   // What peers may fetch: the state of a step, as long as no optimizer step is under way.
   // Nobody reads it from now on: waits for those that do. False: one is still there at its deadline.
-  bool Withdraw() {
-    std::unique_lock lock(published_mu_);
-    state_step_ = {};
-    served_.reset();
-    return readers_gone_.wait_for(lock, std::chrono::seconds(30), [&] { return readers_.expired(); });
-  }
-  StatusOr<PublishedBytes> StateFor(StepNumber step) {
-    const std::lock_guard lock(published_mu_);
-    if (!state_step_.valid() || state_step_ != step || served_ == nullptr) {
-      return NotFound("the state of step " + std::to_string(step.value) + " is not here");
-    }
-    PublishedBytes out;
-    out.parts = *served_;
-    out.digest = DeviceRoles::StateDigest(out.parts);
-    std::shared_ptr<void> reader = readers_.lock();  // several newcomers at once share one
-    if (reader == nullptr) {
-      reader = std::shared_ptr<void>(nullptr, [this](void*) {
-        const std::lock_guard gone(published_mu_);
-        readers_gone_.notify_all();
-      });
-      readers_ = reader;
-    }
-    out.owner = std::move(reader);
-    return out;
-  }
+  bool Withdraw() { return state_.Withdraw(std::chrono::seconds(30)); }
   // The state of `step` is whole and stays so until Withdraw.
   void Offer(StepNumber step) {
-    auto parts = roles_->StateParts();
-    if (!parts.ok()) return;
-    const std::lock_guard lock(published_mu_);
-    state_step_ = step;
-    served_ = std::make_unique<std::vector<std::span<const std::byte>>>(std::move(*parts));
+    if (auto parts = roles_->StateParts(); parts.ok()) state_.Offer(step, std::move(*parts));
   }
 
   void ReportState(StepNumber step, const Status& status) {
@@ -400,7 +373,7 @@ class DeviceWorker {
     JoinCheckpoint();  // it reads the weights that the optimizer is about to write
     const auto span = Span("train", observe::kTrainSpan);
     pulse_.Begin("train");
-    const StepNumber before = state_step_;
+    const StepNumber before = state_.step();
     const int64_t updates = roles_->updates();
     if (!Withdraw()) {
       Offer(before);
@@ -618,12 +591,9 @@ class DeviceWorker {
   std::unique_ptr<comm::Collective> group_;  // of two ranks or more
   int64_t group_epoch_ = 0;
   std::deque<LinkEvent> later_;              // came during a step
-  StepNumber state_step_;                    // whose state is here; invalid: none, or a step is under way
+  OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
 
   std::mutex published_mu_;
-  std::condition_variable readers_gone_;
-  std::weak_ptr<void> readers_;
-  std::unique_ptr<std::vector<std::span<const std::byte>>> served_;
   std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_;
   HeldTokens held_;
 
