@@ -135,30 +135,32 @@ TimePoint ControllerProcess::Now() const { return {Clock::now() - start_}; }
 
 void ControllerProcess::Feed(scheduler::Event event) {
   const auto begin = Clock::now();
-  std::vector<scheduler::Command> commands = controller_->Handle(event, Now());
+  const TimePoint now = Now();
+  std::vector<scheduler::Command> commands = controller_->Handle(event, now);
   metrics_->OnHandle(std::chrono::duration<double>(Clock::now() - begin).count());
-  for (auto& c : commands) todo_.push_back(std::move(c));
+  for (auto& c : commands) todo_.push_back({std::move(c), now});
 }
 
 // Carries out what was decided: records first, made durable, then their effects. Effects that answer at
 // once feed the controller again, until nothing is left.
 void ControllerProcess::Execute() {
   while (!todo_.empty() && !finished_) {
-    std::vector<scheduler::Command> batch;
+    std::vector<Decided> batch;
     batch.swap(todo_);
     bool sync = false;
     bool any = false;
-    for (const auto& c : batch) {
-      const auto* append = std::get_if<cmd::Append>(&c);
+    for (const Decided& c : batch) {
+      const auto* append = std::get_if<cmd::Append>(&c.command);
       if (append == nullptr) continue;
-      journal_->Append(append->record, static_cast<uint64_t>(Now().since_start.count()));
+      // The time of the decision, not of the writing: what was decided to last so long lasts so long in the journal too.
+      journal_->Append(append->record, static_cast<uint64_t>(c.at.since_start.count()));
       Remember(append->record);
       sync = sync || !(group_commit_ ? EndsWithTheMachine(append->record) : IsLazy(append->record));
       any = true;
     }
     if (any && !Store(sync)) return;
-    for (auto& c : batch) {
-      std::visit([this](auto& command) { Do(command); }, c);
+    for (Decided& c : batch) {
+      std::visit([this](auto& command) { Do(command); }, c.command);
       if (finished_) return;
     }
     if (!stored_.empty()) {

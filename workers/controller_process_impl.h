@@ -198,7 +198,11 @@ class ControllerProcess {
   GroupCommit syncing_{fs_};
   std::optional<Clock::time_point> unsynced_since_;     // records handed to the operating system alone
 
-  std::vector<scheduler::Command> todo_;
+  struct Decided {
+    scheduler::Command command;
+    TimePoint at;
+  };
+  std::vector<Decided> todo_;
   std::vector<scheduler::Event> stored_;
   std::map<int64_t, Clock::time_point> due_;            // places whose worker is to be started
   std::map<ConnectionId, int64_t> place_of_;
