@@ -116,7 +116,7 @@ def fit(build, run, path):
         compute.append(m["timing_s/update_actor"] - m["timing_s/actor_reduce"])
         tokens.append((GROUPS * prompt + rows * response) / 2)
     flops = 2e6 / slope  # of a model with a million parameters: any would do, only ratios count
-    efficiency = min(1.0, 6e6 * sum(tokens) / (sum(compute) * flops))
+    efficiency = 6e6 * sum(tokens) / (sum(compute) * flops)
     moved = {"release": [], "grant": [], "publish": [], "reward": []}
     begun, ended, committed = {}, {}, None
     for text in tidepool(build, "journal", str(run), "--json").splitlines():

@@ -1,5 +1,5 @@
 // Cost of a decision: microseconds per Handle with many requests in flight; and of an event of a rehearsal (controller,
-// models and checker) as the number of requests grows, everything else growing with it.
+// models and checker) as the number of requests grows, the fleet growing with it or staying as it is.
 //
 //   build/bin/controller_bench            one JSON object a line; "better" says which way is up
 //   build/bin/controller_bench REQUESTS   the rehearsal with so many requests alone, once (for a profiler)
@@ -120,7 +120,8 @@ double CpuSeconds() {
 }
 
 // One optimizer step of the 10 000-device rehearsal (configs/simulate/ten-thousand.yaml), at `requests` requests in flight.
-double BenchScale(int64_t requests) {
+// engines 0: as many as it has for that number.
+double BenchScale(int64_t requests, int64_t engines = 0) {
   SimJob job;
   job.name = "scale";
   job.hardware = {.name = "H100", .source = "spec, sustained", .flops = 8e14, .bytes_per_s = 3e12, .memory_bytes = 80e9, .link_bytes_per_s = 4.5e11,
@@ -130,7 +131,7 @@ double BenchScale(int64_t requests) {
   job.lengths.mean_tokens = 10000;
   JobConfig& c = job.controller.config;
   c.scheduler.placement = "multiplexed";
-  c.cluster.slots = std::max<int64_t>(2, requests * 1250 / 16384);
+  c.cluster.slots = engines > 0 ? engines : std::max<int64_t>(2, requests * 1250 / 16384);
   c.scheduler.actor_slots = c.cluster.slots / 2;
   c.train.steps = 1;
   c.train.groups_per_step = requests / 8;
@@ -167,15 +168,18 @@ int main(int argc, char** argv) {
     Bench(65536, 128);
   }
   tidepool::scheduler::BenchCheckAndFold();
-  double first = 0, last = 0;
-  for (int64_t requests = 256; requests <= 65536; requests *= 4) {
-    double best = 0;
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      const double us = tidepool::scheduler::BenchScale(requests);
-      if (best == 0 || us < best) best = us;
+  // The fleet grows with the requests; then the requests alone.
+  for (const int64_t engines : {0L, 64L}) {
+    double first = 0, last = 0;
+    for (int64_t requests = 256; requests <= 65536; requests *= 4) {
+      double best = 0;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        const double us = tidepool::scheduler::BenchScale(requests, engines);
+        if (best == 0 || us < best) best = us;
+      }
+      (first == 0 ? first : last) = best;
     }
-    (first == 0 ? first : last) = best;
+    std::printf("{\"bench\":\"simulator\",\"case\":\"growth_256_to_65536%s\",\"value\":%.2f,\"unit\":\"ratio\",\"better\":\"lower\",\"log_ratio\":%.2f}\n",
+                engines > 0 ? "_on_64_engines" : "", last / first, std::log(65536.0) / std::log(256.0));
   }
-  std::printf("{\"bench\":\"simulator\",\"case\":\"growth_256_to_65536\",\"value\":%.2f,\"unit\":\"ratio\",\"better\":\"lower\",\"log_ratio\":%.2f}\n", last / first,
-              std::log(65536.0) / std::log(256.0));
 }
