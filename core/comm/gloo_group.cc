@@ -89,7 +89,7 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
     return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " + std::to_string(o.size));
   }
   // c10d notes every collective in a table of the process; groups of several threads write to it without a lock (a crash, once
-  // in some thousand groups of data_parallel_test). Nobody reads it here.
+  // in some hundred groups of data_parallel_test on a busy machine). Nobody reads it here.
   static std::once_flag no_flight_recorder;
   std::call_once(no_flight_recorder, [] {
     for (const char* size : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) setenv(size, "0", /*overwrite=*/0);
