@@ -91,9 +91,7 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
   // c10d notes every collective in a table of the process; groups of several threads write to it without a lock (a crash, once
   // in some hundred groups of data_parallel_test on a busy machine). Nobody reads it here.
   static std::once_flag no_flight_recorder;
-  std::call_once(no_flight_recorder, [] {
-    for (const char* size : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) setenv(size, "0", /*overwrite=*/0);
-  });
+  std::call_once(no_flight_recorder, [] { setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); });
   std::unique_ptr<Collective> made;
   try {
     const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout_s * 1000));
