@@ -32,7 +32,7 @@ struct Pace {
   std::string name, hardware;          // hardware: a profile's name or path (HardwarePath)
   WorkloadModel model;
   int64_t devices_per_slot = 1;
-  double engine_efficiency = 0.9, train_efficiency = 0.4;  // of the sustained rates
+  double engine_efficiency = 0.9, train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
   int64_t token_factor = 1;            // tokens of the modelled job that one token of this job stands for
   // For `tidepool simulate` alone, measured by tests/bench/calibrate.py on a run; negative: not given.
   double step_gap_ms = -1;             // of the step overhead: between two engine steps, so not busy

@@ -31,7 +31,7 @@ struct SimJob {
   HardwareProfile hardware;
   ModelShape model;
   int64_t devices_per_slot = 1;
-  double engine_efficiency = 0.9, train_efficiency = 0.4;  // of the sustained rates
+  double engine_efficiency = 0.9, train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
   LengthShape lengths;
   TurnShape turns;
   std::map<SampleId, int64_t> recorded_lengths;  // of a real run; not empty: instead of `lengths` (others draw from these)

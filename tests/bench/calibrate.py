@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+from arguments import Arguments
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = "configs/test/rl_colocated.yaml"
 PLACEMENTS = ("colocated", "split", "multiplexed", "elastic")
@@ -181,12 +183,8 @@ def judge(kind, placement, real, simulation):
 
 
 def main():
-    args = sys.argv[1:]
-    if not args or args[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0 if args else 2
-    build = pathlib.Path(args.pop(0)).resolve()
-    value = lambda flag, otherwise: args[args.index(flag) + 1] if flag in args else otherwise
+    args = Arguments(__doc__)
+    build, value = args.build, args.value
     slots, steps, repeat = int(value("--slots", 16)), int(value("--steps", 14)), int(value("--repeat", 3))
     good = True
     with tempfile.TemporaryDirectory() as temporary:
@@ -194,11 +192,11 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         actors = lambda placement, n: [] if placement in ("colocated", "elastic") else [f"scheduler.actor_slots={n}"]
         parts = []
-        if "--cpu" not in args:
+        if not args.has("--cpu"):
             scale = 0.5
             parts.append(("paced", lambda p: [f"cluster.slots={slots}", "cluster.threads_per_slot=1", f"train.steps={steps}", *actors(p, slots // 2),
                                               "cluster.pace=configs/pace/qwen7b_h100.yaml", f"cluster.pace_scale={scale}"], 1, scale))
-        if "--paced" not in args:
+        if not args.has("--paced"):
             parts.append(("cpu", lambda p: ["cluster.slots=2", "cluster.threads_per_slot=1", f"train.steps={2 * steps + 2}", *actors(p, 1),
                                             "model.init.hidden_size=128", "model.init.intermediate_size=384", "model.init.layers=4",
                                             "model.init.head_size=32", "model.init.heads=4"], repeat, 1))

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 
+from arguments import Arguments
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SKIP = 2  # steps that fill caches and pipes
 
@@ -35,12 +37,8 @@ def run(build, folder, lag, seed, steps):
 
 
 def main():
-    args = sys.argv[1:]
-    if not args or args[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0 if args else 2
-    build = pathlib.Path(args.pop(0)).resolve()
-    value = lambda flag, otherwise: args[args.index(flag) + 1] if flag in args else otherwise
+    args = Arguments(__doc__)
+    build, value = args.build, args.value
     lags = [int(x) for x in value("--lags", "0,1,2,4").split(",")]
     kept = True
     with tempfile.TemporaryDirectory() as temporary:

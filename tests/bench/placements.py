@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 
+from arguments import Arguments
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO = "configs/multiplexed_demo.yaml"
 PLACEMENTS = ("colocated", "split", "multiplexed", "elastic")
@@ -96,13 +98,9 @@ class Bench:
 
 
 def main():
-    args = sys.argv[1:]
-    if not args or args[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0 if args else 2
-    build = pathlib.Path(args.pop(0)).resolve()
-    value = lambda flag, otherwise: args[args.index(flag) + 1] if flag in args else otherwise
-    quick = "--quick" in args
+    args = Arguments(__doc__)
+    build, value = args.build, args.value
+    quick = args.has("--quick")
     repeats = 1 if quick else int(value("--repeats", "5"))
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(build, pathlib.Path(temporary), int(value("--steps", "8")), value("--policy", None))
