@@ -159,6 +159,7 @@ void ControllerProcess::Execute() {
       any = true;
     }
     if (any && !Store(sync)) return;
+    const auto together = hub_->Hold();
     for (Decided& c : batch) {
       std::visit([this](auto& command) { Do(command); }, c.command);
       if (finished_) return;

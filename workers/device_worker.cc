@@ -103,7 +103,7 @@ class DeviceWorker {
     link.hello.device_bytes = MachineBytes();
     link.hello.pid = getpid();
     link.hello.weights_address = weights_server_->address();
-    TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](LinkEvent e) { inbox_.Put(std::move(e)); }));
+    TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
     heartbeat_ = std::jthread([this](std::stop_token stop) {
       while (!stop.stop_requested()) {
         link_->Send(pulse_.Take());

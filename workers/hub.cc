@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -24,6 +25,7 @@ struct Connection {
   std::mutex mu;
   std::condition_variable wake;
   std::deque<ToWorker> queue;
+  bool held = false;                       // more is coming that shall go with it (Hub::Hold)
   bool closed = false;
   std::string why;
   grpc::ServerContext* context = nullptr;  // while the call lives
@@ -48,9 +50,13 @@ struct Hub::Impl final : v1::Control::Service {
   std::atomic<int64_t> refused{0};
   std::mutex mu;
   std::map<ConnectionId, std::shared_ptr<Connection>> connections;
+  int64_t holds = 0;
+  std::set<std::shared_ptr<Connection>> have_waiting;  // messages, until the last hold ends
   ConnectionId next_connection = 1;
 
   Impl(HubOptions o, JobTokens t) : options(std::move(o)), tokens(std::move(t)) {}
+
+  void Release();
 
   Status Authorise(const grpc::ServerContext& context, CallerRole* role) {
     const Status status = CheckToken(context, tokens, role);
@@ -112,18 +118,21 @@ struct Hub::Impl final : v1::Control::Service {
     sink(HubOpened{id, std::move(*hello), context->peer()});
     std::string why = "the connection was closed";
     while (stream->Read(&wire)) {
-      StatusOr<FromWorker> message = FromWire(wire);
-      if (message.ok()) {
-        if (const Status s = Allowed(role, *message); !s.ok()) {
-          refused.fetch_add(1);
-          why = s.message();
-          break;
+      auto messages = FromWireTogether(wire);
+      const auto allowed = [&]() -> Status {
+        TP_RETURN_IF_ERROR(messages.status());
+        for (const FromWorker& message : *messages) {
+          const Status may = Allowed(role, message);
+          refused.fetch_add(may.ok() ? 0 : 1);
+          TP_RETURN_IF_ERROR(may);
         }
-        sink(HubMessage{id, std::move(*message)});
-      } else {
-        why = message.status().message();
+        return OkStatus();
+      };
+      if (const Status s = allowed(); !s.ok()) {
+        why = s.message();
         break;
       }
+      for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
       wire.Clear();
     }
     std::string reason;
@@ -159,15 +168,15 @@ struct Hub::Impl final : v1::Control::Service {
       std::deque<ToWorker> batch;
       {
         std::unique_lock lock(connection.mu);
-        // waits: until CloseLocked, which the end of the connection calls; the controller closes one that falls silent
-        connection.wake.wait(lock, [&] { return connection.closed || !connection.queue.empty(); });
+        // waits: until the hold ends, or CloseLocked, which the end of the connection calls; the controller closes one that falls silent
+        connection.wake.wait(lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
         if (connection.queue.empty()) return;
         batch.swap(connection.queue);
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
-      for (auto& message : batch) {
+      for (size_t at = 0; at < batch.size();) {
         v1::ToWorker wire;
-        ToWire(message, &wire);
+        at = ToWireTogether(batch, at, &wire);
         if (!stream->Write(wire)) {
           const std::lock_guard lock(connection.mu);
           connection.CloseLocked("the worker stopped reading");
@@ -249,6 +258,10 @@ void Hub::Send(ConnectionId id, ToWorker message) {
     const auto it = impl_->connections.find(id);
     if (it == impl_->connections.end()) return;  // it has just gone: HubClosed is on its way
     connection = it->second;
+    if (impl_->holds > 0 && impl_->have_waiting.insert(connection).second) {
+      const std::lock_guard inner(connection->mu);
+      connection->held = true;
+    }
   }
   const std::lock_guard lock(connection->mu);
   if (connection->closed) return;
@@ -258,7 +271,25 @@ void Hub::Send(ConnectionId id, ToWorker message) {
     return;
   }
   connection->queue.push_back(std::move(message));
-  connection->wake.notify_one();
+  if (!connection->held) connection->wake.notify_one();
+}
+
+void Hub::Impl::Release() {
+  const std::lock_guard lock(mu);
+  if (--holds > 0) return;
+  for (const auto& connection : have_waiting) {
+    const std::lock_guard inner(connection->mu);
+    connection->held = false;
+    connection->wake.notify_one();
+  }
+  have_waiting.clear();
+}
+
+Hub::Holding::~Holding() { hub_->impl_->Release(); }
+Hub::Holding Hub::Hold() {
+  const std::lock_guard lock(impl_->mu);
+  ++impl_->holds;
+  return Holding(this);
 }
 
 void Hub::Close(ConnectionId id, const std::string& why) {

@@ -47,6 +47,19 @@ class Hub {
 
   [[nodiscard]] std::string address() const;  // "127.0.0.1:40123"
   void Send(ConnectionId connection, ToWorker message);
+  // Until it goes, what is sent waits, and then leaves as few frames: a worker that is given a hundred chunks at once takes
+  // them into one engine step, not into a dozen.
+  class Holding {
+   public:
+    explicit Holding(Hub* hub) : hub_(hub) {}
+    ~Holding();
+    Holding(const Holding&) = delete;
+    Holding& operator=(const Holding&) = delete;
+
+   private:
+    Hub* hub_;
+  };
+  [[nodiscard]] Holding Hold();
   void Close(ConnectionId connection, const std::string& why);
   // Ends all calls and the server; returns within a few seconds.
   void Stop();

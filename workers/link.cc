@@ -34,7 +34,7 @@ std::string AddressIn(const std::string& control_file, const std::string& fallba
 
 struct Link::Impl {
   LinkOptions options;
-  std::function<void(LinkEvent)> sink;
+  std::function<void(std::vector<LinkEvent>)> sink;
 
   std::mutex mu;
   std::condition_variable wake;
@@ -108,23 +108,27 @@ struct Link::Impl {
     std::string refusal;
     while (session.stream->Read(&wire)) {
       Heard();
-      StatusOr<ToWorker> message = FromWire(wire);
+      auto messages = FromWireTogether(wire);
       wire.Clear();
-      if (!message.ok()) {
-        refusal = message.status().message();
+      if (!messages.ok()) {
+        refusal = messages.status().message();
         break;
       }
-      {
-        const std::lock_guard lock(mu);
-        if (std::holds_alternative<down::Welcome>(message->body)) inc = message->inc;
-        while (!unacked.empty() && unacked.front().seq <= message->ack) unacked.pop_front();
+      std::vector<LinkEvent> events;
+      for (ToWorker& message : *messages) {
+        {
+          const std::lock_guard lock(mu);
+          if (std::holds_alternative<down::Welcome>(message.body)) inc = message.inc;
+          while (!unacked.empty() && unacked.front().seq <= message.ack) unacked.pop_front();
+        }
+        if (const auto* refuse = std::get_if<down::Refuse>(&message.body)) {
+          refusal = refuse->why;
+          break;
+        }
+        if (!std::holds_alternative<down::LeaseRenewal>(message.body)) events.emplace_back(std::move(message));
       }
-      if (const auto* refuse = std::get_if<down::Refuse>(&message->body)) {
-        refusal = refuse->why;
-        break;
-      }
-      if (std::holds_alternative<down::LeaseRenewal>(message->body)) continue;
-      sink(std::move(*message));
+      if (!events.empty()) sink(std::move(events));
+      if (!refusal.empty()) break;
     }
     {
       const std::lock_guard lock(mu);
@@ -151,9 +155,9 @@ struct Link::Impl {
         if (grace_s > 0) unacked.insert(unacked.end(), batch.begin(), batch.end());
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
-      for (auto& message : batch) {
+      for (size_t at = 0; at < batch.size();) {
         v1::FromWorker wire;
-        ToWire(message, &wire);
+        at = ToWireTogether(batch, at, &wire);
         if (!session.stream->Write(wire)) return;
       }
     }
@@ -186,7 +190,7 @@ struct Link::Impl {
         }
       }
       if (!again) {
-        sink(LinkClosed{end.message()});
+        sink({LinkClosed{end.message()}});
         return;
       }
     }
@@ -195,7 +199,7 @@ struct Link::Impl {
 
 Link::Link() : impl_(std::make_unique<Impl>()) {}
 
-StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options, std::function<void(LinkEvent)> sink) {
+StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options, std::function<void(std::vector<LinkEvent>)> sink) {
   QuietGrpcLog();
   std::unique_ptr<Link> link(new Link());
   Impl& impl = *link->impl_;

@@ -1,8 +1,8 @@
 #pragma once
 // A worker's end of the wire: dials the controller, says Hello, keeps one stream, re-attaches.
 //
-// Commands are handed to the sink in order from the link's thread; the sink must be quick (put it in
-// a queue). Send may be called from any thread. When the connection is lost and reattach_grace_s is
+// Commands are handed to the sink in order from the link's thread, those that were sent together
+// in one call; the sink must be quick (put them in a queue). Send may be called from any thread. When the connection is lost and reattach_grace_s is
 // 0, or the controller refuses, the sink gets LinkClosed and the link is over; with a longer grace it
 // dials again (the address is read anew from `control_file`) until the grace has run out.
 
@@ -35,7 +35,7 @@ class Link {
  public:
   // Connects and says Hello. kUnavailable: nobody answers in connect_timeout_s. kUnauthenticated,
   // kPermissionDenied, kFailedPrecondition: refused.
-  static StatusOr<std::unique_ptr<Link>> Connect(const LinkOptions& options, std::function<void(LinkEvent)> sink);
+  static StatusOr<std::unique_ptr<Link>> Connect(const LinkOptions& options, std::function<void(std::vector<LinkEvent>)> sink);
   ~Link();  // closes the stream and joins
 
   void Send(FromWorkerBody body);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace tidepool::workers {
 
@@ -16,6 +17,14 @@ class Mailbox {
     {
       const std::lock_guard lock(mu_);
       items_.push_back(std::move(item));
+    }
+    wake_.notify_one();
+  }
+  // So that who takes all gets all of them, or none.
+  void PutAll(std::vector<T> items) {
+    {
+      const std::lock_guard lock(mu_);
+      for (T& item : items) items_.push_back(std::move(item));
     }
     wake_.notify_one();
   }

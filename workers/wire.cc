@@ -686,4 +686,41 @@ void ToScoreRequest(const down::Grade& in, v1::ScoreRequest* out) {
   out->set_sample(ToString(in.tid));
 }
 
+namespace {
+
+template <typename Message, typename Wire>
+size_t Together(const std::deque<Message>& batch, size_t at, Wire* out) {
+  ToWire(batch[at++], out);
+  for (size_t bytes = out->ByteSizeLong(); at < batch.size(); ++at) {
+    Wire* next = out->add_behind();
+    ToWire(batch[at], next);
+    bytes += next->ByteSizeLong();
+    if (bytes <= kTogetherBytes) continue;
+    out->mutable_behind()->RemoveLast();
+    break;
+  }
+  return at;
+}
+
+template <typename Message, typename Wire>
+StatusOr<std::vector<Message>> Apart(const Wire& in) {
+  std::vector<Message> out;
+  out.reserve(1 + static_cast<size_t>(in.behind_size()));
+  TP_ASSIGN_OR_RETURN(Message first, FromWire(in));
+  out.push_back(std::move(first));
+  for (const Wire& next : in.behind()) {
+    if (next.behind_size() > 0) return InvalidArgument("a message behind another has messages behind it");
+    TP_ASSIGN_OR_RETURN(Message message, FromWire(next));
+    out.push_back(std::move(message));
+  }
+  return out;
+}
+
+}  // namespace
+
+size_t ToWireTogether(const std::deque<ToWorker>& batch, size_t at, v1::ToWorker* out) { return Together(batch, at, out); }
+size_t ToWireTogether(const std::deque<FromWorker>& batch, size_t at, v1::FromWorker* out) { return Together(batch, at, out); }
+StatusOr<std::vector<ToWorker>> FromWireTogether(const v1::ToWorker& in) { return Apart<ToWorker>(in); }
+StatusOr<std::vector<FromWorker>> FromWireTogether(const v1::FromWorker& in) { return Apart<FromWorker>(in); }
+
 }  // namespace tidepool::workers

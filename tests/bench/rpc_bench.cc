@@ -27,8 +27,8 @@ int main() {
   dial.address = (*hub)->address();
   dial.token = tokens->Token(CallerRole::kDevice);
   dial.hello.run_id = "bench";
-  auto link = Link::Connect(dial, [&](LinkEvent e) {
-    auto* message = std::get_if<ToWorker>(&e);
+  auto link = Link::Connect(dial, [&](std::vector<LinkEvent> events) {
+    auto* message = std::get_if<ToWorker>(&events.front());
     if (message == nullptr || echo == nullptr) return;
     const auto* grade = std::get_if<down::Grade>(&message->body);
     if (grade == nullptr) return;

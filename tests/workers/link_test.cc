@@ -2,10 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <deque>
 #include <optional>
+#include <vector>
 
+#include "proto/control.pb.h"
 #include "workers/hub.h"
 #include "workers/mailbox.h"
+#include "workers/wire.h"
 
 namespace tidepool::workers {
 namespace {
@@ -18,6 +23,7 @@ struct Ends {
   Mailbox<LinkEvent> at_worker;
   std::vector<BatchRow> rows;
   std::unique_ptr<Hub> hub;
+  std::atomic<int> frames{0};          // of commands
   std::unique_ptr<Link> link;
 
   Ends() {
@@ -34,7 +40,10 @@ struct Ends {
     dial.token = tokens.Token(CallerRole::kDevice);
     dial.hello.run_id = "run";
     dial.hello.place = 3;
-    auto made = Link::Connect(dial, [this](LinkEvent e) { at_worker.Put(std::move(e)); });
+    auto made = Link::Connect(dial, [this](std::vector<LinkEvent> e) {
+      ++frames;
+      at_worker.PutAll(std::move(e));
+    });
     EXPECT_TRUE(made.ok()) << made.status().ToString();
     link = std::move(*made);
   }
@@ -105,6 +114,46 @@ TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   }
 }
 
+// A worker that is given many chunks at once has them in one engine step; and one frame costs less than many.
+TEST(LinkTest, WhatIsHeldTogetherArrivesTogetherAndInOrder) {
+  Ends ends;
+  const auto opened = Ends::Next<HubOpened>(ends.at_hub);
+  ASSERT_TRUE(opened.has_value());
+  constexpr int kChunks = 300;
+  {
+    const auto hold = ends.hub->Hold();
+    const auto inner = ends.hub->Hold();
+    for (int i = 0; i < kChunks; ++i) {
+      down::StartChunk chunk;
+      chunk.tid = {i, 0, 0};
+      chunk.prompt.assign(1000, i);    // about 600 kB in all: three frames
+      ends.hub->Send(opened->connection, ToWorker{{5}, 0, std::move(chunk)});
+    }
+    EXPECT_TRUE(ends.at_worker.TakeAll(50ms).empty());
+  }
+  for (int i = 0; i < kChunks; ++i) {
+    const auto got = Ends::Next<ToWorker>(ends.at_worker);
+    ASSERT_TRUE(got.has_value());
+    EXPECT_EQ(std::get<down::StartChunk>(got->body).tid.ordinal, i);
+    EXPECT_EQ(std::get<down::StartChunk>(got->body).prompt.size(), 1000u);
+  }
+  EXPECT_LE(ends.frames, 4);
+  EXPECT_GE(ends.frames, 2);
+}
+
+TEST(LinkTest, AFrameWithinAFrameIsRefused) {
+  std::deque<ToWorker> batch;
+  for (int i = 0; i < 3; ++i) batch.push_back({{5}, 0, down::CancelChunk{{i, 0, 0}, 0}});
+  v1::ToWorker wire;
+  EXPECT_EQ(ToWireTogether(batch, 1, &wire), 3u);
+  const auto both = FromWireTogether(wire);
+  ASSERT_TRUE(both.ok());
+  ASSERT_EQ(both->size(), 2u);
+  EXPECT_EQ(std::get<down::CancelChunk>((*both)[1].body).tid.ordinal, 2);
+  ToWire(batch[0], wire.mutable_behind(0)->add_behind());
+  EXPECT_EQ(FromWireTogether(wire).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST(LinkTest, RowsOfALeaseComeWholeInSmallFrames) {
   Ends ends;
   ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
@@ -147,7 +196,7 @@ TEST(LinkTest, NobodyAtTheAddressIsAClearError) {
   LinkOptions dial;
   dial.address = "127.0.0.1:1";
   dial.connect_timeout_s = 0.2;
-  const auto link = Link::Connect(dial, [](LinkEvent) {});
+  const auto link = Link::Connect(dial, [](std::vector<LinkEvent>) {});
   ASSERT_FALSE(link.ok());
   EXPECT_EQ(link.status().code(), StatusCode::kUnavailable);
 }
