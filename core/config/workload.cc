@@ -160,7 +160,7 @@ StatusOr<Pace> LoadPace(const std::string& path) {
           {{.key = "name", .field = &p.name, .required = true}, {.key = "hardware", .field = &p.hardware, .required = true},
            {"devices_per_slot", &p.devices_per_slot, 1, 65536}, {"engine_efficiency", &p.engine_efficiency, 0, 1, true},
            {"train_efficiency", &p.train_efficiency, 0, 100, true}, {"token_factor", &p.token_factor, 1, 1e6},
-           {"step_gap_ms", &p.step_gap_ms, 0, 1e6}, {"slow_beside", &p.slow_beside, 1, 100}, {"message_ms", &p.message_ms, 0, 1e6},
+           {"step_gap_ms", &p.step_gap_ms, 0, 1e6}, {"slow_beside", &p.slow_beside, 1, 100}, {"jitter", &p.jitter, 0, 1}, {"message_ms", &p.message_ms, 0, 1e6},
            {"reward_ms", &p.reward_ms, 0, 1e6}, {"release_ms", &p.release_ms, 0, 1e6}, {"grant_ms", &p.grant_ms, 0, 1e6},
            {"publish_ms", &p.publish_ms, 0, 1e6}},
           problems);

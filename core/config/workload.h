@@ -37,6 +37,7 @@ struct Pace {
   // For `tidepool simulate` alone, measured by tests/bench/calibrate.py on a run; negative: not given.
   double step_gap_ms = -1;             // of the step overhead: between two engine steps, so not busy
   double slow_beside = -1;             // an engine step takes so many times longer while another slot works (slots share a machine)
+  double jitter = -1;                  // relative deviation of a slot's speed from one load of weights, or training step, to the next
   double message_ms = -1, reward_ms = -1, release_ms = -1, grant_ms = -1, publish_ms = -1;
 };
 StatusOr<Pace> LoadPace(const std::string& path);

@@ -43,6 +43,7 @@ struct SimJob {
   double step_gap_s = 0;               // of hardware.step_overhead_s: between engine steps, so not busy
   double slow_beside = 1;              // factor of engine steps while another slot is at work (slots that share a machine); training
                                        // times are those beside others
+  double jitter = 0;                   // relative deviation of a slot's speed, drawn anew with each load of weights and each training step (lognormal, mean 1)
   bool prompt_once = false;            // training computes a prompt once a group, as our trainer does
   double reward_s = 0.05, row_s = 0;
   double release_s = 0.1, grant_s = 0.2;   // of a slot, apart from bytes

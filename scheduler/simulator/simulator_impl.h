@@ -38,6 +38,10 @@ struct Simulator::Impl {
     int64_t group_epoch = 0, beats = 0;
     bool working = false, training = false;  // of slots that share a machine
     double slow = 1;                   // a slow node
+    double noise = 1;                  // job.jitter
+    uint32_t drawn = 0;
+    bool beside = false;               // other slots of the machine are at work
+    int64_t caches = 0;                // how often it gave its caches away
   };
   enum class Kind : uint8_t { kEvent, kEngine, kTurn, kTick, kTrained, kFault };
   enum Fault : int64_t { kKill, kHang, kPartition, kSlowDisk, kStop, kControllerKill, kResume };
@@ -56,6 +60,7 @@ struct Simulator::Impl {
   struct SampleFacts {
     int64_t engine = -1;               // where its KV is, -1: nowhere, and of which weights it is
     Version v;
+    int64_t caches = 0;                // of the engine, then
     int64_t tokens = 0;                // so far
     int64_t turn_begin = -1;           // of an episode: its tokens where its turn began; -1: no turn is under way
   };
@@ -189,16 +194,21 @@ struct Simulator::Impl {
     int64_t working = 0;
     for (const auto& [id, e] : engines) working += e.working || e.training ? 1 : 0;
     for (auto& [id, e] : engines) {
-      const int64_t others = working - (e.working || e.training ? 1 : 0);
-      if (e.model.SetFactor(e.slow * (others > 0 ? job.slow_beside : 1), now)) Schedule(e);
+      e.beside = working > (e.working || e.training ? 1 : 0);
+      if (SetFactor(e)) Schedule(e);
     }
   }
+  double Noise(Engine& e) {
+    return job.jitter > 0 ? draws.Jitter(static_cast<uint64_t>(e.ref.worker.value), e.drawn++, job.jitter) : 1;
+  }
+  bool SetFactor(Engine& e) { return e.model.SetFactor(e.slow * e.noise * (e.beside ? job.slow_beside : 1), now); }
   // `delay`: until the step in which its last tokens were made is over.
   void Report(Engine& e, const EngineRun& r, event::ChunkEnd end, double delay = 0) {
     SampleFacts& s = samples[r.tid];
     if (!faulty) s.tokens = r.total;   // else when they arrive
     s.engine = e.ref.worker.value;
     s.v = e.v;
+    s.caches = e.caches;
     if (r.generated > 0) Send(event::ChunkProgress{e.ref, r.tid, r.att, r.generated, e.v}, delay + job.message_s);
     Send(event::ChunkFinished{e.ref, r.tid, r.att, end, ""}, delay + job.message_s);
   }
@@ -263,7 +273,7 @@ struct Simulator::Impl {
     e.ref = {c.worker, c.inc};
     e.slot = {c.worker.value};
     e.slow = faults.Slow(c.worker.value, job.seed) ? faults.shape().slow_factor : 1;
-    e.model.SetFactor(e.slow, now);
+    SetFactor(e);
     time.Hold(c.worker.value, Role::kNone, now);
   }
   void Do(const command::PrepareRow& c) { Send(event::RowReady{c.ordinal, c.issue, job.prompt_tokens}, job.row_s); }
@@ -291,7 +301,8 @@ struct Simulator::Impl {
       r.turn_left = INT64_MAX / 4;
     }
     const auto* known = samples.find(c.tid);
-    const bool cached = known != nullptr && known->second.engine == c.worker.worker.value && (c.keep_kv || known->second.v == c.v);
+    const bool cached = known != nullptr && known->second.engine == c.worker.worker.value && known->second.caches == e->caches &&
+                        (c.keep_kv || known->second.v == c.v);
     if (!cached) {
       const bool prompt = e->groups.insert(c.gid).second;
       r.prefill = static_cast<double>(c.generated) + (prompt ? static_cast<double>(job.prompt_tokens) : 0);
@@ -355,6 +366,7 @@ struct Simulator::Impl {
     e->role = Role::kNone;
     time.Hold(c.worker.worker.value, Role::kNone, now);
     e->groups.clear();
+    ++e->caches;
     report.switch_s += job.release_s;
     Send(event::Released{c.worker, c.slot, c.epoch, static_cast<int64_t>(job.hardware.memory_bytes) * job.devices_per_slot}, job.release_s);
   }
@@ -401,7 +413,7 @@ struct Simulator::Impl {
         squares += n * n;
       }
     }
-    s.seconds[c.worker.worker] = e->slow * cost.Train(tokens, squares, 1, job.controller.config.train.recompute, job.train_efficiency);
+    s.seconds[c.worker.worker] = e->slow * Noise(*e) * cost.Train(tokens, squares, 1, job.controller.config.train.recompute, job.train_efficiency);
     e->training = true;
     if (job.slow_beside != 1) Share(*e);
     if (static_cast<int64_t>(s.members.size()) == c.world) {
@@ -475,6 +487,8 @@ struct Simulator::Impl {
       report.prefilled += again;
       report.prefilled_again += again;
     }
+    e->noise = Noise(*e);
+    SetFactor(*e);
     Schedule(*e);
   }
   void Do(const command::WriteCheckpoint& c) {

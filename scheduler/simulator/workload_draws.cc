@@ -28,6 +28,8 @@ double WorkloadDraws::Normal(uint64_t key, uint32_t a) const {
   return std::sqrt(-2 * std::log(Unit(key, a, 11))) * std::cos(6.283185307179586 * Unit(key, a, 12));
 }
 
+double WorkloadDraws::Jitter(uint64_t key, uint32_t n, double sigma) const { return std::exp(sigma * Normal(Mix64(key), n) - sigma * sigma / 2); }
+
 double WorkloadDraws::RawLength(const SampleId& tid, double m) const {
   const uint64_t group = Mix64(static_cast<uint64_t>(tid.ordinal) * 977 + static_cast<uint64_t>(tid.issue));
   const LengthShape& l = lengths_;

@@ -42,6 +42,8 @@ class WorkloadDraws {
   // Of episodes: the time of a turn, and the policy's tokens in it (the length has the observations in it).
   [[nodiscard]] double TurnSeconds(const SampleId& tid, int64_t turn) const;
   [[nodiscard]] int64_t Said(const SampleId& tid) const;
+  // The n-th factor of `key`: lognormal, mean 1, deviation about sigma.
+  [[nodiscard]] double Jitter(uint64_t key, uint32_t n, double sigma) const;
 
  private:
   [[nodiscard]] double Unit(uint64_t key, uint32_t a, uint32_t b) const;

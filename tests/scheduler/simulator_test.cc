@@ -111,6 +111,33 @@ TEST(SimulatorTest, OneSeedGivesOneLog) {
   EXPECT_NE(Rehearse(other).log_hash, a.log_hash);
 }
 
+// Equal slots end together, and a job of equal answers then falls into a rhythm that real slots do not keep.
+TEST(SimulatorTest, UnequalSlotsCostWhatWaitingForTheSlowerOneCosts) {
+  for (const char* placement : {"colocated", "multiplexed"}) {
+    SCOPED_TRACE(placement);
+    SimJob j = Rehearsal(placement, 4);
+    j.controller.config.train.steps = 12;
+    const SimReport even = Rehearse(j);
+    j.jitter = 0.3;
+    const SimReport uneven = Rehearse(j);
+    EXPECT_GT(uneven.seconds, 1.03 * even.seconds);
+    EXPECT_LT(uneven.seconds, 1.6 * even.seconds);
+    EXPECT_EQ(Rehearse(j).log_hash, uneven.log_hash);
+  }
+}
+
+// A slot that gives its memory away for a training step comes back without caches, also where they would outlive new weights.
+TEST(SimulatorTest, CachesEndWithTheRoleThatTheyWereFor) {
+  SimJob j = Rehearsal("colocated", 2);
+  j.controller.config.scheduler.max_lag_versions = 1;
+  j.controller.config.rollout.kv_on_update = "keep";
+  j.controller.config.train.steps = 8;
+  j.jitter = 0.2;
+  EXPECT_GT(Rehearse(j).prefilled_again, 0);
+  j.controller.config.scheduler.placement = "split";
+  EXPECT_EQ(Rehearse(j).prefilled_again, 0);
+}
+
 TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     SimJob j = Rehearsal(seed % 2 == 0 ? "split" : "multiplexed", 3);

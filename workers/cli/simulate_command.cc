@@ -151,6 +151,7 @@ Status TakeMeasured(const std::string& pace, SimJob& s) {
   take(m.grant_ms, s.grant_s);
   take(m.publish_ms, s.publish_s);
   if (m.slow_beside > 0) s.slow_beside = m.slow_beside;
+  if (m.jitter > 0) s.jitter = m.jitter;
   return OkStatus();
 }
 
