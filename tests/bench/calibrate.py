@@ -6,7 +6,7 @@ Two parts. Paced: N slots (16) with the times of a 7B model on an H100 each, one
 the median of N rounds (3) of one run a placement, with a profile that is measured on the round's colocated run (its traces and journal) and
 then used for all four; of the other runs the simulator is given the answer lengths alone. --keep: a folder for the runs and the
 profile; runs that are there already are read again, not repeated.
-One JSON object a comparison, over the steps from the fourth to the last but one, on both sides: step time (goal: within
+One JSON object a comparison, over the steps from the fourth (CPU: the sixteenth) to the last but one, on both sides: step time (goal: within
 10 %), idle shares by role as scheduler/slot_time.h defines them (goal: within 0.05). Exit code 1 if one misses its goal."""
 import gzip
 import json
@@ -22,9 +22,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = "configs/test/rl_colocated.yaml"
 PLACEMENTS = ("colocated", "split", "multiplexed", "elastic")
 JOB = ["rollout.max_new_tokens=32", "rollout.chunk_tokens=8", "rollout.group_size=8", "train.groups_per_step=16", "train.micro_batch_tokens=4096",
-       "eval.before_train=false", "eval.after_train=false", "checkpoint.every_steps=0", "scheduler.max_lag_versions=1"]
+       "eval.before_train=false", "eval.after_train=false", "checkpoint.every_steps=0", "scheduler.max_lag_versions=1",
+       "train.learning_rate=1e-6"]  # answers keep their many lengths; were they learnt to be alike, all of them would end in one engine step
 GROUPS, GROUP_SIZE = 16, 8
-FIRST = 4  # steps before it fill caches and pipes; the last has nothing ahead
+GRADES = 16  # in flight at a grader (reward.inflight)
+FIRST = {"paced": 4, "cpu": 16}  # steps before it fill caches and pipes, and all samples began at once; the last step has nothing ahead
 
 
 def tidepool(build, *args):
@@ -46,16 +48,16 @@ def fold(steps):
     return {"step_s": sums["seconds"] / len(steps), "idle_rollout": idle("rollout"), "idle_actor": idle("actor")}
 
 
-def measured(run, scale):
+def measured(run, scale, first):
     steps = steps_of(run)
-    window = [steps[k] for k in sorted(steps) if FIRST <= k < max(steps)]
+    window = [steps[k] for k in sorted(steps) if first <= k < max(steps)]
     return fold([{"seconds": m["timing_s/step"] / scale, **{f"{kind}_{role}": m.get(f"pool/{kind}_s/{role}", 0) for kind in ("held", "busy")
                                                             for role in ("rollout", "actor")}} for m in window])
 
 
-def simulated(build, args):
+def simulated(build, args, first):
     out = json.loads(tidepool(build, "simulate", CONFIG, *args, "--json"))
-    return fold(out["per_step"][FIRST - 1:-1])
+    return fold(out["per_step"][first - 1:-1])
 
 
 def line(points):
@@ -82,34 +84,44 @@ def quantile(values, q):
 def fit(build, run, path):
     """A profile of this machine from one run: what its engine and optimizer steps took, and what lay between them."""
     slots = spans_of(run)
-    alone, beside, gaps = [], [], []
+    steps, turn_of, gaps, turn = [], [], [], 0
     for slot, spans in slots.items():
         others = [s for name, other in slots.items() if name != slot for s in other if s[2] in ("generate", "train")]
         last = None
         for begin, end, name, args in spans:
+            turn += name == "train"
             if name != "generate":
                 last = None
                 continue
-            work = args["rows"] + args.get("prefill", 0)  # a token costs the same in either
-            shared = sum(max(0.0, min(end, e) - max(begin, b)) for b, e, *_ in others)
-            if shared < 0.1 * (end - begin):
-                alone.append((work, end - begin))
-            else:
-                beside.append((work, end - begin, shared))
+            shared = sum(max(0.0, min(end, e) - max(begin, b)) for b, e, *_ in others) / (end - begin)
+            work = args["rows"] + args.get("prefill", 0)  # a token costs about the same in either
+            steps.append((work, end - begin, shared))
+            turn_of.append((slot, turn))
             if last is not None:
                 gaps.append(begin - last)
             last = end
-    overhead, slope = line(alone)
-    # Work done in a second beside another slot, r: a step of d seconds, s of them shared, does d - s + r s.
-    done = sum(overhead + slope * work for work, *_ in beside)
-    slow = 1 / max(0.1, 1 - (sum(d for _, d, _ in beside) - done) / max(1e-9, sum(s for *_, s in beside)))
+    # A step beside a working slot takes `slow` times as long: the factor under which one line describes all steps best.
+    def fitted(slow):
+        stretch = [1 + (slow - 1) * shared for *_, shared in steps]
+        overhead, slope = line([(work, took / f) for (work, took, _), f in zip(steps, stretch)])
+        return sum((took - f * (overhead + slope * work)) ** 2 for (work, took, _), f in zip(steps, stretch)), slow, overhead, slope
+    _, slow, overhead, slope = min(fitted(1 + 0.02 * k) for k in range(51))
+    # How much faster or slower than that a slot went from one training step to the next.
+    turns = {}
+    for (work, took, shared), turn in zip(steps, turn_of):
+        sums = turns.setdefault(turn, [0.0, 0.0])
+        sums[0] += took
+        sums[1] += (1 + (slow - 1) * shared) * (overhead + slope * work)
+    weight = sum(expected for _, expected in turns.values())
+    mean = sum(took for took, _ in turns.values()) / weight
+    jitter = min(1.0, (sum(expected * (took / expected - mean) ** 2 for took, expected in turns.values()) / weight) ** 0.5)
     gap = quantile(gaps, 0.5)
     waits = [g for g in gaps if 1e-3 < g < 2e-2]  # the engine had nothing to do until the controller had heard and answered
     compute, tokens = [], []
-    steps = steps_of(run)
-    for k in sorted(steps):
-        m = steps[k]
-        if k < FIRST:
+    metrics = steps_of(run)
+    for k in sorted(metrics):
+        m = metrics[k]
+        if k < FIRST["cpu"]:
             continue
         rows = GROUPS * GROUP_SIZE
         response = m["response_length/mean"]
@@ -120,7 +132,7 @@ def fit(build, run, path):
     flops = 2e6 / slope  # of a model with a million parameters: any would do, only ratios count
     efficiency = 6e6 * sum(tokens) / (sum(compute) * flops)
     moved = {"release": [], "grant": [], "publish": [], "reward": []}
-    begun, ended, committed = {}, {}, None
+    begun, ends, graded, committed = {}, [], {}, None
     for text in tidepool(build, "journal", str(run), "--json").splitlines():
         r = json.loads(text)
         kind, now = r["kind"], r["mono_ns"] * 1e-9
@@ -133,16 +145,23 @@ def fit(build, run, path):
         elif kind == "T_DONE" and "commit" in begun:
             moved["grant"].append(now - begun["commit"])
         elif kind == "END":
-            ended[json.dumps(r["tid"])] = now
-        elif kind == "GRADED" and json.dumps(r["tid"]) in ended:
-            moved["reward"].append(now - ended[json.dumps(r["tid"])])
+            ends.append((now, json.dumps(r["tid"])))
+        elif kind == "GRADED":
+            graded[json.dumps(r["tid"])] = now
         elif kind == "STEP_COMMIT":
             committed = now
         elif kind == "PUBLISH" and committed is not None:
             moved["publish"].append(now - committed)
             committed = None
+    # A grader takes GRADES at a time: of samples that ended together each lot waits for the one before.
+    while ends:
+        lot = [x for x in ends if x[0] - ends[0][0] < 1e-3]
+        ends = ends[len(lot):]
+        last = max((graded[tid] for _, tid in lot if tid in graded), default=None)
+        if last is not None:
+            moved["reward"].append((last - lot[-1][0]) / -(-len(lot) // GRADES))
     # Half of the slots drain an engine step first: the quickest tenth is what a release itself takes.
-    extra = {"step_gap_ms": gap * 1e3, "slow_beside": max(1.0, slow), "message_ms": quantile(waits, 0.5) * 1e3 / 2, "release_ms": quantile(moved["release"], 0.1) * 1e3,
+    extra = {"step_gap_ms": gap * 1e3, "slow_beside": slow, "jitter": jitter, "message_ms": quantile(waits, 0.5) * 1e3 / 2, "release_ms": quantile(moved["release"], 0.1) * 1e3,
              "grant_ms": quantile(moved["grant"], 0.5) * 1e3, "publish_ms": quantile(moved["publish"], 0.5) * 1e3, "reward_ms": quantile(moved["reward"], 0.5) * 1e3}
     hardware = path.with_suffix(".hw.yaml")
     hardware.write_text(
@@ -166,8 +185,8 @@ def pairs_of(build, folder, kind, overrides_of, repeat, scale):
                 tidepool(build, "train", CONFIG, "--run-dir", str(run), *args)
             if kind == "cpu" and not pace.exists():
                 fit(build, run, pace)
-            real[placement].append(measured(run, scale))
-            simulation[placement].append(simulated(build, [*args, "--like", str(run), *(["--pace", str(pace)] if kind == "cpu" else [])]))
+            real[placement].append(measured(run, scale, FIRST[kind]))
+            simulation[placement].append(simulated(build, [*args, "--like", str(run), *(["--pace", str(pace)] if kind == "cpu" else [])], FIRST[kind]))
     return real, simulation
 
 
@@ -197,7 +216,7 @@ def main():
             parts.append(("paced", lambda p: [f"cluster.slots={slots}", "cluster.threads_per_slot=1", f"train.steps={steps}", *actors(p, slots // 2),
                                               "cluster.pace=configs/pace/qwen7b_h100.yaml", f"cluster.pace_scale={scale}"], 1, scale))
         if not args.has("--paced"):
-            parts.append(("cpu", lambda p: ["cluster.slots=2", "cluster.threads_per_slot=1", f"train.steps={2 * steps + 2}", *actors(p, 1),
+            parts.append(("cpu", lambda p: ["cluster.slots=2", "cluster.threads_per_slot=1", f"train.steps={4 * steps + 4}", *actors(p, 1),
                                             "model.init.hidden_size=128", "model.init.intermediate_size=384", "model.init.layers=4",
                                             "model.init.head_size=32", "model.init.heads=4"], repeat, 1))
         for kind, overrides_of, rounds, scale in parts:
