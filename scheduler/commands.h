@@ -49,11 +49,11 @@ struct InitState { WorkerRef worker; };
 struct RestoreState { WorkerRef worker; int64_t ckpt = -1; StepNumber step; uint64_t weights_digest = 0; };
 // From the peer that holds it, bytes compared by digest -> StateReady.
 struct FetchState { WorkerRef worker; SlotId slot; LeaseEpoch epoch; WorkerRef from; StepNumber step; uint64_t weights_digest = 0; };
-// The training group as it is to be from now on. Members are sorted by slot; rank = place in the list. A worker may
-// keep the communicators of its last 4 sets of (worker, inc) and take one up again. Sent to every member, only for
+// The training group as it is to be from now on. Ranks are in the order of the members' slots. The list of members is not
+// sent: one of thousands to each of them would be the largest thing that a controller makes. Sent to every member, only for
 // two or more -> GroupFormed.
 struct GroupMember { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
-struct FormGroup { WorkerRef worker; int64_t group_epoch = 0; int64_t rank = 0; std::vector<GroupMember> members; };
+struct FormGroup { WorkerRef worker; int64_t group_epoch = 0; int64_t rank = 0, world = 1; };
 // One to each member. `groups`: this member's share of the batch by whole groups; the totals are the batch's
 // (denominators of the loss are global). -> TrainDone | TrainFailed, each.
 struct Train { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; Version v;

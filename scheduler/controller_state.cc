@@ -274,7 +274,7 @@ bool Controller::Impl::PrepareGroup() {
     for (size_t rank = 0; rank < members.size(); ++rank) {
       const WorkerRef& ref = members[rank].worker;
       trainer.forming.insert(ref);
-      out.Do(command::FormGroup{ref, trainer.group_epoch, static_cast<int64_t>(rank), members});
+      out.Do(command::FormGroup{ref, trainer.group_epoch, static_cast<int64_t>(rank), static_cast<int64_t>(members.size())});
       waits.Begin({WaitKind::kGroup, ref.worker.value},
                   {ref, now, now + FromSeconds(options.config.cluster.start_timeout_s), "epoch " + std::to_string(trainer.group_epoch)});
     }

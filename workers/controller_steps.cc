@@ -33,7 +33,7 @@ void ControllerProcess::Do(const cmd::FormGroup& c) {
     Feed(ev::GroupFormed{c.worker, c.group_epoch, made.message()});
     return;
   }
-  Send(c.worker, down::FormGroup{c.group_epoch, c.rank, static_cast<int64_t>(c.members.size()),
+  Send(c.worker, down::FormGroup{c.group_epoch, c.rank, c.world,
                                  dir + "/" + std::to_string(journal_->ctl_epoch()) + "-" + std::to_string(c.group_epoch), kMeetSeconds});
 }
 

@@ -184,7 +184,7 @@ struct SimCluster::Do {
   void operator()(const command::FormGroup& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
-    SIM_CHECK(p->role == Role::kActor && c.members.at(static_cast<size_t>(c.rank)).worker == c.worker);
+    SIM_CHECK(p->role == Role::kActor && c.rank >= 0 && c.rank < c.world);
     p->group_epoch = c.group_epoch;
     s.Out(*p, event::GroupFormed{c.worker, c.group_epoch, s.Chance(s.options_.faults.group_error) ? "sim" : ""}, s.Delay(0.05));
   }
