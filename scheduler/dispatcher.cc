@@ -394,6 +394,7 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   };
   Engine* least = nullptr;
   for (const auto& [chunks, reserved, id] : by_load_) {
+    if (coming_ > 0 && !r.only.valid() && chunks >= share) break;  // and so have all behind it
     Engine& e = engines_.at(id);
     if (!ok(e)) continue;
     least = &e;
