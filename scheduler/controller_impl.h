@@ -88,6 +88,33 @@ struct Controller::Impl {
     bool again = false;               // the group exists (controller restart): only its prompt is missing
     std::vector<event::PayloadStored> stored;  // sft: came before RowReady
   };
+  // By group. How many of them are new groups is asked for at every event.
+  class PreparingRows {
+   public:
+    void Add(const GroupKey& key, const Preparing& p) {
+      Take(key);
+      fresh_ += p.again ? 0 : 1;
+      rows_[key] = p;
+    }
+    [[nodiscard]] Preparing* Find(const GroupKey& key) {
+      const auto it = rows_.find(key);
+      return it == rows_.end() ? nullptr : &it->second;
+    }
+    std::optional<Preparing> Take(const GroupKey& key) {
+      auto row = rows_.extract(key);
+      if (row.empty()) return std::nullopt;
+      fresh_ -= row.mapped().again ? 0 : 1;
+      return std::move(row.mapped());
+    }
+    [[nodiscard]] bool contains(const GroupKey& key) const { return rows_.contains(key); }
+    [[nodiscard]] size_t size() const { return rows_.size(); }
+    [[nodiscard]] bool empty() const { return rows_.empty(); }
+    [[nodiscard]] int64_t fresh() const { return fresh_; }
+
+   private:
+    std::map<GroupKey, Preparing> rows_;
+    int64_t fresh_ = 0;
+  };
   struct Finished {                   // a sample whose attempt ended, until it is in the ledger
     int32_t att = 0;
     Version v_min, v_max;
@@ -275,7 +302,7 @@ struct Controller::Impl {
   bool must_restore = false;                           // a new life always opens a lineage
   StepNumber recovery;                                 // newest known recovery copy; invalid: none
   std::optional<WritingCheckpoint> writing;
-  std::map<GroupKey, Preparing> preparing;
+  PreparingRows preparing;
   int64_t next_gid = 0;
   std::map<SampleId, Finished> finishing;              // ended, payload not durable yet
   std::set<SampleId> tokens_kept;                      // the caller still holds them in memory

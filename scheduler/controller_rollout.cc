@@ -29,8 +29,7 @@ void Controller::Impl::Admit() {
   const int64_t steps_left = options.config.train.steps - state.step().value;
   const int64_t surplus = rules.capacity() - (rules.max_lag_versions + 1) * rules.groups_per_step;
   const int64_t wanted = steps_left * rules.groups_per_step + (steps_left > 0 ? surplus : 0);
-  int64_t fresh = 0;
-  for (const auto& [key, p] : preparing) fresh += p.again ? 0 : 1;
+  int64_t fresh = preparing.fresh();
   int64_t from = TP_PLANTED(7) && lives > 1 ? ledger.ordinals().FirstMissing(0) + 200 : 0;
   while (ledger.CanStart(TP_PLANTED(6) ? fresh - 2 * state.step().value - 2 : fresh) && ledger.open() + fresh < wanted) {
     const int64_t running = ledger.running_samples() + fresh * rules.group_size;
@@ -53,7 +52,7 @@ void Controller::Impl::Admit() {
       } while (preparing.contains(key));
     }
     const GroupId gid{next_gid++};
-    preparing[key] = {.gid = gid, .again = false, .stored = {}};
+    preparing.Add(key, {.gid = gid, .again = false, .stored = {}});
     PrepareRow(key, gid);
     ++fresh;
   }
@@ -67,14 +66,13 @@ void Controller::Impl::AddRequest(const Group& g, size_t k, int64_t generated) {
 
 void Controller::Impl::On(const event::RowReady& e) {
   const GroupKey key{e.ordinal, e.issue};
-  const auto it = preparing.find(key);
-  if (it == preparing.end()) {
+  const std::optional<Preparing> taken = preparing.Take(key);
+  if (!taken) {
     Refuse();
     return;
   }
   Moved();
-  const Preparing row = std::move(it->second);
-  preparing.erase(it);
+  const Preparing& row = *taken;
   const int64_t group_size = state.ledger().rules().group_size;
   // A restore put the groups of undone steps back meanwhile: there is no room, and it is read again when there is.
   if (!row.again && !state.ledger().CanStart(0)) return;
@@ -96,8 +94,7 @@ void Controller::Impl::On(const event::RowReady& e) {
 
 void Controller::Impl::On(const event::RowInvalid& e) {
   const GroupKey key{e.ordinal, e.issue};
-  const auto it = preparing.find(key);
-  if (it == preparing.end()) {
+  if (!preparing.contains(key)) {
     Refuse();
     return;
   }
@@ -107,8 +104,7 @@ void Controller::Impl::On(const event::RowInvalid& e) {
 
 // The row of a group cannot be had: its samples are issued and dropped.
 void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std::string& why) {
-  const Preparing row = std::move(preparing.at(key));
-  preparing.erase(key);
+  const Preparing row = preparing.Take(key).value();
   if (!row.again && !state.ledger().CanStart(0)) return;
   out.Warn("row=" + std::to_string(key.ordinal) + " event=" + (reason == DropReason::kDataInvalid ? "invalid" : Name(reason)) + " why=\"" + why + "\"");
   if (!row.again) {
@@ -244,9 +240,8 @@ void Controller::Impl::GroupDone(GroupId gid) {
 
 void Controller::Impl::On(const event::PayloadStored& e) {
   if (!rl) {
-    const auto row = preparing.find(KeyOf(e.tid));
-    if (row != preparing.end()) {
-      row->second.stored.push_back(e);
+    if (Preparing* row = preparing.Find(KeyOf(e.tid)); row != nullptr) {
+      row->stored.push_back(e);
       return;
     }
     const Sample* s = state.ledger().Find(e.tid);
@@ -405,7 +400,7 @@ void Controller::Impl::DropGroup(const GroupKey& key, DropReason reason) {
     tokens_kept.erase(g.Tid(k));
     out.Do(command::DiscardTokens{g.Tid(k), g.samples[k].att});
   }
-  if (preparing.erase(key) > 0) episodes.Remove({key.ordinal, key.issue, SampleId::kRowSample});
+  if (preparing.Take(key)) episodes.Remove({key.ordinal, key.issue, SampleId::kRowSample});
   GroupDone(g.gid);
 }
 

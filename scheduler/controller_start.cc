@@ -96,7 +96,7 @@ void Controller::Impl::ResumeRows() {
   rows_resumed = true;
   for (const auto& [key, g] : state.ledger().groups()) {
     if (g.phase != GroupPhase::kRunning || preparing.contains(key)) continue;
-    preparing[key] = {.gid = g.gid, .again = true, .stored = {}};
+    preparing.Add(key, {.gid = g.gid, .again = true, .stored = {}});
     PrepareRow(key, g.gid);
   }
 }
