@@ -28,6 +28,7 @@
 #include "scheduler/repack.h"
 #include "scheduler/run_state.h"
 #include "scheduler/shutdown.h"
+#include "scheduler/standing_plan.h"
 #include "scheduler/waits.h"
 #include "scheduler/weight_roll.h"
 
@@ -179,9 +180,11 @@ struct Controller::Impl {
   [[nodiscard]] SlotId SlotOf(WorkerId worker) const { return {worker.value}; }
 
   // --- controller_pool.cc
+  [[nodiscard]] SlotView ViewSlot(SlotId id, const Pool::Slot& s) const;
   [[nodiscard]] PoolView ViewPool() const;
   [[nodiscard]] LedgerView ViewLedger();
-  [[nodiscard]] const Plan& DecidePlan(const LedgerView& ledger);
+  // Slots whose roles have to be looked at; nothing: all.
+  std::optional<std::vector<SlotId>> DecidePlan(const LedgerView& ledger, bool by_slot);
   void AdvancePool(bool again = false);
   void ServeAgain(const WorkerRef& ref, SlotId slot);
   [[nodiscard]] bool Eligible(SlotId slot, Role role) const { return policy.eligible(fleet, slot, role); }
@@ -291,8 +294,10 @@ struct Controller::Impl {
   TimePoint now;
   bool started = false, finished = false;
   Trainer trainer;
-  Plan plan;                                           // the last valid one
+  StandingPlan plan;
   std::string plan_refused;                            // why the policy's newest was not taken
+  TimePoint plan_made;
+  bool takes_held_back = false;                        // the plan takes slots, and another transition has to end first
   std::vector<GroupKey> batch;                         // what would be trained now, as of ...
   std::pair<int64_t, Version> batch_of{-1, {}};        // ... these changes of the ledger, this version
   std::optional<std::tuple<int64_t, TrainerNeed, bool, bool, int64_t>> planned;  // for what `plan` was made

@@ -7,26 +7,25 @@
 
 namespace tidepool::scheduler {
 
+SlotView Controller::Impl::ViewSlot(SlotId id, const Pool::Slot& s) const {
+  SlotView v{.id = id};
+  v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
+  v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && health.IsCurrent(s.holder);
+  v.avoid = now < s.avoid_until;
+  if (trainer.training) {
+    const auto& members = trainer.training->members;  // by slot
+    const auto m = std::ranges::lower_bound(members, id, {}, &command::GroupMember::slot);
+    v.trains = m != members.end() && m->slot == id && m->worker == s.holder;
+  }
+  v.has_state = HasState(s.holder);
+  if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now - s.taken);
+  return v;
+}
+
 PoolView Controller::Impl::ViewPool() const {
   PoolView view = fleet;
   view.slots.reserve(pool.slots().size());
-  std::vector<SlotId> trains;  // sorted
-  if (trainer.training) {
-    for (const auto& m : trainer.training->members) {
-      if (pool.slot(m.slot).holder == m.worker) trains.push_back(m.slot);
-    }
-    std::ranges::sort(trains);
-  }
-  for (const auto& [id, s] : pool.slots()) {
-    SlotView v{.id = id};
-    v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
-    v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && health.IsCurrent(s.holder);
-    v.avoid = now < s.avoid_until;
-    v.trains = std::ranges::binary_search(trains, id);
-    v.has_state = HasState(s.holder);
-    if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now - s.taken);
-    view.slots.push_back(v);
-  }
+  for (const auto& [id, s] : pool.slots()) view.slots.push_back(ViewSlot(id, s));
   return view;
 }
 
@@ -52,47 +51,67 @@ LedgerView Controller::Impl::ViewLedger() {
   return l;
 }
 
-// A plan that is not valid is refused and the one before it stays.
-const Plan& Controller::Impl::DecidePlan(const LedgerView& ledger) {
-  const PoolView view = ViewPool();
-  Plan next = policy.decide(view, ledger, MakeForecast(ledger), now);
-  const Status valid = CheckPlan(next, view, ledger, policy.keeps_floor);
-  if (valid.ok()) {
-    plan = std::move(next);
-    plan_refused.clear();
-    return plan;
+// `by_slot`: nothing but slots has changed since the last plan.
+std::optional<std::vector<SlotId>> Controller::Impl::DecidePlan(const LedgerView& ledger, bool by_slot) {
+  const Forecast forecast = MakeForecast(ledger);
+  std::vector<SlotId> changed = pool.TakeChanged();
+  // Slots to avoid are so for a time, which is no change of theirs.
+  by_slot = by_slot && policy.by_slot && std::min(now, plan_made) >= pool.avoid_until();
+  if (by_slot) {
+    PoolView view = fleet;
+    for (const SlotId id : changed) view.slots.push_back(ViewSlot(id, pool.slot(id)));
+    by_slot = plan.Update(policy, view, ledger, forecast, now);
   }
-  if (plan_refused != valid.message()) {
-    plan_refused = valid.message();
+  if (!by_slot) plan.Decide(policy, ViewPool(), ledger, forecast, now);
+  plan_made = now;
+  if (plan.refused().ok()) {
+    plan_refused.clear();
+  } else if (plan_refused != plan.refused().message()) {
+    plan_refused = plan.refused().message();
     out.Warn("event=plan_refused policy=" + policy.name + " why=\"" + plan_refused + "\"");
   }
-  return plan;
+  if (plan.all_new() || takes_held_back) return std::nullopt;
+  return changed;
 }
 
 void Controller::Impl::AdvancePool(bool again) {
   if (finished) return;
-  // Views of a thousand slots are not made for every chunk that ends: only when something that a plan
-  // depends on has changed, and in every tick (for what depends on time).
+  // Plans are not made for every chunk that ends: only when something that a plan depends on has changed, of all slots where
+  // that is more than slots, and in every tick (for what depends on time).
   const LedgerView ledger = ViewLedger();
   const auto key = std::make_tuple(pool.plan_generation(), ledger.need, ledger.evaluation, ledger.stopping, ledger.batch_groups);
   if (!again && planned == key) return;
+  bool by_slot = !again && planned;
+  if (by_slot) {
+    std::get<0>(*planned) = std::get<0>(key);
+    by_slot = planned == key;
+  }
   planned = key;
-  const Plan& wanted = DecidePlan(ledger);
+  const auto changed = DecidePlan(ledger, by_slot);
+  const Plan& wanted = plan.plan();
   std::map<SlotId, Role> joins, takes, owed;
-  auto want = wanted.roles.begin();
-  for (const auto& [id, s] : pool.slots()) {
-    while (want != wanted.roles.end() && want->first < id) ++want;
-    if (want == wanted.roles.end()) break;
-    if (want->first != id || s.t.valid() || !s.holder.inc.valid() || !health.IsCurrent(s.holder)) continue;
+  const auto look = [&](SlotId id, Role want) {
+    const Pool::Slot& s = pool.slot(id);
+    if (s.t.valid() || !s.holder.inc.valid() || !health.IsCurrent(s.holder)) return;
     if (s.phase == SlotPhase::kReleased) {
-      owed[id] = want->second;
+      owed[id] = want;
     } else if (s.phase == SlotPhase::kFree) {
-      joins[id] = want->second;
-    } else if (s.phase == SlotPhase::kHeld && s.role != want->second && now >= s.avoid_until) {
-      takes[id] = want->second;
+      joins[id] = want;
+    } else if (s.phase == SlotPhase::kHeld && s.role != want && now >= s.avoid_until) {
+      takes[id] = want;
+    }
+  };
+  if (changed) {
+    for (const SlotId id : *changed) {
+      if (const auto want = wanted.roles.find(id); want != wanted.roles.end()) look(id, want->second);
+    }
+  } else {
+    for (const auto& [id, role] : wanted.roles) {
+      if (pool.Knows(id)) look(id, role);
     }
   }
   const bool may_take = !takes.empty() && !pool.Taking();
+  takes_held_back = !takes.empty() && !may_take;
   // What a rolled-back transition had released already goes where it is wanted now: back, or on.
   for (const auto& [id, role] : owed) {
     if (role == pool.slot(id).owed) {

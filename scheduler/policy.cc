@@ -182,7 +182,12 @@ bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share) {
 }
 
 Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor) {
-  int64_t live = 0, rollout = 0, actor = 0;
+  PlanTotals totals;
+  TP_RETURN_IF_ERROR(CheckSlots(plan, pool, totals));
+  return CheckTotals(totals, pool, ledger, floor);
+}
+
+Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
   auto it = plan.roles.begin();  // both are sorted by slot: one walk
   for (const SlotView& s : pool.slots) {
     if (it != plan.roles.end() && it->first < s.id) return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
@@ -192,7 +197,6 @@ Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledge
     if (!planned) continue;
     const Role role = (it++)->second;
     if (!s.live) continue;
-    ++live;
     if (role != Role::kRollout && role != Role::kActor) {
       return InvalidArgument(name() + " is planned for " + Name(role) + "; a slot is for rollout or actor");
     }
@@ -201,10 +205,15 @@ Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledge
     if (s.bytes_total > 0 && need > s.bytes_total) {
       return InvalidArgument(name() + " has " + std::to_string(s.bytes_total) + " bytes, " + Name(role) + " needs " + std::to_string(need));
     }
-    (role == Role::kActor ? actor : rollout) += 1;
+    totals.Count(role, 1);
   }
   if (it != plan.roles.end()) return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
-  if (floor && ledger.generates && live > pool.rollout_floor && rollout < pool.rollout_floor) {
+  return OkStatus();
+}
+
+Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerView& ledger, bool floor) {
+  const auto [rollout, actor] = totals;
+  if (floor && ledger.generates && rollout + actor > pool.rollout_floor && rollout < pool.rollout_floor) {
     return InvalidArgument("only " + std::to_string(rollout) + " slots would generate, scheduler.rollout_floor is " + std::to_string(pool.rollout_floor));
   }
   // A short batch may leave a member without rows; it joins every collective all the same.
@@ -266,11 +275,11 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
 PolicyRegistry::PolicyRegistry() {
   const auto any = [](const PoolView&, SlotId, Role) { return true; };
   const auto first_train = [](const PoolView& p, SlotId s, Role r) { return r != Role::kActor || s.value < p.actor_slots; };
-  policies_["colocated"] = {"colocated", "all slots switch together between generating and training", Colocated, false, false, any};
-  policies_["split"] = {"split", "slots 0 .. actor_slots-1 train, the others generate", Split, true, false,
+  policies_["colocated"] = {"colocated", "all slots switch together between generating and training", Colocated, false, false, true, any};
+  policies_["split"] = {"split", "slots 0 .. actor_slots-1 train, the others generate", Split, true, false, true,
                         [](const PoolView& p, SlotId s, Role r) { return (r == Role::kActor) == (s.value < p.actor_slots); }};
-  policies_["multiplexed"] = {"multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back", Multiplexed, true, false, first_train};
-  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best", Elastic, true, true, any};
+  policies_["multiplexed"] = {"multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back", Multiplexed, true, false, true, first_train};
+  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best", Elastic, true, true, false, any};
 }
 
 Status PolicyRegistry::Add(NamedPolicy policy) {
@@ -279,6 +288,7 @@ Status PolicyRegistry::Add(NamedPolicy policy) {
   }
   if (policies_.contains(policy.name)) return AlreadyExists("policy " + policy.name + " exists already; choose another name");
   const std::string name = policy.name;
+  policy.by_slot = false;
   policies_[name] = std::move(policy);
   return OkStatus();
 }

@@ -117,16 +117,29 @@ using Policy = std::function<Plan(const PoolView&, const LedgerView&, const Fore
 // reached (`max_group_share`: the largest group's share of all tokens; 0: not known).
 bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share = 0);
 
+// How many of the slots with a worker a plan gives to each role.
+struct PlanTotals {
+  int64_t rollout = 0, actor = 0;
+  void Count(Role role, int64_t n) { (role == Role::kActor ? actor : rollout) += n; }
+};
+
 // kInvalidArgument with the reason: a live slot without a role, a role that is none, floors, memory, a
 // slot taken from a running step, a number of training slots that does not divide the batch.
 // `floor`: whether the rollout floor holds (a policy that trains on all slots asks for 0).
 Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor);
+// Its two parts: what is wrong with single slots (of the first that is wrong; else `totals` are added up), and with all together.
+Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals);
+Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerView& ledger, bool floor);
 
 struct NamedPolicy {
   std::string name, summary;
   Policy decide;
   bool keeps_floor = true;       // false: all slots may train at once
   bool forecasts = true;         // it reads them: they cost a look at every open group
+  // The role of a slot with a worker follows from its id, role and avoid, and from the ledger's need, evaluation, stopping and
+  // batch_groups: not from other slots, what they hold, or time. Other slots are not named. Then it is shown the slots that
+  // changed alone, where nothing else did. Add() clears it: a copy of a policy of this file with a decision of its own has none.
+  bool by_slot = false;
   // Slots that may ever hold a role under this policy; used to say when a fleet is dead.
   std::function<bool(const PoolView&, SlotId, Role)> eligible;
 };

@@ -62,6 +62,17 @@ void Pool::Index(SlotId id, Slot& s) {
   s.holds = holds;
   s.comes = comes;
   s.granted = granted;
+  Touch(id, s);
+}
+
+void Pool::Touch(SlotId id, Slot& s) {
+  if (!std::exchange(s.changed, true)) changed_.push_back(id);
+}
+
+std::vector<SlotId> Pool::TakeChanged() {
+  for (const SlotId id : changed_) slots_.at(id).changed = false;
+  std::ranges::sort(changed_);
+  return std::exchange(changed_, {});
 }
 
 bool Pool::Taking() const {
@@ -116,6 +127,7 @@ void Pool::Recover(bool keep_holders) {
 
 void Pool::Reattached(SlotId slot, TimePoint now) {
   Slot& s = slots_.at(slot);
+  Touch(slot, s);  // its holder is one to count on again
   if (s.phase != SlotPhase::kGranting) return;
   out_.Do(command::Grant{s.holder, slot, s.epoch, s.role});
   WaitFor(slot, s, "resume", GrantLimit(s.role), now);
@@ -316,6 +328,7 @@ bool Pool::DrainTimedOut(SlotId slot, const std::string& why, TimePoint now) {
   Slot& s = slots_.at(slot);
   if (s.phase != SlotPhase::kDraining || !s.t.valid()) return false;
   s.avoid_until = now + FromSeconds(std::min(kAvoidMost, std::ldexp(kAvoidSeconds, static_cast<int>(std::min<int64_t>(s.failures, 6)))));
+  avoid_until_ = std::max(avoid_until_, s.avoid_until);
   ++s.failures;
   RollBack(s.t, why, now);
   return true;

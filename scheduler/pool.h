@@ -61,6 +61,7 @@ class Pool {
     // As counted in the pool's index: the role it can work in, the one that it is on its way to, whether it was granted that.
     Role holds = Role::kNone, comes = Role::kNone;
     bool granted = false;
+    bool changed = false;                         // since TakeChanged()
   };
   struct Transition {
     std::vector<SlotId> slots;
@@ -117,6 +118,10 @@ class Pool {
   [[nodiscard]] int64_t generation() const { return generation_; }  // rises with every change of a slot
   // Rises with every change that a plan may depend on: not with the steps inside an open transition.
   [[nodiscard]] int64_t plan_generation() const { return plan_generation_; }
+  // Slots that changed in any way since the last call, by id. What only time changes (avoid_until) is not in it.
+  std::vector<SlotId> TakeChanged();
+  // Until then some slot may be one to avoid.
+  [[nodiscard]] TimePoint avoid_until() const { return avoid_until_; }
   [[nodiscard]] int64_t rollbacks() const { return rollbacks_; }
 
  private:
@@ -132,6 +137,7 @@ class Pool {
   void RollBack(TransitionId t, const std::string& why, TimePoint now);
   void Leave(SlotId id, Slot& s, SlotPhase phase);        // out of any transition, holding nothing
   void Index(SlotId id, Slot& s);                         // after anything that moves this slot
+  void Touch(SlotId id, Slot& s);                         // it is one of TakeChanged()
   // (worker, slot, epoch) name a slot in `phase`; nullptr: refuse.
   Slot* Expect(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase);
 
@@ -147,6 +153,8 @@ class Pool {
   static constexpr size_t kRoles = static_cast<size_t>(Role::kEnvironment) + 1;
   std::array<std::set<SlotId>, kRoles> holding_;
   std::array<int64_t, kRoles> coming_{}, granting_{};
+  std::vector<SlotId> changed_;
+  TimePoint avoid_until_;
   int64_t rollbacks_ = 0, generation_ = 0, plan_generation_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -12,6 +13,7 @@
 #include "scheduler/kv_admission.h"
 #include "scheduler/length_model.h"
 #include "scheduler/policy.h"
+#include "scheduler/standing_plan.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -69,6 +71,56 @@ TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
   f.tail_kv_tokens = 10 * 0.8 * 1000;
   f.kv_tokens_per_slot = 1000;
   EXPECT_LE(ChooseElastic(pool, l, f).slots, 6) << "ten slots have to stay for the tail";
+}
+
+// Slots that join, leave and move, one or a few at a time; now and then the ledger changes, and all is decided anew.
+TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
+  const PolicyRegistry registry;
+  int64_t updates = 0, refusals = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    for (const char* name : {"colocated", "split", "multiplexed"}) {
+      Rng rng(seed);
+      const NamedPolicy& policy = *registry.Find(name);
+      ASSERT_TRUE(policy.by_slot);
+      PoolView pool = Fleet(1 + rng.Below(12), 1 + rng.Below(6));
+      pool.rollout_floor = rng.Below(4);
+      pool.uneven_dp = rng.Chance(0.5);
+      for (SlotView& s : pool.slots) s = {.id = s.id};
+      LedgerView ledger{.need = TrainerNeed::kState, .groups_per_step = 4};
+      StandingPlan stands, anew;
+      stands.Decide(policy, pool, ledger, {}, {});
+      anew.Decide(policy, pool, ledger, {}, {});
+      for (int i = 0; i < 40; ++i) {
+        PoolView changed = pool;
+        changed.slots.clear();
+        for (SlotView& s : pool.slots) {
+          if (!rng.Chance(0.2)) continue;
+          s.live = rng.Chance(0.8);
+          constexpr std::array kRolesOfSlots = {Role::kNone, Role::kRollout, Role::kActor};
+          s.role = kRolesOfSlots[static_cast<size_t>(rng.Below(3))];
+          s.trains = ledger.need == TrainerNeed::kStep && s.live && rng.Chance(0.1);
+          changed.slots.push_back(s);
+        }
+        if (rng.Chance(0.2)) {
+          ledger.need = static_cast<TrainerNeed>(rng.Below(6));
+          ledger.batch_groups = ledger.need == TrainerNeed::kBatch ? 1 + rng.Below(6) : 0;
+          ledger.evaluation = rng.Chance(0.2);
+          stands.Decide(policy, pool, ledger, {}, {});
+        } else if (stands.Update(policy, changed, ledger, {}, {})) {
+          ++updates;
+        } else {
+          stands.Decide(policy, pool, ledger, {}, {});
+        }
+        anew.Decide(policy, pool, ledger, {}, {});
+        ASSERT_TRUE(std::ranges::equal(stands.plan().roles, anew.plan().roles)) << name << " seed " << seed << " change " << i;
+        ASSERT_EQ(stands.plan().why, anew.plan().why);
+        ASSERT_EQ(stands.refused().message(), anew.refused().message()) << name << " seed " << seed << " change " << i;
+        refusals += stands.refused().ok() ? 0 : 1;
+      }
+    }
+  }
+  EXPECT_GT(updates, 1000);
+  EXPECT_GT(refusals, 1000);
 }
 
 TEST(PolicyTest, RegistryTakesNewNamesOnly) {
