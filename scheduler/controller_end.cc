@@ -48,15 +48,12 @@ void Controller::Impl::On(const event::CheckpointWritten& e) {
   // A later fold that comes to another state here is refused: what it would decide from was not what happened.
   out.Record(record::Snapshot{state.Digest()});
   // Whatever was trained up to here will not be needed again; its payload stays on disk.
-  for (auto it = tokens_kept.begin(); it != tokens_kept.end();) {
-    const Group* g = state.ledger().Find(KeyOf(*it));
-    if (g == nullptr || (g->phase == GroupPhase::kTrained && g->step <= w.step)) {
-      const Sample* s = state.ledger().Find(*it);
-      out.Do(command::DiscardTokens{*it, s == nullptr ? 0 : s->att});
-      it = tokens_kept.erase(it);
-    } else {
-      ++it;
-    }
+  for (const SampleId& tid : tokens_kept.SortedKeys()) {
+    const Group* g = state.ledger().Find(KeyOf(tid));
+    if (g != nullptr && (g->phase != GroupPhase::kTrained || g->step > w.step)) continue;
+    const Sample* s = state.ledger().Find(tid);
+    out.Do(command::DiscardTokens{tid, s == nullptr ? 0 : s->att});
+    tokens_kept.erase(tid);
   }
 }
 

@@ -106,7 +106,7 @@ void Controller::Impl::EpisodeEnded(const Request& r, const event::EnvStepped& e
   }
   out.Record(record::End{r.tid, r.att, status});
   finishing[r.tid] = {r.att, r.v_min, r.v_max, r.generated, graded};  // GRADED follows ENQ
-  tokens_kept.insert(r.tid);
+  tokens_kept.try_emplace(r.tid);
   out.Do(command::StorePayload{r.tid, r.att});
 }
 

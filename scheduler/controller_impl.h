@@ -11,6 +11,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "scheduler/checkpoint_policy.h"
@@ -310,7 +311,7 @@ struct Controller::Impl {
   PreparingRows preparing;
   int64_t next_gid = 0;
   std::map<SampleId, Finished> finishing;              // ended, payload not durable yet
-  std::set<SampleId> tokens_kept;                      // the caller still holds them in memory
+  FlatTable<SampleId, std::monostate> tokens_kept;     // the caller still holds them in memory
   std::set<WorkerId> reattaching;                      // of the last life, may come back
   TimePoint reattach_until;
   bool rows_resumed = false;

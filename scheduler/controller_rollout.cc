@@ -228,7 +228,7 @@ void Controller::Impl::SampleEnded(const Request& r, EndStatus status) {
   if (r.tid.is_eval()) return;
   out.Record(record::End{r.tid, r.att, status});
   finishing[r.tid] = {r.att, r.v_min, r.v_max, r.generated, std::nullopt};
-  tokens_kept.insert(r.tid);
+  tokens_kept.try_emplace(r.tid);
   out.Do(command::StorePayload{r.tid, r.att});
 }
 
@@ -253,7 +253,7 @@ void Controller::Impl::On(const event::PayloadStored& e) {
     const int32_t att = s->att;
     out.Record(record::End{e.tid, att, EndStatus::kOk});
     out.Record(record::Enq{e.tid, att, {}, {}, e.prompt_len, e.response_len, e.digest, e.file, e.offset, e.bytes});
-    tokens_kept.insert(e.tid);
+    tokens_kept.try_emplace(e.tid);
     CheckGroup(KeyOf(e.tid), DropReason::kDataInvalid);
     return;
   }

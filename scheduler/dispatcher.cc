@@ -107,7 +107,7 @@ void Dispatcher::SetUrgent(const std::set<GroupId>& gids) {
   for (const GroupId gid : changed) {
     const auto g = groups_.find(gid);
     if (g == groups_.end()) continue;
-    for (const SampleId& tid : std::set(g->second.members)) Rekey(tid);
+    for (const SampleId& tid : SmallSet(g->second.members)) Rekey(tid);
   }
 }
 
@@ -219,7 +219,7 @@ void Dispatcher::LearnLength(GroupId gid, int64_t tokens) {
   }
   if (tokens <= it->second.longest) return;
   it->second.longest = tokens;
-  for (const SampleId& tid : std::set(it->second.ready)) Rekey(tid);  // their places in the order change
+  for (const SampleId& tid : SmallSet(it->second.ready)) Rekey(tid);  // their places in the order change
 }
 
 bool Dispatcher::HasRequests(GroupId gid) const {
@@ -231,7 +231,7 @@ std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
   std::vector<WorkerRef> who;
   const auto g = groups_.find(gid);
   if (g != groups_.end() && !g->second.ready.empty()) least_served_.erase({g->second.ratio, gid});
-  const std::set<WorkerId> on = g == groups_.end() ? std::set<WorkerId>() : std::move(g->second.on);
+  const SmallSet<WorkerId> on = g == groups_.end() ? SmallSet<WorkerId>() : std::move(g->second.on);
   groups_.erase(gid);
   urgent_.erase(gid);
   for (const WorkerId id : on) {

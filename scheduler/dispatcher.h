@@ -30,6 +30,7 @@
 #include "scheduler/flat_table.h"
 #include "scheduler/id_map.h"
 #include "scheduler/length_model.h"
+#include "scheduler/small_set.h"
 
 namespace tidepool::scheduler {
 
@@ -86,7 +87,7 @@ class Dispatcher {
     int64_t slowness = 1;         // its steps, over the median of all
     std::map<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
     int64_t reserved = 0;
-    std::set<GroupId> groups;     // whose KV may be there
+    SmallSet<GroupId> groups;     // whose KV may be there
   };
 
   explicit Dispatcher(const DispatchOptions& options) : options_(options) {}
@@ -170,14 +171,14 @@ class Dispatcher {
     int64_t longest = 0;          // finished sibling; 0: none yet
     bool probed = false;
     WorkerId home;
-    std::set<SampleId> members;
+    SmallSet<SampleId> members;
     std::vector<int64_t> lengths;  // of its finished samples
     int64_t size = 0;              // requests it ever had
     int64_t served = 0;            // tokens generated for it
-    std::set<SampleId> ready;      // of its members
+    SmallSet<SampleId> ready;      // of its members
     double ratio = 0;              // its key in least_served_
     bool urgent = false;
-    std::set<WorkerId> on;         // workers that were given chunks of it
+    SmallSet<WorkerId> on;         // workers that were given chunks of it
     Version oldest;                // weights that any of its chunks was given to; invalid: none began
   };
   [[nodiscard]] ReadyKey KeyFor(const Request& r) const;
@@ -196,7 +197,7 @@ class Dispatcher {
   FlatTable<SampleId, Request> requests_;
   static size_t Line(const Request& r) { return r.generated == 0 && !r.only.valid() ? 1 : 0; }
   std::array<std::set<ReadyKey>, 2> ready_;                  // [1]: those that have nothing yet, which may have to wait for a load
-  std::map<GroupId, GroupInfo> groups_;
+  FlatTable<GroupId, GroupInfo> groups_;
   IdMap<WorkerId, Engine> engines_;
   std::set<std::pair<double, GroupId>> least_served_;        // groups with ready requests
   std::set<std::tuple<int64_t, int64_t, WorkerId>> by_load_;  // open engines: chunks, reserved tokens

@@ -1,6 +1,7 @@
 #include "scheduler/grading.h"
 
 #include <algorithm>
+#include <ranges>
 
 namespace tidepool::scheduler {
 
@@ -19,7 +20,7 @@ void Grading::Remove(const SampleId& tid) {
   } else {
     std::erase(queue_, tid);
   }
-  jobs_.erase(it);
+  jobs_.erase(tid);
 }
 
 void Grading::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {ref, {}}; }
@@ -27,10 +28,9 @@ void Grading::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {ref, {}}
 void Grading::RemoveWorker(WorkerId worker) {
   const auto it = workers_.find(worker);
   if (it == workers_.end()) return;
-  const std::set<SampleId>& holds = it->second.holds;
-  for (auto tid = holds.rbegin(); tid != holds.rend(); ++tid) {
-    jobs_.at(*tid).on = {};
-    queue_.push_front(*tid);
+  for (const SampleId& tid : std::views::reverse(it->second.holds)) {
+    jobs_.at(tid).on = {};
+    queue_.push_front(tid);
   }
   workers_.erase(it);
 }
@@ -70,7 +70,7 @@ Grading::Result Grading::Done(const event::Graded& e) {
     queue_.push_back(e.tid);
     return Result::kRetry;
   }
-  jobs_.erase(it);
+  jobs_.erase(e.tid);
   return Result::kFinal;
 }
 

@@ -6,13 +6,14 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <set>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
+#include "scheduler/flat_table.h"
+#include "scheduler/small_set.h"
 
 namespace tidepool::scheduler {
 
@@ -50,11 +51,11 @@ class Grading {
   };
   struct Worker {
     WorkerRef ref;
-    std::set<SampleId> holds;                  // at most in_flight_per_worker
+    SmallSet<SampleId> holds;                  // at most in_flight_per_worker
     [[nodiscard]] int64_t in_flight() const { return static_cast<int64_t>(holds.size()); }
   };
   GradingOptions options_;
-  std::map<SampleId, Job> jobs_;
+  FlatTable<SampleId, Job> jobs_;
   std::deque<SampleId> queue_;
   std::map<WorkerId, Worker> workers_;
 };

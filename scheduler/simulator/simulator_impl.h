@@ -18,6 +18,7 @@
 #include "scheduler/simulator/engine_model.h"
 #include "scheduler/simulator/journal_hash.h"
 #include "scheduler/simulator/simulator.h"
+#include "scheduler/small_set.h"
 
 namespace tidepool::scheduler {
 constexpr double kHeartbeatSeconds = 30;
@@ -31,7 +32,7 @@ struct Simulator::Impl {
     Version v;
     uint64_t weights = 0;
     EngineModel model;
-    std::set<GroupId> groups;          // whose prompt is in its cache
+    SmallSet<GroupId> groups;          // whose prompt is in its cache
     int64_t generation = 0;            // of its place in the queue
     StepNumber state_step;
     uint64_t state = 0;

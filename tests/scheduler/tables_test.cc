@@ -2,13 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/rng.h"
 #include "scheduler/flat_table.h"
 #include "scheduler/id_map.h"
+#include "scheduler/small_set.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -53,6 +56,30 @@ TEST(FlatTableTest, EntriesStayWhereTheyAre) {
   for (int64_t i = 100; i < 10000; ++i) table[i] = i;
   EXPECT_EQ(&table.at(7), &first);
   EXPECT_EQ(first, 42);
+}
+
+TEST(SmallSetTest, AgreesWithAPlainSet) {
+  Rng rng(3);
+  for (int round = 0; round < 30; ++round) {
+    SmallSet<int64_t> small;
+    std::set<int64_t> plain;
+    for (int i = 0; i < 200; ++i) {
+      const int64_t x = rng.Below(20);
+      if (rng.Chance(0.5)) {
+        const auto [at, fresh] = small.insert(x);
+        EXPECT_EQ(*at, x);
+        EXPECT_EQ(fresh, plain.insert(x).second);
+      } else {
+        EXPECT_EQ(small.erase(x), plain.erase(x));
+      }
+      ASSERT_TRUE(std::ranges::equal(small, plain));
+      const int64_t other = rng.Below(20);
+      EXPECT_EQ(small.contains(other), plain.contains(other));
+      EXPECT_EQ(small.empty(), plain.empty());
+    }
+    small.clear();
+    EXPECT_EQ(small.size(), 0U);
+  }
 }
 
 TEST(IdMapTest, AgreesWithAPlainMap) {
