@@ -19,9 +19,8 @@ StatusOr<SimReport> Simulator::Impl::Run() {
   if (faults.shape().stop_at_s > 0) Push(faults.shape().stop_at_s, Kind::kFault, kStop);
   Deliver(event::Started{});
   Push(job.tick_s, Kind::kTick);
-  while (!queue.empty() && !over && now < job.limit_s) {
-    const Entry e = queue.top();
-    queue.pop();
+  Entry e{};
+  while (!over && now < job.limit_s && Pop(e)) {
     now = e.t;
     Fire(e);
   }

@@ -93,6 +93,7 @@ void Simulator::Impl::Die(WorkerId worker, Incarnation inc, bool seen) {
       if (s.engine == worker.value) s.engine = -1;
     }
     engines.erase(worker);
+    stops.Remove(worker.value);
   }
   ++report.deaths;
   if (seen) Send(event::WorkerLost{ref, "killed", true}, kExitSeen);
@@ -156,6 +157,7 @@ void Simulator::Impl::Halt() {
   down = true;
   stopping = false;
   queue = {};
+  stops.Clear();
   slab.clear();
   free_slab.clear();
   for (auto& [id, e] : engines) {

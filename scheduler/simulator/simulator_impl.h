@@ -15,6 +15,7 @@
 #include "scheduler/checker.h"
 #include "scheduler/flat_table.h"
 #include "scheduler/id_map.h"
+#include "scheduler/simulator/due_times.h"
 #include "scheduler/simulator/engine_model.h"
 #include "scheduler/simulator/journal_hash.h"
 #include "scheduler/simulator/simulator.h"
@@ -33,7 +34,6 @@ struct Simulator::Impl {
     uint64_t weights = 0;
     EngineModel model;
     SmallSet<GroupId> groups;          // whose prompt is in its cache
-    int64_t generation = 0;            // of its place in the queue
     StepNumber state_step;
     uint64_t state = 0;
     int64_t group_epoch = 0, beats = 0;
@@ -71,7 +71,8 @@ struct Simulator::Impl {
   WorkloadDraws draws;
   FaultDealer faults;
   std::unique_ptr<Controller> controller;
-  std::priority_queue<Entry> queue;
+  std::priority_queue<Entry> queue;    // all but ...
+  DueTimes stops;                      // ... where engines stop next (Kind::kEngine)
   std::vector<Event> slab;             // events on their way
   std::vector<int64_t> free_slab;
   int64_t seq = 0;
@@ -136,6 +137,19 @@ struct Simulator::Impl {
   void Push(double delay, Kind kind, int64_t a = 0, int64_t b = 0, const SampleId& tid = {}) {
     queue.push({now + std::max(0.0, delay), seq++, kind, a, b, tid});
   }
+  // The next thing to happen; false: nothing is left.
+  bool Pop(Entry& next) {
+    if (queue.empty() && stops.empty()) return false;
+    if (stops.empty() || (!queue.empty() && !(stops.first() < DueTimes::Due{queue.top().t, queue.top().seq}))) {
+      next = queue.top();
+      queue.pop();
+      return true;
+    }
+    const DueTimes::Due due = stops.first();
+    stops.Remove(due.id);
+    next = {due.t, due.seq, Kind::kEngine, due.id, 0, {}};
+    return true;
+  }
   void Send(Event event) { Send(std::move(event), job.message_s); }
   void Send(Event event, double delay) {
     if (faulty) delay = Disturbed(event, delay);
@@ -182,11 +196,14 @@ struct Simulator::Impl {
     return e == nullptr || e->ref != ref ? nullptr : e;
   }
   void Schedule(Engine& e) {
-    ++e.generation;
     time.Busy(Role::kRollout, e.model.TakeBusy());
     report.tokens += e.model.TakeTokens();
     const double at = e.model.Next(job.per_step);
-    if (std::isfinite(at)) Push(at - now, Kind::kEngine, e.ref.worker.value, e.generation);
+    if (std::isfinite(at)) {
+      stops.Set({now + std::max(0.0, at - now), seq++, e.ref.worker.value});
+    } else {
+      stops.Remove(e.ref.worker.value);
+    }
     if (job.slow_beside != 1 && e.model.working() != e.working) Share(e);
   }
   // Slots of one machine: `changed` began or ended to work, the others feel it.
@@ -270,6 +287,7 @@ struct Simulator::Impl {
       return;
     }
     engines.erase(c.worker);
+    stops.Remove(c.worker.value);
     Engine& e = engines.Insert(c.worker, Engine{.model = EngineModel(cost, job.engine_quantum, job.tokens_per_step, job.step_gap_s)});
     e.ref = {c.worker, c.inc};
     e.slot = {c.worker.value};
@@ -528,7 +546,7 @@ struct Simulator::Impl {
       }
       case Kind::kEngine: {
         Engine* e = engines.Find({entry.a});
-        if (e != nullptr && e->generation == entry.b) EngineStop(*e);
+        if (e != nullptr) EngineStop(*e);
         break;
       }
       case Kind::kTurn: {

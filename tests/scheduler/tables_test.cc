@@ -11,6 +11,7 @@
 #include "core/base/rng.h"
 #include "scheduler/flat_table.h"
 #include "scheduler/id_map.h"
+#include "scheduler/simulator/due_times.h"
 #include "scheduler/small_set.h"
 
 namespace tidepool::scheduler {
@@ -79,6 +80,28 @@ TEST(SmallSetTest, AgreesWithAPlainSet) {
     }
     small.clear();
     EXPECT_EQ(small.size(), 0U);
+  }
+}
+
+TEST(DueTimesTest, TheFirstIsThatOfAPlainSet) {
+  Rng rng(4);
+  DueTimes due;
+  std::map<int64_t, DueTimes::Due> plain;  // by id
+  for (int64_t i = 0; i < 20000; ++i) {
+    const int64_t id = rng.Below(40);
+    if (rng.Chance(0.7)) {
+      const DueTimes::Due next{static_cast<double>(rng.Below(30)), i, id};  // many ties
+      due.Set(next);
+      plain[id] = next;
+    } else {
+      due.Remove(id);
+      plain.erase(id);
+    }
+    ASSERT_EQ(due.empty(), plain.empty());
+    if (plain.empty()) continue;
+    const auto first = std::ranges::min_element(plain, [](const auto& x, const auto& y) { return x.second < y.second; });
+    ASSERT_EQ(due.first().id, first->first) << i;
+    ASSERT_EQ(due.first().seq, first->second.seq);
   }
 }
 
