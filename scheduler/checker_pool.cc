@@ -13,9 +13,10 @@ bool Checker::State::On(const record::Fence& x) {
   const auto it = workers.find(x.worker);
   if (it == workers.end()) return Violation("Q8", ToString(x.worker) + " never joined");
   it->second.fenced = true;
+  if (const auto live = alive.find(x.worker.worker); live != alive.end() && live->second == x.worker) alive.erase(x.worker.worker);
   behind.erase(x.worker);
   if (const auto d = devices.find(x.worker.worker); d != devices.end() && d->second == x.worker) {
-    devices.erase(d);
+    devices.erase(x.worker.worker);
     Recount(x.worker.worker.value);
   }
   return true;
@@ -24,11 +25,11 @@ bool Checker::State::On(const record::Fence& x) {
 bool Checker::State::On(const record::Join& x) {
   if (x.worker.inc.value <= last_inc) return Violation("Q8", "incarnation " + std::to_string(x.worker.inc.value) + " follows " + std::to_string(last_inc));
   last_inc = x.worker.inc.value;
-  for (auto it = workers.lower_bound({x.worker.worker, {INT64_MIN}}); it != workers.end() && it->first.worker == x.worker.worker; ++it) {
-    const auto& [ref, w] = *it;
-    if (!w.fenced) return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(ref));
+  if (const auto live = alive.find(x.worker.worker); live != alive.end()) {
+    return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(live->second));
   }
   workers[x.worker] = {};
+  alive[x.worker.worker] = x.worker;
   // A new process has none of the memory that the old one kept.
   if (const auto slot = slot_of.find(x.worker.worker); slot != slot_of.end()) slots[slot->second].quarantined = false;
   if (x.role == Role::kNone) {

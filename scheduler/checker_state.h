@@ -82,10 +82,11 @@ struct Checker::State {
   std::set<Version> published;
   std::map<int32_t, int64_t> last_published;
   std::map<Version, uint64_t> committed;                      // STEP_COMMIT and what RESTORE carried over
-  std::map<WorkerRef, WorkerState> workers;
-  std::map<WorkerId, WorkerRef> devices;                      // live processes that offer a slot
-  std::map<int64_t, SlotState> slots;
-  std::map<WorkerId, int64_t> slot_of;                        // that it was granted last
+  FlatTable<WorkerRef, WorkerState> workers;
+  FlatTable<WorkerId, WorkerRef> alive;                       // joined and not fenced; one a place
+  FlatTable<WorkerId, WorkerRef> devices;                     // live processes that offer a slot
+  FlatTable<int64_t, SlotState> slots;
+  FlatTable<WorkerId, int64_t> slot_of;                       // that it was granted last
   std::map<int64_t, TransitionState> transitions;             // open ones
   uint64_t transition_due_ns = 0;                             // none can be late before
   int64_t last_transition = -1;

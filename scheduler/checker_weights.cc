@@ -15,7 +15,8 @@ bool Checker::State::On(const record::Publish& x) {
   if (c != committed.end() && c->second != x.digest) return Violation("W5", ToString(x.v) + " is published with other weights than were committed");
   SetPath(x.v, x.digest);
   newest = x.v;
-  for (const auto& [id, s] : slots) {
+  for (const int64_t id : slots.SortedKeys()) {
+    const SlotState& s = slots.at(id);
     if (s.role == Role::kRollout && !behind.contains(s.holder)) Follow(s.holder);
   }
   return true;

@@ -27,6 +27,7 @@ template <typename Tag>
 uint64_t KeyHash(const StrongId<Tag>& id) {
   return Mix64(static_cast<uint64_t>(id.value));
 }
+inline uint64_t KeyHash(const WorkerRef& ref) { return Mix64(static_cast<uint64_t>(ref.worker.value) ^ (static_cast<uint64_t>(ref.inc.value) << 32)); }
 inline uint64_t KeyHash(int64_t id) { return Mix64(static_cast<uint64_t>(id)); }
 
 template <typename Key, typename T>
@@ -40,6 +41,14 @@ class FlatTable {
   FlatTable() = default;
   FlatTable(const FlatTable&) = delete;            // an index into a pool: nobody needs a second one
   FlatTable& operator=(const FlatTable&) = delete;
+  FlatTable(FlatTable&& other) noexcept { *this = std::move(other); }
+  FlatTable& operator=(FlatTable&& other) noexcept {  // entries stay where they are
+    std::swap(places_, other.places_);
+    std::swap(pool_, other.pool_);
+    std::swap(free_, other.free_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
 
   [[nodiscard]] Entry* find(const Key& key) {
     const size_t at = Probe(key);

@@ -23,10 +23,12 @@ int64_t LedgerRules::min_batch() const {
       1, static_cast<int64_t>(std::ceil(min_step_batch_fraction * static_cast<double>(groups_per_step) - 1e-9)));
 }
 
-const Group* Ledger::Find(const GroupKey& key) const {
-  const auto it = groups_.find(key);
-  return it == groups_.end() ? nullptr : &it->second;
+Group* Ledger::FindGroup(const GroupKey& key) const {
+  const auto* found = index_.find(key);
+  return found == nullptr ? nullptr : found->second;
 }
+
+const Group* Ledger::Find(const GroupKey& key) const { return FindGroup(key); }
 
 const Sample* Ledger::Find(const SampleId& tid) const {
   const Group* g = Find(KeyOf(tid));
@@ -35,12 +37,10 @@ const Sample* Ledger::Find(const SampleId& tid) const {
 }
 
 Sample* Ledger::Mutable(const SampleId& tid, Group** group) {
-  const auto it = groups_.find(KeyOf(tid));
-  if (it == groups_.end() || tid.sample < 0 || static_cast<size_t>(tid.sample) >= it->second.samples.size()) {
-    return nullptr;
-  }
-  if (group != nullptr) *group = &it->second;
-  return &it->second.samples[static_cast<size_t>(tid.sample)];
+  Group* g = FindGroup(KeyOf(tid));
+  if (g == nullptr || tid.sample < 0 || static_cast<size_t>(tid.sample) >= g->samples.size()) return nullptr;
+  if (group != nullptr) *group = g;
+  return &g->samples[static_cast<size_t>(tid.sample)];
 }
 
 void Ledger::SetPhase(Group& g, GroupPhase phase) {
@@ -68,6 +68,7 @@ void Ledger::Erase(const GroupKey& key) {
   --by_phase_[static_cast<size_t>(it->second.phase)];
   ++changes_;
   queued_.erase(key);
+  index_.erase(key);
   groups_.erase(it);
 }
 
@@ -76,8 +77,8 @@ Status Ledger::ApplyIssue(const record::Issue& r) {
     return Contradiction("ISSUE", r.tid, "no such place in a group");
   }
   const GroupKey key = KeyOf(r.tid);
-  auto it = groups_.find(key);
-  if (it == groups_.end()) {
+  Group* there = FindGroup(key);
+  if (there == nullptr) {
     const auto again = reissues_.find(key.ordinal);
     if (key.issue == 0 ? !ordinals_.Insert(key.ordinal)
                        : again == reissues_.end() || again->second != key.issue) {
@@ -89,13 +90,13 @@ Status Ledger::ApplyIssue(const record::Issue& r) {
     g.gid = r.gid;
     g.start = next_start_++;
     g.samples.resize(static_cast<size_t>(rules_.group_size));
-    it = groups_.emplace(key, std::move(g)).first;
+    there = index_[key] = &groups_.emplace(key, std::move(g)).first->second;
     ++by_phase_[static_cast<size_t>(GroupPhase::kRunning)];
     ++changes_;
     ++open_;
     next_gid_ = std::max(next_gid_, r.gid.value + 1);
   }
-  Group& g = it->second;
+  Group& g = *there;
   Sample& s = g.samples[static_cast<size_t>(r.tid.sample)];
   if (s.phase != SamplePhase::kMissing && (s.phase != SamplePhase::kRunning || r.att != s.att + 1)) {
     return Contradiction("ISSUE", r.tid, "it is neither new nor the next attempt of a running sample");
@@ -252,6 +253,7 @@ void Ledger::Forget(StepNumber step) {
   for (auto it = groups_.begin(); it != groups_.end();) {
     if (it->second.phase == GroupPhase::kTrained && it->second.step <= step) {
       --by_phase_[static_cast<size_t>(GroupPhase::kTrained)];
+      index_.erase(it->first);
       it = groups_.erase(it);
     } else {
       ++it;

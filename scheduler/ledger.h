@@ -21,6 +21,7 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
+#include "scheduler/flat_table.h"
 #include "scheduler/length_fairness.h"
 #include "scheduler/ordinal_set.h"
 #include "scheduler/version_graph.h"
@@ -32,6 +33,7 @@ struct GroupKey {
   int32_t issue = 0;
   friend auto operator<=>(const GroupKey&, const GroupKey&) = default;
 };
+inline uint64_t KeyHash(const GroupKey& key) { return Mix64(static_cast<uint64_t>(key.ordinal) ^ (static_cast<uint64_t>(static_cast<uint32_t>(key.issue)) << 44)); }
 inline GroupKey KeyOf(const SampleId& tid) { return {tid.ordinal, tid.issue}; }
 
 enum class SamplePhase : uint8_t { kMissing, kRunning, kAwaiting, kReady, kDropped };
@@ -131,6 +133,7 @@ class Ledger {
   [[nodiscard]] const LengthFairness& fairness() const { return fairness_; }
 
  private:
+  [[nodiscard]] Group* FindGroup(const GroupKey& key) const;
   Sample* Mutable(const SampleId& tid, Group** group = nullptr);
   void Reclassify(Group& g);
   void SetPhase(Group& g, GroupPhase phase);
@@ -139,6 +142,7 @@ class Ledger {
   LedgerRules rules_;
   LengthFairness fairness_;
   std::map<GroupKey, Group> groups_;      // open and trained-but-undoable ones
+  FlatTable<GroupKey, Group*> index_;     // into groups_
   std::set<GroupKey> queued_;
   std::map<int64_t, std::vector<GroupKey>> leases_;
   OrdinalSet ordinals_;
