@@ -9,7 +9,7 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kSlowest = 10;            // times the median step; beyond that health has its say
+constexpr double kSlowest = 10;            // times the median pace; beyond that health has its say
 constexpr double kPrefillPerStep = 64;     // tokens filled in the time of one decoded step of a batch of one: measured on
                                            // CPU slots 30 to 200, on GPUs more; a low number makes moves rarer
 constexpr double kGainOverMove = 2;
@@ -20,6 +20,8 @@ constexpr double kGainOverMove = 2;
 void Controller::Impl::SampleEngine(const event::Heartbeat& e) {
   if (!e.engine) return;
   live.EngineStep(e.engine->running, e.engine->step_s);
+  const double usual = live.StepSeconds(static_cast<double>(e.engine->running));
+  if (e.engine->running > 0 && e.engine->decode_s > 0 && usual > 0) health.Weigh(e.worker.worker, e.engine->decode_s / usual);
   if (environment) live.Environments({dispatcher.waiting_env(), dispatcher.in_flight(), dispatcher.decoded(), dispatcher.observed(), e.engine->step_s});
   if (!kv || dispatcher.FindEngine(e.worker.worker) == nullptr) return;
   kv->Sample(e.worker.worker, *e.engine, dispatcher.in_flight(), now);
@@ -52,18 +54,19 @@ void Controller::Impl::HedgeChunks(WorkerId worker) {
   }
 }
 
-// Workers whose steps take longer than the others' get fewer samples in proportion.
+// Workers that take longer than the others for a batch of their size get fewer samples in proportion. Steps that fill caches
+// say nothing about it: who was given moved samples would be taken for slow, lose all of them, and make the next one slow.
 void Controller::Impl::WeighWorkers() {
-  std::vector<double> steps;
+  std::vector<double> paces;
   for (const auto& [id, e] : dispatcher.engines()) {
-    if (const double s = health.Find(id)->step_s; s > 0) steps.push_back(s);
+    if (const double pace = health.Find(id)->pace; pace > 0) paces.push_back(pace);
   }
-  if (steps.size() < 3) return;        // of two nobody can say which is the slow one
-  std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2), steps.end());
-  const double median = steps[steps.size() / 2];
+  if (paces.size() < 3) return;        // of two nobody can say which is the slow one
+  std::nth_element(paces.begin(), paces.begin() + static_cast<std::ptrdiff_t>(paces.size() / 2), paces.end());
+  const double median = paces[paces.size() / 2];
   for (const auto& [id, e] : dispatcher.engines()) {
-    const double s = health.Find(id)->step_s;
-    dispatcher.SetSlowness(id, s > 0 ? static_cast<int64_t>(std::clamp(s / median, 1.0, kSlowest)) : 1);
+    const double pace = health.Find(id)->pace;
+    dispatcher.SetSlowness(id, pace > 0 ? static_cast<int64_t>(std::clamp(pace / median, 1.0, kSlowest)) : 1);
   }
 }
 

@@ -9,8 +9,10 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr int64_t kUneven = 32;  // Seer
+constexpr int64_t kUneven = 32;    // Seer
+constexpr int64_t kSlack = 32;     // its part of a share may be above it: of 1/8, 1/16, 1/32 and none the best in all Seer workloads
 constexpr int64_t kStarvation = 16;
+constexpr int kRest = 4;           // the last class of the order
 
 }  // namespace
 
@@ -48,12 +50,13 @@ int64_t Dispatcher::LikelyLeft(const Request& r) const {
 
 ReadyKey Dispatcher::KeyFor(const Request& r) const {
   if (r.only.valid()) return {0, -r.max_new, 0, r.tid};
-  if (options_.order == DispatchOptions::Order::kArrival) return {3, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
+  if (options_.order == DispatchOptions::Order::kArrival) return {kRest, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
   const int64_t left = std::max<int64_t>(Expected(r) - r.generated, 0);
   if (urgent_.contains(r.gid)) return {1, -left, r.gid.value, r.tid};
   const bool probe = r.probe && lengths_.mode() == SiblingMode::kContext && !options_.oracle;
   if (probe) return {2, r.generated, r.gid.value, r.tid};
-  return {3, -left, r.generated > 0 ? 0 : 1, r.tid};
+  if (r.warm) return {3, -left, 0, r.tid};
+  return {kRest, -left, r.generated > 0 ? 0 : 1, r.tid};
 }
 
 void Dispatcher::PutReady(Request& r) {
@@ -201,7 +204,13 @@ Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& 
   return Ended::kLive;
 }
 
-void Dispatcher::Requeue(const SampleId& tid) { PutReady(requests_.at(tid)); }
+void Dispatcher::Requeue(const SampleId& tid) {
+  Request& r = requests_.at(tid);
+  const Engine* home = FindEngine(r.home);
+  r.warm = options_.order == DispatchOptions::Order::kContext && home != nullptr && home->open;
+  if (r.warm) warm_.push_back(tid);
+  PutReady(r);
+}
 
 void Dispatcher::LearnLength(GroupId gid, int64_t tokens) {
   lengths_.Finished(tokens);
@@ -392,6 +401,12 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
     if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
     return e.open && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
   };
+  // What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always a little more
+  // room elsewhere, and everything would move, and be computed again, at every chunk.
+  if (r.warm) {
+    const auto home = engines_.find(r.home);
+    if (home != engines_.end() && home->second.open && Load(home->second) < share + share / kSlack && !Fits(home->second, r, tokens)) return nullptr;
+  }
   Engine* least = nullptr;
   for (const auto& [chunks, reserved, id] : by_load_) {
     if (coming_ > 0 && !r.only.valid() && chunks >= share) break;  // and so have all behind it
@@ -402,16 +417,28 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   }
   if (least == nullptr) return nullptr;
   const int64_t fewest = Load(*least);
-  if (std::get<0>(*by_load_.rbegin()) - fewest > kUneven) return least;
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
     const auto it = engines_.find(home);
-    if (it != engines_.end() && ok(it->second) && Load(it->second) < share) return &it->second;
+    if (it != engines_.end() && ok(it->second) && Load(it->second) < share + share / kSlack && Load(it->second) - fewest <= kUneven) return &it->second;
   }
   return least;
 }
 
 std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest,
                                                   int64_t coming) {
+  std::vector<Chunk> chunks = Fill(may_serve, newest, coming);
+  // The room of those that did not go on is others' now, and their KV will not outlast them.
+  for (const SampleId& tid : warm_) {
+    const auto it = requests_.find(tid);
+    if (it == requests_.end() || !it->second.warm) continue;
+    it->second.warm = false;
+    Rekey(tid);
+  }
+  warm_.clear();
+  return chunks;
+}
+
+std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& may_serve, const Version& newest, int64_t coming) {
   std::vector<Chunk> chunks;
   if ((ready_[0].empty() && ready_[1].empty()) || by_load_.empty()) return chunks;
   older_ = 0;
@@ -428,7 +455,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
     const size_t line = !there[0] || (there[1] && *at[1] < *at[0]) ? 1 : 0;
     ReadyKey picked = *at[line];
     // Now and then the group that was served least of what it needs, or the longest would starve the rest.
-    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(picked) == 3 &&
+    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(picked) == kRest &&
         decisions_ % kStarvation == kStarvation - 1 && !least_served_.empty()) {
       const ReadyKey starving = requests_.at(*groups_.at(least_served_.begin()->second).ready.begin()).place;
       if (!blocked[Line(requests_.at(std::get<3>(starving)))]) picked = starving;
@@ -452,6 +479,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
     }
     ++decisions_;
     TakeReady(r);
+    r.warm = false;
     chunks.push_back({r.tid, e->ref, e->version, tokens});
     const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
     const int64_t reserved = prompt + r.generated + tokens;

@@ -2,13 +2,14 @@
 // Turns unfinished samples into bounded chunks on rollout workers.
 //
 // Order (MECHANISMS 3.3, after Seer's algorithm 2): evaluation requests; requests whose group would expire at
-// the next version; one probe per group, fewest tokens first (short ones tell lengths early); the rest,
-// longest expected first. The expected length is the longest finished sibling's (unknown: the longest
-// allowed) while siblings correlate, else the mean residual life of this run's samples (LengthModel). Every
-// 16th decision goes to the group that was served least of what it is expected to need, so none starves.
-// Placement: if workers differ by more than 32 chunks, the one with the fewest; else the one that holds the
-// sample's KV, else its group's, else the one with the fewest. KV is never copied between workers: where it is
-// not, it is computed again.
+// the next version; one probe per group, fewest tokens first (short ones tell lengths early); what has just ended a
+// chunk, there or not at all for now; the rest, longest expected first. The expected length is the longest finished
+// sibling's (unknown: the longest allowed) while siblings correlate, else the mean residual life of this run's samples
+// (LengthModel). Every 16th decision goes to the group that was served least of what it is expected to need, so none
+// starves.
+// Placement: the worker that holds the sample's KV, else its group's, unless that one has too much (32 chunks more than the
+// one with the fewest, or more than its share and a thirty-second of it); else the one with the fewest. KV is never copied
+// between workers: where it is not, it is computed again, so a move has to be worth it (docs/design.md).
 // A group that has nothing yet begins on the newest weights, also where that means to wait for a load: what
 // begins on older ones is a version nearer to its expiry, and of the (eta+1) B groups that may be open the last would
 // reach it.
@@ -61,6 +62,7 @@ struct Request {
   bool probe = false;
   int64_t errors = 0;
   bool taken_back = false;        // from a worker that may still hold a chunk of it
+  bool warm = false;              // its chunk has just ended: what it has in its engine's cache is still there
   bool waiting_env = false;       // its environment works; not in the buffer
   int64_t turn = 0;               // turns that are over
   int64_t turn_end = 0;           // `generated` where its turn is cut; 0: at max_new
@@ -181,6 +183,7 @@ class Dispatcher {
     SmallSet<WorkerId> on;         // workers that were given chunks of it
     Version oldest;                // weights that any of its chunks was given to; invalid: none began
   };
+  std::vector<Chunk> Fill(const std::function<bool(const Version&)>& may_serve, const Version& newest, int64_t coming);
   [[nodiscard]] ReadyKey KeyFor(const Request& r) const;
   void PutReady(Request& r);
   void TakeReady(Request& r);
@@ -197,6 +200,7 @@ class Dispatcher {
   FlatTable<SampleId, Request> requests_;
   static size_t Line(const Request& r) { return r.generated == 0 && !r.only.valid() ? 1 : 0; }
   std::array<std::set<ReadyKey>, 2> ready_;                  // [1]: those that have nothing yet, which may have to wait for a load
+  std::vector<SampleId> warm_;                               // requeued since the last Assign
   FlatTable<GroupId, GroupInfo> groups_;
   IdMap<WorkerId, Engine> engines_;
   std::set<std::pair<double, GroupId>> least_served_;        // groups with ready requests

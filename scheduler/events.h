@@ -33,7 +33,8 @@ struct WorkerJoined {
 };
 struct WorkerLost { WorkerRef worker; std::string why; bool by_exit = false; };   // socket closed, process exit
 struct WorkerStartFailed { WorkerId worker; std::string why; };                   // exec failed, died before Hello
-struct EngineSample { double kv_usage = 0; int64_t running = 0, waiting = 0, preemptions = 0; double step_s = 0; };
+struct EngineSample { double kv_usage = 0; int64_t running = 0, waiting = 0, preemptions = 0; double step_s = 0;
+                      double decode_s = 0; };   // step_s, decode_s: the last step; the last one without prefill
 struct Heartbeat { WorkerRef worker; std::optional<EngineSample> engine; std::string op; int64_t op_seq = 0; };
 // One message per engine step and chunk: tokens are stored by the caller before this is handed in.
 struct ChunkProgress { WorkerRef worker; SampleId tid; int32_t att = 0; int64_t new_tokens = 0; Version version; };

@@ -84,6 +84,11 @@ void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now)
   if (now - p.born > FromSeconds(kStreakResetSeconds)) p.streak = 0;
 }
 
+void Health::Weigh(WorkerId worker, double pace) {
+  Place& p = At(worker);
+  p.pace = p.pace == 0 ? pace : 0.8 * p.pace + 0.2 * pace;
+}
+
 void Health::Progress(WorkerId worker, TimePoint now) {
   if (Place* p = places_.Find(worker); p != nullptr) p->progress = now;
 }

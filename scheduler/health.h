@@ -42,7 +42,8 @@ class Health {
     int64_t op_seq = 0;
     std::string op;
     bool busy = false;               // has work whose progress is expected
-    double step_s = 0;               // median of reported engine steps, smoothed
+    double step_s = 0;               // reported engine steps, smoothed
+    double pace = 0;                 // its steps without prefill over what is usual for their batch, smoothed; 0: not known
     int64_t streak = 0;              // restarts without 5 min of health between
     int64_t failed_starts = 0;       // in a row, before it joined
     std::deque<TimePoint> restarts;  // of the last 10 min
@@ -69,6 +70,7 @@ class Health {
   void Joined(const WorkerRef& ref, TimePoint now);
   void Admitted(WorkerId worker);               // it serves: stale -> healthy
   void Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now);
+  void Weigh(WorkerId worker, double pace);
   void Progress(WorkerId worker, TimePoint now);
   void SetBusy(WorkerId worker, bool busy, TimePoint now);
   // The process died or is to be given up (also: a start that failed). Returns what to do.

@@ -50,7 +50,7 @@ struct Hello {
 };
 struct Heartbeat { std::string op; int64_t op_seq = 0; double kv_usage = 0; int64_t running = 0, waiting = 0; double step_s = 0;
                    int64_t rss_bytes = 0; bool has_engine = false;
-                   int64_t paced_steps = 0, paced_missed = 0; double pace_scale_needed = 0; };
+                   int64_t paced_steps = 0, paced_missed = 0; double pace_scale_needed = 0; double decode_s = 0; };
 struct ChunkDelta { SampleId tid; int32_t att = 0; TokenRecord tokens; bool ended = false;
                     scheduler::event::ChunkEnd end = scheduler::event::ChunkEnd::kEos; std::string why; };
 struct StepTokens { std::vector<ChunkDelta> chunks; double step_s = 0, kv_usage = 0; int64_t running = 0, waiting = 0,

@@ -28,6 +28,7 @@ void Pulse::Engine(const up::StepTokens& stats) {
   beat_.running = stats.running;
   beat_.waiting = stats.waiting;
   beat_.step_s = stats.step_s;
+  if (stats.prefill_tokens == 0) beat_.decode_s = stats.step_s;
   ++beat_.op_seq;
 }
 

@@ -130,6 +130,7 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_paced_steps(b.paced_steps);
                    o->set_paced_missed(b.paced_missed);
                    o->set_pace_scale_needed(b.pace_scale_needed);
+                   o->set_decode_s(b.decode_s);
                  },
                  [&](const up::StepTokens& b) {
                    auto* o = out->mutable_tokens();
@@ -272,7 +273,7 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
     case v1::FromWorker::kHeartbeat: {
       const auto& b = in.heartbeat();
       out.body = up::Heartbeat{b.op(), b.op_seq(), b.kv_usage(), b.running(), b.waiting(), b.step_s(), b.rss_bytes(), b.has_engine(),
-                               b.paced_steps(), b.paced_missed(), b.pace_scale_needed()};
+                               b.paced_steps(), b.paced_missed(), b.pace_scale_needed(), b.decode_s()};
       return out;
     }
     case v1::FromWorker::kTokens: {

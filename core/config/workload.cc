@@ -79,7 +79,7 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"env_slow_chance", &j.env_slow_chance, 0, 1}, {"env_slow_s", &j.env_slow_s, 0, 1e6},
           {"engine_efficiency", &j.engine_efficiency, 0, 1, true}, {"train_efficiency", &j.train_efficiency, 0, 1, true},
           {"reward_s", &j.reward_s, 0, 1e6}, {"release_s", &j.release_s, 0, 1e6}, {"grant_s", &j.grant_s, 0, 1e6}, {"seed", &j.seed, 0, 1e15},
-          {"recompute", &j.recompute, 0, 1}, {"checkpoint_every", &j.checkpoint_every, 0, 1e6}};
+          {"recompute", &j.recompute, 0, 1}, {"kv_pool", &j.kv_pool, 0, 1}, {"checkpoint_every", &j.checkpoint_every, 0, 1e6}};
 }
 
 std::vector<Entry> FaultEntries(WorkloadFaults& f) {

@@ -55,7 +55,7 @@ struct WorkloadJob {
   double mean_tokens = 1024, sigma_between = 1, sigma_within = 0.35, tokens_per_step = 1;
   double mean_turns = 1, sigma_turns = 0, max_turns = 100, env_step_s = 0, env_step_sd = 0, env_slow_chance = 0, env_slow_s = 0;
   double engine_efficiency = 0.9, train_efficiency = 0.4, reward_s = 0.05, release_s = 0.1, grant_s = 0.2;
-  int64_t seed = 1, recompute = 0, checkpoint_every = 0;
+  int64_t seed = 1, recompute = 0, checkpoint_every = 0, kv_pool = 0;
 };
 // What goes wrong in every variant; the meaning of the keys is that of scheduler/simulator/faults.h, the names are the same.
 struct WorkloadFaults {

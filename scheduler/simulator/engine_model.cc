@@ -16,6 +16,7 @@ void EngineModel::Steps(int64_t steps) {
   const double took = factor_ * cost_->DecodeSteps(batch_, kv_, steps);
   busy_ += took - gap_s_ * static_cast<double>(steps);
   since_busy_ += took;
+  since_decode_ += took;
   at_ += took;
   clock_ += steps;
   kv_ += static_cast<double>(batch_ * steps);
@@ -41,13 +42,13 @@ int64_t EngineModel::StepsFor(const EngineRun& run) const {
 }
 
 void EngineModel::Enter(EngineRun& run) {
-  if (run.prefill > 0) {
+  if (run.prefill > 0 || run.fetch_s > 0) {
     // It stands in the way of the others' steps.
-    const double took = factor_ * cost_->Prefill(run.prefill, static_cast<double>(run.context) / 2);
+    const double took = factor_ * cost_->Prefill(run.prefill, static_cast<double>(run.context) / 2) + run.fetch_s;
     at_ += took;
     busy_ += took;
     since_busy_ += took;
-    run.prefill = 0;
+    run.prefill = run.fetch_s = 0;
   }
   run.decoding = true;
   run.from_clock = clock_;
@@ -136,14 +137,16 @@ double EngineModel::Stall(double seconds, double now) {
   return finished_ = at_ += seconds;
 }
 
-double EngineModel::TakeStepSeconds() {
-  if (batch_ == 0) return 0;
+EngineModel::StepSeconds EngineModel::TakeStepSeconds() {
+  if (batch_ == 0) return {};
   const int64_t steps = clock_ - since_clock_;
-  // Of a jump that is still under way nothing has ended.
-  const double seconds = steps > 0 ? since_busy_ / static_cast<double>(steps) : factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) / static_cast<double>(quantum_);
-  if (steps > 0) since_busy_ = 0;
   since_clock_ = clock_;
-  return seconds / tokens_per_step_;
+  if (steps == 0) {                    // of a jump that is still under way nothing has ended
+    const double step = factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) / static_cast<double>(quantum_) / tokens_per_step_;
+    return {step, step};
+  }
+  const double tokens = static_cast<double>(steps) * tokens_per_step_;
+  return {std::exchange(since_busy_, 0.0) / tokens, std::exchange(since_decode_, 0.0) / tokens};
 }
 
 double EngineModel::Recompute() {

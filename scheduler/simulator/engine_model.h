@@ -26,6 +26,7 @@ struct EngineRun {                       // one chunk in an engine
   int64_t context = 0;                 // prompt and tokens so far
   int64_t chunk_left = 0, total_left = 0, turn_left = 0;
   double prefill = 0;                  // tokens to compute before it can decode
+  double fetch_s = 0;                  // or to wait for its cache, which comes from where it was; the others wait, too
   int64_t generated = 0;               // in this chunk
   int64_t total = 0;                   // of the sample
   bool decoding = false;               // in the batch; else it waits for the next step, or in a turn
@@ -63,9 +64,12 @@ class EngineModel {
   [[nodiscard]] bool working() const { return batch_ > 0 || !waiting_.empty(); }
   [[nodiscard]] int64_t batch() const { return batch_; }
   [[nodiscard]] double kv() const { return kv_; }
-  // What a token of each sample of the batch has taken since the last call, prefill between the steps and all: what
-  // heartbeats report. 0: no step has ended since, or no batch is under way.
-  double TakeStepSeconds();
+  // What a token of each sample of the batch has taken since the last call, prefill between the steps and all, and the steps
+  // alone: what heartbeats report. 0: no step has ended since, or no batch is under way.
+  struct StepSeconds {
+    double all = 0, decode = 0;
+  };
+  StepSeconds TakeStepSeconds();
   [[nodiscard]] const std::map<SampleId, EngineRun>& runs() const { return runs_; }
   // Seconds of engine steps since the last call.
   double TakeBusy() { return std::exchange(busy_, 0.0); }
@@ -90,7 +94,7 @@ class EngineModel {
   double at_ = 0;                      // time of `clock`
   double finished_ = -1;               // `at_` when no step is under way although it lies ahead
   double busy_ = 0, tokens_ = 0;
-  double since_busy_ = 0;              // since the last report: of steps and prefills
+  double since_busy_ = 0, since_decode_ = 0;  // since the last report: of steps and prefills; of steps
   int64_t since_clock_ = 0;
 };
 

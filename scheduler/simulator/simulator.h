@@ -44,6 +44,8 @@ struct SimJob {
   double slow_beside = 1;              // factor of engine steps while another slot is at work (slots that share a machine); training
                                        // times are those beside others
   double jitter = 0;                   // relative deviation of a slot's speed, drawn anew with each load of weights and each training step (lognormal, mean 1)
+  // Caches outlive an engine in a pool that all of them read over the network (as published for Seer; our engines compute again).
+  bool kv_pool = false;
   bool prompt_once = false;            // training computes a prompt once a group, as our trainer does
   double reward_s = 0.05, row_s = 0;
   double release_s = 0.1, grant_s = 0.2;   // of a slot, apart from bytes

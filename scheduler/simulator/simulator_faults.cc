@@ -108,7 +108,10 @@ void Simulator::Impl::BeatWithFaults() {
   for (auto& [id, e] : engines) {
     if (!speaks(id)) continue;
     event::Heartbeat beat{e.ref, std::nullopt, e.model.batch() > 0 ? "generate" : "idle", ++e.beats};
-    if (e.model.batch() > 0) beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, e.model.TakeStepSeconds()};
+    if (e.model.batch() > 0) {
+      const EngineModel::StepSeconds step = e.model.TakeStepSeconds();
+      beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, step.all, step.decode};
+    }
     beats.push_back(std::move(beat));
   }
   const int64_t slots = job.controller.config.cluster.slots;

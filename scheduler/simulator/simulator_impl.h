@@ -324,9 +324,11 @@ struct Simulator::Impl {
                         (c.keep_kv || known->second.v == c.v);
     if (!cached) {
       const bool prompt = e->groups.insert(c.gid).second;
-      r.prefill = static_cast<double>(c.generated) + (prompt ? static_cast<double>(job.prompt_tokens) : 0);
+      const bool pooled = job.kv_pool && known != nullptr && known->second.v == c.v;
+      if (pooled) r.fetch_s = static_cast<double>(r.context) * job.model.KvBytes() / (job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot));
+      r.prefill = (pooled ? 0 : static_cast<double>(c.generated)) + (prompt ? static_cast<double>(job.prompt_tokens) : 0);
       report.prefilled += r.prefill;
-      report.prefilled_again += static_cast<double>(c.generated);
+      report.prefilled_again += pooled ? 0 : static_cast<double>(c.generated);
     }
     e->model.Add(r, now);
     Schedule(*e);
@@ -568,7 +570,8 @@ struct Simulator::Impl {
         for (auto& [id, e] : engines) {
           if (e.model.batch() == 0) continue;
           event::Heartbeat beat{e.ref, std::nullopt, "generate", ++e.beats};
-          beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, e.model.TakeStepSeconds()};
+          const EngineModel::StepSeconds step = e.model.TakeStepSeconds();
+          beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, step.all, step.decode};
           Deliver(beat);
         }
         for (auto& [id, e] : engines) {

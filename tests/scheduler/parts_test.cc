@@ -218,6 +218,81 @@ TEST(DispatcherTest, ChunksAreBoundedAndContinueWhereTheKvIs) {
   EXPECT_EQ(d.Find({0, 0, 0})->generated, 40);
 }
 
+// The chunk of a sample ends, and it is to go on.
+void EndChunk(Dispatcher& d, const WorkerRef& w, const SampleId& tid, int64_t tokens) {
+  ASSERT_TRUE(d.Progress(w, tid, 0, tokens, {0, 0}));
+  ASSERT_EQ(d.ChunkEnded(w, tid, 0), Dispatcher::Ended::kLive);
+  d.Requeue(tid);
+}
+
+// Each of the two would compute its cache again at every chunk.
+TEST(DispatcherTest, WhatHasJustEndedAChunkIsNotDisplacedByALongerOneThatWaits) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 60});
+  const WorkerRef w{{1}, {1}};
+  d.AddEngine(w, {1}, {1});
+  d.Admit({1}, {0, 0});
+  d.Add(MakeRequest(0, 0, 40));
+  d.Add(MakeRequest(0, 1, 40));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 2U);  // 26 tokens and, with the prompt that is there, 16
+  d.Add(MakeRequest(0, 2, 4000));
+  d.Add(MakeRequest(0, 3, 4000));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U) << "a fourth does not fit";
+  EndChunk(d, w, {0, 0, 1}, 16);
+  auto chunks = d.Assign(kAnyVersion);
+  EXPECT_TRUE(chunks.empty()) << "of 60 tokens 42 are taken, it wants 32, and the longer one does not get what it waits for";
+  EndChunk(d, w, {0, 0, 2}, 16);
+  chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].tid, (SampleId{0, 0, 2}));
+}
+
+// Under pressure there is nearly always a little more room elsewhere.
+TEST(DispatcherTest, AChunkThatEndsWhereItsRoomIsTooSmallDoesNotLeaveAtOnce) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 80});
+  const WorkerRef home{{1}, {1}};
+  for (int64_t i = 1; i <= 2; ++i) d.AddEngine({{i}, {i}}, {i}, {1});
+  d.Admit({1}, {0, 0});
+  for (int64_t g = 0; g < 3; ++g) d.Add(MakeRequest(g, 0, 64));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 3U);
+  d.Admit({2}, {0, 0});
+  for (int64_t g = 3; g < 5; ++g) {
+    Request small = MakeRequest(g, 0, 64);
+    small.prompt_len = 1;
+    d.Add(small);
+  }
+  for (const auto& c : d.Assign(kAnyVersion)) ASSERT_EQ(c.worker.worker.value, 2);
+  EndChunk(d, home, {0, 0, 0}, 16);
+  EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "52 of 80 are taken, it wants 32";
+  const auto chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 1U) << "the next to end would have gone on in its room; nothing did";
+  EXPECT_EQ(chunks[0].worker.worker.value, 2);
+}
+
+// Elsewhere one worker has far too much: no reason to leave a third.
+TEST(DispatcherTest, ASampleLeavesOnlyAWorkerThatItselfHasTooMuch) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
+  for (int64_t i = 1; i <= 3; ++i) d.AddEngine({{i}, {i}}, {i}, {1});
+  int64_t g = 0;
+  const auto fill = [&](int64_t worker, int64_t n) {
+    d.Admit({worker}, {0, 0});
+    for (; n > 0; --n) d.Add(MakeRequest(g++, 0, 64));
+    for (const auto& c : d.Assign(kAnyVersion)) EXPECT_EQ(c.worker.worker.value, worker);
+    d.SetOpen({worker}, false);
+  };
+  fill(1, 100);
+  fill(2, 20);
+  fill(3, 10);
+  for (int64_t i = 1; i <= 3; ++i) d.SetOpen({i}, true);
+  EndChunk(d, {{2}, {2}}, {100, 0, 0}, 16);
+  auto chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].worker.worker.value, 2);
+  EndChunk(d, {{1}, {1}}, {0, 0, 0}, 16);
+  chunks = d.Assign(kAnyVersion);
+  ASSERT_EQ(chunks.size(), 1U);
+  EXPECT_EQ(chunks[0].worker.worker.value, 3);
+}
+
 TEST(DispatcherTest, LostWorkerGivesItsChunksBackWithTheirTokens) {
   Dispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
   const WorkerRef a{{1}, {1}}, b{{2}, {2}};

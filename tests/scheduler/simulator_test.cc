@@ -138,6 +138,22 @@ TEST(SimulatorTest, CachesEndWithTheRoleThatTheyWereFor) {
   EXPECT_EQ(Rehearse(j).prefilled_again, 0);
 }
 
+// An engine that fills the caches of moved samples is not a slow one. When it was taken for one it lost all of its own, and the
+// engines that got those were the next slow ones: more was computed again than was generated.
+TEST(SimulatorTest, MovedSamplesDoNotMakeTheNextEngineSlow) {
+  SimJob j = Rehearsal("colocated", 8);
+  j.model = {"long", 1e12, 3.2e10, 61, 64, 64, 128, 1, 2, 70272};
+  j.devices_per_slot = 32;
+  j.lengths = {39000, 1, 0.35};
+  j.controller.config.train.groups_per_step = 400;
+  j.controller.config.train.steps = 1;
+  j.controller.config.rollout.group_size = 8;
+  j.controller.config.rollout.max_new_tokens = 98304;
+  j.controller.config.rollout.chunk_tokens = 2048;
+  const SimReport r = Rehearse(j);
+  EXPECT_LT(r.prefilled_again, 0.35 * r.tokens);
+}
+
 TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     SimJob j = Rehearsal(seed % 2 == 0 ? "split" : "multiplexed", 3);

@@ -48,6 +48,7 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, con
   s.release_s = j.release_s;
   s.grant_s = j.grant_s;
   s.seed = static_cast<uint64_t>(j.seed);
+  s.kv_pool = j.kv_pool == 1;
   s.true_lengths = j.order == "oracle";
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
