@@ -60,7 +60,8 @@ bool Controller::Impl::StragglerIsWorthIt() {
   if (!rl || urgent.empty()) return false;
   // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
   // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.
-  const bool fair = !state.ledger().fairness().Leans();
+  if (foreseen.first != state.step()) foreseen = {state.step(), WouldLean()};
+  const bool fair = !state.ledger().fairness().Leans() && !foreseen.second;
   const double wait_s = fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
   if (wait_s <= 0 || (fair && token_s <= 0)) return false;
   if (straggling_since && now - *straggling_since > FromSeconds(wait_s)) return false;
@@ -71,6 +72,21 @@ bool Controller::Impl::StragglerIsWorthIt() {
     return true;
   }
   return false;
+}
+
+// The same if all that will not have ended when the next step has were dropped: the first samples of a run begin together, and
+// the long ones of them would expire together, before anything was seen to be dropped.
+bool Controller::Impl::WouldLean() const {
+  LengthFairness then = state.ledger().fairness();
+  for (const auto& [key, g] : state.ledger().groups()) {
+    if (!urgent.contains(g.gid) || static_cast<double>(dispatcher.ExpectedLeft(g.gid)) * token_s <= train_s) continue;
+    for (size_t k = 0; k < g.samples.size(); ++k) {
+      const Request* r = dispatcher.Find(g.Tid(k));
+      then.Dropped(r != nullptr ? r->generated + dispatcher.LikelyLeft(*r) : g.samples[k].enq.response_len);
+    }
+  }
+  then.Step();
+  return then.Leans();
 }
 
 // Groups that would expire at the next version are generated first.
