@@ -90,7 +90,10 @@ void EngineModel::Add(const EngineRun& run, double now) {
 }
 
 void EngineModel::Resume(const SampleId& tid, double now) {
-  if (batch_ == 0 && waiting_.empty() && at_ <= now) Enter(runs_.at(tid));
+  const bool idle = batch_ == 0 && waiting_.empty() && at_ <= now;
+  if (idle) begun_ = {now, clock_};
+  // What comes in the same instant comes in one frame, and is in the step that the first of it begins.
+  if (idle || (begun_ == std::pair(now, clock_) && waiting_.empty())) Enter(runs_.at(tid));
   else waiting_.push_back(tid);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // One modelled engine: a batch that decodes in steps, timed by the cost model.
 //
-// A step that has begun takes nobody in: what arrives meanwhile joins at its end, first its prefill, then its tokens,
+// A step that has begun takes nobody in (but what came in the instant of its begin): what arrives meanwhile joins at its end, first its prefill, then its tokens,
 // as in the real engine, where a message waits until the step under way is over. So a chunk costs its own steps
 // and the rest of the one in which it arrived. Between two things that matter (a run's stop, an arrival that waits) steps are
 // taken in closed form. `quantum`: decode steps that one engine step stands for (the token_factor of a
@@ -89,6 +89,7 @@ class EngineModel {
   std::map<SampleId, EngineRun> runs_;
   std::set<std::pair<int64_t, SampleId>> stops_;  // by clock
   std::vector<SampleId> waiting_;      // join at the next step
+  std::pair<double, int64_t> begun_{-1, 0};  // when an idle engine last began, and its clock then
   int64_t batch_ = 0, clock_ = 0;      // clock: decode steps so far
   double kv_ = 0;                      // tokens of the batch
   double at_ = 0;                      // time of `clock`

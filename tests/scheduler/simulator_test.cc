@@ -334,6 +334,22 @@ TEST(EngineModelTest, AStepThatHasBegunTakesNobodyIn) {
   }
 }
 
+// A hundred chunks that are sent together are begun together, not one and then ninety-nine.
+TEST(EngineModelTest, WhatComesInTheInstantOfAStepsBeginIsInIt) {
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  EngineModel engine(cost, 1, 1, 0);
+  for (int32_t k = 0; k < 3; ++k) {
+    EngineRun run;
+    run.tid = {0, 0, k};
+    run.context = run.prefill = 100;
+    run.chunk_left = run.total_left = run.turn_left = 8;
+    engine.CatchUp(1.0);
+    engine.Add(run, 1.0);
+    EXPECT_EQ(engine.batch(), k + 1);
+  }
+  EXPECT_EQ(engine.Stop(engine.Next(false)).size(), 3U);
+}
+
 TEST(EngineModelTest, WhatEndsInTheStepBeforeADrainHasEnded) {
   const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
   EngineModel engine(cost, 8, 1, 0);
