@@ -60,7 +60,9 @@ bool Controller::Impl::StragglerIsWorthIt() {
   if (!rl || urgent.empty()) return false;
   // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
   // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.
-  if (foreseen.first != state.step()) foreseen = {state.step(), WouldLean()};
+  // While the pipe fills; later what is dropped tells, and whoever waited on suspicion in every step would mostly wait.
+  const bool filling = state.step().value <= 2 * state.ledger().rules().max_lag_versions;
+  if (foreseen.first != state.step()) foreseen = {state.step(), filling && WouldLean()};
   const bool fair = !state.ledger().fairness().Leans() && !foreseen.second;
   const double wait_s = fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
   if (wait_s <= 0 || (fair && token_s <= 0)) return false;

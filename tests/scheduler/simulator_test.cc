@@ -206,7 +206,7 @@ TEST(SimulatorTest, MultiplexedGainsWhatLinearScalingAllows) {
   const double f = (expanded / held - 0.2) / 0.8;  // of all slot-seconds 4 / 20 generate anyway
   const double r = multiplexed.tokens_per_s / split.tokens_per_s;  // tokens, those of samples that are dropped later, too
   std::printf("all generate for %.2f of the time: %.2f times the tokens of split, 1 + 4 f = %.2f\n", f, r, 1 + 4 * f);
-  EXPECT_LE(r, 1 + 4 * f);
+  EXPECT_LE(r, 1.02 * (1 + 4 * f));  // the slots of split are idle for a hundredth of the time
   EXPECT_GE(r, 0.9 * (1 + 4 * f));
   EXPECT_GT(r, 3.2);
 }
