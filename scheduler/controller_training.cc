@@ -11,6 +11,8 @@
 namespace tidepool::scheduler {
 namespace {
 
+constexpr double kForever = 1e18;
+
 constexpr double kMinTrainSeconds = 600;   // a first step has no measured time yet
 constexpr double kTrainFactor = 20;
 constexpr double kAbortSeconds = 30;       // to leave a collective; then the worker is replaced
@@ -60,11 +62,13 @@ bool Controller::Impl::StragglerIsWorthIt() {
   if (!rl || urgent.empty()) return false;
   // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
   // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.
-  // While the pipe fills; later what is dropped tells, and whoever waited on suspicion in every step would mostly wait.
+  // While the pipe fills it is not seen yet: on suspicion a step waits for half of what steps took so far, not for the last.
   const bool filling = state.step().value <= 2 * state.ledger().rules().max_lag_versions;
   if (foreseen.first != state.step()) foreseen = {state.step(), filling && WouldLean()};
-  const bool fair = !state.ledger().fairness().Leans() && !foreseen.second;
-  const double wait_s = fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
+  const bool leans = state.ledger().fairness().Leans(), fair = !leans && !foreseen.second;
+  const double suspicion_s = Seconds(now - TimePoint{}) / static_cast<double>(2 * (state.step().value + 1));
+  const double wait_s = fair ? options.config.scheduler.straggler_wait * train_s
+                             : std::min(options.config.cluster.stall_timeout_s / 4, leans ? kForever : suspicion_s);
   if (wait_s <= 0 || (fair && token_s <= 0)) return false;
   if (straggling_since && now - *straggling_since > FromSeconds(wait_s)) return false;
   for (const GroupId gid : urgent) {
