@@ -1,7 +1,6 @@
 #include "scheduler/grading.h"
 
 #include <algorithm>
-#include <ranges>
 
 namespace tidepool::scheduler {
 
@@ -28,9 +27,10 @@ void Grading::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {ref, {}}
 void Grading::RemoveWorker(WorkerId worker) {
   const auto it = workers_.find(worker);
   if (it == workers_.end()) return;
-  for (const SampleId& tid : std::views::reverse(it->second.holds)) {
-    jobs_.at(tid).on = {};
-    queue_.push_front(tid);
+  const SmallSet<SampleId>& holds = it->second.holds;
+  for (auto tid = holds.rbegin(); tid != holds.rend(); ++tid) {
+    jobs_.at(*tid).on = {};
+    queue_.push_front(*tid);
   }
   workers_.erase(it);
 }

@@ -16,6 +16,8 @@ class SmallSet {
 
   [[nodiscard]] const_iterator begin() const { return items_.begin(); }
   [[nodiscard]] const_iterator end() const { return items_.end(); }
+  [[nodiscard]] auto rbegin() const { return items_.rbegin(); }
+  [[nodiscard]] auto rend() const { return items_.rend(); }
   [[nodiscard]] size_t size() const { return items_.size(); }
   [[nodiscard]] bool empty() const { return items_.empty(); }
   [[nodiscard]] bool contains(const T& x) const { return std::binary_search(items_.begin(), items_.end(), x); }
