@@ -255,8 +255,8 @@ struct Controller::Impl {
   [[nodiscard]] bool MayTrain() const;                 // all but the slot
   [[nodiscard]] const std::vector<GroupKey>& Batch();
   [[nodiscard]] bool WaitForStraggler();
-  [[nodiscard]] [[nodiscard]] bool WouldLean() const;
-  bool StragglerIsWorthIt();
+  [[nodiscard]] bool StragglerIsWorthIt();
+  [[nodiscard]] bool WouldLean() const;
   void MarkUrgent();
   void StartTraining(const std::vector<GroupKey>& keys);
   void AbortStep(const std::string& why, const WorkerRef& but = {});
@@ -305,7 +305,7 @@ struct Controller::Impl {
   std::optional<std::tuple<int64_t, TrainerNeed, bool, bool, int64_t>> planned;  // for what `plan` was made
   int64_t group_checked = -1;                          // changes of the pool that PrepareGroup has seen
   std::optional<TimePoint> straggling_since;           // a batch waits for a group that would expire
-  std::pair<StepNumber, bool> foreseen{{-1}, false};   // WouldLean when the batch of the step behind this one was ready
+  std::pair<StepNumber, bool> foreseen{{-1}, false};   // WouldLean when this step's successor first had a batch
   std::optional<StepNumber> not_waiting;               // this step's successor does not, or no longer
   bool must_restore = false;                           // a new life always opens a lineage
   StepNumber recovery;                                 // newest known recovery copy; invalid: none

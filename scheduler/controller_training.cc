@@ -11,8 +11,6 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kForever = 1e18;
-
 constexpr double kMinTrainSeconds = 600;   // a first step has no measured time yet
 constexpr double kTrainFactor = 20;
 constexpr double kAbortSeconds = 30;       // to leave a collective; then the worker is replaced
@@ -66,9 +64,8 @@ bool Controller::Impl::StragglerIsWorthIt() {
   const bool filling = state.step().value <= 2 * state.ledger().rules().max_lag_versions;
   if (foreseen.first != state.step()) foreseen = {state.step(), filling && WouldLean()};
   const bool leans = state.ledger().fairness().Leans(), fair = !leans && !foreseen.second;
-  const double suspicion_s = Seconds(now - TimePoint{}) / static_cast<double>(2 * (state.step().value + 1));
-  const double wait_s = fair ? options.config.scheduler.straggler_wait * train_s
-                             : std::min(options.config.cluster.stall_timeout_s / 4, leans ? kForever : suspicion_s);
+  double wait_s = fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
+  if (!fair && !leans) wait_s = std::min(wait_s, Seconds(now - TimePoint{}) / static_cast<double>(2 * (state.step().value + 1)));
   if (wait_s <= 0 || (fair && token_s <= 0)) return false;
   if (straggling_since && now - *straggling_since > FromSeconds(wait_s)) return false;
   for (const GroupId gid : urgent) {

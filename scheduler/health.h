@@ -70,7 +70,7 @@ class Health {
   void Joined(const WorkerRef& ref, TimePoint now);
   void Admitted(WorkerId worker);               // it serves: stale -> healthy
   void Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now);
-  void Weigh(WorkerId worker, double pace);
+  void Weigh(WorkerId worker, double pace);  // a step without prefill over what is usual for its batch
   void Progress(WorkerId worker, TimePoint now);
   void SetBusy(WorkerId worker, bool busy, TimePoint now);
   // The process died or is to be given up (also: a start that failed). Returns what to do.
