@@ -76,6 +76,11 @@ double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool r
   return factor_ * (forward * (recompute ? 4 : 3) / (flops_ * efficiency * n) + optimizer);
 }
 
+double CostModel::AllReduce(int64_t slots) const {
+  const auto n = static_cast<double>(std::max<int64_t>(slots, 1));
+  return factor_ * 2 * (n - 1) / n * 4 * model_.parameters / (hardware_.net_bytes_per_s * static_cast<double>(devices_));
+}
+
 int64_t CostModel::KvTokens(double reserve) const {
   const double room = hardware_.memory_bytes * static_cast<double>(devices_) * (1 - reserve) - weight_bytes();
   return room <= 0 ? 0 : static_cast<int64_t>(room / model_.KvBytes());

@@ -4,6 +4,7 @@
 //   decode step  t = t0 + max((W + KV_read) / BW, 2 P b / F)        W: weight bytes, b: samples, P: active parameters
 //   KV           2 L Hkv D bytes a token            prefill  2 P + 2 L Hq D S FLOP a token at context S
 //   training     3 x forward (4 x with recompute) + optimizer 28 bytes a parameter
+//   all-reduce   2 (n - 1) / n x 4 bytes a parameter over the network, after the backward pass (a ring over n slots)
 // (MECHANISMS 4.) F and BW are sustained rates, of all devices of a slot together times `efficiency`. A sum of steps
 // whose KV grows by b tokens each is taken in closed form. Constants can be re-fitted online (Fit). Pure.
 
@@ -51,6 +52,8 @@ class CostModel {
   [[nodiscard]] double Prefill(double tokens, double context) const;
   // One optimizer step on `slots` slots together; sum_squares: of the lengths (attention).
   [[nodiscard]] double Train(double tokens, double sum_squares, int64_t slots, bool recompute, double efficiency) const;
+  // Of the fp32 gradients over `slots` slots: each device sums its part of the model with its like in the other slots. 0 on one slot.
+  [[nodiscard]] double AllReduce(int64_t slots) const;
   [[nodiscard]] double weight_bytes() const { return model_.parameters * model_.weight_bytes; }
   // KV tokens that fit a slot beside the weights, with `reserve` of the memory kept free.
   [[nodiscard]] int64_t KvTokens(double reserve = 0.1) const;

@@ -415,7 +415,7 @@ class DeviceWorker {
   // The result stands; a step that is called off now is answered with it.
   void KeepTraining(const down::Train& c, const std::pair<double, double>& share, Clock::time_point start) {
     auto beat = Clock::now();
-    pacer_->Keep(start, pacer_->TrainStep(share.first, share.second), [&] {
+    pacer_->Keep(start, pacer_->TrainStep(share.first, share.second, c.world), [&] {
       if (Clock::now() - beat > std::chrono::milliseconds(200)) {
         beat = Clock::now();
         pulse_.Begin("train, paced");

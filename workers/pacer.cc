@@ -30,9 +30,9 @@ double Pacer::EngineStep(int64_t rows, int64_t context, int64_t prefill) const {
   return seconds;
 }
 
-double Pacer::TrainStep(double tokens, double squares) const {
+double Pacer::TrainStep(double tokens, double squares, int64_t world) const {
   const auto factor = static_cast<double>(model_.token_factor);
-  return cost_.Train(factor * tokens, factor * factor * squares, 1, false, model_.train_efficiency);
+  return cost_.Train(factor * tokens, factor * factor * squares, 1, false, model_.train_efficiency) + cost_.AllReduce(world);
 }
 
 double Pacer::LoadWeights() const {

@@ -37,8 +37,8 @@ class Pacer {
   // Modelled seconds, not scaled. rows: samples that decode; context: their tokens so far; prefill: tokens computed
   // to fill caches.
   [[nodiscard]] double EngineStep(int64_t rows, int64_t context, int64_t prefill) const;
-  // Of this slot's share of the batch: tokens, and the sum of the squares of its rows' lengths.
-  [[nodiscard]] double TrainStep(double tokens, double squares) const;
+  // Of this slot's share of the batch: tokens, and the sum of the squares of its rows' lengths; world: slots that train.
+  [[nodiscard]] double TrainStep(double tokens, double squares, int64_t world) const;
   [[nodiscard]] double LoadWeights() const;
   [[nodiscard]] double CopyState() const;  // weights, master and moments: 14 bytes a parameter
 

@@ -434,7 +434,8 @@ struct Simulator::Impl {
         squares += n * n;
       }
     }
-    s.seconds[c.worker.worker] = e->slow * Noise(*e) * cost.Train(tokens, squares, 1, job.controller.config.train.recompute, job.train_efficiency);
+    s.seconds[c.worker.worker] = e->slow * Noise(*e) * cost.Train(tokens, squares, 1, job.controller.config.train.recompute, job.train_efficiency) +
+                                 cost.AllReduce(c.world);
     e->training = true;
     if (job.slow_beside != 1) Share(*e);
     if (static_cast<int64_t>(s.members.size()) == c.world) {

@@ -70,7 +70,8 @@ TEST(Pacer, TimesAreThoseOfTheCostModel) {
   const scheduler::CostModel cost = model->Cost();
   EXPECT_DOUBLE_EQ((*big)->EngineStep(4, 100, 0), cost.DecodeSteps(4, 6400, 64));
   EXPECT_DOUBLE_EQ((*big)->EngineStep(0, 0, 10), cost.Prefill(640, 0));
-  EXPECT_GT((*big)->TrainStep(1000, 1e5), pacer->TrainStep(10, 100));
+  EXPECT_GT((*big)->TrainStep(1000, 1e5, 1), pacer->TrainStep(10, 100, 1));
+  EXPECT_DOUBLE_EQ((*big)->TrainStep(1000, 1e5, 4), (*big)->TrainStep(1000, 1e5, 1) + cost.AllReduce(4));
 }
 
 TEST(Pacer, AMissingOrWrongProfileIsNamed) {
