@@ -96,11 +96,26 @@ void Dispatcher::SetVersion(Engine& e, const Version& v) {
   if (v.valid()) ++serving_[v];
 }
 
-void Dispatcher::Unload(Engine& e) {
-  by_load_.erase({Load(e), e.reserved, e.ref.worker});
+void Dispatcher::LoadChanged(Engine& e) {
+  if (!e.load_changed) changed_.push_back(e.ref.worker);
+  e.load_changed = true;
 }
-void Dispatcher::Reload(Engine& e) {
-  if (e.open) by_load_.insert({Load(e), e.reserved, e.ref.worker});
+void Dispatcher::SettleLoads() {
+  for (const WorkerId id : changed_) {
+    Engine* e = engines_.Find(id);
+    if (e == nullptr || !std::exchange(e->load_changed, false)) continue;
+    LoadOrder::node_type node;
+    if (e->place) node = by_load_.extract(*std::exchange(e->place, std::nullopt));
+    if (!e->open) continue;
+    const LoadOrder::value_type key{Load(*e), e->reserved, id};
+    if (node.empty()) {
+      e->place = by_load_.insert(key).first;
+    } else {
+      node.value() = key;
+      e->place = by_load_.insert(std::move(node)).position;
+    }
+  }
+  changed_.clear();
 }
 
 void Dispatcher::SetUrgent(const std::set<GroupId>& gids) {
@@ -193,10 +208,9 @@ Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& 
   if (e == engines_.end() || e->second.ref != from) return Ended::kRefused;
   const auto chunk = e->second.in_flight.find({tid, att});
   if (chunk == e->second.in_flight.end()) return Ended::kRefused;
-  Unload(e->second);
   e->second.reserved -= chunk->second;
   e->second.in_flight.erase(chunk);
-  Reload(e->second);
+  LoadChanged(e->second);
   --in_flight_;
   const auto r = requests_.find(tid);
   if (r == requests_.end() || r->second.att != att || r->second.on != from) return Ended::kGone;
@@ -261,10 +275,9 @@ void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) 
 
 void Dispatcher::Admit(WorkerId worker, const Version& v) {
   Engine& e = engines_.at(worker);
-  Unload(e);
   SetVersion(e, v);
   e.open = true;
-  Reload(e);
+  LoadChanged(e);
 }
 
 void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
@@ -273,10 +286,9 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
   TakeReady(r);
   r.on = on;
   const int64_t reserved = r.prompt_len + r.generated + std::min(options_.chunk_tokens, r.max_new - r.generated);
-  Unload(e);
   e.in_flight[{tid, r.att}] = reserved;
   e.reserved += reserved;
-  Reload(e);
+  LoadChanged(e);
   e.groups.insert(r.gid);
   groups_[r.gid].on.insert(on.worker);
   ++in_flight_;
@@ -285,9 +297,8 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
 void Dispatcher::SetOpen(WorkerId worker, bool open) {
   const auto it = engines_.find(worker);
   if (it == engines_.end()) return;
-  Unload(it->second);
   it->second.open = open && it->second.version.valid();
-  Reload(it->second);
+  LoadChanged(it->second);
 }
 
 void Dispatcher::SetEpoch(WorkerId worker, LeaseEpoch epoch) { engines_.at(worker).epoch = epoch; }
@@ -297,7 +308,7 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   if (it == engines_.end()) return 0;
   const auto lost = static_cast<int64_t>(it->second.in_flight.size());
   in_flight_ -= lost;
-  Unload(it->second);
+  if (it->second.place) by_load_.erase(*it->second.place);
   for (const auto& [chunk, reserved] : it->second.in_flight) {
     const auto r = requests_.find(chunk.first);
     if (TP_PLANTED(2)) continue;  // parked on an endpoint that is gone
@@ -340,9 +351,8 @@ std::vector<std::pair<SampleId, int32_t>> Dispatcher::TakeBack(WorkerId worker) 
 void Dispatcher::SetSlowness(WorkerId worker, int64_t slowness) {
   Engine& e = engines_.at(worker);
   if (e.slowness == slowness) return;
-  Unload(e);
   e.slowness = slowness;
-  Reload(e);
+  LoadChanged(e);
 }
 
 int64_t Dispatcher::PinnedReady(const Version& v) const {
@@ -392,6 +402,7 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   // others follow within a load.
   const bool fresh = newest.valid() && !r.only.valid() && r.generated == 0 && group != groups_.end();
   const Version least_version = !fresh ? Version{} : group->second.oldest.valid() ? std::min(group->second.oldest, newest) : newest;
+  SettleLoads();
   const auto usable = static_cast<int64_t>(by_load_.size()) + coming_;
   const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
   const auto ok = [&](const Engine& e) {
@@ -440,7 +451,9 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
 
 std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& may_serve, const Version& newest, int64_t coming) {
   std::vector<Chunk> chunks;
-  if ((ready_[0].empty() && ready_[1].empty()) || by_load_.empty()) return chunks;
+  if (ready_[0].empty() && ready_[1].empty()) return chunks;
+  SettleLoads();
+  if (by_load_.empty()) return chunks;
   older_ = 0;
   coming_ = coming;
   for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;
@@ -483,10 +496,9 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     chunks.push_back({r.tid, e->ref, e->version, tokens});
     const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
     const int64_t reserved = prompt + r.generated + tokens;
-    Unload(*e);
     e->in_flight[{r.tid, r.att}] = reserved;
     e->reserved += reserved;
-    Reload(*e);
+    LoadChanged(*e);
     e->groups.insert(r.gid);
     r.on = e->ref;
     r.home = e->ref.worker;

@@ -80,6 +80,7 @@ class Dispatcher {
     Version v;
     int64_t tokens = 0;
   };
+  using LoadOrder = std::set<std::tuple<int64_t, int64_t, WorkerId>>;  // open engines: chunks, reserved tokens
   struct Engine {
     WorkerRef ref;
     SlotId slot;
@@ -90,6 +91,8 @@ class Dispatcher {
     std::map<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
     int64_t reserved = 0;
     SmallSet<GroupId> groups;     // whose KV may be there
+    std::optional<LoadOrder::iterator> place;  // by load, as of the last SettleLoads
+    bool load_changed = false;    // since then
   };
 
   explicit Dispatcher(const DispatchOptions& options) : options_(options) {}
@@ -192,8 +195,8 @@ class Dispatcher {
   void Rekey(const SampleId& tid);
   static int64_t Load(const Engine& e) { return static_cast<int64_t>(e.in_flight.size()) * e.slowness; }
   void SetVersion(Engine& e, const Version& v);
-  void Unload(Engine& e);                                    // out of by_load_, before its load changes
-  void Reload(Engine& e);
+  void LoadChanged(Engine& e);
+  void SettleLoads();                                        // before by_load_ is read: an end and a start on one engine move it once
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;
 
   DispatchOptions options_;
@@ -204,7 +207,8 @@ class Dispatcher {
   FlatTable<GroupId, GroupInfo> groups_;
   IdMap<WorkerId, Engine> engines_;
   std::set<std::pair<double, GroupId>> least_served_;        // groups with ready requests
-  std::set<std::tuple<int64_t, int64_t, WorkerId>> by_load_;  // open engines: chunks, reserved tokens
+  LoadOrder by_load_;
+  std::vector<WorkerId> changed_;                            // engines whose load did
   LengthModel lengths_;
   std::set<GroupId> urgent_;
   std::map<Version, int64_t> serving_;                       // admitted engines by version

@@ -9,13 +9,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <utility>
 #include <vector>
 
 #include "core/base/check.h"
 #include "core/base/hash.h"
 #include "core/base/ids.h"
+#include "scheduler/stable_vector.h"
 
 namespace tidepool::scheduler {
 
@@ -74,12 +74,12 @@ class FlatTable {
     if (free_.empty()) {
       TP_CHECK(pool_.size() < kFree) << "a table of 2^32 entries";
       entry = static_cast<uint32_t>(pool_.size());
-      pool_.push_back({key, T{}});
+      pool_.Grow(pool_.size() + 1);
     } else {
       entry = free_.back();
       free_.pop_back();
-      pool_[entry].first = key;
     }
+    pool_[entry].first = key;
     Insert({Tag(key), entry});
     ++size_;
     return {&pool_[entry], true};
@@ -152,7 +152,7 @@ class FlatTable {
   }
 
   std::vector<Place> places_;      // a power of two, or none
-  std::deque<Entry> pool_;
+  StableVector<Entry> pool_;
   std::vector<uint32_t> free_;     // of the pool
   size_t size_ = 0;
 };
