@@ -212,6 +212,7 @@ struct Controller::Impl {
   void RestartUndone();
   void CountOutcome(bool infra);
   [[nodiscard]] bool MayServe(const Version& v) const;
+  [[nodiscard]] bool TooEarly();                       // to generate anything for training
 
   // --- controller_load.cc
   void SampleEngine(const event::Heartbeat& e);

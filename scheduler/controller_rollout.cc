@@ -126,13 +126,23 @@ void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std
 void Controller::Impl::Dispatch() {
   if (shutdown.requested()) return;
   if (options.config.rollout.pin_version) DropOrphans();
-  for (const Dispatcher::Chunk& c : dispatcher.Assign([this](const Version& v) { return MayServe(v); }, state.version(), ComingEngines())) {
+  const bool early = TooEarly();
+  for (const Dispatcher::Chunk& c : dispatcher.Assign([&](const Version& v) { return !early && MayServe(v); }, state.version(), ComingEngines())) {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});
     out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.limit(),
                                options.config.rollout.kv_on_update == "keep"});
   }
+}
+
+// Undone steps are trained again before anything else, each a version, so what is made before the last few would be too old
+// when its turn comes: with all its work until then, and with what it is the end of (Q10: the long ones were still under way).
+bool Controller::Impl::TooEarly() {
+  const int64_t training = state.open_lease() >= 0 ? 1 : 0;
+  const int64_t again = state.ledger().Replays({state.step().value + training});
+  if (again == 0 || again + training <= state.ledger().rules().max_lag_versions) return false;
+  return training > 0 || !Batch().empty();  // else nothing would ever change
 }
 
 int64_t Controller::Impl::ComingEngines() const { return pool.Granting(Role::kRollout) + weights.loading(); }

@@ -57,15 +57,15 @@ bool Controller::Impl::WaitForStraggler() {
 }
 
 bool Controller::Impl::StragglerIsWorthIt() {
-  if (!rl || urgent.empty()) return false;
+  if (!rl || urgent.empty() || state.ledger().Replays(state.step()) > 0) return false;  // what is trained again is not chosen
   // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
   // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.
-  // While the pipe fills it is not seen yet: on suspicion a step waits for half of what steps took so far, not for the last.
+  // While the pipe fills it is not seen yet: on suspicion a step waits for what steps took so far, not for the last.
   const bool filling = state.step().value <= 2 * state.ledger().rules().max_lag_versions;
   if (foreseen.first != state.step()) foreseen = {state.step(), filling && WouldLean()};
   const bool leans = state.ledger().fairness().Leans(), fair = !leans && !foreseen.second;
   double wait_s = fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
-  if (!fair && !leans) wait_s = std::min(wait_s, Seconds(now - TimePoint{}) / static_cast<double>(2 * (state.step().value + 1)));
+  if (!fair && !leans) wait_s = std::min(wait_s, Seconds(now - TimePoint{}) / static_cast<double>(state.step().value + 1));
   if (wait_s <= 0 || (fair && token_s <= 0)) return false;
   if (straggling_since && now - *straggling_since > FromSeconds(wait_s)) return false;
   for (const GroupId gid : urgent) {

@@ -48,9 +48,17 @@ void Ledger::SetPhase(Group& g, GroupPhase phase) {
   if (g.phase == phase) return;
   --by_phase_[static_cast<size_t>(g.phase)];
   ++by_phase_[static_cast<size_t>(phase)];
-  if (g.phase == GroupPhase::kQueued) queued_.erase(g.key);
-  if (phase == GroupPhase::kQueued) queued_.insert(g.key);
+  if (g.phase == GroupPhase::kQueued) CountQueued(g, -1);
+  if (phase == GroupPhase::kQueued) CountQueued(g, 1);
   g.phase = phase;
+}
+
+void Ledger::CountQueued(const Group& g, int64_t groups) {
+  if (groups > 0) queued_.insert(g.key);
+  else queued_.erase(g.key);
+  if (g.undone_step == 0) return;
+  const auto undone = undone_.try_emplace(g.undone_step).first;
+  if ((undone->second += groups) == 0) undone_.erase(undone);
 }
 
 void Ledger::Reclassify(Group& g) {
@@ -67,7 +75,7 @@ void Ledger::Erase(const GroupKey& key) {
   const auto it = groups_.find(key);
   --by_phase_[static_cast<size_t>(it->second.phase)];
   ++changes_;
-  queued_.erase(key);
+  if (it->second.phase == GroupPhase::kQueued) CountQueued(it->second, -1);
   index_.erase(key);
   groups_.erase(it);
 }
@@ -299,6 +307,12 @@ Age Ledger::AgeAt(const Group& g, const Version& v, const VersionGraph& versions
   }
   if (rules_.mask && any && !some_loss && age == Age::kFresh) return Age::kExpired;
   return age;
+}
+
+int64_t Ledger::Replays(StepNumber step) const {
+  int64_t n = 0;
+  for (auto at = undone_.find(step.value + 1); at != undone_.end() && at->first == step.value + n + 1 && at->second >= rules_.min_batch(); ++at) ++n;
+  return n;
 }
 
 std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v, const VersionGraph& versions) const {

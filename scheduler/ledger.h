@@ -127,6 +127,8 @@ class Ledger {
   // yet. The result is sorted by (ordinal, issue), so the rows do not depend on timing.
   [[nodiscard]] std::vector<GroupKey> ChooseBatch(StepNumber step, const Version& v,
                                                   const VersionGraph& versions) const;
+  // How many steps right after `step` were undone and wait as whole batches to be trained again.
+  [[nodiscard]] int64_t Replays(StepNumber step) const;
   // No more groups can come before the next step, so a batch of fewer than B groups is allowed.
   [[nodiscard]] bool Exhausted() const;
 
@@ -138,12 +140,14 @@ class Ledger {
   void Reclassify(Group& g);
   void SetPhase(Group& g, GroupPhase phase);
   void Erase(const GroupKey& key);
+  void CountQueued(const Group& g, int64_t groups);
 
   LedgerRules rules_;
   LengthFairness fairness_;
   std::map<GroupKey, Group> groups_;      // open and trained-but-undoable ones
   FlatTable<GroupKey, Group*> index_;     // into groups_
   std::set<GroupKey> queued_;
+  std::map<int64_t, int64_t> undone_;     // of these: by the step that they were trained in
   std::map<int64_t, std::vector<GroupKey>> leases_;
   OrdinalSet ordinals_;
   std::map<int64_t, int32_t> reissues_;
