@@ -320,7 +320,7 @@ struct Controller::Impl {
   bool rows_resumed = false;
   std::map<WorkerId, TimePoint> ghosts_until;          // cancelled chunks to be acknowledged before a load
   int64_t nonfinite = 0, train_failures = 0;
-  std::set<GroupId> urgent;                            // would expire at the next version
+  std::set<GroupId> urgent;                            // would expire at the next version, and its batch is not chosen yet
   double token_s = 0;                                  // smoothed seconds of an engine step
   double train_s = 0;                                  // of a step
   LiveCost live;

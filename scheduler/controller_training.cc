@@ -92,9 +92,11 @@ bool Controller::Impl::WouldLean() const {
   return then.Leans();
 }
 
-// Groups that would expire at the next version are generated first.
+// Groups that would expire at the next version are generated first until its batch is chosen; then they will expire, and
+// what they would still be given is kept for others. (Where the step fails they go on.)
 void Controller::Impl::MarkUrgent() {
   urgent.clear();
+  std::set<GroupId> too_late;
   const Ledger& ledger = state.ledger();
   const VersionGraph& versions = state.versions();
   if (rl && !ledger.rules().mask) {
@@ -104,13 +106,13 @@ void Controller::Impl::MarkUrgent() {
         Version oldest = g.samples[k].enq.wv_min;
         if (const Request* r = dispatcher.Find(g.Tid(k)); r != nullptr) oldest = r->v_min;
         if (oldest.valid() && versions.Lag(oldest, state.version()) >= ledger.rules().max_lag_versions) {
-          urgent.insert(g.gid);
+          (state.open_lease() >= 0 ? too_late : urgent).insert(g.gid);
           break;
         }
       }
     }
   }
-  if (ledger.rules().max_lag_versions > 0) dispatcher.SetUrgent(urgent);
+  if (ledger.rules().max_lag_versions > 0) dispatcher.SetUrgent(urgent, too_late);
 }
 
 void Controller::Impl::AdvanceTraining() {
@@ -182,6 +184,7 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
   for (const command::GroupMember& m : t.members) plan.push_back({m.slot, Role::kActor, Role::kActor, m.epoch});
   out.Record(record::Lease{t.lease, t.step, std::move(tids), t.members.front().worker});
   out.Record(record::StepBegin{t.step, t.v, std::move(plan)});
+  MarkUrgent();
   const auto shares = BalancedPartition(costs, world);
   for (int64_t rank = 0; rank < world; ++rank) {
     const command::GroupMember& m = t.members[static_cast<size_t>(rank)];
@@ -207,6 +210,7 @@ void Controller::Impl::AbortStep(const std::string& why, const WorkerRef& but) {
   trainer.training.reset();
   out.Record(record::StepAbort{t.step, why});
   out.Record(record::Unlease{t.lease, why});
+  MarkUrgent();
   for (const command::GroupMember& m : t.members) waits.End({WaitKind::kTrain, m.worker.worker.value});
   if (t.members.size() < 2 || t.done.size() == t.members.size()) return;  // nobody is inside it any more
   // Its communicators are unusable once one member has left.

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kUneven = 32;    // Seer
 constexpr int64_t kSlack = 32;     // its part of a share may be above it: of 1/8, 1/16, 1/32 and none the best in all Seer workloads
 constexpr int64_t kStarvation = 16;
-constexpr int kRest = 4;           // the last class of the order
+constexpr int kRest = 4, kTooLate = 5;  // the last classes of the order
 
 }  // namespace
 
@@ -50,6 +50,7 @@ int64_t Dispatcher::LikelyLeft(const Request& r) const {
 
 ReadyKey Dispatcher::KeyFor(const Request& r) const {
   if (r.only.valid()) return {0, -r.max_new, 0, r.tid};
+  if (too_late_.contains(r.gid)) return {kTooLate, 0, r.gid.value, r.tid};
   if (options_.order == DispatchOptions::Order::kArrival) return {kRest, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
   const int64_t left = std::max<int64_t>(Expected(r) - r.generated, 0);
   if (urgent_.contains(r.gid)) return {1, -left, r.gid.value, r.tid};
@@ -118,10 +119,12 @@ void Dispatcher::SettleLoads() {
   changed_.clear();
 }
 
-void Dispatcher::SetUrgent(const std::set<GroupId>& gids) {
+void Dispatcher::SetUrgent(const std::set<GroupId>& urgent, const std::set<GroupId>& too_late) {
   std::set<GroupId> changed;
-  std::set_symmetric_difference(urgent_.begin(), urgent_.end(), gids.begin(), gids.end(), std::inserter(changed, changed.end()));
-  urgent_ = gids;
+  std::set_symmetric_difference(urgent_.begin(), urgent_.end(), urgent.begin(), urgent.end(), std::inserter(changed, changed.end()));
+  std::set_symmetric_difference(too_late_.begin(), too_late_.end(), too_late.begin(), too_late.end(), std::inserter(changed, changed.end()));
+  urgent_ = urgent;
+  too_late_ = too_late;
   for (const GroupId gid : changed) {
     const auto g = groups_.find(gid);
     if (g == groups_.end()) continue;
@@ -257,6 +260,7 @@ std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
   const SmallSet<WorkerId> on = g == groups_.end() ? SmallSet<WorkerId>() : std::move(g->second.on);
   groups_.erase(gid);
   urgent_.erase(gid);
+  too_late_.erase(gid);
   for (const WorkerId id : on) {
     const auto e = engines_.find(id);
     if (e != engines_.end() && e->second.groups.erase(gid) > 0) who.push_back(e->second.ref);
@@ -471,7 +475,11 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(picked) == kRest &&
         decisions_ % kStarvation == kStarvation - 1 && !least_served_.empty()) {
       const ReadyKey starving = requests_.at(*groups_.at(least_served_.begin()->second).ready.begin()).place;
-      if (!blocked[Line(requests_.at(std::get<3>(starving)))]) picked = starving;
+      if (std::get<0>(starving) != kTooLate && !blocked[Line(requests_.at(std::get<3>(starving)))]) picked = starving;
+    }
+    if (std::get<0>(picked) == kTooLate) {  // and so is all behind it
+      blocked[line] = true;
+      continue;
     }
     Request& r = requests_.at(std::get<3>(picked));
     const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);

@@ -121,8 +121,9 @@ class Dispatcher {
   [[nodiscard]] int64_t observed() const { return observed_; }
   void CountError(const SampleId& tid) { ++requests_.at(tid).errors; }
   void LearnLength(GroupId gid, int64_t tokens);   // a sample of the group finished by itself
-  // These groups' requests come first from now on (they would expire at the next version).
-  void SetUrgent(const std::set<GroupId>& gids);
+  // From now on these groups' requests come first (they would expire at the next version), and those of `too_late` stay in the
+  // buffer (they will: what is trained for that version has been chosen).
+  void SetUrgent(const std::set<GroupId>& urgent, const std::set<GroupId>& too_late = {});
   // Tokens that its requests are still expected to need, the most of one; 0: it has none.
   [[nodiscard]] int64_t ExpectedLeft(GroupId gid) const;
   [[nodiscard]] const LengthModel& lengths() const { return lengths_; }
@@ -210,7 +211,7 @@ class Dispatcher {
   LoadOrder by_load_;
   std::vector<WorkerId> changed_;                            // engines whose load did
   LengthModel lengths_;
-  std::set<GroupId> urgent_;
+  std::set<GroupId> urgent_, too_late_;
   std::map<Version, int64_t> serving_;                       // admitted engines by version
   int64_t older_ = 0;                                        // engines that still have older weights, in this Assign
   int64_t coming_ = 0;                                       // in this Assign
