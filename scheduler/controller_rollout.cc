@@ -136,8 +136,8 @@ void Controller::Impl::Dispatch() {
   }
 }
 
-// Undone steps are trained again before anything else, each a version, so what is made before the last few would be too old
-// when its turn comes: with all its work until then, and with what it is the end of (Q10: the long ones were still under way).
+// Undone steps are trained again before anything else, and each makes a version: what is generated before the last few of them
+// would be older than the bound when its turn comes, and take along what was still under way, the long answers (Q10).
 bool Controller::Impl::TooEarly() {
   const int64_t training = state.open_lease() >= 0 ? 1 : 0;
   const int64_t again = state.ledger().Replays({state.step().value + training});
