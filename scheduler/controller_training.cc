@@ -60,7 +60,7 @@ bool Controller::Impl::StragglerIsWorthIt() {
   if (!rl || urgent.empty() || state.ledger().Replays(state.step()) > 0) return false;  // what is trained again is not chosen
   // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
   // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.
-  // While the pipe fills it is not seen yet: on suspicion a step waits for what steps took so far, not for the last.
+  // While the pipe fills it is not seen yet: on suspicion a step waits as long as a step took so far.
   const bool filling = state.step().value <= 2 * state.ledger().rules().max_lag_versions;
   if (foreseen.first != state.step()) foreseen = {state.step(), filling && WouldLean()};
   const bool leans = state.ledger().fairness().Leans(), fair = !leans && !foreseen.second;

@@ -132,5 +132,22 @@ TEST(IdMapTest, AgreesWithAPlainMap) {
   EXPECT_EQ(dense.find({1 << 19}), dense.end());
 }
 
+// What callers hold stays where it is while the table grows through many blocks, and a copy is another map.
+TEST(TablesTest, EntriesStayWhereTheyAreWhileTheirTableGrows) {
+  FlatTable<int64_t, int64_t> table;
+  IdMap<WorkerId, int64_t> map;
+  std::vector<std::pair<int64_t*, int64_t*>> held;
+  for (int64_t k = 0; k < 5000; ++k) held.emplace_back(&(table[k] = k), &map.Insert({k}, k));
+  const IdMap<WorkerId, int64_t> copy = map;
+  for (int64_t k = 0; k < 5000; ++k) {
+    const auto& [in_table, in_map] = held[static_cast<size_t>(k)];
+    EXPECT_EQ(in_table, &table.at(k));
+    EXPECT_EQ(in_map, &map.at({k}));
+    EXPECT_EQ(*in_table, k);
+    *in_map = -1;
+    EXPECT_EQ(copy.at({k}), k);
+  }
+}
+
 }  // namespace
 }  // namespace tidepool::scheduler
