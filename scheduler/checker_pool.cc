@@ -164,7 +164,7 @@ bool Checker::State::On(const record::Grant& x) {
   if (!back && x.role != s.next) return Violation("G4", "slot " + std::to_string(x.slot.value) + " is granted to " + Name(x.role) + ", planned was " + Name(s.next));
   s.role = x.role;
   s.holder = x.worker;
-  slot_of[x.worker.worker] = x.slot.value;
+  slot_of[x.worker.worker] = workers.at(x.worker).slot = x.slot.value;
   Follow(x.worker);
   Recount(x.slot.value);
   return true;

@@ -4,11 +4,13 @@
 
 namespace tidepool::scheduler {
 
-bool Checker::State::On(const record::Config& c) {
+bool Checker::State::On(const record::Config& x) {
+  const record::RunTerms& c = *x;
   if (config && (config->groups_per_step != c.groups_per_step || config->group_size != c.group_size || config->job != c.job)) {
     return Violation("journal", "job, groups_per_step or group_size changed within a run");
   }
   if (c.groups_per_step <= 0 || c.group_size <= 0) return Violation("journal", "groups_per_step and group_size have to be positive");
+  if (rows.empty()) rows = FlatTable<SampleId, Row>(c.group_size);
   config = c;
   return true;
 }
@@ -78,13 +80,13 @@ bool Checker::State::On(const record::Start& x) {
   Row* row = Known(x.tid);
   if (row == nullptr || !Trusted(x.worker, "chunk")) return false;
   if (row->where != Where::kRunning || row->att != x.att || row->ended) return Violation("Q1", ToString(x.tid) + " is not being generated in attempt " + std::to_string(x.att));
-  const auto held = slot_of.find(x.worker.worker);
-  if (held == slot_of.end() || slots[held->second].holder != x.worker) return Violation("G8", ToString(x.worker) + " holds no slot");
-  const SlotState& s = slots[held->second];
-  if (s.role != Role::kRollout) return Violation("G8", "slot " + std::to_string(held->second) + " of " + ToString(x.worker) + " is held by " + Name(s.role));
+  const WorkerState& w = workers.at(x.worker);
+  if (w.slot < 0 || slots[w.slot].holder != x.worker) return Violation("G8", ToString(x.worker) + " holds no slot");
+  const SlotState& s = slots[w.slot];
+  if (s.role != Role::kRollout) return Violation("G8", "slot " + std::to_string(w.slot) + " of " + ToString(x.worker) + " is held by " + Name(s.role));
   if (s.transition >= 0 && !transitions.at(s.transition).committed) return Violation("G8", ToString(x.worker) + " gets a chunk while its slot is being taken");
   if (!behind.empty()) Follow(x.worker);
-  if (workers.at(x.worker).admitted != x.wv) return Violation("W3", ToString(x.worker) + " is not admitted at " + ToString(x.wv));
+  if (w.admitted != x.wv) return Violation("W3", ToString(x.worker) + " is not admitted at " + ToString(x.wv));
   return true;
 }
 

@@ -58,6 +58,7 @@ struct Checker::State {
   };
   struct WorkerState {
     bool fenced = false;
+    int64_t slot = -1;           // that it was granted last
     Version loaded, admitted;
   };
   struct CheckpointState {
@@ -69,7 +70,7 @@ struct Checker::State {
   CheckResult r;
   const JournalEntry* now = nullptr;
   uint32_t ctl_epoch = 0;                                     // of the record before
-  std::optional<record::Config> config;
+  std::optional<record::RunTerms> config;
   FlatTable<SampleId, Row> rows;
   std::map<int64_t, GroupFacts> groups;                       // by gid
   std::map<int64_t, std::map<int32_t, int64_t>> ordinals;     // ordinal -> issue -> gid

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/boxed.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/time.h"
@@ -54,11 +55,12 @@ struct FetchState { WorkerRef worker; SlotId slot; LeaseEpoch epoch; WorkerRef f
 // two or more -> GroupFormed.
 struct GroupMember { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
 struct FormGroup { WorkerRef worker; int64_t group_epoch = 0; int64_t rank = 0, world = 1; };
-// One to each member. `groups`: this member's share of the batch by whole groups; the totals are the batch's
+// One to each member: its share of the batch by whole groups; the totals are the batch's
 // (denominators of the loss are global). -> TrainDone | TrainFailed, each.
+struct BatchShare { std::vector<std::vector<SampleId>> groups;            // rows of a group together; payload by Enq
+                    std::vector<SampleId> masked; };                      // on_stale mask: tokens older than v - eta get loss 0
 struct Train { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; Version v;
-               std::vector<std::vector<SampleId>> groups;                 // rows of a group together; payload by Enq
-               std::vector<SampleId> masked;                              // on_stale mask: tokens older than v - eta get loss 0
+               Boxed<BatchShare> share;                                   // boxed: all other commands are smaller
                int64_t max_lag_versions = 0;
                int64_t group_epoch = 0, rank = 0, world = 1;              // group_epoch 0: a group of one
                int64_t total_groups = 0, total_rows = 0; };

@@ -94,7 +94,7 @@ Status Validate(const ControllerOptions& o) {
   return OkStatus();
 }
 
-Status SameRun(const record::Config& was, const ControllerOptions& o) {
+Status SameRun(const record::RunTerms& was, const ControllerOptions& o) {
   const JobConfig& c = o.config;
   const auto differs = [](const char* key, const std::string& a, const std::string& b) {
     return InvalidArgument(std::string(key) + " is " + b + ", but the run was begun with " + a +
@@ -131,12 +131,13 @@ Controller::Impl::Impl(const ControllerOptions& o)
                   .max_concurrent = std::max<int64_t>(o.config.rollout.max_concurrent, 1),
                   .kv_cache_tokens = o.config.rollout.kv_cache_tokens, .order = o.dispatch.order,
                   .oracle = o.dispatch.oracle, .reserve = o.config.rollout.admission != "adaptive",
-                  .pin = o.config.rollout.pin_version}),
+                  .pin = o.config.rollout.pin_version, .group_size = SamplesPerRow(o.config)}),
       grading(GradingOf(o.config)),
       episodes(EpisodesOf(o.config)),
       evaluation(eval_questions),
       checkpoints({.every_steps = o.config.checkpoint.every_steps, .keep = o.config.checkpoint.keep}),
-      watchdog(FromSeconds(o.config.cluster.stall_timeout_s)) {
+      watchdog(FromSeconds(o.config.cluster.stall_timeout_s)),
+      tokens_kept(SamplesPerRow(o.config)) {
   if (o.config.rollout.admission != "adaptive") return;
   const auto most = static_cast<double>(std::max<int64_t>(o.config.rollout.max_concurrent, 1));
   const auto slots = static_cast<double>(o.config.cluster.slots);

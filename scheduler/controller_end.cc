@@ -51,8 +51,7 @@ void Controller::Impl::On(const event::CheckpointWritten& e) {
   for (const SampleId& tid : tokens_kept.SortedKeys()) {
     const Group* g = state.ledger().Find(KeyOf(tid));
     if (g != nullptr && (g->phase != GroupPhase::kTrained || g->step > w.step)) continue;
-    const Sample* s = state.ledger().Find(tid);
-    out.Do(command::DiscardTokens{tid, s == nullptr ? 0 : s->att});
+    out.Do(command::DiscardTokens{tid, g == nullptr ? 0 : g->samples[static_cast<size_t>(tid.sample)].att});
     tokens_kept.erase(tid);
   }
 }

@@ -83,7 +83,7 @@ void Controller::Impl::Repack() {
   for (const auto& [id, e] : dispatcher.engines()) {
     if (!e.open || !e.version.valid() || e.version == newest || e.in_flight.empty() || dispatcher.HasGhosts(id)) continue;
     RepackWorker w{id, {}};
-    for (const auto& [chunk, reserved] : e.in_flight) {
+    for (const auto& chunk : e.in_flight.SortedKeys()) {
       const Request* q = dispatcher.Find(chunk.first);
       if (q->only.valid()) continue;
       w.samples.push_back({q->tid, q->prompt_len + q->generated, dispatcher.ExpectedLeft(*q)});

@@ -10,6 +10,16 @@ namespace tidepool::scheduler {
 namespace {
 
 constexpr int64_t kMaxChunkErrors = 3;    // of one sample, then it is poison
+
+bool EqualRewards(const Group& g) {
+  std::optional<double> first;
+  return std::all_of(g.samples.begin(), g.samples.end(), [&](const Sample& s) {
+    if (s.phase == SamplePhase::kDropped) return true;
+    if (!first) first = s.reward;
+    return s.reward == *first;
+  });
+}
+
 }  // namespace
 
 bool Controller::Impl::MayServe(const Version& v) const {
@@ -161,7 +171,7 @@ void Controller::Impl::DropOrphans() {
 // Its weights are too old to be trained on, so what it was still generating with them is.
 void Controller::Impl::DropPinnedOn(WorkerId worker) {
   std::set<GroupKey> keys;
-  for (const auto& [chunk, reserved] : dispatcher.FindEngine(worker)->in_flight) {
+  for (const auto& chunk : dispatcher.FindEngine(worker)->in_flight.SortedKeys()) {
     if (!chunk.first.is_eval()) keys.insert(KeyOf(chunk.first));
   }
   for (const GroupKey& key : keys) {
@@ -192,17 +202,17 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   health.Progress(e.worker.worker, now);
   Moved();
   if (ended == Dispatcher::Ended::kGone) return;
-  const Request r = *dispatcher.Find(e.tid);
+  const Request& r = *dispatcher.Find(e.tid);
   UnitDone(r.generated);
   const bool complete = e.end == event::ChunkEnd::kEos || e.end == event::ChunkEnd::kStop || e.end == event::ChunkEnd::kLength ||
                         (e.end == event::ChunkEnd::kChunkLimit && r.generated >= r.limit());
   if (complete && environment && r.generated > 0) {
-    TurnEnded(r);
+    TurnEnded(Request(r));
     return;
   }
   if (complete && r.generated > 0) {
     const bool cut = e.end == event::ChunkEnd::kLength || e.end == event::ChunkEnd::kChunkLimit;
-    SampleEnded(r, cut ? EndStatus::kTruncated : EndStatus::kOk);
+    SampleEnded(Request(r), cut ? EndStatus::kTruncated : EndStatus::kOk);
     return;
   }
   if (e.end == event::ChunkEnd::kChunkLimit || e.end == event::ChunkEnd::kCancelled || e.end == event::ChunkEnd::kDrained) {
@@ -212,21 +222,22 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   dispatcher.CountError(e.tid);
   const bool data = e.end == event::ChunkEnd::kDataError;
   if (TP_PLANTED(1) && !e.tid.is_eval()) {
-    SampleEnded(r, EndStatus::kError);
+    SampleEnded(Request(r), EndStatus::kError);
     return;
   }
-  if (!data && r.errors + 1 < kMaxChunkErrors) {
+  if (!data && r.errors < kMaxChunkErrors) {
     dispatcher.Requeue(e.tid);
     return;
   }
+  const int32_t att = r.att;             // `r` goes with the request
   out.Warn("tid=" + ToString(e.tid) + " event=" + (data ? "data_invalid" : "poison") + " why=\"" + e.why + "\"");
   if (e.tid.is_eval()) {
     dispatcher.Remove(e.tid);
     evaluation.Graded(e.tid, GradeOutcome::kData, 0);
-    out.Do(command::DiscardTokens{e.tid, r.att});
+    out.Do(command::DiscardTokens{e.tid, att});
     return;
   }
-  out.Record(record::End{e.tid, r.att, EndStatus::kError});
+  out.Record(record::End{e.tid, att, EndStatus::kError});
   DropSample(e.tid, data ? DropReason::kDataInvalid : DropReason::kPoison);
 }
 
@@ -418,15 +429,8 @@ void Controller::Impl::DropGroup(const GroupKey& key, DropReason reason) {
 void Controller::Impl::CheckGroup(const GroupKey& key, DropReason last) {
   const Group* g = state.ledger().Find(key);
   if (g == nullptr) return;
-  int64_t left = 0;
-  double low = 0, high = 0;
-  for (const Sample& s : g->samples) {
-    if (s.phase == SamplePhase::kDropped) continue;
-    low = left == 0 ? s.reward : std::min(low, s.reward);
-    high = left == 0 ? s.reward : std::max(high, s.reward);
-    ++left;
-  }
-  if (left < 2 && g->samples.size() >= 2) {  // a group is compared with itself
+  const auto size = static_cast<int64_t>(g->samples.size());
+  if (size - g->Count(SamplePhase::kDropped) < 2 && size >= 2) {  // a group is compared with itself
     DropGroup(key, last);
     return;
   }
@@ -436,7 +440,7 @@ void Controller::Impl::CheckGroup(const GroupKey& key, DropReason last) {
     return;
   }
   // A group that was trained in an undone step passed the filter then.
-  if (rl && options.config.algorithm.filter == "zero_variance" && g->samples.size() >= 2 && low == high && g->undone_step == 0) {
+  if (rl && options.config.algorithm.filter == "zero_variance" && size >= 2 && g->undone_step == 0 && EqualRewards(*g)) {
     DropGroup(key, DropReason::kFiltered);
     const LedgerRules& rules = state.ledger().rules();
     const int64_t limit = options.config.algorithm.filter_rounds * rules.groups_per_step;

@@ -15,7 +15,7 @@ void Controller::Impl::On(const event::Started&) {
     return;
   }
   for (int64_t slot = 0; slot < c.cluster.slots; ++slot) pool.Add({slot});
-  const record::Config config{
+  const record::RunTerms terms{
       .run_id = options.run_id, .job = c.job, .digest = options.config_digest,
       .groups_per_step = c.train.groups_per_step, .group_size = SamplesPerRow(c),
       .max_lag_versions = c.scheduler.max_lag_versions, .on_stale = c.scheduler.on_stale,
@@ -26,10 +26,10 @@ void Controller::Impl::On(const event::Started&) {
       .rollout_floor = needs_rollout && policy.keeps_floor ? c.scheduler.rollout_floor : 0,
       .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3), .checkpoint_steps = c.checkpoint.every_steps};
   if (state.empty()) {
-    out.Record(config);
+    out.Record(record::Config(terms));
   } else {
     // Also when nothing changed: it tells a reader of the journal that the run goes on after END_RUN.
-    if (state.config()->digest != config.digest || state.ended()) out.Record(config);
+    if (state.config()->digest != terms.digest || state.ended()) out.Record(record::Config(terms));
     ++lives;
     Resume();
   }

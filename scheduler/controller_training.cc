@@ -188,14 +188,14 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
   const auto shares = BalancedPartition(costs, world);
   for (int64_t rank = 0; rank < world; ++rank) {
     const command::GroupMember& m = t.members[static_cast<size_t>(rank)];
-    command::Train train{.worker = m.worker, .slot = m.slot, .epoch = m.epoch, .lease = t.lease, .step = t.step, .v = t.v, .groups = {},
-                         .masked = {}, .max_lag_versions = eta, .group_epoch = world > 1 ? trainer.group_epoch : 0, .rank = rank,
+    command::Train train{.worker = m.worker, .slot = m.slot, .epoch = m.epoch, .lease = t.lease, .step = t.step, .v = t.v, .share = {},
+                         .max_lag_versions = eta, .group_epoch = world > 1 ? trainer.group_epoch : 0, .rank = rank,
                          .world = world, .total_groups = static_cast<int64_t>(rows.size()), .total_rows = total_rows};
     for (const int64_t i : shares[static_cast<size_t>(rank)]) {
       for (const SampleId& tid : rows[static_cast<size_t>(i)]) {
-        if (masked.contains(tid)) train.masked.push_back(tid);
+        if (masked.contains(tid)) train.share->masked.push_back(tid);
       }
-      train.groups.push_back(std::move(rows[static_cast<size_t>(i)]));
+      train.share->groups.push_back(std::move(rows[static_cast<size_t>(i)]));
     }
     out.Do(std::move(train));
     waits.Begin({WaitKind::kTrain, m.worker.worker.value}, {m.worker, now, now + TrainPatience(), "step=" + std::to_string(t.step.value)});

@@ -209,10 +209,10 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
 Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& tid, int32_t att) {
   const auto e = engines_.find(from.worker);
   if (e == engines_.end() || e->second.ref != from) return Ended::kRefused;
-  const auto chunk = e->second.in_flight.find({tid, att});
-  if (chunk == e->second.in_flight.end()) return Ended::kRefused;
+  const auto* chunk = e->second.in_flight.find({tid, att});
+  if (chunk == nullptr) return Ended::kRefused;
   e->second.reserved -= chunk->second;
-  e->second.in_flight.erase(chunk);
+  e->second.in_flight.erase({tid, att});
   LoadChanged(e->second);
   --in_flight_;
   const auto r = requests_.find(tid);
@@ -313,7 +313,7 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   const auto lost = static_cast<int64_t>(it->second.in_flight.size());
   in_flight_ -= lost;
   if (it->second.place) by_load_.erase(*it->second.place);
-  for (const auto& [chunk, reserved] : it->second.in_flight) {
+  for (const auto& chunk : it->second.in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
     if (TP_PLANTED(2)) continue;  // parked on an endpoint that is gone
     if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref) PutReady(r->second);
@@ -326,7 +326,7 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
 std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Dispatcher::Youngest(int64_t n) const {
   std::vector<std::tuple<int64_t, SampleId, WorkerRef, int32_t>> all;
   for (const auto& [id, e] : engines_) {
-    for (const auto& [chunk, reserved] : e.in_flight) {
+    for (const auto& chunk : e.in_flight.SortedKeys()) {
       const Request* r = Find(chunk.first);
       if (r != nullptr && r->att == chunk.second && r->on == e.ref && !r->only.valid()) all.emplace_back(r->generated, r->tid, r->on, r->att);
     }
@@ -341,7 +341,7 @@ std::vector<std::pair<SampleId, int32_t>> Dispatcher::TakeBack(WorkerId worker) 
   std::vector<std::pair<SampleId, int32_t>> taken;
   const auto it = engines_.find(worker);
   if (it == engines_.end()) return taken;
-  for (const auto& [chunk, reserved] : it->second.in_flight) {
+  for (const auto& chunk : it->second.in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
     if (r == requests_.end() || r->second.att != chunk.second || r->second.on != it->second.ref || r->second.only.valid()) continue;
     r->second.home = {};
@@ -386,17 +386,18 @@ bool Dispatcher::NeededFor(WorkerId worker) const {
 bool Dispatcher::HasGhosts(WorkerId worker) const {
   const Engine* e = FindEngine(worker);
   if (e == nullptr) return false;
-  return std::any_of(e->in_flight.begin(), e->in_flight.end(), [&](const auto& chunk) {
-    const Request* r = Find(chunk.first.first);
-    return r == nullptr || r->att != chunk.first.second || r->on != e->ref;
+  const auto chunks = e->in_flight.SortedKeys();
+  return std::any_of(chunks.begin(), chunks.end(), [&](const auto& chunk) {
+    const Request* r = Find(chunk.first);
+    return r == nullptr || r->att != chunk.second || r->on != e->ref;
   });
 }
 
 bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
   if (!e.open) return false;
   if (!options_.reserve || options_.kv_cache_tokens == 0 || e.in_flight.empty()) return true;
-  const int64_t prompt = e.groups.contains(r.gid) ? 0 : r.prompt_len;  // siblings share it
-  return e.reserved + prompt + r.generated + tokens <= options_.kv_cache_tokens;
+  const int64_t room = options_.kv_cache_tokens - e.reserved - r.generated - tokens;
+  return room >= r.prompt_len || (room >= 0 && e.groups.contains(r.gid));  // siblings share the prompt
 }
 
 Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
@@ -453,11 +454,17 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
   return chunks;
 }
 
-std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& may_serve, const Version& newest, int64_t coming) {
+std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& asked, const Version& newest, int64_t coming) {
   std::vector<Chunk> chunks;
   if (ready_[0].empty() && ready_[1].empty()) return chunks;
   SettleLoads();
   if (by_load_.empty()) return chunks;
+  // Nearly all engines have the same version: one question for them.
+  std::optional<std::pair<Version, bool>> known;
+  const std::function<bool(const Version&)> may_serve = [&](const Version& v) {
+    if (!known || known->first != v) known.emplace(v, asked(v));
+    return known->second;
+  };
   older_ = 0;
   coming_ = coming;
   for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;

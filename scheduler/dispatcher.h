@@ -44,6 +44,7 @@ struct DispatchOptions {
   std::function<int64_t(const SampleId&)> oracle;
   bool reserve = true;            // a chunk starts only where its KV fits; false: the cap alone bounds what is in flight
   bool pin = false;               // a sample ends on the version that it began with
+  int64_t group_size = 1;         // samples of a group, as their requests lie in memory
 };
 // rollout.chunk_tokens, or max_new/20 rounded up to a block, within 256 .. 2048.
 int64_t ChunkTokens(int64_t configured, int64_t max_new_tokens, int64_t block_tokens);
@@ -88,14 +89,14 @@ class Dispatcher {
     Version version;              // admitted
     bool open = false;            // takes new chunks
     int64_t slowness = 1;         // its steps, over the median of all
-    std::map<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
+    FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
     int64_t reserved = 0;
     SmallSet<GroupId> groups;     // whose KV may be there
     std::optional<LoadOrder::iterator> place;  // by load, as of the last SettleLoads
     bool load_changed = false;    // since then
   };
 
-  explicit Dispatcher(const DispatchOptions& options) : options_(options) {}
+  explicit Dispatcher(const DispatchOptions& options) : options_(options), requests_(options.group_size) {}
 
   // Requests.
   void Add(const Request& r);

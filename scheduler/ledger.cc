@@ -61,14 +61,15 @@ void Ledger::CountQueued(const Group& g, int64_t groups) {
   if ((undone->second += groups) == 0) undone_.erase(undone);
 }
 
-void Ledger::Reclassify(Group& g) {
-  if (g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained) return;
-  bool running = false, awaiting = false;
-  for (const Sample& s : g.samples) {
-    running |= s.phase == SamplePhase::kRunning || s.phase == SamplePhase::kMissing;
-    awaiting |= s.phase == SamplePhase::kAwaiting;
-  }
-  SetPhase(g, running ? GroupPhase::kRunning : awaiting ? GroupPhase::kAwaiting : GroupPhase::kQueued);
+void Ledger::Move(Group& g, Sample& s, SamplePhase phase) {
+  if (s.phase == SamplePhase::kRunning) --running_samples_;
+  if (phase == SamplePhase::kRunning) ++running_samples_;
+  --g.by_phase[static_cast<size_t>(s.phase)];
+  ++g.by_phase[static_cast<size_t>(phase)];
+  s.phase = phase;
+  if (g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained || g.Count(SamplePhase::kDropped) == rules_.group_size) return;
+  const bool running = g.Count(SamplePhase::kRunning) + g.Count(SamplePhase::kMissing) > 0;
+  SetPhase(g, running ? GroupPhase::kRunning : g.Count(SamplePhase::kAwaiting) > 0 ? GroupPhase::kAwaiting : GroupPhase::kQueued);
 }
 
 void Ledger::Erase(const GroupKey& key) {
@@ -98,6 +99,7 @@ Status Ledger::ApplyIssue(const record::Issue& r) {
     g.gid = r.gid;
     g.start = next_start_++;
     g.samples.resize(static_cast<size_t>(rules_.group_size));
+    g.by_phase[static_cast<size_t>(SamplePhase::kMissing)] = rules_.group_size;
     there = index_[key] = &groups_.emplace(key, std::move(g)).first->second;
     ++by_phase_[static_cast<size_t>(GroupPhase::kRunning)];
     ++changes_;
@@ -109,16 +111,11 @@ Status Ledger::ApplyIssue(const record::Issue& r) {
   if (s.phase != SamplePhase::kMissing && (s.phase != SamplePhase::kRunning || r.att != s.att + 1)) {
     return Contradiction("ISSUE", r.tid, "it is neither new nor the next attempt of a running sample");
   }
-  if (s.phase == SamplePhase::kMissing) {
-    ++running_samples_;
-    ++issued_samples_;
-  }
-  s = Sample{};
-  s.phase = SamplePhase::kRunning;
-  s.att = r.att;
+  if (s.phase == SamplePhase::kMissing) ++issued_samples_;
+  s = Sample{.phase = s.phase, .att = r.att};
   g.prompt_len = r.prompt_len;
   g.max_new = r.max_new;
-  Reclassify(g);
+  Move(g, s, SamplePhase::kRunning);
   return OkStatus();
 }
 
@@ -138,9 +135,7 @@ Status Ledger::ApplyEnq(const record::Enq& r) {
     return Contradiction("ENQ", r.tid, "no such attempt is running");
   }
   s->enq = r;
-  s->phase = rules_.graded ? SamplePhase::kAwaiting : SamplePhase::kReady;
-  --running_samples_;
-  Reclassify(*g);
+  Move(*g, *s, rules_.graded ? SamplePhase::kAwaiting : SamplePhase::kReady);
   return OkStatus();
 }
 
@@ -150,8 +145,7 @@ Status Ledger::ApplyGraded(const record::Graded& r) {
   if (s == nullptr || s->phase != SamplePhase::kAwaiting) return Contradiction("GRADED", r.tid, "it does not await a reward");
   if (r.outcome != GradeOutcome::kOk) return OkStatus();  // a DROP follows
   s->reward = r.reward;
-  s->phase = SamplePhase::kReady;
-  Reclassify(*g);
+  Move(*g, *s, SamplePhase::kReady);
   return OkStatus();
 }
 
@@ -162,18 +156,12 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
       g->phase == GroupPhase::kLeased || g->phase == GroupPhase::kTrained) {
     return Contradiction("DROP", r.tid, "it is not open");
   }
-  if (s->phase == SamplePhase::kRunning) --running_samples_;
   const bool complete = s->phase == SamplePhase::kAwaiting || s->phase == SamplePhase::kReady;
   if (complete && (r.reason == DropReason::kStale || r.reason == DropReason::kOverflowPolicy)) fairness_.Dropped(s->enq.response_len);
-  s->phase = SamplePhase::kDropped;
+  Move(*g, *s, SamplePhase::kDropped);
   s->reason = r.reason;
   ++drops_[static_cast<size_t>(r.reason)];
-  const bool all = std::all_of(g->samples.begin(), g->samples.end(),
-                               [](const Sample& x) { return x.phase == SamplePhase::kDropped; });
-  if (!all) {
-    Reclassify(*g);
-    return OkStatus();
-  }
+  if (g->Count(SamplePhase::kDropped) < rules_.group_size) return OkStatus();
   // The reason of a group's last sample is the group's.
   ++dropped_groups_since_commit_;
   if (r.reason == DropReason::kFiltered) ++filtered_since_commit_;

@@ -54,12 +54,14 @@ struct Group {
   GroupId gid;
   int64_t start = 0;       // order of admission in this run
   GroupPhase phase = GroupPhase::kRunning;
+  std::array<int64_t, 5> by_phase{};  // its samples; by the ledger alone
   std::vector<Sample> samples;  // [group_size]
   int64_t prompt_len = 0, max_new = 0;
   int64_t lease = -1;
   StepNumber step;         // trained in it
   int64_t undone_step = 0;  // it was trained in this step of a branch that was undone; 0: never
 
+  [[nodiscard]] int64_t Count(SamplePhase phase) const { return by_phase[static_cast<size_t>(phase)]; }
   [[nodiscard]] SampleId Tid(size_t k) const { return {key.ordinal, key.issue, static_cast<int32_t>(k)}; }
 };
 
@@ -137,7 +139,7 @@ class Ledger {
  private:
   [[nodiscard]] Group* FindGroup(const GroupKey& key) const;
   Sample* Mutable(const SampleId& tid, Group** group = nullptr);
-  void Reclassify(Group& g);
+  void Move(Group& g, Sample& s, SamplePhase phase);  // and its group to the phase that follows, unless all are dropped
   void SetPhase(Group& g, GroupPhase phase);
   void Erase(const GroupKey& key);
   void CountQueued(const Group& g, int64_t groups);

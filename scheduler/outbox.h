@@ -21,10 +21,13 @@ class Outbox {
 #ifndef TIDEPOOL_PLANTS  // a planted bug goes on, so that the checker is what finds it
     TP_CHECK(applied.ok()) << applied.message();
 #endif
-    commands_.push_back(command::Append{std::move(r)});
+    Do(command::Append{std::move(r)});
   }
-  void Do(Command c) { commands_.push_back(std::move(c)); }
-  void Warn(std::string line) { commands_.push_back(command::Warn{std::move(line)}); }
+  void Do(Command c) {
+    if (commands_.capacity() == 0) commands_.reserve(8);  // an event's usual answer
+    commands_.push_back(std::move(c));
+  }
+  void Warn(std::string line) { Do(command::Warn{std::move(line)}); }
   [[nodiscard]] std::vector<Command> Take() { return std::exchange(commands_, {}); }
 
  private:

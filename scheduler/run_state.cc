@@ -10,7 +10,8 @@ namespace tidepool::scheduler {
 struct RunState::Applier {
   RunState& s;
 
-  Status operator()(const record::Config& r) {
+  Status operator()(const record::Config& config) {
+    const record::RunTerms& r = *config;
     s.config_ = r;
     s.ended_.reset();
     s.ledger_.SetRules({.groups_per_step = r.groups_per_step,

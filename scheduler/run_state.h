@@ -50,7 +50,7 @@ class RunState {
   // Journal position of the next record.
   [[nodiscard]] Lsn next_lsn() const { return {records_}; }
   [[nodiscard]] bool empty() const { return records_ == 0; }
-  [[nodiscard]] const std::optional<record::Config>& config() const { return config_; }
+  [[nodiscard]] const std::optional<record::RunTerms>& config() const { return config_; }
   [[nodiscard]] const Ledger& ledger() const { return ledger_; }
   [[nodiscard]] const VersionGraph& versions() const { return versions_; }
   [[nodiscard]] StepNumber step() const { return {version_.number}; }      // last committed
@@ -80,7 +80,7 @@ class RunState {
  private:
   struct Applier;
   int64_t records_ = 0;
-  std::optional<record::Config> config_;
+  std::optional<record::RunTerms> config_;
   Ledger ledger_;
   VersionGraph versions_;
   Version version_{0, 0};

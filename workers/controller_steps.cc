@@ -62,9 +62,9 @@ void ControllerProcess::Do(const cmd::Admit& c) { Send(c.worker, down::Admit{c.v
 void ControllerProcess::Do(const cmd::Train& c) {
   GatheredStep& step = gathering_;
   if (step.lease != c.lease) step = GatheredStep{c.lease, std::make_shared<std::vector<BatchRow>>(), 0, {}};
-  const std::set<SampleId> masked(c.masked.begin(), c.masked.end());
+  const std::set<SampleId> masked(c.share->masked.begin(), c.share->masked.end());
   std::vector<int64_t> groups;
-  for (const std::vector<SampleId>& group : c.groups) {
+  for (const std::vector<SampleId>& group : c.share->groups) {
     groups.push_back(step.groups++);
     for (const SampleId& tid : group) {
       StatusOr<BatchRow> row = TrainingRow(c, tid, masked.contains(tid));

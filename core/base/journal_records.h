@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/boxed.h"
 #include "core/base/ids.h"
 
 namespace tidepool {
@@ -34,7 +35,7 @@ const char* Name(Role r);
 
 namespace record {
 
-struct Config {            // first record of a run, again after a resume that changed it
+struct RunTerms {
   std::string run_id, job, digest;  // digest: of the resolved config
   int64_t groups_per_step = 0, group_size = 0, max_lag_versions = 0;
   std::string on_stale;
@@ -50,6 +51,8 @@ struct Config {            // first record of a run, again after a resume that c
   // without progress the run ends, steps between checkpoints. 0: not known (older programs did not write them).
   int64_t rollout_floor = 0, stall_ms = 0, checkpoint_steps = 0;
 };
+// First record of a run, again after a resume that changed it. Boxed: all others are less than half as large.
+struct Config : Boxed<RunTerms> { using Boxed::Boxed; };
 struct Issue { SampleId tid; GroupId gid; int32_t att = 0; int64_t prompt_len = 0, max_new = 0; };  // att > 0: generated again
 struct Start { SampleId tid; int32_t att = 0; WorkerRef worker; Version wv; };      // a chunk was sent
 struct End { SampleId tid; int32_t att = 0; EndStatus status = EndStatus::kOk; };   // the attempt is over
@@ -128,13 +131,13 @@ namespace record {
   void VisitFields(R& r, V&& v) {                    \
     __VA_ARGS__                                      \
   }
-TP_FIELDS(Config, v("run_id", r.run_id); v("job", r.job); v("digest", r.digest); v("groups_per_step", r.groups_per_step);
-          v("group_size", r.group_size); v("max_lag_versions", r.max_lag_versions); v("on_stale", r.on_stale);
-          v("oversample", r.oversample); v("min_step_batch_fraction", r.min_step_batch_fraction);
-          v("max_reissues", r.max_reissues); v("steps", r.steps); v("data_size", r.data_size);
-          v("slots", r.slots); v("recovery_steps", r.recovery_steps); v("deterministic", r.deterministic);
-          v("oversample_mode", r.oversample_mode); v("pin_version", r.pin_version);
-          v("rollout_floor", r.rollout_floor); v("stall_ms", r.stall_ms); v("checkpoint_steps", r.checkpoint_steps);)
+TP_FIELDS(Config, v("run_id", r->run_id); v("job", r->job); v("digest", r->digest); v("groups_per_step", r->groups_per_step);
+          v("group_size", r->group_size); v("max_lag_versions", r->max_lag_versions); v("on_stale", r->on_stale);
+          v("oversample", r->oversample); v("min_step_batch_fraction", r->min_step_batch_fraction);
+          v("max_reissues", r->max_reissues); v("steps", r->steps); v("data_size", r->data_size);
+          v("slots", r->slots); v("recovery_steps", r->recovery_steps); v("deterministic", r->deterministic);
+          v("oversample_mode", r->oversample_mode); v("pin_version", r->pin_version);
+          v("rollout_floor", r->rollout_floor); v("stall_ms", r->stall_ms); v("checkpoint_steps", r->checkpoint_steps);)
 TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len); v("max_new", r.max_new);)
 TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
 TP_FIELDS(End, v("tid", r.tid); v("att", r.att); v("status", r.status);)

@@ -105,7 +105,7 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
   const std::string journal = RunPaths(run_dir).journal();
   if (!fs.Exists(journal)) return state;
   const auto summary = ScanJournal(fs, journal, "", Lsn{0}, [&](JournalEntry&& entry) {
-    if (const auto* config = std::get_if<record::Config>(&entry.record)) state.steps = config->steps;
+    if (const auto* config = std::get_if<record::Config>(&entry.record)) state.steps = (*config)->steps;
     if (const auto* commit = std::get_if<record::StepCommit>(&entry.record)) state.last_step = commit->step;
     if (const auto* restore = std::get_if<record::Restore>(&entry.record)) state.last_step = restore->step;
     // Anything that happens after an END_RUN means that the run was resumed.

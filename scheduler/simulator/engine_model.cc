@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace tidepool::scheduler {
 namespace {
@@ -29,7 +30,7 @@ void EngineModel::CatchUp(double now) {
   }
   if (now <= at_) return;
   // Never beyond what has to happen first: a stop, or the step that the waiting join after.
-  int64_t most = stops_.begin()->first - clock_;
+  int64_t most = stops_.front().clock - clock_;
   if (!waiting_.empty()) most = std::min(most, quantum_);
   int64_t steps = std::min(most, cost_->StepsWithin(batch_, kv_, (now - at_ + kSame) / factor_));
   steps -= steps % quantum_;
@@ -53,9 +54,15 @@ void EngineModel::Enter(EngineRun& run) {
   run.decoding = true;
   run.from_clock = clock_;
   run.stop_clock = clock_ + StepsFor(run);
-  stops_.insert({run.stop_clock, run.tid});
+  stops_.push_back({run.stop_clock, run.tid});
+  std::push_heap(stops_.begin(), stops_.end(), std::greater<>());
   ++batch_;
   kv_ += static_cast<double>(run.context);
+}
+
+void EngineModel::DropStop() {
+  std::pop_heap(stops_.begin(), stops_.end(), std::greater<>());
+  stops_.pop_back();
 }
 
 void EngineModel::Leave(EngineRun& run) {
@@ -66,10 +73,15 @@ void EngineModel::Leave(EngineRun& run) {
   const int64_t steps = clock_ - run.from_clock;
   const int64_t most = std::min({run.chunk_left, run.total_left, run.turn_left});
   const int64_t made = std::min(most, static_cast<int64_t>(std::llround(static_cast<double>(steps) * tokens_per_step_)));
-  stops_.erase({run.stop_clock, run.tid});
   --batch_;
-  kv_ = batch_ == 0 ? 0 : std::max(0.0, kv_ - static_cast<double>(run.context + steps));
   run.decoding = false;
+  if (stops_.front().tid == run.tid && stops_.front().clock == run.stop_clock) DropStop();
+  while (static_cast<int64_t>(stops_.size()) > batch_) {  // some belong to runs that have left; not at the front
+    const auto* next = runs_.find(stops_.front().tid);
+    if (next != nullptr && next->second.decoding && next->second.stop_clock == stops_.front().clock) break;
+    DropStop();
+  }
+  kv_ = batch_ == 0 ? 0 : std::max(0.0, kv_ - static_cast<double>(run.context + steps));
   run.context += made;
   run.chunk_left -= made;
   run.total_left -= made;
@@ -80,11 +92,13 @@ void EngineModel::Leave(EngineRun& run) {
 }
 
 void EngineModel::Add(const EngineRun& run, double now) {
-  if (const auto old = runs_.find(run.tid); old != runs_.end()) {
-    if (old->second.att == run.att) return;  // a repeat
-    Leave(old->second);                // what is left of an attempt that was given up
+  const auto [there, fresh] = runs_.try_emplace(run.tid);
+  EngineRun& placed = there->second;
+  if (!fresh) {
+    if (placed.att == run.att) return;   // a repeat
+    Leave(placed);                       // what is left of an attempt that was given up
   }
-  EngineRun& placed = runs_[run.tid] = run;
+  placed = run;
   placed.decoding = false;
   Resume(placed.tid, now);
 }
@@ -98,8 +112,8 @@ void EngineModel::Resume(const SampleId& tid, double now) {
 }
 
 EngineRun* EngineModel::Find(const SampleId& tid) {
-  const auto it = runs_.find(tid);
-  return it == runs_.end() ? nullptr : &it->second;
+  auto* run = runs_.find(tid);
+  return run == nullptr ? nullptr : &run->second;
 }
 
 void EngineModel::Admit(double now) {
@@ -111,8 +125,8 @@ void EngineModel::Admit(double now) {
 std::vector<SampleId> EngineModel::Stop(double now) {
   CatchUp(now);
   std::vector<SampleId> out;
-  while (!stops_.empty() && stops_.begin()->first <= clock_) {
-    out.push_back(stops_.begin()->second);
+  while (!stops_.empty() && stops_.front().clock <= clock_) {
+    out.push_back(stops_.front().tid);
     Leave(runs_.at(out.back()));
   }
   Admit(now);
@@ -120,16 +134,16 @@ std::vector<SampleId> EngineModel::Stop(double now) {
 }
 
 EngineRun EngineModel::Take(const SampleId& tid) {
-  const auto it = runs_.find(tid);
-  Leave(it->second);
-  EngineRun out = it->second;
-  runs_.erase(it);
+  EngineRun& run = runs_.at(tid);
+  Leave(run);
+  const EngineRun out = run;
+  runs_.erase(tid);
   return out;
 }
 
 double EngineModel::FinishStep(double now) {
   CatchUp(now);
-  const bool over = (at_ > now && at_ == finished_) || (!stops_.empty() && stops_.begin()->first <= clock_);
+  const bool over = (at_ > now && at_ == finished_) || (!stops_.empty() && stops_.front().clock <= clock_);
   if (batch_ > 0 && !over) Steps(quantum_);
   at_ = std::max(at_, now);
   return finished_ = at_;
@@ -154,7 +168,7 @@ EngineModel::StepSeconds EngineModel::TakeStepSeconds() {
 
 double EngineModel::Recompute() {
   double again = 0;
-  for (const auto& [tid, run] : runs_) again += static_cast<double>(run.context);
+  for (const SampleId& tid : Runs()) again += static_cast<double>(runs_.at(tid).context);
   if (again <= 0) return 0;
   const double took = factor_ * cost_->Prefill(again, again / static_cast<double>(runs_.size()) / 2);
   at_ += took;
@@ -171,7 +185,7 @@ bool EngineModel::SetFactor(double factor, double now) {
 
 double EngineModel::Next(bool one_step) const {
   if (batch_ == 0) return waiting_.empty() ? std::numeric_limits<double>::infinity() : at_;
-  int64_t steps = stops_.begin()->first - clock_;
+  int64_t steps = stops_.front().clock - clock_;
   if (one_step || !waiting_.empty()) steps = std::min(steps, quantum_);
   return at_ + factor_ * cost_->DecodeSteps(batch_, kv_, std::max<int64_t>(steps, 0));
 }

@@ -9,13 +9,13 @@
 
 #include <cstdint>
 #include <limits>
-#include <map>
-#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "scheduler/cost_model.h"
+#include "scheduler/flat_table.h"
 
 namespace tidepool::scheduler {
 
@@ -70,15 +70,22 @@ class EngineModel {
     double all = 0, decode = 0;
   };
   StepSeconds TakeStepSeconds();
-  [[nodiscard]] const std::map<SampleId, EngineRun>& runs() const { return runs_; }
+  // Of all its runs, in order.
+  [[nodiscard]] std::vector<SampleId> Runs() const { return runs_.SortedKeys(); }
   // Seconds of engine steps since the last call.
   double TakeBusy() { return std::exchange(busy_, 0.0); }
   // Tokens made since the last call.
   double TakeTokens() { return std::exchange(tokens_, 0.0); }
 
  private:
+  struct RunStop {
+    int64_t clock = 0;
+    SampleId tid;
+    friend bool operator>(const RunStop& x, const RunStop& y) { return std::tie(x.clock, x.tid) > std::tie(y.clock, y.tid); }
+  };
   void Enter(EngineRun& run);
   void Leave(EngineRun& run);
+  void DropStop();
   void Steps(int64_t steps);
   [[nodiscard]] int64_t StepsFor(const EngineRun& run) const;
   void Admit(double now);
@@ -86,8 +93,9 @@ class EngineModel {
   const CostModel* cost_;
   int64_t quantum_;
   double tokens_per_step_, gap_s_, factor_ = 1;
-  std::map<SampleId, EngineRun> runs_;
-  std::set<std::pair<int64_t, SampleId>> stops_;  // by clock
+  // A heap and a table, not trees: thousands of engines of a fleet take turns, so that what one touches is no longer in a cache.
+  FlatTable<SampleId, EngineRun> runs_;
+  std::vector<RunStop> stops_;         // heap, the next stop first; the first is always of the batch, others may have left it
   std::vector<SampleId> waiting_;      // join at the next step
   std::pair<double, int64_t> begun_{-1, 0};  // when an idle engine last began, and its clock then
   int64_t batch_ = 0, clock_ = 0;      // clock: decode steps so far

@@ -74,10 +74,8 @@ void Simulator::Impl::Die(WorkerId worker, Incarnation inc, bool seen) {
     ref = e.ref;
     // What its steps had made so far had been sent.
     e.model.CatchUp(now);
-    std::vector<SampleId> tids;
-    for (const auto& [tid, r] : e.model.runs()) tids.push_back(tid);
     std::vector<event::ChunkProgress> sent;
-    for (const SampleId& tid : tids) {
+    for (const SampleId& tid : e.model.Runs()) {
       const EngineRun r = e.model.Take(tid);
       if (seen && r.generated > 0) sent.push_back({e.ref, tid, r.att, r.generated, e.v});
     }

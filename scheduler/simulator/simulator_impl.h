@@ -103,7 +103,7 @@ struct Simulator::Impl {
   explicit Impl(const SimJob& j)
       : job(j), cost(j.hardware, j.model, j.devices_per_slot, j.engine_efficiency),
         draws(j.seed, j.lengths, j.turns, j.recorded_lengths, j.controller.config.rollout.max_new_tokens, j.controller.config.environment.max_turn_tokens),
-        faults(j.faults, j.seed) {
+        faults(j.faults, j.seed), samples(j.controller.config.rollout.group_size) {
     if (job.true_lengths) job.controller.dispatch.oracle = [this](const SampleId& tid) { return draws.Length(tid); };
     JobConfig& c = job.controller.config;
     c.cluster.heartbeat_s = kHeartbeatSeconds;
@@ -370,9 +370,7 @@ struct Simulator::Impl {
     Engine* e = Find(c.worker);
     if (e == nullptr) return;
     const double left = e->model.FinishStep(now) - now;  // the step under way ends first
-    std::vector<SampleId> tids;
-    for (const auto& [tid, r] : e->model.runs()) tids.push_back(tid);
-    for (const SampleId& tid : tids) {
+    for (const SampleId& tid : e->model.Runs()) {
       const EngineRun r = e->model.Take(tid);
       // What came to its end in that step ended; it was not drained.
       if (r.total_left <= 0) finishes.push_back(now + left);
@@ -426,7 +424,7 @@ struct Simulator::Impl {
     s.members.push_back(c);
     // The slowest rank decides; ranks differ by their share of the batch.
     double tokens = 0, squares = 0;
-    for (const auto& group : c.groups) {
+    for (const auto& group : c.share->groups) {
       if (job.prompt_once && !group.empty()) tokens -= static_cast<double>(job.prompt_tokens * (static_cast<int64_t>(group.size()) - 1));
       for (const SampleId& tid : group) {
         const auto n = static_cast<double>(job.prompt_tokens + controller->FindPayload(tid)->response_len);

@@ -107,7 +107,7 @@ TEST(CheckerTest, AgeIsCountedFromTheTokensAndBounded) {
     }
   }), "Q4");
   EXPECT_EQ(Predicate([](Journal& j) { std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 4)].record).rows[0].oldest = {0, 1}; }), "Q4");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Config>(j[0].record).max_lag_versions = 0; }), "Q5");
+  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Config>(j[0].record)->max_lag_versions = 0; }), "Q5");
 }
 
 TEST(CheckerTest, OnlyGradedSamplesThatEndedAreTrained) {
@@ -211,7 +211,7 @@ void Put(Journal& j, double seconds, JournalRecord r) {
 TEST(CheckerTest, EveryEngineFollowsTheNewestVersion) {
   const auto stall = [](Journal& j, int64_t ms) {
     for (JournalEntry& e : j) {
-      if (auto* c = std::get_if<record::Config>(&e.record)) c->stall_ms = ms;
+      if (auto* c = std::get_if<record::Config>(&e.record)) (*c)->stall_ms = ms;
     }
   };
   EXPECT_EQ(Predicate([&](Journal& j) { stall(j, 1500); }), "ok");
@@ -232,7 +232,7 @@ TEST(CheckerTest, EveryEngineFollowsTheNewestVersion) {
 TEST(CheckerTest, RolloutIsNotBelowItsFloorWhileHealthySlotsAreFree) {
   const auto check = [](bool granted, uint32_t lives) {
     Journal j;
-    Put(j, 0, record::Config{.job = "rl", .groups_per_step = 1, .group_size = 1, .slots = 2, .rollout_floor = 1, .stall_ms = 1000});
+    Put(j, 0, record::Config{{.job = "rl", .groups_per_step = 1, .group_size = 1, .slots = 2, .rollout_floor = 1, .stall_ms = 1000}});
     Put(j, 0, record::Join{{{0}, {0}}, "w0", Role::kNone});
     Put(j, 0.1, record::Join{{{1}, {1}}, "w1", Role::kNone});
     if (granted) Put(j, 0.5, record::TransitionBegin{{0}, {{{1}, Role::kNone, Role::kRollout, {1}}}, 5000, "join", 0});
@@ -339,7 +339,7 @@ TEST(CheckerTest, CheckpointsAreCommittedBeforeTheyAreRestored) {
 TEST(CheckerTest, PinnedSamplesHaveOneVersion) {
   EXPECT_EQ(Predicate([](Journal& j) {
     for (JournalEntry& e : j) {
-      if (auto* c = std::get_if<record::Config>(&e.record)) c->pin_version = 1;
+      if (auto* c = std::get_if<record::Config>(&e.record)) (*c)->pin_version = 1;
     }
   }), "W6") << "this run let samples cross versions";
 }

@@ -2,7 +2,7 @@
 // models and checker) as the number of requests grows, the fleet growing with it or staying as it is.
 //
 //   build/bin/controller_bench            one JSON object a line; "better" says which way is up
-//   build/bin/controller_bench REQUESTS   the rehearsal with so many requests alone, once (for a profiler)
+//   build/bin/controller_bench REQUESTS [ENGINES]   one rehearsal alone (for a profiler)
 
 #include <algorithm>
 #include <chrono>
@@ -161,7 +161,7 @@ double BenchScale(int64_t requests, int64_t engines = 0) {
 
 int main(int argc, char** argv) {
   using tidepool::scheduler::Bench;
-  if (argc > 1) return tidepool::scheduler::BenchScale(std::max(8L, std::atol(argv[1]))) > 0 ? 0 : 1;
+  if (argc > 1) return tidepool::scheduler::BenchScale(std::max(8L, std::atol(argv[1])), argc > 2 ? std::atol(argv[2]) : 0) > 0 ? 0 : 1;
   for (int repeat = 0; repeat < 3; ++repeat) {
     Bench(256, 2);
     Bench(4096, 8);

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
 
+#include "core/base/rng.h"
 #include "scheduler/simulator/engine_model.h"
 #include "scheduler/simulator/simulator.h"
 #include "tests/scheduler/rehearsal.h"
@@ -306,7 +308,9 @@ TEST(SimulatorTest, NothingIsGeneratedThatExpiresWithTheStepUnderWay) {
       if (const auto* x = std::get_if<record::Start>(&e.record)) {
         const int64_t began = oldest.try_emplace({x->tid.ordinal, x->tid.issue}, x->wv.number).first->second;
         during += leased ? 1 : 0;
-        if (leased) EXPECT_LT(version - began, bound) << "record " << e.lsn.value;
+        if (leased) {
+          EXPECT_LT(version - began, bound) << "record " << e.lsn.value;
+        }
       }
     };
     const SimReport r = Rehearse(j);
@@ -337,7 +341,9 @@ TEST(SimulatorTest, NothingIsGeneratedThatWouldBeTooOldAfterUndoneSteps) {
         free_at = std::max(free_at, step - bound);
         step = x->step.value;
       }
-      if (std::holds_alternative<record::Start>(e.record)) EXPECT_GE(step, free_at) << "record " << e.lsn.value;
+      if (std::holds_alternative<record::Start>(e.record)) {
+        EXPECT_GE(step, free_at) << "record " << e.lsn.value;
+      }
     };
     EXPECT_EQ(Rehearse(j).steps_trained, 12);
   }
@@ -417,6 +423,46 @@ TEST(EngineModelTest, WhatEndsInTheStepBeforeADrainHasEnded) {
   const double over = engine.FinishStep(0.001);
   EXPECT_NEAR(over, cost.DecodeSteps(1, 10, 8), 1e-9);
   EXPECT_EQ(engine.Take(run.tid).total_left, 0);
+}
+
+// Some are taken out before their time and some come back, also to the same stop; the others stop when they should.
+TEST(EngineModelTest, WhoIsTakenOutChangesNobodyElsesStop) {
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  Rng rng(5);
+  EngineModel engine(cost, 1, 1, 0);
+  std::map<SampleId, int64_t> chunks;
+  double now = 0;
+  int64_t ended = 0, taken = 0;
+  const auto stop = [&] {
+    now = engine.Next(false);
+    ASSERT_TRUE(std::isfinite(now));
+    for (const SampleId& tid : engine.Stop(now)) {
+      EXPECT_EQ(engine.Take(tid).generated, chunks.at(tid)) << ToString(tid);
+      chunks.erase(tid);
+      ++ended;
+    }
+  };
+  for (int i = 0; i < 3000; ++i) {
+    engine.CatchUp(now);
+    const SampleId tid{rng.Below(12), 0, 0};
+    if (chunks.contains(tid)) {
+      if (rng.Chance(0.7)) continue;
+      EXPECT_LE(engine.Take(tid).generated, chunks.at(tid));
+      chunks.erase(tid);
+      ++taken;
+    } else {
+      EngineRun run;
+      run.tid = tid;
+      run.context = 100;
+      run.chunk_left = chunks[tid] = 1 + rng.Below(6);
+      run.total_left = run.turn_left = 1 << 20;
+      engine.Add(run, now);
+    }
+    if (!chunks.empty() && rng.Chance(0.5)) stop();
+  }
+  while (!chunks.empty()) stop();
+  EXPECT_TRUE(engine.Runs().empty());
+  EXPECT_GT(std::min(ended, taken), 100);
 }
 
 TEST(SlotTimeTest, SharesAreOfSumsAndNotMeansOfShares) {

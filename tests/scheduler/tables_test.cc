@@ -17,14 +17,14 @@
 namespace tidepool::scheduler {
 namespace {
 
-// Few different keys, so that erasing often leaves a hole inside a run of neighbours.
+// Few different keys, so that erasing often leaves a hole inside a run of neighbours. Samples of a group lie apart or together.
 TEST(FlatTableTest, AgreesWithAPlainMap) {
   Rng rng(1);
-  for (int round = 0; round < 30; ++round) {
-    FlatTable<SampleId, int64_t> table;
+  for (int round = 0; round < 60; ++round) {
+    FlatTable<SampleId, int64_t> table(std::vector<int64_t>{1, 2, 3, 6, 8, 20}[static_cast<size_t>(round % 6)]);
     std::map<SampleId, int64_t> plain;
     for (int i = 0; i < 600; ++i) {
-      const int64_t ordinal = rng.Below(20), sample = rng.Below(4) - 1;
+      const int64_t ordinal = rng.Below(20), sample = rng.Below(round % 2 == 0 ? 4 : 20) - 2;
       const SampleId tid{ordinal, static_cast<int32_t>(rng.Below(2)), static_cast<int32_t>(sample)};
       if (rng.Chance(0.5)) {
         const auto [entry, fresh] = table.try_emplace(tid);
@@ -44,6 +44,12 @@ TEST(FlatTableTest, AgreesWithAPlainMap) {
       EXPECT_EQ(table.at(tid), x);
     }
     EXPECT_EQ(table.SortedKeys(), keys);
+    for (int64_t ordinal = 0; ordinal < 20; ++ordinal) {
+      for (int32_t sample = -2; sample < 20; ++sample) {
+        const SampleId tid{ordinal, 1, sample};
+        EXPECT_EQ(table.contains(tid), plain.contains(tid)) << ToString(tid);
+      }
+    }
     EXPECT_EQ(table.find({1000, 0, 0}), nullptr);
     table.clear();
     EXPECT_TRUE(table.empty() && table.SortedKeys().empty());

@@ -31,7 +31,7 @@ void WriteJournal(FileSystem& fs, const std::string& dir, const std::vector<Jour
 
 JournalRecord ConfigOf(int64_t steps) {
   record::Config config;
-  config.steps = steps;
+  config->steps = steps;
   return config;
 }
 JournalRecord Commit(int64_t step) {
