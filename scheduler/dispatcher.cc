@@ -105,16 +105,8 @@ void Dispatcher::SettleLoads() {
   for (const WorkerId id : changed_) {
     Engine* e = engines_.Find(id);
     if (e == nullptr || !std::exchange(e->load_changed, false)) continue;
-    LoadOrder::node_type node;
-    if (e->place) node = by_load_.extract(*std::exchange(e->place, std::nullopt));
-    if (!e->open) continue;
-    const LoadOrder::value_type key{Load(*e), e->reserved, id};
-    if (node.empty()) {
-      e->place = by_load_.insert(key).first;
-    } else {
-      node.value() = key;
-      e->place = by_load_.insert(std::move(node)).position;
-    }
+    if (e->open) by_load_.Set(id.value, {Load(*e), e->reserved});
+    else by_load_.Remove(id.value);
   }
   changed_.clear();
 }
@@ -312,7 +304,7 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   if (it == engines_.end()) return 0;
   const auto lost = static_cast<int64_t>(it->second.in_flight.size());
   in_flight_ -= lost;
-  if (it->second.place) by_load_.erase(*it->second.place);
+  by_load_.Remove(worker.value);
   for (const auto& chunk : it->second.in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
     if (TP_PLANTED(2)) continue;  // parked on an endpoint that is gone
@@ -423,15 +415,9 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
     const auto home = engines_.find(r.home);
     if (home != engines_.end() && home->second.open && Load(home->second) < share + share / kSlack && !Fits(home->second, r, tokens)) return nullptr;
   }
-  Engine* least = nullptr;
-  for (const auto& [chunks, reserved, id] : by_load_) {
-    if (coming_ > 0 && !r.only.valid() && chunks >= share) break;  // and so have all behind it
-    Engine& e = engines_.at(id);
-    if (!ok(e)) continue;
-    least = &e;
-    break;
-  }
-  if (least == nullptr) return nullptr;
+  const auto* first = by_load_.FirstThat([&](const auto& next) { return ok(engines_.at({next.second})); });
+  if (first == nullptr) return nullptr;
+  Engine* least = &engines_.at({first->second});
   const int64_t fewest = Load(*least);
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
     const auto it = engines_.find(home);

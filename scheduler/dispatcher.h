@@ -31,6 +31,7 @@
 #include "scheduler/flat_table.h"
 #include "scheduler/id_map.h"
 #include "scheduler/length_model.h"
+#include "scheduler/ordered_ids.h"
 #include "scheduler/small_set.h"
 
 namespace tidepool::scheduler {
@@ -81,7 +82,6 @@ class Dispatcher {
     Version v;
     int64_t tokens = 0;
   };
-  using LoadOrder = std::set<std::tuple<int64_t, int64_t, WorkerId>>;  // open engines: chunks, reserved tokens
   struct Engine {
     WorkerRef ref;
     SlotId slot;
@@ -89,11 +89,10 @@ class Dispatcher {
     Version version;              // admitted
     bool open = false;            // takes new chunks
     int64_t slowness = 1;         // its steps, over the median of all
-    FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
     int64_t reserved = 0;
     SmallSet<GroupId> groups;     // whose KV may be there
-    std::optional<LoadOrder::iterator> place;  // by load, as of the last SettleLoads
-    bool load_changed = false;    // since then
+    bool load_changed = false;    // since the last SettleLoads
+    FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
   };
 
   explicit Dispatcher(const DispatchOptions& options) : options_(options), requests_(options.group_size) {}
@@ -209,7 +208,7 @@ class Dispatcher {
   FlatTable<GroupId, GroupInfo> groups_;
   IdMap<WorkerId, Engine> engines_;
   std::set<std::pair<double, GroupId>> least_served_;        // groups with ready requests
-  LoadOrder by_load_;
+  OrderedIds<std::pair<int64_t, int64_t>> by_load_;          // open engines: chunks times slowness, reserved tokens
   std::vector<WorkerId> changed_;                            // engines whose load did
   LengthModel lengths_;
   std::set<GroupId> urgent_, too_late_;

@@ -75,7 +75,7 @@ class FlatTable {
     const uint32_t tag = Tag(key), inside = PlaceBeside(key, shift_);
     const size_t mask = places_.size() - 1;
     for (size_t at = tag & mask; places_[at].block != kFree; at = (at + 1) & mask) {
-      if (places_[at].tag != tag || (used_[places_[at].block] >> inside & 1U) == 0) continue;
+      if (places_[at].tag != tag || (shift_ != 0 && (used_[places_[at].block] >> inside & 1U) == 0)) continue;
       Entry& entry = Of(places_[at].block, inside);
       if (entry.first == key) return &entry;
     }
@@ -97,14 +97,18 @@ class FlatTable {
   std::pair<Entry*, bool> try_emplace(const Key& key) {
     size_t place = Probe(key);
     if (place == kNowhere) {
-      if (places_.size() < 2 * (used_.size() - free_.size() + 1)) Grow();
+      if (places_.size() < 2 * ((pool_.size() >> shift_) - free_.size() + 1)) Grow();
       place = Insert({Tag(key), NewBlock()});
+    } else if (shift_ == 0) {
+      return {&Of(places_[place].block, 0), false};
     }
     const uint32_t block = places_[place].block, inside = PlaceBeside(key, shift_);
     Entry& entry = Of(block, inside);
-    const uint8_t bit = static_cast<uint8_t>(1U << inside);
-    if ((used_[block] & bit) != 0) return {&entry, false};
-    used_[block] |= bit;
+    if (shift_ != 0) {
+      const auto bit = static_cast<uint8_t>(1U << inside);
+      if ((used_[block] & bit) != 0) return {&entry, false};
+      used_[block] |= bit;
+    }
     entry.first = key;
     ++size_;
     return {&entry, true};
@@ -115,12 +119,11 @@ class FlatTable {
     size_t hole = Probe(key);
     if (hole == kNowhere) return 0;
     const uint32_t block = places_[hole].block, inside = PlaceBeside(key, shift_);
-    const uint8_t bit = static_cast<uint8_t>(1U << inside);
-    if ((used_[block] & bit) == 0) return 0;
-    used_[block] &= static_cast<uint8_t>(~bit);
+    const auto bit = static_cast<uint8_t>(1U << inside);
+    if (shift_ != 0 && (used_[block] & bit) == 0) return 0;
     Of(block, inside) = {};
     --size_;
-    if (used_[block] != 0) return 1;
+    if (shift_ != 0 && (used_[block] &= static_cast<uint8_t>(~bit)) != 0) return 1;
     free_.push_back(block);
     // Those behind the hole move up as far as their own place allows.
     const size_t mask = places_.size() - 1;
@@ -145,7 +148,7 @@ class FlatTable {
     keys.reserve(size_);
     for (const Place& p : places_) {
       if (p.block == kFree) continue;
-      for (uint32_t used = used_[p.block]; used != 0; used &= used - 1) keys.push_back(Of(p.block, static_cast<uint32_t>(std::countr_zero(used))).first);
+      for (uint32_t used = shift_ == 0 ? 1 : used_[p.block]; used != 0; used &= used - 1) keys.push_back(Of(p.block, static_cast<uint32_t>(std::countr_zero(used))).first);
     }
     std::sort(keys.begin(), keys.end());
     return keys;
@@ -169,7 +172,7 @@ class FlatTable {
     const size_t mask = places_.size() - 1;
     for (size_t at = tag & mask; places_[at].block != kFree; at = (at + 1) & mask) {
       if (places_[at].tag != tag) continue;
-      const uint32_t block = places_[at].block, some = static_cast<uint32_t>(std::countr_zero(used_[block]));
+      const uint32_t block = places_[at].block, some = shift_ == 0 ? 0 : static_cast<uint32_t>(std::countr_zero(used_[block]));
       if (FirstBeside(Of(block, some).first, shift_) == FirstBeside(key, shift_)) return at;
     }
     return kNowhere;
@@ -180,10 +183,11 @@ class FlatTable {
       free_.pop_back();
       return block;
     }
-    TP_CHECK(used_.size() < kFree) << "a table of 2^32 blocks";
-    used_.push_back(0);
-    pool_.Grow(used_.size() << shift_);
-    return static_cast<uint32_t>(used_.size() - 1);
+    const size_t blocks = pool_.size() >> shift_;
+    TP_CHECK(blocks < kFree) << "a table of 2^32 blocks";
+    if (shift_ != 0) used_.push_back(0);
+    pool_.Grow((blocks + 1) << shift_);
+    return static_cast<uint32_t>(blocks);
   }
   size_t Insert(const Place& place) {
     const size_t mask = places_.size() - 1;
@@ -201,11 +205,11 @@ class FlatTable {
   }
 
   std::vector<Place> places_;      // a power of two, or none
-  StableVector<Entry> pool_;
-  std::vector<uint8_t> used_;      // by block: which of its entries are there
-  std::vector<uint32_t> free_;     // blocks
   size_t size_ = 0;
   int shift_ = 0;
+  std::vector<uint32_t> free_;     // blocks
+  std::vector<uint8_t> used_;      // by block: which of its entries are there; with shift_ 0 all are
+  StableVector<Entry> pool_;
 };
 
 }  // namespace tidepool::scheduler

@@ -128,6 +128,12 @@ Status Ledger::ApplyEnd(const record::End& r) {
   return OkStatus();
 }
 
+void Ledger::AddMade(Group& g, const Sample& s) {
+  if (!s.enq.wv_min.valid()) return;
+  g.made.insert(s.enq.wv_min);
+  g.made.insert(s.enq.wv_max);
+}
+
 Status Ledger::ApplyEnq(const record::Enq& r) {
   Group* g = nullptr;
   Sample* s = Mutable(r.tid, &g);
@@ -136,6 +142,7 @@ Status Ledger::ApplyEnq(const record::Enq& r) {
   }
   s->enq = r;
   Move(*g, *s, rules_.graded ? SamplePhase::kAwaiting : SamplePhase::kReady);
+  AddMade(*g, *s);
   return OkStatus();
 }
 
@@ -161,7 +168,14 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
   Move(*g, *s, SamplePhase::kDropped);
   s->reason = r.reason;
   ++drops_[static_cast<size_t>(r.reason)];
-  if (g->Count(SamplePhase::kDropped) < rules_.group_size) return OkStatus();
+  if (g->Count(SamplePhase::kDropped) < rules_.group_size) {
+    if (!complete) return OkStatus();
+    g->made.clear();
+    for (const Sample& left : g->samples) {
+      if (left.phase == SamplePhase::kAwaiting || left.phase == SamplePhase::kReady) AddMade(*g, left);
+    }
+    return OkStatus();
+  }
   // The reason of a group's last sample is the group's.
   ++dropped_groups_since_commit_;
   if (r.reason == DropReason::kFiltered) ++filtered_since_commit_;
@@ -275,25 +289,18 @@ bool Ledger::Exhausted() const {
 Age Ledger::AgeAt(const Group& g, const Version& v, const VersionGraph& versions) const {
   Age age = Age::kFresh;
   const int64_t eta = rules_.max_lag_versions;
-  bool some_loss = false, any = false;
-  for (const Sample& s : g.samples) {
-    if (s.phase != SamplePhase::kAwaiting && s.phase != SamplePhase::kReady) continue;
-    if (!s.enq.wv_min.valid()) continue;
-    any = true;
-    // A sample's tokens lie on one path of the version tree, so its two ends have the largest lags.
-    for (const Version& made : {s.enq.wv_max, s.enq.wv_min}) {
-      if (versions.Lag(made, v) <= eta) {
-        some_loss = true;
-        continue;
-      }
-      if (made.number >= v.number && versions.CommonNumber(made, v) == v.number) {
-        age = std::max(age, Age::kAhead);
-      } else if (!rules_.mask) {
-        return Age::kExpired;
-      }
+  bool some_loss = false;
+  // A sample's tokens lie on one path of the version tree, so its two ends have the largest lags.
+  for (const Version& made : g.made) {
+    if (versions.Lag(made, v) <= eta) {
+      some_loss = true;
+    } else if (made.number >= v.number && versions.CommonNumber(made, v) == v.number) {
+      age = Age::kAhead;
+    } else if (!rules_.mask) {
+      return Age::kExpired;
     }
   }
-  if (rules_.mask && any && !some_loss && age == Age::kFresh) return Age::kExpired;
+  if (rules_.mask && !g.made.empty() && !some_loss && age == Age::kFresh) return Age::kExpired;
   return age;
 }
 

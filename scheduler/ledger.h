@@ -24,6 +24,7 @@
 #include "scheduler/flat_table.h"
 #include "scheduler/length_fairness.h"
 #include "scheduler/ordinal_set.h"
+#include "scheduler/small_set.h"
 #include "scheduler/version_graph.h"
 
 namespace tidepool::scheduler {
@@ -56,6 +57,7 @@ struct Group {
   GroupPhase phase = GroupPhase::kRunning;
   std::array<int64_t, 5> by_phase{};  // its samples; by the ledger alone
   std::vector<Sample> samples;  // [group_size]
+  SmallSet<Version> made;  // oldest and newest weights of each sample that awaits its reward or has it; by the ledger alone
   int64_t prompt_len = 0, max_new = 0;
   int64_t lease = -1;
   StepNumber step;         // trained in it
@@ -140,6 +142,7 @@ class Ledger {
   [[nodiscard]] Group* FindGroup(const GroupKey& key) const;
   Sample* Mutable(const SampleId& tid, Group** group = nullptr);
   void Move(Group& g, Sample& s, SamplePhase phase);  // and its group to the phase that follows, unless all are dropped
+  static void AddMade(Group& g, const Sample& s);
   void SetPhase(Group& g, GroupPhase phase);
   void Erase(const GroupKey& key);
   void CountQueued(const Group& g, int64_t groups);

@@ -93,9 +93,6 @@ class EngineModel {
   const CostModel* cost_;
   int64_t quantum_;
   double tokens_per_step_, gap_s_, factor_ = 1;
-  // A heap and a table, not trees: thousands of engines of a fleet take turns, so that what one touches is no longer in a cache.
-  FlatTable<SampleId, EngineRun> runs_;
-  std::vector<RunStop> stops_;         // heap, the next stop first; the first is always of the batch, others may have left it
   std::vector<SampleId> waiting_;      // join at the next step
   std::pair<double, int64_t> begun_{-1, 0};  // when an idle engine last began, and its clock then
   int64_t batch_ = 0, clock_ = 0;      // clock: decode steps so far
@@ -105,6 +102,9 @@ class EngineModel {
   double busy_ = 0, tokens_ = 0;
   double since_busy_ = 0, since_decode_ = 0;  // since the last report: of steps and prefills; of steps
   int64_t since_clock_ = 0;
+  // A heap and a table, not trees: thousands of engines of a fleet take turns, so that what one touches is no longer in a cache.
+  std::vector<RunStop> stops_;         // heap, the next stop first; the first is always of the batch, others may have left it
+  FlatTable<SampleId, EngineRun> runs_;
 };
 
 }  // namespace tidepool::scheduler

@@ -15,7 +15,7 @@
 #include "scheduler/checker.h"
 #include "scheduler/flat_table.h"
 #include "scheduler/id_map.h"
-#include "scheduler/simulator/due_times.h"
+#include "scheduler/ordered_ids.h"
 #include "scheduler/simulator/engine_model.h"
 #include "scheduler/simulator/journal_hash.h"
 #include "scheduler/simulator/simulator.h"
@@ -72,7 +72,7 @@ struct Simulator::Impl {
   FaultDealer faults;
   std::unique_ptr<Controller> controller;
   std::priority_queue<Entry> queue;    // all but ...
-  DueTimes stops;                      // ... where engines stop next (Kind::kEngine)
+  OrderedIds<std::pair<double, int64_t>> stops;  // by time and sequence number: ... where engines stop next (Kind::kEngine)
   std::vector<Event> slab;             // events on their way
   std::vector<int64_t> free_slab;
   int64_t seq = 0;
@@ -140,14 +140,14 @@ struct Simulator::Impl {
   // The next thing to happen; false: nothing is left.
   bool Pop(Entry& next) {
     if (queue.empty() && stops.empty()) return false;
-    if (stops.empty() || (!queue.empty() && !(stops.first() < DueTimes::Due{queue.top().t, queue.top().seq}))) {
+    if (stops.empty() || (!queue.empty() && stops.first().first >= std::pair(queue.top().t, queue.top().seq))) {
       next = queue.top();
       queue.pop();
       return true;
     }
-    const DueTimes::Due due = stops.first();
-    stops.Remove(due.id);
-    next = {due.t, due.seq, Kind::kEngine, due.id, 0, {}};
+    const auto [due, id] = stops.first();
+    stops.Remove(id);
+    next = {due.first, due.second, Kind::kEngine, id, 0, {}};
     return true;
   }
   void Send(Event event) { Send(std::move(event), job.message_s); }
@@ -200,7 +200,7 @@ struct Simulator::Impl {
     report.tokens += e.model.TakeTokens();
     const double at = e.model.Next(job.per_step);
     if (std::isfinite(at)) {
-      stops.Set({now + std::max(0.0, at - now), seq++, e.ref.worker.value});
+      stops.Set(e.ref.worker.value, {now + std::max(0.0, at - now), seq++});
     } else {
       stops.Remove(e.ref.worker.value);
     }

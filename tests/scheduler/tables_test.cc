@@ -11,7 +11,7 @@
 #include "core/base/rng.h"
 #include "scheduler/flat_table.h"
 #include "scheduler/id_map.h"
-#include "scheduler/simulator/due_times.h"
+#include "scheduler/ordered_ids.h"
 #include "scheduler/small_set.h"
 
 namespace tidepool::scheduler {
@@ -89,26 +89,40 @@ TEST(SmallSetTest, AgreesWithAPlainSet) {
   }
 }
 
-TEST(DueTimesTest, TheFirstIsThatOfAPlainSet) {
+TEST(OrderedIdsTest, TheOrderIsThatOfAPlainSet) {
   Rng rng(4);
-  DueTimes due;
-  std::map<int64_t, DueTimes::Due> plain;  // by id
+  using Key = std::pair<int64_t, int64_t>;
+  OrderedIds<Key> ids;
+  std::map<int64_t, Key> plain;            // by id
   for (int64_t i = 0; i < 20000; ++i) {
     const int64_t id = rng.Below(40);
     if (rng.Chance(0.7)) {
-      const DueTimes::Due next{static_cast<double>(rng.Below(30)), i, id};  // many ties
-      due.Set(next);
-      plain[id] = next;
+      const Key key{rng.Below(5), rng.Below(5)};  // many ties
+      ids.Set(id, key);
+      plain[id] = key;
     } else {
-      due.Remove(id);
+      ids.Remove(id);
       plain.erase(id);
     }
-    ASSERT_EQ(due.empty(), plain.empty());
-    if (plain.empty()) continue;
-    const auto first = std::ranges::min_element(plain, [](const auto& x, const auto& y) { return x.second < y.second; });
-    ASSERT_EQ(due.first().id, first->first) << i;
-    ASSERT_EQ(due.first().seq, first->second.seq);
+    std::vector<std::pair<Key, int64_t>> order;
+    for (const auto& [other, key] : plain) order.emplace_back(key, other);
+    std::ranges::sort(order);
+    ASSERT_EQ(ids.size(), order.size());
+    ASSERT_EQ(ids.empty(), order.empty());
+    if (!order.empty()) {
+      ASSERT_EQ(ids.first(), order.front()) << i;
+    }
+    const int64_t wanted = rng.Below(12);  // at times of none
+    const auto is = [&](const auto& item) { return item.second % 11 == wanted; };
+    const auto first = std::ranges::find_if(order, is);
+    const auto* found = ids.FirstThat(is);
+    ASSERT_EQ(found == nullptr, first == order.end()) << i;
+    if (found != nullptr) {
+      ASSERT_EQ(*found, *first) << i;
+    }
   }
+  ids.Clear();
+  EXPECT_TRUE(ids.empty());
 }
 
 TEST(IdMapTest, AgreesWithAPlainMap) {
