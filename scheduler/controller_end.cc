@@ -48,6 +48,7 @@ void Controller::Impl::On(const event::CheckpointWritten& e) {
   // A later fold that comes to another state here is refused: what it would decide from was not what happened.
   out.Record(record::Snapshot{state.Digest()});
   // Whatever was trained up to here will not be needed again; its payload stays on disk.
+  out.Expect(tokens_kept.size());
   for (const SampleId& tid : tokens_kept.SortedKeys()) {
     const Group* g = state.ledger().Find(KeyOf(tid));
     if (g != nullptr && (g->phase != GroupPhase::kTrained || g->step > w.step)) continue;

@@ -23,6 +23,8 @@ class Outbox {
 #endif
     Do(command::Append{std::move(r)});
   }
+  // So many more are coming.
+  void Expect(size_t commands) { commands_.reserve(commands_.size() + commands); }
   void Do(Command c) {
     if (commands_.capacity() == 0) commands_.reserve(8);  // an event's usual answer
     commands_.push_back(std::move(c));

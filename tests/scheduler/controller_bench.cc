@@ -173,7 +173,7 @@ int main(int argc, char** argv) {
     double first = 0, last = 0;
     for (int64_t requests = 256; requests <= 65536; requests *= 4) {
       double best = 0;
-      for (int repeat = 0; repeat < 3; ++repeat) {
+      for (int repeat = 0; repeat < 5; ++repeat) {
         const double us = tidepool::scheduler::BenchScale(requests, engines);
         if (best == 0 || us < best) best = us;
       }
