@@ -415,7 +415,9 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
     const auto home = engines_.find(r.home);
     if (home != engines_.end() && home->second.open && Load(home->second) < share + share / kSlack && !Fits(home->second, r, tokens)) return nullptr;
   }
-  const auto* first = by_load_.FirstThat([&](const auto& next) { return ok(engines_.at({next.second})); });
+  std::optional<std::pair<int64_t, int64_t>> end;
+  if (coming_ > 0 && !r.only.valid()) end = {share, INT64_MIN};  // nobody behind has less than a share
+  const auto* first = by_load_.FirstThat([&](const auto& next) { return ok(engines_.at({next.second})); }, end);
   if (first == nullptr) return nullptr;
   Engine* least = &engines_.at({first->second});
   const int64_t fewest = Load(*least);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -40,11 +41,11 @@ class OrderedIds {
     heap_.clear();
     place_.clear();
   }
-  // The first for which `is` holds, which is asked of others too; nullptr: of none.
+  // The first for which `is` holds, which is asked of others too; of keys below `end` alone, if there is one. nullptr: of none.
   template <typename Is>
-  [[nodiscard]] const Item* FirstThat(const Is& is) const {
+  [[nodiscard]] const Item* FirstThat(const Is& is, const std::optional<Key>& end = {}) const {
     const Item* best = nullptr;
-    Search(0, is, best);
+    Search(0, is, end, best);
     return best;
   }
 
@@ -52,16 +53,16 @@ class OrderedIds {
   static constexpr size_t kNowhere = SIZE_MAX;
   // Below a place is nothing that comes before it.
   template <typename Is>
-  void Search(size_t at, const Is& is, const Item*& best) const {
-    if (at >= heap_.size() || (best != nullptr && *best < heap_[at])) return;
+  void Search(size_t at, const Is& is, const std::optional<Key>& end, const Item*& best) const {
+    if (at >= heap_.size() || (best != nullptr && *best < heap_[at]) || (end && heap_[at].first >= *end)) return;
     if (is(heap_[at])) {
       best = &heap_[at];
       return;
     }
     const size_t left = 2 * at + 1, right = left + 1;
     const bool right_first = right < heap_.size() && heap_[right] < heap_[left];
-    Search(right_first ? right : left, is, best);
-    Search(right_first ? left : right, is, best);
+    Search(right_first ? right : left, is, end, best);
+    Search(right_first ? left : right, is, end, best);
   }
   void Put(size_t at, const Item& item) {
     heap_[at] = item;

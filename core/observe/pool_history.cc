@@ -38,6 +38,11 @@ class Reader {
     Role role = Role::kNone;
   };
 
+  struct Move {
+    std::pair<Role, Role> roles;
+    double begun = 0, released = 0;
+  };
+
   void Put(int64_t slot, const std::string& category, const std::string& name) {
     seen_.insert(slot);
     Lane& lane = lanes_[slot];
@@ -58,6 +63,7 @@ class Reader {
     }
     training_.clear();
     moving_.clear();
+    open_.clear();
   }
   // What a slot does when it is in no transaction.
   void Rest(int64_t slot) {
@@ -68,6 +74,7 @@ class Reader {
   }
 
   void On(const record::TransitionBegin& r) {
+    if (!r.slots.empty()) open_[r.t] = {{r.slots.front().from, r.slots.front().to}, now_, now_};
     for (const record::SlotPlan& s : r.slots) {
       moving_[r.t].push_back(s.slot.value);
       Put(s.slot.value, "moving", std::string(Name(s.from)) + " to " + Name(s.to));
@@ -86,11 +93,24 @@ class Reader {
     moving_.erase(it);
     for (const int64_t slot : slots) Rest(slot);
   }
+  void On(const record::TransitionCommit& r) {
+    if (const auto it = open_.find(r.t); it != open_.end()) it->second.released = now_;
+  }
   void On(const record::TransitionDone& r) {
     ++history_.moves;
+    if (const auto it = open_.find(r.t); it != open_.end()) {
+      MoveTimes& times = history_.times[it->second.roles];
+      times.release_s.push_back(it->second.released - it->second.begun);
+      times.grant_s.push_back(now_ - it->second.released);
+      open_.erase(it);
+    }
     End(r.t);
   }
   void On(const record::TransitionRolledBack& r) {
+    if (const auto it = open_.find(r.t); it != open_.end()) {
+      ++history_.times[it->second.roles].rolled_back;
+      open_.erase(it);
+    }
     for (const record::SlotPlan& s : r.slots) lanes_[s.slot.value].role = s.to;
     End(r.t);
   }
@@ -126,6 +146,7 @@ class Reader {
   PoolHistory history_;
   std::map<int64_t, Lane> lanes_;
   std::map<TransitionId, std::vector<int64_t>> moving_;
+  std::map<TransitionId, Move> open_;
   std::set<int64_t> training_, seen_;
   std::string step_;
   double now_ = 0, offset_ = 0;

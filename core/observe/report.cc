@@ -300,6 +300,30 @@ std::string Timeline(const RunData& run) {
   return html + "</div>";
 }
 
+// Milliseconds: median / 90 % / longest.
+std::string Spread(std::vector<double> seconds) {
+  if (seconds.empty()) return "";
+  std::ranges::sort(seconds);
+  const auto at = [&](double share) { return seconds[std::min(seconds.size() - 1, static_cast<size_t>(share * static_cast<double>(seconds.size())))]; };
+  char text[96];
+  std::snprintf(text, sizeof(text), "%.1f / %.1f / %.1f", 1e3 * at(0.5), 1e3 * at(0.9), 1e3 * seconds.back());
+  return text;
+}
+
+std::string MovesTable(const PoolHistory& pool) {
+  std::string rows;
+  for (const auto& [roles, times] : pool.times) {
+    if (roles.first == Role::kNone) continue;  // the first grants wait for processes to start
+    std::vector<double> whole;
+    for (size_t i = 0; i < times.release_s.size(); ++i) whole.push_back(times.release_s[i] + times.grant_s[i]);
+    rows += std::string("<tr><td>") + Name(roles.first) + " to " + Name(roles.second) + "</td><td>" + std::to_string(whole.size()) + "</td><td>" +
+            std::to_string(times.rolled_back) + "</td><td>" + Spread(times.release_s) + "</td><td>" + Spread(times.grant_s) + "</td><td>" + Spread(whole) + "</td></tr>";
+  }
+  if (rows.empty()) return {};
+  return "<div class=\"caption\"><span>How long slots took to change hands: milliseconds, median / 90 % / longest</span></div><table id=\"moves\"><tr><th>move</th>"
+         "<th>done</th><th>rolled back</th><th>drain and release</th><th>grant</th><th>whole</th></tr>" + rows + "</table>";
+}
+
 // The tide: every slot over time, coloured by what it was for.
 std::string Pool(const RunData& run) {
   const PoolHistory& pool = run.pool;
@@ -329,7 +353,7 @@ std::string Pool(const RunData& run) {
             " closer up; dashed lines are ends of optimizer steps</span></div><div class=\"scroll\">" +
             TimelineSvg(pool.lanes, pool.steps[middle - 1], pool.steps[last], pool.steps) + "</div>";
   }
-  return html + "</div>";
+  return html + MovesTable(pool) + "</div>";
 }
 
 std::string Shorten(const std::string& text, size_t most) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -114,8 +115,10 @@ TEST(OrderedIdsTest, TheOrderIsThatOfAPlainSet) {
     }
     const int64_t wanted = rng.Below(12);  // at times of none
     const auto is = [&](const auto& item) { return item.second % 11 == wanted; };
-    const auto first = std::ranges::find_if(order, is);
-    const auto* found = ids.FirstThat(is);
+    std::optional<Key> end;
+    if (rng.Chance(0.5)) end = Key{rng.Below(5), rng.Below(5)};
+    const auto first = std::ranges::find_if(order, [&](const auto& item) { return is(item) && (!end || item.first < *end); });
+    const auto* found = ids.FirstThat(is, end);
     ASSERT_EQ(found == nullptr, first == order.end()) << i;
     if (found != nullptr) {
       ASSERT_EQ(*found, *first) << i;

@@ -47,6 +47,11 @@ TEST(PoolHistoryTest, ASlotGoesToTrainingAndComesBack) {
   EXPECT_EQ(Lane(pool, 0), (Lanes{"rollout 1-5", "moving 5-7", "actor 7-8", "train 8-10", "actor 10-11", "moving 11-13", "rollout 13-20"}));
   EXPECT_EQ(pool.steps, std::vector<double>{10});
   EXPECT_EQ(pool.moves, 2);
+  EXPECT_EQ(pool.times.at({Role::kRollout, Role::kActor}).release_s, std::vector<double>{1});
+  EXPECT_EQ(pool.times.at({Role::kRollout, Role::kActor}).grant_s, std::vector<double>{1});
+  RunData run;
+  run.pool = pool;
+  EXPECT_NE(ReportHtml(run).find("<td>rollout to actor</td><td>1</td><td>0</td><td>1000.0 / 1000.0 / 1000.0</td><td>1000.0 / 1000.0 / 1000.0</td><td>2000.0"), std::string::npos);
   EXPECT_EQ(pool.end_s, 20);
 }
 
@@ -62,6 +67,7 @@ TEST(PoolHistoryTest, ARollBackALossAndAnotherControllerAreShown) {
   j.Put(1, record::Fence{{{0}, {1}}}, 2);  // its clock begins anew; nothing is known until somebody is granted something
   j.Put(2, record::Grant{kSlot, Role::kActor, {5}, {{0}, {2}}}, 2);
   j.Put(4, record::EndRun{0, "", 1}, 2);
+  EXPECT_EQ(PoolHistoryOf(j.entries).times.at({Role::kRollout, Role::kActor}).rolled_back, 1);
   EXPECT_EQ(Lane(PoolHistoryOf(j.entries), 0), (Lanes{"rollout 1-2", "moving 2-3", "rollout 3-5", "lost 5-6", "rollout 6-9", "actor 11-13"}));
 }
 
