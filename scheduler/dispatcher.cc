@@ -417,7 +417,12 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   }
   std::optional<std::pair<int64_t, int64_t>> end;
   if (coming_ > 0 && !r.only.valid()) end = {share, INT64_MIN};  // nobody behind has less than a share
-  const auto* first = by_load_.FirstThat([&](const auto& next) { return ok(engines_.at({next.second})); }, end);
+  // Where its own tokens alone have no room, said by the key; Fits says the same and more.
+  const int64_t room = options_.reserve && options_.kv_cache_tokens > 0 ? options_.kv_cache_tokens - r.generated - tokens : INT64_MAX;
+  const auto* first = by_load_.FirstThat([&](const auto& next) {
+    const auto& [load, reserved] = next.first;
+    return (load == 0 || reserved <= room) && ok(engines_.at({next.second}));
+  }, end);
   if (first == nullptr) return nullptr;
   Engine* least = &engines_.at({first->second});
   const int64_t fewest = Load(*least);
