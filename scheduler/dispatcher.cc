@@ -385,10 +385,14 @@ bool Dispatcher::HasGhosts(WorkerId worker) const {
   });
 }
 
+int64_t Dispatcher::Room(const Request& r, int64_t tokens) const {
+  return options_.reserve && options_.kv_cache_tokens > 0 ? options_.kv_cache_tokens - r.generated - tokens : INT64_MAX;
+}
+
 bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
   if (!e.open) return false;
-  if (!options_.reserve || options_.kv_cache_tokens == 0 || e.in_flight.empty()) return true;
-  const int64_t room = options_.kv_cache_tokens - e.reserved - r.generated - tokens;
+  if (e.in_flight.empty()) return true;
+  const int64_t room = Room(r, tokens) - e.reserved;
   return room >= r.prompt_len || (room >= 0 && e.groups.contains(r.gid));  // siblings share the prompt
 }
 
@@ -418,7 +422,7 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   std::optional<std::pair<int64_t, int64_t>> end;
   if (coming_ > 0 && !r.only.valid()) end = {share, INT64_MIN};  // nobody behind has less than a share
   // Where its own tokens alone have no room, said by the key; Fits says the same and more.
-  const int64_t room = options_.reserve && options_.kv_cache_tokens > 0 ? options_.kv_cache_tokens - r.generated - tokens : INT64_MAX;
+  const int64_t room = Room(r, tokens);
   const auto* first = by_load_.FirstThat([&](const auto& next) {
     const auto& [load, reserved] = next.first;
     return (load == 0 || reserved <= room) && ok(engines_.at({next.second}));

@@ -198,6 +198,8 @@ class Dispatcher {
   void SetVersion(Engine& e, const Version& v);
   void LoadChanged(Engine& e);
   void SettleLoads();                                        // before by_load_ is read: an end and a start on one engine move it once
+  // Tokens that may be reserved on a worker beside the chunk's own.
+  [[nodiscard]] int64_t Room(const Request& r, int64_t tokens) const;
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;
 
   DispatchOptions options_;

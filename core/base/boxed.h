@@ -1,5 +1,5 @@
 #pragma once
-// A value on the heap that copies and compares as the value does: for what is large and rare among the alternatives of a
+// A value on the heap that copies as the value does: for what is large and rare among the alternatives of a
 // variant, which is as large as its largest. Not thread-safe.
 
 #include <memory>

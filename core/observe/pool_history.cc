@@ -38,8 +38,9 @@ class Reader {
     Role role = Role::kNone;
   };
 
-  struct Move {
-    std::pair<Role, Role> roles;
+  struct Move {                          // a transaction that is under way
+    std::vector<int64_t> slots;
+    std::pair<Role, Role> roles;         // of the first slot
     double begun = 0, released = 0;
   };
 
@@ -63,7 +64,6 @@ class Reader {
     }
     training_.clear();
     moving_.clear();
-    open_.clear();
   }
   // What a slot does when it is in no transaction.
   void Rest(int64_t slot) {
@@ -74,43 +74,41 @@ class Reader {
   }
 
   void On(const record::TransitionBegin& r) {
-    if (!r.slots.empty()) open_[r.t] = {{r.slots.front().from, r.slots.front().to}, now_, now_};
+    if (r.slots.empty()) return;
+    Move& move = moving_[r.t];
+    move = {{}, {r.slots.front().from, r.slots.front().to}, now_, now_};
     for (const record::SlotPlan& s : r.slots) {
-      moving_[r.t].push_back(s.slot.value);
+      move.slots.push_back(s.slot.value);
       Put(s.slot.value, "moving", std::string(Name(s.from)) + " to " + Name(s.to));
     }
   }
   void On(const record::Grant& r) {
     lanes_[r.slot.value].role = r.role;
     seen_.insert(r.slot.value);
-    const bool moves = std::ranges::any_of(moving_, [&](const auto& m) { return std::ranges::count(m.second, r.slot.value) > 0; });
+    const bool moves = std::ranges::any_of(moving_, [&](const auto& m) { return std::ranges::count(m.second.slots, r.slot.value) > 0; });
     if (!moves) Rest(r.slot.value);
   }
   void End(TransitionId t) {
     const auto it = moving_.find(t);
     if (it == moving_.end()) return;
-    const std::vector<int64_t> slots = it->second;
+    const std::vector<int64_t> slots = std::move(it->second.slots);
     moving_.erase(it);
     for (const int64_t slot : slots) Rest(slot);
   }
   void On(const record::TransitionCommit& r) {
-    if (const auto it = open_.find(r.t); it != open_.end()) it->second.released = now_;
+    if (const auto it = moving_.find(r.t); it != moving_.end()) it->second.released = now_;
   }
   void On(const record::TransitionDone& r) {
     ++history_.moves;
-    if (const auto it = open_.find(r.t); it != open_.end()) {
+    if (const auto it = moving_.find(r.t); it != moving_.end()) {
       MoveTimes& times = history_.times[it->second.roles];
       times.release_s.push_back(it->second.released - it->second.begun);
       times.grant_s.push_back(now_ - it->second.released);
-      open_.erase(it);
     }
     End(r.t);
   }
   void On(const record::TransitionRolledBack& r) {
-    if (const auto it = open_.find(r.t); it != open_.end()) {
-      ++history_.times[it->second.roles].rolled_back;
-      open_.erase(it);
-    }
+    if (const auto it = moving_.find(r.t); it != moving_.end()) ++history_.times[it->second.roles].rolled_back;
     for (const record::SlotPlan& s : r.slots) lanes_[s.slot.value].role = s.to;
     End(r.t);
   }
@@ -145,8 +143,7 @@ class Reader {
 
   PoolHistory history_;
   std::map<int64_t, Lane> lanes_;
-  std::map<TransitionId, std::vector<int64_t>> moving_;
-  std::map<TransitionId, Move> open_;
+  std::map<TransitionId, Move> moving_;
   std::set<int64_t> training_, seen_;
   std::string step_;
   double now_ = 0, offset_ = 0;

@@ -14,10 +14,6 @@
 
 namespace tidepool::observe {
 
-// One lane a slot, in the form of a trace; categories: "rollout" (generates), "train" (an optimizer step), "actor"
-// (holds the training role between steps), "moving" (inside a transaction: draining, releasing, being granted),
-// "lost" (no worker, or quarantined). Times are seconds of the run; a restarted controller goes on where the one
-// before ended.
 // Transactions that led slots from one role to another (of several slots: as its first one). Seconds: `release` from the
 // decision until all are drained and released, `grant` from there until all work in their new role.
 struct MoveTimes {
@@ -25,6 +21,10 @@ struct MoveTimes {
   std::vector<double> release_s, grant_s;  // of each that was done, in order
 };
 
+// One lane a slot, in the form of a trace; categories: "rollout" (generates), "train" (an optimizer step), "actor"
+// (holds the training role between steps), "moving" (inside a transaction: draining, releasing, being granted),
+// "lost" (no worker, or quarantined). Times are seconds of the run; a restarted controller goes on where the one
+// before ended.
 struct PoolHistory {
   ReadTrace lanes;
   std::vector<double> steps;   // ends of optimizer steps
