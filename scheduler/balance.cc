@@ -12,10 +12,10 @@ struct Bin {
   double cost = 0;
   std::vector<int64_t> items;
 };
-struct Tuple {                   // k bins, most expensive first; empty ones, which come last, are not stored
+struct Tuple {  // k bins, most expensive first; empty ones, which come last, are not stored
   std::vector<Bin> bins;
-  int64_t first = 0;             // smallest item: decides ties
-  double spread = 0;             // of the costs of all k
+  int64_t first = 0;  // smallest item: decides ties
+  double spread = 0;  // of the costs of all k
 };
 // The largest spread first; among equals the one with the smallest item.
 struct Later {
@@ -24,13 +24,15 @@ struct Later {
   }
 };
 
-// The first `sorted` bins are in order already. Most joins add one group to a tuple of thousands of bins, so what is in order is
-// not sorted again: the rest goes in where it belongs, and from there on alone anything moves.
+// The first `sorted` bins are in order already. Most joins add one group to a tuple of thousands of bins, so
+// what is in order is not sorted again: the rest goes in where it belongs, and from there on alone anything
+// moves.
 void Sort(Tuple& t, size_t k, size_t sorted) {
   const auto before = [](const Bin& x, const Bin& y) { return x.cost > y.cost; };
   const auto rest = t.bins.begin() + static_cast<std::ptrdiff_t>(sorted);
   std::stable_sort(rest, t.bins.end(), before);
-  if (rest != t.bins.end()) std::inplace_merge(std::upper_bound(t.bins.begin(), rest, *rest, before), rest, t.bins.end(), before);
+  if (rest != t.bins.end())
+    std::inplace_merge(std::upper_bound(t.bins.begin(), rest, *rest, before), rest, t.bins.end(), before);
   t.spread = t.bins.front().cost - (t.bins.size() < k ? 0 : t.bins.back().cost);
 }
 
@@ -51,7 +53,8 @@ Tuple Join(Tuple x, Tuple y, size_t k) {
 
 }  // namespace
 
-std::vector<std::vector<int64_t>> BalancedPartition(std::span<const double> costs, int64_t ranks, bool equal_count) {
+std::vector<std::vector<int64_t>> BalancedPartition(std::span<const double> costs, int64_t ranks,
+                                                    bool equal_count) {
   TP_CHECK(ranks > 0);
   const auto k = static_cast<size_t>(ranks);
   std::vector<std::vector<int64_t>> result(k);
@@ -59,7 +62,9 @@ std::vector<std::vector<int64_t>> BalancedPartition(std::span<const double> cost
   std::vector<Tuple> heap;
   std::vector<int64_t> order(costs.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return costs[static_cast<size_t>(x)] > costs[static_cast<size_t>(y)]; });
+  std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) {
+    return costs[static_cast<size_t>(x)] > costs[static_cast<size_t>(y)];
+  });
   const size_t at_once = equal_count ? k : 1;
   for (size_t i = 0; i < order.size(); i += at_once) {
     Tuple t{.bins = {}, .first = order[i], .spread = 0};

@@ -15,12 +15,15 @@ bool Checker::State::Violation(const char* predicate, std::string why) {
 
 int64_t Checker::State::Capacity() const {
   const auto b = static_cast<double>(config->groups_per_step);
-  return config->max_lag_versions * config->groups_per_step + static_cast<int64_t>(std::ceil(config->oversample * b - 1e-9));
+  return config->max_lag_versions * config->groups_per_step +
+         static_cast<int64_t>(std::ceil(config->oversample * b - 1e-9));
 }
 
 uint64_t Checker::State::At(const Version& v, int64_t n) const {
   const auto it = path.find(v.lineage);
-  return it == path.end() || n < 0 || n >= static_cast<int64_t>(it->second.size()) ? 0 : it->second[static_cast<size_t>(n)];
+  return it == path.end() || n < 0 || n >= static_cast<int64_t>(it->second.size())
+             ? 0
+             : it->second[static_cast<size_t>(n)];
 }
 
 int64_t Checker::State::Lag(const Version& made, const Version& trained) const {
@@ -39,14 +42,14 @@ void Checker::State::SetPath(const Version& v, uint64_t digest) {
 
 bool Checker::State::Trusted(const WorkerRef& ref, const char* what) {
   const auto it = workers.find(ref);
-  if (it == workers.end()) return Violation("Q8", std::string(what) + " from " + ToString(ref) + ", which never joined");
-  if (it->second.fenced) return Violation("Q8", std::string(what) + " from " + ToString(ref) + " after its FENCE");
+  if (it == workers.end())
+    return Violation("Q8", std::string(what) + " from " + ToString(ref) + ", which never joined");
+  if (it->second.fenced)
+    return Violation("Q8", std::string(what) + " from " + ToString(ref) + " after its FENCE");
   return true;
 }
 
-bool Checker::State::OnTime() {
-  return TransitionsEnd() && FloorKept() && EnginesFollow();
-}
+bool Checker::State::OnTime() { return TransitionsEnd() && FloorKept() && EnginesFollow(); }
 
 void Checker::State::NewLife() {
   if (below_floor_ns) below_floor_ns = now->mono_ns;
@@ -66,8 +69,10 @@ bool Checker::Feed(const JournalEntry& entry) {
   const bool new_life = s.ctl_epoch != entry.ctl_epoch;
   s.ctl_epoch = entry.ctl_epoch;
   s.now = &entry;
-  if (entry.lsn.valid() && entry.lsn.value != expected) return s.Violation("journal", "expected record number " + std::to_string(expected));
-  if (!s.config && !std::holds_alternative<record::Config>(entry.record)) return s.Violation("journal", "the first record is not CONFIG");
+  if (entry.lsn.valid() && entry.lsn.value != expected)
+    return s.Violation("journal", "expected record number " + std::to_string(expected));
+  if (!s.config && !std::holds_alternative<record::Config>(entry.record))
+    return s.Violation("journal", "the first record is not CONFIG");
   if (new_life) s.NewLife();
   if (!s.OnTime()) return false;
   return std::visit([&](const auto& r) { return s.On(r); }, entry.record) && s.r.ok;

@@ -6,7 +6,9 @@ namespace tidepool::scheduler {
 
 bool Checker::State::On(const record::CheckpointBegin& x) {
   if (x.ckpt <= last_checkpoint) return Violation("C8", "checkpoint numbers have to increase");
-  if (x.step.value != current.number) return Violation("C3", "checkpoint of step " + std::to_string(x.step.value) + " at step " + std::to_string(current.number));
+  if (x.step.value != current.number)
+    return Violation("C3", "checkpoint of step " + std::to_string(x.step.value) + " at step " +
+                               std::to_string(current.number));
   if (step) return Violation("C3", "a checkpoint begins inside a step");
   last_checkpoint = x.ckpt;
   checkpoints[x.ckpt] = {.step = x.step.value, .begin_lsn = now->lsn.value};
@@ -15,21 +17,29 @@ bool Checker::State::On(const record::CheckpointBegin& x) {
 
 Checker::State::CheckpointState* Checker::State::Commits(int64_t ckpt, const char* predicate) {
   const auto it = checkpoints.find(ckpt);
-  if (it != checkpoints.end() && it->second.committed && !it->second.rejected && !it->second.deleted) return &it->second;
+  if (it != checkpoints.end() && it->second.committed && !it->second.rejected && !it->second.deleted)
+    return &it->second;
   Violation(predicate, "checkpoint " + std::to_string(ckpt) + " is not committed, or rejected, or deleted");
   return nullptr;
 }
 
 bool Checker::State::On(const record::CheckpointCommit& x) {
   const auto it = checkpoints.find(x.ckpt);
-  if (it == checkpoints.end() || it->second.committed) return Violation("C8", "checkpoint " + std::to_string(x.ckpt) + " was not begun, or is committed twice");
-  if (x.manifest_digest == 0) return Violation("C8", "checkpoint " + std::to_string(x.ckpt) + " is committed without a manifest that was read back");
+  if (it == checkpoints.end() || it->second.committed)
+    return Violation("C8", "checkpoint " + std::to_string(x.ckpt) + " was not begun, or is committed twice");
+  if (x.manifest_digest == 0)
+    return Violation(
+        "C8", "checkpoint " + std::to_string(x.ckpt) + " is committed without a manifest that was read back");
   if (it->second.step != x.step.value || x.cut.value > now->lsn.value || x.cut.value < it->second.begin_lsn) {
-    return Violation("C3", "step or cut of checkpoint " + std::to_string(x.ckpt) + " differ from its CK_BEGIN");
+    return Violation("C3",
+                     "step or cut of checkpoint " + std::to_string(x.ckpt) + " differ from its CK_BEGIN");
   }
-  if (x.weights_digest == 0) return Violation("C7", "checkpoint " + std::to_string(x.ckpt) + " holds no weights that are finite");
+  if (x.weights_digest == 0)
+    return Violation("C7", "checkpoint " + std::to_string(x.ckpt) + " holds no weights that are finite");
   const uint64_t weights = At(current, x.step.value);
-  if (x.step.value > 0 && weights != 0 && weights != x.weights_digest) return Violation("C3", "weights of checkpoint " + std::to_string(x.ckpt) + " are not those of step " + std::to_string(x.step.value));
+  if (x.step.value > 0 && weights != 0 && weights != x.weights_digest)
+    return Violation("C3", "weights of checkpoint " + std::to_string(x.ckpt) + " are not those of step " +
+                               std::to_string(x.step.value));
   it->second.committed = true;
   it->second.committed_at = current.number;
   if (x.step.value == 0) step0_committed = true;
@@ -49,13 +59,14 @@ bool Checker::State::On(const record::CheckpointDelete& x) {
   const bool newer = std::any_of(checkpoints.upper_bound(x.ckpt), checkpoints.end(), [](const auto& item) {
     return item.second.committed && !item.second.rejected && !item.second.deleted && !item.second.undone;
   });
-  if (!newer) return Violation("C2", "checkpoint " + std::to_string(x.ckpt) + " is deleted without a newer one");
+  if (!newer)
+    return Violation("C2", "checkpoint " + std::to_string(x.ckpt) + " is deleted without a newer one");
   c->deleted = true;
   return true;
 }
 
-// C6: no more steps are lost than lie between two checkpoints, and those that were done while the newest was being
-// written. Who cannot write (a full disk) is excused: it has begun a later one.
+// C6: no more steps are lost than lie between two checkpoints, and those that were done while the newest was
+// being written. Who cannot write (a full disk) is excused: it has begun a later one.
 bool Checker::State::PointKept(const record::Restore& x) {
   if (config->checkpoint_steps <= 0) return true;
   const CheckpointState* last = nullptr;
@@ -66,24 +77,32 @@ bool Checker::State::PointKept(const record::Restore& x) {
   }
   const int64_t bound = config->checkpoint_steps + std::max<int64_t>(last->committed_at - last->step, 0);
   if (current.number - last->step <= bound) return true;
-  return Violation("C6", std::to_string(current.number - last->step) + " steps were done since the newest checkpoint, of step " + std::to_string(last->step) +
-                             "; one was due after " + std::to_string(bound));
+  return Violation("C6", std::to_string(current.number - last->step) +
+                             " steps were done since the newest checkpoint, of step " +
+                             std::to_string(last->step) + "; one was due after " + std::to_string(bound));
 }
 
 bool Checker::State::On(const record::Restore& x) {
   if (lease || step) return Violation("Q1", "restore with an open lease or step");
-  if (x.old_lineage != current.lineage || x.new_lineage <= current.lineage) return Violation("W1", "lineage " + std::to_string(x.new_lineage) + " follows " + std::to_string(current.lineage));
-  if (x.step.value > current.number) return Violation("C1", "step " + std::to_string(x.step.value) + " is restored, but was never committed");
+  if (x.old_lineage != current.lineage || x.new_lineage <= current.lineage)
+    return Violation(
+        "W1", "lineage " + std::to_string(x.new_lineage) + " follows " + std::to_string(current.lineage));
+  if (x.step.value > current.number)
+    return Violation("C1", "step " + std::to_string(x.step.value) + " is restored, but was never committed");
   if (x.ckpt >= 0) {
     CheckpointState* c = Commits(x.ckpt, "C1");
     if (c == nullptr) return false;
-    if (c->step != x.step.value) return Violation("C1", "checkpoint " + std::to_string(x.ckpt) + " holds step " + std::to_string(c->step));
+    if (c->step != x.step.value)
+      return Violation("C1",
+                       "checkpoint " + std::to_string(x.ckpt) + " holds step " + std::to_string(c->step));
     for (const auto& [id, other] : checkpoints) {
-      if (id > x.ckpt && other.committed && !other.rejected && !other.deleted && !other.undone) return Violation("C5", "the newer checkpoint " + std::to_string(id) + " was not rejected");
+      if (id > x.ckpt && other.committed && !other.rejected && !other.deleted && !other.undone)
+        return Violation("C5", "the newer checkpoint " + std::to_string(id) + " was not rejected");
     }
     if (!PointKept(x)) return false;
   } else if (current.number - x.step.value > 1) {
-    return Violation("C6", "a recovery copy " + std::to_string(current.number - x.step.value) + " steps behind");
+    return Violation("C6",
+                     "a recovery copy " + std::to_string(current.number - x.step.value) + " steps behind");
   }
   for (auto& [id, c] : checkpoints) c.undone = c.undone || c.step > x.step.value;
   for (auto& [gid, g] : groups) {
@@ -97,7 +116,9 @@ bool Checker::State::On(const record::Restore& x) {
     }
   }
   const std::vector<uint64_t>& old = path[x.old_lineage];
-  path[x.new_lineage] = {old.begin(), old.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(old.size()), x.step.value + 1)};
+  path[x.new_lineage] = {
+      old.begin(),
+      old.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(old.size()), x.step.value + 1)};
   current = {x.new_lineage, x.step.value};
   newest = {};
   behind.clear();
@@ -116,27 +137,33 @@ bool Checker::State::On(const record::Fault& x) {
     const auto inside = std::count_if(lost.begin(), lost.end(), [&](const auto& at) {
       return at.first != now->ctl_epoch || now->mono_ns - at.second <= uint64_t{630} * 1000000000;
     });
-    if (inside < 5) return Violation("L5", x.actor + " is retired after " + std::to_string(inside) + " failures in 10 minutes");
+    if (inside < 5)
+      return Violation("L5",
+                       x.actor + " is retired after " + std::to_string(inside) + " failures in 10 minutes");
   }
   if (x.kind == "worker_lost") losses[x.actor].emplace_back(now->ctl_epoch, now->mono_ns);
   return true;
 }
 
 bool Checker::State::On(const record::EvalResult& x) {
-  if (x.correct < 0 || x.correct > x.total) return Violation("journal", std::to_string(x.correct) + " of " + std::to_string(x.total) + " right");
+  if (x.correct < 0 || x.correct > x.total)
+    return Violation("journal", std::to_string(x.correct) + " of " + std::to_string(x.total) + " right");
   return true;
 }
 
 bool Checker::State::On(const record::EndRun& x) {
-  if (x.code != 0 && !fault_seen) return Violation("L3", "code " + std::to_string(x.code) + " without a FAULT that names why");
+  if (x.code != 0 && !fault_seen)
+    return Violation("L3", "code " + std::to_string(x.code) + " without a FAULT that names why");
   fault_seen = false;
-  if (!transitions.empty()) return Violation("G4", "transition " + std::to_string(transitions.begin()->first) + " is still open");
+  if (!transitions.empty())
+    return Violation("G4", "transition " + std::to_string(transitions.begin()->first) + " is still open");
   if (x.code != 0 || current.number < config->steps) return true;
   if (const auto unfair = fairness.Unfair()) return Violation("Q10", *unfair);
   for (const auto& [gid, g] : groups) {
     for (const SampleId& tid : g.tids) {
       const Row& row = rows.at(tid);
-      if (row.where != Where::kTrained && row.where != Where::kDropped) return Violation("Q1", ToString(tid) + " is neither trained nor dropped at the end");
+      if (row.where != Where::kTrained && row.where != Where::kDropped)
+        return Violation("Q1", ToString(tid) + " is neither trained nor dropped at the end");
     }
   }
   return true;

@@ -5,7 +5,8 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr int64_t kLongestMs = int64_t{1} << 40;  // of a deadline: 35 years, so that sums in ns stay below 2^64
+constexpr int64_t kLongestMs = int64_t{1}
+                               << 40;  // of a deadline: 35 years, so that sums in ns stay below 2^64
 
 }  // namespace
 
@@ -13,7 +14,8 @@ bool Checker::State::On(const record::Fence& x) {
   const auto it = workers.find(x.worker);
   if (it == workers.end()) return Violation("Q8", ToString(x.worker) + " never joined");
   it->second.fenced = true;
-  if (const auto live = alive.find(x.worker.worker); live != alive.end() && live->second == x.worker) alive.erase(x.worker.worker);
+  if (const auto live = alive.find(x.worker.worker); live != alive.end() && live->second == x.worker)
+    alive.erase(x.worker.worker);
   behind.erase(x.worker);
   if (const auto d = devices.find(x.worker.worker); d != devices.end() && d->second == x.worker) {
     devices.erase(x.worker.worker);
@@ -23,7 +25,9 @@ bool Checker::State::On(const record::Fence& x) {
 }
 
 bool Checker::State::On(const record::Join& x) {
-  if (x.worker.inc.value <= last_inc) return Violation("Q8", "incarnation " + std::to_string(x.worker.inc.value) + " follows " + std::to_string(last_inc));
+  if (x.worker.inc.value <= last_inc)
+    return Violation(
+        "Q8", "incarnation " + std::to_string(x.worker.inc.value) + " follows " + std::to_string(last_inc));
   last_inc = x.worker.inc.value;
   if (const auto live = alive.find(x.worker.worker); live != alive.end()) {
     return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(live->second));
@@ -31,7 +35,8 @@ bool Checker::State::On(const record::Join& x) {
   workers[x.worker] = {};
   alive[x.worker.worker] = x.worker;
   // A new process has none of the memory that the old one kept.
-  if (const auto slot = slot_of.find(x.worker.worker); slot != slot_of.end()) slots[slot->second].quarantined = false;
+  if (const auto slot = slot_of.find(x.worker.worker); slot != slot_of.end())
+    slots[slot->second].quarantined = false;
   if (x.role == Role::kNone) {
     devices[x.worker.worker] = x.worker;
     Recount(x.worker.worker.value);
@@ -46,17 +51,28 @@ bool Checker::State::On(const record::TransitionBegin& x) {
     SlotState* found = Slot(p.slot);
     if (found == nullptr) return false;
     SlotState& s = *found;
-    if (s.transition >= 0) return Violation("G4", "slot " + std::to_string(p.slot.value) + " is already inside transition " + std::to_string(s.transition));
-    if (p.from != s.role) return Violation("G3", "slot " + std::to_string(p.slot.value) + " is planned from " + Name(p.from) + ", but held by " + Name(s.role));
-    if (p.epoch.value <= s.epoch) return Violation("G2", "epoch " + std::to_string(p.epoch.value) + " of slot " + std::to_string(p.slot.value) + " follows " + std::to_string(s.epoch));
+    if (s.transition >= 0)
+      return Violation("G4", "slot " + std::to_string(p.slot.value) + " is already inside transition " +
+                                 std::to_string(s.transition));
+    if (p.from != s.role)
+      return Violation("G3", "slot " + std::to_string(p.slot.value) + " is planned from " + Name(p.from) +
+                                 ", but held by " + Name(s.role));
+    if (p.epoch.value <= s.epoch)
+      return Violation("G2", "epoch " + std::to_string(p.epoch.value) + " of slot " +
+                                 std::to_string(p.slot.value) + " follows " + std::to_string(s.epoch));
     if (p.from == Role::kRollout) {
-      if (x.dwell_ms > 1 && s.taken_epoch == now->ctl_epoch && now->mono_ns - s.taken_ns + 1000000 < static_cast<uint64_t>(x.dwell_ms) * 1000000) {
-        return Violation("G7", "slot " + std::to_string(p.slot.value) + " is taken from rollout twice within " + std::to_string(x.dwell_ms) + " ms");
+      if (x.dwell_ms > 1 && s.taken_epoch == now->ctl_epoch &&
+          now->mono_ns - s.taken_ns + 1000000 < static_cast<uint64_t>(x.dwell_ms) * 1000000) {
+        return Violation("G7", "slot " + std::to_string(p.slot.value) +
+                                   " is taken from rollout twice within " + std::to_string(x.dwell_ms) +
+                                   " ms");
       }
       s.taken_ns = now->mono_ns;
       s.taken_epoch = now->ctl_epoch;
     }
-    if (step && step_slots.contains(p.slot.value)) return Violation("G8", "slot " + std::to_string(p.slot.value) + " trains step " + std::to_string(step->step.value) + " and is taken");
+    if (step && step_slots.contains(p.slot.value))
+      return Violation("G8", "slot " + std::to_string(p.slot.value) + " trains step " +
+                                 std::to_string(step->step.value) + " and is taken");
     s.epoch = p.epoch.value;
     s.transition = x.t.value;
     s.owed = Role::kNone;
@@ -65,7 +81,8 @@ bool Checker::State::On(const record::TransitionBegin& x) {
     Follow(s.holder);
     Recount(p.slot.value);
   }
-  const TransitionState& open = transitions[x.t.value] = {x.slots, false, now->mono_ns, now->ctl_epoch, x.deadline_ms};
+  const TransitionState& open =
+      transitions[x.t.value] = {x.slots, false, now->mono_ns, now->ctl_epoch, x.deadline_ms};
   transition_due_ns = std::min(transition_due_ns, LateAfter(open));
   return true;
 }
@@ -82,7 +99,8 @@ bool Checker::State::On(const record::TransitionCommit& x) {
   if (t == nullptr) return false;
   if (t->committed) return Violation("G4", "transition " + std::to_string(x.t.value) + " is committed twice");
   for (const record::SlotPlan& p : t->plan) {
-    if (!slots[p.slot.value].released) return Violation("G5", "slot " + std::to_string(p.slot.value) + " was not released before the commit");
+    if (!slots[p.slot.value].released)
+      return Violation("G5", "slot " + std::to_string(p.slot.value) + " was not released before the commit");
   }
   t->committed = true;
   return true;
@@ -101,7 +119,8 @@ bool Checker::State::TransitionsEnd() {
   transition_due_ns = UINT64_MAX;
   for (const auto& [id, t] : transitions) {
     const uint64_t due = LateAfter(t);
-    if (now->mono_ns > due) return Violation("G4", "transition " + std::to_string(id) + " is still open after its deadline");
+    if (now->mono_ns > due)
+      return Violation("G4", "transition " + std::to_string(id) + " is still open after its deadline");
     transition_due_ns = std::min(transition_due_ns, due);
   }
   return true;
@@ -110,11 +129,17 @@ bool Checker::State::TransitionsEnd() {
 bool Checker::State::EndTransition(TransitionId id, bool done) {
   TransitionState* t = Open(id);
   if (t == nullptr) return false;
-  if (done != t->committed) return Violation("G4", "transition " + std::to_string(id.value) + (done ? " is done, but was not committed" : " is rolled back after its commit"));
+  if (done != t->committed)
+    return Violation("G4",
+                     "transition " + std::to_string(id.value) +
+                         (done ? " is done, but was not committed" : " is rolled back after its commit"));
   for (const record::SlotPlan& p : t->plan) {
     SlotState& s = slots[p.slot.value];
     if (s.transition != id.value) continue;  // it was lost or quarantined on the way
-    if (done && s.role != p.to) return Violation("G4", "transition " + std::to_string(id.value) + " is done, but slot " + std::to_string(p.slot.value) + " is held by " + Name(s.role) + ", not by " + Name(p.to));
+    if (done && s.role != p.to)
+      return Violation("G4", "transition " + std::to_string(id.value) + " is done, but slot " +
+                                 std::to_string(p.slot.value) + " is held by " + Name(s.role) + ", not by " +
+                                 Name(p.to));
     s.transition = -1;
     Follow(s.holder);
     Recount(p.slot.value);
@@ -129,20 +154,29 @@ bool Checker::State::On(const record::TransitionRolledBack& x) {
   if (t == nullptr) return false;
   for (const record::SlotPlan& p : x.slots) {
     SlotState& s = slots[p.slot.value];
-    const auto was = std::find_if(t->plan.begin(), t->plan.end(), [&](const record::SlotPlan& q) { return q.slot == p.slot; });
-    if (was == t->plan.end()) return Violation("G4", "slot " + std::to_string(p.slot.value) + " is rolled back, but was not in transition " + std::to_string(x.t.value));
-    if (p.to != was->from) return Violation("G4", "slot " + std::to_string(p.slot.value) + " goes back to " + Name(p.to) + ", it held " + Name(was->from));
-    if (p.epoch.value <= s.epoch) return Violation("G2", "epoch " + std::to_string(p.epoch.value) + " of slot " + std::to_string(p.slot.value) + " follows " + std::to_string(s.epoch));
+    const auto was = std::find_if(t->plan.begin(), t->plan.end(),
+                                  [&](const record::SlotPlan& q) { return q.slot == p.slot; });
+    if (was == t->plan.end())
+      return Violation("G4", "slot " + std::to_string(p.slot.value) +
+                                 " is rolled back, but was not in transition " + std::to_string(x.t.value));
+    if (p.to != was->from)
+      return Violation("G4", "slot " + std::to_string(p.slot.value) + " goes back to " + Name(p.to) +
+                                 ", it held " + Name(was->from));
+    if (p.epoch.value <= s.epoch)
+      return Violation("G2", "epoch " + std::to_string(p.epoch.value) + " of slot " +
+                                 std::to_string(p.slot.value) + " follows " + std::to_string(s.epoch));
     s.epoch = p.epoch.value;
-    s.owed = p.to;  // a slot that has released, or still does, is granted it again
+    s.owed = p.to;      // a slot that has released, or still does, is granted it again
     s.taken_epoch = 0;  // it was not taken after all
   }
   // Whoever is not named is out of use now; a slot that still held its role would be half changed.
   for (const record::SlotPlan& p : t->plan) {
-    const bool named = std::any_of(x.slots.begin(), x.slots.end(), [&](const record::SlotPlan& q) { return q.slot == p.slot; });
+    const bool named = std::any_of(x.slots.begin(), x.slots.end(),
+                                   [&](const record::SlotPlan& q) { return q.slot == p.slot; });
     const SlotState& s = slots[p.slot.value];
     if (!named && p.from != Role::kNone && s.role != Role::kNone && t->ctl_epoch == now->ctl_epoch) {
-      return Violation("G4", "slot " + std::to_string(p.slot.value) + " is left half changed by the rollback of " + std::to_string(x.t.value));
+      return Violation("G4", "slot " + std::to_string(p.slot.value) +
+                                 " is left half changed by the rollback of " + std::to_string(x.t.value));
     }
   }
   return EndTransition(x.t, false);
@@ -153,15 +187,23 @@ bool Checker::State::On(const record::Grant& x) {
   SlotState* found = Slot(x.slot);
   if (found == nullptr) return false;
   SlotState& s = *found;
-  if (s.role != Role::kNone) return Violation("G1", "slot " + std::to_string(x.slot.value) + " is still held by " + Name(s.role));
-  if (s.epoch != x.epoch.value) return Violation("G2", "grant with epoch " + std::to_string(x.epoch.value) + ", current is " + std::to_string(s.epoch));
+  if (s.role != Role::kNone)
+    return Violation("G1", "slot " + std::to_string(x.slot.value) + " is still held by " + Name(s.role));
+  if (s.epoch != x.epoch.value)
+    return Violation("G2", "grant with epoch " + std::to_string(x.epoch.value) + ", current is " +
+                               std::to_string(s.epoch));
   if (s.quarantined) return Violation("G5", "slot " + std::to_string(x.slot.value) + " is quarantined");
   const auto t = transitions.find(s.transition);
   const bool back = s.transition < 0 && s.owed != Role::kNone && s.owed == x.role;
-  if (back && !s.released) return Violation("G5", "slot " + std::to_string(x.slot.value) + " is given back before it was released");
+  if (back && !s.released)
+    return Violation("G5", "slot " + std::to_string(x.slot.value) + " is given back before it was released");
   s.owed = Role::kNone;
-  if (!back && (t == transitions.end() || !t->second.committed)) return Violation("G4", "slot " + std::to_string(x.slot.value) + " is granted outside a committed transition");
-  if (!back && x.role != s.next) return Violation("G4", "slot " + std::to_string(x.slot.value) + " is granted to " + Name(x.role) + ", planned was " + Name(s.next));
+  if (!back && (t == transitions.end() || !t->second.committed))
+    return Violation("G4",
+                     "slot " + std::to_string(x.slot.value) + " is granted outside a committed transition");
+  if (!back && x.role != s.next)
+    return Violation("G4", "slot " + std::to_string(x.slot.value) + " is granted to " + Name(x.role) +
+                               ", planned was " + Name(s.next));
   s.role = x.role;
   s.holder = x.worker;
   slot_of[x.worker.worker] = workers.at(x.worker).slot = x.slot.value;
@@ -175,8 +217,13 @@ bool Checker::State::On(const record::Release& x) {
   if (found == nullptr) return false;
   SlotState& s = *found;
   if (s.role != Role::kNone && !Trusted(s.holder, "release")) return false;
-  if (s.epoch != x.epoch.value) return Violation("G2", "release with epoch " + std::to_string(x.epoch.value) + ", current is " + std::to_string(s.epoch));
-  if (x.need_bytes > 0 && x.free_bytes < x.need_bytes) return Violation("G5", "slot " + std::to_string(x.slot.value) + " proved " + std::to_string(x.free_bytes) + " of " + std::to_string(x.need_bytes) + " bytes free");
+  if (s.epoch != x.epoch.value)
+    return Violation("G2", "release with epoch " + std::to_string(x.epoch.value) + ", current is " +
+                               std::to_string(s.epoch));
+  if (x.need_bytes > 0 && x.free_bytes < x.need_bytes)
+    return Violation("G5", "slot " + std::to_string(x.slot.value) + " proved " +
+                               std::to_string(x.free_bytes) + " of " + std::to_string(x.need_bytes) +
+                               " bytes free");
   s.role = Role::kNone;
   s.released = true;
   Follow(s.holder);
@@ -224,19 +271,25 @@ void Checker::State::Recount(int64_t slot) {
   rollout_slots += static_cast<int>(generates) - static_cast<int>(s.generates);
   s.idle = idle;
   s.generates = generates;
-  const bool below = config->rollout_floor > 0 && config->stall_ms > 0 && idle_slots > 0 && rollout_slots < config->rollout_floor;
-  if (!below) below_floor_ns.reset();
-  else if (!below_floor_ns) below_floor_ns = now->mono_ns;
+  const bool below = config->rollout_floor > 0 && config->stall_ms > 0 && idle_slots > 0 &&
+                     rollout_slots < config->rollout_floor;
+  if (!below)
+    below_floor_ns.reset();
+  else if (!below_floor_ns)
+    below_floor_ns = now->mono_ns;
 }
 
 bool Checker::State::FloorKept() {
   if (!below_floor_ns || !Stuck(*below_floor_ns)) return true;
-  return Violation("G6", std::to_string(rollout_slots) + " slots generate, the floor is " + std::to_string(config->rollout_floor) + ", and " +
-                             std::to_string(idle_slots) + " healthy ones have been free for longer than " + std::to_string(config->stall_ms) + " ms");
+  return Violation("G6", std::to_string(rollout_slots) + " slots generate, the floor is " +
+                             std::to_string(config->rollout_floor) + ", and " + std::to_string(idle_slots) +
+                             " healthy ones have been free for longer than " +
+                             std::to_string(config->stall_ms) + " ms");
 }
 
 bool Checker::State::Stuck(uint64_t since_ns) const {
-  return now->mono_ns > since_ns && (now->mono_ns - since_ns) / 1000000 > static_cast<uint64_t>(config->stall_ms);
+  return now->mono_ns > since_ns &&
+         (now->mono_ns - since_ns) / 1000000 > static_cast<uint64_t>(config->stall_ms);
 }
 
 }  // namespace tidepool::scheduler

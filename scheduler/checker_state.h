@@ -27,7 +27,7 @@ struct Checker::State {
     int32_t att = 0;
     bool enqueued = false, ended = false, graded = false;
     int64_t gid = -1, lease = -1, step = -1;
-    int32_t length = 0;          // response tokens, once they are known
+    int32_t length = 0;  // response tokens, once they are known
     Version oldest, newest;
     DropReason reason = DropReason::kStale;
   };
@@ -35,7 +35,7 @@ struct Checker::State {
     int64_t ordinal = -1;
     int32_t issue = 0;
     std::vector<SampleId> tids;
-    int64_t open_rows = 0;       // neither trained nor dropped
+    int64_t open_rows = 0;  // neither trained nor dropped
   };
   struct SlotState {
     Role role = Role::kNone;
@@ -43,10 +43,10 @@ struct Checker::State {
     WorkerRef holder;
     int64_t transition = -1;
     bool released = false, quarantined = false;
-    Role owed = Role::kNone;     // after a rollback: what it was released from
-    uint64_t taken_ns = 0;       // last left rollout in a transition of this life
+    Role owed = Role::kNone;  // after a rollback: what it was released from
+    uint64_t taken_ns = 0;    // last left rollout in a transition of this life
     uint32_t taken_epoch = 0;
-    Role next = Role::kNone;     // where its open transition leads
+    Role next = Role::kNone;               // where its open transition leads
     bool idle = false, generates = false;  // as counted in `idle_slots` and `rollout_slots`
   };
   struct TransitionState {
@@ -58,52 +58,53 @@ struct Checker::State {
   };
   struct WorkerState {
     bool fenced = false;
-    int64_t slot = -1;           // that it was granted last
+    int64_t slot = -1;  // that it was granted last
     Version loaded, admitted;
   };
   struct CheckpointState {
     int64_t step = -1, begin_lsn = -1;
     bool committed = false, rejected = false, deleted = false, undone = false;
-    int64_t committed_at = -1;   // the step that the run had come to by then
+    int64_t committed_at = -1;  // the step that the run had come to by then
   };
 
   CheckResult r;
   const JournalEntry* now = nullptr;
-  uint32_t ctl_epoch = 0;                                     // of the record before
+  uint32_t ctl_epoch = 0;  // of the record before
   std::optional<record::RunTerms> config;
   FlatTable<SampleId, Row> rows;
-  std::map<int64_t, GroupFacts> groups;                       // by gid
-  std::map<int64_t, std::map<int32_t, int64_t>> ordinals;     // ordinal -> issue -> gid
+  std::map<int64_t, GroupFacts> groups;                    // by gid
+  std::map<int64_t, std::map<int32_t, int64_t>> ordinals;  // ordinal -> issue -> gid
   int64_t open_groups = 0;
   std::optional<record::Lease> lease;
   std::optional<record::StepBegin> step;
-  std::set<int64_t> step_slots;                               // of its members
+  std::set<int64_t> step_slots;  // of its members
   Version current{0, 0};
-  std::map<int32_t, std::vector<uint64_t>> path;              // lineage -> digest of each number, inherited ones too
+  std::map<int32_t, std::vector<uint64_t>> path;  // lineage -> digest of each number, inherited ones too
   std::set<Version> published;
   std::map<int32_t, int64_t> last_published;
-  std::map<Version, uint64_t> committed;                      // STEP_COMMIT and what RESTORE carried over
+  std::map<Version, uint64_t> committed;  // STEP_COMMIT and what RESTORE carried over
   FlatTable<WorkerRef, WorkerState> workers;
-  FlatTable<WorkerId, WorkerRef> alive;                       // joined and not fenced; one a place
-  FlatTable<WorkerId, WorkerRef> devices;                     // live processes that offer a slot
+  FlatTable<WorkerId, WorkerRef> alive;    // joined and not fenced; one a place
+  FlatTable<WorkerId, WorkerRef> devices;  // live processes that offer a slot
   FlatTable<int64_t, SlotState> slots;
-  FlatTable<WorkerId, int64_t> slot_of;                       // that it was granted last
-  std::map<int64_t, TransitionState> transitions;             // open ones
-  uint64_t transition_due_ns = 0;                             // none can be late before
+  FlatTable<WorkerId, int64_t> slot_of;            // that it was granted last
+  std::map<int64_t, TransitionState> transitions;  // open ones
+  uint64_t transition_due_ns = 0;                  // none can be late before
   int64_t last_transition = -1;
   std::map<int64_t, CheckpointState> checkpoints;
   int64_t last_checkpoint = -1;
-  std::map<std::string, std::vector<std::pair<uint32_t, uint64_t>>> losses;  // of workers: life of the controller, time
+  std::map<std::string, std::vector<std::pair<uint32_t, uint64_t>>>
+      losses;  // of workers: life of the controller, time
   bool step0_committed = false, fault_seen = false;
   int64_t last_inc = -1, last_lease = -1;
   LengthFairness fairness;
   // G6: slots that are free and have a live worker; slots that generate or are on their way to it.
   int64_t idle_slots = 0, rollout_slots = 0;
-  std::optional<uint64_t> below_floor_ns;                     // since when
+  std::optional<uint64_t> below_floor_ns;  // since when
   // W7: engines that serve an older version than the newest one, and when they last did anything about it.
-  Version newest;                                             // of this lineage that may be loaded
+  Version newest;  // of this lineage that may be loaded
   std::map<WorkerRef, uint64_t> behind;
-  uint64_t behind_due_ns = 0;                                 // nothing can be late before
+  uint64_t behind_due_ns = 0;  // nothing can be late before
 
   bool Violation(const char* predicate, std::string why);
   [[nodiscard]] int64_t Capacity() const;
@@ -144,8 +145,8 @@ struct Checker::State {
 
   // --- checker_weights.cc, W1-W5, W7
   bool On(const record::Publish& x);
-  bool EnginesFollow();                                       // W7
-  void Follow(const WorkerRef& ref);                          // after anything that moves this engine
+  bool EnginesFollow();               // W7
+  void Follow(const WorkerRef& ref);  // after anything that moves this engine
   bool On(const record::Loaded& x);
   bool On(const record::Admit& x);
 
@@ -153,15 +154,15 @@ struct Checker::State {
   bool On(const record::Fence& x);
   bool On(const record::Join& x);
   bool On(const record::TransitionBegin& x);
-  SlotState* Slot(SlotId id);                                 // nullptr: there is no such slot (G3)
-  void Recount(int64_t slot);                                 // after anything that moves this slot
-  bool FloorKept();                                           // G6
-  [[nodiscard]] bool Stuck(uint64_t since_ns) const;          // longer than the run may stand still
+  SlotState* Slot(SlotId id);                         // nullptr: there is no such slot (G3)
+  void Recount(int64_t slot);                         // after anything that moves this slot
+  bool FloorKept();                                   // G6
+  [[nodiscard]] bool Stuck(uint64_t since_ns) const;  // longer than the run may stand still
   TransitionState* Open(TransitionId t);
   bool On(const record::TransitionCommit& x);
   // When it is late; UINT64_MAX: never, by its own clock.
   [[nodiscard]] uint64_t LateAfter(const TransitionState& t) const;
-  bool TransitionsEnd();                                      // G4
+  bool TransitionsEnd();  // G4
   bool EndTransition(TransitionId id, bool done);
   bool On(const record::TransitionDone& x);
   bool On(const record::TransitionRolledBack& x);

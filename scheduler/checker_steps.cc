@@ -29,15 +29,19 @@ void Checker::State::Return() {
 }
 
 bool Checker::State::On(const record::Unlease& x) {
-  if (!lease || lease->lease != x.lease) return Violation("Q1", "lease " + std::to_string(x.lease) + " is not open");
+  if (!lease || lease->lease != x.lease)
+    return Violation("Q1", "lease " + std::to_string(x.lease) + " is not open");
   if (step) return Violation("Q1", "lease " + std::to_string(x.lease) + " is returned inside its step");
   Return();
   return true;
 }
 
 bool Checker::State::On(const record::StepBegin& x) {
-  if (step || !lease || lease->step != x.step) return Violation("Q1", "step " + std::to_string(x.step.value) + " begins without its lease");
-  if (x.step.value != current.number + 1 || x.v != current) return Violation("W5", "step " + std::to_string(x.step.value) + " on " + ToString(x.v) + ", current is " + ToString(current));
+  if (step || !lease || lease->step != x.step)
+    return Violation("Q1", "step " + std::to_string(x.step.value) + " begins without its lease");
+  if (x.step.value != current.number + 1 || x.v != current)
+    return Violation("W5", "step " + std::to_string(x.step.value) + " on " + ToString(x.v) + ", current is " +
+                               ToString(current));
   if (!published.contains(x.v)) return Violation("W5", ToString(x.v) + " is trained before it was published");
   bool holds = false;
   if (const auto held = slot_of.find(lease->holder.worker); held != slot_of.end()) {
@@ -49,9 +53,15 @@ bool Checker::State::On(const record::StepBegin& x) {
     const SlotState* found = Slot(m.slot);
     if (found == nullptr) return false;
     const SlotState& s = *found;
-    if (s.role != Role::kActor) return Violation("G8", "slot " + std::to_string(m.slot.value) + " of step " + std::to_string(x.step.value) + " is held by " + Name(s.role));
-    if (s.epoch != m.epoch.value) return Violation("G2", "step " + std::to_string(x.step.value) + " uses slot " + std::to_string(m.slot.value) + " under epoch " + std::to_string(m.epoch.value) + ", current is " + std::to_string(s.epoch));
-    if (s.transition >= 0 && !transitions.at(s.transition).committed) return Violation("G8", "slot " + std::to_string(m.slot.value) + " trains while it is being taken");
+    if (s.role != Role::kActor)
+      return Violation("G8", "slot " + std::to_string(m.slot.value) + " of step " +
+                                 std::to_string(x.step.value) + " is held by " + Name(s.role));
+    if (s.epoch != m.epoch.value)
+      return Violation("G2", "step " + std::to_string(x.step.value) + " uses slot " +
+                                 std::to_string(m.slot.value) + " under epoch " +
+                                 std::to_string(m.epoch.value) + ", current is " + std::to_string(s.epoch));
+    if (s.transition >= 0 && !transitions.at(s.transition).committed)
+      return Violation("G8", "slot " + std::to_string(m.slot.value) + " trains while it is being taken");
   }
   step = x;
   step_slots.clear();
@@ -60,23 +70,31 @@ bool Checker::State::On(const record::StepBegin& x) {
 }
 
 bool Checker::State::On(const record::StepAbort& x) {
-  if (!step || step->step != x.step) return Violation("Q1", "step " + std::to_string(x.step.value) + " is not open");
+  if (!step || step->step != x.step)
+    return Violation("Q1", "step " + std::to_string(x.step.value) + " is not open");
   step.reset();
   return true;
 }
 
 bool Checker::State::On(const record::StepCommit& x) {
-  if (!step || step->step != x.step || !lease) return Violation("Q1", "step " + std::to_string(x.step.value) + " is not open");
+  if (!step || step->step != x.step || !lease)
+    return Violation("Q1", "step " + std::to_string(x.step.value) + " is not open");
   if (!Trusted(lease->holder, "step")) return false;
-  if (x.digest == 0) return Violation("W5", "step " + std::to_string(x.step.value) + " has no weights (its gradient was not finite?)");
-  if (x.v != Version{current.lineage, x.step.value}) return Violation("W1", "step " + std::to_string(x.step.value) + " makes " + ToString(x.v));
-  if (x.rows.size() != lease->tids.size()) return Violation("Q7", std::to_string(static_cast<int64_t>(x.rows.size())) + " rows trained, " + std::to_string(static_cast<int64_t>(lease->tids.size())) + " leased");
+  if (x.digest == 0)
+    return Violation(
+        "W5", "step " + std::to_string(x.step.value) + " has no weights (its gradient was not finite?)");
+  if (x.v != Version{current.lineage, x.step.value})
+    return Violation("W1", "step " + std::to_string(x.step.value) + " makes " + ToString(x.v));
+  if (x.rows.size() != lease->tids.size())
+    return Violation("Q7", std::to_string(static_cast<int64_t>(x.rows.size())) + " rows trained, " +
+                               std::to_string(static_cast<int64_t>(lease->tids.size())) + " leased");
   std::map<int64_t, int64_t> per_group;
   for (const record::TrainedRow& t : x.rows) {
     Row* row = Known(t.tid);
     if (row == nullptr) return false;
     if (row->where == Where::kTrained) return Violation("Q2", ToString(t.tid) + " is trained twice");
-    if (row->where != Where::kLeased || row->lease != lease->lease) return Violation("Q2", ToString(t.tid) + " is trained without a lease");
+    if (row->where != Where::kLeased || row->lease != lease->lease)
+      return Violation("Q2", ToString(t.tid) + " is trained without a lease");
     if (Rl() && !row->graded) return Violation("Q6", ToString(t.tid) + " has no reward of a grader");
     if (!RightAge(t, *row)) return false;
     row->where = Where::kTrained;
@@ -89,13 +107,16 @@ bool Checker::State::On(const record::StepCommit& x) {
   }
   for (const auto& [gid, count] : per_group) {
     const GroupFacts& g = groups.at(gid);
-    if (static_cast<int64_t>(g.tids.size()) != config->group_size) return Violation("Q7", "group " + std::to_string(gid) + " was never issued whole");
+    if (static_cast<int64_t>(g.tids.size()) != config->group_size)
+      return Violation("Q7", "group " + std::to_string(gid) + " was never issued whole");
     for (const SampleId& tid : g.tids) {
       const Row& row = rows.at(tid);
       const bool here = row.where == Where::kTrained && row.step == x.step.value;
-      if (!here && row.where != Where::kDropped) return Violation("Q7", ToString(tid) + " is missing in the step of its group");
+      if (!here && row.where != Where::kDropped)
+        return Violation("Q7", ToString(tid) + " is missing in the step of its group");
     }
-    if (config->group_size >= 2 && count < 2) return Violation("Q7", "group " + std::to_string(gid) + " is trained with one sample");
+    if (config->group_size >= 2 && count < 2)
+      return Violation("Q7", "group " + std::to_string(gid) + " is trained with one sample");
   }
   lease.reset();
   step.reset();
@@ -111,11 +132,16 @@ bool Checker::State::RightAge(const record::TrainedRow& t, const Row& row) {
   if (!Rl()) return true;
   const int64_t eta = config->max_lag_versions;
   const bool mask = config->on_stale == "mask";
-  if (mask && !t.oldest.valid()) return true;                       // no token with loss
-  if (!mask && t.oldest != row.oldest) return Violation("Q4", ToString(t.tid) + " is trained from " + ToString(t.oldest) + ", its ENQ says " + ToString(row.oldest));
+  if (mask && !t.oldest.valid()) return true;  // no token with loss
+  if (!mask && t.oldest != row.oldest)
+    return Violation("Q4", ToString(t.tid) + " is trained from " + ToString(t.oldest) + ", its ENQ says " +
+                               ToString(row.oldest));
   for (const Version& v : {t.oldest, row.newest}) {
     const int64_t lag = Lag(v, step->v);
-    if (lag < 0 || lag > eta) return Violation("Q4", ToString(t.tid) + " has tokens of " + ToString(v) + ", lag " + std::to_string(lag) + " at " + ToString(step->v) + ", allowed 0.." + std::to_string(eta));
+    if (lag < 0 || lag > eta)
+      return Violation("Q4", ToString(t.tid) + " has tokens of " + ToString(v) + ", lag " +
+                                 std::to_string(lag) + " at " + ToString(step->v) + ", allowed 0.." +
+                                 std::to_string(eta));
   }
   return true;
 }

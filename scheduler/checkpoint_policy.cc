@@ -13,10 +13,13 @@ std::optional<record::CheckpointCommit> CheckpointPolicy::Candidate(const Commit
   return committed.rbegin()->second;
 }
 
-bool CheckpointPolicy::Due(StepNumber step, bool must, const CommittedCheckpoints& committed, TimePoint now) const {
+bool CheckpointPolicy::Due(StepNumber step, bool must, const CommittedCheckpoints& committed,
+                           TimePoint now) const {
   const StepNumber newest = NewestStep(committed);
   if (newest == step) return false;
-  if (retry_after_ && retry_after_->first == step && (now < retry_after_->second || (!must && step.value > 0))) return false;
+  if (retry_after_ && retry_after_->first == step &&
+      (now < retry_after_->second || (!must && step.value > 0)))
+    return false;
   if (must || !newest.valid()) return true;
   // After a failure the next step tries again, whatever its number.
   return failures_ > 0 || (options_.every_steps > 0 && step.value % options_.every_steps == 0);

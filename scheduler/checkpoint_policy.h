@@ -18,7 +18,8 @@
 
 namespace tidepool::scheduler {
 
-using CommittedCheckpoints = std::map<int64_t, record::CheckpointCommit>;  // by id, neither rejected nor deleted
+using CommittedCheckpoints =
+    std::map<int64_t, record::CheckpointCommit>;  // by id, neither rejected nor deleted
 
 class CheckpointPolicy {
  public:
@@ -30,8 +31,12 @@ class CheckpointPolicy {
   explicit CheckpointPolicy(const Options& options) : options_(options) {}
 
   // A checkpoint of `step` is wanted now. `must`: the end of the run, or a stop.
-  [[nodiscard]] bool Due(StepNumber step, bool must, const CommittedCheckpoints& committed, TimePoint now) const;
-  void Written() { failures_ = 0; retry_after_.reset(); }
+  [[nodiscard]] bool Due(StepNumber step, bool must, const CommittedCheckpoints& committed,
+                         TimePoint now) const;
+  void Written() {
+    failures_ = 0;
+    retry_after_.reset();
+  }
   // Returns true if the run has to end.
   bool Failed(StepNumber step, TimePoint now);
   [[nodiscard]] int64_t failures() const { return failures_; }
@@ -39,7 +44,8 @@ class CheckpointPolicy {
   // The newest K stay. Ids of the others, oldest first.
   [[nodiscard]] std::vector<int64_t> ToDelete(const CommittedCheckpoints& committed) const;
   // The next to try: the newest. Empty: none is left.
-  [[nodiscard]] static std::optional<record::CheckpointCommit> Candidate(const CommittedCheckpoints& committed);
+  [[nodiscard]] static std::optional<record::CheckpointCommit> Candidate(
+      const CommittedCheckpoints& committed);
   [[nodiscard]] static StepNumber NewestStep(const CommittedCheckpoints& committed);  // invalid: none
 
  private:

@@ -16,80 +16,238 @@
 namespace tidepool::scheduler {
 namespace command {
 
-struct Append { JournalRecord record; };
-// Processes. Delay: back-off, not before that long from now. Kill: SIGKILL of a process we started, close of any other.
-struct StartWorker { WorkerId worker; Duration delay{0}; };
-struct KillWorker { WorkerRef worker; std::string why; };
-struct Welcome { WorkerId worker; Incarnation inc; };                     // answer to WorkerJoined
-struct RefuseWorker { WorkerId worker; std::string why; };
-// Data. PrepareRow: read, tokenise (and for sft store) row `ordinal`; answered by RowReady / RowInvalid, for sft also PayloadStored.
-struct PrepareRow { int64_t ordinal = 0; int32_t issue = 0; GroupId gid; };
+struct Append {
+  JournalRecord record;
+};
+// Processes. Delay: back-off, not before that long from now. Kill: SIGKILL of a process we started, close of
+// any other.
+struct StartWorker {
+  WorkerId worker;
+  Duration delay{0};
+};
+struct KillWorker {
+  WorkerRef worker;
+  std::string why;
+};
+struct Welcome {
+  WorkerId worker;
+  Incarnation inc;
+};  // answer to WorkerJoined
+struct RefuseWorker {
+  WorkerId worker;
+  std::string why;
+};
+// Data. PrepareRow: read, tokenise (and for sft store) row `ordinal`; answered by RowReady / RowInvalid, for
+// sft also PayloadStored.
+struct PrepareRow {
+  int64_t ordinal = 0;
+  int32_t issue = 0;
+  GroupId gid;
+};
 // Rollout. The caller adds prompt and tokens so far. eval: greedy, held-out question tid.ordinal.
-struct StartChunk { WorkerRef worker; SlotId slot; LeaseEpoch epoch; SampleId tid; int32_t att = 0; GroupId gid;
-                    Version v; int64_t generated = 0, chunk_tokens = 0, max_new_tokens = 0;
-                    bool keep_kv = false; };                              // kv_on_update keep: KV of older weights may serve it
-struct CancelChunk { WorkerRef worker; SampleId tid; int32_t att = 0; };
-struct ForgetGroup { WorkerRef worker; GroupId gid; };                    // its KV will not be needed on this worker
-struct StorePayload { SampleId tid; int32_t att = 0; };                   // -> PayloadStored
-struct DiscardTokens { SampleId tid; int32_t att = 0; };                  // the caller may free the tokens in memory
-// Environments. EnvStep: plays what sample `tid` has said so far (`turn` times; 0: the reset alone; kWholeEpisode: all
-// that is on record, for its reward) -> EnvStepped. AppendObservation: what that reply said becomes part of the record,
-// without loss; turn 0: it is the prompt.
+struct StartChunk {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+  SampleId tid;
+  int32_t att = 0;
+  GroupId gid;
+  Version v;
+  int64_t generated = 0, chunk_tokens = 0, max_new_tokens = 0;
+  bool keep_kv = false;
+};  // kv_on_update keep: KV of older weights may serve it
+struct CancelChunk {
+  WorkerRef worker;
+  SampleId tid;
+  int32_t att = 0;
+};
+struct ForgetGroup {
+  WorkerRef worker;
+  GroupId gid;
+};  // its KV will not be needed on this worker
+struct StorePayload {
+  SampleId tid;
+  int32_t att = 0;
+};  // -> PayloadStored
+struct DiscardTokens {
+  SampleId tid;
+  int32_t att = 0;
+};  // the caller may free the tokens in memory
+// Environments. EnvStep: plays what sample `tid` has said so far (`turn` times; 0: the reset alone;
+// kWholeEpisode: all that is on record, for its reward) -> EnvStepped. AppendObservation: what that reply
+// said becomes part of the record, without loss; turn 0: it is the prompt.
 inline constexpr int64_t kWholeEpisode = -1;
-struct EnvStep { WorkerRef worker; SampleId tid; int32_t att = 0; int64_t turn = 0; Duration timeout{0}; };
-struct AppendObservation { SampleId tid; int32_t att = 0; int64_t turn = 0; };
-struct Grade { WorkerRef grader; SampleId tid; int32_t att = 0; int32_t attempt = 0; Duration timeout{0}; };
+struct EnvStep {
+  WorkerRef worker;
+  SampleId tid;
+  int32_t att = 0;
+  int64_t turn = 0;
+  Duration timeout{0};
+};
+struct AppendObservation {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t turn = 0;
+};
+struct Grade {
+  WorkerRef grader;
+  SampleId tid;
+  int32_t att = 0;
+  int32_t attempt = 0;
+  Duration timeout{0};
+};
 // Pool.
-struct Drain { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
-struct Release { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t need_bytes = 0; };
+struct Drain {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+};
+struct Release {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t need_bytes = 0;
+};
 // The worker holds the slot in this role from now on -> Granted. If it holds that role already (its drain was
 // called off), it goes on with what it has under the new epoch.
-struct Grant { WorkerRef worker; SlotId slot; LeaseEpoch epoch; Role role = Role::kNone; };
-// Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the recovery copy (ckpt -1). -> StateReady
-struct InitState { WorkerRef worker; };
-struct RestoreState { WorkerRef worker; int64_t ckpt = -1; StepNumber step; uint64_t weights_digest = 0; };
+struct Grant {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+  Role role = Role::kNone;
+};
+// Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the
+// recovery copy (ckpt -1). -> StateReady
+struct InitState {
+  WorkerRef worker;
+};
+struct RestoreState {
+  WorkerRef worker;
+  int64_t ckpt = -1;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+};
 // From the peer that holds it, bytes compared by digest -> StateReady.
-struct FetchState { WorkerRef worker; SlotId slot; LeaseEpoch epoch; WorkerRef from; StepNumber step; uint64_t weights_digest = 0; };
-// The training group as it is to be from now on. Ranks are in the order of the members' slots. The list of members is not
-// sent: one of thousands to each of them would be the largest thing that a controller makes. Sent to every member, only for
-// two or more -> GroupFormed.
-struct GroupMember { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
-struct FormGroup { WorkerRef worker; int64_t group_epoch = 0; int64_t rank = 0, world = 1; };
+struct FetchState {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+  WorkerRef from;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+};
+// The training group as it is to be from now on. Ranks are in the order of the members' slots. The list of
+// members is not sent: one of thousands to each of them would be the largest thing that a controller makes.
+// Sent to every member, only for two or more -> GroupFormed.
+struct GroupMember {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+};
+struct FormGroup {
+  WorkerRef worker;
+  int64_t group_epoch = 0;
+  int64_t rank = 0, world = 1;
+};
 // One to each member: its share of the batch by whole groups; the totals are the batch's
 // (denominators of the loss are global). -> TrainDone | TrainFailed, each.
-struct BatchShare { std::vector<std::vector<SampleId>> groups;            // rows of a group together; payload by Enq
-                    std::vector<SampleId> masked; };                      // on_stale mask: tokens older than v - eta get loss 0
-struct Train { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; Version v;
-               Boxed<BatchShare> share;                                   // boxed: all other commands are smaller
-               int64_t max_lag_versions = 0;
-               int64_t group_epoch = 0, rank = 0, world = 1;              // group_epoch 0: a group of one
-               int64_t total_groups = 0, total_rows = 0; };
+struct BatchShare {
+  std::vector<std::vector<SampleId>> groups;  // rows of a group together; payload by Enq
+  std::vector<SampleId> masked;
+};  // on_stale mask: tokens older than v - eta get loss 0
+struct Train {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t lease = 0;
+  StepNumber step;
+  Version v;
+  Boxed<BatchShare> share;  // boxed: all other commands are smaller
+  int64_t max_lag_versions = 0;
+  int64_t group_epoch = 0, rank = 0, world = 1;  // group_epoch 0: a group of one
+  int64_t total_groups = 0, total_rows = 0;
+};
 // Leave the collectives of this step and forget what was not finished -> StepAborted within 30 s.
-struct AbortStep { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t lease = 0; StepNumber step; int64_t group_epoch = 0; };
-struct CopyRecovery { WorkerRef worker; StepNumber step; };               // -> RecoveryCopied
-struct Publish { WorkerRef worker; Version v; uint64_t digest = 0; };     // -> Published; aliasing slots: no bytes move
-struct Load { WorkerRef worker; Version v; uint64_t digest = 0; WorkerRef from; };  // -> Loaded
-struct Admit { WorkerRef worker; Version v; };                            // it may serve v from now on
-// Checkpoints. The caller gathers the trainer's files and its own state, commits by rename, reads back. -> CheckpointWritten / Failed
-struct WriteCheckpoint { WorkerRef worker; int64_t ckpt = 0; StepNumber step; Version v; };
-struct VerifyCheckpoint { int64_t ckpt = 0; StepNumber step; uint64_t manifest_digest = 0; };
-struct DeleteCheckpoint { int64_t ckpt = 0; StepNumber step; };
-struct SaveFinal { WorkerRef worker; };                                   // final/ -> FinalSaved
+struct AbortStep {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t lease = 0;
+  StepNumber step;
+  int64_t group_epoch = 0;
+};
+struct CopyRecovery {
+  WorkerRef worker;
+  StepNumber step;
+};  // -> RecoveryCopied
+struct Publish {
+  WorkerRef worker;
+  Version v;
+  uint64_t digest = 0;
+};  // -> Published; aliasing slots: no bytes move
+struct Load {
+  WorkerRef worker;
+  Version v;
+  uint64_t digest = 0;
+  WorkerRef from;
+};  // -> Loaded
+struct Admit {
+  WorkerRef worker;
+  Version v;
+};  // it may serve v from now on
+// Checkpoints. The caller gathers the trainer's files and its own state, commits by rename, reads back. ->
+// CheckpointWritten / Failed
+struct WriteCheckpoint {
+  WorkerRef worker;
+  int64_t ckpt = 0;
+  StepNumber step;
+  Version v;
+};
+struct VerifyCheckpoint {
+  int64_t ckpt = 0;
+  StepNumber step;
+  uint64_t manifest_digest = 0;
+};
+struct DeleteCheckpoint {
+  int64_t ckpt = 0;
+  StepNumber step;
+};
+struct SaveFinal {
+  WorkerRef worker;
+};  // final/ -> FinalSaved
 // To people and files: metrics of a committed step are written when this comes.
-struct StepReport { StepNumber step; Version v; int64_t lag_max = 0; double lag_mean = 0; std::vector<int64_t> lag_hist;
-                    int64_t dropped_stale = 0, filtered = 0, members = 1; };
-struct EvalReport { StepNumber step; Version v; int64_t correct = 0, total = 0; };
-struct Warn { std::string line; };                                        // key=value
-struct Finish { int code = 0; std::string why; };                         // end the children, exit with this code
+struct StepReport {
+  StepNumber step;
+  Version v;
+  int64_t lag_max = 0;
+  double lag_mean = 0;
+  std::vector<int64_t> lag_hist;
+  int64_t dropped_stale = 0, filtered = 0, members = 1;
+};
+struct EvalReport {
+  StepNumber step;
+  Version v;
+  int64_t correct = 0, total = 0;
+};
+struct Warn {
+  std::string line;
+};  // key=value
+struct Finish {
+  int code = 0;
+  std::string why;
+};  // end the children, exit with this code
 
 }  // namespace command
 
-using Command = std::variant<
-    command::Append, command::StartWorker, command::KillWorker, command::Welcome, command::RefuseWorker,
-    command::PrepareRow, command::StartChunk, command::CancelChunk, command::ForgetGroup, command::StorePayload,
-    command::DiscardTokens, command::EnvStep, command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant, command::InitState,
-    command::RestoreState, command::FetchState, command::FormGroup, command::Train, command::AbortStep, command::CopyRecovery, command::Publish, command::Load, command::Admit,
-    command::WriteCheckpoint, command::VerifyCheckpoint, command::DeleteCheckpoint, command::SaveFinal,
-    command::StepReport, command::EvalReport, command::Warn, command::Finish>;
+using Command =
+    std::variant<command::Append, command::StartWorker, command::KillWorker, command::Welcome,
+                 command::RefuseWorker, command::PrepareRow, command::StartChunk, command::CancelChunk,
+                 command::ForgetGroup, command::StorePayload, command::DiscardTokens, command::EnvStep,
+                 command::AppendObservation, command::Grade, command::Drain, command::Release, command::Grant,
+                 command::InitState, command::RestoreState, command::FetchState, command::FormGroup,
+                 command::Train, command::AbortStep, command::CopyRecovery, command::Publish, command::Load,
+                 command::Admit, command::WriteCheckpoint, command::VerifyCheckpoint,
+                 command::DeleteCheckpoint, command::SaveFinal, command::StepReport, command::EvalReport,
+                 command::Warn, command::Finish>;
 
 }  // namespace tidepool::scheduler

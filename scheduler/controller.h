@@ -24,28 +24,32 @@
 namespace tidepool::scheduler {
 
 struct ControllerOptions {
-  JobConfig config;            // algorithm.filter as it is meant: an algorithm's own is the caller's to look up
+  JobConfig config;  // algorithm.filter as it is meant: an algorithm's own is the caller's to look up
   std::string run_id;
   std::string config_digest;
-  int64_t data_rows = 0;       // rows of one epoch; ordinals run on over epochs
-  int64_t eval_rows = 0;       // held-out questions of one evaluation (0: no evaluation)
+  int64_t data_rows = 0;                  // rows of one epoch; ordinals run on over epochs
+  int64_t eval_rows = 0;                  // held-out questions of one evaluation (0: no evaluation)
   int64_t device_bytes_need_rollout = 0;  // predicted memory of a role, for Release
   int64_t device_bytes_need_actor = 0;
-  DispatchOptions dispatch;    // order and oracle; the rest is taken from the config
-  SampleCost sample_cost;      // of training, for sharing a batch over slots
+  DispatchOptions dispatch;                  // order and oracle; the rest is taken from the config
+  SampleCost sample_cost;                    // of training, for sharing a batch over slots
   const PolicyRegistry* policies = nullptr;  // nullptr: those of scheduler/policy.h; outlives the controller
-  // Worker places: device workers 0 .. slots-1 (slot i on worker i), then the workers beside them: reward workers,
-  // or environment workers where the job has an environment.
+  // Worker places: device workers 0 .. slots-1 (slot i on worker i), then the workers beside them: reward
+  // workers, or environment workers where the job has an environment.
   [[nodiscard]] int64_t device_workers() const { return config.cluster.slots; }
-  [[nodiscard]] WorkerKind side_kind() const { return config.environment.name.empty() ? WorkerKind::kReward : WorkerKind::kEnvironment; }
-  [[nodiscard]] int64_t side_workers() const { return side_kind() == WorkerKind::kReward ? config.reward.workers : config.environment.workers; }
+  [[nodiscard]] WorkerKind side_kind() const {
+    return config.environment.name.empty() ? WorkerKind::kReward : WorkerKind::kEnvironment;
+  }
+  [[nodiscard]] int64_t side_workers() const {
+    return side_kind() == WorkerKind::kReward ? config.reward.workers : config.environment.workers;
+  }
   [[nodiscard]] WorkerId side_worker(int64_t i) const { return {config.cluster.slots + i}; }
 };
 
 // What people see: `tidepool status`, the progress display. A copy, cheap.
 struct ControllerView {
-  std::string phase;           // starting, warm_start, evaluating, running, checkpointing, stopping, done
-  StepNumber step;             // last committed
+  std::string phase;  // starting, warm_start, evaluating, running, checkpointing, stopping, done
+  StepNumber step;    // last committed
   Version version;
   int64_t open_groups = 0, running = 0, awaiting = 0, queued = 0, leased = 0, capacity = 0;
   int64_t trained_samples = 0, issued_samples = 0;
@@ -53,8 +57,9 @@ struct ControllerView {
   int64_t chunks = 0, restarts = 0, refused = 0, in_flight = 0;
   int64_t rollout_slots = 0, actor_slots = 0, moving_slots = 0;  // held by a role, inside a transition
   int64_t rollbacks = 0;
-  int64_t waiting_env = 0;     // samples whose environment works just now
-  int64_t env_turns = 0, env_retries = 0;  // asked of environment workers so far; of them, again after a failure
+  int64_t waiting_env = 0;  // samples whose environment works just now
+  int64_t env_turns = 0,
+          env_retries = 0;  // asked of environment workers so far; of them, again after a failure
   bool finished = false;
 };
 
@@ -72,10 +77,10 @@ class Controller {
   [[nodiscard]] ControllerView View() const;
   // Where a finished sample's payload is (from its Enq), for fetching a batch; not found: nullptr.
   [[nodiscard]] const record::Enq* FindPayload(const SampleId& tid) const;
-  // Whether tokens of this chunk would be taken from that worker now. Those of a chunk that was taken back from it are
-  // not: the caller keeps them out of the sample.
+  // Whether tokens of this chunk would be taken from that worker now. Those of a chunk that was taken back
+  // from it are not: the caller keeps them out of the sample.
   [[nodiscard]] bool Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const;
-  [[nodiscard]] double Reward(const SampleId& tid) const;     // requires a graded sample
+  [[nodiscard]] double Reward(const SampleId& tid) const;  // requires a graded sample
   // Hash of the whole state, for determinism tests.
   [[nodiscard]] uint64_t StateDigest() const;
 

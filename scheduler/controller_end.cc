@@ -13,7 +13,8 @@ bool Controller::Impl::CheckpointDue() const {
 }
 
 void Controller::Impl::AdvanceCheckpoint() {
-  if (finished || writing || trainer.phase != StatePhase::kReady || trainer.training || !CheckpointDue()) return;
+  if (finished || writing || trainer.phase != StatePhase::kReady || trainer.training || !CheckpointDue())
+    return;
   if (shutdown.requested() && !shutdown.MayCheckpoint(now)) return;
   writing = WritingCheckpoint{state.next_checkpoint(), state.step(), state.next_lsn()};
   out.Record(record::CheckpointBegin{writing->ckpt, writing->step});
@@ -21,8 +22,9 @@ void Controller::Impl::AdvanceCheckpoint() {
     out.Record(record::CheckpointCommit{writing->ckpt, writing->step, writing->cut, 0, trainer.digest});
   }
   out.Do(command::WriteCheckpoint{trainer.leader, writing->ckpt, writing->step, state.version()});
-  waits.Begin({WaitKind::kCheckpoint, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
-                                           "checkpoint " + std::to_string(writing->ckpt)});
+  waits.Begin({WaitKind::kCheckpoint, 0},
+              {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
+               "checkpoint " + std::to_string(writing->ckpt)});
 }
 
 void Controller::Impl::On(const event::CheckpointWritten& e) {
@@ -39,13 +41,15 @@ void Controller::Impl::On(const event::CheckpointWritten& e) {
   const WritingCheckpoint w = *writing;
   writing.reset();
   checkpoints.Written();
-  if (!TP_PLANTED(12)) out.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, trainer.digest});
+  if (!TP_PLANTED(12))
+    out.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, trainer.digest});
   for (const int64_t id : checkpoints.ToDelete(state.checkpoints())) {
     const StepNumber step = state.checkpoints().at(id).step;
     out.Record(record::CheckpointDelete{id});
     out.Do(command::DeleteCheckpoint{id, step});
   }
-  // A later fold that comes to another state here is refused: what it would decide from was not what happened.
+  // A later fold that comes to another state here is refused: what it would decide from was not what
+  // happened.
   out.Record(record::Snapshot{state.Digest()});
   // Whatever was trained up to here will not be needed again; its payload stays on disk.
   out.Expect(tokens_kept.size());
@@ -66,9 +70,11 @@ void Controller::Impl::On(const event::CheckpointFailed& e) {
   waits.End({WaitKind::kCheckpoint, 0});
   const StepNumber step = writing->step;
   writing.reset();
-  out.Warn("checkpoint=" + std::to_string(e.ckpt) + " step=" + std::to_string(step.value) + " event=write_failed why=\"" + e.why + "\"");
+  out.Warn("checkpoint=" + std::to_string(e.ckpt) + " step=" + std::to_string(step.value) +
+           " event=write_failed why=\"" + e.why + "\"");
   if (checkpoints.Failed(step, now)) {
-    Fail("checkpoint", "controller", {}, std::to_string(checkpoints.failures()) + " checkpoints in a row could not be written: " + e.why);
+    Fail("checkpoint", "controller", {},
+         std::to_string(checkpoints.failures()) + " checkpoints in a row could not be written: " + e.why);
   }
 }
 
@@ -92,7 +98,8 @@ void Controller::Impl::AdvanceEnd() {
     if (state_good && !saved && shutdown.MayCheckpoint(now)) return;  // AdvanceCheckpoint is at it
     if (trainer.training) AbortStep("stopped before its end");
     const bool all_steps = StepsDone();
-    const bool evaluated = eval_questions <= 0 || !options.config.eval.after_train || state.evals().contains(state.step());
+    const bool evaluated =
+        eval_questions <= 0 || !options.config.eval.after_train || state.evals().contains(state.step());
     if (all_steps && evaluated && state_good && shutdown.MayCheckpoint(now)) {
       AdvanceFinal();  // there is time for the rest of the end
       return;
@@ -107,12 +114,14 @@ void Controller::Impl::AdvanceEnd() {
 bool Controller::Impl::TargetReached() const {
   const double target = options.config.eval.stop_at_accuracy;
   return target > 0 && std::ranges::any_of(state.evals(), [&](const auto& item) {
-    const record::EvalResult& r = item.second;
-    return r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total);
-  });
+           const record::EvalResult& r = item.second;
+           return r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total);
+         });
 }
 
-bool Controller::Impl::StepsDone() const { return state.step().value >= options.config.train.steps || TargetReached(); }
+bool Controller::Impl::StepsDone() const {
+  return state.step().value >= options.config.train.steps || TargetReached();
+}
 
 // All steps are done: last evaluation, last checkpoint, the model for others, the end.
 void Controller::Impl::AdvanceFinal() {
@@ -121,7 +130,8 @@ void Controller::Impl::AdvanceFinal() {
   if (options.config.checkpoint.save_final && !final_saved) {
     final_saving = true;
     out.Do(command::SaveFinal{trainer.leader});
-    waits.Begin({WaitKind::kFinal, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
+    waits.Begin({WaitKind::kFinal, 0},
+                {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
     return;
   }
   if (!TP_PLANTED(9)) DropLeftovers();

@@ -40,7 +40,8 @@ void Controller::Impl::On(const event::EnvStepped& e) {
   Moved();
   health.Progress(e.worker.worker, now);
   if (result == Episodes::Result::kRetry) {
-    out.Warn("tid=" + ToString(e.tid) + " event=env_infra retry=1 turn=" + std::to_string(e.turn) + " worker=" + ToString(e.worker) + " why=\"" + e.why + "\"");
+    out.Warn("tid=" + ToString(e.tid) + " event=env_infra retry=1 turn=" + std::to_string(e.turn) +
+             " worker=" + ToString(e.worker) + " why=\"" + e.why + "\"");
     return;
   }
   event::EnvStepped step = e;
@@ -50,7 +51,8 @@ void Controller::Impl::On(const event::EnvStepped& e) {
     return;
   }
   const Request* found = dispatcher.Find(e.tid);
-  if (found == nullptr) {  // its tokens are complete, only its reward is missing: of an earlier life, or its worker died
+  if (found == nullptr) {  // its tokens are complete, only its reward is missing: of an earlier life, or its
+                           // worker died
     episodes.Remove(e.tid);
     const event::Graded graded{e.worker, e.tid, e.att, step.outcome, step.reward, step.rewards, step.why};
     const auto it = finishing.find(e.tid);
@@ -100,7 +102,8 @@ void Controller::Impl::EpisodeEnded(const Request& r, const event::EnvStepped& e
   dispatcher.Remove(r.tid);
   if (!dispatcher.HasRequests(r.gid)) GroupDone(r.gid);
   if (r.tid.is_eval()) {
-    evaluation.Graded(r.tid, GradeOutcome::kOk, graded.rewards.empty() ? graded.reward : graded.rewards.front().second);
+    evaluation.Graded(r.tid, GradeOutcome::kOk,
+                      graded.rewards.empty() ? graded.reward : graded.rewards.front().second);
     out.Do(command::DiscardTokens{r.tid, r.att});
     return;
   }
@@ -113,7 +116,8 @@ void Controller::Impl::EpisodeEnded(const Request& r, const event::EnvStepped& e
 // A failure masks its sample; it is never a reward of 0.
 void Controller::Impl::EpisodeLost(const Request& r, GradeOutcome outcome, const std::string& why) {
   const bool infra = outcome == GradeOutcome::kInfra;
-  out.Warn("tid=" + ToString(r.tid) + " event=" + (infra ? "env_infra" : "data_invalid") + " turn=" + std::to_string(r.turn) + " why=\"" + why + "\"");
+  out.Warn("tid=" + ToString(r.tid) + " event=" + (infra ? "env_infra" : "data_invalid") +
+           " turn=" + std::to_string(r.turn) + " why=\"" + why + "\"");
   if (r.tid.is_eval()) {
     episodes.Remove(r.tid);
     dispatcher.Remove(r.tid);
@@ -134,7 +138,9 @@ void Controller::Impl::CheckEpisodes() {
   }
   for (const SampleId& tid : episodes.GivenUp(now)) {
     if (finished) return;
-    const std::string why = "the environment did not answer in time (environment.step_timeout_s, reset_timeout_s, episode_timeout_s, max_retries)";
+    const std::string why =
+        "the environment did not answer in time (environment.step_timeout_s, reset_timeout_s, "
+        "episode_timeout_s, max_retries)";
     if (tid.sample == SampleId::kRowSample) {
       RowStepped({{}, tid, 0, 0, GradeOutcome::kInfra, 0, false, 0, {}, why});
       continue;

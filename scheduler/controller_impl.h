@@ -35,8 +35,8 @@
 
 namespace tidepool::scheduler {
 
-constexpr double kCancelSeconds = 2;      // a cancelled chunk is acknowledged before its worker loads weights
-constexpr int64_t kTries = 3;             // of one operation on one worker
+constexpr double kCancelSeconds = 2;  // a cancelled chunk is acknowledged before its worker loads weights
+constexpr int64_t kTries = 3;         // of one operation on one worker
 
 struct Controller::Impl {
   // The trainer's state and what is to become of it.
@@ -56,27 +56,27 @@ struct Controller::Impl {
     command::StepReport report;
     double tokens = 0;
     TimePoint since;
-    std::vector<command::GroupMember> members;       // by rank
+    std::vector<command::GroupMember> members;  // by rank
     std::map<WorkerRef, event::TrainDone> done;
   };
-  struct StateCopy {                  // of the trainer's state, in one worker's memory
+  struct StateCopy {  // of the trainer's state, in one worker's memory
     StepNumber step;
     uint64_t digest = 0;
   };
   struct Trainer {
     StatePhase phase = StatePhase::kNone;
-    WorkerRef leader;                 // whose copy is published and saved; where the state is (being) loaded first
-    int64_t ckpt = -2;                // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
+    WorkerRef leader;   // whose copy is published and saved; where the state is (being) loaded first
+    int64_t ckpt = -2;  // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
     StepNumber step;
-    uint64_t digest = 0;              // of the state's weights; 0: not known yet
+    uint64_t digest = 0;  // of the state's weights; 0: not known yet
     std::map<WorkerRef, StateCopy> copies;
-    std::map<WorkerRef, int64_t> fetching;           // -> tries
-    std::set<WorkerRef> aborting;                    // were told to leave a step, have not answered
-    std::vector<command::GroupMember> group;         // that has communicators, or is getting them
-    std::set<WorkerRef> forming;                     // of them, have not answered
+    std::map<WorkerRef, int64_t> fetching;    // -> tries
+    std::set<WorkerRef> aborting;             // were told to leave a step, have not answered
+    std::vector<command::GroupMember> group;  // that has communicators, or is getting them
+    std::set<WorkerRef> forming;              // of them, have not answered
     int64_t group_epoch = 0, group_tries = 0;
     std::optional<Training> training;
-    Version published;                // bytes that others can fetch from `leader`
+    Version published;  // bytes that others can fetch from `leader`
     bool publishing = false, copying = false;
     int64_t publish_tries = 0, state_tries = 0;
   };
@@ -85,9 +85,9 @@ struct Controller::Impl {
     StepNumber step;
     Lsn cut;
   };
-  struct Preparing {                  // a row that is being read
+  struct Preparing {  // a row that is being read
     GroupId gid;
-    bool again = false;               // the group exists (controller restart): only its prompt is missing
+    bool again = false;  // the group exists (controller restart): only its prompt is missing
     std::vector<event::PayloadStored> stored;  // sft: came before RowReady
   };
   // By group. How many of them are new groups is asked for at every event.
@@ -117,7 +117,7 @@ struct Controller::Impl {
     std::map<GroupKey, Preparing> rows_;
     int64_t fresh_ = 0;
   };
-  struct Finished {                   // a sample whose attempt ended, until it is in the ledger
+  struct Finished {  // a sample whose attempt ended, until it is in the ledger
     int32_t att = 0;
     Version v_min, v_max;
     int64_t generated = 0;
@@ -158,8 +158,8 @@ struct Controller::Impl {
   void On(const event::StorageFailed&);
   void On(const event::Tick&);
   void Advance();
-  bool Refuse();                                       // counts; always false
-  void Moved() { watchdog.Progress(now); }             // something that brings the run on
+  bool Refuse();                            // counts; always false
+  void Moved() { watchdog.Progress(now); }  // something that brings the run on
   void Fail(const std::string& kind, const std::string& actor, Incarnation inc, const std::string& what);
   void Finish(int code, const std::string& why, bool complete = false);
 
@@ -194,7 +194,7 @@ struct Controller::Impl {
   void Admit();
   void AddRequest(const Group& g, size_t k, int64_t generated);
   void Dispatch();
-  [[nodiscard]] int64_t ComingEngines() const;      // that will generate within a grant or a load
+  [[nodiscard]] int64_t ComingEngines() const;  // that will generate within a grant or a load
   void DropOrphans();
   void DropPinnedOn(WorkerId worker);
   void AssignGrades();
@@ -212,48 +212,49 @@ struct Controller::Impl {
   void RestartUndone();
   void CountOutcome(bool infra);
   [[nodiscard]] bool MayServe(const Version& v) const;
-  [[nodiscard]] bool TooEarly();                       // to generate anything for training
+  [[nodiscard]] bool TooEarly();  // to generate anything for training
 
   // --- controller_load.cc
   void SampleEngine(const event::Heartbeat& e);
-  void UnitDone(int64_t tokens);                       // a chunk ended
+  void UnitDone(int64_t tokens);  // a chunk ended
   void HedgeChunks(WorkerId worker);
   void WeighWorkers();
   void Repack();
-  [[nodiscard]] bool Worthwhile(const std::vector<Move>& moves, const std::vector<RepackWorker>& workers) const;
+  [[nodiscard]] bool Worthwhile(const std::vector<Move>& moves,
+                                const std::vector<RepackWorker>& workers) const;
   [[nodiscard]] Forecast MakeForecast(const LedgerView& ledger);
 
   // --- controller_environment.cc
   void PrepareRow(const GroupKey& key, GroupId gid);
   void RowStepped(const event::EnvStepped& e);
-  void BeginEpisode(const Request& r);                // an evaluation's: its prompt comes from its own reset
+  void BeginEpisode(const Request& r);  // an evaluation's: its prompt comes from its own reset
   void TurnEnded(const Request& r);
   void EpisodeLost(const Request& r, GradeOutcome outcome, const std::string& why);
   void EpisodeEnded(const Request& r, const event::EnvStepped& e, EndStatus status);
-  void CheckEpisodes();                               // deadlines
+  void CheckEpisodes();  // deadlines
 
   // --- controller_serving.cc
   void RollWeights();
   void AdvanceEvaluation();
   void CancelEvaluation(const std::string& why);
   void PlanEvaluation();
-  [[nodiscard]] bool TargetReached() const;         // eval.stop_at_accuracy, by an evaluation on record
-  [[nodiscard]] bool StepsDone() const;             // train.steps, or the target: no further step begins
+  [[nodiscard]] bool TargetReached() const;  // eval.stop_at_accuracy, by an evaluation on record
+  [[nodiscard]] bool StepsDone() const;      // train.steps, or the target: no further step begins
 
   // --- controller_training.cc
   void PlanState(bool must_restore);
   void VerifyNext();
   void Restore(int64_t ckpt, StepNumber step);
   void AdvanceState();
-  void ForgetState();                                  // all copies of it
+  void ForgetState();  // all copies of it
   [[nodiscard]] bool HasState(const WorkerRef& ref) const;
   void ElectLeader();
   [[nodiscard]] std::vector<command::GroupMember> Members() const;
-  bool PrepareGroup();                                 // true: a step may begin on the slots that train now
+  bool PrepareGroup();  // true: a step may begin on the slots that train now
   void AdvanceTraining();
   [[nodiscard]] bool TrainerIdle() const;
-  [[nodiscard]] Duration TrainPatience() const;     // for an optimizer step without a sign of progress
-  [[nodiscard]] bool MayTrain() const;                 // all but the slot
+  [[nodiscard]] Duration TrainPatience() const;  // for an optimizer step without a sign of progress
+  [[nodiscard]] bool MayTrain() const;           // all but the slot
   [[nodiscard]] const std::vector<GroupKey>& Batch();
   [[nodiscard]] bool WaitForStraggler();
   [[nodiscard]] bool StragglerIsWorthIt();
@@ -274,10 +275,10 @@ struct Controller::Impl {
   const ControllerOptions options;
   const bool rl;
   const NamedPolicy policy;
-  PoolView fleet;                                      // the part of it that does not change
+  PoolView fleet;  // the part of it that does not change
   const int64_t eval_questions;
-  const bool environment;                              // samples are episodes of several turns (text; not model.policy)
-  const bool needs_rollout, needs_reward;              // needs_reward: processes that grade single turns
+  const bool environment;                  // samples are episodes of several turns (text; not model.policy)
+  const bool needs_rollout, needs_reward;  // needs_reward: processes that grade single turns
   const int64_t max_new;
 
   RunState state;
@@ -298,40 +299,41 @@ struct Controller::Impl {
   bool started = false, finished = false;
   Trainer trainer;
   StandingPlan plan;
-  std::string plan_refused;                            // why the policy's newest was not taken
+  std::string plan_refused;  // why the policy's newest was not taken
   TimePoint plan_made;
-  bool takes_held_back = false;                        // the plan takes slots, and another transition has to end first
-  std::vector<GroupKey> batch;                         // what would be trained now, as of ...
-  std::pair<int64_t, Version> batch_of{-1, {}};        // ... these changes of the ledger, this version
+  bool takes_held_back = false;  // the plan takes slots, and another transition has to end first
+  std::vector<GroupKey> batch;   // what would be trained now, as of ...
+  std::pair<int64_t, Version> batch_of{-1, {}};  // ... these changes of the ledger, this version
   std::optional<std::tuple<int64_t, TrainerNeed, bool, bool, int64_t>> planned;  // for what `plan` was made
-  int64_t group_checked = -1;                          // changes of the pool that PrepareGroup has seen
-  std::optional<TimePoint> straggling_since;           // a batch waits for a group that would expire
-  std::pair<StepNumber, bool> foreseen{{-1}, false};   // WouldLean when this step's successor first had a batch
-  std::optional<StepNumber> not_waiting;               // this step's successor does not, or no longer
-  bool must_restore = false;                           // a new life always opens a lineage
-  StepNumber recovery;                                 // newest known recovery copy; invalid: none
+  int64_t group_checked = -1;                 // changes of the pool that PrepareGroup has seen
+  std::optional<TimePoint> straggling_since;  // a batch waits for a group that would expire
+  std::pair<StepNumber, bool> foreseen{{-1},
+                                       false};  // WouldLean when this step's successor first had a batch
+  std::optional<StepNumber> not_waiting;        // this step's successor does not, or no longer
+  bool must_restore = false;                    // a new life always opens a lineage
+  StepNumber recovery;                          // newest known recovery copy; invalid: none
   std::optional<WritingCheckpoint> writing;
   PreparingRows preparing;
   int64_t next_gid = 0;
-  std::map<SampleId, Finished> finishing;              // ended, payload not durable yet
-  FlatTable<SampleId, std::monostate> tokens_kept;     // the caller still holds them in memory
-  std::set<WorkerId> reattaching;                      // of the last life, may come back
+  std::map<SampleId, Finished> finishing;           // ended, payload not durable yet
+  FlatTable<SampleId, std::monostate> tokens_kept;  // the caller still holds them in memory
+  std::set<WorkerId> reattaching;                   // of the last life, may come back
   TimePoint reattach_until;
   bool rows_resumed = false;
-  std::map<WorkerId, TimePoint> ghosts_until;          // cancelled chunks to be acknowledged before a load
+  std::map<WorkerId, TimePoint> ghosts_until;  // cancelled chunks to be acknowledged before a load
   int64_t nonfinite = 0, train_failures = 0;
-  std::set<GroupId> urgent;                            // would expire at the next version, and its batch is not chosen yet
-  double token_s = 0;                                  // smoothed seconds of an engine step
-  double train_s = 0;                                  // of a step
+  std::set<GroupId> urgent;  // would expire at the next version, and its batch is not chosen yet
+  double token_s = 0;        // smoothed seconds of an engine step
+  double train_s = 0;        // of a step
   LiveCost live;
-  std::optional<KvAdmission> kv;                       // rollout.admission: adaptive
+  std::optional<KvAdmission> kv;  // rollout.admission: adaptive
   Version repacked_version;
   TimePoint repacked_at;
-  std::deque<bool> outcomes;                           // of the last samples: infrastructure failure?
+  std::deque<bool> outcomes;  // of the last samples: infrastructure failure?
   int64_t infra_in_window = 0;
   bool infra_alarmed = false;
-  int64_t lives = 1;                                   // of controllers of this run
-  bool planted = false;                                // a planted bug has shown itself (test builds)
+  int64_t lives = 1;     // of controllers of this run
+  bool planted = false;  // a planted bug has shown itself (test builds)
   bool final_saved = false, final_saving = false;
   int64_t refused = 0;
 };

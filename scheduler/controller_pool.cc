@@ -10,7 +10,8 @@ namespace tidepool::scheduler {
 SlotView Controller::Impl::ViewSlot(SlotId id, const Pool::Slot& s) const {
   SlotView v{.id = id};
   v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
-  v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && health.IsCurrent(s.holder);
+  v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost &&
+           health.IsCurrent(s.holder);
   v.avoid = now < s.avoid_until;
   if (trainer.training) {
     const auto& members = trainer.training->members;  // by slot
@@ -39,7 +40,8 @@ LedgerView Controller::Impl::ViewLedger() {
   l.group_size = rules.group_size;
   l.ready_groups = state.ledger().CountGroups(GroupPhase::kQueued);
   const auto need = [&] {
-    if (trainer.training || trainer.phase == StatePhase::kElecting || !trainer.aborting.empty()) return TrainerNeed::kStep;
+    if (trainer.training || trainer.phase == StatePhase::kElecting || !trainer.aborting.empty())
+      return TrainerNeed::kStep;
     if (trainer.phase != StatePhase::kReady) return TrainerNeed::kState;
     if (StepsDone() || shutdown.requested()) return TrainerNeed::kDone;
     if (!state.versions().IsPublished(state.version())) return TrainerNeed::kPublish;
@@ -76,10 +78,11 @@ std::optional<std::vector<SlotId>> Controller::Impl::DecidePlan(const LedgerView
 
 void Controller::Impl::AdvancePool(bool again) {
   if (finished) return;
-  // Plans are not made for every chunk that ends: only when something that a plan depends on has changed, of all slots where
-  // that is more than slots, and in every tick (for what depends on time).
+  // Plans are not made for every chunk that ends: only when something that a plan depends on has changed, of
+  // all slots where that is more than slots, and in every tick (for what depends on time).
   const LedgerView ledger = ViewLedger();
-  const auto key = std::make_tuple(pool.plan_generation(), ledger.need, ledger.evaluation, ledger.stopping, ledger.batch_groups);
+  const auto key = std::make_tuple(pool.plan_generation(), ledger.need, ledger.evaluation, ledger.stopping,
+                                   ledger.batch_groups);
   if (!again && planned == key) return;
   bool by_slot = !again && planned;
   if (by_slot) {
@@ -149,9 +152,15 @@ void Controller::Impl::On(const event::Released& e) {
     return;
   }
   switch (pool.Released(e, now)) {
-    case Pool::ReleaseOutcome::kRefused: Refuse(); return;
-    case Pool::ReleaseOutcome::kReleased: Moved(); return;
-    case Pool::ReleaseOutcome::kQuarantined: Replace(e.worker, "it kept its memory"); return;
+    case Pool::ReleaseOutcome::kRefused:
+      Refuse();
+      return;
+    case Pool::ReleaseOutcome::kReleased:
+      Moved();
+      return;
+    case Pool::ReleaseOutcome::kQuarantined:
+      Replace(e.worker, "it kept its memory");
+      return;
   }
 }
 

@@ -9,7 +9,7 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr int64_t kMaxChunkErrors = 3;    // of one sample, then it is poison
+constexpr int64_t kMaxChunkErrors = 3;  // of one sample, then it is poison
 
 bool EqualRewards(const Group& g) {
   std::optional<double> first;
@@ -31,9 +31,12 @@ bool Controller::Impl::MayServe(const Version& v) const {
 // --- admission
 
 void Controller::Impl::Admit() {
-  if (finished || shutdown.requested() || trainer.phase != StatePhase::kReady || !state.ever_checkpointed() || TargetReached()) return;
+  if (finished || shutdown.requested() || trainer.phase != StatePhase::kReady || !state.ever_checkpointed() ||
+      TargetReached())
+    return;
   // Accuracy before training comes first; later rows are read while weights are on their way.
-  if (state.step().value == 0 && (!state.versions().IsPublished(state.version()) || evaluation.Planned({0}))) return;
+  if (state.step().value == 0 && (!state.versions().IsPublished(state.version()) || evaluation.Planned({0})))
+    return;
   const Ledger& ledger = state.ledger();
   const LedgerRules& rules = ledger.rules();
   const int64_t steps_left = options.config.train.steps - state.step().value;
@@ -41,7 +44,8 @@ void Controller::Impl::Admit() {
   const int64_t wanted = steps_left * rules.groups_per_step + (steps_left > 0 ? surplus : 0);
   int64_t fresh = preparing.fresh();
   int64_t from = TP_PLANTED(7) && lives > 1 ? ledger.ordinals().FirstMissing(0) + 200 : 0;
-  while (ledger.CanStart(TP_PLANTED(6) ? fresh - 2 * state.step().value - 2 : fresh) && ledger.open() + fresh < wanted) {
+  while (ledger.CanStart(TP_PLANTED(6) ? fresh - 2 * state.step().value - 2 : fresh) &&
+         ledger.open() + fresh < wanted) {
     const int64_t running = ledger.running_samples() + fresh * rules.group_size;
     if (rl && running > 0 && running >= options.config.rollout.max_concurrent) return;
     GroupKey key;
@@ -69,9 +73,20 @@ void Controller::Impl::Admit() {
 }
 
 void Controller::Impl::AddRequest(const Group& g, size_t k, int64_t generated) {
-  dispatcher.Add({.tid = g.Tid(k), .gid = g.gid, .att = g.samples[k].att, .prompt_len = g.prompt_len,
-                  .max_new = g.max_new, .generated = generated, .only = {}, .v_min = {}, .v_max = {},
-                  .on = {}, .home = {}, .probe = false, .errors = 0, .turn_end = environment ? options.config.environment.max_turn_tokens : 0});
+  dispatcher.Add({.tid = g.Tid(k),
+                  .gid = g.gid,
+                  .att = g.samples[k].att,
+                  .prompt_len = g.prompt_len,
+                  .max_new = g.max_new,
+                  .generated = generated,
+                  .only = {},
+                  .v_min = {},
+                  .v_max = {},
+                  .on = {},
+                  .home = {},
+                  .probe = false,
+                  .errors = 0,
+                  .turn_end = environment ? options.config.environment.max_turn_tokens : 0});
 }
 
 void Controller::Impl::On(const event::RowReady& e) {
@@ -84,18 +99,22 @@ void Controller::Impl::On(const event::RowReady& e) {
   Moved();
   const Preparing& row = *taken;
   const int64_t group_size = state.ledger().rules().group_size;
-  // A restore put the groups of undone steps back meanwhile: there is no room, and it is read again when there is.
+  // A restore put the groups of undone steps back meanwhile: there is no room, and it is read again when
+  // there is.
   if (!row.again && !state.ledger().CanStart(0)) return;
   if (!row.again) {
     for (int64_t k = 0; k < group_size; ++k) {
-      out.Record(record::Issue{{key.ordinal, key.issue, static_cast<int32_t>(k)}, row.gid, 0, e.prompt_len, rl ? max_new : 0});
+      out.Record(record::Issue{
+          {key.ordinal, key.issue, static_cast<int32_t>(k)}, row.gid, 0, e.prompt_len, rl ? max_new : 0});
     }
   }
   const Group* g = state.ledger().Find(key);
   if (g == nullptr) return;  // dropped meanwhile
   for (size_t k = 0; k < g->samples.size(); ++k) {
     const Sample& s = g->samples[k];
-    if (s.phase != SamplePhase::kRunning || dispatcher.Find(g->Tid(k)) != nullptr || finishing.contains(g->Tid(k))) continue;
+    if (s.phase != SamplePhase::kRunning || dispatcher.Find(g->Tid(k)) != nullptr ||
+        finishing.contains(g->Tid(k)))
+      continue;
     if (row.again) out.Record(record::Issue{g->Tid(k), g->gid, s.att + 1, g->prompt_len, g->max_new});
     if (rl) AddRequest(*g, k, 0);
   }
@@ -116,10 +135,12 @@ void Controller::Impl::On(const event::RowInvalid& e) {
 void Controller::Impl::DropRow(const GroupKey& key, DropReason reason, const std::string& why) {
   const Preparing row = preparing.Take(key).value();
   if (!row.again && !state.ledger().CanStart(0)) return;
-  out.Warn("row=" + std::to_string(key.ordinal) + " event=" + (reason == DropReason::kDataInvalid ? "invalid" : Name(reason)) + " why=\"" + why + "\"");
+  out.Warn("row=" + std::to_string(key.ordinal) + " event=" +
+           (reason == DropReason::kDataInvalid ? "invalid" : Name(reason)) + " why=\"" + why + "\"");
   if (!row.again) {
     for (int64_t k = 0; k < state.ledger().rules().group_size; ++k) {
-      out.Record(record::Issue{{key.ordinal, key.issue, static_cast<int32_t>(k)}, row.gid, 0, 0, rl ? max_new : 0});
+      out.Record(
+          record::Issue{{key.ordinal, key.issue, static_cast<int32_t>(k)}, row.gid, 0, 0, rl ? max_new : 0});
     }
   }
   DropGroup(key, reason);
@@ -137,17 +158,19 @@ void Controller::Impl::Dispatch() {
   if (shutdown.requested()) return;
   if (options.config.rollout.pin_version) DropOrphans();
   const bool early = TooEarly();
-  for (const Dispatcher::Chunk& c : dispatcher.Assign([&](const Version& v) { return !early && MayServe(v); }, state.version(), ComingEngines())) {
+  for (const Dispatcher::Chunk& c : dispatcher.Assign([&](const Version& v) { return !early && MayServe(v); },
+                                                      state.version(), ComingEngines())) {
     const Request& r = *dispatcher.Find(c.tid);
     const auto* e = dispatcher.FindEngine(c.worker.worker);
     if (!r.only.valid()) out.Record(record::Start{r.tid, r.att, c.worker, c.v});
-    out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens, r.limit(),
-                               options.config.rollout.kv_on_update == "keep"});
+    out.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens,
+                               r.limit(), options.config.rollout.kv_on_update == "keep"});
   }
 }
 
-// Undone steps are trained again before anything else, and each makes a version: what is generated before the last few of them
-// would be older than the bound when its turn comes, and take along what was still under way, the long answers (Q10).
+// Undone steps are trained again before anything else, and each makes a version: what is generated before the
+// last few of them would be older than the bound when its turn comes, and take along what was still under
+// way, the long answers (Q10).
 bool Controller::Impl::TooEarly() {
   const int64_t training = state.open_lease() >= 0 ? 1 : 0;
   const int64_t again = state.ledger().Replays({state.step().value + training});
@@ -176,7 +199,8 @@ void Controller::Impl::DropPinnedOn(WorkerId worker) {
   }
   for (const GroupKey& key : keys) {
     const Group* g = state.ledger().Find(key);
-    if (g != nullptr && g->phase != GroupPhase::kLeased && g->phase != GroupPhase::kTrained) DropGroup(key, DropReason::kStale);
+    if (g != nullptr && g->phase != GroupPhase::kLeased && g->phase != GroupPhase::kTrained)
+      DropGroup(key, DropReason::kStale);
   }
 }
 
@@ -204,7 +228,8 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   if (ended == Dispatcher::Ended::kGone) return;
   const Request& r = *dispatcher.Find(e.tid);
   UnitDone(r.generated);
-  const bool complete = e.end == event::ChunkEnd::kEos || e.end == event::ChunkEnd::kStop || e.end == event::ChunkEnd::kLength ||
+  const bool complete = e.end == event::ChunkEnd::kEos || e.end == event::ChunkEnd::kStop ||
+                        e.end == event::ChunkEnd::kLength ||
                         (e.end == event::ChunkEnd::kChunkLimit && r.generated >= r.limit());
   if (complete && environment && r.generated > 0) {
     TurnEnded(Request(r));
@@ -215,7 +240,8 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
     SampleEnded(Request(r), cut ? EndStatus::kTruncated : EndStatus::kOk);
     return;
   }
-  if (e.end == event::ChunkEnd::kChunkLimit || e.end == event::ChunkEnd::kCancelled || e.end == event::ChunkEnd::kDrained) {
+  if (e.end == event::ChunkEnd::kChunkLimit || e.end == event::ChunkEnd::kCancelled ||
+      e.end == event::ChunkEnd::kDrained) {
     dispatcher.Requeue(e.tid);
     return;
   }
@@ -229,8 +255,9 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
     dispatcher.Requeue(e.tid);
     return;
   }
-  const int32_t att = r.att;             // `r` goes with the request
-  out.Warn("tid=" + ToString(e.tid) + " event=" + (data ? "data_invalid" : "poison") + " why=\"" + e.why + "\"");
+  const int32_t att = r.att;  // `r` goes with the request
+  out.Warn("tid=" + ToString(e.tid) + " event=" + (data ? "data_invalid" : "poison") + " why=\"" + e.why +
+           "\"");
   if (e.tid.is_eval()) {
     dispatcher.Remove(e.tid);
     evaluation.Graded(e.tid, GradeOutcome::kData, 0);
@@ -273,7 +300,8 @@ void Controller::Impl::On(const event::PayloadStored& e) {
     Moved();
     const int32_t att = s->att;
     out.Record(record::End{e.tid, att, EndStatus::kOk});
-    out.Record(record::Enq{e.tid, att, {}, {}, e.prompt_len, e.response_len, e.digest, e.file, e.offset, e.bytes});
+    out.Record(
+        record::Enq{e.tid, att, {}, {}, e.prompt_len, e.response_len, e.digest, e.file, e.offset, e.bytes});
     tokens_kept.try_emplace(e.tid);
     CheckGroup(KeyOf(e.tid), DropReason::kDataInvalid);
     return;
@@ -281,14 +309,16 @@ void Controller::Impl::On(const event::PayloadStored& e) {
   const auto it = finishing.find(e.tid);
   if (it == finishing.end() || it->second.att != e.att) {
     const Sample* s = state.ledger().Find(e.tid);
-    if (s != nullptr && (s->phase == SamplePhase::kAwaiting || s->phase == SamplePhase::kReady)) out.Record(record::Dup{e.tid, e.att});
+    if (s != nullptr && (s->phase == SamplePhase::kAwaiting || s->phase == SamplePhase::kReady))
+      out.Record(record::Dup{e.tid, e.att});
     Refuse();
     return;
   }
   Moved();
   const Finished f = std::move(it->second);
   finishing.erase(it);
-  out.Record(record::Enq{e.tid, e.att, f.v_min, f.v_max, e.prompt_len, e.response_len, e.digest, e.file, e.offset, e.bytes});
+  out.Record(record::Enq{e.tid, e.att, f.v_min, f.v_max, e.prompt_len, e.response_len, e.digest, e.file,
+                         e.offset, e.bytes});
   const GroupKey key = KeyOf(e.tid);
   if (Expired(*state.ledger().Find(key))) {
     DropGroup(key, DropReason::kStale);
@@ -315,7 +345,8 @@ void Controller::Impl::On(const event::Graded& e) {
   Moved();
   health.Progress(e.grader.worker, now);
   if (result == Grading::Result::kRetry) {
-    out.Warn("tid=" + ToString(e.tid) + " event=reward_infra retry=1 worker=" + ToString(e.grader) + " why=\"" + e.why + "\"");
+    out.Warn("tid=" + ToString(e.tid) + " event=reward_infra retry=1 worker=" + ToString(e.grader) +
+             " why=\"" + e.why + "\"");
     return;
   }
   GradeOutcome outcome = e.outcome;
@@ -343,14 +374,21 @@ void Controller::Impl::TakeGrade(const SampleId& tid, const event::Graded& e) {
   }
   CountOutcome(e.outcome == GradeOutcome::kInfra);
   if (finished) return;
-  out.Record(record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
+  out.Record(
+      record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
   if (e.outcome == GradeOutcome::kOk) {
     CheckGroup(KeyOf(tid), DropReason::kFiltered);
     return;
   }
   const bool infra = e.outcome == GradeOutcome::kInfra;
-  out.Warn("tid=" + ToString(tid) + " event=" + (!infra ? "data_invalid" : environment ? "env_infra" : "reward_infra") + " why=\"" + e.why + "\"");
-  DropSample(tid, !infra ? DropReason::kDataInvalid : environment ? DropReason::kEnvInfra : DropReason::kRewardInfra);
+  out.Warn("tid=" + ToString(tid) + " event=" +
+           (!infra        ? "data_invalid"
+            : environment ? "env_infra"
+                          : "reward_infra") +
+           " why=\"" + e.why + "\"");
+  DropSample(tid, !infra        ? DropReason::kDataInvalid
+                  : environment ? DropReason::kEnvInfra
+                                : DropReason::kRewardInfra);
 }
 
 // Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
@@ -368,13 +406,17 @@ void Controller::Impl::CountOutcome(bool infra) {
   const double share = static_cast<double>(infra_in_window) / seen;
   const bool nothing_passes = infra_in_window == static_cast<int64_t>(outcomes.size()) &&
                               static_cast<int64_t>(outcomes.size()) >= 2 * step_samples;
-  if (nothing_passes || (static_cast<int64_t>(outcomes.size()) >= 20 * step_samples && share > options.config.scheduler.infra_drop_stop)) {
+  if (nothing_passes || (static_cast<int64_t>(outcomes.size()) >= 20 * step_samples &&
+                         share > options.config.scheduler.infra_drop_stop)) {
     const std::string who = environment ? "environment" : "reward";
-    Fail(environment ? "env_infra" : "reward_infra", who, {}, std::to_string(infra_in_window) + " of the last " + std::to_string(outcomes.size()) +
-         " samples were lost to infrastructure failures of the " + who + "; see scheduler.infra_drop_stop");
+    Fail(environment ? "env_infra" : "reward_infra", who, {},
+         std::to_string(infra_in_window) + " of the last " + std::to_string(outcomes.size()) +
+             " samples were lost to infrastructure failures of the " + who +
+             "; see scheduler.infra_drop_stop");
     return;
   }
-  const bool alarm = static_cast<int64_t>(outcomes.size()) >= 2 * step_samples && share > options.config.scheduler.infra_drop_alarm;
+  const bool alarm = static_cast<int64_t>(outcomes.size()) >= 2 * step_samples &&
+                     share > options.config.scheduler.infra_drop_alarm;
   if (alarm && !infra_alarmed) out.Warn("event=infra_alarm share=" + std::to_string(share));
   infra_alarmed = alarm;
 }
@@ -440,21 +482,25 @@ void Controller::Impl::CheckGroup(const GroupKey& key, DropReason last) {
     return;
   }
   // A group that was trained in an undone step passed the filter then.
-  if (rl && options.config.algorithm.filter == "zero_variance" && size >= 2 && g->undone_step == 0 && EqualRewards(*g)) {
+  if (rl && options.config.algorithm.filter == "zero_variance" && size >= 2 && g->undone_step == 0 &&
+      EqualRewards(*g)) {
     DropGroup(key, DropReason::kFiltered);
     const LedgerRules& rules = state.ledger().rules();
     const int64_t limit = options.config.algorithm.filter_rounds * rules.groups_per_step;
     if (limit > 0 && state.ledger().filtered_since_commit() >= limit) {
-      Fail("filtered", "data", {}, std::to_string(state.ledger().filtered_since_commit()) +
-           " groups in a row had equal rewards (algorithm.filter_rounds " + std::to_string(options.config.algorithm.filter_rounds) +
-           " times train.groups_per_step); take other data or algorithm.filter: none");
+      Fail("filtered", "data", {},
+           std::to_string(state.ledger().filtered_since_commit()) +
+               " groups in a row had equal rewards (algorithm.filter_rounds " +
+               std::to_string(options.config.algorithm.filter_rounds) +
+               " times train.groups_per_step); take other data or algorithm.filter: none");
     }
   }
 }
 
 // Only while the current version stands: with a restore ahead, what is old now may be right then.
 bool Controller::Impl::Expired(const Group& g) const {
-  if (must_restore || trainer.phase == StatePhase::kNone || trainer.phase == StatePhase::kVerifying) return false;
+  if (must_restore || trainer.phase == StatePhase::kNone || trainer.phase == StatePhase::kVerifying)
+    return false;
   return state.ledger().AgeAt(g, state.version(), state.versions()) == Age::kExpired;
 }
 
@@ -465,7 +511,8 @@ void Controller::Impl::ExpireOld() {
   const Version v = state.version();
   const int64_t eta = ledger.rules().max_lag_versions;
   const auto old = [&](const Version& made) {
-    return made.valid() && versions.Lag(made, v) > eta && !(made.number >= v.number && versions.IsAncestor(v, made));
+    return made.valid() && versions.Lag(made, v) > eta &&
+           !(made.number >= v.number && versions.IsAncestor(v, made));
   };
   std::vector<GroupKey> expired;
   for (const auto& [key, g] : ledger.groups()) {
@@ -488,12 +535,14 @@ void Controller::Impl::ExpireOld() {
 // wait for ever with all places taken; then it expires and is generated anew.
 void Controller::Impl::ReleaseAhead() {
   const Ledger& ledger = state.ledger();
-  if (finished || ledger.queued().empty() || !preparing.empty() || ledger.CountGroups(GroupPhase::kRunning) > 0 ||
-      ledger.CountGroups(GroupPhase::kAwaiting) > 0 || !MayTrain() || !Batch().empty()) {
+  if (finished || ledger.queued().empty() || !preparing.empty() ||
+      ledger.CountGroups(GroupPhase::kRunning) > 0 || ledger.CountGroups(GroupPhase::kAwaiting) > 0 ||
+      !MayTrain() || !Batch().empty()) {
     return;
   }
   for (const GroupKey& key : std::set(ledger.queued())) {
-    if (ledger.AgeAt(*ledger.Find(key), state.version(), state.versions()) != Age::kFresh) DropGroup(key, DropReason::kStale);
+    if (ledger.AgeAt(*ledger.Find(key), state.version(), state.versions()) != Age::kFresh)
+      DropGroup(key, DropReason::kStale);
   }
 }
 

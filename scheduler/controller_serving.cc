@@ -17,7 +17,8 @@ GroupId EvalGroup(const SampleId& tid) { return {kEvalGroups + (int64_t{tid.issu
 void Controller::Impl::RollWeights() {
   if (finished) return;
   const Version v = state.version();
-  const bool available = trainer.phase == StatePhase::kReady && trainer.published == v && state.versions().IsPublished(v);
+  const bool available =
+      trainer.phase == StatePhase::kReady && trainer.published == v && state.versions().IsPublished(v);
   weights.SetTarget(v, state.WeightsDigest(v), available ? trainer.leader : WorkerRef{});
   const auto serving = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);
@@ -28,19 +29,24 @@ void Controller::Impl::RollWeights() {
     if (e == nullptr || !pool.Holds(e->slot, Role::kRollout)) return true;
     const bool has_it = p.loaded == e->version;  // else overwritten by a load that failed or came too late
     // Pinned samples end on the weights that they began with.
-    if (has_it && options.config.rollout.pin_version && MayServe(e->version) && dispatcher.NeededFor(p.ref.worker)) return true;
-    if (has_it && evaluation.active() && evaluation.active()->v != v && e->version == evaluation.active()->v) return true;
+    if (has_it && options.config.rollout.pin_version && MayServe(e->version) &&
+        dispatcher.NeededFor(p.ref.worker))
+      return true;
+    if (has_it && evaluation.active() && evaluation.active()->v != v && e->version == evaluation.active()->v)
+      return true;
     const auto ghosts = ghosts_until.find(p.ref.worker);
     if (ghosts == ghosts_until.end()) return false;
     if (now < ghosts->second && dispatcher.HasGhosts(p.ref.worker)) return true;
     ghosts_until.erase(ghosts);
     return false;
   };
-  for (command::Load& load : weights.Assign(serving, hold, [this](const WorkerRef& ref) { return HasState(ref); })) {
+  for (command::Load& load :
+       weights.Assign(serving, hold, [this](const WorkerRef& ref) { return HasState(ref); })) {
     dispatcher.SetOpen(load.worker.worker, false);
     if (options.config.rollout.pin_version) DropPinnedOn(load.worker.worker);
-    waits.Begin({WaitKind::kLoad, load.worker.worker.value},
-                {load.worker, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(load.v)});
+    waits.Begin(
+        {WaitKind::kLoad, load.worker.worker.value},
+        {load.worker, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(load.v)});
     out.Do(std::move(load));
   }
 }
@@ -63,7 +69,8 @@ void Controller::Impl::On(const event::Loaded& e) {
       out.Record(record::Admit{e.worker, e.v});
       out.Do(command::Admit{e.worker, e.v});
       dispatcher.Admit(e.worker.worker, e.v);
-      dispatcher.SetOpen(e.worker.worker, pool.Holds(SlotOf(e.worker.worker), Role::kRollout));  // its slot may be being drained
+      dispatcher.SetOpen(e.worker.worker, pool.Holds(SlotOf(e.worker.worker),
+                                                     Role::kRollout));  // its slot may be being drained
       health.Admitted(e.worker.worker);
       break;
     case WeightRoll::Outcome::kRetry:
@@ -80,7 +87,8 @@ void Controller::Impl::On(const event::Loaded& e) {
 void Controller::Impl::PlanEvaluation() {
   const EvalConfig& c = options.config.eval;
   const StepNumber step = state.step();
-  if (eval_questions <= 0 || shutdown.requested() || state.evals().contains(step) || evaluation.Planned(step)) return;
+  if (eval_questions <= 0 || shutdown.requested() || state.evals().contains(step) || evaluation.Planned(step))
+    return;
   const bool due = (c.before_train && step.value == 0) || (c.after_train && StepsDone()) ||
                    (c.every_steps > 0 && step.value > 0 && step.value % c.every_steps == 0);
   if (due) evaluation.Plan({step, state.version()});
@@ -101,7 +109,9 @@ void Controller::Impl::AdvanceEvaluation() {
   if (finished) return;
   if (evaluation.Finished()) {
     const Evaluation::Outcome o = evaluation.Take();
-    if (o.lost > 0) out.Warn("event=evaluation_incomplete step=" + std::to_string(o.job.step.value) + " lost=" + std::to_string(o.lost));
+    if (o.lost > 0)
+      out.Warn("event=evaluation_incomplete step=" + std::to_string(o.job.step.value) +
+               " lost=" + std::to_string(o.lost));
     out.Record(record::EvalResult{o.job.step, o.job.v, o.correct, o.total});
     out.Do(command::EvalReport{o.job.step, o.job.v, o.correct, o.total});
   }
@@ -116,8 +126,19 @@ void Controller::Impl::AdvanceEvaluation() {
   if (evaluation.active() || evaluation.waiting().empty()) return;
   const auto job = evaluation.Begin();
   for (const SampleId& tid : evaluation.left()) {
-    const Request r{.tid = tid, .gid = EvalGroup(tid), .att = evaluation.attempt(), .prompt_len = 0, .max_new = max_new, .generated = 0,
-                    .only = job->v, .v_min = {}, .v_max = {}, .on = {}, .home = {}, .probe = false, .errors = 0};
+    const Request r{.tid = tid,
+                    .gid = EvalGroup(tid),
+                    .att = evaluation.attempt(),
+                    .prompt_len = 0,
+                    .max_new = max_new,
+                    .generated = 0,
+                    .only = job->v,
+                    .v_min = {},
+                    .v_max = {},
+                    .on = {},
+                    .home = {},
+                    .probe = false,
+                    .errors = 0};
     if (environment) {
       BeginEpisode(r);
     } else {

@@ -16,15 +16,26 @@ void Controller::Impl::On(const event::Started&) {
   }
   for (int64_t slot = 0; slot < c.cluster.slots; ++slot) pool.Add({slot});
   const record::RunTerms terms{
-      .run_id = options.run_id, .job = c.job, .digest = options.config_digest,
-      .groups_per_step = c.train.groups_per_step, .group_size = SamplesPerRow(c),
-      .max_lag_versions = c.scheduler.max_lag_versions, .on_stale = c.scheduler.on_stale,
-      .oversample = c.scheduler.oversample, .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
-      .max_reissues = c.scheduler.max_reissues, .steps = c.train.steps, .data_size = options.data_rows,
-      .slots = c.cluster.slots, .recovery_steps = c.checkpoint.recovery_every_steps, .deterministic = c.deterministic ? 1 : 0,
-      .oversample_mode = c.scheduler.oversample_mode, .pin_version = c.rollout.pin_version ? 1 : 0,
+      .run_id = options.run_id,
+      .job = c.job,
+      .digest = options.config_digest,
+      .groups_per_step = c.train.groups_per_step,
+      .group_size = SamplesPerRow(c),
+      .max_lag_versions = c.scheduler.max_lag_versions,
+      .on_stale = c.scheduler.on_stale,
+      .oversample = c.scheduler.oversample,
+      .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
+      .max_reissues = c.scheduler.max_reissues,
+      .steps = c.train.steps,
+      .data_size = options.data_rows,
+      .slots = c.cluster.slots,
+      .recovery_steps = c.checkpoint.recovery_every_steps,
+      .deterministic = c.deterministic ? 1 : 0,
+      .oversample_mode = c.scheduler.oversample_mode,
+      .pin_version = c.rollout.pin_version ? 1 : 0,
       .rollout_floor = needs_rollout && policy.keeps_floor ? c.scheduler.rollout_floor : 0,
-      .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3), .checkpoint_steps = c.checkpoint.every_steps};
+      .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3),
+      .checkpoint_steps = c.checkpoint.every_steps};
   if (state.empty()) {
     out.Record(record::Config(terms));
   } else {
@@ -48,8 +59,9 @@ void Controller::Impl::Resume() {
     if (facts.fenced) continue;
     const bool device = id.value < options.device_workers();
     // A device that was released by a transition holds nothing; it may come back all the same.
-    const bool whole = !device || (pool.Knows(SlotOf(id)) && (pool.slot(SlotOf(id)).phase == SlotPhase::kFree ||
-                                                              pool.slot(SlotOf(id)).holder == WorkerRef{id, facts.inc}));
+    const bool whole =
+        !device || (pool.Knows(SlotOf(id)) && (pool.slot(SlotOf(id)).phase == SlotPhase::kFree ||
+                                               pool.slot(SlotOf(id)).holder == WorkerRef{id, facts.inc}));
     // A crash may come between the QUAR of a slot and the FENCE of the process that kept its memory.
     if (wait && whole && !facts.keeps_memory) {
       reattaching.insert(id);
@@ -59,7 +71,9 @@ void Controller::Impl::Resume() {
   }
   // Also where a crash came between the FENCE of a worker and the loss of its slot.
   for (const auto& [id, slot] : IdMap(pool.slots())) {
-    if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) && !reattaching.contains(slot.holder.worker)) pool.Lost(id, "controller restarted", now);
+    if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) &&
+        !reattaching.contains(slot.holder.worker))
+      pool.Lost(id, "controller restarted", now);
   }
   reattach_until = now + FromSeconds(c.cluster.reattach_grace_s);
   const Ledger& ledger = state.ledger();
@@ -71,7 +85,8 @@ void Controller::Impl::Resume() {
         out.Record(record::Issue{g.Tid(k), g.gid, 0, g.prompt_len, g.max_new});
       } else if (g.samples[k].phase == SamplePhase::kAwaiting) {
         if (environment) {
-          episodes.Add(g.Tid(k), g.samples[k].att, command::kWholeEpisode, now);  // the same actions, the same reward
+          episodes.Add(g.Tid(k), g.samples[k].att, command::kWholeEpisode,
+                       now);  // the same actions, the same reward
         } else {
           grading.Add(g.Tid(k), g.samples[k].att);
         }
@@ -102,10 +117,13 @@ void Controller::Impl::ResumeRows() {
 }
 
 void Controller::Impl::StartWorkers() {
-  const int64_t devices = needs_rollout || Eligible({options.device_workers() - 1}, Role::kActor) ? options.device_workers() : options.config.scheduler.actor_slots;
+  const int64_t devices = needs_rollout || Eligible({options.device_workers() - 1}, Role::kActor)
+                              ? options.device_workers()
+                              : options.config.scheduler.actor_slots;
   for (int64_t i = 0; i < devices; ++i) health.Add({i}, WorkerKind::kDevice);
   if (needs_reward || environment) {
-    for (int64_t i = 0; i < options.side_workers(); ++i) health.Add(options.side_worker(i), options.side_kind());
+    for (int64_t i = 0; i < options.side_workers(); ++i)
+      health.Add(options.side_worker(i), options.side_kind());
   }
   for (const auto& [id, place] : IdMap(health.places())) {
     health.Starting(id, now);
@@ -124,7 +142,9 @@ void Controller::Impl::AddSideWorker(const WorkerRef& ref) {
 // A worker of the last life is back with its tokens. False: it has to begin anew.
 bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
   const auto facts = state.workers().find(e.worker);
-  if (!reattaching.contains(e.worker) || facts == state.workers().end() || facts->second.inc != e.restored_inc) return false;
+  if (!reattaching.contains(e.worker) || facts == state.workers().end() ||
+      facts->second.inc != e.restored_inc)
+    return false;
   reattaching.erase(e.worker);
   const WorkerRef ref{e.worker, e.restored_inc};
   out.Do(command::Welcome{e.worker, ref.inc});
@@ -155,18 +175,29 @@ bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
   for (const event::HeldChunk& held : e.held) {
     const Sample* s = state.ledger().Find(held.tid);
     // Which of an episode's tokens were observations went with the old life, so it begins again.
-    const bool wanted = !environment && s != nullptr && s->phase == SamplePhase::kRunning && s->att == held.att && !s->ended &&
-                        dispatcher.Find(held.tid) == nullptr && held.generated_tokens >= 0 &&
-                        (held.generated_tokens == 0 || (held.v_min.valid() && held.v_max.valid())) &&
-                        state.versions().IsAncestor(held.v_max.valid() ? held.v_max : state.version(), state.version());
+    const bool wanted =
+        !environment && s != nullptr && s->phase == SamplePhase::kRunning && s->att == held.att &&
+        !s->ended && dispatcher.Find(held.tid) == nullptr && held.generated_tokens >= 0 &&
+        (held.generated_tokens == 0 || (held.v_min.valid() && held.v_max.valid())) &&
+        state.versions().IsAncestor(held.v_max.valid() ? held.v_max : state.version(), state.version());
     if (!wanted) {
       out.Do(command::CancelChunk{ref, held.tid, held.att});
       continue;
     }
     const Group& g = *state.ledger().Find(KeyOf(held.tid));
-    Request r{.tid = held.tid, .gid = g.gid, .att = held.att, .prompt_len = g.prompt_len, .max_new = g.max_new,
-              .generated = held.generated_tokens, .only = {}, .v_min = held.v_min, .v_max = held.v_max,
-              .on = {}, .home = e.worker, .probe = false, .errors = 0};
+    Request r{.tid = held.tid,
+              .gid = g.gid,
+              .att = held.att,
+              .prompt_len = g.prompt_len,
+              .max_new = g.max_new,
+              .generated = held.generated_tokens,
+              .only = {},
+              .v_min = held.v_min,
+              .v_max = held.v_max,
+              .on = {},
+              .home = e.worker,
+              .probe = false,
+              .errors = 0};
     dispatcher.Add(r);
     dispatcher.Adopt(held.tid, ref);
   }
@@ -178,7 +209,8 @@ void Controller::Impl::ReattachOver() {
   for (const WorkerId id : std::set(reattaching)) {
     const auto& facts = state.workers().at(id);
     out.Record(record::Fence{{id, facts.inc}});
-    if (id.value < options.device_workers() && pool.Knows(SlotOf(id))) pool.Lost(SlotOf(id), "its worker did not come back", now);
+    if (id.value < options.device_workers() && pool.Knows(SlotOf(id)))
+      pool.Lost(SlotOf(id), "its worker did not come back", now);
     health.Starting(id, now);
     if (options.config.cluster.launch_workers) out.Do(command::StartWorker{id});
   }
@@ -194,12 +226,14 @@ void Controller::Impl::On(const event::WorkerJoined& e) {
     return;
   }
   if (place->ref.inc.valid()) {
-    out.Do(command::RefuseWorker{e.worker, "worker place " + std::to_string(e.worker.value) + " is taken by " + ToString(place->ref)});
+    out.Do(command::RefuseWorker{
+        e.worker, "worker place " + std::to_string(e.worker.value) + " is taken by " + ToString(place->ref)});
     Refuse();
     return;
   }
   if (place->life == Life::kRetired) {
-    out.Do(command::RefuseWorker{e.worker, "worker place " + std::to_string(e.worker.value) + " is retired: " + place->last_why});
+    out.Do(command::RefuseWorker{
+        e.worker, "worker place " + std::to_string(e.worker.value) + " is retired: " + place->last_why});
     Refuse();
     return;
   }
@@ -220,7 +254,10 @@ void Controller::Impl::On(const event::WorkerJoined& e) {
     if (reattaching.empty()) ResumeRows();
   }
   const WorkerRef ref{e.worker, state.next_incarnation()};
-  out.Record(record::Join{ref, e.name, e.kind == WorkerKind::kReward ? Role::kReward : e.kind == WorkerKind::kEnvironment ? Role::kEnvironment : Role::kNone});
+  out.Record(record::Join{ref, e.name,
+                          e.kind == WorkerKind::kReward        ? Role::kReward
+                          : e.kind == WorkerKind::kEnvironment ? Role::kEnvironment
+                                                               : Role::kNone});
   out.Do(command::Welcome{e.worker, ref.inc});
   health.Joined(ref, now);
   if (e.kind != WorkerKind::kDevice) {

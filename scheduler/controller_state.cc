@@ -17,7 +17,8 @@ void Controller::Impl::PlanState(bool restore) {
   trainer.publish_tries = trainer.state_tries = 0;
   if (!state.ever_checkpointed()) {
     if (state.step().value > 0) {
-      Fail("no_checkpoint", "controller", {}, "the journal has steps but no checkpoint; start anew with --fresh");
+      Fail("no_checkpoint", "controller", {},
+           "the journal has steps but no checkpoint; start anew with --fresh");
       return;
     }
     trainer.ckpt = -2;
@@ -48,7 +49,10 @@ void Controller::Impl::VerifyNext() {
   trainer.step = c->step;
   trainer.digest = c->weights_digest;
   out.Do(command::VerifyCheckpoint{c->ckpt, c->step, c->manifest_digest});
-  waits.Begin({WaitKind::kVerify, 0}, {{}, now, now + FromSeconds(options.config.cluster.start_timeout_s), "checkpoint " + std::to_string(c->ckpt)});
+  waits.Begin({WaitKind::kVerify, 0}, {{},
+                                       now,
+                                       now + FromSeconds(options.config.cluster.start_timeout_s),
+                                       "checkpoint " + std::to_string(c->ckpt)});
 }
 
 void Controller::Impl::On(const event::CheckpointVerified& e) {
@@ -59,7 +63,8 @@ void Controller::Impl::On(const event::CheckpointVerified& e) {
   Moved();
   waits.End({WaitKind::kVerify, 0});
   if (!e.error.empty()) {
-    if (TP_PLANTED(11) && state.checkpoints().size() > 1) {  // gives up on what cannot be read, starts far back
+    if (TP_PLANTED(11) &&
+        state.checkpoints().size() > 1) {  // gives up on what cannot be read, starts far back
       const record::CheckpointCommit first = state.checkpoints().begin()->second;
       trainer.ckpt = first.ckpt;
       trainer.step = first.step;
@@ -81,7 +86,8 @@ void Controller::Impl::On(const event::CheckpointVerified& e) {
 }
 
 void Controller::Impl::Restore(int64_t ckpt, StepNumber step) {
-  out.Record(record::Restore{ckpt, step, state.version().lineage, TP_PLANTED(5) ? state.version().lineage : state.lineages()});
+  out.Record(record::Restore{ckpt, step, state.version().lineage,
+                             TP_PLANTED(5) ? state.version().lineage : state.lineages()});
   recovery = ckpt >= 0 ? StepNumber{} : step;
   CancelEvaluation("its step was undone");
   RestartUndone();
@@ -111,7 +117,8 @@ void Controller::Impl::AdvanceState() {
     out.Do(command::RestoreState{trainer.leader, trainer.ckpt, trainer.step, trainer.digest});
   }
   waits.Begin({WaitKind::kState, trainer.leader.worker.value},
-              {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), trainer.ckpt == -2 ? "init" : "restore"});
+              {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
+               trainer.ckpt == -2 ? "init" : "restore"});
 }
 
 void Controller::Impl::On(const event::StateReady& e) {
@@ -122,13 +129,16 @@ void Controller::Impl::On(const event::StateReady& e) {
     return;
   }
   Moved();
-  if (const auto* wait = waits.Find({WaitKind::kState, e.worker.worker.value}); fetched && wait != nullptr && e.error.empty()) {
+  if (const auto* wait = waits.Find({WaitKind::kState, e.worker.worker.value});
+      fetched && wait != nullptr && e.error.empty()) {
     live.StateCopy(Seconds(now - wait->since));
   }
   waits.End({WaitKind::kState, e.worker.worker.value});
   std::string error = e.error;
-  if (error.empty() && e.step != trainer.step) error = "it holds step " + std::to_string(e.step.value) + ", not " + std::to_string(trainer.step.value);
-  if (error.empty() && trainer.digest != 0 && e.weights_digest != trainer.digest) error = "its weights differ from the committed ones";
+  if (error.empty() && e.step != trainer.step)
+    error = "it holds step " + std::to_string(e.step.value) + ", not " + std::to_string(trainer.step.value);
+  if (error.empty() && trainer.digest != 0 && e.weights_digest != trainer.digest)
+    error = "its weights differ from the committed ones";
   if (error.empty()) {
     trainer.copies[e.worker] = {e.step, e.weights_digest};
     trainer.fetching.erase(e.worker);
@@ -139,7 +149,8 @@ void Controller::Impl::On(const event::StateReady& e) {
     trainer.state_tries = 0;
     return;
   }
-  out.Warn("worker=" + ToString(e.worker) + " event=state_failed step=" + std::to_string(trainer.step.value) + " why=\"" + error + "\"");
+  out.Warn("worker=" + ToString(e.worker) + " event=state_failed step=" + std::to_string(trainer.step.value) +
+           " why=\"" + error + "\"");
   if (!leads) {
     const int64_t tries = ++trainer.fetching[e.worker];
     if (tries >= kTries) Replace(e.worker, "it could not take the trainer's state from a peer: " + error);
@@ -150,7 +161,8 @@ void Controller::Impl::On(const event::StateReady& e) {
     return;
   }
   if (trainer.ckpt == -2) {
-    Fail("state", "w" + std::to_string(e.worker.worker.value), e.worker.inc, "the model could not be made: " + error);
+    Fail("state", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+         "the model could not be made: " + error);
   } else if (trainer.ckpt == -1) {
     recovery = {};  // the copy is of no use; the newest checkpoint then
     PlanState(false);
@@ -165,14 +177,17 @@ void Controller::Impl::TrainerLost(const WorkerRef& ref, const std::string& why)
   trainer.copies.erase(ref);
   trainer.fetching.erase(ref);
   trainer.aborting.erase(ref);
-  for (const WaitKind kind : {WaitKind::kState, WaitKind::kTrain, WaitKind::kGroup, WaitKind::kAbort}) waits.End({kind, ref.worker.value});
-  if (std::any_of(trainer.group.begin(), trainer.group.end(), [&](const auto& m) { return m.worker == ref; })) {
+  for (const WaitKind kind : {WaitKind::kState, WaitKind::kTrain, WaitKind::kGroup, WaitKind::kAbort})
+    waits.End({kind, ref.worker.value});
+  if (std::any_of(trainer.group.begin(), trainer.group.end(),
+                  [&](const auto& m) { return m.worker == ref; })) {
     for (const WorkerRef& other : trainer.forming) waits.End({WaitKind::kGroup, other.worker.value});
     trainer.forming.clear();
     trainer.group.clear();
   }
-  const bool trained = trainer.training && std::any_of(trainer.training->members.begin(), trainer.training->members.end(),
-                                                       [&](const auto& m) { return m.worker == ref; });
+  const bool trained =
+      trainer.training && std::any_of(trainer.training->members.begin(), trainer.training->members.end(),
+                                      [&](const auto& m) { return m.worker == ref; });
   if (trained) AbortStep("actor lost: " + why, ref);
   if (ref != trainer.leader) {
     if (trainer.phase == StatePhase::kElecting) ElectLeader();
@@ -184,9 +199,12 @@ void Controller::Impl::TrainerLost(const WorkerRef& ref, const std::string& why)
     waits.End({WaitKind::kCheckpoint, 0});
   }
   final_saving = false;
-  for (const WaitKind kind : {WaitKind::kPublish, WaitKind::kRecoveryCopy, WaitKind::kFinal}) waits.End({kind, 0});
+  for (const WaitKind kind : {WaitKind::kPublish, WaitKind::kRecoveryCopy, WaitKind::kFinal})
+    waits.End({kind, 0});
   trainer.leader = {};
-  if (trainer.phase == StatePhase::kVerifying || trainer.phase == StatePhase::kPlanned || trainer.phase == StatePhase::kNone) return;
+  if (trainer.phase == StatePhase::kVerifying || trainer.phase == StatePhase::kPlanned ||
+      trainer.phase == StatePhase::kNone)
+    return;
   if (trainer.phase == StatePhase::kLoading) {
     trainer.phase = StatePhase::kPlanned;
     return;
@@ -258,7 +276,8 @@ bool Controller::Impl::PrepareGroup() {
     trainer.fetching.try_emplace(m.worker, 0);
     out.Do(command::FetchState{m.worker, m.slot, m.epoch, trainer.leader, trainer.step, trainer.digest});
     waits.Begin({WaitKind::kState, m.worker.worker.value},
-                {m.worker, now, now + FromSeconds(options.config.cluster.start_timeout_s), "fetch from " + ToString(trainer.leader)});
+                {m.worker, now, now + FromSeconds(options.config.cluster.start_timeout_s),
+                 "fetch from " + ToString(trainer.leader)});
   }
   if (members.size() == 1) return ready;
   const bool same = std::equal(members.begin(), members.end(), trainer.group.begin(), trainer.group.end(),
@@ -274,16 +293,19 @@ bool Controller::Impl::PrepareGroup() {
     for (size_t rank = 0; rank < members.size(); ++rank) {
       const WorkerRef& ref = members[rank].worker;
       trainer.forming.insert(ref);
-      out.Do(command::FormGroup{ref, trainer.group_epoch, static_cast<int64_t>(rank), static_cast<int64_t>(members.size())});
+      out.Do(command::FormGroup{ref, trainer.group_epoch, static_cast<int64_t>(rank),
+                                static_cast<int64_t>(members.size())});
       waits.Begin({WaitKind::kGroup, ref.worker.value},
-                  {ref, now, now + FromSeconds(options.config.cluster.start_timeout_s), "epoch " + std::to_string(trainer.group_epoch)});
+                  {ref, now, now + FromSeconds(options.config.cluster.start_timeout_s),
+                   "epoch " + std::to_string(trainer.group_epoch)});
     }
   }
   return ready && trainer.forming.empty();
 }
 
 void Controller::Impl::On(const event::GroupFormed& e) {
-  if (!health.IsCurrent(e.worker) || e.group_epoch != trainer.group_epoch || trainer.forming.erase(e.worker) == 0) {
+  if (!health.IsCurrent(e.worker) || e.group_epoch != trainer.group_epoch ||
+      trainer.forming.erase(e.worker) == 0) {
     Refuse();
     return;
   }
@@ -293,7 +315,8 @@ void Controller::Impl::On(const event::GroupFormed& e) {
     if (trainer.forming.empty()) trainer.group_tries = 0;
     return;
   }
-  out.Warn("worker=" + ToString(e.worker) + " event=group_failed epoch=" + std::to_string(e.group_epoch) + " why=\"" + e.error + "\"");
+  out.Warn("worker=" + ToString(e.worker) + " event=group_failed epoch=" + std::to_string(e.group_epoch) +
+           " why=\"" + e.error + "\"");
   for (const WorkerRef& ref : trainer.forming) waits.End({WaitKind::kGroup, ref.worker.value});
   trainer.forming.clear();
   trainer.group.clear();

@@ -11,17 +11,20 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kMinTrainSeconds = 600;   // a first step has no measured time yet
+constexpr double kMinTrainSeconds = 600;  // a first step has no measured time yet
 constexpr double kTrainFactor = 20;
-constexpr double kAbortSeconds = 30;       // to leave a collective; then the worker is replaced
+constexpr double kAbortSeconds = 30;  // to leave a collective; then the worker is replaced
 
 }  // namespace
 
 // From the last sign of progress. A fixed limit for the whole step would end every job whose step is longer.
-Duration Controller::Impl::TrainPatience() const { return FromSeconds(std::max(kMinTrainSeconds, kTrainFactor * train_s)); }
+Duration Controller::Impl::TrainPatience() const {
+  return FromSeconds(std::max(kMinTrainSeconds, kTrainFactor * train_s));
+}
 
 bool Controller::Impl::TrainerIdle() const {
-  return trainer.phase == StatePhase::kReady && !trainer.training && trainer.aborting.empty() && !trainer.publishing && !trainer.copying && !writing && !final_saving;
+  return trainer.phase == StatePhase::kReady && !trainer.training && trainer.aborting.empty() &&
+         !trainer.publishing && !trainer.copying && !writing && !final_saving;
 }
 
 bool Controller::Impl::MayTrain() const {
@@ -49,7 +52,8 @@ const std::vector<GroupKey>& Controller::Impl::Batch() {
 // A batch is ready, but a group that is still generated would expire by training it: worth a short wait if
 // that group is about to end (scheduler.straggler_wait of a step's time, once a batch).
 bool Controller::Impl::WaitForStraggler() {
-  // Once decided it stays so: slots are on their way to the step, and would turn round for a group that came to be urgent.
+  // Once decided it stays so: slots are on their way to the step, and would turn round for a group that came
+  // to be urgent.
   if (not_waiting == state.step()) return false;
   if (StragglerIsWorthIt()) return true;
   not_waiting = state.step();
@@ -57,15 +61,19 @@ bool Controller::Impl::WaitForStraggler() {
 }
 
 bool Controller::Impl::StragglerIsWorthIt() {
-  if (!rl || urgent.empty() || state.ledger().Replays(state.step()) > 0) return false;  // what is trained again is not chosen
-  // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups that would expire
-  // are waited for however long they take (Q10; their own waits have deadlines), else no longer than they are worth.
-  // While the pipe fills it is not seen yet: on suspicion a step waits as long as a step took so far.
+  if (!rl || urgent.empty() || state.ledger().Replays(state.step()) > 0)
+    return false;  // what is trained again is not chosen
+  // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups
+  // that would expire are waited for however long they take (Q10; their own waits have deadlines), else no
+  // longer than they are worth. While the pipe fills it is not seen yet: on suspicion a step waits as long as
+  // a step took so far.
   const bool filling = state.step().value <= 2 * state.ledger().rules().max_lag_versions;
   if (foreseen.first != state.step()) foreseen = {state.step(), filling && WouldLean()};
   const bool leans = state.ledger().fairness().Leans(), fair = !leans && !foreseen.second;
-  double wait_s = fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
-  if (!fair && !leans) wait_s = std::min(wait_s, Seconds(now - TimePoint{}) / static_cast<double>(state.step().value + 1));
+  double wait_s =
+      fair ? options.config.scheduler.straggler_wait * train_s : options.config.cluster.stall_timeout_s / 4;
+  if (!fair && !leans)
+    wait_s = std::min(wait_s, Seconds(now - TimePoint{}) / static_cast<double>(state.step().value + 1));
   if (wait_s <= 0 || (fair && token_s <= 0)) return false;
   if (straggling_since && now - *straggling_since > FromSeconds(wait_s)) return false;
   for (const GroupId gid : urgent) {
@@ -77,12 +85,13 @@ bool Controller::Impl::StragglerIsWorthIt() {
   return false;
 }
 
-// The same if all that will not have ended when the next step has were dropped: the first samples of a run begin together, and
-// the long ones of them would expire together, before anything was seen to be dropped.
+// The same if all that will not have ended when the next step has were dropped: the first samples of a run
+// begin together, and the long ones of them would expire together, before anything was seen to be dropped.
 bool Controller::Impl::WouldLean() const {
   LengthFairness then = state.ledger().fairness();
   for (const auto& [key, g] : state.ledger().groups()) {
-    if (!urgent.contains(g.gid) || static_cast<double>(dispatcher.ExpectedLeft(g.gid)) * token_s <= train_s) continue;
+    if (!urgent.contains(g.gid) || static_cast<double>(dispatcher.ExpectedLeft(g.gid)) * token_s <= train_s)
+      continue;
     for (size_t k = 0; k < g.samples.size(); ++k) {
       const Request* r = dispatcher.Find(g.Tid(k));
       then.Dropped(r != nullptr ? r->generated + dispatcher.LikelyLeft(*r) : g.samples[k].enq.response_len);
@@ -92,8 +101,8 @@ bool Controller::Impl::WouldLean() const {
   return then.Leans();
 }
 
-// Groups that would expire at the next version are generated first until its batch is chosen; then they will expire, and
-// what they would still be given is kept for others. (Where the step fails they go on.)
+// Groups that would expire at the next version are generated first until its batch is chosen; then they will
+// expire, and what they would still be given is kept for others. (Where the step fails they go on.)
 void Controller::Impl::MarkUrgent() {
   urgent.clear();
   std::set<GroupId> too_late;
@@ -117,21 +126,27 @@ void Controller::Impl::MarkUrgent() {
 
 void Controller::Impl::AdvanceTraining() {
   if (finished || trainer.phase != StatePhase::kReady) return;
-  if (!trainer.training && !trainer.publishing && trainer.published != state.version() && state.ever_checkpointed()) {
+  if (!trainer.training && !trainer.publishing && trainer.published != state.version() &&
+      state.ever_checkpointed()) {
     trainer.publishing = true;
     out.Do(command::Publish{trainer.leader, state.version(), trainer.digest});
-    waits.Begin({WaitKind::kPublish, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ToString(state.version())});
+    waits.Begin({WaitKind::kPublish, 0},
+                {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
+                 ToString(state.version())});
   }
   const int64_t every = options.config.checkpoint.recovery_every_steps;
-  if (every > 0 && !trainer.training && !trainer.copying && recovery != state.step() && state.ever_checkpointed() &&
-      (state.step().value % every == 0 || !recovery.valid()) && !shutdown.requested()) {
+  if (every > 0 && !trainer.training && !trainer.copying && recovery != state.step() &&
+      state.ever_checkpointed() && (state.step().value % every == 0 || !recovery.valid()) &&
+      !shutdown.requested()) {
     trainer.copying = true;
     out.Do(command::CopyRecovery{trainer.leader, state.step()});
-    waits.Begin({WaitKind::kRecoveryCopy, 0}, {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
+    waits.Begin({WaitKind::kRecoveryCopy, 0},
+                {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
   }
   const bool wanted = MayTrain() && !Batch().empty() && !WaitForStraggler();
   // Members take the state and form their group as soon as their slots are theirs.
-  if (!wanted && group_checked == pool.generation() && trainer.fetching.empty() && trainer.forming.empty()) return;
+  if (!wanted && group_checked == pool.generation() && trainer.fetching.empty() && trainer.forming.empty())
+    return;
   group_checked = pool.generation();
   if (PrepareGroup() && wanted) {
     straggling_since.reset();
@@ -143,10 +158,17 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
   const Ledger& ledger = state.ledger();
   const VersionGraph& versions = state.versions();
   const int64_t eta = ledger.rules().max_lag_versions;
-  Training t{.lease = state.next_lease(), .step = {state.step().value + 1}, .v = state.version(), .rows = {}, .report = {}, .tokens = 0, .since = now,
-             .members = Members(), .done = {}};
-  std::vector<std::vector<SampleId>> rows;             // [groups]
-  std::vector<double> costs;                           // [groups]
+  Training t{.lease = state.next_lease(),
+             .step = {state.step().value + 1},
+             .v = state.version(),
+             .rows = {},
+             .report = {},
+             .tokens = 0,
+             .since = now,
+             .members = Members(),
+             .done = {}};
+  std::vector<std::vector<SampleId>> rows;  // [groups]
+  std::vector<double> costs;                // [groups]
   std::set<SampleId> masked;
   std::vector<SampleId> tids;
   double lag_sum = 0;
@@ -165,7 +187,9 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
       int64_t lag = std::max(versions.Lag(s.enq.wv_min, t.v), versions.Lag(s.enq.wv_max, t.v));
       if (lag > eta) {  // on_stale mask: the tokens before this version have no loss
         masked.insert(g.Tid(k));
-        oldest = versions.Lag(s.enq.wv_max, t.v) > eta ? Version{} : versions.Ancestor(t.v, std::max<int64_t>(t.v.number - eta, 0));
+        oldest = versions.Lag(s.enq.wv_max, t.v) > eta
+                     ? Version{}
+                     : versions.Ancestor(t.v, std::max<int64_t>(t.v.number - eta, 0));
         lag = eta;
       }
       t.rows.push_back({g.Tid(k), oldest});
@@ -181,16 +205,27 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
   const auto world = static_cast<int64_t>(t.members.size());
   const auto total_rows = static_cast<int64_t>(tids.size());
   std::vector<record::SlotPlan> plan;
-  for (const command::GroupMember& m : t.members) plan.push_back({m.slot, Role::kActor, Role::kActor, m.epoch});
+  for (const command::GroupMember& m : t.members)
+    plan.push_back({m.slot, Role::kActor, Role::kActor, m.epoch});
   out.Record(record::Lease{t.lease, t.step, std::move(tids), t.members.front().worker});
   out.Record(record::StepBegin{t.step, t.v, std::move(plan)});
   MarkUrgent();
   const auto shares = BalancedPartition(costs, world);
   for (int64_t rank = 0; rank < world; ++rank) {
     const command::GroupMember& m = t.members[static_cast<size_t>(rank)];
-    command::Train train{.worker = m.worker, .slot = m.slot, .epoch = m.epoch, .lease = t.lease, .step = t.step, .v = t.v, .share = {},
-                         .max_lag_versions = eta, .group_epoch = world > 1 ? trainer.group_epoch : 0, .rank = rank,
-                         .world = world, .total_groups = static_cast<int64_t>(rows.size()), .total_rows = total_rows};
+    command::Train train{.worker = m.worker,
+                         .slot = m.slot,
+                         .epoch = m.epoch,
+                         .lease = t.lease,
+                         .step = t.step,
+                         .v = t.v,
+                         .share = {},
+                         .max_lag_versions = eta,
+                         .group_epoch = world > 1 ? trainer.group_epoch : 0,
+                         .rank = rank,
+                         .world = world,
+                         .total_groups = static_cast<int64_t>(rows.size()),
+                         .total_rows = total_rows};
     for (const int64_t i : shares[static_cast<size_t>(rank)]) {
       for (const SampleId& tid : rows[static_cast<size_t>(i)]) {
         if (masked.contains(tid)) train.share->masked.push_back(tid);
@@ -198,7 +233,8 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
       train.share->groups.push_back(std::move(rows[static_cast<size_t>(i)]));
     }
     out.Do(std::move(train));
-    waits.Begin({WaitKind::kTrain, m.worker.worker.value}, {m.worker, now, now + TrainPatience(), "step=" + std::to_string(t.step.value)});
+    waits.Begin({WaitKind::kTrain, m.worker.worker.value},
+                {m.worker, now, now + TrainPatience(), "step=" + std::to_string(t.step.value)});
   }
   trainer.training = std::move(t);
 }
@@ -220,7 +256,8 @@ void Controller::Impl::AbortStep(const std::string& why, const WorkerRef& but) {
     trainer.copies.erase(m.worker);  // until it says what it holds
     trainer.aborting.insert(m.worker);
     out.Do(command::AbortStep{m.worker, m.slot, m.epoch, t.lease, t.step, trainer.group_epoch});
-    waits.Begin({WaitKind::kAbort, m.worker.worker.value}, {m.worker, now, now + FromSeconds(kAbortSeconds), "step=" + std::to_string(t.step.value)});
+    waits.Begin({WaitKind::kAbort, m.worker.worker.value},
+                {m.worker, now, now + FromSeconds(kAbortSeconds), "step=" + std::to_string(t.step.value)});
   }
   if (!trainer.aborting.empty() && trainer.phase == StatePhase::kReady) trainer.phase = StatePhase::kElecting;
 }
@@ -231,8 +268,10 @@ void Controller::Impl::SetAside(const std::set<GroupKey>& keys, DropReason reaso
 
 void Controller::Impl::On(const event::TrainDone& e) {
   const auto is_member = [&](const command::GroupMember& m) { return m.worker == e.worker; };
-  if (!health.IsCurrent(e.worker) || !trainer.training || e.lease != trainer.training->lease || e.step != trainer.training->step ||
-      std::none_of(trainer.training->members.begin(), trainer.training->members.end(), is_member) || trainer.training->done.contains(e.worker)) {
+  if (!health.IsCurrent(e.worker) || !trainer.training || e.lease != trainer.training->lease ||
+      e.step != trainer.training->step ||
+      std::none_of(trainer.training->members.begin(), trainer.training->members.end(), is_member) ||
+      trainer.training->done.contains(e.worker)) {
     Refuse();
     return;
   }
@@ -242,9 +281,11 @@ void Controller::Impl::On(const event::TrainDone& e) {
   if (trainer.training->done.size() < trainer.training->members.size()) return;
   const event::TrainDone& first = trainer.training->done.begin()->second;
   for (const auto& [ref, done] : trainer.training->done) {
-    if (done.finite == first.finite && (!done.finite || done.weights_digest == first.weights_digest)) continue;
-    Fail("replicas_differ", ToString(ref), ref.inc, "after step " + std::to_string(e.step.value) + " its weights differ from those of " +
-         ToString(first.worker) + "; restart from the newest checkpoint, and look at this device");
+    if (done.finite == first.finite && (!done.finite || done.weights_digest == first.weights_digest))
+      continue;
+    Fail("replicas_differ", ToString(ref), ref.inc,
+         "after step " + std::to_string(e.step.value) + " its weights differ from those of " +
+             ToString(first.worker) + "; restart from the newest checkpoint, and look at this device");
     return;
   }
   train_failures = 0;
@@ -257,14 +298,18 @@ void Controller::Impl::On(const event::TrainDone& e) {
     std::set<GroupKey> keys;
     for (const record::TrainedRow& row : trainer.training->rows) keys.insert(KeyOf(row.tid));
     std::string ids;
-    for (const GroupKey& key : keys) ids += (ids.empty() ? "" : ",") + std::to_string(key.ordinal) + "." + std::to_string(key.issue);
+    for (const GroupKey& key : keys)
+      ids += (ids.empty() ? "" : ",") + std::to_string(key.ordinal) + "." + std::to_string(key.issue);
     const StepNumber step = e.step;
     AbortStep("loss or gradient is not finite");
     out.Warn("step=" + std::to_string(step.value) + " event=nonfinite groups=" + ids);
     SetAside(keys, DropReason::kPoison);
     if (++nonfinite >= std::max<int64_t>(options.config.train.max_nonfinite_steps, 1)) {
-      Fail("nonfinite", "w" + std::to_string(e.worker.worker.value), e.worker.inc, std::to_string(nonfinite) + " steps in a row had a loss or gradient that is not finite; "
-           "the weights of step " + std::to_string(state.step().value) + " are kept (last groups: " + ids + ")");
+      Fail("nonfinite", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+           std::to_string(nonfinite) +
+               " steps in a row had a loss or gradient that is not finite; "
+               "the weights of step " +
+               std::to_string(state.step().value) + " are kept (last groups: " + ids + ")");
     }
     return;
   }
@@ -289,7 +334,8 @@ void Controller::Impl::On(const event::TrainDone& e) {
 void Controller::Impl::On(const event::TrainFailed& e) {
   const auto is_member = [&](const command::GroupMember& m) { return m.worker == e.worker; };
   if (!health.IsCurrent(e.worker) || !trainer.training || e.lease != trainer.training->lease ||
-      std::none_of(trainer.training->members.begin(), trainer.training->members.end(), is_member) || trainer.training->done.contains(e.worker)) {
+      std::none_of(trainer.training->members.begin(), trainer.training->members.end(), is_member) ||
+      trainer.training->done.contains(e.worker)) {
     Refuse();
     return;
   }
@@ -299,14 +345,17 @@ void Controller::Impl::On(const event::TrainFailed& e) {
   AbortStep(e.why, e.worker);
   out.Warn("step=" + std::to_string(e.step.value) + " event=train_failed why=\"" + e.why + "\"");
   if (++train_failures >= kTries) {
-    Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc, "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures) + " times: " + e.why);
+    Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+         "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures) +
+             " times: " + e.why);
     return;
   }
   if (e.data) SetAside(keys, DropReason::kDataInvalid);
 }
 
 void Controller::Impl::On(const event::Published& e) {
-  if (!health.IsCurrent(e.worker) || !trainer.publishing || e.worker != trainer.leader || e.v != state.version()) {
+  if (!health.IsCurrent(e.worker) || !trainer.publishing || e.worker != trainer.leader ||
+      e.v != state.version()) {
     Refuse();
     return;
   }
@@ -315,7 +364,8 @@ void Controller::Impl::On(const event::Published& e) {
   trainer.publishing = false;
   if (!e.error.empty()) {
     out.Warn("version=" + ToString(e.v) + " event=publish_failed why=\"" + e.error + "\"");
-    if (++trainer.publish_tries >= kTries) Replace(e.worker, "it could not publish " + ToString(e.v) + ": " + e.error);
+    if (++trainer.publish_tries >= kTries)
+      Replace(e.worker, "it could not publish " + ToString(e.v) + ": " + e.error);
     return;
   }
   trainer.publish_tries = 0;
@@ -328,7 +378,8 @@ void Controller::Impl::On(const event::Published& e) {
 }
 
 void Controller::Impl::On(const event::RecoveryCopied& e) {
-  if (!health.IsCurrent(e.worker) || !trainer.copying || e.worker != trainer.leader || e.step != state.step()) {
+  if (!health.IsCurrent(e.worker) || !trainer.copying || e.worker != trainer.leader ||
+      e.step != state.step()) {
     Refuse();
     return;
   }

@@ -79,8 +79,9 @@ void Controller::Impl::AfterDeath(WorkerId worker, const std::string& why) {
       if (!shutdown.requested()) out.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
-      Fail("start_failed", name, {}, "worker " + std::to_string(worker.value) +
-           " died three times before it joined: " + why + "; see its log");
+      Fail("start_failed", name, {},
+           "worker " + std::to_string(worker.value) + " died three times before it joined: " + why +
+               "; see its log");
       return;
     case Health::Next::kRetired:
       out.Record(record::Fault{"retired", name, {}, why});
@@ -100,7 +101,8 @@ void Controller::Impl::CheckFleet() {
   for (const auto& [id, p] : health.places()) {
     if (p.life == Life::kRetired) {
       // A group of another size would round otherwise, so there is no going on without it.
-      if (options.config.deterministic && p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kActor)) missing = true;
+      if (options.config.deterministic && p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kActor))
+        missing = true;
       why = "w" + std::to_string(id.value) + ": " + p.last_why;
       continue;
     }
@@ -110,11 +112,14 @@ void Controller::Impl::CheckFleet() {
     if (p.kind == WorkerKind::kDevice && Eligible(SlotOf(id), Role::kRollout)) rollout = true;
   }
   if (!actor || missing) {
-    Fail("fleet_dead", "actor", {}, std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
+    Fail("fleet_dead", "actor", {},
+         std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
   } else if (const SchedulerConfig& s = options.config.scheduler;
-             needs_rollout && (s.placement == "multiplexed" || s.placement == "elastic") && devices <= s.rollout_floor) {
-    Fail("fleet_dead", "pool", {}, std::to_string(devices) + " slots are left, and scheduler.rollout_floor of " + std::to_string(s.rollout_floor) +
-                                       " always generate, so none may train (" + why + ")");
+             needs_rollout && (s.placement == "multiplexed" || s.placement == "elastic") &&
+             devices <= s.rollout_floor) {
+    Fail("fleet_dead", "pool", {},
+         std::to_string(devices) + " slots are left, and scheduler.rollout_floor of " +
+             std::to_string(s.rollout_floor) + " always generate, so none may train (" + why + ")");
   } else if (needs_rollout && !rollout) {
     Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
   } else if ((needs_reward || environment) && !side) {
@@ -145,8 +150,8 @@ void Controller::Impl::CheckHealth() {
         // Not where weights came or failed meanwhile that it is not admitted with: then after the next load.
         const auto* w = weights.Find(v.worker);
         const auto* e = dispatcher.FindEngine(v.worker);
-        dispatcher.SetOpen(v.worker, pool.Holds(SlotOf(v.worker), Role::kRollout) && w != nullptr && e != nullptr && !w->loading.valid() &&
-                                         w->loaded == e->version);
+        dispatcher.SetOpen(v.worker, pool.Holds(SlotOf(v.worker), Role::kRollout) && w != nullptr &&
+                                         e != nullptr && !w->loading.valid() && w->loaded == e->version);
         break;
       }
       case Health::Verdict::kDead:
@@ -155,7 +160,8 @@ void Controller::Impl::CheckHealth() {
       case Health::Verdict::kStartTimedOut:
         if (reattaching.contains(v.worker)) break;
         if (!options.config.cluster.launch_workers) {
-          Fail("start_failed", "w" + std::to_string(v.worker.value), {}, "worker " + std::to_string(v.worker.value) + " " + v.why);
+          Fail("start_failed", "w" + std::to_string(v.worker.value), {},
+               "worker " + std::to_string(v.worker.value) + " " + v.why);
           return;
         }
         out.Record(record::Fault{"worker_lost", "w" + std::to_string(v.worker.value), {}, v.why});
@@ -186,7 +192,8 @@ void Controller::Impl::CheckDeadlines() {
     if (found == nullptr) continue;  // ended with another one of this list
     const Waits::Wait w = *found;
     waits.End(key);
-    const std::string why = std::string("deadline of ") + Name(key.kind) + " passed" + (w.what.empty() ? "" : " (" + w.what + ")");
+    const std::string why = std::string("deadline of ") + Name(key.kind) + " passed" +
+                            (w.what.empty() ? "" : " (" + w.what + ")");
     switch (key.kind) {
       case WaitKind::kCancel:
         break;  // the worker does not answer for the chunk; it loads all the same
@@ -214,20 +221,28 @@ void Controller::Impl::CheckDeadlines() {
   if (TP_PLANTED(3) && dispatcher.in_flight() == 0) return;
   if (finished || !watchdog.Stalled(waits, now)) return;
   if (environment && now < episodes.Horizon(now)) return;  // a turn is inside its own deadline
-  for (const auto& [id, p] : health.places()) {  // has a deadline of its own
+  for (const auto& [id, p] : health.places()) {            // has a deadline of its own
     if (p.life == Life::kStarting || p.life == Life::kRestarting) return;
   }
   std::string line = waits.Describe(now);
-  if (!preparing.empty()) line += (line.empty() ? "" : "; ") + std::string("rows_being_read=") + std::to_string(preparing.size());
-  if (!finishing.empty()) line += (line.empty() ? "" : "; ") + std::string("payloads_being_stored=") + std::to_string(finishing.size());
-  if (episodes.waiting() > 0) line += (line.empty() ? "" : "; ") + std::string("episodes_being_played=") + std::to_string(episodes.waiting());
-  if (grading.waiting() > 0) line += (line.empty() ? "" : "; ") + std::string("gradings=") + std::to_string(grading.waiting());
+  if (!preparing.empty())
+    line += (line.empty() ? "" : "; ") + std::string("rows_being_read=") + std::to_string(preparing.size());
+  if (!finishing.empty())
+    line +=
+        (line.empty() ? "" : "; ") + std::string("payloads_being_stored=") + std::to_string(finishing.size());
+  if (episodes.waiting() > 0)
+    line += (line.empty() ? "" : "; ") + std::string("episodes_being_played=") +
+            std::to_string(episodes.waiting());
+  if (grading.waiting() > 0)
+    line += (line.empty() ? "" : "; ") + std::string("gradings=") + std::to_string(grading.waiting());
   for (const auto& [id, p] : health.places()) {
-    if (p.life != Life::kHealthy) line += (line.empty() ? "" : "; ") + std::string("w") + std::to_string(id.value) + "=" + Name(p.life);
+    if (p.life != Life::kHealthy)
+      line += (line.empty() ? "" : "; ") + std::string("w") + std::to_string(id.value) + "=" + Name(p.life);
   }
-  Fail("no_progress", "controller", {}, "watchdog kind=no_progress for_s=" + std::to_string(Seconds(now - watchdog.last())) +
-       " step=" + std::to_string(state.step().value) + " in_flight=" + std::to_string(dispatcher.in_flight()) + " " +
-       (line.empty() ? "nobody is waited for" : line));
+  Fail("no_progress", "controller", {},
+       "watchdog kind=no_progress for_s=" + std::to_string(Seconds(now - watchdog.last())) + " step=" +
+           std::to_string(state.step().value) + " in_flight=" + std::to_string(dispatcher.in_flight()) + " " +
+           (line.empty() ? "nobody is waited for" : line));
 }
 
 }  // namespace tidepool::scheduler

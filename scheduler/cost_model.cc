@@ -7,7 +7,8 @@ namespace tidepool::scheduler {
 
 Status CheckProfile(const HardwareProfile& p) {
   const auto bad = [&](const char* field, double value) {
-    return InvalidArgument("profile " + p.name + ": " + field + " is " + std::to_string(value) + "; it has to be a positive number");
+    return InvalidArgument("profile " + p.name + ": " + field + " is " + std::to_string(value) +
+                           "; it has to be a positive number");
   };
   const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
   if (!positive(p.flops)) return bad("flops", p.flops);
@@ -17,18 +18,23 @@ Status CheckProfile(const HardwareProfile& p) {
   if (!positive(p.net_bytes_per_s)) return bad("net_bytes_per_s", p.net_bytes_per_s);
   if (!positive(p.host_bytes_per_s)) return bad("host_bytes_per_s", p.host_bytes_per_s);
   if (!std::isfinite(p.step_overhead_s) || p.step_overhead_s < 0) {
-    return InvalidArgument("profile " + p.name + ": step_overhead_s is " + std::to_string(p.step_overhead_s) + "; it has to be 0 or more");
+    return InvalidArgument("profile " + p.name + ": step_overhead_s is " + std::to_string(p.step_overhead_s) +
+                           "; it has to be 0 or more");
   }
   return OkStatus();
 }
 
-CostModel::CostModel(const HardwareProfile& hardware, const ModelShape& model, int64_t devices, double efficiency)
-    : hardware_(hardware), model_(model), devices_(devices),
+CostModel::CostModel(const HardwareProfile& hardware, const ModelShape& model, int64_t devices,
+                     double efficiency)
+    : hardware_(hardware),
+      model_(model),
+      devices_(devices),
       flops_(hardware.flops * static_cast<double>(devices) * efficiency),
       bandwidth_(hardware.bytes_per_s * static_cast<double>(devices) * efficiency) {}
 
 double CostModel::DecodeStep(int64_t batch, double kv_tokens) const {
-  const double memory = (model_.active_parameters * model_.weight_bytes + kv_tokens * model_.KvBytes()) / bandwidth_;
+  const double memory =
+      (model_.active_parameters * model_.weight_bytes + kv_tokens * model_.KvBytes()) / bandwidth_;
   const double compute = 2 * model_.active_parameters * static_cast<double>(batch) / flops_;
   return factor_ * (hardware_.step_overhead_s + std::max(memory, compute));
 }
@@ -63,14 +69,17 @@ int64_t CostModel::StepsWithin(int64_t batch, double kv_tokens, double seconds) 
 }
 
 double CostModel::Prefill(double tokens, double context) const {
-  const double flop = tokens * (2 * model_.active_parameters +
-                                2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * context);
+  const double flop =
+      tokens * (2 * model_.active_parameters +
+                2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * context);
   return factor_ * flop / flops_;
 }
 
-double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool recompute, double efficiency) const {
-  const double forward = 2 * model_.active_parameters * tokens +
-                         2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * sum_squares / 2;
+double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool recompute,
+                        double efficiency) const {
+  const double forward =
+      2 * model_.active_parameters * tokens +
+      2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * sum_squares / 2;
   const auto n = static_cast<double>(slots);
   const double optimizer = 28 * model_.parameters / (bandwidth_ * n);
   return factor_ * (forward * (recompute ? 4 : 3) / (flops_ * efficiency * n) + optimizer);
@@ -78,7 +87,8 @@ double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool r
 
 double CostModel::AllReduce(int64_t slots) const {
   const auto n = static_cast<double>(std::max<int64_t>(slots, 1));
-  return factor_ * 2 * (n - 1) / n * 4 * model_.parameters / (hardware_.net_bytes_per_s * static_cast<double>(devices_));
+  return factor_ * 2 * (n - 1) / n * 4 * model_.parameters /
+         (hardware_.net_bytes_per_s * static_cast<double>(devices_));
 }
 
 int64_t CostModel::KvTokens(double reserve) const {

@@ -1,12 +1,13 @@
 #pragma once
 // How long things take on named hardware: the one model behind simulation, plans and forecasts.
 //
-//   decode step  t = t0 + max((W + KV_read) / BW, 2 P b / F)        W: weight bytes, b: samples, P: active parameters
-//   KV           2 L Hkv D bytes a token            prefill  2 P + 2 L Hq D S FLOP a token at context S
-//   training     3 x forward (4 x with recompute) + optimizer 28 bytes a parameter
-//   all-reduce   2 (n - 1) / n x 4 bytes a parameter over the network, after the backward pass (a ring over n slots)
-// (MECHANISMS 4.) F and BW are sustained rates, of all devices of a slot together times `efficiency`. A sum of steps
-// whose KV grows by b tokens each is taken in closed form. Constants can be re-fitted online (Fit). Pure.
+//   decode step  t = t0 + max((W + KV_read) / BW, 2 P b / F)        W: weight bytes, b: samples, P: active
+//   parameters KV           2 L Hkv D bytes a token            prefill  2 P + 2 L Hq D S FLOP a token at
+//   context S training     3 x forward (4 x with recompute) + optimizer 28 bytes a parameter all-reduce   2
+//   (n - 1) / n x 4 bytes a parameter over the network, after the backward pass (a ring over n slots)
+// (MECHANISMS 4.) F and BW are sustained rates, of all devices of a slot together times `efficiency`. A sum
+// of steps whose KV grows by b tokens each is taken in closed form. Constants can be re-fitted online (Fit).
+// Pure.
 
 #include <cstdint>
 #include <string>
@@ -16,14 +17,14 @@
 namespace tidepool::scheduler {
 
 struct HardwareProfile {
-  std::string name, source;        // source: where the numbers are from
-  double flops = 0;                // sustained, of one device, FLOP/s
-  double bytes_per_s = 0;          // its memory
+  std::string name, source;  // source: where the numbers are from
+  double flops = 0;          // sustained, of one device, FLOP/s
+  double bytes_per_s = 0;    // its memory
   double memory_bytes = 0;
-  double link_bytes_per_s = 0;     // to another device of the host
-  double net_bytes_per_s = 0;      // to another host
-  double host_bytes_per_s = 0;     // to host memory
-  double step_overhead_s = 0;      // t0: launches, scheduling, sampling
+  double link_bytes_per_s = 0;  // to another device of the host
+  double net_bytes_per_s = 0;   // to another host
+  double host_bytes_per_s = 0;  // to host memory
+  double step_overhead_s = 0;   // t0: launches, scheduling, sampling
 };
 // kInvalidArgument naming the field that is zero, negative or not finite.
 Status CheckProfile(const HardwareProfile& profile);
@@ -32,10 +33,11 @@ struct ModelShape {
   std::string name;
   double parameters = 0, active_parameters = 0;  // active: of one token (mixture of experts)
   int64_t layers = 0, heads = 0, kv_heads = 0, head_size = 0;
-  double weight_bytes = 2, kv_bytes = 2;         // of a parameter, of a KV element
-  double kv_bytes_per_token = 0;                 // > 0: instead of 2 L Hkv D (compressed KV)
+  double weight_bytes = 2, kv_bytes = 2;  // of a parameter, of a KV element
+  double kv_bytes_per_token = 0;          // > 0: instead of 2 L Hkv D (compressed KV)
   [[nodiscard]] double KvBytes() const {
-    return kv_bytes_per_token > 0 ? kv_bytes_per_token : 2.0 * static_cast<double>(layers * kv_heads * head_size) * kv_bytes;
+    return kv_bytes_per_token > 0 ? kv_bytes_per_token
+                                  : 2.0 * static_cast<double>(layers * kv_heads * head_size) * kv_bytes;
   }
 };
 
@@ -51,8 +53,10 @@ class CostModel {
   [[nodiscard]] int64_t StepsWithin(int64_t batch, double kv_tokens, double seconds) const;
   [[nodiscard]] double Prefill(double tokens, double context) const;
   // One optimizer step on `slots` slots together; sum_squares: of the lengths (attention).
-  [[nodiscard]] double Train(double tokens, double sum_squares, int64_t slots, bool recompute, double efficiency) const;
-  // Of the fp32 gradients over `slots` slots: each device sums its part of the model with its like in the other slots. 0 on one slot.
+  [[nodiscard]] double Train(double tokens, double sum_squares, int64_t slots, bool recompute,
+                             double efficiency) const;
+  // Of the fp32 gradients over `slots` slots: each device sums its part of the model with its like in the
+  // other slots. 0 on one slot.
   [[nodiscard]] double AllReduce(int64_t slots) const;
   [[nodiscard]] double weight_bytes() const { return model_.parameters * model_.weight_bytes; }
   // KV tokens that fit a slot beside the weights, with `reserve` of the memory kept free.

@@ -9,8 +9,9 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr int64_t kUneven = 32;    // Seer
-constexpr int64_t kSlack = 32;     // its part of a share may be above it: of 1/8, 1/16, 1/32 and none the best in all Seer workloads
+constexpr int64_t kUneven = 32;  // Seer
+constexpr int64_t kSlack =
+    32;  // its part of a share may be above it: of 1/8, 1/16, 1/32 and none the best in all Seer workloads
 constexpr int64_t kStarvation = 16;
 constexpr int kRest = 4, kTooLate = 5;  // the last classes of the order
 
@@ -28,30 +29,34 @@ const Request* Dispatcher::Find(const SampleId& tid) const {
   return found == nullptr ? nullptr : &found->second;
 }
 
-const Dispatcher::Engine* Dispatcher::FindEngine(WorkerId worker) const {
-  return engines_.Find(worker);
-}
+const Dispatcher::Engine* Dispatcher::FindEngine(WorkerId worker) const { return engines_.Find(worker); }
 
 int64_t Dispatcher::Expected(const Request& r) const {
   if (options_.oracle) return options_.oracle(r.tid);
   const auto it = groups_.find(r.gid);
   const int64_t longest = it == groups_.end() ? 0 : it->second.longest;
   if (lengths_.mode() != SiblingMode::kIgnore) return longest == 0 ? r.max_new : longest;
-  return r.generated + static_cast<int64_t>(lengths_.ResidualLife(r.generated, static_cast<double>(r.max_new - r.generated)));
+  return r.generated + static_cast<int64_t>(
+                           lengths_.ResidualLife(r.generated, static_cast<double>(r.max_new - r.generated)));
 }
 
 int64_t Dispatcher::LikelyLeft(const Request& r) const {
   const int64_t most = std::max<int64_t>(1, r.max_new - r.generated);
   const auto it = groups_.find(r.gid);
-  const int64_t sibling = options_.oracle ? options_.oracle(r.tid) : it == groups_.end() ? 0 : it->second.longest;
-  const auto residual = static_cast<int64_t>(lengths_.ResidualLife(r.generated, static_cast<double>(most) / 2));
-  return std::clamp<int64_t>(options_.oracle ? sibling - r.generated : std::max(sibling - r.generated, residual), 1, most);
+  const int64_t sibling = options_.oracle       ? options_.oracle(r.tid)
+                          : it == groups_.end() ? 0
+                                                : it->second.longest;
+  const auto residual =
+      static_cast<int64_t>(lengths_.ResidualLife(r.generated, static_cast<double>(most) / 2));
+  return std::clamp<int64_t>(
+      options_.oracle ? sibling - r.generated : std::max(sibling - r.generated, residual), 1, most);
 }
 
 ReadyKey Dispatcher::KeyFor(const Request& r) const {
   if (r.only.valid()) return {0, -r.max_new, 0, r.tid};
   if (too_late_.contains(r.gid)) return {kTooLate, 0, r.gid.value, r.tid};
-  if (options_.order == DispatchOptions::Order::kArrival) return {kRest, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
+  if (options_.order == DispatchOptions::Order::kArrival)
+    return {kRest, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
   const int64_t left = std::max<int64_t>(Expected(r) - r.generated, 0);
   if (urgent_.contains(r.gid)) return {1, -left, r.gid.value, r.tid};
   const bool probe = r.probe && lengths_.mode() == SiblingMode::kContext && !options_.oracle;
@@ -69,7 +74,8 @@ void Dispatcher::PutReady(Request& r) {
   GroupInfo& g = groups_[r.gid];
   if (!g.ready.empty()) least_served_.erase({g.ratio, r.gid});
   g.ready.insert(r.tid);
-  g.ratio = static_cast<double>(g.served) / static_cast<double>(std::max<int64_t>(g.size * (g.longest == 0 ? r.max_new : g.longest), 1));
+  g.ratio = static_cast<double>(g.served) /
+            static_cast<double>(std::max<int64_t>(g.size * (g.longest == 0 ? r.max_new : g.longest), 1));
   least_served_.insert({g.ratio, r.gid});
 }
 
@@ -105,16 +111,20 @@ void Dispatcher::SettleLoads() {
   for (const WorkerId id : changed_) {
     Engine* e = engines_.Find(id);
     if (e == nullptr || !std::exchange(e->load_changed, false)) continue;
-    if (e->open) by_load_.Set(id.value, {Load(*e), e->reserved});
-    else by_load_.Remove(id.value);
+    if (e->open)
+      by_load_.Set(id.value, {Load(*e), e->reserved});
+    else
+      by_load_.Remove(id.value);
   }
   changed_.clear();
 }
 
 void Dispatcher::SetUrgent(const std::set<GroupId>& urgent, const std::set<GroupId>& too_late) {
   std::set<GroupId> changed;
-  std::set_symmetric_difference(urgent_.begin(), urgent_.end(), urgent.begin(), urgent.end(), std::inserter(changed, changed.end()));
-  std::set_symmetric_difference(too_late_.begin(), too_late_.end(), too_late.begin(), too_late.end(), std::inserter(changed, changed.end()));
+  std::set_symmetric_difference(urgent_.begin(), urgent_.end(), urgent.begin(), urgent.end(),
+                                std::inserter(changed, changed.end()));
+  std::set_symmetric_difference(too_late_.begin(), too_late_.end(), too_late.begin(), too_late.end(),
+                                std::inserter(changed, changed.end()));
   urgent_ = urgent;
   too_late_ = too_late;
   for (const GroupId gid : changed) {
@@ -184,7 +194,8 @@ std::optional<WorkerRef> Dispatcher::Remove(const SampleId& tid) {
   return on;
 }
 
-bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t att, int64_t tokens, const Version& v) {
+bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t att, int64_t tokens,
+                          const Version& v) {
   const auto it = requests_.find(tid);
   if (it == requests_.end() || it->second.att != att || it->second.on != from || tokens < 0) return false;
   Request& r = it->second;
@@ -192,7 +203,8 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
   r.generated += tokens;
   decoded_ += tokens;
   const auto g = groups_.find(r.gid);
-  if (g != groups_.end() && !r.only.valid()) g->second.served += tokens;  // its place in the order follows at the chunk's end
+  if (g != groups_.end() && !r.only.valid())
+    g->second.served += tokens;  // its place in the order follows at the chunk's end
   if (!r.v_min.valid() || v < r.v_min) r.v_min = v;
   if (!r.v_max.valid() || r.v_max < v) r.v_max = v;
   return true;
@@ -227,7 +239,8 @@ void Dispatcher::LearnLength(GroupId gid, int64_t tokens) {
   if (it == groups_.end()) return;
   it->second.lengths.push_back(tokens);
   bool changed = false;
-  if (static_cast<int64_t>(it->second.lengths.size()) == it->second.size) changed = lengths_.GroupFinished(it->second.lengths);
+  if (static_cast<int64_t>(it->second.lengths.size()) == it->second.size)
+    changed = lengths_.GroupFinished(it->second.lengths);
   if (changed) {
     std::vector<SampleId> ready;
     for (const auto& line : ready_) {
@@ -281,7 +294,8 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
   Engine& e = engines_.at(on.worker);
   TakeReady(r);
   r.on = on;
-  const int64_t reserved = r.prompt_len + r.generated + std::min(options_.chunk_tokens, r.max_new - r.generated);
+  const int64_t reserved =
+      r.prompt_len + r.generated + std::min(options_.chunk_tokens, r.max_new - r.generated);
   e.in_flight[{tid, r.att}] = reserved;
   e.reserved += reserved;
   LoadChanged(e);
@@ -308,7 +322,8 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   for (const auto& chunk : it->second.in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
     if (TP_PLANTED(2)) continue;  // parked on an endpoint that is gone
-    if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref) PutReady(r->second);
+    if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref)
+      PutReady(r->second);
   }
   SetVersion(it->second, {});
   engines_.erase(worker);
@@ -320,12 +335,14 @@ std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Dispatcher::Youngest(int64
   for (const auto& [id, e] : engines_) {
     for (const auto& chunk : e.in_flight.SortedKeys()) {
       const Request* r = Find(chunk.first);
-      if (r != nullptr && r->att == chunk.second && r->on == e.ref && !r->only.valid()) all.emplace_back(r->generated, r->tid, r->on, r->att);
+      if (r != nullptr && r->att == chunk.second && r->on == e.ref && !r->only.valid())
+        all.emplace_back(r->generated, r->tid, r->on, r->att);
     }
   }
   std::sort(all.begin(), all.end());
   std::vector<std::tuple<WorkerRef, SampleId, int32_t>> youngest;
-  for (size_t i = 0; i < all.size() && static_cast<int64_t>(i) < n; ++i) youngest.emplace_back(std::get<2>(all[i]), std::get<1>(all[i]), std::get<3>(all[i]));
+  for (size_t i = 0; i < all.size() && static_cast<int64_t>(i) < n; ++i)
+    youngest.emplace_back(std::get<2>(all[i]), std::get<1>(all[i]), std::get<3>(all[i]));
   return youngest;
 }
 
@@ -335,7 +352,9 @@ std::vector<std::pair<SampleId, int32_t>> Dispatcher::TakeBack(WorkerId worker) 
   if (it == engines_.end()) return taken;
   for (const auto& chunk : it->second.in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
-    if (r == requests_.end() || r->second.att != chunk.second || r->second.on != it->second.ref || r->second.only.valid()) continue;
+    if (r == requests_.end() || r->second.att != chunk.second || r->second.on != it->second.ref ||
+        r->second.only.valid())
+      continue;
     r->second.home = {};
     r->second.taken_back = true;
     PutReady(r->second);
@@ -386,7 +405,8 @@ bool Dispatcher::HasGhosts(WorkerId worker) const {
 }
 
 int64_t Dispatcher::Room(const Request& r, int64_t tokens) const {
-  return options_.reserve && options_.kv_cache_tokens > 0 ? options_.kv_cache_tokens - r.generated - tokens : INT64_MAX;
+  return options_.reserve && options_.kv_cache_tokens > 0 ? options_.kv_cache_tokens - r.generated - tokens
+                                                          : INT64_MAX;
 }
 
 bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
@@ -397,48 +417,59 @@ bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
 }
 
 Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
-                                      const std::function<bool(const Version&)>& may_serve, const Version& newest) {
+                                      const std::function<bool(const Version&)>& may_serve,
+                                      const Version& newest) {
   const auto group = groups_.find(r.gid);
-  // A sample of a fresh group begins on the newest weights, and only up to its share of a worker that has them: the
-  // others follow within a load.
+  // A sample of a fresh group begins on the newest weights, and only up to its share of a worker that has
+  // them: the others follow within a load.
   const bool fresh = newest.valid() && !r.only.valid() && r.generated == 0 && group != groups_.end();
-  const Version least_version = !fresh ? Version{} : group->second.oldest.valid() ? std::min(group->second.oldest, newest) : newest;
+  const Version least_version = !fresh                         ? Version{}
+                                : group->second.oldest.valid() ? std::min(group->second.oldest, newest)
+                                                               : newest;
   SettleLoads();
   const auto usable = static_cast<int64_t>(by_load_.size()) + coming_;
   const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
   const auto ok = [&](const Engine& e) {
-    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && Load(e) >= share))) return false;
+    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && Load(e) >= share)))
+      return false;
     if (coming_ > 0 && !r.only.valid() && Load(e) >= share) return false;
-    if (r.taken_back && e.in_flight.contains({r.tid, r.att})) return false;  // its cancelled chunk is not over there yet
+    if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
+      return false;  // its cancelled chunk is not over there yet
     if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
     return e.open && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
   };
-  // What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always a little more
-  // room elsewhere, and everything would move, and be computed again, at every chunk.
+  // What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always
+  // a little more room elsewhere, and everything would move, and be computed again, at every chunk.
   if (r.warm) {
     const auto home = engines_.find(r.home);
-    if (home != engines_.end() && home->second.open && Load(home->second) < share + share / kSlack && !Fits(home->second, r, tokens)) return nullptr;
+    if (home != engines_.end() && home->second.open && Load(home->second) < share + share / kSlack &&
+        !Fits(home->second, r, tokens))
+      return nullptr;
   }
   std::optional<std::pair<int64_t, int64_t>> end;
   if (coming_ > 0 && !r.only.valid()) end = {share, INT64_MIN};  // nobody behind has less than a share
   // Where its own tokens alone have no room, said by the key; Fits says the same and more.
   const int64_t room = Room(r, tokens);
-  const auto* first = by_load_.FirstThat([&](const auto& next) {
-    const auto& [load, reserved] = next.first;
-    return (load == 0 || reserved <= room) && ok(engines_.at({next.second}));
-  }, end);
+  const auto* first = by_load_.FirstThat(
+      [&](const auto& next) {
+        const auto& [load, reserved] = next.first;
+        return (load == 0 || reserved <= room) && ok(engines_.at({next.second}));
+      },
+      end);
   if (first == nullptr) return nullptr;
   Engine* least = &engines_.at({first->second});
   const int64_t fewest = Load(*least);
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
     const auto it = engines_.find(home);
-    if (it != engines_.end() && ok(it->second) && Load(it->second) < share + share / kSlack && Load(it->second) - fewest <= kUneven) return &it->second;
+    if (it != engines_.end() && ok(it->second) && Load(it->second) < share + share / kSlack &&
+        Load(it->second) - fewest <= kUneven)
+      return &it->second;
   }
   return least;
 }
 
-std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest,
-                                                  int64_t coming) {
+std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve,
+                                                  const Version& newest, int64_t coming) {
   std::vector<Chunk> chunks = Fill(may_serve, newest, coming);
   // The room of those that did not go on is others' now, and their KV will not outlast them.
   for (const SampleId& tid : warm_) {
@@ -451,7 +482,8 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
   return chunks;
 }
 
-std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& asked, const Version& newest, int64_t coming) {
+std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& asked,
+                                                const Version& newest, int64_t coming) {
   std::vector<Chunk> chunks;
   if (ready_[0].empty() && ready_[1].empty()) return chunks;
   SettleLoads();
@@ -476,10 +508,12 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     const size_t line = !there[0] || (there[1] && *at[1] < *at[0]) ? 1 : 0;
     ReadyKey picked = *at[line];
     // Now and then the group that was served least of what it needs, or the longest would starve the rest.
-    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && std::get<0>(picked) == kRest &&
-        decisions_ % kStarvation == kStarvation - 1 && !least_served_.empty()) {
+    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle &&
+        std::get<0>(picked) == kRest && decisions_ % kStarvation == kStarvation - 1 &&
+        !least_served_.empty()) {
       const ReadyKey starving = requests_.at(*groups_.at(least_served_.begin()->second).ready.begin()).place;
-      if (std::get<0>(starving) != kTooLate && !blocked[Line(requests_.at(std::get<3>(starving)))]) picked = starving;
+      if (std::get<0>(starving) != kTooLate && !blocked[Line(requests_.at(std::get<3>(starving)))])
+        picked = starving;
     }
     if (std::get<0>(picked) == kTooLate) {  // and so is all behind it
       blocked[line] = true;
@@ -489,8 +523,8 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);
     Engine* e = Place(r, tokens, may_serve, newest);
     if (e == nullptr) {
-      // What does not fit now will not fit behind it either, but another version's evaluation may, and what has begun
-      // does not wait for what has not.
+      // What does not fit now will not fit behind it either, but another version's evaluation may, and what
+      // has begun does not wait for what has not.
       if (r.only.valid()) {
         ++at[line];
       } else {

@@ -2,18 +2,17 @@
 // Turns unfinished samples into bounded chunks on rollout workers.
 //
 // Order (MECHANISMS 3.3, after Seer's algorithm 2): evaluation requests; requests whose group would expire at
-// the next version; one probe per group, fewest tokens first (short ones tell lengths early); what has just ended a
-// chunk, there or not at all for now; the rest, longest expected first. The expected length is the longest finished
-// sibling's (unknown: the longest allowed) while siblings correlate, else the mean residual life of this run's samples
-// (LengthModel). Every 16th decision goes to the group that was served least of what it is expected to need, so none
-// starves.
-// Placement: the worker that holds the sample's KV, else its group's, unless that one has too much (32 chunks more than the
-// one with the fewest, or more than its share and a thirty-second of it); else the one with the fewest. KV is never copied
-// between workers: where it is not, it is computed again, so a move has to be worth it (docs/design.md).
-// A group that has nothing yet begins on the newest weights, also where that means to wait for a load: what
-// begins on older ones is a version nearer to its expiry, and of the (eta+1) B groups that may be open the last would
-// reach it.
-// A worker that is lost gives its chunks back with the tokens that were reported. Not thread-safe.
+// the next version; one probe per group, fewest tokens first (short ones tell lengths early); what has just
+// ended a chunk, there or not at all for now; the rest, longest expected first. The expected length is the
+// longest finished sibling's (unknown: the longest allowed) while siblings correlate, else the mean residual
+// life of this run's samples (LengthModel). Every 16th decision goes to the group that was served least of
+// what it is expected to need, so none starves. Placement: the worker that holds the sample's KV, else its
+// group's, unless that one has too much (32 chunks more than the one with the fewest, or more than its share
+// and a thirty-second of it); else the one with the fewest. KV is never copied between workers: where it is
+// not, it is computed again, so a move has to be worth it (docs/design.md). A group that has nothing yet
+// begins on the newest weights, also where that means to wait for a load: what begins on older ones is a
+// version nearer to its expiry, and of the (eta+1) B groups that may be open the last would reach it. A
+// worker that is lost gives its chunks back with the tokens that were reported. Not thread-safe.
 
 #include <algorithm>
 #include <array>
@@ -37,15 +36,16 @@
 namespace tidepool::scheduler {
 
 struct DispatchOptions {
-  int64_t chunk_tokens = 256;     // > 0
-  int64_t max_concurrent = 256;   // chunks in flight on all workers
-  int64_t kv_cache_tokens = 0;    // of one worker; 0: the engine is sized for max_concurrent
+  int64_t chunk_tokens = 256;    // > 0
+  int64_t max_concurrent = 256;  // chunks in flight on all workers
+  int64_t kv_cache_tokens = 0;   // of one worker; 0: the engine is sized for max_concurrent
   enum class Order : uint8_t { kContext, kArrival } order = Order::kContext;  // kArrival: groups as they came
   // For simulation: the true length of a sample (the oracle order), instead of what siblings tell.
   std::function<int64_t(const SampleId&)> oracle;
-  bool reserve = true;            // a chunk starts only where its KV fits; false: the cap alone bounds what is in flight
-  bool pin = false;               // a sample ends on the version that it began with
-  int64_t group_size = 1;         // samples of a group, as their requests lie in memory
+  bool reserve =
+      true;          // a chunk starts only where its KV fits; false: the cap alone bounds what is in flight
+  bool pin = false;  // a sample ends on the version that it began with
+  int64_t group_size = 1;  // samples of a group, as their requests lie in memory
 };
 // rollout.chunk_tokens, or max_new/20 rounded up to a block, within 256 .. 2048.
 int64_t ChunkTokens(int64_t configured, int64_t max_new_tokens, int64_t block_tokens);
@@ -57,18 +57,18 @@ struct Request {
   GroupId gid;
   int32_t att = 0;
   int64_t prompt_len = 0, max_new = 0, generated = 0;
-  Version only;                   // evaluation: may be served by this version only
-  Version v_min, v_max;           // of its tokens
-  WorkerRef on;                   // in flight there; inc invalid: in the buffer
-  WorkerId home;                  // ran there last
+  Version only;          // evaluation: may be served by this version only
+  Version v_min, v_max;  // of its tokens
+  WorkerRef on;          // in flight there; inc invalid: in the buffer
+  WorkerId home;         // ran there last
   bool probe = false;
   int64_t errors = 0;
-  bool taken_back = false;        // from a worker that may still hold a chunk of it
-  bool warm = false;              // its chunk has just ended: what it has in its engine's cache is still there
-  bool waiting_env = false;       // its environment works; not in the buffer
-  int64_t turn = 0;               // turns that are over
-  int64_t turn_end = 0;           // `generated` where its turn is cut; 0: at max_new
-  bool ready = false;             // in the buffer, at `place` of its order
+  bool taken_back = false;   // from a worker that may still hold a chunk of it
+  bool warm = false;         // its chunk has just ended: what it has in its engine's cache is still there
+  bool waiting_env = false;  // its environment works; not in the buffer
+  int64_t turn = 0;          // turns that are over
+  int64_t turn_end = 0;      // `generated` where its turn is cut; 0: at max_new
+  bool ready = false;        // in the buffer, at `place` of its order
   ReadyKey place;
   // The turn, or the sample, is cut here.
   [[nodiscard]] int64_t limit() const { return turn_end > 0 && turn_end < max_new ? turn_end : max_new; }
@@ -76,7 +76,7 @@ struct Request {
 
 class Dispatcher {
  public:
-  struct Chunk {                  // to be sent
+  struct Chunk {  // to be sent
     SampleId tid;
     WorkerRef worker;
     Version v;
@@ -86,12 +86,12 @@ class Dispatcher {
     WorkerRef ref;
     SlotId slot;
     LeaseEpoch epoch;
-    Version version;              // admitted
-    bool open = false;            // takes new chunks
-    int64_t slowness = 1;         // its steps, over the median of all
+    Version version;       // admitted
+    bool open = false;     // takes new chunks
+    int64_t slowness = 1;  // its steps, over the median of all
     int64_t reserved = 0;
-    SmallSet<GroupId> groups;     // whose KV may be there
-    bool load_changed = false;    // since the last SettleLoads
+    SmallSet<GroupId> groups;                                    // whose KV may be there
+    bool load_changed = false;                                   // since the last SettleLoads
     FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
   };
 
@@ -109,37 +109,42 @@ class Dispatcher {
   // A chunk ended. kGone: it had been withdrawn; its room is free now.
   enum class Ended : uint8_t { kRefused, kGone, kLive };
   Ended ChunkEnded(const WorkerRef& from, const SampleId& tid, int32_t att);
-  void Requeue(const SampleId& tid);               // back to the buffer after ChunkEnded
-  // Multi-turn: a turn is over and its environment works (after ChunkEnded; or Add with waiting_env). The KV stays
-  // where it is as long as nobody needs the room.
+  void Requeue(const SampleId& tid);  // back to the buffer after ChunkEnded
+  // Multi-turn: a turn is over and its environment works (after ChunkEnded; or Add with waiting_env). The KV
+  // stays where it is as long as nobody needs the room.
   void WaitEnv(const SampleId& tid);
-  // Back to the buffer with `observation` more tokens (of turn 0: its prompt); its turn is cut after turn_tokens, 0: never.
+  // Back to the buffer with `observation` more tokens (of turn 0: its prompt); its turn is cut after
+  // turn_tokens, 0: never.
   void Resume(const SampleId& tid, int64_t observation, int64_t turn_tokens);
   [[nodiscard]] int64_t waiting_env() const { return waiting_env_; }
   // Tokens of responses so far: sampled by engines; said by environments.
   [[nodiscard]] int64_t decoded() const { return decoded_; }
   [[nodiscard]] int64_t observed() const { return observed_; }
   void CountError(const SampleId& tid) { ++requests_.at(tid).errors; }
-  void LearnLength(GroupId gid, int64_t tokens);   // a sample of the group finished by itself
-  // From now on these groups' requests come first (they would expire at the next version), and those of `too_late` stay in the
-  // buffer (they will: what is trained for that version has been chosen).
+  void LearnLength(GroupId gid, int64_t tokens);  // a sample of the group finished by itself
+  // From now on these groups' requests come first (they would expire at the next version), and those of
+  // `too_late` stay in the buffer (they will: what is trained for that version has been chosen).
   void SetUrgent(const std::set<GroupId>& urgent, const std::set<GroupId>& too_late = {});
   // Tokens that its requests are still expected to need, the most of one; 0: it has none.
   [[nodiscard]] int64_t ExpectedLeft(GroupId gid) const;
   [[nodiscard]] const LengthModel& lengths() const { return lengths_; }
   // Of one request, its order among others apart.
-  [[nodiscard]] int64_t ExpectedLeft(const Request& r) const { return std::max<int64_t>(1, Expected(r) - r.generated); }
-  // The same for forecasts (MECHANISMS 1.4: the larger of what the longest finished sibling and the mean residual life say).
-  // ExpectedLeft takes the limit where nothing is known, which is right for an order and far too much for a time.
+  [[nodiscard]] int64_t ExpectedLeft(const Request& r) const {
+    return std::max<int64_t>(1, Expected(r) - r.generated);
+  }
+  // The same for forecasts (MECHANISMS 1.4: the larger of what the longest finished sibling and the mean
+  // residual life say). ExpectedLeft takes the limit where nothing is known, which is right for an order and
+  // far too much for a time.
   [[nodiscard]] int64_t LikelyLeft(const Request& r) const;
   // Training chunks in flight with the fewest tokens, at most `n`.
   [[nodiscard]] std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Youngest(int64_t n) const;
-  // Its requests go back to the buffer while their chunks are still in flight there; what comes of those is refused.
+  // Its requests go back to the buffer while their chunks are still in flight there; what comes of those is
+  // refused.
   std::vector<std::pair<SampleId, int32_t>> TakeBack(WorkerId worker);
   void SetSlowness(WorkerId worker, int64_t slowness);
   void Prefer(const SampleId& tid, WorkerId worker) { requests_.at(tid).home = worker; }
-  // Pinned samples: how many of a version wait; groups of those whose version no worker has; whether samples of its
-  // version need this worker (its own, or waiting ones that no other worker could take).
+  // Pinned samples: how many of a version wait; groups of those whose version no worker has; whether samples
+  // of its version need this worker (its own, or waiting ones that no other worker could take).
   [[nodiscard]] int64_t PinnedReady(const Version& v) const;
   [[nodiscard]] std::set<GroupId> Orphans() const;
   [[nodiscard]] bool NeededFor(WorkerId worker) const;
@@ -151,7 +156,7 @@ class Dispatcher {
 
   // Workers.
   void AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch);
-  void Admit(WorkerId worker, const Version& v);   // from now on it serves v
+  void Admit(WorkerId worker, const Version& v);  // from now on it serves v
   // A chunk of `tid` is already in flight there (a worker re-attached).
   void Adopt(const SampleId& tid, const WorkerRef& on);
   void SetOpen(WorkerId worker, bool open);
@@ -163,9 +168,11 @@ class Dispatcher {
 
   // Chunks to send now, in order; they count as in flight from here on. `may_serve(version)`: training
   // requests may still be generated by that version. `newest`: weights that fresh groups wait for; invalid:
-  // they begin on any. `coming`: workers that will take chunks within a grant or a load; while there are any, nobody is
-  // given more than its share of all requests, or the first one back after a step would get everything.
-  std::vector<Chunk> Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest = {}, int64_t coming = 0);
+  // they begin on any. `coming`: workers that will take chunks within a grant or a load; while there are any,
+  // nobody is given more than its share of all requests, or the first one back after a step would get
+  // everything.
+  std::vector<Chunk> Assign(const std::function<bool(const Version&)>& may_serve, const Version& newest = {},
+                            int64_t coming = 0);
 
   [[nodiscard]] int64_t in_flight() const { return in_flight_; }
   [[nodiscard]] int64_t chunks() const { return chunks_; }
@@ -174,7 +181,7 @@ class Dispatcher {
 
  private:
   struct GroupInfo {
-    int64_t longest = 0;          // finished sibling; 0: none yet
+    int64_t longest = 0;  // finished sibling; 0: none yet
     bool probed = false;
     WorkerId home;
     SmallSet<SampleId> members;
@@ -184,20 +191,22 @@ class Dispatcher {
     SmallSet<SampleId> ready;      // of its members
     double ratio = 0;              // its key in least_served_
     bool urgent = false;
-    SmallSet<WorkerId> on;         // workers that were given chunks of it
-    Version oldest;                // weights that any of its chunks was given to; invalid: none began
+    SmallSet<WorkerId> on;  // workers that were given chunks of it
+    Version oldest;         // weights that any of its chunks was given to; invalid: none began
   };
-  std::vector<Chunk> Fill(const std::function<bool(const Version&)>& may_serve, const Version& newest, int64_t coming);
+  std::vector<Chunk> Fill(const std::function<bool(const Version&)>& may_serve, const Version& newest,
+                          int64_t coming);
   [[nodiscard]] ReadyKey KeyFor(const Request& r) const;
   void PutReady(Request& r);
   void TakeReady(Request& r);
-  Engine* Place(const Request& r, int64_t tokens, const std::function<bool(const Version&)>& may_serve, const Version& newest);
-  [[nodiscard]] int64_t Expected(const Request& r) const;   // its whole length
+  Engine* Place(const Request& r, int64_t tokens, const std::function<bool(const Version&)>& may_serve,
+                const Version& newest);
+  [[nodiscard]] int64_t Expected(const Request& r) const;  // its whole length
   void Rekey(const SampleId& tid);
   static int64_t Load(const Engine& e) { return static_cast<int64_t>(e.in_flight.size()) * e.slowness; }
   void SetVersion(Engine& e, const Version& v);
   void LoadChanged(Engine& e);
-  void SettleLoads();                                        // before by_load_ is read: an end and a start on one engine move it once
+  void SettleLoads();  // before by_load_ is read: an end and a start on one engine move it once
   // Tokens that may be reserved on a worker beside the chunk's own.
   [[nodiscard]] int64_t Room(const Request& r, int64_t tokens) const;
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;
@@ -205,19 +214,21 @@ class Dispatcher {
   DispatchOptions options_;
   FlatTable<SampleId, Request> requests_;
   static size_t Line(const Request& r) { return r.generated == 0 && !r.only.valid() ? 1 : 0; }
-  std::array<std::set<ReadyKey>, 2> ready_;                  // [1]: those that have nothing yet, which may have to wait for a load
-  std::vector<SampleId> warm_;                               // requeued since the last Assign
+  std::array<std::set<ReadyKey>, 2>
+      ready_;                   // [1]: those that have nothing yet, which may have to wait for a load
+  std::vector<SampleId> warm_;  // requeued since the last Assign
   FlatTable<GroupId, GroupInfo> groups_;
   IdMap<WorkerId, Engine> engines_;
-  std::set<std::pair<double, GroupId>> least_served_;        // groups with ready requests
-  OrderedIds<std::pair<int64_t, int64_t>> by_load_;          // open engines: chunks times slowness, reserved tokens
-  std::vector<WorkerId> changed_;                            // engines whose load did
+  std::set<std::pair<double, GroupId>> least_served_;  // groups with ready requests
+  OrderedIds<std::pair<int64_t, int64_t>> by_load_;    // open engines: chunks times slowness, reserved tokens
+  std::vector<WorkerId> changed_;                      // engines whose load did
   LengthModel lengths_;
   std::set<GroupId> urgent_, too_late_;
-  std::map<Version, int64_t> serving_;                       // admitted engines by version
-  int64_t older_ = 0;                                        // engines that still have older weights, in this Assign
-  int64_t coming_ = 0;                                       // in this Assign
-  int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, decoded_ = 0, observed_ = 0, cap_ = INT64_MAX, decisions_ = 0;
+  std::map<Version, int64_t> serving_;  // admitted engines by version
+  int64_t older_ = 0;                   // engines that still have older weights, in this Assign
+  int64_t coming_ = 0;                  // in this Assign
+  int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, decoded_ = 0, observed_ = 0, cap_ = INT64_MAX,
+          decisions_ = 0;
 };
 
 }  // namespace tidepool::scheduler

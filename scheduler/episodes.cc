@@ -5,7 +5,8 @@
 namespace tidepool::scheduler {
 namespace {
 
-// Beyond a turn's own time-out, which the worker keeps itself: for the way there and back on a machine that is busy.
+// Beyond a turn's own time-out, which the worker keeps itself: for the way there and back on a machine that
+// is busy.
 constexpr double kPatienceSeconds = 10;
 
 }  // namespace
@@ -68,7 +69,8 @@ std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
     auto best = workers_.find(e.home);
     if (best == workers_.end() || e.home == e.avoid) {
       const auto rank = [&](const Worker& w) { return std::pair(w.ref.worker == e.avoid, w.in_flight); };
-      best = std::min_element(workers_.begin(), workers_.end(), [&](const auto& a, const auto& b) { return rank(a.second) < rank(b.second); });
+      best = std::min_element(workers_.begin(), workers_.end(),
+                              [&](const auto& a, const auto& b) { return rank(a.second) < rank(b.second); });
     }
     const Duration timeout = e.turn == 0 ? options_.reset_timeout : options_.step_timeout;
     ++best->second.in_flight;
@@ -85,7 +87,8 @@ Episodes::Result Episodes::Done(const event::EnvStepped& r) {
   const auto it = episodes_.find(r.tid);
   if (it == episodes_.end()) return Result::kRefused;
   Episode& e = it->second;
-  if (!e.wanted || e.att != r.att || e.turn != r.turn || !e.on.inc.valid() || e.on != r.worker) return Result::kRefused;
+  if (!e.wanted || e.att != r.att || e.turn != r.turn || !e.on.inc.valid() || e.on != r.worker)
+    return Result::kRefused;
   Release(e);
   if (r.outcome == GradeOutcome::kInfra && e.attempt < options_.max_retries) {
     ++e.attempt;
@@ -114,7 +117,8 @@ std::vector<WorkerRef> Episodes::TakeStuck(TimePoint now) {
 std::vector<SampleId> Episodes::GivenUp(TimePoint now) const {
   std::vector<SampleId> tids;
   for (const auto& [tid, e] : episodes_) {
-    if (e.wanted && (e.attempt > options_.max_retries || now - e.begun > options_.episode_timeout)) tids.push_back(tid);
+    if (e.wanted && (e.attempt > options_.max_retries || now - e.begun > options_.episode_timeout))
+      tids.push_back(tid);
   }
   return tids;
 }

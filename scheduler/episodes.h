@@ -1,11 +1,12 @@
 #pragma once
 // Which environment worker plays which turn of which episode.
 //
-// A turn goes to the worker that played the one before, where that lives, else to the one with the fewest; any
-// worker can play any turn, because it is sent all actions of the episode and replays what it does not know.
-// A worker that is lost gives its turns back at no charge. An infrastructure failure, and a turn that is kept
-// beyond its deadline (that worker is stuck and is to be replaced), is tried again on another worker, at most
-// max_retries times. An episode that is older than its own deadline is given up. Pure; not thread-safe.
+// A turn goes to the worker that played the one before, where that lives, else to the one with the fewest;
+// any worker can play any turn, because it is sent all actions of the episode and replays what it does not
+// know. A worker that is lost gives its turns back at no charge. An infrastructure failure, and a turn that
+// is kept beyond its deadline (that worker is stuck and is to be replaced), is tried again on another worker,
+// at most max_retries times. An episode that is older than its own deadline is given up. Pure; not
+// thread-safe.
 
 #include <cstdint>
 #include <deque>
@@ -30,22 +31,23 @@ class Episodes {
 
   // The turn is to be played; one at a time for each sample.
   void Add(const SampleId& tid, int32_t att, int64_t turn, TimePoint now);
-  void Remove(const SampleId& tid);            // the episode is not wanted any more; a late result is refused
+  void Remove(const SampleId& tid);  // the episode is not wanted any more; a late result is refused
   void AddWorker(const WorkerRef& ref);
-  void RemoveWorker(WorkerId worker);          // its turns return to the head of the queue
+  void RemoveWorker(WorkerId worker);  // its turns return to the head of the queue
   [[nodiscard]] std::vector<command::EnvStep> Assign(TimePoint now);
 
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
   // kFinal: the outcome stands (ok, data, or infra after all retries).
   Result Done(const event::EnvStepped& e);
 
-  // Workers that keep a turn beyond its deadline; those turns are charged with it, and RemoveWorker is to follow.
+  // Workers that keep a turn beyond its deadline; those turns are charged with it, and RemoveWorker is to
+  // follow.
   [[nodiscard]] std::vector<WorkerRef> TakeStuck(TimePoint now);
   // Samples whose turn has failed too often by then, or whose episode is over its deadline.
   [[nodiscard]] std::vector<SampleId> GivenUp(TimePoint now) const;
   [[nodiscard]] bool Playing(const SampleId& tid) const;
   [[nodiscard]] int64_t waiting() const { return static_cast<int64_t>(busy_); }
-  [[nodiscard]] int64_t turns() const { return turns_; }        // asked of workers so far
+  [[nodiscard]] int64_t turns() const { return turns_; }  // asked of workers so far
   [[nodiscard]] int64_t retries() const { return retries_; }
   // The latest deadline of a turn that a worker has; `now` if none has.
   [[nodiscard]] TimePoint Horizon(TimePoint now) const;
@@ -54,8 +56,8 @@ class Episodes {
   struct Episode {
     int32_t att = 0;
     int64_t turn = 0, attempt = 0;
-    bool wanted = false;       // a turn is in the queue or with a worker
-    WorkerRef on;              // has the turn; inc invalid: it is in the queue
+    bool wanted = false;  // a turn is in the queue or with a worker
+    WorkerRef on;         // has the turn; inc invalid: it is in the queue
     WorkerId home, avoid;
     TimePoint begun, deadline;
   };
@@ -63,7 +65,7 @@ class Episodes {
     WorkerRef ref;
     int64_t in_flight = 0;
   };
-  void Release(Episode& e);    // from its worker
+  void Release(Episode& e);  // from its worker
 
   EpisodeOptions options_;
   std::map<SampleId, Episode> episodes_;

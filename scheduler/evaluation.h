@@ -22,7 +22,7 @@ class Evaluation {
   // `questions`: held-out questions of one evaluation.
   explicit Evaluation(int64_t questions) : questions_(questions) {}
 
-  void Plan(const Job& job);                        // asked for; begins when a worker serves its version
+  void Plan(const Job& job);  // asked for; begins when a worker serves its version
   [[nodiscard]] bool Planned(StepNumber step) const;
   // The next one may begin: none is active. Returns its requests' ids.
   std::optional<Job> Begin();
@@ -37,8 +37,8 @@ class Evaluation {
     Job job;
     int64_t correct = 0, total = 0, lost = 0;
   };
-  Outcome Take();                                   // requires Finished()
-  void Cancel();                                    // the active one and all that wait
+  Outcome Take();  // requires Finished()
+  void Cancel();   // the active one and all that wait
 
   [[nodiscard]] const std::optional<Job>& active() const { return active_; }
   [[nodiscard]] const std::deque<Job>& waiting() const { return waiting_; }
@@ -46,7 +46,7 @@ class Evaluation {
   [[nodiscard]] bool Expects(const SampleId& tid) const { return active_ && left_.contains(tid); }
   [[nodiscard]] const std::set<SampleId>& left() const { return left_; }
   [[nodiscard]] int64_t questions() const { return questions_; }
-  void ReplaceVersion(const Version& v);            // of the jobs that wait: the same weights by another name
+  void ReplaceVersion(const Version& v);  // of the jobs that wait: the same weights by another name
 
  private:
   int64_t questions_;

@@ -25,58 +25,196 @@ namespace event {
 struct Started {};
 // A process connected. `slot` for device workers. `restored_inc`: it was attached to this run before
 // (controller restart with reattach_grace_s > 0) and holds the listed chunks; else invalid.
-struct HeldChunk { SampleId tid; int32_t att = 0; int64_t generated_tokens = 0; Version v_min, v_max; };  // versions of its tokens
+struct HeldChunk {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t generated_tokens = 0;
+  Version v_min, v_max;
+};  // versions of its tokens
 struct WorkerJoined {
-  WorkerId worker; std::string name; WorkerKind kind = WorkerKind::kDevice; SlotId slot;
-  int64_t device_bytes = 0; Incarnation restored_inc; std::vector<HeldChunk> held;
-  Version holds;                  // re-attached: weights in its memory; invalid: not reported
+  WorkerId worker;
+  std::string name;
+  WorkerKind kind = WorkerKind::kDevice;
+  SlotId slot;
+  int64_t device_bytes = 0;
+  Incarnation restored_inc;
+  std::vector<HeldChunk> held;
+  Version holds;  // re-attached: weights in its memory; invalid: not reported
 };
-struct WorkerLost { WorkerRef worker; std::string why; bool by_exit = false; };   // socket closed, process exit
-struct WorkerStartFailed { WorkerId worker; std::string why; };                   // exec failed, died before Hello
-struct EngineSample { double kv_usage = 0; int64_t running = 0, waiting = 0, preemptions = 0; double step_s = 0;
-                      double decode_s = 0; };   // step_s, decode_s: the last step; the last one without prefill
-struct Heartbeat { WorkerRef worker; std::optional<EngineSample> engine; std::string op; int64_t op_seq = 0; };
+struct WorkerLost {
+  WorkerRef worker;
+  std::string why;
+  bool by_exit = false;
+};  // socket closed, process exit
+struct WorkerStartFailed {
+  WorkerId worker;
+  std::string why;
+};  // exec failed, died before Hello
+struct EngineSample {
+  double kv_usage = 0;
+  int64_t running = 0, waiting = 0, preemptions = 0;
+  double step_s = 0;
+  double decode_s = 0;
+};  // step_s, decode_s: the last step; the last one without prefill
+struct Heartbeat {
+  WorkerRef worker;
+  std::optional<EngineSample> engine;
+  std::string op;
+  int64_t op_seq = 0;
+};
 // One message per engine step and chunk: tokens are stored by the caller before this is handed in.
-struct ChunkProgress { WorkerRef worker; SampleId tid; int32_t att = 0; int64_t new_tokens = 0; Version version; };
+struct ChunkProgress {
+  WorkerRef worker;
+  SampleId tid;
+  int32_t att = 0;
+  int64_t new_tokens = 0;
+  Version version;
+};
 enum class ChunkEnd : uint8_t { kChunkLimit, kEos, kStop, kLength, kCancelled, kDrained, kDataError, kError };
-struct ChunkFinished { WorkerRef worker; SampleId tid; int32_t att = 0; ChunkEnd end = ChunkEnd::kEos; std::string why; };
+struct ChunkFinished {
+  WorkerRef worker;
+  SampleId tid;
+  int32_t att = 0;
+  ChunkEnd end = ChunkEnd::kEos;
+  std::string why;
+};
 // Payload bytes of a finished sample are on disk (or, for sft, derived from the data row: file -1).
-struct PayloadStored { SampleId tid; int32_t att = 0; int64_t prompt_len = 0, response_len = 0; uint64_t digest = 0;
-                       int64_t file = -1, offset = 0, bytes = 0; };
+struct PayloadStored {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t prompt_len = 0, response_len = 0;
+  uint64_t digest = 0;
+  int64_t file = -1, offset = 0, bytes = 0;
+};
 // The data row of a newly issued group could be read and tokenised / could not.
-struct RowReady { int64_t ordinal = 0; int32_t issue = 0; int64_t prompt_len = 0; };
-struct RowInvalid { int64_t ordinal = 0; int32_t issue = 0; std::string why; };
-struct Graded { WorkerRef grader; SampleId tid; int32_t att = 0; GradeOutcome outcome = GradeOutcome::kOk; double reward = 0;
-                std::vector<std::pair<std::string, double>> rewards; std::string why; };
-// Answer to EnvStep. observation_tokens: of what the policy reads next (the caller has tokenised it and keeps it until
-// AppendObservation). reward: of the episode so far. kData: a reply that breaks the record (another observation at a replay).
-struct EnvStepped { WorkerRef worker; SampleId tid; int32_t att = 0; int64_t turn = 0; GradeOutcome outcome = GradeOutcome::kOk;
-                    int64_t observation_tokens = 0; bool done = false; double reward = 0;
-                    std::vector<std::pair<std::string, double>> rewards; std::string why; };
-struct Drained { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };               // after its last ChunkFinished
-struct Released { WorkerRef worker; SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; };
-struct Granted { WorkerRef worker; SlotId slot; LeaseEpoch epoch; };
+struct RowReady {
+  int64_t ordinal = 0;
+  int32_t issue = 0;
+  int64_t prompt_len = 0;
+};
+struct RowInvalid {
+  int64_t ordinal = 0;
+  int32_t issue = 0;
+  std::string why;
+};
+struct Graded {
+  WorkerRef grader;
+  SampleId tid;
+  int32_t att = 0;
+  GradeOutcome outcome = GradeOutcome::kOk;
+  double reward = 0;
+  std::vector<std::pair<std::string, double>> rewards;
+  std::string why;
+};
+// Answer to EnvStep. observation_tokens: of what the policy reads next (the caller has tokenised it and keeps
+// it until AppendObservation). reward: of the episode so far. kData: a reply that breaks the record (another
+// observation at a replay).
+struct EnvStepped {
+  WorkerRef worker;
+  SampleId tid;
+  int32_t att = 0;
+  int64_t turn = 0;
+  GradeOutcome outcome = GradeOutcome::kOk;
+  int64_t observation_tokens = 0;
+  bool done = false;
+  double reward = 0;
+  std::vector<std::pair<std::string, double>> rewards;
+  std::string why;
+};
+struct Drained {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+};  // after its last ChunkFinished
+struct Released {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t free_bytes = 0;
+};
+struct Granted {
+  WorkerRef worker;
+  SlotId slot;
+  LeaseEpoch epoch;
+};
 // Weights `v` are in the worker's memory; it computed their digest. `error` set: could not load.
-struct Loaded { WorkerRef worker; Version v; uint64_t digest = 0; std::string error; };
+struct Loaded {
+  WorkerRef worker;
+  Version v;
+  uint64_t digest = 0;
+  std::string error;
+};
 // The trainer holds the state of `step` (fresh from the model, restored, or fetched from a peer: the answer
 // to InitState, RestoreState and FetchState). `error` set: could not.
-struct StateReady { WorkerRef worker; StepNumber step; uint64_t weights_digest = 0; std::string error; };
+struct StateReady {
+  WorkerRef worker;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+  std::string error;
+};
 // The communicator of the training group `group_epoch` is up on this member. `error` set: could not.
-struct GroupFormed { WorkerRef worker; int64_t group_epoch = 0; std::string error; };
+struct GroupFormed {
+  WorkerRef worker;
+  int64_t group_epoch = 0;
+  std::string error;
+};
 // Answer to AbortStep: the member is out of its collectives and holds the state of `step` (the one before
 // the aborted step, or that step if it had finished it; invalid: none that can be relied on).
-struct StepAborted { WorkerRef worker; int64_t lease = 0; StepNumber step; uint64_t weights_digest = 0; };
+struct StepAborted {
+  WorkerRef worker;
+  int64_t lease = 0;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+};
 // From every member of the training group; weights_digest of all of them has to be one.
-struct TrainDone { WorkerRef worker; StepNumber step; int64_t lease = 0; bool finite = true; uint64_t weights_digest = 0; double seconds = 0; };
-struct TrainFailed { WorkerRef worker; StepNumber step; int64_t lease = 0; std::string why; bool data = false; };  // nothing changed
-struct Published { WorkerRef worker; Version v; std::string error; };              // bytes can be fetched by others
-struct RecoveryCopied { WorkerRef worker; StepNumber step; };
-struct CheckpointWritten { int64_t ckpt = 0; StepNumber step; uint64_t manifest_digest = 0; uint64_t weights_digest = 0; };  // committed by rename, read back
-struct CheckpointFailed { int64_t ckpt = 0; std::string why; };
-struct CheckpointVerified { int64_t ckpt = 0; std::string error; };                // reply to VerifyCheckpoint; "" = every digest right
-struct FinalSaved { std::string error; };
-struct StopRequested { std::string why; bool now = false; };                       // SIGTERM, Ctrl-C; now: the second one
-struct StorageFailed { std::string what; };                                        // journal or payload write failed: the run must end
+struct TrainDone {
+  WorkerRef worker;
+  StepNumber step;
+  int64_t lease = 0;
+  bool finite = true;
+  uint64_t weights_digest = 0;
+  double seconds = 0;
+};
+struct TrainFailed {
+  WorkerRef worker;
+  StepNumber step;
+  int64_t lease = 0;
+  std::string why;
+  bool data = false;
+};  // nothing changed
+struct Published {
+  WorkerRef worker;
+  Version v;
+  std::string error;
+};  // bytes can be fetched by others
+struct RecoveryCopied {
+  WorkerRef worker;
+  StepNumber step;
+};
+struct CheckpointWritten {
+  int64_t ckpt = 0;
+  StepNumber step;
+  uint64_t manifest_digest = 0;
+  uint64_t weights_digest = 0;
+};  // committed by rename, read back
+struct CheckpointFailed {
+  int64_t ckpt = 0;
+  std::string why;
+};
+struct CheckpointVerified {
+  int64_t ckpt = 0;
+  std::string error;
+};  // reply to VerifyCheckpoint; "" = every digest right
+struct FinalSaved {
+  std::string error;
+};
+struct StopRequested {
+  std::string why;
+  bool now = false;
+};  // SIGTERM, Ctrl-C; now: the second one
+struct StorageFailed {
+  std::string what;
+};  // journal or payload write failed: the run must end
 struct Tick {};
 
 }  // namespace event
@@ -84,9 +222,9 @@ struct Tick {};
 using Event = std::variant<
     event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed, event::Heartbeat,
     event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::RowReady, event::RowInvalid,
-    event::Graded, event::EnvStepped, event::Drained, event::Released, event::Granted, event::Loaded, event::StateReady,
-    event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed, event::Published, event::RecoveryCopied, event::CheckpointWritten,
-    event::CheckpointFailed, event::CheckpointVerified, event::FinalSaved, event::StopRequested,
-    event::StorageFailed, event::Tick>;
+    event::Graded, event::EnvStepped, event::Drained, event::Released, event::Granted, event::Loaded,
+    event::StateReady, event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed,
+    event::Published, event::RecoveryCopied, event::CheckpointWritten, event::CheckpointFailed,
+    event::CheckpointVerified, event::FinalSaved, event::StopRequested, event::StorageFailed, event::Tick>;
 
 }  // namespace tidepool::scheduler

@@ -1,13 +1,14 @@
 #pragma once
-// A map for look-ups alone: one or two places of memory are touched however many entries there are, where the nodes of a
-// std::map of 65 536 samples are some ten cache misses apart.
+// A map for look-ups alone: one or two places of memory are touched however many entries there are, where the
+// nodes of a std::map of 65 536 samples are some ten cache misses apart.
 //
-// Open addressing (linear probing, at most half full) into a pool of entries that never move: references and what Find
-// returns stay valid until that entry is erased. The samples of a group can be kept side by side (FlatTable(group size)): they
-// share one place of the index, which then stays in a cache where an index of samples does not, and what is done to a whole
-// group is done to neighbours. It cannot be walked, because the order would be the hash's and scheduler/ must
-// not depend on one: SortedKeys() where all are needed. Find returns nullptr, which is end(), for what is not there, so
-// that callers read as with a std::map. Not thread-safe.
+// Open addressing (linear probing, at most half full) into a pool of entries that never move: references and
+// what Find returns stay valid until that entry is erased. The samples of a group can be kept side by side
+// (FlatTable(group size)): they share one place of the index, which then stays in a cache where an index of
+// samples does not, and what is done to a whole group is done to neighbours. It cannot be walked, because the
+// order would be the hash's and scheduler/ must not depend on one: SortedKeys() where all are needed. Find
+// returns nullptr, which is end(), for what is not there, so that callers read as with a std::map. Not
+// thread-safe.
 
 #include <algorithm>
 #include <bit>
@@ -23,29 +24,39 @@
 namespace tidepool::scheduler {
 
 inline uint64_t KeyHash(const SampleId& tid) {
-  return Mix64(static_cast<uint64_t>(tid.ordinal) ^ (static_cast<uint64_t>(static_cast<uint32_t>(tid.issue)) << 44) ^
+  return Mix64(static_cast<uint64_t>(tid.ordinal) ^
+               (static_cast<uint64_t>(static_cast<uint32_t>(tid.issue)) << 44) ^
                (static_cast<uint64_t>(static_cast<uint32_t>(tid.sample)) << 32));
 }
 template <typename Tag>
 uint64_t KeyHash(const StrongId<Tag>& id) {
   return Mix64(static_cast<uint64_t>(id.value));
 }
-inline uint64_t KeyHash(const WorkerRef& ref) { return Mix64(static_cast<uint64_t>(ref.worker.value) ^ (static_cast<uint64_t>(ref.inc.value) << 32)); }
-inline uint64_t KeyHash(const std::pair<SampleId, int32_t>& attempt) {  // of one sample few are there at a time
+inline uint64_t KeyHash(const WorkerRef& ref) {
+  return Mix64(static_cast<uint64_t>(ref.worker.value) ^ (static_cast<uint64_t>(ref.inc.value) << 32));
+}
+inline uint64_t KeyHash(
+    const std::pair<SampleId, int32_t>& attempt) {  // of one sample few are there at a time
   return KeyHash(attempt.first) + static_cast<uint64_t>(static_cast<uint32_t>(attempt.second));
 }
 inline uint64_t KeyHash(int64_t id) { return Mix64(static_cast<uint64_t>(id)); }
 
 // Keys that lie together: `shift` is the logarithm of how many do. The first of them; which of them this is.
 template <typename Key>
-Key FirstBeside(const Key& key, int /*shift*/) { return key; }
+Key FirstBeside(const Key& key, int /*shift*/) {
+  return key;
+}
 template <typename Key>
-uint32_t PlaceBeside(const Key& /*key*/, int /*shift*/) { return 0; }
+uint32_t PlaceBeside(const Key& /*key*/, int /*shift*/) {
+  return 0;
+}
 inline SampleId FirstBeside(SampleId tid, int shift) {
   tid.sample = static_cast<int32_t>(static_cast<uint32_t>(tid.sample) >> shift << shift);
   return tid;
 }
-inline uint32_t PlaceBeside(const SampleId& tid, int shift) { return static_cast<uint32_t>(tid.sample) & ((1U << shift) - 1); }
+inline uint32_t PlaceBeside(const SampleId& tid, int shift) {
+  return static_cast<uint32_t>(tid.sample) & ((1U << shift) - 1);
+}
 
 template <typename Key, typename T>
 class FlatTable {
@@ -55,9 +66,11 @@ class FlatTable {
     T second;
   };
 
-  // `together`: how many samples a group has (as far as entries of samples are to lie beside each other, up to 8).
-  explicit FlatTable(int64_t together = 1) : shift_(std::bit_width(static_cast<uint64_t>(std::clamp<int64_t>(together, 1, kMostTogether))) - 1) {}
-  FlatTable(const FlatTable&) = delete;            // an index into a pool: nobody needs a second one
+  // `together`: how many samples a group has (as far as entries of samples are to lie beside each other, up
+  // to 8).
+  explicit FlatTable(int64_t together = 1)
+      : shift_(std::bit_width(static_cast<uint64_t>(std::clamp<int64_t>(together, 1, kMostTogether))) - 1) {}
+  FlatTable(const FlatTable&) = delete;  // an index into a pool: nobody needs a second one
   FlatTable& operator=(const FlatTable&) = delete;
   FlatTable(FlatTable&& other) noexcept { *this = std::move(other); }
   FlatTable& operator=(FlatTable&& other) noexcept {  // entries stay where they are
@@ -148,23 +161,30 @@ class FlatTable {
     keys.reserve(size_);
     for (const Place& p : places_) {
       if (p.block == kFree) continue;
-      for (uint32_t used = shift_ == 0 ? 1 : used_[p.block]; used != 0; used &= used - 1) keys.push_back(Of(p.block, static_cast<uint32_t>(std::countr_zero(used))).first);
+      for (uint32_t used = shift_ == 0 ? 1 : used_[p.block]; used != 0; used &= used - 1)
+        keys.push_back(Of(p.block, static_cast<uint32_t>(std::countr_zero(used))).first);
     }
     std::sort(keys.begin(), keys.end());
     return keys;
   }
 
  private:
-  static constexpr int64_t kMostTogether = 8;      // bits of an element of used_
+  static constexpr int64_t kMostTogether = 8;  // bits of an element of used_
   static constexpr uint32_t kFree = UINT32_MAX;
   static constexpr size_t kNowhere = SIZE_MAX;
   struct Place {
-    uint32_t tag = 0;              // of the hash: most of what is not meant is passed over without a look at its entry
-    uint32_t block = kFree;        // of entries that lie together
+    uint32_t tag = 0;  // of the hash: most of what is not meant is passed over without a look at its entry
+    uint32_t block = kFree;  // of entries that lie together
   };
-  [[nodiscard]] uint32_t Tag(const Key& key) const { return static_cast<uint32_t>(KeyHash(FirstBeside(key, shift_))); }
-  [[nodiscard]] Entry& Of(uint32_t block, uint32_t inside) { return pool_[(static_cast<size_t>(block) << shift_) + inside]; }
-  [[nodiscard]] const Entry& Of(uint32_t block, uint32_t inside) const { return const_cast<FlatTable*>(this)->Of(block, inside); }
+  [[nodiscard]] uint32_t Tag(const Key& key) const {
+    return static_cast<uint32_t>(KeyHash(FirstBeside(key, shift_)));
+  }
+  [[nodiscard]] Entry& Of(uint32_t block, uint32_t inside) {
+    return pool_[(static_cast<size_t>(block) << shift_) + inside];
+  }
+  [[nodiscard]] const Entry& Of(uint32_t block, uint32_t inside) const {
+    return const_cast<FlatTable*>(this)->Of(block, inside);
+  }
   // Of the block that `key` belongs to, whether or not itself is there.
   [[nodiscard]] size_t Probe(const Key& key) const {
     if (size_ == 0) return kNowhere;
@@ -172,7 +192,8 @@ class FlatTable {
     const size_t mask = places_.size() - 1;
     for (size_t at = tag & mask; places_[at].block != kFree; at = (at + 1) & mask) {
       if (places_[at].tag != tag) continue;
-      const uint32_t block = places_[at].block, some = shift_ == 0 ? 0 : static_cast<uint32_t>(std::countr_zero(used_[block]));
+      const uint32_t block = places_[at].block,
+                     some = shift_ == 0 ? 0 : static_cast<uint32_t>(std::countr_zero(used_[block]));
       if (FirstBeside(Of(block, some).first, shift_) == FirstBeside(key, shift_)) return at;
     }
     return kNowhere;
@@ -204,11 +225,11 @@ class FlatTable {
     }
   }
 
-  std::vector<Place> places_;      // a power of two, or none
+  std::vector<Place> places_;  // a power of two, or none
   size_t size_ = 0;
   int shift_ = 0;
-  std::vector<uint32_t> free_;     // blocks
-  std::vector<uint8_t> used_;      // by block: which of its entries are there; with shift_ 0 all are
+  std::vector<uint32_t> free_;  // blocks
+  std::vector<uint8_t> used_;   // by block: which of its entries are there; with shift_ 0 all are
   StableVector<Entry> pool_;
 };
 

@@ -78,7 +78,8 @@ std::vector<WorkerRef> Grading::Stuck(TimePoint now) const {
   // By the first sample that each of them holds too long.
   std::vector<std::pair<SampleId, WorkerRef>> late;
   for (const auto& [id, w] : workers_) {
-    const auto first = std::ranges::find_if(w.holds, [&](const SampleId& tid) { return now > jobs_.at(tid).deadline; });
+    const auto first =
+        std::ranges::find_if(w.holds, [&](const SampleId& tid) { return now > jobs_.at(tid).deadline; });
     if (first != w.holds.end()) late.emplace_back(*first, w.ref);
   }
   std::ranges::sort(late);

@@ -28,9 +28,9 @@ class Grading {
   explicit Grading(const GradingOptions& options) : options_(options) {}
 
   void Add(const SampleId& tid, int32_t att);
-  void Remove(const SampleId& tid);            // not wanted any more; a late result is refused
+  void Remove(const SampleId& tid);  // not wanted any more; a late result is refused
   void AddWorker(const WorkerRef& ref);
-  void RemoveWorker(WorkerId worker);          // its samples return to the head of the queue
+  void RemoveWorker(WorkerId worker);  // its samples return to the head of the queue
   [[nodiscard]] std::vector<command::Grade> Assign(TimePoint now);
 
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
@@ -51,7 +51,7 @@ class Grading {
   };
   struct Worker {
     WorkerRef ref;
-    SmallSet<SampleId> holds;                  // at most in_flight_per_worker
+    SmallSet<SampleId> holds;  // at most in_flight_per_worker
     [[nodiscard]] int64_t in_flight() const { return static_cast<int64_t>(holds.size()); }
   };
   GradingOptions options_;

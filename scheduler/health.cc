@@ -9,7 +9,7 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kMinDeadSeconds = 10;       // see health.h
+constexpr double kMinDeadSeconds = 10;  // see health.h
 constexpr int64_t kRetireRestarts = 5;
 constexpr double kRetireWindowSeconds = 600;
 constexpr double kStreakResetSeconds = 300;
@@ -21,13 +21,20 @@ constexpr double kHungFactor = 3;                     // and dead after three ti
 
 const char* Name(Life life) {
   switch (life) {
-    case Life::kAbsent: return "absent";
-    case Life::kStarting: return "starting";
-    case Life::kStale: return "stale";
-    case Life::kHealthy: return "healthy";
-    case Life::kSuspect: return "suspect";
-    case Life::kRestarting: return "restarting";
-    case Life::kRetired: return "retired";
+    case Life::kAbsent:
+      return "absent";
+    case Life::kStarting:
+      return "starting";
+    case Life::kStale:
+      return "stale";
+    case Life::kHealthy:
+      return "healthy";
+    case Life::kSuspect:
+      return "suspect";
+    case Life::kRestarting:
+      return "restarting";
+    case Life::kRetired:
+      return "retired";
   }
   return "unknown";
 }
@@ -115,7 +122,9 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
     p.starting_since = now;
     return {};
   }
-  while (!TP_PLANTED(14) && !p.restarts.empty() && now - p.restarts.front() > FromSeconds(kRetireWindowSeconds)) p.restarts.pop_front();
+  while (!TP_PLANTED(14) && !p.restarts.empty() &&
+         now - p.restarts.front() > FromSeconds(kRetireWindowSeconds))
+    p.restarts.pop_front();
   if (static_cast<int64_t>(p.restarts.size()) >= kRetireRestarts) {
     p.life = Life::kRetired;
     return {Next::kRetired, Duration{0}};
@@ -123,9 +132,11 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
   p.restarts.push_back(now);
   ++restarts_;
   // Jitter from a hash, not from a generator: the same for a place and streak whatever else happened.
-  const uint64_t h = Mix64(options_.seed ^ Mix64(static_cast<uint64_t>(worker.value) * 1000 + static_cast<uint64_t>(restarts_)));
+  const uint64_t h = Mix64(
+      options_.seed ^ Mix64(static_cast<uint64_t>(worker.value) * 1000 + static_cast<uint64_t>(restarts_)));
   const double jitter = static_cast<double>(h >> 11) * 0x1.0p-53 / 4;
-  const double delay = std::min(60.0, std::ldexp(1.0, static_cast<int>(std::min<int64_t>(p.streak, 10)))) * (1 + jitter);
+  const double delay =
+      std::min(60.0, std::ldexp(1.0, static_cast<int>(std::min<int64_t>(p.streak, 10)))) * (1 + jitter);
   ++p.streak;
   p.life = Life::kRestarting;
   p.starting_since = now + FromSeconds(delay);
@@ -149,12 +160,14 @@ std::vector<Health::Verdict> Health::Tick(TimePoint now) {
     if (silent > dead_after()) {
       verdicts.push_back({Verdict::kDead, worker, "silent for " + std::to_string(Seconds(silent)) + " s"});
     } else if (stuck > slow * static_cast<int64_t>(kHungFactor)) {
-      verdicts.push_back({Verdict::kDead, worker, "no token progress for " + std::to_string(Seconds(stuck)) +
-                                                      " s in op=" + (p.op.empty() ? "none" : p.op)});
+      verdicts.push_back({Verdict::kDead, worker,
+                          "no token progress for " + std::to_string(Seconds(stuck)) +
+                              " s in op=" + (p.op.empty() ? "none" : p.op)});
     } else if (silent > lease || stuck > slow) {
       if (p.life == Life::kHealthy || p.life == Life::kStale) {
         p.life = Life::kSuspect;
-        verdicts.push_back({Verdict::kSuspect, worker, silent > lease ? "its heartbeat is late" : "no token progress", silent <= lease});
+        verdicts.push_back({Verdict::kSuspect, worker,
+                            silent > lease ? "its heartbeat is late" : "no token progress", silent <= lease});
       }
     } else if (p.life == Life::kSuspect) {
       p.life = Life::kHealthy;  // never dead in between, so what it serves is what was admitted

@@ -28,8 +28,8 @@ const char* Name(Life life);
 
 struct HealthOptions {
   double heartbeat_s = 0.5, start_timeout_s = 600;
-  uint64_t seed = 1;         // of the jitter
-  bool launch = true;        // false: workers are started by hand, nothing is restarted
+  uint64_t seed = 1;   // of the jitter
+  bool launch = true;  // false: workers are started by hand, nothing is restarted
 };
 
 class Health {
@@ -37,13 +37,13 @@ class Health {
   struct Place {
     WorkerKind kind = WorkerKind::kDevice;
     Life life = Life::kAbsent;
-    WorkerRef ref;                   // of the live process; inc invalid if none
+    WorkerRef ref;  // of the live process; inc invalid if none
     TimePoint heard, progress, born, starting_since;
     int64_t op_seq = 0;
     std::string op;
-    bool busy = false;               // has work whose progress is expected
-    double step_s = 0;               // reported engine steps, smoothed
-    double pace = 0;                 // its steps without prefill over what is usual for their batch, smoothed; 0: not known
+    bool busy = false;  // has work whose progress is expected
+    double step_s = 0;  // reported engine steps, smoothed
+    double pace = 0;  // its steps without prefill over what is usual for their batch, smoothed; 0: not known
     int64_t streak = 0;              // restarts without 5 min of health between
     int64_t failed_starts = 0;       // in a row, before it joined
     std::deque<TimePoint> restarts;  // of the last 10 min
@@ -53,9 +53,9 @@ class Health {
     enum Kind : uint8_t { kSuspect, kRecovered, kDead, kStartTimedOut } kind;
     WorkerId worker;
     std::string why;
-    bool stuck = false;            // suspect because its work does not move, not because it is silent
+    bool stuck = false;  // suspect because its work does not move, not because it is silent
   };
-  struct Next {                      // what to do after a death
+  struct Next {  // what to do after a death
     enum Kind : uint8_t { kRestart, kRetired, kGiveUp, kWait } kind = kWait;
     Duration delay{0};
   };
@@ -68,7 +68,7 @@ class Health {
   void Add(WorkerId worker, WorkerKind kind) { At(worker).kind = kind; }
   void Starting(WorkerId worker, TimePoint now);
   void Joined(const WorkerRef& ref, TimePoint now);
-  void Admitted(WorkerId worker);               // it serves: stale -> healthy
+  void Admitted(WorkerId worker);  // it serves: stale -> healthy
   void Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now);
   void Weigh(WorkerId worker, double pace);  // a step without prefill over what is usual for its batch
   void Progress(WorkerId worker, TimePoint now);
@@ -79,7 +79,7 @@ class Health {
 
   // The live process of a place is `ref`.
   [[nodiscard]] bool IsCurrent(const WorkerRef& ref) const;
-  [[nodiscard]] bool MayServe(WorkerId worker) const;   // healthy or stale, not suspect
+  [[nodiscard]] bool MayServe(WorkerId worker) const;  // healthy or stale, not suspect
   [[nodiscard]] const Place* Find(WorkerId worker) const;
   [[nodiscard]] const IdMap<WorkerId, Place>& places() const { return places_; }
   [[nodiscard]] int64_t restarts() const { return restarts_; }

@@ -1,7 +1,7 @@
 #pragma once
-// A map by ids that are 0, 1, 2 ... (workers, slots): the entry is found by its place, and a walk, in the order of ids, goes
-// through memory in one direction. Reads as a std::map; references stay valid until their entry is erased. Memory grows with the
-// largest id, so ids are below kMostIds. Not thread-safe.
+// A map by ids that are 0, 1, 2 ... (workers, slots): the entry is found by its place, and a walk, in the
+// order of ids, goes through memory in one direction. Reads as a std::map; references stay valid until their
+// entry is erased. Memory grows with the largest id, so ids are below kMostIds. Not thread-safe.
 
 #include <cstdint>
 #include <iterator>
@@ -78,8 +78,12 @@ class IdMap {
   [[nodiscard]] T* Find(Id id) { return contains(id) ? &items_[Place(id)]->second : nullptr; }
   [[nodiscard]] const T* Find(Id id) const { return contains(id) ? &items_[Place(id)]->second : nullptr; }
   [[nodiscard]] iterator find(Id id) { return contains(id) ? iterator(&items_, Place(id)) : end(); }
-  [[nodiscard]] const_iterator find(Id id) const { return contains(id) ? const_iterator(&items_, Place(id)) : end(); }
-  [[nodiscard]] bool contains(Id id) const { return Place(id) < items_.size() && items_[Place(id)].has_value(); }
+  [[nodiscard]] const_iterator find(Id id) const {
+    return contains(id) ? const_iterator(&items_, Place(id)) : end();
+  }
+  [[nodiscard]] bool contains(Id id) const {
+    return Place(id) < items_.size() && items_[Place(id)].has_value();
+  }
   [[nodiscard]] T& at(Id id) {
     TP_CHECK(contains(id)) << id.value;
     return items_[Place(id)]->second;

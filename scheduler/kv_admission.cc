@@ -13,16 +13,19 @@ constexpr int64_t kPatience = 6;  // samples of every worker
 
 void KvAdmission::Cut(double factor) {
   if (over_) return;
-  if (samples_ - drained_at_ < kPatience * static_cast<int64_t>(std::max<size_t>(last_.size(), 1))) factor = 0.5;
+  if (samples_ - drained_at_ < kPatience * static_cast<int64_t>(std::max<size_t>(last_.size(), 1)))
+    factor = 0.5;
   cap_ = std::max(least_, cap_ * factor);
   ++cuts_;
 }
 
-void KvAdmission::Sample(WorkerId worker, const event::EngineSample& sample, int64_t in_flight, TimePoint now) {
+void KvAdmission::Sample(WorkerId worker, const event::EngineSample& sample, int64_t in_flight,
+                         TimePoint now) {
   ++samples_;
   Last& last = last_[worker];
   const int64_t preempted = sample.preemptions - last.sample.preemptions;
-  last.queued = sample.waiting > 0.5 * static_cast<double>(sample.running) && sample.running > 0 ? last.queued + 1 : 0;
+  last.queued =
+      sample.waiting > 0.5 * static_cast<double>(sample.running) && sample.running > 0 ? last.queued + 1 : 0;
   last.sample = sample;
   last.at = now;
   const bool was_over = over_;
@@ -48,7 +51,8 @@ void KvAdmission::Sample(WorkerId worker, const event::EngineSample& sample, int
 void KvAdmission::UnitDone(int64_t tokens, int64_t in_flight, bool draining, TimePoint now) {
   if (tokens <= 0 || draining || in_flight <= 0 || static_cast<double>(in_flight) < 0.9 * cap_) return;
   for (const auto& [worker, last] : last_) {
-    if (last.sample.kv_usage >= kGrowBelow || last.sample.waiting > 0 || now - last.at > FromSeconds(kFresh)) return;
+    if (last.sample.kv_usage >= kGrowBelow || last.sample.waiting > 0 || now - last.at > FromSeconds(kFresh))
+      return;
   }
   if (last_.empty()) return;
   cap_ = std::min(most_, cap_ * std::pow(kGrowPerCap, 1.0 / static_cast<double>(in_flight)));

@@ -36,13 +36,13 @@ class KvAdmission {
   struct Last {
     event::EngineSample sample;
     TimePoint at;
-    int64_t queued = 0;              // samples in a row with a long queue
+    int64_t queued = 0;  // samples in a row with a long queue
   };
   void Cut(double factor);
   double cap_, least_, most_;
   std::map<WorkerId, Last> last_;
   int64_t samples_ = 0, trimmed_at_ = -1000000, drained_at_ = -1000000, excess_ = 0, cuts_ = 0;
-  bool over_ = false;                // in_flight > cap: it drains
+  bool over_ = false;  // in_flight > cap: it drains
 };
 
 }  // namespace tidepool::scheduler

@@ -20,7 +20,8 @@ int64_t LedgerRules::capacity() const {
 
 int64_t LedgerRules::min_batch() const {
   return std::max<int64_t>(
-      1, static_cast<int64_t>(std::ceil(min_step_batch_fraction * static_cast<double>(groups_per_step) - 1e-9)));
+      1,
+      static_cast<int64_t>(std::ceil(min_step_batch_fraction * static_cast<double>(groups_per_step) - 1e-9)));
 }
 
 Group* Ledger::FindGroup(const GroupKey& key) const {
@@ -54,8 +55,10 @@ void Ledger::SetPhase(Group& g, GroupPhase phase) {
 }
 
 void Ledger::CountQueued(const Group& g, int64_t groups) {
-  if (groups > 0) queued_.insert(g.key);
-  else queued_.erase(g.key);
+  if (groups > 0)
+    queued_.insert(g.key);
+  else
+    queued_.erase(g.key);
   if (g.undone_step == 0) return;
   const auto undone = undone_.try_emplace(g.undone_step).first;
   if ((undone->second += groups) == 0) undone_.erase(undone);
@@ -67,9 +70,13 @@ void Ledger::Move(Group& g, Sample& s, SamplePhase phase) {
   --g.by_phase[static_cast<size_t>(s.phase)];
   ++g.by_phase[static_cast<size_t>(phase)];
   s.phase = phase;
-  if (g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained || g.Count(SamplePhase::kDropped) == rules_.group_size) return;
+  if (g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained ||
+      g.Count(SamplePhase::kDropped) == rules_.group_size)
+    return;
   const bool running = g.Count(SamplePhase::kRunning) + g.Count(SamplePhase::kMissing) > 0;
-  SetPhase(g, running ? GroupPhase::kRunning : g.Count(SamplePhase::kAwaiting) > 0 ? GroupPhase::kAwaiting : GroupPhase::kQueued);
+  SetPhase(g, running                               ? GroupPhase::kRunning
+              : g.Count(SamplePhase::kAwaiting) > 0 ? GroupPhase::kAwaiting
+                                                    : GroupPhase::kQueued);
 }
 
 void Ledger::Erase(const GroupKey& key) {
@@ -149,7 +156,8 @@ Status Ledger::ApplyEnq(const record::Enq& r) {
 Status Ledger::ApplyGraded(const record::Graded& r) {
   Group* g = nullptr;
   Sample* s = Mutable(r.tid, &g);
-  if (s == nullptr || s->phase != SamplePhase::kAwaiting) return Contradiction("GRADED", r.tid, "it does not await a reward");
+  if (s == nullptr || s->phase != SamplePhase::kAwaiting)
+    return Contradiction("GRADED", r.tid, "it does not await a reward");
   if (r.outcome != GradeOutcome::kOk) return OkStatus();  // a DROP follows
   s->reward = r.reward;
   Move(*g, *s, SamplePhase::kReady);
@@ -164,7 +172,8 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
     return Contradiction("DROP", r.tid, "it is not open");
   }
   const bool complete = s->phase == SamplePhase::kAwaiting || s->phase == SamplePhase::kReady;
-  if (complete && (r.reason == DropReason::kStale || r.reason == DropReason::kOverflowPolicy)) fairness_.Dropped(s->enq.response_len);
+  if (complete && (r.reason == DropReason::kStale || r.reason == DropReason::kOverflowPolicy))
+    fairness_.Dropped(s->enq.response_len);
   Move(*g, *s, SamplePhase::kDropped);
   s->reason = r.reason;
   ++drops_[static_cast<size_t>(r.reason)];
@@ -219,7 +228,8 @@ Status Ledger::ApplyUnlease(const record::Unlease& r) {
 }
 
 Status Ledger::ApplyStepCommit(const record::StepCommit& r) {
-  if (leases_.size() != 1) return DataLoss("STEP_COMMIT " + std::to_string(r.step.value) + " without one open lease");
+  if (leases_.size() != 1)
+    return DataLoss("STEP_COMMIT " + std::to_string(r.step.value) + " without one open lease");
   int64_t rows = 0;
   for (const GroupKey& key : leases_.begin()->second) {
     Group& g = groups_.at(key);
@@ -306,11 +316,14 @@ Age Ledger::AgeAt(const Group& g, const Version& v, const VersionGraph& versions
 
 int64_t Ledger::Replays(StepNumber step) const {
   int64_t n = 0;
-  for (auto at = undone_.find(step.value + 1); at != undone_.end() && at->first == step.value + n + 1 && at->second >= rules_.min_batch(); ++at) ++n;
+  for (auto at = undone_.find(step.value + 1);
+       at != undone_.end() && at->first == step.value + n + 1 && at->second >= rules_.min_batch(); ++at)
+    ++n;
   return n;
 }
 
-std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v, const VersionGraph& versions) const {
+std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v,
+                                          const VersionGraph& versions) const {
   const auto want = static_cast<size_t>(rules_.groups_per_step);
   if (queued_.size() < static_cast<size_t>(rules_.min_batch())) return {};
   if (queued_.size() < want && !Exhausted()) return {};
@@ -341,14 +354,18 @@ std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v, con
     // Prompts that were overtaken are collected; when they fill a batch, they have a round of their own.
     size_t overtaken = 0;
     for (const auto& [key, g] : groups_) {
-      overtaken += g.phase != GroupPhase::kTrained && g.phase != GroupPhase::kLeased && g.start < last_trained_start_ ? 1 : 0;
+      overtaken +=
+          g.phase != GroupPhase::kTrained && g.phase != GroupPhase::kLeased && g.start < last_trained_start_
+              ? 1
+              : 0;
     }
     if (overtaken >= want) {
       std::erase_if(candidates, [&](const Candidate& c) { return c.start >= last_trained_start_; });
       if (candidates.size() < want) return {};
     }
   }
-  if (rules_.oversample > 1 && rules_.surplus == LedgerRules::Surplus::kStartOrder && !replay && CountGroups(GroupPhase::kRunning) + CountGroups(GroupPhase::kAwaiting) > 0) {
+  if (rules_.oversample > 1 && rules_.surplus == LedgerRules::Surplus::kStartOrder && !replay &&
+      CountGroups(GroupPhase::kRunning) + CountGroups(GroupPhase::kAwaiting) > 0) {
     // Surplus only replaces what is lost: an earlier group that still runs keeps its place, so that
     // short answers are not preferred.
     std::vector<int64_t> starts;

@@ -34,7 +34,10 @@ struct GroupKey {
   int32_t issue = 0;
   friend auto operator<=>(const GroupKey&, const GroupKey&) = default;
 };
-inline uint64_t KeyHash(const GroupKey& key) { return Mix64(static_cast<uint64_t>(key.ordinal) ^ (static_cast<uint64_t>(static_cast<uint32_t>(key.issue)) << 44)); }
+inline uint64_t KeyHash(const GroupKey& key) {
+  return Mix64(static_cast<uint64_t>(key.ordinal) ^
+               (static_cast<uint64_t>(static_cast<uint32_t>(key.issue)) << 44));
+}
 inline GroupKey KeyOf(const SampleId& tid) { return {tid.ordinal, tid.issue}; }
 
 enum class SamplePhase : uint8_t { kMissing, kRunning, kAwaiting, kReady, kDropped };
@@ -43,24 +46,25 @@ enum class GroupPhase : uint8_t { kRunning, kAwaiting, kQueued, kLeased, kTraine
 struct Sample {
   SamplePhase phase = SamplePhase::kMissing;
   int32_t att = 0;
-  bool ended = false;      // its attempt ended by itself; the payload may not be durable yet
+  bool ended = false;  // its attempt ended by itself; the payload may not be durable yet
   EndStatus end = EndStatus::kOk;
   DropReason reason = DropReason::kStale;  // of a dropped one
   double reward = 0;
-  record::Enq enq;         // valid from kAwaiting on
+  record::Enq enq;  // valid from kAwaiting on
 };
 
 struct Group {
   GroupKey key;
   GroupId gid;
-  int64_t start = 0;       // order of admission in this run
+  int64_t start = 0;  // order of admission in this run
   GroupPhase phase = GroupPhase::kRunning;
   std::array<int64_t, 5> by_phase{};  // its samples; by the ledger alone
-  std::vector<Sample> samples;  // [group_size]
-  SmallSet<Version> made;  // oldest and newest weights of each sample that awaits its reward or has it; by the ledger alone
+  std::vector<Sample> samples;        // [group_size]
+  SmallSet<Version>
+      made;  // oldest and newest weights of each sample that awaits its reward or has it; by the ledger alone
   int64_t prompt_len = 0, max_new = 0;
   int64_t lease = -1;
-  StepNumber step;         // trained in it
+  StepNumber step;          // trained in it
   int64_t undone_step = 0;  // it was trained in this step of a branch that was undone; 0: never
 
   [[nodiscard]] int64_t Count(SamplePhase phase) const { return by_phase[static_cast<size_t>(phase)]; }
@@ -79,7 +83,8 @@ struct LedgerRules {
   double oversample = 1, min_step_batch_fraction = 1;
   int64_t max_reissues = 2;
   enum class Surplus : uint8_t { kStartOrder, kFirstDone, kTailRounds } surplus = Surplus::kStartOrder;
-  bool reissue = true, mask = false, graded = true;  // graded false: sft, a sample is ready when its payload is
+  bool reissue = true, mask = false,
+       graded = true;  // graded false: sft, a sample is ready when its payload is
   [[nodiscard]] int64_t capacity() const;
   [[nodiscard]] int64_t min_batch() const;
 };
@@ -141,7 +146,8 @@ class Ledger {
  private:
   [[nodiscard]] Group* FindGroup(const GroupKey& key) const;
   Sample* Mutable(const SampleId& tid, Group** group = nullptr);
-  void Move(Group& g, Sample& s, SamplePhase phase);  // and its group to the phase that follows, unless all are dropped
+  void Move(Group& g, Sample& s,
+            SamplePhase phase);  // and its group to the phase that follows, unless all are dropped
   static void AddMade(Group& g, const Sample& s);
   void SetPhase(Group& g, GroupPhase phase);
   void Erase(const GroupKey& key);
@@ -149,10 +155,10 @@ class Ledger {
 
   LedgerRules rules_;
   LengthFairness fairness_;
-  std::map<GroupKey, Group> groups_;      // open and trained-but-undoable ones
-  FlatTable<GroupKey, Group*> index_;     // into groups_
+  std::map<GroupKey, Group> groups_;   // open and trained-but-undoable ones
+  FlatTable<GroupKey, Group*> index_;  // into groups_
   std::set<GroupKey> queued_;
-  std::map<int64_t, int64_t> undone_;     // of these: by the step that they were trained in
+  std::map<int64_t, int64_t> undone_;  // of these: by the step that they were trained in
   std::map<int64_t, std::vector<GroupKey>> leases_;
   OrdinalSet ordinals_;
   std::map<int64_t, int32_t> reissues_;
@@ -161,7 +167,7 @@ class Ledger {
   int64_t open_ = 0, running_samples_ = 0, issued_samples_ = 0, trained_samples_ = 0;
   int64_t next_gid_ = 0, next_start_ = 0, dropped_groups_since_commit_ = 0;
   int64_t filtered_since_commit_ = 0, stale_since_commit_ = 0, changes_ = 0;
-  int64_t last_trained_start_ = -1;       // of the newest group that was trained
+  int64_t last_trained_start_ = -1;  // of the newest group that was trained
 };
 
 }  // namespace tidepool::scheduler

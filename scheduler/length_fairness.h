@@ -1,8 +1,9 @@
 #pragma once
 // Q10: does the ledger, where it chooses among complete samples, prefer a length? Pure.
 //
-// It would: long answers take longer, so they are what passes the bound on staleness. The controller asks `Leans` long
-// before the checker says `Unfair`, and then waits for them (Controller::Impl::WaitForStraggler).
+// It would: long answers take longer, so they are what passes the bound on staleness. The controller asks
+// `Leans` long before the checker says `Unfair`, and then waits for them
+// (Controller::Impl::WaitForStraggler).
 
 #include <algorithm>
 #include <array>
@@ -27,13 +28,13 @@ class LengthFairness {
   // As of the last step: half way to unfair.
   [[nodiscard]] bool Leans() const { return leans_; }
 
-  // Shares of dropped samples by decile of length, where they differ by more than a factor 10 (and 2 %); nothing below
-  // 500 drops, which prove nothing.
+  // Shares of dropped samples by decile of length, where they differ by more than a factor 10 (and 2 %);
+  // nothing below 500 drops, which prove nothing.
   [[nodiscard]] std::optional<std::string> Unfair() const {
     const auto [most, least] = Extremes(kDrops);
     if (most <= kRatio * (least + kFloor)) return std::nullopt;
-    return "of complete samples " + std::to_string(std::lround(100 * most)) + " % are dropped at one length and " +
-           std::to_string(std::lround(100 * least)) + " % at another";
+    return "of complete samples " + std::to_string(std::lround(100 * most)) +
+           " % are dropped at one length and " + std::to_string(std::lround(100 * least)) + " % at another";
   }
 
  private:
@@ -58,7 +59,9 @@ class LengthFairness {
   static constexpr size_t kBins = 96;  // quarter powers of two
   static constexpr double kDrops = 500, kRatio = 10, kLeanDrops = 50, kLeanRatio = 5, kFloor = 0.02;
   static size_t Bin(int64_t tokens) {
-    return std::min<size_t>(kBins - 1, static_cast<size_t>(4 * std::log2(1.0 + static_cast<double>(std::max<int64_t>(tokens, 0)))));
+    return std::min<size_t>(
+        kBins - 1,
+        static_cast<size_t>(4 * std::log2(1.0 + static_cast<double>(std::max<int64_t>(tokens, 0)))));
   }
   std::array<double, kBins> trained_{}, dropped_{}, counted_{};
   bool leans_ = false;

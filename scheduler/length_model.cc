@@ -12,7 +12,8 @@ constexpr double kCorrelated = 0.75, kCertain = 0.97, kHysteresis = 0.05, kGrowt
 }  // namespace
 
 int LengthModel::Bin(int64_t tokens) {
-  const int bin = static_cast<int>(std::log(static_cast<double>(std::max<int64_t>(tokens, 1))) / std::log(kGrowth));
+  const int bin =
+      static_cast<int>(std::log(static_cast<double>(std::max<int64_t>(tokens, 1))) / std::log(kGrowth));
   return std::clamp(bin, 0, kBins - 1);
 }
 
@@ -57,8 +58,10 @@ bool LengthModel::GroupFinished(const std::vector<int64_t>& lengths) {
   const SiblingMode before = mode_;
   switch (mode_) {
     case SiblingMode::kContext:
-      if (icc_ < kCorrelated - kHysteresis) mode_ = SiblingMode::kIgnore;
-      else if (icc_ > kCertain) mode_ = SiblingMode::kNoProbe;
+      if (icc_ < kCorrelated - kHysteresis)
+        mode_ = SiblingMode::kIgnore;
+      else if (icc_ > kCertain)
+        mode_ = SiblingMode::kNoProbe;
       break;
     case SiblingMode::kIgnore:
       if (icc_ >= kCorrelated) mode_ = SiblingMode::kContext;
@@ -74,7 +77,8 @@ double LengthModel::ResidualLife(int64_t x, double prior) const {
   // Survival from x on, bin by bin; at risk: who got at least to the bin.
   double at_risk = 0;
   const int from = Bin(x);
-  for (int b = kBins - 1; b >= from; --b) at_risk += ended_[static_cast<size_t>(b)] + censored_[static_cast<size_t>(b)];
+  for (int b = kBins - 1; b >= from; --b)
+    at_risk += ended_[static_cast<size_t>(b)] + censored_[static_cast<size_t>(b)];
   if (at_risk <= 0) return prior;
   double alive = 1, expected = 0, seen = 0;
   for (int b = from; b < kBins && at_risk > 0; ++b) {

@@ -22,10 +22,10 @@ class LengthModel {
  public:
   // All samples of a group that ended by themselves. Returns true if the mode changed.
   bool GroupFinished(const std::vector<int64_t>& lengths);
-  void Finished(int64_t tokens);                       // a sample ended by itself
-  void Censored(int64_t tokens);                       // withdrawn after so many tokens
+  void Finished(int64_t tokens);  // a sample ended by itself
+  void Censored(int64_t tokens);  // withdrawn after so many tokens
   [[nodiscard]] SiblingMode mode() const { return mode_; }
-  [[nodiscard]] double icc() const { return icc_; }    // -1: fewer than 8 groups so far
+  [[nodiscard]] double icc() const { return icc_; }  // -1: fewer than 8 groups so far
   // Expected tokens still to come after x; `prior` where nothing as long has been seen.
   [[nodiscard]] double ResidualLife(int64_t x, double prior) const;
   // The longest of so many new samples, about: the length that a share of 1 / samples of them is beyond.
@@ -35,7 +35,7 @@ class LengthModel {
  private:
   static constexpr int kBins = 96;
   struct GroupStats {
-    double mean = 0, within = 0;                       // of log length; within: sum of squares
+    double mean = 0, within = 0;  // of log length; within: sum of squares
     int64_t n = 0;
   };
   static int Bin(int64_t tokens);

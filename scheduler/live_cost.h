@@ -1,11 +1,14 @@
 #pragma once
-// The cost model of a run as it goes, fitted online to what its workers report: what forecasts and repacking ask.
+// The cost model of a run as it goes, fitted online to what its workers report: what forecasts and repacking
+// ask.
 //
 //   engine step   t(b) = t0 + c b          b: samples in the batch; from heartbeats
-//   environments  w = t waiting / decoding, seconds a sampled token, by Little's law; from the same heartbeats
-//   training      T(m) = tokens (fixed + work / m)  m: slots; from steps (batches differ in length by several times)
-// Each is a least-squares line whose samples fade with a factor 0.95, so a change of hardware, lengths or load is
-// followed within some tens of samples. Where x has hardly varied, t0 (training: work) takes everything. Pure.
+//   environments  w = t waiting / decoding, seconds a sampled token, by Little's law; from the same
+//   heartbeats training      T(m) = tokens (fixed + work / m)  m: slots; from steps (batches differ in length
+//   by several times)
+// Each is a least-squares line whose samples fade with a factor 0.95, so a change of hardware, lengths or
+// load is followed within some tens of samples. Where x has hardly varied, t0 (training: work) takes
+// everything. Pure.
 
 #include <cstdint>
 
@@ -30,8 +33,8 @@ class FadingLine {
 class LiveCost {
  public:
   void EngineStep(int64_t running, double seconds);
-  // All samples at a moment when a sampled token takes so long: how many wait for their environment, how many are in
-  // engines; and the run's tokens so far, sampled and said by environments.
+  // All samples at a moment when a sampled token takes so long: how many wait for their environment, how many
+  // are in engines; and the run's tokens so far, sampled and said by environments.
   struct Turns {
     int64_t waiting = 0, decoding = 0, decoded = 0, observed = 0;
     double step_s = 0;
@@ -41,16 +44,25 @@ class LiveCost {
   void StateCopy(double seconds);
   // Seconds; 0: nothing was measured yet.
   [[nodiscard]] double StepSeconds(double running) const { return engine_.known() ? engine_.At(running) : 0; }
-  [[nodiscard]] double TrainSeconds(double slots, double tokens) const { return train_.known() ? tokens * train_.At(1 / slots) : 0; }
-  // Of a step: what does not depend on its batch; of each sample of the batch; and a sample's wait for each sampled token.
+  [[nodiscard]] double TrainSeconds(double slots, double tokens) const {
+    return train_.known() ? tokens * train_.At(1 / slots) : 0;
+  }
+  // Of a step: what does not depend on its batch; of each sample of the batch; and a sample's wait for each
+  // sampled token.
   [[nodiscard]] double step_fixed() const { return engine_.known() ? engine_.intercept() : 0; }
   [[nodiscard]] double step_sample() const { return engine_.known() ? engine_.slope() : 0; }
   [[nodiscard]] double wait() const { return decoding_ > 0 ? waiting_ / decoding_ : 0; }
   // Of a response's tokens, the share that engines sample.
-  [[nodiscard]] double decoded_share() const { return decoded_ + observed_ > 0 ? decoded_ / (decoded_ + observed_) : 1; }
+  [[nodiscard]] double decoded_share() const {
+    return decoded_ + observed_ > 0 ? decoded_ / (decoded_ + observed_) : 1;
+  }
   // Of a batch of so many tokens: what does not spread over slots; slot-seconds that do.
-  [[nodiscard]] double train_fixed(double tokens) const { return train_.known() ? tokens * train_.intercept() : 0; }
-  [[nodiscard]] double train_work(double tokens) const { return train_.known() ? tokens * train_.slope() : 0; }
+  [[nodiscard]] double train_fixed(double tokens) const {
+    return train_.known() ? tokens * train_.intercept() : 0;
+  }
+  [[nodiscard]] double train_work(double tokens) const {
+    return train_.known() ? tokens * train_.slope() : 0;
+  }
   [[nodiscard]] double state_copy() const { return state_copy_; }
 
  private:

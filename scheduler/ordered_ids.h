@@ -1,7 +1,7 @@
 #pragma once
-// Ids that are 0, 1, 2 ... in the order of a key that changes: one place in a heap for each, moved when its key changes. A queue
-// with an entry for every change would mostly hold entries that are out of date, and the nodes of a tree are a cache miss each.
-// Ties go by id. Not thread-safe.
+// Ids that are 0, 1, 2 ... in the order of a key that changes: one place in a heap for each, moved when its
+// key changes. A queue with an entry for every change would mostly hold entries that are out of date, and the
+// nodes of a tree are a cache miss each. Ties go by id. Not thread-safe.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +41,8 @@ class OrderedIds {
     heap_.clear();
     place_.clear();
   }
-  // The first for which `is` holds, which is asked of others too; of keys below `end` alone, if there is one. nullptr: of none.
+  // The first for which `is` holds, which is asked of others too; of keys below `end` alone, if there is one.
+  // nullptr: of none.
   template <typename Is>
   [[nodiscard]] const Item* FirstThat(const Is& is, const std::optional<Key>& end = {}) const {
     const Item* best = nullptr;
@@ -54,7 +55,8 @@ class OrderedIds {
   // Below a place is nothing that comes before it.
   template <typename Is>
   void Search(size_t at, const Is& is, const std::optional<Key>& end, const Item*& best) const {
-    if (at >= heap_.size() || (best != nullptr && *best < heap_[at]) || (end && heap_[at].first >= *end)) return;
+    if (at >= heap_.size() || (best != nullptr && *best < heap_[at]) || (end && heap_[at].first >= *end))
+      return;
     if (is(heap_[at])) {
       best = &heap_[at];
       return;
@@ -83,7 +85,7 @@ class OrderedIds {
     Put(at, item);
   }
   std::vector<Item> heap_;
-  std::vector<size_t> place_;              // by id
+  std::vector<size_t> place_;  // by id
 };
 
 }  // namespace tidepool::scheduler

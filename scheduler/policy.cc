@@ -8,11 +8,11 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kImbalance = 1.05;       // largest share of tokens of a slot, over the even one
-constexpr double kDwellSwitches = 10;     // T_min = 10 x EWMA(T_sw)
-constexpr double kSame = 1.1;             // cycles closer than forecasts are exact (docs/simulation.md, calibration)
-constexpr double kStay = 10;              // steps that a newcomer to the training slots is expected to stay
-constexpr double kKvShare = 0.8;          // of the cache, for the tail that goes on
+constexpr double kImbalance = 1.05;    // largest share of tokens of a slot, over the even one
+constexpr double kDwellSwitches = 10;  // T_min = 10 x EWMA(T_sw)
+constexpr double kSame = 1.1;     // cycles closer than forecasts are exact (docs/simulation.md, calibration)
+constexpr double kStay = 10;      // steps that a newcomer to the training slots is expected to stay
+constexpr double kKvShare = 0.8;  // of the cache, for the tail that goes on
 
 Plan Everywhere(const PoolView& pool, Role role, std::string why) {
   Plan plan{.roles = {}, .why = std::move(why)};
@@ -39,9 +39,11 @@ Plan Colocated(const PoolView& pool, const LedgerView& l, const Forecast&, TimeP
     case TrainerNeed::kPublish:
       return Everywhere(pool, Role::kActor, "all train");
     case TrainerNeed::kDone:
-      return l.evaluation && !l.stopping ? Everywhere(pool, Role::kRollout, "all evaluate") : Stay(pool, Role::kActor, "the end");
+      return l.evaluation && !l.stopping ? Everywhere(pool, Role::kRollout, "all evaluate")
+                                         : Stay(pool, Role::kActor, "the end");
     case TrainerNeed::kBatch:
-      return l.evaluation ? Everywhere(pool, Role::kRollout, "all evaluate") : Everywhere(pool, Role::kActor, "all train");
+      return l.evaluation ? Everywhere(pool, Role::kRollout, "all evaluate")
+                          : Everywhere(pool, Role::kActor, "all train");
     case TrainerNeed::kNothing:
       break;
   }
@@ -60,7 +62,8 @@ Plan Split(const PoolView& pool, const LedgerView&, const Forecast&, TimePoint) 
 // The first `m` of `order` train, the rest generates.
 Plan Shrink(const PoolView& pool, const std::vector<SlotId>& order, int64_t m, std::string why) {
   Plan plan = Everywhere(pool, Role::kRollout, std::move(why));
-  for (size_t i = 0; i < order.size() && static_cast<int64_t>(i) < m; ++i) plan.roles[order[i]] = Role::kActor;
+  for (size_t i = 0; i < order.size() && static_cast<int64_t>(i) < m; ++i)
+    plan.roles[order[i]] = Role::kActor;
   return plan;
 }
 
@@ -99,7 +102,11 @@ std::vector<SlotId> ElasticOrder(const PoolView& pool, double dwell_s) {
   std::vector<std::pair<int, SlotId>> ranked;
   for (const SlotView& s : pool.slots) {
     if (!s.live || (s.avoid && s.role != Role::kActor)) continue;
-    const int rank = s.role == Role::kActor ? 0 : s.has_state && s.taken_s >= dwell_s ? 1 : s.role == Role::kNone ? 2 : s.taken_s < dwell_s ? 4 : 3;
+    const int rank = s.role == Role::kActor                ? 0
+                     : s.has_state && s.taken_s >= dwell_s ? 1
+                     : s.role == Role::kNone               ? 2
+                     : s.taken_s < dwell_s                 ? 4
+                                                           : 3;
     ranked.emplace_back(rank, s.id);
   }
   std::sort(ranked.begin(), ranked.end());
@@ -117,12 +124,14 @@ Plan Elastic(const PoolView& pool, const LedgerView& l, const Forecast& f, TimeP
       return Stay(pool, Role::kRollout, "a step runs");
     case TrainerNeed::kBatch: {
       if (l.evaluation) break;
-      const int64_t now = std::count_if(pool.slots.begin(), pool.slots.end(), [](const SlotView& s) { return s.live && s.role == Role::kActor; });
+      const int64_t now = std::count_if(pool.slots.begin(), pool.slots.end(),
+                                        [](const SlotView& s) { return s.live && s.role == Role::kActor; });
       // A choice that is being carried out is not reconsidered: forecasts move with every event.
       if (now > 0) return Stay(pool, Role::kRollout, "shrink");
       const ElasticChoice choice = ChooseElastic(pool, l, f);
       if (choice.slots == 0) break;
-      // Slots that were taken a moment ago are left alone: fewer train, or the step waits for them, whichever is over sooner.
+      // Slots that were taken a moment ago are left alone: fewer train, or the step waits for them, whichever
+      // is over sooner.
       const std::vector<SlotId> order = ElasticOrder(pool, dwell);
       std::vector<double> taken;
       for (const SlotView& s : pool.slots) {
@@ -134,10 +143,12 @@ Plan Elastic(const PoolView& pool, const LedgerView& l, const Forecast& f, TimeP
       if (rested < m) {
         const auto last = static_cast<size_t>(std::min<int64_t>(m, static_cast<int64_t>(taken.size())) - 1);
         const ElasticChoice at_once = ChooseElastic(pool, l, f, std::max<int64_t>(1, rested));
-        if (rested > 0 && dwell - taken[last] + choice.cycle_s < at_once.cycle_s) return Everywhere(pool, Role::kRollout, "rest");
+        if (rested > 0 && dwell - taken[last] + choice.cycle_s < at_once.cycle_s)
+          return Everywhere(pool, Role::kRollout, "rest");
         m = at_once.slots;
       }
-      Plan plan = Shrink(pool, order, m, "shrink " + std::to_string(m) + " of " + std::to_string(pool.slots.size()));
+      Plan plan =
+          Shrink(pool, order, m, "shrink " + std::to_string(m) + " of " + std::to_string(pool.slots.size()));
       plan.dwell_s = rested > 0 ? dwell : 0;
       return plan;
     }
@@ -190,7 +201,8 @@ Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledge
 Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
   auto it = plan.roles.begin();  // both are sorted by slot: one walk
   for (const SlotView& s : pool.slots) {
-    if (it != plan.roles.end() && it->first < s.id) return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
+    if (it != plan.roles.end() && it->first < s.id)
+      return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
     const bool planned = it != plan.roles.end() && it->first == s.id;
     const auto name = [&] { return "slot " + std::to_string(s.id.value); };
     if (s.live && !planned) return InvalidArgument(name() + " has a worker, but no role in the plan");
@@ -200,26 +212,33 @@ Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
     if (role != Role::kRollout && role != Role::kActor) {
       return InvalidArgument(name() + " is planned for " + Name(role) + "; a slot is for rollout or actor");
     }
-    if (s.trains && role != Role::kActor) return InvalidArgument(name() + " trains the running step and is taken from it");
+    if (s.trains && role != Role::kActor)
+      return InvalidArgument(name() + " trains the running step and is taken from it");
     const int64_t need = role == Role::kActor ? pool.need_bytes_actor : pool.need_bytes_rollout;
     if (s.bytes_total > 0 && need > s.bytes_total) {
-      return InvalidArgument(name() + " has " + std::to_string(s.bytes_total) + " bytes, " + Name(role) + " needs " + std::to_string(need));
+      return InvalidArgument(name() + " has " + std::to_string(s.bytes_total) + " bytes, " + Name(role) +
+                             " needs " + std::to_string(need));
     }
     totals.Count(role, 1);
   }
-  if (it != plan.roles.end()) return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
+  if (it != plan.roles.end())
+    return InvalidArgument("slot " + std::to_string(it->first.value) + " is planned, but does not exist");
   return OkStatus();
 }
 
 Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerView& ledger, bool floor) {
   const auto [rollout, actor] = totals;
   if (floor && ledger.generates && rollout + actor > pool.rollout_floor && rollout < pool.rollout_floor) {
-    return InvalidArgument("only " + std::to_string(rollout) + " slots would generate, scheduler.rollout_floor is " + std::to_string(pool.rollout_floor));
+    return InvalidArgument("only " + std::to_string(rollout) +
+                           " slots would generate, scheduler.rollout_floor is " +
+                           std::to_string(pool.rollout_floor));
   }
   // A short batch may leave a member without rows; it joins every collective all the same.
   const bool whole = ledger.batch_groups >= ledger.groups_per_step;
-  if (ledger.need == TrainerNeed::kBatch && whole && actor > 0 && !ValidDp(actor, std::max<int64_t>(ledger.batch_groups, 1), pool.uneven_dp)) {
-    return InvalidArgument(std::to_string(actor) + " slots cannot share " + std::to_string(ledger.batch_groups) + " groups" +
+  if (ledger.need == TrainerNeed::kBatch && whole && actor > 0 &&
+      !ValidDp(actor, std::max<int64_t>(ledger.batch_groups, 1), pool.uneven_dp)) {
+    return InvalidArgument(std::to_string(actor) + " slots cannot share " +
+                           std::to_string(ledger.batch_groups) + " groups" +
                            (pool.uneven_dp ? "" : " evenly (scheduler.uneven_dp is false)"));
   }
   return OkStatus();
@@ -240,7 +259,8 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
   const int64_t groups = std::max<int64_t>(l.batch_groups, 1);
   int64_t keep = pool.rollout_floor;
   if (f.kv_tokens_per_slot > 0) {
-    keep = std::max(keep, static_cast<int64_t>(std::ceil(f.tail_kv_tokens / (kKvShare * static_cast<double>(f.kv_tokens_per_slot)))));
+    keep = std::max(keep, static_cast<int64_t>(std::ceil(
+                              f.tail_kv_tokens / (kKvShare * static_cast<double>(f.kv_tokens_per_slot)))));
   }
   int64_t with_state = 0;
   for (const SlotView& s : pool.slots) with_state += s.live && s.has_state ? 1 : 0;
@@ -254,8 +274,10 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
     if (n - m < pool.rollout_floor) break;
     const double train = f.train_fixed_s + f.train_work_s / static_cast<double>(m);
     const double sw = 2 * f.switch_s + (m > with_state ? f.state_copy_s / kStay : 0);
-    const double token_beside = SecondsPerToken(f, std::max(f.tail_samples, f.beside.samples), nd - static_cast<double>(m));
-    const double passed = token_beside > 0 ? (sw + train) / token_beside : 0;  // tokens of each sample meanwhile
+    const double token_beside =
+        SecondsPerToken(f, std::max(f.tail_samples, f.beside.samples), nd - static_cast<double>(m));
+    const double passed =
+        token_beside > 0 ? (sw + train) / token_beside : 0;  // tokens of each sample meanwhile
     const double left = std::max(0.0, f.beside.longest - passed);
     const double tokens = std::max(0.0, f.beside.tokens - passed * f.beside.samples) + f.after.tokens;
     const double samples = f.beside.samples + f.after.samples;
@@ -274,19 +296,37 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
 
 PolicyRegistry::PolicyRegistry() {
   const auto any = [](const PoolView&, SlotId, Role) { return true; };
-  const auto first_train = [](const PoolView& p, SlotId s, Role r) { return r != Role::kActor || s.value < p.actor_slots; };
-  policies_["colocated"] = {"colocated", "all slots switch together between generating and training", Colocated, false, false, true, any};
-  policies_["split"] = {"split", "slots 0 .. actor_slots-1 train, the others generate", Split, true, false, true,
-                        [](const PoolView& p, SlotId s, Role r) { return (r == Role::kActor) == (s.value < p.actor_slots); }};
-  policies_["multiplexed"] = {"multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back", Multiplexed, true, false, true, first_train};
-  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best", Elastic, true, true, false, any};
+  const auto first_train = [](const PoolView& p, SlotId s, Role r) {
+    return r != Role::kActor || s.value < p.actor_slots;
+  };
+  policies_["colocated"] = {
+      "colocated", "all slots switch together between generating and training", Colocated, false, false, true,
+      any};
+  policies_["split"] = {
+      "split",
+      "slots 0 .. actor_slots-1 train, the others generate",
+      Split,
+      true,
+      false,
+      true,
+      [](const PoolView& p, SlotId s, Role r) { return (r == Role::kActor) == (s.value < p.actor_slots); }};
+  policies_["multiplexed"] = {
+      "multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back",
+      Multiplexed,   true,
+      false,         true,
+      first_train};
+  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best",
+                          Elastic,   true,
+                          true,      false,
+                          any};
 }
 
 Status PolicyRegistry::Add(NamedPolicy policy) {
   if (policy.name.empty() || !policy.decide || !policy.eligible) {
     return InvalidArgument("a policy needs a name, a decision and its eligible slots");
   }
-  if (policies_.contains(policy.name)) return AlreadyExists("policy " + policy.name + " exists already; choose another name");
+  if (policies_.contains(policy.name))
+    return AlreadyExists("policy " + policy.name + " exists already; choose another name");
   const std::string name = policy.name;
   policy.by_slot = false;
   policies_[name] = std::move(policy);

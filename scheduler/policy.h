@@ -28,17 +28,17 @@ namespace tidepool::scheduler {
 
 struct SlotView {
   SlotId id;
-  Role role = Role::kNone;       // held, or where its open transition leads
-  bool live = false;             // has a worker that the plan may count on
-  bool avoid = false;            // failed to change hands a moment ago
-  bool trains = false;           // member of the step that runs now
-  bool has_state = false;        // its worker holds the trainer's state of the current step
-  int64_t bytes_total = 0;       // 0: unknown
-  double taken_s = 1e18;         // seconds since it was last taken from rollout
+  Role role = Role::kNone;  // held, or where its open transition leads
+  bool live = false;        // has a worker that the plan may count on
+  bool avoid = false;       // failed to change hands a moment ago
+  bool trains = false;      // member of the step that runs now
+  bool has_state = false;   // its worker holds the trainer's state of the current step
+  int64_t bytes_total = 0;  // 0: unknown
+  double taken_s = 1e18;    // seconds since it was last taken from rollout
 };
 
 struct PoolView {
-  std::vector<SlotView> slots;   // by id
+  std::vector<SlotView> slots;  // by id
   int64_t actor_slots = 1, rollout_floor = 1;
   bool uneven_dp = true;
   int64_t need_bytes_rollout = 0, need_bytes_actor = 0;
@@ -46,18 +46,18 @@ struct PoolView {
 
 // What training is about now.
 enum class TrainerNeed : uint8_t {
-  kState,      // its state has to be made or restored: it needs a slot
-  kStep,       // a step runs, or its group is being formed: its slots stay
-  kBatch,      // a batch is ready and may be trained
-  kNothing,    // it waits for samples
-  kPublish,    // its newest weights are not published yet
-  kDone,       // all steps are done, or the run is being stopped
+  kState,    // its state has to be made or restored: it needs a slot
+  kStep,     // a step runs, or its group is being formed: its slots stay
+  kBatch,    // a batch is ready and may be trained
+  kNothing,  // it waits for samples
+  kPublish,  // its newest weights are not published yet
+  kDone,     // all steps are done, or the run is being stopped
 };
 
 struct LedgerView {
   TrainerNeed need = TrainerNeed::kNothing;
-  bool generates = true;         // false: sft without evaluation
-  bool evaluation = false;       // held-out questions wait for an engine
+  bool generates = true;    // false: sft without evaluation
+  bool evaluation = false;  // held-out questions wait for an engine
   bool stopping = false;
   int64_t groups_per_step = 1, group_size = 1, ready_groups = 0, batch_groups = 0;
   double ready_tokens_max_share = 0;  // largest group's share of the batch's tokens; 0: unknown
@@ -71,27 +71,28 @@ struct Work {
 
 // Measured and predicted; 0 means not known yet.
 struct Forecast {
-  double train_work_s = 0;       // slot-seconds of a step that spread over slots
-  double train_fixed_s = 0;      // seconds of a step that do not
-  double switch_s = 0;           // EWMA of one shrink, and of one expand
-  double state_copy_s = 0;       // for a slot that has no state of the trainer
+  double train_work_s = 0;   // slot-seconds of a step that spread over slots
+  double train_fixed_s = 0;  // seconds of a step that do not
+  double switch_s = 0;       // EWMA of one shrink, and of one expand
+  double state_copy_s = 0;   // for a slot that has no state of the trainer
   // A token of a response takes  token_fixed_s + token_sample_s b  with b samples in a slot's batch, and then
-  // token_wait_s until the sample's environment, if it has one, lets it go on. Means over sampled and observed tokens.
+  // token_wait_s until the sample's environment, if it has one, lets it go on. Means over sampled and
+  // observed tokens.
   double token_fixed_s = 0, token_sample_s = 0, token_wait_s = 0;
-  // What the next batch needs: generated beside this step; and what begins only after it, because the bound on lag
-  // admits it then.
+  // What the next batch needs: generated beside this step; and what begins only after it, because the bound
+  // on lag admits it then.
   Work beside, after;
-  double tail_samples = 0;       // in the engines beside the step, for whichever batch
+  double tail_samples = 0;  // in the engines beside the step, for whichever batch
   double tail_kv_tokens = 0;
   int64_t kv_tokens_per_slot = 0;
 };
 
-// Roles by slot, sorted by slot: what a std::map would be, in one block of memory, because a plan for a thousand slots
-// is made for every worker that joins. Slots in ascending order are added in constant time.
+// Roles by slot, sorted by slot: what a std::map would be, in one block of memory, because a plan for a
+// thousand slots is made for every worker that joins. Slots in ascending order are added in constant time.
 class SlotRoles {
  public:
   using Item = std::pair<SlotId, Role>;
-  Role& operator[](SlotId id);                         // added as kNone if it is not there
+  Role& operator[](SlotId id);  // added as kNone if it is not there
   [[nodiscard]] std::vector<Item>::const_iterator find(SlotId id) const;
   size_t erase(SlotId id);
   void reserve(size_t n) { items_.reserve(n); }
@@ -105,9 +106,9 @@ class SlotRoles {
 };
 
 struct Plan {
-  SlotRoles roles;               // kRollout or kActor for every live slot
-  std::string why;               // for the journal: "shrink 3 of 8: cycle 1.20 s"
-  double dwell_s = 0;            // promise: no slot is taken from rollout again so soon
+  SlotRoles roles;     // kRollout or kActor for every live slot
+  std::string why;     // for the journal: "shrink 3 of 8: cycle 1.20 s"
+  double dwell_s = 0;  // promise: no slot is taken from rollout again so soon
 };
 
 using Policy = std::function<Plan(const PoolView&, const LedgerView&, const Forecast&, TimePoint)>;
@@ -127,18 +128,20 @@ struct PlanTotals {
 // slot taken from a running step, a number of training slots that does not divide the batch.
 // `floor`: whether the rollout floor holds (a policy that trains on all slots asks for 0).
 Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor);
-// Its two parts: what is wrong with single slots (of the first that is wrong; else `totals` are added up), and with all together.
+// Its two parts: what is wrong with single slots (of the first that is wrong; else `totals` are added up),
+// and with all together.
 Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals);
 Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerView& ledger, bool floor);
 
 struct NamedPolicy {
   std::string name, summary;
   Policy decide;
-  bool keeps_floor = true;       // false: all slots may train at once
-  bool forecasts = true;         // it reads them: they cost a look at every open group
-  // The role of a slot with a worker follows from its id, role and avoid, and from the ledger's need, evaluation, stopping and
-  // batch_groups: not from other slots, what they hold, or time. Other slots are not named. Then it is shown the slots that
-  // changed alone, where nothing else did. Add() clears it: a copy of a policy of this file with a decision of its own has none.
+  bool keeps_floor = true;  // false: all slots may train at once
+  bool forecasts = true;    // it reads them: they cost a look at every open group
+  // The role of a slot with a worker follows from its id, role and avoid, and from the ledger's need,
+  // evaluation, stopping and batch_groups: not from other slots, what they hold, or time. Other slots are not
+  // named. Then it is shown the slots that changed alone, where nothing else did. Add() clears it: a copy of
+  // a policy of this file with a decision of its own has none.
   bool by_slot = false;
   // Slots that may ever hold a role under this policy; used to say when a fleet is dead.
   std::function<bool(const PoolView&, SlotId, Role)> eligible;
@@ -146,7 +149,7 @@ struct NamedPolicy {
 
 class PolicyRegistry {
  public:
-  PolicyRegistry();              // with the four of this file
+  PolicyRegistry();  // with the four of this file
   // kAlreadyExists if the name is taken, kInvalidArgument if something is missing.
   Status Add(NamedPolicy policy);
   [[nodiscard]] const NamedPolicy* Find(const std::string& name) const;
@@ -156,24 +159,26 @@ class PolicyRegistry {
   std::map<std::string, NamedPolicy> policies_;
 };
 
-// Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for their
-// environment are in no batch (Little's law): t = c0 + c1 b + w,  b = samples / slots (t - w) / t.
+// Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for
+// their environment are in no batch (Little's law): t = c0 + c1 b + w,  b = samples / slots (t - w) / t.
 double SecondsPerToken(const Forecast& forecast, double samples, double slots);
 
 // Chosen by the elastic policy; also for tests. 0 slots: wait.
 //
 //   Cycle(m) = T_sw(m) + T_train(m) + refill(m)
-// is the time until the next batch is complete. While m of n slots train, the others share all samples that are under
-// way; what is then left of the next batch, and what the bound on lag admits only now, is generated on n slots: no faster
-// than their batches decode, and no faster than the longest sample. Fewer slots with fuller batches lose little,
-// because a step's time is mostly that of reading the weights; a rate of tokens a slot, as if it did not depend on them,
-// would say of any m that it is as good as any other. Where many m are (kSame), the largest: it publishes first, and samples
-// begin on newer weights. The copy of the state that newcomers need is spread over the steps that they are expected to stay.
+// is the time until the next batch is complete. While m of n slots train, the others share all samples that
+// are under way; what is then left of the next batch, and what the bound on lag admits only now, is generated
+// on n slots: no faster than their batches decode, and no faster than the longest sample. Fewer slots with
+// fuller batches lose little, because a step's time is mostly that of reading the weights; a rate of tokens a
+// slot, as if it did not depend on them, would say of any m that it is as good as any other. Where many m are
+// (kSame), the largest: it publishes first, and samples begin on newer weights. The copy of the state that
+// newcomers need is spread over the steps that they are expected to stay.
 struct ElasticChoice {
   int64_t slots = 0;
   double cycle_s = 0;
 };
 // `limit`: of the slots that may train.
-ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast, int64_t limit = INT64_MAX);
+ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& ledger, const Forecast& forecast,
+                            int64_t limit = INT64_MAX);
 
 }  // namespace tidepool::scheduler

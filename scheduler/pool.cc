@@ -11,21 +11,30 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kSwitchWeight = 0.3;                      // EWMA
-constexpr double kAvoidSeconds = 10, kAvoidMost = 40;      // after a failed drain: 10 s * 2^k, below any stall time-out
+constexpr double kSwitchWeight = 0.3;  // EWMA
+constexpr double kAvoidSeconds = 10,
+                 kAvoidMost = 40;  // after a failed drain: 10 s * 2^k, below any stall time-out
 
 }  // namespace
 
 const char* Name(SlotPhase phase) {
   switch (phase) {
-    case SlotPhase::kFree: return "free";
-    case SlotPhase::kGranting: return "granting";
-    case SlotPhase::kHeld: return "held";
-    case SlotPhase::kDraining: return "draining";
-    case SlotPhase::kReleasing: return "releasing";
-    case SlotPhase::kReleased: return "released";
-    case SlotPhase::kQuarantined: return "quarantined";
-    case SlotPhase::kLost: return "lost";
+    case SlotPhase::kFree:
+      return "free";
+    case SlotPhase::kGranting:
+      return "granting";
+    case SlotPhase::kHeld:
+      return "held";
+    case SlotPhase::kDraining:
+      return "draining";
+    case SlotPhase::kReleasing:
+      return "releasing";
+    case SlotPhase::kReleased:
+      return "released";
+    case SlotPhase::kQuarantined:
+      return "quarantined";
+    case SlotPhase::kLost:
+      return "lost";
   }
   return "unknown";
 }
@@ -38,8 +47,8 @@ double Pool::GrantLimit(Role to) const {
 }
 
 void Pool::WaitFor(SlotId id, const Slot& s, const char* what, double limit_s, TimePoint now) {
-  waits_.Begin({WaitKind::kTransition, id.value},
-               {s.holder, now, now + FromSeconds(limit_s), std::string(what) + " slot=" + std::to_string(id.value)});
+  waits_.Begin({WaitKind::kTransition, id.value}, {s.holder, now, now + FromSeconds(limit_s),
+                                                   std::string(what) + " slot=" + std::to_string(id.value)});
 }
 
 bool Pool::Holds(SlotId id, Role role) const {
@@ -76,7 +85,8 @@ std::vector<SlotId> Pool::TakeChanged() {
 }
 
 bool Pool::Taking() const {
-  return std::any_of(transitions_.begin(), transitions_.end(), [](const auto& item) { return item.second.takes; });
+  return std::any_of(transitions_.begin(), transitions_.end(),
+                     [](const auto& item) { return item.second.takes; });
 }
 
 void Pool::Recover(bool keep_holders) {
@@ -97,7 +107,8 @@ void Pool::Recover(bool keep_holders) {
     s.epoch = facts.epoch;
     if (facts.role == Role::kNone) {
       // A crash between T_COMMIT and this slot's GRANT: the transition ends without it.
-      if (facts.open.valid() && facts.committed) out_.Record(record::SlotLost{id, "controller restarted before its grant"});
+      if (facts.open.valid() && facts.committed)
+        out_.Record(record::SlotLost{id, "controller restarted before its grant"});
       continue;
     }
     if (!keep_holders) {
@@ -158,7 +169,8 @@ void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
   Slot& s = slots_.at(slot);
   const TransitionId t = s.t;
   const auto facts = state_.slots().find(slot);
-  if (facts != state_.slots().end() && facts->second.role != Role::kNone) out_.Record(record::SlotLost{slot, why});
+  if (facts != state_.slots().end() && facts->second.role != Role::kNone)
+    out_.Record(record::SlotLost{slot, why});
   Leave(slot, s, SlotPhase::kLost);
   s.holder = {};
   const auto it = transitions_.find(t);
@@ -174,7 +186,8 @@ void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
 
 void Pool::Abandon(const std::string& why, TimePoint now) {
   for (const auto& [id, s] : IdMap(slots_)) {
-    if (slots_.at(id).t.valid() && !transitions_.at(slots_.at(id).t).committed) RollBack(slots_.at(id).t, why, now);
+    if (slots_.at(id).t.valid() && !transitions_.at(slots_.at(id).t).committed)
+      RollBack(slots_.at(id).t, why, now);
   }
   for (const auto& [id, s] : IdMap(slots_)) {
     if (slots_.at(id).t.valid()) Lost(id, why, now);
@@ -186,7 +199,13 @@ void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, do
   ++generation_;
   ++plan_generation_;
   const TransitionId t = state_.next_transition();
-  Transition open{.slots = {}, .ready = 0, .takes = false, .committed = false, .begun = now, .committed_at = now, .why = why};
+  Transition open{.slots = {},
+                  .ready = 0,
+                  .takes = false,
+                  .committed = false,
+                  .begun = now,
+                  .committed_at = now,
+                  .why = why};
   std::vector<record::SlotPlan> plan;
   double limit = 0;
   for (const auto& [id, role] : roles) {
@@ -206,7 +225,8 @@ void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, do
     // Time for a rollback is inside the promise: whoever waits for its end waits for one of the two.
     limit = std::max(limit, DrainLimit(s) + ReleaseLimit(role) + GrantLimit(role));
   }
-  out_.Record(record::TransitionBegin{t, plan, std::llround(1000 * limit), why, std::llround(1000 * dwell_s)});
+  out_.Record(
+      record::TransitionBegin{t, plan, std::llround(1000 * limit), why, std::llround(1000 * dwell_s)});
   transitions_[t] = std::move(open);
   for (const record::SlotPlan& p : plan) {
     Slot& s = slots_.at(p.slot);
@@ -318,7 +338,8 @@ void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
         }
         break;
       default:
-        TP_CHECK(false) << "slot " << id.value << " is " << Name(s.phase) << " in a transition that was not committed";
+        TP_CHECK(false) << "slot " << id.value << " is " << Name(s.phase)
+                        << " in a transition that was not committed";
     }
     Index(id, s);
   }
@@ -327,7 +348,9 @@ void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
 bool Pool::DrainTimedOut(SlotId slot, const std::string& why, TimePoint now) {
   Slot& s = slots_.at(slot);
   if (s.phase != SlotPhase::kDraining || !s.t.valid()) return false;
-  s.avoid_until = now + FromSeconds(std::min(kAvoidMost, std::ldexp(kAvoidSeconds, static_cast<int>(std::min<int64_t>(s.failures, 6)))));
+  s.avoid_until =
+      now + FromSeconds(std::min(
+                kAvoidMost, std::ldexp(kAvoidSeconds, static_cast<int>(std::min<int64_t>(s.failures, 6)))));
   avoid_until_ = std::max(avoid_until_, s.avoid_until);
   ++s.failures;
   RollBack(s.t, why, now);
@@ -358,7 +381,8 @@ Pool::ReleaseOutcome Pool::Released(const event::Released& e, TimePoint now) {
   const int64_t need = Need(s->t.valid() ? s->next : s->owed);
   if (need > 0 && e.free_bytes < need && !TP_PLANTED(17)) {
     const TransitionId t = s->t;
-    const std::string why = "only " + std::to_string(e.free_bytes) + " of " + std::to_string(need) + " bytes proven free";
+    const std::string why =
+        "only " + std::to_string(e.free_bytes) + " of " + std::to_string(need) + " bytes proven free";
     out_.Record(record::Quarantine{e.slot, why});
     Leave(e.slot, *s, SlotPhase::kQuarantined);
     if (t.valid()) {

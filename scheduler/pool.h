@@ -2,11 +2,12 @@
 // Who holds which slot, and how that changes: by transactions over any number of slots.
 //
 //   slot:  free | held(r) --T_BEGIN--> draining --Drained--> releasing --Released (enough bytes)--> released
-//          (a yes vote; a free slot has voted yes already);  all voted: T_COMMIT, Grant --> granting --Granted--> held;
-//          all held: T_DONE.
+//          (a yes vote; a free slot has voted yes already);  all voted: T_COMMIT, Grant --> granting
+//          --Granted--> held; all held: T_DONE.
 //   before T_COMMIT a failure rolls the whole transition back (T_ROLLED_BACK, epochs rise): slots that still
-//          drain are granted their role again (they go on with what they have), those that had released are owed their old role: the controller asks the
-//          policy at once and either gives it back (GrantBack) or takes the slot into the next transition.
+//          drain are granted their role again (they go on with what they have), those that had released are
+//          owed their old role: the controller asks the policy at once and either gives it back (GrantBack)
+//          or takes the slot into the next transition.
 //   after T_COMMIT there is only forward: a slot that fails is lost, T_DONE closes for the others.
 //   too little memory proven free: QUAR; the slot is out of use until another process of its worker joins.
 //
@@ -36,7 +37,16 @@
 
 namespace tidepool::scheduler {
 
-enum class SlotPhase : uint8_t { kFree, kGranting, kHeld, kDraining, kReleasing, kReleased, kQuarantined, kLost };
+enum class SlotPhase : uint8_t {
+  kFree,
+  kGranting,
+  kHeld,
+  kDraining,
+  kReleasing,
+  kReleased,
+  kQuarantined,
+  kLost
+};
 const char* Name(SlotPhase phase);
 
 struct PoolOptions {
@@ -53,19 +63,20 @@ class Pool {
     Role role = Role::kNone, next = Role::kNone;  // next: where the open transition leads
     Role owed = Role::kNone;                      // of a released slot after a rollback
     LeaseEpoch epoch{0};
-    WorkerRef holder;                             // whose device it is now; inc invalid: nobody's
+    WorkerRef holder;  // whose device it is now; inc invalid: nobody's
     TransitionId t;
-    double step_s = 0;                            // of its engine, for deadlines
-    TimePoint avoid_until, taken;                 // failed to change hands / was last taken from rollout
-    int64_t failures = 0;                         // in a row
-    // As counted in the pool's index: the role it can work in, the one that it is on its way to, whether it was granted that.
+    double step_s = 0;             // of its engine, for deadlines
+    TimePoint avoid_until, taken;  // failed to change hands / was last taken from rollout
+    int64_t failures = 0;          // in a row
+    // As counted in the pool's index: the role it can work in, the one that it is on its way to, whether it
+    // was granted that.
     Role holds = Role::kNone, comes = Role::kNone;
     bool granted = false;
-    bool changed = false;                         // since TakeChanged()
+    bool changed = false;  // since TakeChanged()
   };
   struct Transition {
     std::vector<SlotId> slots;
-    size_t ready = 0;                             // so many of them, from the first, have come to where it waits for them
+    size_t ready = 0;  // so many of them, from the first, have come to where it waits for them
     bool takes = false, committed = false;
     TimePoint begun, committed_at;
     std::string why;
@@ -78,7 +89,7 @@ class Pool {
   // `keep_holders` slots stay with their workers, which may re-attach (Reattached); else they are lost.
   void Recover(bool keep_holders);
   void Add(SlotId id) { slots_[id]; }
-  void Attach(SlotId slot, const WorkerRef& worker);      // a device joined
+  void Attach(SlotId slot, const WorkerRef& worker);  // a device joined
   // Its worker is back after a controller restart: tells it again where its slot was in a transition.
   void Reattached(SlotId slot, TimePoint now);
   // Its holder died: rolls back or closes an open transition; the slot is lost until a worker attaches.
@@ -111,33 +122,40 @@ class Pool {
   [[nodiscard]] bool Coming(Role role) const { return coming_[At(role)] > 0; }
   // Slots that were granted `role` and have not said yet that they have it.
   [[nodiscard]] int64_t Granting(Role role) const { return granting_[At(role)]; }
-  [[nodiscard]] bool Taking() const;                      // a transition that takes held slots is open
+  [[nodiscard]] bool Taking() const;  // a transition that takes held slots is open
   [[nodiscard]] const IdMap<SlotId, Slot>& slots() const { return slots_; }
   [[nodiscard]] const std::map<TransitionId, Transition>& transitions() const { return transitions_; }
-  [[nodiscard]] double switch_s() const { return switch_s_; }  // EWMA of transitions that took slots; 0: none yet
+  [[nodiscard]] double switch_s() const {
+    return switch_s_;
+  }  // EWMA of transitions that took slots; 0: none yet
   [[nodiscard]] int64_t generation() const { return generation_; }  // rises with every change of a slot
   // Rises with every change that a plan may depend on: not with the steps inside an open transition.
   [[nodiscard]] int64_t plan_generation() const { return plan_generation_; }
-  // Slots that changed in any way since the last call, by id. What only time changes (avoid_until) is not in it.
+  // Slots that changed in any way since the last call, by id. What only time changes (avoid_until) is not in
+  // it.
   std::vector<SlotId> TakeChanged();
   // Until then some slot may be one to avoid.
   [[nodiscard]] TimePoint avoid_until() const { return avoid_until_; }
   [[nodiscard]] int64_t rollbacks() const { return rollbacks_; }
 
  private:
-  [[nodiscard]] int64_t Need(Role role) const { return role == Role::kActor ? options_.need_bytes_actor : options_.need_bytes_rollout; }
+  [[nodiscard]] int64_t Need(Role role) const {
+    return role == Role::kActor ? options_.need_bytes_actor : options_.need_bytes_rollout;
+  }
   void WaitFor(SlotId id, const Slot& s, const char* what, double limit_s, TimePoint now);
-  [[nodiscard]] double DrainLimit(const Slot& s) const { return options_.drain_floor_s + options_.drain_steps * s.step_s; }
+  [[nodiscard]] double DrainLimit(const Slot& s) const {
+    return options_.drain_floor_s + options_.drain_steps * s.step_s;
+  }
   [[nodiscard]] double ReleaseLimit(Role to) const;
   [[nodiscard]] double GrantLimit(Role to) const;
   void Grant(SlotId id, Slot& s, TimePoint now);
-  bool AllIn(Transition& open, SlotPhase phase);          // each slot is looked at once, but after a loss
+  bool AllIn(Transition& open, SlotPhase phase);  // each slot is looked at once, but after a loss
   void CommitIfAll(TransitionId t, TimePoint now);
   void DoneIfAll(TransitionId t, TimePoint now);
   void RollBack(TransitionId t, const std::string& why, TimePoint now);
-  void Leave(SlotId id, Slot& s, SlotPhase phase);        // out of any transition, holding nothing
-  void Index(SlotId id, Slot& s);                         // after anything that moves this slot
-  void Touch(SlotId id, Slot& s);                         // it is one of TakeChanged()
+  void Leave(SlotId id, Slot& s, SlotPhase phase);  // out of any transition, holding nothing
+  void Index(SlotId id, Slot& s);                   // after anything that moves this slot
+  void Touch(SlotId id, Slot& s);                   // it is one of TakeChanged()
   // (worker, slot, epoch) name a slot in `phase`; nullptr: refuse.
   Slot* Expect(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase);
 
@@ -146,9 +164,10 @@ class Pool {
   Outbox& out_;
   Waits& waits_;
   IdMap<SlotId, Slot> slots_;
-  std::map<TransitionId, Transition> transitions_;        // open ones
+  std::map<TransitionId, Transition> transitions_;  // open ones
   double switch_s_ = 0;
-  // By role; asked for at every event, so not by a walk over all slots. A slot whose next role is none is nowhere.
+  // By role; asked for at every event, so not by a walk over all slots. A slot whose next role is none is
+  // nowhere.
   static constexpr size_t At(Role role) { return static_cast<size_t>(role); }
   static constexpr size_t kRoles = static_cast<size_t>(Role::kEnvironment) + 1;
   std::array<std::set<SlotId>, kRoles> holding_;

@@ -22,7 +22,7 @@ std::vector<Move> PlanRepack(std::vector<RepackWorker> workers, const RepackLimi
   const auto most_samples = static_cast<int64_t>(limits.share * static_cast<double>(limits.samples));
   const auto most_kv = static_cast<int64_t>(limits.share * static_cast<double>(limits.kv_tokens));
   std::vector<Move> moves;
-  std::set<WorkerId> filled;           // took samples: they stay
+  std::set<WorkerId> filled;  // took samples: they stay
   for (size_t i = 0; i + 1 < workers.size(); ++i) {
     if (workers[i].samples.empty() || filled.contains(workers[i].id)) continue;
     std::vector<RepackWorker> tried = workers;

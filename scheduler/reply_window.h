@@ -16,11 +16,11 @@ namespace tidepool::scheduler {
 class ReplyWindow {
  public:
   enum class Verdict : uint8_t {
-    kExecute,     // new: execute it, then call Finish
-    kRunning,     // the first one is still being executed: wait for it, do not execute
-    kRepeat,      // answer with `reply`
-    kFenced,      // from an older life of the client
-    kForgotten,   // so old that its reply is gone: refuse
+    kExecute,    // new: execute it, then call Finish
+    kRunning,    // the first one is still being executed: wait for it, do not execute
+    kRepeat,     // answer with `reply`
+    kFenced,     // from an older life of the client
+    kForgotten,  // so old that its reply is gone: refuse
   };
 
   explicit ReplyWindow(int64_t capacity = 4096) : capacity_(capacity) {}
@@ -33,7 +33,7 @@ class ReplyWindow {
  private:
   struct Client {
     Incarnation inc;
-    uint64_t forgotten = 0;                       // requests up to this one are no longer known
+    uint64_t forgotten = 0;  // requests up to this one are no longer known
     struct Reply {
       bool done = false;
       std::string bytes;

@@ -48,7 +48,8 @@ struct RunState::Applier {
   }
   Status operator()(const record::Drop& r) { return s.ledger_.ApplyDrop(r); }
   Status operator()(const record::StepBegin& r) {
-    if (s.open_step_ || s.open_lease_ < 0) return DataLoss("STEP_BEGIN " + std::to_string(r.step.value) + " without a lease");
+    if (s.open_step_ || s.open_lease_ < 0)
+      return DataLoss("STEP_BEGIN " + std::to_string(r.step.value) + " without a lease");
     s.open_step_ = OpenStep{r.step, r.v, s.open_lease_, r.members};
     return OkStatus();
   }
@@ -65,7 +66,8 @@ struct RunState::Applier {
     return OkStatus();
   }
   Status operator()(const record::StepAbort& r) {
-    if (!s.open_step_) return DataLoss("STEP_ABORT " + std::to_string(r.step.value) + " without an open step");
+    if (!s.open_step_)
+      return DataLoss("STEP_ABORT " + std::to_string(r.step.value) + " without an open step");
     s.open_step_.reset();
     return OkStatus();
   }
@@ -90,15 +92,18 @@ struct RunState::Applier {
     return OkStatus();
   }
   Status operator()(const record::Join& r) {
-    s.workers_[r.worker.worker] = {.inc = r.worker.inc, .fenced = false, .loaded = {}, .admitted = {}, .name = r.name};
+    s.workers_[r.worker.worker] = {
+        .inc = r.worker.inc, .fenced = false, .loaded = {}, .admitted = {}, .name = r.name};
     s.next_incarnation_ = std::max(s.next_incarnation_, r.worker.inc.value + 1);
     return OkStatus();
   }
   Status operator()(const record::TransitionBegin& r) {
     for (const record::SlotPlan& p : r.slots) {
       SlotFacts& slot = s.slots_[p.slot];
-      if (slot.open.valid()) return DataLoss("T_BEGIN on slot " + std::to_string(p.slot.value) + " inside a transition");
-      if (p.epoch <= slot.epoch) return DataLoss("T_BEGIN on slot " + std::to_string(p.slot.value) + " without a new epoch");
+      if (slot.open.valid())
+        return DataLoss("T_BEGIN on slot " + std::to_string(p.slot.value) + " inside a transition");
+      if (p.epoch <= slot.epoch)
+        return DataLoss("T_BEGIN on slot " + std::to_string(p.slot.value) + " without a new epoch");
       slot.open = r.t;
       slot.epoch = p.epoch;
       slot.next = p.to;
@@ -121,14 +126,16 @@ struct RunState::Applier {
   Status operator()(const record::TransitionRolledBack& r) {
     for (const record::SlotPlan& p : r.slots) {
       SlotFacts& slot = s.slots_[p.slot];
-      if (p.epoch <= slot.epoch) return DataLoss("T_ROLLED_BACK of slot " + std::to_string(p.slot.value) + " without a new epoch");
+      if (p.epoch <= slot.epoch)
+        return DataLoss("T_ROLLED_BACK of slot " + std::to_string(p.slot.value) + " without a new epoch");
       slot.epoch = p.epoch;
     }
     return Close(r.t);
   }
   Status operator()(const record::Grant& r) {
     SlotFacts& slot = s.slots_[r.slot];
-    if (slot.role != Role::kNone) return DataLoss("GRANT of slot " + std::to_string(r.slot.value) + " that is held");
+    if (slot.role != Role::kNone)
+      return DataLoss("GRANT of slot " + std::to_string(r.slot.value) + " that is held");
     slot.role = r.role;
     slot.holder = r.worker;
     return OkStatus();
@@ -216,24 +223,31 @@ struct RunState::Applier {
 uint64_t RunState::Digest() const {
   uint64_t h = 0x736e6170;
   const auto mix = [&h](int64_t x) { h = Mix64(h ^ static_cast<uint64_t>(x)); };
-  mix(version_.lineage), mix(version_.number), mix(lineages_), mix(open_lease_), mix(next_lease_), mix(next_checkpoint_);
+  mix(version_.lineage), mix(version_.number), mix(lineages_), mix(open_lease_), mix(next_lease_),
+      mix(next_checkpoint_);
   mix(next_transition_), mix(next_incarnation_), mix(steps_committed_), mix(ever_checkpointed_ ? 1 : 0);
   mix(static_cast<int64_t>(WeightsDigest(version_)));
   for (const auto& [key, g] : ledger_.groups()) {
     mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase)), mix(g.start);
-    for (const Sample& x : g.samples) mix(static_cast<int64_t>(x.phase)), mix(x.att), mix(static_cast<int64_t>(x.enq.digest));
+    for (const Sample& x : g.samples)
+      mix(static_cast<int64_t>(x.phase)), mix(x.att), mix(static_cast<int64_t>(x.enq.digest));
   }
   mix(ledger_.open()), mix(ledger_.issued_samples()), mix(ledger_.trained_samples()), mix(ledger_.next_gid());
   for (const auto& [ordinal, issue] : ledger_.reissues()) mix(ordinal), mix(issue);
-  for (const auto& [id, c] : checkpoints_) mix(id), mix(c.step.value), mix(static_cast<int64_t>(c.manifest_digest));
-  for (const auto& [id, w] : workers_) mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.loaded.number), mix(w.admitted.number);
-  for (const auto& [id, x] : slots_) mix(id.value), mix(static_cast<int64_t>(x.role)), mix(x.epoch.value), mix(x.holder.inc.value), mix(x.open.value);
+  for (const auto& [id, c] : checkpoints_)
+    mix(id), mix(c.step.value), mix(static_cast<int64_t>(c.manifest_digest));
+  for (const auto& [id, w] : workers_)
+    mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.loaded.number), mix(w.admitted.number);
+  for (const auto& [id, x] : slots_)
+    mix(id.value), mix(static_cast<int64_t>(x.role)), mix(x.epoch.value), mix(x.holder.inc.value),
+        mix(x.open.value);
   return h == 0 ? 1 : h;
 }
 
 Status RunState::Apply(const JournalRecord& r) {
   const Status applied = std::visit(Applier{*this}, r);
-  if (!applied.ok()) return applied.At("journal record " + std::to_string(records_) + " (" + RecordName(r) + ")");
+  if (!applied.ok())
+    return applied.At("journal record " + std::to_string(records_) + " (" + RecordName(r) + ")");
   ++records_;
   return OkStatus();
 }

@@ -23,7 +23,7 @@ namespace tidepool::scheduler {
 class RunState {
  public:
   struct WorkerFacts {
-    Incarnation inc;       // newest
+    Incarnation inc;  // newest
     bool fenced = true;
     bool keeps_memory = false;  // its slot was quarantined: it never gets one again
     Version loaded, admitted;
@@ -53,19 +53,21 @@ class RunState {
   [[nodiscard]] const std::optional<record::RunTerms>& config() const { return config_; }
   [[nodiscard]] const Ledger& ledger() const { return ledger_; }
   [[nodiscard]] const VersionGraph& versions() const { return versions_; }
-  [[nodiscard]] StepNumber step() const { return {version_.number}; }      // last committed
-  [[nodiscard]] const Version& version() const { return version_; }        // of that step
+  [[nodiscard]] StepNumber step() const { return {version_.number}; }  // last committed
+  [[nodiscard]] const Version& version() const { return version_; }    // of that step
   // Digest of the weights of a committed step's version; 0 if unknown.
   [[nodiscard]] uint64_t WeightsDigest(const Version& v) const { return versions_.Digest(v); }
   [[nodiscard]] int32_t lineages() const { return lineages_; }
   [[nodiscard]] const std::optional<OpenStep>& open_step() const { return open_step_; }
-  [[nodiscard]] int64_t open_lease() const { return open_lease_; }         // -1: none
+  [[nodiscard]] int64_t open_lease() const { return open_lease_; }  // -1: none
   [[nodiscard]] int64_t next_lease() const { return next_lease_; }
   [[nodiscard]] int64_t next_checkpoint() const { return next_checkpoint_; }
   [[nodiscard]] TransitionId next_transition() const { return {next_transition_}; }
   [[nodiscard]] Incarnation next_incarnation() const { return {next_incarnation_}; }
   // Committed, neither rejected nor deleted; by checkpoint id.
-  [[nodiscard]] const std::map<int64_t, record::CheckpointCommit>& checkpoints() const { return checkpoints_; }
+  [[nodiscard]] const std::map<int64_t, record::CheckpointCommit>& checkpoints() const {
+    return checkpoints_;
+  }
   [[nodiscard]] bool ever_checkpointed() const { return ever_checkpointed_; }
   [[nodiscard]] const std::map<WorkerId, WorkerFacts>& workers() const { return workers_; }
   [[nodiscard]] const std::map<SlotId, SlotFacts>& slots() const { return slots_; }
@@ -86,7 +88,8 @@ class RunState {
   Version version_{0, 0};
   int32_t lineages_ = 1;
   std::optional<OpenStep> open_step_;
-  int64_t open_lease_ = -1, next_lease_ = 0, next_checkpoint_ = 0, next_transition_ = 0, next_incarnation_ = 0;
+  int64_t open_lease_ = -1, next_lease_ = 0, next_checkpoint_ = 0, next_transition_ = 0,
+          next_incarnation_ = 0;
   std::map<int64_t, record::CheckpointCommit> checkpoints_;
   bool ever_checkpointed_ = false;
   std::map<WorkerId, WorkerFacts> workers_;

@@ -12,9 +12,9 @@ namespace tidepool::scheduler {
 
 class Shutdown {
  public:
-  static constexpr double kBudgetSeconds = 20;      // everything, until Finish
-  static constexpr double kCheckpointSeconds = 8;   // of it for the checkpoint
-  static constexpr double kExitSeconds = 3;         // of it for ending the children
+  static constexpr double kBudgetSeconds = 20;     // everything, until Finish
+  static constexpr double kCheckpointSeconds = 8;  // of it for the checkpoint
+  static constexpr double kExitSeconds = 3;        // of it for ending the children
 
   void Request(const std::string& why, TimePoint now) {
     if (requested_) return;

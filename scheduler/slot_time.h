@@ -1,13 +1,14 @@
 #pragma once
-// What slots did between two commits: the one definition of idleness, of real runs (workers/run_metrics) and of
-// simulated ones, so that the two can be compared.
+// What slots did between two commits: the one definition of idleness, of real runs (workers/run_metrics) and
+// of simulated ones, so that the two can be compared.
 //
-//   idle(role) = 1 - busy(role) / held(role),   both summed over slots, and over the steps of a window before dividing
-//   held: slot-seconds from `Granted` (the slot can work) to the `Release` command (what it drained is over)
-//   busy: rollout: engine steps, prefill among them; actor: the optimizer step of each rank, from the command to its
+//   idle(role) = 1 - busy(role) / held(role),   both summed over slots, and over the steps of a window before
+//   dividing held: slot-seconds from `Granted` (the slot can work) to the `Release` command (what it drained
+//   is over) busy: rollout: engine steps, prefill among them; actor: the optimizer step of each rank, from
+//   the command to its
 //         end, the wait for slower ranks among it
-// A mean of the shares of single steps is something else: with a lag, short steps (next batch was ready) and long ones take turns.
-// Pure; not thread-safe.
+// A mean of the shares of single steps is something else: with a lag, short steps (next batch was ready) and
+// long ones take turns. Pure; not thread-safe.
 
 #include <algorithm>
 #include <cstdint>
@@ -30,7 +31,7 @@ class SlotTime {
  public:
   struct Cut {
     RoleSeconds rollout, actor;
-    double all = 0;                    // slot-seconds, in whatever role or none
+    double all = 0;  // slot-seconds, in whatever role or none
     Cut& operator+=(const Cut& o) {
       rollout += o.rollout, actor += o.actor, all += o.all;
       return *this;

@@ -1,7 +1,7 @@
 #pragma once
-// A set of a handful of ids, in order, in one block of memory: where the nodes of a std::set are a cache miss each. Adding and
-// erasing move what lies behind, so it is for sets that stay small (members of a group, workers that had chunks of it). Reads
-// as a std::set. Not thread-safe.
+// A set of a handful of ids, in order, in one block of memory: where the nodes of a std::set are a cache miss
+// each. Adding and erasing move what lies behind, so it is for sets that stay small (members of a group,
+// workers that had chunks of it). Reads as a std::set. Not thread-safe.
 
 #include <algorithm>
 #include <utility>
@@ -20,7 +20,9 @@ class SmallSet {
   [[nodiscard]] auto rend() const { return items_.rend(); }
   [[nodiscard]] size_t size() const { return items_.size(); }
   [[nodiscard]] bool empty() const { return items_.empty(); }
-  [[nodiscard]] bool contains(const T& x) const { return std::binary_search(items_.begin(), items_.end(), x); }
+  [[nodiscard]] bool contains(const T& x) const {
+    return std::binary_search(items_.begin(), items_.end(), x);
+  }
   // Where it is, and whether it is new.
   std::pair<const_iterator, bool> insert(const T& x) {
     const auto at = std::lower_bound(items_.begin(), items_.end(), x);

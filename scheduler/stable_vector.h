@@ -1,7 +1,8 @@
 #pragma once
-// A vector whose elements never move: references stay valid until clear(). Each block is twice as large as the one before,
-// so there are a few of them only, and where they are is part of the vector itself: one access of memory less than through a
-// list. Room that is not used yet is not touched either. Not thread-safe.
+// A vector whose elements never move: references stay valid until clear(). Each block is twice as large as
+// the one before, so there are a few of them only, and where they are is part of the vector itself: one
+// access of memory less than through a list. Room that is not used yet is not touched either. Not
+// thread-safe.
 
 #include <array>
 #include <bit>
@@ -41,7 +42,8 @@ class StableVector {
   void clear() {
     while (size_ > 0) std::destroy_at(At(--size_));
     for (size_t block = 0; block < kBlocks; ++block) {
-      if (blocks_[block] != nullptr) std::allocator<T>().deallocate(std::exchange(blocks_[block], nullptr), kFirst << block);
+      if (blocks_[block] != nullptr)
+        std::allocator<T>().deallocate(std::exchange(blocks_[block], nullptr), kFirst << block);
     }
   }
 

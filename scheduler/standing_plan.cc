@@ -4,7 +4,8 @@
 
 namespace tidepool::scheduler {
 
-void StandingPlan::Decide(const NamedPolicy& policy, const PoolView& pool, const LedgerView& ledger, const Forecast& forecast, TimePoint now) {
+void StandingPlan::Decide(const NamedPolicy& policy, const PoolView& pool, const LedgerView& ledger,
+                          const Forecast& forecast, TimePoint now) {
   decided_ = policy.decide(pool, ledger, forecast, now);
   totals_ = {};
   refused_ = CheckSlots(decided_, pool, totals_);
@@ -14,14 +15,17 @@ void StandingPlan::Decide(const NamedPolicy& policy, const PoolView& pool, const
   if (refused_.ok()) plan_ = decided_;
 }
 
-bool StandingPlan::Update(const NamedPolicy& policy, const PoolView& changed, const LedgerView& ledger, const Forecast& forecast, TimePoint now) {
+bool StandingPlan::Update(const NamedPolicy& policy, const PoolView& changed, const LedgerView& ledger,
+                          const Forecast& forecast, TimePoint now) {
   if (!slots_valid_) return false;
   const Plan next = policy.decide(changed, ledger, forecast, now);
   PlanTotals totals;
-  if (!CheckSlots(next, changed, totals).ok() || next.why != decided_.why || next.dwell_s != decided_.dwell_s) return false;
+  if (!CheckSlots(next, changed, totals).ok() || next.why != decided_.why || next.dwell_s != decided_.dwell_s)
+    return false;
   const bool stood = refused_.ok();
   for (const SlotView& s : changed.slots) {
-    if (const auto was = decided_.roles.find(s.id); was != decided_.roles.end()) totals_.Count(was->second, -1);
+    if (const auto was = decided_.roles.find(s.id); was != decided_.roles.end())
+      totals_.Count(was->second, -1);
     const auto is = next.roles.find(s.id);
     if (is == next.roles.end()) {
       decided_.roles.erase(s.id);
@@ -39,8 +43,10 @@ bool StandingPlan::Update(const NamedPolicy& policy, const PoolView& changed, co
   }
   for (const SlotView& s : changed.slots) {
     const auto is = next.roles.find(s.id);
-    if (is == next.roles.end()) plan_.roles.erase(s.id);
-    else plan_.roles[s.id] = is->second;
+    if (is == next.roles.end())
+      plan_.roles.erase(s.id);
+    else
+      plan_.roles[s.id] = is->second;
   }
   return true;
 }

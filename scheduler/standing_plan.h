@@ -1,10 +1,11 @@
 #pragma once
-// The plan that stands: what the policy said last, if that was valid, kept up to date slot by slot where that is possible.
+// The plan that stands: what the policy said last, if that was valid, kept up to date slot by slot where that
+// is possible.
 //
-// A plan names a role for every slot, and it is asked for whenever a worker joins: for thousands of slots that join one after
-// the other this is quadratic. Most policies give a slot its role whatever the others do (NamedPolicy::by_slot); of those only
-// the slots that changed are asked for. What Update() leaves behind is what Decide() would have (StandingPlanTest).
-// Pure; not thread-safe.
+// A plan names a role for every slot, and it is asked for whenever a worker joins: for thousands of slots
+// that join one after the other this is quadratic. Most policies give a slot its role whatever the others do
+// (NamedPolicy::by_slot); of those only the slots that changed are asked for. What Update() leaves behind is
+// what Decide() would have (StandingPlanTest). Pure; not thread-safe.
 
 #include <string>
 
@@ -16,11 +17,13 @@ namespace tidepool::scheduler {
 class StandingPlan {
  public:
   // The whole pool is shown to the policy. A plan that is not valid is refused and the one before it stays.
-  void Decide(const NamedPolicy& policy, const PoolView& pool, const LedgerView& ledger, const Forecast& forecast, TimePoint now);
-  // The same, where only `changed.slots` have changed since the last Decide() or Update(), and of `ledger` nothing.
-  // False: it is not known what the whole plan would be; Decide() has to be called.
-  // requires policy.by_slot
-  bool Update(const NamedPolicy& policy, const PoolView& changed, const LedgerView& ledger, const Forecast& forecast, TimePoint now);
+  void Decide(const NamedPolicy& policy, const PoolView& pool, const LedgerView& ledger,
+              const Forecast& forecast, TimePoint now);
+  // The same, where only `changed.slots` have changed since the last Decide() or Update(), and of `ledger`
+  // nothing. False: it is not known what the whole plan would be; Decide() has to be called. requires
+  // policy.by_slot
+  bool Update(const NamedPolicy& policy, const PoolView& changed, const LedgerView& ledger,
+              const Forecast& forecast, TimePoint now);
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
   // Why the newest was refused; OK: it was not.
@@ -29,10 +32,10 @@ class StandingPlan {
   [[nodiscard]] bool all_new() const { return all_new_; }
 
  private:
-  Plan plan_, decided_;          // decided_: the newest, valid or not
-  PlanTotals totals_;            // of decided_
+  Plan plan_, decided_;  // decided_: the newest, valid or not
+  PlanTotals totals_;    // of decided_
   Status refused_;
-  bool slots_valid_ = false;     // decided_ may be refused for its totals, not for a single slot
+  bool slots_valid_ = false;  // decided_ may be refused for its totals, not for a single slot
   bool all_new_ = true;
 };
 

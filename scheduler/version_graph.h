@@ -4,9 +4,9 @@
 // A version is (lineage, number). RESTORE opens a new lineage at the number of the restored step, so
 // the lineages are a tree. The lag of a token made at j and trained at v is counted through the last
 // common ancestor c of the two:  (v - c) + (j - c);  inside one lineage that is v - j. Two versions
-// whose weights have equal digests (STEP_COMMIT, PUBLISH) are one version (a deterministic run that trains an undone step
-// again arrives at the same weights), so they count as common ancestors too.
-// Pure value type; not thread-safe.
+// whose weights have equal digests (STEP_COMMIT, PUBLISH) are one version (a deterministic run that trains an
+// undone step again arrives at the same weights), so they count as common ancestors too. Pure value type; not
+// thread-safe.
 
 #include <cstdint>
 #include <map>
@@ -44,7 +44,7 @@ class VersionGraph {
     int32_t parent = 0;
     int64_t number = 0;
   };
-  std::map<int32_t, Branch> branches_;   // lineage -> where it left its parent; lineage 0 is the root
+  std::map<int32_t, Branch> branches_;  // lineage -> where it left its parent; lineage 0 is the root
   std::map<Version, uint64_t> digests_;
   std::set<Version> published_;
 };

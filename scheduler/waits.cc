@@ -8,20 +8,34 @@ namespace tidepool::scheduler {
 
 const char* Name(WaitKind kind) {
   switch (kind) {
-    case WaitKind::kState: return "state";
-    case WaitKind::kTrain: return "train";
-    case WaitKind::kPublish: return "publish";
-    case WaitKind::kRecoveryCopy: return "recovery_copy";
-    case WaitKind::kCheckpoint: return "checkpoint";
-    case WaitKind::kVerify: return "verify_checkpoint";
-    case WaitKind::kFinal: return "save_final";
-    case WaitKind::kTransition: return "transition";
-    case WaitKind::kLoad: return "load";
-    case WaitKind::kCancel: return "cancel";
-    case WaitKind::kRow: return "row";
-    case WaitKind::kPayload: return "payload";
-    case WaitKind::kGroup: return "form_group";
-    case WaitKind::kAbort: return "abort_step";
+    case WaitKind::kState:
+      return "state";
+    case WaitKind::kTrain:
+      return "train";
+    case WaitKind::kPublish:
+      return "publish";
+    case WaitKind::kRecoveryCopy:
+      return "recovery_copy";
+    case WaitKind::kCheckpoint:
+      return "checkpoint";
+    case WaitKind::kVerify:
+      return "verify_checkpoint";
+    case WaitKind::kFinal:
+      return "save_final";
+    case WaitKind::kTransition:
+      return "transition";
+    case WaitKind::kLoad:
+      return "load";
+    case WaitKind::kCancel:
+      return "cancel";
+    case WaitKind::kRow:
+      return "row";
+    case WaitKind::kPayload:
+      return "payload";
+    case WaitKind::kGroup:
+      return "form_group";
+    case WaitKind::kAbort:
+      return "abort_step";
   }
   return "unknown";
 }
@@ -56,9 +70,9 @@ std::string Waits::Describe(TimePoint now, int64_t n) const {
     char seconds[32];
     std::snprintf(seconds, sizeof(seconds), "%.1f", Seconds(now - since));
     if (!text.empty()) text += "; ";
-    text += std::string("op=") + Name(key.kind) + " waiting_for=" +
-            (w.who.worker.valid() ? ToString(w.who) : std::string("storage")) + " for_s=" + seconds +
-            (w.what.empty() ? "" : " what=" + w.what);
+    text += std::string("op=") + Name(key.kind) +
+            " waiting_for=" + (w.who.worker.valid() ? ToString(w.who) : std::string("storage")) +
+            " for_s=" + seconds + (w.what.empty() ? "" : " what=" + w.what);
   }
   return text;
 }

@@ -13,7 +13,20 @@
 namespace tidepool::scheduler {
 
 enum class WaitKind : uint8_t {
-  kState, kTrain, kPublish, kRecoveryCopy, kCheckpoint, kVerify, kFinal, kTransition, kLoad, kCancel, kRow, kPayload, kGroup, kAbort,
+  kState,
+  kTrain,
+  kPublish,
+  kRecoveryCopy,
+  kCheckpoint,
+  kVerify,
+  kFinal,
+  kTransition,
+  kLoad,
+  kCancel,
+  kRow,
+  kPayload,
+  kGroup,
+  kAbort,
 };
 const char* Name(WaitKind kind);
 
@@ -21,18 +34,19 @@ class Waits {
  public:
   struct Key {
     WaitKind kind;
-    int64_t id = 0;                // slot, worker, ordinal ...: unique inside a kind
+    int64_t id = 0;  // slot, worker, ordinal ...: unique inside a kind
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   struct Wait {
-    WorkerRef who;                 // invalid: the controller's own storage
+    WorkerRef who;  // invalid: the controller's own storage
     TimePoint since, deadline;
     std::string what;
   };
 
   void Begin(const Key& key, Wait wait) { waits_[key] = std::move(wait); }
   void End(const Key& key) { waits_.erase(key); }
-  // What is waited for shows signs of life: the deadline moves, never back. No effect where nothing is waited for.
+  // What is waited for shows signs of life: the deadline moves, never back. No effect where nothing is waited
+  // for.
   void Extend(const Key& key, TimePoint deadline) {
     const auto it = waits_.find(key);
     if (it != waits_.end() && it->second.deadline < deadline) it->second.deadline = deadline;

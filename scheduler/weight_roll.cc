@@ -12,7 +12,10 @@ constexpr int64_t kLoadTries = 3;
 void WeightRoll::Add(const WorkerRef& ref, const Version& loaded) {
   Remove(ref.worker);
   places_[ref.worker] = {ref, loaded, {}, 0, false};
-  if (loaded != target_) behind_.insert(ref.worker); else behind_.erase(ref.worker);
+  if (loaded != target_)
+    behind_.insert(ref.worker);
+  else
+    behind_.erase(ref.worker);
 }
 
 void WeightRoll::Remove(WorkerId worker) {
@@ -69,7 +72,8 @@ std::vector<command::Load> WeightRoll::Assign(const std::function<bool(const Pla
 
 WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
   const auto it = places_.find(e.worker.worker);
-  if (it == places_.end() || it->second.ref != e.worker || it->second.loading != e.v) return Outcome::kRefused;
+  if (it == places_.end() || it->second.ref != e.worker || it->second.loading != e.v)
+    return Outcome::kRefused;
   Place& p = it->second;
   EndLoad(p);
   if (e.error.empty() && (e.digest == digest_ || e.v != target_)) {

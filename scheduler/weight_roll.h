@@ -20,8 +20,8 @@ class WeightRoll {
  public:
   struct Place {
     WorkerRef ref;
-    Version loaded;    // verified, in its memory
-    Version loading;   // valid: a Load is under way
+    Version loaded;   // verified, in its memory
+    Version loading;  // valid: a Load is under way
     int64_t tries = 0;
     bool disturbs = false;  // samples in it wait for this load
   };
@@ -46,10 +46,10 @@ class WeightRoll {
   [[nodiscard]] int64_t mismatches() const { return mismatches_; }
 
  private:
-  void EndLoad(Place& p);            // requires p.loading valid
+  void EndLoad(Place& p);  // requires p.loading valid
 
   IdMap<WorkerId, Place> places_;
-  std::set<WorkerId> behind_;        // hold something else than the target
+  std::set<WorkerId> behind_;  // hold something else than the target
   Version target_;
   uint64_t digest_ = 0;
   WorkerRef from_;

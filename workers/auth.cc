@@ -19,7 +19,8 @@ namespace {
 Status WriteSecretFile(const std::string& path, const std::string& text) {
   const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return Unavailable(path + ": cannot be written (" + std::strerror(errno) + ")");
-  const bool wrote = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
+  const bool wrote =
+      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
   const std::string error = std::strerror(errno);
   close(fd);
   if (!wrote) return Unavailable(path + ": cannot be written (" + error + ")");
@@ -30,10 +31,14 @@ Status WriteSecretFile(const std::string& path, const std::string& text) {
 
 const char* Name(CallerRole role) {
   switch (role) {
-    case CallerRole::kDevice: return "device";
-    case CallerRole::kReward: return "reward";
-    case CallerRole::kOperator: return "operator";
-    case CallerRole::kEnvironment: return "environment";
+    case CallerRole::kDevice:
+      return "device";
+    case CallerRole::kReward:
+      return "reward";
+    case CallerRole::kOperator:
+      return "operator";
+    case CallerRole::kEnvironment:
+      return "environment";
   }
   return "?";
 }
@@ -57,8 +62,10 @@ StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
   if (std::filesystem::exists(path)) {
     TP_ASSIGN_OR_RETURN(std::string secret, ReadTokenFile(path));
     JobTokens known(std::move(secret));
-    const std::string environment = dir + "/" + Name(CallerRole::kEnvironment) + ".token";  // runs of older builds have none
-    if (!std::filesystem::exists(environment)) TP_RETURN_IF_ERROR(WriteSecretFile(environment, known.Token(CallerRole::kEnvironment) + "\n"));
+    const std::string environment =
+        dir + "/" + Name(CallerRole::kEnvironment) + ".token";  // runs of older builds have none
+    if (!std::filesystem::exists(environment))
+      TP_RETURN_IF_ERROR(WriteSecretFile(environment, known.Token(CallerRole::kEnvironment) + "\n"));
     return known;
   }
   std::error_code error;
@@ -66,7 +73,8 @@ StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
   std::filesystem::permissions(dir, std::filesystem::perms::owner_all, error);
   TP_ASSIGN_OR_RETURN(JobTokens tokens, Random());
-  for (const CallerRole role : {CallerRole::kDevice, CallerRole::kReward, CallerRole::kOperator, CallerRole::kEnvironment}) {
+  for (const CallerRole role :
+       {CallerRole::kDevice, CallerRole::kReward, CallerRole::kOperator, CallerRole::kEnvironment}) {
     TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + Name(role) + ".token", tokens.Token(role) + "\n"));
   }
   TP_RETURN_IF_ERROR(WriteSecretFile(path, tokens.secret_ + "\n"));
@@ -85,7 +93,8 @@ std::optional<CallerRole> JobTokens::RoleOf(std::string_view token) const {
 
 StatusOr<std::string> ReadTokenFile(const std::string& path) {
   struct stat st {};
-  if (stat(path.c_str(), &st) != 0) return NotFound(path + ": no such token file; the run directory's security/ folder has them");
+  if (stat(path.c_str(), &st) != 0)
+    return NotFound(path + ": no such token file; the run directory's security/ folder has them");
   if ((st.st_mode & 077) != 0) return PermissionDenied(path + ": others can read this secret; chmod 600 it");
   std::ifstream in(path);
   std::string token;

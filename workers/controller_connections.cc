@@ -28,7 +28,8 @@ void ControllerProcess::StartDueWorkers() {
     it = due_.erase(it);
     const bool device = place < options_.device_workers();
     const std::string name = PlaceName(place);
-    const std::string security = request_.run_dir + "/security/" + (device ? "device" : SideName()) + ".token";
+    const std::string security =
+        request_.run_dir + "/security/" + (device ? "device" : SideName()) + ".token";
     std::vector<std::string> argv;
     if (device) {
       argv = {request_.worker_path, "run"};
@@ -36,8 +37,9 @@ void ControllerProcess::StartDueWorkers() {
       argv = {request_.self_path, SideName() + "-worker"};
       if (fragments_ != nullptr) argv.push_back("--vector");
     }
-    for (const std::string& word : {"--connect=" + hub_->address(), "--token-file=" + security, "--run-id=" + request_.run_id,
-                                    "--place=" + std::to_string(place), "--control-file=" + request_.run_dir + "/control.json"}) {
+    for (const std::string& word :
+         {"--connect=" + hub_->address(), "--token-file=" + security, "--run-id=" + request_.run_id,
+          "--place=" + std::to_string(place), "--control-file=" + request_.run_dir + "/control.json"}) {
       argv.push_back(word);
     }
     const Status started = launcher_.Start(place, argv, request_.run_dir + "/logs/" + name + ".log");
@@ -46,11 +48,14 @@ void ControllerProcess::StartDueWorkers() {
 }
 
 // Workers beside the devices: they grade, or host environments.
-std::string ControllerProcess::SideName() const { return config_.environment.name.empty() ? "reward" : "environment"; }
+std::string ControllerProcess::SideName() const {
+  return config_.environment.name.empty() ? "reward" : "environment";
+}
 
 std::string ControllerProcess::PlaceName(int64_t place) const {
   const int64_t devices = options_.device_workers();
-  return place < devices ? "device-" + std::to_string(place) : SideName() + "-" + std::to_string(place - devices);
+  return place < devices ? "device-" + std::to_string(place)
+                         : SideName() + "-" + std::to_string(place - devices);
 }
 
 void ControllerProcess::CheckChildren() {
@@ -58,7 +63,8 @@ void ControllerProcess::CheckChildren() {
     const auto it = connection_of_.find(ended.place);
     if (it == connection_of_.end()) {
       // It died before it said Hello (or its connection was already reported lost).
-      if (!lost_.contains(ended.place)) Feed(ev::WorkerStartFailed{{ended.place}, ended.why + "; see " + request_.run_dir + "/logs/"});
+      if (!lost_.contains(ended.place))
+        Feed(ev::WorkerStartFailed{{ended.place}, ended.why + "; see " + request_.run_dir + "/logs/"});
       lost_.erase(ended.place);
       continue;
     }
@@ -126,14 +132,20 @@ void ControllerProcess::OnHubEvent(HubEvent& event) {
 void ControllerProcess::OnOpened(HubOpened& e) {
   const bool device = e.hello.kind == scheduler::WorkerKind::kDevice;
   const int64_t first = device ? 0 : options_.device_workers();
-  const int64_t end = device ? options_.device_workers() : options_.device_workers() + std::max<int64_t>(options_.side_workers(), 1);
+  const int64_t end = device ? options_.device_workers()
+                             : options_.device_workers() + std::max<int64_t>(options_.side_workers(), 1);
   int64_t place = e.hello.place;
   if (place < 0) {
     for (place = first; place < end && connection_of_.contains(place);) ++place;
   }
   if (place < first || place >= end || connection_of_.contains(place)) {
-    hub_->Send(e.connection, ToWorker{{}, 0, down::Refuse{place < first || place >= end ? "the run has no such place for a worker (cluster.slots, reward.workers, environment.workers)"
-                                                                                         : "that place has a worker already"}});
+    hub_->Send(e.connection,
+               ToWorker{{},
+                        0,
+                        down::Refuse{place < first || place >= end
+                                         ? "the run has no such place for a worker (cluster.slots, "
+                                           "reward.workers, environment.workers)"
+                                         : "that place has a worker already"}});
     return;
   }
   place_of_[e.connection] = place;
@@ -173,22 +185,33 @@ void ControllerProcess::OnMessage(HubMessage& e) {
   last_seq_[place] = e.message.seq;
   std::visit(Overload{
                  [&](up::Hello&) {},
-                 [&](up::GroupFormed& b) { Feed(ev::GroupFormed{worker, b.group_epoch, std::move(b.error)}); },
-                 [&](up::StepAborted& b) { Feed(ev::StepAborted{worker, b.lease, b.step, b.weights_digest}); },
+                 [&](up::GroupFormed& b) {
+                   Feed(ev::GroupFormed{worker, b.group_epoch, std::move(b.error)});
+                 },
+                 [&](up::StepAborted& b) {
+                   Feed(ev::StepAborted{worker, b.lease, b.step, b.weights_digest});
+                 },
                  [&](up::Heartbeat& b) {
                    metrics_->OnHeartbeat(place, b);
                    ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
-                   if (b.has_engine) beat.engine = ev::EngineSample{b.kv_usage, b.running, b.waiting, 0, b.step_s, b.decode_s};
+                   if (b.has_engine)
+                     beat.engine =
+                         ev::EngineSample{b.kv_usage, b.running, b.waiting, 0, b.step_s, b.decode_s};
                    Feed(std::move(beat));
                  },
                  [&](up::StepTokens& b) { OnTokens(worker, b); },
                  [&](up::Graded& b) {
                    metrics_->OnGraded(b);
-                   Feed(ev::Graded{worker, b.tid, b.att, b.outcome, b.reward, std::move(b.rewards), std::move(b.why)});
+                   Feed(ev::Graded{worker, b.tid, b.att, b.outcome, b.reward, std::move(b.rewards),
+                                   std::move(b.why)});
                  },
                  [&](up::EnvStepped& b) { Feed(turns_->Take(worker, std::move(b))); },
-                 [&](up::Drained& b) { Feed(ev::Drained{worker, b.slot, b.epoch}); },
-                 [&](up::Released& b) { Feed(ev::Released{worker, b.slot, b.epoch, b.free_bytes}); },
+                 [&](up::Drained& b) {
+                   Feed(ev::Drained{worker, b.slot, b.epoch});
+                 },
+                 [&](up::Released& b) {
+                   Feed(ev::Released{worker, b.slot, b.epoch, b.free_bytes});
+                 },
                  [&](up::Granted& b) {
                    metrics_->OnHold(place, granted_[place], Now());
                    Feed(ev::Granted{worker, b.slot, b.epoch});
@@ -197,7 +220,9 @@ void ControllerProcess::OnMessage(HubMessage& e) {
                    metrics_->OnLoaded(b);
                    Feed(ev::Loaded{worker, b.version, b.digest, std::move(b.error)});
                  },
-                 [&](up::StateReady& b) { Feed(ev::StateReady{worker, b.step, b.weights_digest, std::move(b.error)}); },
+                 [&](up::StateReady& b) {
+                   Feed(ev::StateReady{worker, b.step, b.weights_digest, std::move(b.error)});
+                 },
                  [&](up::TrainDone& b) {
                    metrics_->OnTrainDone(b);
                    DropLease(b.lease);
@@ -207,8 +232,12 @@ void ControllerProcess::OnMessage(HubMessage& e) {
                    DropLease(b.lease);
                    Feed(ev::TrainFailed{worker, b.step, b.lease, std::move(b.why), b.data});
                  },
-                 [&](up::Published& b) { Feed(ev::Published{worker, b.version, std::move(b.error)}); },
-                 [&](up::RecoveryCopied& b) { Feed(ev::RecoveryCopied{worker, b.step}); },
+                 [&](up::Published& b) {
+                   Feed(ev::Published{worker, b.version, std::move(b.error)});
+                 },
+                 [&](up::RecoveryCopied& b) {
+                   Feed(ev::RecoveryCopied{worker, b.step});
+                 },
                  [&](up::CheckpointFiles& b) { CommitCheckpoint(b); },
                  [&](up::FinalSaved& b) { Feed(ev::FinalSaved{std::move(b.error)}); },
              },
@@ -226,7 +255,8 @@ void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) 
     ev::ChunkEnd end = c.end;
     bool ended = c.ended;
     if (n > 0) {
-      const Status sound = fragments_ != nullptr ? fragments_->Check(c.tokens) : c.tokens.Check(rows_->tokenizer().vocab_size());
+      const Status sound = fragments_ != nullptr ? fragments_->Check(c.tokens)
+                                                 : c.tokens.Check(rows_->tokenizer().vocab_size());
       if (sound.ok()) {
         const Version version = c.tokens.versions.back().first;
         StoredSample& s = samples_.Get(c.tid, c.att);
@@ -246,7 +276,8 @@ void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) 
     }
     StoredSample& s = samples_.Get(c.tid, c.att);
     s.finish = end == ev::ChunkEnd::kLength ? storage::FinishReason::kLength
-               : end == ev::ChunkEnd::kStop ? storage::FinishReason::kStop : storage::FinishReason::kEos;
+               : end == ev::ChunkEnd::kStop ? storage::FinishReason::kStop
+                                            : storage::FinishReason::kEos;
     Feed(ev::ChunkFinished{worker, c.tid, c.att, end, std::move(why)});
   }
 }

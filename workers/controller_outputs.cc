@@ -36,8 +36,10 @@ void ControllerProcess::Do(const cmd::EvalReport& c) {
 }
 
 void ControllerProcess::Remember(const JournalRecord& r) {
-  if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr && fragments_ != nullptr) fragments_->Remember(*enq);
-  if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty()) rewards_[g->tid] = g->rewards;
+  if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr && fragments_ != nullptr)
+    fragments_->Remember(*enq);
+  if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty())
+    rewards_[g->tid] = g->rewards;
   const auto* e = std::get_if<record::EvalResult>(&r);
   if (e == nullptr || e->total == 0) return;
   const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
@@ -70,7 +72,8 @@ void ControllerProcess::CheckSignals() {
 void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<BatchRow>& batch) {
   if (config_.job != "rl" || config_.observe.samples_per_step == 0) return;
   std::vector<observe::SampleRow> lines;
-  int64_t left = config_.observe.samples_per_step < 0 ? static_cast<int64_t>(batch.size()) : config_.observe.samples_per_step;
+  int64_t left = config_.observe.samples_per_step < 0 ? static_cast<int64_t>(batch.size())
+                                                      : config_.observe.samples_per_step;
   for (const BatchRow& row : batch) {
     if (left-- <= 0) break;
     observe::SampleRow line;
@@ -81,9 +84,11 @@ void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<Batc
     line.ids = row.response.ids;
     line.logprobs = row.response.logprobs;
     if (environment_) line.loss_mask = row.loss_mask;
-    for (const auto& [version, count] : row.response.versions) line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
+    for (const auto& [version, count] : row.response.versions)
+      line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
     line.reward = row.reward;
-    if (const auto named = rewards_.find(row.tid); named != rewards_.end()) line.rewards = {named->second.begin(), named->second.end()};
+    if (const auto named = rewards_.find(row.tid); named != rewards_.end())
+      line.rewards = {named->second.begin(), named->second.end()};
     line.ended = !row.truncated;
     lines.push_back(std::move(line));
   }
@@ -120,11 +125,21 @@ void ControllerProcess::Show() {
   time_left_.OnStep(view.step.value, Now());
   p.left = time_left_.Estimate(config_.train.steps);
   if (request_.on_progress) request_.on_progress(p);
-  nlohmann::json status = {{"phase", view.phase}, {"step", std::max<int64_t>(view.step.value, 0)}, {"steps", config_.train.steps},
-                           {"version", ToString(view.version)}, {"open_groups", view.open_groups}, {"running", view.running},
-                           {"awaiting", view.awaiting}, {"queued", view.queued}, {"leased", view.leased}, {"in_flight", view.in_flight},
-                           {"restarts", view.restarts}, {"refused", view.refused + hub_->refused_calls()},
-                           {"workers", nlohmann::json::array()}, {"pid", getpid()}, {"last_warning", last_warning_},
+  nlohmann::json status = {{"phase", view.phase},
+                           {"step", std::max<int64_t>(view.step.value, 0)},
+                           {"steps", config_.train.steps},
+                           {"version", ToString(view.version)},
+                           {"open_groups", view.open_groups},
+                           {"running", view.running},
+                           {"awaiting", view.awaiting},
+                           {"queued", view.queued},
+                           {"leased", view.leased},
+                           {"in_flight", view.in_flight},
+                           {"restarts", view.restarts},
+                           {"refused", view.refused + hub_->refused_calls()},
+                           {"workers", nlohmann::json::array()},
+                           {"pid", getpid()},
+                           {"last_warning", last_warning_},
                            {"elapsed_s", Seconds(p.elapsed)}};
   const auto put = [&](const char* name, const auto& value) {
     if (value) status[name] = *value;
@@ -137,8 +152,11 @@ void ControllerProcess::Show() {
   put("lag_mean", p.lag_mean);
   if (p.left) status["left_s"] = Seconds(*p.left);
   for (const auto& [place, connection] : connection_of_) {
-    status["workers"].push_back({{"place", place}, {"inc", inc_of_[place].value}, {"pid", launcher_.Pid(place)},
-                                 {"peak_bytes", metrics_->peak_bytes().contains(place) ? metrics_->peak_bytes().at(place) : 0}});
+    status["workers"].push_back(
+        {{"place", place},
+         {"inc", inc_of_[place].value},
+         {"pid", launcher_.Pid(place)},
+         {"peak_bytes", metrics_->peak_bytes().contains(place) ? metrics_->peak_bytes().at(place) : 0}});
   }
   // A picture of now: renamed into place so that a reader never sees half, but not worth a sync.
   const std::string path = request_.run_dir + "/status.json";
@@ -148,16 +166,27 @@ void ControllerProcess::Show() {
 }
 
 void ControllerProcess::WriteSummary() {
-  nlohmann::json s = {{"exit", result_.exit_code}, {"why", result_.why}, {"steps", std::max<int64_t>(controller_->View().step.value, 0)},
-                      {"job", config_.job}, {"name", config_.name}, {"stopped", result_.stopped},
-                      {"accuracy", nlohmann::json::object()}, {"seconds", nlohmann::json::object()},
-                      {"peak_bytes", nlohmann::json::object()}, {"drops", nlohmann::json::object()}, {"version", BuildVersion()}, {"policy_version", ToString(controller_->View().version)}};
+  nlohmann::json s = {{"exit", result_.exit_code},
+                      {"why", result_.why},
+                      {"steps", std::max<int64_t>(controller_->View().step.value, 0)},
+                      {"job", config_.job},
+                      {"name", config_.name},
+                      {"stopped", result_.stopped},
+                      {"accuracy", nlohmann::json::object()},
+                      {"seconds", nlohmann::json::object()},
+                      {"peak_bytes", nlohmann::json::object()},
+                      {"drops", nlohmann::json::object()},
+                      {"version", BuildVersion()},
+                      {"policy_version", ToString(controller_->View().version)}};
   if (result_.accuracy_before >= 0) s["accuracy"]["before"] = result_.accuracy_before;
   if (result_.accuracy_after >= 0) s["accuracy"]["after"] = result_.accuracy_after;
   if (const auto before = metrics_->return_before()) s["return"]["before"] = *before;
   if (result_returns_) {
     const ReturnSummary& r = *result_returns_;
-    s["return"].update({{"after", r.mean}, {"interval", {r.low, r.high}}, {"episodes", r.episodes}, {"deviation", r.deviation}});
+    s["return"].update({{"after", r.mean},
+                        {"interval", {r.low, r.high}},
+                        {"episodes", r.episodes},
+                        {"deviation", r.deviation}});
   }
   for (const auto& [phase, seconds] : metrics_->phase_seconds()) s["seconds"][phase] = seconds;
   s["seconds"]["total"] = Seconds(Now().since_start);
@@ -171,16 +200,24 @@ void ControllerProcess::WriteSummary() {
   }
   if (!config_.cluster.pace.empty()) {
     const PaceCount pace = metrics_->paced();
-    const double missed = pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
-    s["paced"] = {{"pace", config_.cluster.pace}, {"scale", config_.cluster.pace_scale}, {"steps", pace.steps}, {"missed", pace.missed},
-                  {"valid", missed <= kMissedPace}, {"scale_needed", pace.scale_needed}};
+    const double missed =
+        pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
+    s["paced"] = {{"pace", config_.cluster.pace},
+                  {"scale", config_.cluster.pace_scale},
+                  {"steps", pace.steps},
+                  {"missed", pace.missed},
+                  {"valid", missed <= kMissedPace},
+                  {"scale_needed", pace.scale_needed}};
     char text[240];
-    std::snprintf(text, sizeof(text), "paced: times are those of %s, stretched %g times; %ld of %ld steps missed their pace",
-                  config_.cluster.pace.c_str(), config_.cluster.pace_scale, static_cast<long>(pace.missed), static_cast<long>(pace.steps));
+    std::snprintf(text, sizeof(text),
+                  "paced: times are those of %s, stretched %g times; %ld of %ld steps missed their pace",
+                  config_.cluster.pace.c_str(), config_.cluster.pace_scale, static_cast<long>(pace.missed),
+                  static_cast<long>(pace.steps));
     result_.paced = text;
     if (missed > kMissedPace) {
-      std::snprintf(text, sizeof(text), " (%.1f %%, more than 1 %%): its times are INVALID; use cluster.pace_scale=%.3g", 100 * missed,
-                    1.2 * std::max(pace.scale_needed, config_.cluster.pace_scale));
+      std::snprintf(text, sizeof(text),
+                    " (%.1f %%, more than 1 %%): its times are INVALID; use cluster.pace_scale=%.3g",
+                    100 * missed, 1.2 * std::max(pace.scale_needed, config_.cluster.pace_scale));
       result_.paced += text;
     }
     s["paced_note"] = result_.paced;

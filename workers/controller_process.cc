@@ -35,9 +35,13 @@ Status ControllerProcess::Open() {
     for (const std::string& warning : rows_->data().warnings()) Warn(warning);
   }
   storage::JournalContents earlier;
-  TP_ASSIGN_OR_RETURN(journal_, storage::JournalWriter::Open(fs_, request_.run_dir + "/journal", request_.run_id, {}, &earlier));
-  if (earlier.summary.torn_tail) Warn("journal tail cut file=" + earlier.summary.torn_tail->file + " why=" + earlier.summary.torn_tail->why);
-  TP_ASSIGN_OR_RETURN(payload_, storage::PayloadWriter::Open(fs_, request_.run_dir + "/payload", request_.run_id));
+  TP_ASSIGN_OR_RETURN(journal_, storage::JournalWriter::Open(fs_, request_.run_dir + "/journal",
+                                                             request_.run_id, {}, &earlier));
+  if (earlier.summary.torn_tail)
+    Warn("journal tail cut file=" + earlier.summary.torn_tail->file +
+         " why=" + earlier.summary.torn_tail->why);
+  TP_ASSIGN_OR_RETURN(payload_,
+                      storage::PayloadWriter::Open(fs_, request_.run_dir + "/payload", request_.run_id));
   TP_RETURN_IF_ERROR(fs_.MakeDirectories(checkpoints_));
   TP_RETURN_IF_ERROR(storage::RemoveLeftovers(fs_, checkpoints_).status());
   payload_reader_ = std::make_unique<storage::PayloadReader>(fs_, request_.run_dir + "/payload");
@@ -51,12 +55,16 @@ Status ControllerProcess::Open() {
   options.config_digest = request_.config_digest;
   options.data_rows = rows_->size();
   const int64_t held_out = rows_->held_out_size();
-  // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a grader.
-  const bool wants_eval = (AnswersHeldOut(config_) && config_.eval.every_steps > 0) || (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
-  options.eval_rows = wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
+  // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a
+  // grader.
+  const bool wants_eval = (AnswersHeldOut(config_) && config_.eval.every_steps > 0) ||
+                          (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
+  options.eval_rows =
+      wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
   options_ = options;
   const auto algorithm = algorithms::Resolve(config_.algorithm, config_.rollout.max_new_tokens);
-  greedy_first_ = config_.job == "rl" && algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
+  greedy_first_ =
+      config_.job == "rl" && algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   // Workers that this process started end with it, hence with the machine.
   group_commit_ = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
@@ -70,8 +78,10 @@ Status ControllerProcess::Open() {
   hub.run_id = request_.run_id;
   hub.max_control_bytes = config_.security.max_control_bytes;
   hub.max_frame_bytes = config_.security.max_frame_bytes;
-  TP_ASSIGN_OR_RETURN(hub_, Hub::Start(hub, tokens, [this](HubEvent e) { inbox_.Put(std::move(e)); },
-                                       [this](int64_t lease, StepNumber step, Incarnation) { return LeasedRows(lease, step); }));
+  TP_ASSIGN_OR_RETURN(
+      hub_, Hub::Start(
+                hub, tokens, [this](HubEvent e) { inbox_.Put(std::move(e)); },
+                [this](int64_t lease, StepNumber step, Incarnation) { return LeasedRows(lease, step); }));
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
   TP_RETURN_IF_ERROR(fs_.WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
   return OkStatus();
@@ -82,7 +92,8 @@ void ControllerProcess::Close() {
   for (const auto& [connection, place] : place_of_) {
     hub_->Send(connection, ToWorker{inc_of_[place], 0, down::Shutdown{"the run is over"}});
   }
-  launcher_.EndAll(result_.stopped && stop_seen_ > 1 ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1));
+  launcher_.EndAll(result_.stopped && stop_seen_ > 1 ? Duration{0} : std::chrono::seconds(2),
+                   std::chrono::seconds(1));
   hub_->Stop();
   if (const Status closed = journal_->Close(); !closed.ok() && result_.exit_code == 0) {
     result_.exit_code = 3;
@@ -129,7 +140,9 @@ void ControllerProcess::Drive() {
   }
 }
 
-std::string ControllerProcess::CheckpointDir(StepNumber step) const { return checkpoints_ + "/" + storage::CheckpointName(step); }
+std::string ControllerProcess::CheckpointDir(StepNumber step) const {
+  return checkpoints_ + "/" + storage::CheckpointName(step);
+}
 
 TimePoint ControllerProcess::Now() const { return {Clock::now() - start_}; }
 
@@ -152,7 +165,8 @@ void ControllerProcess::Execute() {
     for (const Decided& c : batch) {
       const auto* append = std::get_if<cmd::Append>(&c.command);
       if (append == nullptr) continue;
-      // The time of the decision, not of the writing: what was decided to last so long lasts so long in the journal too.
+      // The time of the decision, not of the writing: what was decided to last so long lasts so long in the
+      // journal too.
       journal_->Append(append->record, static_cast<uint64_t>(c.at.since_start.count()));
       Remember(append->record);
       sync = sync || !(group_commit_ ? EndsWithTheMachine(append->record) : IsLazy(append->record));
@@ -175,11 +189,14 @@ void ControllerProcess::Execute() {
 // tell of this run's processes: where those cannot outlive the machine either, a failure that loses
 // the newest records loses their effects too, so it is enough that they are durable soon.
 bool ControllerProcess::EndsWithTheMachine(const JournalRecord& r) {
-  return !std::holds_alternative<record::CheckpointCommit>(r) && !std::holds_alternative<record::CheckpointReject>(r) && !std::holds_alternative<record::CheckpointDelete>(r) &&
+  return !std::holds_alternative<record::CheckpointCommit>(r) &&
+         !std::holds_alternative<record::CheckpointReject>(r) &&
+         !std::holds_alternative<record::CheckpointDelete>(r) &&
          !std::holds_alternative<record::Restore>(r) && !std::holds_alternative<record::EndRun>(r);
 }
 
-// What was appended goes to the operating system (safe from the death of this process), with `sync` to the disk.
+// What was appended goes to the operating system (safe from the death of this process), with `sync` to the
+// disk.
 bool ControllerProcess::Store(bool sync) {
   if (sync && group_commit_ && !SyncPayload()) return false;  // a durable ENQ has durable tokens
   const auto begin = Clock::now();
@@ -199,7 +216,8 @@ bool ControllerProcess::Store(bool sync) {
 
 // Syncs in the background what is with the operating system: tokens first, then the records that name them.
 void ControllerProcess::CommitGroup() {
-  if (const auto done = syncing_.TakeResult(); done && !done->ok()) StorageFailed("journal: " + done->message());
+  if (const auto done = syncing_.TakeResult(); done && !done->ok())
+    StorageFailed("journal: " + done->message());
   if (!unsynced_since_ || syncing_.busy() || Clock::now() - *unsynced_since_ < kGroupCommit) return;
   unsynced_since_.reset();
   std::vector<std::string> files{journal_->current_file()};

@@ -1,7 +1,8 @@
 #pragma once
-// The controller process from inside: it feeds the pure controller (scheduler/) with what happens and carries out what that
-// decides. One thread, the loop of Drive, owns everything here; the hub and the checkpoint thread only put results into
-// its mailbox, and LeasedRows answers payload reads of workers under its own lock. Not included outside controller_*.cc.
+// The controller process from inside: it feeds the pure controller (scheduler/) with what happens and carries
+// out what that decides. One thread, the loop of Drive, owns everything here; the hub and the checkpoint
+// thread only put results into its mailbox, and LeasedRows answers payload reads of workers under its own
+// lock. Not included outside controller_*.cc.
 //
 //   controller_process.cc      start and end, the loop, journal and payload made durable
 //   controller_connections.cc  processes and the wire
@@ -62,7 +63,9 @@ using Incoming = std::variant<HubEvent, CheckpointResult>;
 class ControllerProcess {
  public:
   explicit ControllerProcess(const RunRequest& request)
-      : request_(request), config_(request.config), launcher_(request.config.cluster.reattach_grace_s > 0),
+      : request_(request),
+        config_(request.config),
+        launcher_(request.config.cluster.reattach_grace_s > 0),
         checkpoints_(request.run_dir + "/checkpoints") {}
   StatusOr<RunResult> Run();
 
@@ -102,7 +105,8 @@ class ControllerProcess {
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
     const auto it = connection_of_.find(worker.worker.value);
-    if (it == connection_of_.end() || inc_of_[worker.worker.value] != worker.inc) return;  // its loss is on its way
+    if (it == connection_of_.end() || inc_of_[worker.worker.value] != worker.inc)
+      return;  // its loss is on its way
     hub_->Send(it->second, ToWorker{worker.inc, last_seq_[worker.worker.value], std::move(body)});
   }
   void RenewLeases();
@@ -177,14 +181,14 @@ class ControllerProcess {
   std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;
   std::unique_ptr<Turns> turns_;
-  bool environment_ = false;                            // samples are episodes of several turns
-  std::unique_ptr<Fragments> fragments_;                // of a policy of control tasks
+  bool environment_ = false;              // samples are episodes of several turns
+  std::unique_ptr<Fragments> fragments_;  // of a policy of control tasks
   struct HeldChunk {
     WorkerRef worker;
     down::StartChunk message;
     Clock::time_point since;
   };
-  std::deque<HeldChunk> held_chunks_;                   // fragments that wait for an environment worker
+  std::deque<HeldChunk> held_chunks_;  // fragments that wait for an environment worker
   std::map<int64_t, std::pair<std::string, std::string>> environment_of_;  // place -> address, token
   std::optional<ReturnSummary> result_returns_;  // of the newest evaluation of a control task
   Mailbox<Incoming> inbox_;
@@ -192,11 +196,12 @@ class ControllerProcess {
   std::unique_ptr<Hub> hub_;
 
   static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
-  static constexpr double kMissedPace = 0.01;           // of the steps of a paced run, beyond which its times mean nothing
-  static constexpr double kMeetSeconds = 20;            // for the ranks of a training group to find each other
+  static constexpr double kMissedPace =
+      0.01;  // of the steps of a paced run, beyond which its times mean nothing
+  static constexpr double kMeetSeconds = 20;  // for the ranks of a training group to find each other
   bool group_commit_ = false;
   GroupCommit syncing_{fs_};
-  std::optional<Clock::time_point> unsynced_since_;     // records handed to the operating system alone
+  std::optional<Clock::time_point> unsynced_since_;  // records handed to the operating system alone
 
   struct Decided {
     scheduler::Command command;
@@ -204,14 +209,14 @@ class ControllerProcess {
   };
   std::vector<Decided> todo_;
   std::vector<scheduler::Event> stored_;
-  std::map<int64_t, Clock::time_point> due_;            // places whose worker is to be started
+  std::map<int64_t, Clock::time_point> due_;  // places whose worker is to be started
   std::map<ConnectionId, int64_t> place_of_;
   std::map<int64_t, ConnectionId> connection_of_;
   std::map<int64_t, std::string> weights_address_;
   std::map<int64_t, Incarnation> inc_of_;
   std::map<int64_t, int64_t> last_seq_;
-  std::map<int64_t, Role> granted_;                     // by place, the last
-  std::set<int64_t> lost_;                              // connection lost, process not yet reaped
+  std::map<int64_t, Role> granted_;  // by place, the last
+  std::set<int64_t> lost_;           // connection lost, process not yet reaped
   struct GatheredStep {
     int64_t lease = -1;
     std::shared_ptr<std::vector<BatchRow>> rows;
@@ -221,7 +226,7 @@ class ControllerProcess {
   GatheredStep gathering_;
   std::mutex leased_mu_;
   std::map<int64_t, std::pair<StepNumber, std::shared_ptr<const std::vector<BatchRow>>>> leased_;
-  std::string checkpoints_;                             // folder
+  std::string checkpoints_;  // folder
   std::unique_ptr<storage::CheckpointWriter> checkpoint_;
   std::optional<cmd::WriteCheckpoint> pending_checkpoint_;
   std::jthread checkpoint_thread_;  // waits: for the disk, see JoinCheckpoint

@@ -20,7 +20,8 @@ void ControllerProcess::Do(const cmd::PrepareRow& c) {
   // A supervised row is its own payload: it is read again from the data when it is needed.
   if (config_.job == "rl") return;
   Feed(ev::PayloadStored{{c.ordinal, c.issue, 0}, 0, prompt_len, response_len, 0, -1, 0, 0});
-  if (TrainsOnPairs(config_)) Feed(ev::PayloadStored{{c.ordinal, c.issue, 1}, 0, prompt_len, rejected_len, 0, -1, 0, 0});
+  if (TrainsOnPairs(config_))
+    Feed(ev::PayloadStored{{c.ordinal, c.issue, 1}, 0, prompt_len, rejected_len, 0, -1, 0, 0});
 }
 
 bool ControllerProcess::EnsureRow(const SampleId& tid) {
@@ -65,8 +66,9 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
   metrics_->Count("dispatch/chunks");
 }
 
-// Fragments go to a device with the environment worker that hosts their instances. While there is none (its place is
-// being filled again) they wait here, and go back to the dispatcher after a while, so that nobody is taken for hung.
+// Fragments go to a device with the environment worker that hosts their instances. While there is none (its
+// place is being filled again) they wait here, and go back to the dispatcher after a while, so that nobody is
+// taken for hung.
 void ControllerProcess::SendFragments() {
   while (!held_chunks_.empty() && !environment_of_.empty()) {
     HeldChunk held = std::move(held_chunks_.front());
@@ -74,7 +76,8 @@ void ControllerProcess::SendFragments() {
     down::StartChunk& m = held.message;
     auto starts = fragments_->Starts(m.tid);
     if (!starts.ok()) {
-      Feed(ev::ChunkFinished{held.worker, m.tid, m.att, ev::ChunkEnd::kError, "its start: " + starts.status().message()});
+      Feed(ev::ChunkFinished{held.worker, m.tid, m.att, ev::ChunkEnd::kError,
+                             "its start: " + starts.status().message()});
       continue;
     }
     m.starts = std::move(*starts);
@@ -93,12 +96,14 @@ void ControllerProcess::GiveBackHeldChunks() {
   while (!held_chunks_.empty() && Clock::now() - held_chunks_.front().since > std::chrono::seconds(5)) {
     const HeldChunk held = std::move(held_chunks_.front());
     held_chunks_.pop_front();
-    Feed(ev::ChunkFinished{held.worker, held.message.tid, held.message.att, ev::ChunkEnd::kCancelled, "no environment worker is there"});
+    Feed(ev::ChunkFinished{held.worker, held.message.tid, held.message.att, ev::ChunkEnd::kCancelled,
+                           "no environment worker is there"});
   }
 }
 
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
-  std::erase_if(held_chunks_, [&](const HeldChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
+  std::erase_if(held_chunks_,
+                [&](const HeldChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
   Send(c.worker, down::CancelChunk{c.tid, c.att});
 }
 
@@ -112,9 +117,9 @@ void ControllerProcess::Do(const cmd::StorePayload& c) {
     StorageFailed("payload: " + ref.status().message());
     return;
   }
-  stored_.push_back(ev::PayloadStored{c.tid, c.att, static_cast<int64_t>(payload.prompt.size()), samples_.Find(c.tid)->tokens.size(),
-                                      ref->digest, ref->file, ref->offset, ref->bytes});
-
+  stored_.push_back(ev::PayloadStored{c.tid, c.att, static_cast<int64_t>(payload.prompt.size()),
+                                      samples_.Find(c.tid)->tokens.size(), ref->digest, ref->file,
+                                      ref->offset, ref->bytes});
 }
 
 void ControllerProcess::Do(const cmd::DiscardTokens& c) {
@@ -130,7 +135,8 @@ const StoredSample* ControllerProcess::Tokens(const SampleId& tid) {
   if (const StoredSample* s = samples_.Find(tid); s != nullptr && s->tokens.size() > 0) return s;
   const record::Enq* enq = controller_->FindPayload(tid);
   if (enq == nullptr || enq->payload_file < 0) return nullptr;
-  auto payload = payload_reader_->Read({enq->payload_file, enq->payload_offset, enq->payload_bytes, enq->digest});
+  auto payload =
+      payload_reader_->Read({enq->payload_file, enq->payload_offset, enq->payload_bytes, enq->digest});
   if (!payload.ok()) {
     Warn("payload of " + ToString(tid) + ": " + payload.status().message());
     return nullptr;
@@ -156,7 +162,8 @@ void ControllerProcess::Do(const cmd::Grade& c) {
       graded.why = verdict.status().message();
     }
     metrics_->OnGraded(graded);
-    Feed(ev::Graded{c.grader, c.tid, c.att, graded.outcome, graded.reward, std::move(graded.rewards), std::move(graded.why)});
+    Feed(ev::Graded{c.grader, c.tid, c.att, graded.outcome, graded.reward, std::move(graded.rewards),
+                    std::move(graded.why)});
     return;
   }
   const EncodedRow& row = *samples_.FindRow(c.tid);
@@ -179,7 +186,12 @@ void ControllerProcess::Do(const cmd::EnvStep& c) {
   if (c.turn != 0) {
     if (EnsureRow(c.tid) && Tokens(c.tid) != nullptr) record = samples_.Change(c.tid);
     if (record == nullptr) {
-      Feed(ev::EnvStepped{.worker = c.worker, .tid = c.tid, .att = c.att, .turn = c.turn, .outcome = GradeOutcome::kData, .why = "its tokens cannot be read"});
+      Feed(ev::EnvStepped{.worker = c.worker,
+                          .tid = c.tid,
+                          .att = c.att,
+                          .turn = c.turn,
+                          .outcome = GradeOutcome::kData,
+                          .why = "its tokens cannot be read"});
       return;
     }
   }

@@ -22,10 +22,12 @@ void ControllerProcess::Do(const cmd::Grant& c) {
 }
 
 void ControllerProcess::Do(const cmd::FetchState& c) {
-  Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, weights_address_[c.from.worker.value]});
+  Send(c.worker,
+       down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, weights_address_[c.from.worker.value]});
 }
 
-// The ranks meet by a file that all of them see; its name is never used again, also not by a later controller.
+// The ranks meet by a file that all of them see; its name is never used again, also not by a later
+// controller.
 void ControllerProcess::Do(const cmd::FormGroup& c) {
   const std::string dir = request_.run_dir + "/comm";
   const Status made = fs_.MakeDirectories(dir);
@@ -33,16 +35,21 @@ void ControllerProcess::Do(const cmd::FormGroup& c) {
     Feed(ev::GroupFormed{c.worker, c.group_epoch, made.message()});
     return;
   }
-  Send(c.worker, down::FormGroup{c.group_epoch, c.rank, c.world,
-                                 dir + "/" + std::to_string(journal_->ctl_epoch()) + "-" + std::to_string(c.group_epoch), kMeetSeconds});
+  Send(c.worker, down::FormGroup{
+                     c.group_epoch, c.rank, c.world,
+                     dir + "/" + std::to_string(journal_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),
+                     kMeetSeconds});
 }
 
-void ControllerProcess::Do(const cmd::AbortStep& c) { Send(c.worker, down::AbortStep{c.slot, c.epoch, c.lease, c.step, c.group_epoch}); }
+void ControllerProcess::Do(const cmd::AbortStep& c) {
+  Send(c.worker, down::AbortStep{c.slot, c.epoch, c.lease, c.step, c.group_epoch});
+}
 
 void ControllerProcess::Do(const cmd::InitState& c) { Send(c.worker, down::InitState{}); }
 
 void ControllerProcess::Do(const cmd::RestoreState& c) {
-  Send(c.worker, down::RestoreState{c.ckpt, c.step, c.weights_digest, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});
+  Send(c.worker,
+       down::RestoreState{c.ckpt, c.step, c.weights_digest, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});
 }
 
 void ControllerProcess::Do(const cmd::CopyRecovery& c) { Send(c.worker, down::CopyRecovery{c.step}); }
@@ -51,7 +58,8 @@ void ControllerProcess::Do(const cmd::Publish& c) { Send(c.worker, down::Publish
 
 void ControllerProcess::Do(const cmd::Load& c) {
   down::Load m{c.v, c.digest, "", c.worker.worker == c.from.worker};
-  if (config_.cluster.weight_transport == "stream" && !m.alias) m.address = weights_address_[c.from.worker.value];
+  if (config_.cluster.weight_transport == "stream" && !m.alias)
+    m.address = weights_address_[c.from.worker.value];
   Send(c.worker, std::move(m));
 }
 
@@ -76,7 +84,8 @@ void ControllerProcess::Do(const cmd::Train& c) {
       step.rows->push_back(std::move(*row));
     }
   }
-  step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows, c.group_epoch, c.rank, c.world, std::move(groups)});
+  step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
+                                                  c.group_epoch, c.rank, c.world, std::move(groups)});
   if (static_cast<int64_t>(step.members.size()) < c.world) return;
   {
     const std::lock_guard lock(leased_mu_);
@@ -139,11 +148,13 @@ void ControllerProcess::MaskOld(const cmd::Train& c, BatchRow& row) {
   }
 }
 
-StatusOr<std::shared_ptr<const std::vector<BatchRow>>> ControllerProcess::LeasedRows(int64_t lease, StepNumber step) {
+StatusOr<std::shared_ptr<const std::vector<BatchRow>>> ControllerProcess::LeasedRows(int64_t lease,
+                                                                                     StepNumber step) {
   const std::lock_guard lock(leased_mu_);
   const auto it = leased_.find(lease);
   if (it == leased_.end() || it->second.first != step) {
-    return NotFound("lease " + std::to_string(lease) + " of step " + std::to_string(step.value) + " is not open");
+    return NotFound("lease " + std::to_string(lease) + " of step " + std::to_string(step.value) +
+                    " is not open");
   }
   return std::shared_ptr<const std::vector<BatchRow>>(it->second.second);
 }
@@ -191,7 +202,8 @@ void ControllerProcess::CommitCheckpoint(const up::CheckpointFiles& files) {
     const auto committed = checkpoint_->Commit(manifest);
     const double seconds = write_s + std::chrono::duration<double>(Clock::now() - begin).count();
     if (committed.ok()) {
-      inbox_.Put(CheckpointResult{ev::CheckpointWritten{c.ckpt, c.step, *committed, manifest.weights_digest}, seconds});
+      inbox_.Put(CheckpointResult{ev::CheckpointWritten{c.ckpt, c.step, *committed, manifest.weights_digest},
+                                  seconds});
     } else {
       inbox_.Put(CheckpointResult{ev::CheckpointFailed{c.ckpt, committed.status().message()}, seconds});
     }
@@ -199,7 +211,8 @@ void ControllerProcess::CommitCheckpoint(const up::CheckpointFiles& files) {
 }
 
 void ControllerProcess::JoinCheckpoint() {
-  // waits: as long as the disk takes to read back and commit one checkpoint; the journal waits for the same disk
+  // waits: as long as the disk takes to read back and commit one checkpoint; the journal waits for the same
+  // disk
   if (checkpoint_thread_.joinable()) checkpoint_thread_.join();
 }
 
@@ -208,7 +221,8 @@ void ControllerProcess::Do(const cmd::VerifyCheckpoint& c) {
   auto verified = storage::VerifyCheckpoint(fs_, dir, c.manifest_digest);
   Status status = verified.status();
   if (verified.ok() && verified->notes["data_identity"] != rows_->identity()) {
-    status = FailedPrecondition(dir + " belongs to other data (identity " + verified->notes["data_identity"] + ", now " + rows_->identity() + ")");
+    status = FailedPrecondition(dir + " belongs to other data (identity " + verified->notes["data_identity"] +
+                                ", now " + rows_->identity() + ")");
   }
   Feed(ev::CheckpointVerified{c.ckpt, status.ok() ? "" : status.message()});
 }
@@ -218,6 +232,8 @@ void ControllerProcess::Do(const cmd::DeleteCheckpoint& c) {
   if (!removed.ok()) Warn("checkpoint: " + removed.message());
 }
 
-void ControllerProcess::Do(const cmd::SaveFinal& c) { Send(c.worker, down::SaveFinal{request_.run_dir + "/final"}); }
+void ControllerProcess::Do(const cmd::SaveFinal& c) {
+  Send(c.worker, down::SaveFinal{request_.run_dir + "/final"});
+}
 
 }  // namespace tidepool::workers

@@ -29,7 +29,9 @@ auto Caught(const char* what, F&& body) -> decltype(body()) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted(std::string(what) + ": out of memory; lower train.micro_batch_tokens, rollout.max_concurrent or rollout.kv_cache_tokens");
+    return ResourceExhausted(
+        std::string(what) +
+        ": out of memory; lower train.micro_batch_tokens, rollout.max_concurrent or rollout.kv_cache_tokens");
   } catch (const std::exception& e) {
     return Internal(std::string(what) + ": " + e.what());
   }
@@ -49,7 +51,8 @@ Status ReadBytes(const std::string& path, std::span<std::byte> bytes) {
   const auto size = fs::file_size(path, error);
   if (error) return NotFound(path + ": cannot be read (" + error.message() + ")");
   if (size != bytes.size()) {
-    return DataLoss(path + ": has " + std::to_string(size) + " bytes, this trainer needs " + std::to_string(bytes.size()));
+    return DataLoss(path + ": has " + std::to_string(size) + " bytes, this trainer needs " +
+                    std::to_string(bytes.size()));
   }
   std::FILE* file = std::fopen(path.c_str(), "rb");
   if (file == nullptr) return Unavailable(path + ": cannot be read");
@@ -72,8 +75,10 @@ constexpr int64_t kCpuKvBytes = int64_t{256} << 20;
 int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec, model::DType dtype) {
   const RolloutConfig& r = config.rollout;
   if (r.kv_cache_tokens > 0) return r.kv_cache_tokens;
-  const int64_t row = std::min(config.data.max_prompt_tokens + r.max_new_tokens, spec.max_position) + r.block_tokens;
-  const int64_t concurrent = std::min(r.max_concurrent, config.train.groups_per_step * r.group_size * (config.scheduler.max_lag_versions + 1));
+  const int64_t row =
+      std::min(config.data.max_prompt_tokens + r.max_new_tokens, spec.max_position) + r.block_tokens;
+  const int64_t concurrent = std::min(r.max_concurrent, config.train.groups_per_step * r.group_size *
+                                                            (config.scheduler.max_lag_versions + 1));
   const int64_t token_bytes = 2 * spec.layers * spec.kv_heads * spec.head_size * model::Bytes(dtype);
   return std::max(row, std::min(concurrent * row, kCpuKvBytes / token_bytes));
 }
@@ -81,13 +86,17 @@ int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec, mod
 }  // namespace
 
 DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, std::string run_id)
-    : config_(std::move(config)), model_dir_(std::move(model_dir)), run_id_(std::move(run_id)),
-      published_(run_id_, "weights"), recovery_(run_id_, "recovery") {}
+    : config_(std::move(config)),
+      model_dir_(std::move(model_dir)),
+      run_id_(std::move(run_id)),
+      published_(run_id_, "weights"),
+      recovery_(run_id_, "recovery") {}
 DeviceRoles::~DeviceRoles() = default;
 
 Status DeviceRoles::MakeWeights(bool read_tensors) {
   return Caught("model", [&]() -> Status {
-    const model::DType dtype = config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
+    const model::DType dtype =
+        config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
     if (!config_.model.policy.empty()) {
       TP_ASSIGN_OR_RETURN(policy_, policy::ReadPolicySpec(model_dir_));
       TP_ASSIGN_OR_RETURN(weights_, model::Weights::FromLayout(policy::PolicyLayout(*policy_), dtype));
@@ -98,7 +107,9 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
     if (config_.deterministic) TP_RETURN_IF_ERROR(model::SelfTestBatchInvariance(spec, dtype));
     const bool scores = config_.job == "reward_model";
-    if (spec.value_head && !scores) return InvalidArgument("model.path: " + model_dir_ + " is a reward model; a job of kind " + config_.job + " needs one that writes");
+    if (spec.value_head && !scores)
+      return InvalidArgument("model.path: " + model_dir_ + " is a reward model; a job of kind " +
+                             config_.job + " needs one that writes");
     if (read_tensors) {
       TP_ASSIGN_OR_RETURN(weights_, ReadModel("model.path", ""));
       if (scores && !spec.value_head) {
@@ -112,8 +123,10 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
   });
 }
 
-StatusOr<std::unique_ptr<model::Weights>> DeviceRoles::ReadModel(const std::string& key, const std::string& folder) const {
-  const model::DType dtype = config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
+StatusOr<std::unique_ptr<model::Weights>> DeviceRoles::ReadModel(const std::string& key,
+                                                                 const std::string& folder) const {
+  const model::DType dtype =
+      config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
   const std::string& dir = folder.empty() ? model_dir_ : folder;
   if (HasTensors(dir)) return model::LoadHuggingFace(dir, dtype);
   if (!folder.empty() || !config_.model.init) return NotFound(key + ": " + dir + " has no weights");
@@ -136,14 +149,18 @@ Status DeviceRoles::MakeTrainer() {
     train::Companions companions;
     if (needed.reference && reference_ == nullptr) {
       const bool dpo = config_.job == "dpo";
-      TP_ASSIGN_OR_RETURN(reference_, ReadModel(dpo ? "preference.reference" : "algorithm.kl.reference", dpo ? config_.preference.reference : config_.algorithm.kl.reference));
+      TP_ASSIGN_OR_RETURN(reference_,
+                          ReadModel(dpo ? "preference.reference" : "algorithm.kl.reference",
+                                    dpo ? config_.preference.reference : config_.algorithm.kl.reference));
     }
     if (needed.teacher && teacher_ == nullptr) {
       const bool distill = config_.job == "distill";
-      TP_ASSIGN_OR_RETURN(teacher_, ReadModel(distill ? "distill.teacher" : "algorithm.teacher", distill ? config_.distill.teacher : config_.algorithm.teacher));
+      TP_ASSIGN_OR_RETURN(teacher_, ReadModel(distill ? "distill.teacher" : "algorithm.teacher",
+                                              distill ? config_.distill.teacher : config_.algorithm.teacher));
     }
     if (needed.critic) {
-      // Always from the start: what it has learned is in the state that is restored next, or there is none yet.
+      // Always from the start: what it has learned is in the state that is restored next, or there is none
+      // yet.
       TP_ASSIGN_OR_RETURN(critic_, ReadModel("algorithm.critic.path", config_.algorithm.critic.path));
       if (!critic_->spec().value_head) {
         TP_ASSIGN_OR_RETURN(critic_, model::WithValueHead(*critic_));
@@ -155,9 +172,13 @@ Status DeviceRoles::MakeTrainer() {
   });
 }
 
-std::vector<train::NamedBytes> DeviceRoles::TrainerState() const { return policy_trainer_ != nullptr ? policy_trainer_->State() : trainer_->State(); }
+std::vector<train::NamedBytes> DeviceRoles::TrainerState() const {
+  return policy_trainer_ != nullptr ? policy_trainer_->State() : trainer_->State();
+}
 
-uint64_t DeviceRoles::TrainerDigest() const { return policy_trainer_ != nullptr ? weights_->Digest() : trainer_->Digest(); }
+uint64_t DeviceRoles::TrainerDigest() const {
+  return policy_trainer_ != nullptr ? weights_->Digest() : trainer_->Digest();
+}
 
 Status DeviceRoles::InitState() {
   trainer_.reset();
@@ -194,7 +215,9 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
   owns_state_ = true;
   digest_ = weights_->Digest();
-  if (TrainerDigest() != tag.digest) return DataLoss("the recovery copy of step " + std::to_string(step.value) + " has another digest than when it was written");
+  if (TrainerDigest() != tag.digest)
+    return DataLoss("the recovery copy of step " + std::to_string(step.value) +
+                    " has another digest than when it was written");
   return OkStatus();
 }
 
@@ -204,10 +227,12 @@ Status DeviceRoles::FetchState(const std::string& address, const std::string& to
   owns_state_ = false;  // whatever was here is being overwritten
   std::vector<std::span<std::byte>> parts;
   for (const train::NamedBytes& part : TrainerState()) parts.push_back(part.bytes);
-  TP_ASSIGN_OR_RETURN(const uint64_t announced, FetchBytes(address, token, {.version = {}, .step = step}, parts));
+  TP_ASSIGN_OR_RETURN(const uint64_t announced,
+                      FetchBytes(address, token, {.version = {}, .step = step}, parts));
   const std::vector<std::span<const std::byte>> came(parts.begin(), parts.end());
   if (StateDigest(came) != announced) {
-    return DataLoss("the state of step " + std::to_string(step.value) + " from " + address + " changed while it was read");
+    return DataLoss("the state of step " + std::to_string(step.value) + " from " + address +
+                    " changed while it was read");
   }
   owns_state_ = true;
   digest_ = weights_->Digest();
@@ -254,18 +279,23 @@ Status DeviceRoles::PrepareRollout() {
     options.version = version_;
     if (!config_.rollout.stop.empty()) {
       TP_ASSIGN_OR_RETURN(auto loaded, text::Tokenizer::Load(model_dir_));
-      std::shared_ptr<text::Tokenizer> tokenizer = std::move(loaded);  // shared: std::function needs to be copyable
+      std::shared_ptr<text::Tokenizer> tokenizer =
+          std::move(loaded);  // shared: std::function needs to be copyable
       options.token_bytes = [tokenizer](int32_t id) { return std::string(tokenizer->TokenBytes(id)); };
     }
     TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
-    rollout_ = std::make_unique<TokenRollout>(config_.rollout, !config_.environment.name.empty(), config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
+    rollout_ = std::make_unique<TokenRollout>(
+        config_.rollout, !config_.environment.name.empty(),
+        config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
     return OkStatus();
   });
 }
 
 int64_t DeviceRoles::ReleaseRollout() { return rollout_ == nullptr ? 0 : rollout_->ReleaseMemory(); }
 
-int64_t DeviceRoles::weight_bytes() const { return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size()); }
+int64_t DeviceRoles::weight_bytes() const {
+  return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size());
+}
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
@@ -275,7 +305,8 @@ StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   return digest_;
 }
 
-StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::string& address, const std::string& token) {
+StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::string& address,
+                                               const std::string& token) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   owns_state_ = false;
   const std::span<std::byte> arena = weights_->bytes();
@@ -289,8 +320,9 @@ void DeviceRoles::UseVersion(Version version) {
   if (rollout_ != nullptr) rollout_->UseVersion(version);
 }
 
-StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows, const Progress& progress,
-                                          comm::Collective* group, const std::vector<int64_t>& groups) {
+StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                          const Progress& progress, comm::Collective* group,
+                                          const std::vector<int64_t>& groups) {
   TP_RETURN_IF_ERROR(MakeTrainer());
   if (policy_) return TrainPolicy(step, version, rows, progress, group, groups);
   train::Batch batch;
@@ -305,21 +337,27 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
     row.logprobs = std::move(in.response.logprobs);
     row.log_kept = std::move(in.response.log_kept);
     row.routing = std::move(in.response.routing);
-    for (const auto& [v, count] : in.response.versions) row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
+    for (const auto& [v, count] : in.response.versions)
+      row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
     row.loss_mask = std::move(in.loss_mask);
     row.reward = in.reward;
     row.components = std::move(in.components);
     row.turns = std::move(in.response.turns);
     row.truncated = in.truncated;
-    if (group != nullptr) batch.mine.push_back(std::find(groups.begin(), groups.end(), in.gid.value) != groups.end() ? 1 : 0);
+    if (group != nullptr)
+      batch.mine.push_back(std::find(groups.begin(), groups.end(), in.gid.value) != groups.end() ? 1 : 0);
     batch.rows.push_back(std::move(row));
   }
   return Caught("train", [&]() -> StatusOr<TrainOutcome> {
     std::map<std::string, double> evaluated;
     TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/true, evaluated));
-    TP_ASSIGN_OR_RETURN(train::StepResult result, trainer_->Step(batch, [&](const train::StepProgress& p) {
-      return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
-    }, group));
+    TP_ASSIGN_OR_RETURN(train::StepResult result, trainer_->Step(
+                                                      batch,
+                                                      [&](const train::StepProgress& p) {
+                                                        return progress("train " + std::to_string(p.done) +
+                                                                        "/" + std::to_string(p.total));
+                                                      },
+                                                      group));
     digest_ = result.digest;
     TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/false, evaluated));
     result.metrics.insert(evaluated.begin(), evaluated.end());
@@ -328,22 +366,29 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
 }
 
 // Weights that were written from outside reach the player with UseVersion.
-StatusOr<TrainOutcome> DeviceRoles::TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows, const Progress& progress,
+StatusOr<TrainOutcome> DeviceRoles::TrainPolicy(StepNumber step, Version version,
+                                                const std::vector<BatchRow>& rows, const Progress& progress,
                                                 comm::Collective* group, const std::vector<int64_t>& groups) {
   std::vector<policy::FragmentRow> batch;
   for (const BatchRow& in : rows) {
     auto fragment = policy::DecodeFragment(in.response.fragment);
-    if (!fragment.ok()) return InvalidArgument("row " + ToString(in.tid) + ": " + fragment.status().message());
-    policy::FragmentRow row{.tid = in.tid, .version = {}, .masked = false, .mine = true, .fragment = std::move(*fragment)};
+    if (!fragment.ok())
+      return InvalidArgument("row " + ToString(in.tid) + ": " + fragment.status().message());
+    policy::FragmentRow row{
+        .tid = in.tid, .version = {}, .masked = false, .mine = true, .fragment = std::move(*fragment)};
     if (!in.response.versions.empty()) row.version = in.response.versions.front().first;
     row.masked = !in.loss_mask.empty() && in.loss_mask.front() == 0;  // a fragment is of one version
     row.mine = group == nullptr || std::find(groups.begin(), groups.end(), in.gid.value) != groups.end();
     batch.push_back(std::move(row));
   }
   return Caught("train", [&]() -> StatusOr<TrainOutcome> {
-    TP_ASSIGN_OR_RETURN(train::StepResult result, policy_trainer_->Step(step, version, batch, [&](const train::StepProgress& p) {
-      return progress("train " + std::to_string(p.done) + "/" + std::to_string(p.total));
-    }, group));
+    TP_ASSIGN_OR_RETURN(train::StepResult result, policy_trainer_->Step(
+                                                      step, version, batch,
+                                                      [&](const train::StepProgress& p) {
+                                                        return progress("train " + std::to_string(p.done) +
+                                                                        "/" + std::to_string(p.total));
+                                                      },
+                                                      group));
     digest_ = result.digest;
     return TrainOutcome{result.finite, result.digest, {result.metrics.begin(), result.metrics.end()}};
   });
@@ -396,7 +441,8 @@ Status DeviceRoles::CopyRecovery(StepNumber step) {
 }
 
 StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir) const {
-  if (trainer_ == nullptr && policy_trainer_ == nullptr) return FailedPrecondition("there is no trainer whose state could be saved");
+  if (trainer_ == nullptr && policy_trainer_ == nullptr)
+    return FailedPrecondition("there is no trainer whose state could be saved");
   std::error_code error;
   fs::create_directories(dir + "/model", error);
   fs::create_directories(dir + "/trainer", error);
@@ -422,7 +468,8 @@ Status DeviceRoles::SaveModel(const std::string& dir) const {
     fs::create_directories(dir, error);
     if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
     if (policy_) return policy::SavePolicy(*policy_, *weights_, dir);
-    TP_RETURN_IF_ERROR(model::SaveHuggingFace(*weights_, dir, kShardBytes, HasTensors(model_dir_) ? model_dir_ : ""));
+    TP_RETURN_IF_ERROR(
+        model::SaveHuggingFace(*weights_, dir, kShardBytes, HasTensors(model_dir_) ? model_dir_ : ""));
     return CopyTextFiles(model_dir_, dir);
   });
 }

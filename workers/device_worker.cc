@@ -18,13 +18,13 @@
 #include "workers/auth.h"
 #include "workers/build_info.h"
 #include "workers/device_roles.h"
-#include "workers/resolved_config.h"
 #include "workers/held_tokens.h"
 #include "workers/link.h"
 #include "workers/mailbox.h"
 #include "workers/offered_state.h"
 #include "workers/pacer.h"
 #include "workers/pulse.h"
+#include "workers/resolved_config.h"
 #include "workers/torch_threads.h"
 #include "workers/weights_service.h"
 #include "workers/worker_trace.h"
@@ -42,7 +42,9 @@ struct Overload : F... {
 template <typename... F>
 Overload(F...) -> Overload<F...>;
 
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // Rows of the time line.
 constexpr int kRolloutRow = 1;
@@ -63,7 +65,8 @@ class DeviceWorker {
     while (exit_code_ < 0) {
       const bool busy = CanStep();
       std::deque<LinkEvent> events = std::exchange(later_, {});
-      for (LinkEvent& event : inbox_.TakeAll(busy || !events.empty() ? std::chrono::milliseconds(0) : std::chrono::milliseconds(20))) {
+      for (LinkEvent& event : inbox_.TakeAll(busy || !events.empty() ? std::chrono::milliseconds(0)
+                                                                     : std::chrono::milliseconds(20))) {
         events.push_back(std::move(event));
       }
       for (LinkEvent& event : events) {
@@ -91,7 +94,10 @@ class DeviceWorker {
   // --- attaching ---
   Status Attach() {
     TP_ASSIGN_OR_RETURN(token_, ReadTokenFile(options_.token_file));
-    TP_ASSIGN_OR_RETURN(weights_server_, WeightsServer::Start("127.0.0.1", token_, 1 << 20, [this](const WantedBytes& w) { return w.step.valid() ? state_.Read(w.step) : PublishedFor(w.version); }));
+    TP_ASSIGN_OR_RETURN(weights_server_,
+                        WeightsServer::Start("127.0.0.1", token_, 1 << 20, [this](const WantedBytes& w) {
+                          return w.step.valid() ? state_.Read(w.step) : PublishedFor(w.version);
+                        }));
     LinkOptions link;
     link.address = options_.address;
     link.token = token_;
@@ -103,12 +109,14 @@ class DeviceWorker {
     link.hello.device_bytes = MachineBytes();
     link.hello.pid = getpid();
     link.hello.weights_address = weights_server_->address();
-    TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
+    TP_ASSIGN_OR_RETURN(
+        link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
     heartbeat_ = std::jthread([this](std::stop_token stop) {
       while (!stop.stop_requested()) {
         link_->Send(pulse_.Take());
         std::unique_lock lock(heartbeat_mu_);
-        heartbeat_wake_.wait_for(lock, stop, std::chrono::milliseconds(heartbeat_ms_.load()), [] { return false; });
+        heartbeat_wake_.wait_for(lock, stop, std::chrono::milliseconds(heartbeat_ms_.load()),
+                                 [] { return false; });
       }
     });
     return OkStatus();
@@ -137,7 +145,8 @@ class DeviceWorker {
     pacer_ = std::move(*pacer);
     pulse_.SetPacer(pacer_.get());
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id);
-    if (config_.observe.trace) trace_ = OpenWorkerTrace(welcome, inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
+    if (config_.observe.trace)
+      trace_ = OpenWorkerTrace(welcome, inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
     held_.SetOn(config_.cluster.reattach_grace_s > 0);
     link_->SetReattach(config_.cluster.reattach_grace_s, [this] { return held_.All(); });
   }
@@ -181,7 +190,9 @@ class DeviceWorker {
   bool Current(SlotId slot, LeaseEpoch epoch) {
     if (slot == slot_ && epoch == epoch_) return true;
     ++refused_;
-    observe::Log(observe::LogLevel::kWarn, "refused_epoch", {{"why", "slot " + std::to_string(slot.value) + " epoch " + std::to_string(epoch.value) + " here " + std::to_string(epoch_.value)}});
+    observe::Log(observe::LogLevel::kWarn, "refused_epoch",
+                 {{"why", "slot " + std::to_string(slot.value) + " epoch " + std::to_string(epoch.value) +
+                              " here " + std::to_string(epoch_.value)}});
     return false;
   }
 
@@ -189,7 +200,12 @@ class DeviceWorker {
     if (!Current(c.slot, c.epoch)) return;
     up::StepTokens answer;
     if (role_ != Role::kRollout || roles_->rollout() == nullptr || c.version != admitted_) {
-      answer.chunks.push_back({c.tid, c.att, {}, true, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version)});
+      answer.chunks.push_back({c.tid,
+                               c.att,
+                               {},
+                               true,
+                               ChunkEnd::kCancelled,
+                               "this worker does not serve version " + ToString(c.version)});
       link_->Send(std::move(answer));
       return;
     }
@@ -200,7 +216,8 @@ class DeviceWorker {
     const Status added = roles_->rollout()->Add(std::move(c));
     if (added.ok() || added.code() == StatusCode::kAlreadyExists) return;
     const bool data = added.code() == StatusCode::kInvalidArgument;
-    answer.chunks.push_back({tid, att, {}, true, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message()});
+    answer.chunks.push_back(
+        {tid, att, {}, true, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message()});
     link_->Send(std::move(answer));
   }
 
@@ -226,7 +243,8 @@ class DeviceWorker {
     paced_.clear();
     up::StepTokens tokens;
     if (roles_->rollout() != nullptr) {
-      for (const auto& [tid, att] : roles_->rollout()->Drain()) tokens.chunks.push_back({tid, att, {}, true, ChunkEnd::kDrained, ""});
+      for (const auto& [tid, att] : roles_->rollout()->Drain())
+        tokens.chunks.push_back({tid, att, {}, true, ChunkEnd::kDrained, ""});
     }
     if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
     link_->Send(up::Drained{c.slot, c.epoch});
@@ -244,7 +262,9 @@ class DeviceWorker {
   }
 
   // What this process may still use of the device: the machine's available memory.
-  static int64_t FreeBytes() { return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
+  static int64_t FreeBytes() {
+    return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  }
 
   void Grant(const down::Grant& c) {
     if (c.slot != slot_ || c.epoch < epoch_) {
@@ -277,7 +297,9 @@ class DeviceWorker {
     pulse_.Begin("restore_state");
     const auto span = Span("restore_state", observe::kSystemSpan);
     JoinCheckpoint();
-    const Status status = !Withdraw() ? Unavailable("the old state is still being read") : c.ckpt >= 0 ? roles_->RestoreFromCheckpoint(c.dir, c.step) : roles_->RestoreFromRecovery(c.step);
+    const Status status = !Withdraw()   ? Unavailable("the old state is still being read")
+                          : c.ckpt >= 0 ? roles_->RestoreFromCheckpoint(c.dir, c.step)
+                                        : roles_->RestoreFromRecovery(c.step);
     ReportState(c.step, status);
   }
 
@@ -286,7 +308,8 @@ class DeviceWorker {
     pulse_.Begin("fetch_state");
     const auto span = Span("fetch_state", observe::kWeightsSpan);
     const auto start = Clock::now();
-    const Status fetched = Withdraw() ? roles_->FetchState(c.address, token_, c.step) : Unavailable("another newcomer still reads the old state here");
+    const Status fetched = Withdraw() ? roles_->FetchState(c.address, token_, c.step)
+                                      : Unavailable("another newcomer still reads the old state here");
     if (pacer_ && fetched.ok()) pacer_->Keep(start, pacer_->CopyState());
     ReportState(c.step, fetched);
   }
@@ -295,9 +318,13 @@ class DeviceWorker {
   void FormGroup(const down::FormGroup& c) {
     pulse_.Begin("form_group");
     const auto span = Span("form_group", observe::kSystemSpan);
-    group_.reset();  // the old sockets close before new ones are opened: a peer that still waits there learns of it
+    group_.reset();  // the old sockets close before new ones are opened: a peer that still waits there learns
+                     // of it
     group_epoch_ = 0;
-    auto group = comm::MakeGlooGroup({.store = c.store, .rank = static_cast<int>(c.rank), .size = static_cast<int>(c.size), .timeout_s = c.timeout_s});
+    auto group = comm::MakeGlooGroup({.store = c.store,
+                                      .rank = static_cast<int>(c.rank),
+                                      .size = static_cast<int>(c.size),
+                                      .timeout_s = c.timeout_s});
     if (group.ok()) {
       group_ = std::move(*group);
       group_epoch_ = c.group_epoch;
@@ -306,7 +333,8 @@ class DeviceWorker {
     pulse_.Begin("idle");
   }
 
-  // A step that this worker is in ends in Train's progress call; one that it never began, or that is over, here.
+  // A step that this worker is in ends in Train's progress call; one that it never began, or that is over,
+  // here.
   void AbortStep(const down::AbortStep& c) {
     if (!Current(c.slot, c.epoch)) return;
     LeaveGroup();
@@ -327,7 +355,8 @@ class DeviceWorker {
       if (message == nullptr) return true;  // the controller is gone
       if (message->inc != inc_) return false;
       // A drain inside a step comes from a controller that was restarted and has given the step up.
-      if (const auto* drain = std::get_if<down::Drain>(&message->body)) return drain->slot == slot_ && drain->epoch > epoch_;
+      if (const auto* drain = std::get_if<down::Drain>(&message->body))
+        return drain->slot == slot_ && drain->epoch > epoch_;
       const auto* abort = std::get_if<down::AbortStep>(&message->body);
       return abort != nullptr && abort->lease == lease;
     });
@@ -346,7 +375,10 @@ class DeviceWorker {
     if (status.ok()) Offer(step);
     if (status.ok()) {
       const auto digest = roles_->WeightsDigest();
-      if (digest.ok()) ready.weights_digest = *digest; else ready.error = digest.status().message();
+      if (digest.ok())
+        ready.weights_digest = *digest;
+      else
+        ready.error = digest.status().message();
     }
     link_->Send(std::move(ready));
     pulse_.Begin("idle");
@@ -362,12 +394,15 @@ class DeviceWorker {
     pulse_.Begin("fetch_rows");
     auto rows = link_->FetchRows(c.lease, c.step);
     if (!rows.ok() || static_cast<int64_t>(rows->size()) != c.rows) {
-      const std::string why = rows.ok() ? "got " + std::to_string(rows->size()) + " of " + std::to_string(c.rows) + " rows" : rows.status().message();
+      const std::string why =
+          rows.ok() ? "got " + std::to_string(rows->size()) + " of " + std::to_string(c.rows) + " rows"
+                    : rows.status().message();
       link_->Send(up::TrainFailed{c.step, c.lease, why, false});
       return;
     }
     if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch)) {
-      link_->Send(up::TrainFailed{c.step, c.lease, "this worker is not in training group " + std::to_string(c.group_epoch), false});
+      link_->Send(up::TrainFailed{
+          c.step, c.lease, "this worker is not in training group " + std::to_string(c.group_epoch), false});
       return;
     }
     JoinCheckpoint();  // it reads the weights that the optimizer is about to write
@@ -393,12 +428,15 @@ class DeviceWorker {
     if (!outcome.ok()) {
       if (c.world > 1) LeaveGroup();
       if (roles_->updates() == updates) Offer(before);  // the error came before any update
-      if (outcome.status().code() == StatusCode::kAborted) return;  // the command that called it off is answered next
-      link_->Send(up::TrainFailed{c.step, c.lease, outcome.status().message(), outcome.status().code() == StatusCode::kInvalidArgument});
+      if (outcome.status().code() == StatusCode::kAborted)
+        return;  // the command that called it off is answered next
+      link_->Send(up::TrainFailed{c.step, c.lease, outcome.status().message(),
+                                  outcome.status().code() == StatusCode::kInvalidArgument});
       return;
     }
     Offer(c.step);
-    link_->Send(up::TrainDone{c.step, c.lease, outcome->finite, outcome->weights_digest, SecondsSince(start), std::move(outcome->metrics)});
+    link_->Send(up::TrainDone{c.step, c.lease, outcome->finite, outcome->weights_digest, SecondsSince(start),
+                              std::move(outcome->metrics)});
   }
 
   // Tokens of this rank's rows, and the sum of the squares of their lengths.
@@ -427,8 +465,10 @@ class DeviceWorker {
   void CopyRecovery(const down::CopyRecovery& c) {
     const auto span = Span("recovery_copy", observe::kCheckpointSpan);
     const Status copied = roles_->CopyRecovery(c.step);
-    if (copied.ok()) link_->Send(up::RecoveryCopied{c.step});
-    else observe::Log(observe::LogLevel::kWarn, "recovery_copy", {{"why", copied.message()}});
+    if (copied.ok())
+      link_->Send(up::RecoveryCopied{c.step});
+    else
+      observe::Log(observe::LogLevel::kWarn, "recovery_copy", {{"why", copied.message()}});
   }
 
   void Publish(const down::Publish& c) {
@@ -500,7 +540,10 @@ class DeviceWorker {
       done.instruction_set = TorchInstructionSet();
       done.ckpt = c.ckpt;
       const auto files = roles_->WriteCheckpoint(c.dir);
-      if (files.ok()) done.files = *files; else done.error = files.status().message();
+      if (files.ok())
+        done.files = *files;
+      else
+        done.error = files.status().message();
       const auto digest = roles_->WeightsDigest();
       if (digest.ok()) done.weights_digest = *digest;
       done.seconds = SecondsSince(start);
@@ -508,7 +551,8 @@ class DeviceWorker {
     });
   }
   void JoinCheckpoint() {
-    // waits: as long as the disk takes; the controller replaces a worker that passes its deadline for the command
+    // waits: as long as the disk takes; the controller replaces a worker that passes its deadline for the
+    // command
     if (checkpoint_.joinable()) checkpoint_.join();
   }
 
@@ -522,7 +566,9 @@ class DeviceWorker {
 
   // --- generation ---
   bool CanStep() {
-    if (role_ != Role::kRollout || roles_ == nullptr || roles_->rollout() == nullptr || !roles_->rollout()->HasWork()) return false;
+    if (role_ != Role::kRollout || roles_ == nullptr || roles_->rollout() == nullptr ||
+        !roles_->rollout()->HasWork())
+      return false;
     // Self-fence: a worker that the controller may have given up serves nothing.
     return link_->SecondsSinceHeard() < lease_s_;
   }
@@ -542,8 +588,13 @@ class DeviceWorker {
     pulse_.Engine(tokens);
     for (const up::ChunkDelta& c : tokens.chunks) held_.Append(c);
     if (trace_) {
-      trace_->Add({"generate", std::string(observe::kRolloutSpan), kRolloutRow, begin, Now() - begin,
-                   {{"rows", static_cast<int64_t>(tokens.chunks.size())}, {"prefill", tokens.prefill_tokens}}});
+      trace_->Add(
+          {"generate",
+           std::string(observe::kRolloutSpan),
+           kRolloutRow,
+           begin,
+           Now() - begin,
+           {{"rows", static_cast<int64_t>(tokens.chunks.size())}, {"prefill", tokens.prefill_tokens}}});
     }
     if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
   }
@@ -564,7 +615,8 @@ class DeviceWorker {
     std::string_view category;
     TimePoint begin;
     ~TraceSpan() {
-      if (worker->trace_) worker->trace_->Add({name, std::string(category), kActorRow, begin, Now() - begin, {}});
+      if (worker->trace_)
+        worker->trace_->Add({name, std::string(category), kActorRow, begin, Now() - begin, {}});
     }
   };
   TraceSpan Span(const char* name, std::string_view category) { return {this, name, category, Now()}; }
@@ -590,14 +642,14 @@ class DeviceWorker {
 
   std::unique_ptr<comm::Collective> group_;  // of two ranks or more
   int64_t group_epoch_ = 0;
-  std::deque<LinkEvent> later_;              // came during a step
+  std::deque<LinkEvent> later_;                   // came during a step
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
 
   std::mutex published_mu_;
   std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_;
   HeldTokens held_;
 
-  std::unique_ptr<Pacer> pacer_;             // cluster.pace
+  std::unique_ptr<Pacer> pacer_;                           // cluster.pace
   std::map<std::pair<SampleId, int32_t>, int64_t> paced_;  // tokens of the samples in the engine
 
   std::unique_ptr<observe::TraceWriter> trace_;

@@ -14,7 +14,7 @@
 namespace tidepool::workers {
 
 struct DeviceWorkerOptions {
-  std::string address;       // of the controller
+  std::string address;  // of the controller
   std::string token_file;
   std::string run_id;
   std::string control_file;  // RUN/control.json

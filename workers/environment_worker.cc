@@ -37,7 +37,8 @@ class EnvironmentWorker : public SideWorker {
     if (vector_ != nullptr) return vector_->Serve(policy::EnvironmentOfJob(config_));
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
-    if (config_.observe.trace) trace_ = OpenWorkerTrace(welcome, inc, "environment", {{0, config_.environment.name}});
+    if (config_.observe.trace)
+      trace_ = OpenWorkerTrace(welcome, inc, "environment", {{0, config_.environment.name}});
     return OkStatus();
   }
 
@@ -53,7 +54,11 @@ class EnvironmentWorker : public SideWorker {
       due_.erase(due_.begin());
       w.reply.seconds = std::chrono::duration<double>(now - w.begin).count();
       if (trace_) {
-        trace_->Add({w.reply.turn == 0 ? "reset" : "turn", std::string(observe::kEnvironmentSpan), 0, w.trace_begin, TraceNow() - w.trace_begin,
+        trace_->Add({w.reply.turn == 0 ? "reset" : "turn",
+                     std::string(observe::kEnvironmentSpan),
+                     0,
+                     w.trace_begin,
+                     TraceNow() - w.trace_begin,
                      {{"tid", ToString(w.reply.tid)}, {"turn", w.reply.turn}, {"reward", w.reply.reward}}});
       }
       ++answered_;
@@ -98,15 +103,19 @@ class EnvironmentWorker : public SideWorker {
       out.why = played.status().message();
     }
     // A finished episode that is played again for its reward has had its turns.
-    double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment.latency, config_.seed, step.tid, step.turn) : 0;
+    double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment.latency, config_.seed,
+                                                              step.tid, step.turn)
+                                  : 0;
     if (!config_.cluster.pace.empty()) takes *= config_.cluster.pace_scale;  // modelled time, as the slots'
     if (takes > step.timeout_s) {
       takes = step.timeout_s;
       out.outcome = GradeOutcome::kInfra;
       out.timed_out = true;
-      out.why = "turn " + std::to_string(step.turn) + " did not end within " + std::to_string(step.timeout_s) + " s";
+      out.why = "turn " + std::to_string(step.turn) + " did not end within " +
+                std::to_string(step.timeout_s) + " s";
     }
-    const auto due = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(takes));
+    const auto due =
+        begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(takes));
     due_.emplace(due, Waiting{begin, trace_begin, std::move(out)});
   }
 

@@ -18,7 +18,8 @@
 namespace tidepool::workers {
 
 struct EnvironmentWorkerOptions : SideWorkerOptions {
-  bool vector = false;  // hosts the vectorised environments of a control task for device workers (workers/vector_service.h)
+  bool vector = false;  // hosts the vectorised environments of a control task for device workers
+                        // (workers/vector_service.h)
 };
 
 // Runs until the controller says Shutdown or is gone; exit code as RunDeviceWorker.

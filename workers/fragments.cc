@@ -15,13 +15,15 @@ constexpr int64_t kEpisodesOfOrdinal = int64_t{1} << 32;
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config, storage::PayloadReader& payloads) {
+StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config,
+                                                       storage::PayloadReader& payloads) {
   std::unique_ptr<Fragments> f(new Fragments(config, payloads));
   f->environment_ = policy::EnvironmentOfJob(config);
   TP_ASSIGN_OR_RETURN(f->rules_, environments::FindVectorEnvironment(f->environment_));
   TP_ASSIGN_OR_RETURN(f->spec_, policy::SpecOfJob(config));
   const auto batch = static_cast<double>(config.train.groups_per_step);
-  f->lanes_ = config.scheduler.max_lag_versions * config.train.groups_per_step + static_cast<int64_t>(std::ceil(config.scheduler.oversample * batch));
+  f->lanes_ = config.scheduler.max_lag_versions * config.train.groups_per_step +
+              static_cast<int64_t>(std::ceil(config.scheduler.oversample * batch));
   return f;
 }
 
@@ -35,14 +37,18 @@ StatusOr<std::string> Fragments::Starts(const SampleId& tid) {
   }
   if (const auto before = stored_.find(tid.ordinal - lanes_); before != stored_.end()) {
     const record::Enq& e = before->second;
-    TP_ASSIGN_OR_RETURN(const storage::Payload payload, payloads_.Read({e.payload_file, e.payload_offset, e.payload_bytes, e.digest}));
+    TP_ASSIGN_OR_RETURN(const storage::Payload payload,
+                        payloads_.Read({e.payload_file, e.payload_offset, e.payload_bytes, e.digest}));
     TP_ASSIGN_OR_RETURN(const policy::Fragment fragment, policy::DecodeFragment(payload.fragment));
     return policy::EncodeStates(fragment.ends);
   }
   const int64_t lane = tid.ordinal % lanes_;
   std::vector<uint64_t> indices;
-  for (int64_t i = 0; i < config_.environment.instances; ++i) indices.push_back(static_cast<uint64_t>(lane * config_.environment.instances + i));
-  TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(environment_, indices, tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));
+  for (int64_t i = 0; i < config_.environment.instances; ++i)
+    indices.push_back(static_cast<uint64_t>(lane * config_.environment.instances + i));
+  TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(
+                                          environment_, indices,
+                                          tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));
   return policy::EncodeStates(set->states());
 }
 
@@ -51,8 +57,10 @@ Status Fragments::Check(const TokenRecord& record) const {
   if (!fragment.ok()) return InvalidArgument(fragment.status().message());
   int64_t counted = 0;
   for (const auto& [version, count] : record.versions) counted += version.valid() ? count : 0;
-  if (record.fragment_steps < 1 || record.fragment_steps > fragment->cells() || counted != record.fragment_steps) {
-    return InvalidArgument("fragment: " + std::to_string(record.fragment_steps) + " steps are reported, its versions count " + std::to_string(counted) +
+  if (record.fragment_steps < 1 || record.fragment_steps > fragment->cells() ||
+      counted != record.fragment_steps) {
+    return InvalidArgument("fragment: " + std::to_string(record.fragment_steps) +
+                           " steps are reported, its versions count " + std::to_string(counted) +
                            ", and it has " + std::to_string(fragment->cells()));
   }
   return policy::CheckFragment(*fragment, spec_);

@@ -19,7 +19,8 @@ StatusOr<scheduler::HardwareProfile> LoadHardware(const std::string& name, const
 }
 
 scheduler::ModelShape ToShape(const config::WorkloadModel& m) {
-  return {m.name, m.parameters, m.active_parameters, m.layers, m.heads, m.kv_heads, m.head_size, m.weight_bytes, m.kv_bytes, m.kv_bytes_per_token};
+  return {m.name,     m.parameters, m.active_parameters, m.layers,   m.heads,
+          m.kv_heads, m.head_size,  m.weight_bytes,      m.kv_bytes, m.kv_bytes_per_token};
 }
 
 StatusOr<PaceModel> LoadPaceModel(const std::string& path) {

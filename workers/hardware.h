@@ -1,6 +1,6 @@
 #pragma once
-// Hardware profiles and paces (configs/hardware, configs/pace) as the cost model wants them: what `simulate`, `plan`
-// and paced slots share.
+// Hardware profiles and paces (configs/hardware, configs/pace) as the cost model wants them: what `simulate`,
+// `plan` and paced slots share.
 
 #include <string>
 
@@ -16,13 +16,15 @@ StatusOr<scheduler::HardwareProfile> LoadHardware(const std::string& name, const
 scheduler::ModelShape ToShape(const config::WorkloadModel& model);
 
 struct PaceModel {
-  std::string name;                    // of the pace, for people
+  std::string name;  // of the pace, for people
   scheduler::HardwareProfile hardware;
   scheduler::ModelShape model;
   int64_t devices_per_slot = 1, token_factor = 1;
   double engine_efficiency = 0.9, train_efficiency = 0.4;
-  config::Pace measured;               // of it the keys that only `simulate` reads
-  [[nodiscard]] scheduler::CostModel Cost() const { return {hardware, model, devices_per_slot, engine_efficiency}; }
+  config::Pace measured;  // of it the keys that only `simulate` reads
+  [[nodiscard]] scheduler::CostModel Cost() const {
+    return {hardware, model, devices_per_slot, engine_efficiency};
+  }
 };
 StatusOr<PaceModel> LoadPaceModel(const std::string& path);
 

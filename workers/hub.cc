@@ -25,7 +25,7 @@ struct Connection {
   std::mutex mu;
   std::condition_variable wake;
   std::deque<ToWorker> queue;
-  bool held = false;                       // more is coming that shall go with it (Hub::Hold)
+  bool held = false;  // more is coming that shall go with it (Hub::Hold)
   bool closed = false;
   std::string why;
   grpc::ServerContext* context = nullptr;  // while the call lives
@@ -64,7 +64,8 @@ struct Hub::Impl final : v1::Control::Service {
     return status;
   }
 
-  grpc::Status Attach(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::ToWorker, v1::FromWorker>* stream) override {
+  grpc::Status Attach(grpc::ServerContext* context,
+                      grpc::ServerReaderWriter<v1::ToWorker, v1::FromWorker>* stream) override {
     CallerRole role{};
     if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
     if (role == CallerRole::kOperator) {
@@ -93,16 +94,20 @@ struct Hub::Impl final : v1::Control::Service {
     auto* hello = std::get_if<up::Hello>(&first->body);
     if (hello == nullptr) return ToGrpc(InvalidArgument("Attach: the first message has to be Hello"));
     if (hello->schema != kWireSchema) {
-      return ToGrpc(FailedPrecondition("Attach: the worker speaks wire schema " + std::to_string(hello->schema) +
-                                       ", the controller " + std::to_string(kWireSchema) + "; use one build for both"));
+      return ToGrpc(FailedPrecondition("Attach: the worker speaks wire schema " +
+                                       std::to_string(hello->schema) + ", the controller " +
+                                       std::to_string(kWireSchema) + "; use one build for both"));
     }
     if (hello->run_id != options.run_id) {
       return ToGrpc(FailedPrecondition("Attach: this is run " + options.run_id + ", not " + hello->run_id));
     }
-    const CallerRole wanted = hello->kind == scheduler::WorkerKind::kDevice ? CallerRole::kDevice : hello->kind == scheduler::WorkerKind::kReward ? CallerRole::kReward : CallerRole::kEnvironment;
+    const CallerRole wanted = hello->kind == scheduler::WorkerKind::kDevice   ? CallerRole::kDevice
+                              : hello->kind == scheduler::WorkerKind::kReward ? CallerRole::kReward
+                                                                              : CallerRole::kEnvironment;
     if (role != wanted) {
       refused.fetch_add(1);
-      return ToGrpc(PermissionDenied(std::string("Attach: a token for ") + Name(role) + " may not attach a " + Name(wanted) + " worker"));
+      return ToGrpc(PermissionDenied(std::string("Attach: a token for ") + Name(role) + " may not attach a " +
+                                     Name(wanted) + " worker"));
     }
 
     auto connection = std::make_shared<Connection>();
@@ -143,7 +148,7 @@ struct Hub::Impl final : v1::Control::Service {
       connection->context = nullptr;
     }
     context->TryCancel();  // lets a writer that waits in Write return
-    writer.join();  // waits: closed and cancelled, so neither its wait nor its Write goes on
+    writer.join();         // waits: closed and cancelled, so neither its wait nor its Write goes on
     {
       const std::lock_guard lock(mu);
       connections.erase(id);
@@ -152,14 +157,16 @@ struct Hub::Impl final : v1::Control::Service {
     return grpc::Status::OK;
   }
 
-  // A reward worker has verdicts and heartbeats to say, an environment worker what came of actions; neither has
-  // anything to say about devices or weights.
+  // A reward worker has verdicts and heartbeats to say, an environment worker what came of actions; neither
+  // has anything to say about devices or weights.
   static Status Allowed(CallerRole role, const FromWorker& message) {
     const auto& body = message.body;
     if (std::holds_alternative<up::Hello>(body)) return InvalidArgument("a second Hello on one connection");
     if (std::holds_alternative<up::Heartbeat>(body)) return OkStatus();
-    const bool is_grade = std::holds_alternative<up::Graded>(body), is_step = std::holds_alternative<up::EnvStepped>(body);
-    if ((role == CallerRole::kReward) == is_grade && (role == CallerRole::kEnvironment) == is_step) return OkStatus();
+    const bool is_grade = std::holds_alternative<up::Graded>(body),
+               is_step = std::holds_alternative<up::EnvStepped>(body);
+    if ((role == CallerRole::kReward) == is_grade && (role == CallerRole::kEnvironment) == is_step)
+      return OkStatus();
     return PermissionDenied(std::string("a ") + Name(role) + " worker may not send this message");
   }
 
@@ -168,8 +175,10 @@ struct Hub::Impl final : v1::Control::Service {
       std::deque<ToWorker> batch;
       {
         std::unique_lock lock(connection.mu);
-        // waits: until the hold ends, or CloseLocked, which the end of the connection calls; the controller closes one that falls silent
-        connection.wake.wait(lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
+        // waits: until the hold ends, or CloseLocked, which the end of the connection calls; the controller
+        // closes one that falls silent
+        connection.wake.wait(
+            lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
         if (connection.queue.empty()) return;
         batch.swap(connection.queue);
       }
@@ -192,7 +201,8 @@ struct Hub::Impl final : v1::Control::Service {
     if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
     if (role != CallerRole::kDevice) {
       refused.fetch_add(1);
-      return ToGrpc(PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches"));
+      return ToGrpc(
+          PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches"));
     }
     auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1});
     if (!batch.ok()) return ToGrpc(batch.status());
@@ -208,7 +218,8 @@ struct Hub::Impl final : v1::Control::Service {
         bytes = 0;
       }
     }
-    if (frame.rows_size() > 0 && !writer->Write(frame)) return ToGrpc(Unavailable("FetchRows: the worker went away"));
+    if (frame.rows_size() > 0 && !writer->Write(frame))
+      return ToGrpc(Unavailable("FetchRows: the worker went away"));
     return grpc::Status::OK;
   }
 };
@@ -219,13 +230,16 @@ Hub::~Hub() {
 }
 
 bool IsLoopback(const std::string& host) {
-  return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]" || host.rfind("127.", 0) == 0;
+  return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]" ||
+         host.rfind("127.", 0) == 0;
 }
 
 StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTokens& tokens,
                                           std::function<void(HubEvent)> sink, RowsProvider rows) {
   if (!IsLoopback(options.bind)) {
-    return InvalidArgument("cluster.bind is " + options.bind + ", which others can reach; only loopback addresses are allowed until mutual TLS exists");
+    return InvalidArgument(
+        "cluster.bind is " + options.bind +
+        ", which others can reach; only loopback addresses are allowed until mutual TLS exists");
   }
   QuietGrpcLog();
   std::unique_ptr<Hub> hub(new Hub());
@@ -242,7 +256,8 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   builder.RegisterService(hub->impl_.get());
   hub->impl_->server = builder.BuildAndStart();
   if (hub->impl_->server == nullptr || port == 0) {
-    return Unavailable("cluster.port: " + wanted + " is taken or may not be used; choose another, or 0 for any free one");
+    return Unavailable("cluster.port: " + wanted +
+                       " is taken or may not be used; choose another, or 0 for any free one");
   }
   hub->impl_->address = options.bind + ":" + std::to_string(port);
   return hub;

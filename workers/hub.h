@@ -22,21 +22,32 @@ namespace tidepool::workers {
 using ConnectionId = int64_t;  // never re-used
 
 struct HubOptions {
-  std::string bind = "127.0.0.1";       // loopback only, until mutual TLS exists
-  int64_t port = 0;                     // 0: any free one
+  std::string bind = "127.0.0.1";  // loopback only, until mutual TLS exists
+  int64_t port = 0;                // 0: any free one
   std::string run_id;
   int64_t max_control_bytes = 4 << 20;
   int64_t max_frame_bytes = 1 << 20;
   int64_t max_queued_messages = 1 << 16;  // to one connection; more: it is closed as hung
 };
 
-struct HubOpened { ConnectionId connection = 0; up::Hello hello; std::string peer; };
-struct HubMessage { ConnectionId connection = 0; FromWorker message; };
-struct HubClosed { ConnectionId connection = 0; std::string why; };
+struct HubOpened {
+  ConnectionId connection = 0;
+  up::Hello hello;
+  std::string peer;
+};
+struct HubMessage {
+  ConnectionId connection = 0;
+  FromWorker message;
+};
+struct HubClosed {
+  ConnectionId connection = 0;
+  std::string why;
+};
 using HubEvent = std::variant<HubOpened, HubMessage, HubClosed>;
 
 // Rows of a lease for FetchRows, in order; any thread.
-using RowsProvider = std::function<StatusOr<std::shared_ptr<const std::vector<BatchRow>>>(int64_t lease, StepNumber step, Incarnation inc)>;
+using RowsProvider = std::function<StatusOr<std::shared_ptr<const std::vector<BatchRow>>>(
+    int64_t lease, StepNumber step, Incarnation inc)>;
 
 class Hub {
  public:
@@ -47,8 +58,8 @@ class Hub {
 
   [[nodiscard]] std::string address() const;  // "127.0.0.1:40123"
   void Send(ConnectionId connection, ToWorker message);
-  // Until it goes, what is sent waits, and then leaves as few frames: a worker that is given a hundred chunks at once takes
-  // them into one engine step, not into a dozen.
+  // Until it goes, what is sent waits, and then leaves as few frames: a worker that is given a hundred chunks
+  // at once takes them into one engine step, not into a dozen.
   class Holding {
    public:
     explicit Holding(Hub* hub) : hub_(hub) {}

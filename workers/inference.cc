@@ -64,11 +64,15 @@ struct InferenceSession::Impl {
   Status MakeConfig() {
     std::ostringstream yaml;
     const RolloutConfig& r = options.rollout;
-    yaml << "name: inference\njob: rl\nseed: " << options.seed << "\ndeterministic: " << (options.deterministic ? "true" : "false")
-         << "\nmodel: {path: \"" << options.model_dir << "\", dtype: " << options.dtype << "}\ndata: {task: products, held_out: 0}\n"
-         << "reward: {functions: [{name: exact_answer}]}\ncluster: {threads_per_slot: " << options.threads << "}\n"
-         << "rollout: {group_size: 2, max_new_tokens: " << r.max_new_tokens << ", temperature: " << (r.temperature > 0 ? r.temperature : 1.0)
-         << ", top_k: " << r.top_k << ", top_p: " << r.top_p << ", min_p: " << r.min_p << ", max_concurrent: " << r.max_concurrent << "}\n"
+    yaml << "name: inference\njob: rl\nseed: " << options.seed
+         << "\ndeterministic: " << (options.deterministic ? "true" : "false") << "\nmodel: {path: \""
+         << options.model_dir << "\", dtype: " << options.dtype << "}\ndata: {task: products, held_out: 0}\n"
+         << "reward: {functions: [{name: exact_answer}]}\ncluster: {threads_per_slot: " << options.threads
+         << "}\n"
+         << "rollout: {group_size: 2, max_new_tokens: " << r.max_new_tokens
+         << ", temperature: " << (r.temperature > 0 ? r.temperature : 1.0) << ", top_k: " << r.top_k
+         << ", top_p: " << r.top_p << ", min_p: " << r.min_p << ", max_concurrent: " << r.max_concurrent
+         << "}\n"
          << "train: {micro_batch_tokens: 1000000}\nobserve: {trace: false}\n";
     TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfigText(yaml.str(), "generate"));
     loaded.config.rollout.stop = r.stop;
@@ -78,7 +82,9 @@ struct InferenceSession::Impl {
   }
 
   template <typename Body>
-  void Send(Body body) { hub->Send(connection, ToWorker{kInc, 0, std::move(body)}); }
+  void Send(Body body) {
+    hub->Send(connection, ToWorker{kInc, 0, std::move(body)});
+  }
 
   // Next message of the worker; waits with a deadline.
   StatusOr<FromWorkerBody> Receive(Clock::duration patience) {
@@ -94,7 +100,8 @@ struct InferenceSession::Impl {
           connection = opened->connection;
           pending.emplace_back(std::move(opened->hello));
         } else if (auto* message = std::get_if<HubMessage>(&event)) {
-          if (!std::holds_alternative<up::Heartbeat>(message->message.body)) pending.push_back(std::move(message->message.body));
+          if (!std::holds_alternative<up::Heartbeat>(message->message.body))
+            pending.push_back(std::move(message->message.body));
         } else {
           return Unavailable("the worker process ended: " + Log());
         }
@@ -116,22 +123,31 @@ struct InferenceSession::Impl {
   }
 
   Status Start() {
-    // In memory where there is such a place: the files of a session need not survive it, and syncing them takes time.
+    // In memory where there is such a place: the files of a session need not survive it, and syncing them
+    // takes time.
     std::error_code ignored;
     const bool memory = std::filesystem::is_directory("/dev/shm", ignored) && access("/dev/shm", W_OK) == 0;
-    std::string pattern = ((memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) / "tidepool-XXXXXX").string();
+    std::string pattern =
+        ((memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
+         "tidepool-XXXXXX")
+            .string();
     if (mkdtemp(pattern.data()) == nullptr) return Unavailable(pattern + ": no temporary folder can be made");
     dir = pattern;
     TP_RETURN_IF_ERROR(MakeConfig());
     TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(dir + "/security"));
     HubOptions hub_options;
     hub_options.run_id = std::filesystem::path(dir).filename().string();
-    TP_ASSIGN_OR_RETURN(hub, Hub::Start(hub_options, tokens, [this](HubEvent e) { inbox.Put(std::move(e)); },
-                                        [](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
-                                          return NotFound("no batches here");
-                                        }));
-    TP_RETURN_IF_ERROR(launcher.Start(0, {options.worker_path, "run", "--connect=" + hub->address(), "--token-file=" + dir + "/security/device.token",
-                                          "--run-id=" + hub_options.run_id, "--place=0"}, dir + "/worker.log"));
+    TP_ASSIGN_OR_RETURN(hub, Hub::Start(
+                                 hub_options, tokens, [this](HubEvent e) { inbox.Put(std::move(e)); },
+                                 [](int64_t, StepNumber,
+                                    Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+                                   return NotFound("no batches here");
+                                 }));
+    TP_RETURN_IF_ERROR(launcher.Start(
+        0,
+        {options.worker_path, "run", "--connect=" + hub->address(),
+         "--token-file=" + dir + "/security/device.token", "--run-id=" + hub_options.run_id, "--place=0"},
+        dir + "/worker.log"));
     started = Clock::now();
     run_id = hub_options.run_id;
     return OkStatus();
@@ -140,7 +156,9 @@ struct InferenceSession::Impl {
   // The worker serves, in the time that a start may take.
   Status Await() {
     if (serving) return OkStatus();
-    const auto patience = started + std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_s * 1000)) - Clock::now();
+    const auto patience = started +
+                          std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_s * 1000)) -
+                          Clock::now();
     TP_RETURN_IF_ERROR(Expect<up::Hello>(patience).status());
     down::Welcome welcome;
     welcome.slot = kSlot;
@@ -174,10 +192,10 @@ StatusOr<std::unique_ptr<InferenceSession>> InferenceSession::Start(const Infere
   return session;
 }
 
-StatusOr<std::vector<Completion>> InferenceSession::Complete(const std::vector<Request>& requests,
-                                                             const std::function<void(size_t, const std::vector<int32_t>&)>& on_tokens,
-                                                             const std::function<bool()>& stop,
-                                                             const std::function<void(size_t, const Completion&)>& on_done) {
+StatusOr<std::vector<Completion>> InferenceSession::Complete(
+    const std::vector<Request>& requests,
+    const std::function<void(size_t, const std::vector<int32_t>&)>& on_tokens,
+    const std::function<bool()>& stop, const std::function<void(size_t, const Completion&)>& on_done) {
   TP_RETURN_IF_ERROR(impl_->Await());
   std::vector<Completion> out(requests.size());
   std::map<SampleId, size_t> place;
@@ -189,7 +207,8 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(const std::vector<R
     while (next < requests.size() && next - done < window) {
       const Request& r = requests[next];
       const SampleId tid{r.ordinal, 0, r.greedy ? SampleId::kEvalSample : r.sample};
-      if (!place.emplace(tid, next).second) return InvalidArgument("two requests have the ordinal " + std::to_string(r.ordinal));
+      if (!place.emplace(tid, next).second)
+        return InvalidArgument("two requests have the ordinal " + std::to_string(r.ordinal));
       down::StartChunk c;
       c.slot = kSlot;
       c.epoch = kEpoch;
@@ -214,7 +233,8 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(const std::vector<R
       if (!c.ended) continue;
       using scheduler::event::ChunkEnd;
       completion.ended = c.end == ChunkEnd::kEos || c.end == ChunkEnd::kStop;
-      if (!completion.ended && c.end != ChunkEnd::kLength && c.end != ChunkEnd::kChunkLimit) completion.error = c.why.empty() ? "the worker gave it up" : c.why;
+      if (!completion.ended && c.end != ChunkEnd::kLength && c.end != ChunkEnd::kChunkLimit)
+        completion.error = c.why.empty() ? "the worker gave it up" : c.why;
       if (on_done) on_done(it->second, completion);
       impl_->Send(down::ForgetGroup{GroupId{c.tid.ordinal}});
       place.erase(it);

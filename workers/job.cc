@@ -31,7 +31,8 @@ std::string DigestOf(const std::string& yaml) { return Sha256Hex(yaml).substr(0,
 std::string RunId(const std::string& run_dir) {
   std::string id;
   for (const char c : fs::path(run_dir).filename().string()) {
-    id.push_back((std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.') ? c : '_');
+    id.push_back(
+        (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.') ? c : '_');
   }
   return id + "-" + Sha256Hex(fs::absolute(run_dir).string()).substr(0, 8);
 }
@@ -48,10 +49,14 @@ class Job {
   StatusOr<JobOutcome> Run() {
     const JobConfig& config = request_.loaded.config;
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
-    if (!config.model.init && config.model.policy.empty()) TP_RETURN_IF_ERROR(CheckModelFolder(config.model.path));
-    for (const auto& [key, folder] : {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
-                                      {"algorithm.critic.path", config.algorithm.critic.path}, {"algorithm.teacher", config.algorithm.teacher},
-                                      {"preference.reference", config.preference.reference}, {"distill.teacher", config.distill.teacher}}) {
+    if (!config.model.init && config.model.policy.empty())
+      TP_RETURN_IF_ERROR(CheckModelFolder(config.model.path));
+    for (const auto& [key, folder] :
+         {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
+          {"algorithm.critic.path", config.algorithm.critic.path},
+          {"algorithm.teacher", config.algorithm.teacher},
+          {"preference.reference", config.preference.reference},
+          {"distill.teacher", config.distill.teacher}}) {
       if (!folder.empty()) TP_RETURN_IF_ERROR(CheckModelFolder(folder, key));
     }
     TP_RETURN_IF_ERROR(OpenRunDirectory());
@@ -106,7 +111,8 @@ class Job {
         already_finished_ = true;
       } else if (!request_.resume) {
         return AlreadyExists("--run-dir: " + request_.run_dir + " holds a run that is not finished (step " +
-                             std::to_string(std::max<int64_t>(state.last_step.value, 0)) + "); go on with --resume, or start over with --fresh");
+                             std::to_string(std::max<int64_t>(state.last_step.value, 0)) +
+                             "); go on with --resume, or start over with --fresh");
       }
       goes_on = !request_.fresh;
       outcome_.run_dir = request_.run_dir;
@@ -116,7 +122,8 @@ class Job {
     }
     if (already_finished_) return OkStatus();
     if (goes_on) {
-      TP_ASSIGN_OR_RETURN(const config::LoadedConfig old, config::LoadConfig(outcome_.run_dir + "/config.yaml"));
+      TP_ASSIGN_OR_RETURN(const config::LoadedConfig old,
+                          config::LoadConfig(outcome_.run_dir + "/config.yaml"));
       TP_RETURN_IF_ERROR(config::CheckResume(old.config, config));
     } else {
       TP_ASSIGN_OR_RETURN(outcome_.run_dir, storage::CreateRunDirectory(fs_, wanted));
@@ -126,7 +133,8 @@ class Job {
   }
 
   Status Furnish(const std::string& dir, const config::LoadedConfig& loaded) {
-    for (const char* sub : {"logs", "samples", "trace", "security"}) TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir + "/" + sub));
+    for (const char* sub : {"logs", "samples", "trace", "security"})
+      TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir + "/" + sub));
     return fs_.WriteFile(dir + "/config.yaml", config::ResolvedYaml(loaded));
   }
 
@@ -137,7 +145,8 @@ class Job {
     if (fs_.Exists(root)) {
       TP_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(root));
       for (const std::string& n : names) {
-        if (n.rfind(name + "-", 0) == 0 && fs_.Exists(root + "/" + n + "/config.yaml")) found.push_back(root + "/" + n);
+        if (n.rfind(name + "-", 0) == 0 && fs_.Exists(root + "/" + n + "/config.yaml"))
+          found.push_back(root + "/" + n);
       }
     }
     std::sort(found.rbegin(), found.rend());
@@ -145,8 +154,9 @@ class Job {
       TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
       if (!Finished(state, request_.loaded.config)) return dir;
     }
-    return NotFound("--resume: " + root + "/ has no unfinished run of the name " + name +
-                    (found.empty() ? "; start one without --resume" : " (" + found.front() + " is finished)"));
+    return NotFound(
+        "--resume: " + root + "/ has no unfinished run of the name " + name +
+        (found.empty() ? "; start one without --resume" : " (" + found.front() + " is finished)"));
   }
 
   // The warm start is an sft job like any other, in RUN/warm_start, with this run's model and seed.
@@ -155,7 +165,8 @@ class Job {
     const std::string dir = outcome_.run_dir + "/warm_start";
     TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
     if (warm.config.job != "sft") {
-      return InvalidArgument(main.model.init->warm_start + ": model.init.warm_start needs a job of kind sft, this is " + warm.config.job);
+      return InvalidArgument(main.model.init->warm_start +
+                             ": model.init.warm_start needs a job of kind sft, this is " + warm.config.job);
     }
     warm.config.model = main.model;
     warm.config.model.init->warm_start.clear();
@@ -173,7 +184,8 @@ class Job {
     return false;
   }
 
-  StatusOr<RunResult> Start(const std::string& phase, const config::LoadedConfig& loaded, const std::string& run_dir, const std::string& model_dir) {
+  StatusOr<RunResult> Start(const std::string& phase, const config::LoadedConfig& loaded,
+                            const std::string& run_dir, const std::string& model_dir) {
     RunRequest run;
     run.config = loaded.config;
     run.config_yaml = config::ResolvedYaml(loaded);
@@ -201,10 +213,12 @@ class Job {
 }  // namespace
 
 StatusOr<std::string> FindWorker(const ClusterConfig& cluster, const std::string& self_path) {
-  const std::string dir = cluster.worker_dir.empty() ? fs::path(self_path).parent_path().string() : cluster.worker_dir;
+  const std::string dir =
+      cluster.worker_dir.empty() ? fs::path(self_path).parent_path().string() : cluster.worker_dir;
   const std::string path = dir + "/tidepool-worker";
   if (access(path.c_str(), X_OK) != 0) {
-    return NotFound("cluster.worker_dir: " + path + " is not there or cannot be run; build it (make build), or name the folder that has it");
+    return NotFound("cluster.worker_dir: " + path +
+                    " is not there or cannot be run; build it (make build), or name the folder that has it");
   }
   return path;
 }

@@ -13,11 +13,11 @@ namespace tidepool::workers {
 
 struct JobRequest {
   config::LoadedConfig loaded;
-  std::string run_dir;       // --run-dir; empty: runs/<name>-<utc time>
-  std::string run_name;      // --run-name; empty: config's name
-  std::string self_path;     // of this program
+  std::string run_dir;    // --run-dir; empty: runs/<name>-<utc time>
+  std::string run_name;   // --run-name; empty: config's name
+  std::string self_path;  // of this program
   bool resume = false;
-  bool fresh = false;        // start over even if the directory holds a run
+  bool fresh = false;  // start over even if the directory holds a run
   const std::atomic<int>* stop_signals = nullptr;
   std::function<void(const std::string& phase, const RunProgress&)> on_progress;
   std::function<void(const std::string&)> say;  // a line for people

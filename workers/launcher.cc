@@ -17,20 +17,22 @@ extern char** environ;
 namespace tidepool::workers {
 namespace {
 
-// Even after SIGKILL a process stays until the kernel has finished what it does for it (a disk that hangs). Whoever is
-// left then is the system's to reap.
+// Even after SIGKILL a process stays until the kernel has finished what it does for it (a disk that hangs).
+// Whoever is left then is the system's to reap.
 constexpr Duration kKilled = std::chrono::seconds(30);
 
-// Waits of OpenMP's threads between parallel regions, in turns of a loop: about 50 microseconds, what a region of a small
-// model is apart from the next one, then they sleep. The library's own choice, milliseconds, makes work several times
-// slower as soon as anything else wants the cores. Read when the library is loaded, so set before.
+// Waits of OpenMP's threads between parallel regions, in turns of a loop: about 50 microseconds, what a
+// region of a small model is apart from the next one, then they sleep. The library's own choice,
+// milliseconds, makes work several times slower as soon as anything else wants the cores. Read when the
+// library is loaded, so set before.
 constexpr char kSpin[] = "GOMP_SPINCOUNT=1000";
 
 std::vector<char*> EnvironmentOfWorkers() {
   std::vector<char*> out;
   bool chosen = false;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    chosen = chosen || std::strncmp(*entry, "GOMP_SPINCOUNT=", 15) == 0 || std::strncmp(*entry, "OMP_WAIT_POLICY=", 16) == 0;
+    chosen = chosen || std::strncmp(*entry, "GOMP_SPINCOUNT=", 15) == 0 ||
+             std::strncmp(*entry, "OMP_WAIT_POLICY=", 16) == 0;
     out.push_back(*entry);
   }
   if (!chosen) out.push_back(const_cast<char*>(kSpin));
@@ -46,7 +48,8 @@ Launcher::~Launcher() {
 
 Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, const std::string& log) {
   if (access(argv[0].c_str(), X_OK) != 0) {
-    return NotFound(argv[0] + ": cannot be started (" + std::strerror(errno) + "); build it (make build) or set cluster.worker_dir to the folder that has it");
+    return NotFound(argv[0] + ": cannot be started (" + std::strerror(errno) +
+                    "); build it (make build) or set cluster.worker_dir to the folder that has it");
   }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -67,7 +70,8 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
   for (std::string& w : words) pointers.push_back(w.data());
   pointers.push_back(nullptr);
   pid_t pid = 0;
-  const int error = posix_spawn(&pid, argv[0].c_str(), &actions, &attributes, pointers.data(), EnvironmentOfWorkers().data());
+  const int error = posix_spawn(&pid, argv[0].c_str(), &actions, &attributes, pointers.data(),
+                                EnvironmentOfWorkers().data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) return Unavailable(argv[0] + ": cannot be started (" + std::strerror(error) + ")");

@@ -38,8 +38,8 @@ struct Link::Impl {
 
   std::mutex mu;
   std::condition_variable wake;
-  std::deque<FromWorker> outbox;     // not yet handed to the stream
-  std::deque<FromWorker> unacked;    // kept for re-attachment when there is a grace
+  std::deque<FromWorker> outbox;   // not yet handed to the stream
+  std::deque<FromWorker> unacked;  // kept for re-attachment when there is a grace
   int64_t next_seq = 1;
   Incarnation inc;
   double grace_s = 0;
@@ -64,7 +64,8 @@ struct Link::Impl {
     grpc::ChannelArguments args;
     args.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
     args.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
-    args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers and controller speak to each other, never through a proxy
+    args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
+                0);  // workers and controller speak to each other, never through a proxy
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     auto opened = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
@@ -73,7 +74,8 @@ struct Link::Impl {
     }
     Session session;
     session.stub = v1::Control::NewStub(opened);
-    // waits: the stream lasts as long as the run; a device worker that hears nothing for a lease serves nothing (SecondsSinceHeard)
+    // waits: the stream lasts as long as the run; a device worker that hears nothing for a lease serves
+    // nothing (SecondsSinceHeard)
     session.context = std::make_unique<grpc::ClientContext>();
     AddToken(session.context.get(), options.token);
     session.stream = session.stub->Attach(session.context.get());
@@ -103,7 +105,8 @@ struct Link::Impl {
       outbox.insert(outbox.begin(), unacked.begin(), unacked.end());
       unacked.clear();
     }
-    std::jthread writer([&](std::stop_token) { Write(session); });  // waits: joined below, after the stream was cancelled
+    std::jthread writer(
+        [&](std::stop_token) { Write(session); });  // waits: joined below, after the stream was cancelled
     v1::ToWorker wire;
     std::string refusal;
     while (session.stream->Read(&wire)) {
@@ -125,7 +128,8 @@ struct Link::Impl {
           refusal = refuse->why;
           break;
         }
-        if (!std::holds_alternative<down::LeaseRenewal>(message.body)) events.emplace_back(std::move(message));
+        if (!std::holds_alternative<down::LeaseRenewal>(message.body))
+          events.emplace_back(std::move(message));
       }
       if (!events.empty()) sink(std::move(events));
       if (!refusal.empty()) break;
@@ -137,7 +141,8 @@ struct Link::Impl {
       wake.notify_all();
     }
     session.context->TryCancel();
-    writer.join();  // waits: connected is false and the stream cancelled, so neither its wait nor its Write goes on
+    writer.join();  // waits: connected is false and the stream cancelled, so neither its wait nor its Write
+                    // goes on
     const Status end = FromGrpc(session.stream->Finish());
     if (!refusal.empty()) return FailedPrecondition(refusal);
     return end.ok() ? Unavailable("the controller closed the connection") : end;
@@ -172,9 +177,10 @@ struct Link::Impl {
         grace = grace_s;
         if (stop) return;
       }
-      const bool may_return = end.code() == StatusCode::kUnavailable || end.code() == StatusCode::kCancelled ||
-                              end.code() == StatusCode::kUnknown;
-      const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace));
+      const bool may_return = end.code() == StatusCode::kUnavailable ||
+                              end.code() == StatusCode::kCancelled || end.code() == StatusCode::kUnknown;
+      const auto until =
+          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace));
       bool again = false;
       while (may_return && grace > 0 && Clock::now() < until) {
         {
@@ -199,7 +205,8 @@ struct Link::Impl {
 
 Link::Link() : impl_(std::make_unique<Impl>()) {}
 
-StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options, std::function<void(std::vector<LinkEvent>)> sink) {
+StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options,
+                                              std::function<void(std::vector<LinkEvent>)> sink) {
   QuietGrpcLog();
   std::unique_ptr<Link> link(new Link());
   Impl& impl = *link->impl_;
@@ -211,7 +218,8 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options, std::f
   auto session = impl.Open(AddressIn(options.control_file, options.address), deadline);
   if (!session.ok()) return session.status();
   impl.Heard();
-  impl.pump = std::jthread([&impl, s = std::move(*session)](std::stop_token) mutable { impl.Run(std::move(s)); });
+  impl.pump =
+      std::jthread([&impl, s = std::move(*session)](std::stop_token) mutable { impl.Run(std::move(s)); });
   return link;
 }
 
@@ -222,7 +230,8 @@ Link::~Link() {
     if (impl_->context != nullptr) impl_->context->TryCancel();
     impl_->wake.notify_all();
   }
-  if (impl_->pump.joinable()) impl_->pump.join();  // waits: cancelled above; an attempt to come back takes half a second
+  if (impl_->pump.joinable())
+    impl_->pump.join();  // waits: cancelled above; an attempt to come back takes half a second
 }
 
 void Link::Send(FromWorkerBody body) {

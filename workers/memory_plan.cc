@@ -27,7 +27,8 @@ constexpr int64_t kProductElements = int64_t{8} << 20;
 int64_t Aligned(int64_t elements) { return (elements + 63) / 64 * 64; }
 
 int64_t CountCharacters(const std::string& utf8) {
-  return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
+  return std::count_if(utf8.begin(), utf8.end(),
+                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
 }
 
 // Calls `add` with the elements of each tensor, in the layout of core/model/weights.cc.
@@ -62,7 +63,8 @@ std::string Text(int64_t value) { return std::to_string(value); }
 
 std::string Millions(int64_t value) {
   char text[32];
-  std::snprintf(text, sizeof(text), value < 10'000'000 ? "%.2f M" : "%.0f M", static_cast<double>(value) * 1e-6);
+  std::snprintf(text, sizeof(text), value < 10'000'000 ? "%.2f M" : "%.0f M",
+                static_cast<double>(value) * 1e-6);
   return text;
 }
 
@@ -71,7 +73,8 @@ int64_t Dtype(const JobConfig& c) { return c.model.dtype == "bfloat16" ? 2 : 4; 
 // Roles that generate are there: always for rl, for a supervised job where it is evaluated on the way.
 bool Generates(const JobConfig& c) { return AnswersHeldOut(c); }
 
-// Models beside the trained one, as core/train/job_options.cc (Needed) decides: their folders, "" for what the run starts from.
+// Models beside the trained one, as core/train/job_options.cc (Needed) decides: their folders, "" for what
+// the run starts from.
 struct FurtherModels {
   std::vector<std::pair<std::string, std::string>> frozen;  // name, folder
   bool critic = false;
@@ -103,7 +106,8 @@ int64_t KvTokens(const JobConfig& c, const ModelSizes& m) {
   int64_t tokens = r.kv_cache_tokens;
   if (tokens <= 0) {
     const int64_t row = RowTokens(c, m) + r.block_tokens;
-    const int64_t concurrent = std::min(r.max_concurrent, c.train.groups_per_step * r.group_size * (c.scheduler.max_lag_versions + 1));
+    const int64_t concurrent = std::min(
+        r.max_concurrent, c.train.groups_per_step * r.group_size * (c.scheduler.max_lag_versions + 1));
     const int64_t token_bytes = 2 * m.layers * m.kv_heads * m.head_size * Dtype(c);
     tokens = std::max(row, std::min(concurrent * row, kCpuKvBytes / token_bytes));
   }
@@ -112,19 +116,23 @@ int64_t KvTokens(const JobConfig& c, const ModelSizes& m) {
 
 // Buffers of one block that are not kept: normed input, activation, product results, qkv.
 int64_t ScratchBytes(const ModelSizes& m, int64_t w) {
-  const int64_t dense = m.sparse_layers < m.layers ? m.intermediate : 0, k = m.sparse_layers > 0 ? m.moe.experts_per_token : 0;
-  return w * (2 * m.hidden + dense + (m.heads + 2 * m.kv_heads) * m.head_size + k * (m.hidden + m.moe.intermediate_size) + m.moe.shared_intermediate_size);
+  const int64_t dense = m.sparse_layers < m.layers ? m.intermediate : 0,
+                k = m.sparse_layers > 0 ? m.moe.experts_per_token : 0;
+  return w * (2 * m.hidden + dense + (m.heads + 2 * m.kv_heads) * m.head_size +
+              k * (m.hidden + m.moe.intermediate_size) + m.moe.shared_intermediate_size);
 }
 
-// Of the MLP of one block, for one token: gate and up; of experts those that the token chose and their outputs, the router's
-// probabilities, and the choice with its weights and places.
+// Of the MLP of one block, for one token: gate and up; of experts those that the token chose and their
+// outputs, the router's probabilities, and the choice with its weights and places.
 int64_t MlpBytes(const ModelSizes& m, int64_t w, bool sparse) {
   if (!sparse) return 2 * w * m.intermediate;
   const int64_t k = m.moe.experts_per_token, shared = m.moe.shared_intermediate_size;
-  return w * (k * (2 * m.moe.intermediate_size + m.hidden) + 2 * shared + (shared > 0 ? m.hidden : 0)) + 4 * m.moe.experts + 16 * k;
+  return w * (k * (2 * m.moe.intermediate_size + m.hidden) + 2 * shared + (shared > 0 ? m.hidden : 0)) +
+         4 * m.moe.experts + 16 * k;
 }
 int64_t LargestMlpBytes(const ModelSizes& m, int64_t w) {
-  return std::max(m.sparse_layers < m.layers ? MlpBytes(m, w, false) : 0, m.sparse_layers > 0 ? MlpBytes(m, w, true) : 0);
+  return std::max(m.sparse_layers < m.layers ? MlpBytes(m, w, false) : 0,
+                  m.sparse_layers > 0 ? MlpBytes(m, w, true) : 0);
 }
 
 // A value head in place of an untied head.
@@ -139,14 +147,17 @@ void AddActor(const JobConfig& c, const ModelSizes& m, ProcessMemory& p) {
   p.parts.push_back({"optimizer", (8 + (w == 2 ? 2 : 0)) * elements});
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
-    const StatusOr<ModelSizes> sizes = folder.empty() ? StatusOr<ModelSizes>(m) : SizesOf(ModelConfig{.path = folder});
+    const StatusOr<ModelSizes> sizes =
+        folder.empty() ? StatusOr<ModelSizes>(m) : SizesOf(ModelConfig{.path = folder});
     p.parts.push_back({name, w * FlatElements(sizes.ok() ? *sizes : m)});
   }
   // Weights and optimizer; its gradients and activations take the place of the policy's.
   if (further.critic) p.parts.push_back({"critic", CriticBytes(m, w)});
-  const int64_t tokens = (std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m)) + 15) / 16 * 16;
+  const int64_t tokens =
+      (std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m)) + 15) / 16 * 16;
   const int64_t attention = AttentionActivationBytes(m, w), block = attention + LargestMlpBytes(m, w);
-  const int64_t blocks = m.layers * attention + m.sparse_layers * MlpBytes(m, w, true) + (m.layers - m.sparse_layers) * MlpBytes(m, w, false);
+  const int64_t blocks = m.layers * attention + m.sparse_layers * MlpBytes(m, w, true) +
+                         (m.layers - m.sparse_layers) * MlpBytes(m, w, false);
   // Backward: d attention out and d qkv of one block, the residual's gradient in float32 and rounded, the
   // last hidden states and their gradient, gathered in float32.
   int64_t backward = w * ((2 * m.heads + 2 * m.kv_heads) * m.head_size + 4 * d) + 8 * d;
@@ -157,15 +168,19 @@ void AddActor(const JobConfig& c, const ModelSizes& m, ProcessMemory& p) {
   int64_t largest = 0;
   EachTensor(m, [&](int64_t n) { largest = std::max(largest, n); });
   // The last term: a product may lay its matrix out anew, the largest one at worst.
-  p.parts.push_back({"head", kTrainHeadRows * m.vocab * (w + 4) + (w == 2 ? 2 * std::min(largest, kProductElements) : 0) + w * largest});
+  p.parts.push_back({"head", kTrainHeadRows * m.vocab * (w + 4) +
+                                 (w == 2 ? 2 * std::min(largest, kProductElements) : 0) + w * largest});
 }
 
 void AddRollout(const JobConfig& c, const ModelSizes& m, int64_t kv_tokens, ProcessMemory& p) {
   const int64_t w = Dtype(c);
   p.parts.push_back({"kv_cache", kv_tokens * 2 * m.layers * m.kv_heads * m.head_size * w});
   const int64_t rows = std::max(c.rollout.max_batched_tokens, c.rollout.max_concurrent);
-  const int64_t row = w * (2 * m.hidden + 2 * m.heads * m.head_size) + LargestMlpBytes(m, w) + ScratchBytes(m, w);
-  if (c.rollout.record_routing) p.parts.push_back({"routing", kv_tokens * m.sparse_layers * m.moe.experts_per_token * (m.moe.experts <= 256 ? 1 : 2)});
+  const int64_t row =
+      w * (2 * m.hidden + 2 * m.heads * m.head_size) + LargestMlpBytes(m, w) + ScratchBytes(m, w);
+  if (c.rollout.record_routing)
+    p.parts.push_back(
+        {"routing", kv_tokens * m.sparse_layers * m.moe.experts_per_token * (m.moe.experts <= 256 ? 1 : 2)});
   // A step has no more rows than the samples in flight have tokens.
   const int64_t most = std::min(rows, kv_tokens);
   p.parts.push_back({"engine", most * row + kEngineHeadRows * m.vocab * (w + 4)});
@@ -189,15 +204,27 @@ StatusOr<ModelSizes> SizesOf(const ModelConfig& model) {
   ModelSizes m;
   if (model.init) {
     const ModelInit& i = *model.init;
-    m = {i.architecture, CountCharacters(i.alphabet) + 3, i.hidden_size, i.intermediate_size, i.layers, i.heads, i.kv_heads, i.head_size, i.max_position,
-         i.architecture == "qwen2", i.architecture == "qwen3", i.tie_embeddings};
+    m = {i.architecture,
+         CountCharacters(i.alphabet) + 3,
+         i.hidden_size,
+         i.intermediate_size,
+         i.layers,
+         i.heads,
+         i.kv_heads,
+         i.head_size,
+         i.max_position,
+         i.architecture == "qwen2",
+         i.architecture == "qwen3",
+         i.tie_embeddings};
     return m;
   }
   const StatusOr<model::ModelSpec> read = model::ReadSpec(model.path);
   if (!read.ok()) return read.status().At("model.path");
   const model::ModelSpec& spec = *read;
-  m = {spec.architecture, spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.layers, spec.heads, spec.kv_heads, spec.head_size,
-       spec.max_position, spec.qkv_bias, spec.qk_norm, spec.tie_embeddings, spec.o_bias, spec.mlp_bias, spec.sparse_layers(), spec.moe};
+  m = {spec.architecture, spec.vocab_size, spec.hidden_size,     spec.intermediate_size,
+       spec.layers,       spec.heads,      spec.kv_heads,        spec.head_size,
+       spec.max_position, spec.qkv_bias,   spec.qk_norm,         spec.tie_embeddings,
+       spec.o_bias,       spec.mlp_bias,   spec.sparse_layers(), spec.moe};
   return m;
 }
 
@@ -218,16 +245,21 @@ int64_t AttentionActivationBytes(const ModelSizes& m, int64_t w) {
   return w * (2 * m.hidden + 2 * q + 2 * kv + (m.qk_norm ? q + 2 * kv : 0)) + 4 * (2 + m.heads);
 }
 
-// What a slot may ever hold: with colocated and elastic both roles anywhere, with split one, with multiplexed the training
-// slots both and the others generation.
+// What a slot may ever hold: with colocated and elastic both roles anywhere, with split one, with multiplexed
+// the training slots both and the others generation.
 bool MayTrain(const JobConfig& c, int64_t slot) {
-  return c.scheduler.placement == "colocated" || c.scheduler.placement == "elastic" || slot < c.scheduler.actor_slots;
+  return c.scheduler.placement == "colocated" || c.scheduler.placement == "elastic" ||
+         slot < c.scheduler.actor_slots;
 }
-bool MayGenerate(const JobConfig& c, int64_t slot) { return c.scheduler.placement != "split" || slot >= c.scheduler.actor_slots; }
+bool MayGenerate(const JobConfig& c, int64_t slot) {
+  return c.scheduler.placement != "split" || slot >= c.scheduler.actor_slots;
+}
 
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
-  if (c.cluster.device != "cpu") return Unimplemented("memory is predicted for cluster.device: cpu only, this is " + c.cluster.device);
-  if (!c.model.policy.empty()) return Unimplemented("a policy of control tasks takes some megabytes beside its processes");
+  if (c.cluster.device != "cpu")
+    return Unimplemented("memory is predicted for cluster.device: cpu only, this is " + c.cluster.device);
+  if (!c.model.policy.empty())
+    return Unimplemented("a policy of control tasks takes some megabytes beside its processes");
   MemoryPlan plan;
   TP_ASSIGN_OR_RETURN(plan.model, SizesOf(c.model));
   const ModelSizes& m = plan.model;
@@ -237,22 +269,31 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   const int64_t devices = c.cluster.slots;
   for (int64_t slot = 0; slot < devices; ++slot) {
     const bool actor = MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
-    ProcessMemory p{"device-" + Text(slot), actor && rollout ? "rollout and actor" : actor ? "actor" : "rollout", {}};
+    ProcessMemory p{"device-" + Text(slot),
+                    actor && rollout ? "rollout and actor"
+                    : actor          ? "actor"
+                                     : "rollout",
+                    {}};
     p.parts.push_back({"process", kDeviceProcess});
     p.parts.push_back({"weights", weights});
     if (actor) AddActor(c, m, p);
     if (rollout) AddRollout(c, m, plan.kv_cache_tokens, p);
-    if (actor && devices > 1 && c.cluster.weight_transport == "stream") p.parts.push_back({"snapshot", weights});
+    if (actor && devices > 1 && c.cluster.weight_transport == "stream")
+      p.parts.push_back({"snapshot", weights});
     plan.processes.push_back(std::move(p));
   }
   if (generates) {
     const bool environment = c.job == "rl" && !c.environment.name.empty();
-    for (int64_t i = 0; i < std::max<int64_t>(environment ? c.environment.workers : c.reward.workers, 1); ++i) {
-      plan.processes.push_back({(environment ? "environment-" : "reward-") + Text(i), environment ? "episodes" : "grading", {{"process", kRewardProcess}}});
+    for (int64_t i = 0; i < std::max<int64_t>(environment ? c.environment.workers : c.reward.workers, 1);
+         ++i) {
+      plan.processes.push_back({(environment ? "environment-" : "reward-") + Text(i),
+                                environment ? "episodes" : "grading",
+                                {{"process", kRewardProcess}}});
     }
   }
   plan.processes.push_back({"controller", "decisions", {{"process", kControllerProcess}}});
-  const int64_t state = weights + (8 + (w == 2 ? 2 : 0)) * FlatElements(m) + (FurtherModelsOf(c).critic ? CriticBytes(m, w) : 0);
+  const int64_t state = weights + (8 + (w == 2 ? 2 : 0)) * FlatElements(m) +
+                        (FurtherModelsOf(c).critic ? CriticBytes(m, w) : 0);
   plan.checkpoint_bytes = state;
   // Two buffers each (workers/shared_arena.h).
   if (devices > 1 && c.cluster.weight_transport == "shared_memory") plan.shared_memory_bytes += 2 * weights;
@@ -265,41 +306,51 @@ std::string DescribePlan(const JobConfig& c) {
   const bool rl = c.job == "rl";
   out << "# plan\n";
   const int64_t devices = c.cluster.slots;
-  out << "placement    " << c.scheduler.placement << ", " << devices << (devices == 1 ? " slot" : " slots") << " of "
-      << c.cluster.threads_per_slot << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << c.cluster.device << ")\n";
+  out << "placement    " << c.scheduler.placement << ", " << devices << (devices == 1 ? " slot" : " slots")
+      << " of " << c.cluster.threads_per_slot << (c.cluster.threads_per_slot == 1 ? " thread" : " threads")
+      << " (" << c.cluster.device << ")\n";
   if (!c.model.policy.empty()) {
-    out << "step         " << c.train.groups_per_step << " fragments of " << c.environment.instances << " instances x " << c.rollout.steps_per_fragment
-        << " steps = " << c.train.groups_per_step * c.rollout.max_new_tokens << " environment steps; " << c.train.steps << " steps\n"
+    out << "step         " << c.train.groups_per_step << " fragments of " << c.environment.instances
+        << " instances x " << c.rollout.steps_per_fragment
+        << " steps = " << c.train.groups_per_step * c.rollout.max_new_tokens << " environment steps; "
+        << c.train.steps << " steps\n"
         << "updates      " << c.train.epochs << " epochs of " << c.train.minibatches << " minibatches\n";
   } else if (rl) {
     const int64_t rows = RowsPerStep(c), ahead = c.scheduler.max_lag_versions + 1;
-    out << "step         " << c.train.groups_per_step << " groups x " << c.rollout.group_size << " samples = " << rows << " sequences, at most "
-        << rows * c.rollout.max_new_tokens << " new tokens; " << c.train.steps << " steps\n";
-    out << "in flight    at most " << ahead * c.train.groups_per_step << " groups open (lag at most " << c.scheduler.max_lag_versions
-        << " versions), " << std::min(c.rollout.max_concurrent, ahead * rows) << " samples at a time\n";
+    out << "step         " << c.train.groups_per_step << " groups x " << c.rollout.group_size
+        << " samples = " << rows << " sequences, at most " << rows * c.rollout.max_new_tokens
+        << " new tokens; " << c.train.steps << " steps\n";
+    out << "in flight    at most " << ahead * c.train.groups_per_step << " groups open (lag at most "
+        << c.scheduler.max_lag_versions << " versions), " << std::min(c.rollout.max_concurrent, ahead * rows)
+        << " samples at a time\n";
   } else {
     out << "step         " << c.train.groups_per_step << " rows; " << c.train.steps << " steps\n";
   }
-  if (c.model.policy.empty()) out << "micro-batch  at most " << c.train.micro_batch_tokens << " computed tokens" << (c.train.recompute ? ", activations recomputed" : "") << "\n";
+  if (c.model.policy.empty())
+    out << "micro-batch  at most " << c.train.micro_batch_tokens << " computed tokens"
+        << (c.train.recompute ? ", activations recomputed" : "") << "\n";
   const auto plan = PlanMemory(c);
   if (!plan.ok()) {
     out << "memory       not predicted: " << plan.status().message() << "\n";
     return out.str();
   }
   const ModelSizes& m = plan->model;
-  out << "model        " << m.architecture << ", " << Millions(Parameters(m)) << " parameters in " << c.model.dtype << ", " << m.layers
-      << " layers, width " << m.hidden << ", vocabulary " << m.vocab << "\n";
+  out << "model        " << m.architecture << ", " << Millions(Parameters(m)) << " parameters in "
+      << c.model.dtype << ", " << m.layers << " layers, width " << m.hidden << ", vocabulary " << m.vocab
+      << "\n";
   if (rl) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
   out << "memory       predicted about " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
   for (const ProcessMemory& p : plan->processes) {
     std::string parts;
-    for (const MemoryPart& part : p.parts) parts += (parts.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);
+    for (const MemoryPart& part : p.parts)
+      parts += (parts.empty() ? "" : ", ") + part.name + " " + BytesText(part.bytes);
     char head[64];
     std::snprintf(head, sizeof(head), "  %-11s%-10s", p.name.c_str(), BytesText(p.total()).c_str());
     out << head << " " << p.roles << (p.parts.size() > 1 ? ": " + parts : "") << "\n";
   }
   if (plan->shared_memory_bytes > 0) out << "  /dev/shm   " << BytesText(plan->shared_memory_bytes) << "\n";
-  out << "disk         " << BytesText(plan->checkpoint_bytes) << " a checkpoint, up to " << c.checkpoint.keep + 1 << " at a time\n";
+  out << "disk         " << BytesText(plan->checkpoint_bytes) << " a checkpoint, up to "
+      << c.checkpoint.keep + 1 << " at a time\n";
   return out.str();
 }
 

@@ -20,7 +20,8 @@ StatusOr<json> ReadJson(const std::string& path) {
   std::error_code error;
   const auto size = fs::file_size(path, error);
   if (error) return NotFound(path + ": cannot be read (" + error.message() + ")");
-  if (static_cast<int64_t>(size) > kMaxConfigBytes) return InvalidArgument(path + ": larger than 1 MiB, that is no config");
+  if (static_cast<int64_t>(size) > kMaxConfigBytes)
+    return InvalidArgument(path + ": larger than 1 MiB, that is no config");
   std::ifstream in(path);
   json parsed = json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (parsed.is_discarded() || !parsed.is_object()) return InvalidArgument(path + ": is not a JSON object");
@@ -44,7 +45,9 @@ bool HasSuffix(const std::string& s, const std::string& suffix) {
 Status CheckModelFolder(const std::string& dir, const std::string& key) {
   std::error_code error;
   if (!fs::is_directory(dir, error)) {
-    return NotFound(key + ": " + dir + " is no folder; give the folder of a Hugging Face model, or run `make smollm2` for the one of the example");
+    return NotFound(key + ": " + dir +
+                    " is no folder; give the folder of a Hugging Face model, or run `make smollm2` for the "
+                    "one of the example");
   }
   for (const char* name : {"config.json", "tokenizer.json"}) {
     if (!fs::exists(dir + "/" + name, error)) return NotFound(key + ": " + dir + " has no " + name);
@@ -56,7 +59,9 @@ Status CheckModelFolder(const std::string& dir, const std::string& key) {
     pickled = pickled || HasSuffix(name, ".bin") || HasSuffix(name, ".pt") || HasSuffix(name, ".pth");
   }
   if (pickled) {
-    return Unimplemented(key + ": " + dir + " has its weights as pickled files only; pickles can run code, so they are not read: convert them to safetensors");
+    return Unimplemented(key + ": " + dir +
+                         " has its weights as pickled files only; pickles can run code, so they are not "
+                         "read: convert them to safetensors");
   }
   return NotFound(key + ": " + dir + " has no .safetensors file");
 }
@@ -102,15 +107,18 @@ Status WriteInitFolder(const ModelInit& init, const std::string& dtype, const st
                  {"pad_token_id", 0},
                  {"bos_token_id", 1},
                  {"eos_token_id", 2}};
-  config["architectures"] = {init.architecture == "llama" ? "LlamaForCausalLM" : init.architecture == "qwen2" ? "Qwen2ForCausalLM" : "Qwen3ForCausalLM"};
+  config["architectures"] = {init.architecture == "llama"   ? "LlamaForCausalLM"
+                             : init.architecture == "qwen2" ? "Qwen2ForCausalLM"
+                                                            : "Qwen3ForCausalLM"};
   TP_RETURN_IF_ERROR(WriteText(dir + "/config.json", config.dump(2) + "\n"));
   const json generation = {{"bos_token_id", 1}, {"eos_token_id", 2}, {"pad_token_id", 0}};
   return WriteText(dir + "/generation_config.json", generation.dump(2) + "\n");
 }
 
 Status CopyTextFiles(const std::string& from, const std::string& to) {
-  static constexpr std::array<const char*, 8> kNames = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
-                                                        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"};
+  static constexpr std::array<const char*, 8> kNames = {
+      "tokenizer.json",          "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+      "special_tokens_map.json", "added_tokens.json",     "vocab.json",          "merges.txt"};
   for (const char* name : kNames) {
     std::error_code error;
     if (!fs::exists(from + "/" + name, error)) continue;

@@ -22,7 +22,8 @@ StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir);
 // character tokenizer over `init.alphabet`; no weights, the device worker makes those from the seed.
 Status WriteInitFolder(const ModelInit& init, const std::string& dtype, const std::string& dir);
 
-// Copies what belongs to text (tokenizer*, chat_template*, special tokens, vocab, merges) from one folder to another.
+// Copies what belongs to text (tokenizer*, chat_template*, special tokens, vocab, merges) from one folder to
+// another.
 Status CopyTextFiles(const std::string& from, const std::string& to);
 
 }  // namespace tidepool::workers

@@ -27,7 +27,8 @@ StatusOr<PublishedBytes> OfferedState::Read(StepNumber step) {
   PublishedBytes out;
   {
     const std::lock_guard lock(mu_);
-    if (!step_.valid() || step_ != step) return NotFound("the state of step " + std::to_string(step.value) + " is not here");
+    if (!step_.valid() || step_ != step)
+      return NotFound("the state of step " + std::to_string(step.value) + " is not here");
     out.parts = parts_;
     ++readers_;
   }

@@ -1,9 +1,9 @@
 #pragma once
 // A trainer's state that newcomers to the training group may read while it lies still.
 //
-// The worker's thread offers the state of a step and withdraws it before it writes to it; threads of the weights server read
-// in between, several at once. What was read keeps the state offered: Withdraw waits for all of it. Thread-safe, except
-// that only one thread offers and withdraws.
+// The worker's thread offers the state of a step and withdraws it before it writes to it; threads of the
+// weights server read in between, several at once. What was read keeps the state offered: Withdraw waits for
+// all of it. Thread-safe, except that only one thread offers and withdraws.
 
 #include <chrono>
 #include <condition_variable>

@@ -11,8 +11,11 @@ using scheduler::event::ChunkEnd;
 
 }  // namespace
 
-StatusOr<std::unique_ptr<PolicyRollout>> PolicyRollout::Create(const JobConfig& config, const policy::PolicySpec& spec, const model::Weights& weights) {
-  TP_ASSIGN_OR_RETURN(const auto environment, environments::FindVectorEnvironment(policy::EnvironmentOfJob(config)));
+StatusOr<std::unique_ptr<PolicyRollout>> PolicyRollout::Create(const JobConfig& config,
+                                                               const policy::PolicySpec& spec,
+                                                               const model::Weights& weights) {
+  TP_ASSIGN_OR_RETURN(const auto environment,
+                      environments::FindVectorEnvironment(policy::EnvironmentOfJob(config)));
   std::unique_ptr<PolicyRollout> rollout(new PolicyRollout(config, spec, weights));
   rollout->episode_steps_ = environment.max_episode_steps;
   return rollout;
@@ -20,12 +23,17 @@ StatusOr<std::unique_ptr<PolicyRollout>> PolicyRollout::Create(const JobConfig& 
 
 Status PolicyRollout::Add(down::StartChunk c) {
   TP_ASSIGN_OR_RETURN(auto starts, policy::DecodeStates(c.starts));
-  if (starts.empty() || c.environment.empty()) return InvalidArgument("fragment " + ToString(c.tid) + ": came without environments to play in");
+  if (starts.empty() || c.environment.empty())
+    return InvalidArgument("fragment " + ToString(c.tid) + ": came without environments to play in");
   Site& site = sites_[c.environment];
   if (site.host == nullptr) {
     // A worker that took another's place has another address; what nobody plays at any more goes.
-    std::erase_if(sites_, [&](const auto& s) { return s.first != c.environment && s.second.player != nullptr && !s.second.player->HasWork(); });
-    site.host = std::make_unique<RemoteHost>(c.environment, c.environment_token, config_.environment.step_timeout_s, config_.security.max_control_bytes);
+    std::erase_if(sites_, [&](const auto& s) {
+      return s.first != c.environment && s.second.player != nullptr && !s.second.player->HasWork();
+    });
+    site.host =
+        std::make_unique<RemoteHost>(c.environment, c.environment_token, config_.environment.step_timeout_s,
+                                     config_.security.max_control_bytes);
     site.player = std::make_unique<policy::Player>(spec_, weights_, *site.host, config_.seed);
   }
   policy::FragmentRequest request;
@@ -81,8 +89,9 @@ RolloutStep PolicyRollout::Step() {
         c.end = ChunkEnd::kEos;
       } else {
         // A worker that is gone is no fault of the fragment's; one that is late or refuses is counted.
-        c.end = played.status.code() == StatusCode::kUnavailable ? ChunkEnd::kCancelled
-                : played.status.code() == StatusCode::kInvalidArgument ? ChunkEnd::kDataError : ChunkEnd::kError;
+        c.end = played.status.code() == StatusCode::kUnavailable       ? ChunkEnd::kCancelled
+                : played.status.code() == StatusCode::kInvalidArgument ? ChunkEnd::kDataError
+                                                                       : ChunkEnd::kError;
         c.why = played.status.message();
       }
       tokens.chunks.push_back(std::move(c));

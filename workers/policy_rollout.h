@@ -1,8 +1,10 @@
 #pragma once
-// The rollout role of a policy of control tasks: plays fragments in environments that environment workers host.
+// The rollout role of a policy of control tasks: plays fragments in environments that environment workers
+// host.
 //
-// A chunk is a whole fragment (or an evaluation's episode). It is reported once, when it is complete: one that is
-// drained, or whose environments are lost, has made nothing and is played again from its start states.
+// A chunk is a whole fragment (or an evaluation's episode). It is reported once, when it is complete: one
+// that is drained, or whose environments are lost, has made nothing and is played again from its start
+// states.
 
 #include <map>
 #include <memory>
@@ -19,7 +21,9 @@ namespace tidepool::workers {
 class PolicyRollout : public Rollout {
  public:
   // `weights` outlives this. Errors of the job's environment.
-  static StatusOr<std::unique_ptr<PolicyRollout>> Create(const JobConfig& config, const policy::PolicySpec& spec, const model::Weights& weights);
+  static StatusOr<std::unique_ptr<PolicyRollout>> Create(const JobConfig& config,
+                                                         const policy::PolicySpec& spec,
+                                                         const model::Weights& weights);
 
   Status Add(down::StartChunk chunk) override;
   void Cancel(const SampleId& tid, int32_t att) override;
@@ -43,7 +47,7 @@ class PolicyRollout : public Rollout {
   const JobConfig config_;
   const policy::PolicySpec spec_;
   const model::Weights& weights_;
-  int64_t episode_steps_ = 0;                                    // limit of an evaluation's episode
+  int64_t episode_steps_ = 0;  // limit of an evaluation's episode
   Version version_;
   std::map<std::string, Site> sites_;                            // by address
   std::map<std::pair<SampleId, int32_t>, int64_t> chunk_steps_;  // what was asked for

@@ -49,5 +49,4 @@ up::Heartbeat Pulse::Take() {
   return beat_;
 }
 
-
 }  // namespace tidepool::workers

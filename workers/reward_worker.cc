@@ -12,8 +12,8 @@
 #include "core/tasks/reward.h"
 #include "proto/reward.grpc.pb.h"
 #include "workers/mailbox.h"
-#include "workers/worker_trace.h"
 #include "workers/wire.h"
+#include "workers/worker_trace.h"
 
 namespace tidepool::workers {
 namespace {
@@ -49,14 +49,20 @@ struct Graders::Impl {
     ToScoreRequest(request, &wire);
     v1::ScoreReply reply;
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(static_cast<int64_t>(f.config.timeout_s * 1000)));
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::milliseconds(static_cast<int64_t>(f.config.timeout_s * 1000)));
     const grpc::Status status = v1::Reward::NewStub(f.channel)->Score(&context, wire, &reply);
     using Outcome = tasks::Verdict::Outcome;
     if (!status.ok()) {
-      return {Outcome::kInfra, 0, f.config.name + " at " + f.config.endpoint + ": " + std::string(StatusCodeName(static_cast<StatusCode>(status.error_code()))) + " " + status.error_message()};
+      return {Outcome::kInfra, 0,
+              f.config.name + " at " + f.config.endpoint + ": " +
+                  std::string(StatusCodeName(static_cast<StatusCode>(status.error_code()))) + " " +
+                  status.error_message()};
     }
-    if (reply.outcome() != v1::ScoreReply::OK) return {Outcome::kData, 0, f.config.name + ": " + reply.detail()};
-    if (!std::isfinite(reply.score())) return {Outcome::kData, 0, f.config.name + " gave a score that is not finite"};
+    if (reply.outcome() != v1::ScoreReply::OK)
+      return {Outcome::kData, 0, f.config.name + ": " + reply.detail()};
+    if (!std::isfinite(reply.score()))
+      return {Outcome::kData, 0, f.config.name + " gave a score that is not finite"};
     return {Outcome::kOk, reply.score(), reply.detail()};
   }
 };
@@ -90,7 +96,8 @@ up::Graded Graders::Score(const down::Grade& request) const {
   for (const auto& f : impl_->functions) {
     const tasks::Verdict verdict = Impl::Ask(f, request);
     if (verdict.outcome != tasks::Verdict::Outcome::kOk) {
-      out.outcome = verdict.outcome == tasks::Verdict::Outcome::kData ? GradeOutcome::kData : GradeOutcome::kInfra;
+      out.outcome =
+          verdict.outcome == tasks::Verdict::Outcome::kData ? GradeOutcome::kData : GradeOutcome::kInfra;
       out.reward = 0;
       out.rewards.clear();
       out.why = verdict.detail;
@@ -114,7 +121,8 @@ class RewardWorker : public SideWorker {
       for (int i = 0; i < kThreads; ++i) rows.emplace_back(i, "grading " + std::to_string(i));
       trace_ = OpenWorkerTrace(welcome, inc, "reward", rows);
     }
-    for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
+    for (int i = 0; i < kThreads; ++i)
+      threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
     return OkStatus();
   }
   void Take(ToWorker& message) override {
@@ -135,7 +143,13 @@ class RewardWorker : public SideWorker {
       for (const down::Grade& grade : work_.TakeOne(std::chrono::milliseconds(100))) {
         const TimePoint begin = TraceNow();
         up::Graded verdict = graders_->Score(grade);
-        if (trace_) trace_->Add({"grade", std::string(observe::kRewardSpan), row, begin, TraceNow() - begin, {{"tid", ToString(grade.tid)}, {"reward", verdict.reward}}});
+        if (trace_)
+          trace_->Add({"grade",
+                       std::string(observe::kRewardSpan),
+                       row,
+                       begin,
+                       TraceNow() - begin,
+                       {{"tid", ToString(grade.tid)}, {"reward", verdict.reward}}});
         Send(std::move(verdict));
         ++graded_;
       }

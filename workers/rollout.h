@@ -1,7 +1,8 @@
 #pragma once
-// What a device does in the rollout role: one interface, two engines behind it. TokenRollout generates text with
-// core/engine, PolicyRollout (workers/policy_role.h) plays fragments of control tasks. Chunks, versions, drains and
-// tokens are the same to everybody else: the scheduler, the journal and the trainer do not know which it is.
+// What a device does in the rollout role: one interface, two engines behind it. TokenRollout generates text
+// with core/engine, PolicyRollout (workers/policy_role.h) plays fragments of control tasks. Chunks, versions,
+// drains and tokens are the same to everybody else: the scheduler, the journal and the trainer do not know
+// which it is.
 //
 // Owned by the device thread.
 
@@ -17,7 +18,7 @@ namespace tidepool::workers {
 
 struct RolloutStep {
   up::StepTokens tokens;
-  int64_t sampled = 0;        // tokens (environment steps) that it made
+  int64_t sampled = 0;  // tokens (environment steps) that it made
 };
 
 class Rollout {
@@ -35,7 +36,7 @@ class Rollout {
   // The weights in the arena are those of `version` from now on.
   virtual void UseVersion(const Version& version) = 0;
   virtual Status AcquireMemory() = 0;
-  virtual int64_t ReleaseMemory() = 0;   // bytes given back
+  virtual int64_t ReleaseMemory() = 0;  // bytes given back
 };
 
 }  // namespace tidepool::workers

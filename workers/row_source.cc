@@ -16,15 +16,20 @@ StatusOr<int64_t> DayStart(const std::string& date) {
   int year = 0;
   unsigned month = 0, day = 0;
   char rest = 0;
-  const bool read = date.size() == 10 && std::sscanf(date.c_str(), "%4d-%2u-%2u%c", &year, &month, &day, &rest) == 3;
-  const std::chrono::year_month_day ymd{std::chrono::year(year), std::chrono::month(month), std::chrono::day(day)};
-  if (!read || !ymd.ok()) return InvalidArgument("data.template_date: found '" + date + "', expected a day as YYYY-MM-DD");
-  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::sys_days(ymd).time_since_epoch()).count();
+  const bool read =
+      date.size() == 10 && std::sscanf(date.c_str(), "%4d-%2u-%2u%c", &year, &month, &day, &rest) == 3;
+  const std::chrono::year_month_day ymd{std::chrono::year(year), std::chrono::month(month),
+                                        std::chrono::day(day)};
+  if (!read || !ymd.ok())
+    return InvalidArgument("data.template_date: found '" + date + "', expected a day as YYYY-MM-DD");
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::sys_days(ymd).time_since_epoch())
+      .count();
 }
 
 }  // namespace
 
-StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, const std::string& model_dir) {
+StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
+                                                       const std::string& model_dir) {
   std::unique_ptr<RowSource> source(new RowSource());
   source->sft_ = config.job == "sft" || config.job == "distill";
   source->pairs_ = TrainsOnPairs(config);
@@ -34,17 +39,22 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
   if (config.model.init) source->max_positions_ = config.model.init->max_position;
   if (!config.model.policy.empty()) {
     const EnvironmentConfig& e = config.environment;
-    std::string text = e.name + " " + std::to_string(e.instances) + " " + std::to_string(e.max_episode_steps) + " " + std::to_string(e.held_out) + " " +
+    std::string text = e.name + " " + std::to_string(e.instances) + " " +
+                       std::to_string(e.max_episode_steps) + " " + std::to_string(e.held_out) + " " +
                        std::to_string(config.rollout.steps_per_fragment) + " " + std::to_string(config.seed);
     for (const auto& [key, value] : e.options) text += " " + key + "=" + value;
-    source->fragments_ = {.size = int64_t{1} << 40, .held_out = e.held_out, .environment = e.name, .identity = Sha256Hex(text).substr(0, 16)};
+    source->fragments_ = {.size = int64_t{1} << 40,
+                          .held_out = e.held_out,
+                          .environment = e.name,
+                          .identity = Sha256Hex(text).substr(0, 16)};
     return source;
   }
   if (config.job == "rl" && !config.environment.name.empty()) {
     TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
     source->episodes_ = std::move(episodes);
   } else {
-    TP_ASSIGN_OR_RETURN(tasks::DataSource data, tasks::DataSource::Create(config.data, config.seed, config.job));
+    TP_ASSIGN_OR_RETURN(tasks::DataSource data,
+                        tasks::DataSource::Create(config.data, config.seed, config.job));
     source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
   }
   TP_ASSIGN_OR_RETURN(source->tokenizer_, text::Tokenizer::Load(model_dir));
@@ -56,7 +66,8 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config, 
   }
   TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ends, EndTokens(model_dir));
   if (ends.empty()) {
-    return InvalidArgument(model_dir + ": neither generation_config.json nor config.json names an end token (eos_token_id)");
+    return InvalidArgument(
+        model_dir + ": neither generation_config.json nor config.json names an end token (eos_token_id)");
   }
   source->end_token_ = ends.front();
   source->end_tokens_ = ends;
@@ -69,7 +80,8 @@ bool RowSource::IsEnd(int32_t id) const { return std::ranges::find(end_tokens_, 
 // What the template writes between two turns is read off a conversation whose words are known.
 Status RowSource::LearnTurns() {
   const std::string reply = "TIDEPOOL-REPLY", words = "TIDEPOOL-OBSERVATION";
-  const nlohmann::ordered_json list = {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}}, {{"role", "assistant"}, {"content", reply}},
+  const nlohmann::ordered_json list = {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}},
+                                       {{"role", "assistant"}, {"content", reply}},
                                        {{"role", "user"}, {"content", words}}};
   text::ChatOptions options;
   options.add_generation_prompt = true;
@@ -77,7 +89,9 @@ Status RowSource::LearnTurns() {
   TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
   const size_t said = rendered.rfind(reply), heard = rendered.rfind(words);
   if (said == std::string::npos || heard == std::string::npos || heard < said) {
-    return InvalidArgument("the model's chat template does not show a conversation turn by turn, so an environment cannot speak after the model");
+    return InvalidArgument(
+        "the model's chat template does not show a conversation turn by turn, so an environment cannot speak "
+        "after the model");
   }
   before_turn_ = rendered.substr(said + reply.size(), heard - said - reply.size());
   after_turn_ = rendered.substr(heard + words.size());
@@ -90,18 +104,23 @@ Status RowSource::LearnTurns() {
       return OkStatus();
     }
   }
-  return InvalidArgument("the model's chat template does not close the model's turns with an end token of the model, so turns cannot be told apart");
+  return InvalidArgument(
+      "the model's chat template does not close the model's turns with an end token of the model, so turns "
+      "cannot be told apart");
 }
 
 StatusOr<std::vector<int32_t>> RowSource::EncodeObservation(const std::string& text, bool ended) const {
-  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(before_turn_ + text + after_turn_, {.add_special = false}));
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                      tokenizer_->Encode(before_turn_ + text + after_turn_, {.add_special = false}));
   if (!ended) ids.insert(ids.begin(), end_token_);
   return ids;
 }
 
 StatusOr<std::vector<int32_t>> RowSource::EncodeMessages(const std::vector<tasks::Message>& messages) const {
   if (template_ == nullptr) {
-    return InvalidArgument("the row has messages, but the model's folder has no chat template; use `prompt` rows or add chat_template.jinja");
+    return InvalidArgument(
+        "the row has messages, but the model's folder has no chat template; use `prompt` rows or add "
+        "chat_template.jinja");
   }
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const auto& m : messages) list.push_back({{"role", m.role}, {"content", m.content}});
@@ -124,7 +143,7 @@ StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
     row.question.prompt = fragments_->environment + " fragment " + std::to_string(ordinal);
     return row;
   }
- 
+
   if (!episodes_) return Encode(data_->Row(ordinal));
   return EncodeGame({ordinal, 0, SampleId::kRowSample});
 }
@@ -134,7 +153,7 @@ StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
     row.question.prompt = fragments_->environment + " episode " + std::to_string(index);
     return row;
   }
- 
+
   if (!episodes_) return Encode(data_->HeldOut(index));
   return EncodeGame({index, 0, SampleId::kEvalSample});
 }
@@ -151,11 +170,12 @@ StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
 StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
   if (sft_ && !question.messages.empty()) return EncodeConversation(std::move(question));
   EncodedRow row;
-  TP_ASSIGN_OR_RETURN(row.prompt, question.messages.empty() ? EncodePrompt(question.prompt) : EncodeMessages(question.messages));
+  TP_ASSIGN_OR_RETURN(row.prompt, question.messages.empty() ? EncodePrompt(question.prompt)
+                                                            : EncodeMessages(question.messages));
   if (row.prompt.empty()) return InvalidArgument("the prompt has no tokens");
   if (static_cast<int64_t>(row.prompt.size()) > max_prompt_tokens_) {
-    return InvalidArgument("the prompt has " + std::to_string(row.prompt.size()) + " tokens, more than data.max_prompt_tokens " +
-                           std::to_string(max_prompt_tokens_));
+    return InvalidArgument("the prompt has " + std::to_string(row.prompt.size()) +
+                           " tokens, more than data.max_prompt_tokens " + std::to_string(max_prompt_tokens_));
   }
   if (sft_ || pairs_) {
     TP_ASSIGN_OR_RETURN(row.response, EncodeAnswer(row, question.answer, pairs_ ? "chosen" : "answer"));
@@ -165,7 +185,9 @@ StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
     TP_ASSIGN_OR_RETURN(row.rejected, EncodeAnswer(row, question.fields["rejected"], "rejected"));
     const size_t tokens = 2 * row.prompt.size() + row.response.size() + row.rejected.size();
     if (static_cast<int64_t>(tokens) > max_row_tokens_) {
-      return InvalidArgument("the pair has " + std::to_string(tokens) + " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
+      return InvalidArgument("the pair has " + std::to_string(tokens) +
+                             " tokens, more than train.micro_batch_tokens " +
+                             std::to_string(max_row_tokens_));
     }
     if (row.response == row.rejected) return InvalidArgument("chosen and rejected are the same");
   }
@@ -173,17 +195,18 @@ StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
   return row;
 }
 
-StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, const std::string& answer, const char* field) const {
+StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, const std::string& answer,
+                                                       const char* field) const {
   if (answer.empty()) return InvalidArgument("the row has no " + std::string(field) + " to learn from");
   TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(answer, {.add_special = false}));
   ids.push_back(end_token_);
   if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_positions_) {
-    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) + " tokens, more than model.init.max_position " +
-                           std::to_string(max_positions_));
+    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) +
+                           " tokens, more than model.init.max_position " + std::to_string(max_positions_));
   }
   if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_row_tokens_) {
-    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) + " tokens, more than train.micro_batch_tokens " +
-                           std::to_string(max_row_tokens_));
+    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) +
+                           " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
   }
   return ids;
 }
@@ -191,7 +214,9 @@ StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, co
 // The conversation is rendered turn by turn; what an assistant turn adds to the text has loss.
 StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) const {
   if (template_ == nullptr) {
-    return InvalidArgument("the row has messages, but the model's folder has no chat template; use prompt and answer, or add chat_template.jinja");
+    return InvalidArgument(
+        "the row has messages, but the model's folder has no chat template; use prompt and answer, or add "
+        "chat_template.jinja");
   }
   EncodedRow row;
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -205,9 +230,11 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
       ask.unix_time_s = template_time_s_;
       TP_ASSIGN_OR_RETURN(const std::string before, template_->Render(list, ask));
       if (before.compare(0, done.size(), done) != 0) {
-        return InvalidArgument("the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
+        return InvalidArgument(
+            "the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
       }
-      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context, tokenizer_->Encode(before.substr(done.size()), {.add_special = false}));
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context,
+                          tokenizer_->Encode(before.substr(done.size()), {.add_special = false}));
       if (first) {
         row.prompt = context;
       } else {
@@ -219,11 +246,14 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
     }
     list.push_back({{"role", m.role}, {"content", m.content}});
     if (assistant) {
-      TP_ASSIGN_OR_RETURN(const std::string after, template_->Render(list, {.unix_time_s = template_time_s_}));
+      TP_ASSIGN_OR_RETURN(const std::string after,
+                          template_->Render(list, {.unix_time_s = template_time_s_}));
       if (after.compare(0, done.size(), done) != 0) {
-        return InvalidArgument("the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
+        return InvalidArgument(
+            "the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
       }
-      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, tokenizer_->Encode(after.substr(done.size()), {.add_special = false}));
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn,
+                          tokenizer_->Encode(after.substr(done.size()), {.add_special = false}));
       row.response.insert(row.response.end(), turn.begin(), turn.end());
       row.loss_mask.resize(row.response.size(), 1);
       done = after;
@@ -238,6 +268,8 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
   return row;
 }
 
-std::string RowSource::ResponseText(const std::vector<int32_t>& ids) const { return tokenizer_ == nullptr ? "" : tokenizer_->Decode(ids, /*skip_special=*/true); }
+std::string RowSource::ResponseText(const std::vector<int32_t>& ids) const {
+  return tokenizer_ == nullptr ? "" : tokenizer_->Decode(ids, /*skip_special=*/true);
+}
 
 }  // namespace tidepool::workers

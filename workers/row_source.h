@@ -22,10 +22,10 @@ namespace tidepool::workers {
 struct EncodedRow {
   tasks::Question question;
   std::vector<int32_t> prompt;
-  std::vector<int32_t> response;     // not in rl: what is learned, its end token included
-  std::vector<uint8_t> loss_mask;    // sft only: 1 on tokens with loss
-  uint64_t state = 0;                // episodes: that the first turn acts in
-  std::vector<int32_t> rejected;     // pairs only: the other answer; `response` is the chosen one
+  std::vector<int32_t> response;   // not in rl: what is learned, its end token included
+  std::vector<uint8_t> loss_mask;  // sft only: 1 on tokens with loss
+  uint64_t state = 0;              // episodes: that the first turn acts in
+  std::vector<int32_t> rejected;   // pairs only: the other answer; `response` is the chosen one
 };
 
 class RowSource {
@@ -36,9 +36,17 @@ class RowSource {
   // The questions of a job with data; a job with an environment has none.
   [[nodiscard]] const tasks::DataSource& data() const { return *data_; }
   // Of either: rows of an epoch, held-out ones, what a resumed run has to have again.
-  [[nodiscard]] int64_t size() const { return fragments_ ? fragments_->size : episodes_ ? episodes_->size() : data_->size(); }
-  [[nodiscard]] int64_t held_out_size() const { return fragments_ ? fragments_->held_out : episodes_ ? episodes_->held_out_size() : data_->held_out_size(); }
-  [[nodiscard]] const std::string& identity() const { return fragments_ ? fragments_->identity : episodes_ ? episodes_->identity() : data_->identity(); }
+  [[nodiscard]] int64_t size() const {
+    return fragments_ ? fragments_->size : episodes_ ? episodes_->size() : data_->size();
+  }
+  [[nodiscard]] int64_t held_out_size() const {
+    return fragments_  ? fragments_->held_out
+           : episodes_ ? episodes_->held_out_size()
+                       : data_->held_out_size();
+  }
+  [[nodiscard]] const std::string& identity() const {
+    return fragments_ ? fragments_->identity : episodes_ ? episodes_->identity() : data_->identity();
+  }
   [[nodiscard]] const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   [[nodiscard]] bool is_chat() const { return template_ != nullptr; }
 
@@ -54,9 +62,9 @@ class RowSource {
   [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
   [[nodiscard]] int32_t end_token() const { return end_token_; }
   [[nodiscard]] bool IsEnd(int32_t id) const;
-  // Ids that an environment's words add to a record: as the next user message where the model has a chat template,
-  // up to where the model speaks again, else the text itself. `ended`: the policy closed its turn with an end token;
-  // else one is put before. kInvalidArgument: the template cannot be cut between turns.
+  // Ids that an environment's words add to a record: as the next user message where the model has a chat
+  // template, up to where the model speaks again, else the text itself. `ended`: the policy closed its turn
+  // with an end token; else one is put before. kInvalidArgument: the template cannot be cut between turns.
   StatusOr<std::vector<int32_t>> EncodeObservation(const std::string& text, bool ended) const;
 
  private:
@@ -65,7 +73,8 @@ class RowSource {
   StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
   Status LearnTurns();
 
-  StatusOr<std::vector<int32_t>> EncodeAnswer(const EncodedRow& row, const std::string& answer, const char* field) const;
+  StatusOr<std::vector<int32_t>> EncodeAnswer(const EncodedRow& row, const std::string& answer,
+                                              const char* field) const;
 
   bool sft_ = false;    // rows have one answer: sft, distill
   bool pairs_ = false;  // dpo, reward_model
@@ -81,7 +90,8 @@ class RowSource {
     std::string environment, identity;
   };
   std::optional<FragmentRows> fragments_;
-  std::string before_turn_, after_turn_;  // what a chat template writes around a later user message, after the end token
+  std::string before_turn_,
+      after_turn_;  // what a chat template writes around a later user message, after the end token
   int64_t template_time_s_ = 0;  // data.template_date
   std::unique_ptr<tasks::DataSource> data_;
   std::unique_ptr<text::Tokenizer> tokenizer_;

@@ -10,7 +10,9 @@ constexpr std::string_view kScheme = "Bearer ";
 }
 
 // gRPC's own lines on stderr ("UNKNOWN:No address added ...") say what a Status of ours says better.
-void QuietGrpcLog() { gpr_set_log_function([](gpr_log_func_args*) {}); }
+void QuietGrpcLog() {
+  gpr_set_log_function([](gpr_log_func_args*) {});
+}
 
 grpc::Status ToGrpc(const Status& status) {
   if (status.ok()) return grpc::Status::OK;
@@ -25,9 +27,11 @@ Status FromGrpc(const grpc::Status& status) {
 Status CheckToken(const grpc::ServerContext& context, const JobTokens& tokens, CallerRole* role) {
   const auto& metadata = context.client_metadata();
   const auto it = metadata.find("authorization");
-  if (it == metadata.end()) return Unauthenticated("no token; every call carries `authorization: Bearer <job token>`");
+  if (it == metadata.end())
+    return Unauthenticated("no token; every call carries `authorization: Bearer <job token>`");
   const std::string_view value(it->second.data(), it->second.size());
-  if (value.substr(0, kScheme.size()) != kScheme) return Unauthenticated("the authorization is not a bearer token");
+  if (value.substr(0, kScheme.size()) != kScheme)
+    return Unauthenticated("the authorization is not a bearer token");
   const auto found = tokens.RoleOf(value.substr(kScheme.size()));
   if (!found) return Unauthenticated("the token is not one of this job's");
   *role = *found;

@@ -8,7 +8,9 @@
 namespace tidepool::workers {
 namespace {
 
-double UnixSeconds() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double UnixSeconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -20,7 +22,9 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
     for (const auto& row : *earlier) {
       metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
-      if (const auto found = row.metrics.find("eval/return/mean"); row.step == 0 && found != row.metrics.end()) metrics->return_before_ = found->second;
+      if (const auto found = row.metrics.find("eval/return/mean");
+          row.step == 0 && found != row.metrics.end())
+        metrics->return_before_ = found->second;
     }
   }
   TP_ASSIGN_OR_RETURN(metrics->jsonl_, observe::MetricsWriter::Create(path));
@@ -110,14 +114,17 @@ PaceCount RunMetrics::paced() const {
   return all;
 }
 
-void RunMetrics::OnHold(int64_t place, Role role, TimePoint now) { time_.Hold(place, role, Seconds(now.since_start)); }
+void RunMetrics::OnHold(int64_t place, Role role, TimePoint now) {
+  time_.Hold(place, role, Seconds(now.since_start));
+}
 
 void RunMetrics::OnCheckpoint(double seconds) {
   checkpoint_s_ += seconds;
   phase_seconds_["save"] += seconds;
 }
 
-void RunMetrics::Write(int64_t step, const Version& version, TimePoint now, const std::map<std::string, double>& metrics) {
+void RunMetrics::Write(int64_t step, const Version& version, TimePoint now,
+                       const std::map<std::string, double>& metrics) {
   const Status written = jsonl_->Write({step, version, earlier_s_ + Seconds(now.since_start), metrics});
   if (!written.ok() && first_error_.ok()) first_error_ = written;
   if (board_.has_value()) {
@@ -126,7 +133,8 @@ void RunMetrics::Write(int64_t step, const Version& version, TimePoint now, cons
   }
 }
 
-Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const scheduler::ControllerView& view, TimePoint now) {
+Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
+                             const scheduler::ControllerView& view, TimePoint now) {
   std::map<std::string, double> m;
   if (const auto it = trained_.find(report.step); it != trained_.end()) m = std::move(it->second);
   trained_.erase(trained_.begin(), trained_.upper_bound(report.step));
@@ -136,7 +144,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   const double wall = any_write_ ? Seconds(now - last_write_) : 0;
   m["staleness/mean"] = report.lag_mean;
   m["staleness/max"] = static_cast<double>(report.lag_max);
-  for (size_t i = 0; i < report.lag_hist.size(); ++i) m["staleness/hist/" + std::to_string(i)] = static_cast<double>(report.lag_hist[i]);
+  for (size_t i = 0; i < report.lag_hist.size(); ++i)
+    m["staleness/hist/" + std::to_string(i)] = static_cast<double>(report.lag_hist[i]);
   m["drop/stale"] = static_cast<double>(report.dropped_stale);
   m["drop/filtered"] = static_cast<double>(report.filtered);
   m["ledger/open"] = static_cast<double>(view.open_groups);
@@ -148,7 +157,9 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   m["rollout/running"] = static_cast<double>(running_);
   m["rollout/waiting"] = static_cast<double>(waiting_);
   if (tokens_ > 0) m["rollout/prefill_tokens"] = static_cast<double>(prefill_);
-  if (prefill_ + prefix_hits_ > 0) m["rollout/prefix_hit_ratio"] = static_cast<double>(prefix_hits_) / static_cast<double>(prefill_ + prefix_hits_);
+  if (prefill_ + prefix_hits_ > 0)
+    m["rollout/prefix_hit_ratio"] =
+        static_cast<double>(prefix_hits_) / static_cast<double>(prefill_ + prefix_hits_);
   m["timing_s/gen"] = gen_s_;
   m["timing_s/reward"] = reward_s_;
   m["timing_s/update_weights"] = load_s_;
@@ -160,7 +171,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
     for (const char* name : {"env/infra_errors", "env/data_errors", "env/timeouts"}) m[name] = 0;
     if (turns_ > 0) m["env/step_s"] = turn_s_ / static_cast<double>(turns_);
     if (resets_ > 0) m["env/reset_s"] = reset_s_ / static_cast<double>(resets_);
-    if (batch_rows_ > 0) m["turns/mean"] = static_cast<double>(batch_turns_) / static_cast<double>(batch_rows_);
+    if (batch_rows_ > 0)
+      m["turns/mean"] = static_cast<double>(batch_turns_) / static_cast<double>(batch_rows_);
     m["dispatch/waiting_env"] = static_cast<double>(view.waiting_env);
     m["dispatch/env_turns"] = static_cast<double>(view.env_turns - env_turns_);
     m["dispatch/env_retries"] = static_cast<double>(view.env_retries - env_retries_);
@@ -183,7 +195,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   if (pace_scale_ > 0) {
     const PaceCount pace = paced();
     m["paced/scale"] = pace_scale_;
-    m["paced/missed_ratio"] = pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
+    m["paced/missed_ratio"] =
+        pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
     if (wall > 0) m["paced/time_per_step"] = wall / pace_scale_;
   }
   int64_t host_bytes = 0;
@@ -204,7 +217,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   phase_seconds_["gen"] += gen_s_;
   phase_seconds_["reward"] += reward_s_;
   phase_seconds_["update_weights"] += load_s_;
-  if (const auto u = m.find("timing_s/update_actor"); u != m.end()) phase_seconds_["update_actor"] += u->second;
+  if (const auto u = m.find("timing_s/update_actor"); u != m.end())
+    phase_seconds_["update_actor"] += u->second;
   phase_seconds_["controller"] += handle_s_;
   phase_seconds_["journal"] += sync_s_;
   last_write_ = now;
@@ -218,11 +232,14 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report, const
   return std::exchange(first_error_, OkStatus());
 }
 
-Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimePoint now, const std::map<std::string, double>& more) {
+Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimePoint now,
+                             const std::map<std::string, double>& more) {
   std::map<std::string, double> m = more;
-  if (report.total > 0) m["eval/accuracy"] = static_cast<double>(report.correct) / static_cast<double>(report.total);
+  if (report.total > 0)
+    m["eval/accuracy"] = static_cast<double>(report.correct) / static_cast<double>(report.total);
   m["eval/total"] = static_cast<double>(report.total);
-  if (const auto found = more.find("eval/return/mean"); report.step.value == 0 && found != more.end()) return_before_ = found->second;
+  if (const auto found = more.find("eval/return/mean"); report.step.value == 0 && found != more.end())
+    return_before_ = found->second;
   // What was generated for the evaluation is not part of the next step.
   (void)time_.Take(Seconds(now.since_start));
   phase_seconds_["eval"] += gen_s_;

@@ -30,7 +30,7 @@ class RunMetrics {
   void OnTokens(const up::StepTokens& tokens, TimePoint now);
   void OnGraded(const up::Graded& graded);
   void OnEnvironment(const up::EnvStepped& stepped);
-  void OnBatch(const std::vector<BatchRow>& rows);         // of a step that begins
+  void OnBatch(const std::vector<BatchRow>& rows);  // of a step that begins
   void OnTrainDone(const up::TrainDone& done);
   void OnLoaded(const up::Loaded& loaded);
   void OnHeartbeat(int64_t place, const up::Heartbeat& beat);
@@ -42,9 +42,11 @@ class RunMetrics {
   void Count(const std::string& name, double by = 1) { counts_[name] += by; }
 
   // The step is committed: writes everything that was gathered for it.
-  Status WriteStep(const scheduler::command::StepReport& report, const scheduler::ControllerView& view, TimePoint now);
+  Status WriteStep(const scheduler::command::StepReport& report, const scheduler::ControllerView& view,
+                   TimePoint now);
   // `more`: further numbers of the evaluation.
-  Status WriteEval(const scheduler::command::EvalReport& report, TimePoint now, const std::map<std::string, double>& more = {});
+  Status WriteEval(const scheduler::command::EvalReport& report, TimePoint now,
+                   const std::map<std::string, double>& more = {});
 
   [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
   // Of all slots and their incarnations so far; steps 0: nothing is paced.
@@ -56,7 +58,8 @@ class RunMetrics {
 
  private:
   RunMetrics() = default;
-  void Write(int64_t step, const Version& version, TimePoint now, const std::map<std::string, double>& metrics);
+  void Write(int64_t step, const Version& version, TimePoint now,
+             const std::map<std::string, double>& metrics);
 
   std::optional<observe::MetricsWriter> jsonl_;
   std::optional<observe::TensorBoardWriter> board_;
@@ -68,9 +71,9 @@ class RunMetrics {
   std::map<std::string, double> counts_;
   std::map<int64_t, int64_t> peak_bytes_;
   scheduler::SlotTime time_;
-  std::map<int64_t, PaceCount> pace_;    // by place, as last said
-  PaceCount pace_ended_;                 // of workers that were replaced
-  double pace_scale_ = 0;                // 0: nothing is paced
+  std::map<int64_t, PaceCount> pace_;  // by place, as last said
+  PaceCount pace_ended_;               // of workers that were replaced
+  double pace_scale_ = 0;              // 0: nothing is paced
   std::map<std::string, double> phase_seconds_;
   TimePoint last_write_;
   bool any_write_ = false;
@@ -78,9 +81,9 @@ class RunMetrics {
   double kv_usage_ = 0, gen_s_ = 0, reward_s_ = 0, load_s_ = 0, handle_s_ = 0, sync_s_ = 0;
   double checkpoint_s_ = 0;
   double turn_s_ = 0, reset_s_ = 0;
-  int64_t turns_ = 0, resets_ = 0;                         // that environments played
+  int64_t turns_ = 0, resets_ = 0;  // that environments played
   int64_t batch_turns_ = 0, batch_rows_ = 0;
-  int64_t env_turns_ = 0, env_retries_ = 0;                // up to the last step, over the whole run
+  int64_t env_turns_ = 0, env_retries_ = 0;  // up to the last step, over the whole run
   bool environment_ = false;
   std::map<std::string, double> last_;
 };

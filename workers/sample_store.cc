@@ -42,7 +42,8 @@ storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
   p.routing = sample->tokens.routing;
   p.fragment = sample->tokens.fragment;
   p.turns = sample->tokens.turns;
-  for (const auto& [version, count] : sample->tokens.versions) p.versions.push_back({version, static_cast<int32_t>(count)});
+  for (const auto& [version, count] : sample->tokens.versions)
+    p.versions.push_back({version, static_cast<int32_t>(count)});
   p.loss_mask = sample->loss_mask;
   if (!p.loss_mask.empty()) p.loss_mask.resize(p.response.size(), 1);
   p.finish = sample->finish;

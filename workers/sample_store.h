@@ -21,8 +21,8 @@ struct StoredSample {
   int32_t att = -1;
   TokenRecord tokens;
   storage::FinishReason finish = storage::FinishReason::kEos;
-  // Episodes (workers/turns.h): 1 on what the policy said; turns that are answered; the hash of what the environment
-  // has said; how much of the record had been said before the newest answer, and its hash.
+  // Episodes (workers/turns.h): 1 on what the policy said; turns that are answered; the hash of what the
+  // environment has said; how much of the record had been said before the newest answer, and its hash.
   std::vector<uint8_t> loss_mask;
   int64_t turns = 0, sealed = 0;
   uint64_t history = 0, seal = 0;

@@ -39,7 +39,8 @@ struct SharedBlock::Buffer {
   [[nodiscard]] Header* header() const { return reinterpret_cast<Header*>(base); }
 };
 
-SharedBlock::SharedBlock(const std::string& run_id, const std::string& name) : dir_(RunFolder(run_id)), name_(name) {}
+SharedBlock::SharedBlock(const std::string& run_id, const std::string& name)
+    : dir_(RunFolder(run_id)), name_(name) {}
 SharedBlock::~SharedBlock() = default;
 
 namespace {
@@ -56,12 +57,15 @@ StatusOr<std::byte*> Map(const std::string& path, int64_t size, bool write) {
     struct statvfs vfs {};
     statvfs("/dev/shm", &vfs);
     return ResourceExhausted(path + ": " + std::to_string(size >> 20) + " MiB do not fit into /dev/shm (" +
-                             std::to_string((vfs.f_bavail * vfs.f_frsize) >> 20) + " MiB are free); make it larger, or use " +
+                             std::to_string((vfs.f_bavail * vfs.f_frsize) >> 20) +
+                             " MiB are free); make it larger, or use " +
                              "cluster.weight_transport: stream and checkpoint.recovery_every_steps: 0");
   }
-  void* base = mmap(nullptr, static_cast<size_t>(size), write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  void* base =
+      mmap(nullptr, static_cast<size_t>(size), write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
   close(fd);
-  if (base == MAP_FAILED) return ResourceExhausted(path + ": cannot be mapped (" + std::strerror(errno) + ")");
+  if (base == MAP_FAILED)
+    return ResourceExhausted(path + ": cannot be mapped (" + std::strerror(errno) + ")");
   return static_cast<std::byte*>(base);
 }
 
@@ -81,7 +85,8 @@ Status SharedBlock::Write(BlockTag tag, const std::vector<std::span<const std::b
     if (buffers_[i] == nullptr) {
       const std::string path = dir_ + "/" + name_ + "-" + std::to_string(i);
       std::filesystem::path file(path);
-      if (std::filesystem::exists(file, error) && static_cast<int64_t>(std::filesystem::file_size(file, error)) != size) {
+      if (std::filesystem::exists(file, error) &&
+          static_cast<int64_t>(std::filesystem::file_size(file, error)) != size) {
         std::filesystem::remove(file, error);
       }
       TP_ASSIGN_OR_RETURN(std::byte * base, Map(path, size, /*write=*/true));
@@ -106,7 +111,8 @@ Status SharedBlock::Write(BlockTag tag, const std::vector<std::span<const std::b
   return OkStatus();
 }
 
-StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage, const std::vector<std::span<std::byte>>& out) const {
+StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
+                                     const std::vector<std::span<std::byte>>& out) const {
   int64_t bytes = 0;
   for (const auto& p : out) bytes += static_cast<int64_t>(p.size());
   for (int i = 0; i < 2; ++i) {
@@ -120,7 +126,8 @@ StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage, const std:
     if (h->magic != kMagic || h->complete.load(std::memory_order_acquire) != 1) continue;
     if (h->tag.number != number || (lineage >= 0 && h->tag.lineage != lineage)) continue;
     if (h->tag.bytes != bytes || st.st_size < kHeaderBytes + bytes) {
-      return DataLoss(path + ": holds " + std::to_string(h->tag.bytes) + " bytes, not " + std::to_string(bytes));
+      return DataLoss(path + ": holds " + std::to_string(h->tag.bytes) + " bytes, not " +
+                      std::to_string(bytes));
     }
     const std::byte* at = buffer.base + kHeaderBytes;
     for (const auto& p : out) {
@@ -145,7 +152,9 @@ StatusOr<BlockTag> SharedBlock::Newest() const {
     TP_ASSIGN_OR_RETURN(buffer.base, Map(path, st.st_size, /*write=*/false));
     buffer.size = st.st_size;
     const Header* h = buffer.header();
-    if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1 && h->tag.number > newest.number) newest = h->tag;
+    if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1 &&
+        h->tag.number > newest.number)
+      newest = h->tag;
   }
   if (newest.number < 0) return NotFound(dir_ + "/" + name_ + ": no complete copy");
   return newest;

@@ -19,9 +19,9 @@
 namespace tidepool::workers {
 
 struct BlockTag {
-  int64_t number = -1;    // step or version number
+  int64_t number = -1;  // step or version number
   int32_t lineage = 0;
-  uint64_t digest = 0;    // of the bytes that matter, as the writer knows it
+  uint64_t digest = 0;  // of the bytes that matter, as the writer knows it
   int64_t bytes = 0;
 };
 
@@ -35,7 +35,8 @@ class SharedBlock {
   Status Write(BlockTag tag, const std::vector<std::span<const std::byte>>& parts);
   // Copies the buffer with this number and lineage (any lineage: -1) into `out` (sizes must add up).
   // kNotFound: no complete buffer with that tag; kDataLoss: another size.
-  StatusOr<BlockTag> Read(int64_t number, int32_t lineage, const std::vector<std::span<std::byte>>& out) const;
+  StatusOr<BlockTag> Read(int64_t number, int32_t lineage,
+                          const std::vector<std::span<std::byte>>& out) const;
   // The newest complete buffer; kNotFound: none.
   StatusOr<BlockTag> Newest() const;
 

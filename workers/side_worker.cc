@@ -30,7 +30,8 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     link.hello.kind = kind;
     link.hello.pid = getpid();
     TP_RETURN_IF_ERROR(BeforeAttach(link.hello));
-    TP_ASSIGN_OR_RETURN(link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
+    TP_ASSIGN_OR_RETURN(
+        link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
     return OkStatus();
   };
   if (const Status attached = connect(); !attached.ok()) {

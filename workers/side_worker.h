@@ -1,6 +1,6 @@
 #pragma once
-// What a worker process without a device does whatever it is for: attach, hear the controller, say that it lives, end.
-// Graders and hosts of environments are SideWorkers; another kind is a class like theirs.
+// What a worker process without a device does whatever it is for: attach, hear the controller, say that it
+// lives, end. Graders and hosts of environments are SideWorkers; another kind is a class like theirs.
 
 #include <chrono>
 #include <memory>
@@ -33,10 +33,10 @@ class SideWorker {
   virtual Status Begin(const JobConfig& config, const down::Welcome& welcome, Incarnation inc) = 0;
   // A command for this incarnation, after Begin.
   virtual void Take(ToWorker& message) = 0;
-  virtual void Answer() {}                       // after every turn of the loop: what is due
+  virtual void Answer() {}  // after every turn of the loop: what is due
   [[nodiscard]] virtual std::chrono::milliseconds UntilNext() const { return std::chrono::milliseconds(50); }
   virtual void Describe(up::Heartbeat& beat) = 0;
-  virtual void End() {}                          // before the link closes
+  virtual void End() {}  // before the link closes
 
   void Send(FromWorkerBody body) { link_->Send(std::move(body)); }
   std::unique_ptr<observe::TraceWriter> trace_;  // set by Begin, or never

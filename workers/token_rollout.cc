@@ -10,14 +10,20 @@ using scheduler::event::ChunkEnd;
 
 ChunkEnd ToChunkEnd(engine::FinishReason reason) {
   switch (reason) {
-    case engine::FinishReason::kChunk: return ChunkEnd::kChunkLimit;
-    case engine::FinishReason::kEos: return ChunkEnd::kEos;
+    case engine::FinishReason::kChunk:
+      return ChunkEnd::kChunkLimit;
+    case engine::FinishReason::kEos:
+      return ChunkEnd::kEos;
     case engine::FinishReason::kStopToken:
-    case engine::FinishReason::kStopString: return ChunkEnd::kStop;
-    case engine::FinishReason::kLength: return ChunkEnd::kLength;
-    case engine::FinishReason::kCancelled: return ChunkEnd::kDrained;
+    case engine::FinishReason::kStopString:
+      return ChunkEnd::kStop;
+    case engine::FinishReason::kLength:
+      return ChunkEnd::kLength;
+    case engine::FinishReason::kCancelled:
+      return ChunkEnd::kDrained;
     case engine::FinishReason::kError:
-    case engine::FinishReason::kNone: break;
+    case engine::FinishReason::kNone:
+      break;
   }
   return ChunkEnd::kError;
 }
@@ -34,7 +40,9 @@ Status TokenRollout::Add(down::StartChunk c) {
   request.max_new_tokens = c.chunk_tokens;
   request.max_total_new = c.max_new_tokens;
   request.turn = turns_;
-  if (routing_bytes_ > 0) request.routed = std::min(c.routing_bytes / routing_bytes_, static_cast<int64_t>(request.generated.size()));
+  if (routing_bytes_ > 0)
+    request.routed =
+        std::min(c.routing_bytes / routing_bytes_, static_cast<int64_t>(request.generated.size()));
   engine::SamplingParams& s = request.sampling;
   s.temperature = c.greedy ? 0.0F : static_cast<float>(config_.temperature);
   if (!c.greedy) {
@@ -85,7 +93,8 @@ RolloutStep TokenRollout::Step() {
 }
 
 void TokenRollout::UseVersion(const Version& version) {
-  engine_->SetVersion(version, config_.kv_on_update == "keep" ? engine::Engine::KvOnUpdate::kKeep : engine::Engine::KvOnUpdate::kRecompute);
+  engine_->SetVersion(version, config_.kv_on_update == "keep" ? engine::Engine::KvOnUpdate::kKeep
+                                                              : engine::Engine::KvOnUpdate::kRecompute);
 }
 
 }  // namespace tidepool::workers

@@ -13,7 +13,8 @@ class TokenRollout : public Rollout {
  public:
   // routing_bytes: of a row, where the engine records which experts it took; 0: nothing is recorded.
   // turns: what it generates are turns of episodes, whose KV is wanted again after the environment's.
-  TokenRollout(const RolloutConfig& config, bool turns, int64_t routing_bytes, std::unique_ptr<engine::Engine> engine)
+  TokenRollout(const RolloutConfig& config, bool turns, int64_t routing_bytes,
+               std::unique_ptr<engine::Engine> engine)
       : config_(config), turns_(turns), routing_bytes_(routing_bytes), engine_(std::move(engine)) {}
   Status Add(down::StartChunk chunk) override;
   void Cancel(const SampleId& tid, int32_t att) override { engine_->Cancel(tid, att); }

@@ -45,8 +45,16 @@ uint64_t Turns::HistoryOf(const SampleId& tid, const StoredSample& s) const {
 
 scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped reply) {
   metrics_.OnEnvironment(reply);
-  scheduler::event::EnvStepped e{.worker = worker, .tid = reply.tid, .att = reply.att, .turn = reply.turn, .outcome = reply.outcome, .observation_tokens = 0,
-                                 .done = reply.done, .reward = reply.reward, .rewards = std::move(reply.rewards), .why = std::move(reply.why)};
+  scheduler::event::EnvStepped e{.worker = worker,
+                                 .tid = reply.tid,
+                                 .att = reply.att,
+                                 .turn = reply.turn,
+                                 .outcome = reply.outcome,
+                                 .observation_tokens = 0,
+                                 .done = reply.done,
+                                 .reward = reply.reward,
+                                 .rewards = std::move(reply.rewards),
+                                 .why = std::move(reply.why)};
   if (e.outcome != GradeOutcome::kOk || e.turn < 0) return e;
   const auto broken = [&](const std::string& why) {
     e.outcome = GradeOutcome::kData;
@@ -54,8 +62,13 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     metrics_.Count("env/data_errors");
     return e;
   };
-  Pending p{.att = e.att, .turn = e.turn, .row = {}, .ids = {}, .history = environments::ExtendHistory(reply.history, reply.observation),
-            .state = reply.state, .reward = reply.reward};
+  Pending p{.att = e.att,
+            .turn = e.turn,
+            .row = {},
+            .ids = {},
+            .history = environments::ExtendHistory(reply.history, reply.observation),
+            .state = reply.state,
+            .reward = reply.reward};
   if (e.turn == 0) {
     tasks::Question question;
     question.prompt = reply.observation;
@@ -66,19 +79,25 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     e.observation_tokens = static_cast<int64_t>(p.row.prompt.size());
   } else {
     const StoredSample* s = samples_.Find(e.tid);
-    if (s == nullptr || s->att != e.att || s->turns + 1 != e.turn) return e;  // of an attempt that is over: refused
+    if (s == nullptr || s->att != e.att || s->turns + 1 != e.turn)
+      return e;  // of an attempt that is over: refused
     if (reply.history != HistoryOf(e.tid, *s)) {
       metrics_.Count("env/prefix_violations");
-      return broken("the environment, replayed, did not say what it had said before: an episode has to follow from its actions alone");
+      return broken(
+          "the environment, replayed, did not say what it had said before: an episode has to follow from its "
+          "actions alone");
     }
-    samples_.Change(e.tid)->finish = e.done ? storage::FinishReason::kEos : storage::FinishReason::kLength;  // if it ends here
+    samples_.Change(e.tid)->finish =
+        e.done ? storage::FinishReason::kEos : storage::FinishReason::kLength;  // if it ends here
     if (!e.done) {
       const bool ended = !s->tokens.ids.empty() && rows_.IsEnd(s->tokens.ids.back());
       auto ids = rows_.EncodeObservation(reply.observation, ended);
-      if (!ids.ok()) return broken("the observation of turn " + std::to_string(e.turn) + ": " + ids.status().message());
+      if (!ids.ok())
+        return broken("the observation of turn " + std::to_string(e.turn) + ": " + ids.status().message());
       p.ids = std::move(*ids);
       e.observation_tokens = static_cast<int64_t>(p.ids.size());
-      if (p.ids.empty()) return broken("the observation of turn " + std::to_string(e.turn) + " has no tokens");
+      if (p.ids.empty())
+        return broken("the observation of turn " + std::to_string(e.turn) + " has no tokens");
     }
   }
   pending_[e.tid] = std::move(p);
@@ -109,9 +128,11 @@ void Turns::Append(const scheduler::command::AppendObservation& c) {
 
 Status Turns::CheckPrefix(const StoredSample& s) {
   if (s.sealed == 0) return OkStatus();
-  if (s.tokens.size() >= s.sealed && HashIds(s.tokens.ids, static_cast<size_t>(s.sealed)) == s.seal) return OkStatus();
+  if (s.tokens.size() >= s.sealed && HashIds(s.tokens.ids, static_cast<size_t>(s.sealed)) == s.seal)
+    return OkStatus();
   metrics_.Count("env/prefix_violations");
-  return DataLoss("the prompt of turn " + std::to_string(s.turns + 1) + " does not begin with the record of the turns before");
+  return DataLoss("the prompt of turn " + std::to_string(s.turns + 1) +
+                  " does not begin with the record of the turns before");
 }
 
 }  // namespace tidepool::workers

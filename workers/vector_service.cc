@@ -28,7 +28,8 @@ std::string Pack(const std::vector<T>& values) {
 }
 template <typename T>
 StatusOr<std::vector<T>> Unpack(const std::string& bytes) {
-  if (bytes.size() % sizeof(T) != 0) return InvalidArgument("environments: a row of numbers is cut in the middle of one");
+  if (bytes.size() % sizeof(T) != 0)
+    return InvalidArgument("environments: a row of numbers is cut in the middle of one");
   std::vector<T> values(bytes.size() / sizeof(T));
   if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
@@ -51,10 +52,12 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
 
   using Sessions = std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>>;
 
-  grpc::Status Play(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::PlayReply, v1::PlayRequest>* stream) override {
+  grpc::Status Play(grpc::ServerContext* context,
+                    grpc::ServerReaderWriter<v1::PlayReply, v1::PlayRequest>* stream) override {
     const auto& metadata = context->client_metadata();
     const auto it = metadata.find("authorization");
-    if (it == metadata.end() || !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + options.token)) {
+    if (it == metadata.end() || !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()),
+                                                   "Bearer " + options.token)) {
       return ToGrpc(Unauthenticated("Play: no token of a device worker of this job"));
     }
     Sessions sessions;
@@ -79,9 +82,12 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   Status Answer(const v1::SessionRequest& wanted, Sessions& sessions, v1::SessionReply& answer) {
     if (wanted.what_case() == v1::SessionRequest::kOpen) {
       TP_ASSIGN_OR_RETURN(auto states, policy::DecodeStates(wanted.open()));
-      if (states.empty() || states.size() > kMaxInstances) return InvalidArgument("environments: a session has 1 to 65536 instances");
-      if (!sessions.contains(wanted.session()) && static_cast<int64_t>(sessions.size()) >= options.max_sessions) {
-        return ResourceExhausted("environments: " + std::to_string(options.max_sessions) + " sessions are open on this stream");
+      if (states.empty() || states.size() > kMaxInstances)
+        return InvalidArgument("environments: a session has 1 to 65536 instances");
+      if (!sessions.contains(wanted.session()) &&
+          static_cast<int64_t>(sessions.size()) >= options.max_sessions) {
+        return ResourceExhausted("environments: " + std::to_string(options.max_sessions) +
+                                 " sessions are open on this stream");
       }
       std::optional<environments::VectorOptions> now;
       {
@@ -95,7 +101,8 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
       return OkStatus();
     }
     const auto it = sessions.find(wanted.session());
-    if (it == sessions.end()) return NotFound("environments: session " + std::to_string(wanted.session()) + " is not open");
+    if (it == sessions.end())
+      return NotFound("environments: session " + std::to_string(wanted.session()) + " is not open");
     if (wanted.what_case() == v1::SessionRequest::kClose) {
       answer.set_states(policy::EncodeStates(it->second->states()));
       sessions.erase(it);
@@ -142,7 +149,8 @@ StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOp
   builder.AddListeningPort(options.bind + ":0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(server->impl_.get());
   server->impl_->server = builder.BuildAndStart();
-  if (server->impl_->server == nullptr) return Unavailable("no port on " + options.bind + " for the environments");
+  if (server->impl_->server == nullptr)
+    return Unavailable("no port on " + options.bind + " for the environments");
   server->impl_->address = options.bind + ":" + std::to_string(port);
   return server;
 }
@@ -159,7 +167,8 @@ struct RemoteHost::Impl {
   v1::PlayRequest request;
   v1::PlayReply reply;
 
-  // A stream has no deadline of a single exchange: this thread looks five times a second and cancels one that is late.
+  // A stream has no deadline of a single exchange: this thread looks five times a second and cancels one that
+  // is late.
   std::mutex mu;
   std::condition_variable_any wake;
   std::chrono::steady_clock::time_point late = std::chrono::steady_clock::time_point::max();
@@ -187,7 +196,8 @@ struct RemoteHost::Impl {
       grpc::ChannelArguments args;
       args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
       args.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
-      stub = v1::VectorEnvironments::NewStub(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args));
+      stub = v1::VectorEnvironments::NewStub(
+          grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args));
     }
     const std::lock_guard lock(mu);
     context = std::make_unique<grpc::ClientContext>();  // waits: Watch cancels an exchange after timeout_s
@@ -206,26 +216,36 @@ struct RemoteHost::Impl {
       stream.reset();
       context.reset();
     }
-    if (late_answer) return DeadlineExceeded("the environments at " + address + " did not answer within " + std::to_string(timeout_s) + " s");
+    if (late_answer)
+      return DeadlineExceeded("the environments at " + address + " did not answer within " +
+                              std::to_string(timeout_s) + " s");
     if (end.code() == StatusCode::kUnauthenticated) return end;
-    return Unavailable("the environments at " + address + " are gone" + (end.ok() || end.message().empty() ? "" : ": " + end.message()));
+    return Unavailable("the environments at " + address + " are gone" +
+                       (end.ok() || end.message().empty() ? "" : ": " + end.message()));
   }
   Status Exchange() {
     Connect();
-    SetLate(std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(timeout_s)));
+    SetLate(std::chrono::steady_clock::now() +
+            std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                std::chrono::duration<double>(timeout_s)));
     const bool answered = stream->Write(request) && stream->Read(&reply);
     SetLate(std::chrono::steady_clock::time_point::max());
     if (!answered) return Broken();
     if (reply.sessions_size() != request.sessions_size()) {
       (void)Broken(/*cancel=*/true);
-      return Unavailable("the environments at " + address + " answered for other sessions than they were asked about");
+      return Unavailable("the environments at " + address +
+                         " answered for other sessions than they were asked about");
     }
     return OkStatus();
   }
-  static Status Of(const v1::SessionReply& r) { return r.code() == 0 ? OkStatus() : Status(static_cast<StatusCode>(r.code()), r.error()); }
+  static Status Of(const v1::SessionReply& r) {
+    return r.code() == 0 ? OkStatus() : Status(static_cast<StatusCode>(r.code()), r.error());
+  }
 };
 
-RemoteHost::RemoteHost(std::string address, std::string token, double step_timeout_s, int64_t max_message_bytes) : impl_(std::make_unique<Impl>()) {
+RemoteHost::RemoteHost(std::string address, std::string token, double step_timeout_s,
+                       int64_t max_message_bytes)
+    : impl_(std::make_unique<Impl>()) {
   impl_->address = std::move(address);
   impl_->token = std::move(token);
   impl_->timeout_s = step_timeout_s;
@@ -239,7 +259,8 @@ RemoteHost::~RemoteHost() {
 }
 const std::string& RemoteHost::address() const { return impl_->address; }
 
-StatusOr<std::vector<float>> RemoteHost::Open(int64_t session, const std::vector<environments::InstanceState>& states) {
+StatusOr<std::vector<float>> RemoteHost::Open(int64_t session,
+                                              const std::vector<environments::InstanceState>& states) {
   impl_->request.Clear();
   v1::SessionRequest& r = *impl_->request.add_sessions();
   r.set_session(session);

@@ -1,6 +1,7 @@
 #pragma once
-// Vectorised environments between processes (proto/vector.proto): the server is in an environment worker, the client
-// is the EnvironmentHost of a device worker. A step is one message each way for all fragments of a device.
+// Vectorised environments between processes (proto/vector.proto): the server is in an environment worker, the
+// client is the EnvironmentHost of a device worker. A step is one message each way for all fragments of a
+// device.
 
 #include <cstdint>
 #include <memory>
@@ -15,15 +16,15 @@ namespace tidepool::workers {
 
 struct VectorServerOptions {
   std::string bind = "127.0.0.1";
-  std::string token;                 // calls without it are refused
+  std::string token;  // calls without it are refused
   int64_t max_message_bytes = 4 << 20;
-  int64_t max_sessions = 4096;       // of one stream
+  int64_t max_sessions = 4096;  // of one stream
 };
 
 class VectorServer {
  public:
-  // Listens on any free port of `bind`. Until Serve, sessions are refused (kUnavailable): a worker says where it
-  // listens before it is told which job it is for.
+  // Listens on any free port of `bind`. Until Serve, sessions are refused (kUnavailable): a worker says where
+  // it listens before it is told which job it is for.
   static StatusOr<std::unique_ptr<VectorServer>> Start(const VectorServerOptions& options);
   ~VectorServer();
   // Any thread. Errors of FindVectorEnvironment.
@@ -37,16 +38,18 @@ class VectorServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Not thread-safe. Connects at the first call; after a failure (kUnavailable, kDeadlineExceeded) the sessions are gone
-// and the next call connects anew.
+// Not thread-safe. Connects at the first call; after a failure (kUnavailable, kDeadlineExceeded) the sessions
+// are gone and the next call connects anew.
 class RemoteHost : public policy::EnvironmentHost {
  public:
   // `step_timeout_s`: of one exchange. An answer that is late ends the stream.
-  RemoteHost(std::string address, std::string token, double step_timeout_s, int64_t max_message_bytes = 4 << 20);
+  RemoteHost(std::string address, std::string token, double step_timeout_s,
+             int64_t max_message_bytes = 4 << 20);
   ~RemoteHost() override;
   [[nodiscard]] const std::string& address() const;
 
-  StatusOr<std::vector<float>> Open(int64_t session, const std::vector<environments::InstanceState>& states) override;
+  StatusOr<std::vector<float>> Open(int64_t session,
+                                    const std::vector<environments::InstanceState>& states) override;
   StatusOr<std::vector<Moved>> Step(const std::vector<Action>& actions) override;
   StatusOr<std::vector<environments::InstanceState>> Close(int64_t session) override;
 

@@ -22,10 +22,12 @@ struct WeightsServer::Impl final : v1::Weights::Service {
                      grpc::ServerWriter<v1::WeightsFrame>* writer) override {
     const auto& metadata = context->client_metadata();
     const auto it = metadata.find("authorization");
-    if (it == metadata.end() || !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + token)) {
+    if (it == metadata.end() ||
+        !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + token)) {
       return ToGrpc(Unauthenticated("Fetch: no token of a device worker of this job"));
     }
-    auto published = source({{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
+    auto published = source(
+        {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
     if (!published.ok()) return ToGrpc(published.status());
     int64_t total = 0, sent = 0;
     for (const auto& part : published->parts) total += static_cast<int64_t>(part.size());
@@ -57,8 +59,10 @@ WeightsServer::~WeightsServer() {
 }
 std::string WeightsServer::address() const { return impl_->address; }
 
-StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string& bind, const std::string& token,
-                                                              int64_t max_frame_bytes, PublishedSource source) {
+StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string& bind,
+                                                              const std::string& token,
+                                                              int64_t max_frame_bytes,
+                                                              PublishedSource source) {
   std::unique_ptr<WeightsServer> server(new WeightsServer());
   server->impl_->token = token;
   server->impl_->frame_bytes = std::max<int64_t>(max_frame_bytes - 4096, 4096);  // room for the other fields
@@ -75,10 +79,11 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
 }
 
 StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
-                  std::span<const std::span<std::byte>> parts) {
+                              std::span<const std::span<std::byte>> parts) {
   size_t total = 0;
   for (const auto& part : parts) total += part.size();
-  const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value) : "weights of version " + ToString(wanted.version);
+  const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
+                                               : "weights of version " + ToString(wanted.version);
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
   auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
@@ -86,7 +91,8 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& tok
   grpc::ClientContext context;
   AddToken(&context, token);
   // A tenth of the rate this link is known for (docs/perf.md), and never less than a slow start needs.
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30 + static_cast<int64_t>(total / 100'000'000)));
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::seconds(30 + static_cast<int64_t>(total / 100'000'000)));
   v1::FetchWeightsRequest request;
   request.mutable_version()->set_lineage(wanted.version.lineage);
   request.mutable_version()->set_number(wanted.version.number);

@@ -17,12 +17,13 @@
 namespace tidepool::workers {
 
 struct WantedBytes {
-  Version version;   // weights as published, or,
-  StepNumber step;   // if valid, weights, master and moments after this step
+  Version version;  // weights as published, or,
+  StepNumber step;  // if valid, weights, master and moments after this step
 };
 
-// The bytes, in parts one behind the other, and their digest (of weights: Weights::Digest; of a state: StateDigest). Published weights stay as
-// they are while the result lives; a state may be overwritten by a step that begins, which the digest tells.
+// The bytes, in parts one behind the other, and their digest (of weights: Weights::Digest; of a state:
+// StateDigest). Published weights stay as they are while the result lives; a state may be overwritten by a
+// step that begins, which the digest tells.
 struct PublishedBytes {
   std::shared_ptr<const void> owner;
   std::vector<std::span<const std::byte>> parts;
@@ -44,9 +45,9 @@ class WeightsServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the source
-// announced: the caller compares it with what came. kDataLoss: size or order is wrong.
+// Writes what is wanted into `parts`, which have the sizes of the source's, and returns the digest that the
+// source announced: the caller compares it with what came. kDataLoss: size or order is wrong.
 StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
-                  std::span<const std::span<std::byte>> parts);
+                              std::span<const std::span<std::byte>> parts);
 
 }  // namespace tidepool::workers

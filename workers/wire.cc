@@ -58,17 +58,20 @@ TokenRecord Get(const v1::Tokens& in) {
   out.fragment = in.fragment();
   out.fragment_steps = in.fragment_steps();
   const int turns = std::min({in.turn_begins_size(), in.turn_states_size(), in.turn_rewards_before_size()});
-  for (int i = 0; i < turns; ++i) out.turns.push_back({in.turn_begins(i), in.turn_states(i), in.turn_rewards_before(i)});
+  for (int i = 0; i < turns; ++i)
+    out.turns.push_back({in.turn_begins(i), in.turn_states(i), in.turn_rewards_before(i)});
   return out;
 }
-void PutNumbers(const std::vector<std::pair<std::string, double>>& in, google::protobuf::RepeatedPtrField<v1::NamedNumber>* out) {
+void PutNumbers(const std::vector<std::pair<std::string, double>>& in,
+                google::protobuf::RepeatedPtrField<v1::NamedNumber>* out) {
   for (const auto& [name, value] : in) {
     auto* n = out->Add();
     n->set_name(name);
     n->set_value(value);
   }
 }
-std::vector<std::pair<std::string, double>> GetNumbers(const google::protobuf::RepeatedPtrField<v1::NamedNumber>& in) {
+std::vector<std::pair<std::string, double>> GetNumbers(
+    const google::protobuf::RepeatedPtrField<v1::NamedNumber>& in) {
   std::vector<std::pair<std::string, double>> out;
   for (const auto& n : in) out.emplace_back(n.name(), n.value());
   return out;
@@ -80,11 +83,17 @@ void PutSlot(const T& in, v1::SlotReply* out) {
 }
 
 const char* KindName(scheduler::WorkerKind kind) {
-  return kind == scheduler::WorkerKind::kDevice ? "device" : kind == scheduler::WorkerKind::kReward ? "reward" : "environment";
+  return kind == scheduler::WorkerKind::kDevice   ? "device"
+         : kind == scheduler::WorkerKind::kReward ? "reward"
+                                                  : "environment";
 }
 
-const char* RoleName(Role r) { return r == Role::kRollout ? "rollout" : r == Role::kActor ? "actor" : "none"; }
-Role RoleOf(const std::string& s) { return s == "rollout" ? Role::kRollout : s == "actor" ? Role::kActor : Role::kNone; }
+const char* RoleName(Role r) {
+  return r == Role::kRollout ? "rollout" : r == Role::kActor ? "actor" : "none";
+}
+Role RoleOf(const std::string& s) {
+  return s == "rollout" ? Role::kRollout : s == "actor" ? Role::kActor : Role::kNone;
+}
 
 // Incarnations start at 0; on the wire 0 means none.
 int64_t PutInc(Incarnation inc) { return inc.value + 1; }
@@ -253,12 +262,15 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       o.run_id = b.run_id();
       o.place = b.place();
       bool known = false;
-      for (const auto kind : {scheduler::WorkerKind::kDevice, scheduler::WorkerKind::kReward, scheduler::WorkerKind::kEnvironment}) {
+      for (const auto kind : {scheduler::WorkerKind::kDevice, scheduler::WorkerKind::kReward,
+                              scheduler::WorkerKind::kEnvironment}) {
         if (b.kind() != KindName(kind)) continue;
         o.kind = kind;
         known = true;
       }
-      if (!known) return InvalidArgument("hello: kind is \"" + b.kind() + "\"; it should be device, reward or environment");
+      if (!known)
+        return InvalidArgument("hello: kind is \"" + b.kind() +
+                               "\"; it should be device, reward or environment");
       o.device_bytes = b.device_bytes();
       o.pid = b.pid();
       o.weights_address = b.weights_address();
@@ -272,7 +284,8 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
     }
     case v1::FromWorker::kHeartbeat: {
       const auto& b = in.heartbeat();
-      out.body = up::Heartbeat{b.op(), b.op_seq(), b.kv_usage(), b.running(), b.waiting(), b.step_s(), b.rss_bytes(), b.has_engine(),
+      out.body = up::Heartbeat{b.op(),          b.op_seq(),       b.kv_usage(),          b.running(),
+                               b.waiting(),     b.step_s(),       b.rss_bytes(),         b.has_engine(),
                                b.paced_steps(), b.paced_missed(), b.pace_scale_needed(), b.decode_s()};
       return out;
     }
@@ -286,7 +299,8 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       o.prefill_tokens = b.prefill_tokens();
       o.prefix_hit_tokens = b.prefix_hit_tokens();
       for (const auto& c : b.chunks()) {
-        if (c.end() < 0 || c.end() > 1 + static_cast<int>(ChunkEnd::kError)) return InvalidArgument("tokens: unknown end");
+        if (c.end() < 0 || c.end() > 1 + static_cast<int>(ChunkEnd::kError))
+          return InvalidArgument("tokens: unknown end");
         up::ChunkDelta d;
         d.tid = Get(c.tid());
         d.att = c.att();
@@ -302,14 +316,23 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
     case v1::FromWorker::kGraded: {
       const auto& b = in.graded();
       if (b.outcome() < 0 || b.outcome() > 2) return InvalidArgument("graded: unknown outcome");
-      out.body = up::Graded{Get(b.tid()), b.att(), static_cast<GradeOutcome>(b.outcome()), b.reward(), GetNumbers(b.rewards()), b.why(), b.seconds()};
+      out.body = up::Graded{Get(b.tid()),
+                            b.att(),
+                            static_cast<GradeOutcome>(b.outcome()),
+                            b.reward(),
+                            GetNumbers(b.rewards()),
+                            b.why(),
+                            b.seconds()};
       return out;
     }
     case v1::FromWorker::kEnvStepped: {
       const auto& b = in.env_stepped();
       if (b.outcome() < 0 || b.outcome() > 2) return InvalidArgument("env_stepped: unknown outcome");
-      out.body = up::EnvStepped{Get(b.tid()), b.att(), b.turn(), static_cast<GradeOutcome>(b.outcome()), b.observation(), b.reward(), b.done(),
-                                GetNumbers(b.rewards()), b.history(), b.state(), b.why(), b.seconds(), b.timed_out(), b.replayed()};
+      out.body =
+          up::EnvStepped{Get(b.tid()),    b.att(),     b.turn(), static_cast<GradeOutcome>(b.outcome()),
+                         b.observation(), b.reward(),  b.done(), GetNumbers(b.rewards()),
+                         b.history(),     b.state(),   b.why(),  b.seconds(),
+                         b.timed_out(),   b.replayed()};
       return out;
     }
     case v1::FromWorker::kDrained:
@@ -333,7 +356,8 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
     }
     case v1::FromWorker::kTrainDone: {
       const auto& b = in.train_done();
-      out.body = up::TrainDone{{b.step()}, b.lease(), b.finite(), b.weights_digest(), b.seconds(), GetNumbers(b.metrics())};
+      out.body = up::TrainDone{{b.step()},         b.lease(),   b.finite(),
+                               b.weights_digest(), b.seconds(), GetNumbers(b.metrics())};
       return out;
     }
     case v1::FromWorker::kTrainFailed: {
@@ -349,8 +373,9 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       return out;
     case v1::FromWorker::kCheckpointFiles: {
       const auto& b = in.checkpoint_files();
-      out.body = up::CheckpointFiles{b.ckpt(), {b.files().begin(), b.files().end()}, b.error(), b.seconds(), b.weights_digest(),
-                                       b.instruction_set()};
+      out.body = up::CheckpointFiles{b.ckpt(),           {b.files().begin(), b.files().end()},
+                                     b.error(),          b.seconds(),
+                                     b.weights_digest(), b.instruction_set()};
       return out;
     }
     case v1::FromWorker::kFinalSaved:
@@ -360,7 +385,9 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       out.body = up::GroupFormed{in.group_formed().group_epoch(), in.group_formed().error()};
       return out;
     case v1::FromWorker::kStepAborted:
-      out.body = up::StepAborted{in.step_aborted().lease(), {in.step_aborted().state_step() - 1}, in.step_aborted().weights_digest()};
+      out.body = up::StepAborted{in.step_aborted().lease(),
+                                 {in.step_aborted().state_step() - 1},
+                                 in.step_aborted().weights_digest()};
       return out;
     case v1::FromWorker::BODY_NOT_SET:
       break;
@@ -524,7 +551,8 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
   switch (in.body_case()) {
     case v1::ToWorker::kWelcome: {
       const auto& b = in.welcome();
-      out.body = down::Welcome{b.place(), {b.slot()}, b.ctl_epoch(), b.lease_s(), b.config_yaml(), b.run_dir(), b.run_id(), b.model_dir(), b.run_clock_ns()};
+      out.body = down::Welcome{b.place(),   {b.slot()}, b.ctl_epoch(), b.lease_s(),     b.config_yaml(),
+                               b.run_dir(), b.run_id(), b.model_dir(), b.run_clock_ns()};
       return out;
     }
     case v1::ToWorker::kRefuse:
@@ -578,7 +606,8 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
     }
     case v1::ToWorker::kEnvStep: {
       const auto& b = in.env_step();
-      out.body = down::EnvStep{Get(b.tid()), b.att(), b.turn(), {b.actions().begin(), b.actions().end()}, b.timeout_s()};
+      out.body = down::EnvStep{
+          Get(b.tid()), b.att(), b.turn(), {b.actions().begin(), b.actions().end()}, b.timeout_s()};
       return out;
     }
     case v1::ToWorker::kDrain:
@@ -600,8 +629,9 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
     }
     case v1::ToWorker::kTrain: {
       const auto& b = in.train();
-      out.body = down::Train{{b.slot()}, {b.epoch()}, b.lease(), {b.step()}, Get(b.version()), b.rows(),
-                             b.group_epoch(), b.rank(), b.world(), {b.groups().begin(), b.groups().end()}};
+      out.body = down::Train{
+          {b.slot()}, {b.epoch()},     b.lease(), {b.step()}, Get(b.version()),
+          b.rows(),   b.group_epoch(), b.rank(),  b.world(),  {b.groups().begin(), b.groups().end()}};
       return out;
     }
     case v1::ToWorker::kAbortStep: {
@@ -626,7 +656,8 @@ StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
       out.body = down::Publish{Get(in.publish().version()), in.publish().digest()};
       return out;
     case v1::ToWorker::kLoad:
-      out.body = down::Load{Get(in.load().version()), in.load().digest(), in.load().address(), in.load().alias()};
+      out.body =
+          down::Load{Get(in.load().version()), in.load().digest(), in.load().address(), in.load().alias()};
       return out;
     case v1::ToWorker::kAdmit:
       out.body = down::Admit{Get(in.admit().version())};
@@ -669,7 +700,8 @@ StatusOr<BatchRow> FromWire(const v1::Row& in) {
   out.reward = in.reward();
   out.truncated = in.truncated();
   out.components.assign(in.components().begin(), in.components().end());
-  const size_t said = out.response.fragment.empty() ? out.response.ids.size() : 1;  // a fragment counts, or does not
+  const size_t said =
+      out.response.fragment.empty() ? out.response.ids.size() : 1;  // a fragment counts, or does not
   if (!out.loss_mask.empty() && out.loss_mask.size() != said) {
     return InvalidArgument("row " + ToString(out.tid) + ": loss mask and response differ in length");
   }
@@ -719,8 +751,12 @@ StatusOr<std::vector<Message>> Apart(const Wire& in) {
 
 }  // namespace
 
-size_t ToWireTogether(const std::deque<ToWorker>& batch, size_t at, v1::ToWorker* out) { return Together(batch, at, out); }
-size_t ToWireTogether(const std::deque<FromWorker>& batch, size_t at, v1::FromWorker* out) { return Together(batch, at, out); }
+size_t ToWireTogether(const std::deque<ToWorker>& batch, size_t at, v1::ToWorker* out) {
+  return Together(batch, at, out);
+}
+size_t ToWireTogether(const std::deque<FromWorker>& batch, size_t at, v1::FromWorker* out) {
+  return Together(batch, at, out);
+}
 StatusOr<std::vector<ToWorker>> FromWireTogether(const v1::ToWorker& in) { return Apart<ToWorker>(in); }
 StatusOr<std::vector<FromWorker>> FromWireTogether(const v1::FromWorker& in) { return Apart<FromWorker>(in); }
 

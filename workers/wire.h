@@ -24,8 +24,9 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in);
 StatusOr<ToWorker> FromWire(const v1::ToWorker& in);
 StatusOr<BatchRow> FromWire(const v1::Row& in);
 
-// Messages that wait for a stream go together: a frame costs both ends more than what is in it. `out` gets batch[at] and, behind
-// it, those after it that fit kTogetherBytes; returns where the next frame begins. Only the first may be larger.
+// Messages that wait for a stream go together: a frame costs both ends more than what is in it. `out` gets
+// batch[at] and, behind it, those after it that fit kTogetherBytes; returns where the next frame begins. Only
+// the first may be larger.
 inline constexpr size_t kTogetherBytes = 256 << 10;
 size_t ToWireTogether(const std::deque<ToWorker>& batch, size_t at, v1::ToWorker* out);
 size_t ToWireTogether(const std::deque<FromWorker>& batch, size_t at, v1::FromWorker* out);

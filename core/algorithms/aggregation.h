@@ -13,7 +13,8 @@
 //   rollout-mean-token-mean  1 / (R n_rollout)           agent rollouts of several rows (slime); R: rollouts
 //                                                        with a valid cell, 1 with divide false
 //   mask-ratio               max_steps / (n_i cells)     embodied (RLinf); cells: all, masked ones included
-//   seq-mean                 1 / (S n_i)                 mean over rows of a value that all cells of a row hold
+//   seq-mean                 1 / (S n_i)                 mean over rows of a value that all cells of a row
+//   hold
 //
 // Rows and batches without a valid cell have weight 0 and give L = 0. Pure functions; thread-safe.
 
@@ -29,7 +30,13 @@
 namespace tidepool::algorithms {
 
 enum class AggregationMode {
-  kTokenMean, kSeqMeanTokenSum, kSeqMeanTokenMean, kSeqMeanTokenSumNorm, kRolloutMean, kMaskRatio, kSeqMean,
+  kTokenMean,
+  kSeqMeanTokenSum,
+  kSeqMeanTokenMean,
+  kSeqMeanTokenSumNorm,
+  kRolloutMean,
+  kMaskRatio,
+  kSeqMean,
 };
 // kUnimplemented for a name that is not offered.
 StatusOr<AggregationMode> ParseAggregation(std::string_view name);

@@ -13,27 +13,27 @@ struct Part {
   int64_t total = 0;
   std::vector<int64_t> rows;
 };
-struct Split {             // parts in falling order of total
+struct Split {  // parts in falling order of total
   std::vector<Part> parts;
-  size_t age = 0;          // ties in spread: the older one first
+  size_t age = 0;  // ties in spread: the older one first
   [[nodiscard]] int64_t Spread() const { return parts.front().total - parts.back().total; }
 };
 
 std::vector<int64_t> Falling(std::span<const int64_t> lengths) {
   std::vector<int64_t> order(lengths.size());
   std::iota(order.begin(), order.end(), int64_t{0});
-  std::ranges::stable_sort(order, std::greater<>(), [&](int64_t i) { return lengths[static_cast<size_t>(i)]; });
+  std::ranges::stable_sort(order, std::greater<>(),
+                           [&](int64_t i) { return lengths[static_cast<size_t>(i)]; });
   return order;
 }
 
-void Sort(Split& s) {
-  std::ranges::stable_sort(s.parts, std::greater<>(), &Part::total);
-}
+void Sort(Split& s) { std::ranges::stable_sort(s.parts, std::greater<>(), &Part::total); }
 
 Status CheckLengths(std::span<const int64_t> lengths, int64_t largest) {
   for (size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] < 0 || lengths[i] > largest) {
-      return InvalidArgument("row " + std::to_string(i) + " has length " + std::to_string(lengths[i]) + "; expected 0 to " + std::to_string(largest));
+      return InvalidArgument("row " + std::to_string(i) + " has length " + std::to_string(lengths[i]) +
+                             "; expected 0 to " + std::to_string(largest));
     }
   }
   return OkStatus();
@@ -42,7 +42,9 @@ Status CheckLengths(std::span<const int64_t> lengths, int64_t largest) {
 std::vector<Part> Differencing(std::span<const int64_t> lengths, int64_t k, bool equal_size) {
   const std::vector<int64_t> order = Falling(lengths);
   const auto parts = static_cast<size_t>(k), step = equal_size ? parts : size_t{1};
-  const auto less = [](const Split& a, const Split& b) { return std::pair(a.Spread(), b.age) < std::pair(b.Spread(), a.age); };
+  const auto less = [](const Split& a, const Split& b) {
+    return std::pair(a.Spread(), b.age) < std::pair(b.Spread(), a.age);
+  };
   std::vector<Split> heap;
   for (size_t from = 0; from < order.size(); from += step) {
     Split s{std::vector<Part>(parts), heap.size()};
@@ -113,7 +115,8 @@ void Exchange(std::span<const int64_t> lengths, bool equal_size, std::vector<Par
 
 }  // namespace
 
-StatusOr<std::vector<std::vector<int64_t>>> FirstFitDecreasing(std::span<const int64_t> lengths, int64_t capacity) {
+StatusOr<std::vector<std::vector<int64_t>>> FirstFitDecreasing(std::span<const int64_t> lengths,
+                                                               int64_t capacity) {
   TP_RETURN_IF_ERROR(CheckLengths(lengths, capacity));
   std::vector<std::vector<int64_t>> bins;
   std::vector<int64_t> room;
@@ -129,10 +132,12 @@ StatusOr<std::vector<std::vector<int64_t>>> FirstFitDecreasing(std::span<const i
   return bins;
 }
 
-StatusOr<std::vector<std::vector<int64_t>>> BalancedPartition(std::span<const int64_t> lengths, int64_t k, bool equal_size) {
+StatusOr<std::vector<std::vector<int64_t>>> BalancedPartition(std::span<const int64_t> lengths, int64_t k,
+                                                              bool equal_size) {
   constexpr int64_t kLargest = int64_t{1} << 40;  // totals stay far from overflow
   TP_RETURN_IF_ERROR(CheckLengths(lengths, kLargest));
-  if (k < 1 || k > (int64_t{1} << 20)) return InvalidArgument("k is " + std::to_string(k) + "; expected 1 to 1048576 parts");
+  if (k < 1 || k > (int64_t{1} << 20))
+    return InvalidArgument("k is " + std::to_string(k) + "; expected 1 to 1048576 parts");
   std::vector<Part> parts;
   const auto rows = static_cast<int64_t>(lengths.size());
   if (k > rows && !equal_size) {
@@ -141,12 +146,15 @@ StatusOr<std::vector<std::vector<int64_t>>> BalancedPartition(std::span<const in
   } else {
     parts = Differencing(lengths, k, equal_size);
   }
-  // equal_size with rows that k does not divide: the last, short tuple may have met another short side; even out.
+  // equal_size with rows that k does not divide: the last, short tuple may have met another short side; even
+  // out.
   if (equal_size) {
     for (;;) {
-      const auto [few, many] = std::ranges::minmax_element(parts, {}, [](const Part& p) { return p.rows.size(); });
+      const auto [few, many] =
+          std::ranges::minmax_element(parts, {}, [](const Part& p) { return p.rows.size(); });
       if (many->rows.size() - few->rows.size() < 2) break;
-      const auto lightest = std::ranges::min_element(many->rows, {}, [&](int64_t r) { return lengths[static_cast<size_t>(r)]; });
+      const auto lightest = std::ranges::min_element(
+          many->rows, {}, [&](int64_t r) { return lengths[static_cast<size_t>(r)]; });
       few->rows.push_back(*lightest);
       few->total += lengths[static_cast<size_t>(*lightest)];
       many->total -= lengths[static_cast<size_t>(*lightest)];

@@ -7,7 +7,8 @@
 namespace tidepool::algorithms {
 
 Cells Cells::Padded(int64_t rows, int64_t width, std::vector<uint8_t> mask) {
-  TP_CHECK(static_cast<int64_t>(mask.size()) == rows * width) << mask.size() << " cells, " << rows << " x " << width;
+  TP_CHECK(static_cast<int64_t>(mask.size()) == rows * width)
+      << mask.size() << " cells, " << rows << " x " << width;
   Cells c;
   c.mask = std::move(mask);
   for (int64_t i = 1; i <= rows; ++i) c.begin.push_back(i * width);
@@ -23,7 +24,8 @@ Cells Cells::Packed(std::vector<int64_t> begin) {
 
 int64_t Cells::Tokens(int64_t row) const {
   int64_t n = 0;
-  for (int64_t t = begin[static_cast<size_t>(row)]; t < begin[static_cast<size_t>(row) + 1]; ++t) n += valid(t) ? 1 : 0;
+  for (int64_t t = begin[static_cast<size_t>(row)]; t < begin[static_cast<size_t>(row) + 1]; ++t)
+    n += valid(t) ? 1 : 0;
   return n;
 }
 
@@ -60,7 +62,8 @@ Cells Cells::Rows(std::span<const int64_t> wanted, std::vector<int64_t>& from) c
 }
 
 std::vector<double> Masked(std::span<const double> x, const Cells& cells) {
-  TP_CHECK(static_cast<int64_t>(x.size()) == cells.size()) << x.size() << " values, " << cells.size() << " cells";
+  TP_CHECK(static_cast<int64_t>(x.size()) == cells.size())
+      << x.size() << " values, " << cells.size() << " cells";
   std::vector<double> out(x.size(), 0.0);
   for (size_t t = 0; t < x.size(); ++t) {
     if (cells.mask[t] != 0) out[t] = x[t];
@@ -69,7 +72,8 @@ std::vector<double> Masked(std::span<const double> x, const Cells& cells) {
 }
 
 std::vector<double> Spread(std::span<const double> per_row, const Cells& cells) {
-  TP_CHECK(static_cast<int64_t>(per_row.size()) == cells.rows()) << per_row.size() << " values, " << cells.rows() << " rows";
+  TP_CHECK(static_cast<int64_t>(per_row.size()) == cells.rows())
+      << per_row.size() << " values, " << cells.rows() << " rows";
   std::vector<double> out(cells.mask.size(), 0.0);
   for (size_t i = 0; i < per_row.size(); ++i) {
     for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {

@@ -26,10 +26,10 @@ struct Cells {
   [[nodiscard]] int64_t rows() const { return static_cast<int64_t>(begin.size()) - 1; }
   [[nodiscard]] int64_t size() const { return begin.back(); }
   [[nodiscard]] bool valid(int64_t cell) const { return mask[static_cast<size_t>(cell)] != 0; }
-  [[nodiscard]] int64_t Tokens(int64_t row) const;       // n_i
-  [[nodiscard]] int64_t Tokens() const;                  // N
-  [[nodiscard]] int64_t Sequences() const;               // S: rows with a valid cell
-  [[nodiscard]] int64_t LastValid(int64_t row) const;    // -1: none
+  [[nodiscard]] int64_t Tokens(int64_t row) const;     // n_i
+  [[nodiscard]] int64_t Tokens() const;                // N
+  [[nodiscard]] int64_t Sequences() const;             // S: rows with a valid cell
+  [[nodiscard]] int64_t LastValid(int64_t row) const;  // -1: none
   // The rows in this order, with their cells; `from` gets the cell of this that each new cell is.
   [[nodiscard]] Cells Rows(std::span<const int64_t> rows, std::vector<int64_t>& from) const;
 };

@@ -48,8 +48,8 @@ TokenDistribution LogProbAndEntropy(std::span<const double> logits, int64_t labe
   return out;
 }
 
-DistillResult DistillLoss(const DistillOptions& o, std::span<const double> student, std::span<const double> teacher, int64_t vocab,
-                          const Cells& cells) {
+DistillResult DistillLoss(const DistillOptions& o, std::span<const double> student,
+                          std::span<const double> teacher, int64_t vocab, const Cells& cells) {
   const auto width = static_cast<size_t>(vocab);
   TP_CHECK(student.size() == cells.mask.size() * width && teacher.size() == student.size());
   DistillResult out;
@@ -87,7 +87,9 @@ DistillResult DistillLoss(const DistillOptions& o, std::span<const double> stude
   return out;
 }
 
-std::vector<double> OnPolicyDistillAdvantages(std::span<const double> logp, std::span<const double> teacher_logp, double coef, const Cells& cells) {
+std::vector<double> OnPolicyDistillAdvantages(std::span<const double> logp,
+                                              std::span<const double> teacher_logp, double coef,
+                                              const Cells& cells) {
   std::vector<double> a(cells.mask.size(), 0.0);
   for (size_t t = 0; t < a.size(); ++t) {
     if (cells.mask[t] != 0) a[t] = coef * (teacher_logp[t] - logp[t]);

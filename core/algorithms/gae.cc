@@ -10,10 +10,11 @@ namespace tidepool::algorithms {
 namespace {
 
 // A of one row with its lambda.
-void RowGae(std::span<const double> rewards, std::span<const double> values, double next_value, double gamma, double lambda,
-            const Cells& cells, int64_t row, std::vector<double>& advantages) {
+void RowGae(std::span<const double> rewards, std::span<const double> values, double next_value, double gamma,
+            double lambda, const Cells& cells, int64_t row, std::vector<double>& advantages) {
   double next_advantage = 0;
-  for (int64_t t = cells.begin[static_cast<size_t>(row) + 1] - 1; t >= cells.begin[static_cast<size_t>(row)]; --t) {
+  for (int64_t t = cells.begin[static_cast<size_t>(row) + 1] - 1; t >= cells.begin[static_cast<size_t>(row)];
+       --t) {
     if (!cells.valid(t)) continue;
     const auto c = static_cast<size_t>(t);
     const double delta = rewards[c] + gamma * next_value - values[c];
@@ -23,7 +24,8 @@ void RowGae(std::span<const double> rewards, std::span<const double> values, dou
   }
 }
 
-std::vector<double> PlusValues(const std::vector<double>& advantages, std::span<const double> values, const Cells& cells) {
+std::vector<double> PlusValues(const std::vector<double>& advantages, std::span<const double> values,
+                               const Cells& cells) {
   std::vector<double> returns(advantages.size(), 0.0);
   for (size_t t = 0; t < returns.size(); ++t) {
     if (cells.mask[t] != 0) returns[t] = advantages[t] + values[t];
@@ -33,8 +35,9 @@ std::vector<double> PlusValues(const std::vector<double>& advantages, std::span<
 
 }  // namespace
 
-ReturnsAndAdvantages TokenGae(std::span<const double> token_rewards, std::span<const double> values, std::span<const double> bootstrap,
-                              double gamma, double lambda, const WhitenOptions* whiten, const Cells& cells) {
+ReturnsAndAdvantages TokenGae(std::span<const double> token_rewards, std::span<const double> values,
+                              std::span<const double> bootstrap, double gamma, double lambda,
+                              const WhitenOptions* whiten, const Cells& cells) {
   ReturnsAndAdvantages out;
   out.advantages.assign(cells.mask.size(), 0.0);
   for (int64_t i = 0; i < cells.rows(); ++i) {
@@ -46,8 +49,9 @@ ReturnsAndAdvantages TokenGae(std::span<const double> token_rewards, std::span<c
   return out;
 }
 
-ReturnsAndAdvantages VapoGae(std::span<const double> token_rewards, std::span<const double> values, double gamma, double lambda_value,
-                             double alpha, const WhitenOptions* whiten, const Cells& cells) {
+ReturnsAndAdvantages VapoGae(std::span<const double> token_rewards, std::span<const double> values,
+                             double gamma, double lambda_value, double alpha, const WhitenOptions* whiten,
+                             const Cells& cells) {
   ReturnsAndAdvantages out;
   out.returns = TokenGae(token_rewards, values, {}, gamma, lambda_value, nullptr, cells).returns;
   out.advantages.assign(cells.mask.size(), 0.0);
@@ -59,11 +63,13 @@ ReturnsAndAdvantages VapoGae(std::span<const double> token_rewards, std::span<co
   return out;
 }
 
-ReturnsAndAdvantages EnvironmentGae(std::span<const double> rewards, std::span<const double> values, std::span<const uint8_t> dones,
-                                    std::span<const uint8_t> mask, int64_t steps, int64_t batch, double gamma, double lambda,
+ReturnsAndAdvantages EnvironmentGae(std::span<const double> rewards, std::span<const double> values,
+                                    std::span<const uint8_t> dones, std::span<const uint8_t> mask,
+                                    int64_t steps, int64_t batch, double gamma, double lambda,
                                     const WhitenOptions* whiten) {
   const auto cells = static_cast<size_t>(steps * batch);
-  TP_CHECK(rewards.size() == cells && mask.size() == cells && values.size() == cells + static_cast<size_t>(batch) && dones.size() == values.size());
+  TP_CHECK(rewards.size() == cells && mask.size() == cells &&
+           values.size() == cells + static_cast<size_t>(batch) && dones.size() == values.size());
   ReturnsAndAdvantages out;
   out.advantages.assign(cells, 0.0);
   out.returns.assign(cells, 0.0);
@@ -82,11 +88,13 @@ ReturnsAndAdvantages EnvironmentGae(std::span<const double> rewards, std::span<c
   return out;
 }
 
-VTraceResult VTrace(std::span<const double> rewards, std::span<const double> values, std::span<const double> discounts,
-                    std::span<const double> log_rhos, std::span<const double> bootstrap, const VTraceOptions& o) {
+VTraceResult VTrace(std::span<const double> rewards, std::span<const double> values,
+                    std::span<const double> discounts, std::span<const double> log_rhos,
+                    std::span<const double> bootstrap, const VTraceOptions& o) {
   constexpr double kNone = std::numeric_limits<double>::infinity();
   const size_t n = rewards.size(), batch = bootstrap.size();
-  TP_CHECK(values.size() == n && discounts.size() == n && log_rhos.size() == n && (batch == 0 || n % batch == 0));
+  TP_CHECK(values.size() == n && discounts.size() == n && log_rhos.size() == n &&
+           (batch == 0 || n % batch == 0));
   VTraceResult out{std::vector<double>(n), std::vector<double>(n)};
   for (size_t i = n; i-- > 0;) {
     const bool last = i + batch >= n;
@@ -96,14 +104,16 @@ VTraceResult VTrace(std::span<const double> rewards, std::span<const double> val
     const double delta = std::min(w, o.rho_bar.value_or(kNone)) * (rewards[i] + d * next_value - values[i]);
     out.vs[i] = values[i] + delta;
     // At the end of the rows, and after a terminal state, an infinite weight must not meet the 0.
-    if (!last && d != 0) out.vs[i] += d * o.lambda * std::min(w, o.c_bar.value_or(kNone)) * (next_v - next_value);
+    if (!last && d != 0)
+      out.vs[i] += d * o.lambda * std::min(w, o.c_bar.value_or(kNone)) * (next_v - next_value);
     out.pg_advantages[i] = std::min(w, o.pg_rho_bar.value_or(kNone)) * (rewards[i] + d * next_v - values[i]);
   }
   return out;
 }
 
-std::vector<double> TdLambda(std::span<const double> rewards, std::span<const double> values, std::span<const double> discounts,
-                             std::span<const double> bootstrap, double lambda) {
+std::vector<double> TdLambda(std::span<const double> rewards, std::span<const double> values,
+                             std::span<const double> discounts, std::span<const double> bootstrap,
+                             double lambda) {
   const size_t n = rewards.size(), batch = bootstrap.size();
   TP_CHECK(values.size() == n && discounts.size() == n && (batch == 0 || n % batch == 0));
   std::vector<double> y(n);

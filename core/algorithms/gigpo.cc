@@ -28,17 +28,20 @@ std::vector<std::vector<size_t>> Trajectories(std::span<const int64_t> traj, std
 
 }  // namespace
 
-std::vector<double> StepReturns(std::span<const double> step_rewards, std::span<const int64_t> traj, std::span<const int64_t> step, double gamma) {
+std::vector<double> StepReturns(std::span<const double> step_rewards, std::span<const int64_t> traj,
+                                std::span<const int64_t> step, double gamma) {
   std::vector<double> returns(step_rewards.size(), 0.0);
   for (const std::vector<size_t>& rows : Trajectories(traj, step)) {
     double carried = 0;
-    for (size_t k = rows.size(); k-- > 0;) returns[rows[k]] = carried = step_rewards[rows[k]] + gamma * carried;
+    for (size_t k = rows.size(); k-- > 0;)
+      returns[rows[k]] = carried = step_rewards[rows[k]] + gamma * carried;
   }
   return returns;
 }
 
-GigpoResult Gigpo(std::span<const double> step_rewards, std::span<const int64_t> group, std::span<const int64_t> traj,
-                  std::span<const int64_t> step, std::span<const int64_t> state, const GigpoOptions& o) {
+GigpoResult Gigpo(std::span<const double> step_rewards, std::span<const int64_t> group,
+                  std::span<const int64_t> traj, std::span<const int64_t> step,
+                  std::span<const int64_t> state, const GigpoOptions& o) {
   const size_t n = step_rewards.size();
   TP_CHECK(group.size() == n && traj.size() == n && step.size() == n && state.size() == n);
   GigpoResult out;
@@ -61,7 +64,8 @@ GigpoResult Gigpo(std::span<const double> step_rewards, std::span<const int64_t>
       if (o.per_step_row || place.try_emplace(traj[i], sums.size()).second) sums.push_back(episode_sum[i]);
     }
     const std::vector<double> a = Normalised(sums, o);
-    for (size_t k = 0; k < rows.size(); ++k) out.episode_adv[rows[k]] = o.per_step_row ? a[k] : a[place[traj[rows[k]]]];
+    for (size_t k = 0; k < rows.size(); ++k)
+      out.episode_adv[rows[k]] = o.per_step_row ? a[k] : a[place[traj[rows[k]]]];
   }
 
   std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> same_state;

@@ -28,9 +28,11 @@ struct GigpoResult {
   std::vector<double> step_returns, episode_adv, step_adv, advantages;  // [rows]
 };
 // R_t. All [rows].
-std::vector<double> StepReturns(std::span<const double> step_rewards, std::span<const int64_t> traj, std::span<const int64_t> step, double gamma);
+std::vector<double> StepReturns(std::span<const double> step_rewards, std::span<const int64_t> traj,
+                                std::span<const int64_t> step, double gamma);
 // All [rows]; traj ids are unique over groups.
-GigpoResult Gigpo(std::span<const double> step_rewards, std::span<const int64_t> group, std::span<const int64_t> traj,
-                  std::span<const int64_t> step, std::span<const int64_t> state, const GigpoOptions& options);
+GigpoResult Gigpo(std::span<const double> step_rewards, std::span<const int64_t> group,
+                  std::span<const int64_t> traj, std::span<const int64_t> step,
+                  std::span<const int64_t> state, const GigpoOptions& options);
 
 }  // namespace tidepool::algorithms

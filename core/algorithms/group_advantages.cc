@@ -13,7 +13,8 @@ namespace {
 std::vector<std::vector<size_t>> Scored(std::span<const double> rewards, std::span<const int64_t> group) {
   TP_CHECK(rewards.size() == group.size()) << rewards.size() << " rewards, " << group.size() << " group ids";
   std::vector<std::vector<size_t>> groups = GroupRows(group);
-  for (std::vector<size_t>& rows : groups) std::erase_if(rows, [&](size_t i) { return std::isnan(rewards[i]); });
+  for (std::vector<size_t>& rows : groups)
+    std::erase_if(rows, [&](size_t i) { return std::isnan(rewards[i]); });
   return groups;
 }
 
@@ -34,7 +35,8 @@ std::vector<double> Others(std::span<const double> x, size_t but) {
 
 // A_i = r_i - baseline(values of the group, their rows); groups of one by `singleton`.
 using Baseline = std::function<double(std::span<const double> values, std::span<const size_t> rows)>;
-std::vector<double> Centred(std::span<const double> rewards, std::span<const int64_t> group, Singleton singleton, const Baseline& baseline) {
+std::vector<double> Centred(std::span<const double> rewards, std::span<const int64_t> group,
+                            Singleton singleton, const Baseline& baseline) {
   std::vector<double> a(rewards.size(), 0.0);
   for (const std::vector<size_t>& rows : Scored(rewards, group)) {
     const std::vector<double> r = Pick(rewards, rows);
@@ -53,7 +55,8 @@ double MeanBaseline(std::span<const double> r, std::span<const size_t>) { return
 
 }  // namespace
 
-std::vector<double> GrpoAdvantages(std::span<const double> rewards, std::span<const int64_t> group, const GrpoOptions& o) {
+std::vector<double> GrpoAdvantages(std::span<const double> rewards, std::span<const int64_t> group,
+                                   const GrpoOptions& o) {
   std::vector<double> a(rewards.size(), 0.0);
   const std::vector<std::vector<size_t>> groups = Scored(rewards, group);
   double batch_std = 0;
@@ -80,7 +83,8 @@ std::vector<double> GrpoAdvantages(std::span<const double> rewards, std::span<co
   return a;
 }
 
-std::vector<double> RlooAdvantages(std::span<const double> rewards, std::span<const int64_t> group, Singleton singleton) {
+std::vector<double> RlooAdvantages(std::span<const double> rewards, std::span<const int64_t> group,
+                                   Singleton singleton) {
   std::vector<double> a = Centred(rewards, group, singleton, MeanBaseline);
   for (const std::vector<size_t>& rows : Scored(rewards, group)) {
     const auto n = static_cast<double>(rows.size());
@@ -90,7 +94,8 @@ std::vector<double> RlooAdvantages(std::span<const double> rewards, std::span<co
   return a;
 }
 
-std::vector<double> OpoAdvantages(std::span<const double> rewards, std::span<const int64_t> group, const Cells& cells, Singleton singleton) {
+std::vector<double> OpoAdvantages(std::span<const double> rewards, std::span<const int64_t> group,
+                                  const Cells& cells, Singleton singleton) {
   return Centred(rewards, group, singleton, [&](std::span<const double> r, std::span<const size_t> rows) {
     double weighted = 0, tokens = 0;
     for (size_t k = 0; k < rows.size(); ++k) {
@@ -113,7 +118,8 @@ std::vector<double> MaxRlAdvantages(std::span<const double> rewards, std::span<c
   return a;
 }
 
-std::vector<double> PassKAdvantages(std::span<const double> rewards, std::span<const int64_t> group, bool divide, int64_t ddof, double eps) {
+std::vector<double> PassKAdvantages(std::span<const double> rewards, std::span<const int64_t> group,
+                                    bool divide, int64_t ddof, double eps) {
   std::vector<double> a(rewards.size(), 0.0);
   for (const std::vector<size_t>& rows : Scored(rewards, group)) {
     if (rows.size() < 2) continue;
@@ -128,7 +134,8 @@ std::vector<double> PassKAdvantages(std::span<const double> rewards, std::span<c
   return a;
 }
 
-std::vector<double> GpgAdvantages(std::span<const double> rewards, std::span<const int64_t> group, bool scale_by_nonzero, double f_norm, Singleton singleton) {
+std::vector<double> GpgAdvantages(std::span<const double> rewards, std::span<const int64_t> group,
+                                  bool scale_by_nonzero, double f_norm, Singleton singleton) {
   std::vector<double> a = Centred(rewards, group, singleton, MeanBaseline);
   double alpha = 1;
   if (scale_by_nonzero) {
@@ -139,8 +146,8 @@ std::vector<double> GpgAdvantages(std::span<const double> rewards, std::span<con
   return a;
 }
 
-std::vector<double> GdpoAdvantages(std::span<const double> components, std::span<const double> weights, std::span<const int64_t> group,
-                                   int64_t ddof, double eps) {
+std::vector<double> GdpoAdvantages(std::span<const double> components, std::span<const double> weights,
+                                   std::span<const int64_t> group, int64_t ddof, double eps) {
   TP_CHECK(components.size() == weights.size() * group.size());
   std::vector<double> sums(group.size(), 0.0);
   for (size_t k = 0; k < weights.size(); ++k) {
@@ -155,8 +162,9 @@ std::vector<double> GdpoAdvantages(std::span<const double> components, std::span
   return sums;
 }
 
-std::vector<double> ReinforcePlusPlusBaseline(std::span<const double> rewards, std::span<const int64_t> group, const Cells& cells,
-                                              bool baseline, Singleton singleton, const WhitenOptions* whiten) {
+std::vector<double> ReinforcePlusPlusBaseline(std::span<const double> rewards, std::span<const int64_t> group,
+                                              const Cells& cells, bool baseline, Singleton singleton,
+                                              const WhitenOptions* whiten) {
   std::vector<double> a;
   if (baseline) {
     a = Centred(rewards, group, singleton, MeanBaseline);
@@ -169,8 +177,10 @@ std::vector<double> ReinforcePlusPlusBaseline(std::span<const double> rewards, s
   return spread;
 }
 
-std::vector<double> LengthShapedAdvantages(std::span<const double> rewards, std::span<const int64_t> out_tokens,
-                                           std::span<const int64_t> total_tokens, std::span<const int64_t> turns, const LengthShape& shape) {
+std::vector<double> LengthShapedAdvantages(std::span<const double> rewards,
+                                           std::span<const int64_t> out_tokens,
+                                           std::span<const int64_t> total_tokens,
+                                           std::span<const int64_t> turns, const LengthShape& shape) {
   const size_t n = rewards.size();
   TP_CHECK(out_tokens.size() == n && total_tokens.size() == n && turns.size() == n);
   int64_t out_max = 1, in_max = 1, turn_max = 1;
@@ -182,9 +192,10 @@ std::vector<double> LengthShapedAdvantages(std::span<const double> rewards, std:
   const double mean = Mean(rewards);
   std::vector<double> a(n);
   for (size_t i = 0; i < n; ++i) {
-    const double share = shape.w_out * static_cast<double>(out_tokens[i]) / static_cast<double>(out_max) +
-                         shape.w_in * static_cast<double>(total_tokens[i] - out_tokens[i]) / static_cast<double>(in_max) +
-                         shape.w_turn * static_cast<double>(turns[i]) / static_cast<double>(turn_max);
+    const double share =
+        shape.w_out * static_cast<double>(out_tokens[i]) / static_cast<double>(out_max) +
+        shape.w_in * static_cast<double>(total_tokens[i] - out_tokens[i]) / static_cast<double>(in_max) +
+        shape.w_turn * static_cast<double>(turns[i]) / static_cast<double>(turn_max);
     a[i] = rewards[i] - mean * share;
   }
   const double centre = Mean(a);

@@ -11,7 +11,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
+std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout,
+                             const Cells& cells) {
   std::vector<double> l = Masked(train, cells);
   for (size_t t = 0; t < l.size(); ++t) {
     if (cells.mask[t] != 0) l[t] -= rollout[t];
@@ -19,7 +20,9 @@ std::vector<double> LogRatio(std::span<const double> train, std::span<const doub
   return l;
 }
 
-double Clamp(double x, std::optional<double> c) { return c.has_value() ? std::clamp(x, -std::fabs(*c), std::fabs(*c)) : x; }
+double Clamp(double x, std::optional<double> c) {
+  return c.has_value() ? std::clamp(x, -std::fabs(*c), std::fabs(*c)) : x;
+}
 
 // Bounds may be absent, and low may be above high: then high wins, as in torch.clamp.
 double Bounded(double x, std::optional<double> low, std::optional<double> high) {
@@ -85,15 +88,20 @@ StatusOr<GapLevel> ParseGapLevel(std::string_view name) {
   if (name == "segment") return GapLevel::kSegment;
   if (name == "geometric") return GapLevel::kGeometric;
   if (name == "sequence") return GapLevel::kSequence;
-  return Unimplemented("level is '" + std::string(name) + "'; there are token, segment, geometric and sequence");
+  return Unimplemented("level is '" + std::string(name) +
+                       "'; there are token, segment, geometric and sequence");
 }
 
 std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ratio, const Cells& cells) {
   switch (level) {
-    case GapLevel::kToken: return Masked(log_ratio, cells);
-    case GapLevel::kGeometric: return Spread(RowMeans(log_ratio, cells), cells);
-    case GapLevel::kSequence: return Spread(RowSums(log_ratio, cells), cells);
-    case GapLevel::kSegment: break;
+    case GapLevel::kToken:
+      return Masked(log_ratio, cells);
+    case GapLevel::kGeometric:
+      return Spread(RowMeans(log_ratio, cells), cells);
+    case GapLevel::kSequence:
+      return Spread(RowSums(log_ratio, cells), cells);
+    case GapLevel::kSegment:
+      break;
   }
   std::vector<double> out(cells.mask.size(), 0.0);
   for (const CellRun& run : ValidRuns(cells)) {
@@ -105,7 +113,8 @@ std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ra
   return out;
 }
 
-ImportanceResult ImportanceWeights(const ImportanceOptions& o, std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
+ImportanceResult ImportanceWeights(const ImportanceOptions& o, std::span<const double> train,
+                                   std::span<const double> rollout, const Cells& cells) {
   ImportanceResult out;
   out.weights = GapLogWeights(o.level, LogRatio(train, rollout, cells), cells);
   std::vector<double>& w = out.weights;
@@ -154,8 +163,8 @@ ImportanceResult ImportanceWeights(const ImportanceOptions& o, std::span<const d
   return out;
 }
 
-StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, std::string_view threshold, std::optional<double> low,
-                                                   std::optional<double> high) {
+StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, std::string_view threshold,
+                                                   std::optional<double> low, std::optional<double> high) {
   const std::vector<std::string_view> names = SplitCommas(criterion), bounds = SplitCommas(threshold);
   std::vector<RejectRule> rules;
   for (size_t k = 0; k < names.size(); ++k) {
@@ -163,8 +172,12 @@ StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, s
     RejectRule rule;
     using Over = RejectRule::Over;
     using Measure = RejectRule::Measure;
-    if (name == "token_ratio" || name == "segment_ratio" || name == "geometric_ratio" || name == "sequence_ratio") {
-      rule.over = name[0] == 't' ? Over::kToken : name[0] == 'g' ? Over::kRowMean : name.starts_with("seg") ? Over::kSegment : Over::kRowSum;
+    if (name == "token_ratio" || name == "segment_ratio" || name == "geometric_ratio" ||
+        name == "sequence_ratio") {
+      rule.over = name[0] == 't'            ? Over::kToken
+                  : name[0] == 'g'          ? Over::kRowMean
+                  : name.starts_with("seg") ? Over::kSegment
+                                            : Over::kRowSum;
       rule.low = low;
       rule.high = high;
       rules.push_back(rule);
@@ -190,16 +203,18 @@ StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, s
       return Unimplemented("no rejection criterion is named '" + name + "'");
     }
     if (bounds.size() != 1 && bounds.size() != names.size()) {
-      return InvalidArgument("threshold has " + std::to_string(bounds.size()) + " entries for " + std::to_string(names.size()) +
-                             " criteria; give one for each, or one for all");
+      return InvalidArgument("threshold has " + std::to_string(bounds.size()) + " entries for " +
+                             std::to_string(names.size()) + " criteria; give one for each, or one for all");
     }
     const std::string_view bound = bounds.size() == 1 ? bounds[0] : bounds[k];
     const size_t bar = bound.find('_');
     const auto first = ParseNumber(bound.substr(0, bar));
     const auto second = bar == std::string_view::npos ? first : ParseNumber(bound.substr(bar + 1));
     const bool k1 = rule.measure == Measure::kK1;
-    if (!first || !second || (!k1 && bar != std::string_view::npos) || (k1 && (*first <= 0 || *second <= 0))) {
-      return InvalidArgument("threshold '" + std::string(bound) + "' of " + name + " is not " + (k1 ? "\"a_b\" or one number, above 0" : "a number"));
+    if (!first || !second || (!k1 && bar != std::string_view::npos) ||
+        (k1 && (*first <= 0 || *second <= 0))) {
+      return InvalidArgument("threshold '" + std::string(bound) + "' of " + name + " is not " +
+                             (k1 ? "\"a_b\" or one number, above 0" : "a number"));
     }
     if (k1) {
       rule.high = std::log(*second);
@@ -212,8 +227,8 @@ StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, s
   return rules;
 }
 
-RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log_clamp, std::span<const double> train,
-                    std::span<const double> rollout, const Cells& cells) {
+RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log_clamp,
+                    std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
   const std::vector<double> l = LogRatio(train, rollout, cells);
   RejectResult out;
   out.mask.assign(cells.mask.size(), 0);
@@ -224,15 +239,26 @@ RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log
     if (rule.measure != RejectRule::Measure::kRatio) {
       for (double& x : v) {
         const double c = Clamp(x, log_clamp);
-        x = rule.measure == RejectRule::Measure::kK1 ? -c : rule.measure == RejectRule::Measure::kK2 ? c * c / 2 : std::expm1(c) - c;
+        x = rule.measure == RejectRule::Measure::kK1   ? -c
+            : rule.measure == RejectRule::Measure::kK2 ? c * c / 2
+                                                       : std::expm1(c) - c;
       }
     }
     switch (rule.over) {
-      case Over::kToken: break;
-      case Over::kSegment: v = GapLogWeights(GapLevel::kSegment, v, cells); break;
-      case Over::kRowMean: v = Spread(RowMeans(v, cells), cells); break;
-      case Over::kRowSum: v = Spread(RowSums(v, cells), cells); break;
-      case Over::kRowMax: v = Spread(RowMaxima(v, cells), cells); break;
+      case Over::kToken:
+        break;
+      case Over::kSegment:
+        v = GapLogWeights(GapLevel::kSegment, v, cells);
+        break;
+      case Over::kRowMean:
+        v = Spread(RowMeans(v, cells), cells);
+        break;
+      case Over::kRowSum:
+        v = Spread(RowSums(v, cells), cells);
+        break;
+      case Over::kRowMax:
+        v = Spread(RowMaxima(v, cells), cells);
+        break;
     }
     for (size_t t = 0; t < v.size(); ++t) {
       if (cells.mask[t] == 0) continue;
@@ -250,12 +276,14 @@ RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log
     rows_lost += mine > 0 ? 1 : 0;
   }
   out.masked_frac = static_cast<double>(lost) / static_cast<double>(std::max<int64_t>(1, cells.Tokens()));
-  out.seq_masked_frac = static_cast<double>(rows_lost) / static_cast<double>(std::max<int64_t>(1, cells.Sequences()));
+  out.seq_masked_frac =
+      static_cast<double>(rows_lost) / static_cast<double>(std::max<int64_t>(1, cells.Sequences()));
   return out;
 }
 
-StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric, std::string_view aggregation,
-                                    std::optional<double> lower, std::optional<double> upper) {
+StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric,
+                                    std::string_view aggregation, std::optional<double> lower,
+                                    std::optional<double> upper) {
   using Metric = BehaveOptions::Metric;
   using Over = BehaveOptions::Over;
   BehaveOptions o;
@@ -264,7 +292,10 @@ StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view act
   if (metric != "ratio" && metric != "kl_k1" && metric != "kl_k2" && metric != "kl_k3") {
     return Unimplemented("metric is '" + std::string(metric) + "'; there are ratio, kl_k1, kl_k2 and kl_k3");
   }
-  o.metric = metric == "ratio" ? Metric::kRatio : metric == "kl_k1" ? Metric::kK1 : metric == "kl_k2" ? Metric::kK2 : Metric::kK3;
+  o.metric = metric == "ratio"   ? Metric::kRatio
+             : metric == "kl_k1" ? Metric::kK1
+             : metric == "kl_k2" ? Metric::kK2
+                                 : Metric::kK3;
   if (level == "sequence") {
     if (aggregation != "mean" && aggregation != "sum" && aggregation != "max") {
       return Unimplemented("agg is '" + std::string(aggregation) + "'; there are mean, sum and max");
@@ -273,13 +304,16 @@ StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view act
   } else if (level != "token") {
     return Unimplemented("level is '" + std::string(level) + "'; there are token and sequence");
   }
-  if (action != "mask" && action != "clamp") return Unimplemented("action is '" + std::string(action) + "'; there are mask and clamp");
+  if (action != "mask" && action != "clamp")
+    return Unimplemented("action is '" + std::string(action) + "'; there are mask and clamp");
   o.clamp = action == "clamp";
-  if (o.clamp && o.metric != Metric::kRatio) return Unimplemented("action clamp is of metric ratio; " + std::string(metric) + " can only mask");
+  if (o.clamp && o.metric != Metric::kRatio)
+    return Unimplemented("action clamp is of metric ratio; " + std::string(metric) + " can only mask");
   return o;
 }
 
-BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
+BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> train,
+                              std::span<const double> rollout, const Cells& cells) {
   using Metric = BehaveOptions::Metric;
   using Over = BehaveOptions::Over;
   const std::vector<double> l = LogRatio(train, rollout, cells);
@@ -289,10 +323,17 @@ BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> tr
     if (o.metric == Metric::kK3) x = std::expm1(-x) + x;
   }
   switch (o.over) {
-    case Over::kToken: break;
-    case Over::kMean: v = Spread(RowMeans(v, cells), cells); break;
-    case Over::kSum: v = Spread(RowSums(v, cells), cells); break;
-    case Over::kMax: v = Spread(RowMaxima(v, cells), cells); break;
+    case Over::kToken:
+      break;
+    case Over::kMean:
+      v = Spread(RowMeans(v, cells), cells);
+      break;
+    case Over::kSum:
+      v = Spread(RowSums(v, cells), cells);
+      break;
+    case Over::kMax:
+      v = Spread(RowMaxima(v, cells), cells);
+      break;
   }
   const bool row_weight = o.over != Over::kToken && o.metric == Metric::kRatio;
   const std::vector<double> log_weight = row_weight ? Spread(RowMeans(l, cells), cells) : l;
@@ -314,7 +355,8 @@ BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> tr
       ++changed;
     }
   }
-  out.filtered_frac = static_cast<double>(changed) / static_cast<double>(std::max<int64_t>(1, cells.Tokens()));
+  out.filtered_frac =
+      static_cast<double>(changed) / static_cast<double>(std::max<int64_t>(1, cells.Tokens()));
   return out;
 }
 
@@ -330,7 +372,8 @@ GapMetrics MeasureGap(std::span<const double> train, std::span<const double> rol
   m.kl = -TokenMean(l, cells);
   m.k3_kl = TokenMean(k3, cells);
   m.chi2_token = TokenMean(chi2, cells) - 1;
-  const std::vector<double> a = RowMeans(Masked(train, cells), cells), b = RowMeans(Masked(rollout, cells), cells), sums = RowSums(l, cells);
+  const std::vector<double> a = RowMeans(Masked(train, cells), cells),
+                            b = RowMeans(Masked(rollout, cells), cells), sums = RowSums(l, cells);
   const auto rows = static_cast<double>(cells.Sequences());
   double chi2_rows = 0;
   for (int64_t i = 0; i < cells.rows(); ++i) {
@@ -347,7 +390,8 @@ GapMetrics MeasureGap(std::span<const double> train, std::span<const double> rol
   return m;
 }
 
-std::vector<uint8_t> SecondMomentMask(std::span<const double> behave, std::span<const double> proximal, double threshold, const Cells& cells) {
+std::vector<uint8_t> SecondMomentMask(std::span<const double> behave, std::span<const double> proximal,
+                                      double threshold, const Cells& cells) {
   std::vector<uint8_t> mask(cells.mask.size(), 0);
   std::vector<double> square(mask.size(), 0.0);
   std::vector<size_t> order;

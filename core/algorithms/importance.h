@@ -22,7 +22,8 @@ std::vector<CellRun> ValidRuns(const Cells& cells);
 
 enum class GapLevel { kToken, kSegment, kGeometric, kSequence };
 StatusOr<GapLevel> ParseGapLevel(std::string_view name);  // token, segment, geometric, sequence
-// The log weight on each valid cell: l; its mean over the run of valid cells; over the row; its sum over the row.
+// The log weight on each valid cell: l; its mean over the run of valid cells; over the row; its sum over the
+// row.
 std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ratio, const Cells& cells);
 
 // Importance weights (TIS and relatives): w = exp(log weight clipped to +-log_clamp), truncated to
@@ -35,13 +36,14 @@ struct ImportanceOptions {
   bool normalize_mean = false;
 };
 struct ImportanceResult {
-  std::vector<double> weights;             // [cells]
+  std::vector<double> weights;  // [cells]
   // Before truncation. mean, ess: over valid cells; the others too, but at level sequence over rows.
   double mean = 0, max = 0, min = 0;
-  double frac_high = 0, frac_low = 0;      // w > high, w < 1/high; 0 without high
-  double ess = 0;                          // 1/<(w/<w>)^2>, w clamped to [1/high, high]: in (0, 1]
+  double frac_high = 0, frac_low = 0;  // w > high, w < 1/high; 0 without high
+  double ess = 0;                      // 1/<(w/<w>)^2>, w clamped to [1/high, high]: in (0, 1]
 };
-ImportanceResult ImportanceWeights(const ImportanceOptions& options, std::span<const double> train, std::span<const double> rollout, const Cells& cells);
+ImportanceResult ImportanceWeights(const ImportanceOptions& options, std::span<const double> train,
+                                   std::span<const double> rollout, const Cells& cells);
 
 // Rejection: which valid cells stay. `criterion` is a comma list of names, each with its own bounds; a cell
 // stays if it passes all.
@@ -53,25 +55,25 @@ struct RejectRule {
   enum class Over { kToken, kSegment, kRowMean, kRowSum, kRowMax };
   Measure measure = Measure::kRatio;
   Over over = Over::kToken;
-  std::optional<double> low, high;         // of the measure itself; k1: of -l
+  std::optional<double> low, high;  // of the measure itself; k1: of -l
 };
-// threshold: a comma list in the order of the criteria, or one for all; "a_b" or one number u (for 1/u .. u) for k1.
-// low and high: of the ratio criteria. kUnimplemented: a name that is not offered.
-StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, std::string_view threshold, std::optional<double> low,
-                                                   std::optional<double> high);
+// threshold: a comma list in the order of the criteria, or one for all; "a_b" or one number u (for 1/u .. u)
+// for k1. low and high: of the ratio criteria. kUnimplemented: a name that is not offered.
+StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, std::string_view threshold,
+                                                   std::optional<double> low, std::optional<double> high);
 struct RejectResult {
-  std::vector<uint8_t> mask;               // [cells]
-  double masked_frac = 0;                  // of valid cells
-  double seq_masked_frac = 0;              // rows that lost a cell, of rows with a valid one
+  std::vector<uint8_t> mask;   // [cells]
+  double masked_frac = 0;      // of valid cells
+  double seq_masked_frac = 0;  // rows that lost a cell, of rows with a valid one
 };
-RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log_clamp, std::span<const double> train,
-                    std::span<const double> rollout, const Cells& cells);
+RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log_clamp,
+                    std::span<const double> train, std::span<const double> rollout, const Cells& cells);
 
 // Behaviour weight of decoupled PPO (AReaL, arXiv:2505.24298): w = e^l, capped or rejected.
 //   v: ratio e^l, kl_k1 l, kl_k2 l^2/2, kl_k3 e^-l - 1 + l, per token or mean, sum, max over the row (for
 //   ratio of l, then exp); kept where lower <= v <= upper.
-// mask: the rest leaves the mask with w = 0. clamp (ratio alone): w = clip(w, lower or 0, upper), the mask stays.
-// At level sequence with ratio, w = exp(mean_t l) for the row whatever the aggregation of v.
+// mask: the rest leaves the mask with w = 0. clamp (ratio alone): w = clip(w, lower or 0, upper), the mask
+// stays. At level sequence with ratio, w = exp(mean_t l) for the row whatever the aggregation of v.
 struct BehaveOptions {
   enum class Metric { kRatio, kK1, kK2, kK3 };
   enum class Over { kToken, kMean, kSum, kMax };
@@ -81,14 +83,16 @@ struct BehaveOptions {
   std::optional<double> lower, upper;
 };
 // kUnimplemented: a name that is not offered, or clamp with another metric than ratio.
-StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric, std::string_view aggregation,
-                                    std::optional<double> lower, std::optional<double> upper);
+StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric,
+                                    std::string_view aggregation, std::optional<double> lower,
+                                    std::optional<double> upper);
 struct BehaveResult {
-  std::vector<double> weights;             // [cells]
-  std::vector<uint8_t> mask;               // [cells]
-  double filtered_frac = 0;                // of valid cells: masked, or w changed
+  std::vector<double> weights;  // [cells]
+  std::vector<uint8_t> mask;    // [cells]
+  double filtered_frac = 0;     // of valid cells: masked, or w changed
 };
-BehaveResult BehaviourWeights(const BehaveOptions& options, std::span<const double> train, std::span<const double> rollout, const Cells& cells);
+BehaveResult BehaviourWeights(const BehaveOptions& options, std::span<const double> train,
+                              std::span<const double> rollout, const Cells& cells);
 
 // kl <-l>, k3_kl <e^l - l - 1>, chi2_token <exp(2 clamp(l, +-20))> - 1, chi2_seq: mean over rows of
 // exp(2 clamp(sum l, +-20)) - 1; with a = mean_t train and b = mean_t rollout, means over rows of e^-a, e^-b,
@@ -101,6 +105,7 @@ GapMetrics MeasureGap(std::span<const double> train, std::span<const double> rol
 
 // M2PO (arXiv:2510.01161): drops the valid cells with the largest (beh - old)^2 until the mean of the rest is
 // below the threshold; one always stays. Equal ones leave by place. Returns [cells], 1: stays.
-std::vector<uint8_t> SecondMomentMask(std::span<const double> behave, std::span<const double> proximal, double threshold, const Cells& cells);
+std::vector<uint8_t> SecondMomentMask(std::span<const double> behave, std::span<const double> proximal,
+                                      double threshold, const Cells& cells);
 
 }  // namespace tidepool::algorithms

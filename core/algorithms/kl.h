@@ -26,9 +26,9 @@ StatusOr<KlKind> ParseKl(std::string_view name);
 struct KlOptions {
   KlKind kind = KlKind::kK3;
   std::optional<double> clamp_log;  // d clipped to +-c; not in abs; in k3 in the exponent and the linear term
-  bool score_term = false;          // times exp(lp - sg(lp)): the gradient of the sampling; not where |d| > clamp_log
-  std::optional<double> clamp_out;  // the estimate clipped to +-c
-  bool straight_through_k2 = false; // that value, with the gradient of unclamped k2 (verl k3+)
+  bool score_term = false;  // times exp(lp - sg(lp)): the gradient of the sampling; not where |d| > clamp_log
+  std::optional<double> clamp_out;   // the estimate clipped to +-c
+  bool straight_through_k2 = false;  // that value, with the gradient of unclamped k2 (verl k3+)
 };
 struct KlToken {
   double value = 0;

@@ -7,7 +7,8 @@
 
 namespace tidepool::algorithms {
 
-double ExplainedVariance(std::span<const double> returns, std::span<const double> values, std::span<const uint8_t> mask) {
+double ExplainedVariance(std::span<const double> returns, std::span<const double> values,
+                         std::span<const uint8_t> mask) {
   std::vector<double> r, rest;
   for (size_t i = 0; i < mask.size(); ++i) {
     if (mask[i] == 0) continue;

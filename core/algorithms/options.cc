@@ -22,7 +22,8 @@ Status Check(const OptionSpec& spec, const Value& value) {
       if (v == nullptr || !(*v >= spec.lo && *v <= spec.hi)) return InvalidArgument(said);
       return OkStatus();
     }
-    case OptionType::kFlag: return std::holds_alternative<bool>(value) ? OkStatus() : InvalidArgument(said);
+    case OptionType::kFlag:
+      return std::holds_alternative<bool>(value) ? OkStatus() : InvalidArgument(said);
     case OptionType::kText: {
       const std::string* v = std::get_if<std::string>(&value);
       if (v == nullptr) return InvalidArgument(said);
@@ -35,7 +36,8 @@ Status Check(const OptionSpec& spec, const Value& value) {
 
 }  // namespace
 
-StatusOr<Options> Options::Make(std::span<const OptionSpec> specs, const std::map<std::string, Value>& given, bool fill) {
+StatusOr<Options> Options::Make(std::span<const OptionSpec> specs, const std::map<std::string, Value>& given,
+                                bool fill) {
   Options o;
   for (const auto& [name, value] : given) {
     if (std::holds_alternative<std::monostate>(value)) continue;
@@ -43,7 +45,8 @@ StatusOr<Options> Options::Make(std::span<const OptionSpec> specs, const std::ma
     if (spec == specs.end()) {
       std::string list;
       for (const OptionSpec& s : specs) list += (list.empty() ? "" : ", ") + s.name;
-      return Unimplemented("no option is named " + name + (list.empty() ? "; there are none" : "; there are " + list));
+      return Unimplemented("no option is named " + name +
+                           (list.empty() ? "; there are none" : "; there are " + list));
     }
     TP_RETURN_IF_ERROR(Check(*spec, value));
     o.values_[name] = value;
@@ -52,7 +55,8 @@ StatusOr<Options> Options::Make(std::span<const OptionSpec> specs, const std::ma
     if (o.values_.contains(spec.name)) continue;
     // null, written on purpose, takes a default away.
     const bool taken_away = given.contains(spec.name);
-    if (fill && !taken_away && !std::holds_alternative<std::monostate>(spec.fallback)) o.values_[spec.name] = spec.fallback;
+    if (fill && !taken_away && !std::holds_alternative<std::monostate>(spec.fallback))
+      o.values_[spec.name] = spec.fallback;
     if (spec.required && !o.values_.contains(spec.name)) {
       return InvalidArgument(spec.name + " is missing; expected " + DescribeOption(spec));
     }
@@ -66,7 +70,9 @@ std::optional<double> Options::Number(std::string_view name) const {
   const double* v = std::get_if<double>(&it->second);
   return v == nullptr ? std::nullopt : std::optional(*v);
 }
-double Options::Number(std::string_view name, double otherwise) const { return Number(name).value_or(otherwise); }
+double Options::Number(std::string_view name, double otherwise) const {
+  return Number(name).value_or(otherwise);
+}
 std::string Options::Text(std::string_view name, std::string_view otherwise) const {
   const auto it = values_.find(name);
   const std::string* v = it == values_.end() ? nullptr : std::get_if<std::string>(&it->second);
@@ -94,7 +100,8 @@ std::string DescribeOption(const OptionSpec& spec) {
   }
   std::string text = "a number";
   if (std::isfinite(spec.lo)) text += ", at least " + Short(spec.lo);
-  if (std::isfinite(spec.hi)) text += std::string(std::isfinite(spec.lo) ? " and" : ",") + " at most " + Short(spec.hi);
+  if (std::isfinite(spec.hi))
+    text += std::string(std::isfinite(spec.lo) ? " and" : ",") + " at most " + Short(spec.hi);
   return text;
 }
 

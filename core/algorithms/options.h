@@ -23,12 +23,12 @@ enum class OptionType { kNumber, kText, kFlag };
 struct OptionSpec {
   std::string name;
   OptionType type = OptionType::kNumber;
-  Value fallback = {};                 // the paper's, or the field's; none: off
+  Value fallback = {};                                   // the paper's, or the field's; none: off
   double lo = -std::numeric_limits<double>::infinity();  // allowed numbers; the ends included
   double hi = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices = {};  // of a text
-  std::string doc = {};                // one line
-  bool required = false;               // a formula without it has no meaning
+  std::string doc = {};                   // one line
+  bool required = false;                  // a formula without it has no meaning
 };
 
 class Options {
@@ -36,7 +36,8 @@ class Options {
   // Checks names, types, ranges and choices. kUnimplemented: a name or choice that is not offered;
   // kInvalidArgument: a wrong type, a number out of range, a required one that is missing.
   // fill: absent ones get their fallback (a config does, a conformance request does not).
-  static StatusOr<Options> Make(std::span<const OptionSpec> specs, const std::map<std::string, Value>& given, bool fill);
+  static StatusOr<Options> Make(std::span<const OptionSpec> specs, const std::map<std::string, Value>& given,
+                                bool fill);
 
   [[nodiscard]] std::optional<double> Number(std::string_view name) const;
   [[nodiscard]] double Number(std::string_view name, double otherwise) const;

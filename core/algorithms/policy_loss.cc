@@ -10,20 +10,23 @@ namespace {
 Status CheckColumn(const char* name, size_t found, size_t cells, bool needed) {
   if (found == cells || (found == 0 && !needed)) return OkStatus();
   if (found == 0) return InvalidArgument(std::string(name) + " is missing");
-  return InvalidArgument(std::string(name) + " has " + std::to_string(found) + " values for " + std::to_string(cells) + " cells");
+  return InvalidArgument(std::string(name) + " has " + std::to_string(found) + " values for " +
+                         std::to_string(cells) + " cells");
 }
 
 }  // namespace
 
-std::vector<uint8_t> OffPolicySequenceMask(std::span<const double> logp, std::span<const double> before, std::span<const double> advantages,
-                                           double delta, const Cells& cells) {
+std::vector<uint8_t> OffPolicySequenceMask(std::span<const double> logp, std::span<const double> before,
+                                           std::span<const double> advantages, double delta,
+                                           const Cells& cells) {
   std::vector<double> gap(cells.mask.size(), 0.0);
   for (size_t t = 0; t < gap.size(); ++t) {
     if (cells.mask[t] != 0) gap[t] = before[t] - logp[t];
   }
   const std::vector<double> drift = Spread(RowMeans(gap, cells), cells);
   std::vector<uint8_t> mask(gap.size(), 0);
-  for (size_t t = 0; t < gap.size(); ++t) mask[t] = cells.mask[t] != 0 && !(advantages[t] < 0 && drift[t] > delta) ? 1 : 0;
+  for (size_t t = 0; t < gap.size(); ++t)
+    mask[t] = cells.mask[t] != 0 && !(advantages[t] < 0 && drift[t] > delta) ? 1 : 0;
   return mask;
 }
 
@@ -34,10 +37,12 @@ StatusOr<RolloutIsForm> ParseRolloutIs(std::string_view name) {
   if (name == "seq-tis") return RolloutIsForm::kSequenceTis;
   if (name == "seq-mask") return RolloutIsForm::kSequenceMask;
   if (name == "raw") return RolloutIsForm::kRaw;
-  return Unimplemented("rollout_is form is '" + std::string(name) + "'; there are tis, icepop, seq-mask-tis, seq-tis, seq-mask and raw");
+  return Unimplemented("rollout_is form is '" + std::string(name) +
+                       "'; there are tis, icepop, seq-mask-tis, seq-tis, seq-mask and raw");
 }
 
-std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> low, std::optional<double> high, std::span<const double> old_logp,
+std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> low,
+                                     std::optional<double> high, std::span<const double> old_logp,
                                      std::span<const double> behave_logp, const Cells& cells) {
   std::vector<double> log_w(cells.mask.size(), 0.0), w(cells.mask.size(), 0.0);
   for (size_t t = 0; t < w.size(); ++t) {
@@ -46,57 +51,74 @@ std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> l
   const std::vector<double> row = Spread(RowMeans(log_w, cells), cells);
   const bool of_rows = form == RolloutIsForm::kSequenceTis || form == RolloutIsForm::kSequenceMask;
   const std::vector<double> product = of_rows ? Spread(RowSums(log_w, cells), cells) : std::vector<double>();
-  const auto within = [&](double x) { return (!low.has_value() || x >= *low) && (!high.has_value() || x <= *high); };
+  const auto within = [&](double x) {
+    return (!low.has_value() || x >= *low) && (!high.has_value() || x <= *high);
+  };
   for (size_t t = 0; t < w.size(); ++t) {
     if (cells.mask[t] == 0) continue;
     w[t] = std::exp(log_w[t]);
     if (of_rows) w[t] = std::exp(std::clamp(product[t], -20.0, 20.0));
     switch (form) {
-      case RolloutIsForm::kRaw: break;
+      case RolloutIsForm::kRaw:
+        break;
       case RolloutIsForm::kTis:
       case RolloutIsForm::kSequenceTis:
         if (low.has_value() && w[t] < *low) w[t] = *low;
         if (high.has_value() && w[t] > *high) w[t] = *high;
         break;
       case RolloutIsForm::kIcePop:
-      case RolloutIsForm::kSequenceMask: w[t] = within(w[t]) ? w[t] : 0; break;
-      case RolloutIsForm::kSequenceMaskTis: w[t] = within(std::exp(row[t])) ? w[t] : 0; break;
+      case RolloutIsForm::kSequenceMask:
+        w[t] = within(w[t]) ? w[t] : 0;
+        break;
+      case RolloutIsForm::kSequenceMaskTis:
+        w[t] = within(std::exp(row[t])) ? w[t] : 0;
+        break;
     }
   }
   return w;
 }
 
 bool NeedsWholeRows(const PolicyLossSpec& spec) {
-  const bool of_rows = spec.rollout_is == RolloutIsForm::kSequenceMaskTis || spec.rollout_is == RolloutIsForm::kSequenceTis || spec.rollout_is == RolloutIsForm::kSequenceMask;
+  const bool of_rows = spec.rollout_is == RolloutIsForm::kSequenceMaskTis ||
+                       spec.rollout_is == RolloutIsForm::kSequenceTis ||
+                       spec.rollout_is == RolloutIsForm::kSequenceMask;
   return spec.loss->whole_rows || spec.opsm_delta.has_value() || of_rows;
 }
 
-StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& cells, const PolicyBatch& given, std::span<const double> weights) {
+StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& cells,
+                                      const PolicyBatch& given, std::span<const double> weights) {
   const LossEntry& entry = *spec.loss;
   const size_t n = cells.mask.size();
   const auto needs = [&](Column c) { return std::ranges::count(entry.needs, c) > 0; };
-  const bool against_beh = (spec.rollout_is.has_value() && given.rollout_logp.empty()) || (spec.opsm_delta.has_value() && given.opsm_logp.empty());
-  const bool with_old = needs(Column::kOld) || spec.rollout_is.has_value() || (spec.kl_beta.has_value() && spec.kl_is_weighted);
+  const bool against_beh = (spec.rollout_is.has_value() && given.rollout_logp.empty()) ||
+                           (spec.opsm_delta.has_value() && given.opsm_logp.empty());
+  const bool with_old =
+      needs(Column::kOld) || spec.rollout_is.has_value() || (spec.kl_beta.has_value() && spec.kl_is_weighted);
   TP_RETURN_IF_ERROR(CheckColumn("weights", weights.size(), n, true));
   TP_RETURN_IF_ERROR(CheckColumn("logp", given.logp.size(), n, true));
-  TP_RETURN_IF_ERROR(CheckColumn("advantages", given.advantages.size(), n, needs(Column::kAdvantages) || spec.opsm_delta.has_value()));
+  TP_RETURN_IF_ERROR(CheckColumn("advantages", given.advantages.size(), n,
+                                 needs(Column::kAdvantages) || spec.opsm_delta.has_value()));
   TP_RETURN_IF_ERROR(CheckColumn("old_logp", given.old_logp.size(), n, with_old));
   TP_RETURN_IF_ERROR(CheckColumn("prox_logp", given.prox_logp.size(), n, false));
-  TP_RETURN_IF_ERROR(CheckColumn("behave_logp (or rollout_logp)", given.behave_logp.size(), n, needs(Column::kBehaviour) || against_beh));
+  TP_RETURN_IF_ERROR(CheckColumn("behave_logp (or rollout_logp)", given.behave_logp.size(), n,
+                                 needs(Column::kBehaviour) || against_beh));
   TP_RETURN_IF_ERROR(CheckColumn("rollout_logp", given.rollout_logp.size(), n, false));
   TP_RETURN_IF_ERROR(CheckColumn("opsm_logp", given.opsm_logp.size(), n, false));
-  TP_RETURN_IF_ERROR(CheckColumn("ref_logp", given.ref_logp.size(), n, needs(Column::kReference) || spec.kl_beta.has_value()));
+  TP_RETURN_IF_ERROR(CheckColumn("ref_logp", given.ref_logp.size(), n,
+                                 needs(Column::kReference) || spec.kl_beta.has_value()));
   TP_RETURN_IF_ERROR(CheckColumn("entropy", given.entropy.size(), n, spec.entropy_coef != 0));
   TP_RETURN_IF_ERROR(CheckColumn("is_weights", given.is_weights.size(), n, false));
   TP_RETURN_IF_ERROR(CheckColumn("versions", given.versions.size(), n, needs(Column::kVersions)));
-  TP_RETURN_IF_ERROR(CheckColumn("scores", given.scores.size(), static_cast<size_t>(cells.rows()), needs(Column::kScores)));
+  TP_RETURN_IF_ERROR(
+      CheckColumn("scores", given.scores.size(), static_cast<size_t>(cells.rows()), needs(Column::kScores)));
 
   // Inputs are cleaned before any arithmetic (cells.h).
   PolicyBatch b = given;
   std::vector<std::vector<double>> clean;
   clean.reserve(10);
-  for (std::span<const double>* column : {&b.logp, &b.advantages, &b.old_logp, &b.prox_logp, &b.behave_logp, &b.rollout_logp, &b.opsm_logp, &b.ref_logp,
-                                          &b.entropy, &b.is_weights}) {
+  for (std::span<const double>* column :
+       {&b.logp, &b.advantages, &b.old_logp, &b.prox_logp, &b.behave_logp, &b.rollout_logp, &b.opsm_logp,
+        &b.ref_logp, &b.entropy, &b.is_weights}) {
     if (column->size() != n || n == 0) continue;
     *column = clean.emplace_back(Masked(*column, cells));
   }
@@ -116,7 +138,8 @@ StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& c
     for (size_t t = 0; t < n; ++t) factor[t] = keep[t];
   }
   if (spec.rollout_is.has_value()) {
-    const auto w = RolloutIsWeights(*spec.rollout_is, spec.rollout_is_low, spec.rollout_is_high, b.old_logp, b.rollout_logp, cells);
+    const auto w = RolloutIsWeights(*spec.rollout_is, spec.rollout_is_low, spec.rollout_is_high, b.old_logp,
+                                    b.rollout_logp, cells);
     for (size_t t = 0; t < n; ++t) factor[t] *= w[t];
     out.is_weights = RolloutIsWeights(RolloutIsForm::kRaw, {}, {}, b.old_logp, b.rollout_logp, cells);
   }

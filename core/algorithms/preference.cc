@@ -14,12 +14,14 @@ double Sigmoid(double x) { return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) 
 
 double LogSigmoid(double x) { return x >= 0 ? -std::log1p(std::exp(-x)) : x - std::log1p(std::exp(x)); }
 
-PairLoss RewardModelLoss(std::span<const double> chosen, std::span<const double> rejected, std::span<const double> margin, double centre) {
+PairLoss RewardModelLoss(std::span<const double> chosen, std::span<const double> rejected,
+                         std::span<const double> margin, double centre) {
   TP_CHECK(chosen.size() == rejected.size() && (margin.empty() || margin.size() == chosen.size()));
   const auto n = static_cast<double>(chosen.size());
   PairLoss out;
   for (size_t i = 0; i < chosen.size(); ++i) {
-    const double x = chosen[i] - rejected[i] - (margin.empty() ? 0 : margin[i]), sum = chosen[i] + rejected[i];
+    const double x = chosen[i] - rejected[i] - (margin.empty() ? 0 : margin[i]),
+                 sum = chosen[i] + rejected[i];
     out.loss += (-LogSigmoid(x) + centre * sum * sum) / n;
     out.grad_chosen.push_back((-Sigmoid(-x) + 2 * centre * sum) / n);
     out.grad_rejected.push_back((Sigmoid(-x) + 2 * centre * sum) / n);
@@ -28,14 +30,16 @@ PairLoss RewardModelLoss(std::span<const double> chosen, std::span<const double>
   return out;
 }
 
-DpoResult DpoLoss(const DpoOptions& o, std::span<const double> policy_chosen, std::span<const double> policy_rejected,
-                  std::span<const double> ref_chosen, std::span<const double> ref_rejected) {
+DpoResult DpoLoss(const DpoOptions& o, std::span<const double> policy_chosen,
+                  std::span<const double> policy_rejected, std::span<const double> ref_chosen,
+                  std::span<const double> ref_rejected) {
   const size_t pairs = policy_chosen.size();
   TP_CHECK(policy_rejected.size() == pairs && ref_chosen.size() == pairs && ref_rejected.size() == pairs);
   const auto n = static_cast<double>(pairs);
   DpoResult out;
   for (size_t i = 0; i < pairs; ++i) {
-    const double won = policy_chosen[i] - ref_chosen[i], lost = policy_rejected[i] - ref_rejected[i], h = won - lost;
+    const double won = policy_chosen[i] - ref_chosen[i], lost = policy_rejected[i] - ref_rejected[i],
+                 h = won - lost;
     double slope = 0;  // of the pair's loss in h
     if (o.ipo) {
       const double off = h - 1 / (2 * o.beta);

@@ -15,7 +15,8 @@ struct PairLoss {
   std::vector<double> grad_chosen, grad_rejected;  // [n]
   double accuracy = 0;                             // share with s_w > s_l
 };
-PairLoss RewardModelLoss(std::span<const double> chosen, std::span<const double> rejected, std::span<const double> margin, double centre);
+PairLoss RewardModelLoss(std::span<const double> chosen, std::span<const double> rejected,
+                         std::span<const double> margin, double centre);
 
 // DPO (arXiv:2305.18290) on summed response log-probs, h = (lp_w - ref_w) - (lp_l - ref_l):
 //   -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h),  e: label smoothing
@@ -28,12 +29,13 @@ struct DpoOptions {
 };
 struct DpoResult {
   double loss = 0;
-  std::vector<double> grad_chosen, grad_rejected;      // [n] d loss / d policy log-prob
+  std::vector<double> grad_chosen, grad_rejected;        // [n] d loss / d policy log-prob
   std::vector<double> chosen_rewards, rejected_rewards;  // [n]
-  double accuracy = 0;                                 // share with the larger reward on chosen
+  double accuracy = 0;                                   // share with the larger reward on chosen
 };
-DpoResult DpoLoss(const DpoOptions& options, std::span<const double> policy_chosen, std::span<const double> policy_rejected,
-                  std::span<const double> ref_chosen, std::span<const double> ref_rejected);
+DpoResult DpoLoss(const DpoOptions& options, std::span<const double> policy_chosen,
+                  std::span<const double> policy_rejected, std::span<const double> ref_chosen,
+                  std::span<const double> ref_rejected);
 
 // log(1 / (1 + e^-x)) without overflow.
 double LogSigmoid(double x);

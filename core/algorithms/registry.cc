@@ -14,7 +14,9 @@ std::string Names(const Entries& entries) {
   return list;
 }
 
-Status Wrong(const std::string& key, const std::string& what) { return InvalidArgument("algorithm." + key + ": " + what); }
+Status Wrong(const std::string& key, const std::string& what) {
+  return InvalidArgument("algorithm." + key + ": " + what);
+}
 
 struct Parts {
   const AlgorithmEntry* preset = nullptr;
@@ -27,7 +29,8 @@ StatusOr<Parts> PartsOf(const AlgorithmConfig& c) {
   if (p.preset == nullptr) return Wrong("name", "found '" + c.name + "'; there are " + Names(Algorithms()));
   const std::string advantage = c.advantage.empty() ? p.preset->advantage : c.advantage;
   p.advantage = FindAdvantage(advantage);
-  if (p.advantage == nullptr) return Wrong("advantage", "found '" + advantage + "'; there are " + Names(AdvantageEstimators()));
+  if (p.advantage == nullptr)
+    return Wrong("advantage", "found '" + advantage + "'; there are " + Names(AdvantageEstimators()));
   const std::string loss = c.loss.empty() ? p.preset->loss : c.loss;
   p.loss = FindLoss(loss);
   if (p.loss == nullptr) return Wrong("loss", "found '" + loss + "'; there are " + Names(PolicyLosses()));
@@ -35,7 +38,8 @@ StatusOr<Parts> PartsOf(const AlgorithmConfig& c) {
 }
 
 // Checks one part's options and gives the first wrong one its key.
-StatusOr<Options> Checked(const std::string& prefix, const std::string& part, std::span<const OptionSpec> specs, const std::map<std::string, Value>& values) {
+StatusOr<Options> Checked(const std::string& prefix, const std::string& part,
+                          std::span<const OptionSpec> specs, const std::map<std::string, Value>& values) {
   for (const auto& [name, value] : values) {
     std::map<std::string, Value> one = {{name, value}};
     std::vector<OptionSpec> optional(specs.begin(), specs.end());
@@ -52,26 +56,43 @@ StatusOr<Options> Checked(const std::string& prefix, const std::string& part, st
 Status ResolveKl(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlgorithm& out) {
   const KlConfig& k = c.kl;
   if (k.coef == 0) {
-    if (k.target) return Wrong("kl.coef", "is 0, and kl.target moves a coefficient by factors, so it would stay 0; write one above 0");
+    if (k.target)
+      return Wrong(
+          "kl.coef",
+          "is 0, and kl.target moves a coefficient by factors, so it would stay 0; write one above 0");
     return OkStatus();
   }
   KlControl kl{.coef = k.coef, .in_reward = k.place == "reward", .target = k.target, .horizon = k.horizon};
   const auto kind = ParseKl(k.estimator);
   if (!kind.ok()) return Wrong("kl.estimator", kind.status().message());
-  kl.estimate = {.kind = kind.value(), .clamp_log = k.clamp_log, .score_term = k.score_term, .clamp_out = k.clamp_out, .straight_through_k2 = k.straight_through_k2};
+  kl.estimate = {.kind = kind.value(),
+                 .clamp_log = k.clamp_log,
+                 .score_term = k.score_term,
+                 .clamp_out = k.clamp_out,
+                 .straight_through_k2 = k.straight_through_k2};
   if (kl.in_reward) {
-    for (const auto& [name, set] : {std::pair{"kl.score_term", k.score_term}, {"kl.straight_through_k2", k.straight_through_k2}, {"kl.is_weighted", k.is_weighted}}) {
-      if (set) return Wrong(name, "shapes the gradient of a KL in the loss, but kl.place is reward, which has none; remove it");
+    for (const auto& [name, set] : {std::pair{"kl.score_term", k.score_term},
+                                    {"kl.straight_through_k2", k.straight_through_k2},
+                                    {"kl.is_weighted", k.is_weighted}}) {
+      if (set)
+        return Wrong(
+            name,
+            "shapes the gradient of a KL in the loss, but kl.place is reward, which has none; remove it");
     }
     if (out.advantage->Uses(Provision::kTeacher) || out.advantage->Uses(Provision::kComponents)) {
-      return Wrong("kl.place", "is reward, but advantage " + out.advantage->name + " does not read the reward; write loss");
+      return Wrong("kl.place", "is reward, but advantage " + out.advantage->name +
+                                   " does not read the reward; write loss");
     }
   } else {
-    if (!loss.extras) return Wrong("kl.coef", "is not 0, but loss " + loss.name + " takes no KL term; write kl.place: reward, or another loss");
+    if (!loss.extras)
+      return Wrong("kl.coef", "is not 0, but loss " + loss.name +
+                                  " takes no KL term; write kl.place: reward, or another loss");
     out.policy.kl_beta = k.coef;
     out.policy.kl = kl.estimate;
     out.policy.kl_is_weighted = k.is_weighted;
-    if (k.score_term && k.straight_through_k2) return Wrong("kl.score_term", "gives the estimate one gradient and kl.straight_through_k2 another; keep one");
+    if (k.score_term && k.straight_through_k2)
+      return Wrong("kl.score_term",
+                   "gives the estimate one gradient and kl.straight_through_k2 another; keep one");
   }
   out.kl = kl;
   return OkStatus();
@@ -80,7 +101,9 @@ Status ResolveKl(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlgori
 // Masks by the gap between sampler and trainer.
 Status ResolveMasks(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlgorithm& out) {
   const auto takes = [&](const char* key) {
-    return loss.extras ? OkStatus() : Wrong(key, "is set, but loss " + loss.name + " takes no weights per token; remove it");
+    return loss.extras
+               ? OkStatus()
+               : Wrong(key, "is set, but loss " + loss.name + " takes no weights per token; remove it");
   };
   if (c.opsm) {
     TP_RETURN_IF_ERROR(takes("opsm"));
@@ -92,7 +115,10 @@ Status ResolveMasks(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlg
   }
   if (c.reject.empty()) {
     if (!c.reject_threshold.empty() || c.reject_low || c.reject_high) {
-      return Wrong(!c.reject_threshold.empty() ? "reject_threshold" : c.reject_low ? "reject_low" : "reject_high", "bounds a criterion, but reject names none");
+      return Wrong(!c.reject_threshold.empty() ? "reject_threshold"
+                   : c.reject_low              ? "reject_low"
+                                               : "reject_high",
+                   "bounds a criterion, but reject names none");
     }
     return OkStatus();
   }
@@ -105,51 +131,186 @@ Status ResolveMasks(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlg
 
 }  // namespace
 
-bool ResolvedAlgorithm::needs_reference() const { return kl.has_value() || std::ranges::count(policy.loss->needs, Column::kReference) > 0; }
+bool ResolvedAlgorithm::needs_reference() const {
+  return kl.has_value() || std::ranges::count(policy.loss->needs, Column::kReference) > 0;
+}
 bool ResolvedAlgorithm::needs_old_first() const {
-  return (kl && kl->in_reward) || needs_teacher() || advantage->Uses(Provision::kSquares) || !reject.empty() || second_moment.has_value() ||
+  return (kl && kl->in_reward) || needs_teacher() || advantage->Uses(Provision::kSquares) ||
+         !reject.empty() || second_moment.has_value() ||
          policy.options.Text("denominator") == "mask_after_rejection";
 }
 
 const std::vector<AlgorithmEntry>& Algorithms() {
   static const std::vector<AlgorithmEntry> entries = {
-      {.name = "grpo", .paper = "DeepSeekMath, arXiv:2402.03300", .doc = "group-relative advantages with PPO's clip", .advantage = "grpo", .loss = "ppo"},
-      {.name = "dr_grpo", .paper = "Understanding R1-zero-like training, arXiv:2503.20783", .doc = "no deviation, sums over a constant length",
-       .advantage = "grpo", .advantage_options = {{"scale", "none"}}, .loss = "ppo", .aggregation = "seq-mean-token-sum-norm"},
-      {.name = "dapo", .paper = "DAPO, arXiv:2503.14476", .doc = "clip-higher, token mean, groups of equal rewards are replaced", .advantage = "grpo", .loss = "ppo",
-       .loss_options = {{"clip_high", 0.28}}, .filter = "zero_variance"},
-      {.name = "rloo", .paper = "Back to basics, arXiv:2402.14740", .doc = "leave-one-out baseline, policy gradient", .advantage = "rloo", .loss = "reinforce", .aggregation = "seq-mean-token-sum"},
-      {.name = "rloo_clip", .paper = "Back to basics, arXiv:2402.14740, as in TRL", .doc = "leave-one-out baseline, clip on the ratio of whole sequences", .advantage = "rloo", .loss = "seq_product"},
-      {.name = "reinforce_pp", .paper = "REINFORCE++, arXiv:2501.03262", .doc = "returns whitened over the batch, no groups", .advantage = "reinforce_pp", .loss = "ppo"},
-      {.name = "reinforce_pp_baseline", .paper = "REINFORCE++, arXiv:2501.03262", .doc = "group mean as baseline, then whitened over the batch", .advantage = "reinforce_pp_baseline", .loss = "ppo"},
-      {.name = "gspo", .paper = "Group sequence policy optimization, arXiv:2507.18071", .doc = "clip on the ratio of the sequence", .advantage = "grpo", .loss = "gspo"},
-      {.name = "luspo", .paper = "LUSPO, arXiv:2602.05261", .doc = "GSPO with sums over tokens", .advantage = "grpo", .loss = "gspo", .aggregation = "seq-mean-token-sum"},
-      {.name = "cispo", .paper = "MiniMax-M1, arXiv:2506.13585", .doc = "clipped, detached ratio on the log-prob", .advantage = "grpo", .loss = "cispo"},
-      {.name = "sapo", .paper = "Soft adaptive policy optimization, arXiv:2511.20347", .doc = "a soft gate in place of the clip", .advantage = "grpo", .loss = "sapo"},
-      {.name = "gmpo", .paper = "Geometric-mean policy optimization, arXiv:2507.20673", .doc = "geometric mean of clipped ratios", .advantage = "grpo", .loss = "gmpo"},
-      {.name = "opo", .paper = "On-policy RL with optimal reward baseline, arXiv:2505.23585", .doc = "length-weighted baseline, exact on-policy", .advantage = "opo", .loss = "onpolicy"},
-      {.name = "gpg", .paper = "Group policy gradient, arXiv:2504.02546", .doc = "plain policy gradient, scaled for groups without a gradient", .advantage = "gpg", .loss = "reinforce"},
-      {.name = "maxrl", .paper = "MaxRL, arXiv:2602.02710", .doc = "rewards relative to the group's mean", .advantage = "maxrl", .loss = "ppo"},
-      {.name = "passk", .paper = "Pass@k training, arXiv:2503.19595", .doc = "only the best of a group is pushed", .advantage = "passk", .loss = "ppo"},
-      {.name = "topr", .paper = "Tapered off-policy REINFORCE, arXiv:2503.14286", .doc = "wrong answers weigh at most their ratio", .advantage = "grpo", .loss = "topr"},
-      {.name = "kimi15", .paper = "Kimi k1.5, arXiv:2501.12599", .doc = "policy gradient with a squared log ratio", .advantage = "grpo", .advantage_options = {{"scale", "none"}}, .loss = "kimi15"},
-      {.name = "vespo", .paper = "VESPO, arXiv:2602.10693", .doc = "gamma-shaped weight of the sequence ratio", .advantage = "grpo", .loss = "vespo"},
-      {.name = "kl_cov", .paper = "The entropy mechanism of RL, arXiv:2505.22617", .doc = "a KL penalty on the tokens that lose entropy", .advantage = "grpo", .loss = "kl_cov"},
-      {.name = "dppo", .paper = "DPPO, arXiv:2602.04879", .doc = "trust region on probabilities, against the sampler", .advantage = "grpo", .advantage_options = {{"scale", "none"}}, .loss = "dppo"},
-      {.name = "tis", .paper = "truncated importance sampling, verl and slime", .doc = "GRPO with a truncated weight for the sampler/trainer gap", .advantage = "grpo", .loss = "ppo", .correction = "tis"},
-      {.name = "icepop", .paper = "IcePop, arXiv:2601.02780", .doc = "GRPO that drops tokens with a large sampler/trainer gap", .advantage = "grpo", .loss = "ppo", .correction = "icepop"},
-      {.name = "ppo", .paper = "Proximal policy optimization, arXiv:1707.06347", .doc = "a critic's values, generalised advantages", .advantage = "gae", .loss = "ppo"},
-      {.name = "vapo", .paper = "VAPO, arXiv:2504.05118", .doc = "PPO with a lambda that grows with the response, clip-higher", .advantage = "gae_vapo",
-       .loss = "ppo", .loss_options = {{"clip_high", 0.28}}},
-      {.name = "remax", .paper = "ReMax, arXiv:2310.10505", .doc = "the greedy answer's reward as baseline", .advantage = "remax", .loss = "reinforce", .aggregation = "seq-mean-token-sum"},
-      {.name = "gdpo", .paper = "GDPO, arXiv:2601.05242", .doc = "each reward is normalised in its group before they are added up", .advantage = "gdpo", .loss = "ppo"},
-      {.name = "otb", .paper = "optimal token baseline (verl)", .doc = "a baseline for each token, weighted by its score norms", .advantage = "otb", .loss = "ppo"},
-      {.name = "on_policy_distill", .paper = "on-policy distillation, arXiv:2601.02780", .doc = "the teacher's log-probs of the student's own samples", .advantage = "on_policy_distill",
+      {.name = "grpo",
+       .paper = "DeepSeekMath, arXiv:2402.03300",
+       .doc = "group-relative advantages with PPO's clip",
+       .advantage = "grpo",
+       .loss = "ppo"},
+      {.name = "dr_grpo",
+       .paper = "Understanding R1-zero-like training, arXiv:2503.20783",
+       .doc = "no deviation, sums over a constant length",
+       .advantage = "grpo",
+       .advantage_options = {{"scale", "none"}},
+       .loss = "ppo",
+       .aggregation = "seq-mean-token-sum-norm"},
+      {.name = "dapo",
+       .paper = "DAPO, arXiv:2503.14476",
+       .doc = "clip-higher, token mean, groups of equal rewards are replaced",
+       .advantage = "grpo",
+       .loss = "ppo",
+       .loss_options = {{"clip_high", 0.28}},
+       .filter = "zero_variance"},
+      {.name = "rloo",
+       .paper = "Back to basics, arXiv:2402.14740",
+       .doc = "leave-one-out baseline, policy gradient",
+       .advantage = "rloo",
+       .loss = "reinforce",
+       .aggregation = "seq-mean-token-sum"},
+      {.name = "rloo_clip",
+       .paper = "Back to basics, arXiv:2402.14740, as in TRL",
+       .doc = "leave-one-out baseline, clip on the ratio of whole sequences",
+       .advantage = "rloo",
+       .loss = "seq_product"},
+      {.name = "reinforce_pp",
+       .paper = "REINFORCE++, arXiv:2501.03262",
+       .doc = "returns whitened over the batch, no groups",
+       .advantage = "reinforce_pp",
+       .loss = "ppo"},
+      {.name = "reinforce_pp_baseline",
+       .paper = "REINFORCE++, arXiv:2501.03262",
+       .doc = "group mean as baseline, then whitened over the batch",
+       .advantage = "reinforce_pp_baseline",
+       .loss = "ppo"},
+      {.name = "gspo",
+       .paper = "Group sequence policy optimization, arXiv:2507.18071",
+       .doc = "clip on the ratio of the sequence",
+       .advantage = "grpo",
+       .loss = "gspo"},
+      {.name = "luspo",
+       .paper = "LUSPO, arXiv:2602.05261",
+       .doc = "GSPO with sums over tokens",
+       .advantage = "grpo",
+       .loss = "gspo",
+       .aggregation = "seq-mean-token-sum"},
+      {.name = "cispo",
+       .paper = "MiniMax-M1, arXiv:2506.13585",
+       .doc = "clipped, detached ratio on the log-prob",
+       .advantage = "grpo",
+       .loss = "cispo"},
+      {.name = "sapo",
+       .paper = "Soft adaptive policy optimization, arXiv:2511.20347",
+       .doc = "a soft gate in place of the clip",
+       .advantage = "grpo",
+       .loss = "sapo"},
+      {.name = "gmpo",
+       .paper = "Geometric-mean policy optimization, arXiv:2507.20673",
+       .doc = "geometric mean of clipped ratios",
+       .advantage = "grpo",
+       .loss = "gmpo"},
+      {.name = "opo",
+       .paper = "On-policy RL with optimal reward baseline, arXiv:2505.23585",
+       .doc = "length-weighted baseline, exact on-policy",
+       .advantage = "opo",
+       .loss = "onpolicy"},
+      {.name = "gpg",
+       .paper = "Group policy gradient, arXiv:2504.02546",
+       .doc = "plain policy gradient, scaled for groups without a gradient",
+       .advantage = "gpg",
        .loss = "reinforce"},
-      {.name = "gigpo", .paper = "GiGPO, arXiv:2505.10978", .doc = "episodes of a group are compared, and turns that began in the same state; for a job with an environment",
-       .advantage = "gigpo", .loss = "ppo"},
-      {.name = "decoupled_ppo", .paper = "AReaL, arXiv:2505.24298", .doc = "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions of 1 or more",
-       .advantage = "grpo", .loss = "decoupled"},
+      {.name = "maxrl",
+       .paper = "MaxRL, arXiv:2602.02710",
+       .doc = "rewards relative to the group's mean",
+       .advantage = "maxrl",
+       .loss = "ppo"},
+      {.name = "passk",
+       .paper = "Pass@k training, arXiv:2503.19595",
+       .doc = "only the best of a group is pushed",
+       .advantage = "passk",
+       .loss = "ppo"},
+      {.name = "topr",
+       .paper = "Tapered off-policy REINFORCE, arXiv:2503.14286",
+       .doc = "wrong answers weigh at most their ratio",
+       .advantage = "grpo",
+       .loss = "topr"},
+      {.name = "kimi15",
+       .paper = "Kimi k1.5, arXiv:2501.12599",
+       .doc = "policy gradient with a squared log ratio",
+       .advantage = "grpo",
+       .advantage_options = {{"scale", "none"}},
+       .loss = "kimi15"},
+      {.name = "vespo",
+       .paper = "VESPO, arXiv:2602.10693",
+       .doc = "gamma-shaped weight of the sequence ratio",
+       .advantage = "grpo",
+       .loss = "vespo"},
+      {.name = "kl_cov",
+       .paper = "The entropy mechanism of RL, arXiv:2505.22617",
+       .doc = "a KL penalty on the tokens that lose entropy",
+       .advantage = "grpo",
+       .loss = "kl_cov"},
+      {.name = "dppo",
+       .paper = "DPPO, arXiv:2602.04879",
+       .doc = "trust region on probabilities, against the sampler",
+       .advantage = "grpo",
+       .advantage_options = {{"scale", "none"}},
+       .loss = "dppo"},
+      {.name = "tis",
+       .paper = "truncated importance sampling, verl and slime",
+       .doc = "GRPO with a truncated weight for the sampler/trainer gap",
+       .advantage = "grpo",
+       .loss = "ppo",
+       .correction = "tis"},
+      {.name = "icepop",
+       .paper = "IcePop, arXiv:2601.02780",
+       .doc = "GRPO that drops tokens with a large sampler/trainer gap",
+       .advantage = "grpo",
+       .loss = "ppo",
+       .correction = "icepop"},
+      {.name = "ppo",
+       .paper = "Proximal policy optimization, arXiv:1707.06347",
+       .doc = "a critic's values, generalised advantages",
+       .advantage = "gae",
+       .loss = "ppo"},
+      {.name = "vapo",
+       .paper = "VAPO, arXiv:2504.05118",
+       .doc = "PPO with a lambda that grows with the response, clip-higher",
+       .advantage = "gae_vapo",
+       .loss = "ppo",
+       .loss_options = {{"clip_high", 0.28}}},
+      {.name = "remax",
+       .paper = "ReMax, arXiv:2310.10505",
+       .doc = "the greedy answer's reward as baseline",
+       .advantage = "remax",
+       .loss = "reinforce",
+       .aggregation = "seq-mean-token-sum"},
+      {.name = "gdpo",
+       .paper = "GDPO, arXiv:2601.05242",
+       .doc = "each reward is normalised in its group before they are added up",
+       .advantage = "gdpo",
+       .loss = "ppo"},
+      {.name = "otb",
+       .paper = "optimal token baseline (verl)",
+       .doc = "a baseline for each token, weighted by its score norms",
+       .advantage = "otb",
+       .loss = "ppo"},
+      {.name = "on_policy_distill",
+       .paper = "on-policy distillation, arXiv:2601.02780",
+       .doc = "the teacher's log-probs of the student's own samples",
+       .advantage = "on_policy_distill",
+       .loss = "reinforce"},
+      {.name = "gigpo",
+       .paper = "GiGPO, arXiv:2505.10978",
+       .doc = "episodes of a group are compared, and turns that began in the same state; for a job with an "
+              "environment",
+       .advantage = "gigpo",
+       .loss = "ppo"},
+      {.name = "decoupled_ppo",
+       .paper = "AReaL, arXiv:2505.24298",
+       .doc = "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions "
+              "of 1 or more",
+       .advantage = "grpo",
+       .loss = "decoupled"},
   };
   return entries;
 }
@@ -160,7 +321,8 @@ const AlgorithmEntry* FindAlgorithm(std::string_view name) {
 }
 
 Value ParseValue(std::string_view text) {
-  if (text.size() >= 2 && text.front() == '"' && text.back() == '"') return std::string(text.substr(1, text.size() - 2));
+  if (text.size() >= 2 && text.front() == '"' && text.back() == '"')
+    return std::string(text.substr(1, text.size() - 2));
   if (text.empty() || text == "null") return {};
   if (text == "true" || text == "false") return text == "true";
   double number = 0;
@@ -187,10 +349,13 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   ResolvedAlgorithm out;
   out.advantage = parts.advantage;
   if (environments && out.advantage->name != "gae_env") {
-    return Wrong("advantage", "is " + out.advantage->name + ", but a policy of control tasks needs gae_env; write algorithm.advantage: gae_env");
+    return Wrong("advantage",
+                 "is " + out.advantage->name +
+                     ", but a policy of control tasks needs gae_env; write algorithm.advantage: gae_env");
   }
   if (out.advantage->compute == nullptr && !environments) {
-    return Unimplemented("algorithm.advantage: " + out.advantage->name + " needs " + out.advantage->needs + ", which a job does not provide yet; take another one");
+    return Unimplemented("algorithm.advantage: " + out.advantage->name + " needs " + out.advantage->needs +
+                         ", which a job does not provide yet; take another one");
   }
   // The preset's options go with its own parts; then what the config says.
   std::map<std::string, Value> advantage, loss;
@@ -208,68 +373,105 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
       loss[name] = ParseValue(text);
     }
   }
-  TP_ASSIGN_OR_RETURN(out.advantage_options, Checked("advantage_", "advantage " + out.advantage->name, out.advantage->options, advantage));
+  TP_ASSIGN_OR_RETURN(out.advantage_options, Checked("advantage_", "advantage " + out.advantage->name,
+                                                     out.advantage->options, advantage));
   out.policy.loss = parts.loss;
   TP_ASSIGN_OR_RETURN(out.policy.options, Checked("", "loss " + parts.loss->name, parts.loss->options, loss));
   if (const auto high = out.policy.options.Number("clip_high"), cap = out.policy.options.Number("ratio_cap");
       cap && high && *cap <= 1 + *high) {
-    return Wrong("ratio_cap", "is " + ValueText(*cap) + ", which the clip at 1 + clip_high = " + ValueText(1 + *high) + " already holds; raise it");
+    return Wrong("ratio_cap", "is " + ValueText(*cap) + ", which the clip at 1 + clip_high = " +
+                                  ValueText(1 + *high) + " already holds; raise it");
   }
-  if (const auto dual = out.policy.options.Number("dual_clip"); dual && *dual <= 1) return Wrong("dual_clip", "is " + ValueText(*dual) + "; it has to be above 1");
+  if (const auto dual = out.policy.options.Number("dual_clip"); dual && *dual <= 1)
+    return Wrong("dual_clip", "is " + ValueText(*dual) + "; it has to be above 1");
   const bool beh_ratio = std::ranges::count(parts.loss->needs, Column::kBehaviour) > 0;
-  const std::string aggregation = !c.aggregation.empty()           ? c.aggregation
-                                  : parts.loss->name == preset.loss && !preset.aggregation.empty() ? preset.aggregation
-                                                                     : parts.loss->aggregation;
+  const std::string aggregation = !c.aggregation.empty() ? c.aggregation
+                                  : parts.loss->name == preset.loss && !preset.aggregation.empty()
+                                      ? preset.aggregation
+                                      : parts.loss->aggregation;
   const auto mode = ParseAggregation(aggregation);
   if (!mode.ok()) return Wrong("aggregation", mode.status().message());
   out.aggregation.mode = mode.value();
   if (parts.loss->row_value != (mode.value() == AggregationMode::kSeqMean)) {
-    return Wrong("aggregation", parts.loss->row_value ? "is " + aggregation + ", but loss " + parts.loss->name + " has one value per row; write seq-mean or remove the key"
-                                                      : "is seq-mean, but loss " + parts.loss->name + " has a value per token; write seq-mean-token-mean");
+    return Wrong("aggregation", parts.loss->row_value
+                                    ? "is " + aggregation + ", but loss " + parts.loss->name +
+                                          " has one value per row; write seq-mean or remove the key"
+                                    : "is seq-mean, but loss " + parts.loss->name +
+                                          " has a value per token; write seq-mean-token-mean");
   }
-  if (parts.loss->name == "decoupled" && mode.value() != AggregationMode::kTokenMean) return Wrong("aggregation", "is " + aggregation + ", but loss decoupled is defined with token-mean");
+  if (parts.loss->name == "decoupled" && mode.value() != AggregationMode::kTokenMean)
+    return Wrong("aggregation", "is " + aggregation + ", but loss decoupled is defined with token-mean");
   if (mode.value() == AggregationMode::kRolloutMean || mode.value() == AggregationMode::kMaskRatio) {
-    return Unimplemented("algorithm.aggregation: " + aggregation + " is for rollouts of several samples, which a job does not have yet");
+    return Unimplemented("algorithm.aggregation: " + aggregation +
+                         " is for rollouts of several samples, which a job does not have yet");
   }
   if (mode.value() == AggregationMode::kSeqMeanTokenSumNorm) {
-    if (max_new_tokens < 1) return Wrong("aggregation", "seq-mean-token-sum-norm needs rollout.max_new_tokens of at least 1");
+    if (max_new_tokens < 1)
+      return Wrong("aggregation", "seq-mean-token-sum-norm needs rollout.max_new_tokens of at least 1");
     out.aggregation.scale = static_cast<double>(max_new_tokens);
     out.aggregation.divide_by_seqs = true;
   }
 
-  const std::string correction = c.correction.empty() ? (parts.loss->extras && !beh_ratio ? preset.correction : "none") : c.correction;
+  const std::string correction =
+      c.correction.empty() ? (parts.loss->extras && !beh_ratio ? preset.correction : "none") : c.correction;
   if (correction != "none") {
     if (!parts.loss->extras) {
-      return Wrong("correction", "is " + correction + ", but loss " + parts.loss->name + (parts.loss->name == "decoupled" ? " has a behaviour weight of its own (behave.upper)" : " takes no weights per token") + "; write none");
+      return Wrong("correction",
+                   "is " + correction + ", but loss " + parts.loss->name +
+                       (parts.loss->name == "decoupled" ? " has a behaviour weight of its own (behave.upper)"
+                                                        : " takes no weights per token") +
+                       "; write none");
     }
-    if (beh_ratio) return Wrong("correction", "is " + correction + ", but the ratio of loss " + parts.loss->name + " is to the sampler already and would be corrected twice; write none");
+    if (beh_ratio)
+      return Wrong("correction", "is " + correction + ", but the ratio of loss " + parts.loss->name +
+                                     " is to the sampler already and would be corrected twice; write none");
     const auto form = ParseRolloutIs(correction);
-    if (!form.ok()) return Wrong("correction", "found '" + correction + "'; use none, tis, icepop, seq-mask-tis, seq-tis, seq-mask or raw");
+    if (!form.ok())
+      return Wrong("correction", "found '" + correction +
+                                     "'; use none, tis, icepop, seq-mask-tis, seq-tis, seq-mask or raw");
     out.policy.rollout_is = form.value();
     if (!(c.tis_max > 0)) return Wrong("tis_max", "has to be above 0");
     out.policy.rollout_is_high = c.tis_max;
-    if (form.value() == RolloutIsForm::kIcePop || form.value() == RolloutIsForm::kSequenceMaskTis) out.policy.rollout_is_low = 1 / c.tis_max;
+    if (form.value() == RolloutIsForm::kIcePop || form.value() == RolloutIsForm::kSequenceMaskTis)
+      out.policy.rollout_is_low = 1 / c.tis_max;
   }
-  if (correction == "none" && c.tis_max != AlgorithmConfig{}.tis_max) return Wrong("tis_max", "is " + ValueText(c.tis_max) + ", but nothing is corrected; write correction: tis, or remove it");
-  if (out.advantage_options.Text("scale") == "none" && c.advantage_eps) return Wrong("advantage_eps", "is added to a deviation, but advantage " + out.advantage->name + " with scale none divides by none; remove it");
-  if (c.overlong_factor != AlgorithmConfig{}.overlong_factor && c.overlong_buffer_tokens == 0) return Wrong("overlong_factor", "sizes a penalty that is off; write overlong_buffer_tokens as well, or remove it");
-  if (c.entropy_coef != 0 && !parts.loss->extras) return Wrong("entropy_coef", "is not 0, but loss " + parts.loss->name + " takes no entropy bonus");
+  if (correction == "none" && c.tis_max != AlgorithmConfig{}.tis_max)
+    return Wrong("tis_max", "is " + ValueText(c.tis_max) +
+                                ", but nothing is corrected; write correction: tis, or remove it");
+  if (out.advantage_options.Text("scale") == "none" && c.advantage_eps)
+    return Wrong("advantage_eps", "is added to a deviation, but advantage " + out.advantage->name +
+                                      " with scale none divides by none; remove it");
+  if (c.overlong_factor != AlgorithmConfig{}.overlong_factor && c.overlong_buffer_tokens == 0)
+    return Wrong("overlong_factor",
+                 "sizes a penalty that is off; write overlong_buffer_tokens as well, or remove it");
+  if (c.entropy_coef != 0 && !parts.loss->extras)
+    return Wrong("entropy_coef", "is not 0, but loss " + parts.loss->name + " takes no entropy bonus");
   out.policy.entropy_coef = c.entropy_coef;
   TP_RETURN_IF_ERROR(ResolveKl(c, *parts.loss, out));
   TP_RETURN_IF_ERROR(ResolveMasks(c, *parts.loss, out));
   out.teacher_coef = c.teacher_coef;
-  if (out.needs_teacher() && c.teacher.empty()) return Wrong("teacher", "is missing; name the model folder of the teacher");
-  if (!out.needs_teacher() && !c.teacher.empty()) return Wrong("teacher", "is read by nothing here; write advantage: on_policy_distill, or a teacher_coef above 0");
-  out.value = {.huber = c.critic.loss == "huber", .huber_delta = c.critic.huber_delta, .clip = c.critic.clip > 0 ? std::optional(c.critic.clip) : std::nullopt};
+  if (out.needs_teacher() && c.teacher.empty())
+    return Wrong("teacher", "is missing; name the model folder of the teacher");
+  if (!out.needs_teacher() && !c.teacher.empty())
+    return Wrong("teacher",
+                 "is read by nothing here; write advantage: on_policy_distill, or a teacher_coef above 0");
+  out.value = {.huber = c.critic.loss == "huber",
+               .huber_delta = c.critic.huber_delta,
+               .clip = c.critic.clip > 0 ? std::optional(c.critic.clip) : std::nullopt};
   if (!out.policy.options.Text("prox").empty() || out.policy.options.Number("current_version")) {
-    return Wrong(c.options.contains("prox") ? "prox" : "current_version", "a job recomputes the proximal log-probs exactly; remove the key");
+    return Wrong(c.options.contains("prox") ? "prox" : "current_version",
+                 "a job recomputes the proximal log-probs exactly; remove the key");
   }
   out.mask_truncated = c.mask_truncated;
   out.zero_variance_filter = FilterOf(c) == "zero_variance";
   if (out.zero_variance_filter && !out.advantage->compares) {
-    return Wrong("filter", "zero_variance drops groups of equal rewards, but advantage " + out.advantage->name + " does not compare samples of a group; write none");
+    return Wrong("filter", "zero_variance drops groups of equal rewards, but advantage " +
+                               out.advantage->name + " does not compare samples of a group; write none");
   }
-  if (FilterOf(c) == "none" && c.filter_rounds != AlgorithmConfig{}.filter_rounds) return Wrong("filter_rounds", "counts how often a filtered group is replaced, but filter is none; write zero_variance, or remove it");
+  if (FilterOf(c) == "none" && c.filter_rounds != AlgorithmConfig{}.filter_rounds)
+    return Wrong("filter_rounds",
+                 "counts how often a filtered group is replaced, but filter is none; write zero_variance, or "
+                 "remove it");
   return out;
 }
 
@@ -284,22 +486,32 @@ ResolvedAlgorithm DefaultAlgorithm() { return Resolve(AlgorithmConfig{}, 1).valu
 std::string DescribeAlgorithm(const AlgorithmEntry& e) {
   const AdvantageEntry& advantage = *FindAdvantage(e.advantage);
   const LossEntry& loss = *FindLoss(e.loss);
-  std::string text = e.name + ": " + e.doc + "\n  paper        " + e.paper + "\n  advantage    " + advantage.name + ": " + advantage.formula + "\n  loss         " + loss.name +
-                     ": " + loss.formula + "\n  aggregation  " + (e.aggregation.empty() ? loss.aggregation : e.aggregation) + "\n  correction   " + e.correction + "\n  filter       " + e.filter + "\n";
+  std::string text = e.name + ": " + e.doc + "\n  paper        " + e.paper + "\n  advantage    " +
+                     advantage.name + ": " + advantage.formula + "\n  loss         " + loss.name + ": " +
+                     loss.formula + "\n  aggregation  " +
+                     (e.aggregation.empty() ? loss.aggregation : e.aggregation) + "\n  correction   " +
+                     e.correction + "\n  filter       " + e.filter + "\n";
   std::string needs = advantage.compares ? "rollout.group_size of 2 or more" : "";
   if (!advantage.needs.empty()) needs += std::string(needs.empty() ? "" : ", ") + advantage.needs;
-  if (e.correction != "none" || e.loss == "decoupled" || std::ranges::count(loss.needs, Column::kBehaviour) > 0) needs += std::string(needs.empty() ? "" : ", ") + "behaviour log-probs";
-  text += "  needs        " + (needs.empty() ? std::string("nothing else") : needs) + "\n  options (keys of `algorithm`)\n";
-  const auto list = [&](const std::string& prefix, const std::vector<OptionSpec>& specs, const std::map<std::string, Value>& preset) {
+  if (e.correction != "none" || e.loss == "decoupled" ||
+      std::ranges::count(loss.needs, Column::kBehaviour) > 0)
+    needs += std::string(needs.empty() ? "" : ", ") + "behaviour log-probs";
+  text += "  needs        " + (needs.empty() ? std::string("nothing else") : needs) +
+          "\n  options (keys of `algorithm`)\n";
+  const auto list = [&](const std::string& prefix, const std::vector<OptionSpec>& specs,
+                        const std::map<std::string, Value>& preset) {
     for (const OptionSpec& s : specs) {
       const auto own = preset.find(s.name);
       const std::string value = ValueText(own == preset.end() ? s.fallback : own->second);
-      text += "    " + prefix + s.name + " = " + (value.empty() ? "null" : value) + "  (" + DescribeOption(s) + ") " + s.doc + "\n";
+      text += "    " + prefix + s.name + " = " + (value.empty() ? "null" : value) + "  (" +
+              DescribeOption(s) + ") " + s.doc + "\n";
     }
   };
   list("advantage_", advantage.options, e.advantage_options);
   list("", loss.options, e.loss_options);
-  if (e.correction != "none") text += "    tis_max = " + ValueText(e.correction_high) + "  (a number, above 0) where the weight is cut\n";
+  if (e.correction != "none")
+    text +=
+        "    tis_max = " + ValueText(e.correction_high) + "  (a number, above 0) where the weight is cut\n";
   return text;
 }
 
@@ -315,7 +527,8 @@ std::string OptionList(const std::string& prefix, const std::vector<OptionSpec>&
   std::string text;
   for (const OptionSpec& s : specs) {
     const std::string value = ValueText(s.fallback);
-    text += (text.empty() ? "" : ", ") + std::string("`") + prefix + s.name + "` " + (value.empty() ? "null" : value);
+    text += (text.empty() ? "" : ", ") + std::string("`") + prefix + s.name + "` " +
+            (value.empty() ? "null" : value);
   }
   return text.empty() ? "-" : text;
 }
@@ -323,17 +536,24 @@ std::string OptionList(const std::string& prefix, const std::vector<OptionSpec>&
 }  // namespace
 
 std::string AlgorithmTable() {
-  std::string t = "| name | paper | advantage | loss | aggregation | correction | |\n|---|---|---|---|---|---|---|\n";
+  std::string t =
+      "| name | paper | advantage | loss | aggregation | correction | |\n|---|---|---|---|---|---|---|\n";
   for (const AlgorithmEntry& e : Algorithms()) {
-    t += "| `" + e.name + "` | " + e.paper + " | `" + e.advantage + "` | `" + e.loss + "` | " + (e.aggregation.empty() ? FindLoss(e.loss)->aggregation : e.aggregation) + " | " + e.correction + " | " + Escaped(e.doc) + " |\n";
+    t += "| `" + e.name + "` | " + e.paper + " | `" + e.advantage + "` | `" + e.loss + "` | " +
+         (e.aggregation.empty() ? FindLoss(e.loss)->aggregation : e.aggregation) + " | " + e.correction +
+         " | " + Escaped(e.doc) + " |\n";
   }
   t += "\n| advantage | paper | formula | options | needs |\n|---|---|---|---|---|\n";
   for (const AdvantageEntry& e : AdvantageEstimators()) {
-    t += "| `" + e.name + "` | " + e.paper + " | " + Escaped(e.formula) + " | " + Escaped(OptionList("advantage_", e.options)) + " | " +
-         (e.compares ? std::string("groups of 2 or more") + (e.needs.empty() ? "" : ", ") : "") + e.needs + " |\n";
+    t += "| `" + e.name + "` | " + e.paper + " | " + Escaped(e.formula) + " | " +
+         Escaped(OptionList("advantage_", e.options)) + " | " +
+         (e.compares ? std::string("groups of 2 or more") + (e.needs.empty() ? "" : ", ") : "") + e.needs +
+         " |\n";
   }
   t += "\n| loss | paper | formula | options |\n|---|---|---|---|\n";
-  for (const LossEntry& e : PolicyLosses()) t += "| `" + e.name + "` | " + e.paper + " | " + Escaped(e.formula) + " | " + Escaped(OptionList("", e.options)) + " |\n";
+  for (const LossEntry& e : PolicyLosses())
+    t += "| `" + e.name + "` | " + e.paper + " | " + Escaped(e.formula) + " | " +
+         Escaped(OptionList("", e.options)) + " |\n";
   return t;
 }
 

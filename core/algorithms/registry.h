@@ -1,10 +1,11 @@
 #pragma once
-// Named algorithms: presets of an advantage estimator, a loss, an aggregation, a correction and a filter, with the
-// options that a paper sets. A config may replace any part; Resolve() puts the parts together and refuses what
-// contradicts itself. `tidepool algorithms` and docs/algorithms.md print this registry. Pure; thread-safe.
+// Named algorithms: presets of an advantage estimator, a loss, an aggregation, a correction and a filter,
+// with the options that a paper sets. A config may replace any part; Resolve() puts the parts together and
+// refuses what contradicts itself. `tidepool algorithms` and docs/algorithms.md print this registry. Pure;
+// thread-safe.
 //
-// In a config the options of the loss are keys of `algorithm` under their own name (clip_low, tau_pos), those of
-// the estimator are advantage_<name> (advantage_scale, advantage_gamma).
+// In a config the options of the loss are keys of `algorithm` under their own name (clip_low, tau_pos), those
+// of the estimator are advantage_<name> (advantage_scale, advantage_gamma).
 
 #include <cstdint>
 #include <map>
@@ -24,14 +25,14 @@ namespace tidepool::algorithms {
 struct AlgorithmEntry {
   std::string name;
   std::string paper;
-  std::string doc;                            // one line
-  std::string advantage;                      // of AdvantageEstimators()
+  std::string doc;                                      // one line
+  std::string advantage;                                // of AdvantageEstimators()
   std::map<std::string, Value> advantage_options = {};  // that differ from the estimator's own
-  std::string loss;                           // of PolicyLosses()
+  std::string loss;                                     // of PolicyLosses()
   std::map<std::string, Value> loss_options = {};
-  std::string aggregation;                    // empty: the loss's
+  std::string aggregation;  // empty: the loss's
   std::string correction = "none";
-  double correction_high = 2.0;               // tis_max
+  double correction_high = 2.0;  // tis_max
   std::string filter = "none";
 };
 const std::vector<AlgorithmEntry>& Algorithms();
@@ -39,7 +40,7 @@ const AlgorithmEntry* FindAlgorithm(std::string_view name);
 
 // A KL coefficient that may move (kl.h, AdaptKlCoefficient).
 struct KlControl {
-  double coef = 0;                            // at the start
+  double coef = 0;  // at the start
   bool in_reward = false;
   KlOptions estimate;
   std::optional<double> target;
@@ -51,17 +52,19 @@ struct ResolvedAlgorithm {
   const AdvantageEntry* advantage = nullptr;
   Options advantage_options;
   PolicyLossSpec policy;
-  Aggregation aggregation;                    // without counts
+  Aggregation aggregation;  // without counts
   bool zero_variance_filter = false;
-  bool mask_truncated = false;                // no loss on samples cut at the length limit
-  std::optional<KlControl> kl;                // policy.kl_beta is set where it stands in the loss
-  double teacher_coef = 0;                    // of teacher_lp - lp, beside the estimator
-  std::vector<RejectRule> reject;             // on old against behaviour; what is dropped stays in the counts
-  std::optional<double> second_moment;        // SecondMomentMask
+  bool mask_truncated = false;          // no loss on samples cut at the length limit
+  std::optional<KlControl> kl;          // policy.kl_beta is set where it stands in the loss
+  double teacher_coef = 0;              // of teacher_lp - lp, beside the estimator
+  std::vector<RejectRule> reject;       // on old against behaviour; what is dropped stays in the counts
+  std::optional<double> second_moment;  // SecondMomentMask
   ValueLossOptions value;
 
   [[nodiscard]] bool needs_critic() const { return advantage->Uses(Provision::kCritic); }
-  [[nodiscard]] bool needs_teacher() const { return advantage->Uses(Provision::kTeacher) || teacher_coef != 0; }
+  [[nodiscard]] bool needs_teacher() const {
+    return advantage->Uses(Provision::kTeacher) || teacher_coef != 0;
+  }
   [[nodiscard]] bool needs_reference() const;  // a KL, or a loss that reads it
   // Log-probs of the whole batch before the first update, where one update would do without.
   [[nodiscard]] bool needs_old_first() const;
@@ -69,9 +72,10 @@ struct ResolvedAlgorithm {
 // `max_new_tokens` is L_max of seq-mean-token-sum-norm. An error begins with the key it is about
 // ("algorithm.correction: ..."): kInvalidArgument for what is wrong or contradicts, kUnimplemented for what
 // a job cannot provide yet.
-// `environments`: of a job that provides steps of environments and their values (model.policy), so that gae_env may be
-// used; the caller computes it.
-StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens, bool environments = false);
+// `environments`: of a job that provides steps of environments and their values (model.policy), so that
+// gae_env may be used; the caller computes it.
+StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& config, int64_t max_new_tokens,
+                                    bool environments = false);
 
 // The filter of groups: as written, else the algorithm's; "none" for an unknown algorithm.
 std::string FilterOf(const AlgorithmConfig& config);

@@ -5,22 +5,26 @@
 
 namespace tidepool::algorithms {
 
-std::vector<double> OutcomeTokenRewards(std::span<const double> rewards, std::span<const double> kl, double kl_coef, const Cells& cells) {
+std::vector<double> OutcomeTokenRewards(std::span<const double> rewards, std::span<const double> kl,
+                                        double kl_coef, const Cells& cells) {
   std::vector<double> r(cells.mask.size(), 0.0);
   for (size_t t = 0; t < kl.size(); ++t) {
     if (cells.mask[t] != 0) r[t] = -kl_coef * kl[t];
   }
   for (int64_t i = 0; i < cells.rows(); ++i) {
-    if (const int64_t last = cells.LastValid(i); last >= 0) r[static_cast<size_t>(last)] += rewards[static_cast<size_t>(i)];
+    if (const int64_t last = cells.LastValid(i); last >= 0)
+      r[static_cast<size_t>(last)] += rewards[static_cast<size_t>(i)];
   }
   return r;
 }
 
-std::vector<double> DiscountedReturns(std::span<const double> token_rewards, double gamma, const Cells& cells) {
+std::vector<double> DiscountedReturns(std::span<const double> token_rewards, double gamma,
+                                      const Cells& cells) {
   std::vector<double> returns(cells.mask.size(), 0.0);
   for (int64_t i = 0; i < cells.rows(); ++i) {
     double carried = 0;
-    for (int64_t t = cells.begin[static_cast<size_t>(i) + 1] - 1; t >= cells.begin[static_cast<size_t>(i)]; --t) {
+    for (int64_t t = cells.begin[static_cast<size_t>(i) + 1] - 1; t >= cells.begin[static_cast<size_t>(i)];
+         --t) {
       const auto c = static_cast<size_t>(t);
       carried = gamma * carried + (cells.valid(t) ? token_rewards[c] : 0);
       if (cells.valid(t)) returns[c] = carried;
@@ -29,7 +33,8 @@ std::vector<double> DiscountedReturns(std::span<const double> token_rewards, dou
   return returns;
 }
 
-ReturnsAndAdvantages ReinforcePlusPlus(std::span<const double> token_rewards, double gamma, const WhitenOptions* whiten, const Cells& cells) {
+ReturnsAndAdvantages ReinforcePlusPlus(std::span<const double> token_rewards, double gamma,
+                                       const WhitenOptions* whiten, const Cells& cells) {
   ReturnsAndAdvantages out;
   out.returns = DiscountedReturns(token_rewards, gamma, cells);
   out.advantages = out.returns;
@@ -37,7 +42,8 @@ ReturnsAndAdvantages ReinforcePlusPlus(std::span<const double> token_rewards, do
   return out;
 }
 
-ReturnsAndAdvantages ReMax(std::span<const double> token_rewards, std::span<const double> baseline, const Cells& cells) {
+ReturnsAndAdvantages ReMax(std::span<const double> token_rewards, std::span<const double> baseline,
+                           const Cells& cells) {
   ReturnsAndAdvantages out;
   out.returns = DiscountedReturns(token_rewards, 1, cells);
   out.advantages = out.returns;
@@ -48,9 +54,10 @@ ReturnsAndAdvantages ReMax(std::span<const double> token_rewards, std::span<cons
   return out;
 }
 
-std::vector<double> OptimalTokenBaseline(std::span<const double> token_rewards, std::span<const int64_t> group,
-                                         std::span<const double> old_logp, std::span<const double> sum_pi_sq, double eps,
-                                         Singleton singleton, const Cells& cells) {
+std::vector<double> OptimalTokenBaseline(std::span<const double> token_rewards,
+                                         std::span<const int64_t> group, std::span<const double> old_logp,
+                                         std::span<const double> sum_pi_sq, double eps, Singleton singleton,
+                                         const Cells& cells) {
   const std::vector<double> returns = DiscountedReturns(token_rewards, 1, cells);
   std::vector<double> advantages(returns.size(), 0.0), weight(returns.size(), 0.0);
   for (int64_t i = 0; i < cells.rows(); ++i) {
@@ -69,7 +76,8 @@ std::vector<double> OptimalTokenBaseline(std::span<const double> token_rewards, 
       double sum = 0, weights = 0;
       const auto each = [&](auto&& visit) {
         for (const size_t i : rows) {
-          if (cells.begin[i] + t < cells.begin[i + 1] && cells.valid(cells.begin[i] + t)) visit(static_cast<size_t>(cells.begin[i] + t));
+          if (cells.begin[i] + t < cells.begin[i + 1] && cells.valid(cells.begin[i] + t))
+            visit(static_cast<size_t>(cells.begin[i] + t));
         }
       };
       each([&](size_t c) { sum += returns[c] * weight[c], weights += weight[c]; });
@@ -85,7 +93,8 @@ std::vector<double> TurnReturns(std::span<const double> token_rewards, double ga
   for (int64_t i = 0; i < cells.rows(); ++i) {
     double value = 0;
     bool inside = false;
-    for (int64_t t = cells.begin[static_cast<size_t>(i) + 1] - 1; t >= cells.begin[static_cast<size_t>(i)]; --t) {
+    for (int64_t t = cells.begin[static_cast<size_t>(i) + 1] - 1; t >= cells.begin[static_cast<size_t>(i)];
+         --t) {
       const auto c = static_cast<size_t>(t);
       if (cells.valid(t) && !inside) value = token_rewards[c] + gamma * value;
       inside = cells.valid(t);

@@ -41,9 +41,11 @@ double RepetitionPenalty(std::span<const int64_t> ids, int64_t n, double max_pen
   std::vector<int64_t> starts(static_cast<size_t>(total));
   std::iota(starts.begin(), starts.end(), int64_t{0});
   const auto gram = [&](int64_t s) { return ids.subspan(static_cast<size_t>(s), static_cast<size_t>(n)); };
-  std::ranges::sort(starts, [&](int64_t a, int64_t b) { return std::ranges::lexicographical_compare(gram(a), gram(b)); });
+  std::ranges::sort(
+      starts, [&](int64_t a, int64_t b) { return std::ranges::lexicographical_compare(gram(a), gram(b)); });
   int64_t unique = 1;
-  for (size_t k = 1; k < starts.size(); ++k) unique += std::ranges::equal(gram(starts[k - 1]), gram(starts[k])) ? 0 : 1;
+  for (size_t k = 1; k < starts.size(); ++k)
+    unique += std::ranges::equal(gram(starts[k - 1]), gram(starts[k])) ? 0 : 1;
   return max_penalty * (1 - static_cast<double>(unique) / static_cast<double>(total));
 }
 
@@ -53,7 +55,8 @@ double CosineLengthReward(bool correct, double tokens, double limit) {
   return correct ? size : -size;
 }
 
-std::vector<double> NormaliseRewards(std::span<const double> rewards, std::span<const int64_t> group, const NormaliseOptions& o) {
+std::vector<double> NormaliseRewards(std::span<const double> rewards, std::span<const int64_t> group,
+                                     const NormaliseOptions& o) {
   const size_t n = rewards.size();
   TP_CHECK(group.size() == n || (o.mean != Scope::kGroup && o.deviation != Scope::kGroup));
   std::vector<double> centred(rewards.begin(), rewards.end());
@@ -85,7 +88,9 @@ std::vector<double> NormaliseRewards(std::span<const double> rewards, std::span<
   return out;
 }
 
-double ScaleReward(double reward, double bias, double scale, double bound) { return std::clamp((reward + bias) * scale, -bound, bound); }
+double ScaleReward(double reward, double bias, double scale, double bound) {
+  return std::clamp((reward + bias) * scale, -bound, bound);
+}
 
 void RunningMoments::Add(double x) {
   ++count_;
@@ -93,8 +98,12 @@ void RunningMoments::Add(double x) {
   mean_ += before / static_cast<double>(count_);
   squares_ += before * (x - mean_);
 }
-double RunningMoments::Deviation() const { return count_ < 2 ? 0 : std::sqrt(squares_ / static_cast<double>(count_ - 1)); }
+double RunningMoments::Deviation() const {
+  return count_ < 2 ? 0 : std::sqrt(squares_ / static_cast<double>(count_ - 1));
+}
 
-bool KeepGroup(std::span<const double> rewards, double threshold, int64_t ddof) { return Deviation(rewards, ddof) > threshold; }
+bool KeepGroup(std::span<const double> rewards, double threshold, int64_t ddof) {
+  return Deviation(rewards, ddof) > threshold;
+}
 
 }  // namespace tidepool::algorithms

@@ -7,8 +7,8 @@
 
 namespace tidepool::algorithms {
 
-// Soft overlong penalty (DAPO eq. 13, arXiv:2503.14476) times factor: 0 up to limit - buffer tokens, then linear to
-// -factor at the limit, -factor beyond. buffer 0: -factor beyond the limit alone.
+// Soft overlong penalty (DAPO eq. 13, arXiv:2503.14476) times factor: 0 up to limit - buffer tokens, then
+// linear to -factor at the limit, -factor beyond. buffer 0: -factor beyond the limit alone.
 double OverlongPenalty(double tokens, double limit, double buffer, double factor = 1);
 
 // Stop-properly: a truncated response keeps coef of its reward (coef in [0, 1]) or gets coef (< 0) instead.
@@ -17,12 +17,14 @@ double TruncatedReward(double reward, bool truncated, double coef);
 // max_penalty (1 - unique/total n-grams) over token ids, 0 below n tokens. max_penalty is negative.
 double RepetitionPenalty(std::span<const int64_t> ids, int64_t n, double max_penalty);
 
-// Cosine length reward: correct 1.0 -> 0.5, wrong -1.0 -> -0.5 over the length, along (1 + cos(pi n / limit))/2.
+// Cosine length reward: correct 1.0 -> 0.5, wrong -1.0 -> -0.5 over the length, along (1 + cos(pi n /
+// limit))/2.
 double CosineLengthReward(bool correct, double tokens, double limit);
 
-// (r - mu)/s (AReaL), mean and std each over the batch, the group, or not at all; with leave_one_out mu is the mean
-// of the others (0 where there are none); s = sqrt(sum_j (r_j - mu_j)^2 / (n - ddof)) + eps over the n entries of std's
-// scope, each about its own mu (mean none: 0); ddof entries or fewer: s = eps. std none: s = 1.
+// (r - mu)/s (AReaL), mean and std each over the batch, the group, or not at all; with leave_one_out mu is
+// the mean of the others (0 where there are none); s = sqrt(sum_j (r_j - mu_j)^2 / (n - ddof)) + eps over the
+// n entries of std's scope, each about its own mu (mean none: 0); ddof entries or fewer: s = eps. std none: s
+// = 1.
 enum class Scope { kNone, kBatch, kGroup };
 struct NormaliseOptions {
   Scope mean = Scope::kNone, deviation = Scope::kNone;
@@ -30,7 +32,8 @@ struct NormaliseOptions {
   int64_t ddof = 1;
   double eps = 1e-5;
 };
-std::vector<double> NormaliseRewards(std::span<const double> rewards, std::span<const int64_t> group, const NormaliseOptions& options);
+std::vector<double> NormaliseRewards(std::span<const double> rewards, std::span<const int64_t> group,
+                                     const NormaliseOptions& options);
 // clip((r + bias) * scale, +-bound), before the above.
 double ScaleReward(double reward, double bias, double scale, double bound = 20);
 

@@ -19,9 +19,15 @@ Moments MomentsOf(std::span<const double> x, std::span<const uint8_t> mask, cons
   Moments m{.n = static_cast<int64_t>(valid.size()), .mean = Mean(valid)};
   const double s = Deviation(valid, o.ddof);
   switch (o.eps_mode) {
-    case EpsMode::kAddVar: m.divisor = std::sqrt(s * s + o.eps); break;
-    case EpsMode::kClampVar: m.divisor = std::sqrt(std::max(s * s, o.eps)); break;
-    case EpsMode::kAddStd: m.divisor = s + o.eps; break;
+    case EpsMode::kAddVar:
+      m.divisor = std::sqrt(s * s + o.eps);
+      break;
+    case EpsMode::kClampVar:
+      m.divisor = std::sqrt(std::max(s * s, o.eps));
+      break;
+    case EpsMode::kAddStd:
+      m.divisor = s + o.eps;
+      break;
   }
   if (m.divisor == 0) m.divisor = 1;
   return m;

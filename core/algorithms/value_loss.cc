@@ -20,10 +20,12 @@ Error Of(const ValueLossOptions& o, double v, double target) {
 
 }  // namespace
 
-ValueLossResult ValueLoss(const ValueLossOptions& o, std::span<const double> values, std::span<const double> old_values,
-                          std::span<const double> returns, const Cells& cells, std::span<const double> weights) {
+ValueLossResult ValueLoss(const ValueLossOptions& o, std::span<const double> values,
+                          std::span<const double> old_values, std::span<const double> returns,
+                          const Cells& cells, std::span<const double> weights) {
   const size_t n = cells.mask.size();
-  TP_CHECK(values.size() == n && returns.size() == n && weights.size() == n && (!o.clip.has_value() || old_values.size() == n));
+  TP_CHECK(values.size() == n && returns.size() == n && weights.size() == n &&
+           (!o.clip.has_value() || old_values.size() == n));
   ValueLossResult out;
   out.grad_values.assign(n, 0.0);
   double clipped = 0;
@@ -31,7 +33,8 @@ ValueLossResult ValueLoss(const ValueLossOptions& o, std::span<const double> val
     if (cells.mask[t] == 0) continue;
     Error e = Of(o, values[t], returns[t]);
     if (o.clip.has_value() && std::fabs(values[t] - old_values[t]) > *o.clip) {
-      const Error at_bound = Of(o, old_values[t] + std::copysign(*o.clip, values[t] - old_values[t]), returns[t]);
+      const Error at_bound =
+          Of(o, old_values[t] + std::copysign(*o.clip, values[t] - old_values[t]), returns[t]);
       if (at_bound.value > e.value) {
         e = {at_bound.value, 0};
         clipped += 1;

@@ -1,7 +1,7 @@
 #pragma once
 // Value loss of a critic (PPO), with the clip to the old value. Pure, float64.
-//   mse    x = factor max(e(V), e(V_clip)),  e = (V - R)^2,  V_clip = V_old + clip(V - V_old, +-clip);  factor 1/2 is usual
-//   huber  e/2 within delta, delta (|V - R| - delta/2) beyond; no further factor
+//   mse    x = factor max(e(V), e(V_clip)),  e = (V - R)^2,  V_clip = V_old + clip(V - V_old, +-clip); factor
+//   1/2 is usual huber  e/2 within delta, delta (|V - R| - delta/2) beyond; no further factor
 
 #include <cstdint>
 #include <optional>
@@ -24,7 +24,8 @@ struct ValueLossResult {
   double clip_frac = 0;             // valid cells whose clipped error is the larger one
 };
 // weights of core/algorithms/aggregation.h. old_values may be empty without a clip.
-ValueLossResult ValueLoss(const ValueLossOptions& options, std::span<const double> values, std::span<const double> old_values,
-                          std::span<const double> returns, const Cells& cells, std::span<const double> weights);
+ValueLossResult ValueLoss(const ValueLossOptions& options, std::span<const double> values,
+                          std::span<const double> old_values, std::span<const double> returns,
+                          const Cells& cells, std::span<const double> weights);
 
 }  // namespace tidepool::algorithms

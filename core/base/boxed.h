@@ -11,9 +11,11 @@ template <typename T>
 class Boxed {
  public:
   Boxed() : value_(std::make_unique<T>()) {}
-  Boxed(T value) : value_(std::make_unique<T>(std::move(value))) {}  // NOLINT(google-explicit-constructor): it stands for a T
+  Boxed(T value)
+      : value_(std::make_unique<T>(std::move(value))) {
+  }  // NOLINT(google-explicit-constructor): it stands for a T
   Boxed(const Boxed& other) : value_(std::make_unique<T>(*other)) {}
-  Boxed(Boxed&& other) noexcept = default;           // what is left may be assigned to or destroyed, nothing else
+  Boxed(Boxed&& other) noexcept = default;  // what is left may be assigned to or destroyed, nothing else
   Boxed& operator=(Boxed other) noexcept {
     value_ = std::move(other.value_);
     return *this;

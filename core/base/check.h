@@ -26,7 +26,7 @@ struct CheckVoidify {
 
 }  // namespace tidepool
 
-#define TP_CHECK(condition)                \
-  (condition) ? (void)0                    \
-              : ::tidepool::CheckVoidify() & \
-                    ::tidepool::CheckFailure(__FILE__, __LINE__, #condition).stream()
+#define TP_CHECK(condition) \
+  (condition)               \
+      ? (void)0             \
+      : ::tidepool::CheckVoidify() & ::tidepool::CheckFailure(__FILE__, __LINE__, #condition).stream()

@@ -24,7 +24,8 @@ struct ModelInit {
   double rope_theta = 10000.0;
   double init_std = 0.02;
   bool tie_embeddings = true;
-  std::string alphabet = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=.,:?()<>";  // one token per character, after <pad>, <bos>, <eos>
+  std::string alphabet = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=.,:?()<>";  // one token per character,
+                                                                                // after <pad>, <bos>, <eos>
   std::string warm_start;  // path of an sft config that is run first, relative to this file; empty: none
 };
 
@@ -33,72 +34,76 @@ struct ModelConfig {
   std::optional<ModelInit> init;  // made from the config
   std::string dtype = "float32";  // float32 | bfloat16: the weights that compute; master is float32
   // Or a small policy for a control task (core/policy/spec.h), made for `environment`.
-  std::string policy;             // mlp; empty: a language model
+  std::string policy;  // mlp; empty: a language model
   std::vector<int64_t> hidden = {64, 64};
-  bool shared = false;            // actor and critic share their hidden layers
-  double initial_log_std = 0.0;   // of a Gaussian policy
+  bool shared = false;           // actor and critic share their hidden layers
+  double initial_log_std = 0.0;  // of a Gaussian policy
 };
 
 // `data`: a generated task (core/tasks) or a JSONL file.
 struct DataConfig {
-  std::string task;   // name in core/tasks; or
-  std::string path;   // JSONL: rl {prompt, answer, ...}; sft {messages} or {prompt, answer}
-  std::string eval_path;           // JSONL of held-out rows; used with `path`
-  std::map<std::string, std::string> options;  // further keys of a task (factors: [2, 9]), each checked by the task; JSON text
-  int64_t size = 4096;             // distinct training questions drawn by a generated task
-  int64_t held_out = 256;          // held-out questions (their unit is the task's); never trained on
+  std::string task;       // name in core/tasks; or
+  std::string path;       // JSONL: rl {prompt, answer, ...}; sft {messages} or {prompt, answer}
+  std::string eval_path;  // JSONL of held-out rows; used with `path`
+  std::map<std::string, std::string>
+      options;             // further keys of a task (factors: [2, 9]), each checked by the task; JSON text
+  int64_t size = 4096;     // distinct training questions drawn by a generated task
+  int64_t held_out = 256;  // held-out questions (their unit is the task's); never trained on
   bool shuffle = true;
-  // What chat templates that print the date see as today. Fixed, so that a run's prompts are the same when it is
-  // resumed; the default is the day that Llama 3.x templates fall back to.
+  // What chat templates that print the date see as today. Fixed, so that a run's prompts are the same when it
+  // is resumed; the default is the day that Llama 3.x templates fall back to.
   std::string template_date = "2024-07-26";
   int64_t max_prompt_tokens = 1024;
 };
 
 struct RewardFunction {
-  std::string name;       // in core/tasks (exact_answer, format, ...), or free with an endpoint
-  std::string endpoint;   // "unix:/path" or "host:port" of a server that speaks proto/reward.proto
+  std::string name;      // in core/tasks (exact_answer, format, ...), or free with an endpoint
+  std::string endpoint;  // "unix:/path" or "host:port" of a server that speaks proto/reward.proto
   double weight = 1.0;
   double timeout_s = 15.0;
 };
-// What is done to a sample's reward before advantages (core/train/shaping.h). Evaluation and the zero-variance filter
-// see the task's own reward.
+// What is done to a sample's reward before advantages (core/train/shaping.h). Evaluation and the
+// zero-variance filter see the task's own reward.
 struct RewardShapingConfig {
-  std::string mean = "none";        // none | batch | group: what is taken off
-  std::string deviation = "none";   // none | batch | group: what is divided by
-  bool leave_one_out = false;       // the mean is that of the others
-  bool running = false;             // by mean and deviation over all rewards of the run so far
-  double bias = 0, scale = 1;       // clip((r + bias) * scale, +-20), first
-  double repetition_penalty = 0;    // times the share of n-grams that are repeated
+  std::string mean = "none";       // none | batch | group: what is taken off
+  std::string deviation = "none";  // none | batch | group: what is divided by
+  bool leave_one_out = false;      // the mean is that of the others
+  bool running = false;            // by mean and deviation over all rewards of the run so far
+  double bias = 0, scale = 1;      // clip((r + bias) * scale, +-20), first
+  double repetition_penalty = 0;   // times the share of n-grams that are repeated
   int64_t repetition_ngram = 3;
-  std::optional<double> truncated;  // stop-properly: factor (0 to 1) or value (below 0) for samples cut at the limit
-  double length_penalty = 0;        // prime-rl: times mean(r) n/max(n) of the group, taken off
+  std::optional<double>
+      truncated;  // stop-properly: factor (0 to 1) or value (below 0) for samples cut at the limit
+  double length_penalty = 0;  // prime-rl: times mean(r) n/max(n) of the group, taken off
 };
 struct RewardConfig {
   std::vector<RewardFunction> functions;
   RewardShapingConfig shaping;
   int64_t workers = 1;
-  int64_t max_retries = 2;        // of infrastructure failures, on any worker
+  int64_t max_retries = 2;  // of infrastructure failures, on any worker
 };
 
 // `environment`: episodes of several turns (core/environments/text_game.h) in place of data and rewards.
 struct EnvironmentLatency {
-  double median_s = 0.0;           // of one turn; 0: no waiting
-  double tail = 1.0;               // deviation of its logarithm: 0 always the median, 1 to 1.5 a heavy tail
-  double max_s = 30.0;             // draws are cut here
-  double straggler_share = 0.0;    // of the samples: each of their turns takes straggler_s longer
+  double median_s = 0.0;         // of one turn; 0: no waiting
+  double tail = 1.0;             // deviation of its logarithm: 0 always the median, 1 to 1.5 a heavy tail
+  double max_s = 30.0;           // draws are cut here
+  double straggler_share = 0.0;  // of the samples: each of their turns takes straggler_s longer
   double straggler_s = 0.0;
 };
 struct EnvironmentConfig {
-  std::string name;                // `tidepool environments`; empty: none
-  std::map<std::string, std::string> options;  // further keys of the environment, each checked by it; JSON text
-  int64_t size = 4096;             // distinct training episodes
-  int64_t held_out = 64;           // episodes never trained on
+  std::string name;  // `tidepool environments`; empty: none
+  std::map<std::string, std::string>
+      options;            // further keys of the environment, each checked by it; JSON text
+  int64_t size = 4096;    // distinct training episodes
+  int64_t held_out = 64;  // episodes never trained on
   int64_t workers = 1;
-  int64_t max_turns = 0;           // of an episode; 0: the environment's own limit
-  int64_t max_turn_tokens = 0;     // of the policy in one turn; 0: what rollout.max_new_tokens leaves
-  int64_t instances = 8;           // model.policy: environments that a fragment steps together
-  int64_t max_episode_steps = 0;   // model.policy: an episode is truncated here; 0: the environment's own limit
-  int64_t max_retries = 2;         // of infrastructure failures, on another worker where there is one
+  int64_t max_turns = 0;        // of an episode; 0: the environment's own limit
+  int64_t max_turn_tokens = 0;  // of the policy in one turn; 0: what rollout.max_new_tokens leaves
+  int64_t instances = 8;        // model.policy: environments that a fragment steps together
+  int64_t max_episode_steps =
+      0;                    // model.policy: an episode is truncated here; 0: the environment's own limit
+  int64_t max_retries = 2;  // of infrastructure failures, on another worker where there is one
   double reset_timeout_s = 600.0;
   double step_timeout_s = 60.0;
   double episode_timeout_s = 3000.0;
@@ -107,106 +112,108 @@ struct EnvironmentConfig {
 
 // A frozen model that the policy is held to.
 struct KlConfig {
-  double coef = 0;                  // beta; 0: no reference model is loaded
-  std::string place = "loss";       // loss | reward
-  std::string estimator = "k3";     // k1 | abs | k2 | k3 (core/algorithms/kl.h)
-  std::string reference;            // model folder; empty: what the run starts from
-  std::optional<double> target;     // adaptive coefficient (arXiv:1909.08593); empty: fixed
-  double horizon = 10000;           // of the adaptive coefficient, in samples
+  double coef = 0;               // beta; 0: no reference model is loaded
+  std::string place = "loss";    // loss | reward
+  std::string estimator = "k3";  // k1 | abs | k2 | k3 (core/algorithms/kl.h)
+  std::string reference;         // model folder; empty: what the run starts from
+  std::optional<double> target;  // adaptive coefficient (arXiv:1909.08593); empty: fixed
+  double horizon = 10000;        // of the adaptive coefficient, in samples
   std::optional<double> clamp_log, clamp_out;
   bool score_term = false;
   bool straight_through_k2 = false;
-  bool is_weighted = false;         // times exp(lp - old)
+  bool is_weighted = false;  // times exp(lp - old)
 };
 // The value model of an advantage estimator that needs one.
 struct CriticConfig {
-  std::string path;                 // model folder; empty: what the run starts from, with a fresh value head
+  std::string path;  // model folder; empty: what the run starts from, with a fresh value head
   std::optional<double> learning_rate;  // empty: train.learning_rate
-  int64_t warmup_steps = 0;         // steps that train the critic alone
-  std::string loss = "mse";         // mse | huber
+  int64_t warmup_steps = 0;             // steps that train the critic alone
+  std::string loss = "mse";             // mse | huber
   double huber_delta = 10;
-  double clip = 0.5;                // values move at most this far from the old ones in a step; 0: no bound
+  double clip = 0.5;  // values move at most this far from the old ones in a step; 0: no bound
 };
 
 struct AlgorithmConfig {
-  std::string name = "grpo";       // in core/algorithms/registry.h: a preset of the parts below
-  std::string advantage;           // estimator; empty: the algorithm's
-  std::string loss;                // policy loss; empty: the algorithm's
-  std::map<std::string, std::string> options;  // further keys of the parts (tau_pos: 1.0), each checked by its part; JSON text
-  std::string advantage_scale;     // group_std | batch_std | none; empty: the algorithm's
+  std::string name = "grpo";  // in core/algorithms/registry.h: a preset of the parts below
+  std::string advantage;      // estimator; empty: the algorithm's
+  std::string loss;           // policy loss; empty: the algorithm's
+  std::map<std::string, std::string>
+      options;  // further keys of the parts (tau_pos: 1.0), each checked by its part; JSON text
+  std::string advantage_scale;          // group_std | batch_std | none; empty: the algorithm's
   std::optional<double> advantage_eps;  // empty: the estimator's
-  std::string aggregation;         // of core/algorithms/aggregation.h; empty: the algorithm's
-  std::optional<double> clip_low;   // empty: the loss's (ppo 0.2)
-  std::optional<double> clip_high;  // empty: the algorithm's (ppo 0.2; dapo 0.28)
+  std::string aggregation;              // of core/algorithms/aggregation.h; empty: the algorithm's
+  std::optional<double> clip_low;       // empty: the loss's (ppo 0.2)
+  std::optional<double> clip_high;      // empty: the algorithm's (ppo 0.2; dapo 0.28)
   std::optional<double> dual_clip;
   KlConfig kl;
   CriticConfig critic;
-  std::string teacher;             // model folder of on-policy distillation; empty: none
-  double teacher_coef = 0;         // of teacher_lp - lp, added to the advantage
-  std::optional<double> opsm;      // off-policy sequence mask: delta (arXiv:2512.02556)
-  std::optional<double> m2po;      // second-moment mask: threshold (arXiv:2510.01161)
-  std::string reject;              // comma list of criteria (core/algorithms/importance.h); empty: none
-  std::string reject_threshold;    // of the divergences: a number, a_b, or a comma list
+  std::string teacher;           // model folder of on-policy distillation; empty: none
+  double teacher_coef = 0;       // of teacher_lp - lp, added to the advantage
+  std::optional<double> opsm;    // off-policy sequence mask: delta (arXiv:2512.02556)
+  std::optional<double> m2po;    // second-moment mask: threshold (arXiv:2510.01161)
+  std::string reject;            // comma list of criteria (core/algorithms/importance.h); empty: none
+  std::string reject_threshold;  // of the divergences: a number, a_b, or a comma list
   std::optional<double> reject_low, reject_high;  // of the ratios
   double entropy_coef = 0.0;
-  double value_coef = 0.5;         // model.policy: weight of the value loss beside the policy's
-  std::string correction;          // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour); empty: the algorithm's
+  double value_coef = 0.5;  // model.policy: weight of the value loss beside the policy's
+  std::string correction;   // none | tis | icepop | seq-mask-tis | raw: weight from exp(old - behaviour);
+                            // empty: the algorithm's
   double tis_max = 2.0;
-  std::string filter;              // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
+  std::string filter;  // none | zero_variance; empty: the algorithm's (dapo: zero_variance)
   int64_t filter_rounds = 10;
-  bool mask_truncated = false;     // loss mask 0 on samples cut at max_new_tokens
+  bool mask_truncated = false;        // loss mask 0 on samples cut at max_new_tokens
   double overlong_buffer_tokens = 0;  // soft overlong penalty (DAPO eq. 13); 0: off
   double overlong_factor = 1.0;
 };
 
 // job: dpo.
 struct PreferenceConfig {
-  std::string loss = "sigmoid";    // sigmoid (DPO) | ipo
+  std::string loss = "sigmoid";  // sigmoid (DPO) | ipo
   double beta = 0.1;
-  double label_smoothing = 0;      // of sigmoid: share of pairs that are the wrong way round
-  bool length_average = false;     // log-probs of a response are averaged, not added up
-  std::string reference;           // model folder; empty: what the run starts from
+  double label_smoothing = 0;   // of sigmoid: share of pairs that are the wrong way round
+  bool length_average = false;  // log-probs of a response are averaged, not added up
+  std::string reference;        // model folder; empty: what the run starts from
 };
 // job: reward_model.
 struct RewardModelConfig {
-  double margin = 0;               // scores of a pair should differ by more than this
-  double centre = 0;               // weight of (s_w + s_l)^2
+  double margin = 0;  // scores of a pair should differ by more than this
+  double centre = 0;  // weight of (s_w + s_l)^2
 };
 // job: distill.
 struct DistillConfig {
-  std::string teacher;             // model folder
+  std::string teacher;                 // model folder
   std::string divergence = "forward";  // forward | reverse | mixed | gkd
-  double weight = 0.5;             // mixed: of forward; gkd: beta
-  double temperature = 1;          // of both distributions
+  double weight = 0.5;                 // mixed: of forward; gkd: beta
+  double temperature = 1;              // of both distributions
 };
 
 struct RolloutConfig {
   int64_t steps_per_fragment = 128;  // model.policy: steps of every instance in one fragment
   int64_t group_size = 8;
   int64_t max_new_tokens = 64;
-  int64_t chunk_tokens = 0;        // 0: clamp(max_new/20 to a block, 256, 2048)
+  int64_t chunk_tokens = 0;  // 0: clamp(max_new/20 to a block, 256, 2048)
   double temperature = 1.0;
-  int64_t top_k = 0;               // 0: off
+  int64_t top_k = 0;  // 0: off
   double top_p = 1.0;
   double min_p = 0.0;
-  std::vector<std::string> stop;   // stop strings
+  std::vector<std::string> stop;        // stop strings
   std::vector<int64_t> stop_token_ids;  // beside the model's end tokens
-  int64_t max_concurrent = 256;    // samples in flight
-  int64_t block_tokens = 16;       // of the KV cache
-  std::string admission = "reserve";  // reserve | adaptive
-  bool pin_version = false;        // a sample ends on the weights that it began with
-  double repack_s = 5;             // between looks at tails that could be moved together (pin_version); 0: never
-  int64_t kv_cache_tokens = 0;     // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
+  int64_t max_concurrent = 256;         // samples in flight
+  int64_t block_tokens = 16;            // of the KV cache
+  std::string admission = "reserve";    // reserve | adaptive
+  bool pin_version = false;             // a sample ends on the weights that it began with
+  double repack_s = 5;          // between looks at tails that could be moved together (pin_version); 0: never
+  int64_t kv_cache_tokens = 0;  // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
   std::string kv_on_update = "recompute";  // recompute | keep
-  bool record_routing = false;     // experts of every row, replayed by the trainer
+  bool record_routing = false;             // experts of every row, replayed by the trainer
 };
 
 struct TrainConfig {
-  int64_t groups_per_step = 8;     // B
+  int64_t groups_per_step = 8;  // B
   int64_t steps = 20;
-  int64_t epochs = 1;              // ppo_epochs over a batch
-  int64_t minibatches = 1;         // optimizer updates per epoch
+  int64_t epochs = 1;       // ppo_epochs over a batch
+  int64_t minibatches = 1;  // optimizer updates per epoch
   double learning_rate = 1e-5;
   std::string schedule = "constant";  // constant | linear | cosine
   int64_t warmup_steps = 0;
@@ -215,31 +222,31 @@ struct TrainConfig {
   double beta2 = 0.999;
   double adam_eps = 1e-8;
   double weight_decay = 0.0;
-  double max_grad_norm = 1.0;      // 0: no clipping
+  double max_grad_norm = 1.0;  // 0: no clipping
   int64_t micro_batch_tokens = 2048;
-  bool recompute = false;          // activation recompute per block
-  double router_aux_coef = 0.0;    // of the experts' load-balance loss
-  int64_t max_nonfinite_steps = 3; // in a row, then stop at the last good weights
+  bool recompute = false;           // activation recompute per block
+  double router_aux_coef = 0.0;     // of the experts' load-balance loss
+  int64_t max_nonfinite_steps = 3;  // in a row, then stop at the last good weights
 };
 
 struct SchedulerConfig {
   std::string placement = "colocated";  // colocated | split | multiplexed | elastic
-  int64_t max_lag_versions = 0;    // eta
-  int64_t actor_slots = 1;         // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
-  int64_t rollout_floor = 1;       // slots that always generate (multiplexed, elastic)
-  bool uneven_dp = true;           // groups need not divide evenly by the training slots
-  std::string on_stale = "reissue";     // reissue | mask | drop
+  int64_t max_lag_versions = 0;         // eta
+  int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
+  int64_t rollout_floor = 1;         // slots that always generate (multiplexed, elastic)
+  bool uneven_dp = true;             // groups need not divide evenly by the training slots
+  std::string on_stale = "reissue";  // reissue | mask | drop
   int64_t max_reissues = 2;
   double oversample = 1.0;
   std::string oversample_mode = "start_order";  // start_order | first_done | tail_rounds
-  double straggler_wait = 0.1;     // of a step's time, for a group that would expire
+  double straggler_wait = 0.1;                  // of a step's time, for a group that would expire
   double min_step_batch_fraction = 1.0;
   double infra_drop_alarm = 0.05;
-  double infra_drop_stop = 0.20;   // over 20 steps
+  double infra_drop_stop = 0.20;  // over 20 steps
 };
 
 struct ClusterConfig {
-  std::string device = "cpu";      // cpu | cuda
+  std::string device = "cpu";  // cpu | cuda
   int64_t slots = 1;
   int64_t threads_per_slot = 2;
   std::string bind = "127.0.0.1";  // loopback only until mutual TLS exists
@@ -249,31 +256,31 @@ struct ClusterConfig {
   double reattach_grace_s = 0.0;
   double heartbeat_s = 0.5;
   double start_timeout_s = 600.0;
-  double stall_timeout_s = 120.0;  // no progress anywhere while work remains
+  double stall_timeout_s = 120.0;                  // no progress anywhere while work remains
   std::string weight_transport = "shared_memory";  // shared_memory | stream (split)
-  std::string pace;                // file: slots take the time of the model and hardware it names; empty: their own
-  double pace_scale = 1.0;         // modelled seconds are stretched by it
+  std::string pace;         // file: slots take the time of the model and hardware it names; empty: their own
+  double pace_scale = 1.0;  // modelled seconds are stretched by it
 };
 
 struct CheckpointConfig {
-  int64_t every_steps = 20;        // 0: only at start and end
-  int64_t keep = 2;                // >= 2
+  int64_t every_steps = 20;          // 0: only at start and end
+  int64_t keep = 2;                  // >= 2
   int64_t recovery_every_steps = 0;  // 1: double-buffered copy of the trainer's state in shared memory
   bool save_final = true;
 };
 
 struct EvalConfig {
-  int64_t every_steps = 0;         // 0: only before and after
+  int64_t every_steps = 0;  // 0: only before and after
   bool before_train = true;
   bool after_train = true;
-  int64_t samples = 0;             // held-out questions; 0: all
-  double stop_at_accuracy = 0;     // the job is done once an evaluation reaches it; 0: never
+  int64_t samples = 0;          // held-out questions; 0: all
+  double stop_at_accuracy = 0;  // the job is done once an evaluation reaches it; 0: never
 };
 
 struct ObserveConfig {
   bool tensorboard = true;
   bool trace = true;
-  int64_t samples_per_step = 8;    // rows written to samples/step_N.jsonl; 0: none, -1: all
+  int64_t samples_per_step = 8;  // rows written to samples/step_N.jsonl; 0: none, -1: all
   std::string log_level = "info";
 };
 
@@ -285,7 +292,7 @@ struct SecurityConfig {
 struct JobConfig {
   std::string name = "job";
   uint64_t seed = 1;
-  std::string job = "rl";          // rl | sft | dpo | reward_model | distill
+  std::string job = "rl";  // rl | sft | dpo | reward_model | distill
   bool deterministic = false;
   ModelConfig model;
   DataConfig data;
@@ -308,8 +315,12 @@ struct JobConfig {
 // Rows of data that are pairs: prompt, chosen, rejected.
 inline bool TrainsOnPairs(const JobConfig& c) { return c.job == "dpo" || c.job == "reward_model"; }
 // Samples of one row of data: a group of rl, both answers of a pair.
-inline int64_t SamplesPerRow(const JobConfig& c) { return c.job == "rl" ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1; }
+inline int64_t SamplesPerRow(const JobConfig& c) {
+  return c.job == "rl" ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1;
+}
 // Held-out questions are answered by generation and graded. Pairs are judged by the trainer instead.
-inline bool AnswersHeldOut(const JobConfig& c) { return c.job == "rl" || ((c.job == "sft" || c.job == "distill") && c.eval.every_steps > 0); }
+inline bool AnswersHeldOut(const JobConfig& c) {
+  return c.job == "rl" || ((c.job == "sft" || c.job == "distill") && c.eval.every_steps > 0);
+}
 
 }  // namespace tidepool

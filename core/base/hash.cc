@@ -89,7 +89,8 @@ namespace {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((optimize("O3"), target_clones("arch=x86-64-v4", "avx2", "default")))
 #endif
-uint64_t SumWords(const char* p, size_t words, uint64_t salt) {
+uint64_t
+SumWords(const char* p, size_t words, uint64_t salt) {
   uint64_t sum = 0;
   for (size_t i = 0; i < words; ++i) sum += Mix64(LoadWord(p + 8 * i, 8) ^ Mix64(salt + i));
   return sum;
@@ -114,7 +115,8 @@ Sha256::Sha256()
 void Sha256::Block(const uint8_t* p) {
   std::array<uint32_t, 64> w;
   for (size_t i = 0; i < 16; ++i) {
-    w[i] = (uint32_t{p[4 * i]} << 24) | (uint32_t{p[4 * i + 1]} << 16) | (uint32_t{p[4 * i + 2]} << 8) | p[4 * i + 3];
+    w[i] = (uint32_t{p[4 * i]} << 24) | (uint32_t{p[4 * i + 1]} << 16) | (uint32_t{p[4 * i + 2]} << 8) |
+           p[4 * i + 3];
   }
   for (size_t i = 16; i < 64; ++i) {
     const uint32_t s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ (w[i - 15] >> 3);
@@ -123,9 +125,18 @@ void Sha256::Block(const uint8_t* p) {
   }
   auto [a, b, c, d, e, f, g, h] = h_;
   for (size_t i = 0; i < 64; ++i) {
-    const uint32_t t1 = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & f) ^ (~e & g)) + kSha[i] + w[i];
-    const uint32_t t2 = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
-    h = g; g = f; f = e; e = d + t1; d = c; c = b; b = a; a = t1 + t2;
+    const uint32_t t1 =
+        h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & f) ^ (~e & g)) + kSha[i] + w[i];
+    const uint32_t t2 =
+        (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+    h = g;
+    g = f;
+    f = e;
+    e = d + t1;
+    d = c;
+    c = b;
+    b = a;
+    a = t1 + t2;
   }
   h_ = {h_[0] + a, h_[1] + b, h_[2] + c, h_[3] + d, h_[4] + e, h_[5] + f, h_[6] + g, h_[7] + h};
 }

@@ -15,14 +15,15 @@ struct StrongId {
   friend auto operator<=>(const StrongId&, const StrongId&) = default;
 };
 
-using GroupId = StrongId<struct GroupTag>;              // one prompt and its samples; explicit, never from order
-using WorkerId = StrongId<struct WorkerTag>;            // a place for a worker process: 0, 1, ...
-using Incarnation = StrongId<struct IncarnationTag>;    // one life of a worker process; strictly increasing in a run
-using SlotId = StrongId<struct SlotTag>;                // a device (a GPU, or a share of CPU cores)
-using LeaseEpoch = StrongId<struct LeaseEpochTag>;      // of a slot; strictly increasing
-using TransitionId = StrongId<struct TransitionTag>;    // one change of plan
-using Lsn = StrongId<struct LsnTag>;                    // place in the journal, from 0
-using StepNumber = StrongId<struct StepTag>;            // optimizer step, from 1; step 0 is the start
+using GroupId = StrongId<struct GroupTag>;    // one prompt and its samples; explicit, never from order
+using WorkerId = StrongId<struct WorkerTag>;  // a place for a worker process: 0, 1, ...
+using Incarnation =
+    StrongId<struct IncarnationTag>;      // one life of a worker process; strictly increasing in a run
+using SlotId = StrongId<struct SlotTag>;  // a device (a GPU, or a share of CPU cores)
+using LeaseEpoch = StrongId<struct LeaseEpochTag>;    // of a slot; strictly increasing
+using TransitionId = StrongId<struct TransitionTag>;  // one change of plan
+using Lsn = StrongId<struct LsnTag>;                  // place in the journal, from 0
+using StepNumber = StrongId<struct StepTag>;          // optimizer step, from 1; step 0 is the start
 
 // Names a sample: the place of its prompt in the shuffled data order, 0 or the re-issue count, and
 // which of the group's samples. Evaluation requests have ordinal = question, issue = the step of

@@ -24,8 +24,15 @@ enum class EndStatus : uint8_t { kOk = 0, kTruncated = 1, kCancelled = 2, kWorke
 enum class GradeOutcome : uint8_t { kOk = 0, kData = 1, kInfra = 2 };
 // Closed list; each has a budget.
 enum class DropReason : uint8_t {
-  kStale = 0, kDataInvalid = 1, kRewardInfra = 2, kEnvInfra = 3, kPoison = 4, kFiltered = 5,
-  kOverflowPolicy = 6, kOperator = 7, kLostOnRestore = 8,
+  kStale = 0,
+  kDataInvalid = 1,
+  kRewardInfra = 2,
+  kEnvInfra = 3,
+  kPoison = 4,
+  kFiltered = 5,
+  kOverflowPolicy = 6,
+  kOperator = 7,
+  kLostOnRestore = 8,
 };
 enum class Role : uint8_t { kNone = 0, kRollout = 1, kActor = 2, kReward = 3, kEnvironment = 4 };
 const char* Name(EndStatus s);
@@ -47,68 +54,209 @@ struct RunTerms {
   int32_t deterministic = 0;
   std::string oversample_mode;
   int32_t pin_version = 0;  // 1: a sample has tokens of one version only
-  // Bounds in time and steps: slots that generate at all times (0: the policy may train on all of them), after how long
-  // without progress the run ends, steps between checkpoints. 0: not known (older programs did not write them).
+  // Bounds in time and steps: slots that generate at all times (0: the policy may train on all of them),
+  // after how long without progress the run ends, steps between checkpoints. 0: not known (older programs did
+  // not write them).
   int64_t rollout_floor = 0, stall_ms = 0, checkpoint_steps = 0;
 };
 // First record of a run, again after a resume that changed it. Boxed: all others are less than half as large.
-struct Config : Boxed<RunTerms> { using Boxed::Boxed; };
-struct Issue { SampleId tid; GroupId gid; int32_t att = 0; int64_t prompt_len = 0, max_new = 0; };  // att > 0: generated again
-struct Start { SampleId tid; int32_t att = 0; WorkerRef worker; Version wv; };      // a chunk was sent
-struct End { SampleId tid; int32_t att = 0; EndStatus status = EndStatus::kOk; };   // the attempt is over
-struct Graded { SampleId tid; GradeOutcome outcome = GradeOutcome::kOk; WorkerRef grader; double reward = 0;
-                std::vector<std::pair<std::string, double>> rewards; };
+struct Config : Boxed<RunTerms> {
+  using Boxed::Boxed;
+};
+struct Issue {
+  SampleId tid;
+  GroupId gid;
+  int32_t att = 0;
+  int64_t prompt_len = 0, max_new = 0;
+};  // att > 0: generated again
+struct Start {
+  SampleId tid;
+  int32_t att = 0;
+  WorkerRef worker;
+  Version wv;
+};  // a chunk was sent
+struct End {
+  SampleId tid;
+  int32_t att = 0;
+  EndStatus status = EndStatus::kOk;
+};  // the attempt is over
+struct Graded {
+  SampleId tid;
+  GradeOutcome outcome = GradeOutcome::kOk;
+  WorkerRef grader;
+  double reward = 0;
+  std::vector<std::pair<std::string, double>> rewards;
+};
 // Payload bytes are on disk: file number, offset, length in payload/; digest Hash64 of the bytes.
-struct Enq { SampleId tid; int32_t att = 0; Version wv_min, wv_max; int64_t prompt_len = 0, response_len = 0;
-             uint64_t digest = 0; int64_t payload_file = -1, payload_offset = 0, payload_bytes = 0; };
-struct Dup { SampleId tid; int32_t att = 0; };                      // a later result of a sample that is already in
-struct Lease { int64_t lease = 0; StepNumber step; std::vector<SampleId> tids; WorkerRef holder; };
-struct Unlease { int64_t lease = 0; std::string why; };
-struct Drop { SampleId tid; DropReason reason = DropReason::kStale; };
-struct SlotPlan { SlotId slot; Role from = Role::kNone, to = Role::kNone; LeaseEpoch epoch; };
+struct Enq {
+  SampleId tid;
+  int32_t att = 0;
+  Version wv_min, wv_max;
+  int64_t prompt_len = 0, response_len = 0;
+  uint64_t digest = 0;
+  int64_t payload_file = -1, payload_offset = 0, payload_bytes = 0;
+};
+struct Dup {
+  SampleId tid;
+  int32_t att = 0;
+};  // a later result of a sample that is already in
+struct Lease {
+  int64_t lease = 0;
+  StepNumber step;
+  std::vector<SampleId> tids;
+  WorkerRef holder;
+};
+struct Unlease {
+  int64_t lease = 0;
+  std::string why;
+};
+struct Drop {
+  SampleId tid;
+  DropReason reason = DropReason::kStale;
+};
+struct SlotPlan {
+  SlotId slot;
+  Role from = Role::kNone, to = Role::kNone;
+  LeaseEpoch epoch;
+};
 // Trains version v. members: the training group by rank, with the epochs under which it holds its slots.
-struct StepBegin { StepNumber step; Version v; std::vector<SlotPlan> members; };
-struct TrainedRow { SampleId tid; Version oldest; };                // oldest version among its tokens with loss
-struct StepCommit { StepNumber step; Version v; uint64_t digest = 0; std::vector<TrainedRow> rows; };  // v: the new version
-struct StepAbort { StepNumber step; std::string why; };
-struct Publish { Version v; uint64_t digest = 0; };
-struct Loaded { WorkerRef worker; Version v; uint64_t digest = 0; };
-struct Admit { WorkerRef worker; Version v; };
-struct Fence { WorkerRef worker; };                                 // nothing more is accepted from it
-struct Join { WorkerRef worker; std::string name; Role role = Role::kNone; };  // role kNone: a device worker
+struct StepBegin {
+  StepNumber step;
+  Version v;
+  std::vector<SlotPlan> members;
+};
+struct TrainedRow {
+  SampleId tid;
+  Version oldest;
+};  // oldest version among its tokens with loss
+struct StepCommit {
+  StepNumber step;
+  Version v;
+  uint64_t digest = 0;
+  std::vector<TrainedRow> rows;
+};  // v: the new version
+struct StepAbort {
+  StepNumber step;
+  std::string why;
+};
+struct Publish {
+  Version v;
+  uint64_t digest = 0;
+};
+struct Loaded {
+  WorkerRef worker;
+  Version v;
+  uint64_t digest = 0;
+};
+struct Admit {
+  WorkerRef worker;
+  Version v;
+};
+struct Fence {
+  WorkerRef worker;
+};  // nothing more is accepted from it
+struct Join {
+  WorkerRef worker;
+  std::string name;
+  Role role = Role::kNone;
+};  // role kNone: a device worker
 // dwell_ms: no slot of it was taken from rollout so shortly before (0: the policy promises nothing).
-struct TransitionBegin { TransitionId t; std::vector<SlotPlan> slots; int64_t deadline_ms = 0; std::string why; int64_t dwell_ms = 0; };
-struct TransitionCommit { TransitionId t; };
-struct TransitionDone { TransitionId t; };
+struct TransitionBegin {
+  TransitionId t;
+  std::vector<SlotPlan> slots;
+  int64_t deadline_ms = 0;
+  std::string why;
+  int64_t dwell_ms = 0;
+};
+struct TransitionCommit {
+  TransitionId t;
+};
+struct TransitionDone {
+  TransitionId t;
+};
 // slots: which go back to `to` under a new epoch (a GRANT follows where the old role had been released);
 // those that are lost or quarantined are not in it.
-struct TransitionRolledBack { TransitionId t; std::string why; std::vector<SlotPlan> slots; };
-struct Grant { SlotId slot; Role role = Role::kNone; LeaseEpoch epoch; WorkerRef worker; };
-struct Release { SlotId slot; LeaseEpoch epoch; int64_t free_bytes = 0; int64_t need_bytes = 0; };  // need: of the next role
-struct Quarantine { SlotId slot; std::string why; };
-struct SlotLost { SlotId slot; std::string why; };
-struct CheckpointBegin { int64_t ckpt = 0; StepNumber step; };
-struct CheckpointCommit { int64_t ckpt = 0; StepNumber step; Lsn cut; uint64_t manifest_digest = 0; uint64_t weights_digest = 0; };
-struct CheckpointReject { int64_t ckpt = 0; std::string why; };
-struct CheckpointDelete { int64_t ckpt = 0; };
+struct TransitionRolledBack {
+  TransitionId t;
+  std::string why;
+  std::vector<SlotPlan> slots;
+};
+struct Grant {
+  SlotId slot;
+  Role role = Role::kNone;
+  LeaseEpoch epoch;
+  WorkerRef worker;
+};
+struct Release {
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t free_bytes = 0;
+  int64_t need_bytes = 0;
+};  // need: of the next role
+struct Quarantine {
+  SlotId slot;
+  std::string why;
+};
+struct SlotLost {
+  SlotId slot;
+  std::string why;
+};
+struct CheckpointBegin {
+  int64_t ckpt = 0;
+  StepNumber step;
+};
+struct CheckpointCommit {
+  int64_t ckpt = 0;
+  StepNumber step;
+  Lsn cut;
+  uint64_t manifest_digest = 0;
+  uint64_t weights_digest = 0;
+};
+struct CheckpointReject {
+  int64_t ckpt = 0;
+  std::string why;
+};
+struct CheckpointDelete {
+  int64_t ckpt = 0;
+};
 // Everything after step `step` is undone; versions go on as (new_lineage, step).
-struct Restore { int64_t ckpt = 0; StepNumber step; int32_t old_lineage = 0, new_lineage = 0; };
-struct Snapshot { uint64_t state_digest = 0; };  // of the fold of all records before: a fold that differs is refused
-struct Fault { std::string kind; std::string actor; Incarnation inc; std::string what; };
-struct EndRun { int32_t code = 0; std::string why; int32_t finished = 0; };  // finished 1: all steps, final evaluation and model done
-struct EvalResult { StepNumber step; Version v; int64_t correct = 0, total = 0; };
+struct Restore {
+  int64_t ckpt = 0;
+  StepNumber step;
+  int32_t old_lineage = 0, new_lineage = 0;
+};
+struct Snapshot {
+  uint64_t state_digest = 0;
+};  // of the fold of all records before: a fold that differs is refused
+struct Fault {
+  std::string kind;
+  std::string actor;
+  Incarnation inc;
+  std::string what;
+};
+struct EndRun {
+  int32_t code = 0;
+  std::string why;
+  int32_t finished = 0;
+};  // finished 1: all steps, final evaluation and model done
+struct EvalResult {
+  StepNumber step;
+  Version v;
+  int64_t correct = 0, total = 0;
+};
 
 }  // namespace record
 
 // The order is the kind's number on disk: append only.
-using JournalRecord = std::variant<
-    record::Config, record::Issue, record::Start, record::End, record::Graded, record::Enq, record::Dup,
-    record::Lease, record::Unlease, record::Drop, record::StepBegin, record::StepCommit, record::StepAbort,
-    record::Publish, record::Loaded, record::Admit, record::Fence, record::Join, record::TransitionBegin,
-    record::TransitionCommit, record::TransitionDone, record::TransitionRolledBack, record::Grant,
-    record::Release, record::Quarantine, record::SlotLost, record::CheckpointBegin, record::CheckpointCommit,
-    record::CheckpointReject, record::CheckpointDelete, record::Restore, record::Snapshot, record::Fault,
-    record::EndRun, record::EvalResult>;
+using JournalRecord =
+    std::variant<record::Config, record::Issue, record::Start, record::End, record::Graded, record::Enq,
+                 record::Dup, record::Lease, record::Unlease, record::Drop, record::StepBegin,
+                 record::StepCommit, record::StepAbort, record::Publish, record::Loaded, record::Admit,
+                 record::Fence, record::Join, record::TransitionBegin, record::TransitionCommit,
+                 record::TransitionDone, record::TransitionRolledBack, record::Grant, record::Release,
+                 record::Quarantine, record::SlotLost, record::CheckpointBegin, record::CheckpointCommit,
+                 record::CheckpointReject, record::CheckpointDelete, record::Restore, record::Snapshot,
+                 record::Fault, record::EndRun, record::EvalResult>;
 
 // Upper-case name as the docs use it: ISSUE, STEP_COMMIT, T_BEGIN, ...
 const char* RecordName(const JournalRecord& r);
@@ -125,26 +273,29 @@ struct JournalEntry {
 
 // --- fields, in their order on disk. V: void operator()(const char* name, T& field) for each T below. ---
 namespace record {
-#define TP_FIELDS(Type, ...)                         \
-  template <typename V, typename R>                  \
-    requires std::is_same_v<std::remove_const_t<R>, Type> \
-  void VisitFields(R& r, V&& v) {                    \
-    __VA_ARGS__                                      \
-  }
-TP_FIELDS(Config, v("run_id", r->run_id); v("job", r->job); v("digest", r->digest); v("groups_per_step", r->groups_per_step);
-          v("group_size", r->group_size); v("max_lag_versions", r->max_lag_versions); v("on_stale", r->on_stale);
+#define TP_FIELDS(Type, ...)                            \
+  template <typename V, typename R>                     \
+  requires std::is_same_v<std::remove_const_t<R>, Type> \
+  void VisitFields(R& r, V&& v) { __VA_ARGS__ }
+TP_FIELDS(Config, v("run_id", r->run_id); v("job", r->job); v("digest", r->digest);
+          v("groups_per_step", r->groups_per_step); v("group_size", r->group_size);
+          v("max_lag_versions", r->max_lag_versions); v("on_stale", r->on_stale);
           v("oversample", r->oversample); v("min_step_batch_fraction", r->min_step_batch_fraction);
           v("max_reissues", r->max_reissues); v("steps", r->steps); v("data_size", r->data_size);
           v("slots", r->slots); v("recovery_steps", r->recovery_steps); v("deterministic", r->deterministic);
           v("oversample_mode", r->oversample_mode); v("pin_version", r->pin_version);
-          v("rollout_floor", r->rollout_floor); v("stall_ms", r->stall_ms); v("checkpoint_steps", r->checkpoint_steps);)
-TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len); v("max_new", r.max_new);)
+          v("rollout_floor", r->rollout_floor); v("stall_ms", r->stall_ms);
+          v("checkpoint_steps", r->checkpoint_steps);)
+TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len);
+          v("max_new", r.max_new);)
 TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
 TP_FIELDS(End, v("tid", r.tid); v("att", r.att); v("status", r.status);)
-TP_FIELDS(Graded, v("tid", r.tid); v("outcome", r.outcome); v("grader", r.grader); v("reward", r.reward); v("rewards", r.rewards);)
-TP_FIELDS(Enq, v("tid", r.tid); v("att", r.att); v("wv_min", r.wv_min); v("wv_max", r.wv_max); v("prompt_len", r.prompt_len);
-          v("response_len", r.response_len); v("digest", r.digest); v("payload_file", r.payload_file);
-          v("payload_offset", r.payload_offset); v("payload_bytes", r.payload_bytes);)
+TP_FIELDS(Graded, v("tid", r.tid); v("outcome", r.outcome); v("grader", r.grader); v("reward", r.reward);
+          v("rewards", r.rewards);)
+TP_FIELDS(Enq, v("tid", r.tid); v("att", r.att); v("wv_min", r.wv_min); v("wv_max", r.wv_max);
+          v("prompt_len", r.prompt_len); v("response_len", r.response_len); v("digest", r.digest);
+          v("payload_file", r.payload_file); v("payload_offset", r.payload_offset);
+          v("payload_bytes", r.payload_bytes);)
 TP_FIELDS(Dup, v("tid", r.tid); v("att", r.att);)
 TP_FIELDS(Lease, v("lease", r.lease); v("step", r.step); v("tids", r.tids); v("holder", r.holder);)
 TP_FIELDS(Unlease, v("lease", r.lease); v("why", r.why);)
@@ -159,21 +310,23 @@ TP_FIELDS(Loaded, v("worker", r.worker); v("v", r.v); v("digest", r.digest);)
 TP_FIELDS(Admit, v("worker", r.worker); v("v", r.v);)
 TP_FIELDS(Fence, v("worker", r.worker);)
 TP_FIELDS(Join, v("worker", r.worker); v("name", r.name); v("role", r.role);)
-TP_FIELDS(TransitionBegin, v("t", r.t); v("slots", r.slots); v("deadline_ms", r.deadline_ms);
-          v("why", r.why); v("dwell_ms", r.dwell_ms);)
+TP_FIELDS(TransitionBegin, v("t", r.t); v("slots", r.slots); v("deadline_ms", r.deadline_ms); v("why", r.why);
+          v("dwell_ms", r.dwell_ms);)
 TP_FIELDS(TransitionCommit, v("t", r.t);)
 TP_FIELDS(TransitionDone, v("t", r.t);)
 TP_FIELDS(TransitionRolledBack, v("t", r.t); v("why", r.why); v("slots", r.slots);)
 TP_FIELDS(Grant, v("slot", r.slot); v("role", r.role); v("epoch", r.epoch); v("worker", r.worker);)
-TP_FIELDS(Release, v("slot", r.slot); v("epoch", r.epoch); v("free_bytes", r.free_bytes); v("need_bytes", r.need_bytes);)
+TP_FIELDS(Release, v("slot", r.slot); v("epoch", r.epoch); v("free_bytes", r.free_bytes);
+          v("need_bytes", r.need_bytes);)
 TP_FIELDS(Quarantine, v("slot", r.slot); v("why", r.why);)
 TP_FIELDS(SlotLost, v("slot", r.slot); v("why", r.why);)
 TP_FIELDS(CheckpointBegin, v("ckpt", r.ckpt); v("step", r.step);)
-TP_FIELDS(CheckpointCommit, v("ckpt", r.ckpt); v("step", r.step); v("cut", r.cut); v("manifest_digest", r.manifest_digest);
-          v("weights_digest", r.weights_digest);)
+TP_FIELDS(CheckpointCommit, v("ckpt", r.ckpt); v("step", r.step); v("cut", r.cut);
+          v("manifest_digest", r.manifest_digest); v("weights_digest", r.weights_digest);)
 TP_FIELDS(CheckpointReject, v("ckpt", r.ckpt); v("why", r.why);)
 TP_FIELDS(CheckpointDelete, v("ckpt", r.ckpt);)
-TP_FIELDS(Restore, v("ckpt", r.ckpt); v("step", r.step); v("old_lineage", r.old_lineage); v("new_lineage", r.new_lineage);)
+TP_FIELDS(Restore, v("ckpt", r.ckpt); v("step", r.step); v("old_lineage", r.old_lineage);
+          v("new_lineage", r.new_lineage);)
 TP_FIELDS(Snapshot, v("state_digest", r.state_digest);)
 TP_FIELDS(Fault, v("kind", r.kind); v("actor", r.actor); v("inc", r.inc); v("what", r.what);)
 TP_FIELDS(EndRun, v("code", r.code); v("why", r.why); v("finished", r.finished);)

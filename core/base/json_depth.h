@@ -1,6 +1,6 @@
 #pragma once
-// How deep a JSON text is nested, counted before it is parsed. JSON values are printed, compared and converted
-// by recursion, so a file of a million brackets from a stranger would take the stack with it.
+// How deep a JSON text is nested, counted before it is parsed. JSON values are printed, compared and
+// converted by recursion, so a file of a million brackets from a stranger would take the stack with it.
 
 #include <string_view>
 
@@ -9,8 +9,8 @@ namespace tidepool {
 // Deeper than that is no config, tokenizer or row of data.
 inline constexpr int kJsonDepthMax = 128;
 
-// True if no place of the text is inside more than `limit` brackets (strings are passed over). Says nothing about
-// whether the text is valid. Linear, no memory.
+// True if no place of the text is inside more than `limit` brackets (strings are passed over). Says nothing
+// about whether the text is valid. Linear, no memory.
 inline bool JsonDepthWithin(std::string_view text, int limit = kJsonDepthMax) {
   int depth = 0;
   bool quoted = false;

@@ -33,15 +33,15 @@ class Rng {
   [[nodiscard]] Rng Fork(std::string_view name) const;
   [[nodiscard]] Rng Fork(uint64_t index) const;
 
-  uint64_t Next();                        // 64 random bits
-  double Uniform();                       // [0, 1), 53 bits
-  int64_t Below(int64_t n);               // uniform in [0, n); requires n > 0
+  uint64_t Next();                          // 64 random bits
+  double Uniform();                         // [0, 1), 53 bits
+  int64_t Below(int64_t n);                 // uniform in [0, n); requires n > 0
   int64_t InRange(int64_t lo, int64_t hi);  // uniform in [lo, hi]
-  double Normal();                        // mean 0, deviation 1 (Box-Muller, both used in turn)
-  bool Chance(double p);                  // true with probability p
+  double Normal();                          // mean 0, deviation 1 (Box-Muller, both used in turn)
+  bool Chance(double p);                    // true with probability p
 
   template <typename T>
-  void Shuffle(std::span<T> items) {      // Fisher-Yates from the end
+  void Shuffle(std::span<T> items) {  // Fisher-Yates from the end
     for (int64_t i = static_cast<int64_t>(items.size()) - 1; i > 0; --i) {
       const int64_t j = Below(i + 1);
       std::swap(items[static_cast<size_t>(i)], items[static_cast<size_t>(j)]);

@@ -107,10 +107,10 @@ class [[nodiscard]] StatusOr {
 #define TP_STATUS_CONCAT_INNER(a, b) a##b
 #define TP_STATUS_CONCAT(a, b) TP_STATUS_CONCAT_INNER(a, b)
 
-#define TP_RETURN_IF_ERROR(expr)                              \
-  do {                                                        \
-    ::tidepool::Status tp_status_ = (expr);                   \
-    if (!tp_status_.ok()) return tp_status_;                  \
+#define TP_RETURN_IF_ERROR(expr)             \
+  do {                                       \
+    ::tidepool::Status tp_status_ = (expr);  \
+    if (!tp_status_.ok()) return tp_status_; \
   } while (false)
 
 #define TP_ASSIGN_OR_RETURN(lhs, expr) \

@@ -35,11 +35,12 @@ class Collective {
 };
 
 struct GroupOptions {
-  std::string store;       // path of a file that does not exist yet, the same for all ranks; removed by nobody but the run
+  std::string
+      store;  // path of a file that does not exist yet, the same for all ranks; removed by nobody but the run
   std::string interface_address = "127.0.0.1";  // sockets of the group are bound to it
   int rank = 0;
   int size = 1;
-  double timeout_s = 60;   // of the meeting and of each operation
+  double timeout_s = 60;  // of the meeting and of each operation
 };
 
 // Gloo over sockets (CPU). Meets the other ranks: returns once all are there.

@@ -2,23 +2,29 @@
 // Debian's serve for the declarations, the code is the wheel's own. Layouts could drift apart, so a
 // group proves itself with a small sum before it is handed out.
 
-#include "core/comm/collective.h"
-
 #include <ATen/ops/from_blob.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
+
+#include "core/comm/collective.h"
 
 namespace tidepool::comm {
 namespace {
 
-at::Tensor View(std::span<float> v) { return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kFloat)); }
-at::Tensor View(std::span<double> v) { return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kDouble)); }
-at::Tensor View(std::span<std::byte> v) { return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kByte)); }
+at::Tensor View(std::span<float> v) {
+  return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kFloat));
+}
+at::Tensor View(std::span<double> v) {
+  return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kDouble));
+}
+at::Tensor View(std::span<std::byte> v) {
+  return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kByte));
+}
 
 class GlooGroup final : public Collective {
  public:
@@ -28,8 +34,12 @@ class GlooGroup final : public Collective {
   [[nodiscard]] int rank() const override { return options_.rank; }
   [[nodiscard]] int size() const override { return options_.size; }
 
-  Status AllReduceSum(std::span<float> values, const std::string& tag) override { return Reduce(values, tag); }
-  Status AllReduceSum(std::span<double> values, const std::string& tag) override { return Reduce(values, tag); }
+  Status AllReduceSum(std::span<float> values, const std::string& tag) override {
+    return Reduce(values, tag);
+  }
+  Status AllReduceSum(std::span<double> values, const std::string& tag) override {
+    return Reduce(values, tag);
+  }
 
   Status Broadcast(std::span<std::byte> bytes, int root, const std::string& tag) override {
     if (bytes.empty()) return OkStatus();
@@ -67,12 +77,15 @@ class GlooGroup final : public Collective {
     ++seq_;
     const auto begin = std::chrono::steady_clock::now();
     try {
-      start()->wait();  // waits: at most GroupOptions::timeout_s, which the group was made with; then it throws
+      start()
+          ->wait();  // waits: at most GroupOptions::timeout_s, which the group was made with; then it throws
       return OkStatus();
     } catch (const std::exception& e) {
       const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      const std::string what = std::string("collective op=") + op + " tag=" + tag + " seq=" + std::to_string(seq_) + " rank=" +
-                               std::to_string(options_.rank) + "/" + std::to_string(options_.size) + " failed after " + std::to_string(s) + " s: " + e.what();
+      const std::string what = std::string("collective op=") + op + " tag=" + tag +
+                               " seq=" + std::to_string(seq_) + " rank=" + std::to_string(options_.rank) +
+                               "/" + std::to_string(options_.size) + " failed after " + std::to_string(s) +
+                               " s: " + e.what();
       return s >= options_.timeout_s * 0.9 ? DeadlineExceeded(what) : Unavailable(what);
     }
   }
@@ -86,10 +99,12 @@ class GlooGroup final : public Collective {
 
 StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
   if (o.size < 1 || o.rank < 0 || o.rank >= o.size) {
-    return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " + std::to_string(o.size));
+    return InvalidArgument("collective group: rank " + std::to_string(o.rank) + " of " +
+                           std::to_string(o.size));
   }
-  // c10d notes every collective in a table of the process; groups of several threads write to it without a lock (a crash, once
-  // in some hundred groups of data_parallel_test on a busy machine). Nobody reads it here.
+  // c10d notes every collective in a table of the process; groups of several threads write to it without a
+  // lock (a crash, once in some hundred groups of data_parallel_test on a busy machine). Nobody reads it
+  // here.
   static std::once_flag no_flight_recorder;
   std::call_once(no_flight_recorder, [] { setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); });
   std::unique_ptr<Collective> made;
@@ -100,9 +115,11 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->threads = 1;
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(o.interface_address));
-    made = std::make_unique<GlooGroup>(o, c10::make_intrusive<c10d::ProcessGroupGloo>(store, o.rank, o.size, options));
+    made = std::make_unique<GlooGroup>(
+        o, c10::make_intrusive<c10d::ProcessGroupGloo>(store, o.rank, o.size, options));
   } catch (const std::exception& e) {
-    return Unavailable("collective group of " + std::to_string(o.size) + " ranks: rank " + std::to_string(o.rank) + " could not meet the others within " +
+    return Unavailable("collective group of " + std::to_string(o.size) + " ranks: rank " +
+                       std::to_string(o.rank) + " could not meet the others within " +
                        std::to_string(o.timeout_s) + " s: " + e.what());
   }
   // Proof of life, and that declarations and code agree.
@@ -110,7 +127,8 @@ StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& o) {
   TP_RETURN_IF_ERROR(made->AllReduceSum(std::span<double>(sum), "self_test"));
   const double expected = o.size * (o.size + 1) / 2.0;
   if (sum[0] != expected || sum[2] != expected) {
-    return Internal("collective group: a sum of ranks gave " + std::to_string(sum[0]) + ", expected " + std::to_string(expected));
+    return Internal("collective group: a sum of ranks gave " + std::to_string(sum[0]) + ", expected " +
+                    std::to_string(expected));
   }
   return made;
 }

@@ -100,7 +100,8 @@ void CheckAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
                                         " contain; add them, or choose another style or task");
 }
 
-// What a game may print has to be in the alphabet of a tiny model: a few episodes are looked at, played by its own solver.
+// What a game may print has to be in the alphabet of a tiny model: a few episodes are looked at, played by
+// its own solver.
 void CheckGameAlphabet(Binder& b, const JobConfig& c, const environments::TextEnvironment& environment) {
   if (!c.model.init || !b.Good("model.init.alphabet")) return;
   const std::vector<std::string> known = Characters(c.model.init->alphabet);
@@ -187,40 +188,57 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
 void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
   if (!b.Good("environment.name")) return;
-  for (const char* key : {"data.task", "data.path", "data.eval_path", "data.size", "data.held_out", "reward.functions"}) {
+  for (const char* key :
+       {"data.task", "data.path", "data.eval_path", "data.size", "data.held_out", "reward.functions"}) {
     if (b.Written(key)) {
-      b.Complain(key, "written beside environment.name: an environment gives the first prompt and the reward; keep one of the two "
-                      "(null takes an inherited one away)");
+      b.Complain(key,
+                 "written beside environment.name: an environment gives the first prompt and the reward; "
+                 "keep one of the two "
+                 "(null takes an inherited one away)");
     }
   }
   const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(c.environment.name);
   if (info == nullptr && environments::FindVectorEnvironment({.name = c.environment.name}).ok()) {
-    return b.Complain("environment.name", c.environment.name + " is a control task, which a language model cannot play; write model.policy: mlp in place of the model");
+    return b.Complain("environment.name", c.environment.name +
+                                              " is a control task, which a language model cannot play; write "
+                                              "model.policy: mlp in place of the model");
   }
-  if (info == nullptr) return b.Complain("environment.name", environments::NoSuchEnvironment(c.environment.name));
+  if (info == nullptr)
+    return b.Complain("environment.name", environments::NoSuchEnvironment(c.environment.name));
   for (const tasks::Option& option : info->options) {
     if (!b.Good("environment." + option.name)) return;
   }
-  const auto environment = environments::MakeTextEnvironment(c.environment.name, c.environment.options, c.seed);
+  const auto environment =
+      environments::MakeTextEnvironment(c.environment.name, c.environment.options, c.seed);
   if (!environment.ok()) {
     const std::string& message = environment.status().message();
     const size_t colon = message.find(": ");
-    return b.Complain("environment." + message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.Complain("environment." + message.substr(0, colon),
+                      colon == std::string::npos ? message : message.substr(colon + 2));
   }
-  if (AllGood(b, {"environment.max_turn_tokens", "rollout.max_new_tokens"}) && c.environment.max_turn_tokens > c.rollout.max_new_tokens) {
-    b.Complain("environment.max_turn_tokens", "is " + Text(c.environment.max_turn_tokens) + ", more than the whole episode may have (rollout.max_new_tokens " +
-                                                  Text(c.rollout.max_new_tokens) + "); lower it");
+  if (AllGood(b, {"environment.max_turn_tokens", "rollout.max_new_tokens"}) &&
+      c.environment.max_turn_tokens > c.rollout.max_new_tokens) {
+    b.Complain("environment.max_turn_tokens",
+               "is " + Text(c.environment.max_turn_tokens) +
+                   ", more than the whole episode may have (rollout.max_new_tokens " +
+                   Text(c.rollout.max_new_tokens) + "); lower it");
   }
   if (b.Good("rollout.record_routing") && c.rollout.record_routing) {
-    b.Complain("rollout.record_routing", "is on, but nobody routed the tokens that an environment says, so there is nothing to replay for them; turn it off");
+    b.Complain("rollout.record_routing",
+               "is on, but nobody routed the tokens that an environment says, so there is nothing to replay "
+               "for them; turn it off");
   }
   const EnvironmentLatency& latency = c.environment.latency;
   const double longest = (latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0) +
                          (latency.straggler_share > 0 ? latency.straggler_s : 0);
-  if (AllGood(b, {"environment.latency.straggler_share", "environment.latency.straggler_s", "environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"}) &&
+  if (AllGood(b, {"environment.latency.straggler_share", "environment.latency.straggler_s",
+                  "environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail",
+                  "environment.step_timeout_s"}) &&
       longest >= c.environment.step_timeout_s) {
-    b.Complain(FirstWritten(b, {"environment.latency.straggler_s", "environment.latency.max_s", "environment.latency.median_s", "environment.step_timeout_s"}),
-               "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at every try; lower it");
+    b.Complain(FirstWritten(b, {"environment.latency.straggler_s", "environment.latency.max_s",
+                                "environment.latency.median_s", "environment.step_timeout_s"}),
+               "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then "
+               "fail at every try; lower it");
   }
   CheckGameAlphabet(b, c, *environment.value());
 }
@@ -254,46 +272,69 @@ void CheckReward(Binder& b, const JobConfig& c) {
 
 // Parts that contradict each other, by the registry's own rules.
 void CheckAlgorithm(Binder& b, const JobConfig& c) {
-  if (!AllGood(b, {"algorithm.name", "algorithm.advantage", "algorithm.loss", "algorithm.aggregation", "algorithm.correction"})) return;
+  if (!AllGood(b, {"algorithm.name", "algorithm.advantage", "algorithm.loss", "algorithm.aggregation",
+                   "algorithm.correction"}))
+    return;
   const auto resolved = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens);
   if (!resolved.ok()) {
     const std::string& message = resolved.status().message();
     const size_t colon = message.find(": ");
-    return b.Complain(message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.Complain(message.substr(0, colon),
+                      colon == std::string::npos ? message : message.substr(colon + 2));
   }
   const algorithms::ResolvedAlgorithm& r = resolved.value();
   // Only what says something: a resolved config has every key.
   const CriticConfig& critic = c.algorithm.critic;
   const CriticConfig usual;
-  for (const auto& [key, set] : {std::pair{"algorithm.critic.path", !critic.path.empty()}, {"algorithm.critic.learning_rate", critic.learning_rate.has_value()},
-                                 {"algorithm.critic.warmup_steps", critic.warmup_steps != usual.warmup_steps}, {"algorithm.critic.loss", critic.loss != usual.loss},
-                                 {"algorithm.critic.huber_delta", critic.huber_delta != usual.huber_delta}, {"algorithm.critic.clip", critic.clip != usual.clip}}) {
-    if (set && !r.needs_critic()) b.Complain(key, "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
+  for (const auto& [key, set] : {std::pair{"algorithm.critic.path", !critic.path.empty()},
+                                 {"algorithm.critic.learning_rate", critic.learning_rate.has_value()},
+                                 {"algorithm.critic.warmup_steps", critic.warmup_steps != usual.warmup_steps},
+                                 {"algorithm.critic.loss", critic.loss != usual.loss},
+                                 {"algorithm.critic.huber_delta", critic.huber_delta != usual.huber_delta},
+                                 {"algorithm.critic.clip", critic.clip != usual.clip}}) {
+    if (set && !r.needs_critic())
+      b.Complain(key,
+                 "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
   }
-  if (!c.algorithm.kl.reference.empty() && !r.needs_reference()) b.Complain("algorithm.kl.reference", "nothing reads a reference model; write kl.coef above 0, or remove it");
+  if (!c.algorithm.kl.reference.empty() && !r.needs_reference())
+    b.Complain("algorithm.kl.reference",
+               "nothing reads a reference model; write kl.coef above 0, or remove it");
   if (critic.warmup_steps > 0 && critic.warmup_steps >= c.train.steps) {
-    b.Warn("algorithm.critic.warmup_steps", "is " + Text(critic.warmup_steps) + " of " + Text(c.train.steps) + " steps (train.steps), so the policy will not be trained");
+    b.Warn("algorithm.critic.warmup_steps", "is " + Text(critic.warmup_steps) + " of " + Text(c.train.steps) +
+                                                " steps (train.steps), so the policy will not be trained");
   }
   if (r.advantage->Uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2) {
-    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but the first sample of a group is the greedy baseline of " + r.advantage->name +
-                                         " and is not trained; raise it to 2 or more");
+    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) +
+                                         ", but the first sample of a group is the greedy baseline of " +
+                                         r.advantage->name + " and is not trained; raise it to 2 or more");
   }
-  if (r.advantage->Uses(algorithms::Provision::kTurns) && c.environment.name.empty() && b.Good("environment.name")) {
-    b.Complain(FirstWritten(b, {"algorithm.advantage", "algorithm.name"}), "advantage " + r.advantage->name +
-                                         " is over turns of episodes, and this job has no environment; write environment: {name: ...} (`tidepool environments`) in place of data and reward, or another advantage");
+  if (r.advantage->Uses(algorithms::Provision::kTurns) && c.environment.name.empty() &&
+      b.Good("environment.name")) {
+    b.Complain(FirstWritten(b, {"algorithm.advantage", "algorithm.name"}),
+               "advantage " + r.advantage->name +
+                   " is over turns of episodes, and this job has no environment; write environment: {name: "
+                   "...} (`tidepool environments`) in place of data and reward, or another advantage");
   }
   if (r.advantage->Uses(algorithms::Provision::kComponents) && !c.environment.name.empty()) {
-    b.Complain(FirstWritten(b, {"algorithm.advantage", "algorithm.name"}), "advantage " + r.advantage->name + " compares single reward functions, and an environment gives one reward; take another advantage");
+    b.Complain(
+        FirstWritten(b, {"algorithm.advantage", "algorithm.name"}),
+        "advantage " + r.advantage->name +
+            " compares single reward functions, and an environment gives one reward; take another advantage");
   }
-  if (r.advantage->Uses(algorithms::Provision::kComponents) && (c.reward.shaping.mean != "none" || c.reward.shaping.deviation != "none")) {
-    b.Complain("reward.shaping.mean", "normalises the sum of the rewards, but advantage " + r.advantage->name + " reads each reward by itself; remove it");
+  if (r.advantage->Uses(algorithms::Provision::kComponents) &&
+      (c.reward.shaping.mean != "none" || c.reward.shaping.deviation != "none")) {
+    b.Complain("reward.shaping.mean", "normalises the sum of the rewards, but advantage " +
+                                          r.advantage->name + " reads each reward by itself; remove it");
   }
-  if (c.reward.shaping.leave_one_out && c.reward.shaping.mean == "none" && b.Good("reward.shaping.leave_one_out")) {
-    b.Complain("reward.shaping.leave_one_out", "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
+  if (c.reward.shaping.leave_one_out && c.reward.shaping.mean == "none" &&
+      b.Good("reward.shaping.leave_one_out")) {
+    b.Complain("reward.shaping.leave_one_out",
+               "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
   }
   if (b.Good("rollout.group_size") && resolved.value().advantage->compares && c.rollout.group_size < 2) {
     b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + c.algorithm.name +
-                                         " compares samples of one prompt and needs 2 or more; raise it, or write algorithm.name: reinforce_pp");
+                                         " compares samples of one prompt and needs 2 or more; raise it, or "
+                                         "write algorithm.name: reinforce_pp");
   }
 }
 
@@ -305,9 +346,11 @@ void CheckRl(Binder& b, const JobConfig& c) {
                "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, "
                "1.0 is usual");
   }
-  if (AllGood(b, {"rollout.pin_version", "scheduler.on_stale"}) && c.rollout.pin_version && c.scheduler.on_stale == "mask") {
+  if (AllGood(b, {"rollout.pin_version", "scheduler.on_stale"}) && c.rollout.pin_version &&
+      c.scheduler.on_stale == "mask") {
     b.Complain(FirstWritten(b, {"rollout.pin_version", "scheduler.on_stale"}),
-               "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: reissue or drop");
+               "a pinned sample ends on one version, so there is nothing of it to mask; write "
+               "scheduler.on_stale: reissue or drop");
   }
   if (AllGood(b, {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"}) &&
       c.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens)) {
@@ -328,9 +371,12 @@ void CheckForeignKeys(Binder& b, const LoadedConfig& loaded) {
     if (origin.kind == Origin::Kind::kDefault) continue;
     if (key.find('[') != std::string::npos) continue;  // reported once, for the list
     const Key* known = FindKey(key);
-    const std::string of = known != nullptr ? std::string(JobName(known->jobs)) : key == "reward.functions" || key.starts_with("algorithm.") ? "rl" : "";
+    const std::string of = known != nullptr ? std::string(JobName(known->jobs))
+                           : key == "reward.functions" || key.starts_with("algorithm.") ? "rl"
+                                                                                        : "";
     if (!of.empty() && of != job) {
-      b.Complain(key, "belongs to job: " + of + ", and this is job: " + job + "; remove it (or set it to null where it is inherited)");
+      b.Complain(key, "belongs to job: " + of + ", and this is job: " + job +
+                          "; remove it (or set it to null where it is inherited)");
     }
   }
 }
@@ -342,18 +388,23 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   if (AnswersHeldOut(c)) c.reward.functions = {{.name = "exact_answer"}};
   if (c.eval.stop_at_accuracy > 0 && b.Good("eval.stop_at_accuracy")) {
     if (TrainsOnPairs(c)) {
-      b.Complain("eval.stop_at_accuracy", "counts right answers, and a job: " + c.job + " gives none; remove it");
+      b.Complain("eval.stop_at_accuracy",
+                 "counts right answers, and a job: " + c.job + " gives none; remove it");
     } else if (c.eval.every_steps <= 0) {
       b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
     }
   }
   if (c.job == "distill") {
-    if (b.Good("distill.teacher") && c.distill.teacher.empty()) b.Complain("distill.teacher", "is missing; name the model folder of the teacher");
-    if (c.distill.weight != DistillConfig().weight && c.distill.divergence != "mixed" && c.distill.divergence != "gkd") {
-      b.Complain("distill.weight", "weighs the parts of mixed and gkd, but distill.divergence is " + c.distill.divergence + "; remove it");
+    if (b.Good("distill.teacher") && c.distill.teacher.empty())
+      b.Complain("distill.teacher", "is missing; name the model folder of the teacher");
+    if (c.distill.weight != DistillConfig().weight && c.distill.divergence != "mixed" &&
+        c.distill.divergence != "gkd") {
+      b.Complain("distill.weight", "weighs the parts of mixed and gkd, but distill.divergence is " +
+                                       c.distill.divergence + "; remove it");
     }
   }
-  if (c.job == "dpo" && c.preference.loss == "ipo" && c.preference.label_smoothing > 0 && AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
+  if (c.job == "dpo" && c.preference.loss == "ipo" && c.preference.label_smoothing > 0 &&
+      AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
     b.Complain("preference.label_smoothing", "belongs to sigmoid, and preference.loss is ipo; remove it");
   }
 }
@@ -362,7 +413,8 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
 // max_prompt_tokens gives way; one that was written is held to.
 void CheckLengths(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
-  if (TrainsOnPairs(c)) return;  // answers are as long as the data; rows that do not fit are named when they are read
+  if (TrainsOnPairs(c))
+    return;  // answers are as long as the data; rows that do not fit are named when they are read
   if (!AllGood(b, {"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
                    "rollout.kv_cache_tokens", "model.init.max_position"}))
     return;
@@ -422,8 +474,9 @@ void CheckPlacement(Binder& b, const JobConfig& c) {
   } else if (c.scheduler.placement == "multiplexed" && b.Good("scheduler.rollout_floor") &&
              c.cluster.slots - c.scheduler.actor_slots < c.scheduler.rollout_floor) {
     b.Complain(FirstWritten(b, {"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
-               Text(c.scheduler.actor_slots) + " of " + Text(c.cluster.slots) + " slots train, which leaves fewer than " +
-                   Text(c.scheduler.rollout_floor) + " (scheduler.rollout_floor) to generate; lower it");
+               Text(c.scheduler.actor_slots) + " of " + Text(c.cluster.slots) +
+                   " slots train, which leaves fewer than " + Text(c.scheduler.rollout_floor) +
+                   " (scheduler.rollout_floor) to generate; lower it");
   } else if (c.scheduler.placement == "elastic" && b.Good("scheduler.rollout_floor") &&
              c.cluster.slots <= c.scheduler.rollout_floor) {
     b.Complain(FirstWritten(b, {"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
@@ -458,13 +511,16 @@ void CheckCluster(Binder& b, const JobConfig& c) {
 void CheckPace(Binder& b, const JobConfig& c) {
   if (!b.Good("cluster.pace")) return;
   if (c.cluster.pace.empty()) {
-    if (b.Written("cluster.pace_scale") && c.cluster.pace_scale != 1) b.Complain("cluster.pace_scale", "stretches the times of cluster.pace, which is not written");
+    if (b.Written("cluster.pace_scale") && c.cluster.pace_scale != 1)
+      b.Complain("cluster.pace_scale", "stretches the times of cluster.pace, which is not written");
     return;
   }
   if (c.cluster.device != "cpu" && b.Good("cluster.device")) {
-    b.Complain("cluster.pace", "paces CPU slots; cluster.device is " + c.cluster.device + ", whose own time counts");
+    b.Complain("cluster.pace",
+               "paces CPU slots; cluster.device is " + c.cluster.device + ", whose own time counts");
   }
-  if (const auto pace = LoadPace(c.cluster.pace); !pace.ok()) b.Complain("cluster.pace", "cannot be used: " + pace.status().message());
+  if (const auto pace = LoadPace(c.cluster.pace); !pace.ok())
+    b.Complain("cluster.pace", "cannot be used: " + pace.status().message());
 }
 
 // The warm start is a config of its own that trains the very model of this one.

@@ -282,10 +282,12 @@ void Binder::BindData(const Node& map) {
 void Binder::BindEnvironment(const Node& map) {
   const environments::TextEnvironmentInfo* info = nullptr;
   bool control = false;  // a control task checks its options itself, once all are known
-  if (const Node* name = map.Find("name"); name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
+  if (const Node* name = map.Find("name");
+      name != nullptr && name->kind == Node::Kind::kScalar && !name->text.empty()) {
     info = environments::FindTextEnvironment(name->text);
     control = environments::FindVectorEnvironment({.name = name->text}).ok();
-    if (info == nullptr && !control) Fail(name->place, "environment.name", environments::NoSuchEnvironment(name->text));
+    if (info == nullptr && !control)
+      Fail(name->place, "environment.name", environments::NoSuchEnvironment(name->text));
   }
   std::vector<std::string> known = NamesIn("environment");
   if (info != nullptr) {
@@ -301,17 +303,21 @@ void Binder::BindEnvironment(const Node& map) {
       if (value.kind == Node::Kind::kMap) {
         BindMap(value, full);
       } else if (value.kind != Node::Kind::kNull) {
-        Fail(value.place, full, "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
+        Fail(value.place, full,
+             "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
       }
       continue;
     }
     if (bad_.contains("environment.name") || value.kind == Node::Kind::kNull) continue;
     if (control && value.kind == Node::Kind::kScalar) {
-      loaded_.config.environment.options[name] = ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+      loaded_.config.environment.options[name] =
+          ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
+                               value.place, ""};
       continue;
     }
-    const auto option = info == nullptr ? decltype(info->options.begin()){} : std::ranges::find(info->options, name, &tasks::Option::name);
+    const auto option = info == nullptr ? decltype(info->options.begin()){}
+                                        : std::ranges::find(info->options, name, &tasks::Option::name);
     if (info == nullptr || option == info->options.end()) {
       Unknown("environment", name, value, known);
       continue;
@@ -321,18 +327,22 @@ void Binder::BindEnvironment(const Node& map) {
       Fail(value.place, full, status.message());
       continue;
     }
-    loaded_.config.environment.options[name] = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+    loaded_.config.environment.options[name] =
+        json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
+                             value.place, ""};
   }
 }
 
-// Keys of `algorithm` that are none of ours are options of its parts; which parts those are is known at the end.
+// Keys of `algorithm` that are none of ours are options of its parts; which parts those are is known at the
+// end.
 void Binder::BindAlgorithm(const Node& map) {
   for (const auto& [name, value] : map.members) {
     if (const Key* key = FindKey("algorithm." + name)) BindKey(*key, value, "algorithm." + name, 0);
     if (IsSection("algorithm." + name)) BindSection(value, "algorithm." + name);
   }
-  const bool parts_are_wrong = bad_.contains("algorithm.name") || bad_.contains("algorithm.advantage") || bad_.contains("algorithm.loss");
+  const bool parts_are_wrong = bad_.contains("algorithm.name") || bad_.contains("algorithm.advantage") ||
+                               bad_.contains("algorithm.loss");
   const std::vector<algorithms::OptionSpec> offered = algorithms::OptionsOfParts(loaded_.config.algorithm);
   std::vector<std::string> known = NamesIn("algorithm");
   for (const algorithms::OptionSpec& option : offered) known.push_back(option.name);
@@ -348,8 +358,10 @@ void Binder::BindAlgorithm(const Node& map) {
       continue;
     }
     // null is kept: it takes a default of the part away.
-    loaded_.config.algorithm.options[name] = ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+    loaded_.config.algorithm.options[name] =
+        ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
+                             value.place, ""};
   }
 }
 
@@ -357,11 +369,13 @@ void Binder::BindSection(const Node& value, const std::string& full) {
   if (value.kind == Node::Kind::kMap) {
     if (full == "model.init") {
       loaded_.config.model.init.emplace();
-      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, value.place, ""};
+      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
+                               value.place, ""};
     }
     BindMap(value, full);
   } else if (value.kind != Node::Kind::kNull) {
-    Fail(value.place, full, "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
+    Fail(value.place, full,
+         "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
   }
 }
 

@@ -15,85 +15,158 @@ namespace {
 
 std::string Text(int64_t n) { return std::to_string(n); }
 
-void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to, const std::string& why) {
+void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to,
+            const std::string& why) {
   value = to;
   loaded.origins[key] = {Origin::Kind::kDefault, {}, why};
 }
 
-constexpr std::array kPolicyKeys = {"model.hidden", "model.shared", "model.initial_log_std", "environment.instances", "environment.max_episode_steps",
-                                    "rollout.steps_per_fragment", "algorithm.value_coef"};
+constexpr std::array kPolicyKeys = {"model.hidden",
+                                    "model.shared",
+                                    "model.initial_log_std",
+                                    "environment.instances",
+                                    "environment.max_episode_steps",
+                                    "rollout.steps_per_fragment",
+                                    "algorithm.value_coef"};
 // A key, or with a point at the end all keys below.
-constexpr std::array kTextKeys = {
-    "model.path", "model.init.", "data.", "reward.", "environment.size", "environment.max_turns", "environment.max_turn_tokens", "environment.max_retries",
-    "environment.reset_timeout_s", "environment.episode_timeout_s", "environment.latency.", "algorithm.advantage_scale", "algorithm.advantage_eps",
-    "algorithm.aggregation", "algorithm.kl_coef", "algorithm.filter", "algorithm.filter_rounds", "algorithm.mask_truncated", "algorithm.overlong_buffer_tokens",
-    "algorithm.overlong_factor", "algorithm.kl.", "algorithm.critic.", "algorithm.teacher", "algorithm.teacher_coef", "algorithm.opsm", "algorithm.m2po",
-    "algorithm.reject", "algorithm.reject_threshold", "algorithm.reject_low", "algorithm.reject_high", "rollout.group_size", "rollout.max_new_tokens",
-    "rollout.chunk_tokens", "rollout.temperature", "rollout.top_k", "rollout.top_p", "rollout.min_p", "rollout.stop", "rollout.stop_token_ids",
-    "rollout.block_tokens", "rollout.kv_cache_tokens", "rollout.max_batched_tokens", "rollout.kv_on_update", "rollout.record_routing",
-    "train.micro_batch_tokens", "train.recompute", "train.replay_routing", "cluster.pace", "cluster.pace_scale"};
+constexpr std::array kTextKeys = {"model.path",
+                                  "model.init.",
+                                  "data.",
+                                  "reward.",
+                                  "environment.size",
+                                  "environment.max_turns",
+                                  "environment.max_turn_tokens",
+                                  "environment.max_retries",
+                                  "environment.reset_timeout_s",
+                                  "environment.episode_timeout_s",
+                                  "environment.latency.",
+                                  "algorithm.advantage_scale",
+                                  "algorithm.advantage_eps",
+                                  "algorithm.aggregation",
+                                  "algorithm.kl_coef",
+                                  "algorithm.filter",
+                                  "algorithm.filter_rounds",
+                                  "algorithm.mask_truncated",
+                                  "algorithm.overlong_buffer_tokens",
+                                  "algorithm.overlong_factor",
+                                  "algorithm.kl.",
+                                  "algorithm.critic.",
+                                  "algorithm.teacher",
+                                  "algorithm.teacher_coef",
+                                  "algorithm.opsm",
+                                  "algorithm.m2po",
+                                  "algorithm.reject",
+                                  "algorithm.reject_threshold",
+                                  "algorithm.reject_low",
+                                  "algorithm.reject_high",
+                                  "rollout.group_size",
+                                  "rollout.max_new_tokens",
+                                  "rollout.chunk_tokens",
+                                  "rollout.temperature",
+                                  "rollout.top_k",
+                                  "rollout.top_p",
+                                  "rollout.min_p",
+                                  "rollout.stop",
+                                  "rollout.stop_token_ids",
+                                  "rollout.block_tokens",
+                                  "rollout.kv_cache_tokens",
+                                  "rollout.max_batched_tokens",
+                                  "rollout.kv_on_update",
+                                  "rollout.record_routing",
+                                  "train.micro_batch_tokens",
+                                  "train.recompute",
+                                  "train.replay_routing",
+                                  "cluster.pace",
+                                  "cluster.pace_scale"};
 
 }  // namespace
 
-bool BelongsToPolicies(std::string_view key) { return std::ranges::find(kPolicyKeys, key) != kPolicyKeys.end(); }
+bool BelongsToPolicies(std::string_view key) {
+  return std::ranges::find(kPolicyKeys, key) != kPolicyKeys.end();
+}
 
 bool BelongsToText(std::string_view key) {
-  return std::ranges::any_of(kTextKeys, [&](std::string_view k) { return k.ends_with('.') ? key.starts_with(k) : key == k; });
+  return std::ranges::any_of(
+      kTextKeys, [&](std::string_view k) { return k.ends_with('.') ? key.starts_with(k) : key == k; });
 }
 
 void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
-  if (c.job != "rl") return b.Complain("model.policy", "belongs to job: rl, and this is job: " + c.job + "; remove it");
+  if (c.job != "rl")
+    return b.Complain("model.policy", "belongs to job: rl, and this is job: " + c.job + "; remove it");
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault || !b.Good(key)) continue;
     if (BelongsToText(key) || key == "model.init" || key == "reward.functions") {
-      b.Complain(key, "means nothing to a policy of control tasks (model.policy: " + c.model.policy + "); remove it (null takes an inherited one away)");
+      b.Complain(key, "means nothing to a policy of control tasks (model.policy: " + c.model.policy +
+                          "); remove it (null takes an inherited one away)");
     }
   }
   if (!b.Good("environment.name")) return;
-  if (c.environment.name.empty()) return b.Complain("environment.name", "is missing; a policy needs a control task, for example environment: {name: cartpole}");
+  if (c.environment.name.empty())
+    return b.Complain("environment.name",
+                      "is missing; a policy needs a control task, for example environment: {name: cartpole}");
   if (environments::FindTextEnvironment(c.environment.name) != nullptr) {
-    return b.Complain("environment.name", c.environment.name + " is a game of words, which model.policy: " + c.model.policy +
-                                              " cannot play; take a control task (`tidepool environments`), or a language model");
+    return b.Complain("environment.name",
+                      c.environment.name + " is a game of words, which model.policy: " + c.model.policy +
+                          " cannot play; take a control task (`tidepool environments`), or a language model");
   }
   const auto environment = environments::FindVectorEnvironment(policy::EnvironmentOfJob(c));
   if (!environment.ok()) {
     const std::string& message = environment.status().message();
     const size_t colon = message.find(": ");
-    return b.Complain("environment." + message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.Complain("environment." + message.substr(0, colon),
+                      colon == std::string::npos ? message : message.substr(colon + 2));
   }
   if (!environment->continuous && b.Good("model.initial_log_std") && c.model.initial_log_std != 0) {
-    b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + c.environment.name + " has " + Text(environment->actions) + " choices as actions; remove it");
+    b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + c.environment.name + " has " +
+                                            Text(environment->actions) + " choices as actions; remove it");
   }
   if (b.Good("model.hidden")) {
-    if (const auto spec = policy::SpecOfJob(c); !spec.ok()) return b.Complain("model.hidden", spec.status().message());
+    if (const auto spec = policy::SpecOfJob(c); !spec.ok())
+      return b.Complain("model.hidden", spec.status().message());
   }
-  if (b.Good("model.dtype") && c.model.dtype != "float32") b.Complain("model.dtype", "is " + c.model.dtype + ", but policies compute in float32; remove it");
-  if (b.Good("cluster.device") && c.cluster.device != "cpu") b.Complain("cluster.device", "is " + c.cluster.device + ", but policies run on a CPU slot; write cpu");
+  if (b.Good("model.dtype") && c.model.dtype != "float32")
+    b.Complain("model.dtype", "is " + c.model.dtype + ", but policies compute in float32; remove it");
+  if (b.Good("cluster.device") && c.cluster.device != "cpu")
+    b.Complain("cluster.device", "is " + c.cluster.device + ", but policies run on a CPU slot; write cpu");
   if (b.Good("environment.instances") && b.Good("rollout.steps_per_fragment")) {
-    const int64_t cells = c.environment.instances * c.rollout.steps_per_fragment, bytes = policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment, c.environment.instances);
+    const int64_t cells = c.environment.instances * c.rollout.steps_per_fragment,
+                  bytes = policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment,
+                                                c.environment.instances);
     if (bytes > c.security.max_control_bytes / 2) {
-      b.Complain(b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
-                 Text(c.environment.instances) + " instances of " + Text(c.rollout.steps_per_fragment) + " steps make a message of up to " + Text(bytes) +
-                     " bytes, more than half of security.max_control_bytes (" + Text(c.security.max_control_bytes) + "); lower them and raise train.groups_per_step");
+      b.Complain(
+          b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
+          Text(c.environment.instances) + " instances of " + Text(c.rollout.steps_per_fragment) +
+              " steps make a message of up to " + Text(bytes) +
+              " bytes, more than half of security.max_control_bytes (" + Text(c.security.max_control_bytes) +
+              "); lower them and raise train.groups_per_step");
     }
     Adjust(loaded, "rollout.group_size", c.rollout.group_size, 1, "a group is one fragment");
-    Adjust(loaded, "rollout.max_new_tokens", c.rollout.max_new_tokens, cells, "environment steps of a fragment");
+    Adjust(loaded, "rollout.max_new_tokens", c.rollout.max_new_tokens, cells,
+           "environment steps of a fragment");
     Adjust(loaded, "rollout.chunk_tokens", c.rollout.chunk_tokens, cells, "a chunk is a whole fragment");
     if (b.Good("train.minibatches") && c.train.minibatches > cells * c.train.groups_per_step) {
-      b.Complain("train.minibatches", "is " + Text(c.train.minibatches) + ", more than the " + Text(cells * c.train.groups_per_step) + " environment steps of a step; lower it");
+      b.Complain("train.minibatches", "is " + Text(c.train.minibatches) + ", more than the " +
+                                          Text(cells * c.train.groups_per_step) +
+                                          " environment steps of a step; lower it");
     }
   }
-  if (!b.Written("environment.held_out")) Adjust(loaded, "environment.held_out", c.environment.held_out, 100, "episodes of an evaluation of a policy");
+  if (!b.Written("environment.held_out"))
+    Adjust(loaded, "environment.held_out", c.environment.held_out, 100,
+           "episodes of an evaluation of a policy");
   if (!b.Good("algorithm.name") || !b.Good("algorithm.advantage") || !b.Good("algorithm.loss")) return;
   const auto resolved = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens, /*environments=*/true);
   if (!resolved.ok()) {
     const std::string& message = resolved.status().message();
     const size_t colon = message.find(": ");
-    return b.Complain(message.substr(0, colon), colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.Complain(message.substr(0, colon),
+                      colon == std::string::npos ? message : message.substr(colon + 2));
   }
-  if (algorithms::NeedsWholeRows(resolved->policy) || resolved->policy.loss->whole_batch || resolved->policy.loss->row_value) {
-    b.Complain(b.Written("algorithm.loss") ? "algorithm.loss" : "algorithm.name", "loss " + resolved->policy.loss->name + " is over whole sequences; a policy of control tasks needs one of single steps, like ppo");
+  if (algorithms::NeedsWholeRows(resolved->policy) || resolved->policy.loss->whole_batch ||
+      resolved->policy.loss->row_value) {
+    b.Complain(b.Written("algorithm.loss") ? "algorithm.loss" : "algorithm.name",
+               "loss " + resolved->policy.loss->name +
+                   " is over whole sequences; a policy of control tasks needs one of single steps, like ppo");
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Which keys belong to jobs with model.policy (a small policy of control tasks), which to language models, and the
-// rules between keys of the former.
+// Which keys belong to jobs with model.policy (a small policy of control tasks), which to language models,
+// and the rules between keys of the former.
 
 #include <string_view>
 
@@ -15,8 +15,8 @@ bool BelongsToPolicies(std::string_view key);
 // The key means nothing to them: text, tokens, questions.
 bool BelongsToText(std::string_view key);
 
-// requires config.model.policy to be set. Fills what the rest of the system reads of a fragment: one sample a group,
-// as many tokens as it has steps.
+// requires config.model.policy to be set. Fills what the rest of the system reads of a fragment: one sample a
+// group, as many tokens as it has steps.
 void CheckPolicy(Binder& b, LoadedConfig& loaded);
 
 }  // namespace tidepool::config

@@ -29,8 +29,9 @@ bool Applies(const Key& key, const JobConfig& config) {
   if (key.jobs != Jobs::kAll && JobName(key.jobs) != config.job) return false;
   if (config.model.policy.empty() ? BelongsToPolicies(key.path) : BelongsToText(key.path)) return false;
   if (key.path.starts_with("environment.")) return !config.environment.name.empty();
-  if (!config.environment.name.empty() && (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
-                                           key.path == "data.size" || key.path == "data.eval_path" || key.path == "data.held_out")) {
+  if (!config.environment.name.empty() &&
+      (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
+       key.path == "data.size" || key.path == "data.eval_path" || key.path == "data.held_out")) {
     return false;
   }
   if (key.path == "data.size") return !config.data.task.empty();
@@ -69,7 +70,8 @@ void AppendOptions(const LoadedConfig& loaded, std::string& out) {
 
 // Options of the environment, as those of a task.
 void AppendGameOptions(const LoadedConfig& loaded, std::string& out) {
-  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(loaded.config.environment.name);
+  const environments::TextEnvironmentInfo* info =
+      environments::FindTextEnvironment(loaded.config.environment.name);
   if (info == nullptr) {  // a control task
     for (const auto& [name, value] : loaded.config.environment.options) {
       out += WithComment("  " + name + ": " + value, loaded.OriginOf("environment." + name).ToString());
@@ -79,8 +81,10 @@ void AppendGameOptions(const LoadedConfig& loaded, std::string& out) {
   for (const tasks::Option& option : info->options) {
     const auto it = loaded.config.environment.options.find(option.name);
     out += it != loaded.config.environment.options.end()
-               ? WithComment("  " + option.name + ": " + it->second, loaded.OriginOf("environment." + option.name).ToString())
-               : WithComment("  # " + option.name + ": " + option.default_json, "default of environment " + info->name);
+               ? WithComment("  " + option.name + ": " + it->second,
+                             loaded.OriginOf("environment." + option.name).ToString())
+               : WithComment("  # " + option.name + ": " + option.default_json,
+                             "default of environment " + info->name);
   }
 }
 
@@ -91,8 +95,10 @@ void AppendPartOptions(const LoadedConfig& loaded, std::string& out) {
     const auto it = loaded.config.algorithm.options.find(option.name);
     const std::string fallback = algorithms::ValueText(option.fallback);
     out += it != loaded.config.algorithm.options.end()
-               ? WithComment("  " + option.name + ": " + it->second, loaded.OriginOf("algorithm." + option.name).ToString())
-               : WithComment("  # " + option.name + ": " + (fallback.empty() ? "null" : fallback), "default of the algorithm's part");
+               ? WithComment("  " + option.name + ": " + it->second,
+                             loaded.OriginOf("algorithm." + option.name).ToString())
+               : WithComment("  # " + option.name + ": " + (fallback.empty() ? "null" : fallback),
+                             "default of the algorithm's part");
   }
 }
 
@@ -173,10 +179,12 @@ void TaskTable(std::string& out) {
   }
   out += "## Environments\n\nOptions are further keys of `environment`.\n\n";
   for (const environments::TextEnvironmentInfo& info : environments::ListTextEnvironments()) {
-    out += "### `" + info.name + "`\n\n" + info.doc + "\n\nAction: " + Cell(info.action) + ". Reward: " + Cell(info.reward) +
+    out += "### `" + info.name + "`\n\n" + info.doc + "\n\nAction: " + Cell(info.action) +
+           ". Reward: " + Cell(info.reward) +
            ".\n\n| option | type | default | meaning |\n|---|---|---|---|\n";
     for (const tasks::Option& option : info.options) {
-      out += "| `" + option.name + "` | " + tasks::DescribeOption(option) + " | `" + option.default_json + "` | " + option.doc + " |\n";
+      out += "| `" + option.name + "` | " + tasks::DescribeOption(option) + " | `" + option.default_json +
+             "` | " + option.doc + " |\n";
     }
     out += "\n";
   }
@@ -216,7 +224,8 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
       if (section == "environment") AppendGameOptions(loaded, out);
       const size_t inner = now.find('.');
       // A section of its own inside one that is open already, or not yet.
-      if (inner != std::string::npos && section.substr(0, inner) != now.substr(0, inner)) out += now.substr(0, inner) + ":\n";
+      if (inner != std::string::npos && section.substr(0, inner) != now.substr(0, inner))
+        out += now.substr(0, inner) + ":\n";
       out += inner == std::string::npos ? now + ":\n" : "  " + now.substr(inner + 1) + ":\n";
     } else if (now == "model" && section.empty()) {
       out += "model:\n";
@@ -278,7 +287,8 @@ std::string JsonSchema() {
   data["properties"]["task"]["oneOf"] = by_task;
   root["properties"]["environment"]["additionalProperties"] = true;  // options of the environment
   // Further keys of algorithm are options of its parts.
-  root["properties"]["algorithm"]["additionalProperties"] = {{"type", Json::array({"number", "string", "boolean", "null"})}};
+  root["properties"]["algorithm"]["additionalProperties"] = {
+      {"type", Json::array({"number", "string", "boolean", "null"})}};
   Json out;
   out["$schema"] = "https://json-schema.org/draft/2020-12/schema";
   out["title"] = "Tidepool job";
@@ -291,7 +301,8 @@ std::string ConfigReference() {
       "# Config reference\n\nGenerated from the schema by `tidepool config reference`; do not edit.\n\n"
       "One YAML file a job; `extends: other.yaml` lays it on top of another, `a.b=c` on the command line "
       "overrides, and a null value "
-      "takes an inherited key away. Keys marked with a kind of job (*rl*, *dpo*) mean something to that kind alone. A run may be resumed "
+      "takes an inherited key away. Keys marked with a kind of job (*rl*, *dpo*) mean something to that kind "
+      "alone. A run may be resumed "
       "with another value of keys "
       "marked *free*.\n";
   std::string section = "-";
@@ -350,13 +361,17 @@ Status CheckResume(const JobConfig& old, const JobConfig& now) {
   options = now.environment.options;
   options.insert(old.environment.options.begin(), old.environment.options.end());
   for (const auto& [name, value] : options) {
-    const auto text = [&](const EnvironmentConfig& e) { return e.options.contains(name) ? e.options.at(name) : std::string("not set"); };
+    const auto text = [&](const EnvironmentConfig& e) {
+      return e.options.contains(name) ? e.options.at(name) : std::string("not set");
+    };
     compare("environment." + name, text(old.environment), text(now.environment));
   }
   options = now.algorithm.options;
   options.insert(old.algorithm.options.begin(), old.algorithm.options.end());
   for (const auto& [name, value] : options) {
-    const auto text = [&](const AlgorithmConfig& a) { return a.options.contains(name) ? a.options.at(name) : std::string("not set"); };
+    const auto text = [&](const AlgorithmConfig& a) {
+      return a.options.contains(name) ? a.options.at(name) : std::string("not set");
+    };
     compare("algorithm." + name, text(old.algorithm), text(now.algorithm));
   }
   if (differences.empty()) return OkStatus();

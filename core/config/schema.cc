@@ -32,11 +32,16 @@ bool Range::Holds(double value) const {
 
 std::string_view JobName(Jobs jobs) {
   switch (jobs) {
-    case Jobs::kAll: return "";
-    case Jobs::kRl: return "rl";
-    case Jobs::kDpo: return "dpo";
-    case Jobs::kRewardModel: return "reward_model";
-    case Jobs::kDistill: return "distill";
+    case Jobs::kAll:
+      return "";
+    case Jobs::kRl:
+      return "rl";
+    case Jobs::kDpo:
+      return "dpo";
+    case Jobs::kRewardModel:
+      return "reward_model";
+    case Jobs::kDistill:
+      return "distill";
   }
   return "";
 }
@@ -165,8 +170,10 @@ std::string CanonicalText(const JobConfig& config) {
     }
   }
   for (const auto& [name, value] : config.data.options) text += "data." + name + ": " + value + "\n";
-  for (const auto& [name, value] : config.environment.options) text += "environment." + name + ": " + value + "\n";
-  for (const auto& [name, value] : config.algorithm.options) text += "algorithm." + name + ": " + value + "\n";
+  for (const auto& [name, value] : config.environment.options)
+    text += "environment." + name + ": " + value + "\n";
+  for (const auto& [name, value] : config.algorithm.options)
+    text += "algorithm." + name + ": " + value + "\n";
   return text;
 }
 

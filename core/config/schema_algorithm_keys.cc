@@ -29,7 +29,8 @@ std::vector<Key> AlgorithmKeys() {
        .doc = "added to that deviation; not set: the estimator's (grpo 1e-06)"},
       {.path = "algorithm.aggregation",
        .field = TP_FIELD(algorithm.aggregation),
-       .choices = {"", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean"},
+       .choices = {"", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm",
+                   "seq-mean"},
        .doc = "how token losses become one; empty: the algorithm's"},
       {.path = "algorithm.clip_low",
        .field = TP_FIELD(algorithm.clip_low),
@@ -54,8 +55,10 @@ std::vector<Key> AlgorithmKeys() {
       {.path = "algorithm.correction",
        .field = TP_FIELD(algorithm.correction),
        .choices = {"", "none", "tis", "icepop", "seq-mask-tis", "seq-tis", "seq-mask", "raw"},
-       .doc = "importance weight from exp(old - behaviour): tis truncates each token's, seq-tis the product over the sample (verl); icepop drops "
-              "tokens outside, seq-mask-tis samples with a geometric mean outside, seq-mask samples with a product above (TRL); "
+       .doc = "importance weight from exp(old - behaviour): tis truncates each token's, seq-tis the product "
+              "over the sample (verl); icepop drops "
+              "tokens outside, seq-mask-tis samples with a geometric mean outside, seq-mask samples with a "
+              "product above (TRL); "
               "empty: the algorithm's"},
       {.path = "algorithm.tis_max",
        .field = TP_FIELD(algorithm.tis_max),
@@ -84,18 +87,22 @@ std::vector<Key> AlgorithmKeys() {
       {.path = "algorithm.opsm",
        .field = TP_FIELD(algorithm.opsm),
        .range = AtLeast(0),
-       .doc = "off-policy sequence mask (arXiv:2512.02556): samples with A < 0 whose mean behaviour - lp is above this have no loss"},
+       .doc = "off-policy sequence mask (arXiv:2512.02556): samples with A < 0 whose mean behaviour - lp is "
+              "above this have no loss"},
       {.path = "algorithm.m2po",
        .field = TP_FIELD(algorithm.m2po),
        .range = Positive(),
-       .doc = "second-moment mask (arXiv:2510.01161): tokens with the largest (behaviour - old)^2 have no loss, until the mean of the rest is below this"},
+       .doc = "second-moment mask (arXiv:2510.01161): tokens with the largest (behaviour - old)^2 have no "
+              "loss, until the mean of the rest is below this"},
       {.path = "algorithm.reject",
        .field = TP_FIELD(algorithm.reject),
-       .doc = "tokens or samples without loss by old against behaviour; a comma list of token_ratio, segment_ratio, geometric_ratio, "
+       .doc = "tokens or samples without loss by old against behaviour; a comma list of token_ratio, "
+              "segment_ratio, geometric_ratio, "
               "sequence_ratio, and {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}"},
       {.path = "algorithm.reject_threshold",
        .field = TP_FIELD(algorithm.reject_threshold),
-       .doc = "of the k criteria of reject: one number, or a comma list in their order; a_b for the ratio bounds of k1"},
+       .doc = "of the k criteria of reject: one number, or a comma list in their order; a_b for the ratio "
+              "bounds of k1"},
       {.path = "algorithm.reject_low",
        .field = TP_FIELD(algorithm.reject_low),
        .range = AtLeast(0),
@@ -131,7 +138,8 @@ std::vector<Key> AlgorithmKeys() {
       {.path = "algorithm.kl.target",
        .field = TP_FIELD(algorithm.kl.target),
        .range = Positive(),
-       .doc = "the coefficient moves so that the KL comes near this (arXiv:1909.08593); not set: it is fixed"},
+       .doc =
+           "the coefficient moves so that the KL comes near this (arXiv:1909.08593); not set: it is fixed"},
       {.path = "algorithm.kl.horizon",
        .field = TP_FIELD(algorithm.kl.horizon),
        .range = Positive(),
@@ -156,7 +164,8 @@ std::vector<Key> AlgorithmKeys() {
        .doc = "in the loss: times the ratio exp(lp - old)"},
       {.path = "algorithm.critic.path",
        .field = TP_FIELD(algorithm.critic.path),
-       .doc = "model folder of the critic's start; empty: what the run starts from, with a value head of zeros",
+       .doc =
+           "model folder of the critic's start; empty: what the run starts from, with a value head of zeros",
        .is_path = true},
       {.path = "algorithm.critic.learning_rate",
        .field = TP_FIELD(algorithm.critic.learning_rate),
@@ -179,7 +188,8 @@ std::vector<Key> AlgorithmKeys() {
       {.path = "algorithm.critic.clip",
        .field = TP_FIELD(algorithm.critic.clip),
        .range = AtLeast(0),
-       .doc = "the larger of the errors of the value and of the value clipped this near to the old one counts; 0: no clip"},
+       .doc = "the larger of the errors of the value and of the value clipped this near to the old one "
+              "counts; 0: no clip"},
   };
   for (Key& key : keys) key.jobs = Jobs::kRl;
   return keys;
@@ -200,7 +210,8 @@ std::vector<Key> ShapingKeys() {
        .doc = "the mean is that of the other samples"},
       {.path = "reward.shaping.running",
        .field = TP_FIELD(reward.shaping.running),
-       .doc = "rewards are normalised by mean and deviation of all rewards of the run so far, before mean and deviation above"},
+       .doc = "rewards are normalised by mean and deviation of all rewards of the run so far, before mean "
+              "and deviation above"},
       {.path = "reward.shaping.bias",
        .field = TP_FIELD(reward.shaping.bias),
        .doc = "clip((r + bias) * scale, +-20), where one of the two is set"},
@@ -217,7 +228,8 @@ std::vector<Key> ShapingKeys() {
       {.path = "reward.shaping.truncated",
        .field = TP_FIELD(reward.shaping.truncated),
        .range = {.lo = -1e6, .hi = 1},
-       .doc = "samples cut at max_new_tokens keep this share of their reward (0 to 1), or get this value (below 0)"},
+       .doc = "samples cut at max_new_tokens keep this share of their reward (0 to 1), or get this value "
+              "(below 0)"},
       {.path = "reward.shaping.length_penalty",
        .field = TP_FIELD(reward.shaping.length_penalty),
        .range = AtLeast(0),
@@ -247,7 +259,8 @@ std::vector<Key> ObjectiveKeys() {
        .jobs = Jobs::kDpo},
       {.path = "preference.length_average",
        .field = TP_FIELD(preference.length_average),
-       .doc = "log-probabilities of an answer are averaged over its tokens (IPO in TRL and AReaL), not added up",
+       .doc =
+           "log-probabilities of an answer are averaged over its tokens (IPO in TRL and AReaL), not added up",
        .jobs = Jobs::kDpo},
       {.path = "preference.reference",
        .field = TP_FIELD(preference.reference),
@@ -272,7 +285,8 @@ std::vector<Key> ObjectiveKeys() {
       {.path = "distill.divergence",
        .field = TP_FIELD(distill.divergence),
        .choices = {"forward", "reverse", "mixed", "gkd"},
-       .doc = "KL(teacher || student), KL(student || teacher), a weighted sum of both, or to a mixture (arXiv:2306.13649)",
+       .doc = "KL(teacher || student), KL(student || teacher), a weighted sum of both, or to a mixture "
+              "(arXiv:2306.13649)",
        .jobs = Jobs::kDistill},
       {.path = "distill.weight",
        .field = TP_FIELD(distill.weight),

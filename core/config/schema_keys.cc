@@ -17,7 +17,8 @@ std::vector<Key> RootKeys() {
       {.path = "job",
        .field = TP_FIELD(job),
        .choices = {"rl", "sft", "dpo", "reward_model", "distill"},
-       .doc = "kind of job: reinforcement learning, supervised fine-tuning, preferences (DPO, IPO), a reward model, a student of a teacher"},
+       .doc = "kind of job: reinforcement learning, supervised fine-tuning, preferences (DPO, IPO), a reward "
+              "model, a student of a teacher"},
       {.path = "deterministic",
        .field = TP_FIELD(deterministic),
        .doc = "same bits on every run, rollout and training log-probabilities equal; slower"},
@@ -168,7 +169,8 @@ std::vector<Key> EnvironmentKeys() {
   std::vector<Key> keys = {
       {.path = "environment.name",
        .field = TP_FIELD(environment.name),
-       .doc = "game of several turns, or control task of model.policy (`tidepool environments`), in place of data and reward; its options are further keys of environment"},
+       .doc = "game of several turns, or control task of model.policy (`tidepool environments`), in place of "
+              "data and reward; its options are further keys of environment"},
       {.path = "environment.size",
        .field = TP_FIELD(environment.size),
        .range = Between(1, 1e8),
@@ -202,7 +204,8 @@ std::vector<Key> EnvironmentKeys() {
        .field = TP_FIELD(environment.max_turn_tokens),
        .range = Between(0, kMany),
        .unit = "tokens",
-       .doc = "of the policy in one turn; 0: what rollout.max_new_tokens leaves, which is the limit of the whole episode, observations included"},
+       .doc = "of the policy in one turn; 0: what rollout.max_new_tokens leaves, which is the limit of the "
+              "whole episode, observations included"},
       {.path = "environment.max_retries",
        .field = TP_FIELD(environment.max_retries),
        .range = Between(0, 100),
@@ -314,7 +317,8 @@ std::vector<Key> RolloutKeys() {
       {.path = "rollout.admission",
        .field = TP_FIELD(rollout.admission),
        .choices = {"reserve", "adaptive"},
-       .doc = "reserve: a chunk starts only where its KV fits; adaptive: the number in flight follows KV use and queues of the engines",
+       .doc = "reserve: a chunk starts only where its KV fits; adaptive: the number in flight follows KV use "
+              "and queues of the engines",
        .jobs = Jobs::kRl,
        .on_resume = OnResume::kFree},
       {.path = "rollout.pin_version",
@@ -325,7 +329,8 @@ std::vector<Key> RolloutKeys() {
        .field = TP_FIELD(rollout.repack_s),
        .range = Between(0, 86400),
        .unit = "s",
-       .doc = "pin_version: between looks at long samples that could be moved together, so that workers become empty; 0: never",
+       .doc = "pin_version: between looks at long samples that could be moved together, so that workers "
+              "become empty; 0: never",
        .jobs = Jobs::kRl,
        .on_resume = OnResume::kFree},
       {.path = "rollout.kv_cache_tokens",
@@ -346,7 +351,8 @@ std::vector<Key> RolloutKeys() {
        .doc = "what happens to cached keys when weights arrive in mid-sample"},
       {.path = "rollout.record_routing",
        .field = TP_FIELD(rollout.record_routing),
-       .doc = "record the experts that each token was computed with, and train through the same ones; no effect on models without experts"},
+       .doc = "record the experts that each token was computed with, and train through the same ones; no "
+              "effect on models without experts"},
   };
 }
 
@@ -423,7 +429,8 @@ std::vector<Key> TrainKeys() {
       {.path = "train.router_aux_coef",
        .field = TP_FIELD(train.router_aux_coef),
        .range = Between(0, 100),
-       .doc = "weight of the load-balance loss of experts, which is their number per token when all are used alike; no effect on models without experts"},
+       .doc = "weight of the load-balance loss of experts, which is their number per token when all are used "
+              "alike; no effect on models without experts"},
       {.path = "train.max_nonfinite_steps",
        .field = TP_FIELD(train.max_nonfinite_steps),
        .range = Between(1, 1e6),
@@ -479,7 +486,8 @@ std::vector<Key> SystemKeys() {
       {.path = "scheduler.oversample_mode",
        .field = TP_FIELD(scheduler.oversample_mode),
        .choices = {"start_order", "first_done", "tail_rounds"},
-       .doc = "which surplus groups are trained: none but replacements, the first done, or long ones in rounds of their own",
+       .doc = "which surplus groups are trained: none but replacements, the first done, or long ones in "
+              "rounds of their own",
        .jobs = Jobs::kRl},
       {.path = "scheduler.straggler_wait",
        .field = TP_FIELD(scheduler.straggler_wait),
@@ -556,7 +564,8 @@ std::vector<Key> SystemKeys() {
        .doc = "how weights reach rollout workers; split only"},
       {.path = "cluster.pace",
        .field = TP_FIELD(cluster.pace),
-       .doc = "file of configs/pace: engine and training steps of a CPU slot take the time of the model and hardware named there; empty: their own",
+       .doc = "file of configs/pace: engine and training steps of a CPU slot take the time of the model and "
+              "hardware named there; empty: their own",
        .jobs = Jobs::kRl,
        .is_path = true},
       {.path = "cluster.pace_scale",
@@ -636,7 +645,8 @@ std::vector<Key> SystemKeys() {
 const std::vector<Key>& Keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all;
-    for (auto part : {RootKeys, DataKeys, EnvironmentKeys, ShapingKeys, AlgorithmKeys, RolloutKeys, ObjectiveKeys, TrainKeys, SystemKeys}) {
+    for (auto part : {RootKeys, DataKeys, EnvironmentKeys, ShapingKeys, AlgorithmKeys, RolloutKeys,
+                      ObjectiveKeys, TrainKeys, SystemKeys}) {
       for (Key& key : part()) all.push_back(std::move(key));
     }
     return all;

@@ -18,15 +18,18 @@ struct Entry {
   const char* key;
   std::variant<double*, int64_t*, std::string*> field;
   double lo = 0, hi = 1e18;
-  bool above = false;                  // more than lo
+  bool above = false;  // more than lo
   bool required = false;
 };
 
-void Complain(const Node& at, const std::string& text, std::vector<Problem>& problems) { problems.push_back({at.place, text}); }
+void Complain(const Node& at, const std::string& text, std::vector<Problem>& problems) {
+  problems.push_back({at.place, text});
+}
 
 void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
   const std::string key = e.key;
-  if (node.kind != Node::Kind::kScalar) return Complain(node, key + ": found " + node.Describe() + "; write one value", problems);
+  if (node.kind != Node::Kind::kScalar)
+    return Complain(node, key + ": found " + node.Describe() + "; write one value", problems);
   if (auto* text = std::get_if<std::string*>(&e.field)) {
     **text = node.text;
     return;
@@ -37,7 +40,9 @@ void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
   const auto [rest, error] = std::from_chars(begin, end, x);
   const bool whole = std::holds_alternative<int64_t*>(e.field);
   if (error != std::errc{} || rest != end || !std::isfinite(x) || (whole && x != std::floor(x))) {
-    return Complain(node, key + ": found " + node.Describe() + "; write " + (whole ? "a whole number" : "a number"), problems);
+    return Complain(node,
+                    key + ": found " + node.Describe() + "; write " + (whole ? "a whole number" : "a number"),
+                    problems);
   }
   if (x < e.lo || x > e.hi || (e.above && x <= e.lo)) {
     char range[80];
@@ -48,8 +53,10 @@ void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
   if (auto* count = std::get_if<int64_t*>(&e.field)) **count = static_cast<int64_t>(x);
 }
 
-void ReadMap(const Node& node, const std::string& name, const std::vector<Entry>& entries, std::vector<Problem>& problems) {
-  if (node.kind != Node::Kind::kMap) return Complain(node, name + ": found " + node.Describe() + "; write key: value pairs", problems);
+void ReadMap(const Node& node, const std::string& name, const std::vector<Entry>& entries,
+             std::vector<Problem>& problems) {
+  if (node.kind != Node::Kind::kMap)
+    return Complain(node, name + ": found " + node.Describe() + "; write key: value pairs", problems);
   for (const auto& [key, value] : node.members) {
     const Entry* found = nullptr;
     for (const Entry& e : entries) found = key == e.key ? &e : found;
@@ -62,33 +69,73 @@ void ReadMap(const Node& node, const std::string& name, const std::vector<Entry>
     Complain(value, name + ": unknown key '" + key + "'; known: " + known, problems);
   }
   for (const Entry& e : entries) {
-    if (e.required && node.Find(e.key) == nullptr) Complain(node, name + ": " + e.key + " is missing", problems);
+    if (e.required && node.Find(e.key) == nullptr)
+      Complain(node, name + ": " + e.key + " is missing", problems);
   }
 }
 
 std::vector<Entry> JobEntries(WorkloadJob& j) {
-  return {{"placement", &j.placement}, {"order", &j.order}, {"kv_on_update", &j.kv_on_update}, {"on_stale", &j.on_stale},
-          {"slots", &j.slots, 1, 65536}, {"devices_per_slot", &j.devices_per_slot, 1, 65536}, {"actor_slots", &j.actor_slots, 1, 65536},
-          {"rollout_floor", &j.rollout_floor, 0, 65536}, {"groups_per_step", &j.groups_per_step, 1, 1e6}, {"group_size", &j.group_size, 1, 1e4},
-          {"steps", &j.steps, 1, 1e6}, {"max_lag_versions", &j.max_lag_versions, 0, 1000}, {"oversample", &j.oversample, 1, 16},
-          {"prompt_tokens", &j.prompt_tokens, 1, 1e7}, {"max_new_tokens", &j.max_new_tokens, 1, 1e7}, {"chunk_tokens", &j.chunk_tokens, 0, 1e7},
-          {"max_concurrent", &j.max_concurrent, 1, 1e8}, {"kv_cache_tokens", &j.kv_cache_tokens, 0, 1e15}, {"reward_workers", &j.reward_workers, 1, 1e5},
-          {"mean_tokens", &j.mean_tokens, 0, 1e7, true}, {"sigma_between", &j.sigma_between, 0, 10}, {"sigma_within", &j.sigma_within, 0, 10},
-          {"tokens_per_step", &j.tokens_per_step, 1, 100}, {"mean_turns", &j.mean_turns, 1, 1e5}, {"sigma_turns", &j.sigma_turns, 0, 10},
-          {"max_turns", &j.max_turns, 1, 1e5}, {"env_step_s", &j.env_step_s, 0, 1e6}, {"env_step_sd", &j.env_step_sd, 0, 1e6},
-          {"env_slow_chance", &j.env_slow_chance, 0, 1}, {"env_slow_s", &j.env_slow_s, 0, 1e6},
-          {"engine_efficiency", &j.engine_efficiency, 0, 1, true}, {"train_efficiency", &j.train_efficiency, 0, 1, true},
-          {"reward_s", &j.reward_s, 0, 1e6}, {"release_s", &j.release_s, 0, 1e6}, {"grant_s", &j.grant_s, 0, 1e6}, {"seed", &j.seed, 0, 1e15},
-          {"recompute", &j.recompute, 0, 1}, {"kv_pool", &j.kv_pool, 0, 1}, {"checkpoint_every", &j.checkpoint_every, 0, 1e6}};
+  return {{"placement", &j.placement},
+          {"order", &j.order},
+          {"kv_on_update", &j.kv_on_update},
+          {"on_stale", &j.on_stale},
+          {"slots", &j.slots, 1, 65536},
+          {"devices_per_slot", &j.devices_per_slot, 1, 65536},
+          {"actor_slots", &j.actor_slots, 1, 65536},
+          {"rollout_floor", &j.rollout_floor, 0, 65536},
+          {"groups_per_step", &j.groups_per_step, 1, 1e6},
+          {"group_size", &j.group_size, 1, 1e4},
+          {"steps", &j.steps, 1, 1e6},
+          {"max_lag_versions", &j.max_lag_versions, 0, 1000},
+          {"oversample", &j.oversample, 1, 16},
+          {"prompt_tokens", &j.prompt_tokens, 1, 1e7},
+          {"max_new_tokens", &j.max_new_tokens, 1, 1e7},
+          {"chunk_tokens", &j.chunk_tokens, 0, 1e7},
+          {"max_concurrent", &j.max_concurrent, 1, 1e8},
+          {"kv_cache_tokens", &j.kv_cache_tokens, 0, 1e15},
+          {"reward_workers", &j.reward_workers, 1, 1e5},
+          {"mean_tokens", &j.mean_tokens, 0, 1e7, true},
+          {"sigma_between", &j.sigma_between, 0, 10},
+          {"sigma_within", &j.sigma_within, 0, 10},
+          {"tokens_per_step", &j.tokens_per_step, 1, 100},
+          {"mean_turns", &j.mean_turns, 1, 1e5},
+          {"sigma_turns", &j.sigma_turns, 0, 10},
+          {"max_turns", &j.max_turns, 1, 1e5},
+          {"env_step_s", &j.env_step_s, 0, 1e6},
+          {"env_step_sd", &j.env_step_sd, 0, 1e6},
+          {"env_slow_chance", &j.env_slow_chance, 0, 1},
+          {"env_slow_s", &j.env_slow_s, 0, 1e6},
+          {"engine_efficiency", &j.engine_efficiency, 0, 1, true},
+          {"train_efficiency", &j.train_efficiency, 0, 1, true},
+          {"reward_s", &j.reward_s, 0, 1e6},
+          {"release_s", &j.release_s, 0, 1e6},
+          {"grant_s", &j.grant_s, 0, 1e6},
+          {"seed", &j.seed, 0, 1e15},
+          {"recompute", &j.recompute, 0, 1},
+          {"kv_pool", &j.kv_pool, 0, 1},
+          {"checkpoint_every", &j.checkpoint_every, 0, 1e6}};
 }
 
 std::vector<Entry> FaultEntries(WorkloadFaults& f) {
-  return {{"delay_spread", &f.delay_spread, 0, 1}, {"loss", &f.loss, 0, 0.9}, {"resend_s", &f.resend_s, 0, 1e5}, {"duplicate", &f.duplicate, 0, 1},
-          {"partition_mean_s", &f.partition_mean_s, 0, 1e9}, {"partition_s", &f.partition_s, 0, 1e6}, {"kill_mean_s", &f.kill_mean_s, 0, 1e9},
-          {"hang_mean_s", &f.hang_mean_s, 0, 1e9}, {"restart_s", &f.restart_s, 0, 1e6}, {"slow_share", &f.slow_share, 0, 1},
-          {"slow_factor", &f.slow_factor, 1, 1e4}, {"write_s", &f.write_s, 0, 1e5}, {"disk_slow_mean_s", &f.disk_slow_mean_s, 0, 1e9},
-          {"disk_slow_s", &f.disk_slow_s, 0, 1e6}, {"disk_slow_factor", &f.disk_slow_factor, 1, 1e6}, {"checkpoint_fails", &f.checkpoint_fails, 0, 1},
-          {"checkpoint_s", &f.checkpoint_s, 0, 1e6}, {"stop_at_s", &f.stop_at_s, 0, 1e9}, {"controller_kill_mean_s", &f.controller_kill_mean_s, 0, 1e9},
+  return {{"delay_spread", &f.delay_spread, 0, 1},
+          {"loss", &f.loss, 0, 0.9},
+          {"resend_s", &f.resend_s, 0, 1e5},
+          {"duplicate", &f.duplicate, 0, 1},
+          {"partition_mean_s", &f.partition_mean_s, 0, 1e9},
+          {"partition_s", &f.partition_s, 0, 1e6},
+          {"kill_mean_s", &f.kill_mean_s, 0, 1e9},
+          {"hang_mean_s", &f.hang_mean_s, 0, 1e9},
+          {"restart_s", &f.restart_s, 0, 1e6},
+          {"slow_share", &f.slow_share, 0, 1},
+          {"slow_factor", &f.slow_factor, 1, 1e4},
+          {"write_s", &f.write_s, 0, 1e5},
+          {"disk_slow_mean_s", &f.disk_slow_mean_s, 0, 1e9},
+          {"disk_slow_s", &f.disk_slow_s, 0, 1e6},
+          {"disk_slow_factor", &f.disk_slow_factor, 1, 1e6},
+          {"checkpoint_fails", &f.checkpoint_fails, 0, 1},
+          {"checkpoint_s", &f.checkpoint_s, 0, 1e6},
+          {"stop_at_s", &f.stop_at_s, 0, 1e9},
+          {"controller_kill_mean_s", &f.controller_kill_mean_s, 0, 1e9},
           {"resume_s", &f.resume_s, 0, 1e6}};
 }
 
@@ -128,9 +175,15 @@ Variants ReadVariants(const Node* list, const WorkloadJob& base, std::vector<Pro
 
 void ReadModel(const Node& node, WorkloadModel& m, std::vector<Problem>& problems) {
   ReadMap(node, "model",
-          {{"name", &m.name}, {"parameters", &m.parameters, 0, 1e15, true, true}, {"active_parameters", &m.active_parameters, 0, 1e15, true},
-           {"weight_bytes", &m.weight_bytes, 0, 8, true}, {"kv_bytes", &m.kv_bytes, 0, 8, true}, {"kv_bytes_per_token", &m.kv_bytes_per_token, 0, 1e9},
-           {"layers", &m.layers, 1, 1e4, false, true}, {"heads", &m.heads, 1, 1e4, false, true}, {"kv_heads", &m.kv_heads, 1, 1e4, false, true},
+          {{"name", &m.name},
+           {"parameters", &m.parameters, 0, 1e15, true, true},
+           {"active_parameters", &m.active_parameters, 0, 1e15, true},
+           {"weight_bytes", &m.weight_bytes, 0, 8, true},
+           {"kv_bytes", &m.kv_bytes, 0, 8, true},
+           {"kv_bytes_per_token", &m.kv_bytes_per_token, 0, 1e9},
+           {"layers", &m.layers, 1, 1e4, false, true},
+           {"heads", &m.heads, 1, 1e4, false, true},
+           {"kv_heads", &m.kv_heads, 1, 1e4, false, true},
            {"head_size", &m.head_size, 1, 1e5, false, true}},
           problems);
   if (m.active_parameters == 0) m.active_parameters = m.parameters;
@@ -142,7 +195,8 @@ std::string HardwarePath(const std::string& name, const std::string& from) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::path folder = fs::path(from).parent_path();
-  for (const fs::path& candidate : {fs::path(name), folder / name, folder / ".." / "hardware" / (name + ".yaml")}) {
+  for (const fs::path& candidate :
+       {fs::path(name), folder / name, folder / ".." / "hardware" / (name + ".yaml")}) {
     if (fs::is_regular_file(candidate, error)) return candidate.lexically_normal().string();
   }
   return "configs/hardware/" + name + ".yaml";
@@ -157,11 +211,19 @@ StatusOr<Pace> LoadPace(const std::string& path) {
   Node rest = root;  // without the model, which is a map of its own
   std::erase_if(rest.members, [](const auto& member) { return member.first == "model"; });
   ReadMap(rest, "pace",
-          {{.key = "name", .field = &p.name, .required = true}, {.key = "hardware", .field = &p.hardware, .required = true},
-           {"devices_per_slot", &p.devices_per_slot, 1, 65536}, {"engine_efficiency", &p.engine_efficiency, 0, 1, true},
-           {"train_efficiency", &p.train_efficiency, 0, 100, true}, {"token_factor", &p.token_factor, 1, 1e6},
-           {"step_gap_ms", &p.step_gap_ms, 0, 1e6}, {"slow_beside", &p.slow_beside, 1, 100}, {"jitter", &p.jitter, 0, 1}, {"message_ms", &p.message_ms, 0, 1e6},
-           {"reward_ms", &p.reward_ms, 0, 1e6}, {"release_ms", &p.release_ms, 0, 1e6}, {"grant_ms", &p.grant_ms, 0, 1e6},
+          {{.key = "name", .field = &p.name, .required = true},
+           {.key = "hardware", .field = &p.hardware, .required = true},
+           {"devices_per_slot", &p.devices_per_slot, 1, 65536},
+           {"engine_efficiency", &p.engine_efficiency, 0, 1, true},
+           {"train_efficiency", &p.train_efficiency, 0, 100, true},
+           {"token_factor", &p.token_factor, 1, 1e6},
+           {"step_gap_ms", &p.step_gap_ms, 0, 1e6},
+           {"slow_beside", &p.slow_beside, 1, 100},
+           {"jitter", &p.jitter, 0, 1},
+           {"message_ms", &p.message_ms, 0, 1e6},
+           {"reward_ms", &p.reward_ms, 0, 1e6},
+           {"release_ms", &p.release_ms, 0, 1e6},
+           {"grant_ms", &p.grant_ms, 0, 1e6},
            {"publish_ms", &p.publish_ms, 0, 1e6}},
           problems);
   if (const Node* model = root.Find("model"); model != nullptr) {
@@ -181,10 +243,14 @@ StatusOr<Profile> LoadProfile(const std::string& path) {
   Profile p;
   if (problems.empty()) {
     ReadMap(root, "profile",
-            {{.key = "name", .field = &p.name, .required = true}, {.key = "source", .field = &p.source, .required = true},
-             {"tflops", &p.tflops, 0, 1e9, true, true}, {"memory_gb", &p.memory_gb, 0, 1e9, true, true},
-             {"memory_gb_per_s", &p.memory_gb_per_s, 0, 1e9, true, true}, {"link_gb_per_s", &p.link_gb_per_s, 0, 1e9, true, true},
-             {"net_gb_per_s", &p.net_gb_per_s, 0, 1e9, true, true}, {"host_gb_per_s", &p.host_gb_per_s, 0, 1e9, true, true},
+            {{.key = "name", .field = &p.name, .required = true},
+             {.key = "source", .field = &p.source, .required = true},
+             {"tflops", &p.tflops, 0, 1e9, true, true},
+             {"memory_gb", &p.memory_gb, 0, 1e9, true, true},
+             {"memory_gb_per_s", &p.memory_gb_per_s, 0, 1e9, true, true},
+             {"link_gb_per_s", &p.link_gb_per_s, 0, 1e9, true, true},
+             {"net_gb_per_s", &p.net_gb_per_s, 0, 1e9, true, true},
+             {"host_gb_per_s", &p.host_gb_per_s, 0, 1e9, true, true},
              {"step_overhead_ms", &p.step_overhead_ms, 0, 1e6}},
             problems);
   }
@@ -207,12 +273,18 @@ StatusOr<Workload> LoadWorkload(const std::string& path) {
   TP_RETURN_IF_ERROR(AllOf(problems));
   Workload w;
   WorkloadJob base;
-  if (root.kind != Node::Kind::kMap) return InvalidArgument(path + ": found " + root.Describe() + "; a workload is key: value pairs");
+  if (root.kind != Node::Kind::kMap)
+    return InvalidArgument(path + ": found " + root.Describe() + "; a workload is key: value pairs");
   for (const auto& [key, value] : root.members) {
-    const auto scalar = [&](std::string& into) { Read(value, {.key = key.c_str(), .field = &into}, problems); };
-    if (key == "workload") scalar(w.name);
-    else if (key == "what") scalar(w.what);
-    else if (key == "hardware") scalar(w.hardware);
+    const auto scalar = [&](std::string& into) {
+      Read(value, {.key = key.c_str(), .field = &into}, problems);
+    };
+    if (key == "workload")
+      scalar(w.name);
+    else if (key == "what")
+      scalar(w.what);
+    else if (key == "hardware")
+      scalar(w.hardware);
     else if (key == "model") {
       ReadModel(value, w.model, problems);
     } else if (key == "job") {
@@ -222,26 +294,37 @@ StatusOr<Workload> LoadWorkload(const std::string& path) {
     } else if (key == "published") {
       for (const Node& item : value.items) {
         Workload::Published p;
-        ReadMap(item, "published", {{.key = "what", .field = &p.what, .required = true}, {.key = "value", .field = &p.value, .required = true},
-                                    {.key = "source", .field = &p.source, .required = true}}, problems);
+        ReadMap(item, "published",
+                {{.key = "what", .field = &p.what, .required = true},
+                 {.key = "value", .field = &p.value, .required = true},
+                 {.key = "source", .field = &p.source, .required = true}},
+                problems);
         w.published.push_back(std::move(p));
       }
     } else if (key == "left_out") {
       for (const Node& item : value.items) w.left_out.push_back(item.text);
     } else if (key != "variants" && key != "sweep") {
-      Complain(value, "unknown key '" + key + "'; known: workload, what, hardware, model, job, faults, variants, published, left_out, sweep", problems);
+      Complain(
+          value,
+          "unknown key '" + key +
+              "'; known: workload, what, hardware, model, job, faults, variants, published, left_out, sweep",
+          problems);
     }
   }
   if (w.name.empty()) problems.push_back({root.place, "workload: is missing; it names the workload"});
-  if (w.hardware.empty()) problems.push_back({root.place, "hardware: is missing; name a profile of configs/hardware"});
+  if (w.hardware.empty())
+    problems.push_back({root.place, "hardware: is missing; name a profile of configs/hardware"});
   if (w.model.parameters <= 0) problems.push_back({root.place, "model: is missing"});
   w.variants = ReadVariants(root.Find("variants"), base, problems);
   if (const Node* sweep = root.Find("sweep"); sweep != nullptr) {
-    if (sweep->kind != Node::Kind::kMap) Complain(*sweep, "sweep: found " + sweep->Describe() + "; write key: [values]", problems);
+    if (sweep->kind != Node::Kind::kMap)
+      Complain(*sweep, "sweep: found " + sweep->Describe() + "; write key: [values]", problems);
     for (const auto& [key, values] : sweep->members) {
       Workload::Sweep s;
       s.key = key;
-      if (values.kind != Node::Kind::kList) Complain(values, "sweep." + key + ": found " + values.Describe() + "; write a list of values", problems);
+      if (values.kind != Node::Kind::kList)
+        Complain(values, "sweep." + key + ": found " + values.Describe() + "; write a list of values",
+                 problems);
       for (const Node& item : values.items) {
         WorkloadJob job = base;
         const std::vector<Entry> entries = JobEntries(job);

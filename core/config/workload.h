@@ -1,8 +1,8 @@
 #pragma once
 // What `tidepool simulate` and `plan` read besides job configs: hardware profiles and simulated workloads.
 //
-// Both are YAML of the same bounded kind as configs (core/config/yaml_tree.h): unknown keys, wrong types and values
-// out of range are errors with file and line. Plain data; no exceptions leave this module.
+// Both are YAML of the same bounded kind as configs (core/config/yaml_tree.h): unknown keys, wrong types and
+// values out of range are errors with file and line. Plain data; no exceptions leave this module.
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,8 @@ namespace tidepool::config {
 // configs/hardware/*.yaml. Rates are sustained ones of one device.
 struct Profile {
   std::string name, source;
-  double tflops = 0, memory_gb = 0, memory_gb_per_s = 0, link_gb_per_s = 0, net_gb_per_s = 0, host_gb_per_s = 0;
+  double tflops = 0, memory_gb = 0, memory_gb_per_s = 0, link_gb_per_s = 0, net_gb_per_s = 0,
+         host_gb_per_s = 0;
   double step_overhead_ms = 0;
 };
 // kNotFound, kInvalidArgument (all problems, one a line).
@@ -29,20 +30,24 @@ struct WorkloadModel {
 };
 // configs/pace/*.yaml: the model and hardware whose time a paced slot takes (cluster.pace).
 struct Pace {
-  std::string name, hardware;          // hardware: a profile's name or path (HardwarePath)
+  std::string name, hardware;  // hardware: a profile's name or path (HardwarePath)
   WorkloadModel model;
   int64_t devices_per_slot = 1;
-  double engine_efficiency = 0.9, train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
-  int64_t token_factor = 1;            // tokens of the modelled job that one token of this job stands for
+  double engine_efficiency = 0.9,
+         train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
+  int64_t token_factor = 1;       // tokens of the modelled job that one token of this job stands for
   // For `tidepool simulate` alone, measured by tests/bench/calibrate.py on a run; negative: not given.
-  double step_gap_ms = -1;             // of the step overhead: between two engine steps, so not busy
-  double slow_beside = -1;             // an engine step takes so many times longer while another slot works (slots share a machine)
-  double jitter = -1;                  // relative deviation of a slot's speed from one load of weights, or training step, to the next
+  double step_gap_ms = -1;  // of the step overhead: between two engine steps, so not busy
+  double slow_beside =
+      -1;  // an engine step takes so many times longer while another slot works (slots share a machine)
+  double jitter =
+      -1;  // relative deviation of a slot's speed from one load of weights, or training step, to the next
   double message_ms = -1, reward_ms = -1, release_ms = -1, grant_ms = -1, publish_ms = -1;
 };
 StatusOr<Pace> LoadPace(const std::string& path);
-// File of the profile called `name` in a file at `from`: `name` itself if there is such a file (seen from the current
-// directory, then from `from`), else hardware/NAME.yaml beside the folder of `from`, else configs/hardware/NAME.yaml.
+// File of the profile called `name` in a file at `from`: `name` itself if there is such a file (seen from the
+// current directory, then from `from`), else hardware/NAME.yaml beside the folder of `from`, else
+// configs/hardware/NAME.yaml.
 std::string HardwarePath(const std::string& name, const std::string& from);
 
 // A simulated job; the same keys under `job` and in each of `variants` (which change some of them).
@@ -51,24 +56,28 @@ struct WorkloadJob {
   int64_t slots = 1, devices_per_slot = 1, actor_slots = 1, rollout_floor = 1;
   int64_t groups_per_step = 64, group_size = 8, steps = 4, max_lag_versions = 0;
   double oversample = 1;
-  int64_t prompt_tokens = 512, max_new_tokens = 4096, chunk_tokens = 0, max_concurrent = 1 << 20, kv_cache_tokens = 0, reward_workers = 64;
+  int64_t prompt_tokens = 512, max_new_tokens = 4096, chunk_tokens = 0, max_concurrent = 1 << 20,
+          kv_cache_tokens = 0, reward_workers = 64;
   double mean_tokens = 1024, sigma_between = 1, sigma_within = 0.35, tokens_per_step = 1;
-  double mean_turns = 1, sigma_turns = 0, max_turns = 100, env_step_s = 0, env_step_sd = 0, env_slow_chance = 0, env_slow_s = 0;
+  double mean_turns = 1, sigma_turns = 0, max_turns = 100, env_step_s = 0, env_step_sd = 0,
+         env_slow_chance = 0, env_slow_s = 0;
   double engine_efficiency = 0.9, train_efficiency = 0.4, reward_s = 0.05, release_s = 0.1, grant_s = 0.2;
   int64_t seed = 1, recompute = 0, checkpoint_every = 0, kv_pool = 0;
 };
-// What goes wrong in every variant; the meaning of the keys is that of scheduler/simulator/faults.h, the names are the same.
+// What goes wrong in every variant; the meaning of the keys is that of scheduler/simulator/faults.h, the
+// names are the same.
 struct WorkloadFaults {
   double delay_spread = 0, loss = 0, resend_s = 0.2, duplicate = 0, partition_mean_s = 0, partition_s = 10;
   double kill_mean_s = 0, hang_mean_s = 0, restart_s = 5, slow_share = 0, slow_factor = 4;
-  double write_s = 0.001, disk_slow_mean_s = 0, disk_slow_s = 30, disk_slow_factor = 100, checkpoint_fails = 0, checkpoint_s = 1;
+  double write_s = 0.001, disk_slow_mean_s = 0, disk_slow_s = 30, disk_slow_factor = 100,
+         checkpoint_fails = 0, checkpoint_s = 1;
   double stop_at_s = 0, controller_kill_mean_s = 0, resume_s = 10;
 };
 struct Workload {
-  std::string name, what, hardware;    // hardware: a profile's name, or a path
+  std::string name, what, hardware;  // hardware: a profile's name, or a path
   WorkloadModel model;
   WorkloadFaults faults;
-  std::vector<std::pair<std::string, WorkloadJob>> variants;     // by name; one "base" if none is written
+  std::vector<std::pair<std::string, WorkloadJob>> variants;  // by name; one "base" if none is written
   // What the publication states (never fitted), and what it leaves out.
   struct Published {
     std::string what, value, source;
@@ -76,8 +85,9 @@ struct Workload {
   std::vector<Published> published;
   std::vector<std::string> left_out;
   struct Sweep {
-    std::string key;                   // of `job`
-    std::vector<std::pair<std::string, std::vector<std::pair<std::string, WorkloadJob>>>> points;  // value -> variants
+    std::string key;  // of `job`
+    std::vector<std::pair<std::string, std::vector<std::pair<std::string, WorkloadJob>>>>
+        points;  // value -> variants
   };
   std::vector<Sweep> sweeps;
 };

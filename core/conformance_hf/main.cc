@@ -1,5 +1,5 @@
-// conformance-hf: answers questions about model folders, tokenizers, templates and files with the product's own
-// functions, one JSON object a line (docs/conformance_hf.md).
+// conformance-hf: answers questions about model folders, tokenizers, templates and files with the product's
+// own functions, one JSON object a line (docs/conformance_hf.md).
 #include <unistd.h>
 
 #include <cstdlib>
@@ -43,7 +43,8 @@ class Program {
     try {
       request = Parse(line);
       if (!request.is_object()) return Line(Failed(request, "the line is no JSON object"));
-      if (!request.contains("op") || !request["op"].is_string()) return Line(Failed(request, "the request has no string \"op\""));
+      if (!request.contains("op") || !request["op"].is_string())
+        return Line(Failed(request, "the request has no string \"op\""));
       if (std::optional<Json> answer = text_.Answer(request); answer.has_value()) return Line(*answer);
       std::optional<StatusOr<Json>> result = models_.Run(request);
       if (!result.has_value()) {
@@ -70,8 +71,8 @@ class Program {
 
 int main(int argc, char** argv) {
   using namespace tidepool::conformance_hf;
-  // Threads that spin while they wait make small models many times slower on a busy machine. The OpenMP library
-  // reads this when it is loaded, so the program starts itself again.
+  // Threads that spin while they wait make small models many times slower on a busy machine. The OpenMP
+  // library reads this when it is loaded, so the program starts itself again.
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
     setenv("OMP_WAIT_POLICY", "passive", 1);
     execv("/proc/self/exe", argv);
@@ -81,9 +82,11 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--deadline-s") == 0 && i + 1 < argc) {
       options.deadline_s = options.first_deadline_s = std::strtod(argv[++i], nullptr);
     } else {
-      std::fprintf(stderr, "usage: conformance-hf [--deadline-s SECONDS]\n"
-                           "Reads one JSON object a line, writes one a line. Example:\n"
-                           "  echo '{\"id\":1,\"op\":\"model.check\",\"model\":\"models/smollm2-135m-instruct\"}' | build/bin/conformance-hf\n");
+      std::fprintf(stderr,
+                   "usage: conformance-hf [--deadline-s SECONDS]\n"
+                   "Reads one JSON object a line, writes one a line. Example:\n"
+                   "  echo '{\"id\":1,\"op\":\"model.check\",\"model\":\"models/smollm2-135m-instruct\"}' | "
+                   "build/bin/conformance-hf\n");
       return std::strcmp(argv[i], "--help") == 0 ? 0 : 2;
     }
   }
@@ -94,5 +97,7 @@ int main(int argc, char** argv) {
         if (program == nullptr) program = std::make_unique<Program>();
         return program->Answer(line);
       },
-      [](const std::string& line, const std::string& why) { return Line(Failed(Parse(line), "UNAVAILABLE: " + why)); });
+      [](const std::string& line, const std::string& why) {
+        return Line(Failed(Parse(line), "UNAVAILABLE: " + why));
+      });
 }

@@ -44,13 +44,15 @@ class Lines {
       }
       seen_ = buffer_.size();
       if (until.has_value()) {
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*until - Clock::now()).count();
+        const auto left =
+            std::chrono::duration_cast<std::chrono::milliseconds>(*until - Clock::now()).count();
         if (left <= 0) return Result::kLate;
         pollfd p{fd_, POLLIN, 0};
         if (poll(&p, 1, static_cast<int>(left)) <= 0) continue;
       }
       char piece[1 << 16];
-      // waits: with a deadline poll saw bytes; without one it serves whoever asks, and ends when they close the pipe
+      // waits: with a deadline poll saw bytes; without one it serves whoever asks, and ends when they close
+      // the pipe
       const ssize_t n = read(fd_, piece, sizeof(piece));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) {
@@ -117,7 +119,8 @@ std::string End(Child& child) {
   }
   close(child.fd);
   child = {};
-  if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) return "the process that answered ended with signal " + std::to_string(WTERMSIG(status));
+  if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+    return "the process that answered ended with signal " + std::to_string(WTERMSIG(status));
   if (WIFSIGNALED(status)) return "the process that answered was killed (out of memory?)";
   return "the process that answered ended with code " + std::to_string(WEXITSTATUS(status));
 }

@@ -72,8 +72,8 @@ Status Engine::Add(ChunkRequest request) {
                            " generated; expected room for at least one new token");
   }
   if (request.routed < 0 || request.routed > generated) {
-    return InvalidArgument(who + ": routing of " + std::to_string(request.routed) + " tokens is recorded, but " +
-                           std::to_string(generated) + " are generated");
+    return InvalidArgument(who + ": routing of " + std::to_string(request.routed) +
+                           " tokens is recorded, but " + std::to_string(generated) + " are generated");
   }
   TP_RETURN_IF_ERROR(CheckSampling(request.sampling, spec.vocab_size).At(who));
   if (!request.sampling.stop_strings.empty() && !im.options.token_bytes) {
@@ -193,7 +193,8 @@ void Engine::SetVersion(Version version, KvOnUpdate kv) {
   if (kv == KvOnUpdate::kKeep) {
     // Who has not got through its prompt, or waits for another's, has little to lose.
     std::vector<bool> again;
-    for (const Impl::Owned& s : impl_->running) again.push_back(s->leader != nullptr || s->computed < s->prompt_tokens);
+    for (const Impl::Owned& s : impl_->running)
+      again.push_back(s->leader != nullptr || s->computed < s->prompt_tokens);
     impl_->BackToWaiting(again);
     impl_->placement.TurnStale(impl_->Running());
   } else {

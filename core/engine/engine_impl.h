@@ -81,13 +81,13 @@ struct Engine::Impl {
   model::Decoder decoder;
   const int64_t blocks;
   const int64_t routing_bytes;  // of a row; 0: not recorded
-  KvArena arena;  // the note of a slot is its row's routing
+  KvArena arena;                // the note of a slot is its row's routing
   Placement placement;
   std::vector<Owned> running;  // in order of admission
   std::deque<Owned> waiting;
   std::set<std::pair<SampleId, int32_t>> known;  // (tid, attempt) of all of them
   RowBatch batch;
-  at::Tensor hidden;  // [rows, hidden] of the current step
+  at::Tensor hidden;            // [rows, hidden] of the current step
   std::vector<int32_t> routed;  // experts of its rows, [sparse layers, rows, K]
   std::vector<SamplerScratch> scratch;
 };

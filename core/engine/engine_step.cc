@@ -88,7 +88,8 @@ void Engine::Impl::NoteRouting(const model::RaggedBatch& rows) {
   for (size_t r = 0; r < n; ++r) {
     unsigned char* out = arena.note(rows.slots[r]);
     for (size_t l = 0; l < layers; ++l) {
-      for (size_t i = 0; i < k; ++i, out += model::RoutingIdBytes(spec)) model::PutRoutingId(spec, routed[(l * n + r) * k + i], out);
+      for (size_t i = 0; i < k; ++i, out += model::RoutingIdBytes(spec))
+        model::PutRoutingId(spec, routed[(l * n + r) * k + i], out);
     }
   }
 }
@@ -98,7 +99,8 @@ std::string Engine::Impl::TakeRouting(Sequence& s) {
   if (routing_bytes == 0) return out;
   for (; s.routed_end < s.size(); ++s.routed_end) {
     const int64_t block = s.blocks[static_cast<size_t>(s.routed_end / options.block_tokens)];
-    const unsigned char* note = arena.note(block * options.block_tokens + s.routed_end % options.block_tokens);
+    const unsigned char* note =
+        arena.note(block * options.block_tokens + s.routed_end % options.block_tokens);
     out.append(reinterpret_cast<const char*>(note), static_cast<size_t>(routing_bytes));
   }
   return out;

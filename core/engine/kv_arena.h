@@ -17,8 +17,8 @@ namespace tidepool::engine {
 
 class KvArena {
  public:
-  // Nothing is allocated yet. `note_bytes` of every slot are kept beside its keys and values and go where they go:
-  // what was found out about a token while they were computed.
+  // Nothing is allocated yet. `note_bytes` of every slot are kept beside its keys and values and go where
+  // they go: what was found out about a token while they were computed.
   KvArena(const model::ModelSpec& spec, model::DType dtype, int64_t slots, int64_t note_bytes = 0);
   ~KvArena();
 

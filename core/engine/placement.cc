@@ -68,7 +68,8 @@ bool Placement::PlaceKept(Sequence& s) {
   const auto it = kept_.find(s.tid);
   Kept& kept = it->second;
   const int64_t computed = std::min(static_cast<int64_t>(kept.tokens.size()), s.size() - 1);
-  const int64_t need = std::max<int64_t>(0, BlocksFor(s.chunk_end - 1) - static_cast<int64_t>(kept.blocks.size()));
+  const int64_t need =
+      std::max<int64_t>(0, BlocksFor(s.chunk_end - 1) - static_cast<int64_t>(kept.blocks.size()));
   if (!MakeRoom(need, s.tid)) return false;
   pool_.Promise(need);
   s.promised = need;
@@ -121,7 +122,8 @@ bool Placement::Place(Sequence& s, const std::vector<Sequence*>& running) {
   if (const auto it = kept_.find(s.tid); it != kept_.end()) {
     const std::vector<int32_t>& tokens = it->second.tokens;
     const auto n = static_cast<ptrdiff_t>(std::min(tokens.size(), s.tokens.size()));
-    if (tokens.size() <= s.tokens.size() && std::equal(tokens.begin(), tokens.begin() + n, s.tokens.begin())) return PlaceKept(s);
+    if (tokens.size() <= s.tokens.size() && std::equal(tokens.begin(), tokens.begin() + n, s.tokens.begin()))
+      return PlaceKept(s);
     Drop(it);  // of another attempt
   }
   const int64_t total = BlocksFor(s.chunk_end - 1);
@@ -249,7 +251,8 @@ void Placement::Release(Sequence& s, bool keep) {
   if (s.stale && keep) {
     // Blocks beyond what is computed are given back below, as are those of a request that ends.
     const auto covered = static_cast<size_t>(BlocksFor(s.computed));
-    Kept kept{.gid = s.gid, .blocks = {s.blocks.begin(), s.blocks.begin() + static_cast<ptrdiff_t>(covered)},
+    Kept kept{.gid = s.gid,
+              .blocks = {s.blocks.begin(), s.blocks.begin() + static_cast<ptrdiff_t>(covered)},
               .tokens = {s.tokens.begin(), s.tokens.begin() + static_cast<ptrdiff_t>(s.computed)}};
     s.blocks.erase(s.blocks.begin(), s.blocks.begin() + static_cast<ptrdiff_t>(covered));
     Keep(s.tid, std::move(kept));

@@ -56,8 +56,8 @@ class Placement {
   void Release(Sequence& s, bool keep);
 
   // The weights have changed and KV of before goes on serving the requests that it was made for: those of
-  // `running` (none follows a leader, all have their prompt computed) and the next chunks of samples that wait
-  // between two. It is theirs alone from now on; the tree is empty, so new requests start with clean KV.
+  // `running` (none follows a leader, all have their prompt computed) and the next chunks of samples that
+  // wait between two. It is theirs alone from now on; the tree is empty, so new requests start with clean KV.
   void TurnStale(const std::vector<Sequence*>& running);
 
   void Forget(const SampleId& tid);
@@ -73,7 +73,8 @@ class Placement {
   // first. Holding it also keeps it from being evicted before what is put behind it.
   void Exchange(int32_t node, int32_t& mine);
 
-  // KV of older weights between two chunks of its sample. Holds its blocks; the oldest goes where room is needed.
+  // KV of older weights between two chunks of its sample. Holds its blocks; the oldest goes where room is
+  // needed.
   struct Kept {
     GroupId gid;
     std::vector<int32_t> blocks;
@@ -82,7 +83,8 @@ class Placement {
   };
   void Keep(const SampleId& tid, Kept kept);
   void Drop(std::map<SampleId, Kept>::iterator it);
-  // Gives up kept KV, oldest first and not that of `but`, until `need` blocks are available. False: they are not.
+  // Gives up kept KV, oldest first and not that of `but`, until `need` blocks are available. False: they are
+  // not.
   bool MakeRoom(int64_t need, const SampleId& but);
   bool PlaceKept(Sequence& s);
 

@@ -139,9 +139,12 @@ void PrefixTree::ForgetBlocks(const std::set<int32_t>& kept) {
 std::vector<PrefixTree::Chain> PrefixTree::Chains() const {
   std::vector<Chain> chains;
   for (const auto& [tid, blocks] : by_sample_) {
-    const auto deepest = std::ranges::max_element(blocks, {}, [&](int32_t b) { return nodes_[static_cast<size_t>(b)].depth; });
-    Chain chain{.tid = tid, .gid = nodes_[static_cast<size_t>(*deepest)].owner.gid, .blocks = {}, .tokens = {}};
-    for (int32_t b = *deepest; b != kRoot; b = nodes_[static_cast<size_t>(b)].parent) chain.blocks.push_back(b);
+    const auto deepest =
+        std::ranges::max_element(blocks, {}, [&](int32_t b) { return nodes_[static_cast<size_t>(b)].depth; });
+    Chain chain{
+        .tid = tid, .gid = nodes_[static_cast<size_t>(*deepest)].owner.gid, .blocks = {}, .tokens = {}};
+    for (int32_t b = *deepest; b != kRoot; b = nodes_[static_cast<size_t>(b)].parent)
+      chain.blocks.push_back(b);
     std::ranges::reverse(chain.blocks);
     for (const int32_t b : chain.blocks) {
       const std::vector<int32_t>& tokens = nodes_[static_cast<size_t>(b)].tokens;

@@ -34,7 +34,7 @@ struct ChunkRequest {
   int64_t max_new_tokens = 0;           // of this chunk, >= 1
   int64_t max_total_new = 0;            // of the sample, > generated.size()
   SamplingParams sampling = {};
-  bool turn = false;  // of an episode: more may be asked for after its end, so its KV stays as after a chunk
+  bool turn = false;   // of an episode: more may be asked for after its end, so its KV stays as after a chunk
   int64_t routed = 0;  // of `generated`, from the first on: tokens whose routing is recorded already
 };
 
@@ -66,8 +66,9 @@ struct Delta {
   // Log of the mass that top_k, top_p and min_p kept; 0 without a cut. The log-probability under
   // the distribution that sampled the token is logprobs - log_kept.
   std::vector<float> log_kept;
-  // With EngineOptions::record_routing, the experts of model/routing.h of the rows from the one that the sample's
-  // token number `routed` was drawn from on, to the one that the last of ids was drawn from. Else empty.
+  // With EngineOptions::record_routing, the experts of model/routing.h of the rows from the one that the
+  // sample's token number `routed` was drawn from on, to the one that the last of ids was drawn from. Else
+  // empty.
   std::string routing;
   Version version;  // of the weights that sampled ids
   FinishReason finish = FinishReason::kNone;

@@ -17,7 +17,7 @@ struct Sequence {
   GroupId gid;
   uint64_t uid = 0;  // SampleUid(tid)
   SamplingParams sampling;
-  bool turn = false;       // its KV stays also where it ends by itself
+  bool turn = false;            // its KV stays also where it ends by itself
   std::vector<int32_t> tokens;  // prompt, then generated
   int64_t prompt_tokens = 0;
   int64_t chunk_end = 0;   // tokens.size() at which the chunk ends
@@ -31,7 +31,8 @@ struct Sequence {
   int64_t computed = 0;
   int64_t promised = 0;
   int64_t prompt_blocks_shared = 0;  // full blocks of the prompt that stand in the prefix tree
-  bool stale = false;  // some of its KV was made by weights of before: its own alone, never in the prefix tree
+  bool stale =
+      false;  // some of its KV was made by weights of before: its own alone, never in the prefix tree
   // Waits for `leader`, which computes tokens [0, follow_tokens) that this one shares; holds no block
   // meanwhile, and was promised what it needs beyond them.
   Sequence* leader = nullptr;

@@ -31,7 +31,8 @@ Angles AcrobotDerivative(const Angles& s, double u) {
   const auto [t1, t2, w1, w2] = s;
   const double d1 = 3.5 + std::cos(t2), d2 = 1.25 + 0.5 * std::cos(t2);
   const double f2 = 4.9 * std::cos(t1 + t2 - kPi / 2);
-  const double f1 = -0.5 * w2 * w2 * std::sin(t2) - w2 * w1 * std::sin(t2) + 14.7 * std::cos(t1 - kPi / 2) + f2;
+  const double f1 =
+      -0.5 * w2 * w2 * std::sin(t2) - w2 * w1 * std::sin(t2) + 14.7 * std::cos(t1 - kPi / 2) + f2;
   const double a2 = (u + d2 / d1 * f1 - 0.5 * w1 * w1 * std::sin(t2) - f2) / (1.25 - d2 * d2 / d1);
   const double a1 = -(d2 * a2 + f1) / d1;
   return {w1, w2, a1, a2};
@@ -46,7 +47,8 @@ Angles Along(const Angles& s, const Angles& k, double by) {
 }  // namespace
 
 CartPoleStep StepCartPole(const std::array<double, 4>& state, int64_t action) {
-  constexpr double kGravity = 9.8, kMass = 1.1, kPoleMass = 0.1, kHalfLength = 0.5, kPoleMoment = 0.05, kTau = 0.02;
+  constexpr double kGravity = 9.8, kMass = 1.1, kPoleMass = 0.1, kHalfLength = 0.5, kPoleMoment = 0.05,
+                   kTau = 0.02;
   const auto [x, v, th, w] = state;
   const double force = action == 1 ? 10.0 : -10.0, c = std::cos(th), s = std::sin(th);
   const double q = (force + kPoleMoment * w * w * s) / kMass;
@@ -60,7 +62,9 @@ CartPoleStep StepCartPole(const std::array<double, 4>& state, int64_t action) {
   return out;
 }
 
-std::array<double, 3> ObservePendulum(const std::array<double, 2>& s) { return {std::cos(s[0]), std::sin(s[0]), s[1]}; }
+std::array<double, 3> ObservePendulum(const std::array<double, 2>& s) {
+  return {std::cos(s[0]), std::sin(s[0]), s[1]};
+}
 
 PendulumStep StepPendulum(const std::array<double, 2>& state, double torque) {
   const auto [th, w] = state;
@@ -89,11 +93,13 @@ AcrobotStep StepAcrobot(const std::array<double, 4>& state, int64_t action) {
   constexpr double kStep = 0.2;
   const double u = static_cast<double>(action) - 1;
   const Angles k1 = AcrobotDerivative(state, u), k2 = AcrobotDerivative(Along(state, k1, kStep / 2), u);
-  const Angles k3 = AcrobotDerivative(Along(state, k2, kStep / 2), u), k4 = AcrobotDerivative(Along(state, k3, kStep), u);
+  const Angles k3 = AcrobotDerivative(Along(state, k2, kStep / 2), u),
+               k4 = AcrobotDerivative(Along(state, k3, kStep), u);
   AcrobotStep out;
-  for (size_t i = 0; i < 4; ++i) out.state[i] = state[i] + kStep / 6 * (k1[i] + 2 * k2[i] + 2 * k3[i] + k4[i]);
-  out.state = {WrapByTurns(out.state[0]), WrapByTurns(out.state[1]), std::clamp(out.state[2], -4 * kPi, 4 * kPi),
-               std::clamp(out.state[3], -9 * kPi, 9 * kPi)};
+  for (size_t i = 0; i < 4; ++i)
+    out.state[i] = state[i] + kStep / 6 * (k1[i] + 2 * k2[i] + 2 * k3[i] + k4[i]);
+  out.state = {WrapByTurns(out.state[0]), WrapByTurns(out.state[1]),
+               std::clamp(out.state[2], -4 * kPi, 4 * kPi), std::clamp(out.state[3], -9 * kPi, 9 * kPi)};
   out.observation = ObserveAcrobot(out.state);
   out.terminated = -std::cos(out.state[0]) - std::cos(out.state[0] + out.state[1]) > 1;
   out.reward = out.terminated ? 0 : -1;
@@ -103,7 +109,8 @@ AcrobotStep StepAcrobot(const std::array<double, 4>& state, int64_t action) {
 const std::vector<EnvironmentInfo>& ListEnvironments() {
   static const std::vector<EnvironmentInfo> list = {
       {"CartPole-v1", "4 numbers", "2 choices", 500, "1 a step until the pole falls or the cart leaves"},
-      {"Pendulum-v1", "3 numbers", "1 number in [-2, 2]", 200, "-(angle^2 + 0.1 speed^2 + 0.001 torque^2) a step"},
+      {"Pendulum-v1", "3 numbers", "1 number in [-2, 2]", 200,
+       "-(angle^2 + 0.1 speed^2 + 0.001 torque^2) a step"},
       {"MountainCar-v0", "2 numbers", "3 choices", 200, "-1 a step until the flag"},
       {"Acrobot-v1", "6 numbers", "3 choices", 500, "-1 a step until the tip is above the line"},
       {"FrozenLake-v1", "16 states (4x4) or 64 (8x8)", "4 choices", 100, "1 at the goal, else 0"},

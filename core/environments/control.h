@@ -26,20 +26,21 @@ struct Transition {
 using CartPoleStep = Transition<4, 4>;
 CartPoleStep StepCartPole(const std::array<double, 4>& state, int64_t action);
 
-// Pendulum-v1: (th, w), torque clipped to +-2; observation (cos th, sin th, w). Reward -(th^2 + 0.1 w^2 + 0.001 u^2)
-// on the old state, th wrapped to [-pi, pi). Never terminates; limit 200. Starts th uniform +-pi, w +-1.
+// Pendulum-v1: (th, w), torque clipped to +-2; observation (cos th, sin th, w). Reward -(th^2 + 0.1 w^2 +
+// 0.001 u^2) on the old state, th wrapped to [-pi, pi). Never terminates; limit 200. Starts th uniform +-pi,
+// w +-1.
 using PendulumStep = Transition<2, 3>;
 PendulumStep StepPendulum(const std::array<double, 2>& state, double torque);
 std::array<double, 3> ObservePendulum(const std::array<double, 2>& state);
 
-// MountainCar-v0: (x, v), actions 0 left, 1 none, 2 right. Reward -1; ends at x >= 0.5 with v >= 0. Limit 200. Starts
-// x uniform in [-0.6, -0.4], v 0.
+// MountainCar-v0: (x, v), actions 0 left, 1 none, 2 right. Reward -1; ends at x >= 0.5 with v >= 0. Limit
+// 200. Starts x uniform in [-0.6, -0.4], v 0.
 using MountainCarStep = Transition<2, 2>;
 MountainCarStep StepMountainCar(const std::array<double, 2>& state, int64_t action);
 
-// Acrobot-v1 ("book" dynamics, one RK4 step of 0.2 s with the torque held): (t1, t2, w1, w2), actions 0, 1, 2 for
-// torque -1, 0, 1; observation (cos t1, sin t1, cos t2, sin t2, w1, w2). Ends when -cos t1 - cos(t1 + t2) > 1, with
-// reward 0, else -1. Limit 500. Starts uniform +-0.1.
+// Acrobot-v1 ("book" dynamics, one RK4 step of 0.2 s with the torque held): (t1, t2, w1, w2), actions 0, 1, 2
+// for torque -1, 0, 1; observation (cos t1, sin t1, cos t2, sin t2, w1, w2). Ends when -cos t1 - cos(t1 + t2)
+// > 1, with reward 0, else -1. Limit 500. Starts uniform +-0.1.
 using AcrobotStep = Transition<4, 6>;
 AcrobotStep StepAcrobot(const std::array<double, 4>& state, int64_t action);
 std::array<double, 6> ObserveAcrobot(const std::array<double, 4>& state);

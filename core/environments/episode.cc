@@ -21,8 +21,9 @@ StatusOr<EpisodeSource> EpisodeSource::Create(const JobConfig& config) {
   if (e.max_turns > 0) source.max_turns_ = std::min(source.max_turns_, e.max_turns);
   source.shuffle_ = config.data.shuffle;
   source.seed_ = Mix64(config.seed ^ 0x65706973ULL);
-  std::string text = e.name + "\n" + std::to_string(e.size) + "\n" + std::to_string(e.held_out) + "\n" + std::to_string(config.seed) + "\n" +
-                     std::to_string(source.max_turns_) + "\n" + (config.data.shuffle ? "1" : "0") + "\n";
+  std::string text = e.name + "\n" + std::to_string(e.size) + "\n" + std::to_string(e.held_out) + "\n" +
+                     std::to_string(config.seed) + "\n" + std::to_string(source.max_turns_) + "\n" +
+                     (config.data.shuffle ? "1" : "0") + "\n";
   for (const auto& [name, value] : e.options) text += name + "=" + value + "\n";
   source.identity_ = Sha256Hex(text);
   return source;
@@ -31,7 +32,8 @@ StatusOr<EpisodeSource> EpisodeSource::Create(const JobConfig& config) {
 std::unique_ptr<TextGame> EpisodeSource::Game(const SampleId& tid) const {
   if (tid.is_eval()) return environment_->Make(/*held_out=*/true, tid.ordinal);
   int64_t index = tid.ordinal % size_;
-  if (shuffle_) index = PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(tid.ordinal / size_))));
+  if (shuffle_)
+    index = PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(tid.ordinal / size_))));
   return environment_->Make(/*held_out=*/false, index);
 }
 
@@ -43,11 +45,14 @@ double TurnLatency(const EnvironmentLatency& latency, uint64_t seed, const Sampl
     seconds = std::min(latency.max_s, latency.median_s * std::exp(latency.tail * rng.Normal()));
   }
   Rng straggler = sample.Fork("straggler");
-  if (latency.straggler_share > 0 && straggler.Uniform() < latency.straggler_share) seconds += latency.straggler_s;
+  if (latency.straggler_share > 0 && straggler.Uniform() < latency.straggler_share)
+    seconds += latency.straggler_s;
   return seconds;
 }
 
-uint64_t ExtendHistory(uint64_t history, const std::string& observation) { return Hash64(observation, Mix64(history + 1)); }
+uint64_t ExtendHistory(uint64_t history, const std::string& observation) {
+  return Hash64(observation, Mix64(history + 1));
+}
 
 uint64_t StateHash(const TextGame& game) { return Hash64(game.State()); }
 
@@ -55,21 +60,25 @@ Status EpisodeHost::Step(Live& live, const std::string& action) const {
   const TextStep step = live.game->Step(action);
   Played& s = live.state;
   ++s.turns;
-  if (!std::isfinite(step.reward)) return DataLoss("the environment gave a reward that is not finite in turn " + std::to_string(s.turns));
+  if (!std::isfinite(step.reward))
+    return DataLoss("the environment gave a reward that is not finite in turn " + std::to_string(s.turns));
   s.history = ExtendHistory(s.history, s.observation);
   s.observation = step.observation;
   s.reward += step.reward;
   s.solved = step.done && step.solved;
   s.done = step.done || s.turns >= source_.max_turns();
   s.state = s.done ? 0 : StateHash(*live.game);
-  if (!s.done && s.observation.empty()) return DataLoss("the environment gave an empty observation in turn " + std::to_string(s.turns));
+  if (!s.done && s.observation.empty())
+    return DataLoss("the environment gave an empty observation in turn " + std::to_string(s.turns));
   live.actions.push_back(action);
   return OkStatus();
 }
 
-StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att, const std::vector<std::string>& actions) {
+StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att,
+                                   const std::vector<std::string>& actions) {
   auto it = live_.find(tid);
-  const bool goes_on = it != live_.end() && it->second.att == att && it->second.actions.size() <= actions.size() &&
+  const bool goes_on = it != live_.end() && it->second.att == att &&
+                       it->second.actions.size() <= actions.size() &&
                        std::equal(it->second.actions.begin(), it->second.actions.end(), actions.begin());
   if (!goes_on) {
     if (it != live_.end()) live_.erase(it);
@@ -98,7 +107,8 @@ StatusOr<Played> EpisodeHost::Play(const SampleId& tid, int32_t att, const std::
 
 void EpisodeHost::Trim() {
   while (live_.size() > capacity_) {
-    live_.erase(std::min_element(live_.begin(), live_.end(), [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+    live_.erase(std::min_element(live_.begin(), live_.end(),
+                                 [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
   }
 }
 

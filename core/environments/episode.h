@@ -1,7 +1,7 @@
 #pragma once
 // Episodes of a job: which game a sample plays, how long a turn takes, and the games that are under way in a
-// worker process. An episode is named by its sample; all that has happened in it follows from the actions, so a
-// worker that does not know it replays them.
+// worker process. An episode is named by its sample; all that has happened in it follows from the actions, so
+// a worker that does not know it replays them.
 
 #include <cstdint>
 #include <map>
@@ -16,7 +16,8 @@
 
 namespace tidepool::environments {
 
-// The training games in the order in which a job goes through them, as rows of a data set. Immutable; any thread.
+// The training games in the order in which a job goes through them, as rows of a data set. Immutable; any
+// thread.
 class EpisodeSource {
  public:
   // kInvalidArgument, kNotFound: the environment or its options are wrong ("environment.KEY: ...").
@@ -24,7 +25,8 @@ class EpisodeSource {
 
   [[nodiscard]] int64_t size() const { return size_; }
   [[nodiscard]] int64_t held_out_size() const { return held_out_; }
-  // The game of a sample (all samples of a group play the same one), of an evaluation question, or of a group's row.
+  // The game of a sample (all samples of a group play the same one), of an evaluation question, or of a
+  // group's row.
   [[nodiscard]] std::unique_ptr<TextGame> Game(const SampleId& tid) const;
   [[nodiscard]] int64_t max_turns() const { return max_turns_; }
   // Names environment, options, sizes and seed; a run may only be resumed with the same. Hex.
@@ -53,18 +55,19 @@ struct Played {
   double reward = 0;        // of the episode so far
   bool done = false, solved = false;
   int64_t turns = 0;
-  uint64_t history = 0;     // of all observations before `observation`
-  uint64_t state = 0;       // StateHash; 0 when the episode is over
+  uint64_t history = 0;  // of all observations before `observation`
+  uint64_t state = 0;    // StateHash; 0 when the episode is over
 };
 
 // Games under way, the least recently used beyond `capacity` forgotten. Not thread-safe.
 class EpisodeHost {
  public:
-  explicit EpisodeHost(EpisodeSource source, size_t capacity = 4096) : source_(std::move(source)), capacity_(capacity) {}
+  explicit EpisodeHost(EpisodeSource source, size_t capacity = 4096)
+      : source_(std::move(source)), capacity_(capacity) {}
 
   // `actions`: all of the episode so far. What was played before goes on where its actions are the first of
-  // these, else the game begins anew. Actions after the end are left out. kDataLoss: the game broke its own rules
-  // (an empty observation, a reward that is not finite).
+  // these, else the game begins anew. Actions after the end are left out. kDataLoss: the game broke its own
+  // rules (an empty observation, a reward that is not finite).
   StatusOr<Played> Play(const SampleId& tid, int32_t att, const std::vector<std::string>& actions);
   [[nodiscard]] int64_t replayed() const { return replayed_; }  // actions that were played once more
 

@@ -70,8 +70,10 @@ class LakeGame : public TextGame {
       step.observation = Describe(false, options_.terse ? "" : "That is no move. ");
       return step;
     }
-    const int64_t r = std::clamp<int64_t>(at_ / side_ + kMoves[static_cast<size_t>(direction)].first, 0, side_ - 1);
-    const int64_t c = std::clamp<int64_t>(at_ % side_ + kMoves[static_cast<size_t>(direction)].second, 0, side_ - 1);
+    const int64_t r =
+        std::clamp<int64_t>(at_ / side_ + kMoves[static_cast<size_t>(direction)].first, 0, side_ - 1);
+    const int64_t c =
+        std::clamp<int64_t>(at_ % side_ + kMoves[static_cast<size_t>(direction)].second, 0, side_ - 1);
     at_ = r * side_ + c;
     const char tile = map_[static_cast<size_t>(at_)];
     step.done = tile == 'H' || tile == 'G';
@@ -87,7 +89,9 @@ class LakeGame : public TextGame {
     const int64_t here = distance_[static_cast<size_t>(at_)];
     for (size_t d = 0; d < kMoves.size(); ++d) {
       const int64_t r = at_ / side_ + kMoves[d].first, c = at_ % side_ + kMoves[d].second;
-      if (r < 0 || c < 0 || r >= side_ || c >= side_ || distance_[static_cast<size_t>(r * side_ + c)] != here - 1) continue;
+      if (r < 0 || c < 0 || r >= side_ || c >= side_ ||
+          distance_[static_cast<size_t>(r * side_ + c)] != here - 1)
+        continue;
       return options_.terse ? std::string(1, kLetters[d]) : std::string("<answer>") + kNames[d] + "</answer>";
     }
     return "";
@@ -98,7 +102,8 @@ class LakeGame : public TextGame {
   [[nodiscard]] int64_t Read(const std::string& action) const {
     const std::string answer = AnswerText(action, options_.terse);
     for (size_t d = 0; d < kNames.size(); ++d) {
-      if (options_.terse ? !answer.empty() && answer[0] == kLetters[d] : answer == kNames[d]) return static_cast<int64_t>(d);
+      if (options_.terse ? !answer.empty() && answer[0] == kLetters[d] : answer == kNames[d])
+        return static_cast<int64_t>(d);
     }
     return -1;
   }
@@ -127,10 +132,14 @@ class LakeGame : public TextGame {
     if (options_.terse) return seen + "?";
     std::string text = note;
     if (first) {
-      text += "You stand on a frozen lake. Walk to the goal G; a hole H ends the walk. Reply with one move a turn: "
-              "<answer>Left</answer>, <answer>Down</answer>, <answer>Right</answer> or <answer>Up</answer>.\n";
+      text +=
+          "You stand on a frozen lake. Walk to the goal G; a hole H ends the walk. Reply with one move a "
+          "turn: "
+          "<answer>Left</answer>, <answer>Down</answer>, <answer>Right</answer> or <answer>Up</answer>.\n";
     }
-    if (options_.near) return text + "Left: " + seen[0] + ", down: " + seen[1] + ", right: " + seen[2] + ", up: " + seen[3] + ".";
+    if (options_.near)
+      return text + "Left: " + seen[0] + ", down: " + seen[1] + ", right: " + seen[2] + ", up: " + seen[3] +
+             ".";
     return text + seen;
   }
 
@@ -145,7 +154,8 @@ class LakeEnvironment : public TextEnvironment {
  public:
   LakeEnvironment(const LakeOptions& options, uint64_t seed) : options_(options), seed_(seed) {}
   std::unique_ptr<TextGame> Make(bool held_out, int64_t index) const override {
-    return std::make_unique<LakeGame>(options_, DrawLayout(seed_, held_out, index, [this](Rng& rng) { return Draw(rng); }));
+    return std::make_unique<LakeGame>(
+        options_, DrawLayout(seed_, held_out, index, [this](Rng& rng) { return Draw(rng); }));
   }
   int64_t max_turns() const override { return options_.max_turns; }
 
@@ -170,21 +180,38 @@ class LakeEnvironment : public TextEnvironment {
 
 TextEnvironmentInfo FrozenLakeText() {
   using tasks::OptionKind;
-  return {.name = "frozen_lake",
-          .doc = "Walk over a frozen lake to the goal without stepping into a hole.",
-          .action = "one move a turn: <answer>Left</answer>, Down, Right, Up; terse: l, d, r, u",
-          .reward = "1 at the goal, 0 in a hole or after the last turn, -0.02 for an answer that is no move",
-          .options = {{"side", OptionKind::kRange, "[4, 4]", 2, 12, {}, "tiles a side"},
-                      {"frozen", OptionKind::kInt, "80", 30, 100, {}, "a tile is frozen with this chance, in percent"},
-                      {"view", OptionKind::kChoice, "\"map\"", 0, 0, {"map", "near"}, "all of the lake, or the four tiles around"},
-                      {"style", OptionKind::kChoice, "\"chat\"", 0, 0, {"chat", "terse"}, "sentences, or a few letters for a tiny model"},
-                      {"turns", OptionKind::kInt, "20", 1, 1000, {}, "of an episode"}},
-          .make = [](const tasks::OptionValues& o, uint64_t seed) -> StatusOr<std::unique_ptr<TextEnvironment>> {
-            const LakeOptions options{.side = o.Range("side"), .frozen = static_cast<double>(o.Int("frozen")) / 100,
-                                      .near = o.Text("view") == "near", .terse = o.Text("style") == "terse", .max_turns = o.Int("turns")};
-            std::unique_ptr<TextEnvironment> made = std::make_unique<LakeEnvironment>(options, seed);
-            return made;
-          }};
+  return {
+      .name = "frozen_lake",
+      .doc = "Walk over a frozen lake to the goal without stepping into a hole.",
+      .action = "one move a turn: <answer>Left</answer>, Down, Right, Up; terse: l, d, r, u",
+      .reward = "1 at the goal, 0 in a hole or after the last turn, -0.02 for an answer that is no move",
+      .options =
+          {{"side", OptionKind::kRange, "[4, 4]", 2, 12, {}, "tiles a side"},
+           {"frozen", OptionKind::kInt, "80", 30, 100, {}, "a tile is frozen with this chance, in percent"},
+           {"view",
+            OptionKind::kChoice,
+            "\"map\"",
+            0,
+            0,
+            {"map", "near"},
+            "all of the lake, or the four tiles around"},
+           {"style",
+            OptionKind::kChoice,
+            "\"chat\"",
+            0,
+            0,
+            {"chat", "terse"},
+            "sentences, or a few letters for a tiny model"},
+           {"turns", OptionKind::kInt, "20", 1, 1000, {}, "of an episode"}},
+      .make = [](const tasks::OptionValues& o, uint64_t seed) -> StatusOr<std::unique_ptr<TextEnvironment>> {
+        const LakeOptions options{.side = o.Range("side"),
+                                  .frozen = static_cast<double>(o.Int("frozen")) / 100,
+                                  .near = o.Text("view") == "near",
+                                  .terse = o.Text("style") == "terse",
+                                  .max_turns = o.Int("turns")};
+        std::unique_ptr<TextEnvironment> made = std::make_unique<LakeEnvironment>(options, seed);
+        return made;
+      }};
 }
 
 }  // namespace tidepool::environments

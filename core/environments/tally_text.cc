@@ -11,7 +11,7 @@ namespace tidepool::environments {
 namespace {
 
 struct TallyOptions {
-  int64_t modulo = 10;      // 0: none
+  int64_t modulo = 10;  // 0: none
   std::pair<int64_t, int64_t> numbers;
   int64_t median = 3, max_turns = 12;
   bool terse = false;
@@ -38,7 +38,10 @@ class TallyGame : public TextGame {
     total_ = terms_[0];
     right_ = 0;
     if (options_.terse) return std::to_string(terms_[0]) + "=";
-    return "Keep a running total" + std::string(options_.modulo > 0 ? ", of which you say the remainder after division by " + std::to_string(options_.modulo) : "") +
+    return "Keep a running total" +
+           std::string(options_.modulo > 0 ? ", of which you say the remainder after division by " +
+                                                 std::to_string(options_.modulo)
+                                           : "") +
            ". Reply to each line with <answer>total</answer>. Start: " + std::to_string(terms_[0]);
   }
 
@@ -62,7 +65,9 @@ class TallyGame : public TextGame {
   // What is added does not depend on what is said, so a state is a turn.
   std::string State() const override { return std::to_string(turn_) + ": " + std::to_string(total_); }
 
-  std::string Solve() const override { return options_.terse ? Wanted() : "<answer>" + Wanted() + "</answer>"; }
+  std::string Solve() const override {
+    return options_.terse ? Wanted() : "<answer>" + Wanted() + "</answer>";
+  }
 
  private:
   [[nodiscard]] std::string Wanted() const {
@@ -85,7 +90,8 @@ class TallyEnvironment : public TextEnvironment {
       const int64_t turns = std::clamp<int64_t>(std::llround(drawn), 1, options_.max_turns);
       std::string text = std::to_string(rng.InRange(options_.numbers.first, options_.numbers.second));
       for (int64_t i = 1; i < turns; ++i) {
-        text += (rng.Chance(0.5) ? "+" : "-") + std::to_string(rng.InRange(options_.numbers.first, options_.numbers.second));
+        text += (rng.Chance(0.5) ? "+" : "-") +
+                std::to_string(rng.InRange(options_.numbers.first, options_.numbers.second));
       }
       return text;
     });
@@ -102,25 +108,36 @@ class TallyEnvironment : public TextEnvironment {
 
 TextEnvironmentInfo TallyText() {
   using tasks::OptionKind;
-  return {.name = "tally",
-          .doc = "Keep a running total over a number of turns that has a long tail.",
-          .action = "the total, <answer>12</answer>; terse: 12",
-          .reward = "the share of turns with the right total",
-          .options = {{"numbers", OptionKind::kRange, "[0, 9]", 0, 99999, {}, "that are added or taken"},
-                      {"modulo", OptionKind::kInt, "0", 0, 1000000, {}, "the total is said as a remainder; 0: as it is"},
-                      {"turns", OptionKind::kInt, "12", 1, 1000, {}, "at most, of an episode"},
-                      {"median_turns", OptionKind::kInt, "3", 1, 1000, {}, "half of the episodes have no more"},
-                      {"style", OptionKind::kChoice, "\"chat\"", 0, 0, {"chat", "terse"}, "sentences, or digits for a tiny model"}},
-          .make = [](const tasks::OptionValues& o, uint64_t seed) -> StatusOr<std::unique_ptr<TextEnvironment>> {
-            if (o.Int("median_turns") > o.Int("turns")) {
-              return InvalidArgument("median_turns: " + std::to_string(o.Int("median_turns")) + " is more than turns, " +
-                                     std::to_string(o.Int("turns")) + "; lower it");
-            }
-            const TallyOptions options{.modulo = o.Int("modulo"), .numbers = o.Range("numbers"), .median = o.Int("median_turns"),
-                                       .max_turns = o.Int("turns"), .terse = o.Text("style") == "terse"};
-            std::unique_ptr<TextEnvironment> made = std::make_unique<TallyEnvironment>(options, seed);
-            return made;
-          }};
+  return {
+      .name = "tally",
+      .doc = "Keep a running total over a number of turns that has a long tail.",
+      .action = "the total, <answer>12</answer>; terse: 12",
+      .reward = "the share of turns with the right total",
+      .options =
+          {{"numbers", OptionKind::kRange, "[0, 9]", 0, 99999, {}, "that are added or taken"},
+           {"modulo", OptionKind::kInt, "0", 0, 1000000, {}, "the total is said as a remainder; 0: as it is"},
+           {"turns", OptionKind::kInt, "12", 1, 1000, {}, "at most, of an episode"},
+           {"median_turns", OptionKind::kInt, "3", 1, 1000, {}, "half of the episodes have no more"},
+           {"style",
+            OptionKind::kChoice,
+            "\"chat\"",
+            0,
+            0,
+            {"chat", "terse"},
+            "sentences, or digits for a tiny model"}},
+      .make = [](const tasks::OptionValues& o, uint64_t seed) -> StatusOr<std::unique_ptr<TextEnvironment>> {
+        if (o.Int("median_turns") > o.Int("turns")) {
+          return InvalidArgument("median_turns: " + std::to_string(o.Int("median_turns")) +
+                                 " is more than turns, " + std::to_string(o.Int("turns")) + "; lower it");
+        }
+        const TallyOptions options{.modulo = o.Int("modulo"),
+                                   .numbers = o.Range("numbers"),
+                                   .median = o.Int("median_turns"),
+                                   .max_turns = o.Int("turns"),
+                                   .terse = o.Text("style") == "terse"};
+        std::unique_ptr<TextEnvironment> made = std::make_unique<TallyEnvironment>(options, seed);
+        return made;
+      }};
 }
 
 }  // namespace tidepool::environments

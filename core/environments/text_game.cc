@@ -30,18 +30,20 @@ std::string NoSuchEnvironment(const std::string& name) {
     list += ", " + spec.name;
   }
   const std::string near = tasks::Nearest(name, names);
-  return "no environment is named '" + name + "'; " + (near.empty() ? "there are " + list : "did you mean '" + near + "'?");
+  return "no environment is named '" + name + "'; " +
+         (near.empty() ? "there are " + list : "did you mean '" + near + "'?");
 }
 
-StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(const std::string& name, const std::map<std::string, std::string>& options,
-                                                               uint64_t seed) {
+StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(
+    const std::string& name, const std::map<std::string, std::string>& options, uint64_t seed) {
   const TextEnvironmentInfo* info = FindTextEnvironment(name);
   if (info == nullptr) return NotFound("name: " + NoSuchEnvironment(name));
   TP_ASSIGN_OR_RETURN(const tasks::OptionValues values, tasks::OptionValues::Parse(info->options, options));
   return info->make(values, seed);
 }
 
-std::string DrawLayout(uint64_t seed, bool held_out, int64_t index, const std::function<std::string(Rng&)>& draw) {
+std::string DrawLayout(uint64_t seed, bool held_out, int64_t index,
+                       const std::function<std::string(Rng&)>& draw) {
   Rng rng = Rng(seed).Fork(held_out ? "held out" : "training").Fork(static_cast<uint64_t>(index));
   std::string layout;
   for (int tries = 0; tries < 1000; ++tries) {

@@ -42,8 +42,9 @@ class TextGame {
   [[nodiscard]] virtual std::string Reset() = 0;
   // `action`: the text of one turn, whatever it says; what cannot be read is the game's to judge.
   [[nodiscard]] virtual TextStep Step(const std::string& action) = 0;
-  // Names the state that the policy now acts in: equal wherever what can still happen is the same, however the game
-  // got there. Advantages of equal states are compared (algorithm: {name: gigpo}). requires that it is not over.
+  // Names the state that the policy now acts in: equal wherever what can still happen is the same, however
+  // the game got there. Advantages of equal states are compared (algorithm: {name: gigpo}). requires that it
+  // is not over.
   [[nodiscard]] virtual std::string State() const = 0;
   // An action that a good player could take now: for tests and for looking at a game.
   [[nodiscard]] virtual std::string Solve() const = 0;
@@ -64,7 +65,8 @@ struct TextEnvironmentInfo {
   std::string action;  // what is read
   std::string reward;
   std::vector<tasks::Option> options;
-  StatusOr<std::unique_ptr<TextEnvironment>> (*make)(const tasks::OptionValues& options, uint64_t seed) = nullptr;
+  StatusOr<std::unique_ptr<TextEnvironment>> (*make)(const tasks::OptionValues& options,
+                                                     uint64_t seed) = nullptr;
 };
 // All text environments, by name.
 const std::vector<TextEnvironmentInfo>& ListTextEnvironments();
@@ -73,13 +75,14 @@ const TextEnvironmentInfo* FindTextEnvironment(std::string_view name);
 // "no environment is named 'x'; did you mean ...".
 std::string NoSuchEnvironment(const std::string& name);
 // kNotFound: no such environment; kInvalidArgument: an option is unknown or out of range ("NAME: ...").
-StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(const std::string& name, const std::map<std::string, std::string>& options,
-                                                               uint64_t seed);
+StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(
+    const std::string& name, const std::map<std::string, std::string>& options, uint64_t seed);
 
 // For families: draws with `draw` until the text that says all about a layout falls on the asked side; one
 // layout in four is held out. Gives up after 1000 draws and takes the last (a family with one layout has
 // nothing to hold out).
-std::string DrawLayout(uint64_t seed, bool held_out, int64_t index, const std::function<std::string(Rng&)>& draw);
+std::string DrawLayout(uint64_t seed, bool held_out, int64_t index,
+                       const std::function<std::string(Rng&)>& draw);
 
 // Text of the last <answer>...</answer>, trimmed; else, with `bare`, the whole text trimmed.
 std::string AnswerText(const std::string& text, bool bare);

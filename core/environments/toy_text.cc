@@ -32,8 +32,10 @@ TransitionTable Merged(TransitionTable table) {
 StatusOr<TransitionTable> FrozenLake(std::string_view map, bool slippery, double success_rate) {
   constexpr std::string_view kSmall = "SFFFFHFHFFFHHFFG";
   constexpr std::string_view kLarge = "SFFFFFFFFFFFFFFFFFFHFFFFFFFFFHFFFFFHFFFFFHHFFFHFFHFFHFHFFFFHFFFG";
-  if (map != "4x4" && map != "8x8") return Unimplemented("frozen lake: map is '" + std::string(map) + "'; there are 4x4 and 8x8");
-  if (!(success_rate >= 0 && success_rate <= 1)) return InvalidArgument("frozen lake: success_rate is not in [0, 1]");
+  if (map != "4x4" && map != "8x8")
+    return Unimplemented("frozen lake: map is '" + std::string(map) + "'; there are 4x4 and 8x8");
+  if (!(success_rate >= 0 && success_rate <= 1))
+    return InvalidArgument("frozen lake: success_rate is not in [0, 1]");
   const std::string_view tiles = map == "4x4" ? kSmall : kLarge;
   const int64_t side = map == "4x4" ? 4 : 8;
   constexpr std::array<Move, 4> kMoves = {{{0, -1}, {1, 0}, {0, 1}, {-1, 0}}};
@@ -47,9 +49,11 @@ StatusOr<TransitionTable> FrozenLake(std::string_view map, bool slippery, double
       }
       const auto go = [&](int64_t direction, double probability) {
         const auto [down, right] = kMoves[static_cast<size_t>((direction + 4) % 4)];
-        const int64_t row = std::clamp<int64_t>(s / side + down, 0, side - 1), column = std::clamp<int64_t>(s % side + right, 0, side - 1);
+        const int64_t row = std::clamp<int64_t>(s / side + down, 0, side - 1),
+                      column = std::clamp<int64_t>(s % side + right, 0, side - 1);
         const char there = tiles[static_cast<size_t>(row * side + column)];
-        table.push_back({s, a, row * side + column, there == 'G' ? 1.0 : 0.0, there == 'G' || there == 'H', probability});
+        table.push_back(
+            {s, a, row * side + column, there == 'G' ? 1.0 : 0.0, there == 'G' || there == 'H', probability});
       };
       if (!slippery) {
         go(a, 1);
@@ -70,7 +74,8 @@ TransitionTable CliffWalking(bool slippery) {
     for (int64_t a = 0; a < 4; ++a) {
       const auto go = [&](int64_t direction, double probability) {
         const auto [down, right] = kMoves[static_cast<size_t>((direction + 4) % 4)];
-        const int64_t row = std::clamp<int64_t>(s / 12 + down, 0, 3), column = std::clamp<int64_t>(s % 12 + right, 0, 11);
+        const int64_t row = std::clamp<int64_t>(s / 12 + down, 0, 3),
+                      column = std::clamp<int64_t>(s % 12 + right, 0, 11);
         const bool cliff = row == 3 && column >= 1 && column <= 10;
         const int64_t next = cliff ? 36 : row * 12 + column;
         table.push_back({s, a, next, cliff ? -100.0 : -1.0, next == 47, probability});
@@ -88,7 +93,9 @@ TransitionTable CliffWalking(bool slippery) {
 TransitionTable Taxi() {
   constexpr std::array<Move, 4> kStops = {{{0, 0}, {0, 4}, {4, 0}, {4, 3}}};
   constexpr std::array<Move, 6> kWallsRightOf = {{{0, 1}, {1, 1}, {3, 0}, {4, 0}, {3, 2}, {4, 2}}};
-  const auto wall = [&](int64_t row, int64_t column) { return std::ranges::count(kWallsRightOf, Move{row, column}) > 0; };
+  const auto wall = [&](int64_t row, int64_t column) {
+    return std::ranges::count(kWallsRightOf, Move{row, column}) > 0;
+  };
   TransitionTable table;
   for (int64_t s = 0; s < 500; ++s) {
     for (int64_t a = 0; a < 6; ++a) {

@@ -63,7 +63,9 @@ class Pendulum : public Rules {
     const PendulumStep step = StepPendulum({state[0], state[1]}, action[0]);
     return {{step.state[0], step.state[1], 0, 0}, step.reward, step.terminated};
   }
-  void Observe(const std::array<double, 4>& state, float* out) const override { Put(ObservePendulum({state[0], state[1]}), out); }
+  void Observe(const std::array<double, 4>& state, float* out) const override {
+    Put(ObservePendulum({state[0], state[1]}), out);
+  }
 };
 
 class MountainCar : public Rules {
@@ -73,7 +75,9 @@ class MountainCar : public Rules {
     const MountainCarStep step = StepMountainCar({state[0], state[1]}, static_cast<int64_t>(action[0]));
     return {{step.state[0], step.state[1], 0, 0}, step.reward, step.terminated};
   }
-  void Observe(const std::array<double, 4>& state, float* out) const override { Put(std::array<double, 2>{state[0], state[1]}, out); }
+  void Observe(const std::array<double, 4>& state, float* out) const override {
+    Put(std::array<double, 2>{state[0], state[1]}, out);
+  }
 };
 
 class Acrobot : public Rules {
@@ -87,17 +91,21 @@ class Acrobot : public Rules {
     const AcrobotStep step = StepAcrobot(state, static_cast<int64_t>(action[0]));
     return {step.state, step.reward, step.terminated};
   }
-  void Observe(const std::array<double, 4>& state, float* out) const override { Put(ObserveAcrobot(state), out); }
+  void Observe(const std::array<double, 4>& state, float* out) const override {
+    Put(ObserveAcrobot(state), out);
+  }
 };
 
 class Lake : public Rules {
  public:
-  Lake(int64_t places, const TransitionTable& table) : places_(places), moves_(static_cast<size_t>(places * 4)) {
+  Lake(int64_t places, const TransitionTable& table)
+      : places_(places), moves_(static_cast<size_t>(places * 4)) {
     for (const Outcome& o : table) moves_[static_cast<size_t>(o.state * 4 + o.action)].push_back(o);
   }
   std::array<double, 4> Start(Rng) const override { return {}; }
   Move Play(const std::array<double, 4>& state, const float* action, Rng rng) const override {
-    const auto& outcomes = moves_[static_cast<size_t>(static_cast<int64_t>(state[0]) * 4 + static_cast<int64_t>(action[0]))];
+    const auto& outcomes =
+        moves_[static_cast<size_t>(static_cast<int64_t>(state[0]) * 4 + static_cast<int64_t>(action[0]))];
     double u = rng.Uniform();
     const Outcome* taken = &outcomes.back();
     for (const Outcome& o : outcomes) {
@@ -136,10 +144,12 @@ StatusOr<LakeOptions> ReadLake(const VectorOptions& o) {
   LakeOptions lake;
   for (const auto& [key, value] : o.options) {
     if (key == "map") {
-      if (value != "4x4" && value != "8x8") return InvalidArgument("map: found '" + value + "'; expected 4x4 or 8x8");
+      if (value != "4x4" && value != "8x8")
+        return InvalidArgument("map: found '" + value + "'; expected 4x4 or 8x8");
       lake.map = value;
     } else if (key == "slippery") {
-      if (value != "true" && value != "false") return InvalidArgument("slippery: found '" + value + "'; expected true or false");
+      if (value != "true" && value != "false")
+        return InvalidArgument("slippery: found '" + value + "'; expected true or false");
       lake.slippery = value == "true";
     } else {
       return InvalidArgument(key + ": frozen_lake_grid has the options map and slippery");
@@ -167,15 +177,47 @@ Rng NoiseOf(uint64_t seed, uint64_t index, int64_t episode) {
 
 const std::vector<VectorSpec>& ListVectorEnvironments() {
   static const std::vector<VectorSpec> list = {
-      {.name = "cartpole", .reference = "CartPole-v1", .continuous = false, .observation_size = 4, .actions = 2, .max_episode_steps = 500, .solved_return = 475,
+      {.name = "cartpole",
+       .reference = "CartPole-v1",
+       .continuous = false,
+       .observation_size = 4,
+       .actions = 2,
+       .max_episode_steps = 500,
+       .solved_return = 475,
        .reward = "1 a step until the pole falls or the cart leaves"},
-      {.name = "pendulum", .reference = "Pendulum-v1", .continuous = true, .observation_size = 3, .actions = 1, .low = -2, .high = 2, .max_episode_steps = 200,
-       .solved_return = -200, .reward = "-(angle^2 + 0.1 speed^2 + 0.001 torque^2) a step"},
-      {.name = "mountain_car", .reference = "MountainCar-v0", .continuous = false, .observation_size = 2, .actions = 3, .max_episode_steps = 200, .solved_return = -110,
+      {.name = "pendulum",
+       .reference = "Pendulum-v1",
+       .continuous = true,
+       .observation_size = 3,
+       .actions = 1,
+       .low = -2,
+       .high = 2,
+       .max_episode_steps = 200,
+       .solved_return = -200,
+       .reward = "-(angle^2 + 0.1 speed^2 + 0.001 torque^2) a step"},
+      {.name = "mountain_car",
+       .reference = "MountainCar-v0",
+       .continuous = false,
+       .observation_size = 2,
+       .actions = 3,
+       .max_episode_steps = 200,
+       .solved_return = -110,
        .reward = "-1 a step until the flag"},
-      {.name = "acrobot", .reference = "Acrobot-v1", .continuous = false, .observation_size = 6, .actions = 3, .max_episode_steps = 500, .solved_return = -100,
+      {.name = "acrobot",
+       .reference = "Acrobot-v1",
+       .continuous = false,
+       .observation_size = 6,
+       .actions = 3,
+       .max_episode_steps = 500,
+       .solved_return = -100,
        .reward = "-1 a step until the tip is above the line"},
-      {.name = "frozen_lake_grid", .reference = "FrozenLake-v1", .continuous = false, .observation_size = 16, .actions = 4, .max_episode_steps = 100, .solved_return = 0.7,
+      {.name = "frozen_lake_grid",
+       .reference = "FrozenLake-v1",
+       .continuous = false,
+       .observation_size = 16,
+       .actions = 4,
+       .max_episode_steps = 100,
+       .solved_return = 0.7,
        .reward = "1 at the goal, else 0"},
   };
   return list;
@@ -183,7 +225,8 @@ const std::vector<VectorSpec>& ListVectorEnvironments() {
 
 StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& o) {
   const auto it = std::ranges::find(ListVectorEnvironments(), o.name, &VectorSpec::name);
-  if (it == ListVectorEnvironments().end()) return InvalidArgument("name: found '" + o.name + "'; there are " + Known());
+  if (it == ListVectorEnvironments().end())
+    return InvalidArgument("name: found '" + o.name + "'; there are " + Known());
   VectorSpec spec = *it;
   if (spec.name == "frozen_lake_grid") {
     TP_ASSIGN_OR_RETURN(const LakeOptions lake, ReadLake(o));
@@ -217,7 +260,9 @@ struct VectorEnvironment::Impl {
 VectorEnvironment::VectorEnvironment() : impl_(std::make_unique<Impl>()) {}
 VectorEnvironment::~VectorEnvironment() = default;
 
-StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Create(const VectorOptions& options, std::span<const uint64_t> indices, int64_t episode) {
+StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Create(const VectorOptions& options,
+                                                                       std::span<const uint64_t> indices,
+                                                                       int64_t episode) {
   std::unique_ptr<VectorEnvironment> v(new VectorEnvironment());
   TP_ASSIGN_OR_RETURN(v->impl_->spec, FindVectorEnvironment(options));
   TP_ASSIGN_OR_RETURN(v->impl_->rules, MakeRules(options));
@@ -231,11 +276,14 @@ StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Create(const Vec
   return v;
 }
 
-StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Resume(const VectorOptions& options, std::vector<InstanceState> states) {
+StatusOr<std::unique_ptr<VectorEnvironment>> VectorEnvironment::Resume(const VectorOptions& options,
+                                                                       std::vector<InstanceState> states) {
   TP_ASSIGN_OR_RETURN(auto v, Create(options, {}));
   for (const InstanceState& s : states) {
-    if (s.steps < 0 || s.steps >= v->impl_->spec.max_episode_steps || s.episode < 0 || !std::isfinite(s.score) || !v->impl_->rules->Holds(s.state)) {
-      return InvalidArgument("instance " + std::to_string(s.index) + ": the numbers given are no state of " + options.name);
+    if (s.steps < 0 || s.steps >= v->impl_->spec.max_episode_steps || s.episode < 0 ||
+        !std::isfinite(s.score) || !v->impl_->rules->Holds(s.state)) {
+      return InvalidArgument("instance " + std::to_string(s.index) + ": the numbers given are no state of " +
+                             options.name);
     }
   }
   v->impl_->states = std::move(states);
@@ -248,22 +296,27 @@ const std::vector<InstanceState>& VectorEnvironment::states() const { return imp
 std::vector<float> VectorEnvironment::Observations() const {
   const auto width = static_cast<size_t>(impl_->spec.observation_size);
   std::vector<float> out(impl_->states.size() * width);
-  for (size_t i = 0; i < impl_->states.size(); ++i) impl_->rules->Observe(impl_->states[i].state, out.data() + i * width);
+  for (size_t i = 0; i < impl_->states.size(); ++i)
+    impl_->rules->Observe(impl_->states[i].state, out.data() + i * width);
   return out;
 }
 
 Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) {
   const Impl& m = *impl_;
   const VectorSpec& spec = m.spec;
-  const size_t n = m.states.size(), width = static_cast<size_t>(spec.observation_size), step = static_cast<size_t>(spec.action_size());
+  const size_t n = m.states.size(), width = static_cast<size_t>(spec.observation_size),
+               step = static_cast<size_t>(spec.action_size());
   if (actions.size() != n * step) {
-    return InvalidArgument(spec.name + ": " + std::to_string(actions.size()) + " numbers for the actions of " + std::to_string(n) + " instances of " + std::to_string(step));
+    return InvalidArgument(spec.name + ": " + std::to_string(actions.size()) +
+                           " numbers for the actions of " + std::to_string(n) + " instances of " +
+                           std::to_string(step));
   }
   for (const float a : actions) {
     const bool choice = a >= 0 && a < static_cast<float>(spec.actions) && a == std::floor(a);
     if (!std::isfinite(a) || (!spec.continuous && !choice)) {
-      return InvalidArgument(spec.name + ": " + std::to_string(a) + " is no action; expected " +
-                             (spec.continuous ? std::string("a finite number") : "0 to " + std::to_string(spec.actions - 1)));
+      return InvalidArgument(
+          spec.name + ": " + std::to_string(a) + " is no action; expected " +
+          (spec.continuous ? std::string("a finite number") : "0 to " + std::to_string(spec.actions - 1)));
     }
   }
   out.observations.resize(n * width);
@@ -273,7 +326,9 @@ Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) 
   out.scores.clear();
   for (size_t i = 0; i < n; ++i) {
     InstanceState& s = impl_->states[i];
-    const Move move = m.rules->Play(s.state, actions.data() + i * step, NoiseOf(m.seed, s.index, s.episode).Fork("dynamics").Fork(static_cast<uint64_t>(s.steps)));
+    const Move move = m.rules->Play(
+        s.state, actions.data() + i * step,
+        NoiseOf(m.seed, s.index, s.episode).Fork("dynamics").Fork(static_cast<uint64_t>(s.steps)));
     s.state = move.state;
     ++s.steps;
     s.score += move.reward;

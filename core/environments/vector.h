@@ -1,15 +1,15 @@
 #pragma once
 // Environments for vector policies: many instances of one environment stepped together, with auto-reset.
 //
-// An instance's state is data (InstanceState): a set of instances can be stopped, sent to another process and gone on
-// with there, and gives the same steps as if it had never moved. Every start state and every chance of the dynamics
-// is a pure function of (seed, instance index, episode, step), so the same actions give the same steps, whatever the
-// number of instances, processes and restarts.
+// An instance's state is data (InstanceState): a set of instances can be stopped, sent to another process and
+// gone on with there, and gives the same steps as if it had never moved. Every start state and every chance
+// of the dynamics is a pure function of (seed, instance index, episode, step), so the same actions give the
+// same steps, whatever the number of instances, processes and restarts.
 //
-// An episode ends `terminated` (its own rules; the value after it is 0) or `truncated` (the time limit alone; the value
-// after it is that of the final observation). One that terminates on the last allowed step is terminated. After either
-// the instance starts its next episode at once: the observation handed out is the new episode's first, and the
-// finished one's last observation comes beside it.
+// An episode ends `terminated` (its own rules; the value after it is 0) or `truncated` (the time limit alone;
+// the value after it is that of the final observation). One that terminates on the last allowed step is
+// terminated. After either the instance starts its next episode at once: the observation handed out is the
+// new episode's first, and the finished one's last observation comes beside it.
 //
 // Not thread-safe: one thread owns a VectorEnvironment.
 
@@ -28,22 +28,23 @@ namespace tidepool::environments {
 
 // What a policy has to know of an environment.
 struct VectorSpec {
-  std::string name;              // "cartpole"
-  std::string reference;         // "CartPole-v1", the environment whose dynamics these are
-  bool continuous = false;       // actions are numbers in [low, high] (clipped by the environment), else choices
+  std::string name;         // "cartpole"
+  std::string reference;    // "CartPole-v1", the environment whose dynamics these are
+  bool continuous = false;  // actions are numbers in [low, high] (clipped by the environment), else choices
   int64_t observation_size = 0;  // numbers
   int64_t actions = 0;           // choices, or numbers of a continuous action
   double low = 0, high = 0;      // continuous only
   int64_t max_episode_steps = 0;
-  double solved_return = 0;      // mean return over 100 episodes that counts as solved
-  std::string reward;            // one line
+  double solved_return = 0;  // mean return over 100 episodes that counts as solved
+  std::string reward;        // one line
   // Numbers of one action as it travels: 1 choice, or `actions` numbers.
   [[nodiscard]] int64_t action_size() const { return continuous ? actions : 1; }
 };
 
-// cartpole | pendulum | mountain_car | acrobot | frozen_lake_grid. Options of frozen_lake_grid: map 4x4 | 8x8 (4x4), slippery
-// true | false (true); its observation is the place as a row of zeros with a one. max_episode_steps > 0 replaces the
-// environment's limit. kInvalidArgument names what is wrong, with the list of what there is.
+// cartpole | pendulum | mountain_car | acrobot | frozen_lake_grid. Options of frozen_lake_grid: map 4x4 | 8x8
+// (4x4), slippery true | false (true); its observation is the place as a row of zeros with a one.
+// max_episode_steps > 0 replaces the environment's limit. kInvalidArgument names what is wrong, with the list
+// of what there is.
 struct VectorOptions {
   std::string name;
   std::map<std::string, std::string> options = {};
@@ -55,11 +56,11 @@ const std::vector<VectorSpec>& ListVectorEnvironments();
 
 // One instance between two steps.
 struct InstanceState {
-  uint64_t index = 0;            // names the instance's noise
+  uint64_t index = 0;  // names the instance's noise
   int64_t episode = 0;
-  int64_t steps = 0;             // of this episode
-  double score = 0;              // sum of this episode's rewards
-  std::array<double, 4> state{}; // the environment's own, unused places 0
+  int64_t steps = 0;              // of this episode
+  double score = 0;               // sum of this episode's rewards
+  std::array<double, 4> state{};  // the environment's own, unused places 0
   friend bool operator==(const InstanceState&, const InstanceState&) = default;
 };
 
@@ -68,7 +69,7 @@ inline constexpr uint8_t kTruncated = 2;
 
 // What one step of all instances made. [instances] unless said.
 struct VectorStep {
-  std::vector<float> observations;        // [instances, observation_size], what to act on next
+  std::vector<float> observations;  // [instances, observation_size], what to act on next
   std::vector<float> rewards;
   std::vector<uint8_t> flags;             // 0, kTerminated or kTruncated
   std::vector<float> final_observations;  // [ended, observation_size]: of instances with a flag, in order
@@ -78,17 +79,19 @@ struct VectorStep {
 class VectorEnvironment {
  public:
   // The first episode's start state of every instance `index`. `episode`: where the count begins.
-  static StatusOr<std::unique_ptr<VectorEnvironment>> Create(const VectorOptions& options, std::span<const uint64_t> indices,
+  static StatusOr<std::unique_ptr<VectorEnvironment>> Create(const VectorOptions& options,
+                                                             std::span<const uint64_t> indices,
                                                              int64_t episode = 0);
   // Goes on from states. kInvalidArgument if one is not a state of this environment.
-  static StatusOr<std::unique_ptr<VectorEnvironment>> Resume(const VectorOptions& options, std::vector<InstanceState> states);
+  static StatusOr<std::unique_ptr<VectorEnvironment>> Resume(const VectorOptions& options,
+                                                             std::vector<InstanceState> states);
   ~VectorEnvironment();
 
   [[nodiscard]] const VectorSpec& spec() const;
   [[nodiscard]] const std::vector<InstanceState>& states() const;
   [[nodiscard]] std::vector<float> Observations() const;  // [instances, observation_size]
-  // actions: [instances, action_size], choices as whole numbers. kInvalidArgument: another length, a choice that does
-  // not exist, a number that is not finite; nothing moved.
+  // actions: [instances, action_size], choices as whole numbers. kInvalidArgument: another length, a choice
+  // that does not exist, a number that is not finite; nothing moved.
   Status Step(std::span<const float> actions, VectorStep& out);
 
  private:

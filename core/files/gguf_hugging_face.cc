@@ -38,8 +38,9 @@ constexpr BlockName kDense[] = {
 };
 constexpr BlockName kRouter = {"ffn_gate_inp.weight", "mlp.gate.weight", BlockName::kNever, true};
 // All experts of a layer in one tensor [expert, row, column], and one by one in the checkpoint.
-constexpr std::pair<const char*, const char*> kExperts[] = {
-    {"ffn_gate_exps.weight", "gate_proj.weight"}, {"ffn_up_exps.weight", "up_proj.weight"}, {"ffn_down_exps.weight", "down_proj.weight"}};
+constexpr std::pair<const char*, const char*> kExperts[] = {{"ffn_gate_exps.weight", "gate_proj.weight"},
+                                                            {"ffn_up_exps.weight", "up_proj.weight"},
+                                                            {"ffn_down_exps.weight", "down_proj.weight"}};
 constexpr BlockName kShared[] = {
     {"ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight", BlockName::kNever, true},
     {"ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight", BlockName::kNever, true},
@@ -94,18 +95,25 @@ StatusOr<std::vector<GgufHuggingFaceTensor>> HuggingFaceTensors(const GgufFile& 
     const GgufTensor* tensor = file.Find(gguf);
     if (tensor == nullptr || tensor->ne.size() != 3 || tensor->ne[2] != experts) {
       if (status.ok()) {
-        status = InvalidArgument(file.path() + ": the tensor \"" + gguf + "\" is missing, or is not one matrix for each of " + std::to_string(experts) + " experts");
+        status = InvalidArgument(file.path() + ": the tensor \"" + gguf +
+                                 "\" is missing, or is not one matrix for each of " +
+                                 std::to_string(experts) + " experts");
       }
       return;
     }
     used.insert(tensor->name);
     for (int64_t e = 0; e < experts; ++e) {
-      result.push_back({prefix + std::to_string(e) + "." + suffix, tensor, 0, e * tensor->ne[1], {tensor->ne[1], tensor->ne[0]}});
+      result.push_back({prefix + std::to_string(e) + "." + suffix,
+                        tensor,
+                        0,
+                        e * tensor->ne[1],
+                        {tensor->ne[1], tensor->ne[0]}});
     }
   };
   take("token_embd.weight", "model.embed_tokens.weight", 0, true);
   for (int64_t block = 0; block < blocks && status.ok(); ++block) {
-    const std::string from = "blk." + std::to_string(block) + ".", to = "model.layers." + std::to_string(block) + ".";
+    const std::string from = "blk." + std::to_string(block) + ".",
+                      to = "model.layers." + std::to_string(block) + ".";
     for (const BlockName& part : kBlock) {
       const int64_t head_count = !permuted || part.permuted == BlockName::kNever ? 0
                                  : part.permuted == BlockName::kQueryHeads       ? heads

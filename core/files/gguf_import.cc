@@ -59,7 +59,8 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
   }
   const bool sparse = architecture == "qwen2moe" || architecture == "qwen3moe";
   if (!sparse && file.Int(key("expert_count")).value_or(0) > 0) {
-    return Unimplemented(file.path() + ": is a mixture of experts of the architecture " + architecture + "; qwen2moe and qwen3moe can be imported");
+    return Unimplemented(file.path() + ": is a mixture of experts of the architecture " + architecture +
+                         "; qwen2moe and qwen3moe can be imported");
   }
 
   bool tied = true;
@@ -77,9 +78,9 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
                          ", which " + architecture + " models as known here do not have so");
   }
 
-  const std::string class_name = architecture == "llama"   ? "LlamaForCausalLM"
-                                 : architecture == "qwen2" ? "Qwen2ForCausalLM"
-                                 : architecture == "qwen3" ? "Qwen3ForCausalLM"
+  const std::string class_name = architecture == "llama"      ? "LlamaForCausalLM"
+                                 : architecture == "qwen2"    ? "Qwen2ForCausalLM"
+                                 : architecture == "qwen3"    ? "Qwen3ForCausalLM"
                                  : architecture == "qwen2moe" ? "Qwen2MoeForCausalLM"
                                                               : "Qwen3MoeForCausalLM";
   Json config;
@@ -105,7 +106,8 @@ StatusOr<Json> Config(const GgufFile& file, const std::vector<GgufHuggingFaceTen
     config["num_experts_per_tok"] = used;
     config["moe_intermediate_size"] = expert_width;
     if (shared_width > 0) config["shared_expert_intermediate_size"] = shared_width;
-    // Not in the metadata; llama.cpp computes the one with normalised weights and the other without, as the published models.
+    // Not in the metadata; llama.cpp computes the one with normalised weights and the other without, as the
+    // published models.
     config["norm_topk_prob"] = architecture == "qwen3moe";
     config["decoder_sparse_step"] = 1;
     config["mlp_only_layers"] = Json::array();

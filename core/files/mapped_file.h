@@ -24,8 +24,8 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
   ~MappedFile();
 
-  // Lets go of the whole pages inside `part` of bytes(), which this process no longer needs: they do not count as
-  // its memory any more, and are read from the file again if they are touched.
+  // Lets go of the whole pages inside `part` of bytes(), which this process no longer needs: they do not
+  // count as its memory any more, and are read from the file again if they are touched.
   void Discard(std::span<const std::byte> part) const;
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
   [[nodiscard]] const std::string& path() const { return path_; }

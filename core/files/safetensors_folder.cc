@@ -35,7 +35,8 @@ StatusOr<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::Open(const std::
                     "Face model folder with safetensors weights");
   }
   TP_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(index, kIndexBytesMax));
-  if (!JsonDepthWithin(text)) return InvalidArgument(index + ": is nested deeper than " + std::to_string(kJsonDepthMax));
+  if (!JsonDepthWithin(text))
+    return InvalidArgument(index + ": is nested deeper than " + std::to_string(kJsonDepthMax));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     return InvalidArgument(index + ": is no JSON object with an object \"weight_map\"");

@@ -16,10 +16,12 @@ constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 StatusOr<Json> ReadJsonObject(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, kConfigBytesMax));
-  if (!JsonDepthWithin(text)) return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
+  if (!JsonDepthWithin(text))
+    return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return InvalidArgument(path + ": not valid JSON");
-  if (!json.is_object()) return InvalidArgument(path + ": a JSON object is expected, found " + json.type_name());
+  if (!json.is_object())
+    return InvalidArgument(path + ": a JSON object is expected, found " + json.type_name());
   return json;
 }
 
@@ -33,7 +35,8 @@ Status ConfigReader::Int(const char* key, int64_t fallback, int64_t& out) const 
   const Json* v = Find(key);
   if (v == nullptr) return OkStatus();
   if (!v->is_number_integer()) return Wrong(key, "an integer", *v);
-  if (v->is_number_unsigned() && v->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+  if (v->is_number_unsigned() &&
+      v->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     return Wrong(key, "a smaller integer", *v);
   }
   out = v->get<int64_t>();
@@ -72,7 +75,9 @@ Status ConfigReader::TokenIds(const char* key, std::vector<int32_t>& out) const 
   const Json* v = Find(key);
   if (v == nullptr) return OkStatus();
   const auto add = [&](const Json& id) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > std::numeric_limits<int32_t>::max()) return false;
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 ||
+        id.get<int64_t>() > std::numeric_limits<int32_t>::max())
+      return false;
     out.push_back(static_cast<int32_t>(id.get<int64_t>()));
     return true;
   };
@@ -94,10 +99,13 @@ Status ConfigReader::FirstTokenId(const char* key, int32_t& out) const {
 }
 
 Status ConfigReader::Wrong(const std::string& key, const std::string& expected, const Json& found) const {
-  return InvalidArgument(path_ + ": " + key + ": found " + found.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80) +
+  return InvalidArgument(path_ + ": " + key + ": found " +
+                         found.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80) +
                          ", expected " + expected);
 }
 
-Status ConfigReader::Missing(const std::string& what) const { return Unimplemented(path_ + ": " + what + " is not implemented"); }
+Status ConfigReader::Missing(const std::string& what) const {
+  return Unimplemented(path_ + ": " + what + " is not implemented");
+}
 
 }  // namespace tidepool::model

@@ -97,24 +97,31 @@ void Decoder::Impl::EnsurePositions(int64_t count) {
   const double scale = spec.rope.type == RopeType::kYarn ? spec.rope.attention_factor : 1.0;
   for (int64_t p = have; p < want; ++p) {
     for (int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<float>(p) * frequencies[static_cast<size_t>(i)];  // rounded, see rope.h
-      cos[static_cast<size_t>(p * half + i)] = static_cast<float>(static_cast<float>(std::cos(angle)) * scale);
-      sin[static_cast<size_t>(p * half + i)] = static_cast<float>(static_cast<float>(std::sin(angle)) * scale);
+      const double angle =
+          static_cast<float>(p) * frequencies[static_cast<size_t>(i)];  // rounded, see rope.h
+      cos[static_cast<size_t>(p * half + i)] =
+          static_cast<float>(static_cast<float>(std::cos(angle)) * scale);
+      sin[static_cast<size_t>(p * half + i)] =
+          static_cast<float>(static_cast<float>(std::sin(angle)) * scale);
     }
   }
 }
 
 void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
   const size_t rows = b.ids.size();
-  TP_CHECK(b.positions.size() == rows && b.slots.size() == rows && b.first_run.size() == rows && b.lengths.size() == rows)
+  TP_CHECK(b.positions.size() == rows && b.slots.size() == rows && b.first_run.size() == rows &&
+           b.lengths.size() == rows)
       << "a batch of " << rows << " rows has arrays of other lengths";
   for (size_t i = 0; i < rows; ++i) {
-    TP_CHECK(b.ids[i] >= 0 && b.ids[i] < spec.vocab_size) << "row " << i << ": token id " << b.ids[i] << " of " << spec.vocab_size;
+    TP_CHECK(b.ids[i] >= 0 && b.ids[i] < spec.vocab_size)
+        << "row " << i << ": token id " << b.ids[i] << " of " << spec.vocab_size;
     TP_CHECK(b.lengths[i] >= 1 && b.positions[i] >= 0) << "row " << i << ": length " << b.lengths[i];
-    TP_CHECK(b.first_run[i] >= 0 && b.first_run[i] < static_cast<int32_t>(b.runs.size())) << "row " << i << ": run " << b.first_run[i];
+    TP_CHECK(b.first_run[i] >= 0 && b.first_run[i] < static_cast<int32_t>(b.runs.size()))
+        << "row " << i << ": run " << b.first_run[i];
   }
   if (b.experts.empty()) return;
-  TP_CHECK(static_cast<int64_t>(b.experts.size()) == spec.sparse_layers() * static_cast<int64_t>(rows) * spec.moe.experts_per_token)
+  TP_CHECK(static_cast<int64_t>(b.experts.size()) ==
+           spec.sparse_layers() * static_cast<int64_t>(rows) * spec.moe.experts_per_token)
       << "replayed routing: " << b.experts.size() << " ids for " << rows << " rows";
   const auto k = static_cast<size_t>(spec.moe.experts_per_token);
   for (size_t i = 0; i < b.experts.size(); ++i) {
@@ -129,7 +136,8 @@ int64_t Decoder::Impl::GatheredMax(int64_t rows) const {
   return chosen + (options.deterministic ? 15 * std::min(spec.moe.experts, chosen) : 0);
 }
 
-BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, int64_t p, bool training, int64_t layer) const {
+BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, int64_t p, bool training,
+                                      int64_t layer) const {
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   const int64_t d = spec.hidden_size, q = spec.heads * spec.head_size, kv = spec.kv_heads * spec.head_size;
   BlockBuffers b;
@@ -146,7 +154,8 @@ BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, int6
   b.q = arena.Take({p, q}, t);
   b.a = arena.Take({p, q}, t);
   const int64_t sparse = spec.sparse_layers();
-  if (layer < 0 ? sparse < spec.layers : !spec.IsSparse(layer)) b.gate_up = arena.Take({p, 2 * spec.intermediate_size}, t);
+  if (layer < 0 ? sparse < spec.layers : !spec.IsSparse(layer))
+    b.gate_up = arena.Take({p, 2 * spec.intermediate_size}, t);
   if (layer < 0 ? sparse > 0 : spec.IsSparse(layer)) {
     b.moe = std::make_shared<MoeBuffers>();
     const int64_t gathered = GatheredMax(rows), shared = spec.moe.shared_intermediate_size;
@@ -171,7 +180,8 @@ void Decoder::Impl::TakeUnsaved(ActivationArena& arena, int64_t rows, int64_t p,
   if (b.moe == nullptr) b.moe = std::make_shared<MoeBuffers>();
   b.moe->x = arena.Take({GatheredMax(rows), d}, t);
   b.moe->act = arena.Take({GatheredMax(rows), spec.moe.intermediate_size}, t);
-  if (spec.moe.shared_intermediate_size > 0) b.moe->shared_act = arena.Take({p, spec.moe.shared_intermediate_size}, t);
+  if (spec.moe.shared_intermediate_size > 0)
+    b.moe->shared_act = arena.Take({p, spec.moe.shared_intermediate_size}, t);
 }
 
 template <typename T>
@@ -189,7 +199,8 @@ void Decoder::Impl::Embed(const RaggedBatch& batch, int64_t padded, T* x) const 
   const T* table = Ptr<T>(parameters[static_cast<size_t>(embedding)]);
   const auto rows = static_cast<int64_t>(batch.ids.size());
   for (int64_t r = 0; r < rows; ++r) {
-    std::memcpy(x + r * d, table + int64_t{batch.ids[static_cast<size_t>(r)]} * d, static_cast<size_t>(d) * sizeof(T));
+    std::memcpy(x + r * d, table + int64_t{batch.ids[static_cast<size_t>(r)]} * d,
+                static_cast<size_t>(d) * sizeof(T));
   }
   // Rows of padding stay finite all the way and nothing reads them.
   std::memset(static_cast<void*>(x + rows * d), 0, static_cast<size_t>((padded - rows) * d) * sizeof(T));
@@ -205,22 +216,46 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
   const auto rows = static_cast<int64_t>(batch.ids.size());
   const auto eps = static_cast<float>(spec.rms_norm_eps);
 
-  const RmsNormArgs<T> norm1{.d = d, .x = x_before, .add = add, .x_out = Ptr<T>(b.x), .weight = param(w.attention_norm),
-                             .eps = eps, .out = Ptr<T>(b.norm), .rstd = Ptr<float>(b.rstd1)};
+  const RmsNormArgs<T> norm1{.d = d,
+                             .x = x_before,
+                             .add = add,
+                             .x_out = Ptr<T>(b.x),
+                             .weight = param(w.attention_norm),
+                             .eps = eps,
+                             .out = Ptr<T>(b.norm),
+                             .rstd = Ptr<float>(b.rstd1)};
   ParallelItems(padded, 6 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, norm1); });
   at::Tensor qkv = b.qkv, out = b.out, gate_up = b.gate_up;
   at::mm_out(qkv, b.norm, transposed[static_cast<size_t>(w.qkv)]);
 
-  const RotaryArgs<T> rotary{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size,
-                             .qkv = Ptr<T>(qkv), .bias = param(w.qkv_bias), .q_norm = param(w.q_norm),
-                             .k_norm = param(w.k_norm), .eps = eps, .cos = cos.data(), .sin = sin.data(),
-                             .positions = batch.positions.data(), .slots = batch.slots.data(),
-                             .q = Ptr<T>(b.q), .k = k, .v = v};
-  ParallelItems(rows, 4 * qkv_width(), [&](int64_t begin, int64_t end) { kernels.rotary(begin, end, rotary); });
+  const RotaryArgs<T> rotary{.heads = spec.heads,
+                             .kv_heads = spec.kv_heads,
+                             .head_size = spec.head_size,
+                             .qkv = Ptr<T>(qkv),
+                             .bias = param(w.qkv_bias),
+                             .q_norm = param(w.q_norm),
+                             .k_norm = param(w.k_norm),
+                             .eps = eps,
+                             .cos = cos.data(),
+                             .sin = sin.data(),
+                             .positions = batch.positions.data(),
+                             .slots = batch.slots.data(),
+                             .q = Ptr<T>(b.q),
+                             .k = k,
+                             .v = v};
+  ParallelItems(rows, 4 * qkv_width(),
+                [&](int64_t begin, int64_t end) { kernels.rotary(begin, end, rotary); });
 
-  const AttentionArgs<T> attention{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size,
-                                   .q = Ptr<T>(b.q), .k = k, .v = v, .first_run = batch.first_run.data(),
-                                   .lengths = batch.lengths.data(), .runs = batch.runs.data(), .out = Ptr<T>(b.a),
+  const AttentionArgs<T> attention{.heads = spec.heads,
+                                   .kv_heads = spec.kv_heads,
+                                   .head_size = spec.head_size,
+                                   .q = Ptr<T>(b.q),
+                                   .k = k,
+                                   .v = v,
+                                   .first_run = batch.first_run.data(),
+                                   .lengths = batch.lengths.data(),
+                                   .runs = batch.runs.data(),
+                                   .out = Ptr<T>(b.a),
                                    .lse = Ptr<float>(b.lse)};
   const int32_t longest = rows == 0 ? 0 : *std::max_element(batch.lengths.begin(), batch.lengths.end());
   ParallelItems(rows * spec.kv_heads, spec.heads / spec.kv_heads * longest * spec.head_size,
@@ -229,12 +264,19 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                   kernels.attention(begin, end, attention, scratch.data());
                 });
   const int64_t q_width = spec.heads * spec.head_size;
-  std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0, static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
+  std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
+              static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
   at::mm_out(out, b.a, transposed[static_cast<size_t>(w.o)]);
   AddBias<T>(w.o_bias, padded, out);
 
-  const RmsNormArgs<T> norm2{.d = d, .x = Ptr<T>(b.x), .add = Ptr<T>(out), .x_out = Ptr<T>(b.x_mid),
-                             .weight = param(w.mlp_norm), .eps = eps, .out = Ptr<T>(b.norm), .rstd = Ptr<float>(b.rstd2)};
+  const RmsNormArgs<T> norm2{.d = d,
+                             .x = Ptr<T>(b.x),
+                             .add = Ptr<T>(out),
+                             .x_out = Ptr<T>(b.x_mid),
+                             .weight = param(w.mlp_norm),
+                             .eps = eps,
+                             .out = Ptr<T>(b.norm),
+                             .rstd = Ptr<float>(b.rstd2)};
   ParallelItems(padded, 6 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, norm2); });
   if (w.sparse >= 0) {
     Experts<T>(layer, batch, padded, b);
@@ -250,18 +292,26 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
 }
 
 // The backward recomputes blocks.
-template void Decoder::Impl::Block<float>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&, const float*,
-                                          const float*, float*, float*);
-template void Decoder::Impl::Block<BF16>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&, const BF16*,
-                                         const BF16*, BF16*, BF16*);
+template void Decoder::Impl::Block<float>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&,
+                                          const float*, const float*, float*, float*);
+template void Decoder::Impl::Block<BF16>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&,
+                                         const BF16*, const BF16*, BF16*, BF16*);
 
 template <typename T>
-at::Tensor Decoder::Impl::FinalNorm(int64_t rows, int64_t padded, const T* x, const T* add, T* x_out, float* rstd) const {
-  at::Tensor hidden = at::empty({padded, spec.hidden_size}, at::TensorOptions().dtype(wide ? at::kFloat : at::kBFloat16));
-  const RmsNormArgs<T> args{.d = spec.hidden_size, .x = x, .add = add, .x_out = x_out,
+at::Tensor Decoder::Impl::FinalNorm(int64_t rows, int64_t padded, const T* x, const T* add, T* x_out,
+                                    float* rstd) const {
+  at::Tensor hidden =
+      at::empty({padded, spec.hidden_size}, at::TensorOptions().dtype(wide ? at::kFloat : at::kBFloat16));
+  const RmsNormArgs<T> args{.d = spec.hidden_size,
+                            .x = x,
+                            .add = add,
+                            .x_out = x_out,
                             .weight = Ptr<T>(parameters[static_cast<size_t>(final_norm)]),
-                            .eps = static_cast<float>(spec.rms_norm_eps), .out = Ptr<T>(hidden), .rstd = rstd};
-  ParallelItems(padded, 6 * spec.hidden_size, [&](int64_t begin, int64_t end) { Kernels<T>().rms_norm(begin, end, args); });
+                            .eps = static_cast<float>(spec.rms_norm_eps),
+                            .out = Ptr<T>(hidden),
+                            .rstd = rstd};
+  ParallelItems(padded, 6 * spec.hidden_size,
+                [&](int64_t begin, int64_t end) { Kernels<T>().rms_norm(begin, end, args); });
   return hidden.narrow(0, 0, rows);
 }
 
@@ -270,9 +320,11 @@ at::Tensor Decoder::Impl::Forward(const RaggedBatch& batch, const KvMemory& kv) 
   const auto rows = static_cast<int64_t>(batch.ids.size());
   const int64_t padded = Padded(rows), d = spec.hidden_size;
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
-  TP_CHECK(kv.k != nullptr && kv.v != nullptr && kv.k->dim() == 4 && kv.k->is_contiguous() && kv.v->is_contiguous() &&
-           kv.k->sizes() == kv.v->sizes() && kv.k->scalar_type() == t && kv.v->scalar_type() == t)
-      << "KV memory: two contiguous tensors [layers, slots, kv_heads, head_size] of the model's dtype are expected";
+  TP_CHECK(kv.k != nullptr && kv.v != nullptr && kv.k->dim() == 4 && kv.k->is_contiguous() &&
+           kv.v->is_contiguous() && kv.k->sizes() == kv.v->sizes() && kv.k->scalar_type() == t &&
+           kv.v->scalar_type() == t)
+      << "KV memory: two contiguous tensors [layers, slots, kv_heads, head_size] of the model's dtype are "
+         "expected";
   TP_CHECK(kv.k->size(0) == spec.layers && kv.k->size(2) == spec.kv_heads && kv.k->size(3) == spec.head_size)
       << "KV memory has another shape than the model";
   const int64_t layer_stride = kv.k->stride(0);
@@ -316,8 +368,8 @@ at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivat
     b.LendUnsaved(unsaved);
     if (!spec.qk_norm) b.qkv = qkv;
     if (l == 0) Embed(batch, padded, Ptr<T>(b.x));
-    Block<T>(l, batch, padded, b, l == 0 ? Ptr<T>(b.x) : Ptr<T>(x_before), l == 0 ? nullptr : Ptr<T>(out), Ptr<T>(b.k),
-             Ptr<T>(b.v));
+    Block<T>(l, batch, padded, b, l == 0 ? Ptr<T>(b.x) : Ptr<T>(x_before), l == 0 ? nullptr : Ptr<T>(out),
+             Ptr<T>(b.k), Ptr<T>(b.v));
     x_before = b.x_mid;
     if (saved.recompute) {
       BlockBuffers kept;
@@ -331,10 +383,12 @@ at::Tensor Decoder::Impl::ForwardTraining(const RaggedBatch& given, SavedActivat
   if (given.routed != nullptr) *given.routed = saved.experts;
   saved.x_last = arena.Take({padded, d}, t);
   saved.rstd_last = arena.Take({padded}, at::kFloat);
-  return FinalNorm<T>(saved.rows, padded, Ptr<T>(x_before), Ptr<T>(out), Ptr<T>(saved.x_last), Ptr<float>(saved.rstd_last));
+  return FinalNorm<T>(saved.rows, padded, Ptr<T>(x_before), Ptr<T>(out), Ptr<T>(saved.x_last),
+                      Ptr<float>(saved.rstd_last));
 }
 
-Decoder::Decoder(const Weights& weights, DecoderOptions options) : impl_(std::make_unique<Impl>(weights, options)) {}
+Decoder::Decoder(const Weights& weights, DecoderOptions options)
+    : impl_(std::make_unique<Impl>(weights, options)) {}
 Decoder::~Decoder() = default;
 
 at::Tensor Decoder::Forward(const RaggedBatch& batch, const KvMemory& kv) const {
@@ -355,8 +409,9 @@ at::Tensor Decoder::Logits(const at::Tensor& hidden) const {
     if (padded != rows) in.narrow(0, rows, padded - rows).zero_();
   }
   // Fresh memory for tens of megabytes costs page faults: take the last result's if it is free.
-  const bool reusable = m.logits.defined() && m.logits.use_count() == 1 && m.logits.storage().use_count() == 1 &&
-                        m.logits.size(0) >= padded && m.logits.is_inference() == c10::InferenceMode::is_enabled();
+  const bool reusable = m.logits.defined() && m.logits.use_count() == 1 &&
+                        m.logits.storage().use_count() == 1 && m.logits.size(0) >= padded &&
+                        m.logits.is_inference() == c10::InferenceMode::is_enabled();
   if (!reusable) {
     m.logits = at::empty({padded, m.spec.vocab_size}, hidden.options());
   }
@@ -373,7 +428,8 @@ std::pair<at::Tensor, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batc
   saved->rows = static_cast<int64_t>(batch.ids.size());
   saved->padded = m.Padded(saved->rows);
   for (size_t i = 0; i < batch.slots.size(); ++i) {
-    TP_CHECK(batch.slots[i] == static_cast<int32_t>(i)) << "training: slot " << batch.slots[i] << " in row " << i;
+    TP_CHECK(batch.slots[i] == static_cast<int32_t>(i))
+        << "training: slot " << batch.slots[i] << " in row " << i;
     m.EnsurePositions(int64_t{batch.positions[i]} + 1);
   }
   saved->ids.assign(batch.ids.begin(), batch.ids.end());
@@ -390,7 +446,8 @@ std::pair<at::Tensor, SavedPtr> Decoder::ForwardTraining(const RaggedBatch& batc
     saved->arena = std::make_unique<ActivationArena>();
   }
   saved->owner = &m;
-  at::Tensor hidden = m.wide ? m.ForwardTraining<float>(batch, *saved) : m.ForwardTraining<BF16>(batch, *saved);
+  at::Tensor hidden =
+      m.wide ? m.ForwardTraining<float>(batch, *saved) : m.ForwardTraining<BF16>(batch, *saved);
   return {std::move(hidden), std::move(saved)};
 }
 

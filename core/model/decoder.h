@@ -33,11 +33,11 @@ struct RaggedBatch {
   std::span<const int32_t> slots;      // [rows] slot where the row's K and V are written
   std::span<const int32_t> first_run;  // [rows] index into runs of the row's sequence
   std::span<const int32_t> lengths;    // [rows] keys attended, the row itself included (= positions + 1)
-  std::span<const KvRun> runs;         // runs of slots in order of position; a row reads from its first_run on
-  // Mixture of experts, [sparse layers, rows, K] expert ids, each row's by falling weight. The order counts: the
-  // same set in another order changes bfloat16 sums. `experts`: taken instead of the router's choice (their
-  // weights are still the router's), a row of -1 is left to the router; empty: the router chooses. `routed`: gets
-  // what was used; may be null.
+  std::span<const KvRun> runs;  // runs of slots in order of position; a row reads from its first_run on
+  // Mixture of experts, [sparse layers, rows, K] expert ids, each row's by falling weight. The order counts:
+  // the same set in another order changes bfloat16 sums. `experts`: taken instead of the router's choice
+  // (their weights are still the router's), a row of -1 is left to the router; empty: the router chooses.
+  // `routed`: gets what was used; may be null.
   std::span<const int32_t> experts = {};
   std::vector<int32_t>* routed = nullptr;
 };
@@ -54,7 +54,9 @@ struct DecoderOptions {
 
 // Activations kept by a training forward; defined in decoder_backward.cc.
 struct SavedActivations;
-struct SavedDeleter { void operator()(SavedActivations*) const; };
+struct SavedDeleter {
+  void operator()(SavedActivations*) const;
+};
 using SavedPtr = std::unique_ptr<SavedActivations, SavedDeleter>;
 
 class Decoder {
@@ -76,7 +78,8 @@ class Decoder {
   // Adds the gradient of every parameter to `grads` (same flat index as the weights, float32) given
   // d loss / d hidden [rows, hidden] (model's dtype). Consumes `saved`. With experts, adds the gradient of
   // balance_scale * LoadBalanceLoss(saved).
-  void Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads, double balance_scale = 0) const;
+  void Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads,
+                double balance_scale = 0) const;
   // How unevenly the experts are used (Switch Transformer, arXiv:2101.03961, equations 4-6; as the reference
   // library computes it, over the rows of all sparse layers together): E sum_e f_e P_e, with f_e the share of
   // rows that chose e (sum K) and P_e the mean probability. K when even; 0 without experts.

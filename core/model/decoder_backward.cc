@@ -48,14 +48,16 @@ std::vector<std::pair<int64_t, int64_t>> ClosedRanges(const RaggedBatch& batch) 
 }
 
 template <typename T>
-void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads, int64_t row) {
+void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x,
+                                       Gradients& grads, int64_t row) {
   at::Tensor gradient = grads.Get(index).narrow(0, row, dy.size(1));
   if (wide) {
     at::addmm_out(gradient, gradient, dy.t(), x);
     return;
   }
   // The product is rounded to bfloat16 once per call and summed in float32. Blocks of rows bound the copy.
-  const int64_t n = gradient.size(0), k = gradient.size(1), block = std::max<int64_t>(16, (int64_t{8} << 20) / k / 16 * 16);
+  const int64_t n = gradient.size(0), k = gradient.size(1),
+                block = std::max<int64_t>(16, (int64_t{8} << 20) / k / 16 * 16);
   for (int64_t at = 0; at < n; at += block) {
     const int64_t size = std::min(block, n - at);
     if (!weight_gradient.defined() || weight_gradient.numel() < size * k ||
@@ -72,11 +74,14 @@ void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, cons
 }
 
 // The experts' backward is in another file.
-template void Decoder::Impl::AddProductGradient<float>(int64_t, const at::Tensor&, const at::Tensor&, Gradients&, int64_t);
-template void Decoder::Impl::AddProductGradient<BF16>(int64_t, const at::Tensor&, const at::Tensor&, Gradients&, int64_t);
+template void Decoder::Impl::AddProductGradient<float>(int64_t, const at::Tensor&, const at::Tensor&,
+                                                       Gradients&, int64_t);
+template void Decoder::Impl::AddProductGradient<BF16>(int64_t, const at::Tensor&, const at::Tensor&,
+                                                      Gradients&, int64_t);
 
 template <typename T>
-void Decoder::Impl::AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy, Gradients& grads) const {
+void Decoder::Impl::AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy,
+                                    Gradients& grads) const {
   if (index < 0) return;
   const int64_t n = dy.size(1);
   float* gradient = grads.values().data() + weights.layout()[static_cast<size_t>(index)].offset;
@@ -87,24 +92,28 @@ void Decoder::Impl::AddBiasGradient(int64_t index, int64_t rows, const at::Tenso
 
 template <typename T>
 void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
-                                  const at::Tensor& dx, const at::Tensor& dx_narrow, double balance_scale, Gradients& grads) {
+                                  const at::Tensor& dx, const at::Tensor& dx_narrow, double balance_scale,
+                                  Gradients& grads) {
   const KernelTable<T>& kernels = Kernels<T>();
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return i < 0 ? nullptr : Ptr<T>(parameters[static_cast<size_t>(i)]); };
-  const auto grad = [&](int64_t i) { return grads.values().data() + weights.layout()[static_cast<size_t>(i)].offset; };
+  const auto grad = [&](int64_t i) {
+    return grads.values().data() + weights.layout()[static_cast<size_t>(i)].offset;
+  };
   const int64_t d = spec.hidden_size, ff = spec.intermediate_size, padded = saved.padded, rows = saved.rows;
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   const auto eps = static_cast<float>(spec.rms_norm_eps);
   at::Tensor act = b.act, norm = b.norm, gate_up = b.gate_up, dnorm = b.out;
 
   const auto renorm = [&](const at::Tensor& x, int64_t weight) {
-    const RmsNormArgs<T> args{.d = d, .x = Ptr<T>(x), .weight = param(weight), .eps = eps, .out = Ptr<T>(norm)};
+    const RmsNormArgs<T> args{
+        .d = d, .x = Ptr<T>(x), .weight = param(weight), .eps = eps, .out = Ptr<T>(norm)};
     ParallelItems(padded, 4 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, args); });
   };
   const auto norm_backward = [&](const at::Tensor& x, const at::Tensor& rstd, int64_t weight) {
     ParallelItems(RoundUp(d, 16) / 16, 48 * padded, [&](int64_t begin, int64_t end) {
-      kernels.rms_norm_backward_weight(begin * 16, std::min(d, end * 16), padded, d, Ptr<T>(x), Ptr<float>(rstd),
-                                       Ptr<T>(dnorm), grad(weight));
+      kernels.rms_norm_backward_weight(begin * 16, std::min(d, end * 16), padded, d, Ptr<T>(x),
+                                       Ptr<float>(rstd), Ptr<T>(dnorm), grad(weight));
     });
     ParallelItems(padded, 8 * d, [&](int64_t begin, int64_t end) {
       kernels.rms_norm_backward(begin, end, d, Ptr<T>(x), param(weight), Ptr<float>(rstd), Ptr<T>(dnorm),
@@ -138,27 +147,47 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   at::Tensor da = scratch.Take({padded, spec.heads * spec.head_size}, t);
   at::mm_out(da, dx_narrow, parameters[static_cast<size_t>(w.o)]);
   at::Tensor dqkv = scratch.Take({padded, qkv_width()}, t);
-  std::memset(static_cast<void*>(Ptr<T>(dqkv) + rows * qkv_width()), 0, static_cast<size_t>((padded - rows) * qkv_width()) * sizeof(T));
+  std::memset(static_cast<void*>(Ptr<T>(dqkv) + rows * qkv_width()), 0,
+              static_cast<size_t>((padded - rows) * qkv_width()) * sizeof(T));
   const RaggedBatch batch = saved.batch();
-  const AttentionBackwardArgs<T> args{
-      .forward = {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size, .q = Ptr<T>(b.q),
-                  .k = Ptr<T>(b.k), .v = Ptr<T>(b.v), .first_run = batch.first_run.data(), .lengths = batch.lengths.data(),
-                  .runs = batch.runs.data(), .out = Ptr<T>(b.a), .lse = Ptr<float>(b.lse)},
-      .dout = Ptr<T>(da), .cos = cos.data(), .sin = sin.data(), .positions = batch.positions.data(), .dqkv = Ptr<T>(dqkv)};
+  const AttentionBackwardArgs<T> args{.forward = {.heads = spec.heads,
+                                                  .kv_heads = spec.kv_heads,
+                                                  .head_size = spec.head_size,
+                                                  .q = Ptr<T>(b.q),
+                                                  .k = Ptr<T>(b.k),
+                                                  .v = Ptr<T>(b.v),
+                                                  .first_run = batch.first_run.data(),
+                                                  .lengths = batch.lengths.data(),
+                                                  .runs = batch.runs.data(),
+                                                  .out = Ptr<T>(b.a),
+                                                  .lse = Ptr<float>(b.lse)},
+                                      .dout = Ptr<T>(da),
+                                      .cos = cos.data(),
+                                      .sin = sin.data(),
+                                      .positions = batch.positions.data(),
+                                      .dqkv = Ptr<T>(dqkv)};
   const std::vector<std::pair<int64_t, int64_t>> ranges = ClosedRanges(batch);
   // One item is a range and a KV head: its dK and dV are summed by one thread in the order of rows.
-  ParallelItems(static_cast<int64_t>(ranges.size()) * spec.kv_heads, 1 << 20, [&](int64_t begin, int64_t end) {
-    std::vector<float> space;
-    for (int64_t i = begin; i < end; ++i) {
-      const auto [first, last] = ranges[static_cast<size_t>(i / spec.kv_heads)];
-      space.resize(std::max(space.size(), static_cast<size_t>(AttentionBackwardScratch(last - first, spec.head_size))));
-      kernels.attention_backward(first, last, i % spec.kv_heads, args, space.data());
-    }
-  });
+  ParallelItems(
+      static_cast<int64_t>(ranges.size()) * spec.kv_heads, 1 << 20, [&](int64_t begin, int64_t end) {
+        std::vector<float> space;
+        for (int64_t i = begin; i < end; ++i) {
+          const auto [first, last] = ranges[static_cast<size_t>(i / spec.kv_heads)];
+          space.resize(std::max(space.size(),
+                                static_cast<size_t>(AttentionBackwardScratch(last - first, spec.head_size))));
+          kernels.attention_backward(first, last, i % spec.kv_heads, args, space.data());
+        }
+      });
   if (spec.qk_norm) {
-    const HeadNormBackwardArgs<T> head{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_size = spec.head_size,
-                                       .qkv = Ptr<T>(b.qkv), .bias = param(w.qkv_bias), .q_norm = param(w.q_norm),
-                                       .k_norm = param(w.k_norm), .eps = eps, .dqkv = Ptr<T>(dqkv)};
+    const HeadNormBackwardArgs<T> head{.heads = spec.heads,
+                                       .kv_heads = spec.kv_heads,
+                                       .head_size = spec.head_size,
+                                       .qkv = Ptr<T>(b.qkv),
+                                       .bias = param(w.qkv_bias),
+                                       .q_norm = param(w.q_norm),
+                                       .k_norm = param(w.k_norm),
+                                       .eps = eps,
+                                       .dqkv = Ptr<T>(dqkv)};
     // Blocks of 64 rows, summed in order, whatever the number of threads.
     const int64_t blocks = (rows + 63) / 64, width = 2 * spec.head_size;
     std::vector<float> partial(static_cast<size_t>(blocks * width), 0.0F);
@@ -182,10 +211,12 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
 }
 
 template <typename T>
-void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hidden, double balance_scale, Gradients& grads) {
+void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hidden, double balance_scale,
+                             Gradients& grads) {
   const int64_t rows = saved.rows, padded = saved.padded, d = spec.hidden_size;
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
-  TP_CHECK(grad_hidden.dim() == 2 && grad_hidden.size(0) == rows && grad_hidden.size(1) == d && grad_hidden.scalar_type() == t)
+  TP_CHECK(grad_hidden.dim() == 2 && grad_hidden.size(0) == rows && grad_hidden.size(1) == d &&
+           grad_hidden.scalar_type() == t)
       << "backward: the gradient of the hidden rows has another shape or dtype";
   scratch.Reset();
   BlockBuffers shared;
@@ -207,7 +238,8 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
                                           Ptr<float>(saved.rstd_last), dh, dnorm);
   });
   ParallelItems(padded, 8 * d, [&](int64_t begin, int64_t end) {
-    Kernels<T>().rms_norm_backward(begin, end, d, Ptr<T>(saved.x_last), Ptr<T>(parameters[static_cast<size_t>(final_norm)]),
+    Kernels<T>().rms_norm_backward(begin, end, d, Ptr<T>(saved.x_last),
+                                   Ptr<T>(parameters[static_cast<size_t>(final_norm)]),
                                    Ptr<float>(saved.rstd_last), dh, Ptr<float>(dx), Ptr<T>(dx_narrow));
   });
   const ActivationArena::Mark mark = scratch.mark();
@@ -225,11 +257,13 @@ void Decoder::Impl::Backward(SavedActivations& saved, const at::Tensor& grad_hid
   float* table = grads.values().data() + weights.layout()[static_cast<size_t>(embedding)].offset;
   // A thread owns columns, so rows with the same id are summed in their order.
   ParallelItems(RoundUp(d, 16) / 16, 16 * rows, [&](int64_t begin, int64_t end) {
-    Kernels<T>().embedding_backward(begin * 16, std::min(d, end * 16), rows, d, batch.ids.data(), Ptr<float>(dx), table);
+    Kernels<T>().embedding_backward(begin * 16, std::min(d, end * 16), rows, d, batch.ids.data(),
+                                    Ptr<float>(dx), table);
   });
 }
 
-void Decoder::Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads, double balance_scale) const {
+void Decoder::Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients& grads,
+                       double balance_scale) const {
   if (impl_->wide) {
     impl_->Backward<float>(*saved, grad_hidden, balance_scale, grads);
   } else {
@@ -237,7 +271,8 @@ void Decoder::Backward(SavedPtr saved, const at::Tensor& grad_hidden, Gradients&
   }
 }
 
-at::Tensor Decoder::LogitsBackward(const at::Tensor& hidden, const at::Tensor& dlogits, Gradients& grads) const {
+at::Tensor Decoder::LogitsBackward(const at::Tensor& hidden, const at::Tensor& dlogits,
+                                   Gradients& grads) const {
   Impl& m = *impl_;
   if (m.wide) {
     m.AddProductGradient<float>(m.head, dlogits, hidden, grads);

@@ -32,7 +32,9 @@ class ActivationArena {
   // Uninitialised, 64-byte aligned; valid until Reset().
   at::Tensor Take(at::IntArrayRef shape, at::ScalarType dtype);
   void Reset() { chunk_ = 0, used_ = 0; }
-  struct Mark { size_t chunk = 0, used = 0; };
+  struct Mark {
+    size_t chunk = 0, used = 0;
+  };
   [[nodiscard]] Mark mark() const { return {chunk_, used_}; }
   void Rewind(Mark to) { chunk_ = to.chunk, used_ = to.used; }  // frees what was taken since
 
@@ -42,23 +44,23 @@ class ActivationArena {
   size_t used_ = 0;
 };
 
-// What the experts of a sparse block compute. The rows that chose an expert stand together ("gathered"), expert
-// after expert, each range padded to 16 rows in deterministic mode: G rows in all.
+// What the experts of a sparse block compute. The rows that chose an expert stand together ("gathered"),
+// expert after expert, each range padded to 16 rows in deterministic mode: G rows in all.
 struct MoeBuffers {
-  at::Tensor probs;               // [P, E] float32, softmax of the router's logits
-  std::vector<int32_t> experts;   // [rows, K] chosen, by falling weight
-  std::vector<float> weights;     // [rows, K]
-  std::vector<int32_t> place;     // [rows, K] gathered row
-  std::vector<int64_t> begin;     // [E + 1] ranges of gathered rows
-  at::Tensor gate_up;             // [G, 2 m]
-  at::Tensor y;                   // [G, d]
-  at::Tensor shared_gate_up;      // [P, 2 s]
-  at::Tensor shared;              // [P, d]
-  std::vector<float> gate;        // [P] sigmoid
+  at::Tensor probs;              // [P, E] float32, softmax of the router's logits
+  std::vector<int32_t> experts;  // [rows, K] chosen, by falling weight
+  std::vector<float> weights;    // [rows, K]
+  std::vector<int32_t> place;    // [rows, K] gathered row
+  std::vector<int64_t> begin;    // [E + 1] ranges of gathered rows
+  at::Tensor gate_up;            // [G, 2 m]
+  at::Tensor y;                  // [G, d]
+  at::Tensor shared_gate_up;     // [P, 2 s]
+  at::Tensor shared;             // [P, d]
+  std::vector<float> gate;       // [P] sigmoid
   // Never saved.
-  at::Tensor x;                   // [G, d]
-  at::Tensor act;                 // [G, m]
-  at::Tensor shared_act;          // [P, s]
+  at::Tensor x;           // [G, d]
+  at::Tensor act;         // [G, m]
+  at::Tensor shared_act;  // [P, s]
 };
 
 // x[place[r, k]] = norm[r]; rows of padding zero.
@@ -68,7 +70,8 @@ void GatherRows(MoeBuffers& moe, int64_t rows, int64_t d, int64_t k, const T* no
   std::memset(static_cast<void*>(x), 0, static_cast<size_t>(moe.begin.back() * d) * sizeof(T));
   ParallelItems(rows, k * d, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * k; i < end * k; ++i) {
-      std::memcpy(static_cast<void*>(x + moe.place[static_cast<size_t>(i)] * d), norm + i / k * d, static_cast<size_t>(d) * sizeof(T));
+      std::memcpy(static_cast<void*>(x + moe.place[static_cast<size_t>(i)] * d), norm + i / k * d,
+                  static_cast<size_t>(d) * sizeof(T));
     }
   });
 }
@@ -76,25 +79,26 @@ void GatherRows(MoeBuffers& moe, int64_t rows, int64_t d, int64_t k, const T* no
 // What one block computes. With everything saved each block has buffers of its own; in inference
 // and while recomputing they are shared by all blocks.
 struct BlockBuffers {
-  at::Tensor x;      // [P, d] block input
-  at::Tensor norm;   // [P, d] normed input of qkv, then of gate_up; never saved
-  at::Tensor rstd1;  // [P] float32, training only
-  at::Tensor qkv;    // [P, (Hq + 2 Hkv) D]; saved only with head norms
-  at::Tensor q;      // [P, Hq D] rotated
-  at::Tensor k, v;   // [P, Hkv D], training only: the batch is its own KV memory
-  at::Tensor a;      // [P, Hq D] attention output
-  at::Tensor lse;    // [P, Hq] float32, training only
-  at::Tensor x_mid;  // [P, d] after attention; may be x in inference
-  at::Tensor rstd2;  // [P] float32, training only
-  at::Tensor gate_up;  // [P, 2 ff]
-  at::Tensor act;    // [P, ff]; never saved
-  at::Tensor out;    // [P, d] product results on their way to the residual; never saved
+  at::Tensor x;                     // [P, d] block input
+  at::Tensor norm;                  // [P, d] normed input of qkv, then of gate_up; never saved
+  at::Tensor rstd1;                 // [P] float32, training only
+  at::Tensor qkv;                   // [P, (Hq + 2 Hkv) D]; saved only with head norms
+  at::Tensor q;                     // [P, Hq D] rotated
+  at::Tensor k, v;                  // [P, Hkv D], training only: the batch is its own KV memory
+  at::Tensor a;                     // [P, Hq D] attention output
+  at::Tensor lse;                   // [P, Hq] float32, training only
+  at::Tensor x_mid;                 // [P, d] after attention; may be x in inference
+  at::Tensor rstd2;                 // [P] float32, training only
+  at::Tensor gate_up;               // [P, 2 ff]
+  at::Tensor act;                   // [P, ff]; never saved
+  at::Tensor out;                   // [P, d] product results on their way to the residual; never saved
   std::shared_ptr<MoeBuffers> moe;  // sparse blocks; shared, so that copies of the handles stay cheap
 
   // Takes over the buffers that are never saved.
   void LendUnsaved(const BlockBuffers& from) {
     norm = from.norm, act = from.act, out = from.out;
-    if (moe != nullptr) moe->x = from.moe->x, moe->act = from.moe->act, moe->shared_act = from.moe->shared_act;
+    if (moe != nullptr)
+      moe->x = from.moe->x, moe->act = from.moe->act, moe->shared_act = from.moe->shared_act;
   }
 };
 
@@ -109,13 +113,16 @@ struct SavedActivations {
   at::Tensor x_last;                 // [P, d] input of the final norm
   at::Tensor rstd_last;              // [P]
   std::unique_ptr<ActivationArena> arena;
-  Decoder::Impl* owner = nullptr;    // takes the arena back
-  [[nodiscard]] RaggedBatch batch() const { return {ids, positions, slots, first_run, lengths, runs, experts}; }
+  Decoder::Impl* owner = nullptr;  // takes the arena back
+  [[nodiscard]] RaggedBatch batch() const {
+    return {ids, positions, slots, first_run, lengths, runs, experts};
+  }
 };
 
 struct LayerWeights {
   // Indices of the layout, -1: none.
-  int64_t attention_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias;
+  int64_t attention_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, mlp_norm, gate_up, gate_up_bias, down,
+      down_bias;
   int64_t router, experts_gate_up, experts_down, shared_gate_up, shared_down, shared_gate;
   int64_t sparse;  // number among the sparse layers
 };
@@ -126,26 +133,30 @@ struct Decoder::Impl {
   const Weights& weights;
   const ModelSpec spec;
   const DecoderOptions options;
-  const bool wide;                      // float32
-  std::vector<at::Tensor> parameters;   // views by index of the layout
-  std::vector<at::Tensor> transposed;   // of matrices
+  const bool wide;                     // float32
+  std::vector<at::Tensor> parameters;  // views by index of the layout
+  std::vector<at::Tensor> transposed;  // of matrices
   std::vector<LayerWeights> layers;
   int64_t embedding = 0, final_norm = 0, head = 0;
-  std::vector<float> cos, sin;          // [positions, D / 2], grown on demand
+  std::vector<float> cos, sin;  // [positions, D / 2], grown on demand
   ActivationArena scratch;
   std::vector<std::unique_ptr<ActivationArena>> idle;  // of finished training forwards
-  at::Tensor logits;                    // reused when nobody holds it any more
-  at::Tensor weight_gradient;           // one matrix in the model's dtype
-  std::vector<double>* prob_sum = nullptr;  // of the training forward that is going on
+  at::Tensor logits;                                   // reused when nobody holds it any more
+  at::Tensor weight_gradient;                          // one matrix in the model's dtype
+  std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
 
-  [[nodiscard]] int64_t Padded(int64_t rows) const { return options.deterministic ? RoundUp(rows, 16) : rows; }
+  [[nodiscard]] int64_t Padded(int64_t rows) const {
+    return options.deterministic ? RoundUp(rows, 16) : rows;
+  }
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
   void EnsurePositions(int64_t count);
   void CheckBatch(const RaggedBatch& batch) const;
 
   // Buffers of one layer, or (-1) of any layer.
-  BlockBuffers TakeBlock(ActivationArena& arena, int64_t rows, int64_t padded, bool training, int64_t layer) const;
-  void TakeUnsaved(ActivationArena& arena, int64_t rows, int64_t padded, BlockBuffers& b) const;  // norm, act, out and the experts' own
+  BlockBuffers TakeBlock(ActivationArena& arena, int64_t rows, int64_t padded, bool training,
+                         int64_t layer) const;
+  void TakeUnsaved(ActivationArena& arena, int64_t rows, int64_t padded,
+                   BlockBuffers& b) const;  // norm, act, out and the experts' own
   [[nodiscard]] int64_t GatheredMax(int64_t rows) const;
   // x[rows, n] += bias, where there is one.
   template <typename T>
@@ -155,14 +166,14 @@ struct Decoder::Impl {
   void Experts(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b);
   // Reads dx_narrow (the gradient of the experts' output), writes d norm into b.out; decoder_moe_backward.cc.
   template <typename T>
-  void ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const at::Tensor& dx_narrow,
-                       double balance_scale, Gradients& grads);
+  void ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
+                       const at::Tensor& dx_narrow, double balance_scale, Gradients& grads);
   template <typename T>
   void Embed(const RaggedBatch& batch, int64_t padded, T* x) const;
   // x (+ add) -> everything up to `out`, which is still to be added to x_mid. k and v: of this layer.
   template <typename T>
-  void Block(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b, const T* x_before,
-             const T* add, T* k, T* v);
+  void Block(int64_t layer, const RaggedBatch& batch, int64_t padded, const BlockBuffers& b,
+             const T* x_before, const T* add, T* k, T* v);
   template <typename T>
   at::Tensor FinalNorm(int64_t rows, int64_t padded, const T* x, const T* add, T* x_out, float* rstd) const;
   template <typename T>
@@ -170,13 +181,16 @@ struct Decoder::Impl {
   template <typename T>
   at::Tensor ForwardTraining(const RaggedBatch& batch, SavedActivations& saved);
   template <typename T>
-  void Backward(SavedActivations& saved, const at::Tensor& grad_hidden, double balance_scale, Gradients& grads);
+  void Backward(SavedActivations& saved, const at::Tensor& grad_hidden, double balance_scale,
+                Gradients& grads);
   template <typename T>
-  void BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const at::Tensor& dx,
-                     const at::Tensor& dx_narrow, double balance_scale, Gradients& grads);
+  void BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
+                     const at::Tensor& dx, const at::Tensor& dx_narrow, double balance_scale,
+                     Gradients& grads);
   // Gradient of rows [row, row + n) of parameter `index` += dy^T x; dy [P, n], x [P, k].
   template <typename T>
-  void AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads, int64_t row = 0);
+  void AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads,
+                          int64_t row = 0);
   template <typename T>
   void AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy, Gradients& grads) const;
 };

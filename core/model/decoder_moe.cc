@@ -42,7 +42,8 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return parameters[static_cast<size_t>(i)]; };
   const auto rows = static_cast<int64_t>(batch.ids.size());
-  const int64_t d = spec.hidden_size, experts = spec.moe.experts, k = spec.moe.experts_per_token, m = spec.moe.intermediate_size;
+  const int64_t d = spec.hidden_size, experts = spec.moe.experts, k = spec.moe.experts_per_token,
+                m = spec.moe.intermediate_size;
   MoeBuffers& moe = *b.moe;
   const auto chosen = static_cast<size_t>(rows * k);
 
@@ -71,7 +72,8 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
       }
     }
   });
-  if (batch.routed != nullptr) batch.routed->insert(batch.routed->end(), moe.experts.begin(), moe.experts.end());
+  if (batch.routed != nullptr)
+    batch.routed->insert(batch.routed->end(), moe.experts.begin(), moe.experts.end());
   if (prob_sum != nullptr) {
     for (int64_t i = 0; i < rows * experts; ++i) (*prob_sum)[static_cast<size_t>(i % experts)] += probs[i];
   }
@@ -81,18 +83,23 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
   std::vector<int64_t> count(static_cast<size_t>(experts), 0);
   for (const int32_t e : moe.experts) ++count[static_cast<size_t>(e)];
   for (size_t e = 0; e < count.size(); ++e) moe.begin[e + 1] = moe.begin[e] + Padded(count[e]);
-  TP_CHECK(moe.begin.back() <= moe.x.size(0)) << "experts: " << moe.begin.back() << " gathered rows of " << moe.x.size(0);
+  TP_CHECK(moe.begin.back() <= moe.x.size(0))
+      << "experts: " << moe.begin.back() << " gathered rows of " << moe.x.size(0);
   moe.place.resize(chosen);
   std::vector<int64_t> next(moe.begin.begin(), moe.begin.end() - 1);
-  for (size_t i = 0; i < chosen; ++i) moe.place[i] = static_cast<int32_t>(next[static_cast<size_t>(moe.experts[i])]++);
+  for (size_t i = 0; i < chosen; ++i)
+    moe.place[i] = static_cast<int32_t>(next[static_cast<size_t>(moe.experts[i])]++);
   GatherRows<T>(moe, rows, d, k, Ptr<T>(b.norm));
 
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t from = moe.begin[static_cast<size_t>(e)], n = moe.begin[static_cast<size_t>(e) + 1] - from;
     if (n == 0) continue;
-    at::Tensor gate_up = moe.gate_up.narrow(0, from, n), act = moe.act.narrow(0, from, n), y = moe.y.narrow(0, from, n);
+    at::Tensor gate_up = moe.gate_up.narrow(0, from, n), act = moe.act.narrow(0, from, n),
+               y = moe.y.narrow(0, from, n);
     at::mm_out(gate_up, moe.x.narrow(0, from, n), param(w.experts_gate_up).narrow(0, e * 2 * m, 2 * m).t());
-    ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) { kernels.swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act)); });
+    ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) {
+      kernels.swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
+    });
     at::mm_out(y, act, param(w.experts_down).narrow(0, e * d, d).t());
   }
 
@@ -107,10 +114,18 @@ void Decoder::Impl::Experts(int64_t layer, const RaggedBatch& batch, int64_t pad
     kernels.router(0, rows, d, 1, Ptr<T>(b.norm), Ptr<T>(param(w.shared_gate)), moe.gate.data());
     for (float& g : moe.gate) g = 1.0F / (1.0F + std::exp(-g));
   }
-  const ExpertArgs<T> args{.d = d, .k = k, .place = moe.place.data(), .weights = moe.weights.data(), .y = Ptr<T>(moe.y),
-                           .gate = moe.gate.data(), .shared = Ptr<T>(moe.shared), .out = Ptr<T>(b.out)};
-  ParallelItems(rows, 2 * (k + 1) * d, [&](int64_t begin, int64_t end) { kernels.combine_experts(begin, end, args); });
-  std::memset(static_cast<void*>(Ptr<T>(b.out) + rows * d), 0, static_cast<size_t>((padded - rows) * d) * sizeof(T));
+  const ExpertArgs<T> args{.d = d,
+                           .k = k,
+                           .place = moe.place.data(),
+                           .weights = moe.weights.data(),
+                           .y = Ptr<T>(moe.y),
+                           .gate = moe.gate.data(),
+                           .shared = Ptr<T>(moe.shared),
+                           .out = Ptr<T>(b.out)};
+  ParallelItems(rows, 2 * (k + 1) * d,
+                [&](int64_t begin, int64_t end) { kernels.combine_experts(begin, end, args); });
+  std::memset(static_cast<void*>(Ptr<T>(b.out) + rows * d), 0,
+              static_cast<size_t>((padded - rows) * d) * sizeof(T));
 }
 
 template void Decoder::Impl::Experts<float>(int64_t, const RaggedBatch&, int64_t, const BlockBuffers&);

@@ -1,6 +1,6 @@
 // Mixture-of-experts layers, backward. With o = sum_k w_k y_k + g s, p = softmax(router . x):
-//   d y_k = w_k do, d w_k = do . y_k; through the weights' normalisation and the softmax to the router's logits;
-//   the load-balance loss adds E f_e / n to d p_e.
+//   d y_k = w_k do, d w_k = do . y_k; through the weights' normalisation and the softmax to the router's
+//   logits; the load-balance loss adds E f_e / n to d p_e.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
@@ -36,8 +36,8 @@ double Decoder::LoadBalanceLoss(const SavedPtr& saved) const {
 }
 
 template <typename T>
-void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b, const at::Tensor& dx_narrow,
-                                    double balance_scale, Gradients& grads) {
+void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
+                                    const at::Tensor& dx_narrow, double balance_scale, Gradients& grads) {
   const KernelTable<T>& kernels = Kernels<T>();
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return parameters[static_cast<size_t>(i)]; };
@@ -48,22 +48,37 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   const bool shared = w.shared_gate_up >= 0;
 
   const int64_t gathered = std::max<int64_t>(moe.begin.back(), 1);
-  at::Tensor dy = scratch.Take({gathered, d}, t), dshared = shared ? scratch.Take({padded, d}, t) : at::Tensor();
-  std::memset(dy.data_ptr(), 0, static_cast<size_t>(gathered * d) * sizeof(T));  // rows of padding add nothing
+  at::Tensor dy = scratch.Take({gathered, d}, t),
+             dshared = shared ? scratch.Take({padded, d}, t) : at::Tensor();
+  std::memset(dy.data_ptr(), 0,
+              static_cast<size_t>(gathered * d) * sizeof(T));  // rows of padding add nothing
   if (shared) std::memset(dshared.data_ptr(), 0, static_cast<size_t>(padded * d) * sizeof(T));
   std::vector<float> dweights(static_cast<size_t>(rows * k)), dgate(static_cast<size_t>(rows));
-  const ExpertArgs<T> args{.d = d, .k = k, .place = moe.place.data(), .weights = moe.weights.data(), .y = Ptr<T>(moe.y),
-                           .gate = moe.gate.data(), .shared = Ptr<T>(moe.shared), .dout = Ptr<T>(dx_narrow), .dy = Ptr<T>(dy),
-                           .dweights = dweights.data(), .dshared = Ptr<T>(dshared), .dgate = dgate.data()};
-  ParallelItems(rows, 4 * (k + 1) * d, [&](int64_t begin, int64_t end) { kernels.combine_experts_backward(begin, end, args); });
+  const ExpertArgs<T> args{.d = d,
+                           .k = k,
+                           .place = moe.place.data(),
+                           .weights = moe.weights.data(),
+                           .y = Ptr<T>(moe.y),
+                           .gate = moe.gate.data(),
+                           .shared = Ptr<T>(moe.shared),
+                           .dout = Ptr<T>(dx_narrow),
+                           .dy = Ptr<T>(dy),
+                           .dweights = dweights.data(),
+                           .dshared = Ptr<T>(dshared),
+                           .dgate = dgate.data()};
+  ParallelItems(rows, 4 * (k + 1) * d,
+                [&](int64_t begin, int64_t end) { kernels.combine_experts_backward(begin, end, args); });
 
   // Experts. dy becomes d x of the gathered rows.
   GatherRows<T>(moe, rows, d, k, Ptr<T>(b.norm));
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t from = moe.begin[static_cast<size_t>(e)], n = moe.begin[static_cast<size_t>(e) + 1] - from;
     if (n == 0) continue;
-    at::Tensor gate_up = moe.gate_up.narrow(0, from, n), act = moe.act.narrow(0, from, n), dye = dy.narrow(0, from, n);
-    ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) { kernels.swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act)); });
+    at::Tensor gate_up = moe.gate_up.narrow(0, from, n), act = moe.act.narrow(0, from, n),
+               dye = dy.narrow(0, from, n);
+    ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) {
+      kernels.swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
+    });
     AddProductGradient<T>(w.experts_down, dye, act, grads, e * d);
     at::mm_out(act, dye, param(w.experts_down).narrow(0, e * d, d));
     ParallelItems(n, 24 * m, [&](int64_t begin, int64_t end) {
@@ -104,7 +119,9 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
       }
     }
   });
-  ParallelItems(padded, d, [&](int64_t begin, int64_t end) { kernels.widen(begin * d, end * d, Ptr<T>(b.norm), Ptr<float>(x)); });
+  ParallelItems(padded, d, [&](int64_t begin, int64_t end) {
+    kernels.widen(begin * d, end * d, Ptr<T>(b.norm), Ptr<float>(x));
+  });
   kernels.widen(0, experts * d, Ptr<T>(param(w.router)), Ptr<float>(router));
   at::Tensor router_gradient = grads.Get(w.router);
   at::addmm_out(router_gradient, router_gradient, dlogits.t(), x);
@@ -129,7 +146,8 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
     AddProductGradient<T>(w.shared_down, dshared, moe.shared_act, grads);
     at::mm_out(moe.shared_act, dshared, param(w.shared_down));
     ParallelItems(padded, 24 * s, [&](int64_t begin, int64_t end) {
-      kernels.swiglu_backward(begin, end, s, Ptr<T>(moe.shared_gate_up), Ptr<T>(moe.shared_act), Ptr<T>(moe.shared_gate_up));
+      kernels.swiglu_backward(begin, end, s, Ptr<T>(moe.shared_gate_up), Ptr<T>(moe.shared_act),
+                              Ptr<T>(moe.shared_gate_up));
     });
     AddProductGradient<T>(w.shared_gate_up, moe.shared_gate_up, b.norm, grads);
     at::mm_out(dnorm_narrow, moe.shared_gate_up, param(w.shared_gate_up));
@@ -138,7 +156,8 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
     for (int64_t r = begin; r < end; ++r) {
       float* sum = Ptr<float>(dnorm) + r * d;
       if (r < rows) {
-        for (int64_t i = 0; i < k; ++i) kernels.accumulate(0, d, Ptr<T>(dy) + moe.place[static_cast<size_t>(r * k + i)] * d, sum);
+        for (int64_t i = 0; i < k; ++i)
+          kernels.accumulate(0, d, Ptr<T>(dy) + moe.place[static_cast<size_t>(r * k + i)] * d, sum);
       }
       if (shared) kernels.accumulate(0, d, Ptr<T>(dnorm_narrow) + r * d, sum);
       kernels.narrow(0, d, sum, Ptr<T>(dnorm_narrow) + r * d);
@@ -146,7 +165,9 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   });
 }
 
-template void Decoder::Impl::ExpertsBackward<float>(int64_t, const SavedActivations&, const BlockBuffers&, const at::Tensor&, double, Gradients&);
-template void Decoder::Impl::ExpertsBackward<BF16>(int64_t, const SavedActivations&, const BlockBuffers&, const at::Tensor&, double, Gradients&);
+template void Decoder::Impl::ExpertsBackward<float>(int64_t, const SavedActivations&, const BlockBuffers&,
+                                                    const at::Tensor&, double, Gradients&);
+template void Decoder::Impl::ExpertsBackward<BF16>(int64_t, const SavedActivations&, const BlockBuffers&,
+                                                   const at::Tensor&, double, Gradients&);
 
 }  // namespace tidepool::model

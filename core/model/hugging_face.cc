@@ -23,7 +23,8 @@ constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 // Rounds or widens `n` stored values to the arena's dtype.
 void Convert(files::DType from, const std::byte* in, int64_t n, DType to, std::byte* out) {
-  if ((from == files::DType::kBF16 && to == DType::kBFloat16) || (from == files::DType::kF32 && to == DType::kFloat32)) {
+  if ((from == files::DType::kBF16 && to == DType::kBFloat16) ||
+      (from == files::DType::kF32 && to == DType::kFloat32)) {
     std::memcpy(out, in, static_cast<size_t>(n * Bytes(to)));
     return;
   }
@@ -51,12 +52,14 @@ void Convert(files::DType from, const std::byte* in, int64_t n, DType to, std::b
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DType dtype, std::span<std::byte> arena) {
+StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DType dtype,
+                                                   std::span<std::byte> arena) {
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(folder));
   return LoadTensors(spec, folder, dtype, arena);
 }
 
-StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype, std::span<std::byte> arena) {
+StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype,
+                                               std::span<std::byte> arena) {
   TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(folder));
   // Before anything is allocated: the files must hold what the config promises.
   TP_ASSIGN_OR_RETURN(const std::vector<HuggingFaceTensor> tensors, FindTensors(folder, spec, *stored));
@@ -86,7 +89,9 @@ bool HasValues(const files::SafetensorsFolder::Entry& stored, DType dtype, std::
   for (int64_t from = 0; from < n; from += kPiece) {
     const int64_t count = std::min(kPiece, n - from);
     Convert(stored.info->dtype, stored.bytes().data() + from * in_bytes, count, dtype, converted.data());
-    if (std::memcmp(converted.data(), bytes.data() + from * Bytes(dtype), static_cast<size_t>(count * Bytes(dtype))) != 0) return false;
+    if (std::memcmp(converted.data(), bytes.data() + from * Bytes(dtype),
+                    static_cast<size_t>(count * Bytes(dtype))) != 0)
+      return false;
   }
   return true;
 }
@@ -97,7 +102,8 @@ Status CopyConfigFiles(const std::string& source, const std::string& folder, con
   auto config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) return InvalidArgument(source + "/config.json: is no JSON object any more");
   if (dtype != nullptr) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
-  const StatusOr<std::string> generation = files::ReadSmallFile(source + "/generation_config.json", kConfigBytesMax);
+  const StatusOr<std::string> generation =
+      files::ReadSmallFile(source + "/generation_config.json", kConfigBytesMax);
   if (generation.ok()) {
     TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/generation_config.json", *generation));
   } else if (generation.status().code() != StatusCode::kNotFound) {
@@ -108,7 +114,8 @@ Status CopyConfigFiles(const std::string& source, const std::string& folder, con
 
 }  // namespace
 
-Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes, const std::string& source) {
+Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes,
+                       const std::string& source) {
   if (max_shard_bytes < 1) return InvalidArgument(folder + ": max_shard_bytes must be above 0");
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -125,8 +132,10 @@ Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_
   std::set<std::string> needed;
   for (const HuggingFaceTensor& t : tensors) {
     const Parameter& p = weights.layout()[static_cast<size_t>(t.index)];
-    const int64_t row = p.numel() / p.shape[0], numel = std::accumulate(t.shape.begin(), t.shape.end(), int64_t{1}, std::multiplies<>());
-    const auto bytes = weights.bytes().subspan(static_cast<size_t>((p.offset + t.row * row) * size), static_cast<size_t>(numel * size));
+    const int64_t row = p.numel() / p.shape[0],
+                  numel = std::accumulate(t.shape.begin(), t.shape.end(), int64_t{1}, std::multiplies<>());
+    const auto bytes = weights.bytes().subspan(static_cast<size_t>((p.offset + t.row * row) * size),
+                                               static_cast<size_t>(numel * size));
     needed.insert(t.name);
     if (stored != nullptr) {
       const auto entry = stored->Find(t.name);
@@ -136,18 +145,24 @@ Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_
       }
     }
     untrained = false;
-    sources.push_back(files::SourceOf(t.name, weights.dtype() == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16, t.shape, bytes));
+    sources.push_back(
+        files::SourceOf(t.name, weights.dtype() == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16,
+                        t.shape, bytes));
   }
   if (untrained) {
     for (const auto& [name, entry] : stored->tensors()) {
-      if (!needed.contains(name)) sources.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
+      if (!needed.contains(name))
+        sources.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
     }
   }
   std::sort(sources.begin(), sources.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   TP_RETURN_IF_ERROR(files::WriteSafetensorsFolder(folder, sources, max_shard_bytes));
   // Last, so that a folder with a config.json is whole.
   if (stored == nullptr) return WriteConfigFiles(weights.spec(), weights.dtype(), folder);
-  return CopyConfigFiles(source, folder, untrained ? nullptr : weights.dtype() == DType::kFloat32 ? "float32" : "bfloat16");
+  return CopyConfigFiles(source, folder,
+                         untrained                            ? nullptr
+                         : weights.dtype() == DType::kFloat32 ? "float32"
+                                                              : "bfloat16");
 }
 
 }  // namespace tidepool::model

@@ -23,8 +23,8 @@ Status CheckHuggingFace(const std::string& folder);
 
 // One tensor of the folder: the rows [row, ...) of parameter `index`, in order.
 struct HuggingFaceTensor {
-  std::string name;             // "model.layers.3.self_attn.q_proj.weight"
-  int64_t index = 0;            // in Layout(spec)
+  std::string name;   // "model.layers.3.self_attn.q_proj.weight"
+  int64_t index = 0;  // in Layout(spec)
   int64_t row = 0;
   std::vector<int64_t> shape;
 };
@@ -32,8 +32,10 @@ struct HuggingFaceTensor {
 // keeps them so in memory, and can write them so).
 enum class ExpertTensors { kOneByOne, kFused };
 // Every tensor that a model of this spec needs, in the layout's order.
-std::vector<HuggingFaceTensor> HuggingFaceTensors(const ModelSpec& spec, ExpertTensors experts = ExpertTensors::kOneByOne);
-// The same as they are stored; all are there, with their shapes. kInvalidArgument names the first that is not.
+std::vector<HuggingFaceTensor> HuggingFaceTensors(const ModelSpec& spec,
+                                                  ExpertTensors experts = ExpertTensors::kOneByOne);
+// The same as they are stored; all are there, with their shapes. kInvalidArgument names the first that is
+// not.
 StatusOr<std::vector<HuggingFaceTensor>> FindTensors(const std::string& folder, const ModelSpec& spec,
                                                      const files::SafetensorsFolder& stored);
 

@@ -23,13 +23,21 @@ Ordered ScalingJson(const RopeSpec& r) {
     case RopeType::kLinear:
       return {{"factor", r.factor}, {"rope_type", "linear"}};
     case RopeType::kLlama3:
-      return {{"factor", r.factor}, {"high_freq_factor", r.high_frequency_factor}, {"low_freq_factor", r.low_frequency_factor},
-              {"original_max_position_embeddings", static_cast<int64_t>(r.original_max_position)}, {"rope_type", "llama3"}};
+      return {{"factor", r.factor},
+              {"high_freq_factor", r.high_frequency_factor},
+              {"low_freq_factor", r.low_frequency_factor},
+              {"original_max_position_embeddings", static_cast<int64_t>(r.original_max_position)},
+              {"rope_type", "llama3"}};
     case RopeType::kYarn:
       break;
   }
-  return {{"attention_factor", r.attention_factor}, {"beta_fast", r.beta_fast}, {"beta_slow", r.beta_slow}, {"factor", r.factor},
-          {"original_max_position_embeddings", static_cast<int64_t>(r.original_max_position)}, {"rope_type", "yarn"}, {"truncate", r.truncate}};
+  return {{"attention_factor", r.attention_factor},
+          {"beta_fast", r.beta_fast},
+          {"beta_slow", r.beta_slow},
+          {"factor", r.factor},
+          {"original_max_position_embeddings", static_cast<int64_t>(r.original_max_position)},
+          {"rope_type", "yarn"},
+          {"truncate", r.truncate}};
 }
 
 }  // namespace
@@ -40,11 +48,14 @@ StatusOr<ModelSpec> ReadSpec(const std::string& folder) {
   const ConfigReader r(path, json);
   ModelSpec s;
   TP_RETURN_IF_ERROR(r.Text("model_type", "", s.architecture));
-  if (s.architecture.empty()) return InvalidArgument(path + ": model_type is missing; expected one of " + FamilyNames());
+  if (s.architecture.empty())
+    return InvalidArgument(path + ": model_type is missing; expected one of " + FamilyNames());
   const Family* family = FindFamily(s.architecture);
-  if (family == nullptr) return r.Missing("model_type '" + s.architecture + "' (known: " + FamilyNames() + ")");
+  if (family == nullptr)
+    return r.Missing("model_type '" + s.architecture + "' (known: " + FamilyNames() + ")");
   TP_RETURN_IF_ERROR(family->read(r, s));
-  if (const auto kinds = json.find("architectures"); kinds != json.end() && kinds->is_array() && !kinds->empty() && kinds->front().is_string()) {
+  if (const auto kinds = json.find("architectures");
+      kinds != json.end() && kinds->is_array() && !kinds->empty() && kinds->front().is_string()) {
     s.value_head = kinds->front().get<std::string>().ends_with(kSequenceClassification);
   }
   if (const Status ok = CheckSpec(s); !ok.ok()) return ok.At(path);
@@ -55,7 +66,8 @@ StatusOr<ModelSpec> ReadSpec(const std::string& folder) {
   // generation_config.json has the last word on end tokens, where it is there.
   const std::string generation_path = folder + "/generation_config.json";
   const StatusOr<nlohmann::json> generation = ReadJsonObject(generation_path);
-  if (!generation.ok()) return generation.status().code() == StatusCode::kNotFound ? StatusOr<ModelSpec>(s) : generation.status();
+  if (!generation.ok())
+    return generation.status().code() == StatusCode::kNotFound ? StatusOr<ModelSpec>(s) : generation.status();
   const ConfigReader g(generation_path, *generation);
   std::vector<int32_t> ends;
   TP_RETURN_IF_ERROR(g.TokenIds("eos_token_id", ends));
@@ -67,7 +79,8 @@ StatusOr<ModelSpec> ReadSpec(const std::string& folder) {
 
 Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& folder) {
   const Family* family = FindFamily(s.architecture);
-  if (family == nullptr) return Unimplemented("model: architecture '" + s.architecture + "' is not one of " + FamilyNames());
+  if (family == nullptr)
+    return Unimplemented("model: architecture '" + s.architecture + "' is not one of " + FamilyNames());
   Ordered c, g;
   const auto ends = [&]() -> Ordered {
     if (s.eos_token_ids.empty()) return nullptr;
@@ -76,7 +89,8 @@ Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& fold
   };
   const auto id = [](int32_t v) -> Ordered { return v < 0 ? Ordered(nullptr) : Ordered(v); };
   std::string kind(family->architecture);
-  if (s.value_head && kind.ends_with(kCausal)) kind = kind.substr(0, kind.size() - kCausal.size()) + std::string(kSequenceClassification);
+  if (s.value_head && kind.ends_with(kCausal))
+    kind = kind.substr(0, kind.size() - kCausal.size()) + std::string(kSequenceClassification);
   c["architectures"] = {kind};
   c["attention_dropout"] = 0.0;
   c["bos_token_id"] = id(s.bos_token_id);

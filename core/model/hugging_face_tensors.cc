@@ -15,20 +15,25 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 }
 
 bool Floating(files::DType t) {
-  return t == files::DType::kF32 || t == files::DType::kF16 || t == files::DType::kBF16 || t == files::DType::kF64;
+  return t == files::DType::kF32 || t == files::DType::kF16 || t == files::DType::kBF16 ||
+         t == files::DType::kF64;
 }
 
-Status CheckTensor(const std::string& folder, const HuggingFaceTensor& t, const files::SafetensorsFolder& stored) {
+Status CheckTensor(const std::string& folder, const HuggingFaceTensor& t,
+                   const files::SafetensorsFolder& stored) {
   const auto entry = stored.Find(t.name);
   if (!entry.has_value()) {
-    return InvalidArgument(folder + ": the tensor " + t.name + " " + ShapeText(t.shape) + " is missing from the safetensors");
+    return InvalidArgument(folder + ": the tensor " + t.name + " " + ShapeText(t.shape) +
+                           " is missing from the safetensors");
   }
   const std::string where = entry->file->path() + ": " + t.name;
   if (!Floating(entry->info->dtype)) {
-    return InvalidArgument(where + ": dtype " + std::string(files::DTypeName(entry->info->dtype)) + ", expected F32, BF16, F16 or F64");
+    return InvalidArgument(where + ": dtype " + std::string(files::DTypeName(entry->info->dtype)) +
+                           ", expected F32, BF16, F16 or F64");
   }
   if (entry->info->shape != t.shape) {
-    return InvalidArgument(where + ": shape " + ShapeText(entry->info->shape) + ", expected " + ShapeText(t.shape) + " by config.json");
+    return InvalidArgument(where + ": shape " + ShapeText(entry->info->shape) + ", expected " +
+                           ShapeText(t.shape) + " by config.json");
   }
   return OkStatus();
 }
@@ -38,17 +43,30 @@ Status CheckTensor(const std::string& folder, const HuggingFaceTensor& t, const 
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const ModelSpec& s, ExpertTensors experts) {
   std::vector<HuggingFaceTensor> list;
   const std::vector<Parameter> layout = Layout(s);
-  const int64_t d = s.hidden_size, ff = s.intermediate_size, q = s.heads * s.head_size, kv = s.kv_heads * s.head_size;
+  const int64_t d = s.hidden_size, ff = s.intermediate_size, q = s.heads * s.head_size,
+                kv = s.kv_heads * s.head_size;
   const int64_t count = s.moe.experts, m = s.moe.intermediate_size, shared = s.moe.shared_intermediate_size;
   for (size_t i = 0; i < layout.size(); ++i) {
     const std::string& name = layout[i].name;
     const auto add = [&](std::string hf, int64_t row, std::vector<int64_t> shape) {
       list.push_back({std::move(hf), static_cast<int64_t>(i), row, std::move(shape)});
     };
-    if (name == "embedding") { add("model.embed_tokens.weight", 0, layout[i].shape); continue; }
-    if (name == "final_norm") { add("model.norm.weight", 0, layout[i].shape); continue; }
-    if (name == "score") { add("score.weight", 0, layout[i].shape); continue; }
-    if (name == "head") { add("lm_head.weight", 0, layout[i].shape); continue; }
+    if (name == "embedding") {
+      add("model.embed_tokens.weight", 0, layout[i].shape);
+      continue;
+    }
+    if (name == "final_norm") {
+      add("model.norm.weight", 0, layout[i].shape);
+      continue;
+    }
+    if (name == "score") {
+      add("score.weight", 0, layout[i].shape);
+      continue;
+    }
+    if (name == "head") {
+      add("lm_head.weight", 0, layout[i].shape);
+      continue;
+    }
     const size_t dot = name.rfind('.');
     const std::string layer = "model." + name.substr(0, dot + 1), part = name.substr(dot + 1);
     const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
@@ -113,9 +131,10 @@ StatusOr<std::vector<HuggingFaceTensor>> FindTensors(const std::string& folder, 
     if (experts == ExpertTensors::kOneByOne &&
         spec.sparse_layers() * spec.moe.experts * 3 > static_cast<int64_t>(stored.tensors().size())) {
       const std::string last = mlp + std::to_string(spec.moe.experts - 1);
-      return InvalidArgument(folder + ": config.json asks for " + std::to_string(spec.sparse_layers()) + " layers of " + std::to_string(spec.moe.experts) +
-                             " experts, but the safetensors have " + std::to_string(stored.tensors().size()) + " tensors in all; one of those up to " +
-                             last + ".down_proj.weight is missing");
+      return InvalidArgument(folder + ": config.json asks for " + std::to_string(spec.sparse_layers()) +
+                             " layers of " + std::to_string(spec.moe.experts) +
+                             " experts, but the safetensors have " + std::to_string(stored.tensors().size()) +
+                             " tensors in all; one of those up to " + last + ".down_proj.weight is missing");
     }
     break;
   }

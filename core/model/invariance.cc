@@ -40,7 +40,8 @@ at::Tensor Noise(int64_t rows, int64_t columns, DType dtype, uint64_t seed) {
 }
 
 bool SameBytes(const at::Tensor& a, const at::Tensor& b) {
-  return std::memcmp(a.const_data_ptr(), b.const_data_ptr(), static_cast<size_t>(a.numel()) * a.element_size()) == 0;
+  return std::memcmp(a.const_data_ptr(), b.const_data_ptr(),
+                     static_cast<size_t>(a.numel()) * a.element_size()) == 0;
 }
 
 // The first batch size whose rows differ from those of batches of 16, or 0.
@@ -72,12 +73,15 @@ int64_t FirstDifference(int64_t n, int64_t k, DType dtype, int64_t largest) {
 Status SelfTestBatchInvariance(const ModelSpec& spec, DType dtype) {
   TP_RETURN_IF_ERROR(CheckSpec(spec));
   const int64_t d = spec.hidden_size, q = spec.heads * spec.head_size;
-  struct Product { const char* name; int64_t n, k, largest; };
+  struct Product {
+    const char* name;
+    int64_t n, k, largest;
+  };
   std::vector<Product> products = {{"qkv", (spec.heads + 2 * spec.kv_heads) * spec.head_size, d, 512},
-                              {"o", d, q, 512},
-                              {"gate_up", 2 * spec.intermediate_size, d, 512},
-                              {"down", d, spec.intermediate_size, 512},
-                              {"head", spec.vocab_size, d, 64}};
+                                   {"o", d, q, 512},
+                                   {"gate_up", 2 * spec.intermediate_size, d, 512},
+                                   {"down", d, spec.intermediate_size, 512},
+                                   {"head", spec.vocab_size, d, 64}};
   if (spec.sparse_layers() > 0) {
     const int64_t m = spec.moe.intermediate_size, shared = spec.moe.shared_intermediate_size;
     products.push_back({"experts_gate_up", 2 * m, d, 512});
@@ -91,15 +95,16 @@ Status SelfTestBatchInvariance(const ModelSpec& spec, DType dtype) {
   for (const Product& p : products) {
     const int64_t m = FirstDifference(p.n, p.k, dtype, p.largest);
     if (m == 0) continue;
-    bad += (bad.empty() ? "" : ", ") + std::string(p.name) + " [" + std::to_string(p.n) + ", " + std::to_string(p.k) +
-           "] at " + std::to_string(m) + " rows";
+    bad += (bad.empty() ? "" : ", ") + std::string(p.name) + " [" + std::to_string(p.n) + ", " +
+           std::to_string(p.k) + "] at " + std::to_string(m) + " rows";
   }
   if (bad.empty()) return OkStatus();
-  return FailedPrecondition(
-      "deterministic mode: on this CPU (" + std::string(IsaName(BestIsa())) + ") matrix products in " +
-      (dtype == DType::kFloat32 ? "float32" : "bfloat16") + " depend on the other rows of the batch: " + bad +
-      "; expected equal bits in every batch. Set deterministic: false, use the other model.dtype, or run on a CPU with "
-      "AVX-512 (BF16 for bfloat16)");
+  return FailedPrecondition("deterministic mode: on this CPU (" + std::string(IsaName(BestIsa())) +
+                            ") matrix products in " + (dtype == DType::kFloat32 ? "float32" : "bfloat16") +
+                            " depend on the other rows of the batch: " + bad +
+                            "; expected equal bits in every batch. Set deterministic: false, use the other "
+                            "model.dtype, or run on a CPU with "
+                            "AVX-512 (BF16 for bfloat16)");
 }
 
 }  // namespace tidepool::model

@@ -20,10 +20,13 @@ Status CheckRope(const ModelSpec& s) {
   }
   const RopeSpec& r = s.rope;
   if (r.type == RopeType::kDefault) return OkStatus();
-  for (const double v : {r.factor, r.low_frequency_factor, r.high_frequency_factor, r.beta_fast, r.beta_slow, r.attention_factor}) {
-    if (!(v > 0) || !std::isfinite(v)) return InvalidArgument("model: the numbers of the rope scaling must be positive and finite");
+  for (const double v : {r.factor, r.low_frequency_factor, r.high_frequency_factor, r.beta_fast, r.beta_slow,
+                         r.attention_factor}) {
+    if (!(v > 0) || !std::isfinite(v))
+      return InvalidArgument("model: the numbers of the rope scaling must be positive and finite");
   }
-  if (r.type != RopeType::kLinear && !(r.original_max_position >= 1 && r.original_max_position <= double{1 << 24})) {
+  if (r.type != RopeType::kLinear &&
+      !(r.original_max_position >= 1 && r.original_max_position <= double{1 << 24})) {
     return InvalidArgument("model: original_max_position_embeddings of the rope scaling must be 1 to 2^24");
   }
   if (r.type == RopeType::kLlama3 && r.low_frequency_factor == r.high_frequency_factor) {
@@ -38,15 +41,20 @@ Status CheckRope(const ModelSpec& s) {
 Status CheckMoe(const ModelSpec& s) {
   const MoeSpec& m = s.moe;
   if (m.experts == 0) return OkStatus();
-  struct Bound { const char* name; int64_t value, lo, hi; };
-  const Bound bounds[] = {{"experts", m.experts, 1, 4096},
-                          {"experts per token", m.experts_per_token, 1, m.experts},
-                          {"moe_intermediate_size", m.intermediate_size, 1, int64_t{1} << 20},
-                          {"shared_expert_intermediate_size", m.shared_intermediate_size, 0, int64_t{1} << 20},
-                          {"decoder_sparse_step", m.sparse_step, 1, int64_t{1} << 20}};
+  struct Bound {
+    const char* name;
+    int64_t value, lo, hi;
+  };
+  const Bound bounds[] = {
+      {"experts", m.experts, 1, 4096},
+      {"experts per token", m.experts_per_token, 1, m.experts},
+      {"moe_intermediate_size", m.intermediate_size, 1, int64_t{1} << 20},
+      {"shared_expert_intermediate_size", m.shared_intermediate_size, 0, int64_t{1} << 20},
+      {"decoder_sparse_step", m.sparse_step, 1, int64_t{1} << 20}};
   for (const Bound& b : bounds) {
     if (b.value < b.lo || b.value > b.hi) {
-      return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " + Text(b.lo) + " to " + Text(b.hi));
+      return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " +
+                             Text(b.lo) + " to " + Text(b.hi));
     }
   }
   return OkStatus();
@@ -59,7 +67,10 @@ int64_t Parameter::numel() const {
 }
 
 Status CheckSpec(const ModelSpec& s) {
-  struct Bound { const char* name; int64_t value, lo, hi; };
+  struct Bound {
+    const char* name;
+    int64_t value, lo, hi;
+  };
   const Bound bounds[] = {{"vocab_size", s.vocab_size, 1, int64_t{1} << 24},
                           {"hidden_size", s.hidden_size, 1, int64_t{1} << 17},
                           {"intermediate_size", s.intermediate_size, 1, int64_t{1} << 20},
@@ -70,15 +81,17 @@ Status CheckSpec(const ModelSpec& s) {
                           {"max_position", s.max_position, 1, int64_t{1} << 24}};
   for (const Bound& b : bounds) {
     if (b.value < b.lo || b.value > b.hi) {
-      return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " + Text(b.lo) +
-                             " to " + Text(b.hi));
+      return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " +
+                             Text(b.lo) + " to " + Text(b.hi));
     }
   }
   if (s.heads % s.kv_heads != 0) {
-    return InvalidArgument("model: heads " + Text(s.heads) + " is not a multiple of kv_heads " + Text(s.kv_heads));
+    return InvalidArgument("model: heads " + Text(s.heads) + " is not a multiple of kv_heads " +
+                           Text(s.kv_heads));
   }
   if (s.head_size % 2 != 0) {
-    return InvalidArgument("model: head_size " + Text(s.head_size) + " is odd; rotary positions need an even one");
+    return InvalidArgument("model: head_size " + Text(s.head_size) +
+                           " is odd; rotary positions need an even one");
   }
   TP_RETURN_IF_ERROR(CheckRope(s));
   if (!(s.rms_norm_eps >= 0) || !std::isfinite(s.rms_norm_eps)) {
@@ -118,7 +131,8 @@ std::vector<Parameter> Layout(const ModelSpec& s) {
     if (s.o_bias) add(at + "o_bias", {d});
     add(at + "mlp_norm", {d});
     if (s.IsSparse(i)) {
-      const int64_t experts = s.moe.experts, m = s.moe.intermediate_size, shared = s.moe.shared_intermediate_size;
+      const int64_t experts = s.moe.experts, m = s.moe.intermediate_size,
+                    shared = s.moe.shared_intermediate_size;
       add(at + "router", {experts, d});
       add(at + "experts_gate_up", {experts * 2 * m, d});
       add(at + "experts_down", {experts * d, m});

@@ -3,11 +3,14 @@
 //
 // Names, in module order (`N.` is a layer, [] what only some families have):
 //   embedding [vocab, d]
-//   layers.N.attention_norm [d], qkv [(Hq + 2 Hkv) D, d], [qkv_bias], [q_norm, k_norm [D]], o [d, Hq D], [o_bias [d]], mlp_norm [d]
+//   layers.N.attention_norm [d], qkv [(Hq + 2 Hkv) D, d], [qkv_bias], [q_norm, k_norm [D]], o [d, Hq D],
+//   [o_bias [d]], mlp_norm [d]
 //     dense:   gate_up [2 ff, d], [gate_up_bias], down [d, ff], [down_bias]
-//     sparse:  router [E, d], experts_gate_up [E 2 m, d] (gate, then up, of each expert), experts_down [E d, m],
+//     sparse:  router [E, d], experts_gate_up [E 2 m, d] (gate, then up, of each expert), experts_down [E d,
+//     m],
 //              [shared_gate_up [2 s, d], shared_down [d, s], shared_gate [1, d]]
-//   final_norm [d], [head [vocab, d], unless tied], or [score [1, d]] of a model with a value head, which has no head
+//   final_norm [d], [head [vocab, d], unless tied], or [score [1, d]] of a model with a value head, which has
+//   no head
 
 #include <cstdint>
 #include <string>
@@ -19,8 +22,8 @@
 namespace tidepool::model {
 
 struct Parameter {
-  std::string name;             // "layers.3.qkv"; HF names map to row ranges of it (hugging_face.h)
-  int64_t offset = 0;           // elements from the arena's start, multiple of 64
+  std::string name;    // "layers.3.qkv"; HF names map to row ranges of it (hugging_face.h)
+  int64_t offset = 0;  // elements from the arena's start, multiple of 64
   std::vector<int64_t> shape;
   [[nodiscard]] int64_t numel() const;
 };

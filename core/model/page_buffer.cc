@@ -14,10 +14,12 @@ StatusOr<PageBuffer> PageBuffer::Create(size_t bytes) {
   if (bytes == 0) return buffer;
   void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
-    return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes; use a smaller model or batch, or a machine with more memory");
+    return ResourceExhausted("cannot allocate " + std::to_string(bytes) +
+                             " bytes; use a smaller model or batch, or a machine with more memory");
   }
   constexpr size_t kHugeFrom = size_t{8} << 20;
-  if (bytes >= kHugeFrom) ::madvise(p, bytes, MADV_HUGEPAGE);  // advice: a kernel without huge pages ignores it
+  if (bytes >= kHugeFrom)
+    ::madvise(p, bytes, MADV_HUGEPAGE);  // advice: a kernel without huge pages ignores it
   buffer.data_ = static_cast<std::byte*>(p);
   buffer.size_ = bytes;
   return buffer;
@@ -34,7 +36,8 @@ PageBuffer& PageBuffer::operator=(PageBuffer&& other) noexcept {
 
 void PageBuffer::Discard() {
   // Private anonymous pages read as zeros after this. It cannot fail on a range that we mapped.
-  if (data_ != nullptr) TP_CHECK(::madvise(data_, size_, MADV_DONTNEED) == 0) << "madvise of " << size_ << " bytes";
+  if (data_ != nullptr)
+    TP_CHECK(::madvise(data_, size_, MADV_DONTNEED) == 0) << "madvise of " << size_ << " bytes";
 }
 
 PageBuffer::~PageBuffer() {

@@ -14,14 +14,16 @@ float Llama3(const RopeSpec& r, float w) {
   const float wavelength = static_cast<float>(2 * std::numbers::pi) / w;
   if (wavelength > static_cast<float>(low)) return w / factor;
   if (wavelength < static_cast<float>(high)) return w;
-  const float smooth = (static_cast<float>(r.original_max_position) / wavelength - static_cast<float>(r.low_frequency_factor)) /
+  const float smooth = (static_cast<float>(r.original_max_position) / wavelength -
+                        static_cast<float>(r.low_frequency_factor)) /
                        static_cast<float>(r.high_frequency_factor - r.low_frequency_factor);
   return (1.0F - smooth) * w / factor + smooth * w;
 }
 
 // The dimension that makes `rotations` turns over the original length.
 double CorrectionDimension(const ModelSpec& s, double rotations) {
-  return static_cast<double>(s.head_size) * std::log(s.rope.original_max_position / (rotations * 2 * std::numbers::pi)) /
+  return static_cast<double>(s.head_size) *
+         std::log(s.rope.original_max_position / (rotations * 2 * std::numbers::pi)) /
          (2 * std::log(s.rope_theta));
 }
 
@@ -49,7 +51,8 @@ std::vector<float> RopeFrequencies(const ModelSpec& s) {
     if (r.type == RopeType::kLinear) f = w / static_cast<float>(r.factor);
     if (r.type == RopeType::kLlama3) f = Llama3(r, w);
     if (r.type == RopeType::kYarn) {
-      const float ramp = std::clamp((static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0F, 1.0F);
+      const float ramp = std::clamp(
+          (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0F, 1.0F);
       const float own = 1.0F - ramp, slow = 1.0F / (static_cast<float>(r.factor) * power);
       f = slow * (1.0F - own) + w * own;
     }
@@ -58,7 +61,9 @@ std::vector<float> RopeFrequencies(const ModelSpec& s) {
 }
 
 double YarnAttentionFactor(double factor, double mscale, double mscale_all_dim) {
-  const auto term = [factor](double scale) { return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0; };
+  const auto term = [factor](double scale) {
+    return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
+  };
   return mscale != 0 && mscale_all_dim != 0 ? term(mscale) / term(mscale_all_dim) : term(1);
 }
 

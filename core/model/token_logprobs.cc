@@ -8,7 +8,8 @@ namespace tidepool::model {
 namespace {
 
 template <typename T>
-void Run(const at::Tensor& logits, std::span<const int32_t> ids, float inv, float* logprobs, float* entropy, float* lse) {
+void Run(const at::Tensor& logits, std::span<const int32_t> ids, float inv, float* logprobs, float* entropy,
+         float* lse) {
   const int64_t vocab = logits.size(1);
   const auto* p = static_cast<const T*>(logits.const_data_ptr());
   ParallelItems(logits.size(0), 12 * vocab, [&](int64_t begin, int64_t end) {
@@ -18,7 +19,8 @@ void Run(const at::Tensor& logits, std::span<const int32_t> ids, float inv, floa
 
 template <typename T>
 void RunBackward(at::Tensor& logits, std::span<const int32_t> ids, float inv, std::span<const float> lse,
-                 std::span<const float> entropy, std::span<const float> dlogprobs, std::span<const float> dentropy) {
+                 std::span<const float> entropy, std::span<const float> dlogprobs,
+                 std::span<const float> dentropy) {
   const int64_t vocab = logits.size(1);
   ParallelItems(logits.size(0), 12 * vocab, [&](int64_t begin, int64_t end) {
     Kernels<T>().token_logprob_backward(begin, end, vocab, Ptr<T>(logits), ids.data(), inv, lse.data(),
@@ -29,15 +31,18 @@ void RunBackward(at::Tensor& logits, std::span<const int32_t> ids, float inv, st
 
 void CheckLogits(const at::Tensor& logits, std::span<const int32_t> ids) {
   TP_CHECK(logits.dim() == 2 && logits.is_contiguous()) << "logits: [n, vocab], contiguous, are expected";
-  TP_CHECK(static_cast<int64_t>(ids.size()) == logits.size(0)) << ids.size() << " ids for " << logits.size(0) << " rows of logits";
-  TP_CHECK(logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16) << "logits: float32 or bfloat16";
-  for (const int32_t id : ids) TP_CHECK(id >= 0 && id < logits.size(1)) << "token id " << id << " of " << logits.size(1);
+  TP_CHECK(static_cast<int64_t>(ids.size()) == logits.size(0))
+      << ids.size() << " ids for " << logits.size(0) << " rows of logits";
+  TP_CHECK(logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16)
+      << "logits: float32 or bfloat16";
+  for (const int32_t id : ids)
+    TP_CHECK(id >= 0 && id < logits.size(1)) << "token id " << id << " of " << logits.size(1);
 }
 
 }  // namespace
 
-void TokenLogProbs(const at::Tensor& logits, std::span<const int32_t> ids, float temperature, std::span<float> logprobs,
-                   std::span<float> entropy, std::span<float> lse) {
+void TokenLogProbs(const at::Tensor& logits, std::span<const int32_t> ids, float temperature,
+                   std::span<float> logprobs, std::span<float> entropy, std::span<float> lse) {
   CheckLogits(logits, ids);
   TP_CHECK(temperature > 0) << "temperature " << temperature;
   TP_CHECK(logprobs.size() == ids.size() && (entropy.empty() || entropy.size() == ids.size()) &&

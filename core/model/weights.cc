@@ -32,7 +32,8 @@ struct Weights::Impl {
 Weights::Weights() : impl_(std::make_unique<Impl>()) {}
 Weights::~Weights() = default;
 
-StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType dtype, std::span<std::byte> arena) {
+StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType dtype,
+                                                   std::span<std::byte> arena) {
   TP_RETURN_IF_ERROR(CheckSpec(spec));
   std::unique_ptr<Weights> w(new Weights());
   w->impl_->spec = spec;
@@ -45,8 +46,8 @@ StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSpec& spec, DType 
     w->impl_->arena = w->impl_->owned.bytes();
   } else {
     if (arena.size() < bytes) {
-      return InvalidArgument("model: the arena for the weights has " + std::to_string(arena.size()) + " bytes, but " +
-                             std::to_string(bytes) + " are needed");
+      return InvalidArgument("model: the arena for the weights has " + std::to_string(arena.size()) +
+                             " bytes, but " + std::to_string(bytes) + " are needed");
     }
     if (reinterpret_cast<uintptr_t>(arena.data()) % 64 != 0) {
       return InvalidArgument("model: the arena for the weights is not aligned to 64 bytes");
@@ -116,7 +117,8 @@ void Weights::Initialize(uint64_t seed, double init_std) {
     const bool to_residual = p.name.ends_with(".o") || p.name.ends_with("down");
     const double std = init_std * (to_residual ? residual : 1.0);
     const Rng stream = root.Fork(p.name);
-    constexpr int64_t kBlock = 65536;  // each block has a stream of its own, so that blocks can be drawn in parallel
+    constexpr int64_t kBlock =
+        65536;  // each block has a stream of its own, so that blocks can be drawn in parallel
     const int64_t blocks = (p.numel() + kBlock - 1) / kBlock;
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) {
@@ -164,7 +166,8 @@ bool Weights::AllFinite() const {
       const int64_t stop = std::min(n, (b + 1) << 20);
       if (wide) {
         const auto* p = reinterpret_cast<const uint32_t*>(impl_->arena.data());
-        for (int64_t i = b << 20; i < stop; ++i) any |= static_cast<uint32_t>((p[i] & 0x7F800000U) == 0x7F800000U);
+        for (int64_t i = b << 20; i < stop; ++i)
+          any |= static_cast<uint32_t>((p[i] & 0x7F800000U) == 0x7F800000U);
       } else {
         const auto* p = reinterpret_cast<const uint16_t*>(impl_->arena.data());
         for (int64_t i = b << 20; i < stop; ++i) any |= static_cast<uint32_t>((p[i] & 0x7F80U) == 0x7F80U);
@@ -180,11 +183,13 @@ StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
   spec.value_head = true;
   TP_ASSIGN_OR_RETURN(std::unique_ptr<Weights> weights, Weights::Create(spec, from.dtype()));
   for (const Parameter& p : weights->layout()) {
-    const auto same = std::find_if(from.layout().begin(), from.layout().end(), [&](const Parameter& q) { return q.name == p.name; });
+    const auto same = std::find_if(from.layout().begin(), from.layout().end(),
+                                   [&](const Parameter& q) { return q.name == p.name; });
     if (p.name == "score" && !from.spec().value_head) continue;  // zero, as the arena is
     TP_CHECK(same != from.layout().end()) << "no parameter is called " << p.name;
     const auto size = static_cast<size_t>(Bytes(from.dtype()));
-    std::memcpy(weights->bytes().data() + static_cast<size_t>(p.offset) * size, from.bytes().data() + static_cast<size_t>(same->offset) * size,
+    std::memcpy(weights->bytes().data() + static_cast<size_t>(p.offset) * size,
+                from.bytes().data() + static_cast<size_t>(same->offset) * size,
                 static_cast<size_t>(p.numel()) * size);
   }
   return weights;

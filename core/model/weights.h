@@ -27,8 +27,8 @@ class Weights {
   // Zeroed arena of its own (64-byte aligned), or over `arena` (>= elements * dtype bytes, outlives this).
   static StatusOr<std::unique_ptr<Weights>> Create(const ModelSpec& spec, DType dtype,
                                                    std::span<std::byte> arena = {});
-  // An arena of another kind of model (core/policy): its parameters with offsets that ascend and are multiples of 64.
-  // spec() is empty then, and the folder functions below do not apply.
+  // An arena of another kind of model (core/policy): its parameters with offsets that ascend and are
+  // multiples of 64. spec() is empty then, and the folder functions below do not apply.
   static StatusOr<std::unique_ptr<Weights>> FromLayout(std::vector<Parameter> layout, DType dtype);
   ~Weights();
 
@@ -36,15 +36,16 @@ class Weights {
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;
   [[nodiscard]] int64_t elements() const;
-  [[nodiscard]] std::span<std::byte> bytes();              // the whole arena
+  [[nodiscard]] std::span<std::byte> bytes();  // the whole arena
   [[nodiscard]] std::span<const std::byte> bytes() const;
-  [[nodiscard]] at::Tensor Get(int64_t index) const;       // view of parameter `index`; requires in range
+  [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
   [[nodiscard]] at::Tensor Get(std::string_view name) const;
 
   // Normal(0, init_std) matrices, ones for norms, zeros for biases; residual projections scaled by
   // 1/sqrt(2 L). A pure function of (spec, seed, std).
   void Initialize(uint64_t seed, double init_std);
-  // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal digest.
+  // Digest of the arena by 64 MiB buckets and of the buckets (core/base/hash.h SaltedSum): equal bytes, equal
+  // digest.
   [[nodiscard]] uint64_t Digest() const;
   // One digest per bucket of kBucketBytes, salted with the bucket's number.
   static constexpr size_t kBucketBytes = size_t{64} << 20;
@@ -57,7 +58,8 @@ class Weights {
   std::unique_ptr<Impl> impl_;
 };
 
-// A model with a value head of zeros on the blocks of `from` (a copy): what a critic or a reward model starts as.
+// A model with a value head of zeros on the blocks of `from` (a copy): what a critic or a reward model starts
+// as.
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from);
 
 // Flat float32 gradients with the weights' index; zero at the start.
@@ -86,11 +88,12 @@ StatusOr<std::unique_ptr<Weights>> LoadHuggingFace(const std::string& folder, DT
 StatusOr<std::unique_ptr<Weights>> LoadTensors(const ModelSpec& spec, const std::string& folder, DType dtype,
                                                std::span<std::byte> arena = {});
 // Writes config.json, generation_config.json and model.safetensors (sharded above max_shard_bytes)
-// into `folder`; tokenizer files are copied by the caller. `source`: the folder that the weights were read from, or
-// empty. What still has its values is written as it stands there, so names, shapes, types (float16, mixed) and bytes of an
-// untrained model are those it was read from, tensors that nobody needed included; what was trained is written in the
-// weights' type under the source's names. The source's config files are kept, but for the type.
-Status SaveHuggingFace(const Weights& weights, const std::string& folder, int64_t max_shard_bytes = int64_t{5} << 30,
-                       const std::string& source = "");
+// into `folder`; tokenizer files are copied by the caller. `source`: the folder that the weights were read
+// from, or empty. What still has its values is written as it stands there, so names, shapes, types (float16,
+// mixed) and bytes of an untrained model are those it was read from, tensors that nobody needed included;
+// what was trained is written in the weights' type under the source's names. The source's config files are
+// kept, but for the type.
+Status SaveHuggingFace(const Weights& weights, const std::string& folder,
+                       int64_t max_shard_bytes = int64_t{5} << 30, const std::string& source = "");
 
 }  // namespace tidepool::model

@@ -34,8 +34,8 @@ class MetricsWriter {
   AppendFile file_;
 };
 
-// Rows of a metrics.jsonl by step; later lines of a step add metrics to it and win where both have one. Half a line at the end is
-// skipped. kDataLoss names the line that is no row.
+// Rows of a metrics.jsonl by step; later lines of a step add metrics to it and win where both have one. Half
+// a line at the end is skipped. kDataLoss names the line that is no row.
 StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path);
 
 }  // namespace tidepool::observe

@@ -38,9 +38,9 @@ class Reader {
     Role role = Role::kNone;
   };
 
-  struct Move {                          // a transaction that is under way
+  struct Move {  // a transaction that is under way
     std::vector<int64_t> slots;
-    std::pair<Role, Role> roles;         // of the first slot
+    std::pair<Role, Role> roles;  // of the first slot
     double begun = 0, released = 0;
   };
 
@@ -68,9 +68,12 @@ class Reader {
   // What a slot does when it is in no transaction.
   void Rest(int64_t slot) {
     const Role role = lanes_[slot].role;
-    if (role == Role::kActor && training_.contains(slot)) Put(slot, "train", step_);
-    else if (role == Role::kActor) Put(slot, "actor", "training role, between steps");
-    else if (role == Role::kRollout) Put(slot, "rollout", "generates");
+    if (role == Role::kActor && training_.contains(slot))
+      Put(slot, "train", step_);
+    else if (role == Role::kActor)
+      Put(slot, "actor", "training role, between steps");
+    else if (role == Role::kRollout)
+      Put(slot, "rollout", "generates");
   }
 
   void On(const record::TransitionBegin& r) {
@@ -85,7 +88,8 @@ class Reader {
   void On(const record::Grant& r) {
     lanes_[r.slot.value].role = r.role;
     seen_.insert(r.slot.value);
-    const bool moves = std::ranges::any_of(moving_, [&](const auto& m) { return std::ranges::count(m.second.slots, r.slot.value) > 0; });
+    const bool moves = std::ranges::any_of(
+        moving_, [&](const auto& m) { return std::ranges::count(m.second.slots, r.slot.value) > 0; });
     if (!moves) Rest(r.slot.value);
   }
   void End(TransitionId t) {
@@ -108,7 +112,8 @@ class Reader {
     End(r.t);
   }
   void On(const record::TransitionRolledBack& r) {
-    if (const auto it = moving_.find(r.t); it != moving_.end()) ++history_.times[it->second.roles].rolled_back;
+    if (const auto it = moving_.find(r.t); it != moving_.end())
+      ++history_.times[it->second.roles].rolled_back;
     for (const record::SlotPlan& s : r.slots) lanes_[s.slot.value].role = s.to;
     End(r.t);
   }

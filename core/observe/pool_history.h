@@ -14,22 +14,23 @@
 
 namespace tidepool::observe {
 
-// Transactions that led slots from one role to another (of several slots: as its first one). Seconds: `release` from the
-// decision until all are drained and released, `grant` from there until all work in their new role.
+// Transactions that led slots from one role to another (of several slots: as its first one). Seconds:
+// `release` from the decision until all are drained and released, `grant` from there until all work in their
+// new role.
 struct MoveTimes {
   int64_t rolled_back = 0;
   std::vector<double> release_s, grant_s;  // of each that was done, in order
 };
 
-// One lane a slot, in the form of a trace; categories: "rollout" (generates), "train" (an optimizer step), "actor"
-// (holds the training role between steps), "moving" (inside a transaction: draining, releasing, being granted),
-// "lost" (no worker, or quarantined). Times are seconds of the run; a restarted controller goes on where the one
-// before ended.
+// One lane a slot, in the form of a trace; categories: "rollout" (generates), "train" (an optimizer step),
+// "actor" (holds the training role between steps), "moving" (inside a transaction: draining, releasing, being
+// granted), "lost" (no worker, or quarantined). Times are seconds of the run; a restarted controller goes on
+// where the one before ended.
 struct PoolHistory {
   ReadTrace lanes;
-  std::vector<double> steps;   // ends of optimizer steps
+  std::vector<double> steps;  // ends of optimizer steps
   double end_s = 0;
-  int64_t moves = 0;           // transactions that were done
+  int64_t moves = 0;                                 // transactions that were done
   std::map<std::pair<Role, Role>, MoveTimes> times;  // by roles from and to
   [[nodiscard]] bool empty() const { return lanes.spans.empty(); }
 };

@@ -86,7 +86,8 @@ std::string Header(const RunData& run) {
   part("Tidepool ", Fact(run, "version"));
   part("commit ", Fact(run, "commit").substr(0, 12));
   html += parts + "</p>";
-  if (const std::string paced = Fact(run, "paced_note"); !paced.empty()) html += "<p class=\"card warn\">" + Escape(paced) + "</p>";
+  if (const std::string paced = Fact(run, "paced_note"); !paced.empty())
+    html += "<p class=\"card warn\">" + Escape(paced) + "</p>";
   const std::string fault = Fact(run, "fault").empty() ? Fact(run, "error") : Fact(run, "fault");
   if (!fault.empty()) html += "<p class=\"card warn\">" + Escape(fault) + "</p>";
   return html;
@@ -109,9 +110,14 @@ std::string Tiles(const RunData& run) {
   }
   if (const Points returns = run.Metric("eval/return/mean"); !returns.empty()) {
     const Points low = run.Metric("eval/return/low"), high = run.Metric("eval/return/high");
-    const std::string interval = low.empty() || high.empty() ? std::string() : ", 95 % interval " + Printf("%.1f", low.back().second) + " to " + Printf("%.1f", high.back().second);
+    const std::string interval = low.empty() || high.empty()
+                                     ? std::string()
+                                     : ", 95 % interval " + Printf("%.1f", low.back().second) + " to " +
+                                           Printf("%.1f", high.back().second);
     Tile(html, "held-out return",
-         (returns.size() > 1 ? Printf("%.1f", returns.front().second) + "<span class=\"arrow\">→</span>" : std::string()) + Printf("%.1f", returns.back().second),
+         (returns.size() > 1 ? Printf("%.1f", returns.front().second) + "<span class=\"arrow\">→</span>"
+                             : std::string()) +
+             Printf("%.1f", returns.back().second),
          "mean of an episode, first and latest" + interval, returns.back().second > returns.front().second);
   }
   const Points reward = run.Metric("critic/score/mean");
@@ -198,7 +204,8 @@ std::string Charts(const RunData& run) {
   const auto m = [&run](const char* name) { return run.Metric(name); };
   html += LineChart({.title = "Reward", .note = "mean score of the samples of a step"},
                     {{.name = "reward", .color = kBlue, .points = m("critic/score/mean"), .smooth = true}});
-  html += LineChart({.title = "Held-out return", .note = "mean of episodes that are never trained on, with its 95 % interval"},
+  html += LineChart({.title = "Held-out return",
+                     .note = "mean of episodes that are never trained on, with its 95 % interval"},
                     {{.name = "mean", .color = kGreen, .points = m("eval/return/mean"), .dots = true},
                      {.name = "low", .color = kGrey, .points = m("eval/return/low")},
                      {.name = "high", .color = kGrey, .points = m("eval/return/high")}});
@@ -208,11 +215,9 @@ std::string Charts(const RunData& run) {
                      .y_min = 0,
                      .y_max = 1.02},
                     {{.name = "accuracy", .color = kGreen, .points = run.Accuracy(), .dots = true}});
-  html += LineChart({.title = "Loss", .note = "mean over the tokens of a step"},
-                    {{.name = "loss",
-                      .color = kBlue,
-                      .points = run.FirstOf({"sft/loss", "actor/loss"}),
-                      .smooth = true}});
+  html += LineChart(
+      {.title = "Loss", .note = "mean over the tokens of a step"},
+      {{.name = "loss", .color = kBlue, .points = run.FirstOf({"sft/loss", "actor/loss"}), .smooth = true}});
   html += LineChart({.title = "Response length", .note = "tokens"},
                     {{.name = "mean", .color = kBlue, .points = m("response_length/mean"), .smooth = true},
                      {.name = "max", .color = kGrey, .points = m("response_length/max")}});
@@ -304,7 +309,10 @@ std::string Timeline(const RunData& run) {
 std::string Spread(std::vector<double> seconds) {
   if (seconds.empty()) return "";
   std::ranges::sort(seconds);
-  const auto at = [&](double share) { return seconds[std::min(seconds.size() - 1, static_cast<size_t>(share * static_cast<double>(seconds.size())))]; };
+  const auto at = [&](double share) {
+    return seconds[std::min(seconds.size() - 1,
+                            static_cast<size_t>(share * static_cast<double>(seconds.size())))];
+  };
   char text[96];
   std::snprintf(text, sizeof(text), "%.1f / %.1f / %.1f", 1e3 * at(0.5), 1e3 * at(0.9), 1e3 * seconds.back());
   return text;
@@ -315,13 +323,18 @@ std::string MovesTable(const PoolHistory& pool) {
   for (const auto& [roles, times] : pool.times) {
     if (roles.first == Role::kNone) continue;  // the first grants wait for processes to start
     std::vector<double> whole;
-    for (size_t i = 0; i < times.release_s.size(); ++i) whole.push_back(times.release_s[i] + times.grant_s[i]);
-    rows += std::string("<tr><td>") + Name(roles.first) + " to " + Name(roles.second) + "</td><td>" + std::to_string(whole.size()) + "</td><td>" +
-            std::to_string(times.rolled_back) + "</td><td>" + Spread(times.release_s) + "</td><td>" + Spread(times.grant_s) + "</td><td>" + Spread(whole) + "</td></tr>";
+    for (size_t i = 0; i < times.release_s.size(); ++i)
+      whole.push_back(times.release_s[i] + times.grant_s[i]);
+    rows += std::string("<tr><td>") + Name(roles.first) + " to " + Name(roles.second) + "</td><td>" +
+            std::to_string(whole.size()) + "</td><td>" + std::to_string(times.rolled_back) + "</td><td>" +
+            Spread(times.release_s) + "</td><td>" + Spread(times.grant_s) + "</td><td>" + Spread(whole) +
+            "</td></tr>";
   }
   if (rows.empty()) return {};
-  return "<div class=\"caption\"><span>How long slots took to change hands: milliseconds, median / 90 % / longest</span></div><table id=\"moves\"><tr><th>move</th>"
-         "<th>done</th><th>rolled back</th><th>drain and release</th><th>grant</th><th>whole</th></tr>" + rows + "</table>";
+  return "<div class=\"caption\"><span>How long slots took to change hands: milliseconds, median / 90 % / "
+         "longest</span></div><table id=\"moves\"><tr><th>move</th>"
+         "<th>done</th><th>rolled back</th><th>drain and release</th><th>grant</th><th>whole</th></tr>" +
+         rows + "</table>";
 }
 
 // The tide: every slot over time, coloured by what it was for.
@@ -335,21 +348,29 @@ std::string Pool(const RunData& run) {
     all += span.duration_s;
   }
   static const std::vector<std::pair<std::string, std::string>> kWords = {
-      {"rollout", "generates"}, {"train", "trains"}, {"actor", "training role between steps"}, {"moving", "changes hands"}, {"lost", "without a worker"}};
+      {"rollout", "generates"},
+      {"train", "trains"},
+      {"actor", "training role between steps"},
+      {"moving", "changes hands"},
+      {"lost", "without a worker"}};
   std::string legend = "<div class=\"legend\">";
   for (const auto& [category, words] : kWords) {
     if (!seconds.contains(category)) continue;
-    legend += "<span><i style=\"background:" + CategoryColor(category) + "\"></i>" + words + " " + AxisText(seconds.at(category) / all, true) + "</span>";
+    legend += "<span><i style=\"background:" + CategoryColor(category) + "\"></i>" + words + " " +
+              AxisText(seconds.at(category) / all, true) + "</span>";
   }
   legend += "</div>";
   const double start = pool.lanes.spans.front().start_s;
   std::string html = "<h2>The pool <small>slots over time, from the journal; " + std::to_string(pool.moves) +
-                     " transactions moved slots</small></h2><div class=\"card\" id=\"pool\"><div class=\"caption\"><span>The whole run</span>" + legend +
-                     "</div><div class=\"scroll\">" + TimelineSvg(pool.lanes, start, pool.end_s, {}) + "</div>";
+                     " transactions moved slots</small></h2><div class=\"card\" id=\"pool\"><div "
+                     "class=\"caption\"><span>The whole run</span>" +
+                     legend + "</div><div class=\"scroll\">" +
+                     TimelineSvg(pool.lanes, start, pool.end_s, {}) + "</div>";
   if (pool.steps.size() >= 6) {
     const size_t middle = pool.steps.size() / 2;
     const size_t last = std::min(middle + 4, pool.steps.size() - 1);
-    html += "<div class=\"caption\"><span>Steps " + std::to_string(middle + 1) + " to " + std::to_string(last + 1) +
+    html += "<div class=\"caption\"><span>Steps " + std::to_string(middle + 1) + " to " +
+            std::to_string(last + 1) +
             " closer up; dashed lines are ends of optimizer steps</span></div><div class=\"scroll\">" +
             TimelineSvg(pool.lanes, pool.steps[middle - 1], pool.steps[last], pool.steps) + "</div>";
   }

@@ -27,7 +27,8 @@ void Get(const json& j, const char* key, T& out) {
     if (it->is_boolean()) out = it->get<bool>();
   } else if constexpr (std::is_arithmetic_v<T>) {
     if (it->is_number()) out = it->get<T>();
-  } else if (it->is_array() && std::ranges::all_of(*it, [](const json& v) { return v.is_number() || v.is_null(); })) {
+  } else if (it->is_array() &&
+             std::ranges::all_of(*it, [](const json& v) { return v.is_number() || v.is_null(); })) {
     out.clear();
     for (const json& v : *it) out.push_back(v.is_null() ? 0 : v.get<typename T::value_type>());
   }
@@ -50,9 +51,8 @@ bool ParseTid(const std::string& text, SampleId& tid) {
 Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<SampleRow>& rows) {
   std::string text;
   for (const SampleRow& row : rows) {
-    nlohmann::ordered_json j = {
-        {"tid", ToString(row.tid)}, {"prompt", row.prompt},       {"text", row.text},  {"reward", row.reward},
-        {"rewards", row.rewards},   {"ended", row.ended}};
+    nlohmann::ordered_json j = {{"tid", ToString(row.tid)}, {"prompt", row.prompt},   {"text", row.text},
+                                {"reward", row.reward},     {"rewards", row.rewards}, {"ended", row.ended}};
     if (!row.answer.empty()) j["answer"] = row.answer;
     j["ids"] = row.ids;
     j["logprobs"] = row.logprobs;

@@ -15,16 +15,16 @@ namespace tidepool::observe {
 struct SampleRow {
   SampleId tid;
   std::string prompt;
-  std::string text;                            // response
-  std::string answer = {};                     // of the row; may be empty
-  std::vector<int32_t> ids = {};               // response tokens
-  std::vector<float> logprobs = {};            // [ids], nats, under the weights that sampled the token
-  std::vector<int64_t> versions = {};          // [ids], number of the version that sampled the token
+  std::string text;                    // response
+  std::string answer = {};             // of the row; may be empty
+  std::vector<int32_t> ids = {};       // response tokens
+  std::vector<float> logprobs = {};    // [ids], nats, under the weights that sampled the token
+  std::vector<int64_t> versions = {};  // [ids], number of the version that sampled the token
   // [ids], 0 where an environment said the token (its log-prob is null in the file); empty: all sampled
   std::vector<uint8_t> loss_mask = {};
   double reward = 0;                           // weighted sum
   std::map<std::string, double> rewards = {};  // by name, unweighted
-  bool ended = false;  // by itself
+  bool ended = false;                          // by itself
   friend bool operator==(const SampleRow&, const SampleRow&) = default;
 };
 

@@ -55,7 +55,7 @@ std::string Draw(const Bar& bar, double x, double y, double width) {
 
 std::string CategoryColor(const std::string& category) {
   static const std::map<std::string, std::string> kColors = {
-      {"rollout", "#2f6fed"}, {"reward", "#f0a020"},     {"train", "#13a071"}, {"weights", "#8b5cf6"},
+      {"rollout", "#2f6fed"}, {"reward", "#f0a020"},     {"train", "#13a071"},  {"weights", "#8b5cf6"},
       {"eval", "#0ea5b7"},    {"checkpoint", "#d9498a"}, {"system", "#9aa5b5"}, {"environment", "#e2724a"},
       {"actor", "#a7dcc7"},   {"moving", "#f0c54a"},     {"lost", "#3b3f46"}};
   const auto it = kColors.find(category);

@@ -23,11 +23,11 @@
 namespace tidepool::observe {
 
 // Categories of spans; the report gives each a colour.
-inline constexpr std::string_view kRolloutSpan = "rollout";  // generation
-inline constexpr std::string_view kRewardSpan = "reward";    // grading
+inline constexpr std::string_view kRolloutSpan = "rollout";          // generation
+inline constexpr std::string_view kRewardSpan = "reward";            // grading
 inline constexpr std::string_view kEnvironmentSpan = "environment";  // a turn of a game
-inline constexpr std::string_view kTrainSpan = "train";      // recomputation, backward, optimizer
-inline constexpr std::string_view kWeightsSpan = "weights";  // publish, load
+inline constexpr std::string_view kTrainSpan = "train";              // recomputation, backward, optimizer
+inline constexpr std::string_view kWeightsSpan = "weights";          // publish, load
 inline constexpr std::string_view kEvalSpan = "eval";
 inline constexpr std::string_view kCheckpointSpan = "checkpoint";
 inline constexpr std::string_view kSystemSpan = "system";  // start-up, transitions, waiting

@@ -20,7 +20,8 @@ double LogSumExp(std::span<const float> z) {
 
 }  // namespace
 
-ActionTerms Evaluate(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std, std::span<const float> action) {
+ActionTerms Evaluate(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std,
+                     std::span<const float> action) {
   ActionTerms out;
   if (!spec.continuous) {
     const double norm = LogSumExp(head);
@@ -36,8 +37,9 @@ ActionTerms Evaluate(const PolicySpec& spec, std::span<const float> head, std::s
   return out;
 }
 
-void EvaluateBack(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std, std::span<const float> action,
-                  double d_logp, double d_entropy, std::span<float> d_head, std::span<double> d_log_std) {
+void EvaluateBack(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std,
+                  std::span<const float> action, double d_logp, double d_entropy, std::span<float> d_head,
+                  std::span<double> d_log_std) {
   if (!spec.continuous) {
     const double norm = LogSumExp(head);
     double entropy = 0;
@@ -47,19 +49,21 @@ void EvaluateBack(const PolicySpec& spec, std::span<const float> head, std::span
     const auto chosen = static_cast<size_t>(action[0]);
     for (size_t j = 0; j < head.size(); ++j) {
       const double p = std::exp(head[j] - norm);
-      d_head[j] = static_cast<float>(d_logp * ((j == chosen ? 1.0 : 0.0) - p) - d_entropy * p * (head[j] - norm + entropy));
+      d_head[j] = static_cast<float>(d_logp * ((j == chosen ? 1.0 : 0.0) - p) -
+                                     d_entropy * p * (head[j] - norm + entropy));
     }
     return;
   }
   for (size_t i = 0; i < head.size(); ++i) {
-    const double inverse = std::exp(-static_cast<double>(log_std[i])), u = (static_cast<double>(action[i]) - head[i]) * inverse;
+    const double inverse = std::exp(-static_cast<double>(log_std[i])),
+                 u = (static_cast<double>(action[i]) - head[i]) * inverse;
     d_head[i] = static_cast<float>(d_logp * u * inverse);
     d_log_std[i] += d_logp * (u * u - 1) + d_entropy;
   }
 }
 
-void Sample(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std, uint64_t seed, uint64_t uid, uint32_t position,
-            bool greedy, std::span<float> action) {
+void Sample(const PolicySpec& spec, std::span<const float> head, std::span<const float> log_std,
+            uint64_t seed, uint64_t uid, uint32_t position, bool greedy, std::span<float> action) {
   if (!spec.continuous) {
     if (greedy) {
       action[0] = static_cast<float>(std::ranges::max_element(head) - head.begin());
@@ -82,8 +86,13 @@ void Sample(const PolicySpec& spec, std::span<const float> head, std::span<const
     double noise = 0;
     if (!greedy) {
       // Box-Muller; 1 - u is never 0.
-      const double radius = std::sqrt(-2 * std::log(1 - static_cast<double>(SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i)))));
-      noise = radius * std::cos(2 * std::numbers::pi * static_cast<double>(SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i + 1))));
+      const double radius =
+          std::sqrt(-2 * std::log(1 - static_cast<double>(
+                                          SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i)))));
+      noise =
+          radius *
+          std::cos(2 * std::numbers::pi *
+                   static_cast<double>(SampleUniform(seed, uid, position, static_cast<uint32_t>(2 * i + 1))));
     }
     action[i] = static_cast<float>(head[i] + std::exp(static_cast<double>(log_std[i])) * noise);
   }

@@ -2,7 +2,8 @@
 
 namespace tidepool::policy {
 
-StatusOr<std::vector<float>> LocalHost::Open(int64_t session, const std::vector<environments::InstanceState>& states) {
+StatusOr<std::vector<float>> LocalHost::Open(int64_t session,
+                                             const std::vector<environments::InstanceState>& states) {
   TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Resume(options_, states));
   std::vector<float> first = set->Observations();
   sessions_[session] = std::move(set);
@@ -13,7 +14,8 @@ StatusOr<std::vector<EnvironmentHost::Moved>> LocalHost::Step(const std::vector<
   std::vector<Moved> out(actions.size());
   for (size_t i = 0; i < actions.size(); ++i) {
     const auto it = sessions_.find(actions[i].session);
-    if (it == sessions_.end()) return NotFound("environment session " + std::to_string(actions[i].session) + " is not open");
+    if (it == sessions_.end())
+      return NotFound("environment session " + std::to_string(actions[i].session) + " is not open");
     out[i].session = actions[i].session;
     TP_RETURN_IF_ERROR(it->second->Step(actions[i].actions, out[i].step));
   }
@@ -22,7 +24,8 @@ StatusOr<std::vector<EnvironmentHost::Moved>> LocalHost::Step(const std::vector<
 
 StatusOr<std::vector<environments::InstanceState>> LocalHost::Close(int64_t session) {
   const auto it = sessions_.find(session);
-  if (it == sessions_.end()) return NotFound("environment session " + std::to_string(session) + " is not open");
+  if (it == sessions_.end())
+    return NotFound("environment session " + std::to_string(session) + " is not open");
   std::vector<environments::InstanceState> states = it->second->states();
   sessions_.erase(it);
   return states;

@@ -12,8 +12,9 @@
 
 namespace tidepool::policy {
 
-// Where environments live: in this process (LocalHost) or in an environment worker. A session is the instances of one
-// fragment. kUnavailable, kDeadlineExceeded: they are lost and every session with them; others: that session is wrong.
+// Where environments live: in this process (LocalHost) or in an environment worker. A session is the
+// instances of one fragment. kUnavailable, kDeadlineExceeded: they are lost and every session with them;
+// others: that session is wrong.
 class EnvironmentHost {
  public:
   struct Moved {
@@ -26,7 +27,8 @@ class EnvironmentHost {
   };
   virtual ~EnvironmentHost() = default;
   // First observations [instances, observation_size].
-  virtual StatusOr<std::vector<float>> Open(int64_t session, const std::vector<environments::InstanceState>& states) = 0;
+  virtual StatusOr<std::vector<float>> Open(int64_t session,
+                                            const std::vector<environments::InstanceState>& states) = 0;
   // One step of each session named, answers in their order.
   virtual StatusOr<std::vector<Moved>> Step(const std::vector<Action>& actions) = 0;
   // The states in which the instances are; the session is over.
@@ -36,7 +38,8 @@ class EnvironmentHost {
 class LocalHost : public EnvironmentHost {
  public:
   explicit LocalHost(environments::VectorOptions options) : options_(std::move(options)) {}
-  StatusOr<std::vector<float>> Open(int64_t session, const std::vector<environments::InstanceState>& states) override;
+  StatusOr<std::vector<float>> Open(int64_t session,
+                                    const std::vector<environments::InstanceState>& states) override;
   StatusOr<std::vector<Moved>> Step(const std::vector<Action>& actions) override;
   StatusOr<std::vector<environments::InstanceState>> Close(int64_t session) override;
   [[nodiscard]] int64_t sessions() const { return static_cast<int64_t>(sessions_.size()); }

@@ -58,14 +58,20 @@ bool AllFinite(const std::vector<float>& x) {
 
 Status CheckFragment(const Fragment& f, const PolicySpec& spec) {
   const auto wrong = [](const std::string& what) { return InvalidArgument("fragment: " + what); };
-  if (f.steps < 1 || f.instances < 1 || f.steps > kMaxCells / f.instances) return wrong("no steps or instances, or too many");
-  if (f.observation_size != spec.observation_size || f.action_size != spec.action_size()) return wrong("observations or actions are not those of the policy");
-  const auto cells = static_cast<size_t>(f.cells()), rows = cells + static_cast<size_t>(f.instances), o = static_cast<size_t>(f.observation_size);
-  if (f.observations.size() != rows * o || f.values.size() != rows || f.actions.size() != cells * static_cast<size_t>(f.action_size) ||
-      f.log_probs.size() != cells || f.rewards.size() != cells || f.flags.size() != cells || f.ends.size() != static_cast<size_t>(f.instances)) {
+  if (f.steps < 1 || f.instances < 1 || f.steps > kMaxCells / f.instances)
+    return wrong("no steps or instances, or too many");
+  if (f.observation_size != spec.observation_size || f.action_size != spec.action_size())
+    return wrong("observations or actions are not those of the policy");
+  const auto cells = static_cast<size_t>(f.cells()), rows = cells + static_cast<size_t>(f.instances),
+             o = static_cast<size_t>(f.observation_size);
+  if (f.observations.size() != rows * o || f.values.size() != rows ||
+      f.actions.size() != cells * static_cast<size_t>(f.action_size) || f.log_probs.size() != cells ||
+      f.rewards.size() != cells || f.flags.size() != cells ||
+      f.ends.size() != static_cast<size_t>(f.instances)) {
     return wrong("its columns differ in length");
   }
-  if (!AllFinite(f.observations) || !AllFinite(f.values) || !AllFinite(f.actions) || !AllFinite(f.log_probs) || !AllFinite(f.rewards) || !AllFinite(f.final_observations)) {
+  if (!AllFinite(f.observations) || !AllFinite(f.values) || !AllFinite(f.actions) ||
+      !AllFinite(f.log_probs) || !AllFinite(f.rewards) || !AllFinite(f.final_observations)) {
     return wrong("a number is not finite");
   }
   size_t truncated = 0, ended = 0;
@@ -74,11 +80,16 @@ Status CheckFragment(const Fragment& f, const PolicySpec& spec) {
     truncated += flag == environments::kTruncated ? 1 : 0;
     ended += flag != 0 ? 1 : 0;
   }
-  if (f.final_observations.size() != truncated * o) return wrong(std::to_string(truncated) + " episodes were truncated, but the final observations are not as many");
-  if (f.scores.size() != ended) return wrong(std::to_string(ended) + " episodes ended, but " + std::to_string(f.scores.size()) + " have a return");
+  if (f.final_observations.size() != truncated * o)
+    return wrong(std::to_string(truncated) +
+                 " episodes were truncated, but the final observations are not as many");
+  if (f.scores.size() != ended)
+    return wrong(std::to_string(ended) + " episodes ended, but " + std::to_string(f.scores.size()) +
+                 " have a return");
   if (!spec.continuous) {
     for (const float a : f.actions) {
-      if (!(a >= 0 && a < static_cast<float>(spec.actions) && a == std::floor(a))) return wrong("a choice does not exist");
+      if (!(a >= 0 && a < static_cast<float>(spec.actions) && a == std::floor(a)))
+        return wrong("a choice does not exist");
     }
   }
   return OkStatus();
@@ -88,7 +99,8 @@ std::string EncodeFragment(const Fragment& f) {
   std::string out;
   PutNumber(out, kSchema);
   for (const int64_t n : {f.steps, f.instances, f.observation_size, f.action_size}) PutNumber(out, n);
-  for (const auto* column : {&f.observations, &f.actions, &f.log_probs, &f.values, &f.rewards}) PutList(out, *column);
+  for (const auto* column : {&f.observations, &f.actions, &f.log_probs, &f.values, &f.rewards})
+    PutList(out, *column);
   PutList(out, f.flags);
   PutList(out, f.final_observations);
   PutList(out, f.scores);
@@ -100,8 +112,10 @@ StatusOr<Fragment> DecodeFragment(std::string_view bytes) {
   ByteReader reader(bytes);
   Fragment f;
   const auto schema = reader.Number<uint32_t>();
-  for (int64_t* n : {&f.steps, &f.instances, &f.observation_size, &f.action_size}) *n = reader.Number<int64_t>();
-  for (auto* column : {&f.observations, &f.actions, &f.log_probs, &f.values, &f.rewards}) *column = GetList<float>(reader);
+  for (int64_t* n : {&f.steps, &f.instances, &f.observation_size, &f.action_size})
+    *n = reader.Number<int64_t>();
+  for (auto* column : {&f.observations, &f.actions, &f.log_probs, &f.values, &f.rewards})
+    *column = GetList<float>(reader);
   f.flags = GetList<uint8_t>(reader);
   f.final_observations = GetList<float>(reader);
   f.scores = GetList<double>(reader);

@@ -18,11 +18,12 @@ namespace {
 #define TP_EVERY_CPU
 #endif
 
-constexpr int64_t kLane = 16;       // outputs are padded to whole vectors
-constexpr int64_t kBlock = 64;      // rows whose gradients are summed together
+constexpr int64_t kLane = 16;   // outputs are padded to whole vectors
+constexpr int64_t kBlock = 64;  // rows whose gradients are summed together
 
-// The rational function of Eigen's and ATen's vectorised tanh (odd, degree 13 over 6, clamped where tanh is 1 in
-// float32): below 5e-7 off, and made of arithmetic alone, so it runs in vectors and is the same for every row.
+// The rational function of Eigen's and ATen's vectorised tanh (odd, degree 13 over 6, clamped where tanh is 1
+// in float32): below 5e-7 off, and made of arithmetic alone, so it runs in vectors and is the same for every
+// row.
 inline __attribute__((always_inline)) float Tanh(float x) {
   x = std::min(std::max(x, -7.90531110763549805F), 7.90531110763549805F);
   const float y = x * x;
@@ -41,8 +42,9 @@ inline __attribute__((always_inline)) float Tanh(float x) {
 }
 
 // out[r, :] = offset + sum_i in[r, i] across[i, :], one lane of outputs at a time, inputs in order.
-TP_EVERY_CPU void Product(int64_t rows, int64_t in, int64_t padded, const float* __restrict x, int64_t stride, const float* __restrict across,
-                          const float* __restrict offset, float* __restrict out) {
+TP_EVERY_CPU void Product(int64_t rows, int64_t in, int64_t padded, const float* __restrict x, int64_t stride,
+                          const float* __restrict across, const float* __restrict offset,
+                          float* __restrict out) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* row = x + r * stride;
     for (int64_t o = 0; o < padded; o += kLane) {
@@ -67,7 +69,8 @@ TP_EVERY_CPU void TanhBack(int64_t n, const float* __restrict y, float* __restri
 }
 
 // to[i, :] += sum_r x[r, i] d[r, :]: the gradient of `across`.
-TP_EVERY_CPU void Outer(int64_t rows, int64_t in, int64_t padded, const float* __restrict x, int64_t stride, const float* __restrict d, float* __restrict to) {
+TP_EVERY_CPU void Outer(int64_t rows, int64_t in, int64_t padded, const float* __restrict x, int64_t stride,
+                        const float* __restrict d, float* __restrict to) {
   for (int64_t i = 0; i < in; ++i) {
     for (int64_t o = 0; o < padded; o += kLane) {
       float sum[kLane];
@@ -82,7 +85,8 @@ TP_EVERY_CPU void Outer(int64_t rows, int64_t in, int64_t padded, const float* _
 }
 
 // into[r, i] += sum_o d[r, o] weight[o, i] with rows of the matrix as stored.
-TP_EVERY_CPU void ProductBack(int64_t rows, int64_t in, int64_t out, int64_t padded, const float* __restrict d, const float* __restrict weight,
+TP_EVERY_CPU void ProductBack(int64_t rows, int64_t in, int64_t out, int64_t padded,
+                              const float* __restrict d, const float* __restrict weight,
                               float* __restrict into, int64_t into_stride) {
   for (int64_t r = 0; r < rows; ++r) {
     float* to = into + r * into_stride;
@@ -96,10 +100,12 @@ TP_EVERY_CPU void ProductBack(int64_t rows, int64_t in, int64_t out, int64_t pad
 
 int64_t Padded(int64_t n) { return (n + kLane - 1) / kLane * kLane; }
 
-// Rows of an orthonormal set times `gain`: Gram-Schmidt, twice for accuracy, on rows or columns, whichever are fewer.
+// Rows of an orthonormal set times `gain`: Gram-Schmidt, twice for accuracy, on rows or columns, whichever
+// are fewer.
 void Orthogonal(int64_t rows, int64_t columns, double gain, Rng rng, float* out) {
   const int64_t few = std::min(rows, columns), many = std::max(rows, columns);
-  std::vector<std::vector<double>> v(static_cast<size_t>(few), std::vector<double>(static_cast<size_t>(many)));
+  std::vector<std::vector<double>> v(static_cast<size_t>(few),
+                                     std::vector<double>(static_cast<size_t>(many)));
   for (auto& a : v) {
     for (double& x : a) x = rng.Normal();
   }
@@ -118,7 +124,9 @@ void Orthogonal(int64_t rows, int64_t columns, double gain, Rng rng, float* out)
   }
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
-      out[r * columns + c] = static_cast<float>(gain * (rows <= columns ? v[static_cast<size_t>(r)][static_cast<size_t>(c)] : v[static_cast<size_t>(c)][static_cast<size_t>(r)]));
+      out[r * columns + c] =
+          static_cast<float>(gain * (rows <= columns ? v[static_cast<size_t>(r)][static_cast<size_t>(c)]
+                                                     : v[static_cast<size_t>(c)][static_cast<size_t>(r)]));
     }
   }
 }
@@ -133,7 +141,9 @@ void InitializePolicy(const PolicySpec& spec, uint64_t seed, model::Weights& wei
     if (p.name == "log_std") {
       std::fill_n(base + p.offset, p.numel(), static_cast<float>(spec.initial_log_std));
     } else if (p.name.ends_with(".weight")) {
-      const double gain = p.name == "policy_head.weight" ? 0.01 : p.name == "value_head.weight" ? 1.0 : std::sqrt(2.0);
+      const double gain = p.name == "policy_head.weight"  ? 0.01
+                          : p.name == "value_head.weight" ? 1.0
+                                                          : std::sqrt(2.0);
       Orthogonal(p.shape[0], p.shape[1], gain, root.Fork(p.name), base + p.offset);
     }
   }
@@ -148,7 +158,14 @@ Network::Network(const PolicySpec& spec, const model::Weights& weights) : spec_(
   };
   const auto dense = [&](const std::string& name, bool tanh) {
     const model::Parameter& w = find(name + ".weight");
-    return Dense{.in = w.shape[1], .out = w.shape[0], .padded = Padded(w.shape[0]), .weight = w.offset, .bias = find(name + ".bias").offset, .tanh = tanh, .across = {}, .offset = {}};
+    return Dense{.in = w.shape[1],
+                 .out = w.shape[0],
+                 .padded = Padded(w.shape[0]),
+                 .weight = w.offset,
+                 .bias = find(name + ".bias").offset,
+                 .tanh = tanh,
+                 .across = {},
+                 .offset = {}};
   };
   for (size_t k = 0; k < spec_.hidden.size(); ++k) {
     actor_.push_back(dense("actor." + std::to_string(k), true));
@@ -160,7 +177,8 @@ Network::Network(const PolicySpec& spec, const model::Weights& weights) : spec_(
 }
 
 std::span<const float> Network::log_std() const {
-  return {reinterpret_cast<const float*>(weights_.bytes().data()) + log_std_, static_cast<size_t>(spec_.actions)};
+  return {reinterpret_cast<const float*>(weights_.bytes().data()) + log_std_,
+          static_cast<size_t>(spec_.actions)};
 }
 
 void Network::Arrange() {
@@ -170,7 +188,8 @@ void Network::Arrange() {
     d.offset.assign(static_cast<size_t>(d.padded), 0.0F);
     for (int64_t o = 0; o < d.out; ++o) {
       d.offset[static_cast<size_t>(o)] = base[d.bias + o];
-      for (int64_t i = 0; i < d.in; ++i) d.across[static_cast<size_t>(i * d.padded + o)] = base[d.weight + o * d.in + i];
+      for (int64_t i = 0; i < d.in; ++i)
+        d.across[static_cast<size_t>(i * d.padded + o)] = base[d.weight + o * d.in + i];
     }
   };
   for (Dense& d : actor_) arrange(d);
@@ -180,16 +199,19 @@ void Network::Arrange() {
   stale_ = false;
 }
 
-void Network::Run(const Dense& d, const float* in, int64_t stride, int64_t rows, std::vector<float>& out) const {
+void Network::Run(const Dense& d, const float* in, int64_t stride, int64_t rows,
+                  std::vector<float>& out) const {
   out.resize(static_cast<size_t>(rows * d.padded));
   at::parallel_for(0, (rows + kBlock - 1) / kBlock, 4, [&](int64_t begin, int64_t end) {
     const int64_t from = begin * kBlock, n = std::min(rows, end * kBlock) - from;
-    Product(n, d.in, d.padded, in + from * stride, stride, d.across.data(), d.offset.data(), out.data() + from * d.padded);
+    Product(n, d.in, d.padded, in + from * stride, stride, d.across.data(), d.offset.data(),
+            out.data() + from * d.padded);
     if (d.tanh) TanhAll(n * d.padded, out.data() + from * d.padded);
   });
 }
 
-void Network::Forward(std::span<const float> observations, std::vector<float>& heads, std::vector<float>& values) {
+void Network::Forward(std::span<const float> observations, std::vector<float>& heads,
+                      std::vector<float>& values) {
   if (stale_) Arrange();
   const int64_t width = spec_.observation_size;
   TP_CHECK(static_cast<int64_t>(observations.size()) % width == 0);
@@ -215,13 +237,15 @@ void Network::Forward(std::span<const float> observations, std::vector<float>& h
   heads.resize(static_cast<size_t>(rows_ * spec_.actions));
   values.resize(static_cast<size_t>(rows_));
   for (int64_t r = 0; r < rows_; ++r) {
-    std::memcpy(heads.data() + r * spec_.actions, policy_out_.data() + r * policy_.padded, static_cast<size_t>(spec_.actions) * sizeof(float));
+    std::memcpy(heads.data() + r * spec_.actions, policy_out_.data() + r * policy_.padded,
+                static_cast<size_t>(spec_.actions) * sizeof(float));
     values[static_cast<size_t>(r)] = value_out_[static_cast<size_t>(r * value_.padded)];
   }
 }
 
-void Network::RunBack(const Dense& d, const float* in, int64_t stride, const std::vector<float>& out, std::vector<float>& d_out,
-                      std::vector<float>* d_in, int64_t d_stride, int64_t rows, std::span<float> gradients) const {
+void Network::RunBack(const Dense& d, const float* in, int64_t stride, const std::vector<float>& out,
+                      std::vector<float>& d_out, std::vector<float>* d_in, int64_t d_stride, int64_t rows,
+                      std::span<float> gradients) const {
   const auto* weight = reinterpret_cast<const float*>(weights_.bytes().data()) + d.weight;
   const int64_t blocks = (rows + kBlock - 1) / kBlock;
   const size_t piece = static_cast<size_t>((d.in + 1) * d.padded);  // of the matrix, then of the bias
@@ -237,7 +261,8 @@ void Network::RunBack(const Dense& d, const float* in, int64_t stride, const std
       for (int64_t r = 0; r < n; ++r) {
         for (int64_t o = 0; o < d.out; ++o) bias[o] += delta[r * d.padded + o];
       }
-      if (d_in != nullptr) ProductBack(n, d.in, d.out, d.padded, delta, weight, d_in->data() + from * d_stride, d_stride);
+      if (d_in != nullptr)
+        ProductBack(n, d.in, d.out, d.padded, delta, weight, d_in->data() + from * d_stride, d_stride);
     }
   });
   for (int64_t b = 0; b < blocks; ++b) {
@@ -250,20 +275,27 @@ void Network::RunBack(const Dense& d, const float* in, int64_t stride, const std
   }
 }
 
-void Network::Backward(std::span<const float> d_heads, std::span<const float> d_values, std::span<float> gradients) {
-  TP_CHECK(static_cast<int64_t>(d_heads.size()) == rows_ * spec_.actions && static_cast<int64_t>(d_values.size()) == rows_);
+void Network::Backward(std::span<const float> d_heads, std::span<const float> d_values,
+                       std::span<float> gradients) {
+  TP_CHECK(static_cast<int64_t>(d_heads.size()) == rows_ * spec_.actions &&
+           static_cast<int64_t>(d_values.size()) == rows_);
   const int64_t stride = actor_.back().padded;
-  std::vector<float> by_head(static_cast<size_t>(rows_ * policy_.padded), 0.0F), by_value(static_cast<size_t>(rows_ * value_.padded), 0.0F);
+  std::vector<float> by_head(static_cast<size_t>(rows_ * policy_.padded), 0.0F),
+      by_value(static_cast<size_t>(rows_ * value_.padded), 0.0F);
   for (int64_t r = 0; r < rows_; ++r) {
-    std::memcpy(by_head.data() + r * policy_.padded, d_heads.data() + r * spec_.actions, static_cast<size_t>(spec_.actions) * sizeof(float));
+    std::memcpy(by_head.data() + r * policy_.padded, d_heads.data() + r * spec_.actions,
+                static_cast<size_t>(spec_.actions) * sizeof(float));
     by_value[static_cast<size_t>(r * value_.padded)] = d_values[static_cast<size_t>(r)];
   }
   std::vector<float> by_actor(static_cast<size_t>(rows_ * stride), 0.0F), by_critic;
   if (!spec_.shared) by_critic.assign(by_actor.size(), 0.0F);
   const std::vector<float>& judged = spec_.shared ? actor_out_.back() : critic_out_.back();
-  RunBack(policy_, actor_out_.back().data(), stride, policy_out_, by_head, &by_actor, stride, rows_, gradients);
-  RunBack(value_, judged.data(), stride, value_out_, by_value, spec_.shared ? &by_actor : &by_critic, stride, rows_, gradients);
-  const auto trunk = [&](const std::vector<Dense>& layers, const std::vector<std::vector<float>>& out, std::vector<float> delta) {
+  RunBack(policy_, actor_out_.back().data(), stride, policy_out_, by_head, &by_actor, stride, rows_,
+          gradients);
+  RunBack(value_, judged.data(), stride, value_out_, by_value, spec_.shared ? &by_actor : &by_critic, stride,
+          rows_, gradients);
+  const auto trunk = [&](const std::vector<Dense>& layers, const std::vector<std::vector<float>>& out,
+                         std::vector<float> delta) {
     for (size_t k = layers.size(); k-- > 0;) {
       const float* in = k == 0 ? observations_.data() : out[k - 1].data();
       const int64_t in_stride = k == 0 ? spec_.observation_size : layers[k - 1].padded;

@@ -1,10 +1,11 @@
 #pragma once
 // Forward and backward of the actor and critic, in plain loops over rows.
 //
-// A row's numbers never depend on the rows beside it: every sum runs in one fixed order, so the log-probability and
-// value that the trainer computes for a step are those that the rollout recorded, bit for bit, whatever was played or
-// trained together. Gradients are summed over blocks of 64 rows in their order, so they do not depend on the number of
-// threads. Thread-compatible; Forward and Backward use up to at::get_num_threads() threads for large batches.
+// A row's numbers never depend on the rows beside it: every sum runs in one fixed order, so the
+// log-probability and value that the trainer computes for a step are those that the rollout recorded, bit for
+// bit, whatever was played or trained together. Gradients are summed over blocks of 64 rows in their order,
+// so they do not depend on the number of threads. Thread-compatible; Forward and Backward use up to
+// at::get_num_threads() threads for large batches.
 
 #include <cstdint>
 #include <span>
@@ -26,8 +27,8 @@ class Network {
   // The weights changed: they are arranged anew before the next forward.
   void WeightsChanged() { stale_ = true; }
 
-  // observations [rows, observation_size] -> heads [rows, actions] (logits or means) and values [rows]. Keeps what
-  // Backward needs.
+  // observations [rows, observation_size] -> heads [rows, actions] (logits or means) and values [rows]. Keeps
+  // what Backward needs.
   void Forward(std::span<const float> observations, std::vector<float>& heads, std::vector<float>& values);
   // Gradients of the last Forward's rows, added to `gradients` (the weights' index). d_heads [rows, actions],
   // d_values [rows]. log_std has its gradient elsewhere (distribution.h).
@@ -42,18 +43,20 @@ class Network {
     int64_t in = 0, out = 0, padded = 0;  // padded: out in whole vectors
     int64_t weight = 0, bias = 0;         // offsets in the arena
     bool tanh = false;
-    std::vector<float> across;            // [in, padded]: the matrix as columns, for sums over whole vectors of outputs
-    std::vector<float> offset;            // [padded]
+    std::vector<float> across;  // [in, padded]: the matrix as columns, for sums over whole vectors of outputs
+    std::vector<float> offset;  // [padded]
   };
   void Arrange();
   void Run(const Dense& layer, const float* in, int64_t stride, int64_t rows, std::vector<float>& out) const;
-  // d_out [rows, padded] (by the layer's result) becomes the gradient before tanh; d_in [rows, in's stride] is added to.
-  void RunBack(const Dense& layer, const float* in, int64_t stride, const std::vector<float>& out, std::vector<float>& d_out,
-               std::vector<float>* d_in, int64_t d_stride, int64_t rows, std::span<float> gradients) const;
+  // d_out [rows, padded] (by the layer's result) becomes the gradient before tanh; d_in [rows, in's stride]
+  // is added to.
+  void RunBack(const Dense& layer, const float* in, int64_t stride, const std::vector<float>& out,
+               std::vector<float>& d_out, std::vector<float>* d_in, int64_t d_stride, int64_t rows,
+               std::span<float> gradients) const;
 
   PolicySpec spec_;
   const model::Weights& weights_;
-  std::vector<Dense> actor_, critic_;     // hidden layers
+  std::vector<Dense> actor_, critic_;  // hidden layers
   Dense policy_, value_;
   int64_t log_std_ = -1;
   bool stale_ = true;

@@ -13,10 +13,13 @@ Player::Player(const PolicySpec& spec, const model::Weights& weights, Environmen
 
 Status Player::Add(FragmentRequest request) {
   const auto n = static_cast<int64_t>(request.starts.size());
-  if (n < 1 || request.steps < 1 || request.steps > (int64_t{1} << 26) / n) return InvalidArgument("fragment " + ToString(request.tid) + ": no steps or instances, or too many");
-  if (request.episode && n != 1) return InvalidArgument("fragment " + ToString(request.tid) + ": an episode is played by one instance");
+  if (n < 1 || request.steps < 1 || request.steps > (int64_t{1} << 26) / n)
+    return InvalidArgument("fragment " + ToString(request.tid) + ": no steps or instances, or too many");
+  if (request.episode && n != 1)
+    return InvalidArgument("fragment " + ToString(request.tid) + ": an episode is played by one instance");
   for (const Running& r : running_) {
-    if (r.request.tid == request.tid && r.request.att == request.att) return AlreadyExists("fragment " + ToString(request.tid) + " is being played");
+    if (r.request.tid == request.tid && r.request.att == request.att)
+      return AlreadyExists("fragment " + ToString(request.tid) + " is being played");
   }
   Running r;
   r.session = next_session_++;
@@ -30,11 +33,13 @@ Status Player::Add(FragmentRequest request) {
 }
 
 void Player::Forget(Running& r) {
-  if (r.open) (void)host_.Close(r.session);  // its states are not wanted; a host that is gone has forgotten it already
+  if (r.open)
+    (void)host_.Close(r.session);  // its states are not wanted; a host that is gone has forgotten it already
 }
 
 bool Player::Cancel(const SampleId& tid, int32_t att) {
-  const auto it = std::ranges::find_if(running_, [&](const Running& r) { return r.request.tid == tid && r.request.att == att; });
+  const auto it = std::ranges::find_if(
+      running_, [&](const Running& r) { return r.request.tid == tid && r.request.att == att; });
   if (it == running_.end()) return false;
   Forget(*it);
   running_.erase(it);
@@ -59,7 +64,9 @@ void Player::Lose(const Status& why, std::vector<PlayedFragment>& out) {
 Status Player::Finish(Running& r) {
   Fragment& f = r.fragment;
   std::vector<float> heads, last;
-  network_.Forward(std::span(f.observations).subspan(static_cast<size_t>(f.steps * f.instances * f.observation_size)), heads, last);
+  network_.Forward(
+      std::span(f.observations).subspan(static_cast<size_t>(f.steps * f.instances * f.observation_size)),
+      heads, last);
   f.values.insert(f.values.end(), last.begin(), last.end());
   TP_ASSIGN_OR_RETURN(f.ends, host_.Close(r.session));
   r.open = false;
@@ -68,14 +75,19 @@ Status Player::Finish(Running& r) {
 
 std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
   std::vector<PlayedFragment> out;
-  const auto lost = [](const Status& s) { return s.code() == StatusCode::kUnavailable || s.code() == StatusCode::kDeadlineExceeded; };
+  const auto lost = [](const Status& s) {
+    return s.code() == StatusCode::kUnavailable || s.code() == StatusCode::kDeadlineExceeded;
+  };
   for (size_t i = 0; i < running_.size();) {
     Running& r = running_[i];
     if (!r.open) {
       auto first = host_.Open(r.session, r.request.starts);
-      const bool sized = first.ok() && first->size() == static_cast<size_t>(r.fragment.instances * r.fragment.observation_size);
+      const bool sized = first.ok() && first->size() == static_cast<size_t>(r.fragment.instances *
+                                                                            r.fragment.observation_size);
       if (!sized) {
-        const Status why = first.ok() ? InvalidArgument("the environment's observations have another size than the policy's") : first.status();
+        const Status why =
+            first.ok() ? InvalidArgument("the environment's observations have another size than the policy's")
+                       : first.status();
         if (lost(why)) {
           Lose(why, out);
           return out;
@@ -95,7 +107,8 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
   std::vector<float> observations, heads, values;
   for (const Running& r : running_) {
     const auto row = static_cast<size_t>(r.fragment.instances * r.fragment.observation_size);
-    observations.insert(observations.end(), r.fragment.observations.end() - static_cast<int64_t>(row), r.fragment.observations.end());
+    observations.insert(observations.end(), r.fragment.observations.end() - static_cast<int64_t>(row),
+                        r.fragment.observations.end());
   }
   network_.Forward(observations, heads, values);
   const std::span<const float> log_std = spec_.continuous ? network_.log_std() : std::span<const float>();
@@ -110,7 +123,8 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
     for (int64_t i = 0; i < f.instances; ++i, ++at) {
       const std::span<const float> head = std::span(heads).subspan(at * width, width);
       const std::span<float> action = std::span(a.actions).subspan(static_cast<size_t>(i) * step, step);
-      Sample(spec_, head, log_std, seed_, r.uid, static_cast<uint32_t>(f.steps * f.instances + i), r.request.greedy, action);
+      Sample(spec_, head, log_std, seed_, r.uid, static_cast<uint32_t>(f.steps * f.instances + i),
+             r.request.greedy, action);
       f.log_probs.push_back(static_cast<float>(Evaluate(spec_, head, log_std, action).logp));
       f.values.push_back(values[at]);
     }
@@ -118,7 +132,8 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
   }
 
   auto moved = host_.Step(actions);
-  if (moved.ok() && moved->size() != running_.size()) moved = Unavailable("the environment answered for other sessions than it was asked about");
+  if (moved.ok() && moved->size() != running_.size())
+    moved = Unavailable("the environment answered for other sessions than it was asked about");
   if (!moved.ok()) {
     Lose(lost(moved.status()) ? moved.status() : Unavailable(moved.status().message()), out);
     return out;
@@ -132,9 +147,10 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
     const auto n = static_cast<size_t>(f.instances), o = static_cast<size_t>(f.observation_size);
     size_t ended = 0;
     for (const uint8_t flag : s.flags) ended += flag != 0 ? 1 : 0;
-    if ((*moved)[k].session != r.session || s.observations.size() != n * o || s.rewards.size() != n || s.flags.size() != n || s.final_observations.size() != ended * o ||
-        s.scores.size() != ended) {
-      out.push_back({r.request.tid, r.request.att, InvalidArgument("the environment's answer has the wrong size"), {}});
+    if ((*moved)[k].session != r.session || s.observations.size() != n * o || s.rewards.size() != n ||
+        s.flags.size() != n || s.final_observations.size() != ended * o || s.scores.size() != ended) {
+      out.push_back(
+          {r.request.tid, r.request.att, InvalidArgument("the environment's answer has the wrong size"), {}});
       Forget(r);
       continue;
     }
@@ -145,7 +161,9 @@ std::vector<PlayedFragment> Player::Step(PlayerStats* stats) {
     for (size_t i = 0, e = 0; i < n; ++i) {
       if (s.flags[i] == 0) continue;
       if (s.flags[i] == environments::kTruncated) {
-        f.final_observations.insert(f.final_observations.end(), s.final_observations.begin() + static_cast<int64_t>(e * o), s.final_observations.begin() + static_cast<int64_t>((e + 1) * o));
+        f.final_observations.insert(f.final_observations.end(),
+                                    s.final_observations.begin() + static_cast<int64_t>(e * o),
+                                    s.final_observations.begin() + static_cast<int64_t>((e + 1) * o));
       }
       ++e;
     }

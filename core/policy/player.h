@@ -1,9 +1,10 @@
 #pragma once
-// Plays fragments: the rollout engine of vector policies. One Step() moves every running fragment by one environment
-// step, with one forward for all of them, as the token engine moves every running sample by one token.
+// Plays fragments: the rollout engine of vector policies. One Step() moves every running fragment by one
+// environment step, with one forward for all of them, as the token engine moves every running sample by one
+// token.
 //
-// A fragment that is cancelled, or whose environments are lost, leaves nothing behind and is played again from its
-// start states. Not thread-safe: one thread owns a Player.
+// A fragment that is cancelled, or whose environments are lost, leaves nothing behind and is played again
+// from its start states. Not thread-safe: one thread owns a Player.
 
 #include <cstdint>
 #include <map>
@@ -24,22 +25,22 @@ namespace tidepool::policy {
 struct FragmentRequest {
   SampleId tid;
   int32_t att = 0;
-  int64_t steps = 0;             // to play; a whole episode, at most as many, where `episode`
+  int64_t steps = 0;  // to play; a whole episode, at most as many, where `episode`
   bool greedy = false;
-  bool episode = false;          // ends with the first episode of its (one) instance: evaluation
+  bool episode = false;  // ends with the first episode of its (one) instance: evaluation
   std::vector<environments::InstanceState> starts;
 };
 
 struct PlayedFragment {
   SampleId tid;
   int32_t att = 0;
-  Status status;                 // not ok: nothing was made; kUnavailable: the environments were lost, play it again
+  Status status;  // not ok: nothing was made; kUnavailable: the environments were lost, play it again
   Fragment fragment;
 };
 
 struct PlayerStats {
-  int64_t running = 0;           // fragments
-  int64_t steps = 0;             // environment steps of the last Step()
+  int64_t running = 0;  // fragments
+  int64_t steps = 0;    // environment steps of the last Step()
 };
 
 class Player {

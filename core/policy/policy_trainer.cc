@@ -26,9 +26,9 @@ double Seconds(std::chrono::steady_clock::time_point from) {
 
 // All cells of a step, one after another, with what does not change while it trains.
 struct StepData {
-  std::vector<float> observations, actions;                     // [cells, ...]
+  std::vector<float> observations, actions;  // [cells, ...]
   std::vector<double> old_logp, behave_logp, advantages, returns, old_values;
-  std::vector<uint8_t> mine, same_version;                      // [cells]
+  std::vector<uint8_t> mine, same_version;  // [cells]
   [[nodiscard]] size_t size() const { return old_logp.size(); }
 };
 
@@ -71,14 +71,19 @@ void ScoreMetrics(std::span<const FragmentRow> rows, std::map<std::string, doubl
 StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job) {
   PolicyTrainerOptions o;
   TP_ASSIGN_OR_RETURN(o.policy, SpecOfJob(job));
-  TP_ASSIGN_OR_RETURN(const algorithms::ResolvedAlgorithm resolved, algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens, /*environments=*/true));
+  TP_ASSIGN_OR_RETURN(const algorithms::ResolvedAlgorithm resolved,
+                      algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens, /*environments=*/true));
   o.loss = resolved.policy;
   o.gamma = resolved.advantage_options.Number("gamma", 0.99);
   o.lambda = resolved.advantage_options.Number("lambda", 0.95);
   o.whiten = resolved.advantage_options.Text("whiten") != "none";
   o.value_coef = job.algorithm.value_coef;
   const TrainConfig& t = job.train;
-  o.optimizer = {.beta1 = t.beta1, .beta2 = t.beta2, .eps = t.adam_eps, .weight_decay = t.weight_decay, .max_grad_norm = t.max_grad_norm};
+  o.optimizer = {.beta1 = t.beta1,
+                 .beta2 = t.beta2,
+                 .eps = t.adam_eps,
+                 .weight_decay = t.weight_decay,
+                 .max_grad_norm = t.max_grad_norm};
   TP_ASSIGN_OR_RETURN(o.schedule.kind, train::ParseSchedule(t.schedule));
   o.schedule.peak = t.learning_rate;
   o.schedule.min_ratio = t.min_learning_rate_ratio;
@@ -90,8 +95,9 @@ StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job) {
   return o;
 }
 
-algorithms::ReturnsAndAdvantages FragmentAdvantages(const Fragment& f, std::span<const float> values, std::span<const float> final_values,
-                                                    double gamma, double lambda) {
+algorithms::ReturnsAndAdvantages FragmentAdvantages(const Fragment& f, std::span<const float> values,
+                                                    std::span<const float> final_values, double gamma,
+                                                    double lambda) {
   const auto n = static_cast<size_t>(f.cells()), instances = static_cast<size_t>(f.instances);
   std::vector<double> rewards(f.rewards.begin(), f.rewards.end()), all(values.begin(), values.end());
   std::vector<uint8_t> dones(n + instances, 0);
@@ -105,30 +111,40 @@ algorithms::ReturnsAndAdvantages FragmentAdvantages(const Fragment& f, std::span
   return algorithms::EnvironmentGae(rewards, all, dones, mask, f.steps, f.instances, gamma, lambda, nullptr);
 }
 
-StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Create(model::Weights& weights, const PolicyTrainerOptions& o) {
+StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Create(model::Weights& weights,
+                                                               const PolicyTrainerOptions& o) {
   TP_RETURN_IF_ERROR(CheckSpec(o.policy));
-  if (o.loss.loss == nullptr || algorithms::NeedsWholeRows(o.loss) || o.loss.loss->whole_batch || o.loss.loss->row_value) {
-    return InvalidArgument("algorithm.loss: a policy of control tasks needs a loss of single steps (ppo, reinforce, decoupled)");
+  if (o.loss.loss == nullptr || algorithms::NeedsWholeRows(o.loss) || o.loss.loss->whole_batch ||
+      o.loss.loss->row_value) {
+    return InvalidArgument(
+        "algorithm.loss: a policy of control tasks needs a loss of single steps (ppo, reinforce, decoupled)");
   }
-  if (!(o.gamma > 0 && o.gamma <= 1) || !(o.lambda >= 0 && o.lambda <= 1)) return InvalidArgument("algorithm: gamma has to be in (0, 1] and lambda in [0, 1]");
-  if (o.epochs < 1 || o.minibatches < 1) return InvalidArgument("train.epochs and train.minibatches must be at least 1");
+  if (!(o.gamma > 0 && o.gamma <= 1) || !(o.lambda >= 0 && o.lambda <= 1))
+    return InvalidArgument("algorithm: gamma has to be in (0, 1] and lambda in [0, 1]");
+  if (o.epochs < 1 || o.minibatches < 1)
+    return InvalidArgument("train.epochs and train.minibatches must be at least 1");
   std::unique_ptr<PolicyTrainer> t(new PolicyTrainer(weights, o));
   TP_ASSIGN_OR_RETURN(t->optimizer_, train::AdamW::Create(weights, o.optimizer));
   return t;
 }
 
-StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version, std::span<const FragmentRow> rows,
-                                                const train::ProgressCallback& progress, comm::Collective* group) {
+StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version,
+                                                std::span<const FragmentRow> rows,
+                                                const train::ProgressCallback& progress,
+                                                comm::Collective* group) {
   const PolicyTrainerOptions& o = options_;
   const PolicySpec& spec = o.policy;
   const auto start = std::chrono::steady_clock::now();
-  if (rows.empty()) return InvalidArgument("policy trainer: step " + std::to_string(step.value) + " has no fragments");
+  if (rows.empty())
+    return InvalidArgument("policy trainer: step " + std::to_string(step.value) + " has no fragments");
   for (const FragmentRow& row : rows) {
-    if (const Status sound = CheckFragment(row.fragment, spec); !sound.ok()) return InvalidArgument("row " + ToString(row.tid) + ": " + sound.message());
+    if (const Status sound = CheckFragment(row.fragment, spec); !sound.ok())
+      return InvalidArgument("row " + ToString(row.tid) + ": " + sound.message());
   }
   network_.WeightsChanged();
   const std::span<const float> log_std = spec.continuous ? network_.log_std() : std::span<const float>();
-  const auto width = static_cast<size_t>(spec.actions), observed = static_cast<size_t>(spec.observation_size), acted = static_cast<size_t>(spec.action_size());
+  const auto width = static_cast<size_t>(spec.actions), observed = static_cast<size_t>(spec.observation_size),
+             acted = static_cast<size_t>(spec.action_size());
 
   // What the weights say of every cell before any update.
   StepData data;
@@ -142,7 +158,8 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
     network_.Forward(f.observations, heads, values);
     const auto estimated = FragmentAdvantages(f, values, final_values, o.gamma, o.lambda);
     const auto n = static_cast<size_t>(f.cells());
-    data.observations.insert(data.observations.end(), f.observations.begin(), f.observations.begin() + static_cast<int64_t>(n * observed));
+    data.observations.insert(data.observations.end(), f.observations.begin(),
+                             f.observations.begin() + static_cast<int64_t>(n * observed));
     data.actions.insert(data.actions.end(), f.actions.begin(), f.actions.end());
     data.advantages.insert(data.advantages.end(), estimated.advantages.begin(), estimated.advantages.end());
     data.returns.insert(data.returns.end(), estimated.returns.begin(), estimated.returns.end());
@@ -151,16 +168,21 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
     data.same_version.insert(data.same_version.end(), n, row.version == version ? 1 : 0);
     for (size_t c = 0; c < n; ++c) {
       // As the rollout rounds it: equal bits where the weights are the same.
-      data.old_logp.push_back(static_cast<float>(Evaluate(spec, std::span(heads).subspan(c * width, width), log_std, std::span(f.actions).subspan(c * acted, acted)).logp));
+      data.old_logp.push_back(
+          static_cast<float>(Evaluate(spec, std::span(heads).subspan(c * width, width), log_std,
+                                      std::span(f.actions).subspan(c * acted, acted))
+                                 .logp));
       data.behave_logp.push_back(f.log_probs[c]);
-      if (row.version == version) value_gap = std::max(value_gap, std::fabs(static_cast<double>(values[c]) - f.values[c]));
+      if (row.version == version)
+        value_gap = std::max(value_gap, std::fabs(static_cast<double>(values[c]) - f.values[c]));
     }
   }
   train::StepResult result;
   train::TokenSums sums;
   double value_loss = 0, value_clip = 0, norm = 0;
   const size_t n = data.size();
-  const double explained = ExplainedVariance(data.returns, data.old_values), mean_return = algorithms::Mean(data.returns), mean_value = algorithms::Mean(data.old_values);
+  const double explained = ExplainedVariance(data.returns, data.old_values),
+               mean_return = algorithms::Mean(data.returns), mean_value = algorithms::Mean(data.old_values);
   if (o.whiten && n > 0) {
     const std::vector<uint8_t> mask(n, 1);
     algorithms::Whiten(data.advantages, mask, {});
@@ -172,13 +194,18 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
   std::iota(order.begin(), order.end(), int64_t{0});
   int64_t done = 0;
   for (int64_t epoch = 0; epoch < o.epochs && result.finite; ++epoch) {
-    Rng rng = Rng(o.seed).Fork("minibatches").Fork(static_cast<uint64_t>(step.value)).Fork(static_cast<uint64_t>(epoch));
+    Rng rng = Rng(o.seed)
+                  .Fork("minibatches")
+                  .Fork(static_cast<uint64_t>(step.value))
+                  .Fork(static_cast<uint64_t>(epoch));
     rng.Shuffle(std::span(order));
     for (int64_t u = 0; u < minibatches && result.finite; ++u, ++done) {
       if (progress != nullptr && !progress({done, todo})) {
-        return Aborted("policy trainer: step " + std::to_string(step.value) + " was stopped at update " + std::to_string(done) + " of " + std::to_string(todo));
+        return Aborted("policy trainer: step " + std::to_string(step.value) + " was stopped at update " +
+                       std::to_string(done) + " of " + std::to_string(todo));
       }
-      const auto from = static_cast<size_t>(u * static_cast<int64_t>(n) / minibatches), to = static_cast<size_t>((u + 1) * static_cast<int64_t>(n) / minibatches);
+      const auto from = static_cast<size_t>(u * static_cast<int64_t>(n) / minibatches),
+                 to = static_cast<size_t>((u + 1) * static_cast<int64_t>(n) / minibatches);
       // This rank's cells of the minibatch; the weights count all of them.
       std::vector<size_t> cells;
       for (size_t i = from; i < to; ++i) {
@@ -186,10 +213,12 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
       }
       const auto m = cells.size();
       std::vector<float> observations(m * observed);
-      std::vector<double> logp(m), entropy(m), old_logp(m), behave(m), advantages(m), returns(m), old_values(m), now(m);
+      std::vector<double> logp(m), entropy(m), old_logp(m), behave(m), advantages(m), returns(m),
+          old_values(m), now(m);
       for (size_t i = 0; i < m; ++i) {
         const size_t c = cells[i];
-        std::copy_n(data.observations.begin() + static_cast<int64_t>(c * observed), observed, observations.begin() + static_cast<int64_t>(i * observed));
+        std::copy_n(data.observations.begin() + static_cast<int64_t>(c * observed), observed,
+                    observations.begin() + static_cast<int64_t>(i * observed));
         old_logp[i] = data.old_logp[c];
         behave[i] = data.behave_logp[c];
         advantages[i] = data.advantages[c];
@@ -199,7 +228,8 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
       const auto action = [&](size_t i) { return std::span(data.actions).subspan(cells[i] * acted, acted); };
       network_.Forward(observations, heads, values);
       for (size_t i = 0; i < m; ++i) {
-        const ActionTerms terms = Evaluate(spec, std::span(heads).subspan(i * width, width), log_std, action(i));
+        const ActionTerms terms =
+            Evaluate(spec, std::span(heads).subspan(i * width, width), log_std, action(i));
         logp[i] = terms.logp;
         entropy[i] = terms.entropy;
         now[i] = values[i];
@@ -208,20 +238,28 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
       algorithms::Aggregation mean;
       mean.global_tokens = static_cast<double>(to - from);
       TP_ASSIGN_OR_RETURN(const std::vector<double> weights, algorithms::AggregationWeights(mean, shape));
-      TP_ASSIGN_OR_RETURN(const auto policy, algorithms::PolicyLoss(o.loss, shape, {.logp = logp, .advantages = advantages, .old_logp = old_logp, .behave_logp = behave, .entropy = entropy}, weights));
+      TP_ASSIGN_OR_RETURN(const auto policy, algorithms::PolicyLoss(o.loss, shape,
+                                                                    {.logp = logp,
+                                                                     .advantages = advantages,
+                                                                     .old_logp = old_logp,
+                                                                     .behave_logp = behave,
+                                                                     .entropy = entropy},
+                                                                    weights));
       const auto value = algorithms::ValueLoss(o.value, now, old_values, returns, shape, weights);
 
       gradients_.Zero();
       std::vector<float> d_heads(m * width), d_values(m);
       std::vector<double> d_log_std(spec.continuous ? width : 0, 0.0);
       for (size_t i = 0; i < m; ++i) {
-        EvaluateBack(spec, std::span(heads).subspan(i * width, width), log_std, action(i), policy.grad_logp[i], policy.grad_entropy.empty() ? 0 : policy.grad_entropy[i],
+        EvaluateBack(spec, std::span(heads).subspan(i * width, width), log_std, action(i),
+                     policy.grad_logp[i], policy.grad_entropy.empty() ? 0 : policy.grad_entropy[i],
                      std::span(d_heads).subspan(i * width, width), d_log_std);
         d_values[i] = static_cast<float>(o.value_coef * value.grad_values[i]);
       }
       const std::span<float> gradients = gradients_.values();
       if (m > 0) network_.Backward(d_heads, d_values, gradients);
-      for (size_t k = 0; k < d_log_std.size(); ++k) gradients[static_cast<size_t>(network_.log_std_offset()) + k] += static_cast<float>(d_log_std[k]);
+      for (size_t k = 0; k < d_log_std.size(); ++k)
+        gradients[static_cast<size_t>(network_.log_std_offset()) + k] += static_cast<float>(d_log_std[k]);
       if (group != nullptr) TP_RETURN_IF_ERROR(group->AllReduceSum(gradients, "gradients"));
 
       // A loss that is not finite shows in its gradients, on every rank alike.
@@ -235,10 +273,14 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
       value_loss += value.loss;
       value_clip += value.clip_frac * static_cast<double>(m);
       for (size_t i = 0; i < m; ++i) {
-        sums.AddToken({.logprob = logp[i], .old_logprob = old_logp[i], .entropy = entropy[i], .advantage = advantages[i],
-                       .importance = policy.is_weights.empty() ? 1 : policy.is_weights[i],
-                       .clipped = !policy.terms.clipped.empty() && policy.terms.clipped[i] != 0,
-                       .dual_clipped = !policy.terms.dual_clipped.empty() && policy.terms.dual_clipped[i] != 0});
+        sums.AddToken(
+            {.logprob = logp[i],
+             .old_logprob = old_logp[i],
+             .entropy = entropy[i],
+             .advantage = advantages[i],
+             .importance = policy.is_weights.empty() ? 1 : policy.is_weights[i],
+             .clipped = !policy.terms.clipped.empty() && policy.terms.clipped[i] != 0,
+             .dual_clipped = !policy.terms.dual_clipped.empty() && policy.terms.dual_clipped[i] != 0});
         if (epoch == 0 && data.same_version[cells[i]] != 0) sums.AddGap(old_logp[i], behave[i]);
       }
     }
@@ -254,12 +296,14 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
     TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(result.digest, "digest"));
     for (size_t r = 0; r < digests.size(); ++r) {
       if (digests[r] != result.digest) {
-        return Internal("policy trainer: after step " + std::to_string(step.value) + " rank " + std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
+        return Internal("policy trainer: after step " + std::to_string(step.value) + " rank " +
+                        std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
       }
     }
   }
 
-  const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates)), seen = static_cast<double>(std::max<int64_t>(1, sums.tokens));
+  const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates)),
+             seen = static_cast<double>(std::max<int64_t>(1, sums.tokens));
   ScoreMetrics(rows, result.metrics);
   train::TokenMetrics(sums, /*policy=*/true, result.metrics);
   result.metrics["actor/pg_loss"] = sums.loss / passes;
@@ -269,7 +313,8 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
   result.metrics["critic/values/mean"] = mean_value;
   result.metrics["critic/returns/mean"] = mean_return;
   result.metrics["training/rollout_value_diff/max"] = value_gap;
-  result.metrics["actor/loss"] = (sums.loss - o.loss.entropy_coef * sums.entropy_loss + o.value_coef * value_loss) / passes;
+  result.metrics["actor/loss"] =
+      (sums.loss - o.loss.entropy_coef * sums.entropy_loss + o.value_coef * value_loss) / passes;
   result.metrics["actor/grad_norm"] = norm;
   result.metrics["actor/lr"] = rate;
   result.metrics["actor/updates"] = static_cast<double>(result.updates);

@@ -1,15 +1,15 @@
 #pragma once
 // One step of PPO on fragments: values and log-probabilities under the present weights, GAE with bootstrap at
-// truncation, then epochs of shuffled minibatches with the policy loss, value loss and entropy of core/algorithms (the
-// functions that language models are trained with) and AdamW of core/train.
+// truncation, then epochs of shuffled minibatches with the policy loss, value loss and entropy of
+// core/algorithms (the functions that language models are trained with) and AdamW of core/train.
 //
 //   truncated at t:  r_t + gamma V(final observation);  any end cuts both the value and the lambda sum
 //   loss = PolicyLoss - entropy_coef H + value_coef ValueLoss, each a mean over the cells of its minibatch
 //
-// `old` of the ratio are the weights at the start of the step, as for language models; the recorded log-probs are the
-// behaviour's. With a group, ranks hold the same fragments and each computes the gradients of its own; the result is
-// that of one rank, up to rounding. Deterministic: a function of weights, fragments, options and step.
-// Not thread-safe: one thread owns a PolicyTrainer.
+// `old` of the ratio are the weights at the start of the step, as for language models; the recorded log-probs
+// are the behaviour's. With a group, ranks hold the same fragments and each computes the gradients of its
+// own; the result is that of one rank, up to rounding. Deterministic: a function of weights, fragments,
+// options and step. Not thread-safe: one thread owns a PolicyTrainer.
 
 #include <cstdint>
 #include <memory>
@@ -32,42 +32,45 @@ namespace tidepool::policy {
 
 struct PolicyTrainerOptions {
   PolicySpec policy;
-  algorithms::PolicyLossSpec loss;        // of single cells
-  double gamma = 0.99, lambda = 0.95;     // of GAE
-  bool whiten = true;                     // advantages over the whole batch
+  algorithms::PolicyLossSpec loss;     // of single cells
+  double gamma = 0.99, lambda = 0.95;  // of GAE
+  bool whiten = true;                  // advantages over the whole batch
   algorithms::ValueLossOptions value;
   double value_coef = 0.5;
   train::AdamWOptions optimizer;
   train::ScheduleOptions schedule;
   int64_t epochs = 10;
-  int64_t minibatches = 4;                // optimizer updates an epoch
-  uint64_t seed = 1;                      // of the shuffles
+  int64_t minibatches = 4;  // optimizer updates an epoch
+  uint64_t seed = 1;        // of the shuffles
 };
 // From a checked job; errors name the key.
 StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job);
 
 struct FragmentRow {
   SampleId tid;
-  Version version;                        // weights that acted
-  bool masked = false;                    // too old: no loss
-  bool mine = true;                       // this rank computes its gradients
+  Version version;      // weights that acted
+  bool masked = false;  // too old: no loss
+  bool mine = true;     // this rank computes its gradients
   Fragment fragment;
 };
 
 // Advantages and returns of one fragment [steps, instances]. values: [steps + 1, instances]; final_values: of
 // final_observations. The environment form of GAE with the bootstrap put into the rewards.
-algorithms::ReturnsAndAdvantages FragmentAdvantages(const Fragment& fragment, std::span<const float> values, std::span<const float> final_values,
-                                                    double gamma, double lambda);
+algorithms::ReturnsAndAdvantages FragmentAdvantages(const Fragment& fragment, std::span<const float> values,
+                                                    std::span<const float> final_values, double gamma,
+                                                    double lambda);
 
 class PolicyTrainer {
  public:
   // `weights` outlives this and is updated in place.
-  static StatusOr<std::unique_ptr<PolicyTrainer>> Create(model::Weights& weights, const PolicyTrainerOptions& options);
+  static StatusOr<std::unique_ptr<PolicyTrainer>> Create(model::Weights& weights,
+                                                         const PolicyTrainerOptions& options);
 
-  // kInvalidArgument: a fragment that is none of this policy, nothing changed; kAborted: `progress` said stop, between
-  // two updates; other errors come from the group.
+  // kInvalidArgument: a fragment that is none of this policy, nothing changed; kAborted: `progress` said
+  // stop, between two updates; other errors come from the group.
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::span<const FragmentRow> rows,
-                                   const train::ProgressCallback& progress = nullptr, comm::Collective* group = nullptr);
+                                   const train::ProgressCallback& progress = nullptr,
+                                   comm::Collective* group = nullptr);
 
   std::vector<train::NamedBytes> State() { return optimizer_->State(); }
   void WeightsReplaced() { network_.WeightsChanged(); }

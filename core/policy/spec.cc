@@ -4,13 +4,13 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-
 namespace tidepool::policy {
 namespace {
 
 Status Range(const char* what, int64_t value, int64_t high) {
   if (value >= 1 && value <= high) return OkStatus();
-  return InvalidArgument(std::string("policy: ") + what + " is " + std::to_string(value) + ", expected 1 to " + std::to_string(high));
+  return InvalidArgument(std::string("policy: ") + what + " is " + std::to_string(value) +
+                         ", expected 1 to " + std::to_string(high));
 }
 
 }  // namespace
@@ -20,7 +20,8 @@ Status CheckSpec(const PolicySpec& spec) {
   TP_RETURN_IF_ERROR(Range("the number of actions", spec.actions, 4096));
   TP_RETURN_IF_ERROR(Range("the number of hidden layers", static_cast<int64_t>(spec.hidden.size()), 8));
   for (const int64_t width : spec.hidden) TP_RETURN_IF_ERROR(Range("a hidden layer", width, 4096));
-  if (!(spec.initial_log_std >= -10 && spec.initial_log_std <= 4)) return InvalidArgument("policy: initial_log_std is outside [-10, 4]");
+  if (!(spec.initial_log_std >= -10 && spec.initial_log_std <= 4))
+    return InvalidArgument("policy: initial_log_std is outside [-10, 4]");
   return OkStatus();
 }
 
@@ -51,7 +52,10 @@ std::vector<model::Parameter> PolicyLayout(const PolicySpec& spec) {
 }
 
 environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
-  environments::VectorOptions o{.name = job.environment.name, .options = {}, .max_episode_steps = job.environment.max_episode_steps, .seed = job.seed};
+  environments::VectorOptions o{.name = job.environment.name,
+                                .options = {},
+                                .max_episode_steps = job.environment.max_episode_steps,
+                                .seed = job.seed};
   for (const auto& [key, text] : job.environment.options) {
     const nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     o.options[key] = value.is_string() ? value.get<std::string>() : text;
@@ -60,7 +64,8 @@ environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
 }
 
 StatusOr<PolicySpec> SpecOfJob(const JobConfig& job) {
-  TP_ASSIGN_OR_RETURN(const environments::VectorSpec environment, environments::FindVectorEnvironment(EnvironmentOfJob(job)));
+  TP_ASSIGN_OR_RETURN(const environments::VectorSpec environment,
+                      environments::FindVectorEnvironment(EnvironmentOfJob(job)));
   PolicySpec spec;
   spec.observation_size = environment.observation_size;
   spec.actions = environment.actions;
@@ -79,33 +84,46 @@ StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
   if (!in) return NotFound(path + ": cannot be read; a policy folder has a config.json");
   std::stringstream text;
   text << in.rdbuf();
-  if (text.str().size() > (1 << 20)) return InvalidArgument(path + ": is larger than a policy's config can be");
+  if (text.str().size() > (1 << 20))
+    return InvalidArgument(path + ": is larger than a policy's config can be");
   const nlohmann::json j = nlohmann::json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
   const auto number = [&](const char* key, int64_t fallback) {
     const auto it = j.find(key);
     return it != j.end() && it->is_number_integer() ? it->get<int64_t>() : fallback;
   };
-  if (!j.is_object() || j.value("model_type", nlohmann::json()) != "mlp_policy") return InvalidArgument(path + ": model_type is not mlp_policy");
+  if (!j.is_object() || j.value("model_type", nlohmann::json()) != "mlp_policy")
+    return InvalidArgument(path + ": model_type is not mlp_policy");
   PolicySpec spec;
   spec.observation_size = number("observation_size", 0);
   spec.actions = number("actions", 0);
-  const auto flag = [&](const char* key) { return j.contains(key) && j[key].is_boolean() && j[key].get<bool>(); };
+  const auto flag = [&](const char* key) {
+    return j.contains(key) && j[key].is_boolean() && j[key].get<bool>();
+  };
   spec.continuous = flag("continuous");
   spec.shared = flag("shared");
   spec.hidden.clear();
   if (j.contains("hidden") && j["hidden"].is_array()) {
-    for (const auto& width : j["hidden"]) spec.hidden.push_back(width.is_number_integer() ? width.get<int64_t>() : 0);
+    for (const auto& width : j["hidden"])
+      spec.hidden.push_back(width.is_number_integer() ? width.get<int64_t>() : 0);
   }
-  if (j.contains("initial_log_std") && j["initial_log_std"].is_number()) spec.initial_log_std = j["initial_log_std"].get<double>();
-  if (j.contains("environment") && j["environment"].is_string()) spec.environment = j["environment"].get<std::string>();
-  if (const Status sound = CheckSpec(spec); !sound.ok()) return InvalidArgument(path + ": " + sound.message());
+  if (j.contains("initial_log_std") && j["initial_log_std"].is_number())
+    spec.initial_log_std = j["initial_log_std"].get<double>();
+  if (j.contains("environment") && j["environment"].is_string())
+    spec.environment = j["environment"].get<std::string>();
+  if (const Status sound = CheckSpec(spec); !sound.ok())
+    return InvalidArgument(path + ": " + sound.message());
   return spec;
 }
 
 Status WritePolicySpec(const PolicySpec& spec, const std::string& folder) {
-  const nlohmann::json j = {{"model_type", "mlp_policy"}, {"observation_size", spec.observation_size}, {"actions", spec.actions},
-                            {"continuous", spec.continuous}, {"hidden", spec.hidden}, {"shared", spec.shared},
-                            {"initial_log_std", spec.initial_log_std}, {"environment", spec.environment}};
+  const nlohmann::json j = {{"model_type", "mlp_policy"},
+                            {"observation_size", spec.observation_size},
+                            {"actions", spec.actions},
+                            {"continuous", spec.continuous},
+                            {"hidden", spec.hidden},
+                            {"shared", spec.shared},
+                            {"initial_log_std", spec.initial_log_std},
+                            {"environment", spec.environment}};
   std::ofstream out(folder + "/config.json", std::ios::trunc);
   out << j.dump(2) << "\n";
   out.close();

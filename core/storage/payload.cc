@@ -71,11 +71,13 @@ StatusOr<std::string> EncodePayload(const Payload& payload) {
   size_t versioned = 0;
   for (const VersionRun& run : payload.versions) versioned += static_cast<size_t>(std::max(run.tokens, 0));
   const auto fits = [n](size_t size) { return size == 0 || size == n; };
-  if (!fits(payload.logprobs.size()) || !fits(payload.log_kept.size()) || (payload.fragment.empty() && !fits(versioned)) || !fits(payload.loss_mask.size())) {
+  if (!fits(payload.logprobs.size()) || !fits(payload.log_kept.size()) ||
+      (payload.fragment.empty() && !fits(versioned)) || !fits(payload.loss_mask.size())) {
     return InvalidArgument("payload of sample " + ToString(payload.tid) + ": the response has " +
                            std::to_string(n) + " tokens, but there are " +
                            std::to_string(payload.logprobs.size()) + " logprobs, " +
-                           std::to_string(payload.log_kept.size()) + " log_kept, " + std::to_string(payload.loss_mask.size()) + " of a loss mask and versions of " +
+                           std::to_string(payload.log_kept.size()) + " log_kept, " +
+                           std::to_string(payload.loss_mask.size()) + " of a loss mask and versions of " +
                            std::to_string(versioned) + " tokens; each has to be as many, or none");
   }
   std::string out;
@@ -97,7 +99,8 @@ StatusOr<std::string> EncodePayload(const Payload& payload) {
     PutNumber(out, run.tokens);
   }
   // Sections at the end, each with the ones before it, empty where they are not used.
-  const bool turns = !payload.turns.empty(), fragment = turns || !payload.fragment.empty(), masked = fragment || !payload.loss_mask.empty();
+  const bool turns = !payload.turns.empty(), fragment = turns || !payload.fragment.empty(),
+             masked = fragment || !payload.loss_mask.empty();
   if (masked || !payload.routing.empty()) PutString(out, payload.routing);
   if (masked) PutList(out, payload.loss_mask);
   if (fragment) PutString(out, payload.fragment);
@@ -150,8 +153,9 @@ StatusOr<Payload> DecodePayload(std::string_view bytes) {
       turn.reward_before = reader.Number<double>();
     }
   }
-  if (!reader.ok() || reader.left() != 0 || (!payload.loss_mask.empty() && payload.loss_mask.size() != payload.response.size()) || size != bytes.size() ||
-      finish > static_cast<uint8_t>(FinishReason::kLength)) {
+  if (!reader.ok() || reader.left() != 0 ||
+      (!payload.loss_mask.empty() && payload.loss_mask.size() != payload.response.size()) ||
+      size != bytes.size() || finish > static_cast<uint8_t>(FinishReason::kLength)) {
     return DataLoss("the bytes are no payload");
   }
   return payload;
@@ -204,7 +208,9 @@ StatusOr<PayloadRef> PayloadWriter::Append(const Payload& payload) {
   return ref;
 }
 
-std::string PayloadWriter::current_file() const { return file_ == nullptr ? "" : JoinPath(dir_, PayloadFileName(number_)); }
+std::string PayloadWriter::current_file() const {
+  return file_ == nullptr ? "" : JoinPath(dir_, PayloadFileName(number_));
+}
 
 Status PayloadWriter::Sync() {
   if (!broken_.ok()) return broken_;

@@ -7,8 +7,8 @@
 //   payload  bytes u32 (all of it, these four included) | tid {i64, i32, i32} | att i32 | finish u8 |
 //            u32 n, prompt i32[n] | u32 n, response i32[n] | u32 n, logprobs f32[n] |
 //            u32 n, log_kept f32[n] | u32 n, versions {lineage i32, number i64, tokens i32}[n]
-//            and, up to the last one that is not empty: | u32 n, routing u8[n] | u32 n, loss_mask u8[n] | u32 n, fragment u8[n] |
-//            u32 n, turns {begin i64, state u64, reward_before f64}[n]
+//            and, up to the last one that is not empty: | u32 n, routing u8[n] | u32 n, loss_mask u8[n] | u32
+//            n, fragment u8[n] | u32 n, turns {begin i64, state u64, reward_before f64}[n]
 // A payload's digest is Hash64 of all its bytes; it is kept in ENQ, so that damage here is found even
 // if this file looks well-formed. Each life of a controller begins a new file at its first Append.
 
@@ -21,8 +21,8 @@
 
 #include "core/base/file_system.h"
 #include "core/base/ids.h"
-#include "core/base/turn_mark.h"
 #include "core/base/status.h"
+#include "core/base/turn_mark.h"
 
 namespace tidepool::storage {
 
@@ -43,11 +43,13 @@ struct Payload {
   std::vector<float> logprobs;    // [response], nats, under the distribution that sampled; or empty (sft)
   std::vector<float> log_kept;    // [response], log of the mass that top-k, top-p, min-p left; empty: all 0
   std::vector<VersionRun> versions;  // their tokens sum to [response]; or empty (sft)
-  std::string routing;            // experts of the rows that the response was drawn from (core/model/routing.h), or empty
-  std::vector<uint8_t> loss_mask;    // [response], 0 on tokens that an environment said; empty: all 1
-  // In place of tokens: a fragment of a policy of control tasks (core/policy/fragment.h), whose steps `versions` counts.
+  std::string
+      routing;  // experts of the rows that the response was drawn from (core/model/routing.h), or empty
+  std::vector<uint8_t> loss_mask;  // [response], 0 on tokens that an environment said; empty: all 1
+  // In place of tokens: a fragment of a policy of control tasks (core/policy/fragment.h), whose steps
+  // `versions` counts.
   std::string fragment;
-  std::vector<TurnMark> turns;       // of an episode, ascending; else empty
+  std::vector<TurnMark> turns;  // of an episode, ascending; else empty
   FinishReason finish = FinishReason::kEos;
   friend bool operator==(const Payload&, const Payload&) = default;
 };

@@ -57,7 +57,9 @@ StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed,
 }
 
 Status DataSource::OpenFiles(const DataConfig& config, const std::string& job) {
-  const JsonlOptions options{.kind = job == "sft" || job == "distill" ? RowKind::kSft : job == "rl" ? RowKind::kRl : RowKind::kPair};
+  const JsonlOptions options{.kind = job == "sft" || job == "distill" ? RowKind::kSft
+                                     : job == "rl"                    ? RowKind::kRl
+                                                                      : RowKind::kPair};
   TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
   train_ = std::make_shared<const JsonlData>(std::move(train));
   const int64_t rows = train_->size();
@@ -113,8 +115,8 @@ Status DataSource::OpenFiles(const DataConfig& config, const std::string& job) {
   return OkStatus();
 }
 
-// A wrong answer that looks like the right one: two unlike neighbours change places (which ones is the index's choice).
-// Where all are alike it is the answer of another question.
+// A wrong answer that looks like the right one: two unlike neighbours change places (which ones is the
+// index's choice). Where all are alike it is the answer of another question.
 Question DataSource::AsPair(Question q, int64_t index, bool held_out) const {
   std::vector<size_t> unlike;
   for (size_t i = 0; i + 1 < q.answer.size(); ++i) {
@@ -124,11 +126,13 @@ Question DataSource::AsPair(Question q, int64_t index, bool held_out) const {
   }
   std::string wrong = q.answer;
   if (!unlike.empty()) {
-    const size_t at = unlike[static_cast<size_t>(Mix64(seed_ ^ Mix64(static_cast<uint64_t>(index) * 2 + (held_out ? 1 : 0))) % unlike.size())];
+    const size_t at = unlike[static_cast<size_t>(
+        Mix64(seed_ ^ Mix64(static_cast<uint64_t>(index) * 2 + (held_out ? 1 : 0))) % unlike.size())];
     std::swap(wrong[at], wrong[at + 1]);
   } else {
     const int64_t n = held_out ? held_out_size_ : size_;
-    for (int64_t k = 1; k < n && wrong == q.answer; ++k) wrong = (held_out ? task_->HeldOut((index + k) % n) : task_->Train((index + k) % n)).answer;
+    for (int64_t k = 1; k < n && wrong == q.answer; ++k)
+      wrong = (held_out ? task_->HeldOut((index + k) % n) : task_->Train((index + k) % n)).answer;
   }
   q.fields["rejected"] = wrong;
   return q;

@@ -25,9 +25,10 @@ namespace tidepool::tasks {
 
 class DataSource {
  public:
-  // `job` is the kind of job ("rl", "sft", "dpo"), which says what a row needs. A generated task makes pairs too: the right
-  // answer is chosen, one with two neighbouring characters exchanged is rejected (fields["rejected"]).
-  // kInvalidArgument, kNotFound: the config or a file is wrong (message with the key or file:line).
+  // `job` is the kind of job ("rl", "sft", "dpo"), which says what a row needs. A generated task makes pairs
+  // too: the right answer is chosen, one with two neighbouring characters exchanged is rejected
+  // (fields["rejected"]). kInvalidArgument, kNotFound: the config or a file is wrong (message with the key or
+  // file:line).
   static StatusOr<DataSource> Create(const DataConfig& config, uint64_t seed, const std::string& job);
 
   [[nodiscard]] int64_t size() const { return size_; }  // rows in an epoch, > 0

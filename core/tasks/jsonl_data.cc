@@ -53,7 +53,8 @@ std::string LastUserText(const std::vector<Message>& messages) {
 }  // namespace
 
 StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind) {
-  if (!JsonDepthWithin(json_text)) return InvalidArgument("nested deeper than " + std::to_string(kJsonDepthMax));
+  if (!JsonDepthWithin(json_text))
+    return InvalidArgument("nested deeper than " + std::to_string(kJsonDepthMax));
   const json row = json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (row.is_discarded()) return InvalidArgument("no valid JSON; each line is one object, in UTF-8");
   if (!row.is_object()) return InvalidArgument(std::string("expected an object; found ") + row.type_name());
@@ -86,14 +87,19 @@ StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind) {
   if (kind == RowKind::kPair) {
     for (const char* name : {"chosen", "rejected"}) {
       const auto text = row.find(name);
-      if (text == row.end()) return InvalidArgument(std::string("no ") + name + "; rows of pairs need prompt, chosen and rejected");
-      if (!text->is_string() || text->get<std::string>().empty()) return InvalidArgument(std::string(name) + " is no text");
+      if (text == row.end())
+        return InvalidArgument(std::string("no ") + name +
+                               "; rows of pairs need prompt, chosen and rejected");
+      if (!text->is_string() || text->get<std::string>().empty())
+        return InvalidArgument(std::string(name) + " is no text");
     }
-    if (row["chosen"] == row["rejected"]) return InvalidArgument("chosen and rejected are the same, so there is nothing to learn from");
+    if (row["chosen"] == row["rejected"])
+      return InvalidArgument("chosen and rejected are the same, so there is nothing to learn from");
     q.answer = row["chosen"].get<std::string>();
   }
   for (const auto& [key, value] : row.items()) {
-    if (key != "prompt" && key != "answer" && !(kind == RowKind::kPair && key == "chosen") && !(kind == RowKind::kSft && key == "messages"))
+    if (key != "prompt" && key != "answer" && !(kind == RowKind::kPair && key == "chosen") &&
+        !(kind == RowKind::kSft && key == "messages"))
       q.fields[key] = AsText(value);
   }
   return q;

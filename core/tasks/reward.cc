@@ -194,10 +194,12 @@ std::optional<double> SortingRowScore(const RewardInput& in, double tolerance) {
     expected.push_back(item.get<double>());
   }
   const auto tagged = ExtractAnswer(in.text);
-  return SortingScore(tagged ? *tagged : std::string(Trim(in.text)), expected,
-                      direction->second == "descending" ? SortDirection::kDescending : SortDirection::kAscending, tolerance);
+  return SortingScore(
+      tagged ? *tagged : std::string(Trim(in.text)), expected,
+      direction->second == "descending" ? SortDirection::kDescending : SortDirection::kAscending, tolerance);
 }
-constexpr const char* kSortingFields = "the row needs an answer (a JSON list of numbers) and a field direction (ascending or descending)";
+constexpr const char* kSortingFields =
+    "the row needs an answer (a JSON list of numbers) and a field direction (ascending or descending)";
 
 StatusOr<std::unique_ptr<Reward>> MakeSorting(const std::string&) {
   return Make([](const RewardInput& in) {
@@ -230,7 +232,8 @@ const std::vector<Entry>& Entries() {
        MakeDecimal},
       {{"countdown", "", "TinyZero's rule: 1 right, 0.1 an answer tag on the last line, 0 none"},
        MakeCountdown},
-      {{"sorting", "", "reasoning-gym's rule: 1 for a JSON list of the right length, in order, each number within 1.0"},
+      {{"sorting", "",
+        "reasoning-gym's rule: 1 for a JSON list of the right length, in order, each number within 1.0"},
        MakeSorting},
   };
   return entries;

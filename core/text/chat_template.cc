@@ -42,7 +42,8 @@ StatusOr<Json> ReadObject(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return Json(Json::object());
   TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, kConfigBytesMax));
-  if (!JsonDepthWithin(text)) return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
+  if (!JsonDepthWithin(text))
+    return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return InvalidArgument(path + ": is no JSON object");
   return json;

@@ -38,7 +38,8 @@ std::string Digest(std::span<const float> values, bool bf16) {
 
 // From `kept`, or loaded and kept.
 template <typename Map, typename Load>
-auto Keep(Map& kept, const std::string& name, const Load& load) -> StatusOr<decltype(kept.begin()->second->get())> {
+auto Keep(Map& kept, const std::string& name, const Load& load)
+    -> StatusOr<decltype(kept.begin()->second->get())> {
   auto found = kept.find(name);
   if (found == kept.end()) {
     if (kept.size() >= kKeptMax) kept.clear();
@@ -113,7 +114,8 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
   }
   if (operation == "chat.render") {
     TP_ASSIGN_OR_RETURN(const std::string folder, Text(request, "tokenizer"));
-    TP_ASSIGN_OR_RETURN(const auto* kept, Keep(templates_, folder, [&] { return ChatTemplate::Load(folder); }));
+    TP_ASSIGN_OR_RETURN(const auto* kept,
+                        Keep(templates_, folder, [&] { return ChatTemplate::Load(folder); }));
     if (!request.contains("messages")) return InvalidArgument("the request has no \"messages\"");
     ChatOptions options;
     options.add_generation_prompt = request.contains("add_generation_prompt") &&
@@ -122,7 +124,8 @@ StatusOr<Json> TextConformance::Run(const std::string& operation, const Json& re
     if (request.contains("tools")) options.tools = request["tools"];
     // The reference's strftime_now is the clock; a test may pin it.
     options.unix_time_s = static_cast<int64_t>(std::time(nullptr));
-    if (request.contains("unix_time_s") && request["unix_time_s"].is_number_integer()) options.unix_time_s = request["unix_time_s"].get<int64_t>();
+    if (request.contains("unix_time_s") && request["unix_time_s"].is_number_integer())
+      options.unix_time_s = request["unix_time_s"].get<int64_t>();
     TP_ASSIGN_OR_RETURN(std::string text, kept->Render(request["messages"], options));
     return Json{{"text", std::move(text)}};
   }

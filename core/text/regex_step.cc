@@ -19,8 +19,9 @@ namespace {
 constexpr uint32_t kMatchLimit = 1'000'000;
 constexpr uint32_t kHeapLimitKib = 64 * 1024;
 
-// PCRE2 comes with the Unicode version of its day. Code points that the reference's version knows otherwise are matched as
-// others of the same category and length (unicode/generate_stand_ins.py), so that offsets stay.
+// PCRE2 comes with the Unicode version of its day. Code points that the reference's version knows otherwise
+// are matched as others of the same category and length (unicode/generate_stand_ins.py), so that offsets
+// stay.
 struct StandIn {
   char32_t first, last, to;
 };
@@ -35,8 +36,9 @@ std::string_view WithStandIns(std::string_view text, std::string* copy) {
       continue;
     }
     const CodePoint c = DecodeAt(text, at);
-    const StandIn* found = std::upper_bound(std::begin(kStandIns), std::end(kStandIns), c.value,
-                                            [](char32_t value, const StandIn& range) { return value < range.first; });
+    const StandIn* found =
+        std::upper_bound(std::begin(kStandIns), std::end(kStandIns), c.value,
+                         [](char32_t value, const StandIn& range) { return value < range.first; });
     if (found != std::begin(kStandIns) && c.value <= (--found)->last) {
       if (copy->empty()) *copy = text;
       std::string bytes;

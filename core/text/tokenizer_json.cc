@@ -56,7 +56,8 @@ StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& folder) 
 }
 
 StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view text, const std::string& where) {
-  if (!JsonDepthWithin(text)) return InvalidArgument(where + ": is nested deeper than " + std::to_string(kJsonDepthMax));
+  if (!JsonDepthWithin(text))
+    return InvalidArgument(where + ": is nested deeper than " + std::to_string(kJsonDepthMax));
   try {  // the JSON library's exceptions stop here
     const Json json = Json::parse(text);
     auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer());
@@ -212,8 +213,9 @@ Status Tokenizer::ParseAddedTokens(const Json& json, const std::string& where) {
     token.special = Flag(entry, "special");
     if (token.content.empty()) continue;
 
-    // As the reference library: a token of the vocabulary, or one that was added before, keeps its id; others get the
-    // ids after the vocabulary, in order, whatever the file says. (They agree in files that the library wrote.)
+    // As the reference library: a token of the vocabulary, or one that was added before, keeps its id; others
+    // get the ids after the vocabulary, in order, whatever the file says. (They agree in files that the
+    // library wrote.)
     const auto known = by_text_.find(token.content);
     token.id = known != by_text_.end() ? known->second : static_cast<int32_t>(model_tokens_ + fresh++);
     if (static_cast<size_t>(token.id) >= tokens_.size()) tokens_.resize(static_cast<size_t>(token.id) + 1);

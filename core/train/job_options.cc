@@ -17,27 +17,38 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   } else if (job.job == "distill") {
     o.objective = Objective::kDistill;
   } else {
-    return Unimplemented("job is '" + job.job + "'; the trainer knows rl, sft, dpo, reward_model and distill");
+    return Unimplemented("job is '" + job.job +
+                         "'; the trainer knows rl, sft, dpo, reward_model and distill");
   }
   if (o.objective == Objective::kPolicy) {
     TP_ASSIGN_OR_RETURN(o.loss, algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens));
     o.temperature = job.rollout.temperature;
     if (!(o.temperature > 0)) {
-      return InvalidArgument("rollout.temperature is " + std::to_string(o.temperature) + "; training needs a value above 0 (greedy samples have no gradient)");
+      return InvalidArgument("rollout.temperature is " + std::to_string(o.temperature) +
+                             "; training needs a value above 0 (greedy samples have no gradient)");
     }
   }
   o.shaping = ShapingFromJob(job);
   for (const RewardFunction& f : job.reward.functions) o.component_weights.push_back(f.weight);
-  o.preference = {.ipo = job.preference.loss == "ipo", .beta = job.preference.beta, .label_smoothing = job.preference.label_smoothing};
+  o.preference = {.ipo = job.preference.loss == "ipo",
+                  .beta = job.preference.beta,
+                  .label_smoothing = job.preference.label_smoothing};
   o.length_average = job.preference.length_average;
   o.margin = job.reward_model.margin;
   o.centre = job.reward_model.centre;
   const DistillConfig& d = job.distill;
-  o.distill = {.divergence = d.divergence == "gkd" ? algorithms::Divergence::kJsd : algorithms::Divergence::kMixed,
-               .weight = d.divergence == "forward" ? 1 : d.divergence == "reverse" ? 0 : d.weight,
-               .temperature = d.temperature};
+  o.distill = {
+      .divergence = d.divergence == "gkd" ? algorithms::Divergence::kJsd : algorithms::Divergence::kMixed,
+      .weight = d.divergence == "forward"   ? 1
+                : d.divergence == "reverse" ? 0
+                                            : d.weight,
+      .temperature = d.temperature};
   const TrainConfig& t = job.train;
-  o.optimizer = {.beta1 = t.beta1, .beta2 = t.beta2, .eps = t.adam_eps, .weight_decay = t.weight_decay, .max_grad_norm = t.max_grad_norm};
+  o.optimizer = {.beta1 = t.beta1,
+                 .beta2 = t.beta2,
+                 .eps = t.adam_eps,
+                 .weight_decay = t.weight_decay,
+                 .max_grad_norm = t.max_grad_norm};
   TP_ASSIGN_OR_RETURN(o.schedule.kind, ParseSchedule(t.schedule));
   o.schedule.peak = t.learning_rate;
   o.schedule.min_ratio = t.min_learning_rate_ratio;

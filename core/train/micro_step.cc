@@ -39,12 +39,15 @@ struct Slopes {
   std::vector<double> logp, entropy;
 };
 
-CellBatch CellsOf(const std::vector<std::vector<Use>>& uses, std::span<const int32_t> wanted, bool whole_rows) {
+CellBatch CellsOf(const std::vector<std::vector<Use>>& uses, std::span<const int32_t> wanted,
+                  bool whole_rows) {
   CellBatch b;
   for (size_t i = 0; i < wanted.size(); ++i) {
     for (const Use& use : uses[static_cast<size_t>(wanted[i])]) b.list.push_back({i, use});
   }
-  if (whole_rows) std::stable_sort(b.list.begin(), b.list.end(), [](const auto& x, const auto& y) { return x.use.cell < y.use.cell; });
+  if (whole_rows)
+    std::stable_sort(b.list.begin(), b.list.end(),
+                     [](const auto& x, const auto& y) { return x.use.cell < y.use.cell; });
   std::vector<int64_t> begin = {0};
   for (size_t c = 0; c < b.list.size(); ++c) {
     if (c + 1 < b.list.size() && (!whole_rows || b.list[c + 1].use.row == b.list[c].use.row)) continue;
@@ -66,9 +69,11 @@ std::vector<T> Take(const std::vector<T>& column, const CellBatch& b) {
 }
 
 // Pairs of answers, whole in `b`: the mean over the pairs of the update.
-Slopes PairSlopes(const TrainerOptions& o, const Batch& batch, const CellBatch& b, std::span<const double> logp, std::span<const double> ref,
-                  int64_t pairs_of_update, TokenSums& sums) {
-  std::vector<double> policy = algorithms::RowSums(logp, b.cells), reference = algorithms::RowSums(ref, b.cells);
+Slopes PairSlopes(const TrainerOptions& o, const Batch& batch, const CellBatch& b,
+                  std::span<const double> logp, std::span<const double> ref, int64_t pairs_of_update,
+                  TokenSums& sums) {
+  std::vector<double> policy = algorithms::RowSums(logp, b.cells),
+                      reference = algorithms::RowSums(ref, b.cells);
   std::vector<double> share(policy.size(), 1.0);
   for (size_t i = 0; o.length_average && i < policy.size(); ++i) {
     share[i] = 1 / static_cast<double>(b.cells.Tokens(static_cast<int64_t>(i)));
@@ -100,7 +105,8 @@ Slopes PairSlopes(const TrainerOptions& o, const Batch& batch, const CellBatch& 
 
 }  // namespace
 
-Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, double share, bool first_pass) {
+Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan,
+                              int64_t pairs_of_update, double share, bool first_pass) {
   const Batch& batch = step.batch;
   TokenSums& sums = step.sums;
   Stopwatch watch;
@@ -108,9 +114,12 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   step.computed += static_cast<int64_t>(packed.ids.size());
   const bool distill = options.objective == Objective::kDistill;
   at::Tensor taught;  // the teacher's hidden states
-  if (distill) taught = HiddenStates(*teacher, *companions.teacher, View(companions.teacher->spec(), batch.rows, packed, nullptr));
+  if (distill)
+    taught = HiddenStates(*teacher, *companions.teacher,
+                          View(companions.teacher->spec(), batch.rows, packed, nullptr));
   std::vector<int32_t> experts;
-  auto [hidden, saved] = decoder->ForwardTraining(View(weights.spec(), batch.rows, packed, &experts), options.recompute);
+  auto [hidden, saved] =
+      decoder->ForwardTraining(View(weights.spec(), batch.rows, packed, &experts), options.recompute);
   step.times.forward += watch.Lap();
 
   // Which tokens of the rows each pair serves.
@@ -119,7 +128,8 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     const auto i = static_cast<size_t>(packed.rows[k]);
     for (size_t t = 0; t < batch.rows[i].response.size(); ++t) {
       const size_t cell = static_cast<size_t>(plan.cells.begin[i]) + t;
-      if (plan.cells.mask[cell] != 0) uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t, cell});
+      if (plan.cells.mask[cell] != 0)
+        uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t, cell});
     }
   }
   std::vector<int32_t> wanted;  // pairs that a valid token needs
@@ -164,21 +174,29 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     const CellBatch b = CellsOf(uses, std::span(wanted).subspan(begin, count), whole_rows);
     if (distill) {
       Head h = head_of(begin, count);
-      DistillChunk(b.list.size(), h.logits, teacher->Logits(at::index_select(taught, 0, h.index)), [&](size_t pair) {
-        double weight = 0;
-        for (const Use& use : uses[static_cast<size_t>(wanted[begin + pair])]) weight += plan.weights[use.cell];
-        return weight;
-      }, sums);
+      DistillChunk(
+          b.list.size(), h.logits, teacher->Logits(at::index_select(taught, 0, h.index)),
+          [&](size_t pair) {
+            double weight = 0;
+            for (const Use& use : uses[static_cast<size_t>(wanted[begin + pair])])
+              weight += plan.weights[use.cell];
+            return weight;
+          },
+          sums);
       dhidden.index_add_(0, h.index, decoder->LogitsBackward(h.rows, h.logits, *gradients).to(at::kFloat));
       continue;
     }
-    std::vector<float> lp(count), entropy(count), lse(count), dlp(count, 0.0F), dentropy(with_entropy_gradient ? count : 0, 0.0F);
-    const auto part = [](std::vector<float>& x, size_t from, size_t n) { return x.empty() ? std::span<float>() : std::span(x).subspan(from, n); };
+    std::vector<float> lp(count), entropy(count), lse(count), dlp(count, 0.0F),
+        dentropy(with_entropy_gradient ? count : 0, 0.0F);
+    const auto part = [](std::vector<float>& x, size_t from, size_t n) {
+      return x.empty() ? std::span<float>() : std::span(x).subspan(from, n);
+    };
     std::optional<Head> kept;
     for (size_t from = 0; from < count; from += chunk) {
       const size_t n = std::min(chunk, count - from);
       kept.emplace(head_of(begin + from, n));
-      model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n), part(entropy, from, n), part(lse, from, n));
+      model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n),
+                           part(entropy, from, n), part(lse, from, n));
     }
 
     Stopwatch of_loss;
@@ -187,10 +205,12 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       logp.push_back(lp[c.pair]);
       entropies.push_back(entropy[c.pair]);
     }
-    for (const int64_t row : b.rows) scores.push_back(plan.scores.empty() ? 0.0 : plan.scores[static_cast<size_t>(row)]);
+    for (const int64_t row : b.rows)
+      scores.push_back(plan.scores.empty() ? 0.0 : plan.scores[static_cast<size_t>(row)]);
     // With a single update, old is this very forward's.
     const std::vector<double> before = policy() && !plan.old.empty() ? Take(plan.old, b) : logp;
-    const std::vector<double> ref = Take(plan.ref, b), behave = Take(plan.behave, b), advantages = Take(plan.advantages, b);
+    const std::vector<double> ref = Take(plan.ref, b), behave = Take(plan.behave, b),
+                              advantages = Take(plan.advantages, b);
     Slopes slopes;
     std::vector<double> importance;
     algorithms::LossTerms terms;
@@ -199,11 +219,17 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     } else {
       const std::vector<double> keep = Take(plan.keep, b);
       const std::vector<uint8_t> selected = Take(plan.selected, b);
-      TP_ASSIGN_OR_RETURN(algorithms::PolicyLossResult loss,
-                          algorithms::PolicyLoss(spec, b.cells,
-                                                 {.logp = logp, .advantages = advantages, .old_logp = before, .behave_logp = behave, .ref_logp = ref,
-                                                  .entropy = entropies, .is_weights = keep, .scores = scores, .selected = selected},
-                                                 Take(plan.weights, b)));
+      TP_ASSIGN_OR_RETURN(algorithms::PolicyLossResult loss, algorithms::PolicyLoss(spec, b.cells,
+                                                                                    {.logp = logp,
+                                                                                     .advantages = advantages,
+                                                                                     .old_logp = before,
+                                                                                     .behave_logp = behave,
+                                                                                     .ref_logp = ref,
+                                                                                     .entropy = entropies,
+                                                                                     .is_weights = keep,
+                                                                                     .scores = scores,
+                                                                                     .selected = selected},
+                                                                                    Take(plan.weights, b)));
       sums.loss += loss.policy_term;
       sums.entropy_loss += loss.entropy_term;
       sums.kl_loss += loss.kl_term;
@@ -215,15 +241,22 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     for (size_t c = 0; c < b.list.size(); ++c) {
       slope[b.list[c].pair] += slopes.logp[c];
       if (with_entropy_gradient) entropy_slope[b.list[c].pair] += slopes.entropy[c];
-      sums.AddToken({.logprob = logp[c], .old_logprob = before[c], .entropy = entropies[c], .advantage = advantages[c],
+      sums.AddToken({.logprob = logp[c],
+                     .old_logprob = before[c],
+                     .entropy = entropies[c],
+                     .advantage = advantages[c],
                      .importance = importance.empty() ? 1 : importance[c],
                      .clipped = !terms.clipped.empty() && terms.clipped[c] != 0,
                      .dual_clipped = !terms.dual_clipped.empty() && terms.dual_clipped[c] != 0});
       if (!policy() || !first_pass) continue;
       const Row& row = batch.rows[static_cast<size_t>(b.list[c].use.row)];
-      if (options.loss.kl) sums.reference_kl += plan.kl.empty() ? algorithms::KlEstimate(options.loss.kl->estimate, before[c], ref[c]).value : plan.kl[b.list[c].use.cell];
+      if (options.loss.kl)
+        sums.reference_kl += plan.kl.empty()
+                                 ? algorithms::KlEstimate(options.loss.kl->estimate, before[c], ref[c]).value
+                                 : plan.kl[b.list[c].use.cell];
       sums.reference_tokens += options.loss.kl ? 1 : 0;
-      if (row.versions.empty() || row.versions[b.list[c].use.t] == batch.version) sums.AddGap(before[c], behave[c]);
+      if (row.versions.empty() || row.versions[b.list[c].use.t] == batch.version)
+        sums.AddGap(before[c], behave[c]);
     }
     for (size_t i = 0; i < count; ++i) {
       dlp[i] = static_cast<float>(slope[i]);
@@ -234,21 +267,25 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     for (size_t from = 0; from < count; from += chunk) {
       const size_t n = std::min(chunk, count - from);
       if (count > chunk) kept.emplace(head_of(begin + from, n));
-      model::TokenLogProbsBackward(kept->logits, kept->targets, temperature, part(lse, from, n),
-                                   with_entropy_gradient ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(), part(dlp, from, n),
-                                   part(dentropy, from, n));
-      dhidden.index_add_(0, kept->index, decoder->LogitsBackward(kept->rows, kept->logits, *gradients).to(at::kFloat));
+      model::TokenLogProbsBackward(
+          kept->logits, kept->targets, temperature, part(lse, from, n),
+          with_entropy_gradient ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(),
+          part(dlp, from, n), part(dentropy, from, n));
+      dhidden.index_add_(0, kept->index,
+                         decoder->LogitsBackward(kept->rows, kept->logits, *gradients).to(at::kFloat));
     }
   }
   step.times.head += watch.Lap();
   sums.balance += share * decoder->LoadBalanceLoss(saved);
-  decoder->Backward(std::move(saved), dhidden.to(hidden.scalar_type()), *gradients, options.router_aux_coef * share);
+  decoder->Backward(std::move(saved), dhidden.to(hidden.scalar_type()), *gradients,
+                    options.router_aux_coef * share);
   step.times.backward += watch.Lap();
   return OkStatus();
 }
 
 // Logits of the student become d loss / d logits, where the loss is sum weight(pair) divergence(pair).
-void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught, const std::function<double(size_t)>& weight, TokenSums& sums) const {
+void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught,
+                               const std::function<double(size_t)>& weight, TokenSums& sums) const {
   const int64_t n = student.size(0), vocab = student.size(1);
   const at::Tensor s = student.to(at::kDouble).contiguous(), t = taught.to(at::kDouble).contiguous();
   at::Tensor slope = at::zeros({n, vocab}, at::TensorOptions().dtype(at::kFloat));
@@ -258,13 +295,18 @@ void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tens
   at::parallel_for(0, n, 1, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       const std::span<const double> mine(s.const_data_ptr<double>() + i * vocab, static_cast<size_t>(vocab));
-      const std::span<const double> theirs(t.const_data_ptr<double>() + i * vocab, static_cast<size_t>(vocab));
+      const std::span<const double> theirs(t.const_data_ptr<double>() + i * vocab,
+                                           static_cast<size_t>(vocab));
       const algorithms::DistillResult r = algorithms::DistillLoss(options.distill, mine, theirs, vocab, one);
       const double w = weight(static_cast<size_t>(i));
       auto* out = slope.mutable_data_ptr<float>() + i * vocab;
-      for (int64_t v = 0; v < vocab; ++v) out[v] = static_cast<float>(w * r.grad_student[static_cast<size_t>(v)]);
+      for (int64_t v = 0; v < vocab; ++v)
+        out[v] = static_cast<float>(w * r.grad_student[static_cast<size_t>(v)]);
       loss[static_cast<size_t>(i)] = w * r.loss;
-      agrees[static_cast<size_t>(i)] = std::ranges::max_element(mine) - mine.begin() == std::ranges::max_element(theirs) - theirs.begin() ? 1 : 0;
+      agrees[static_cast<size_t>(i)] =
+          std::ranges::max_element(mine) - mine.begin() == std::ranges::max_element(theirs) - theirs.begin()
+              ? 1
+              : 0;
     }
   });
   for (size_t i = 0; i < loss.size(); ++i) {

@@ -36,11 +36,13 @@ TP_EVERY_CPU void UpdateWide(int64_t n, const Constants c, const float* __restri
   for (int64_t i = 0; i < n; ++i) p[i] = Step(c, g[i], p[i], m[i], v[i]);
 }
 
-TP_EVERY_CPU void UpdateNarrow(int64_t n, const Constants c, const float* __restrict g, uint16_t* __restrict p,
-                               int16_t* __restrict rest, float* __restrict m, float* __restrict v) {
+TP_EVERY_CPU void UpdateNarrow(int64_t n, const Constants c, const float* __restrict g,
+                               uint16_t* __restrict p, int16_t* __restrict rest, float* __restrict m,
+                               float* __restrict v) {
   for (int64_t i = 0; i < n; ++i) {
     // Signed rest: master bits = (weight << 16) + rest.
-    const uint32_t bits = (static_cast<uint32_t>(p[i]) << 16) + static_cast<uint32_t>(static_cast<int32_t>(rest[i]));
+    const uint32_t bits =
+        (static_cast<uint32_t>(p[i]) << 16) + static_cast<uint32_t>(static_cast<int32_t>(rest[i]));
     const float next = Step(c, g[i], __builtin_bit_cast(float, bits), m[i], v[i]);
     const auto out = __builtin_bit_cast(uint32_t, next);
     p[i] = static_cast<uint16_t>((out + 0x8000U) >> 16);
@@ -52,7 +54,8 @@ TP_EVERY_CPU double SquareSum(const float* x, int64_t n) {
   double lanes[16] = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    for (int64_t l = 0; l < 16; ++l) lanes[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+    for (int64_t l = 0; l < 16; ++l)
+      lanes[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
   }
   for (int64_t l = 0; i < n; ++i, ++l) lanes[l] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
   double sum = 0;
@@ -67,7 +70,8 @@ double GlobalNorm(std::span<const float> values) {
   std::vector<double> partial(static_cast<size_t>((n + kBlock - 1) / kBlock));
   at::parallel_for(0, static_cast<int64_t>(partial.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      partial[static_cast<size_t>(b)] = SquareSum(values.data() + b * kBlock, std::min(kBlock, n - b * kBlock));
+      partial[static_cast<size_t>(b)] =
+          SquareSum(values.data() + b * kBlock, std::min(kBlock, n - b * kBlock));
     }
   });
   double sum = 0;
@@ -81,7 +85,8 @@ StatusOr<std::unique_ptr<AdamW>> AdamW::Create(model::Weights& weights, const Ad
   }
   if (!(o.eps > 0)) return InvalidArgument("train.adam_eps must be above 0");
   if (!(o.weight_decay >= 0)) return InvalidArgument("train.weight_decay must be at least 0");
-  if (!(o.max_grad_norm >= 0)) return InvalidArgument("train.max_grad_norm must be at least 0 (0: no clipping)");
+  if (!(o.max_grad_norm >= 0))
+    return InvalidArgument("train.max_grad_norm must be at least 0 (0: no clipping)");
   std::unique_ptr<AdamW> a(new AdamW(weights, o));
   const auto n = static_cast<size_t>(weights.elements());
   TP_ASSIGN_OR_RETURN(a->m_, model::PageBuffer::Create(n * 4));
@@ -111,9 +116,13 @@ UpdateResult AdamW::Update(std::span<const float> gradients, double learning_rat
   c.step = static_cast<float>(learning_rate / (1 - std::pow(options_.beta1, t)));
   c.root = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t)));
   const double limit = options_.max_grad_norm;
-  c.clip = static_cast<float>(limit > 0 && result.grad_norm > limit ? limit / (result.grad_norm + 1e-6) : 1.0);
+  c.clip =
+      static_cast<float>(limit > 0 && result.grad_norm > limit ? limit / (result.grad_norm + 1e-6) : 1.0);
 
-  struct Piece { int64_t offset, size; bool matrix; };
+  struct Piece {
+    int64_t offset, size;
+    bool matrix;
+  };
   std::vector<Piece> pieces;
   for (const model::Parameter& p : weights_.layout()) {
     for (int64_t at = 0; at < p.numel(); at += kBlock) {
@@ -129,9 +138,11 @@ UpdateResult AdamW::Update(std::span<const float> gradients, double learning_rat
       Constants mine = c;
       mine.decay = static_cast<float>(1 - (matrix ? learning_rate * options_.weight_decay : 0.0));
       if (wide) {
-        UpdateWide(size, mine, gradients.data() + at, reinterpret_cast<float*>(weights_.bytes().data()) + at, m + at, v + at);
+        UpdateWide(size, mine, gradients.data() + at, reinterpret_cast<float*>(weights_.bytes().data()) + at,
+                   m + at, v + at);
       } else {
-        UpdateNarrow(size, mine, gradients.data() + at, reinterpret_cast<uint16_t*>(weights_.bytes().data()) + at,
+        UpdateNarrow(size, mine, gradients.data() + at,
+                     reinterpret_cast<uint16_t*>(weights_.bytes().data()) + at,
                      rest_.As<int16_t>().data() + at, m + at, v + at);
       }
     }
@@ -156,7 +167,8 @@ float AdamW::Master(int64_t i) const {
   const std::byte* base = std::as_const(weights_).bytes().data();
   if (weights_.dtype() == model::DType::kFloat32) return reinterpret_cast<const float*>(base)[i];
   const uint32_t weight = reinterpret_cast<const uint16_t*>(base)[i];
-  const auto bits = (weight << 16) + static_cast<uint32_t>(static_cast<int32_t>(rest_.As<int16_t>()[static_cast<size_t>(i)]));
+  const auto bits = (weight << 16) +
+                    static_cast<uint32_t>(static_cast<int32_t>(rest_.As<int16_t>()[static_cast<size_t>(i)]));
   return __builtin_bit_cast(float, bits);
 }
 

@@ -35,8 +35,8 @@ struct AdamWOptions {
 };
 
 struct UpdateResult {
-  bool finite = false;     // false: nothing was written
-  double grad_norm = 0;    // before clipping
+  bool finite = false;   // false: nothing was written
+  double grad_norm = 0;  // before clipping
 };
 
 // Live bytes of the state under a name; equal names and sizes belong together.

@@ -15,7 +15,8 @@ namespace {
 
 // Length of what is computed: the prompt and all response tokens but the last.
 int64_t Computed(const Row& row) {
-  return static_cast<int64_t>(row.prompt.size()) + std::max<int64_t>(0, static_cast<int64_t>(row.response.size()) - 1);
+  return static_cast<int64_t>(row.prompt.size()) +
+         std::max<int64_t>(0, static_cast<int64_t>(row.response.size()) - 1);
 }
 int32_t TokenAt(const Row& row, int64_t i) {
   const auto p = static_cast<int64_t>(row.prompt.size());
@@ -30,12 +31,15 @@ std::string_view RoutingAt(const Row& row, int64_t i, int64_t routing_bytes) {
 int64_t CommonPrefix(const Row& a, const Row& b, int64_t routing_bytes) {
   const int64_t n = std::min(Computed(a), Computed(b));
   int64_t i = 0;
-  while (i < n && TokenAt(a, i) == TokenAt(b, i) && RoutingAt(a, i, routing_bytes) == RoutingAt(b, i, routing_bytes)) ++i;
+  while (i < n && TokenAt(a, i) == TokenAt(b, i) &&
+         RoutingAt(a, i, routing_bytes) == RoutingAt(b, i, routing_bytes))
+    ++i;
   return i;
 }
 
 // The earlier row of the same group that shares the longest beginning with rows[at], and its length.
-std::pair<size_t, int64_t> LongestShared(std::span<const Row> rows, std::span<const int64_t> places, size_t at, int64_t routing_bytes) {
+std::pair<size_t, int64_t> LongestShared(std::span<const Row> rows, std::span<const int64_t> places,
+                                         size_t at, int64_t routing_bytes) {
   const Row& row = rows[static_cast<size_t>(places[at])];
   std::pair<size_t, int64_t> best{at, 0};
   for (size_t j = at; j-- > 0;) {
@@ -50,7 +54,8 @@ std::pair<size_t, int64_t> LongestShared(std::span<const Row> rows, std::span<co
 std::vector<std::vector<int64_t>> Groups(std::span<const Row> rows, std::span<const int64_t> places) {
   std::vector<std::vector<int64_t>> groups;
   for (size_t i = 0; i < places.size(); ++i) {
-    if (i == 0 || rows[static_cast<size_t>(places[i])].gid != rows[static_cast<size_t>(places[i - 1])].gid) groups.emplace_back();
+    if (i == 0 || rows[static_cast<size_t>(places[i])].gid != rows[static_cast<size_t>(places[i - 1])].gid)
+      groups.emplace_back();
     groups.back().push_back(places[i]);
   }
   return groups;
@@ -110,26 +115,34 @@ PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places, int
 int64_t PackedTokens(std::span<const Row> rows, std::span<const int64_t> places, int64_t routing_bytes) {
   int64_t tokens = 0;
   for (size_t k = 0; k < places.size(); ++k) {
-    tokens += Computed(rows[static_cast<size_t>(places[k])]) - LongestShared(rows, places, k, routing_bytes).second;
+    tokens +=
+        Computed(rows[static_cast<size_t>(places[k])]) - LongestShared(rows, places, k, routing_bytes).second;
   }
   return tokens;
 }
 
-StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows, std::span<const int64_t> places,
-                                                         int64_t budget, int64_t routing_bytes) {
-  struct Item { std::vector<int64_t> places; int64_t tokens; };
+StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows,
+                                                         std::span<const int64_t> places, int64_t budget,
+                                                         int64_t routing_bytes) {
+  struct Item {
+    std::vector<int64_t> places;
+    int64_t tokens;
+  };
   std::vector<Item> items;
   for (const std::vector<int64_t>& group : Groups(rows, places)) {
     Item item{{}, 0};
     for (const int64_t place : group) {
       const Row& row = rows[static_cast<size_t>(place)];
       if (Computed(row) > budget) {
-        return InvalidArgument("row " + ToString(row.tid) + " has " + std::to_string(row.prompt.size()) + " prompt and " +
-                               std::to_string(row.response.size()) + " response tokens, more than train.micro_batch_tokens = " +
-                               std::to_string(budget) + "; raise it or shorten data.max_prompt_tokens or rollout.max_new_tokens");
+        return InvalidArgument(
+            "row " + ToString(row.tid) + " has " + std::to_string(row.prompt.size()) + " prompt and " +
+            std::to_string(row.response.size()) +
+            " response tokens, more than train.micro_batch_tokens = " + std::to_string(budget) +
+            "; raise it or shorten data.max_prompt_tokens or rollout.max_new_tokens");
       }
       item.places.push_back(place);
-      const int64_t tokens = item.tokens + Computed(row) - LongestShared(rows, item.places, item.places.size() - 1, routing_bytes).second;
+      const int64_t tokens = item.tokens + Computed(row) -
+                             LongestShared(rows, item.places, item.places.size() - 1, routing_bytes).second;
       if (tokens <= budget) {
         item.tokens = tokens;
         continue;

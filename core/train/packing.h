@@ -5,8 +5,8 @@
 // that begin alike share that beginning as well. Hidden states are functions of the past alone, so
 // values do not change, and gradients of a shared token are summed by the chain rule: exact. The
 // last token of a response is not computed, since nothing is predicted from it. Where experts were recorded
-// (routing_bytes of Row::routing a token, model::RoutingBytes), tokens that went through others are not the same.
-// Pure functions; thread-safe.
+// (routing_bytes of Row::routing a token, model::RoutingBytes), tokens that went through others are not the
+// same. Pure functions; thread-safe.
 
 #include <cstdint>
 #include <span>
@@ -25,8 +25,8 @@ struct PackedBatch {
   std::vector<int64_t> row_of;  // [tokens] the row, a place in the batch, that the token was packed for
   std::vector<model::KvRun> runs;
   // Predictions: token `target` after packed token `source`. A pair that several rows need stands once.
-  std::vector<int32_t> sources, targets;          // [pairs]
-  std::vector<std::vector<int32_t>> pair_of;      // [rows][response tokens] -> pair
+  std::vector<int32_t> sources, targets;      // [pairs]
+  std::vector<std::vector<int32_t>> pair_of;  // [rows][response tokens] -> pair
 };
 
 // Packs rows[places] in this order. Rows of one group are neighbours.
@@ -39,8 +39,9 @@ int64_t PackedTokens(std::span<const Row> rows, std::span<const int64_t> places,
 // first-fit decreasing over groups, the order of groups stable in size and inside a micro-batch. A
 // group above the budget is cut between rows, and each part computes the prompt again.
 // kInvalidArgument names a single row that is longer than the budget.
-StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows, std::span<const int64_t> places,
-                                                         int64_t budget, int64_t routing_bytes = 0);
+StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows,
+                                                         std::span<const int64_t> places, int64_t budget,
+                                                         int64_t routing_bytes = 0);
 
 // Cuts the rows into `parts` runs of whole groups with about equal numbers of groups (minibatches).
 std::vector<std::vector<int64_t>> SplitGroups(std::span<const Row> rows, int64_t parts);

@@ -15,12 +15,15 @@ Status TrainerImpl::CheckPairs(const StepContext& step) const {
   std::map<int64_t, int64_t> size;
   for (const Row& row : step.batch.rows) {
     ++size[row.gid.value];
-    if (row.response.empty() || (!row.loss_mask.empty() && std::ranges::count(row.loss_mask, 0) == static_cast<int64_t>(row.loss_mask.size()))) {
+    if (row.response.empty() || (!row.loss_mask.empty() && std::ranges::count(row.loss_mask, 0) ==
+                                                               static_cast<int64_t>(row.loss_mask.size()))) {
       return InvalidArgument("row " + ToString(row.tid) + ": an answer of a pair has no tokens");
     }
   }
   for (const auto& [gid, n] : size) {
-    if (n != 2) return InvalidArgument("group " + std::to_string(gid) + ": a pair has two answers, found " + std::to_string(n));
+    if (n != 2)
+      return InvalidArgument("group " + std::to_string(gid) + ": a pair has two answers, found " +
+                             std::to_string(n));
   }
   for (const auto& update : step.micros) {
     for (const auto& micro : update) {
@@ -29,8 +32,10 @@ Status TrainerImpl::CheckPairs(const StepContext& step) const {
       for (const int64_t i : micro) {
         const Row& row = step.batch.rows[static_cast<size_t>(i)];
         if (here[row.gid.value] == 2) continue;
-        return InvalidArgument("row " + ToString(row.tid) + ": the two answers of its pair together are longer than train.micro_batch_tokens " +
-                               std::to_string(options.micro_batch_tokens) + "; raise it");
+        return InvalidArgument(
+            "row " + ToString(row.tid) +
+            ": the two answers of its pair together are longer than train.micro_batch_tokens " +
+            std::to_string(options.micro_batch_tokens) + "; raise it");
       }
     }
   }
@@ -75,29 +80,33 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateRewardModel(StepContext& step) {
   return Update(step, {.gradients = value->gradients(),
                        .optimizer = value->optimizer(),
                        .rate = LearningRate(options.schedule, step.batch.step.value),
-                       .micro = [&](const std::vector<int64_t>& micro, size_t update, int64_t) {
-                         return value->MicroStep(rows, micro, [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
-                           const auto pairs = PairsOf(rows, order);
-                           std::vector<double> chosen, rejected, margin(pairs.size(), options.margin);
-                           for (const auto& [w, l] : pairs) {
-                             chosen.push_back(values[w].back());
-                             rejected.push_back(values[l].back());
-                           }
-                           const algorithms::PairLoss loss = algorithms::RewardModelLoss(chosen, rejected, margin, options.centre);
-                           const auto n = static_cast<double>(pairs.size());
-                           const double scale = n / pairs_of[update];
-                           for (size_t p = 0; p < pairs.size(); ++p) {
-                             slopes[pairs[p].first].back() = scale * loss.grad_chosen[p];
-                             slopes[pairs[p].second].back() = scale * loss.grad_rejected[p];
-                             sums.pair_chosen += chosen[p];
-                             sums.pair_rejected += rejected[p];
-                           }
-                           sums.loss += scale * loss.loss;
-                           sums.pairs += n;
-                           sums.pair_right += loss.accuracy * n;
-                           return OkStatus();
-                         });
-                       },
+                       .micro =
+                           [&](const std::vector<int64_t>& micro, size_t update, int64_t) {
+                             return value->MicroStep(
+                                 rows, micro,
+                                 [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
+                                   const auto pairs = PairsOf(rows, order);
+                                   std::vector<double> chosen, rejected, margin(pairs.size(), options.margin);
+                                   for (const auto& [w, l] : pairs) {
+                                     chosen.push_back(values[w].back());
+                                     rejected.push_back(values[l].back());
+                                   }
+                                   const algorithms::PairLoss loss =
+                                       algorithms::RewardModelLoss(chosen, rejected, margin, options.centre);
+                                   const auto n = static_cast<double>(pairs.size());
+                                   const double scale = n / pairs_of[update];
+                                   for (size_t p = 0; p < pairs.size(); ++p) {
+                                     slopes[pairs[p].first].back() = scale * loss.grad_chosen[p];
+                                     slopes[pairs[p].second].back() = scale * loss.grad_rejected[p];
+                                     sums.pair_chosen += chosen[p];
+                                     sums.pair_rejected += rejected[p];
+                                   }
+                                   sums.loss += scale * loss.loss;
+                                   sums.pairs += n;
+                                   sums.pair_right += loss.accuracy * n;
+                                   return OkStatus();
+                                 });
+                           },
                        .finite = [&] { return std::isfinite(sums.loss); }});
 }
 
@@ -121,13 +130,15 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
       sums.chosen += chosen.back();
       sums.rejected += rejected.back();
     }
-    const algorithms::PairLoss loss = algorithms::RewardModelLoss(chosen, rejected, std::vector<double>(pairs.size(), o.margin), o.centre);
+    const algorithms::PairLoss loss =
+        algorithms::RewardModelLoss(chosen, rejected, std::vector<double>(pairs.size(), o.margin), o.centre);
     sums.loss = loss.loss;
     sums.accuracy = loss.accuracy * sums.pairs;
     sums.Put("reward_model", metrics);
     return metrics;
   }
-  const auto totals = [&](const model::Decoder& decoder, const model::Weights& by) -> StatusOr<std::vector<double>> {
+  const auto totals = [&](const model::Decoder& decoder,
+                          const model::Weights& by) -> StatusOr<std::vector<double>> {
     TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places));
     std::vector<double> sum(rows.size(), 0.0);
     for (size_t i = 0; i < rows.size(); ++i) {

@@ -12,9 +12,12 @@
 
 namespace tidepool::train {
 
-model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows, const PackedBatch& packed, std::vector<int32_t>* experts) {
-  if (experts == nullptr) return {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs};
-  const auto row_bytes = static_cast<size_t>(model::RoutingBytes(spec)), k = static_cast<size_t>(spec.moe.experts_per_token);
+model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows, const PackedBatch& packed,
+                        std::vector<int32_t>* experts) {
+  if (experts == nullptr)
+    return {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs};
+  const auto row_bytes = static_cast<size_t>(model::RoutingBytes(spec)),
+             k = static_cast<size_t>(spec.moe.experts_per_token);
   const auto id_bytes = static_cast<size_t>(model::RoutingIdBytes(spec));
   const auto layers = static_cast<size_t>(spec.sparse_layers()), tokens = packed.ids.size();
   for (size_t i = 0; i < tokens && row_bytes > 0; ++i) {
@@ -22,24 +25,31 @@ model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows,
     const int64_t t = packed.positions[i] + 1 - static_cast<int64_t>(row.prompt.size());
     if (t < 0 || (static_cast<size_t>(t) + 1) * row_bytes > row.routing.size()) continue;
     if (experts->empty()) experts->assign(layers * tokens * k, -1);
-    const auto* ids = reinterpret_cast<const unsigned char*>(row.routing.data()) + static_cast<size_t>(t) * row_bytes;
+    const auto* ids =
+        reinterpret_cast<const unsigned char*>(row.routing.data()) + static_cast<size_t>(t) * row_bytes;
     for (size_t l = 0; l < layers; ++l) {
-      for (size_t j = 0; j < k; ++j, ids += id_bytes) (*experts)[(l * tokens + i) * k + j] = model::GetRoutingId(spec, ids);
+      for (size_t j = 0; j < k; ++j, ids += id_bytes)
+        (*experts)[(l * tokens + i) * k + j] = model::GetRoutingId(spec, ids);
     }
   }
-  return {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs, *experts};
+  return {packed.ids,     packed.positions, packed.slots, packed.first_run,
+          packed.lengths, packed.runs,      *experts};
 }
 
-at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights, const model::RaggedBatch& batch) {
+at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
+                        const model::RaggedBatch& batch) {
   const model::ModelSpec& s = weights.spec();
-  const auto type = at::TensorOptions().dtype(weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16);
+  const auto type =
+      at::TensorOptions().dtype(weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16);
   const auto tokens = static_cast<int64_t>(batch.ids.size());
   at::Tensor k = at::empty({s.layers, tokens, s.kv_heads, s.head_size}, type), v = at::empty(k.sizes(), type);
   return decoder.Forward(batch, {&k, &v});
 }
 
-StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decoder, const model::Weights& weights, const ScoringOptions& o,
-                                                    std::span<const Row> rows, std::span<const int64_t> places,
+StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decoder,
+                                                    const model::Weights& weights, const ScoringOptions& o,
+                                                    std::span<const Row> rows,
+                                                    std::span<const int64_t> places,
                                                     std::vector<std::vector<float>>* squares) {
   const int64_t routing_bytes = o.replay ? model::RoutingBytes(weights.spec()) : 0;
   TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, o.micro_batch_tokens, routing_bytes));
@@ -49,14 +59,17 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
   for (const auto& micro : micros) {
     const PackedBatch packed = Pack(rows, micro, routing_bytes);
     std::vector<int32_t> experts;
-    const at::Tensor hidden = HiddenStates(decoder, weights, View(weights.spec(), rows, packed, o.replay ? &experts : nullptr));
+    const at::Tensor hidden =
+        HiddenStates(decoder, weights, View(weights.spec(), rows, packed, o.replay ? &experts : nullptr));
     const size_t pairs = packed.sources.size();
     std::vector<float> logprobs(pairs), square(squares == nullptr ? 0 : pairs);
     for (size_t from = 0; from < pairs; from += static_cast<size_t>(o.head_rows)) {
       const size_t n = std::min(static_cast<size_t>(o.head_rows), pairs - from);
-      const at::Tensor index = at::from_blob(const_cast<int32_t*>(packed.sources.data() + from), {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
+      const at::Tensor index = at::from_blob(const_cast<int32_t*>(packed.sources.data() + from),
+                                             {static_cast<int64_t>(n)}, at::TensorOptions().dtype(at::kInt));
       const at::Tensor logits = decoder.Logits(at::index_select(hidden, 0, index));
-      model::TokenLogProbs(logits, std::span(packed.targets).subspan(from, n), temperature, std::span(logprobs).subspan(from, n));
+      model::TokenLogProbs(logits, std::span(packed.targets).subspan(from, n), temperature,
+                           std::span(logprobs).subspan(from, n));
       if (squares == nullptr) continue;
       const at::Tensor p = at::softmax(logits.to(at::kFloat).div(temperature), -1);
       const at::Tensor sums = p.mul(p).sum(-1).contiguous();

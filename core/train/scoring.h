@@ -1,6 +1,6 @@
 #pragma once
-// Log-probabilities of rows under any model with the policy's vocabulary: the policy itself before an update, a frozen
-// reference, a teacher. Forward only; the call that the engine makes too.
+// Log-probabilities of rows under any model with the policy's vocabulary: the policy itself before an update,
+// a frozen reference, a teacher. Forward only; the call that the engine makes too.
 
 #include <cstdint>
 #include <span>
@@ -17,20 +17,25 @@ namespace tidepool::train {
 struct ScoringOptions {
   double temperature = 1;
   int64_t micro_batch_tokens = 2048;
-  int64_t head_rows = 256;        // rows of logits held at a time
-  bool replay = false;            // tokens go through the experts that were recorded with the rows
+  int64_t head_rows = 256;  // rows of logits held at a time
+  bool replay = false;      // tokens go through the experts that were recorded with the rows
 };
 
-// The packed batch for a decoder. `experts` (not null: recorded routing is replayed) holds that and outlives the view.
-model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows, const PackedBatch& packed, std::vector<int32_t>* experts);
+// The packed batch for a decoder. `experts` (not null: recorded routing is replayed) holds that and outlives
+// the view.
+model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows, const PackedBatch& packed,
+                        std::vector<int32_t>* experts);
 
 // Final hidden states of the packed tokens, without anything kept for a backward.
-at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights, const model::RaggedBatch& batch);
+at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
+                        const model::RaggedBatch& batch);
 
-// [row][response token]; rows not among `places` stay empty. `squares`, where it is not null, gets sum_v p_v^2 of each
-// token's distribution. kInvalidArgument: a row is longer than the budget.
-StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decoder, const model::Weights& weights, const ScoringOptions& options,
-                                                    std::span<const Row> rows, std::span<const int64_t> places,
+// [row][response token]; rows not among `places` stay empty. `squares`, where it is not null, gets sum_v
+// p_v^2 of each token's distribution. kInvalidArgument: a row is longer than the budget.
+StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decoder,
+                                                    const model::Weights& weights,
+                                                    const ScoringOptions& options, std::span<const Row> rows,
+                                                    std::span<const int64_t> places,
                                                     std::vector<std::vector<float>>* squares = nullptr);
 
 }  // namespace tidepool::train

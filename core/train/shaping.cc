@@ -9,7 +9,9 @@ namespace tidepool::train {
 namespace {
 
 algorithms::Scope ScopeOf(const std::string& name) {
-  return name == "batch" ? algorithms::Scope::kBatch : name == "group" ? algorithms::Scope::kGroup : algorithms::Scope::kNone;
+  return name == "batch"   ? algorithms::Scope::kBatch
+         : name == "group" ? algorithms::Scope::kGroup
+                           : algorithms::Scope::kNone;
 }
 
 }  // namespace
@@ -27,18 +29,22 @@ ShapingOptions ShapingFromJob(const JobConfig& job) {
   o.bias = s.bias;
   o.scale = s.scale;
   o.running = s.running;
-  o.normalise = {.mean = ScopeOf(s.mean), .deviation = ScopeOf(s.deviation), .leave_one_out = s.leave_one_out};
+  o.normalise = {
+      .mean = ScopeOf(s.mean), .deviation = ScopeOf(s.deviation), .leave_one_out = s.leave_one_out};
   return o;
 }
 
-std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> rows, algorithms::RunningMoments& moments) {
+std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> rows,
+                                  algorithms::RunningMoments& moments) {
   std::vector<double> r;
   std::vector<int64_t> group;
   for (const Row& row : rows) {
     double x = row.reward;
     if (o.truncated) x = algorithms::TruncatedReward(x, row.truncated, *o.truncated);
     if (o.overlong_buffer > 0) {
-      x += algorithms::OverlongPenalty(static_cast<double>(row.response.size()), static_cast<double>(o.max_new_tokens), o.overlong_buffer, o.overlong_factor);
+      x += algorithms::OverlongPenalty(static_cast<double>(row.response.size()),
+                                       static_cast<double>(o.max_new_tokens), o.overlong_buffer,
+                                       o.overlong_factor);
     }
     if (o.repetition_penalty > 0) {
       const std::vector<int64_t> ids(row.response.begin(), row.response.end());
@@ -57,7 +63,8 @@ std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> 
       }
       // Centred by the formula; the mean is put back, for an estimator has a baseline of its own.
       const double mean = algorithms::Mean(rewards);
-      const std::vector<double> shaped = algorithms::LengthShapedAdvantages(rewards, tokens, tokens, turns, {.w_out = o.length_penalty});
+      const std::vector<double> shaped =
+          algorithms::LengthShapedAdvantages(rewards, tokens, tokens, turns, {.w_out = o.length_penalty});
       for (size_t k = 0; k < members.size(); ++k) r[members[k]] = mean + shaped[k];
     }
   }

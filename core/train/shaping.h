@@ -1,5 +1,6 @@
 #pragma once
-// From a task's reward to the number that advantages are made of (core/algorithms/rewards.h has the formulas). In order:
+// From a task's reward to the number that advantages are made of (core/algorithms/rewards.h has the
+// formulas). In order:
 //   truncated     samples cut at the limit keep a share of their reward, or get a value
 //   overlong      soft penalty over the last tokens before the limit
 //   repetition    penalty times the share of repeated n-grams
@@ -34,6 +35,7 @@ struct ShapingOptions {
 ShapingOptions ShapingFromJob(const JobConfig& job);
 
 // [rows]. `moments` gets this step's rewards where running is set.
-std::vector<double> ShapedRewards(const ShapingOptions& options, std::span<const Row> rows, algorithms::RunningMoments& moments);
+std::vector<double> ShapedRewards(const ShapingOptions& options, std::span<const Row> rows,
+                                  algorithms::RunningMoments& moments);
 
 }  // namespace tidepool::train

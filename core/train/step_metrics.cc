@@ -35,8 +35,10 @@ Status TokenSums::AddOtherRanks(comm::Collective& group) {
   const auto ranks = static_cast<size_t>(group.size());
   const auto here = static_cast<size_t>(group.rank());
   int64_t* const counts[] = {&tokens, &clipped, &dual_clipped, &same_version};
-  double* const sums[] = {&loss, &entropy_loss, &balance, &entropy, &kl, &advantage, &importance, &gap, &probability_gap, &mismatch_kl, &reference_kl, &reference_tokens,
-                          &kl_loss, &pairs, &pair_right, &pair_chosen, &pair_rejected, &compared, &agreed};
+  double* const sums[] = {&loss,         &entropy_loss,     &balance,  &entropy,         &kl,
+                          &advantage,    &importance,       &gap,      &probability_gap, &mismatch_kl,
+                          &reference_kl, &reference_tokens, &kl_loss,  &pairs,           &pair_right,
+                          &pair_chosen,  &pair_rejected,    &compared, &agreed};
   constexpr size_t kExtremes = 4;
   std::vector<double> all;
   for (const int64_t* c : counts) all.push_back(static_cast<double>(*c));
@@ -44,7 +46,8 @@ Status TokenSums::AddOtherRanks(comm::Collective& group) {
   const size_t extremes = all.size();
   all.resize(extremes + kExtremes * ranks, 0.0);
   const double mine[kExtremes] = {tokens > 0 ? 1.0 : 0.0, ratio_max, ratio_min, gap_max};
-  std::copy(std::begin(mine), std::end(mine), all.begin() + static_cast<ptrdiff_t>(extremes + kExtremes * here));
+  std::copy(std::begin(mine), std::end(mine),
+            all.begin() + static_cast<ptrdiff_t>(extremes + kExtremes * here));
   TP_RETURN_IF_ERROR(group.AllReduceSum(std::span<double>(all), "token_sums"));
   size_t at = 0;
   for (int64_t* c : counts) *c = static_cast<int64_t>(all[at++]);
@@ -62,7 +65,8 @@ Status TokenSums::AddOtherRanks(comm::Collective& group) {
   return OkStatus();
 }
 
-void ColumnMetrics(const std::string& name, std::span<const double> column, const algorithms::Cells& cells, std::map<std::string, double>& metrics) {
+void ColumnMetrics(const std::string& name, std::span<const double> column, const algorithms::Cells& cells,
+                   std::map<std::string, double>& metrics) {
   double high = -INFINITY, low = INFINITY;
   for (size_t c = 0; c < column.size(); ++c) {
     if (cells.mask[c] == 0) continue;
@@ -75,10 +79,12 @@ void ColumnMetrics(const std::string& name, std::span<const double> column, cons
   metrics[name + "/min"] = low;
 }
 
-void RowMetrics(std::span<const Row> rows, std::span<const double> shaped, std::map<std::string, double>& metrics) {
+void RowMetrics(std::span<const Row> rows, std::span<const double> shaped,
+                std::map<std::string, double>& metrics) {
   if (rows.empty()) return;
   const auto n = static_cast<double>(rows.size());
-  double score = 0, score_max = -INFINITY, score_min = INFINITY, length = 0, length_max = 0, length_min = INFINITY;
+  double score = 0, score_max = -INFINITY, score_min = INFINITY, length = 0, length_max = 0,
+         length_min = INFINITY;
   double prompt = 0, truncated = 0;
   for (const Row& row : rows) {
     score += row.reward / n;
@@ -128,7 +134,8 @@ void TokenMetrics(const TokenSums& s, bool policy, std::map<std::string, double>
   }
 }
 
-void TimeMetrics(const StepTimes& t, int64_t tokens, int64_t computed, std::map<std::string, double>& metrics) {
+void TimeMetrics(const StepTimes& t, int64_t tokens, int64_t computed,
+                 std::map<std::string, double>& metrics) {
   if (t.prepare > 0) metrics["timing_s/actor_prepare"] = t.prepare;
   if (t.critic > 0) metrics["timing_s/update_critic"] = t.critic;
   metrics["timing_s/actor_loss"] = t.loss;

@@ -15,15 +15,15 @@
 namespace tidepool::train {
 
 struct TokenSums {
-  int64_t tokens = 0;          // valid ones
-  double loss = 0;             // aggregated policy (or supervised) loss
-  double entropy_loss = 0;     // aggregated entropy
-  double balance = 0;          // load-balance loss of experts, micro-batches weighted by their tokens
+  int64_t tokens = 0;       // valid ones
+  double loss = 0;          // aggregated policy (or supervised) loss
+  double entropy_loss = 0;  // aggregated entropy
+  double balance = 0;       // load-balance loss of experts, micro-batches weighted by their tokens
   double entropy = 0;
-  double kl = 0;               // sum of -(lp - old)
+  double kl = 0;  // sum of -(lp - old)
   int64_t clipped = 0, dual_clipped = 0;
   double advantage = 0;
-  double importance = 0;       // w before truncation
+  double importance = 0;  // w before truncation
   double ratio_max = 0, ratio_min = 0;
   // Estimated KL to the reference over its tokens, of the first pass; and as the loss aggregates it.
   double reference_kl = 0, reference_tokens = 0, kl_loss = 0;
@@ -38,7 +38,7 @@ struct TokenSums {
   // One valid token; loss and entropy_loss are added by the caller, for they are sums over tokens already.
   struct Token {
     double logprob = 0, old_logprob = 0, entropy = 0, advantage = 0;
-    double importance = 1;     // before truncation
+    double importance = 1;  // before truncation
     bool clipped = false, dual_clipped = false;
   };
   void AddToken(const Token& token);
@@ -55,10 +55,13 @@ struct StepTimes {
 
 // Metrics of the rows themselves: rewards, lengths, masks.
 // `shaped`: [rows] rewards as trained on.
-void RowMetrics(std::span<const Row> rows, std::span<const double> shaped, std::map<std::string, double>& metrics);
+void RowMetrics(std::span<const Row> rows, std::span<const double> shaped,
+                std::map<std::string, double>& metrics);
 // NAME/mean, max and min over valid cells.
-void ColumnMetrics(const std::string& name, std::span<const double> column, const algorithms::Cells& cells, std::map<std::string, double>& metrics);
+void ColumnMetrics(const std::string& name, std::span<const double> column, const algorithms::Cells& cells,
+                   std::map<std::string, double>& metrics);
 void TokenMetrics(const TokenSums& sums, bool policy, std::map<std::string, double>& metrics);
-void TimeMetrics(const StepTimes& times, int64_t tokens, int64_t computed, std::map<std::string, double>& metrics);
+void TimeMetrics(const StepTimes& times, int64_t tokens, int64_t computed,
+                 std::map<std::string, double>& metrics);
 
 }  // namespace tidepool::train

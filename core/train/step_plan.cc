@@ -17,8 +17,10 @@ StepPlan PlanRows(const Batch& batch, const algorithms::ResolvedAlgorithm& a, bo
   StepPlan plan;
   const bool greedy_first = policy && a.advantage->Uses(Provision::kGreedy);
   for (const Row& row : batch.rows) {
-    const bool dropped = policy && ((a.mask_truncated && row.truncated) || (greedy_first && row.tid.sample == 0));
-    for (size_t t = 0; t < row.response.size(); ++t) plan.cells.mask.push_back(!dropped && (row.loss_mask.empty() || row.loss_mask[t] != 0) ? 1 : 0);
+    const bool dropped =
+        policy && ((a.mask_truncated && row.truncated) || (greedy_first && row.tid.sample == 0));
+    for (size_t t = 0; t < row.response.size(); ++t)
+      plan.cells.mask.push_back(!dropped && (row.loss_mask.empty() || row.loss_mask[t] != 0) ? 1 : 0);
     plan.cells.begin.push_back(static_cast<int64_t>(plan.cells.mask.size()));
     plan.groups.push_back(row.gid.value);
     if (policy) plan.behave.insert(plan.behave.end(), row.logprobs.begin(), row.logprobs.end());
@@ -29,7 +31,8 @@ StepPlan PlanRows(const Batch& batch, const algorithms::ResolvedAlgorithm& a, bo
   return plan;
 }
 
-Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a, std::span<const double> component_weights, double kl_coef, StepPlan& plan) {
+Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a,
+                      std::span<const double> component_weights, double kl_coef, StepPlan& plan) {
   algorithms::AdvantageInput in{.cells = &plan.cells, .rewards = plan.scores, .group = plan.groups};
   if (!plan.kl.empty()) {
     in.kl = plan.kl;
@@ -41,7 +44,8 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
   in.teacher_logp = plan.teacher;
   in.returns = &plan.returns;
   std::vector<int64_t> total;
-  for (const Row& row : batch.rows) total.push_back(static_cast<int64_t>(row.prompt.size() + row.response.size()));
+  for (const Row& row : batch.rows)
+    total.push_back(static_cast<int64_t>(row.prompt.size() + row.response.size()));
   in.total_tokens = total;
   std::vector<double> baseline, components;
   if (a.advantage->Uses(Provision::kGreedy)) {
@@ -49,7 +53,8 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
     for (size_t i = 0; i < batch.rows.size(); ++i) {
       if (batch.rows[i].tid.sample == 0) of_group[plan.groups[i]] = plan.scores[i];
     }
-    // A greedy answer that was lost: its group's samples are their own baseline, which gives them no gradient.
+    // A greedy answer that was lost: its group's samples are their own baseline, which gives them no
+    // gradient.
     for (size_t i = 0; i < batch.rows.size(); ++i) {
       const auto it = of_group.find(plan.groups[i]);
       baseline.push_back(it == of_group.end() ? plan.scores[i] : it->second);
@@ -59,8 +64,9 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
   if (a.advantage->Uses(Provision::kComponents)) {
     for (const Row& row : batch.rows) {
       if (row.components.size() != component_weights.size()) {
-        return InvalidArgument("row " + ToString(row.tid) + ": has " + std::to_string(row.components.size()) + " scores of single reward functions, advantage " +
-                               a.advantage->name + " needs " + std::to_string(component_weights.size()));
+        return InvalidArgument("row " + ToString(row.tid) + ": has " + std::to_string(row.components.size()) +
+                               " scores of single reward functions, advantage " + a.advantage->name +
+                               " needs " + std::to_string(component_weights.size()));
       }
       components.insert(components.end(), row.components.begin(), row.components.end());
     }
@@ -70,11 +76,15 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
   if (a.advantage->Uses(Provision::kTurns)) {
     for (size_t i = 0; i < batch.rows.size(); ++i) {
       const Row& row = batch.rows[i];
-      if (row.turns.empty()) return InvalidArgument("row " + ToString(row.tid) + ": has no record of its turns, which advantage " + a.advantage->name + " compares");
+      if (row.turns.empty())
+        return InvalidArgument("row " + ToString(row.tid) + ": has no record of its turns, which advantage " +
+                               a.advantage->name + " compares");
       int64_t from = -1;
       for (const TurnMark& turn : row.turns) {
         if (turn.begin <= from || !std::isfinite(turn.reward_before)) {
-          return InvalidArgument("row " + ToString(row.tid) + ": turn at token " + std::to_string(turn.begin) + " does not follow the one at " + std::to_string(from));
+          return InvalidArgument("row " + ToString(row.tid) + ": turn at token " +
+                                 std::to_string(turn.begin) + " does not follow the one at " +
+                                 std::to_string(from));
         }
         from = turn.begin;
         // Heard, but there was no room left to answer: no turn of the policy.
@@ -89,7 +99,8 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
   }
   plan.advantages = a.advantage->compute(a.advantage_options, in);
   if (a.teacher_coef != 0) {
-    const std::vector<double> more = algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, a.teacher_coef, plan.cells);
+    const std::vector<double> more =
+        algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, a.teacher_coef, plan.cells);
     for (size_t c = 0; c < more.size(); ++c) plan.advantages[c] += more[c];
   }
   return OkStatus();
@@ -97,7 +108,9 @@ Status FillAdvantages(const Batch& batch, const algorithms::ResolvedAlgorithm& a
 
 double SharedStates(const StepPlan& plan) {
   std::map<std::pair<int64_t, int64_t>, int64_t> seen;
-  const auto state = [&](size_t k) { return std::pair{plan.groups[static_cast<size_t>(plan.steps.row[k])], plan.steps.state[k]}; };
+  const auto state = [&](size_t k) {
+    return std::pair{plan.groups[static_cast<size_t>(plan.steps.row[k])], plan.steps.state[k]};
+  };
   for (size_t k = 0; k < plan.steps.row.size(); ++k) ++seen[state(k)];
   double shared = 0;
   for (size_t k = 0; k < plan.steps.row.size(); ++k) shared += seen[state(k)] > 1 ? 1 : 0;
@@ -112,10 +125,12 @@ void FillRejection(const algorithms::ResolvedAlgorithm& a, StepPlan& plan) {
   };
   // l is clipped as everywhere: +-20.
   if (!a.reject.empty()) drop(algorithms::Reject(a.reject, 20.0, plan.old, plan.behave, plan.cells).mask);
-  if (a.second_moment) drop(algorithms::SecondMomentMask(plan.behave, plan.old, *a.second_moment, plan.cells));
+  if (a.second_moment)
+    drop(algorithms::SecondMomentMask(plan.behave, plan.old, *a.second_moment, plan.cells));
   int64_t lost = 0;
   for (size_t c = 0; c < plan.keep.size(); ++c) lost += plan.cells.mask[c] != 0 && plan.keep[c] == 0 ? 1 : 0;
-  plan.masked_fraction = static_cast<double>(lost) / static_cast<double>(std::max<int64_t>(1, plan.cells.Tokens()));
+  plan.masked_fraction =
+      static_cast<double>(lost) / static_cast<double>(std::max<int64_t>(1, plan.cells.Tokens()));
 }
 
 algorithms::Cells Only(const algorithms::Cells& cells, std::span<const int64_t> rows) {

@@ -25,12 +25,14 @@ Status CheckRouting(const model::ModelSpec& spec, const std::string& routing, si
   const auto row = static_cast<size_t>(model::RoutingBytes(spec));
   if (row == 0) return InvalidArgument("routing was recorded, but the model has no experts");
   if (routing.size() % row != 0 || routing.size() / row > tokens) {
-    return InvalidArgument(std::to_string(routing.size()) + " bytes of routing for " + std::to_string(tokens) + " response tokens of " + std::to_string(row) + " bytes");
+    return InvalidArgument(std::to_string(routing.size()) + " bytes of routing for " +
+                           std::to_string(tokens) + " response tokens of " + std::to_string(row) + " bytes");
   }
   const auto* ids = reinterpret_cast<const unsigned char*>(routing.data());
   for (size_t at = 0; at < routing.size(); at += static_cast<size_t>(model::RoutingIdBytes(spec))) {
     if (const int32_t id = model::GetRoutingId(spec, ids + at); id >= spec.moe.experts) {
-      return InvalidArgument("routing names expert " + std::to_string(id) + " of " + std::to_string(spec.moe.experts));
+      return InvalidArgument("routing names expert " + std::to_string(id) + " of " +
+                             std::to_string(spec.moe.experts));
     }
   }
   return OkStatus();
@@ -40,7 +42,8 @@ int64_t Tokens(const Row& row) { return static_cast<int64_t>(row.prompt.size() +
 
 }  // namespace
 
-TrainerImpl::TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c) : weights(w), options(o), companions(c), controls(&spare) {}
+TrainerImpl::TrainerImpl(model::Weights& w, const TrainerOptions& o, const Companions& c)
+    : weights(w), options(o), companions(c), controls(&spare) {}
 
 Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
   const int64_t vocab = weights.spec().vocab_size;
@@ -51,22 +54,27 @@ Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
     for (const auto* ids : {&row.prompt, &row.response}) {
       for (const int32_t id : *ids) {
         if (id < 0 || id >= vocab) {
-          return InvalidArgument(who + "token id " + std::to_string(id) + " is outside the model's vocabulary of " + std::to_string(vocab));
+          return InvalidArgument(who + "token id " + std::to_string(id) +
+                                 " is outside the model's vocabulary of " + std::to_string(vocab));
         }
       }
     }
     if (recorded && row.logprobs.size() != n) {
-      return InvalidArgument(who + std::to_string(row.logprobs.size()) + " log-probs for " + std::to_string(n) + " response tokens");
+      return InvalidArgument(who + std::to_string(row.logprobs.size()) + " log-probs for " +
+                             std::to_string(n) + " response tokens");
     }
-    if ((!row.versions.empty() && row.versions.size() != n) || (!row.loss_mask.empty() && row.loss_mask.size() != n) ||
+    if ((!row.versions.empty() && row.versions.size() != n) ||
+        (!row.loss_mask.empty() && row.loss_mask.size() != n) ||
         (!row.log_kept.empty() && row.log_kept.size() != n)) {
-      return InvalidArgument(who + "versions, log_kept or loss_mask differ in length from the " + std::to_string(n) + " response tokens");
+      return InvalidArgument(who + "versions, log_kept or loss_mask differ in length from the " +
+                             std::to_string(n) + " response tokens");
     }
     TP_RETURN_IF_ERROR(CheckRouting(weights.spec(), row.routing, n).At("row " + ToString(row.tid)));
     if (!std::isfinite(row.reward)) return InvalidArgument(who + "the reward is not finite");
     const int64_t length = static_cast<int64_t>(row.prompt.size() + n);
     if (length > weights.spec().max_position) {
-      return InvalidArgument(who + std::to_string(length) + " tokens, but the model has " + std::to_string(weights.spec().max_position) + " positions");
+      return InvalidArgument(who + std::to_string(length) + " tokens, but the model has " +
+                             std::to_string(weights.spec().max_position) + " positions");
     }
   }
   return OkStatus();
@@ -75,26 +83,36 @@ Status TrainerImpl::Check(std::span<const Row> rows, bool recorded) const {
 Trainer::Trainer() = default;
 Trainer::~Trainer() = default;
 
-StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, const TrainerOptions& o, const Companions& companions) {
+StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, const TrainerOptions& o,
+                                                   const Companions& companions) {
   if (!(o.temperature > 0)) return InvalidArgument("trainer: temperature must be above 0");
-  if (o.epochs < 1 || o.minibatches < 1) return InvalidArgument("train.epochs and train.minibatches must be at least 1");
-  if (o.micro_batch_tokens < 1 || o.head_rows < 1) return InvalidArgument("train.micro_batch_tokens must be at least 1");
-  if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak)) return InvalidArgument("train.learning_rate must be at least 0");
+  if (o.epochs < 1 || o.minibatches < 1)
+    return InvalidArgument("train.epochs and train.minibatches must be at least 1");
+  if (o.micro_batch_tokens < 1 || o.head_rows < 1)
+    return InvalidArgument("train.micro_batch_tokens must be at least 1");
+  if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak))
+    return InvalidArgument("train.learning_rate must be at least 0");
   const bool reward = o.objective == Objective::kReward;
   if (weights.spec().value_head != reward) {
-    return InvalidArgument(reward ? "trainer: a reward model has a value head, these weights have none" : "trainer: these weights are a reward model (a value head in place of logits)");
+    return InvalidArgument(
+        reward ? "trainer: a reward model has a value head, these weights have none"
+               : "trainer: these weights are a reward model (a value head in place of logits)");
   }
   const NeededCompanions needed = Needed(o);
-  for (const auto& [name, need, found] : {std::tuple{"reference", needed.reference, companions.reference}, {"teacher", needed.teacher, companions.teacher},
-                                          {"critic", needed.critic, static_cast<const model::Weights*>(companions.critic)}}) {
+  for (const auto& [name, need, found] :
+       {std::tuple{"reference", needed.reference, companions.reference},
+        {"teacher", needed.teacher, companions.teacher},
+        {"critic", needed.critic, static_cast<const model::Weights*>(companions.critic)}}) {
     if (!need) continue;
     if (found == nullptr) return InvalidArgument(std::string("trainer: a ") + name + " model is needed");
     if (found->spec().vocab_size != weights.spec().vocab_size) {
-      return InvalidArgument(std::string("trainer: the ") + name + " model has a vocabulary of " + std::to_string(found->spec().vocab_size) + ", this model one of " +
+      return InvalidArgument(std::string("trainer: the ") + name + " model has a vocabulary of " +
+                             std::to_string(found->spec().vocab_size) + ", this model one of " +
                              std::to_string(weights.spec().vocab_size));
     }
     if (found->spec().max_position < weights.spec().max_position && found->spec().ends_at_max_position) {
-      return InvalidArgument(std::string("trainer: the ") + name + " model has " + std::to_string(found->spec().max_position) + " positions, this model " +
+      return InvalidArgument(std::string("trainer: the ") + name + " model has " +
+                             std::to_string(found->spec().max_position) + " positions, this model " +
                              std::to_string(weights.spec().max_position));
     }
   }
@@ -102,7 +120,10 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
   t->impl_ = std::make_unique<TrainerImpl>(weights, o, companions);
   TrainerImpl& m = *t->impl_;
   const model::DecoderOptions decoder{.deterministic = o.deterministic};
-  const ValueModelOptions value{.optimizer = o.optimizer, .micro_batch_tokens = o.micro_batch_tokens, .recompute = o.recompute, .deterministic = o.deterministic};
+  const ValueModelOptions value{.optimizer = o.optimizer,
+                                .micro_batch_tokens = o.micro_batch_tokens,
+                                .recompute = o.recompute,
+                                .deterministic = o.deterministic};
   if (reward) {
     TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
   } else {
@@ -128,7 +149,8 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
   TP_RETURN_IF_ERROR(impl_->Check(rows, /*recorded=*/false));
   std::vector<int64_t> all;
   for (size_t i = 0; i < rows.size(); ++i) all.push_back(static_cast<int64_t>(i));
-  if (impl_->decoder == nullptr) return FailedPrecondition("trainer: a reward model has no log-probabilities");
+  if (impl_->decoder == nullptr)
+    return FailedPrecondition("trainer: a reward model has no log-probabilities");
   return ScoreRows(*impl_->decoder, impl_->weights, impl_->scoring(/*replay=*/true), rows, all);
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());
@@ -136,7 +158,9 @@ StatusOr<std::vector<std::vector<float>>> Trainer::LogProbs(std::span<const Row>
 
 // What will be done: micro-batches by update.
 Status TrainerImpl::Split(StepContext& step) const {
-  const auto mine = [&](int64_t row) { return step.batch.mine.empty() || step.batch.mine[static_cast<size_t>(row)] != 0; };
+  const auto mine = [&](int64_t row) {
+    return step.batch.mine.empty() || step.batch.mine[static_cast<size_t>(row)] != 0;
+  };
   for (size_t i = 0; i < step.batch.rows.size(); ++i) {
     if (mine(static_cast<int64_t>(i))) step.mine.push_back(static_cast<int64_t>(i));
   }
@@ -147,28 +171,36 @@ Status TrainerImpl::Split(StepContext& step) const {
     // A reward model's rows are a token longer: the place of the score.
     const bool longer = options.objective == Objective::kReward;
     const std::vector<Row> rows = longer ? WithScorePlace(step.batch.rows) : std::vector<Row>();
-    TP_ASSIGN_OR_RETURN(auto parts, MicroBatches(longer ? rows : step.batch.rows, share, options.micro_batch_tokens, longer ? 0 : model::RoutingBytes(weights.spec())));
+    TP_ASSIGN_OR_RETURN(auto parts,
+                        MicroBatches(longer ? rows : step.batch.rows, share, options.micro_batch_tokens,
+                                     longer ? 0 : model::RoutingBytes(weights.spec())));
     step.todo += static_cast<int64_t>(parts.size()) * options.epochs;
     step.micros.push_back(std::move(parts));
   }
   return OkStatus();
 }
 
-StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step, const std::vector<std::vector<float>>& rows, const char* what) const {
+StatusOr<std::vector<double>> TrainerImpl::Gather(const StepContext& step,
+                                                  const std::vector<std::vector<float>>& rows,
+                                                  const char* what) const {
   std::vector<double> flat;
   for (size_t i = 0; i < rows.size(); ++i) {
     const size_t n = step.batch.rows[i].response.size();
-    if (rows[i].empty()) flat.insert(flat.end(), n, 0.0);
-    else flat.insert(flat.end(), rows[i].begin(), rows[i].end());
+    if (rows[i].empty())
+      flat.insert(flat.end(), n, 0.0);
+    else
+      flat.insert(flat.end(), rows[i].begin(), rows[i].end());
   }
   if (step.group != nullptr) TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(flat), what));
   return flat;
 }
 
-StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what, bool replay,
-                                                       std::vector<double>* squares) const {
+StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, const model::Decoder& of,
+                                                       const model::Weights& by, const char* what,
+                                                       bool replay, std::vector<double>* squares) const {
   std::vector<std::vector<float>> square_rows;
-  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, step.mine, squares == nullptr ? nullptr : &square_rows));
+  TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, step.mine,
+                                                 squares == nullptr ? nullptr : &square_rows));
   if (squares != nullptr) {
     TP_ASSIGN_OR_RETURN(*squares, Gather(step, square_rows, "squares"));
   }
@@ -183,7 +215,9 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
       if (target.before) TP_RETURN_IF_ERROR(target.before(u));
       for (const auto& micro : step.micros[u]) {
         if (step.progress != nullptr && !step.progress({step.done, step.todo})) {
-          return Aborted("trainer: step " + std::to_string(step.batch.step.value) + " was stopped at micro-batch " + std::to_string(step.done) + " of " + std::to_string(step.todo));
+          return Aborted("trainer: step " + std::to_string(step.batch.step.value) +
+                         " was stopped at micro-batch " + std::to_string(step.done) + " of " +
+                         std::to_string(step.todo));
         }
         TP_RETURN_IF_ERROR(target.micro(micro, u, epoch));
         ++step.done;
@@ -212,10 +246,12 @@ StatusOr<UpdatesDone> TrainerImpl::Update(StepContext& step, const UpdateTarget&
 // Everything that advantages and losses read, as far as this algorithm does.
 Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
   const algorithms::ResolvedAlgorithm& a = options.loss;
-  // Log-probs of the weights that the step starts from. With a single update they are those of its own forward,
-  // unless the algorithm asks something of the whole batch first.
+  // Log-probs of the weights that the step starts from. With a single update they are those of its own
+  // forward, unless the algorithm asks something of the whole batch first.
   if (a.needs_old_first() || options.epochs * static_cast<int64_t>(step.minibatches.size()) > 1) {
-    TP_ASSIGN_OR_RETURN(plan.old, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true, a.advantage->Uses(algorithms::Provision::kSquares) ? &plan.squares : nullptr));
+    TP_ASSIGN_OR_RETURN(
+        plan.old, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true,
+                              a.advantage->Uses(algorithms::Provision::kSquares) ? &plan.squares : nullptr));
   }
   if (reference != nullptr) {
     TP_ASSIGN_OR_RETURN(plan.ref, AllLogProbs(step, *reference, *companions.reference, "reference"));
@@ -226,7 +262,8 @@ Status TrainerImpl::PreparePolicy(StepContext& step, StepPlan& plan) {
   if (a.kl && a.kl->in_reward) {
     plan.kl.assign(plan.cells.mask.size(), 0.0);
     for (size_t c = 0; c < plan.kl.size(); ++c) {
-      if (plan.cells.mask[c] != 0) plan.kl[c] = algorithms::KlEstimate(a.kl->estimate, plan.old[c], plan.ref[c]).value;
+      if (plan.cells.mask[c] != 0)
+        plan.kl[c] = algorithms::KlEstimate(a.kl->estimate, plan.old[c], plan.ref[c]).value;
     }
   }
   if (value != nullptr) {
@@ -247,8 +284,10 @@ Status TrainerImpl::FillWeights(const StepContext& step, StepPlan& plan) const {
     const algorithms::Cells cells = Only(plan.cells, mini);
     algorithms::Aggregation aggregation = options.loss.aggregation;
     if (policy() && options.loss.policy.options.Text("denominator") == "mask_after_rejection") {
-      TP_ASSIGN_OR_RETURN(aggregation.global_tokens, algorithms::TokensAfterRejection(options.loss.policy, cells,
-                                                                                      {.logp = plan.old, .old_logp = plan.old, .behave_logp = plan.behave}));
+      TP_ASSIGN_OR_RETURN(aggregation.global_tokens,
+                          algorithms::TokensAfterRejection(
+                              options.loss.policy, cells,
+                              {.logp = plan.old, .old_logp = plan.old, .behave_logp = plan.behave}));
     }
     TP_ASSIGN_OR_RETURN(const std::vector<double> share, algorithms::AggregationWeights(aggregation, cells));
     for (size_t c = 0; c < share.size(); ++c) plan.weights[c] += share[c];
@@ -256,49 +295,58 @@ Status TrainerImpl::FillWeights(const StepContext& step, StepPlan& plan) const {
   return OkStatus();
 }
 
-StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPlan& plan, std::map<std::string, double>& metrics) {
+StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPlan& plan,
+                                                std::map<std::string, double>& metrics) {
   Stopwatch watch;
   decoder->ReleaseScratch();  // the critic's activations take its place for a while
   std::vector<double> weights_of(plan.cells.mask.size(), 0.0);
   for (const auto& mini : step.minibatches) {
-    TP_ASSIGN_OR_RETURN(const std::vector<double> share, algorithms::AggregationWeights({}, Only(plan.cells, mini)));
+    TP_ASSIGN_OR_RETURN(const std::vector<double> share,
+                        algorithms::AggregationWeights({}, Only(plan.cells, mini)));
     for (size_t c = 0; c < share.size(); ++c) weights_of[c] += share[c];
   }
   double sums[3] = {0, 0, 0};  // loss, clipped cells, cells
   const double rate = LearningRate(options.critic_schedule, step.batch.step.value);
-  const auto updates = Update(step, {.gradients = value->gradients(),
-                                     .optimizer = value->optimizer(),
-                                     .rate = rate,
-                                     .micro = [&](const std::vector<int64_t>& micro, size_t, int64_t) {
-                                       return value->MicroStep(step.batch.rows, micro, [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
-                                         std::vector<int64_t> from;
-                                         const algorithms::Cells cells = plan.cells.Rows(order, from);
-                                         std::vector<double> now, old, returns, share;
-                                         for (const auto& row : values) now.insert(now.end(), row.begin(), row.end());
-                                         for (const int64_t c : from) {
-                                           old.push_back(plan.values[static_cast<size_t>(c)]);
-                                           returns.push_back(plan.returns[static_cast<size_t>(c)]);
-                                           share.push_back(weights_of[static_cast<size_t>(c)]);
-                                         }
-                                         const algorithms::ValueLossResult loss = algorithms::ValueLoss(options.loss.value, now, old, returns, cells, share);
-                                         size_t at = 0;
-                                         for (auto& row : slopes) {
-                                           for (double& slope : row) slope = loss.grad_values[at++];
-                                         }
-                                         const auto n = static_cast<double>(cells.Tokens());
-                                         sums[0] += loss.loss;
-                                         sums[1] += loss.clip_frac * n;
-                                         sums[2] += n;
-                                         return OkStatus();
-                                       });
-                                     },
-                                     .finite = [&] { return std::isfinite(sums[0]); }});
+  const auto updates =
+      Update(step, {.gradients = value->gradients(),
+                    .optimizer = value->optimizer(),
+                    .rate = rate,
+                    .micro =
+                        [&](const std::vector<int64_t>& micro, size_t, int64_t) {
+                          return value->MicroStep(
+                              step.batch.rows, micro,
+                              [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
+                                std::vector<int64_t> from;
+                                const algorithms::Cells cells = plan.cells.Rows(order, from);
+                                std::vector<double> now, old, returns, share;
+                                for (const auto& row : values) now.insert(now.end(), row.begin(), row.end());
+                                for (const int64_t c : from) {
+                                  old.push_back(plan.values[static_cast<size_t>(c)]);
+                                  returns.push_back(plan.returns[static_cast<size_t>(c)]);
+                                  share.push_back(weights_of[static_cast<size_t>(c)]);
+                                }
+                                const algorithms::ValueLossResult loss = algorithms::ValueLoss(
+                                    options.loss.value, now, old, returns, cells, share);
+                                size_t at = 0;
+                                for (auto& row : slopes) {
+                                  for (double& slope : row) slope = loss.grad_values[at++];
+                                }
+                                const auto n = static_cast<double>(cells.Tokens());
+                                sums[0] += loss.loss;
+                                sums[1] += loss.clip_frac * n;
+                                sums[2] += n;
+                                return OkStatus();
+                              });
+                        },
+                    .finite = [&] { return std::isfinite(sums[0]); }});
   if (!updates.ok()) return updates.status();
-  if (step.group != nullptr) TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(sums), "critic_sums"));
+  if (step.group != nullptr)
+    TP_RETURN_IF_ERROR(step.group->AllReduceSum(std::span<double>(sums), "critic_sums"));
   const auto passes = static_cast<double>(std::max<int64_t>(1, updates.value().updates));
   metrics["critic/vf_loss"] = sums[0] / passes;
   metrics["critic/vf_clipfrac"] = sums[1] / std::max(1.0, sums[2]);
-  metrics["critic/vf_explained_var"] = algorithms::ExplainedVariance(plan.returns, plan.values, plan.cells.mask);
+  metrics["critic/vf_explained_var"] =
+      algorithms::ExplainedVariance(plan.returns, plan.values, plan.cells.mask);
   metrics["critic/grad_norm"] = updates.value().grad_norm;
   metrics["critic/lr"] = rate;
   ColumnMetrics("critic/values", plan.values, plan.cells, metrics);
@@ -324,13 +372,24 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
   UpdateTarget target{.gradients = *gradients,
                       .optimizer = *optimizer,
                       .rate = LearningRate(options.schedule, step.batch.step.value),
-                      .micro = [&](const std::vector<int64_t>& micro, size_t update, int64_t epoch) { return MicroStep(step, micro, plan, pairs_of[update], tokens(micro) / tokens_of[update], epoch == 0); },
-                      .finite = [&] { return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) && std::isfinite(step.sums.kl_loss); }};
+                      .micro =
+                          [&](const std::vector<int64_t>& micro, size_t update, int64_t epoch) {
+                            return MicroStep(step, micro, plan, pairs_of[update],
+                                             tokens(micro) / tokens_of[update], epoch == 0);
+                          },
+                      .finite =
+                          [&] {
+                            return std::isfinite(step.sums.loss) && std::isfinite(step.sums.entropy_loss) &&
+                                   std::isfinite(step.sums.kl_loss);
+                          }};
   if (whole_batch) {
     target.before = [&](size_t update) -> Status {
-      TP_ASSIGN_OR_RETURN(const std::vector<double> every, AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true));
+      TP_ASSIGN_OR_RETURN(const std::vector<double> every,
+                          AllLogProbs(step, *decoder, weights, "log_probs", /*replay=*/true));
       const algorithms::Cells cells = Only(plan.cells, step.minibatches[update]);
-      plan.selected = algorithms::SelectTokens(options.loss.policy, cells, {.logp = algorithms::Masked(every, cells), .advantages = plan.advantages});
+      plan.selected =
+          algorithms::SelectTokens(options.loss.policy, cells,
+                                   {.logp = algorithms::Masked(every, cells), .advantages = plan.advantages});
       return OkStatus();
     };
   }
@@ -339,19 +398,26 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& pl
 
 void TrainerImpl::Adapt(const Batch& batch, double kl) {
   if (!options.loss.kl || !options.loss.kl->target) return;
-  controls->kl_coef = algorithms::AdaptKlCoefficient(controls->kl_coef, kl, *options.loss.kl->target, static_cast<double>(batch.rows.size()), options.loss.kl->horizon);
+  controls->kl_coef =
+      algorithms::AdaptKlCoefficient(controls->kl_coef, kl, *options.loss.kl->target,
+                                     static_cast<double>(batch.rows.size()), options.loss.kl->horizon);
 }
 
-StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress, comm::Collective* group) try {
+StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& progress,
+                                   comm::Collective* group) try {
   TrainerImpl& m = *impl_;
   const TrainerOptions& o = m.options;
   const bool policy = m.policy();
   Stopwatch total, watch;
-  if (batch.rows.empty()) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
-  if (batch.step.value < 1) return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
+  if (batch.rows.empty())
+    return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
+  if (batch.step.value < 1)
+    return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + "; steps count from 1");
   TP_RETURN_IF_ERROR(m.Check(batch.rows, /*recorded=*/policy));
   if (!batch.mine.empty() && (group == nullptr || batch.mine.size() != batch.rows.size())) {
-    return InvalidArgument("trainer: a share of the rows needs a group of ranks and one mark for each of the " + std::to_string(batch.rows.size()) + " rows");
+    return InvalidArgument(
+        "trainer: a share of the rows needs a group of ranks and one mark for each of the " +
+        std::to_string(batch.rows.size()) + " rows");
   }
   StepContext step{.batch = batch, .group = group, .progress = progress};
   TP_RETURN_IF_ERROR(m.Split(step));
@@ -399,7 +465,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(everything, "digest"));
     for (size_t r = 0; r < digests.size(); ++r) {
       if (digests[r] != everything) {
-        return Internal("trainer: after step " + std::to_string(batch.step.value) + " rank " + std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
+        return Internal("trainer: after step " + std::to_string(batch.step.value) + " rank " +
+                        std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
       }
     }
   }
@@ -407,7 +474,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   std::map<std::string, double>& metrics = result.metrics;
   if (policy && o.loss.kl) {
     double kl = sums.reference_kl / std::max(1.0, sums.reference_tokens);
-    if (!plan.kl.empty()) kl = algorithms::TokenMean(plan.kl, plan.cells);  // also in steps of the critic alone
+    if (!plan.kl.empty())
+      kl = algorithms::TokenMean(plan.kl, plan.cells);  // also in steps of the critic alone
     metrics["ref/kl"] = kl;
     metrics["actor/kl_coef"] = m.controls->kl_coef;
     if (result.finite) m.Adapt(batch, kl);
@@ -418,7 +486,8 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   if (policy) {
     RowMetrics(batch.rows, plan.scores, metrics);
     if (!plan.teacher.empty()) {  // KL(student || teacher) on the student's own samples
-      metrics["teacher/kl"] = -algorithms::TokenMean(algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, 1, plan.cells), plan.cells);
+      metrics["teacher/kl"] = -algorithms::TokenMean(
+          algorithms::OnPolicyDistillAdvantages(plan.old, plan.teacher, 1, plan.cells), plan.cells);
     }
     if (!plan.steps.row.empty()) metrics["turns/shared_states"] = SharedStates(plan);
     if (!plan.keep.empty()) metrics["is/masked_frac"] = plan.masked_fraction;
@@ -438,7 +507,9 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
     case Objective::kPolicy:
       if (!critic_alone) metrics["actor/pg_loss"] = mean;
       break;
-    case Objective::kSupervised: metrics["sft/loss"] = mean; break;
+    case Objective::kSupervised:
+      metrics["sft/loss"] = mean;
+      break;
     case Objective::kDistill:
       metrics.erase("sft/loss");
       metrics.erase("actor/entropy");
@@ -447,11 +518,17 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
       break;
     case Objective::kPreference:
     case Objective::kReward:
-      PairSums{.loss = mean, .accuracy = sums.pair_right, .margin = 0, .chosen = sums.pair_chosen, .rejected = sums.pair_rejected, .pairs = sums.pairs}
+      PairSums{.loss = mean,
+               .accuracy = sums.pair_right,
+               .margin = 0,
+               .chosen = sums.pair_chosen,
+               .rejected = sums.pair_rejected,
+               .pairs = sums.pairs}
           .Put(o.objective == Objective::kReward ? "reward_model" : "dpo", metrics);
       break;
   }
-  if (m.weights.spec().sparse_layers() > 0 && m.decoder != nullptr && !critic_alone) metrics["actor/router_balance"] = sums.balance / passes;
+  if (m.weights.spec().sparse_layers() > 0 && m.decoder != nullptr && !critic_alone)
+    metrics["actor/router_balance"] = sums.balance / passes;
   metrics["actor/loss"] = (loss + o.router_aux_coef * sums.balance) / passes;
   metrics["actor/grad_norm"] = critic_alone ? 0 : done.grad_norm;
   metrics["actor/lr"] = critic_alone ? 0 : LearningRate(o.schedule, batch.step.value);
@@ -470,24 +547,29 @@ std::vector<NamedBytes> Trainer::State() {
   TrainerImpl& m = *impl_;
   std::vector<NamedBytes> state = m.trained().State();
   if (m.policy() && m.value != nullptr) {
-    for (const NamedBytes& part : m.value->optimizer().State()) state.push_back({"critic." + part.name, part.bytes});
+    for (const NamedBytes& part : m.value->optimizer().State())
+      state.push_back({"critic." + part.name, part.bytes});
   }
-  if (m.controls != &m.spare) state.push_back({"controls", m.controls_memory.bytes().first(sizeof(Controls))});
+  if (m.controls != &m.spare)
+    state.push_back({"controls", m.controls_memory.bytes().first(sizeof(Controls))});
   return state;
 }
 
 Status Trainer::LoadState(std::span<const NamedBytes> saved) {
   const std::vector<NamedBytes> live = State();
   if (saved.size() != live.size()) {
-    return DataLoss("trainer state: " + std::to_string(saved.size()) + " parts were saved, " + std::to_string(live.size()) + " are expected");
+    return DataLoss("trainer state: " + std::to_string(saved.size()) + " parts were saved, " +
+                    std::to_string(live.size()) + " are expected");
   }
   for (size_t i = 0; i < live.size(); ++i) {
     if (saved[i].name != live[i].name || saved[i].bytes.size() != live[i].bytes.size()) {
-      return DataLoss("trainer state: part " + std::to_string(i) + " is " + saved[i].name + " with " + std::to_string(saved[i].bytes.size()) +
-                      " bytes, expected " + live[i].name + " with " + std::to_string(live[i].bytes.size()) + "; the checkpoint is of another model or dtype");
+      return DataLoss("trainer state: part " + std::to_string(i) + " is " + saved[i].name + " with " +
+                      std::to_string(saved[i].bytes.size()) + " bytes, expected " + live[i].name + " with " +
+                      std::to_string(live[i].bytes.size()) + "; the checkpoint is of another model or dtype");
     }
   }
-  for (size_t i = 0; i < live.size(); ++i) std::memcpy(live[i].bytes.data(), saved[i].bytes.data(), live[i].bytes.size());
+  for (size_t i = 0; i < live.size(); ++i)
+    std::memcpy(live[i].bytes.data(), saved[i].bytes.data(), live[i].bytes.size());
   return OkStatus();
 }
 

@@ -7,9 +7,10 @@
 // Losses are normalised by counts of the whole update, so the gradient does not depend on how rows
 // are cut into micro-batches, up to rounding.
 //
-// Further models take part where the algorithm asks for them (Companions): a frozen reference (KL in the loss or in the
-// reward, DPO), a frozen teacher (distillation), a critic, which is trained in the same step, before the policy, with a
-// gradient, an optimizer and a learning rate of its own, and whose state is part of State().
+// Further models take part where the algorithm asks for them (Companions): a frozen reference (KL in the loss
+// or in the reward, DPO), a frozen teacher (distillation), a critic, which is trained in the same step,
+// before the policy, with a gradient, an optimizer and a learning rate of its own, and whose state is part of
+// State().
 //
 // Not thread-safe: one thread owns a Trainer. It uses at::get_num_threads() threads inside.
 
@@ -38,11 +39,11 @@ namespace tidepool::train {
 struct TrainerImpl;  // trainer_impl.h
 
 enum class Objective {
-  kPolicy,       // samples with rewards
-  kSupervised,   // -lp of responses
-  kPreference,   // pairs: DPO, IPO
-  kReward,       // pairs: a reward model; the weights have a value head
-  kDistill,      // divergence from a teacher at every response token
+  kPolicy,      // samples with rewards
+  kSupervised,  // -lp of responses
+  kPreference,  // pairs: DPO, IPO
+  kReward,      // pairs: a reward model; the weights have a value head
+  kDistill,     // divergence from a teacher at every response token
 };
 
 struct TrainerOptions {
@@ -51,20 +52,20 @@ struct TrainerOptions {
   ShapingOptions shaping;
   std::vector<double> component_weights;  // of the reward functions
   ScheduleOptions critic_schedule;
-  int64_t critic_warmup_steps = 0;        // steps that leave the policy alone
+  int64_t critic_warmup_steps = 0;  // steps that leave the policy alone
   algorithms::DpoOptions preference;
-  bool length_average = false;            // preference: log-probs of a response are averaged
-  double margin = 0, centre = 0;          // reward
+  bool length_average = false;    // preference: log-probs of a response are averaged
+  double margin = 0, centre = 0;  // reward
   algorithms::DistillOptions distill;
   AdamWOptions optimizer;
   ScheduleOptions schedule;
-  double temperature = 1.0;       // of the sampler: log-probs are of softmax(logits / temperature); > 0
-  int64_t epochs = 1;             // passes over the batch
-  int64_t minibatches = 1;        // optimizer updates a pass
+  double temperature = 1.0;           // of the sampler: log-probs are of softmax(logits / temperature); > 0
+  int64_t epochs = 1;                 // passes over the batch
+  int64_t minibatches = 1;            // optimizer updates a pass
   int64_t micro_batch_tokens = 2048;  // computed together, at most
-  int64_t head_rows = 256;        // rows of logits held at a time
-  bool recompute = false;         // keep block inputs only
-  double router_aux_coef = 0;     // of model::Decoder::LoadBalanceLoss; >= 0
+  int64_t head_rows = 256;            // rows of logits held at a time
+  bool recompute = false;             // keep block inputs only
+  double router_aux_coef = 0;         // of model::Decoder::LoadBalanceLoss; >= 0
   bool deterministic = false;
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
@@ -74,7 +75,7 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);
 struct Companions {
   const model::Weights* reference = nullptr;
   const model::Weights* teacher = nullptr;
-  model::Weights* critic = nullptr;       // has a value head; updated in place
+  model::Weights* critic = nullptr;  // has a value head; updated in place
 };
 // Which of them these options need.
 struct NeededCompanions {
@@ -83,14 +84,15 @@ struct NeededCompanions {
 NeededCompanions Needed(const TrainerOptions& options);
 
 struct StepResult {
-  bool finite = true;             // false: the loss or a gradient was not finite and that update and later ones were not made
-  int64_t updates = 0;            // of the trained weights; with one update a batch, 0 means that they did not change
-  uint64_t digest = 0;            // Weights::Digest() after the step
+  bool finite =
+      true;  // false: the loss or a gradient was not finite and that update and later ones were not made
+  int64_t updates = 0;  // of the trained weights; with one update a batch, 0 means that they did not change
+  uint64_t digest = 0;  // Weights::Digest() after the step
   std::map<std::string, double> metrics;  // names of docs (actor/pg_loss, ...)
 };
 
 struct StepProgress {
-  int64_t done = 0;               // micro-batches through forward and backward
+  int64_t done = 0;  // micro-batches through forward and backward
   int64_t total = 0;
 };
 // Called between micro-batches. false: stop; the step returns kAborted, and the update in progress
@@ -99,9 +101,10 @@ using ProgressCallback = std::function<bool(const StepProgress&)>;
 
 class Trainer {
  public:
-  // `weights` outlives the trainer and is updated in place. kInvalidArgument: a companion that is needed is missing or does
-  // not fit.
-  static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, const TrainerOptions& options, const Companions& companions = {});
+  // `weights` outlives the trainer and is updated in place. kInvalidArgument: a companion that is needed is
+  // missing or does not fit.
+  static StatusOr<std::unique_ptr<Trainer>> Create(model::Weights& weights, const TrainerOptions& options,
+                                                   const Companions& companions = {});
   ~Trainer();
 
   // kInvalidArgument if the batch is malformed or a row exceeds the token budget: nothing changed.
@@ -109,7 +112,8 @@ class Trainer {
   // rank's): gradients and sums are added up over the ranks and every rank makes the same update; one
   // that ends up with other weights than the rest is kInternal. The result is that of one rank with
   // all rows, up to rounding. After an error the group is useless: leave it, so that the others see it.
-  StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr, comm::Collective* group = nullptr);
+  StatusOr<StepResult> Step(const Batch& batch, const ProgressCallback& progress = nullptr,
+                            comm::Collective* group = nullptr);
 
   // Log-probabilities [row][response token] under the present weights.
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);
@@ -117,8 +121,9 @@ class Trainer {
   // Pairs that are not trained on: <job>/loss, accuracy, margin. kFailedPrecondition: not a job on pairs.
   StatusOr<std::map<std::string, double>> Evaluate(std::span<const Row> rows);
 
-  // Live spans of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of coefficients
-  // that move ("controls") included: read them for a checkpoint, write into them to restore. LoadState copies from saved bytes and checks names and sizes first (kDataLoss).
+  // Live spans of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of
+  // coefficients that move ("controls") included: read them for a checkpoint, write into them to restore.
+  // LoadState copies from saved bytes and checks names and sizes first (kDataLoss).
   std::vector<NamedBytes> State();
   Status LoadState(std::span<const NamedBytes> saved);
   // The weights were replaced from outside (first load, a pulled version): see AdamW::ResetMaster.

@@ -42,13 +42,13 @@ struct StepContext {
   const Batch& batch;
   comm::Collective* group = nullptr;
   const ProgressCallback& progress;
-  int64_t done = 0, todo = 0;                 // micro-batches
+  int64_t done = 0, todo = 0;                             // micro-batches
   std::vector<std::vector<int64_t>> minibatches;          // rows of each update
   std::vector<std::vector<std::vector<int64_t>>> micros;  // [update][micro-batch]: this rank's rows
-  std::vector<int64_t> mine;                  // this rank's rows
+  std::vector<int64_t> mine;                              // this rank's rows
   TokenSums sums;
   StepTimes times;
-  int64_t computed = 0;                       // tokens
+  int64_t computed = 0;  // tokens
 };
 
 // Optimizer updates over the batch: micro-batches, gradients of all ranks added up, one update each.
@@ -56,9 +56,9 @@ struct UpdateTarget {
   model::Gradients& gradients;
   AdamW& optimizer;
   double rate = 0;
-  std::function<Status(size_t update)> before;                                             // may be null
+  std::function<Status(size_t update)> before;  // may be null
   std::function<Status(const std::vector<int64_t>& micro, size_t update, int64_t epoch)> micro;
-  std::function<bool()> finite;                                                            // of what this rank summed up
+  std::function<bool()> finite;  // of what this rank summed up
 };
 struct UpdatesDone {
   bool finite = true;
@@ -76,38 +76,47 @@ struct TrainerImpl {
   std::unique_ptr<model::Decoder> decoder;
   std::unique_ptr<model::Gradients> gradients;
   std::unique_ptr<AdamW> optimizer;
-  std::unique_ptr<ValueModel> value;   // kReward: of the trained weights. kPolicy: the critic
+  std::unique_ptr<ValueModel> value;  // kReward: of the trained weights. kPolicy: the critic
   std::unique_ptr<model::Decoder> reference, teacher;
   model::PageBuffer controls_memory;
-  Controls* controls = nullptr;        // in controls_memory, or spare
+  Controls* controls = nullptr;  // in controls_memory, or spare
   Controls spare;
 
   [[nodiscard]] bool policy() const { return options.objective == Objective::kPolicy; }
-  [[nodiscard]] bool pairs() const { return options.objective == Objective::kPreference || options.objective == Objective::kReward; }
+  [[nodiscard]] bool pairs() const {
+    return options.objective == Objective::kPreference || options.objective == Objective::kReward;
+  }
   [[nodiscard]] AdamW& trained() const { return optimizer != nullptr ? *optimizer : value->optimizer(); }
   [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;
-  [[nodiscard]] ScoringOptions scoring(bool replay) const { return {options.temperature, options.micro_batch_tokens, options.head_rows, replay}; }
+  [[nodiscard]] ScoringOptions scoring(bool replay) const {
+    return {options.temperature, options.micro_batch_tokens, options.head_rows, replay};
+  }
 
   // trainer.cc
   [[nodiscard]] uint64_t DigestWith(uint64_t weights_digest) const;  // and the critic's
   Status Split(StepContext& step) const;
   // Numbers of this rank's rows put in their cells, with those of the other ranks.
-  StatusOr<std::vector<double>> Gather(const StepContext& step, const std::vector<std::vector<float>>& rows, const char* what) const;
+  StatusOr<std::vector<double>> Gather(const StepContext& step, const std::vector<std::vector<float>>& rows,
+                                       const char* what) const;
   // replay: `of` is the model that sampled, so tokens go through the experts that were recorded.
-  StatusOr<std::vector<double>> AllLogProbs(const StepContext& step, const model::Decoder& of, const model::Weights& by, const char* what, bool replay = false,
+  StatusOr<std::vector<double>> AllLogProbs(const StepContext& step, const model::Decoder& of,
+                                            const model::Weights& by, const char* what, bool replay = false,
                                             std::vector<double>* squares = nullptr) const;
   StatusOr<UpdatesDone> Update(StepContext& step, const UpdateTarget& target) const;
   Status PreparePolicy(StepContext& step, StepPlan& plan);
   Status FillWeights(const StepContext& step, StepPlan& plan) const;
-  StatusOr<UpdatesDone> UpdateCritic(StepContext& step, const StepPlan& plan, std::map<std::string, double>& metrics);
+  StatusOr<UpdatesDone> UpdateCritic(StepContext& step, const StepPlan& plan,
+                                     std::map<std::string, double>& metrics);
   StatusOr<UpdatesDone> UpdateWeights(StepContext& step, StepPlan& plan);
   void Adapt(const Batch& batch, double kl);
 
   // micro_step.cc. One micro-batch: forward, loss, backward. share: of the update's tokens.
-  Status MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan, int64_t pairs_of_update, double share, bool first_pass);
+  Status MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan,
+                   int64_t pairs_of_update, double share, bool first_pass);
 
   // Logits of the student become the gradient of sum weight(pair) divergence(pair).
-  void DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught, const std::function<double(size_t)>& weight, TokenSums& sums) const;
+  void DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught,
+                    const std::function<double(size_t)>& weight, TokenSums& sums) const;
 
   // pair_step.cc
   Status CheckPairs(const StepContext& step) const;

@@ -11,9 +11,13 @@
 namespace tidepool::train {
 
 ValueModel::ValueModel(model::Weights& weights, const ValueModelOptions& options)
-    : weights_(weights), options_(options), decoder_(weights, {.deterministic = options.deterministic}), gradients_(weights) {}
+    : weights_(weights),
+      options_(options),
+      decoder_(weights, {.deterministic = options.deterministic}),
+      gradients_(weights) {}
 
-StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights, const ValueModelOptions& options) {
+StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights,
+                                                         const ValueModelOptions& options) {
   if (!weights.spec().value_head) return InvalidArgument("value model: these weights have no value head");
   std::unique_ptr<ValueModel> m(new ValueModel(weights, options));
   for (size_t i = 0; i < weights.layout().size(); ++i) {
@@ -24,7 +28,8 @@ StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights
 }
 
 std::vector<double> ValueModel::HeadOf(const at::Tensor& hidden, std::span<const int32_t> sources) const {
-  const at::Tensor h = hidden.to(at::kFloat).contiguous(), head = weights_.Get(score_).to(at::kFloat).contiguous();
+  const at::Tensor h = hidden.to(at::kFloat).contiguous(),
+                   head = weights_.Get(score_).to(at::kFloat).contiguous();
   const int64_t d = h.size(1);
   const auto* rows = h.const_data_ptr<float>();
   const auto* s = head.const_data_ptr<float>();
@@ -39,14 +44,18 @@ std::vector<double> ValueModel::HeadOf(const at::Tensor& hidden, std::span<const
   return values;
 }
 
-StatusOr<std::vector<std::vector<float>>> ValueModel::Values(std::span<const Row> rows, std::span<const int64_t> places) {
+StatusOr<std::vector<std::vector<float>>> ValueModel::Values(std::span<const Row> rows,
+                                                             std::span<const int64_t> places) {
   TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, options_.micro_batch_tokens));
   std::vector<std::vector<float>> result(rows.size());
   for (const auto& micro : micros) {
     const PackedBatch packed = Pack(rows, micro);
-    const std::vector<double> values = HeadOf(HiddenStates(decoder_, weights_, View(weights_.spec(), rows, packed, nullptr)), packed.sources);
+    const std::vector<double> values = HeadOf(
+        HiddenStates(decoder_, weights_, View(weights_.spec(), rows, packed, nullptr)), packed.sources);
     for (size_t k = 0; k < packed.rows.size(); ++k) {
-      for (const int32_t pair : packed.pair_of[k]) result[static_cast<size_t>(packed.rows[k])].push_back(static_cast<float>(values[static_cast<size_t>(pair)]));
+      for (const int32_t pair : packed.pair_of[k])
+        result[static_cast<size_t>(packed.rows[k])].push_back(
+            static_cast<float>(values[static_cast<size_t>(pair)]));
     }
   }
   return result;
@@ -55,7 +64,8 @@ StatusOr<std::vector<std::vector<float>>> ValueModel::Values(std::span<const Row
 Status ValueModel::MicroStep(std::span<const Row> rows, std::span<const int64_t> micro, const Loss& loss) {
   const PackedBatch packed = Pack(rows, micro);
   auto [hidden, saved] = decoder_.ForwardTraining(
-      {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, options_.recompute);
+      {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs},
+      options_.recompute);
   const std::vector<double> pairs = HeadOf(hidden, packed.sources);
   std::vector<std::vector<double>> values(packed.rows.size()), slopes(packed.rows.size());
   for (size_t k = 0; k < packed.rows.size(); ++k) {
@@ -65,11 +75,13 @@ Status ValueModel::MicroStep(std::span<const Row> rows, std::span<const int64_t>
   TP_RETURN_IF_ERROR(loss(packed.rows, values, slopes));
   std::vector<double> slope(pairs.size(), 0.0);
   for (size_t k = 0; k < packed.rows.size(); ++k) {
-    for (size_t t = 0; t < slopes[k].size(); ++t) slope[static_cast<size_t>(packed.pair_of[k][t])] += slopes[k][t];
+    for (size_t t = 0; t < slopes[k].size(); ++t)
+      slope[static_cast<size_t>(packed.pair_of[k][t])] += slopes[k][t];
   }
   // d h = slope * score, d score = sum slope * h; a token that several pairs need receives their sum.
   at::Tensor dhidden = at::zeros(hidden.sizes(), at::TensorOptions().dtype(at::kFloat));
-  const at::Tensor h = hidden.to(at::kFloat).contiguous(), head = weights_.Get(score_).to(at::kFloat).contiguous();
+  const at::Tensor h = hidden.to(at::kFloat).contiguous(),
+                   head = weights_.Get(score_).to(at::kFloat).contiguous();
   const int64_t d = h.size(1);
   const auto* x = h.const_data_ptr<float>();
   const auto* s = head.const_data_ptr<float>();

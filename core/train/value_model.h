@@ -1,9 +1,10 @@
 #pragma once
-// A decoder with a value head: v = score . h, a number for the state before each response token. A critic of PPO is one,
-// and a reward model reads the number after the last token. Forward, hand-written backward, AdamW with a state of its own.
+// A decoder with a value head: v = score . h, a number for the state before each response token. A critic of
+// PPO is one, and a reward model reads the number after the last token. Forward, hand-written backward, AdamW
+// with a state of its own.
 //
-// The head's products are formed in float64 in a fixed order, token by token, so a value depends on its own hidden state
-// alone. Not thread-safe; one thread owns it.
+// The head's products are formed in float64 in a fixed order, token by token, so a value depends on its own
+// hidden state alone. Not thread-safe; one thread owns it.
 
 #include <cstdint>
 #include <functional>
@@ -30,15 +31,19 @@ struct ValueModelOptions {
 class ValueModel {
  public:
   // `weights` has spec().value_head, outlives this and is updated in place.
-  static StatusOr<std::unique_ptr<ValueModel>> Create(model::Weights& weights, const ValueModelOptions& options);
+  static StatusOr<std::unique_ptr<ValueModel>> Create(model::Weights& weights,
+                                                      const ValueModelOptions& options);
 
   // [row][response token]: value of the state before the token; rows not among `places` stay empty.
-  StatusOr<std::vector<std::vector<float>>> Values(std::span<const Row> rows, std::span<const int64_t> places);
+  StatusOr<std::vector<std::vector<float>>> Values(std::span<const Row> rows,
+                                                   std::span<const int64_t> places);
 
-  // Forward and backward of the rows rows[micro] (of packing.h): `loss` is given their values [micro.size()][tokens] in the
-  // order of `order` (places in rows) and fills the slopes, which come with zeros. Adds to the gradients.
-  using Loss = std::function<Status(std::span<const int64_t> order, const std::vector<std::vector<double>>& values,
-                                    std::vector<std::vector<double>>& slopes)>;
+  // Forward and backward of the rows rows[micro] (of packing.h): `loss` is given their values
+  // [micro.size()][tokens] in the order of `order` (places in rows) and fills the slopes, which come with
+  // zeros. Adds to the gradients.
+  using Loss =
+      std::function<Status(std::span<const int64_t> order, const std::vector<std::vector<double>>& values,
+                           std::vector<std::vector<double>>& slopes)>;
   Status MicroStep(std::span<const Row> rows, std::span<const int64_t> micro, const Loss& loss);
 
   [[nodiscard]] model::Gradients& gradients() { return gradients_; }

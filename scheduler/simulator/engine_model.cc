@@ -7,7 +7,7 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kSame = 1e-9;         // seconds: the end of a step, summed in another order
+constexpr double kSame = 1e-9;  // seconds: the end of a step, summed in another order
 
 int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -45,7 +45,8 @@ int64_t EngineModel::StepsFor(const EngineRun& run) const {
 void EngineModel::Enter(EngineRun& run) {
   if (run.prefill > 0 || run.fetch_s > 0) {
     // It stands in the way of the others' steps.
-    const double took = factor_ * cost_->Prefill(run.prefill, static_cast<double>(run.context) / 2) + run.fetch_s;
+    const double took =
+        factor_ * cost_->Prefill(run.prefill, static_cast<double>(run.context) / 2) + run.fetch_s;
     at_ += took;
     busy_ += took;
     since_busy_ += took;
@@ -72,11 +73,13 @@ void EngineModel::Leave(EngineRun& run) {
   }
   const int64_t steps = clock_ - run.from_clock;
   const int64_t most = std::min({run.chunk_left, run.total_left, run.turn_left});
-  const int64_t made = std::min(most, static_cast<int64_t>(std::llround(static_cast<double>(steps) * tokens_per_step_)));
+  const int64_t made =
+      std::min(most, static_cast<int64_t>(std::llround(static_cast<double>(steps) * tokens_per_step_)));
   --batch_;
   run.decoding = false;
   if (stops_.front().tid == run.tid && stops_.front().clock == run.stop_clock) DropStop();
-  while (static_cast<int64_t>(stops_.size()) > batch_) {  // some belong to runs that have left; not at the front
+  while (static_cast<int64_t>(stops_.size()) >
+         batch_) {  // some belong to runs that have left; not at the front
     const auto* next = runs_.find(stops_.front().tid);
     if (next != nullptr && next->second.decoding && next->second.stop_clock == stops_.front().clock) break;
     DropStop();
@@ -95,8 +98,8 @@ void EngineModel::Add(const EngineRun& run, double now) {
   const auto [there, fresh] = runs_.try_emplace(run.tid);
   EngineRun& placed = there->second;
   if (!fresh) {
-    if (placed.att == run.att) return;   // a repeat
-    Leave(placed);                       // what is left of an attempt that was given up
+    if (placed.att == run.att) return;  // a repeat
+    Leave(placed);                      // what is left of an attempt that was given up
   }
   placed = run;
   placed.decoding = false;
@@ -107,8 +110,10 @@ void EngineModel::Resume(const SampleId& tid, double now) {
   const bool idle = batch_ == 0 && waiting_.empty() && at_ <= now;
   if (idle) begun_ = {now, clock_};
   // What comes in the same instant comes in one frame, and is in the step that the first of it begins.
-  if (idle || (begun_ == std::pair(now, clock_) && waiting_.empty())) Enter(runs_.at(tid));
-  else waiting_.push_back(tid);
+  if (idle || (begun_ == std::pair(now, clock_) && waiting_.empty()))
+    Enter(runs_.at(tid));
+  else
+    waiting_.push_back(tid);
 }
 
 EngineRun* EngineModel::Find(const SampleId& tid) {
@@ -117,7 +122,7 @@ EngineRun* EngineModel::Find(const SampleId& tid) {
 }
 
 void EngineModel::Admit(double now) {
-  if (at_ > now + kSame) return;       // not the end of a step
+  if (at_ > now + kSame) return;  // not the end of a step
   for (const SampleId& tid : waiting_) Enter(runs_.at(tid));
   waiting_.clear();
 }
@@ -158,8 +163,9 @@ EngineModel::StepSeconds EngineModel::TakeStepSeconds() {
   if (batch_ == 0) return {};
   const int64_t steps = clock_ - since_clock_;
   since_clock_ = clock_;
-  if (steps == 0) {                    // of a jump that is still under way nothing has ended
-    const double step = factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) / static_cast<double>(quantum_) / tokens_per_step_;
+  if (steps == 0) {  // of a jump that is still under way nothing has ended
+    const double step = factor_ * cost_->DecodeSteps(batch_, kv_, quantum_) / static_cast<double>(quantum_) /
+                        tokens_per_step_;
     return {step, step};
   }
   const double tokens = static_cast<double>(steps) * tokens_per_step_;

@@ -1,11 +1,12 @@
 #pragma once
 // One modelled engine: a batch that decodes in steps, timed by the cost model.
 //
-// A step that has begun takes nobody in (but what came in the instant of its begin): what arrives meanwhile joins at its end, first its prefill, then its tokens,
-// as in the real engine, where a message waits until the step under way is over. So a chunk costs its own steps
-// and the rest of the one in which it arrived. Between two things that matter (a run's stop, an arrival that waits) steps are
-// taken in closed form. `quantum`: decode steps that one engine step stands for (the token_factor of a
-// paced slot; 1 for real hardware). Times are seconds of the simulation. Not thread-safe.
+// A step that has begun takes nobody in (but what came in the instant of its begin): what arrives meanwhile
+// joins at its end, first its prefill, then its tokens, as in the real engine, where a message waits until
+// the step under way is over. So a chunk costs its own steps and the rest of the one in which it arrived.
+// Between two things that matter (a run's stop, an arrival that waits) steps are taken in closed form.
+// `quantum`: decode steps that one engine step stands for (the token_factor of a paced slot; 1 for real
+// hardware). Times are seconds of the simulation. Not thread-safe.
 
 #include <cstdint>
 #include <limits>
@@ -19,17 +20,17 @@
 
 namespace tidepool::scheduler {
 
-struct EngineRun {                       // one chunk in an engine
+struct EngineRun {  // one chunk in an engine
   SampleId tid;
   int32_t att = 0;
   GroupId gid;
-  int64_t context = 0;                 // prompt and tokens so far
+  int64_t context = 0;  // prompt and tokens so far
   int64_t chunk_left = 0, total_left = 0, turn_left = 0;
-  double prefill = 0;                  // tokens to compute before it can decode
-  double fetch_s = 0;                  // or to wait for its cache, which comes from where it was; the others wait, too
-  int64_t generated = 0;               // in this chunk
-  int64_t total = 0;                   // of the sample
-  bool decoding = false;               // in the batch; else it waits for the next step, or in a turn
+  double prefill = 0;     // tokens to compute before it can decode
+  double fetch_s = 0;     // or to wait for its cache, which comes from where it was; the others wait, too
+  int64_t generated = 0;  // in this chunk
+  int64_t total = 0;      // of the sample
+  bool decoding = false;  // in the batch; else it waits for the next step, or in a turn
   int64_t from_clock = 0, stop_clock = 0;
 };
 
@@ -64,8 +65,8 @@ class EngineModel {
   [[nodiscard]] bool working() const { return batch_ > 0 || !waiting_.empty(); }
   [[nodiscard]] int64_t batch() const { return batch_; }
   [[nodiscard]] double kv() const { return kv_; }
-  // What a token of each sample of the batch has taken since the last call, prefill between the steps and all, and the steps
-  // alone: what heartbeats report. 0: no step has ended since, or no batch is under way.
+  // What a token of each sample of the batch has taken since the last call, prefill between the steps and
+  // all, and the steps alone: what heartbeats report. 0: no step has ended since, or no batch is under way.
   struct StepSeconds {
     double all = 0, decode = 0;
   };
@@ -81,7 +82,9 @@ class EngineModel {
   struct RunStop {
     int64_t clock = 0;
     SampleId tid;
-    friend bool operator>(const RunStop& x, const RunStop& y) { return std::tie(x.clock, x.tid) > std::tie(y.clock, y.tid); }
+    friend bool operator>(const RunStop& x, const RunStop& y) {
+      return std::tie(x.clock, x.tid) > std::tie(y.clock, y.tid);
+    }
   };
   void Enter(EngineRun& run);
   void Leave(EngineRun& run);
@@ -93,17 +96,19 @@ class EngineModel {
   const CostModel* cost_;
   int64_t quantum_;
   double tokens_per_step_, gap_s_, factor_ = 1;
-  std::vector<SampleId> waiting_;      // join at the next step
+  std::vector<SampleId> waiting_;            // join at the next step
   std::pair<double, int64_t> begun_{-1, 0};  // when an idle engine last began, and its clock then
-  int64_t batch_ = 0, clock_ = 0;      // clock: decode steps so far
-  double kv_ = 0;                      // tokens of the batch
-  double at_ = 0;                      // time of `clock`
-  double finished_ = -1;               // `at_` when no step is under way although it lies ahead
+  int64_t batch_ = 0, clock_ = 0;            // clock: decode steps so far
+  double kv_ = 0;                            // tokens of the batch
+  double at_ = 0;                            // time of `clock`
+  double finished_ = -1;                     // `at_` when no step is under way although it lies ahead
   double busy_ = 0, tokens_ = 0;
   double since_busy_ = 0, since_decode_ = 0;  // since the last report: of steps and prefills; of steps
   int64_t since_clock_ = 0;
-  // A heap and a table, not trees: thousands of engines of a fleet take turns, so that what one touches is no longer in a cache.
-  std::vector<RunStop> stops_;         // heap, the next stop first; the first is always of the batch, others may have left it
+  // A heap and a table, not trees: thousands of engines of a fleet take turns, so that what one touches is no
+  // longer in a cache.
+  std::vector<RunStop>
+      stops_;  // heap, the next stop first; the first is always of the batch, others may have left it
   FlatTable<SampleId, EngineRun> runs_;
 };
 

@@ -7,8 +7,9 @@ StatusOr<SimReport> Simulator::Impl::Run() {
   if (job.controller.config.rollout.kv_cache_tokens <= 0) {
     job.controller.config.rollout.kv_cache_tokens = cost.KvTokens();
     if (job.controller.config.rollout.kv_cache_tokens <= job.prompt_tokens) {
-      return InvalidArgument("workload " + job.name + ": the weights of " + job.model.name + " leave no room for KV on " +
-                             std::to_string(job.devices_per_slot) + " x " + job.hardware.name + "; use more devices per slot");
+      return InvalidArgument("workload " + job.name + ": the weights of " + job.model.name +
+                             " leave no room for KV on " + std::to_string(job.devices_per_slot) + " x " +
+                             job.hardware.name + "; use more devices per slot");
     }
   }
   auto created = Controller::Create(job.controller, {});
@@ -24,7 +25,8 @@ StatusOr<SimReport> Simulator::Impl::Run() {
     now = e.t;
     Fire(e);
   }
-  if (!over) report.why = now >= job.limit_s ? "the virtual time limit was reached" : "nothing is left to happen";
+  if (!over)
+    report.why = now >= job.limit_s ? "the virtual time limit was reached" : "nothing is left to happen";
   Summarise();
   return report;
 }
@@ -40,11 +42,13 @@ void Simulator::Impl::Summarise() {
   report.step_s = commits.size() > 1 ? span / (steps - 1) : now;
   report.tokens_per_s = now > 0 ? report.tokens / now : 0;
   const JobConfig& c = job.controller.config;
-  report.samples_per_s = static_cast<double>(c.train.groups_per_step * c.rollout.group_size) / std::max(report.step_s, 1e-9);
+  report.samples_per_s =
+      static_cast<double>(c.train.groups_per_step * c.rollout.group_size) / std::max(report.step_s, 1e-9);
   report.rollout_s /= steps;
   report.tail_s /= steps;
   SlotTime::Cut all;
-  for (size_t i = report.per_step.size() > 1 ? 1 : 0; i < report.per_step.size(); ++i) all += report.per_step[i].time;
+  for (size_t i = report.per_step.size() > 1 ? 1 : 0; i < report.per_step.size(); ++i)
+    all += report.per_step[i].time;
   report.idle_rollout = all.rollout.idle();
   report.idle_actor = all.actor.idle();
   report.share_expanded = all.all > 0 ? all.rollout.held / all.all : 0;

@@ -5,16 +5,21 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kInOrder = 1e-9;      // seconds between two messages of one worker
-constexpr double kExitSeen = 0.05;     // the launcher sees that a process is gone
+constexpr double kInOrder = 1e-9;   // seconds between two messages of one worker
+constexpr double kExitSeen = 0.05;  // the launcher sees that a process is gone
 
 // Who says it; an invalid worker where it is the controller's own process (storage).
 WorkerRef Source(const Event& event) {
-  return std::visit([](const auto& x) -> WorkerRef {
-    if constexpr (requires { x.worker.inc; }) return x.worker;
-    else if constexpr (requires { x.grader.inc; }) return x.grader;
-    else return {};
-  }, event);
+  return std::visit(
+      [](const auto& x) -> WorkerRef {
+        if constexpr (requires { x.worker.inc; })
+          return x.worker;
+        else if constexpr (requires { x.grader.inc; })
+          return x.grader;
+        else
+          return {};
+      },
+      event);
 }
 
 bool ByLauncher(const Event& event) { return std::holds_alternative<event::WorkerLost>(event); }
@@ -24,7 +29,8 @@ bool ByLauncher(const Event& event) { return std::holds_alternative<event::Worke
 double FaultDealer::Gap(double mean) { return -std::log(1 - workers_.Uniform()) * mean; }
 
 bool FaultDealer::Slow(int64_t slot, uint64_t seed) const {
-  return shape_.slow_share > 0 && SampleUniform(seed, Mix64(static_cast<uint64_t>(slot)), 0, 21) < shape_.slow_share;
+  return shape_.slow_share > 0 &&
+         SampleUniform(seed, Mix64(static_cast<uint64_t>(slot)), 0, 21) < shape_.slow_share;
 }
 
 // The delay it has after all; the connection keeps its order.
@@ -32,7 +38,8 @@ double Simulator::Impl::Disturbed(const Event& event, double delay) {
   const WorkerRef from = Source(event);
   if (!from.worker.valid() || ByLauncher(event)) return delay;
   double at = now + delay - job.message_s + faults.MessageDelay(job.message_s);
-  if (const auto it = partition_until.find(from.worker); it != partition_until.end()) at = std::max(at, it->second);
+  if (const auto it = partition_until.find(from.worker); it != partition_until.end())
+    at = std::max(at, it->second);
   double& last = last_out[from.worker];
   last = std::max(at, last + kInOrder);
   return last - now;
@@ -42,11 +49,13 @@ void Simulator::Impl::Arrive(const Event& event) {
   const WorkerRef from = Source(event);
   if (from.worker.valid() && !ByLauncher(event)) {
     const int64_t side = from.worker.value - job.controller.config.cluster.slots;
-    const bool lives = side >= 0 ? side_inc[static_cast<size_t>(side)] == from.inc.value : Find(from) != nullptr;
-    if (!lives) return;                // it died with its process
+    const bool lives =
+        side >= 0 ? side_inc[static_cast<size_t>(side)] == from.inc.value : Find(from) != nullptr;
+    if (!lives) return;  // it died with its process
   }
   const auto* progress = std::get_if<event::ChunkProgress>(&event);
-  if (progress != nullptr && controller->Expects(progress->worker, progress->tid, progress->att)) samples[progress->tid].tokens += progress->new_tokens;
+  if (progress != nullptr && controller->Expects(progress->worker, progress->tid, progress->att))
+    samples[progress->tid].tokens += progress->new_tokens;
   const bool twice = progress == nullptr && from.worker.valid() && !ByLauncher(event) && faults.Duplicate();
   Deliver(event);
   if (twice && !over && !down) Deliver(event);
@@ -114,7 +123,8 @@ void Simulator::Impl::BeatWithFaults() {
   }
   const int64_t slots = job.controller.config.cluster.slots;
   for (int64_t i = 0; i < job.controller.side_workers(); ++i) {
-    if (side_inc[static_cast<size_t>(i)] >= 0 && speaks({slots + i})) beats.push_back({{{slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
+    if (side_inc[static_cast<size_t>(i)] >= 0 && speaks({slots + i}))
+      beats.push_back({{{slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
   }
   for (const event::Heartbeat& beat : beats) {
     if (over || down) return;
@@ -140,15 +150,25 @@ void Simulator::Impl::Befall(Fault kind) {
   const FaultShape& f = faults.shape();
   const WorkerId worker{faults.Choose(job.controller.config.cluster.slots + job.controller.side_workers())};
   switch (kind) {
-    case kKill: Die(worker, {}, true); break;
-    case kHang: Die(worker, {}, false); break;
-    case kPartition: partition_until[worker] = now + f.partition_s; break;
-    case kSlowDisk: disk_slow_until = now + f.disk_slow_s; break;
+    case kKill:
+      Die(worker, {}, true);
+      break;
+    case kHang:
+      Die(worker, {}, false);
+      break;
+    case kPartition:
+      partition_until[worker] = now + f.partition_s;
+      break;
+    case kSlowDisk:
+      disk_slow_until = now + f.disk_slow_s;
+      break;
     case kStop:
       stopping = true;
       return Deliver(event::StopRequested{"SIGTERM", false});
-    case kControllerKill: return Halt();
-    case kResume: break;
+    case kControllerKill:
+      return Halt();
+    case kResume:
+      break;
   }
   if (!over && !down) NextFault(kind);
 }

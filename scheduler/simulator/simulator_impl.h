@@ -1,6 +1,6 @@
 #pragma once
-// Inside of the simulator: the controller's surroundings and what they do with its commands (faults: simulator_faults.cc).
-// Included by the simulator's own sources alone.
+// Inside of the simulator: the controller's surroundings and what they do with its commands (faults:
+// simulator_faults.cc). Included by the simulator's own sources alone.
 
 #include <algorithm>
 #include <cmath>
@@ -33,16 +33,16 @@ struct Simulator::Impl {
     Version v;
     uint64_t weights = 0;
     EngineModel model;
-    SmallSet<GroupId> groups;          // whose prompt is in its cache
+    SmallSet<GroupId> groups;  // whose prompt is in its cache
     StepNumber state_step;
     uint64_t state = 0;
     int64_t group_epoch = 0, beats = 0;
     bool working = false, training = false;  // of slots that share a machine
-    double slow = 1;                   // a slow node
-    double noise = 1;                  // job.jitter
+    double slow = 1;                         // a slow node
+    double noise = 1;                        // job.jitter
     uint32_t drawn = 0;
-    bool beside = false;               // other slots of the machine are at work
-    int64_t caches = 0;                // how often it gave its caches away
+    bool beside = false;  // other slots of the machine are at work
+    int64_t caches = 0;   // how often it gave its caches away
   };
   enum class Kind : uint8_t { kEvent, kEngine, kTurn, kTick, kTrained, kFault };
   enum Fault : int64_t { kKill, kHang, kPartition, kSlowDisk, kStop, kControllerKill, kResume };
@@ -59,11 +59,11 @@ struct Simulator::Impl {
     std::map<WorkerId, double> seconds;  // of each rank
   };
   struct SampleFacts {
-    int64_t engine = -1;               // where its KV is, -1: nowhere, and of which weights it is
+    int64_t engine = -1;  // where its KV is, -1: nowhere, and of which weights it is
     Version v;
-    int64_t caches = 0;                // of the engine, then
-    int64_t tokens = 0;                // so far
-    int64_t turn_begin = -1;           // of an episode: its tokens where its turn began; -1: no turn is under way
+    int64_t caches = 0;       // of the engine, then
+    int64_t tokens = 0;       // so far
+    int64_t turn_begin = -1;  // of an episode: its tokens where its turn began; -1: no turn is under way
   };
 
   SimJob job;
@@ -71,9 +71,10 @@ struct Simulator::Impl {
   WorkloadDraws draws;
   FaultDealer faults;
   std::unique_ptr<Controller> controller;
-  std::priority_queue<Entry> queue;    // all but ...
-  OrderedIds<std::pair<double, int64_t>> stops;  // by time and sequence number: ... where engines stop next (Kind::kEngine)
-  std::vector<Event> slab;             // events on their way
+  std::priority_queue<Entry> queue;  // all but ...
+  OrderedIds<std::pair<double, int64_t>>
+      stops;                // by time and sequence number: ... where engines stop next (Kind::kEngine)
+  std::vector<Event> slab;  // events on their way
   std::vector<int64_t> free_slab;
   int64_t seq = 0;
   double now = 0;
@@ -83,11 +84,11 @@ struct Simulator::Impl {
   double disk_slow_until = 0;
   std::map<WorkerId, double> last_out, partition_until;
   std::set<WorkerId> started;
-  std::vector<JournalEntry> journal;   // where the controller may be started again
+  std::vector<JournalEntry> journal;                  // where the controller may be started again
   std::map<int64_t, uint64_t> checkpoints, recovery;  // weights by checkpoint, by step
   IdMap<WorkerId, Engine> engines;
   FlatTable<SampleId, SampleFacts> samples;
-  std::map<int64_t, Step> training;    // by lease
+  std::map<int64_t, Step> training;  // by lease
   std::map<Version, uint64_t> published;
   record::Lease lease;
   int64_t records = 0;
@@ -95,19 +96,23 @@ struct Simulator::Impl {
   Checker checker;
   SimReport report;
   std::vector<double> commits;
-  std::vector<double> finishes;        // of samples since the last commit
+  std::vector<double> finishes;  // of samples since the last commit
   double first_start = -1;
   SlotTime time;
-  double reported = 0;                 // time of the last step report
+  double reported = 0;  // time of the last step report
 
   explicit Impl(const SimJob& j)
-      : job(j), cost(j.hardware, j.model, j.devices_per_slot, j.engine_efficiency),
-        draws(j.seed, j.lengths, j.turns, j.recorded_lengths, j.controller.config.rollout.max_new_tokens, j.controller.config.environment.max_turn_tokens),
-        faults(j.faults, j.seed), samples(j.controller.config.rollout.group_size) {
-    if (job.true_lengths) job.controller.dispatch.oracle = [this](const SampleId& tid) { return draws.Length(tid); };
+      : job(j),
+        cost(j.hardware, j.model, j.devices_per_slot, j.engine_efficiency),
+        draws(j.seed, j.lengths, j.turns, j.recorded_lengths, j.controller.config.rollout.max_new_tokens,
+              j.controller.config.environment.max_turn_tokens),
+        faults(j.faults, j.seed),
+        samples(j.controller.config.rollout.group_size) {
+    if (job.true_lengths)
+      job.controller.dispatch.oracle = [this](const SampleId& tid) { return draws.Length(tid); };
     JobConfig& c = job.controller.config;
     c.cluster.heartbeat_s = kHeartbeatSeconds;
-    c.cluster.start_timeout_s = 1e7;   // nothing is lost here, and transfers of big models take long
+    c.cluster.start_timeout_s = 1e7;  // nothing is lost here, and transfers of big models take long
     c.cluster.stall_timeout_s = 1e7;
     c.eval.before_train = c.eval.after_train = false;
     c.eval.every_steps = 0;
@@ -128,7 +133,9 @@ struct Simulator::Impl {
   void Befall(Fault kind);
   void Halt();
   void Resume();
-  [[nodiscard]] double DiskFactor() const { return now < disk_slow_until ? faults.shape().disk_slow_factor : 1; }
+  [[nodiscard]] double DiskFactor() const {
+    return now < disk_slow_until ? faults.shape().disk_slow_factor : 1;
+  }
 
   [[nodiscard]] bool Episodic() const { return !job.controller.config.environment.name.empty(); }
 
@@ -140,7 +147,8 @@ struct Simulator::Impl {
   // The next thing to happen; false: nothing is left.
   bool Pop(Entry& next) {
     if (queue.empty() && stops.empty()) return false;
-    if (stops.empty() || (!queue.empty() && stops.first().first >= std::pair(queue.top().t, queue.top().seq))) {
+    if (stops.empty() ||
+        (!queue.empty() && stops.first().first >= std::pair(queue.top().t, queue.top().seq))) {
       next = queue.top();
       queue.pop();
       return true;
@@ -167,13 +175,15 @@ struct Simulator::Impl {
   void Deliver(const Event& event) {
     ++report.events;
     if (const auto* granted = std::get_if<event::Granted>(&event)) {
-      if (const Engine* e = Find(granted->worker); e != nullptr) time.Hold(granted->worker.worker.value, e->role, now);
+      if (const Engine* e = Find(granted->worker); e != nullptr)
+        time.Hold(granted->worker.worker.value, e->role, now);
     }
     std::vector<Command> commands = controller->Handle(event, {FromSeconds(now)});
     for (const Command& c : commands) {
       const auto* a = std::get_if<command::Append>(&c);
       if (a == nullptr) continue;
-      const JournalEntry entry{{records++}, static_cast<uint32_t>(report.lives), static_cast<uint64_t>(now * 1e9), a->record};
+      const JournalEntry entry{
+          {records++}, static_cast<uint32_t>(report.lives), static_cast<uint64_t>(now * 1e9), a->record};
       hash.Add(entry);
       if (resumes) journal.push_back(entry);
       if (job.on_record) job.on_record(entry);
@@ -217,17 +227,21 @@ struct Simulator::Impl {
     }
   }
   double Noise(Engine& e) {
-    return job.jitter > 0 ? draws.Jitter(static_cast<uint64_t>(e.ref.worker.value), e.drawn++, job.jitter) : 1;
+    return job.jitter > 0 ? draws.Jitter(static_cast<uint64_t>(e.ref.worker.value), e.drawn++, job.jitter)
+                          : 1;
   }
-  bool SetFactor(Engine& e) { return e.model.SetFactor(e.slow * e.noise * (e.beside ? job.slow_beside : 1), now); }
+  bool SetFactor(Engine& e) {
+    return e.model.SetFactor(e.slow * e.noise * (e.beside ? job.slow_beside : 1), now);
+  }
   // `delay`: until the step in which its last tokens were made is over.
   void Report(Engine& e, const EngineRun& r, event::ChunkEnd end, double delay = 0) {
     SampleFacts& s = samples[r.tid];
-    if (!faulty) s.tokens = r.total;   // else when they arrive
+    if (!faulty) s.tokens = r.total;  // else when they arrive
     s.engine = e.ref.worker.value;
     s.v = e.v;
     s.caches = e.caches;
-    if (r.generated > 0) Send(event::ChunkProgress{e.ref, r.tid, r.att, r.generated, e.v}, delay + job.message_s);
+    if (r.generated > 0)
+      Send(event::ChunkProgress{e.ref, r.tid, r.att, r.generated, e.v}, delay + job.message_s);
     Send(event::ChunkFinished{e.ref, r.tid, r.att, end, ""}, delay + job.message_s);
   }
   void EngineStop(Engine& e) {
@@ -238,7 +252,7 @@ struct Simulator::Impl {
         Report(e, e.model.Take(tid), event::ChunkEnd::kEos);
       } else if (r.chunk_left <= 0) {
         Report(e, e.model.Take(tid), event::ChunkEnd::kChunkLimit);
-      } else {                         // the end of a turn
+      } else {  // the end of a turn
         r.turn_left = draws.TurnTokens(tid);
         Push(draws.EnvironmentSeconds(tid, r.total), Kind::kTurn, e.ref.worker.value, 0, tid);
       }
@@ -253,7 +267,8 @@ struct Simulator::Impl {
       ++report.dropped;
       report.stale += x->reason == DropReason::kStale ? 1 : 0;
     }
-    if (const auto* x = std::get_if<record::TransitionBegin>(&r)) report.switches += x->slots.front().from != Role::kNone ? 1 : 0;
+    if (const auto* x = std::get_if<record::TransitionBegin>(&r))
+      report.switches += x->slots.front().from != Role::kNone ? 1 : 0;
     if (std::holds_alternative<record::TransitionRolledBack>(r)) ++report.rollbacks;
     if (const auto* x = std::get_if<record::StepCommit>(&r)) {
       report.steps_trained = x->step.value;
@@ -268,17 +283,19 @@ struct Simulator::Impl {
     }
   }
   template <typename T>
-  void Do(const T&) {}                 // reports, discards, records
+  void Do(const T&) {}  // reports, discards, records
   void Do(const command::StartWorker& c) {
     event::WorkerJoined join;
     join.worker = c.worker;
     join.name = "sim";
-    join.kind = c.worker.value < job.controller.config.cluster.slots ? WorkerKind::kDevice : job.controller.side_kind();
+    join.kind = c.worker.value < job.controller.config.cluster.slots ? WorkerKind::kDevice
+                                                                     : job.controller.side_kind();
     join.device_bytes = static_cast<int64_t>(job.hardware.memory_bytes) * job.devices_per_slot;
     const auto joins = job.join_s.find(c.worker);
-    Send(std::move(join), Seconds(c.delay) + (report.lives > 1 || started.contains(c.worker) ? faults.shape().restart_s
-                                              : joins != job.join_s.end()                    ? joins->second
-                                                                                             : job.message_s));
+    Send(std::move(join),
+         Seconds(c.delay) + (report.lives > 1 || started.contains(c.worker) ? faults.shape().restart_s
+                             : joins != job.join_s.end()                    ? joins->second
+                                                                            : job.message_s));
     started.insert(c.worker);
   }
   void Do(const command::Welcome& c) {
@@ -288,19 +305,23 @@ struct Simulator::Impl {
     }
     engines.erase(c.worker);
     stops.Remove(c.worker.value);
-    Engine& e = engines.Insert(c.worker, Engine{.model = EngineModel(cost, job.engine_quantum, job.tokens_per_step, job.step_gap_s)});
+    Engine& e = engines.Insert(c.worker, Engine{.model = EngineModel(cost, job.engine_quantum,
+                                                                     job.tokens_per_step, job.step_gap_s)});
     e.ref = {c.worker, c.inc};
     e.slot = {c.worker.value};
     e.slow = faults.Slow(c.worker.value, job.seed) ? faults.shape().slow_factor : 1;
     SetFactor(e);
     time.Hold(c.worker.value, Role::kNone, now);
   }
-  void Do(const command::PrepareRow& c) { Send(event::RowReady{c.ordinal, c.issue, job.prompt_tokens}, job.row_s); }
+  void Do(const command::PrepareRow& c) {
+    Send(event::RowReady{c.ordinal, c.issue, job.prompt_tokens}, job.row_s);
+  }
   void Do(const command::StartChunk& c) {
     Engine* e = Find(c.worker);
     if (e == nullptr && faulty) return;
     if (faulty) CountLost(c);
-    TP_CHECK(e != nullptr && e->role == Role::kRollout && e->epoch == c.epoch && e->v == c.v) << ToString(c.worker);
+    TP_CHECK(e != nullptr && e->role == Role::kRollout && e->epoch == c.epoch && e->v == c.v)
+        << ToString(c.worker);
     if (first_start < 0) first_start = now;
     e->model.CatchUp(now);
     EngineRun r;
@@ -316,17 +337,21 @@ struct Simulator::Impl {
     if (Episodic()) {
       int64_t& begin = samples[c.tid].turn_begin;
       if (begin < 0) begin = c.generated;
-      r.total_left = std::max<int64_t>(1, std::min(c.max_new_tokens - c.generated, draws.Said(c.tid) - (c.generated - begin)));
+      r.total_left = std::max<int64_t>(
+          1, std::min(c.max_new_tokens - c.generated, draws.Said(c.tid) - (c.generated - begin)));
       r.turn_left = INT64_MAX / 4;
     }
     const auto* known = samples.find(c.tid);
-    const bool cached = known != nullptr && known->second.engine == c.worker.worker.value && known->second.caches == e->caches &&
-                        (c.keep_kv || known->second.v == c.v);
+    const bool cached = known != nullptr && known->second.engine == c.worker.worker.value &&
+                        known->second.caches == e->caches && (c.keep_kv || known->second.v == c.v);
     if (!cached) {
       const bool prompt = e->groups.insert(c.gid).second;
       const bool pooled = job.kv_pool && known != nullptr && known->second.v == c.v;
-      if (pooled) r.fetch_s = static_cast<double>(r.context) * job.model.KvBytes() / (job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot));
-      r.prefill = (pooled ? 0 : static_cast<double>(c.generated)) + (prompt ? static_cast<double>(job.prompt_tokens) : 0);
+      if (pooled)
+        r.fetch_s = static_cast<double>(r.context) * job.model.KvBytes() /
+                    (job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot));
+      r.prefill = (pooled ? 0 : static_cast<double>(c.generated)) +
+                  (prompt ? static_cast<double>(job.prompt_tokens) : 0);
       report.prefilled += r.prefill;
       report.prefilled_again += pooled ? 0 : static_cast<double>(c.generated);
     }
@@ -359,7 +384,8 @@ struct Simulator::Impl {
   }
   void Do(const command::StorePayload& c) {
     const int64_t n = samples.at(c.tid).tokens;
-    Send(event::PayloadStored{c.tid, c.att, job.prompt_tokens, n, Mix64(SampleUid(c.tid) ^ static_cast<uint64_t>(n)), 0, 0, 4 * n},
+    Send(event::PayloadStored{c.tid, c.att, job.prompt_tokens, n,
+                              Mix64(SampleUid(c.tid) ^ static_cast<uint64_t>(n)), 0, 0, 4 * n},
          faults.shape().write_s * DiskFactor());
   }
   void Do(const command::Grade& c) {
@@ -374,7 +400,11 @@ struct Simulator::Impl {
       const EngineRun r = e->model.Take(tid);
       // What came to its end in that step ended; it was not drained.
       if (r.total_left <= 0) finishes.push_back(now + left);
-      Report(*e, r, r.total_left <= 0 ? event::ChunkEnd::kEos : r.chunk_left <= 0 ? event::ChunkEnd::kChunkLimit : event::ChunkEnd::kDrained, left);
+      Report(*e, r,
+             r.total_left <= 0   ? event::ChunkEnd::kEos
+             : r.chunk_left <= 0 ? event::ChunkEnd::kChunkLimit
+                                 : event::ChunkEnd::kDrained,
+             left);
     }
     Schedule(*e);
     Send(event::Drained{c.worker, c.slot, c.epoch}, left + job.message_s);
@@ -387,7 +417,9 @@ struct Simulator::Impl {
     e->groups.clear();
     ++e->caches;
     report.switch_s += job.release_s;
-    Send(event::Released{c.worker, c.slot, c.epoch, static_cast<int64_t>(job.hardware.memory_bytes) * job.devices_per_slot}, job.release_s);
+    Send(event::Released{c.worker, c.slot, c.epoch,
+                         static_cast<int64_t>(job.hardware.memory_bytes) * job.devices_per_slot},
+         job.release_s);
   }
   void Do(const command::Grant& c) {
     Engine* e = Find(c.worker);
@@ -400,7 +432,8 @@ struct Simulator::Impl {
   void Do(const command::InitState& c) { Ready(c.worker, {0}, Mix64(job.seed ^ 42), 1); }
   void Do(const command::FetchState& c) {
     const double bytes = job.model.parameters * 14;
-    Ready(c.worker, c.step, c.weights_digest, bytes / (job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot)));
+    Ready(c.worker, c.step, c.weights_digest,
+          bytes / (job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot)));
   }
   void Ready(const WorkerRef& ref, StepNumber step, uint64_t digest, double seconds) {
     Engine* e = Find(ref);
@@ -425,15 +458,18 @@ struct Simulator::Impl {
     // The slowest rank decides; ranks differ by their share of the batch.
     double tokens = 0, squares = 0;
     for (const auto& group : c.share->groups) {
-      if (job.prompt_once && !group.empty()) tokens -= static_cast<double>(job.prompt_tokens * (static_cast<int64_t>(group.size()) - 1));
+      if (job.prompt_once && !group.empty())
+        tokens -= static_cast<double>(job.prompt_tokens * (static_cast<int64_t>(group.size()) - 1));
       for (const SampleId& tid : group) {
         const auto n = static_cast<double>(job.prompt_tokens + controller->FindPayload(tid)->response_len);
         tokens += n;
         squares += n * n;
       }
     }
-    s.seconds[c.worker.worker] = e->slow * Noise(*e) * cost.Train(tokens, squares, 1, job.controller.config.train.recompute, job.train_efficiency) +
-                                 cost.AllReduce(c.world);
+    s.seconds[c.worker.worker] =
+        e->slow * Noise(*e) *
+            cost.Train(tokens, squares, 1, job.controller.config.train.recompute, job.train_efficiency) +
+        cost.AllReduce(c.world);
     e->training = true;
     if (job.slow_beside != 1) Share(*e);
     if (static_cast<int64_t>(s.members.size()) == c.world) {
@@ -448,7 +484,8 @@ struct Simulator::Impl {
     Step s = std::move(it->second);
     training.erase(it);
     // With a member that is gone the others wait in a collective until they are called off.
-    if (std::ranges::any_of(s.members, [&](const command::Train& c) { return Find(c.worker) == nullptr; })) return;
+    if (std::ranges::any_of(s.members, [&](const command::Train& c) { return Find(c.worker) == nullptr; }))
+      return;
     uint64_t digest = Find(s.members.front().worker)->state;
     double slowest = 0;
     for (const auto& [worker, seconds] : s.seconds) slowest = std::max(slowest, seconds);
@@ -478,10 +515,14 @@ struct Simulator::Impl {
       Send(event::StateReady{c.worker, c.step, 0, "no such copy"}, 0.1);
       return;
     }
-    Ready(c.worker, c.step, kept->second, job.model.parameters * 14 / (job.hardware.host_bytes_per_s * static_cast<double>(job.devices_per_slot)));
+    Ready(c.worker, c.step, kept->second,
+          job.model.parameters * 14 /
+              (job.hardware.host_bytes_per_s * static_cast<double>(job.devices_per_slot)));
   }
   void Do(const command::KillWorker& c) { Die(c.worker.worker, c.worker.inc, false); }
-  void Do(const command::VerifyCheckpoint& c) { Send(event::CheckpointVerified{c.ckpt, checkpoints.contains(c.ckpt) ? "" : "missing"}, 0.1); }
+  void Do(const command::VerifyCheckpoint& c) {
+    Send(event::CheckpointVerified{c.ckpt, checkpoints.contains(c.ckpt) ? "" : "missing"}, 0.1);
+  }
   void Do(const command::DeleteCheckpoint& c) { checkpoints.erase(c.ckpt); }
   void Do(const command::CopyRecovery& c) {
     if (const Engine* e = Find(c.worker); e != nullptr) recovery[c.step.value] = e->state;
@@ -530,7 +571,8 @@ struct Simulator::Impl {
     for (size_t i = 0; i < c.lag_hist.size(); ++i) report.lag_hist[i] += c.lag_hist[i];
   }
   void Do(const command::Finish& c) {
-    if (stopping && report.steps_trained < job.controller.config.train.steps) return Halt();  // and goes on later
+    if (stopping && report.steps_trained < job.controller.config.train.steps)
+      return Halt();  // and goes on later
     over = true;
     report.done = c.code == 0;
     report.why = c.why;
@@ -541,8 +583,10 @@ struct Simulator::Impl {
       case Kind::kEvent: {
         const Event event = std::move(slab[static_cast<size_t>(entry.a)]);
         free_slab.push_back(entry.a);
-        if (faulty) Arrive(event);
-        else Deliver(event);
+        if (faulty)
+          Arrive(event);
+        else
+          Deliver(event);
         break;
       }
       case Kind::kEngine: {
@@ -578,7 +622,11 @@ struct Simulator::Impl {
         }
         for (int64_t i = 0; i < job.controller.side_workers(); ++i) {
           // The other workers of the model never fall silent.
-          Deliver(event::Heartbeat{{{job.controller.config.cluster.slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
+          Deliver(event::Heartbeat{
+              {{job.controller.config.cluster.slots + i}, {side_inc[static_cast<size_t>(i)]}},
+              std::nullopt,
+              "",
+              0});
         }
         if (!over) Deliver(event::Tick{});
         Push(job.tick_s, Kind::kTick);

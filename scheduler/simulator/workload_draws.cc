@@ -8,9 +8,15 @@
 
 namespace tidepool::scheduler {
 
-WorkloadDraws::WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns, const std::map<SampleId, int64_t>& recorded,
-                             int64_t max_new_tokens, int64_t max_turn_tokens)
-    : seed_(seed), lengths_(lengths), turns_(turns), recorded_(recorded), max_new_tokens_(max_new_tokens), max_turn_tokens_(max_turn_tokens) {
+WorkloadDraws::WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns,
+                             const std::map<SampleId, int64_t>& recorded, int64_t max_new_tokens,
+                             int64_t max_turn_tokens)
+    : seed_(seed),
+      lengths_(lengths),
+      turns_(turns),
+      recorded_(recorded),
+      max_new_tokens_(max_new_tokens),
+      max_turn_tokens_(max_turn_tokens) {
   const SampleId* last = nullptr;
   for (const auto& [tid, n] : recorded_) {
     if (last == nullptr || last->ordinal != tid.ordinal || last->issue != tid.issue) groups_.emplace_back();
@@ -28,7 +34,9 @@ double WorkloadDraws::Normal(uint64_t key, uint32_t a) const {
   return std::sqrt(-2 * std::log(Unit(key, a, 11))) * std::cos(6.283185307179586 * Unit(key, a, 12));
 }
 
-double WorkloadDraws::Jitter(uint64_t key, uint32_t n, double sigma) const { return std::exp(sigma * Normal(Mix64(key), n) - sigma * sigma / 2); }
+double WorkloadDraws::Jitter(uint64_t key, uint32_t n, double sigma) const {
+  return std::exp(sigma * Normal(Mix64(key), n) - sigma * sigma / 2);
+}
 
 double WorkloadDraws::RawLength(const SampleId& tid, double m) const {
   const uint64_t group = Mix64(static_cast<uint64_t>(tid.ordinal) * 977 + static_cast<uint64_t>(tid.issue));
@@ -53,7 +61,8 @@ void WorkloadDraws::Calibrate() {
   for (int i = 0; i < 40; ++i) {
     const double m = (low + high) / 2;
     double sum = 0;
-    for (int64_t k = 0; k < 2000; ++k) sum += std::min(most, RawLength({k / 4, 0, static_cast<int32_t>(k % 4)}, m));
+    for (int64_t k = 0; k < 2000; ++k)
+      sum += std::min(most, RawLength({k / 4, 0, static_cast<int32_t>(k % 4)}, m));
     (sum / 2000 < lengths_.mean_tokens ? low : high) = m;
   }
   mu_ = (low + high) / 2;
@@ -73,19 +82,25 @@ int64_t WorkloadDraws::Turns(const SampleId& tid) const {
 double WorkloadDraws::EnvironmentSeconds(const SampleId& tid, int64_t at) const {
   const auto k = static_cast<uint32_t>(100 + at);
   double s = std::max(0.0, turns_.step_s_mean + turns_.step_s_sd * Normal(SampleUid(tid), k));
-  if (turns_.slow_chance > 0 && Unit(SampleUid(tid), k, 13) < turns_.slow_chance) s -= turns_.slow_s * std::log(Unit(SampleUid(tid), k, 14));
+  if (turns_.slow_chance > 0 && Unit(SampleUid(tid), k, 13) < turns_.slow_chance)
+    s -= turns_.slow_s * std::log(Unit(SampleUid(tid), k, 14));
   return s;
 }
 
 double WorkloadDraws::TurnSeconds(const SampleId& tid, int64_t turn) const {
   const TurnShape& t = turns_;
-  const double more = t.straggler_share > 0 && Unit(SampleUid(tid), 15, 16) < t.straggler_share ? t.straggler_s : 0;
+  const double more =
+      t.straggler_share > 0 && Unit(SampleUid(tid), 15, 16) < t.straggler_share ? t.straggler_s : 0;
   if (t.latency_median_s <= 0) return more + EnvironmentSeconds(tid, turn);
-  return more + std::min(t.latency_max_s, t.latency_median_s * std::exp(t.latency_tail * Normal(SampleUid(tid), static_cast<uint32_t>(100 + turn))));
+  return more +
+         std::min(t.latency_max_s,
+                  t.latency_median_s *
+                      std::exp(t.latency_tail * Normal(SampleUid(tid), static_cast<uint32_t>(100 + turn))));
 }
 
 int64_t WorkloadDraws::Said(const SampleId& tid) const {
-  return max_turn_tokens_ > 0 ? max_turn_tokens_ : std::max<int64_t>(1, Length(tid) / Turns(tid) - turns_.observation_tokens);
+  return max_turn_tokens_ > 0 ? max_turn_tokens_
+                              : std::max<int64_t>(1, Length(tid) / Turns(tid) - turns_.observation_tokens);
 }
 
 int64_t WorkloadDraws::TurnTokens(const SampleId& tid) const {

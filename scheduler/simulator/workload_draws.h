@@ -1,6 +1,6 @@
 #pragma once
-// What a modelled job is like: how long its answers are, how many turns they have, how long its environments take. All
-// draws are hashes of the seed and the sample, so they are the same whatever the order of events.
+// What a modelled job is like: how long its answers are, how many turns they have, how long its environments
+// take. All draws are hashes of the seed and the sample, so they are the same whatever the order of events.
 
 #include <cstdint>
 #include <map>
@@ -10,29 +10,31 @@
 
 namespace tidepool::scheduler {
 
-struct LengthShape {                   // log-normal, of answers
-  double mean_tokens = 1024;           // after cutting at the limit
+struct LengthShape {                                // log-normal, of answers
+  double mean_tokens = 1024;                        // after cutting at the limit
   double sigma_between = 1.0, sigma_within = 0.35;  // of log length: between groups, within one
 };
-struct TurnShape {                     // several turns an answer; mean_turns 1: none
+struct TurnShape {                         // several turns an answer; mean_turns 1: none
   double mean_turns = 1, sigma_turns = 0;  // log-normal, cut at max_turns
   int64_t max_turns = 100;
-  double step_s_mean = 0, step_s_sd = 0;   // of an environment step, normal, never negative
-  double slow_chance = 0, slow_s = 0;      // some steps (resets) take this much longer, exponential
-  // Where the job has an environment (config.environment.name), turns are played by its environment workers, as in a real
-  // run: between turns a sample is in no engine. A turn then takes a log-normal time, unless latency_median_s is 0.
+  double step_s_mean = 0, step_s_sd = 0;  // of an environment step, normal, never negative
+  double slow_chance = 0, slow_s = 0;     // some steps (resets) take this much longer, exponential
+  // Where the job has an environment (config.environment.name), turns are played by its environment workers,
+  // as in a real run: between turns a sample is in no engine. A turn then takes a log-normal time, unless
+  // latency_median_s is 0.
   double latency_median_s = 0, latency_tail = 0, latency_max_s = 0;
   double straggler_share = 0, straggler_s = 0;  // of the samples: each of their turns takes so much longer
-  int64_t observation_tokens = 8;          // that the environment says after a turn
+  int64_t observation_tokens = 8;               // that the environment says after a turn
 };
 
 class WorkloadDraws {
  public:
-  // `recorded`: lengths of a real run; not empty: instead of `lengths` (groups that are not in it are like some group of it).
-  // max_new_tokens: the limit of an answer; max_turn_tokens: of a turn of an episode, 0: none. A limited turn is taken
-  // to be as long as it may, so that the number of turns follows from the length.
-  WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns, const std::map<SampleId, int64_t>& recorded, int64_t max_new_tokens,
-                int64_t max_turn_tokens);
+  // `recorded`: lengths of a real run; not empty: instead of `lengths` (groups that are not in it are like
+  // some group of it). max_new_tokens: the limit of an answer; max_turn_tokens: of a turn of an episode, 0:
+  // none. A limited turn is taken to be as long as it may, so that the number of turns follows from the
+  // length.
+  WorkloadDraws(uint64_t seed, const LengthShape& lengths, const TurnShape& turns,
+                const std::map<SampleId, int64_t>& recorded, int64_t max_new_tokens, int64_t max_turn_tokens);
 
   [[nodiscard]] int64_t Length(const SampleId& tid) const;
   [[nodiscard]] int64_t Turns(const SampleId& tid) const;
@@ -55,9 +57,10 @@ class WorkloadDraws {
   LengthShape lengths_;
   TurnShape turns_;
   std::map<SampleId, int64_t> recorded_;
-  std::vector<std::vector<int64_t>> groups_;  // recorded lengths, by group: siblings are alike, and the longest counts
+  std::vector<std::vector<int64_t>>
+      groups_;  // recorded lengths, by group: siblings are alike, and the longest counts
   int64_t max_new_tokens_, max_turn_tokens_;
-  double mu_ = 0;                      // of log length
+  double mu_ = 0;  // of log length
 };
 
 }  // namespace tidepool::scheduler

@@ -1,7 +1,7 @@
 // Forward of the decoder by number of rows, on random weights of SmolLM2-135M's shape in bfloat16 and of the
 // quickstart's in float32: rows of 16 sequences with 48 keys each, head included. The baseline is the same
-// matrix products alone by LibTorch in the same run, so ratio = share of the time that is products (1: the rest
-// is free). Also the log-prob kernel against at::log_softmax. Deterministic mode, as in training runs.
+// matrix products alone by LibTorch in the same run, so ratio = share of the time that is products (1: the
+// rest is free). Also the log-prob kernel against at::log_softmax. Deterministic mode, as in training runs.
 // Prints one JSON object a case on standard output and a table on standard error.
 //
 //   model_bench [--threads 2]
@@ -55,13 +55,18 @@ std::string Machine() {
   return "unknown";
 }
 
-void Print(const std::string& name, const Timing& ours, double baseline, const char* what, const std::string& config) {
+void Print(const std::string& name, const Timing& ours, double baseline, const char* what,
+           const std::string& config) {
   const char* commit = std::getenv("TIDEPOOL_COMMIT");
-  std::printf("{\"bench\":\"model\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"s\",\"better\":\"lower\",\"baseline\":\"%s\",\"baseline_value\":%.6g,"
-              "\"ratio\":%.4g,\"repeats\":5,\"spread\":%.3g,\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"%s\"}\n",
-              name.c_str(), ours.median, what, baseline, baseline / ours.median, ours.spread, Machine().c_str(), commit == nullptr ? "" : commit,
-              config.c_str());
-  std::fprintf(stderr, "%-28s %9.3f ms   %s %9.3f ms   ratio %.2f\n", name.c_str(), 1e3 * ours.median, what, 1e3 * baseline, baseline / ours.median);
+  std::printf(
+      "{\"bench\":\"model\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"s\",\"better\":\"lower\",\"baseline\":"
+      "\"%s\",\"baseline_value\":%.6g,"
+      "\"ratio\":%.4g,\"repeats\":5,\"spread\":%.3g,\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"%s\"}"
+      "\n",
+      name.c_str(), ours.median, what, baseline, baseline / ours.median, ours.spread, Machine().c_str(),
+      commit == nullptr ? "" : commit, config.c_str());
+  std::fprintf(stderr, "%-28s %9.3f ms   %s %9.3f ms   ratio %.2f\n", name.c_str(), 1e3 * ours.median, what,
+               1e3 * baseline, baseline / ours.median);
 }
 
 void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int threads) {
@@ -69,7 +74,8 @@ void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int t
   weights->Initialize(1, 0.04);
   const Decoder decoder(*weights, {.deterministic = true});
   const auto type = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
-  const std::string config = label + (dtype == DType::kFloat32 ? ", fp32" : ", bf16") + ", threads " + std::to_string(threads);
+  const std::string config =
+      label + (dtype == DType::kFloat32 ? ", fp32" : ", bf16") + ", threads " + std::to_string(threads);
   constexpr int32_t kKeys = 48;
   for (const int32_t rows : {1, 16, 64, 256, 1024}) {
     std::vector<int32_t> ids, positions, slots, first_run, lengths;
@@ -82,11 +88,15 @@ void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int t
       lengths.push_back(kKeys);
       runs.push_back({r * kKeys, kKeys});
     }
-    at::Tensor k = at::zeros({spec.layers, int64_t{rows} * kKeys, spec.kv_heads, spec.head_size}, type), v = at::zeros(k.sizes(), type);
-    const Timing ours = Time([&] { (void)decoder.Logits(decoder.Forward({ids, positions, slots, first_run, lengths, runs}, {&k, &v})); });
+    at::Tensor k = at::zeros({spec.layers, int64_t{rows} * kKeys, spec.kv_heads, spec.head_size}, type),
+               v = at::zeros(k.sizes(), type);
+    const Timing ours = Time([&] {
+      (void)decoder.Logits(decoder.Forward({ids, positions, slots, first_run, lengths, runs}, {&k, &v}));
+    });
     // The products alone, on the same weights and padded rows.
     const int64_t m = (rows + 15) / 16 * 16, d = spec.hidden_size, q = spec.heads * spec.head_size;
-    const at::Tensor x = at::randn({m, d}, type), a = at::randn({m, q}, type), h = at::randn({m, spec.intermediate_size}, type);
+    const at::Tensor x = at::randn({m, d}, type), a = at::randn({m, q}, type),
+                     h = at::randn({m, spec.intermediate_size}, type);
     const Timing products = Time([&] {
       for (int64_t l = 0; l < spec.layers; ++l) {
         const std::string at = "layers." + std::to_string(l) + ".";
@@ -97,19 +107,23 @@ void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int t
       }
       (void)at::mm(x, weights->Get("embedding").t());
     });
-    Print(label + " forward " + std::to_string(rows), ours, products.median, "products", config + ", keys 48");
+    Print(label + " forward " + std::to_string(rows), ours, products.median, "products",
+          config + ", keys 48");
   }
 }
 
 int Main(int argc, char** argv) {
   int threads = 2;
-  if (argc == 3 && std::strcmp(argv[1], "--threads") == 0) threads = std::atoi(argv[2]);
-  else if (argc != 1) return std::fprintf(stderr, "usage: model_bench [--threads N]\n"), 2;
+  if (argc == 3 && std::strcmp(argv[1], "--threads") == 0)
+    threads = std::atoi(argv[2]);
+  else if (argc != 1)
+    return std::fprintf(stderr, "usage: model_bench [--threads N]\n"), 2;
   at::set_num_threads(threads);
   ModelSpec smol;
   smol.vocab_size = 49152;
   smol.hidden_size = 576, smol.intermediate_size = 1536, smol.layers = 30;
-  smol.heads = 9, smol.kv_heads = 3, smol.head_size = 64, smol.rope_theta = 100000, smol.tie_embeddings = true;
+  smol.heads = 9, smol.kv_heads = 3, smol.head_size = 64, smol.rope_theta = 100000,
+  smol.tie_embeddings = true;
   ModelSpec quick;
   quick.vocab_size = 53;
   quick.hidden_size = 128, quick.intermediate_size = 384, quick.layers = 4;
@@ -122,7 +136,8 @@ int Main(int argc, char** argv) {
   std::vector<float> lp(64), entropy(64);
   const Timing ours = Time([&] { TokenLogProbs(logits, ids, 1.0F, lp, entropy); });
   const Timing theirs = Time([&] { (void)at::log_softmax(logits, 1, at::kFloat); });
-  Print("log-prob and entropy 64x49152", ours, theirs.median, "at::log_softmax", "bf16, threads " + std::to_string(threads));
+  Print("log-prob and entropy 64x49152", ours, theirs.median, "at::log_softmax",
+        "bf16, threads " + std::to_string(threads));
   return 0;
 }
 

@@ -19,8 +19,11 @@ int main() {
   Mailbox<HubEvent> at_hub;
   HubOptions options;
   options.run_id = "bench";
-  auto hub = Hub::Start(options, *tokens, [&](HubEvent e) { at_hub.Put(std::move(e)); },
-                        [](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> { return NotFound("none"); });
+  auto hub = Hub::Start(
+      options, *tokens, [&](HubEvent e) { at_hub.Put(std::move(e)); },
+      [](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+        return NotFound("none");
+      });
   if (!hub.ok()) return 1;
   Link* echo = nullptr;
   LinkOptions dial;
@@ -33,7 +36,8 @@ int main() {
     const auto* grade = std::get_if<down::Grade>(&message->body);
     if (grade == nullptr) return;
     up::StepTokens answer;
-    answer.chunks.push_back({grade->tid, grade->att, {}, true, scheduler::event::ChunkEnd::kEos, grade->text});
+    answer.chunks.push_back(
+        {grade->tid, grade->att, {}, true, scheduler::event::ChunkEnd::kEos, grade->text});
     echo->Send(std::move(answer));
   });
   if (!link.ok()) return 1;
@@ -54,7 +58,8 @@ int main() {
     (*hub)->Send(connection, ToWorker{{0}, 0, grade});
     bool back = false;
     while (!back) {
-      for (auto& e : at_hub.TakeAll(std::chrono::seconds(5))) back = back || std::holds_alternative<HubMessage>(e);
+      for (auto& e : at_hub.TakeAll(std::chrono::seconds(5)))
+        back = back || std::holds_alternative<HubMessage>(e);
     }
     if (i >= kWarm) us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
   }
@@ -62,7 +67,13 @@ int main() {
   const double p50 = us[us.size() / 2];
   const double p99 = us[us.size() * 99 / 100];
   // 250 us at the 99th percentile is the goal of docs/perf.md.
-  std::printf("{\"bench\":\"rpc\",\"case\":\"control_round_trip_p50\",\"value\":%.1f,\"unit\":\"us\",\"better\":\"lower\",\"repeats\":%d}\n", p50, kTimed);
-  std::printf("{\"bench\":\"rpc\",\"case\":\"control_round_trip_p99\",\"value\":%.1f,\"unit\":\"us\",\"better\":\"lower\",\"baseline\":\"goal\",\"baseline_value\":250,\"ratio\":%.2f,\"repeats\":%d}\n", p99, 250 / p99, kTimed);
+  std::printf(
+      "{\"bench\":\"rpc\",\"case\":\"control_round_trip_p50\",\"value\":%.1f,\"unit\":\"us\",\"better\":"
+      "\"lower\",\"repeats\":%d}\n",
+      p50, kTimed);
+  std::printf(
+      "{\"bench\":\"rpc\",\"case\":\"control_round_trip_p99\",\"value\":%.1f,\"unit\":\"us\",\"better\":"
+      "\"lower\",\"baseline\":\"goal\",\"baseline_value\":250,\"ratio\":%.2f,\"repeats\":%d}\n",
+      p99, 250 / p99, kTimed);
   return 0;
 }

@@ -1,12 +1,12 @@
-// One optimizer step on random weights of SmolLM2-135M's shape: 8 groups x 8 samples, prompt 40, responses 16,
-// bfloat16, all responses different. Prints one JSON object a case on standard output and a table on standard
-// error. The baseline is the step's matrix products alone, by LibTorch, in the same run: ratio = their time
-// over ours (1 would mean that everything else is free).
+// One optimizer step on random weights of SmolLM2-135M's shape: 8 groups x 8 samples, prompt 40, responses
+// 16, bfloat16, all responses different. Prints one JSON object a case on standard output and a table on
+// standard error. The baseline is the step's matrix products alone, by LibTorch, in the same run: ratio =
+// their time over ours (1 would mean that everything else is free).
 //
 //   train_bench [--threads 2] [--steps 3] [--micro 1024] [--recompute] [--layers 30] [--quickstart]
 //
-// --quickstart: the shape of configs/quickstart.yaml instead (about 1M parameters, float32, 16 groups x 8 samples,
-// prompt 12, responses 8).
+// --quickstart: the shape of configs/quickstart.yaml instead (about 1M parameters, float32, 16 groups x 8
+// samples, prompt 12, responses 8).
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -60,13 +60,15 @@ Batch RandomBatch(const model::ModelSpec& spec, const Sizes& sizes, int64_t step
   b.version = Version{0, step - 1};
   for (int64_t g = 0; g < sizes.groups; ++g) {
     std::vector<int32_t> prompt;
-    for (int64_t i = 0; i < sizes.prompt; ++i) prompt.push_back(static_cast<int32_t>(rng.Below(spec.vocab_size)));
+    for (int64_t i = 0; i < sizes.prompt; ++i)
+      prompt.push_back(static_cast<int32_t>(rng.Below(spec.vocab_size)));
     for (int32_t s = 0; s < sizes.samples; ++s) {
       Row r;
       r.tid = {g, 0, s};
       r.gid = GroupId{g};
       r.prompt = prompt;
-      for (int64_t i = 0; i < sizes.response; ++i) r.response.push_back(static_cast<int32_t>(rng.Below(spec.vocab_size)));
+      for (int64_t i = 0; i < sizes.response; ++i)
+        r.response.push_back(static_cast<int32_t>(rng.Below(spec.vocab_size)));
       r.logprobs.assign(r.response.size(), -10.8F);
       r.versions.assign(r.response.size(), b.version);
       r.reward = static_cast<double>(rng.Below(2));
@@ -95,15 +97,20 @@ double ProductSeconds(const model::ModelSpec& s, at::ScalarType dtype, int64_t t
   const double layer = time(tokens, (s.heads + 2 * s.kv_heads) * s.head_size, d) + time(tokens, d, q) +
                        time(tokens, 2 * s.intermediate_size, d) + time(tokens, d, s.intermediate_size);
   const int64_t chunk = 256;
-  return static_cast<double>(s.layers) * layer + static_cast<double>(pairs) / chunk * time(chunk, s.vocab_size, d);
+  return static_cast<double>(s.layers) * layer +
+         static_cast<double>(pairs) / chunk * time(chunk, s.vocab_size, d);
 }
 
-void Print(const char* name, double value, const char* unit, const char* better, const char* against, double baseline, double ratio, int repeats, double spread,
-           const std::string& config) {
+void Print(const char* name, double value, const char* unit, const char* better, const char* against,
+           double baseline, double ratio, int repeats, double spread, const std::string& config) {
   const char* commit = std::getenv("TIDEPOOL_COMMIT");
-  std::printf("{\"bench\":\"train\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"%s\",\"baseline\":\"%s\","
-              "\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,\"spread\":%.4g,\"machine\":\"%s\",\"commit\":\"%s\",\"config\":\"%s\"}\n",
-              name, value, unit, better, against, baseline, ratio, repeats, spread, Machine().c_str(), commit == nullptr ? "" : commit, config.c_str());
+  std::printf(
+      "{\"bench\":\"train\",\"case\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"better\":\"%s\",\"baseline\":\"%"
+      "s\","
+      "\"baseline_value\":%.6g,\"ratio\":%.4g,\"repeats\":%d,\"spread\":%.4g,\"machine\":\"%s\",\"commit\":"
+      "\"%s\",\"config\":\"%s\"}\n",
+      name, value, unit, better, against, baseline, ratio, repeats, spread, Machine().c_str(),
+      commit == nullptr ? "" : commit, config.c_str());
   std::fprintf(stderr, "%-24s %10.4g %s\n", name, value, unit);
 }
 
@@ -113,13 +120,23 @@ int Main(int argc, char** argv) {
   bool recompute = false, quickstart = false;
   for (int i = 1; i < argc; ++i) {
     const auto value = [&] { return i + 1 < argc ? std::atol(argv[++i]) : 0L; };
-    if (std::strcmp(argv[i], "--threads") == 0) threads = static_cast<int>(value());
-    else if (std::strcmp(argv[i], "--steps") == 0) steps = static_cast<int>(value());
-    else if (std::strcmp(argv[i], "--micro") == 0) micro = value();
-    else if (std::strcmp(argv[i], "--layers") == 0) layers = value();
-    else if (std::strcmp(argv[i], "--recompute") == 0) recompute = true;
-    else if (std::strcmp(argv[i], "--quickstart") == 0) quickstart = true;
-    else return std::fprintf(stderr, "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] [--recompute] [--quickstart]\n"), 2;
+    if (std::strcmp(argv[i], "--threads") == 0)
+      threads = static_cast<int>(value());
+    else if (std::strcmp(argv[i], "--steps") == 0)
+      steps = static_cast<int>(value());
+    else if (std::strcmp(argv[i], "--micro") == 0)
+      micro = value();
+    else if (std::strcmp(argv[i], "--layers") == 0)
+      layers = value();
+    else if (std::strcmp(argv[i], "--recompute") == 0)
+      recompute = true;
+    else if (std::strcmp(argv[i], "--quickstart") == 0)
+      quickstart = true;
+    else
+      return std::fprintf(stderr,
+                          "usage: train_bench [--threads N] [--steps N] [--micro TOKENS] [--layers N] "
+                          "[--recompute] [--quickstart]\n"),
+             2;
   }
   at::set_num_threads(threads);
   model::ModelSpec spec;
@@ -139,7 +156,8 @@ int Main(int argc, char** argv) {
   if (!weights.ok()) return std::fprintf(stderr, "%s\n", weights.status().ToString().c_str()), 1;
   (*weights)->Initialize(1, 0.04);
   TrainerOptions o;
-  o.loss.aggregation = {.mode = algorithms::AggregationMode::kSeqMeanTokenSumNorm, .scale = 16, .divide_by_seqs = true};
+  o.loss.aggregation = {
+      .mode = algorithms::AggregationMode::kSeqMeanTokenSumNorm, .scale = 16, .divide_by_seqs = true};
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
@@ -152,28 +170,39 @@ int Main(int argc, char** argv) {
     const Batch b = RandomBatch(spec, sizes, s + 1);
     const double from = Now();
     const auto result = (*trainer)->Step(b);
-    if (!result.ok() || !result->finite) return std::fprintf(stderr, "step failed: %s\n", result.status().ToString().c_str()), 1;
+    if (!result.ok() || !result->finite)
+      return std::fprintf(stderr, "step failed: %s\n", result.status().ToString().c_str()), 1;
     if (s > 0) seconds.push_back(Now() - from);
     metrics = result->metrics;
   }
   const double peak = PeakBytes();
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2], spread = (seconds.back() - seconds.front()) / median;
-  const double products = ProductSeconds(spec, quickstart ? at::kFloat : at::kBFloat16, static_cast<int64_t>(metrics["perf/computed_tokens"]),
+  const double products = ProductSeconds(spec, quickstart ? at::kFloat : at::kBFloat16,
+                                         static_cast<int64_t>(metrics["perf/computed_tokens"]),
                                          sizes.groups * sizes.samples * sizes.response);
-  const std::string config = std::string(quickstart ? "quickstart shape, fp32, 16x8, prompt 12, response 8" :
-                                                      "smollm2-135m shape, bf16, 8x8, prompt 40, response 16") + ", threads " + std::to_string(threads) + ", micro " +
-                             std::to_string(micro) + (recompute ? ", recompute" : "") + ", layers " + std::to_string(spec.layers);
-  Print("step", median, "s", "lower", "matrix products alone", products, products / median, steps, spread, config);
-  for (const char* part : {"actor_forward", "actor_head", "actor_backward", "actor_optimizer", "actor_digest"}) {
+  const std::string config =
+      std::string(quickstart ? "quickstart shape, fp32, 16x8, prompt 12, response 8"
+                             : "smollm2-135m shape, bf16, 8x8, prompt 40, response 16") +
+      ", threads " + std::to_string(threads) + ", micro " + std::to_string(micro) +
+      (recompute ? ", recompute" : "") + ", layers " + std::to_string(spec.layers);
+  Print("step", median, "s", "lower", "matrix products alone", products, products / median, steps, spread,
+        config);
+  for (const char* part :
+       {"actor_forward", "actor_head", "actor_backward", "actor_optimizer", "actor_digest"}) {
     Print(part, metrics[std::string("timing_s/") + part], "s", "lower", "", 0, 0, 1, 0, config);
   }
   const double of_step = metrics["timing_s/actor_loss"] / metrics["timing_s/update_actor"];
-  Print("advantages_and_loss", of_step, "share of the step", "lower", "goal", 0.01, 0.01 / of_step, 1, 0, config);
-  Print("computed_tokens", metrics["perf/computed_tokens"], "tokens", "lower", "tokens of the rows", metrics["perf/total_num_tokens"],
-        metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"], 1, 0, config);
-  const double predicted = static_cast<double>(PredictTrainerMemory(spec, dtype, std::min<int64_t>(micro, metrics["perf/computed_tokens"]), recompute).total());
-  Print("peak_resident", peak / 1e9, "GB", "lower", "PredictTrainerMemory", predicted / 1e9, predicted / peak, 1, 0, config);
+  Print("advantages_and_loss", of_step, "share of the step", "lower", "goal", 0.01, 0.01 / of_step, 1, 0,
+        config);
+  Print("computed_tokens", metrics["perf/computed_tokens"], "tokens", "lower", "tokens of the rows",
+        metrics["perf/total_num_tokens"], metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"],
+        1, 0, config);
+  const double predicted = static_cast<double>(
+      PredictTrainerMemory(spec, dtype, std::min<int64_t>(micro, metrics["perf/computed_tokens"]), recompute)
+          .total());
+  Print("peak_resident", peak / 1e9, "GB", "lower", "PredictTrainerMemory", predicted / 1e9, predicted / peak,
+        1, 0, config);
   return 0;
 }
 

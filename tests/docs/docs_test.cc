@@ -27,7 +27,8 @@ std::string ReadText(const std::string& path) {
 std::vector<std::string> Quoted(const std::string& text) {
   static const std::regex quoted("`([^`\n]+)`");
   std::vector<std::string> names;
-  for (auto it = std::sregex_iterator(text.begin(), text.end(), quoted); it != std::sregex_iterator(); ++it) names.push_back((*it)[1]);
+  for (auto it = std::sregex_iterator(text.begin(), text.end(), quoted); it != std::sregex_iterator(); ++it)
+    names.push_back((*it)[1]);
   return names;
 }
 
@@ -58,7 +59,8 @@ void AddKinds(std::map<std::string, std::vector<std::string>>& kinds) {
     VisitFields(std::get<kKind>(record), fields);
     const std::string kind = RecordName(record);
     // FAULT's class is `kind` in the struct, because `class` is a word of the language.
-    if (kind == "FAULT") std::replace(fields.names.begin(), fields.names.end(), std::string("kind"), std::string("class"));
+    if (kind == "FAULT")
+      std::replace(fields.names.begin(), fields.names.end(), std::string("kind"), std::string("class"));
     kinds[kind] = fields.names;
     AddKinds<kKind + 1>(kinds);
   }
@@ -78,18 +80,24 @@ TEST(JournalReferenceTest, HasEveryKindWithItsFieldsInOrder) {
     ASSERT_TRUE(documented.contains(kind)) << "docs/journal.md lacks " << kind;
     EXPECT_EQ(documented[kind], fields) << kind;
   }
-  for (const auto& [kind, fields] : documented) EXPECT_TRUE(source.contains(kind)) << kind << " is no kind of record";
+  for (const auto& [kind, fields] : documented)
+    EXPECT_TRUE(source.contains(kind)) << kind << " is no kind of record";
 }
 
 TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
   // Where metrics are made. A name that is put together is written with what varies in <>.
-  std::set<std::string> written = {"reward/<name>/mean", "staleness/hist/<lag>", "critic/values/<of>", "critic/returns/<of>",
-                                   "dpo/<what>", "reward_model/<what>", "eval/<job>/<what>"};
+  std::set<std::string> written = {"reward/<name>/mean",  "staleness/hist/<lag>", "critic/values/<of>",
+                                   "critic/returns/<of>", "dpo/<what>",           "reward_model/<what>",
+                                   "eval/<job>/<what>"};
   static const std::regex name(R"re((?:\[|Count\()"([a-z_]+(?:/[a-z_]+)+)")re");
-  for (const char* path : {"workers/run_metrics.cc", "workers/controller_connections.cc", "workers/controller_outputs.cc", "workers/controller_process.cc", "workers/controller_samples.cc", "workers/controller_steps.cc",
-                            "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
+  for (const char* path :
+       {"workers/run_metrics.cc", "workers/controller_connections.cc", "workers/controller_outputs.cc",
+        "workers/controller_process.cc", "workers/controller_samples.cc", "workers/controller_steps.cc",
+        "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc",
+        "core/policy/policy_trainer.cc"}) {
     const std::string text = ReadText(path);
-    for (auto it = std::sregex_iterator(text.begin(), text.end(), name); it != std::sregex_iterator(); ++it) written.insert((*it)[1]);
+    for (auto it = std::sregex_iterator(text.begin(), text.end(), name); it != std::sregex_iterator(); ++it)
+      written.insert((*it)[1]);
   }
   std::set<std::string> documented;
   std::istringstream lines(ReadText("docs/metrics.md"));
@@ -97,8 +105,10 @@ TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
     if (!line.starts_with("| `")) continue;
     for (const std::string& found : Quoted(line.substr(0, line.find(" | ", 2)))) documented.insert(found);
   }
-  for (const std::string& found : written) EXPECT_TRUE(documented.contains(found)) << "docs/metrics.md lacks " << found;
-  for (const std::string& found : documented) EXPECT_TRUE(written.contains(found)) << "docs/metrics.md has " << found << ", which nothing writes";
+  for (const std::string& found : written)
+    EXPECT_TRUE(documented.contains(found)) << "docs/metrics.md lacks " << found;
+  for (const std::string& found : documented)
+    EXPECT_TRUE(written.contains(found)) << "docs/metrics.md has " << found << ", which nothing writes";
 }
 
 }  // namespace

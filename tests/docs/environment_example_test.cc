@@ -29,7 +29,8 @@ TEST(DocsEnvironmentTest, AGoodPlayerFindsTheNumberInTime) {
     const auto game = environment->Make(index % 2 == 0, index);
     (void)game->Reset();
     TextStep step;
-    for (int64_t turn = 0; turn < environment->max_turns() && !step.done; ++turn) step = game->Step(game->Solve());
+    for (int64_t turn = 0; turn < environment->max_turns() && !step.done; ++turn)
+      step = game->Step(game->Solve());
     EXPECT_TRUE(step.solved) << index;
     EXPECT_EQ(step.reward, 1);
   }
@@ -38,7 +39,8 @@ TEST(DocsEnvironmentTest, AGoodPlayerFindsTheNumberInTime) {
 TEST(DocsEnvironmentTest, NothingThatIsSaidIsAnError) {
   const auto game = Guess()->Make(false, 0);
   const std::string first = game->Reset();
-  for (const char* words : {"", "more", "-3", "99999999999999999999", "<answer></answer>"}) EXPECT_EQ(game->Step(words).observation, "That is no number.");
+  for (const char* words : {"", "more", "-3", "99999999999999999999", "<answer></answer>"})
+    EXPECT_EQ(game->Step(words).observation, "That is no number.");
   EXPECT_EQ(game->Step("<answer>1</answer>").observation.substr(0, 4), "More");
   EXPECT_EQ(game->Reset(), first);
 }

@@ -46,7 +46,8 @@ TEST(DocsExampleTest, TheTaskAsksForTwiceANumberAndRepeatsNothing) {
     EXPECT_EQ(q.prompt, "2*" + std::to_string(number) + "=");
     EXPECT_EQ(q.answer, std::to_string(2 * number));
   }
-  for (int64_t i = 0; i < (*task)->held_out_size(); ++i) EXPECT_TRUE(prompts.insert((*task)->HeldOut(i).prompt).second);
+  for (int64_t i = 0; i < (*task)->held_out_size(); ++i)
+    EXPECT_TRUE(prompts.insert((*task)->HeldOut(i).prompt).second);
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // The family of docs/adding_a_model.md, as it stands there.
-#include "adding_a_model_0.inc"
-
 #include <gtest/gtest.h>
 
+#include "adding_a_model_0.inc"
 #include "core/model/families/family.h"
 
 namespace tidepool::model {

@@ -6,7 +6,8 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tidepool;
   const std::string text(fuzz::View(data, size));
-  tasks::RewardInput input{.prompt = "p", .answer = "12", .text = text, .response_tokens = 3, .ended = true, .max_new_tokens = 8};
+  tasks::RewardInput input{
+      .prompt = "p", .answer = "12", .text = text, .response_tokens = 3, .ended = true, .max_new_tokens = 8};
   input.fields = {{"numbers", "[1, 2, 3]"}, {"target", "6"}};
   for (const tasks::RewardInfo& info : tasks::ListRewards()) {
     const auto reward = tasks::MakeReward(info.name);

@@ -9,7 +9,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view text = fuzz::View(data + 1, size - 1);
   if (data[0] % 2 == 1) {
-    folder.Write("config.json", R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 99, "num_hidden_layers": 2})");
+    folder.Write(
+        "config.json",
+        R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 99, "num_hidden_layers": 2})");
     folder.Write("generation_config.json", text);
   } else {
     folder.Write("config.json", text);

@@ -7,7 +7,8 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tidepool;
   static const fuzz::ScratchFolder folder;
-  const auto header = files::ParseSafetensorsHeader(std::as_bytes(std::span(data, size)), static_cast<int64_t>(size), "input");
+  const auto header = files::ParseSafetensorsHeader(std::as_bytes(std::span(data, size)),
+                                                    static_cast<int64_t>(size), "input");
   folder.Write("model.safetensors", fuzz::View(data, size));
   const auto file = files::SafetensorsFile::Open(folder.path() + "/model.safetensors");
   if (header.ok() != file.ok()) std::abort();  // the file is the header's bytes and no others

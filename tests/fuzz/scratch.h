@@ -15,7 +15,8 @@ namespace tidepool::fuzz {
 class ScratchFolder {
  public:
   ScratchFolder() {
-    std::string pattern = std::filesystem::exists("/dev/shm") ? "/dev/shm/tidepool-fuzz-XXXXXX" : "/tmp/tidepool-fuzz-XXXXXX";
+    std::string pattern =
+        std::filesystem::exists("/dev/shm") ? "/dev/shm/tidepool-fuzz-XXXXXX" : "/tmp/tidepool-fuzz-XXXXXX";
     if (mkdtemp(pattern.data()) == nullptr) std::abort();
     path_ = pattern;
   }
@@ -36,6 +37,8 @@ class ScratchFolder {
   std::string path_;
 };
 
-inline std::string_view View(const uint8_t* data, size_t size) { return {reinterpret_cast<const char*>(data), size}; }
+inline std::string_view View(const uint8_t* data, size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
 
 }  // namespace tidepool::fuzz

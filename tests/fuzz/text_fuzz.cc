@@ -1,4 +1,5 @@
-// Any bytes through a byte-level tokenizer: text that is UTF-8 comes back as it was, half characters never get out.
+// Any bytes through a byte-level tokenizer: text that is UTF-8 comes back as it was, half characters never
+// get out.
 #include "core/text/tokenizer.h"
 #include "tests/fuzz/scratch.h"
 
@@ -25,7 +26,8 @@ std::string TokenizerJson() {
     const bool plain = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255);
     add(plain ? b : 256 + moved++);
   }
-  return R"({"model":{"type":"BPE","vocab":{)" + vocab + R"(},"merges":[]},"decoder":{"type":"ByteLevel"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},"added_tokens":[{"id":256,"content":"<s>","special":true},{"id":257,"content":"<w>","single_word":true}]})";
+  return R"({"model":{"type":"BPE","vocab":{)" + vocab +
+         R"(},"merges":[]},"decoder":{"type":"ByteLevel"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},"added_tokens":[{"id":256,"content":"<s>","special":true},{"id":257,"content":"<w>","single_word":true}]})";
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::ScratchFolder folder;
   folder.Write("tokenizer_config.json", fuzz::View(data, size));
   const auto loaded = text::ChatTemplate::Load(folder.path());
-  if (loaded.ok()) (void)(*loaded)->Render(nlohmann::ordered_json::array({{{"role", "user"}, {"content", "x"}}}));
+  if (loaded.ok())
+    (void)(*loaded)->Render(nlohmann::ordered_json::array({{{"role", "user"}, {"content", "x"}}}));
   return 0;
 }

@@ -77,104 +77,140 @@ TEST(CheckerTest, AcceptsARunWithUndoneSteps) {
 }
 
 TEST(CheckerTest, SamplesAreNeitherLostNorTrainedTwice) {
-  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Enq>(j, 5); Insert(j, i, j[i].record); }), "Q2");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              const size_t i = Find<record::Enq>(j, 5);
+              Insert(j, i, j[i].record);
+            }),
+            "Q2");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Enq>(j, 5)); }), "Q1");
   EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::StepCommit>(j, 1);
-    Insert(j, i + 1, record::Drop{std::get<record::StepCommit>(j[i].record).rows[0].tid, DropReason::kStale});
-  }), "Q2");
+              const size_t i = Find<record::StepCommit>(j, 1);
+              Insert(j, i + 1,
+                     record::Drop{std::get<record::StepCommit>(j[i].record).rows[0].tid, DropReason::kStale});
+            }),
+            "Q2");
   EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::StepCommit>(j, 1);
-    const auto& old = std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 0)].record);
-    std::get<record::StepCommit>(j[i].record).rows[0] = old.rows[0];
-  }), "Q2");
+              const size_t i = Find<record::StepCommit>(j, 1);
+              const auto& old = std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 0)].record);
+              std::get<record::StepCommit>(j[i].record).rows[0] = old.rows[0];
+            }),
+            "Q2");
   EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::Lease>(j, 2);
-    std::get<record::Lease>(j[i].record).tids.push_back({999, 0, 0});
-  }), "Q1");
+              const size_t i = Find<record::Lease>(j, 2);
+              std::get<record::Lease>(j[i].record).tids.push_back({999, 0, 0});
+            }),
+            "Q1");
   // The record that ends the run comes before the last step's commit.
-  EXPECT_EQ(Predicate([](Journal& j) { Insert(j, Find<record::StepCommit>(j, 1), record::Unlease{1, ""}); }), "Q1");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              Insert(j, Find<record::StepCommit>(j, 1), record::Unlease{1, ""});
+            }),
+            "Q1");
 }
 
 TEST(CheckerTest, AgeIsCountedFromTheTokensAndBounded) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::StepCommit>(j, 6);
-    auto& c = std::get<record::StepCommit>(j[i].record);
-    const SampleId tid = c.rows[0].tid;
-    c.rows[0].oldest = {0, 0};
-    for (auto& e : j) {
-      if (auto* q = std::get_if<record::Enq>(&e.record); q != nullptr && q->tid == tid) q->wv_min = {0, 0};
-    }
-  }), "Q4");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 4)].record).rows[0].oldest = {0, 1}; }), "Q4");
+              const size_t i = Find<record::StepCommit>(j, 6);
+              auto& c = std::get<record::StepCommit>(j[i].record);
+              const SampleId tid = c.rows[0].tid;
+              c.rows[0].oldest = {0, 0};
+              for (auto& e : j) {
+                if (auto* q = std::get_if<record::Enq>(&e.record); q != nullptr && q->tid == tid)
+                  q->wv_min = {0, 0};
+              }
+            }),
+            "Q4");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 4)].record).rows[0].oldest = {0, 1};
+            }),
+            "Q4");
   EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Config>(j[0].record)->max_lag_versions = 0; }), "Q5");
 }
 
 TEST(CheckerTest, OnlyGradedSamplesThatEndedAreTrained) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    std::get<record::End>(j[Find<record::End>(j, 3)].record).status = EndStatus::kError;
-  }), "Q6");
+              std::get<record::End>(j[Find<record::End>(j, 3)].record).status = EndStatus::kError;
+            }),
+            "Q6");
   EXPECT_EQ(Predicate([](Journal& j) {
-    std::get<record::Graded>(j[Find<record::Graded>(j, 3)].record).outcome = GradeOutcome::kInfra;
-  }), "Q1");
+              std::get<record::Graded>(j[Find<record::Graded>(j, 3)].record).outcome = GradeOutcome::kInfra;
+            }),
+            "Q1");
 }
 
 TEST(CheckerTest, GroupsStayWholeAndRowsAreNotSkipped) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    auto& lease = std::get<record::Lease>(j[Find<record::Lease>(j, 0)].record);
-    auto& commit = std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 0)].record);
-    lease.tids.pop_back();
-    commit.rows.pop_back();
-  }), "Q7");
+              auto& lease = std::get<record::Lease>(j[Find<record::Lease>(j, 0)].record);
+              auto& commit = std::get<record::StepCommit>(j[Find<record::StepCommit>(j, 0)].record);
+              lease.tids.pop_back();
+              commit.rows.pop_back();
+            }),
+            "Q7");
   EXPECT_EQ(Predicate([](Journal& j) {
-    for (auto& e : j) {  // everything after the first group moves up
-      if (auto* i = std::get_if<record::Issue>(&e.record); i != nullptr && i->tid.ordinal > 0) i->tid.ordinal += 50;
-    }
-  }), "Q9");
+              for (auto& e : j) {  // everything after the first group moves up
+                if (auto* i = std::get_if<record::Issue>(&e.record); i != nullptr && i->tid.ordinal > 0)
+                  i->tid.ordinal += 50;
+              }
+            }),
+            "Q9");
   EXPECT_EQ(Predicate([](Journal& j) {
-    for (auto& e : j) {
-      if (auto* i = std::get_if<record::Issue>(&e.record); i != nullptr && i->tid.ordinal == 3) i->tid.issue = 1;
-    }
-  }), "Q9");
+              for (auto& e : j) {
+                if (auto* i = std::get_if<record::Issue>(&e.record); i != nullptr && i->tid.ordinal == 3)
+                  i->tid.issue = 1;
+              }
+            }),
+            "Q9");
 }
 
 TEST(CheckerTest, FencedWorkersAreNotHeard) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::Fence>(j);
-    const WorkerRef ref = std::get<record::Fence>(j[i].record).worker;
-    Insert(j, i + 1, record::Loaded{ref, {0, 0}, 0});
-  }), "Q8");
+              const size_t i = Find<record::Fence>(j);
+              const WorkerRef ref = std::get<record::Fence>(j[i].record).worker;
+              Insert(j, i + 1, record::Loaded{ref, {0, 0}, 0});
+            }),
+            "Q8");
   EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::Graded>(j, 2);
-    const WorkerRef ref = std::get<record::Graded>(j[i].record).grader;
-    Insert(j, i, record::Fence{ref});
-  }), "Q8");
+              const size_t i = Find<record::Graded>(j, 2);
+              const WorkerRef ref = std::get<record::Graded>(j[i].record).grader;
+              Insert(j, i, record::Fence{ref});
+            }),
+            "Q8");
 }
 
 TEST(CheckerTest, SlotsChangeHandsByWholeTransactions) {
-  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Grant>(j, 0); Insert(j, i + 1, j[i].record); }), "G1");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Grant>(j[Find<record::Grant>(j, 1)].record).epoch = {0}; }), "G2");
   EXPECT_EQ(Predicate([](Journal& j) {
-    std::get<record::TransitionBegin>(j[Find<record::TransitionBegin>(j, 0)].record).slots[0].from = Role::kActor;
-  }), "G3");
+              const size_t i = Find<record::Grant>(j, 0);
+              Insert(j, i + 1, j[i].record);
+            }),
+            "G1");
+  EXPECT_EQ(
+      Predicate([](Journal& j) { std::get<record::Grant>(j[Find<record::Grant>(j, 1)].record).epoch = {0}; }),
+      "G2");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              std::get<record::TransitionBegin>(j[Find<record::TransitionBegin>(j, 0)].record).slots[0].from =
+                  Role::kActor;
+            }),
+            "G3");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::TransitionCommit>(j, 0)); }), "G4");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::TransitionDone>(j, 0)); }), "G4");
   EXPECT_EQ(Predicate([](Journal& j) {
-    const auto rollout = [](const record::Grant& g) { return g.role == Role::kRollout; };
-    std::get<record::Grant>(j[Find<record::Grant>(j, 0, rollout)].record).role = Role::kActor;
-  }), "G4") << "it was to be rollout";
+              const auto rollout = [](const record::Grant& g) { return g.role == Role::kRollout; };
+              std::get<record::Grant>(j[Find<record::Grant>(j, 0, rollout)].record).role = Role::kActor;
+            }),
+            "G4")
+      << "it was to be rollout";
   EXPECT_EQ(Predicate([](Journal& j) {
-    const auto rollout = [](const record::Grant& g) { return g.role == Role::kRollout; };
-    auto& grant = std::get<record::Grant>(j[Find<record::Grant>(j, 0, rollout)].record);
-    grant.role = Role::kActor;
-    for (JournalEntry& e : j) {
-      auto* begin = std::get_if<record::TransitionBegin>(&e.record);
-      if (begin == nullptr) continue;
-      for (record::SlotPlan& p : begin->slots) {
-        if (p.slot == grant.slot && p.epoch == grant.epoch) p.to = Role::kActor;
-      }
-    }
-  }), "G8");
+              const auto rollout = [](const record::Grant& g) { return g.role == Role::kRollout; };
+              auto& grant = std::get<record::Grant>(j[Find<record::Grant>(j, 0, rollout)].record);
+              grant.role = Role::kActor;
+              for (JournalEntry& e : j) {
+                auto* begin = std::get_if<record::TransitionBegin>(&e.record);
+                if (begin == nullptr) continue;
+                for (record::SlotPlan& p : begin->slots) {
+                  if (p.slot == grant.slot && p.epoch == grant.epoch) p.to = Role::kActor;
+                }
+              }
+            }),
+            "G8");
 }
 
 TEST(CheckerTest, ColocatedGrantNeedsAProvenRelease) {
@@ -188,24 +224,42 @@ TEST(CheckerTest, ColocatedGrantNeedsAProvenRelease) {
 }
 
 TEST(CheckerTest, OnlyVerifiedWeightsServe) {
-  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Publish>(j, 1); Insert(j, i, j[i].record); }), "W1");
-  EXPECT_EQ(Predicate([](Journal& j) { const size_t i = Find<record::Loaded>(j, 1); Insert(j, i, j[i].record); }), "W2");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              const size_t i = Find<record::Publish>(j, 1);
+              Insert(j, i, j[i].record);
+            }),
+            "W1");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              const size_t i = Find<record::Loaded>(j, 1);
+              Insert(j, i, j[i].record);
+            }),
+            "W2");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Loaded>(j, 0)); }), "W3");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Loaded>(j[Find<record::Loaded>(j, 1)].record).digest ^= 1; }), "W3");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              std::get<record::Loaded>(j[Find<record::Loaded>(j, 1)].record).digest ^= 1;
+            }),
+            "W3");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::Admit>(j, 0)); }), "W3");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Publish>(j[Find<record::Publish>(j, 2)].record).digest ^= 1; }), "W5");
+  EXPECT_EQ(Predicate([](Journal& j) {
+              std::get<record::Publish>(j[Find<record::Publish>(j, 2)].record).digest ^= 1;
+            }),
+            "W5");
 }
 
 TEST(CheckerTest, AllShardsOfAnEngineReportTheVersionThatItIsAdmittedAt) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    const auto second = [](const record::Admit& a) { return a.v == Version{0, 1}; };
-    std::get<record::Admit>(j[Find<record::Admit>(j, 0, second)].record).v = {0, 0};
-  }), "W4");
+              const auto second = [](const record::Admit& a) { return a.v == Version{0, 1}; };
+              std::get<record::Admit>(j[Find<record::Admit>(j, 0, second)].record).v = {0, 0};
+            }),
+            "W4");
 }
 
 // Time of a made-up journal.
 void Put(Journal& j, double seconds, JournalRecord r) {
-  j.push_back({.lsn = {static_cast<int64_t>(j.size())}, .ctl_epoch = 1, .mono_ns = static_cast<uint64_t>(seconds * 1e9), .record = std::move(r)});
+  j.push_back({.lsn = {static_cast<int64_t>(j.size())},
+               .ctl_epoch = 1,
+               .mono_ns = static_cast<uint64_t>(seconds * 1e9),
+               .record = std::move(r)});
 }
 
 TEST(CheckerTest, EveryEngineFollowsTheNewestVersion) {
@@ -216,26 +270,35 @@ TEST(CheckerTest, EveryEngineFollowsTheNewestVersion) {
   };
   EXPECT_EQ(Predicate([&](Journal& j) { stall(j, 1500); }), "ok");
   EXPECT_EQ(Predicate([&](Journal& j) {  // one that stays at its first version, and gets no work
-    stall(j, 1500);
-    const WorkerRef idle = std::get<record::Admit>(j[Find<record::Admit>(j, 0)].record).worker;
-    int64_t admitted = 0;
-    std::erase_if(j, [&](const JournalEntry& e) {
-      const auto* a = std::get_if<record::Admit>(&e.record);
-      const auto* l = std::get_if<record::Loaded>(&e.record);
-      const auto* s = std::get_if<record::Start>(&e.record);
-      return (a != nullptr && a->worker == idle && admitted++ > 0) || (l != nullptr && l->worker == idle && admitted > 0) ||
-             (s != nullptr && s->worker == idle);
-    });
-  }), "W7");
+              stall(j, 1500);
+              const WorkerRef idle = std::get<record::Admit>(j[Find<record::Admit>(j, 0)].record).worker;
+              int64_t admitted = 0;
+              std::erase_if(j, [&](const JournalEntry& e) {
+                const auto* a = std::get_if<record::Admit>(&e.record);
+                const auto* l = std::get_if<record::Loaded>(&e.record);
+                const auto* s = std::get_if<record::Start>(&e.record);
+                return (a != nullptr && a->worker == idle && admitted++ > 0) ||
+                       (l != nullptr && l->worker == idle && admitted > 0) ||
+                       (s != nullptr && s->worker == idle);
+              });
+            }),
+            "W7");
 }
 
 TEST(CheckerTest, RolloutIsNotBelowItsFloorWhileHealthySlotsAreFree) {
   const auto check = [](bool granted, uint32_t lives) {
     Journal j;
-    Put(j, 0, record::Config{{.job = "rl", .groups_per_step = 1, .group_size = 1, .slots = 2, .rollout_floor = 1, .stall_ms = 1000}});
+    Put(j, 0,
+        record::Config{{.job = "rl",
+                        .groups_per_step = 1,
+                        .group_size = 1,
+                        .slots = 2,
+                        .rollout_floor = 1,
+                        .stall_ms = 1000}});
     Put(j, 0, record::Join{{{0}, {0}}, "w0", Role::kNone});
     Put(j, 0.1, record::Join{{{1}, {1}}, "w1", Role::kNone});
-    if (granted) Put(j, 0.5, record::TransitionBegin{{0}, {{{1}, Role::kNone, Role::kRollout, {1}}}, 5000, "join", 0});
+    if (granted)
+      Put(j, 0.5, record::TransitionBegin{{0}, {{{1}, Role::kNone, Role::kRollout, {1}}}, 5000, "join", 0});
     Put(j, 2, record::Fault{"test", "", {}, "time passes"});
     j.back().ctl_epoch = lives;
     return Check(j).predicate;
@@ -246,10 +309,14 @@ TEST(CheckerTest, RolloutIsNotBelowItsFloorWhileHealthySlotsAreFree) {
 }
 
 TEST(CheckerTest, SlotsThatAreNotThereHoldNothing) {
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Grant>(j[Find<record::Grant>(j, 0)].record).slot = {3}; }), "G3");
-  EXPECT_EQ(Predicate([](Journal& j) {
-    std::get<record::TransitionBegin>(j[Find<record::TransitionBegin>(j, 0)].record).slots[0].slot = {-1};
-  }), "G3");
+  EXPECT_EQ(
+      Predicate([](Journal& j) { std::get<record::Grant>(j[Find<record::Grant>(j, 0)].record).slot = {3}; }),
+      "G3");
+  EXPECT_EQ(
+      Predicate([](Journal& j) {
+        std::get<record::TransitionBegin>(j[Find<record::TransitionBegin>(j, 0)].record).slots[0].slot = {-1};
+      }),
+      "G3");
 }
 
 TEST(CheckerTest, ATransitionIsDoneWhenAllOfItsSlotsHaveTheirNewRole) {
@@ -267,27 +334,33 @@ TEST(CheckerTest, ASlotIsNotTakenFromRolloutTwiceWithinThePromisedTime) {
 
 TEST(CheckerTest, StepsAndReleasesOfFencedWorkersDoNotCount) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::StepCommit>(j, 1);
-    const WorkerRef holder = std::get<record::Lease>(j[Find<record::Lease>(j, 1)].record).holder;
-    Insert(j, i, record::Fence{holder});
-  }), "Q8");
+              const size_t i = Find<record::StepCommit>(j, 1);
+              const WorkerRef holder = std::get<record::Lease>(j[Find<record::Lease>(j, 1)].record).holder;
+              Insert(j, i, record::Fence{holder});
+            }),
+            "Q8");
   SimCluster cluster({.controller = SmallJob("colocated"), .seed = 7, .faults = {}});
   ASSERT_EQ(cluster.Run().code, 0);
   Journal j = cluster.journal();
-  Insert(j, Find<record::Release>(j, 0), record::Fence{std::get<record::Grant>(j[Find<record::Grant>(j, 0)].record).worker});
+  Insert(j, Find<record::Release>(j, 0),
+         record::Fence{std::get<record::Grant>(j[Find<record::Grant>(j, 0)].record).worker});
   Renumber(j);
   EXPECT_EQ(Check(j).predicate, "Q8");
 }
 
 TEST(CheckerTest, NothingIsLostOnARestoreThatWasNot) {
-  EXPECT_EQ(Predicate([](Journal& j) {
-    const size_t i = Find<record::Start>(j, 3);
-    Insert(j, i + 1, record::Drop{std::get<record::Start>(j[i].record).tid, DropReason::kLostOnRestore});
-  }), "Q3");
+  EXPECT_EQ(
+      Predicate([](Journal& j) {
+        const size_t i = Find<record::Start>(j, 3);
+        Insert(j, i + 1, record::Drop{std::get<record::Start>(j[i].record).tid, DropReason::kLostOnRestore});
+      }),
+      "Q3");
 }
 
 TEST(CheckerTest, TokensHaveAVersion) {
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Enq>(j[Find<record::Enq>(j, 2)].record).wv_min = {}; }), "W6");
+  EXPECT_EQ(
+      Predicate([](Journal& j) { std::get<record::Enq>(j[Find<record::Enq>(j, 2)].record).wv_min = {}; }),
+      "W6");
 }
 
 TEST(CheckerTest, RetiredIsWhoFailedOftenEnough) {
@@ -303,45 +376,72 @@ TEST(CheckerTest, RetiredIsWhoFailedOftenEnough) {
 }
 
 TEST(CheckerTest, NoMoreStepsAreLostThanLieBetweenTwoCheckpoints) {
-  EXPECT_EQ(Predicate([](Journal& j) {  // the checkpoint that was restored was never made: the one before it is taken
-    auto& restore = std::get<record::Restore>(j[Find<record::Restore>(j)].record);
-    const int64_t gone = restore.ckpt;
-    restore.ckpt = 0;
-    restore.step = {0};
-    std::erase_if(j, [&](const JournalEntry& e) {
-      const auto* b = std::get_if<record::CheckpointBegin>(&e.record);
-      const auto* c = std::get_if<record::CheckpointCommit>(&e.record);
-      return (b != nullptr && b->ckpt == gone) || (c != nullptr && c->ckpt == gone);
-    });
-  }), "C6");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt = -1; }), "ok") << "one step behind";
+  EXPECT_EQ(
+      Predicate(
+          [](Journal& j) {  // the checkpoint that was restored was never made: the one before it is taken
+            auto& restore = std::get<record::Restore>(j[Find<record::Restore>(j)].record);
+            const int64_t gone = restore.ckpt;
+            restore.ckpt = 0;
+            restore.step = {0};
+            std::erase_if(j, [&](const JournalEntry& e) {
+              const auto* b = std::get_if<record::CheckpointBegin>(&e.record);
+              const auto* c = std::get_if<record::CheckpointCommit>(&e.record);
+              return (b != nullptr && b->ckpt == gone) || (c != nullptr && c->ckpt == gone);
+            });
+          }),
+      "C6");
+  EXPECT_EQ(
+      Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt = -1; }),
+      "ok")
+      << "one step behind";
 }
 
 TEST(CheckerTest, WeightsThatAreNotFiniteAreNoCheckpoint) {
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::CheckpointCommit>(j[Find<record::CheckpointCommit>(j, 1)].record).weights_digest = 0; }), "C7");
+  EXPECT_EQ(
+      Predicate([](Journal& j) {
+        std::get<record::CheckpointCommit>(j[Find<record::CheckpointCommit>(j, 1)].record).weights_digest = 0;
+      }),
+      "C7");
 }
 
 TEST(CheckerTest, CheckpointsAreCommittedBeforeTheyAreRestored) {
-  const auto committed = [](const Journal& j) { return std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt; };
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt = 40; }), "C1");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).step = {1}; }), "C1");
+  const auto committed = [](const Journal& j) {
+    return std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt;
+  };
+  EXPECT_EQ(
+      Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).ckpt = 40; }),
+      "C1");
+  EXPECT_EQ(
+      Predicate([](Journal& j) { std::get<record::Restore>(j[Find<record::Restore>(j)].record).step = {1}; }),
+      "C1");
   EXPECT_EQ(Predicate([](Journal& j) {
-    auto& r = std::get<record::Restore>(j[Find<record::Restore>(j)].record);
-    r.ckpt = 0;
-    r.step = {0};
-  }), "C5");
-  EXPECT_EQ(Predicate([&](Journal& j) { Insert(j, Find<record::Restore>(j), record::CheckpointDelete{committed(j)}); }), "C2");
+              auto& r = std::get<record::Restore>(j[Find<record::Restore>(j)].record);
+              r.ckpt = 0;
+              r.step = {0};
+            }),
+            "C5");
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              Insert(j, Find<record::Restore>(j), record::CheckpointDelete{committed(j)});
+            }),
+            "C2");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointBegin>(j, 1)); }), "C8");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointCommit>(j, 0)); }), "C8");
-  EXPECT_EQ(Predicate([](Journal& j) { std::get<record::CheckpointCommit>(j[Find<record::CheckpointCommit>(j, 1)].record).weights_digest ^= 1; }), "C3");
+  EXPECT_EQ(
+      Predicate([](Journal& j) {
+        std::get<record::CheckpointCommit>(j[Find<record::CheckpointCommit>(j, 1)].record).weights_digest ^=
+            1;
+      }),
+      "C3");
 }
 
 TEST(CheckerTest, PinnedSamplesHaveOneVersion) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    for (JournalEntry& e : j) {
-      if (auto* c = std::get_if<record::Config>(&e.record)) (*c)->pin_version = 1;
-    }
-  }), "W6") << "this run let samples cross versions";
+              for (JournalEntry& e : j) {
+                if (auto* c = std::get_if<record::Config>(&e.record)) (*c)->pin_version = 1;
+              }
+            }),
+            "W6")
+      << "this run let samples cross versions";
 }
 
 TEST(CheckerTest, DropsThatPreferALengthAreSeen) {
@@ -350,7 +450,10 @@ TEST(CheckerTest, DropsThatPreferALengthAreSeen) {
     const int64_t length = 1 + i * 37 % 1000;
     (i % 10 == 0 ? even.Dropped(length) : even.Trained(length));
     (length > 900 ? favoured.Dropped(length) : favoured.Trained(length));
-    if (i < 400) few.Dropped(999); else few.Trained(length % 500);
+    if (i < 400)
+      few.Dropped(999);
+    else
+      few.Trained(length % 500);
   }
   for (LengthFairness* f : {&even, &favoured, &few}) f->Step();
   EXPECT_FALSE(even.Unfair());
@@ -365,9 +468,11 @@ TEST(CheckerTest, DropsThatPreferALengthAreSeen) {
 
 TEST(CheckerTest, AbnormalEndNamesItsFault) {
   EXPECT_EQ(Predicate([](Journal& j) {
-    std::erase_if(j, [](const JournalEntry& e) { return std::holds_alternative<record::Fault>(e.record); });
-    std::get<record::EndRun>(j.back().record).code = 3;
-  }), "L3");
+              std::erase_if(
+                  j, [](const JournalEntry& e) { return std::holds_alternative<record::Fault>(e.record); });
+              std::get<record::EndRun>(j.back().record).code = 3;
+            }),
+            "L3");
 }
 
 TEST(CheckerTest, NamesTheFirstRecordThatIsWrong) {

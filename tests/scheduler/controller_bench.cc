@@ -1,15 +1,16 @@
-// Cost of a decision: microseconds per Handle with many requests in flight; and of an event of a rehearsal (controller,
-// models and checker) as the number of requests grows, the fleet growing with it or staying as it is.
+// Cost of a decision: microseconds per Handle with many requests in flight; and of an event of a rehearsal
+// (controller, models and checker) as the number of requests grows, the fleet growing with it or staying as
+// it is.
 //
 //   build/bin/controller_bench            one JSON object a line; "better" says which way is up
 //   build/bin/controller_bench REQUESTS [ENGINES]   one rehearsal alone (for a profiler)
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <cmath>
 #include <deque>
 #include <string>
 #include <utility>
@@ -52,8 +53,14 @@ void Bench(int64_t in_flight, int64_t workers) {
     if (std::holds_alternative<event::ChunkFinished>(e)) times.push_back(took);
     for (const Command& command : commands) {
       if (const auto* x = std::get_if<command::StartWorker>(&command)) {
-        queue.push_back(event::WorkerJoined{.worker = x->worker, .name = "w", .kind = x->worker.value <= workers ? WorkerKind::kDevice : WorkerKind::kReward,
-                                            .slot = {}, .device_bytes = 0, .restored_inc = {}, .held = {}});
+        queue.push_back(event::WorkerJoined{
+            .worker = x->worker,
+            .name = "w",
+            .kind = x->worker.value <= workers ? WorkerKind::kDevice : WorkerKind::kReward,
+            .slot = {},
+            .device_bytes = 0,
+            .restored_inc = {},
+            .held = {}});
       } else if (const auto* x = std::get_if<command::Grant>(&command)) {
         queue.push_back(event::Granted{x->worker, x->slot, x->epoch});
       } else if (const auto* x = std::get_if<command::InitState>(&command)) {
@@ -86,9 +93,11 @@ void Bench(int64_t in_flight, int64_t workers) {
     ++done;
   }
   std::sort(times.begin(), times.end());
-  std::printf("{\"bench\":\"controller\",\"case\":\"chunk_finished_%ld_in_flight\",\"value\":%.2f,\"unit\":\"us\",\"better\":\"lower\",\"p99_us\":%.2f,\"in_flight\":%ld}\n",
-              static_cast<long>(in_flight), 1e6 * times[times.size() / 2], 1e6 * times[times.size() * 99 / 100],
-              static_cast<long>(controller.View().in_flight));
+  std::printf(
+      "{\"bench\":\"controller\",\"case\":\"chunk_finished_%ld_in_flight\",\"value\":%.2f,\"unit\":\"us\","
+      "\"better\":\"lower\",\"p99_us\":%.2f,\"in_flight\":%ld}\n",
+      static_cast<long>(in_flight), 1e6 * times[times.size() / 2], 1e6 * times[times.size() * 99 / 100],
+      static_cast<long>(controller.View().in_flight));
 }
 
 void BenchCheckAndFold() {
@@ -108,9 +117,11 @@ void BenchCheckAndFold() {
   const auto folded = Controller::Create(job, cluster.journal());
   const double end = Now();
   const auto n = static_cast<double>(cluster.journal().size());
-  std::printf("{\"bench\":\"journal\",\"case\":\"%ld_records\",\"check_us_per_record\":%.3f,\"fold_us_per_record\":%.3f,\"sim_events_per_s\":%.0f,\"ok\":%s}\n",
-              static_cast<long>(cluster.journal().size()), 1e6 * (checked - simulated) / n, 1e6 * (end - checked) / n,
-              static_cast<double>(r.events) / (simulated - begin), check.ok && folded.ok() ? "true" : "false");
+  std::printf(
+      "{\"bench\":\"journal\",\"case\":\"%ld_records\",\"check_us_per_record\":%.3f,\"fold_us_per_record\":%."
+      "3f,\"sim_events_per_s\":%.0f,\"ok\":%s}\n",
+      static_cast<long>(cluster.journal().size()), 1e6 * (checked - simulated) / n, 1e6 * (end - checked) / n,
+      static_cast<double>(r.events) / (simulated - begin), check.ok && folded.ok() ? "true" : "false");
 }
 
 double CpuSeconds() {
@@ -119,14 +130,27 @@ double CpuSeconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// One optimizer step of the 10 000-device rehearsal (configs/simulate/ten-thousand.yaml), at `requests` requests in flight.
-// engines 0: as many as it has for that number.
+// One optimizer step of the 10 000-device rehearsal (configs/simulate/ten-thousand.yaml), at `requests`
+// requests in flight. engines 0: as many as it has for that number.
 double BenchScale(int64_t requests, int64_t engines = 0) {
   SimJob job;
   job.name = "scale";
-  job.hardware = {.name = "H100", .source = "spec, sustained", .flops = 8e14, .bytes_per_s = 3e12, .memory_bytes = 80e9, .link_bytes_per_s = 4.5e11,
-                  .net_bytes_per_s = 5e10, .host_bytes_per_s = 5e10, .step_overhead_s = 0.0005};
-  job.model = {.name = "dense-8B", .parameters = 8e9, .active_parameters = 8e9, .layers = 36, .heads = 32, .kv_heads = 8, .head_size = 128};
+  job.hardware = {.name = "H100",
+                  .source = "spec, sustained",
+                  .flops = 8e14,
+                  .bytes_per_s = 3e12,
+                  .memory_bytes = 80e9,
+                  .link_bytes_per_s = 4.5e11,
+                  .net_bytes_per_s = 5e10,
+                  .host_bytes_per_s = 5e10,
+                  .step_overhead_s = 0.0005};
+  job.model = {.name = "dense-8B",
+               .parameters = 8e9,
+               .active_parameters = 8e9,
+               .layers = 36,
+               .heads = 32,
+               .kv_heads = 8,
+               .head_size = 128};
   job.devices_per_slot = 8;
   job.lengths.mean_tokens = 10000;
   JobConfig& c = job.controller.config;
@@ -145,14 +169,18 @@ double BenchScale(int64_t requests, int64_t engines = 0) {
   const auto report = simulator.Run();
   const double took = CpuSeconds() - begin;
   if (!report.ok() || !report->done || !report->violation.empty()) {
-    std::printf("{\"bench\":\"simulator\",\"case\":\"%ld_requests\",\"failed\":\"%s\"}\n", static_cast<long>(requests),
+    std::printf("{\"bench\":\"simulator\",\"case\":\"%ld_requests\",\"failed\":\"%s\"}\n",
+                static_cast<long>(requests),
                 report.ok() ? (report->why + report->violation).c_str() : report.status().ToString().c_str());
     return 0;
   }
   const double us = 1e6 * took / static_cast<double>(report->events);
-  std::printf("{\"bench\":\"simulator\",\"case\":\"%ld_requests\",\"value\":%.2f,\"unit\":\"us/event\",\"better\":\"lower\",\"events\":%ld,\"engines\":%ld,"
-              "\"events_per_core_s\":%.0f}\n",
-              static_cast<long>(requests), us, static_cast<long>(report->events), static_cast<long>(c.cluster.slots), 1e6 / us);
+  std::printf(
+      "{\"bench\":\"simulator\",\"case\":\"%ld_requests\",\"value\":%.2f,\"unit\":\"us/"
+      "event\",\"better\":\"lower\",\"events\":%ld,\"engines\":%ld,"
+      "\"events_per_core_s\":%.0f}\n",
+      static_cast<long>(requests), us, static_cast<long>(report->events), static_cast<long>(c.cluster.slots),
+      1e6 / us);
   return us;
 }
 
@@ -161,7 +189,11 @@ double BenchScale(int64_t requests, int64_t engines = 0) {
 
 int main(int argc, char** argv) {
   using tidepool::scheduler::Bench;
-  if (argc > 1) return tidepool::scheduler::BenchScale(std::max(8L, std::atol(argv[1])), argc > 2 ? std::atol(argv[2]) : 0) > 0 ? 0 : 1;
+  if (argc > 1)
+    return tidepool::scheduler::BenchScale(std::max(8L, std::atol(argv[1])),
+                                           argc > 2 ? std::atol(argv[2]) : 0) > 0
+               ? 0
+               : 1;
   for (int repeat = 0; repeat < 3; ++repeat) {
     Bench(256, 2);
     Bench(4096, 8);
@@ -179,7 +211,9 @@ int main(int argc, char** argv) {
       }
       (first == 0 ? first : last) = best;
     }
-    std::printf("{\"bench\":\"simulator\",\"case\":\"growth_256_to_65536%s\",\"value\":%.2f,\"unit\":\"ratio\",\"better\":\"lower\",\"log_ratio\":%.2f}\n",
-                engines > 0 ? "_on_64_engines" : "", last / first, std::log(65536.0) / std::log(256.0));
+    std::printf(
+        "{\"bench\":\"simulator\",\"case\":\"growth_256_to_65536%s\",\"value\":%.2f,\"unit\":\"ratio\","
+        "\"better\":\"lower\",\"log_ratio\":%.2f}\n",
+        engines > 0 ? "_on_64_engines" : "", last / first, std::log(65536.0) / std::log(256.0));
   }
 }

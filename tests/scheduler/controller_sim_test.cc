@@ -59,8 +59,10 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
       ExpectProven(cluster);
       int64_t moves = 0, steps = 0, groups = 0;
       for (const JournalEntry& e : cluster.journal()) {
-        if (const auto* t = std::get_if<record::TransitionBegin>(&e.record)) moves += t->slots.front().from == Role::kRollout ? 1 : 0;
-        if (const auto* b = std::get_if<record::StepBegin>(&e.record)) groups += b->members.size() > 1 ? 1 : 0;
+        if (const auto* t = std::get_if<record::TransitionBegin>(&e.record))
+          moves += t->slots.front().from == Role::kRollout ? 1 : 0;
+        if (const auto* b = std::get_if<record::StepBegin>(&e.record))
+          groups += b->members.size() > 1 ? 1 : 0;
         steps += std::holds_alternative<record::StepCommit>(e.record) ? 1 : 0;
       }
       EXPECT_EQ(steps, job.config.train.steps);
@@ -77,7 +79,8 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
   NamedPolicy mine = *registry.Find("split");
   mine.name = "mine";
   int64_t asked = 0;
-  mine.decide = [&asked, split = mine.decide](const PoolView& pool, const LedgerView& ledger, const Forecast& forecast, TimePoint now) {
+  mine.decide = [&asked, split = mine.decide](const PoolView& pool, const LedgerView& ledger,
+                                              const Forecast& forecast, TimePoint now) {
     Plan plan = split(pool, ledger, forecast, now);
     if (++asked % 3 == 0) plan.roles.erase(SlotId{0});  // nobody says what it is to do
     return plan;
@@ -90,7 +93,8 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
   EXPECT_EQ(r.code, 0) << r.why;
   ExpectProven(cluster);
   const auto refused = [](const std::string& line) {
-    return line.find("event=plan_refused policy=mine") != std::string::npos && line.find("no role") != std::string::npos;
+    return line.find("event=plan_refused policy=mine") != std::string::npos &&
+           line.find("no role") != std::string::npos;
   };
   EXPECT_TRUE(std::ranges::any_of(cluster.warnings(), refused));
   for (const JournalEntry& e : cluster.journal()) {
@@ -120,8 +124,8 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
   int64_t faults = 0, lives = 0, done = 0;
   std::vector<uint64_t> seeds(Seeds());
   std::iota(seeds.begin(), seeds.end(), uint64_t{0});
-  // Found by longer swarms: a worker still in a step when a restarted controller drains it; a crash between QUAR and
-  // FENCE; a fleet too small for its rollout floor.
+  // Found by longer swarms: a worker still in a step when a restarted controller drains it; a crash between
+  // QUAR and FENCE; a fleet too small for its rollout floor.
   seeds.insert(seeds.end(), {1171, 9353, 10618, 10860});
   for (const uint64_t seed : seeds) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -140,7 +144,9 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
       continue;
     }
     std::string last;
-    for (size_t i = cluster.warnings().size() > 12 ? cluster.warnings().size() - 12 : 0; i < cluster.warnings().size(); ++i) last += "\n  " + cluster.warnings()[i];
+    for (size_t i = cluster.warnings().size() > 12 ? cluster.warnings().size() - 12 : 0;
+         i < cluster.warnings().size(); ++i)
+      last += "\n  " + cluster.warnings()[i];
     EXPECT_EQ(Unexplained(options, r), "") << last;
   }
   RecordProperty("faults", static_cast<int>(faults));
@@ -378,7 +384,8 @@ TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 3);
   EXPECT_TRUE(r.why.starts_with("fault=reward_infra")) << r.why;
-  for (const JournalEntry& e : cluster.journal()) EXPECT_FALSE(std::holds_alternative<record::StepBegin>(e.record));
+  for (const JournalEntry& e : cluster.journal())
+    EXPECT_FALSE(std::holds_alternative<record::StepBegin>(e.record));
 }
 
 TEST(ControllerSimTest, TrainedLagNeverExceedsTheBoundAndIsUsed) {

@@ -1,6 +1,7 @@
-// The whole stack under one power cut: the real controller writes the real journal and real checkpoints, on a disk that
-// stops at every single operation in turn (write, sync, rename, create, remove, sync of a folder), or fails it. What the
-// recovery finds has to be a state that was committed, and the run goes on from it to its end.
+// The whole stack under one power cut: the real controller writes the real journal and real checkpoints, on a
+// disk that stops at every single operation in turn (write, sync, rename, create, remove, sync of a folder),
+// or fails it. What the recovery finds has to be a state that was committed, and the run goes on from it to
+// its end.
 
 #include <gtest/gtest.h>
 
@@ -38,10 +39,13 @@ class RealCodeDisk : public SimDisk {
       TP_CHECK(tries < 3) << "the journal cannot be opened";
       storage::JournalContents earlier;
       // Small segments, so that they roll over a few times in a short run.
-      auto writer = storage::JournalWriter::Open(fs_, kJournal, "run", {.segment_bytes = 3000, .reserve_bytes = 500}, &earlier);
+      auto writer = storage::JournalWriter::Open(fs_, kJournal, "run",
+                                                 {.segment_bytes = 3000, .reserve_bytes = 500}, &earlier);
       if (!writer.ok()) {  // whoever starts it tries again, after a power cut with the power back
-        if (fs_.crashed()) fs_.Crash();
-        else fs_.Kill();
+        if (fs_.crashed())
+          fs_.Crash();
+        else
+          fs_.Kill();
         fs_.SetFaults({});
         continue;
       }

@@ -1,12 +1,13 @@
 // Multi-turn samples: which worker plays which turn, and whole runs of episodes in the modelled cluster.
 
+#include "scheduler/episodes.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 
 #include "scheduler/checker.h"
 #include "scheduler/dispatcher.h"
-#include "scheduler/episodes.h"
 #include "tests/scheduler/sim_cluster.h"
 
 namespace tidepool::scheduler {
@@ -24,7 +25,10 @@ class EpisodesTest : public testing::Test {
     episodes_.AddWorker(a_);
     episodes_.AddWorker(b_);
   }
-  Episodes episodes_{EpisodeOptions{.max_retries = 2, .reset_timeout = FromSeconds(50), .step_timeout = FromSeconds(5), .episode_timeout = FromSeconds(100)}};
+  Episodes episodes_{EpisodeOptions{.max_retries = 2,
+                                    .reset_timeout = FromSeconds(50),
+                                    .step_timeout = FromSeconds(5),
+                                    .episode_timeout = FromSeconds(100)}};
   WorkerRef a_{{4}, {1}}, b_{{5}, {2}};
 };
 
@@ -53,8 +57,10 @@ TEST_F(EpisodesTest, AFailureIsTriedAgainOnAnotherWorkerAndThenStands) {
     const auto steps = episodes_.Assign(T(i));
     ASSERT_EQ(steps.size(), 1U);
     tried.push_back(steps[0].worker.worker);
-    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)), i < 2 ? Episodes::Result::kRetry : Episodes::Result::kFinal);
-    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)), Episodes::Result::kRefused) << "a repeat";
+    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)),
+              i < 2 ? Episodes::Result::kRetry : Episodes::Result::kFinal);
+    EXPECT_EQ(episodes_.Done(Reply(steps[0], GradeOutcome::kInfra)), Episodes::Result::kRefused)
+        << "a repeat";
   }
   EXPECT_NE(tried[0], tried[1]);
   EXPECT_NE(tried[1], tried[2]);
@@ -227,7 +233,9 @@ TEST(EpisodeRunTest, ACrashedControllerPlaysOpenEpisodesAgainAndFinishedOnesForT
     const Outcome crashed = Play(Exact(), [&](SimCluster& cluster) {
       auto seen = std::make_shared<int>(0);
       cluster.on_command = [&cluster, &whole, seen, at](const Command& c) {
-        if (std::holds_alternative<command::EnvStep>(c) && std::get<command::EnvStep>(c).turn == command::kWholeEpisode) whole = true;
+        if (std::holds_alternative<command::EnvStep>(c) &&
+            std::get<command::EnvStep>(c).turn == command::kWholeEpisode)
+          whole = true;
         if (std::holds_alternative<command::StorePayload>(c) && ++*seen == at / 5) cluster.CrashController();
       };
     });

@@ -2,11 +2,14 @@
 //
 //   journal writes   the controller dies with exactly n records written, for every n
 //   RPC edges        of every command to a process and every event from one:
-//                      the controller dies before it sends; the receiver dies before it gets the command; it dies
-//                      after the command and before any reply; the reply is lost with its connection
-//                    (a connection loses no single message: what is lost takes the connection, and thereby the process, along)
-//   disk operations  of storage as the controller sees it: the write fails (no space, I/O error); it is done and
-//                    the controller dies before it knows. Every operation below: disk_test.cc, on the real journal and checkpoints.
+//                      the controller dies before it sends; the receiver dies before it gets the command; it
+//                      dies after the command and before any reply; the reply is lost with its connection
+//                    (a connection loses no single message: what is lost takes the connection, and thereby
+//                    the process, along)
+//   disk operations  of storage as the controller sees it: the write fails (no space, I/O error); it is done
+//   and
+//                    the controller dies before it knows. Every operation below: disk_test.cc, on the real
+//                    journal and checkpoints.
 //
 // After each the run has to reach its end and its journal has to pass the checker. Crash at every event:
 // ControllerSimTest.EveryPointOfARunCanBeKilled.
@@ -18,13 +21,19 @@
 namespace tidepool::scheduler {
 namespace {
 
-// Groups of two in the step, slots that move, recovery copies, several turns, workers that outlive the controller.
-const char* const kVariants[] = {"colocated", "split", "multiplexed", "elastic", "recovery", "episodes", "reattach"};
+// Groups of two in the step, slots that move, recovery copies, several turns, workers that outlive the
+// controller.
+const char* const kVariants[] = {"colocated", "split",    "multiplexed", "elastic",
+                                 "recovery",  "episodes", "reattach"};
 
 SimOptions Short(const std::string& variant) {
-  const bool named = variant == "colocated" || variant == "split" || variant == "multiplexed" || variant == "elastic";
+  const bool named =
+      variant == "colocated" || variant == "split" || variant == "multiplexed" || variant == "elastic";
   const std::string placement = named ? variant : variant == "recovery" ? "split" : "multiplexed";
-  SimOptions o{.controller = variant == "episodes" ? SmallEpisodes(placement, 3) : SmallJob(placement, placement == "colocated" ? 2 : 3), .seed = 5, .faults = {}};
+  SimOptions o{.controller = variant == "episodes" ? SmallEpisodes(placement, 3)
+                                                   : SmallJob(placement, placement == "colocated" ? 2 : 3),
+               .seed = 5,
+               .faults = {}};
   JobConfig& c = o.controller.config;
   c.train.steps = 2;
   c.train.groups_per_step = 2;
@@ -40,7 +49,8 @@ SimOptions Short(const std::string& variant) {
 
 void ExpectDone(SimCluster& cluster, int64_t steps) {
   SimResult r = cluster.Run();
-  if (r.ended && r.code != 0 && r.why.starts_with("fault=storage")) r = cluster.Run();  // somebody made room; resumed
+  if (r.ended && r.code != 0 && r.why.starts_with("fault=storage"))
+    r = cluster.Run();  // somebody made room; resumed
   ASSERT_TRUE(r.ended) << "no end after " << r.seconds << " s";
   ASSERT_EQ(r.code, 0) << r.why;
   EXPECT_EQ(cluster.controller()->View().step.value, steps);
@@ -54,8 +64,10 @@ struct Receiver {
   WorkerRef operator()(const command::Grade& c) const { return c.grader; }
   template <typename C>
   WorkerRef operator()(const C& c) const {
-    if constexpr (requires { c.worker.inc; }) return c.worker;
-    else return {};
+    if constexpr (requires { c.worker.inc; })
+      return c.worker;
+    else
+      return {};
   }
 };
 WorkerRef ReceiverOf(const Command& c) { return std::visit(Receiver{}, c); }
@@ -67,8 +79,10 @@ struct Sender {
   WorkerRef operator()(const event::Graded& e) const { return e.grader; }
   template <typename E>
   WorkerRef operator()(const E& e) const {
-    if constexpr (requires { e.worker.inc; }) return e.worker;
-    else return {};
+    if constexpr (requires { e.worker.inc; })
+      return e.worker;
+    else
+      return {};
   }
 };
 WorkerRef SenderOf(const Event& e) { return std::visit(Sender{}, e); }
@@ -103,7 +117,8 @@ TEST(ExhaustiveTest, EveryCommandMayBeTheLastOfItsSenderOrReceiver) {
     ASSERT_GT(commands, 30);
     for (const Edge edge : {Edge::kBeforeSend, Edge::kBeforeReceive, Edge::kBeforeReply}) {
       for (int64_t k = 1; k <= commands; ++k) {
-        SCOPED_TRACE(testing::Message() << placement << ", edge " << static_cast<int>(edge) << " of command " << k);
+        SCOPED_TRACE(testing::Message()
+                     << placement << ", edge " << static_cast<int>(edge) << " of command " << k);
         SimCluster cluster(o);
         int64_t seen = 0;
         const auto here = [&](const Command& c) { return ReceiverOf(c).inc.valid() && ++seen == k; };
@@ -114,8 +129,10 @@ TEST(ExhaustiveTest, EveryCommandMayBeTheLastOfItsSenderOrReceiver) {
         } else {
           cluster.on_command = [&](const Command& c) {
             if (!here(c)) return;
-            if (edge == Edge::kBeforeSend) cluster.CrashControllerNow();
-            else cluster.KillWorker(ReceiverOf(c).worker);
+            if (edge == Edge::kBeforeSend)
+              cluster.CrashControllerNow();
+            else
+              cluster.KillWorker(ReceiverOf(c).worker);
           };
         }
         ASSERT_NO_FATAL_FAILURE(ExpectDone(cluster, 2));
@@ -158,9 +175,12 @@ TEST(ExhaustiveTest, EveryReplyMayBeLostWithItsConnection) {
 
 // The reply of the controller's own storage, and what it is if the operation fails.
 std::optional<Event> FailedStorage(const Event& e) {
-  if (const auto* x = std::get_if<event::CheckpointWritten>(&e)) return event::CheckpointFailed{x->ckpt, "no space left on device"};
-  if (const auto* x = std::get_if<event::CheckpointVerified>(&e)) return event::CheckpointVerified{x->ckpt, "input/output error"};
-  if (std::holds_alternative<event::PayloadStored>(e)) return event::StorageFailed{"payload: no space left on device"};
+  if (const auto* x = std::get_if<event::CheckpointWritten>(&e))
+    return event::CheckpointFailed{x->ckpt, "no space left on device"};
+  if (const auto* x = std::get_if<event::CheckpointVerified>(&e))
+    return event::CheckpointVerified{x->ckpt, "input/output error"};
+  if (std::holds_alternative<event::PayloadStored>(e))
+    return event::StorageFailed{"payload: no space left on device"};
   if (std::holds_alternative<event::FinalSaved>(e)) return event::FinalSaved{"no space left on device"};
   return std::nullopt;
 }
@@ -181,7 +201,8 @@ TEST(ExhaustiveTest, EveryStorageOperationMayFailOrBeTheLast) {
     ASSERT_GT(operations, 8);
     for (int64_t k = 1; k <= operations; ++k) {
       for (const bool fails : {true, false}) {
-        SCOPED_TRACE(testing::Message() << placement << ", operation " << k << (fails ? " fails" : " is the last"));
+        SCOPED_TRACE(testing::Message()
+                     << placement << ", operation " << k << (fails ? " fails" : " is the last"));
         SimCluster cluster(o);
         int64_t seen = 0;
         if (!fails) {

@@ -1,4 +1,5 @@
-// Hashes of the journals of seeded runs, for comparison between compilers: the same seed has to give the same journal.
+// Hashes of the journals of seeded runs, for comparison between compilers: the same seed has to give the same
+// journal.
 //
 //   log_hashes [seeds]     default 300; one line a run: "swarm SEED HASH", "simulate PLACEMENT HASH"
 
@@ -15,7 +16,13 @@ namespace {
 // With turns as well, so that every model of the simulator takes part with its floating-point numbers.
 SimJob Job(const char* placement, bool turns) {
   SimJob j = Rehearsal(placement, 6);
-  if (turns) j.turns = {.mean_turns = 5, .sigma_turns = 0.6, .step_s_mean = 2, .step_s_sd = 1, .slow_chance = 0.02, .slow_s = 60};
+  if (turns)
+    j.turns = {.mean_turns = 5,
+               .sigma_turns = 0.6,
+               .step_s_mean = 2,
+               .step_s_sd = 1,
+               .slow_chance = 0.02,
+               .slow_s = 60};
   j.controller.config.scheduler.max_lag_versions = 1;
   j.controller.config.train.steps = 5;
   return j;
@@ -24,7 +31,8 @@ SimJob Job(const char* placement, bool turns) {
 int Run(uint64_t seeds) {
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     SimCluster cluster(Swarm(seed));
-    std::printf("swarm %llu %016llx\n", static_cast<unsigned long long>(seed), static_cast<unsigned long long>(cluster.Run().journal_hash));
+    std::printf("swarm %llu %016llx\n", static_cast<unsigned long long>(seed),
+                static_cast<unsigned long long>(cluster.Run().journal_hash));
   }
   for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
     for (const bool turns : {false, true}) {
@@ -34,7 +42,8 @@ int Run(uint64_t seeds) {
         std::fprintf(stderr, "%s: %s\n", placement, report.status().ToString().c_str());
         return 1;
       }
-      std::printf("simulate %s%s %016llx\n", placement, turns ? "-turns" : "", static_cast<unsigned long long>(report->log_hash));
+      std::printf("simulate %s%s %016llx\n", placement, turns ? "-turns" : "",
+                  static_cast<unsigned long long>(report->log_hash));
     }
   }
   return 0;
@@ -43,4 +52,6 @@ int Run(uint64_t seeds) {
 }  // namespace
 }  // namespace tidepool::scheduler
 
-int main(int argc, char** argv) { return tidepool::scheduler::Run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300); }
+int main(int argc, char** argv) {
+  return tidepool::scheduler::Run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300);
+}

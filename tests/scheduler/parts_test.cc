@@ -58,10 +58,10 @@ TEST(VersionGraphTest, LagIsTheDifferenceInsideALineage) {
 TEST(VersionGraphTest, LagAcrossARestoreGoesThroughTheCommonAncestor) {
   VersionGraph g;
   g.Fork(1, 0, 4);
-  EXPECT_EQ(g.Lag({0, 3}, {1, 6}), 3);          // made before the branch
-  EXPECT_EQ(g.Lag({0, 4}, {1, 4}), 0);          // the branch point is one version
-  EXPECT_EQ(g.Lag({0, 6}, {1, 5}), 1 + 2);      // undone work counts both ways
-  g.Fork(2, 1, 2);                              // below the branch point of lineage 1
+  EXPECT_EQ(g.Lag({0, 3}, {1, 6}), 3);      // made before the branch
+  EXPECT_EQ(g.Lag({0, 4}, {1, 4}), 0);      // the branch point is one version
+  EXPECT_EQ(g.Lag({0, 6}, {1, 5}), 1 + 2);  // undone work counts both ways
+  g.Fork(2, 1, 2);                          // below the branch point of lineage 1
   EXPECT_EQ(g.Ancestor({2, 5}, 1), (Version{0, 1}));
   EXPECT_EQ(g.Lag({1, 5}, {2, 3}), 1 + 3);
   EXPECT_EQ(g.Lag({0, 2}, {2, 3}), 1);
@@ -74,11 +74,11 @@ TEST(VersionGraphTest, EqualDigestsAreOneVersion) {
   for (int64_t n = 0; n <= 6; ++n) g.Published({0, n}, 100 + static_cast<uint64_t>(n));
   g.Fork(1, 0, 4);
   g.Published({1, 4}, 104);
-  g.Committed({1, 5}, 105);                     // the same weights again
+  g.Committed({1, 5}, 105);  // the same weights again
   EXPECT_EQ(g.Lag({0, 5}, {1, 5}), 0);
-  EXPECT_EQ(g.Lag({0, 6}, {1, 5}), 1);          // one ahead of what is trained again
+  EXPECT_EQ(g.Lag({0, 6}, {1, 5}), 1);  // one ahead of what is trained again
   EXPECT_TRUE(g.IsAncestor({0, 5}, {1, 5}));
-  g.Committed({1, 6}, 999);                     // now it differs
+  g.Committed({1, 6}, 999);  // now it differs
   EXPECT_EQ(g.Lag({0, 6}, {1, 6}), 2);
   EXPECT_EQ(g.Lag({0, 5}, {1, 6}), 1);
   EXPECT_FALSE(g.IsPublished({1, 6}));
@@ -165,8 +165,19 @@ TEST(HealthTest, ThreeFailedStartsInARowGiveUp) {
 }
 
 Request MakeRequest(int64_t ordinal, int32_t sample, int64_t max_new = 64) {
-  return {.tid = {ordinal, 0, sample}, .gid = {ordinal}, .att = 0, .prompt_len = 10, .max_new = max_new, .generated = 0,
-          .only = {}, .v_min = {}, .v_max = {}, .on = {}, .home = {}, .probe = false, .errors = 0};
+  return {.tid = {ordinal, 0, sample},
+          .gid = {ordinal},
+          .att = 0,
+          .prompt_len = 10,
+          .max_new = max_new,
+          .generated = 0,
+          .only = {},
+          .v_min = {},
+          .v_max = {},
+          .on = {},
+          .home = {},
+          .probe = false,
+          .errors = 0};
 }
 const auto kAnyVersion = [](const Version&) { return true; };
 
@@ -239,7 +250,8 @@ TEST(DispatcherTest, WhatHasJustEndedAChunkIsNotDisplacedByALongerOneThatWaits) 
   ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U) << "a fourth does not fit";
   EndChunk(d, w, {0, 0, 1}, 16);
   auto chunks = d.Assign(kAnyVersion);
-  EXPECT_TRUE(chunks.empty()) << "of 60 tokens 42 are taken, it wants 32, and the longer one does not get what it waits for";
+  EXPECT_TRUE(chunks.empty())
+      << "of 60 tokens 42 are taken, it wants 32, and the longer one does not get what it waits for";
   EndChunk(d, w, {0, 0, 2}, 16);
   chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 1U);
@@ -348,14 +360,16 @@ TEST(DispatcherTest, FreshGroupsBeginOnTheNewestWeightsWhatHasBegunGoesOnWhereIt
   EXPECT_EQ(chunks[0].tid, (SampleId{0, 0, 0})) << "what has begun does not wait";
   d.Admit({2}, {0, 4});
   chunks = d.Assign(kAnyVersion, {0, 4});
-  EXPECT_EQ(chunks.size(), on.worker == WorkerId{2} ? 2U : 3U) << "its share of all five; the other worker follows within a load";
+  EXPECT_EQ(chunks.size(), on.worker == WorkerId{2} ? 2U : 3U)
+      << "its share of all five; the other worker follows within a load";
   for (const auto& c : chunks) EXPECT_EQ(c.worker.worker, WorkerId{2});
   d.Admit({1}, {0, 4});
   for (const auto& c : d.Assign(kAnyVersion, {0, 4})) EXPECT_EQ(c.v, (Version{0, 4}));
   EXPECT_EQ(d.in_flight(), 5);
 }
 
-// After a step that all slots trained, the first one back was given every sample that waited, and the others nothing.
+// After a step that all slots trained, the first one back was given every sample that waited, and the others
+// nothing.
 TEST(DispatcherTest, WhoIsBackFirstGetsItsShareWhileOthersAreComing) {
   Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   for (int64_t g = 0; g < 8; ++g) d.Add(MakeRequest(g, 0));
@@ -391,7 +405,13 @@ TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
 }
 
 TEST(DispatcherTest, PinnedSamplesEndOnTheirVersion) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0, .order = {}, .oracle = {}, .reserve = true, .pin = true});
+  Dispatcher d({.chunk_tokens = 16,
+                .max_concurrent = 100,
+                .kv_cache_tokens = 0,
+                .order = {},
+                .oracle = {},
+                .reserve = true,
+                .pin = true});
   const WorkerRef a{{1}, {1}};
   d.AddEngine(a, {1}, {1});
   d.Admit({1}, {0, 3});
@@ -445,7 +465,8 @@ TEST(LiveCostTest, FollowsWhatIsMeasured) {
   EXPECT_EQ(cost.StepSeconds(8), 0);
   for (int i = 0; i < 200; ++i) cost.EngineStep(1 + i % 32, 0.010 + 0.001 * (1 + i % 32));
   EXPECT_NEAR(cost.StepSeconds(16), 0.026, 1e-6);
-  for (int i = 0; i < 200; ++i) cost.EngineStep(1 + i % 32, 0.020 + 0.002 * (1 + i % 32));  // other lengths, other load
+  for (int i = 0; i < 200; ++i)
+    cost.EngineStep(1 + i % 32, 0.020 + 0.002 * (1 + i % 32));  // other lengths, other load
   EXPECT_NEAR(cost.StepSeconds(16), 0.052, 1e-4);
   cost.TrainStep(2, 100, 6);
   EXPECT_DOUBLE_EQ(cost.TrainSeconds(4, 100), 3) << "with one size only, all of it spreads";
@@ -555,7 +576,8 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
   const auto none = [](const WeightRoll::Place&) { return false; };
   for (int k = 0; k < 3; ++k) {
     ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
-    EXPECT_EQ(w.Loaded({ref, {0, 1}, 78, ""}), k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
+    EXPECT_EQ(w.Loaded({ref, {0, 1}, 78, ""}),
+              k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
   }
   EXPECT_EQ(w.mismatches(), 3);
 }

@@ -1,7 +1,8 @@
 // Does the checker find known bugs? Each is planted in turn (TIDEPOOL_PLANTS build) and seeds are run
 // until something fires.
 //
-//   plants [bug ...]     default: all 17; one JSON object a bug; exit 4 if one is not found, or found by another predicate
+//   plants [bug ...]     default: all 17; one JSON object a bug; exit 4 if one is not found, or found by
+//   another predicate
 
 #include <chrono>
 #include <cstdio>
@@ -20,10 +21,10 @@ namespace {
 
 struct Bug {
   const char* what;
-  std::set<std::string> predicates;                    // by which it may be seen
+  std::set<std::string> predicates;  // by which it may be seen
   // Makes a swarm run more likely to meet it; what is left out is drawn as always.
   std::function<void(SimOptions&)> lean;
-  std::function<bool(const Event&)> lose;              // events that never arrive
+  std::function<bool(const Event&)> lose;  // events that never arrive
 };
 
 // An rl job whose samples are graded by reward workers.
@@ -34,43 +35,115 @@ void OneTurn(SimOptions& o) {
 
 const std::map<int, Bug>& Bugs() {
   static const std::map<int, Bug> bugs = {
-      {1, {"generation error becomes empty text, reward 0", {"Q6"}, [](SimOptions& o) { o.faults.chunk_error = 0.2; }, nullptr}},
-      {2, {"dead endpoint parks requests, no time-out", {"L1", "L2"}, [](SimOptions& o) { o.faults.kill_mean_s = 5; }, nullptr}},
-      {3, {"watchdog armed only while work is in flight", {"L2"}, nullptr,
-           [](const Event& e) { return !std::holds_alternative<event::PayloadStored>(e); }}},
+      {1,
+       {"generation error becomes empty text, reward 0",
+        {"Q6"},
+        [](SimOptions& o) { o.faults.chunk_error = 0.2; },
+        nullptr}},
+      {2,
+       {"dead endpoint parks requests, no time-out",
+        {"L1", "L2"},
+        [](SimOptions& o) { o.faults.kill_mean_s = 5; },
+        nullptr}},
+      {3,
+       {"watchdog armed only while work is in flight",
+        {"L2"},
+        nullptr,
+        [](const Event& e) { return !std::holds_alternative<event::PayloadStored>(e); }}},
       {4, {"restarted engine serves before weights are loaded", {"W3"}, nullptr, nullptr}},
-      {5, {"restart resets the version counter", {"Q4", "W1"}, [](SimOptions& o) { o.faults.controller_crash_mean_s = 5; }, nullptr}},
+      {5,
+       {"restart resets the version counter",
+        {"Q4", "W1"},
+        [](SimOptions& o) { o.faults.controller_crash_mean_s = 5; },
+        nullptr}},
       // Rows that are read ahead of what may be open show first as holes in the order of those that are.
-      {6, {"restore inflates admission by the restored version", {"Q5", "Q9"}, [](SimOptions& o) { OneTurn(o); }, nullptr}},
-      {7, {"data cursor ahead of consumption", {"Q9", "Q10"}, [](SimOptions& o) { o.faults.controller_crash_mean_s = 3; o.faults.kill_mean_s = 3; }, nullptr}},
-      {8, {"one dropped group pins the cursor, rest trained twice", {"Q2", "Q9"}, [](SimOptions& o) { o.faults.controller_crash_mean_s = 3; }, nullptr}},
-      {9, {"full queue drops what it has without a word", {"Q1"}, [](SimOptions& o) { o.controller.config.scheduler.oversample = 1.5; o.controller.config.job = "rl"; }, nullptr}},
+      {6,
+       {"restore inflates admission by the restored version",
+        {"Q5", "Q9"},
+        [](SimOptions& o) { OneTurn(o); },
+        nullptr}},
+      {7,
+       {"data cursor ahead of consumption",
+        {"Q9", "Q10"},
+        [](SimOptions& o) {
+          o.faults.controller_crash_mean_s = 3;
+          o.faults.kill_mean_s = 3;
+        },
+        nullptr}},
+      {8,
+       {"one dropped group pins the cursor, rest trained twice",
+        {"Q2", "Q9"},
+        [](SimOptions& o) { o.faults.controller_crash_mean_s = 3; },
+        nullptr}},
+      {9,
+       {"full queue drops what it has without a word",
+        {"Q1"},
+        [](SimOptions& o) {
+          o.controller.config.scheduler.oversample = 1.5;
+          o.controller.config.job = "rl";
+        },
+        nullptr}},
       // Such a set is open after its deadline, or is committed without the slot that timed out.
-      {10, {"shrink time-out leaves the set half changed", {"G4", "G5"}, [](SimOptions& o) { o.faults.slow_drain = 0.3; }, nullptr}},
-      {11, {"one recovery file overwritten in place; unreadable: far back", {"C5"}, [](SimOptions& o) { o.faults.checkpoint_rots = 0.4; o.faults.kill_mean_s = 4; o.controller.config.checkpoint.every_steps = 1; }, nullptr}},
+      {10,
+       {"shrink time-out leaves the set half changed",
+        {"G4", "G5"},
+        [](SimOptions& o) { o.faults.slow_drain = 0.3; },
+        nullptr}},
+      {11,
+       {"one recovery file overwritten in place; unreadable: far back",
+        {"C5"},
+        [](SimOptions& o) {
+          o.faults.checkpoint_rots = 0.4;
+          o.faults.kill_mean_s = 4;
+          o.controller.config.checkpoint.every_steps = 1;
+        },
+        nullptr}},
       {12, {"marker rewritten in place, crash between", {"C8", "C5"}, nullptr, nullptr}},
-      {13, {"health check waits 300 s after each resume, so never runs", {"L2", "L4"}, [](SimOptions& o) { o.faults.hang_mean_s = 3; o.controller.config.cluster.stall_timeout_s = 120; }, nullptr}},
-      {14, {"failure streak never reset by success", {"L5"}, [](SimOptions& o) {
-              // One worker that dies seldom, in a run that does little else: six deaths are soon there.
-              JobConfig& c = o.controller.config;
-              c.job = "sft";
-              c.environment = {};
-              c.scheduler.placement = "colocated";
-              c.cluster.slots = 1;
-              c.train.steps = 50000;
-              o.controller.eval_rows = 0;
-              o.faults = {};
-              o.faults.kill_mean_s = 300;
-              o.faults.heal_after_s = 1e9;
-              o.limit_s = 12000;
-            }, nullptr}},
-      {15, {"non-finite gradient skipped for ever, the rate advances", {"W5", "L2"}, [](SimOptions& o) { o.faults.nonfinite = 0.3; }, nullptr}},
-      {16, {"reward time-out becomes 0, stuck process kept", {"Q6"}, [](SimOptions& o) {
-              OneTurn(o);
-              o.faults.hang_mean_s = 4;
-              o.controller.config.cluster.heartbeat_s = 60;  // so that the stuck grading is noticed first
-            }, nullptr}},
-      {17, {"sleeping engine keeps its memory", {"G5"}, [](SimOptions& o) { o.faults.keeps_memory = 0.3; }, nullptr}},
+      {13,
+       {"health check waits 300 s after each resume, so never runs",
+        {"L2", "L4"},
+        [](SimOptions& o) {
+          o.faults.hang_mean_s = 3;
+          o.controller.config.cluster.stall_timeout_s = 120;
+        },
+        nullptr}},
+      {14,
+       {"failure streak never reset by success",
+        {"L5"},
+        [](SimOptions& o) {
+          // One worker that dies seldom, in a run that does little else: six deaths are soon there.
+          JobConfig& c = o.controller.config;
+          c.job = "sft";
+          c.environment = {};
+          c.scheduler.placement = "colocated";
+          c.cluster.slots = 1;
+          c.train.steps = 50000;
+          o.controller.eval_rows = 0;
+          o.faults = {};
+          o.faults.kill_mean_s = 300;
+          o.faults.heal_after_s = 1e9;
+          o.limit_s = 12000;
+        },
+        nullptr}},
+      {15,
+       {"non-finite gradient skipped for ever, the rate advances",
+        {"W5", "L2"},
+        [](SimOptions& o) { o.faults.nonfinite = 0.3; },
+        nullptr}},
+      {16,
+       {"reward time-out becomes 0, stuck process kept",
+        {"Q6"},
+        [](SimOptions& o) {
+          OneTurn(o);
+          o.faults.hang_mean_s = 4;
+          o.controller.config.cluster.heartbeat_s = 60;  // so that the stuck grading is noticed first
+        },
+        nullptr}},
+      {17,
+       {"sleeping engine keeps its memory",
+        {"G5"},
+        [](SimOptions& o) { o.faults.keeps_memory = 0.3; },
+        nullptr}},
   };
   return bugs;
 }
@@ -79,7 +152,9 @@ bool Find(int id) {
   const Bug& bug = Bugs().at(id);
   PlantedBug() = id;
   const auto begin = std::chrono::steady_clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
   int64_t faults = 0;
   std::string other;
   for (uint64_t seed = 0; seconds() < 600; ++seed) {
@@ -93,16 +168,21 @@ bool Find(int id) {
     faults += r.faults;
     std::string predicate = r.violation.ok ? "" : r.violation.predicate;
     // With lost events the run has to end by itself, saying so.
-    if (predicate.empty() && (bug.lose ? !r.ended : r.code != 0 && !Unexplained(options, r).empty())) predicate = "L2";
+    if (predicate.empty() && (bug.lose ? !r.ended : r.code != 0 && !Unexplained(options, r).empty()))
+      predicate = "L2";
     if (predicate.empty()) continue;
     const bool right = bug.predicates.contains(predicate);
-    std::printf("{\"plant\":\"B%d\",\"found\":%s,\"predicate\":\"%s\",\"faults\":%lld,\"seeds\":%llu,\"seconds\":%.2f,\"what\":\"%s\"}\n", id,
-                right ? "true" : "false", predicate.c_str(), static_cast<long long>(faults), static_cast<unsigned long long>(seed + 1), seconds(), bug.what);
+    std::printf(
+        "{\"plant\":\"B%d\",\"found\":%s,\"predicate\":\"%s\",\"faults\":%lld,\"seeds\":%llu,\"seconds\":%."
+        "2f,\"what\":\"%s\"}\n",
+        id, right ? "true" : "false", predicate.c_str(), static_cast<long long>(faults),
+        static_cast<unsigned long long>(seed + 1), seconds(), bug.what);
     if (!right) std::printf("B%d: %s\n", id, r.violation.why.c_str());
     std::fflush(stdout);
     return right;
   }
-  std::printf("{\"plant\":\"B%d\",\"found\":false,\"faults\":%lld,\"seconds\":%.2f,\"what\":\"%s\"}\n", id, static_cast<long long>(faults), seconds(), bug.what);
+  std::printf("{\"plant\":\"B%d\",\"found\":false,\"faults\":%lld,\"seconds\":%.2f,\"what\":\"%s\"}\n", id,
+              static_cast<long long>(faults), seconds(), bug.what);
   return false;
 }
 

@@ -1,5 +1,7 @@
 // Policies, plans, and how a batch is shared.
 
+#include "scheduler/policy.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include "scheduler/balance.h"
 #include "scheduler/kv_admission.h"
 #include "scheduler/length_model.h"
-#include "scheduler/policy.h"
 #include "scheduler/standing_plan.h"
 
 namespace tidepool::scheduler {
@@ -36,7 +37,8 @@ TEST(PolicyTest, MultiplexedLeavesOnlyForABatchAndComesBack) {
   EXPECT_EQ(Count(shrink, Role::kActor), 3);
   EXPECT_TRUE(CheckPlan(shrink, pool, l, true).ok());
   l.need = TrainerNeed::kPublish;
-  EXPECT_EQ(Count(policy.decide(pool, l, {}, {}), Role::kRollout), 8) << "before the new weights are even published";
+  EXPECT_EQ(Count(policy.decide(pool, l, {}, {}), Role::kRollout), 8)
+      << "before the new weights are even published";
 }
 
 TEST(PolicyTest, PlanThatIsNotValidIsRefusedWithItsReason) {
@@ -60,8 +62,12 @@ TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
   const PoolView pool = Fleet(16, 1);
   const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 64};
   // A step of 1 slot-second beside 1,024 samples that decode no faster on fuller batches.
-  Forecast f{.train_work_s = 1, .switch_s = 0.5, .token_fixed_s = 1e-6, .token_sample_s = 1e-3,
-             .beside = {.samples = 1024, .tokens = 20480, .longest = 20}, .tail_samples = 1024};
+  Forecast f{.train_work_s = 1,
+             .switch_s = 0.5,
+             .token_fixed_s = 1e-6,
+             .token_sample_s = 1e-3,
+             .beside = {.samples = 1024, .tokens = 20480, .longest = 20},
+             .tail_samples = 1024};
   const int64_t few = ChooseElastic(pool, l, f).slots;
   f.train_work_s = 500;
   f.token_fixed_s = 1e-2;
@@ -73,7 +79,8 @@ TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
   EXPECT_LE(ChooseElastic(pool, l, f).slots, 6) << "ten slots have to stay for the tail";
 }
 
-// Slots that join, leave and move, one or a few at a time; now and then the ledger changes, and all is decided anew.
+// Slots that join, leave and move, one or a few at a time; now and then the ledger changes, and all is
+// decided anew.
 TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
   const PolicyRegistry registry;
   int64_t updates = 0, refusals = 0;
@@ -112,9 +119,11 @@ TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
           stands.Decide(policy, pool, ledger, {}, {});
         }
         anew.Decide(policy, pool, ledger, {}, {});
-        ASSERT_TRUE(std::ranges::equal(stands.plan().roles, anew.plan().roles)) << name << " seed " << seed << " change " << i;
+        ASSERT_TRUE(std::ranges::equal(stands.plan().roles, anew.plan().roles))
+            << name << " seed " << seed << " change " << i;
         ASSERT_EQ(stands.plan().why, anew.plan().why);
-        ASSERT_EQ(stands.refused().message(), anew.refused().message()) << name << " seed " << seed << " change " << i;
+        ASSERT_EQ(stands.refused().message(), anew.refused().message())
+            << name << " seed " << seed << " change " << i;
         refusals += stands.refused().ok() ? 0 : 1;
       }
     }
@@ -184,7 +193,8 @@ std::vector<std::vector<int64_t>> PlainPartition(const std::vector<double>& cost
       for (const int64_t item : y.second[k - 1 - i].second) x.second[i].second.push_back(item);
     }
     x.first = std::min(x.first, y.first);
-    std::stable_sort(x.second.begin(), x.second.end(), [](const Bin& a, const Bin& b) { return a.first > b.first; });
+    std::stable_sort(x.second.begin(), x.second.end(),
+                     [](const Bin& a, const Bin& b) { return a.first > b.first; });
     tuples.push_back(x);
   }
   std::vector<std::vector<int64_t>> shares;
@@ -199,10 +209,14 @@ std::vector<std::vector<int64_t>> PlainPartition(const std::vector<double>& cost
 
 TEST(BalancedPartitionTest, EqualsThePlainForm) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
-    const auto n = static_cast<int64_t>(1 + Mix64(seed) % 40), k = static_cast<int64_t>(1 + Mix64(seed + 1000) % 12);
+    const auto n = static_cast<int64_t>(1 + Mix64(seed) % 40),
+               k = static_cast<int64_t>(1 + Mix64(seed + 1000) % 12);
     std::vector<double> costs;
-    for (int64_t i = 0; i < n; ++i) costs.push_back(1.0 + static_cast<double>(Mix64(seed * 77 + static_cast<uint64_t>(i)) % (seed % 2 == 0 ? 5 : 1000)));  // many ties, or few
-    EXPECT_EQ(BalancedPartition(costs, k), PlainPartition(costs, k)) << "seed " << seed << " n " << n << " k " << k;
+    for (int64_t i = 0; i < n; ++i)
+      costs.push_back(1.0 + static_cast<double>(Mix64(seed * 77 + static_cast<uint64_t>(i)) %
+                                                (seed % 2 == 0 ? 5 : 1000)));  // many ties, or few
+    EXPECT_EQ(BalancedPartition(costs, k), PlainPartition(costs, k))
+        << "seed " << seed << " n " << n << " k " << k;
   }
 }
 
@@ -224,7 +238,8 @@ TEST(LengthModelTest, SiblingsCountOnlyWhileTheyCorrelate) {
     for (int g = 0; g < 64; ++g) {
       const double base = 6 + between * rng.Normal();
       std::vector<int64_t> lengths;
-      for (int i = 0; i < 8; ++i) lengths.push_back(static_cast<int64_t>(std::exp(base + within * rng.Normal())) + 1);
+      for (int i = 0; i < 8; ++i)
+        lengths.push_back(static_cast<int64_t>(std::exp(base + within * rng.Normal())) + 1);
       m.GroupFinished(lengths);
     }
     return m;
@@ -246,15 +261,18 @@ TEST(LengthModelTest, ResidualLifeOfAnExponentialDoesNotDependOnAge) {
 
 TEST(KvAdmissionTest, TrimsUnderPressureAndIgnoresFurtherCutsWhileItDrains) {
   KvAdmission a(100, 4, 1000);
-  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 0, .preemptions = 0, .step_s = 0.1}, 100, {FromSeconds(1)});
+  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 0, .preemptions = 0, .step_s = 0.1}, 100,
+           {FromSeconds(1)});
   EXPECT_EQ(a.cap(), 73);  // 100 * 0.7 / 0.95
   EXPECT_EQ(a.TakeExcess(), 27);
   EXPECT_EQ(a.TakeExcess(), 0);
-  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 90, .preemptions = 5, .step_s = 0.1}, 100, {FromSeconds(2)});
+  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 90, .preemptions = 5, .step_s = 0.1}, 100,
+           {FromSeconds(2)});
   EXPECT_EQ(a.cap(), 73) << "it is draining already";
   const int64_t before = a.cap();
   for (int i = 0; i < 400; ++i) {
-    a.Sample({0}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .preemptions = 5, .step_s = 0.1}, a.cap(), {FromSeconds(3)});
+    a.Sample({0}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .preemptions = 5, .step_s = 0.1}, a.cap(),
+             {FromSeconds(3)});
     a.UnitDone(10, a.cap(), false, {FromSeconds(3)});
   }
   EXPECT_GT(a.cap(), before);

@@ -1,6 +1,6 @@
 #pragma once
-// A small job to be simulated: long-tailed answers, half of the slots train (`split`: for good), everything else as little as
-// possible. Tests change what they are about.
+// A small job to be simulated: long-tailed answers, half of the slots train (`split`: for good), everything
+// else as little as possible. Tests change what they are about.
 
 #include <algorithm>
 #include <cstdint>

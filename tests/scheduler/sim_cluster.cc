@@ -14,12 +14,16 @@ constexpr double kTick = 0.1, kTokenSeconds = 0.01, kStepTokens = 4;
 }  // namespace
 
 SimCluster::SimCluster(const SimOptions& options)
-    : options_(options), rng_delays_(Rng(options.seed).Fork("delays")), rng_faults_(Rng(options.seed).Fork("faults")) {}
+    : options_(options),
+      rng_delays_(Rng(options.seed).Fork("delays")),
+      rng_faults_(Rng(options.seed).Fork("faults")) {}
 SimCluster::~SimCluster() = default;
 
 double SimCluster::Delay(double mean_s) { return mean_s * (0.2 + 1.6 * rng_delays_.Uniform()); }
 
-void SimCluster::At(Duration delay, Action action) { queue_.push({now_.t + delay, seq_++, std::move(action)}); }
+void SimCluster::At(Duration delay, Action action) {
+  queue_.push({now_.t + delay, seq_++, std::move(action)});
+}
 
 SimCluster::Proc* SimCluster::Find(int64_t id) {
   const auto it = procs_.find(id);
@@ -40,12 +44,16 @@ int64_t SimCluster::LengthOf(const SampleId& tid) const {
 }
 
 int64_t SimCluster::TurnLength(const SampleId& tid, int64_t turn) const {
-  return 1 + static_cast<int64_t>(SampleUniform(options_.seed, SampleUid(tid), static_cast<uint32_t>(turn), 10) * 8);
+  return 1 + static_cast<int64_t>(
+                 SampleUniform(options_.seed, SampleUid(tid), static_cast<uint32_t>(turn), 10) * 8);
 }
-int64_t SimCluster::TurnsOf(const SampleId& tid) const { return 1 + static_cast<int64_t>(SampleUniform(options_.seed, SampleUid(tid), 0, 11) * 5); }
+int64_t SimCluster::TurnsOf(const SampleId& tid) const {
+  return 1 + static_cast<int64_t>(SampleUniform(options_.seed, SampleUid(tid), 0, 11) * 5);
+}
 int64_t SimCluster::ObservationOf(const SampleId& tid, int64_t turn) const {
   if (turn == 0) return 5 + tid.ordinal % options_.controller.data_rows % 3;
-  return 1 + static_cast<int64_t>(SampleUniform(options_.seed, SampleUid(tid), static_cast<uint32_t>(turn), 12) * 4);
+  return 1 + static_cast<int64_t>(
+                 SampleUniform(options_.seed, SampleUid(tid), static_cast<uint32_t>(turn), 12) * 4);
 }
 
 double SimCluster::RewardOf(const SampleId& tid, uint64_t content) const {
@@ -62,12 +70,14 @@ void SimCluster::Out(Proc& proc, Event event, double delay_s) {
   const auto send = [this, id, life, event = std::move(event)] {
     const auto it = procs_.find(id);
     if (it == procs_.end() || it->second.hung || life != life_) return;  // sent before it died: still arrives
-    if (const auto* progress = std::get_if<event::ChunkProgress>(&event); progress != nullptr && controller_ != nullptr) {
+    if (const auto* progress = std::get_if<event::ChunkProgress>(&event);
+        progress != nullptr && controller_ != nullptr) {
       expected_ = controller_->Expects(progress->worker, progress->tid, progress->att);
     }
     Deliver(event);
     // Token messages are made unique by the reply window; a repeat of another kind has to be harmless.
-    if (!std::holds_alternative<event::ChunkProgress>(event) && Chance(options_.faults.duplicate)) Deliver(event);
+    if (!std::holds_alternative<event::ChunkProgress>(event) && Chance(options_.faults.duplicate))
+      Deliver(event);
   };
   At(at - now_.t, send);
 }
@@ -106,7 +116,13 @@ void SimCluster::StartController() {
       Proc* q = Find(id);
       if (q == nullptr || life != life_) return;
       q->joined = false;
-      event::WorkerJoined join{.worker = q->worker, .name = "again", .kind = q->kind, .slot = {}, .device_bytes = 0, .restored_inc = q->inc, .held = {}};
+      event::WorkerJoined join{.worker = q->worker,
+                               .name = "again",
+                               .kind = q->kind,
+                               .slot = {},
+                               .device_bytes = 0,
+                               .restored_inc = q->inc,
+                               .held = {}};
       join.holds = q->version;
       q->loading.reset();
       for (auto& [key, c] : q->chunks) {
@@ -127,7 +143,8 @@ void SimCluster::AfterController() {
     controller_.reset();
     journal_ = options_.disk->Reopen();
   } else if (journal_.size() > durable_) {
-    journal_.resize(durable_ + static_cast<size_t>(rng_faults_.Below(static_cast<int64_t>(journal_.size() - durable_) + 1)));
+    journal_.resize(durable_ + static_cast<size_t>(
+                                   rng_faults_.Below(static_cast<int64_t>(journal_.size() - durable_) + 1)));
   }
   durable_ = journal_.size();
   controller_.reset();
@@ -140,7 +157,8 @@ void SimCluster::AfterController() {
 void SimCluster::Deliver(const Event& event) {
   if (controller_ == nullptr || over_) return;
   if (on_event && !on_event(event)) {
-    if (std::holds_alternative<event::ChunkProgress>(event)) expected_ = false;  // its tokens are lost with it
+    if (std::holds_alternative<event::ChunkProgress>(event))
+      expected_ = false;  // its tokens are lost with it
     return;
   }
   ++result_.events;
@@ -149,8 +167,10 @@ void SimCluster::Deliver(const Event& event) {
   bool durable = false;
   for (const Command& c : commands) {
     if (const auto* a = std::get_if<command::Append>(&c)) {
-      journal_.push_back({.lsn = {static_cast<int64_t>(journal_.size())}, .ctl_epoch = static_cast<uint32_t>(result_.lives),
-                          .mono_ns = static_cast<uint64_t>(now_.t.since_start.count()), .record = a->record});
+      journal_.push_back({.lsn = {static_cast<int64_t>(journal_.size())},
+                          .ctl_epoch = static_cast<uint32_t>(result_.lives),
+                          .mono_ns = static_cast<uint64_t>(now_.t.since_start.count()),
+                          .record = a->record});
       durable |= !IsLazy(a->record);
       if (const auto* lease = std::get_if<record::Lease>(&a->record)) lease_ = *lease;
     }
@@ -221,8 +241,15 @@ void SimCluster::Spawn(WorkerId worker) {
   Proc& p = procs_[id];
   p.id = id;
   p.worker = worker;
-  p.kind = worker.value < options_.controller.config.cluster.slots ? WorkerKind::kDevice : options_.controller.side_kind();
-  event::WorkerJoined join{.worker = worker, .name = "w", .kind = p.kind, .slot = {}, .device_bytes = 1 << 30, .restored_inc = {}, .held = {}};
+  p.kind = worker.value < options_.controller.config.cluster.slots ? WorkerKind::kDevice
+                                                                   : options_.controller.side_kind();
+  event::WorkerJoined join{.worker = worker,
+                           .name = "w",
+                           .kind = p.kind,
+                           .slot = {},
+                           .device_bytes = 1 << 30,
+                           .restored_inc = {},
+                           .held = {}};
   Out(p, join, Delay(0.5));
 }
 
@@ -254,12 +281,18 @@ void SimCluster::Beat(int64_t id) {
   Proc* p = Find(id);
   if (p == nullptr || p->hung || over_) return;
   if (controller_ != nullptr && p->joined && !Chance(options_.faults.lost_heartbeat)) {
-    event::Heartbeat beat{.worker = {p->worker, p->inc}, .engine = std::nullopt, .op = "", .op_seq = p->op_seq};
+    event::Heartbeat beat{
+        .worker = {p->worker, p->inc}, .engine = std::nullopt, .op = "", .op_seq = p->op_seq};
     const double pressure = options_.faults.kv_pressure;
     const auto running = static_cast<int64_t>(p->chunks.size());
     if (running > 0) {
-      beat.engine = event::EngineSample{.kv_usage = pressure > 0 ? std::min(1.0, 2 * pressure * rng_faults_.Uniform()) : 0.1, .running = running,
-                                        .waiting = pressure > 0.5 ? running : 0, .preemptions = 0, .step_s = kTokenSeconds * kStepTokens, .decode_s = kTokenSeconds * kStepTokens};
+      beat.engine = event::EngineSample{
+          .kv_usage = pressure > 0 ? std::min(1.0, 2 * pressure * rng_faults_.Uniform()) : 0.1,
+          .running = running,
+          .waiting = pressure > 0.5 ? running : 0,
+          .preemptions = 0,
+          .step_s = kTokenSeconds * kStepTokens,
+          .decode_s = kTokenSeconds * kStepTokens};
     }
     Out(*p, beat);
   }
@@ -281,9 +314,13 @@ void SimCluster::EngineStep(int64_t id) {
         continue;
       }
       const bool episode = !options_.controller.config.environment.name.empty();
-      const int64_t length = episode ? c.tokens.turn_start + TurnLength(c.tid, c.tokens.turn) : LengthOf(c.tid), limit = c.limit;
-      const int64_t n = std::min({static_cast<int64_t>(kStepTokens), c.left, std::min(length, limit) - c.tokens.count});
-      for (int64_t i = 0; i < n; ++i) c.tokens.content = Mix64(c.tokens.content ^ p->weights ^ static_cast<uint64_t>(c.tokens.count++));
+      const int64_t length =
+                        episode ? c.tokens.turn_start + TurnLength(c.tid, c.tokens.turn) : LengthOf(c.tid),
+                    limit = c.limit;
+      const int64_t n =
+          std::min({static_cast<int64_t>(kStepTokens), c.left, std::min(length, limit) - c.tokens.count});
+      for (int64_t i = 0; i < n; ++i)
+        c.tokens.content = Mix64(c.tokens.content ^ p->weights ^ static_cast<uint64_t>(c.tokens.count++));
       c.left -= n;
       if (!c.tokens.v_min.valid() || p->version < c.tokens.v_min) c.tokens.v_min = p->version;
       if (!c.tokens.v_max.valid() || c.tokens.v_max < p->version) c.tokens.v_max = p->version;
@@ -293,12 +330,16 @@ void SimCluster::EngineStep(int64_t id) {
       At(p->last_out - now_.t, [this, key, copy, life, id] {
         // With the message and not without it.
         const auto it = procs_.find(id);
-        if (life == life_ && controller_ && expected_ && it != procs_.end() && !it->second.hung) tokens_[key] = copy;
+        if (life == life_ && controller_ && expected_ && it != procs_.end() && !it->second.hung)
+          tokens_[key] = copy;
       });
       std::optional<event::ChunkEnd> end;
-      if (c.tokens.count >= length) end = event::ChunkEnd::kEos;
-      else if (c.tokens.count >= limit) end = event::ChunkEnd::kLength;
-      else if (c.left <= 0) end = event::ChunkEnd::kChunkLimit;
+      if (c.tokens.count >= length)
+        end = event::ChunkEnd::kEos;
+      else if (c.tokens.count >= limit)
+        end = event::ChunkEnd::kLength;
+      else if (c.left <= 0)
+        end = event::ChunkEnd::kChunkLimit;
       if (end) {
         Out(*p, event::ChunkFinished{ref, c.tid, c.att, *end, ""});
         p->chunks.erase(key);
@@ -328,12 +369,12 @@ void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, 
 
 void SimCluster::FinishDrain(Proc& p) {
   const WorkerRef ref{p.worker, p.inc};
-  for (const auto& [key, c] : p.chunks) Out(p, event::ChunkFinished{ref, c.tid, c.att, event::ChunkEnd::kDrained, ""});
+  for (const auto& [key, c] : p.chunks)
+    Out(p, event::ChunkFinished{ref, c.tid, c.att, event::ChunkEnd::kDrained, ""});
   p.chunks.clear();
   Out(p, event::Drained{ref, p.draining->slot, p.draining->epoch});
   p.draining.reset();
 }
-
 
 void SimCluster::Tick() {
   const int64_t lives = result_.lives;
@@ -353,15 +394,23 @@ void SimCluster::DealFaults() {
     if (alive.empty()) return nullptr;
     return alive[static_cast<size_t>(rng_faults_.Below(static_cast<int64_t>(alive.size())))];
   };
-  Fault(f.kill_mean_s, "kill", [this, some] { if (Proc* p = some()) Die(*p, true); });
-  Fault(f.hang_mean_s, "hang", [some] { if (Proc* p = some()) p->hung = true; });
+  Fault(f.kill_mean_s, "kill", [this, some] {
+    if (Proc* p = some()) Die(*p, true);
+  });
+  Fault(f.hang_mean_s, "hang", [some] {
+    if (Proc* p = some()) p->hung = true;
+  });
   Fault(f.controller_crash_mean_s, "controller", [this] {
     if (controller_ == nullptr) return;
     AfterController();
     At(FromSeconds(0.5), [this] { StartController(); });
   });
-  if (f.stop_at_s > 0) At(FromSeconds(f.stop_at_s), [this] { Deliver(event::StopRequested{"SIGTERM", false}); });
-  if (f.stop_now_after_s > 0) At(FromSeconds(f.stop_at_s + f.stop_now_after_s), [this] { Deliver(event::StopRequested{"SIGTERM", true}); });
+  if (f.stop_at_s > 0)
+    At(FromSeconds(f.stop_at_s), [this] { Deliver(event::StopRequested{"SIGTERM", false}); });
+  if (f.stop_now_after_s > 0)
+    At(FromSeconds(f.stop_at_s + f.stop_now_after_s), [this] {
+      Deliver(event::StopRequested{"SIGTERM", true});
+    });
 }
 
 SimResult SimCluster::Run() {

@@ -22,10 +22,10 @@ namespace tidepool::scheduler {
 
 // Chances are per opportunity; `..._mean_s` are means of exponential gaps, 0: never.
 struct SimFaults {
-  double kill_mean_s = 0;            // some worker process dies
-  double hang_mean_s = 0;            // some worker process stops answering
+  double kill_mean_s = 0;  // some worker process dies
+  double hang_mean_s = 0;  // some worker process stops answering
   double controller_crash_mean_s = 0;
-  double crash_in_batch = 0;         // the controller dies between its records and its commands
+  double crash_in_batch = 0;  // the controller dies between its records and its commands
   double start_fails = 0;
   double infra = 0, grade_data = 0;  // per grading
   double row_invalid = 0;            // per row
@@ -34,38 +34,40 @@ struct SimFaults {
   double checkpoint_fails = 0, checkpoint_rots = 0;
   double chunk_error = 0;
   double group_error = 0, fetch_error = 0;
-  double slow_drain = 0;             // a drain takes up to 30 s
-  double keeps_memory = 0;           // a release frees too little
-  double duplicate = 0;              // per event of a worker
+  double slow_drain = 0;    // a drain takes up to 30 s
+  double keeps_memory = 0;  // a release frees too little
+  double duplicate = 0;     // per event of a worker
   double lost_heartbeat = 0;
-  double kv_pressure = 0;          // engines report up to twice this share of their cache in use; above 0.5 a queue as well
-  double stop_at_s = 0;              // SIGTERM
-  double stop_now_after_s = 0;       // and a second one
-  double heal_after_s = 1e9;        // no faults after this
+  double kv_pressure =
+      0;  // engines report up to twice this share of their cache in use; above 0.5 a queue as well
+  double stop_at_s = 0;         // SIGTERM
+  double stop_now_after_s = 0;  // and a second one
+  double heal_after_s = 1e9;    // no faults after this
 };
 
 struct SimOptions {
   ControllerOptions controller;
   uint64_t seed = 1;
   SimFaults faults;
-  double equal_rewards = 0;          // share of groups without variance
-  double mean_tokens = 12;           // of a sample
+  double equal_rewards = 0;            // share of groups without variance
+  double mean_tokens = 12;             // of a sample
   bool deterministic_training = true;  // weights depend on the rows alone
-  double limit_s = 20000;            // virtual
-  bool check_online = false;         // the run ends at the first violation
-  SimDisk* disk = nullptr;           // where journal and checkpoints go; null: into memory, without a fault but those above
+  double limit_s = 20000;              // virtual
+  bool check_online = false;           // the run ends at the first violation
+  SimDisk* disk =
+      nullptr;  // where journal and checkpoints go; null: into memory, without a fault but those above
 };
 
 struct SimResult {
-  bool ended = false;                // a Finish came
+  bool ended = false;  // a Finish came
   int code = -1;
   std::string why;
-  int64_t lives = 0;                 // of the controller
+  int64_t lives = 0;  // of the controller
   double seconds = 0;
   int64_t events = 0, faults = 0;
-  uint64_t weights = 0;              // digest of the last committed step
+  uint64_t weights = 0;  // digest of the last committed step
   uint64_t journal_hash = 0;
-  CheckResult violation;             // with check_online
+  CheckResult violation;  // with check_online
 };
 
 class SimCluster {
@@ -83,14 +85,16 @@ class SimCluster {
   [[nodiscard]] Controller* controller() { return controller_.get(); }
   // Called before each command is executed (after its batch's records are durable).
   std::function<void(const Command&)> on_command;
-  std::function<void(const Command&)> on_executed;       // and after it
+  std::function<void(const Command&)> on_executed;  // and after it
   // Called before each event is handed in; false: the event is lost.
   std::function<bool(const Event&)> on_event;
-  void Inject(const Event& event) { Deliver(event); }    // in place of one that on_event kept back
-  // From within a hook: the controller dies at the end of this batch / before anything more of it is executed.
+  void Inject(const Event& event) { Deliver(event); }  // in place of one that on_event kept back
+  // From within a hook: the controller dies at the end of this batch / before anything more of it is
+  // executed.
   void CrashController();
   void CrashControllerNow() { crash_ = crash_now_ = true; }
-  // The controller dies as its journal is about to become longer than this; so many records are kept. Once; -1: never.
+  // The controller dies as its journal is about to become longer than this; so many records are kept. Once;
+  // -1: never.
   int64_t cut_at_record = -1;
   void KillWorker(WorkerId worker);
 
@@ -104,9 +108,9 @@ class SimCluster {
   struct Chunk {
     SampleId tid;
     int32_t att = 0;
-    int64_t left = 0;                // of this chunk
-    int64_t limit = 0;               // of the sample, or of its turn
-    Tokens tokens;                   // of the sample so far
+    int64_t left = 0;   // of this chunk
+    int64_t limit = 0;  // of the sample, or of its turn
+    Tokens tokens;      // of the sample so far
     bool cancelled = false;
   };
   struct Proc {
@@ -115,26 +119,26 @@ class SimCluster {
     WorkerKind kind = WorkerKind::kDevice;
     Incarnation inc;
     bool alive = true, hung = false, joined = false;
-    TimePoint last_out;              // its events arrive in order
+    TimePoint last_out;  // its events arrive in order
     std::map<std::pair<SampleId, int32_t>, Chunk> chunks;
-    Version version;                 // loaded
+    Version version;  // loaded
     uint64_t weights = 0;
     std::optional<Version> loading;
     bool admitted = false;
     std::optional<command::Drain> draining;
     StepNumber state_step;
-    uint64_t state = 0;              // digest of the trainer's weights
+    uint64_t state = 0;  // digest of the trainer's weights
     int64_t op_seq = 0;
     LeaseEpoch epoch{-1};
     Role role = Role::kNone;
     int64_t group_epoch = 0;
-    int64_t in_step = -1;            // lease of the step it is inside of
+    int64_t in_step = -1;  // lease of the step it is inside of
   };
-  struct Step {                      // a collective: nobody finishes before all have come
+  struct Step {  // a collective: nobody finishes before all have come
     std::set<int64_t> procs;
     bool broken = false;
     uint64_t weights = 0;
-    int64_t life = 0;                // of the controller: a lease number that was never durable is given again
+    int64_t life = 0;  // of the controller: a lease number that was never durable is given again
   };
   using Action = std::function<void()>;
   struct Entry {
@@ -148,15 +152,17 @@ class SimCluster {
   void StartController();
   void Deliver(const Event& event);
   void Execute(const Command& command);
-  void Out(Proc& proc, Event event, double delay_s = 0);   // from a process, in its order
-  void Storage(Event event, double delay_s);               // of this life of the controller
+  void Out(Proc& proc, Event event, double delay_s = 0);  // from a process, in its order
+  void Storage(Event event, double delay_s);              // of this life of the controller
   Proc* Find(const WorkerRef& ref);
   Proc* Find(int64_t id);
   void Spawn(WorkerId worker);
   void Die(Proc& proc, bool seen);
-  void AfterController();                                  // it died: workers end or wait
-  void Restart() { AfterController(), At(FromSeconds(0.5), [this] { StartController(); }); }
-  void DiskFailed(const Status& why);                      // the machine went down, or the controller could not write
+  void AfterController();  // it died: workers end or wait
+  void Restart() {
+    AfterController(), At(FromSeconds(0.5), [this] { StartController(); });
+  }
+  void DiskFailed(const Status& why);  // the machine went down, or the controller could not write
   void Tick();
   void DealFaults();
   void Beat(int64_t proc);
@@ -189,7 +195,7 @@ class SimCluster {
   } now_;
   std::unique_ptr<Controller> controller_;
   int64_t life_ = 0;
-  bool expected_ = true;           // the last tokens that were delivered were wanted
+  bool expected_ = true;  // the last tokens that were delivered were wanted
   bool crash_ = false, crash_now_ = false, over_ = false;
   SimResult result_;
   std::vector<JournalEntry> journal_;
@@ -197,19 +203,19 @@ class SimCluster {
   Checker checker_;
   std::map<int64_t, Proc> procs_;
   int64_t next_proc_ = 0, started_workers_ = 0;
-  std::map<std::pair<SampleId, int32_t>, Tokens> tokens_;   // the controller process's memory
-  std::map<SampleId, Tokens> payload_;                      // on disk
+  std::map<std::pair<SampleId, int32_t>, Tokens> tokens_;  // the controller process's memory
+  std::map<SampleId, Tokens> payload_;                     // on disk
   struct Checkpoint {
     StepNumber step;
     uint64_t weights = 0;
     bool rotten = false;
   };
   std::map<int64_t, Checkpoint> checkpoints_;
-  std::map<StepNumber, uint64_t> recovery_;                 // shared memory: survives a worker
-  std::map<int64_t, Step> steps_;                           // by lease
-  std::map<int64_t, command::Train> waiting_;               // by process: the step it is inside of
-  record::Lease lease_;                                     // the newest
-  std::map<Version, uint64_t> published_;                   // bytes by version, at the trainer
+  std::map<StepNumber, uint64_t> recovery_;    // shared memory: survives a worker
+  std::map<int64_t, Step> steps_;              // by lease
+  std::map<int64_t, command::Train> waiting_;  // by process: the step it is inside of
+  record::Lease lease_;                        // the newest
+  std::map<Version, uint64_t> published_;      // bytes by version, at the trainer
   std::vector<std::string> warnings_;
   std::vector<command::StepReport> reports_;
   std::vector<command::EvalReport> evals_;
@@ -219,7 +225,8 @@ class SimCluster {
 ControllerOptions SmallJob(const std::string& placement = "colocated", int64_t slots = 1);
 
 // The same with episodes of several turns on `workers` environment workers.
-ControllerOptions SmallEpisodes(const std::string& placement = "colocated", int64_t slots = 1, int64_t workers = 2);
+ControllerOptions SmallEpisodes(const std::string& placement = "colocated", int64_t slots = 1,
+                                int64_t workers = 2);
 
 uint64_t HashJournal(const std::vector<JournalEntry>& journal);
 

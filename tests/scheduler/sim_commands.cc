@@ -14,11 +14,14 @@ struct SimCluster::Do {
   void operator()(const command::Append&) {}
   void operator()(const command::StartWorker& c) {
     const int64_t life = s.life_;
-    s.At(c.delay, [&s = s, c, life] { if (life == s.life_) s.Spawn(c.worker); });
+    s.At(c.delay, [&s = s, c, life] {
+      if (life == s.life_) s.Spawn(c.worker);
+    });
   }
   void operator()(const command::KillWorker& c) {
     for (auto& [id, p] : s.procs_) {
-      if (p.alive && p.worker == c.worker.worker && (!c.worker.inc.valid() || p.inc == c.worker.inc)) s.Die(p, false);
+      if (p.alive && p.worker == c.worker.worker && (!c.worker.inc.valid() || p.inc == c.worker.inc))
+        s.Die(p, false);
     }
   }
   void operator()(const command::Welcome& c) {
@@ -50,7 +53,8 @@ struct SimCluster::Do {
     const auto& job = s.options_.controller;
     const int64_t row = c.ordinal % job.data_rows;
     const double delay = s.Delay(0.002);
-    if (SampleUniform(s.options_.seed, Mix64(static_cast<uint64_t>(row)), 1, 9) < s.options_.faults.row_invalid) {
+    if (SampleUniform(s.options_.seed, Mix64(static_cast<uint64_t>(row)), 1, 9) <
+        s.options_.faults.row_invalid) {
       s.Storage(event::RowInvalid{c.ordinal, c.issue, "sim"}, delay);
       return;
     }
@@ -65,26 +69,37 @@ struct SimCluster::Do {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
     SIM_CHECK(p->epoch == c.epoch) << "epoch " << p->epoch.value << " " << c.epoch.value;
-    SIM_CHECK(p->role == Role::kRollout && p->admitted && p->version == c.v) << ToString(c.worker) << " is not admitted at " << ToString(c.v);
-    Chunk chunk{.tid = c.tid, .att = c.att, .left = c.chunk_tokens, .limit = c.max_new_tokens, .tokens = {}, .cancelled = false};
+    SIM_CHECK(p->role == Role::kRollout && p->admitted && p->version == c.v)
+        << ToString(c.worker) << " is not admitted at " << ToString(c.v);
+    Chunk chunk{.tid = c.tid,
+                .att = c.att,
+                .left = c.chunk_tokens,
+                .limit = c.max_new_tokens,
+                .tokens = {},
+                .cancelled = false};
     const auto it = s.tokens_.find({c.tid, c.att});
     if (it != s.tokens_.end()) chunk.tokens = it->second;
-    SIM_CHECK(chunk.tokens.count == c.generated) << ToString(c.tid) << " has " << chunk.tokens.count << " tokens, not " << c.generated;
+    SIM_CHECK(chunk.tokens.count == c.generated)
+        << ToString(c.tid) << " has " << chunk.tokens.count << " tokens, not " << c.generated;
     p->chunks[{c.tid, c.att}] = chunk;
   }
   void operator()(const command::CancelChunk& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
-    if (p->chunks.erase({c.tid, c.att}) > 0) s.Out(*p, event::ChunkFinished{c.worker, c.tid, c.att, event::ChunkEnd::kCancelled, ""});
+    if (p->chunks.erase({c.tid, c.att}) > 0)
+      s.Out(*p, event::ChunkFinished{c.worker, c.tid, c.att, event::ChunkEnd::kCancelled, ""});
   }
   void operator()(const command::ForgetGroup&) {}
   void operator()(const command::StorePayload& c) {
     const auto it = s.tokens_.find({c.tid, c.att});
     SIM_CHECK(it != s.tokens_.end()) << "payload of " << ToString(c.tid) << " without tokens";
     const Tokens tokens = it == s.tokens_.end() ? Tokens{} : it->second;
-    s.Storage(event::PayloadStored{c.tid, c.att, 5, tokens.count, tokens.content, 0, 0, tokens.count * 4}, s.Delay(0.01));
+    s.Storage(event::PayloadStored{c.tid, c.att, 5, tokens.count, tokens.content, 0, 0, tokens.count * 4},
+              s.Delay(0.01));
     const int64_t life = s.life_;
-    s.At(Duration(0), [&s = s, c, tokens, life] { if (life == s.life_) s.payload_[c.tid] = tokens; });
+    s.At(Duration(0), [&s = s, c, tokens, life] {
+      if (life == s.life_) s.payload_[c.tid] = tokens;
+    });
   }
   void operator()(const command::DiscardTokens& c) { s.tokens_.erase({c.tid, c.att}); }
   void operator()(const command::Grade& c) {
@@ -93,12 +108,17 @@ struct SimCluster::Do {
     uint64_t content = 0;
     const auto it = s.tokens_.find({c.tid, c.att});
     const auto stored = s.payload_.find(c.tid);
-    if (it != s.tokens_.end()) content = it->second.content;
-    else if (stored != s.payload_.end()) content = stored->second.content;
-    else SIM_CHECK(false) << "grading " << ToString(c.tid) << " without tokens";
+    if (it != s.tokens_.end())
+      content = it->second.content;
+    else if (stored != s.payload_.end())
+      content = stored->second.content;
+    else
+      SIM_CHECK(false) << "grading " << ToString(c.tid) << " without tokens";
     event::Graded g{c.grader, c.tid, c.att, GradeOutcome::kOk, s.RewardOf(c.tid, content), {}, ""};
-    if (s.Chance(s.options_.faults.infra)) g.outcome = GradeOutcome::kInfra;
-    else if (s.Chance(s.options_.faults.grade_data)) g.outcome = GradeOutcome::kData;
+    if (s.Chance(s.options_.faults.infra))
+      g.outcome = GradeOutcome::kInfra;
+    else if (s.Chance(s.options_.faults.grade_data))
+      g.outcome = GradeOutcome::kData;
     s.Out(*p, g, s.Delay(0.01));
   }
   void operator()(const command::EnvStep& c) {
@@ -109,23 +129,31 @@ struct SimCluster::Do {
     if (c.turn == 0) {
       const int64_t row = c.tid.ordinal % s.options_.controller.data_rows;
       const bool bad = c.tid.sample == SampleId::kRowSample &&
-                       SampleUniform(s.options_.seed, Mix64(static_cast<uint64_t>(row)), 1, 9) < s.options_.faults.row_invalid;
+                       SampleUniform(s.options_.seed, Mix64(static_cast<uint64_t>(row)), 1, 9) <
+                           s.options_.faults.row_invalid;
       if (bad) r.outcome = GradeOutcome::kData;
       r.observation_tokens = s.ObservationOf(c.tid, 0);
     } else {
       const auto it = s.tokens_.find({c.tid, c.att});
       const auto stored = s.payload_.find(c.tid);
       const bool whole = c.turn == command::kWholeEpisode;
-      SIM_CHECK(it != s.tokens_.end() || (whole && stored != s.payload_.end())) << "a turn of " << ToString(c.tid) << " without tokens";
-      const Tokens tokens = it != s.tokens_.end() ? it->second : stored != s.payload_.end() ? stored->second : Tokens{};
-      SIM_CHECK(whole || tokens.turn + 1 == c.turn) << ToString(c.tid) << " has " << tokens.turn << " turns, not " << c.turn - 1;
-      SIM_CHECK(whole || tokens.count > tokens.turn_start) << ToString(c.tid) << " has said nothing in turn " << c.turn;
+      SIM_CHECK(it != s.tokens_.end() || (whole && stored != s.payload_.end()))
+          << "a turn of " << ToString(c.tid) << " without tokens";
+      const Tokens tokens = it != s.tokens_.end()        ? it->second
+                            : stored != s.payload_.end() ? stored->second
+                                                         : Tokens{};
+      SIM_CHECK(whole || tokens.turn + 1 == c.turn)
+          << ToString(c.tid) << " has " << tokens.turn << " turns, not " << c.turn - 1;
+      SIM_CHECK(whole || tokens.count > tokens.turn_start)
+          << ToString(c.tid) << " has said nothing in turn " << c.turn;
       r.done = c.turn == s.TurnsOf(c.tid);
       r.observation_tokens = r.done || whole ? 0 : s.ObservationOf(c.tid, c.turn);
       r.reward = s.RewardOf(c.tid, tokens.content);
     }
-    if (s.Chance(s.options_.faults.infra)) r.outcome = GradeOutcome::kInfra;
-    else if (s.Chance(s.options_.faults.grade_data)) r.outcome = GradeOutcome::kData;
+    if (s.Chance(s.options_.faults.infra))
+      r.outcome = GradeOutcome::kInfra;
+    else if (s.Chance(s.options_.faults.grade_data))
+      r.outcome = GradeOutcome::kData;
     s.Out(*p, r, s.Delay(0.05));
   }
   void operator()(const command::AppendObservation& c) {
@@ -134,7 +162,8 @@ struct SimCluster::Do {
     SIM_CHECK(it != s.tokens_.end()) << "an observation for " << ToString(c.tid) << ", which has no tokens";
     if (it == s.tokens_.end()) return;
     Tokens& t = it->second;
-    SIM_CHECK(t.turn + 1 == c.turn) << ToString(c.tid) << " gets the observation of turn " << c.turn << " after " << t.turn;
+    SIM_CHECK(t.turn + 1 == c.turn) << ToString(c.tid) << " gets the observation of turn " << c.turn
+                                    << " after " << t.turn;
     t.count += s.ObservationOf(c.tid, c.turn);
     t.content = Mix64(t.content ^ static_cast<uint64_t>(c.turn));
     t.turn = c.turn;
@@ -143,7 +172,8 @@ struct SimCluster::Do {
   void operator()(const command::Drain& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
-    // Only a controller that was restarted does this: the step of its former life is called off with the drain.
+    // Only a controller that was restarted does this: the step of its former life is called off with the
+    // drain.
     SIM_CHECK(p->in_step < 0 || s.result_.lives > 1) << "drained inside a step";
     s.LeaveStep(*p);
     p->draining = c;
@@ -186,7 +216,9 @@ struct SimCluster::Do {
     if (p == nullptr || p->hung) return;
     SIM_CHECK(p->role == Role::kActor && c.rank >= 0 && c.rank < c.world);
     p->group_epoch = c.group_epoch;
-    s.Out(*p, event::GroupFormed{c.worker, c.group_epoch, s.Chance(s.options_.faults.group_error) ? "sim" : ""}, s.Delay(0.05));
+    s.Out(*p,
+          event::GroupFormed{c.worker, c.group_epoch, s.Chance(s.options_.faults.group_error) ? "sim" : ""},
+          s.Delay(0.05));
   }
   void operator()(const command::FetchState& c) {
     Proc* p = s.Find(c.worker);
@@ -211,12 +243,14 @@ struct SimCluster::Do {
     if (c.ckpt < 0) {
       const auto it = s.recovery_.find(c.step);
       if (it == s.recovery_.end()) {
-        if (Proc* p = s.Find(c.worker)) s.Out(*p, event::StateReady{c.worker, c.step, 0, "no such copy"}, 0.1);
+        if (Proc* p = s.Find(c.worker))
+          s.Out(*p, event::StateReady{c.worker, c.step, 0, "no such copy"}, 0.1);
         return;
       }
       weights = it->second;
     } else {
-      weights = s.options_.disk != nullptr ? s.options_.disk->Weights(c.step) : s.checkpoints_[c.ckpt].weights;
+      weights =
+          s.options_.disk != nullptr ? s.options_.disk->Weights(c.step) : s.checkpoints_[c.ckpt].weights;
       SIM_CHECK(s.options_.disk != nullptr || s.checkpoints_[c.ckpt].step == c.step) << "checkpoint";
     }
     Ready(c.worker, c.step, weights);
@@ -236,7 +270,8 @@ struct SimCluster::Do {
   void operator()(const command::Train& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
-    SIM_CHECK(p->role == Role::kActor && p->epoch == c.epoch && p->state_step.value + 1 == c.step.value && p->in_step < 0)
+    SIM_CHECK(p->role == Role::kActor && p->epoch == c.epoch && p->state_step.value + 1 == c.step.value &&
+              p->in_step < 0)
         << "step " << c.step.value << " on state " << p->state_step.value;
     SIM_CHECK(c.world == 1 || p->group_epoch == c.group_epoch);
     SIM_CHECK(s.lease_.lease == c.lease && static_cast<int64_t>(s.lease_.tids.size()) == c.total_rows);
@@ -251,11 +286,13 @@ struct SimCluster::Do {
       for (const SampleId& tid : s.lease_.tids) {
         const auto it = s.payload_.find(tid);
         SIM_CHECK(it != s.payload_.end()) << "training " << ToString(tid) << " without payload";
-        SIM_CHECK(s.controller_->FindPayload(tid) != nullptr && s.controller_->FindPayload(tid)->digest == it->second.content);
+        SIM_CHECK(s.controller_->FindPayload(tid) != nullptr &&
+                  s.controller_->FindPayload(tid)->digest == it->second.content);
         if (it == s.payload_.end()) continue;
         step.weights = Mix64(step.weights ^ it->second.content ^ SampleUid(tid));
       }
-      if (!s.options_.deterministic_training) step.weights = Mix64(step.weights ^ static_cast<uint64_t>(s.seq_));
+      if (!s.options_.deterministic_training)
+        step.weights = Mix64(step.weights ^ static_cast<uint64_t>(s.seq_));
     }
     if (s.Chance(s.options_.faults.train_fails / static_cast<double>(c.world))) {
       s.At(FromSeconds(s.Delay(0.3)), [&s = s, id, c] {
@@ -288,7 +325,8 @@ struct SimCluster::Do {
           continue;
         }
         const uint64_t weights = step.weights;
-        s.At(FromSeconds(s.Delay(0.02)), [&s = s, member, train, weights, seconds] { s.EndStep(member, train, weights, seconds); });
+        s.At(FromSeconds(s.Delay(0.02)),
+             [&s = s, member, train, weights, seconds] { s.EndStep(member, train, weights, seconds); });
       }
     });
   }
@@ -297,7 +335,9 @@ struct SimCluster::Do {
     if (p == nullptr || p->hung) return;
     SIM_CHECK(p->state_step == c.step);
     s.recovery_[c.step] = p->state;
-    while (s.recovery_.size() > 2) s.recovery_.erase(s.recovery_.begin()->first < c.step ? s.recovery_.begin() : std::prev(s.recovery_.end()));
+    while (s.recovery_.size() > 2)
+      s.recovery_.erase(s.recovery_.begin()->first < c.step ? s.recovery_.begin()
+                                                            : std::prev(s.recovery_.end()));
     s.Out(*p, event::RecoveryCopied{c.worker, c.step}, s.Delay(0.05));
   }
   void operator()(const command::Publish& c) {
@@ -338,7 +378,8 @@ struct SimCluster::Do {
   void operator()(const command::WriteCheckpoint& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
-    SIM_CHECK(p->state_step == c.step) << "checkpoint of step " << c.step.value << ", state is of " << p->state_step.value;
+    SIM_CHECK(p->state_step == c.step)
+        << "checkpoint of step " << c.step.value << ", state is of " << p->state_step.value;
     const double delay = s.Delay(0.2);
     if (s.Chance(s.options_.faults.checkpoint_fails)) {
       s.Storage(event::CheckpointFailed{c.ckpt, "disk full"}, delay);
@@ -350,9 +391,12 @@ struct SimCluster::Do {
       s.At(FromSeconds(delay), [&s = s, c, weights, life, disk] {
         if (life != s.life_) return;
         const StatusOr<uint64_t> manifest = disk->WriteCheckpoint(c.ckpt, c.step, weights);
-        if (!manifest.ok() && disk->down()) s.DiskFailed(manifest.status());
-        else if (!manifest.ok()) s.Deliver(event::CheckpointFailed{c.ckpt, manifest.status().ToString()});
-        else s.Deliver(event::CheckpointWritten{c.ckpt, c.step, *manifest, weights});
+        if (!manifest.ok() && disk->down())
+          s.DiskFailed(manifest.status());
+        else if (!manifest.ok())
+          s.Deliver(event::CheckpointFailed{c.ckpt, manifest.status().ToString()});
+        else
+          s.Deliver(event::CheckpointWritten{c.ckpt, c.step, *manifest, weights});
       });
       return;
     }
@@ -363,18 +407,22 @@ struct SimCluster::Do {
   }
   void operator()(const command::VerifyCheckpoint& c) {
     if (s.options_.disk != nullptr) {
-      s.Storage(event::CheckpointVerified{c.ckpt, s.options_.disk->Verify(c.step, c.manifest_digest)}, s.Delay(0.1));
+      s.Storage(event::CheckpointVerified{c.ckpt, s.options_.disk->Verify(c.step, c.manifest_digest)},
+                s.Delay(0.1));
       return;
     }
     const auto it = s.checkpoints_.find(c.ckpt);
-    std::string error = it == s.checkpoints_.end() ? "missing" : it->second.rotten ? "digest of model.safetensors differs" : "";
+    std::string error = it == s.checkpoints_.end() ? "missing"
+                        : it->second.rotten        ? "digest of model.safetensors differs"
+                                                   : "";
     s.Storage(event::CheckpointVerified{c.ckpt, error}, s.Delay(0.1));
   }
   void operator()(const command::DeleteCheckpoint& c) {
     s.checkpoints_.erase(c.ckpt);
     if (s.options_.disk == nullptr) return;
     const Status removed = s.options_.disk->Remove(c.step);
-    if (!removed.ok() && s.options_.disk->down()) s.DiskFailed(removed);  // any other error leaves a folder that nobody needs
+    if (!removed.ok() && s.options_.disk->down())
+      s.DiskFailed(removed);  // any other error leaves a folder that nobody needs
   }
   void operator()(const command::SaveFinal&) { s.Storage(event::FinalSaved{""}, 0.1); }
   void operator()(const command::StepReport& c) { s.reports_.push_back(c); }

@@ -17,20 +17,28 @@ struct Hasher {
   void operator()(const char*, const uint64_t& x) { Add(x); }
   void operator()(const char*, const double& x) { Add(static_cast<uint64_t>(std::llround(x * 1e9))); }
   template <typename Tag>
-  void operator()(const char*, const StrongId<Tag>& x) { Add(static_cast<uint64_t>(x.value)); }
+  void operator()(const char*, const StrongId<Tag>& x) {
+    Add(static_cast<uint64_t>(x.value));
+  }
   void operator()(const char*, const SampleId& t) { Add(SampleUid(t)); }
-  void operator()(const char*, const Version& v) { Add(static_cast<uint64_t>(v.lineage) * 1000003 + static_cast<uint64_t>(v.number)); }
-  void operator()(const char*, const WorkerRef& w) { Add(static_cast<uint64_t>(w.worker.value * 1000003 + w.inc.value)); }
+  void operator()(const char*, const Version& v) {
+    Add(static_cast<uint64_t>(v.lineage) * 1000003 + static_cast<uint64_t>(v.number));
+  }
+  void operator()(const char*, const WorkerRef& w) {
+    Add(static_cast<uint64_t>(w.worker.value * 1000003 + w.inc.value));
+  }
   void operator()(const char*, const record::TrainedRow& r) { record::VisitFields(r, *this); }
   void operator()(const char*, const record::SlotPlan& r) { record::VisitFields(r, *this); }
-  void operator()(const char*, const std::pair<std::string, double>& p) { (*this)("", p.first), (*this)("", p.second); }
+  void operator()(const char*, const std::pair<std::string, double>& p) {
+    (*this)("", p.first), (*this)("", p.second);
+  }
   template <typename T>
   void operator()(const char*, const std::vector<T>& items) {
     Add(items.size());
     for (const T& x : items) (*this)("", x);
   }
   template <typename E>
-    requires std::is_enum_v<E>
+  requires std::is_enum_v<E>
   void operator()(const char*, const E& e) { Add(static_cast<uint64_t>(e)); }
 };
 

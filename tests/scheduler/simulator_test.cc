@@ -1,5 +1,7 @@
 // Rehearsals: virtual time, the real controller.
 
+#include "scheduler/simulator/simulator.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 
 #include "core/base/rng.h"
 #include "scheduler/simulator/engine_model.h"
-#include "scheduler/simulator/simulator.h"
 #include "tests/scheduler/rehearsal.h"
 
 namespace tidepool::scheduler {
@@ -54,7 +55,8 @@ TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
   }
 }
 
-// Long answers are what passes the bound on staleness. Where nothing waited for them, half of the longest were dropped.
+// Long answers are what passes the bound on staleness. Where nothing waited for them, half of the longest
+// were dropped.
 TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
   for (const char* placement : {"colocated", "multiplexed"}) {
     SCOPED_TRACE(placement);
@@ -72,10 +74,11 @@ TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
   }
 }
 
-// When a batch is complete few samples are left in the engines; the rate at that moment once made every number of training
-// slots look the same, and one slot trained while fifteen waited for it.
+// When a batch is complete few samples are left in the engines; the rate at that moment once made every
+// number of training slots look the same, and one slot trained while fifteen waited for it.
 TEST(SimulatorTest, ElasticGivesALongOptimizerStepTheSlotsThatItNeeds) {
-  // heavy_tail: lengths of which little is known, which once passed for the limit and hid what training costs.
+  // heavy_tail: lengths of which little is known, which once passed for the limit and hid what training
+  // costs.
   const auto rehearse = [](const char* placement, int64_t actors, bool heavy_tail) {
     SimJob j = Rehearsal(placement, 16);
     j.train_efficiency = 0.02;
@@ -128,7 +131,8 @@ TEST(SimulatorTest, UnequalSlotsCostWhatWaitingForTheSlowerOneCosts) {
   }
 }
 
-// A slot that gives its memory away for a training step comes back without caches, also where they would outlive new weights.
+// A slot that gives its memory away for a training step comes back without caches, also where they would
+// outlive new weights.
 TEST(SimulatorTest, CachesEndWithTheRoleThatTheyWereFor) {
   SimJob j = Rehearsal("colocated", 2);
   j.controller.config.scheduler.max_lag_versions = 1;
@@ -140,8 +144,9 @@ TEST(SimulatorTest, CachesEndWithTheRoleThatTheyWereFor) {
   EXPECT_EQ(Rehearse(j).prefilled_again, 0);
 }
 
-// An engine that fills the caches of moved samples is not a slow one. When it was taken for one it lost all of its own, and the
-// engines that got those were the next slow ones: more was computed again than was generated.
+// An engine that fills the caches of moved samples is not a slow one. When it was taken for one it lost all
+// of its own, and the engines that got those were the next slow ones: more was computed again than was
+// generated.
 TEST(SimulatorTest, MovedSamplesDoNotMakeTheNextEngineSlow) {
   SimJob j = Rehearsal("colocated", 8);
   j.model = {"long", 1e12, 3.2e10, 61, 64, 64, 128, 1, 2, 70272};
@@ -175,12 +180,14 @@ TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
   }
 }
 
-// ROLL: 160 devices, 128 of which train, against 32 for generation alone. Where throughput grows with the devices, all of them for a share f of the time give R = 1 + 4 f times as many tokens; f of about 0.62
-// gives the published 3.5. (Slots of eight devices: 20, 16 and 4.)
+// ROLL: 160 devices, 128 of which train, against 32 for generation alone. Where throughput grows with the
+// devices, all of them for a share f of the time give R = 1 + 4 f times as many tokens; f of about 0.62 gives
+// the published 3.5. (Slots of eight devices: 20, 16 and 4.)
 TEST(SimulatorTest, MultiplexedGainsWhatLinearScalingAllows) {
   const auto rehearse = [&](const char* placement) {
     SimJob j = Rehearsal(placement, 20);
-    // Decoding is bound by reading caches, of which every slot reads its own samples'; all else costs nothing.
+    // Decoding is bound by reading caches, of which every slot reads its own samples'; all else costs
+    // nothing.
     j.model = {"m", 1e6, 1e6, 32, 32, 8, 128};
     j.model.kv_bytes_per_token = 1e6;
     j.hardware.bytes_per_s = 3e11;
@@ -206,16 +213,19 @@ TEST(SimulatorTest, MultiplexedGainsWhatLinearScalingAllows) {
     held += step.time.rollout.held + step.time.actor.held;
   }
   const double f = (expanded / held - 0.2) / 0.8;  // of all slot-seconds 4 / 20 generate anyway
-  const double r = multiplexed.tokens_per_s / split.tokens_per_s;  // tokens, those of samples that are dropped later, too
-  std::printf("all generate for %.2f of the time: %.2f times the tokens of split, 1 + 4 f = %.2f\n", f, r, 1 + 4 * f);
+  const double r =
+      multiplexed.tokens_per_s / split.tokens_per_s;  // tokens, those of samples that are dropped later, too
+  std::printf("all generate for %.2f of the time: %.2f times the tokens of split, 1 + 4 f = %.2f\n", f, r,
+              1 + 4 * f);
   EXPECT_LE(r, 1.02 * (1 + 4 * f));  // the slots of split are idle for a hundredth of the time
   EXPECT_GE(r, 0.9 * (1 + 4 * f));
   EXPECT_GT(r, 3.2);
 }
 
-// ROLL Flash: N samples a step on K workers, one at a time each, mean generation mu_gen, longest L_gen, training mu_tr a sample, E
-// epochs, (alpha + 1) N samples in flight:  T <= (N/K)(mu_gen + E mu_tr) + L_gen / (alpha + 1), a step, on average.
-// Nothing else costs anything there, so nothing else does here: messages, moves, weights and a second prefill take no time.
+// ROLL Flash: N samples a step on K workers, one at a time each, mean generation mu_gen, longest L_gen,
+// training mu_tr a sample, E epochs, (alpha + 1) N samples in flight:  T <= (N/K)(mu_gen + E mu_tr) + L_gen /
+// (alpha + 1), a step, on average. Nothing else costs anything there, so nothing else does here: messages,
+// moves, weights and a second prefill take no time.
 TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
   std::map<std::string, double> synchronous;
   for (const int64_t alpha : {0, 1, 3}) {
@@ -223,7 +233,7 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
       SCOPED_TRACE(testing::Message() << placement << " alpha " << alpha);
       const int64_t workers = 8, samples = 64, steps = 24;
       SimJob j = Rehearsal(placement, workers);
-      j.train_efficiency = 0.02;               // so that training counts as well
+      j.train_efficiency = 0.02;  // so that training counts as well
       j.hardware.link_bytes_per_s = j.hardware.host_bytes_per_s = 1e18;
       j.message_s = j.reward_s = j.release_s = j.grant_s = j.publish_s = 1e-6;
       j.prompt_tokens = 1;
@@ -235,7 +245,8 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
       c.train.steps = steps;
       c.rollout.group_size = 1;
       c.rollout.max_concurrent = workers;
-      c.rollout.kv_cache_tokens = c.rollout.max_new_tokens * 3 / 2;  // one sample a worker, also where others train
+      c.rollout.kv_cache_tokens =
+          c.rollout.max_new_tokens * 3 / 2;  // one sample a worker, also where others train
       c.rollout.chunk_tokens = c.rollout.max_new_tokens;
       c.rollout.kv_on_update = "keep";
       const SimReport r = Rehearse(j);
@@ -244,21 +255,27 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
       double generation = 0, longest = 0, tokens = 0, squares = 0;
       for (int64_t g = 0; g < samples * steps; ++g) {
         const int64_t length = lengths.LengthOf({g, 0, 0});
-        const double t = cost.DecodeSteps(1, static_cast<double>(j.prompt_tokens), length), row = static_cast<double>(length + j.prompt_tokens);
+        const double t = cost.DecodeSteps(1, static_cast<double>(j.prompt_tokens), length),
+                     row = static_cast<double>(length + j.prompt_tokens);
         generation += t;
         longest = std::max(longest, t);
         tokens += row;
         squares += row * row;
       }
       // (N/K) of the formula: a step's samples, by all workers together.
-      const double work = generation / static_cast<double>(steps * workers) +
-                          cost.Train(tokens / static_cast<double>(steps), squares / static_cast<double>(steps), workers, false, j.train_efficiency);
+      const double work =
+          generation / static_cast<double>(steps * workers) + cost.Train(tokens / static_cast<double>(steps),
+                                                                         squares / static_cast<double>(steps),
+                                                                         workers, false, j.train_efficiency);
       EXPECT_EQ(r.dropped, 0) << "each sample is generated once";
       EXPECT_LE(r.step_s, work + longest / static_cast<double>(alpha + 1));
-      // And it is no slack bound that holds for anything: the work has to be done. The first step, left out of the mean, does some ahead.
+      // And it is no slack bound that holds for anything: the work has to be done. The first step, left out
+      // of the mean, does some ahead.
       EXPECT_GE(r.step_s, 0.95 * work);
-      if (alpha > 0) EXPECT_LT(r.step_s, synchronous[placement]) << "what runs ahead fills the wait for the longest";
-      else synchronous[placement] = r.step_s;
+      if (alpha > 0)
+        EXPECT_LT(r.step_s, synchronous[placement]) << "what runs ahead fills the wait for the longest";
+      else
+        synchronous[placement] = r.step_s;
     }
   }
 }
@@ -290,8 +307,8 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
   }
 }
 
-// Once the batch of the next version is chosen, whoever is not in it and as old as the bound allows will expire: to go on with
-// it kept engines from what can be trained (16 paced slots: a fifth of the throughput).
+// Once the batch of the next version is chosen, whoever is not in it and as old as the bound allows will
+// expire: to go on with it kept engines from what can be trained (16 paced slots: a fifth of the throughput).
 TEST(SimulatorTest, NothingIsGeneratedThatExpiresWithTheStepUnderWay) {
   for (const char* placement : {"split", "multiplexed", "elastic"}) {
     SCOPED_TRACE(placement);
@@ -319,8 +336,9 @@ TEST(SimulatorTest, NothingIsGeneratedThatExpiresWithTheStepUnderWay) {
   }
 }
 
-// After a controller's death the steps since its checkpoint are trained again, from the same rows. What is generated before the
-// last few of them would be older than the bound when its turn comes: it was, and the long answers, still under way, went with it.
+// After a controller's death the steps since its checkpoint are trained again, from the same rows. What is
+// generated before the last few of them would be older than the bound when its turn comes: it was, and the
+// long answers, still under way, went with it.
 TEST(SimulatorTest, NothingIsGeneratedThatWouldBeTooOldAfterUndoneSteps) {
   int64_t undone = 0;
   for (uint64_t seed = 1; seed <= 6; ++seed) {
@@ -365,9 +383,11 @@ TEST(SimulatorTest, OneKindOfFaultShowsWhereItBelongs) {
   EXPECT_GT(with([](FaultShape& f) { f.loss = 0.2; }).faults, 0);
 }
 
-// All at once, no prompt is long, nobody waits: what a step that has begun does to a run that comes a moment later.
+// All at once, no prompt is long, nobody waits: what a step that has begun does to a run that comes a moment
+// later.
 TEST(EngineModelTest, AStepThatHasBegunTakesNobodyIn) {
-  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128},
+                       1);
   for (const int64_t quantum : {1, 16}) {
     EngineModel engine(cost, quantum, 1, 0);
     EngineRun run;
@@ -381,7 +401,8 @@ TEST(EngineModelTest, AStepThatHasBegunTakesNobodyIn) {
     engine.CatchUp(moment);
     engine.Add(late, moment);
     EXPECT_EQ(engine.batch(), 1);
-    EXPECT_NEAR(engine.Next(false), cost.DecodeSteps(1, 100, quantum), 1e-9) << "it joins at the end of the step";
+    EXPECT_NEAR(engine.Next(false), cost.DecodeSteps(1, 100, quantum), 1e-9)
+        << "it joins at the end of the step";
     std::vector<std::pair<SampleId, double>> ends;
     for (double t = engine.Next(false); std::isfinite(t) && ends.size() < 2; t = engine.Next(false)) {
       for (const SampleId& tid : engine.Stop(t)) {
@@ -392,13 +413,15 @@ TEST(EngineModelTest, AStepThatHasBegunTakesNobodyIn) {
     ASSERT_EQ(ends.size(), 2U);
     EXPECT_EQ(ends[0].first, run.tid);
     const double step = cost.DecodeSteps(1, 100, quantum);
-    EXPECT_NEAR(ends[1].second - ends[0].second, step, 0.2 * step) << "a step behind, and never in step again";
+    EXPECT_NEAR(ends[1].second - ends[0].second, step, 0.2 * step)
+        << "a step behind, and never in step again";
   }
 }
 
 // A hundred chunks that are sent together are begun together, not one and then ninety-nine.
 TEST(EngineModelTest, WhatComesInTheInstantOfAStepsBeginIsInIt) {
-  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128},
+                       1);
   EngineModel engine(cost, 1, 1, 0);
   for (int32_t k = 0; k < 3; ++k) {
     EngineRun run;
@@ -413,7 +436,8 @@ TEST(EngineModelTest, WhatComesInTheInstantOfAStepsBeginIsInIt) {
 }
 
 TEST(EngineModelTest, WhatEndsInTheStepBeforeADrainHasEnded) {
-  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128},
+                       1);
   EngineModel engine(cost, 8, 1, 0);
   EngineRun run;
   run.tid = {0, 0, 0};
@@ -425,9 +449,11 @@ TEST(EngineModelTest, WhatEndsInTheStepBeforeADrainHasEnded) {
   EXPECT_EQ(engine.Take(run.tid).total_left, 0);
 }
 
-// Some are taken out before their time and some come back, also to the same stop; the others stop when they should.
+// Some are taken out before their time and some come back, also to the same stop; the others stop when they
+// should.
 TEST(EngineModelTest, WhoIsTakenOutChangesNobodyElsesStop) {
-  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128},
+                       1);
   Rng rng(5);
   EngineModel engine(cost, 1, 1, 0);
   std::map<SampleId, int64_t> chunks;
@@ -470,19 +496,20 @@ TEST(SlotTimeTest, SharesAreOfSumsAndNotMeansOfShares) {
   time.Hold(0, Role::kRollout, 0);
   time.Hold(1, Role::kActor, 0);
   time.Busy(Role::kRollout, 9);
-  SlotTime::Cut window = time.Take(10);        // a long step
+  SlotTime::Cut window = time.Take(10);  // a long step
   EXPECT_NEAR(window.rollout.idle(), 0.1, 1e-12);
   EXPECT_EQ(window.actor.idle(), 1);
-  window += time.Take(12);                     // a short one, in which nothing was generated
+  window += time.Take(12);  // a short one, in which nothing was generated
   EXPECT_NEAR(window.rollout.idle(), 0.25, 1e-12);
-  time.Hold(0, Role::kNone, 13);               // given up: held until then
+  time.Hold(0, Role::kNone, 13);  // given up: held until then
   const SlotTime::Cut rest = time.Take(20);
   EXPECT_NEAR(rest.rollout.held, 1, 1e-12);
   EXPECT_NEAR(rest.all, 16, 1e-12);
 }
 
 TEST(CostModelTest, ClosedFormOfManyStepsIsTheSumOfThem) {
-  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 1);
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128},
+                       1);
   for (const int64_t batch : {1, 64, 3000}) {
     double sum = 0, kv = 5000;
     for (int i = 0; i < 3000; ++i, kv += static_cast<double>(batch)) sum += cost.DecodeStep(batch, kv);
@@ -493,9 +520,11 @@ TEST(CostModelTest, ClosedFormOfManyStepsIsTheSumOfThem) {
   }
 }
 
-// A ring of n: each sends a part of 1 / n to the next in n - 1 rounds to sum it and in n - 1 more to hand the sum round.
+// A ring of n: each sends a part of 1 / n to the next in n - 1 rounds to sum it and in n - 1 more to hand the
+// sum round.
 TEST(CostModelTest, GradientsAreSummedAroundARing) {
-  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128}, 4);
+  const CostModel cost({"h", "", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.001}, {"m", 8e9, 8e9, 32, 32, 8, 128},
+                       4);
   EXPECT_EQ(cost.AllReduce(1), 0);
   for (int64_t slots = 2; slots < 40; ++slots) {
     const double part = 4 * 8e9 / 4 / static_cast<double>(slots);  // of what one of four devices holds, bytes

@@ -9,7 +9,11 @@ SimOptions Swarm(uint64_t seed) {
   const int64_t kind = rng.InRange(0, 4);
   const bool colocated = kind == 0;
   const int64_t slots = colocated ? rng.InRange(1, 3) : rng.InRange(2, 5);
-  o.controller = SmallJob(colocated ? "colocated" : kind <= 1 ? "split" : kind <= 3 ? "multiplexed" : "elastic", slots);
+  o.controller = SmallJob(colocated   ? "colocated"
+                          : kind <= 1 ? "split"
+                          : kind <= 3 ? "multiplexed"
+                                      : "elastic",
+                          slots);
   if (!colocated) o.controller.config.scheduler.actor_slots = kind == 4 ? 1 : rng.InRange(1, slots - 1);
   o.controller.device_bytes_need_rollout = o.controller.device_bytes_need_actor = 1 << 20;
   JobConfig& c = o.controller.config;
@@ -78,12 +82,14 @@ std::string Unexplained(const SimOptions& options, const SimResult& r) {
   const SimFaults& f = options.faults;
   const auto because = [&](const char* kind) { return r.why.starts_with(std::string("fault=") + kind); };
   const bool explained =
-      (because("no_checkpoint") && (f.checkpoint_rots > 0 || f.state_error > 0)) || (because("checkpoint") && f.checkpoint_fails > 0) ||
-      (because("nonfinite") && f.nonfinite > 0) || (because("train") && f.train_fails > 0) ||
-      (because("start_failed") && f.start_fails > 0) ||
-      (because("fleet_dead") && (f.kill_mean_s > 0 || f.hang_mean_s > 0 || f.keeps_memory > 0 || f.fetch_error > 0 || f.group_error > 0 ||
-                                 f.bad_load > 0 || f.load_error > 0 || f.publish_error > 0)) ||
-      (because("state") && f.state_error > 0) || ((because("reward_infra") || because("env_infra")) && f.infra > 0);
+      (because("no_checkpoint") && (f.checkpoint_rots > 0 || f.state_error > 0)) ||
+      (because("checkpoint") && f.checkpoint_fails > 0) || (because("nonfinite") && f.nonfinite > 0) ||
+      (because("train") && f.train_fails > 0) || (because("start_failed") && f.start_fails > 0) ||
+      (because("fleet_dead") &&
+       (f.kill_mean_s > 0 || f.hang_mean_s > 0 || f.keeps_memory > 0 || f.fetch_error > 0 ||
+        f.group_error > 0 || f.bad_load > 0 || f.load_error > 0 || f.publish_error > 0)) ||
+      (because("state") && f.state_error > 0) ||
+      ((because("reward_infra") || because("env_infra")) && f.infra > 0);
   return explained ? "" : r.why;
 }
 

@@ -1,6 +1,7 @@
 // A million faults: runs of the modelled cluster, seed by seed, until enough faults were dealt out.
 //
-//   swarm [faults [first_seed [seconds]]]     default 1000000 0 600; one JSON object at the end; exit 4 on a violation
+//   swarm [faults [first_seed [seconds]]]     default 1000000 0 600; one JSON object at the end; exit 4 on a
+//   violation
 
 #include <atomic>
 #include <chrono>
@@ -22,7 +23,9 @@ int main(int argc, char** argv) {
   std::atomic<unsigned long long> hash{0};
   std::mutex print;
   const auto begin = std::chrono::steady_clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
   const auto work = [&] {
     while (faults < wanted && seconds() < limit) {
       const unsigned long long seed = next++;
@@ -35,20 +38,24 @@ int main(int argc, char** argv) {
       faults += r.faults, events += r.events, lives += r.lives, ++seeds;
       records += static_cast<long long>(cluster.journal().size());
       hash ^= r.journal_hash * (seed * 2 + 1);
-      for (const auto& e : cluster.journal()) moves += std::holds_alternative<tidepool::record::TransitionRolledBack>(e.record) ? 1 : 0;
+      for (const auto& e : cluster.journal())
+        moves += std::holds_alternative<tidepool::record::TransitionRolledBack>(e.record) ? 1 : 0;
       if (check.ok && end.empty()) continue;
       ++violations;
       const std::lock_guard lock(print);
-      std::printf("seed %llu: %s %s%s\n", seed, check.ok ? "L2" : check.predicate.c_str(), check.why.c_str(), end.c_str());
+      std::printf("seed %llu: %s %s%s\n", seed, check.ok ? "L2" : check.predicate.c_str(), check.why.c_str(),
+                  end.c_str());
       std::fflush(stdout);
     }
   };
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < std::max(1U, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
   for (std::thread& t : threads) t.join();
-  std::printf("{\"swarm\":{\"faults\":%lld,\"seeds\":%lld,\"violations\":%lld,\"controller_lives\":%lld,\"rollbacks\":%lld,\"events\":%lld,\"records\":%lld,"
-              "\"seconds\":%.1f,\"threads\":%zu,\"hash\":\"%016llx\"}}\n",
-              faults.load(), seeds.load(), violations.load(), lives.load(), moves.load(), events.load(), records.load(), seconds(), threads.size(),
-              static_cast<unsigned long long>(hash.load()));
+  std::printf(
+      "{\"swarm\":{\"faults\":%lld,\"seeds\":%lld,\"violations\":%lld,\"controller_lives\":%lld,"
+      "\"rollbacks\":%lld,\"events\":%lld,\"records\":%lld,"
+      "\"seconds\":%.1f,\"threads\":%zu,\"hash\":\"%016llx\"}}\n",
+      faults.load(), seeds.load(), violations.load(), lives.load(), moves.load(), events.load(),
+      records.load(), seconds(), threads.size(), static_cast<unsigned long long>(hash.load()));
   return violations > 0 ? 4 : 0;
 }

@@ -18,11 +18,13 @@
 namespace tidepool::scheduler {
 namespace {
 
-// Few different keys, so that erasing often leaves a hole inside a run of neighbours. Samples of a group lie apart or together.
+// Few different keys, so that erasing often leaves a hole inside a run of neighbours. Samples of a group lie
+// apart or together.
 TEST(FlatTableTest, AgreesWithAPlainMap) {
   Rng rng(1);
   for (int round = 0; round < 60; ++round) {
-    FlatTable<SampleId, int64_t> table(std::vector<int64_t>{1, 2, 3, 6, 8, 20}[static_cast<size_t>(round % 6)]);
+    FlatTable<SampleId, int64_t> table(
+        std::vector<int64_t>{1, 2, 3, 6, 8, 20}[static_cast<size_t>(round % 6)]);
     std::map<SampleId, int64_t> plain;
     for (int i = 0; i < 600; ++i) {
       const int64_t ordinal = rng.Below(20), sample = rng.Below(round % 2 == 0 ? 4 : 20) - 2;
@@ -94,7 +96,7 @@ TEST(OrderedIdsTest, TheOrderIsThatOfAPlainSet) {
   Rng rng(4);
   using Key = std::pair<int64_t, int64_t>;
   OrderedIds<Key> ids;
-  std::map<int64_t, Key> plain;            // by id
+  std::map<int64_t, Key> plain;  // by id
   for (int64_t i = 0; i < 20000; ++i) {
     const int64_t id = rng.Below(40);
     if (rng.Chance(0.7)) {
@@ -117,7 +119,8 @@ TEST(OrderedIdsTest, TheOrderIsThatOfAPlainSet) {
     const auto is = [&](const auto& item) { return item.second % 11 == wanted; };
     std::optional<Key> end;
     if (rng.Chance(0.5)) end = Key{rng.Below(5), rng.Below(5)};
-    const auto first = std::ranges::find_if(order, [&](const auto& item) { return is(item) && (!end || item.first < *end); });
+    const auto first = std::ranges::find_if(
+        order, [&](const auto& item) { return is(item) && (!end || item.first < *end); });
     const auto* found = ids.FirstThat(is, end);
     ASSERT_EQ(found == nullptr, first == order.end()) << i;
     if (found != nullptr) {
@@ -142,7 +145,7 @@ TEST(IdMapTest, AgreesWithAPlainMap) {
     ASSERT_EQ(dense.size(), plain.size());
     ASSERT_EQ(dense.contains(id), plain.contains(id));
     if (i % 50 != 0) continue;
-    auto at = plain.begin();                   // a walk is in the order of ids
+    auto at = plain.begin();  // a walk is in the order of ids
     for (const auto& [key, x] : dense) {
       ASSERT_NE(at, plain.end());
       EXPECT_EQ(key, at->first);

@@ -49,7 +49,8 @@ TEST(AnswerStatisticsTest, PassAtKIsTheShareOfDrawsWithoutReplacement) {
 }
 
 TEST(AnswerProgressTest, SaysHowFarAndHowLong) {
-  EXPECT_EQ(AnswerProgress::Line(10, 30, 10, 1000, 10), "[==========>                   ] 10 of 30, 100 tok/s, about 20.0s left");
+  EXPECT_EQ(AnswerProgress::Line(10, 30, 10, 1000, 10),
+            "[==========>                   ] 10 of 30, 100 tok/s, about 20.0s left");
   EXPECT_EQ(AnswerProgress::Line(30, 30, 0, 0, 0), "[==============================] 30 of 30");
 }
 

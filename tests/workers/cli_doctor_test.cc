@@ -11,7 +11,8 @@ TEST(DoctorTest, TellsWhatIsThereAndWhatIsMissing) {
   const ScratchFolder scratch;
   const CliResult r = RunCli({"doctor", "--json"});
   const auto j = nlohmann::json::parse(r.out);
-  for (const char* fact : {"tidepool", "system", "cpu", "memory", "disk", "worker", "gpus", "network", "limits"}) {
+  for (const char* fact :
+       {"tidepool", "system", "cpu", "memory", "disk", "worker", "gpus", "network", "limits"}) {
     EXPECT_TRUE(j.contains(fact)) << fact;
   }
   EXPECT_GT(j["memory"]["total_bytes"], 0);

@@ -37,7 +37,9 @@ void WriteJournal(const std::string& dir, const std::vector<JournalEntry>& entri
 class InspectTest : public testing::Test {
  protected:
   InspectTest() {
-    scratch_.Write(run_ + "/config.yaml", "name: sim\njob: rl\ndata: {task: reverse}\nmodel: {init: {}}\nreward: {functions: [{name: exact_answer}]}\n");
+    scratch_.Write(run_ + "/config.yaml",
+                   "name: sim\njob: rl\ndata: {task: reverse}\nmodel: {init: {}}\nreward: {functions: "
+                   "[{name: exact_answer}]}\n");
   }
   void WriteRun(const std::vector<JournalEntry>& entries) { WriteJournal(run_ + "/journal", entries); }
 
@@ -51,11 +53,13 @@ TEST_F(InspectTest, CheckProvesAWholeRun) {
   const CliResult r = RunCli({"check", "sim"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_NE(r.out.find("ok, " + std::to_string(entries.size()) + " records"), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find("checkpoints were not looked at"), std::string::npos) << "a journal without its run: " << r.out;
+  EXPECT_NE(r.out.find("checkpoints were not looked at"), std::string::npos)
+      << "a journal without its run: " << r.out;
   const json j = json::parse(RunCli({"check", run_ + "/journal", "--json"}).out);
   EXPECT_TRUE(j["ok"]);
   EXPECT_EQ(j["journals"][0]["records"], entries.size());
-  EXPECT_EQ(j["journals"][0]["issued"], j["journals"][0]["trained"].get<int64_t>() + j["journals"][0]["dropped"].get<int64_t>());
+  EXPECT_EQ(j["journals"][0]["issued"],
+            j["journals"][0]["trained"].get<int64_t>() + j["journals"][0]["dropped"].get<int64_t>());
 }
 
 TEST_F(InspectTest, CheckNamesTheFirstViolationAndItsRecord) {
@@ -170,7 +174,9 @@ TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
 
 TEST_F(InspectTest, StatusOfAFinishedRunTellsItsSummary) {
   WriteRun(SimulatedRun());
-  scratch_.Write(run_ + "/summary.json", R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"drops":{}})");
+  scratch_.Write(
+      run_ + "/summary.json",
+      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"drops":{}})");
   const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
   EXPECT_EQ(j["state"], "finished");
   EXPECT_EQ(j["summary"]["steps"], 3);
@@ -183,8 +189,11 @@ TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
   std::vector<JournalEntry> entries = SimulatedRun();
   entries.resize(entries.size() / 2);
   WriteRun(entries);
-  scratch_.Write(run_ + "/control.json", R"({"address":"127.0.0.1:1","pid":)" + std::to_string(getpid()) + "}");  // alive, but not a controller
-  scratch_.Write(run_ + "/status.json", R"({"phase":"running","step":1,"steps":3,"workers":[{"place":0,"inc":1,"pid":1,"peak_bytes":1048576}]})");
+  scratch_.Write(run_ + "/control.json", R"({"address":"127.0.0.1:1","pid":)" + std::to_string(getpid()) +
+                                             "}");  // alive, but not a controller
+  scratch_.Write(
+      run_ + "/status.json",
+      R"({"phase":"running","step":1,"steps":3,"workers":[{"place":0,"inc":1,"pid":1,"peak_bytes":1048576}]})");
   const CliResult r = RunCli({"status", "sim"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_NE(r.out.find("dead"), std::string::npos) << r.out;
@@ -199,7 +208,9 @@ TEST_F(InspectTest, StatusBeforeTheFirstRecordIsNotAnError) {
 
 TEST_F(InspectTest, ReportWritesItsPageAndSaysWhere) {
   WriteRun(SimulatedRun());
-  scratch_.Write(run_ + "/metrics.jsonl", "{\"step\":1,\"version\":1,\"lineage\":0,\"wall_s\":1.0,\"metrics\":{\"critic/score/mean\":0.5}}\n");
+  scratch_.Write(
+      run_ + "/metrics.jsonl",
+      "{\"step\":1,\"version\":1,\"lineage\":0,\"wall_s\":1.0,\"metrics\":{\"critic/score/mean\":0.5}}\n");
   const CliResult r = RunCli({"report", "sim"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(r.out, run_ + "/report.html\n");

@@ -8,7 +8,8 @@ namespace tidepool::workers {
 namespace {
 
 // config.json of SmolLM2-135M-Instruct, the keys that sizes come from.
-constexpr const char* kSmolLm = R"({"model_type":"llama","vocab_size":49152,"hidden_size":576,"intermediate_size":1536,
+constexpr const char* kSmolLm =
+    R"({"model_type":"llama","vocab_size":49152,"hidden_size":576,"intermediate_size":1536,
   "num_hidden_layers":30,"num_attention_heads":9,"num_key_value_heads":3,"max_position_embeddings":8192,"tie_word_embeddings":true})";
 
 int64_t Part(const ProcessMemory& p, const std::string& name) {
@@ -46,7 +47,9 @@ TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {
 TEST(MemoryPlanTest, CountsExperts) {
   const ScratchFolder scratch;
   // Qwen3-30B-A3B: 30.5 billion parameters as published.
-  scratch.Write("m/config.json", R"({"model_type":"qwen3_moe","vocab_size":151936,"hidden_size":2048,"intermediate_size":6144,"num_hidden_layers":48,
+  scratch.Write(
+      "m/config.json",
+      R"({"model_type":"qwen3_moe","vocab_size":151936,"hidden_size":2048,"intermediate_size":6144,"num_hidden_layers":48,
     "num_attention_heads":32,"num_key_value_heads":4,"head_dim":128,"num_experts":128,"num_experts_per_tok":8,"moe_intermediate_size":768,
     "norm_topk_prob":true,"max_position_embeddings":40960})");
   JobConfig c;
@@ -111,7 +114,8 @@ TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {
   const auto loaded = config::LoadConfig("configs/quickstart.yaml");
   ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
   const std::string text = DescribePlan(loaded->config);
-  for (const char* part : {"colocated, 1 slot", "16 groups x 8 samples = 128 sequences", "device-0", "rollout and actor", "reward-0", "controller", "a checkpoint"}) {
+  for (const char* part : {"colocated, 1 slot", "16 groups x 8 samples = 128 sequences", "device-0",
+                           "rollout and actor", "reward-0", "controller", "a checkpoint"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }
@@ -119,7 +123,8 @@ TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {
 TEST(DescribePlanTest, AModelThatIsNotThereIsALineNotAFailure) {
   JobConfig c;
   c.model.path = "nowhere";
-  EXPECT_NE(DescribePlan(c).find("not predicted: model.path: nowhere/config.json"), std::string::npos) << DescribePlan(c);
+  EXPECT_NE(DescribePlan(c).find("not predicted: model.path: nowhere/config.json"), std::string::npos)
+      << DescribePlan(c);
 }
 
 }  // namespace

@@ -29,7 +29,9 @@ TEST(FindRunTest, TakesAJournalFolder) {
 TEST(FindRunTest, TakesTheNewestThatBeginsSo) {
   const ScratchFolder scratch;
   // The time decides, not the name, and -10 is later than -9.
-  for (const char* name : {"quick-b-20260101T000000Z", "quick-20260301T000000Z-9", "quick-20260301T000000Z-10", "quick-a-20260201T000000Z", "other-20270101T000000Z"}) {
+  for (const char* name :
+       {"quick-b-20260101T000000Z", "quick-20260301T000000Z-9", "quick-20260301T000000Z-10",
+        "quick-a-20260201T000000Z", "other-20270101T000000Z"}) {
     scratch.Write(std::string("runs/") + name + "/config.yaml", "name: x\n");
   }
   EXPECT_EQ(FindRun("quick")->dir, "runs/quick-20260301T000000Z-10");
@@ -45,7 +47,8 @@ TEST(FindRunTest, SaysWhatThereIsInstead) {
   scratch.Write("empty/notes.txt", "x");
   const auto missing = FindRun("slow");
   EXPECT_EQ(missing.status().code(), StatusCode::kNotFound);
-  EXPECT_NE(missing.status().message().find("quick-20260301T000000Z"), std::string::npos) << missing.status().message();
+  EXPECT_NE(missing.status().message().find("quick-20260301T000000Z"), std::string::npos)
+      << missing.status().message();
   EXPECT_EQ(FindRun("notes.txt").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(FindRun("empty").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(FindRun("").status().code(), StatusCode::kInvalidArgument);

@@ -23,18 +23,20 @@ struct Ends {
   Mailbox<LinkEvent> at_worker;
   std::vector<BatchRow> rows;
   std::unique_ptr<Hub> hub;
-  std::atomic<int> frames{0};          // of commands
+  std::atomic<int> frames{0};  // of commands
   std::unique_ptr<Link> link;
 
   Ends() {
     HubOptions options;
     options.run_id = "run";
     options.max_frame_bytes = 4096;
-    hub = std::move(*Hub::Start(options, tokens, [this](HubEvent e) { at_hub.Put(std::move(e)); },
-                                [this](int64_t lease, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
-                                  if (lease != 7) return NotFound("lease is not open");
-                                  return std::make_shared<const std::vector<BatchRow>>(rows);
-                                }));
+    hub = std::move(*Hub::Start(
+        options, tokens, [this](HubEvent e) { at_hub.Put(std::move(e)); },
+        [this](int64_t lease, StepNumber,
+               Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+          if (lease != 7) return NotFound("lease is not open");
+          return std::make_shared<const std::vector<BatchRow>>(rows);
+        }));
     LinkOptions dial;
     dial.address = hub->address();
     dial.token = tokens.Token(CallerRole::kDevice);
@@ -55,7 +57,8 @@ struct Ends {
         if constexpr (std::is_same_v<Box, Mailbox<LinkEvent>>) {
           if (auto* closed = std::get_if<LinkClosed>(&e)) ADD_FAILURE() << "the link closed: " << closed->why;
         } else {
-          if (auto* closed = std::get_if<HubClosed>(&e)) ADD_FAILURE() << "the connection closed: " << closed->why;
+          if (auto* closed = std::get_if<HubClosed>(&e))
+            ADD_FAILURE() << "the connection closed: " << closed->why;
         }
       }
     }
@@ -76,7 +79,8 @@ TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   chunk.generated = {9};
   chunk.version = {2, 17};
   chunk.greedy = true;
-  ends.hub->Send(opened->connection, ToWorker{{5}, 0, down::Welcome{3, {3}, 1, 1.5, "name: x", "/run", "run", "/model"}});
+  ends.hub->Send(opened->connection,
+                 ToWorker{{5}, 0, down::Welcome{3, {3}, 1, 1.5, "name: x", "/run", "run", "/model"}});
   ends.hub->Send(opened->connection, ToWorker{{5}, 0, chunk});
   const auto welcome = Ends::Next<ToWorker>(ends.at_worker);
   ASSERT_TRUE(welcome && std::holds_alternative<down::Welcome>(welcome->body));
@@ -126,7 +130,7 @@ TEST(LinkTest, WhatIsHeldTogetherArrivesTogetherAndInOrder) {
     for (int i = 0; i < kChunks; ++i) {
       down::StartChunk chunk;
       chunk.tid = {i, 0, 0};
-      chunk.prompt.assign(1000, i);    // about 600 kB in all: three frames
+      chunk.prompt.assign(1000, i);  // about 600 kB in all: three frames
       ends.hub->Send(opened->connection, ToWorker{{5}, 0, std::move(chunk)});
     }
     EXPECT_TRUE(ends.at_worker.TakeAll(50ms).empty());

@@ -37,8 +37,8 @@ TEST(OfferedStateTest, IsReadForItsStepAloneAndNotAfterItWasWithdrawn) {
   EXPECT_FALSE(state.step().valid());
 }
 
-// Readers come and go while others do: a count that was kept by a shared pointer to nothing locked itself out here, and every
-// newcomer to a training group of 14 waited for its deadline.
+// Readers come and go while others do: a count that was kept by a shared pointer to nothing locked itself out
+// here, and every newcomer to a training group of 14 waited for its deadline.
 TEST(OfferedStateTest, ReadersThatComeAndGoAtOnceLockNobodyOut) {
   std::array<std::byte, 64> bytes{};
   OfferedState state([](const OfferedState::Parts&) { return uint64_t{7}; });

@@ -22,18 +22,22 @@ class RpcSecurityTest : public testing::Test {
   RpcSecurityTest() : tokens_(*JobTokens::Random()), other_(*JobTokens::Random()) {
     HubOptions options;
     options.run_id = "run-a";
-    auto hub = Hub::Start(options, tokens_, [this](HubEvent e) {
-      if (!std::holds_alternative<HubClosed>(e)) events_.fetch_add(1);
-    }, [this](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
-      rows_asked_.fetch_add(1);
-      return std::make_shared<const std::vector<BatchRow>>();
-    });
+    auto hub = Hub::Start(
+        options, tokens_,
+        [this](HubEvent e) {
+          if (!std::holds_alternative<HubClosed>(e)) events_.fetch_add(1);
+        },
+        [this](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+          rows_asked_.fetch_add(1);
+          return std::make_shared<const std::vector<BatchRow>>();
+        });
     EXPECT_TRUE(hub.ok()) << hub.status().ToString();
     hub_ = std::move(*hub);
-    auto weights = WeightsServer::Start("127.0.0.1", tokens_.Token(CallerRole::kDevice), 1 << 20, [this](const WantedBytes&) -> StatusOr<PublishedBytes> {
-      weights_asked_.fetch_add(1);
-      return NotFound("none");
-    });
+    auto weights = WeightsServer::Start("127.0.0.1", tokens_.Token(CallerRole::kDevice), 1 << 20,
+                                        [this](const WantedBytes&) -> StatusOr<PublishedBytes> {
+                                          weights_asked_.fetch_add(1);
+                                          return NotFound("none");
+                                        });
     EXPECT_TRUE(weights.ok());
     weights_ = std::move(*weights);
   }
@@ -41,7 +45,8 @@ class RpcSecurityTest : public testing::Test {
   // Calls the method with this token (empty: none) and returns the code.
   grpc::StatusCode Call(const std::string& method, const std::string& token) {
     const bool control = method.find("Control") != std::string::npos;
-    auto channel = grpc::CreateChannel(control ? hub_->address() : weights_->address(), grpc::InsecureChannelCredentials());
+    auto channel = grpc::CreateChannel(control ? hub_->address() : weights_->address(),
+                                       grpc::InsecureChannelCredentials());
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
     if (!token.empty()) AddToken(&context, token);
@@ -80,7 +85,8 @@ class RpcSecurityTest : public testing::Test {
     std::vector<std::string> names;
     for (const char* service : {"tidepool.v1.Control", "tidepool.v1.Weights"}) {
       const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service);
-      for (int i = 0; i < descriptor->method_count(); ++i) names.push_back(descriptor->method(i)->full_name());
+      for (int i = 0; i < descriptor->method_count(); ++i)
+        names.push_back(descriptor->method(i)->full_name());
     }
     return names;
   }
@@ -98,10 +104,12 @@ TEST_F(RpcSecurityTest, EveryMethodRefusesEveryCallerWithoutTheRight) {
     EXPECT_EQ(Call(method, ""), grpc::StatusCode::UNAUTHENTICATED) << "no token";
     EXPECT_EQ(Call(method, std::string(64, 'a')), grpc::StatusCode::UNAUTHENTICATED) << "wrong token";
     EXPECT_EQ(Call(method, "short"), grpc::StatusCode::UNAUTHENTICATED) << "short token";
-    EXPECT_EQ(Call(method, other_.Token(CallerRole::kDevice)), grpc::StatusCode::UNAUTHENTICATED) << "token of another job";
+    EXPECT_EQ(Call(method, other_.Token(CallerRole::kDevice)), grpc::StatusCode::UNAUTHENTICATED)
+        << "token of another job";
     for (const CallerRole role : {CallerRole::kReward, CallerRole::kOperator}) {
       const grpc::StatusCode code = Call(method, tokens_.Token(role));
-      EXPECT_TRUE(code == grpc::StatusCode::PERMISSION_DENIED || code == grpc::StatusCode::UNAUTHENTICATED) << "wrong role " << Name(role);
+      EXPECT_TRUE(code == grpc::StatusCode::PERMISSION_DENIED || code == grpc::StatusCode::UNAUTHENTICATED)
+          << "wrong role " << Name(role);
     }
   }
   EXPECT_EQ(events_.load(), 0) << "a refused call reached the controller";
@@ -148,7 +156,8 @@ TEST_F(RpcSecurityTest, AWorkerOfAnotherRunOrSchemaIsToldSo) {
     }
     const grpc::Status status = stream->Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-    EXPECT_NE(status.error_message().find(wrong_run ? "run-a" : "schema"), std::string::npos) << status.error_message();
+    EXPECT_NE(status.error_message().find(wrong_run ? "run-a" : "schema"), std::string::npos)
+        << status.error_message();
   }
   EXPECT_EQ(events_.load(), 0);
 }

@@ -1,5 +1,7 @@
 // The controller's side of episodes: what is appended to a record, and what is refused.
 
+#include "workers/turns.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +11,6 @@
 
 #include "core/environments/episode.h"
 #include "workers/model_folder.h"
-#include "workers/turns.h"
 
 namespace tidepool::workers {
 namespace {
@@ -25,7 +26,8 @@ class TurnsTest : public testing::Test {
     config_.model.init = ModelInit{};
     config_.model.init->alphabet = "SFHGP#?ldru:asnt ";
     config_.environment.name = "frozen_lake";
-    config_.environment.options = {{"style", "\"terse\""}, {"view", "\"near\""}, {"frozen", "100"}, {"side", "3"}};
+    config_.environment.options = {
+        {"style", "\"terse\""}, {"view", "\"near\""}, {"frozen", "100"}, {"side", "3"}};
     ASSERT_TRUE(WriteInitFolder(*config_.model.init, "float32", dir_).ok());
   }
   void TearDown() override {
@@ -41,12 +43,15 @@ class TurnsTest : public testing::Test {
     metrics_ = std::move(*metrics);
     turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
   }
-  std::string Text(const std::vector<int32_t>& ids) { return rows_->tokenizer().Decode(ids, /*skip_special=*/false); }
+  std::string Text(const std::vector<int32_t>& ids) {
+    return rows_->tokenizer().Decode(ids, /*skip_special=*/false);
+  }
   // What the policy says: letters, perhaps closed by the end token.
   void Say(const std::string& letters, bool end) {
     auto ids = *rows_->tokenizer().Encode(letters, {.add_special = false});
     if (end) ids.push_back(rows_->end_token());
-    TokenRecord said{ids, std::vector<float>(ids.size(), -1.0F), {}, {{{0, 3}, static_cast<int64_t>(ids.size())}}};
+    TokenRecord said{
+        ids, std::vector<float>(ids.size(), -1.0F), {}, {{{0, 3}, static_cast<int64_t>(ids.size())}}};
     StoredSample& s = samples_.Get(tid_, 0);
     s.tokens.Append(said);
     s.loss_mask.resize(s.tokens.ids.size(), 1);
@@ -56,10 +61,18 @@ class TurnsTest : public testing::Test {
     environments::EpisodeHost host(*environments::EpisodeSource::Create(config_));
     const auto played = host.Play(c.tid, c.att, c.actions);
     EXPECT_TRUE(played.ok());
-    return {.tid = c.tid, .att = c.att, .turn = c.turn, .observation = played->observation, .reward = played->reward, .done = played->done, .history = played->history,
+    return {.tid = c.tid,
+            .att = c.att,
+            .turn = c.turn,
+            .observation = played->observation,
+            .reward = played->reward,
+            .done = played->done,
+            .history = played->history,
             .state = played->state};
   }
-  scheduler::event::EnvStepped Turn(int64_t turn) { return turns_->Take(worker_, Play(turns_->Step({worker_, tid_, 0, turn, {}}, samples_.Change(tid_)))); }
+  scheduler::event::EnvStepped Turn(int64_t turn) {
+    return turns_->Take(worker_, Play(turns_->Step({worker_, tid_, 0, turn, {}}, samples_.Change(tid_))));
+  }
 
   std::string dir_;
   JobConfig config_;
@@ -103,8 +116,10 @@ TEST_F(TurnsTest, EveryTurnIsMarkedWithTheStateItActsIn) {
   turns_->Append({row_, 0, 0});  // out of turn: nothing comes of it
   (void)turns_->Take(worker_, Play(turns_->Step({worker_, row_, 0, 0, {}}, nullptr)));
   turns_->Append({row_, 0, 0});
-  EXPECT_EQ(samples_.FindRow(tid_)->state, rows_->Row(4)->state) << "the same for one that is read again after a crash";
-  for (const auto& [letter, turn] : {std::pair{"u", 1}, {"s", 2}, {"d", 3}}) {  // against the edge, no move, a step down
+  EXPECT_EQ(samples_.FindRow(tid_)->state, rows_->Row(4)->state)
+      << "the same for one that is read again after a crash";
+  for (const auto& [letter, turn] :
+       {std::pair{"u", 1}, {"s", 2}, {"d", 3}}) {  // against the edge, no move, a step down
     Say(letter, true);
     (void)Turn(turn);
     turns_->Append({tid_, 0, turn});
@@ -129,7 +144,8 @@ TEST_F(TurnsTest, ActionsComeFromTheRecordAlone) {
   // As it comes back from disk after a crash: the mask tells turns apart.
   SampleStore other;
   other.Put(tid_, SampleStore::FromPayload(samples_.ToPayload(tid_)));
-  const down::EnvStep again = turns_->Step({worker_, tid_, 0, scheduler::command::kWholeEpisode, {}}, other.Change(tid_));
+  const down::EnvStep again =
+      turns_->Step({worker_, tid_, 0, scheduler::command::kWholeEpisode, {}}, other.Change(tid_));
   EXPECT_EQ(again.actions, (std::vector<std::string>{"d", "rr"}));
 }
 
@@ -172,7 +188,8 @@ TEST_F(TurnsTest, LateWordsOfAnotherAttemptAppendNothing) {
 
 TEST_F(TurnsTest, AChatModelHearsTheEnvironmentAsItsUser) {
   std::ofstream(dir_ + "/chat_template.jinja")
-      << "{% for m in messages %}{{ 'u: ' if m.role == 'user' else 'a: ' }}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %} {% endfor %}"
+      << "{% for m in messages %}{{ 'u: ' if m.role == 'user' else 'a: ' }}{{ m.content }}{% if m.role == "
+         "'assistant' %}<eos>{% endif %} {% endfor %}"
          "{% if add_generation_prompt %}a: {% endif %}";
   Open();
   samples_.PutRow(4, false, *rows_->Row(4));

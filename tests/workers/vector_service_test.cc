@@ -49,7 +49,9 @@ TEST(VectorServiceTest, StepsAreThoseOfAHostInThisProcess) {
       for (int64_t s = 1; s <= 2; ++s) {
         auto& a = actions.emplace_back();
         a.session = s;
-        for (int64_t i = 0; i < 3 * s; ++i) a.actions.push_back(spec.continuous ? static_cast<float>(rng.Normal()) : static_cast<float>(rng.Below(spec.actions)));
+        for (int64_t i = 0; i < 3 * s; ++i)
+          a.actions.push_back(spec.continuous ? static_cast<float>(rng.Normal())
+                                              : static_cast<float>(rng.Below(spec.actions)));
       }
       const auto a = remote.Step(actions);
       const auto b = local.Step(actions);

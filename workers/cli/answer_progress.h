@@ -1,6 +1,6 @@
 #pragma once
-// How far a file of prompts or questions is answered, on standard error: a bar that is drawn over itself on a terminal,
-// else a line every ten seconds. One thread.
+// How far a file of prompts or questions is answered, on standard error: a bar that is drawn over itself on a
+// terminal, else a line every ten seconds. One thread.
 
 #include <chrono>
 #include <cstdint>
@@ -20,7 +20,8 @@ class AnswerProgress {
   void Finish();
 
   // "[=====>    ] 34 of 100, 1,234 tok/s, about 2m20s left"
-  [[nodiscard]] static std::string Line(int64_t done, int64_t total, int64_t fresh, int64_t tokens, double seconds);
+  [[nodiscard]] static std::string Line(int64_t done, int64_t total, int64_t fresh, int64_t tokens,
+                                        double seconds);
 
  private:
   void Draw(Clock::time_point now);

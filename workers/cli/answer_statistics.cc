@@ -20,7 +20,9 @@ ShareWithInterval OverQuestions(const std::vector<double>& values) {
   const auto n = static_cast<double>(values.size());
   double mean = 0, square = 0;
   for (const double v : values) mean += v / n;
-  if (std::all_of(values.begin(), values.end(), [](double v) { return v == 0 || v == 1; }) || values.size() == 1) return Wilson(mean, n);
+  if (std::all_of(values.begin(), values.end(), [](double v) { return v == 0 || v == 1; }) ||
+      values.size() == 1)
+    return Wilson(mean, n);
   for (const double v : values) square += (v - mean) * (v - mean) / (n - 1);
   const double half = kZ * std::sqrt(square / n);
   return {mean, std::max(0.0, mean - half), std::min(1.0, mean + half)};
@@ -41,7 +43,8 @@ ShareWithInterval PassAtK(const std::vector<QuestionScore>& questions, int64_t k
   for (const QuestionScore& q : questions) {
     if (q.answers < k) continue;
     double none = q.answers - q.right < k ? 0 : 1;
-    for (int64_t i = 0; i < k && none > 0; ++i) none *= static_cast<double>(q.answers - q.right - i) / static_cast<double>(q.answers - i);
+    for (int64_t i = 0; i < k && none > 0; ++i)
+      none *= static_cast<double>(q.answers - q.right - i) / static_cast<double>(q.answers - i);
     values.push_back(1 - none);
   }
   return OverQuestions(values);

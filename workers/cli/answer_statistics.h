@@ -1,6 +1,6 @@
 #pragma once
-// What the answers to a set of questions say: shares with their 95 % intervals. Questions are the independent draws;
-// several answers to one are not. Pure functions.
+// What the answers to a set of questions say: shares with their 95 % intervals. Questions are the independent
+// draws; several answers to one are not. Pure functions.
 
 #include <cstdint>
 #include <vector>
@@ -16,12 +16,12 @@ struct ShareWithInterval {
   double share = 0, low = 0, high = 0;
 };
 
-// Mean score of the questions' means. With one answer a question Wilson's interval, right for shares near 0 and 1 and for
-// few questions; with more, mean +- 1.96 standard errors over questions, cut to [0, 1].
+// Mean score of the questions' means. With one answer a question Wilson's interval, right for shares near 0
+// and 1 and for few questions; with more, mean +- 1.96 standard errors over questions, cut to [0, 1].
 ShareWithInterval Accuracy(const std::vector<QuestionScore>& questions);
 
-// Chance that one of k answers is right (arXiv:2107.03374, the estimator 1 - C(n-c, k) / C(n, k) of each question, n answers,
-// c right), over questions with n >= k.
+// Chance that one of k answers is right (arXiv:2107.03374, the estimator 1 - C(n-c, k) / C(n, k) of each
+// question, n answers, c right), over questions with n >= k.
 ShareWithInterval PassAtK(const std::vector<QuestionScore>& questions, int64_t k);
 
 }  // namespace tidepool::workers

@@ -18,14 +18,15 @@ struct CommandContext {
 void Fail(CommandContext& context, const Status& status, int exit_code = 2);
 
 void AddTrainCommand(CLI::App& app, CommandContext& context);
-void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
-void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check, journal, samples
-void AddModelCommands(CLI::App& app, CommandContext& context);    // generate, eval, import, export
+void AddConfigCommands(CLI::App& app, CommandContext& context);    // validate, config schema, config show
+void AddInspectCommands(CLI::App& app, CommandContext& context);   // status, report, check, journal, samples
+void AddModelCommands(CLI::App& app, CommandContext& context);     // generate, eval, import, export
 void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan, policies
 void AddRegistryCommands(CLI::App& app, CommandContext& context);  // algorithms, rewards, environments
-void AddListCommands(CLI::App& app, CommandContext& context);     // models, tasks
+void AddListCommands(CLI::App& app, CommandContext& context);      // models, tasks
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
 void AddEnvironmentWorkerCommand(CLI::App& app, CommandContext& context);  // hidden, as the next one
-void AddRewardWorkerCommand(CLI::App& app, CommandContext& context);  // hidden: started by the launcher, or by hand
+void AddRewardWorkerCommand(CLI::App& app,
+                            CommandContext& context);  // hidden: started by the launcher, or by hand
 
 }  // namespace tidepool::workers

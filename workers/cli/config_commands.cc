@@ -27,7 +27,8 @@ void AddConfigCommands(CLI::App& app, CommandContext& context) {
         Fail(context, loaded.status());
         continue;
       }
-      for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+      for (const std::string& warning : loaded->warnings)
+        std::fprintf(stderr, "warning: %s\n", warning.c_str());
       std::printf("%s: ok\n", file.c_str());
     }
   });
@@ -36,7 +37,8 @@ void AddConfigCommands(CLI::App& app, CommandContext& context) {
   CLI::App* schema = group->add_subcommand("schema", "JSON schema of a config file");
   schema->footer("Example: tidepool config schema > tidepool.schema.json");
   schema->callback([] { std::printf("%s\n", config::JsonSchema().c_str()); });
-  CLI::App* reference = group->add_subcommand("reference", "Markdown reference of every key (docs/config.md)");
+  CLI::App* reference =
+      group->add_subcommand("reference", "Markdown reference of every key (docs/config.md)");
   reference->callback([] { std::printf("%s", config::ConfigReference().c_str()); });
   CLI::App* show = group->add_subcommand("show", "The resolved config, and where each value came from");
   show->add_option("config", options->file, "YAML file")->required();

@@ -70,11 +70,13 @@ std::string Field(const std::string& path, const std::string& key, char separato
   return "";
 }
 
-int64_t KiBField(const std::string& path, const std::string& key) { return std::strtoll(Field(path, key, ':').c_str(), nullptr, 10) * 1024; }
+int64_t KiBField(const std::string& path, const std::string& key) {
+  return std::strtoll(Field(path, key, ':').c_str(), nullptr, 10) * 1024;
+}
 
 struct Output {
-  int status = -1;  // exit status; -1: not started, killed or timed out
-  std::string text; // stdout and stderr, at most 64 KiB
+  int status = -1;   // exit status; -1: not started, killed or timed out
+  std::string text;  // stdout and stderr, at most 64 KiB
 };
 
 // Runs a program without a shell; kills it after `seconds`.
@@ -97,7 +99,9 @@ Output RunProgram(const std::vector<std::string>& argv, int seconds) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
     bool timed_out = false;
     while (true) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now())
+              .count();
       pollfd ready{ends[0], POLLIN, 0};
       if (left <= 0 || poll(&ready, 1, static_cast<int>(left)) == 0) {
         timed_out = true;
@@ -152,16 +156,23 @@ class Doctor {
   [[nodiscard]] const std::vector<Finding>& findings() const { return findings_; }
 
  private:
-  void Missing(std::string what, std::string advice) { findings_.push_back({true, std::move(what), std::move(advice)}); }
-  void Note(std::string what, std::string advice) { findings_.push_back({false, std::move(what), std::move(advice)}); }
+  void Missing(std::string what, std::string advice) {
+    findings_.push_back({true, std::move(what), std::move(advice)});
+  }
+  void Note(std::string what, std::string advice) {
+    findings_.push_back({false, std::move(what), std::move(advice)});
+  }
 
   void System() {
     utsname name{};
     uname(&name);
     const std::string pretty = Field("/etc/os-release", "PRETTY_NAME", '=');
-    facts_["system"] = {{"os", pretty.empty() ? name.sysname : pretty}, {"kernel", name.release}, {"machine", name.machine},
+    facts_["system"] = {{"os", pretty.empty() ? name.sysname : pretty},
+                        {"kernel", name.release},
+                        {"machine", name.machine},
                         {"container", fs::exists("/.dockerenv") || fs::exists("/run/.containerenv")}};
-    if (std::string(name.machine) != "x86_64") Missing(std::string("this processor is a ") + name.machine, "Tidepool is built and tested on x86_64");
+    if (std::string(name.machine) != "x86_64")
+      Missing(std::string("this processor is a ") + name.machine, "Tidepool is built and tested on x86_64");
   }
 
   void Cpu() {
@@ -169,21 +180,31 @@ class Doctor {
     std::istringstream words(Field(info, "flags", ':'));
     std::vector<std::string> flags{std::istream_iterator<std::string>(words), {}};
     Json found = Json::array();
-    for (const char* flag : {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_bf16", "amx_tile"}) {
+    for (const char* flag :
+         {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_bf16", "amx_tile"}) {
       if (std::find(flags.begin(), flags.end(), flag) != flags.end()) found.push_back(flag);
     }
     cpu_set_t set;
     CPU_ZERO(&set);
-    const int64_t usable = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    const int64_t usable =
+        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
     const double quota = CpuQuota();
-    facts_["cpu"] = {{"model", Field(info, "model name", ':')}, {"cores", sysconf(_SC_NPROCESSORS_ONLN)}, {"usable", usable},
-                     {"quota", quota > 0 ? Json(quota) : Json(nullptr)}, {"instructions", found}};
-    const auto has = [&](const char* flag) { return std::find(found.begin(), found.end(), flag) != found.end(); };
+    facts_["cpu"] = {{"model", Field(info, "model name", ':')},
+                     {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
+                     {"usable", usable},
+                     {"quota", quota > 0 ? Json(quota) : Json(nullptr)},
+                     {"instructions", found}};
+    const auto has = [&](const char* flag) {
+      return std::find(found.begin(), found.end(), flag) != found.end();
+    };
     if (!has("avx2")) Note("no AVX2", "everything works, by plain code, several times slower");
     if (!has("avx512_bf16")) {
-      Note("no AVX-512 bfloat16 instructions", "model.dtype: bfloat16 works but gains little speed here, and deterministic: true may be refused for it; float32 is the safe choice");
+      Note("no AVX-512 bfloat16 instructions",
+           "model.dtype: bfloat16 works but gains little speed here, and deterministic: true may be refused "
+           "for it; float32 is the safe choice");
     }
-    if (quota > 0 && quota < 2) Note("a quota of " + Text(quota) + " cores", "the examples count on two; expect them to take longer");
+    if (quota > 0 && quota < 2)
+      Note("a quota of " + Text(quota) + " cores", "the examples count on two; expect them to take longer");
   }
 
   // Cores that the control group allows; 0: no limit.
@@ -191,7 +212,8 @@ class Doctor {
     std::istringstream two(FirstLine("/sys/fs/cgroup/cpu.max"));
     std::string quota;
     double period = 0;
-    if (two >> quota >> period && quota != "max" && period > 0) return std::strtod(quota.c_str(), nullptr) / period;
+    if (two >> quota >> period && quota != "max" && period > 0)
+      return std::strtod(quota.c_str(), nullptr) / period;
     const double one = std::strtod(FirstLine("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").c_str(), nullptr);
     const double of = std::strtod(FirstLine("/sys/fs/cgroup/cpu/cpu.cfs_period_us").c_str(), nullptr);
     return one > 0 && of > 0 ? one / of : 0;
@@ -204,20 +226,31 @@ class Doctor {
     if (limit.empty()) limit = FirstLine("/sys/fs/cgroup/memory/memory.limit_in_bytes");
     int64_t allowed = std::strtoll(limit.c_str(), nullptr, 10);
     if (allowed <= 0 || allowed >= total) allowed = 0;  // "max", or the number that means no limit
-    facts_["memory"] = {{"total_bytes", total}, {"available_bytes", available}, {"limit_bytes", allowed > 0 ? Json(allowed) : Json(nullptr)},
+    facts_["memory"] = {{"total_bytes", total},
+                        {"available_bytes", available},
+                        {"limit_bytes", allowed > 0 ? Json(allowed) : Json(nullptr)},
                         {"swap_bytes", KiBField("/proc/meminfo", "SwapTotal")}};
     const int64_t usable = allowed > 0 ? std::min(available, allowed) : available;
-    if (usable < (int64_t{1} << 30)) Missing("only " + BytesText(usable) + " of memory are free", "the quickstart needs about 1 GiB; end other programs");
-    else if (usable < (int64_t{4} << 30)) Note(BytesText(usable) + " of memory are free", "enough for the quickstart, not for SmolLM2 (3.5 GiB); see `tidepool train CONFIG --dry-run`");
+    if (usable < (int64_t{1} << 30))
+      Missing("only " + BytesText(usable) + " of memory are free",
+              "the quickstart needs about 1 GiB; end other programs");
+    else if (usable < (int64_t{4} << 30))
+      Note(BytesText(usable) + " of memory are free",
+           "enough for the quickstart, not for SmolLM2 (3.5 GiB); see `tidepool train CONFIG --dry-run`");
     struct statvfs shm {};
     if (statvfs("/dev/shm", &shm) != 0) {
-      Missing("/dev/shm is not there", "mount a tmpfs there; weights go from trainer to rollout through it (or set cluster.weight_transport: stream)");
+      Missing("/dev/shm is not there",
+              "mount a tmpfs there; weights go from trainer to rollout through it (or set "
+              "cluster.weight_transport: stream)");
       return;
     }
-    const auto shm_total = static_cast<int64_t>(shm.f_blocks * shm.f_frsize), shm_free = static_cast<int64_t>(shm.f_bavail * shm.f_frsize);
+    const auto shm_total = static_cast<int64_t>(shm.f_blocks * shm.f_frsize),
+               shm_free = static_cast<int64_t>(shm.f_bavail * shm.f_frsize);
     facts_["dev_shm"] = {{"total_bytes", shm_total}, {"free_bytes", shm_free}};
     if (shm_free < (int64_t{512} << 20)) {
-      Note("/dev/shm has " + BytesText(shm_free) + " free", "placement split and recovery copies keep weights there; in a container give it more (--shm-size=4g), or set cluster.weight_transport: stream");
+      Note("/dev/shm has " + BytesText(shm_free) + " free",
+           "placement split and recovery copies keep weights there; in a container give it more "
+           "(--shm-size=4g), or set cluster.weight_transport: stream");
     }
   }
 
@@ -226,10 +259,15 @@ class Doctor {
     struct statvfs disk {};
     if (statvfs(dir.c_str(), &disk) != 0) return;
     const auto free_bytes = static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
-    facts_["disk"] = {{"path", fs::absolute(dir).lexically_normal().string()}, {"free_bytes", free_bytes},
-                      {"writable", access(dir.c_str(), W_OK) == 0}, {"sync_ms", SyncMilliseconds(dir)}};
-    if (access(dir.c_str(), W_OK) != 0) Missing(dir + " cannot be written", "start in a folder of your own, or give --run-dir");
-    if (free_bytes < (int64_t{2} << 30)) Note(BytesText(free_bytes) + " of disk are free", "a SmolLM2 run keeps about 5 GiB of checkpoints; lower checkpoint.keep, or use another disk");
+    facts_["disk"] = {{"path", fs::absolute(dir).lexically_normal().string()},
+                      {"free_bytes", free_bytes},
+                      {"writable", access(dir.c_str(), W_OK) == 0},
+                      {"sync_ms", SyncMilliseconds(dir)}};
+    if (access(dir.c_str(), W_OK) != 0)
+      Missing(dir + " cannot be written", "start in a folder of your own, or give --run-dir");
+    if (free_bytes < (int64_t{2} << 30))
+      Note(BytesText(free_bytes) + " of disk are free",
+           "a SmolLM2 run keeps about 5 GiB of checkpoints; lower checkpoint.keep, or use another disk");
   }
 
   // How long the disk takes to make 4 KiB durable, median of five: the journal waits for this at each step.
@@ -243,7 +281,8 @@ class Doctor {
     for (int i = 0; i < 5; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       if (write(file, bytes.data(), bytes.size()) < 0 || fdatasync(file) != 0) break;
-      times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+      times.push_back(
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
     }
     close(file);
     if (times.size() < 5) return nullptr;
@@ -259,16 +298,20 @@ class Doctor {
     const char* libtorch = std::getenv("TIDEPOOL_LIBTORCH");
     if (libtorch != nullptr) fact["TIDEPOOL_LIBTORCH"] = libtorch;
     if (!there) {
-      Missing("tidepool-worker is not beside tidepool", "make build; it needs LibTorch (scripts/setup fetches it, or set TIDEPOOL_LIBTORCH)");
+      Missing("tidepool-worker is not beside tidepool",
+              "make build; it needs LibTorch (scripts/setup fetches it, or set TIDEPOOL_LIBTORCH)");
       return;
     }
     const Output version = RunProgram({path, "--version"}, 30);
     fact["starts"] = version.status == 0;
     fact["says"] = version.text.substr(0, 400);
     if (version.status != 0) {
-      Missing("tidepool-worker does not start: " + version.text.substr(0, 200), "its libraries were moved or were built for another system; run scripts/setup, then make build");
+      Missing(
+          "tidepool-worker does not start: " + version.text.substr(0, 200),
+          "its libraries were moved or were built for another system; run scripts/setup, then make build");
     } else if (version.text != BuildInfo()) {
-      Note("tidepool-worker is of another build (" + version.text + ")", "make build, so that both programs are of one commit");
+      Note("tidepool-worker is of another build (" + version.text + ")",
+           "make build, so that both programs are of one commit");
     }
     if (const auto libraries = LibTorchOf(path)) fact["libtorch"] = *libraries;
   }
@@ -290,14 +333,18 @@ class Doctor {
 
   void Gpu() {
     Json& gpus = facts_["gpus"] = Json::array();
-    const Output smi = RunProgram({"nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader"}, 10);
+    const Output smi = RunProgram(
+        {"nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader"},
+        10);
     if (smi.status == 0) {
       std::istringstream lines(smi.text);
       std::string line;
       while (std::getline(lines, line)) gpus.push_back(line);
     }
     const bool devices = fs::exists("/dev/nvidiactl");
-    if (devices && smi.status != 0) Note("/dev/nvidiactl is there but nvidia-smi does not answer", "look after the driver; cluster.device: cpu works without it");
+    if (devices && smi.status != 0)
+      Note("/dev/nvidiactl is there but nvidia-smi does not answer",
+           "look after the driver; cluster.device: cpu works without it");
     std::error_code error;
     facts_["cuda_module"] = fs::exists(fs::path(self_path_).parent_path() / "libtidepool_cuda.so", error);
   }
@@ -314,27 +361,33 @@ class Doctor {
       if (const char* value = std::getenv(name); value != nullptr && exempt.empty()) exempt = value;
     }
     facts_["network"] = {{"loopback", loopback}, {"proxy", proxies}, {"no_proxy", exempt}};
-    if (!loopback) Missing("a TCP connection to 127.0.0.1 does not work", "controller and workers speak over it; bring up the interface lo (ip link set lo up)");
+    if (!loopback)
+      Missing("a TCP connection to 127.0.0.1 does not work",
+              "controller and workers speak over it; bring up the interface lo (ip link set lo up)");
     if (!proxies.empty() && exempt.find("127.0.0.1") == std::string::npos) {
-      Note("a proxy is set in the environment and 127.0.0.1 is not exempt", "export no_proxy=127.0.0.1,localhost if workers cannot reach the controller");
+      Note("a proxy is set in the environment and 127.0.0.1 is not exempt",
+           "export no_proxy=127.0.0.1,localhost if workers cannot reach the controller");
     }
   }
 
   // Binds a free port, connects to it and sends a byte.
   static bool LoopbackWorks() {
-    const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+              client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t length = sizeof(address);
-    bool works = server >= 0 && client >= 0 && bind(server, reinterpret_cast<sockaddr*>(&address), length) == 0 && listen(server, 1) == 0 &&
+    bool works = server >= 0 && client >= 0 &&
+                 bind(server, reinterpret_cast<sockaddr*>(&address), length) == 0 && listen(server, 1) == 0 &&
                  getsockname(server, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
                  connect(client, reinterpret_cast<sockaddr*>(&address), length) == 0;
     if (works) {
       // waits: for neither; the connection stands in the queue, and then the byte is there
       const int accepted = accept(server, nullptr, nullptr);
       char byte = 'x';
-      works = accepted >= 0 && write(client, &byte, 1) == 1 && read(accepted, &byte, 1) == 1;  // waits: it was written
+      works = accepted >= 0 && write(client, &byte, 1) == 1 &&
+              read(accepted, &byte, 1) == 1;  // waits: it was written
       if (accepted >= 0) close(accepted);
     }
     if (server >= 0) close(server);
@@ -352,8 +405,10 @@ class Doctor {
       return none ? INT64_MAX : static_cast<int64_t>(limit.rlim_cur);
     };
     if (read("open_files", RLIMIT_NOFILE) < 256) Missing("only few open files are allowed", "ulimit -n 1024");
-    if (read("processes", RLIMIT_NPROC) < 128) Note("only few processes and threads are allowed", "ulimit -u 1024; a worker has 10 to 30 threads");
-    if (read("address_space_bytes", RLIMIT_AS) < (int64_t{8} << 30)) Note("the address space is limited", "ulimit -v unlimited; LibTorch maps more than it uses");
+    if (read("processes", RLIMIT_NPROC) < 128)
+      Note("only few processes and threads are allowed", "ulimit -u 1024; a worker has 10 to 30 threads");
+    if (read("address_space_bytes", RLIMIT_AS) < (int64_t{8} << 30))
+      Note("the address space is limited", "ulimit -v unlimited; LibTorch maps more than it uses");
     read("locked_bytes", RLIMIT_MEMLOCK);
     limits["overcommit_memory"] = FirstLine("/proc/sys/vm/overcommit_memory");
     limits["transparent_hugepages"] = FirstLine("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -383,7 +438,9 @@ std::string FactText(const std::string& key, const Json& value) {
   }
   if (value.is_object()) {
     std::string out;
-    for (const auto& [name, item] : value.items()) out += (out.empty() ? "" : "; ") + (name.ends_with("_bytes") ? name.substr(0, name.size() - 6) : name) + " " + FactText(name, item);
+    for (const auto& [name, item] : value.items())
+      out += (out.empty() ? "" : "; ") + (name.ends_with("_bytes") ? name.substr(0, name.size() - 6) : name) +
+             " " + FactText(name, item);
     return out.empty() ? "none" : out;
   }
   return value.dump();
@@ -405,9 +462,12 @@ void Run(CommandContext& context, bool json) {
     std::printf("%s\n", all.dump(1, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
     std::printf("--- paste from here into a bug report ---\n");
-    for (const auto& [name, fact] : doctor.facts().items()) std::printf("%-10s %s\n", name.c_str(), FactText(name, fact).c_str());
+    for (const auto& [name, fact] : doctor.facts().items())
+      std::printf("%-10s %s\n", name.c_str(), FactText(name, fact).c_str());
     std::printf("--- to here, with the config and the last lines of RUN/logs/ ---\n\n");
-    for (const Finding& f : doctor.findings()) std::printf("%s %s\n        -> %s\n", f.blocks ? "MISSING" : "note   ", f.what.c_str(), f.advice.c_str());
+    for (const Finding& f : doctor.findings())
+      std::printf("%s %s\n        -> %s\n", f.blocks ? "MISSING" : "note   ", f.what.c_str(),
+                  f.advice.c_str());
     std::printf("%s\n", blocked ? "A run cannot start here before what is MISSING is there."
                                 : "Ready: tidepool train configs/quickstart.yaml");
   }
@@ -418,7 +478,8 @@ void Run(CommandContext& context, bool json) {
 
 void AddDoctorCommand(CLI::App& app, CommandContext& context) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* command = app.add_subcommand("doctor", "What this machine has, what is missing, what to paste into a bug report");
+  CLI::App* command =
+      app.add_subcommand("doctor", "What this machine has, what is missing, what to paste into a bug report");
   command->add_flag("--json", *json, "For machines");
   command->footer("Exit code 2 if a run cannot start here.\nExample: tidepool doctor");
   command->callback([json, &context] { Run(context, *json); });

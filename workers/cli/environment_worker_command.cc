@@ -1,8 +1,8 @@
+#include <memory>
+
 #include "workers/cli/command.h"
 #include "workers/environment_worker.h"
 #include "workers/launcher.h"
-
-#include <memory>
 
 namespace tidepool::workers {
 
@@ -11,7 +11,8 @@ void AddEnvironmentWorkerCommand(CLI::App& app, CommandContext& context) {
     int parent = 0;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("environment-worker", "Attach to a run as an environment worker")->group("");
+  CLI::App* command =
+      app.add_subcommand("environment-worker", "Attach to a run as an environment worker")->group("");
   command->add_option("--connect", options->address)->required();
   command->add_option("--token-file", options->token_file)->required();
   command->add_option("--run-id", options->run_id)->required();

@@ -38,7 +38,9 @@ struct InspectOptions {
   int64_t count = -1;
 };
 
-void Print(const Json& json) { std::printf("%s\n", json.dump(1, ' ', false, Json::error_handler_t::replace).c_str()); }
+void Print(const Json& json) {
+  std::printf("%s\n", json.dump(1, ' ', false, Json::error_handler_t::replace).c_str());
+}
 
 // --- status and report ---
 
@@ -103,13 +105,14 @@ JournalVerdict CheckJournal(const std::string& dir) {
   return verdict;
 }
 
-// C2: what the journal calls a checkpoint is on the disk, whole. A run that goes on may delete one meanwhile: then its
-// journal says so.
+// C2: what the journal calls a checkpoint is on the disk, whole. A run that goes on may delete one meanwhile:
+// then its journal says so.
 void CheckFiles(const std::string& run, JournalVerdict& verdict) {
   RealFileSystem real;
   const std::string folder = storage::RunPaths(run).checkpoints();
   if (!verdict.state.checkpoints().empty() && !real.Exists(folder)) {
-    verdict.note = "the files of its " + std::to_string(verdict.state.checkpoints().size()) + " checkpoints were not looked at: " + folder + " is not there";
+    verdict.note = "the files of its " + std::to_string(verdict.state.checkpoints().size()) +
+                   " checkpoints were not looked at: " + folder + " is not there";
     return;
   }
   for (const auto& [id, c] : verdict.state.checkpoints()) {
@@ -119,7 +122,8 @@ void CheckFiles(const std::string& run, JournalVerdict& verdict) {
     verdict.result.ok = false;
     verdict.result.predicate = "C2";
     verdict.result.lsn = verdict.state.next_lsn();
-    verdict.result.why = "checkpoint " + std::to_string(id) + " of step " + std::to_string(c.step.value) + " is committed, but " + manifest.status().message();
+    verdict.result.why = "checkpoint " + std::to_string(id) + " of step " + std::to_string(c.step.value) +
+                         " is committed, but " + manifest.status().message();
     return;
   }
 }
@@ -143,7 +147,8 @@ Json ToJson(const JournalVerdict& v) {
   j["predicates"] = kPredicates;
   if (!v.note.empty()) j["note"] = v.note;
   if (const auto& torn = v.summary.torn_tail) {
-    j["torn_tail"] = {{"file", torn->file}, {"offset", torn->offset}, {"bytes", torn->bytes}, {"why", torn->why}};
+    j["torn_tail"] = {
+        {"file", torn->file}, {"offset", torn->offset}, {"bytes", torn->bytes}, {"why", torn->why}};
   }
   if (!r.ok) j["violation"] = {{"predicate", r.predicate}, {"lsn", r.lsn.value}, {"why", r.why}};
   return j;
@@ -157,17 +162,22 @@ void Describe(const JournalVerdict& v) {
     return;
   }
   if (const auto& torn = v.summary.torn_tail) {
-    std::printf("%s: note: the last %lld bytes (from %lld) are a record that was cut off while it was written (%s); "
-                "nothing before it depends on them, and --resume cuts them\n",
-                torn->file.c_str(), n(torn->bytes), n(torn->offset), torn->why.c_str());
+    std::printf(
+        "%s: note: the last %lld bytes (from %lld) are a record that was cut off while it was written (%s); "
+        "nothing before it depends on them, and --resume cuts them\n",
+        torn->file.c_str(), n(torn->bytes), n(torn->offset), torn->why.c_str());
   }
   if (!r.ok) {
-    std::fprintf(stderr, "%s: record %lld violates %s: %s; see it with `tidepool journal %s --from %lld`\n", v.path.c_str(), n(r.lsn.value),
-                 r.predicate.c_str(), r.why.c_str(), v.path.c_str(), n(std::max<int64_t>(r.lsn.value - 5, 0)));
+    std::fprintf(stderr, "%s: record %lld violates %s: %s; see it with `tidepool journal %s --from %lld`\n",
+                 v.path.c_str(), n(r.lsn.value), r.predicate.c_str(), r.why.c_str(), v.path.c_str(),
+                 n(std::max<int64_t>(r.lsn.value - 5, 0)));
     return;
   }
-  std::printf("%s: ok, %lld records in %lld segments: %lld steps, %lld samples issued = %lld trained + %lld dropped + %lld unfinished\n  proven at every record: %s\n",
-              v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained), n(r.dropped), n(r.issued - r.trained - r.dropped), kPredicates);
+  std::printf(
+      "%s: ok, %lld records in %lld segments: %lld steps, %lld samples issued = %lld trained + %lld dropped "
+      "+ %lld unfinished\n  proven at every record: %s\n",
+      v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained),
+      n(r.dropped), n(r.issued - r.trained - r.dropped), kPredicates);
   if (!v.note.empty()) std::printf("  note: %s\n", v.note.c_str());
 }
 
@@ -185,8 +195,10 @@ void Check(CommandContext& context, const InspectOptions& options) {
   Json all = {{"ok", true}, {"journals", Json::array()}};
   for (const std::string& journal : journals) {
     JournalVerdict verdict = CheckJournal(journal);
-    if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal) CheckFiles(place->dir, verdict);
-    if (!verdict.readable && verdict.error.code() == StatusCode::kNotFound) return Fail(context, verdict.error);
+    if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal)
+      CheckFiles(place->dir, verdict);
+    if (!verdict.readable && verdict.error.code() == StatusCode::kNotFound)
+      return Fail(context, verdict.error);
     if (!verdict.readable || !verdict.result.ok) {
       all["ok"] = false;
       context.exit_code = 4;
@@ -224,8 +236,12 @@ std::string Indented(const std::string& text) {
 Json ToJson(const observe::SampleRow& row, int64_t step) {
   Json j = {{"step", step}, {"tid", ToString(row.tid)}, {"prompt", row.prompt}, {"text", row.text}};
   if (!row.answer.empty()) j["answer"] = row.answer;
-  j.update({{"reward", row.reward}, {"rewards", row.rewards}, {"ended", row.ended},
-            {"ids", row.ids}, {"logprobs", row.logprobs}, {"versions", row.versions}});
+  j.update({{"reward", row.reward},
+            {"rewards", row.rewards},
+            {"ended", row.ended},
+            {"ids", row.ids},
+            {"logprobs", row.logprobs},
+            {"versions", row.versions}});
   if (!row.loss_mask.empty()) {
     j["loss_mask"] = row.loss_mask;
     for (size_t i = 0; i < std::min(row.loss_mask.size(), row.logprobs.size()); ++i) {
@@ -240,12 +256,14 @@ void Samples(CommandContext& context, const InspectOptions& options) {
   if (!dir.ok()) return Fail(context, dir.status());
   const std::vector<int64_t> steps = observe::SampleSteps(*dir);
   if (steps.empty()) {
-    return Fail(context, NotFound(*dir + "/samples: no samples yet; they are written once a step is leased, for jobs of kind rl with observe.samples_per_step > 0"));
+    return Fail(context, NotFound(*dir + "/samples: no samples yet; they are written once a step is leased, "
+                                         "for jobs of kind rl with observe.samples_per_step > 0"));
   }
   const int64_t step = options.step >= 0 ? options.step : steps.back();
   if (!std::binary_search(steps.begin(), steps.end(), step)) {
-    return Fail(context, NotFound(*dir + "/samples: step " + std::to_string(step) + " has no samples; there are steps " +
-                                  std::to_string(steps.front()) + " to " + std::to_string(steps.back())));
+    return Fail(context, NotFound(*dir + "/samples: step " + std::to_string(step) +
+                                  " has no samples; there are steps " + std::to_string(steps.front()) +
+                                  " to " + std::to_string(steps.back())));
   }
   const auto rows = observe::ReadSamples(*dir, step);
   if (!rows.ok()) return Fail(context, rows.status());
@@ -263,7 +281,8 @@ void Samples(CommandContext& context, const InspectOptions& options) {
       std::snprintf(number, sizeof(number), " %.3g", value);
       rewards += (rewards.empty() ? " (" : ", ") + name + number;
     }
-    std::printf("sample     %s of step %lld, %zu tokens, %s\n", ToString(row.tid).c_str(), static_cast<long long>(step), row.ids.size(),
+    std::printf("sample     %s of step %lld, %zu tokens, %s\n", ToString(row.tid).c_str(),
+                static_cast<long long>(step), row.ids.size(),
                 row.ended ? "ended by itself" : "cut at the limit");
     std::printf("prompt     %s\n", Indented(row.prompt).c_str());
     std::printf("response   %s\n", Indented(row.text).c_str());
@@ -272,7 +291,8 @@ void Samples(CommandContext& context, const InspectOptions& options) {
     if (!row.versions.empty()) std::printf("versions   %s\n", VersionsText(row.versions).c_str());
     std::printf("\n");
   }
-  if (!options.json && shown < rows->size()) std::printf("%zu more; -n %zu shows all\n", rows->size() - shown, rows->size());
+  if (!options.json && shown < rows->size())
+    std::printf("%zu more; -n %zu shows all\n", rows->size() - shown, rows->size());
 }
 
 // --- journal ---
@@ -285,10 +305,14 @@ std::string Plain(const Json& value) {
     return text.empty() || text.find(' ') != std::string::npos ? value.dump() : text;
   }
   if (value.is_object()) {
-    if (value.contains("ordinal") && value.contains("sample")) return number("ordinal") + "." + number("issue") + "." + number("sample");
-    if (value.contains("lineage") && value.contains("number")) return number("lineage") + ":" + number("number");
-    if (value.size() == 2 && value.contains("w") && value.contains("inc")) return "w" + number("w") + "/inc" + number("inc");
-    if (value.size() == 2 && value.contains("tid") && value.contains("oldest")) return Plain(value["tid"]) + "@" + Plain(value["oldest"]);
+    if (value.contains("ordinal") && value.contains("sample"))
+      return number("ordinal") + "." + number("issue") + "." + number("sample");
+    if (value.contains("lineage") && value.contains("number"))
+      return number("lineage") + ":" + number("number");
+    if (value.size() == 2 && value.contains("w") && value.contains("inc"))
+      return "w" + number("w") + "/inc" + number("inc");
+    if (value.size() == 2 && value.contains("tid") && value.contains("oldest"))
+      return Plain(value["tid"]) + "@" + Plain(value["oldest"]);
     std::string out;
     for (const auto& [key, item] : value.items()) out += (out.empty() ? "" : " ") + key + "=" + Plain(item);
     return "{" + out + "}";
@@ -305,8 +329,8 @@ std::string Plain(const Json& value) {
 std::string RecordLine(const JournalEntry& entry) {
   const Json json = Json::parse(storage::JournalEntryToJson(entry), nullptr, /*allow_exceptions=*/false);
   char head[96];
-  std::snprintf(head, sizeof(head), "%8lld  e%u %10.3fs  %-13s", static_cast<long long>(entry.lsn.value), entry.ctl_epoch,
-                static_cast<double>(entry.mono_ns) * 1e-9, RecordName(entry.record));
+  std::snprintf(head, sizeof(head), "%8lld  e%u %10.3fs  %-13s", static_cast<long long>(entry.lsn.value),
+                entry.ctl_epoch, static_cast<double>(entry.mono_ns) * 1e-9, RecordName(entry.record));
   std::string line = head;
   for (const auto& [key, value] : json.items()) {
     if (key == "lsn" || key == "ctl_epoch" || key == "mono_ns" || key == "kind") continue;
@@ -349,24 +373,31 @@ void Journal(CommandContext& context, const InspectOptions& options) {
     if (!followed.ok()) Fail(context, followed, followed.code() == StatusCode::kNotFound ? 2 : 4);
     return;
   }
-  const auto summary = storage::ScanJournal(real, place->journal, "", Lsn{options.from}, [&](JournalEntry&& entry) {
-    PrintRecord(entry, options.json);
-    return OkStatus();
-  });
-  if (!summary.ok()) return Fail(context, summary.status(), summary.status().code() == StatusCode::kNotFound ? 2 : 4);
+  const auto summary =
+      storage::ScanJournal(real, place->journal, "", Lsn{options.from}, [&](JournalEntry&& entry) {
+        PrintRecord(entry, options.json);
+        return OkStatus();
+      });
+  if (!summary.ok())
+    return Fail(context, summary.status(), summary.status().code() == StatusCode::kNotFound ? 2 : 4);
   if (const auto& torn = summary->torn_tail) {
-    std::fprintf(stderr, "note: %s: %lld bytes at the end are a record that was cut off while it was written (%s)\n", torn->file.c_str(),
-                 static_cast<long long>(torn->bytes), torn->why.c_str());
+    std::fprintf(stderr,
+                 "note: %s: %lld bytes at the end are a record that was cut off while it was written (%s)\n",
+                 torn->file.c_str(), static_cast<long long>(torn->bytes), torn->why.c_str());
   }
   if (options.from > 0 && options.from >= summary->next.value) {
-    std::fprintf(stderr, "note: the journal has %lld records, there is none from %lld on\n", static_cast<long long>(summary->next.value),
-                 static_cast<long long>(options.from));
+    std::fprintf(stderr, "note: the journal has %lld records, there is none from %lld on\n",
+                 static_cast<long long>(summary->next.value), static_cast<long long>(options.from));
   }
 }
 
-CLI::App* AddRunCommand(CLI::App& app, const char* name, const char* what, const std::shared_ptr<InspectOptions>& options, bool json) {
+CLI::App* AddRunCommand(CLI::App& app, const char* name, const char* what,
+                        const std::shared_ptr<InspectOptions>& options, bool json) {
   CLI::App* command = app.add_subcommand(name, what);
-  command->add_option("run", options->run, "Run directory, or the name of a run under runs/ (the newest that begins so)")->required();
+  command
+      ->add_option("run", options->run,
+                   "Run directory, or the name of a run under runs/ (the newest that begins so)")
+      ->required();
   if (json) command->add_flag("--json", options->json, "For machines");
   return command;
 }
@@ -383,21 +414,27 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
   }
   {
     auto options = make();
-    CLI::App* command = AddRunCommand(app, "report", "Write RUN/report.html: curves, time line, samples, config", options, false);
+    CLI::App* command = AddRunCommand(
+        app, "report", "Write RUN/report.html: curves, time line, samples, config", options, false);
     command->footer("Example: tidepool report quickstart");
     command->callback([options, &context] { Report(context, *options); });
   }
   {
     auto options = make();
-    CLI::App* command = AddRunCommand(app, "check", "Prove from the journal that nothing was lost or trained twice", options, true);
-    command->footer("RUN may also be a folder of journal segments. Exit code 4: a violation, or a damaged journal.\nExample: tidepool check quickstart");
+    CLI::App* command = AddRunCommand(
+        app, "check", "Prove from the journal that nothing was lost or trained twice", options, true);
+    command->footer(
+        "RUN may also be a folder of journal segments. Exit code 4: a violation, or a damaged "
+        "journal.\nExample: tidepool check quickstart");
     command->callback([options, &context] { Check(context, *options); });
   }
   {
     auto options = make();
-    CLI::App* command = AddRunCommand(app, "samples", "Prompts, responses and rewards of a step", options, true);
+    CLI::App* command =
+        AddRunCommand(app, "samples", "Prompts, responses and rewards of a step", options, true);
     command->add_option("--step", options->step, "Default: the newest")->check(CLI::NonNegativeNumber);
-    command->add_option("-n,--count", options->count, "How many; default 8, with --json all")->check(CLI::NonNegativeNumber);
+    command->add_option("-n,--count", options->count, "How many; default 8, with --json all")
+        ->check(CLI::NonNegativeNumber);
     command->footer("Example: tidepool samples quickstart --step 20 -n 2");
     command->callback([options, &context] { Samples(context, *options); });
   }
@@ -406,7 +443,9 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
     CLI::App* command = AddRunCommand(app, "journal", "Every record of what happened", options, true);
     command->add_option("--from", options->from, "First record (lsn)")->check(CLI::NonNegativeNumber);
     command->add_flag("--follow", options->follow, "Go on until the run ends");
-    command->footer("RUN may also be a folder of journal segments.\nExample: tidepool journal quickstart --json --from 100");
+    command->footer(
+        "RUN may also be a folder of journal segments.\nExample: tidepool journal quickstart --json --from "
+        "100");
     command->callback([options, &context] { Journal(context, *options); });
   }
 }

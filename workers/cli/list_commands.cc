@@ -19,7 +19,8 @@ using nlohmann::ordered_json;
 // --- models ---
 
 ordered_json FamilyJson(const model::Family& f) {
-  return {{"model_type", f.model_type}, {"architecture", f.architecture}, {"doc", f.doc}, {"refused", f.refused}};
+  return {
+      {"model_type", f.model_type}, {"architecture", f.architecture}, {"doc", f.doc}, {"refused", f.refused}};
 }
 
 // A folder: what it is, or the reason why it cannot be used.
@@ -29,38 +30,65 @@ Status DescribeFolder(const std::string& folder, bool as_json) {
   int64_t parameters = 0;
   for (const model::Parameter& p : model::Layout(s)) parameters += p.numel();
   if (as_json) {
-    const ordered_json out = {{"folder", folder}, {"model_type", s.architecture}, {"parameters", parameters}, {"layers", s.layers},
-                              {"hidden_size", s.hidden_size}, {"heads", s.heads}, {"kv_heads", s.kv_heads}, {"head_size", s.head_size},
-                              {"vocab_size", s.vocab_size}, {"max_position", s.max_position}, {"experts", s.moe.experts},
-                              {"tied", s.tie_embeddings}, {"eos_token_ids", s.eos_token_ids}};
+    const ordered_json out = {{"folder", folder},
+                              {"model_type", s.architecture},
+                              {"parameters", parameters},
+                              {"layers", s.layers},
+                              {"hidden_size", s.hidden_size},
+                              {"heads", s.heads},
+                              {"kv_heads", s.kv_heads},
+                              {"head_size", s.head_size},
+                              {"vocab_size", s.vocab_size},
+                              {"max_position", s.max_position},
+                              {"experts", s.moe.experts},
+                              {"tied", s.tie_embeddings},
+                              {"eos_token_ids", s.eos_token_ids}};
     std::printf("%s\n", out.dump().c_str());
     return OkStatus();
   }
-  std::printf("%s: %s, %.1f M parameters, %lld layers of %lld, %lld heads of %lld (%lld for keys and values), vocabulary %lld, %lld positions\n", folder.c_str(),
-              s.architecture.c_str(), static_cast<double>(parameters) / 1e6, static_cast<long long>(s.layers), static_cast<long long>(s.hidden_size),
-              static_cast<long long>(s.heads), static_cast<long long>(s.head_size), static_cast<long long>(s.kv_heads),
-              static_cast<long long>(s.vocab_size), static_cast<long long>(s.max_position));
+  std::printf(
+      "%s: %s, %.1f M parameters, %lld layers of %lld, %lld heads of %lld (%lld for keys and values), "
+      "vocabulary %lld, %lld positions\n",
+      folder.c_str(), s.architecture.c_str(), static_cast<double>(parameters) / 1e6,
+      static_cast<long long>(s.layers), static_cast<long long>(s.hidden_size),
+      static_cast<long long>(s.heads), static_cast<long long>(s.head_size),
+      static_cast<long long>(s.kv_heads), static_cast<long long>(s.vocab_size),
+      static_cast<long long>(s.max_position));
   if (s.moe.experts > 0) {
-    std::printf("  %lld of %lld layers have %lld experts, %lld a token%s\n", static_cast<long long>(s.sparse_layers()), static_cast<long long>(s.layers),
-                static_cast<long long>(s.moe.experts), static_cast<long long>(s.moe.experts_per_token), s.moe.shared_intermediate_size > 0 ? ", and a shared one" : "");
+    std::printf("  %lld of %lld layers have %lld experts, %lld a token%s\n",
+                static_cast<long long>(s.sparse_layers()), static_cast<long long>(s.layers),
+                static_cast<long long>(s.moe.experts), static_cast<long long>(s.moe.experts_per_token),
+                s.moe.shared_intermediate_size > 0 ? ", and a shared one" : "");
   }
-  if (s.ends_at_max_position) std::printf("  positions end at %lld: beyond, a sliding window or rope scaling that is not implemented would count\n", static_cast<long long>(s.max_position));
+  if (s.ends_at_max_position)
+    std::printf(
+        "  positions end at %lld: beyond, a sliding window or rope scaling that is not implemented would "
+        "count\n",
+        static_cast<long long>(s.max_position));
   return OkStatus();
 }
 
 Status Models(const std::string& name, bool as_json) {
   std::error_code error;
-  if (const model::Family* family = model::FindFamily(name); family != nullptr && !std::filesystem::is_directory(name, error)) {
+  if (const model::Family* family = model::FindFamily(name);
+      family != nullptr && !std::filesystem::is_directory(name, error)) {
     if (as_json) {
       std::printf("%s\n", FamilyJson(*family).dump().c_str());
     } else {
-      std::printf("%s (%s)\n  %s\n  refused by name: %s\n", family->model_type, family->architecture, family->doc, family->refused);
+      std::printf("%s (%s)\n  %s\n  refused by name: %s\n", family->model_type, family->architecture,
+                  family->doc, family->refused);
     }
     return OkStatus();
   }
-  const std::string policy = "actor and critic of a control task: model: {policy: mlp, hidden: [64, 64], shared: false} with an environment (docs/adding_a_policy.md)";
+  const std::string policy =
+      "actor and critic of a control task: model: {policy: mlp, hidden: [64, 64], shared: false} with an "
+      "environment (docs/adding_a_policy.md)";
   if (name == "mlp") {
-    std::printf("%s\n", as_json ? ordered_json({{"model_type", "mlp_policy"}, {"name", "mlp"}, {"doc", policy}}).dump().c_str() : ("mlp (mlp_policy)\n  " + policy).c_str());
+    std::printf(
+        "%s\n",
+        as_json
+            ? ordered_json({{"model_type", "mlp_policy"}, {"name", "mlp"}, {"doc", policy}}).dump().c_str()
+            : ("mlp (mlp_policy)\n  " + policy).c_str());
     return OkStatus();
   }
   if (!name.empty()) {
@@ -97,9 +125,13 @@ struct TasksOptions {
 ordered_json TaskJson(const tasks::TaskInfo& info) {
   ordered_json options = ordered_json::array();
   for (const tasks::Option& o : info.options) {
-    options.push_back({{"name", o.name}, {"default", ordered_json::parse(o.default_json, nullptr, false)}, {"values", tasks::DescribeOption(o)}, {"doc", o.doc}});
+    options.push_back({{"name", o.name},
+                       {"default", ordered_json::parse(o.default_json, nullptr, false)},
+                       {"values", tasks::DescribeOption(o)},
+                       {"doc", o.doc}});
   }
-  return {{"name", info.name}, {"doc", info.doc}, {"held_out_unit", info.held_out_unit}, {"options", options}};
+  return {
+      {"name", info.name}, {"doc", info.doc}, {"held_out_unit", info.held_out_unit}, {"options", options}};
 }
 
 Status DescribeTask(const TasksOptions& o) {
@@ -124,13 +156,16 @@ Status DescribeTask(const TasksOptions& o) {
     return OkStatus();
   }
   const bool many = units >= int64_t{1} << 62;
-  std::printf("%s: %s\n  %s%s %s to draw from\n  options (of `data`, or --option name=value):\n", info->name.c_str(), info->doc.c_str(),
-              many ? "more than " : "", many ? "4e18" : std::to_string(units).c_str(), info->held_out_unit.c_str());
+  std::printf("%s: %s\n  %s%s %s to draw from\n  options (of `data`, or --option name=value):\n",
+              info->name.c_str(), info->doc.c_str(), many ? "more than " : "",
+              many ? "4e18" : std::to_string(units).c_str(), info->held_out_unit.c_str());
   for (const tasks::Option& option : info->options) {
-    std::printf("    %-10s %-14s %s (%s)\n", option.name.c_str(), option.default_json.c_str(), option.doc.c_str(), tasks::DescribeOption(option).c_str());
+    std::printf("    %-10s %-14s %s (%s)\n", option.name.c_str(), option.default_json.c_str(),
+                option.doc.c_str(), tasks::DescribeOption(option).c_str());
   }
   for (const auto& sample : json["samples"]) {
-    std::printf("  %s\n    -> %s\n", sample["prompt"].get<std::string>().c_str(), sample["answer"].get<std::string>().c_str());
+    std::printf("  %s\n    -> %s\n", sample["prompt"].get<std::string>().c_str(),
+                sample["answer"].get<std::string>().c_str());
   }
   return OkStatus();
 }

@@ -68,10 +68,13 @@ StatusOr<MeasuredRun> MeasureRun(const std::string& run) {
       committed.reset();
     }
   }
-  if (out.samples == 0) return FailedPrecondition(run + ": no sample was finished in it, so it has no answer lengths to take over");
+  if (out.samples == 0)
+    return FailedPrecondition(run +
+                              ": no sample was finished in it, so it has no answer lengths to take over");
   out.prompt_tokens = prompts / static_cast<double>(out.samples);
   out.reward_s = Median(std::move(rewards));
-  // Half of the slots drain an engine step first, actors do not: the quickest tenth is what a release itself takes.
+  // Half of the slots drain an engine step first, actors do not: the quickest tenth is what a release itself
+  // takes.
   std::sort(releases.begin(), releases.end());
   out.release_s = releases.empty() ? 0 : releases[releases.size() / 10];
   out.grant_s = Median(std::move(grants));

@@ -45,8 +45,10 @@ struct SamplingOptions {
 
 void AddSampling(CLI::App* command, SamplingOptions* o) {
   command->add_option("--model", o->model, "Hugging Face folder")->required();
-  command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")->check(CLI::IsMember({"float32", "bfloat16"}));
-  command->add_option("--max-new-tokens", o->max_new_tokens, "At most so many new tokens")->check(CLI::Range(1, 1 << 20));
+  command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  command->add_option("--max-new-tokens", o->max_new_tokens, "At most so many new tokens")
+      ->check(CLI::Range(1, 1 << 20));
   command->add_option("--temperature", o->temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
   command->add_option("--top-k", o->top_k, "0: off");
   command->add_option("--top-p", o->top_p, "1: off")->check(CLI::Range(0.0, 1.0));
@@ -68,7 +70,8 @@ std::string StoredDtype(const std::string& dir) {
   return "float32";
 }
 
-StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context, const SamplingOptions& o) {
+StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context,
+                                                         const SamplingOptions& o) {
   TP_RETURN_IF_ERROR(CheckModelFolder(o.model));
   TP_RETURN_IF_ERROR(model::CheckHuggingFace(o.model));  // in milliseconds, before a worker is started
   InferenceOptions options;
@@ -117,18 +120,20 @@ Status GenerateOne(const CommandContext& context, const GenerateOptions& o) {
   TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, AnyTask(), o.seed));
   std::vector<int32_t> ids;
   if (!o.chat.empty()) {
-    if (!text->is_chat()) return InvalidArgument("--chat: " + o.model + " has no chat template; use --prompt");
+    if (!text->is_chat())
+      return InvalidArgument("--chat: " + o.model + " has no chat template; use --prompt");
     TP_ASSIGN_OR_RETURN(ids, text->EncodeMessages({{"user", o.chat}}));
   } else {
     TP_ASSIGN_OR_RETURN(ids, text->tokenizer().Encode(o.prompt, {.add_special = true}));
   }
   if (ids.empty()) return InvalidArgument("--prompt: it has no tokens");
   text::Detokenizer detokenizer(text->tokenizer(), /*skip_special=*/true);
-  TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
-                      session->Complete({{0, 0, ids, o.temperature == 0}}, [&](size_t, const std::vector<int32_t>& fresh) {
-                        for (const int32_t id : fresh) std::fputs(detokenizer.Push(id).c_str(), stdout);
-                        std::fflush(stdout);
-                      }));
+  TP_ASSIGN_OR_RETURN(
+      const std::vector<Completion> done,
+      session->Complete({{0, 0, ids, o.temperature == 0}}, [&](size_t, const std::vector<int32_t>& fresh) {
+        for (const int32_t id : fresh) std::fputs(detokenizer.Push(id).c_str(), stdout);
+        std::fflush(stdout);
+      }));
   std::printf("%s\n", detokenizer.Flush().c_str());
   if (!done[0].error.empty()) return Internal(done[0].error);
   return OkStatus();
@@ -144,12 +149,15 @@ StatusOr<int64_t> RowsThere(const std::string& path) {
     if (old.eof()) {
       std::error_code error;
       fs::resize_file(path, whole, error);
-      if (error) return Unavailable("--output: " + path + " cannot be cut to its whole lines (" + error.message() + ")");
+      if (error)
+        return Unavailable("--output: " + path + " cannot be cut to its whole lines (" + error.message() +
+                           ")");
       break;
     }
     whole += line.size() + 1;
     if (!json::parse(line, nullptr, false).is_object()) {
-      return InvalidArgument("--output: " + path + ":" + std::to_string(rows + 1) + " is no JSON object; remove the file to start over");
+      return InvalidArgument("--output: " + path + ":" + std::to_string(rows + 1) +
+                             " is no JSON object; remove the file to start over");
     }
     ++rows;
   }
@@ -161,7 +169,8 @@ StatusOr<std::vector<int32_t>> PromptOf(const nlohmann::ordered_json& row, const
   if (!row["prompt"].is_array()) return InvalidArgument("`prompt` is neither text nor a list of messages");
   std::vector<tasks::Message> messages;
   for (const auto& m : row["prompt"]) {
-    if (!m.is_object() || !m.contains("role") || !m.contains("content") || !m["role"].is_string() || !m["content"].is_string()) {
+    if (!m.is_object() || !m.contains("role") || !m.contains("content") || !m["role"].is_string() ||
+        !m["content"].is_string()) {
       return InvalidArgument("a message has `role` and `content`, both text");
     }
     messages.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
@@ -169,8 +178,8 @@ StatusOr<std::vector<int32_t>> PromptOf(const nlohmann::ordered_json& row, const
   return text.EncodeMessages(messages);
 }
 
-// JSONL in, JSONL out, in order: the n-th row of the output is the n-th of the input. What --output already holds is not
-// made again; rows are written as soon as all before them are there.
+// JSONL in, JSONL out, in order: the n-th row of the output is the n-th of the input. What --output already
+// holds is not made again; rows are written as soon as all before them are there.
 Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
   std::ifstream in(o.input);
   if (!in) return NotFound("--input: " + o.input + " cannot be read");
@@ -185,7 +194,8 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = o.input + ":" + std::to_string(number);
     auto row = nlohmann::ordered_json::parse(line, nullptr, false);
-    if (!row.is_object() || !row.contains("prompt")) return InvalidArgument(where + ": a row is a JSON object with a `prompt` (text or messages)");
+    if (!row.is_object() || !row.contains("prompt"))
+      return InvalidArgument(where + ": a row is a JSON object with a `prompt` (text or messages)");
     if (++count <= have) continue;
     StatusOr<std::vector<int32_t>> ids = PromptOf(row, *text);
     if (!ids.ok()) return ids.status().At(where);
@@ -194,7 +204,8 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
     rows.push_back(std::move(row));
   }
   if (have > count) {
-    return InvalidArgument("--output: " + o.output + " has " + std::to_string(have) + " rows, more than the " + std::to_string(count) + " of " + o.input +
+    return InvalidArgument("--output: " + o.output + " has " + std::to_string(have) +
+                           " rows, more than the " + std::to_string(count) + " of " + o.input +
                            "; it belongs to another input");
   }
   if (requests.empty()) {
@@ -221,18 +232,24 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
     out.flush();
     progress.OnAnswer();
   };
-  const auto done = session->Complete(requests, [&](size_t, const std::vector<int32_t>& ids) { progress.OnTokens(static_cast<int64_t>(ids.size())); },
-                                      [&] { return !out; }, on_done);
+  const auto done = session->Complete(
+      requests,
+      [&](size_t, const std::vector<int32_t>& ids) { progress.OnTokens(static_cast<int64_t>(ids.size())); },
+      [&] { return !out; }, on_done);
   progress.Finish();
   if (!out) return Unavailable("--output: " + o.output + " cannot be written; is the disk full?");
   return done.status();
 }
 
 void Generate(CommandContext& context, const GenerateOptions& o) {
-  if (o.prompt.empty() + o.chat.empty() + o.input.empty() != 2) return Fail(context, InvalidArgument("generate: give one of --prompt, --chat and --input"));
-  if (!o.input.empty() && o.output.empty()) return Fail(context, InvalidArgument("generate: --input needs --output"));
+  if (o.prompt.empty() + o.chat.empty() + o.input.empty() != 2)
+    return Fail(context, InvalidArgument("generate: give one of --prompt, --chat and --input"));
+  if (!o.input.empty() && o.output.empty())
+    return Fail(context, InvalidArgument("generate: --input needs --output"));
   const Status status = o.input.empty() ? GenerateOne(context, o) : GenerateFile(context, o);
-  if (!status.ok()) Fail(context, status, status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
+  if (!status.ok())
+    Fail(context, status,
+         status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
 }
 
 // --- eval ---
@@ -269,7 +286,9 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
   const int64_t available = text->data().held_out_size();
   const int64_t n = o.limit > 0 ? std::min(o.limit, available) : available;
   if (n <= 0) return InvalidArgument("eval: there are no questions to ask");
-  if (o.samples > 1 && o.temperature == 0) return InvalidArgument("eval: --samples above 1 needs --temperature above 0; greedy answers are all the same");
+  if (o.samples > 1 && o.temperature == 0)
+    return InvalidArgument(
+        "eval: --samples above 1 needs --temperature above 0; greedy answers are all the same");
   std::vector<EncodedRow> rows;
   std::vector<InferenceSession::Request> requests;
   for (int64_t i = 0; i < n; ++i) {
@@ -285,22 +304,34 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
   }
   AnswerProgress progress(static_cast<int64_t>(requests.size()), 0);
   TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
-                      session->Complete(requests, [&](size_t, const std::vector<int32_t>& ids) { progress.OnTokens(static_cast<int64_t>(ids.size())); }, {},
-                                        [&](size_t, const Completion&) { progress.OnAnswer(); }));
+                      session->Complete(
+                          requests,
+                          [&](size_t, const std::vector<int32_t>& ids) {
+                            progress.OnTokens(static_cast<int64_t>(ids.size()));
+                          },
+                          {}, [&](size_t, const Completion&) { progress.OnAnswer(); }));
   progress.Finish();
   int64_t failed = 0;
   std::vector<QuestionScore> scores(static_cast<size_t>(n));
   for (size_t i = 0; i < done.size(); ++i) {
     const EncodedRow& row = rows[static_cast<size_t>(requests[i].ordinal)];
-    tasks::RewardInput input{row.question.prompt, row.question.answer, row.question.fields, text->ResponseText(done[i].tokens.ids),
-                             done[i].tokens.size(), done[i].ended, o.max_new_tokens};
+    tasks::RewardInput input{row.question.prompt,   row.question.answer,
+                             row.question.fields,   text->ResponseText(done[i].tokens.ids),
+                             done[i].tokens.size(), done[i].ended,
+                             o.max_new_tokens};
     const tasks::Verdict verdict = reward->Score(input);
     const bool scored = done[i].error.empty() && verdict.outcome == tasks::Verdict::Outcome::kOk;
     if (!scored) ++failed;
     QuestionScore& of = scores[static_cast<size_t>(requests[i].ordinal)];
     if (scored) ++of.answers, of.sum += verdict.score, of.right += verdict.score >= 1 ? 1 : 0;
     if (dump.is_open()) {
-      dump << json{{"prompt", input.prompt}, {"answer", input.answer}, {"text", input.text}, {"score", scored ? json(verdict.score) : json(nullptr)}, {"ended", input.ended}}.dump() << "\n";
+      dump << json{{"prompt", input.prompt},
+                   {"answer", input.answer},
+                   {"text", input.text},
+                   {"score", scored ? json(verdict.score) : json(nullptr)},
+                   {"ended", input.ended}}
+                  .dump()
+           << "\n";
     }
   }
   if (dump.is_open()) {
@@ -309,7 +340,9 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
   }
   if (failed == static_cast<int64_t>(done.size())) return Internal("eval: no answer could be scored");
   const ShareWithInterval accuracy = Accuracy(scores);
-  json result = {{"accuracy", accuracy.share}, {"low", accuracy.low}, {"high", accuracy.high}, {"questions", n}, {"samples", o.samples}, {"unscored", failed}};
+  json result = {{"accuracy", accuracy.share}, {"low", accuracy.low},
+                 {"high", accuracy.high},      {"questions", n},
+                 {"samples", o.samples},       {"unscored", failed}};
   for (int64_t k = 1; k <= o.samples && o.samples > 1; k *= 2) {
     const ShareWithInterval pass = PassAtK(scores, k);
     const std::string name = "pass@" + std::to_string(k);
@@ -318,11 +351,13 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
   if (o.as_json) {
     std::printf("%s\n", result.dump().c_str());
   } else {
-    std::printf("accuracy %.1f %% (95 %% interval %.1f to %.1f) on %lld questions%s\n", 100 * accuracy.share, 100 * accuracy.low, 100 * accuracy.high, static_cast<long long>(n),
+    std::printf("accuracy %.1f %% (95 %% interval %.1f to %.1f) on %lld questions%s\n", 100 * accuracy.share,
+                100 * accuracy.low, 100 * accuracy.high, static_cast<long long>(n),
                 failed > 0 ? (", " + std::to_string(failed) + " not scored").c_str() : "");
     for (int64_t k = 1; k <= o.samples && o.samples > 1; k *= 2) {
       const std::string name = "pass@" + std::to_string(k);
-      std::printf("%s %.3f (%.3f to %.3f)\n", name.c_str(), result[name].get<double>(), result[name + "_low"].get<double>(), result[name + "_high"].get<double>());
+      std::printf("%s %.3f (%.3f to %.3f)\n", name.c_str(), result[name].get<double>(),
+                  result[name + "_low"].get<double>(), result[name + "_high"].get<double>());
     }
   }
   return OkStatus();
@@ -332,19 +367,22 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
 
 Status Export(const std::string& what, const std::string& out) {
   const auto colon = what.rfind(':');
-  const bool with_step = colon != std::string::npos && colon + 1 < what.size() && what.find_first_not_of("0123456789", colon + 1) == std::string::npos;
+  const bool with_step = colon != std::string::npos && colon + 1 < what.size() &&
+                         what.find_first_not_of("0123456789", colon + 1) == std::string::npos;
   const std::string run = with_step ? what.substr(0, colon) : what;
   std::string from = run + "/final";
   if (!fs::is_directory(run)) return NotFound(run + ": no such run directory");
   RealFileSystem real;
   if (with_step || !fs::is_directory(from)) {
-    TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(real, run + "/checkpoints"));
+    TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps,
+                        storage::ListCheckpoints(real, run + "/checkpoints"));
     if (steps.empty()) return NotFound(run + ": has neither a final model nor a checkpoint yet");
     const StepNumber step = with_step ? StepNumber{std::stoll(what.substr(colon + 1))} : steps.back();
     if (std::find(steps.begin(), steps.end(), step) == steps.end()) {
       std::string have;
       for (const StepNumber s : steps) have += " " + std::to_string(s.value);
-      return NotFound(run + ": has no checkpoint of step " + std::to_string(step.value) + "; there are" + have);
+      return NotFound(run + ": has no checkpoint of step " + std::to_string(step.value) + "; there are" +
+                      have);
     }
     const std::string dir = run + "/checkpoints/" + storage::CheckpointName(step);
     TP_RETURN_IF_ERROR(storage::VerifyCheckpoint(real, dir, std::nullopt).status());
@@ -368,13 +406,17 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
   g->add_option("--prompt", generate->prompt, "Text as it is");
   g->add_option("--chat", generate->chat, "One user message, rendered with the model's chat template");
   g->add_option("--input", generate->input, "JSONL with `prompt` (text or messages)");
-  g->add_option("--output", generate->output, "JSONL with the rows and their `text`; what it holds already is kept");
-  g->footer("Example: tidepool generate --model models/smollm2-135m-instruct --chat \"What is the capital of France?\"");
+  g->add_option("--output", generate->output,
+                "JSONL with the rows and their `text`; what it holds already is kept");
+  g->footer(
+      "Example: tidepool generate --model models/smollm2-135m-instruct --chat \"What is the capital of "
+      "France?\"");
   g->callback([generate, &context] { Generate(context, *generate); });
 
   auto eval = std::make_shared<EvalOptions>();
   eval->max_new_tokens = 64;
-  CLI::App* e = app.add_subcommand("eval", "Accuracy of a model on a task's held-out questions or a JSONL file");
+  CLI::App* e =
+      app.add_subcommand("eval", "Accuracy of a model on a task's held-out questions or a JSONL file");
   AddSampling(e, eval.get());
   e->add_option("--task", eval->task, "Generated task (its held-out questions)");
   e->add_option("--option", eval->task_options, "Option of the task, name=JSON (factors=[2,9])");
@@ -388,7 +430,9 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
   e->footer("Example: tidepool eval --model models/smollm2-135m-instruct --task products");
   e->callback([eval, &context] {
     const Status status = Eval(context, *eval);
-    if (!status.ok()) Fail(context, status, status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
+    if (!status.ok())
+      Fail(context, status,
+           status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
   });
 
   struct Paths {
@@ -398,16 +442,19 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
   CLI::App* i = app.add_subcommand("import", "Turn a GGUF file into a Hugging Face folder");
   i->add_option("file", import->from, "GGUF version 3")->required();
   i->add_option("--out", import->to, "Folder to make")->required();
-  i->add_option("--dtype", import->dtype, "bfloat16 or float32")->check(CLI::IsMember({"float32", "bfloat16"}));
+  i->add_option("--dtype", import->dtype, "bfloat16 or float32")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
   i->footer("Example: tidepool import model.gguf --out models/mine");
   i->callback([import, &context] {
-    const Status status = files::ImportGguf(import->from, import->to, import->dtype == "float32" ? files::DType::kF32 : files::DType::kBF16);
+    const Status status = files::ImportGguf(
+        import->from, import->to, import->dtype == "float32" ? files::DType::kF32 : files::DType::kBF16);
     if (!status.ok()) return Fail(context, status);
     std::printf("%s -> %s\n", import->from.c_str(), import->to.c_str());
   });
 
   auto exported = std::make_shared<Paths>();
-  CLI::App* x = app.add_subcommand("export", "Copy the model of a run, or of one of its checkpoints (RUN:STEP)");
+  CLI::App* x =
+      app.add_subcommand("export", "Copy the model of a run, or of one of its checkpoints (RUN:STEP)");
   x->add_option("run", exported->from, "Run directory, or RUN:STEP")->required();
   x->add_option("--out", exported->to, "Folder to make")->required();
   x->footer("Example: tidepool export runs/quickstart-20260101T120000Z:20 --out models/quickstart");

@@ -29,7 +29,8 @@ struct Line {
   Json json;
 };
 
-void Show(CommandContext& context, const RegistryOptions& o, const std::string& kind, const std::vector<Line>& lines) {
+void Show(CommandContext& context, const RegistryOptions& o, const std::string& kind,
+          const std::vector<Line>& lines) {
   if (!o.name.empty()) {
     std::string known;
     for (const Line& line : lines) {
@@ -56,9 +57,18 @@ void ShowAlgorithms(CommandContext& context, const RegistryOptions& o) {
   }
   std::vector<Line> lines;
   for (const algorithms::AlgorithmEntry& e : algorithms::Algorithms()) {
-    lines.push_back({e.name, e.doc, algorithms::DescribeAlgorithm(e),
-                     {{"name", e.name}, {"paper", e.paper}, {"doc", e.doc}, {"advantage", e.advantage}, {"loss", e.loss},
-                      {"aggregation", e.aggregation.empty() ? algorithms::FindLoss(e.loss)->aggregation : e.aggregation}, {"correction", e.correction}, {"filter", e.filter}}});
+    lines.push_back(
+        {e.name,
+         e.doc,
+         algorithms::DescribeAlgorithm(e),
+         {{"name", e.name},
+          {"paper", e.paper},
+          {"doc", e.doc},
+          {"advantage", e.advantage},
+          {"loss", e.loss},
+          {"aggregation", e.aggregation.empty() ? algorithms::FindLoss(e.loss)->aggregation : e.aggregation},
+          {"correction", e.correction},
+          {"filter", e.filter}}});
   }
   Show(context, o, "algorithm", lines);
 }
@@ -67,8 +77,11 @@ void ShowRewards(CommandContext& context, const RegistryOptions& o) {
   std::vector<Line> lines;
   for (const tasks::RewardInfo& info : tasks::ListRewards()) {
     const std::string spec = info.name + (info.argument.empty() ? "" : ":" + info.argument);
-    lines.push_back({info.name, info.doc, info.name + ": " + info.doc + "\n  argument  " + (info.argument.empty() ? "none" : info.argument) +
-                                              "\n  in a config  reward: {functions: [{name: \"" + spec + "\", weight: 1.0}]}\n",
+    lines.push_back({info.name,
+                     info.doc,
+                     info.name + ": " + info.doc + "\n  argument  " +
+                         (info.argument.empty() ? "none" : info.argument) +
+                         "\n  in a config  reward: {functions: [{name: \"" + spec + "\", weight: 1.0}]}\n",
                      {{"name", info.name}, {"argument", info.argument}, {"doc", info.doc}}});
   }
   Show(context, o, "reward", lines);
@@ -100,28 +113,55 @@ void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
   std::vector<Line> lines;
   for (const environments::EnvironmentInfo& e : environments::ListEnvironments()) {
     const std::string limit = e.max_steps == 0 ? "no limit" : std::to_string(e.max_steps) + " steps";
-    lines.push_back({e.name, e.reward, e.name + "\n  observation  " + e.observation + "\n  action       " + e.action + "\n  limit        " + limit + "\n  reward       " + e.reward + "\n",
-                     {{"name", e.name}, {"observation", e.observation}, {"action", e.action}, {"max_steps", e.max_steps}, {"reward", e.reward}}});
+    lines.push_back({e.name,
+                     e.reward,
+                     e.name + "\n  observation  " + e.observation + "\n  action       " + e.action +
+                         "\n  limit        " + limit + "\n  reward       " + e.reward + "\n",
+                     {{"name", e.name},
+                      {"observation", e.observation},
+                      {"action", e.action},
+                      {"max_steps", e.max_steps},
+                      {"reward", e.reward}}});
   }
   for (const environments::VectorSpec& e : environments::ListVectorEnvironments()) {
-    const std::string action = e.continuous ? std::to_string(e.actions) + " numbers" : std::to_string(e.actions) + " choices";
-    lines.push_back({e.name, "control task: " + e.reference + " for model.policy: mlp",
-                     e.name + ": the control task " + e.reference + "\n  observation  " + std::to_string(e.observation_size) + " numbers\n  action       " + action + "\n  limit        " +
-                         std::to_string(e.max_episode_steps) + " steps\n  reward       " + e.reward + "\n  solved       at a return of " + nlohmann::json(e.solved_return).dump() +
-                         "\n  in a config  model: {policy: mlp}, environment: {name: " + e.name + ", instances: 8}\n",
-                     {{"name", e.name}, {"reference", e.reference}, {"observation_size", e.observation_size}, {"actions", e.actions}, {"continuous", e.continuous},
-                      {"max_steps", e.max_episode_steps}, {"solved", e.solved_return}, {"reward", e.reward}}});
+    const std::string action =
+        e.continuous ? std::to_string(e.actions) + " numbers" : std::to_string(e.actions) + " choices";
+    lines.push_back(
+        {e.name,
+         "control task: " + e.reference + " for model.policy: mlp",
+         e.name + ": the control task " + e.reference + "\n  observation  " +
+             std::to_string(e.observation_size) + " numbers\n  action       " + action + "\n  limit        " +
+             std::to_string(e.max_episode_steps) + " steps\n  reward       " + e.reward +
+             "\n  solved       at a return of " + nlohmann::json(e.solved_return).dump() +
+             "\n  in a config  model: {policy: mlp}, environment: {name: " + e.name + ", instances: 8}\n",
+         {{"name", e.name},
+          {"reference", e.reference},
+          {"observation_size", e.observation_size},
+          {"actions", e.actions},
+          {"continuous", e.continuous},
+          {"max_steps", e.max_episode_steps},
+          {"solved", e.solved_return},
+          {"reward", e.reward}}});
   }
   for (const environments::TextEnvironmentInfo& e : environments::ListTextEnvironments()) {
     std::string options;
     Json list = Json::array();
     for (const tasks::Option& option : e.options) {
-      options += "    " + option.name + std::string(option.name.size() < 13 ? 13 - option.name.size() : 1, ' ') + option.default_json + "  " + option.doc + " (" + tasks::DescribeOption(option) + ")\n";
-      list.push_back({{"name", option.name}, {"default", Json::parse(option.default_json, nullptr, false)}, {"values", tasks::DescribeOption(option)}, {"doc", option.doc}});
+      options += "    " + option.name +
+                 std::string(option.name.size() < 13 ? 13 - option.name.size() : 1, ' ') +
+                 option.default_json + "  " + option.doc + " (" + tasks::DescribeOption(option) + ")\n";
+      list.push_back({{"name", option.name},
+                      {"default", Json::parse(option.default_json, nullptr, false)},
+                      {"values", tasks::DescribeOption(option)},
+                      {"doc", option.doc}});
     }
-    lines.push_back({e.name, e.doc, e.name + ": " + e.doc + "\n  action       " + e.action + "\n  reward       " + e.reward + "\n  in a config  environment: {name: " + e.name +
-                                        "}\n  options of `environment`\n" + options + ExampleEpisode(e),
-                     {{"name", e.name}, {"doc", e.doc}, {"action", e.action}, {"reward", e.reward}, {"options", list}}});
+    lines.push_back(
+        {e.name,
+         e.doc,
+         e.name + ": " + e.doc + "\n  action       " + e.action + "\n  reward       " + e.reward +
+             "\n  in a config  environment: {name: " + e.name + "}\n  options of `environment`\n" + options +
+             ExampleEpisode(e),
+         {{"name", e.name}, {"doc", e.doc}, {"action", e.action}, {"reward", e.reward}, {"options", list}}});
   }
   Show(context, o, "environment", lines);
 }
@@ -135,14 +175,17 @@ void AddRegistryCommands(CLI::App& app, CommandContext& context) {
     const char* example;
     void (*show)(CommandContext&, const RegistryOptions&);
   };
-  for (const Kind& kind : {Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction", "tidepool algorithms gspo", ShowAlgorithms},
-                           Kind{"rewards", "Reward functions", "tidepool rewards gsm8k", ShowRewards},
-                           Kind{"environments", "Environments", "tidepool environments CartPole-v1", ShowEnvironments}}) {
+  for (const Kind& kind :
+       {Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction",
+             "tidepool algorithms gspo", ShowAlgorithms},
+        Kind{"rewards", "Reward functions", "tidepool rewards gsm8k", ShowRewards},
+        Kind{"environments", "Environments", "tidepool environments CartPole-v1", ShowEnvironments}}) {
     auto options = std::make_shared<RegistryOptions>();
     CLI::App* command = app.add_subcommand(kind.name, kind.doc);
     command->add_option("name", options->name, "show one in detail");
     command->add_flag("--json", options->json, "as JSON");
-    if (std::string(kind.name) == "algorithms") command->add_flag("--table", options->table, "the tables of docs/algorithms.md");
+    if (std::string(kind.name) == "algorithms")
+      command->add_flag("--table", options->table, "the tables of docs/algorithms.md");
     command->footer(std::string("Example: ") + kind.example);
     command->callback([&context, options, show = kind.show] { show(context, *options); });
   }

@@ -1,8 +1,8 @@
+#include <memory>
+
 #include "workers/cli/command.h"
 #include "workers/launcher.h"
 #include "workers/reward_worker.h"
-
-#include <memory>
 
 namespace tidepool::workers {
 

@@ -47,7 +47,9 @@ std::pair<std::string, int64_t> Age(const fs::path& dir) {
   if (error) time = fs::last_write_time(dir, error);
   if (error) return {"", 0};
   const auto system = std::chrono::file_clock::to_sys(time);
-  return {storage::UtcStamp(std::chrono::duration_cast<std::chrono::seconds>(system.time_since_epoch()).count()), 0};
+  return {
+      storage::UtcStamp(std::chrono::duration_cast<std::chrono::seconds>(system.time_since_epoch()).count()),
+      0};
 }
 
 // Folders under `root` that hold a run, newest first.
@@ -66,8 +68,10 @@ std::vector<fs::path> Runs(const std::string& root) {
 StatusOr<RunPlace> PlaceOf(const std::string& dir) {
   if (HoldsRun(dir)) return RunPlace{dir, (fs::path(dir) / "journal").string()};
   if (HoldsSegments(dir)) return RunPlace{"", dir};
-  return InvalidArgument(dir + ": neither a run directory (it has no config.yaml and no journal/) nor a journal (no NNNN.tpj); "
-                               "name a folder that `tidepool train` made");
+  return InvalidArgument(
+      dir +
+      ": neither a run directory (it has no config.yaml and no journal/) nor a journal (no NNNN.tpj); "
+      "name a folder that `tidepool train` made");
 }
 
 }  // namespace
@@ -75,9 +79,12 @@ StatusOr<RunPlace> PlaceOf(const std::string& dir) {
 StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
   std::string clean = name;
   while (clean.size() > 1 && clean.back() == '/') clean.pop_back();
-  if (clean.empty()) return InvalidArgument("a run is named by its directory, or by its name under " + root + "/; the name is empty");
+  if (clean.empty())
+    return InvalidArgument("a run is named by its directory, or by its name under " + root +
+                           "/; the name is empty");
   if (IsFolder(clean)) return PlaceOf(clean);
-  if (Exists(clean)) return InvalidArgument(clean + ": a file, not a run directory; name the folder that holds it");
+  if (Exists(clean))
+    return InvalidArgument(clean + ": a file, not a run directory; name the folder that holds it");
   const bool plain = clean.find('/') == std::string::npos;
   if (plain && IsFolder(fs::path(root) / clean)) return PlaceOf((fs::path(root) / clean).string());
   std::string there;
@@ -94,9 +101,12 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
   return NotFound(message);
 }
 
-StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why, const std::string& root) {
+StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why,
+                                       const std::string& root) {
   TP_ASSIGN_OR_RETURN(const RunPlace place, FindRun(name, root));
-  if (place.dir.empty()) return InvalidArgument(name + ": a journal folder, but " + why + "; name the run directory that it belongs to");
+  if (place.dir.empty())
+    return InvalidArgument(name + ": a journal folder, but " + why +
+                           "; name the run directory that it belongs to");
   return place.dir;
 }
 
@@ -126,9 +136,11 @@ std::string DurationText(double seconds) {
   const auto s = static_cast<int64_t>(std::max(0.0, seconds) + 0.5);
   char text[48];
   if (s >= 3600) {
-    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", static_cast<long long>(s / 3600), static_cast<long long>(s / 60 % 60), static_cast<long long>(s % 60));
+    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", static_cast<long long>(s / 3600),
+                  static_cast<long long>(s / 60 % 60), static_cast<long long>(s % 60));
   } else {
-    std::snprintf(text, sizeof(text), "%lld:%02lld", static_cast<long long>(s / 60), static_cast<long long>(s % 60));
+    std::snprintf(text, sizeof(text), "%lld:%02lld", static_cast<long long>(s / 60),
+                  static_cast<long long>(s % 60));
   }
   return text;
 }

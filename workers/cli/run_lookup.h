@@ -24,7 +24,8 @@ struct RunPlace {
 StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root = "runs");
 
 // As FindRun, but a bare journal folder is kInvalidArgument: `why` says what else of a run is needed.
-StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why, const std::string& root = "runs");
+StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why,
+                                       const std::string& root = "runs");
 
 // Whether process `pid` lives and is a program whose name begins with "tidepool": numbers are used again.
 bool IsTidepoolProcess(int64_t pid);

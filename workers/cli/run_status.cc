@@ -61,7 +61,8 @@ Json Workers(const Json& live, const std::optional<JobConfig>& config) {
       w["name"] = "place-" + std::to_string(place);
     } else {
       w["name"] = place < devices ? "device-" + std::to_string(place)
-                                  : (config->environment.name.empty() ? "reward-" : "environment-") + std::to_string(place - devices);
+                                  : (config->environment.name.empty() ? "reward-" : "environment-") +
+                                        std::to_string(place - devices);
     }
     const auto pid = Value<int64_t>(worker, "pid", 0);
     // No pid: it was started by hand, perhaps on another machine.
@@ -90,26 +91,35 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
   const Row row{out};
   const Json& live = status["live"];
   const auto step = std::max<int64_t>(Value<int64_t>(live, "step", 0), 0);
-  std::string line = "step " + std::to_string(step) + " of " + std::to_string(Value<int64_t>(live, "steps", 0)) + ", " +
+  std::string line = "step " + std::to_string(step) + " of " +
+                     std::to_string(Value<int64_t>(live, "steps", 0)) + ", " +
                      Value<std::string>(live, "phase", "?");
-  if (const auto left = Value<double>(live, "seconds_left", -1); left >= 0) line += ", " + DurationText(left) + " left";
+  if (const auto left = Value<double>(live, "seconds_left", -1); left >= 0)
+    line += ", " + DurationText(left) + " left";
   row("progress", line + ", weights " + Value<std::string>(live, "version", "?"));
   line = "reward " + Number(Value<double>(live, "reward", 0), "%.3f");
-  if (const auto accuracy = Value<double>(live, "accuracy", -1); accuracy >= 0) line += ", held-out accuracy " + Number(100 * accuracy, "%.1f %%");
+  if (const auto accuracy = Value<double>(live, "accuracy", -1); accuracy >= 0)
+    line += ", held-out accuracy " + Number(100 * accuracy, "%.1f %%");
   row("learning", line);
   row("speed", Number(Value<double>(live, "tokens_per_s", 0), "%.0f") + " generated tokens/s, mean lag " +
                    Number(Value<double>(live, "lag_mean", 0), "%.2f") + " versions");
   const auto count = [&](const char* key) { return std::to_string(Value<int64_t>(live, key, 0)); };
-  row("groups", count("open_groups") + " open (running " + count("running") + ", awaiting rewards " + count("awaiting") + ", queued " +
-                    count("queued") + ", leased " + count("leased") + "), " + count("in_flight") + " chunks in flight");
-  if (const auto paced = Value<std::string>(live, "paced", ""); !paced.empty()) row("paced", "slots take the time of " + paced);
+  row("groups", count("open_groups") + " open (running " + count("running") + ", awaiting rewards " +
+                    count("awaiting") + ", queued " + count("queued") + ", leased " + count("leased") +
+                    "), " + count("in_flight") + " chunks in flight");
+  if (const auto paced = Value<std::string>(live, "paced", ""); !paced.empty())
+    row("paced", "slots take the time of " + paced);
   row("faults", count("restarts") + " restarts, " + count("refused") + " refused calls");
-  if (const auto warning = Value<std::string>(live, "last_warning", ""); !warning.empty()) row("warning", warning);
+  if (const auto warning = Value<std::string>(live, "last_warning", ""); !warning.empty())
+    row("warning", warning);
   if (const auto age = Value<double>(live, "age_s", 0); status["state"] == "running" && age > 10) {
-    row("note", "status.json is " + Number(age, "%.0f") + " s old although the controller is alive: it is stopped, or the disk does not answer");
+    row("note", "status.json is " + Number(age, "%.0f") +
+                    " s old although the controller is alive: it is stopped, or the disk does not answer");
   }
   for (const Json& worker : status["workers"]) {
-    std::string text = "pid " + (Value<int64_t>(worker, "pid", 0) > 0 ? std::to_string(Value<int64_t>(worker, "pid", 0)) : std::string("?"));
+    std::string text =
+        "pid " + (Value<int64_t>(worker, "pid", 0) > 0 ? std::to_string(Value<int64_t>(worker, "pid", 0))
+                                                       : std::string("?"));
     if (worker["alive"] == false) text += " (gone)";
     text += ", incarnation " + std::to_string(Value<int64_t>(worker, "inc", -1)) + ", peak memory " +
             BytesText(Value<int64_t>(worker, "peak_bytes", 0));
@@ -120,33 +130,39 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
 void DescribeSummary(const Json& summary, std::ostringstream& out) {
   const Row row{out};
   row("ended", "exit code " + std::to_string(Value<int64_t>(summary, "exit", -1)) + " after " +
-                   std::to_string(Value<int64_t>(summary, "steps", 0)) + " steps, weights " + Value<std::string>(summary, "version", "?"));
+                   std::to_string(Value<int64_t>(summary, "steps", 0)) + " steps, weights " +
+                   Value<std::string>(summary, "version", "?"));
   if (const auto why = Value<std::string>(summary, "why", ""); !why.empty()) row("why", why);
   if (const auto paced = Value<std::string>(summary, "paced_note", ""); !paced.empty()) row("note", paced);
   if (summary.contains("accuracy") && summary["accuracy"].is_object()) {
     const Json& a = summary["accuracy"];
     std::string line;
     if (a.contains("before")) line += "before " + Number(100 * Value<double>(a, "before", 0), "%.1f %%");
-    if (a.contains("after")) line += (line.empty() ? "" : ", ") + std::string("after ") + Number(100 * Value<double>(a, "after", 0), "%.1f %%");
+    if (a.contains("after"))
+      line += (line.empty() ? "" : ", ") + std::string("after ") +
+              Number(100 * Value<double>(a, "after", 0), "%.1f %%");
     if (!line.empty()) row("held out", line);
   }
   if (summary.contains("seconds") && summary["seconds"].is_object()) {
     std::string line;
     for (const auto& [phase, seconds] : summary["seconds"].items()) {
-      if (seconds.is_number()) line += (line.empty() ? "" : ", ") + phase + " " + Number(seconds.get<double>(), "%.1f");
+      if (seconds.is_number())
+        line += (line.empty() ? "" : ", ") + phase + " " + Number(seconds.get<double>(), "%.1f");
     }
     if (!line.empty()) row("seconds", line);
   }
   if (summary.contains("peak_bytes") && summary["peak_bytes"].is_object()) {
     std::string line;
     for (const auto& [name, bytes] : summary["peak_bytes"].items()) {
-      if (bytes.is_number()) line += (line.empty() ? "" : ", ") + name + " " + BytesText(bytes.get<int64_t>());
+      if (bytes.is_number())
+        line += (line.empty() ? "" : ", ") + name + " " + BytesText(bytes.get<int64_t>());
     }
     if (!line.empty()) row("peak memory", line);
   }
   if (summary.contains("drops") && summary["drops"].is_object() && !summary["drops"].empty()) {
     std::string line;
-    for (const auto& [reason, count] : summary["drops"].items()) line += (line.empty() ? "" : ", ") + reason + " " + count.dump();
+    for (const auto& [reason, count] : summary["drops"].items())
+      line += (line.empty() ? "" : ", ") + reason + " " + count.dump();
     row("dropped", line);
   }
 }
@@ -175,7 +191,9 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   auto live = ReadObject(dir / "status.json");
   const auto summary = ReadObject(dir / "summary.json");
   if (live) (*live)["age_s"] = std::max(0.0, AgeSeconds(dir / "status.json"));
-  const int64_t pid = control ? Value<int64_t>(*control, "pid", 0) : live ? Value<int64_t>(*live, "pid", 0) : 0;
+  const int64_t pid = control ? Value<int64_t>(*control, "pid", 0)
+                      : live  ? Value<int64_t>(*live, "pid", 0)
+                              : 0;
   // control.json goes when a controller ends in order; a process of its number without it is not ours.
   const bool alive = control && IsTidepoolProcess(pid);
   if (pid > 0) s["controller"] = {{"pid", pid}, {"alive", alive}};
@@ -184,7 +202,8 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   } else {
     TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(real, run_dir));
     if (state.has_journal) {
-      s["journal"] = {{"records", state.records}, {"last_step", state.last_step.value}, {"steps", state.steps}};
+      s["journal"] = {
+          {"records", state.records}, {"last_step", state.last_step.value}, {"steps", state.steps}};
       s["journal"]["end_code"] = state.end_code ? Json(*state.end_code) : Json(nullptr);
       if (state.finished()) {
         s["state"] = "finished";
@@ -221,7 +240,8 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   row("run", dir + (status.contains("job") ? " (job " + status["job"].get<std::string>() + ")" : ""));
   std::string line = state;
   if (state == "running") line += ", controller pid " + status["controller"]["pid"].dump();
-  if (state == "warm_start") line = "running its warm start, controller pid " + status["warm_start"]["controller"]["pid"].dump();
+  if (state == "warm_start")
+    line = "running its warm start, controller pid " + status["warm_start"]["controller"]["pid"].dump();
   if (state == "new") line = "nothing has happened yet";
   if (state == "dead") line = "dead: its controller is gone and did not say why" + go_on;
   if (state == "stopped") line = "stopped before its last step" + go_on;
@@ -231,8 +251,9 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   if (status.contains("summary")) DescribeSummary(status["summary"], out);
   if (status.contains("journal") && !status.contains("summary")) {
     const Json& j = status["journal"];
-    row("journal", j["records"].dump() + " records, last committed step " + std::to_string(std::max<int64_t>(j["last_step"].get<int64_t>(), 0)) +
-                       " of " + j["steps"].dump());
+    row("journal", j["records"].dump() + " records, last committed step " +
+                       std::to_string(std::max<int64_t>(j["last_step"].get<int64_t>(), 0)) + " of " +
+                       j["steps"].dump());
   }
   if (status.contains("warm_start")) {
     const Json& warm = status["warm_start"];

@@ -32,7 +32,8 @@ using scheduler::SimReport;
 
 constexpr int64_t kFlushBytes = 1 << 20;
 
-SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, const scheduler::HardwareProfile& hardware) {
+SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
+                    const scheduler::HardwareProfile& hardware) {
   SimJob s;
   s.name = w.name;
   s.hardware = hardware;
@@ -41,7 +42,8 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, con
   s.engine_efficiency = j.engine_efficiency;
   s.train_efficiency = j.train_efficiency;
   s.lengths = {j.mean_tokens, j.sigma_between, j.sigma_within};
-  s.turns = {j.mean_turns, j.sigma_turns, static_cast<int64_t>(j.max_turns), j.env_step_s, j.env_step_sd, j.env_slow_chance, j.env_slow_s};
+  s.turns = {j.mean_turns,      j.sigma_turns, static_cast<int64_t>(j.max_turns), j.env_step_s, j.env_step_sd,
+             j.env_slow_chance, j.env_slow_s};
   s.prompt_tokens = j.prompt_tokens;
   s.tokens_per_step = j.tokens_per_step;
   s.reward_s = j.reward_s;
@@ -52,7 +54,8 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, con
   s.true_lengths = j.order == "oracle";
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
-  s.controller.dispatch.order = j.order == "arrival" ? scheduler::DispatchOptions::Order::kArrival : scheduler::DispatchOptions::Order::kContext;
+  s.controller.dispatch.order = j.order == "arrival" ? scheduler::DispatchOptions::Order::kArrival
+                                                     : scheduler::DispatchOptions::Order::kContext;
   JobConfig& c = s.controller.config;
   c.scheduler.placement = j.placement;
   c.scheduler.actor_slots = j.actor_slots;
@@ -73,9 +76,26 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j, con
   c.reward.workers = j.reward_workers;
   c.checkpoint.every_steps = j.checkpoint_every;
   const config::WorkloadFaults& f = w.faults;
-  s.faults = {f.delay_spread, f.loss, f.resend_s, f.duplicate, f.partition_mean_s, f.partition_s, f.kill_mean_s, f.hang_mean_s, f.restart_s, f.slow_share,
-              f.slow_factor, f.write_s, f.disk_slow_mean_s, f.disk_slow_s, f.disk_slow_factor, f.checkpoint_fails, f.checkpoint_s, f.stop_at_s,
-              f.controller_kill_mean_s, f.resume_s};
+  s.faults = {f.delay_spread,
+              f.loss,
+              f.resend_s,
+              f.duplicate,
+              f.partition_mean_s,
+              f.partition_s,
+              f.kill_mean_s,
+              f.hang_mean_s,
+              f.restart_s,
+              f.slow_share,
+              f.slow_factor,
+              f.write_s,
+              f.disk_slow_mean_s,
+              f.disk_slow_s,
+              f.disk_slow_factor,
+              f.checkpoint_fails,
+              f.checkpoint_s,
+              f.stop_at_s,
+              f.controller_kill_mean_s,
+              f.resume_s};
   return s;
 }
 
@@ -99,11 +119,14 @@ void StretchTokens(SimJob& s, int64_t factor) {
   for (auto& [tid, n] : s.recorded_lengths) n *= factor;
 }
 
-// Turns of an environment as a good player sees them; how long a learner takes is not known, so half of the limit.
+// Turns of an environment as a good player sees them; how long a learner takes is not known, so half of the
+// limit.
 Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
   const EnvironmentConfig& e = config.environment;
-  TP_ASSIGN_OR_RETURN(const auto environment, environments::MakeTextEnvironment(e.name, e.options, config.seed));
-  turns.max_turns = e.max_turns > 0 ? std::min(e.max_turns, environment->max_turns()) : environment->max_turns();
+  TP_ASSIGN_OR_RETURN(const auto environment,
+                      environments::MakeTextEnvironment(e.name, e.options, config.seed));
+  turns.max_turns =
+      e.max_turns > 0 ? std::min(e.max_turns, environment->max_turns()) : environment->max_turns();
   turns.mean_turns = std::max(1.0, 0.5 * static_cast<double>(turns.max_turns));
   turns.sigma_turns = 0.6;
   turns.latency_median_s = e.latency.median_s;
@@ -111,10 +134,12 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
   turns.latency_max_s = e.latency.max_s;
   turns.straggler_share = e.latency.straggler_share;
   turns.straggler_s = e.latency.straggler_s;
-  // As the run itself reads them, where the model's folder is there to tell; else a model made from the config reads letters
-  // and an end token, and others about four letters a token and the chat template around them.
+  // As the run itself reads them, where the model's folder is there to tell; else a model made from the
+  // config reads letters and an end token, and others about four letters a token and the chat template around
+  // them.
   std::unique_ptr<RowSource> rows;
-  if (std::error_code error; !config.model.path.empty() && std::filesystem::exists(config.model.path + "/tokenizer.json", error)) {
+  if (std::error_code error;
+      !config.model.path.empty() && std::filesystem::exists(config.model.path + "/tokenizer.json", error)) {
     TP_ASSIGN_OR_RETURN(rows, RowSource::Create(config, config.model.path));
   }
   int64_t tokens = 0, observations = 0;
@@ -126,7 +151,8 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
       if (step.done) break;
       const auto letters = static_cast<int64_t>(step.observation.size());
       if (rows != nullptr) {
-        TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, rows->EncodeObservation(step.observation, /*ended=*/false));
+        TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                            rows->EncodeObservation(step.observation, /*ended=*/false));
         tokens += static_cast<int64_t>(ids.size());
       } else {
         tokens += config.model.init ? letters + 1 : letters / 4 + 8;
@@ -134,7 +160,8 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
       ++observations;
     }
   }
-  if (observations > 0) turns.observation_tokens = std::max<int64_t>(1, (tokens + observations / 2) / observations);
+  if (observations > 0)
+    turns.observation_tokens = std::max<int64_t>(1, (tokens + observations / 2) / observations);
   return OkStatus();
 }
 
@@ -157,7 +184,8 @@ Status TakeMeasured(const std::string& pace, SimJob& s) {
 }
 
 StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
-  if (config.job != "rl") return InvalidArgument("job is " + config.job + "; what is simulated generates (job: rl)");
+  if (config.job != "rl")
+    return InvalidArgument("job is " + config.job + "; what is simulated generates (job: rl)");
   SimJob s;
   s.name = config.name;
   s.seed = config.seed;
@@ -166,11 +194,12 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
   s.release_s = s.grant_s = 0.02;
-  s.lengths.mean_tokens = o.mean_tokens > 0 ? o.mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);
+  s.lengths.mean_tokens =
+      o.mean_tokens > 0 ? o.mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);
   s.prompt_tokens = std::max<int64_t>(1, std::min<int64_t>(config.data.max_prompt_tokens, 64));
   if (!config.environment.name.empty()) TP_RETURN_IF_ERROR(ShapeTurns(config, s.turns));
   const std::string pace = o.pace.empty() ? config.cluster.pace : o.pace;
-  double scale = 1;                    // modelled seconds of the run that is taken as an example
+  double scale = 1;  // modelled seconds of the run that is taken as an example
   int64_t factor = 1;
   if (pace.empty()) {
     TP_ASSIGN_OR_RETURN(s.hardware, LoadHardware(o.hardware));
@@ -188,7 +217,8 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
     factor = p.token_factor;
     if (!config.cluster.pace.empty()) {
       scale = config.cluster.pace_scale;
-      s.engine_quantum = factor;       // as the paced run itself: its engine makes that many modelled steps at once
+      s.engine_quantum =
+          factor;  // as the paced run itself: its engine makes that many modelled steps at once
     }
     // Paced slots keep the caches of the small job, which holds all that may be in flight.
     if (config.rollout.kv_cache_tokens == 0) s.controller.config.rollout.kv_cache_tokens = int64_t{1} << 40;
@@ -215,24 +245,30 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
 
 std::string Seconds(double s) {
   char text[32];
-  if (s >= 100 || s == 0) std::snprintf(text, sizeof(text), "%.0f", s);
-  else if (s >= 1) std::snprintf(text, sizeof(text), "%.1f", s);
-  else std::snprintf(text, sizeof(text), "%.3f", s);
+  if (s >= 100 || s == 0)
+    std::snprintf(text, sizeof(text), "%.0f", s);
+  else if (s >= 1)
+    std::snprintf(text, sizeof(text), "%.1f", s);
+  else
+    std::snprintf(text, sizeof(text), "%.3f", s);
   return text;
 }
 
-// `journal`: folder for the records that the controller wrote, to be read by `check` and `journal`; empty: none.
+// `journal`: folder for the records that the controller wrote, to be read by `check` and `journal`; empty:
+// none.
 StatusOr<SimReport> RunOne(SimJob job, const std::string& journal = "") {
   RealFileSystem fs;
   std::unique_ptr<storage::JournalWriter> writer;
   Status written = OkStatus();
   if (!journal.empty()) {
     std::error_code error;
-    if (std::filesystem::exists(journal, error)) return AlreadyExists(journal + ": exists; a simulated journal is written to a new folder");
+    if (std::filesystem::exists(journal, error))
+      return AlreadyExists(journal + ": exists; a simulated journal is written to a new folder");
     TP_ASSIGN_OR_RETURN(writer, storage::JournalWriter::Open(fs, journal, "sim-" + job.name));
     job.on_record = [&](const JournalEntry& entry) {
       if (!written.ok()) return;
-      while (entry.ctl_epoch > writer->ctl_epoch()) {  // the controller was started again: a new segment, as in a real run
+      while (entry.ctl_epoch >
+             writer->ctl_epoch()) {  // the controller was started again: a new segment, as in a real run
         written = writer->Close();
         if (!written.ok()) return;
         auto opened = storage::JournalWriter::Open(fs, journal, "sim-" + job.name);
@@ -256,37 +292,40 @@ StatusOr<SimReport> RunOne(SimJob job, const std::string& journal = "") {
 }
 
 void PrintHead() {
-  std::printf("| %-22s | %9s | %9s | %9s | %8s | %6s | %6s | %8s | %8s |\n", "simulated", "tok/s", "samples/s", "step s", "tail s", "idle r",
-              "idle a", "moves", "again");
+  std::printf("| %-22s | %9s | %9s | %9s | %8s | %6s | %6s | %8s | %8s |\n", "simulated", "tok/s",
+              "samples/s", "step s", "tail s", "idle r", "idle a", "moves", "again");
   std::printf("|---|---|---|---|---|---|---|---|---|\n");
 }
 void PrintRow(const std::string& name, const SimReport& r) {
-  std::printf("| %-22s | %9.0f | %9.2f | %9s | %8s | %6.2f | %6.2f | %8ld | %7.1f%% |\n", name.c_str(), r.tokens_per_s, r.samples_per_s,
-              Seconds(r.step_s).c_str(), Seconds(r.tail_s).c_str(), r.idle_rollout, r.idle_actor, static_cast<long>(r.switches),
+  std::printf("| %-22s | %9.0f | %9.2f | %9s | %8s | %6.2f | %6.2f | %8ld | %7.1f%% |\n", name.c_str(),
+              r.tokens_per_s, r.samples_per_s, Seconds(r.step_s).c_str(), Seconds(r.tail_s).c_str(),
+              r.idle_rollout, r.idle_actor, static_cast<long>(r.switches),
               r.tokens > 0 ? 100 * r.prefilled_again / r.tokens : 0.0);
 }
 void PrintFaults(const std::vector<std::pair<std::string, SimReport>>& rows) {
-  std::printf("\n| %-22s | %9s | %7s | %10s | %9s | %12s | %14s | %7s |\n", "with faults", "faults", "deaths", "ctl. lives", "rollbacks", "lost tokens",
-              "re-prefilled", "dropped");
+  std::printf("\n| %-22s | %9s | %7s | %10s | %9s | %12s | %14s | %7s |\n", "with faults", "faults", "deaths",
+              "ctl. lives", "rollbacks", "lost tokens", "re-prefilled", "dropped");
   std::printf("|---|---|---|---|---|---|---|---|\n");
   for (const auto& [name, r] : rows) {
-    std::printf("| %-22s | %9ld | %7ld | %10ld | %9ld | %12ld | %14.0f | %7ld |\n", name.c_str(), static_cast<long>(r.faults), static_cast<long>(r.deaths),
-                static_cast<long>(r.lives), static_cast<long>(r.rollbacks), static_cast<long>(r.lost_tokens), r.prefilled_again, static_cast<long>(r.dropped));
+    std::printf("| %-22s | %9ld | %7ld | %10ld | %9ld | %12ld | %14.0f | %7ld |\n", name.c_str(),
+                static_cast<long>(r.faults), static_cast<long>(r.deaths), static_cast<long>(r.lives),
+                static_cast<long>(r.rollbacks), static_cast<long>(r.lost_tokens), r.prefilled_again,
+                static_cast<long>(r.dropped));
   }
 }
 void PrintCost(const std::vector<SimReport>& reports) {
   int64_t events = 0;
   double cpu = 0;
   for (const SimReport& r : reports) events += r.events, cpu += r.cpu_s;
-  std::printf("\n%ld events in %.2f core-seconds: %.0f a core-second, every journal checked, no violation\n", static_cast<long>(events), cpu,
-              static_cast<double>(events) / std::max(cpu, 1e-9));
+  std::printf("\n%ld events in %.2f core-seconds: %.0f a core-second, every journal checked, no violation\n",
+              static_cast<long>(events), cpu, static_cast<double>(events) / std::max(cpu, 1e-9));
 }
 
 Status SimulateWorkload(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::Workload w, config::LoadWorkload(o.file));
   TP_ASSIGN_OR_RETURN(const scheduler::HardwareProfile hardware, LoadHardware(w.hardware, o.file));
-  std::printf("# %s\n\n%s. Hardware: %s (%s). Model: %s.\n\n", w.name.c_str(), w.what.c_str(), hardware.name.c_str(), hardware.source.c_str(),
-              w.model.name.c_str());
+  std::printf("# %s\n\n%s. Hardware: %s (%s). Model: %s.\n\n", w.name.c_str(), w.what.c_str(),
+              hardware.name.c_str(), hardware.source.c_str(), w.model.name.c_str());
   std::vector<SimReport> all;
   const auto table = [&](const std::vector<std::pair<std::string, config::WorkloadJob>>& variants) -> Status {
     PrintHead();
@@ -314,7 +353,8 @@ Status SimulateWorkload(const Options& o) {
   }
   if (!w.published.empty()) {
     std::printf("\n| published | value | source |\n|---|---|---|\n");
-    for (const auto& p : w.published) std::printf("| %s | %s | %s |\n", p.what.c_str(), p.value.c_str(), p.source.c_str());
+    for (const auto& p : w.published)
+      std::printf("| %s | %s | %s |\n", p.what.c_str(), p.value.c_str(), p.source.c_str());
   }
   if (!w.left_out.empty()) {
     std::printf("\nNot published, so chosen or swept here:\n\n");
@@ -332,24 +372,42 @@ Status SimulateConfig(const Options& o) {
   if (o.json) {
     nlohmann::json per_step = nlohmann::json::array();
     for (const SimReport::Step& step : r.per_step) {
-      per_step.push_back({{"seconds", step.seconds}, {"held_rollout", step.time.rollout.held}, {"held_actor", step.time.actor.held},
-                          {"busy_rollout", step.time.rollout.busy}, {"busy_actor", step.time.actor.busy}});
+      per_step.push_back({{"seconds", step.seconds},
+                          {"held_rollout", step.time.rollout.held},
+                          {"held_actor", step.time.actor.held},
+                          {"busy_rollout", step.time.rollout.busy},
+                          {"busy_actor", step.time.actor.busy}});
     }
-    const nlohmann::json out = {{"name", s.name}, {"placement", loaded.config.scheduler.placement}, {"hardware", s.hardware.name}, {"steps", r.steps},
-                                {"step_s", r.step_s}, {"samples_per_s", r.samples_per_s}, {"tokens_per_s", r.tokens_per_s},
-                                {"idle_rollout", r.idle_rollout}, {"idle_actor", r.idle_actor}, {"share_expanded", r.share_expanded},
-                                {"moves", r.switches}, {"dropped", r.dropped}, {"events", r.events}, {"cpu_s", r.cpu_s}, {"lag_hist", r.lag_hist},
+    const nlohmann::json out = {{"name", s.name},
+                                {"placement", loaded.config.scheduler.placement},
+                                {"hardware", s.hardware.name},
+                                {"steps", r.steps},
+                                {"step_s", r.step_s},
+                                {"samples_per_s", r.samples_per_s},
+                                {"tokens_per_s", r.tokens_per_s},
+                                {"idle_rollout", r.idle_rollout},
+                                {"idle_actor", r.idle_actor},
+                                {"share_expanded", r.share_expanded},
+                                {"moves", r.switches},
+                                {"dropped", r.dropped},
+                                {"events", r.events},
+                                {"cpu_s", r.cpu_s},
+                                {"lag_hist", r.lag_hist},
                                 {"log_hash", std::to_string(r.log_hash)},
-                                {"prefilled", r.prefilled}, {"prefilled_again", r.prefilled_again}, {"per_step", std::move(per_step)}};
+                                {"prefilled", r.prefilled},
+                                {"prefilled_again", r.prefilled_again},
+                                {"per_step", std::move(per_step)}};
     std::printf("%s\n", out.dump().c_str());
     return OkStatus();
   }
-  std::printf("# %s on %ld slots of %s, placement %s\n\n", s.name.c_str(), static_cast<long>(loaded.config.cluster.slots),
-              s.hardware.name.c_str(), loaded.config.scheduler.placement.c_str());
+  std::printf("# %s on %ld slots of %s, placement %s\n\n", s.name.c_str(),
+              static_cast<long>(loaded.config.cluster.slots), s.hardware.name.c_str(),
+              loaded.config.scheduler.placement.c_str());
   PrintHead();
   PrintRow(s.name, r);
   std::printf("\nlag of trained samples:");
-  for (size_t i = 0; i < r.lag_hist.size(); ++i) std::printf(" %zu: %ld", i, static_cast<long>(r.lag_hist[i]));
+  for (size_t i = 0; i < r.lag_hist.size(); ++i)
+    std::printf(" %zu: %ld", i, static_cast<long>(r.lag_hist[i]));
   std::printf("\n");
   PrintCost({r});
   return OkStatus();
@@ -381,22 +439,28 @@ Status PlanJob(const Options& o) {
         why = r.status().message();
         continue;
       }
-      choices.push_back({name + (name == "colocated" || name == "elastic" ? "" : " actor_slots=" + std::to_string(actors)), std::move(*r)});
+      choices.push_back(
+          {name + (name == "colocated" || name == "elastic" ? "" : " actor_slots=" + std::to_string(actors)),
+           std::move(*r)});
     }
   }
   if (choices.empty()) return InvalidArgument(o.file + ": no placement fits; the last one: " + why);
-  std::sort(choices.begin(), choices.end(), [](const Choice& x, const Choice& y) { return x.report.samples_per_s > y.report.samples_per_s; });
-  std::printf("# %s: %ld slots of %s, best of %zu placements (%ld did not fit)\n\n", base.name.c_str(), static_cast<long>(slots),
-              base.hardware.name.c_str(), choices.size(), static_cast<long>(refused));
+  std::sort(choices.begin(), choices.end(),
+            [](const Choice& x, const Choice& y) { return x.report.samples_per_s > y.report.samples_per_s; });
+  std::printf("# %s: %ld slots of %s, best of %zu placements (%ld did not fit)\n\n", base.name.c_str(),
+              static_cast<long>(slots), base.hardware.name.c_str(), choices.size(),
+              static_cast<long>(refused));
   PrintHead();
-  for (size_t i = 0; i < std::min<size_t>(3, choices.size()); ++i) PrintRow(choices[i].name, choices[i].report);
+  for (size_t i = 0; i < std::min<size_t>(3, choices.size()); ++i)
+    PrintRow(choices[i].name, choices[i].report);
   std::printf("\n");
   for (size_t i = 0; i < std::min<size_t>(3, choices.size()); ++i) {
     const SimReport& r = choices[i].report;
-    const char* bottleneck = r.idle_actor < 0.2 && r.idle_rollout > 0.3 ? "training: slots that generate wait for new versions"
-                             : r.tail_s > 0.4 * r.step_s            ? "the longest samples of a step"
-                             : r.idle_rollout < 0.2                 ? "generation"
-                                                                    : "neither alone: slots move, or wait for each other";
+    const char* bottleneck = r.idle_actor < 0.2 && r.idle_rollout > 0.3
+                                 ? "training: slots that generate wait for new versions"
+                             : r.tail_s > 0.4 * r.step_s ? "the longest samples of a step"
+                             : r.idle_rollout < 0.2      ? "generation"
+                                                    : "neither alone: slots move, or wait for each other";
     std::printf("%zu. scheduler.placement=%s: bottleneck %s\n", i + 1, choices[i].name.c_str(), bottleneck);
   }
   return OkStatus();
@@ -406,26 +470,38 @@ Status PlanJob(const Options& o) {
 
 void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   auto options = std::make_shared<Options>();
-  CLI::App* simulate = app.add_subcommand("simulate", "Rehearse a job or a workload in virtual time, with the real controller");
+  CLI::App* simulate = app.add_subcommand(
+      "simulate", "Rehearse a job or a workload in virtual time, with the real controller");
   simulate->add_option("file", options->file, "a job config, or a workload of configs/simulate")->required();
   simulate->add_option("overrides", options->overrides, "a.b=c (job configs)");
-  simulate->add_option("--hardware", options->hardware, "profile of a slot (job configs): a name in configs/hardware, or a file");
-  simulate->add_option("--mean-tokens", options->mean_tokens, "mean answer length (job configs; default: half of the limit)");
-  simulate->add_option("--pace", options->pace, "file of configs/pace: its model and hardware instead (job configs; default: cluster.pace)");
-  simulate->add_option("--like", options->like, "a finished run: its answer lengths and the times of its rewards and slot changes (job configs)");
-  simulate->add_option("--journal", options->journal, "new folder for the simulated run's journal, for `tidepool check` and `journal`; of a workload one folder a variant");
+  simulate->add_option("--hardware", options->hardware,
+                       "profile of a slot (job configs): a name in configs/hardware, or a file");
+  simulate->add_option("--mean-tokens", options->mean_tokens,
+                       "mean answer length (job configs; default: half of the limit)");
+  simulate->add_option(
+      "--pace", options->pace,
+      "file of configs/pace: its model and hardware instead (job configs; default: cluster.pace)");
+  simulate->add_option(
+      "--like", options->like,
+      "a finished run: its answer lengths and the times of its rewards and slot changes (job configs)");
+  simulate->add_option("--journal", options->journal,
+                       "new folder for the simulated run's journal, for `tidepool check` and `journal`; of a "
+                       "workload one folder a variant");
   simulate->add_flag("--json", options->json, "one JSON object (job configs)");
   simulate->add_flag("--sweep", options->sweep, "also vary what the publication leaves out");
   simulate->add_flag("--per-step", options->per_step, "an event for every engine step, to check the jumps");
   simulate->footer("Example: tidepool simulate configs/simulate/seer-moonlight.yaml --sweep");
   simulate->callback([options, &context] {
-    const Status s = config::IsWorkload(options->file) ? SimulateWorkload(*options) : SimulateConfig(*options);
+    const Status s =
+        config::IsWorkload(options->file) ? SimulateWorkload(*options) : SimulateConfig(*options);
     if (!s.ok()) Fail(context, s, s.code() == StatusCode::kInternal ? 4 : 2);
   });
-  CLI::App* plan = app.add_subcommand("plan", "Simulate the placements a job could have; print the best three");
+  CLI::App* plan =
+      app.add_subcommand("plan", "Simulate the placements a job could have; print the best three");
   plan->add_option("config", options->file, "job config")->required();
   plan->add_option("overrides", options->overrides, "a.b=c");
-  plan->add_option("--hardware", options->hardware, "profile of a slot: a name in configs/hardware, or a file");
+  plan->add_option("--hardware", options->hardware,
+                   "profile of a slot: a name in configs/hardware, or a file");
   plan->add_option("--mean-tokens", options->mean_tokens, "mean answer length (default: half of the limit)");
   plan->footer("Example: tidepool plan configs/quickstart.yaml cluster.slots=8");
   plan->callback([options, &context] {
@@ -434,7 +510,8 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   CLI::App* policies = app.add_subcommand("policies", "Placements that scheduler.placement can name");
   policies->callback([] {
     const scheduler::PolicyRegistry registry;
-    for (const scheduler::NamedPolicy* p : registry.All()) std::printf("%-12s %s\n", p->name.c_str(), p->summary.c_str());
+    for (const scheduler::NamedPolicy* p : registry.All())
+      std::printf("%-12s %s\n", p->name.c_str(), p->summary.c_str());
   });
 }
 

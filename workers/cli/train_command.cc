@@ -70,7 +70,8 @@ void Train(CommandContext& context, const TrainOptions& options) {
   observe::Progress progress(stdout, observe::IsTerminal(stdout));
   JobRequest request;
   request.loaded = std::move(*loaded);
-  const std::string job = request.loaded.config.name + (request.loaded.config.cluster.pace.empty() ? "" : " (paced)");
+  const std::string job =
+      request.loaded.config.name + (request.loaded.config.cluster.pace.empty() ? "" : " (paced)");
   request.run_dir = options.run_dir;
   request.run_name = options.run_name;
   request.self_path = context.self_path;
@@ -78,7 +79,9 @@ void Train(CommandContext& context, const TrainOptions& options) {
   request.fresh = options.fresh;
   request.stop_signals = &stop_signals;
   request.say = [&](const std::string& line) { progress.Say(line); };
-  request.on_progress = [&](const std::string& phase, const RunProgress& p) { progress.Update(ToState(job, phase, p), TimePoint{std::chrono::steady_clock::now() - start}); };
+  request.on_progress = [&](const std::string& phase, const RunProgress& p) {
+    progress.Update(ToState(job, phase, p), TimePoint{std::chrono::steady_clock::now() - start});
+  };
   const auto outcome = RunJob(request);
   progress.Finish();
   if (!outcome.ok()) return Fail(context, outcome.status());
@@ -102,9 +105,11 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand("train", "Run a job");
   command->add_option("config", options->config, "YAML file of the job")->required();
   command->add_option("overrides", options->overrides, "a.b=c, last wins");
-  command->add_flag("--resume", options->resume, "Go on with the newest unfinished run of this name (or the one in --run-dir)");
+  command->add_flag("--resume", options->resume,
+                    "Go on with the newest unfinished run of this name (or the one in --run-dir)");
   command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside");
-  command->add_flag("--dry-run", options->dry_run, "Print the resolved config, the placement and the predicted memory; start nothing");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print the resolved config, the placement and the predicted memory; start nothing");
   command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>");
   command->add_option("--run-name", options->run_name, "Name instead of the config's");
   command->footer("Example: tidepool train configs/quickstart.yaml seed=2 train.steps=40");

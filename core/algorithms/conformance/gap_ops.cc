@@ -63,7 +63,9 @@ Status RejectOp(Request& r) {
   };
   const std::optional<double> low = number("low"), high = number("high"), log_clamp = number("log_clamp");
   std::string threshold;
-  if (const Json* v = p.Find("threshold")) threshold = v->is_string() ? v->get<std::string>() : v->dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (const Json* v = p.Find("threshold"))
+    threshold =
+        v->is_string() ? v->get<std::string>() : v->dump(-1, ' ', false, Json::error_handler_t::replace);
   const auto rules = ParseRejectRules(p.Text("criterion", ""), threshold, low, high);
   if (!r.ok()) return r.status();
   if (!rules.ok()) return rules.status();
@@ -77,7 +79,8 @@ Status RejectOp(Request& r) {
 Status Behave(Request& r) {
   const Params& p = r.params().Known({"metric", "level", "agg", "lower", "upper", "action"});
   const Gap g = Read(r);
-  const auto o = ParseBehave(p.Text("level", "token"), p.Text("action", "mask"), p.Text("metric", "ratio"), p.Text("agg", "mean"), p.Maybe("lower"), p.Maybe("upper"));
+  const auto o = ParseBehave(p.Text("level", "token"), p.Text("action", "mask"), p.Text("metric", "ratio"),
+                             p.Text("agg", "mean"), p.Maybe("lower"), p.Maybe("upper"));
   if (!r.ok()) return r.status();
   if (!o.ok()) return o.status();
   const BehaveResult out = BehaviourWeights(o.value(), g.train, g.rollout, g.cells);
@@ -116,7 +119,8 @@ Status M2po(Request& r) {
 Status Opsm(Request& r) {
   const double delta = r.params().Known({"delta"}).Need("delta");
   const Cells cells = r.MaskedCells("logp");
-  const std::vector<double> logp = r.Matrix("logp", r.shape()), old = r.Matrix("old_logp", r.shape()), advantages = r.Matrix("advantages", r.shape());
+  const std::vector<double> logp = r.Matrix("logp", r.shape()), old = r.Matrix("old_logp", r.shape()),
+                            advantages = r.Matrix("advantages", r.shape());
   if (!r.ok()) return r.status();
   r.PutMask("mask", OffPolicySequenceMask(logp, old, advantages, delta, cells));
   return OkStatus();
@@ -148,9 +152,11 @@ int64_t Bounded(Request& r, const char* name, int64_t value) {
 
 Status Capacity(Request& r) {
   const Params& p = r.params().Known({"max_staleness", "batch_size", "max_concurrent"});
-  const int64_t eta = Bounded(r, "max_staleness", p.NeedInteger("max_staleness")), batch = Bounded(r, "batch_size", p.NeedInteger("batch_size"));
+  const int64_t eta = Bounded(r, "max_staleness", p.NeedInteger("max_staleness")),
+                batch = Bounded(r, "batch_size", p.NeedInteger("batch_size"));
   const int64_t concurrent = Bounded(r, "max_concurrent", p.NeedInteger("max_concurrent"));
-  if (r.ok() && (batch < 1 || concurrent < 1)) return InvalidArgument("batch_size and max_concurrent have to be at least 1");
+  if (r.ok() && (batch < 1 || concurrent < 1))
+    return InvalidArgument("batch_size and max_concurrent have to be at least 1");
   const int64_t version = Bounded(r, "version", r.IntegerScalar("version"));
   const int64_t accepted = r.IntegerScalar("accepted"), running = r.IntegerScalar("running");
   if (!r.ok()) return r.status();
@@ -175,8 +181,9 @@ Status Episode(Request& r) {
 }  // namespace
 
 std::vector<NamedOperation> GapOperations() {
-  return {{"is.weights", Weights}, {"is.reject", RejectOp}, {"is.behave", Behave}, {"is.metrics", Metrics}, {"mask.m2po", M2po},
-          {"mask.opsm", Opsm}, {"stale.prox_logp", ProxLogp}, {"stale.capacity", Capacity}, {"stale.episode", Episode}};
+  return {{"is.weights", Weights},       {"is.reject", RejectOp},      {"is.behave", Behave},
+          {"is.metrics", Metrics},       {"mask.m2po", M2po},          {"mask.opsm", Opsm},
+          {"stale.prox_logp", ProxLogp}, {"stale.capacity", Capacity}, {"stale.episode", Episode}};
 }
 
 }  // namespace tidepool::algorithms::conformance

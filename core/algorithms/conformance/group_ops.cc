@@ -40,7 +40,8 @@ Status Grpo(Request& r) {
                 .eps = p.Number("eps", 0),
                 .singleton = ReadSingleton(p),
                 .skip_zero_std = p.Has("zero_std") && p.Choice("zero_std", "", {"skip"}) == "skip"};
-  if (o.std_of_others && o.scale == AdvantageScale::kBatchStd) return Unimplemented("std_of others goes with scale group_std");
+  if (o.std_of_others && o.scale == AdvantageScale::kBatchStd)
+    return Unimplemented("std_of others goes with scale group_std");
   if (!r.ok()) return r.status();
   return PutRows(r, in, GrpoAdvantages(in.rewards, in.group, o));
 }
@@ -96,7 +97,8 @@ Status Gdpo(Request& r) {
   const int64_t ddof = p.Integer("ddof", 1);
   const double eps = p.Number("eps", 0);
   if (!r.ok()) return r.status();
-  if (components.shape.size() != 2 || components.shape[0] != cells.rows()) return InvalidArgument("reward_components is not [rows, rewards]");
+  if (components.shape.size() != 2 || components.shape[0] != cells.rows())
+    return InvalidArgument("reward_components is not [rows, rewards]");
   std::vector<double> weights(static_cast<size_t>(components.shape[1]), 1.0);
   if (const Json* list = p.Find("weights")) {
     const Json wrapped = {{"inputs", {{"weights", *list}}}};
@@ -117,7 +119,8 @@ Status ReinforceBaseline(Request& r) {
   const std::vector<int64_t> group = baseline ? r.Ids("group", cells.rows()) : std::vector<int64_t>();
   const auto whiten = r.WhitenParam();
   if (!r.ok()) return r.status();
-  r.PutCells("advantages", ReinforcePlusPlusBaseline(rewards, group, cells, baseline, singleton, whiten ? &*whiten : nullptr));
+  r.PutCells("advantages", ReinforcePlusPlusBaseline(rewards, group, cells, baseline, singleton,
+                                                     whiten ? &*whiten : nullptr));
   return OkStatus();
 }
 
@@ -125,8 +128,10 @@ Status LengthShaped(Request& r) {
   const Params& p = r.params().Known({"w_in", "w_out", "w_turn"});
   const std::vector<double> rewards = r.Vector("rewards", -1);
   const auto n = static_cast<int64_t>(rewards.size());
-  const std::vector<int64_t> out = r.Integers("out_tokens", n), total = r.Integers("total_tokens", n), turns = r.Integers("turns", n);
-  const LengthShape shape{.w_in = p.Number("w_in", 0), .w_out = p.Number("w_out", 0), .w_turn = p.Number("w_turn", 0)};
+  const std::vector<int64_t> out = r.Integers("out_tokens", n), total = r.Integers("total_tokens", n),
+                             turns = r.Integers("turns", n);
+  const LengthShape shape{
+      .w_in = p.Number("w_in", 0), .w_out = p.Number("w_out", 0), .w_turn = p.Number("w_turn", 0)};
   if (!r.ok()) return r.status();
   r.PutVector("advantages", LengthShapedAdvantages(rewards, out, total, turns, shape));
   return OkStatus();
@@ -135,8 +140,15 @@ Status LengthShaped(Request& r) {
 }  // namespace
 
 std::vector<NamedOperation> GroupOperations() {
-  return {{"adv.grpo", Grpo}, {"adv.rloo", Rloo}, {"adv.opo", Opo}, {"adv.maxrl", MaxRl}, {"adv.passk", PassK}, {"adv.gpg", Gpg},
-          {"adv.gdpo", Gdpo}, {"adv.reinforce_pp_baseline", ReinforceBaseline}, {"adv.length_shaped", LengthShaped}};
+  return {{"adv.grpo", Grpo},
+          {"adv.rloo", Rloo},
+          {"adv.opo", Opo},
+          {"adv.maxrl", MaxRl},
+          {"adv.passk", PassK},
+          {"adv.gpg", Gpg},
+          {"adv.gdpo", Gdpo},
+          {"adv.reinforce_pp_baseline", ReinforceBaseline},
+          {"adv.length_shaped", LengthShaped}};
 }
 
 }  // namespace tidepool::algorithms::conformance

@@ -45,7 +45,8 @@ Status KlEstimateOp(Request& r) {
 }
 
 Status KlInReward(Request& r) {
-  const Params& p = r.params().Known({"beta", "kind", "clamp_log", "score_term", "clamp_out", "straight_through_k2"});
+  const Params& p =
+      r.params().Known({"beta", "kind", "clamp_log", "score_term", "clamp_out", "straight_through_k2"});
   const KlOptions o = ReadKl(r, p);
   const double beta = p.Need("beta");
   const Cells cells = r.MaskedCells("token_rewards");
@@ -81,7 +82,8 @@ Status AggLoss(Request& r) {
   const Tensor loss = r.Input("loss_mat");
   if (!r.ok()) return r.status();
   std::vector<double> x = loss.data;
-  if (a.mode == AggregationMode::kSeqMean && loss.shape != r.shape() && static_cast<int64_t>(x.size()) == cells.rows()) {
+  if (a.mode == AggregationMode::kSeqMean && loss.shape != r.shape() &&
+      static_cast<int64_t>(x.size()) == cells.rows()) {
     x = Spread(x, cells);
   } else if (loss.shape != r.shape()) {
     return InvalidArgument("loss_mat and mask have different shapes");
@@ -95,18 +97,30 @@ Status AggLoss(Request& r) {
 struct PolicyRequest {
   PolicyLossSpec spec;
   std::string kind;
-  std::vector<double> logp, advantages, old_logp, prox_logp, behave_logp, rollout_logp, opsm_logp, ref_logp, entropy, is_weights, scores;
+  std::vector<double> logp, advantages, old_logp, prox_logp, behave_logp, rollout_logp, opsm_logp, ref_logp,
+      entropy, is_weights, scores;
   std::vector<int64_t> versions;
   std::vector<uint8_t> selected;
 
   [[nodiscard]] PolicyBatch Batch() const {
-    return {.logp = logp, .advantages = advantages, .old_logp = old_logp, .prox_logp = prox_logp, .behave_logp = behave_logp,
-            .rollout_logp = rollout_logp, .opsm_logp = opsm_logp, .ref_logp = ref_logp, .entropy = entropy, .is_weights = is_weights,
-            .versions = versions, .scores = scores, .selected = selected};
+    return {.logp = logp,
+            .advantages = advantages,
+            .old_logp = old_logp,
+            .prox_logp = prox_logp,
+            .behave_logp = behave_logp,
+            .rollout_logp = rollout_logp,
+            .opsm_logp = opsm_logp,
+            .ref_logp = ref_logp,
+            .entropy = entropy,
+            .is_weights = is_weights,
+            .versions = versions,
+            .scores = scores,
+            .selected = selected};
   }
 };
 
-constexpr std::array<std::string_view, 5> kExtras = {"opsm", "rollout_is", "entropy_coef", "kl", "is_weights"};
+constexpr std::array<std::string_view, 5> kExtras = {"opsm", "rollout_is", "entropy_coef", "kl",
+                                                     "is_weights"};
 
 // The options of the entry and those on x; `agg` and `plan` are read elsewhere.
 void ReadSpec(Request& r, PolicyRequest& q) {
@@ -114,7 +128,8 @@ void ReadSpec(Request& r, PolicyRequest& q) {
   q.kind = p.Text("kind", "");
   q.spec.loss = FindLoss(q.kind);
   if (q.spec.loss == nullptr) {
-    r.Fail(p.Has("kind") ? Unimplemented("loss kind '" + q.kind + "' is not offered") : InvalidArgument("kind is missing"));
+    r.Fail(p.Has("kind") ? Unimplemented("loss kind '" + q.kind + "' is not offered")
+                         : InvalidArgument("kind is missing"));
     return;
   }
   std::map<std::string, Value> values;
@@ -128,7 +143,8 @@ void ReadSpec(Request& r, PolicyRequest& q) {
       const Params sub = p.Sub(name);
       for (const auto& [field, inner] : value.items()) values[name + "." + field] = sub.OptionValue(field);
       // An object that is there asks for the part, with whatever it says.
-      if (name == "behave" && std::holds_alternative<std::monostate>(values["behave.level"])) values["behave.level"] = std::string("token");
+      if (name == "behave" && std::holds_alternative<std::monostate>(values["behave.level"]))
+        values["behave.level"] = std::string("token");
     } else if (!extra) {
       values[name] = p.OptionValue(name);
     }
@@ -155,7 +171,8 @@ void ReadSpec(Request& r, PolicyRequest& q) {
   }
   q.spec.entropy_coef = p.Number("entropy_coef", 0);
   if (p.Has("kl")) {
-    const Params kl = p.Sub("kl").Known({"beta", "kind", "clamp_log", "clamp_out", "score_term", "is_weighted", "straight_through_k2"});
+    const Params kl = p.Sub("kl").Known(
+        {"beta", "kind", "clamp_log", "clamp_out", "score_term", "is_weighted", "straight_through_k2"});
     q.spec.kl_beta = kl.Need("beta");
     q.spec.kl = ReadKl(r, kl);
     q.spec.kl_is_weighted = kl.Flag("is_weighted");
@@ -170,14 +187,21 @@ void ReadColumns(Request& r, const Cells& cells, PolicyRequest& q) {
   if (needs(Column::kAdvantages) || spec.opsm_delta) q.advantages = r.Matrix("advantages", shape);
   const bool loglinear = !spec.options.Text("prox").empty();
   if (needs(Column::kOld) || spec.rollout_is || spec.kl_is_weighted) q.old_logp = r.Matrix("old_logp", shape);
-  if (needs(Column::kProximal) && !loglinear) q.prox_logp = r.Matrix(r.Has("prox_logp") ? "prox_logp" : "old_logp", shape);
+  if (needs(Column::kProximal) && !loglinear)
+    q.prox_logp = r.Matrix(r.Has("prox_logp") ? "prox_logp" : "old_logp", shape);
   const std::string_view beh = r.Has("behave_logp") ? "behave_logp" : "rollout_logp";
-  if (needs(Column::kBehaviour) || loglinear || !spec.options.Text("behave.level").empty()) q.behave_logp = r.Matrix(beh, shape);
-  if (spec.rollout_is) q.rollout_logp = r.Matrix(r.Has("rollout_logp") ? "rollout_logp" : "behave_logp", shape);
-  if (spec.opsm_delta) q.opsm_logp = r.Matrix(r.params().Sub("opsm").Text("against", r.Has("rollout_logp") ? "rollout_logp" : "behave_logp"), shape);
+  if (needs(Column::kBehaviour) || loglinear || !spec.options.Text("behave.level").empty())
+    q.behave_logp = r.Matrix(beh, shape);
+  if (spec.rollout_is)
+    q.rollout_logp = r.Matrix(r.Has("rollout_logp") ? "rollout_logp" : "behave_logp", shape);
+  if (spec.opsm_delta)
+    q.opsm_logp = r.Matrix(
+        r.params().Sub("opsm").Text("against", r.Has("rollout_logp") ? "rollout_logp" : "behave_logp"),
+        shape);
   if (needs(Column::kReference) || spec.kl_beta) q.ref_logp = r.Matrix("ref_logp", shape);
   if (spec.entropy_coef != 0) q.entropy = r.Matrix("entropy", shape);
-  if (spec.loss->extras && r.Has("is_weights") && r.params().Flag("is_weights", true)) q.is_weights = r.Matrix("is_weights", shape);
+  if (spec.loss->extras && r.Has("is_weights") && r.params().Flag("is_weights", true))
+    q.is_weights = r.Matrix("is_weights", shape);
   if (loglinear) {
     q.versions = r.Integers("versions", cells.size());
     (void)r.Matrix("versions", shape);
@@ -185,14 +209,16 @@ void ReadColumns(Request& r, const Cells& cells, PolicyRequest& q) {
   if (needs(Column::kScores)) q.scores = r.Vector("scores", cells.rows());
   if (!r.ok()) return;
   PolicyBatch clean = q.Batch();
-  const std::vector<double> logp = Masked(q.logp, cells), advantages = q.advantages.empty() ? q.advantages : Masked(q.advantages, cells);
+  const std::vector<double> logp = Masked(q.logp, cells),
+                            advantages = q.advantages.empty() ? q.advantages : Masked(q.advantages, cells);
   clean.logp = logp;
   clean.advantages = advantages;
   if (spec.loss->whole_batch) q.selected = SelectTokens(spec, cells, clean);
 }
 
 StatusOr<Aggregation> ReadAgg(Request& r, const Cells& cells, const PolicyRequest& q) {
-  TP_ASSIGN_OR_RETURN(const AggregationMode otherwise, ParseAggregation(q.spec.loss->row_value ? "seq-mean" : "token-mean"));
+  TP_ASSIGN_OR_RETURN(const AggregationMode otherwise,
+                      ParseAggregation(q.spec.loss->row_value ? "seq-mean" : "token-mean"));
   Aggregation a = r.Agg(r.params().Sub("agg"), otherwise, cells);
   if (!r.ok()) return r.status();
   if (q.spec.loss->row_value != (a.mode == AggregationMode::kSeqMean)) {
@@ -209,8 +235,11 @@ StatusOr<Aggregation> ReadAgg(Request& r, const Cells& cells, const PolicyReques
 Status PutLoss(Request& r, const Cells& cells, const PolicyRequest& q, const PolicyLossResult& out) {
   r.PutScalar("loss", out.loss);
   r.PutCells("grad_logp", out.grad_logp);
-  const auto share = [&](const std::vector<uint8_t>& bits) { return TokenMean(std::vector<double>(bits.begin(), bits.end()), cells); };
-  if (q.kind == "ppo" || q.kind == "gspo" || q.kind == "cispo") r.PutScalar("clip_frac", share(out.terms.clipped));
+  const auto share = [&](const std::vector<uint8_t>& bits) {
+    return TokenMean(std::vector<double>(bits.begin(), bits.end()), cells);
+  };
+  if (q.kind == "ppo" || q.kind == "gspo" || q.kind == "cispo")
+    r.PutScalar("clip_frac", share(out.terms.clipped));
   if (q.kind == "ppo") {
     r.PutScalar("clip_frac_lower", share(out.terms.dual_clipped));
     r.PutScalar("ppo_kl", TokenMean(out.terms.kl, cells));
@@ -243,7 +272,8 @@ Status PgPacked(Request& r) {
   if (!r.ok()) return r.status();
   if (r.shape().size() != 1) return InvalidArgument("packed inputs have one dimension");
   if (begin.empty() || begin.front() != 0 || begin.back() != flat.size() || !std::ranges::is_sorted(begin)) {
-    return InvalidArgument("cu_seqlens does not rise from 0 to the " + std::to_string(flat.size()) + " cells");
+    return InvalidArgument("cu_seqlens does not rise from 0 to the " + std::to_string(flat.size()) +
+                           " cells");
   }
   Cells cells;
   cells.begin = begin;
@@ -267,7 +297,8 @@ Status Sharded(Request& r) {
   if (r.params().object() == nullptr) return InvalidArgument("kind is missing");
   const Json* plan = r.params().Find("plan");
   if (plan == nullptr) plan = r.Raw("plan");
-  if (plan == nullptr || !plan->is_array()) return InvalidArgument("plan is missing; expected lists of rows by rank and micro-batch");
+  if (plan == nullptr || !plan->is_array())
+    return InvalidArgument("plan is missing; expected lists of rows by rank and micro-batch");
   PolicyRequest q;
   ReadSpec(r, q);
   if (!r.ok()) return r.status();
@@ -278,8 +309,9 @@ Status Sharded(Request& r) {
   if (!r.params().Sub("agg").Has("dp_size")) a.dp_size = 1;
   TP_ASSIGN_OR_RETURN(const std::vector<double> weights, AggregationWeights(a, cells));
   // The three modes that know D carry it themselves where it was given; else it goes on here.
-  const bool carried = r.params().Sub("agg").Has("dp_size") &&
-                       (a.mode == AggregationMode::kTokenMean || a.mode == AggregationMode::kSeqMeanTokenSum || a.mode == AggregationMode::kSeqMeanTokenMean);
+  const bool carried = r.params().Sub("agg").Has("dp_size") && (a.mode == AggregationMode::kTokenMean ||
+                                                                a.mode == AggregationMode::kSeqMeanTokenSum ||
+                                                                a.mode == AggregationMode::kSeqMeanTokenMean);
   const double on_top = carried ? 1 : ranks;
 
   double loss = 0;
@@ -294,14 +326,18 @@ Status Sharded(Request& r) {
       std::vector<int64_t> rows, from;
       for (const Json& row : micro) {
         const int64_t i = row.is_number_integer() ? row.get<int64_t>() : -1;
-        if (i < 0 || i >= cells.rows() || seen[static_cast<size_t>(i)]++ != 0) return InvalidArgument("plan: row " + row.dump() + " does not exist or is there twice");
+        if (i < 0 || i >= cells.rows() || seen[static_cast<size_t>(i)]++ != 0)
+          return InvalidArgument("plan: row " + row.dump() + " does not exist or is there twice");
         rows.push_back(i);
       }
       const Cells part = cells.Rows(rows, from);
       PolicyRequest mine;
       mine.spec = q.spec;
-      for (const auto column : {&PolicyRequest::logp, &PolicyRequest::advantages, &PolicyRequest::old_logp, &PolicyRequest::prox_logp, &PolicyRequest::behave_logp,
-                                &PolicyRequest::rollout_logp, &PolicyRequest::opsm_logp, &PolicyRequest::ref_logp, &PolicyRequest::entropy, &PolicyRequest::is_weights}) {
+      for (const auto column :
+           {&PolicyRequest::logp, &PolicyRequest::advantages, &PolicyRequest::old_logp,
+            &PolicyRequest::prox_logp, &PolicyRequest::behave_logp, &PolicyRequest::rollout_logp,
+            &PolicyRequest::opsm_logp, &PolicyRequest::ref_logp, &PolicyRequest::entropy,
+            &PolicyRequest::is_weights}) {
         mine.*column = Gather(q.*column, from);
       }
       mine.versions = Gather(q.versions, from);
@@ -317,7 +353,8 @@ Status Sharded(Request& r) {
     for (size_t t = 0; t < grad.size(); ++t) grad[t] += rank_grad[t] / ranks;
   }
   for (int64_t i = 0; i < cells.rows(); ++i) {
-    if (seen[static_cast<size_t>(i)] == 0 && cells.Tokens(i) > 0) return InvalidArgument("plan: row " + std::to_string(i) + " is nowhere");
+    if (seen[static_cast<size_t>(i)] == 0 && cells.Tokens(i) > 0)
+      return InvalidArgument("plan: row " + std::to_string(i) + " is nowhere");
   }
   r.PutScalar("loss", loss);
   r.PutCells("grad_logp", grad);
@@ -328,7 +365,8 @@ Status ValueLossOp(Request& r) {
   const Params& p = r.params().Known({"kind", "clip", "factor", "huber_delta", "agg"});
   const Cells cells = r.MaskedCells("values");
   ValueLossOptions o{.huber = p.Choice("kind", "mse", {"mse", "huber"}) == "huber",
-                     .clip = p.Maybe("clip"), .factor = p.Number("factor", 1)};
+                     .clip = p.Maybe("clip"),
+                     .factor = p.Number("factor", 1)};
   if (o.huber) o.huber_delta = p.Need("huber_delta");
   const std::vector<double> values = r.Matrix("values", r.shape()), returns = r.Matrix("returns", r.shape());
   const std::vector<double> old = o.clip ? r.Matrix("old_values", r.shape()) : std::vector<double>();
@@ -345,8 +383,14 @@ Status ValueLossOp(Request& r) {
 }  // namespace
 
 std::vector<NamedOperation> LossOperations() {
-  return {{"kl.estimate", KlEstimateOp}, {"kl.in_reward", KlInReward}, {"kl.controller", KlController}, {"agg.loss", AggLoss}, {"loss.pg", Pg},
-          {"loss.pg_packed", PgPacked}, {"loss.sharded", Sharded}, {"loss.value", ValueLossOp}};
+  return {{"kl.estimate", KlEstimateOp},
+          {"kl.in_reward", KlInReward},
+          {"kl.controller", KlController},
+          {"agg.loss", AggLoss},
+          {"loss.pg", Pg},
+          {"loss.pg_packed", PgPacked},
+          {"loss.sharded", Sharded},
+          {"loss.value", ValueLossOp}};
 }
 
 }  // namespace tidepool::algorithms::conformance

@@ -1,5 +1,5 @@
-// conformance: answers ALGORITHMS-style checking requests, one JSON object a line, with the functions that the
-// trainer uses. `conformance --operations` lists what is offered.
+// conformance: answers ALGORITHMS-style checking requests, one JSON object a line, with the functions that
+// the trainer uses. `conformance --operations` lists what is offered.
 #include <cstdio>
 #include <iostream>
 #include <string>
@@ -16,8 +16,11 @@ int main(int argc, char** argv) {
   if (argc != 1) {
     std::printf(
         "usage: conformance < requests.jsonl > answers.jsonl\n"
-        "One request a line: {\"id\": 1, \"op\": \"adv.rloo\", \"params\": {}, \"inputs\": {...}}; --operations lists the names.\n"
-        "Example: echo '{\"id\":1,\"op\":\"metric.pass_at_k\",\"params\":{\"k\":2},\"inputs\":{\"correct\":[[1,0,0,0]]}}' | conformance\n");
+        "One request a line: {\"id\": 1, \"op\": \"adv.rloo\", \"params\": {}, \"inputs\": {...}}; "
+        "--operations lists the names.\n"
+        "Example: echo "
+        "'{\"id\":1,\"op\":\"metric.pass_at_k\",\"params\":{\"k\":2},\"inputs\":{\"correct\":[[1,0,0,0]]}}' "
+        "| conformance\n");
     return argc == 2 && std::string_view(argv[1]) == "--help" ? 0 : 2;
   }
   std::ios::sync_with_stdio(false);

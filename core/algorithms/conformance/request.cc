@@ -123,7 +123,8 @@ std::string Params::Text(std::string_view name, std::string_view otherwise) cons
   return std::string(otherwise);
 }
 
-std::string Params::Choice(std::string_view name, std::string_view otherwise, std::initializer_list<std::string_view> choices) const {
+std::string Params::Choice(std::string_view name, std::string_view otherwise,
+                           std::initializer_list<std::string_view> choices) const {
   const std::string text = Text(name, otherwise);
   if (std::ranges::count(choices, std::string_view(text)) == 0 && status_->ok()) {
     Fail(Unimplemented(where_ + std::string(name) + " '" + text + "' is not offered"));
@@ -210,8 +211,10 @@ Tensor Request::Decode(std::string_view name, const Json& value) {
       out.shape.push_back(n.value_or(-1));
       cells *= static_cast<double>(n.value_or(-1));
     }
-    if (!shape.is_array() || std::ranges::any_of(out.shape, [](int64_t n) { return n < 0; }) || cells != static_cast<double>(flat.size())) {
-      Fail(InvalidArgument(who + ": shape " + shape.dump() + " does not hold its " + std::to_string(flat.size()) + " values"));
+    if (!shape.is_array() || std::ranges::any_of(out.shape, [](int64_t n) { return n < 0; }) ||
+        cells != static_cast<double>(flat.size())) {
+      Fail(InvalidArgument(who + ": shape " + shape.dump() + " does not hold its " +
+                           std::to_string(flat.size()) + " values"));
       return out;
     }
   }
@@ -219,7 +222,9 @@ Tensor Request::Decode(std::string_view name, const Json& value) {
   for (const Json* v : flat) {
     const auto number = AsNumber(*v);
     if (!number) {
-      Fail(InvalidArgument(who + " holds " + v->dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 40) + ", which is not a number"));
+      Fail(InvalidArgument(who + " holds " +
+                           v->dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 40) +
+                           ", which is not a number"));
       return out;
     }
     out.data.push_back(single ? static_cast<double>(static_cast<float>(*number)) : *number);
@@ -239,7 +244,8 @@ Tensor Request::Input(std::string_view name) {
 std::vector<double> Request::Vector(std::string_view name, int64_t size) {
   Tensor t = Input(name);
   if (ok() && size >= 0 && static_cast<int64_t>(t.data.size()) != size) {
-    Fail(InvalidArgument("input " + std::string(name) + " has " + std::to_string(t.data.size()) + " values, expected " + std::to_string(size)));
+    Fail(InvalidArgument("input " + std::string(name) + " has " + std::to_string(t.data.size()) +
+                         " values, expected " + std::to_string(size)));
   }
   return std::move(t.data);
 }
@@ -247,7 +253,8 @@ std::vector<double> Request::Vector(std::string_view name, int64_t size) {
 std::vector<double> Request::Matrix(std::string_view name, const std::vector<int64_t>& shape) {
   Tensor t = Input(name);
   if (ok() && t.shape != shape) {
-    Fail(InvalidArgument("input " + std::string(name) + " has shape " + ShapeText(t.shape) + ", expected " + ShapeText(shape)));
+    Fail(InvalidArgument("input " + std::string(name) + " has shape " + ShapeText(t.shape) + ", expected " +
+                         ShapeText(shape)));
   }
   return std::move(t.data);
 }
@@ -278,7 +285,8 @@ std::vector<int64_t> Request::Integers(std::string_view name, int64_t size) {
     out.push_back(*number);
   }
   if (ok() && size >= 0 && static_cast<int64_t>(out.size()) != size) {
-    Fail(InvalidArgument("input " + std::string(name) + " has " + std::to_string(out.size()) + " values, expected " + std::to_string(size)));
+    Fail(InvalidArgument("input " + std::string(name) + " has " + std::to_string(out.size()) +
+                         " values, expected " + std::to_string(size)));
   }
   return out;
 }
@@ -286,7 +294,8 @@ std::vector<int64_t> Request::Integers(std::string_view name, int64_t size) {
 std::vector<int64_t> Request::Ids(std::string_view name, int64_t size) {
   const Json* v = Raw(name);
   const Json* list = v != nullptr && v->is_object() && v->contains("data") ? &(*v)["data"] : v;
-  if (list == nullptr || !list->is_array() || std::ranges::none_of(*list, [](const Json& i) { return i.is_string(); })) {
+  if (list == nullptr || !list->is_array() ||
+      std::ranges::none_of(*list, [](const Json& i) { return i.is_string(); })) {
     return Integers(name, size);
   }
   std::map<std::string, int64_t> number;
@@ -296,7 +305,8 @@ std::vector<int64_t> Request::Ids(std::string_view name, int64_t size) {
     ids.push_back(number.try_emplace(key, static_cast<int64_t>(number.size())).first->second);
   }
   if (size >= 0 && static_cast<int64_t>(ids.size()) != size) {
-    Fail(InvalidArgument("input " + std::string(name) + " has " + std::to_string(ids.size()) + " ids, expected " + std::to_string(size)));
+    Fail(InvalidArgument("input " + std::string(name) + " has " + std::to_string(ids.size()) +
+                         " ids, expected " + std::to_string(size)));
   }
   return ids;
 }
@@ -305,7 +315,8 @@ std::vector<uint8_t> Request::Bits(std::string_view name, const std::vector<int6
   const std::vector<double> data = Matrix(name, shape);
   std::vector<uint8_t> bits;
   for (const double v : data) {
-    if (v != 0 && v != 1) Fail(InvalidArgument("input " + std::string(name) + " holds a value that is neither 0 nor 1"));
+    if (v != 0 && v != 1)
+      Fail(InvalidArgument("input " + std::string(name) + " holds a value that is neither 0 nor 1"));
     bits.push_back(v == 1 ? 1 : 0);
   }
   return bits;
@@ -326,7 +337,8 @@ Cells Request::MaskedCells(std::string_view like) {
   const Tensor t = Input(given ? std::string_view("mask") : like);
   if (!ok()) return {};
   if (t.shape.empty() || t.shape.size() > 2) {
-    Fail(InvalidArgument(std::string(given ? "mask" : like) + " has shape " + ShapeText(t.shape) + ", expected [rows, positions]"));
+    Fail(InvalidArgument(std::string(given ? "mask" : like) + " has shape " + ShapeText(t.shape) +
+                         ", expected [rows, positions]"));
     return {};
   }
   std::vector<uint8_t> mask(t.data.size(), 1);
@@ -338,13 +350,15 @@ Cells Request::MaskedCells(std::string_view like) {
     mask[i] = t.data[i] == 1 ? 1 : 0;
   }
   shape_ = t.shape;
-  return t.shape.size() == 1 ? Cells::Padded(1, t.shape[0], std::move(mask)) : Cells::Padded(t.shape[0], t.shape[1], std::move(mask));
+  return t.shape.size() == 1 ? Cells::Padded(1, t.shape[0], std::move(mask))
+                             : Cells::Padded(t.shape[0], t.shape[1], std::move(mask));
 }
 
 Aggregation Request::Agg(const Params& p, AggregationMode otherwise, const Cells& cells) {
   Aggregation a;
   a.mode = otherwise;
-  p.Known({"mode", "global_tokens", "global_seqs", "dp_size", "scale", "divide_by_seqs", "max_steps", "rollout", "divide"});
+  p.Known({"mode", "global_tokens", "global_seqs", "dp_size", "scale", "divide_by_seqs", "max_steps",
+           "rollout", "divide"});
   if (const auto mode = ParseAggregation(p.Text("mode", AggregationName(otherwise))); mode.ok()) {
     a.mode = mode.value();
   } else {
@@ -357,8 +371,10 @@ Aggregation Request::Agg(const Params& p, AggregationMode otherwise, const Cells
   a.divide_by_seqs = p.Flag("divide_by_seqs");
   a.max_steps = p.Number("max_steps", 1);
   a.divide = p.Flag("divide", true);
-  if (a.mode == AggregationMode::kSeqMeanTokenSumNorm && !p.Has("scale")) Fail(InvalidArgument("agg: scale (L_max) is missing"));
-  if (a.mode == AggregationMode::kMaskRatio && !p.Has("max_steps")) Fail(InvalidArgument("agg: max_steps is missing"));
+  if (a.mode == AggregationMode::kSeqMeanTokenSumNorm && !p.Has("scale"))
+    Fail(InvalidArgument("agg: scale (L_max) is missing"));
+  if (a.mode == AggregationMode::kMaskRatio && !p.Has("max_steps"))
+    Fail(InvalidArgument("agg: max_steps is missing"));
   if (a.mode == AggregationMode::kRolloutMean) {
     if (const Json* ids = p.Find("rollout")) {
       // Read as an input is, numbers or texts.
@@ -398,7 +414,8 @@ void Request::PutMask(std::string_view name, const std::vector<uint8_t>& mask) {
 void Request::PutBits(std::string_view name, const std::vector<bool>& bits) {
   Json list = Json::array();
   for (const bool v : bits) list.push_back(v);
-  outputs_[std::string(name)] = {{"dtype", "bool"}, {"shape", {static_cast<int64_t>(bits.size())}}, {"data", std::move(list)}};
+  outputs_[std::string(name)] = {
+      {"dtype", "bool"}, {"shape", {static_cast<int64_t>(bits.size())}}, {"data", std::move(list)}};
 }
 
 void Request::PutScalar(std::string_view name, double value) {
@@ -411,7 +428,8 @@ void Request::PutScalar(std::string_view name, double value) {
 
 std::vector<std::string> Operations() {
   std::vector<std::string> names;
-  for (const auto& family : {GroupOperations(), TimeOperations(), LossOperations(), SupervisedOperations(), GapOperations(), RewardOperations(), TaskOperations()}) {
+  for (const auto& family : {GroupOperations(), TimeOperations(), LossOperations(), SupervisedOperations(),
+                             GapOperations(), RewardOperations(), TaskOperations()}) {
     for (const NamedOperation& op : family) names.emplace_back(op.name);
   }
   return names;
@@ -420,7 +438,8 @@ std::vector<std::string> Operations() {
 Json Answer(std::string_view line) {
   static const std::map<std::string, Operation, std::less<>> operations = [] {
     std::map<std::string, Operation, std::less<>> all;
-    for (const auto& family : {GroupOperations(), TimeOperations(), LossOperations(), SupervisedOperations(), GapOperations(), RewardOperations(), TaskOperations()}) {
+    for (const auto& family : {GroupOperations(), TimeOperations(), LossOperations(), SupervisedOperations(),
+                               GapOperations(), RewardOperations(), TaskOperations()}) {
       for (const NamedOperation& op : family) all[std::string(op.name)] = op.run;
     }
     return all;
@@ -453,7 +472,8 @@ Json Answer(std::string_view line) {
     } else {
       answer["error"] = status.message();
     }
-  } catch (const std::exception& e) {  // the JSON library and the allocator throw; the next line is not affected
+  } catch (
+      const std::exception& e) {  // the JSON library and the allocator throw; the next line is not affected
     answer.erase("outputs");
     answer["error"] = std::string("the request could not be handled: ") + e.what();
   }

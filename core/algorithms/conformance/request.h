@@ -26,20 +26,24 @@ using Json = nlohmann::json;
 // An object of parameters. Absent and null are the same.
 class Params {
  public:
-  Params(const Json* object, std::string where, Status* status) : object_(object), where_(std::move(where)), status_(status) {}
+  Params(const Json* object, std::string where, Status* status)
+      : object_(object), where_(std::move(where)), status_(status) {}
 
   // Every name that is given (not null) has to be one of these.
   const Params& Known(std::initializer_list<std::string_view> names) const;
   [[nodiscard]] bool Has(std::string_view name) const { return Find(name) != nullptr; }
   [[nodiscard]] std::optional<double> Maybe(std::string_view name) const;
-  [[nodiscard]] double Number(std::string_view name, double otherwise) const { return Maybe(name).value_or(otherwise); }
+  [[nodiscard]] double Number(std::string_view name, double otherwise) const {
+    return Maybe(name).value_or(otherwise);
+  }
   [[nodiscard]] double Need(std::string_view name) const;
   [[nodiscard]] int64_t Integer(std::string_view name, int64_t otherwise) const;
   [[nodiscard]] int64_t NeedInteger(std::string_view name) const;
   [[nodiscard]] bool Flag(std::string_view name, bool otherwise = false) const;
   [[nodiscard]] std::string Text(std::string_view name, std::string_view otherwise) const;
   // Text that has to be one of these; kUnimplemented otherwise.
-  [[nodiscard]] std::string Choice(std::string_view name, std::string_view otherwise, std::initializer_list<std::string_view> choices) const;
+  [[nodiscard]] std::string Choice(std::string_view name, std::string_view otherwise,
+                                   std::initializer_list<std::string_view> choices) const;
   [[nodiscard]] Params Sub(std::string_view name) const;
   [[nodiscard]] const Json* Find(std::string_view name) const;
   [[nodiscard]] const Json* object() const { return object_; }
@@ -68,10 +72,11 @@ class Request {
   [[nodiscard]] const Params& params() const { return params_; }
 
   [[nodiscard]] bool Has(std::string_view input) const;
-  Tensor Input(std::string_view name);                               // kInvalidArgument if absent
-  std::vector<double> Vector(std::string_view name, int64_t size);   // -1: any number of values
+  Tensor Input(std::string_view name);                              // kInvalidArgument if absent
+  std::vector<double> Vector(std::string_view name, int64_t size);  // -1: any number of values
   std::vector<double> Matrix(std::string_view name, const std::vector<int64_t>& shape);
-  std::vector<double> MaybeMatrix(std::string_view name, const std::vector<int64_t>& shape);  // empty if absent
+  std::vector<double> MaybeMatrix(std::string_view name,
+                                  const std::vector<int64_t>& shape);  // empty if absent
   std::vector<int64_t> Integers(std::string_view name, int64_t size);
   std::vector<uint8_t> Bits(std::string_view name, const std::vector<int64_t>& shape);
   // Ids of any kind (numbers or texts) as integers that are equal where they are.
@@ -93,7 +98,9 @@ class Request {
   void PutCells(std::string_view name, const std::vector<double>& data) { Put(name, data, shape_); }
   void PutMask(std::string_view name, const std::vector<uint8_t>& mask);
   void PutBits(std::string_view name, const std::vector<bool>& bits);
-  void PutVector(std::string_view name, const std::vector<double>& data) { Put(name, data, {static_cast<int64_t>(data.size())}); }
+  void PutVector(std::string_view name, const std::vector<double>& data) {
+    Put(name, data, {static_cast<int64_t>(data.size())});
+  }
   void PutScalar(std::string_view name, double value);
   void PutInteger(std::string_view name, int64_t value) { outputs_[std::string(name)] = value; }
   void PutJson(std::string_view name, Json value) { outputs_[std::string(name)] = std::move(value); }

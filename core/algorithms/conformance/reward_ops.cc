@@ -25,7 +25,8 @@ Status Truncated(Request& r) {
   const std::vector<uint8_t> truncated = r.Bits("truncated", rewards.shape);
   if (!r.ok()) return r.status();
   std::vector<double> out;
-  for (size_t i = 0; i < truncated.size(); ++i) out.push_back(TruncatedReward(rewards.data[i], truncated[i] != 0, coef));
+  for (size_t i = 0; i < truncated.size(); ++i)
+    out.push_back(TruncatedReward(rewards.data[i], truncated[i] != 0, coef));
   r.Put("rewards", out, rewards.shape);
   return OkStatus();
 }
@@ -44,11 +45,14 @@ Status Repetition(Request& r) {
     if (t.shape.size() != 2) return InvalidArgument("ids is not [rows, tokens]");
     std::vector<double> penalty;
     const auto width = static_cast<size_t>(t.shape[1]);
-    for (int64_t i = 0; i < t.shape[0]; ++i) penalty.push_back(RepetitionPenalty(std::span(flat).subspan(static_cast<size_t>(i) * width, width), n, most));
+    for (int64_t i = 0; i < t.shape[0]; ++i)
+      penalty.push_back(
+          RepetitionPenalty(std::span(flat).subspan(static_cast<size_t>(i) * width, width), n, most));
     r.PutVector("penalty", penalty);
     return OkStatus();
   }
-  if (!rows->is_array() || !r.ok()) return r.ok() ? InvalidArgument("ids is not a list of lists") : r.status();
+  if (!rows->is_array() || !r.ok())
+    return r.ok() ? InvalidArgument("ids is not a list of lists") : r.status();
   std::vector<double> penalty;
   for (const Json& row : *rows) {
     const Json wrapped = {{"inputs", {{"row", row}}}};
@@ -68,10 +72,15 @@ Status Normalise(Request& r) {
     const std::string text = p.Choice(name, "", {"batch", "group", "none"});
     return text == "batch" ? Scope::kBatch : text == "group" ? Scope::kGroup : Scope::kNone;
   };
-  const NormaliseOptions o{.mean = scope("mean"), .deviation = scope("std"), .leave_one_out = p.Flag("leave_one_out"), .ddof = p.Integer("ddof", 1), .eps = p.Number("eps", 0)};
+  const NormaliseOptions o{.mean = scope("mean"),
+                           .deviation = scope("std"),
+                           .leave_one_out = p.Flag("leave_one_out"),
+                           .ddof = p.Integer("ddof", 1),
+                           .eps = p.Number("eps", 0)};
   const std::vector<double> rewards = r.Vector("rewards", -1);
   std::vector<int64_t> group(rewards.size(), 0);
-  if (o.mean == Scope::kGroup || o.deviation == Scope::kGroup || r.Has("group")) group = r.Ids("group", static_cast<int64_t>(rewards.size()));
+  if (o.mean == Scope::kGroup || o.deviation == Scope::kGroup || r.Has("group"))
+    group = r.Ids("group", static_cast<int64_t>(rewards.size()));
   if (!r.ok()) return r.status();
   r.PutVector("rewards", NormaliseRewards(rewards, group, o));
   return OkStatus();
@@ -87,7 +96,9 @@ Status FilterGroup(Request& r) {
   if (rewards.shape.size() != 2) return InvalidArgument("rewards is not [prompts, samples]");
   std::vector<bool> keep;
   const auto width = static_cast<size_t>(rewards.shape[1]);
-  for (int64_t i = 0; i < rewards.shape[0]; ++i) keep.push_back(KeepGroup(std::span(rewards.data).subspan(static_cast<size_t>(i) * width, width), threshold, ddof));
+  for (int64_t i = 0; i < rewards.shape[0]; ++i)
+    keep.push_back(
+        KeepGroup(std::span(rewards.data).subspan(static_cast<size_t>(i) * width, width), threshold, ddof));
   r.PutBits("keep", keep);
   return OkStatus();
 }
@@ -95,8 +106,10 @@ Status FilterGroup(Request& r) {
 Status WhitenOp(Request& r) {
   const Params& p = r.params().Known({"ddof", "eps", "eps_mode", "shift_mean"});
   Tensor x = r.Input("x");
-  const std::vector<uint8_t> mask = r.Has("mask") ? r.Bits("mask", x.shape) : std::vector<uint8_t>(x.data.size(), 1);
-  WhitenOptions o{.ddof = p.Integer("ddof", 1), .eps = p.Number("eps", 0), .shift_mean = p.Flag("shift_mean", true)};
+  const std::vector<uint8_t> mask =
+      r.Has("mask") ? r.Bits("mask", x.shape) : std::vector<uint8_t>(x.data.size(), 1);
+  WhitenOptions o{
+      .ddof = p.Integer("ddof", 1), .eps = p.Number("eps", 0), .shift_mean = p.Flag("shift_mean", true)};
   const auto mode = ParseEpsMode(p.Text("eps_mode", "add_var"));
   if (!r.ok()) return r.status();
   TP_ASSIGN_OR_RETURN(o.eps_mode, mode);
@@ -110,7 +123,8 @@ Status Explained(Request& r) {
   r.params().Known({});
   const Tensor returns = r.Input("returns");
   const std::vector<double> values = r.Matrix("values", returns.shape);
-  const std::vector<uint8_t> mask = r.Has("mask") ? r.Bits("mask", returns.shape) : std::vector<uint8_t>(returns.data.size(), 1);
+  const std::vector<uint8_t> mask =
+      r.Has("mask") ? r.Bits("mask", returns.shape) : std::vector<uint8_t>(returns.data.size(), 1);
   if (!r.ok()) return r.status();
   r.PutScalar("explained_variance", ExplainedVariance(returns.data, values, mask));
   return OkStatus();
@@ -123,7 +137,9 @@ Status PassAtKOp(Request& r) {
   if (!r.ok()) return r.status();
   if (correct.shape.size() != 2) return InvalidArgument("correct is not [problems, samples]");
   const int64_t problems = correct.shape[0], n = correct.shape[1];
-  if (k < 1 || k > n) return InvalidArgument("k is " + std::to_string(k) + "; expected 1 to the " + std::to_string(n) + " samples");
+  if (k < 1 || k > n)
+    return InvalidArgument("k is " + std::to_string(k) + "; expected 1 to the " + std::to_string(n) +
+                           " samples");
   double sum = 0;
   for (int64_t i = 0; i < problems; ++i) {
     int64_t c = 0;
@@ -138,7 +154,8 @@ Status LogprobEntropy(Request& r) {
   const double temperature = r.params().Known({"temperature"}).Number("temperature", 1);
   const Tensor logits = r.Input("logits");
   if (!r.ok()) return r.status();
-  if (logits.shape.empty() || logits.shape.back() < 1) return InvalidArgument("logits has no vocabulary dimension");
+  if (logits.shape.empty() || logits.shape.back() < 1)
+    return InvalidArgument("logits has no vocabulary dimension");
   if (!(temperature > 0)) return InvalidArgument("temperature has to be above 0");
   const auto vocab = static_cast<size_t>(logits.shape.back());
   const std::vector<int64_t> positions(logits.shape.begin(), logits.shape.end() - 1);
@@ -147,8 +164,11 @@ Status LogprobEntropy(Request& r) {
   if (!r.ok()) return r.status();
   std::vector<double> logp, entropy, grad;
   for (size_t i = 0; i < n; ++i) {
-    if (labels[i] < 0 || labels[i] >= static_cast<int64_t>(vocab)) return InvalidArgument("label " + std::to_string(labels[i]) + " is outside the vocabulary of " + std::to_string(vocab));
-    const TokenDistribution d = LogProbAndEntropy(std::span(logits.data).subspan(i * vocab, vocab), labels[i], temperature);
+    if (labels[i] < 0 || labels[i] >= static_cast<int64_t>(vocab))
+      return InvalidArgument("label " + std::to_string(labels[i]) + " is outside the vocabulary of " +
+                             std::to_string(vocab));
+    const TokenDistribution d =
+        LogProbAndEntropy(std::span(logits.data).subspan(i * vocab, vocab), labels[i], temperature);
     logp.push_back(d.logp);
     entropy.push_back(d.entropy);
     grad.insert(grad.end(), d.grad_logits.begin(), d.grad_logits.end());
@@ -183,9 +203,17 @@ Status PackBalance(Request& r) {
 }  // namespace
 
 std::vector<NamedOperation> RewardOperations() {
-  return {{"reward.overlong", Overlong}, {"reward.truncated", Truncated}, {"reward.repetition", Repetition}, {"reward.normalise", Normalise},
-          {"filter.group", FilterGroup}, {"metric.whiten", WhitenOp}, {"metric.explained_variance", Explained}, {"metric.pass_at_k", PassAtKOp},
-          {"metric.logprob_entropy", LogprobEntropy}, {"pack.budget", PackBudget}, {"pack.balance", PackBalance}};
+  return {{"reward.overlong", Overlong},
+          {"reward.truncated", Truncated},
+          {"reward.repetition", Repetition},
+          {"reward.normalise", Normalise},
+          {"filter.group", FilterGroup},
+          {"metric.whiten", WhitenOp},
+          {"metric.explained_variance", Explained},
+          {"metric.pass_at_k", PassAtKOp},
+          {"metric.logprob_entropy", LogprobEntropy},
+          {"pack.budget", PackBudget},
+          {"pack.balance", PackBalance}};
 }
 
 }  // namespace tidepool::algorithms::conformance

@@ -14,7 +14,8 @@ Status Sft(Request& r) {
   const Aggregation a = r.Agg(p.Sub("agg"), AggregationMode::kTokenMean, cells);
   if (!r.ok()) return r.status();
   TP_ASSIGN_OR_RETURN(const std::vector<double> weights, AggregationWeights(a, cells));
-  TP_ASSIGN_OR_RETURN(const PolicyLossResult out, PolicyLoss({.loss = FindLoss("ce")}, cells, {.logp = logp}, weights));
+  TP_ASSIGN_OR_RETURN(const PolicyLossResult out,
+                      PolicyLoss({.loss = FindLoss("ce")}, cells, {.logp = logp}, weights));
   r.PutScalar("loss", out.loss);
   r.PutCells("grad_logp", out.grad_logp);
   return OkStatus();
@@ -24,7 +25,8 @@ Status RewardModel(Request& r) {
   const Params& p = r.params().Known({"center_coef"});
   const std::vector<double> chosen = r.Vector("chosen", -1);
   const auto n = static_cast<int64_t>(chosen.size());
-  const std::vector<double> rejected = r.Vector("rejected", n), margin = r.Has("margin") ? r.Vector("margin", n) : std::vector<double>();
+  const std::vector<double> rejected = r.Vector("rejected", n),
+                            margin = r.Has("margin") ? r.Vector("margin", n) : std::vector<double>();
   const double centre = p.Number("center_coef", 0);
   if (!r.ok()) return r.status();
   const PairLoss out = RewardModelLoss(chosen, rejected, margin, centre);
@@ -35,10 +37,13 @@ Status RewardModel(Request& r) {
 
 Status Dpo(Request& r) {
   const Params& p = r.params().Known({"kind", "beta", "label_smoothing"});
-  const DpoOptions o{.ipo = p.Choice("kind", "sigmoid", {"sigmoid", "ipo"}) == "ipo", .beta = p.Need("beta"), .label_smoothing = p.Number("label_smoothing", 0)};
+  const DpoOptions o{.ipo = p.Choice("kind", "sigmoid", {"sigmoid", "ipo"}) == "ipo",
+                     .beta = p.Need("beta"),
+                     .label_smoothing = p.Number("label_smoothing", 0)};
   const std::vector<double> chosen = r.Vector("policy_chosen", -1);
   const auto n = static_cast<int64_t>(chosen.size());
-  const std::vector<double> rejected = r.Vector("policy_rejected", n), ref_chosen = r.Vector("ref_chosen", n), ref_rejected = r.Vector("ref_rejected", n);
+  const std::vector<double> rejected = r.Vector("policy_rejected", n), ref_chosen = r.Vector("ref_chosen", n),
+                            ref_rejected = r.Vector("ref_rejected", n);
   if (!r.ok()) return r.status();
   if (o.ipo && o.label_smoothing != 0) return Unimplemented("ipo has no label smoothing");
   if (!(o.beta > 0)) return InvalidArgument("beta has to be above 0");
@@ -59,9 +64,11 @@ Status Divergences(Request& r, const DistillOptions& o) {
   const int64_t vocab = positions.empty() ? 0 : positions.back();
   if (vocab < 1) return InvalidArgument("student_logits has no vocabulary dimension");
   positions.pop_back();
-  if (r.Has("mask") && positions != r.shape()) return InvalidArgument("mask does not have the shape of the positions of student_logits");
+  if (r.Has("mask") && positions != r.shape())
+    return InvalidArgument("mask does not have the shape of the positions of student_logits");
   if (!(o.temperature > 0)) return InvalidArgument("temperature has to be above 0");
-  const Cells all = r.Has("mask") ? cells : Cells::Packed({0, static_cast<int64_t>(student.data.size()) / vocab});
+  const Cells all =
+      r.Has("mask") ? cells : Cells::Packed({0, static_cast<int64_t>(student.data.size()) / vocab});
   const DistillResult out = DistillLoss(o, student.data, teacher, vocab, all);
   r.PutScalar("loss", out.loss);
   r.Put("grad_student", out.grad_student, student.shape);
@@ -86,7 +93,11 @@ Status Distill(Request& r) {
 }  // namespace
 
 std::vector<NamedOperation> SupervisedOperations() {
-  return {{"loss.sft", Sft}, {"loss.rm", RewardModel}, {"loss.dpo", Dpo}, {"loss.jsd", Jsd}, {"loss.distill", Distill}};
+  return {{"loss.sft", Sft},
+          {"loss.rm", RewardModel},
+          {"loss.dpo", Dpo},
+          {"loss.jsd", Jsd},
+          {"loss.distill", Distill}};
 }
 
 }  // namespace tidepool::algorithms::conformance

@@ -37,7 +37,9 @@ Status Play(Request& r, const std::vector<T>& actions, const Step& step) {
 std::vector<int64_t> Choices(Request& r, int64_t count) {
   const std::vector<int64_t> actions = r.Integers("actions", -1);
   for (const int64_t a : actions) {
-    if (a < 0 || a >= count) r.Fail(InvalidArgument("action " + std::to_string(a) + " is not one of 0.." + std::to_string(count - 1)));
+    if (a < 0 || a >= count)
+      r.Fail(
+          InvalidArgument("action " + std::to_string(a) + " is not one of 0.." + std::to_string(count - 1)));
   }
   return actions;
 }
@@ -62,7 +64,8 @@ Status Acrobot(Request& r) {
 Status PutTable(Request& r, const env::TransitionTable& table) {
   std::vector<double> rows;
   for (const env::Outcome& o : table) {
-    for (const double v : {static_cast<double>(o.state), static_cast<double>(o.action), static_cast<double>(o.next), o.reward, o.terminated ? 1.0 : 0.0, o.probability}) {
+    for (const double v : {static_cast<double>(o.state), static_cast<double>(o.action),
+                           static_cast<double>(o.next), o.reward, o.terminated ? 1.0 : 0.0, o.probability}) {
       rows.push_back(v);
     }
   }
@@ -150,7 +153,9 @@ Status Gsm8k(Request& r) {
   const std::string method = r.params().Known({"method"}).Choice("method", "strict", {"strict", "flexible"});
   const std::string response = Text(r, "response"), truth = Text(r, "truth");
   if (!r.ok()) return r.status();
-  r.PutScalar("score", tasks::Gsm8kScore(response, truth, method == "strict" ? tasks::Gsm8kMethod::kStrict : tasks::Gsm8kMethod::kFlexible));
+  r.PutScalar("score", tasks::Gsm8kScore(
+                           response, truth,
+                           method == "strict" ? tasks::Gsm8kMethod::kStrict : tasks::Gsm8kMethod::kFlexible));
   return OkStatus();
 }
 
@@ -160,21 +165,28 @@ Status Sorting(Request& r) {
   const double tolerance = p.Number("tolerance", 0);
   // The list as text, or as it is.
   const Json* given = r.Raw("answer");
-  const auto answer = given != nullptr && given->is_array() ? std::optional(given->dump(-1, ' ', false, Json::error_handler_t::replace)) : MaybeText(r, "answer");
+  const auto answer = given != nullptr && given->is_array()
+                          ? std::optional(given->dump(-1, ' ', false, Json::error_handler_t::replace))
+                          : MaybeText(r, "answer");
   std::vector<double> expected;
   if (const Json* list = r.Raw("expected"); list != nullptr && list->is_array()) {
     for (const Json& item : *list) {
       char* end = nullptr;
       const std::string text = item.is_string() ? item.get<std::string>() : "";
       const double value = item.is_number() ? item.get<double>() : std::strtod(text.c_str(), &end);
-      if (!item.is_number() && (text.empty() || *end != 0)) return InvalidArgument("input expected is not a list of numbers");
+      if (!item.is_number() && (text.empty() || *end != 0))
+        return InvalidArgument("input expected is not a list of numbers");
       expected.push_back(value);
     }
   } else {
     expected = r.Vector("expected", -1);
   }
   if (!r.ok()) return r.status();
-  r.PutScalar("score", answer ? tasks::SortingScore(*answer, expected, up ? tasks::SortDirection::kAscending : tasks::SortDirection::kDescending, tolerance) : 0);
+  r.PutScalar("score", answer ? tasks::SortingScore(
+                                    *answer, expected,
+                                    up ? tasks::SortDirection::kAscending : tasks::SortDirection::kDescending,
+                                    tolerance)
+                              : 0);
   return OkStatus();
 }
 
@@ -196,10 +208,20 @@ Status Maze(Request& r) {
 }  // namespace
 
 std::vector<NamedOperation> TaskOperations() {
-  return {{"env.cartpole", CartPole}, {"env.pendulum", Pendulum}, {"env.mountain_car", MountainCar}, {"env.acrobot", Acrobot},
-          {"env.frozen_lake", FrozenLake}, {"env.cliff", Cliff}, {"env.taxi", TaxiOp}, {"task.extract", Extract},
-          {"task.countdown", Countdown}, {"task.countdown_expr", CountdownExpression}, {"task.decimal", Decimal}, {"task.gsm8k", Gsm8k},
-          {"task.sorting", Sorting}, {"task.maze", Maze}};
+  return {{"env.cartpole", CartPole},
+          {"env.pendulum", Pendulum},
+          {"env.mountain_car", MountainCar},
+          {"env.acrobot", Acrobot},
+          {"env.frozen_lake", FrozenLake},
+          {"env.cliff", Cliff},
+          {"env.taxi", TaxiOp},
+          {"task.extract", Extract},
+          {"task.countdown", Countdown},
+          {"task.countdown_expr", CountdownExpression},
+          {"task.decimal", Decimal},
+          {"task.gsm8k", Gsm8k},
+          {"task.sorting", Sorting},
+          {"task.maze", Maze}};
 }
 
 }  // namespace tidepool::algorithms::conformance

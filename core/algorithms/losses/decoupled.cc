@@ -1,14 +1,18 @@
 // Decoupled PPO (arXiv:2110.00641; AReaL, arXiv:2505.24298): the ratio is to a proximal policy, and a
 // detached weight leads from the sampler to it.
 //   x = w max(-A rho', -A clip(rho')), rho' = exp(lp - prox), w = sg(exp(prox - beh)), capped or rejected;
-//   the dual clip applies before w. prox loglinear: prox = beh + a_t sg(lp - beh) (core/algorithms/staleness.h).
+//   the dual clip applies before w. prox loglinear: prox = beh + a_t sg(lp - beh)
+//   (core/algorithms/staleness.h).
 #include "core/algorithms/losses/losses.h"
 #include "core/algorithms/staleness.h"
 
 namespace tidepool::algorithms {
 namespace {
 
-bool HasBehave(const Options& o) { return !o.Text("behave.level").empty() || !o.Text("behave.metric").empty() || !o.Text("behave.action").empty(); }
+bool HasBehave(const Options& o) {
+  return !o.Text("behave.level").empty() || !o.Text("behave.metric").empty() ||
+         !o.Text("behave.action").empty();
+}
 
 // The proximal log-probs of the batch, by the options.
 StatusOr<std::vector<double>> Proximal(const Options& o, const Cells& cells, const PolicyBatch& b) {
@@ -19,16 +23,21 @@ StatusOr<std::vector<double>> Proximal(const Options& o, const Cells& cells, con
   }
   std::vector<double> prox(cells.mask.size(), 0.0);
   for (size_t t = 0; t < prox.size(); ++t) {
-    if (cells.mask[t] != 0) prox[t] = LogLinearProximal(b.behave_logp[t], b.logp[t], ProximalShare(static_cast<int64_t>(*version), b.versions[t]));
+    if (cells.mask[t] != 0)
+      prox[t] = LogLinearProximal(b.behave_logp[t], b.logp[t],
+                                  ProximalShare(static_cast<int64_t>(*version), b.versions[t]));
   }
   return prox;
 }
 
-StatusOr<BehaveResult> Behave(const Options& o, const Cells& cells, const PolicyBatch& b, std::span<const double> prox) {
-  if (b.behave_logp.size() != cells.mask.size()) return InvalidArgument("decoupled: behave needs behave_logp");
+StatusOr<BehaveResult> Behave(const Options& o, const Cells& cells, const PolicyBatch& b,
+                              std::span<const double> prox) {
+  if (b.behave_logp.size() != cells.mask.size())
+    return InvalidArgument("decoupled: behave needs behave_logp");
   TP_ASSIGN_OR_RETURN(const BehaveOptions behave,
-                      ParseBehave(o.Text("behave.level", "token"), o.Text("behave.action", "mask"), o.Text("behave.metric", "ratio"),
-                                  o.Text("behave.agg", "mean"), o.Number("behave.lower"), o.Number("behave.upper")));
+                      ParseBehave(o.Text("behave.level", "token"), o.Text("behave.action", "mask"),
+                                  o.Text("behave.metric", "ratio"), o.Text("behave.agg", "mean"),
+                                  o.Number("behave.lower"), o.Number("behave.upper")));
   return BehaviourWeights(behave, prox, b.behave_logp, cells);
 }
 
@@ -59,12 +68,16 @@ Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTer
 
 }  // namespace
 
-StatusOr<std::optional<double>> TokensAfterRejection(const PolicyLossSpec& spec, const Cells& cells, const PolicyBatch& b) {
-  if (spec.loss->name != "decoupled" || spec.options.Text("denominator") != "mask_after_rejection") return std::optional<double>();
+StatusOr<std::optional<double>> TokensAfterRejection(const PolicyLossSpec& spec, const Cells& cells,
+                                                     const PolicyBatch& b) {
+  if (spec.loss->name != "decoupled" || spec.options.Text("denominator") != "mask_after_rejection")
+    return std::optional<double>();
   double kept = static_cast<double>(cells.Tokens());
   if (HasBehave(spec.options)) {
     PolicyBatch clean = b;
-    const std::vector<double> logp = Masked(b.logp, cells), behave_logp = b.behave_logp.empty() ? std::vector<double>() : Masked(b.behave_logp, cells);
+    const std::vector<double> logp = Masked(b.logp, cells), behave_logp = b.behave_logp.empty()
+                                                                              ? std::vector<double>()
+                                                                              : Masked(b.behave_logp, cells);
     clean.logp = logp;
     clean.behave_logp = behave_logp;
     const std::span<const double> given = b.prox_logp.empty() ? b.old_logp : b.prox_logp;
@@ -79,25 +92,49 @@ StatusOr<std::optional<double>> TokensAfterRejection(const PolicyLossSpec& spec,
 }
 
 LossEntry Decoupled() {
-  return {.name = "decoupled",
-          .paper = "Batch size-invariance for policy optimization, arXiv:2110.00641; AReaL, arXiv:2505.24298",
-          .formula = "w max(-A rho', -A clip(rho')), rho' = exp(lp - prox), w = sg(exp(prox - beh))",
-          .options = {ClipLow(0.2), ClipHigh(0.2),
-                      {.name = "dual_clip", .lo = 0, .doc = "where A < 0, x is at most -dual_clip A, before w"},
-                      {.name = "prox", .type = OptionType::kText, .choices = {"loglinear"}, .doc = "how the proximal log-probs are made; null: recomputed"},
-                      {.name = "current_version", .doc = "of the weights that are trained, for loglinear"},
-                      {.name = "behave.level", .type = OptionType::kText, .fallback = "token", .choices = {"token", "sequence"}, .doc = "of the weight's bound"},
-                      {.name = "behave.action", .type = OptionType::kText, .fallback = "mask", .choices = {"mask", "clamp"}, .doc = "what happens outside"},
-                      {.name = "behave.metric", .type = OptionType::kText, .fallback = "ratio", .choices = {"ratio", "kl_k1", "kl_k2", "kl_k3"}, .doc = "what is bounded"},
-                      {.name = "behave.agg", .type = OptionType::kText, .fallback = "mean", .choices = {"mean", "sum", "max"}, .doc = "over the row, at level sequence"},
-                      {.name = "behave.upper", .fallback = 5.0, .doc = "upper bound of the metric"},
-                      {.name = "behave.lower", .doc = "lower bound of the metric"},
-                      {.name = "denominator", .type = OptionType::kText, .fallback = "mask_before_rejection",
-                       .choices = {"mask_before_rejection", "mask_after_rejection"}, .doc = "tokens that the mean is over"}},
-          .needs = {Column::kAdvantages, Column::kProximal},
-          .extras = false,
-          .whole_rows = true,
-          .terms = Terms};
+  return {
+      .name = "decoupled",
+      .paper = "Batch size-invariance for policy optimization, arXiv:2110.00641; AReaL, arXiv:2505.24298",
+      .formula = "w max(-A rho', -A clip(rho')), rho' = exp(lp - prox), w = sg(exp(prox - beh))",
+      .options = {ClipLow(0.2),
+                  ClipHigh(0.2),
+                  {.name = "dual_clip", .lo = 0, .doc = "where A < 0, x is at most -dual_clip A, before w"},
+                  {.name = "prox",
+                   .type = OptionType::kText,
+                   .choices = {"loglinear"},
+                   .doc = "how the proximal log-probs are made; null: recomputed"},
+                  {.name = "current_version", .doc = "of the weights that are trained, for loglinear"},
+                  {.name = "behave.level",
+                   .type = OptionType::kText,
+                   .fallback = "token",
+                   .choices = {"token", "sequence"},
+                   .doc = "of the weight's bound"},
+                  {.name = "behave.action",
+                   .type = OptionType::kText,
+                   .fallback = "mask",
+                   .choices = {"mask", "clamp"},
+                   .doc = "what happens outside"},
+                  {.name = "behave.metric",
+                   .type = OptionType::kText,
+                   .fallback = "ratio",
+                   .choices = {"ratio", "kl_k1", "kl_k2", "kl_k3"},
+                   .doc = "what is bounded"},
+                  {.name = "behave.agg",
+                   .type = OptionType::kText,
+                   .fallback = "mean",
+                   .choices = {"mean", "sum", "max"},
+                   .doc = "over the row, at level sequence"},
+                  {.name = "behave.upper", .fallback = 5.0, .doc = "upper bound of the metric"},
+                  {.name = "behave.lower", .doc = "lower bound of the metric"},
+                  {.name = "denominator",
+                   .type = OptionType::kText,
+                   .fallback = "mask_before_rejection",
+                   .choices = {"mask_before_rejection", "mask_after_rejection"},
+                   .doc = "tokens that the mean is over"}},
+      .needs = {Column::kAdvantages, Column::kProximal},
+      .extras = false,
+      .whole_rows = true,
+      .terms = Terms};
 }
 
 }  // namespace tidepool::algorithms

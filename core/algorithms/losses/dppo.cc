@@ -1,8 +1,8 @@
 // Trust-region losses on probabilities rather than ratios, against the sampler (DPPO, arXiv:2602.04879; the
 // forms of prime-rl). With d = lp - beh, p = e^lp, p_beh = e^beh; dropped tokens keep the quadratic term:
-//   dppo    x = -keep adv_tau A e^d + kl_tau d^2,  dropped: A > 0 ? p - p_beh > mask_high : p - p_beh < -mask_low
-//   ipo_tr  the same with keep = |p - p_beh| <= threshold
-//   ref_kl  the same with keep = p - p_beh >= -mask_low, and sg(ref - lp) in place of adv_tau A
+//   dppo    x = -keep adv_tau A e^d + kl_tau d^2,  dropped: A > 0 ? p - p_beh > mask_high : p - p_beh <
+//   -mask_low ipo_tr  the same with keep = |p - p_beh| <= threshold ref_kl  the same with keep = p - p_beh >=
+//   -mask_low, and sg(ref - lp) in place of adv_tau A
 #include "core/algorithms/losses/losses.h"
 
 namespace tidepool::algorithms {
@@ -22,7 +22,8 @@ Status DppoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Los
   for (size_t t = 0; t < cells.mask.size(); ++t) {
     if (cells.mask[t] == 0) continue;
     const double shift = Shift(b, t);
-    const bool drop = b.advantages[t] > 0 ? high.has_value() && shift > *high : low.has_value() && shift < -*low;
+    const bool drop =
+        b.advantages[t] > 0 ? high.has_value() && shift > *high : low.has_value() && shift < -*low;
     Put(b, t, o.Number("adv_tau", 1) * b.advantages[t], !drop, o.Number("kl_tau", 0), out);
   }
   return OkStatus();
@@ -42,7 +43,8 @@ Status ReferenceKlTerms(const Options& o, const Cells& cells, const PolicyBatch&
   const auto low = o.Number("mask_low");
   for (size_t t = 0; t < cells.mask.size(); ++t) {
     if (cells.mask[t] == 0) continue;
-    Put(b, t, b.ref_logp[t] - b.logp[t], !low.has_value() || Shift(b, t) >= -*low, o.Number("kl_tau", 0), out);
+    Put(b, t, b.ref_logp[t] - b.logp[t], !low.has_value() || Shift(b, t) >= -*low, o.Number("kl_tau", 0),
+        out);
   }
   return OkStatus();
 }
@@ -53,32 +55,40 @@ OptionSpec KlTau() { return {.name = "kl_tau", .fallback = 1e-3, .doc = "weight 
 }  // namespace
 
 LossEntry Dppo() {
-  return {.name = "dppo",
-          .paper = "DPPO, arXiv:2602.04879",
-          .formula = "-1[keep] adv_tau A exp(lp - beh) + kl_tau (lp - beh)^2",
-          .options = {{.name = "mask_low", .fallback = 0.2, .lo = 0, .doc = "A <= 0: dropped where p - p_beh < - this"},
-                      {.name = "mask_high", .fallback = 0.2, .lo = 0, .doc = "A > 0: dropped where p - p_beh > this"},
-                      AdvTau(), KlTau()},
-          .needs = {Column::kAdvantages, Column::kBehaviour},
-          .terms = DppoTerms};
+  return {
+      .name = "dppo",
+      .paper = "DPPO, arXiv:2602.04879",
+      .formula = "-1[keep] adv_tau A exp(lp - beh) + kl_tau (lp - beh)^2",
+      .options =
+          {{.name = "mask_low", .fallback = 0.2, .lo = 0, .doc = "A <= 0: dropped where p - p_beh < - this"},
+           {.name = "mask_high", .fallback = 0.2, .lo = 0, .doc = "A > 0: dropped where p - p_beh > this"},
+           AdvTau(),
+           KlTau()},
+      .needs = {Column::kAdvantages, Column::kBehaviour},
+      .terms = DppoTerms};
 }
 
 LossEntry IpoTrustRegion() {
-  return {.name = "ipo_tr",
-          .paper = "trust region on probabilities, as in prime-rl",
-          .formula = "-1[|p - p_beh| <= threshold] adv_tau A exp(lp - beh) + kl_tau (lp - beh)^2",
-          .options = {{.name = "threshold", .fallback = 0.2, .lo = 0, .doc = "largest |p - p_beh| that is kept"}, AdvTau(), KlTau()},
-          .needs = {Column::kAdvantages, Column::kBehaviour},
-          .terms = IpoTerms};
+  return {
+      .name = "ipo_tr",
+      .paper = "trust region on probabilities, as in prime-rl",
+      .formula = "-1[|p - p_beh| <= threshold] adv_tau A exp(lp - beh) + kl_tau (lp - beh)^2",
+      .options = {{.name = "threshold", .fallback = 0.2, .lo = 0, .doc = "largest |p - p_beh| that is kept"},
+                  AdvTau(),
+                  KlTau()},
+      .needs = {Column::kAdvantages, Column::kBehaviour},
+      .terms = IpoTerms};
 }
 
 LossEntry ReferenceKl() {
-  return {.name = "ref_kl",
-          .paper = "KL to a reference as the advantage, as in prime-rl",
-          .formula = "-1[p - p_beh >= -mask_low] sg(ref - lp) exp(lp - beh) + kl_tau (lp - beh)^2",
-          .options = {{.name = "mask_low", .fallback = 0.2, .lo = 0, .doc = "dropped where p - p_beh < - this"}, KlTau()},
-          .needs = {Column::kBehaviour, Column::kReference},
-          .terms = ReferenceKlTerms};
+  return {
+      .name = "ref_kl",
+      .paper = "KL to a reference as the advantage, as in prime-rl",
+      .formula = "-1[p - p_beh >= -mask_low] sg(ref - lp) exp(lp - beh) + kl_tau (lp - beh)^2",
+      .options = {{.name = "mask_low", .fallback = 0.2, .lo = 0, .doc = "dropped where p - p_beh < - this"},
+                  KlTau()},
+      .needs = {Column::kBehaviour, Column::kReference},
+      .terms = ReferenceKlTerms};
 }
 
 }  // namespace tidepool::algorithms

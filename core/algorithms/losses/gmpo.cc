@@ -1,6 +1,7 @@
 // GMPO (arXiv:2507.20673): geometric mean of clipped token ratios; a value per row.
-//   x_i = -A_i exp(mean_t z_t),  z = l clipped to [-clip_log_low, clip_log_high] where that is the pessimistic side:
-//   A > 0: min(l, clip(l)),  A < 0: max(l, clip(l)),  A = 0: l;   A_i: the row's mean of A.  l = lp - old
+//   x_i = -A_i exp(mean_t z_t),  z = l clipped to [-clip_log_low, clip_log_high] where that is the
+//   pessimistic side: A > 0: min(l, clip(l)),  A < 0: max(l, clip(l)),  A = 0: l;   A_i: the row's mean of A.
+//   l = lp - old
 #include "core/algorithms/losses/losses.h"
 
 namespace tidepool::algorithms {
@@ -17,7 +18,8 @@ Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTer
     if (b.advantages[t] > 0 && high.has_value() && l > *high) z[t] = *high, held[t] = 1;
     if (b.advantages[t] < 0 && low.has_value() && l < -*low) z[t] = -*low, held[t] = 1;
   }
-  const std::vector<double> log_ratio = Spread(RowMeans(z, cells), cells), advantage = Spread(RowMeans(b.advantages, cells), cells);
+  const std::vector<double> log_ratio = Spread(RowMeans(z, cells), cells),
+                            advantage = Spread(RowMeans(b.advantages, cells), cells);
   for (size_t t = 0; t < z.size(); ++t) {
     if (cells.mask[t] == 0) continue;
     out.value[t] = Times(-advantage[t], std::exp(log_ratio[t]));

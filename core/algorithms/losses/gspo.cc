@@ -17,7 +17,8 @@ Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTer
     if (cells.mask[t] == 0) continue;
     const bool held = most.has_value() && log_s[t] > *most;
     const double s = std::exp(held ? *most : log_s[t]);
-    const double free = Times(-b.advantages[t], s), bounded = Times(-b.advantages[t], ClipRatio(s, low, high));
+    const double free = Times(-b.advantages[t], s),
+                 bounded = Times(-b.advantages[t], ClipRatio(s, low, high));
     out.clipped[t] = bounded > free ? 1 : 0;
     out.value[t] = bounded > free ? bounded : free;
     out.slope[t] = bounded > free || held ? 0 : free;
@@ -31,7 +32,8 @@ LossEntry Gspo() {
   return {.name = "gspo",
           .paper = "Group sequence policy optimization, arXiv:2507.18071",
           .formula = "max(-A s, -A clip(s)), s_it = sg(s_i) exp(lp - sg(lp)), s_i = exp(mean_t(lp - old))",
-          .options = {ClipLow(3e-4), ClipHigh(4e-4),
+          .options = {ClipLow(3e-4),
+                      ClipHigh(4e-4),
                       {.name = "log_ratio_clamp_max", .fallback = 10.0, .doc = "upper bound on log s"}},
           .needs = {Column::kAdvantages, Column::kOld},
           .aggregation = "seq-mean-token-mean",

@@ -21,7 +21,11 @@ LossEntry Kimi15() {
   return {.name = "kimi15",
           .paper = "Kimi k1.5, arXiv:2501.12599",
           .formula = "-A lp + tau/2 (lp - old)^2",
-          .options = {{.name = "tau", .fallback = 0.1, .lo = 0, .doc = "weight of the squared log ratio", .required = true}},
+          .options = {{.name = "tau",
+                       .fallback = 0.1,
+                       .lo = 0,
+                       .doc = "weight of the squared log ratio",
+                       .required = true}},
           .needs = {Column::kAdvantages, Column::kOld},
           .terms = Terms};
 }

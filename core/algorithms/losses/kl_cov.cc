@@ -9,7 +9,8 @@ namespace tidepool::algorithms {
 namespace {
 
 Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
-  if (b.selected.size() != cells.mask.size()) return InvalidArgument("kl_cov: tokens have to be selected over the whole batch first");
+  if (b.selected.size() != cells.mask.size())
+    return InvalidArgument("kl_cov: tokens have to be selected over the whole batch first");
   const double coef = o.Number("coef", 0);
   for (size_t t = 0; t < cells.mask.size(); ++t) {
     if (cells.mask[t] == 0) continue;
@@ -35,7 +36,8 @@ std::vector<uint8_t> SelectTokens(const PolicyLossSpec& spec, const Cells& cells
   if (order.empty()) return selected;
   const double share = std::floor(spec.options.Number("ratio", 0) * static_cast<double>(order.size()));
   const auto count = static_cast<size_t>(std::clamp(share, 1.0, static_cast<double>(order.size())));
-  std::ranges::stable_sort(order, std::greater<>(), [&](size_t t) { return (b.advantages[t] - mean_a) * (b.logp[t] - mean_lp); });
+  std::ranges::stable_sort(order, std::greater<>(),
+                           [&](size_t t) { return (b.advantages[t] - mean_a) * (b.logp[t] - mean_lp); });
   for (size_t k = 0; k < count; ++k) selected[order[k]] = 1;
   return selected;
 }
@@ -44,8 +46,14 @@ LossEntry KlCov() {
   return {.name = "kl_cov",
           .paper = "The entropy mechanism of RL for reasoning language models, arXiv:2505.22617",
           .formula = "-A rho + coef |lp - old| 1[top share by (A - <A>)(lp - <lp>)]",
-          .options = {{.name = "ratio", .fallback = 2e-4, .lo = 0, .hi = 1, .doc = "share of tokens that are penalised", .required = true},
-                      {.name = "coef", .fallback = 0.1, .lo = 0, .doc = "weight of the penalty", .required = true}},
+          .options =
+              {{.name = "ratio",
+                .fallback = 2e-4,
+                .lo = 0,
+                .hi = 1,
+                .doc = "share of tokens that are penalised",
+                .required = true},
+               {.name = "coef", .fallback = 0.1, .lo = 0, .doc = "weight of the penalty", .required = true}},
           .needs = {Column::kAdvantages, Column::kOld},
           .whole_batch = true,
           .terms = Terms};

@@ -4,8 +4,9 @@ namespace tidepool::algorithms {
 
 const std::vector<LossEntry>& PolicyLosses() {
   static const std::vector<LossEntry> losses = {
-      Ppo(), Gspo(), Cispo(), Sapo(), Reinforce(), OnPolicy(), CrossEntropy(), Gmpo(), SequenceProduct(), Topr(), Kimi15(), Vespo(),
-      KlCov(), Dppo(), IpoTrustRegion(), ReferenceKl(), Decoupled(),
+      Ppo(),          Gspo(), Cispo(),           Sapo(),        Reinforce(), OnPolicy(),
+      CrossEntropy(), Gmpo(), SequenceProduct(), Topr(),        Kimi15(),    Vespo(),
+      KlCov(),        Dppo(), IpoTrustRegion(),  ReferenceKl(), Decoupled(),
   };
   return losses;
 }
@@ -16,13 +17,19 @@ const LossEntry* FindLoss(std::string_view name) {
 }
 
 OptionSpec ClipLow(Value fallback) {
-  return {.name = "clip_low", .fallback = fallback, .lo = 0, .doc = "the ratio is clipped below 1 - this; null: no lower bound"};
+  return {.name = "clip_low",
+          .fallback = fallback,
+          .lo = 0,
+          .doc = "the ratio is clipped below 1 - this; null: no lower bound"};
 }
 OptionSpec ClipHigh(Value fallback) {
   return {.name = "clip_high", .fallback = fallback, .lo = 0, .doc = "the ratio is clipped above 1 + this"};
 }
 OptionSpec LogRatioClamp(Value fallback) {
-  return {.name = "log_ratio_clamp", .fallback = fallback, .lo = 0, .doc = "lp - old is clipped to +- this before exp"};
+  return {.name = "log_ratio_clamp",
+          .fallback = fallback,
+          .lo = 0,
+          .doc = "lp - old is clipped to +- this before exp"};
 }
 
 }  // namespace tidepool::algorithms

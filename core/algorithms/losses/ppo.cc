@@ -1,14 +1,16 @@
 // PPO's clipped objective (Schulman et al., arXiv:1707.06347), with separate bounds (clip-higher, DAPO,
 // arXiv:2503.14476), dual clip (arXiv:1912.09729) and two-sided cap (INTELLECT-2, arXiv:2505.07291).
 //   l = clip(lp - old, +-log_ratio_clamp), rho = e^l
-//   x = max(-A min(rho, ratio_cap), -A clip(rho, 1 - clip_low, 1 + clip_high));  A < 0: x = min(x, -dual_clip A)
+//   x = max(-A min(rho, ratio_cap), -A clip(rho, 1 - clip_low, 1 + clip_high));  A < 0: x = min(x, -dual_clip
+//   A)
 #include "core/algorithms/losses/losses.h"
 
 namespace tidepool::algorithms {
 namespace {
 
 Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
-  const auto low = o.Number("clip_low"), high = o.Number("clip_high"), dual = o.Number("dual_clip"), cap = o.Number("ratio_cap");
+  const auto low = o.Number("clip_low"), high = o.Number("clip_high"), dual = o.Number("dual_clip"),
+             cap = o.Number("ratio_cap");
   const auto clamp = o.Number("log_ratio_clamp");
   out.clipped.assign(cells.mask.size(), 0);
   out.dual_clipped.assign(cells.mask.size(), 0);
@@ -40,9 +42,14 @@ LossEntry Ppo() {
   return {.name = "ppo",
           .paper = "Proximal policy optimization, arXiv:1707.06347",
           .formula = "max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), rho = exp(lp - old)",
-          .options = {ClipLow(0.2), ClipHigh(0.2),
-                      {.name = "dual_clip", .lo = 0, .doc = "where A < 0, x is at most -dual_clip A (arXiv:1912.09729; verl 3)"},
-                      {.name = "ratio_cap", .lo = 0, .doc = "the ratio of the unclipped branch is at most this (arXiv:2505.07291)"},
+          .options = {ClipLow(0.2),
+                      ClipHigh(0.2),
+                      {.name = "dual_clip",
+                       .lo = 0,
+                       .doc = "where A < 0, x is at most -dual_clip A (arXiv:1912.09729; verl 3)"},
+                      {.name = "ratio_cap",
+                       .lo = 0,
+                       .doc = "the ratio of the unclipped branch is at most this (arXiv:2505.07291)"},
                       LogRatioClamp(20.0)},
           .needs = {Column::kAdvantages, Column::kOld},
           .terms = Terms};

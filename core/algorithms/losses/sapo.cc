@@ -28,9 +28,14 @@ LossEntry Sapo() {
   return {.name = "sapo",
           .paper = "Soft adaptive policy optimization, arXiv:2511.20347",
           .formula = "-A (4/tau) sigmoid(tau (rho - 1)), tau = tau_pos if A > 0 else tau_neg",
-          .options = {{.name = "tau_pos", .fallback = 1.0, .lo = 1e-12, .doc = "temperature of the gate where A > 0", .required = true},
-                      {.name = "tau_neg", .fallback = 1.05, .lo = 1e-12, .doc = "and elsewhere", .required = true},
-                      LogRatioClamp({})},
+          .options =
+              {{.name = "tau_pos",
+                .fallback = 1.0,
+                .lo = 1e-12,
+                .doc = "temperature of the gate where A > 0",
+                .required = true},
+               {.name = "tau_neg", .fallback = 1.05, .lo = 1e-12, .doc = "and elsewhere", .required = true},
+               LogRatioClamp({})},
           .needs = {Column::kAdvantages, Column::kOld},
           .aggregation = "seq-mean-token-mean",
           .terms = Terms};

@@ -1,5 +1,6 @@
 // RLOO as in TRL (arXiv:2402.14740): PPO's clip on the ratio of whole sequences; a value per row.
-//   x_i = max(-A_i r, -A_i clip(r, 1 - clip_low, 1 + clip_high)),  r = exp(sum_t m (lp - old)),  A_i: the row's mean of A
+//   x_i = max(-A_i r, -A_i clip(r, 1 - clip_low, 1 + clip_high)),  r = exp(sum_t m (lp - old)),  A_i: the
+//   row's mean of A
 #include "core/algorithms/losses/losses.h"
 
 namespace tidepool::algorithms {

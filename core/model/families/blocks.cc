@@ -10,14 +10,18 @@ namespace {
 
 using Json = nlohmann::json;
 
-Status ReadScaling(const ConfigReader& top, const ConfigReader& r, const std::string& key, const std::string& type, ModelSpec& s) {
-  static constexpr std::pair<const char*, RopeType> kTypes[] = {{"linear", RopeType::kLinear}, {"llama3", RopeType::kLlama3}, {"yarn", RopeType::kYarn}};
+Status ReadScaling(const ConfigReader& top, const ConfigReader& r, const std::string& key,
+                   const std::string& type, ModelSpec& s) {
+  static constexpr std::pair<const char*, RopeType> kTypes[] = {
+      {"linear", RopeType::kLinear}, {"llama3", RopeType::kLlama3}, {"yarn", RopeType::kYarn}};
   for (const auto& [name, value] : kTypes) {
     if (type == name) s.rope.type = value;
   }
-  if (type != "dynamic" && s.rope.type == RopeType::kDefault) return top.Missing(key + " of type '" + type + "'");
+  if (type != "dynamic" && s.rope.type == RopeType::kDefault)
+    return top.Missing(key + " of type '" + type + "'");
   const auto need = [&](const char* name, double& out) -> Status {
-    if (r.Find(name) == nullptr) return InvalidArgument(r.path() + ": " + name + " is missing, which type '" + type + "' needs");
+    if (r.Find(name) == nullptr)
+      return InvalidArgument(r.path() + ": " + name + " is missing, which type '" + type + "' needs");
     return r.Number(name, 0, out);
   };
   RopeSpec& rope = s.rope;
@@ -28,8 +32,10 @@ Status ReadScaling(const ConfigReader& top, const ConfigReader& r, const std::st
     return OkStatus();
   }
   if (rope.type == RopeType::kLinear) return OkStatus();
-  TP_RETURN_IF_ERROR(r.Number("original_max_position_embeddings", static_cast<double>(s.max_position), rope.original_max_position));
-  TP_RETURN_IF_ERROR(top.Number("original_max_position_embeddings", rope.original_max_position, rope.original_max_position));
+  TP_RETURN_IF_ERROR(r.Number("original_max_position_embeddings", static_cast<double>(s.max_position),
+                              rope.original_max_position));
+  TP_RETURN_IF_ERROR(
+      top.Number("original_max_position_embeddings", rope.original_max_position, rope.original_max_position));
   if (rope.type == RopeType::kLlama3) {
     TP_RETURN_IF_ERROR(need("low_freq_factor", rope.low_frequency_factor));
     return need("high_freq_factor", rope.high_frequency_factor);
@@ -37,7 +43,8 @@ Status ReadScaling(const ConfigReader& top, const ConfigReader& r, const std::st
   double mscale = 0, mscale_all = 0;
   TP_RETURN_IF_ERROR(r.Number("mscale", 0, mscale));
   TP_RETURN_IF_ERROR(r.Number("mscale_all_dim", 0, mscale_all));
-  TP_RETURN_IF_ERROR(r.Number("attention_factor", YarnAttentionFactor(rope.factor, mscale, mscale_all), rope.attention_factor));
+  TP_RETURN_IF_ERROR(r.Number("attention_factor", YarnAttentionFactor(rope.factor, mscale, mscale_all),
+                              rope.attention_factor));
   TP_RETURN_IF_ERROR(r.Number("beta_fast", 32, rope.beta_fast));
   TP_RETURN_IF_ERROR(r.Number("beta_slow", 1, rope.beta_slow));
   if (rope.beta_fast == 0) rope.beta_fast = 32;  // as the reference: 0 is "not given"
@@ -57,7 +64,8 @@ Status ReadRope(const ConfigReader& top, ModelSpec& s) {
     if (!v->is_object()) return top.Wrong(key, "an object", *v);
     if (v->empty()) continue;
     for (const auto& [name, value] : v->items()) {
-      if (value.is_object()) return top.Missing(std::string(key) + "." + name + " (rotary parameters by layer type)");
+      if (value.is_object())
+        return top.Missing(std::string(key) + "." + name + " (rotary parameters by layer type)");
     }
     const ConfigReader inner(top.path() + ": " + key, *v);
     std::string type, old_type;
@@ -74,7 +82,8 @@ Status ReadRope(const ConfigReader& top, ModelSpec& s) {
 
 Status AcceptUnreached(const ConfigReader& r, int64_t window, ModelSpec& s) {
   if (window < s.max_position) {
-    return r.Missing("sliding_window " + std::to_string(window) + " (below max_position_embeddings " + std::to_string(s.max_position) + ")");
+    return r.Missing("sliding_window " + std::to_string(window) + " (below max_position_embeddings " +
+                     std::to_string(s.max_position) + ")");
   }
   s.ends_at_max_position = true;
   return OkStatus();
@@ -88,7 +97,9 @@ Status ReadDecoder(const ConfigReader& r, const DecoderDefaults& d, ModelSpec& s
   TP_RETURN_IF_ERROR(r.Int("intermediate_size", d.intermediate_size, s.intermediate_size));
   TP_RETURN_IF_ERROR(r.Int("num_hidden_layers", d.layers, s.layers));
   TP_RETURN_IF_ERROR(r.Int("num_attention_heads", d.heads, s.heads));
-  TP_RETURN_IF_ERROR(r.Int("num_key_value_heads", d.kv_heads == 0 || r.Has("num_key_value_heads") ? s.heads : d.kv_heads, s.kv_heads));
+  TP_RETURN_IF_ERROR(r.Int("num_key_value_heads",
+                           d.kv_heads == 0 || r.Has("num_key_value_heads") ? s.heads : d.kv_heads,
+                           s.kv_heads));
   TP_RETURN_IF_ERROR(r.Int("max_position_embeddings", d.max_position, s.max_position));
   TP_RETURN_IF_ERROR(r.Number("rms_norm_eps", 1e-6, s.rms_norm_eps));
   TP_RETURN_IF_ERROR(r.Bool("tie_word_embeddings", false, s.tie_embeddings));
@@ -98,8 +109,9 @@ Status ReadDecoder(const ConfigReader& r, const DecoderDefaults& d, ModelSpec& s
     s.head_size = d.head_size;
   } else {
     if (s.heads < 1 || s.hidden_size % s.heads != 0) {
-      return InvalidArgument(r.path() + ": hidden_size " + std::to_string(s.hidden_size) + " is not a multiple of num_attention_heads " +
-                             std::to_string(s.heads) + ", and there is no head_dim");
+      return InvalidArgument(r.path() + ": hidden_size " + std::to_string(s.hidden_size) +
+                             " is not a multiple of num_attention_heads " + std::to_string(s.heads) +
+                             ", and there is no head_dim");
     }
     s.head_size = s.hidden_size / s.heads;
   }
@@ -129,7 +141,8 @@ Status RefuseSwitchedWindow(const ConfigReader& r, bool by_layer, ModelSpec& s) 
         listed = true;
         if (!on) return r.Missing("layer_types with sliding_attention");
       } else if (type != "full_attention") {
-        return r.Missing("layer_types with " + type.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
+        return r.Missing("layer_types with " +
+                         type.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
       }
     }
     if (by_layer && !listed) return OkStatus();
@@ -150,13 +163,15 @@ Status ReadExperts(const ConfigReader& r, const MoeDefaults& d, ModelSpec& s) {
   TP_RETURN_IF_ERROR(r.Int("decoder_sparse_step", 1, m.sparse_step));
   TP_RETURN_IF_ERROR(r.Bool("norm_topk_prob", false, m.renormalize));
   TP_RETURN_IF_ERROR(r.Number("router_aux_loss_coef", 0.001, m.aux_loss_coefficient));
-  if (m.experts < 0 || m.sparse_step < 1) return InvalidArgument(r.path() + ": num_experts must be 0 or more and decoder_sparse_step 1 or more");
+  if (m.experts < 0 || m.sparse_step < 1)
+    return InvalidArgument(r.path() + ": num_experts must be 0 or more and decoder_sparse_step 1 or more");
   if (const Json* list = r.Find("mlp_only_layers"); list != nullptr) {
     if (!list->is_array()) return r.Wrong("mlp_only_layers", "a list of layers", *list);
     for (const Json& layer : *list) {
       if (!layer.is_number_integer()) return r.Wrong("mlp_only_layers", "numbers of layers", layer);
       // Layers that are not there change nothing, and are not kept.
-      if (const auto l = layer.get<int64_t>(); l >= 0 && l < std::min<int64_t>(s.layers, 4096)) m.dense_layers.push_back(static_cast<int32_t>(l));
+      if (const auto l = layer.get<int64_t>(); l >= 0 && l < std::min<int64_t>(s.layers, 4096))
+        m.dense_layers.push_back(static_cast<int32_t>(l));
     }
     std::sort(m.dense_layers.begin(), m.dense_layers.end());
     m.dense_layers.erase(std::unique(m.dense_layers.begin(), m.dense_layers.end()), m.dense_layers.end());

@@ -15,14 +15,16 @@ struct DecoderDefaults {
   int64_t max_position = 0;
 };
 
-// Sizes, norm, rotary positions, tied embeddings; refuses another activation, partial rotation, quantized weights.
+// Sizes, norm, rotary positions, tied embeddings; refuses another activation, partial rotation, quantized
+// weights.
 Status ReadDecoder(const ConfigReader& config, const DecoderDefaults& defaults, ModelSpec& spec);
 
 // Sliding windows. A window that no position below max_position_embeddings reaches changes nothing: it is
 // accepted, and positions end there. Another is refused by name.
 // Mistral: one for all layers, 4096 where the key is left out, none where it is null.
 Status RefuseWindow(const ConfigReader& config, ModelSpec& spec);
-// Qwen: only where `use_sliding_window` is true. `by_layer`: it begins at layer `max_window_layers`, or `layer_types` tells.
+// Qwen: only where `use_sliding_window` is true. `by_layer`: it begins at layer `max_window_layers`, or
+// `layer_types` tells.
 Status RefuseSwitchedWindow(const ConfigReader& config, bool by_layer, ModelSpec& spec);
 
 struct MoeDefaults {

@@ -6,7 +6,8 @@ namespace tidepool::model {
 extern const Family kLlama, kMistral, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe;
 
 const std::vector<const Family*>& Families() {
-  static const std::vector<const Family*> all = {&kLlama, &kMistral, &kQwen2, &kQwen2Moe, &kQwen3, &kQwen3Moe};
+  static const std::vector<const Family*> all = {&kLlama,    &kMistral, &kQwen2,
+                                                 &kQwen2Moe, &kQwen3,   &kQwen3Moe};
   return all;
 }
 
@@ -19,7 +20,8 @@ const Family* FindFamily(std::string_view model_type) {
 
 std::string FamilyNames() {
   std::string names;
-  for (const Family* family : Families()) names += (names.empty() ? "" : ", ") + std::string(family->model_type);
+  for (const Family* family : Families())
+    names += (names.empty() ? "" : ", ") + std::string(family->model_type);
   return names;
 }
 

@@ -15,11 +15,12 @@
 namespace tidepool::model {
 
 struct Family {
-  const char* model_type;     // of config.json: "qwen3_moe"
-  const char* architecture;   // "Qwen3MoeForCausalLM"
-  const char* doc;            // one line: what it is, what sets it apart
-  const char* refused;        // one line: what is legal there and not implemented
-  // Fills the spec from config.json, with this family's defaults. kUnimplemented names what is not implemented.
+  const char* model_type;    // of config.json: "qwen3_moe"
+  const char* architecture;  // "Qwen3MoeForCausalLM"
+  const char* doc;           // one line: what it is, what sets it apart
+  const char* refused;       // one line: what is legal there and not implemented
+  // Fills the spec from config.json, with this family's defaults. kUnimplemented names what is not
+  // implemented.
   Status (*read)(const ConfigReader& config, ModelSpec& spec);
   // Adds what sets the family apart; the keys that all share are there already.
   void (*write)(const ModelSpec& spec, nlohmann::ordered_json& config);

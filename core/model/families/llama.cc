@@ -5,7 +5,8 @@ namespace tidepool::model {
 namespace {
 
 Status Read(const ConfigReader& config, ModelSpec& s) {
-  TP_RETURN_IF_ERROR(ReadDecoder(config, {.vocab_size = 32000, .intermediate_size = 11008, .max_position = 2048}, s));
+  TP_RETURN_IF_ERROR(
+      ReadDecoder(config, {.vocab_size = 32000, .intermediate_size = 11008, .max_position = 2048}, s));
   TP_RETURN_IF_ERROR(config.Bool("attention_bias", false, s.qkv_bias));
   s.o_bias = s.qkv_bias;
   TP_RETURN_IF_ERROR(config.Bool("mlp_bias", false, s.mlp_bias));
@@ -21,7 +22,12 @@ void Write(const ModelSpec& s, nlohmann::ordered_json& c) {
 }  // namespace
 
 extern const Family kLlama;
-const Family kLlama = {"llama", "LlamaForCausalLM", "Llama 2 and 3.x, SmolLM2; attention and MLP biases; rope scaling default, linear, llama3, yarn",
-                       "rope scaling dynamic beyond max_position_embeddings, longrope and others; activations other than silu", Read, Write};
+const Family kLlama = {
+    "llama",
+    "LlamaForCausalLM",
+    "Llama 2 and 3.x, SmolLM2; attention and MLP biases; rope scaling default, linear, llama3, yarn",
+    "rope scaling dynamic beyond max_position_embeddings, longrope and others; activations other than silu",
+    Read,
+    Write};
 
 }  // namespace tidepool::model

@@ -5,7 +5,13 @@ namespace tidepool::model {
 namespace {
 
 Status Read(const ConfigReader& config, ModelSpec& s) {
-  TP_RETURN_IF_ERROR(ReadDecoder(config, {.vocab_size = 151936, .intermediate_size = 22016, .kv_heads = 32, .head_size = 128, .max_position = 32768}, s));
+  TP_RETURN_IF_ERROR(ReadDecoder(config,
+                                 {.vocab_size = 151936,
+                                  .intermediate_size = 22016,
+                                  .kv_heads = 32,
+                                  .head_size = 128,
+                                  .max_position = 32768},
+                                 s));
   s.qk_norm = true;
   TP_RETURN_IF_ERROR(config.Bool("attention_bias", false, s.qkv_bias));
   s.o_bias = s.qkv_bias;
@@ -20,7 +26,12 @@ void Write(const ModelSpec& s, nlohmann::ordered_json& c) {
 }  // namespace
 
 extern const Family kQwen3;
-const Family kQwen3 = {"qwen3", "Qwen3ForCausalLM", "Qwen3: norms on the heads of q and k, free head size, optional attention biases",
-                       "use_sliding_window: true where a layer's window is below max_position_embeddings; rope types as for llama", Read, Write};
+const Family kQwen3 = {"qwen3",
+                       "Qwen3ForCausalLM",
+                       "Qwen3: norms on the heads of q and k, free head size, optional attention biases",
+                       "use_sliding_window: true where a layer's window is below max_position_embeddings; "
+                       "rope types as for llama",
+                       Read,
+                       Write};
 
 }  // namespace tidepool::model

@@ -5,11 +5,20 @@ namespace tidepool::model {
 namespace {
 
 Status Read(const ConfigReader& config, ModelSpec& s) {
-  TP_RETURN_IF_ERROR(ReadDecoder(config, {.vocab_size = 151936, .hidden_size = 2048, .intermediate_size = 6144, .layers = 24, .heads = 32, .kv_heads = 4, .max_position = 32768}, s));
+  TP_RETURN_IF_ERROR(ReadDecoder(config,
+                                 {.vocab_size = 151936,
+                                  .hidden_size = 2048,
+                                  .intermediate_size = 6144,
+                                  .layers = 24,
+                                  .heads = 32,
+                                  .kv_heads = 4,
+                                  .max_position = 32768},
+                                 s));
   s.qk_norm = true;
   TP_RETURN_IF_ERROR(config.Bool("attention_bias", false, s.qkv_bias));
   s.o_bias = s.qkv_bias;
-  TP_RETURN_IF_ERROR(ReadExperts(config, {.experts = 128, .experts_per_token = 8, .intermediate_size = 768}, s));
+  TP_RETURN_IF_ERROR(
+      ReadExperts(config, {.experts = 128, .experts_per_token = 8, .intermediate_size = 768}, s));
   return RefuseSwitchedWindow(config, /*by_layer=*/false, s);
 }
 
@@ -22,7 +31,12 @@ void Write(const ModelSpec& s, nlohmann::ordered_json& c) {
 }  // namespace
 
 extern const Family kQwen3Moe;
-const Family kQwen3Moe = {"qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3-MoE: Qwen3's attention, experts, dense layers in between",
-                          "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama", Read, Write};
+const Family kQwen3Moe = {
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    "Qwen3-MoE: Qwen3's attention, experts, dense layers in between",
+    "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama",
+    Read,
+    Write};
 
 }  // namespace tidepool::model

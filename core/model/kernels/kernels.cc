@@ -6,10 +6,10 @@
 namespace tidepool::model {
 
 // Defined by kernels_<isa>.cc.
-#define TIDEPOOL_DECLARE(isa)                  \
-  namespace isa {                              \
-  extern const KernelTable<float> kFloat;      \
-  extern const KernelTable<BF16> kBFloat16;    \
+#define TIDEPOOL_DECLARE(isa)               \
+  namespace isa {                           \
+  extern const KernelTable<float> kFloat;   \
+  extern const KernelTable<BF16> kBFloat16; \
   }
 TIDEPOOL_DECLARE(baseline)
 #if defined(__x86_64__)
@@ -20,9 +20,12 @@ TIDEPOOL_DECLARE(avx512)
 
 const char* IsaName(Isa isa) {
   switch (isa) {
-    case Isa::kAvx512: return "avx512";
-    case Isa::kAvx2: return "avx2";
-    case Isa::kBaseline: break;
+    case Isa::kAvx512:
+      return "avx512";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kBaseline:
+      break;
   }
   return "baseline";
 }

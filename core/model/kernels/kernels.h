@@ -40,17 +40,17 @@ struct RmsNormArgs {
 template <typename T>
 struct RotaryArgs {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
-  const T* qkv = nullptr;          // [rows, (heads + 2 kv_heads) * head_size]
-  const T* bias = nullptr;         // [(heads + 2 kv_heads) * head_size] or null
-  const T* q_norm = nullptr;       // [head_size] or null
+  const T* qkv = nullptr;     // [rows, (heads + 2 kv_heads) * head_size]
+  const T* bias = nullptr;    // [(heads + 2 kv_heads) * head_size] or null
+  const T* q_norm = nullptr;  // [head_size] or null
   const T* k_norm = nullptr;
   float eps = 0;
-  const float* cos = nullptr;      // [positions, head_size / 2]
+  const float* cos = nullptr;  // [positions, head_size / 2]
   const float* sin = nullptr;
   const int32_t* positions = nullptr;  // [rows]
   const int32_t* slots = nullptr;      // [rows]
-  T* q = nullptr;                  // [rows, heads * head_size]
-  T* k = nullptr;                  // [slots, kv_heads, head_size]
+  T* q = nullptr;                      // [rows, heads * head_size]
+  T* k = nullptr;                      // [slots, kv_heads, head_size]
   T* v = nullptr;
 };
 
@@ -59,14 +59,14 @@ struct RotaryArgs {
 template <typename T>
 struct AttentionArgs {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
-  const T* q = nullptr;            // [rows, heads * head_size]
-  const T* k = nullptr;            // [slots, kv_heads, head_size]
+  const T* q = nullptr;  // [rows, heads * head_size]
+  const T* k = nullptr;  // [slots, kv_heads, head_size]
   const T* v = nullptr;
   const int32_t* first_run = nullptr;  // [rows]
   const int32_t* lengths = nullptr;    // [rows], >= 1
   const KvRun* runs = nullptr;
-  T* out = nullptr;                // [rows, heads * head_size]
-  float* lse = nullptr;            // [rows, heads] or null
+  T* out = nullptr;      // [rows, heads * head_size]
+  float* lse = nullptr;  // [rows, heads] or null
 };
 
 // Backward of attention and of the rotation for the rows [row_begin, row_end), whose slots are the
@@ -74,12 +74,12 @@ struct AttentionArgs {
 // gradient of the fused product before rotation (bias and head norms are not undone here).
 template <typename T>
 struct AttentionBackwardArgs {
-  AttentionArgs<T> forward;        // out and lse as the forward left them
-  const T* dout = nullptr;         // [rows, heads * head_size]
+  AttentionArgs<T> forward;  // out and lse as the forward left them
+  const T* dout = nullptr;   // [rows, heads * head_size]
   const float* cos = nullptr;
   const float* sin = nullptr;
   const int32_t* positions = nullptr;
-  T* dqkv = nullptr;               // [rows, (heads + 2 kv_heads) * head_size]
+  T* dqkv = nullptr;  // [rows, (heads + 2 kv_heads) * head_size]
 };
 
 // Backward of the head norms of q and k: dqkv in place, rows of gradient before the norm.
@@ -96,7 +96,8 @@ struct HeadNormBackwardArgs {
 };
 
 // The outputs of K chosen experts, weighted, and of the shared expert, gated, for each row:
-//   out[r] = sum_k weights[r, k] y[place[r, k]] + gate[r] shared[r]     (in float32, k in order, rounded once)
+//   out[r] = sum_k weights[r, k] y[place[r, k]] + gate[r] shared[r]     (in float32, k in order, rounded
+//   once)
 // and its backward. y and dy: [gathered rows, d]; place: row of y of (r, k).
 template <typename T>
 struct ExpertArgs {
@@ -104,22 +105,22 @@ struct ExpertArgs {
   const int32_t* place = nullptr;  // [rows, k]
   const float* weights = nullptr;  // [rows, k]
   const T* y = nullptr;
-  const float* gate = nullptr;     // [rows], null without a shared expert
-  const T* shared = nullptr;       // [rows, d]
-  T* out = nullptr;                // [rows, d]; forward
-  const T* dout = nullptr;         // [rows, d]; backward
-  T* dy = nullptr;                 // as y: weights[r, k] dout[r]
-  float* dweights = nullptr;       // [rows, k]: dout[r] . y[place]
-  T* dshared = nullptr;            // [rows, d]: gate[r] dout[r]
-  float* dgate = nullptr;          // [rows]: dout[r] . shared[r]
+  const float* gate = nullptr;  // [rows], null without a shared expert
+  const T* shared = nullptr;    // [rows, d]
+  T* out = nullptr;             // [rows, d]; forward
+  const T* dout = nullptr;      // [rows, d]; backward
+  T* dy = nullptr;              // as y: weights[r, k] dout[r]
+  float* dweights = nullptr;    // [rows, k]: dout[r] . y[place]
+  T* dshared = nullptr;         // [rows, d]: gate[r] dout[r]
+  float* dgate = nullptr;       // [rows]: dout[r] . shared[r]
 };
 
 template <typename T>
 struct KernelTable {
   void (*rms_norm)(int64_t begin, int64_t end, const RmsNormArgs<T>&);
   // dx[rows, d] (float32) += d norm / d x . dout; dx_copy (T, may be null) gets the sum rounded.
-  void (*rms_norm_backward)(int64_t begin, int64_t end, int64_t d, const T* x, const T* weight, const float* rstd,
-                            const T* dout, float* dx, T* dx_copy);
+  void (*rms_norm_backward)(int64_t begin, int64_t end, int64_t d, const T* x, const T* weight,
+                            const float* rstd, const T* dout, float* dx, T* dx_copy);
   // dweight[c] += sum over rows of dout * x * rstd, for columns [begin, end).
   void (*rms_norm_backward_weight)(int64_t begin, int64_t end, int64_t rows, int64_t d, const T* x,
                                    const float* rstd, const T* dout, float* dweight);
@@ -127,19 +128,22 @@ struct KernelTable {
   // scratch: attention_scratch(max length) floats.
   void (*attention)(int64_t begin, int64_t end, const AttentionArgs<T>&, float* scratch);
   // One kv head. scratch: attention_backward_scratch(rows, head_size) floats.
-  void (*attention_backward)(int64_t row_begin, int64_t row_end, int64_t kv_head, const AttentionBackwardArgs<T>&,
-                             float* scratch);
+  void (*attention_backward)(int64_t row_begin, int64_t row_end, int64_t kv_head,
+                             const AttentionBackwardArgs<T>&, float* scratch);
   void (*head_norm_backward)(int64_t begin, int64_t end, const HeadNormBackwardArgs<T>&, float* dweight);
   void (*add_bias)(int64_t begin, int64_t end, int64_t n, const T* bias, T* x);  // x[rows, n] += bias[n]
   // logits[rows, experts] (float32) = x[rows, d] . w[experts, d]^T, each a sum in the fixed order.
-  void (*router)(int64_t begin, int64_t end, int64_t d, int64_t experts, const T* x, const T* w, float* logits);
+  void (*router)(int64_t begin, int64_t end, int64_t d, int64_t experts, const T* x, const T* w,
+                 float* logits);
   void (*combine_experts)(int64_t begin, int64_t end, const ExpertArgs<T>&);
   void (*combine_experts_backward)(int64_t begin, int64_t end, const ExpertArgs<T>&);
   // gate_up[rows, 2 ff] -> act[rows, ff] = silu(gate) * up.
   void (*swiglu)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, T* act);
   // dgate_up[rows, 2 ff] from dact[rows, ff]; dgate_up may be gate_up.
-  void (*swiglu_backward)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, const T* dact, T* dgate_up);
-  // Per row of logits[n, vocab], z = logits * inv_temperature: lse, log p(id), entropy (each may be null but logprob).
+  void (*swiglu_backward)(int64_t begin, int64_t end, int64_t ff, const T* gate_up, const T* dact,
+                          T* dgate_up);
+  // Per row of logits[n, vocab], z = logits * inv_temperature: lse, log p(id), entropy (each may be null but
+  // logprob).
   void (*token_logprob)(int64_t begin, int64_t end, int64_t vocab, const T* logits, const int32_t* ids,
                         float inv_temperature, float* logprob, float* entropy, float* lse);
   // In place: logits become d loss / d logits, given d loss / d logprob and d loss / d entropy (may be null).
@@ -153,7 +157,7 @@ struct KernelTable {
                              const float* dx, float* table);
   void (*accumulate)(int64_t begin, int64_t end, const T* x, float* sum);  // sum[i] += x[i]
   void (*widen)(int64_t begin, int64_t end, const T* x, float* out);
-  void (*narrow)(int64_t begin, int64_t end, const float* x, T* out);      // nearest, ties to even
+  void (*narrow)(int64_t begin, int64_t end, const float* x, T* out);  // nearest, ties to even
 };
 
 inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -167,7 +171,7 @@ template <typename T>
 const KernelTable<T>& Kernels();
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
-Isa BestIsa();                       // honours TIDEPOOL_CPU_ISA=baseline|avx2|avx512 where the CPU has it
+Isa BestIsa();  // honours TIDEPOOL_CPU_ISA=baseline|avx2|avx512 where the CPU has it
 const char* IsaName(Isa isa);
 template <typename T>
 const KernelTable<T>& KernelsFor(Isa isa);  // requires that the CPU has it; for tests

@@ -14,7 +14,9 @@
 namespace tidepool::algorithms {
 namespace {
 
-PolicyLossSpec Spec(const LossEntry& entry) { return {.loss = &entry, .options = Options::Make(entry.options, {}, true).value()}; }
+PolicyLossSpec Spec(const LossEntry& entry) {
+  return {.loss = &entry, .options = Options::Make(entry.options, {}, true).value()};
+}
 
 TEST(DegenerateTest, LogRatiosOfThirtyAreFiniteInEveryLoss) {
   const Cells cells = Cells::Padded(2, 2, {1, 1, 1, 1});
@@ -22,9 +24,16 @@ TEST(DegenerateTest, LogRatiosOfThirtyAreFiniteInEveryLoss) {
     for (const double l : {30.0, -30.0}) {
       for (const double a : {1.0, -1.0, 0.0}) {
         SCOPED_TRACE(testing::Message() << entry.name << " l " << l << " A " << a);
-        const std::vector<double> lp(4, l > 0 ? -0.5 : -30.5), old(4, l > 0 ? -30.5 : -0.5), advantages(4, a), scores(2, a);
+        const std::vector<double> lp(4, l > 0 ? -0.5 : -30.5), old(4, l > 0 ? -30.5 : -0.5), advantages(4, a),
+            scores(2, a);
         const std::vector<uint8_t> selected(4, 1);
-        const PolicyBatch batch{.logp = lp, .advantages = advantages, .old_logp = old, .behave_logp = old, .ref_logp = old, .scores = scores, .selected = selected};
+        const PolicyBatch batch{.logp = lp,
+                                .advantages = advantages,
+                                .old_logp = old,
+                                .behave_logp = old,
+                                .ref_logp = old,
+                                .scores = scores,
+                                .selected = selected};
         const auto out = PolicyLoss(Spec(entry), cells, batch, std::vector<double>(4, 0.25));
         ASSERT_TRUE(out.ok()) << out.status().ToString();
         EXPECT_TRUE(std::isfinite(out.value().loss));
@@ -41,7 +50,13 @@ TEST(DegenerateTest, AFullyMaskedBatchGivesZeroAndAnEmptyOneToo) {
       const Cells cells = Cells::Padded(2, width, std::vector<uint8_t>(static_cast<size_t>(2 * width), 0));
       const std::vector<double> nan(static_cast<size_t>(2 * width), NAN), scores(2, 1.0);
       const std::vector<uint8_t> selected(nan.size(), 0);
-      const PolicyBatch batch{.logp = nan, .advantages = nan, .old_logp = nan, .behave_logp = nan, .ref_logp = nan, .scores = scores, .selected = selected};
+      const PolicyBatch batch{.logp = nan,
+                              .advantages = nan,
+                              .old_logp = nan,
+                              .behave_logp = nan,
+                              .ref_logp = nan,
+                              .scores = scores,
+                              .selected = selected};
       const auto weights = AggregationWeights({}, cells);
       ASSERT_TRUE(weights.ok());
       const auto out = PolicyLoss(Spec(entry), cells, batch, weights.value());
@@ -59,8 +74,15 @@ TEST(DegenerateTest, NaNInAValidCellShows) {
   for (const LossEntry& entry : PolicyLosses()) {
     if (entry.name == "onpolicy") continue;  // its value does not depend on lp
     SCOPED_TRACE(entry.name);
-    const PolicyBatch batch{.logp = lp, .advantages = a, .old_logp = old, .behave_logp = old, .ref_logp = old, .scores = scores, .selected = selected};
-    EXPECT_TRUE(std::isnan(PolicyLoss(Spec(entry), cells, batch, std::vector<double>{0.5, 0.5}).value().loss));
+    const PolicyBatch batch{.logp = lp,
+                            .advantages = a,
+                            .old_logp = old,
+                            .behave_logp = old,
+                            .ref_logp = old,
+                            .scores = scores,
+                            .selected = selected};
+    EXPECT_TRUE(
+        std::isnan(PolicyLoss(Spec(entry), cells, batch, std::vector<double>{0.5, 0.5}).value().loss));
   }
 }
 
@@ -77,13 +99,15 @@ TEST(DegenerateTest, EqualRewardsAreExactlyZeroAndUnscoredSamplesStayOut) {
   const std::vector<double> r = {third, third, third, 5, NAN, 1, 2};
   const std::vector<int64_t> g = {1, 1, 1, 2, 3, 3, 3};
   const Cells cells = Cells::Packed({0, 1, 2, 3, 4, 5, 6, 7});
-  for (const AdvantageScale scale : {AdvantageScale::kGroupStd, AdvantageScale::kBatchStd, AdvantageScale::kNone}) {
+  for (const AdvantageScale scale :
+       {AdvantageScale::kGroupStd, AdvantageScale::kBatchStd, AdvantageScale::kNone}) {
     const auto a = GrpoAdvantages(r, g, {.scale = scale, .eps = 1e-12});
     for (const size_t i : {0U, 1U, 2U, 3U, 4U}) EXPECT_EQ(a[i], 0);
     EXPECT_LT(a[5], 0);
     EXPECT_NEAR(a[5] + a[6], 0, 1e-12);
   }
-  for (const auto& a : {RlooAdvantages(r, g, Singleton::kZero), OpoAdvantages(r, g, cells, Singleton::kZero), MaxRlAdvantages(r, g), PassKAdvantages(r, g, true, 1, 0)}) {
+  for (const auto& a : {RlooAdvantages(r, g, Singleton::kZero), OpoAdvantages(r, g, cells, Singleton::kZero),
+                        MaxRlAdvantages(r, g), PassKAdvantages(r, g, true, 1, 0)}) {
     for (const size_t i : {0U, 1U, 2U, 3U, 4U}) EXPECT_EQ(a[i], 0);
   }
   EXPECT_EQ(GrpoAdvantages(r, g, {.scale = AdvantageScale::kNone, .singleton = Singleton::kRaw})[3], 5);
@@ -108,7 +132,8 @@ TEST(DegenerateTest, VTraceWithoutCapsSurvivesATerminalState) {
 }
 
 TEST(DegenerateTest, MetricsOfNothing) {
-  EXPECT_TRUE(std::isnan(ExplainedVariance(std::vector<double>{1, 1}, std::vector<double>{0, 2}, std::vector<uint8_t>{1, 1})));
+  EXPECT_TRUE(std::isnan(
+      ExplainedVariance(std::vector<double>{1, 1}, std::vector<double>{0, 2}, std::vector<uint8_t>{1, 1})));
   EXPECT_EQ(PassAtK(3, 3, 3), 1);
   EXPECT_EQ(PassAtK(3, 0, 2), 0);
   const Cells none = Cells::Padded(1, 2, {0, 0});
@@ -121,7 +146,8 @@ TEST(DegenerateTest, MetricsOfNothing) {
 
 TEST(DegenerateTest, ARowLongerThanTheBudgetIsAnError) {
   EXPECT_EQ(FirstFitDecreasing(std::vector<int64_t>{3, 9}, 8).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(BalancedPartition(std::vector<int64_t>{3}, 0, false).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(BalancedPartition(std::vector<int64_t>{3}, 0, false).status().code(),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(BalancedPartition(std::vector<int64_t>{3}, 3, false).value().size(), 3U);
 }
 

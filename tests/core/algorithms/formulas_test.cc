@@ -22,7 +22,8 @@
 namespace tidepool::algorithms {
 namespace {
 
-void ExpectNear(const std::vector<double>& found, const std::vector<double>& expected, double tolerance = 1e-6) {
+void ExpectNear(const std::vector<double>& found, const std::vector<double>& expected,
+                double tolerance = 1e-6) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], tolerance) << "entry " << i;
 }
@@ -32,7 +33,8 @@ TEST(FormulasTest, GroupAdvantagesOfOneWinner) {
   const std::vector<int64_t> g = {7, 7, 7, 7};
   ExpectNear(GrpoAdvantages(r, g, {.eps = 1e-6}), {1.499997, -0.499999, -0.499999, -0.499999});
   ExpectNear(RlooAdvantages(r, g, Singleton::kZero), {1, -1.0 / 3, -1.0 / 3, -1.0 / 3}, 1e-12);
-  ExpectNear(OpoAdvantages(r, g, Cells::Packed({0, 1, 4, 6, 8}), Singleton::kZero), {0.875, -0.125, -0.125, -0.125}, 1e-12);
+  ExpectNear(OpoAdvantages(r, g, Cells::Packed({0, 1, 4, 6, 8}), Singleton::kZero),
+             {0.875, -0.125, -0.125, -0.125}, 1e-12);
   ExpectNear(PassKAdvantages(r, g, false, 1, 0), {1, 0, 0, 0}, 1e-12);
   ExpectNear(MaxRlAdvantages(r, g), {3, -1, -1, -1}, 1e-12);
   ExpectNear(GpgAdvantages(r, g, true, 1, Singleton::kZero), {3, -1, -1, -1}, 1e-12);  // alpha 4/1
@@ -43,9 +45,11 @@ TEST(FormulasTest, GroupsMayBeUnevenAndInterleaved) {
   const std::vector<int64_t> g = {1, 2, 1, 2, 1};
   ExpectNear(GrpoAdvantages(r, g, {.scale = AdvantageScale::kNone}), {-2, -5, 0, 5, 2}, 1e-12);
   const double all = Deviation(r, 1);
-  ExpectNear(GrpoAdvantages(r, g, {.scale = AdvantageScale::kBatchStd, .eps = 0}), {-2 / all, -5 / all, 0, 5 / all, 2 / all}, 1e-12);
+  ExpectNear(GrpoAdvantages(r, g, {.scale = AdvantageScale::kBatchStd, .eps = 0}),
+             {-2 / all, -5 / all, 0, 5 / all, 2 / all}, 1e-12);
   // Leave one out: of 1, 3, 5 the others of the first have mean 4 and deviation sqrt(2).
-  const auto loo = GrpoAdvantages(r, g, {.leave_one_out = true, .std_of_others = true, .eps = 0, .skip_zero_std = true});
+  const auto loo =
+      GrpoAdvantages(r, g, {.leave_one_out = true, .std_of_others = true, .eps = 0, .skip_zero_std = true});
   EXPECT_NEAR(loo[0], -3 / std::sqrt(2.0), 1e-12);
   EXPECT_NEAR(loo[1], -10, 1e-12);  // one other: no deviation, nothing is divided
 }
@@ -78,7 +82,8 @@ TEST(FormulasTest, GaeSkipsMaskedTokens) {
   ExpectNear(whole.advantages, {0.21712, 0.246, 0.3}, 1e-12);
   ExpectNear(whole.returns, {0.71712, 0.846, 1}, 1e-12);
   const std::vector<double> holes = {0.5, NAN, 0.7};
-  const auto cut = TokenGae(std::vector<double>{0, NAN, 1}, holes, {}, 0.9, 0.8, nullptr, Cells::Padded(1, 3, {1, 0, 1}));
+  const auto cut =
+      TokenGae(std::vector<double>{0, NAN, 1}, holes, {}, 0.9, 0.8, nullptr, Cells::Padded(1, 3, {1, 0, 1}));
   ExpectNear(cut.advantages, {0.346, 0, 0.3}, 1e-12);
   EXPECT_NEAR(cut.returns[0], 0.846, 1e-12);
 }
@@ -94,20 +99,23 @@ TEST(FormulasTest, GaeIsTheSumOfDiscountedErrors) {
     double sum = 0;
     for (int64_t k = t; k < n; ++k) {
       const double next = k + 1 < n ? v[static_cast<size_t>(k + 1)] : after;
-      sum += std::pow(gamma * lambda, k - t) * (r[static_cast<size_t>(k)] + gamma * next - v[static_cast<size_t>(k)]);
+      sum += std::pow(gamma * lambda, k - t) *
+             (r[static_cast<size_t>(k)] + gamma * next - v[static_cast<size_t>(k)]);
     }
     EXPECT_NEAR(out.advantages[static_cast<size_t>(t)], sum, 1e-12);
   }
   // The environment form of one environment without an end is the same.
   std::vector<double> values = v;
   values.push_back(after);
-  const auto env = EnvironmentGae(r, values, std::vector<uint8_t>(10, 0), std::vector<uint8_t>(9, 1), n, 1, gamma, lambda, nullptr);
+  const auto env = EnvironmentGae(r, values, std::vector<uint8_t>(10, 0), std::vector<uint8_t>(9, 1), n, 1,
+                                  gamma, lambda, nullptr);
   ExpectNear(env.advantages, out.advantages, 1e-12);
 }
 
 TEST(FormulasTest, VTraceOnTwoSteps) {
-  const auto out = VTrace(std::vector<double>{1, 2}, std::vector<double>{0.5, 1}, std::vector<double>{0.9, 0.9},
-                          std::vector<double>{std::log(2.0), std::log(0.5)}, std::vector<double>{2}, {1.0, 1.0, 1.0, 1.0});
+  const auto out =
+      VTrace(std::vector<double>{1, 2}, std::vector<double>{0.5, 1}, std::vector<double>{0.9, 0.9},
+             std::vector<double>{std::log(2.0), std::log(0.5)}, std::vector<double>{2}, {1.0, 1.0, 1.0, 1.0});
   ExpectNear(out.vs, {3.16, 2.4}, 1e-12);
   ExpectNear(out.pg_advantages, {2.66, 1.4}, 1e-12);
 }
@@ -125,24 +133,30 @@ TEST(FormulasTest, ReturnsCarryThroughToolText) {
   ExpectNear(TurnReturns(std::vector<double>{5, 2, NAN, NAN, 4}, 0.5, cells), {4, 4, 0, 0, 4}, 1e-12);
   const auto remax = ReMax(r, std::vector<double>{0.25}, cells);
   ExpectNear(remax.advantages, {0.75, 0.75, 0, 0, 0.75}, 1e-12);
-  ExpectNear(OutcomeTokenRewards(std::vector<double>{3}, std::vector<double>{1, 1, NAN, NAN, 2}, 0.5, cells), {-0.5, -0.5, 0, 0, 2}, 1e-12);
+  ExpectNear(OutcomeTokenRewards(std::vector<double>{3}, std::vector<double>{1, 1, NAN, NAN, 2}, 0.5, cells),
+             {-0.5, -0.5, 0, 0, 2}, 1e-12);
 }
 
 TEST(FormulasTest, OptimalTokenBaselineByHand) {
   const Cells cells = Cells::Padded(2, 2, {1, 1, 1, 0});
   const std::vector<double> r = {0, 1, 3, NAN}, lp(4, std::log(0.5)), squares(4, 0.5);
   // W grows by 1 - 2/2 + 1/2 = 1/2 a token. At t 0: (1 * .5 + 3 * .5)/1 = 2; at t 1 row 0 is alone.
-  ExpectNear(OptimalTokenBaseline(r, std::vector<int64_t>{1, 1}, lp, squares, 0, Singleton::kZero, cells), {-1, 0, 1, 0}, 1e-12);
+  ExpectNear(OptimalTokenBaseline(r, std::vector<int64_t>{1, 1}, lp, squares, 0, Singleton::kZero, cells),
+             {-1, 0, 1, 0}, 1e-12);
 }
 
 TEST(FormulasTest, WeightsOfWholeSamplesAreTheProductOfTheirTokens) {
   const Cells cells = Cells::Padded(2, 3, {1, 0, 1, 1, 1, 1});
   const std::vector<double> old = {-1, NAN, -2, -1, -1, -1}, behave = {-1.5, 7, -2.2, -2, -2, -2};
   const double first = std::exp(0.7);
-  ExpectNear(RolloutIsWeights(RolloutIsForm::kSequenceTis, {}, 4.0, old, behave, cells), {first, 0, first, 4, 4, 4}, 1e-12);
-  ExpectNear(RolloutIsWeights(RolloutIsForm::kSequenceMask, {}, 4.0, old, behave, cells), {first, 0, first, 0, 0, 0}, 1e-12);
+  ExpectNear(RolloutIsWeights(RolloutIsForm::kSequenceTis, {}, 4.0, old, behave, cells),
+             {first, 0, first, 4, 4, 4}, 1e-12);
+  ExpectNear(RolloutIsWeights(RolloutIsForm::kSequenceMask, {}, 4.0, old, behave, cells),
+             {first, 0, first, 0, 0, 0}, 1e-12);
   const std::vector<double> far(6, 30.0);
-  EXPECT_EQ(RolloutIsWeights(RolloutIsForm::kSequenceTis, {}, {}, far, std::vector<double>(6, 0.0), cells)[0], std::exp(20.0)) << "clipped in the exponent";
+  EXPECT_EQ(RolloutIsWeights(RolloutIsForm::kSequenceTis, {}, {}, far, std::vector<double>(6, 0.0), cells)[0],
+            std::exp(20.0))
+      << "clipped in the exponent";
 }
 
 TEST(FormulasTest, GigpoByHand) {
@@ -173,7 +187,11 @@ TEST(FormulasTest, PolicyLossesOfTwoTokens) {
            {"ppo", 1, clip, -1.05241871, {0, -0.45241871}},
            {"ppo", -1, clip, 1.12734811, {0.6749294, 0.45241871}},
            {"gspo", 1, {{"clip_low", 0.2}, {"clip_high", 0.2}}, -1.10517092, {-0.55258546, -0.55258546}},
-           {"gmpo", 1, {{"clip_log_low", 0.4}, {"clip_log_high", 0.4}}, -1.10517092, {-0.55258546, -0.55258546}},
+           {"gmpo",
+            1,
+            {{"clip_log_low", 0.4}, {"clip_log_high", 0.4}},
+            -1.10517092,
+            {-0.55258546, -0.55258546}},
            {"cispo", 1, {{"clip_low", 0.2}, {"clip_high", 0.2}}, 1.50483742, {-0.6, -0.45241871}},
            {"sapo", 1, sapo, -2.12562126, {-0.6546905, -0.45139599}},
            {"sapo", -1, sapo, 2.03020857, {0.65266193, 0.45129133}},
@@ -181,8 +199,11 @@ TEST(FormulasTest, PolicyLossesOfTwoTokens) {
     SCOPED_TRACE(w.loss);
     const LossEntry& entry = *FindLoss(w.loss);
     const std::vector<double> a(2, w.a);
-    const PolicyLossSpec spec{.loss = &entry, .options = Options::Make(entry.options, w.options, false).value()};
-    const auto out = PolicyLoss(spec, cells, {.logp = lp, .advantages = a, .old_logp = old}, std::vector<double>{0.5, 0.5}).value();
+    const PolicyLossSpec spec{.loss = &entry,
+                              .options = Options::Make(entry.options, w.options, false).value()};
+    const auto out =
+        PolicyLoss(spec, cells, {.logp = lp, .advantages = a, .old_logp = old}, std::vector<double>{0.5, 0.5})
+            .value();
     EXPECT_NEAR(out.loss, w.value, 1e-8);
     ExpectNear(out.grad_logp, w.grad, 1e-8);
   }
@@ -192,13 +213,22 @@ TEST(FormulasTest, DecoupledWithoutABehaviourWeightIsPpoAgainstTheProximalPolicy
   Rng rng(9);
   RandomBatch b(rng, 4, 5);
   const std::vector<double> weights = AggregationWeights({}, b.cells).value();
-  const PolicyLossSpec ppo{.loss = FindLoss("ppo"), .options = Options::Make(FindLoss("ppo")->options, {{"clip_low", 0.2}, {"clip_high", 0.2}}, false).value()};
+  const PolicyLossSpec ppo{
+      .loss = FindLoss("ppo"),
+      .options =
+          Options::Make(FindLoss("ppo")->options, {{"clip_low", 0.2}, {"clip_high", 0.2}}, false).value()};
   const auto& options = FindLoss("decoupled")->options;
-  PolicyLossSpec decoupled{.loss = FindLoss("decoupled"), .options = Options::Make(options, {{"clip_low", 0.2}, {"clip_high", 0.2}}, false).value()};
+  PolicyLossSpec decoupled{
+      .loss = FindLoss("decoupled"),
+      .options = Options::Make(options, {{"clip_low", 0.2}, {"clip_high", 0.2}}, false).value()};
   const PolicyLossResult plain = PolicyLoss(ppo, b.cells, b.Batch(), weights).value();
   EXPECT_EQ(PolicyLoss(decoupled, b.cells, b.Batch(), weights).value().grad_logp, plain.grad_logp);
   // With it, each gradient is multiplied by exp(old - beh), and rejected tokens have none.
-  decoupled.options = Options::Make(options, {{"clip_low", 0.2}, {"clip_high", 0.2}, {"behave.level", "token"}, {"behave.upper", 1.1}}, false).value();
+  decoupled.options =
+      Options::Make(options,
+                    {{"clip_low", 0.2}, {"clip_high", 0.2}, {"behave.level", "token"}, {"behave.upper", 1.1}},
+                    false)
+          .value();
   const PolicyLossResult weighted = PolicyLoss(decoupled, b.cells, b.Batch(), weights).value();
   int64_t kept = 0;
   for (size_t t = 0; t < b.logp.size(); ++t) {
@@ -207,18 +237,25 @@ TEST(FormulasTest, DecoupledWithoutABehaviourWeightIsPpoAgainstTheProximalPolicy
     EXPECT_NEAR(weighted.grad_logp[t], w <= 1.1 ? w * plain.grad_logp[t] : 0, 1e-12);
     kept += w <= 1.1 ? 1 : 0;
   }
-  decoupled.options = Options::Make(options, {{"behave.level", "token"}, {"behave.upper", 1.1}, {"denominator", "mask_after_rejection"}}, false).value();
+  decoupled.options =
+      Options::Make(
+          options,
+          {{"behave.level", "token"}, {"behave.upper", 1.1}, {"denominator", "mask_after_rejection"}}, false)
+          .value();
   EXPECT_EQ(TokensAfterRejection(decoupled, b.cells, b.Batch()).value(), static_cast<double>(kept));
 }
 
 TEST(FormulasTest, Aggregation) {
   const Cells cells = Cells::Padded(2, 4, {1, 1, 1, 1, 1, 0, 0, 0});
   const std::vector<double> x = {1, 1, 1, 1, 4, NAN, NAN, NAN};
-  const auto loss = [&](algorithms::Aggregation a) { return Aggregate(AggregationWeights(a, cells).value(), x, cells); };
+  const auto loss = [&](algorithms::Aggregation a) {
+    return Aggregate(AggregationWeights(a, cells).value(), x, cells);
+  };
   EXPECT_NEAR(loss({.mode = AggregationMode::kTokenMean}), 1.6, 1e-12);
   EXPECT_NEAR(loss({.mode = AggregationMode::kSeqMeanTokenMean}), 2.5, 1e-12);
   EXPECT_NEAR(loss({.mode = AggregationMode::kSeqMeanTokenSum}), 4, 1e-12);
-  EXPECT_NEAR(loss({.mode = AggregationMode::kSeqMeanTokenSumNorm, .scale = 8, .divide_by_seqs = true}), 0.5, 1e-12);
+  EXPECT_NEAR(loss({.mode = AggregationMode::kSeqMeanTokenSumNorm, .scale = 8, .divide_by_seqs = true}), 0.5,
+              1e-12);
   EXPECT_NEAR(loss({.mode = AggregationMode::kSeqMeanTokenSumNorm, .scale = 8}), 1, 1e-12);
   EXPECT_NEAR(loss({.mode = AggregationMode::kRolloutMean, .rollout = {3, 3}}), 1.6, 1e-12);
   EXPECT_NEAR(loss({.mode = AggregationMode::kRolloutMean, .rollout = {3, 4}, .divide = false}), 5, 1e-12);
@@ -233,10 +270,12 @@ TEST(FormulasTest, KlAndItsController) {
 }
 
 TEST(FormulasTest, Rewards) {
-  for (const auto& [n, p] : std::map<double, double>{{80, 0}, {90, -0.5}, {100, -1}, {140, -1}}) EXPECT_EQ(OverlongPenalty(n, 100, 20), p);
+  for (const auto& [n, p] : std::map<double, double>{{80, 0}, {90, -0.5}, {100, -1}, {140, -1}})
+    EXPECT_EQ(OverlongPenalty(n, 100, 20), p);
   EXPECT_EQ(TruncatedReward(0.8, true, 0.5), 0.4);
   EXPECT_EQ(TruncatedReward(0.8, true, -1), -1);
-  EXPECT_NEAR(RepetitionPenalty(std::vector<int64_t>{1, 2, 1, 2, 1}, 2, -1), -0.5, 1e-12);  // 12 21 12 21: 2 of 4
+  EXPECT_NEAR(RepetitionPenalty(std::vector<int64_t>{1, 2, 1, 2, 1}, 2, -1), -0.5,
+              1e-12);  // 12 21 12 21: 2 of 4
   EXPECT_EQ(RepetitionPenalty(std::vector<int64_t>{1, 2}, 3, -1), 0);
   EXPECT_EQ(CosineLengthReward(true, 0, 10), 1);
   EXPECT_NEAR(CosineLengthReward(false, 10, 10), -0.5, 1e-12);
@@ -245,8 +284,10 @@ TEST(FormulasTest, Rewards) {
   EXPECT_NEAR(running.Deviation(), Deviation(std::vector<double>{1, 2, 3, 6}, 1), 1e-12);
   const std::vector<double> r = {1, 2, 6};
   const std::vector<int64_t> g = {0, 0, 1};
-  ExpectNear(NormaliseRewards(r, g, {.mean = Scope::kGroup, .deviation = Scope::kBatch, .leave_one_out = true, .eps = 0}),
-             {-1 / std::sqrt(19.0), 1 / std::sqrt(19.0), 6 / std::sqrt(19.0)}, 1e-12);  // mu (2, 1, 0): squares 1 + 1 + 36 over 2
+  ExpectNear(NormaliseRewards(
+                 r, g, {.mean = Scope::kGroup, .deviation = Scope::kBatch, .leave_one_out = true, .eps = 0}),
+             {-1 / std::sqrt(19.0), 1 / std::sqrt(19.0), 6 / std::sqrt(19.0)},
+             1e-12);  // mu (2, 1, 0): squares 1 + 1 + 36 over 2
 }
 
 TEST(FormulasTest, StalenessAndPassAtK) {
@@ -293,7 +334,8 @@ TEST(FormulasTest, RejectionRulesByHand) {
   const Cells cells = Cells::Padded(2, 3, {1, 1, 0, 1, 1, 1});
   const std::vector<double> train = {-1, -1, NAN, -2, -2, -2}, rollout = {-1.1, -2, 0, -2, -2, -2.05};
   // l = 0.1, 1 | 0, 0, 0.05
-  const auto run = [&](const char* criterion, const char* threshold, std::optional<double> low = {}, std::optional<double> high = {}) {
+  const auto run = [&](const char* criterion, const char* threshold, std::optional<double> low = {},
+                       std::optional<double> high = {}) {
     const auto rules = ParseRejectRules(criterion, threshold, low, high);
     EXPECT_TRUE(rules.ok()) << rules.status().ToString();
     return Reject(rules.value(), 20.0, train, rollout, cells);
@@ -314,7 +356,8 @@ TEST(FormulasTest, ImportanceWeightLevels) {
   const Cells cells = Cells::Padded(1, 4, {1, 1, 0, 1});
   const std::vector<double> train = {0.1, 0.3, NAN, -0.2}, rollout(4, 0.0);
   const auto log_w = [&](GapLevel level) {
-    std::vector<double> w = ImportanceWeights({.level = level, .truncate = false}, train, rollout, cells).weights;
+    std::vector<double> w =
+        ImportanceWeights({.level = level, .truncate = false}, train, rollout, cells).weights;
     for (double& v : w) v = v == 0 ? 0 : std::log(v);
     return w;
   };
@@ -358,7 +401,9 @@ TEST(FormulasTest, BalancedPartsAreNearTheBestOnes) {
     std::vector<int64_t> all(lengths.size());
     std::iota(all.begin(), all.end(), int64_t{0});
     EXPECT_EQ(seen, all);
-    EXPECT_LE(static_cast<double>(Spread(lengths, parts)), static_cast<double>(BestSpread(lengths, k)) + 0.15 * static_cast<double>(total) / static_cast<double>(k));
+    EXPECT_LE(static_cast<double>(Spread(lengths, parts)),
+              static_cast<double>(BestSpread(lengths, k)) +
+                  0.15 * static_cast<double>(total) / static_cast<double>(k));
     for (const auto& part : BalancedPartition(lengths, 4, true).value()) EXPECT_EQ(part.size(), 2U);
     for (const auto& part : BalancedPartition(lengths, 3, true).value()) EXPECT_LE(part.size(), 3U);
   }

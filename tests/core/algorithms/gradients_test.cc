@@ -35,12 +35,14 @@ Aggregation ModeOf(const LossEntry& entry) {
 }
 
 // The scalar whose derivative in lp is the documented gradient; lp0 is where factors are held.
-double Surrogate(const PolicyLossSpec& spec, const RandomBatch& b, const std::vector<double>& lp, const std::vector<double>& lp0,
-                 const std::vector<double>& weights, const std::vector<uint8_t>& selected) {
+double Surrogate(const PolicyLossSpec& spec, const RandomBatch& b, const std::vector<double>& lp,
+                 const std::vector<double>& lp0, const std::vector<double>& weights,
+                 const std::vector<uint8_t>& selected) {
   const std::string& name = spec.loss->name;
   const Cells& c = b.cells;
   double loss = 0;
-  if (name == "gspo" || name == "cispo" || name == "onpolicy" || name == "topr" || name == "vespo" || name == "ref_kl") {
+  if (name == "gspo" || name == "cispo" || name == "onpolicy" || name == "topr" || name == "vespo" ||
+      name == "ref_kl") {
     for (int64_t i = 0; i < c.rows(); ++i) {
       double sum = 0, n = 0;
       for (int64_t t = c.begin[static_cast<size_t>(i)]; t < c.begin[static_cast<size_t>(i) + 1]; ++t) {
@@ -102,7 +104,8 @@ TEST(GradientsTest, EveryPolicyLossAgreesWithDifferences) {
           EXPECT_EQ(result.value().grad_logp[t], 0);
           continue;
         }
-        const double expected = Difference(lp, t, [&] { return Surrogate(spec, b, lp, lp0, weights, selected); });
+        const double expected =
+            Difference(lp, t, [&] { return Surrogate(spec, b, lp, lp0, weights, selected); });
         EXPECT_NEAR(result.value().grad_logp[t], expected, 1e-6 * (1 + std::fabs(expected))) << "cell " << t;
       }
     }
@@ -115,14 +118,16 @@ TEST(GradientsTest, KlEstimatorsAgreeWithDifferences) {
       for (const std::optional<double> clamp : {std::optional<double>(), std::optional<double>(1.0)}) {
         for (const std::optional<double> out : {std::optional<double>(), std::optional<double>(0.7)}) {
           const KlOptions o{.kind = kind, .clamp_log = clamp, .clamp_out = out};
-          const double up = KlEstimate(o, d - 1 + kStep, -1).value, down = KlEstimate(o, d - 1 - kStep, -1).value;
+          const double up = KlEstimate(o, d - 1 + kStep, -1).value,
+                       down = KlEstimate(o, d - 1 - kStep, -1).value;
           const KlToken k = KlEstimate(o, d - 1, -1);
           EXPECT_NEAR(k.slope, (up - down) / (2 * kStep), 1e-7);
           // The score term adds the estimate itself, and the k2 gradient replaces whatever there was.
           KlOptions score = o;
           score.score_term = true;
           const bool outside = clamp && std::fabs(d) > *clamp, clipped = out && std::fabs(k.value) >= *out;
-          EXPECT_NEAR(KlEstimate(score, d - 1, -1).slope, clipped ? 0 : k.slope + (outside ? 0 : k.value), 1e-12);
+          EXPECT_NEAR(KlEstimate(score, d - 1, -1).slope, clipped ? 0 : k.slope + (outside ? 0 : k.value),
+                      1e-12);
           KlOptions straight = o;
           straight.straight_through_k2 = true;
           EXPECT_NEAR(KlEstimate(straight, d - 1, -1).slope, d, 1e-12);
@@ -167,7 +172,8 @@ TEST(GradientsTest, ValueLossesAgreeWithDifferences) {
   RandomBatch b(rng, 4, 6);
   std::vector<double> values = Masked(b.logp, b.cells);
   const std::vector<double> weights = AggregationWeights({}, b.cells).value();
-  for (const ValueLossOptions& o : {ValueLossOptions{.clip = 0.2}, ValueLossOptions{}, ValueLossOptions{.huber = true, .huber_delta = 0.3, .clip = 0.1}}) {
+  for (const ValueLossOptions& o : {ValueLossOptions{.clip = 0.2}, ValueLossOptions{},
+                                    ValueLossOptions{.huber = true, .huber_delta = 0.3, .clip = 0.1}}) {
     const auto loss = [&] { return ValueLoss(o, values, b.old_logp, b.ref_logp, b.cells, weights); };
     const ValueLossResult at = loss();
     for (size_t t = 0; t < values.size(); ++t) {
@@ -182,14 +188,24 @@ TEST(GradientsTest, PreferenceAndDistillationAgreeWithDifferences) {
   const std::vector<double> margin = {0.5, 0, 1}, ref = {-2.5, 1, 1}, ref_rejected = {-2, 0.5, 3};
   const PairLoss rm = RewardModelLoss(chosen, rejected, margin, 0.01);
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_NEAR(rm.grad_chosen[i], Difference(chosen, i, [&] { return RewardModelLoss(chosen, rejected, margin, 0.01).loss; }), 1e-7);
-    EXPECT_NEAR(rm.grad_rejected[i], Difference(rejected, i, [&] { return RewardModelLoss(chosen, rejected, margin, 0.01).loss; }), 1e-7);
+    EXPECT_NEAR(rm.grad_chosen[i],
+                Difference(chosen, i, [&] { return RewardModelLoss(chosen, rejected, margin, 0.01).loss; }),
+                1e-7);
+    EXPECT_NEAR(rm.grad_rejected[i],
+                Difference(rejected, i, [&] { return RewardModelLoss(chosen, rejected, margin, 0.01).loss; }),
+                1e-7);
   }
-  for (const DpoOptions& o : {DpoOptions{.beta = 0.3, .label_smoothing = 0.1}, DpoOptions{.ipo = true, .beta = 0.5}}) {
+  for (const DpoOptions& o :
+       {DpoOptions{.beta = 0.3, .label_smoothing = 0.1}, DpoOptions{.ipo = true, .beta = 0.5}}) {
     const DpoResult dpo = DpoLoss(o, chosen, rejected, ref, ref_rejected);
     for (size_t i = 0; i < 3; ++i) {
-      EXPECT_NEAR(dpo.grad_chosen[i], Difference(chosen, i, [&] { return DpoLoss(o, chosen, rejected, ref, ref_rejected).loss; }), 1e-6);
-      EXPECT_NEAR(dpo.grad_rejected[i], Difference(rejected, i, [&] { return DpoLoss(o, chosen, rejected, ref, ref_rejected).loss; }), 1e-6);
+      EXPECT_NEAR(dpo.grad_chosen[i],
+                  Difference(chosen, i, [&] { return DpoLoss(o, chosen, rejected, ref, ref_rejected).loss; }),
+                  1e-6);
+      EXPECT_NEAR(
+          dpo.grad_rejected[i],
+          Difference(rejected, i, [&] { return DpoLoss(o, chosen, rejected, ref, ref_rejected).loss; }),
+          1e-6);
     }
   }
   Rng rng(5);
@@ -210,13 +226,18 @@ TEST(GradientsTest, PreferenceAndDistillationAgreeWithDifferences) {
           EXPECT_EQ(at.grad_student[i], 0);
           continue;
         }
-        EXPECT_NEAR(at.grad_student[i], Difference(student, i, [&] { return DistillLoss(o, student, teacher, vocab, cells).loss; }), 1e-7);
+        EXPECT_NEAR(
+            at.grad_student[i],
+            Difference(student, i, [&] { return DistillLoss(o, student, teacher, vocab, cells).loss; }),
+            1e-7);
       }
     }
   }
   std::vector<double> logits = {0.3, -1, 2, 0.1};
   const TokenDistribution token = LogProbAndEntropy(logits, 2, 0.7);
-  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(token.grad_logits[i], Difference(logits, i, [&] { return LogProbAndEntropy(logits, 2, 0.7).logp; }), 1e-7);
+  for (size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(token.grad_logits[i],
+                Difference(logits, i, [&] { return LogProbAndEntropy(logits, 2, 0.7).logp; }), 1e-7);
 }
 
 }  // namespace

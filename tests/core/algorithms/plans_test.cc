@@ -23,7 +23,8 @@ Cells PackedRows(const Cells& cells, const std::vector<int64_t>& rows, std::vect
   Cells packed;
   from.clear();
   for (const int64_t row : rows) {
-    for (int64_t t = cells.begin[static_cast<size_t>(row)]; t < cells.begin[static_cast<size_t>(row) + 1]; ++t) {
+    for (int64_t t = cells.begin[static_cast<size_t>(row)]; t < cells.begin[static_cast<size_t>(row) + 1];
+         ++t) {
       if (!cells.valid(t)) continue;
       from.push_back(t);
       packed.mask.push_back(1);
@@ -34,7 +35,8 @@ Cells PackedRows(const Cells& cells, const std::vector<int64_t>& rows, std::vect
 }
 
 TEST(PlansTest, EveryLossInEveryModeIsIndependentOfThePlan) {
-  const std::vector<std::string> modes = {"token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "rollout-mean-token-mean"};
+  const std::vector<std::string> modes = {"token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
+                                          "seq-mean-token-sum-norm", "rollout-mean-token-mean"};
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     Rng rng(seed);
     const int64_t rows = 7;
@@ -64,24 +66,35 @@ TEST(PlansTest, EveryLossInEveryModeIsIndependentOfThePlan) {
         // Rows in a random order, dealt to random pieces; some stay empty.
         std::vector<int64_t> order(static_cast<size_t>(rows));
         std::iota(order.begin(), order.end(), int64_t{0});
-        for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[static_cast<size_t>(rng.Uniform() * static_cast<double>(i))]);
+        for (size_t i = order.size(); i > 1; --i)
+          std::swap(order[i - 1], order[static_cast<size_t>(rng.Uniform() * static_cast<double>(i))]);
         std::vector<std::vector<int64_t>> pieces(4);
         for (const int64_t row : order) pieces[static_cast<size_t>(rng.Uniform() * 4)].push_back(row);
         double loss = 0;
         std::vector<double> grad(b.cells.mask.size(), 0.0);
         for (size_t p = 0; p < pieces.size(); ++p) {
           std::vector<int64_t> from;
-          const Cells part = p % 2 == 0 ? PackedRows(b.cells, pieces[p], from) : b.cells.Rows(pieces[p], from);
-          const auto lp_part = Take(b.logp, from), adv = Take(b.advantages, from), old = Take(b.old_logp, from), beh = Take(b.behave_logp, from),
-                     ref = Take(b.ref_logp, from), scores = Take(b.scores, pieces[p]), w = Take(weights, from);
+          const Cells part =
+              p % 2 == 0 ? PackedRows(b.cells, pieces[p], from) : b.cells.Rows(pieces[p], from);
+          const auto lp_part = Take(b.logp, from), adv = Take(b.advantages, from),
+                     old = Take(b.old_logp, from), beh = Take(b.behave_logp, from),
+                     ref = Take(b.ref_logp, from), scores = Take(b.scores, pieces[p]),
+                     w = Take(weights, from);
           const auto versions = Take(b.versions, from);
           const auto chosen = Take(selected, from);
-          const PolicyBatch batch{.logp = lp_part, .advantages = adv, .old_logp = old, .behave_logp = beh, .ref_logp = ref, .versions = versions,
-                                  .scores = scores, .selected = chosen};
+          const PolicyBatch batch{.logp = lp_part,
+                                  .advantages = adv,
+                                  .old_logp = old,
+                                  .behave_logp = beh,
+                                  .ref_logp = ref,
+                                  .versions = versions,
+                                  .scores = scores,
+                                  .selected = chosen};
           const auto piece = PolicyLoss(spec, part, batch, w);
           ASSERT_TRUE(piece.ok()) << piece.status().ToString();
           loss += piece.value().loss;
-          for (size_t t = 0; t < from.size(); ++t) grad[static_cast<size_t>(from[t])] += piece.value().grad_logp[t];
+          for (size_t t = 0; t < from.size(); ++t)
+            grad[static_cast<size_t>(from[t])] += piece.value().grad_logp[t];
         }
         EXPECT_NEAR(loss, expected.loss, 1e-12 * (1 + std::fabs(expected.loss)));
         for (size_t t = 0; t < grad.size(); ++t) EXPECT_NEAR(grad[t], expected.grad_logp[t], 1e-12);

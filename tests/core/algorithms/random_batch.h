@@ -24,7 +24,8 @@ struct RandomBatch {
     }
     cells = Cells::Padded(rows, width, mask);
     const auto fill = [&](std::vector<double>& column, auto&& draw) {
-      for (const uint8_t m : mask) column.push_back(m != 0 ? draw() : std::numeric_limits<double>::quiet_NaN());
+      for (const uint8_t m : mask)
+        column.push_back(m != 0 ? draw() : std::numeric_limits<double>::quiet_NaN());
     };
     const auto near = [&](double centre, double spread) { return centre + spread * (2 * rng.Uniform() - 1); };
     fill(logp, [&] { return near(-1.5, 1); });
@@ -40,8 +41,14 @@ struct RandomBatch {
   }
 
   [[nodiscard]] PolicyBatch Batch() const {
-    return {.logp = logp, .advantages = advantages, .old_logp = old_logp, .behave_logp = behave_logp, .ref_logp = ref_logp, .entropy = entropy,
-            .versions = versions, .scores = scores};
+    return {.logp = logp,
+            .advantages = advantages,
+            .old_logp = old_logp,
+            .behave_logp = behave_logp,
+            .ref_logp = ref_logp,
+            .entropy = entropy,
+            .versions = versions,
+            .scores = scores};
   }
 };
 

@@ -24,7 +24,9 @@ TEST(BoxedTest, ACopyIsAnotherValueAndAMoveTakesIt) {
 }
 
 TEST(BoxedTest, AVariantIsAsLargeAsWhatIsNotBoxed) {
-  struct Large { char bytes[1000]; };
+  struct Large {
+    char bytes[1000];
+  };
   EXPECT_LE(sizeof(std::variant<int64_t, Boxed<Large>>), 16U);
 }
 

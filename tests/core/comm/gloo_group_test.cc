@@ -17,7 +17,8 @@ namespace {
 class GlooGroupTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    dir_ = std::filesystem::temp_directory_path() / ("tidepool-comm-" + std::to_string(std::random_device()()));
+    dir_ =
+        std::filesystem::temp_directory_path() / ("tidepool-comm-" + std::to_string(std::random_device()()));
     std::filesystem::create_directories(dir_);
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
@@ -65,7 +66,8 @@ TEST_F(GlooGroupTest, SumsOverRanksAndGivesTheSameBitsToAll) {
     for (size_t i = 0; i < kN; ++i) want[i] += v[i];
   }
   for (size_t i = 0; i < kN; ++i) ASSERT_NEAR(results[0][i], want[i], 1e-5);
-  for (const auto& other : results) EXPECT_EQ(std::memcmp(other.data(), results[0].data(), kN * sizeof(float)), 0);
+  for (const auto& other : results)
+    EXPECT_EQ(std::memcmp(other.data(), results[0].data(), kN * sizeof(float)), 0);
 }
 
 TEST_F(GlooGroupTest, BroadcastsTheRootsBytesAndGathersOneNumberOfEach) {
@@ -80,7 +82,8 @@ TEST_F(GlooGroupTest, BroadcastsTheRootsBytesAndGathersOneNumberOfEach) {
 }
 
 TEST_F(GlooGroupTest, ARankThatNeverComesIsAnErrorWithinTheDeadline) {
-  const auto group = MakeGlooGroup({.store = (dir_ / "alone").string(), .rank = 0, .size = 2, .timeout_s = 0.5});
+  const auto group =
+      MakeGlooGroup({.store = (dir_ / "alone").string(), .rank = 0, .size = 2, .timeout_s = 0.5});
   ASSERT_FALSE(group.ok());
   EXPECT_THAT(group.status().message(), ::testing::HasSubstr("rank 0 could not meet the others"));
 }

@@ -258,7 +258,10 @@ TEST(LoadConfigTest, RlRules) {
   EXPECT_THAT(
       With("rollout.group_size=1"),
       HasSubstr("rollout.group_size: is 1, but grpo compares samples of one prompt and needs 2 or more"));
-  EXPECT_THAT(With("algorithm.name=gigpo"), HasSubstr("algorithm.name: advantage gigpo is over turns of episodes, and this job has no environment"));
+  EXPECT_THAT(
+      With("algorithm.name=gigpo"),
+      HasSubstr(
+          "algorithm.name: advantage gigpo is over turns of episodes, and this job has no environment"));
   EXPECT_THAT(With("rollout.temperature=0"), HasSubstr("rollout.temperature: is 0"));
   EXPECT_THAT(With("rollout.top_p=1.5"), HasSubstr("above 0 and at most 1"));
   EXPECT_THAT(With("reward=null"), HasSubstr("reward.functions: is empty"));
@@ -267,12 +270,17 @@ TEST(LoadConfigTest, RlRules) {
   EXPECT_EQ(With("reward.functions=[\"format:^a+$\"]"), "no error");
   EXPECT_THAT(With("reward.functions=[\"format:(\"]"), HasSubstr("bad regular expression"));
   EXPECT_EQ(With("algorithm.kl.coef=0.1"), "no error");
-  EXPECT_THAT(With("algorithm.kl.coef=-0.1"), HasSubstr("algorithm.kl.coef: found -0.1; expected a number, at least 0"));
+  EXPECT_THAT(With("algorithm.kl.coef=-0.1"),
+              HasSubstr("algorithm.kl.coef: found -0.1; expected a number, at least 0"));
   EXPECT_THAT(With("algorithm.kl.estimator=k4"), HasSubstr("algorithm.kl.estimator"));
-  EXPECT_THAT(With("algorithm.kl.coeff=0.1"), HasSubstr("algorithm.kl.coeff: unknown key; did you mean 'algorithm.kl.coef'?"));
-  EXPECT_THAT(With("algorithm.critic.clip=0.2"), HasSubstr("algorithm.critic.clip: advantage grpo has no critic"));
-  EXPECT_THAT(With("reward.shaping.leave_one_out=true"), HasSubstr("reward.shaping.leave_one_out: says how the mean is formed"));
-  EXPECT_THAT(With("preference.beta=0.2"), HasSubstr("preference.beta: belongs to job: dpo, and this is job: rl"));
+  EXPECT_THAT(With("algorithm.kl.coeff=0.1"),
+              HasSubstr("algorithm.kl.coeff: unknown key; did you mean 'algorithm.kl.coef'?"));
+  EXPECT_THAT(With("algorithm.critic.clip=0.2"),
+              HasSubstr("algorithm.critic.clip: advantage grpo has no critic"));
+  EXPECT_THAT(With("reward.shaping.leave_one_out=true"),
+              HasSubstr("reward.shaping.leave_one_out: says how the mean is formed"));
+  EXPECT_THAT(With("preference.beta=0.2"),
+              HasSubstr("preference.beta: belongs to job: dpo, and this is job: rl"));
   EXPECT_THAT(With("train.minibatches=9"), HasSubstr("more than the 8 groups of a step"));
 }
 

@@ -48,7 +48,8 @@ TEST(ResolvedYamlTest, LoadsAgainToTheSameConfig) {
     SCOPED_TRACE(entry.path().string());
     std::vector<std::string> overrides = {"train.steps=3", "name=null-"};
     // A policy of control tasks says no words that could be stopped at.
-    if (const auto plain = LoadConfig(entry.path().string()); plain.ok() && plain->config.model.policy.empty()) {
+    if (const auto plain = LoadConfig(entry.path().string());
+        plain.ok() && plain->config.model.policy.empty()) {
       overrides.push_back("rollout.stop=['a: \"b\" #c', \"\\n\"]");
     }
     const auto loaded = LoadConfig(entry.path().string(), overrides);

@@ -11,10 +11,13 @@
 namespace tidepool::config {
 namespace {
 
-constexpr const char* kHead = "workload: w\nhardware: h100\nmodel: {name: m, parameters: 1e9, layers: 2, heads: 2, kv_heads: 1, head_size: 64}\n";
+constexpr const char* kHead =
+    "workload: w\nhardware: h100\nmodel: {name: m, parameters: 1e9, layers: 2, heads: 2, kv_heads: 1, "
+    "head_size: 64}\n";
 
 StatusOr<Workload> Load(const std::string& text) {
-  const std::string path = testing::TempDir() + "/workload_test_" + std::to_string(testing::UnitTest::GetInstance()->random_seed()) + "_" +
+  const std::string path = testing::TempDir() + "/workload_test_" +
+                           std::to_string(testing::UnitTest::GetInstance()->random_seed()) + "_" +
                            testing::UnitTest::GetInstance()->current_test_info()->name() + ".yaml";
   std::ofstream(path) << text;
   auto loaded = LoadWorkload(path);
@@ -48,8 +51,11 @@ TEST(WorkloadTest, AFaultThatCannotBeIsNamedWithItsLine) {
   ASSERT_FALSE(w.ok());
   EXPECT_EQ(w.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(w.status().message().find(":5"), std::string::npos) << w.status().message();
-  EXPECT_NE(w.status().message().find("loss: is 1.5; it has to be at least 0 and at most 0.9"), std::string::npos) << w.status().message();
-  EXPECT_NE(w.status().message().find("faults: unknown key 'kills'; known: delay_spread"), std::string::npos) << w.status().message();
+  EXPECT_NE(w.status().message().find("loss: is 1.5; it has to be at least 0 and at most 0.9"),
+            std::string::npos)
+      << w.status().message();
+  EXPECT_NE(w.status().message().find("faults: unknown key 'kills'; known: delay_spread"), std::string::npos)
+      << w.status().message();
   EXPECT_NE(w.status().message().find("restart_s: found"), std::string::npos) << w.status().message();
 }
 

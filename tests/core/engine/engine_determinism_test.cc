@@ -177,7 +177,8 @@ TEST_P(EngineDeterminismTest, RandomSchedules) {
       if (rng.Chance(0.05)) engine->ForgetGroup(GroupId{rng.Below(5)});
       if (rng.Chance(0.05)) engine->Forget({rng.Below(5), 0, static_cast<int32_t>(rng.Below(4))});
       if (rng.Chance(0.1)) {  // the same bytes under a new name
-        engine->SetVersion({0, ++number}, rng.Chance(0.5) ? Engine::KvOnUpdate::kKeep : Engine::KvOnUpdate::kRecompute);
+        engine->SetVersion({0, ++number},
+                           rng.Chance(0.5) ? Engine::KvOnUpdate::kKeep : Engine::KvOnUpdate::kRecompute);
       }
       if (rng.Chance(0.03)) {
         engine->ReleaseMemory();
@@ -195,26 +196,41 @@ TEST_P(EngineDeterminismTest, RoutingIsHandedOutFromWhereItIsAskedFor) {
   const Record& want = want_[job.tid];
   const auto have = std::min<size_t>(want.ids.size() - 1, 3);
   for (size_t routed = 0; routed <= have; ++routed) {
-    ASSERT_TRUE(engine->Add({.tid = job.tid, .gid = job.gid, .prompt = job.prompt,
-                             .generated = {want.ids.begin(), want.ids.begin() + static_cast<ptrdiff_t>(have)},
-                             .max_new_tokens = 1, .max_total_new = job.max_new, .sampling = job.sampling,
-                             .routed = static_cast<int64_t>(routed)}).ok());
+    ASSERT_TRUE(engine
+                    ->Add({.tid = job.tid,
+                           .gid = job.gid,
+                           .prompt = job.prompt,
+                           .generated = {want.ids.begin(), want.ids.begin() + static_cast<ptrdiff_t>(have)},
+                           .max_new_tokens = 1,
+                           .max_total_new = job.max_new,
+                           .sampling = job.sampling,
+                           .routed = static_cast<int64_t>(routed)})
+                    .ok());
     const StepOutput out = engine->Step();
     ASSERT_EQ(out.deltas.size(), 1U);
     const auto row = static_cast<size_t>(model::RoutingBytes(weights_->spec()));
-    EXPECT_TRUE(out.deltas[0].routing == want.routing.substr(routed * row, (have + 1 - routed) * row)) << routed;
+    EXPECT_TRUE(out.deltas[0].routing == want.routing.substr(routed * row, (have + 1 - routed) * row))
+        << routed;
   }
-  EXPECT_EQ(engine->Add({.tid = job.tid, .gid = job.gid, .prompt = job.prompt, .max_new_tokens = 1, .max_total_new = 2, .routed = 1}).code(),
+  EXPECT_EQ(engine
+                ->Add({.tid = job.tid,
+                       .gid = job.gid,
+                       .prompt = job.prompt,
+                       .max_new_tokens = 1,
+                       .max_total_new = 2,
+                       .routed = 1})
+                .code(),
             StatusCode::kInvalidArgument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, EngineDeterminismTest,
-                         testing::Values(Kind{model::DType::kFloat32, false}, Kind{model::DType::kBFloat16, false},
-                                         Kind{model::DType::kFloat32, true}, Kind{model::DType::kBFloat16, true}),
-                         [](const auto& info) {
-                           return std::string(info.param.dtype == model::DType::kFloat32 ? "float32" : "bfloat16") +
-                                  (info.param.experts ? "_experts" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, EngineDeterminismTest,
+    testing::Values(Kind{model::DType::kFloat32, false}, Kind{model::DType::kBFloat16, false},
+                    Kind{model::DType::kFloat32, true}, Kind{model::DType::kBFloat16, true}),
+    [](const auto& info) {
+      return std::string(info.param.dtype == model::DType::kFloat32 ? "float32" : "bfloat16") +
+             (info.param.experts ? "_experts" : "");
+    });
 
 }  // namespace
 }  // namespace tidepool::engine

@@ -107,11 +107,16 @@ TEST_F(EngineTest, AChunkGoesOnFromItsKvAndForgetTakesItAway) {
   EXPECT_EQ(engine->Step().stats.prefill_tokens, 20);
 }
 
-// A turn ends by itself, at its limit or its end token; what the environment says next is fed behind the KV of all before.
+// A turn ends by itself, at its limit or its end token; what the environment says next is fed behind the KV
+// of all before.
 TEST_F(EngineTest, ATurnOfAnEpisodeGoesOnFromItsKv) {
   auto engine = Make({.kv_cache_tokens = 1024}), afresh = Make({.kv_cache_tokens = 1024});
-  ChunkRequest request{
-      .tid = {1, 0, 0}, .gid = GroupId{1}, .prompt = Prompt(21), .max_new_tokens = 8, .max_total_new = 3, .turn = true};
+  ChunkRequest request{.tid = {1, 0, 0},
+                       .gid = GroupId{1},
+                       .prompt = Prompt(21),
+                       .max_new_tokens = 8,
+                       .max_total_new = 3,
+                       .turn = true};
   for (int turn = 0; turn < 4; ++turn) {
     ASSERT_TRUE(engine->Add(request).ok());
     const EngineStats first = engine->Step().stats;
@@ -411,19 +416,27 @@ TEST_F(EngineTest, ReleasedMemoryIsReportedAndWorkWaitsForIt) {
   EXPECT_EQ(got.at({1, 0, 0}).finish, FinishReason::kLength);
 }
 
-// Keeping KV over a change of weights: what runs or waits between two chunks goes on without computing anything again;
-// what is new sees clean KV of the new weights.
+// Keeping KV over a change of weights: what runs or waits between two chunks goes on without computing
+// anything again; what is new sees clean KV of the new weights.
 TEST_F(EngineTest, KeptKvServesItsOwnSampleAlone) {
   auto engine = Make({.block_tokens = 4, .kv_cache_tokens = 1024});
   const SampleId between{1, 0, 0}, running{1, 0, 1}, fresh{1, 0, 2};
   const auto add = [&](const SampleId& tid, std::vector<int32_t> generated, int64_t chunk) {
-    return engine->Add({.tid = tid, .gid = GroupId{1}, .prompt = Prompt(21), .generated = std::move(generated), .max_new_tokens = chunk, .max_total_new = 12}).ok();
+    return engine
+        ->Add({.tid = tid,
+               .gid = GroupId{1},
+               .prompt = Prompt(21),
+               .generated = std::move(generated),
+               .max_new_tokens = chunk,
+               .max_total_new = 12})
+        .ok();
   };
   ASSERT_TRUE(add(between, {}, 4));
   ASSERT_TRUE(add(running, {}, 12));
   std::map<SampleId, std::vector<int32_t>> ids;
   for (int i = 0; i < 5; ++i) {
-    for (const Delta& d : engine->Step().deltas) ids[d.tid].insert(ids[d.tid].end(), d.ids.begin(), d.ids.end());
+    for (const Delta& d : engine->Step().deltas)
+      ids[d.tid].insert(ids[d.tid].end(), d.ids.begin(), d.ids.end());
   }
   ASSERT_EQ(ids[between].size(), 4U);
   ASSERT_EQ(ids[running].size(), 5U);
@@ -439,7 +452,8 @@ TEST_F(EngineTest, KeptKvServesItsOwnSampleAlone) {
   const StepOutput third = engine->Step();
   EXPECT_EQ(third.stats.prefill_tokens, 21);  // the old prompt's KV is not lent
   for (const Delta& d : third.deltas) second[d.tid].insert(second[d.tid].end(), d.ids.begin(), d.ids.end());
-  for (const auto& [tid, d] : Finish(*engine)) second[tid].insert(second[tid].end(), d.ids.begin(), d.ids.end());
+  for (const auto& [tid, d] : Finish(*engine))
+    second[tid].insert(second[tid].end(), d.ids.begin(), d.ids.end());
   std::vector<int32_t> all = ids[between];
   for (const Delta& d : out.deltas) {
     if (d.tid == between) all.insert(all.end(), d.ids.begin(), d.ids.end());
@@ -452,18 +466,32 @@ TEST_F(EngineTest, KeptKvServesItsOwnSampleAlone) {
   EXPECT_EQ(out.stats.decode_tokens, 1);
   (void)Finish(*engine);
   ASSERT_TRUE(add({9, 0, 0}, {}, 12));
-  EXPECT_EQ(Finish(*engine).at({9, 0, 0}).ids, ReferenceGenerate(*weights_, 5, {9, 0, 0}, Prompt(21), 12, {}).ids);
+  EXPECT_EQ(Finish(*engine).at({9, 0, 0}).ids,
+            ReferenceGenerate(*weights_, 5, {9, 0, 0}, Prompt(21), 12, {}).ids);
 }
 
 TEST_F(EngineTest, KeptKvGivesWayWhereRoomIsNeeded) {
   auto engine = Make({.block_tokens = 4, .kv_cache_tokens = 64});
   for (int32_t k = 0; k < 2; ++k) {
-    ASSERT_TRUE(engine->Add({.tid = {k, 0, 0}, .gid = GroupId{k}, .prompt = Prompt(16, k), .max_new_tokens = 4, .max_total_new = 12}).ok());
+    ASSERT_TRUE(engine
+                    ->Add({.tid = {k, 0, 0},
+                           .gid = GroupId{k},
+                           .prompt = Prompt(16, k),
+                           .max_new_tokens = 4,
+                           .max_total_new = 12})
+                    .ok());
   }
   (void)Finish(*engine);
   engine->SetVersion({0, 4}, Engine::KvOnUpdate::kKeep);
-  ASSERT_TRUE(engine->Add({.tid = {7, 0, 0}, .gid = GroupId{7}, .prompt = Prompt(50, 3), .max_new_tokens = 12, .max_total_new = 12}).ok());
-  EXPECT_EQ(Finish(*engine).at({7, 0, 0}).ids, ReferenceGenerate(*weights_, 5, {7, 0, 0}, Prompt(50, 3), 12, {}).ids);
+  ASSERT_TRUE(engine
+                  ->Add({.tid = {7, 0, 0},
+                         .gid = GroupId{7},
+                         .prompt = Prompt(50, 3),
+                         .max_new_tokens = 12,
+                         .max_total_new = 12})
+                  .ok());
+  EXPECT_EQ(Finish(*engine).at({7, 0, 0}).ids,
+            ReferenceGenerate(*weights_, 5, {7, 0, 0}, Prompt(50, 3), 12, {}).ids);
 }
 
 TEST_F(EngineTest, DivergedWeightsEndTheSampleWithAnErrorAndTheEngineGoesOn) {

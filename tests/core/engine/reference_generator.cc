@@ -59,7 +59,8 @@ Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const Sam
     for (size_t layer = 0; layer < static_cast<size_t>(spec.sparse_layers()); ++layer) {
       for (size_t e = 0; e < experts; ++e) {
         std::array<unsigned char, 2> bytes{};
-        model::PutRoutingId(spec, routed[((layer + 1) * static_cast<size_t>(n) - 1) * experts + e], bytes.data());
+        model::PutRoutingId(spec, routed[((layer + 1) * static_cast<size_t>(n) - 1) * experts + e],
+                            bytes.data());
         record.routing.append(bytes.begin(), bytes.begin() + model::RoutingIdBytes(spec));
       }
     }
@@ -85,7 +86,11 @@ std::unique_ptr<model::Weights> TinyModel(model::DType dtype, uint64_t seed, boo
     spec.architecture = "qwen3_moe";
     spec.qk_norm = true;
     spec.layers = 3;
-    spec.moe = {.experts = 300, .experts_per_token = 3, .intermediate_size = 16, .renormalize = true, .dense_layers = {1}};
+    spec.moe = {.experts = 300,
+                .experts_per_token = 3,
+                .intermediate_size = 16,
+                .renormalize = true,
+                .dense_layers = {1}};
   }
   auto weights = model::Weights::Create(spec, dtype);
   TP_CHECK(weights.ok()) << weights.status().ToString();

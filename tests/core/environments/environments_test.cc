@@ -12,7 +12,8 @@ namespace {
 
 TEST(CartPoleTest, WorkedNumbersFromRest) {
   CartPoleStep s = StepCartPole({0, 0, 0, 0}, 1);
-  const double first[4] = {0, 0.1951219512, 0, -0.2926829268}, second[4] = {0.0039024390, 0.3902439024, -0.0058536585, -0.5853658537};
+  const double first[4] = {0, 0.1951219512, 0, -0.2926829268},
+               second[4] = {0.0039024390, 0.3902439024, -0.0058536585, -0.5853658537};
   for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(s.state[i], first[i], 1e-9);
   s = StepCartPole(s.state, 1);
   for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(s.state[i], second[i], 1e-9);
@@ -62,7 +63,8 @@ double BestValue(const TransitionTable& table, int64_t start, int steps) {
   std::map<int64_t, double> value;
   for (int k = 0; k < steps; ++k) {
     std::map<std::pair<int64_t, int64_t>, double> q;
-    for (const Outcome& o : table) q[{o.state, o.action}] += o.probability * (o.reward + (o.terminated ? 0 : value[o.next]));
+    for (const Outcome& o : table)
+      q[{o.state, o.action}] += o.probability * (o.reward + (o.terminated ? 0 : value[o.next]));
     std::map<int64_t, double> next;
     for (const auto& [key, v] : q) {
       const auto [it, added] = next.try_emplace(key.first, v);
@@ -80,7 +82,9 @@ TEST(ToyTextTest, FrozenLakeHasItsKnownOptimum) {
   EXPECT_EQ(FrozenLake("5x5", false, 1).status().code(), StatusCode::kUnimplemented);
 }
 
-TEST(ToyTextTest, CliffIsThirteenStepsAlongTheEdge) { EXPECT_EQ(BestValue(CliffWalking(false), 36, 60), -13); }
+TEST(ToyTextTest, CliffIsThirteenStepsAlongTheEdge) {
+  EXPECT_EQ(BestValue(CliffWalking(false), 36, 60), -13);
+}
 
 TEST(ToyTextTest, ProbabilitiesSumToOne) {
   for (const TransitionTable& table : {FrozenLake("8x8", true, 0.8).value(), CliffWalking(true), Taxi()}) {
@@ -93,17 +97,21 @@ TEST(ToyTextTest, ProbabilitiesSumToOne) {
 TEST(ToyTextTest, TaxiRidesAsItShould) {
   const TransitionTable table = Taxi();
   ASSERT_EQ(table.size(), 3000U);
-  const auto at = [&](int64_t state, int64_t action) { return table[static_cast<size_t>(state * 6 + action)]; };
-  const auto state = [](int64_t row, int64_t column, int64_t passenger, int64_t destination) { return ((row * 5 + column) * 5 + passenger) * 4 + destination; };
-  EXPECT_EQ(at(state(0, 0, 0, 2), 4).next, state(0, 0, 4, 2));      // picks up where the passenger waits
-  EXPECT_EQ(at(state(0, 0, 1, 2), 4).reward, -10);                  // nobody here
-  EXPECT_EQ(at(state(4, 0, 4, 2), 5).reward, 20);                   // delivered
+  const auto at = [&](int64_t state, int64_t action) {
+    return table[static_cast<size_t>(state * 6 + action)];
+  };
+  const auto state = [](int64_t row, int64_t column, int64_t passenger, int64_t destination) {
+    return ((row * 5 + column) * 5 + passenger) * 4 + destination;
+  };
+  EXPECT_EQ(at(state(0, 0, 0, 2), 4).next, state(0, 0, 4, 2));  // picks up where the passenger waits
+  EXPECT_EQ(at(state(0, 0, 1, 2), 4).reward, -10);              // nobody here
+  EXPECT_EQ(at(state(4, 0, 4, 2), 5).reward, 20);               // delivered
   EXPECT_TRUE(at(state(4, 0, 4, 2), 5).terminated);
-  EXPECT_EQ(at(state(0, 4, 4, 2), 5).next, state(0, 4, 1, 2));      // left at another stop
+  EXPECT_EQ(at(state(0, 4, 4, 2), 5).next, state(0, 4, 1, 2));  // left at another stop
   EXPECT_EQ(at(state(0, 4, 4, 2), 5).reward, -1);
-  EXPECT_EQ(at(state(0, 1, 4, 2), 2).next, state(0, 1, 4, 2));      // a wall right of (0, 1)
+  EXPECT_EQ(at(state(0, 1, 4, 2), 2).next, state(0, 1, 4, 2));  // a wall right of (0, 1)
   EXPECT_EQ(at(state(0, 2, 4, 2), 3).next, state(0, 2, 4, 2));
-  EXPECT_EQ(at(state(2, 1, 4, 2), 2).next, state(2, 2, 4, 2));      // none here
+  EXPECT_EQ(at(state(2, 1, 4, 2), 2).next, state(2, 2, 4, 2));  // none here
 }
 
 }  // namespace

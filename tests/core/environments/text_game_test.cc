@@ -1,5 +1,7 @@
 // Text games, all of the table, and the host that replays them.
 
+#include "core/environments/text_game.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,19 +9,27 @@
 #include <set>
 
 #include "core/environments/episode.h"
-#include "core/environments/text_game.h"
 
 namespace tidepool::environments {
 namespace {
 
-std::unique_ptr<TextEnvironment> Make(const std::string& name, const std::map<std::string, std::string>& options = {}, uint64_t seed = 1) {
+std::unique_ptr<TextEnvironment> Make(const std::string& name,
+                                      const std::map<std::string, std::string>& options = {},
+                                      uint64_t seed = 1) {
   auto made = MakeTextEnvironment(name, options, seed);
   EXPECT_TRUE(made.ok()) << made.status().ToString();
   return std::move(made).value();
 }
 
 const char* Junk(int i) {
-  static const char* kJunk[] = {"", "?", "<answer>", "</answer><answer>", "<answer>Sideways</answer>", "\x80\xff", "9999999999999999999999", "  \n"};
+  static const char* kJunk[] = {"",
+                                "?",
+                                "<answer>",
+                                "</answer><answer>",
+                                "<answer>Sideways</answer>",
+                                "\x80\xff",
+                                "9999999999999999999999",
+                                "  \n"};
   return kJunk[i % 8];
 }
 
@@ -71,7 +81,8 @@ TEST(TextGameTest, TheGoodPlayerIsRight) {
 }
 
 TEST(TextGameTest, NoHeldOutGameIsTrainedOn) {
-  const std::map<std::string, std::map<std::string, std::string>> options = {{"frozen_lake", {{"style", "\"terse\""}, {"side", "[3, 4]"}}}, {"tally", {}}};
+  const std::map<std::string, std::map<std::string, std::string>> options = {
+      {"frozen_lake", {{"style", "\"terse\""}, {"side", "[3, 4]"}}}, {"tally", {}}};
   for (const TextEnvironmentInfo& info : ListTextEnvironments()) {
     SCOPED_TRACE(info.name);
     const auto environment = Make(info.name, options.at(info.name));
@@ -110,7 +121,9 @@ TEST(FrozenLakeTest, WalksAsTheMapSays) {
   EXPECT_TRUE(step.done && step.solved);
   EXPECT_EQ(step.reward, 1);
 
-  const auto near = Make("frozen_lake", {{"style", "\"terse\""}, {"frozen", "100"}, {"side", "3"}, {"view", "\"near\""}})->Make(false, 0);
+  const auto near =
+      Make("frozen_lake", {{"style", "\"terse\""}, {"frozen", "100"}, {"side", "3"}, {"view", "\"near\""}})
+          ->Make(false, 0);
   EXPECT_EQ(near->Reset(), "#FF#?") << "left, down, right, up";
   EXPECT_EQ(near->Step("d").observation, "#FFS?");
 
@@ -159,8 +172,10 @@ TEST(TallyTest, CountsAndHasALongTail) {
 }
 
 TEST(TextGameTest, BadOptionsAreNamed) {
-  EXPECT_NE(MakeTextEnvironment("frozen_lak", {}, 1).status().message().find("did you mean 'frozen_lake'?"), std::string::npos);
-  EXPECT_TRUE(MakeTextEnvironment("tally", {{"turns", "2"}}, 1).status().message().starts_with("median_turns: "));
+  EXPECT_NE(MakeTextEnvironment("frozen_lak", {}, 1).status().message().find("did you mean 'frozen_lake'?"),
+            std::string::npos);
+  EXPECT_TRUE(
+      MakeTextEnvironment("tally", {{"turns", "2"}}, 1).status().message().starts_with("median_turns: "));
 }
 
 JobConfig Job() {

@@ -1,7 +1,7 @@
-// For tests/interop/control_differential.py: plays given actions in core/environments/vector.h and says what came of it.
-// One JSON object a line: {"name", "options", "limit", "seed", "state": [..] or null, "actions": [[..], ..]} for one
-// instance; the answer has for every step "obs", "reward", "flag" (0, 1 terminated, 2 truncated) and "state", and for
-// every step that ended an episode "final" (else null).
+// For tests/interop/control_differential.py: plays given actions in core/environments/vector.h and says what
+// came of it. One JSON object a line: {"name", "options", "limit", "seed", "state": [..] or null, "actions":
+// [[..], ..]} for one instance; the answer has for every step "obs", "reward", "flag" (0, 1 terminated, 2
+// truncated) and "state", and for every step that ended an episode "final" (else null).
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -17,12 +17,17 @@ int main() {
     json answer;
     const auto play = [&]() -> Status {
       if (!request.is_object()) return InvalidArgument("no JSON object");
-      environments::VectorOptions options{.name = request.value("name", ""), .options = request.value("options", std::map<std::string, std::string>{}),
-                                          .max_episode_steps = request.value("limit", int64_t{0}), .seed = request.value("seed", uint64_t{1})};
-      TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Create(options, std::vector<uint64_t>{0}));
+      environments::VectorOptions options{
+          .name = request.value("name", ""),
+          .options = request.value("options", std::map<std::string, std::string>{}),
+          .max_episode_steps = request.value("limit", int64_t{0}),
+          .seed = request.value("seed", uint64_t{1})};
+      TP_ASSIGN_OR_RETURN(auto set,
+                          environments::VectorEnvironment::Create(options, std::vector<uint64_t>{0}));
       if (request.contains("state") && request["state"].is_array()) {
         environments::InstanceState s = set->states()[0];
-        for (size_t i = 0; i < request["state"].size() && i < s.state.size(); ++i) s.state[i] = request["state"][i].get<double>();
+        for (size_t i = 0; i < request["state"].size() && i < s.state.size(); ++i)
+          s.state[i] = request["state"][i].get<double>();
         TP_ASSIGN_OR_RETURN(set, environments::VectorEnvironment::Resume(options, {s}));
       }
       environments::VectorStep step;

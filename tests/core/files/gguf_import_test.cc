@@ -150,7 +150,8 @@ TEST(ImportGgufTest, ExpertsAreTakenApart) {
   for (const std::string architecture : {"qwen2moe", "qwen3moe"}) {
     TestFolder folder;
     const bool shared = architecture == "qwen2moe";
-    const Status status = Import(folder, Model({.architecture = architecture, .pre = "qwen2", .bias = shared}), DType::kF32);
+    const Status status =
+        Import(folder, Model({.architecture = architecture, .pre = "qwen2", .bias = shared}), DType::kF32);
     ASSERT_TRUE(status.ok()) << status.ToString();
     const auto file = SafetensorsFile::Open(folder.path() + "/out/model.safetensors");
     ASSERT_TRUE(file.ok());

@@ -17,7 +17,8 @@ struct Loss {
   std::vector<float> weights;
 };
 
-double Differentiate(const Decoder& decoder, const BatchArrays& b, const Loss& loss, bool recompute, Gradients& grads) {
+double Differentiate(const Decoder& decoder, const BatchArrays& b, const Loss& loss, bool recompute,
+                     Gradients& grads) {
   auto [hidden, saved] = decoder.ForwardTraining(b.view(), recompute);
   at::Tensor logits = decoder.Logits(hidden);
   std::vector<float> lp(loss.targets.size()), lse(loss.targets.size());
@@ -49,7 +50,8 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
   Randomize(*w, 11, 0.2);
   const Decoder decoder(*w, {.deterministic = deterministic});
   Rng rng(12);
-  const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 6, s.vocab_size), RandomIds(rng, 4, s.vocab_size)};
+  const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 6, s.vocab_size),
+                                                       RandomIds(rng, 4, s.vocab_size)};
   const BatchArrays b = PackWhole(sequences);
   const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);
   Gradients grads(*w);
@@ -86,7 +88,9 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Families, BackwardTest,
-                         testing::Combine(testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), testing::Bool()));
+                         testing::Combine(testing::Values("llama", "llama_biased", "qwen2", "qwen3",
+                                                          "qwen2_moe", "qwen3_moe"),
+                                          testing::Bool()));
 
 TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
   for (const std::string family : {"llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
@@ -101,7 +105,9 @@ TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
       Gradients saved(*w), recomputed(*w);
       Differentiate(decoder, b, loss, false, saved);
       Differentiate(decoder, b, loss, true, recomputed);
-      EXPECT_EQ(std::memcmp(saved.values().data(), recomputed.values().data(), saved.values().size_bytes()), 0) << family;
+      EXPECT_EQ(std::memcmp(saved.values().data(), recomputed.values().data(), saved.values().size_bytes()),
+                0)
+          << family;
     }
   }
 }
@@ -136,7 +142,8 @@ TEST(SharedPromptTest, GradientIsThatOfSeparateSequences) {
       }
     }
     Gradients ga(*w), gb(*w);
-    EXPECT_NEAR(Differentiate(decoder, shared, a, false, ga), Differentiate(decoder, separate, b, false, gb), 1e-4);
+    EXPECT_NEAR(Differentiate(decoder, shared, a, false, ga), Differentiate(decoder, separate, b, false, gb),
+                1e-4);
     double difference = 0, size = 0;
     for (size_t i = 0; i < ga.values().size(); ++i) {
       difference = std::max(difference, std::fabs(double{ga.values()[i]} - gb.values()[i]));

@@ -41,15 +41,16 @@ TEST_P(DecoderFamilyTest, AgreesWithPlainLoops) {
   const auto weights = Make(s, DType::kFloat32);
   const Decoder decoder(*weights, {});
   Rng rng(1);
-  const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 19, s.vocab_size), RandomIds(rng, 1, s.vocab_size),
-                                                       RandomIds(rng, 7, s.vocab_size)};
+  const std::vector<std::vector<int32_t>> sequences = {
+      RandomIds(rng, 19, s.vocab_size), RandomIds(rng, 1, s.vocab_size), RandomIds(rng, 7, s.vocab_size)};
   const BatchArrays b = PackWhole(sequences);
   const at::Tensor logits = decoder.Logits(Prefill(decoder, s, DType::kFloat32, b));
   int64_t row = 0;
   for (const auto& ids : sequences) {
     for (const Flat& want : ReferenceLogits(s, FlatOf(*weights), ids)) {
       const float* got = logits.const_data_ptr<float>() + row++ * s.vocab_size;
-      for (int64_t v = 0; v < s.vocab_size; ++v) ASSERT_NEAR(got[v], want[static_cast<size_t>(v)], 2e-5) << "row " << row;
+      for (int64_t v = 0; v < s.vocab_size; ++v)
+        ASSERT_NEAR(got[v], want[static_cast<size_t>(v)], 2e-5) << "row " << row;
     }
   }
 }
@@ -60,7 +61,8 @@ TEST_P(DecoderFamilyTest, BFloat16StaysCloseToItsOwnWeightsInDouble) {
   const Decoder decoder(*weights, {});
   Rng rng(2);
   const std::vector<int32_t> ids = RandomIds(rng, 23, s.vocab_size);
-  const at::Tensor logits = decoder.Logits(Prefill(decoder, s, DType::kBFloat16, PackWhole({ids}))).to(at::kFloat);
+  const at::Tensor logits =
+      decoder.Logits(Prefill(decoder, s, DType::kBFloat16, PackWhole({ids}))).to(at::kFloat);
   const std::vector<Flat> want = ReferenceLogits(s, FlatOf(*weights), ids);
   double error = 0, size = 0;
   for (size_t t = 0; t < ids.size(); ++t) {
@@ -73,7 +75,9 @@ TEST_P(DecoderFamilyTest, BFloat16StaysCloseToItsOwnWeightsInDouble) {
   EXPECT_LT(std::sqrt(error / size), 0.02);  // bfloat16 has 8 bits; errors of ~10 roundings add up
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, DecoderFamilyTest, testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"));
+INSTANTIATE_TEST_SUITE_P(Families, DecoderFamilyTest,
+                         testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe",
+                                         "qwen3_moe"));
 
 struct Case {
   const char* name;
@@ -98,8 +102,10 @@ ModelSpec SmolShapes(int64_t layers) {  // SmolLM2-135M with fewer layers, for t
 }
 
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.is_contiguous() && b.is_contiguous() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), static_cast<size_t>(a.numel()) * a.element_size()) == 0;
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.is_contiguous() &&
+         b.is_contiguous() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(),
+                     static_cast<size_t>(a.numel()) * a.element_size()) == 0;
 }
 
 // Decoding one token at a time, with the slots of a sequence scattered over blocks of 16 and other
@@ -141,7 +147,8 @@ void ExpectOneForward(const ModelSpec& s, DType dtype) {
       if (step >= responses[i].size()) continue;
       const auto run = static_cast<int32_t>(decode.runs.size());
       decode.runs.insert(decode.runs.end(), prompt_runs.begin(), prompt_runs.end());
-      const int32_t block = static_cast<int32_t>(7 + 2 * i) * 16, next = static_cast<int32_t>(6 + 5 * (i % 2) - i) * 16;
+      const int32_t block = static_cast<int32_t>(7 + 2 * i) * 16,
+                    next = static_cast<int32_t>(6 + 5 * (i % 2) - i) * 16;
       decode.runs.push_back({block, 16});
       decode.runs.push_back({next, 16});
       std::vector<int32_t> all = prompt;
@@ -153,8 +160,10 @@ void ExpectOneForward(const ModelSpec& s, DType dtype) {
     hidden = decoder.Forward(decode.view(), memory.view());
     const at::Tensor logits = decoder.Logits(hidden);
     for (size_t i = 0; i < rows.size(); ++i) {
-      ASSERT_TRUE(SameBits(hidden.narrow(0, static_cast<int64_t>(i), 1), trained.narrow(0, rows[i], 1))) << "step " << step << " row " << i;
-      ASSERT_TRUE(SameBits(logits.narrow(0, static_cast<int64_t>(i), 1), trained_logits.narrow(0, rows[i], 1)))
+      ASSERT_TRUE(SameBits(hidden.narrow(0, static_cast<int64_t>(i), 1), trained.narrow(0, rows[i], 1)))
+          << "step " << step << " row " << i;
+      ASSERT_TRUE(
+          SameBits(logits.narrow(0, static_cast<int64_t>(i), 1), trained_logits.narrow(0, rows[i], 1)))
           << "step " << step << " row " << i;
     }
   }
@@ -167,16 +176,29 @@ TEST_P(OneForwardTest, PrefillDecodeAndTrainingAreBitEqual) {
   const int before = at::get_num_threads();
   at::set_num_threads(threads);
   switch (which) {
-    case 0: ExpectOneForward(Quickstart(), DType::kFloat32); break;
-    case 1: ExpectOneForward(TinySpec("qwen3"), DType::kFloat32); break;
-    case 2: ExpectOneForward(SmolShapes(2), DType::kBFloat16); break;
-    case 3: ExpectOneForward(Quickstart(), DType::kBFloat16); break;
-    case 4: ExpectOneForward(TinySpec("qwen2_moe"), DType::kFloat32); break;
-    case 5: ExpectOneForward(TinySpec("qwen3_moe"), DType::kBFloat16); break;
+    case 0:
+      ExpectOneForward(Quickstart(), DType::kFloat32);
+      break;
+    case 1:
+      ExpectOneForward(TinySpec("qwen3"), DType::kFloat32);
+      break;
+    case 2:
+      ExpectOneForward(SmolShapes(2), DType::kBFloat16);
+      break;
+    case 3:
+      ExpectOneForward(Quickstart(), DType::kBFloat16);
+      break;
+    case 4:
+      ExpectOneForward(TinySpec("qwen2_moe"), DType::kFloat32);
+      break;
+    case 5:
+      ExpectOneForward(TinySpec("qwen3_moe"), DType::kBFloat16);
+      break;
   }
   at::set_num_threads(before);
 }
-INSTANTIATE_TEST_SUITE_P(ShapesAndThreads, OneForwardTest, testing::Combine(testing::Range(0, 6), testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(ShapesAndThreads, OneForwardTest,
+                         testing::Combine(testing::Range(0, 6), testing::Values(1, 2)));
 
 TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
   const ModelSpec s = Quickstart();

@@ -33,7 +33,8 @@ TEST(ExpertRoutingTest, WhatTheEngineRecordsTheTrainerReplaysToTheBit) {
   Fixture f("qwen3_moe");
   const auto options = at::TensorOptions().dtype(at::kFloat);
   const auto slots = static_cast<int64_t>(f.batch.ids.size());
-  at::Tensor k = at::zeros({f.spec.layers, slots, f.spec.kv_heads, f.spec.head_size}, options), v = at::zeros_like(k);
+  at::Tensor k = at::zeros({f.spec.layers, slots, f.spec.kv_heads, f.spec.head_size}, options),
+             v = at::zeros_like(k);
   std::vector<int32_t> recorded, replayed;
   RaggedBatch view = f.batch.view();
   view.routed = &recorded;
@@ -45,14 +46,17 @@ TEST(ExpertRoutingTest, WhatTheEngineRecordsTheTrainerReplaysToTheBit) {
     training.routed = &replayed;
     const auto [again, saved] = f.decoder->ForwardTraining(training, recompute);
     EXPECT_EQ(replayed, recorded);
-    EXPECT_EQ(std::memcmp(hidden.const_data_ptr(), again.const_data_ptr(), static_cast<size_t>(hidden.numel()) * 4), 0);
+    EXPECT_EQ(
+        std::memcmp(hidden.const_data_ptr(), again.const_data_ptr(), static_cast<size_t>(hidden.numel()) * 4),
+        0);
   }
 }
 
 TEST(ExpertRoutingTest, AnotherRoutingGivesAnotherResultAndReachesTheOtherExperts) {
   Fixture f("qwen2_moe");
   std::vector<int32_t> other(f.chosen());
-  for (size_t i = 0; i < other.size(); ++i) other[i] = static_cast<int32_t>(i % 2);  // experts 0 and 1 for every row
+  for (size_t i = 0; i < other.size(); ++i)
+    other[i] = static_cast<int32_t>(i % 2);  // experts 0 and 1 for every row
   RaggedBatch view = f.batch.view();
   const at::Tensor plain = f.decoder->ForwardTraining(view, false).first.clone();
   view.experts = other;
@@ -66,16 +70,20 @@ TEST(ExpertRoutingTest, AnotherRoutingGivesAnotherResultAndReachesTheOtherExpert
       if (!p.name.ends_with("experts_down")) continue;
       const at::Tensor g = grads.Get(static_cast<int64_t>(i));
       EXPECT_GT(g.narrow(0, 0, f.spec.hidden_size).abs().sum().item<float>(), 0) << p.name;
-      EXPECT_EQ(g.narrow(0, 2 * f.spec.hidden_size, f.spec.hidden_size).abs().sum().item<float>(), 0) << p.name;
+      EXPECT_EQ(g.narrow(0, 2 * f.spec.hidden_size, f.spec.hidden_size).abs().sum().item<float>(), 0)
+          << p.name;
     }
   }
 }
 
-// f_e does not change under a small step, so differences of E sum f_e P_e see exactly the gradient through P_e.
+// f_e does not change under a small step, so differences of E sum f_e P_e see exactly the gradient through
+// P_e.
 TEST(LoadBalanceTest, GradientIsThatOfTheLossAndDescentEvensTheLoad) {
   for (const std::string family : {"qwen2_moe", "qwen3_moe"}) {
     Fixture f(family, false);
-    const auto loss = [&] { return f.decoder->LoadBalanceLoss(f.decoder->ForwardTraining(f.batch.view(), false).second); };
+    const auto loss = [&] {
+      return f.decoder->LoadBalanceLoss(f.decoder->ForwardTraining(f.batch.view(), false).second);
+    };
     const double before = loss();
     EXPECT_GE(before, 0.9 * static_cast<double>(f.spec.moe.experts_per_token));
     auto [hidden, saved] = f.decoder->ForwardTraining(f.batch.view(), false);
@@ -102,7 +110,9 @@ TEST(LoadBalanceTest, GradientIsThatOfTheLossAndDescentEvensTheLoad) {
         values[at] = kept;
         // A difference whose steps change a row's experts says nothing about the gradient.
         if (std::abs(up - 2 * before + down) > 0.02) continue;
-        EXPECT_NEAR(grads.values()[static_cast<size_t>(p.offset) + at], (up - down) / (2 * h), 2e-3 * (1 + std::abs((up - down) / (2 * h)))) << family << " " << name;
+        EXPECT_NEAR(grads.values()[static_cast<size_t>(p.offset) + at], (up - down) / (2 * h),
+                    2e-3 * (1 + std::abs((up - down) / (2 * h))))
+            << family << " " << name;
       }
     }
   }

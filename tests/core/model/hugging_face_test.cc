@@ -47,7 +47,8 @@ class HuggingFaceTest : public testing::Test {
 };
 
 TEST_F(HuggingFaceTest, UntrainedModelsComeBackByteForByte) {
-  for (const std::string family : {"llama", "llama_biased", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
+  for (const std::string family :
+       {"llama", "llama_biased", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       ModelSpec spec = TinySpec(family);
       spec.eos_token_ids = {5, 9};
@@ -76,8 +77,9 @@ TEST_F(HuggingFaceTest, UntrainedModelsComeBackByteForByte) {
   }
 }
 
-// float16 and mixed types, tensors that nobody needs, keys that we do not know: an untrained model keeps them all, whatever
-// type it was computed in. A trained tensor is written in that type; the others stay as they are.
+// float16 and mixed types, tensors that nobody needs, keys that we do not know: an untrained model keeps them
+// all, whatever type it was computed in. A trained tensor is written in that type; the others stay as they
+// are.
 TEST_F(HuggingFaceTest, WhatWasNotTrainedIsWrittenAsItWasRead) {
   auto w = std::move(Weights::Create(TinySpec("qwen3_moe"), DType::kFloat32)).value();
   Randomize(*w, 11, 0.1);
@@ -87,7 +89,8 @@ TEST_F(HuggingFaceTest, WhatWasNotTrainedIsWrittenAsItWasRead) {
   std::vector<std::vector<std::byte>> kept;
   std::vector<files::TensorSource> tensors;
   for (const auto& [name, entry] : stored->tensors()) {
-    const auto dtype = std::array{files::DType::kF16, files::DType::kBF16, files::DType::kF32}[kept.size() % 3];
+    const auto dtype =
+        std::array{files::DType::kF16, files::DType::kBF16, files::DType::kF32}[kept.size() % 3];
     const int64_t n = entry.info->numel();
     std::vector<std::byte>& bytes = kept.emplace_back(static_cast<size_t>(n * files::DTypeBits(dtype) / 8));
     Rng rng(kept.size());
@@ -98,7 +101,8 @@ TEST_F(HuggingFaceTest, WhatWasNotTrainedIsWrittenAsItWasRead) {
   tensors.push_back(files::SourceOf("model.rotary.inv_freq", files::DType::kI64, {3}, more));
   fs::create_directories(source);
   ASSERT_EQ(files::WriteSafetensorsFolder(source, tensors, int64_t{1} << 40), OkStatus());
-  std::ofstream(source + "/config.json") << R"({"a_key": 1, "dtype": "float16", )" << Read(plain + "/config.json").substr(1);
+  std::ofstream(source + "/config.json")
+      << R"({"a_key": 1, "dtype": "float16", )" << Read(plain + "/config.json").substr(1);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const std::string out = Folder(dtype == DType::kFloat32 ? "wide" : "narrow"), trained = out + "_trained";
     const auto loaded = std::move(LoadHuggingFace(source, dtype)).value();
@@ -112,15 +116,19 @@ TEST_F(HuggingFaceTest, WhatWasNotTrainedIsWrittenAsItWasRead) {
       EXPECT_EQ(entry->info->dtype, tensors[i].dtype) << tensors[i].name;
       EXPECT_EQ(entry->info->shape, tensors[i].shape);
       const auto& bytes = i < kept.size() ? kept[i] : more;
-      EXPECT_TRUE(std::equal(entry->bytes().begin(), entry->bytes().end(), bytes.begin(), bytes.end())) << tensors[i].name;
+      EXPECT_TRUE(std::equal(entry->bytes().begin(), entry->bytes().end(), bytes.begin(), bytes.end()))
+          << tensors[i].name;
     }
     at::Tensor norm = loaded->Get("final_norm");
     norm.add_(1);
     ASSERT_EQ(SaveHuggingFace(*loaded, trained, int64_t{1} << 40, source), OkStatus());
     const auto other = std::move(files::SafetensorsFolder::Open(trained)).value();
-    EXPECT_EQ(other->Find("model.norm.weight")->info->dtype, dtype == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16);
+    EXPECT_EQ(other->Find("model.norm.weight")->info->dtype,
+              dtype == DType::kFloat32 ? files::DType::kF32 : files::DType::kBF16);
     EXPECT_FALSE(other->Find("model.rotary.inv_freq").has_value());
-    EXPECT_NE(Read(trained + "/config.json").find(dtype == DType::kFloat32 ? "\"dtype\": \"float32\"" : "\"dtype\": \"bfloat16\""), std::string::npos);
+    EXPECT_NE(Read(trained + "/config.json")
+                  .find(dtype == DType::kFloat32 ? "\"dtype\": \"float32\"" : "\"dtype\": \"bfloat16\""),
+              std::string::npos);
     EXPECT_EQ(std::move(LoadHuggingFace(trained, dtype)).value()->Digest(), loaded->Digest());
   }
 }
@@ -161,7 +169,9 @@ TEST_F(HuggingFaceTest, NamesAndRowsAreThoseOfTransformers) {
     ASSERT_TRUE(entry.has_value()) << hf;
     const at::Tensor t = w->Get(name);
     const int64_t width = t.dim() == 2 ? t.size(1) : 1;
-    EXPECT_EQ(std::memcmp(entry->bytes().data(), t.const_data_ptr<float>() + row * width, entry->bytes().size()), 0) << hf;
+    EXPECT_EQ(
+        std::memcmp(entry->bytes().data(), t.const_data_ptr<float>() + row * width, entry->bytes().size()), 0)
+        << hf;
   };
   expect_rows("model.layers.1.self_attn.q_proj.weight", "layers.1.qkv", 0);
   expect_rows("model.layers.1.self_attn.k_proj.weight", "layers.1.qkv", 96);
@@ -195,7 +205,8 @@ TEST_F(HuggingFaceTest, StoredTypesAreConvertedToTheWantedOne) {
 }
 
 TEST_F(HuggingFaceTest, BothDialectsOfConfigAreRead) {
-  const auto four = SpecOf(R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99,
+  const auto four = SpecOf(
+      R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99,
     "intermediate_size": 128, "num_hidden_layers": 3, "rope_theta": 100000, "rope_scaling": null, "torch_dtype": "bfloat16", "unknown": {"a": 1},
     "eos_token_id": 2, "rms_norm_eps": 1e-05, "tie_word_embeddings": true, "hidden_act": "silu"})");
   ASSERT_TRUE(four.ok()) << four.status().ToString();
@@ -204,10 +215,11 @@ TEST_F(HuggingFaceTest, BothDialectsOfConfigAreRead) {
   EXPECT_EQ(four->rms_norm_eps, 1e-5);
   EXPECT_TRUE(four->tie_embeddings);
   EXPECT_EQ(four->eos_token_ids, std::vector<int32_t>{2});
-  const auto five = SpecOf(R"({"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99,
+  const auto five = SpecOf(
+      R"({"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99,
     "intermediate_size": 128, "num_hidden_layers": 3, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}, "dtype": "float32",
     "layer_types": ["full_attention", "full_attention", "full_attention"], "sliding_window": null, "eos_token_id": [4, 5]})",
-    R"({"eos_token_id": [6, 7], "pad_token_id": 3})");
+      R"({"eos_token_id": [6, 7], "pad_token_id": 3})");
   ASSERT_TRUE(five.ok()) << five.status().ToString();
   EXPECT_EQ(five->rope_theta, 1000000);
   EXPECT_EQ(five->head_size, 128);  // Qwen3Config's default
@@ -218,19 +230,26 @@ TEST_F(HuggingFaceTest, BothDialectsOfConfigAreRead) {
 }
 
 TEST_F(HuggingFaceTest, LegalButMissingOptionsAreRefusedByName) {
-  const std::string head = R"({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "intermediate_size": 128, )";
+  const std::string head =
+      R"({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "intermediate_size": 128, )";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("model_type": "llama", "rope_scaling": {"rope_type": "longrope", "factor": 8.0}})", "longrope"},
-      {R"("model_type": "qwen2", "rope_parameters": {"type": "mrope", "factor": 4.0, "rope_theta": 1e6}})", "mrope"},
-      {R"("model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_type": "default"}}})", "by layer type"},
+      {R"("model_type": "qwen2", "rope_parameters": {"type": "mrope", "factor": 4.0, "rope_theta": 1e6}})",
+       "mrope"},
+      {R"("model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_type": "default"}}})",
+       "by layer type"},
       {R"("model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor"},
       {R"("model_type": "llama", "hidden_act": "gelu"})", "gelu"},
       {R"("model_type": "mistral"})", "sliding_window 4096"},  // the default, and positions go to 131 072
       {R"("model_type": "mistral", "sliding_window": 16})", "sliding_window 16"},
-      {R"("model_type": "qwen2", "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 2})", "sliding_window 16"},
-      {R"("model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 16})", "sliding_window 16"},
-      {R"("model_type": "qwen2_moe", "shared_expert_intermediate_size": 0})", "shared_expert_intermediate_size"},
-      {R"("model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]})", "sliding_attention"},
+      {R"("model_type": "qwen2", "use_sliding_window": true, "sliding_window": 16, "max_window_layers": 2})",
+       "sliding_window 16"},
+      {R"("model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 16})",
+       "sliding_window 16"},
+      {R"("model_type": "qwen2_moe", "shared_expert_intermediate_size": 0})",
+       "shared_expert_intermediate_size"},
+      {R"("model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]})",
+       "sliding_attention"},
       {R"("model_type": "llama", "quantization_config": {"bits": 4}})", "quantization_config"},
       {R"("model_type": "mamba"})", "mamba"}};
   for (const auto& [tail, word] : cases) {
@@ -241,15 +260,18 @@ TEST_F(HuggingFaceTest, LegalButMissingOptionsAreRefusedByName) {
 }
 
 TEST_F(HuggingFaceTest, WindowsThatReachNothingAreNone) {
-  const std::string head = R"({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "intermediate_size": 128, )";
+  const std::string head =
+      R"({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "intermediate_size": 128, )";
   const std::vector<std::pair<std::string, bool>> cases = {
       {R"("model_type": "mistral", "sliding_window": null})", false},
       {R"("model_type": "mistral", "max_position_embeddings": 64})", true},
       {R"("model_type": "qwen2", "use_sliding_window": false, "sliding_window": 8})", false},
       {R"("model_type": "qwen2", "use_sliding_window": null, "sliding_window": 8})", false},
-      {R"("model_type": "qwen3", "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 32})", false},
+      {R"("model_type": "qwen3", "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 32})",
+       false},
       {R"("model_type": "qwen3", "use_sliding_window": true, "sliding_window": null})", false},
-      {R"("model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 64, "max_position_embeddings": 64})", true},
+      {R"("model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 64, "max_position_embeddings": 64})",
+       true},
       {R"("model_type": "llama", "sliding_window": 8})", false}};
   for (const auto& [tail, ends] : cases) {
     const auto spec = SpecOf(head + tail);
@@ -259,10 +281,15 @@ TEST_F(HuggingFaceTest, WindowsThatReachNothingAreNone) {
 }
 
 TEST_F(HuggingFaceTest, RopeScalingIsReadInBothDialectsAndWrittenBack) {
-  const std::string head = R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99, "intermediate_size": 128, "max_position_embeddings": 512, )";
-  const auto four = SpecOf(head + R"("rope_theta": 500000.0, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+  const std::string head =
+      R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99, "intermediate_size": 128, "max_position_embeddings": 512, )";
+  const auto four = SpecOf(
+      head +
+      R"("rope_theta": 500000.0, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128, "rope_type": "llama3"}})");
-  const auto five = SpecOf(head + R"("rope_parameters": {"rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+  const auto five = SpecOf(
+      head +
+      R"("rope_parameters": {"rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128, "rope_type": "llama3"}})");
   ASSERT_TRUE(four.ok()) << four.status().ToString();
   ASSERT_TRUE(five.ok()) << five.status().ToString();
@@ -270,7 +297,8 @@ TEST_F(HuggingFaceTest, RopeScalingIsReadInBothDialectsAndWrittenBack) {
   EXPECT_EQ(four->rope_theta, five->rope_theta);
   EXPECT_EQ(four->rope.type, RopeType::kLlama3);
   const std::string folder = Folder("again");
-  for (const std::string& scaling : {std::string(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0}})"), std::string(R"("rope_scaling": {"type": "linear", "factor": 2.0}})")}) {
+  for (const std::string& scaling : {std::string(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0}})"),
+                                     std::string(R"("rope_scaling": {"type": "linear", "factor": 2.0}})")}) {
     const auto spec = SpecOf(head + scaling);
     ASSERT_TRUE(spec.ok()) << spec.status().ToString();
     ASSERT_EQ(WriteConfigFiles(*spec, DType::kFloat32, folder), OkStatus());
@@ -278,7 +306,8 @@ TEST_F(HuggingFaceTest, RopeScalingIsReadInBothDialectsAndWrittenBack) {
     ASSERT_TRUE(again.ok()) << again.status().ToString();
     EXPECT_EQ(again->rope, spec->rope);
   }
-  EXPECT_FALSE(SpecOf(head + R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0}})").ok());  // no low_freq_factor
+  EXPECT_FALSE(SpecOf(head + R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0}})")
+                   .ok());  // no low_freq_factor
 }
 
 TEST_F(HuggingFaceTest, ExpertsInOneTensorAreRead) {
@@ -291,8 +320,10 @@ TEST_F(HuggingFaceTest, ExpertsInOneTensorAreRead) {
     const Parameter& p = w->layout()[static_cast<size_t>(t.index)];
     int64_t n = 1;
     for (const int64_t size : t.shape) n *= size;
-    sources.push_back(files::SourceOf(t.name, files::DType::kF32, t.shape,
-                                      w->bytes().subspan(static_cast<size_t>((p.offset + t.row * (p.numel() / p.shape[0])) * 4), static_cast<size_t>(n * 4))));
+    sources.push_back(files::SourceOf(
+        t.name, files::DType::kF32, t.shape,
+        w->bytes().subspan(static_cast<size_t>((p.offset + t.row * (p.numel() / p.shape[0])) * 4),
+                           static_cast<size_t>(n * 4))));
   }
   ASSERT_EQ(files::WriteSafetensorsFolder(folder, sources, int64_t{1} << 40), OkStatus());
   ASSERT_EQ(WriteConfigFiles(spec, DType::kFloat32, folder), OkStatus());
@@ -315,11 +346,19 @@ TEST_F(HuggingFaceTest, MillionsOfExpertsAreRefusedBeforeTheyAreListed) {
 
 TEST_F(HuggingFaceTest, WrongConfigsNameTheKey) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "JSON"}, {"[]", "object"}, {"{\"hidden_size\": 4}", "model_type"}, {R"({"model_type": "llama", "hidden_size": "big"})", "hidden_size"},
-      {R"({"model_type": "llama", "num_hidden_layers": 0})", "layers"}, {R"({"model_type": "llama", "num_key_value_heads": 5})", "kv_heads"},
-      {R"({"model_type": "llama", "head_dim": 23})", "head_size"}, {R"({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3, "num_key_value_heads": 3})", "multiple"},
-      {R"({"model_type": "llama", "vocab_size": 1e30})", "vocab_size"}, {R"({"model_type": "llama", "hidden_size": 18446744073709551615})", "hidden_size"},
-      {R"({"model_type": "llama", "eos_token_id": "x"})", "eos_token_id"}, {R"({"model_type": "llama", "rope_scaling": 3})", "rope_scaling"}};
+      {"", "JSON"},
+      {"[]", "object"},
+      {"{\"hidden_size\": 4}", "model_type"},
+      {R"({"model_type": "llama", "hidden_size": "big"})", "hidden_size"},
+      {R"({"model_type": "llama", "num_hidden_layers": 0})", "layers"},
+      {R"({"model_type": "llama", "num_key_value_heads": 5})", "kv_heads"},
+      {R"({"model_type": "llama", "head_dim": 23})", "head_size"},
+      {R"({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3, "num_key_value_heads": 3})",
+       "multiple"},
+      {R"({"model_type": "llama", "vocab_size": 1e30})", "vocab_size"},
+      {R"({"model_type": "llama", "hidden_size": 18446744073709551615})", "hidden_size"},
+      {R"({"model_type": "llama", "eos_token_id": "x"})", "eos_token_id"},
+      {R"({"model_type": "llama", "rope_scaling": 3})", "rope_scaling"}};
   for (const auto& [config, word] : cases) {
     const auto spec = SpecOf(config);
     EXPECT_EQ(spec.status().code(), StatusCode::kInvalidArgument) << config;
@@ -337,7 +376,8 @@ TEST_F(HuggingFaceTest, MissingAndMisshapenTensorsAreNamedBeforeAnythingIsAlloca
   ASSERT_EQ(WriteConfigFiles(spec, DType::kFloat32, folder), OkStatus());
   auto loaded = LoadHuggingFace(folder, DType::kFloat32);
   EXPECT_EQ(loaded.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(loaded.status().message().find("model.embed_tokens.weight: shape [61, 48], expected [62, 48]"), std::string::npos)
+  EXPECT_NE(loaded.status().message().find("model.embed_tokens.weight: shape [61, 48], expected [62, 48]"),
+            std::string::npos)
       << loaded.status().ToString();
   spec.vocab_size = 61;
   spec.tie_embeddings = false;

@@ -58,8 +58,15 @@ TYPED_TEST(KernelsTest, RmsNormAddsThenNormalises) {
     for (const Isa isa : Sets()) {
       std::vector<T> sum(x.size()), out(x.size());
       std::vector<float> rstd(rows);
-      KernelsFor<T>(isa).rms_norm(0, rows, {.d = d, .x = x.data(), .add = add.data(), .x_out = sum.data(), .weight = w.data(),
-                                            .eps = 1e-5F, .out = out.data(), .rstd = rstd.data()});
+      KernelsFor<T>(isa).rms_norm(0, rows,
+                                  {.d = d,
+                                   .x = x.data(),
+                                   .add = add.data(),
+                                   .x_out = sum.data(),
+                                   .weight = w.data(),
+                                   .eps = 1e-5F,
+                                   .out = out.data(),
+                                   .rstd = rstd.data()});
       for (int64_t r = 0; r < rows; ++r) {
         double squares = 0;
         for (int64_t c = 0; c < d; ++c) {
@@ -72,7 +79,8 @@ TYPED_TEST(KernelsTest, RmsNormAddsThenNormalises) {
         for (int64_t c = 0; c < d; ++c) {
           const auto i = static_cast<size_t>(r * d + c);
           const double y = ToFloat(sum[i]) * want * ToFloat(w[static_cast<size_t>(c)]);
-          ASSERT_NEAR(ToFloat(out[i]), y, kTolerance<T> * (std::fabs(y) + 1e-3)) << IsaName(isa) << " d " << d;
+          ASSERT_NEAR(ToFloat(out[i]), y, kTolerance<T> * (std::fabs(y) + 1e-3))
+              << IsaName(isa) << " d " << d;
         }
       }
     }
@@ -98,7 +106,11 @@ TYPED_TEST(KernelsTest, LogProbAndEntropyAgreeWithDouble) {
           }
           const double want = std::log(total);
           ASSERT_NEAR(lse[r], want, 3e-6 * (1 + std::fabs(want)));
-          ASSERT_NEAR(lp[r], ToFloat(logits[static_cast<size_t>(r * vocab + ids[static_cast<size_t>(r)])]) / double{t} - want, 5e-6);
+          ASSERT_NEAR(
+              lp[r],
+              ToFloat(logits[static_cast<size_t>(r * vocab + ids[static_cast<size_t>(r)])]) / double{t} -
+                  want,
+              5e-6);
           ASSERT_NEAR(h[r], want - weighted / total, 2e-5);
         }
       }
@@ -143,7 +155,8 @@ TEST(LogProbTest, BackwardIsTheDerivative) {
       std::vector<double> up(logits.begin(), logits.end()), down = up;
       up[static_cast<size_t>(c)] += 1e-5;
       down[static_cast<size_t>(c)] -= 1e-5;
-      ASSERT_NEAR(grad[static_cast<size_t>(c)], (value(up) - value(down)) / 2e-5, 1e-5) << IsaName(isa) << " " << c;
+      ASSERT_NEAR(grad[static_cast<size_t>(c)], (value(up) - value(down)) / 2e-5, 1e-5)
+          << IsaName(isa) << " " << c;
     }
   }
 }
@@ -175,7 +188,8 @@ TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
   for (const int64_t size : {8, 24, 32, 64, 80, 128}) {
     for (const int64_t group : {1, 2, 3, 5, 7}) {
       const int64_t kv_heads = 2, heads = group * kv_heads, slots = 64;
-      const auto q = Noise<T>(rng, heads * size), k = Noise<T>(rng, slots * kv_heads * size), v = Noise<T>(rng, slots * kv_heads * size);
+      const auto q = Noise<T>(rng, heads * size), k = Noise<T>(rng, slots * kv_heads * size),
+                 v = Noise<T>(rng, slots * kv_heads * size);
       // The same keys: once as one run, once moved to scattered places.
       const std::vector<KvRun> one = {{0, 64}}, cut = {{40, 3}, {0, 0}, {9, 17}, {33, 1}, {50, 14}};
       std::vector<T> k2(k.size()), v2(v.size());
@@ -183,8 +197,10 @@ TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
       for (const KvRun& run : cut) {
         for (int64_t i = 0; i < run.count; ++i, ++from) {
           for (int64_t c = 0; c < kv_heads * size; ++c) {
-            k2[static_cast<size_t>((run.start + i) * kv_heads * size + c)] = k[static_cast<size_t>(from * kv_heads * size + c)];
-            v2[static_cast<size_t>((run.start + i) * kv_heads * size + c)] = v[static_cast<size_t>(from * kv_heads * size + c)];
+            k2[static_cast<size_t>((run.start + i) * kv_heads * size + c)] =
+                k[static_cast<size_t>(from * kv_heads * size + c)];
+            v2[static_cast<size_t>((run.start + i) * kv_heads * size + c)] =
+                v[static_cast<size_t>(from * kv_heads * size + c)];
           }
         }
       }
@@ -192,9 +208,19 @@ TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
         const int32_t first = 0;
         for (const Isa isa : Sets()) {
           std::vector<T> out(q.size()), out2(q.size());
-          std::vector<float> lse(static_cast<size_t>(heads)), scratch(static_cast<size_t>(AttentionScratch(length)));
-          AttentionArgs<T> a{.heads = heads, .kv_heads = kv_heads, .head_size = size, .q = q.data(), .k = k.data(), .v = v.data(),
-                             .first_run = &first, .lengths = &length, .runs = one.data(), .out = out.data(), .lse = lse.data()};
+          std::vector<float> lse(static_cast<size_t>(heads)),
+              scratch(static_cast<size_t>(AttentionScratch(length)));
+          AttentionArgs<T> a{.heads = heads,
+                             .kv_heads = kv_heads,
+                             .head_size = size,
+                             .q = q.data(),
+                             .k = k.data(),
+                             .v = v.data(),
+                             .first_run = &first,
+                             .lengths = &length,
+                             .runs = one.data(),
+                             .out = out.data(),
+                             .lse = lse.data()};
           KernelsFor<T>(isa).attention(0, kv_heads, a, scratch.data());
           a.k = k2.data(), a.v = v2.data(), a.runs = cut.data(), a.out = out2.data();
           KernelsFor<T>(isa).attention(0, kv_heads, a, scratch.data());
@@ -205,7 +231,8 @@ TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
             for (int64_t j = 0; j < length; ++j) {
               double dot = 0;
               for (int64_t c = 0; c < size; ++c) {
-                dot += double{ToFloat(q[static_cast<size_t>(h * size + c)])} * ToFloat(k[static_cast<size_t>((j * kv_heads + h / group) * size + c)]);
+                dot += double{ToFloat(q[static_cast<size_t>(h * size + c)])} *
+                       ToFloat(k[static_cast<size_t>((j * kv_heads + h / group) * size + c)]);
               }
               p.push_back(std::exp(dot / std::sqrt(static_cast<double>(size))));
               total += p.back();
@@ -214,9 +241,11 @@ TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
             for (int64_t c = 0; c < size; ++c) {
               double want = 0;
               for (int64_t j = 0; j < length; ++j) {
-                want += p[static_cast<size_t>(j)] / total * ToFloat(v[static_cast<size_t>((j * kv_heads + h / group) * size + c)]);
+                want += p[static_cast<size_t>(j)] / total *
+                        ToFloat(v[static_cast<size_t>((j * kv_heads + h / group) * size + c)]);
               }
-              ASSERT_NEAR(ToFloat(out[static_cast<size_t>(h * size + c)]), want, 5 * kTolerance<T> * (1 + std::fabs(want)))
+              ASSERT_NEAR(ToFloat(out[static_cast<size_t>(h * size + c)]), want,
+                          5 * kTolerance<T> * (1 + std::fabs(want)))
                   << IsaName(isa) << " size " << size << " group " << group << " length " << length;
             }
           }
@@ -228,8 +257,9 @@ TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
 
 TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNan) {
   const std::vector<std::pair<uint32_t, uint16_t>> cases = {
-      {0x3F800000, 0x3F80}, {0x3F808000, 0x3F80}, {0x3F818000, 0x3F82}, {0x3F808001, 0x3F81}, {0x7F7FFFFF, 0x7F80},
-      {0x7F800000, 0x7F80}, {0xFF800000, 0xFF80}, {0x00000001, 0x0000}, {0x7FFFFFFF, 0x7FC0}, {0x7F800001, 0x7FC0}};
+      {0x3F800000, 0x3F80}, {0x3F808000, 0x3F80}, {0x3F818000, 0x3F82}, {0x3F808001, 0x3F81},
+      {0x7F7FFFFF, 0x7F80}, {0x7F800000, 0x7F80}, {0xFF800000, 0xFF80}, {0x00000001, 0x0000},
+      {0x7FFFFFFF, 0x7FC0}, {0x7F800001, 0x7FC0}};
   for (const Isa isa : Sets()) {
     for (const auto& [wide, want] : cases) {
       std::vector<float> x(17);

@@ -9,6 +9,7 @@ class OneThread : public testing::Environment {
  public:
   void SetUp() override { at::set_num_threads(1); }
 };
-[[maybe_unused]] testing::Environment* const kOneThread = testing::AddGlobalTestEnvironment(new OneThread);  // GoogleTest owns it
+[[maybe_unused]] testing::Environment* const kOneThread =
+    testing::AddGlobalTestEnvironment(new OneThread);  // GoogleTest owns it
 
 }  // namespace

@@ -82,7 +82,8 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
     return nullptr;
   };
   const auto d = static_cast<size_t>(s.hidden_size), ff = static_cast<size_t>(s.intermediate_size);
-  const auto hq = static_cast<size_t>(s.heads), hk = static_cast<size_t>(s.kv_heads), size = static_cast<size_t>(s.head_size);
+  const auto hq = static_cast<size_t>(s.heads), hk = static_cast<size_t>(s.kv_heads),
+             size = static_cast<size_t>(s.head_size);
   const auto vocab = static_cast<size_t>(s.vocab_size);
   const size_t n = ids.size();
   const auto norm = [&](const double* x, const double* weight, size_t m) {
@@ -113,7 +114,8 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
     const std::string pre = "layers." + std::to_string(l) + ".";
     std::vector<Flat> qkv(n);
     for (size_t t = 0; t < n; ++t) {
-      qkv[t] = product(at(pre + "qkv"), norm(x[t].data(), at(pre + "attention_norm"), d), (hq + 2 * hk) * size);
+      qkv[t] =
+          product(at(pre + "qkv"), norm(x[t].data(), at(pre + "attention_norm"), d), (hq + 2 * hk) * size);
       if (const double* bias = at(pre + "qkv_bias"); bias != nullptr) {
         for (size_t i = 0; i < qkv[t].size(); ++i) qkv[t][i] += bias[i];
       }
@@ -124,7 +126,8 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
           std::copy(y.begin(), y.end(), head);
         }
         for (size_t i = 0; i < size / 2; ++i) {
-          const double angle = static_cast<double>(t) * std::pow(s.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(size));
+          const double angle = static_cast<double>(t) * std::pow(s.rope_theta, -2.0 * static_cast<double>(i) /
+                                                                                   static_cast<double>(size));
           const double a = head[i], b = head[i + size / 2];
           head[i] = a * std::cos(angle) - b * std::sin(angle);
           head[i + size / 2] = b * std::cos(angle) + a * std::sin(angle);
@@ -145,13 +148,15 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
         }
         for (double& v : p) total += v = std::exp(v - top);
         for (size_t j = 0; j <= t; ++j) {
-          for (size_t i = 0; i < size; ++i) out[h * size + i] += p[j] / total * qkv[j][(hq + hk + kv) * size + i];
+          for (size_t i = 0; i < size; ++i)
+            out[h * size + i] += p[j] / total * qkv[j][(hq + hk + kv) * size + i];
         }
       }
       const Flat o = plus(product(at(pre + "o"), out, d), at(pre + "o_bias"));
       for (size_t i = 0; i < d; ++i) x[t][i] += o[i];
     }
-    const auto mlp = [&](const Flat& in, const double* gate_up, const double* gate_up_bias, const double* down, const double* down_bias, size_t m) {
+    const auto mlp = [&](const Flat& in, const double* gate_up, const double* gate_up_bias,
+                         const double* down, const double* down_bias, size_t m) {
       const Flat gu = plus(product(gate_up, in, 2 * m), gate_up_bias);
       Flat act(m);
       for (size_t i = 0; i < m; ++i) act[i] = gu[i] / (1.0 + std::exp(-gu[i])) * gu[m + i];
@@ -161,9 +166,12 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
       const Flat in = norm(x[t].data(), at(pre + "mlp_norm"), d);
       Flat y(d, 0.0);
       if (!s.IsSparse(l)) {
-        y = mlp(in, at(pre + "gate_up"), at(pre + "gate_up_bias"), at(pre + "down"), at(pre + "down_bias"), ff);
+        y = mlp(in, at(pre + "gate_up"), at(pre + "gate_up_bias"), at(pre + "down"), at(pre + "down_bias"),
+                ff);
       } else {
-        const auto experts = static_cast<size_t>(s.moe.experts), k = static_cast<size_t>(s.moe.experts_per_token), m = static_cast<size_t>(s.moe.intermediate_size);
+        const auto experts = static_cast<size_t>(s.moe.experts),
+                   k = static_cast<size_t>(s.moe.experts_per_token),
+                   m = static_cast<size_t>(s.moe.intermediate_size);
         Flat p = product(at(pre + "router"), in, experts);
         double total = 0, kept = 0;
         for (double& v : p) total += v = std::exp(v);
@@ -174,12 +182,14 @@ inline std::vector<Flat> ReferenceLogits(const ModelSpec& s, const Flat& w, cons
         for (size_t i = 0; i < k; ++i) kept += p[order[i]];
         for (size_t i = 0; i < k; ++i) {
           const size_t e = order[i];
-          const Flat out = mlp(in, at(pre + "experts_gate_up") + e * 2 * m * d, nullptr, at(pre + "experts_down") + e * d * m, nullptr, m);
+          const Flat out = mlp(in, at(pre + "experts_gate_up") + e * 2 * m * d, nullptr,
+                               at(pre + "experts_down") + e * d * m, nullptr, m);
           const double weight = s.moe.renormalize ? p[e] / kept : p[e];
           for (size_t c = 0; c < d; ++c) y[c] += weight * out[c];
         }
         if (s.moe.shared_intermediate_size > 0) {
-          const Flat out = mlp(in, at(pre + "shared_gate_up"), nullptr, at(pre + "shared_down"), nullptr, static_cast<size_t>(s.moe.shared_intermediate_size));
+          const Flat out = mlp(in, at(pre + "shared_gate_up"), nullptr, at(pre + "shared_down"), nullptr,
+                               static_cast<size_t>(s.moe.shared_intermediate_size));
           const double gate = 1.0 / (1.0 + std::exp(-product(at(pre + "shared_gate"), in, 1)[0]));
           for (size_t c = 0; c < d; ++c) y[c] += gate * out[c];
         }
@@ -231,7 +241,8 @@ inline BatchArrays PackWhole(const std::vector<std::vector<int32_t>>& sequences)
 
 // One prompt and its continuations: the prompt's rows stand once, a response's runs are
 // [prompt, own rows].
-inline BatchArrays PackShared(const std::vector<int32_t>& prompt, const std::vector<std::vector<int32_t>>& responses) {
+inline BatchArrays PackShared(const std::vector<int32_t>& prompt,
+                              const std::vector<std::vector<int32_t>>& responses) {
   BatchArrays b;
   const auto p = static_cast<int32_t>(prompt.size());
   b.runs.push_back({0, p});

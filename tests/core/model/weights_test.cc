@@ -35,7 +35,8 @@ TEST(WeightsTest, AGivenArenaIsUsedInPlace) {
   (*w)->Initialize(1, 0.02);
   EXPECT_EQ((*w)->bytes().data(), aligned);
   EXPECT_EQ((*w)->Get("final_norm").const_data_ptr<float>()[0], 1.0F);
-  EXPECT_EQ(Weights::Create(s, DType::kFloat32, {aligned, bytes - 1}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Weights::Create(s, DType::kFloat32, {aligned, bytes - 1}).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST(WeightsTest, DigestSeesEveryByteAndPlace) {

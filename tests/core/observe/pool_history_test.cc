@@ -10,7 +10,10 @@ namespace {
 class Journal {
  public:
   void Put(double at_s, JournalRecord r, uint32_t epoch = 1) {
-    entries.push_back({.lsn = {static_cast<int64_t>(entries.size())}, .ctl_epoch = epoch, .mono_ns = static_cast<uint64_t>(at_s * 1e9), .record = std::move(r)});
+    entries.push_back({.lsn = {static_cast<int64_t>(entries.size())},
+                       .ctl_epoch = epoch,
+                       .mono_ns = static_cast<uint64_t>(at_s * 1e9),
+                       .record = std::move(r)});
   }
   std::vector<JournalEntry> entries;
 };
@@ -44,14 +47,17 @@ TEST(PoolHistoryTest, ASlotGoesToTrainingAndComesBack) {
   j.Put(13, record::TransitionDone{{8}});
   j.Put(20, record::EndRun{0, "", 1});
   const PoolHistory pool = PoolHistoryOf(j.entries);
-  EXPECT_EQ(Lane(pool, 0), (Lanes{"rollout 1-5", "moving 5-7", "actor 7-8", "train 8-10", "actor 10-11", "moving 11-13", "rollout 13-20"}));
+  EXPECT_EQ(Lane(pool, 0), (Lanes{"rollout 1-5", "moving 5-7", "actor 7-8", "train 8-10", "actor 10-11",
+                                  "moving 11-13", "rollout 13-20"}));
   EXPECT_EQ(pool.steps, std::vector<double>{10});
   EXPECT_EQ(pool.moves, 2);
   EXPECT_EQ(pool.times.at({Role::kRollout, Role::kActor}).release_s, std::vector<double>{1});
   EXPECT_EQ(pool.times.at({Role::kRollout, Role::kActor}).grant_s, std::vector<double>{1});
   RunData run;
   run.pool = pool;
-  EXPECT_NE(ReportHtml(run).find("<td>rollout to actor</td><td>1</td><td>0</td><td>1000.0 / 1000.0 / 1000.0</td><td>1000.0 / 1000.0 / 1000.0</td><td>2000.0"), std::string::npos);
+  EXPECT_NE(ReportHtml(run).find("<td>rollout to actor</td><td>1</td><td>0</td><td>1000.0 / 1000.0 / "
+                                 "1000.0</td><td>1000.0 / 1000.0 / 1000.0</td><td>2000.0"),
+            std::string::npos);
   EXPECT_EQ(pool.end_s, 20);
 }
 
@@ -64,11 +70,13 @@ TEST(PoolHistoryTest, ARollBackALossAndAnotherControllerAreShown) {
   j.Put(6, record::Grant{kSlot, Role::kRollout, {4}, {{0}, {1}}});
   j.Put(8, record::StepBegin{{1}, {0, 0}, {{{1}, Role::kActor, Role::kActor, {2}}}});
   j.Put(9, record::StepAbort{{1}, "lost"});
-  j.Put(1, record::Fence{{{0}, {1}}}, 2);  // its clock begins anew; nothing is known until somebody is granted something
+  j.Put(1, record::Fence{{{0}, {1}}},
+        2);  // its clock begins anew; nothing is known until somebody is granted something
   j.Put(2, record::Grant{kSlot, Role::kActor, {5}, {{0}, {2}}}, 2);
   j.Put(4, record::EndRun{0, "", 1}, 2);
   EXPECT_EQ(PoolHistoryOf(j.entries).times.at({Role::kRollout, Role::kActor}).rolled_back, 1);
-  EXPECT_EQ(Lane(PoolHistoryOf(j.entries), 0), (Lanes{"rollout 1-2", "moving 2-3", "rollout 3-5", "lost 5-6", "rollout 6-9", "actor 11-13"}));
+  EXPECT_EQ(Lane(PoolHistoryOf(j.entries), 0),
+            (Lanes{"rollout 1-2", "moving 2-3", "rollout 3-5", "lost 5-6", "rollout 6-9", "actor 11-13"}));
 }
 
 TEST(PoolHistoryTest, TheReportShowsTheSlots) {
@@ -81,7 +89,8 @@ TEST(PoolHistoryTest, TheReportShowsTheSlots) {
   EXPECT_NE(html.find("<h2>The pool"), std::string::npos);
   EXPECT_NE(html.find(">slot 0<"), std::string::npos);
   EXPECT_NE(html.find("generates 100%"), std::string::npos);
-  EXPECT_EQ(ReportHtml(RunData{}).find("<h2>The pool"), std::string::npos) << "a run without a journal has no pool to show";
+  EXPECT_EQ(ReportHtml(RunData{}).find("<h2>The pool"), std::string::npos)
+      << "a run without a journal has no pool to show";
 }
 
 }  // namespace

@@ -44,7 +44,8 @@ Reference Plain(const Made& m, const std::vector<float>& observations) {
       const model::Parameter& b = m.weights->layout()[p + 1];
       for (int64_t o = 0; o < w.shape[0]; ++o) {
         double sum = base[b.offset + o];
-        for (int64_t i = 0; i < w.shape[1]; ++i) sum += static_cast<double>(base[w.offset + o * w.shape[1] + i]) * in[static_cast<size_t>(i)];
+        for (int64_t i = 0; i < w.shape[1]; ++i)
+          sum += static_cast<double>(base[w.offset + o * w.shape[1] + i]) * in[static_cast<size_t>(i)];
         out.push_back(sum);
       }
     }
@@ -53,7 +54,8 @@ Reference Plain(const Made& m, const std::vector<float>& observations) {
   Reference out;
   const auto width = static_cast<size_t>(m.spec.observation_size);
   for (size_t r = 0; r < observations.size() / width; ++r) {
-    const std::vector<double> row(observations.begin() + static_cast<int64_t>(r * width), observations.begin() + static_cast<int64_t>((r + 1) * width));
+    const std::vector<double> row(observations.begin() + static_cast<int64_t>(r * width),
+                                  observations.begin() + static_cast<int64_t>((r + 1) * width));
     const auto trunk = [&](const std::string& prefix) {
       std::vector<double> h = row;
       for (size_t k = 0; k < m.spec.hidden.size(); ++k) {
@@ -115,10 +117,15 @@ TEST(NetworkTest, MatricesStartOrthogonalWithTheirGain) {
     const auto* base = reinterpret_cast<const float*>(std::as_const(*m.weights).bytes().data());
     for (const model::Parameter& p : m.weights->layout()) {
       if (!p.name.ends_with(".weight")) continue;
-      const double gain = p.name == "policy_head.weight" ? 0.01 : p.name == "value_head.weight" ? 1 : std::sqrt(2.0);
+      const double gain = p.name == "policy_head.weight"  ? 0.01
+                          : p.name == "value_head.weight" ? 1
+                                                          : std::sqrt(2.0);
       const int64_t rows = p.shape[0], columns = p.shape[1];
       const bool by_rows = rows <= columns;
-      const auto at = [&](int64_t i, int64_t k) { return static_cast<double>(by_rows ? base[p.offset + i * columns + k] : base[p.offset + k * columns + i]); };
+      const auto at = [&](int64_t i, int64_t k) {
+        return static_cast<double>(by_rows ? base[p.offset + i * columns + k]
+                                           : base[p.offset + k * columns + i]);
+      };
       for (int64_t i = 0; i < std::min(rows, columns); ++i) {
         for (int64_t j = 0; j <= i; ++j) {
           double dot = 0;
@@ -138,19 +145,23 @@ TEST(NetworkTest, GradientsEqualFiniteDifferences) {
     const std::vector<float> noise = Draw(static_cast<size_t>(m.weights->elements()), 2);
     for (int64_t i = 0; i < m.weights->elements(); ++i) base[i] += 0.1F * noise[static_cast<size_t>(i)];
     constexpr size_t kRows = 70;  // more than a block
-    const std::vector<float> observations = Draw(kRows * static_cast<size_t>(spec.observation_size), 13), c = Draw(kRows, 14), e = Draw(kRows, 15), v = Draw(kRows, 16);
+    const std::vector<float> observations = Draw(kRows * static_cast<size_t>(spec.observation_size), 13),
+                             c = Draw(kRows, 14), e = Draw(kRows, 15), v = Draw(kRows, 16);
     const auto acted = static_cast<size_t>(spec.action_size()), width = static_cast<size_t>(spec.actions);
     std::vector<float> actions = Draw(kRows * acted, 17);
     if (!spec.continuous) {
       for (size_t i = 0; i < actions.size(); ++i) actions[i] = static_cast<float>(i % width);
     }
-    const auto log_std = [&] { return spec.continuous ? Network(spec, *m.weights).log_std() : std::span<const float>(); };
+    const auto log_std = [&] {
+      return spec.continuous ? Network(spec, *m.weights).log_std() : std::span<const float>();
+    };
     const auto f = [&] {
       const Reference now = Plain(m, observations);
       std::vector<float> heads(now.heads.begin(), now.heads.end());
       double sum = 0;
       for (size_t r = 0; r < kRows; ++r) {
-        const ActionTerms t = Evaluate(spec, std::span(heads).subspan(r * width, width), log_std(), std::span(actions).subspan(r * acted, acted));
+        const ActionTerms t = Evaluate(spec, std::span(heads).subspan(r * width, width), log_std(),
+                                       std::span(actions).subspan(r * acted, acted));
         sum += c[r] * t.logp + e[r] * t.entropy + v[r] * now.values[r];
       }
       return sum;
@@ -160,13 +171,16 @@ TEST(NetworkTest, GradientsEqualFiniteDifferences) {
     network.Forward(observations, heads, values);
     std::vector<double> d_log_std(width, 0.0);
     for (size_t r = 0; r < kRows; ++r) {
-      EvaluateBack(spec, std::span(heads).subspan(r * width, width), log_std(), std::span(actions).subspan(r * acted, acted), c[r], e[r],
+      EvaluateBack(spec, std::span(heads).subspan(r * width, width), log_std(),
+                   std::span(actions).subspan(r * acted, acted), c[r], e[r],
                    std::span(d_heads).subspan(r * width, width), d_log_std);
     }
     model::Gradients gradients(*m.weights);
     network.Backward(d_heads, v, gradients.values());
     if (spec.continuous) {
-      for (size_t i = 0; i < width; ++i) gradients.values()[static_cast<size_t>(network.log_std_offset()) + i] += static_cast<float>(d_log_std[i]);
+      for (size_t i = 0; i < width; ++i)
+        gradients.values()[static_cast<size_t>(network.log_std_offset()) + i] +=
+            static_cast<float>(d_log_std[i]);
     }
     Rng rng(21);
     for (const model::Parameter& p : m.weights->layout()) {
@@ -179,7 +193,8 @@ TEST(NetworkTest, GradientsEqualFiniteDifferences) {
         const double low = f();
         base[i] = old;
         const double expected = (high - low) / (2.0 * step);
-        EXPECT_NEAR(gradients.values()[i], expected, 2e-2 * std::max(1.0, std::fabs(expected))) << p.name << " " << i;
+        EXPECT_NEAR(gradients.values()[i], expected, 2e-2 * std::max(1.0, std::fabs(expected)))
+            << p.name << " " << i;
       }
     }
   }
@@ -197,7 +212,8 @@ TEST(DistributionTest, SamplesFollowTheProbabilities) {
   }
   for (size_t j = 0; j < 3; ++j) {
     const float action = static_cast<float>(j);
-    EXPECT_NEAR(counts[j] / static_cast<double>(kDraws), std::exp(Evaluate(spec, head, {}, {&action, 1}).logp), 0.012);
+    EXPECT_NEAR(counts[j] / static_cast<double>(kDraws),
+                std::exp(Evaluate(spec, head, {}, {&action, 1}).logp), 0.012);
   }
   float action = -1;
   Sample(spec, head, {}, 5, 77, 0, true, {&action, 1});

@@ -23,7 +23,11 @@ Scene Make(const std::string& name, int64_t limit = 0) {
   s.environment = {.name = name, .max_episode_steps = limit, .seed = 4};
   const auto found = environments::FindVectorEnvironment(s.environment);
   EXPECT_TRUE(found.ok());
-  s.spec = {.observation_size = found->observation_size, .actions = found->actions, .continuous = found->continuous, .hidden = {16, 16}, .environment = name};
+  s.spec = {.observation_size = found->observation_size,
+            .actions = found->actions,
+            .continuous = found->continuous,
+            .hidden = {16, 16},
+            .environment = name};
   auto weights = model::Weights::FromLayout(PolicyLayout(s.spec), model::DType::kFloat32);
   EXPECT_TRUE(weights.ok());
   s.weights = std::move(*weights);
@@ -51,7 +55,12 @@ TEST(PlayerTest, FragmentsAreTheSameAloneAndTogether) {
     LocalHost host(s.environment);
     Player together(s.spec, *s.weights, host, 7);
     for (int64_t o = 0; o < 3; ++o) {
-      ASSERT_TRUE(together.Add({.tid = {o, 0, 0}, .steps = 40 + 10 * o, .starts = Starts(s, {static_cast<uint64_t>(2 * o), static_cast<uint64_t>(2 * o + 1)})}).ok());
+      ASSERT_TRUE(
+          together
+              .Add({.tid = {o, 0, 0},
+                    .steps = 40 + 10 * o,
+                    .starts = Starts(s, {static_cast<uint64_t>(2 * o), static_cast<uint64_t>(2 * o + 1)})})
+              .ok());
     }
     const auto all = PlayAll(together);
     ASSERT_EQ(all.size(), 3U);
@@ -60,7 +69,12 @@ TEST(PlayerTest, FragmentsAreTheSameAloneAndTogether) {
       EXPECT_TRUE(CheckFragment(p.fragment, s.spec).ok());
       Player alone(s.spec, *s.weights, host, 7);
       const int64_t o = p.tid.ordinal;
-      ASSERT_TRUE(alone.Add({.tid = p.tid, .steps = 40 + 10 * o, .starts = Starts(s, {static_cast<uint64_t>(2 * o), static_cast<uint64_t>(2 * o + 1)})}).ok());
+      ASSERT_TRUE(
+          alone
+              .Add({.tid = p.tid,
+                    .steps = 40 + 10 * o,
+                    .starts = Starts(s, {static_cast<uint64_t>(2 * o), static_cast<uint64_t>(2 * o + 1)})})
+              .ok());
       EXPECT_EQ(PlayAll(alone).front().fragment, p.fragment);
     }
     EXPECT_EQ(host.sessions(), 0);
@@ -76,7 +90,8 @@ TEST(PlayerTest, ALaneGoesOnWhereItsLastFragmentEnded) {
   ASSERT_TRUE(player.Add({.tid = {1, 0, 0}, .steps = 30, .starts = first.ends}).ok());
   const Fragment second = PlayAll(player).front().fragment;
   const size_t row = 3 * 4;
-  EXPECT_TRUE(std::equal(first.observations.end() - static_cast<int64_t>(row), first.observations.end(), second.observations.begin()));
+  EXPECT_TRUE(std::equal(first.observations.end() - static_cast<int64_t>(row), first.observations.end(),
+                         second.observations.begin()));
 }
 
 // What the trainer recomputes from the same weights is what was recorded.
@@ -94,7 +109,10 @@ TEST(PlayerTest, RecordedLogProbsAreThoseOfAForwardOverTheWholeFragment) {
     const auto log_std = s.spec.continuous ? network.log_std() : std::span<const float>();
     const auto width = static_cast<size_t>(s.spec.actions);
     for (size_t c = 0; c < f.log_probs.size(); ++c) {
-      EXPECT_EQ(static_cast<float>(Evaluate(s.spec, std::span(heads).subspan(c * width, width), log_std, std::span(f.actions).subspan(c, 1)).logp), f.log_probs[c]);
+      EXPECT_EQ(static_cast<float>(Evaluate(s.spec, std::span(heads).subspan(c * width, width), log_std,
+                                            std::span(f.actions).subspan(c, 1))
+                                       .logp),
+                f.log_probs[c]);
     }
   }
 }
@@ -104,7 +122,13 @@ TEST(PlayerTest, AnEvaluationEndsWithItsEpisode) {
   LocalHost host(s.environment);
   Player player(s.spec, *s.weights, host, 7);
   for (int64_t q = 0; q < 5; ++q) {
-    ASSERT_TRUE(player.Add({.tid = {q, 0, SampleId::kEvalSample}, .steps = 500, .greedy = true, .episode = true, .starts = Starts(s, {static_cast<uint64_t>(100 + q)})}).ok());
+    ASSERT_TRUE(player
+                    .Add({.tid = {q, 0, SampleId::kEvalSample},
+                          .steps = 500,
+                          .greedy = true,
+                          .episode = true,
+                          .starts = Starts(s, {static_cast<uint64_t>(100 + q)})})
+                    .ok());
   }
   for (const PlayedFragment& p : PlayAll(player)) {
     ASSERT_EQ(p.fragment.scores.size(), 1U);
@@ -130,7 +154,9 @@ TEST(PlayerTest, LostEnvironmentsGiveEveryFragmentBack) {
   Scene s = Make("cartpole");
   LostHost host(s.environment, 10);
   Player player(s.spec, *s.weights, host, 7);
-  for (int64_t o = 0; o < 2; ++o) ASSERT_TRUE(player.Add({.tid = {o, 0, 0}, .steps = 50, .starts = Starts(s, {static_cast<uint64_t>(o)})}).ok());
+  for (int64_t o = 0; o < 2; ++o)
+    ASSERT_TRUE(
+        player.Add({.tid = {o, 0, 0}, .steps = 50, .starts = Starts(s, {static_cast<uint64_t>(o)})}).ok());
   const auto all = PlayAll(player);
   ASSERT_EQ(all.size(), 2U);
   for (const PlayedFragment& p : all) EXPECT_EQ(p.status.code(), StatusCode::kUnavailable);
@@ -140,9 +166,12 @@ TEST(PlayerTest, CancelledAndDrainedFragmentsLeaveNothing) {
   Scene s = Make("cartpole");
   LocalHost host(s.environment);
   Player player(s.spec, *s.weights, host, 7);
-  for (int64_t o = 0; o < 3; ++o) ASSERT_TRUE(player.Add({.tid = {o, 0, 0}, .steps = 50, .starts = Starts(s, {static_cast<uint64_t>(o)})}).ok());
+  for (int64_t o = 0; o < 3; ++o)
+    ASSERT_TRUE(
+        player.Add({.tid = {o, 0, 0}, .steps = 50, .starts = Starts(s, {static_cast<uint64_t>(o)})}).ok());
   (void)player.Step();
-  EXPECT_EQ(player.Add({.tid = {0, 0, 0}, .steps = 50, .starts = Starts(s, {0})}).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(player.Add({.tid = {0, 0, 0}, .steps = 50, .starts = Starts(s, {0})}).code(),
+            StatusCode::kAlreadyExists);
   EXPECT_TRUE(player.Cancel({1, 0, 0}, 0));
   EXPECT_FALSE(player.Cancel({1, 0, 0}, 0));
   EXPECT_EQ(player.Drain().size(), 2U);
@@ -162,7 +191,8 @@ TEST(FragmentTest, BytesComeBackAndDamageIsFound) {
   const auto back = DecodeFragment(bytes);
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(*back, f);
-  for (size_t cut = 0; cut < bytes.size(); cut += 7) EXPECT_FALSE(DecodeFragment(std::string_view(bytes).substr(0, cut)).ok());
+  for (size_t cut = 0; cut < bytes.size(); cut += 7)
+    EXPECT_FALSE(DecodeFragment(std::string_view(bytes).substr(0, cut)).ok());
   EXPECT_FALSE(DecodeFragment(bytes + "x").ok());
   Fragment bad = f;
   bad.flags[3] = 3;

@@ -32,9 +32,15 @@ PolicyTrainerOptions Options(const PolicySpec& spec) {
 // A small world: a job of one process.
 class World {
  public:
-  World(const std::string& name, int64_t instances, uint64_t seed, bool shared = false) : seed_(seed), environment_{.name = name, .seed = seed}, host_(environment_) {
+  World(const std::string& name, int64_t instances, uint64_t seed, bool shared = false)
+      : seed_(seed), environment_{.name = name, .seed = seed}, host_(environment_) {
     const auto found = environments::FindVectorEnvironment(environment_);
-    spec_ = {.observation_size = found->observation_size, .actions = found->actions, .continuous = found->continuous, .hidden = {64, 64}, .shared = shared, .environment = name};
+    spec_ = {.observation_size = found->observation_size,
+             .actions = found->actions,
+             .continuous = found->continuous,
+             .hidden = {64, 64},
+             .shared = shared,
+             .environment = name};
     weights_ = *model::Weights::FromLayout(PolicyLayout(spec_), model::DType::kFloat32);
     InitializePolicy(spec_, seed, *weights_);
     player_ = std::make_unique<Player>(spec_, *weights_, host_, seed);
@@ -53,8 +59,13 @@ class World {
   double Evaluate(int64_t episodes, int64_t limit) {
     for (int64_t q = 0; q < episodes; ++q) {
       const std::vector<uint64_t> index = {static_cast<uint64_t>((int64_t{1} << 40) + q)};
-      EXPECT_TRUE(player_->Add({.tid = {q, 0, SampleId::kEvalSample}, .steps = limit, .greedy = true, .episode = true,
-                                .starts = (*VectorEnvironment::Create(environment_, index))->states()}).ok());
+      EXPECT_TRUE(player_
+                      ->Add({.tid = {q, 0, SampleId::kEvalSample},
+                             .steps = limit,
+                             .greedy = true,
+                             .episode = true,
+                             .starts = (*VectorEnvironment::Create(environment_, index))->states()})
+                      .ok());
     }
     double sum = 0;
     while (player_->HasWork()) {
@@ -71,8 +82,8 @@ class World {
   std::vector<environments::InstanceState> states_;
 };
 
-// Sum of discounted deltas, written out: A_t = sum_k (gamma lambda)^k delta_{t+k} up to the end of the episode or of the
-// fragment; after a truncation the value of the final observation, after a termination 0.
+// Sum of discounted deltas, written out: A_t = sum_k (gamma lambda)^k delta_{t+k} up to the end of the
+// episode or of the fragment; after a truncation the value of the final observation, after a termination 0.
 TEST(FragmentAdvantagesTest, BootstrapAtTruncationEqualsBruteForce) {
   Rng rng(5);
   for (int trial = 0; trial < 50; ++trial) {
@@ -96,7 +107,9 @@ TEST(FragmentAdvantagesTest, BootstrapAtTruncationEqualsBruteForce) {
           const auto c = static_cast<size_t>(k * f.instances + b);
           double next = values[c + static_cast<size_t>(f.instances)];
           if (f.flags[c] == kTerminated) next = 0;
-          if (f.flags[c] == kTruncated) next = finals[static_cast<size_t>(std::count(f.flags.begin(), f.flags.begin() + static_cast<int64_t>(c), kTruncated))];
+          if (f.flags[c] == kTruncated)
+            next = finals[static_cast<size_t>(
+                std::count(f.flags.begin(), f.flags.begin() + static_cast<int64_t>(c), kTruncated))];
           advantage += weight * (f.rewards[c] + gamma * next - values[c]);
           weight *= gamma * lambda;
           if (f.flags[c] != 0) break;
@@ -109,8 +122,8 @@ TEST(FragmentAdvantagesTest, BootstrapAtTruncationEqualsBruteForce) {
   }
 }
 
-// With one minibatch and one epoch, plain gradient descent's direction: the update follows the loss that finite
-// differences see.
+// With one minibatch and one epoch, plain gradient descent's direction: the update follows the loss that
+// finite differences see.
 TEST(PolicyTrainerTest, OneUpdateLowersItsLoss) {
   for (const bool shared : {false, true}) {
     World w("cartpole", 4, 3, shared);
@@ -183,7 +196,8 @@ TEST(PolicyTrainerTest, RanksTogetherTrainAsOneAlone) {
     const auto* a = reinterpret_cast<const float*>(copies[static_cast<size_t>(r)]->bytes().data());
     const auto* b = reinterpret_cast<const float*>(whole.weights_->bytes().data());
     for (int64_t i = 0; i < whole.weights_->elements(); ++i) EXPECT_NEAR(a[i], b[i], 2e-5);
-    EXPECT_NEAR(results[static_cast<size_t>(r)]->metrics.at("critic/vf_loss"), alone->metrics.at("critic/vf_loss"), 1e-4 * alone->metrics.at("critic/vf_loss"));
+    EXPECT_NEAR(results[static_cast<size_t>(r)]->metrics.at("critic/vf_loss"),
+                alone->metrics.at("critic/vf_loss"), 1e-4 * alone->metrics.at("critic/vf_loss"));
   }
   EXPECT_EQ(results[0]->digest, results[1]->digest);
 }
@@ -197,7 +211,9 @@ TEST(PolicyTrainerTest, BadInputChangesNothing) {
   EXPECT_EQ((*trainer)->Step({1}, {0, 0}, rows).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ((*trainer)->Step({1}, {0, 0}, {}).status().code(), StatusCode::kInvalidArgument);
   rows = {w.Play(1, 20)};
-  EXPECT_EQ((*trainer)->Step({1}, {0, 0}, rows, [](const train::StepProgress&) { return false; }).status().code(), StatusCode::kAborted);
+  EXPECT_EQ(
+      (*trainer)->Step({1}, {0, 0}, rows, [](const train::StepProgress&) { return false; }).status().code(),
+      StatusCode::kAborted);
   EXPECT_EQ(w.weights_->Digest(), before);
   // Fragments that are too old count for nothing.
   rows[0].masked = true;

@@ -23,14 +23,17 @@ Payload RandomPayload(Rng& rng, int64_t ordinal) {
     payload.log_kept.push_back(static_cast<float>(rng.Normal()));
     AddVersion(payload.versions, Version{0, ordinal + rng.Below(2)}, 1);
   }
-  for (size_t i = 0; i < payload.response.size() && payload.tid.sample % 2 == 0; ++i) payload.loss_mask.push_back(rng.Chance(0.5) ? 1 : 0);
+  for (size_t i = 0; i < payload.response.size() && payload.tid.sample % 2 == 0; ++i)
+    payload.loss_mask.push_back(rng.Chance(0.5) ? 1 : 0);
   if (rng.Chance(0.3)) payload.log_kept.clear();
   if (rng.Chance(0.2)) payload.logprobs.clear(), payload.versions.clear();
   if (rng.Chance(0.3)) {
-    for (size_t n = 6 * payload.response.size(); n > 0; --n) payload.routing.push_back(static_cast<char>(rng.Next()));
+    for (size_t n = 6 * payload.response.size(); n > 0; --n)
+      payload.routing.push_back(static_cast<char>(rng.Next()));
   }
   if (rng.Chance(0.3)) {
-    for (int64_t n = 1 + rng.Below(4); n > 0; --n) payload.turns.push_back({.begin = rng.Below(40), .state = rng.Next(), .reward_before = rng.Normal()});
+    for (int64_t n = 1 + rng.Below(4); n > 0; --n)
+      payload.turns.push_back({.begin = rng.Below(40), .state = rng.Next(), .reward_before = rng.Normal()});
   }
   payload.finish = static_cast<FinishReason>(rng.Below(3));
   return payload;

@@ -69,13 +69,17 @@ TEST(JsonlDataTest, SftRowsNeedSomethingToLearn) {
 }
 
 TEST(JsonlDataTest, PairsHaveTwoAnswersThatDiffer) {
-  const auto data = Parse(R"({"prompt": "p", "chosen": "good", "rejected": "bad", "source": "x"})", RowKind::kPair);
+  const auto data =
+      Parse(R"({"prompt": "p", "chosen": "good", "rejected": "bad", "source": "x"})", RowKind::kPair);
   ASSERT_TRUE(data.ok()) << data.status().message();
   EXPECT_EQ(data->Row(0).answer, "good");
   EXPECT_EQ(data->Row(0).fields, (std::map<std::string, std::string>{{"rejected", "bad"}, {"source", "x"}}));
-  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "good"})", RowKind::kPair), HasSubstr("rows.jsonl:1: no rejected; rows of pairs need prompt, chosen and rejected"));
-  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": 3, "rejected": "bad"})", RowKind::kPair), HasSubstr("chosen is no text"));
-  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "a", "rejected": "a"})", RowKind::kPair), HasSubstr("are the same"));
+  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "good"})", RowKind::kPair),
+              HasSubstr("rows.jsonl:1: no rejected; rows of pairs need prompt, chosen and rejected"));
+  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": 3, "rejected": "bad"})", RowKind::kPair),
+              HasSubstr("chosen is no text"));
+  EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "a", "rejected": "a"})", RowKind::kPair),
+              HasSubstr("are the same"));
 }
 
 TEST(DataSourceTest, AGeneratedTaskMakesPairs) {
@@ -92,7 +96,8 @@ TEST(DataSourceTest, AGeneratedTaskMakesPairs) {
     EXPECT_NE(q.fields.at("rejected"), q.answer);
     EXPECT_EQ(q, pairs->Row(i));
   }
-  for (int64_t i = 0; i < pairs->held_out_size(); ++i) EXPECT_NE(pairs->HeldOut(i).fields.at("rejected"), pairs->HeldOut(i).answer);
+  for (int64_t i = 0; i < pairs->held_out_size(); ++i)
+    EXPECT_NE(pairs->HeldOut(i).fields.at("rejected"), pairs->HeldOut(i).answer);
 }
 
 TEST(JsonlDataTest, BadLinesAreNamedAndCounted) {

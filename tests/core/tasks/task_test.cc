@@ -255,7 +255,9 @@ TEST(NumberTaskTest, AnswersAreThoseOfASecondWayOfComputing) {
     EXPECT_EQ(q.prompt.find("descending") != std::string::npos, down);
     std::ranges::sort(numbers);
     if (down) std::ranges::reverse(numbers);
-    EXPECT_EQ(SortingScore(q.answer, numbers, down ? SortDirection::kDescending : SortDirection::kAscending, 0), 1) << q.prompt << q.answer;
+    EXPECT_EQ(
+        SortingScore(q.answer, numbers, down ? SortDirection::kDescending : SortDirection::kAscending, 0), 1)
+        << q.prompt << q.answer;
   }
   const auto bases = Make({.name = "base_conversion", .size = 200, .held_out = 0, .seed = 3});
   for (int64_t i = 0; i < bases->train_size(); ++i) {
@@ -264,14 +266,20 @@ TEST(NumberTaskTest, AnswersAreThoseOfASecondWayOfComputing) {
     ASSERT_EQ(std::sscanf(q.prompt.c_str(), "Write %d in base %d", &number, &base), 2);
     EXPECT_EQ(std::stoi(q.answer, nullptr, base), number);
   }
-  const auto gcd = Make({.name = "gcd", .size = 50, .held_out = 0, .seed = 3}), lcm = Make({.name = "lcm", .size = 50, .held_out = 0, .seed = 3});
+  const auto gcd = Make({.name = "gcd", .size = 50, .held_out = 0, .seed = 3}),
+             lcm = Make({.name = "lcm", .size = 50, .held_out = 0, .seed = 3});
   for (int64_t i = 0; i < 50; ++i) {
     int a = 0, b = 0;
-    ASSERT_EQ(std::sscanf(gcd->Train(i).prompt.c_str(), "What is the greatest common divisor of %d and %d", &a, &b), 2);
+    ASSERT_EQ(
+        std::sscanf(gcd->Train(i).prompt.c_str(), "What is the greatest common divisor of %d and %d", &a, &b),
+        2);
     const int g = std::stoi(gcd->Train(i).answer);
     EXPECT_TRUE(a % g == 0 && b % g == 0);
-    for (int larger = g + 1; larger <= std::min(a, b); ++larger) EXPECT_FALSE(a % larger == 0 && b % larger == 0);
-    ASSERT_EQ(std::sscanf(lcm->Train(i).prompt.c_str(), "What is the least common multiple of %d and %d", &a, &b), 2);
+    for (int larger = g + 1; larger <= std::min(a, b); ++larger)
+      EXPECT_FALSE(a % larger == 0 && b % larger == 0);
+    ASSERT_EQ(
+        std::sscanf(lcm->Train(i).prompt.c_str(), "What is the least common multiple of %d and %d", &a, &b),
+        2);
     const int64_t l = std::stoll(lcm->Train(i).answer);
     EXPECT_TRUE(l % a == 0 && l % b == 0 && l * std::gcd(a, b) == int64_t{a} * b);
   }

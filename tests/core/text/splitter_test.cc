@@ -133,7 +133,8 @@ TEST(RegexStepTest, CodePointsHaveTheReferencesCategories) {
   const std::string text = "a\xF0\xB1\x8D\x90z.\xE1\xA0\x8E";
   Pieces pieces;
   ASSERT_TRUE((*step)->Apply(text, &pieces).ok());
-  EXPECT_EQ(pieces.views, (std::vector<std::string_view>{std::string_view(text).substr(0, 6), std::string_view(text).substr(6)}));
+  EXPECT_EQ(pieces.views, (std::vector<std::string_view>{std::string_view(text).substr(0, 6),
+                                                         std::string_view(text).substr(6)}));
 }
 
 }  // namespace

@@ -115,7 +115,10 @@ TEST(TokenizerTest, NormalizedAddedTokensAreFoundInNormalizedText) {
 // The reference library's rule; checked against it by tests/interop/tokenizer_differential.py.
 TEST(TokenizerTest, AddedTokensOfTheVocabularyKeepTheirIdAndOthersFollowIt) {
   json j = Base();
-  j["added_tokens"] = {{{"id", 300}, {"content", "<x>"}}, {{"id", 400}, {"content", "12"}}, {{"id", 500}, {"content", "<y>"}}, {{"id", 600}, {"content", "<x>"}}};
+  j["added_tokens"] = {{{"id", 300}, {"content", "<x>"}},
+                       {{"id", 400}, {"content", "12"}},
+                       {{"id", 500}, {"content", "<y>"}},
+                       {{"id", 600}, {"content", "<x>"}}};
   EXPECT_THAT(Ids(*Make(j), "<x>12<y>"), ElementsAre(261, 259, 262));
 }
 

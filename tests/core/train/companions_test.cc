@@ -1,4 +1,5 @@
-// Critic, reference and teacher in a step: the gradient is that of the defined loss, one result however the work is cut.
+// Critic, reference and teacher in a step: the gradient is that of the defined loss, one result however the
+// work is cut.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -34,7 +35,8 @@ std::unique_ptr<Weights> Make(uint64_t seed, bool value_head = false) {
   if (!value_head) return w;
   Rng rng(seed);  // a head starts at zero, and nothing would reach the blocks
   const at::Tensor score = w->Get("score");
-  for (int64_t i = 0; i < score.numel(); ++i) score.mutable_data_ptr<float>()[i] = static_cast<float>(0.3 * rng.Normal());
+  for (int64_t i = 0; i < score.numel(); ++i)
+    score.mutable_data_ptr<float>()[i] = static_cast<float>(0.3 * rng.Normal());
   return w;
 }
 
@@ -91,8 +93,11 @@ TrainerOptions OptionsOf(Objective objective) {
 
 struct Models {
   std::unique_ptr<Weights> policy, critic, reference, teacher;
-  explicit Models(bool value_head = false) : policy(Make(21, value_head)), critic(Make(22, true)), reference(Make(23)), teacher(Make(24)) {}
-  [[nodiscard]] Companions companions() const { return {.reference = reference.get(), .teacher = teacher.get(), .critic = critic.get()}; }
+  explicit Models(bool value_head = false)
+      : policy(Make(21, value_head)), critic(Make(22, true)), reference(Make(23)), teacher(Make(24)) {}
+  [[nodiscard]] Companions companions() const {
+    return {.reference = reference.get(), .teacher = teacher.get(), .critic = critic.get()};
+  }
 };
 
 struct Outcome {
@@ -105,8 +110,10 @@ std::vector<float> Floats(const Weights& w) {
 }
 
 // Three steps on `ranks` ranks; owner[group] computes it.
-Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1, const std::vector<int>& owner = {}) {
-  const auto store = std::filesystem::temp_directory_path() / ("tidepool-companions-" + std::to_string(std::random_device()()));
+Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
+              const std::vector<int>& owner = {}) {
+  const auto store = std::filesystem::temp_directory_path() /
+                     ("tidepool-companions-" + std::to_string(std::random_device()()));
   std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -115,8 +122,10 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1, const 
       std::unique_ptr<comm::Collective> group;
       Batch mine = batch;
       if (ranks > 1) {
-        group = std::move(comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks})).value();
-        for (const Row& r : batch.rows) mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
+        group =
+            std::move(comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks})).value();
+        for (const Row& r : batch.rows)
+          mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
       }
       const Models models(o.objective == Objective::kReward);
       auto trainer = std::move(Trainer::Create(*models.policy, o, models.companions())).value();
@@ -157,7 +166,8 @@ void ExpectNear(const Outcome& a, const Outcome& b) {
   }
   EXPECT_LT(difference, 2e-3 * sum);
   for (size_t i = 0; i < a.critic.size(); ++i) EXPECT_NEAR(a.critic[i], b.critic[i], 5e-4);
-  for (const char* name : {"critic/vf_loss", "critic/vf_explained_var", "ref/kl", "actor/pg_loss", "dpo/loss", "reward_model/loss", "distill/loss", "dpo/accuracy"}) {
+  for (const char* name : {"critic/vf_loss", "critic/vf_explained_var", "ref/kl", "actor/pg_loss", "dpo/loss",
+                           "reward_model/loss", "distill/loss", "dpo/accuracy"}) {
     if (!a.metrics.contains(name)) continue;
     EXPECT_NEAR(a.metrics.at(name), b.metrics.at(name), 2e-3 * (1 + std::fabs(a.metrics.at(name)))) << name;
   }
@@ -214,7 +224,8 @@ TEST(CompanionsTest, OneResultHoweverTheWorkIsCut) {
 TEST(CompanionsTest, JobsOnPairsAndDistillationToo) {
   for (const Objective objective : {Objective::kPreference, Objective::kReward, Objective::kDistill}) {
     SCOPED_TRACE(static_cast<int>(objective));
-    const Batch batch = objective == Objective::kDistill ? Unequal(model::TinySpec(), 5, 1) : Pairs(model::TinySpec(), 5);
+    const Batch batch =
+        objective == Objective::kDistill ? Unequal(model::TinySpec(), 5, 1) : Pairs(model::TinySpec(), 5);
     TrainerOptions o = OptionsOf(objective);
     const Outcome whole = Train(o, batch);
     o.micro_batch_tokens = 48;
@@ -224,7 +235,8 @@ TEST(CompanionsTest, JobsOnPairsAndDistillationToo) {
   }
 }
 
-// m after the first update is 0.1 g: the critic's gradient against central differences of the value loss itself.
+// m after the first update is 0.1 g: the critic's gradient against central differences of the value loss
+// itself.
 TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
   Batch batch = Unequal(model::TinySpec(), 3, 2);
   for (Row& r : batch.rows) r.reward *= 30;
@@ -233,7 +245,8 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
   c.critic.clip = 0;
   TrainerOptions o = OptionsOf(c);
   o.optimizer.max_grad_norm = 0;
-  o.loss.advantage_options = algorithms::Options::Make(o.loss.advantage->options, {{"whiten", std::string("none")}}, true).value();
+  o.loss.advantage_options =
+      algorithms::Options::Make(o.loss.advantage->options, {{"whiten", std::string("none")}}, true).value();
   const Models models;
   const auto start = Make(22, true);
   auto trainer = std::move(Trainer::Create(*models.policy, o, models.companions())).value();
@@ -259,13 +272,18 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
   auto model = std::move(ValueModel::Create(*start, {})).value();
   const auto values = [&] {
     std::vector<double> flat;
-    for (const auto& row : model->Values(batch.rows, all).value()) flat.insert(flat.end(), row.begin(), row.end());
+    for (const auto& row : model->Values(batch.rows, all).value())
+      flat.insert(flat.end(), row.begin(), row.end());
     return flat;
   };
   const std::vector<double> targets =
-      algorithms::TokenGae(algorithms::OutcomeTokenRewards(rewards, {}, 0, cells), values(), {}, 1, 1, nullptr, cells).returns;
+      algorithms::TokenGae(algorithms::OutcomeTokenRewards(rewards, {}, 0, cells), values(), {}, 1, 1,
+                           nullptr, cells)
+          .returns;
   const auto loss = [&] {
-    return algorithms::ValueLoss({}, values(), {}, targets, cells, algorithms::AggregationWeights({}, cells).value()).loss;
+    return algorithms::ValueLoss({}, values(), {}, targets, cells,
+                                 algorithms::AggregationWeights({}, cells).value())
+        .loss;
   };
   EXPECT_NEAR(result->metrics.at("critic/vf_loss"), loss(), 1e-5);
   auto* p = reinterpret_cast<float*>(start->bytes().data());
@@ -273,7 +291,8 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
   int checked = 0;
   for (const model::Parameter& parameter : start->layout()) {
     for (const bool largest : {true, false}) {
-      int64_t i = parameter.offset + static_cast<int64_t>(rng.Below(static_cast<uint64_t>(parameter.numel())));
+      int64_t i =
+          parameter.offset + static_cast<int64_t>(rng.Below(static_cast<uint64_t>(parameter.numel())));
       for (int64_t k = parameter.offset; largest && k < parameter.offset + parameter.numel(); ++k) {
         if (std::fabs(gradient[static_cast<size_t>(k)]) > std::fabs(gradient[static_cast<size_t>(i)])) i = k;
       }
@@ -285,7 +304,8 @@ TEST(CompanionsTest, TheCriticsGradientIsThatOfTheValueLoss) {
       const double down = loss();
       p[i] = kept;
       const double numeric = (up - down) / (2 * double{h});
-      EXPECT_NEAR(gradient[static_cast<size_t>(i)], numeric, 5e-3 + 0.02 * std::fabs(numeric)) << parameter.name;
+      EXPECT_NEAR(gradient[static_cast<size_t>(i)], numeric, 5e-3 + 0.02 * std::fabs(numeric))
+          << parameter.name;
       checked += std::fabs(numeric) > 0.02 ? 1 : 0;
     }
   }
@@ -338,7 +358,8 @@ TEST(CompanionsTest, AMissingOrUnfitModelIsRefusedByName) {
   const Models m;
   const auto no_critic = Trainer::Create(*m.policy, OptionsOf(c), {.reference = m.reference.get()});
   EXPECT_NE(no_critic.status().message().find("a critic model is needed"), std::string::npos);
-  const auto headless = Trainer::Create(*m.policy, OptionsOf(c), {.reference = m.reference.get(), .critic = m.teacher.get()});
+  const auto headless =
+      Trainer::Create(*m.policy, OptionsOf(c), {.reference = m.reference.get(), .critic = m.teacher.get()});
   EXPECT_NE(headless.status().message().find("no value head"), std::string::npos);
   const auto reward = Trainer::Create(*m.policy, OptionsOf(Objective::kReward));
   EXPECT_NE(reward.status().message().find("a reward model has a value head"), std::string::npos);
@@ -347,12 +368,15 @@ TEST(CompanionsTest, AMissingOrUnfitModelIsRefusedByName) {
 TEST(CompanionsTest, PairsThatAreNoPairsAreRefused) {
   Batch batch = Pairs(model::TinySpec(), 3);
   const Models m;
-  auto trainer = std::move(Trainer::Create(*m.policy, OptionsOf(Objective::kPreference), m.companions())).value();
+  auto trainer =
+      std::move(Trainer::Create(*m.policy, OptionsOf(Objective::kPreference), m.companions())).value();
   batch.rows.pop_back();
-  EXPECT_NE(trainer->Step(batch).status().message().find("a pair has two answers, found 1"), std::string::npos);
+  EXPECT_NE(trainer->Step(batch).status().message().find("a pair has two answers, found 1"),
+            std::string::npos);
 }
 
-// Separable pairs: the loss of each kind falls to where it is known to end, and held-out pairs are ranked as well.
+// Separable pairs: the loss of each kind falls to where it is known to end, and held-out pairs are ranked as
+// well.
 TEST(CompanionsTest, PreferencesAreLearned) {
   Rng rng(3);
   const ModelSpec spec = model::TinySpec();
@@ -366,7 +390,8 @@ TEST(CompanionsTest, PreferencesAreLearned) {
         r.tid = {g, 0, s};
         r.gid = GroupId{g};
         r.prompt = prompt;
-        r.response = {s == 0 ? 5 : 6, static_cast<int32_t>(rng.Below(static_cast<uint64_t>(spec.vocab_size)))};
+        r.response = {s == 0 ? 5 : 6,
+                      static_cast<int32_t>(rng.Below(static_cast<uint64_t>(spec.vocab_size)))};
         r.reward = s == 0 ? 1 : 0;
         b.rows.push_back(std::move(r));
       }

@@ -38,7 +38,8 @@ Batch UnequalBatch(const ModelSpec& spec, int64_t groups, int64_t samples) {
       r.versions.assign(r.response.size(), b.version);
       // One group is masked as a whole.
       for (size_t t = 0; t < r.response.size(); ++t) r.loss_mask.push_back(g != 1 && rng.Chance(0.8) ? 1 : 0);
-      for (size_t t = 0; t < r.response.size(); ++t) r.logprobs.push_back(static_cast<float>(-1 - rng.Uniform()));
+      for (size_t t = 0; t < r.response.size(); ++t)
+        r.logprobs.push_back(static_cast<float>(-1 - rng.Uniform()));
       b.rows.push_back(std::move(r));
     }
   }
@@ -52,8 +53,10 @@ struct Result {
 };
 
 // `owner[group]`: the rank that computes it; ranks without a group take part all the same.
-std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options, int ranks, const std::vector<int>& owner) {
-  const auto store = std::filesystem::temp_directory_path() / ("tidepool-dp-" + std::to_string(std::random_device()()));
+std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const TrainerOptions& options, int ranks,
+                          const std::vector<int>& owner) {
+  const auto store =
+      std::filesystem::temp_directory_path() / ("tidepool-dp-" + std::to_string(std::random_device()()));
   std::vector<Result> results(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -65,7 +68,8 @@ std::vector<Result> Train(const ModelSpec& spec, const Batch& batch, const Train
         auto made = comm::MakeGlooGroup({.store = store.string(), .rank = rank, .size = ranks});
         ASSERT_TRUE(made.ok()) << made.status().message();
         group = std::move(*made);
-        for (const Row& r : batch.rows) mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
+        for (const Row& r : batch.rows)
+          mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
       }
       auto weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
       model::Randomize(*weights, 21, 0.2);
@@ -111,10 +115,13 @@ TEST(DataParallelTest, FourRanksOrOneMakeTheSameUpdate) {
     for (const Result& r : four) {
       EXPECT_EQ(r.digest, four[0].digest);
       double worst = 0;
-      for (size_t i = 0; i < one.weights.size(); ++i) worst = std::max(worst, std::fabs(double{r.weights[i]} - one.weights[i]));
+      for (size_t i = 0; i < one.weights.size(); ++i)
+        worst = std::max(worst, std::fabs(double{r.weights[i]} - one.weights[i]));
       EXPECT_LT(worst, 2e-5);
-      for (const char* name : {"actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/ppo_kl", "critic/score/mean", "critic/advantages/mean", "actor/pg_clipfrac"}) {
-        EXPECT_NEAR(r.metrics.at(name), one.metrics.at(name), 1e-4 * (1 + std::fabs(one.metrics.at(name)))) << name;
+      for (const char* name : {"actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/ppo_kl",
+                               "critic/score/mean", "critic/advantages/mean", "actor/pg_clipfrac"}) {
+        EXPECT_NEAR(r.metrics.at(name), one.metrics.at(name), 1e-4 * (1 + std::fabs(one.metrics.at(name))))
+            << name;
       }
     }
   }

@@ -27,7 +27,8 @@ class AdamWTest : public testing::TestWithParam<DType> {};
 
 TEST_P(AdamWTest, FollowsAPlainReferenceWithAFloat32MasterCopy) {
   auto w = Make(GetParam());
-  const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_grad_norm = 1.0};
+  const AdamWOptions options{
+      .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_grad_norm = 1.0};
   auto adam = std::move(AdamW::Create(*w, options)).value();
   std::vector<double> p = model::FlatOf(*w), m(p.size(), 0.0), v(p.size(), 0.0);
   std::vector<char> decays(p.size(), 0), used(p.size(), 0);
@@ -42,7 +43,8 @@ TEST_P(AdamWTest, FollowsAPlainReferenceWithAFloat32MasterCopy) {
   for (int t = 1; t <= 4; ++t) {
     double norm = 0;
     for (size_t i = 0; i < g.size(); ++i) {
-      g[i] = used[i] != 0 ? static_cast<float>(rng.Normal() * (t == 3 ? 1e-4 : 1.0)) : 0.0F;  // step 3 is below the clip
+      g[i] = used[i] != 0 ? static_cast<float>(rng.Normal() * (t == 3 ? 1e-4 : 1.0))
+                          : 0.0F;  // step 3 is below the clip
       norm += double{g[i]} * g[i];
     }
     norm = std::sqrt(norm);
@@ -56,7 +58,8 @@ TEST_P(AdamWTest, FollowsAPlainReferenceWithAFloat32MasterCopy) {
       v[i] = 0.95 * v[i] + 0.05 * g[i] * clip * g[i] * clip;
       p[i] *= 1 - (decays[i] != 0 ? lr * 0.1 : 0.0);
       p[i] -= lr / (1 - std::pow(0.9, t)) * m[i] / (std::sqrt(v[i] / (1 - std::pow(0.95, t))) + 1e-8);
-      ASSERT_NEAR(adam->Master(static_cast<int64_t>(i)), p[i], 2e-6 * (1 + std::fabs(p[i]))) << i << " at " << t;
+      ASSERT_NEAR(adam->Master(static_cast<int64_t>(i)), p[i], 2e-6 * (1 + std::fabs(p[i])))
+          << i << " at " << t;
     }
   }
   EXPECT_EQ(adam->updates(), 4);
@@ -64,7 +67,8 @@ TEST_P(AdamWTest, FollowsAPlainReferenceWithAFloat32MasterCopy) {
   const std::vector<double> weights = model::FlatOf(*w);
   for (size_t i = 0; i < p.size(); ++i) {
     const float master = adam->Master(static_cast<int64_t>(i));
-    ASSERT_LE(std::fabs(weights[i] - master), GetParam() == DType::kFloat32 ? 0.0 : std::fabs(master) / 256 + 1e-30);
+    ASSERT_LE(std::fabs(weights[i] - master),
+              GetParam() == DType::kFloat32 ? 0.0 : std::fabs(master) / 256 + 1e-30);
   }
 }
 

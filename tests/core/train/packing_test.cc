@@ -29,7 +29,9 @@ std::vector<int32_t> Seen(const PackedBatch& b, int32_t t) {
   std::vector<int32_t> seen;
   auto run = static_cast<size_t>(b.first_run[static_cast<size_t>(t)]);
   while (static_cast<int32_t>(seen.size()) < b.lengths[static_cast<size_t>(t)]) {
-    for (int32_t i = 0; i < b.runs[run].count && static_cast<int32_t>(seen.size()) < b.lengths[static_cast<size_t>(t)]; ++i) {
+    for (int32_t i = 0;
+         i < b.runs[run].count && static_cast<int32_t>(seen.size()) < b.lengths[static_cast<size_t>(t)];
+         ++i) {
       seen.push_back(b.ids[static_cast<size_t>(b.runs[run].start + i)]);
     }
     ++run;
@@ -53,8 +55,9 @@ void ExpectEveryPredictionSeesItsPast(const std::vector<Row>& rows, const Packed
 }
 
 TEST(PackTest, SharesPromptsAndBeginningsAndSkipsLastTokens) {
-  const std::vector<Row> rows = {MakeRow(1, {1, 2, 3}, {4, 5, 6}), MakeRow(1, {1, 2, 3}, {4, 5, 7}), MakeRow(1, {1, 2, 3}, {4, 5, 6}),
-                                 MakeRow(1, {1, 2, 3}, {9}), MakeRow(2, {1, 2, 3}, {4})};
+  const std::vector<Row> rows = {MakeRow(1, {1, 2, 3}, {4, 5, 6}), MakeRow(1, {1, 2, 3}, {4, 5, 7}),
+                                 MakeRow(1, {1, 2, 3}, {4, 5, 6}), MakeRow(1, {1, 2, 3}, {9}),
+                                 MakeRow(2, {1, 2, 3}, {4})};
   const PackedBatch b = Pack(rows, All(rows));
   // Group 1: prompt 1 2 3, then 4 5; group 2: its own prompt.
   EXPECT_EQ(b.ids, (std::vector<int32_t>{1, 2, 3, 4, 5, 1, 2, 3}));
@@ -101,10 +104,10 @@ TEST(MicroBatchesTest, FirstFitDecreasingKeepsGroupsTogether) {
       rows.push_back(MakeRow(gid, std::vector<int32_t>(static_cast<size_t>(prompt), 1), response));
     }
   };
-  group(1, 4, {3, 3});   // 4 + 2 + 2 = 8
-  group(2, 10, {6});     // 15
-  group(3, 5, {3});      // 7
-  group(4, 2, {11});     // 12
+  group(1, 4, {3, 3});  // 4 + 2 + 2 = 8
+  group(2, 10, {6});    // 15
+  group(3, 5, {3});     // 7
+  group(4, 2, {11});    // 12
   const auto micros = MicroBatches(rows, All(rows), 20);
   ASSERT_TRUE(micros.ok());
   // 15 alone, 12 + 8, 7 after 15 does not fit (22), after 20 neither.
@@ -113,7 +116,8 @@ TEST(MicroBatchesTest, FirstFitDecreasingKeepsGroupsTogether) {
 
 TEST(MicroBatchesTest, CutsAGroupAboveTheBudgetBetweenRows) {
   std::vector<Row> rows;
-  for (int32_t i = 0; i < 5; ++i) rows.push_back(MakeRow(1, {1, 2, 3, 4}, {10 + i, 20 + i, 30 + i, 40}));  // 4 + 3 each
+  for (int32_t i = 0; i < 5; ++i)
+    rows.push_back(MakeRow(1, {1, 2, 3, 4}, {10 + i, 20 + i, 30 + i, 40}));  // 4 + 3 each
   const auto micros = MicroBatches(rows, All(rows), 10);
   ASSERT_TRUE(micros.ok());
   std::vector<int64_t> seen;

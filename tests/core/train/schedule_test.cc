@@ -1,8 +1,9 @@
+#include "core/train/schedule.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "core/train/schedule.h"
 #include "core/train/step_metrics.h"
 
 namespace tidepool::train {

@@ -29,12 +29,14 @@ TEST(ShapingTest, NothingIsDoneUnlessAsked) {
 
 TEST(ShapingTest, EachPartByHand) {
   algorithms::RunningMoments moments;
-  const std::vector<Row> rows = {Sample(0, 1, {1, 1, 1, 1}, true), Sample(0, 0, {2, 3}), Sample(1, 1, {4, 5, 6})};
+  const std::vector<Row> rows = {Sample(0, 1, {1, 1, 1, 1}, true), Sample(0, 0, {2, 3}),
+                                 Sample(1, 1, {4, 5, 6})};
   const auto shaped = [&](const ShapingOptions& o) { return ShapedRewards(o, rows, moments); };
   EXPECT_EQ(shaped({.truncated = 0.5}), (std::vector<double>{0.5, 0, 1}));
   EXPECT_EQ(shaped({.truncated = -2.0}), (std::vector<double>{-2, 0, 1}));
   // Limit 4, the last 2 tokens: 4 tokens cost 1, 3 cost half of it.
-  EXPECT_EQ(shaped({.max_new_tokens = 4, .overlong_buffer = 2, .overlong_factor = 1}), (std::vector<double>{0, 0, 0.5}));
+  EXPECT_EQ(shaped({.max_new_tokens = 4, .overlong_buffer = 2, .overlong_factor = 1}),
+            (std::vector<double>{0, 0, 0.5}));
   // Two-grams of (1, 1, 1, 1): one of three is unique.
   EXPECT_NEAR(shaped({.repetition_penalty = 0.3, .repetition_ngram = 2})[0], 1 - 0.3 * 2 / 3, 1e-12);
   EXPECT_EQ(shaped({.repetition_penalty = 0.3, .repetition_ngram = 2})[2], 1);
@@ -43,7 +45,8 @@ TEST(ShapingTest, EachPartByHand) {
   EXPECT_NEAR(length[0] + length[1], 1, 1e-12);
   EXPECT_NEAR(length[0] - length[1], 1 - 0.5 * 0.4 * (1 - 0.5), 1e-12);
   EXPECT_EQ(shaped({.bias = 1, .scale = 100}), (std::vector<double>{20, 20, 20}));
-  const std::vector<double> normal = shaped({.normalise = {.mean = algorithms::Scope::kBatch, .deviation = algorithms::Scope::kBatch}});
+  const std::vector<double> normal =
+      shaped({.normalise = {.mean = algorithms::Scope::kBatch, .deviation = algorithms::Scope::kBatch}});
   EXPECT_NEAR(normal[0] + normal[1] + normal[2], 0, 1e-9);
 }
 
@@ -51,7 +54,8 @@ TEST(ShapingTest, RunningMomentsRememberEarlierSteps) {
   algorithms::RunningMoments moments;
   const ShapingOptions o{.running = true};
   (void)ShapedRewards(o, std::vector<Row>{Sample(0, 0, {1}), Sample(0, 2, {1})}, moments);
-  const std::vector<double> second = ShapedRewards(o, std::vector<Row>{Sample(0, 4, {1}), Sample(0, 6, {1})}, moments);
+  const std::vector<double> second =
+      ShapedRewards(o, std::vector<Row>{Sample(0, 4, {1}), Sample(0, 6, {1})}, moments);
   EXPECT_EQ(moments.count(), 4);
   EXPECT_EQ(moments.mean(), 3);
   const double deviation = std::sqrt((9 + 1 + 1 + 9) / 3.0);
@@ -107,8 +111,10 @@ TEST(StepPlanTest, TurnsInTheSameStateAreCompared) {
   StepPlan plan = PlanRows(b, a, true);
   plan.scores = {1, -1};
   ASSERT_EQ(FillAdvantages(b, a, {}, 0, plan), OkStatus());
-  // R: row 0 (0.5, 1), row 1 (-0.5 - 0.25, -0.5). In state 70: 0.5, -0.75, -0.5, mean -0.25; state 71 stands alone.
-  EXPECT_EQ(plan.advantages, (std::vector<double>{1 + 2 * 0.75, 0, 1, -1 + 2 * -0.5, 0, -1 + 2 * -0.25, -1 + 2 * -0.25}));
+  // R: row 0 (0.5, 1), row 1 (-0.5 - 0.25, -0.5). In state 70: 0.5, -0.75, -0.5, mean -0.25; state 71 stands
+  // alone.
+  EXPECT_EQ(plan.advantages,
+            (std::vector<double>{1 + 2 * 0.75, 0, 1, -1 + 2 * -0.5, 0, -1 + 2 * -0.25, -1 + 2 * -0.25}));
   EXPECT_EQ(SharedStates(plan), 0.75);
 
   b.rows[1].gid = {9};  // of another lake: the same tile there is another state

@@ -69,7 +69,8 @@ void Record(Trainer& trainer, Batch& b) {
 }
 
 // The gradient as seen through one plain SGD-like step: m after the first update is 0.1 g (no clipping).
-std::vector<float> GradientOf(Weights& w, TrainerOptions o, const Batch& b, std::map<std::string, double>* metrics = nullptr) {
+std::vector<float> GradientOf(Weights& w, TrainerOptions o, const Batch& b,
+                              std::map<std::string, double>* metrics = nullptr) {
   const std::vector<std::byte> before(w.bytes().begin(), w.bytes().end());
   o.optimizer.max_grad_norm = 0;
   auto trainer = std::move(Trainer::Create(w, o)).value();
@@ -111,12 +112,15 @@ TEST(TrainerTest, EveryAlgorithmIsIndependentOfMicroBatchesAndHeadChunks) {
   for (Row& r : b.rows) {
     r.components = {r.reward, rng.Normal()};
     r.turns = {{0, 1, 0}};
-    if (r.response.size() > 2) r.turns.push_back({.begin = 2, .state = static_cast<uint64_t>(rng.Below(2)), .reward_before = 0.25 * r.reward});
+    if (r.response.size() > 2)
+      r.turns.push_back(
+          {.begin = 2, .state = static_cast<uint64_t>(rng.Below(2)), .reward_before = 0.25 * r.reward});
   }
   for (const algorithms::AlgorithmEntry& entry : algorithms::Algorithms()) {
     SCOPED_TRACE(entry.name);
     // Those with further models: tests/core/train/companions_test.cc.
-    if (entry.advantage == "gae" || entry.advantage == "gae_vapo" || entry.advantage == "on_policy_distill") continue;
+    if (entry.advantage == "gae" || entry.advantage == "gae_vapo" || entry.advantage == "on_policy_distill")
+      continue;
     AlgorithmConfig c;
     c.name = entry.name;
     TrainerOptions o = Plain();
@@ -146,7 +150,8 @@ std::string RandomRouting(const ModelSpec& spec, Rng& rng, size_t tokens) {
     std::vector<int32_t> ids(static_cast<size_t>(spec.moe.experts));
     std::iota(ids.begin(), ids.end(), 0);
     rng.Shuffle(std::span<int32_t>(ids));
-    for (int64_t i = 0; i < spec.moe.experts_per_token; ++i) model::PutRoutingId(spec, ids[static_cast<size_t>(i)], out++);
+    for (int64_t i = 0; i < spec.moe.experts_per_token; ++i)
+      model::PutRoutingId(spec, ids[static_cast<size_t>(i)], out++);
   }
   return bytes;
 }
@@ -162,8 +167,8 @@ TEST(TrainerTest, RecordedRoutingIsTakenForwardAndBackward) {
   const auto replayed = trainer->LogProbs(b.rows);
   ASSERT_TRUE(free.ok() && replayed.ok()) << replayed.status().ToString();
   EXPECT_NE(*free, *replayed);
-  // The forward of the step goes through the same experts, however rows are packed: what was recorded with this
-  // routing has no gap, and gradients do not depend on micro-batches.
+  // The forward of the step goes through the same experts, however rows are packed: what was recorded with
+  // this routing has no gap, and gradients do not depend on micro-batches.
   Record(*trainer, b);
   for (const bool recompute : {false, true}) {
     TrainerOptions o = Plain();
@@ -177,7 +182,9 @@ TEST(TrainerTest, RecordedRoutingIsTakenForwardAndBackward) {
   }
   // A beginning of the record is used as far as it goes.
   Batch half = b;
-  for (Row& row : half.rows) row.routing.resize(row.routing.size() / 2 / static_cast<size_t>(model::RoutingBytes(spec)) * static_cast<size_t>(model::RoutingBytes(spec)));
+  for (Row& row : half.rows)
+    row.routing.resize(row.routing.size() / 2 / static_cast<size_t>(model::RoutingBytes(spec)) *
+                       static_cast<size_t>(model::RoutingBytes(spec)));
   const auto partly = trainer->LogProbs(half.rows);
   ASSERT_TRUE(partly.ok());
   EXPECT_NE(*partly, *replayed);
@@ -211,7 +218,8 @@ TEST(TrainerTest, LoadBalanceIsAddedAsItsCoefficientSays) {
   std::iota(all.begin(), all.end(), int64_t{0});
   const PackedBatch packed = Pack(b.rows, all);
   const model::Decoder decoder(*w, {});
-  auto [hidden, saved] = decoder.ForwardTraining({packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, false);
+  auto [hidden, saved] = decoder.ForwardTraining(
+      {packed.ids, packed.positions, packed.slots, packed.first_run, packed.lengths, packed.runs}, false);
   EXPECT_NEAR(decoder.LoadBalanceLoss(saved), plain.at("actor/router_balance"), 1e-6);
   model::Gradients alone(*w);
   decoder.Backward(std::move(saved), at::zeros(hidden.sizes()), alone, 0.5);
@@ -228,7 +236,8 @@ TEST(TrainerTest, AccumulationEqualsOneBigBatch) {
   const ModelSpec spec = model::TinySpec();
   auto w = Make(spec);
   Batch b = RandomBatch(spec, 4, 5, 1);
-  for (const AggregationMode a : {AggregationMode::kTokenMean, AggregationMode::kSeqMeanTokenMean, AggregationMode::kSeqMeanTokenSumNorm}) {
+  for (const AggregationMode a : {AggregationMode::kTokenMean, AggregationMode::kSeqMeanTokenMean,
+                                  AggregationMode::kSeqMeanTokenSumNorm}) {
     TrainerOptions o = Plain();
     o.loss.aggregation = {.mode = a, .scale = 9, .divide_by_seqs = true};
     o.loss.policy.entropy_coef = 0.01;
@@ -242,7 +251,8 @@ TEST(TrainerTest, AccumulationEqualsOneBigBatch) {
     o.head_rows = 7;
     const std::vector<float> small = GradientOf(*w, o, b, &small_metrics);
     EXPECT_LT(RelativeDifference(small, big), 2e-6);
-    for (const char* name : {"actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/ppo_kl", "critic/advantages/mean", "actor/loss"}) {
+    for (const char* name : {"actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/ppo_kl",
+                             "critic/advantages/mean", "actor/loss"}) {
       EXPECT_NEAR(small_metrics[name], big_metrics[name], 1e-5 * (1 + std::fabs(big_metrics[name]))) << name;
     }
     EXPECT_GT(small_metrics["perf/computed_tokens"], big_metrics["perf/computed_tokens"]);
@@ -281,7 +291,8 @@ TEST(TrainerTest, GradientIsThatOfTheDefinedLoss) {
   const auto evaluate = [&](std::vector<std::vector<double>>* record) {
     double loss = 0;
     int64_t sequences = 0;
-    for (const Row& r : b.rows) sequences += std::count(r.loss_mask.begin(), r.loss_mask.end(), 1) > 0 ? 1 : 0;
+    for (const Row& r : b.rows)
+      sequences += std::count(r.loss_mask.begin(), r.loss_mask.end(), 1) > 0 ? 1 : 0;
     for (size_t i = 0; i < b.rows.size(); ++i) {
       const Row& r = b.rows[i];
       std::vector<int32_t> ids = r.prompt;
@@ -301,7 +312,8 @@ TEST(TrainerTest, GradientIsThatOfTheDefinedLoss) {
           entropy -= std::exp(l) * l;
         }
         const double before = record != nullptr ? lp : old[i][t];
-        loss += (-advantages[i] * std::exp(lp - before) - o.loss.policy.entropy_coef * entropy) / n / static_cast<double>(sequences);
+        loss += (-advantages[i] * std::exp(lp - before) - o.loss.policy.entropy_coef * entropy) / n /
+                static_cast<double>(sequences);
       }
     }
     return loss;
@@ -314,7 +326,9 @@ TEST(TrainerTest, GradientIsThatOfTheDefinedLoss) {
   for (const model::Parameter& p : w->layout()) {
     for (int i = 0; i < 3; ++i) {
       int64_t k = p.offset + rng.Below(p.numel());
-      if (p.name == "embedding") k = p.offset + b.rows[0].prompt[static_cast<size_t>(i)] * spec.hidden_size + rng.Below(spec.hidden_size);
+      if (p.name == "embedding")
+        k = p.offset + b.rows[0].prompt[static_cast<size_t>(i)] * spec.hidden_size +
+            rng.Below(spec.hidden_size);
       double& x = flat[static_cast<size_t>(k)];
       const double keep = x, h = 1e-4;
       x = keep + h;
@@ -346,7 +360,8 @@ TEST(TrainerTest, RecomputeGivesTheSameWeights) {
   }
 }
 
-// The engine's way, one token at a time, gives the recorded log-probs; the trainer's step finds no difference.
+// The engine's way, one token at a time, gives the recorded log-probs; the trainer's step finds no
+// difference.
 void ExpectNoGap(const ModelSpec& spec, DType dtype, double std) {
   auto w = Make(spec, dtype, std);
   TrainerOptions o = Plain();
@@ -359,13 +374,15 @@ void ExpectNoGap(const ModelSpec& spec, DType dtype, double std) {
   Batch b = RandomBatch(spec, 3, 4, 5);
   const auto options = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
   for (Row& r : b.rows) {
-    at::Tensor k = at::zeros({spec.layers, 64, spec.kv_heads, spec.head_size}, options), v = at::zeros(k.sizes(), options);
+    at::Tensor k = at::zeros({spec.layers, 64, spec.kv_heads, spec.head_size}, options),
+               v = at::zeros(k.sizes(), options);
     std::vector<int32_t> all = r.prompt;
     all.insert(all.end(), r.response.begin(), r.response.end());
     model::BatchArrays prefill;
     prefill.runs = {{16, 48}};
     prefill.Add(all, 0, r.prompt.size(), 0, 16);
-    at::Tensor hidden = engine.Forward(prefill.view(), {&k, &v}).narrow(0, static_cast<int64_t>(r.prompt.size()) - 1, 1);
+    at::Tensor hidden =
+        engine.Forward(prefill.view(), {&k, &v}).narrow(0, static_cast<int64_t>(r.prompt.size()) - 1, 1);
     for (size_t t = 0; t < r.response.size(); ++t) {
       const std::vector<int32_t> id = {r.response[t]};
       model::TokenLogProbs(engine.Logits(hidden), id, 0.8F, std::span(r.logprobs).subspan(t, 1));
@@ -403,7 +420,9 @@ TEST_P(NoGapTest, DeterministicTrainerSeesTheBitsOfTheEngine) {
   if (dtype == DType::kBFloat16 && threads == 2) ExpectNoGap(smol, dtype, 0.05);
   at::set_num_threads(before);
 }
-INSTANTIATE_TEST_SUITE_P(TypesAndThreads, NoGapTest, testing::Combine(testing::Values(DType::kFloat32, DType::kBFloat16), testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(TypesAndThreads, NoGapTest,
+                         testing::Combine(testing::Values(DType::kFloat32, DType::kBFloat16),
+                                          testing::Values(1, 2)));
 
 TEST(TrainerTest, TokensOfOlderVersionsAreNotInTheGap) {
   const ModelSpec spec = model::TinySpec();
@@ -499,7 +518,13 @@ TEST(TrainerTest, ACallbackStopsTheStepBeforeTheUpdate) {
   EXPECT_EQ(result.status().code(), StatusCode::kAborted);
   EXPECT_EQ(w->Digest(), before);
   int64_t last = 0;
-  ASSERT_TRUE(trainer->Step(b, [&](const StepProgress& p) { last = p.done; return p.done <= p.total; }).ok());
+  ASSERT_TRUE(trainer
+                  ->Step(b,
+                         [&](const StepProgress& p) {
+                           last = p.done;
+                           return p.done <= p.total;
+                         })
+                  .ok());
   EXPECT_GT(last, 2);
 }
 
@@ -522,10 +547,12 @@ TEST(TrainerTest, MalformedBatchesAreRefusedByName) {
   refused([](Batch& b) { b.rows[1].reward = NAN; }, "reward");
   refused([](Batch& b) { b.rows[1].loss_mask.push_back(1); }, "loss_mask");
   refused([](Batch& b) { b.step = StepNumber{0}; }, "steps count from 1");
-  refused([](Batch& b) {
-    b.rows[0].response.assign(70, 1);
-    b.rows[0].logprobs.assign(70, 0), b.rows[0].loss_mask.clear(), b.rows[0].versions.clear();
-  }, "positions");
+  refused(
+      [](Batch& b) {
+        b.rows[0].response.assign(70, 1);
+        b.rows[0].logprobs.assign(70, 0), b.rows[0].loss_mask.clear(), b.rows[0].versions.clear();
+      },
+      "positions");
 }
 
 TEST(TrainerTest, ReleasedMemoryChangesNoResult) {
@@ -601,7 +628,8 @@ TEST(MemoryTest, PredictionCountsTheParametersOfTheLayout) {
     auto w = Make(spec, DType::kBFloat16);
     auto trainer = std::move(Trainer::Create(*w, Plain())).value();
     int64_t state = 0;
-    for (const NamedBytes& part : trainer->State()) state += part.name == "updates" ? 0 : static_cast<int64_t>(part.bytes.size());
+    for (const NamedBytes& part : trainer->State())
+      state += part.name == "updates" ? 0 : static_cast<int64_t>(part.bytes.size());
     EXPECT_EQ(m.weights_bytes + m.optimizer_bytes, state) << family;
     EXPECT_LT(PredictTrainerMemory(spec, DType::kBFloat16, 100, true).total(), m.total());
   }
