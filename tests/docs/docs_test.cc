@@ -91,10 +91,10 @@ TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
                                    "eval/<job>/<what>"};
   static const std::regex name(R"re((?:\[|Count\()"([a-z_]+(?:/[a-z_]+)+)")re");
   for (const char* path :
-       {"workers/run_metrics.cc", "workers/controller_connections.cc", "workers/controller_outputs.cc",
-        "workers/controller_process.cc", "workers/controller_samples.cc", "workers/controller_steps.cc",
-        "workers/turns.cc", "core/train/step_metrics.cc", "core/train/trainer.cc",
-        "core/policy/policy_trainer.cc"}) {
+       {"workers/controller/run_metrics.cc", "workers/controller/connections.cc",
+        "workers/controller/outputs.cc", "workers/controller/process.cc", "workers/controller/samples.cc",
+        "workers/controller/steps.cc", "workers/controller/turns.cc", "core/train/step_metrics.cc",
+        "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
     const std::string text = ReadText(path);
     for (auto it = std::sregex_iterator(text.begin(), text.end(), name); it != std::sregex_iterator(); ++it)
       written.insert((*it)[1]);

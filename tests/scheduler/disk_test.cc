@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "core/base/check.h"
-#include "core/base/memory_file_system.h"
 #include "core/storage/checkpoint.h"
 #include "core/storage/journal.h"
+#include "tests/core/base/memory_file_system.h"
 #include "tests/scheduler/sim_cluster.h"
 
 namespace tidepool::scheduler {

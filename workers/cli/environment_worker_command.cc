@@ -1,8 +1,8 @@
 #include <memory>
 
 #include "workers/cli/command.h"
-#include "workers/environment_worker.h"
-#include "workers/launcher.h"
+#include "workers/controller/launcher.h"
+#include "workers/side/environment_worker.h"
 
 namespace tidepool::workers {
 

@@ -19,10 +19,10 @@
 #include "workers/cli/answer_progress.h"
 #include "workers/cli/answer_statistics.h"
 #include "workers/cli/command.h"
-#include "workers/inference.h"
-#include "workers/job.h"
-#include "workers/model_folder.h"
-#include "workers/row_source.h"
+#include "workers/cli/inference.h"
+#include "workers/controller/job.h"
+#include "workers/controller/row_source.h"
+#include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
 namespace {

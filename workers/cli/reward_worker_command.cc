@@ -1,8 +1,8 @@
 #include <memory>
 
 #include "workers/cli/command.h"
-#include "workers/launcher.h"
-#include "workers/reward_worker.h"
+#include "workers/controller/launcher.h"
+#include "workers/side/reward_worker.h"
 
 namespace tidepool::workers {
 

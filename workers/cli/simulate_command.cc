@@ -20,9 +20,9 @@
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
 #include "workers/cli/measured_run.h"
-#include "workers/hardware.h"
-#include "workers/memory_plan.h"
-#include "workers/row_source.h"
+#include "workers/controller/row_source.h"
+#include "workers/device/hardware.h"
+#include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "workers/build_info.h"
-#include "workers/device_worker.h"
-#include "workers/launcher.h"
+#include "workers/controller/launcher.h"
+#include "workers/device/device_worker.h"
 
 int main(int argc, char** argv) {
   using namespace tidepool::workers;

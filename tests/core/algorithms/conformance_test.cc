@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "core/algorithms/conformance/request.h"
+#include "tests/conformance/request.h"
 
 namespace tidepool::algorithms::conformance {
 namespace {

@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <set>
 
-#include "core/base/memory_file_system.h"
 #include "core/base/real_file_system.h"
+#include "tests/core/base/memory_file_system.h"
 
 namespace tidepool {
 namespace {

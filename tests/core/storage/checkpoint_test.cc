@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "core/base/hash.h"
-#include "core/base/memory_file_system.h"
 #include "core/base/real_file_system.h"
 #include "core/base/rng.h"
+#include "tests/core/base/memory_file_system.h"
 
 namespace tidepool::storage {
 namespace {

@@ -12,10 +12,10 @@
 #include <set>
 
 #include "core/base/hash.h"
-#include "core/base/memory_file_system.h"
 #include "core/base/real_file_system.h"
 #include "core/storage/journal_codec.h"
 #include "core/storage/journal_format.h"
+#include "tests/core/base/memory_file_system.h"
 #include "tests/core/storage/random_records.h"
 
 namespace tidepool::storage {

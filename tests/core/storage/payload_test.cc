@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/base/memory_file_system.h"
 #include "core/base/rng.h"
+#include "tests/core/base/memory_file_system.h"
 
 namespace tidepool::storage {
 namespace {

@@ -5,9 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/base/memory_file_system.h"
 #include "core/base/real_file_system.h"
 #include "core/storage/journal.h"
+#include "tests/core/base/memory_file_system.h"
 
 namespace tidepool::storage {
 namespace {

@@ -1,0 +1,236 @@
+// status, report, check, samples and journal over a run directory whose journal a whole simulated run
+// of the real controller has written.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/base/real_file_system.h"
+#include "core/observe/samples_writer.h"
+#include "core/storage/journal.h"
+#include "tests/scheduler/sim_cluster.h"
+#include "tests/workers/cli/runner.h"
+
+namespace tidepool::workers {
+namespace {
+
+using nlohmann::json;
+
+std::vector<JournalEntry> SimulatedRun() {
+  scheduler::SimCluster cluster({.controller = scheduler::SmallJob("colocated"), .seed = 1, .faults = {}});
+  EXPECT_EQ(cluster.Run().code, 0);
+  return cluster.journal();
+}
+
+void WriteJournal(const std::string& dir, const std::vector<JournalEntry>& entries) {
+  RealFileSystem real;
+  auto writer = storage::JournalWriter::Open(real, dir, "sim");
+  ASSERT_TRUE(writer.ok()) << writer.status().ToString();
+  for (const JournalEntry& entry : entries) (*writer)->Append(entry.record, entry.mono_ns);
+  ASSERT_TRUE((*writer)->Close().ok());
+}
+
+class InspectTest : public testing::Test {
+ protected:
+  InspectTest() {
+    scratch_.Write(run_ + "/config.yaml",
+                   "name: sim\njob: rl\ndata: {task: reverse}\nmodel: {init: {}}\nreward: {functions: "
+                   "[{name: exact_answer}]}\n");
+  }
+  void WriteRun(const std::vector<JournalEntry>& entries) { WriteJournal(run_ + "/journal", entries); }
+
+  ScratchFolder scratch_;
+  const std::string run_ = "runs/sim-20260101T000000Z";
+};
+
+TEST_F(InspectTest, CheckProvesAWholeRun) {
+  const auto entries = SimulatedRun();
+  WriteRun(entries);
+  const CliResult r = RunCli({"check", "sim"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("ok, " + std::to_string(entries.size()) + " records"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("checkpoints were not looked at"), std::string::npos)
+      << "a journal without its run: " << r.out;
+  const json j = json::parse(RunCli({"check", run_ + "/journal", "--json"}).out);
+  EXPECT_TRUE(j["ok"]);
+  EXPECT_EQ(j["journals"][0]["records"], entries.size());
+  EXPECT_EQ(j["journals"][0]["issued"],
+            j["journals"][0]["trained"].get<int64_t>() + j["journals"][0]["dropped"].get<int64_t>());
+}
+
+TEST_F(InspectTest, CheckNamesTheFirstViolationAndItsRecord) {
+  std::vector<JournalEntry> entries = SimulatedRun();
+  // A step that is committed twice trains its samples twice.
+  size_t at = 0;
+  while (!std::holds_alternative<record::StepCommit>(entries[at].record)) ++at;
+  entries.insert(entries.begin() + static_cast<int64_t>(at) + 1, entries[at]);
+  WriteRun(entries);
+  const CliResult r = RunCli({"check", run_});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_NE(r.err.find("record " + std::to_string(at + 1) + " violates "), std::string::npos) << r.err;
+  const json j = json::parse(RunCli({"check", run_, "--json"}).out);
+  EXPECT_FALSE(j["ok"]);
+  EXPECT_EQ(j["journals"][0]["violation"]["lsn"], at + 1);
+}
+
+TEST_F(InspectTest, CheckTakesATornTailButNotADamagedJournal) {
+  const auto entries = SimulatedRun();
+  WriteRun(entries);
+  const std::string segment = run_ + "/journal/0000.tpj";
+  const auto size = std::filesystem::file_size(segment);
+  std::ofstream(segment, std::ios::app | std::ios::binary) << std::string(7, '\1');
+  CliResult r = RunCli({"check", run_});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("cut off while it was written"), std::string::npos) << r.out;
+
+  // With a second segment behind it, all of the first one was durable.
+  WriteRun({});
+  std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<int64_t>(size / 2));
+  file << "XXXX";
+  file.close();
+  r = RunCli({"check", run_});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_NE(r.err.find("0000.tpj"), std::string::npos) << r.err;
+  EXPECT_NE(r.err.find("record "), std::string::npos) << r.err;
+}
+
+TEST_F(InspectTest, CheckLooksAtTheWarmStartToo) {
+  WriteRun(SimulatedRun());
+  WriteJournal(run_ + "/warm_start/journal", SimulatedRun());
+  const json j = json::parse(RunCli({"check", run_, "--json"}).out);
+  ASSERT_EQ(j["journals"].size(), 2);
+  EXPECT_EQ(j["journals"][0]["journal"], run_ + "/warm_start/journal");
+}
+
+TEST_F(InspectTest, JournalPrintsOneLineARecordFromWhereItIsAsked) {
+  const auto entries = SimulatedRun();
+  WriteRun(entries);
+  std::istringstream lines(RunCli({"journal", "sim", "--json"}).out);
+  std::string line;
+  size_t lsn = 0;
+  while (std::getline(lines, line)) {
+    const json j = json::parse(line);
+    EXPECT_EQ(j["lsn"], lsn);
+    EXPECT_EQ(j["kind"], RecordName(entries[lsn].record));
+    ++lsn;
+  }
+  EXPECT_EQ(lsn, entries.size());
+  const CliResult tail = RunCli({"journal", "sim", "--from", std::to_string(entries.size() - 2)});
+  EXPECT_EQ(std::count(tail.out.begin(), tail.out.end(), '\n'), 2);
+  EXPECT_NE(tail.out.find("END_RUN"), std::string::npos) << tail.out;
+  EXPECT_NE(RunCli({"journal", "sim", "--from", "999999"}).err.find("there is none"), std::string::npos);
+}
+
+TEST_F(InspectTest, JournalFollowsUntilTheRunEnds) {
+  const auto entries = SimulatedRun();
+  WriteRun(entries);
+  const CliResult r = RunCli({"journal", "sim", "--follow"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), static_cast<int64_t>(entries.size()));
+}
+
+TEST_F(InspectTest, JournalWritesIdsAsPeopleDo) {
+  record::StepCommit commit{{3}, {0, 3}, 7, {{{12, 0, 3}, {0, 2}}}};
+  record::Loaded loaded{{{2}, {7}}, {0, 3}, 7};
+  WriteRun({{Lsn{0}, 1, 0, commit}, {Lsn{1}, 1, 0, loaded}});
+  const CliResult r = RunCli({"journal", "sim"});
+  EXPECT_NE(r.out.find("rows=1[12.0.3@0:2]"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("worker=w2/inc7 v=0:3"), std::string::npos) << r.out;
+}
+
+TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
+  observe::SampleRow row;
+  row.tid = {4, 0, 1};
+  row.prompt = "reverse abc";
+  row.text = "cba";
+  row.answer = "cba";
+  row.ids = {1, 2, 3, 4};
+  row.logprobs = {-0.1F, -0.2F, -0.3F, -0.4F};
+  row.versions = {6, 6, 7, 7};
+  row.reward = 1;
+  row.rewards = {{"exact_answer", 1.0}};
+  row.ended = true;
+  std::filesystem::create_directories(run_ + "/samples");
+  ASSERT_TRUE(observe::WriteSamples(run_, 3, std::vector<observe::SampleRow>(5, row)).ok());
+  row.text = "later";
+  ASSERT_TRUE(observe::WriteSamples(run_, 12, {row}).ok());
+
+  EXPECT_NE(RunCli({"samples", "sim"}).out.find("later"), std::string::npos);  // the newest step
+  const CliResult two = RunCli({"samples", "sim", "--step", "3", "-n", "2"});
+  EXPECT_NE(two.out.find("6 x2, 7 x2"), std::string::npos) << two.out;
+  EXPECT_NE(two.out.find("3 more"), std::string::npos) << two.out;
+  const CliResult all = RunCli({"samples", "sim", "--step", "3", "--json"});
+  EXPECT_EQ(std::count(all.out.begin(), all.out.end(), '\n'), 5);
+  EXPECT_EQ(json::parse(all.out.substr(0, all.out.find('\n')))["reward"], 1.0);
+  const CliResult none = RunCli({"samples", "sim", "--step", "4"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.err.find("3 to 12"), std::string::npos) << none.err;
+}
+
+TEST_F(InspectTest, StatusOfAFinishedRunTellsItsSummary) {
+  WriteRun(SimulatedRun());
+  scratch_.Write(
+      run_ + "/summary.json",
+      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"drops":{}})");
+  const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
+  EXPECT_EQ(j["state"], "finished");
+  EXPECT_EQ(j["summary"]["steps"], 3);
+  const CliResult text = RunCli({"status", "sim"});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_NE(text.out.find("before 25.0 %, after 90.0 %"), std::string::npos) << text.out;
+}
+
+TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
+  std::vector<JournalEntry> entries = SimulatedRun();
+  entries.resize(entries.size() / 2);
+  WriteRun(entries);
+  scratch_.Write(run_ + "/control.json", R"({"address":"127.0.0.1:1","pid":)" + std::to_string(getpid()) +
+                                             "}");  // alive, but not a controller
+  scratch_.Write(
+      run_ + "/status.json",
+      R"({"phase":"running","step":1,"steps":3,"workers":[{"place":0,"inc":1,"pid":1,"peak_bytes":1048576}]})");
+  const CliResult r = RunCli({"status", "sim"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("dead"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("--resume --run-dir " + run_), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("(gone)"), std::string::npos) << r.out;
+}
+
+TEST_F(InspectTest, StatusBeforeTheFirstRecordIsNotAnError) {
+  const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
+  EXPECT_EQ(j["state"], "new");
+}
+
+TEST_F(InspectTest, ReportWritesItsPageAndSaysWhere) {
+  WriteRun(SimulatedRun());
+  scratch_.Write(
+      run_ + "/metrics.jsonl",
+      "{\"step\":1,\"version\":1,\"lineage\":0,\"wall_s\":1.0,\"metrics\":{\"critic/score/mean\":0.5}}\n");
+  const CliResult r = RunCli({"report", "sim"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.out, run_ + "/report.html\n");
+  EXPECT_GT(std::filesystem::file_size(run_ + "/report.html"), 1000U);
+}
+
+TEST_F(InspectTest, WhatIsNotThereIsOneClearMessage) {
+  for (const char* command : {"status", "report", "check", "samples", "journal"}) {
+    const CliResult r = RunCli({command, "nothing"});
+    EXPECT_EQ(r.exit_code, 2) << command;
+    EXPECT_NE(r.err.find("nothing: no such run"), std::string::npos) << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+    EXPECT_EQ(RunCli({command}).exit_code, 2) << command;
+  }
+  for (const char* command : {"check", "journal", "samples"}) {
+    const CliResult r = RunCli({command, "sim"});  // a run that has not begun
+    EXPECT_EQ(r.exit_code, 2) << command << r.err;
+    EXPECT_FALSE(r.err.empty());
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::workers

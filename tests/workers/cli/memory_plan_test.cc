@@ -1,0 +1,132 @@
+#include "workers/device/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "core/config/load.h"
+#include "tests/workers/cli/runner.h"
+
+namespace tidepool::workers {
+namespace {
+
+// config.json of SmolLM2-135M-Instruct, the keys that sizes come from.
+constexpr const char* kSmolLm =
+    R"({"model_type":"llama","vocab_size":49152,"hidden_size":576,"intermediate_size":1536,
+  "num_hidden_layers":30,"num_attention_heads":9,"num_key_value_heads":3,"max_position_embeddings":8192,"tie_word_embeddings":true})";
+
+int64_t Part(const ProcessMemory& p, const std::string& name) {
+  for (const MemoryPart& part : p.parts) {
+    if (part.name == name) return part.bytes;
+  }
+  return -1;
+}
+
+TEST(MemoryPlanTest, CountsTheParametersOfAKnownModel) {
+  const ScratchFolder scratch;
+  scratch.Write("m/config.json", kSmolLm);
+  ModelConfig model;
+  model.path = "m";
+  const auto sizes = SizesOf(model);
+  ASSERT_TRUE(sizes.ok()) << sizes.status().ToString();
+  EXPECT_EQ(Parameters(*sizes), 134'515'008);  // as published
+  EXPECT_EQ(FlatElements(*sizes) % 64, 0);
+  EXPECT_EQ(sizes->head_size, 64);
+}
+
+TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {
+  const ScratchFolder scratch;
+  ModelConfig model;
+  model.path = "m";
+  EXPECT_EQ(SizesOf(model).status().code(), StatusCode::kNotFound);
+  scratch.Write("m/config.json", R"({"vocab_size": 100})");
+  EXPECT_NE(SizesOf(model).status().message().find("model_type"), std::string::npos);
+  scratch.Write("m/config.json", R"({"model_type": "llama", "vocab_size": -4})");
+  EXPECT_NE(SizesOf(model).status().message().find("vocab_size"), std::string::npos);
+  scratch.Write("m/config.json", "[");
+  EXPECT_EQ(SizesOf(model).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(MemoryPlanTest, CountsExperts) {
+  const ScratchFolder scratch;
+  // Qwen3-30B-A3B: 30.5 billion parameters as published.
+  scratch.Write(
+      "m/config.json",
+      R"({"model_type":"qwen3_moe","vocab_size":151936,"hidden_size":2048,"intermediate_size":6144,"num_hidden_layers":48,
+    "num_attention_heads":32,"num_key_value_heads":4,"head_dim":128,"num_experts":128,"num_experts_per_tok":8,"moe_intermediate_size":768,
+    "norm_topk_prob":true,"max_position_embeddings":40960})");
+  JobConfig c;
+  c.model.path = "m";
+  c.model.dtype = "bfloat16";
+  const auto plan = PlanMemory(c);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  EXPECT_EQ(Parameters(plan->model), 30'532'122'624);
+  const int64_t plain = plan->total();
+  c.rollout.record_routing = true;
+  EXPECT_EQ(PlanMemory(c)->total() - plain, plan->kv_cache_tokens * 48 * 8);
+}
+
+TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
+  JobConfig c;
+  c.model.init = ModelInit{};
+  c.model.dtype = "bfloat16";
+  const auto colocated = PlanMemory(c);
+  ASSERT_TRUE(colocated.ok());
+  ASSERT_EQ(colocated->processes.size(), 3U);  // device, reward, controller
+  EXPECT_EQ(colocated->shared_memory_bytes, 0);
+  const int64_t elements = FlatElements(colocated->model);
+  EXPECT_EQ(Part(colocated->processes[0], "weights"), 2 * elements);
+  EXPECT_EQ(Part(colocated->processes[0], "gradients"), 4 * elements);
+  EXPECT_EQ(Part(colocated->processes[0], "optimizer"), 10 * elements);
+
+  c.scheduler.placement = "split";
+  c.cluster.slots = 3;
+  const auto split = PlanMemory(c);
+  ASSERT_TRUE(split.ok());
+  ASSERT_EQ(split->processes.size(), 5U);
+  EXPECT_EQ(split->processes[0].roles, "actor");
+  EXPECT_EQ(Part(split->processes[0], "kv_cache"), -1);
+  EXPECT_EQ(split->processes[2].roles, "rollout");
+  EXPECT_EQ(Part(split->processes[2], "optimizer"), -1);
+  EXPECT_EQ(split->shared_memory_bytes, 2 * 2 * elements);
+}
+
+TEST(MemoryPlanTest, RecomputeKeepsLess) {
+  JobConfig c;
+  c.model.init = ModelInit{};
+  c.model.init->layers = 12;
+  const int64_t all = Part(PlanMemory(c)->processes[0], "activations");
+  c.train.recompute = true;
+  EXPECT_LT(Part(PlanMemory(c)->processes[0], "activations"), all / 2);
+}
+
+TEST(MemoryPlanTest, TheKvCacheFollowsItsKeyOrItsRule) {
+  JobConfig c;
+  c.model.init = ModelInit{};
+  c.rollout.kv_cache_tokens = 1000;
+  EXPECT_EQ(PlanMemory(c)->kv_cache_tokens, 992);  // whole blocks of 16
+  c.rollout.kv_cache_tokens = 0;
+  c.rollout.max_new_tokens = 16;
+  c.data.max_prompt_tokens = 64;
+  c.train.groups_per_step = 2;
+  c.rollout.group_size = 4;
+  EXPECT_EQ(PlanMemory(c)->kv_cache_tokens, 8 * (64 + 16 + 16));
+}
+
+TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {
+  const auto loaded = config::LoadConfig("configs/quickstart.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  const std::string text = DescribePlan(loaded->config);
+  for (const char* part : {"colocated, 1 slot", "16 groups x 8 samples = 128 sequences", "device-0",
+                           "rollout and actor", "reward-0", "controller", "a checkpoint"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  }
+}
+
+TEST(DescribePlanTest, AModelThatIsNotThereIsALineNotAFailure) {
+  JobConfig c;
+  c.model.path = "nowhere";
+  EXPECT_NE(DescribePlan(c).find("not predicted: model.path: nowhere/config.json"), std::string::npos)
+      << DescribePlan(c);
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,215 @@
+// The controller's side of episodes: what is appended to a record, and what is refused.
+
+#include "workers/controller/turns.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "core/environments/episode.h"
+#include "workers/data/model_folder.h"
+
+namespace tidepool::workers {
+namespace {
+
+using testing::HasSubstr;
+
+class TurnsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "turns-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    dir_ = name;
+    config_.model.init = ModelInit{};
+    config_.model.init->alphabet = "SFHGP#?ldru:asnt ";
+    config_.environment.name = "frozen_lake";
+    config_.environment.options = {
+        {"style", "\"terse\""}, {"view", "\"near\""}, {"frozen", "100"}, {"side", "3"}};
+    ASSERT_TRUE(WriteInitFolder(*config_.model.init, "float32", dir_).ok());
+  }
+  void TearDown() override {
+    std::error_code error;
+    std::filesystem::remove_all(dir_, error);
+  }
+  void Open() {
+    auto rows = RowSource::Create(config_, dir_);
+    ASSERT_TRUE(rows.ok()) << rows.status().ToString();
+    rows_ = std::move(*rows);
+    auto metrics = RunMetrics::Open(config_, dir_);
+    ASSERT_TRUE(metrics.ok());
+    metrics_ = std::move(*metrics);
+    turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
+  }
+  std::string Text(const std::vector<int32_t>& ids) {
+    return rows_->tokenizer().Decode(ids, /*skip_special=*/false);
+  }
+  // What the policy says: letters, perhaps closed by the end token.
+  void Say(const std::string& letters, bool end) {
+    auto ids = *rows_->tokenizer().Encode(letters, {.add_special = false});
+    if (end) ids.push_back(rows_->end_token());
+    TokenRecord said{
+        ids, std::vector<float>(ids.size(), -1.0F), {}, {{{0, 3}, static_cast<int64_t>(ids.size())}}};
+    StoredSample& s = samples_.Get(tid_, 0);
+    s.tokens.Append(said);
+    s.loss_mask.resize(s.tokens.ids.size(), 1);
+  }
+  // A worker that knows nothing plays the command.
+  up::EnvStepped Play(const down::EnvStep& c) {
+    environments::EpisodeHost host(*environments::EpisodeSource::Create(config_));
+    const auto played = host.Play(c.tid, c.att, c.actions);
+    EXPECT_TRUE(played.ok());
+    return {.tid = c.tid,
+            .att = c.att,
+            .turn = c.turn,
+            .observation = played->observation,
+            .reward = played->reward,
+            .done = played->done,
+            .history = played->history,
+            .state = played->state};
+  }
+  scheduler::event::EnvStepped Turn(int64_t turn) {
+    return turns_->Take(worker_, Play(turns_->Step({worker_, tid_, 0, turn, {}}, samples_.Change(tid_))));
+  }
+
+  std::string dir_;
+  JobConfig config_;
+  std::unique_ptr<RowSource> rows_;
+  std::unique_ptr<RunMetrics> metrics_;
+  SampleStore samples_;
+  std::unique_ptr<Turns> turns_;
+  SampleId tid_{4, 0, 2}, row_{4, 0, SampleId::kRowSample};
+  WorkerRef worker_{{1}, {1}};
+};
+
+TEST_F(TurnsTest, ARecordGrowsByWhatIsSaidAndHeard) {
+  Open();
+  const auto reset = turns_->Take(worker_, Play(turns_->Step({worker_, row_, 0, 0, {}}, nullptr)));
+  EXPECT_EQ(reset.outcome, GradeOutcome::kOk);
+  turns_->Append({row_, 0, 0});
+  ASSERT_NE(samples_.FindRow(tid_), nullptr);
+  EXPECT_EQ(samples_.FindRow(tid_)->question.prompt, "#FF#?");
+  EXPECT_EQ(reset.observation_tokens, static_cast<int64_t>(samples_.FindRow(tid_)->prompt.size()));
+
+  Say("d", true);
+  auto step = Turn(1);
+  EXPECT_EQ(step.outcome, GradeOutcome::kOk);
+  EXPECT_EQ(step.observation_tokens, 5);
+  EXPECT_EQ(samples_.Find(tid_)->tokens.size(), 2) << "nothing is appended before it is accepted";
+  turns_->Append({tid_, 0, 1});
+  Say("dd", false);  // cut: the turn is closed for it
+  step = Turn(2);
+  EXPECT_EQ(step.observation_tokens, 6);
+  turns_->Append({tid_, 0, 2});
+  const StoredSample& s = *samples_.Find(tid_);
+  EXPECT_EQ(Text(s.tokens.ids), "d<eos>#FFS?dd<eos>##FF?") << "two steps down; left, down, right, up";
+  EXPECT_EQ(s.loss_mask, (std::vector<uint8_t>{1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(CountTurns(s.loss_mask), 2);
+  EXPECT_TRUE(s.tokens.Check(rows_->tokenizer().vocab_size()).ok()) << "still one record";
+  EXPECT_TRUE(turns_->CheckPrefix(s).ok());
+}
+
+TEST_F(TurnsTest, EveryTurnIsMarkedWithTheStateItActsIn) {
+  Open();
+  turns_->Append({row_, 0, 0});  // out of turn: nothing comes of it
+  (void)turns_->Take(worker_, Play(turns_->Step({worker_, row_, 0, 0, {}}, nullptr)));
+  turns_->Append({row_, 0, 0});
+  EXPECT_EQ(samples_.FindRow(tid_)->state, rows_->Row(4)->state)
+      << "the same for one that is read again after a crash";
+  for (const auto& [letter, turn] :
+       {std::pair{"u", 1}, {"s", 2}, {"d", 3}}) {  // against the edge, no move, a step down
+    Say(letter, true);
+    (void)Turn(turn);
+    turns_->Append({tid_, 0, turn});
+  }
+  const std::vector<TurnMark>& marks = samples_.Find(tid_)->tokens.turns;
+  ASSERT_EQ(marks.size(), 4U);
+  EXPECT_EQ(marks[0], (TurnMark{0, samples_.FindRow(tid_)->state, 0}));
+  EXPECT_EQ(marks[1], (TurnMark{7, marks[0].state, 0}));
+  EXPECT_EQ(marks[2], (TurnMark{14, marks[0].state, -0.02})) << "what was no move cost something";
+  EXPECT_EQ(marks[3].begin, 21);
+  EXPECT_NE(marks[3].state, marks[0].state);
+  EXPECT_EQ(SampleStore::FromPayload(samples_.ToPayload(tid_)).tokens.turns, marks);
+}
+
+TEST_F(TurnsTest, ActionsComeFromTheRecordAlone) {
+  Open();
+  samples_.PutRow(4, false, *rows_->Row(4));
+  Say("d", true);
+  (void)Turn(1);
+  turns_->Append({tid_, 0, 1});
+  Say("rr", false);
+  // As it comes back from disk after a crash: the mask tells turns apart.
+  SampleStore other;
+  other.Put(tid_, SampleStore::FromPayload(samples_.ToPayload(tid_)));
+  const down::EnvStep again =
+      turns_->Step({worker_, tid_, 0, scheduler::command::kWholeEpisode, {}}, other.Change(tid_));
+  EXPECT_EQ(again.actions, (std::vector<std::string>{"d", "rr"}));
+}
+
+TEST_F(TurnsTest, AReplayThatTellsAnotherStoryIsBadData) {
+  Open();
+  samples_.PutRow(4, false, *rows_->Row(4));
+  Say("d", true);
+  (void)Turn(1);
+  turns_->Append({tid_, 0, 1});
+  Say("r", true);
+  up::EnvStepped reply = Play(turns_->Step({worker_, tid_, 0, 2, {}}, samples_.Change(tid_)));
+  ++reply.history;
+  const auto taken = turns_->Take(worker_, reply);
+  EXPECT_EQ(taken.outcome, GradeOutcome::kData);
+  EXPECT_THAT(taken.why, HasSubstr("did not say what it had said before"));
+}
+
+TEST_F(TurnsTest, ARecordThatWasChangedIsNotGoneOnWith) {
+  Open();
+  samples_.PutRow(4, false, *rows_->Row(4));
+  Say("d", true);
+  (void)Turn(1);
+  turns_->Append({tid_, 0, 1});
+  StoredSample* s = samples_.Change(tid_);
+  EXPECT_TRUE(turns_->CheckPrefix(*s).ok());
+  s->tokens.ids[0] ^= 1;
+  EXPECT_EQ(turns_->CheckPrefix(*s).code(), StatusCode::kDataLoss);
+}
+
+TEST_F(TurnsTest, LateWordsOfAnotherAttemptAppendNothing) {
+  Open();
+  samples_.PutRow(4, false, *rows_->Row(4));
+  Say("d", true);
+  const up::EnvStepped late = Play(turns_->Step({worker_, tid_, 0, 1, {}}, samples_.Change(tid_)));
+  (void)samples_.Get(tid_, 1);  // generated anew
+  (void)turns_->Take(worker_, late);
+  turns_->Append({tid_, 1, 1});
+  EXPECT_EQ(samples_.Find(tid_)->tokens.size(), 0);
+}
+
+TEST_F(TurnsTest, AChatModelHearsTheEnvironmentAsItsUser) {
+  std::ofstream(dir_ + "/chat_template.jinja")
+      << "{% for m in messages %}{{ 'u: ' if m.role == 'user' else 'a: ' }}{{ m.content }}{% if m.role == "
+         "'assistant' %}<eos>{% endif %} {% endfor %}"
+         "{% if add_generation_prompt %}a: {% endif %}";
+  Open();
+  samples_.PutRow(4, false, *rows_->Row(4));
+  EXPECT_EQ(Text(samples_.FindRow(tid_)->prompt), "u: #FF#? a: ");
+  Say("d", true);
+  ASSERT_EQ(Turn(1).outcome, GradeOutcome::kOk);
+  turns_->Append({tid_, 0, 1});
+  Say("d", false);
+  ASSERT_EQ(Turn(2).outcome, GradeOutcome::kOk);
+  turns_->Append({tid_, 0, 2});
+  EXPECT_EQ(Text(samples_.Find(tid_)->tokens.ids), "d<eos> u: #FFS? a: d<eos> u: ##FF? a: ");
+  EXPECT_EQ(CountTurns(samples_.Find(tid_)->loss_mask), 2);
+}
+
+TEST_F(TurnsTest, ATemplateThatCannotBeCutBetweenTurnsIsRefused) {
+  std::ofstream(dir_ + "/chat_template.jinja") << "{% for m in messages %}{{ m.content }} {% endfor %}";
+  const auto rows = RowSource::Create(config_, dir_);
+  EXPECT_FALSE(rows.ok());
+  EXPECT_THAT(rows.status().message(), HasSubstr("end token"));
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,227 @@
+#include "workers/net/link.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "proto/control.pb.h"
+#include "workers/net/hub.h"
+#include "workers/net/mailbox.h"
+#include "workers/net/wire.h"
+
+namespace tidepool::workers {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Ends {
+  JobTokens tokens = *JobTokens::Random();
+  Mailbox<HubEvent> at_hub;
+  Mailbox<LinkEvent> at_worker;
+  std::vector<BatchRow> rows;
+  std::unique_ptr<Hub> hub;
+  std::atomic<int> frames{0};  // of commands
+  std::unique_ptr<Link> link;
+
+  Ends() {
+    HubOptions options;
+    options.run_id = "run";
+    options.max_frame_bytes = 4096;
+    hub = std::move(*Hub::Start(
+        options, tokens, [this](HubEvent e) { at_hub.Put(std::move(e)); },
+        [this](int64_t lease, StepNumber,
+               Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+          if (lease != 7) return NotFound("lease is not open");
+          return std::make_shared<const std::vector<BatchRow>>(rows);
+        }));
+    LinkOptions dial;
+    dial.address = hub->address();
+    dial.token = tokens.Token(CallerRole::kDevice);
+    dial.hello.run_id = "run";
+    dial.hello.place = 3;
+    auto made = Link::Connect(dial, [this](std::vector<LinkEvent> e) {
+      ++frames;
+      at_worker.PutAll(std::move(e));
+    });
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    link = std::move(*made);
+  }
+  template <typename T, typename Box>
+  static std::optional<T> Next(Box& box) {
+    for (int i = 0; i < 100; ++i) {
+      for (auto& e : box.TakeOne(100ms)) {
+        if (auto* t = std::get_if<T>(&e)) return std::move(*t);
+        if constexpr (std::is_same_v<Box, Mailbox<LinkEvent>>) {
+          if (auto* closed = std::get_if<LinkClosed>(&e)) ADD_FAILURE() << "the link closed: " << closed->why;
+        } else {
+          if (auto* closed = std::get_if<HubClosed>(&e))
+            ADD_FAILURE() << "the connection closed: " << closed->why;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+};
+
+TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
+  Ends ends;
+  const auto opened = Ends::Next<HubOpened>(ends.at_hub);
+  ASSERT_TRUE(opened.has_value());
+  EXPECT_EQ(opened->hello.place, 3);
+  down::StartChunk chunk;
+  chunk.slot = {1};
+  chunk.epoch = {4};
+  chunk.tid = {12, 1, 5};
+  chunk.prompt = {1, 2, 3};
+  chunk.generated = {9};
+  chunk.version = {2, 17};
+  chunk.greedy = true;
+  ends.hub->Send(opened->connection,
+                 ToWorker{{5}, 0, down::Welcome{3, {3}, 1, 1.5, "name: x", "/run", "run", "/model"}});
+  ends.hub->Send(opened->connection, ToWorker{{5}, 0, chunk});
+  const auto welcome = Ends::Next<ToWorker>(ends.at_worker);
+  ASSERT_TRUE(welcome && std::holds_alternative<down::Welcome>(welcome->body));
+  EXPECT_EQ(welcome->inc, Incarnation{5});
+  const auto start = Ends::Next<ToWorker>(ends.at_worker);
+  ASSERT_TRUE(start && std::holds_alternative<down::StartChunk>(start->body));
+  const auto& got = std::get<down::StartChunk>(start->body);
+  EXPECT_EQ(got.tid, chunk.tid);
+  EXPECT_EQ(got.prompt, chunk.prompt);
+  EXPECT_EQ(got.version, chunk.version);
+  EXPECT_EQ(got.epoch, chunk.epoch);
+  EXPECT_TRUE(got.greedy);
+
+  for (int i = 0; i < 200; ++i) {
+    up::StepTokens step;
+    up::ChunkDelta delta;
+    delta.tid = {i, 0, 1};
+    delta.tokens.ids = {i, i + 1};
+    delta.tokens.logprobs = {-0.5F, -0.25F};
+    delta.tokens.versions = {{{0, 3}, 2}};
+    delta.ended = i % 2 == 0;
+    delta.end = scheduler::event::ChunkEnd::kLength;
+    step.chunks.push_back(delta);
+    ends.link->Send(std::move(step));
+  }
+  for (int i = 0; i < 200; ++i) {
+    const auto message = Ends::Next<HubMessage>(ends.at_hub);
+    ASSERT_TRUE(message.has_value());
+    EXPECT_EQ(message->message.inc, Incarnation{5});
+    const auto& step = std::get<up::StepTokens>(message->message.body);
+    ASSERT_EQ(step.chunks.size(), 1u);
+    EXPECT_EQ(step.chunks[0].tid.ordinal, i);
+    EXPECT_EQ(step.chunks[0].tokens.ids, (std::vector<int32_t>{i, i + 1}));
+    EXPECT_EQ(step.chunks[0].ended, i % 2 == 0);
+  }
+}
+
+// A worker that is given many chunks at once has them in one engine step; and one frame costs less than many.
+TEST(LinkTest, WhatIsHeldTogetherArrivesTogetherAndInOrder) {
+  Ends ends;
+  const auto opened = Ends::Next<HubOpened>(ends.at_hub);
+  ASSERT_TRUE(opened.has_value());
+  constexpr int kChunks = 300;
+  {
+    const auto hold = ends.hub->Hold();
+    const auto inner = ends.hub->Hold();
+    for (int i = 0; i < kChunks; ++i) {
+      down::StartChunk chunk;
+      chunk.tid = {i, 0, 0};
+      chunk.prompt.assign(1000, i);  // about 600 kB in all: three frames
+      ends.hub->Send(opened->connection, ToWorker{{5}, 0, std::move(chunk)});
+    }
+    EXPECT_TRUE(ends.at_worker.TakeAll(50ms).empty());
+  }
+  for (int i = 0; i < kChunks; ++i) {
+    const auto got = Ends::Next<ToWorker>(ends.at_worker);
+    ASSERT_TRUE(got.has_value());
+    EXPECT_EQ(std::get<down::StartChunk>(got->body).tid.ordinal, i);
+    EXPECT_EQ(std::get<down::StartChunk>(got->body).prompt.size(), 1000u);
+  }
+  EXPECT_LE(ends.frames, 4);
+  EXPECT_GE(ends.frames, 2);
+}
+
+TEST(LinkTest, AFrameWithinAFrameIsRefused) {
+  std::deque<ToWorker> batch;
+  for (int i = 0; i < 3; ++i) batch.push_back({{5}, 0, down::CancelChunk{{i, 0, 0}, 0}});
+  v1::ToWorker wire;
+  EXPECT_EQ(ToWireTogether(batch, 1, &wire), 3u);
+  const auto both = FromWireTogether(wire);
+  ASSERT_TRUE(both.ok());
+  ASSERT_EQ(both->size(), 2u);
+  EXPECT_EQ(std::get<down::CancelChunk>((*both)[1].body).tid.ordinal, 2);
+  ToWire(batch[0], wire.mutable_behind(0)->add_behind());
+  EXPECT_EQ(FromWireTogether(wire).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(LinkTest, RowsOfALeaseComeWholeInSmallFrames) {
+  Ends ends;
+  ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
+  for (int i = 0; i < 300; ++i) {
+    BatchRow row;
+    row.tid = {i, 0, 2};
+    row.gid = {i / 8};
+    row.prompt.assign(20, i);
+    row.response.ids.assign(30, i + 1);
+    row.response.logprobs.assign(30, -1.0F);
+    row.response.versions = {{{0, 1}, 30}};
+    row.loss_mask.assign(30, 1);
+    row.reward = i * 0.5;
+    ends.rows.push_back(row);
+  }
+  const auto rows = ends.link->FetchRows(7, {3});
+  ASSERT_TRUE(rows.ok()) << rows.status().ToString();
+  ASSERT_EQ(rows->size(), 300u);
+  EXPECT_EQ((*rows)[299].tid, (SampleId{299, 0, 2}));
+  EXPECT_EQ((*rows)[299].response.ids, ends.rows[299].response.ids);
+  EXPECT_EQ((*rows)[299].reward, 149.5);
+  EXPECT_EQ(ends.link->FetchRows(8, {3}).status().code(), StatusCode::kNotFound);
+}
+
+TEST(LinkTest, TheWorkerLearnsThatItsControllerIsGone) {
+  Ends ends;
+  ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
+  ends.hub->Stop();
+  EXPECT_TRUE(Ends::Next<LinkClosed>(ends.at_worker).has_value());
+}
+
+TEST(LinkTest, TheControllerLearnsThatItsWorkerIsGone) {
+  Ends ends;
+  ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
+  ends.link.reset();
+  EXPECT_TRUE(Ends::Next<HubClosed>(ends.at_hub).has_value());
+}
+
+TEST(LinkTest, NobodyAtTheAddressIsAClearError) {
+  LinkOptions dial;
+  dial.address = "127.0.0.1:1";
+  dial.connect_timeout_s = 0.2;
+  const auto link = Link::Connect(dial, [](std::vector<LinkEvent>) {});
+  ASSERT_FALSE(link.ok());
+  EXPECT_EQ(link.status().code(), StatusCode::kUnavailable);
+}
+
+TEST(TokenRecordTest, RefusesWhatCannotHaveBeenSampled) {
+  TokenRecord good;
+  good.ids = {1, 2};
+  good.logprobs = {-1.0F, -2.0F};
+  good.versions = {{{0, 1}, 2}};
+  EXPECT_TRUE(good.Check(10).ok());
+  TokenRecord positive = good;
+  positive.logprobs[1] = 0.5F;
+  EXPECT_FALSE(positive.Check(10).ok());
+  TokenRecord nan = good;
+  nan.logprobs[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_FALSE(nan.Check(10).ok());
+  TokenRecord short_versions = good;
+  short_versions.versions[0].second = 1;
+  EXPECT_FALSE(short_versions.Check(10).ok());
+  EXPECT_FALSE(good.Check(2).ok()) << "id 2 is outside a vocabulary of 2";
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,188 @@
+// Every method of every service x every wrong way to call it: refused, and nothing happens. The list of
+// methods is read from the services' own descriptors, so a new method without a row here fails.
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "proto/control.grpc.pb.h"
+#include "workers/data/weights_service.h"
+#include "workers/net/hub.h"
+#include "workers/net/rpc_status.h"
+
+namespace tidepool::workers {
+namespace {
+
+class RpcSecurityTest : public testing::Test {
+ protected:
+  RpcSecurityTest() : tokens_(*JobTokens::Random()), other_(*JobTokens::Random()) {
+    HubOptions options;
+    options.run_id = "run-a";
+    auto hub = Hub::Start(
+        options, tokens_,
+        [this](HubEvent e) {
+          if (!std::holds_alternative<HubClosed>(e)) events_.fetch_add(1);
+        },
+        [this](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+          rows_asked_.fetch_add(1);
+          return std::make_shared<const std::vector<BatchRow>>();
+        });
+    EXPECT_TRUE(hub.ok()) << hub.status().ToString();
+    hub_ = std::move(*hub);
+    auto weights = WeightsServer::Start("127.0.0.1", tokens_.Token(CallerRole::kDevice), 1 << 20,
+                                        [this](const WantedBytes&) -> StatusOr<PublishedBytes> {
+                                          weights_asked_.fetch_add(1);
+                                          return NotFound("none");
+                                        });
+    EXPECT_TRUE(weights.ok());
+    weights_ = std::move(*weights);
+  }
+
+  // Calls the method with this token (empty: none) and returns the code.
+  grpc::StatusCode Call(const std::string& method, const std::string& token) {
+    const bool control = method.find("Control") != std::string::npos;
+    auto channel = grpc::CreateChannel(control ? hub_->address() : weights_->address(),
+                                       grpc::InsecureChannelCredentials());
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    if (!token.empty()) AddToken(&context, token);
+    if (method == "tidepool.v1.Control.Attach") {
+      auto stream = v1::Control::NewStub(channel)->Attach(&context);
+      v1::FromWorker hello;
+      hello.mutable_hello()->set_schema(kWireSchema);
+      hello.mutable_hello()->set_run_id("run-a");
+      hello.mutable_hello()->set_kind("device");
+      stream->Write(hello);
+      stream->WritesDone();
+      v1::ToWorker answer;
+      while (stream->Read(&answer)) {
+      }
+      return stream->Finish().error_code();
+    }
+    if (method == "tidepool.v1.Control.FetchRows") {
+      auto reader = v1::Control::NewStub(channel)->FetchRows(&context, {});
+      v1::RowsFrame frame;
+      while (reader->Read(&frame)) {
+      }
+      return reader->Finish().error_code();
+    }
+    if (method == "tidepool.v1.Weights.Fetch") {
+      auto reader = v1::Weights::NewStub(channel)->Fetch(&context, {});
+      v1::WeightsFrame frame;
+      while (reader->Read(&frame)) {
+      }
+      return reader->Finish().error_code();
+    }
+    ADD_FAILURE() << "no call is written for " << method;
+    return grpc::StatusCode::OK;
+  }
+
+  static std::vector<std::string> AllMethods() {
+    std::vector<std::string> names;
+    for (const char* service : {"tidepool.v1.Control", "tidepool.v1.Weights"}) {
+      const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service);
+      for (int i = 0; i < descriptor->method_count(); ++i)
+        names.push_back(descriptor->method(i)->full_name());
+    }
+    return names;
+  }
+
+  JobTokens tokens_;
+  JobTokens other_;
+  std::atomic<int> events_{0}, rows_asked_{0}, weights_asked_{0};
+  std::unique_ptr<Hub> hub_;
+  std::unique_ptr<WeightsServer> weights_;
+};
+
+TEST_F(RpcSecurityTest, EveryMethodRefusesEveryCallerWithoutTheRight) {
+  for (const std::string& method : AllMethods()) {
+    SCOPED_TRACE(method);
+    EXPECT_EQ(Call(method, ""), grpc::StatusCode::UNAUTHENTICATED) << "no token";
+    EXPECT_EQ(Call(method, std::string(64, 'a')), grpc::StatusCode::UNAUTHENTICATED) << "wrong token";
+    EXPECT_EQ(Call(method, "short"), grpc::StatusCode::UNAUTHENTICATED) << "short token";
+    EXPECT_EQ(Call(method, other_.Token(CallerRole::kDevice)), grpc::StatusCode::UNAUTHENTICATED)
+        << "token of another job";
+    for (const CallerRole role : {CallerRole::kReward, CallerRole::kOperator}) {
+      const grpc::StatusCode code = Call(method, tokens_.Token(role));
+      EXPECT_TRUE(code == grpc::StatusCode::PERMISSION_DENIED || code == grpc::StatusCode::UNAUTHENTICATED)
+          << "wrong role " << Name(role);
+    }
+  }
+  EXPECT_EQ(events_.load(), 0) << "a refused call reached the controller";
+  EXPECT_EQ(rows_asked_.load(), 0);
+  EXPECT_EQ(weights_asked_.load(), 0);
+  EXPECT_GT(hub_->refused_calls(), 0);
+}
+
+TEST_F(RpcSecurityTest, ARewardWorkerMayNotSpeakForADevice) {
+  auto channel = grpc::CreateChannel(hub_->address(), grpc::InsecureChannelCredentials());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  AddToken(&context, tokens_.Token(CallerRole::kReward));
+  auto stream = v1::Control::NewStub(channel)->Attach(&context);
+  v1::FromWorker message;
+  message.mutable_hello()->set_schema(kWireSchema);
+  message.mutable_hello()->set_run_id("run-a");
+  message.mutable_hello()->set_kind("reward");
+  ASSERT_TRUE(stream->Write(message));
+  v1::FromWorker forged;
+  forged.mutable_train_done()->set_step(1);
+  stream->Write(forged);
+  v1::ToWorker answer;
+  while (stream->Read(&answer)) {
+  }
+  (void)stream->Finish();
+  EXPECT_EQ(events_.load(), 1) << "the Hello alone may reach the controller";
+}
+
+TEST_F(RpcSecurityTest, AWorkerOfAnotherRunOrSchemaIsToldSo) {
+  for (const bool wrong_run : {true, false}) {
+    auto channel = grpc::CreateChannel(hub_->address(), grpc::InsecureChannelCredentials());
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    AddToken(&context, tokens_.Token(CallerRole::kDevice));
+    auto stream = v1::Control::NewStub(channel)->Attach(&context);
+    v1::FromWorker message;
+    message.mutable_hello()->set_schema(wrong_run ? kWireSchema : kWireSchema + 1);
+    message.mutable_hello()->set_run_id(wrong_run ? "run-b" : "run-a");
+    message.mutable_hello()->set_kind("device");
+    stream->Write(message);
+    v1::ToWorker answer;
+    while (stream->Read(&answer)) {
+    }
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_NE(status.error_message().find(wrong_run ? "run-a" : "schema"), std::string::npos)
+        << status.error_message();
+  }
+  EXPECT_EQ(events_.load(), 0);
+}
+
+TEST(HubTest, ABindThatOthersCanReachIsRefused) {
+  for (const char* bind : {"0.0.0.0", "192.0.2.1", "[::]", "10.0.0.1"}) {
+    HubOptions options;
+    options.bind = bind;
+    const auto hub = Hub::Start(options, *JobTokens::Random(), [](HubEvent) {}, {});
+    ASSERT_FALSE(hub.ok());
+    EXPECT_EQ(hub.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(hub.status().message().find("mutual TLS"), std::string::npos);
+  }
+}
+
+TEST(HubTest, APortThatIsTakenIsAClearError) {
+  HubOptions options;
+  auto first = Hub::Start(options, *JobTokens::Random(), [](HubEvent) {}, {});
+  ASSERT_TRUE(first.ok());
+  const std::string address = (*first)->address();
+  options.port = std::stoll(address.substr(address.rfind(':') + 1));
+  const auto second = Hub::Start(options, *JobTokens::Random(), [](HubEvent) {}, {});
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.status().message().find("cluster.port"), std::string::npos) << second.status().message();
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,247 @@
+#include "workers/cli/inference.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "core/config/load.h"
+#include "core/config/render.h"
+#include "workers/controller/launcher.h"
+#include "workers/net/auth.h"
+#include "workers/net/hub.h"
+#include "workers/net/mailbox.h"
+
+namespace tidepool::workers {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr Incarnation kInc{0};
+constexpr SlotId kSlot{0};
+constexpr LeaseEpoch kEpoch{1};
+constexpr Version kVersion{0, 0};
+constexpr auto kSilence = std::chrono::seconds(120);
+
+}  // namespace
+
+struct InferenceSession::Impl {
+  InferenceOptions options;
+  std::string dir;  // temporary: token files and the worker's log
+  std::string config_yaml;
+  std::string run_id;
+  Mailbox<HubEvent> inbox;
+  Launcher launcher{false};
+  std::unique_ptr<Hub> hub;
+  ConnectionId connection = 0;
+  std::deque<FromWorkerBody> pending;
+  bool serving = false;
+  Clock::time_point started;
+
+  ~Impl() {
+    if (hub != nullptr && connection != 0) hub->Send(connection, ToWorker{kInc, 0, down::Shutdown{"done"}});
+    launcher.EndAll(Duration{0}, std::chrono::seconds(1));
+    if (hub != nullptr) hub->Stop();
+    std::error_code error;
+    if (!dir.empty()) std::filesystem::remove_all(dir, error);
+  }
+
+  std::string Log() const {
+    std::ifstream in(dir + "/worker.log");
+    std::stringstream text;
+    text << in.rdbuf();
+    std::string all = text.str();
+    return all.size() > 2000 ? all.substr(all.size() - 2000) : all;
+  }
+
+  // The worker takes the description of a job; of this one it uses model, rollout and cluster alone.
+  Status MakeConfig() {
+    std::ostringstream yaml;
+    const RolloutConfig& r = options.rollout;
+    yaml << "name: inference\njob: rl\nseed: " << options.seed
+         << "\ndeterministic: " << (options.deterministic ? "true" : "false") << "\nmodel: {path: \""
+         << options.model_dir << "\", dtype: " << options.dtype << "}\ndata: {task: products, held_out: 0}\n"
+         << "reward: {functions: [{name: exact_answer}]}\ncluster: {threads_per_slot: " << options.threads
+         << "}\n"
+         << "rollout: {group_size: 2, max_new_tokens: " << r.max_new_tokens
+         << ", temperature: " << (r.temperature > 0 ? r.temperature : 1.0) << ", top_k: " << r.top_k
+         << ", top_p: " << r.top_p << ", min_p: " << r.min_p << ", max_concurrent: " << r.max_concurrent
+         << "}\n"
+         << "train: {micro_batch_tokens: 1000000}\nobserve: {trace: false}\n";
+    TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfigText(yaml.str(), "generate"));
+    loaded.config.rollout.stop = r.stop;
+    loaded.config.rollout.stop_token_ids = r.stop_token_ids;
+    config_yaml = config::ResolvedYaml(loaded);
+    return OkStatus();
+  }
+
+  template <typename Body>
+  void Send(Body body) {
+    hub->Send(connection, ToWorker{kInc, 0, std::move(body)});
+  }
+
+  // Next message of the worker; waits with a deadline.
+  StatusOr<FromWorkerBody> Receive(Clock::duration patience) {
+    const auto until = Clock::now() + patience;
+    auto renew = Clock::now();
+    while (pending.empty()) {
+      if (Clock::now() >= renew && connection != 0) {
+        hub->Send(connection, ToWorker{kInc, 0, down::LeaseRenewal{}});
+        renew = Clock::now() + std::chrono::milliseconds(300);
+      }
+      for (HubEvent& event : inbox.TakeAll(std::chrono::milliseconds(50))) {
+        if (auto* opened = std::get_if<HubOpened>(&event)) {
+          connection = opened->connection;
+          pending.emplace_back(std::move(opened->hello));
+        } else if (auto* message = std::get_if<HubMessage>(&event)) {
+          if (!std::holds_alternative<up::Heartbeat>(message->message.body))
+            pending.push_back(std::move(message->message.body));
+        } else {
+          return Unavailable("the worker process ended: " + Log());
+        }
+      }
+      if (!launcher.Reap().empty()) return Unavailable("the worker process ended: " + Log());
+      if (Clock::now() > until) return DeadlineExceeded("the worker did not answer in time: " + Log());
+    }
+    FromWorkerBody body = std::move(pending.front());
+    pending.pop_front();
+    return body;
+  }
+
+  template <typename Body>
+  StatusOr<Body> Expect(Clock::duration patience) {
+    while (true) {
+      TP_ASSIGN_OR_RETURN(FromWorkerBody body, Receive(patience));
+      if (auto* wanted = std::get_if<Body>(&body)) return std::move(*wanted);
+    }
+  }
+
+  Status Start() {
+    // In memory where there is such a place: the files of a session need not survive it, and syncing them
+    // takes time.
+    std::error_code ignored;
+    const bool memory = std::filesystem::is_directory("/dev/shm", ignored) && access("/dev/shm", W_OK) == 0;
+    std::string pattern =
+        ((memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
+         "tidepool-XXXXXX")
+            .string();
+    if (mkdtemp(pattern.data()) == nullptr) return Unavailable(pattern + ": no temporary folder can be made");
+    dir = pattern;
+    TP_RETURN_IF_ERROR(MakeConfig());
+    TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(dir + "/security"));
+    HubOptions hub_options;
+    hub_options.run_id = std::filesystem::path(dir).filename().string();
+    TP_ASSIGN_OR_RETURN(hub, Hub::Start(
+                                 hub_options, tokens, [this](HubEvent e) { inbox.Put(std::move(e)); },
+                                 [](int64_t, StepNumber,
+                                    Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+                                   return NotFound("no batches here");
+                                 }));
+    TP_RETURN_IF_ERROR(launcher.Start(
+        0,
+        {options.worker_path, "run", "--connect=" + hub->address(),
+         "--token-file=" + dir + "/security/device.token", "--run-id=" + hub_options.run_id, "--place=0"},
+        dir + "/worker.log"));
+    started = Clock::now();
+    run_id = hub_options.run_id;
+    return OkStatus();
+  }
+
+  // The worker serves, in the time that a start may take.
+  Status Await() {
+    if (serving) return OkStatus();
+    const auto patience = started +
+                          std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_s * 1000)) -
+                          Clock::now();
+    TP_RETURN_IF_ERROR(Expect<up::Hello>(patience).status());
+    down::Welcome welcome;
+    welcome.slot = kSlot;
+    welcome.lease_s = 30;
+    welcome.config_yaml = config_yaml;
+    welcome.run_dir = dir;
+    welcome.run_id = run_id;
+    welcome.model_dir = options.model_dir;
+    Send(std::move(welcome));
+    Send(down::InitState{});
+    TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience));
+    if (!ready.error.empty()) return InvalidArgument(ready.error);
+    Send(down::Grant{kSlot, kEpoch, Role::kRollout});
+    TP_RETURN_IF_ERROR(Expect<up::Granted>(patience).status());
+    Send(down::Load{kVersion, ready.weights_digest, "", true});
+    TP_ASSIGN_OR_RETURN(const up::Loaded loaded, Expect<up::Loaded>(patience));
+    if (!loaded.error.empty()) return InvalidArgument(loaded.error);
+    Send(down::Admit{kVersion});
+    serving = true;
+    return OkStatus();
+  }
+};
+
+InferenceSession::InferenceSession() : impl_(std::make_unique<Impl>()) {}
+InferenceSession::~InferenceSession() = default;
+
+StatusOr<std::unique_ptr<InferenceSession>> InferenceSession::Start(const InferenceOptions& options) {
+  std::unique_ptr<InferenceSession> session(new InferenceSession());
+  session->impl_->options = options;
+  TP_RETURN_IF_ERROR(session->impl_->Start());
+  return session;
+}
+
+StatusOr<std::vector<Completion>> InferenceSession::Complete(
+    const std::vector<Request>& requests,
+    const std::function<void(size_t, const std::vector<int32_t>&)>& on_tokens,
+    const std::function<bool()>& stop, const std::function<void(size_t, const Completion&)>& on_done) {
+  TP_RETURN_IF_ERROR(impl_->Await());
+  std::vector<Completion> out(requests.size());
+  std::map<SampleId, size_t> place;
+  size_t next = 0;
+  size_t done = 0;
+  // A window, so that a large file does not stand in the worker's memory at once.
+  const size_t window = static_cast<size_t>(std::max<int64_t>(impl_->options.rollout.max_concurrent, 1)) * 2;
+  while (done < requests.size()) {
+    while (next < requests.size() && next - done < window) {
+      const Request& r = requests[next];
+      const SampleId tid{r.ordinal, 0, r.greedy ? SampleId::kEvalSample : r.sample};
+      if (!place.emplace(tid, next).second)
+        return InvalidArgument("two requests have the ordinal " + std::to_string(r.ordinal));
+      down::StartChunk c;
+      c.slot = kSlot;
+      c.epoch = kEpoch;
+      c.tid = tid;
+      c.gid = GroupId{r.ordinal};
+      c.version = kVersion;
+      c.prompt = r.prompt;
+      c.chunk_tokens = impl_->options.rollout.max_new_tokens;
+      c.max_new_tokens = impl_->options.rollout.max_new_tokens;
+      c.greedy = r.greedy;
+      impl_->Send(std::move(c));
+      ++next;
+    }
+    if (stop && stop()) return Aborted("stopped");
+    TP_ASSIGN_OR_RETURN(const up::StepTokens step, impl_->Expect<up::StepTokens>(kSilence));
+    for (const up::ChunkDelta& c : step.chunks) {
+      const auto it = place.find(c.tid);
+      if (it == place.end()) continue;
+      Completion& completion = out[it->second];
+      completion.tokens.Append(c.tokens);
+      if (on_tokens && c.tokens.size() > 0) on_tokens(it->second, c.tokens.ids);
+      if (!c.ended) continue;
+      using scheduler::event::ChunkEnd;
+      completion.ended = c.end == ChunkEnd::kEos || c.end == ChunkEnd::kStop;
+      if (!completion.ended && c.end != ChunkEnd::kLength && c.end != ChunkEnd::kChunkLimit)
+        completion.error = c.why.empty() ? "the worker gave it up" : c.why;
+      if (on_done) on_done(it->second, completion);
+      impl_->Send(down::ForgetGroup{GroupId{c.tid.ordinal}});
+      place.erase(it);
+      ++done;
+    }
+  }
+  return out;
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,62 @@
+#pragma once
+// Using a model outside a run: one device worker process on loopback, driven directly. The same worker
+// and engine as in training, no journal. One thread owns a session.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+struct InferenceOptions {
+  std::string model_dir;
+  std::string dtype;  // empty: as stored (float32 or bfloat16)
+  int64_t threads = 2;
+  bool deterministic = false;
+  uint64_t seed = 1;
+  RolloutConfig rollout;    // temperature 0: greedy
+  std::string worker_path;  // tidepool-worker
+  double start_timeout_s = 300;
+};
+
+struct Completion {
+  TokenRecord tokens;
+  bool ended = false;  // by itself, not cut at the limit
+  std::string error;   // not empty: this prompt could not be completed
+};
+
+class InferenceSession {
+ public:
+  // Starts the worker and returns: the model is loaded while the caller prepares its prompts. Complete()
+  // waits for it; what went wrong is its error then.
+  static StatusOr<std::unique_ptr<InferenceSession>> Start(const InferenceOptions& options);
+  ~InferenceSession();
+
+  struct Request {
+    int64_t ordinal = 0;  // names the noise: the same (seed, ordinal, sample) gives the same tokens
+    int32_t sample = 0;
+    std::vector<int32_t> prompt;
+    bool greedy = false;
+  };
+  // Completes all requests, results in their order. `on_tokens` (may be empty) gets tokens as they come,
+  // `on_done` each completion when it is whole, in the order in which they end. kInvalidArgument: the model
+  // cannot be loaded; kUnavailable: the worker died; kDeadlineExceeded: no token for 120 s.
+  StatusOr<std::vector<Completion>> Complete(
+      const std::vector<Request>& requests,
+      const std::function<void(size_t request, const std::vector<int32_t>& ids)>& on_tokens = {},
+      const std::function<bool()>& stop = {},
+      const std::function<void(size_t request, const Completion& completion)>& on_done = {});
+
+ private:
+  InferenceSession();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidepool::workers

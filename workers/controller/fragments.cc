@@ -1,0 +1,100 @@
+#include "workers/controller/fragments.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/policy/fragment.h"
+
+namespace tidepool::workers {
+namespace {
+
+// Instances of evaluations: beyond all lanes.
+constexpr int64_t kEvalInstances = int64_t{1} << 40;
+// Episodes of a lane that begins anew are counted from its ordinal on, beyond all that it has played.
+constexpr int64_t kEpisodesOfOrdinal = int64_t{1} << 32;
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config,
+                                                       storage::PayloadReader& payloads) {
+  std::unique_ptr<Fragments> f(new Fragments(config, payloads));
+  f->environment_ = policy::EnvironmentOfJob(config);
+  TP_ASSIGN_OR_RETURN(f->rules_, environments::FindVectorEnvironment(f->environment_));
+  TP_ASSIGN_OR_RETURN(f->spec_, policy::SpecOfJob(config));
+  const auto batch = static_cast<double>(config.train.groups_per_step);
+  f->lanes_ = config.scheduler.max_lag_versions * config.train.groups_per_step +
+              static_cast<int64_t>(std::ceil(config.scheduler.oversample * batch));
+  return f;
+}
+
+void Fragments::Remember(const record::Enq& enq) { stored_[enq.tid.ordinal] = enq; }
+
+StatusOr<std::string> Fragments::Starts(const SampleId& tid) {
+  if (tid.is_eval()) {
+    const std::vector<uint64_t> index = {static_cast<uint64_t>(kEvalInstances + tid.ordinal)};
+    TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(environment_, index));
+    return policy::EncodeStates(set->states());
+  }
+  if (const auto before = stored_.find(tid.ordinal - lanes_); before != stored_.end()) {
+    const record::Enq& e = before->second;
+    TP_ASSIGN_OR_RETURN(const storage::Payload payload,
+                        payloads_.Read({e.payload_file, e.payload_offset, e.payload_bytes, e.digest}));
+    TP_ASSIGN_OR_RETURN(const policy::Fragment fragment, policy::DecodeFragment(payload.fragment));
+    return policy::EncodeStates(fragment.ends);
+  }
+  const int64_t lane = tid.ordinal % lanes_;
+  std::vector<uint64_t> indices;
+  for (int64_t i = 0; i < config_.environment.instances; ++i)
+    indices.push_back(static_cast<uint64_t>(lane * config_.environment.instances + i));
+  TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(
+                                          environment_, indices,
+                                          tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));
+  return policy::EncodeStates(set->states());
+}
+
+Status Fragments::Check(const TokenRecord& record) const {
+  const auto fragment = policy::DecodeFragment(record.fragment);
+  if (!fragment.ok()) return InvalidArgument(fragment.status().message());
+  int64_t counted = 0;
+  for (const auto& [version, count] : record.versions) counted += version.valid() ? count : 0;
+  if (record.fragment_steps < 1 || record.fragment_steps > fragment->cells() ||
+      counted != record.fragment_steps) {
+    return InvalidArgument("fragment: " + std::to_string(record.fragment_steps) +
+                           " steps are reported, its versions count " + std::to_string(counted) +
+                           ", and it has " + std::to_string(fragment->cells()));
+  }
+  return policy::CheckFragment(*fragment, spec_);
+}
+
+StatusOr<Fragments::Verdict> Fragments::Judge(const SampleId& tid, const TokenRecord& record) {
+  TP_ASSIGN_OR_RETURN(const policy::Fragment f, policy::DecodeFragment(record.fragment));
+  Verdict v;
+  if (!f.scores.empty()) {
+    for (const double s : f.scores) v.reward += s / static_cast<double>(f.scores.size());
+  } else {
+    for (const float r : f.rewards) v.reward += static_cast<double>(r) / static_cast<double>(f.instances);
+  }
+  if (tid.is_eval()) {
+    v.rewards.emplace_back("solved", v.reward >= rules_.solved_return ? 1.0 : 0.0);
+    returns_[tid] = v.reward;
+  }
+  v.rewards.emplace_back("return", v.reward);
+  return v;
+}
+
+ReturnSummary Fragments::TakeReturns() {
+  ReturnSummary s;
+  s.episodes = static_cast<int64_t>(returns_.size());
+  const auto n = static_cast<double>(s.episodes);
+  for (const auto& [tid, score] : returns_) s.mean += score / n;
+  double squares = 0;
+  for (const auto& [tid, score] : returns_) squares += (score - s.mean) * (score - s.mean);
+  s.deviation = s.episodes > 1 ? std::sqrt(squares / (n - 1)) : 0;
+  const double half = s.episodes > 0 ? 1.96 * s.deviation / std::sqrt(n) : 0;
+  s.low = s.mean - half;
+  s.high = s.mean + half;
+  returns_.clear();
+  return s;
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,74 @@
+#pragma once
+// The controller's side of fragments: in which states one begins, whether one that came is sound, what it is
+// worth.
+//
+// Ordinals are dealt out to lanes: lane = ordinal mod lanes, as many as groups may be open at a time. A
+// fragment begins where the fragment before it in its lane ended, which that one's payload says; so
+// environments go on from step to step, and a run that was killed finds every start state in its journal.
+// Where there is none (the first of a lane, or the one before was dropped, or is still played because steps
+// overlap), the lane's instances begin new episodes. Evaluation plays instances that no lane has. Owned by
+// the controller thread.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "core/environments/vector.h"
+#include "core/policy/spec.h"
+#include "core/storage/payload.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+// Returns of the episodes of one evaluation.
+struct ReturnSummary {
+  int64_t episodes = 0;
+  double mean = 0, deviation = 0, low = 0, high = 0;  // low, high: normal 95 % interval of the mean
+};
+
+class Fragments {
+ public:
+  // `payloads` outlives this.
+  static StatusOr<std::unique_ptr<Fragments>> Create(const JobConfig& config,
+                                                     storage::PayloadReader& payloads);
+
+  // Of every ENQ on record, of this life and earlier ones.
+  void Remember(const record::Enq& enq);
+  // The start states for a sample, encoded.
+  StatusOr<std::string> Starts(const SampleId& tid);
+  // kInvalidArgument: not a fragment of this job.
+  [[nodiscard]] Status Check(const TokenRecord& record) const;
+
+  // The verdict on a fragment: mean return of the episodes that ended in it (of one without any: what it has
+  // earned an instance); and of an evaluation, first, whether its episode counts as solved.
+  struct Verdict {
+    double reward = 0;
+    std::vector<std::pair<std::string, double>> rewards;
+  };
+  StatusOr<Verdict> Judge(const SampleId& tid, const TokenRecord& record);
+  // Of the evaluation whose episodes were judged since the last call.
+  ReturnSummary TakeReturns();
+
+  [[nodiscard]] int64_t lanes() const { return lanes_; }
+
+ private:
+  Fragments(const JobConfig& config, storage::PayloadReader& payloads)
+      : config_(config), payloads_(payloads) {}
+
+  const JobConfig config_;
+  storage::PayloadReader& payloads_;
+  environments::VectorOptions environment_;
+  environments::VectorSpec rules_;
+  policy::PolicySpec spec_;
+  int64_t lanes_ = 1;
+  std::map<int64_t, record::Enq> stored_;  // the newest of an ordinal
+  std::map<SampleId, double> returns_;     // of evaluation episodes
+};
+
+}  // namespace tidepool::workers

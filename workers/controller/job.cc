@@ -1,0 +1,231 @@
+#include "workers/controller/job.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/base/real_file_system.h"
+#include "core/config/render.h"
+#include "core/policy/spec.h"
+#include "core/storage/run_directory.h"
+#include "workers/data/model_folder.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What the controller compares on resume: the digest of what may not change is core/config's business,
+// this one only names the exact text.
+std::string DigestOf(const std::string& yaml) { return Sha256Hex(yaml).substr(0, 16); }
+
+// The run's own name for shared memory and tokens: unique on this machine, short, a plain file name.
+std::string RunId(const std::string& run_dir) {
+  std::string id;
+  for (const char c : fs::path(run_dir).filename().string()) {
+    id.push_back(
+        (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.') ? c : '_');
+  }
+  return id + "-" + Sha256Hex(fs::absolute(run_dir).string()).substr(0, 8);
+}
+
+// Ended in order, with all the steps that are wanted now: train.steps may have been raised since.
+bool Finished(const storage::RunState& state, const JobConfig& config) {
+  return state.end_code == 0 && state.last_step.value >= config.train.steps;
+}
+
+class Job {
+ public:
+  explicit Job(const JobRequest& request) : request_(request) {}
+
+  StatusOr<JobOutcome> Run() {
+    const JobConfig& config = request_.loaded.config;
+    TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
+    if (!config.model.init && config.model.policy.empty())
+      TP_RETURN_IF_ERROR(CheckModelFolder(config.model.path));
+    for (const auto& [key, folder] :
+         {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
+          {"algorithm.critic.path", config.algorithm.critic.path},
+          {"algorithm.teacher", config.algorithm.teacher},
+          {"preference.reference", config.preference.reference},
+          {"distill.teacher", config.distill.teacher}}) {
+      if (!folder.empty()) TP_RETURN_IF_ERROR(CheckModelFolder(folder, key));
+    }
+    TP_RETURN_IF_ERROR(OpenRunDirectory());
+    if (already_finished_) {
+      Say(outcome_.run_dir + ": this run is finished; give another --run-dir, or --fresh to start over");
+      outcome_.already_finished = true;
+      return outcome_;
+    }
+    std::string model_dir = config.model.path;
+    if (config.model.init) {
+      model_dir = outcome_.run_dir + "/model";
+      if (!config.model.init->warm_start.empty()) {
+        TP_ASSIGN_OR_RETURN(const bool goes_on, WarmStart());
+        if (!goes_on) return outcome_;
+        model_dir = outcome_.run_dir + "/warm_start/final";
+      } else {
+        TP_RETURN_IF_ERROR(WriteInitFolder(*config.model.init, config.model.dtype, model_dir));
+      }
+    }
+    if (!config.model.policy.empty()) {
+      model_dir = outcome_.run_dir + "/model";
+      TP_RETURN_IF_ERROR(fs_.MakeDirectories(model_dir));
+      TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::SpecOfJob(config));
+      TP_RETURN_IF_ERROR(policy::WritePolicySpec(spec, model_dir));
+    }
+    Say("run " + outcome_.run_dir);
+    TP_ASSIGN_OR_RETURN(outcome_.result, Start("", request_.loaded, outcome_.run_dir, model_dir));
+    outcome_.exit_code = outcome_.result.exit_code;
+    outcome_.why = outcome_.result.why;
+    return outcome_;
+  }
+
+ private:
+  void Say(const std::string& line) const {
+    if (request_.say) request_.say(line);
+  }
+
+  Status OpenRunDirectory() {
+    const JobConfig& config = request_.loaded.config;
+    storage::RunDirectoryOptions wanted;
+    wanted.name = request_.run_name.empty() ? config.name : request_.run_name;
+    wanted.run_dir = request_.run_dir;
+    wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
+    bool goes_on = false;
+    if (!request_.run_dir.empty() && fs::exists(request_.run_dir + "/config.yaml")) {
+      TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, request_.run_dir));
+      if (request_.fresh) {
+        const std::string aside = request_.run_dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
+        TP_RETURN_IF_ERROR(fs_.Rename(request_.run_dir, aside));
+        Say("the old run is now " + aside);
+      } else if (Finished(state, config)) {
+        already_finished_ = true;
+      } else if (!request_.resume) {
+        return AlreadyExists("--run-dir: " + request_.run_dir + " holds a run that is not finished (step " +
+                             std::to_string(std::max<int64_t>(state.last_step.value, 0)) +
+                             "); go on with --resume, or start over with --fresh");
+      }
+      goes_on = !request_.fresh;
+      outcome_.run_dir = request_.run_dir;
+    } else if (request_.run_dir.empty() && request_.resume) {
+      TP_ASSIGN_OR_RETURN(outcome_.run_dir, NewestUnfinished(wanted.root, storage::FolderName(wanted.name)));
+      goes_on = true;
+    }
+    if (already_finished_) return OkStatus();
+    if (goes_on) {
+      TP_ASSIGN_OR_RETURN(const config::LoadedConfig old,
+                          config::LoadConfig(outcome_.run_dir + "/config.yaml"));
+      TP_RETURN_IF_ERROR(config::CheckResume(old.config, config));
+    } else {
+      TP_ASSIGN_OR_RETURN(outcome_.run_dir, storage::CreateRunDirectory(fs_, wanted));
+    }
+    TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, outcome_.run_dir));
+    return Furnish(outcome_.run_dir, request_.loaded);
+  }
+
+  Status Furnish(const std::string& dir, const config::LoadedConfig& loaded) {
+    for (const char* sub : {"logs", "samples", "trace", "security"})
+      TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir + "/" + sub));
+    return fs_.WriteFile(dir + "/config.yaml", config::ResolvedYaml(loaded));
+  }
+
+  // The newest run of the name that did not end with all its steps. One that died before its first
+  // record (in its warm start, say) has no journal yet and counts as unfinished.
+  StatusOr<std::string> NewestUnfinished(const std::string& root, const std::string& name) {
+    std::vector<std::string> found;
+    if (fs_.Exists(root)) {
+      TP_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(root));
+      for (const std::string& n : names) {
+        if (n.rfind(name + "-", 0) == 0 && fs_.Exists(root + "/" + n + "/config.yaml"))
+          found.push_back(root + "/" + n);
+      }
+    }
+    std::sort(found.rbegin(), found.rend());
+    for (const std::string& dir : found) {
+      TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
+      if (!Finished(state, request_.loaded.config)) return dir;
+    }
+    return NotFound(
+        "--resume: " + root + "/ has no unfinished run of the name " + name +
+        (found.empty() ? "; start one without --resume" : " (" + found.front() + " is finished)"));
+  }
+
+  // The warm start is an sft job like any other, in RUN/warm_start, with this run's model and seed.
+  StatusOr<bool> WarmStart() {
+    const JobConfig& main = request_.loaded.config;
+    const std::string dir = outcome_.run_dir + "/warm_start";
+    TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
+    if (warm.config.job != "sft") {
+      return InvalidArgument(main.model.init->warm_start +
+                             ": model.init.warm_start needs a job of kind sft, this is " + warm.config.job);
+    }
+    warm.config.model = main.model;
+    warm.config.model.init->warm_start.clear();
+    warm.config.cluster.device = main.cluster.device;
+    warm.config.deterministic = main.deterministic;
+    TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
+    TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
+    if (Finished(state, warm.config)) return true;
+    TP_RETURN_IF_ERROR(Furnish(dir, warm));
+    TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));
+    TP_ASSIGN_OR_RETURN(const RunResult result, Start("warm start", warm, dir, dir + "/model"));
+    if (result.exit_code == 0 && !result.stopped) return true;
+    outcome_.exit_code = result.exit_code;
+    outcome_.why = result.exit_code == 0 ? "" : "warm start: " + result.why;
+    return false;
+  }
+
+  StatusOr<RunResult> Start(const std::string& phase, const config::LoadedConfig& loaded,
+                            const std::string& run_dir, const std::string& model_dir) {
+    RunRequest run;
+    run.config = loaded.config;
+    run.config_yaml = config::ResolvedYaml(loaded);
+    run.config_digest = DigestOf(run.config_yaml);
+    run.run_dir = fs::absolute(run_dir).string();
+    run.run_id = RunId(run_dir);
+    run.model_dir = fs::absolute(model_dir).string();
+    run.self_path = request_.self_path;
+    run.worker_path = worker_path_;
+    run.stop_signals = request_.stop_signals;
+    run.on_progress = [this, phase](const RunProgress& p) {
+      if (request_.on_progress) request_.on_progress(phase, p);
+    };
+    return RunController(run);
+  }
+
+  const JobRequest& request_;
+  RealFileSystem fs_;
+  std::unique_ptr<FileLock> lock_;
+  std::string worker_path_;
+  JobOutcome outcome_;
+  bool already_finished_ = false;
+};
+
+}  // namespace
+
+StatusOr<std::string> FindWorker(const ClusterConfig& cluster, const std::string& self_path) {
+  const std::string dir =
+      cluster.worker_dir.empty() ? fs::path(self_path).parent_path().string() : cluster.worker_dir;
+  const std::string path = dir + "/tidepool-worker";
+  if (access(path.c_str(), X_OK) != 0) {
+    return NotFound("cluster.worker_dir: " + path +
+                    " is not there or cannot be run; build it (make build), or name the folder that has it");
+  }
+  return path;
+}
+
+StatusOr<JobOutcome> RunJob(const JobRequest& request) {
+  Job job(request);
+  return job.Run();
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,40 @@
+#pragma once
+// `tidepool train`: from a loaded config to an exit code. Chooses or makes the run directory, runs the
+// warm start as a job of its own, makes the model folder, then hands over to the controller.
+
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include "core/config/load.h"
+#include "workers/controller/process.h"
+
+namespace tidepool::workers {
+
+struct JobRequest {
+  config::LoadedConfig loaded;
+  std::string run_dir;    // --run-dir; empty: runs/<name>-<utc time>
+  std::string run_name;   // --run-name; empty: config's name
+  std::string self_path;  // of this program
+  bool resume = false;
+  bool fresh = false;  // start over even if the directory holds a run
+  const std::atomic<int>* stop_signals = nullptr;
+  std::function<void(const std::string& phase, const RunProgress&)> on_progress;
+  std::function<void(const std::string&)> say;  // a line for people
+};
+
+struct JobOutcome {
+  int exit_code = 0;
+  std::string run_dir;
+  std::string why;
+  RunResult result;
+  bool already_finished = false;
+};
+
+// An error status: nothing was started (exit code 2).
+StatusOr<JobOutcome> RunJob(const JobRequest& request);
+
+// Where tidepool-worker is: cluster.worker_dir, else beside `self_path`. kNotFound.
+StatusOr<std::string> FindWorker(const ClusterConfig& cluster, const std::string& self_path);
+
+}  // namespace tidepool::workers

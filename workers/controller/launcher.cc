@@ -1,0 +1,135 @@
+#include "workers/controller/launcher.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+extern char** environ;
+
+namespace tidepool::workers {
+namespace {
+
+// Even after SIGKILL a process stays until the kernel has finished what it does for it (a disk that hangs).
+// Whoever is left then is the system's to reap.
+constexpr Duration kKilled = std::chrono::seconds(30);
+
+// Waits of OpenMP's threads between parallel regions, in turns of a loop: about 50 microseconds, what a
+// region of a small model is apart from the next one, then they sleep. The library's own choice,
+// milliseconds, makes work several times slower as soon as anything else wants the cores. Read when the
+// library is loaded, so set before.
+constexpr char kSpin[] = "GOMP_SPINCOUNT=1000";
+
+std::vector<char*> EnvironmentOfWorkers() {
+  std::vector<char*> out;
+  bool chosen = false;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    chosen = chosen || std::strncmp(*entry, "GOMP_SPINCOUNT=", 15) == 0 ||
+             std::strncmp(*entry, "OMP_WAIT_POLICY=", 16) == 0;
+    out.push_back(*entry);
+  }
+  if (!chosen) out.push_back(const_cast<char*>(kSpin));
+  out.push_back(nullptr);
+  return out;
+}
+
+}  // namespace
+
+Launcher::~Launcher() {
+  if (!outlive_) EndAll(Duration{0}, std::chrono::milliseconds(500));
+}
+
+Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, const std::string& log) {
+  if (access(argv[0].c_str(), X_OK) != 0) {
+    return NotFound(argv[0] + ": cannot be started (" + std::strerror(errno) +
+                    "); build it (make build) or set cluster.worker_dir to the folder that has it");
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // Own process group: Ctrl-C in the terminal reaches the controller alone, which ends them in order.
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  std::vector<std::string> words = argv;
+  words.push_back("--parent=" + std::to_string(outlive_ ? 0 : getpid()));
+  std::vector<char*> pointers;
+  for (std::string& w : words) pointers.push_back(w.data());
+  pointers.push_back(nullptr);
+  pid_t pid = 0;
+  const int error = posix_spawn(&pid, argv[0].c_str(), &actions, &attributes, pointers.data(),
+                                EnvironmentOfWorkers().data());
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) return Unavailable(argv[0] + ": cannot be started (" + std::strerror(error) + ")");
+  children_[pid] = place;
+  return OkStatus();
+}
+
+std::vector<Ended> Launcher::Reap() {
+  std::vector<Ended> ended;
+  for (auto it = children_.begin(); it != children_.end();) {
+    int status = 0;
+    const pid_t pid = waitpid(it->first, &status, WNOHANG);
+    if (pid == 0) {
+      ++it;
+      continue;
+    }
+    std::string why = "is gone";
+    if (pid > 0 && WIFEXITED(status)) why = "exit status " + std::to_string(WEXITSTATUS(status));
+    if (pid > 0 && WIFSIGNALED(status)) why = "killed by signal " + std::to_string(WTERMSIG(status));
+    ended.push_back({it->second, it->first, why});
+    it = children_.erase(it);
+  }
+  return ended;
+}
+
+void Launcher::Kill(int64_t place, int signal) {
+  for (const auto& [pid, at] : children_) {
+    if (at == place) kill(pid, signal);
+  }
+}
+
+pid_t Launcher::Pid(int64_t place) const {
+  for (const auto& [pid, at] : children_) {
+    if (at == place) return pid;
+  }
+  return 0;
+}
+
+void Launcher::EndAll(Duration by_themselves, Duration asked) {
+  const auto wait = [this](Duration patience) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while (!children_.empty() && std::chrono::steady_clock::now() < until) {
+      (void)Reap();  // who ended how no longer matters
+      if (!children_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  };
+  wait(by_themselves);
+  for (const auto& [pid, place] : children_) kill(pid, SIGTERM);
+  wait(asked);
+  for (const auto& [pid, place] : children_) kill(pid, SIGKILL);
+  wait(kKilled);
+  children_.clear();
+}
+
+void EndWithParent(pid_t parent_pid) {
+  if (parent_pid == 0) return;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent_pid) _exit(0);  // it died before we asked
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,238 @@
+// What people and files are told: metrics, samples, warnings, status, the summary.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/observe/log.h"
+#include "core/observe/samples_writer.h"
+#include "workers/build_info.h"
+#include "workers/controller/process_impl.h"
+
+namespace tidepool::workers {
+
+void ControllerProcess::Do(const cmd::StepReport& c) {
+  const Status written = metrics_->WriteStep(c, controller_->View(), Now());
+  if (!written.ok()) Warn("metrics: " + written.message());
+  result_.steps = c.step.value;
+}
+
+void ControllerProcess::Do(const cmd::EvalReport& c) {
+  std::map<std::string, double> more;
+  if (fragments_ != nullptr) {
+    const ReturnSummary r = fragments_->TakeReturns();
+    more["eval/return/mean"] = r.mean;
+    more["eval/return/std"] = r.deviation;
+    more["eval/return/low"] = r.low;
+    more["eval/return/high"] = r.high;
+    result_returns_ = r;
+  }
+  const Status written = metrics_->WriteEval(c, Now(), more);
+  if (!written.ok()) Warn("metrics: " + written.message());
+}
+
+void ControllerProcess::Remember(const JournalRecord& r) {
+  if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr && fragments_ != nullptr)
+    fragments_->Remember(*enq);
+  if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty())
+    rewards_[g->tid] = g->rewards;
+  const auto* e = std::get_if<record::EvalResult>(&r);
+  if (e == nullptr || e->total == 0) return;
+  const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
+  if (e->step.value == 0) result_.accuracy_before = accuracy;
+  result_.accuracy_after = accuracy;
+}
+
+void ControllerProcess::Do(const cmd::Warn& c) { Warn(c.line); }
+
+void ControllerProcess::Warn(const std::string& line) {
+  last_warning_ = line;
+  observe::Log(observe::LogLevel::kWarn, "controller", {{"why", line}});
+}
+
+void ControllerProcess::Do(const cmd::Finish& c) {
+  finished_ = true;
+  result_.exit_code = c.code;
+  result_.why = c.why;
+  result_.stopped = stop_seen_ > 0;
+}
+
+void ControllerProcess::CheckSignals() {
+  const int count = request_.stop_signals == nullptr ? 0 : request_.stop_signals->load();
+  while (stop_seen_ < count && stop_seen_ < 2) {
+    ++stop_seen_;
+    Feed(ev::StopRequested{stop_seen_ == 1 ? "signal" : "second signal", stop_seen_ > 1});
+  }
+}
+
+void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<BatchRow>& batch) {
+  if (config_.job != "rl" || config_.observe.samples_per_step == 0) return;
+  std::vector<observe::SampleRow> lines;
+  int64_t left = config_.observe.samples_per_step < 0 ? static_cast<int64_t>(batch.size())
+                                                      : config_.observe.samples_per_step;
+  for (const BatchRow& row : batch) {
+    if (left-- <= 0) break;
+    observe::SampleRow line;
+    line.tid = row.tid;
+    line.prompt = samples_.FindRow(row.tid)->question.prompt;
+    line.answer = samples_.FindRow(row.tid)->question.answer;
+    line.text = rows_->ResponseText(row.response.ids);
+    line.ids = row.response.ids;
+    line.logprobs = row.response.logprobs;
+    if (environment_) line.loss_mask = row.loss_mask;
+    for (const auto& [version, count] : row.response.versions)
+      line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
+    line.reward = row.reward;
+    if (const auto named = rewards_.find(row.tid); named != rewards_.end())
+      line.rewards = {named->second.begin(), named->second.end()};
+    line.ended = !row.truncated;
+    lines.push_back(std::move(line));
+  }
+  const Status written = observe::WriteSamples(request_.run_dir, c.step.value, lines);
+  if (!written.ok()) Warn("samples: " + written.message());
+}
+
+void ControllerProcess::Show() {
+  const scheduler::ControllerView view = controller_->View();
+  RunProgress p;
+  p.view = view;
+  p.steps = config_.train.steps;
+  const std::map<std::string, double>& last = metrics_->last();
+  const auto of = [&](const char* name) -> std::optional<double> {
+    const auto it = last.find(name);
+    return it == last.end() ? std::nullopt : std::optional<double>(it->second);
+  };
+  if (config_.job == "rl") {
+    p.reward = of("critic/score/mean");
+    p.response_tokens = of("response_length/mean");
+    p.lag_mean = of("staleness/mean");
+    if (const auto lag = of("staleness/max")) p.lag_max = static_cast<int64_t>(*lag);
+    p.tokens_per_s = of("rollout/tok_s");
+  } else {
+    p.loss = of("actor/loss");
+    p.tokens_per_s = of("perf/throughput");
+  }
+  if (p.reward) best_reward_ = std::max(best_reward_.value_or(*p.reward), *p.reward);
+  p.best_reward = best_reward_;
+  if (result_.accuracy_before >= 0) p.accuracy_before = result_.accuracy_before;
+  if (result_.accuracy_after >= 0) p.accuracy = result_.accuracy_after;
+  p.last_warning = last_warning_;
+  p.elapsed = Now().since_start;
+  time_left_.OnStep(view.step.value, Now());
+  p.left = time_left_.Estimate(config_.train.steps);
+  if (request_.on_progress) request_.on_progress(p);
+  nlohmann::json status = {{"phase", view.phase},
+                           {"step", std::max<int64_t>(view.step.value, 0)},
+                           {"steps", config_.train.steps},
+                           {"version", ToString(view.version)},
+                           {"open_groups", view.open_groups},
+                           {"running", view.running},
+                           {"awaiting", view.awaiting},
+                           {"queued", view.queued},
+                           {"leased", view.leased},
+                           {"in_flight", view.in_flight},
+                           {"restarts", view.restarts},
+                           {"refused", view.refused + hub_->refused_calls()},
+                           {"workers", nlohmann::json::array()},
+                           {"pid", getpid()},
+                           {"last_warning", last_warning_},
+                           {"elapsed_s", Seconds(p.elapsed)}};
+  const auto put = [&](const char* name, const auto& value) {
+    if (value) status[name] = *value;
+  };
+  if (!config_.cluster.pace.empty()) status["paced"] = config_.cluster.pace;
+  put("reward", p.reward);
+  put("loss", p.loss);
+  put("accuracy", p.accuracy);
+  put("tokens_per_s", p.tokens_per_s);
+  put("lag_mean", p.lag_mean);
+  if (p.left) status["left_s"] = Seconds(*p.left);
+  for (const auto& [place, connection] : connection_of_) {
+    status["workers"].push_back(
+        {{"place", place},
+         {"inc", inc_of_[place].value},
+         {"pid", launcher_.Pid(place)},
+         {"peak_bytes", metrics_->peak_bytes().contains(place) ? metrics_->peak_bytes().at(place) : 0}});
+  }
+  // A picture of now: renamed into place so that a reader never sees half, but not worth a sync.
+  const std::string path = request_.run_dir + "/status.json";
+  std::ofstream(path + ".tmp") << status.dump(1) << "\n";
+  std::error_code error;
+  std::filesystem::rename(path + ".tmp", path, error);
+}
+
+void ControllerProcess::WriteSummary() {
+  nlohmann::json s = {{"exit", result_.exit_code},
+                      {"why", result_.why},
+                      {"steps", std::max<int64_t>(controller_->View().step.value, 0)},
+                      {"job", config_.job},
+                      {"name", config_.name},
+                      {"stopped", result_.stopped},
+                      {"accuracy", nlohmann::json::object()},
+                      {"seconds", nlohmann::json::object()},
+                      {"peak_bytes", nlohmann::json::object()},
+                      {"drops", nlohmann::json::object()},
+                      {"version", BuildVersion()},
+                      {"policy_version", ToString(controller_->View().version)}};
+  if (result_.accuracy_before >= 0) s["accuracy"]["before"] = result_.accuracy_before;
+  if (result_.accuracy_after >= 0) s["accuracy"]["after"] = result_.accuracy_after;
+  if (const auto before = metrics_->return_before()) s["return"]["before"] = *before;
+  if (result_returns_) {
+    const ReturnSummary& r = *result_returns_;
+    s["return"].update({{"after", r.mean},
+                        {"interval", {r.low, r.high}},
+                        {"episodes", r.episodes},
+                        {"deviation", r.deviation}});
+  }
+  for (const auto& [phase, seconds] : metrics_->phase_seconds()) s["seconds"][phase] = seconds;
+  s["seconds"]["total"] = Seconds(Now().since_start);
+  for (const auto& [place, bytes] : metrics_->peak_bytes()) {
+    s["peak_bytes"][PlaceName(place)] = bytes;
+  }
+  s["peak_bytes"]["controller"] = PeakBytes();
+  const auto view = controller_->View();
+  for (size_t i = 0; i < view.drops.size(); ++i) {
+    if (view.drops[i] > 0) s["drops"][Name(static_cast<DropReason>(i))] = view.drops[i];
+  }
+  if (!config_.cluster.pace.empty()) {
+    const PaceCount pace = metrics_->paced();
+    const double missed =
+        pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
+    s["paced"] = {{"pace", config_.cluster.pace},
+                  {"scale", config_.cluster.pace_scale},
+                  {"steps", pace.steps},
+                  {"missed", pace.missed},
+                  {"valid", missed <= kMissedPace},
+                  {"scale_needed", pace.scale_needed}};
+    char text[240];
+    std::snprintf(text, sizeof(text),
+                  "paced: times are those of %s, stretched %g times; %ld of %ld steps missed their pace",
+                  config_.cluster.pace.c_str(), config_.cluster.pace_scale, static_cast<long>(pace.missed),
+                  static_cast<long>(pace.steps));
+    result_.paced = text;
+    if (missed > kMissedPace) {
+      std::snprintf(text, sizeof(text),
+                    " (%.1f %%, more than 1 %%): its times are INVALID; use cluster.pace_scale=%.3g",
+                    100 * missed, 1.2 * std::max(pace.scale_needed, config_.cluster.pace_scale));
+      result_.paced += text;
+    }
+    s["paced_note"] = result_.paced;
+  }
+  s["commit"] = BuildCommit();
+  s["run_id"] = request_.run_id;
+  s["finished"] = result_.exit_code == 0 && !result_.stopped;
+  const Status written = fs_.WriteFile(request_.run_dir + "/summary.json", s.dump(2) + "\n");
+  if (!written.ok()) observe::Log(observe::LogLevel::kWarn, "summary", {{"why", written.message()}});
+}
+
+int64_t ControllerProcess::PeakBytes() {
+  struct rusage usage {};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+}  // namespace tidepool::workers

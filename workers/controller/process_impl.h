@@ -1,0 +1,244 @@
+#pragma once
+// The controller process from inside: it feeds the pure controller (scheduler/) with what happens and carries
+// out what that decides. One thread, the loop of Drive, owns everything here; the hub and the checkpoint
+// thread only put results into its mailbox, and LeasedRows answers payload reads of workers under its own
+// lock. Not included outside this folder.
+//
+//   process.cc      start and end, the loop, journal and payload made durable
+//   connections.cc  processes and the wire
+//   samples.cc      rows, chunks, turns, grades
+//   steps.cc        slots, optimizer steps, weights, checkpoints
+//   outputs.cc      metrics, samples, status, summary
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/real_file_system.h"
+#include "core/observe/progress.h"
+#include "core/storage/checkpoint.h"
+#include "core/storage/journal.h"
+#include "core/storage/payload.h"
+#include "scheduler/controller.h"
+#include "workers/controller/fragments.h"
+#include "workers/controller/group_commit.h"
+#include "workers/controller/launcher.h"
+#include "workers/controller/process.h"
+#include "workers/controller/row_source.h"
+#include "workers/controller/run_metrics.h"
+#include "workers/controller/sample_store.h"
+#include "workers/controller/turns.h"
+#include "workers/net/hub.h"
+#include "workers/net/mailbox.h"
+
+namespace tidepool::workers {
+
+namespace ev = scheduler::event;
+namespace cmd = scheduler::command;
+using Clock = std::chrono::steady_clock;
+
+template <typename... F>
+struct Overload : F... {
+  using F::operator()...;
+};
+template <typename... F>
+Overload(F...) -> Overload<F...>;
+
+// A result of the checkpoint thread.
+struct CheckpointResult {
+  scheduler::Event event;
+  double seconds = 0;
+};
+using Incoming = std::variant<HubEvent, CheckpointResult>;
+
+class ControllerProcess {
+ public:
+  explicit ControllerProcess(const RunRequest& request)
+      : request_(request),
+        config_(request.config),
+        launcher_(request.config.cluster.reattach_grace_s > 0),
+        checkpoints_(request.run_dir + "/checkpoints") {}
+  StatusOr<RunResult> Run();
+
+ private:
+  // --- start and end
+  Status Open();
+  void Close();
+
+  // --- the loop
+  void Drive();
+  std::string CheckpointDir(StepNumber step) const;
+  TimePoint Now() const;
+  void Feed(scheduler::Event event);
+  void Execute();
+  static bool EndsWithTheMachine(const JournalRecord& r);
+  bool Store(bool sync);
+  void CommitGroup();
+  bool SyncPayload();
+  void StorageFailed(const std::string& what);
+
+  // --- processes
+  void Do(const cmd::StartWorker& c);
+  void StartDueWorkers();
+  [[nodiscard]] std::string SideName() const;
+  [[nodiscard]] std::string PlaceName(int64_t place) const;
+  void CheckChildren();
+  void Do(const cmd::KillWorker& c);
+  void Do(const cmd::Welcome& c);
+  void Do(const cmd::RefuseWorker& c);
+  void Lose(ConnectionId connection, const std::string& why, bool by_exit);
+
+  // --- the wire
+  void OnHubEvent(HubEvent& event);
+  void OnOpened(HubOpened& e);
+  void OnMessage(HubMessage& e);
+  void OnTokens(const WorkerRef& worker, up::StepTokens& step);
+  template <typename Body>
+  void Send(const WorkerRef& worker, Body body) {
+    const auto it = connection_of_.find(worker.worker.value);
+    if (it == connection_of_.end() || inc_of_[worker.worker.value] != worker.inc)
+      return;  // its loss is on its way
+    hub_->Send(it->second, ToWorker{worker.inc, last_seq_[worker.worker.value], std::move(body)});
+  }
+  void RenewLeases();
+
+  // --- data and rollout
+  void Do(const cmd::PrepareRow& c);
+  bool EnsureRow(const SampleId& tid);
+  void Do(const cmd::StartChunk& c);
+  void SendFragments();
+  void GiveBackHeldChunks();
+  void Do(const cmd::CancelChunk& c);
+  void Do(const cmd::ForgetGroup& c);
+  void Do(const cmd::StorePayload& c);
+  void Do(const cmd::DiscardTokens& c);
+  const StoredSample* Tokens(const SampleId& tid);
+  void Do(const cmd::Grade& c);
+  void Do(const cmd::EnvStep& c);
+  void Do(const cmd::AppendObservation& c);
+
+  // --- pool, training, weights
+  void Do(const cmd::Drain& c);
+  void Do(const cmd::Release& c);
+  void Do(const cmd::Grant& c);
+  void Do(const cmd::FetchState& c);
+  void Do(const cmd::FormGroup& c);
+  void Do(const cmd::AbortStep& c);
+  void Do(const cmd::InitState& c);
+  void Do(const cmd::RestoreState& c);
+  void Do(const cmd::CopyRecovery& c);
+  void Do(const cmd::Publish& c);
+  void Do(const cmd::Load& c);
+  void Do(const cmd::Admit& c);
+  void Do(const cmd::Train& c);
+  StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid, bool masked);
+  static void MaskOld(const cmd::Train& c, BatchRow& row);
+  StatusOr<std::shared_ptr<const std::vector<BatchRow>>> LeasedRows(int64_t lease, StepNumber step);
+  void DropLease(int64_t lease);
+
+  // --- checkpoints
+  void Do(const cmd::WriteCheckpoint& c);
+  void CommitCheckpoint(const up::CheckpointFiles& files);
+  void JoinCheckpoint();
+  void Do(const cmd::VerifyCheckpoint& c);
+  void Do(const cmd::DeleteCheckpoint& c);
+  void Do(const cmd::SaveFinal& c);
+
+  // --- to people and files
+  void Do(const cmd::Append&) {}  // written before
+  void Do(const cmd::StepReport& c);
+  void Do(const cmd::EvalReport& c);
+  void Remember(const JournalRecord& r);
+  void Do(const cmd::Warn& c);
+  void Warn(const std::string& line);
+  void Do(const cmd::Finish& c);
+  void CheckSignals();
+  void WriteSamples(const cmd::Train& c, const std::vector<BatchRow>& batch);
+  void Show();
+  void WriteSummary();
+  static int64_t PeakBytes();
+
+  RunRequest request_;
+  JobConfig config_;
+  scheduler::ControllerOptions options_;
+  bool greedy_first_ = false;  // the first sample of a group is the greedy baseline of the others (ReMax)
+  RealFileSystem fs_;
+  Clock::time_point start_;
+  std::unique_ptr<RowSource> rows_;
+  std::unique_ptr<storage::JournalWriter> journal_;
+  std::unique_ptr<storage::PayloadWriter> payload_;
+  std::unique_ptr<storage::PayloadReader> payload_reader_;
+  std::unique_ptr<scheduler::Controller> controller_;
+  std::unique_ptr<RunMetrics> metrics_;
+  SampleStore samples_;
+  std::unique_ptr<Turns> turns_;
+  bool environment_ = false;              // samples are episodes of several turns
+  std::unique_ptr<Fragments> fragments_;  // of a policy of control tasks
+  struct HeldChunk {
+    WorkerRef worker;
+    down::StartChunk message;
+    Clock::time_point since;
+  };
+  std::deque<HeldChunk> held_chunks_;  // fragments that wait for an environment worker
+  std::map<int64_t, std::pair<std::string, std::string>> environment_of_;  // place -> address, token
+  std::optional<ReturnSummary> result_returns_;  // of the newest evaluation of a control task
+  Mailbox<Incoming> inbox_;
+  Launcher launcher_;
+  std::unique_ptr<Hub> hub_;
+
+  static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+  static constexpr double kMissedPace =
+      0.01;  // of the steps of a paced run, beyond which its times mean nothing
+  static constexpr double kMeetSeconds = 20;  // for the ranks of a training group to find each other
+  bool group_commit_ = false;
+  GroupCommit syncing_{fs_};
+  std::optional<Clock::time_point> unsynced_since_;  // records handed to the operating system alone
+
+  struct Decided {
+    scheduler::Command command;
+    TimePoint at;
+  };
+  std::vector<Decided> todo_;
+  std::vector<scheduler::Event> stored_;
+  std::map<int64_t, Clock::time_point> due_;  // places whose worker is to be started
+  std::map<ConnectionId, int64_t> place_of_;
+  std::map<int64_t, ConnectionId> connection_of_;
+  std::map<int64_t, std::string> weights_address_;
+  std::map<int64_t, Incarnation> inc_of_;
+  std::map<int64_t, int64_t> last_seq_;
+  std::map<int64_t, Role> granted_;  // by place, the last
+  std::set<int64_t> lost_;           // connection lost, process not yet reaped
+  struct GatheredStep {
+    int64_t lease = -1;
+    std::shared_ptr<std::vector<BatchRow>> rows;
+    int64_t groups = 0;
+    std::vector<std::pair<WorkerRef, down::Train>> members;
+  };
+  GatheredStep gathering_;
+  std::mutex leased_mu_;
+  std::map<int64_t, std::pair<StepNumber, std::shared_ptr<const std::vector<BatchRow>>>> leased_;
+  std::string checkpoints_;  // folder
+  std::unique_ptr<storage::CheckpointWriter> checkpoint_;
+  std::optional<cmd::WriteCheckpoint> pending_checkpoint_;
+  std::jthread checkpoint_thread_;  // waits: for the disk, see JoinCheckpoint
+
+  RunResult result_;
+  bool finished_ = false;
+  bool storage_failed_ = false;
+  int stop_seen_ = 0;
+  std::map<SampleId, std::vector<std::pair<std::string, double>>> rewards_;  // by name, as graded
+  std::optional<double> best_reward_;
+  observe::TimeLeft time_left_;
+  std::string last_warning_;
+};
+
+}  // namespace tidepool::workers

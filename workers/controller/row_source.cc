@@ -1,0 +1,275 @@
+#include "workers/controller/row_source.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "workers/data/model_folder.h"
+
+namespace tidepool::workers {
+namespace {
+
+// "2024-07-26" -> seconds since 1970 at its start, UTC.
+StatusOr<int64_t> DayStart(const std::string& date) {
+  int year = 0;
+  unsigned month = 0, day = 0;
+  char rest = 0;
+  const bool read =
+      date.size() == 10 && std::sscanf(date.c_str(), "%4d-%2u-%2u%c", &year, &month, &day, &rest) == 3;
+  const std::chrono::year_month_day ymd{std::chrono::year(year), std::chrono::month(month),
+                                        std::chrono::day(day)};
+  if (!read || !ymd.ok())
+    return InvalidArgument("data.template_date: found '" + date + "', expected a day as YYYY-MM-DD");
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::sys_days(ymd).time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
+                                                       const std::string& model_dir) {
+  std::unique_ptr<RowSource> source(new RowSource());
+  source->sft_ = config.job == "sft" || config.job == "distill";
+  source->pairs_ = TrainsOnPairs(config);
+  TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
+  source->max_prompt_tokens_ = config.data.max_prompt_tokens;
+  source->max_row_tokens_ = config.train.micro_batch_tokens;
+  if (config.model.init) source->max_positions_ = config.model.init->max_position;
+  if (!config.model.policy.empty()) {
+    const EnvironmentConfig& e = config.environment;
+    std::string text = e.name + " " + std::to_string(e.instances) + " " +
+                       std::to_string(e.max_episode_steps) + " " + std::to_string(e.held_out) + " " +
+                       std::to_string(config.rollout.steps_per_fragment) + " " + std::to_string(config.seed);
+    for (const auto& [key, value] : e.options) text += " " + key + "=" + value;
+    source->fragments_ = {.size = int64_t{1} << 40,
+                          .held_out = e.held_out,
+                          .environment = e.name,
+                          .identity = Sha256Hex(text).substr(0, 16)};
+    return source;
+  }
+  if (config.job == "rl" && !config.environment.name.empty()) {
+    TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
+    source->episodes_ = std::move(episodes);
+  } else {
+    TP_ASSIGN_OR_RETURN(tasks::DataSource data,
+                        tasks::DataSource::Create(config.data, config.seed, config.job));
+    source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
+  }
+  TP_ASSIGN_OR_RETURN(source->tokenizer_, text::Tokenizer::Load(model_dir));
+  auto chat = text::ChatTemplate::Load(model_dir);
+  if (chat.ok()) {
+    source->template_ = std::move(*chat);
+  } else if (chat.status().code() != StatusCode::kNotFound) {
+    return chat.status();
+  }
+  TP_ASSIGN_OR_RETURN(const std::vector<int32_t> ends, EndTokens(model_dir));
+  if (ends.empty()) {
+    return InvalidArgument(
+        model_dir + ": neither generation_config.json nor config.json names an end token (eos_token_id)");
+  }
+  source->end_token_ = ends.front();
+  source->end_tokens_ = ends;
+  if (source->episodes_ && source->template_ != nullptr) TP_RETURN_IF_ERROR(source->LearnTurns());
+  return source;
+}
+
+bool RowSource::IsEnd(int32_t id) const { return std::ranges::find(end_tokens_, id) != end_tokens_.end(); }
+
+// What the template writes between two turns is read off a conversation whose words are known.
+Status RowSource::LearnTurns() {
+  const std::string reply = "TIDEPOOL-REPLY", words = "TIDEPOOL-OBSERVATION";
+  const nlohmann::ordered_json list = {{{"role", "user"}, {"content", "TIDEPOOL-QUESTION"}},
+                                       {{"role", "assistant"}, {"content", reply}},
+                                       {{"role", "user"}, {"content", words}}};
+  text::ChatOptions options;
+  options.add_generation_prompt = true;
+  options.unix_time_s = template_time_s_;
+  TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
+  const size_t said = rendered.rfind(reply), heard = rendered.rfind(words);
+  if (said == std::string::npos || heard == std::string::npos || heard < said) {
+    return InvalidArgument(
+        "the model's chat template does not show a conversation turn by turn, so an environment cannot speak "
+        "after the model");
+  }
+  before_turn_ = rendered.substr(said + reply.size(), heard - said - reply.size());
+  after_turn_ = rendered.substr(heard + words.size());
+  // The model says its end token itself.
+  for (const int32_t end : end_tokens_) {
+    const std::vector<int32_t> one{end};
+    const std::string text = tokenizer_->Decode(one, /*skip_special=*/false);
+    if (!text.empty() && before_turn_.compare(0, text.size(), text) == 0) {
+      before_turn_.erase(0, text.size());
+      return OkStatus();
+    }
+  }
+  return InvalidArgument(
+      "the model's chat template does not close the model's turns with an end token of the model, so turns "
+      "cannot be told apart");
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeObservation(const std::string& text, bool ended) const {
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                      tokenizer_->Encode(before_turn_ + text + after_turn_, {.add_special = false}));
+  if (!ended) ids.insert(ids.begin(), end_token_);
+  return ids;
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeMessages(const std::vector<tasks::Message>& messages) const {
+  if (template_ == nullptr) {
+    return InvalidArgument(
+        "the row has messages, but the model's folder has no chat template; use `prompt` rows or add "
+        "chat_template.jinja");
+  }
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const auto& m : messages) list.push_back({{"role", m.role}, {"content", m.content}});
+  text::ChatOptions options;
+  options.add_generation_prompt = true;
+  options.unix_time_s = template_time_s_;
+  TP_ASSIGN_OR_RETURN(const std::string rendered, template_->Render(list, options));
+  // A rendered chat carries its own special tokens; adding them again would give two begins of text.
+  return tokenizer_->Encode(rendered, {.add_special = false});
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt) const {
+  if (template_ != nullptr) return EncodeMessages({{"user", prompt}});
+  return tokenizer_->Encode(prompt, {.add_special = true});
+}
+
+StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
+  if (fragments_) {
+    EncodedRow row;
+    row.question.prompt = fragments_->environment + " fragment " + std::to_string(ordinal);
+    return row;
+  }
+
+  if (!episodes_) return Encode(data_->Row(ordinal));
+  return EncodeGame({ordinal, 0, SampleId::kRowSample});
+}
+StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
+  if (fragments_) {
+    EncodedRow row;
+    row.question.prompt = fragments_->environment + " episode " + std::to_string(index);
+    return row;
+  }
+
+  if (!episodes_) return Encode(data_->HeldOut(index));
+  return EncodeGame({index, 0, SampleId::kEvalSample});
+}
+
+StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
+  const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
+  tasks::Question question;
+  question.prompt = game->Reset();
+  TP_ASSIGN_OR_RETURN(EncodedRow row, Encode(std::move(question)));
+  row.state = environments::StateHash(*game);
+  return row;
+}
+
+StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
+  if (sft_ && !question.messages.empty()) return EncodeConversation(std::move(question));
+  EncodedRow row;
+  TP_ASSIGN_OR_RETURN(row.prompt, question.messages.empty() ? EncodePrompt(question.prompt)
+                                                            : EncodeMessages(question.messages));
+  if (row.prompt.empty()) return InvalidArgument("the prompt has no tokens");
+  if (static_cast<int64_t>(row.prompt.size()) > max_prompt_tokens_) {
+    return InvalidArgument("the prompt has " + std::to_string(row.prompt.size()) +
+                           " tokens, more than data.max_prompt_tokens " + std::to_string(max_prompt_tokens_));
+  }
+  if (sft_ || pairs_) {
+    TP_ASSIGN_OR_RETURN(row.response, EncodeAnswer(row, question.answer, pairs_ ? "chosen" : "answer"));
+    row.loss_mask.assign(row.response.size(), 1);
+  }
+  if (pairs_) {
+    TP_ASSIGN_OR_RETURN(row.rejected, EncodeAnswer(row, question.fields["rejected"], "rejected"));
+    const size_t tokens = 2 * row.prompt.size() + row.response.size() + row.rejected.size();
+    if (static_cast<int64_t>(tokens) > max_row_tokens_) {
+      return InvalidArgument("the pair has " + std::to_string(tokens) +
+                             " tokens, more than train.micro_batch_tokens " +
+                             std::to_string(max_row_tokens_));
+    }
+    if (row.response == row.rejected) return InvalidArgument("chosen and rejected are the same");
+  }
+  row.question = std::move(question);
+  return row;
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, const std::string& answer,
+                                                       const char* field) const {
+  if (answer.empty()) return InvalidArgument("the row has no " + std::string(field) + " to learn from");
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(answer, {.add_special = false}));
+  ids.push_back(end_token_);
+  if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_positions_) {
+    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) +
+                           " tokens, more than model.init.max_position " + std::to_string(max_positions_));
+  }
+  if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_row_tokens_) {
+    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) +
+                           " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
+  }
+  return ids;
+}
+
+// The conversation is rendered turn by turn; what an assistant turn adds to the text has loss.
+StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) const {
+  if (template_ == nullptr) {
+    return InvalidArgument(
+        "the row has messages, but the model's folder has no chat template; use prompt and answer, or add "
+        "chat_template.jinja");
+  }
+  EncodedRow row;
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  std::string done;
+  bool first = true;
+  for (const auto& m : question.messages) {
+    const bool assistant = m.role == "assistant";
+    if (assistant) {
+      text::ChatOptions ask;
+      ask.add_generation_prompt = true;
+      ask.unix_time_s = template_time_s_;
+      TP_ASSIGN_OR_RETURN(const std::string before, template_->Render(list, ask));
+      if (before.compare(0, done.size(), done) != 0) {
+        return InvalidArgument(
+            "the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
+      }
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context,
+                          tokenizer_->Encode(before.substr(done.size()), {.add_special = false}));
+      if (first) {
+        row.prompt = context;
+      } else {
+        row.response.insert(row.response.end(), context.begin(), context.end());
+        row.loss_mask.resize(row.response.size(), 0);
+      }
+      first = false;
+      done = before;
+    }
+    list.push_back({{"role", m.role}, {"content", m.content}});
+    if (assistant) {
+      TP_ASSIGN_OR_RETURN(const std::string after,
+                          template_->Render(list, {.unix_time_s = template_time_s_}));
+      if (after.compare(0, done.size(), done) != 0) {
+        return InvalidArgument(
+            "the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
+      }
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn,
+                          tokenizer_->Encode(after.substr(done.size()), {.add_special = false}));
+      row.response.insert(row.response.end(), turn.begin(), turn.end());
+      row.loss_mask.resize(row.response.size(), 1);
+      done = after;
+    }
+  }
+  if (row.response.empty()) return InvalidArgument("the conversation has no assistant turn to learn");
+  if (static_cast<int64_t>(row.prompt.size() + row.response.size()) > max_row_tokens_) {
+    return InvalidArgument("the conversation has " + std::to_string(row.prompt.size() + row.response.size()) +
+                           " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
+  }
+  row.question = std::move(question);
+  return row;
+}
+
+std::string RowSource::ResponseText(const std::vector<int32_t>& ids) const {
+  return tokenizer_ == nullptr ? "" : tokenizer_->Decode(ids, /*skip_special=*/true);
+}
+
+}  // namespace tidepool::workers

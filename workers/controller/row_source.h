@@ -1,0 +1,101 @@
+#pragma once
+// Rows of data as token ids: questions from core/tasks, rendered and tokenised with the model's own
+// template and tokenizer. Token ids are the record from here on; text is derived. Immutable after
+// creation; any thread.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/environments/episode.h"
+#include "core/tasks/data_source.h"
+#include "core/text/chat_template.h"
+#include "core/text/tokenizer.h"
+
+namespace tidepool::workers {
+
+struct EncodedRow {
+  tasks::Question question;
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> response;   // not in rl: what is learned, its end token included
+  std::vector<uint8_t> loss_mask;  // sft only: 1 on tokens with loss
+  uint64_t state = 0;              // episodes: that the first turn acts in
+  std::vector<int32_t> rejected;   // pairs only: the other answer; `response` is the chosen one
+};
+
+class RowSource {
+ public:
+  // `model_dir`: Hugging Face folder with the tokenizer. Errors name file and key.
+  static StatusOr<std::unique_ptr<RowSource>> Create(const JobConfig& config, const std::string& model_dir);
+
+  // The questions of a job with data; a job with an environment has none.
+  [[nodiscard]] const tasks::DataSource& data() const { return *data_; }
+  // Of either: rows of an epoch, held-out ones, what a resumed run has to have again.
+  [[nodiscard]] int64_t size() const {
+    return fragments_ ? fragments_->size : episodes_ ? episodes_->size() : data_->size();
+  }
+  [[nodiscard]] int64_t held_out_size() const {
+    return fragments_  ? fragments_->held_out
+           : episodes_ ? episodes_->held_out_size()
+                       : data_->held_out_size();
+  }
+  [[nodiscard]] const std::string& identity() const {
+    return fragments_ ? fragments_->identity : episodes_ ? episodes_->identity() : data_->identity();
+  }
+  [[nodiscard]] const text::Tokenizer& tokenizer() const { return *tokenizer_; }
+  [[nodiscard]] bool is_chat() const { return template_ != nullptr; }
+
+  // kInvalidArgument: the row is bad (too long, empty, no answer for sft); the message says which.
+  StatusOr<EncodedRow> Row(int64_t ordinal) const;
+  StatusOr<EncodedRow> HeldOut(int64_t index) const;
+  StatusOr<EncodedRow> Encode(tasks::Question question) const;
+  // Ids of a prompt: rendered as one user message where the model has a chat template, else the text
+  // itself with the tokenizer's special tokens.
+  StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& prompt) const;
+  StatusOr<std::vector<int32_t>> EncodeMessages(const std::vector<tasks::Message>& messages) const;
+  // Text of a response, special tokens left out.
+  [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
+  [[nodiscard]] int32_t end_token() const { return end_token_; }
+  [[nodiscard]] bool IsEnd(int32_t id) const;
+  // Ids that an environment's words add to a record: as the next user message where the model has a chat
+  // template, up to where the model speaks again, else the text itself. `ended`: the policy closed its turn
+  // with an end token; else one is put before. kInvalidArgument: the template cannot be cut between turns.
+  StatusOr<std::vector<int32_t>> EncodeObservation(const std::string& text, bool ended) const;
+
+ private:
+  RowSource() = default;
+  StatusOr<EncodedRow> EncodeGame(const SampleId& tid) const;
+  StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
+  Status LearnTurns();
+
+  StatusOr<std::vector<int32_t>> EncodeAnswer(const EncodedRow& row, const std::string& answer,
+                                              const char* field) const;
+
+  bool sft_ = false;    // rows have one answer: sft, distill
+  bool pairs_ = false;  // dpo, reward_model
+  int64_t max_prompt_tokens_ = 0;
+  int64_t max_row_tokens_ = 0;
+  int64_t max_positions_ = int64_t{1} << 40;  // of model.init; a folder's are the trainer's to check
+  int32_t end_token_ = -1;
+  std::vector<int32_t> end_tokens_;
+  std::optional<environments::EpisodeSource> episodes_;
+  // A control task: rows are fragments to be played, without words (workers/controller/fragments.h).
+  struct FragmentRows {
+    int64_t size = 0, held_out = 0;
+    std::string environment, identity;
+  };
+  std::optional<FragmentRows> fragments_;
+  std::string before_turn_,
+      after_turn_;  // what a chat template writes around a later user message, after the end token
+  int64_t template_time_s_ = 0;  // data.template_date
+  std::unique_ptr<tasks::DataSource> data_;
+  std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::unique_ptr<text::ChatTemplate> template_;
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,254 @@
+#include "workers/controller/run_metrics.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+namespace tidepool::workers {
+namespace {
+
+double UnixSeconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, const std::string& run_dir) {
+  std::unique_ptr<RunMetrics> metrics(new RunMetrics());
+  if (!config.cluster.pace.empty()) metrics->pace_scale_ = config.cluster.pace_scale;
+  const std::string path = run_dir + "/metrics.jsonl";
+  metrics->environment_ = config.job == "rl" && !config.environment.name.empty();
+  if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
+    for (const auto& row : *earlier) {
+      metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
+      if (const auto found = row.metrics.find("eval/return/mean");
+          row.step == 0 && found != row.metrics.end())
+        metrics->return_before_ = found->second;
+    }
+  }
+  TP_ASSIGN_OR_RETURN(metrics->jsonl_, observe::MetricsWriter::Create(path));
+  if (config.observe.tensorboard) {
+    TP_ASSIGN_OR_RETURN(metrics->board_, observe::TensorBoardWriter::Create(run_dir + "/tb", UnixSeconds()));
+  }
+  return metrics;
+}
+
+void RunMetrics::OnTokens(const up::StepTokens& step, TimePoint) {
+  for (const auto& c : step.chunks) tokens_ += c.tokens.size();
+  prefill_ += step.prefill_tokens;
+  prefix_hits_ += step.prefix_hit_tokens;
+  gen_s_ += step.step_s;
+  time_.Busy(Role::kRollout, step.step_s);
+  kv_usage_ = std::max(kv_usage_, step.kv_usage);
+  running_ = std::max(running_, step.running);
+  waiting_ = std::max(waiting_, step.waiting);
+}
+
+void RunMetrics::OnGraded(const up::Graded& graded) {
+  reward_s_ += graded.seconds;
+  if (graded.tid.is_eval()) return;
+  for (const auto& [name, value] : graded.rewards) {
+    auto& [sum, count] = rewards_[name];
+    sum += value;
+    ++count;
+  }
+  if (graded.outcome == GradeOutcome::kInfra) counts_["reward/infra_errors"] += 1;
+  if (graded.outcome == GradeOutcome::kData) counts_["reward/data_errors"] += 1;
+}
+
+void RunMetrics::OnEnvironment(const up::EnvStepped& stepped) {
+  (stepped.turn == 0 ? reset_s_ : turn_s_) += stepped.seconds;
+  ++(stepped.turn == 0 ? resets_ : turns_);
+  if (stepped.outcome == GradeOutcome::kInfra) counts_["env/infra_errors"] += 1;
+  if (stepped.outcome == GradeOutcome::kData) counts_["env/data_errors"] += 1;
+  if (stepped.timed_out) counts_["env/timeouts"] += 1;
+  if (stepped.replayed > 0) counts_["env/replayed_turns"] += static_cast<double>(stepped.replayed);
+  if (!stepped.done || stepped.tid.is_eval()) return;
+  for (const auto& [name, value] : stepped.rewards) {
+    auto& [sum, count] = rewards_[name];
+    sum += value;
+    ++count;
+  }
+}
+
+void RunMetrics::OnBatch(const std::vector<BatchRow>& rows) {
+  if (!environment_) return;
+  batch_turns_ = 0;
+  batch_rows_ = static_cast<int64_t>(rows.size());
+  for (const BatchRow& row : rows) batch_turns_ += CountTurns(row.loss_mask);
+}
+
+void RunMetrics::OnTrainDone(const up::TrainDone& done) {
+  auto& m = trained_[done.step];
+  m.clear();
+  for (const auto& [name, value] : done.metrics) m[name] = value;
+  m["timing_s/update_actor"] = done.seconds;
+  time_.Busy(Role::kActor, done.seconds);
+}
+
+void RunMetrics::OnLoaded(const up::Loaded& loaded) {
+  load_s_ += loaded.seconds;
+  counts_["weights/bytes"] += static_cast<double>(loaded.bytes);
+}
+
+void RunMetrics::OnHeartbeat(int64_t place, const up::Heartbeat& beat) {
+  peak_bytes_[place] = std::max(peak_bytes_[place], beat.rss_bytes);
+  if (beat.paced_steps == 0) return;
+  PaceCount& last = pace_[place];
+  if (beat.paced_steps < last.steps) {  // another incarnation
+    pace_ended_.steps += last.steps;
+    pace_ended_.missed += last.missed;
+    pace_ended_.scale_needed = std::max(pace_ended_.scale_needed, last.scale_needed);
+  }
+  last = {beat.paced_steps, beat.paced_missed, beat.pace_scale_needed};
+}
+
+PaceCount RunMetrics::paced() const {
+  PaceCount all = pace_ended_;
+  for (const auto& [place, c] : pace_) {
+    all.steps += c.steps;
+    all.missed += c.missed;
+    all.scale_needed = std::max(all.scale_needed, c.scale_needed);
+  }
+  return all;
+}
+
+void RunMetrics::OnHold(int64_t place, Role role, TimePoint now) {
+  time_.Hold(place, role, Seconds(now.since_start));
+}
+
+void RunMetrics::OnCheckpoint(double seconds) {
+  checkpoint_s_ += seconds;
+  phase_seconds_["save"] += seconds;
+}
+
+void RunMetrics::Write(int64_t step, const Version& version, TimePoint now,
+                       const std::map<std::string, double>& metrics) {
+  const Status written = jsonl_->Write({step, version, earlier_s_ + Seconds(now.since_start), metrics});
+  if (!written.ok() && first_error_.ok()) first_error_ = written;
+  if (board_.has_value()) {
+    const Status shown = board_->Write(step, UnixSeconds(), metrics);
+    if (!shown.ok() && first_error_.ok()) first_error_ = shown;
+  }
+}
+
+Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
+                             const scheduler::ControllerView& view, TimePoint now) {
+  std::map<std::string, double> m;
+  if (const auto it = trained_.find(report.step); it != trained_.end()) m = std::move(it->second);
+  trained_.erase(trained_.begin(), trained_.upper_bound(report.step));
+  for (const auto& [name, sum] : rewards_) {
+    if (sum.second > 0) m["reward/" + name + "/mean"] = sum.first / static_cast<double>(sum.second);
+  }
+  const double wall = any_write_ ? Seconds(now - last_write_) : 0;
+  m["staleness/mean"] = report.lag_mean;
+  m["staleness/max"] = static_cast<double>(report.lag_max);
+  for (size_t i = 0; i < report.lag_hist.size(); ++i)
+    m["staleness/hist/" + std::to_string(i)] = static_cast<double>(report.lag_hist[i]);
+  m["drop/stale"] = static_cast<double>(report.dropped_stale);
+  m["drop/filtered"] = static_cast<double>(report.filtered);
+  m["ledger/open"] = static_cast<double>(view.open_groups);
+  m["ledger/running"] = static_cast<double>(view.running);
+  m["ledger/awaiting"] = static_cast<double>(view.awaiting);
+  m["ledger/queued"] = static_cast<double>(view.queued);
+  m["ledger/capacity"] = static_cast<double>(view.capacity);
+  m["rollout/kv_usage"] = kv_usage_;
+  m["rollout/running"] = static_cast<double>(running_);
+  m["rollout/waiting"] = static_cast<double>(waiting_);
+  if (tokens_ > 0) m["rollout/prefill_tokens"] = static_cast<double>(prefill_);
+  if (prefill_ + prefix_hits_ > 0)
+    m["rollout/prefix_hit_ratio"] =
+        static_cast<double>(prefix_hits_) / static_cast<double>(prefill_ + prefix_hits_);
+  m["timing_s/gen"] = gen_s_;
+  m["timing_s/reward"] = reward_s_;
+  m["timing_s/update_weights"] = load_s_;
+  m["timing_s/save"] = checkpoint_s_;
+  m["timing_s/controller"] = handle_s_;
+  m["timing_s/journal"] = sync_s_;
+  m["worker/restarts"] = static_cast<double>(view.restarts);
+  if (environment_) {
+    for (const char* name : {"env/infra_errors", "env/data_errors", "env/timeouts"}) m[name] = 0;
+    if (turns_ > 0) m["env/step_s"] = turn_s_ / static_cast<double>(turns_);
+    if (resets_ > 0) m["env/reset_s"] = reset_s_ / static_cast<double>(resets_);
+    if (batch_rows_ > 0)
+      m["turns/mean"] = static_cast<double>(batch_turns_) / static_cast<double>(batch_rows_);
+    m["dispatch/waiting_env"] = static_cast<double>(view.waiting_env);
+    m["dispatch/env_turns"] = static_cast<double>(view.env_turns - env_turns_);
+    m["dispatch/env_retries"] = static_cast<double>(view.env_retries - env_retries_);
+    env_turns_ = view.env_turns;
+    env_retries_ = view.env_retries;
+    turn_s_ = reset_s_ = 0;
+    turns_ = resets_ = 0;
+  }
+  for (const auto& [name, value] : counts_) m[name] = value;
+  const scheduler::SlotTime::Cut time = time_.Take(Seconds(now.since_start));
+  if (wall > 0) {
+    if (time.rollout.held > 0) m["perf/idle_ratio/rollout"] = time.rollout.idle();
+    if (time.actor.held > 0) m["perf/idle_ratio/actor"] = time.actor.idle();
+    m["pool/held_s/rollout"] = time.rollout.held;
+    m["pool/held_s/actor"] = time.actor.held;
+    m["pool/busy_s/rollout"] = time.rollout.busy;
+    m["pool/busy_s/actor"] = time.actor.busy;
+    if (time.all > 0) m["pool/expanded_share"] = time.rollout.held / time.all;
+  }
+  if (pace_scale_ > 0) {
+    const PaceCount pace = paced();
+    m["paced/scale"] = pace_scale_;
+    m["paced/missed_ratio"] =
+        pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
+    if (wall > 0) m["paced/time_per_step"] = wall / pace_scale_;
+  }
+  int64_t host_bytes = 0;
+  for (const auto& [place, bytes] : peak_bytes_) host_bytes += bytes;
+  m["memory/host_bytes"] = static_cast<double>(host_bytes);
+  if (wall > 0) {
+    m["timing_s/step"] = wall;
+    m["perf/time_per_step"] = wall;
+    m["rollout/tok_s"] = static_cast<double>(tokens_) / wall;
+    const auto trained = m.find("perf/total_num_tokens");
+    if (trained != m.end()) m["perf/throughput"] = trained->second / wall;
+    const auto update = m.find("timing_s/update_actor");
+    const double busy = gen_s_ + (update == m.end() ? 0 : update->second);
+    // Share of the step that neither engine nor trainer had: what the framework itself costs. With both
+    // at once on different slots (split) it can be below zero; then nothing was lost.
+    m["perf/overhead_ratio"] = std::max(0.0, 1.0 - busy / wall);
+  }
+  phase_seconds_["gen"] += gen_s_;
+  phase_seconds_["reward"] += reward_s_;
+  phase_seconds_["update_weights"] += load_s_;
+  if (const auto u = m.find("timing_s/update_actor"); u != m.end())
+    phase_seconds_["update_actor"] += u->second;
+  phase_seconds_["controller"] += handle_s_;
+  phase_seconds_["journal"] += sync_s_;
+  last_write_ = now;
+  any_write_ = true;
+  rewards_.clear();
+  counts_.clear();
+  tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
+  kv_usage_ = gen_s_ = reward_s_ = load_s_ = handle_s_ = sync_s_ = checkpoint_s_ = 0;
+  Write(report.step.value, report.v, now, m);
+  last_ = std::move(m);
+  return std::exchange(first_error_, OkStatus());
+}
+
+Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimePoint now,
+                             const std::map<std::string, double>& more) {
+  std::map<std::string, double> m = more;
+  if (report.total > 0)
+    m["eval/accuracy"] = static_cast<double>(report.correct) / static_cast<double>(report.total);
+  m["eval/total"] = static_cast<double>(report.total);
+  if (const auto found = more.find("eval/return/mean"); report.step.value == 0 && found != more.end())
+    return_before_ = found->second;
+  // What was generated for the evaluation is not part of the next step.
+  (void)time_.Take(Seconds(now.since_start));
+  phase_seconds_["eval"] += gen_s_;
+  tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
+  gen_s_ = 0;
+  last_write_ = now;
+  any_write_ = true;
+  Write(report.step.value, report.v, now, m);
+  return std::exchange(first_error_, OkStatus());
+}
+
+}  // namespace tidepool::workers

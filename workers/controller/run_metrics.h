@@ -1,0 +1,91 @@
+#pragma once
+// The numbers of a step, gathered while it happens and written when it is committed: metrics.jsonl,
+// TensorBoard events and samples/. Owned by the controller thread.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/base/time.h"
+#include "core/observe/metrics_writer.h"
+#include "core/observe/tensorboard_writer.h"
+#include "scheduler/commands.h"
+#include "scheduler/controller.h"
+#include "scheduler/slot_time.h"
+#include "workers/device/pacer.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+class RunMetrics {
+ public:
+  static StatusOr<std::unique_ptr<RunMetrics>> Open(const JobConfig& config, const std::string& run_dir);
+
+  void OnTokens(const up::StepTokens& tokens, TimePoint now);
+  void OnGraded(const up::Graded& graded);
+  void OnEnvironment(const up::EnvStepped& stepped);
+  void OnBatch(const std::vector<BatchRow>& rows);  // of a step that begins
+  void OnTrainDone(const up::TrainDone& done);
+  void OnLoaded(const up::Loaded& loaded);
+  void OnHeartbeat(int64_t place, const up::Heartbeat& beat);
+  // The slot of this worker is held in a role from now on; kNone: in none.
+  void OnHold(int64_t place, Role role, TimePoint now);
+  void OnCheckpoint(double seconds);
+  void OnHandle(double seconds) { handle_s_ += seconds; }
+  void OnSync(double seconds) { sync_s_ += seconds; }
+  void Count(const std::string& name, double by = 1) { counts_[name] += by; }
+
+  // The step is committed: writes everything that was gathered for it.
+  Status WriteStep(const scheduler::command::StepReport& report, const scheduler::ControllerView& view,
+                   TimePoint now);
+  // `more`: further numbers of the evaluation.
+  Status WriteEval(const scheduler::command::EvalReport& report, TimePoint now,
+                   const std::map<std::string, double>& more = {});
+
+  [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
+  // Of all slots and their incarnations so far; steps 0: nothing is paced.
+  [[nodiscard]] PaceCount paced() const;
+  // Of a control task, from the evaluation before the first step, in this life of the run or an earlier one.
+  [[nodiscard]] std::optional<double> return_before() const { return return_before_; }
+  [[nodiscard]] const std::map<int64_t, int64_t>& peak_bytes() const { return peak_bytes_; }
+  [[nodiscard]] const std::map<std::string, double>& phase_seconds() const { return phase_seconds_; }
+
+ private:
+  RunMetrics() = default;
+  void Write(int64_t step, const Version& version, TimePoint now,
+             const std::map<std::string, double>& metrics);
+
+  std::optional<observe::MetricsWriter> jsonl_;
+  std::optional<observe::TensorBoardWriter> board_;
+  std::optional<double> return_before_;
+  double earlier_s_ = 0;  // wall time of earlier lives of the run
+  Status first_error_;
+  std::map<StepNumber, std::map<std::string, double>> trained_;
+  std::map<std::string, std::pair<double, int64_t>> rewards_;  // name -> sum, count
+  std::map<std::string, double> counts_;
+  std::map<int64_t, int64_t> peak_bytes_;
+  scheduler::SlotTime time_;
+  std::map<int64_t, PaceCount> pace_;  // by place, as last said
+  PaceCount pace_ended_;               // of workers that were replaced
+  double pace_scale_ = 0;              // 0: nothing is paced
+  std::map<std::string, double> phase_seconds_;
+  TimePoint last_write_;
+  bool any_write_ = false;
+  int64_t tokens_ = 0, prefill_ = 0, prefix_hits_ = 0, running_ = 0, waiting_ = 0;
+  double kv_usage_ = 0, gen_s_ = 0, reward_s_ = 0, load_s_ = 0, handle_s_ = 0, sync_s_ = 0;
+  double checkpoint_s_ = 0;
+  double turn_s_ = 0, reset_s_ = 0;
+  int64_t turns_ = 0, resets_ = 0;  // that environments played
+  int64_t batch_turns_ = 0, batch_rows_ = 0;
+  int64_t env_turns_ = 0, env_retries_ = 0;  // up to the last step, over the whole run
+  bool environment_ = false;
+  std::map<std::string, double> last_;
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,203 @@
+// Samples on their way: rows, chunks, fragments, turns, payload, grades.
+
+#include <algorithm>
+
+#include "workers/controller/process_impl.h"
+
+namespace tidepool::workers {
+
+void ControllerProcess::Do(const cmd::PrepareRow& c) {
+  StatusOr<EncodedRow> row = rows_->Row(c.ordinal);
+  if (!row.ok()) {
+    Feed(ev::RowInvalid{c.ordinal, c.issue, row.status().message()});
+    return;
+  }
+  const auto prompt_len = static_cast<int64_t>(row->prompt.size());
+  const auto response_len = static_cast<int64_t>(row->response.size());
+  const auto rejected_len = static_cast<int64_t>(row->rejected.size());
+  samples_.PutRow(c.ordinal, /*eval=*/false, std::move(*row));
+  Feed(ev::RowReady{c.ordinal, c.issue, prompt_len});
+  // A supervised row is its own payload: it is read again from the data when it is needed.
+  if (config_.job == "rl") return;
+  Feed(ev::PayloadStored{{c.ordinal, c.issue, 0}, 0, prompt_len, response_len, 0, -1, 0, 0});
+  if (TrainsOnPairs(config_))
+    Feed(ev::PayloadStored{{c.ordinal, c.issue, 1}, 0, prompt_len, rejected_len, 0, -1, 0, 0});
+}
+
+bool ControllerProcess::EnsureRow(const SampleId& tid) {
+  if (samples_.FindRow(tid) != nullptr) return true;
+  StatusOr<EncodedRow> row = tid.is_eval() ? rows_->HeldOut(tid.ordinal) : rows_->Row(tid.ordinal);
+  if (!row.ok()) {
+    Warn("row " + ToString(tid) + ": " + row.status().message());
+    return false;
+  }
+  samples_.PutRow(tid.ordinal, tid.is_eval(), std::move(*row));
+  return true;
+}
+
+void ControllerProcess::Do(const cmd::StartChunk& c) {
+  if (!EnsureRow(c.tid)) {
+    Feed(ev::ChunkFinished{c.worker, c.tid, c.att, ev::ChunkEnd::kDataError, "the row cannot be read"});
+    return;
+  }
+  StoredSample& s = samples_.Get(c.tid, c.att);
+  if (const Status whole = turns_->CheckPrefix(s); !whole.ok()) {
+    Feed(ev::ChunkFinished{c.worker, c.tid, c.att, ev::ChunkEnd::kDataError, whole.message()});
+    return;
+  }
+  down::StartChunk m;
+  m.slot = c.slot;
+  m.epoch = c.epoch;
+  m.tid = c.tid;
+  m.att = c.att;
+  m.gid = c.gid;
+  m.version = c.v;
+  m.prompt = samples_.FindRow(c.tid)->prompt;
+  m.generated = s.tokens.ids;
+  m.routing_bytes = static_cast<int64_t>(s.tokens.routing.size());
+  m.chunk_tokens = c.chunk_tokens;
+  m.max_new_tokens = c.max_new_tokens;
+  m.greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
+  if (fragments_ != nullptr) {
+    held_chunks_.push_back({c.worker, std::move(m), Clock::now()});
+    return SendFragments();
+  }
+  Send(c.worker, std::move(m));
+  metrics_->Count("dispatch/chunks");
+}
+
+// Fragments go to a device with the environment worker that hosts their instances. While there is none (its
+// place is being filled again) they wait here, and go back to the dispatcher after a while, so that nobody is
+// taken for hung.
+void ControllerProcess::SendFragments() {
+  while (!held_chunks_.empty() && !environment_of_.empty()) {
+    HeldChunk held = std::move(held_chunks_.front());
+    held_chunks_.pop_front();
+    down::StartChunk& m = held.message;
+    auto starts = fragments_->Starts(m.tid);
+    if (!starts.ok()) {
+      Feed(ev::ChunkFinished{held.worker, m.tid, m.att, ev::ChunkEnd::kError,
+                             "its start: " + starts.status().message()});
+      continue;
+    }
+    m.starts = std::move(*starts);
+    auto host = environment_of_.begin();
+    std::advance(host, static_cast<int64_t>(static_cast<uint64_t>(m.tid.ordinal) % environment_of_.size()));
+    m.environment = host->second.first;
+    m.environment_token = host->second.second;
+    Send(held.worker, std::move(m));
+    metrics_->Count("dispatch/chunks");
+  }
+}
+
+void ControllerProcess::GiveBackHeldChunks() {
+  if (fragments_ == nullptr) return;
+  SendFragments();
+  while (!held_chunks_.empty() && Clock::now() - held_chunks_.front().since > std::chrono::seconds(5)) {
+    const HeldChunk held = std::move(held_chunks_.front());
+    held_chunks_.pop_front();
+    Feed(ev::ChunkFinished{held.worker, held.message.tid, held.message.att, ev::ChunkEnd::kCancelled,
+                           "no environment worker is there"});
+  }
+}
+
+void ControllerProcess::Do(const cmd::CancelChunk& c) {
+  std::erase_if(held_chunks_,
+                [&](const HeldChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
+  Send(c.worker, down::CancelChunk{c.tid, c.att});
+}
+
+void ControllerProcess::Do(const cmd::ForgetGroup& c) { Send(c.worker, down::ForgetGroup{c.gid}); }
+
+void ControllerProcess::Do(const cmd::StorePayload& c) {
+  if (!EnsureRow(c.tid)) return;
+  const storage::Payload payload = samples_.ToPayload(c.tid);
+  const auto ref = payload_->Append(payload);
+  if (!ref.ok()) {
+    StorageFailed("payload: " + ref.status().message());
+    return;
+  }
+  stored_.push_back(ev::PayloadStored{c.tid, c.att, static_cast<int64_t>(payload.prompt.size()),
+                                      samples_.Find(c.tid)->tokens.size(), ref->digest, ref->file,
+                                      ref->offset, ref->bytes});
+}
+
+void ControllerProcess::Do(const cmd::DiscardTokens& c) {
+  samples_.Drop(c.tid);
+  turns_->Forget(c.tid);
+  rewards_.erase(c.tid);
+  // Rows are shared by a group's samples and cheap to make again; the last one takes it along.
+  if (c.tid.is_eval() || c.tid.sample == 0) samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
+}
+
+// Tokens of a sample, from memory or from its payload.
+const StoredSample* ControllerProcess::Tokens(const SampleId& tid) {
+  if (const StoredSample* s = samples_.Find(tid); s != nullptr && s->tokens.size() > 0) return s;
+  const record::Enq* enq = controller_->FindPayload(tid);
+  if (enq == nullptr || enq->payload_file < 0) return nullptr;
+  auto payload =
+      payload_reader_->Read({enq->payload_file, enq->payload_offset, enq->payload_bytes, enq->digest});
+  if (!payload.ok()) {
+    Warn("payload of " + ToString(tid) + ": " + payload.status().message());
+    return nullptr;
+  }
+  samples_.Put(tid, SampleStore::FromPayload(*payload));
+  return samples_.Find(tid);
+}
+
+void ControllerProcess::Do(const cmd::Grade& c) {
+  const StoredSample* s = EnsureRow(c.tid) ? Tokens(c.tid) : nullptr;
+  if (s == nullptr) {
+    Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, "its tokens cannot be read"});
+    return;
+  }
+  if (fragments_ != nullptr) {  // its environments have given their verdict step by step
+    auto verdict = fragments_->Judge(c.tid, s->tokens);
+    up::Graded graded{c.tid, c.att, GradeOutcome::kOk, 0, {}, "", 0};
+    if (verdict.ok()) {
+      graded.reward = verdict->reward;
+      graded.rewards = std::move(verdict->rewards);
+    } else {
+      graded.outcome = GradeOutcome::kData;
+      graded.why = verdict.status().message();
+    }
+    metrics_->OnGraded(graded);
+    Feed(ev::Graded{c.grader, c.tid, c.att, graded.outcome, graded.reward, std::move(graded.rewards),
+                    std::move(graded.why)});
+    return;
+  }
+  const EncodedRow& row = *samples_.FindRow(c.tid);
+  down::Grade m;
+  m.tid = c.tid;
+  m.att = c.att;
+  m.prompt = row.question.prompt;
+  m.answer = row.question.answer;
+  m.fields.assign(row.question.fields.begin(), row.question.fields.end());
+  m.text = rows_->ResponseText(s->tokens.ids);
+  m.response_tokens = s->tokens.size();
+  m.max_new_tokens = config_.rollout.max_new_tokens;
+  m.ended = s->finish != storage::FinishReason::kLength;
+  m.timeout_s = Seconds(c.timeout);
+  Send(c.grader, std::move(m));
+}
+
+void ControllerProcess::Do(const cmd::EnvStep& c) {
+  StoredSample* record = nullptr;
+  if (c.turn != 0) {
+    if (EnsureRow(c.tid) && Tokens(c.tid) != nullptr) record = samples_.Change(c.tid);
+    if (record == nullptr) {
+      Feed(ev::EnvStepped{.worker = c.worker,
+                          .tid = c.tid,
+                          .att = c.att,
+                          .turn = c.turn,
+                          .outcome = GradeOutcome::kData,
+                          .why = "its tokens cannot be read"});
+      return;
+    }
+  }
+  Send(c.worker, turns_->Step(c, record));
+}
+
+void ControllerProcess::Do(const cmd::AppendObservation& c) { turns_->Append(c); }
+
+}  // namespace tidepool::workers

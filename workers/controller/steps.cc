@@ -1,0 +1,239 @@
+// Slots and optimizer steps, the rows of a batch, weights, checkpoints.
+
+#include <algorithm>
+#include <filesystem>
+
+#include "workers/controller/process_impl.h"
+
+namespace tidepool::workers {
+
+// --- pool, training, weights
+
+void ControllerProcess::Do(const cmd::Drain& c) { Send(c.worker, down::Drain{c.slot, c.epoch}); }
+
+void ControllerProcess::Do(const cmd::Release& c) {
+  metrics_->OnHold(c.worker.worker.value, Role::kNone, Now());
+  Send(c.worker, down::Release{c.slot, c.epoch, c.need_bytes});
+}
+
+void ControllerProcess::Do(const cmd::Grant& c) {
+  granted_[c.worker.worker.value] = c.role;
+  Send(c.worker, down::Grant{c.slot, c.epoch, c.role});
+}
+
+void ControllerProcess::Do(const cmd::FetchState& c) {
+  Send(c.worker,
+       down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, weights_address_[c.from.worker.value]});
+}
+
+// The ranks meet by a file that all of them see; its name is never used again, also not by a later
+// controller.
+void ControllerProcess::Do(const cmd::FormGroup& c) {
+  const std::string dir = request_.run_dir + "/comm";
+  const Status made = fs_.MakeDirectories(dir);
+  if (!made.ok()) {
+    Feed(ev::GroupFormed{c.worker, c.group_epoch, made.message()});
+    return;
+  }
+  Send(c.worker, down::FormGroup{
+                     c.group_epoch, c.rank, c.world,
+                     dir + "/" + std::to_string(journal_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),
+                     kMeetSeconds});
+}
+
+void ControllerProcess::Do(const cmd::AbortStep& c) {
+  Send(c.worker, down::AbortStep{c.slot, c.epoch, c.lease, c.step, c.group_epoch});
+}
+
+void ControllerProcess::Do(const cmd::InitState& c) { Send(c.worker, down::InitState{}); }
+
+void ControllerProcess::Do(const cmd::RestoreState& c) {
+  Send(c.worker,
+       down::RestoreState{c.ckpt, c.step, c.weights_digest, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});
+}
+
+void ControllerProcess::Do(const cmd::CopyRecovery& c) { Send(c.worker, down::CopyRecovery{c.step}); }
+
+void ControllerProcess::Do(const cmd::Publish& c) { Send(c.worker, down::Publish{c.v, c.digest}); }
+
+void ControllerProcess::Do(const cmd::Load& c) {
+  down::Load m{c.v, c.digest, "", c.worker.worker == c.from.worker};
+  if (config_.cluster.weight_transport == "stream" && !m.alias)
+    m.address = weights_address_[c.from.worker.value];
+  Send(c.worker, std::move(m));
+}
+
+void ControllerProcess::Do(const cmd::Admit& c) { Send(c.worker, down::Admit{c.v}); }
+
+// Every member of the training group has a command of its own with its share of the batch. All of them read
+// the whole of it (train/trainer.h says why), so they are told when all shares are together.
+void ControllerProcess::Do(const cmd::Train& c) {
+  GatheredStep& step = gathering_;
+  if (step.lease != c.lease) step = GatheredStep{c.lease, std::make_shared<std::vector<BatchRow>>(), 0, {}};
+  const std::set<SampleId> masked(c.share->masked.begin(), c.share->masked.end());
+  std::vector<int64_t> groups;
+  for (const std::vector<SampleId>& group : c.share->groups) {
+    groups.push_back(step.groups++);
+    for (const SampleId& tid : group) {
+      StatusOr<BatchRow> row = TrainingRow(c, tid, masked.contains(tid));
+      if (!row.ok()) {
+        Feed(ev::TrainFailed{c.worker, c.step, c.lease, row.status().message(), true});
+        return;
+      }
+      row->gid = {groups.back()};
+      step.rows->push_back(std::move(*row));
+    }
+  }
+  step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
+                                                  c.group_epoch, c.rank, c.world, std::move(groups)});
+  if (static_cast<int64_t>(step.members.size()) < c.world) return;
+  {
+    const std::lock_guard lock(leased_mu_);
+    leased_[c.lease] = {c.step, step.rows};
+  }
+  metrics_->OnBatch(*step.rows);
+  WriteSamples(c, *step.rows);
+  for (auto& [worker, message] : step.members) Send(worker, std::move(message));
+  step = GatheredStep{};
+}
+
+StatusOr<BatchRow> ControllerProcess::TrainingRow(const cmd::Train& c, const SampleId& tid, bool masked) {
+  if (!EnsureRow(tid)) return DataLoss("row " + ToString(tid) + " cannot be read");
+  BatchRow row;
+  row.tid = tid;
+  const EncodedRow& encoded = *samples_.FindRow(tid);
+  row.prompt = encoded.prompt;
+  if (TrainsOnPairs(config_)) {
+    const bool chosen = tid.sample == 0;
+    row.response.ids = chosen ? encoded.response : encoded.rejected;
+    row.loss_mask.assign(row.response.ids.size(), 1);
+    row.reward = chosen ? 1 : 0;
+    return row;
+  }
+  if (config_.job != "rl") {
+    row.response.ids = encoded.response;
+    row.loss_mask = encoded.loss_mask;
+    return row;
+  }
+  const StoredSample* s = Tokens(tid);
+  if (s == nullptr) return DataLoss("the payload of " + ToString(tid) + " cannot be read");
+  row.response = s->tokens;
+  row.truncated = s->finish == storage::FinishReason::kLength;
+  row.reward = controller_->Reward(tid);
+  if (!row.response.fragment.empty()) {  // of one version: it counts, or it does not
+    const Version& made = row.response.versions.front().first;
+    row.loss_mask.assign(1, masked && c.v.number - made.number > c.max_lag_versions ? 0 : 1);
+    return row;
+  }
+  if (const auto named = rewards_.find(tid); named != rewards_.end()) {
+    for (const RewardFunction& f : config_.reward.functions) {
+      const auto it = std::ranges::find(named->second, f.name, [](const auto& entry) { return entry.first; });
+      if (it != named->second.end()) row.components.push_back(it->second);
+    }
+  }
+  row.loss_mask = s->loss_mask;
+  row.loss_mask.resize(row.response.ids.size(), 1);
+  if (masked) MaskOld(c, row);
+  return row;
+}
+
+// on_stale: mask. Tokens older than the bound carry no loss; across lineages a version's number is its
+// distance from the common root, so numbers compare.
+void ControllerProcess::MaskOld(const cmd::Train& c, BatchRow& row) {
+  size_t at = 0;
+  for (const auto& [version, count] : row.response.versions) {
+    for (int64_t i = 0; i < count; ++i, ++at) {
+      if (c.v.number - version.number > c.max_lag_versions) row.loss_mask[at] = 0;
+    }
+  }
+}
+
+StatusOr<std::shared_ptr<const std::vector<BatchRow>>> ControllerProcess::LeasedRows(int64_t lease,
+                                                                                     StepNumber step) {
+  const std::lock_guard lock(leased_mu_);
+  const auto it = leased_.find(lease);
+  if (it == leased_.end() || it->second.first != step) {
+    return NotFound("lease " + std::to_string(lease) + " of step " + std::to_string(step.value) +
+                    " is not open");
+  }
+  return std::shared_ptr<const std::vector<BatchRow>>(it->second.second);
+}
+
+void ControllerProcess::DropLease(int64_t lease) {
+  const std::lock_guard lock(leased_mu_);
+  leased_.erase(lease);
+}
+
+// --- checkpoints
+
+void ControllerProcess::Do(const cmd::WriteCheckpoint& c) {
+  JoinCheckpoint();
+  auto writer = storage::CheckpointWriter::Begin(fs_, checkpoints_, c.step);
+  if (!writer.ok()) {
+    Feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
+    return;
+  }
+  checkpoint_ = std::move(*writer);
+  pending_checkpoint_ = c;
+  Send(c.worker, down::WriteCheckpoint{c.ckpt, c.step, checkpoint_->dir()});
+}
+
+// The trainer's files are there: the rest (sync, manifest, rename, read back) needs no tensor and runs
+// beside the loop.
+void ControllerProcess::CommitCheckpoint(const up::CheckpointFiles& files) {
+  if (!pending_checkpoint_ || pending_checkpoint_->ckpt != files.ckpt) return;
+  const cmd::WriteCheckpoint c = *std::exchange(pending_checkpoint_, std::nullopt);
+  if (!files.error.empty()) {
+    Feed(ev::CheckpointFailed{c.ckpt, files.error});
+    return;
+  }
+  storage::Manifest manifest;
+  manifest.run_id = request_.run_id;
+  manifest.ckpt = c.ckpt;
+  manifest.step = c.step;
+  manifest.version = c.v;
+  manifest.cut = journal_->next_lsn();
+  manifest.config_digest = request_.config_digest;
+  manifest.weights_digest = files.weights_digest;
+  manifest.instruction_set = files.instruction_set;
+  manifest.notes["data_identity"] = rows_->identity();
+  checkpoint_thread_ = std::jthread([this, manifest, c, write_s = files.seconds](std::stop_token) {
+    const auto begin = Clock::now();
+    const auto committed = checkpoint_->Commit(manifest);
+    const double seconds = write_s + std::chrono::duration<double>(Clock::now() - begin).count();
+    if (committed.ok()) {
+      inbox_.Put(CheckpointResult{ev::CheckpointWritten{c.ckpt, c.step, *committed, manifest.weights_digest},
+                                  seconds});
+    } else {
+      inbox_.Put(CheckpointResult{ev::CheckpointFailed{c.ckpt, committed.status().message()}, seconds});
+    }
+  });
+}
+
+void ControllerProcess::JoinCheckpoint() {
+  // waits: as long as the disk takes to read back and commit one checkpoint; the journal waits for the same
+  // disk
+  if (checkpoint_thread_.joinable()) checkpoint_thread_.join();
+}
+
+void ControllerProcess::Do(const cmd::VerifyCheckpoint& c) {
+  const std::string dir = CheckpointDir(c.step);
+  auto verified = storage::VerifyCheckpoint(fs_, dir, c.manifest_digest);
+  Status status = verified.status();
+  if (verified.ok() && verified->notes["data_identity"] != rows_->identity()) {
+    status = FailedPrecondition(dir + " belongs to other data (identity " + verified->notes["data_identity"] +
+                                ", now " + rows_->identity() + ")");
+  }
+  Feed(ev::CheckpointVerified{c.ckpt, status.ok() ? "" : status.message()});
+}
+
+void ControllerProcess::Do(const cmd::DeleteCheckpoint& c) {
+  const Status removed = storage::RemoveCheckpoint(fs_, checkpoints_, c.step);
+  if (!removed.ok()) Warn("checkpoint: " + removed.message());
+}
+
+void ControllerProcess::Do(const cmd::SaveFinal& c) {
+  Send(c.worker, down::SaveFinal{request_.run_dir + "/final"});
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,58 @@
+#pragma once
+// The controller's side of episodes: token ids are the record, what an environment reads and says is derived.
+//
+// The record of a sample is what the policy said (loss 1) and what the environment answered (loss 0), in
+// turn; an answer is tokenised once and appended, nothing is ever tokenised again. So every prompt has the
+// record before it as its prefix; that, and that a replayed episode says what it said before, is checked
+// here, and a violation makes the sample's data invalid. Owned by the controller thread.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+#include "workers/controller/row_source.h"
+#include "workers/controller/run_metrics.h"
+#include "workers/controller/sample_store.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+class Turns {
+ public:
+  Turns(const RowSource& rows, SampleStore& samples, RunMetrics& metrics)
+      : rows_(rows), samples_(samples), metrics_(metrics) {}
+
+  // The command for the worker; its actions come from `record` (null for a reset).
+  [[nodiscard]] down::EnvStep Step(const scheduler::command::EnvStep& c, StoredSample* record);
+  // A reply: tokenises what it says and keeps that until Append. A reply that breaks the record becomes
+  // kData.
+  scheduler::event::EnvStepped Take(const WorkerRef& worker, up::EnvStepped reply);
+  // What was kept becomes part of the record; of turn 0 the prompt.
+  void Append(const scheduler::command::AppendObservation& c);
+  // Before a chunk: the record still begins with what the policy had said. kDataLoss.
+  [[nodiscard]] Status CheckPrefix(const StoredSample& s);
+  void Forget(const SampleId& tid) { pending_.erase(tid); }
+
+ private:
+  struct Pending {
+    int32_t att = 0;
+    int64_t turn = 0;
+    EncodedRow row;  // of turn 0
+    std::vector<int32_t> ids;
+    uint64_t history = 0, state = 0;
+    double reward = 0;  // so far
+  };
+  [[nodiscard]] uint64_t HistoryOf(const SampleId& tid, const StoredSample& s) const;
+
+  const RowSource& rows_;
+  SampleStore& samples_;
+  RunMetrics& metrics_;
+  std::map<SampleId, Pending> pending_;
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,131 @@
+#include "workers/data/model_folder.h"
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/text/tokenizer.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kMaxConfigBytes = 1 << 20;
+
+StatusOr<json> ReadJson(const std::string& path) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  if (error) return NotFound(path + ": cannot be read (" + error.message() + ")");
+  if (static_cast<int64_t>(size) > kMaxConfigBytes)
+    return InvalidArgument(path + ": larger than 1 MiB, that is no config");
+  std::ifstream in(path);
+  json parsed = json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (parsed.is_discarded() || !parsed.is_object()) return InvalidArgument(path + ": is not a JSON object");
+  return parsed;
+}
+
+Status WriteText(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::trunc);
+  out << text;
+  out.flush();
+  if (!out) return Unavailable(path + ": cannot be written; is the disk full?");
+  return OkStatus();
+}
+
+bool HasSuffix(const std::string& s, const std::string& suffix) {
+  return s.size() >= suffix.size() && s.compare(s.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+}  // namespace
+
+Status CheckModelFolder(const std::string& dir, const std::string& key) {
+  std::error_code error;
+  if (!fs::is_directory(dir, error)) {
+    return NotFound(key + ": " + dir +
+                    " is no folder; give the folder of a Hugging Face model, or run `make smollm2` for the "
+                    "one of the example");
+  }
+  for (const char* name : {"config.json", "tokenizer.json"}) {
+    if (!fs::exists(dir + "/" + name, error)) return NotFound(key + ": " + dir + " has no " + name);
+  }
+  bool pickled = false;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    const std::string name = entry.path().filename().string();
+    if (HasSuffix(name, ".safetensors") || name == "model.safetensors.index.json") return OkStatus();
+    pickled = pickled || HasSuffix(name, ".bin") || HasSuffix(name, ".pt") || HasSuffix(name, ".pth");
+  }
+  if (pickled) {
+    return Unimplemented(key + ": " + dir +
+                         " has its weights as pickled files only; pickles can run code, so they are not "
+                         "read: convert them to safetensors");
+  }
+  return NotFound(key + ": " + dir + " has no .safetensors file");
+}
+
+StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const std::string path = dir + "/" + name;
+    std::error_code error;
+    if (!fs::exists(path, error)) continue;
+    TP_ASSIGN_OR_RETURN(const json config, ReadJson(path));
+    const auto it = config.find("eos_token_id");
+    if (it == config.end() || it->is_null()) continue;
+    std::vector<int32_t> ids;
+    for (const json& id : it->is_array() ? *it : json::array({*it})) {
+      if (!id.is_number_integer()) return InvalidArgument(path + ": eos_token_id is no integer");
+      ids.push_back(id.get<int32_t>());
+    }
+    return ids;
+  }
+  return std::vector<int32_t>{};
+}
+
+Status WriteInitFolder(const ModelInit& init, const std::string& dtype, const std::string& dir) {
+  std::error_code error;
+  fs::create_directories(dir, error);
+  if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
+  TP_RETURN_IF_ERROR(text::WriteCharacterTokenizer(init.alphabet, dir));
+  TP_ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::Load(dir));
+  json config = {{"model_type", init.architecture},
+                 {"vocab_size", tokenizer->vocab_size()},
+                 {"hidden_size", init.hidden_size},
+                 {"intermediate_size", init.intermediate_size},
+                 {"num_hidden_layers", init.layers},
+                 {"num_attention_heads", init.heads},
+                 {"num_key_value_heads", init.kv_heads},
+                 {"head_dim", init.head_size},
+                 {"max_position_embeddings", init.max_position},
+                 {"rope_theta", init.rope_theta},
+                 {"rms_norm_eps", 1e-5},
+                 {"hidden_act", "silu"},
+                 {"tie_word_embeddings", init.tie_embeddings},
+                 {"torch_dtype", dtype},
+                 {"pad_token_id", 0},
+                 {"bos_token_id", 1},
+                 {"eos_token_id", 2}};
+  config["architectures"] = {init.architecture == "llama"   ? "LlamaForCausalLM"
+                             : init.architecture == "qwen2" ? "Qwen2ForCausalLM"
+                                                            : "Qwen3ForCausalLM"};
+  TP_RETURN_IF_ERROR(WriteText(dir + "/config.json", config.dump(2) + "\n"));
+  const json generation = {{"bos_token_id", 1}, {"eos_token_id", 2}, {"pad_token_id", 0}};
+  return WriteText(dir + "/generation_config.json", generation.dump(2) + "\n");
+}
+
+Status CopyTextFiles(const std::string& from, const std::string& to) {
+  static constexpr std::array<const char*, 8> kNames = {
+      "tokenizer.json",          "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+      "special_tokens_map.json", "added_tokens.json",     "vocab.json",          "merges.txt"};
+  for (const char* name : kNames) {
+    std::error_code error;
+    if (!fs::exists(from + "/" + name, error)) continue;
+    fs::copy_file(from + "/" + name, to + "/" + name, fs::copy_options::overwrite_existing, error);
+    if (error) return Unavailable(to + "/" + name + ": cannot be written (" + error.message() + ")");
+  }
+  return OkStatus();
+}
+
+}  // namespace tidepool::workers

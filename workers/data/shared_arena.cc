@@ -1,0 +1,168 @@
+#include "workers/data/shared_arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+namespace tidepool::workers {
+namespace {
+
+constexpr uint64_t kMagic = 0x31304b4c42505454ULL;  // "TTPBLK01"
+constexpr int64_t kHeaderBytes = 4096;
+
+struct Header {
+  uint64_t magic;
+  std::atomic<uint64_t> complete;  // 1: the tag and the bytes belong together
+  BlockTag tag;
+};
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+std::string RunFolder(const std::string& run_id) {
+  return "/dev/shm/tidepool-" + std::to_string(getuid()) + "-" + run_id;
+}
+
+}  // namespace
+
+struct SharedBlock::Buffer {
+  std::byte* base = nullptr;
+  int64_t size = 0;
+  ~Buffer() {
+    if (base != nullptr) munmap(base, static_cast<size_t>(size));
+  }
+  [[nodiscard]] Header* header() const { return reinterpret_cast<Header*>(base); }
+};
+
+SharedBlock::SharedBlock(const std::string& run_id, const std::string& name)
+    : dir_(RunFolder(run_id)), name_(name) {}
+SharedBlock::~SharedBlock() = default;
+
+namespace {
+
+StatusOr<std::byte*> Map(const std::string& path, int64_t size, bool write) {
+  const int fd = open(path.c_str(), (write ? O_RDWR | O_CREAT : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) {
+    if (errno == ENOENT) return NotFound(path + ": is not there");
+    return Unavailable(path + ": cannot be opened (" + std::strerror(errno) + ")");
+  }
+  // fallocate, not ftruncate: a full /dev/shm must be an error here and not a bus error later.
+  if (write && posix_fallocate(fd, 0, size) != 0) {
+    close(fd);
+    struct statvfs vfs {};
+    statvfs("/dev/shm", &vfs);
+    return ResourceExhausted(path + ": " + std::to_string(size >> 20) + " MiB do not fit into /dev/shm (" +
+                             std::to_string((vfs.f_bavail * vfs.f_frsize) >> 20) +
+                             " MiB are free); make it larger, or use " +
+                             "cluster.weight_transport: stream and checkpoint.recovery_every_steps: 0");
+  }
+  void* base =
+      mmap(nullptr, static_cast<size_t>(size), write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  close(fd);
+  if (base == MAP_FAILED)
+    return ResourceExhausted(path + ": cannot be mapped (" + std::strerror(errno) + ")");
+  return static_cast<std::byte*>(base);
+}
+
+}  // namespace
+
+Status SharedBlock::Write(BlockTag tag, const std::vector<std::span<const std::byte>>& parts) {
+  int64_t bytes = 0;
+  for (const auto& p : parts) bytes += static_cast<int64_t>(p.size());
+  tag.bytes = bytes;
+  std::error_code error;
+  std::filesystem::create_directories(dir_, error);
+  std::filesystem::permissions(dir_, std::filesystem::perms::owner_all, error);
+  const int64_t size = kHeaderBytes + bytes;
+  int64_t numbers[2] = {-1, -1};
+  for (int i = 0; i < 2; ++i) {
+    if (buffers_[i] != nullptr && buffers_[i]->size != size) buffers_[i].reset();
+    if (buffers_[i] == nullptr) {
+      const std::string path = dir_ + "/" + name_ + "-" + std::to_string(i);
+      std::filesystem::path file(path);
+      if (std::filesystem::exists(file, error) &&
+          static_cast<int64_t>(std::filesystem::file_size(file, error)) != size) {
+        std::filesystem::remove(file, error);
+      }
+      TP_ASSIGN_OR_RETURN(std::byte * base, Map(path, size, /*write=*/true));
+      buffers_[i] = std::make_unique<Buffer>();
+      buffers_[i]->base = base;
+      buffers_[i]->size = size;
+    }
+    const Header* h = buffers_[i]->header();
+    if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1) numbers[i] = h->tag.number;
+  }
+  Buffer& target = *buffers_[numbers[0] <= numbers[1] ? 0 : 1];
+  Header* h = target.header();
+  h->complete.store(0, std::memory_order_release);
+  h->magic = kMagic;
+  h->tag = tag;
+  std::byte* at = target.base + kHeaderBytes;
+  for (const auto& p : parts) {
+    std::memcpy(at, p.data(), p.size());
+    at += p.size();
+  }
+  h->complete.store(1, std::memory_order_release);
+  return OkStatus();
+}
+
+StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
+                                     const std::vector<std::span<std::byte>>& out) const {
+  int64_t bytes = 0;
+  for (const auto& p : out) bytes += static_cast<int64_t>(p.size());
+  for (int i = 0; i < 2; ++i) {
+    const std::string path = dir_ + "/" + name_ + "-" + std::to_string(i);
+    struct stat st {};
+    if (stat(path.c_str(), &st) != 0 || st.st_size < kHeaderBytes) continue;
+    Buffer buffer;
+    TP_ASSIGN_OR_RETURN(buffer.base, Map(path, st.st_size, /*write=*/false));
+    buffer.size = st.st_size;
+    const Header* h = buffer.header();
+    if (h->magic != kMagic || h->complete.load(std::memory_order_acquire) != 1) continue;
+    if (h->tag.number != number || (lineage >= 0 && h->tag.lineage != lineage)) continue;
+    if (h->tag.bytes != bytes || st.st_size < kHeaderBytes + bytes) {
+      return DataLoss(path + ": holds " + std::to_string(h->tag.bytes) + " bytes, not " +
+                      std::to_string(bytes));
+    }
+    const std::byte* at = buffer.base + kHeaderBytes;
+    for (const auto& p : out) {
+      std::memcpy(p.data(), at, p.size());
+      at += p.size();
+    }
+    if (h->complete.load(std::memory_order_acquire) != 1 || h->tag.number != number) {
+      return Unavailable(path + ": was written again while it was read");
+    }
+    return h->tag;
+  }
+  return NotFound(dir_ + "/" + name_ + ": no complete copy of number " + std::to_string(number));
+}
+
+StatusOr<BlockTag> SharedBlock::Newest() const {
+  BlockTag newest;
+  for (int i = 0; i < 2; ++i) {
+    const std::string path = dir_ + "/" + name_ + "-" + std::to_string(i);
+    struct stat st {};
+    if (stat(path.c_str(), &st) != 0 || st.st_size < kHeaderBytes) continue;
+    Buffer buffer;
+    TP_ASSIGN_OR_RETURN(buffer.base, Map(path, st.st_size, /*write=*/false));
+    buffer.size = st.st_size;
+    const Header* h = buffer.header();
+    if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1 &&
+        h->tag.number > newest.number)
+      newest = h->tag;
+  }
+  if (newest.number < 0) return NotFound(dir_ + "/" + name_ + ": no complete copy");
+  return newest;
+}
+
+void SharedBlock::RemoveAll(const std::string& run_id) {
+  std::error_code error;  // what is not there need not be removed
+  std::filesystem::remove_all(RunFolder(run_id), error);
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,133 @@
+#include "workers/data/weights_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/hash.h"
+#include "proto/control.grpc.pb.h"
+#include "workers/net/rpc_status.h"
+
+namespace tidepool::workers {
+
+struct WeightsServer::Impl final : v1::Weights::Service {
+  std::string token;
+  int64_t frame_bytes = 1 << 20;
+  PublishedSource source;
+  std::unique_ptr<grpc::Server> server;
+  std::string address;
+
+  grpc::Status Fetch(grpc::ServerContext* context, const v1::FetchWeightsRequest* request,
+                     grpc::ServerWriter<v1::WeightsFrame>* writer) override {
+    const auto& metadata = context->client_metadata();
+    const auto it = metadata.find("authorization");
+    if (it == metadata.end() ||
+        !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + token)) {
+      return ToGrpc(Unauthenticated("Fetch: no token of a device worker of this job"));
+    }
+    auto published = source(
+        {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
+    if (!published.ok()) return ToGrpc(published.status());
+    int64_t total = 0, sent = 0;
+    for (const auto& part : published->parts) total += static_cast<int64_t>(part.size());
+    for (const auto& part : published->parts) {
+      const auto size = static_cast<int64_t>(part.size());
+      for (int64_t at = 0; at < size; at += frame_bytes) {
+        v1::WeightsFrame frame;
+        const int64_t n = std::min(frame_bytes, size - at);
+        frame.set_offset(sent);
+        if (sent == 0) {
+          frame.set_digest(published->digest);
+          frame.set_total_bytes(total);
+        }
+        frame.set_data(part.data() + at, static_cast<size_t>(n));
+        if (!writer->Write(frame)) return ToGrpc(Unavailable("Fetch: the reader went away"));
+        sent += n;
+      }
+    }
+    return grpc::Status::OK;
+  }
+};
+
+WeightsServer::WeightsServer() : impl_(std::make_unique<Impl>()) {}
+WeightsServer::~WeightsServer() {
+  if (impl_->server != nullptr) {
+    impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+    impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
+  }
+}
+std::string WeightsServer::address() const { return impl_->address; }
+
+StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string& bind,
+                                                              const std::string& token,
+                                                              int64_t max_frame_bytes,
+                                                              PublishedSource source) {
+  std::unique_ptr<WeightsServer> server(new WeightsServer());
+  server->impl_->token = token;
+  server->impl_->frame_bytes = std::max<int64_t>(max_frame_bytes - 4096, 4096);  // room for the other fields
+  server->impl_->source = std::move(source);
+  grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  int port = 0;
+  builder.AddListeningPort(bind + ":0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(server->impl_.get());
+  server->impl_->server = builder.BuildAndStart();
+  if (server->impl_->server == nullptr) return Unavailable("no port on " + bind + " for the weights service");
+  server->impl_->address = bind + ":" + std::to_string(port);
+  return server;
+}
+
+StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& token, const WantedBytes& wanted,
+                              std::span<const std::span<std::byte>> parts) {
+  size_t total = 0;
+  for (const auto& part : parts) total += part.size();
+  const std::string what = wanted.step.valid() ? "state of step " + std::to_string(wanted.step.value)
+                                               : "weights of version " + ToString(wanted.version);
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
+  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  auto stub = v1::Weights::NewStub(channel);
+  grpc::ClientContext context;
+  AddToken(&context, token);
+  // A tenth of the rate this link is known for (docs/perf.md), and never less than a slow start needs.
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::seconds(30 + static_cast<int64_t>(total / 100'000'000)));
+  v1::FetchWeightsRequest request;
+  request.mutable_version()->set_lineage(wanted.version.lineage);
+  request.mutable_version()->set_number(wanted.version.number);
+  request.set_state_step(wanted.step.value + 1);
+  auto reader = stub->Fetch(&context, request);
+  v1::WeightsFrame frame;
+  size_t at = 0, part = 0, in_part = 0;
+  uint64_t digest = 0;
+  Status wrong = OkStatus();
+  while (reader->Read(&frame)) {
+    const bool fits = static_cast<size_t>(frame.offset()) == at && at + frame.data().size() <= total;
+    if (!fits || (at == 0 && static_cast<size_t>(frame.total_bytes()) != total)) {
+      wrong = DataLoss(what + " from " + address + ": another size or order than expected");
+      context.TryCancel();
+      break;
+    }
+    if (at == 0) digest = frame.digest();
+    for (std::string_view left = frame.data(); !left.empty();) {
+      if (in_part == parts[part].size()) {
+        ++part;
+        in_part = 0;
+        continue;
+      }
+      const size_t n = std::min(left.size(), parts[part].size() - in_part);
+      std::memcpy(parts[part].data() + in_part, left.data(), n);
+      left.remove_prefix(n);
+      in_part += n;
+      at += n;
+    }
+  }
+  const Status end = FromGrpc(reader->Finish());
+  TP_RETURN_IF_ERROR(wrong);
+  TP_RETURN_IF_ERROR(end.At("fetch " + what));
+  if (at != total) return DataLoss(what + " from " + address + ": cut short");
+  return digest;
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,116 @@
+#pragma once
+// What a device can do, apart from how it is told: weights, engine and trainer of one worker.
+//
+// Both roles share one Weights arena: a colocated worker hands new weights from the trainer to the
+// engine by bumping the version, no byte moves. A trainer that needs further models (a frozen reference or
+// teacher, a critic) gets them when it is made; a worker that only generates never loads them. Owned by the
+// device thread, except WriteCheckpoint, which may run on another thread while no optimizer step does.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/comm/collective.h"
+#include "core/model/weights.h"
+#include "core/policy/policy_trainer.h"
+#include "core/train/trainer.h"
+#include "workers/data/shared_arena.h"
+#include "workers/device/rollout.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+struct TrainOutcome {
+  bool finite = true;
+  uint64_t weights_digest = 0;
+  std::vector<std::pair<std::string, double>> metrics;
+};
+
+class DeviceRoles {
+ public:
+  DeviceRoles(JobConfig config, std::string model_dir, std::string run_id);
+  ~DeviceRoles();
+
+  // Weights of the start: read from the model folder, or made from its config with the job's seed.
+  Status InitState();
+  // Trainer and weights from a checkpoint folder, or from the recovery copy of `step`.
+  Status RestoreFromCheckpoint(const std::string& dir, StepNumber step);
+  Status RestoreFromRecovery(StepNumber step);
+  // From the worker at `address`, which holds the state of `step`. kDataLoss: not the bytes that it has.
+  Status FetchState(const std::string& address, const std::string& token, StepNumber step);
+  // The live bytes of the state, for others to fetch: valid until the next optimizer step begins.
+  StatusOr<std::vector<std::span<const std::byte>>> StateParts();
+  static uint64_t StateDigest(std::span<const std::span<const std::byte>> parts);
+  [[nodiscard]] StatusOr<uint64_t> WeightsDigest() const;
+
+  // Rollout.
+  Status PrepareRollout();  // makes or re-allocates the engine
+  [[nodiscard]] Rollout* rollout() { return rollout_.get(); }
+  int64_t ReleaseRollout();  // frees the KV memory; bytes
+  // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
+  StatusOr<uint64_t> LoadFromSharedMemory(Version version);
+  StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
+  void UseVersion(Version version);  // the arena now holds `version`
+  [[nodiscard]] int64_t weight_bytes() const;
+
+  // Training. kInvalidArgument: the rows cannot be trained on (data), nothing changed.
+  // kAborted: `progress` returned false. With a group, `rows` are those of all ranks and `groups` the gids of
+  // this one's (train/trainer.h); after any error the group is useless.
+  using Progress = std::function<bool(const std::string& op)>;
+  StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
+                               const Progress& progress, comm::Collective* group = nullptr,
+                               const std::vector<int64_t>& groups = {});
+  // Optimizer updates ever made: tells whether a step that failed changed anything.
+  [[nodiscard]] int64_t updates() const {
+    return policy_trainer_ != nullptr ? policy_trainer_->updates()
+           : trainer_ == nullptr      ? 0
+                                      : trainer_->updates();
+  }
+  Status PublishToSharedMemory(Version version, uint64_t digest);
+  [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
+  Status CopyRecovery(StepNumber step);
+  Status PrepareCheckpoint();  // before WriteCheckpoint, on the device thread
+  // Writes model/ and trainer files under `dir`; returns their paths relative to it.
+  StatusOr<std::vector<std::string>> WriteCheckpoint(const std::string& dir) const;
+  Status SaveModel(const std::string& dir) const;
+
+ private:
+  Status MakeWeights(bool read_tensors);
+  Status MakeTrainer();
+  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer, as the next one
+  [[nodiscard]] uint64_t TrainerDigest() const;
+  StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows,
+                                     const Progress& progress, comm::Collective* group,
+                                     const std::vector<int64_t>& groups);
+  // A model of its own from a folder; "" is what the run starts from.
+  StatusOr<std::unique_ptr<model::Weights>> ReadModel(const std::string& key,
+                                                      const std::string& folder) const;
+  // Held-out pairs, judged by the trainer: into the step's metrics.
+  Status EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics);
+
+  JobConfig config_;
+  std::string model_dir_;
+  std::string run_id_;
+  std::unique_ptr<model::Weights> weights_;
+  std::unique_ptr<model::Weights> reference_, teacher_, critic_;
+  std::vector<train::Row> held_out_;  // pairs; read when they are first needed
+  std::unique_ptr<Rollout> rollout_;
+  std::unique_ptr<train::Trainer> trainer_;
+  // model.policy: weights_ are a policy's, and this is their trainer.
+  std::optional<policy::PolicySpec> policy_;
+  std::unique_ptr<policy::PolicyTrainer> policy_trainer_;
+  SharedBlock published_;
+  SharedBlock recovery_;
+  Version version_;
+  bool owns_state_ = false;  // weights, master and moments are those of one step
+  uint64_t digest_ = 0;      // of weights_ as they are
+};
+
+}  // namespace tidepool::workers

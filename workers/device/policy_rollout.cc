@@ -1,0 +1,111 @@
+#include "workers/device/policy_rollout.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace tidepool::workers {
+namespace {
+
+using scheduler::event::ChunkEnd;
+
+}  // namespace
+
+StatusOr<std::unique_ptr<PolicyRollout>> PolicyRollout::Create(const JobConfig& config,
+                                                               const policy::PolicySpec& spec,
+                                                               const model::Weights& weights) {
+  TP_ASSIGN_OR_RETURN(const auto environment,
+                      environments::FindVectorEnvironment(policy::EnvironmentOfJob(config)));
+  std::unique_ptr<PolicyRollout> rollout(new PolicyRollout(config, spec, weights));
+  rollout->episode_steps_ = environment.max_episode_steps;
+  return rollout;
+}
+
+Status PolicyRollout::Add(down::StartChunk c) {
+  TP_ASSIGN_OR_RETURN(auto starts, policy::DecodeStates(c.starts));
+  if (starts.empty() || c.environment.empty())
+    return InvalidArgument("fragment " + ToString(c.tid) + ": came without environments to play in");
+  Site& site = sites_[c.environment];
+  if (site.host == nullptr) {
+    // A worker that took another's place has another address; what nobody plays at any more goes.
+    std::erase_if(sites_, [&](const auto& s) {
+      return s.first != c.environment && s.second.player != nullptr && !s.second.player->HasWork();
+    });
+    site.host =
+        std::make_unique<RemoteHost>(c.environment, c.environment_token, config_.environment.step_timeout_s,
+                                     config_.security.max_control_bytes);
+    site.player = std::make_unique<policy::Player>(spec_, weights_, *site.host, config_.seed);
+  }
+  policy::FragmentRequest request;
+  request.tid = c.tid;
+  request.att = c.att;
+  request.greedy = c.greedy;
+  request.episode = c.tid.is_eval();
+  request.steps = request.episode ? episode_steps_ : c.chunk_tokens / static_cast<int64_t>(starts.size());
+  request.starts = std::move(starts);
+  TP_RETURN_IF_ERROR(site.player->Add(std::move(request)));
+  chunk_steps_[{c.tid, c.att}] = c.chunk_tokens;
+  return OkStatus();
+}
+
+void PolicyRollout::Cancel(const SampleId& tid, int32_t att) {
+  chunk_steps_.erase({tid, att});
+  for (auto& [address, site] : sites_) site.player->Cancel(tid, att);
+}
+
+std::vector<std::pair<SampleId, int32_t>> PolicyRollout::Drain() {
+  std::vector<std::pair<SampleId, int32_t>> out;
+  for (auto& [address, site] : sites_) {
+    for (const auto& chunk : site.player->Drain()) out.push_back(chunk);
+  }
+  chunk_steps_.clear();
+  return out;
+}
+
+bool PolicyRollout::HasWork() const {
+  return std::ranges::any_of(sites_, [](const auto& s) { return s.second.player->HasWork(); });
+}
+
+RolloutStep PolicyRollout::Step() {
+  const auto start = std::chrono::steady_clock::now();
+  RolloutStep out;
+  up::StepTokens& tokens = out.tokens;
+  for (auto& [address, site] : sites_) {
+    if (!site.player->HasWork()) continue;
+    policy::PlayerStats stats;
+    for (policy::PlayedFragment& played : site.player->Step(&stats)) {
+      up::ChunkDelta c;
+      c.tid = played.tid;
+      c.att = played.att;
+      c.ended = true;
+      const auto asked = chunk_steps_.find({played.tid, played.att});
+      const int64_t most = asked == chunk_steps_.end() ? 0 : asked->second;
+      if (asked != chunk_steps_.end()) chunk_steps_.erase(asked);
+      if (played.status.ok()) {
+        // An episode of an evaluation may be longer than a fragment; its steps are not a sample's tokens.
+        c.tokens.fragment_steps = std::min(played.fragment.cells(), most);
+        c.tokens.fragment = policy::EncodeFragment(played.fragment);
+        c.tokens.versions.emplace_back(version_, c.tokens.fragment_steps);
+        c.end = ChunkEnd::kEos;
+      } else {
+        // A worker that is gone is no fault of the fragment's; one that is late or refuses is counted.
+        c.end = played.status.code() == StatusCode::kUnavailable       ? ChunkEnd::kCancelled
+                : played.status.code() == StatusCode::kInvalidArgument ? ChunkEnd::kDataError
+                                                                       : ChunkEnd::kError;
+        c.why = played.status.message();
+      }
+      tokens.chunks.push_back(std::move(c));
+    }
+    out.sampled += stats.steps;
+    tokens.running += site.player->running();
+  }
+  tokens.step_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return out;
+}
+
+void PolicyRollout::UseVersion(const Version& version) {
+  version_ = version;
+  for (auto& [address, site] : sites_) site.player->WeightsChanged();
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,52 @@
+#include "workers/device/pulse.h"
+
+#include <sys/resource.h>
+
+#include <utility>
+
+namespace tidepool::workers {
+namespace {
+
+int64_t PeakResidentBytes() {
+  struct rusage usage {};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+}  // namespace
+
+void Pulse::Begin(std::string op) {
+  const std::lock_guard lock(mu_);
+  beat_.op = std::move(op);
+  ++beat_.op_seq;
+}
+
+void Pulse::Engine(const up::StepTokens& stats) {
+  const std::lock_guard lock(mu_);
+  beat_.has_engine = true;
+  beat_.kv_usage = stats.kv_usage;
+  beat_.running = stats.running;
+  beat_.waiting = stats.waiting;
+  beat_.step_s = stats.step_s;
+  if (stats.prefill_tokens == 0) beat_.decode_s = stats.step_s;
+  ++beat_.op_seq;
+}
+
+void Pulse::SetPacer(const Pacer* pacer) {
+  const std::lock_guard lock(mu_);
+  pacer_ = pacer;
+}
+
+up::Heartbeat Pulse::Take() {
+  const std::lock_guard lock(mu_);
+  beat_.rss_bytes = PeakResidentBytes();
+  if (pacer_ != nullptr) {
+    const PaceCount paced = pacer_->Count();
+    beat_.paced_steps = paced.steps;
+    beat_.paced_missed = paced.missed;
+    beat_.pace_scale_needed = paced.scale_needed;
+  }
+  return beat_;
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,36 @@
+#pragma once
+// The rollout role of a language model: chunks to core/engine, its deltas to the wire.
+
+#include <memory>
+
+#include "core/base/config.h"
+#include "core/engine/engine.h"
+#include "workers/device/rollout.h"
+
+namespace tidepool::workers {
+
+class TokenRollout : public Rollout {
+ public:
+  // routing_bytes: of a row, where the engine records which experts it took; 0: nothing is recorded.
+  // turns: what it generates are turns of episodes, whose KV is wanted again after the environment's.
+  TokenRollout(const RolloutConfig& config, bool turns, int64_t routing_bytes,
+               std::unique_ptr<engine::Engine> engine)
+      : config_(config), turns_(turns), routing_bytes_(routing_bytes), engine_(std::move(engine)) {}
+  Status Add(down::StartChunk chunk) override;
+  void Cancel(const SampleId& tid, int32_t att) override { engine_->Cancel(tid, att); }
+  void ForgetGroup(GroupId gid) override { engine_->ForgetGroup(gid); }
+  std::vector<std::pair<SampleId, int32_t>> Drain() override;
+  [[nodiscard]] bool HasWork() const override { return engine_->HasWork(); }
+  RolloutStep Step() override;
+  void UseVersion(const Version& version) override;
+  Status AcquireMemory() override { return engine_->AcquireMemory(); }
+  int64_t ReleaseMemory() override { return engine_->ReleaseMemory(); }
+
+ private:
+  const RolloutConfig config_;
+  const bool turns_;
+  const int64_t routing_bytes_;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,9 @@
+#include "workers/device/torch_threads.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+
+namespace tidepool::workers {
+void SetTorchThreads(int threads) { at::set_num_threads(threads); }
+std::string TorchInstructionSet() { return at::get_cpu_capability(); }
+}  // namespace tidepool::workers

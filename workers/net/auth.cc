@@ -1,0 +1,106 @@
+#include "workers/net/auth.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "core/base/hash.h"
+
+namespace tidepool::workers {
+namespace {
+
+Status WriteSecretFile(const std::string& path, const std::string& text) {
+  const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return Unavailable(path + ": cannot be written (" + std::strerror(errno) + ")");
+  const bool wrote =
+      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
+  const std::string error = std::strerror(errno);
+  close(fd);
+  if (!wrote) return Unavailable(path + ": cannot be written (" + error + ")");
+  return OkStatus();
+}
+
+}  // namespace
+
+const char* Name(CallerRole role) {
+  switch (role) {
+    case CallerRole::kDevice:
+      return "device";
+    case CallerRole::kReward:
+      return "reward";
+    case CallerRole::kOperator:
+      return "operator";
+    case CallerRole::kEnvironment:
+      return "environment";
+  }
+  return "?";
+}
+
+JobTokens::JobTokens(std::string secret) : secret_(std::move(secret)) {
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    tokens_[i] = HmacSha256Hex(secret_, std::string("tidepool role ") + Name(static_cast<CallerRole>(i)));
+  }
+}
+
+StatusOr<JobTokens> JobTokens::Random() {
+  std::array<uint8_t, 32> bytes{};
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return Unavailable("the kernel gave no random bytes for a job secret");
+  }
+  return JobTokens(Hex(bytes));
+}
+
+StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
+  const std::string path = dir + "/secret";
+  if (std::filesystem::exists(path)) {
+    TP_ASSIGN_OR_RETURN(std::string secret, ReadTokenFile(path));
+    JobTokens known(std::move(secret));
+    const std::string environment =
+        dir + "/" + Name(CallerRole::kEnvironment) + ".token";  // runs of older builds have none
+    if (!std::filesystem::exists(environment))
+      TP_RETURN_IF_ERROR(WriteSecretFile(environment, known.Token(CallerRole::kEnvironment) + "\n"));
+    return known;
+  }
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
+  std::filesystem::permissions(dir, std::filesystem::perms::owner_all, error);
+  TP_ASSIGN_OR_RETURN(JobTokens tokens, Random());
+  for (const CallerRole role :
+       {CallerRole::kDevice, CallerRole::kReward, CallerRole::kOperator, CallerRole::kEnvironment}) {
+    TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + Name(role) + ".token", tokens.Token(role) + "\n"));
+  }
+  TP_RETURN_IF_ERROR(WriteSecretFile(path, tokens.secret_ + "\n"));
+  return tokens;
+}
+
+const std::string& JobTokens::Token(CallerRole role) const { return tokens_[static_cast<size_t>(role)]; }
+
+std::optional<CallerRole> JobTokens::RoleOf(std::string_view token) const {
+  std::optional<CallerRole> found;
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    if (ConstantTimeEqual(token, tokens_[i])) found = static_cast<CallerRole>(i);
+  }
+  return found;
+}
+
+StatusOr<std::string> ReadTokenFile(const std::string& path) {
+  struct stat st {};
+  if (stat(path.c_str(), &st) != 0)
+    return NotFound(path + ": no such token file; the run directory's security/ folder has them");
+  if ((st.st_mode & 077) != 0) return PermissionDenied(path + ": others can read this secret; chmod 600 it");
+  std::ifstream in(path);
+  std::string token;
+  in >> token;
+  if (token.size() != 64) return InvalidArgument(path + ": holds no token of 64 hex digits");
+  return token;
+}
+
+}  // namespace tidepool::workers

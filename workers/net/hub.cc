@@ -1,0 +1,326 @@
+#include "workers/net/hub.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "proto/control.grpc.pb.h"
+#include "workers/net/rpc_status.h"
+#include "workers/net/wire.h"
+
+namespace tidepool::workers {
+namespace {
+
+constexpr auto kHelloDeadline = std::chrono::seconds(5);
+
+// Messages on their way to one worker. Bounded: a reader that never reads is closed, not waited for.
+struct Connection {
+  std::mutex mu;
+  std::condition_variable wake;
+  std::deque<ToWorker> queue;
+  bool held = false;  // more is coming that shall go with it (Hub::Hold)
+  bool closed = false;
+  std::string why;
+  grpc::ServerContext* context = nullptr;  // while the call lives
+
+  void CloseLocked(const std::string& reason) {
+    if (closed) return;
+    closed = true;
+    why = reason;
+    wake.notify_all();
+  }
+};
+
+}  // namespace
+
+struct Hub::Impl final : v1::Control::Service {
+  HubOptions options;
+  JobTokens tokens;
+  std::function<void(HubEvent)> sink;
+  RowsProvider rows;
+  std::unique_ptr<grpc::Server> server;
+  std::string address;
+  std::atomic<int64_t> refused{0};
+  std::mutex mu;
+  std::map<ConnectionId, std::shared_ptr<Connection>> connections;
+  int64_t holds = 0;
+  std::set<std::shared_ptr<Connection>> have_waiting;  // messages, until the last hold ends
+  ConnectionId next_connection = 1;
+
+  Impl(HubOptions o, JobTokens t) : options(std::move(o)), tokens(std::move(t)) {}
+
+  void Release();
+
+  Status Authorise(const grpc::ServerContext& context, CallerRole* role) {
+    const Status status = CheckToken(context, tokens, role);
+    if (!status.ok()) refused.fetch_add(1);
+    return status;
+  }
+
+  grpc::Status Attach(grpc::ServerContext* context,
+                      grpc::ServerReaderWriter<v1::ToWorker, v1::FromWorker>* stream) override {
+    CallerRole role{};
+    if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
+    if (role == CallerRole::kOperator) {
+      refused.fetch_add(1);
+      return ToGrpc(PermissionDenied("Attach: the operator token may not attach a worker"));
+    }
+    // A stream that opens and stays silent must not hold a thread for ever.
+    std::mutex guard_mu;
+    std::condition_variable guard_wake;
+    bool greeted = false;
+    std::jthread guard([&](std::stop_token) {  // waits: kHelloDeadline at most
+      std::unique_lock lock(guard_mu);
+      if (!guard_wake.wait_for(lock, kHelloDeadline, [&] { return greeted; })) context->TryCancel();
+    });
+    v1::FromWorker wire;
+    const bool read = stream->Read(&wire);
+    {
+      const std::lock_guard lock(guard_mu);
+      greeted = true;
+    }
+    guard_wake.notify_all();
+    guard.join();  // waits: it was told
+    if (!read) return ToGrpc(DeadlineExceeded("Attach: no Hello came"));
+    StatusOr<FromWorker> first = FromWire(wire);
+    if (!first.ok()) return ToGrpc(first.status());
+    auto* hello = std::get_if<up::Hello>(&first->body);
+    if (hello == nullptr) return ToGrpc(InvalidArgument("Attach: the first message has to be Hello"));
+    if (hello->schema != kWireSchema) {
+      return ToGrpc(FailedPrecondition("Attach: the worker speaks wire schema " +
+                                       std::to_string(hello->schema) + ", the controller " +
+                                       std::to_string(kWireSchema) + "; use one build for both"));
+    }
+    if (hello->run_id != options.run_id) {
+      return ToGrpc(FailedPrecondition("Attach: this is run " + options.run_id + ", not " + hello->run_id));
+    }
+    const CallerRole wanted = hello->kind == scheduler::WorkerKind::kDevice   ? CallerRole::kDevice
+                              : hello->kind == scheduler::WorkerKind::kReward ? CallerRole::kReward
+                                                                              : CallerRole::kEnvironment;
+    if (role != wanted) {
+      refused.fetch_add(1);
+      return ToGrpc(PermissionDenied(std::string("Attach: a token for ") + Name(role) + " may not attach a " +
+                                     Name(wanted) + " worker"));
+    }
+
+    auto connection = std::make_shared<Connection>();
+    ConnectionId id = 0;
+    {
+      const std::lock_guard lock(mu);
+      id = next_connection++;
+      connection->context = context;
+      connections[id] = connection;
+    }
+    // waits: joined below, after the stream was cancelled
+    std::jthread writer([&, connection](std::stop_token) { Write(*connection, stream); });
+    sink(HubOpened{id, std::move(*hello), context->peer()});
+    std::string why = "the connection was closed";
+    while (stream->Read(&wire)) {
+      auto messages = FromWireTogether(wire);
+      const auto allowed = [&]() -> Status {
+        TP_RETURN_IF_ERROR(messages.status());
+        for (const FromWorker& message : *messages) {
+          const Status may = Allowed(role, message);
+          refused.fetch_add(may.ok() ? 0 : 1);
+          TP_RETURN_IF_ERROR(may);
+        }
+        return OkStatus();
+      };
+      if (const Status s = allowed(); !s.ok()) {
+        why = s.message();
+        break;
+      }
+      for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
+      wire.Clear();
+    }
+    std::string reason;
+    {
+      const std::lock_guard lock(connection->mu);
+      if (!connection->why.empty()) why = connection->why;
+      connection->CloseLocked(why);
+      connection->context = nullptr;
+    }
+    context->TryCancel();  // lets a writer that waits in Write return
+    writer.join();         // waits: closed and cancelled, so neither its wait nor its Write goes on
+    {
+      const std::lock_guard lock(mu);
+      connections.erase(id);
+    }
+    sink(HubClosed{id, why});
+    return grpc::Status::OK;
+  }
+
+  // A reward worker has verdicts and heartbeats to say, an environment worker what came of actions; neither
+  // has anything to say about devices or weights.
+  static Status Allowed(CallerRole role, const FromWorker& message) {
+    const auto& body = message.body;
+    if (std::holds_alternative<up::Hello>(body)) return InvalidArgument("a second Hello on one connection");
+    if (std::holds_alternative<up::Heartbeat>(body)) return OkStatus();
+    const bool is_grade = std::holds_alternative<up::Graded>(body),
+               is_step = std::holds_alternative<up::EnvStepped>(body);
+    if ((role == CallerRole::kReward) == is_grade && (role == CallerRole::kEnvironment) == is_step)
+      return OkStatus();
+    return PermissionDenied(std::string("a ") + Name(role) + " worker may not send this message");
+  }
+
+  static void Write(Connection& connection, grpc::ServerReaderWriter<v1::ToWorker, v1::FromWorker>* stream) {
+    while (true) {
+      std::deque<ToWorker> batch;
+      {
+        std::unique_lock lock(connection.mu);
+        // waits: until the hold ends, or CloseLocked, which the end of the connection calls; the controller
+        // closes one that falls silent
+        connection.wake.wait(
+            lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
+        if (connection.queue.empty()) return;
+        batch.swap(connection.queue);
+      }
+      // No buffer_hint: a first message written with it waits for a second one that may never come.
+      for (size_t at = 0; at < batch.size();) {
+        v1::ToWorker wire;
+        at = ToWireTogether(batch, at, &wire);
+        if (!stream->Write(wire)) {
+          const std::lock_guard lock(connection.mu);
+          connection.CloseLocked("the worker stopped reading");
+          return;
+        }
+      }
+    }
+  }
+
+  grpc::Status FetchRows(grpc::ServerContext* context, const v1::FetchRowsRequest* request,
+                         grpc::ServerWriter<v1::RowsFrame>* writer) override {
+    CallerRole role{};
+    if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
+    if (role != CallerRole::kDevice) {
+      refused.fetch_add(1);
+      return ToGrpc(
+          PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches"));
+    }
+    auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1});
+    if (!batch.ok()) return ToGrpc(batch.status());
+    v1::RowsFrame frame;
+    size_t bytes = 0;
+    for (const BatchRow& row : **batch) {
+      v1::Row* wire = frame.add_rows();
+      ToWire(row, wire);
+      bytes += wire->ByteSizeLong();
+      if (bytes * 2 > static_cast<size_t>(options.max_frame_bytes)) {
+        if (!writer->Write(frame)) return ToGrpc(Unavailable("FetchRows: the worker went away"));
+        frame.Clear();
+        bytes = 0;
+      }
+    }
+    if (frame.rows_size() > 0 && !writer->Write(frame))
+      return ToGrpc(Unavailable("FetchRows: the worker went away"));
+    return grpc::Status::OK;
+  }
+};
+
+Hub::Hub() = default;
+Hub::~Hub() {
+  if (impl_ != nullptr) Stop();
+}
+
+bool IsLoopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]" ||
+         host.rfind("127.", 0) == 0;
+}
+
+StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTokens& tokens,
+                                          std::function<void(HubEvent)> sink, RowsProvider rows) {
+  if (!IsLoopback(options.bind)) {
+    return InvalidArgument(
+        "cluster.bind is " + options.bind +
+        ", which others can reach; only loopback addresses are allowed until mutual TLS exists");
+  }
+  QuietGrpcLog();
+  std::unique_ptr<Hub> hub(new Hub());
+  hub->impl_ = std::make_unique<Impl>(options, tokens);
+  hub->impl_->sink = std::move(sink);
+  hub->impl_->rows = std::move(rows);
+  grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two controllers on one port would share workers
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
+  int port = 0;
+  const std::string wanted = options.bind + ":" + std::to_string(options.port);
+  builder.AddListeningPort(wanted, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(hub->impl_.get());
+  hub->impl_->server = builder.BuildAndStart();
+  if (hub->impl_->server == nullptr || port == 0) {
+    return Unavailable("cluster.port: " + wanted +
+                       " is taken or may not be used; choose another, or 0 for any free one");
+  }
+  hub->impl_->address = options.bind + ":" + std::to_string(port);
+  return hub;
+}
+
+std::string Hub::address() const { return impl_->address; }
+int64_t Hub::refused_calls() const { return impl_->refused.load(); }
+
+void Hub::Send(ConnectionId id, ToWorker message) {
+  std::shared_ptr<Connection> connection;
+  {
+    const std::lock_guard lock(impl_->mu);
+    const auto it = impl_->connections.find(id);
+    if (it == impl_->connections.end()) return;  // it has just gone: HubClosed is on its way
+    connection = it->second;
+    if (impl_->holds > 0 && impl_->have_waiting.insert(connection).second) {
+      const std::lock_guard inner(connection->mu);
+      connection->held = true;
+    }
+  }
+  const std::lock_guard lock(connection->mu);
+  if (connection->closed) return;
+  if (static_cast<int64_t>(connection->queue.size()) >= impl_->options.max_queued_messages) {
+    connection->CloseLocked("the worker does not read its commands");
+    if (connection->context != nullptr) connection->context->TryCancel();
+    return;
+  }
+  connection->queue.push_back(std::move(message));
+  if (!connection->held) connection->wake.notify_one();
+}
+
+void Hub::Impl::Release() {
+  const std::lock_guard lock(mu);
+  if (--holds > 0) return;
+  for (const auto& connection : have_waiting) {
+    const std::lock_guard inner(connection->mu);
+    connection->held = false;
+    connection->wake.notify_one();
+  }
+  have_waiting.clear();
+}
+
+Hub::Holding::~Holding() { hub_->impl_->Release(); }
+Hub::Holding Hub::Hold() {
+  const std::lock_guard lock(impl_->mu);
+  ++impl_->holds;
+  return Holding(this);
+}
+
+void Hub::Close(ConnectionId id, const std::string& why) {
+  const std::lock_guard lock(impl_->mu);
+  const auto it = impl_->connections.find(id);
+  if (it == impl_->connections.end()) return;
+  const std::lock_guard inner(it->second->mu);
+  it->second->CloseLocked(why);
+  if (it->second->context != nullptr) it->second->context->TryCancel();
+}
+
+void Hub::Stop() {
+  if (impl_->server == nullptr) return;
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+  impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
+  impl_->server.reset();
+}
+
+}  // namespace tidepool::workers

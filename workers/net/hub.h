@@ -1,0 +1,88 @@
+#pragma once
+// The controller's end of the wire: a gRPC server that workers attach to.
+//
+// Every call needs a token of this job with the right role, checked before anything is read from it.
+// What happens on connections is handed to one sink as HubEvents, from gRPC's threads: the sink must
+// be quick (put it in a queue). Send and Close may be called from any thread. Messages to a
+// connection keep their order.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/status.h"
+#include "workers/net/auth.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+using ConnectionId = int64_t;  // never re-used
+
+struct HubOptions {
+  std::string bind = "127.0.0.1";  // loopback only, until mutual TLS exists
+  int64_t port = 0;                // 0: any free one
+  std::string run_id;
+  int64_t max_control_bytes = 4 << 20;
+  int64_t max_frame_bytes = 1 << 20;
+  int64_t max_queued_messages = 1 << 16;  // to one connection; more: it is closed as hung
+};
+
+struct HubOpened {
+  ConnectionId connection = 0;
+  up::Hello hello;
+  std::string peer;
+};
+struct HubMessage {
+  ConnectionId connection = 0;
+  FromWorker message;
+};
+struct HubClosed {
+  ConnectionId connection = 0;
+  std::string why;
+};
+using HubEvent = std::variant<HubOpened, HubMessage, HubClosed>;
+
+// Rows of a lease for FetchRows, in order; any thread.
+using RowsProvider = std::function<StatusOr<std::shared_ptr<const std::vector<BatchRow>>>(
+    int64_t lease, StepNumber step, Incarnation inc)>;
+
+class Hub {
+ public:
+  // kInvalidArgument: bind is not loopback. kUnavailable: port taken.
+  static StatusOr<std::unique_ptr<Hub>> Start(const HubOptions& options, const JobTokens& tokens,
+                                              std::function<void(HubEvent)> sink, RowsProvider rows);
+  ~Hub();
+
+  [[nodiscard]] std::string address() const;  // "127.0.0.1:40123"
+  void Send(ConnectionId connection, ToWorker message);
+  // Until it goes, what is sent waits, and then leaves as few frames: a worker that is given a hundred chunks
+  // at once takes them into one engine step, not into a dozen.
+  class Holding {
+   public:
+    explicit Holding(Hub* hub) : hub_(hub) {}
+    ~Holding();
+    Holding(const Holding&) = delete;
+    Holding& operator=(const Holding&) = delete;
+
+   private:
+    Hub* hub_;
+  };
+  [[nodiscard]] Holding Hold();
+  void Close(ConnectionId connection, const std::string& why);
+  // Ends all calls and the server; returns within a few seconds.
+  void Stop();
+  [[nodiscard]] int64_t refused_calls() const;  // wrong or no token, wrong role
+
+ private:
+  Hub();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// "127.0.0.1" and "localhost" and "[::1]".
+bool IsLoopback(const std::string& host);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,349 @@
+#pragma once
+// What controller and workers say to each other, as plain structs: generated protobuf types stop at
+// workers/net/wire.h, which turns them into these. proto/control.proto gives units and meaning of every
+// field. Value types; thread-compatible.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "core/base/turn_mark.h"
+#include "scheduler/events.h"
+
+namespace tidepool::workers {
+
+inline constexpr int32_t kWireSchema = 1;
+
+// Tokens of one sample with what was known when they were sampled. All arrays have the length of ids
+// (log_kept may be empty: nothing was masked).
+struct TokenRecord {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  std::vector<float> log_kept;
+  std::vector<std::pair<Version, int64_t>> versions;  // run lengths
+  std::string
+      routing;  // experts of the rows that ids were drawn from (core/model/routing.h); empty: not recorded
+  // In place of tokens, for a policy of control tasks: a whole fragment (core/policy/fragment.h), and how
+  // many environment steps it counts as.
+  std::string fragment;
+  int64_t fragment_steps = 0;
+  std::vector<TurnMark> turns;  // of an episode; the controller adds them (workers/controller/turns.h)
+  [[nodiscard]] int64_t size() const {
+    return fragment.empty() ? static_cast<int64_t>(ids.size()) : fragment_steps;
+  }
+  // Appends `more`; keeps the arrays in step.
+  void Append(const TokenRecord& more);
+  // kInvalidArgument if lengths differ, a log-prob is positive beyond rounding or not finite.
+  [[nodiscard]] Status Check(int64_t vocab_size) const;
+};
+
+namespace up {  // worker -> controller
+struct Held {
+  SampleId tid;
+  int32_t att = 0;
+  TokenRecord generated;
+};
+struct Hello {
+  int32_t schema = kWireSchema;
+  std::string build, run_id;
+  int64_t place = -1;
+  scheduler::WorkerKind kind = scheduler::WorkerKind::kDevice;
+  int64_t device_bytes = 0, pid = 0;
+  std::string weights_address;
+  Incarnation restored_inc;
+  std::vector<Held> held;
+  std::string host;
+  std::string environment_address,
+      environment_token;  // of an environment worker that hosts vectorised environments
+};
+struct Heartbeat {
+  std::string op;
+  int64_t op_seq = 0;
+  double kv_usage = 0;
+  int64_t running = 0, waiting = 0;
+  double step_s = 0;
+  int64_t rss_bytes = 0;
+  bool has_engine = false;
+  int64_t paced_steps = 0, paced_missed = 0;
+  double pace_scale_needed = 0;
+  double decode_s = 0;
+};
+struct ChunkDelta {
+  SampleId tid;
+  int32_t att = 0;
+  TokenRecord tokens;
+  bool ended = false;
+  scheduler::event::ChunkEnd end = scheduler::event::ChunkEnd::kEos;
+  std::string why;
+};
+struct StepTokens {
+  std::vector<ChunkDelta> chunks;
+  double step_s = 0, kv_usage = 0;
+  int64_t running = 0, waiting = 0, prefill_tokens = 0, prefix_hit_tokens = 0;
+};
+struct Graded {
+  SampleId tid;
+  int32_t att = 0;
+  GradeOutcome outcome = GradeOutcome::kOk;
+  double reward = 0;
+  std::vector<std::pair<std::string, double>> rewards;
+  std::string why;
+  double seconds = 0;
+};
+struct EnvStepped {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t turn = 0;
+  GradeOutcome outcome = GradeOutcome::kOk;
+  std::string observation;
+  double reward = 0;
+  bool done = false;
+  std::vector<std::pair<std::string, double>> rewards;
+  uint64_t history = 0, state = 0;
+  std::string why;
+  double seconds = 0;
+  bool timed_out = false;
+  int64_t replayed = 0;
+};
+struct Drained {
+  SlotId slot;
+  LeaseEpoch epoch;
+};
+struct Released {
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t free_bytes = 0;
+};
+struct Granted {
+  SlotId slot;
+  LeaseEpoch epoch;
+};
+struct Loaded {
+  Version version;
+  uint64_t digest = 0;
+  std::string error;
+  int64_t bytes = 0;
+  double seconds = 0;
+};
+struct StateReady {
+  StepNumber step;
+  uint64_t weights_digest = 0;
+  std::string error;
+};
+struct TrainDone {
+  StepNumber step;
+  int64_t lease = 0;
+  bool finite = true;
+  uint64_t weights_digest = 0;
+  double seconds = 0;
+  std::vector<std::pair<std::string, double>> metrics;
+};
+struct TrainFailed {
+  StepNumber step;
+  int64_t lease = 0;
+  std::string why;
+  bool data = false;
+};
+struct Published {
+  Version version;
+  std::string error;
+};
+struct RecoveryCopied {
+  StepNumber step;
+};
+struct CheckpointFiles {
+  int64_t ckpt = 0;
+  std::vector<std::string> files;
+  std::string error;
+  double seconds = 0;
+  uint64_t weights_digest = 0;
+  std::string instruction_set;
+};
+struct GroupFormed {
+  int64_t group_epoch = 0;
+  std::string error;
+};
+// step: whose state is here now; invalid: none that can be relied on.
+struct StepAborted {
+  int64_t lease = 0;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+};
+struct FinalSaved {
+  std::string error;
+};
+}  // namespace up
+
+using FromWorkerBody = std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained,
+                                    up::Released, up::Granted, up::Loaded, up::StateReady, up::TrainDone,
+                                    up::TrainFailed, up::Published, up::RecoveryCopied, up::CheckpointFiles,
+                                    up::FinalSaved, up::GroupFormed, up::StepAborted, up::EnvStepped>;
+struct FromWorker {
+  Incarnation inc;
+  int64_t seq = 0;
+  FromWorkerBody body;
+};
+
+namespace down {  // controller -> worker
+struct Welcome {
+  int64_t place = 0;
+  SlotId slot;
+  int64_t ctl_epoch = 0;
+  double lease_s = 0;
+  std::string config_yaml, run_dir, run_id, model_dir;
+  int64_t run_clock_ns = 0;
+};
+struct Refuse {
+  std::string why;
+};
+struct LeaseRenewal {};
+struct StartChunk {
+  SlotId slot;
+  LeaseEpoch epoch;
+  SampleId tid;
+  int32_t att = 0;
+  GroupId gid;
+  Version version;
+  std::vector<int32_t> prompt, generated;
+  int64_t chunk_tokens = 0, max_new_tokens = 0;
+  bool greedy = false;
+  std::string starts, environment, environment_token;  // of a fragment
+  int64_t routing_bytes = 0;
+};
+struct CancelChunk {
+  SampleId tid;
+  int32_t att = 0;
+};
+struct ForgetGroup {
+  GroupId gid;
+};
+struct Grade {
+  SampleId tid;
+  int32_t att = 0;
+  std::string prompt, answer;
+  std::vector<std::pair<std::string, std::string>> fields;
+  std::string text;
+  int64_t response_tokens = 0, max_new_tokens = 0;
+  bool ended = false;
+  double timeout_s = 0;
+};
+struct EnvStep {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t turn = 0;
+  std::vector<std::string> actions;
+  double timeout_s = 0;
+};
+struct Drain {
+  SlotId slot;
+  LeaseEpoch epoch;
+};
+struct Release {
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t need_bytes = 0;
+};
+struct Grant {
+  SlotId slot;
+  LeaseEpoch epoch;
+  Role role = Role::kNone;
+};
+struct InitState {};
+struct RestoreState {
+  int64_t ckpt = -1;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+  std::string dir;
+};
+// rows: of the whole batch, which every rank reads, so that counts and statistics are global; groups:
+// BatchRow::gid of those that this rank computes (world > 1). group_epoch 0: a group of one.
+struct Train {
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t lease = 0;
+  StepNumber step;
+  Version version;
+  int64_t rows = 0;
+  int64_t group_epoch = 0, rank = 0, world = 1;
+  std::vector<int64_t> groups;
+};
+struct AbortStep {
+  SlotId slot;
+  LeaseEpoch epoch;
+  int64_t lease = 0;
+  StepNumber step;
+  int64_t group_epoch = 0;
+};
+struct FetchState {
+  SlotId slot;
+  LeaseEpoch epoch;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+  std::string address;
+};
+struct FormGroup {
+  int64_t group_epoch = 0, rank = 0, size = 1;
+  std::string store;
+  double timeout_s = 0;
+};
+struct CopyRecovery {
+  StepNumber step;
+};
+struct Publish {
+  Version version;
+  uint64_t digest = 0;
+};
+struct Load {
+  Version version;
+  uint64_t digest = 0;
+  std::string address;
+  bool alias = false;
+};
+struct Admit {
+  Version version;
+};
+struct WriteCheckpoint {
+  int64_t ckpt = 0;
+  StepNumber step;
+  std::string dir;
+};
+struct SaveFinal {
+  std::string dir;
+};
+struct Shutdown {
+  std::string why;
+};
+}  // namespace down
+
+using ToWorkerBody =
+    std::variant<down::Welcome, down::Refuse, down::LeaseRenewal, down::StartChunk, down::CancelChunk,
+                 down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant, down::InitState,
+                 down::RestoreState, down::Train, down::AbortStep, down::FetchState, down::FormGroup,
+                 down::CopyRecovery, down::Publish, down::Load, down::Admit, down::WriteCheckpoint,
+                 down::SaveFinal, down::Shutdown, down::EnvStep>;
+struct ToWorker {
+  Incarnation inc;
+  int64_t ack = 0;
+  ToWorkerBody body;
+};
+
+// One row of a leased batch.
+struct BatchRow {
+  SampleId tid;
+  GroupId gid;
+  std::vector<int32_t> prompt;
+  TokenRecord response;
+  std::vector<uint8_t> loss_mask;
+  double reward = 0;
+  bool truncated = false;
+  std::vector<double> components;
+};  // scores of the reward functions in their order, or empty
+// Turns of the policy in a record: runs of tokens with loss. Empty mask: one turn.
+int64_t CountTurns(const std::vector<uint8_t>& loss_mask);
+
+}  // namespace tidepool::workers

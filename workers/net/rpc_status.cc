@@ -1,0 +1,45 @@
+#include "workers/net/rpc_status.h"
+
+#include <grpc/support/log.h>
+
+#include <string_view>
+
+namespace tidepool::workers {
+namespace {
+constexpr std::string_view kScheme = "Bearer ";
+}
+
+// gRPC's own lines on stderr ("UNKNOWN:No address added ...") say what a Status of ours says better.
+void QuietGrpcLog() {
+  gpr_set_log_function([](gpr_log_func_args*) {});
+}
+
+grpc::Status ToGrpc(const Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(status.code()), status.message()};
+}
+
+Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return OkStatus();
+  return {static_cast<StatusCode>(status.error_code()), status.error_message()};
+}
+
+Status CheckToken(const grpc::ServerContext& context, const JobTokens& tokens, CallerRole* role) {
+  const auto& metadata = context.client_metadata();
+  const auto it = metadata.find("authorization");
+  if (it == metadata.end())
+    return Unauthenticated("no token; every call carries `authorization: Bearer <job token>`");
+  const std::string_view value(it->second.data(), it->second.size());
+  if (value.substr(0, kScheme.size()) != kScheme)
+    return Unauthenticated("the authorization is not a bearer token");
+  const auto found = tokens.RoleOf(value.substr(kScheme.size()));
+  if (!found) return Unauthenticated("the token is not one of this job's");
+  *role = *found;
+  return OkStatus();
+}
+
+void AddToken(grpc::ClientContext* context, const std::string& token) {
+  context->AddMetadata("authorization", std::string(kScheme) + token);
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,31 @@
+#include "workers/net/worker_trace.h"
+
+#include <chrono>
+
+#include "core/observe/log.h"
+
+namespace tidepool::workers {
+
+TimePoint TraceNow() {
+  return {std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch())};
+}
+
+std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const down::Welcome& welcome, Incarnation inc,
+                                                      const std::string& kind,
+                                                      const std::vector<std::pair<int, std::string>>& rows) {
+  observe::TraceOptions options;
+  options.worker = welcome.place + 1;
+  options.worker_name = kind + "-" + std::to_string(welcome.place);
+  options.clock_offset = Duration(welcome.run_clock_ns) - TraceNow().since_start;
+  auto trace = observe::TraceWriter::Create(
+      welcome.run_dir + "/trace/" + options.worker_name + "-inc" + std::to_string(inc.value) + ".json.gz",
+      options);
+  if (!trace.ok()) {
+    observe::Log(observe::LogLevel::kWarn, "trace", {{"why", trace.status().message()}});
+    return nullptr;
+  }
+  for (const auto& [row, name] : rows) (*trace)->NameRole(row, name);
+  return std::move(*trace);
+}
+
+}  // namespace tidepool::workers

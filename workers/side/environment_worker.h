@@ -1,0 +1,28 @@
+#pragma once
+// The process that hosts environments: it plays turns of episodes for the controller.
+//
+// The unit is down::EnvStep: all actions of an episode so far. The worker keeps the games that are under way
+// and plays what is new; a game that it does not know (another worker had it) is replayed from its actions,
+// so losing this process loses nothing. One thread: games are computed as their turn comes, the drawn
+// latency of a turn (environment.latency) is waited for in a queue, so any number of episodes wait at once.
+// Outcomes: ok, data (the game broke its own rules: not tried again), infra (the turn did not fit its
+// deadline: the controller tries again elsewhere).
+//
+// Another kind of environment: a message of its own in proto/control.proto and workers/net/messages.h,
+// handled in EnvironmentWorker::Take (environment_worker.cc); launch, attach, heartbeats, fencing and
+// restarts are those of every worker and need nothing more.
+
+#include "workers/net/messages.h"
+#include "workers/side/side_worker.h"
+
+namespace tidepool::workers {
+
+struct EnvironmentWorkerOptions : SideWorkerOptions {
+  bool vector = false;  // hosts the vectorised environments of a control task for device workers
+                        // (workers/side/vector_service.h)
+};
+
+// Runs until the controller says Shutdown or is gone; exit code as RunDeviceWorker.
+int RunEnvironmentWorker(const EnvironmentWorkerOptions& options);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,37 @@
+#pragma once
+// The process that grades finished samples: built-in verifiers (core/tasks/reward.h) and rewards that
+// are servers of their own (proto/reward.proto), weighted and summed; each is measured apart.
+//
+// Three outcomes stay apart: ok (a grader returned a number), data (this row cannot be graded: not
+// tried again), infra (time-out, connection, a grader that failed: the controller tries again).
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "workers/net/messages.h"
+#include "workers/side/side_worker.h"
+
+namespace tidepool::workers {
+
+// Runs until the controller says Shutdown or is gone; exit code as RunDeviceWorker.
+int RunRewardWorker(const SideWorkerOptions& options);
+
+// The weighted rewards of a job. Thread-safe.
+class Graders {
+ public:
+  // kNotFound, kInvalidArgument: a name or an argument is wrong.
+  static StatusOr<std::unique_ptr<Graders>> Create(const RewardConfig& config);
+  ~Graders();
+  // Never waits longer than the sum of the functions' time-outs.
+  [[nodiscard]] up::Graded Score(const down::Grade& request) const;
+
+ private:
+  Graders();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidepool::workers

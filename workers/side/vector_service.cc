@@ -1,0 +1,307 @@
+#include "workers/side/vector_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/policy/fragment.h"
+#include "proto/vector.grpc.pb.h"
+#include "workers/net/rpc_status.h"
+
+namespace tidepool::workers {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "numbers travel as they lie in memory");
+
+template <typename T>
+std::string Pack(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+template <typename T>
+StatusOr<std::vector<T>> Unpack(const std::string& bytes) {
+  if (bytes.size() % sizeof(T) != 0)
+    return InvalidArgument("environments: a row of numbers is cut in the middle of one");
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// Far from any length that a caller could mean.
+constexpr size_t kMaxInstances = 1 << 16;
+
+}  // namespace
+
+// --- server ---
+
+struct VectorServer::Impl final : v1::VectorEnvironments::Service {
+  VectorServerOptions options;
+  std::unique_ptr<grpc::Server> server;
+  std::string address;
+  std::atomic<int64_t> steps{0};
+  std::mutex mu;
+  std::optional<environments::VectorOptions> environment;  // guarded by mu
+
+  using Sessions = std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>>;
+
+  grpc::Status Play(grpc::ServerContext* context,
+                    grpc::ServerReaderWriter<v1::PlayReply, v1::PlayRequest>* stream) override {
+    const auto& metadata = context->client_metadata();
+    const auto it = metadata.find("authorization");
+    if (it == metadata.end() || !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()),
+                                                   "Bearer " + options.token)) {
+      return ToGrpc(Unauthenticated("Play: no token of a device worker of this job"));
+    }
+    Sessions sessions;
+    v1::PlayRequest request;
+    v1::PlayReply reply;
+    while (stream->Read(&request)) {
+      reply.Clear();
+      for (const v1::SessionRequest& wanted : request.sessions()) {
+        v1::SessionReply& answer = *reply.add_sessions();
+        answer.set_session(wanted.session());
+        const Status done = Answer(wanted, sessions, answer);
+        if (!done.ok()) {
+          answer.set_code(static_cast<int32_t>(done.code()));
+          answer.set_error(done.message());
+        }
+      }
+      if (!stream->Write(reply)) break;
+    }
+    return grpc::Status::OK;
+  }
+
+  Status Answer(const v1::SessionRequest& wanted, Sessions& sessions, v1::SessionReply& answer) {
+    if (wanted.what_case() == v1::SessionRequest::kOpen) {
+      TP_ASSIGN_OR_RETURN(auto states, policy::DecodeStates(wanted.open()));
+      if (states.empty() || states.size() > kMaxInstances)
+        return InvalidArgument("environments: a session has 1 to 65536 instances");
+      if (!sessions.contains(wanted.session()) &&
+          static_cast<int64_t>(sessions.size()) >= options.max_sessions) {
+        return ResourceExhausted("environments: " + std::to_string(options.max_sessions) +
+                                 " sessions are open on this stream");
+      }
+      std::optional<environments::VectorOptions> now;
+      {
+        const std::lock_guard lock(mu);
+        now = environment;
+      }
+      if (!now) return Unavailable("environments: this worker has not been told its job yet");
+      TP_ASSIGN_OR_RETURN(auto set, environments::VectorEnvironment::Resume(*now, std::move(states)));
+      answer.set_observations(Pack(set->Observations()));
+      sessions[wanted.session()] = std::move(set);
+      return OkStatus();
+    }
+    const auto it = sessions.find(wanted.session());
+    if (it == sessions.end())
+      return NotFound("environments: session " + std::to_string(wanted.session()) + " is not open");
+    if (wanted.what_case() == v1::SessionRequest::kClose) {
+      answer.set_states(policy::EncodeStates(it->second->states()));
+      sessions.erase(it);
+      return OkStatus();
+    }
+    TP_ASSIGN_OR_RETURN(const std::vector<float> actions, Unpack<float>(wanted.step()));
+    environments::VectorStep step;
+    TP_RETURN_IF_ERROR(it->second->Step(actions, step));
+    steps += static_cast<int64_t>(step.rewards.size());
+    answer.set_observations(Pack(step.observations));
+    answer.set_rewards(Pack(step.rewards));
+    answer.set_flags(Pack(step.flags));
+    answer.set_final_observations(Pack(step.final_observations));
+    answer.set_scores(Pack(step.scores));
+    return OkStatus();
+  }
+};
+
+VectorServer::VectorServer() : impl_(std::make_unique<Impl>()) {}
+VectorServer::~VectorServer() {
+  if (impl_->server != nullptr) {
+    impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+    impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
+  }
+}
+std::string VectorServer::address() const { return impl_->address; }
+int64_t VectorServer::steps() const { return impl_->steps; }
+
+Status VectorServer::Serve(const environments::VectorOptions& environment) {
+  TP_RETURN_IF_ERROR(environments::FindVectorEnvironment(environment).status());
+  const std::lock_guard lock(impl_->mu);
+  impl_->environment = environment;
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOptions& options) {
+  QuietGrpcLog();
+  std::unique_ptr<VectorServer> server(new VectorServer());
+  server->impl_->options = options;
+  grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  int port = 0;
+  builder.AddListeningPort(options.bind + ":0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(server->impl_.get());
+  server->impl_->server = builder.BuildAndStart();
+  if (server->impl_->server == nullptr)
+    return Unavailable("no port on " + options.bind + " for the environments");
+  server->impl_->address = options.bind + ":" + std::to_string(port);
+  return server;
+}
+
+// --- client ---
+
+struct RemoteHost::Impl {
+  std::string address, token;
+  double timeout_s = 60;
+  int64_t max_message_bytes = 4 << 20;
+  std::unique_ptr<v1::VectorEnvironments::Stub> stub;
+  std::unique_ptr<grpc::ClientContext> context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::PlayRequest, v1::PlayReply>> stream;
+  v1::PlayRequest request;
+  v1::PlayReply reply;
+
+  // A stream has no deadline of a single exchange: this thread looks five times a second and cancels one that
+  // is late.
+  std::mutex mu;
+  std::condition_variable_any wake;
+  std::chrono::steady_clock::time_point late = std::chrono::steady_clock::time_point::max();
+  bool timed_out = false;
+  std::jthread watch;  // waits: its own wait ends with the stop token
+
+  void Watch(const std::stop_token& stop) {
+    std::unique_lock lock(mu);
+    while (!stop.stop_requested()) {
+      wake.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+      if (stop.stop_requested() || std::chrono::steady_clock::now() < late) continue;
+      timed_out = true;
+      late = std::chrono::steady_clock::time_point::max();
+      if (context != nullptr) context->TryCancel();
+    }
+  }
+  void SetLate(std::chrono::steady_clock::time_point when) {
+    const std::lock_guard lock(mu);
+    late = when;
+  }
+
+  void Connect() {
+    if (stream != nullptr) return;
+    if (stub == nullptr) {
+      grpc::ChannelArguments args;
+      args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
+      args.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
+      stub = v1::VectorEnvironments::NewStub(
+          grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args));
+    }
+    const std::lock_guard lock(mu);
+    context = std::make_unique<grpc::ClientContext>();  // waits: Watch cancels an exchange after timeout_s
+    AddToken(context.get(), token);
+    timed_out = false;
+    stream = stub->Play(context.get());
+  }
+  // The stream is over; `cancel`: because we will not go on with it.
+  Status Broken(bool cancel = false) {
+    if (cancel) context->TryCancel();
+    const Status end = FromGrpc(stream->Finish());
+    bool late_answer = false;
+    {
+      const std::lock_guard lock(mu);
+      late_answer = timed_out;
+      stream.reset();
+      context.reset();
+    }
+    if (late_answer)
+      return DeadlineExceeded("the environments at " + address + " did not answer within " +
+                              std::to_string(timeout_s) + " s");
+    if (end.code() == StatusCode::kUnauthenticated) return end;
+    return Unavailable("the environments at " + address + " are gone" +
+                       (end.ok() || end.message().empty() ? "" : ": " + end.message()));
+  }
+  Status Exchange() {
+    Connect();
+    SetLate(std::chrono::steady_clock::now() +
+            std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                std::chrono::duration<double>(timeout_s)));
+    const bool answered = stream->Write(request) && stream->Read(&reply);
+    SetLate(std::chrono::steady_clock::time_point::max());
+    if (!answered) return Broken();
+    if (reply.sessions_size() != request.sessions_size()) {
+      (void)Broken(/*cancel=*/true);
+      return Unavailable("the environments at " + address +
+                         " answered for other sessions than they were asked about");
+    }
+    return OkStatus();
+  }
+  static Status Of(const v1::SessionReply& r) {
+    return r.code() == 0 ? OkStatus() : Status(static_cast<StatusCode>(r.code()), r.error());
+  }
+};
+
+RemoteHost::RemoteHost(std::string address, std::string token, double step_timeout_s,
+                       int64_t max_message_bytes)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->address = std::move(address);
+  impl_->token = std::move(token);
+  impl_->timeout_s = step_timeout_s;
+  impl_->max_message_bytes = max_message_bytes;
+  impl_->watch = std::jthread([impl = impl_.get()](const std::stop_token& stop) { impl->Watch(stop); });
+}
+RemoteHost::~RemoteHost() {
+  impl_->watch.request_stop();
+  impl_->watch.join();  // waits: it was asked to stop
+  if (impl_->stream != nullptr) (void)impl_->Broken(/*cancel=*/true);
+}
+const std::string& RemoteHost::address() const { return impl_->address; }
+
+StatusOr<std::vector<float>> RemoteHost::Open(int64_t session,
+                                              const std::vector<environments::InstanceState>& states) {
+  impl_->request.Clear();
+  v1::SessionRequest& r = *impl_->request.add_sessions();
+  r.set_session(session);
+  r.set_open(policy::EncodeStates(states));
+  TP_RETURN_IF_ERROR(impl_->Exchange());
+  TP_RETURN_IF_ERROR(Impl::Of(impl_->reply.sessions(0)));
+  return Unpack<float>(impl_->reply.sessions(0).observations());
+}
+
+StatusOr<std::vector<policy::EnvironmentHost::Moved>> RemoteHost::Step(const std::vector<Action>& actions) {
+  impl_->request.Clear();
+  for (const Action& a : actions) {
+    v1::SessionRequest& r = *impl_->request.add_sessions();
+    r.set_session(a.session);
+    r.set_step(Pack(a.actions));
+  }
+  TP_RETURN_IF_ERROR(impl_->Exchange());
+  std::vector<Moved> out(actions.size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    const v1::SessionReply& r = impl_->reply.sessions(static_cast<int>(i));
+    TP_RETURN_IF_ERROR(Impl::Of(r));
+    environments::VectorStep& s = out[i].step;
+    out[i].session = r.session();
+    TP_ASSIGN_OR_RETURN(s.observations, Unpack<float>(r.observations()));
+    TP_ASSIGN_OR_RETURN(s.rewards, Unpack<float>(r.rewards()));
+    TP_ASSIGN_OR_RETURN(s.flags, Unpack<uint8_t>(r.flags()));
+    TP_ASSIGN_OR_RETURN(s.final_observations, Unpack<float>(r.final_observations()));
+    TP_ASSIGN_OR_RETURN(s.scores, Unpack<double>(r.scores()));
+  }
+  return out;
+}
+
+StatusOr<std::vector<environments::InstanceState>> RemoteHost::Close(int64_t session) {
+  if (impl_->stream == nullptr) return Unavailable("the environments at " + impl_->address + " are gone");
+  impl_->request.Clear();
+  v1::SessionRequest& r = *impl_->request.add_sessions();
+  r.set_session(session);
+  r.set_close(true);
+  TP_RETURN_IF_ERROR(impl_->Exchange());
+  TP_RETURN_IF_ERROR(Impl::Of(impl_->reply.sessions(0)));
+  return policy::DecodeStates(impl_->reply.sessions(0).states());
+}
+
+}  // namespace tidepool::workers

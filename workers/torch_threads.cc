@@ -1,9 +1,0 @@
-#include "workers/torch_threads.h"
-
-#include <ATen/Parallel.h>
-#include <ATen/Version.h>
-
-namespace tidepool::workers {
-void SetTorchThreads(int threads) { at::set_num_threads(threads); }
-std::string TorchInstructionSet() { return at::get_cpu_capability(); }
-}  // namespace tidepool::workers
