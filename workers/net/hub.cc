@@ -14,6 +14,7 @@
 #include "proto/control.grpc.pb.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/wire.h"
+#include "workers/net/wire_tokens.h"
 
 namespace tidepool::workers {
 namespace {

@@ -11,7 +11,6 @@
 namespace tidepool::v1 {
 class FromWorker;
 class ToWorker;
-class Row;
 class ScoreRequest;
 }  // namespace tidepool::v1
 
@@ -19,10 +18,8 @@ namespace tidepool::workers {
 
 void ToWire(const FromWorker& in, v1::FromWorker* out);
 void ToWire(const ToWorker& in, v1::ToWorker* out);
-void ToWire(const BatchRow& in, v1::Row* out);
 StatusOr<FromWorker> FromWire(const v1::FromWorker& in);
 StatusOr<ToWorker> FromWire(const v1::ToWorker& in);
-StatusOr<BatchRow> FromWire(const v1::Row& in);
 
 // Messages that wait for a stream go together: a frame costs both ends more than what is in it. `out` gets
 // batch[at] and, behind it, those after it that fit kTogetherBytes; returns where the next frame begins. Only
