@@ -1,171 +1,171 @@
-"""Real workers and controllers are killed, and stopped for a while, in the middle of what they do; the journal is proven afterwards.
+"""Real processes and real wires are killed, cut, held up and paused in the middle of what they do; journal and payload are proven.
 
-The moment is not left to luck: the journal is followed while the run goes on, and the blow falls when the record comes that
-opens a state (a transition, a grant, an optimizer step, a publication, a checkpoint). Afterwards the journal tells which
-state each death fell into.
+Workers reach the controller through a switch (switch.py). What strikes, whom, when and for how long is drawn from a seed; the
+moment is that of the journal's record which opens a state: a transition, a grant, an optimizer step, a publication, a load, a
+checkpoint. Afterwards every sample is compared with an undisturbed run (prove.py).
 
-    TIDEPOOL_CHAOS_KILLS=200 python3 tests/chaos/chaos_test.py     # the nightly amount (default 20)
+    TIDEPOOL_CHAOS_FAULTS=200 python3 tests/chaos/chaos_test.py     # the nightly amount (default 20)
+    TIDEPOOL_CHAOS_SEED=7 TIDEPOOL_CHAOS_ROUND=3                    # another seed; one round of it
 """
 import json
 import os
-import pathlib
 import random
 import signal
-import subprocess
 import sys
 import time
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "runs"))
-from harness import ROOT, RunTest, TIDEPOOL, kill  # noqa: E402
+from chaos_run import LEASE_S, ChaosTestCase
 
-# State -> the record that opens it.
-STATES = {"draining": "T_BEGIN", "granting": "T_COMMIT", "training": "STEP_BEGIN", "publishing": "STEP_COMMIT",
-          "loading": "PUBLISH", "checkpointing": "CK_BEGIN", "generating": "START", "grading": "ENQ"}
-KILLS = int(os.environ.get("TIDEPOOL_CHAOS_KILLS", "20"))
+FAULTS = int(os.environ.get("TIDEPOOL_CHAOS_FAULTS", "20"))
 SEED = int(os.environ.get("TIDEPOOL_CHAOS_SEED", "1"))
-DEATHS_OF_ONE_WORKER = 3  # of one life of a controller: more, and it is retired, as it should be
-CONFIGS = {
-    "multiplexed": ["scheduler.placement=multiplexed", "cluster.slots=3", "scheduler.actor_slots=2"],
-    "elastic": ["scheduler.placement=elastic", "cluster.slots=3", "scheduler.actor_slots=2"],
-    "split": ["scheduler.placement=split", "cluster.slots=2"],
+ROUND = os.environ.get("TIDEPOOL_CHAOS_ROUND")
+PER_ROUND = 10
+LOSSES_OF_ONE_WORKER = 3  # in one life of a controller: more, and it is retired, as it should be
+# State -> the record that opens it.
+STATES = {"draining": "T_BEGIN", "granting": "T_COMMIT", "training": "STEP_BEGIN", "publishing": "STEP_COMMIT", "loading": "PUBLISH",
+          "loaded": "LOADED", "checkpointing": "CK_BEGIN", "generating": "START", "grading": "ENQ", "joining": "JOIN"}
+GRACE = os.environ.get("TIDEPOOL_CHAOS_GRACE", "0")
+# Devices, options.
+ROUNDS = {
+    "split": (2, ["scheduler.placement=split", "cluster.slots=2", "cluster.weight_transport=stream", f"cluster.reattach_grace_s={GRACE}"]),
+    "elastic": (3, ["deterministic=false", "scheduler.placement=elastic", "cluster.slots=3", "scheduler.actor_slots=2", f"cluster.reattach_grace_s={GRACE}"]),
+    "multiplexed": (3, ["scheduler.placement=multiplexed", "cluster.slots=3", "scheduler.actor_slots=2"]),
 }
 
 
-class Follower:
-    """Reads a journal while it is written."""
+class Chaos:
+    """The faults of one run."""
 
-    def __init__(self, run):
-        self.process = subprocess.Popen([TIDEPOOL, "journal", str(run), "--follow", "--json"], cwd=ROOT, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, text=True)
+    def __init__(self, run, rng):
+        self.run, self.rng = run, rng
+        self.switch, self.fleet, self.follower = run.switch, run.fleet, run.follower
+        self.log = run.test.path("chaos.jsonl", run=run.name)
 
-    def wait(self, kind, after_ns, timeout):
-        """The next record of this kind that is younger than `after_ns` on the controller's clock; None at the deadline."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            line = self.process.stdout.readline()
-            if not line:
-                return None
-            record = json.loads(line)
-            if record["kind"] == kind and record["mono_ns"] >= after_ns:
-                return record
-        return None
+    def say(self, **fields):
+        with open(self.log, "a") as log:
+            log.write(json.dumps({"t": round(time.monotonic(), 3), "lsn": len(self.follower.records), **fields}) + "\n")
 
-    def close(self):
-        self.process.kill()
-        self.process.communicate()
+    def directions(self):
+        return self.rng.choice([("up",), ("down",), ("up", "down")])
 
+    def kill_worker(self, w):
+        self.fleet.signal(w, signal.SIGKILL)
 
-class ChaosTest(RunTest):
-    def batter(self, name, kills, rng):
-        args = ["configs/test/rl_split.yaml", *CONFIGS[name], "train.steps=100000", "checkpoint.every_steps=10",
-                "checkpoint.recovery_every_steps=1", "eval.before_train=false", "eval.after_train=false"]
-        run = self.start(*args, run=name)
-        self.wait_step(2, run, run=name)
-        started = time.monotonic()
-        deaths, struck, stops = {}, 0, 0
+    def kill_controller(self, _):
+        self.run.kill_controller()
+        time.sleep(self.rng.choice([0, 0.5]))
+        self.run.resume()
+
+    def pause(self, w, seconds):
+        self.fleet.signal(w, signal.SIGSTOP)
+        self.run.later(seconds, lambda: self.fleet.signal(w, signal.SIGCONT))
+
+    def pause_within_the_lease(self, w):
+        self.pause(w, self.rng.choice([0.2, 0.7]) * LEASE_S)
+
+    def pause_beyond_the_lease(self, w):
+        self.pause(w, 2.5 * LEASE_S)
+
+    def pause_until_given_up(self, w):
+        self.pause(w, 11)  # a worker is dead after ten seconds of silence
+
+    def pause_controller(self, _):
+        self.run.controller.send_signal(signal.SIGSTOP)
+        time.sleep(self.rng.choice([0.5, 3]) * LEASE_S)
+        self.run.controller.send_signal(signal.SIGCONT)
+
+    def freeze_and_cut(self, w):
+        self.fleet.signal(w, signal.SIGSTOP)
+        self.switch.cut(w.name)
+        self.run.later(0.6, lambda: self.fleet.signal(w, signal.SIGCONT))
+
+    def reset(self, w):
+        self.switch.cut(w.name)
+
+    def close(self, w):
+        self.switch.cut(w.name, reset=False)
+
+    def reset_for_the_worker_alone(self, w):
+        self.switch.cut_near(w.name)
+
+    def reset_all(self, _):
+        for w in self.fleet.workers:
+            self.switch.cut(w.name)
+
+    def reset_and_refuse(self, w):
+        self.switch.refuse(w.name, self.rng.choice(["reset", "silent"]))
+        self.switch.cut(w.name)
+        self.run.later(self.rng.choice([0.3, 2.0]), lambda: self.switch.heal(w.name))
+
+    def half_open(self, w):
+        self.switch.swallow(w.name, self.directions())
+        self.run.later(self.rng.choice([0.5, 2.0]), lambda: self.switch.cut(w.name))
+
+    def hold(self, w):
+        """As in a network that sends again what was lost."""
+        self.switch.hold(w.name, self.directions())
+        self.run.later(self.rng.choice([0.5, 1.5, 5]) * LEASE_S, lambda: self.switch.heal(w.name))
+
+    def slow(self, w):
+        self.switch.delay(w.name, self.rng.choice([0.01, 0.1]))
+        self.run.later(2, lambda: self.switch.heal(w.name))
+
+    def weights(self, w):
+        name = w.name + "/weights"
+        if name not in self.switch.ports:
+            return self.reset(w)
+        how = self.rng.choice(["cut", "hold", "refuse"])
+        self.say(how=how)
+        if how == "hold":
+            self.switch.hold(name)
+        elif how == "refuse":
+            self.switch.refuse(name)
+        if how != "hold":
+            self.switch.cut(name)
+        self.run.later(1, lambda: self.switch.heal(name))
+
+    FAULTS = [(kill_worker, 3), (kill_controller, 2), (pause_within_the_lease, 2), (pause_beyond_the_lease, 1), (pause_until_given_up, 0.3),
+              (pause_controller, 1), (freeze_and_cut, 2), (reset, 2), (close, 1), (reset_for_the_worker_alone, 1), (reset_all, 0.5),
+              (reset_and_refuse, 1), (half_open, 2), (hold, 2), (slow, 1), (weights, 1)]
+
+    def strike(self, faults):
         states = list(STATES)
-        while struck < kills:
-            self.assertLess(time.monotonic() - started, 60 + 15 * kills, f"{struck} of {kills} kills done; status: {self.status(name)}")
-            if run.poll() is not None:
-                out, err = run.communicate()
-                self.fail(f"the run ended by itself ({run.returncode}) after {struck} kills\n{out}\n{err}")
-            state = states[(struck + stops) % len(states)]
-            follower = Follower(self.path(run=name))
-            try:
-                now_ns = int(self.status(name).get("elapsed_s", 0) * 1e9)
-                record = follower.wait(STATES[state], now_ns, timeout=10)
-            finally:
-                follower.close()
-            if record is None:  # the fleet is down to what cannot reach this state just now
-                stops += 1
-                continue
-            workers = [w for w in self.status(name).get("workers", []) if w["pid"] > 0]
-            roll = rng.random()
-            if roll < 0.15:
-                run.kill()
-                run.communicate()
-                deaths = {}
-                struck += 1
-                run = self.start(*args, "--resume", run=name)
-                self.wait_for(lambda: self.path("control.json", run=name).exists(), 30, "a new controller", run)
-                continue
-            if not workers:
-                continue
-            victim = rng.choice(workers)
-            if roll < 0.3:  # not dead: it stops for longer than its lease, or not, and comes back
-                kill(victim["pid"], signal.SIGSTOP)
-                time.sleep(rng.choice([0.2, 2.5]))
-                kill(victim["pid"], signal.SIGCONT)
-                stops += 1
-                continue
-            if deaths.get(victim["place"], 0) >= DEATHS_OF_ONE_WORKER:
-                run.send_signal(signal.SIGTERM)  # enough of this life
-                self.finish(run, timeout=40)
-                deaths = {}
-                run = self.start(*args, "--resume", run=name)
-                self.wait_for(lambda: self.status(name).get("workers"), 30, "workers", run)
-                continue
-            if kill(victim["pid"]):
-                deaths[victim["place"]] = deaths.get(victim["place"], 0) + 1
-                struck += 1
-        # It still works: a step that began after the last blow is committed.
-        steps = self.status(name).get("step", 0)
-        self.wait_for(lambda: self.status(name).get("step", 0) > steps + 1, 90, "steps after the last kill", run)
-        run.send_signal(signal.SIGTERM)
-        self.finish(run, timeout=40)
-        self.assert_checked(name)
-        return self.hits(name)
+        self.rng.shuffle(states)
+        for i in range(faults):
+            self.run.alive(f"after {i} faults")
+            if max(self.follower.losses().values(), default=0) >= LOSSES_OF_ONE_WORKER:
+                self.say(what="SIGTERM and --resume")  # a new life of the controller counts failures anew
+                self.run.restart_in_order()
+            state = states[i % len(states)]
+            fault = self.rng.choices([f for f, _ in self.FAULTS], [n for _, n in self.FAULTS])[0]
+            victim = self.rng.choice(self.fleet.workers)
+            opened = self.follower.next(STATES[state], timeout=2)
+            self.say(fault=i, what=fault.__name__, victim=victim.name, state=state if opened else "any")
+            fault(self, victim)
+            time.sleep(self.rng.random() * 0.5)
 
-    def hits(self, name):
-        """Into which state each death fell, by the journal."""
-        hits = {}
-        transitions, step, publishing, checkpointing, epoch = {}, False, False, False, None
-        for r in self.journal(name):
-            kind = r["kind"]
-            death = kind == "FENCE" or (epoch is not None and r["ctl_epoch"] != epoch)
-            epoch = r["ctl_epoch"]
-            if death:
-                for state, on in [("draining", any(not c for c in transitions.values())), ("granting", any(transitions.values())), ("training", step),
-                                  ("publishing", publishing), ("checkpointing", checkpointing)]:
-                    hits[state] = hits.get(state, 0) + on
-                hits["deaths"] = hits.get("deaths", 0) + 1
-            if kind == "T_BEGIN":
-                transitions[r["t"]] = False
-            elif kind == "T_COMMIT":
-                transitions[r["t"]] = True
-            elif kind in ("T_DONE", "T_ROLLED_BACK"):
-                transitions.pop(r["t"], None)
-                hits["rolled back"] = hits.get("rolled back", 0) + (kind == "T_ROLLED_BACK")
-            elif kind == "STEP_BEGIN":
-                step = True
-            elif kind in ("STEP_COMMIT", "STEP_ABORT"):
-                step, publishing = False, kind == "STEP_COMMIT"
-            elif kind == "PUBLISH":
-                publishing = False
-            elif kind in ("CK_BEGIN", "CK_COMMIT"):
-                checkpointing = kind == "CK_BEGIN"
-        return hits
 
-    def test_deaths_in_every_state_lose_nothing(self):
+class ChaosTest(ChaosTestCase):
+    def test_no_fault_loses_or_changes_a_token(self):
         rng = random.Random(SEED)
-        total = {}
-        names = list(CONFIGS)
-        for i in range(max(1, (KILLS + 9) // 10)):
-            name = names[i % len(names)]
-            with self.subTest(round=i, placement=name):
-                hits = self.batter(name, min(10, KILLS - 10 * i), random.Random(rng.random()))
-                print(f"round {i} {name}: {hits}", file=sys.stderr)
-                for state, count in hits.items():
-                    total[state] = total.get(state, 0) + count
-                # The next round of this placement is another run.
-                self.path(run=name).rename(self.dir / f"{name}-{i}")
-        print(f"all rounds: {total}", file=sys.stderr)
-        # A death that the controller did not live to write down is not in the journal.
-        self.assertGreaterEqual(total.get("deaths", 0), KILLS / 2)
-        if KILLS >= 100:
-            for states in [("training", "publishing"), ("draining", "granting"), ("checkpointing",)]:
-                self.assertGreater(sum(total.get(s, 0) for s in states), 0, states)
+        runs = {}
+        for i in range(max(1, (FAULTS + PER_ROUND - 1) // PER_ROUND)):
+            of_round = random.Random(rng.random())
+            if ROUND is not None and i != int(ROUND):
+                continue
+            name = f"{list(ROUNDS)[i % len(ROUNDS)]}-{i}"
+            devices, options = ROUNDS[name.split("-")[0]]
+            faults = min(PER_ROUND, FAULTS - PER_ROUND * i)
+            with self.subTest(seed=SEED, round=i):
+                begin = time.monotonic()
+                run = self.batter(name, devices, options, lambda chaos_run: Chaos(chaos_run, of_round).strike(faults))
+                runs[name] = run
+                kinds = [r["kind"] for r in run.records]
+                print(f"seed {SEED} {name}: {faults} faults in {time.monotonic() - begin:.0f} s, {kinds.count('FENCE')} workers given up, "
+                      f"{run.records[-1]['ctl_epoch']} lives, {kinds.count('STEP_COMMIT')} steps, {kinds.count('RESTORE')} restores, "
+                      f"{kinds.count('T_ROLLED_BACK')} rolled back", file=sys.stderr)
+        self.assert_proven(runs)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,14 @@ class RunTest(unittest.TestCase):
     def setUp(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="tidepool-test-"))
         self.started = []
+        self.keep = bool(os.environ.get("TIDEPOOL_KEEP_RUNS"))  # a test that fails may set it
 
     def tearDown(self):
         for process in self.started:
             if process.poll() is None:
                 process.kill()
             process.communicate()
-        if os.environ.get("TIDEPOOL_KEEP_RUNS"):
+        if self.keep:
             print("kept", self.dir, file=sys.stderr)
         else:
             shutil.rmtree(self.dir, ignore_errors=True)
