@@ -72,6 +72,7 @@ Status ControllerProcess::Open() {
   TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir));
   turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
   TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
+  shared_memory_ = SharedBlock::FolderOf(request_.run_id, tokens.Token(CallerRole::kDevice));
   HubOptions hub;
   hub.bind = config_.cluster.bind;
   hub.port = config_.cluster.port;
@@ -101,7 +102,7 @@ void ControllerProcess::Close() {
   }
   std::error_code error;  // a control file that is left behind misleads nobody: its pid is dead
   std::filesystem::remove(request_.run_dir + "/control.json", error);
-  SharedBlock::RemoveAll(request_.run_id);
+  SharedBlock::RemoveAll(shared_memory_);
   WriteSummary();
 }
 

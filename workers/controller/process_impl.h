@@ -226,7 +226,8 @@ class ControllerProcess {
   GatheredStep gathering_;
   std::mutex leased_mu_;
   std::map<int64_t, std::pair<StepNumber, std::shared_ptr<const std::vector<BatchRow>>>> leased_;
-  std::string checkpoints_;  // folder
+  std::string shared_memory_;  // folder of weights and recovery copies
+  std::string checkpoints_;    // folder
   std::unique_ptr<storage::CheckpointWriter> checkpoint_;
   std::optional<cmd::WriteCheckpoint> pending_checkpoint_;
   std::jthread checkpoint_thread_;  // waits: for the disk, see JoinCheckpoint

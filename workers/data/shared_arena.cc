@@ -10,6 +10,9 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <utility>
+
+#include "core/base/hash.h"
 
 namespace tidepool::workers {
 namespace {
@@ -24,8 +27,23 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 
-std::string RunFolder(const std::string& run_id) {
-  return "/dev/shm/tidepool-" + std::to_string(getuid()) + "-" + run_id;
+// Ours alone: made by this user, and open to nobody else.
+Status CheckOurs(const std::string& path, const struct stat& st, mode_t kind) {
+  if ((st.st_mode & S_IFMT) == kind && st.st_uid == geteuid() && (st.st_mode & 077) == 0) return OkStatus();
+  return PermissionDenied(path + ": belongs to user " + std::to_string(st.st_uid) +
+                          " or is open to others (" + "mode " + std::to_string((st.st_mode >> 6) & 7) +
+                          std::to_string((st.st_mode >> 3) & 7) + std::to_string(st.st_mode & 7) +
+                          "), so it is not used; remove it, or use cluster.weight_transport: stream and " +
+                          "checkpoint.recovery_every_steps: 0");
+}
+
+Status MakeFolder(const std::string& dir) {
+  if (mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST)
+    return Unavailable(dir + ": cannot be made (" + std::strerror(errno) + ")");
+  struct stat st {};
+  if (lstat(dir.c_str(), &st) != 0)
+    return Unavailable(dir + ": cannot be looked at (" + std::strerror(errno) + ")");
+  return CheckOurs(dir, st, S_IFDIR);
 }
 
 }  // namespace
@@ -39,17 +57,28 @@ struct SharedBlock::Buffer {
   [[nodiscard]] Header* header() const { return reinterpret_cast<Header*>(base); }
 };
 
-SharedBlock::SharedBlock(const std::string& run_id, const std::string& name)
-    : dir_(RunFolder(run_id)), name_(name) {}
+SharedBlock::SharedBlock(std::string folder, std::string name)
+    : dir_(std::move(folder)), name_(std::move(name)) {}
 SharedBlock::~SharedBlock() = default;
 
 namespace {
 
+// A file is mapped as it is, or made with `size` bytes. Opening and making are apart, so that what somebody
+// else put there is never taken for what was just made.
 StatusOr<std::byte*> Map(const std::string& path, int64_t size, bool write) {
-  const int fd = open(path.c_str(), (write ? O_RDWR | O_CREAT : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW, 0600);
+  int fd = open(path.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0 && errno == ENOENT && write)
+    fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) {
     if (errno == ENOENT) return NotFound(path + ": is not there");
     return Unavailable(path + ": cannot be opened (" + std::strerror(errno) + ")");
+  }
+  struct stat st {};
+  const Status ours =
+      fstat(fd, &st) == 0 ? CheckOurs(path, st, S_IFREG) : Unavailable(path + ": cannot be looked at");
+  if (!ours.ok()) {
+    close(fd);
+    return ours;
   }
   // fallocate, not ftruncate: a full /dev/shm must be an error here and not a bus error later.
   if (write && posix_fallocate(fd, 0, size) != 0) {
@@ -75,9 +104,8 @@ Status SharedBlock::Write(BlockTag tag, const std::vector<std::span<const std::b
   int64_t bytes = 0;
   for (const auto& p : parts) bytes += static_cast<int64_t>(p.size());
   tag.bytes = bytes;
+  TP_RETURN_IF_ERROR(MakeFolder(dir_));
   std::error_code error;
-  std::filesystem::create_directories(dir_, error);
-  std::filesystem::permissions(dir_, std::filesystem::perms::owner_all, error);
   const int64_t size = kHeaderBytes + bytes;
   int64_t numbers[2] = {-1, -1};
   for (int i = 0; i < 2; ++i) {
@@ -160,9 +188,14 @@ StatusOr<BlockTag> SharedBlock::Newest() const {
   return newest;
 }
 
-void SharedBlock::RemoveAll(const std::string& run_id) {
+std::string SharedBlock::FolderOf(const std::string& run_id, const std::string& secret) {
+  return "/dev/shm/tidepool-" + std::to_string(getuid()) + "-" +
+         HmacSha256Hex(secret, "shared memory of " + run_id).substr(0, 32);
+}
+
+void SharedBlock::RemoveAll(const std::string& folder) {
   std::error_code error;  // what is not there need not be removed
-  std::filesystem::remove_all(RunFolder(run_id), error);
+  std::filesystem::remove_all(folder, error);
 }
 
 }  // namespace tidepool::workers

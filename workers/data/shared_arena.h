@@ -4,8 +4,12 @@
 //
 // A block is two buffers and a header each: the writer fills the older one, then marks it complete
 // with what it holds, so a reader or a crash never sees a torn one as whole. Files live in /dev/shm
-// under the run's own folder (mode 0700) and are removed by RemoveAll at the end of the run.
+// under the run's own folder and are removed by RemoveAll at the end of the run.
 // One writer; readers check tag and digest.
+//
+// Everybody may make names in /dev/shm. So the folder's name is made from a secret of the run and cannot be
+// guessed; it has mode 0700, its files 0600; and who opens one looks whether it is a plain file or folder of
+// this user that nobody else can enter. kPermissionDenied: it is not.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,8 +31,8 @@ struct BlockTag {
 
 class SharedBlock {
  public:
-  // "/dev/shm/tidepool-<uid>-<run id>/<name>-{0,1}"
-  SharedBlock(const std::string& run_id, const std::string& name);
+  // `folder`: FolderOf this run.
+  SharedBlock(std::string folder, std::string name);
   ~SharedBlock();
 
   // Copies `parts` into the older buffer. kResourceExhausted: /dev/shm is full (with the numbers).
@@ -40,7 +44,9 @@ class SharedBlock {
   // The newest complete buffer; kNotFound: none.
   StatusOr<BlockTag> Newest() const;
 
-  static void RemoveAll(const std::string& run_id);
+  // "/dev/shm/tidepool-<uid>-<digits>". `secret`: the token of device workers, which all of them have.
+  static std::string FolderOf(const std::string& run_id, const std::string& secret);
+  static void RemoveAll(const std::string& folder);
 
  private:
   struct Buffer;

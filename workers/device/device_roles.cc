@@ -85,12 +85,13 @@ int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec, mod
 
 }  // namespace
 
-DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, std::string run_id)
+DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, std::string run_id,
+                         const std::string& shared_memory)
     : config_(std::move(config)),
       model_dir_(std::move(model_dir)),
       run_id_(std::move(run_id)),
-      published_(run_id_, "weights"),
-      recovery_(run_id_, "recovery") {}
+      published_(shared_memory, "weights"),
+      recovery_(shared_memory, "recovery") {}
 DeviceRoles::~DeviceRoles() = default;
 
 Status DeviceRoles::MakeWeights(bool read_tensors) {

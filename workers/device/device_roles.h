@@ -35,7 +35,8 @@ struct TrainOutcome {
 
 class DeviceRoles {
  public:
-  DeviceRoles(JobConfig config, std::string model_dir, std::string run_id);
+  // `shared_memory`: SharedBlock::FolderOf the run.
+  DeviceRoles(JobConfig config, std::string model_dir, std::string run_id, const std::string& shared_memory);
   ~DeviceRoles();
 
   // Weights of the start: read from the model folder, or made from its config with the job's seed.

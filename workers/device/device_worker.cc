@@ -144,7 +144,8 @@ class DeviceWorker {
     }
     pacer_ = std::move(*pacer);
     pulse_.SetPacer(pacer_.get());
-    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id);
+    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id,
+                                           SharedBlock::FolderOf(welcome.run_id, token_));
     if (config_.observe.trace)
       trace_ = OpenWorkerTrace(welcome, inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
     held_.SetOn(config_.cluster.reattach_grace_s > 0);
