@@ -11,6 +11,7 @@
 
 #include "core/tasks/reward.h"
 #include "proto/reward.grpc.pb.h"
+#include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/wire.h"
 #include "workers/net/worker_trace.h"
@@ -57,13 +58,13 @@ struct Graders::Impl {
       return {Outcome::kInfra, 0,
               f.config.name + " at " + f.config.endpoint + ": " +
                   std::string(StatusCodeName(static_cast<StatusCode>(status.error_code()))) + " " +
-                  status.error_message()};
+                  Bounded(status.error_message())};
     }
     if (reply.outcome() != v1::ScoreReply::OK)
-      return {Outcome::kData, 0, f.config.name + ": " + reply.detail()};
+      return {Outcome::kData, 0, f.config.name + ": " + Bounded(reply.detail())};
     if (!std::isfinite(reply.score()))
       return {Outcome::kData, 0, f.config.name + " gave a score that is not finite"};
-    return {Outcome::kOk, reply.score(), reply.detail()};
+    return {Outcome::kOk, reply.score(), Bounded(reply.detail())};
   }
 };
 
