@@ -7,6 +7,7 @@
 
 #include "core/base/hash.h"
 #include "proto/control.grpc.pb.h"
+#include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
 
 namespace tidepool::workers {
@@ -16,7 +17,7 @@ struct WeightsServer::Impl final : v1::Weights::Service {
   int64_t frame_bytes = 1 << 20;
   PublishedSource source;
   std::unique_ptr<grpc::Server> server;
-  std::string address;
+  std::unique_ptr<Listener> listener;
 
   grpc::Status Fetch(grpc::ServerContext* context, const v1::FetchWeightsRequest* request,
                      grpc::ServerWriter<v1::WeightsFrame>* writer) override {
@@ -26,6 +27,7 @@ struct WeightsServer::Impl final : v1::Weights::Service {
         !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + token)) {
       return ToGrpc(Unauthenticated("Fetch: no token of a device worker of this job"));
     }
+    listener->Authenticated(context->peer());
     auto published = source(
         {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
     if (!published.ok()) return ToGrpc(published.status());
@@ -52,12 +54,13 @@ struct WeightsServer::Impl final : v1::Weights::Service {
 
 WeightsServer::WeightsServer() : impl_(std::make_unique<Impl>()) {}
 WeightsServer::~WeightsServer() {
+  if (impl_->listener != nullptr) impl_->listener->Close();
   if (impl_->server != nullptr) {
     impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
     impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
   }
 }
-std::string WeightsServer::address() const { return impl_->address; }
+std::string WeightsServer::address() const { return impl_->listener->address(); }
 
 StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string& bind,
                                                               const std::string& token,
@@ -67,14 +70,10 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
   server->impl_->token = token;
   server->impl_->frame_bytes = std::max<int64_t>(max_frame_bytes - 4096, 4096);  // room for the other fields
   server->impl_->source = std::move(source);
+  TP_ASSIGN_OR_RETURN(server->impl_->listener, Listener::Open(bind, 0));
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  int port = 0;
-  builder.AddListeningPort(bind + ":0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(server->impl_.get());
-  server->impl_->server = builder.BuildAndStart();
-  if (server->impl_->server == nullptr) return Unavailable("no port on " + bind + " for the weights service");
-  server->impl_->address = bind + ":" + std::to_string(port);
+  TP_ASSIGN_OR_RETURN(server->impl_->server, server->impl_->listener->Serve(builder));
   return server;
 }
 

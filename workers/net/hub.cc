@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "proto/control.grpc.pb.h"
+#include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/wire.h"
 #include "workers/net/wire_tokens.h"
@@ -47,7 +48,7 @@ struct Hub::Impl final : v1::Control::Service {
   std::function<void(HubEvent)> sink;
   RowsProvider rows;
   std::unique_ptr<grpc::Server> server;
-  std::string address;
+  std::unique_ptr<Listener> listener;
   std::atomic<int64_t> refused{0};
   std::mutex mu;
   std::map<ConnectionId, std::shared_ptr<Connection>> connections;
@@ -61,7 +62,11 @@ struct Hub::Impl final : v1::Control::Service {
 
   Status Authorise(const grpc::ServerContext& context, CallerRole* role) {
     const Status status = CheckToken(context, tokens, role);
-    if (!status.ok()) refused.fetch_add(1);
+    if (status.ok()) {
+      listener->Authenticated(context.peer());
+    } else {
+      refused.fetch_add(1);
+    }
     return status;
   }
 
@@ -247,24 +252,21 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   hub->impl_ = std::make_unique<Impl>(options, tokens);
   hub->impl_->sink = std::move(sink);
   hub->impl_->rows = std::move(rows);
+  StatusOr<std::unique_ptr<Listener>> listener = Listener::Open(options.bind, options.port);
+  if (!listener.ok()) {
+    return Unavailable("cluster.port: " + listener.status().message() +
+                       "; choose another, or 0 for any free one");
+  }
+  hub->impl_->listener = std::move(*listener);
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two controllers on one port would share workers
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
-  int port = 0;
-  const std::string wanted = options.bind + ":" + std::to_string(options.port);
-  builder.AddListeningPort(wanted, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(hub->impl_.get());
-  hub->impl_->server = builder.BuildAndStart();
-  if (hub->impl_->server == nullptr || port == 0) {
-    return Unavailable("cluster.port: " + wanted +
-                       " is taken or may not be used; choose another, or 0 for any free one");
-  }
-  hub->impl_->address = options.bind + ":" + std::to_string(port);
+  TP_ASSIGN_OR_RETURN(hub->impl_->server, hub->impl_->listener->Serve(builder));
   return hub;
 }
 
-std::string Hub::address() const { return impl_->address; }
+std::string Hub::address() const { return impl_->listener->address(); }
 int64_t Hub::refused_calls() const { return impl_->refused.load(); }
 
 void Hub::Send(ConnectionId id, ToWorker message) {
@@ -318,6 +320,7 @@ void Hub::Close(ConnectionId id, const std::string& why) {
 }
 
 void Hub::Stop() {
+  if (impl_->listener != nullptr) impl_->listener->Close();
   if (impl_->server == nullptr) return;
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
   impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline

@@ -15,6 +15,7 @@
 #include "core/base/hash.h"
 #include "core/policy/fragment.h"
 #include "proto/vector.grpc.pb.h"
+#include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
 
 namespace tidepool::workers {
@@ -45,7 +46,7 @@ constexpr size_t kMaxInstances = 1 << 16;
 struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   VectorServerOptions options;
   std::unique_ptr<grpc::Server> server;
-  std::string address;
+  std::unique_ptr<Listener> listener;
   std::atomic<int64_t> steps{0};
   std::mutex mu;
   std::optional<environments::VectorOptions> environment;  // guarded by mu
@@ -60,6 +61,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
                                                    "Bearer " + options.token)) {
       return ToGrpc(Unauthenticated("Play: no token of a device worker of this job"));
     }
+    listener->Authenticated(context->peer());
     Sessions sessions;
     v1::PlayRequest request;
     v1::PlayReply reply;
@@ -123,12 +125,13 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
 
 VectorServer::VectorServer() : impl_(std::make_unique<Impl>()) {}
 VectorServer::~VectorServer() {
+  if (impl_->listener != nullptr) impl_->listener->Close();
   if (impl_->server != nullptr) {
     impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
     impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
   }
 }
-std::string VectorServer::address() const { return impl_->address; }
+std::string VectorServer::address() const { return impl_->listener->address(); }
 int64_t VectorServer::steps() const { return impl_->steps; }
 
 Status VectorServer::Serve(const environments::VectorOptions& environment) {
@@ -142,16 +145,11 @@ StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOp
   QuietGrpcLog();
   std::unique_ptr<VectorServer> server(new VectorServer());
   server->impl_->options = options;
+  TP_ASSIGN_OR_RETURN(server->impl_->listener, Listener::Open(options.bind, 0));
   grpc::ServerBuilder builder;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
-  int port = 0;
-  builder.AddListeningPort(options.bind + ":0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(server->impl_.get());
-  server->impl_->server = builder.BuildAndStart();
-  if (server->impl_->server == nullptr)
-    return Unavailable("no port on " + options.bind + " for the environments");
-  server->impl_->address = options.bind + ":" + std::to_string(port);
+  TP_ASSIGN_OR_RETURN(server->impl_->server, server->impl_->listener->Serve(builder));
   return server;
 }
 

@@ -1,0 +1,56 @@
+#pragma once
+// The door of a gRPC server: accepts connections itself and hands their sockets to gRPC.
+//
+// gRPC 1.51 stops accepting for good once a process has run out of descriptors (CVE-2023-4785). So no
+// stranger may use them up, and running out has to pass:
+//   - a connection counts as a stranger's until a call on it has shown a token (Authenticated). There are at
+//     most kStrangers of them, fewer where the process may open few files, and each is cut after kPatience.
+//     More than that wait in the kernel's queue, and the oldest stranger makes room after kMakeRoom;
+//   - a connection that would take one of the last kReserve descriptors is closed at once: journal, payload
+//   and
+//     checkpoints find theirs;
+//   - where none is left all the same, a spare one is closed to accept and close whoever waits, and opened
+//     again.
+// Thread-safe; one thread of its own.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace grpc {
+class Server;
+class ServerBuilder;
+}  // namespace grpc
+
+namespace tidepool::workers {
+
+class Listener {
+ public:
+  static constexpr int64_t kStrangers = 64;
+  static constexpr auto kPatience = std::chrono::seconds(5);  // from connect to the first call with a token
+  static constexpr auto kMakeRoom = std::chrono::milliseconds(250);
+  static constexpr int kReserve = 32;
+
+  // Listens on host:port (0: any free one). Raises this process's soft limit of open files to the hard one.
+  // kUnavailable: the port is taken or may not be used.
+  static StatusOr<std::unique_ptr<Listener>> Open(const std::string& host, int64_t port);
+  // Builds and starts the server of `builder`, which has its services and no port, and serves it connections.
+  // Once. Close before the server goes.
+  StatusOr<std::unique_ptr<grpc::Server>> Serve(grpc::ServerBuilder& builder);
+  ~Listener();
+  void Close();  // accepts no more; connections that are open go on
+
+  [[nodiscard]] const std::string& address() const;  // "127.0.0.1:40123"
+  // A call of this peer (grpc::ServerContext::peer) has shown a token: its connection may stay.
+  void Authenticated(const std::string& peer);
+
+ private:
+  Listener();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tidepool::workers
