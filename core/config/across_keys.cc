@@ -515,10 +515,6 @@ void CheckPace(Binder& b, const JobConfig& c) {
       b.Complain("cluster.pace_scale", "stretches the times of cluster.pace, which is not written");
     return;
   }
-  if (c.cluster.device != "cpu" && b.Good("cluster.device")) {
-    b.Complain("cluster.pace",
-               "paces CPU slots; cluster.device is " + c.cluster.device + ", whose own time counts");
-  }
   if (const auto pace = LoadPace(c.cluster.pace); !pace.ok())
     b.Complain("cluster.pace", "cannot be used: " + pace.status().message());
 }

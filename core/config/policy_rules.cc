@@ -127,8 +127,6 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   }
   if (b.Good("model.dtype") && c.model.dtype != "float32")
     b.Complain("model.dtype", "is " + c.model.dtype + ", but policies compute in float32; remove it");
-  if (b.Good("cluster.device") && c.cluster.device != "cpu")
-    b.Complain("cluster.device", "is " + c.cluster.device + ", but policies run on a CPU slot; write cpu");
   if (b.Good("environment.instances") && b.Good("rollout.steps_per_fragment")) {
     const int64_t cells = c.environment.instances * c.rollout.steps_per_fragment,
                   bytes = policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment,

@@ -70,7 +70,8 @@ StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptio
   if (!options.run_dir.empty()) {
     TP_ASSIGN_OR_RETURN(const FileInfo info, fs.Stat(options.run_dir));
     if (info.exists && info.is_directory) {
-      TP_ASSIGN_OR_RETURN(const auto names, fs.List(options.run_dir));
+      TP_ASSIGN_OR_RETURN(auto names, fs.List(options.run_dir));
+      std::erase(names, "lock");  // whoever held it died before it had begun
       if (!names.empty()) {
         return AlreadyExists(
             options.run_dir + ": this folder is not empty (it holds " + names.front() +
@@ -111,6 +112,7 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
     // Anything that happens after an END_RUN means that the run was resumed.
     const auto* end = std::get_if<record::EndRun>(&entry.record);
     state.end_code = end != nullptr ? std::optional<int32_t>(end->code) : std::nullopt;
+    state.complete = end != nullptr && end->code == 0 && end->finished == 1;
     return OkStatus();
   });
   if (summary.status().code() == StatusCode::kNotFound) return state;  // a folder without segments
@@ -130,7 +132,8 @@ StatusOr<std::string> JournalFolder(FileSystem& fs, const std::string& run_or_jo
       ": neither a run folder (with journal/0000.tpj) nor a journal folder (with 0000.tpj); check the path");
 }
 
-StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name) {
+StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
+                                     int64_t steps_wanted) {
   const std::string prefix = FolderName(name) + "-";
   std::vector<std::string> candidates;
   if (fs.Exists(root)) {
@@ -149,13 +152,13 @@ StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, co
   std::string newest_finished;
   for (const std::string& folder : candidates) {
     TP_ASSIGN_OR_RETURN(RunState state, ReadRunState(fs, JoinPath(root, folder)));
-    if (!state.has_journal) continue;
-    if (!state.finished()) return state;
+    if (!state.has_journal && !fs.Exists(RunPaths(state.dir).config())) continue;  // nothing was begun
+    if (!state.Finished(steps_wanted)) return state;
     if (newest_finished.empty()) newest_finished = state.dir;
   }
   if (!newest_finished.empty()) {
     return NotFound(root + ": every run of '" + name + "' is finished, the newest is " + newest_finished +
-                    "; start another without --resume");
+                    "; start another without --resume, or go on with more train.steps");
   }
   return NotFound(root + ": no run of '" + name +
                   "' to go on with; start one without --resume, or name its folder with --run-dir");

@@ -47,7 +47,7 @@ std::string UtcStamp(int64_t unix_seconds);
 std::string FolderName(const std::string& name);
 
 // Makes the folder of a new run and returns its path. A name that is taken gets -2, -3 ... behind the time.
-//   kAlreadyExists      run_dir holds something (an empty folder is taken)
+//   kAlreadyExists      run_dir holds something (an empty folder is taken, and one with a lock alone)
 //   kResourceExhausted  disk full, or less than need_bytes free
 //   kPermissionDenied, kFailedPrecondition (read-only, a file in the way): from the file system
 StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptions& options);
@@ -56,14 +56,17 @@ StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptio
 struct RunState {
   std::string dir;
   std::string run_id;
-  bool has_journal = false;  // false: it died before its first record; nothing to go on with
+  bool has_journal = false;  // false: it died before its first record
   int64_t records = 0;
   StepNumber last_step;             // last committed one, after restores; -1: none
   int64_t steps = 0;                // wanted, by the last CONFIG record
   std::optional<int32_t> end_code;  // of END_RUN, if it is the last word
-  // Ended with code 0 and all steps committed. A run that was stopped by SIGTERM ends with 0, too, but is
-  // not.
-  [[nodiscard]] bool finished() const { return end_code == 0 && last_step.value >= steps; }
+  // That END_RUN says that steps, last evaluation and final/ are done. The END_RUN of a stopped run does not.
+  bool complete = false;
+  // Nothing is left to do for a config that wants so many steps: it may want more than the run did.
+  [[nodiscard]] bool Finished(int64_t steps_wanted) const {
+    return complete && last_step.value >= steps_wanted;
+  }
 };
 // kNotFound: no such folder; kDataLoss and kFailedPrecondition as ScanJournal.
 StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir);
@@ -72,10 +75,12 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir);
 // kNotFound says what was looked for.
 StatusOr<std::string> JournalFolder(FileSystem& fs, const std::string& run_or_journal);
 
-// The newest run of `name` under `root` that has a journal and is not finished. kNotFound says what was
-// looked for, and if all runs of the name are finished, that they are. A run whose journal cannot be read is
-// an error, not skipped: going on with an older one would silently lose work.
-StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name);
+// The newest run of `name` under `root` that is not finished for a config that wants `steps_wanted` steps.
+// One that died before its first record (in its warm start, say) has no journal yet and is not finished.
+// kNotFound says what was looked for, and if all runs of the name are finished, that they are. A run whose
+// journal cannot be read is an error, not skipped: going on with an older one would silently lose work.
+StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
+                                     int64_t steps_wanted);
 
 // Taken before anything in the folder changes, held as long as the run is worked on. kFailedPrecondition
 // names the pid that has it.

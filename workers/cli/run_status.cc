@@ -205,7 +205,7 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
       s["journal"] = {
           {"records", state.records}, {"last_step", state.last_step.value}, {"steps", state.steps}};
       s["journal"]["end_code"] = state.end_code ? Json(*state.end_code) : Json(nullptr);
-      if (state.finished()) {
+      if (state.complete) {
         s["state"] = "finished";
       } else if (state.end_code) {
         s["state"] = *state.end_code == 0 ? "stopped" : "failed";

@@ -57,6 +57,7 @@ void Train(CommandContext& context, const TrainOptions& options) {
   if (!loaded.ok()) return Fail(context, loaded.status());
   for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (options.dry_run) {
+    if (const Status inputs = CheckInputs(*loaded); !inputs.ok()) return Fail(context, inputs);
     std::printf("%s\n%s", config::ResolvedYaml(*loaded).c_str(), DescribePlan(loaded->config).c_str());
     return;
   }

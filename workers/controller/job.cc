@@ -14,8 +14,10 @@
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
+#include "core/environments/episode.h"
 #include "core/policy/spec.h"
 #include "core/storage/run_directory.h"
+#include "core/tasks/data_source.h"
 #include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
@@ -37,11 +39,6 @@ std::string RunId(const std::string& run_dir) {
   return id + "-" + Sha256Hex(fs::absolute(run_dir).string()).substr(0, 8);
 }
 
-// Ended in order, with all the steps that are wanted now: train.steps may have been raised since.
-bool Finished(const storage::RunState& state, const JobConfig& config) {
-  return state.end_code == 0 && state.last_step.value >= config.train.steps;
-}
-
 class Job {
  public:
   explicit Job(const JobRequest& request) : request_(request) {}
@@ -49,16 +46,7 @@ class Job {
   StatusOr<JobOutcome> Run() {
     const JobConfig& config = request_.loaded.config;
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
-    if (!config.model.init && config.model.policy.empty())
-      TP_RETURN_IF_ERROR(CheckModelFolder(config.model.path));
-    for (const auto& [key, folder] :
-         {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
-          {"algorithm.critic.path", config.algorithm.critic.path},
-          {"algorithm.teacher", config.algorithm.teacher},
-          {"preference.reference", config.preference.reference},
-          {"distill.teacher", config.distill.teacher}}) {
-      if (!folder.empty()) TP_RETURN_IF_ERROR(CheckModelFolder(folder, key));
-    }
+    TP_RETURN_IF_ERROR(CheckInputs(request_.loaded));
     TP_RETURN_IF_ERROR(OpenRunDirectory());
     if (already_finished_) {
       Say(outcome_.run_dir + ": this run is finished; give another --run-dir, or --fresh to start over");
@@ -94,41 +82,48 @@ class Job {
     if (request_.say) request_.say(line);
   }
 
+  // Whoever works on a run holds the lock of its folder, and takes it before anything there is read or moved.
   Status OpenRunDirectory() {
     const JobConfig& config = request_.loaded.config;
     storage::RunDirectoryOptions wanted;
     wanted.name = request_.run_name.empty() ? config.name : request_.run_name;
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
-    bool goes_on = false;
-    if (!request_.run_dir.empty() && fs::exists(request_.run_dir + "/config.yaml")) {
-      TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, request_.run_dir));
+    std::string dir = request_.run_dir;
+    if (dir.empty() && request_.resume) {
+      TP_ASSIGN_OR_RETURN(const storage::RunState newest,
+                          storage::FindUnfinishedRun(fs_, wanted.root, wanted.name, config.train.steps));
+      dir = newest.dir;
+    }
+    bool goes_on = !dir.empty() && fs::exists(storage::RunPaths(dir).config());
+    if (goes_on) {
+      TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, dir));
+      TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
       if (request_.fresh) {
-        const std::string aside = request_.run_dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
-        TP_RETURN_IF_ERROR(fs_.Rename(request_.run_dir, aside));
+        const std::string aside = dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
+        TP_RETURN_IF_ERROR(fs_.Rename(dir, aside));
         Say("the old run is now " + aside);
-      } else if (Finished(state, config)) {
+        goes_on = false;
+      } else if (state.Finished(config.train.steps)) {
         already_finished_ = true;
+        outcome_.run_dir = dir;
+        return OkStatus();
       } else if (!request_.resume) {
-        return AlreadyExists("--run-dir: " + request_.run_dir + " holds a run that is not finished (step " +
+        return AlreadyExists("--run-dir: " + dir + " holds a run " +
+                             (state.complete ? "that ended" : "that is not finished") + " (step " +
                              std::to_string(std::max<int64_t>(state.last_step.value, 0)) +
                              "); go on with --resume, or start over with --fresh");
       }
-      goes_on = !request_.fresh;
-      outcome_.run_dir = request_.run_dir;
-    } else if (request_.run_dir.empty() && request_.resume) {
-      TP_ASSIGN_OR_RETURN(outcome_.run_dir, NewestUnfinished(wanted.root, storage::FolderName(wanted.name)));
-      goes_on = true;
     }
-    if (already_finished_) return OkStatus();
     if (goes_on) {
+      outcome_.run_dir = dir;
       TP_ASSIGN_OR_RETURN(const config::LoadedConfig old,
-                          config::LoadConfig(outcome_.run_dir + "/config.yaml"));
+                          config::LoadConfig(storage::RunPaths(dir).config()));
       TP_RETURN_IF_ERROR(config::CheckResume(old.config, config));
     } else {
       TP_ASSIGN_OR_RETURN(outcome_.run_dir, storage::CreateRunDirectory(fs_, wanted));
+      TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, outcome_.run_dir));
     }
-    TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, outcome_.run_dir));
     return Furnish(outcome_.run_dir, request_.loaded);
   }
 
@@ -136,27 +131,6 @@ class Job {
     for (const char* sub : {"logs", "samples", "trace", "security"})
       TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir + "/" + sub));
     return fs_.WriteFile(dir + "/config.yaml", config::ResolvedYaml(loaded));
-  }
-
-  // The newest run of the name that did not end with all its steps. One that died before its first
-  // record (in its warm start, say) has no journal yet and counts as unfinished.
-  StatusOr<std::string> NewestUnfinished(const std::string& root, const std::string& name) {
-    std::vector<std::string> found;
-    if (fs_.Exists(root)) {
-      TP_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_.List(root));
-      for (const std::string& n : names) {
-        if (n.rfind(name + "-", 0) == 0 && fs_.Exists(root + "/" + n + "/config.yaml"))
-          found.push_back(root + "/" + n);
-      }
-    }
-    std::sort(found.rbegin(), found.rend());
-    for (const std::string& dir : found) {
-      TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
-      if (!Finished(state, request_.loaded.config)) return dir;
-    }
-    return NotFound(
-        "--resume: " + root + "/ has no unfinished run of the name " + name +
-        (found.empty() ? "; start one without --resume" : " (" + found.front() + " is finished)"));
   }
 
   // The warm start is an sft job like any other, in RUN/warm_start, with this run's model and seed.
@@ -174,7 +148,7 @@ class Job {
     warm.config.deterministic = main.deterministic;
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
     TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
-    if (Finished(state, warm.config)) return true;
+    if (state.Finished(warm.config.train.steps)) return true;
     TP_RETURN_IF_ERROR(Furnish(dir, warm));
     TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));
     TP_ASSIGN_OR_RETURN(const RunResult result, Start("warm start", warm, dir, dir + "/model"));
@@ -221,6 +195,35 @@ StatusOr<std::string> FindWorker(const ClusterConfig& cluster, const std::string
                     " is not there or cannot be run; build it (make build), or name the folder that has it");
   }
   return path;
+}
+
+Status CheckInputs(const config::LoadedConfig& loaded) {
+  const JobConfig& config = loaded.config;
+  const auto at = [&](const char* key, const Status& status) {
+    const config::Origin origin = loaded.OriginOf(key);
+    return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.ToString());
+  };
+  const auto folder = [&](const char* key, const std::string& dir) {
+    return at(key, CheckModelFolder(dir, key));
+  };
+  if (!config.model.init && config.model.policy.empty())
+    TP_RETURN_IF_ERROR(folder("model.path", config.model.path));
+  for (const auto& [key, dir] :
+       {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
+        {"algorithm.critic.path", config.algorithm.critic.path},
+        {"algorithm.teacher", config.algorithm.teacher},
+        {"preference.reference", config.preference.reference},
+        {"distill.teacher", config.distill.teacher}}) {
+    if (!dir.empty()) TP_RETURN_IF_ERROR(folder(key, dir));
+  }
+  if (config.model.init && !config.model.init->warm_start.empty()) {
+    TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, config::LoadWarmStart(config));
+    TP_RETURN_IF_ERROR(CheckInputs(warm));
+  }
+  if (!config.model.policy.empty()) return OkStatus();  // an environment is all the data it has
+  if (config.job == "rl" && !config.environment.name.empty())
+    return environments::EpisodeSource::Create(config).status();
+  return at("data.path", tasks::DataSource::Create(config.data, config.seed, config.job).status());
 }
 
 StatusOr<JobOutcome> RunJob(const JobRequest& request) {

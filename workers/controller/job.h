@@ -34,6 +34,11 @@ struct JobOutcome {
 // An error status: nothing was started (exit code 2).
 StatusOr<JobOutcome> RunJob(const JobRequest& request);
 
+// What the job reads is there and can be read: model folders and data, those of its warm start too. The
+// message begins with the file and line of the key. kNotFound, kInvalidArgument, kUnimplemented (pickled
+// weights).
+Status CheckInputs(const config::LoadedConfig& loaded);
+
 // Where tidepool-worker is: cluster.worker_dir, else beside `self_path`. kNotFound.
 StatusOr<std::string> FindWorker(const ClusterConfig& cluster, const std::string& self_path);
 

@@ -1,10 +1,11 @@
 #pragma once
 // Starts worker processes on this machine, notices when they end, and ends them.
 //
-// Children get their own log file and end with us: the launcher asks the kernel to kill them when
-// this process dies, unless `outlive` (cluster.reattach_grace_s > 0). All calls from one thread, the
-// one that made the launcher, and it has to live as long as the children: the kernel ties "parent
-// death" to the starting thread.
+// Children get their own log file and, of our environment, only what the programs need (docs/operating.md has
+// the list): secrets in it do not reach graders. They end with us: the launcher asks the kernel to kill them
+// when this process dies, unless `outlive` (cluster.reattach_grace_s > 0). All calls from one thread, the one
+// that made the launcher, and it has to live as long as the children: the kernel ties "parent death" to the
+// starting thread.
 
 #include <sys/types.h>
 

@@ -44,9 +44,10 @@ JournalRecord RestoreTo(int64_t step) {
   restore.step = StepNumber{step};
   return restore;
 }
-JournalRecord End(int32_t code) {
+JournalRecord End(int32_t code, bool complete) {
   record::EndRun end;
   end.code = code;
+  end.finished = complete ? 1 : 0;
   return end;
 }
 
@@ -91,18 +92,18 @@ TEST(RunDirectoryTest, UnwritableParentIsNamedWithAdvice) {
 
 TEST(RunDirectoryTest, NewestUnfinishedRunIsFound) {
   MemoryFileSystem fs;
-  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a", 3).status().code(), StatusCode::kNotFound);
   const std::string oldest = MustCreate(fs, "a", kNoon);
   WriteJournal(fs, oldest, {ConfigOf(3), Commit(1)});
   const std::string killed = MustCreate(fs, "a", kNoon + 60);
   WriteJournal(fs, killed, {ConfigOf(3), Commit(1), Commit(2), RestoreTo(1)});
   const std::string finished = MustCreate(fs, "a", kNoon + 120);
-  WriteJournal(fs, finished, {ConfigOf(2), Commit(1), Commit(2), End(0)});
-  MustCreate(fs, "a", kNoon + 180);                              // died before its first record
+  WriteJournal(fs, finished, {ConfigOf(3), Commit(1), Commit(2), Commit(3), End(0, true)});
+  MustCreate(fs, "a", kNoon + 180);                              // died before its config was written
   const std::string other = MustCreate(fs, "a-b", kNoon + 240);  // another name with this prefix
   WriteJournal(fs, other, {ConfigOf(2)});
 
-  auto found = FindUnfinishedRun(fs, "runs", "a");
+  auto found = FindUnfinishedRun(fs, "runs", "a", 3);
   ASSERT_TRUE(found.ok()) << found.status().ToString();
   EXPECT_EQ(found->dir, killed);
   EXPECT_EQ(found->last_step, StepNumber{1}) << "a restore undoes steps";
@@ -111,20 +112,34 @@ TEST(RunDirectoryTest, NewestUnfinishedRunIsFound) {
 
   ASSERT_TRUE(fs.RemoveTree(killed).ok());
   ASSERT_TRUE(fs.RemoveTree(oldest).ok());
-  found = FindUnfinishedRun(fs, "runs", "a");
+  found = FindUnfinishedRun(fs, "runs", "a", 3);
   EXPECT_EQ(found.status().code(), StatusCode::kNotFound);
   EXPECT_THAT(found.status().message(), HasSubstr("is finished, the newest is " + finished));
 }
 
-TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilItsStepsAreDone) {
+TEST(RunDirectoryTest, RunThatDiedInItsWarmStartIsNotFinished) {
+  MemoryFileSystem fs;
+  WriteJournal(fs, MustCreate(fs, "a", kNoon), {ConfigOf(3), Commit(1)});
+  const std::string warming = MustCreate(fs, "a", kNoon + 60);
+  ASSERT_TRUE(fs.WriteFile(RunPaths(warming).config(), "name: a").ok());
+  const auto found = FindUnfinishedRun(fs, "runs", "a", 3);
+  ASSERT_TRUE(found.ok()) << found.status().ToString();
+  EXPECT_EQ(found->dir, warming);
+}
+
+TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilAllOfItsEndIsDone) {
   MemoryFileSystem fs;
   const std::string dir = MustCreate(fs, "a", kNoon);
-  WriteJournal(fs, dir, {ConfigOf(3), Commit(1), End(0)});  // SIGTERM: code 0
-  EXPECT_FALSE(ReadRunState(fs, dir)->finished());
+  const auto finished = [&](int64_t steps) { return ReadRunState(fs, dir)->Finished(steps); };
+  WriteJournal(fs, dir, {ConfigOf(3), Commit(1), End(0, false)});  // SIGTERM: code 0
+  EXPECT_FALSE(finished(3));
   WriteJournal(fs, dir, {RestoreTo(1), Commit(2), Commit(3)});
-  EXPECT_FALSE(ReadRunState(fs, dir)->finished()) << "it died while ending";
-  WriteJournal(fs, dir, {RestoreTo(3), End(0)});
-  EXPECT_TRUE(ReadRunState(fs, dir)->finished());
+  EXPECT_FALSE(finished(3)) << "it died while ending";
+  WriteJournal(fs, dir, {RestoreTo(3), End(0, false)});
+  EXPECT_FALSE(finished(3)) << "it was stopped in its last evaluation";
+  WriteJournal(fs, dir, {RestoreTo(3), End(0, true)});
+  EXPECT_TRUE(finished(3));
+  EXPECT_FALSE(finished(4)) << "more steps are wanted now";
   EXPECT_EQ(ReadRunState(fs, "runs/none").status().code(), StatusCode::kNotFound);
 }
 
@@ -136,7 +151,7 @@ TEST(RunDirectoryTest, DamagedJournalIsAnErrorNotSkipped) {
   WriteJournal(fs, newer, {ConfigOf(3)});
   WriteJournal(fs, newer, {Commit(1)});
   fs.FlipByte(newer + "/journal/0000.tpj", 100);
-  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a").status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a", 3).status().code(), StatusCode::kDataLoss);
 }
 
 TEST(RunDirectoryTest, JournalIsFoundFromARunOrItself) {

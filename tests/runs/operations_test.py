@@ -1,0 +1,142 @@
+"""How a run is operated: what its processes inherit, who may work on it, how its end is finished later."""
+import os
+import pathlib
+import resource
+import signal
+import socket
+import subprocess
+import unittest
+
+from harness import ROOT, TIDEPOOL, RunTest, kill
+
+CONFIG = "configs/test/rl_colocated.yaml"
+
+
+def listening_ports(pid):
+    """TCP ports on which a process accepts connections."""
+    sockets = set()
+    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            sockets.add(os.readlink(fd))
+        except OSError:
+            continue
+    ports = []
+    for line in pathlib.Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+            ports.append(int(fields[1].split(":")[1], 16))
+    return ports
+
+
+class OperationsTest(RunTest):
+    def test_secrets_in_the_environment_do_not_reach_workers(self):
+        run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "train.steps=100000"], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1",
+                                    "AWS_SECRET_ACCESS_KEY": "hidden-1", "HF_TOKEN": "hidden-2"})
+        self.started.append(run)
+        for place in [0, 1]:  # a device worker and a grader
+            environ = pathlib.Path(f"/proc/{self.worker_pid(place, run)}/environ").read_text()
+            self.assertNotIn("hidden", environ)
+            for name in ["PATH=", "HOME=", "LC_ALL=", "OMP_NUM_THREADS="]:
+                self.assertIn(name, environ)
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+
+    def test_two_controllers_never_work_on_one_run(self):
+        run = self.start(CONFIG, "train.steps=100000")
+        self.wait_step(1, run)
+        for how in ["--fresh", "--resume"]:
+            second = self.train(CONFIG, how)
+            self.assert_done(second, 2)
+            self.assertIn(f"pid {run.pid}", second.stderr)
+            self.assertTrue(self.path("journal").exists(), "the live run's folder was moved")
+        self.assertEqual([p.name for p in self.dir.iterdir()], ["run"])
+        run.send_signal(signal.SIGINT)
+        self.finish(run)
+        self.assert_checked()
+        self.assert_done(self.train(CONFIG, "--fresh", "train.steps=1"))
+        self.assertEqual(len(list(self.dir.iterdir())), 2, "the old run is kept aside")
+
+    def test_what_ctrl_c_left_of_the_end_is_done_on_resume(self):
+        # Many questions and a grader that stands still: the last evaluation lasts until the signal.
+        job = ["train.steps=2", "data.held_out=40", "eval.samples=40", "eval.before_train=false"]
+        for attempt in range(8):
+            name = f"run-{attempt}"
+            run = self.start(CONFIG, *job, run=name)
+            grader = self.worker_pid(1, run, run=name)
+            self.wait_step(2, run, run=name)  # its line is written before the last evaluation begins
+            kill(grader, signal.SIGSTOP)
+            run.send_signal(signal.SIGINT)
+            self.finish(run)
+            if not self.path("final", run=name).exists():
+                break
+        else:
+            self.fail("the last evaluation was always over before the signal came")
+        again = self.train(CONFIG, *job, "--resume", run=name)
+        self.assert_done(again)
+        self.assertNotIn("this run is finished", again.stdout)
+        self.assertTrue(self.path("final", "model.safetensors", run=name).exists())
+        self.assertIn("eval/accuracy", self.metrics(name)[2])
+        self.assert_checked(name)
+        self.assertIn("this run is finished", self.train(CONFIG, *job, "--resume", run=name).stdout)
+
+    def test_a_flood_of_connections_at_few_descriptors_does_not_end_a_run(self):
+        for limit in [128, 256]:
+            with self.subTest(limit=limit):
+                name = f"limit-{limit}"
+                run = subprocess.Popen([TIDEPOOL, "train", "configs/test/rl_split.yaml", "--run-dir", str(self.path(run=name)),
+                                        "train.steps=100000", "checkpoint.every_steps=3", "cluster.weight_transport=stream"],
+                                       cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+                self.started.append(run)
+                self.wait_step(1, run, run=name)
+                doors = listening_ports(run.pid) + listening_ports(self.worker_pid(0, run, run=name))
+                self.assertGreaterEqual(len(doors), 2)
+                strangers = [socket.create_connection(("127.0.0.1", port), timeout=20) for port in doors for _ in range(300)]
+                at = self.status(name)["step"]
+                self.wait_step(at + 4, run, run=name)  # a checkpoint and new weights in the middle of it
+                killed = self.worker_pid(1, run, run=name)
+                kill(killed)
+                self.wait_for(lambda: self.worker_pid(1, run, run=name) != killed, 60, "a new worker", run)
+                at = self.status(name)["step"]
+                self.wait_step(at + 3, run, run=name)
+                for stranger in strangers:
+                    stranger.close()
+                run.send_signal(signal.SIGINT)
+                self.finish(run)
+                self.assert_checked(name)
+
+    def dry(self, path):
+        result = self.command("train", str(path), "--dry-run")
+        self.assert_done(result, 2)
+        return result.stderr
+
+    def test_a_dry_run_looks_for_what_the_job_reads(self):
+        rows = self.dir / "rows.jsonl"
+        job = self.dir / "job.yaml"
+        job.write_text(f"name: x\njob: rl\nmodel: {{path: no/such/folder}}\ndata: {{path: {rows}}}\n"
+                       "reward: {functions: [{name: exact_answer}]}\n")
+        rows.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+        self.assertRegex(self.dry(job), r"job.yaml:3: model.path: .*no/such/folder")
+        base = (ROOT / CONFIG).read_text()
+        self.assertIn("\ndata: {", base)
+        lines = [f"data: {{path: {self.dir}/none.jsonl}}" if line.startswith("data: {") else line for line in base.splitlines()]
+        job.write_text("\n".join(lines) + "\n")
+        self.assertRegex(self.dry(job), r"job.yaml:\d+: .*none.jsonl")
+
+    def test_devices_that_do_not_exist_yet_are_refused(self):
+        job = self.dir / "job.yaml"
+        job.write_text((ROOT / CONFIG).read_text())
+        result = self.command("validate", str(job))
+        self.assert_done(result)
+        text = (ROOT / CONFIG).read_text()
+        self.assertIn("device: cpu", text)
+        job.write_text(text.replace("device: cpu", "device: cuda"))
+        result = self.command("validate", str(job))
+        self.assert_done(result, 2)
+        self.assertRegex(result.stderr, r"job.yaml:\d+: cluster.device: found text 'cuda'; expected one of cpu")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
