@@ -49,6 +49,25 @@ StatusOr<Json> ReadObject(const std::string& path) {
   return json;
 }
 
+// A message as templates expect it, which is what transformers makes of it before it renders. A key whose
+// value is null is not there: APIs write `content: null` beside tool calls, and templates that concatenate
+// would print "None". The reasoning has three names; a template finds it under two of them.
+Json Normalised(const Json& message) {
+  if (!message.is_object()) return message;
+  Json out = Json::object(), reasoning;
+  for (const auto& [key, value] : message.items()) {
+    if (!value.is_null()) out[key] = value;
+  }
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    if (reasoning.is_null() && out.contains(name)) reasoning = out[name];
+  }
+  if (reasoning.is_null()) return out;
+  Json first = {{"thinking", reasoning}};
+  first.update(out);
+  first["reasoning_content"] = reasoning;
+  return first;
+}
+
 }  // namespace
 
 ChatTemplate::ChatTemplate() = default;
@@ -112,7 +131,8 @@ StatusOr<std::string> ChatTemplate::Render(const Json& messages, const ChatOptio
   Json variables = Json::object();
   for (const auto& [name, token] : special_tokens_) variables[name] = token;
   if (options.variables.is_object()) variables.update(options.variables);
-  variables["messages"] = messages;
+  Json& chat = variables["messages"] = Json::array();
+  for (const Json& message : messages) chat.push_back(Normalised(message));
   variables["tools"] = options.tools;
   variables["documents"] = options.documents;
   variables["add_generation_prompt"] = options.add_generation_prompt;

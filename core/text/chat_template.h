@@ -42,8 +42,10 @@ class ChatTemplate {
                                                             const std::string& where);
   ~ChatTemplate();
 
-  // `messages`: an array of objects, usually {"role", "content"}. kInvalidArgument: the template refused
-  // (raise_exception) or failed; kResourceExhausted: it ran into a limit.
+  // `messages`: an array of objects, usually {"role", "content"}. As in transformers, a key with the value
+  // null counts as missing, and reasoning_content, thinking and reasoning stand for each other.
+  // kInvalidArgument: the template refused (raise_exception) or failed; kResourceExhausted: it ran into a
+  // limit.
   [[nodiscard]] StatusOr<std::string> Render(const nlohmann::ordered_json& messages,
                                              const ChatOptions& options = {}) const;
 

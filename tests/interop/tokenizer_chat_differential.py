@@ -67,6 +67,10 @@ CONVERSATIONS = [
     ([SYSTEM, USER, CALL, {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": "{\"t\": 3.5}"}, ASSISTANT, USER], TOOLS),
     ([USER, CALL, {"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}], TOOLS),
     ([{"role": "user", "content": [{"type": "text", "text": "part"}, {"type": "image"}]}], None),
+    ([USER, {**CALL, "content": None}, {"role": "tool", "content": "a"}], None),
+    ([USER, {**CALL, "content": None, "name": None}, {"role": "tool", "content": "a"}], TOOLS),
+    ([USER, {"role": "assistant", "content": "4", "reasoning": "2 + 2", "tool_calls": None}, USER], None),
+    ([USER, {"role": "assistant", "content": "4", "reasoning_content": None, "thinking": "hm"}, USER], None),
     ([USER, USER], None), ([ASSISTANT], None), ([], None), ([{"role": "x"}], None),
     ([{"role": "user", "content": None}], None), ([{"role": "user", "content": 3, "extra": [1, 2.5, True, None, {"a": []}]}], None),
 ]
@@ -176,6 +180,15 @@ WHITESPACE = [
 ]
 
 
+def normalised(message):
+    """What transformers (apply_chat_template) makes of a message before it renders."""
+    if not isinstance(message, dict):
+        return message
+    message = {key: value for key, value in message.items() if value is not None}
+    names = [message[key] for key in ("reasoning_content", "thinking", "reasoning") if key in message]
+    return {"thinking": names[0], **message, "reasoning_content": names[0]} if names else message
+
+
 VARIABLES = {"one": 1, "zero": 0, "negative": -2, "real": 2.5, "text": "ab", "empty": "", "spaced": " x y ", "wide": "\u00c4\u00df\u65e5",
              "numbers": [1, 2, 3], "nobody": [], "words": ["b", "a"], "mapping": {"a": 1, "k": [1]}, "nil": None,
              "yes": True, "no": False}
@@ -238,7 +251,7 @@ def main():
             process.stdin.flush()
             got = json.loads(process.stdout.readline())
             try:
-                want = env.from_string(source).render(messages=messages, tools=tools, documents=None, bos_token="<s>",
+                want = env.from_string(source).render(messages=[normalised(m) for m in messages], tools=tools, documents=None, bos_token="<s>",
                                                       eos_token="</s>", add_generation_prompt=prompt)
             except Exception as error:  # noqa: BLE001: any failure of the template
                 want, reason = None, repr(error)

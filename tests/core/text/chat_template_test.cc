@@ -101,5 +101,57 @@ TEST(ChatTemplateTest, TemplatesLikeThePublishedOnes) {
   EXPECT_EQ(render("instructions_macro.jinja", false), "<s>[INST] 2 + 2 [/INST] 4</s>");
 }
 
+// What these should give was made with transformers 5.23 (apply_chat_template).
+TEST(ChatTemplateTest, AKeyThatIsNullCountsAsMissing) {
+  const Json messages = Json::parse(R"([
+      {"role": "user", "content": "Weather in Oslo?", "tool_calls": null},
+      {"role": "assistant", "content": null, "tool_calls": [
+          {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}]},
+      {"role": "tool", "content": "rain"}])");
+  const auto render = [&](const std::string& source, bool with_tools) {
+    const auto chat = ChatTemplate::FromSource(source, {{"bos_token", "<s>"}}, "t");
+    ChatOptions options;
+    if (with_tools) options.tools = Json::parse(R"([{"type": "function", "function": {"name": "weather"}}])");
+    return chat.ok() ? (*chat)->Render(messages, options).value() : chat.status().ToString();
+  };
+  const std::string plain =
+      "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] "
+      "| trim "
+      "+ '<|eot_id|>' }}{% endfor %}";
+  for (const bool tools : {false, true}) {
+    EXPECT_EQ(render(plain, tools),
+              "<|start_header_id|>user<|end_header_id|>\n\nWeather in Oslo?<|eot_id|>"
+              "<|start_header_id|>assistant<|end_header_id|>\n\n<|eot_id|>"
+              "<|start_header_id|>tool<|end_header_id|>\n\nrain<|eot_id|>");
+  }
+  std::ostringstream with_date;
+  with_date << std::ifstream("tests/core/text/templates/headers_with_date.jinja").rdbuf();
+  const std::string call =
+      "Weather in Oslo?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{\"name\": \"weather\", "
+      "\"parameters\": {\"city\": "
+      "\"Oslo\"}}<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n\"rain\"";
+  EXPECT_THAT(render(with_date.str(), false), HasSubstr(call));
+  EXPECT_THAT(render(with_date.str(), true), HasSubstr(call));
+  EXPECT_EQ(
+      render(
+          "{{ messages[1] is mapping }}{{ 'content' in messages[1] }}{{ messages[0].tool_calls is defined }}",
+          false),
+      "TrueFalseFalse");
+}
+
+TEST(ChatTemplateTest, ReasoningIsFoundUnderEachOfItsNames) {
+  const auto chat = ChatTemplate::FromSource(
+      "{% for m in messages %}{{ m.thinking }}/{{ m.reasoning_content }} {{ m.keys() | join(',') }};{% "
+      "endfor %}",
+      {}, "t");
+  ASSERT_TRUE(chat.ok());
+  const Json messages =
+      Json::parse(R"([{"role": "a", "reasoning": "x"}, {"reasoning_content": "y", "thinking": "z"},
+      {"role": "a", "reasoning_content": null, "thinking": "w"}, {"role": "u"}])");
+  EXPECT_EQ((*chat)->Render(messages).value(),
+            "x/x thinking,role,reasoning,reasoning_content;z/y thinking,reasoning_content;"
+            "w/w thinking,role,reasoning_content;/ role;");
+}
+
 }  // namespace
 }  // namespace tidepool::text
