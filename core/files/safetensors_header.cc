@@ -281,6 +281,11 @@ StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> pr
   if (text.empty() || text[0] != '{') {
     return InvalidArgument(where + ": the header does not begin with '{'; is it a safetensors file?");
   }
+  // The parser takes a NUL for the end of its input; the format pads with spaces.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    return InvalidArgument(where + ": the header has a NUL at byte " + std::to_string(nul) +
+                           "; it is JSON, padded with spaces");
+  }
   HeaderEvents events;
   bool parsed = false;
   try {

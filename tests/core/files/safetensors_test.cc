@@ -89,6 +89,9 @@ TEST(SafetensorsHeaderTest, EachRuleOfTheLayoutIsNamed) {
   EXPECT_THAT(ErrorOf(" {}", ""), HasSubstr("'{'"));
   EXPECT_THAT(ErrorOf("{\"a\xff\":1}", ""), HasSubstr("UTF-8"));
   EXPECT_THAT(ErrorOf("{}x", ""), HasSubstr("JSON"));
+  EXPECT_THAT(ErrorOf(std::string("{}\0\0\0", 5), ""), HasSubstr("NUL at byte 2"));
+  EXPECT_THAT(ErrorOf(std::string("{}\0{", 4), ""), HasSubstr("NUL"));
+  EXPECT_TRUE(Check(File("{} \n ", "")).ok());
   EXPECT_TRUE(Check(File("{}", "")).ok());
 }
 
