@@ -20,12 +20,13 @@ PairLoss RewardModelLoss(std::span<const double> chosen, std::span<const double>
 
 // DPO (arXiv:2305.18290) on summed response log-probs, h = (lp_w - ref_w) - (lp_l - ref_l):
 //   -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h),  e: label smoothing
-// IPO (arXiv:2310.12036): (h - 1/(2 beta))^2. Log-probs are used as they come (TRL averages them over the
-// length here, OpenRLHF sums). Implicit rewards: beta (lp - ref).
+// IPO (arXiv:2310.12036): (h - 1/(2 beta))^2, whatever the label smoothing, which is a matter of the sigmoid
+// (OpenRLHF takes both options together and computes this). Log-probs are used as they come (TRL averages
+// them over the length here, OpenRLHF sums). Implicit rewards: beta (lp - ref).
 struct DpoOptions {
   bool ipo = false;
-  double beta = 0.1;  // > 0
-  double label_smoothing = 0;
+  double beta = 0.1;           // > 0
+  double label_smoothing = 0;  // of DPO
 };
 struct DpoResult {
   double loss = 0;

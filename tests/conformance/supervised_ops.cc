@@ -45,7 +45,6 @@ Status Dpo(Request& r) {
   const std::vector<double> rejected = r.Vector("policy_rejected", n), ref_chosen = r.Vector("ref_chosen", n),
                             ref_rejected = r.Vector("ref_rejected", n);
   if (!r.ok()) return r.status();
-  if (o.ipo && o.label_smoothing != 0) return Unimplemented("ipo has no label smoothing");
   if (!(o.beta > 0)) return InvalidArgument("beta has to be above 0");
   const DpoResult out = DpoLoss(o, chosen, rejected, ref_chosen, ref_rejected);
   r.PutScalar("loss", out.loss);

@@ -92,6 +92,17 @@ TEST(ConformanceTest, WhatIsNotOfferedIsUnsupported) {
             true);
 }
 
+TEST(ConformanceTest, LabelSmoothingHasNoEffectOnIpo) {
+  const Json pair = {{"policy_chosen", {-1, -3}},
+                     {"policy_rejected", {-2, -2}},
+                     {"ref_chosen", {-1.5, -3}},
+                     {"ref_rejected", {-1, -2.5}}};
+  const Json smooth = Ask("loss.dpo", {{"kind", "ipo"}, {"beta", 0.5}, {"label_smoothing", 0.2}}, pair);
+  // h = 1.5 and -0.5, 1 / (2 beta) = 1: ((0.5)^2 + (1.5)^2) / 2
+  EXPECT_EQ(smooth["outputs"]["loss"].get<double>(), 1.25) << smooth;
+  EXPECT_EQ(smooth["outputs"], Ask("loss.dpo", {{"kind", "ipo"}, {"beta", 0.5}}, pair)["outputs"]);
+}
+
 TEST(ConformanceTest, BadRequestsAreErrorsAndNothingDies) {
   for (const char* line :
        {"{", "[]", "3", "{\"id\":7}", "{\"id\":7,\"op\":3}",

@@ -196,7 +196,8 @@ TEST(GradientsTest, PreferenceAndDistillationAgreeWithDifferences) {
                 1e-7);
   }
   for (const DpoOptions& o :
-       {DpoOptions{.beta = 0.3, .label_smoothing = 0.1}, DpoOptions{.ipo = true, .beta = 0.5}}) {
+       {DpoOptions{.beta = 0.3, .label_smoothing = 0.1}, DpoOptions{.ipo = true, .beta = 0.5},
+        DpoOptions{.ipo = true, .beta = 0.5, .label_smoothing = 0.1}}) {
     const DpoResult dpo = DpoLoss(o, chosen, rejected, ref, ref_rejected);
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_NEAR(dpo.grad_chosen[i],
