@@ -1,7 +1,10 @@
 #pragma once
-// `tidepool report`: one self-contained HTML page about a run, live, finished or failed. Charts are
-// inline SVG; nothing is loaded from anywhere.
+// `tidepool report`: one self-contained HTML page about a run that is live, finished or failed.
+//
+// The page is a file of its own, core/observe/report.html, which draws itself from a block of JSON. The code
+// here writes that block and knows nothing of how it is shown.
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "core/base/status.h"
@@ -12,7 +15,19 @@ namespace tidepool::observe {
 // Writes run_dir/report.html (whole or not at all). kNotFound: no run directory.
 Status WriteReport(const std::string& run_dir);
 
-// The page itself. Pure.
+// The page with the data of a run in it. Pure.
 std::string ReportHtml(const RunData& run);
+
+// The data of the page. Pure. Long curves and time lines are made coarser, so that a page of a run of any
+// length opens in a browser:
+//   run, facts, finished, exit_code, problems, config, environment   as in RunData
+//   accuracy, seconds, peak_bytes, drops, faults                      numbers by name
+//   steps: [[step ...] ...], metrics: {name: {x: index into steps, y, median, max}}, accuracy_metric: a name
+//   clock: [[step, second of the run] ...]
+//   trace, pool: {lanes, categories, names, spans: [[lane, category, name, from, seconds, count] ...]}; the
+//   last
+//     three of a span's first numbers are indices. pool also: steps (ends, in seconds), end_s, moves, times
+//   samples: [{step, rows: [{prompt, text, reward, rewards, about}]}]
+nlohmann::json ReportData(const RunData& run);
 
 }  // namespace tidepool::observe

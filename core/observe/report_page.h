@@ -1,11 +1,11 @@
 #pragma once
-// The fixed parts of the report: its style sheet and its script.
+// The page that shows a report, as it stands in core/observe/report.html. The build puts it into the program.
 
 #include <string_view>
 
 namespace tidepool::observe {
 
-std::string_view ReportStyle();
-std::string_view ReportScript();
+// One HTML document. {{run}} stands where the JSON of a run belongs.
+std::string_view ReportPage();
 
 }  // namespace tidepool::observe

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "core/observe/append_file.h"
 
@@ -63,7 +62,9 @@ void ReadSummary(const std::string& text, RunData& run) {
 void ReadSomeSamples(const std::string& run_dir, RunData& run) {
   const std::vector<int64_t> steps = SampleSteps(run_dir);
   if (steps.empty()) return;
-  std::set<int64_t> chosen = {steps.front(), steps[steps.size() / 2], steps.back()};
+  constexpr size_t kMost = 9;
+  std::set<int64_t> chosen;
+  for (size_t i = 0; i < kMost; ++i) chosen.insert(steps[i * (steps.size() - 1) / (kMost - 1)]);
   for (const int64_t step : chosen) {
     auto rows = ReadSamples(run_dir, step);
     if (rows.ok()) {
@@ -86,12 +87,12 @@ Points RunData::Metric(const std::string& name) const {
   return points;
 }
 
-Points RunData::FirstOf(const std::vector<std::string>& names) const {
-  for (const std::string& name : names) {
-    Points points = Metric(name);
-    if (!points.empty()) return points;
+std::set<std::string> RunData::MetricNames() const {
+  std::set<std::string> names;
+  for (const MetricsRow& row : metrics) {
+    for (const auto& [name, value] : row.metrics) names.insert(name);
   }
-  return {};
+  return names;
 }
 
 std::map<std::string, double> RunData::Sums(const std::string& prefix) const {
@@ -105,16 +106,15 @@ std::map<std::string, double> RunData::Sums(const std::string& prefix) const {
   return sums;
 }
 
-Points RunData::Accuracy() const {
-  Points points = FirstOf({"eval/accuracy", "eval/accuracy/mean", "eval/held_out/accuracy", "eval/pass@1"});
-  if (!points.empty()) return points;
-  std::set<std::string> names;
-  for (const MetricsRow& row : metrics) {
-    for (const auto& [name, value] : row.metrics) {
-      if (name.starts_with("eval/") && name.find("accuracy") != std::string::npos) names.insert(name);
-    }
+std::string RunData::AccuracyMetric() const {
+  const std::set<std::string> names = MetricNames();
+  for (const char* name : {"eval/accuracy", "eval/accuracy/mean", "eval/held_out/accuracy", "eval/pass@1"}) {
+    if (names.contains(name)) return name;
   }
-  return names.empty() ? Points{} : Metric(*names.begin());
+  for (const std::string& name : names) {
+    if (name.starts_with("eval/") && name.find("accuracy") != std::string::npos) return name;
+  }
+  return {};
 }
 
 StatusOr<RunData> ReadRun(const std::string& run_dir) {

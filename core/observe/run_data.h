@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,12 +40,11 @@ struct RunData {
   std::vector<std::string> problems;  // what could not be read
 
   [[nodiscard]] Points Metric(const std::string& name) const;
-  // The first of the names that has values.
-  [[nodiscard]] Points FirstOf(const std::vector<std::string>& names) const;
+  [[nodiscard]] std::set<std::string> MetricNames() const;
   // Sum over all steps of metrics that begin with the prefix, by the rest of the name.
   [[nodiscard]] std::map<std::string, double> Sums(const std::string& prefix) const;
-  // Held-out accuracy by step, by whatever name it has under eval/.
-  [[nodiscard]] Points Accuracy() const;
+  // The metric that is the held-out accuracy, by whatever name it has under eval/; empty: there is none.
+  [[nodiscard]] std::string AccuracyMetric() const;
 };
 
 // kNotFound: no such folder, or nothing of a run in it.

@@ -62,6 +62,7 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   o.micro_batch_tokens = t.micro_batch_tokens;
   o.recompute = t.recompute;
   o.router_aux_coef = t.router_aux_coef;
+  o.deterministic = job.deterministic;
   return o;
 }
 

@@ -53,8 +53,8 @@ class ControlTest(RunTest):
         report = self.command("report", str(self.path()))
         self.assert_done(report)
         page = self.path("report.html").read_text()
-        self.assertIn("Held-out return", page)
-        self.assertIn("95 % interval", page)
+        self.assertIn('"eval/return/mean":{', page)
+        self.assertIn('"eval/return/low":{', page)
 
     def test_every_placement(self):
         for placement, deterministic in [("split", "true"), ("multiplexed", "true"), ("elastic", "false")]:

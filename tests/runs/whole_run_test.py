@@ -56,7 +56,7 @@ class WholeRunTest(RunTest):
         # 30M parameters, three times a forward, at 0.09 TFLOP/s: every step of some hundred tokens takes longer than this.
         for step in [2, 3, 4]:
             self.assertGreater(rows[step]["timing_s/update_actor"], 0.05)
-        self.assertIn("paced", self.path("report.html").read_text())
+        self.assertIn('"paced_note":"', self.path("report.html").read_text())
 
     def test_split_run_trains_within_its_lag_bound_on_either_transport(self):
         for transport in ["shared_memory", "stream"]:

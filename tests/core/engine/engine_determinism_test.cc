@@ -15,7 +15,6 @@
 #include "core/engine/engine.h"
 #include "core/model/routing.h"
 #include "tests/core/engine/reference_generator.h"
-#include "tests/core/model/reference.h"
 
 namespace tidepool::engine {
 namespace {
@@ -74,7 +73,7 @@ class EngineDeterminismTest : public testing::TestWithParam<Kind> {
 
   std::unique_ptr<Engine> Make(EngineOptions options) {
     options.seed = kSeed;
-    options.row_blocks = model::Deterministic(*weights_).row_blocks;
+    options.deterministic = true;
     options.record_routing = GetParam().experts;
     options.version = {0, 1};
     auto engine = Engine::Create(*weights_, options);

@@ -4,16 +4,24 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "core/observe/chart.h"
-#include "core/observe/timeline.h"
+#include <nlohmann/json.hpp>
+
 #include "core/observe/trace_writer.h"
 #include "tests/core/observe/temp_folder.h"
 
 namespace tidepool::observe {
 namespace {
 
+using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+// What the page would show of a run: its block of data, as the browser reads it.
+json DataOf(const std::string& html) {
+  const std::string open = "id=\"run\">";
+  const size_t at = html.find(open) + open.size();
+  return json::parse(html.substr(at, html.find("</script>", at) - at), nullptr, false);
+}
 
 void WriteRun(const TempFolder& folder) {
   WriteText(folder / "config.yaml",
@@ -64,16 +72,27 @@ TEST(ReportTest, PageStandsAloneAndShowsTheRun) {
       R"({"exit":0,"steps":20,"accuracy":{"before":0.2,"after":0.7},"seconds":{"train":38},"peak_bytes":{"controller":41000000},"version":"0.1.0"})");
   ASSERT_TRUE(WriteReport(folder.path()).ok());
   const std::string html = ReadText(folder / "report.html");
-  for (const char* text : {"<h1>my-run</h1>", "finished", "seed <b>3</b>", "70.0", "Held-out accuracy",
-                           "Where a step&#39;s time goes", "worker 1 · rollout", "rev ab=", "stale",
-                           "worker_killed", "controller"}) {
-    EXPECT_THAT(html, HasSubstr(text));
-  }
+  const json data = DataOf(html);
+  EXPECT_EQ(data["facts"]["name"], "my-run");
+  EXPECT_EQ(data["facts"]["seed"], "3");
+  EXPECT_EQ(data["finished"], true);
+  EXPECT_EQ(data["accuracy"]["after"], 0.7);
+  EXPECT_EQ(data["accuracy_metric"], "eval/accuracy");
+  EXPECT_EQ(data["drops"]["stale"], 2);
+  EXPECT_EQ(data["faults"]["worker_killed"], 1);
+  EXPECT_EQ(data["peak_bytes"]["controller"], 41000000);
+  const json& reward = data["metrics"]["critic/score/mean"];
+  EXPECT_EQ(reward["y"].size(), 20U);
+  EXPECT_EQ(reward["max"], 1);
+  EXPECT_EQ(data["steps"][reward["x"].get<size_t>()][0], 1);
+  EXPECT_EQ(data["clock"][5], json::array({5, 10}));
+  EXPECT_EQ(data["trace"]["lanes"], json::array({"worker 1 · rollout"}));
+  EXPECT_EQ(data["samples"][0]["rows"][0]["prompt"], "rev ab=");
   // Nothing is loaded from anywhere, and what a model wrote stays text.
-  for (const char* text : {"https://", "src=", "<link", "@import", "url("})
+  for (const char* text : {"https://", " src=", "<link", "@import", "url(", "innerHTML"})
     EXPECT_THAT(html, Not(HasSubstr(text)));
   EXPECT_THAT(html, Not(HasSubstr("<script>alert")));
-  EXPECT_THAT(html, HasSubstr("&lt;/pre&gt;&lt;script&gt;"));
+  EXPECT_EQ(data["samples"][0]["rows"][0]["text"], "</pre><script>alert(1)</script>");
   EXPECT_LT(html.size(), 400000U);
   struct stat info {};
   ASSERT_EQ(::stat((folder / "report.html").c_str(), &info), 0);
@@ -84,14 +103,14 @@ TEST(ReportTest, UnfinishedAndFailedRunsHaveAReportToo) {
   const TempFolder folder;
   WriteText(folder / "config.yaml", "name: x\n");
   ASSERT_TRUE(WriteReport(folder.path()).ok());
-  EXPECT_THAT(ReadText(folder / "report.html"), HasSubstr("no summary yet"));
+  EXPECT_EQ(DataOf(ReadText(folder / "report.html"))["finished"], false);
   WriteText(folder / "summary.json", R"({"exit":3,"fault":"worker died at start three times"})");
   WriteText(folder / "metrics.jsonl", "nonsense\n");
   ASSERT_TRUE(WriteReport(folder.path()).ok());
-  const std::string html = ReadText(folder / "report.html");
-  EXPECT_THAT(html, HasSubstr("ended with exit code 3"));
-  EXPECT_THAT(html, HasSubstr("worker died at start three times"));
-  EXPECT_THAT(html, HasSubstr("metrics.jsonl:1: no metrics row"));
+  const json data = DataOf(ReadText(folder / "report.html"));
+  EXPECT_EQ(data["exit_code"], 3);
+  EXPECT_EQ(data["facts"]["fault"], "worker died at start three times");
+  EXPECT_THAT(data["problems"].dump(), HasSubstr("metrics.jsonl:1: no metrics row"));
 }
 
 TEST(ReportTest, FolderThatIsNoRunIsRefused) {
@@ -100,58 +119,37 @@ TEST(ReportTest, FolderThatIsNoRunIsRefused) {
   EXPECT_THAT(WriteReport(folder / "none").message(), HasSubstr("no such folder"));
 }
 
-TEST(ChartTest, EscapesAndKeepsUtf8) {
-  EXPECT_EQ(Escape("<a href=\"x\">'&\xC3\xA4\x01\xff"),
-            "&lt;a href=&quot;x&quot;&gt;&#39;&amp;\xC3\xA4\xEF\xBF\xBD\xEF\xBF\xBD");
-}
-
-TEST(ChartTest, TicksAreRound) {
-  EXPECT_THAT(NiceTicks(0, 1, 5), testing::ElementsAre(0, testing::DoubleEq(0.2), testing::DoubleEq(0.4),
-                                                       testing::DoubleNear(0.6, 1e-12),
-                                                       testing::DoubleEq(0.8), testing::DoubleEq(1)));
-  EXPECT_THAT(NiceTicks(3, 97, 5), testing::ElementsAre(20, 40, 60, 80));
-  EXPECT_TRUE(NiceTicks(1, 1, 5).empty());
-}
-
-TEST(ChartTest, EmptyFlatAndSinglePointSeriesAreNoTrouble) {
-  EXPECT_EQ(LineChart({.title = "t"}, {{.name = "a", .color = "red", .points = {}}}), "");
-  for (const Points& points :
-       {Points{{1, 0}}, Points{{1, 5}, {2, 5}}, Points{{1, -5}, {2, -5}}, Points{{1, 1e300}, {2, -1e300}}}) {
-    const std::string html = LineChart({.title = "t"}, {{.name = "a", .color = "red", .points = points}});
-    EXPECT_THAT(html, HasSubstr("<polyline"));
-    EXPECT_THAT(html, Not(HasSubstr("nan")));
-  }
-}
-
-TEST(ChartTest, ThinKeepsMeans) {
-  Points points;
-  for (int i = 0; i < 1000; ++i) points.emplace_back(i, i % 2);
-  const Points thin = Thin(points, 100);
-  ASSERT_EQ(thin.size(), 100U);
-  EXPECT_DOUBLE_EQ(thin[50].second, 0.5);
-  EXPECT_EQ(thin.back().first, 999);
-}
-
-TEST(TimelineTest, MillionsOfSpansBecomeAFewBars) {
-  ReadTrace trace;
-  for (int i = 0; i < 300000; ++i) trace.spans.push_back({1, 1, "generate", "rollout", i * 0.001, 0.0009});
-  const std::string svg = TimelineSvg(trace, 0, 300, {});
-  EXPECT_LT(svg.size(), 20000U);
-  EXPECT_THAT(svg, HasSubstr("more, 300000 spans"));
-  EXPECT_EQ(TimelineSvg(trace, 400, 500, {}), "");
-}
-
-TEST(TimelineTest, MetricsStandInForAMissingTrace) {
+TEST(ReportTest, BytesThatAreNoTextLeaveThePageReadable) {
   RunData run;
-  run.metrics.push_back(
-      {.step = 1,
-       .version = {},
-       .wall_s = 10,
-       .metrics = {{"timing_s/step", 4}, {"timing_s/gen", 3}, {"timing_s/update_actor", 1}}});
-  const ReadTrace trace = TraceFromMetrics(run);
-  ASSERT_EQ(trace.spans.size(), 2U);
-  EXPECT_DOUBLE_EQ(trace.spans[0].start_s, 6);
-  EXPECT_DOUBLE_EQ(trace.spans[1].start_s, 9);
+  run.folder = "r";
+  run.problems = {"\xC3\xA4\x01\xff</script>"};
+  EXPECT_EQ(DataOf(ReportHtml(run))["problems"][0], "\xC3\xA4\x01\xEF\xBF\xBD</script>");
+}
+
+TEST(ReportTest, LongCurvesAreThinnedToMeans) {
+  RunData run;
+  for (int i = 0; i < 4000; ++i)
+    run.metrics.push_back({.step = i, .version = {}, .wall_s = i * 0.5, .metrics = {{"a", i % 2}}});
+  const json data = ReportData(run);
+  const json& a = data["metrics"]["a"];
+  ASSERT_EQ(a["y"].size(), 400U);
+  EXPECT_EQ(a["y"][50], 0.5);
+  EXPECT_EQ(a["max"], 1) << "of all values";
+  EXPECT_EQ(data["steps"][0].back(), 3999);
+  EXPECT_EQ(data["clock"].back(), json::array({3999, 1999.5}));
+  EXPECT_LE(data["clock"].size(), 401U);
+}
+
+TEST(ReportTest, MillionsOfSpansBecomeSomeThousands) {
+  RunData run;
+  for (int i = 0; i < 300000; ++i)
+    run.trace.spans.push_back({1, i % 2, "generate", "rollout", i * 0.001, 0.0009});
+  const json spans = ReportData(run)["trace"]["spans"];
+  EXPECT_LE(spans.size(), 12000U);
+  int64_t count = 0;
+  for (const json& span : spans) count += span[5].get<int64_t>();
+  EXPECT_EQ(count, 300000);
+  EXPECT_EQ(ReportData(RunData{})["trace"]["spans"], json::array());
 }
 
 }  // namespace
