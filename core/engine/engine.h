@@ -10,7 +10,7 @@
 // Admission is arithmetic: KV blocks to the end of the chunk are promised, nothing is preempted inside
 // a chunk. KV of a finished chunk, or turn of an episode, stays for what follows until others need the room
 // (oldest first); where it is gone it is computed again. Noise is keyed by (seed, sample, position), so with
-// `deterministic` a sample's ids and log-probs depend on weights, prompt, seed and sampling alone: not
+// `row_blocks` a sample's ids and log-probs depend on weights, prompt, seed and sampling alone: not
 // on batch, chunking, sharing, eviction, max_batched_tokens or the order of Add().
 //
 // Owned by one thread; no threads of its own (products and draws use at::get_num_threads() inside).
@@ -24,14 +24,15 @@
 #include "core/base/status.h"
 #include "core/engine/request.h"
 #include "core/engine/stop_strings.h"
+#include "core/model/row_blocks.h"
 #include "core/model/weights.h"
 
 namespace tidepool::engine {
 
 struct EngineOptions {
-  uint64_t seed = 0;  // of the run: key of the sampling noise
-  bool deterministic = false;
-  int64_t block_tokens = 16;          // 1..1024
+  uint64_t seed = 0;                                             // of the run: key of the sampling noise
+  std::shared_ptr<const model::RowBlocks> row_blocks = nullptr;  // deterministic mode (core/model/decoder.h)
+  int64_t block_tokens = 16;                                     // 1..1024
   int64_t kv_cache_tokens = 0;        // capacity, >= block_tokens; rounded down to blocks
   int64_t max_batched_tokens = 2048;  // rows of a step, >= max_running
   int64_t max_running = 256;          // requests admitted at a time

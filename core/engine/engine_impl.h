@@ -42,7 +42,7 @@ struct Engine::Impl {
   Impl(const model::Weights& weights_in, EngineOptions options_in)
       : weights(weights_in),
         options(std::move(options_in)),
-        decoder(weights_in, {.deterministic = options.deterministic}),
+        decoder(weights_in, {.row_blocks = options.row_blocks}),
         blocks(options.kv_cache_tokens / options.block_tokens),
         routing_bytes(options.record_routing ? model::RoutingBytes(weights_in.spec()) : 0),
         arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens, routing_bytes),

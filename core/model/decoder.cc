@@ -131,9 +131,16 @@ void Decoder::Impl::CheckBatch(const RaggedBatch& b) const {
   }
 }
 
+void Decoder::Impl::Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) const {
+  if (options.row_blocks != nullptr)
+    options.row_blocks->Multiply(out, x, w);
+  else
+    at::mm_out(out, x, w);
+}
+
 int64_t Decoder::Impl::GatheredMax(int64_t rows) const {
   const int64_t chosen = rows * spec.moe.experts_per_token;
-  return chosen + (options.deterministic ? 15 * std::min(spec.moe.experts, chosen) : 0);
+  return chosen + (options.row_blocks != nullptr ? 15 * std::min(spec.moe.experts, chosen) : 0);
 }
 
 BlockBuffers Decoder::Impl::TakeBlock(ActivationArena& arena, int64_t rows, int64_t p, bool training,
@@ -226,7 +233,7 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
                              .rstd = Ptr<float>(b.rstd1)};
   ParallelItems(padded, 6 * d, [&](int64_t begin, int64_t end) { kernels.rms_norm(begin, end, norm1); });
   at::Tensor qkv = b.qkv, out = b.out, gate_up = b.gate_up;
-  at::mm_out(qkv, b.norm, transposed[static_cast<size_t>(w.qkv)]);
+  Multiply(qkv, b.norm, transposed[static_cast<size_t>(w.qkv)]);
 
   const RotaryArgs<T> rotary{.heads = spec.heads,
                              .kv_heads = spec.kv_heads,
@@ -266,7 +273,7 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
   const int64_t q_width = spec.heads * spec.head_size;
   std::memset(static_cast<void*>(Ptr<T>(b.a) + rows * q_width), 0,
               static_cast<size_t>((padded - rows) * q_width) * sizeof(T));
-  at::mm_out(out, b.a, transposed[static_cast<size_t>(w.o)]);
+  Multiply(out, b.a, transposed[static_cast<size_t>(w.o)]);
   AddBias<T>(w.o_bias, padded, out);
 
   const RmsNormArgs<T> norm2{.d = d,
@@ -282,12 +289,12 @@ void Decoder::Impl::Block(int64_t layer, const RaggedBatch& batch, int64_t padde
     Experts<T>(layer, batch, padded, b);
     return;
   }
-  at::mm_out(gate_up, b.norm, transposed[static_cast<size_t>(w.gate_up)]);
+  Multiply(gate_up, b.norm, transposed[static_cast<size_t>(w.gate_up)]);
   AddBias<T>(w.gate_up_bias, padded, gate_up);
   ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
     kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(b.act));
   });
-  at::mm_out(out, b.act, transposed[static_cast<size_t>(w.down)]);
+  Multiply(out, b.act, transposed[static_cast<size_t>(w.down)]);
   AddBias<T>(w.down_bias, padded, out);
 }
 
@@ -403,7 +410,7 @@ at::Tensor Decoder::Logits(const at::Tensor& hidden) const {
   at::Tensor in = hidden;
   // Products of float32 may depend on the alignment of their inputs (MKL's conditional reproducibility).
   const bool aligned = reinterpret_cast<uintptr_t>(hidden.const_data_ptr()) % 64 == 0;
-  if (padded != rows || !hidden.is_contiguous() || (m.options.deterministic && !aligned)) {
+  if (padded != rows || !hidden.is_contiguous() || (m.options.row_blocks != nullptr && !aligned)) {
     in = at::empty({padded, d}, hidden.options());
     in.narrow(0, 0, rows).copy_(hidden);
     if (padded != rows) in.narrow(0, rows, padded - rows).zero_();
@@ -416,7 +423,7 @@ at::Tensor Decoder::Logits(const at::Tensor& hidden) const {
     m.logits = at::empty({padded, m.spec.vocab_size}, hidden.options());
   }
   at::Tensor out = m.logits.narrow(0, 0, padded);
-  at::mm_out(out, in, m.transposed[static_cast<size_t>(m.head)]);
+  m.Multiply(out, in, m.transposed[static_cast<size_t>(m.head)]);
   return out.narrow(0, 0, rows);
 }
 

@@ -6,8 +6,8 @@
 // engine's slots are those of its paged cache; the trainer's are the rows of the packed batch, and
 // the rows of a group share the slots of their prompt. Attention walks a row's keys in the order of
 // their positions with a fixed order of additions, so the result of a row depends on its own inputs
-// alone: not on the batch, not on how slots are cut into runs. Products are padded to a multiple of
-// 16 rows in deterministic mode (see docs/design.md), so prefill, decode and training are bit-equal.
+// alone: not on the batch, not on how slots are cut into runs. In deterministic mode products are cut into
+// blocks of tried sizes (row_blocks.h), so prefill, decode and training are bit-equal.
 //
 // Not thread-safe; one thread owns a Decoder, products use at::get_num_threads() threads inside.
 
@@ -21,6 +21,7 @@
 
 #include "core/base/status.h"
 #include "core/model/kv_run.h"
+#include "core/model/row_blocks.h"
 #include "core/model/spec.h"
 #include "core/model/weights.h"
 
@@ -49,7 +50,9 @@ struct KvMemory {
 };
 
 struct DecoderOptions {
-  bool deterministic = false;
+  // Deterministic mode: how its products are cut; covers this model. Shared by all decoders of a process.
+  // Null: products as they come.
+  std::shared_ptr<const RowBlocks> row_blocks = nullptr;
 };
 
 // Activations kept by a training forward; defined in decoder_backward.cc.

@@ -146,8 +146,10 @@ struct Decoder::Impl {
   std::vector<double>* prob_sum = nullptr;             // of the training forward that is going on
 
   [[nodiscard]] int64_t Padded(int64_t rows) const {
-    return options.deterministic ? RoundUp(rows, 16) : rows;
+    return options.row_blocks != nullptr ? RoundUp(rows, 16) : rows;
   }
+  // out = x w of the forward; w is a transposed view.
+  void Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor& w) const;
   [[nodiscard]] int64_t qkv_width() const { return (spec.heads + 2 * spec.kv_heads) * spec.head_size; }
   void EnsurePositions(int64_t count);
   void CheckBatch(const RaggedBatch& batch) const;

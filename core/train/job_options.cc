@@ -62,7 +62,6 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   o.micro_batch_tokens = t.micro_batch_tokens;
   o.recompute = t.recompute;
   o.router_aux_coef = t.router_aux_coef;
-  o.deterministic = job.deterministic;
   return o;
 }
 

@@ -119,11 +119,11 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
   std::unique_ptr<Trainer> t(new Trainer());
   t->impl_ = std::make_unique<TrainerImpl>(weights, o, companions);
   TrainerImpl& m = *t->impl_;
-  const model::DecoderOptions decoder{.deterministic = o.deterministic};
+  const model::DecoderOptions decoder{.row_blocks = o.row_blocks};
   const ValueModelOptions value{.optimizer = o.optimizer,
                                 .micro_batch_tokens = o.micro_batch_tokens,
                                 .recompute = o.recompute,
-                                .deterministic = o.deterministic};
+                                .row_blocks = o.row_blocks};
   if (reward) {
     TP_ASSIGN_OR_RETURN(m.value, ValueModel::Create(weights, value));
   } else {

@@ -28,6 +28,7 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/comm/collective.h"
+#include "core/model/row_blocks.h"
 #include "core/model/weights.h"
 #include "core/train/batch.h"
 #include "core/train/optimizer.h"
@@ -66,7 +67,7 @@ struct TrainerOptions {
   int64_t head_rows = 256;            // rows of logits held at a time
   bool recompute = false;             // keep block inputs only
   double router_aux_coef = 0;         // of model::Decoder::LoadBalanceLoss; >= 0
-  bool deterministic = false;
+  std::shared_ptr<const model::RowBlocks> row_blocks = nullptr;  // deterministic mode (core/model/decoder.h)
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);

@@ -13,7 +13,7 @@ namespace tidepool::train {
 ValueModel::ValueModel(model::Weights& weights, const ValueModelOptions& options)
     : weights_(weights),
       options_(options),
-      decoder_(weights, {.deterministic = options.deterministic}),
+      decoder_(weights, {.row_blocks = options.row_blocks}),
       gradients_(weights) {}
 
 StatusOr<std::unique_ptr<ValueModel>> ValueModel::Create(model::Weights& weights,

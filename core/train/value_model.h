@@ -25,7 +25,7 @@ struct ValueModelOptions {
   AdamWOptions optimizer;
   int64_t micro_batch_tokens = 2048;
   bool recompute = false;
-  bool deterministic = false;
+  std::shared_ptr<const model::RowBlocks> row_blocks = nullptr;  // deterministic mode
 };
 
 class ValueModel {

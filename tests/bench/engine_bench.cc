@@ -139,8 +139,14 @@ void Print(const std::string& which, double value, const std::string& unit, cons
 }
 
 void Bench(const model::Weights& weights, bool deterministic) {
-  auto engine = Engine::Create(
-      weights, {.seed = 1, .deterministic = deterministic, .kv_cache_tokens = 8192, .version = {0, 0}});
+  std::shared_ptr<const model::RowBlocks> blocks;
+  if (deterministic) {
+    auto found = model::RowBlocks::For(weights.spec(), weights.dtype());
+    TP_CHECK(found.ok()) << found.status().ToString();
+    blocks = *found;
+  }
+  auto engine =
+      Engine::Create(weights, {.seed = 1, .row_blocks = blocks, .kv_cache_tokens = 8192, .version = {0, 0}});
   TP_CHECK(engine.ok()) << engine.status().ToString();
   const Run warm = Generate(**engine, kNew);
   if (deterministic)

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/check.h"
 #include "core/model/decoder.h"
 #include "core/model/weights.h"
 
@@ -72,7 +73,14 @@ void Print(const std::string& name, const Timing& ours, double baseline, const c
 void Forward(const std::string& label, const ModelSpec& spec, DType dtype, int threads) {
   auto weights = std::move(Weights::Create(spec, dtype)).value();
   weights->Initialize(1, 0.04);
-  const Decoder decoder(*weights, {.deterministic = true});
+  const auto from = std::chrono::steady_clock::now();
+  const auto blocks = RowBlocks::For(spec, dtype);
+  TP_CHECK(blocks.ok()) << blocks.status().ToString();
+  std::fprintf(
+      stderr, "%s: row blocks found in %.2f s%s%s\n", label.c_str(),
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count(),
+      (*blocks)->limited().empty() ? "" : "; smaller than the largest: ", (*blocks)->limited().c_str());
+  const Decoder decoder(*weights, {.row_blocks = *blocks});
   const auto type = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
   const std::string config =
       label + (dtype == DType::kFloat32 ? ", fp32" : ", bf16") + ", threads " + std::to_string(threads);

@@ -161,7 +161,9 @@ int Main(int argc, char** argv) {
   o.schedule.peak = 2e-5;
   o.micro_batch_tokens = micro;
   o.recompute = recompute;
-  o.deterministic = true;
+  auto blocks = model::RowBlocks::For(spec, dtype);
+  if (!blocks.ok()) return std::fprintf(stderr, "%s\n", blocks.status().ToString().c_str()), 1;
+  o.row_blocks = *blocks;
   auto trainer = Trainer::Create(**weights, o);
   if (!trainer.ok()) return std::fprintf(stderr, "%s\n", trainer.status().ToString().c_str()), 1;
   std::vector<double> seconds;

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/base/hash.h"
-#include "core/model/invariance.h"
 #include "core/model/routing.h"
+#include "core/observe/log.h"
 #include "core/policy/fragment.h"
 #include "core/policy/policy_files.h"
 #include "core/text/tokenizer.h"
@@ -106,7 +106,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
       return OkStatus();
     }
     TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
-    if (config_.deterministic) TP_RETURN_IF_ERROR(model::SelfTestBatchInvariance(spec, dtype));
+    TP_RETURN_IF_ERROR(CoverProducts(spec, dtype));
     const bool scores = config_.job == "reward_model";
     if (spec.value_head && !scores)
       return InvalidArgument("model.path: " + model_dir_ + " is a reward model; a job of kind " +
@@ -122,6 +122,15 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     TP_ASSIGN_OR_RETURN(weights_, model::Weights::Create(spec, dtype));
     return OkStatus();
   });
+}
+
+Status DeviceRoles::CoverProducts(const model::ModelSpec& spec, model::DType dtype) {
+  if (!config_.deterministic) return OkStatus();
+  if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<model::RowBlocks>();
+  TP_RETURN_IF_ERROR(row_blocks_->Cover(spec, dtype));
+  if (!row_blocks_->limited().empty())
+    observe::Log(observe::LogLevel::kInfo, "row_blocks", {{"limited", row_blocks_->limited()}});
+  return OkStatus();
 }
 
 StatusOr<std::unique_ptr<model::Weights>> DeviceRoles::ReadModel(const std::string& key,
@@ -145,7 +154,7 @@ Status DeviceRoles::MakeTrainer() {
       TP_ASSIGN_OR_RETURN(policy_trainer_, policy::PolicyTrainer::Create(*weights_, options));
       return OkStatus();
     }
-    TP_ASSIGN_OR_RETURN(const train::TrainerOptions options, train::OptionsFromJob(config_));
+    TP_ASSIGN_OR_RETURN(train::TrainerOptions options, train::OptionsFromJob(config_));
     const train::NeededCompanions needed = train::Needed(options);
     train::Companions companions;
     if (needed.reference && reference_ == nullptr) {
@@ -167,6 +176,10 @@ Status DeviceRoles::MakeTrainer() {
         TP_ASSIGN_OR_RETURN(critic_, model::WithValueHead(*critic_));
       }
     }
+    for (const model::Weights* further : {reference_.get(), teacher_.get(), critic_.get()}) {
+      if (further != nullptr) TP_RETURN_IF_ERROR(CoverProducts(further->spec(), further->dtype()));
+    }
+    options.row_blocks = row_blocks_;
     companions = {.reference = reference_.get(), .teacher = teacher_.get(), .critic = critic_.get()};
     TP_ASSIGN_OR_RETURN(trainer_, train::Trainer::Create(*weights_, options, companions));
     return OkStatus();
@@ -271,7 +284,7 @@ Status DeviceRoles::PrepareRollout() {
     }
     engine::EngineOptions options;
     options.seed = config_.seed;
-    options.deterministic = config_.deterministic;
+    options.row_blocks = row_blocks_;
     options.block_tokens = config_.rollout.block_tokens;
     options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec(), weights_->dtype());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);

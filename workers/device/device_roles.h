@@ -84,6 +84,8 @@ class DeviceRoles {
 
  private:
   Status MakeWeights(bool read_tensors);
+  // In deterministic mode: finds how the products of this model are cut (core/model/row_blocks.h).
+  Status CoverProducts(const model::ModelSpec& spec, model::DType dtype);
   Status MakeTrainer();
   [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer, as the next one
   [[nodiscard]] uint64_t TrainerDigest() const;
@@ -99,6 +101,7 @@ class DeviceRoles {
   JobConfig config_;
   std::string model_dir_;
   std::string run_id_;
+  std::shared_ptr<model::RowBlocks> row_blocks_;  // shared by engine and trainer; null: not deterministic
   std::unique_ptr<model::Weights> weights_;
   std::unique_ptr<model::Weights> reference_, teacher_, critic_;
   std::vector<train::Row> held_out_;  // pairs; read when they are first needed

@@ -15,6 +15,7 @@
 #include "core/engine/engine.h"
 #include "core/model/routing.h"
 #include "tests/core/engine/reference_generator.h"
+#include "tests/core/model/reference.h"
 
 namespace tidepool::engine {
 namespace {
@@ -73,7 +74,7 @@ class EngineDeterminismTest : public testing::TestWithParam<Kind> {
 
   std::unique_ptr<Engine> Make(EngineOptions options) {
     options.seed = kSeed;
-    options.deterministic = true;
+    options.row_blocks = model::Deterministic(*weights_).row_blocks;
     options.record_routing = GetParam().experts;
     options.version = {0, 1};
     auto engine = Engine::Create(*weights_, options);

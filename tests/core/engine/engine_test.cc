@@ -14,6 +14,7 @@
 
 #include "core/base/rng.h"
 #include "tests/core/engine/reference_generator.h"
+#include "tests/core/model/reference.h"
 
 namespace tidepool::engine {
 namespace {
@@ -30,7 +31,7 @@ class EngineTest : public testing::Test {
   }
   std::unique_ptr<Engine> Make(EngineOptions options) {
     options.seed = 5;
-    options.deterministic = true;
+    options.row_blocks = model::Deterministic(*weights_).row_blocks;
     if (!options.version.valid()) options.version = {0, 3};
     auto engine = Engine::Create(*weights_, options);
     TP_CHECK(engine.ok()) << engine.status().ToString();
@@ -371,7 +372,7 @@ TEST_F(EngineTest, TokensAfterANewVersionAreThoseOfACleanForwardOfIt) {
   EXPECT_EQ(logprobs, want.logprobs);
 }
 
-// Without `deterministic` the batch may change the last bits of a product, and nothing more.
+// Without deterministic mode the batch may change the last bits of a product, and nothing more.
 TEST_F(EngineTest, FastModeAgreesUpToRounding) {
   auto engine = Engine::Create(*weights_, {.seed = 5, .kv_cache_tokens = 2048, .version = {0, 1}});
   ASSERT_TRUE(engine.ok()) << engine.status().ToString();

@@ -12,13 +12,14 @@
 #include "core/engine/sampler.h"
 #include "core/model/decoder.h"
 #include "core/model/routing.h"
+#include "tests/core/model/reference.h"
 
 namespace tidepool::engine {
 
 Record ReferenceGenerate(const model::Weights& weights, uint64_t seed, const SampleId& tid,
                          const std::vector<int32_t>& prompt, int64_t count, const SamplingParams& sampling) {
   const model::ModelSpec& spec = weights.spec();
-  const model::Decoder decoder(weights, {.deterministic = true});
+  const model::Decoder decoder(weights, model::Deterministic(weights));
   const auto type = weights.dtype() == model::DType::kFloat32 ? at::kFloat : at::kBFloat16;
   Record record;
   std::vector<int32_t> tokens = prompt;

@@ -48,7 +48,7 @@ TEST_P(BackwardTest, EqualsFiniteDifferences) {
   const ModelSpec s = TinySpec(family);
   auto w = std::move(Weights::Create(s, DType::kFloat32)).value();
   Randomize(*w, 11, 0.2);
-  const Decoder decoder(*w, {.deterministic = deterministic});
+  const Decoder decoder(*w, deterministic ? Deterministic(*w) : DecoderOptions{});
   Rng rng(12);
   const std::vector<std::vector<int32_t>> sequences = {RandomIds(rng, 6, s.vocab_size),
                                                        RandomIds(rng, 4, s.vocab_size)};
@@ -98,7 +98,7 @@ TEST(RecomputeTest, GivesTheBitsOfSavingEverything) {
       const ModelSpec s = TinySpec(family);
       auto w = std::move(Weights::Create(s, dtype)).value();
       Randomize(*w, 13, 0.2);
-      const Decoder decoder(*w, {.deterministic = true});
+      const Decoder decoder(*w, Deterministic(*w));
       Rng rng(14);
       const BatchArrays b = PackWhole({RandomIds(rng, 33, s.vocab_size), RandomIds(rng, 20, s.vocab_size)});
       const Loss loss = RandomLoss(rng, b.ids.size(), s.vocab_size);

@@ -112,7 +112,7 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 // sequences in the batch, gives the bits of prefill and of training.
 void ExpectOneForward(const ModelSpec& s, DType dtype) {
   const auto weights = Make(s, dtype, 0.05);
-  const Decoder decoder(*weights, {.deterministic = true});
+  const Decoder decoder(*weights, Deterministic(*weights));
   Rng rng(3);
   const std::vector<int32_t> prompt = RandomIds(rng, 21, s.vocab_size);
   std::vector<std::vector<int32_t>> responses;
@@ -203,7 +203,7 @@ INSTANTIATE_TEST_SUITE_P(ShapesAndThreads, OneForwardTest,
 TEST(DecoderTest, TwoThreadsGiveTheBitsOfOne) {
   const ModelSpec s = Quickstart();
   const auto weights = Make(s, DType::kFloat32, 0.05);
-  const Decoder decoder(*weights, {.deterministic = true});
+  const Decoder decoder(*weights, Deterministic(*weights));
   Rng rng(4);
   const BatchArrays b = PackWhole({RandomIds(rng, 40, s.vocab_size), RandomIds(rng, 37, s.vocab_size)});
   const int before = at::get_num_threads();

@@ -16,7 +16,7 @@ struct Fixture {
   explicit Fixture(const std::string& family, bool deterministic = true) : spec(TinySpec(family)) {
     weights = std::move(Weights::Create(spec, DType::kFloat32)).value();
     Randomize(*weights, 21, 0.3);
-    decoder = std::make_unique<Decoder>(*weights, DecoderOptions{.deterministic = deterministic});
+    decoder = std::make_unique<Decoder>(*weights, deterministic ? Deterministic(*weights) : DecoderOptions{});
     Rng rng(22);
     batch = PackWhole({RandomIds(rng, 11, spec.vocab_size), RandomIds(rng, 6, spec.vocab_size)});
   }

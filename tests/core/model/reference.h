@@ -10,11 +10,18 @@
 #include <string>
 #include <vector>
 
+#include "core/base/check.h"
 #include "core/base/rng.h"
 #include "core/model/decoder.h"
 #include "core/model/weights.h"
 
 namespace tidepool::model {
+
+inline DecoderOptions Deterministic(const Weights& weights) {
+  auto blocks = RowBlocks::For(weights.spec(), weights.dtype());
+  TP_CHECK(blocks.ok()) << blocks.status().ToString();
+  return {.row_blocks = *blocks};
+}
 
 inline ModelSpec TinySpec(const std::string& architecture = "llama") {
   ModelSpec s;

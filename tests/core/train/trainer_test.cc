@@ -365,12 +365,12 @@ TEST(TrainerTest, RecomputeGivesTheSameWeights) {
 void ExpectNoGap(const ModelSpec& spec, DType dtype, double std) {
   auto w = Make(spec, dtype, std);
   TrainerOptions o = Plain();
-  o.deterministic = true;
+  o.row_blocks = model::Deterministic(*w).row_blocks;
   o.micro_batch_tokens = 64;
   o.head_rows = 32;
   o.temperature = 0.8;
   auto trainer = std::move(Trainer::Create(*w, o)).value();
-  const model::Decoder engine(*w, {.deterministic = true});
+  const model::Decoder engine(*w, {.row_blocks = o.row_blocks});
   Batch b = RandomBatch(spec, 3, 4, 5);
   const auto options = at::TensorOptions().dtype(dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16);
   for (Row& r : b.rows) {
