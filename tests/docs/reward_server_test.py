@@ -3,8 +3,8 @@
 
     tests/docs/reward_server_test.py [BUILD_FOLDER]
 
-Needs grpcio and grpcio-tools (make interop installs them into its environment); without them it skips,
-exit code 77. The run needs the built programs; without those only the answers are tested.
+Needs gRPC for Python: of the python3 that runs this, of make interop, or of the system (scripts/setup --tests
+installs that). Without it this skips, exit code 77. The run needs the built programs; without those only the answers are tested.
 """
 
 import json
@@ -26,12 +26,12 @@ def with_grpc():
         return
     except ImportError as problem:
         missing = problem.name
-    tried = [os.environ.get("TIDEPOOL_INTEROP_PYTHON", ""), os.path.join(ROOT, ".deps/interop-venv/bin/python")]
+    tried = [os.environ.get("TIDEPOOL_INTEROP_PYTHON", ""), os.path.join(ROOT, ".deps/interop-venv/bin/python"), "/usr/bin/python3"]
     for python in tried:
         if python and os.path.exists(python) and os.path.realpath(os.path.dirname(python)) != os.path.realpath(os.path.dirname(sys.executable)):
             if subprocess.run([python, "-c", "import grpc, grpc_tools"], capture_output=True).returncode == 0:
                 os.execv(python, [python, *sys.argv])
-    print(f"SKIPPED: the Python package {missing} is not installed; `make interop` installs it, or pip install grpcio grpcio-tools")
+    print(f"SKIPPED: the Python package {missing} is not installed; `scripts/setup --tests` installs it (Debian's python3-grpcio and python3-grpc-tools)")
     sys.exit(SKIP)
 
 
