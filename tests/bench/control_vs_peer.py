@@ -4,7 +4,7 @@ threads and machine, one after the other (A B A B ...), several seeds.
 Ours is the whole job: controller, device worker and environment worker as processes, journal, checkpoints, evaluation;
 `seconds` is the wall time of the command from its start to its end. The peer's is learn() alone, in one process, without
 imports and evaluation. Advantages are normalised over the batch here and over each minibatch there. One JSON object a line on
-standard output (INTERFACE, benchmarks), a table on standard error.
+standard output, a table on standard error.
 
 usage: control_vs_peer.py --build build [--seeds 3] [--peer PYTHON] [--only cartpole] [a.b=c ...]
 """

@@ -1,6 +1,6 @@
 #pragma once
 // The operations of the conformance protocol that need tensors: model.logits, model.logprobs, model.greedy,
-// model.check (INTERFACE, `conformance-hf`), and, for our own checks,
+// model.check (docs/conformance_hf.md), and, for our own checks,
 // model.save {model, out, dtype, max_shard_bytes}: loads a folder and writes it again. Folders do not change
 // while the program runs, so the last models are kept. Not thread-safe. Throws what LibTorch throws (memory);
 // the caller stops it.

@@ -1,4 +1,4 @@
-// Short runs in which everything that can go wrong goes wrong once, at every place in turn (MECHANISMS 5.3).
+// Short runs in which everything that can go wrong goes wrong once, at every place in turn.
 //
 //   journal writes   the controller dies with exactly n records written, for every n
 //   RPC edges        of every command to a process and every event from one:

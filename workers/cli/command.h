@@ -1,6 +1,6 @@
 #pragma once
 // One file a group of commands; main.cc lists them. A command parses its options with CLI11 and sets
-// the exit code (INTERFACE: 0 done, 1 internal, 2 usage or input, 3 ended abnormally, 4 check failed).
+// the exit code (0 done, 1 internal, 2 usage or input, 3 ended abnormally, 4 check failed).
 
 #include <CLI/CLI.hpp>
 #include <string>
