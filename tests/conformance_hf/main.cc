@@ -10,9 +10,9 @@
 #include <string>
 
 #include "core/base/json_depth.h"
-#include "core/text/conformance_text.h"
 #include "tests/conformance_hf/model_operations.h"
 #include "tests/conformance_hf/supervisor.h"
+#include "tests/conformance_text/text_operations.h"
 
 namespace tidepool::conformance_hf {
 namespace {

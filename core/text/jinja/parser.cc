@@ -272,16 +272,20 @@ ExpressionPtr Parser::ParseTuple(bool with_conditional) {
   return tuple;
 }
 
+ExpressionPtr Parser::CallOf(ExpressionPtr callee) {
+  ExpressionPtr call = New(ExpressionKind::kCall);
+  call->parts.push_back(std::move(callee));
+  ParseArguments(call.get());
+  return call;
+}
+
 ExpressionPtr Parser::ParsePostfix(ExpressionPtr node) {
   int chain = 0;
   while (!failed()) {
     if (AtOperator(".") || AtOperator("[")) {
       node = ParseSubscript(std::move(node));
     } else if (AtOperator("(")) {
-      ExpressionPtr call = New(ExpressionKind::kCall);
-      call->parts.push_back(std::move(node));
-      ParseArguments(call.get());
-      node = std::move(call);
+      node = CallOf(std::move(node));
     } else {
       break;
     }
@@ -298,10 +302,7 @@ ExpressionPtr Parser::ParseFilters(ExpressionPtr node) {
     } else if (SkipName("is")) {
       node = ParseTest(std::move(node));
     } else if (AtOperator("(")) {
-      ExpressionPtr call = New(ExpressionKind::kCall);
-      call->parts.push_back(std::move(node));
-      ParseArguments(call.get());
-      node = std::move(call);
+      node = CallOf(std::move(node));
     } else {
       break;
     }

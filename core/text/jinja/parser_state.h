@@ -70,6 +70,7 @@ class Parser {
   ExpressionPtr ParsePower();
   ExpressionPtr ParseUnary(bool with_filter);
   ExpressionPtr ParsePrimary();
+  ExpressionPtr CallOf(ExpressionPtr callee);
   ExpressionPtr ParsePostfix(ExpressionPtr node);
   ExpressionPtr ParseFilters(ExpressionPtr node);
   ExpressionPtr ParseFilter(ExpressionPtr input);  // after `|`

@@ -1,11 +1,10 @@
-#include "core/text/conformance_text.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
+#include "tests/conformance_text/text_operations.h"
 #include "tests/core/files/gguf_builder.h"
 #include "tests/core/files/test_folder.h"
 

@@ -1,5 +1,5 @@
-// Reads one JSON request a line and writes one answer a line: core/text/conformance_text.h, and for the
-// scripts in tests/interop also {"op": "gguf.import", "file", "out"} and {"op": "tokenizer.bench",
+// Reads one JSON request a line and writes one answer a line: tests/conformance_text/text_operations.h, and
+// for the scripts in tests/interop also {"op": "gguf.import", "file", "out"} and {"op": "tokenizer.bench",
 // "tokenizer", "file", "rounds"}.
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 #include "core/files/gguf_import.h"
 #include "core/files/mapped_file.h"
-#include "core/text/conformance_text.h"
+#include "tests/conformance_text/text_operations.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "core/text/conformance_text.h"
+#include "tests/conformance_text/text_operations.h"
 
 #include <algorithm>
 #include <ctime>
