@@ -39,7 +39,14 @@ struct WorkerJoined {
   int64_t device_bytes = 0;
   Incarnation restored_inc;
   std::vector<HeldChunk> held;
-  Version holds;  // re-attached: weights in its memory; invalid: not reported
+  // Re-attached: the weights in its memory, with the digest that it verified when it had loaded them. Invalid
+  // when it has none, or when a load was under way (its memory is torn). Never trusted without the digest.
+  Version holds;
+  uint64_t holds_digest = 0;
+  // Re-attached trainer: the step whose state it holds, and the digest of that state's weights. Invalid:
+  // none.
+  StepNumber state_step;
+  uint64_t state_digest = 0;
 };
 struct WorkerLost {
   WorkerRef worker;
@@ -187,9 +194,11 @@ struct Published {
   Version v;
   std::string error;
 };  // bytes can be fetched by others
+// The state of `step` was copied to the host. `error` set: it was not, and the run goes on without that copy.
 struct RecoveryCopied {
   WorkerRef worker;
   StepNumber step;
+  std::string error;
 };
 struct CheckpointWritten {
   int64_t ckpt = 0;
