@@ -157,16 +157,17 @@ StatusOr<Manifest> ParseManifest(std::string_view text, const std::string& path)
 
 std::string CheckpointName(StepNumber step) { return "step_" + std::to_string(step.value); }
 
-CheckpointWriter::CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step)
+CheckpointWriter::CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step,
+                                   int64_t ctl_epoch)
     : fs_(fs),
       checkpoints_(std::move(checkpoints)),
       step_(step),
-      tmp_(JoinPath(checkpoints_, CheckpointName(step) + ".tmp")) {}
+      tmp_(JoinPath(checkpoints_, CheckpointName(step) + "." + std::to_string(ctl_epoch) + ".tmp")) {}
 
 StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Begin(FileSystem& fs,
                                                                     const std::string& checkpoints,
-                                                                    StepNumber step) {
-  std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(fs, checkpoints, step));
+                                                                    StepNumber step, int64_t ctl_epoch) {
+  std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(fs, checkpoints, step, ctl_epoch));
   TP_RETURN_IF_ERROR(fs.MakeDirectories(checkpoints));
   TP_RETURN_IF_ERROR(fs.RemoveTree(writer->tmp_));
   TP_RETURN_IF_ERROR(fs.MakeDirectory(writer->tmp_));

@@ -2,7 +2,10 @@
 // Checkpoint folders and their commit: all of a checkpoint or nothing, whatever dies when.
 //
 // Folder `checkpoints/`:
-//   step_N.tmp/   being written, by anyone (the trainer writes model and optimizer files into it itself);
+//   step_N.E.tmp/ being written under controller epoch E, by anyone (the trainer writes model and optimizer
+//   files
+//                 into it itself): a trainer of an earlier epoch that still writes does not reach a later
+//                 one's;
 //   step_N/       whole and durable, with manifest.json: every file, its size and digest, and what it is of.
 // Order of a commit: fsync each file -> fsync each folder -> manifest.json, fsynced -> rename to step_N ->
 // fsync the parent -> read everything back and verify. Then the caller writes CK_COMMIT(manifest digest) to
@@ -76,9 +79,9 @@ std::string CheckpointName(StepNumber step);  // "step_20"
 // One checkpoint being written. Not thread-safe; writers of single files need only dir().
 class CheckpointWriter {
  public:
-  // Begins `checkpoints`/step_N.tmp, removing what an interrupted attempt left there.
+  // Begins `checkpoints`/step_N.E.tmp, removing what an interrupted attempt left there.
   static StatusOr<std::unique_ptr<CheckpointWriter>> Begin(FileSystem& fs, const std::string& checkpoints,
-                                                           StepNumber step);
+                                                           StepNumber step, int64_t ctl_epoch);
   // Uncommitted: the .tmp folder stays, for RemoveLeftovers or the next Begin.
   ~CheckpointWriter() = default;
 
@@ -95,7 +98,7 @@ class CheckpointWriter {
   StatusOr<uint64_t> Commit(Manifest manifest);
 
  private:
-  CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step);
+  CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step, int64_t ctl_epoch);
   StatusOr<uint64_t> TryCommit(Manifest& manifest);
 
   FileSystem& fs_;

@@ -31,7 +31,7 @@ int main() {
   dial.token = tokens->Token(CallerRole::kDevice);
   dial.hello.run_id = "bench";
   auto link = Link::Connect(dial, [&](std::vector<LinkEvent> events) {
-    auto* message = std::get_if<ToWorker>(&events.front());
+    auto* message = std::get_if<Command>(&events.front());
     if (message == nullptr || echo == nullptr) return;
     const auto* grade = std::get_if<down::Grade>(&message->body);
     if (grade == nullptr) return;
@@ -41,13 +41,16 @@ int main() {
     echo->Send(std::move(answer));
   });
   if (!link.ok()) return 1;
-  echo = link->get();
   ConnectionId connection = 0;
   while (connection == 0) {
     for (auto& e : at_hub.TakeAll(std::chrono::seconds(1))) {
       if (auto* opened = std::get_if<HubOpened>(&e)) connection = opened->connection;
     }
   }
+  (*hub)->Send(connection, ToWorker{0, 0, down::Attached{1, 0}});
+  while ((*link)->ctl_epoch() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  (*link)->Begin(1);
+  echo = link->get();
   down::Grade grade;
   grade.text = std::string(200, 'x');
   constexpr int kWarm = 500;
@@ -55,7 +58,7 @@ int main() {
   std::vector<double> us;
   for (int i = 0; i < kWarm + kTimed; ++i) {
     const auto start = Clock::now();
-    (*hub)->Send(connection, ToWorker{{0}, 0, grade});
+    (*hub)->Send(connection, ToWorker{i + 1, i, grade});
     bool back = false;
     while (!back) {
       for (auto& e : at_hub.TakeAll(std::chrono::seconds(5)))

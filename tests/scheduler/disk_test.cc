@@ -69,7 +69,7 @@ class RealCodeDisk : public SimDisk {
 
   StatusOr<uint64_t> WriteCheckpoint(int64_t ckpt, StepNumber step, uint64_t weights) override {
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(kCheckpoints));
-    TP_ASSIGN_OR_RETURN(const auto writer, storage::CheckpointWriter::Begin(fs_, kCheckpoints, step));
+    TP_ASSIGN_OR_RETURN(const auto writer, storage::CheckpointWriter::Begin(fs_, kCheckpoints, step, 1));
     TP_RETURN_IF_ERROR(writer->Write("model/weights", std::to_string(weights) + std::string(300, ' ')));
     TP_RETURN_IF_ERROR(writer->Write("state.json", "{}"));
     storage::Manifest manifest;

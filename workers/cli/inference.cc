@@ -23,10 +23,10 @@ namespace tidepool::workers {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr Incarnation kInc{0};
 constexpr SlotId kSlot{0};
 constexpr LeaseEpoch kEpoch{1};
 constexpr Version kVersion{0, 0};
+constexpr double kLeaseSeconds = 30;
 constexpr auto kSilence = std::chrono::seconds(120);
 
 }  // namespace
@@ -39,13 +39,13 @@ struct InferenceSession::Impl {
   Mailbox<HubEvent> inbox;
   Launcher launcher{false};
   std::unique_ptr<Hub> hub;
-  ConnectionId connection = 0;
+  std::unique_ptr<Attachments> attachments;
   std::deque<FromWorkerBody> pending;
   bool serving = false;
   Clock::time_point started;
 
   ~Impl() {
-    if (hub != nullptr && connection != 0) hub->Send(connection, ToWorker{kInc, 0, down::Shutdown{"done"}});
+    if (attachments != nullptr) attachments->Send(0, down::Shutdown{"done"});
     launcher.EndAll(Duration{0}, std::chrono::seconds(1));
     if (hub != nullptr) hub->Stop();
     std::error_code error;
@@ -83,7 +83,7 @@ struct InferenceSession::Impl {
 
   template <typename Body>
   void Send(Body body) {
-    hub->Send(connection, ToWorker{kInc, 0, std::move(body)});
+    attachments->Send(0, std::move(body));
   }
 
   // Next message of the worker; waits with a deadline.
@@ -91,19 +91,24 @@ struct InferenceSession::Impl {
     const auto until = Clock::now() + patience;
     auto renew = Clock::now();
     while (pending.empty()) {
-      if (Clock::now() >= renew && connection != 0) {
-        hub->Send(connection, ToWorker{kInc, 0, down::LeaseRenewal{}});
+      const TimePoint now{Clock::now() - started};
+      if (Clock::now() >= renew) {
+        attachments->Acknowledge(attachments->Taken());
+        attachments->Renew();
         renew = Clock::now() + std::chrono::milliseconds(300);
       }
+      std::vector<Attachments::Event> events = attachments->Tick(now);
       for (HubEvent& event : inbox.TakeAll(std::chrono::milliseconds(50))) {
-        if (auto* opened = std::get_if<HubOpened>(&event)) {
-          connection = opened->connection;
-          pending.emplace_back(std::move(opened->hello));
-        } else if (auto* message = std::get_if<HubMessage>(&event)) {
-          if (!std::holds_alternative<up::Heartbeat>(message->message.body))
-            pending.push_back(std::move(message->message.body));
+        for (auto& e : attachments->On(std::move(event), now)) events.push_back(std::move(e));
+      }
+      for (Attachments::Event& event : events) {
+        if (auto* arrived = std::get_if<Attachments::Arrived>(&event)) {
+          pending.emplace_back(std::move(arrived->offer));
+        } else if (auto* message = std::get_if<Attachments::Message>(&event)) {
+          if (!std::holds_alternative<up::Heartbeat>(message->body))
+            pending.push_back(std::move(message->body));
         } else {
-          return Unavailable("the worker process ended: " + Log());
+          return Unavailable("the worker process is gone: " + Log());
         }
       }
       if (!launcher.Reap().empty()) return Unavailable("the worker process ended: " + Log());
@@ -143,6 +148,12 @@ struct InferenceSession::Impl {
                                     Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
                                    return NotFound("no batches here");
                                  }));
+    attachments = std::make_unique<Attachments>(
+        AttachmentOptions{.ctl_epoch = 1,
+                          .device_places = 1,
+                          .side_places = 0,
+                          .lost_after = FromSeconds(LostAfterSeconds(kLeaseSeconds))},
+        hub.get());
     TP_RETURN_IF_ERROR(launcher.Start(
         0,
         {options.worker_path, "run", "--connect=" + hub->address(),
@@ -159,15 +170,16 @@ struct InferenceSession::Impl {
     const auto patience = started +
                           std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_s * 1000)) -
                           Clock::now();
-    TP_RETURN_IF_ERROR(Expect<up::Hello>(patience).status());
+    TP_RETURN_IF_ERROR(Expect<up::Offer>(patience).status());
     down::Welcome welcome;
+    welcome.inc = {0};
     welcome.slot = kSlot;
-    welcome.lease_s = 30;
+    welcome.lease_s = kLeaseSeconds;
     welcome.config_yaml = config_yaml;
     welcome.run_dir = dir;
     welcome.run_id = run_id;
     welcome.model_dir = options.model_dir;
-    Send(std::move(welcome));
+    attachments->Welcome(0, std::move(welcome));
     Send(down::InitState{});
     TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience));
     if (!ready.error.empty()) return InvalidArgument(ready.error);

@@ -60,131 +60,116 @@ std::string ControllerProcess::PlaceName(int64_t place) const {
 
 void ControllerProcess::CheckChildren() {
   for (const Ended& ended : launcher_.Reap()) {
-    const auto it = connection_of_.find(ended.place);
-    if (it == connection_of_.end()) {
-      // It died before it said Hello (or its connection was already reported lost).
-      if (!lost_.contains(ended.place))
-        Feed(ev::WorkerStartFailed{{ended.place}, ended.why + "; see " + request_.run_dir + "/logs/"});
-      lost_.erase(ended.place);
+    if (joined_.contains(ended.place)) {
+      Lose(ended.place, ended.why, /*by_exit=*/true);
       continue;
     }
-    const ConnectionId connection = it->second;
-    Lose(connection, ended.why, /*by_exit=*/true);
+    attachments_->Fence(ended.place, ended.why);
+    // It died before it had joined (or it was already lost).
+    if (!lost_.contains(ended.place))
+      Feed(ev::WorkerStartFailed{{ended.place}, ended.why + "; see " + request_.run_dir + "/logs/"});
+    lost_.erase(ended.place);
   }
 }
 
 void ControllerProcess::Do(const cmd::KillWorker& c) {
-  Warn("kill worker=" + std::to_string(c.worker.worker.value) + " why=" + c.why);
-  launcher_.Kill(c.worker.worker.value, SIGKILL);
-  const auto it = connection_of_.find(c.worker.worker.value);
-  if (it != connection_of_.end()) hub_->Close(it->second, c.why);
+  const int64_t place = c.worker.worker.value;
+  Warn("kill worker=" + std::to_string(place) + " why=" + c.why);
+  launcher_.Kill(place, SIGKILL);
+  if (joined_.contains(place)) {
+    Forget(place);
+    lost_.insert(place);
+  }
+  attachments_->Fence(place, c.why);
 }
 
 void ControllerProcess::Do(const cmd::Welcome& c) {
   const int64_t place = c.worker.value;
-  const auto it = connection_of_.find(place);
-  if (it == connection_of_.end()) return;
   inc_of_[place] = c.inc;
   down::Welcome w;
+  w.inc = c.inc;
   w.place = place;
   w.slot = place < options_.device_workers() ? SlotId{place} : SlotId{};
-  w.ctl_epoch = journal_->ctl_epoch();
   w.lease_s = 3 * config_.cluster.heartbeat_s;
   w.config_yaml = request_.config_yaml;
   w.run_dir = request_.run_dir;
   w.run_id = request_.run_id;
   w.model_dir = request_.model_dir;
   w.run_clock_ns = Now().since_start.count();
-  hub_->Send(it->second, ToWorker{c.inc, 0, std::move(w)});
+  attachments_->Welcome(place, std::move(w));
+  // What was adopted goes on here with what this process has of it.
+  for (const up::OfferedAttempt& a : std::exchange(offered_[place], {})) {
+    if (!controller_->Expects({c.worker, c.inc}, a.tid, a.att)) continue;
+    const StoredSample& s = samples_.Get(a.tid, a.att);
+    attachments_->Send(place, down::Resend{a.tid, a.att, s.tokens.size()});
+  }
 }
 
 void ControllerProcess::Do(const cmd::RefuseWorker& c) {
-  const auto it = connection_of_.find(c.worker.value);
-  if (it == connection_of_.end()) return;
-  hub_->Send(it->second, ToWorker{{}, 0, down::Refuse{c.why}});
-  place_of_.erase(it->second);
-  connection_of_.erase(it);
+  attachments_->Refuse(c.worker.value, c.why);
+  Forget(c.worker.value);
 }
 
-void ControllerProcess::Lose(ConnectionId connection, const std::string& why, bool by_exit) {
-  const auto it = place_of_.find(connection);
-  if (it == place_of_.end()) return;
-  const int64_t place = it->second;
-  place_of_.erase(it);
-  connection_of_.erase(place);
+void ControllerProcess::Forget(int64_t place) {
+  joined_.erase(place);
+  offered_.erase(place);
   weights_address_.erase(place);
   environment_of_.erase(place);
   metrics_->OnHold(place, Role::kNone, Now());
-  const Incarnation inc = inc_of_[place];
+}
+
+void ControllerProcess::Lose(int64_t place, const std::string& why, bool by_exit) {
+  Forget(place);
   if (!by_exit) lost_.insert(place);
-  hub_->Close(connection, why);
-  Feed(ev::WorkerLost{{{place}, inc}, why, by_exit});
+  attachments_->Fence(place, why);
+  Feed(ev::WorkerLost{{{place}, inc_of_[place]}, why, by_exit});
 }
 
 // --- the wire
 
-void ControllerProcess::OnHubEvent(HubEvent& event) {
-  std::visit(Overload{[&](HubOpened& e) { OnOpened(e); }, [&](HubMessage& e) { OnMessage(e); },
-                      [&](HubClosed& e) { Lose(e.connection, e.why, /*by_exit=*/false); }},
-             event);
+void ControllerProcess::OnAttachment(Attachments::Event& event) {
+  std::visit(
+      Overload{[&](Attachments::Arrived& e) { OnArrived(e); }, [&](Attachments::Message& e) { OnMessage(e); },
+               [&](Attachments::Lost& e) { Lose(e.place, e.why, /*by_exit=*/false); },
+               [&](Attachments::Superseded& e) {
+                 superseded_ = true;
+                 Do(cmd::Finish{
+                     3, "controller epoch " + std::to_string(e.ctl_epoch) + " has taken over this run"});
+               }},
+      event);
 }
 
-void ControllerProcess::OnOpened(HubOpened& e) {
-  const bool device = e.hello.kind == scheduler::WorkerKind::kDevice;
-  const int64_t first = device ? 0 : options_.device_workers();
-  const int64_t end = device ? options_.device_workers()
-                             : options_.device_workers() + std::max<int64_t>(options_.side_workers(), 1);
-  int64_t place = e.hello.place;
-  if (place < 0) {
-    for (place = first; place < end && connection_of_.contains(place);) ++place;
-  }
-  if (place < first || place >= end || connection_of_.contains(place)) {
-    hub_->Send(e.connection,
-               ToWorker{{},
-                        0,
-                        down::Refuse{place < first || place >= end
-                                         ? "the run has no such place for a worker (cluster.slots, "
-                                           "reward.workers, environment.workers)"
-                                         : "that place has a worker already"}});
-    return;
-  }
-  place_of_[e.connection] = place;
-  connection_of_[place] = e.connection;
+void ControllerProcess::OnArrived(Attachments::Arrived& e) {
+  const int64_t place = e.place;
+  joined_.insert(place);
+  lost_.erase(place);
   weights_address_[place] = e.hello.weights_address;
   if (fragments_ != nullptr && !e.hello.environment_address.empty()) {
     environment_of_[place] = {e.hello.environment_address, e.hello.environment_token};
   }
-  lost_.erase(place);
   ev::WorkerJoined joined;
   joined.worker = {place};
   joined.name = PlaceName(place);
   joined.kind = e.hello.kind;
-  if (device) joined.slot = {place};
+  if (e.hello.kind == scheduler::WorkerKind::kDevice) joined.slot = {place};
   joined.device_bytes = e.hello.device_bytes;
-  joined.restored_inc = e.hello.restored_inc;
-  for (up::Held& held : e.hello.held) {
-    Version oldest;
-    Version newest;
-    for (const auto& [version, count] : held.generated.versions) {
-      if (!oldest.valid()) oldest = version;
-      newest = version;
-    }
-    joined.held.push_back({held.tid, held.att, held.generated.size(), oldest, newest});
-    StoredSample& s = samples_.Get(held.tid, held.att);
-    s.tokens = std::move(held.generated);
-  }
+  joined.restored_inc = e.hello.inc;
+  joined.holds = e.offer.holds;
+  joined.holds_digest = e.offer.holds_digest;
+  joined.state_step = e.offer.state_step;
+  joined.state_digest = e.offer.state_digest;
+  for (const up::OfferedAttempt& a : e.offer.attempts)
+    joined.held.push_back({a.tid, a.att, a.tokens, a.oldest, a.newest});
+  offered_[place] = std::move(e.offer.attempts);
   Feed(std::move(joined));
 }
 
-void ControllerProcess::OnMessage(HubMessage& e) {
-  const auto it = place_of_.find(e.connection);
-  if (it == place_of_.end()) return;
-  const int64_t place = it->second;
-  const WorkerRef worker{{place}, e.message.inc};
-  if (e.message.inc != inc_of_[place]) return;  // said before it was welcomed, or by an earlier life
-  last_seq_[place] = e.message.seq;
+void ControllerProcess::OnMessage(Attachments::Message& e) {
+  const int64_t place = e.place;
+  const WorkerRef worker{{place}, e.inc};
   std::visit(Overload{
                  [&](up::Hello&) {},
+                 [&](up::Offer&) {},
                  [&](up::GroupFormed& b) {
                    Feed(ev::GroupFormed{worker, b.group_epoch, std::move(b.error)});
                  },
@@ -241,7 +226,7 @@ void ControllerProcess::OnMessage(HubMessage& e) {
                  [&](up::CheckpointFiles& b) { CommitCheckpoint(b); },
                  [&](up::FinalSaved& b) { Feed(ev::FinalSaved{std::move(b.error)}); },
              },
-             e.message.body);
+             e.body);
 }
 
 void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) {
@@ -250,7 +235,9 @@ void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) 
     const EncodedRow* row = samples_.FindRow(c.tid);
     if (row == nullptr) continue;  // cancelled meanwhile
     // Taken back from this worker: its tokens would come twice.
-    const int64_t n = controller_->Expects(worker, c.tid, c.att) ? c.tokens.size() : 0;
+    const bool expected = controller_->Expects(worker, c.tid, c.att);
+    if (expected && !Continues(worker, c)) continue;
+    const int64_t n = expected ? c.tokens.size() : 0;
     std::string why = std::move(c.why);
     ev::ChunkEnd end = c.end;
     bool ended = c.ended;
@@ -282,10 +269,12 @@ void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) 
   }
 }
 
-void ControllerProcess::RenewLeases() {
-  for (const auto& [connection, place] : place_of_) {
-    hub_->Send(connection, ToWorker{inc_of_[place], last_seq_[place], down::LeaseRenewal{}});
-  }
+// Whether the delta begins where the record of its attempt ends. One that begins earlier is here already;
+// before one that begins later something is missing, and the worker is asked for it.
+bool ControllerProcess::Continues(const WorkerRef& worker, const up::ChunkDelta& delta) {
+  const int64_t have = samples_.Get(delta.tid, delta.att).tokens.size();
+  if (delta.from > have) attachments_->Send(worker.worker.value, down::Resend{delta.tid, delta.att, have});
+  return delta.from == have;
 }
 
 }  // namespace tidepool::workers

@@ -151,7 +151,7 @@ void ControllerProcess::Show() {
   put("tokens_per_s", p.tokens_per_s);
   put("lag_mean", p.lag_mean);
   if (p.left) status["left_s"] = Seconds(*p.left);
-  for (const auto& [place, connection] : connection_of_) {
+  for (const int64_t place : joined_) {
     status["workers"].push_back(
         {{"place", place},
          {"inc", inc_of_[place].value},

@@ -83,6 +83,12 @@ Status ControllerProcess::Open() {
       hub_, Hub::Start(
                 hub, tokens, [this](HubEvent e) { inbox_.Put(std::move(e)); },
                 [this](int64_t lease, StepNumber step, Incarnation) { return LeasedRows(lease, step); }));
+  AttachmentOptions attachments;
+  attachments.ctl_epoch = journal_->ctl_epoch();
+  attachments.device_places = options_.device_workers();
+  attachments.side_places = std::max<int64_t>(options_.side_workers(), 1);
+  attachments.lost_after = FromSeconds(LostAfterSeconds(3 * config_.cluster.heartbeat_s));
+  attachments_ = std::make_unique<Attachments>(attachments, hub_.get());
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
   TP_RETURN_IF_ERROR(fs_.WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
   return OkStatus();
@@ -90,9 +96,8 @@ Status ControllerProcess::Open() {
 
 void ControllerProcess::Close() {
   JoinCheckpoint();
-  for (const auto& [connection, place] : place_of_) {
-    hub_->Send(connection, ToWorker{inc_of_[place], 0, down::Shutdown{"the run is over"}});
-  }
+  for (const int64_t place : attachments_->Welcomed())
+    attachments_->Send(place, down::Shutdown{"the run is over"});
   launcher_.EndAll(result_.stopped && stop_seen_ > 1 ? Duration{0} : std::chrono::seconds(2),
                    std::chrono::seconds(1));
   hub_->Stop();
@@ -100,7 +105,8 @@ void ControllerProcess::Close() {
     result_.exit_code = 3;
     result_.why = closed.message();
   }
-  std::error_code error;  // a control file that is left behind misleads nobody: its pid is dead
+  if (superseded_) return;  // what is left here is another controller's
+  std::error_code error;    // a control file that is left behind misleads nobody: its pid is dead
   std::filesystem::remove(request_.run_dir + "/control.json", error);
   SharedBlock::RemoveAll(shared_memory_);
   WriteSummary();
@@ -114,10 +120,12 @@ void ControllerProcess::Drive() {
   while (!finished_) {
     Execute();
     if (finished_) break;
+    // Everything that was taken is decided, and stored if it has to be.
+    attachments_->Acknowledge(attachments_->Taken());
     CommitGroup();
     for (Incoming& in : inbox_.TakeAll(std::chrono::milliseconds(10))) {
       if (auto* hub = std::get_if<HubEvent>(&in)) {
-        OnHubEvent(*hub);
+        for (Attachments::Event& event : attachments_->On(std::move(*hub), Now())) OnAttachment(event);
       } else {
         auto& done = std::get<CheckpointResult>(in);
         metrics_->OnCheckpoint(done.seconds);
@@ -128,6 +136,7 @@ void ControllerProcess::Drive() {
     if (now >= next_tick) {
       next_tick = now + std::chrono::milliseconds(50);
       CheckChildren();
+      for (Attachments::Event& event : attachments_->Tick(Now())) OnAttachment(event);
       CheckSignals();
       StartDueWorkers();
       GiveBackHeldChunks();
@@ -135,7 +144,7 @@ void ControllerProcess::Drive() {
     }
     if (now >= next_show) {
       next_show = now + std::chrono::milliseconds(250);
-      RenewLeases();
+      attachments_->Renew();
       Show();
     }
   }

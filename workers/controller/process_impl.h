@@ -95,21 +95,21 @@ class ControllerProcess {
   void Do(const cmd::KillWorker& c);
   void Do(const cmd::Welcome& c);
   void Do(const cmd::RefuseWorker& c);
-  void Lose(ConnectionId connection, const std::string& why, bool by_exit);
+  void Lose(int64_t place, const std::string& why, bool by_exit);
+  void Forget(int64_t place);
 
   // --- the wire
-  void OnHubEvent(HubEvent& event);
-  void OnOpened(HubOpened& e);
-  void OnMessage(HubMessage& e);
+  void OnAttachment(Attachments::Event& event);
+  void OnArrived(Attachments::Arrived& e);
+  void OnMessage(Attachments::Message& e);
   void OnTokens(const WorkerRef& worker, up::StepTokens& step);
+  bool Continues(const WorkerRef& worker, const up::ChunkDelta& delta);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
-    const auto it = connection_of_.find(worker.worker.value);
-    if (it == connection_of_.end() || inc_of_[worker.worker.value] != worker.inc)
-      return;  // its loss is on its way
-    hub_->Send(it->second, ToWorker{worker.inc, last_seq_[worker.worker.value], std::move(body)});
+    const int64_t place = worker.worker.value;
+    if (!joined_.contains(place) || inc_of_[place] != worker.inc) return;  // its loss is on its way
+    attachments_->Send(place, std::move(body));
   }
-  void RenewLeases();
 
   // --- data and rollout
   void Do(const cmd::PrepareRow& c);
@@ -194,6 +194,7 @@ class ControllerProcess {
   Mailbox<Incoming> inbox_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
+  std::unique_ptr<Attachments> attachments_;
 
   static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
   static constexpr double kMissedPace =
@@ -210,13 +211,12 @@ class ControllerProcess {
   std::vector<Decided> todo_;
   std::vector<scheduler::Event> stored_;
   std::map<int64_t, Clock::time_point> due_;  // places whose worker is to be started
-  std::map<ConnectionId, int64_t> place_of_;
-  std::map<int64_t, ConnectionId> connection_of_;
+  std::set<int64_t> joined_;                  // places whose process the controller was told of
+  std::map<int64_t, std::vector<up::OfferedAttempt>> offered_;  // until Welcome
   std::map<int64_t, std::string> weights_address_;
   std::map<int64_t, Incarnation> inc_of_;
-  std::map<int64_t, int64_t> last_seq_;
   std::map<int64_t, Role> granted_;  // by place, the last
-  std::set<int64_t> lost_;           // connection lost, process not yet reaped
+  std::set<int64_t> lost_;           // given up, process not yet reaped
   struct GatheredStep {
     int64_t lease = -1;
     std::shared_ptr<std::vector<BatchRow>> rows;
@@ -235,6 +235,7 @@ class ControllerProcess {
   RunResult result_;
   bool finished_ = false;
   bool storage_failed_ = false;
+  bool superseded_ = false;  // another controller has this run
   int stop_seen_ = 0;
   std::map<SampleId, std::vector<std::pair<std::string, double>>> rewards_;  // by name, as graded
   std::optional<double> best_reward_;

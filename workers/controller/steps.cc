@@ -168,7 +168,7 @@ void ControllerProcess::DropLease(int64_t lease) {
 
 void ControllerProcess::Do(const cmd::WriteCheckpoint& c) {
   JoinCheckpoint();
-  auto writer = storage::CheckpointWriter::Begin(fs_, checkpoints_, c.step);
+  auto writer = storage::CheckpointWriter::Begin(fs_, checkpoints_, c.step, journal_->ctl_epoch());
   if (!writer.ok()) {
     Feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
     return;

@@ -75,7 +75,7 @@ class DeviceWorker {
           exit_code_ = 3;
           break;
         }
-        HandleCommand(std::get<ToWorker>(event));
+        HandleCommand(std::get<Command>(event));
         if (exit_code_ >= 0) break;
       }
       if (exit_code_ < 0 && CanStep()) EngineStep();
@@ -122,9 +122,44 @@ class DeviceWorker {
     return OkStatus();
   }
 
-  void Welcomed(const down::Welcome& welcome, Incarnation inc) {
-    if (inc_.valid() && inc == inc_) return;  // attached again: state is as it was
-    inc_ = inc;
+  // A controller has begun that knows nothing of this process: what was done for earlier ones is over, and it
+  // is told what is here. Nothing changes here before it has decided.
+  void Attached(int64_t ctl_epoch) {
+    JoinCheckpoint();
+    link_->Begin(ctl_epoch);
+    up::Offer frame;
+    if (inc_.valid()) {
+      frame.slot = slot_;
+      frame.epoch = epoch_;
+      frame.role = role_;
+      if (const auto digest = roles_->WeightsDigest(); digest.ok()) {
+        frame.holds = holds_;
+        frame.holds_digest = *digest;
+        frame.state_step = state_.step();
+        frame.state_digest = *digest;
+      }
+      for (const auto& [tid, att] : held_.TakePartial()) {
+        if (roles_->rollout() != nullptr) roles_->rollout()->Cancel(tid, att);
+        paced_.erase({tid, att});
+      }
+      for (up::OfferedAttempt& attempt : held_.Offered()) {
+        if (frame.attempts.size() == up::kOfferedAttempts) {
+          link_->Send(frame);
+          frame.attempts.clear();
+        }
+        frame.attempts.push_back(attempt);
+      }
+    }
+    frame.last = true;
+    link_->Send(std::move(frame));
+  }
+
+  void Welcomed(const down::Welcome& welcome) {
+    link_->SetLease(welcome.lease_s,
+                    std::max(LostAfterSeconds(welcome.lease_s), config_.cluster.reattach_grace_s));
+    if (inc_.valid() && welcome.inc == inc_) return;  // it goes on with what is here
+    ForgetAll();
+    inc_ = welcome.inc;
     slot_ = welcome.slot;
     lease_s_ = welcome.lease_s;
     StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
@@ -147,18 +182,36 @@ class DeviceWorker {
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id,
                                            SharedBlock::FolderOf(welcome.run_id, token_));
     if (config_.observe.trace)
-      trace_ = OpenWorkerTrace(welcome, inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
-    held_.SetOn(config_.cluster.reattach_grace_s > 0);
-    link_->SetReattach(config_.cluster.reattach_grace_s, [this] { return held_.All(); });
+      trace_ = OpenWorkerTrace(welcome, inc_, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
+    held_.SetKept(config_.cluster.reattach_grace_s > 0);
+    link_->SetLease(welcome.lease_s,
+                    std::max(LostAfterSeconds(welcome.lease_s), config_.cluster.reattach_grace_s));
+  }
+
+  // The controller takes this process for a new one, whatever it was before.
+  void ForgetAll() {
+    JoinCheckpoint();
+    (void)Withdraw();  // who still reads the state after its deadline fails by digest
+    LeaveGroup();
+    held_.Clear();
+    paced_.clear();
+    role_ = Role::kNone;
+    epoch_ = {};
+    admitted_ = holds_ = {};
+    const std::lock_guard lock(published_mu_);
+    published_.clear();
   }
 
   // --- commands ---
-  void HandleCommand(ToWorker& message) {
-    if (auto* welcome = std::get_if<down::Welcome>(&message.body)) {
-      Welcomed(*welcome, message.inc);
+  void HandleCommand(Command& message) {
+    if (message.ctl_epoch < link_->ctl_epoch()) {  // its controller has a successor
+      ++refused_;
       return;
     }
-    if (message.inc != inc_ || roles_ == nullptr) {
+    if (const auto* attached = std::get_if<down::Attached>(&message.body))
+      return Attached(attached->ctl_epoch);
+    if (const auto* welcome = std::get_if<down::Welcome>(&message.body)) return Welcomed(*welcome);
+    if (roles_ == nullptr) {
       ++refused_;
       return;
     }
@@ -166,6 +219,7 @@ class DeviceWorker {
                    [&](down::StartChunk& c) { StartChunk(c); },
                    [&](const down::CancelChunk& c) { Cancel(c); },
                    [&](const down::ForgetGroup& c) { ForgetGroup(c.gid); },
+                   [&](const down::Resend& c) { Resend(c); },
                    [&](const down::Drain& c) { Drain(c); },
                    [&](const down::Release& c) { Release(c); },
                    [&](const down::Grant& c) { Grant(c); },
@@ -199,35 +253,39 @@ class DeviceWorker {
 
   void StartChunk(down::StartChunk& c) {
     if (!Current(c.slot, c.epoch)) return;
-    up::StepTokens answer;
-    if (role_ != Role::kRollout || roles_->rollout() == nullptr || c.version != admitted_) {
-      answer.chunks.push_back({c.tid,
-                               c.att,
-                               {},
-                               true,
-                               ChunkEnd::kCancelled,
-                               "this worker does not serve version " + ToString(c.version)});
-      link_->Send(std::move(answer));
-      return;
-    }
     const SampleId tid = c.tid;
     const int32_t att = c.att;
-    if (!tid.is_eval()) held_.Begin(tid, att, c.gid, static_cast<int64_t>(c.generated.size()));
+    held_.Begin(tid, att, c.gid, c.generated);
+    if (role_ != Role::kRollout || roles_->rollout() == nullptr || c.version != admitted_) {
+      End(tid, att, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version));
+      return;
+    }
     if (pacer_) paced_[{tid, att}] = static_cast<int64_t>(c.prompt.size() + c.generated.size());
     const Status added = roles_->rollout()->Add(std::move(c));
     if (added.ok() || added.code() == StatusCode::kAlreadyExists) return;
     const bool data = added.code() == StatusCode::kInvalidArgument;
-    answer.chunks.push_back(
-        {tid, att, {}, true, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message()});
+    End(tid, att, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message());
+  }
+
+  // A chunk is over without more tokens.
+  void End(const SampleId& tid, int32_t att, ChunkEnd end, const std::string& why) {
+    up::StepTokens answer;
+    answer.chunks.push_back({tid, att, {}, true, end, why});
+    held_.Say(answer.chunks.back());
     link_->Send(std::move(answer));
+  }
+
+  void Resend(const down::Resend& c) {
+    up::StepTokens again;
+    again.chunks = held_.From(c.tid, c.att, c.from);
+    if (!again.chunks.empty()) link_->Send(std::move(again));
   }
 
   void Cancel(const down::CancelChunk& c) {
     if (roles_->rollout() != nullptr) roles_->rollout()->Cancel(c.tid, c.att);
     paced_.erase({c.tid, c.att});
-    up::StepTokens answer;
-    answer.chunks.push_back({c.tid, c.att, {}, true, ChunkEnd::kCancelled, ""});
-    link_->Send(std::move(answer));
+    End(c.tid, c.att, ChunkEnd::kCancelled, "");
+    held_.Drop(c.tid, c.att);
   }
 
   void ForgetGroup(GroupId gid) {
@@ -245,7 +303,7 @@ class DeviceWorker {
     up::StepTokens tokens;
     if (roles_->rollout() != nullptr) {
       for (const auto& [tid, att] : roles_->rollout()->Drain())
-        tokens.chunks.push_back({tid, att, {}, true, ChunkEnd::kDrained, ""});
+        held_.Say(tokens.chunks.emplace_back(up::ChunkDelta{tid, att, {}, true, ChunkEnd::kDrained, ""}));
     }
     if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
     link_->Send(up::Drained{c.slot, c.epoch});
@@ -290,6 +348,7 @@ class DeviceWorker {
   void Init() {
     pulse_.Begin("init_state");
     const auto span = Span("init_state", observe::kSystemSpan);
+    holds_ = {};
     const Status status = Withdraw() ? roles_->InitState() : Unavailable("the old state is still being read");
     ReportState({0}, status);
   }
@@ -298,6 +357,7 @@ class DeviceWorker {
     pulse_.Begin("restore_state");
     const auto span = Span("restore_state", observe::kSystemSpan);
     JoinCheckpoint();
+    holds_ = {};
     const Status status = !Withdraw()   ? Unavailable("the old state is still being read")
                           : c.ckpt >= 0 ? roles_->RestoreFromCheckpoint(c.dir, c.step)
                                         : roles_->RestoreFromRecovery(c.step);
@@ -309,6 +369,7 @@ class DeviceWorker {
     pulse_.Begin("fetch_state");
     const auto span = Span("fetch_state", observe::kWeightsSpan);
     const auto start = Clock::now();
+    holds_ = {};
     const Status fetched = Withdraw() ? roles_->FetchState(c.address, token_, c.step)
                                       : Unavailable("another newcomer still reads the old state here");
     if (pacer_ && fetched.ok()) pacer_->Keep(start, pacer_->CopyState());
@@ -352,12 +413,9 @@ class DeviceWorker {
   bool CalledOff(int64_t lease) {
     for (LinkEvent& event : inbox_.TakeAll(std::chrono::milliseconds(0))) later_.push_back(std::move(event));
     return std::ranges::any_of(later_, [&](const LinkEvent& event) {
-      const auto* message = std::get_if<ToWorker>(&event);
-      if (message == nullptr) return true;  // the controller is gone
-      if (message->inc != inc_) return false;
-      // A drain inside a step comes from a controller that was restarted and has given the step up.
-      if (const auto* drain = std::get_if<down::Drain>(&message->body))
-        return drain->slot == slot_ && drain->epoch > epoch_;
+      const auto* message = std::get_if<Command>(&event);
+      // The controller is gone, or another one has begun, which knows nothing of this step.
+      if (message == nullptr || std::holds_alternative<down::Attached>(message->body)) return true;
       const auto* abort = std::get_if<down::AbortStep>(&message->body);
       return abort != nullptr && abort->lease == lease;
     });
@@ -424,6 +482,7 @@ class DeviceWorker {
           return !CalledOff(c.lease);
         },
         c.world > 1 ? group_.get() : nullptr, c.groups);
+    if (roles_->updates() != updates) holds_ = {};  // these weights have no version yet
     if (pacer_ && outcome.ok()) KeepTraining(c, shape, start);
     pulse_.Begin("idle");
     if (!outcome.ok()) {
@@ -502,6 +561,7 @@ class DeviceWorker {
     const auto span = Span("load", observe::kWeightsSpan);
     const auto start = Clock::now();
     up::Loaded loaded{c.version, 0, "", 0, 0};
+    admitted_ = holds_ = {};  // torn until the digest of what was loaded is the one that was named
     StatusOr<uint64_t> digest = FailedPrecondition("nothing to load from");
     // Weights of others are written over those that belong to a state of training here.
     if (!c.alias) JoinCheckpoint();
@@ -519,11 +579,13 @@ class DeviceWorker {
     if (pacer_ && digest.ok() && !c.alias) pacer_->Keep(start, pacer_->LoadWeights());
     if (digest.ok()) {
       loaded.digest = *digest;
-      roles_->UseVersion(c.version);
+      if (*digest == c.digest) {
+        roles_->UseVersion(c.version);
+        holds_ = c.version;
+      }
     } else {
       loaded.error = digest.status().message();
     }
-    admitted_ = Version{};  // loading, or loaded and not yet checked by the controller
     loaded.seconds = SecondsSince(start);
     link_->Send(std::move(loaded));
     pulse_.Begin("idle");
@@ -567,7 +629,7 @@ class DeviceWorker {
 
   // --- generation ---
   bool CanStep() {
-    if (role_ != Role::kRollout || roles_ == nullptr || roles_->rollout() == nullptr ||
+    if (role_ != Role::kRollout || !holds_.valid() || roles_ == nullptr || roles_->rollout() == nullptr ||
         !roles_->rollout()->HasWork())
       return false;
     // Self-fence: a worker that the controller may have given up serves nothing.
@@ -587,7 +649,7 @@ class DeviceWorker {
       tokens.step_s = SecondsSince(start);
     }
     pulse_.Engine(tokens);
-    for (const up::ChunkDelta& c : tokens.chunks) held_.Append(c);
+    for (up::ChunkDelta& c : tokens.chunks) held_.Say(c);
     if (trace_) {
       trace_->Add(
           {"generate",
@@ -638,6 +700,7 @@ class DeviceWorker {
   double lease_s_ = 3;
   Role role_ = Role::kNone;
   Version admitted_;
+  Version holds_;  // the weights in memory, whole; invalid: none, or torn
   int64_t refused_ = 0;
   int exit_code_ = -1;
 

@@ -1,35 +1,75 @@
 #include "workers/device/held_tokens.h"
 
+#include <algorithm>
+
 namespace tidepool::workers {
 
-void HeldTokens::Begin(const SampleId& tid, int32_t att, GroupId gid, int64_t generated) {
-  if (!on_) return;
-  const std::lock_guard lock(mu_);
-  Sample& h = samples_[{tid, att}];
-  if (h.from + h.tokens.size() != generated) h = Sample{gid, generated, att, {}, true};
-  h.gid = gid;
-  h.running = true;
+void HeldTokens::Begin(const SampleId& tid, int32_t att, GroupId gid, const std::vector<int32_t>& generated) {
+  Attempt& a = attempts_[{tid, att}];
+  const auto continues = [&] {
+    if (a.tokens != static_cast<int64_t>(generated.size())) return false;
+    auto at = generated.begin();
+    for (const up::ChunkDelta& d : a.deltas) {
+      if (!std::equal(d.tokens.ids.begin(), d.tokens.ids.end(), at)) return false;
+      at += static_cast<int64_t>(d.tokens.ids.size());
+    }
+    return at == generated.end();
+  };
+  // What another worker made of it, or a later command undid, is not here.
+  if (!continues())
+    a = Attempt{gid, generated.empty() && !tid.is_eval(), static_cast<int64_t>(generated.size()), {}};
+  a.gid = gid;
+  if (!a.deltas.empty()) a.deltas.back().ended = false;  // only the last chunk's end is one of the attempt's
 }
 
-void HeldTokens::Append(const up::ChunkDelta& delta) {
-  if (!on_) return;
-  const std::lock_guard lock(mu_);
-  const auto it = samples_.find({delta.tid, delta.att});
-  if (it == samples_.end()) return;
-  it->second.tokens.Append(delta.tokens);
-  if (delta.ended) it->second.running = false;
+void HeldTokens::Say(up::ChunkDelta& delta) {
+  const auto it = attempts_.find({delta.tid, delta.att});
+  if (it == attempts_.end()) return;
+  Attempt& a = it->second;
+  delta.from = a.tokens;
+  a.tokens += delta.tokens.size();
+  if (kept_ && a.whole) {
+    a.deltas.push_back(delta);
+  } else if (delta.ended) {
+    attempts_.erase(it);
+  }
 }
 
 void HeldTokens::Forget(GroupId gid) {
-  const std::lock_guard lock(mu_);
-  std::erase_if(samples_, [&](const auto& item) { return item.second.gid == gid; });
+  std::erase_if(attempts_, [&](const auto& item) { return item.second.gid == gid; });
 }
 
-std::vector<up::Held> HeldTokens::All() const {
-  std::vector<up::Held> out;
-  const std::lock_guard lock(mu_);
-  for (const auto& [key, h] : samples_) {
-    if (h.from == 0 && h.running) out.push_back({key.first, key.second, h.tokens});
+std::vector<up::OfferedAttempt> HeldTokens::Offered() const {
+  std::vector<up::OfferedAttempt> out;
+  for (const auto& [key, a] : attempts_) {
+    if (!kept_ || !a.whole) continue;
+    up::OfferedAttempt offered{key.first, key.second, a.tokens, {}, {}};
+    for (const up::ChunkDelta& d : a.deltas) {
+      for (const auto& [version, count] : d.tokens.versions) {
+        if (!offered.oldest.valid() || version < offered.oldest) offered.oldest = version;
+        if (offered.newest < version) offered.newest = version;
+      }
+    }
+    out.push_back(offered);
+  }
+  return out;
+}
+
+std::vector<std::pair<SampleId, int32_t>> HeldTokens::TakePartial() {
+  std::vector<std::pair<SampleId, int32_t>> out;
+  for (const auto& [key, a] : attempts_) {
+    if (!kept_ || !a.whole) out.push_back(key);
+  }
+  for (const auto& key : out) attempts_.erase(key);
+  return out;
+}
+
+std::vector<up::ChunkDelta> HeldTokens::From(const SampleId& tid, int32_t att, int64_t from) const {
+  std::vector<up::ChunkDelta> out;
+  const auto it = attempts_.find({tid, att});
+  if (it == attempts_.end()) return out;
+  for (const up::ChunkDelta& d : it->second.deltas) {
+    if (d.from >= from) out.push_back(d);
   }
   return out;
 }

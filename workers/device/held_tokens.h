@@ -1,9 +1,9 @@
 #pragma once
-// Tokens that a device worker keeps until the controller has them durably, so that a controller that comes
-// back finds them here (cluster.reattach_grace_s). Any thread.
+// What a device worker has said of each attempt, kept until the controller needs it no more: every delta is
+// given its offset here, and a controller that has not all of them (one that follows another) is sent them
+// again. Owned by the device thread.
 
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -13,25 +13,33 @@ namespace tidepool::workers {
 
 class HeldTokens {
  public:
-  void SetOn(bool on) { on_ = on; }  // before anything else; off: nothing is kept
-  // A chunk of the sample begins behind its first `generated` tokens.
-  void Begin(const SampleId& tid, int32_t att, GroupId gid, int64_t generated);
-  void Append(const up::ChunkDelta& delta);
+  // Whether tokens are kept; offsets are named in any case. Before anything else.
+  void SetKept(bool kept) { kept_ = kept; }
+  void Clear() { attempts_.clear(); }
+  // A chunk begins behind the tokens `generated` of its attempt. What is here of the attempt stays only if it
+  // is just those tokens.
+  void Begin(const SampleId& tid, int32_t att, GroupId gid, const std::vector<int32_t>& generated);
+  // Gives the delta its offset, and keeps a copy.
+  void Say(up::ChunkDelta& delta);
+  void Drop(const SampleId& tid, int32_t att) { attempts_.erase({tid, att}); }
   void Forget(GroupId gid);  // its samples are done
-  // Those in the engine whose whole record is here.
-  [[nodiscard]] std::vector<up::Held> All() const;
+  // Attempts that are here from their first token on; not those of evaluations, which begin again.
+  [[nodiscard]] std::vector<up::OfferedAttempt> Offered() const;
+  // Takes out the attempts that cannot be offered, as no controller but the one that gave them knows what
+  // goes before: they are to be ended.
+  std::vector<std::pair<SampleId, int32_t>> TakePartial();
+  // Deltas that begin at token `from` or later, in order.
+  [[nodiscard]] std::vector<up::ChunkDelta> From(const SampleId& tid, int32_t att, int64_t from) const;
 
  private:
-  struct Sample {
+  struct Attempt {
     GroupId gid;
-    int64_t from = 0;  // tokens that came with the first chunk seen here: 0 means the record is whole
-    int64_t att = 0;
-    TokenRecord tokens;
-    bool running = false;
+    bool whole = true;   // the first delta here is that of the first token
+    int64_t tokens = 0;  // of the attempt so far
+    std::vector<up::ChunkDelta> deltas;
   };
-  bool on_ = false;
-  mutable std::mutex mu_;
-  std::map<std::pair<SampleId, int32_t>, Sample> samples_;
+  bool kept_ = false;
+  std::map<std::pair<SampleId, int32_t>, Attempt> attempts_;
 };
 
 }  // namespace tidepool::workers

@@ -21,6 +21,8 @@ namespace tidepool::workers {
 namespace {
 
 constexpr auto kHelloDeadline = std::chrono::seconds(5);
+// For a worker that was refused to read why and to hang up.
+constexpr auto kRefusalDeadline = std::chrono::seconds(2);
 
 // Messages on their way to one worker. Bounded: a reader that never reads is closed, not waited for.
 struct Connection {
@@ -28,6 +30,7 @@ struct Connection {
   std::condition_variable wake;
   std::deque<ToWorker> queue;
   bool held = false;  // more is coming that shall go with it (Hub::Hold)
+  bool last = false;  // nothing is sent behind what waits: a refusal
   bool closed = false;
   std::string why;
   grpc::ServerContext* context = nullptr;  // while the call lives
@@ -168,7 +171,8 @@ struct Hub::Impl final : v1::Control::Service {
   static Status Allowed(CallerRole role, const FromWorker& message) {
     const auto& body = message.body;
     if (std::holds_alternative<up::Hello>(body)) return InvalidArgument("a second Hello on one connection");
-    if (std::holds_alternative<up::Heartbeat>(body)) return OkStatus();
+    if (std::holds_alternative<up::Heartbeat>(body) || std::holds_alternative<up::Offer>(body))
+      return OkStatus();
     const bool is_grade = std::holds_alternative<up::Graded>(body),
                is_step = std::holds_alternative<up::EnvStepped>(body);
     if ((role == CallerRole::kReward) == is_grade && (role == CallerRole::kEnvironment) == is_step)
@@ -179,6 +183,7 @@ struct Hub::Impl final : v1::Control::Service {
   static void Write(Connection& connection, grpc::ServerReaderWriter<v1::ToWorker, v1::FromWorker>* stream) {
     while (true) {
       std::deque<ToWorker> batch;
+      bool last = false;
       {
         std::unique_lock lock(connection.mu);
         // waits: until the hold ends, or CloseLocked, which the end of the connection calls; the controller
@@ -187,6 +192,7 @@ struct Hub::Impl final : v1::Control::Service {
             lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
         if (connection.queue.empty()) return;
         batch.swap(connection.queue);
+        last = connection.last;
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
       for (size_t at = 0; at < batch.size();) {
@@ -198,6 +204,11 @@ struct Hub::Impl final : v1::Control::Service {
           return;
         }
       }
+      if (!last) continue;
+      std::unique_lock lock(connection.mu);
+      connection.wake.wait_for(lock, kRefusalDeadline, [&] { return connection.closed; });
+      if (connection.context != nullptr) connection.context->TryCancel();
+      return;
     }
   }
 
@@ -282,7 +293,7 @@ void Hub::Send(ConnectionId id, ToWorker message) {
     }
   }
   const std::lock_guard lock(connection->mu);
-  if (connection->closed) return;
+  if (connection->closed || connection->last) return;
   if (static_cast<int64_t>(connection->queue.size()) >= impl_->options.max_queued_messages) {
     connection->CloseLocked("the worker does not read its commands");
     if (connection->context != nullptr) connection->context->TryCancel();
@@ -308,6 +319,18 @@ Hub::Holding Hub::Hold() {
   const std::lock_guard lock(impl_->mu);
   ++impl_->holds;
   return Holding(this);
+}
+
+void Hub::Refuse(ConnectionId id, const std::string& why) {
+  const std::lock_guard lock(impl_->mu);
+  const auto it = impl_->connections.find(id);
+  if (it == impl_->connections.end()) return;
+  const std::lock_guard inner(it->second->mu);
+  it->second->queue.push_back(ToWorker{0, 0, down::Refuse{why}});
+  it->second->last = true;
+  it->second->held = false;
+  it->second->why = why;
+  it->second->wake.notify_all();
 }
 
 void Hub::Close(ConnectionId id, const std::string& why) {

@@ -10,16 +10,14 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "core/base/status.h"
+#include "workers/net/attachments.h"
 #include "workers/net/auth.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {
-
-using ConnectionId = int64_t;  // never re-used
 
 struct HubOptions {
   std::string bind = "127.0.0.1";  // loopback only, until mutual TLS exists
@@ -30,34 +28,19 @@ struct HubOptions {
   int64_t max_queued_messages = 1 << 16;  // to one connection; more: it is closed as hung
 };
 
-struct HubOpened {
-  ConnectionId connection = 0;
-  up::Hello hello;
-  std::string peer;
-};
-struct HubMessage {
-  ConnectionId connection = 0;
-  FromWorker message;
-};
-struct HubClosed {
-  ConnectionId connection = 0;
-  std::string why;
-};
-using HubEvent = std::variant<HubOpened, HubMessage, HubClosed>;
-
 // Rows of a lease for FetchRows, in order; any thread.
 using RowsProvider = std::function<StatusOr<std::shared_ptr<const std::vector<BatchRow>>>(
     int64_t lease, StepNumber step, Incarnation inc)>;
 
-class Hub {
+class Hub : public Attachments::Wire {
  public:
   // kInvalidArgument: bind is not loopback. kUnavailable: port taken.
   static StatusOr<std::unique_ptr<Hub>> Start(const HubOptions& options, const JobTokens& tokens,
                                               std::function<void(HubEvent)> sink, RowsProvider rows);
-  ~Hub();
+  ~Hub() override;
 
   [[nodiscard]] std::string address() const;  // "127.0.0.1:40123"
-  void Send(ConnectionId connection, ToWorker message);
+  void Send(ConnectionId connection, ToWorker message) override;
   // Until it goes, what is sent waits, and then leaves as few frames: a worker that is given a hundred chunks
   // at once takes them into one engine step, not into a dozen.
   class Holding {
@@ -71,7 +54,9 @@ class Hub {
     Hub* hub_;
   };
   [[nodiscard]] Holding Hold();
-  void Close(ConnectionId connection, const std::string& why);
+  // The worker is told why, then the connection is closed.
+  void Refuse(ConnectionId connection, const std::string& why) override;
+  void Close(ConnectionId connection, const std::string& why) override;
   // Ends all calls and the server; returns within a few seconds.
   void Stop();
   [[nodiscard]] int64_t refused_calls() const;  // wrong or no token, wrong role

@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/rng.h"
+#include "core/base/time.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/wire.h"
@@ -39,12 +41,9 @@ struct Link::Impl {
 
   std::mutex mu;
   std::condition_variable wake;
-  std::deque<FromWorker> outbox;   // not yet handed to the stream
-  std::deque<FromWorker> unacked;  // kept for re-attachment when there is a grace
-  int64_t next_seq = 1;
-  Incarnation inc;
-  double grace_s = 0;
-  std::function<std::vector<up::Held>()> held;
+  WorkerSession session;
+  Rng rng;  // of the pauses between two dials
+  double lease_s = 5;
   bool stop = false;
   bool connected = false;
   std::shared_ptr<grpc::Channel> channel;
@@ -52,16 +51,20 @@ struct Link::Impl {
   std::atomic<int64_t> heard_ns{0};
   std::jthread pump;  // waits: its stream is cancelled before it is joined
 
+  Impl(LinkOptions o, uint64_t process)
+      : options(std::move(o)), session(process, FromSeconds(options.connect_timeout_s)), rng(process) {}
+
+  static TimePoint Now() { return {Clock::now().time_since_epoch()}; }
   void Heard() { heard_ns.store(Clock::now().time_since_epoch().count()); }
 
   // One life of the stream: Hello is said, messages go both ways until it ends.
-  struct Session {
+  struct Call {
     std::unique_ptr<v1::Control::Stub> stub;
     std::unique_ptr<grpc::ClientContext> context;
     std::unique_ptr<Stream> stream;
   };
 
-  StatusOr<Session> Open(const std::string& address, std::chrono::system_clock::time_point deadline) {
+  StatusOr<Call> Open(const std::string& address, std::chrono::system_clock::time_point deadline) {
     grpc::ChannelArguments args;
     args.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
     args.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
@@ -73,67 +76,54 @@ struct Link::Impl {
     if (!opened->WaitForConnected(deadline)) {
       return Unavailable("no controller answers at " + address + "; is the run still there?");
     }
-    Session session;
-    session.stub = v1::Control::NewStub(opened);
-    // waits: the stream lasts as long as the run; a device worker that hears nothing for a lease serves
-    // nothing (SecondsSinceHeard)
-    session.context = std::make_unique<grpc::ClientContext>();
-    AddToken(session.context.get(), options.token);
-    session.stream = session.stub->Attach(session.context.get());
+    Call call;
+    call.stub = v1::Control::NewStub(opened);
+    // waits: the stream lasts as long as the run; Send cancels one over which nothing is heard
+    call.context = std::make_unique<grpc::ClientContext>();
+    AddToken(call.context.get(), options.token);
+    call.stream = call.stub->Attach(call.context.get());
     FromWorker first;
-    up::Hello hello = options.hello;
     {
       const std::lock_guard lock(mu);
-      hello.restored_inc = inc;
+      first.body = session.Greet(options.hello);
       channel = opened;
     }
-    if (inc.valid() && held) hello.held = held();
-    first.inc = inc;
-    first.body = std::move(hello);
     v1::FromWorker wire;
     ToWire(first, &wire);
-    if (!session.stream->Write(wire)) return FromGrpc(session.stream->Finish()).At("attach to " + address);
-    return session;
+    if (!call.stream->Write(wire)) return FromGrpc(call.stream->Finish()).At("attach to " + address);
+    Heard();
+    return call;
   }
 
   // Reads until the stream ends; hands commands on. Returns why it ended.
-  Status Pump(Session& session) {
+  Status Pump(Call& call) {
     {
       const std::lock_guard lock(mu);
-      if (stop) session.context->TryCancel();
-      context = session.context.get();
+      if (stop) call.context->TryCancel();
+      context = call.context.get();
       connected = true;
-      outbox.insert(outbox.begin(), unacked.begin(), unacked.end());
-      unacked.clear();
     }
     std::jthread writer(
-        [&](std::stop_token) { Write(session); });  // waits: joined below, after the stream was cancelled
+        [&](std::stop_token) { Write(call); });  // waits: joined below, after the stream was cancelled
     v1::ToWorker wire;
-    std::string refusal;
-    while (session.stream->Read(&wire)) {
+    Status refusal;
+    while (refusal.ok() && call.stream->Read(&wire)) {
       Heard();
       auto messages = FromWireTogether(wire);
       wire.Clear();
-      if (!messages.ok()) {
-        refusal = messages.status().message();
-        break;
-      }
+      refusal = messages.status();
       std::vector<LinkEvent> events;
-      for (ToWorker& message : *messages) {
-        {
-          const std::lock_guard lock(mu);
-          if (std::holds_alternative<down::Welcome>(message.body)) inc = message.inc;
-          while (!unacked.empty() && unacked.front().seq <= message.ack) unacked.pop_front();
+      if (refusal.ok()) {
+        const std::lock_guard lock(mu);
+        for (ToWorker& message : *messages) {
+          auto command = session.Receive(std::move(message));
+          refusal = command.status();
+          if (!refusal.ok()) break;
+          if (command->has_value()) events.emplace_back(std::move(**command));
         }
-        if (const auto* refuse = std::get_if<down::Refuse>(&message.body)) {
-          refusal = refuse->why;
-          break;
-        }
-        if (!std::holds_alternative<down::LeaseRenewal>(message.body))
-          events.emplace_back(std::move(message));
+        wake.notify_all();  // after Attached there may be something to say
       }
       if (!events.empty()) sink(std::move(events));
-      if (!refusal.empty()) break;
     }
     {
       const std::lock_guard lock(mu);
@@ -141,90 +131,98 @@ struct Link::Impl {
       context = nullptr;
       wake.notify_all();
     }
-    session.context->TryCancel();
+    call.context->TryCancel();
     writer.join();  // waits: connected is false and the stream cancelled, so neither its wait nor its Write
                     // goes on
-    const Status end = FromGrpc(session.stream->Finish());
-    if (!refusal.empty()) return FailedPrecondition(refusal);
+    const Status end = FromGrpc(call.stream->Finish());
+    if (!refusal.ok()) return refusal;
     return end.ok() ? Unavailable("the controller closed the connection") : end;
   }
 
-  void Write(Session& session) {
+  void Write(Call& call) {
     while (true) {
       std::deque<FromWorker> batch;
       {
         std::unique_lock lock(mu);
         // waits: until Pump ends, which clears `connected`
-        wake.wait(lock, [&] { return !connected || !outbox.empty(); });
+        wake.wait(lock, [&] {
+          if (!connected) return true;
+          for (FromWorker& message : session.TakeUnsent()) batch.push_back(std::move(message));
+          return !batch.empty();
+        });
         if (!connected) return;
-        batch.swap(outbox);
-        if (grace_s > 0) unacked.insert(unacked.end(), batch.begin(), batch.end());
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
       for (size_t at = 0; at < batch.size();) {
         v1::FromWorker wire;
         at = ToWireTogether(batch, at, &wire);
-        if (!session.stream->Write(wire)) return;
+        if (!call.stream->Write(wire)) return;
       }
     }
   }
 
-  void Run(Session session) {
+  // Refusals that another connection would meet as well.
+  static bool Final(const Status& end) {
+    return end.code() == StatusCode::kFailedPrecondition || end.code() == StatusCode::kPermissionDenied ||
+           end.code() == StatusCode::kUnauthenticated || end.code() == StatusCode::kInvalidArgument;
+  }
+
+  void Run(Call call) {
+    Status end = Pump(call);
     while (true) {
-      Status end = Pump(session);
-      double grace = 0;
       {
-        const std::lock_guard lock(mu);
-        grace = grace_s;
+        std::unique_lock lock(mu);
         if (stop) return;
+        const auto pause = Final(end) ? std::nullopt : session.Disconnected(Now(), rng);
+        if (!pause) break;
+        if (wake.wait_for(lock, *pause, [&] { return stop; })) return;
       }
-      const bool may_return = end.code() == StatusCode::kUnavailable ||
-                              end.code() == StatusCode::kCancelled || end.code() == StatusCode::kUnknown;
-      const auto until =
-          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace));
-      bool again = false;
-      while (may_return && grace > 0 && Clock::now() < until) {
-        {
-          const std::lock_guard lock(mu);
-          if (stop) return;
-        }
-        auto next = Open(AddressIn(options.control_file, options.address),
-                         std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-        if (next.ok()) {
-          session = std::move(*next);
-          again = true;
-          break;
-        }
-      }
-      if (!again) {
-        sink({LinkClosed{end.message()}});
-        return;
+      auto next = Open(AddressIn(options.control_file, options.address),
+                       std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+      if (next.ok()) {
+        call = std::move(*next);
+        end = Pump(call);
+      } else if (Final(next.status())) {
+        end = next.status();
       }
     }
+    sink({LinkClosed{end.message()}});
   }
 };
 
-Link::Link() : impl_(std::make_unique<Impl>()) {}
+Link::Link() = default;
+
+namespace {
+
+StatusOr<uint64_t> DrawProcess() {
+  uint64_t process = 0;
+  std::ifstream random("/dev/urandom", std::ios::binary);
+  if (!random.read(reinterpret_cast<char*>(&process), sizeof(process)))
+    return Unavailable("/dev/urandom cannot be read");
+  return process;
+}
+
+}  // namespace
 
 StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options,
                                               std::function<void(std::vector<LinkEvent>)> sink) {
   QuietGrpcLog();
+  TP_ASSIGN_OR_RETURN(const uint64_t process, DrawProcess());
   std::unique_ptr<Link> link(new Link());
+  link->impl_ = std::make_unique<Impl>(options, process);
   Impl& impl = *link->impl_;
-  impl.options = options;
   impl.sink = std::move(sink);
-  impl.grace_s = options.reattach_grace_s;
   const auto deadline = std::chrono::system_clock::now() +
                         std::chrono::milliseconds(static_cast<int64_t>(options.connect_timeout_s * 1000));
-  auto session = impl.Open(AddressIn(options.control_file, options.address), deadline);
-  if (!session.ok()) return session.status();
-  impl.Heard();
+  auto call = impl.Open(AddressIn(options.control_file, options.address), deadline);
+  if (!call.ok()) return call.status();
   impl.pump =
-      std::jthread([&impl, s = std::move(*session)](std::stop_token) mutable { impl.Run(std::move(s)); });
+      std::jthread([&impl, c = std::move(*call)](std::stop_token) mutable { impl.Run(std::move(c)); });
   return link;
 }
 
 Link::~Link() {
+  if (impl_ == nullptr) return;
   {
     const std::lock_guard lock(impl_->mu);
     impl_->stop = true;
@@ -237,18 +235,26 @@ Link::~Link() {
 
 void Link::Send(FromWorkerBody body) {
   const std::lock_guard lock(impl_->mu);
-  FromWorker message;
-  message.inc = impl_->inc;
-  message.seq = impl_->next_seq++;
-  message.body = std::move(body);
-  impl_->outbox.push_back(std::move(message));
+  impl_->session.Send(std::move(body));
   impl_->wake.notify_all();
+  // Heartbeats come here at all times. Half a lease leaves the time for another connection before it ends.
+  if (impl_->context != nullptr && SecondsSinceHeard() > impl_->lease_s / 2) impl_->context->TryCancel();
 }
 
-void Link::SetReattach(double grace_s, std::function<std::vector<up::Held>()> held) {
+void Link::Begin(int64_t ctl_epoch) {
   const std::lock_guard lock(impl_->mu);
-  impl_->grace_s = grace_s;
-  impl_->held = std::move(held);
+  impl_->session.Begin(ctl_epoch);
+}
+
+void Link::SetLease(double lease_s, double patience_s) {
+  const std::lock_guard lock(impl_->mu);
+  impl_->lease_s = lease_s;
+  impl_->session.SetPatience(FromSeconds(patience_s));
+}
+
+int64_t Link::ctl_epoch() const {
+  const std::lock_guard lock(impl_->mu);
+  return impl_->session.ctl_epoch();
 }
 
 double Link::SecondsSinceHeard() const {
@@ -262,7 +268,7 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) 
   {
     const std::lock_guard lock(impl_->mu);
     channel = impl_->channel;
-    inc = impl_->inc;
+    inc = impl_->session.inc();
   }
   auto stub = v1::Control::NewStub(channel);
   grpc::ClientContext context;

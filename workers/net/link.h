@@ -1,11 +1,11 @@
 #pragma once
-// A worker's end of the wire: dials the controller, says Hello, keeps one stream, re-attaches.
+// A worker's end of the wire: dials the controller, says Hello, keeps one stream, dials again.
 //
-// Commands are handed to the sink in order from the link's thread, those that were sent together
-// in one call; the sink must be quick (put them in a queue). Send may be called from any thread. When the
-// connection is lost and reattach_grace_s is 0, or the controller refuses, the sink gets LinkClosed and the
-// link is over; with a longer grace it dials again (the address is read anew from `control_file`) until the
-// grace has run out.
+// Commands are handed to the sink once each and in order from the link's thread, those that came together in
+// one call; the sink must be quick (put them in a queue). Send may be called from any thread. A connection
+// that breaks or falls silent is made again (the address is read anew from `control_file`), and the session
+// goes on over it. LinkClosed ends the link: the controller refuses this process, or none answered within the
+// patience.
 
 #include <cstdint>
 #include <functional>
@@ -16,13 +16,14 @@
 
 #include "core/base/status.h"
 #include "workers/net/messages.h"
+#include "workers/net/worker_session.h"
 
 namespace tidepool::workers {
 
 struct LinkClosed {
   std::string why;
 };
-using LinkEvent = std::variant<ToWorker, LinkClosed>;
+using LinkEvent = std::variant<Command, LinkClosed>;
 
 struct LinkOptions {
   std::string address;       // host:port of the controller
@@ -30,7 +31,6 @@ struct LinkOptions {
   std::string control_file;  // RUN/control.json, for a new address after a restart; may be empty
   up::Hello hello;           // run_id, place, kind, ...
   double connect_timeout_s = 30;
-  double reattach_grace_s = 0;  // may be raised by SetReattach once the config is known
   int64_t max_control_bytes = 4 << 20;
 };
 
@@ -42,9 +42,14 @@ class Link {
                                                  std::function<void(std::vector<LinkEvent>)> sink);
   ~Link();  // closes the stream and joins
 
+  // Heartbeats go over the connection that is there, or not at all. All else arrives once and in order, if it
+  // is said after Begin of the newest epoch, else not at all.
   void Send(FromWorkerBody body);
-  // What to say when attaching again: the incarnation and the chunks whose tokens are still here.
-  void SetReattach(double grace_s, std::function<std::vector<up::Held>()> held);
+  // What was done for earlier controllers is dropped.
+  void Begin(int64_t ctl_epoch);
+  // patience_s: for a new connection. A controller is taken for gone when it was not heard for lease_s.
+  void SetLease(double lease_s, double patience_s);
+  [[nodiscard]] int64_t ctl_epoch() const;         // the newest that it has heard of
   [[nodiscard]] double SecondsSinceHeard() const;  // since the last message of the controller
 
   // Rows of a leased batch.

@@ -17,7 +17,7 @@
 
 namespace tidepool::workers {
 
-inline constexpr int32_t kWireSchema = 1;
+inline constexpr int32_t kWireSchema = 2;
 
 // Tokens of one sample with what was known when they were sampled. All arrays have the length of ids
 // (log_kept may be empty: nothing was masked).
@@ -43,11 +43,7 @@ struct TokenRecord {
 };
 
 namespace up {  // worker -> controller
-struct Held {
-  SampleId tid;
-  int32_t att = 0;
-  TokenRecord generated;
-};
+// First on every connection, and the only message without a session (docs/worker_protocol.md).
 struct Hello {
   int32_t schema = kWireSchema;
   std::string build, run_id;
@@ -55,11 +51,34 @@ struct Hello {
   scheduler::WorkerKind kind = scheduler::WorkerKind::kDevice;
   int64_t device_bytes = 0, pid = 0;
   std::string weights_address;
-  Incarnation restored_inc;
-  std::vector<Held> held;
+  uint64_t process = 0;   // drawn by the process when it begins
+  int64_t ctl_epoch = 0;  // of the controller that it was attached to last; 0: none yet
+  Incarnation inc;        // that it was given by that controller; invalid: none yet
+  int64_t received = 0;   // the last command that it took in that epoch
   std::string host;
   std::string environment_address,
       environment_token;  // of an environment worker that hosts vectorised environments
+};
+// What is left of an attempt on a worker, without its tokens.
+struct OfferedAttempt {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t tokens = 0;
+  Version oldest, newest;  // invalid where there are no tokens
+};
+// What a process holds, said once to each controller epoch, in frames of at most kOfferedAttempts attempts;
+// the first one speaks for the device, the last one says so.
+inline constexpr size_t kOfferedAttempts = 1024;
+struct Offer {
+  SlotId slot;
+  LeaseEpoch epoch;
+  Role role = Role::kNone;
+  Version holds;  // weights that are whole in memory, by their digest; invalid: none are
+  uint64_t holds_digest = 0;
+  StepNumber state_step;  // whose training state is whole; invalid: none is
+  uint64_t state_digest = 0;
+  std::vector<OfferedAttempt> attempts;
+  bool last = false;
 };
 struct Heartbeat {
   std::string op;
@@ -80,6 +99,7 @@ struct ChunkDelta {
   bool ended = false;
   scheduler::event::ChunkEnd end = scheduler::event::ChunkEnd::kEos;
   std::string why;
+  int64_t from = 0;  // tokens of the attempt that go before these
 };
 struct StepTokens {
   std::vector<ChunkDelta> chunks;
@@ -179,21 +199,29 @@ struct FinalSaved {
 };
 }  // namespace up
 
-using FromWorkerBody = std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained,
-                                    up::Released, up::Granted, up::Loaded, up::StateReady, up::TrainDone,
-                                    up::TrainFailed, up::Published, up::RecoveryCopied, up::CheckpointFiles,
-                                    up::FinalSaved, up::GroupFormed, up::StepAborted, up::EnvStepped>;
+using FromWorkerBody =
+    std::variant<up::Hello, up::Heartbeat, up::StepTokens, up::Graded, up::Drained, up::Released, up::Granted,
+                 up::Loaded, up::StateReady, up::TrainDone, up::TrainFailed, up::Published,
+                 up::RecoveryCopied, up::CheckpointFiles, up::FinalSaved, up::GroupFormed, up::StepAborted,
+                 up::EnvStepped, up::Offer>;
 struct FromWorker {
-  Incarnation inc;
-  int64_t seq = 0;
+  int64_t seq = 0;  // counts the messages of a session from 1; 0: not of the session (Hello, Heartbeat)
+  int64_t ack = 0;  // all commands up to this one were taken
   FromWorkerBody body;
 };
 
 namespace down {  // controller -> worker
+// Answer to Hello, first on every connection: the session with this process goes on, or begins.
+struct Attached {
+  int64_t ctl_epoch = 0;
+  int64_t received = 0;  // the last message that the controller took in the session
+};
+// The decision about what was offered: the process is this incarnation. One that it was before: it goes on
+// with what it has; any other: it begins anew.
 struct Welcome {
+  Incarnation inc;
   int64_t place = 0;
   SlotId slot;
-  int64_t ctl_epoch = 0;
   double lease_s = 0;
   std::string config_yaml, run_dir, run_id, model_dir;
   int64_t run_clock_ns = 0;
@@ -221,6 +249,12 @@ struct CancelChunk {
 };
 struct ForgetGroup {
   GroupId gid;
+};
+// The deltas of an attempt again that begin at token `from` or later.
+struct Resend {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t from = 0;
 };
 struct Grade {
   SampleId tid;
@@ -325,10 +359,11 @@ using ToWorkerBody =
                  down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant, down::InitState,
                  down::RestoreState, down::Train, down::AbortStep, down::FetchState, down::FormGroup,
                  down::CopyRecovery, down::Publish, down::Load, down::Admit, down::WriteCheckpoint,
-                 down::SaveFinal, down::Shutdown, down::EnvStep>;
+                 down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached, down::Resend>;
 struct ToWorker {
-  Incarnation inc;
-  int64_t ack = 0;
+  int64_t seq =
+      0;  // counts the commands of a session from 1; 0: not of the session (Attached, Refuse, LeaseRenewal)
+  int64_t ack = 0;  // the effects of all messages up to this one are durable, or there are none
   ToWorkerBody body;
 };
 

@@ -32,8 +32,8 @@ std::vector<std::pair<std::string, double>> GetNumbers(
   for (const auto& n : in) out.emplace_back(n.name(), n.value());
   return out;
 }
-template <typename T>
-void PutSlot(const T& in, v1::SlotReply* out) {
+template <typename T, typename Wire>
+void PutSlot(const T& in, Wire* out) {
   out->set_slot(in.slot.value);
   out->set_epoch(in.epoch.value);
 }
@@ -58,8 +58,8 @@ Incarnation GetInc(int64_t wire) { return {wire - 1}; }
 }  // namespace
 
 void ToWire(const FromWorker& in, v1::FromWorker* out) {
-  out->set_inc(PutInc(in.inc));
   out->set_seq(in.seq);
+  out->set_ack(in.ack);
   std::visit(Overload{
                  [&](const up::Hello& b) {
                    auto* o = out->mutable_hello();
@@ -71,16 +71,13 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_device_bytes(b.device_bytes);
                    o->set_pid(b.pid);
                    o->set_weights_address(b.weights_address);
-                   o->set_restored_inc(PutInc(b.restored_inc));
+                   o->set_inc(PutInc(b.inc));
+                   o->set_process(b.process);
+                   o->set_ctl_epoch(b.ctl_epoch);
+                   o->set_received(b.received);
                    o->set_host(b.host);
                    o->set_environment_address(b.environment_address);
                    o->set_environment_token(b.environment_token);
-                   for (const auto& h : b.held) {
-                     auto* p = o->add_held();
-                     Put(h.tid, p->mutable_tid());
-                     p->set_att(h.att);
-                     Put(h.generated, p->mutable_generated());
-                   }
                  },
                  [&](const up::Heartbeat& b) {
                    auto* o = out->mutable_heartbeat();
@@ -112,6 +109,7 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                      Put(c.tokens, p->mutable_tokens());
                      p->set_end(c.ended ? 1 + static_cast<int>(c.end) : 0);
                      p->set_why(c.why);
+                     p->set_from(c.from);
                    }
                  },
                  [&](const up::Graded& b) {
@@ -201,14 +199,32 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    out->mutable_step_aborted()->set_weights_digest(b.weights_digest);
                  },
                  [&](const up::FinalSaved& b) { out->mutable_final_saved()->set_error(b.error); },
+                 [&](const up::Offer& b) {
+                   auto* o = out->mutable_offer();
+                   PutSlot(b, o);
+                   o->set_role(RoleName(b.role));
+                   Put(b.holds, o->mutable_holds());
+                   o->set_holds_digest(b.holds_digest);
+                   o->set_state_step(b.state_step.value + 1);
+                   o->set_state_digest(b.state_digest);
+                   for (const up::OfferedAttempt& a : b.attempts) {
+                     auto* p = o->add_attempts();
+                     Put(a.tid, p->mutable_tid());
+                     p->set_att(a.att);
+                     p->set_tokens(a.tokens);
+                     Put(a.oldest, p->mutable_oldest());
+                     Put(a.newest, p->mutable_newest());
+                   }
+                   o->set_last(b.last);
+                 },
              },
              in.body);
 }
 
 StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
   FromWorker out;
-  out.inc = GetInc(in.inc());
   out.seq = in.seq();
+  out.ack = in.ack();
   switch (in.body_case()) {
     case v1::FromWorker::kHello: {
       const auto& b = in.hello();
@@ -230,11 +246,13 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       o.device_bytes = b.device_bytes();
       o.pid = b.pid();
       o.weights_address = b.weights_address();
-      o.restored_inc = GetInc(b.restored_inc());
+      o.inc = GetInc(b.inc());
+      o.process = b.process();
+      o.ctl_epoch = b.ctl_epoch();
+      o.received = b.received();
       o.host = b.host();
       o.environment_address = b.environment_address();
       o.environment_token = b.environment_token();
-      for (const auto& h : b.held()) o.held.push_back({Get(h.tid()), h.att(), Get(h.generated())});
       out.body = std::move(o);
       return out;
     }
@@ -264,8 +282,28 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
         d.ended = c.end() > 0;
         if (d.ended) d.end = static_cast<ChunkEnd>(c.end() - 1);
         d.why = c.why();
+        d.from = c.from();
+        if (d.from < 0) return InvalidArgument("tokens: a negative offset");
         o.chunks.push_back(std::move(d));
       }
+      out.body = std::move(o);
+      return out;
+    }
+    case v1::FromWorker::kOffer: {
+      const auto& b = in.offer();
+      up::Offer o;
+      o.slot = {b.slot()};
+      o.epoch = {b.epoch()};
+      o.role = RoleOf(b.role());
+      o.holds = Get(b.holds());
+      o.holds_digest = b.holds_digest();
+      o.state_step = {b.state_step() - 1};
+      o.state_digest = b.state_digest();
+      if (b.attempts_size() > static_cast<int>(up::kOfferedAttempts))
+        return InvalidArgument("offer: more attempts than a frame may have");
+      for (const auto& a : b.attempts())
+        o.attempts.push_back({Get(a.tid()), a.att(), a.tokens(), Get(a.oldest()), Get(a.newest())});
+      o.last = b.last();
       out.body = std::move(o);
       return out;
     }
@@ -352,7 +390,7 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
 }
 
 void ToWire(const ToWorker& in, v1::ToWorker* out) {
-  out->set_inc(PutInc(in.inc));
+  out->set_seq(in.seq);
   out->set_ack(in.ack);
   const auto slot_command = [](const auto& b, v1::SlotCommand* o) {
     o->set_slot(b.slot.value);
@@ -363,13 +401,23 @@ void ToWire(const ToWorker& in, v1::ToWorker* out) {
                    auto* o = out->mutable_welcome();
                    o->set_place(b.place);
                    o->set_slot(b.slot.value);
-                   o->set_ctl_epoch(b.ctl_epoch);
+                   o->set_inc(PutInc(b.inc));
                    o->set_lease_s(b.lease_s);
                    o->set_config_yaml(b.config_yaml);
                    o->set_run_dir(b.run_dir);
                    o->set_run_id(b.run_id);
                    o->set_model_dir(b.model_dir);
                    o->set_run_clock_ns(b.run_clock_ns);
+                 },
+                 [&](const down::Attached& b) {
+                   out->mutable_attached()->set_ctl_epoch(b.ctl_epoch);
+                   out->mutable_attached()->set_received(b.received);
+                 },
+                 [&](const down::Resend& b) {
+                   auto* o = out->mutable_resend();
+                   Put(b.tid, o->mutable_tid());
+                   o->set_att(b.att);
+                   o->set_from(b.from);
                  },
                  [&](const down::Refuse& b) { out->mutable_refuse()->set_why(b.why); },
                  [&](const down::LeaseRenewal&) { out->mutable_lease(); },
@@ -502,15 +550,21 @@ void ToWire(const ToWorker& in, v1::ToWorker* out) {
 
 StatusOr<ToWorker> FromWire(const v1::ToWorker& in) {
   ToWorker out;
-  out.inc = GetInc(in.inc());
+  out.seq = in.seq();
   out.ack = in.ack();
   switch (in.body_case()) {
     case v1::ToWorker::kWelcome: {
       const auto& b = in.welcome();
-      out.body = down::Welcome{b.place(),   {b.slot()}, b.ctl_epoch(), b.lease_s(),     b.config_yaml(),
-                               b.run_dir(), b.run_id(), b.model_dir(), b.run_clock_ns()};
+      out.body = down::Welcome{GetInc(b.inc()), b.place(),  {b.slot()},    b.lease_s(),     b.config_yaml(),
+                               b.run_dir(),     b.run_id(), b.model_dir(), b.run_clock_ns()};
       return out;
     }
+    case v1::ToWorker::kAttached:
+      out.body = down::Attached{in.attached().ctl_epoch(), in.attached().received()};
+      return out;
+    case v1::ToWorker::kResend:
+      out.body = down::Resend{Get(in.resend().tid()), in.resend().att(), in.resend().from()};
+      return out;
     case v1::ToWorker::kRefuse:
       out.body = down::Refuse{in.refuse().why()};
       return out;

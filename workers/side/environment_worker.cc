@@ -42,8 +42,8 @@ class EnvironmentWorker : public SideWorker {
     return OkStatus();
   }
 
-  void Take(ToWorker& message) override {
-    const auto* step = std::get_if<down::EnvStep>(&message.body);
+  void Take(ToWorkerBody& command) override {
+    const auto* step = std::get_if<down::EnvStep>(&command);
     if (step != nullptr && host_ != nullptr) Play(*step);
   }
 

@@ -126,8 +126,8 @@ class RewardWorker : public SideWorker {
       threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
     return OkStatus();
   }
-  void Take(ToWorker& message) override {
-    if (auto* grade = std::get_if<down::Grade>(&message.body)) work_.Put(std::move(*grade));
+  void Take(ToWorkerBody& command) override {
+    if (auto* grade = std::get_if<down::Grade>(&command)) work_.Put(std::move(*grade));
   }
   void Describe(up::Heartbeat& beat) override {
     beat.op = "grade";

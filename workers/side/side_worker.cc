@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/config/load.h"
@@ -57,20 +58,29 @@ void SideWorker::On(LinkEvent& event) {
     exit_code_ = 3;
     return;
   }
-  ToWorker& message = std::get<ToWorker>(event);
-  if (auto* welcome = std::get_if<down::Welcome>(&message.body)) {
-    if (inc_.valid() && inc_ == message.inc) return;  // attached again
-    inc_ = message.inc;
-    const auto config = ParseResolved(welcome->config_yaml);
-    if (!config.ok()) return Failed("config", config.status());
-    heartbeat_s_ = config->cluster.heartbeat_s;
-    link_->SetReattach(config->cluster.reattach_grace_s, [] { return std::vector<up::Held>{}; });
-    if (const Status begun = Begin(*config, *welcome, inc_); !begun.ok()) Failed("begin", begun);
+  Command& message = std::get<Command>(event);
+  if (message.ctl_epoch < link_->ctl_epoch()) return;  // its controller has a successor
+  if (std::holds_alternative<down::Attached>(message.body)) {
+    link_->Begin(message.ctl_epoch);
+    Send(up::Offer{.last = true});  // what is under way here is asked for again
+  } else if (const auto* welcome = std::get_if<down::Welcome>(&message.body)) {
+    if (const Status begun = Welcomed(*welcome); !begun.ok()) Failed("begin", begun);
   } else if (std::holds_alternative<down::Shutdown>(message.body)) {
     exit_code_ = 0;
-  } else if (inc_.valid() && message.inc == inc_) {
-    Take(message);
+  } else if (inc_.valid()) {
+    Take(message.body);
   }
+}
+
+Status SideWorker::Welcomed(const down::Welcome& welcome) {
+  TP_ASSIGN_OR_RETURN(const JobConfig config, ParseResolved(welcome.config_yaml));
+  heartbeat_s_ = config.cluster.heartbeat_s;
+  link_->SetLease(welcome.lease_s,
+                  std::max(LostAfterSeconds(welcome.lease_s), config.cluster.reattach_grace_s));
+  if (welcome.inc == inc_) return OkStatus();
+  if (inc_.valid()) End();
+  inc_ = welcome.inc;
+  return Begin(config, welcome, inc_);
 }
 
 void SideWorker::Beat() {

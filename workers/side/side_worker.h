@@ -32,17 +32,18 @@ class SideWorker {
   // Welcome, once an incarnation.
   virtual Status Begin(const JobConfig& config, const down::Welcome& welcome, Incarnation inc) = 0;
   // A command for this incarnation, after Begin.
-  virtual void Take(ToWorker& message) = 0;
+  virtual void Take(ToWorkerBody& command) = 0;
   virtual void Answer() {}  // after every turn of the loop: what is due
   [[nodiscard]] virtual std::chrono::milliseconds UntilNext() const { return std::chrono::milliseconds(50); }
   virtual void Describe(up::Heartbeat& beat) = 0;
-  virtual void End() {}  // before the link closes
+  virtual void End() {}  // before the link closes, or another incarnation begins
 
   void Send(FromWorkerBody body) { link_->Send(std::move(body)); }
   std::unique_ptr<observe::TraceWriter> trace_;  // set by Begin, or never
 
  private:
   void On(LinkEvent& event);
+  Status Welcomed(const down::Welcome& welcome);
   void Failed(const char* what, const Status& status);
   void Beat();
 

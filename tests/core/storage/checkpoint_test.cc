@@ -30,7 +30,7 @@ Manifest Of(int64_t ckpt) {
 
 // What a controller and a trainer do together; `mark` tells attempts apart.
 StatusOr<uint64_t> WriteOne(FileSystem& fs, int64_t step, const std::string& mark) {
-  TP_ASSIGN_OR_RETURN(const auto writer, CheckpointWriter::Begin(fs, kDir, StepNumber{step}));
+  TP_ASSIGN_OR_RETURN(const auto writer, CheckpointWriter::Begin(fs, kDir, StepNumber{step}, 1));
   const std::string weights = "weights " + mark + std::string(500, 'w');
   TP_RETURN_IF_ERROR(fs.MakeDirectories(JoinPath(writer->dir(), "model")));
   {  // the trainer's own file
@@ -66,7 +66,7 @@ TEST(CheckpointTest, CommitsVerifiesAndReadsBackOnBothFileSystems) {
   const std::vector<std::pair<FileSystem*, std::string>> cases = {{&memory, "run/checkpoints"},
                                                                   {&real, root + "/checkpoints"}};
   for (const auto& [fs, dir] : cases) {
-    auto writer = CheckpointWriter::Begin(*fs, dir, StepNumber{20});
+    auto writer = CheckpointWriter::Begin(*fs, dir, StepNumber{20}, 1);
     ASSERT_TRUE(writer.ok()) << writer.status().ToString();
     ASSERT_TRUE((*writer)->Write("model/config.json", "{}").ok());
     ASSERT_TRUE((*writer)->Write("optimizer/shard_0", std::string(10000, 'x')).ok());
@@ -114,7 +114,7 @@ TEST(CheckpointTest, EveryDamagedByteIsFoundAndNamed) {
 TEST(CheckpointTest, FileThatDiffersFromWhatItsWriterToldIsNotCommitted) {
   MemoryFileSystem fs;
   for (int variant = 0; variant < 3; ++variant) {
-    auto writer = CheckpointWriter::Begin(fs, kDir, StepNumber{1});
+    auto writer = CheckpointWriter::Begin(fs, kDir, StepNumber{1}, 1);
     const std::string path = JoinPath((*writer)->dir(), "shard");
     ASSERT_TRUE(variant == 0 || fs.WriteFile(path, "1234").ok());
     (*writer)->Register("shard", variant == 1 ? 5 : 4,
@@ -144,13 +144,15 @@ TEST(CheckpointTest, ListsRemovesAndTidies) {
   MemoryFileSystem fs;
   EXPECT_TRUE(ListCheckpoints(fs, kDir)->empty());
   for (const int64_t step : {0, 9, 20, 100}) ASSERT_TRUE(WriteOne(fs, step, "x").ok());
-  auto unfinished = CheckpointWriter::Begin(fs, kDir, StepNumber{120});
+  auto unfinished = CheckpointWriter::Begin(fs, kDir, StepNumber{120}, 1);
+  auto older = CheckpointWriter::Begin(fs, kDir, StepNumber{120}, 2);  // does not touch the first's folder
   ASSERT_TRUE((*unfinished)->Write("a", "b").ok());
+  EXPECT_NE((*unfinished)->dir(), (*older)->dir());
   EXPECT_THAT(*ListCheckpoints(fs, kDir),
               ElementsAre(StepNumber{0}, StepNumber{9}, StepNumber{20}, StepNumber{100}));
   ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{9}).ok());
   ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{9}).ok());
-  EXPECT_EQ(*RemoveLeftovers(fs, kDir), 1);
+  EXPECT_EQ(*RemoveLeftovers(fs, kDir), 2);
   EXPECT_THAT(*fs.List(kDir), ElementsAre("step_0", "step_100", "step_20"));
 }
 

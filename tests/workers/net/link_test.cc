@@ -48,6 +48,18 @@ struct Ends {
     });
     EXPECT_TRUE(made.ok()) << made.status().ToString();
     link = std::move(*made);
+    link->SetLease(5, 1);
+  }
+  // The session of the first connection, as the controller's end keeps it.
+  std::optional<ConnectionId> Attach() {
+    const auto opened = Next<HubOpened>(at_hub);
+    if (!opened) return std::nullopt;
+    EXPECT_EQ(opened->hello.place, 3);
+    hub->Send(opened->connection, ToWorker{0, 0, down::Attached{1, 0}});
+    const auto attached = Next<Command>(at_worker);
+    if (!attached || !std::holds_alternative<down::Attached>(attached->body)) return std::nullopt;
+    link->Begin(attached->ctl_epoch);
+    return opened->connection;
   }
   template <typename T, typename Box>
   static std::optional<T> Next(Box& box) {
@@ -68,9 +80,8 @@ struct Ends {
 
 TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   Ends ends;
-  const auto opened = Ends::Next<HubOpened>(ends.at_hub);
-  ASSERT_TRUE(opened.has_value());
-  EXPECT_EQ(opened->hello.place, 3);
+  const auto connection = ends.Attach();
+  ASSERT_TRUE(connection.has_value());
   down::StartChunk chunk;
   chunk.slot = {1};
   chunk.epoch = {4};
@@ -79,13 +90,15 @@ TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   chunk.generated = {9};
   chunk.version = {2, 17};
   chunk.greedy = true;
-  ends.hub->Send(opened->connection,
-                 ToWorker{{5}, 0, down::Welcome{3, {3}, 1, 1.5, "name: x", "/run", "run", "/model"}});
-  ends.hub->Send(opened->connection, ToWorker{{5}, 0, chunk});
-  const auto welcome = Ends::Next<ToWorker>(ends.at_worker);
+  ends.hub->Send(*connection,
+                 ToWorker{1, 0, down::Welcome{{5}, 3, {3}, 1.5, "name: x", "/run", "run", "/model"}});
+  ends.hub->Send(*connection, ToWorker{2, 0, chunk});
+  ends.hub->Send(*connection, ToWorker{2, 0, chunk});  // again: it is taken once
+  ends.hub->Send(*connection, ToWorker{3, 0, down::ForgetGroup{{8}}});
+  const auto welcome = Ends::Next<Command>(ends.at_worker);
   ASSERT_TRUE(welcome && std::holds_alternative<down::Welcome>(welcome->body));
-  EXPECT_EQ(welcome->inc, Incarnation{5});
-  const auto start = Ends::Next<ToWorker>(ends.at_worker);
+  EXPECT_EQ(std::get<down::Welcome>(welcome->body).inc, Incarnation{5});
+  const auto start = Ends::Next<Command>(ends.at_worker);
   ASSERT_TRUE(start && std::holds_alternative<down::StartChunk>(start->body));
   const auto& got = std::get<down::StartChunk>(start->body);
   EXPECT_EQ(got.tid, chunk.tid);
@@ -93,6 +106,8 @@ TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   EXPECT_EQ(got.version, chunk.version);
   EXPECT_EQ(got.epoch, chunk.epoch);
   EXPECT_TRUE(got.greedy);
+  const auto behind = Ends::Next<Command>(ends.at_worker);
+  ASSERT_TRUE(behind && std::holds_alternative<down::ForgetGroup>(behind->body));
 
   for (int i = 0; i < 200; ++i) {
     up::StepTokens step;
@@ -109,7 +124,8 @@ TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   for (int i = 0; i < 200; ++i) {
     const auto message = Ends::Next<HubMessage>(ends.at_hub);
     ASSERT_TRUE(message.has_value());
-    EXPECT_EQ(message->message.inc, Incarnation{5});
+    EXPECT_EQ(message->message.seq, i + 1);
+    EXPECT_EQ(message->message.ack, 3);
     const auto& step = std::get<up::StepTokens>(message->message.body);
     ASSERT_EQ(step.chunks.size(), 1u);
     EXPECT_EQ(step.chunks[0].tid.ordinal, i);
@@ -121,8 +137,9 @@ TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
 // A worker that is given many chunks at once has them in one engine step; and one frame costs less than many.
 TEST(LinkTest, WhatIsHeldTogetherArrivesTogetherAndInOrder) {
   Ends ends;
-  const auto opened = Ends::Next<HubOpened>(ends.at_hub);
-  ASSERT_TRUE(opened.has_value());
+  const auto connection = ends.Attach();
+  ASSERT_TRUE(connection.has_value());
+  ends.frames = 0;
   constexpr int kChunks = 300;
   {
     const auto hold = ends.hub->Hold();
@@ -131,12 +148,12 @@ TEST(LinkTest, WhatIsHeldTogetherArrivesTogetherAndInOrder) {
       down::StartChunk chunk;
       chunk.tid = {i, 0, 0};
       chunk.prompt.assign(1000, i);  // about 600 kB in all: three frames
-      ends.hub->Send(opened->connection, ToWorker{{5}, 0, std::move(chunk)});
+      ends.hub->Send(*connection, ToWorker{i + 1, 0, std::move(chunk)});
     }
     EXPECT_TRUE(ends.at_worker.TakeAll(50ms).empty());
   }
   for (int i = 0; i < kChunks; ++i) {
-    const auto got = Ends::Next<ToWorker>(ends.at_worker);
+    const auto got = Ends::Next<Command>(ends.at_worker);
     ASSERT_TRUE(got.has_value());
     EXPECT_EQ(std::get<down::StartChunk>(got->body).tid.ordinal, i);
     EXPECT_EQ(std::get<down::StartChunk>(got->body).prompt.size(), 1000u);
@@ -180,6 +197,53 @@ TEST(LinkTest, RowsOfALeaseComeWholeInSmallFrames) {
   EXPECT_EQ((*rows)[299].response.ids, ends.rows[299].response.ids);
   EXPECT_EQ((*rows)[299].reward, 149.5);
   EXPECT_EQ(ends.link->FetchRows(8, {3}).status().code(), StatusCode::kNotFound);
+}
+
+// The session goes on over the next connection: what the first one lost is said again, once.
+TEST(LinkTest, AConnectionThatBreaksLosesNothing) {
+  Ends ends;
+  const auto first = ends.Attach();
+  ASSERT_TRUE(first.has_value());
+  ends.hub->Send(*first, ToWorker{1, 0, down::ForgetGroup{{1}}});
+  ASSERT_TRUE(Ends::Next<Command>(ends.at_worker).has_value());
+  ends.link->Send(up::Granted{{1}, {1}});
+  ASSERT_TRUE(Ends::Next<HubMessage>(ends.at_hub).has_value());
+  ends.hub->Close(*first, "cut");
+  ends.link->Send(up::Granted{{2}, {1}});
+  std::optional<HubOpened> again;
+  for (int i = 0; i < 100 && !again; ++i) {
+    for (HubEvent& e : ends.at_hub.TakeOne(100ms)) {
+      if (auto* opened = std::get_if<HubOpened>(&e)) again = std::move(*opened);
+    }
+  }
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(again->hello.ctl_epoch, 1);
+  EXPECT_EQ(again->hello.received, 1);
+  ends.hub->Send(again->connection, ToWorker{0, 0, down::Attached{1, 1}});  // it took the first message
+  ends.hub->Send(again->connection, ToWorker{1, 0, down::ForgetGroup{{1}}});
+  ends.hub->Send(again->connection, ToWorker{2, 0, down::ForgetGroup{{2}}});
+  const auto message = Ends::Next<HubMessage>(ends.at_hub);
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->message.seq, 2);
+  const auto command = Ends::Next<Command>(ends.at_worker);
+  ASSERT_TRUE(command.has_value());
+  EXPECT_EQ(std::get<down::ForgetGroup>(command->body).gid, GroupId{2});
+}
+
+TEST(LinkTest, ARefusedWorkerIsToldWhyAndItsConnectionIsClosed) {
+  Ends ends;
+  const auto opened = Ends::Next<HubOpened>(ends.at_hub);
+  ASSERT_TRUE(opened.has_value());
+  ends.hub->Refuse(opened->connection, "no place for it");
+  std::optional<LinkClosed> closed;
+  for (int i = 0; i < 100 && !closed; ++i) {
+    for (LinkEvent& e : ends.at_worker.TakeOne(100ms)) {
+      if (auto* c = std::get_if<LinkClosed>(&e)) closed = *c;
+    }
+  }
+  ASSERT_TRUE(closed.has_value());
+  EXPECT_EQ(closed->why, "no place for it");
+  EXPECT_TRUE(Ends::Next<HubClosed>(ends.at_hub).has_value());
 }
 
 TEST(LinkTest, TheWorkerLearnsThatItsControllerIsGone) {

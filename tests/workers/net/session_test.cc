@@ -1,0 +1,175 @@
+#include "workers/net/session.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "workers/net/attachments.h"
+#include "workers/net/worker_session.h"
+
+namespace tidepool::workers {
+namespace {
+
+TEST(SessionTest, ANewConnectionGoesOnBehindWhatWasTaken) {
+  Session<ToWorker> session;
+  for (int i = 1; i <= 4; ++i) session.Put(ToWorker{0, 0, down::ForgetGroup{{i}}});
+  ASSERT_TRUE(session.Connected(0));
+  EXPECT_EQ(session.TakeUnsent().size(), 4u);
+  EXPECT_TRUE(session.TakeUnsent().empty());
+  session.Acked(1);
+  ASSERT_TRUE(
+      session.Connected(2));  // taken, but its effect is not durable yet: 2 is kept and not said again
+  const auto again = session.TakeUnsent();
+  ASSERT_EQ(again.size(), 2u);
+  EXPECT_EQ(again[0].seq, 3);
+  EXPECT_EQ(session.unacknowledged(), 3u);
+  EXPECT_FALSE(session.Connected(0)) << "it said that it had taken 1";
+  EXPECT_FALSE(session.Connected(5)) << "5 was never sent";
+}
+
+TEST(SessionTest, TakesEachMessageOnceAndInOrder) {
+  Session<ToWorker> session;
+  using Verdict = Session<ToWorker>::Verdict;
+  EXPECT_EQ(session.Take(1), Verdict::kNew);
+  EXPECT_EQ(session.Take(1), Verdict::kOld);
+  EXPECT_EQ(session.Take(3), Verdict::kGap);
+  EXPECT_EQ(session.Take(2), Verdict::kNew);
+  EXPECT_EQ(session.durable(), 0) << "only who makes effects durable may say so";
+}
+
+TEST(WorkerSessionTest, RefusesAnEarlierControllerAndForgetsWhatWasOfIt) {
+  WorkerSession session(7, FromSeconds(1));
+  session.Send(up::FinalSaved{});  // to nobody
+  ASSERT_TRUE(session.Receive({0, 0, down::Attached{4, 0}}).ok());
+  EXPECT_TRUE(session.TakeUnsent().empty());
+  session.Begin(4);
+  session.Send(up::FinalSaved{"of 4"});
+  EXPECT_EQ(session.TakeUnsent().size(), 1u);
+  Rng rng(1);
+  ASSERT_TRUE(session.Disconnected({}, rng).has_value());
+  EXPECT_EQ(session.Receive({0, 0, down::Attached{3, 0}}).status().code(), StatusCode::kUnavailable);
+  ASSERT_TRUE(session.Receive({0, 0, down::Attached{5, 0}}).ok());
+  session.Send(up::FinalSaved{"still of 4"});  // the worker has not begun epoch 5
+  session.Begin(5);
+  EXPECT_TRUE(session.TakeUnsent().empty());
+}
+
+TEST(WorkerSessionTest, DialsWithGrowingPausesAndGivesUpInTime) {
+  WorkerSession session(7, FromSeconds(30));
+  Rng rng(1);
+  TimePoint now;
+  Duration longest{0};
+  int dials = 0;
+  // A controller that answers and hangs up at once gives no new patience.
+  for (; dials < 1000; ++dials) {
+    const auto pause = session.Disconnected(now, rng);
+    if (!pause) break;
+    longest = std::max(longest, *pause);
+    now = now + *pause;
+    ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}).ok());
+  }
+  EXPECT_LE(Seconds(longest), 2);
+  EXPECT_GE(Seconds(longest), 1);
+  EXPECT_GE(Seconds(now.since_start), 30);
+  EXPECT_LE(Seconds(now.since_start), 32);
+  EXPECT_LT(dials, 45);
+}
+
+struct RecordingWire : Attachments::Wire {
+  std::map<ConnectionId, std::vector<ToWorker>> sent;
+  std::map<ConnectionId, std::string> refused, closed;
+  void Send(ConnectionId c, ToWorker m) override { sent[c].push_back(std::move(m)); }
+  void Refuse(ConnectionId c, const std::string& why) override { refused[c] = why; }
+  void Close(ConnectionId c, const std::string& why) override { closed[c] = why; }
+};
+
+struct AttachmentsTest : testing::Test {
+  RecordingWire wire;
+  Attachments attachments{
+      {.ctl_epoch = 4, .device_places = 2, .side_places = 1, .lost_after = FromSeconds(5)}, &wire};
+  static up::Hello Hello(uint64_t process, int64_t place, int64_t ctl_epoch = 0, int64_t received = 0) {
+    up::Hello hello;
+    hello.process = process;
+    hello.place = place;
+    hello.ctl_epoch = ctl_epoch;
+    hello.received = received;
+    return hello;
+  }
+  std::vector<Attachments::Event> Open(ConnectionId c, up::Hello hello, double at = 0) {
+    return attachments.On(HubOpened{c, std::move(hello), ""}, TimePoint{FromSeconds(at)});
+  }
+  std::vector<Attachments::Event> Say(ConnectionId c, int64_t seq, FromWorkerBody body, double at = 0) {
+    return attachments.On(HubMessage{c, FromWorker{seq, 0, std::move(body)}}, TimePoint{FromSeconds(at)});
+  }
+  void Welcome(ConnectionId c, uint64_t process) {
+    Open(c, Hello(process, 0));
+    ASSERT_EQ(Say(c, 1, up::Offer{.last = true}).size(), 1u);
+    attachments.Welcome(0, down::Welcome{.inc = {3}});
+  }
+};
+
+TEST_F(AttachmentsTest, AnOfferInSeveralFramesIsOneEvent) {
+  Open(1, Hello(9, 0, /*ctl_epoch=*/3));
+  up::Offer first{.holds = {0, 8}, .holds_digest = 5, .attempts = {{{1, 0, 0}, 0, 10, {}, {}}}};
+  EXPECT_TRUE(Say(1, 1, first).empty());
+  const auto events = Say(1, 2, up::Offer{.attempts = {{{2, 0, 0}, 0, 20, {}, {}}}, .last = true});
+  ASSERT_EQ(events.size(), 1u);
+  const auto& arrived = std::get<Attachments::Arrived>(events[0]);
+  EXPECT_EQ(arrived.offer.holds, (Version{0, 8}));
+  ASSERT_EQ(arrived.offer.attempts.size(), 2u);
+  EXPECT_EQ(arrived.offer.attempts[1].tokens, 20);
+}
+
+// The new connection comes before the end of the old one is seen; nobody is told of anything.
+TEST_F(AttachmentsTest, ALaterConnectionOfTheProcessTakesTheSessionOver) {
+  Welcome(1, 9);
+  attachments.Send(0, down::ForgetGroup{{1}});
+  ASSERT_EQ(wire.sent[1].size(), 3u);  // Attached, Welcome, ForgetGroup
+  EXPECT_TRUE(Open(2, Hello(9, 0, 4, /*received=*/1)).empty());
+  EXPECT_TRUE(wire.closed.contains(1));
+  ASSERT_EQ(wire.sent[2].size(), 2u);
+  EXPECT_EQ(std::get<down::Attached>(wire.sent[2][0].body).received, 1);
+  EXPECT_EQ(wire.sent[2][1].seq, 2);
+  EXPECT_TRUE(Say(1, 2, up::FinalSaved{}).empty()) << "said over the old connection";
+  EXPECT_TRUE(attachments.On(HubClosed{1, "end"}, {}).empty());
+  EXPECT_EQ(Say(2, 2, up::FinalSaved{}).size(), 1u);
+  EXPECT_TRUE(Say(2, 2, up::FinalSaved{}).empty()) << "a second time";
+  EXPECT_TRUE(attachments.Tick(TimePoint{FromSeconds(4)}).empty());
+}
+
+TEST_F(AttachmentsTest, AcknowledgesOnlyWhatIsDurable) {
+  Welcome(1, 9);
+  const auto snapshot = attachments.Taken();
+  Say(1, 2, up::FinalSaved{});
+  attachments.Renew();
+  EXPECT_EQ(wire.sent[1].back().ack, 0);
+  attachments.Acknowledge(snapshot);
+  attachments.Renew();
+  EXPECT_EQ(wire.sent[1].back().ack, 1) << "the offer, not what was said after the batch was formed";
+}
+
+TEST_F(AttachmentsTest, RefusesTheFencedTheStrangerAndItsOwnPast) {
+  Welcome(1, 9);
+  Open(2, Hello(10, 0));
+  EXPECT_TRUE(wire.refused.contains(2)) << "another process in its place";
+  EXPECT_TRUE(attachments.Fence(0, "too slow"));
+  EXPECT_TRUE(wire.refused.contains(1));
+  Open(3, Hello(9, 0, 4));
+  EXPECT_TRUE(wire.refused.contains(3)) << "a fenced process came again";
+  const auto events = Open(4, Hello(11, 1, /*ctl_epoch=*/5));
+  EXPECT_TRUE(wire.refused.contains(4));
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(std::get<Attachments::Superseded>(events[0]).ctl_epoch, 5);
+}
+
+TEST_F(AttachmentsTest, AWorkerIsLostWhenItDoesNotDialAgain) {
+  Welcome(1, 9);
+  attachments.On(HubClosed{1, "cut"}, TimePoint{FromSeconds(2)});
+  EXPECT_TRUE(attachments.Tick(TimePoint{FromSeconds(6)}).empty());
+  const auto events = attachments.Tick(TimePoint{FromSeconds(7)});
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(std::get<Attachments::Lost>(events[0]).inc, Incarnation{3});
+}
+
+}  // namespace
+}  // namespace tidepool::workers

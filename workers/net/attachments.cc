@@ -1,0 +1,213 @@
+#include "workers/net/attachments.h"
+
+#include <utility>
+
+namespace tidepool::workers {
+namespace {
+
+constexpr size_t kMaxOffered = 1 << 20;  // attempts that one process may offer
+
+}  // namespace
+
+std::map<int64_t, Attachments::Place>::iterator Attachments::Of(ConnectionId connection) {
+  const auto it = place_of_.find(connection);
+  return it == place_of_.end() ? places_.end() : places_.find(it->second);
+}
+
+std::vector<Attachments::Event> Attachments::On(HubEvent event, TimePoint now) {
+  std::vector<Event> out;
+  if (auto* opened = std::get_if<HubOpened>(&event)) {
+    Opened(*opened, now, out);
+  } else if (auto* message = std::get_if<HubMessage>(&event)) {
+    Said(*message, now, out);
+  } else if (const auto it = Of(std::get<HubClosed>(event).connection); it != places_.end()) {
+    Unbind(it->second, now);
+  }
+  return out;
+}
+
+void Attachments::Opened(HubOpened& e, TimePoint now, std::vector<Event>& out) {
+  const up::Hello& hello = e.hello;
+  const bool device = hello.kind == scheduler::WorkerKind::kDevice;
+  const int64_t first = device ? 0 : options_.device_places;
+  const int64_t end = device ? options_.device_places : options_.device_places + options_.side_places;
+  int64_t place = hello.place;
+  for (const auto& [id, p] : places_) {
+    if (p.hello.process == hello.process) place = id;
+  }
+  if (place < 0) {
+    for (place = first; place < end && places_.contains(place);) ++place;
+  }
+  if (place < first || place >= end) {
+    wire_->Refuse(
+        e.connection,
+        "the run has no such place for a worker (cluster.slots, reward.workers, environment.workers)");
+    return;
+  }
+  if (hello.ctl_epoch > options_.ctl_epoch) {
+    wire_->Refuse(e.connection, "this controller has a successor, epoch " + std::to_string(hello.ctl_epoch));
+    out.emplace_back(Superseded{hello.ctl_epoch});
+    return;
+  }
+  auto it = places_.find(place);
+  if (it != places_.end() && it->second.hello.process != hello.process) {
+    wire_->Refuse(e.connection, "that place has a worker already");
+    return;
+  }
+  const bool known = hello.ctl_epoch == options_.ctl_epoch;
+  if (it == places_.end()) {
+    if (known) {
+      wire_->Refuse(e.connection, "this worker was taken for lost and is fenced");
+      return;
+    }
+    it = places_.try_emplace(place).first;
+    it->second.hello = hello;
+  }
+  Place& p = it->second;
+  // Who has not seen this epoch yet has taken nothing of it. A Hello that says less than is known was
+  // overtaken by a later one of the same process.
+  if (!p.session.Connected(known ? hello.received : 0)) {
+    wire_->Refuse(e.connection, "this worker says that it took commands that it cannot have");
+    return;
+  }
+  if (p.connection != 0) {
+    const ConnectionId old = p.connection;
+    Unbind(p, now);
+    wire_->Close(old, "the worker has dialed again");
+  }
+  p.connection = e.connection;
+  p.heard = now;
+  place_of_[e.connection] = place;
+  wire_->Send(p.connection,
+              ToWorker{0, p.session.durable(), down::Attached{options_.ctl_epoch, p.session.taken()}});
+  Flush(p);
+}
+
+void Attachments::Said(HubMessage& e, TimePoint now, std::vector<Event>& out) {
+  const auto it = Of(e.connection);
+  if (it == places_.end()) return;  // of a connection that was superseded, or of a process that is fenced
+  Place& p = it->second;
+  p.heard = now;
+  p.session.Acked(e.message.ack);
+  if (e.message.seq != 0) {
+    switch (p.session.Take(e.message.seq)) {
+      case Session<ToWorker>::Verdict::kNew:
+        break;
+      case Session<ToWorker>::Verdict::kOld:
+        return;
+      case Session<ToWorker>::Verdict::kGap:
+        wire_->Close(e.connection, "a message is missing");
+        return;
+    }
+  } else if (!std::holds_alternative<up::Heartbeat>(e.message.body)) {
+    return;
+  }
+  if (auto* frame = std::get_if<up::Offer>(&e.message.body)) {
+    if (p.offered) return;
+    if (!Collect(p, *frame)) {
+      Refuse(it->first, "the worker offers more than it can hold");
+      return;
+    }
+    if (p.offered) out.emplace_back(Arrived{it->first, p.hello, std::move(p.offer)});
+    return;
+  }
+  if (p.inc.valid()) out.emplace_back(Message{it->first, p.inc, std::move(e.message.body)});
+}
+
+bool Attachments::Collect(Place& p, up::Offer& frame) {
+  std::vector<up::OfferedAttempt> attempts = std::move(p.offer.attempts);
+  attempts.insert(attempts.end(), frame.attempts.begin(), frame.attempts.end());
+  if (attempts.size() > kMaxOffered) return false;
+  p.offered = frame.last;
+  if (attempts.size() == frame.attempts.size()) p.offer = std::move(frame);  // the first with any
+  p.offer.attempts = std::move(attempts);
+  return true;
+}
+
+void Attachments::Unbind(Place& p, TimePoint now) {
+  place_of_.erase(p.connection);
+  p.connection = 0;
+  p.gone = now;
+}
+
+void Attachments::Flush(Place& p) {
+  if (p.connection == 0) return;
+  for (ToWorker& message : p.session.TakeUnsent()) wire_->Send(p.connection, std::move(message));
+}
+
+std::vector<Attachments::Event> Attachments::Tick(TimePoint now) {
+  std::vector<Event> out;
+  for (auto it = places_.begin(); it != places_.end();) {
+    Place& p = it->second;
+    if (p.connection != 0 && now - p.heard > options_.lost_after) {
+      const ConnectionId silent = p.connection;
+      Unbind(p, now);
+      wire_->Close(silent, "nothing was heard over it");
+    }
+    if (p.connection != 0 || now - p.gone < options_.lost_after) {
+      ++it;
+      continue;
+    }
+    if (p.inc.valid())
+      out.emplace_back(Lost{it->first, p.inc, "its connection broke and it did not dial again"});
+    it = places_.erase(it);
+  }
+  return out;
+}
+
+void Attachments::Welcome(int64_t place, down::Welcome welcome) {
+  const auto it = places_.find(place);
+  if (it == places_.end()) return;  // lost meanwhile
+  it->second.inc = welcome.inc;
+  it->second.session.Put(ToWorker{0, 0, std::move(welcome)});
+  Flush(it->second);
+}
+
+void Attachments::Refuse(int64_t place, const std::string& why) {
+  const auto it = places_.find(place);
+  if (it == places_.end()) return;
+  if (it->second.connection != 0) wire_->Refuse(it->second.connection, why);
+  place_of_.erase(it->second.connection);
+  places_.erase(it);
+}
+
+bool Attachments::Fence(int64_t place, const std::string& why) {
+  if (!Has(place)) return false;
+  Refuse(place, "fenced: " + why);
+  return true;
+}
+
+void Attachments::Send(int64_t place, ToWorkerBody body) {
+  const auto it = places_.find(place);
+  if (it == places_.end() || !it->second.inc.valid()) return;  // its loss is on its way
+  it->second.session.Put(ToWorker{0, 0, std::move(body)});
+  Flush(it->second);
+}
+
+void Attachments::Renew() {
+  for (const auto& [connection, place] : place_of_)
+    wire_->Send(connection, ToWorker{0, places_.at(place).session.durable(), down::LeaseRenewal{}});
+}
+
+Attachments::Snapshot Attachments::Taken() const {
+  Snapshot out;
+  for (const auto& [id, p] : places_) out[{id, p.hello.process}] = p.session.taken();
+  return out;
+}
+
+void Attachments::Acknowledge(const Snapshot& durable) {
+  for (const auto& [key, taken] : durable) {
+    const auto it = places_.find(key.first);
+    if (it != places_.end() && it->second.hello.process == key.second) it->second.session.Durable(taken);
+  }
+}
+
+std::vector<int64_t> Attachments::Welcomed() const {
+  std::vector<int64_t> out;
+  for (const auto& [id, p] : places_) {
+    if (p.inc.valid()) out.push_back(id);
+  }
+  return out;
+}
+
+}  // namespace tidepool::workers

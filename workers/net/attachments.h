@@ -1,0 +1,125 @@
+#pragma once
+// The controller's end of all attachments: which process has which worker place, over which connection, and
+// the session with it (docs/worker_protocol.md). Used by the controller process and by the simulated network;
+// the wire is behind an interface, time is an argument. Pure; not thread-safe.
+//
+// A connection that ends is not the loss of a worker: its process dials again, and the new connection
+// supersedes the old one at once. One that is silent for `lost_after` is closed. A worker is lost when no
+// connection has been there for `lost_after`.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/time.h"
+#include "workers/net/messages.h"
+#include "workers/net/session.h"
+
+namespace tidepool::workers {
+
+using ConnectionId = int64_t;  // never re-used
+
+struct HubOpened {
+  ConnectionId connection = 0;
+  up::Hello hello;
+  std::string peer;
+};
+struct HubMessage {
+  ConnectionId connection = 0;
+  FromWorker message;
+};
+struct HubClosed {
+  ConnectionId connection = 0;
+  std::string why;
+};
+using HubEvent = std::variant<HubOpened, HubMessage, HubClosed>;
+
+struct AttachmentOptions {
+  int64_t ctl_epoch = 1;
+  int64_t device_places = 0, side_places = 0;  // device places come first
+  Duration lost_after{0};
+};
+
+class Attachments {
+ public:
+  // Messages to one connection keep their order; those to one that has ended are dropped.
+  class Wire {
+   public:
+    virtual ~Wire() = default;
+    virtual void Send(ConnectionId connection, ToWorker message) = 0;
+    virtual void Refuse(ConnectionId connection, const std::string& why) = 0;
+    virtual void Close(ConnectionId connection, const std::string& why) = 0;
+  };
+  // A process is there and has said all that it holds. Answered by Welcome or Refuse.
+  struct Arrived {
+    int64_t place = 0;
+    up::Hello hello;
+    up::Offer offer;  // its frames as one
+  };
+  // Of a process that was welcomed; each once, in order.
+  struct Message {
+    int64_t place = 0;
+    Incarnation inc;
+    FromWorkerBody body;
+  };
+  struct Lost {
+    int64_t place = 0;
+    Incarnation inc;
+    std::string why;
+  };
+  // A worker has seen a controller of a later epoch: this one may do nothing more.
+  struct Superseded {
+    int64_t ctl_epoch = 0;
+  };
+  using Event = std::variant<Arrived, Message, Lost, Superseded>;
+  // What the controller had taken of each session at a moment.
+  using Snapshot = std::map<std::pair<int64_t, uint64_t>, int64_t>;  // (place, process)
+
+  Attachments(const AttachmentOptions& options, Wire* wire) : options_(options), wire_(wire) {}
+
+  std::vector<Event> On(HubEvent event, TimePoint now);
+  std::vector<Event> Tick(TimePoint now);
+
+  void Welcome(int64_t place, down::Welcome welcome);
+  void Refuse(int64_t place, const std::string& why);
+  // Each command once, in order, also over a new connection. Nothing if the place has no welcomed process.
+  void Send(int64_t place, ToWorkerBody body);
+  // The process of the place is fenced: told so, or refused when it comes again. False: there was none.
+  bool Fence(int64_t place, const std::string& why);
+  // To every connected worker: it may serve on; what it said is durable up to the last Acknowledge.
+  void Renew();
+
+  [[nodiscard]] Snapshot Taken() const;
+  // What had been taken then has effects that are durable, or none.
+  void Acknowledge(const Snapshot& durable);
+
+  [[nodiscard]] bool Has(int64_t place) const { return places_.contains(place); }
+  [[nodiscard]] std::vector<int64_t> Welcomed() const;  // places
+
+ private:
+  struct Place {
+    up::Hello hello;
+    ConnectionId connection = 0;  // 0: none
+    TimePoint gone;               // when the last one ended
+    TimePoint heard;              // over the current one
+    Session<ToWorker> session;
+    up::Offer offer;
+    bool offered = false;
+    Incarnation inc;  // valid: welcomed
+  };
+  void Opened(HubOpened& e, TimePoint now, std::vector<Event>& out);
+  void Said(HubMessage& e, TimePoint now, std::vector<Event>& out);
+  bool Collect(Place& place, up::Offer& frame);
+  void Unbind(Place& place, TimePoint now);
+  void Flush(Place& place);
+  std::map<int64_t, Place>::iterator Of(ConnectionId connection);
+
+  AttachmentOptions options_;
+  Wire* wire_;
+  std::map<int64_t, Place> places_;
+  std::map<ConnectionId, int64_t> place_of_;  // the current connection of each
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,63 @@
+#pragma once
+// A worker's end of its attachment: what Hello says, which commands are new, what still has to be said, and
+// when to dial again (docs/worker_protocol.md). Used by Link and by the simulated network. Pure; not
+// thread-safe.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "core/base/status.h"
+#include "core/base/time.h"
+#include "workers/net/messages.h"
+#include "workers/net/session.h"
+
+namespace tidepool::workers {
+
+// A command, or the beginning of a controller epoch (down::Attached), as the worker's own thread takes it.
+struct Command {
+  int64_t ctl_epoch = 0;
+  ToWorkerBody body;
+};
+
+class WorkerSession {
+ public:
+  // process: random, of this process alone. patience: how long it dials before it gives up.
+  WorkerSession(uint64_t process, Duration patience) : process_(process), patience_(patience) {}
+
+  void SetPatience(Duration patience) { patience_ = patience; }
+  // Adds who says it, and where the session stands, to what the process says of itself.
+  [[nodiscard]] up::Hello Greet(up::Hello hello) const;
+
+  // nullopt: nothing for the worker to do. kUnavailable: this connection is of no use, another has to be
+  // made. kFailedPrecondition: refused; the process has to end.
+  StatusOr<std::optional<Command>> Receive(ToWorker message);
+  // The worker has dropped what it did for earlier epochs. What is sent before speaks of those, and is
+  // dropped.
+  void Begin(int64_t ctl_epoch) { begun_ = ctl_epoch == ctl_epoch_; }
+  void Send(FromWorkerBody body);
+  // For the connection, in order; empty before Attached has come.
+  std::vector<FromWorker> TakeUnsent();
+
+  // The connection has ended, or could not be made. How long to wait before the next; nullopt: no more.
+  std::optional<Duration> Disconnected(TimePoint now, Rng& rng);
+
+  [[nodiscard]] int64_t ctl_epoch() const { return ctl_epoch_; }
+  [[nodiscard]] Incarnation inc() const { return inc_; }
+  [[nodiscard]] size_t unacknowledged() const { return session_.unacknowledged(); }
+
+ private:
+  const uint64_t process_;
+  Duration patience_;
+  Session<FromWorker> session_;
+  std::optional<FromWorker> beat_;  // the newest heartbeat; not of the session, lost with its connection
+  int64_t ctl_epoch_ = 0;
+  Incarnation inc_;
+  bool attached_ = false;  // the current connection is
+  bool begun_ = false;
+  std::optional<TimePoint> lost_;  // since when nothing is heard
+  int64_t dials_ = 0;              // since then
+};
+
+}  // namespace tidepool::workers
