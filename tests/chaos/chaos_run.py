@@ -33,6 +33,8 @@ class Follower:
             self.process = subprocess.Popen([TIDEPOOL, "journal", str(self.run), "--follow", "--json", "--from", str(len(self.records))],
                                             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             for line in self.process.stdout:
+                if not line.endswith("\n"):
+                    break  # cut off where the process was killed
                 with self.changed:
                     self.records.append(json.loads(line))
                     self.changed.notify_all()
@@ -133,7 +135,7 @@ class ChaosRun:
             timer.join()
         for name in list(self.switch.ports):
             self.switch.heal(name)
-        self.steps(3, 90, "after the last fault")
+        self.steps(3, 180, "after the last fault")
         self.fleet.finish()
         self.controller.send_signal(signal.SIGTERM)
         self.test.finish(self.controller, timeout=60)
@@ -163,7 +165,7 @@ class ChaosTestCase(RunTest):
         """A run from its start to its end, with what `strike` does to it; proven but for `like`."""
         run = ChaosRun(self, name, devices, options)
         try:
-            run.steps(1, 90, "at the start")
+            run.steps(1, 300, "at the start")
             strike(run)
             run.settle()
         except BaseException:

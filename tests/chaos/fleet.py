@@ -15,6 +15,7 @@ class Worker:
         self.process = None
         self.address = ""
         self.exits = []
+        self.due = 0.0  # when it is started again
 
 
 class Fleet:
@@ -63,8 +64,8 @@ class Fleet:
                 for w in self.workers:
                     if w.process is not None and w.process.poll() is not None:
                         w.exits.append(w.process.returncode)
-                        w.process = None
-                    if w.process is None and not self.ending:
+                        w.process, w.due = None, time.monotonic() + 1
+                    if w.process is None and time.monotonic() >= w.due and not self.ending:
                         self.launch(w)
             time.sleep(0.2)
 
