@@ -60,6 +60,7 @@ struct Checker::State {
     bool fenced = false;
     int64_t slot = -1;  // that it was granted last
     Version loaded, admitted;
+    uint32_t loaded_epoch = 0;  // life of the controller
   };
   struct CheckpointState {
     int64_t step = -1, begin_lsn = -1;

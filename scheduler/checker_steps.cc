@@ -136,7 +136,7 @@ bool Checker::State::RightAge(const record::TrainedRow& t, const Row& row) {
   if (!mask && t.oldest != row.oldest)
     return Violation("Q4", ToString(t.tid) + " is trained from " + ToString(t.oldest) + ", its ENQ says " +
                                ToString(row.oldest));
-  for (const Version& v : {t.oldest, row.newest}) {
+  for (const Version& v : {t.oldest, mask ? t.oldest : row.newest}) {
     const int64_t lag = Lag(v, step->v);
     if (lag < 0 || lag > eta)
       return Violation("Q4", ToString(t.tid) + " has tokens of " + ToString(v) + ", lag " +

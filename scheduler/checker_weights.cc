@@ -29,11 +29,15 @@ bool Checker::State::On(const record::Loaded& x) {
   if (!Trusted(x.worker, "load")) return false;
   WorkerState& w = workers.at(x.worker);
   if (!published.contains(x.v)) return Violation("W3", ToString(x.v) + " is loaded, but not published");
-  if (w.loaded.valid() && !(w.loaded < x.v))
+  // In a new life of the controller the same version may be loaded again: what was in the worker's memory by
+  // then was nothing that could be trusted.
+  const bool again = w.loaded == x.v && w.loaded_epoch != now->ctl_epoch;
+  if (w.loaded.valid() && !(w.loaded < x.v) && !again)
     return Violation("W2", ToString(x.worker) + " loads " + ToString(x.v) + " after " + ToString(w.loaded));
   if (At(x.v, x.v.number) != x.digest)
     return Violation("W3", ToString(x.worker) + " loaded other weights than " + ToString(x.v));
   w.loaded = x.v;
+  w.loaded_epoch = now->ctl_epoch;
   return true;
 }
 

@@ -98,7 +98,7 @@ void Controller::Impl::RowStepped(const event::EnvStepped& e) {
 void Controller::Impl::EpisodeEnded(const Request& r, const event::EnvStepped& e, EndStatus status) {
   const event::Graded graded{e.worker, r.tid, r.att, GradeOutcome::kOk, e.reward, e.rewards, e.why};
   episodes.Remove(r.tid);
-  dispatcher.LearnLength(r.gid, r.generated);
+  dispatcher.LearnLength(r.tid);
   dispatcher.Remove(r.tid);
   if (!dispatcher.HasRequests(r.gid)) GroupDone(r.gid);
   if (r.tid.is_eval()) {

@@ -41,11 +41,12 @@ constexpr int64_t kTries = 3;         // of one operation on one worker
 struct Controller::Impl {
   // The trainer's state and what is to become of it.
   enum class StatePhase : uint8_t {
-    kNone,       // not decided yet
-    kVerifying,  // a checkpoint's digests are being checked
-    kPlanned,    // decided; waits for a slot that trains
-    kLoading,    // InitState or RestoreState is under way
-    kElecting,   // a step was aborted: what do its members hold?
+    kNone,         // not decided yet
+    kReattaching,  // a trainer of the last life may come back with the committed state
+    kVerifying,    // a checkpoint's digests are being checked
+    kPlanned,      // decided; waits for a slot that trains
+    kLoading,      // InitState or RestoreState is under way
+    kElecting,     // a step was aborted: what do its members hold?
     kReady,
   };
   struct Training {
@@ -167,11 +168,22 @@ struct Controller::Impl {
   void Resume();
   void StartWorkers();
   void AddSideWorker(const WorkerRef& ref);
-  bool Reattach(const event::WorkerJoined& e);
   void ReattachOver();
   void ResumeRows();
 
+  // --- controller_attach.cc: what a worker of the last life brings back
+  bool Reattach(const event::WorkerJoined& e);
+  [[nodiscard]] Version Verified(const event::WorkerJoined& e) const;
+  void AdoptEngine(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e);
+  void AdmitVerified(const WorkerRef& ref, const Version& v);
+  void AdoptChunk(const WorkerRef& ref, const event::HeldChunk& held);
+  void AdoptState(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e);
+  [[nodiscard]] bool DevicesReattach() const;
+  void ElectAdopted();
+
   // --- controller_workers.cc
+  void Crashed(const WorkerRef& ref, const std::string& why, bool by_exit);
+  void DropPoison(const SampleId& tid, const std::string& why);
   void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
   void AfterDeath(WorkerId worker, const std::string& why);
   void Replace(const WorkerRef& ref, const std::string& why);  // kill, then as lost
@@ -262,6 +274,7 @@ struct Controller::Impl {
   void MarkUrgent();
   void StartTraining(const std::vector<GroupKey>& keys);
   void AbortStep(const std::string& why, const WorkerRef& but = {});
+  void WaitForAbort(const WorkerRef& ref, StepNumber step);
   void TrainerLost(const WorkerRef& ref, const std::string& why);
   void SetAside(const std::set<GroupKey>& keys, DropReason reason);
 
@@ -312,6 +325,7 @@ struct Controller::Impl {
   std::optional<StepNumber> not_waiting;        // this step's successor does not, or no longer
   bool must_restore = false;                    // a new life always opens a lineage
   StepNumber recovery;                          // newest known recovery copy; invalid: none
+  StepNumber recovery_failed;                   // the step whose copy could not be made
   std::optional<WritingCheckpoint> writing;
   PreparingRows preparing;
   int64_t next_gid = 0;
@@ -319,6 +333,9 @@ struct Controller::Impl {
   FlatTable<SampleId, std::monostate> tokens_kept;  // the caller still holds them in memory
   std::set<WorkerId> reattaching;                   // of the last life, may come back
   TimePoint reattach_until;
+  std::optional<RunState::OpenStep> left_open;  // by the last life: its members may still be inside of it
+  // Weights in a worker's memory whose digest was compared with that of their PUBLISH in this life.
+  std::map<WorkerId, Version> verified;
   bool rows_resumed = false;
   std::map<WorkerId, TimePoint> ghosts_until;  // cancelled chunks to be acknowledged before a load
   int64_t nonfinite = 0, train_failures = 0;

@@ -176,7 +176,8 @@ void Controller::Impl::On(const event::Granted& e) {
 // A slot generates from now on; with the weights it has if they are still the right ones.
 void Controller::Impl::ServeAgain(const WorkerRef& ref, SlotId slot) {
   const LeaseEpoch epoch = pool.slot(slot).epoch;
-  const Version loaded = state.workers().at(ref.worker).loaded;
+  const auto found = verified.find(ref.worker);
+  const Version loaded = found == verified.end() ? Version{} : found->second;
   if (dispatcher.FindEngine(ref.worker) == nullptr) {
     dispatcher.AddEngine(ref, slot, epoch);
     weights.Add(ref, loaded);
@@ -196,7 +197,7 @@ void Controller::Impl::ServeAgain(const WorkerRef& ref, SlotId slot) {
   }
   // It verified these weights before it trained or waited, and they are still the newest.
   if (loaded.valid() && loaded == state.version()) {
-    out.Do(command::Admit{ref, loaded});
+    AdmitVerified(ref, loaded);
     dispatcher.Admit(ref.worker, loaded);
     health.Admitted(ref.worker);
   }

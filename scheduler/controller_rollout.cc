@@ -269,7 +269,7 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
 }
 
 void Controller::Impl::SampleEnded(const Request& r, EndStatus status) {
-  dispatcher.LearnLength(r.gid, r.generated);
+  dispatcher.LearnLength(r.tid);
   dispatcher.Remove(r.tid);
   if (!dispatcher.HasRequests(r.gid)) GroupDone(r.gid);
   grading.Add(r.tid, r.att);  // at once: rewards overlap generation
@@ -557,6 +557,7 @@ void Controller::Impl::RestartUndone() {
     const Request& r = *dispatcher.Find(tid);
     const auto* e = r.on.inc.valid() ? dispatcher.FindEngine(r.on.worker) : nullptr;
     const bool undone = (r.v_max.valid() && !versions.IsAncestor(r.v_max, v)) ||
+                        (r.offered_by.valid() && !versions.IsAncestor(r.offered_by, v)) ||
                         (e != nullptr && !versions.IsAncestor(e->version, v));
     if (undone) tids.push_back(tid);
   }

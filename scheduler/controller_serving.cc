@@ -43,6 +43,7 @@ void Controller::Impl::RollWeights() {
   for (command::Load& load :
        weights.Assign(serving, hold, [this](const WorkerRef& ref) { return HasState(ref); })) {
     dispatcher.SetOpen(load.worker.worker, false);
+    verified.erase(load.worker.worker);  // its memory is torn until the digest is compared
     if (options.config.rollout.pin_version) DropPinnedOn(load.worker.worker);
     waits.Begin(
         {WaitKind::kLoad, load.worker.worker.value},
@@ -65,6 +66,7 @@ void Controller::Impl::On(const event::Loaded& e) {
   Moved();
   switch (outcome) {
     case WeightRoll::Outcome::kAdmit:
+      verified[e.worker.worker] = e.v;
       out.Record(record::Loaded{e.worker, e.v, e.digest});
       out.Record(record::Admit{e.worker, e.v});
       out.Do(command::Admit{e.worker, e.v});

@@ -51,7 +51,8 @@ void Controller::Impl::On(const event::Started&) {
 
 void Controller::Impl::Resume() {
   const JobConfig& c = options.config;
-  if (state.open_step()) out.Record(record::StepAbort{state.open_step()->step, "controller restarted"});
+  left_open = state.open_step();
+  if (left_open) out.Record(record::StepAbort{left_open->step, "controller restarted"});
   if (state.open_lease() >= 0) out.Record(record::Unlease{state.open_lease(), "controller restarted"});
   const bool wait = c.cluster.reattach_grace_s > 0;
   pool.Recover(wait);
@@ -139,71 +140,6 @@ void Controller::Impl::AddSideWorker(const WorkerRef& ref) {
   }
 }
 
-// A worker of the last life is back with its tokens. False: it has to begin anew.
-bool Controller::Impl::Reattach(const event::WorkerJoined& e) {
-  const auto facts = state.workers().find(e.worker);
-  if (!reattaching.contains(e.worker) || facts == state.workers().end() ||
-      facts->second.inc != e.restored_inc)
-    return false;
-  reattaching.erase(e.worker);
-  const WorkerRef ref{e.worker, e.restored_inc};
-  out.Do(command::Welcome{e.worker, ref.inc});
-  health.Joined(ref, now);
-  if (e.kind != WorkerKind::kDevice) {
-    AddSideWorker(ref);
-    return true;
-  }
-  const SlotId slot = SlotOf(e.worker);
-  if (pool.slot(slot).phase == SlotPhase::kFree) {
-    pool.Attach(slot, ref);
-    return true;
-  }
-  pool.Reattached(slot, now);
-  // What was granted and never confirmed has no chunks: it is made an engine when it confirms.
-  if (pool.slot(slot).role != Role::kRollout || pool.slot(slot).t.valid()) return true;
-  const Version admitted = facts->second.admitted;
-  dispatcher.AddEngine(ref, slot, pool.slot(slot).epoch);
-  // It may have taken newer weights whose LOADED never came: then it has to load, and is not trusted before.
-  const bool known = !e.holds.valid() || e.holds == facts->second.loaded;
-  weights.Add(ref, known ? facts->second.loaded : Version{});
-  if (known && admitted.valid() && admitted == facts->second.loaded) {
-    out.Do(command::Admit{ref, admitted});  // the last life may have died before it said so
-    dispatcher.Admit(e.worker, admitted);
-    dispatcher.SetOpen(e.worker, pool.Holds(slot, Role::kRollout));  // else when its role is confirmed
-    health.Admitted(e.worker);
-  }
-  for (const event::HeldChunk& held : e.held) {
-    const Sample* s = state.ledger().Find(held.tid);
-    // Which of an episode's tokens were observations went with the old life, so it begins again.
-    const bool wanted =
-        !environment && s != nullptr && s->phase == SamplePhase::kRunning && s->att == held.att &&
-        !s->ended && dispatcher.Find(held.tid) == nullptr && held.generated_tokens >= 0 &&
-        (held.generated_tokens == 0 || (held.v_min.valid() && held.v_max.valid())) &&
-        state.versions().IsAncestor(held.v_max.valid() ? held.v_max : state.version(), state.version());
-    if (!wanted) {
-      out.Do(command::CancelChunk{ref, held.tid, held.att});
-      continue;
-    }
-    const Group& g = *state.ledger().Find(KeyOf(held.tid));
-    Request r{.tid = held.tid,
-              .gid = g.gid,
-              .att = held.att,
-              .prompt_len = g.prompt_len,
-              .max_new = g.max_new,
-              .generated = held.generated_tokens,
-              .only = {},
-              .v_min = held.v_min,
-              .v_max = held.v_max,
-              .on = {},
-              .home = e.worker,
-              .probe = false,
-              .errors = 0};
-    dispatcher.Add(r);
-    dispatcher.Adopt(held.tid, ref);
-  }
-  return true;
-}
-
 // Who has not come back by now is gone.
 void Controller::Impl::ReattachOver() {
   for (const WorkerId id : std::set(reattaching)) {
@@ -260,6 +196,7 @@ void Controller::Impl::On(const event::WorkerJoined& e) {
                                                                : Role::kNone});
   out.Do(command::Welcome{e.worker, ref.inc});
   health.Joined(ref, now);
+  verified.erase(e.worker);
   if (e.kind != WorkerKind::kDevice) {
     AddSideWorker(ref);
     health.Admitted(e.worker);

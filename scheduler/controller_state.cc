@@ -15,6 +15,12 @@ void Controller::Impl::PlanState(bool restore) {
   trainer.published = {};
   trainer.publishing = trainer.copying = false;
   trainer.publish_tries = trainer.state_tries = 0;
+  if (restore && state.ever_checkpointed() && DevicesReattach()) {
+    trainer.step = state.step();
+    trainer.digest = state.WeightsDigest(state.version());
+    trainer.phase = StatePhase::kReattaching;
+    return;
+  }
   if (!state.ever_checkpointed()) {
     if (state.step().value > 0) {
       Fail("no_checkpoint", "controller", {},
@@ -105,6 +111,7 @@ bool Controller::Impl::HasState(const WorkerRef& ref) const {
 }
 
 void Controller::Impl::AdvanceState() {
+  if (trainer.phase == StatePhase::kReattaching) ElectAdopted();
   if (finished || trainer.phase != StatePhase::kPlanned) return;
   // The holder of a slot may be one of an earlier life that has not come back.
   const std::vector<command::GroupMember> members = Members();

@@ -136,8 +136,8 @@ void Controller::Impl::AdvanceTraining() {
   }
   const int64_t every = options.config.checkpoint.recovery_every_steps;
   if (every > 0 && !trainer.training && !trainer.copying && recovery != state.step() &&
-      state.ever_checkpointed() && (state.step().value % every == 0 || !recovery.valid()) &&
-      !shutdown.requested()) {
+      recovery_failed != state.step() && state.ever_checkpointed() &&
+      (state.step().value % every == 0 || !recovery.valid()) && !shutdown.requested()) {
     trainer.copying = true;
     out.Do(command::CopyRecovery{trainer.leader, state.step()});
     waits.Begin({WaitKind::kRecoveryCopy, 0},
@@ -185,11 +185,9 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
       costs.back() += options.sample_cost(s.enq.prompt_len + s.enq.response_len);
       Version oldest = s.enq.wv_min;
       int64_t lag = std::max(versions.Lag(s.enq.wv_min, t.v), versions.Lag(s.enq.wv_max, t.v));
-      if (lag > eta) {  // on_stale mask: the tokens before this version have no loss
+      if (lag > eta) {  // on_stale mask: tokens whose lag is beyond the bound have no loss
         masked.insert(g.Tid(k));
-        oldest = versions.Lag(s.enq.wv_max, t.v) > eta
-                     ? Version{}
-                     : versions.Ancestor(t.v, std::max<int64_t>(t.v.number - eta, 0));
+        oldest = versions.FirstWithin(s.enq.wv_min, s.enq.wv_max, t.v, eta);
         lag = eta;
       }
       t.rows.push_back({g.Tid(k), oldest});
@@ -256,10 +254,14 @@ void Controller::Impl::AbortStep(const std::string& why, const WorkerRef& but) {
     trainer.copies.erase(m.worker);  // until it says what it holds
     trainer.aborting.insert(m.worker);
     out.Do(command::AbortStep{m.worker, m.slot, m.epoch, t.lease, t.step, trainer.group_epoch});
-    waits.Begin({WaitKind::kAbort, m.worker.worker.value},
-                {m.worker, now, now + FromSeconds(kAbortSeconds), "step=" + std::to_string(t.step.value)});
+    WaitForAbort(m.worker, t.step);
   }
   if (!trainer.aborting.empty() && trainer.phase == StatePhase::kReady) trainer.phase = StatePhase::kElecting;
+}
+
+void Controller::Impl::WaitForAbort(const WorkerRef& ref, StepNumber step) {
+  waits.Begin({WaitKind::kAbort, ref.worker.value},
+              {ref, now, now + FromSeconds(kAbortSeconds), "step=" + std::to_string(step.value)});
 }
 
 void Controller::Impl::SetAside(const std::set<GroupKey>& keys, DropReason reason) {
@@ -386,7 +388,14 @@ void Controller::Impl::On(const event::RecoveryCopied& e) {
   Moved();
   waits.End({WaitKind::kRecoveryCopy, 0});
   trainer.copying = false;
-  recovery = e.step;
+  if (e.error.empty()) {
+    recovery = e.step;
+    return;
+  }
+  // The run goes on without this copy; the next one is made when it is due.
+  recovery_failed = e.step;
+  out.Warn("worker=" + ToString(e.worker) +
+           " event=recovery_copy_failed step=" + std::to_string(e.step.value) + " why=\"" + e.error + "\"");
 }
 
 }  // namespace tidepool::scheduler

@@ -24,7 +24,48 @@ void Controller::Impl::On(const event::WorkerLost& e) {
     Refuse();
     return;
   }
-  Lose(e.worker, e.why, e.by_exit);
+  Crashed(e.worker, e.why, e.by_exit);
+}
+
+// A worker died by itself. What it was working on may be why: a sample that was being worked on when a second
+// worker died, and had not come further in between, is dropped before it takes all workers along.
+void Controller::Impl::Crashed(const WorkerRef& ref, const std::string& why, bool by_exit) {
+  std::vector<SampleId> poison = dispatcher.Blame(ref.worker);
+  for (const SampleId& tid : grading.Blame(ref.worker)) poison.push_back(tid);
+  for (const SampleId& tid : episodes.Blame(ref.worker)) poison.push_back(tid);
+  Lose(ref, why, by_exit);
+  for (const SampleId& tid : poison) {
+    if (!finished) DropPoison(tid, why);
+  }
+}
+
+void Controller::Impl::DropPoison(const SampleId& tid, const std::string& why) {
+  const std::string reason = "two workers died while they worked on it; the last: " + why;
+  if (tid.sample == SampleId::kRowSample) {
+    if (!preparing.contains(KeyOf(tid))) return;
+    episodes.Remove(tid);
+    DropRow(KeyOf(tid), DropReason::kPoison, reason);
+    return;
+  }
+  const Request* r = dispatcher.Find(tid);
+  if (!tid.is_eval()) {
+    const Sample* s = state.ledger().Find(tid);
+    if (s == nullptr || (s->phase != SamplePhase::kRunning && s->phase != SamplePhase::kAwaiting)) return;
+    out.Warn("tid=" + ToString(tid) + " event=poison why=\"" + reason + "\"");
+    DropSample(tid, DropReason::kPoison);
+    return;
+  }
+  if (!evaluation.Expects(tid)) return;
+  out.Warn("tid=" + ToString(tid) + " event=poison why=\"" + reason + "\"");
+  if (r != nullptr) {
+    const GroupId gid = r->gid;
+    dispatcher.Remove(tid);
+    if (!dispatcher.HasRequests(gid)) GroupDone(gid);
+  }
+  grading.Remove(tid);
+  episodes.Remove(tid);
+  out.Do(command::DiscardTokens{tid, evaluation.attempt()});
+  evaluation.Graded(tid, GradeOutcome::kData, 0);
 }
 
 void Controller::Impl::On(const event::WorkerStartFailed& e) {
@@ -58,6 +99,7 @@ void Controller::Impl::Lose(const WorkerRef& ref, const std::string& why, bool b
   }
   dispatcher.RemoveEngine(ref.worker);
   weights.Remove(ref.worker);
+  verified.erase(ref.worker);
   ghosts_until.erase(ref.worker);
   waits.End({WaitKind::kLoad, ref.worker.value});
   waits.End({WaitKind::kCancel, ref.worker.value});
@@ -155,7 +197,7 @@ void Controller::Impl::CheckHealth() {
         break;
       }
       case Health::Verdict::kDead:
-        Lose(place->ref, v.why, /*by_exit=*/false);
+        Crashed(place->ref, v.why, /*by_exit=*/false);
         break;
       case Health::Verdict::kStartTimedOut:
         if (reattaching.contains(v.worker)) break;

@@ -13,6 +13,10 @@ constexpr int64_t kUneven = 32;  // Seer
 constexpr int64_t kSlack =
     32;  // its part of a share may be above it: of 1/8, 1/16, 1/32 and none the best in all Seer workloads
 constexpr int64_t kStarvation = 16;
+// Tokens after which a sample is not blamed for a worker that died with it: more than can be on their way to
+// the controller when a worker dies.
+constexpr int64_t kCleared = 16;
+constexpr int64_t kCrashes = 2;         // that one sample may be blamed for
 constexpr int kRest = 4, kTooLate = 5;  // the last classes of the order
 
 }  // namespace
@@ -36,20 +40,20 @@ int64_t Dispatcher::Expected(const Request& r) const {
   const auto it = groups_.find(r.gid);
   const int64_t longest = it == groups_.end() ? 0 : it->second.longest;
   if (lengths_.mode() != SiblingMode::kIgnore) return longest == 0 ? r.max_new : longest;
-  return r.generated + static_cast<int64_t>(
-                           lengths_.ResidualLife(r.generated, static_cast<double>(r.max_new - r.generated)));
+  return r.foreseen() + static_cast<int64_t>(lengths_.ResidualLife(
+                            r.foreseen(), static_cast<double>(r.max_new - r.foreseen())));
 }
 
 int64_t Dispatcher::LikelyLeft(const Request& r) const {
-  const int64_t most = std::max<int64_t>(1, r.max_new - r.generated);
+  const int64_t most = std::max<int64_t>(1, r.max_new - r.foreseen());
   const auto it = groups_.find(r.gid);
   const int64_t sibling = options_.oracle       ? options_.oracle(r.tid)
                           : it == groups_.end() ? 0
                                                 : it->second.longest;
   const auto residual =
-      static_cast<int64_t>(lengths_.ResidualLife(r.generated, static_cast<double>(most) / 2));
+      static_cast<int64_t>(lengths_.ResidualLife(r.foreseen(), static_cast<double>(most) / 2));
   return std::clamp<int64_t>(
-      options_.oracle ? sibling - r.generated : std::max(sibling - r.generated, residual), 1, most);
+      options_.oracle ? sibling - r.foreseen() : std::max(sibling - r.foreseen(), residual), 1, most);
 }
 
 ReadyKey Dispatcher::KeyFor(const Request& r) const {
@@ -67,6 +71,8 @@ ReadyKey Dispatcher::KeyFor(const Request& r) const {
 
 void Dispatcher::PutReady(Request& r) {
   r.on = {};
+  r.offered = 0;
+  r.offered_by = {};
   r.place = KeyFor(r);
   r.ready = true;
   ready_[Line(r)].insert(r.place);
@@ -140,7 +146,7 @@ int64_t Dispatcher::ExpectedLeft(GroupId gid) const {
   if (g == groups_.end()) return 0;
   for (const SampleId& tid : g->second.members) {
     const Request& r = requests_.at(tid);
-    most = std::max(most, std::max<int64_t>(1, Expected(r) - r.generated));
+    most = std::max(most, ExpectedLeft(r));
   }
   return most;
 }
@@ -202,6 +208,8 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
   if (tokens == 0) return true;
   r.generated += tokens;
   decoded_ += tokens;
+  r.length_bin = lengths_.Running(r.length_bin, r.generated);
+  if (r.crashes > 0 && r.generated >= r.crashed_at + kCleared) r.crashes = 0;
   const auto g = groups_.find(r.gid);
   if (g != groups_.end() && !r.only.valid())
     g->second.served += tokens;  // its place in the order follows at the chunk's end
@@ -233,9 +241,12 @@ void Dispatcher::Requeue(const SampleId& tid) {
   PutReady(r);
 }
 
-void Dispatcher::LearnLength(GroupId gid, int64_t tokens) {
-  lengths_.Finished(tokens);
-  const auto it = groups_.find(gid);
+void Dispatcher::LearnLength(const SampleId& tid) {
+  Request& r = requests_.at(tid);
+  const int64_t tokens = r.generated;
+  lengths_.Finished(tokens, r.length_bin);
+  r.length_bin = -1;
+  const auto it = groups_.find(r.gid);
   if (it == groups_.end()) return;
   it->second.lengths.push_back(tokens);
   bool changed = false;
@@ -289,13 +300,15 @@ void Dispatcher::Admit(WorkerId worker, const Version& v) {
   LoadChanged(e);
 }
 
-void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on) {
+void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered, const Version& offered_by) {
   Request& r = requests_.at(tid);
   Engine& e = engines_.at(on.worker);
   TakeReady(r);
   r.on = on;
-  const int64_t reserved =
-      r.prompt_len + r.generated + std::min(options_.chunk_tokens, r.max_new - r.generated);
+  r.offered = offered;
+  r.offered_by = offered_by;
+  const int64_t reserved = r.prompt_len + r.foreseen() +
+                           std::min(options_.chunk_tokens, std::max<int64_t>(r.max_new - r.foreseen(), 0));
   e.in_flight[{tid, r.att}] = reserved;
   e.reserved += reserved;
   LoadChanged(e);
@@ -312,6 +325,24 @@ void Dispatcher::SetOpen(WorkerId worker, bool open) {
 }
 
 void Dispatcher::SetEpoch(WorkerId worker, LeaseEpoch epoch) { engines_.at(worker).epoch = epoch; }
+
+std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
+  std::vector<SampleId> again;
+  const Engine* e = FindEngine(worker);
+  if (e == nullptr) return again;
+  for (const auto& [tid, att] : e->in_flight.SortedKeys()) {
+    const auto r = requests_.find(tid);
+    if (r == requests_.end() || r->second.att != att) continue;
+    r->second.crashed_at = r->second.generated;
+    if (++r->second.crashes >= kCrashes) again.push_back(tid);
+  }
+  return again;
+}
+
+bool Dispatcher::HasSuspect(const Engine& e) const {
+  const auto r = requests_.find(e.suspect);
+  return r != requests_.end() && r->second.on == e.ref && r->second.crashes > 0;
+}
 
 int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   const auto it = engines_.find(worker);
@@ -433,6 +464,7 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
     if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && Load(e) >= share)))
       return false;
     if (coming_ > 0 && !r.only.valid() && Load(e) >= share) return false;
+    if (r.crashes > 0 && HasSuspect(e)) return false;
     if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
       return false;  // its cancelled chunk is not over there yet
     if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
@@ -500,6 +532,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
   const int64_t most = std::min(options_.max_concurrent, cap_);
   std::array<std::set<ReadyKey>::iterator, 2> at{ready_[0].begin(), ready_[1].begin()};
   std::array<bool, 2> blocked{};
+  bool suspects_wait = false;  // every engine has one
   while (in_flight_ < most) {
     // The next of both lines.
     std::array<bool, 2> there{};
@@ -521,11 +554,16 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     }
     Request& r = requests_.at(std::get<3>(picked));
     const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);
-    Engine* e = Place(r, tokens, may_serve, newest);
+    const bool suspect = r.crashes > 0;
+    Engine* e = suspect && suspects_wait ? nullptr : Place(r, tokens, may_serve, newest);
     if (e == nullptr) {
       // What does not fit now will not fit behind it either, but another version's evaluation may, and what
       // has begun does not wait for what has not.
-      if (r.only.valid()) {
+      if (suspect) {
+        suspects_wait = true;
+        if (at[line] != ready_[line].end() && *at[line] == picked) ++at[line];
+        ++decisions_;
+      } else if (r.only.valid()) {
         ++at[line];
       } else {
         blocked[1] = true;
@@ -540,6 +578,7 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     TakeReady(r);
     r.warm = false;
     chunks.push_back({r.tid, e->ref, e->version, tokens});
+    if (suspect) e->suspect = r.tid;
     const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
     const int64_t reserved = prompt + r.generated + tokens;
     e->in_flight[{r.tid, r.att}] = reserved;

@@ -68,9 +68,19 @@ struct Request {
   bool waiting_env = false;  // its environment works; not in the buffer
   int64_t turn = 0;          // turns that are over
   int64_t turn_end = 0;      // `generated` where its turn is cut; 0: at max_new
-  bool ready = false;        // in the buffer, at `place` of its order
+  // Of a chunk that was adopted from a worker which outlived its controller: how many tokens the worker says
+  // it has, and the newest weights of them. A forecast alone; `generated` counts what this controller was
+  // sent.
+  int64_t offered = 0;
+  Version offered_by;
+  // Workers that died with a chunk of it, until it has come further than it had then.
+  int64_t crashes = 0, crashed_at = 0;
+  int length_bin = -1;  // where the length model counts it
+  bool ready = false;   // in the buffer, at `place` of its order
   ReadyKey place;
   // The turn, or the sample, is cut here.
+  // Tokens that it has, or will have as soon as they are sent again.
+  [[nodiscard]] int64_t foreseen() const { return std::max(generated, offered); }
   [[nodiscard]] int64_t limit() const { return turn_end > 0 && turn_end < max_new ? turn_end : max_new; }
 };
 
@@ -90,6 +100,7 @@ class Dispatcher {
     bool open = false;     // takes new chunks
     int64_t slowness = 1;  // its steps, over the median of all
     int64_t reserved = 0;
+    SampleId suspect;                                            // the last one that it was given
     SmallSet<GroupId> groups;                                    // whose KV may be there
     bool load_changed = false;                                   // since the last SettleLoads
     FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
@@ -121,7 +132,7 @@ class Dispatcher {
   [[nodiscard]] int64_t decoded() const { return decoded_; }
   [[nodiscard]] int64_t observed() const { return observed_; }
   void CountError(const SampleId& tid) { ++requests_.at(tid).errors; }
-  void LearnLength(GroupId gid, int64_t tokens);  // a sample of the group finished by itself
+  void LearnLength(const SampleId& tid);  // the sample ended by itself; Remove is to follow
   // From now on these groups' requests come first (they would expire at the next version), and those of
   // `too_late` stay in the buffer (they will: what is trained for that version has been chosen).
   void SetUrgent(const std::set<GroupId>& urgent, const std::set<GroupId>& too_late = {});
@@ -130,7 +141,7 @@ class Dispatcher {
   [[nodiscard]] const LengthModel& lengths() const { return lengths_; }
   // Of one request, its order among others apart.
   [[nodiscard]] int64_t ExpectedLeft(const Request& r) const {
-    return std::max<int64_t>(1, Expected(r) - r.generated);
+    return std::max<int64_t>(1, Expected(r) - r.foreseen());
   }
   // The same for forecasts (MECHANISMS 1.4: the larger of what the longest finished sibling and the mean
   // residual life say). ExpectedLeft takes the limit where nothing is known, which is right for an order and
@@ -157,10 +168,14 @@ class Dispatcher {
   // Workers.
   void AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch);
   void Admit(WorkerId worker, const Version& v);  // from now on it serves v
-  // A chunk of `tid` is already in flight there (a worker re-attached).
-  void Adopt(const SampleId& tid, const WorkerRef& on);
+  // A chunk of `tid` is already in flight there (a worker re-attached), with as many tokens as it offers.
+  void Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered, const Version& offered_by);
   void SetOpen(WorkerId worker, bool open);
   void SetEpoch(WorkerId worker, LeaseEpoch epoch);  // its slot goes on under a new lease
+  // The worker died by itself; RemoveEngine is to follow. Samples of its chunks are suspects from now on: an
+  // engine is given one of them at a time, so that a second death has one that can be blamed. Returns those
+  // that had been suspects before.
+  std::vector<SampleId> Blame(WorkerId worker);
   // Gone (lost or drained): its chunks return to the buffer. Returns how many there were.
   int64_t RemoveEngine(WorkerId worker);
   [[nodiscard]] const Engine* FindEngine(WorkerId worker) const;
@@ -207,6 +222,7 @@ class Dispatcher {
   void SetVersion(Engine& e, const Version& v);
   void LoadChanged(Engine& e);
   void SettleLoads();  // before by_load_ is read: an end and a start on one engine move it once
+  [[nodiscard]] bool HasSuspect(const Engine& e) const;
   // Tokens that may be reserved on a worker beside the chunk's own.
   [[nodiscard]] int64_t Room(const Request& r, int64_t tokens) const;
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;

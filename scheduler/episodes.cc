@@ -1,6 +1,7 @@
 #include "scheduler/episodes.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace tidepool::scheduler {
 namespace {
@@ -8,6 +9,7 @@ namespace {
 // Beyond a turn's own time-out, which the worker keeps itself: for the way there and back on a machine that
 // is busy.
 constexpr double kPatienceSeconds = 10;
+constexpr int64_t kCrashes = 2;  // of environment workers, that one turn may be blamed for
 
 }  // namespace
 
@@ -19,7 +21,7 @@ void Episodes::Add(const SampleId& tid, int32_t att, int64_t turn, TimePoint now
   }
   Episode& e = episodes_.at(tid);
   e.turn = turn;
-  e.attempt = 0;
+  e.attempt = e.crashes = 0;
   e.avoid = {};
   e.wanted = true;
   ++busy_;
@@ -28,7 +30,10 @@ void Episodes::Add(const SampleId& tid, int32_t att, int64_t turn, TimePoint now
 
 void Episodes::Release(Episode& e) {
   const auto w = workers_.find(e.on.worker);
-  if (e.on.inc.valid() && w != workers_.end() && w->second.ref == e.on) --w->second.in_flight;
+  if (e.on.inc.valid() && w != workers_.end() && w->second.ref == e.on) {
+    --w->second.in_flight;
+    w->second.suspects -= e.crashes > 0 ? 1 : 0;
+  }
   e.on = {};
 }
 
@@ -46,7 +51,18 @@ void Episodes::Remove(const SampleId& tid) {
   episodes_.erase(it);
 }
 
-void Episodes::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {ref, 0}; }
+void Episodes::AddWorker(const WorkerRef& ref) { workers_[ref.worker] = {.ref = ref}; }
+
+std::vector<SampleId> Episodes::Blame(WorkerId worker) {
+  std::vector<SampleId> again;
+  const auto it = workers_.find(worker);
+  if (it == workers_.end()) return again;
+  for (auto& [tid, e] : episodes_) {
+    if (!e.on.inc.valid() || e.on != it->second.ref) continue;
+    if (++e.crashes >= kCrashes) again.push_back(tid);
+  }
+  return again;
+}
 
 void Episodes::RemoveWorker(WorkerId worker) {
   const auto it = workers_.find(worker);
@@ -62,16 +78,24 @@ void Episodes::RemoveWorker(WorkerId worker) {
 std::vector<command::EnvStep> Episodes::Assign(TimePoint now) {
   std::vector<command::EnvStep> steps;
   if (workers_.empty()) return steps;
-  while (!queue_.empty()) {
-    const SampleId tid = queue_.front();
-    queue_.pop_front();
+  for (size_t next = 0; next < queue_.size();) {
+    const SampleId tid = queue_[next];
     Episode& e = episodes_.at(tid);
     auto best = workers_.find(e.home);
-    if (best == workers_.end() || e.home == e.avoid) {
-      const auto rank = [&](const Worker& w) { return std::pair(w.ref.worker == e.avoid, w.in_flight); };
+    const bool suspect = e.crashes > 0;
+    if (best == workers_.end() || e.home == e.avoid || (suspect && best->second.suspects > 0)) {
+      const auto rank = [&](const Worker& w) {
+        return std::tuple(suspect && w.suspects > 0, w.ref.worker == e.avoid, w.in_flight);
+      };
       best = std::min_element(workers_.begin(), workers_.end(),
                               [&](const auto& a, const auto& b) { return rank(a.second) < rank(b.second); });
     }
+    if (suspect && best->second.suspects > 0) {  // others behind it need not wait
+      ++next;
+      continue;
+    }
+    queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(next));
+    best->second.suspects += suspect ? 1 : 0;
     const Duration timeout = e.turn == 0 ? options_.reset_timeout : options_.step_timeout;
     ++best->second.in_flight;
     e.on = best->second.ref;

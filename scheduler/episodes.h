@@ -3,7 +3,7 @@
 //
 // A turn goes to the worker that played the one before, where that lives, else to the one with the fewest;
 // any worker can play any turn, because it is sent all actions of the episode and replays what it does not
-// know. A worker that is lost gives its turns back at no charge. An infrastructure failure, and a turn that
+// know. A worker that is lost gives its turns back. An infrastructure failure, and a turn that
 // is kept beyond its deadline (that worker is stuck and is to be replaced), is tried again on another worker,
 // at most max_retries times. An episode that is older than its own deadline is given up. Pure; not
 // thread-safe.
@@ -34,6 +34,9 @@ class Episodes {
   void Remove(const SampleId& tid);  // the episode is not wanted any more; a late result is refused
   void AddWorker(const WorkerRef& ref);
   void RemoveWorker(WorkerId worker);  // its turns return to the head of the queue
+  // The worker died by itself; RemoveWorker is to follow. Its turns are suspects from now on, and a worker is
+  // given one suspect at a time. Returns the samples of those that had been suspects before.
+  std::vector<SampleId> Blame(WorkerId worker);
   [[nodiscard]] std::vector<command::EnvStep> Assign(TimePoint now);
 
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
@@ -56,6 +59,7 @@ class Episodes {
   struct Episode {
     int32_t att = 0;
     int64_t turn = 0, attempt = 0;
+    int64_t crashes = 0;  // workers that died with its turn
     bool wanted = false;  // a turn is in the queue or with a worker
     WorkerRef on;         // has the turn; inc invalid: it is in the queue
     WorkerId home, avoid;
@@ -63,7 +67,7 @@ class Episodes {
   };
   struct Worker {
     WorkerRef ref;
-    int64_t in_flight = 0;
+    int64_t in_flight = 0, suspects = 0;
   };
   void Release(Episode& e);  // from its worker
 

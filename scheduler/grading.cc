@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace tidepool::scheduler {
+namespace {
+
+constexpr int64_t kCrashes = 2;  // of graders, that one sample may be blamed for
+
+}  // namespace
 
 void Grading::Add(const SampleId& tid, int32_t att) {
   Remove(tid);
@@ -35,19 +40,39 @@ void Grading::RemoveWorker(WorkerId worker) {
   workers_.erase(it);
 }
 
+std::vector<SampleId> Grading::Blame(WorkerId worker) {
+  std::vector<SampleId> again;
+  const auto it = workers_.find(worker);
+  if (it == workers_.end()) return again;
+  for (const SampleId& tid : it->second.holds) {
+    if (++jobs_.at(tid).crashes >= kCrashes) again.push_back(tid);
+  }
+  return again;
+}
+
+bool Grading::Takes(const Worker& w, const Job& job) const {
+  return w.in_flight() < options_.in_flight_per_worker &&
+         (job.crashes == 0 ||
+          std::ranges::none_of(w.holds, [&](const SampleId& tid) { return jobs_.at(tid).crashes > 0; }));
+}
+
 std::vector<command::Grade> Grading::Assign(TimePoint now) {
   std::vector<command::Grade> grades;
-  while (!queue_.empty()) {
-    const SampleId tid = queue_.front();
+  for (size_t next = 0; next < queue_.size();) {
+    const SampleId tid = queue_[next];
     Job& job = jobs_.at(tid);
     Worker* best = nullptr;
     for (auto& [id, w] : workers_) {
-      if (w.in_flight() >= options_.in_flight_per_worker) continue;
+      if (!Takes(w, job)) continue;
       const auto rank = [&](const Worker& x) { return std::pair(x.ref.worker == job.avoid, x.in_flight()); };
       if (best == nullptr || rank(w) < rank(*best)) best = &w;
     }
-    if (best == nullptr) break;
-    queue_.pop_front();
+    if (best == nullptr && job.crashes == 0) break;
+    if (best == nullptr) {  // others behind it need not wait
+      ++next;
+      continue;
+    }
+    queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(next));
     best->holds.insert(tid);
     job.on = best->ref;
     // Behind the others that it holds, and twice, so that its own time-out comes first.

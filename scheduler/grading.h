@@ -31,6 +31,9 @@ class Grading {
   void Remove(const SampleId& tid);  // not wanted any more; a late result is refused
   void AddWorker(const WorkerRef& ref);
   void RemoveWorker(WorkerId worker);  // its samples return to the head of the queue
+  // The worker died by itself; RemoveWorker is to follow. Its samples are suspects from now on, and a worker
+  // is given one suspect at a time. Returns those that had been suspects before.
+  std::vector<SampleId> Blame(WorkerId worker);
   [[nodiscard]] std::vector<command::Grade> Assign(TimePoint now);
 
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
@@ -45,6 +48,7 @@ class Grading {
  private:
   struct Job {
     int32_t att = 0, attempt = 0;
+    int64_t crashes = 0;  // workers that died with it
     WorkerRef on;
     WorkerId avoid;
     TimePoint deadline;
@@ -54,6 +58,7 @@ class Grading {
     SmallSet<SampleId> holds;  // at most in_flight_per_worker
     [[nodiscard]] int64_t in_flight() const { return static_cast<int64_t>(holds.size()); }
   };
+  [[nodiscard]] bool Takes(const Worker& w, const Job& job) const;
   GradingOptions options_;
   FlatTable<SampleId, Job> jobs_;
   std::deque<SampleId> queue_;

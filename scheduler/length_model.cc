@@ -17,15 +17,32 @@ int LengthModel::Bin(int64_t tokens) {
   return std::clamp(bin, 0, kBins - 1);
 }
 
-void LengthModel::Finished(int64_t tokens) {
-  const auto bin = static_cast<size_t>(Bin(tokens));
-  ++ended_[bin];
-  length_[bin] += static_cast<double>(tokens);
-  ++finished_;
+// So that a sample's bin is looked for only when it leaves the one it is in.
+const std::array<int64_t, LengthModel::kBins>& LengthModel::Ends() {
+  static const std::array<int64_t, kBins> ends = [] {
+    std::array<int64_t, kBins> e{};
+    double edge = 1;
+    for (int64_t& end : e) end = static_cast<int64_t>(std::ceil(edge *= kGrowth));
+    e.back() = INT64_MAX;
+    return e;
+  }();
+  return ends;
 }
 
-void LengthModel::Censored(int64_t tokens) {
-  if (tokens > 0) ++censored_[static_cast<size_t>(Bin(tokens))];
+int LengthModel::Running(int bin, int64_t tokens) {
+  if (tokens <= 0 || (bin >= 0 && tokens < Ends()[static_cast<size_t>(bin)])) return bin;
+  const int to = Bin(tokens);
+  if (bin >= 0) --censored_[static_cast<size_t>(bin)];
+  ++censored_[static_cast<size_t>(to)];
+  return to;
+}
+
+void LengthModel::Finished(int64_t tokens, int bin) {
+  if (bin >= 0) --censored_[static_cast<size_t>(bin)];
+  const auto ended = static_cast<size_t>(Bin(tokens));
+  ++ended_[ended];
+  length_[ended] += static_cast<double>(tokens);
+  ++finished_;
 }
 
 bool LengthModel::GroupFinished(const std::vector<int64_t>& lengths) {

@@ -1,10 +1,19 @@
 #include "scheduler/run_state.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/base/hash.h"
 
 namespace tidepool::scheduler {
+namespace {
+
+// The highest bits of a state digest name the formula that it was computed by: it is changed with the
+// formula.
+constexpr int kFormulaShift = 48;
+constexpr uint64_t kFormula = 0x5d02;
+
+}  // namespace
 
 // One overload a kind, so that a new kind does not compile until somebody decided what it means.
 struct RunState::Applier {
@@ -176,8 +185,8 @@ struct RunState::Applier {
     return OkStatus();
   }
   Status operator()(const record::Snapshot& r) {
-    // 0 was written by programs that did not compute it.
-    if (r.state_digest == 0 || r.state_digest == s.Digest()) return OkStatus();
+    // A digest of another formula, by an older program, cannot be compared.
+    if (r.state_digest >> kFormulaShift != kFormula || r.state_digest == s.Digest()) return OkStatus();
     return DataLoss("SNAPSHOT: the state after the records before it differs from the one that was recorded");
   }
   Status operator()(const record::Fault&) { return OkStatus(); }
@@ -223,25 +232,39 @@ struct RunState::Applier {
 uint64_t RunState::Digest() const {
   uint64_t h = 0x736e6170;
   const auto mix = [&h](int64_t x) { h = Mix64(h ^ static_cast<uint64_t>(x)); };
+  const auto version = [&mix](const Version& v) { mix(v.lineage), mix(v.number); };
+  const auto real = [&mix](double x) { mix(static_cast<int64_t>(std::bit_cast<uint64_t>(x))); };
   mix(version_.lineage), mix(version_.number), mix(lineages_), mix(open_lease_), mix(next_lease_),
       mix(next_checkpoint_);
   mix(next_transition_), mix(next_incarnation_), mix(steps_committed_), mix(ever_checkpointed_ ? 1 : 0);
   mix(static_cast<int64_t>(WeightsDigest(version_)));
+  mix(open_step_ ? 1 : 0);
+  if (open_step_) {
+    mix(open_step_->step.value), version(open_step_->v), mix(open_step_->lease);
+    for (const record::SlotPlan& m : open_step_->members) mix(m.slot.value), mix(m.epoch.value);
+  }
+  for (const auto& [step, e] : evals_) mix(step.value), version(e.v), mix(e.correct), mix(e.total);
   for (const auto& [key, g] : ledger_.groups()) {
     mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase)), mix(g.start);
-    for (const Sample& x : g.samples)
-      mix(static_cast<int64_t>(x.phase)), mix(x.att), mix(static_cast<int64_t>(x.enq.digest));
+    mix(g.lease), mix(g.step.value), mix(g.undone_step);
+    for (const Sample& x : g.samples) {
+      mix(static_cast<int64_t>(x.phase)), mix(x.att), mix(x.ended ? 1 : 0), mix(static_cast<int64_t>(x.end));
+      mix(static_cast<int64_t>(x.reason)), mix(static_cast<int64_t>(x.enq.digest)), mix(x.enq.response_len);
+      version(x.enq.wv_min), version(x.enq.wv_max), real(x.reward);
+    }
   }
   mix(ledger_.open()), mix(ledger_.issued_samples()), mix(ledger_.trained_samples()), mix(ledger_.next_gid());
   for (const auto& [ordinal, issue] : ledger_.reissues()) mix(ordinal), mix(issue);
   for (const auto& [id, c] : checkpoints_)
     mix(id), mix(c.step.value), mix(static_cast<int64_t>(c.manifest_digest));
   for (const auto& [id, w] : workers_)
-    mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.loaded.number), mix(w.admitted.number);
+    mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.keeps_memory ? 1 : 0), version(w.loaded),
+        version(w.admitted);
   for (const auto& [id, x] : slots_)
-    mix(id.value), mix(static_cast<int64_t>(x.role)), mix(x.epoch.value), mix(x.holder.inc.value),
-        mix(x.open.value);
-  return h == 0 ? 1 : h;
+    mix(id.value), mix(static_cast<int64_t>(x.role)), mix(x.epoch.value), mix(x.holder.worker.value),
+        mix(x.holder.inc.value), mix(x.open.value), mix(x.committed ? 1 : 0),
+        mix(static_cast<int64_t>(x.next));
+  return (h & ((uint64_t{1} << kFormulaShift) - 1)) | (kFormula << kFormulaShift);
 }
 
 Status RunState::Apply(const JournalRecord& r) {

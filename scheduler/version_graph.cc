@@ -63,6 +63,15 @@ int64_t VersionGraph::Lag(const Version& made, const Version& trained) const {
   return (trained.number - c) + (made.number - c);
 }
 
+Version VersionGraph::FirstWithin(const Version& from, const Version& to, const Version& at,
+                                  int64_t most) const {
+  for (int64_t n = from.number; n <= to.number; ++n) {
+    const Version made = n == from.number ? from : n == to.number ? to : Ancestor(to, n);
+    if (Lag(made, at) <= most) return made;
+  }
+  return {};
+}
+
 bool VersionGraph::IsAncestor(const Version& a, const Version& b) const {
   return a.number <= b.number && CommonNumber(a, b) == a.number;
 }

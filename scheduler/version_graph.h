@@ -34,8 +34,13 @@ class VersionGraph {
   // Number of the last common ancestor.
   [[nodiscard]] int64_t CommonNumber(const Version& a, const Version& b) const;
   // Versions between the weights that made a token (`made`) and those being trained. 0 if `made` is
-  // invalid (a row without sampled tokens has no age).
+  // invalid (a row without sampled tokens has no age). The one definition of lag: admission, expiry, the mask
+  // of old tokens and the reports all ask here.
   [[nodiscard]] int64_t Lag(const Version& made, const Version& trained) const;
+  // The first version from `from` on, on the way to `to`, whose tokens have a lag of at most `most` when they
+  // are trained at `at`; invalid: none.  requires IsAncestor(from, to)
+  [[nodiscard]] Version FirstWithin(const Version& from, const Version& to, const Version& at,
+                                    int64_t most) const;
   // `a` lies on the way from the root to `b`.
   [[nodiscard]] bool IsAncestor(const Version& a, const Version& b) const;
 

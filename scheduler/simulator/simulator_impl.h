@@ -282,8 +282,12 @@ struct Simulator::Impl {
       first_start = -1;
     }
   }
-  template <typename T>
-  void Do(const T&) {}  // reports, discards, records
+  // One overload a command, so that a new command does not compile until somebody decided what it means here.
+  void Do(const command::Append&) {}        // Deliver has taken the records
+  void Do(const command::RefuseWorker&) {}  // only workers that were asked for join
+  void Do(const command::Admit&) {}         // an engine of the model serves what it has loaded
+  void Do(const command::EvalReport&) {}
+  void Do(const command::Warn&) {}
   void Do(const command::StartWorker& c) {
     event::WorkerJoined join;
     join.worker = c.worker;

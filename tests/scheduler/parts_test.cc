@@ -14,6 +14,7 @@
 #include "scheduler/ordinal_set.h"
 #include "scheduler/repack.h"
 #include "scheduler/reply_window.h"
+#include "scheduler/run_state.h"
 #include "scheduler/shutdown.h"
 #include "scheduler/version_graph.h"
 #include "scheduler/waits.h"
@@ -85,6 +86,81 @@ TEST(VersionGraphTest, EqualDigestsAreOneVersion) {
 }
 
 HealthOptions Quick() { return {.heartbeat_s = 0.5, .start_timeout_s = 60, .seed = 1, .launch = true}; }
+
+TEST(VersionGraphTest, TokensOfAnUndoneBranchAreAsOldAsTheirWayToTheTrainedOne) {
+  VersionGraph g;
+  g.Fork(1, 0, 4);
+  // Made by 0.3 .. 0.6, trained at 1.6: lags 3, 2, 3, 4. By subtraction the newest would be the youngest.
+  EXPECT_EQ(g.FirstWithin({0, 3}, {0, 6}, {1, 6}, 3), (Version{0, 3}));
+  EXPECT_EQ(g.FirstWithin({0, 3}, {0, 6}, {1, 6}, 2), (Version{0, 4}));
+  EXPECT_EQ(g.FirstWithin({0, 3}, {0, 6}, {1, 6}, 1), Version{});
+  EXPECT_EQ(g.FirstWithin({0, 5}, {0, 6}, {1, 6}, 2), Version{});
+  EXPECT_EQ(g.FirstWithin({0, 3}, {1, 6}, {1, 6}, 1), (Version{1, 5}));
+}
+
+// Folds the records, and the same with one of them replaced.
+uint64_t DigestOf(const std::vector<JournalRecord>& records) {
+  RunState s;
+  for (const JournalRecord& r : records) EXPECT_TRUE(s.Apply(r).ok());
+  return s.Digest();
+}
+
+TEST(RunStateTest, DigestDiffersWithEverythingThatADecisionDependsOn) {
+  const WorkerRef w{{0}, {0}};
+  const SampleId tid{0, 0, 0};
+  const std::vector<JournalRecord> base = {
+      record::Config({.job = "rl", .groups_per_step = 1, .group_size = 1}),
+      record::Join{w, "w", Role::kNone},
+      record::Loaded{w, {0, 1}, 7},
+      record::Admit{w, {0, 1}},
+      record::Issue{tid, {0}, 0, 5, 8},
+      record::End{tid, 0, EndStatus::kOk},
+      record::Enq{tid, 0, {0, 1}, {0, 1}, 5, 8, 3, 0, 0, 0},
+      record::Graded{tid, GradeOutcome::kOk, w, 0.5, {}},
+      record::EvalResult{{0}, {0, 0}, 3, 6},
+      record::Lease{0, {1}, {tid}, w},
+      record::StepBegin{{1}, {0, 0}, {{{0}, Role::kActor, Role::kActor, {1}}}},
+  };
+  const uint64_t digest = DigestOf(base);
+  EXPECT_EQ(digest, DigestOf(base));
+  const auto with = [&](size_t i, JournalRecord r) {
+    std::vector<JournalRecord> other = base;
+    other[i] = std::move(r);
+    return DigestOf(other);
+  };
+  EXPECT_NE(digest, with(2, record::Loaded{w, {1, 1}, 7})) << "lineage of loaded weights";
+  EXPECT_NE(digest, with(3, record::Admit{w, {1, 1}})) << "lineage of admitted weights";
+  EXPECT_NE(digest, with(6, record::Enq{tid, 0, {1, 1}, {1, 1}, 5, 8, 3, 0, 0, 0})) << "lineage of tokens";
+  EXPECT_NE(digest, with(7, record::Graded{tid, GradeOutcome::kOk, w, 0.25, {}})) << "reward";
+  EXPECT_NE(digest, with(8, record::EvalResult{{0}, {0, 0}, 4, 6})) << "evaluation";
+  EXPECT_NE(digest, with(10, record::StepBegin{{1}, {0, 0}, {{{1}, Role::kActor, Role::kActor, {1}}}}))
+      << "open step";
+  EXPECT_NE(digest, DigestOf({base.begin(), base.end() - 1})) << "open step";
+}
+
+TEST(RunStateTest, ASnapshotThatDiffersIsRefusedAndOneOfAnotherFormulaIsNotCompared) {
+  RunState s;
+  ASSERT_TRUE(s.Apply(record::Config({.job = "rl", .groups_per_step = 1, .group_size = 1})).ok());
+  EXPECT_TRUE(s.Apply(record::Snapshot{s.Digest()}).ok());
+  EXPECT_TRUE(s.Apply(record::Snapshot{0x1234567812345678}).ok()) << "by an older program";
+  EXPECT_EQ(s.Apply(record::Snapshot{s.Digest() ^ 1}).code(), StatusCode::kDataLoss);
+}
+
+TEST(LengthModelTest, SamplesThatStillRunCountAsCensored) {
+  LengthModel m;
+  for (int i = 0; i < 10; ++i) m.Finished(10);
+  for (int i = 0; i < 2; ++i) m.Finished(200);
+  const double without = m.ResidualLife(0, 1000);
+  std::vector<int> bins(18, -1);
+  for (int& bin : bins) {
+    for (int64_t tokens = 1; tokens <= 50; ++tokens) bin = m.Running(bin, tokens);
+  }
+  const double with = m.ResidualLife(0, 1000);
+  EXPECT_NEAR(without, (10 * 10 + 2 * 200) / 12.0, 0.1);
+  EXPECT_NEAR(with, 10 / 3.0 + 200 * 2 / 3.0, 0.1) << "of 30 samples 20 have got beyond 10 tokens";
+  for (const int bin : bins) m.Finished(50, bin);
+  EXPECT_NEAR(m.ResidualLife(0, 1000), (10 * 10 + 18 * 50 + 2 * 200) / 30.0, 0.1) << "each counts once";
+}
 
 TEST(HealthTest, SilentWorkerIsSuspectThenDead) {
   Health h(Quick());
@@ -197,7 +273,7 @@ TEST(DispatcherTest, ProbesGoFirstThenTheLongestGroups) {
   for (const auto& c : chunks) {
     EXPECT_TRUE(d.Progress(w, c.tid, 0, c.tid.ordinal == 0 ? 5 : 9, {0, 0}));
     EXPECT_EQ(d.ChunkEnded(w, c.tid, 0), Dispatcher::Ended::kLive);
-    d.LearnLength({c.tid.ordinal}, c.tid.ordinal == 0 ? 5 : 9);
+    d.LearnLength(c.tid);
     d.Remove(c.tid);
   }
   chunks = d.Assign(kAnyVersion);
@@ -440,6 +516,42 @@ TEST(DispatcherTest, ASlowWorkerIsGivenLess) {
   for (const auto& c : d.Assign(kAnyVersion)) ++given[c.worker.worker];
   EXPECT_EQ(given[{2}], 2);
   EXPECT_EQ(given[{1}] + given[{3}], 16);
+}
+
+TEST(DispatcherTest, WhatRunsIsInTheEstimateOfWhatIsLeft) {
+  Dispatcher d({.chunk_tokens = 64, .max_concurrent = 8, .kv_cache_tokens = 0});
+  const WorkerRef w{{1}, {5}};
+  d.AddEngine(w, {1}, {1});
+  d.Admit({1}, {0, 0});
+  for (int64_t g = 0; g < 4; ++g) d.Add(MakeRequest(g, 0, 1000));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 4U);
+  for (int64_t g = 0; g < 4; ++g)
+    EXPECT_TRUE(d.Progress(w, {g, 0, 0}, 0, g == 1 ? 40 : g == 0 ? 10 : 20, {0, 0}));
+  for (int64_t g = 0; g < 2; ++g) {
+    d.ChunkEnded(w, {g, 0, 0}, 0);
+    d.LearnLength({g, 0, 0});
+    d.Remove({g, 0, 0});
+  }
+  // One of four ended at 10; of the three that got further only one has ended, at 40.
+  EXPECT_NEAR(d.lengths().ResidualLife(0, 1000), 0.25 * 10 + 0.75 * 40, 0.1);
+}
+
+TEST(DispatcherTest, AnEngineIsGivenOneSuspectAtATime) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  for (int64_t i = 1; i <= 2; ++i) {
+    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.Admit({i}, {0, 0});
+  }
+  for (int64_t g = 0; g < 4; ++g) d.Add(MakeRequest(g, 0, 40));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 4U);
+  EXPECT_TRUE(d.Blame({1}).empty());
+  d.RemoveEngine({1});
+  const auto next = d.Assign(kAnyVersion);
+  ASSERT_EQ(next.size(), 1U) << "the other suspect waits";
+  const SampleId first = next[0].tid;
+  EXPECT_TRUE(d.Progress({{2}, {2}}, first, 0, 16, {0, 0}));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U) << "the first has come further than it had: it is no suspect";
+  EXPECT_EQ(d.Blame({2}).size(), 1U) << "one was a suspect already";
 }
 
 TEST(RepackTest, EmptiesTheWorkersWithTheLeastIntoTheFullestThatHaveRoom) {

@@ -113,26 +113,69 @@ void SimCluster::StartController() {
   for (auto& [id, p] : procs_) {
     if (!p.alive || p.hung) continue;
     At(FromSeconds(Delay(0.2)), [this, id = id, life] {
-      Proc* q = Find(id);
-      if (q == nullptr || life != life_) return;
-      q->joined = false;
-      event::WorkerJoined join{.worker = q->worker,
-                               .name = "again",
-                               .kind = q->kind,
-                               .slot = {},
-                               .device_bytes = 0,
-                               .restored_inc = q->inc,
-                               .held = {}};
-      join.holds = q->version;
-      q->loading.reset();
-      for (auto& [key, c] : q->chunks) {
-        join.held.push_back({c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
-        tokens_[key] = c.tokens;
-      }
-      Out(*q, join);
+      if (life == life_) Offer(id);
     });
   }
   Deliver(event::Started{});
+}
+
+// Only what a real process could say of itself. What a load is overwriting is no version.
+void SimCluster::Offer(int64_t id) {
+  Proc* p = Find(id);
+  if (p == nullptr) return;
+  p->joined = false;
+  event::WorkerJoined join{.worker = p->worker,
+                           .name = "again",
+                           .kind = p->kind,
+                           .slot = {},
+                           .device_bytes = 0,
+                           .restored_inc = p->inc,
+                           .held = {}};
+  join.holds = p->version;
+  join.holds_digest = p->version.valid() ? p->weights : 0;
+  join.state_step = p->state_step;
+  join.state_digest = p->state;
+  for (const auto* chunks : {&p->chunks, &p->ended}) {
+    for (const auto& [key, c] : *chunks)
+      join.held.push_back({c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
+  }
+  Out(*p, join);
+}
+
+void SimCluster::SendHeld(Proc& p) {
+  if (!options_.controller.config.environment.name.empty()) return;  // episodes begin again
+  for (const auto* chunks : {&p.chunks, &p.ended}) {
+    for (const auto& [key, c] : *chunks) {
+      Tokens sent;
+      for (const Mark& m : c.tokens.marks) {
+        const int64_t count = m.count - sent.count;
+        sent.count = m.count;
+        sent.content = m.content;
+        if (!sent.v_min.valid() || m.v < sent.v_min) sent.v_min = m.v;
+        if (!sent.v_max.valid() || sent.v_max < m.v) sent.v_max = m.v;
+        sent.marks.push_back(m);
+        SendTokens(p, c, sent, count, m.v);
+      }
+    }
+  }
+  for (const auto& [key, c] : p.ended) SendEnd(p, c);
+}
+
+void SimCluster::SendTokens(Proc& p, const Chunk& c, const Tokens& after, int64_t count, const Version& v) {
+  Out(p, event::ChunkProgress{{p.worker, p.inc}, c.tid, c.att, count, v});
+  // The controller process has them with the message and not without it.
+  At(p.last_out - now_.t, [this, key = std::pair(c.tid, c.att), after, life = life_, id = p.id] {
+    const auto it = procs_.find(id);
+    if (life == life_ && controller_ && expected_ && it != procs_.end() && !it->second.hung)
+      tokens_[key] = after;
+  });
+}
+
+void SimCluster::SendEnd(Proc& p, const Chunk& c) {
+  Out(p, event::ChunkFinished{{p.worker, p.inc}, c.tid, c.att, *c.end, ""});
+  At(p.last_out - now_.t, [this, key = std::pair(c.tid, c.att), life = life_, id = p.id] {
+    if (Proc* q = Find(id); q != nullptr && life == life_ && controller_) q->ended.erase(key);
+  });
 }
 
 void SimCluster::CrashController() { crash_ = true; }
@@ -277,6 +320,14 @@ void SimCluster::KillWorker(WorkerId worker) {
   }
 }
 
+void SimCluster::KillWorkerUnsent(WorkerId worker) {
+  for (auto& [id, p] : procs_) {
+    if (!p.alive || p.worker != worker) continue;
+    Die(p, true);
+    p.hung = true;
+  }
+}
+
 void SimCluster::Beat(int64_t id) {
   Proc* p = Find(id);
   if (p == nullptr || p->hung || over_) return;
@@ -324,24 +375,18 @@ void SimCluster::EngineStep(int64_t id) {
       c.left -= n;
       if (!c.tokens.v_min.valid() || p->version < c.tokens.v_min) c.tokens.v_min = p->version;
       if (!c.tokens.v_max.valid() || c.tokens.v_max < p->version) c.tokens.v_max = p->version;
-      Out(*p, event::ChunkProgress{ref, c.tid, c.att, n, p->version});
-      const Tokens copy = c.tokens;
-      const int64_t life = life_;
-      At(p->last_out - now_.t, [this, key, copy, life, id] {
-        // With the message and not without it.
-        const auto it = procs_.find(id);
-        if (life == life_ && controller_ && expected_ && it != procs_.end() && !it->second.hung)
-          tokens_[key] = copy;
-      });
-      std::optional<event::ChunkEnd> end;
+      if (c.tokens.marks.empty() || c.tokens.marks.back().v != p->version)
+        c.tokens.marks.push_back({.v = p->version});
+      c.tokens.marks.back() = {c.tokens.count, c.tokens.content, p->version};
+      SendTokens(*p, c, c.tokens, n, p->version);
       if (c.tokens.count >= length)
-        end = event::ChunkEnd::kEos;
+        c.end = event::ChunkEnd::kEos;
       else if (c.tokens.count >= limit)
-        end = event::ChunkEnd::kLength;
+        c.end = event::ChunkEnd::kLength;
       else if (c.left <= 0)
-        end = event::ChunkEnd::kChunkLimit;
-      if (end) {
-        Out(*p, event::ChunkFinished{ref, c.tid, c.att, *end, ""});
+        c.end = event::ChunkEnd::kChunkLimit;
+      if (c.end) {
+        SendEnd(*p, p->ended[key] = c);
         p->chunks.erase(key);
       }
     }

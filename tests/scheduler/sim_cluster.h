@@ -33,7 +33,7 @@ struct SimFaults {
   double bad_load = 0, load_error = 0, publish_error = 0, state_error = 0;
   double checkpoint_fails = 0, checkpoint_rots = 0;
   double chunk_error = 0;
-  double group_error = 0, fetch_error = 0;
+  double group_error = 0, fetch_error = 0, recovery_error = 0;
   double slow_drain = 0;    // a drain takes up to 30 s
   double keeps_memory = 0;  // a release frees too little
   double duplicate = 0;     // per event of a worker
@@ -97,13 +97,23 @@ class SimCluster {
   // -1: never.
   int64_t cut_at_record = -1;
   void KillWorker(WorkerId worker);
+  // The same, and what it has sent and nobody has received yet is lost with its connection.
+  void KillWorkerUnsent(WorkerId worker);
+  [[nodiscard]] int64_t lives() const { return result_.lives; }
 
  private:
+  // The state of a sample's tokens after the last one that was made by some weights.
+  struct Mark {
+    int64_t count = 0;
+    uint64_t content = 0;
+    Version v;
+  };
   struct Tokens {
     int64_t count = 0;
     uint64_t content = 0;
     Version v_min, v_max;
     int64_t turn = 0, turn_start = 0;  // of an episode: turns on record, where the one after them begins
+    std::vector<Mark> marks;           // one a version
   };
   struct Chunk {
     SampleId tid;
@@ -112,6 +122,7 @@ class SimCluster {
     int64_t limit = 0;  // of the sample, or of its turn
     Tokens tokens;      // of the sample so far
     bool cancelled = false;
+    std::optional<event::ChunkEnd> end;  // it is over, and the controller has not said that it knows
   };
   struct Proc {
     int64_t id = 0;
@@ -121,9 +132,11 @@ class SimCluster {
     bool alive = true, hung = false, joined = false;
     TimePoint last_out;  // its events arrive in order
     std::map<std::pair<SampleId, int32_t>, Chunk> chunks;
-    Version version;  // loaded
-    uint64_t weights = 0;
+    std::map<std::pair<SampleId, int32_t>, Chunk> ended;  // whose end may not have arrived
+    Version version;       // in its memory, whole; invalid while a load overwrites it
+    uint64_t weights = 0;  // their digest, as computed from the memory
     std::optional<Version> loading;
+    TimePoint load_until;
     bool admitted = false;
     std::optional<command::Drain> draining;
     StepNumber state_step;
@@ -168,6 +181,10 @@ class SimCluster {
   void Beat(int64_t proc);
   void EngineStep(int64_t proc);
   void FinishDrain(Proc& proc);
+  void Offer(int64_t proc);   // to a new controller: what it holds
+  void SendHeld(Proc& proc);  // it was welcomed again: tokens from the first on, and ends
+  void SendTokens(Proc& proc, const Chunk& chunk, const Tokens& after, int64_t count, const Version& v);
+  void SendEnd(Proc& proc, const Chunk& chunk);
   void EndStep(int64_t proc, const command::Train& train, uint64_t weights, double seconds);
   void LeaveStep(Proc& proc);
   void Fault(double mean_s, const char* name, const std::function<void()>& what);

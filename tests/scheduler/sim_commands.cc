@@ -30,8 +30,12 @@ struct SimCluster::Do {
       const bool again = p.inc == c.inc;
       p.inc = c.inc;
       p.joined = true;
-      if (again) return;
+      if (again) {
+        s.SendHeld(p);
+        return;
+      }
       p.chunks.clear();
+      p.ended.clear();
       p.version = {};
       p.admitted = false;
       p.loading.reset();
@@ -81,11 +85,13 @@ struct SimCluster::Do {
     if (it != s.tokens_.end()) chunk.tokens = it->second;
     SIM_CHECK(chunk.tokens.count == c.generated)
         << ToString(c.tid) << " has " << chunk.tokens.count << " tokens, not " << c.generated;
+    p->ended.erase({c.tid, c.att});
     p->chunks[{c.tid, c.att}] = chunk;
   }
   void operator()(const command::CancelChunk& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
+    p->ended.erase({c.tid, c.att});
     if (p->chunks.erase({c.tid, c.att}) > 0)
       s.Out(*p, event::ChunkFinished{c.worker, c.tid, c.att, event::ChunkEnd::kCancelled, ""});
   }
@@ -338,7 +344,12 @@ struct SimCluster::Do {
     while (s.recovery_.size() > 2)
       s.recovery_.erase(s.recovery_.begin()->first < c.step ? s.recovery_.begin()
                                                             : std::prev(s.recovery_.end()));
-    s.Out(*p, event::RecoveryCopied{c.worker, c.step}, s.Delay(0.05));
+    if (s.Chance(s.options_.faults.recovery_error)) {
+      s.recovery_.erase(c.step);
+      s.Out(*p, event::RecoveryCopied{c.worker, c.step, "sim"}, s.Delay(0.05));
+      return;
+    }
+    s.Out(*p, event::RecoveryCopied{c.worker, c.step, ""}, s.Delay(0.05));
   }
   void operator()(const command::Publish& c) {
     Proc* p = s.Find(c.worker);
@@ -351,10 +362,18 @@ struct SimCluster::Do {
   void operator()(const command::Load& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
-    p->loading = c.v;
     const int64_t id = p->id;
+    // A load that the last controller asked for: the one that is asked for now is the same.
+    if (p->loading == c.v && s.now_.t < p->load_until) return;
+    if (p->loading == c.v && p->version == c.v && p->weights == c.digest) {
+      s.Out(*p, event::Loaded{c.worker, c.v, p->weights, ""});
+      return;
+    }
+    p->loading = c.v;
+    p->version = {};  // its memory is being overwritten
     const bool error = s.Chance(s.options_.faults.load_error), bad = s.Chance(s.options_.faults.bad_load);
     const double delay = s.Delay(0.05);
+    p->load_until = s.now_.t + FromSeconds(delay);
     s.At(FromSeconds(delay), [&s = s, id, c, error, bad] {
       Proc* q = s.Find(id);
       if (q == nullptr || q->hung || q->loading != c.v) return;

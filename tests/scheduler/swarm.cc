@@ -64,6 +64,9 @@ SimOptions Swarm(uint64_t seed) {
   f.chunk_error = rate(0.02);
   f.group_error = rate(0.1);
   f.fetch_error = rate(0.1);
+  // Of its own, so that the other draws of a seed stay.
+  if (Rng recovery = rng.Fork("recovery"); recovery.Chance(level))
+    f.recovery_error = 0.3 * recovery.Uniform();
   f.slow_drain = rate(0.1);
   f.keeps_memory = rate(0.05);
   f.duplicate = rate(0.2);

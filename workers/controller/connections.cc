@@ -221,7 +221,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    Feed(ev::Published{worker, b.version, std::move(b.error)});
                  },
                  [&](up::RecoveryCopied& b) {
-                   Feed(ev::RecoveryCopied{worker, b.step});
+                   Feed(ev::RecoveryCopied{worker, b.step, std::move(b.error)});
                  },
                  [&](up::CheckpointFiles& b) { CommitCheckpoint(b); },
                  [&](up::FinalSaved& b) { Feed(ev::FinalSaved{std::move(b.error)}); },

@@ -525,10 +525,7 @@ class DeviceWorker {
   void CopyRecovery(const down::CopyRecovery& c) {
     const auto span = Span("recovery_copy", observe::kCheckpointSpan);
     const Status copied = roles_->CopyRecovery(c.step);
-    if (copied.ok())
-      link_->Send(up::RecoveryCopied{c.step});
-    else
-      observe::Log(observe::LogLevel::kWarn, "recovery_copy", {{"why", copied.message()}});
+    link_->Send(up::RecoveryCopied{c.step, copied.ok() ? "" : copied.message()});
   }
 
   void Publish(const down::Publish& c) {

@@ -175,6 +175,7 @@ struct Published {
 };
 struct RecoveryCopied {
   StepNumber step;
+  std::string error;
 };
 struct CheckpointFiles {
   int64_t ckpt = 0;

@@ -179,7 +179,10 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    Put(b.version, out->mutable_published()->mutable_version());
                    out->mutable_published()->set_error(b.error);
                  },
-                 [&](const up::RecoveryCopied& b) { out->mutable_recovery_copied()->set_step(b.step.value); },
+                 [&](const up::RecoveryCopied& b) {
+                   out->mutable_recovery_copied()->set_step(b.step.value);
+                   out->mutable_recovery_copied()->set_error(b.error);
+                 },
                  [&](const up::CheckpointFiles& b) {
                    auto* o = out->mutable_checkpoint_files();
                    o->set_ckpt(b.ckpt);
@@ -363,7 +366,7 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
       out.body = up::Published{Get(in.published().version()), in.published().error()};
       return out;
     case v1::FromWorker::kRecoveryCopied:
-      out.body = up::RecoveryCopied{{in.recovery_copied().step()}};
+      out.body = up::RecoveryCopied{{in.recovery_copied().step()}, in.recovery_copied().error()};
       return out;
     case v1::FromWorker::kCheckpointFiles: {
       const auto& b = in.checkpoint_files();

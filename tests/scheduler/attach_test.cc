@@ -1,0 +1,243 @@
+// A new controller and the workers that outlived the old one; samples that take their workers along.
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "scheduler/checker.h"
+#include "tests/scheduler/sim_cluster.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+ControllerOptions LongLived(int64_t slots = 3) {
+  ControllerOptions job = SmallJob("split", slots);
+  job.config.cluster.reattach_grace_s = 10;
+  return job;
+}
+
+void ExpectProven(const SimCluster& cluster) {
+  const CheckResult check = Check(cluster.journal());
+  EXPECT_TRUE(check.ok) << check.predicate << " at record " << check.lsn.value << ": " << check.why;
+}
+
+template <typename R>
+int64_t Count(const SimCluster& cluster) {
+  int64_t n = 0;
+  for (const JournalEntry& e : cluster.journal()) n += std::holds_alternative<R>(e.record) ? 1 : 0;
+  return n;
+}
+
+bool Warned(const SimCluster& cluster, const std::string& what) {
+  for (const std::string& line : cluster.warnings()) {
+    if (line.find(what) != std::string::npos) return true;
+  }
+  return false;
+}
+
+// Dies when `n` chunks have ended.
+void CrashAtChunk(SimCluster& cluster, int64_t n) {
+  auto left = std::make_shared<int64_t>(n);
+  cluster.on_event = [&cluster, left](const Event& e) {
+    if (std::holds_alternative<event::ChunkFinished>(e) && --*left == 0) cluster.CrashController();
+    return true;
+  };
+}
+
+TEST(AttachTest, WeightsServeOnlyWithTheDigestOfTheirPublication) {
+  for (const bool offered : {true, false}) {
+    SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});
+    int64_t chunks = 0;
+    bool injected = false;
+    std::set<WorkerId> waits;  // came back without a digest, and have loaded nothing since
+    cluster.on_event = [&](const Event& e) {
+      if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) cluster.CrashController();
+      const auto* join = std::get_if<event::WorkerJoined>(&e);
+      if (offered || injected || join == nullptr || !join->restored_inc.valid() || !join->holds.valid())
+        return true;
+      event::WorkerJoined without = *join;
+      without.holds_digest ^= 1;
+      waits.insert(join->worker);
+      injected = true;
+      cluster.Inject(without);
+      injected = false;
+      return false;
+    };
+    int64_t loads = 0, admitted = 0;
+    cluster.on_command = [&](const Command& c) {
+      if (const auto* load = std::get_if<command::Load>(&c)) waits.erase(load->worker.worker), ++loads;
+      if (const auto* admit = std::get_if<command::Admit>(&c)) {
+        ++admitted;
+        EXPECT_FALSE(waits.contains(admit->worker.worker)) << "was admitted with weights that nobody knows";
+      }
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    EXPECT_GT(admitted, 0);
+    ExpectProven(cluster);
+  }
+}
+
+TEST(AttachTest, ALoadThatTheControllersDeathInterruptsIsDoneAgain) {
+  for (int64_t at = 1; at <= 8; ++at) {
+    SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});
+    int64_t loads = 0;
+    bool injected = false;
+    std::optional<WorkerId> torn;
+    cluster.on_event = [&](const Event& e) {  // it comes back before the load is over
+      const auto* join = std::get_if<event::WorkerJoined>(&e);
+      if (injected || join == nullptr || torn != join->worker || !join->restored_inc.valid()) return true;
+      event::WorkerJoined inside = *join;
+      inside.holds = {};
+      inside.holds_digest = 0;
+      injected = true;
+      cluster.Inject(inside);
+      injected = false;
+      return false;
+    };
+    cluster.on_executed = [&](const Command& c) {
+      const auto* load = std::get_if<command::Load>(&c);
+      if (load != nullptr && torn == load->worker.worker) torn.reset();
+      if (load == nullptr || ++loads != at) return;
+      torn = load->worker.worker;
+      cluster.CrashControllerNow();
+    };
+    cluster.on_command = [&](const Command& c) {
+      const auto* admit = std::get_if<command::Admit>(&c);
+      EXPECT_FALSE(admit != nullptr && torn == admit->worker.worker) << "half of its weights are other ones";
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    EXPECT_EQ(cluster.started_workers(), 4);
+    ExpectProven(cluster);
+  }
+}
+
+TEST(AttachTest, AnAdoptedChunkHasOnlyTheTokensThatWereSentAgain) {
+  SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});
+  std::set<SampleId> lost;
+  bool killed = false;
+  int64_t chunks = 0;
+  cluster.on_event = [&](const Event& e) {
+    if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) cluster.CrashController();
+    return true;
+  };
+  std::map<WorkerId, std::vector<event::HeldChunk>> held;
+  cluster.on_executed = [&](const Command& c) {  // welcomed again, it dies before it has sent any token
+    const auto* welcome = std::get_if<command::Welcome>(&c);
+    if (welcome == nullptr || cluster.lives() != 2 || killed || welcome->worker.value == 0) return;
+    killed = true;
+    cluster.KillWorkerUnsent(welcome->worker);
+  };
+  EXPECT_EQ(cluster.Run().code, 0);  // StartChunk with tokens that nobody has would fail a check of the model
+  EXPECT_TRUE(killed);
+  ExpectProven(cluster);
+}
+
+TEST(AttachTest, ALiveTrainerWithTheCommittedStateIsAdopted) {
+  for (const int64_t slots : {3, 4}) {
+    ControllerOptions job = LongLived(slots);
+    job.config.scheduler.actor_slots = slots - 2;
+    SimCluster whole({.controller = job, .seed = 4, .faults = {}});
+    const uint64_t weights = whole.Run().weights;
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    bool crashed = false;
+    cluster.on_event = [&](const Event& e) {
+      const bool now = std::holds_alternative<event::ChunkFinished>(e) && !crashed &&
+                       cluster.controller()->View().step.value == 2 &&
+                       cluster.controller()->View().leased == 0;
+      if (now) cluster.CrashController();
+      crashed |= now;
+      return true;
+    };
+    const SimResult r = cluster.Run();
+    EXPECT_EQ(r.code, 0) << r.why;
+    EXPECT_EQ(r.lives, 2);
+    EXPECT_EQ(r.weights, weights);
+    EXPECT_EQ(Count<record::Restore>(cluster), 0) << "no rollback, no new lineage";
+    EXPECT_EQ(Count<record::StepBegin>(cluster), job.config.train.steps) << "no step was computed again";
+    EXPECT_EQ(Count<record::Publish>(cluster), job.config.train.steps + 1);
+    EXPECT_TRUE(Warned(cluster, "event=state_adopted step=2"));
+    ExpectProven(cluster);
+  }
+}
+
+TEST(AttachTest, AnAdoptedTrainerPublishesWhatTheLastLifeCouldNot) {
+  SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});
+  int64_t publications = 0;
+  cluster.on_command = [&](const Command& c) {
+    if (std::holds_alternative<command::Publish>(c) && ++publications == 3) cluster.CrashControllerNow();
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_EQ(r.lives, 2);
+  EXPECT_EQ(Count<record::Restore>(cluster), 0);
+  EXPECT_EQ(Count<record::Publish>(cluster), 7);
+  ExpectProven(cluster);
+}
+
+TEST(AttachTest, ATrainerThatIsAStepAheadIsRestored) {
+  SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});
+  int64_t steps = 0;
+  cluster.on_executed = [&](const Command& c) {  // the step ends while nobody listens
+    if (std::holds_alternative<command::Train>(c) && ++steps == 3) cluster.CrashControllerNow();
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_EQ(Count<record::Restore>(cluster), 1);
+  ExpectProven(cluster);
+}
+
+TEST(AttachTest, ARecoveryCopyThatFailsCostsNobodyHisLife) {
+  ControllerOptions job = SmallJob("split", 3);
+  job.config.checkpoint.recovery_every_steps = 1;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {.recovery_error = 1}});
+  EXPECT_EQ(cluster.Run().code, 0);
+  EXPECT_EQ(cluster.started_workers(), 4);
+  EXPECT_TRUE(Warned(cluster, "event=recovery_copy_failed"));
+  ExpectProven(cluster);
+}
+
+// Who works on the poison dies of it, at once.
+template <typename C>
+void Poisoned(const ControllerOptions& job, const SampleId& poison) {
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+  int64_t deaths = 0;
+  cluster.on_executed = [&](const Command& command) {
+    const auto* c = std::get_if<C>(&command);
+    if (c == nullptr || c->tid != poison) return;
+    ++deaths;
+    if constexpr (requires { c->grader; })
+      cluster.KillWorkerUnsent(c->grader.worker);
+    else
+      cluster.KillWorkerUnsent(c->worker.worker);
+  };
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  EXPECT_EQ(deaths, 2);
+  int64_t dropped = 0;
+  for (const JournalEntry& e : cluster.journal()) {
+    const auto* d = std::get_if<record::Drop>(&e.record);
+    if (d == nullptr || d->reason != DropReason::kPoison) continue;
+    ++dropped;
+    EXPECT_EQ(d->tid, poison) << "others that were there are not blamed";
+  }
+  EXPECT_EQ(dropped, 1);
+  ExpectProven(cluster);
+}
+
+TEST(PoisonTest, ASampleThatKillsTwoWorkersIsDropped) {
+  Poisoned<command::StartChunk>(SmallJob("split", 3), {1, 0, 1});
+  Poisoned<command::Grade>(SmallJob("split", 3), {1, 0, 1});
+  Poisoned<command::EnvStep>(SmallEpisodes("split", 3), {1, 0, 1});
+}
+
+TEST(PoisonTest, AWorkerThatDiesOnceIsNoSamplesFault) {
+  SimCluster cluster({.controller = SmallJob("split", 3), .seed = 4, .faults = {.kill_mean_s = 3}});
+  cluster.Run();
+  for (const JournalEntry& e : cluster.journal()) {
+    const auto* d = std::get_if<record::Drop>(&e.record);
+    EXPECT_TRUE(d == nullptr || d->reason != DropReason::kPoison);
+  }
+}
+
+}  // namespace
+}  // namespace tidepool::scheduler
