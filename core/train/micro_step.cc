@@ -194,6 +194,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     std::optional<Head> kept;
     for (size_t from = 0; from < count; from += chunk) {
       const size_t n = std::min(chunk, count - from);
+      kept.reset();  // its logits are the memory of the next
       kept.emplace(head_of(begin + from, n));
       model::TokenLogProbs(kept->logits, kept->targets, temperature, part(lp, from, n),
                            part(entropy, from, n), part(lse, from, n));
@@ -266,7 +267,10 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     step.times.loss += of_loss.Lap();
     for (size_t from = 0; from < count; from += chunk) {
       const size_t n = std::min(chunk, count - from);
-      if (count > chunk) kept.emplace(head_of(begin + from, n));
+      if (count > chunk) {
+        kept.reset();
+        kept.emplace(head_of(begin + from, n));
+      }
       model::TokenLogProbsBackward(
           kept->logits, kept->targets, temperature, part(lse, from, n),
           with_entropy_gradient ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(),
@@ -283,25 +287,28 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   return OkStatus();
 }
 
-// Logits of the student become d loss / d logits, where the loss is sum weight(pair) divergence(pair).
-void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught,
-                               const std::function<double(size_t)>& weight, TokenSums& sums) const {
+// Logits of the student become d loss / d logits, where the loss is sum weight(pair) divergence(pair). In
+// float64, a row of logits at a time.
+template <typename T>
+void TrainerImpl::DistillRows(at::Tensor& student, const at::Tensor& taught,
+                              const std::function<double(size_t)>& weight, TokenSums& sums) const {
   const int64_t n = student.size(0), vocab = student.size(1);
-  const at::Tensor s = student.to(at::kDouble).contiguous(), t = taught.to(at::kDouble).contiguous();
-  at::Tensor slope = at::zeros({n, vocab}, at::TensorOptions().dtype(at::kFloat));
-  std::vector<double> loss(static_cast<size_t>(n)), entropy(static_cast<size_t>(n));
+  const auto width = static_cast<size_t>(vocab);
+  std::vector<double> loss(static_cast<size_t>(n));
   std::vector<uint8_t> agrees(static_cast<size_t>(n));
   const algorithms::Cells one = algorithms::Cells::Packed({0, 1});
   at::parallel_for(0, n, 1, [&](int64_t from, int64_t to) {
+    std::vector<double> mine(width), theirs(width);
     for (int64_t i = from; i < to; ++i) {
-      const std::span<const double> mine(s.const_data_ptr<double>() + i * vocab, static_cast<size_t>(vocab));
-      const std::span<const double> theirs(t.const_data_ptr<double>() + i * vocab,
-                                           static_cast<size_t>(vocab));
+      T* row = student.mutable_data_ptr<T>() + i * vocab;
+      const T* other = taught.const_data_ptr<T>() + i * vocab;
+      for (size_t v = 0; v < width; ++v) {
+        mine[v] = static_cast<double>(static_cast<float>(row[v]));
+        theirs[v] = static_cast<double>(static_cast<float>(other[v]));
+      }
       const algorithms::DistillResult r = algorithms::DistillLoss(options.distill, mine, theirs, vocab, one);
       const double w = weight(static_cast<size_t>(i));
-      auto* out = slope.mutable_data_ptr<float>() + i * vocab;
-      for (int64_t v = 0; v < vocab; ++v)
-        out[v] = static_cast<float>(w * r.grad_student[static_cast<size_t>(v)]);
+      for (size_t v = 0; v < width; ++v) row[v] = static_cast<T>(static_cast<float>(w * r.grad_student[v]));
       loss[static_cast<size_t>(i)] = w * r.loss;
       agrees[static_cast<size_t>(i)] =
           std::ranges::max_element(mine) - mine.begin() == std::ranges::max_element(theirs) - theirs.begin()
@@ -314,8 +321,15 @@ void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tens
     sums.agreed += agrees[i];
     sums.compared += 1;
   }
+}
+
+void TrainerImpl::DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught,
+                               const std::function<double(size_t)>& weight, TokenSums& sums) const {
+  if (student.scalar_type() == at::kFloat)
+    DistillRows<float>(student, taught, weight, sums);
+  else
+    DistillRows<at::BFloat16>(student, taught, weight, sums);
   sums.tokens += static_cast<int64_t>(cells);
-  student = slope.to(student.scalar_type());
 }
 
 }  // namespace tidepool::train

@@ -114,9 +114,13 @@ struct TrainerImpl {
   Status MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan,
                    int64_t pairs_of_update, double share, bool first_pass);
 
-  // Logits of the student become the gradient of sum weight(pair) divergence(pair).
+  // Logits of the student [n, V] become the gradient of sum weight(pair) divergence(pair), in place.
   void DistillChunk(size_t cells, at::Tensor& student, const at::Tensor& taught,
                     const std::function<double(size_t)>& weight, TokenSums& sums) const;
+
+  template <typename T>
+  void DistillRows(at::Tensor& student, const at::Tensor& taught, const std::function<double(size_t)>& weight,
+                   TokenSums& sums) const;
 
   // pair_step.cc
   Status CheckPairs(const StepContext& step) const;

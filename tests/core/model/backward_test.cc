@@ -1,6 +1,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -151,6 +153,31 @@ TEST(SharedPromptTest, GradientIsThatOfSeparateSequences) {
     }
     EXPECT_LT(difference, 1e-5 * size);
     EXPECT_GT(size, 0.01);
+  }
+}
+
+// Weight gradients of bfloat16 rows, in one call and in eight, against float64. AMD processors with bfloat16
+// instructions round the product of each call.
+TEST(NarrowBackwardTest, WeightGradientsAddUpInFloat32OverMicroBatches) {
+  const ModelSpec s = TinySpec();
+  auto w = std::move(Weights::Create(s, DType::kBFloat16)).value();
+  Randomize(*w, 19, 0.2);
+  const Decoder decoder(*w, {});
+  const auto narrow = at::TensorOptions().dtype(at::kBFloat16);
+  const at::Tensor hidden = at::randn({64, s.hidden_size}, narrow),
+                   dlogits = at::randn({64, s.vocab_size}, narrow);
+  const at::Tensor want = at::mm(dlogits.to(at::kDouble).t(), hidden.to(at::kDouble));
+  bool rounds = false;
+#if defined(__x86_64__)
+  rounds = !__builtin_cpu_is("intel") && __builtin_cpu_supports("avx512bf16");
+#endif
+  for (const int64_t rows : {64, 8}) {
+    Gradients grads(*w);
+    for (int64_t r = 0; r < 64; r += rows)
+      (void)decoder.LogitsBackward(hidden.narrow(0, r, rows), dlogits.narrow(0, r, rows), grads);
+    const at::Tensor got = grads.Get(0).to(at::kDouble);  // the tied embedding
+    const double error = got.sub(want).norm().item<double>() / want.norm().item<double>();
+    EXPECT_LT(error, rounds ? 5e-3 : 1e-6) << rows;
   }
 }
 
