@@ -204,11 +204,17 @@ void Engine::SetVersion(Version version, KvOnUpdate kv) {
 }
 
 int64_t Engine::ReleaseMemory() {
-  if (!impl_->arena.allocated()) return 0;
-  impl_->Unplace();
+  const int64_t held = this->held().total();
+  if (impl_->arena.allocated()) impl_->Unplace();
   impl_->hidden = at::Tensor();
   impl_->arena.Free();
-  return impl_->arena.bytes();
+  impl_->decoder.ReleaseScratch();
+  return held;
+}
+
+model::MemoryUse Engine::held() const {
+  return {.workspace = impl_->decoder.held_bytes(),
+          .kv = impl_->arena.allocated() ? impl_->arena.bytes() : 0};
 }
 
 Status Engine::AcquireMemory() { return impl_->arena.Allocate(); }

@@ -24,6 +24,7 @@
 #include "core/base/status.h"
 #include "core/engine/request.h"
 #include "core/engine/stop_strings.h"
+#include "core/model/memory_use.h"
 #include "core/model/row_blocks.h"
 #include "core/model/weights.h"
 
@@ -77,11 +78,14 @@ class Engine {
   void SetVersion(Version version, KvOnUpdate kv = KvOnUpdate::kRecompute);
   [[nodiscard]] Version version() const;
 
-  // Frees the KV cache (requests keep their tokens and wait); returns the bytes freed.
+  // Frees the KV cache and the scratch of steps (requests keep their tokens and wait); returns the bytes
+  // freed.
   int64_t ReleaseMemory();
   Status AcquireMemory();  // kResourceExhausted; no effect if it is there
 
   [[nodiscard]] int64_t kv_bytes() const;  // of the KV cache when it is allocated
+  // What is held at present: kv and workspace.
+  [[nodiscard]] model::MemoryUse held() const;
 
  private:
   Engine();

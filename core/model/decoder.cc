@@ -45,6 +45,12 @@ at::Tensor ActivationArena::Take(at::IntArrayRef shape, at::ScalarType dtype) {
   return at::from_blob(p, shape, at::TensorOptions().dtype(dtype));
 }
 
+int64_t ActivationArena::bytes() const {
+  int64_t sum = 0;
+  for (const PageBuffer& chunk : chunks_) sum += static_cast<int64_t>(chunk.bytes().size());
+  return sum;
+}
+
 Decoder::Impl::Impl(const Weights& w, DecoderOptions o)
     : weights(w), spec(w.spec()), options(o), wide(w.dtype() == DType::kFloat32) {
   const std::vector<Parameter>& layout = w.layout();
@@ -463,6 +469,15 @@ void Decoder::ReleaseScratch() {
   impl_->idle.clear();
   impl_->logits = at::Tensor();
   impl_->weight_gradient = at::Tensor();
+}
+
+int64_t Decoder::held_bytes() const {
+  const Impl& m = *impl_;
+  int64_t sum = m.scratch.bytes();
+  for (const auto& arena : m.idle) sum += arena->bytes();
+  for (const at::Tensor* t : {&m.logits, &m.weight_gradient})
+    if (t->defined()) sum += static_cast<int64_t>(t->nbytes());
+  return sum;
 }
 
 void SavedDeleter::operator()(SavedActivations* saved) const {

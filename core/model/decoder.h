@@ -93,6 +93,7 @@ class Decoder {
 
   // Gives back the memory that is kept between calls for activations. The next call takes it again.
   void ReleaseScratch();
+  [[nodiscard]] int64_t held_bytes() const;  // of that memory
 
  private:
   friend struct SavedActivations;

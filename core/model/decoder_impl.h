@@ -37,6 +37,7 @@ class ActivationArena {
   };
   [[nodiscard]] Mark mark() const { return {chunk_, used_}; }
   void Rewind(Mark to) { chunk_ = to.chunk, used_ = to.used; }  // frees what was taken since
+  [[nodiscard]] int64_t bytes() const;
 
  private:
   std::vector<PageBuffer> chunks_;

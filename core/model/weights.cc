@@ -199,6 +199,7 @@ struct Gradients::Impl {
   std::vector<Parameter> layout;
   PageBuffer buffer;
   std::span<float> values;
+  bool held = false;  // its pages may be there
 };
 
 Gradients::Gradients(const Weights& weights) : impl_(std::make_unique<Impl>()) {
@@ -212,11 +213,18 @@ Gradients::Gradients(const Weights& weights) : impl_(std::make_unique<Impl>()) {
 Gradients::~Gradients() = default;
 
 void Gradients::Zero() {
+  impl_->held = true;
   at::parallel_for(0, static_cast<int64_t>(impl_->values.size()), 1 << 20, [&](int64_t begin, int64_t end) {
     std::memset(impl_->values.data() + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
   });
 }
-void Gradients::Release() { impl_->buffer.Discard(); }
+void Gradients::Release() {
+  impl_->buffer.Discard();
+  impl_->held = false;
+}
+int64_t Gradients::held_bytes() const {
+  return impl_->held ? static_cast<int64_t>(impl_->values.size_bytes()) : 0;
+}
 std::span<float> Gradients::values() { return impl_->values; }
 
 at::Tensor Gradients::Get(int64_t index) const {

@@ -70,6 +70,7 @@ class Gradients {
   void Zero();
   // Zeroes by giving the memory back; it is taken again when it is written.
   void Release();
+  [[nodiscard]] int64_t held_bytes() const;  // 0 until Zero() and after Release()
   [[nodiscard]] std::span<float> values();
   [[nodiscard]] at::Tensor Get(int64_t index) const;  // float32 view with the parameter's shape
 

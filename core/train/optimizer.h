@@ -59,6 +59,10 @@ class AdamW {
   void ResetMaster();
   // weights, master_rest (bfloat16 only), m, v, updates. Writing into the spans restores the state.
   std::vector<NamedBytes> State();
+  // Of the state, weights apart.
+  [[nodiscard]] int64_t bytes() const {
+    return static_cast<int64_t>(rest_.bytes().size() + m_.bytes().size() + v_.bytes().size());
+  }
   // The float32 master copy of parameter element i.
   [[nodiscard]] float Master(int64_t i) const;
 

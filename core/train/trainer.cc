@@ -582,6 +582,16 @@ void Trainer::ReleaseScratch() {
   if (m.reference != nullptr) m.reference->ReleaseScratch();
   if (m.teacher != nullptr) m.teacher->ReleaseScratch();
 }
+model::MemoryUse Trainer::held() const {
+  const TrainerImpl& m = *impl_;
+  model::MemoryUse use;
+  for (const auto& decoder : {m.decoder.get(), m.reference.get(), m.teacher.get()})
+    if (decoder != nullptr) use.activations += decoder->held_bytes();
+  if (m.gradients != nullptr) use.gradients = m.gradients->held_bytes();
+  if (m.optimizer != nullptr) use.optimizer = m.optimizer->bytes();
+  if (m.value != nullptr) use += m.value->held();
+  return use;
+}
 int64_t Trainer::updates() const {
   const TrainerImpl& m = *impl_;
   return m.trained().updates() + (m.policy() && m.value != nullptr ? m.value->optimizer().updates() : 0);

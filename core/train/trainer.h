@@ -28,6 +28,7 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/comm/collective.h"
+#include "core/model/memory_use.h"
 #include "core/model/row_blocks.h"
 #include "core/model/weights.h"
 #include "core/train/batch.h"
@@ -132,6 +133,9 @@ class Trainer {
 
   // Gives back the memory of activations and gradients between steps (a device that turns to rollout).
   void ReleaseScratch();
+  // What is held at present, weights apart: optimizer (a critic's too), gradients, activations (logits
+  // included).
+  [[nodiscard]] model::MemoryUse held() const;
 
   [[nodiscard]] int64_t updates() const;  // AdamW updates ever made, the critic's too
   // Digest of the weights and, where there is one, of the critic.

@@ -15,6 +15,7 @@
 
 #include "core/base/status.h"
 #include "core/model/decoder.h"
+#include "core/model/memory_use.h"
 #include "core/model/weights.h"
 #include "core/train/batch.h"
 #include "core/train/optimizer.h"
@@ -50,6 +51,11 @@ class ValueModel {
   [[nodiscard]] AdamW& optimizer() { return *optimizer_; }
   [[nodiscard]] const model::Weights& weights() const { return weights_; }
   void ReleaseScratch();
+  [[nodiscard]] model::MemoryUse held() const {
+    return {.optimizer = optimizer_->bytes(),
+            .gradients = gradients_.held_bytes(),
+            .activations = decoder_.held_bytes()};
+  }
 
  private:
   ValueModel(model::Weights& weights, const ValueModelOptions& options);

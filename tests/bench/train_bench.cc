@@ -23,7 +23,7 @@
 #include <string>
 
 #include "core/base/rng.h"
-#include "core/train/memory.h"
+#include "core/model/memory_use.h"
 #include "core/train/trainer.h"
 
 namespace tidepool::train {
@@ -201,10 +201,12 @@ int Main(int argc, char** argv) {
         metrics["perf/total_num_tokens"], metrics["perf/total_num_tokens"] / metrics["perf/computed_tokens"],
         1, 0, config);
   const double predicted = static_cast<double>(
-      PredictTrainerMemory(spec, dtype, std::min<int64_t>(micro, metrics["perf/computed_tokens"]), recompute)
+      model::TrainingMemory(
+          spec, dtype,
+          {.tokens = std::min<int64_t>(micro, metrics["perf/computed_tokens"]), .recompute = recompute})
           .total());
-  Print("peak_resident", peak / 1e9, "GB", "lower", "PredictTrainerMemory", predicted / 1e9, predicted / peak,
-        1, 0, config);
+  Print("peak_resident", peak / 1e9, "GB", "lower", "TrainingMemory", predicted / 1e9, predicted / peak, 1, 0,
+        config);
   return 0;
 }
 

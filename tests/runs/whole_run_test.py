@@ -92,6 +92,12 @@ class WholeRunTest(RunTest):
                     trained = {s["slot"] for r in records if r["kind"] == "T_BEGIN" for s in r["slots"] if s["to"] == "actor"}
                     self.assertNotIn(2, trained if placement == "multiplexed" else set())
                 self.assertFalse([r for r in records if r["kind"] == "T_ROLLED_BACK"])
+                # A slot that changed hands was proven to have room for its next role.
+                releases = [r for r in records if r["kind"] == "RELEASE"]
+                self.assertEqual(bool(releases), placement != "split")
+                for r in releases:
+                    self.assertGreater(r["need_bytes"], 0)
+                    self.assertGreaterEqual(r["free_bytes"], r["need_bytes"])
 
     def test_deterministic_runs_train_the_same_weights_in_every_placement_whoever_generated(self):
         digests, moved = {}, 0

@@ -203,8 +203,8 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   int64_t factor = 1;
   if (pace.empty()) {
     TP_ASSIGN_OR_RETURN(s.hardware, LoadHardware(o.hardware));
-    TP_ASSIGN_OR_RETURN(const ModelSizes m, SizesOf(config.model));
-    const auto parameters = static_cast<double>(Parameters(m));
+    TP_ASSIGN_OR_RETURN(const model::ModelSpec m, SpecOf(config.model));
+    const auto parameters = static_cast<double>(model::ParameterCount(m));
     const double w = config.model.dtype == "bfloat16" ? 2 : 4;
     s.model = {m.architecture, parameters, parameters, m.layers, m.heads, m.kv_heads, m.head_size, w, w, 0};
   } else {

@@ -13,8 +13,8 @@
 #include "core/observe/progress.h"
 #include "core/observe/report.h"
 #include "workers/cli/command.h"
+#include "workers/cli/plan_text.h"
 #include "workers/controller/job.h"
-#include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
 namespace {

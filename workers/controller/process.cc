@@ -8,6 +8,7 @@
 #include "core/observe/log.h"
 #include "workers/controller/process_impl.h"
 #include "workers/data/shared_arena.h"
+#include "workers/device/memory_plan.h"
 #include "workers/net/auth.h"
 
 namespace tidepool::workers {
@@ -61,6 +62,12 @@ Status ControllerProcess::Open() {
                           (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
   options.eval_rows =
       wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
+  // 0 where it cannot be predicted: then no proof is asked for.
+  if (const auto plan = PlanMemory(config_); plan.ok()) {
+    const RoleNeeds needs = NeedsOfRoles(*plan);
+    options.device_bytes_need_rollout = needs.rollout;
+    options.device_bytes_need_actor = needs.actor;
+  }
   options_ = options;
   const auto algorithm = algorithms::Resolve(config_.algorithm, config_.rollout.max_new_tokens);
   greedy_first_ =

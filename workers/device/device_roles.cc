@@ -15,6 +15,8 @@
 #include "workers/controller/row_source.h"
 #include "workers/data/model_folder.h"
 #include "workers/data/weights_service.h"
+#include "workers/device/memory_plan.h"
+#include "workers/device/memory_proof.h"
 #include "workers/device/policy_rollout.h"
 #include "workers/device/token_rollout.h"
 
@@ -68,21 +70,6 @@ bool HasTensors(const std::string& dir) {
 
 constexpr int64_t kShardBytes = int64_t{5} << 30;  // of a saved model's files, as transformers cuts them
 
-// KV cache on a CPU slot: what the largest number of concurrent samples needs, but no more than this;
-// past it requests wait for room.
-constexpr int64_t kCpuKvBytes = int64_t{256} << 20;
-
-int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec, model::DType dtype) {
-  const RolloutConfig& r = config.rollout;
-  if (r.kv_cache_tokens > 0) return r.kv_cache_tokens;
-  const int64_t row =
-      std::min(config.data.max_prompt_tokens + r.max_new_tokens, spec.max_position) + r.block_tokens;
-  const int64_t concurrent = std::min(r.max_concurrent, config.train.groups_per_step * r.group_size *
-                                                            (config.scheduler.max_lag_versions + 1));
-  const int64_t token_bytes = 2 * spec.layers * spec.kv_heads * spec.head_size * model::Bytes(dtype);
-  return std::max(row, std::min(concurrent * row, kCpuKvBytes / token_bytes));
-}
-
 }  // namespace
 
 DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, std::string run_id,
@@ -129,7 +116,7 @@ Status DeviceRoles::CoverProducts(const model::ModelSpec& spec, model::DType dty
   if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<model::RowBlocks>();
   TP_RETURN_IF_ERROR(row_blocks_->Cover(spec, dtype));
   if (!row_blocks_->limited().empty())
-    observe::Log(observe::LogLevel::kInfo, "row_blocks", {{"limited", row_blocks_->limited()}});
+    observe::Log(observe::LogLevel::kWarn, "row_blocks", {{"limited", row_blocks_->limited()}});
   return OkStatus();
 }
 
@@ -198,15 +185,46 @@ Status DeviceRoles::InitState() {
   trainer_.reset();
   policy_trainer_.reset();
   rollout_.reset();
+  Tear();
   TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/true));
-  owns_state_ = true;
-  digest_ = weights_->Digest();
+  OwnState({0});
   return OkStatus();
+}
+
+void DeviceRoles::Tear() {
+  torn_ = true;
+  serves_ = owns_state_ = false;
+}
+
+Status DeviceRoles::Whole(uint64_t want, const std::string& what) {
+  digest_ = weights_->Digest();
+  if (digest_ != want)
+    return DataLoss(what + ": the bytes that came have another digest than those that were sent");
+  torn_ = false;
+  return OkStatus();
+}
+
+void DeviceRoles::OwnState(StepNumber step) {
+  digest_ = weights_->Digest();
+  torn_ = false;
+  owns_state_ = true;
+  state_step_ = step;
+}
+
+std::optional<DeviceRoles::LoadedVersion> DeviceRoles::loaded() const {
+  if (!serves_) return std::nullopt;
+  return LoadedVersion{version_, digest_};
+}
+
+std::optional<DeviceRoles::TrainedState> DeviceRoles::state() const {
+  if (!owns_state_) return std::nullopt;
+  return TrainedState{state_step_, digest_};
 }
 
 Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   TP_RETURN_IF_ERROR(MakeTrainer());
+  Tear();
   TP_RETURN_IF_ERROR(Caught("restore", [&]() -> Status {
     if (policy_) return policy::LoadPolicy(dir + "/model", *weights_);
     // Straight into the arena: a second copy of the weights would not fit beside a large model.
@@ -216,8 +234,7 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
     if (part.name == "weights") continue;
     TP_RETURN_IF_ERROR(ReadBytes(dir + "/trainer/" + part.name + ".bin", part.bytes));
   }
-  owns_state_ = true;
-  digest_ = weights_->Digest();
+  OwnState(step);
   return OkStatus();
 }
 
@@ -226,19 +243,19 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   TP_RETURN_IF_ERROR(MakeTrainer());
   std::vector<std::span<std::byte>> parts;
   for (const train::NamedBytes& part : TrainerState()) parts.push_back(part.bytes);
+  Tear();
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
-  owns_state_ = true;
-  digest_ = weights_->Digest();
   if (TrainerDigest() != tag.digest)
     return DataLoss("the recovery copy of step " + std::to_string(step.value) +
                     " has another digest than when it was written");
+  OwnState(step);
   return OkStatus();
 }
 
 Status DeviceRoles::FetchState(const std::string& address, const std::string& token, StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
   TP_RETURN_IF_ERROR(MakeTrainer());
-  owns_state_ = false;  // whatever was here is being overwritten
+  Tear();
   std::vector<std::span<std::byte>> parts;
   for (const train::NamedBytes& part : TrainerState()) parts.push_back(part.bytes);
   TP_ASSIGN_OR_RETURN(const uint64_t announced,
@@ -248,8 +265,7 @@ Status DeviceRoles::FetchState(const std::string& address, const std::string& to
     return DataLoss("the state of step " + std::to_string(step.value) + " from " + address +
                     " changed while it was read");
   }
-  owns_state_ = true;
-  digest_ = weights_->Digest();
+  OwnState(step);
   return OkStatus();
 }
 
@@ -268,7 +284,7 @@ uint64_t DeviceRoles::StateDigest(std::span<const std::span<const std::byte>> pa
 }
 
 StatusOr<uint64_t> DeviceRoles::WeightsDigest() const {
-  if (weights_ == nullptr) return FailedPrecondition("no weights are loaded");
+  if (weights_ == nullptr || torn_) return FailedPrecondition("no weights are loaded");
   return digest_;
 }
 
@@ -286,7 +302,7 @@ Status DeviceRoles::PrepareRollout() {
     options.seed = config_.seed;
     options.row_blocks = row_blocks_;
     options.block_tokens = config_.rollout.block_tokens;
-    options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec(), weights_->dtype());
+    options.kv_cache_tokens = KvCacheTokens(config_, weights_->spec());
     options.max_batched_tokens = std::max(config_.rollout.max_batched_tokens, config_.rollout.max_concurrent);
     options.max_running = config_.rollout.max_concurrent;
     options.record_routing = config_.rollout.record_routing;
@@ -305,7 +321,26 @@ Status DeviceRoles::PrepareRollout() {
   });
 }
 
-int64_t DeviceRoles::ReleaseRollout() { return rollout_ == nullptr ? 0 : rollout_->ReleaseMemory(); }
+void DeviceRoles::Release(Role role) {
+  if (role == Role::kRollout && rollout_ != nullptr) rollout_->ReleaseMemory();
+  if (role == Role::kActor && trainer_ != nullptr) trainer_->ReleaseScratch();
+  TrimHeap();  // logits and caches are LibTorch's, which frees them to the heap
+}
+
+model::MemoryUse DeviceRoles::held() const {
+  model::MemoryUse use;
+  use.weights = weight_bytes();
+  if (trainer_ != nullptr) use += trainer_->held();
+  if (rollout_ != nullptr) use += rollout_->held();
+  return use;
+}
+
+int64_t DeviceRoles::further_bytes() const {
+  int64_t sum = 0;
+  for (const model::Weights* further : {reference_.get(), teacher_.get(), critic_.get()})
+    if (further != nullptr) sum += static_cast<int64_t>(further->bytes().size());
+  return sum;
+}
 
 int64_t DeviceRoles::weight_bytes() const {
   return weights_ == nullptr ? 0 : static_cast<int64_t>(weights_->bytes().size());
@@ -313,24 +348,27 @@ int64_t DeviceRoles::weight_bytes() const {
 
 StatusOr<uint64_t> DeviceRoles::LoadFromSharedMemory(Version version) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
-  owns_state_ = false;
-  TP_RETURN_IF_ERROR(published_.Read(version.number, version.lineage, {weights_->bytes()}).status());
-  digest_ = weights_->Digest();
+  Tear();
+  TP_ASSIGN_OR_RETURN(const BlockTag tag,
+                      published_.Read(version.number, version.lineage, {weights_->bytes()}));
+  TP_RETURN_IF_ERROR(Whole(tag.digest, "weights of version " + ToString(version)));
   return digest_;
 }
 
 StatusOr<uint64_t> DeviceRoles::LoadFromStream(Version version, const std::string& address,
                                                const std::string& token) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
-  owns_state_ = false;
+  Tear();
   const std::span<std::byte> arena = weights_->bytes();
-  TP_RETURN_IF_ERROR(FetchBytes(address, token, {.version = version, .step = {}}, {&arena, 1}).status());
-  digest_ = weights_->Digest();
+  TP_ASSIGN_OR_RETURN(const uint64_t sent,
+                      FetchBytes(address, token, {.version = version, .step = {}}, {&arena, 1}));
+  TP_RETURN_IF_ERROR(Whole(sent, "weights of version " + ToString(version)));
   return digest_;
 }
 
 void DeviceRoles::UseVersion(Version version) {
   version_ = version;
+  serves_ = weights_ != nullptr && !torn_;
   if (rollout_ != nullptr) rollout_->UseVersion(version);
 }
 
@@ -338,7 +376,20 @@ StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std:
                                           const Progress& progress, comm::Collective* group,
                                           const std::vector<int64_t>& groups) {
   TP_RETURN_IF_ERROR(MakeTrainer());
-  if (policy_) return TrainPolicy(step, version, rows, progress, group, groups);
+  const int64_t before = updates();
+  auto outcome = policy_ ? TrainPolicy(step, version, rows, progress, group, groups)
+                         : TrainText(step, version, std::move(rows), progress, group, groups);
+  if (updates() != before) serves_ = false;  // the weights are those of no version yet
+  if (outcome.ok())
+    state_step_ = step;
+  else if (updates() != before)
+    owns_state_ = false;  // some of its updates were made
+  return outcome;
+}
+
+StatusOr<TrainOutcome> DeviceRoles::TrainText(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                              const Progress& progress, comm::Collective* group,
+                                              const std::vector<int64_t>& groups) {
   train::Batch batch;
   batch.step = step;
   batch.version = version;

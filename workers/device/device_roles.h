@@ -54,7 +54,27 @@ class DeviceRoles {
   // Rollout.
   Status PrepareRollout();  // makes or re-allocates the engine
   [[nodiscard]] Rollout* rollout() { return rollout_.get(); }
-  int64_t ReleaseRollout();  // frees the KV memory; bytes
+  // What the arena holds, once its bytes were verified against the digest of those who published them.
+  // Nothing while a load is under way, after one that failed, and before the first: the engine then serves
+  // nothing.
+  struct LoadedVersion {
+    Version version;
+    uint64_t digest = 0;
+  };
+  [[nodiscard]] std::optional<LoadedVersion> loaded() const;
+  // The step whose state of training is whole here, and the digest of its weights. Nothing while the state is
+  // replaced, after a load of weights alone, and after a step that failed half-way.
+  struct TrainedState {
+    StepNumber step;
+    uint64_t digest = 0;
+  };
+  [[nodiscard]] std::optional<TrainedState> state() const;
+
+  // Memory. A released role gives back what it does not need to go on later: KV cache and scratch; gradients,
+  // activations and logits. Weights and the optimizer's state stay.
+  void Release(Role role);
+  [[nodiscard]] model::MemoryUse held() const;
+  [[nodiscard]] int64_t further_bytes() const;  // reference, teacher, critic
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
   StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
@@ -89,10 +109,19 @@ class DeviceRoles {
   Status MakeTrainer();
   [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer, as the next one
   [[nodiscard]] uint64_t TrainerDigest() const;
+  StatusOr<TrainOutcome> TrainText(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                   const Progress& progress, comm::Collective* group,
+                                   const std::vector<int64_t>& groups);
   StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows,
                                      const Progress& progress, comm::Collective* group,
                                      const std::vector<int64_t>& groups);
   // A model of its own from a folder; "" is what the run starts from.
+  // From now until Whole() the arena holds no version, and no state.
+  void Tear();
+  // The arena was written: what it holds is `want`, or kDataLoss.
+  Status Whole(uint64_t want, const std::string& what);
+  // The arena and the trainer hold the state of `step`.
+  void OwnState(StepNumber step);
   StatusOr<std::unique_ptr<model::Weights>> ReadModel(const std::string& key,
                                                       const std::string& folder) const;
   // Held-out pairs, judged by the trainer: into the step's metrics.
@@ -113,8 +142,11 @@ class DeviceRoles {
   SharedBlock published_;
   SharedBlock recovery_;
   Version version_;
-  bool owns_state_ = false;  // weights, master and moments are those of one step
-  uint64_t digest_ = 0;      // of weights_ as they are
+  bool torn_ = true;         // weights_ are being written, or were not written whole
+  bool serves_ = false;      // weights_ are those of version_
+  bool owns_state_ = false;  // weights, master and moments are those of state_step_
+  StepNumber state_step_;
+  uint64_t digest_ = 0;  // of weights_ as they are
 };
 
 }  // namespace tidepool::workers

@@ -20,6 +20,8 @@
 #include "workers/data/weights_service.h"
 #include "workers/device/device_roles.h"
 #include "workers/device/held_tokens.h"
+#include "workers/device/memory_plan.h"
+#include "workers/device/memory_proof.h"
 #include "workers/device/pacer.h"
 #include "workers/device/pulse.h"
 #include "workers/device/torch_threads.h"
@@ -49,8 +51,6 @@ double SecondsSince(Clock::time_point start) {
 // Rows of the time line.
 constexpr int kRolloutRow = 1;
 constexpr int kActorRow = 2;
-
-int64_t MachineBytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
 
 class DeviceWorker {
  public:
@@ -106,7 +106,7 @@ class DeviceWorker {
     link.hello.run_id = options_.run_id;
     link.hello.place = options_.place;
     link.hello.kind = scheduler::WorkerKind::kDevice;
-    link.hello.device_bytes = MachineBytes();
+    link.hello.device_bytes = MachineMemory();
     link.hello.pid = getpid();
     link.hello.weights_address = weights_server_->address();
     TP_ASSIGN_OR_RETURN(
@@ -179,6 +179,12 @@ class DeviceWorker {
     }
     pacer_ = std::move(*pacer);
     pulse_.SetPacer(pacer_.get());
+    JobConfig of_slot = config_;
+    of_slot.model.path = welcome.model_dir;
+    of_slot.model.init.reset();
+    // What cannot be predicted is not set aside; the controller asks for no proof then.
+    if (const auto plan = PlanMemory(of_slot); plan.ok())
+      plan_ = plan->processes[static_cast<size_t>(slot_.value)];
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id,
                                            SharedBlock::FolderOf(welcome.run_id, token_));
     if (config_.observe.trace)
@@ -315,14 +321,33 @@ class DeviceWorker {
       return;
     }
     epoch_ = c.epoch;
-    if (role_ == Role::kRollout) (void)roles_->ReleaseRollout();
+    const int64_t before = PrivateResidentBytes();
+    roles_->Release(role_);
+    const int64_t free = FreeBytes();
+    if (free < c.need_bytes) {  // the controller will quarantine this slot
+      observe::Log(observe::LogLevel::kWarn, "released",
+                   {{"role", Name(role_)},
+                    {"resident_before", before},
+                    {"resident_after", PrivateResidentBytes()},
+                    {"counted", roles_->held().total()},
+                    {"free", free},
+                    {"need", c.need_bytes}});
+    }
     role_ = Role::kNone;
-    link_->Send(up::Released{c.slot, c.epoch, FreeBytes()});
+    link_->Send(up::Released{c.slot, c.epoch, free});
   }
 
-  // What this process may still use of the device: the machine's available memory.
-  static int64_t FreeBytes() {
-    return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  // What this slot may still use of its share of the machine (memory_proof.h).
+  int64_t FreeBytes() {
+    HeldMemory held{.roles = roles_->held(),
+                    .further = roles_->further_bytes(),
+                    .resident_private = PrivateResidentBytes()};
+    const std::lock_guard lock(published_mu_);
+    for (const auto& [version, copy] : published_) held.further += static_cast<int64_t>(copy.first->size());
+    // Workers that were started by hand may be on machines of their own: how many share this one is not
+    // known.
+    const int64_t sharing = config_.cluster.launch_workers ? config_.cluster.slots : 1;
+    return ProvenFree(MachineMemory() / sharing, plan_, held);
   }
 
   void Grant(const down::Grant& c) {
@@ -627,7 +652,7 @@ class DeviceWorker {
   // --- generation ---
   bool CanStep() {
     if (role_ != Role::kRollout || !holds_.valid() || roles_ == nullptr || roles_->rollout() == nullptr ||
-        !roles_->rollout()->HasWork())
+        !roles_->rollout()->HasWork() || !roles_->loaded())
       return false;
     // Self-fence: a worker that the controller may have given up serves nothing.
     return link_->SecondsSinceHeard() < lease_s_;
@@ -715,6 +740,7 @@ class DeviceWorker {
 
   std::unique_ptr<observe::TraceWriter> trace_;
   Clock::time_point next_flush_;
+  ProcessMemory plan_;  // of this slot
   std::unique_ptr<DeviceRoles> roles_;
   std::unique_ptr<WeightsServer> weights_server_;
   std::unique_ptr<Link> link_;

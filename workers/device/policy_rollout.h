@@ -33,7 +33,8 @@ class PolicyRollout : public Rollout {
   RolloutStep Step() override;
   void UseVersion(const Version& version) override;
   Status AcquireMemory() override { return OkStatus(); }
-  int64_t ReleaseMemory() override { return 0; }
+  void ReleaseMemory() override {}
+  [[nodiscard]] model::MemoryUse held() const override { return {}; }
 
  private:
   // One environment worker's share: fragments at different workers are played in turn.

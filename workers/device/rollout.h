@@ -12,6 +12,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/model/memory_use.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {
@@ -36,7 +37,8 @@ class Rollout {
   // The weights in the arena are those of `version` from now on.
   virtual void UseVersion(const Version& version) = 0;
   virtual Status AcquireMemory() = 0;
-  virtual int64_t ReleaseMemory() = 0;  // bytes given back
+  virtual void ReleaseMemory() = 0;
+  [[nodiscard]] virtual model::MemoryUse held() const = 0;  // kv and workspace, at present
 };
 
 }  // namespace tidepool::workers

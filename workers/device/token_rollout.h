@@ -24,7 +24,8 @@ class TokenRollout : public Rollout {
   RolloutStep Step() override;
   void UseVersion(const Version& version) override;
   Status AcquireMemory() override { return engine_->AcquireMemory(); }
-  int64_t ReleaseMemory() override { return engine_->ReleaseMemory(); }
+  void ReleaseMemory() override { (void)engine_->ReleaseMemory(); }
+  [[nodiscard]] model::MemoryUse held() const override { return engine_->held(); }
 
  private:
   const RolloutConfig config_;

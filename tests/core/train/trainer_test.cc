@@ -4,17 +4,20 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <numeric>
 
 #include "core/algorithms/group_advantages.h"
 #include "core/base/rng.h"
 #include "core/model/decoder.h"
+#include "core/model/layout.h"
+#include "core/model/memory_use.h"
 #include "core/model/routing.h"
-#include "core/train/memory.h"
 #include "core/train/packing.h"
 #include "tests/core/model/reference.h"
 
@@ -571,6 +574,66 @@ TEST(TrainerTest, ReleasedMemoryChangesNoResult) {
   EXPECT_EQ(digests[0], digests[1]);
 }
 
+// A value of /proc/self/status in bytes.
+int64_t ProcessBytes(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(key + ":")) return std::stoll(line.substr(key.size() + 1)) * 1024;
+  return -1;
+}
+
+ModelSpec WideVocabulary() {
+  ModelSpec spec;
+  spec.vocab_size = 60000;
+  spec.hidden_size = 16, spec.intermediate_size = 32, spec.layers = 1;
+  spec.heads = 1, spec.kv_heads = 1, spec.head_size = 16, spec.max_position = 512;
+  spec.tie_embeddings = true;
+  return spec;
+}
+
+TEST(TrainerTest, AReleasedTrainerGivesItsMemoryBackToTheSystem) {
+  const ModelSpec spec = WideVocabulary();
+  auto w = Make(spec);
+  auto trainer = std::move(Trainer::Create(*w, Plain())).value();
+  Batch b = RandomBatch(spec, 2, 3, 14);
+  Record(*trainer, b);
+  EXPECT_EQ(trainer->held().gradients, 0);
+  ASSERT_TRUE(trainer->Step(b).ok());
+  const model::MemoryUse held = trainer->held();
+  EXPECT_EQ(held.gradients, 4 * w->elements());
+  EXPECT_EQ(held.optimizer, 8 * w->elements());
+  EXPECT_GT(held.activations, 0);
+  const int64_t before = ProcessBytes("RssAnon");
+  trainer->ReleaseScratch();
+  malloc_trim(0);
+  EXPECT_EQ(trainer->held().passing(), 0);
+  EXPECT_EQ(trainer->held().optimizer, held.optimizer);
+  EXPECT_GT(before - ProcessBytes("RssAnon"), held.gradients * 9 / 10);
+}
+
+// 240 MB of logits at float32 for all tokens; the buffer of 256 of them is 61 MB.
+TEST(TrainerTest, OneBufferOfLogitsLivesAtATime) {
+  const ModelSpec spec = WideVocabulary();
+  auto w = Make(spec);
+  TrainerOptions o = Plain();
+  o.micro_batch_tokens = 4096;
+  auto trainer = std::move(Trainer::Create(*w, o)).value();
+  Batch b = RandomBatch(spec, 1, 4, 15);
+  Rng rng(5);
+  for (Row& r : b.rows) {
+    r.response = model::RandomIds(rng, 250, spec.vocab_size);
+    r.logprobs.assign(250, -11.0F);
+    r.loss_mask.clear(), r.versions.clear();
+  }
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak starts anew
+  const int64_t before = ProcessBytes("VmRSS");
+  ASSERT_TRUE(trainer->Step(b).ok());
+  const int64_t peak = ProcessBytes("VmHWM") - before, buffer = int64_t{256} * spec.vocab_size * 4;
+  // Gradients and moments are touched, and small beside logits.
+  EXPECT_LT(peak, buffer + 12 * w->elements() + (int64_t{40} << 20));
+  EXPECT_GT(peak, buffer);
+}
+
 TEST(TrainerTest, EqualRewardsLeaveTheWeightsAlone) {
   const ModelSpec spec = model::TinySpec();
   auto w = Make(spec);
@@ -623,15 +686,15 @@ TEST(TrainerTest, SupervisedTrainingLearnsToCopy) {
 TEST(MemoryTest, PredictionCountsTheParametersOfTheLayout) {
   for (const std::string family : {"llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama_biased"}) {
     const ModelSpec spec = model::TinySpec(family);
-    const MemoryPrediction m = PredictTrainerMemory(spec, DType::kBFloat16, 100, false);
-    EXPECT_EQ(m.parameters, model::LayoutElements(spec)) << family;
+    const model::MemoryUse m = model::TrainingMemory(spec, DType::kBFloat16, {.tokens = 100});
     auto w = Make(spec, DType::kBFloat16);
     auto trainer = std::move(Trainer::Create(*w, Plain())).value();
     int64_t state = 0;
     for (const NamedBytes& part : trainer->State())
       state += part.name == "updates" ? 0 : static_cast<int64_t>(part.bytes.size());
-    EXPECT_EQ(m.weights_bytes + m.optimizer_bytes, state) << family;
-    EXPECT_LT(PredictTrainerMemory(spec, DType::kBFloat16, 100, true).total(), m.total());
+    EXPECT_EQ(m.resident(), state) << family;
+    EXPECT_LT(model::TrainingMemory(spec, DType::kBFloat16, {.tokens = 100, .recompute = true}).total(),
+              m.total());
   }
 }
 

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "core/config/load.h"
+#include "core/model/memory_use.h"
 #include "tests/workers/cli/runner.h"
+#include "workers/cli/plan_text.h"
+#include "workers/device/memory_proof.h"
 
 namespace tidepool::workers {
 namespace {
@@ -13,22 +16,15 @@ constexpr const char* kSmolLm =
     R"({"model_type":"llama","vocab_size":49152,"hidden_size":576,"intermediate_size":1536,
   "num_hidden_layers":30,"num_attention_heads":9,"num_key_value_heads":3,"max_position_embeddings":8192,"tie_word_embeddings":true})";
 
-int64_t Part(const ProcessMemory& p, const std::string& name) {
-  for (const MemoryPart& part : p.parts) {
-    if (part.name == name) return part.bytes;
-  }
-  return -1;
-}
-
 TEST(MemoryPlanTest, CountsTheParametersOfAKnownModel) {
   const ScratchFolder scratch;
   scratch.Write("m/config.json", kSmolLm);
   ModelConfig model;
   model.path = "m";
-  const auto sizes = SizesOf(model);
+  const auto sizes = SpecOf(model);
   ASSERT_TRUE(sizes.ok()) << sizes.status().ToString();
-  EXPECT_EQ(Parameters(*sizes), 134'515'008);  // as published
-  EXPECT_EQ(FlatElements(*sizes) % 64, 0);
+  EXPECT_EQ(model::ParameterCount(*sizes), 134'515'008);  // as published
+  EXPECT_EQ(model::WeightBytes(*sizes, model::DType::kBFloat16) % 128, 0);
   EXPECT_EQ(sizes->head_size, 64);
 }
 
@@ -36,13 +32,13 @@ TEST(MemoryPlanTest, NamesWhatIsWrongInConfigJson) {
   const ScratchFolder scratch;
   ModelConfig model;
   model.path = "m";
-  EXPECT_EQ(SizesOf(model).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(SpecOf(model).status().code(), StatusCode::kNotFound);
   scratch.Write("m/config.json", R"({"vocab_size": 100})");
-  EXPECT_NE(SizesOf(model).status().message().find("model_type"), std::string::npos);
+  EXPECT_NE(SpecOf(model).status().message().find("model_type"), std::string::npos);
   scratch.Write("m/config.json", R"({"model_type": "llama", "vocab_size": -4})");
-  EXPECT_NE(SizesOf(model).status().message().find("vocab_size"), std::string::npos);
+  EXPECT_NE(SpecOf(model).status().message().find("vocab_size"), std::string::npos);
   scratch.Write("m/config.json", "[");
-  EXPECT_EQ(SizesOf(model).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(SpecOf(model).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(MemoryPlanTest, CountsExperts) {
@@ -58,7 +54,7 @@ TEST(MemoryPlanTest, CountsExperts) {
   c.model.dtype = "bfloat16";
   const auto plan = PlanMemory(c);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-  EXPECT_EQ(Parameters(plan->model), 30'532'122'624);
+  EXPECT_EQ(model::ParameterCount(plan->model), 30'532'122'624);
   const int64_t plain = plan->total();
   c.rollout.record_routing = true;
   EXPECT_EQ(PlanMemory(c)->total() - plain, plan->kv_cache_tokens * 48 * 8);
@@ -72,10 +68,10 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   ASSERT_TRUE(colocated.ok());
   ASSERT_EQ(colocated->processes.size(), 3U);  // device, reward, controller
   EXPECT_EQ(colocated->shared_memory_bytes, 0);
-  const int64_t elements = FlatElements(colocated->model);
-  EXPECT_EQ(Part(colocated->processes[0], "weights"), 2 * elements);
-  EXPECT_EQ(Part(colocated->processes[0], "gradients"), 4 * elements);
-  EXPECT_EQ(Part(colocated->processes[0], "optimizer"), 10 * elements);
+  const int64_t elements = model::WeightBytes(colocated->model, model::DType::kBFloat16) / 2;
+  EXPECT_EQ(colocated->processes[0].actor.weights, 2 * elements);
+  EXPECT_EQ(colocated->processes[0].actor.gradients, 4 * elements);
+  EXPECT_EQ(colocated->processes[0].actor.optimizer, 10 * elements);
 
   c.scheduler.placement = "split";
   c.cluster.slots = 3;
@@ -83,9 +79,11 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   ASSERT_TRUE(split.ok());
   ASSERT_EQ(split->processes.size(), 5U);
   EXPECT_EQ(split->processes[0].roles, "actor");
-  EXPECT_EQ(Part(split->processes[0], "kv_cache"), -1);
+  EXPECT_EQ(split->processes[0].rollout.passing(), 0);
   EXPECT_EQ(split->processes[2].roles, "rollout");
-  EXPECT_EQ(Part(split->processes[2], "optimizer"), -1);
+  EXPECT_EQ(split->processes[2].resident(), 2 * elements);
+  EXPECT_EQ(NeedsOfRoles(*split).rollout, split->processes[2].rollout.passing());
+  EXPECT_EQ(NeedsOfRoles(*split).actor, split->processes[0].actor.passing());
   EXPECT_EQ(split->shared_memory_bytes, 2 * 2 * elements);
 }
 
@@ -93,9 +91,9 @@ TEST(MemoryPlanTest, RecomputeKeepsLess) {
   JobConfig c;
   c.model.init = ModelInit{};
   c.model.init->layers = 12;
-  const int64_t all = Part(PlanMemory(c)->processes[0], "activations");
+  const int64_t all = PlanMemory(c)->processes[0].actor.activations;
   c.train.recompute = true;
-  EXPECT_LT(Part(PlanMemory(c)->processes[0], "activations"), all / 2);
+  EXPECT_LT(PlanMemory(c)->processes[0].actor.activations, all / 2);
 }
 
 TEST(MemoryPlanTest, TheKvCacheFollowsItsKeyOrItsRule) {
@@ -109,6 +107,19 @@ TEST(MemoryPlanTest, TheKvCacheFollowsItsKeyOrItsRule) {
   c.train.groups_per_step = 2;
   c.rollout.group_size = 4;
   EXPECT_EQ(PlanMemory(c)->kv_cache_tokens, 8 * (64 + 16 + 16));
+}
+
+TEST(MemoryProofTest, SetsAsideWhatStaysAndIsNotThereYet) {
+  ProcessMemory plan{
+      .name = "device-0", .roles = "rollout and actor", .process = 100, .rollout = {}, .actor = {}};
+  plan.actor = {.weights = 50, .optimizer = 200, .gradients = 100};
+  EXPECT_EQ(ProvenFree(1000, plan, {}), 1000 - 100 - 250);
+  HeldMemory held{.roles = {.weights = 50, .optimizer = 200}, .further = 0, .resident_private = 0};
+  EXPECT_EQ(ProvenFree(1000, plan, held), 1000 - 100 - 250);  // the same when it is there
+  held.roles.gradients = 100;
+  EXPECT_EQ(ProvenFree(1000, plan, held), 1000 - 100 - 350);
+  held.resident_private = 900;  // the system counts more than the roles
+  EXPECT_EQ(ProvenFree(1000, plan, held), 100);
 }
 
 TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {

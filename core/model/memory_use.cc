@@ -1,0 +1,102 @@
+#include "core/model/memory_use.h"
+
+#include <algorithm>
+
+#include "core/model/layout.h"
+
+namespace tidepool::model {
+namespace {
+
+constexpr int64_t kEngineHeadRows = 128;                // core/engine/engine_step.cc
+constexpr int64_t kProductElements = int64_t{8} << 20;  // core/model/decoder_backward.cc
+
+// Of the MLP of one block, for one token: gate and up; of experts those that the token chose and their
+// outputs, the router's probabilities, and the choice with its weights and places.
+int64_t MlpBytes(const ModelSpec& s, int64_t w, bool sparse) {
+  if (!sparse) return 2 * w * s.intermediate_size;
+  const int64_t k = s.moe.experts_per_token, shared = s.moe.shared_intermediate_size;
+  return w * (k * (2 * s.moe.intermediate_size + s.hidden_size) + 2 * shared +
+              (shared > 0 ? s.hidden_size : 0)) +
+         4 * s.moe.experts + 16 * k;
+}
+int64_t LargestMlpBytes(const ModelSpec& s, int64_t w) {
+  const int64_t sparse = s.sparse_layers();
+  return std::max(sparse < s.layers ? MlpBytes(s, w, false) : 0, sparse > 0 ? MlpBytes(s, w, true) : 0);
+}
+
+// Buffers of one block that are not kept: normed input, activation, product results, qkv.
+int64_t ScratchBytes(const ModelSpec& s, int64_t w) {
+  const int64_t sparse = s.sparse_layers(), dense = sparse < s.layers ? s.intermediate_size : 0,
+                k = sparse > 0 ? s.moe.experts_per_token : 0;
+  return w *
+         (2 * s.hidden_size + dense + (s.heads + 2 * s.kv_heads) * s.head_size +
+          k * (s.hidden_size + s.moe.intermediate_size) + (sparse > 0 ? s.moe.shared_intermediate_size : 0));
+}
+
+}  // namespace
+
+MemoryUse& MemoryUse::operator+=(const MemoryUse& o) {
+  weights += o.weights, optimizer += o.optimizer, gradients += o.gradients;
+  activations += o.activations, workspace += o.workspace, kv += o.kv;
+  return *this;
+}
+
+int64_t ParameterCount(const ModelSpec& spec) {
+  int64_t sum = 0;
+  for (const Parameter& p : Layout(spec)) sum += p.numel();
+  return sum;
+}
+int64_t WeightBytes(const ModelSpec& spec, DType dtype) { return Bytes(dtype) * LayoutElements(spec); }
+int64_t OptimizerBytes(const ModelSpec& spec, DType dtype) {
+  return (8 + (dtype == DType::kBFloat16 ? 2 : 0)) * LayoutElements(spec);
+}
+
+// x, q, k, v, attention out, x after attention (and qkv with head norms); two rstd and an lse a head in
+// float32.
+int64_t AttentionActivationBytes(const ModelSpec& s, DType dtype) {
+  const int64_t q = s.heads * s.head_size, kv = s.kv_heads * s.head_size;
+  return Bytes(dtype) * (2 * s.hidden_size + 2 * q + 2 * kv + (s.qk_norm ? q + 2 * kv : 0)) +
+         4 * (2 + s.heads);
+}
+
+MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& sizes) {
+  const int64_t w = Bytes(dtype), d = s.hidden_size, sparse = s.sparse_layers();
+  MemoryUse use{.weights = WeightBytes(s, dtype),
+                .optimizer = OptimizerBytes(s, dtype),
+                .gradients = 4 * LayoutElements(s)};
+  const int64_t attention = AttentionActivationBytes(s, dtype), block = attention + LargestMlpBytes(s, w);
+  const int64_t blocks =
+      s.layers * attention + sparse * MlpBytes(s, w, true) + (s.layers - sparse) * MlpBytes(s, w, false);
+  // Backward: d attention out and d qkv of one block, the residual's gradient in float32 and rounded, the
+  // last hidden states and their gradient, gathered in float32.
+  int64_t backward = w * ((2 * s.heads + 2 * s.kv_heads) * s.head_size + 4 * d) + 8 * d;
+  // Experts: the gradient of the gathered rows; in float32 the router's, the rows and their sum over experts.
+  if (sparse > 0) backward += w * (s.moe.experts_per_token + 1) * d + 4 * (s.moe.experts + 2 * d);
+  const int64_t kept = sizes.recompute ? s.layers * w * d + block : blocks;
+  use.activations = sizes.tokens * (kept + ScratchBytes(s, w) + backward);
+  int64_t largest = 0;
+  for (const Parameter& p : Layout(s)) largest = std::max(largest, p.numel());
+  // The last term: a product may lay its matrix out anew, the largest one at worst.
+  use.workspace = (s.value_head ? 0 : sizes.head_rows * s.vocab_size * w) +
+                  (w == 2 ? 2 * std::min(largest, kProductElements) : 0) + w * largest;
+  return use;
+}
+
+int64_t KvTokenBytes(const ModelSpec& s, DType dtype) {
+  return 2 * s.layers * s.kv_heads * s.head_size * Bytes(dtype);
+}
+
+MemoryUse GenerationMemory(const ModelSpec& s, DType dtype, const GenerationSizes& sizes) {
+  const int64_t w = Bytes(dtype);
+  MemoryUse use;
+  use.kv = sizes.kv_tokens * KvTokenBytes(s, dtype);
+  if (sizes.record_routing)
+    use.kv += sizes.kv_tokens * s.sparse_layers() * s.moe.experts_per_token * (s.moe.experts <= 256 ? 1 : 2);
+  const int64_t row =
+      w * (2 * s.hidden_size + 2 * s.heads * s.head_size) + LargestMlpBytes(s, w) + ScratchBytes(s, w);
+  // A step has no more rows than the samples in flight have tokens. Logits, and float32 ones for the draw.
+  use.workspace = std::min(sizes.rows, sizes.kv_tokens) * row + kEngineHeadRows * s.vocab_size * (w + 4);
+  return use;
+}
+
+}  // namespace tidepool::model

@@ -1,0 +1,59 @@
+#pragma once
+// How many bytes a model takes in training and in generation, before anything is allocated. The one set of
+// formulas for `tidepool train --dry-run`, for the proof of free memory when a slot changes hands, and for
+// benchmarks; MemoryUse is also what the roles of a device report of themselves. No LibTorch.
+//
+// P: elements of the flat parameter space (layout.h), w: bytes of the model's dtype, T: tokens computed
+// together, L: layers, V: vocabulary. d, q, kv: widths of the residual stream, of all query heads, of all key
+// heads.
+//   weights      w P                        one arena, shared by both roles of a process
+//   optimizer    8 P (+ 2 P if w = 2)       moments, and what rounding cut off the float32 master copy
+//   gradients    4 P                        float32
+//   activations  T (L A + S)                A: what a training forward keeps of a block; S: buffers of one
+//   block
+//                                           and of its backward. With recompute T (L w d + A + S)
+//   workspace    logits of some rows, and what one product of a weight gradient takes
+//   kv           2 L kv w for each token of the cache, and the experts that were chosen where they are
+//   recorded
+
+#include <cstdint>
+
+#include "core/model/spec.h"
+
+namespace tidepool::model {
+
+// Bytes by arena.
+struct MemoryUse {
+  int64_t weights = 0, optimizer = 0, gradients = 0, activations = 0, workspace = 0, kv = 0;
+  // What stays when a role is released.
+  [[nodiscard]] int64_t resident() const { return weights + optimizer; }
+  // What a role takes when it works and gives back when it is released.
+  [[nodiscard]] int64_t passing() const { return gradients + activations + workspace + kv; }
+  [[nodiscard]] int64_t total() const { return resident() + passing(); }
+  MemoryUse& operator+=(const MemoryUse& other);
+};
+
+int64_t ParameterCount(const ModelSpec& spec);  // as people count them, without padding
+int64_t WeightBytes(const ModelSpec& spec, DType dtype);
+int64_t OptimizerBytes(const ModelSpec& spec, DType dtype);
+// What a training forward keeps of the attention part of one block for one token.
+int64_t AttentionActivationBytes(const ModelSpec& spec, DType dtype);
+
+struct TrainingSizes {
+  int64_t tokens = 0;  // computed together: train.micro_batch_tokens or less
+  bool recompute = false;
+  int64_t head_rows = 256;  // rows of logits held at a time
+};
+// Of the trained model: weights, optimizer, gradients, activations, workspace.
+MemoryUse TrainingMemory(const ModelSpec& spec, DType dtype, const TrainingSizes& sizes);
+
+struct GenerationSizes {
+  int64_t kv_tokens = 0;  // capacity of the cache
+  int64_t rows = 0;       // of an engine step, at most
+  bool record_routing = false;
+};
+// Of the engine alone: kv, workspace.
+MemoryUse GenerationMemory(const ModelSpec& spec, DType dtype, const GenerationSizes& sizes);
+int64_t KvTokenBytes(const ModelSpec& spec, DType dtype);
+
+}  // namespace tidepool::model

@@ -1,0 +1,92 @@
+#include "workers/cli/plan_text.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "core/model/memory_use.h"
+#include "workers/cli/run_lookup.h"
+#include "workers/device/memory_plan.h"
+
+namespace tidepool::workers {
+namespace {
+
+std::string Millions(int64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), value < 10'000'000 ? "%.2f M" : "%.0f M",
+                static_cast<double>(value) * 1e-6);
+  return text;
+}
+
+int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * SamplesPerRow(c); }
+
+}  // namespace
+
+std::string DescribePlan(const JobConfig& c) {
+  std::ostringstream out;
+  const bool rl = c.job == "rl";
+  out << "# plan\n";
+  const int64_t devices = c.cluster.slots;
+  out << "placement    " << c.scheduler.placement << ", " << devices << (devices == 1 ? " slot" : " slots")
+      << " of " << c.cluster.threads_per_slot << (c.cluster.threads_per_slot == 1 ? " thread" : " threads")
+      << " (" << c.cluster.device << ")\n";
+  if (!c.model.policy.empty()) {
+    out << "step         " << c.train.groups_per_step << " fragments of " << c.environment.instances
+        << " instances x " << c.rollout.steps_per_fragment
+        << " steps = " << c.train.groups_per_step * c.rollout.max_new_tokens << " environment steps; "
+        << c.train.steps << " steps\n"
+        << "updates      " << c.train.epochs << " epochs of " << c.train.minibatches << " minibatches\n";
+  } else if (rl) {
+    const int64_t rows = RowsPerStep(c), ahead = c.scheduler.max_lag_versions + 1;
+    out << "step         " << c.train.groups_per_step << " groups x " << c.rollout.group_size
+        << " samples = " << rows << " sequences, at most " << rows * c.rollout.max_new_tokens
+        << " new tokens; " << c.train.steps << " steps\n";
+    out << "in flight    at most " << ahead * c.train.groups_per_step << " groups open (lag at most "
+        << c.scheduler.max_lag_versions << " versions), " << std::min(c.rollout.max_concurrent, ahead * rows)
+        << " samples at a time\n";
+  } else {
+    out << "step         " << c.train.groups_per_step << " rows; " << c.train.steps << " steps\n";
+  }
+  if (c.model.policy.empty())
+    out << "micro-batch  at most " << c.train.micro_batch_tokens << " computed tokens"
+        << (c.train.recompute ? ", activations recomputed" : "") << "\n";
+  const auto plan = PlanMemory(c);
+  if (!plan.ok()) {
+    out << "memory       not predicted: " << plan.status().message() << "\n";
+    return out.str();
+  }
+  const model::ModelSpec& m = plan->model;
+  out << "model        " << m.architecture << ", " << Millions(model::ParameterCount(m)) << " parameters in "
+      << c.model.dtype << ", " << m.layers << " layers, width " << m.hidden_size << ", vocabulary "
+      << m.vocab_size << "\n";
+  if (rl) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
+  out << "memory       predicted about " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
+  for (const ProcessMemory& p : plan->processes) {
+    std::vector<std::pair<std::string, int64_t>> list = {
+        {"process", p.process},
+        {"weights", std::max(p.rollout.weights, p.actor.weights)},
+        {"optimizer", p.actor.optimizer},
+        {"gradients", p.actor.gradients},
+        {"activations", p.actor.activations},
+        {"training workspace", p.actor.workspace},
+        {"kv_cache", p.rollout.kv},
+        {"engine workspace", p.rollout.workspace}};
+    list.insert(list.end(), p.further.begin(), p.further.end());
+    std::string parts;
+    for (const auto& [name, bytes] : list) {
+      if (bytes > 0 && p.total() > p.process)
+        parts += (parts.empty() ? ": " : ", ") + name + " " + BytesText(bytes);
+    }
+    char head[64];
+    std::snprintf(head, sizeof(head), "  %-11s%-10s", p.name.c_str(), BytesText(p.total()).c_str());
+    out << head << " " << p.roles << parts << "\n";
+  }
+  if (plan->shared_memory_bytes > 0) out << "  /dev/shm   " << BytesText(plan->shared_memory_bytes) << "\n";
+  out << "disk         " << BytesText(plan->checkpoint_bytes) << " a checkpoint, up to "
+      << c.checkpoint.keep + 1 << " at a time\n";
+  return out.str();
+}
+
+}  // namespace tidepool::workers
