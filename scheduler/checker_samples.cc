@@ -143,6 +143,8 @@ bool Checker::State::On(const record::Enq& x) {
   row->where = Rl() ? Where::kAwaiting : Where::kQueued;
   row->oldest = x.wv_min;
   row->newest = x.wv_max;
+  row->digest = x.digest;
+  if (config->on_stale == "mask") row->versions = x.versions;
   return true;
 }
 

@@ -29,6 +29,8 @@ struct Checker::State {
     int64_t gid = -1, lease = -1, step = -1;
     int32_t length = 0;  // response tokens, once they are known
     Version oldest, newest;
+    uint64_t digest = 0;
+    std::vector<record::VersionTokens> versions;  // on_stale mask only
     DropReason reason = DropReason::kStale;
   };
   struct GroupFacts {
@@ -135,7 +137,7 @@ struct Checker::State {
   bool CloseRow(Row& row);
   bool On(const record::Drop& x);
 
-  // --- checker_steps.cc, Q1, Q2, Q4, Q7, Q8, G2, G8
+  // --- checker_steps.cc, Q1, Q2, Q4, Q7, Q8, Q12, G2, G8
   bool On(const record::Lease& x);
   void Return();
   bool On(const record::Unlease& x);
@@ -143,6 +145,7 @@ struct Checker::State {
   bool On(const record::StepAbort& x);
   bool On(const record::StepCommit& x);
   bool RightAge(const record::TrainedRow& t, const Row& row);
+  bool RightMask(const record::TrainedRow& t, const Row& row);
 
   // --- checker_weights.cc, W1-W5, W7
   bool On(const record::Publish& x);

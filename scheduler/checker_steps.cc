@@ -97,6 +97,9 @@ bool Checker::State::On(const record::StepCommit& x) {
       return Violation("Q2", ToString(t.tid) + " is trained without a lease");
     if (Rl() && !row->graded) return Violation("Q6", ToString(t.tid) + " has no reward of a grader");
     if (!RightAge(t, *row)) return false;
+    // Runs of older programs do not say what the trainer was given.
+    if ((config->row_digests != 0 || t.digest != 0) && t.digest != row->digest)
+      return Violation("Q12", "what was trained of " + ToString(t.tid) + " is not what its ENQ names");
     row->where = Where::kTrained;
     row->lease = -1;
     row->step = x.step.value;
@@ -128,11 +131,34 @@ bool Checker::State::On(const record::StepCommit& x) {
   return true;
 }
 
+// Tokens that are too old have no loss, all others have it.
+bool Checker::State::RightMask(const record::TrainedRow& t, const Row& row) {
+  int64_t masked = 0, furthest = 0;
+  Version oldest;
+  for (const record::VersionTokens& run : row.versions) {
+    const int64_t lag = Lag(run.v, step->v);
+    if (lag > config->max_lag_versions) {
+      masked += run.tokens;
+    } else if (!oldest.valid() || lag > furthest) {
+      oldest = run.v;
+      furthest = lag;
+    }
+  }
+  if (t.masked == masked && (t.oldest == oldest || (masked == 0 && t.oldest == row.oldest))) return true;
+  return Violation("Q4", ToString(t.tid) + " is trained from " + ToString(t.oldest) + " with " +
+                             std::to_string(t.masked) + " tokens masked; by its ENQ it is " +
+                             ToString(oldest) + " and " + std::to_string(masked) + " at " +
+                             ToString(step->v));
+}
+
 bool Checker::State::RightAge(const record::TrainedRow& t, const Row& row) {
   if (!Rl()) return true;
   const int64_t eta = config->max_lag_versions;
   const bool mask = config->on_stale == "mask";
+  if (mask && !row.versions.empty()) return RightMask(t, row);
   if (mask && !t.oldest.valid()) return true;  // no token with loss
+  if (!mask && t.masked != 0)
+    return Violation("Q4", ToString(t.tid) + " has tokens without loss, and on_stale is not mask");
   if (!mask && t.oldest != row.oldest)
     return Violation("Q4", ToString(t.tid) + " is trained from " + ToString(t.oldest) + ", its ENQ says " +
                                ToString(row.oldest));

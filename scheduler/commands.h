@@ -153,8 +153,8 @@ struct FormGroup {
 // (denominators of the loss are global). -> TrainDone | TrainFailed, each.
 struct BatchShare {
   std::vector<std::vector<SampleId>> groups;  // rows of a group together; payload by Enq
-  std::vector<SampleId> masked;
-};  // on_stale mask: tokens older than v - eta get loss 0
+  std::vector<Version> stale;  // on_stale mask: tokens of these versions of the batch have no loss
+};
 struct Train {
   WorkerRef worker;
   SlotId slot;
@@ -162,8 +162,7 @@ struct Train {
   int64_t lease = 0;
   StepNumber step;
   Version v;
-  Boxed<BatchShare> share;  // boxed: all other commands are smaller
-  int64_t max_lag_versions = 0;
+  Boxed<BatchShare> share;                       // boxed: all other commands are smaller
   int64_t group_epoch = 0, rank = 0, world = 1;  // group_epoch 0: a group of one
   int64_t total_groups = 0, total_rows = 0;
 };

@@ -355,6 +355,23 @@ double Controller::Reward(const SampleId& tid) const {
   return s->reward;
 }
 
+const std::vector<std::pair<std::string, double>>& Controller::Rewards(const SampleId& tid) const {
+  const Sample* s = impl_->state.ledger().Find(tid);
+  TP_CHECK(s != nullptr && s->phase == SamplePhase::kReady) << "no rewards of " << ToString(tid);
+  return s->rewards;
+}
+
+int64_t Controller::OldestPayloadFile() const {
+  int64_t oldest = INT64_MAX;
+  for (const auto& [key, g] : impl_->state.ledger().groups()) {
+    for (const Sample& s : g.samples) {
+      const bool stored = s.phase == SamplePhase::kAwaiting || s.phase == SamplePhase::kReady;
+      if (stored && s.enq.payload_file >= 0) oldest = std::min(oldest, s.enq.payload_file);
+    }
+  }
+  return oldest;
+}
+
 uint64_t Controller::StateDigest() const {
   const Impl& i = *impl_;
   uint64_t h = 0x7469646570ULL;

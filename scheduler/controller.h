@@ -84,6 +84,11 @@ class Controller {
   // masks tokens by it (on_stale: mask), so that they are those that the journal says have no loss.
   [[nodiscard]] int64_t Lag(const Version& made, const Version& trained) const;
   [[nodiscard]] double Reward(const SampleId& tid) const;  // requires a graded sample
+  // Its scores by reward function.  requires a graded sample
+  [[nodiscard]] const std::vector<std::pair<std::string, double>>& Rewards(const SampleId& tid) const;
+  // The smallest number of a payload file with a sample that may be trained, or trained again after a restore
+  // to a checkpoint that is kept; INT64_MAX: none has one.
+  [[nodiscard]] int64_t OldestPayloadFile() const;
   // Hash of the whole state, for determinism tests.
   [[nodiscard]] uint64_t StateDigest() const;
 

@@ -148,6 +148,7 @@ struct Controller::Impl {
   void On(const event::GroupFormed&);
   void On(const event::StepAborted&);
   void On(const event::TrainDone&);
+  std::string OtherRow(const std::vector<std::pair<SampleId, uint64_t>>& given);
   void On(const event::TrainFailed&);
   void On(const event::Published&);
   void On(const event::RecoveryCopied&);

@@ -300,8 +300,8 @@ void Controller::Impl::On(const event::PayloadStored& e) {
     Moved();
     const int32_t att = s->att;
     out.Record(record::End{e.tid, att, EndStatus::kOk});
-    out.Record(
-        record::Enq{e.tid, att, {}, {}, e.prompt_len, e.response_len, e.digest, e.file, e.offset, e.bytes});
+    out.Record(record::Enq{
+        e.tid, att, {}, {}, e.prompt_len, e.response_len, e.digest, e.file, e.offset, e.bytes, {}});
     tokens_kept.try_emplace(e.tid);
     CheckGroup(KeyOf(e.tid), DropReason::kDataInvalid);
     return;
@@ -318,7 +318,7 @@ void Controller::Impl::On(const event::PayloadStored& e) {
   const Finished f = std::move(it->second);
   finishing.erase(it);
   out.Record(record::Enq{e.tid, e.att, f.v_min, f.v_max, e.prompt_len, e.response_len, e.digest, e.file,
-                         e.offset, e.bytes});
+                         e.offset, e.bytes, e.versions});
   const GroupKey key = KeyOf(e.tid);
   if (Expired(*state.ledger().Find(key))) {
     DropGroup(key, DropReason::kStale);

@@ -35,7 +35,8 @@ void Controller::Impl::On(const event::Started&) {
       .pin_version = c.rollout.pin_version ? 1 : 0,
       .rollout_floor = needs_rollout && policy.keeps_floor ? c.scheduler.rollout_floor : 0,
       .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3),
-      .checkpoint_steps = c.checkpoint.every_steps};
+      .checkpoint_steps = c.checkpoint.every_steps,
+      .row_digests = 1};
   if (state.empty()) {
     out.Record(record::Config(terms));
   } else {

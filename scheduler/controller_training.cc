@@ -169,7 +169,7 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
              .done = {}};
   std::vector<std::vector<SampleId>> rows;  // [groups]
   std::vector<double> costs;                // [groups]
-  std::set<SampleId> masked;
+  std::set<Version> stale;
   std::vector<SampleId> tids;
   double lag_sum = 0;
   t.report.lag_hist.assign(static_cast<size_t>(eta + 1), 0);
@@ -183,14 +183,25 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
       group.push_back(g.Tid(k));
       t.tokens += static_cast<double>(s.enq.prompt_len + s.enq.response_len);
       costs.back() += options.sample_cost(s.enq.prompt_len + s.enq.response_len);
-      Version oldest = s.enq.wv_min;
+      record::TrainedRow row{g.Tid(k), s.enq.wv_min, 0, 0};
       int64_t lag = std::max(versions.Lag(s.enq.wv_min, t.v), versions.Lag(s.enq.wv_max, t.v));
       if (lag > eta) {  // on_stale mask: tokens whose lag is beyond the bound have no loss
-        masked.insert(g.Tid(k));
-        oldest = versions.FirstWithin(s.enq.wv_min, s.enq.wv_max, t.v, eta);
-        lag = eta;
+        // What is not known run by run has its oldest version between the two that are.
+        row.oldest =
+            s.enq.versions.empty() ? versions.FirstWithin(s.enq.wv_min, s.enq.wv_max, t.v, eta) : Version{};
+        lag = s.enq.versions.empty() ? eta : 0;
+        for (const record::VersionTokens& run : s.enq.versions) {
+          const int64_t behind = versions.Lag(run.v, t.v);
+          if (behind > eta) {
+            stale.insert(run.v);
+            row.masked += run.tokens;
+          } else if (!row.oldest.valid() || behind > lag) {
+            row.oldest = run.v;
+            lag = behind;
+          }
+        }
       }
-      t.rows.push_back({g.Tid(k), oldest});
+      t.rows.push_back(row);
       ++t.report.lag_hist[static_cast<size_t>(lag)];
       t.report.lag_max = std::max(t.report.lag_max, lag);
       lag_sum += static_cast<double>(lag);
@@ -218,18 +229,15 @@ void Controller::Impl::StartTraining(const std::vector<GroupKey>& keys) {
                          .step = t.step,
                          .v = t.v,
                          .share = {},
-                         .max_lag_versions = eta,
                          .group_epoch = world > 1 ? trainer.group_epoch : 0,
                          .rank = rank,
                          .world = world,
                          .total_groups = static_cast<int64_t>(rows.size()),
                          .total_rows = total_rows};
     for (const int64_t i : shares[static_cast<size_t>(rank)]) {
-      for (const SampleId& tid : rows[static_cast<size_t>(i)]) {
-        if (masked.contains(tid)) train.share->masked.push_back(tid);
-      }
       train.share->groups.push_back(std::move(rows[static_cast<size_t>(i)]));
     }
+    train.share->stale.assign(stale.begin(), stale.end());
     out.Do(std::move(train));
     waits.Begin({WaitKind::kTrain, m.worker.worker.value},
                 {m.worker, now, now + TrainPatience(), "step=" + std::to_string(t.step.value)});
@@ -316,6 +324,12 @@ void Controller::Impl::On(const event::TrainDone& e) {
     return;
   }
   nonfinite = 0;
+  for (const auto& [ref, done] : trainer.training->done) {
+    const std::string why = OtherRow(done.rows);
+    if (why.empty()) continue;
+    Fail("rows_differ", ToString(ref), ref.inc, "step " + std::to_string(e.step.value) + ": " + why);
+    return;
+  }
   Training t = std::move(*trainer.training);
   trainer.training.reset();
   t.report.dropped_stale = state.ledger().stale_since_commit();
@@ -333,6 +347,20 @@ void Controller::Impl::On(const event::TrainDone& e) {
   out.Do(std::move(t.report));
 }
 
+// Notes what a trainer was given in the rows of the open step; says which of them is not what was stored.
+std::string Controller::Impl::OtherRow(const std::vector<std::pair<SampleId, uint64_t>>& given) {
+  const std::map<SampleId, uint64_t> digests(given.begin(), given.end());
+  for (record::TrainedRow& row : trainer.training->rows) {
+    const auto it = digests.find(row.tid);
+    row.digest = it == digests.end() ? 0 : it->second;
+    const Sample* s = state.ledger().Find(row.tid);
+    if (s == nullptr || row.digest == 0 || row.digest != s->enq.digest)
+      return "the trainer was given other bytes of sample " + ToString(row.tid) +
+             " than its ENQ names; nothing of this step is kept";
+  }
+  return "";
+}
+
 void Controller::Impl::On(const event::TrainFailed& e) {
   const auto is_member = [&](const command::GroupMember& m) { return m.worker == e.worker; };
   if (!health.IsCurrent(e.worker) || !trainer.training || e.lease != trainer.training->lease ||
@@ -345,6 +373,13 @@ void Controller::Impl::On(const event::TrainFailed& e) {
   std::set<GroupKey> keys;
   for (const record::TrainedRow& row : trainer.training->rows) keys.insert(KeyOf(row.tid));
   AbortStep(e.why, e.worker);
+  if (e.lost.ordinal >= 0) {
+    out.Record(record::Fault{"payload", ToString(e.lost), {}, e.why});
+    out.Warn("step=" + std::to_string(e.step.value) + " event=payload_lost sample=" + ToString(e.lost) +
+             " why=\"" + e.why + "\"");
+    SetAside({KeyOf(e.lost)}, DropReason::kDataInvalid);
+    return;
+  }
   out.Warn("step=" + std::to_string(e.step.value) + " event=train_failed why=\"" + e.why + "\"");
   if (++train_failures >= kTries) {
     Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc,

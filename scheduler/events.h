@@ -92,6 +92,7 @@ struct PayloadStored {
   int64_t prompt_len = 0, response_len = 0;
   uint64_t digest = 0;
   int64_t file = -1, offset = 0, bytes = 0;
+  std::vector<record::VersionTokens> versions;  // of the tokens with loss; empty: not known
 };
 // The data row of a newly issued group could be read and tokenised / could not.
 struct RowReady {
@@ -181,6 +182,8 @@ struct TrainDone {
   bool finite = true;
   uint64_t weights_digest = 0;
   double seconds = 0;
+  std::vector<std::pair<SampleId, uint64_t>>
+      rows;  // of the whole batch: digest of what the trainer was given
 };
 struct TrainFailed {
   WorkerRef worker;
@@ -188,7 +191,8 @@ struct TrainFailed {
   int64_t lease = 0;
   std::string why;
   bool data = false;
-};  // nothing changed
+  SampleId lost;  // set: what is stored of this sample is not what its ENQ says. No fault of the worker's
+};                // nothing changed
 struct Published {
   WorkerRef worker;
   Version v;

@@ -160,6 +160,7 @@ Status Ledger::ApplyGraded(const record::Graded& r) {
     return Contradiction("GRADED", r.tid, "it does not await a reward");
   if (r.outcome != GradeOutcome::kOk) return OkStatus();  // a DROP follows
   s->reward = r.reward;
+  s->rewards = r.rewards;
   Move(*g, *s, SamplePhase::kReady);
   return OkStatus();
 }

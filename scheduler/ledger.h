@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -50,7 +52,8 @@ struct Sample {
   EndStatus end = EndStatus::kOk;
   DropReason reason = DropReason::kStale;  // of a dropped one
   double reward = 0;
-  record::Enq enq;  // valid from kAwaiting on
+  std::vector<std::pair<std::string, double>> rewards;  // by name, as graded
+  record::Enq enq;                                      // valid from kAwaiting on
 };
 
 struct Group {

@@ -58,6 +58,7 @@ struct RunTerms {
   // after how long without progress the run ends, steps between checkpoints. 0: not known (older programs did
   // not write them).
   int64_t rollout_floor = 0, stall_ms = 0, checkpoint_steps = 0;
+  int32_t row_digests = 0;  // 1: STEP_COMMIT says of every row what the trainer was given
 };
 // First record of a run, again after a resume that changed it. Boxed: all others are less than half as large.
 struct Config : Boxed<RunTerms> {
@@ -87,7 +88,13 @@ struct Graded {
   double reward = 0;
   std::vector<std::pair<std::string, double>> rewards;
 };
-// Payload bytes are on disk: file number, offset, length in payload/; digest Hash64 of the bytes.
+struct VersionTokens {
+  Version v;
+  int64_t tokens = 0;
+  friend bool operator==(const VersionTokens&, const VersionTokens&) = default;
+};
+// Payload bytes are on disk: file number, offset, length in payload/; digest Hash64 of the bytes, which is
+// that of the trajectory (core/sample). versions: run lengths over the tokens with loss; empty: not known.
 struct Enq {
   SampleId tid;
   int32_t att = 0;
@@ -95,6 +102,7 @@ struct Enq {
   int64_t prompt_len = 0, response_len = 0;
   uint64_t digest = 0;
   int64_t payload_file = -1, payload_offset = 0, payload_bytes = 0;
+  std::vector<VersionTokens> versions;
 };
 struct Dup {
   SampleId tid;
@@ -125,10 +133,14 @@ struct StepBegin {
   Version v;
   std::vector<SlotPlan> members;
 };
+// oldest: version among its tokens with loss that is furthest behind. digest: of the trajectory that the
+// trainer was given, computed by the trainer. masked: tokens that were too old and were left without loss.
 struct TrainedRow {
   SampleId tid;
   Version oldest;
-};  // oldest version among its tokens with loss
+  uint64_t digest = 0;
+  int64_t masked = 0;
+};
 struct StepCommit {
   StepNumber step;
   Version v;
@@ -273,6 +285,15 @@ struct JournalEntry {
 
 // --- fields, in their order on disk. V: void operator()(const char* name, T& field) for each T below. ---
 namespace record {
+// A field of a list's items that older formats of the journal do not have. A visitor that reads an older
+// format has a member `format`; all others see the newest.
+template <typename V, typename T>
+void Since(V& v, uint32_t format, const char* name, T& field) {
+  if constexpr (requires { v.format; }) {
+    if (v.format < format) return;
+  }
+  v(name, field);
+}
 #define TP_FIELDS(Type, ...)                            \
   template <typename V, typename R>                     \
   requires std::is_same_v<std::remove_const_t<R>, Type> \
@@ -285,7 +306,7 @@ TP_FIELDS(Config, v("run_id", r->run_id); v("job", r->job); v("digest", r->diges
           v("slots", r->slots); v("recovery_steps", r->recovery_steps); v("deterministic", r->deterministic);
           v("oversample_mode", r->oversample_mode); v("pin_version", r->pin_version);
           v("rollout_floor", r->rollout_floor); v("stall_ms", r->stall_ms);
-          v("checkpoint_steps", r->checkpoint_steps);)
+          v("checkpoint_steps", r->checkpoint_steps); v("row_digests", r->row_digests);)
 TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len);
           v("max_new", r.max_new);)
 TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
@@ -295,14 +316,16 @@ TP_FIELDS(Graded, v("tid", r.tid); v("outcome", r.outcome); v("grader", r.grader
 TP_FIELDS(Enq, v("tid", r.tid); v("att", r.att); v("wv_min", r.wv_min); v("wv_max", r.wv_max);
           v("prompt_len", r.prompt_len); v("response_len", r.response_len); v("digest", r.digest);
           v("payload_file", r.payload_file); v("payload_offset", r.payload_offset);
-          v("payload_bytes", r.payload_bytes);)
+          v("payload_bytes", r.payload_bytes); v("versions", r.versions);)
+TP_FIELDS(VersionTokens, v("v", r.v); v("tokens", r.tokens);)
 TP_FIELDS(Dup, v("tid", r.tid); v("att", r.att);)
 TP_FIELDS(Lease, v("lease", r.lease); v("step", r.step); v("tids", r.tids); v("holder", r.holder);)
 TP_FIELDS(Unlease, v("lease", r.lease); v("why", r.why);)
 TP_FIELDS(Drop, v("tid", r.tid); v("reason", r.reason);)
 TP_FIELDS(SlotPlan, v("slot", r.slot); v("from", r.from); v("to", r.to); v("epoch", r.epoch);)
 TP_FIELDS(StepBegin, v("step", r.step); v("v", r.v); v("members", r.members);)
-TP_FIELDS(TrainedRow, v("tid", r.tid); v("oldest", r.oldest);)
+TP_FIELDS(TrainedRow, v("tid", r.tid); v("oldest", r.oldest); Since(v, 3, "digest", r.digest);
+          Since(v, 3, "masked", r.masked);)
 TP_FIELDS(StepCommit, v("step", r.step); v("v", r.v); v("digest", r.digest); v("rows", r.rows);)
 TP_FIELDS(StepAbort, v("step", r.step); v("why", r.why);)
 TP_FIELDS(Publish, v("v", r.v); v("digest", r.digest);)

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/storage/little_endian.h"
+#include "core/base/little_endian.h"
 
 namespace tidepool::policy {
 namespace {
 
 using environments::InstanceState;
-using storage::ByteReader;
-using storage::PutNumber;
 
 constexpr uint32_t kSchema = 1;
 constexpr int64_t kMaxCells = int64_t{1} << 26;

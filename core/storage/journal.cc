@@ -36,6 +36,15 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
 
   JournalContents contents;
   TP_ASSIGN_OR_RETURN(const auto segments, ListSegments(fs, dir));
+  // Without a whole header there is nothing to go on with; the scan says what it is then.
+  if (const auto schema = segments.empty() ? StatusOr<uint32_t>(kJournalSchema) : JournalSchema(fs, dir);
+      schema.ok() && *schema != kJournalSchema) {
+    return FailedPrecondition(dir + ": this journal has schema " + std::to_string(*schema) +
+                              ", and this program continues runs of schema " +
+                              std::to_string(kJournalSchema) +
+                              " only; continue the run with the version of tidepool that began it (check, "
+                              "report, samples, journal and export read it here)");
+  }
   if (!segments.empty()) {
     if (earlier != nullptr) {
       TP_ASSIGN_OR_RETURN(contents, ReadJournal(fs, dir, run_id));

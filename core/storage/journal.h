@@ -32,7 +32,11 @@
 
 namespace tidepool::storage {
 
-inline constexpr uint32_t kJournalSchema = 2;
+// The format of records. Journals from kOldestJournalSchema on are read; a run is continued in the format
+// that it was begun in, so only journals of kJournalSchema are written to.
+//   3  rows of STEP_COMMIT have digest and masked (payload files have schema 2)
+//   2  before that
+inline constexpr uint32_t kJournalSchema = 3, kOldestJournalSchema = 2;
 
 // What an interrupted write left at the end.
 struct TornTail {
@@ -47,8 +51,9 @@ struct JournalSummary {
   uint32_t ctl_epoch = 0;  // of the last segment; 0: no segment yet
   Lsn next{0};             // lsn of the next record
   int64_t segments = 0;
-  int64_t bytes = 0;       // valid ones
-  uint64_t tail_hash = 0;  // of the last segment, as its successor's header will hold it
+  int64_t bytes = 0;                 // valid ones
+  uint32_t schema = kJournalSchema;  // the oldest of its segments
+  uint64_t tail_hash = 0;            // of the last segment, as its successor's header will hold it
   std::optional<TornTail> torn_tail;
 };
 
@@ -65,6 +70,8 @@ struct JournalContents {
 //   kDataLoss            corrupt, naming file, offset and record
 StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, const std::string& run_id,
                                      Lsn from, const std::function<Status(JournalEntry&&)>& take);
+// The format of the journal in `dir`, from its first segment. Errors as ScanJournal.
+StatusOr<uint32_t> JournalSchema(FileSystem& fs, const std::string& dir);
 StatusOr<JournalContents> ReadJournal(FileSystem& fs, const std::string& dir, const std::string& run_id = "");
 
 // Follows a journal that grows, in this process or another. Not thread-safe.
@@ -82,7 +89,7 @@ class JournalTail {
   Lsn from_;
   int64_t segment_ = 0;
   int64_t offset_ = 0;  // 0: the header was not read yet
-  uint32_t ctl_epoch_ = 0;
+  uint32_t ctl_epoch_ = 0, schema_ = kJournalSchema;
   Lsn next_{0};
 };
 
@@ -99,7 +106,8 @@ class JournalWriter {
   // Takes the lock, reads and checks what is there (into `earlier` if given; for the caller to fold),
   // cuts a torn tail (told in earlier->summary.torn_tail), raises ctl_epoch and starts a segment,
   // durable on return. Makes `dir` if need be. `run_id` empty: the one of the journal that is there.
-  //   kFailedPrecondition  another controller has it open (its pid is named), another run or schema
+  //   kFailedPrecondition  another controller has it open (its pid is named), another run, or a schema
+  //                        that this program does not write
   //   kDataLoss            corrupt; nothing was changed
   //   kInvalidArgument     no run id for a new journal
   //   errors of FileSystem

@@ -6,7 +6,7 @@
 #include <concepts>
 #include <utility>
 
-#include "core/storage/little_endian.h"
+#include "core/base/little_endian.h"
 
 namespace tidepool::storage {
 namespace {
@@ -77,6 +77,7 @@ struct Encoder {
 
 struct Decoder {
   ByteReader reader;
+  uint32_t format = kJournalSchema;
   bool in_range = true;
 
   // Fields of the record itself: missing at the end means an older writer.
@@ -89,6 +90,7 @@ struct Decoder {
   // Fields of items in lists are all there.
   struct Nested {
     Decoder& outer;
+    uint32_t format = outer.format;
     template <typename T>
     void operator()(const char* /*name*/, T& field) {
       outer.Get(field);
@@ -128,15 +130,16 @@ struct Decoder {
       x.clear();
       for (size_t i = 0; i < count && reader.ok(); ++i) Get(x.emplace_back());
     } else {
-      VisitFields(x, Nested{*this});
+      Nested nested{*this};
+      VisitFields(x, nested);
     }
   }
 };
 
 template <size_t kKind>
-StatusOr<JournalRecord> DecodeKind(std::string_view bytes) {
+StatusOr<JournalRecord> DecodeKind(std::string_view bytes, uint32_t schema) {
   JournalRecord record(std::in_place_index<kKind>);
-  Decoder decoder{.reader = ByteReader(bytes)};
+  Decoder decoder{.reader = ByteReader(bytes), .format = schema};
   VisitFields(std::get<kKind>(record), decoder);
   const char* why = nullptr;
   if (!decoder.reader.ok()) why = "it ends inside a field";
@@ -148,7 +151,7 @@ StatusOr<JournalRecord> DecodeKind(std::string_view bytes) {
   return record;
 }
 
-using DecodeFunction = StatusOr<JournalRecord> (*)(std::string_view);
+using DecodeFunction = StatusOr<JournalRecord> (*)(std::string_view, uint32_t);
 constexpr size_t kKinds = std::variant_size_v<JournalRecord>;
 constexpr auto kDecoders = []<size_t... kKind>(std::index_sequence<kKind...>) {
   return std::array<DecodeFunction, kKinds>{&DecodeKind<kKind>...};
@@ -325,12 +328,12 @@ void EncodeFields(const JournalRecord& record, std::string& out) {
   std::visit([&](const auto& r) { VisitFields(r, encoder); }, record);
 }
 
-StatusOr<JournalRecord> DecodeFields(uint16_t kind, std::string_view bytes) {
+StatusOr<JournalRecord> DecodeFields(uint16_t kind, std::string_view bytes, uint32_t schema) {
   if (kind >= kKinds) {
     return DataLoss("record kind " + std::to_string(kind) + " is unknown; this program knows 0.." +
                     std::to_string(kKinds - 1) + " (written by a newer program?)");
   }
-  return kDecoders[kind](bytes);
+  return kDecoders[kind](bytes, schema);
 }
 
 std::string JournalEntryToJson(const JournalEntry& entry) {

@@ -19,6 +19,7 @@
 
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
+#include "core/storage/journal.h"
 
 namespace tidepool::storage {
 
@@ -30,7 +31,7 @@ void EncodeFields(const JournalRecord& record, std::string& out);
 
 // kDataLoss if `kind` is unknown, or the bytes do not parse as its fields: too short inside a field,
 // longer than the fields, an enum out of range.
-StatusOr<JournalRecord> DecodeFields(uint16_t kind, std::string_view bytes);
+StatusOr<JournalRecord> DecodeFields(uint16_t kind, std::string_view bytes, uint32_t schema = kJournalSchema);
 
 // One JSON object, without a line feed.
 std::string JournalEntryToJson(const JournalEntry& entry);

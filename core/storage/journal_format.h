@@ -9,6 +9,7 @@
 #include "core/base/file_system.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
+#include "core/storage/journal.h"
 
 namespace tidepool::storage {
 
@@ -23,6 +24,7 @@ struct SegmentHeader {
   uint32_t ctl_epoch = 0;
   uint64_t previous_hash = 0;
   std::string run_id;
+  uint32_t schema = kJournalSchema;
 };
 
 std::string SegmentName(int64_t segment);  // "0007.tpj"
@@ -41,7 +43,7 @@ Lsn FrameLsn(std::string_view frame);
 uint32_t FrameEpoch(std::string_view frame);
 bool FrameAfterSync(std::string_view frame);
 // kDataLoss if the fields do not parse.
-StatusOr<JournalEntry> DecodeFrame(std::string_view frame);
+StatusOr<JournalEntry> DecodeFrame(std::string_view frame, uint32_t schema = kJournalSchema);
 void EncodeFrame(const JournalEntry& entry, bool after_sync, std::string& out);
 
 }  // namespace tidepool::storage

@@ -4,10 +4,10 @@
 #include <charconv>
 
 #include "core/base/hash.h"
+#include "core/base/little_endian.h"
 #include "core/storage/journal.h"
 #include "core/storage/journal_codec.h"
 #include "core/storage/journal_format.h"
-#include "core/storage/little_endian.h"
 
 namespace tidepool::storage {
 namespace {
@@ -95,12 +95,13 @@ StatusOr<SegmentHeader> ParseHeader(std::string_view bytes, const std::string& p
   if (Crc32c(bytes.substr(0, *length - 4)) != NumberAt<uint32_t>(bytes, *length - 4)) {
     return damaged("the header's checksum is wrong");
   }
-  if (schema != kJournalSchema) {
-    return FailedPrecondition(path + ": journal schema " + std::to_string(schema) +
-                              ", this program reads schema " + std::to_string(kJournalSchema) +
+  if (schema < kOldestJournalSchema || schema > kJournalSchema) {
+    return FailedPrecondition(path + ": journal schema " + std::to_string(schema) + ", this program reads " +
+                              std::to_string(kOldestJournalSchema) + " to " + std::to_string(kJournalSchema) +
                               "; use the version of tidepool that wrote the run");
   }
   SegmentHeader header;
+  header.schema = schema;
   header.segment = reader.Number<uint64_t>();
   header.first = Lsn{static_cast<int64_t>(reader.Number<uint64_t>())};
   header.ctl_epoch = reader.Number<uint32_t>();
@@ -135,9 +136,9 @@ Lsn FrameLsn(std::string_view frame) { return Lsn{static_cast<int64_t>(NumberAt<
 uint32_t FrameEpoch(std::string_view frame) { return NumberAt<uint32_t>(frame, 16); }
 bool FrameAfterSync(std::string_view frame) { return (NumberAt<uint16_t>(frame, 28) & kAfterSyncBit) != 0; }
 
-StatusOr<JournalEntry> DecodeFrame(std::string_view frame) {
+StatusOr<JournalEntry> DecodeFrame(std::string_view frame, uint32_t schema) {
   const auto kind = static_cast<uint16_t>(NumberAt<uint16_t>(frame, 28) & ~kAfterSyncBit);
-  auto record = DecodeFields(kind, frame.substr(kRecordPrefixBytes + kRecordEnvelopeBytes));
+  auto record = DecodeFields(kind, frame.substr(kRecordPrefixBytes + kRecordEnvelopeBytes), schema);
   if (!record.ok()) return record.status();
   return JournalEntry{.lsn = FrameLsn(frame),
                       .ctl_epoch = FrameEpoch(frame),
@@ -200,6 +201,7 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
     }
     summary.run_id = header->run_id;
     summary.ctl_epoch = header->ctl_epoch;
+    summary.schema = std::min(summary.schema, header->schema);
     hash = Hash64(std::string_view(bytes).substr(0, offset));
     while (offset < bytes.size()) {
       const std::string_view rest = std::string_view(bytes).substr(offset);
@@ -219,7 +221,7 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
                         std::to_string(FrameEpoch(frame)) + kCorruptAdvice);
       }
       if (FrameLsn(frame) >= from) {
-        auto entry = DecodeFrame(frame);
+        auto entry = DecodeFrame(frame, header->schema);
         if (!entry.ok()) return entry.status().At(At(path, offset, summary.next));
         TP_RETURN_IF_ERROR(take(std::move(entry).value()));
       }
@@ -232,6 +234,15 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
   }
   summary.tail_hash = hash;
   return summary;
+}
+
+StatusOr<uint32_t> JournalSchema(FileSystem& fs, const std::string& dir) {
+  const std::string path = JoinPath(dir, SegmentName(0));
+  TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForRead(path));
+  TP_ASSIGN_OR_RETURN(const std::string bytes, file->ReadAt(0, 1 << 16));
+  size_t length = 0;
+  TP_ASSIGN_OR_RETURN(const SegmentHeader header, ParseHeader(bytes, path, &length));
+  return header.schema;
 }
 
 StatusOr<JournalContents> ReadJournal(FileSystem& fs, const std::string& dir, const std::string& run_id) {
@@ -263,6 +274,7 @@ StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
       }
       offset_ = static_cast<int64_t>(length);
       ctl_epoch_ = header->ctl_epoch;
+      schema_ = header->schema;
       next_ = header->first;
       rest.remove_prefix(length);
     }
@@ -275,7 +287,7 @@ StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
                         std::to_string(FrameLsn(frame).value) + kCorruptAdvice);
       }
       if (next_ >= from_) {
-        auto entry = DecodeFrame(frame);
+        auto entry = DecodeFrame(frame, schema_);
         if (!entry.ok()) return entry.status().At(At(path, static_cast<size_t>(offset_), next_));
         entries.push_back(std::move(entry).value());
       }

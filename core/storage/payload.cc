@@ -5,14 +5,15 @@
 #include <utility>
 
 #include "core/base/hash.h"
-#include "core/storage/little_endian.h"
+#include "core/base/little_endian.h"
+#include "core/sample/codec.h"
+#include "core/storage/payload_v1.h"
 
 namespace tidepool::storage {
 namespace {
 
 constexpr std::string_view kMagic("TPPAYL\r\n", 8);
-constexpr uint32_t kSchema = 1;
-constexpr int64_t kMaxPayloadBytes = int64_t{1} << 30;
+constexpr uint32_t kSchema = 2;
 constexpr size_t kOpenFiles = 16;  // read handles kept; a step's rows lie in one or two files
 
 std::string PayloadFileName(int64_t number) {
@@ -33,133 +34,7 @@ StatusOr<std::vector<int64_t>> ListPayloadFiles(FileSystem& fs, const std::strin
   return numbers;
 }
 
-template <typename T>
-void PutList(std::string& out, const std::vector<T>& items) {
-  PutNumber(out, static_cast<uint32_t>(items.size()));
-  if constexpr (std::endian::native == std::endian::little) {
-    out.append(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(T));
-  } else {
-    for (const T item : items) PutNumber(out, item);
-  }
-}
-
-template <typename T>
-std::vector<T> GetList(ByteReader& reader) {
-  std::vector<T> items(reader.Count(sizeof(T)));
-  if constexpr (std::endian::native == std::endian::little) {
-    const std::string_view bytes = reader.Bytes(items.size() * sizeof(T));
-    if (!bytes.empty()) std::memcpy(items.data(), bytes.data(), bytes.size());
-  } else {
-    for (T& item : items) item = reader.Number<T>();
-  }
-  return items;
-}
-
 }  // namespace
-
-void AddVersion(std::vector<VersionRun>& runs, const Version& version, int32_t tokens) {
-  if (tokens <= 0) return;
-  if (!runs.empty() && runs.back().version == version) {
-    runs.back().tokens += tokens;
-  } else {
-    runs.push_back({version, tokens});
-  }
-}
-
-StatusOr<std::string> EncodePayload(const Payload& payload) {
-  const size_t n = payload.response.size();
-  size_t versioned = 0;
-  for (const VersionRun& run : payload.versions) versioned += static_cast<size_t>(std::max(run.tokens, 0));
-  const auto fits = [n](size_t size) { return size == 0 || size == n; };
-  if (!fits(payload.logprobs.size()) || !fits(payload.log_kept.size()) ||
-      (payload.fragment.empty() && !fits(versioned)) || !fits(payload.loss_mask.size())) {
-    return InvalidArgument("payload of sample " + ToString(payload.tid) + ": the response has " +
-                           std::to_string(n) + " tokens, but there are " +
-                           std::to_string(payload.logprobs.size()) + " logprobs, " +
-                           std::to_string(payload.log_kept.size()) + " log_kept, " +
-                           std::to_string(payload.loss_mask.size()) + " of a loss mask and versions of " +
-                           std::to_string(versioned) + " tokens; each has to be as many, or none");
-  }
-  std::string out;
-  out.reserve(64 + 4 * (payload.prompt.size() + 3 * n) + 16 * payload.versions.size());
-  PutNumber(out, uint32_t{0});
-  PutNumber(out, payload.tid.ordinal);
-  PutNumber(out, payload.tid.issue);
-  PutNumber(out, payload.tid.sample);
-  PutNumber(out, payload.att);
-  PutNumber(out, static_cast<uint8_t>(payload.finish));
-  PutList(out, payload.prompt);
-  PutList(out, payload.response);
-  PutList(out, payload.logprobs);
-  PutList(out, payload.log_kept);
-  PutNumber(out, static_cast<uint32_t>(payload.versions.size()));
-  for (const VersionRun& run : payload.versions) {
-    PutNumber(out, run.version.lineage);
-    PutNumber(out, run.version.number);
-    PutNumber(out, run.tokens);
-  }
-  // Sections at the end, each with the ones before it, empty where they are not used.
-  const bool turns = !payload.turns.empty(), fragment = turns || !payload.fragment.empty(),
-             masked = fragment || !payload.loss_mask.empty();
-  if (masked || !payload.routing.empty()) PutString(out, payload.routing);
-  if (masked) PutList(out, payload.loss_mask);
-  if (fragment) PutString(out, payload.fragment);
-  if (turns) {
-    PutNumber(out, static_cast<uint32_t>(payload.turns.size()));
-    for (const TurnMark& turn : payload.turns) {
-      PutNumber(out, turn.begin);
-      PutNumber(out, turn.state);
-      PutNumber(out, turn.reward_before);
-    }
-  }
-  if (static_cast<int64_t>(out.size()) > kMaxPayloadBytes) {
-    return InvalidArgument("payload of sample " + ToString(payload.tid) + ": " + std::to_string(out.size()) +
-                           " bytes, at most " + std::to_string(kMaxPayloadBytes) + " can be stored");
-  }
-  std::string size;
-  PutNumber(size, static_cast<uint32_t>(out.size()));
-  out.replace(0, size.size(), size);
-  return out;
-}
-
-StatusOr<Payload> DecodePayload(std::string_view bytes) {
-  ByteReader reader(bytes);
-  Payload payload;
-  const auto size = reader.Number<uint32_t>();
-  payload.tid.ordinal = reader.Number<int64_t>();
-  payload.tid.issue = reader.Number<int32_t>();
-  payload.tid.sample = reader.Number<int32_t>();
-  payload.att = reader.Number<int32_t>();
-  const auto finish = reader.Number<uint8_t>();
-  payload.finish = static_cast<FinishReason>(finish);
-  payload.prompt = GetList<int32_t>(reader);
-  payload.response = GetList<int32_t>(reader);
-  payload.logprobs = GetList<float>(reader);
-  payload.log_kept = GetList<float>(reader);
-  payload.versions.resize(reader.Count(16));
-  for (VersionRun& run : payload.versions) {
-    run.version.lineage = reader.Number<int32_t>();
-    run.version.number = reader.Number<int64_t>();
-    run.tokens = reader.Number<int32_t>();
-  }
-  if (reader.ok() && reader.left() > 0) payload.routing = std::string(reader.String());
-  if (reader.ok() && reader.left() > 0) payload.loss_mask = GetList<uint8_t>(reader);
-  if (reader.ok() && reader.left() > 0) payload.fragment = std::string(reader.String());
-  if (reader.ok() && reader.left() > 0) {
-    payload.turns.resize(reader.Count(24));
-    for (TurnMark& turn : payload.turns) {
-      turn.begin = reader.Number<int64_t>();
-      turn.state = reader.Number<uint64_t>();
-      turn.reward_before = reader.Number<double>();
-    }
-  }
-  if (!reader.ok() || reader.left() != 0 ||
-      (!payload.loss_mask.empty() && payload.loss_mask.size() != payload.response.size()) ||
-      size != bytes.size() || finish > static_cast<uint8_t>(FinishReason::kLength)) {
-    return DataLoss("the bytes are no payload");
-  }
-  return payload;
-}
 
 StatusOr<std::unique_ptr<PayloadWriter>> PayloadWriter::Open(FileSystem& fs, const std::string& dir,
                                                              const std::string& run_id, int64_t file_bytes) {
@@ -188,9 +63,9 @@ Status PayloadWriter::StartFile() {
   return OkStatus();
 }
 
-StatusOr<PayloadRef> PayloadWriter::Append(const Payload& payload) {
+StatusOr<PayloadRef> PayloadWriter::Append(const sample::Trajectory& trajectory) {
   if (!broken_.ok()) return broken_;
-  TP_ASSIGN_OR_RETURN(const std::string bytes, EncodePayload(payload));
+  TP_ASSIGN_OR_RETURN(const std::string bytes, sample::Encode(trajectory));
   if (file_ == nullptr || file_->size() + static_cast<int64_t>(bytes.size()) > file_bytes_) {
     TP_RETURN_IF_ERROR(Sync());  // a later Sync reaches the new file only
     TP_RETURN_IF_ERROR(StartFile());
@@ -221,27 +96,34 @@ Status PayloadWriter::Sync() {
   return broken_;
 }
 
-StatusOr<Payload> PayloadReader::Read(const PayloadRef& ref) {
-  const std::string path = JoinPath(dir_, PayloadFileName(ref.file));
-  std::shared_ptr<ReadableFile> file;
-  {
-    const std::lock_guard lock(mu_);
-    auto& cached = files_[ref.file];
-    if (cached == nullptr) {
-      auto opened = fs_.OpenForRead(path);
-      if (!opened.ok()) {
-        files_.erase(ref.file);
-        return opened.status();
-      }
-      cached = std::move(opened).value();
-    }
-    file = cached;
-    if (files_.size() > kOpenFiles)
-      files_.erase(files_.begin()->first == ref.file ? std::prev(files_.end()) : files_.begin());
+StatusOr<std::shared_ptr<const PayloadReader::OpenFile>> PayloadReader::Open(int64_t number) {
+  const std::lock_guard lock(mu_);
+  if (const auto cached = files_.find(number); cached != files_.end()) return cached->second;
+  const std::string path = JoinPath(dir_, PayloadFileName(number));
+  TP_ASSIGN_OR_RETURN(auto file, fs_.OpenForRead(path));
+  TP_ASSIGN_OR_RETURN(const std::string header, file->ReadAt(0, static_cast<int64_t>(kMagic.size() + 4)));
+  ByteReader reader(header);
+  const bool magic = reader.Bytes(kMagic.size()) == kMagic;
+  const auto schema = reader.Number<uint32_t>();
+  if (!magic || !reader.ok())
+    return DataLoss(path + ": it does not begin with TPPAYL; it is no payload file");
+  if (schema != kSchema && schema != kSchemaV1) {
+    return FailedPrecondition(path + ": payload schema " + std::to_string(schema) + ", this program reads " +
+                              std::to_string(kSchemaV1) + " and " + std::to_string(kSchema) +
+                              "; use the version of tidepool that wrote the run");
   }
+  auto opened = std::make_shared<const OpenFile>(OpenFile{std::move(file), schema});
+  if (files_.size() >= kOpenFiles) files_.erase(files_.begin());
+  files_[number] = opened;
+  return std::shared_ptr<const OpenFile>(std::move(opened));
+}
+
+StatusOr<sample::Trajectory> PayloadReader::Read(const PayloadRef& ref) {
+  const std::string path = JoinPath(dir_, PayloadFileName(ref.file));
   if (ref.offset < 0 || ref.bytes < 0)
     return InvalidArgument(path + ": a payload reference with a negative place");
-  TP_ASSIGN_OR_RETURN(const std::string bytes, file->ReadAt(ref.offset, ref.bytes));
+  TP_ASSIGN_OR_RETURN(const auto open, Open(ref.file));
+  TP_ASSIGN_OR_RETURN(const std::string bytes, open->file->ReadAt(ref.offset, ref.bytes));
   const std::string where = path + ": offset " + std::to_string(ref.offset);
   if (static_cast<int64_t>(bytes.size()) != ref.bytes) {
     return DataLoss(where + ": the file ends after " + std::to_string(bytes.size()) + " of the payload's " +
@@ -251,8 +133,33 @@ StatusOr<Payload> PayloadReader::Read(const PayloadRef& ref) {
     return DataLoss(where +
                     ": the payload's digest differs from the journal's; restore the file from a copy");
   }
-  auto payload = DecodePayload(bytes);
-  return payload.ok() ? payload : StatusOr<Payload>(payload.status().At(where));
+  auto trajectory = open->schema == kSchemaV1 ? DecodePayloadV1(bytes) : sample::Decode(bytes);
+  return trajectory.ok() ? trajectory : StatusOr<sample::Trajectory>(trajectory.status().At(where));
+}
+
+StatusOr<sample::Trajectory> PayloadReader::Read(const record::Enq& enq) {
+  TP_ASSIGN_OR_RETURN(sample::Trajectory t,
+                      Read(PayloadRef{enq.payload_file, enq.payload_offset, enq.payload_bytes, enq.digest}));
+  if (t.tid != enq.tid || t.att != enq.att || t.prompt_size() != enq.prompt_len ||
+      t.size() != enq.response_len) {
+    return DataLoss("the payload of " + ToString(enq.tid) + " attempt " + std::to_string(enq.att) + " (" +
+                    std::to_string(enq.prompt_len) + " + " + std::to_string(enq.response_len) +
+                    " tokens by its ENQ) holds " + ToString(t.tid) + " attempt " + std::to_string(t.att) +
+                    " with " + std::to_string(t.prompt_size()) + " + " + std::to_string(t.size()) +
+                    " tokens");
+  }
+  std::vector<record::VersionTokens> versions;
+  for (const auto& [version, tokens] : t.VersionsWithLoss()) versions.push_back({version, tokens});
+  if (!enq.versions.empty() && enq.versions != versions)
+    return DataLoss("the payload of " + ToString(enq.tid) +
+                    " holds tokens of other versions than its ENQ says");
+  return t;
+}
+
+StatusOr<int64_t> FirstPayloadFile(FileSystem& fs, const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(const auto numbers, ListPayloadFiles(fs, dir));
+  if (numbers.empty()) return NotFound(dir + ": there is no payload file (*.tpp) here");
+  return numbers.front();
 }
 
 StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, int64_t smallest_needed) {

@@ -1,16 +1,13 @@
 #pragma once
-// Payload files: the tokens of finished samples, beside the journal. A sample's bytes are durable here
+// Payload files: the trajectories of finished samples, beside the journal. A sample's bytes are durable here
 // before its ENQ record says where they are, so a training step can be repeated from them alone.
 //
 // Folder `payload/`: 0000.tpp, 0001.tpp, ..., append-only, readable by the owner only. Little-endian.
-//   header   magic "TPPAYL\r\n" | schema u32 | file u64 | run id {u32, bytes}
-//   payload  bytes u32 (all of it, these four included) | tid {i64, i32, i32} | att i32 | finish u8 |
-//            u32 n, prompt i32[n] | u32 n, response i32[n] | u32 n, logprobs f32[n] |
-//            u32 n, log_kept f32[n] | u32 n, versions {lineage i32, number i64, tokens i32}[n]
-//            and, up to the last one that is not empty: | u32 n, routing u8[n] | u32 n, loss_mask u8[n] | u32
-//            n, fragment u8[n] | u32 n, turns {begin i64, state u64, reward_before f64}[n]
-// A payload's digest is Hash64 of all its bytes; it is kept in ENQ, so that damage here is found even
-// if this file looks well-formed. Each life of a controller begins a new file at its first Append.
+//   header   magic "TPPAYL\r\n" | schema u32 = 2 | file u64 | run id {u32, bytes}
+//   payload  a trajectory (core/sample/codec.h)
+// A payload's digest is Hash64 of its bytes; it is kept in ENQ, so that damage here is found even if this
+// file looks well-formed. Each life of a controller begins a new file at its first Append. Files of schema 1
+// (payload_v1.h) are read, not written.
 
 #include <cstdint>
 #include <map>
@@ -21,41 +18,11 @@
 
 #include "core/base/file_system.h"
 #include "core/base/ids.h"
+#include "core/base/journal_records.h"
 #include "core/base/status.h"
-#include "core/base/turn_mark.h"
+#include "core/sample/trajectory.h"
 
 namespace tidepool::storage {
-
-enum class FinishReason : uint8_t { kEos = 0, kStop = 1, kLength = 2 };
-
-// `tokens` tokens in a row that were sampled by one version.
-struct VersionRun {
-  Version version;
-  int32_t tokens = 0;
-  friend bool operator==(const VersionRun&, const VersionRun&) = default;
-};
-
-struct Payload {
-  SampleId tid;
-  int32_t att = 0;
-  std::vector<int32_t> prompt;    // [prompt] token ids
-  std::vector<int32_t> response;  // [response]
-  std::vector<float> logprobs;    // [response], nats, under the distribution that sampled; or empty (sft)
-  std::vector<float> log_kept;    // [response], log of the mass that top-k, top-p, min-p left; empty: all 0
-  std::vector<VersionRun> versions;  // their tokens sum to [response]; or empty (sft)
-  std::string
-      routing;  // experts of the rows that the response was drawn from (core/model/routing.h), or empty
-  std::vector<uint8_t> loss_mask;  // [response], 0 on tokens that an environment said; empty: all 1
-  // In place of tokens: a fragment of a policy of control tasks (core/policy/fragment.h), whose steps
-  // `versions` counts.
-  std::string fragment;
-  std::vector<TurnMark> turns;  // of an episode, ascending; else empty
-  FinishReason finish = FinishReason::kEos;
-  friend bool operator==(const Payload&, const Payload&) = default;
-};
-
-// Appends `version` for `tokens` more tokens, joining it to the last run where it is the same.
-void AddVersion(std::vector<VersionRun>& runs, const Version& version, int32_t tokens);
 
 // Where a payload is; what ENQ holds.
 struct PayloadRef {
@@ -66,11 +33,6 @@ struct PayloadRef {
   friend bool operator==(const PayloadRef&, const PayloadRef&) = default;
 };
 
-// kInvalidArgument if the lengths of a payload do not agree.
-StatusOr<std::string> EncodePayload(const Payload& payload);
-// kDataLoss if the bytes do not parse.
-StatusOr<Payload> DecodePayload(std::string_view bytes);
-
 // Not thread-safe: one thread owns it.
 class PayloadWriter {
  public:
@@ -80,7 +42,7 @@ class PayloadWriter {
                                                        int64_t file_bytes = int64_t{64} << 20);
   // Writes the payload (safe from the death of this process) and says where. kInvalidArgument;
   // kResourceExhausted: disk full, nothing written, may be tried again; other errors are final.
-  StatusOr<PayloadRef> Append(const Payload& payload);
+  StatusOr<PayloadRef> Append(const sample::Trajectory& trajectory);
   // The file that is written now, empty before the first; earlier ones are durable.
   [[nodiscard]] std::string current_file() const;
   // Returns when everything appended so far is durable.
@@ -105,15 +67,26 @@ class PayloadReader {
  public:
   PayloadReader(FileSystem& fs, std::string dir) : fs_(fs), dir_(std::move(dir)) {}
   // kNotFound: the file is gone; kDataLoss: the bytes there do not have `ref.digest`, or are cut short.
-  StatusOr<Payload> Read(const PayloadRef& ref);
+  StatusOr<sample::Trajectory> Read(const PayloadRef& ref);
+  // What that ENQ says was stored: also kDataLoss if sample, attempt, lengths or versions are not the
+  // record's.
+  StatusOr<sample::Trajectory> Read(const record::Enq& enq);
 
  private:
   FileSystem& fs_;
   std::string dir_;
   std::mutex mu_;
-  std::map<int64_t, std::shared_ptr<ReadableFile>> files_;  // guarded by mu_; shared with reads in flight
+  struct OpenFile {
+    std::unique_ptr<ReadableFile> file;
+    uint32_t schema = 0;
+  };
+  StatusOr<std::shared_ptr<const OpenFile>> Open(int64_t number);
+
+  std::map<int64_t, std::shared_ptr<const OpenFile>> files_;  // guarded by mu_; shared with reads in flight
 };
 
+// The smallest number of a file in `dir`.  kNotFound: there is none.
+StatusOr<int64_t> FirstPayloadFile(FileSystem& fs, const std::string& dir);
 // Deletes the files with numbers below `smallest_needed` (the smallest file that an ENQ which may still be
 // trained, or trained again from a kept checkpoint, refers to). Returns how many went.
 StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, int64_t smallest_needed);

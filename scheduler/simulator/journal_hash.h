@@ -36,6 +36,7 @@ class JournalHasher {
   }
   void Put(const WorkerRef& w) { Mix(static_cast<uint64_t>(w.worker.value * 1000003 + w.inc.value)); }
   void Put(const record::TrainedRow& r) { record::VisitFields(r, *this); }
+  void Put(const record::VersionTokens& r) { record::VisitFields(r, *this); }
   void Put(const record::SlotPlan& r) { record::VisitFields(r, *this); }
   void Put(const std::pair<std::string, double>& p) { Put(p.first), Put(p.second); }
   template <typename Tag>

@@ -388,8 +388,15 @@ struct Simulator::Impl {
   }
   void Do(const command::StorePayload& c) {
     const int64_t n = samples.at(c.tid).tokens;
-    Send(event::PayloadStored{c.tid, c.att, job.prompt_tokens, n,
-                              Mix64(SampleUid(c.tid) ^ static_cast<uint64_t>(n)), 0, 0, 4 * n},
+    Send(event::PayloadStored{c.tid,
+                              c.att,
+                              job.prompt_tokens,
+                              n,
+                              Mix64(SampleUid(c.tid) ^ static_cast<uint64_t>(n)),
+                              0,
+                              0,
+                              4 * n,
+                              {}},
          faults.shape().write_s * DiskFactor());
   }
   void Do(const command::Grade& c) {
@@ -502,7 +509,12 @@ struct Simulator::Impl {
       if (job.slow_beside != 1) Share(*e);
       const double seconds = job.engine_quantum > 1 ? s.seconds.at(c.worker.worker) : slowest;
       time.Busy(Role::kActor, seconds);
-      Send(event::TrainDone{c.worker, c.step, c.lease, true, digest, seconds});
+      event::TrainDone done{c.worker, c.step, c.lease, true, digest, seconds, {}};
+      for (const SampleId& tid : lease.tids) {
+        const record::Enq* enq = controller->FindPayload(tid);
+        done.rows.emplace_back(tid, enq == nullptr ? 0 : enq->digest);
+      }
+      Send(std::move(done));
     }
   }
   void Do(const command::AbortStep& c) {

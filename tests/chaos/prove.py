@@ -3,9 +3,10 @@
     python3 tests/chaos/prove.py RUN [--like RUN]     # prints what is wrong; exit code 1 if anything is
 
 What it proves, beside what `tidepool check` does:
-  payload    every ENQ's bytes are there, have its digest, and hold its sample: ids, lengths, versions, log-probabilities
+  payload    every ENQ's bytes are there, have its digest, and hold its sample: ids, lengths, versions, log-probabilities;
+             and the trainer was given them
   once       every trained row was enqueued, graded, leased for this step; trained once in a lineage and never dropped
-  lag        each token of a trained row is from 0 to max_lag_versions old, counted through the last common ancestor
+  lag        each token of a trained row that has loss is from 0 to max_lag_versions old, counted through the last common ancestor
   samples    samples/step_N.jsonl shows the tokens, log-probabilities and versions of the payload, and the journal's reward
   doubled    no stretch of tokens is followed by itself with the same log-probabilities bit by bit
   like       with a second run whose weights never differ from this one's: equal samples have equal tokens and rewards
@@ -41,47 +42,76 @@ def hash64(data):
     return h
 
 
+PROMPT, TOKENS, OBSERVATION, FRAGMENT = range(4)
+
+
 class Payload:
-    """One sample's bytes (core/storage/payload.h)."""
+    """One sample's bytes: a trajectory (core/sample/codec.h), as the columns of its whole response."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
-        (self.bytes,) = self.take("<I")
+        (form,) = self.take("<B")
+        if form != 1:
+            raise ValueError(f"format {form}")
         self.tid = self.take("<qii")
         (self.att, self.finish) = self.take("<iB")
-        self.prompt = self.list("i", 4)
-        self.response = self.list("i", 4)
-        self.logprob_bits = self.list("I", 4)
+        self.prompt, self.response, self.logprob_bits, self.loss_mask = (), (), (), ()
+        self.versions = []  # one (lineage, number) a token, or a step of a fragment
+        self.routing, self.fragment = b"", b""
+        for _ in range(self.varint()):
+            self.segment()
         self.logprobs = struct.unpack(f"<{len(self.logprob_bits)}f", struct.pack(f"<{len(self.logprob_bits)}I", *self.logprob_bits))
-        self.log_kept = self.list("f", 4)
-        (runs,) = self.take("<I")
-        self.versions = []  # one (lineage, number) a token
-        for _ in range(runs):
-            lineage, number, tokens = self.take("<iqi")
-            self.versions += [(lineage, number)] * tokens
-        self.routing = self.list("s") if self.left() else b""
-        self.loss_mask = self.list("B", 1) if self.left() else ()
-        self.fragment = self.list("s") if self.left() else b""
-        if self.left():
-            (turns,) = self.take("<I")
-            self.at += 24 * turns
-        if self.at != len(data) or self.bytes != len(data):
-            raise ValueError(f"{self.at} of {len(data)} bytes read, the head says {self.bytes}")
+        if self.at != len(data):
+            raise ValueError(f"{self.at} of {len(data)} bytes read")
+
+    def segment(self):
+        (kind, columns) = self.take("<BB")
+        n = self.varint()
+        ids = self.take(f"<{n}i")
+        bits = self.take(f"<{n}I") if columns & 1 else (0,) * n
+        if columns & 2:
+            self.take(f"<{n}f")  # kept masses
+        runs = []
+        if columns & 4:
+            for _ in range(self.varint()):
+                lineage, number = self.varint(), self.varint()
+                runs += [(lineage, number)] * self.varint()
+        if columns & 8:
+            self.routing += self.skip()
+        if columns & 16:
+            self.fragment = self.skip()
+            self.varint()  # its steps, which the versions count
+        if columns & 32:
+            self.take("<Qd")  # the turn's state, and the reward before it
+        if kind == PROMPT:
+            self.prompt = ids
+            return
+        self.response += ids
+        self.logprob_bits += bits
+        self.loss_mask += (1 if kind == TOKENS else 0,) * n
+        # What was not sampled counts for the version that spoke before it.
+        self.versions += runs or self.versions[-1:] * n
 
     def take(self, form):
         values = struct.unpack_from(form, self.data, self.at)
         self.at += struct.calcsize(form)
         return values
 
-    def list(self, kind, size=1):
-        (n,) = self.take("<I")
-        if kind == "s":
-            self.at += n
-            return self.data[self.at - n:self.at]
-        return self.take(f"<{n}{kind}")
+    def varint(self):
+        value, shift = 0, 0
+        while True:
+            (byte,) = self.take("<B")
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
 
-    def left(self):
-        return len(self.data) - self.at
+    def skip(self):
+        n = self.varint()
+        self.at += n
+        if self.at > len(self.data):
+            raise ValueError("it ends inside a column")
+        return self.data[self.at - n:self.at]
 
 
 def name(tid):
@@ -217,9 +247,17 @@ class Run:
             self.say("once", f"{name(tid)} was trained in step {r['step']} without a reward", r)
         self.counts["tokens"] += len(p.response)
         base = begun[r["step"]]
-        lags = {self.lag(v, base, paths) for v in set(p.versions)}
-        if lags and max(lags) > config["max_lag_versions"] and config["on_stale"] != "mask":
-            self.say("lag", f"{name(tid)} was trained on {base} with tokens {max(lags)} versions old, at most {config['max_lag_versions']} may be", r)
+        row = next(row for row in r["rows"] if key(row["tid"]) == tid)
+        if row["digest"] != f"{hash64(p.data):#018x}":
+            self.say("payload", f"{name(tid)}: the trainer was given bytes of digest {row['digest']}, its payload has {hash64(p.data):#018x}", r)
+        lags = {v: self.lag(v, base, paths) for v in set(p.versions)}
+        most = config["max_lag_versions"]
+        if config["on_stale"] == "mask":
+            old = sum(1 for v, loss in zip(p.versions, p.loss_mask or [1] * len(p.versions)) if loss and lags[v] > most)
+            if row["masked"] != old:
+                self.say("lag", f"{name(tid)}: {row['masked']} tokens were left without loss, {old} are more than {most} versions old at {base}", r)
+        elif lags and max(lags.values()) > most:
+            self.say("lag", f"{name(tid)} was trained on {base} with tokens {max(lags.values())} versions old, at most {most} may be", r)
 
     def take_samples(self, committed):
         for step, rows in committed.items():
@@ -235,7 +273,7 @@ class Run:
                     continue
                 if list(p.response) != shown["ids"] or [n for _, n in p.versions] != shown["versions"]:
                     self.say("samples", f"{file.name}: {shown['tid']} was trained with {len(shown['ids'])} tokens {shown['ids']}, its payload holds {len(p.response)} {list(p.response)}")
-                elif not p.loss_mask and p.logprobs and list(p.logprobs) != shown["logprobs"]:
+                elif all(p.loss_mask) and p.logprobs and list(p.logprobs) != shown["logprobs"]:
                     self.say("samples", f"{file.name}: {shown['tid']}: its log-probabilities are not those of its payload")
                 if shown["reward"] != self.rewards.get(tid):
                     self.say("samples", f"{file.name}: {shown['tid']} has reward {shown['reward']}, the journal says {self.rewards.get(tid)}")

@@ -8,19 +8,26 @@ from harness import RunTest
 from prove import Run, hash64, key
 
 
+def varint(x):
+    out = b""
+    while x >= 128:
+        out, x = out + bytes([x & 127 | 128]), x >> 7
+    return out + bytes([x])
+
+
 def encode(p):
-    """The bytes of a payload without routing, mask, fragment and turns."""
+    """The bytes of a trajectory of a prompt and one segment of sampled tokens (core/sample/codec.h)."""
     runs = []
     for v in p.versions:
         if runs and runs[-1][0] == v:
             runs[-1][1] += 1
         else:
             runs.append([v, 1])
-    out = struct.pack("<qiiiB", *p.tid, p.att, p.finish)
-    for kind, items in [("i", p.prompt), ("i", p.response), ("I", p.logprob_bits), ("f", p.log_kept)]:
-        out += struct.pack(f"<I{len(items)}{kind}", len(items), *items)
-    out += struct.pack("<I", len(runs)) + b"".join(struct.pack("<iqi", *v, n) for v, n in runs)
-    return struct.pack("<I", len(out) + 4) + out
+    out = struct.pack("<BqiiiB", 1, *p.tid, p.att, p.finish) + varint(2)
+    out += struct.pack("<BB", 0, 0) + varint(len(p.prompt)) + struct.pack(f"<{len(p.prompt)}i", *p.prompt)
+    n = len(p.response)
+    out += struct.pack("<BB", 1, 1 | 4) + varint(n) + struct.pack(f"<{n}i{n}I", *p.response, *p.logprob_bits)
+    return out + varint(len(runs)) + b"".join(varint(v[0]) + varint(v[1]) + varint(k) for v, k in runs)
 
 
 class ProveTest(RunTest):

@@ -1,10 +1,14 @@
 """A mixture of experts is trained: its routing is recorded, stored with the samples and taken again."""
 import json
 import random
+import pathlib
 import struct
+import sys
 import unittest
 
-from harness import RunTest
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "chaos"))
+from harness import RunTest  # noqa: E402
+from prove import Run  # noqa: E402
 
 CONFIG = """
 name: test-experts
@@ -61,22 +65,6 @@ def write_model(folder):
     folder.joinpath("model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def payloads(folder):
-    """(response length, routing) of every stored sample; the format is in core/storage/payload.h."""
-    for path in sorted(folder.glob("*.tpp")):
-        data = path.read_bytes()
-        at = 20 + 4 + struct.unpack_from("<I", data, 20)[0]
-        while at < len(data):
-            end = at + struct.unpack_from("<I", data, at)[0]
-            p, lists = at + 4 + 16 + 4 + 1, []
-            for width in (4, 4, 4, 4, 16):
-                count = struct.unpack_from("<I", data, p)[0]
-                lists.append(count)
-                p += 4 + width * count
-            yield lists[1], data[p + 4:end]
-            at = end
-
-
 class ExpertsTest(RunTest):
     def test_routing_goes_with_the_samples(self):
         write_model(self.dir / "model")
@@ -84,7 +72,7 @@ class ExpertsTest(RunTest):
         config.write_text(CONFIG.format(model=self.dir / "model"))
         self.assert_done(self.train(str(config)))
         self.assert_checked()
-        stored = list(payloads(self.path("payload")))
+        stored = [(len(p.response), p.routing) for p in Run(self.path()).prove().payloads.values()]
         self.assertGreaterEqual(len(stored), 4 * 16)
         for tokens, routing in stored:
             self.assertEqual(len(routing), tokens * 2 * CHOSEN)  # two sparse layers, however the sample was cut in chunks

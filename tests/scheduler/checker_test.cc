@@ -126,6 +126,103 @@ TEST(CheckerTest, AgeIsCountedFromTheTokensAndBounded) {
   EXPECT_EQ(Predicate([](Journal& j) { std::get<record::Config>(j[0].record)->max_lag_versions = 0; }), "Q5");
 }
 
+// The journal with one row of the nth step changed to be of several versions; `change` gets what its ENQ and
+// its STEP_COMMIT say, and the version that the step trained.
+void ChangeRow(Journal& j, int64_t nth,
+               const std::function<void(record::Enq&, record::TrainedRow&, const Version&)>& change) {
+  const size_t at = Find<record::StepCommit>(j, nth);
+  auto& commit = std::get<record::StepCommit>(j[at].record);
+  Version trained;
+  for (size_t i = 0; i < at; ++i) {
+    if (const auto* b = std::get_if<record::StepBegin>(&j[i].record); b != nullptr && b->step == commit.step)
+      trained = b->v;
+  }
+  record::TrainedRow& row = commit.rows[0];
+  const size_t enq = Find<record::Enq>(j, 0, [&](const record::Enq& e) { return e.tid == row.tid; });
+  change(std::get<record::Enq>(j[enq].record), row, trained);
+}
+
+TEST(CheckerTest, MaskedTokensAreThoseThatAreTooOld) {
+  int64_t last = -1;
+  for (const JournalEntry& e : GoodJournal())
+    last += std::holds_alternative<record::StepCommit>(e.record) ? 1 : 0;
+  // A row of the last step, of two versions: one that is two behind, and the one that its ENQ had as the
+  // newest.
+  const auto with = [&](bool newest, int64_t masked) {
+    return Predicate([&](Journal& j) {
+      std::get<record::Config>(j[0].record)->on_stale = "mask";
+      ChangeRow(j, last, [&](record::Enq& e, record::TrainedRow& row, const Version& v) {
+        e.wv_min = {v.lineage, v.number - 2};
+        e.versions = {{e.wv_min, 3}, {e.wv_max, 2}};
+        row.oldest = newest ? e.wv_max : e.wv_min;
+        if (masked == 5) row.oldest = Version{};
+        row.masked = masked;
+      });
+    });
+  };
+  EXPECT_EQ(with(true, 3), "ok");
+  EXPECT_EQ(with(false, 0), "Q4") << "trained with tokens that are two versions old";
+  EXPECT_EQ(with(true, 0), "Q4") << "called younger, with nothing masked";
+  EXPECT_EQ(with(true, 5), "Q4") << "tokens that may be trained are masked";
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              ChangeRow(j, last,
+                        [](record::Enq&, record::TrainedRow& row, const Version&) { row.masked = 1; });
+            }),
+            "Q4")
+      << "masked where on_stale does not say so";
+}
+
+// After a restore a version of the undone branch is further away than its number says.
+TEST(CheckerTest, MaskedTokensAreCountedThroughTheCommonAncestor) {
+  const auto with = [](bool by_number) {
+    return Predicate([&](Journal& j) {
+      std::get<record::Config>(j[0].record)->on_stale = "mask";
+      const auto& restore = std::get<record::Restore>(j[Find<record::Restore>(j)].record);
+      const Version undone{restore.old_lineage, restore.step.value + 1};
+      size_t published = Find<record::Publish>(j, 0, [&](const record::Publish& p) { return p.v == undone; });
+      // A row of the second step of the new branch that was enqueued when the undone version was there.
+      const size_t at = Find<record::StepCommit>(j, 0, [&](const record::StepCommit& c) {
+        return c.v == Version{restore.new_lineage, restore.step.value + 2};
+      });
+      for (record::TrainedRow& row : std::get<record::StepCommit>(j[at].record).rows) {
+        const size_t enq = Find<record::Enq>(j, 0, [&](const record::Enq& e) { return e.tid == row.tid; });
+        auto& e = std::get<record::Enq>(j[enq].record);
+        if (enq < published || e.wv_max.lineage != restore.new_lineage) continue;
+        e.wv_min = undone;
+        e.versions = {{undone, 4}, {e.wv_max, 1}};
+        row.oldest = by_number ? undone : e.wv_max;
+        row.masked = by_number ? 0 : 4;
+        return;
+      }
+      ADD_FAILURE() << "no such row";
+    });
+  };
+  EXPECT_EQ(with(false), "ok");
+  EXPECT_EQ(with(true), "Q4") << "by its number it is as new as what is trained";
+}
+
+TEST(CheckerTest, WhatIsTrainedIsWhatItsEnqNames) {
+  using Change = std::function<void(record::Enq&, record::TrainedRow&, const Version&)>;
+  const auto with = [](const Change& change) {
+    return Predicate([&](Journal& j) { ChangeRow(j, 1, change); });
+  };
+  EXPECT_EQ(with([](record::Enq&, record::TrainedRow& row, const Version&) { row.digest ^= 1; }), "Q12");
+  EXPECT_EQ(with([](record::Enq&, record::TrainedRow& row, const Version&) { row.digest = 0; }), "Q12")
+      << "the trainer did not say";
+  EXPECT_EQ(with([](record::Enq& e, record::TrainedRow&, const Version&) { e.digest += 7; }), "Q12")
+      << "another record lies in its place";
+  // Runs of programs that did not know it are judged by all else.
+  EXPECT_EQ(Predicate([](Journal& j) {
+              std::get<record::Config>(j[0].record)->row_digests = 0;
+              for (JournalEntry& e : j) {
+                if (auto* c = std::get_if<record::StepCommit>(&e.record); c != nullptr) {
+                  for (record::TrainedRow& row : c->rows) row.digest = 0;
+                }
+              }
+            }),
+            "ok");
+}
+
 TEST(CheckerTest, OnlyGradedSamplesThatEndedAreTrained) {
   EXPECT_EQ(Predicate([](Journal& j) {
               std::get<record::End>(j[Find<record::End>(j, 3)].record).status = EndStatus::kError;

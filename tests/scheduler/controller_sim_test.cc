@@ -8,6 +8,7 @@
 #include <set>
 
 #include "scheduler/checker.h"
+#include "scheduler/ledger.h"
 #include "tests/scheduler/sim_cluster.h"
 #include "tests/scheduler/swarm.h"
 
@@ -232,6 +233,37 @@ TEST(ControllerSimTest, StopWritesACheckpointAndEndsWithinItsBudget) {
       EXPECT_EQ(committed, steps) << "the last step is in a checkpoint";
     }
   }
+}
+
+TEST(ControllerSimTest, AStepOnOtherBytesThanWereStoredEndsTheRunBeforeItsCommit) {
+  SimCluster cluster(
+      {.controller = SmallJob("split", 2), .seed = 2, .faults = {}, .trains_other_rows = true});
+  const SimResult r = cluster.Run();
+  EXPECT_NE(r.code, 0);
+  EXPECT_NE(r.why.find("other bytes of sample"), std::string::npos) << r.why;
+  for (const JournalEntry& e : cluster.journal())
+    EXPECT_FALSE(std::holds_alternative<record::StepCommit>(e.record));
+  ExpectProven(cluster);
+}
+
+// What is stored of one sample turns out not to be what its ENQ says: its group goes, the others are trained.
+TEST(ControllerSimTest, ASampleWhosePayloadIsLostTakesItsGroupAlone) {
+  SimCluster cluster({.controller = SmallJob("split", 2), .seed = 3, .faults = {}, .loses_a_payload = true});
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  std::set<GroupKey> dropped;
+  std::string faulted;
+  for (const JournalEntry& e : cluster.journal()) {
+    if (const auto* d = std::get_if<record::Drop>(&e.record); d != nullptr) {
+      EXPECT_EQ(d->reason, DropReason::kDataInvalid);
+      dropped.insert(KeyOf(d->tid));
+    }
+    if (const auto* f = std::get_if<record::Fault>(&e.record); f != nullptr && f->kind == "payload")
+      faulted = f->actor;
+  }
+  ASSERT_EQ(dropped.size(), 1U);
+  EXPECT_EQ(faulted.rfind(std::to_string(dropped.begin()->ordinal) + ".", 0), 0U) << faulted;
+  ExpectProven(cluster);
 }
 
 TEST(ControllerSimTest, StopDoesNotWaitForAStepThatHangs) {

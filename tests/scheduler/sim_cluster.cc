@@ -409,7 +409,10 @@ void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, 
   p->state = weights;
   p->state_step = c.step;
   ++p->op_seq;
-  Out(*p, event::TrainDone{c.worker, c.step, c.lease, true, weights, seconds});
+  event::TrainDone done{c.worker, c.step, c.lease, true, weights, seconds, {}};
+  for (const SampleId& tid : lease_.tids) done.rows.emplace_back(tid, payload_[tid].content);
+  if (options_.trains_other_rows) done.rows.front().second ^= 1;
+  Out(*p, std::move(done));
 }
 
 void SimCluster::FinishDrain(Proc& p) {

@@ -52,6 +52,8 @@ struct SimOptions {
   double equal_rewards = 0;            // share of groups without variance
   double mean_tokens = 12;             // of a sample
   bool deterministic_training = true;  // weights depend on the rows alone
+  bool loses_a_payload = false;        // of the first row that is leased
+  bool trains_other_rows = false;      // the trainer is given other bytes of one row than were stored
   double limit_s = 20000;              // virtual
   bool check_online = false;           // the run ends at the first violation
   SimDisk* disk =

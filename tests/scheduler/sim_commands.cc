@@ -66,7 +66,7 @@ struct SimCluster::Do {
     if (job.config.job == "sft") {
       const SampleId tid{c.ordinal, c.issue, 0};
       s.payload_[tid] = {1, SampleUid({row, 0, 0}), {}, {}};
-      s.Storage(event::PayloadStored{tid, 0, 5, 5, SampleUid({row, 0, 0}), -1, 0, 0}, s.Delay(0.002));
+      s.Storage(event::PayloadStored{tid, 0, 5, 5, SampleUid({row, 0, 0}), -1, 0, 0, {}}, s.Delay(0.002));
     }
   }
   void operator()(const command::StartChunk& c) {
@@ -100,8 +100,12 @@ struct SimCluster::Do {
     const auto it = s.tokens_.find({c.tid, c.att});
     SIM_CHECK(it != s.tokens_.end()) << "payload of " << ToString(c.tid) << " without tokens";
     const Tokens tokens = it == s.tokens_.end() ? Tokens{} : it->second;
-    s.Storage(event::PayloadStored{c.tid, c.att, 5, tokens.count, tokens.content, 0, 0, tokens.count * 4},
-              s.Delay(0.01));
+    event::PayloadStored stored{c.tid, c.att, 5, tokens.count, tokens.content, 0, 0, tokens.count * 4, {}};
+    // Which version made which token is not modelled: the last token counts for the newest one.
+    const int64_t last = tokens.v_min == tokens.v_max ? 0 : std::min<int64_t>(1, tokens.count - 1);
+    if (tokens.count > last) stored.versions.push_back({tokens.v_min, tokens.count - last});
+    if (last > 0) stored.versions.push_back({tokens.v_max, last});
+    s.Storage(std::move(stored), s.Delay(0.01));
     const int64_t life = s.life_;
     s.At(Duration(0), [&s = s, c, tokens, life] {
       if (life == s.life_) s.payload_[c.tid] = tokens;
@@ -276,6 +280,13 @@ struct SimCluster::Do {
   void operator()(const command::Train& c) {
     Proc* p = s.Find(c.worker);
     if (p == nullptr || p->hung) return;
+    if (s.options_.loses_a_payload) {
+      s.options_.loses_a_payload = false;
+      s.Storage(
+          event::TrainFailed{c.worker, c.step, c.lease, "its bytes are damaged", true, s.lease_.tids.front()},
+          s.Delay(0.01));
+      return;
+    }
     SIM_CHECK(p->role == Role::kActor && p->epoch == c.epoch && p->state_step.value + 1 == c.step.value &&
               p->in_step < 0)
         << "step " << c.step.value << " on state " << p->state_step.value;
@@ -305,7 +316,7 @@ struct SimCluster::Do {
         Proc* q = s.Find(id);
         if (q == nullptr || q->hung || q->in_step != c.lease) return;
         s.LeaveStep(*q);
-        s.Out(*q, event::TrainFailed{c.worker, c.step, c.lease, "sim", false});
+        s.Out(*q, event::TrainFailed{c.worker, c.step, c.lease, "sim", false, {}});
       });
       return;
     }
@@ -327,7 +338,7 @@ struct SimCluster::Do {
         if (nonfinite) {
           Proc* q = s.Find(member);
           q->in_step = -1;
-          s.Out(*q, event::TrainDone{train.worker, train.step, lease, false, 0, seconds});
+          s.Out(*q, event::TrainDone{train.worker, train.step, lease, false, 0, seconds, {}});
           continue;
         }
         const uint64_t weights = step.weights;

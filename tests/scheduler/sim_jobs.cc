@@ -28,6 +28,7 @@ struct Hasher {
     Add(static_cast<uint64_t>(w.worker.value * 1000003 + w.inc.value));
   }
   void operator()(const char*, const record::TrainedRow& r) { record::VisitFields(r, *this); }
+  void operator()(const char*, const record::VersionTokens& r) { record::VisitFields(r, *this); }
   void operator()(const char*, const record::SlotPlan& r) { record::VisitFields(r, *this); }
   void operator()(const char*, const std::pair<std::string, double>& p) {
     (*this)("", p.first), (*this)("", p.second);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "core/storage/checkpoint.h"
 #include "core/storage/journal.h"
 #include "core/storage/journal_codec.h"
+#include "core/storage/payload.h"
 #include "core/storage/run_directory.h"
 #include "scheduler/checker.h"
 #include "scheduler/run_state.h"
@@ -67,7 +69,7 @@ void Report(CommandContext& context, const InspectOptions& options) {
 // --- check ---
 
 // What scheduler/checker.h proves; docs/journal.md says each in a sentence.
-constexpr const char* kPredicates = "Q1-Q10, G1-G8, W1-W7, C1-C3, C5-C8, L3, L5";
+constexpr const char* kPredicates = "Q1-Q10, Q12, G1-G8, W1-W7, C1-C3, C5-C8, L3, L5";
 
 // One journal folder. `readable`: the predicates could be tried at all.
 struct JournalVerdict {
@@ -78,6 +80,32 @@ struct JournalVerdict {
   scheduler::CheckResult result;
   scheduler::RunState state;  // the fold, as a controller that is started again would have it
   std::string note;           // what could not be looked at
+  // Rows of STEP_COMMIT, undone ones too: what their ENQ names, and the record that trained them.
+  struct Trained {
+    Lsn lsn;
+    record::Enq enq;
+  };
+  std::vector<Trained> rows;
+  int64_t rows_proven = 0, rows_pruned = 0;
+};
+
+// Notes which payload each row that was trained came from.
+class RowCollector {
+ public:
+  explicit RowCollector(std::vector<JournalVerdict::Trained>& rows) : rows_(rows) {}
+  void Take(const JournalEntry& entry) {
+    if (const auto* enq = std::get_if<record::Enq>(&entry.record)) stored_[enq->tid] = *enq;
+    const auto* commit = std::get_if<record::StepCommit>(&entry.record);
+    if (commit == nullptr) return;
+    for (const record::TrainedRow& row : commit->rows) {
+      const auto it = stored_.find(row.tid);
+      if (it != stored_.end() && it->second.payload_file >= 0) rows_.push_back({entry.lsn, it->second});
+    }
+  }
+
+ private:
+  std::vector<JournalVerdict::Trained>& rows_;
+  std::map<SampleId, record::Enq> stored_;
 };
 
 JournalVerdict CheckJournal(const std::string& dir) {
@@ -86,8 +114,15 @@ JournalVerdict CheckJournal(const std::string& dir) {
   RealFileSystem real;
   scheduler::Checker checker;
   Status folded = OkStatus();
+  RowCollector rows(verdict.rows);
+  // The state of a run has grown since the older formats: their snapshots are of another one.
+  const auto schema = storage::JournalSchema(real, dir);
+  const bool same_state = !schema.ok() || *schema == storage::kJournalSchema;
   auto summary = storage::ScanJournal(real, dir, "", Lsn{0}, [&](JournalEntry&& entry) {
     checker.Feed(entry);
+    rows.Take(entry);
+    if (auto* snapshot = std::get_if<record::Snapshot>(&entry.record); snapshot != nullptr && !same_state)
+      snapshot->state_digest = 0;
     if (folded.ok()) folded = verdict.state.Apply(entry.record);
     return OkStatus();
   });
@@ -128,6 +163,51 @@ void CheckFiles(const std::string& run, JournalVerdict& verdict) {
   }
 }
 
+// Q12: the bytes that every row was trained from are in the payload files, as ENQ names them. Files that no
+// kept checkpoint needs are deleted by the run, oldest first: of their rows nothing can be proven any more.
+void CheckPayload(const std::string& run, JournalVerdict& verdict) {
+  RealFileSystem real;
+  const std::string folder = storage::RunPaths(run).payload();
+  if (verdict.rows.empty()) return;
+  if (!real.Exists(folder)) {
+    verdict.note += (verdict.note.empty() ? "" : "; ") + std::string("the payload of ") +
+                    std::to_string(verdict.rows.size()) + " trained rows was not looked at: " + folder +
+                    " is not there";
+    return;
+  }
+  const auto first = storage::FirstPayloadFile(real, folder);
+  storage::PayloadReader reader(real, folder);
+  for (const JournalVerdict::Trained& row : verdict.rows) {
+    if (first.ok() && row.enq.payload_file < *first) {
+      ++verdict.rows_pruned;
+      continue;
+    }
+    const auto found = reader.Read(row.enq);
+    if (found.ok()) {
+      ++verdict.rows_proven;
+      continue;
+    }
+    // A run that goes on may have deleted the file meanwhile.
+    const auto now = storage::FirstPayloadFile(real, folder);
+    if (now.ok() && row.enq.payload_file < *now) {
+      ++verdict.rows_pruned;
+      continue;
+    }
+    verdict.result.ok = false;
+    verdict.result.predicate = "Q12";
+    verdict.result.lsn = row.lsn;
+    verdict.result.why = "what was trained of " + ToString(row.enq.tid) +
+                         " is not in the payload: " + found.status().message();
+    return;
+  }
+  if (verdict.rows_pruned > 0) {
+    verdict.note += (verdict.note.empty() ? "" : "; ") + std::string("the payload of ") +
+                    std::to_string(verdict.rows_pruned) + " trained rows was pruned (files before " +
+                    std::to_string(*first) +
+                    "): no kept checkpoint needs it, and it cannot be proven any more";
+  }
+}
+
 Json ToJson(const JournalVerdict& v) {
   const scheduler::CheckResult& r = v.result;
   Json j = {{"journal", v.path}, {"ok", v.readable && r.ok}, {"records", r.records}};
@@ -145,6 +225,7 @@ Json ToJson(const JournalVerdict& v) {
   j["open_groups"] = r.open;
   j["steps"] = r.steps;
   j["predicates"] = kPredicates;
+  j["payload_rows"] = {{"proven", v.rows_proven}, {"pruned", v.rows_pruned}};
   if (!v.note.empty()) j["note"] = v.note;
   if (const auto& torn = v.summary.torn_tail) {
     j["torn_tail"] = {
@@ -178,6 +259,8 @@ void Describe(const JournalVerdict& v) {
       "+ %lld unfinished\n  proven at every record: %s\n",
       v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained),
       n(r.dropped), n(r.issued - r.trained - r.dropped), kPredicates);
+  if (v.rows_proven > 0)
+    std::printf("  payload of %lld trained rows: their bytes are those that ENQ names\n", n(v.rows_proven));
   if (!v.note.empty()) std::printf("  note: %s\n", v.note.c_str());
 }
 
@@ -197,6 +280,8 @@ void Check(CommandContext& context, const InspectOptions& options) {
     JournalVerdict verdict = CheckJournal(journal);
     if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal)
       CheckFiles(place->dir, verdict);
+    if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal)
+      CheckPayload(place->dir, verdict);
     if (!verdict.readable && verdict.error.code() == StatusCode::kNotFound)
       return Fail(context, verdict.error);
     if (!verdict.readable || !verdict.result.ok) {
@@ -311,7 +396,7 @@ std::string Plain(const Json& value) {
       return number("lineage") + ":" + number("number");
     if (value.size() == 2 && value.contains("w") && value.contains("inc"))
       return "w" + number("w") + "/inc" + number("inc");
-    if (value.size() == 2 && value.contains("tid") && value.contains("oldest"))
+    if (value.contains("tid") && value.contains("oldest"))  // a row of STEP_COMMIT
       return Plain(value["tid"]) + "@" + Plain(value["oldest"]);
     std::string out;
     for (const auto& [key, item] : value.items()) out += (out.empty() ? "" : " ") + key + "=" + Plain(item);

@@ -210,12 +210,11 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  },
                  [&](up::TrainDone& b) {
                    metrics_->OnTrainDone(b);
-                   DropLease(b.lease);
-                   Feed(ev::TrainDone{worker, b.step, b.lease, b.finite, b.weights_digest, b.seconds});
+                   Feed(ev::TrainDone{worker, b.step, b.lease, b.finite, b.weights_digest, b.seconds,
+                                      std::move(b.rows)});
                  },
                  [&](up::TrainFailed& b) {
-                   DropLease(b.lease);
-                   Feed(ev::TrainFailed{worker, b.step, b.lease, std::move(b.why), b.data});
+                   Feed(ev::TrainFailed{worker, b.step, b.lease, std::move(b.why), b.data, {}});
                  },
                  [&](up::Published& b) {
                    Feed(ev::Published{worker, b.version, std::move(b.error)});
@@ -243,12 +242,11 @@ void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) 
     bool ended = c.ended;
     if (n > 0) {
       const Status sound = fragments_ != nullptr ? fragments_->Check(c.tokens)
-                                                 : c.tokens.Check(rows_->tokenizer().vocab_size());
+                                                 : c.tokens.CheckSampled(rows_->tokenizer().vocab_size());
       if (sound.ok()) {
         const Version version = c.tokens.versions.back().first;
         StoredSample& s = samples_.Get(c.tid, c.att);
         s.tokens.Append(c.tokens);
-        if (environment_) s.loss_mask.resize(s.tokens.ids.size(), 1);
         Feed(ev::ChunkProgress{worker, c.tid, c.att, n, version});
       } else {
         ended = true;
@@ -262,9 +260,9 @@ void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) 
       continue;
     }
     StoredSample& s = samples_.Get(c.tid, c.att);
-    s.finish = end == ev::ChunkEnd::kLength ? storage::FinishReason::kLength
-               : end == ev::ChunkEnd::kStop ? storage::FinishReason::kStop
-                                            : storage::FinishReason::kEos;
+    s.tokens.finish = end == ev::ChunkEnd::kLength ? sample::Finish::kLength
+                      : end == ev::ChunkEnd::kStop ? sample::Finish::kStop
+                                                   : sample::Finish::kEos;
     Feed(ev::ChunkFinished{worker, c.tid, c.att, end, std::move(why)});
   }
 }

@@ -27,7 +27,19 @@ StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config,
   return f;
 }
 
-void Fragments::Remember(const record::Enq& enq) { stored_[enq.tid.ordinal] = enq; }
+void Fragments::Remember(const record::Enq& enq) {
+  stored_[enq.tid.ordinal] = enq;
+  // A start is looked for one round of the lanes before. What is open spans about a round; whoever is further
+  // behind than kRounds (issued again after it had become stale) begins new episodes.
+  constexpr int64_t kRounds = 4;
+  stored_.erase(stored_.begin(), stored_.lower_bound(stored_.rbegin()->first - kRounds * lanes_));
+}
+
+int64_t Fragments::OldestPayloadFile() const {
+  int64_t oldest = INT64_MAX;
+  for (const auto& [ordinal, enq] : stored_) oldest = std::min(oldest, enq.payload_file);
+  return oldest;
+}
 
 StatusOr<std::string> Fragments::Starts(const SampleId& tid) {
   if (tid.is_eval()) {
@@ -37,9 +49,9 @@ StatusOr<std::string> Fragments::Starts(const SampleId& tid) {
   }
   if (const auto before = stored_.find(tid.ordinal - lanes_); before != stored_.end()) {
     const record::Enq& e = before->second;
-    TP_ASSIGN_OR_RETURN(const storage::Payload payload,
-                        payloads_.Read({e.payload_file, e.payload_offset, e.payload_bytes, e.digest}));
-    TP_ASSIGN_OR_RETURN(const policy::Fragment fragment, policy::DecodeFragment(payload.fragment));
+    TP_ASSIGN_OR_RETURN(const sample::Trajectory t, payloads_.Read(e));
+    if (t.Fragment() == nullptr) return DataLoss(ToString(e.tid) + " is stored, but is no fragment");
+    TP_ASSIGN_OR_RETURN(const policy::Fragment fragment, policy::DecodeFragment(t.Fragment()->fragment));
     return policy::EncodeStates(fragment.ends);
   }
   const int64_t lane = tid.ordinal % lanes_;
@@ -52,7 +64,8 @@ StatusOr<std::string> Fragments::Starts(const SampleId& tid) {
   return policy::EncodeStates(set->states());
 }
 
-Status Fragments::Check(const TokenRecord& record) const {
+Status Fragments::Check(const sample::Segment& record) const {
+  if (record.kind != sample::SegmentKind::kFragment) return InvalidArgument("fragment: these are tokens");
   const auto fragment = policy::DecodeFragment(record.fragment);
   if (!fragment.ok()) return InvalidArgument(fragment.status().message());
   int64_t counted = 0;
@@ -66,7 +79,7 @@ Status Fragments::Check(const TokenRecord& record) const {
   return policy::CheckFragment(*fragment, spec_);
 }
 
-StatusOr<Fragments::Verdict> Fragments::Judge(const SampleId& tid, const TokenRecord& record) {
+StatusOr<Fragments::Verdict> Fragments::Judge(const SampleId& tid, const sample::Segment& record) {
   TP_ASSIGN_OR_RETURN(const policy::Fragment f, policy::DecodeFragment(record.fragment));
   Verdict v;
   if (!f.scores.empty()) {

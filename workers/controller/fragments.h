@@ -21,8 +21,8 @@
 #include "core/base/status.h"
 #include "core/environments/vector.h"
 #include "core/policy/spec.h"
+#include "core/sample/trajectory.h"
 #include "core/storage/payload.h"
-#include "workers/net/messages.h"
 
 namespace tidepool::workers {
 
@@ -40,10 +40,12 @@ class Fragments {
 
   // Of every ENQ on record, of this life and earlier ones.
   void Remember(const record::Enq& enq);
+  // Of what Starts may read; INT64_MAX: nothing.
+  [[nodiscard]] int64_t OldestPayloadFile() const;
   // The start states for a sample, encoded.
   StatusOr<std::string> Starts(const SampleId& tid);
   // kInvalidArgument: not a fragment of this job.
-  [[nodiscard]] Status Check(const TokenRecord& record) const;
+  [[nodiscard]] Status Check(const sample::Segment& record) const;
 
   // The verdict on a fragment: mean return of the episodes that ended in it (of one without any: what it has
   // earned an instance); and of an evaluation, first, whether its episode counts as solved.
@@ -51,7 +53,7 @@ class Fragments {
     double reward = 0;
     std::vector<std::pair<std::string, double>> rewards;
   };
-  StatusOr<Verdict> Judge(const SampleId& tid, const TokenRecord& record);
+  StatusOr<Verdict> Judge(const SampleId& tid, const sample::Segment& record);
   // Of the evaluation whose episodes were judged since the last call.
   ReturnSummary TakeReturns();
 
@@ -67,7 +69,7 @@ class Fragments {
   environments::VectorSpec rules_;
   policy::PolicySpec spec_;
   int64_t lanes_ = 1;
-  std::map<int64_t, record::Enq> stored_;  // the newest of an ordinal
+  std::map<int64_t, record::Enq> stored_;  // the newest of an ordinal, of the newest rounds of all lanes
   std::map<SampleId, double> returns_;     // of evaluation episodes
 };
 

@@ -36,10 +36,13 @@ void ControllerProcess::Do(const cmd::EvalReport& c) {
 }
 
 void ControllerProcess::Remember(const JournalRecord& r) {
-  if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr && fragments_ != nullptr)
-    fragments_->Remember(*enq);
-  if (const auto* g = std::get_if<record::Graded>(&r); g != nullptr && !g->rewards.empty())
-    rewards_[g->tid] = g->rewards;
+  if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr) {
+    if (fragments_ != nullptr) fragments_->Remember(*enq);
+    samples_.Drop(enq->tid);  // from here on it is read from the payload file
+  }
+  // However a step ends, its rows are not asked for any more.
+  if (std::holds_alternative<record::StepCommit>(r) || std::holds_alternative<record::Unlease>(r))
+    DropLease();
   const auto* e = std::get_if<record::EvalResult>(&r);
   if (e == nullptr || e->total == 0) return;
   const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
@@ -76,20 +79,21 @@ void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<Batc
                                                       : config_.observe.samples_per_step;
   for (const BatchRow& row : batch) {
     if (left-- <= 0) break;
+    const sample::Trajectory& t = row.trajectory;
     observe::SampleRow line;
-    line.tid = row.tid;
-    line.prompt = samples_.FindRow(row.tid)->question.prompt;
-    line.answer = samples_.FindRow(row.tid)->question.answer;
-    line.text = rows_->ResponseText(row.response.ids);
-    line.ids = row.response.ids;
-    line.logprobs = row.response.logprobs;
-    if (environment_) line.loss_mask = row.loss_mask;
-    for (const auto& [version, count] : row.response.versions)
+    line.tid = t.tid;
+    line.prompt = samples_.FindRow(t.tid)->question.prompt;
+    line.answer = samples_.FindRow(t.tid)->question.answer;
+    line.ids = t.Ids();
+    line.text = rows_->ResponseText(line.ids);
+    line.logprobs = t.Logprobs();
+    if (environment_) line.loss_mask = t.LossMask(row.without_loss);
+    for (const auto& [version, count] : t.Versions())
       line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
     line.reward = row.reward;
-    if (const auto named = rewards_.find(row.tid); named != rewards_.end())
-      line.rewards = {named->second.begin(), named->second.end()};
-    line.ended = !row.truncated;
+    const auto& named = controller_->Rewards(t.tid);
+    line.rewards = {named.begin(), named.end()};
+    line.ended = t.finish != sample::Finish::kLength;
     lines.push_back(std::move(line));
   }
   const Status written = observe::WriteSamples(request_.run_dir, c.step.value, lines);

@@ -121,7 +121,7 @@ class ControllerProcess {
   void Do(const cmd::ForgetGroup& c);
   void Do(const cmd::StorePayload& c);
   void Do(const cmd::DiscardTokens& c);
-  const StoredSample* Tokens(const SampleId& tid);
+  StatusOr<sample::Trajectory> Recorded(const SampleId& tid);
   void Do(const cmd::Grade& c);
   void Do(const cmd::EnvStep& c);
   void Do(const cmd::AppendObservation& c);
@@ -140,10 +140,10 @@ class ControllerProcess {
   void Do(const cmd::Load& c);
   void Do(const cmd::Admit& c);
   void Do(const cmd::Train& c);
-  StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid, bool masked);
-  static void MaskOld(const cmd::Train& c, BatchRow& row);
+  StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid);
   StatusOr<std::shared_ptr<const std::vector<BatchRow>>> LeasedRows(int64_t lease, StepNumber step);
-  void DropLease(int64_t lease);
+  void DropLease();
+  void PrunePayload();
 
   // --- checkpoints
   void Do(const cmd::WriteCheckpoint& c);
@@ -225,7 +225,12 @@ class ControllerProcess {
   };
   GatheredStep gathering_;
   std::mutex leased_mu_;
-  std::map<int64_t, std::pair<StepNumber, std::shared_ptr<const std::vector<BatchRow>>>> leased_;
+  struct LeasedBatch {
+    int64_t lease = -1;
+    StepNumber step;
+    std::shared_ptr<const std::vector<BatchRow>> rows;
+  };
+  LeasedBatch leased_;         // of the open step; guarded by leased_mu_
   std::string shared_memory_;  // folder of weights and recovery copies
   std::string checkpoints_;    // folder
   std::unique_ptr<storage::CheckpointWriter> checkpoint_;
@@ -237,7 +242,6 @@ class ControllerProcess {
   bool storage_failed_ = false;
   bool superseded_ = false;  // another controller has this run
   int stop_seen_ = 0;
-  std::map<SampleId, std::vector<std::pair<std::string, double>>> rewards_;  // by name, as graded
   std::optional<double> best_reward_;
   observe::TimeLeft time_left_;
   std::string last_warning_;

@@ -76,7 +76,10 @@ void RunMetrics::OnBatch(const std::vector<BatchRow>& rows) {
   if (!environment_) return;
   batch_turns_ = 0;
   batch_rows_ = static_cast<int64_t>(rows.size());
-  for (const BatchRow& row : rows) batch_turns_ += CountTurns(row.loss_mask);
+  for (const BatchRow& row : rows) {
+    for (const sample::Segment& s : row.trajectory.segments)
+      batch_turns_ += s.kind == sample::SegmentKind::kTokens && s.size() > 0 ? 1 : 0;
+  }
 }
 
 void RunMetrics::OnTrainDone(const up::TrainDone& done) {

@@ -1,19 +1,31 @@
 #include "workers/controller/sample_store.h"
 
-#include <utility>
+#include "core/base/check.h"
 
 namespace tidepool::workers {
 
+void SampleStore::PutRow(int64_t ordinal, bool eval, EncodedRow row) {
+  auto prompt = sample::PromptSegment(row.prompt);
+  rows_[{eval, ordinal}] = Row{std::move(row), std::move(prompt)};
+}
+
 const EncodedRow* SampleStore::FindRow(const SampleId& tid) const {
   const auto it = rows_.find({tid.is_eval(), tid.ordinal});
-  return it == rows_.end() ? nullptr : &it->second;
+  return it == rows_.end() ? nullptr : &it->second.row;
+}
+
+const SampleStore::Row& SampleStore::RowOf(const SampleId& tid) const {
+  const auto it = rows_.find({tid.is_eval(), tid.ordinal});
+  TP_CHECK(it != rows_.end()) << "sample " << ToString(tid) << " has no row";
+  return it->second;
 }
 
 StoredSample& SampleStore::Get(const SampleId& tid, int32_t att) {
   StoredSample& s = samples_[tid];
-  if (s.att != att) {
+  if (s.tokens.att != att) {
     s = StoredSample{};
-    s.att = att;
+    s.tokens.tid = tid;
+    s.tokens.att = att;
   }
   return s;
 }
@@ -28,44 +40,25 @@ StoredSample* SampleStore::Change(const SampleId& tid) {
   return it == samples_.end() ? nullptr : &it->second;
 }
 
-storage::Payload SampleStore::ToPayload(const SampleId& tid) const {
-  const EncodedRow* row = FindRow(tid);
-  const StoredSample* sample = Find(tid);
-  TP_CHECK(row != nullptr && sample != nullptr) << "sample " << ToString(tid) << " has no tokens to store";
-  storage::Payload p;
-  p.tid = tid;
-  p.att = sample->att;
-  p.prompt = row->prompt;
-  p.response = sample->tokens.ids;
-  p.logprobs = sample->tokens.logprobs;
-  p.log_kept = sample->tokens.log_kept;
-  p.routing = sample->tokens.routing;
-  p.fragment = sample->tokens.fragment;
-  p.turns = sample->tokens.turns;
-  for (const auto& [version, count] : sample->tokens.versions)
-    p.versions.push_back({version, static_cast<int32_t>(count)});
-  p.loss_mask = sample->loss_mask;
-  if (!p.loss_mask.empty()) p.loss_mask.resize(p.response.size(), 1);
-  p.finish = sample->finish;
-  return p;
+sample::Trajectory SampleStore::Finished(const SampleId& tid) const {
+  const StoredSample* stored = Find(tid);
+  TP_CHECK(stored != nullptr) << "sample " << ToString(tid) << " has no tokens to store";
+  sample::Trajectory t = stored->tokens;
+  t.prompt = RowOf(tid).prompt;
+  return t;
 }
 
-StoredSample SampleStore::FromPayload(const storage::Payload& payload) {
-  StoredSample s;
-  s.att = payload.att;
-  s.tokens.ids = payload.response;
-  s.tokens.logprobs = payload.logprobs;
-  s.tokens.log_kept = payload.log_kept;
-  s.tokens.routing = payload.routing;
-  s.tokens.fragment = payload.fragment;
-  s.tokens.turns = payload.turns;
-  for (const auto& run : payload.versions) {
-    s.tokens.versions.emplace_back(run.version, run.tokens);
-    if (!payload.fragment.empty()) s.tokens.fragment_steps += run.tokens;
-  }
-  s.loss_mask = payload.loss_mask;
-  s.finish = payload.finish;
-  return s;
+sample::Trajectory SampleStore::Taught(const SampleId& tid) const {
+  const Row& source = RowOf(tid);
+  sample::Trajectory t;
+  t.tid = tid;
+  t.att = 0;
+  t.prompt = source.prompt;
+  const bool pair = !source.row.rejected.empty();
+  t.segments = tid.sample == 0 ? sample::TaughtSegments(source.row.response,
+                                                        pair ? std::vector<uint8_t>() : source.row.loss_mask)
+                               : sample::TaughtSegments(source.row.rejected, {});
+  return t;
 }
 
 }  // namespace tidepool::workers

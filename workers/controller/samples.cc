@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/sample/codec.h"
 #include "workers/controller/process_impl.h"
 
 namespace tidepool::workers {
@@ -13,15 +14,14 @@ void ControllerProcess::Do(const cmd::PrepareRow& c) {
     return;
   }
   const auto prompt_len = static_cast<int64_t>(row->prompt.size());
-  const auto response_len = static_cast<int64_t>(row->response.size());
-  const auto rejected_len = static_cast<int64_t>(row->rejected.size());
   samples_.PutRow(c.ordinal, /*eval=*/false, std::move(*row));
   Feed(ev::RowReady{c.ordinal, c.issue, prompt_len});
   // A supervised row is its own payload: it is read again from the data when it is needed.
   if (config_.job == "rl") return;
-  Feed(ev::PayloadStored{{c.ordinal, c.issue, 0}, 0, prompt_len, response_len, 0, -1, 0, 0});
-  if (TrainsOnPairs(config_))
-    Feed(ev::PayloadStored{{c.ordinal, c.issue, 1}, 0, prompt_len, rejected_len, 0, -1, 0, 0});
+  for (int32_t k = 0; k < (TrainsOnPairs(config_) ? 2 : 1); ++k) {
+    const sample::Trajectory t = samples_.Taught({c.ordinal, c.issue, k});
+    Feed(ev::PayloadStored{t.tid, 0, prompt_len, t.size(), sample::Digest(t), -1, 0, 0, {}});
+  }
 }
 
 bool ControllerProcess::EnsureRow(const SampleId& tid) {
@@ -53,8 +53,8 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
   m.gid = c.gid;
   m.version = c.v;
   m.prompt = samples_.FindRow(c.tid)->prompt;
-  m.generated = s.tokens.ids;
-  m.routing_bytes = static_cast<int64_t>(s.tokens.routing.size());
+  m.generated = s.tokens.Ids();
+  m.routing_bytes = static_cast<int64_t>(s.tokens.Routing().size());
   m.chunk_tokens = c.chunk_tokens;
   m.max_new_tokens = c.max_new_tokens;
   m.greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
@@ -111,48 +111,47 @@ void ControllerProcess::Do(const cmd::ForgetGroup& c) { Send(c.worker, down::For
 
 void ControllerProcess::Do(const cmd::StorePayload& c) {
   if (!EnsureRow(c.tid)) return;
-  const storage::Payload payload = samples_.ToPayload(c.tid);
-  const auto ref = payload_->Append(payload);
+  const sample::Trajectory t = samples_.Finished(c.tid);
+  const auto ref = payload_->Append(t);
   if (!ref.ok()) {
     StorageFailed("payload: " + ref.status().message());
     return;
   }
-  stored_.push_back(ev::PayloadStored{c.tid, c.att, static_cast<int64_t>(payload.prompt.size()),
-                                      samples_.Find(c.tid)->tokens.size(), ref->digest, ref->file,
-                                      ref->offset, ref->bytes});
+  ev::PayloadStored stored{c.tid,     c.att,       t.prompt_size(), t.size(), ref->digest,
+                           ref->file, ref->offset, ref->bytes,      {}};
+  for (const auto& [version, tokens] : t.VersionsWithLoss()) stored.versions.push_back({version, tokens});
+  stored_.push_back(std::move(stored));
 }
 
 void ControllerProcess::Do(const cmd::DiscardTokens& c) {
   samples_.Drop(c.tid);
   turns_->Forget(c.tid);
-  rewards_.erase(c.tid);
   // Rows are shared by a group's samples and cheap to make again; the last one takes it along.
   if (c.tid.is_eval() || c.tid.sample == 0) samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
 }
 
-// Tokens of a sample, from memory or from its payload.
-const StoredSample* ControllerProcess::Tokens(const SampleId& tid) {
-  if (const StoredSample* s = samples_.Find(tid); s != nullptr && s->tokens.size() > 0) return s;
-  const record::Enq* enq = controller_->FindPayload(tid);
-  if (enq == nullptr || enq->payload_file < 0) return nullptr;
-  auto payload =
-      payload_reader_->Read({enq->payload_file, enq->payload_offset, enq->payload_bytes, enq->digest});
-  if (!payload.ok()) {
-    Warn("payload of " + ToString(tid) + ": " + payload.status().message());
-    return nullptr;
+// What a sample is now: after its ENQ what the payload file has, and never what may be left in memory.
+StatusOr<sample::Trajectory> ControllerProcess::Recorded(const SampleId& tid) {
+  if (const record::Enq* enq = controller_->FindPayload(tid); enq != nullptr) {
+    if (enq->payload_file >= 0) return payload_reader_->Read(*enq);
+    return samples_.Taught(tid);
   }
-  samples_.Put(tid, SampleStore::FromPayload(*payload));
-  return samples_.Find(tid);
+  const StoredSample* s = samples_.Find(tid);
+  if (s == nullptr || s->tokens.size() == 0) return NotFound("there are no tokens of " + ToString(tid));
+  return s->tokens;
 }
 
 void ControllerProcess::Do(const cmd::Grade& c) {
-  const StoredSample* s = EnsureRow(c.tid) ? Tokens(c.tid) : nullptr;
-  if (s == nullptr) {
-    Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, "its tokens cannot be read"});
+  const auto s = EnsureRow(c.tid) ? Recorded(c.tid) : NotFound("its row cannot be read");
+  if (!s.ok()) {
+    Warn("grade of " + ToString(c.tid) + ": " + s.status().message());
+    Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, s.status().message()});
     return;
   }
   if (fragments_ != nullptr) {  // its environments have given their verdict step by step
-    auto verdict = fragments_->Judge(c.tid, s->tokens);
+    const sample::Segment* played = s->Fragment();
+    auto verdict =
+        played == nullptr ? InvalidArgument("it is no fragment") : fragments_->Judge(c.tid, *played);
     up::Graded graded{c.tid, c.att, GradeOutcome::kOk, 0, {}, "", 0};
     if (verdict.ok()) {
       graded.reward = verdict->reward;
@@ -173,26 +172,32 @@ void ControllerProcess::Do(const cmd::Grade& c) {
   m.prompt = row.question.prompt;
   m.answer = row.question.answer;
   m.fields.assign(row.question.fields.begin(), row.question.fields.end());
-  m.text = rows_->ResponseText(s->tokens.ids);
-  m.response_tokens = s->tokens.size();
+  m.text = rows_->ResponseText(s->Ids());
+  m.response_tokens = s->size();
   m.max_new_tokens = config_.rollout.max_new_tokens;
-  m.ended = s->finish != storage::FinishReason::kLength;
+  m.ended = s->finish != sample::Finish::kLength;
   m.timeout_s = Seconds(c.timeout);
   Send(c.grader, std::move(m));
 }
 
 void ControllerProcess::Do(const cmd::EnvStep& c) {
+  StoredSample stored;
   StoredSample* record = nullptr;
   if (c.turn != 0) {
-    if (EnsureRow(c.tid) && Tokens(c.tid) != nullptr) record = samples_.Change(c.tid);
-    if (record == nullptr) {
+    record = controller_->FindPayload(c.tid) == nullptr ? samples_.Change(c.tid) : nullptr;
+    auto t = EnsureRow(c.tid) ? Recorded(c.tid) : NotFound("its row cannot be read");
+    if (!t.ok()) {
       Feed(ev::EnvStepped{.worker = c.worker,
                           .tid = c.tid,
                           .att = c.att,
                           .turn = c.turn,
                           .outcome = GradeOutcome::kData,
-                          .why = "its tokens cannot be read"});
+                          .why = t.status().message()});
       return;
+    }
+    if (record == nullptr) {  // a finished one, for its reward
+      stored.tokens = std::move(*t);
+      record = &stored;
     }
   }
   Send(c.worker, turns_->Step(c, record));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/observe/log.h"
+#include "core/sample/codec.h"
 #include "workers/controller/process_impl.h"
 
 namespace tidepool::workers {
@@ -70,14 +72,16 @@ void ControllerProcess::Do(const cmd::Admit& c) { Send(c.worker, down::Admit{c.v
 void ControllerProcess::Do(const cmd::Train& c) {
   GatheredStep& step = gathering_;
   if (step.lease != c.lease) step = GatheredStep{c.lease, std::make_shared<std::vector<BatchRow>>(), 0, {}};
-  const std::set<SampleId> masked(c.share->masked.begin(), c.share->masked.end());
   std::vector<int64_t> groups;
   for (const std::vector<SampleId>& group : c.share->groups) {
     groups.push_back(step.groups++);
     for (const SampleId& tid : group) {
-      StatusOr<BatchRow> row = TrainingRow(c, tid, masked.contains(tid));
+      StatusOr<BatchRow> row = TrainingRow(c, tid);
       if (!row.ok()) {
-        Feed(ev::TrainFailed{c.worker, c.step, c.lease, row.status().message(), true});
+        // The lease ends; the others of the batch are trained in another one.
+        observe::Log(observe::LogLevel::kError, "payload_lost",
+                     {{"sample", ToString(tid)}, {"why", row.status().message()}});
+        Feed(ev::TrainFailed{c.worker, c.step, c.lease, row.status().message(), true, tid});
         return;
       }
       row->gid = {groups.back()};
@@ -89,7 +93,7 @@ void ControllerProcess::Do(const cmd::Train& c) {
   if (static_cast<int64_t>(step.members.size()) < c.world) return;
   {
     const std::lock_guard lock(leased_mu_);
-    leased_[c.lease] = {c.step, step.rows};
+    leased_ = {c.lease, c.step, step.rows};
   }
   metrics_->OnBatch(*step.rows);
   WriteSamples(c, *step.rows);
@@ -97,71 +101,44 @@ void ControllerProcess::Do(const cmd::Train& c) {
   step = GatheredStep{};
 }
 
-StatusOr<BatchRow> ControllerProcess::TrainingRow(const cmd::Train& c, const SampleId& tid, bool masked) {
+// What is trained is read from what is durable, and has to be what its ENQ says.
+StatusOr<BatchRow> ControllerProcess::TrainingRow(const cmd::Train& c, const SampleId& tid) {
   if (!EnsureRow(tid)) return DataLoss("row " + ToString(tid) + " cannot be read");
+  const record::Enq* enq = controller_->FindPayload(tid);
+  if (enq == nullptr) return DataLoss("there is no payload of " + ToString(tid));
   BatchRow row;
-  row.tid = tid;
-  const EncodedRow& encoded = *samples_.FindRow(tid);
-  row.prompt = encoded.prompt;
-  if (TrainsOnPairs(config_)) {
-    const bool chosen = tid.sample == 0;
-    row.response.ids = chosen ? encoded.response : encoded.rejected;
-    row.loss_mask.assign(row.response.ids.size(), 1);
-    row.reward = chosen ? 1 : 0;
-    return row;
-  }
-  if (config_.job != "rl") {
-    row.response.ids = encoded.response;
-    row.loss_mask = encoded.loss_mask;
-    return row;
-  }
-  const StoredSample* s = Tokens(tid);
-  if (s == nullptr) return DataLoss("the payload of " + ToString(tid) + " cannot be read");
-  row.response = s->tokens;
-  row.truncated = s->finish == storage::FinishReason::kLength;
+  TP_ASSIGN_OR_RETURN(row.trajectory, Recorded(tid));
+  if (sample::Digest(row.trajectory) != enq->digest || row.trajectory.size() != enq->response_len)
+    return DataLoss("the row of " + ToString(tid) + " is not what its ENQ says");
+  if (TrainsOnPairs(config_)) row.reward = tid.sample == 0 ? 1 : 0;
+  if (config_.job != "rl") return row;
   row.reward = controller_->Reward(tid);
-  if (!row.response.fragment.empty()) {  // of one version: it counts, or it does not
-    const Version& made = row.response.versions.front().first;
-    row.loss_mask.assign(1, masked && c.v.number - made.number > c.max_lag_versions ? 0 : 1);
-    return row;
+  for (const auto& [version, tokens] : row.trajectory.VersionsWithLoss()) {
+    if (std::ranges::find(c.share->stale, version) != c.share->stale.end())
+      row.without_loss.push_back(version);
   }
-  if (const auto named = rewards_.find(tid); named != rewards_.end()) {
-    for (const RewardFunction& f : config_.reward.functions) {
-      const auto it = std::ranges::find(named->second, f.name, [](const auto& entry) { return entry.first; });
-      if (it != named->second.end()) row.components.push_back(it->second);
-    }
+  if (row.trajectory.Fragment() != nullptr) return row;
+  const auto& named = controller_->Rewards(tid);
+  for (const RewardFunction& f : config_.reward.functions) {
+    const auto it = std::ranges::find(named, f.name, [](const auto& entry) { return entry.first; });
+    if (it != named.end()) row.components.push_back(it->second);
   }
-  row.loss_mask = s->loss_mask;
-  row.loss_mask.resize(row.response.ids.size(), 1);
-  if (masked) MaskOld(c, row);
   return row;
-}
-
-// on_stale: mask. Tokens older than the bound carry no loss; across lineages a version's number is its
-// distance from the common root, so numbers compare.
-void ControllerProcess::MaskOld(const cmd::Train& c, BatchRow& row) {
-  size_t at = 0;
-  for (const auto& [version, count] : row.response.versions) {
-    for (int64_t i = 0; i < count; ++i, ++at) {
-      if (c.v.number - version.number > c.max_lag_versions) row.loss_mask[at] = 0;
-    }
-  }
 }
 
 StatusOr<std::shared_ptr<const std::vector<BatchRow>>> ControllerProcess::LeasedRows(int64_t lease,
                                                                                      StepNumber step) {
   const std::lock_guard lock(leased_mu_);
-  const auto it = leased_.find(lease);
-  if (it == leased_.end() || it->second.first != step) {
+  if (leased_.lease != lease || leased_.step != step || leased_.rows == nullptr) {
     return NotFound("lease " + std::to_string(lease) + " of step " + std::to_string(step.value) +
                     " is not open");
   }
-  return std::shared_ptr<const std::vector<BatchRow>>(it->second.second);
+  return std::shared_ptr<const std::vector<BatchRow>>(leased_.rows);
 }
 
-void ControllerProcess::DropLease(int64_t lease) {
+void ControllerProcess::DropLease() {
   const std::lock_guard lock(leased_mu_);
-  leased_.erase(lease);
+  leased_ = {};
 }
 
 // --- checkpoints
@@ -230,6 +207,20 @@ void ControllerProcess::Do(const cmd::VerifyCheckpoint& c) {
 void ControllerProcess::Do(const cmd::DeleteCheckpoint& c) {
   const Status removed = storage::RemoveCheckpoint(fs_, checkpoints_, c.step);
   if (!removed.ok()) Warn("checkpoint: " + removed.message());
+  PrunePayload();
+}
+
+// Deletes the payload files that no checkpoint which is kept can need: those before the oldest sample that
+// may still be trained, or be trained again after a restore.
+void ControllerProcess::PrunePayload() {
+  int64_t needed = controller_->OldestPayloadFile();
+  if (fragments_ != nullptr) needed = std::min(needed, fragments_->OldestPayloadFile());
+  for (const scheduler::Event& event : stored_) {
+    if (const auto* stored = std::get_if<ev::PayloadStored>(&event); stored != nullptr)
+      needed = std::min(needed, stored->file);
+  }
+  const auto deleted = storage::DeletePayloadFilesBelow(fs_, request_.run_dir + "/payload", needed);
+  if (!deleted.ok()) Warn("payload: " + deleted.status().message());
 }
 
 void ControllerProcess::Do(const cmd::SaveFinal& c) {

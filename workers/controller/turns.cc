@@ -18,22 +18,16 @@ down::EnvStep Turns::Step(const scheduler::command::EnvStep& c, StoredSample* re
   down::EnvStep m{c.tid, c.att, c.turn, {}, Seconds(c.timeout)};
   if (c.turn == 0 || record == nullptr) return m;
   StoredSample& s = *record;
-  if (s.tokens.turns.empty()) {
+  if (!s.tokens.segments.empty() && !s.tokens.segments.front().turn) {
     const EncodedRow* row = samples_.FindRow(c.tid);
-    s.tokens.turns.push_back({.begin = 0, .state = row == nullptr ? 0 : row->state, .reward_before = 0});
+    s.tokens.segments.front().turn = sample::TurnStart{row == nullptr ? 0 : row->state, 0};
   }
-  s.loss_mask.resize(s.tokens.ids.size(), 1);
-  std::vector<int32_t> turn;
-  for (size_t i = 0; i <= s.tokens.ids.size(); ++i) {
-    if (i < s.tokens.ids.size() && s.loss_mask[i] != 0) {
-      turn.push_back(s.tokens.ids[i]);
-    } else if (!turn.empty()) {
-      m.actions.push_back(rows_.ResponseText(turn));
-      turn.clear();
-    }
+  for (const sample::Segment& said : s.tokens.segments) {
+    if (said.kind == sample::SegmentKind::kTokens && said.size() > 0)
+      m.actions.push_back(rows_.ResponseText(said.ids));
   }
   s.sealed = s.tokens.size();
-  s.seal = HashIds(s.tokens.ids, s.tokens.ids.size());
+  s.seal = HashIds(s.tokens.Ids(), static_cast<size_t>(s.sealed));
   return m;
 }
 
@@ -79,7 +73,7 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     e.observation_tokens = static_cast<int64_t>(p.row.prompt.size());
   } else {
     const StoredSample* s = samples_.Find(e.tid);
-    if (s == nullptr || s->att != e.att || s->turns + 1 != e.turn)
+    if (s == nullptr || s->tokens.att != e.att || s->turns + 1 != e.turn)
       return e;  // of an attempt that is over: refused
     if (reply.history != HistoryOf(e.tid, *s)) {
       metrics_.Count("env/prefix_violations");
@@ -87,10 +81,11 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
           "the environment, replayed, did not say what it had said before: an episode has to follow from its "
           "actions alone");
     }
-    samples_.Change(e.tid)->finish =
-        e.done ? storage::FinishReason::kEos : storage::FinishReason::kLength;  // if it ends here
+    samples_.Change(e.tid)->tokens.finish =
+        e.done ? sample::Finish::kEos : sample::Finish::kLength;  // if it ends here
     if (!e.done) {
-      const bool ended = !s->tokens.ids.empty() && rows_.IsEnd(s->tokens.ids.back());
+      const std::vector<int32_t> said = s->tokens.Ids();
+      const bool ended = !said.empty() && rows_.IsEnd(said.back());
       auto ids = rows_.EncodeObservation(reply.observation, ended);
       if (!ids.ok())
         return broken("the observation of turn " + std::to_string(e.turn) + ": " + ids.status().message());
@@ -114,21 +109,15 @@ void Turns::Append(const scheduler::command::AppendObservation& c) {
     return;
   }
   StoredSample& s = samples_.Get(c.tid, c.att);
-  TokenRecord said;
-  said.ids = std::move(p.ids);
-  said.logprobs.assign(said.ids.size(), 0);  // nobody sampled them
-  // Of the version that spoke last: these tokens carry no loss, so it bounds nothing.
-  if (!s.tokens.versions.empty()) said.versions = {{s.tokens.versions.back().first, said.size()}};
-  s.tokens.Append(said);
-  s.loss_mask.resize(s.tokens.ids.size(), 0);
-  s.tokens.turns.push_back({.begin = s.tokens.size(), .state = p.state, .reward_before = p.reward});
+  s.tokens.Append({.kind = sample::SegmentKind::kObservation, .ids = std::move(p.ids)});
+  s.tokens.Append({.turn = sample::TurnStart{p.state, p.reward}});
   s.turns = c.turn;
   s.history = p.history;
 }
 
 Status Turns::CheckPrefix(const StoredSample& s) {
   if (s.sealed == 0) return OkStatus();
-  if (s.tokens.size() >= s.sealed && HashIds(s.tokens.ids, static_cast<size_t>(s.sealed)) == s.seal)
+  if (s.tokens.size() >= s.sealed && HashIds(s.tokens.Ids(), static_cast<size_t>(s.sealed)) == s.seal)
     return OkStatus();
   metrics_.Count("env/prefix_violations");
   return DataLoss("the prompt of turn " + std::to_string(s.turns + 1) +

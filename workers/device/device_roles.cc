@@ -394,21 +394,22 @@ StatusOr<TrainOutcome> DeviceRoles::TrainText(StepNumber step, Version version, 
   batch.step = step;
   batch.version = version;
   for (BatchRow& in : rows) {
+    const sample::Trajectory& t = in.trajectory;
     train::Row row;
-    row.tid = in.tid;
+    row.tid = t.tid;
     row.gid = in.gid;
-    row.prompt = std::move(in.prompt);
-    row.response = std::move(in.response.ids);
-    row.logprobs = std::move(in.response.logprobs);
-    row.log_kept = std::move(in.response.log_kept);
-    row.routing = std::move(in.response.routing);
-    for (const auto& [v, count] : in.response.versions)
+    if (t.prompt != nullptr) row.prompt = t.prompt->ids;
+    row.response = t.Ids();
+    row.logprobs = t.Logprobs();
+    row.log_kept = t.LogKept();
+    row.routing = t.Routing();
+    for (const auto& [v, count] : t.Versions())
       row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
-    row.loss_mask = std::move(in.loss_mask);
+    row.loss_mask = t.LossMask(in.without_loss);
     row.reward = in.reward;
     row.components = std::move(in.components);
-    row.turns = std::move(in.response.turns);
-    row.truncated = in.truncated;
+    row.turns = t.Turns();
+    row.truncated = t.finish == sample::Finish::kLength;
     if (group != nullptr)
       batch.mine.push_back(std::find(groups.begin(), groups.end(), in.gid.value) != groups.end() ? 1 : 0);
     batch.rows.push_back(std::move(row));
@@ -436,13 +437,15 @@ StatusOr<TrainOutcome> DeviceRoles::TrainPolicy(StepNumber step, Version version
                                                 comm::Collective* group, const std::vector<int64_t>& groups) {
   std::vector<policy::FragmentRow> batch;
   for (const BatchRow& in : rows) {
-    auto fragment = policy::DecodeFragment(in.response.fragment);
-    if (!fragment.ok())
-      return InvalidArgument("row " + ToString(in.tid) + ": " + fragment.status().message());
+    const SampleId& tid = in.trajectory.tid;
+    const sample::Segment* played = in.trajectory.Fragment();
+    if (played == nullptr) return InvalidArgument("row " + ToString(tid) + " is no fragment");
+    auto fragment = policy::DecodeFragment(played->fragment);
+    if (!fragment.ok()) return InvalidArgument("row " + ToString(tid) + ": " + fragment.status().message());
     policy::FragmentRow row{
-        .tid = in.tid, .version = {}, .masked = false, .mine = true, .fragment = std::move(*fragment)};
-    if (!in.response.versions.empty()) row.version = in.response.versions.front().first;
-    row.masked = !in.loss_mask.empty() && in.loss_mask.front() == 0;  // a fragment is of one version
+        .tid = tid, .version = {}, .masked = false, .mine = true, .fragment = std::move(*fragment)};
+    if (!played->versions.empty()) row.version = played->versions.front().first;  // it is of one version
+    row.masked = in.trajectory.LossMask(in.without_loss).front() == 0;
     row.mine = group == nullptr || std::find(groups.begin(), groups.end(), in.gid.value) != groups.end();
     batch.push_back(std::move(row));
   }

@@ -15,6 +15,7 @@
 #include "core/config/load.h"
 #include "core/observe/log.h"
 #include "core/observe/trace_writer.h"
+#include "core/sample/codec.h"
 #include "workers/build_info.h"
 #include "workers/data/offered_state.h"
 #include "workers/data/weights_service.h"
@@ -500,6 +501,9 @@ class DeviceWorker {
       return;
     }
     const auto shape = pacer_ ? ShareOf(c, *rows) : std::pair<double, double>();
+    std::vector<std::pair<SampleId, uint64_t>> digests;
+    for (const BatchRow& row : *rows)
+      digests.emplace_back(row.trajectory.tid, sample::Digest(row.trajectory));
     StatusOr<TrainOutcome> outcome = roles_->Train(
         c.step, c.version, std::move(*rows),
         [&](const std::string& op) {
@@ -521,7 +525,7 @@ class DeviceWorker {
     }
     Offer(c.step);
     link_->Send(up::TrainDone{c.step, c.lease, outcome->finite, outcome->weights_digest, SecondsSince(start),
-                              std::move(outcome->metrics)});
+                              std::move(outcome->metrics), std::move(digests)});
   }
 
   // Tokens of this rank's rows, and the sum of the squares of their lengths.
@@ -529,7 +533,8 @@ class DeviceWorker {
     double tokens = 0, squares = 0;
     for (const BatchRow& row : rows) {
       if (c.world > 1 && std::ranges::find(c.groups, row.gid.value) == c.groups.end()) continue;
-      const auto n = static_cast<double>(row.prompt.size() + row.response.ids.size());
+      const auto n = static_cast<double>(row.trajectory.prompt_size() +
+                                         static_cast<int64_t>(row.trajectory.Ids().size()));
       tokens += n;
       squares += n * n;
     }

@@ -83,9 +83,10 @@ RolloutStep PolicyRollout::Step() {
       if (asked != chunk_steps_.end()) chunk_steps_.erase(asked);
       if (played.status.ok()) {
         // An episode of an evaluation may be longer than a fragment; its steps are not a sample's tokens.
+        c.tokens.kind = sample::SegmentKind::kFragment;
         c.tokens.fragment_steps = std::min(played.fragment.cells(), most);
         c.tokens.fragment = policy::EncodeFragment(played.fragment);
-        c.tokens.versions.emplace_back(version_, c.tokens.fragment_steps);
+        sample::AddVersion(c.tokens.versions, version_, c.tokens.fragment_steps);
         c.end = ChunkEnd::kEos;
       } else {
         // A worker that is gone is no fault of the fragment's; one that is late or refuses is counted.

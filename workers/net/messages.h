@@ -12,35 +12,15 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
-#include "core/base/turn_mark.h"
+#include "core/sample/trajectory.h"
 #include "scheduler/events.h"
 
 namespace tidepool::workers {
 
 inline constexpr int32_t kWireSchema = 2;
 
-// Tokens of one sample with what was known when they were sampled. All arrays have the length of ids
-// (log_kept may be empty: nothing was masked).
-struct TokenRecord {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  std::vector<float> log_kept;
-  std::vector<std::pair<Version, int64_t>> versions;  // run lengths
-  std::string
-      routing;  // experts of the rows that ids were drawn from (core/model/routing.h); empty: not recorded
-  // In place of tokens, for a policy of control tasks: a whole fragment (core/policy/fragment.h), and how
-  // many environment steps it counts as.
-  std::string fragment;
-  int64_t fragment_steps = 0;
-  std::vector<TurnMark> turns;  // of an episode; the controller adds them (workers/controller/turns.h)
-  [[nodiscard]] int64_t size() const {
-    return fragment.empty() ? static_cast<int64_t>(ids.size()) : fragment_steps;
-  }
-  // Appends `more`; keeps the arrays in step.
-  void Append(const TokenRecord& more);
-  // kInvalidArgument if lengths differ, a log-prob is positive beyond rounding or not finite.
-  [[nodiscard]] Status Check(int64_t vocab_size) const;
-};
+// What an engine adds to a sample: a segment of tokens, or a whole fragment.
+using TokenRecord = sample::Segment;
 
 namespace up {  // worker -> controller
 // First on every connection, and the only message without a session (docs/worker_protocol.md).
@@ -162,6 +142,7 @@ struct TrainDone {
   uint64_t weights_digest = 0;
   double seconds = 0;
   std::vector<std::pair<std::string, double>> metrics;
+  std::vector<std::pair<SampleId, uint64_t>> rows;  // of the whole batch: sample::Digest of what was given
 };
 struct TrainFailed {
   StepNumber step;
@@ -370,16 +351,11 @@ struct ToWorker {
 
 // One row of a leased batch.
 struct BatchRow {
-  SampleId tid;
   GroupId gid;
-  std::vector<int32_t> prompt;
-  TokenRecord response;
-  std::vector<uint8_t> loss_mask;
+  sample::Trajectory trajectory;      // as its ENQ named it
+  std::vector<Version> without_loss;  // tokens of these versions are too old to be trained (on_stale: mask)
   double reward = 0;
-  bool truncated = false;
-  std::vector<double> components;
-};  // scores of the reward functions in their order, or empty
-// Turns of the policy in a record: runs of tokens with loss. Empty mask: one turn.
-int64_t CountTurns(const std::vector<uint8_t>& loss_mask);
+  std::vector<double> components;  // scores of the reward functions in their order, or empty
+};
 
 }  // namespace tidepool::workers

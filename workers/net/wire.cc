@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/sample/codec.h"
 #include "proto/control.pb.h"
 #include "proto/reward.pb.h"
 #include "workers/net/wire_tokens.h"
@@ -106,7 +107,8 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                      auto* p = o->add_chunks();
                      Put(c.tid, p->mutable_tid());
                      p->set_att(c.att);
-                     Put(c.tokens, p->mutable_tokens());
+                     if (!c.tokens.ids.empty() || !c.tokens.fragment.empty())
+                       p->set_segment(sample::Encode(c.tokens));
                      p->set_end(c.ended ? 1 + static_cast<int>(c.end) : 0);
                      p->set_why(c.why);
                      p->set_from(c.from);
@@ -167,6 +169,11 @@ void ToWire(const FromWorker& in, v1::FromWorker* out) {
                    o->set_weights_digest(b.weights_digest);
                    o->set_seconds(b.seconds);
                    PutNumbers(b.metrics, o->mutable_metrics());
+                   for (const auto& [tid, digest] : b.rows) {
+                     auto* row = o->add_rows();
+                     Put(tid, row->mutable_tid());
+                     row->set_digest(digest);
+                   }
                  },
                  [&](const up::TrainFailed& b) {
                    auto* o = out->mutable_train_failed();
@@ -281,7 +288,9 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
         up::ChunkDelta d;
         d.tid = Get(c.tid());
         d.att = c.att();
-        d.tokens = Get(c.tokens());
+        if (!c.segment().empty()) {
+          TP_ASSIGN_OR_RETURN(d.tokens, sample::DecodeSegment(c.segment()));
+        }
         d.ended = c.end() > 0;
         if (d.ended) d.end = static_cast<ChunkEnd>(c.end() - 1);
         d.why = c.why();
@@ -353,8 +362,10 @@ StatusOr<FromWorker> FromWire(const v1::FromWorker& in) {
     }
     case v1::FromWorker::kTrainDone: {
       const auto& b = in.train_done();
-      out.body = up::TrainDone{{b.step()},         b.lease(),   b.finite(),
-                               b.weights_digest(), b.seconds(), GetNumbers(b.metrics())};
+      up::TrainDone done{
+          {b.step()}, b.lease(), b.finite(), b.weights_digest(), b.seconds(), GetNumbers(b.metrics()), {}};
+      for (const auto& row : b.rows()) done.rows.emplace_back(Get(row.tid()), row.digest());
+      out.body = std::move(done);
       return out;
     }
     case v1::FromWorker::kTrainFailed: {

@@ -1,5 +1,6 @@
 #pragma once
-// Tokens and rows of a batch between generated protobuf types and our structs. wire.h carries the messages.
+// Tokens and rows of a batch between generated protobuf types and our structs: both travel as the bytes of
+// core/sample/codec.h. wire.h carries the messages.
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
@@ -8,7 +9,6 @@
 namespace tidepool::v1 {
 class Row;
 class SampleId;
-class Tokens;
 class Version;
 }  // namespace tidepool::v1
 
@@ -16,13 +16,12 @@ namespace tidepool::workers {
 
 void Put(const SampleId& in, v1::SampleId* out);
 void Put(const Version& in, v1::Version* out);
-void Put(const TokenRecord& in, v1::Tokens* out);
 SampleId Get(const v1::SampleId& in);
 Version Get(const v1::Version& in);
-TokenRecord Get(const v1::Tokens& in);
 
+// requires a row whose trajectory can be encoded
 void ToWire(const BatchRow& in, v1::Row* out);
-// kInvalidArgument: the mask is not as long as the response.
+// kDataLoss: the bytes are no trajectory.
 StatusOr<BatchRow> FromWire(const v1::Row& in);
 
 }  // namespace tidepool::workers

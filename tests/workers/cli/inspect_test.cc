@@ -6,12 +6,15 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/base/real_file_system.h"
 #include "core/observe/samples_writer.h"
+#include "core/sample/codec.h"
 #include "core/storage/journal.h"
+#include "core/storage/payload.h"
 #include "tests/scheduler/sim_cluster.h"
 #include "tests/workers/cli/runner.h"
 
@@ -75,6 +78,96 @@ TEST_F(InspectTest, CheckNamesTheFirstViolationAndItsRecord) {
   const json j = json::parse(RunCli({"check", run_, "--json"}).out);
   EXPECT_FALSE(j["ok"]);
   EXPECT_EQ(j["journals"][0]["violation"]["lsn"], at + 1);
+}
+
+// A simulated run whose samples have real payload files, a few samples a file.
+std::vector<JournalEntry> WithPayload(const std::string& dir) {
+  std::vector<JournalEntry> entries = SimulatedRun();
+  RealFileSystem real;
+  auto writer = *storage::PayloadWriter::Open(real, dir, "sim", /*file_bytes=*/400);
+  std::map<SampleId, uint64_t> digests;
+  for (JournalEntry& entry : entries) {
+    if (auto* enq = std::get_if<record::Enq>(&entry.record); enq != nullptr) {
+      sample::Trajectory t{.tid = enq->tid, .att = enq->att};
+      t.prompt = sample::PromptSegment(std::vector<int32_t>(static_cast<size_t>(enq->prompt_len), 3));
+      sample::Segment said;
+      said.ids.assign(static_cast<size_t>(enq->response_len), 7);
+      said.logprobs.assign(said.ids.size(), -1.0F);
+      for (const record::VersionTokens& run : enq->versions)
+        sample::AddVersion(said.versions, run.v, run.tokens);
+      t.segments.push_back(std::move(said));
+      const auto ref = writer->Append(t);
+      EXPECT_TRUE(ref.ok()) << ref.status().ToString();
+      enq->payload_file = ref->file, enq->payload_offset = ref->offset, enq->payload_bytes = ref->bytes;
+      digests[enq->tid] = enq->digest = ref->digest;
+    }
+    if (auto* commit = std::get_if<record::StepCommit>(&entry.record); commit != nullptr) {
+      for (record::TrainedRow& row : commit->rows) row.digest = digests[row.tid];
+    }
+    // The state has the digests of the samples in it.
+    if (auto* snapshot = std::get_if<record::Snapshot>(&entry.record); snapshot != nullptr)
+      snapshot->state_digest = 0;
+  }
+  return entries;
+}
+
+record::Enq FirstTrained(const std::vector<JournalEntry>& entries) {
+  SampleId tid;
+  for (const JournalEntry& e : entries) {
+    if (const auto* c = std::get_if<record::StepCommit>(&e.record); c != nullptr && tid.ordinal < 0)
+      tid = c->rows[0].tid;
+  }
+  record::Enq found;
+  for (const JournalEntry& e : entries) {
+    if (const auto* q = std::get_if<record::Enq>(&e.record); q != nullptr && q->tid == tid) found = *q;
+  }
+  return found;
+}
+
+TEST_F(InspectTest, CheckRecomputesWhatWasTrainedFromThePayload) {
+  const auto entries = WithPayload(run_ + "/payload");
+  WriteRun(entries);
+  const CliResult r = RunCli({"check", run_});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("their bytes are those that ENQ names"), std::string::npos) << r.out;
+  const json j = json::parse(RunCli({"check", run_, "--json"}).out);
+  EXPECT_GT(j["journals"][0]["payload_rows"]["proven"], 0);
+  EXPECT_EQ(j["journals"][0]["payload_rows"]["pruned"], 0);
+}
+
+// A sample that was stored and enqueued, and then a shorter record was written over its own.
+TEST_F(InspectTest, CheckFindsASampleThatWasOverwrittenAfterItsEnq) {
+  const auto entries = WithPayload(run_ + "/payload");
+  WriteRun(entries);
+  const record::Enq enq = FirstTrained(entries);
+  sample::Trajectory shorter{.tid = enq.tid, .att = enq.att};
+  shorter.prompt = sample::PromptSegment(std::vector<int32_t>(static_cast<size_t>(enq.prompt_len), 3));
+  ASSERT_GT(enq.response_len, 0);
+  const std::string name = std::to_string(enq.payload_file);
+  std::fstream file(run_ + "/payload/" + std::string(4 - name.size(), '0') + name + ".tpp",
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(enq.payload_offset);
+  file << *sample::Encode(shorter);
+  file.close();
+  const CliResult r = RunCli({"check", run_});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_NE(r.err.find("violates Q12: what was trained of " + ToString(enq.tid)), std::string::npos) << r.err;
+}
+
+TEST_F(InspectTest, CheckSaysWhichPayloadWasPrunedAndFailsForNoneThatIsMissing) {
+  const auto entries = WithPayload(run_ + "/payload");
+  WriteRun(entries);
+  const record::Enq enq = FirstTrained(entries);
+  RealFileSystem real;
+  const int64_t below = enq.payload_file + 1;
+  ASSERT_GT(*storage::DeletePayloadFilesBelow(real, run_ + "/payload", below), 0);
+  const CliResult r = RunCli({"check", run_});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("was pruned (files before " + std::to_string(below) + ")"), std::string::npos)
+      << r.out;
+  // One of those behind the first that is left has no reason to be missing.
+  std::filesystem::remove(run_ + "/payload/000" + std::to_string(below + 1) + ".tpp");
+  EXPECT_EQ(RunCli({"check", run_}).exit_code, 4);
 }
 
 TEST_F(InspectTest, CheckTakesATornTailButNotADamagedJournal) {

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "core/environments/episode.h"
+#include "core/sample/codec.h"
 #include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
@@ -50,11 +51,9 @@ class TurnsTest : public testing::Test {
   void Say(const std::string& letters, bool end) {
     auto ids = *rows_->tokenizer().Encode(letters, {.add_special = false});
     if (end) ids.push_back(rows_->end_token());
-    TokenRecord said{
-        ids, std::vector<float>(ids.size(), -1.0F), {}, {{{0, 3}, static_cast<int64_t>(ids.size())}}};
-    StoredSample& s = samples_.Get(tid_, 0);
-    s.tokens.Append(said);
-    s.loss_mask.resize(s.tokens.ids.size(), 1);
+    sample::Segment said{.ids = ids, .logprobs = std::vector<float>(ids.size(), -1.0F)};
+    sample::AddVersion(said.versions, {0, 3}, said.size());
+    samples_.Get(tid_, 0).tokens.Append(std::move(said));
   }
   // A worker that knows nothing plays the command.
   up::EnvStepped Play(const down::EnvStep& c) {
@@ -104,10 +103,9 @@ TEST_F(TurnsTest, ARecordGrowsByWhatIsSaidAndHeard) {
   EXPECT_EQ(step.observation_tokens, 6);
   turns_->Append({tid_, 0, 2});
   const StoredSample& s = *samples_.Find(tid_);
-  EXPECT_EQ(Text(s.tokens.ids), "d<eos>#FFS?dd<eos>##FF?") << "two steps down; left, down, right, up";
-  EXPECT_EQ(s.loss_mask, (std::vector<uint8_t>{1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(CountTurns(s.loss_mask), 2);
-  EXPECT_TRUE(s.tokens.Check(rows_->tokenizer().vocab_size()).ok()) << "still one record";
+  EXPECT_EQ(Text(s.tokens.Ids()), "d<eos>#FFS?dd<eos>##FF?") << "two steps down; left, down, right, up";
+  EXPECT_EQ(s.tokens.LossMask(), (std::vector<uint8_t>{1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0}));
+  EXPECT_TRUE(sample::Encode(samples_.Finished(tid_)).ok()) << "still one record";
   EXPECT_TRUE(turns_->CheckPrefix(s).ok());
 }
 
@@ -124,14 +122,14 @@ TEST_F(TurnsTest, EveryTurnIsMarkedWithTheStateItActsIn) {
     (void)Turn(turn);
     turns_->Append({tid_, 0, turn});
   }
-  const std::vector<TurnMark>& marks = samples_.Find(tid_)->tokens.turns;
+  const std::vector<TurnMark> marks = samples_.Find(tid_)->tokens.Turns();
   ASSERT_EQ(marks.size(), 4U);
   EXPECT_EQ(marks[0], (TurnMark{0, samples_.FindRow(tid_)->state, 0}));
   EXPECT_EQ(marks[1], (TurnMark{7, marks[0].state, 0}));
   EXPECT_EQ(marks[2], (TurnMark{14, marks[0].state, -0.02})) << "what was no move cost something";
   EXPECT_EQ(marks[3].begin, 21);
   EXPECT_NE(marks[3].state, marks[0].state);
-  EXPECT_EQ(SampleStore::FromPayload(samples_.ToPayload(tid_)).tokens.turns, marks);
+  EXPECT_EQ(sample::Decode(*sample::Encode(samples_.Finished(tid_)))->Turns(), marks);
 }
 
 TEST_F(TurnsTest, ActionsComeFromTheRecordAlone) {
@@ -141,11 +139,9 @@ TEST_F(TurnsTest, ActionsComeFromTheRecordAlone) {
   (void)Turn(1);
   turns_->Append({tid_, 0, 1});
   Say("rr", false);
-  // As it comes back from disk after a crash: the mask tells turns apart.
-  SampleStore other;
-  other.Put(tid_, SampleStore::FromPayload(samples_.ToPayload(tid_)));
-  const down::EnvStep again =
-      turns_->Step({worker_, tid_, 0, scheduler::command::kWholeEpisode, {}}, other.Change(tid_));
+  // As it comes back from disk after a crash: segments tell turns apart.
+  StoredSample other{.tokens = *sample::Decode(*sample::Encode(samples_.Finished(tid_)))};
+  const down::EnvStep again = turns_->Step({worker_, tid_, 0, scheduler::command::kWholeEpisode, {}}, &other);
   EXPECT_EQ(again.actions, (std::vector<std::string>{"d", "rr"}));
 }
 
@@ -171,7 +167,7 @@ TEST_F(TurnsTest, ARecordThatWasChangedIsNotGoneOnWith) {
   turns_->Append({tid_, 0, 1});
   StoredSample* s = samples_.Change(tid_);
   EXPECT_TRUE(turns_->CheckPrefix(*s).ok());
-  s->tokens.ids[0] ^= 1;
+  s->tokens.segments[0].ids[0] ^= 1;
   EXPECT_EQ(turns_->CheckPrefix(*s).code(), StatusCode::kDataLoss);
 }
 
@@ -200,8 +196,7 @@ TEST_F(TurnsTest, AChatModelHearsTheEnvironmentAsItsUser) {
   Say("d", false);
   ASSERT_EQ(Turn(2).outcome, GradeOutcome::kOk);
   turns_->Append({tid_, 0, 2});
-  EXPECT_EQ(Text(samples_.Find(tid_)->tokens.ids), "d<eos> u: #FFS? a: d<eos> u: ##FF? a: ");
-  EXPECT_EQ(CountTurns(samples_.Find(tid_)->loss_mask), 2);
+  EXPECT_EQ(Text(samples_.Find(tid_)->tokens.Ids()), "d<eos> u: #FFS? a: d<eos> u: ##FF? a: ");
 }
 
 TEST_F(TurnsTest, ATemplateThatCannotBeCutBetweenTurnsIsRefused) {

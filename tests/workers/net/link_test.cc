@@ -180,21 +180,22 @@ TEST(LinkTest, RowsOfALeaseComeWholeInSmallFrames) {
   ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
   for (int i = 0; i < 300; ++i) {
     BatchRow row;
-    row.tid = {i, 0, 2};
     row.gid = {i / 8};
-    row.prompt.assign(20, i);
-    row.response.ids.assign(30, i + 1);
-    row.response.logprobs.assign(30, -1.0F);
-    row.response.versions = {{{0, 1}, 30}};
-    row.loss_mask.assign(30, 1);
+    row.trajectory.tid = {i, 0, 2};
+    row.trajectory.att = 0;
+    row.trajectory.prompt = sample::PromptSegment(std::vector<int32_t>(20, i));
+    row.trajectory.segments = {{.ids = std::vector<int32_t>(30, i + 1),
+                                .logprobs = std::vector<float>(30, -1.0F),
+                                .versions = {{{0, 1}, 30}}}};
+    row.without_loss = {{0, 1}};
     row.reward = i * 0.5;
     ends.rows.push_back(row);
   }
   const auto rows = ends.link->FetchRows(7, {3});
   ASSERT_TRUE(rows.ok()) << rows.status().ToString();
   ASSERT_EQ(rows->size(), 300u);
-  EXPECT_EQ((*rows)[299].tid, (SampleId{299, 0, 2}));
-  EXPECT_EQ((*rows)[299].response.ids, ends.rows[299].response.ids);
+  EXPECT_EQ((*rows)[299].trajectory, ends.rows[299].trajectory);
+  EXPECT_EQ((*rows)[299].without_loss, ends.rows[299].without_loss);
   EXPECT_EQ((*rows)[299].reward, 149.5);
   EXPECT_EQ(ends.link->FetchRows(8, {3}).status().code(), StatusCode::kNotFound);
 }
@@ -267,24 +268,6 @@ TEST(LinkTest, NobodyAtTheAddressIsAClearError) {
   const auto link = Link::Connect(dial, [](std::vector<LinkEvent>) {});
   ASSERT_FALSE(link.ok());
   EXPECT_EQ(link.status().code(), StatusCode::kUnavailable);
-}
-
-TEST(TokenRecordTest, RefusesWhatCannotHaveBeenSampled) {
-  TokenRecord good;
-  good.ids = {1, 2};
-  good.logprobs = {-1.0F, -2.0F};
-  good.versions = {{{0, 1}, 2}};
-  EXPECT_TRUE(good.Check(10).ok());
-  TokenRecord positive = good;
-  positive.logprobs[1] = 0.5F;
-  EXPECT_FALSE(positive.Check(10).ok());
-  TokenRecord nan = good;
-  nan.logprobs[0] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_FALSE(nan.Check(10).ok());
-  TokenRecord short_versions = good;
-  short_versions.versions[0].second = 1;
-  EXPECT_FALSE(short_versions.Check(10).ok());
-  EXPECT_FALSE(good.Check(2).ok()) << "id 2 is outside a vocabulary of 2";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// Packing of numbers and strings in little-endian order, and its bounded inverse. Used by the journal
-// and payload formats; both sides run on any byte order.
+// Packing of numbers and strings in little-endian order, and its bounded inverse. Used by the formats of
+// journal, payload and trajectories; both sides run on any byte order.
 
 #include <bit>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace tidepool::storage {
+namespace tidepool {
 
 template <typename T>
 requires std::is_arithmetic_v<T>
@@ -75,15 +75,15 @@ class ByteReader {
 
   [[nodiscard]] bool ok() const { return ok_; }
   [[nodiscard]] size_t left() const { return bytes_.size(); }
-
- private:
+  // What was read makes no sense.
   void Fail() {
     ok_ = false;
     bytes_ = {};
   }
 
+ private:
   std::string_view bytes_;
   bool ok_ = true;
 };
 
-}  // namespace tidepool::storage
+}  // namespace tidepool
