@@ -30,7 +30,7 @@ struct Connection {
   std::condition_variable wake;
   std::deque<ToWorker> queue;
   bool held = false;  // more is coming that shall go with it (Hub::Hold)
-  bool last = false;  // nothing is sent behind what waits: a refusal
+  bool last = false;  // nothing is sent behind what is queued: a refusal
   bool closed = false;
   std::string why;
   grpc::ServerContext* context = nullptr;  // while the call lives
@@ -186,8 +186,8 @@ struct Hub::Impl final : v1::Control::Service {
       bool last = false;
       {
         std::unique_lock lock(connection.mu);
-        // waits: until the hold ends, or CloseLocked, which the end of the connection calls; the controller
-        // closes one that falls silent
+        // The end of the connection calls CloseLocked; the controller closes one that falls silent.
+        // waits: until the hold ends, or CloseLocked
         connection.wake.wait(
             lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
         if (connection.queue.empty()) return;

@@ -103,8 +103,8 @@ struct Link::Impl {
       context = call.context.get();
       connected = true;
     }
-    std::jthread writer(
-        [&](std::stop_token) { Write(call); });  // waits: joined below, after the stream was cancelled
+    // waits: joined below, after the stream was cancelled
+    std::jthread writer([&](std::stop_token) { Write(call); });
     v1::ToWorker wire;
     Status refusal;
     while (refusal.ok() && call.stream->Read(&wire)) {
