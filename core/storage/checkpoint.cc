@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/storage/publish_folder.h"
 
 namespace tidepool::storage {
 namespace {
@@ -48,6 +49,16 @@ Status SyncFolders(FileSystem& fs, const std::string& dir, const std::vector<std
   }
   for (const std::string& folder : folders) TP_RETURN_IF_ERROR(fs.SyncDir(folder));  // deepest first
   return OkStatus();
+}
+
+// Gives `tmp`, whose contents are durable, the name `dir`. What had the name before is left as `dir`.old.
+Status TakeName(FileSystem& fs, const std::string& tmp, const std::string& dir) {
+  if (fs.Exists(dir)) {
+    TP_RETURN_IF_ERROR(fs.RemoveTree(dir + ".old"));
+    TP_RETURN_IF_ERROR(fs.Rename(dir, dir + ".old"));
+  }
+  TP_RETURN_IF_ERROR(fs.Rename(tmp, dir));
+  return fs.SyncDir(ParentPath(dir));
 }
 
 // "step_20" + suffix -> 20; -1: another name.
@@ -227,12 +238,7 @@ StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest) {
 
   const std::string final_dir = JoinPath(checkpoints_, CheckpointName(step_));
   const std::string old_dir = final_dir + ".old";
-  if (fs_.Exists(final_dir)) {
-    TP_RETURN_IF_ERROR(fs_.RemoveTree(old_dir));
-    TP_RETURN_IF_ERROR(fs_.Rename(final_dir, old_dir));
-  }
-  TP_RETURN_IF_ERROR(fs_.Rename(tmp_, final_dir));
-  TP_RETURN_IF_ERROR(fs_.SyncDir(checkpoints_));
+  TP_RETURN_IF_ERROR(TakeName(fs_, tmp_, final_dir));
   const uint64_t digest = Hash64(json);
   if (Status verified = VerifyCheckpoint(fs_, final_dir, digest).status(); !verified.ok()) {
     // What cannot be read back does not keep the name; what had it before gets it again.
@@ -245,6 +251,15 @@ StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest) {
     TP_RETURN_IF_ERROR(fs_.SyncDir(checkpoints_));
   }
   return digest;
+}
+
+Status PublishFolder(FileSystem& fs, const std::string& tmp, const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(const auto paths, fs.ListTree(tmp));
+  if (paths.empty()) return DataLoss(tmp + ": holds no file; nothing becomes " + BaseName(dir));
+  for (const std::string& path : paths) TP_RETURN_IF_ERROR(fs.SyncFile(JoinPath(tmp, path)));
+  TP_RETURN_IF_ERROR(SyncFolders(fs, tmp, paths));
+  TP_RETURN_IF_ERROR(TakeName(fs, tmp, dir));
+  return fs.RemoveTree(dir + ".old");
 }
 
 StatusOr<uint64_t> CheckpointWriter::Commit(Manifest manifest) {

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import unittest
 
+from frozen_disk import FrozenDisk
 from harness import ROOT, TIDEPOOL, RunTest, kill
 
 CONFIG = "configs/test/rl_colocated.yaml"
@@ -106,6 +107,32 @@ class OperationsTest(RunTest):
                 run.send_signal(signal.SIGINT)
                 self.finish(run)
                 self.assert_checked(name)
+
+    def test_a_frozen_disk_holds_no_worker_up_and_is_named_when_it_hangs(self):
+        disk = FrozenDisk()
+        self.addCleanup(disk.end)
+        job = ["cluster.reattach_grace_s=5", "cluster.stall_timeout_s=10", "cluster.heartbeat_s=0.5"]  # the mode with most syncs
+        run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), *job, "train.steps=100000"], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=disk.preexec)
+        self.started.append(run)
+        if not disk.begin():
+            self.skipTest("this kernel has no seccomp notifications")
+        self.wait_step(1, run)
+        workers = [self.worker_pid(place, run) for place in [0, 1]]
+        disk.freeze()
+        said = self.wait_for(lambda: "the disk is slow" in self.status().get("last_warning", "") and self.status(), 30,
+                             "a warning", run)
+        self.assertIn("fsync of ", said["last_warning"])
+        self.wait_for(lambda: self.status().get("elapsed_s", 0) > said["elapsed_s"] + 3, 30, "a loop that goes on", run)
+        disk.thaw()
+        at = self.status()["step"]
+        self.wait_step(at + 2, run)
+        self.assertEqual([self.worker_pid(place, run) for place in [0, 1]], workers, "a worker lost its lease by a slow disk")
+        disk.freeze()
+        _, err = self.finish(run, code=3, timeout=60)
+        self.assertRegex(err, r"fault=storage actor=controller.*the disk hangs: fsync of \S+ has not ended for \d+\.\d s")
+        self.assert_done(self.train(CONFIG, *job, f"train.steps={at + 4}", "--resume"))
+        self.assert_checked()
 
     def dry(self, path):
         result = self.command("train", str(path), "--dry-run")

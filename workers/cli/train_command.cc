@@ -86,7 +86,7 @@ void Train(CommandContext& context, const TrainOptions& options) {
   const auto outcome = RunJob(request);
   progress.Finish();
   if (!outcome.ok()) return Fail(context, outcome.status());
-  if (!outcome->already_finished) {
+  if (!outcome->already_finished && !outcome->result.disk_hangs) {
     const Status written = observe::WriteReport(outcome->run_dir);
     if (!written.ok()) std::fprintf(stderr, "warning: report: %s\n", written.message().c_str());
   }

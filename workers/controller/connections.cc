@@ -85,7 +85,7 @@ void ControllerProcess::Do(const cmd::KillWorker& c) {
 
 void ControllerProcess::Do(const cmd::Welcome& c) {
   const int64_t place = c.worker.value;
-  inc_of_[place] = c.inc;
+  if (inc_of_[place] != c.inc) return;  // another has come since
   down::Welcome w;
   w.inc = c.inc;
   w.place = place;
@@ -223,7 +223,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    Feed(ev::RecoveryCopied{worker, b.step, std::move(b.error)});
                  },
                  [&](up::CheckpointFiles& b) { CommitCheckpoint(b); },
-                 [&](up::FinalSaved& b) { Feed(ev::FinalSaved{std::move(b.error)}); },
+                 [&](up::FinalSaved& b) { OnFinalSaved(b); },
              },
              e.body);
 }

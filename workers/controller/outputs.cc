@@ -54,7 +54,9 @@ void ControllerProcess::Do(const cmd::Warn& c) { Warn(c.line); }
 
 void ControllerProcess::Warn(const std::string& line) {
   last_warning_ = line;
-  observe::Log(observe::LogLevel::kWarn, "controller", {{"why", line}});
+  files_.Do("write of logs/controller.log", [line](const DiskThread::Say&) {
+    observe::Log(observe::LogLevel::kWarn, "controller", {{"why", line}});
+  });
 }
 
 void ControllerProcess::Do(const cmd::Finish& c) {
@@ -96,8 +98,11 @@ void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<Batc
     line.ended = t.finish != sample::Finish::kLength;
     lines.push_back(std::move(line));
   }
-  const Status written = observe::WriteSamples(request_.run_dir, c.step.value, lines);
-  if (!written.ok()) Warn("samples: " + written.message());
+  files_.Do("write of samples/", [inbox = inbox_, dir = request_.run_dir, step = c.step.value,
+                                  lines = std::move(lines), this](const DiskThread::Say&) {
+    const Status written = observe::WriteSamples(dir, step, lines);
+    if (!written.ok()) inbox->Put(Answer([this, written] { Warn("samples: " + written.message()); }));
+  });
 }
 
 void ControllerProcess::Show() {
@@ -162,11 +167,15 @@ void ControllerProcess::Show() {
          {"pid", launcher_.Pid(place)},
          {"peak_bytes", metrics_->peak_bytes().contains(place) ? metrics_->peak_bytes().at(place) : 0}});
   }
-  // A picture of now: renamed into place so that a reader never sees half, but not worth a sync.
-  const std::string path = request_.run_dir + "/status.json";
-  std::ofstream(path + ".tmp") << status.dump(1) << "\n";
-  std::error_code error;
-  std::filesystem::rename(path + ".tmp", path, error);
+  // A picture of now: renamed into place so that a reader never sees half, but not worth a sync, and not
+  // worth a queue where the disk is slow.
+  if (files_.Busy()) return;
+  files_.Do("write of status.json",
+            [path = request_.run_dir + "/status.json", text = status.dump(1)](const DiskThread::Say&) {
+              std::ofstream(path + ".tmp") << text << "\n";
+              std::error_code error;
+              std::filesystem::rename(path + ".tmp", path, error);
+            });
 }
 
 void ControllerProcess::WriteSummary() {
@@ -229,8 +238,12 @@ void ControllerProcess::WriteSummary() {
   s["commit"] = BuildCommit();
   s["run_id"] = request_.run_id;
   s["finished"] = result_.exit_code == 0 && !result_.stopped;
-  const Status written = fs_.WriteFile(request_.run_dir + "/summary.json", s.dump(2) + "\n");
-  if (!written.ok()) observe::Log(observe::LogLevel::kWarn, "summary", {{"why", written.message()}});
+  files_.Do("write of summary.json", [fs = fs_, path = request_.run_dir + "/summary.json",
+                                      text = s.dump(2) + "\n"](const DiskThread::Say&) {
+    const Status written = fs->WriteFile(path, text);
+    if (!written.ok()) observe::Log(observe::LogLevel::kWarn, "summary", {{"why", written.message()}});
+  });
+  if (!files_.Drain(std::chrono::seconds(storage_failed_ ? 1 : 30))) result_.disk_hangs = true;
 }
 
 int64_t ControllerProcess::PeakBytes() {

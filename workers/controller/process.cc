@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -36,16 +37,18 @@ Status ControllerProcess::Open() {
     for (const std::string& warning : rows_->data().warnings()) Warn(warning);
   }
   storage::JournalContents earlier;
-  TP_ASSIGN_OR_RETURN(journal_, storage::JournalWriter::Open(fs_, request_.run_dir + "/journal",
-                                                             request_.run_id, {}, &earlier));
+  StorageOptions storage{.run_dir = request_.run_dir, .run_id = request_.run_id};
+  // Workers that this process started end with it, hence with the machine.
+  storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
+  TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(fs_, storage, &earlier, [inbox = inbox_](StorageDone done) {
+                        inbox->Put(std::move(done));
+                      }));
   if (earlier.summary.torn_tail)
     Warn("journal tail cut file=" + earlier.summary.torn_tail->file +
          " why=" + earlier.summary.torn_tail->why);
-  TP_ASSIGN_OR_RETURN(payload_,
-                      storage::PayloadWriter::Open(fs_, request_.run_dir + "/payload", request_.run_id));
-  TP_RETURN_IF_ERROR(fs_.MakeDirectories(checkpoints_));
-  TP_RETURN_IF_ERROR(storage::RemoveLeftovers(fs_, checkpoints_).status());
-  payload_reader_ = std::make_unique<storage::PayloadReader>(fs_, request_.run_dir + "/payload");
+  TP_RETURN_IF_ERROR(fs_->MakeDirectories(checkpoints_));
+  TP_RETURN_IF_ERROR(storage::RemoveLeftovers(*fs_, checkpoints_).status());
+  payload_reader_ = std::make_unique<storage::PayloadReader>(*fs_, request_.run_dir + "/payload");
   if (!config_.model.policy.empty()) {
     TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_, *payload_reader_));
   }
@@ -69,14 +72,13 @@ Status ControllerProcess::Open() {
     options.device_bytes_need_actor = needs.actor;
   }
   options_ = options;
+  if (options.device_workers() > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(request_.run_dir + "/comm"));
   const auto algorithm = algorithms::Resolve(config_.algorithm, config_.rollout.max_new_tokens);
   greedy_first_ =
       config_.job == "rl" && algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
-  // Workers that this process started end with it, hence with the machine.
-  group_commit_ = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
-  TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir));
+  TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir, files_));
   turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
   TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
   shared_memory_ = SharedBlock::FolderOf(request_.run_id, tokens.Token(CallerRole::kDevice));
@@ -88,27 +90,30 @@ Status ControllerProcess::Open() {
   hub.max_frame_bytes = config_.security.max_frame_bytes;
   TP_ASSIGN_OR_RETURN(
       hub_, Hub::Start(
-                hub, tokens, [this](HubEvent e) { inbox_.Put(std::move(e)); },
+                hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
                 [this](int64_t lease, StepNumber step, Incarnation) { return LeasedRows(lease, step); }));
   AttachmentOptions attachments;
-  attachments.ctl_epoch = journal_->ctl_epoch();
+  attachments.ctl_epoch = storage_->ctl_epoch();
   attachments.device_places = options_.device_workers();
   attachments.side_places = std::max<int64_t>(options_.side_workers(), 1);
   attachments.lost_after = FromSeconds(LostAfterSeconds(3 * config_.cluster.heartbeat_s));
   attachments_ = std::make_unique<Attachments>(attachments, hub_.get());
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
-  TP_RETURN_IF_ERROR(fs_.WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
+  TP_RETURN_IF_ERROR(fs_->WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
   return OkStatus();
 }
 
 void ControllerProcess::Close() {
-  JoinCheckpoint();
+  const bool now = storage_failed_ || (result_.stopped && stop_seen_ > 1);
+  if (!now)
+    (void)checkpoint_disk_.Drain(std::chrono::seconds(60));  // what it had to say is of no use any more
   for (const int64_t place : attachments_->Welcomed())
     attachments_->Send(place, down::Shutdown{"the run is over"});
-  launcher_.EndAll(result_.stopped && stop_seen_ > 1 ? Duration{0} : std::chrono::seconds(2),
-                   std::chrono::seconds(1));
+  launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1));
   hub_->Stop();
-  if (const Status closed = journal_->Close(); !closed.ok() && result_.exit_code == 0) {
+  const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
+  result_.disk_hangs = closed.code() == StatusCode::kDeadlineExceeded;
+  if (!closed.ok() && result_.exit_code == 0) {
     result_.exit_code = 3;
     result_.why = closed.message();
   }
@@ -127,17 +132,14 @@ void ControllerProcess::Drive() {
   while (!finished_) {
     Execute();
     if (finished_) break;
-    // Everything that was taken is decided, and stored if it has to be.
-    attachments_->Acknowledge(attachments_->Taken());
-    CommitGroup();
-    for (Incoming& in : inbox_.TakeAll(std::chrono::milliseconds(10))) {
-      if (auto* hub = std::get_if<HubEvent>(&in)) {
-        for (Attachments::Event& event : attachments_->On(std::move(*hub), Now())) OnAttachment(event);
-      } else {
-        auto& done = std::get<CheckpointResult>(in);
-        metrics_->OnCheckpoint(done.seconds);
-        Feed(std::move(done.event));
-      }
+    for (Incoming& in : inbox_->TakeAll(std::chrono::milliseconds(10))) {
+      std::visit(Overload{[&](HubEvent& e) {
+                            for (Attachments::Event& event : attachments_->On(std::move(e), Now()))
+                              OnAttachment(event);
+                          },
+                          [&](StorageDone& done) { OnStorage(done); }, [&](Answer& answer) { answer(); }},
+                 in);
+      if (finished_) return;
     }
     const auto now = Clock::now();
     if (now >= next_tick) {
@@ -147,6 +149,7 @@ void ControllerProcess::Drive() {
       CheckSignals();
       StartDueWorkers();
       GiveBackHeldChunks();
+      WatchDisk();
       Feed(ev::Tick{});
     }
     if (now >= next_show) {
@@ -168,99 +171,115 @@ void ControllerProcess::Feed(scheduler::Event event) {
   const TimePoint now = Now();
   std::vector<scheduler::Command> commands = controller_->Handle(event, now);
   metrics_->OnHandle(std::chrono::duration<double>(Clock::now() - begin).count());
-  for (auto& c : commands) todo_.push_back({std::move(c), now});
+  for (auto& c : commands) {
+    // Who is in a place is known from the decision on; that it is told waits for the record of it.
+    if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) {
+      inc_of_[welcome->worker.value] = welcome->inc;
+    }
+    todo_.push_back({std::move(c), now});
+  }
 }
 
-// Carries out what was decided: records first, made durable, then their effects. Effects that answer at
-// once feed the controller again, until nothing is left.
+// Hands over what was decided: records to the disk, and effects to wait for them. Effects that answer at once
+// feed the controller again, until nothing is left.
 void ControllerProcess::Execute() {
   while (!todo_.empty() && !finished_) {
-    std::vector<Decided> batch;
-    batch.swap(todo_);
-    bool sync = false;
-    bool any = false;
-    for (const Decided& c : batch) {
-      const auto* append = std::get_if<cmd::Append>(&c.command);
-      if (append == nullptr) continue;
+    Batch batch;
+    batch.commands.swap(todo_);
+    std::vector<RunStorage::Record> records;
+    for (const Decided& c : batch.commands) {
       // The time of the decision, not of the writing: what was decided to last so long lasts so long in the
       // journal too.
-      journal_->Append(append->record, static_cast<uint64_t>(c.at.since_start.count()));
-      Remember(append->record);
-      sync = sync || !(group_commit_ ? EndsWithTheMachine(append->record) : IsLazy(append->record));
-      any = true;
+      if (const auto* append = std::get_if<cmd::Append>(&c.command))
+        records.push_back({append->record, static_cast<uint64_t>(c.at.since_start.count())});
     }
-    if (any && !Store(sync)) return;
-    const auto together = hub_->Hold();
-    for (Decided& c : batch) {
-      std::visit([this](auto& command) { Do(command); }, c.command);
-      if (finished_) return;
+    if (!records.empty()) {
+      batch.number = storage_->Append(std::move(records));
+      waiting_.push_back(std::move(batch));
+    } else if (!waiting_.empty()) {  // effects keep the order of decisions
+      batch.number = waiting_.back().number;
+      waiting_.push_back(std::move(batch));
+    } else {
+      CarryOut(batch);
     }
-    if (!stored_.empty()) {
-      if (!group_commit_ && !SyncPayload()) return;
-      for (auto& event : std::exchange(stored_, {})) Feed(std::move(event));
-    }
+  }
+  // Everything that was taken is decided: its effects are here, or wait with the last batch.
+  if (waiting_.empty()) {
+    attachments_->Acknowledge(attachments_->Taken());
+  } else {
+    waiting_.back().taken = attachments_->Taken();
   }
 }
 
-// Records that speak of things on disk, which a machine that fails does not take with it. All others
-// tell of this run's processes: where those cannot outlive the machine either, a failure that loses
-// the newest records loses their effects too, so it is enough that they are durable soon.
-bool ControllerProcess::EndsWithTheMachine(const JournalRecord& r) {
-  return !std::holds_alternative<record::CheckpointCommit>(r) &&
-         !std::holds_alternative<record::CheckpointReject>(r) &&
-         !std::holds_alternative<record::CheckpointDelete>(r) &&
-         !std::holds_alternative<record::Restore>(r) && !std::holds_alternative<record::EndRun>(r);
-}
-
-// What was appended goes to the operating system (safe from the death of this process), with `sync` to the
-// disk.
-bool ControllerProcess::Store(bool sync) {
-  if (sync && group_commit_ && !SyncPayload()) return false;  // a durable ENQ has durable tokens
-  const auto begin = Clock::now();
-  const Status written = sync ? journal_->Sync() : journal_->Flush();
-  metrics_->OnSync(std::chrono::duration<double>(Clock::now() - begin).count());
-  if (!written.ok()) {
-    StorageFailed("journal: " + written.message());
-    return false;
+void ControllerProcess::CarryOut(Batch& batch) {
+  attachments_->Acknowledge(batch.taken);
+  for (const Decided& c : batch.commands) {
+    if (const auto* append = std::get_if<cmd::Append>(&c.command)) Remember(append->record);
   }
-  if (sync) {
-    unsynced_since_.reset();
-  } else if (!unsynced_since_) {
-    unsynced_since_ = begin;
+  const auto together = hub_->Hold();
+  for (Decided& c : batch.commands) {
+    std::visit([this](auto& command) { Do(command); }, c.command);
+    if (finished_) return;
   }
-  return true;
 }
 
-// Syncs in the background what is with the operating system: tokens first, then the records that name them.
-void ControllerProcess::CommitGroup() {
-  if (const auto done = syncing_.TakeResult(); done && !done->ok())
-    StorageFailed("journal: " + done->message());
-  if (!unsynced_since_ || syncing_.busy() || Clock::now() - *unsynced_since_ < kGroupCommit) return;
-  unsynced_since_.reset();
-  std::vector<std::string> files{journal_->current_file()};
-  if (!payload_->current_file().empty()) files.insert(files.begin(), payload_->current_file());
-  syncing_.Begin(std::move(files));
+void ControllerProcess::OnStorage(StorageDone& done) {
+  if (storage_failed_) return;
+  std::visit(Overload{[&](BatchStored& stored) {
+                        metrics_->OnSync(stored.seconds);
+                        while (!finished_ && !waiting_.empty() && waiting_.front().number <= stored.batch) {
+                          Batch batch = std::move(waiting_.front());
+                          waiting_.pop_front();
+                          CarryOut(batch);
+                        }
+                      },
+                      [&](PayloadStored& p) {
+                        newest_payload_file_ = p.ref.file;
+                        ev::PayloadStored stored{p.tid,
+                                                 p.att,
+                                                 p.prompt_tokens,
+                                                 p.response_tokens,
+                                                 p.ref.digest,
+                                                 p.ref.file,
+                                                 p.ref.offset,
+                                                 p.ref.bytes,
+                                                 {}};
+                        for (const auto& [version, tokens] : p.versions_with_loss)
+                          stored.versions.push_back({version, tokens});
+                        Feed(std::move(stored));
+                      },
+                      [&](StorageFailed& failed) { EndForStorage(failed.why); }},
+             done);
 }
 
-bool ControllerProcess::SyncPayload() {
-  const Status synced = payload_->Sync();
-  if (!synced.ok()) StorageFailed("payload: " + synced.message());
-  return synced.ok();
+// Nothing here waits for the disk, so this is looked at also while the disk hangs.
+void ControllerProcess::WatchDisk() {
+  const auto busy = storage_->Busy();
+  const double seconds = busy ? std::chrono::duration<double>(busy->takes).count() : 0;
+  if (seconds < kSlowDisk_s) {
+    slow_disk_told_ = false;
+    return;
+  }
+  char text[64];
+  std::snprintf(text, sizeof(text), " has not ended for %.1f s", seconds);
+  if (seconds >= std::min(kHangingDisk_s, config_.cluster.stall_timeout_s)) {
+    EndForStorage("the disk hangs: " + busy->name + text);
+  } else if (!std::exchange(slow_disk_told_, true)) {
+    Warn("the disk is slow: " + busy->name + text);
+  }
 }
 
 // The record of what happens can no longer be kept: the one failure the controller is told of and
 // whose records cannot be written any more.
-void ControllerProcess::StorageFailed(const std::string& what) {
-  if (storage_failed_) {
-    finished_ = true;
-    return;
-  }
+void ControllerProcess::EndForStorage(const std::string& what) {
+  if (storage_failed_ || finished_) return;
   storage_failed_ = true;
   todo_.clear();
+  waiting_.clear();
   for (auto& c : controller_->Handle(ev::StorageFailed{what}, Now())) {
     if (auto* finish = std::get_if<cmd::Finish>(&c)) Do(*finish);
   }
-  if (!finished_) Do(cmd::Finish{3, "storage failed: " + what});
+  if (!finished_) Do(cmd::Finish{3, "fault=storage actor=controller: " + what});
 }
 
 StatusOr<RunResult> RunController(const RunRequest& request) {

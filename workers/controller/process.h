@@ -3,8 +3,8 @@
 // disk and to child processes becomes events; the commands that come back are made durable first and
 // carried out after. Every decision is the scheduler's; nothing here chooses.
 //
-// Runs on the thread that calls Run (it also starts the worker processes); gRPC's threads and a
-// checkpoint thread only put things into its mailbox.
+// Runs on the thread that calls RunController (it also starts the worker processes); gRPC's threads and those
+// that write to disk only put things into its mailbox.
 
 #include <atomic>
 #include <functional>
@@ -54,8 +54,9 @@ struct RunResult {
   double accuracy_before = -1;
   double accuracy_after = -1;
   int64_t steps = 0;
-  bool stopped = false;  // by a signal, with a checkpoint
-  std::string paced;     // a paced run: whose times it has, and whether they count
+  bool stopped = false;     // by a signal, with a checkpoint
+  bool disk_hangs = false;  // the run directory does not answer: leave it alone
+  std::string paced;        // a paced run: whose times it has, and whether they count
 };
 
 // Does the job, or the rest of it where the run directory has a journal. An error status: nothing was

@@ -1,10 +1,11 @@
 #pragma once
 // The controller process from inside: it feeds the pure controller (scheduler/) with what happens and carries
-// out what that decides. One thread, the loop of Drive, owns everything here; the hub and the checkpoint
-// thread only put results into its mailbox, and LeasedRows answers payload reads of workers under its own
-// lock. Not included outside this folder.
+// out what that decides. One thread, the loop of Drive, owns everything here and waits for no disk: journal,
+// payload, checkpoints and files for people are written by threads (run_storage.h, disk_thread.h) that put
+// results into its mailbox, as the hub does. LeasedRows answers reads of workers under its own lock. Not
+// included outside this folder.
 //
-//   process.cc      start and end, the loop, journal and payload made durable
+//   process.cc      start and end, the loop, effects in the order in which their records become durable
 //   connections.cc  processes and the wire
 //   samples.cc      rows, chunks, turns, grades
 //   steps.cc        slots, optimizer steps, weights, checkpoints
@@ -12,29 +13,29 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "core/base/real_file_system.h"
+#include "core/base/thread_annotations.h"
 #include "core/observe/progress.h"
 #include "core/storage/checkpoint.h"
-#include "core/storage/journal.h"
 #include "core/storage/payload.h"
 #include "scheduler/controller.h"
+#include "workers/controller/disk_thread.h"
 #include "workers/controller/fragments.h"
-#include "workers/controller/group_commit.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/process.h"
 #include "workers/controller/row_source.h"
 #include "workers/controller/run_metrics.h"
+#include "workers/controller/run_storage.h"
 #include "workers/controller/sample_store.h"
 #include "workers/controller/turns.h"
 #include "workers/net/hub.h"
@@ -53,12 +54,9 @@ struct Overload : F... {
 template <typename... F>
 Overload(F...) -> Overload<F...>;
 
-// A result of the checkpoint thread.
-struct CheckpointResult {
-  scheduler::Event event;
-  double seconds = 0;
-};
-using Incoming = std::variant<HubEvent, CheckpointResult>;
+// What came of work on a disk, said to the loop.
+using Answer = std::function<void()>;
+using Incoming = std::variant<HubEvent, StorageDone, Answer>;
 
 class ControllerProcess {
  public:
@@ -79,12 +77,22 @@ class ControllerProcess {
   std::string CheckpointDir(StepNumber step) const;
   TimePoint Now() const;
   void Feed(scheduler::Event event);
+  struct Batch;
   void Execute();
-  static bool EndsWithTheMachine(const JournalRecord& r);
-  bool Store(bool sync);
-  void CommitGroup();
-  bool SyncPayload();
-  void StorageFailed(const std::string& what);
+  void CarryOut(Batch& batch);
+  void OnStorage(StorageDone& done);
+  void WatchDisk();
+  void EndForStorage(const std::string& what);
+  // Does `work` on the thread for checkpoints, then `then` with its result on the loop. `work` owns all that
+  // it uses, because a disk that hangs may outlast this object.
+  template <typename Work, typename Then>
+  void OnDisk(std::string operation, Work work, Then then) {
+    checkpoint_disk_.Do(std::move(operation), [inbox = inbox_, work = std::move(work),
+                                               then = std::move(then)](const DiskThread::Say&) mutable {
+      auto result = work();
+      inbox->Put(Answer([result = std::move(result), then = std::move(then)]() mutable { then(result); }));
+    });
+  }
 
   // --- processes
   void Do(const cmd::StartWorker& c);
@@ -148,10 +156,11 @@ class ControllerProcess {
   // --- checkpoints
   void Do(const cmd::WriteCheckpoint& c);
   void CommitCheckpoint(const up::CheckpointFiles& files);
-  void JoinCheckpoint();
   void Do(const cmd::VerifyCheckpoint& c);
   void Do(const cmd::DeleteCheckpoint& c);
   void Do(const cmd::SaveFinal& c);
+  void OnFinalSaved(const up::FinalSaved& saved);
+  [[nodiscard]] std::string FinalTmp() const;
 
   // --- to people and files
   void Do(const cmd::Append&) {}  // written before
@@ -171,11 +180,13 @@ class ControllerProcess {
   JobConfig config_;
   scheduler::ControllerOptions options_;
   bool greedy_first_ = false;  // the first sample of a group is the greedy baseline of the others (ReMax)
-  RealFileSystem fs_;
+  std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
   Clock::time_point start_;
   std::unique_ptr<RowSource> rows_;
-  std::unique_ptr<storage::JournalWriter> journal_;
-  std::unique_ptr<storage::PayloadWriter> payload_;
+  std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
+  std::unique_ptr<RunStorage> storage_;  // journal and payload
+  DiskThread checkpoint_disk_;           // checkpoints and final/
+  DiskThread files_;                     // for people: metrics, samples, status, summary
   std::unique_ptr<storage::PayloadReader> payload_reader_;
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
@@ -191,25 +202,31 @@ class ControllerProcess {
   std::deque<HeldChunk> held_chunks_;  // fragments that wait for an environment worker
   std::map<int64_t, std::pair<std::string, std::string>> environment_of_;  // place -> address, token
   std::optional<ReturnSummary> result_returns_;  // of the newest evaluation of a control task
-  Mailbox<Incoming> inbox_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Attachments> attachments_;
 
-  static constexpr auto kGroupCommit = std::chrono::milliseconds(20);
   static constexpr double kMissedPace =
       0.01;  // of the steps of a paced run, beyond which its times mean nothing
   static constexpr double kMeetSeconds = 20;  // for the ranks of a training group to find each other
-  bool group_commit_ = false;
-  GroupCommit syncing_{fs_};
-  std::optional<Clock::time_point> unsynced_since_;  // records handed to the operating system alone
+  // A sync that takes longer than this is spoken of, and one that takes as long as that ends the run:
+  // journals of an overloaded disk were seen to wait ten seconds.
+  static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30;
+  bool slow_disk_told_ = false;
 
   struct Decided {
     scheduler::Command command;
     TimePoint at;
   };
+  // What one round of decisions wants done. Its effects wait until its records are safe; the controller is
+  // fed meanwhile.
+  struct Batch {
+    int64_t number = 0;  // of RunStorage; without records, that of the batch before it
+    std::vector<Decided> commands;
+    Attachments::Snapshot taken;  // messages up to here led to what is decided here or before
+  };
   std::vector<Decided> todo_;
-  std::vector<scheduler::Event> stored_;
+  std::deque<Batch> waiting_;
   std::map<int64_t, Clock::time_point> due_;  // places whose worker is to be started
   std::set<int64_t> joined_;                  // places whose process the controller was told of
   std::map<int64_t, std::vector<up::OfferedAttempt>> offered_;  // until Welcome
@@ -224,18 +241,18 @@ class ControllerProcess {
     std::vector<std::pair<WorkerRef, down::Train>> members;
   };
   GatheredStep gathering_;
-  std::mutex leased_mu_;
   struct LeasedBatch {
     int64_t lease = -1;
     StepNumber step;
     std::shared_ptr<const std::vector<BatchRow>> rows;
   };
-  LeasedBatch leased_;         // of the open step; guarded by leased_mu_
-  std::string shared_memory_;  // folder of weights and recovery copies
-  std::string checkpoints_;    // folder
-  std::unique_ptr<storage::CheckpointWriter> checkpoint_;
+  Mutex leased_mu_;
+  LeasedBatch leased_ TP_GUARDED_BY(leased_mu_);  // of the step under way; there is one lease at a time
+  int64_t newest_payload_file_ = -1;              // of those that were reported as stored
+  std::string shared_memory_;                     // folder of weights and recovery copies
+  std::string checkpoints_;                       // folder
+  std::shared_ptr<storage::CheckpointWriter> checkpoint_;
   std::optional<cmd::WriteCheckpoint> pending_checkpoint_;
-  std::jthread checkpoint_thread_;  // waits: for the disk, see JoinCheckpoint
 
   RunResult result_;
   bool finished_ = false;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "core/base/thread_annotations.h"
+
 namespace tidepool::workers {
 namespace {
 
@@ -14,8 +16,17 @@ double UnixSeconds() {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, const std::string& run_dir) {
-  std::unique_ptr<RunMetrics> metrics(new RunMetrics());
+// What is written, by whoever's turn it is on the thread for files.
+struct RunMetrics::Files {
+  std::optional<observe::MetricsWriter> jsonl;
+  std::optional<observe::TensorBoardWriter> board;
+  Mutex mu;
+  Status error TP_GUARDED_BY(mu);  // the first that nobody was told of
+};
+
+StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, const std::string& run_dir,
+                                                       DiskThread& files) {
+  std::unique_ptr<RunMetrics> metrics(new RunMetrics(files));
   if (!config.cluster.pace.empty()) metrics->pace_scale_ = config.cluster.pace_scale;
   const std::string path = run_dir + "/metrics.jsonl";
   metrics->environment_ = config.job == "rl" && !config.environment.name.empty();
@@ -27,9 +38,11 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
         metrics->return_before_ = found->second;
     }
   }
-  TP_ASSIGN_OR_RETURN(metrics->jsonl_, observe::MetricsWriter::Create(path));
+  metrics->files_ = std::make_shared<Files>();
+  TP_ASSIGN_OR_RETURN(metrics->files_->jsonl, observe::MetricsWriter::Create(path));
   if (config.observe.tensorboard) {
-    TP_ASSIGN_OR_RETURN(metrics->board_, observe::TensorBoardWriter::Create(run_dir + "/tb", UnixSeconds()));
+    TP_ASSIGN_OR_RETURN(metrics->files_->board,
+                        observe::TensorBoardWriter::Create(run_dir + "/tb", UnixSeconds()));
   }
   return metrics;
 }
@@ -126,14 +139,19 @@ void RunMetrics::OnCheckpoint(double seconds) {
   phase_seconds_["save"] += seconds;
 }
 
-void RunMetrics::Write(int64_t step, const Version& version, TimePoint now,
-                       const std::map<std::string, double>& metrics) {
-  const Status written = jsonl_->Write({step, version, earlier_s_ + Seconds(now.since_start), metrics});
-  if (!written.ok() && first_error_.ok()) first_error_ = written;
-  if (board_.has_value()) {
-    const Status shown = board_->Write(step, UnixSeconds(), metrics);
-    if (!shown.ok() && first_error_.ok()) first_error_ = shown;
-  }
+Status RunMetrics::Write(int64_t step, const Version& version, TimePoint now,
+                         const std::map<std::string, double>& metrics) {
+  thread_.Do("write of metrics.jsonl",
+             [files = files_, step, unix_s = UnixSeconds(),
+              row = observe::MetricsRow{step, version, earlier_s_ + Seconds(now.since_start), metrics}](
+                 const DiskThread::Say&) {
+               Status written = files->jsonl->Write(row);
+               if (files->board && written.ok()) written = files->board->Write(step, unix_s, row.metrics);
+               const MutexLock lock(files->mu);
+               if (files->error.ok()) files->error = written;
+             });
+  const MutexLock lock(files_->mu);
+  return std::exchange(files_->error, OkStatus());
 }
 
 Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
@@ -230,9 +248,9 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
   counts_.clear();
   tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
   kv_usage_ = gen_s_ = reward_s_ = load_s_ = handle_s_ = sync_s_ = checkpoint_s_ = 0;
-  Write(report.step.value, report.v, now, m);
+  const Status written = Write(report.step.value, report.v, now, m);
   last_ = std::move(m);
-  return std::exchange(first_error_, OkStatus());
+  return written;
 }
 
 Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimePoint now,
@@ -250,8 +268,7 @@ Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimeP
   gen_s_ = 0;
   last_write_ = now;
   any_write_ = true;
-  Write(report.step.value, report.v, now, m);
-  return std::exchange(first_error_, OkStatus());
+  return Write(report.step.value, report.v, now, m);
 }
 
 }  // namespace tidepool::workers

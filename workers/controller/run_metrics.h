@@ -18,6 +18,7 @@
 #include "scheduler/commands.h"
 #include "scheduler/controller.h"
 #include "scheduler/slot_time.h"
+#include "workers/controller/disk_thread.h"
 #include "workers/device/pacer.h"
 #include "workers/net/messages.h"
 
@@ -25,7 +26,9 @@ namespace tidepool::workers {
 
 class RunMetrics {
  public:
-  static StatusOr<std::unique_ptr<RunMetrics>> Open(const JobConfig& config, const std::string& run_dir);
+  // `files`: writes, and outlives this.
+  static StatusOr<std::unique_ptr<RunMetrics>> Open(const JobConfig& config, const std::string& run_dir,
+                                                    DiskThread& files);
 
   void OnTokens(const up::StepTokens& tokens, TimePoint now);
   void OnGraded(const up::Graded& graded);
@@ -41,7 +44,7 @@ class RunMetrics {
   void OnSync(double seconds) { sync_s_ += seconds; }
   void Count(const std::string& name, double by = 1) { counts_[name] += by; }
 
-  // The step is committed: writes everything that was gathered for it.
+  // The step is committed: writes everything that was gathered for it. An error is that of an earlier write.
   Status WriteStep(const scheduler::command::StepReport& report, const scheduler::ControllerView& view,
                    TimePoint now);
   // `more`: further numbers of the evaluation.
@@ -57,15 +60,15 @@ class RunMetrics {
   [[nodiscard]] const std::map<std::string, double>& phase_seconds() const { return phase_seconds_; }
 
  private:
-  RunMetrics() = default;
-  void Write(int64_t step, const Version& version, TimePoint now,
-             const std::map<std::string, double>& metrics);
+  struct Files;
+  explicit RunMetrics(DiskThread& files) : thread_(files) {}
+  Status Write(int64_t step, const Version& version, TimePoint now,
+               const std::map<std::string, double>& metrics);
 
-  std::optional<observe::MetricsWriter> jsonl_;
-  std::optional<observe::TensorBoardWriter> board_;
+  DiskThread& thread_;
+  std::shared_ptr<Files> files_;
   std::optional<double> return_before_;
   double earlier_s_ = 0;  // wall time of earlier lives of the run
-  Status first_error_;
   std::map<StepNumber, std::map<std::string, double>> trained_;
   std::map<std::string, std::pair<double, int64_t>> rewards_;  // name -> sum, count
   std::map<std::string, double> counts_;

@@ -111,16 +111,7 @@ void ControllerProcess::Do(const cmd::ForgetGroup& c) { Send(c.worker, down::For
 
 void ControllerProcess::Do(const cmd::StorePayload& c) {
   if (!EnsureRow(c.tid)) return;
-  const sample::Trajectory t = samples_.Finished(c.tid);
-  const auto ref = payload_->Append(t);
-  if (!ref.ok()) {
-    StorageFailed("payload: " + ref.status().message());
-    return;
-  }
-  ev::PayloadStored stored{c.tid,     c.att,       t.prompt_size(), t.size(), ref->digest,
-                           ref->file, ref->offset, ref->bytes,      {}};
-  for (const auto& [version, tokens] : t.VersionsWithLoss()) stored.versions.push_back({version, tokens});
-  stored_.push_back(std::move(stored));
+  storage_->Store(samples_.Finished(c.tid));
 }
 
 void ControllerProcess::Do(const cmd::DiscardTokens& c) {

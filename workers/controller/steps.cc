@@ -5,6 +5,7 @@
 
 #include "core/observe/log.h"
 #include "core/sample/codec.h"
+#include "core/storage/publish_folder.h"
 #include "workers/controller/process_impl.h"
 
 namespace tidepool::workers {
@@ -32,14 +33,9 @@ void ControllerProcess::Do(const cmd::FetchState& c) {
 // controller.
 void ControllerProcess::Do(const cmd::FormGroup& c) {
   const std::string dir = request_.run_dir + "/comm";
-  const Status made = fs_.MakeDirectories(dir);
-  if (!made.ok()) {
-    Feed(ev::GroupFormed{c.worker, c.group_epoch, made.message()});
-    return;
-  }
   Send(c.worker, down::FormGroup{
                      c.group_epoch, c.rank, c.world,
-                     dir + "/" + std::to_string(journal_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),
+                     dir + "/" + std::to_string(storage_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),
                      kMeetSeconds});
 }
 
@@ -92,7 +88,7 @@ void ControllerProcess::Do(const cmd::Train& c) {
                                                   c.group_epoch, c.rank, c.world, std::move(groups)});
   if (static_cast<int64_t>(step.members.size()) < c.world) return;
   {
-    const std::lock_guard lock(leased_mu_);
+    const MutexLock lock(leased_mu_);
     leased_ = {c.lease, c.step, step.rows};
   }
   metrics_->OnBatch(*step.rows);
@@ -128,7 +124,7 @@ StatusOr<BatchRow> ControllerProcess::TrainingRow(const cmd::Train& c, const Sam
 
 StatusOr<std::shared_ptr<const std::vector<BatchRow>>> ControllerProcess::LeasedRows(int64_t lease,
                                                                                      StepNumber step) {
-  const std::lock_guard lock(leased_mu_);
+  const MutexLock lock(leased_mu_);
   if (leased_.lease != lease || leased_.step != step || leased_.rows == nullptr) {
     return NotFound("lease " + std::to_string(lease) + " of step " + std::to_string(step.value) +
                     " is not open");
@@ -137,26 +133,29 @@ StatusOr<std::shared_ptr<const std::vector<BatchRow>>> ControllerProcess::Leased
 }
 
 void ControllerProcess::DropLease() {
-  const std::lock_guard lock(leased_mu_);
+  const MutexLock lock(leased_mu_);
   leased_ = {};
 }
 
 // --- checkpoints
 
 void ControllerProcess::Do(const cmd::WriteCheckpoint& c) {
-  JoinCheckpoint();
-  auto writer = storage::CheckpointWriter::Begin(fs_, checkpoints_, c.step, journal_->ctl_epoch());
-  if (!writer.ok()) {
-    Feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
-    return;
-  }
-  checkpoint_ = std::move(*writer);
-  pending_checkpoint_ = c;
-  Send(c.worker, down::WriteCheckpoint{c.ckpt, c.step, checkpoint_->dir()});
+  OnDisk(
+      "making checkpoints/" + storage::CheckpointName(c.step) + ".tmp",
+      [fs = fs_, checkpoints = checkpoints_, step = c.step,
+       epoch = storage_->ctl_epoch()]() -> StatusOr<std::shared_ptr<storage::CheckpointWriter>> {
+        TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, checkpoints, step, epoch));
+        return std::shared_ptr<storage::CheckpointWriter>(std::move(writer));
+      },
+      [this, c](const StatusOr<std::shared_ptr<storage::CheckpointWriter>>& writer) {
+        if (!writer.ok()) return Feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
+        checkpoint_ = *writer;
+        pending_checkpoint_ = c;
+        Send(c.worker, down::WriteCheckpoint{c.ckpt, c.step, checkpoint_->dir()});
+      });
 }
 
-// The trainer's files are there: the rest (sync, manifest, rename, read back) needs no tensor and runs
-// beside the loop.
+// The trainer's files are there: the rest (sync, manifest, rename, read back) needs no tensor.
 void ControllerProcess::CommitCheckpoint(const up::CheckpointFiles& files) {
   if (!pending_checkpoint_ || pending_checkpoint_->ckpt != files.ckpt) return;
   const cmd::WriteCheckpoint c = *std::exchange(pending_checkpoint_, std::nullopt);
@@ -169,62 +168,101 @@ void ControllerProcess::CommitCheckpoint(const up::CheckpointFiles& files) {
   manifest.ckpt = c.ckpt;
   manifest.step = c.step;
   manifest.version = c.v;
-  manifest.cut = journal_->next_lsn();
+  manifest.cut = storage_->next_lsn();
   manifest.config_digest = request_.config_digest;
   manifest.weights_digest = files.weights_digest;
   manifest.instruction_set = files.instruction_set;
   manifest.notes["data_identity"] = rows_->identity();
-  checkpoint_thread_ = std::jthread([this, manifest, c, write_s = files.seconds](std::stop_token) {
-    const auto begin = Clock::now();
-    const auto committed = checkpoint_->Commit(manifest);
-    const double seconds = write_s + std::chrono::duration<double>(Clock::now() - begin).count();
-    if (committed.ok()) {
-      inbox_.Put(CheckpointResult{ev::CheckpointWritten{c.ckpt, c.step, *committed, manifest.weights_digest},
-                                  seconds});
-    } else {
-      inbox_.Put(CheckpointResult{ev::CheckpointFailed{c.ckpt, committed.status().message()}, seconds});
-    }
-  });
-}
-
-void ControllerProcess::JoinCheckpoint() {
-  // waits: as long as the disk takes to read back and commit one checkpoint; the journal waits for the same
-  // disk
-  if (checkpoint_thread_.joinable()) checkpoint_thread_.join();
+  OnDisk(
+      "commit of checkpoints/" + storage::CheckpointName(c.step),
+      [fs = fs_, writer = checkpoint_, manifest] {
+        const auto begin = Clock::now();
+        auto digest = writer->Commit(manifest);
+        return std::pair(std::move(digest), std::chrono::duration<double>(Clock::now() - begin).count());
+      },
+      [this, c, weights = files.weights_digest, write_s = files.seconds](const auto& done) {
+        metrics_->OnCheckpoint(write_s + done.second);
+        if (done.first.ok()) {
+          Feed(ev::CheckpointWritten{c.ckpt, c.step, *done.first, weights});
+        } else {
+          Feed(ev::CheckpointFailed{c.ckpt, done.first.status().message()});
+        }
+      });
 }
 
 void ControllerProcess::Do(const cmd::VerifyCheckpoint& c) {
   const std::string dir = CheckpointDir(c.step);
-  auto verified = storage::VerifyCheckpoint(fs_, dir, c.manifest_digest);
-  Status status = verified.status();
-  if (verified.ok() && verified->notes["data_identity"] != rows_->identity()) {
-    status = FailedPrecondition(dir + " belongs to other data (identity " + verified->notes["data_identity"] +
-                                ", now " + rows_->identity() + ")");
-  }
-  Feed(ev::CheckpointVerified{c.ckpt, status.ok() ? "" : status.message()});
+  OnDisk(
+      "reading of checkpoints/" + storage::CheckpointName(c.step),
+      [fs = fs_, dir, digest = c.manifest_digest] { return storage::VerifyCheckpoint(*fs, dir, digest); },
+      [this, dir, ckpt = c.ckpt](StatusOr<storage::Manifest>& verified) {
+        Status status = verified.status();
+        if (verified.ok() && verified->notes["data_identity"] != rows_->identity()) {
+          status = FailedPrecondition(dir + " belongs to other data (identity " +
+                                      verified->notes["data_identity"] + ", now " + rows_->identity() + ")");
+        }
+        Feed(ev::CheckpointVerified{ckpt, status.ok() ? "" : status.message()});
+      });
 }
 
 void ControllerProcess::Do(const cmd::DeleteCheckpoint& c) {
-  const Status removed = storage::RemoveCheckpoint(fs_, checkpoints_, c.step);
-  if (!removed.ok()) Warn("checkpoint: " + removed.message());
-  PrunePayload();
+  OnDisk(
+      "removal of checkpoints/" + storage::CheckpointName(c.step),
+      [fs = fs_, checkpoints = checkpoints_, step = c.step] {
+        return storage::RemoveCheckpoint(*fs, checkpoints, step);
+      },
+      [this](const Status& removed) {
+        if (!removed.ok()) Warn("checkpoint: " + removed.message());
+        PrunePayload();
+      });
 }
 
 // Deletes the payload files that no checkpoint which is kept can need: those before the oldest sample that
-// may still be trained, or be trained again after a restore.
+// may still be trained, or be trained again after a restore. What is still on its way to the disk goes into
+// the newest file that was reported, or a newer one.
 void ControllerProcess::PrunePayload() {
   int64_t needed = controller_->OldestPayloadFile();
   if (fragments_ != nullptr) needed = std::min(needed, fragments_->OldestPayloadFile());
-  for (const scheduler::Event& event : stored_) {
-    if (const auto* stored = std::get_if<ev::PayloadStored>(&event); stored != nullptr)
-      needed = std::min(needed, stored->file);
-  }
-  const auto deleted = storage::DeletePayloadFilesBelow(fs_, request_.run_dir + "/payload", needed);
-  if (!deleted.ok()) Warn("payload: " + deleted.status().message());
+  if (newest_payload_file_ >= 0) needed = std::min(needed, newest_payload_file_);
+  OnDisk(
+      "removal of old files of payload/",
+      [fs = fs_, dir = request_.run_dir + "/payload", needed] {
+        return storage::DeletePayloadFilesBelow(*fs, dir, needed).status();
+      },
+      [this](const Status& deleted) {
+        if (!deleted.ok()) Warn("payload: " + deleted.message());
+      });
+}
+
+// The trainer writes a folder of another name; final/ is there whole or not at all.
+std::string ControllerProcess::FinalTmp() const {
+  return request_.run_dir + "/final.tmp-" + std::to_string(storage_->ctl_epoch());
 }
 
 void ControllerProcess::Do(const cmd::SaveFinal& c) {
-  Send(c.worker, down::SaveFinal{request_.run_dir + "/final"});
+  OnDisk(
+      "removal of what an earlier try left of final/",
+      [fs = fs_, dir = request_.run_dir]() -> Status {
+        TP_ASSIGN_OR_RETURN(const auto names, fs->List(dir));
+        for (const std::string& name : names) {
+          if (name.starts_with("final.tmp-")) TP_RETURN_IF_ERROR(fs->RemoveTree(JoinPath(dir, name)));
+        }
+        return OkStatus();
+      },
+      [this, c](const Status& removed) {
+        if (!removed.ok()) return Feed(ev::FinalSaved{removed.message()});
+        Send(c.worker, down::SaveFinal{FinalTmp()});
+      });
+}
+
+void ControllerProcess::OnFinalSaved(const up::FinalSaved& saved) {
+  if (!saved.error.empty()) return Feed(ev::FinalSaved{saved.error});
+  OnDisk(
+      "sync of final/",
+      [fs = fs_, tmp = FinalTmp(), dir = request_.run_dir + "/final"] {
+        return storage::PublishFolder(*fs, tmp, dir);
+      },
+      [this](const Status& published) { Feed(ev::FinalSaved{published.ok() ? "" : published.message()}); });
 }
 
 }  // namespace tidepool::workers

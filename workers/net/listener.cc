@@ -16,10 +16,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "core/base/thread_annotations.h"
 
 namespace tidepool::workers {
 namespace {
@@ -100,9 +101,9 @@ struct Listener::Impl {
   Descriptor listening, wake, spare;
   std::string address;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
-  std::mutex mu;
-  std::vector<Stranger> strangers;  // oldest first
-  std::jthread thread;              // waits: its own poll ends with the wake descriptor
+  Mutex mu;
+  std::vector<Stranger> strangers TP_GUARDED_BY(mu);  // oldest first
+  std::jthread thread;                                // waits: its own poll ends with the wake descriptor
 
   void OpenSpare() { spare = Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -110,7 +111,7 @@ struct Listener::Impl {
 
   // Strangers that have gone, or whose time is over. Returns whether there is room for another.
   bool Tidy(Clock::time_point now) {
-    const std::lock_guard lock(mu);
+    const MutexLock lock(mu);
     std::vector<pollfd> look;
     for (const Stranger& s : strangers) look.push_back({s.fd.get(), 0, 0});
     if (!look.empty()) poll(look.data(), look.size(), 0);
@@ -131,8 +132,9 @@ struct Listener::Impl {
   void AcceptOne(Clock::time_point now) {
     sockaddr_storage peer{};
     socklen_t length = sizeof(peer);
-    Descriptor fd(
-        accept4(listening.get(), reinterpret_cast<sockaddr*>(&peer), &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    auto* from = reinterpret_cast<sockaddr*>(&peer);
+    // waits: not at all, the socket does not block
+    Descriptor fd(accept4(listening.get(), from, &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.get() < 0) {
       if (errno != EMFILE && errno != ENFILE) return;  // it went away meanwhile
       spare.Close();
@@ -148,7 +150,7 @@ struct Listener::Impl {
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only slower without
     {
-      const std::lock_guard lock(mu);
+      const MutexLock lock(mu);
       strangers.push_back({std::move(second), PortOf(peer), now});
     }
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
@@ -221,7 +223,7 @@ void Listener::Authenticated(const std::string& peer) {
   const size_t colon = peer.rfind(':');
   if (colon == std::string::npos) return;
   const int port = std::atoi(peer.c_str() + colon + 1);
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   std::erase_if(impl_->strangers, [port](const Impl::Stranger& s) { return s.port == port; });
 }
 

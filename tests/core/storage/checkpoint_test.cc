@@ -6,6 +6,7 @@
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
 #include "core/base/rng.h"
+#include "core/storage/publish_folder.h"
 #include "tests/core/base/memory_file_system.h"
 
 namespace tidepool::storage {
@@ -216,6 +217,44 @@ TEST(CheckpointTest, SurvivesAPowerCutAtEveryOperation) {
     ASSERT_LT(at, 1000);
   }
   EXPECT_GT(committed_without_reply, 0) << "the case 'renamed but not told' has to occur";
+}
+
+// A folder that another process wrote, its files not synced by anybody.
+Status WriteFinal(FileSystem& fs, const std::string& dir, const std::string& mark) {
+  TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    TP_ASSIGN_OR_RETURN(const auto file, fs.CreateNew(JoinPath(dir, name)));
+    TP_RETURN_IF_ERROR(file->Append(mark + std::string(100, 'x')));
+  }
+  return OkStatus();
+}
+
+TEST(PublishFolderTest, ThePublishedFolderIsWholeWhateverIsCut) {
+  for (int64_t at = 0;; ++at) {
+    ASSERT_LT(at, 200);
+    MemoryFileSystem fs({.seed = static_cast<uint64_t>(at)});
+    ASSERT_TRUE(WriteFinal(fs, "run/final.tmp-1", "old").ok());
+    ASSERT_TRUE(PublishFolder(fs, "run/final.tmp-1", "run/final").ok());
+    ASSERT_TRUE(WriteFinal(fs, "run/final.tmp-2", "new").ok());
+    fs.SetFaults({.seed = static_cast<uint64_t>(at), .crash_at_operation = at});
+    const Status published = PublishFolder(fs, "run/final.tmp-2", "run/final");
+    const bool reached = fs.crashed();
+    fs.Crash();
+    fs.SetFaults({});
+    if (!fs.Exists("run/final")) {  // between two names: the next try brings it
+      ASSERT_FALSE(published.ok());
+      continue;
+    }
+    const auto config = fs.ReadFile("run/final/config.json"),
+               weights = fs.ReadFile("run/final/model.safetensors");
+    ASSERT_TRUE(config.ok() && weights.ok()) << "cut at operation " << at;
+    EXPECT_EQ(*config, *weights);
+    EXPECT_EQ(config->size(), 103U);
+    if (published.ok()) EXPECT_TRUE(config->starts_with("new"));
+    if (!reached) break;
+  }
+  MemoryFileSystem fs;
+  EXPECT_FALSE(PublishFolder(fs, "run/none", "run/final").ok());
 }
 
 }  // namespace

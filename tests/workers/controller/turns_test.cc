@@ -39,7 +39,7 @@ class TurnsTest : public testing::Test {
     auto rows = RowSource::Create(config_, dir_);
     ASSERT_TRUE(rows.ok()) << rows.status().ToString();
     rows_ = std::move(*rows);
-    auto metrics = RunMetrics::Open(config_, dir_);
+    auto metrics = RunMetrics::Open(config_, dir_, files_);
     ASSERT_TRUE(metrics.ok());
     metrics_ = std::move(*metrics);
     turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
@@ -76,6 +76,7 @@ class TurnsTest : public testing::Test {
   std::string dir_;
   JobConfig config_;
   std::unique_ptr<RowSource> rows_;
+  DiskThread files_;
   std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;
   std::unique_ptr<Turns> turns_;

@@ -1,0 +1,194 @@
+#include "workers/controller/run_storage.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "core/base/thread_annotations.h"
+
+namespace tidepool::workers {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Between a write and the sync that makes it durable, with ends_with_the_machine.
+constexpr auto kGroupCommit = std::chrono::milliseconds(20);
+
+// Records that speak of things on disk, which a machine that fails does not take with it.
+bool EndsWithTheMachine(const JournalRecord& r) {
+  return !std::holds_alternative<record::CheckpointCommit>(r) &&
+         !std::holds_alternative<record::CheckpointReject>(r) &&
+         !std::holds_alternative<record::CheckpointDelete>(r) &&
+         !std::holds_alternative<record::Restore>(r) && !std::holds_alternative<record::EndRun>(r);
+}
+
+struct Batch {
+  int64_t number = 0;
+  std::vector<RunStorage::Record> records;
+};
+
+using Item = std::variant<Batch, sample::Trajectory>;
+
+std::string Plain(const std::string& path, const std::string& run_dir) {
+  return path.starts_with(run_dir + "/") ? path.substr(run_dir.size() + 1) : path;
+}
+
+}  // namespace
+
+// Shared by the works on both threads, for a work that hangs outlives everybody else.
+struct RunStorage::State : std::enable_shared_from_this<State> {
+  std::shared_ptr<FileSystem> fs;
+  StorageOptions options;
+  std::function<void(StorageDone)> done;
+  // Of the writing thread.
+  std::unique_ptr<storage::JournalWriter> journal;
+  std::unique_ptr<storage::PayloadWriter> payload;
+  Status closed;
+
+  Mutex mu;
+  std::vector<Item> queue TP_GUARDED_BY(mu);
+  bool failed TP_GUARDED_BY(mu) = false;
+  bool sync_is_due TP_GUARDED_BY(mu) = false;           // a work of `syncing` waits to begin
+  std::vector<std::string> unsynced TP_GUARDED_BY(mu);  // files in the order of their sync
+
+  DiskThread syncing;  // beside the writing, with ends_with_the_machine
+
+  void Fail(const std::string& what, const Status& status) TP_EXCLUDES(mu) {
+    {
+      const MutexLock lock(mu);
+      if (failed) return;
+      failed = true;
+    }
+    done(StorageFailed{what + ": " + status.message()});
+  }
+
+  [[nodiscard]] bool NeedsSync(const JournalRecord& r) const {
+    return !(options.ends_with_the_machine ? EndsWithTheMachine(r) : IsLazy(r));
+  }
+
+  // All that waits, with one sync.
+  void Write(const DiskThread::Say& say) TP_EXCLUDES(mu) {
+    std::vector<Item> items;
+    {
+      const MutexLock lock(mu);
+      if (failed) return;
+      items = std::exchange(queue, {});
+    }
+    if (items.empty()) return;  // an earlier work took them along
+    const auto begin = Clock::now();
+    bool sync = false;
+    int64_t last = 0;
+    std::vector<PayloadStored> stored;
+    for (const auto& item : items) {
+      if (const auto* t = std::get_if<sample::Trajectory>(&item)) {
+        say("write of payload/");
+        const auto ref = payload->Append(*t);
+        if (!ref.ok()) return Fail("payload", ref.status());
+        stored.push_back({t->tid, t->att, t->prompt_size(), t->size(), t->VersionsWithLoss(), *ref});
+        continue;
+      }
+      const auto& batch = std::get<Batch>(item);
+      for (const Record& r : batch.records) {
+        journal->Append(r.record, r.mono_ns);
+        sync = sync || NeedsSync(r.record);
+      }
+      last = batch.number;
+    }
+    // Tokens first, then the records that name them.
+    if (options.ends_with_the_machine ? sync : !stored.empty()) {
+      say("fsync of payload/");
+      if (const Status s = payload->Sync(); !s.ok()) return Fail("payload", s);
+    }
+    if (last > 0) {
+      say((sync ? "fsync of " : "write of ") + Plain(journal->current_file(), options.run_dir));
+      if (const Status s = sync ? journal->Sync() : journal->Flush(); !s.ok()) return Fail("journal", s);
+    }
+    if (options.ends_with_the_machine && (!sync || !stored.empty())) SyncSoon();
+    for (PayloadStored& p : stored) done(std::move(p));
+    if (last > 0) done(BatchStored{last, std::chrono::duration<double>(Clock::now() - begin).count()});
+  }
+
+  void SyncSoon() TP_EXCLUDES(mu) {
+    const MutexLock lock(mu);
+    unsynced.clear();
+    if (!payload->current_file().empty()) unsynced.push_back(payload->current_file());
+    unsynced.push_back(journal->current_file());
+    if (std::exchange(sync_is_due, true)) return;
+    syncing.Do("group commit", [self = shared_from_this()](const DiskThread::Say& say) { self->Sync(say); });
+  }
+
+  void Sync(const DiskThread::Say& say) TP_EXCLUDES(mu) {
+    std::this_thread::sleep_for(kGroupCommit);
+    std::vector<std::string> files;
+    {
+      const MutexLock lock(mu);
+      sync_is_due = false;
+      files = unsynced;
+    }
+    for (const std::string& file : files) {
+      say("fsync of " + Plain(file, options.run_dir));
+      if (const Status s = fs->SyncFile(file); !s.ok()) return Fail("journal", s);
+    }
+  }
+};
+
+StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSystem> fs,
+                                                       const StorageOptions& options,
+                                                       storage::JournalContents* earlier,
+                                                       std::function<void(StorageDone)> done) {
+  std::unique_ptr<RunStorage> storage(new RunStorage());
+  storage->state_ = std::make_shared<State>();
+  State& state = *storage->state_;
+  state.fs = std::move(fs);
+  state.options = options;
+  state.done = std::move(done);
+  TP_ASSIGN_OR_RETURN(state.journal, storage::JournalWriter::Open(*state.fs, options.run_dir + "/journal",
+                                                                  options.run_id, {}, earlier));
+  TP_ASSIGN_OR_RETURN(state.payload,
+                      storage::PayloadWriter::Open(*state.fs, options.run_dir + "/payload", options.run_id));
+  storage->next_lsn_ = state.journal->next_lsn();
+  storage->ctl_epoch_ = state.journal->ctl_epoch();
+  return storage;
+}
+
+int64_t RunStorage::Append(std::vector<Record> records) {
+  next_lsn_.value += static_cast<int64_t>(records.size());
+  {
+    const MutexLock lock(state_->mu);
+    state_->queue.emplace_back(Batch{++batches_, std::move(records)});
+  }
+  Work("write of the journal");
+  return batches_;
+}
+
+void RunStorage::Store(sample::Trajectory trajectory) {
+  {
+    const MutexLock lock(state_->mu);
+    state_->queue.emplace_back(std::move(trajectory));
+  }
+  Work("write of payload/");
+}
+
+void RunStorage::Work(std::string operation) {
+  writing_.Do(std::move(operation), [state = state_](const DiskThread::Say& say) { state->Write(say); });
+}
+
+std::optional<DiskThread::Operation> RunStorage::Busy() const {
+  auto writing = writing_.Busy(), syncing = state_->syncing.Busy();
+  if (!writing || (syncing && syncing->takes > writing->takes)) return syncing;
+  return writing;
+}
+
+Status RunStorage::Close(Clock::duration patience) {
+  writing_.Do("close of the journal", [state = state_](const DiskThread::Say&) {
+    if (state->journal != nullptr) state->closed = state->journal->Close();
+  });
+  if (!writing_.Drain(patience) || !state_->syncing.Drain(patience)) {
+    const auto hangs = Busy();
+    return DeadlineExceeded("the disk does not answer: " + (hangs ? hangs->name : "a write") +
+                            " has not ended");
+  }
+  return state_->closed;
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,88 @@
+#pragma once
+// Journal and payload of a run, written by a thread of their own, so that a slow disk delays effects and
+// nothing else. The caller hands over records and payloads in order and is told, in that order, when they are
+// safe; what is handed over while the disk is at work goes to it together, with one sync.
+//
+// Safe is what the disk holds. With `ends_with_the_machine` (no process of the run outlives the machine it
+// runs on) records about processes are safe once the operating system has them: what loses them loses their
+// effects too. They are durable soon after, tokens before the records that name them.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/file_system.h"
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+#include "core/base/status.h"
+#include "core/sample/trajectory.h"
+#include "core/storage/journal.h"
+#include "core/storage/payload.h"
+#include "workers/controller/disk_thread.h"
+
+namespace tidepool::workers {
+
+struct StorageOptions {
+  std::string run_dir, run_id;
+  bool ends_with_the_machine = false;
+};
+
+// What became of what was handed over.
+struct BatchStored {  // this one and all before it
+  int64_t batch = 0;
+  double seconds = 0;  // the disk was at it
+};
+struct PayloadStored {
+  SampleId tid;
+  int32_t att = 0;
+  int64_t prompt_tokens = 0, response_tokens = 0;  // of the response: steps of a fragment
+  std::vector<sample::VersionRun> versions_with_loss;
+  storage::PayloadRef ref;
+};
+struct StorageFailed {  // for good: nothing more is written
+  std::string why;
+};
+using StorageDone = std::variant<BatchStored, PayloadStored, StorageFailed>;
+
+// One thread calls.
+class RunStorage {
+ public:
+  struct Record {
+    JournalRecord record;
+    uint64_t mono_ns = 0;  // of the decision
+  };
+  // Reads what is there (JournalWriter::Open says which errors), then starts the thread. `done` is called on
+  // it and may be called after this object is gone, if the disk hangs: it owns what it uses.
+  static StatusOr<std::unique_ptr<RunStorage>> Open(std::shared_ptr<FileSystem> fs,
+                                                    const StorageOptions& options,
+                                                    storage::JournalContents* earlier,
+                                                    std::function<void(StorageDone)> done);
+
+  // Returns the batch's number; they count up from 1.
+  int64_t Append(std::vector<Record> records);
+  void Store(sample::Trajectory trajectory);  // -> PayloadStored
+
+  [[nodiscard]] uint32_t ctl_epoch() const { return ctl_epoch_; }
+  [[nodiscard]] Lsn next_lsn() const { return next_lsn_; }  // of the next record to be handed over
+  // What the disk is at, and for how long.
+  [[nodiscard]] std::optional<DiskThread::Operation> Busy() const;
+  // Writes what was handed over and closes the journal. kDeadlineExceeded names what hangs.
+  Status Close(std::chrono::steady_clock::duration patience);
+
+ private:
+  struct State;
+  RunStorage() = default;
+  void Work(std::string operation);
+
+  std::shared_ptr<State> state_;
+  int64_t batches_ = 0;
+  Lsn next_lsn_{0};
+  uint32_t ctl_epoch_ = 0;
+  DiskThread writing_;
+};
+
+}  // namespace tidepool::workers
