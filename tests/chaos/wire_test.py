@@ -9,6 +9,7 @@ import time
 import unittest
 
 from chaos_run import ChaosTestCase
+from fleet import Worker
 
 # Two engines, so that samples go on elsewhere; the times of a small model on one core, so that there is always a chunk under
 # way; batches ahead, so that samples wait between their end and their step.
@@ -71,7 +72,31 @@ class Wires:
         self.goes_on("after the worker dialled anew")
         self.stays(w, pid)
 
-    CASES = [frozen_while_its_wire_is_cut, a_reset_wire, dials_before_the_end_of_its_old_connection_is_seen]
+    def a_dead_wire(self):
+        """Nobody is told. Both sides find out by silence, and the worker dials again."""
+        w = self.in_the_middle()
+        pid, dials = w.process.pid, self.switch.ports[w.name].dials
+        self.switch.swallow(w.name)
+        self.test.wait_for(lambda: self.switch.ports[w.name].dials > dials, 30, "the worker to dial again")
+        self.goes_on("after the wire died")
+        self.stays(w, pid)
+
+    def a_refused_connection(self):
+        """It is closed, also where the refused never hears of it."""
+        twin = Worker("twin", 1, "device")
+        twin.address = self.switch.listen(twin.name, self.fleet.controller)
+        self.fleet.launch(twin)
+        self.test.wait_for(lambda: self.switch.open_connections(twin.name), 10, "the second worker's connection")
+        self.switch.hold(twin.name, ("down",))
+        self.fleet.signal(twin, signal.SIGSTOP)
+        try:
+            self.test.wait_for(lambda: not self.switch.open_connections(twin.name), 15, "the controller to close a connection that it refused")
+        finally:
+            self.fleet.signal(twin, signal.SIGKILL)
+        self.goes_on("after a second worker for a place")
+
+    CASES = [frozen_while_its_wire_is_cut, a_reset_wire, dials_before_the_end_of_its_old_connection_is_seen, a_dead_wire,
+             a_refused_connection]
 
 
 class WireTest(ChaosTestCase):

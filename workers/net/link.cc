@@ -70,6 +70,8 @@ struct Link::Impl {
     args.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
     args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
                 0);  // workers and controller speak to each other, never through a proxy
+    // Else gRPC would give this channel the connection of the last one, which may be dead without knowing it.
+    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     auto opened = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
