@@ -45,12 +45,10 @@ class DeviceRolesTest : public testing::Test {
     std::vector<BatchRow> rows;
     for (int32_t k = 0; k < 4; ++k) {
       BatchRow row;
-      row.tid = {0, 0, k};
-      row.prompt = {1, 2, 3};
-      row.response.ids = {4, 5, 6, 7};
-      row.response.logprobs.assign(4, -3.0F);
-      row.response.versions = {{{0, 0}, 4}};
-      row.loss_mask.assign(4, 1);
+      row.trajectory.tid = {0, 0, k};
+      row.trajectory.prompt = sample::PromptSegment({1, 2, 3});
+      row.trajectory.segments = {
+          {.ids = {4, 5, 6, 7}, .logprobs = std::vector<float>(4, -3.0F), .versions = {{Version{0, 0}, 4}}}};
       row.reward = k;
       row.components = {static_cast<double>(k), 0};
       rows.push_back(std::move(row));
