@@ -112,8 +112,8 @@ StatusOr<std::string> ReadSmallFile(const std::string& path, int64_t max_bytes) 
   std::string content(static_cast<size_t>(size), '\0');
   size_t done = 0;
   while (done < content.size()) {
-    const ssize_t n =
-        ::read(fd, content.data() + done, content.size() - done);  // waits: it is a file on a disk
+    // waits: it is a file on a disk
+    const ssize_t n = ::read(fd, content.data() + done, content.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
       const int error = errno;

@@ -86,6 +86,16 @@ def gguf(arch="llama"):
     return head + bytes(-len(head) % 32) + data
 
 
+def sampled_segment() -> bytes:
+    """Two tokens of one version, as core/sample/codec.h writes them."""
+    return bytes([1, 1 | 4, 2]) + struct.pack("<2i2f", 5, 6, -0.5, -1.0) + bytes([1, 0, 3, 2])
+
+
+def trajectory() -> bytes:
+    prompt = bytes([0, 0, 3]) + struct.pack("<3i", 1, 2, 3)
+    return struct.pack("<BqiiiB", 1, 7, 0, 2, 0, 0) + bytes([2]) + prompt + sampled_segment()
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
 
@@ -120,6 +130,8 @@ def main():
     seed("gguf", "qwen3moe", gguf("qwen3moe"))
     seed("jsonl", "rl", '{"prompt": "1+1", "answer": 2, "extra": {"a": [1]}}\n\n{"prompt": [{"role": "user", "content": "x"}], "answer": "y"}\nbad\n')
     seed("jsonl", "sft", '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n')
+    seed("trajectory", "tokens", trajectory())
+    seed("trajectory", "segment", b"\x01" + sampled_segment())
     for i, answer in enumerate(["<answer>(1+2)*3</answer>", "so 1,024.50 it is", "#### 42", "[1, '2', 3.0]", "-12e3", "S.#\n.G"]):
         seed("grading", f"answer{i}", answer)
 

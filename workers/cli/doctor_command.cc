@@ -386,8 +386,9 @@ class Doctor {
       // waits: for neither; the connection stands in the queue, and then the byte is there
       const int accepted = accept(server, nullptr, nullptr);
       char byte = 'x';
-      works = accepted >= 0 && write(client, &byte, 1) == 1 &&
-              read(accepted, &byte, 1) == 1;  // waits: it was written
+      works = accepted >= 0 && write(client, &byte, 1) == 1;
+      // waits: it was written
+      works = works && read(accepted, &byte, 1) == 1;
       if (accepted >= 0) close(accepted);
     }
     if (server >= 0) close(server);

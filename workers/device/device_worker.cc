@@ -641,8 +641,7 @@ class DeviceWorker {
     });
   }
   void JoinCheckpoint() {
-    // waits: as long as the disk takes; the controller replaces a worker that passes its deadline for the
-    // command
+    // waits: for the disk; the controller replaces a worker that passes the deadline of its command
     if (checkpoint_.joinable()) checkpoint_.join();
   }
 

@@ -87,13 +87,14 @@ TEST(JournalCodecTest, RecordOfAnOlderProgramKeepsDefaultsForNewFields) {
 }
 
 TEST(JournalCodecTest, JsonNamesEveryField) {
-  const JournalEntry commit{.lsn = Lsn{7},
-                            .ctl_epoch = 2,
-                            .mono_ns = 1234567890123,
-                            .record = record::StepCommit{.step = StepNumber{3},
-                                                         .v = {0, 3},
-                                                         .digest = 0xfeed,
-                                                         .rows = {{{5, 0, 1}, {0, 2}, 0xbeef, 4}, {{5, 0, 2}, {0, 1}}}}};
+  const JournalEntry commit{
+      .lsn = Lsn{7},
+      .ctl_epoch = 2,
+      .mono_ns = 1234567890123,
+      .record = record::StepCommit{.step = StepNumber{3},
+                                   .v = {0, 3},
+                                   .digest = 0xfeed,
+                                   .rows = {{{5, 0, 1}, {0, 2}, 0xbeef, 4}, {{5, 0, 2}, {0, 1}}}}};
   EXPECT_EQ(
       JournalEntryToJson(commit),
       R"({"lsn":7,"ctl_epoch":2,"mono_ns":1234567890123,"kind":"STEP_COMMIT","step":3,"v":{"lineage":0,"number":3},)"

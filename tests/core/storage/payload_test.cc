@@ -145,7 +145,11 @@ TEST(PayloadTest, OldFilesGoWholeAndTheNewestStays) {
   MemoryFileSystem fs;
   Rng rng(5);
   auto writer = PayloadWriter::Open(fs, "payload", "run-1", 100);
-  for (int i = 0; i < 5; ++i) ASSERT_TRUE((*writer)->Append(Trajectory{.tid = {i, 0, 0}, .prompt = sample::PromptSegment({1, 2, 3, 4, 5, 6, 7, 8, 9, 10})}).ok());
+  for (int i = 0; i < 5; ++i)
+    ASSERT_TRUE((*writer)
+                    ->Append(Trajectory{.tid = {i, 0, 0},
+                                        .prompt = sample::PromptSegment({1, 2, 3, 4, 5, 6, 7, 8, 9, 10})})
+                    .ok());
   EXPECT_EQ(*DeletePayloadFilesBelow(fs, "payload", 2), 2);
   EXPECT_THAT(*fs.List("payload"), testing::Not(testing::Contains("0001.tpp")));
   EXPECT_TRUE(fs.Exists("payload/0002.tpp"));
