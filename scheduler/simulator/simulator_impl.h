@@ -500,7 +500,12 @@ struct Simulator::Impl {
     uint64_t digest = Find(s.members.front().worker)->state;
     double slowest = 0;
     for (const auto& [worker, seconds] : s.seconds) slowest = std::max(slowest, seconds);
-    for (const SampleId& tid : lease.tids) digest = Mix64(digest ^ SampleUid(tid));
+    std::vector<std::pair<SampleId, uint64_t>> rows;
+    for (const SampleId& tid : lease.tids) {
+      digest = Mix64(digest ^ SampleUid(tid));
+      const record::Enq* enq = controller->FindPayload(tid);
+      rows.emplace_back(tid, enq == nullptr ? 0 : enq->digest);
+    }
     for (const command::Train& c : s.members) {
       Engine* e = Find(c.worker);
       e->state = digest;
@@ -509,12 +514,7 @@ struct Simulator::Impl {
       if (job.slow_beside != 1) Share(*e);
       const double seconds = job.engine_quantum > 1 ? s.seconds.at(c.worker.worker) : slowest;
       time.Busy(Role::kActor, seconds);
-      event::TrainDone done{c.worker, c.step, c.lease, true, digest, seconds, {}};
-      for (const SampleId& tid : lease.tids) {
-        const record::Enq* enq = controller->FindPayload(tid);
-        done.rows.emplace_back(tid, enq == nullptr ? 0 : enq->digest);
-      }
-      Send(std::move(done));
+      Send(event::TrainDone{c.worker, c.step, c.lease, true, digest, seconds, rows});
     }
   }
   void Do(const command::AbortStep& c) {
