@@ -15,7 +15,8 @@ from prove import Run  # noqa: E402
 # Weights move so little that no token changes, but every step's digest does.
 COMMON = ["deterministic=true", "train.learning_rate=1e-11", "rollout.max_new_tokens=24", "rollout.chunk_tokens=5", "cluster.threads_per_slot=1",
           "eval.before_train=false", "eval.after_train=false", "observe.samples_per_step=-1"]
-CHAOS = ["train.steps=100000", "checkpoint.every_steps=10", "checkpoint.recovery_every_steps=1", "cluster.heartbeat_s=0.2", "cluster.launch_workers=false"]
+# Every checkpoint is kept, and so is every payload file: what no checkpoint needs is pruned, and is not provable then.
+CHAOS = ["train.steps=100000", "checkpoint.every_steps=10", "checkpoint.keep=1000000", "checkpoint.recovery_every_steps=1", "cluster.heartbeat_s=0.2", "cluster.launch_workers=false"]
 LEASE_S = 0.6  # three heartbeats
 
 
