@@ -1,6 +1,6 @@
 """Runs of an older program: what looks at a run reads them, what continues a run refuses them by name.
 
-tests/runs/data/schema_2_run.tar.gz is a run of commit 56ac54e (journal of schema 2, payload files of schema 1): one step
+tests/runs/data/schema_2_run.tar.gz is a run in the format of commit 56ac54e, written by the formatted tree that followed it (journal of schema 2, payload files of schema 1): one step
 of two groups of two episodes, made by
     tidepool train configs/test/rl_episodes.yaml train.steps=1 train.groups_per_step=2 rollout.group_size=2 name=old
         model.init.hidden_size=8 model.init.intermediate_size=8 model.init.layers=1 model.init.heads=1 model.init.head_size=8
