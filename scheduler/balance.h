@@ -1,6 +1,6 @@
 #pragma once
 // Shares a batch over the ranks of a training group, whole groups together, so that all finish at about
-// the same time: k-way largest differencing (Karmarkar & Karp 1982; MECHANISMS 2.4). Pure.
+// the same time: k-way largest differencing (Karmarkar & Karp 1982). Pure.
 
 #include <cstdint>
 #include <span>

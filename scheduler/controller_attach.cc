@@ -48,12 +48,12 @@ Version Controller::Impl::Verified(const event::WorkerJoined& e) const {
 
 void Controller::Impl::AdoptEngine(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e) {
   dispatcher.AddEngine(ref, slot, pool.slot(slot).epoch);
+  dispatcher.SetBar(ref.worker, Dispatcher::Bar::kSlot, !pool.Holds(slot, Role::kRollout));
   const Version holds = verified.at(ref.worker);
   weights.Add(ref, holds);
   if (holds.valid()) {
     AdmitVerified(ref, holds);
     dispatcher.Admit(ref.worker, holds);
-    dispatcher.SetOpen(ref.worker, pool.Holds(slot, Role::kRollout));  // else when its role is confirmed
     health.Admitted(ref.worker);
   }
   for (const event::HeldChunk& held : e.held) AdoptChunk(ref, held);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "scheduler/controller_impl.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 
@@ -18,9 +17,6 @@ void Controller::Impl::AdvanceCheckpoint() {
   if (shutdown.requested() && !shutdown.MayCheckpoint(now)) return;
   writing = WritingCheckpoint{state.next_checkpoint(), state.step(), state.next_lsn()};
   out.Record(record::CheckpointBegin{writing->ckpt, writing->step});
-  if (TP_PLANTED(12)) {  // the marker says so before it is there
-    out.Record(record::CheckpointCommit{writing->ckpt, writing->step, writing->cut, 0, trainer.digest});
-  }
   out.Do(command::WriteCheckpoint{trainer.leader, writing->ckpt, writing->step, state.version()});
   waits.Begin({WaitKind::kCheckpoint, 0},
               {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s),
@@ -41,8 +37,7 @@ void Controller::Impl::On(const event::CheckpointWritten& e) {
   const WritingCheckpoint w = *writing;
   writing.reset();
   checkpoints.Written();
-  if (!TP_PLANTED(12))
-    out.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, trainer.digest});
+  out.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, trainer.digest});
   for (const int64_t id : checkpoints.ToDelete(state.checkpoints())) {
     const StepNumber step = state.checkpoints().at(id).step;
     out.Record(record::CheckpointDelete{id});
@@ -134,7 +129,7 @@ void Controller::Impl::AdvanceFinal() {
                 {trainer.leader, now, now + FromSeconds(options.config.cluster.start_timeout_s), ""});
     return;
   }
-  if (!TP_PLANTED(9)) DropLeftovers();
+  DropLeftovers();
   Finish(0, TargetReached() ? "eval.stop_at_accuracy reached" : "all steps done", /*complete=*/true);
 }
 

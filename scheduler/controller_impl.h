@@ -350,8 +350,7 @@ struct Controller::Impl {
   std::deque<bool> outcomes;  // of the last samples: infrastructure failure?
   int64_t infra_in_window = 0;
   bool infra_alarmed = false;
-  int64_t lives = 1;     // of controllers of this run
-  bool planted = false;  // a planted bug has shown itself (test builds)
+  int64_t lives = 1;  // of controllers of this run
   bool final_saved = false, final_saving = false;
   int64_t refused = 0;
 };

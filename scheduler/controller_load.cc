@@ -50,7 +50,7 @@ void Controller::Impl::HedgeChunks(WorkerId worker) {
   const auto* slow = dispatcher.FindEngine(worker);
   if (slow == nullptr) return;
   const bool other = std::ranges::any_of(dispatcher.engines(), [&](const auto& e) {
-    return e.first != worker && e.second.open && MayServe(e.second.version);
+    return e.first != worker && e.second.open() && MayServe(e.second.version);
   });
   if (!other) return;
   const WorkerRef ref = slow->ref;
@@ -90,7 +90,7 @@ void Controller::Impl::Repack() {
   repacked_at = now;
   std::map<Version, std::vector<RepackWorker>> by_version;
   for (const auto& [id, e] : dispatcher.engines()) {
-    if (!e.open || !e.version.valid() || e.version == newest || e.in_flight.empty() ||
+    if (!e.open() || !e.version.valid() || e.version == newest || e.in_flight.empty() ||
         dispatcher.HasGhosts(id))
       continue;
     RepackWorker w{id, {}};
@@ -113,7 +113,7 @@ void Controller::Impl::Repack() {
       out.Do(command::CancelChunk{q->on, m.tid, q->att});
       dispatcher.Prefer(m.tid, m.to);
     }
-    for (const WorkerId id : emptied) dispatcher.SetOpen(id, false);
+    for (const WorkerId id : emptied) dispatcher.SetBar(id, Dispatcher::Bar::kEmptied, true);
     out.Warn("event=repack version=" + ToString(version) + " samples=" + std::to_string(moves.size()) +
              " emptied=" + std::to_string(emptied.size()));
   }
@@ -139,7 +139,7 @@ bool Controller::Impl::Worthwhile(const std::vector<Move>& moves,
   return gain > 0 && gain >= kGainOverMove * cost;
 }
 
-// What the elastic policy asks (MECHANISMS 1.4), from what was measured in this run.
+// What the elastic policy asks, from what was measured in this run.
 Forecast Controller::Impl::MakeForecast(const LedgerView& ledger) {
   Forecast f;
   f.switch_s = pool.switch_s();

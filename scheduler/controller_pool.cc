@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "scheduler/controller_impl.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 
@@ -127,7 +126,8 @@ void Controller::Impl::AdvancePool(bool again) {
   if (!may_take) return;
   for (const auto& [id, role] : takes) {
     const Pool::Slot& s = pool.slot(id);
-    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) dispatcher.SetOpen(s.holder.worker, false);
+    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout)
+      dispatcher.SetBar(s.holder.worker, Dispatcher::Bar::kSlot, true);
   }
   pool.Begin(takes, wanted.why, wanted.dwell_s, now);
 }
@@ -180,19 +180,16 @@ void Controller::Impl::ServeAgain(const WorkerRef& ref, SlotId slot) {
   const Version loaded = found == verified.end() ? Version{} : found->second;
   if (dispatcher.FindEngine(ref.worker) == nullptr) {
     dispatcher.AddEngine(ref, slot, epoch);
+    dispatcher.SetBar(ref.worker, Dispatcher::Bar::kSuspect, !health.MayServe(ref.worker));
     weights.Add(ref, loaded);
   } else {
     dispatcher.SetEpoch(ref.worker, epoch);  // its drain was called off
+    dispatcher.SetBar(ref.worker, Dispatcher::Bar::kSlot, false);
     const auto* w = weights.Find(ref.worker);
     const Version serves = dispatcher.FindEngine(ref.worker)->version;
     if (w == nullptr || w->loading.valid() || !serves.valid() || w->loaded != serves) return;
     // Said again: a worker that had released before the roll-back reached it does not serve any more.
     out.Do(command::Admit{ref, serves});
-    dispatcher.SetOpen(ref.worker, health.MayServe(ref.worker));
-    return;
-  }
-  if (TP_PLANTED(4) && state.versions().IsPublished(state.version())) {
-    dispatcher.Admit(ref.worker, state.version());
     return;
   }
   // It verified these weights before it trained or waited, and they are still the newest.

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "scheduler/controller_impl.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -43,9 +42,8 @@ void Controller::Impl::Admit() {
   const int64_t surplus = rules.capacity() - (rules.max_lag_versions + 1) * rules.groups_per_step;
   const int64_t wanted = steps_left * rules.groups_per_step + (steps_left > 0 ? surplus : 0);
   int64_t fresh = preparing.fresh();
-  int64_t from = TP_PLANTED(7) && lives > 1 ? ledger.ordinals().FirstMissing(0) + 200 : 0;
-  while (ledger.CanStart(TP_PLANTED(6) ? fresh - 2 * state.step().value - 2 : fresh) &&
-         ledger.open() + fresh < wanted) {
+  int64_t from = 0;
+  while (ledger.CanStart(fresh) && ledger.open() + fresh < wanted) {
     const int64_t running = ledger.running_samples() + fresh * rules.group_size;
     if (rl && running > 0 && running >= options.config.rollout.max_concurrent) return;
     GroupKey key;
@@ -54,10 +52,6 @@ void Controller::Impl::Admit() {
         key = {ordinal, issue};
         break;
       }
-    }
-    if (TP_PLANTED(8) && lives > 1 && !planted) {
-      planted = true;
-      key = {0, 0};
     }
     if (key.ordinal < 0) {
       do {
@@ -247,10 +241,6 @@ void Controller::Impl::On(const event::ChunkFinished& e) {
   }
   dispatcher.CountError(e.tid);
   const bool data = e.end == event::ChunkEnd::kDataError;
-  if (TP_PLANTED(1) && !e.tid.is_eval()) {
-    SampleEnded(Request(r), EndStatus::kError);
-    return;
-  }
   if (!data && r.errors < kMaxChunkErrors) {
     dispatcher.Requeue(e.tid);
     return;

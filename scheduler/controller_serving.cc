@@ -22,7 +22,7 @@ void Controller::Impl::RollWeights() {
   weights.SetTarget(v, state.WeightsDigest(v), available ? trainer.leader : WorkerRef{});
   const auto serving = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);
-    return e != nullptr && e->open && !e->in_flight.empty() && MayServe(e->version);
+    return e != nullptr && e->open() && !e->in_flight.empty() && MayServe(e->version);
   };
   const auto hold = [&](const WeightRoll::Place& p) {
     const auto* e = dispatcher.FindEngine(p.ref.worker);
@@ -42,7 +42,7 @@ void Controller::Impl::RollWeights() {
   };
   for (command::Load& load :
        weights.Assign(serving, hold, [this](const WorkerRef& ref) { return HasState(ref); })) {
-    dispatcher.SetOpen(load.worker.worker, false);
+    dispatcher.SetBar(load.worker.worker, Dispatcher::Bar::kLoading, true);
     verified.erase(load.worker.worker);  // its memory is torn until the digest is compared
     if (options.config.rollout.pin_version) DropPinnedOn(load.worker.worker);
     waits.Begin(
@@ -71,8 +71,6 @@ void Controller::Impl::On(const event::Loaded& e) {
       out.Record(record::Admit{e.worker, e.v});
       out.Do(command::Admit{e.worker, e.v});
       dispatcher.Admit(e.worker.worker, e.v);
-      dispatcher.SetOpen(e.worker.worker, pool.Holds(SlotOf(e.worker.worker),
-                                                     Role::kRollout));  // its slot may be being drained
       health.Admitted(e.worker.worker);
       break;
     case WeightRoll::Outcome::kRetry:

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "scheduler/controller_impl.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 // Decides where the trainer's state comes from.
@@ -69,17 +68,6 @@ void Controller::Impl::On(const event::CheckpointVerified& e) {
   Moved();
   waits.End({WaitKind::kVerify, 0});
   if (!e.error.empty()) {
-    if (TP_PLANTED(11) &&
-        state.checkpoints().size() > 1) {  // gives up on what cannot be read, starts far back
-      const record::CheckpointCommit first = state.checkpoints().begin()->second;
-      trainer.ckpt = first.ckpt;
-      trainer.step = first.step;
-      trainer.digest = first.weights_digest;
-      Restore(first.ckpt, first.step);
-      must_restore = false;
-      trainer.phase = StatePhase::kPlanned;
-      return;
-    }
     out.Warn("checkpoint=" + std::to_string(e.ckpt) + " event=rejected why=\"" + e.error + "\"");
     out.Record(record::CheckpointReject{e.ckpt, e.error});
     VerifyNext();
@@ -92,8 +80,7 @@ void Controller::Impl::On(const event::CheckpointVerified& e) {
 }
 
 void Controller::Impl::Restore(int64_t ckpt, StepNumber step) {
-  out.Record(record::Restore{ckpt, step, state.version().lineage,
-                             TP_PLANTED(5) ? state.version().lineage : state.lineages()});
+  out.Record(record::Restore{ckpt, step, state.version().lineage, state.lineages()});
   recovery = ckpt >= 0 ? StepNumber{} : step;
   CancelEvaluation("its step was undone");
   RestartUndone();

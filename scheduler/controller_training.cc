@@ -6,7 +6,6 @@
 
 #include "scheduler/balance.h"
 #include "scheduler/controller_impl.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -17,7 +16,8 @@ constexpr double kAbortSeconds = 30;  // to leave a collective; then the worker 
 
 }  // namespace
 
-// From the last sign of progress. A fixed limit for the whole step would end every job whose step is longer.
+// How long a step may go without a sign of progress. It is no limit on the whole step: a job with long steps
+// would never get through one.
 Duration Controller::Impl::TrainPatience() const {
   return FromSeconds(std::max(kMinTrainSeconds, kTrainFactor * train_s));
 }
@@ -52,8 +52,7 @@ const std::vector<GroupKey>& Controller::Impl::Batch() {
 // A batch is ready, but a group that is still generated would expire by training it: worth a short wait if
 // that group is about to end (scheduler.straggler_wait of a step's time, once a batch).
 bool Controller::Impl::WaitForStraggler() {
-  // Once decided it stays so: slots are on their way to the step, and would turn round for a group that came
-  // to be urgent.
+  // The decision not to wait stands for this step: slots are already on their way to it.
   if (not_waiting == state.step()) return false;
   if (StragglerIsWorthIt()) return true;
   not_waiting = state.step();
@@ -63,10 +62,10 @@ bool Controller::Impl::WaitForStraggler() {
 bool Controller::Impl::StragglerIsWorthIt() {
   if (!rl || urgent.empty() || state.ledger().Replays(state.step()) > 0)
     return false;  // what is trained again is not chosen
-  // What expires has been slow, so it is long: where that has begun to show among what was dropped, groups
-  // that would expire are waited for however long they take (Q10; their own waits have deadlines), else no
-  // longer than they are worth. While the pipe fills it is not seen yet: on suspicion a step waits as long as
-  // a step took so far.
+  // A group that expires has been slow, so it is usually long. If drops already lean towards long samples,
+  // the step waits for urgent groups as long as they take (Q10; their own waits have deadlines); else only
+  // for the configured share of a step. In the first steps nothing has been dropped yet: if drops would lean,
+  // the step waits about as long as a step took so far.
   const bool filling = state.step().value <= 2 * state.ledger().rules().max_lag_versions;
   if (foreseen.first != state.step()) foreseen = {state.step(), filling && WouldLean()};
   const bool leans = state.ledger().fairness().Leans(), fair = !leans && !foreseen.second;
@@ -85,8 +84,9 @@ bool Controller::Impl::StragglerIsWorthIt() {
   return false;
 }
 
-// The same if all that will not have ended when the next step has were dropped: the first samples of a run
-// begin together, and the long ones of them would expire together, before anything was seen to be dropped.
+// Whether drops would lean towards long samples (LengthFairness) if every urgent group that cannot end within
+// the next step were dropped. The first samples of a run begin together, so their long ones would expire
+// together, before any drop has been counted.
 bool Controller::Impl::WouldLean() const {
   LengthFairness then = state.ledger().fairness();
   for (const auto& [key, g] : state.ledger().groups()) {
@@ -101,8 +101,8 @@ bool Controller::Impl::WouldLean() const {
   return then.Leans();
 }
 
-// Groups that would expire at the next version are generated first until its batch is chosen; then they will
-// expire, and what they would still be given is kept for others. (Where the step fails they go on.)
+// Groups that would expire at the next version are generated first, as long as its batch is not chosen. Once
+// it is chosen without them they are too late: they get no more chunks, unless that step fails.
 void Controller::Impl::MarkUrgent() {
   urgent.clear();
   std::set<GroupId> too_late;
@@ -303,7 +303,7 @@ void Controller::Impl::On(const event::TrainDone& e) {
   double slowest = 0;
   for (const auto& [ref, done] : trainer.training->done) slowest = std::max(slowest, done.seconds);
   live.TrainStep(static_cast<int64_t>(trainer.training->members.size()), trainer.training->tokens, slowest);
-  if (!e.finite && !TP_PLANTED(15)) {
+  if (!e.finite) {
     // No update was made. The batch is set aside, so that it is not what every later step trips over.
     std::set<GroupKey> keys;
     for (const record::TrainedRow& row : trainer.training->rows) keys.insert(KeyOf(row.tid));

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "scheduler/controller_impl.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 
@@ -178,24 +177,18 @@ void Controller::Impl::CheckHealth() {
     health.SetBusy(id, !e.in_flight.empty() && !loading && pool.Holds(e.slot, Role::kRollout), now);
   }
   if (!reattaching.empty() && now > reattach_until) ReattachOver();
-  if (TP_PLANTED(13) && now < reattach_until + FromSeconds(300)) return;
   for (const Health::Verdict& v : health.Tick(now)) {
     if (finished) return;
     const auto* place = health.Find(v.worker);
     switch (v.kind) {
       case Health::Verdict::kSuspect:
         out.Warn("worker=" + ToString(place->ref) + " event=suspect why=\"" + v.why + "\"");
-        dispatcher.SetOpen(v.worker, false);
+        dispatcher.SetBar(v.worker, Dispatcher::Bar::kSuspect, true);
         if (v.stuck) HedgeChunks(v.worker);
         break;
-      case Health::Verdict::kRecovered: {
-        // Not where weights came or failed meanwhile that it is not admitted with: then after the next load.
-        const auto* w = weights.Find(v.worker);
-        const auto* e = dispatcher.FindEngine(v.worker);
-        dispatcher.SetOpen(v.worker, pool.Holds(SlotOf(v.worker), Role::kRollout) && w != nullptr &&
-                                         e != nullptr && !w->loading.valid() && w->loaded == e->version);
+      case Health::Verdict::kRecovered:
+        dispatcher.SetBar(v.worker, Dispatcher::Bar::kSuspect, false);
         break;
-      }
       case Health::Verdict::kDead:
         Crashed(place->ref, v.why, /*by_exit=*/false);
         break;
@@ -211,18 +204,6 @@ void Controller::Impl::CheckHealth() {
         AfterDeath(v.worker, v.why);
         break;
     }
-  }
-  if (TP_PLANTED(16)) {
-    for (const auto& [key, g] : std::map(state.ledger().groups())) {
-      for (size_t k = 0; k < g.samples.size() && !grading.Stuck(now).empty(); ++k) {
-        const Group* live = state.ledger().Find(key);
-        if (live != nullptr && live->samples[k].phase == SamplePhase::kAwaiting) {
-          grading.Remove(g.Tid(k));
-          TakeGrade(g.Tid(k), {{}, g.Tid(k), g.samples[k].att, GradeOutcome::kOk, 0, {}, ""});
-        }
-      }
-    }
-    return;
   }
   for (const WorkerRef& ref : grading.Stuck(now)) Replace(ref, "a grading did not end within its deadline");
 }
@@ -260,7 +241,6 @@ void Controller::Impl::CheckDeadlines() {
         Replace(w.who, why);
     }
   }
-  if (TP_PLANTED(3) && dispatcher.in_flight() == 0) return;
   if (finished || !watchdog.Stalled(waits, now)) return;
   if (environment && now < episodes.Horizon(now)) return;  // a turn is inside its own deadline
   for (const auto& [id, p] : health.places()) {            // has a deadline of its own

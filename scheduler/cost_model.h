@@ -5,7 +5,7 @@
 //   parameters KV           2 L Hkv D bytes a token            prefill  2 P + 2 L Hq D S FLOP a token at
 //   context S training     3 x forward (4 x with recompute) + optimizer 28 bytes a parameter all-reduce   2
 //   (n - 1) / n x 4 bytes a parameter over the network, after the backward pass (a ring over n slots)
-// (MECHANISMS 4.) F and BW are sustained rates, of all devices of a slot together times `efficiency`. A sum
+// F and BW are sustained rates, of all devices of a slot together times `efficiency`. A sum
 // of steps whose KV grows by b tokens each is taken in closed form. Constants can be re-fitted online (Fit).
 // Pure.
 

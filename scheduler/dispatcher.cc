@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "core/base/check.h"
-#include "scheduler/plants.h"
+#include "scheduler/poison.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -16,7 +16,6 @@ constexpr int64_t kStarvation = 16;
 // Tokens after which a sample is not blamed for a worker that died with it: more than can be on their way to
 // the controller when a worker dies.
 constexpr int64_t kCleared = 16;
-constexpr int64_t kCrashes = 2;         // that one sample may be blamed for
 constexpr int kRest = 4, kTooLate = 5;  // the last classes of the order
 
 }  // namespace
@@ -117,7 +116,7 @@ void Dispatcher::SettleLoads() {
   for (const WorkerId id : changed_) {
     Engine* e = engines_.Find(id);
     if (e == nullptr || !std::exchange(e->load_changed, false)) continue;
-    if (e->open)
+    if (e->open())
       by_load_.Set(id.value, {Load(*e), e->reserved});
     else
       by_load_.Remove(id.value);
@@ -236,7 +235,7 @@ Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& 
 void Dispatcher::Requeue(const SampleId& tid) {
   Request& r = requests_.at(tid);
   const Engine* home = FindEngine(r.home);
-  r.warm = options_.order == DispatchOptions::Order::kContext && home != nullptr && home->open;
+  r.warm = options_.order == DispatchOptions::Order::kContext && home != nullptr && home->open();
   if (r.warm) warm_.push_back(tid);
   PutReady(r);
 }
@@ -296,7 +295,8 @@ void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) 
 void Dispatcher::Admit(WorkerId worker, const Version& v) {
   Engine& e = engines_.at(worker);
   SetVersion(e, v);
-  e.open = true;
+  e.barred &=
+      static_cast<uint8_t>(~(static_cast<uint8_t>(Bar::kLoading) | static_cast<uint8_t>(Bar::kEmptied)));
   LoadChanged(e);
 }
 
@@ -317,10 +317,11 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered
   ++in_flight_;
 }
 
-void Dispatcher::SetOpen(WorkerId worker, bool open) {
+void Dispatcher::SetBar(WorkerId worker, Bar bar, bool on) {
   const auto it = engines_.find(worker);
   if (it == engines_.end()) return;
-  it->second.open = open && it->second.version.valid();
+  const auto bit = static_cast<uint8_t>(bar);
+  it->second.barred = static_cast<uint8_t>(on ? it->second.barred | bit : it->second.barred & ~bit);
   LoadChanged(it->second);
 }
 
@@ -334,7 +335,7 @@ std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
     const auto r = requests_.find(tid);
     if (r == requests_.end() || r->second.att != att) continue;
     r->second.crashed_at = r->second.generated;
-    if (++r->second.crashes >= kCrashes) again.push_back(tid);
+    if (++r->second.crashes >= kPoisonDeaths) again.push_back(tid);
   }
   return again;
 }
@@ -352,7 +353,6 @@ int64_t Dispatcher::RemoveEngine(WorkerId worker) {
   by_load_.Remove(worker.value);
   for (const auto& chunk : it->second.in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
-    if (TP_PLANTED(2)) continue;  // parked on an endpoint that is gone
     if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref)
       PutReady(r->second);
   }
@@ -441,7 +441,7 @@ int64_t Dispatcher::Room(const Request& r, int64_t tokens) const {
 }
 
 bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
-  if (!e.open) return false;
+  if (!e.open()) return false;
   if (e.in_flight.empty()) return true;
   const int64_t room = Room(r, tokens) - e.reserved;
   return room >= r.prompt_len || (room >= 0 && e.groups.contains(r.gid));  // siblings share the prompt
@@ -468,13 +468,13 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
     if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
       return false;  // its cancelled chunk is not over there yet
     if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
-    return e.open && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
+    return e.open() && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
   };
   // What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always
   // a little more room elsewhere, and everything would move, and be computed again, at every chunk.
   if (r.warm) {
     const auto home = engines_.find(r.home);
-    if (home != engines_.end() && home->second.open && Load(home->second) < share + share / kSlack &&
+    if (home != engines_.end() && home->second.open() && Load(home->second) < share + share / kSlack &&
         !Fits(home->second, r, tokens))
       return nullptr;
   }

@@ -1,18 +1,24 @@
 #pragma once
 // Turns unfinished samples into bounded chunks on rollout workers.
 //
-// Order (MECHANISMS 3.3, after Seer's algorithm 2): evaluation requests; requests whose group would expire at
-// the next version; one probe per group, fewest tokens first (short ones tell lengths early); what has just
-// ended a chunk, there or not at all for now; the rest, longest expected first. The expected length is the
-// longest finished sibling's (unknown: the longest allowed) while siblings correlate, else the mean residual
-// life of this run's samples (LengthModel). Every 16th decision goes to the group that was served least of
-// what it is expected to need, so none starves. Placement: the worker that holds the sample's KV, else its
-// group's, unless that one has too much (32 chunks more than the one with the fewest, or more than its share
-// and a thirty-second of it); else the one with the fewest. KV is never copied between workers: where it is
-// not, it is computed again, so a move has to be worth it (docs/design.md). A group that has nothing yet
-// begins on the newest weights, also where that means to wait for a load: what begins on older ones is a
-// version nearer to its expiry, and of the (eta+1) B groups that may be open the last would reach it. A
-// worker that is lost gives its chunks back with the tokens that were reported. Not thread-safe.
+// Order of requests (after Seer's algorithm 2):
+//   1. evaluation requests;
+//   2. requests whose group would expire at the next version;
+//   3. one probe per group, fewest tokens first: a short probe soon tells how long its group's samples are;
+//   4. requests that have just ended a chunk: they go on where their KV is, or wait;
+//   5. the rest, longest expected first.
+// Expected length: while siblings of a group have similar lengths, that of the longest finished sibling
+// (none: the longest allowed); else the mean residual life of this run's samples (LengthModel). Every 16th
+// decision goes to the group that has been served the smallest share of what it is expected to need, so none
+// starves.
+//
+// Placement: the worker that holds the sample's KV, else the one that holds its group's; but not if that
+// worker has 32 chunks more than the one with the fewest, or more than its share and a thirty-second of it.
+// Then the worker with the fewest. KV is never copied between workers: elsewhere it is computed again
+// (docs/design.md). A group that has no tokens yet begins on the newest weights, even if it has to wait for a
+// load. Begun on older weights it would be one version nearer to its expiry.
+//
+// A worker that is lost gives its chunks back with the tokens that were reported. Not thread-safe.
 
 #include <algorithm>
 #include <array>
@@ -92,18 +98,26 @@ class Dispatcher {
     Version v;
     int64_t tokens = 0;
   };
+  // Why an engine takes no new chunks. Each has one owner, and nobody opens or closes an engine as such.
+  enum class Bar : uint8_t {
+    kSlot = 1,     // its slot does not hold the rollout role, or is being taken from it
+    kLoading = 2,  // its weights are being replaced, or nobody has verified what is there; until Admit
+    kSuspect = 4,  // it is silent, or its work does not move
+    kEmptied = 8,  // its samples are moved away so that it can load; until Admit
+  };
   struct Engine {
     WorkerRef ref;
     SlotId slot;
     LeaseEpoch epoch;
     Version version;       // admitted
-    bool open = false;     // takes new chunks
+    uint8_t barred = 0;    // a set of Bar
     int64_t slowness = 1;  // its steps, over the median of all
     int64_t reserved = 0;
     SampleId suspect;                                            // the last one that it was given
     SmallSet<GroupId> groups;                                    // whose KV may be there
     bool load_changed = false;                                   // since the last SettleLoads
     FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
+    [[nodiscard]] bool open() const { return version.valid() && barred == 0; }  // takes new chunks
   };
 
   explicit Dispatcher(const DispatchOptions& options) : options_(options), requests_(options.group_size) {}
@@ -143,9 +157,9 @@ class Dispatcher {
   [[nodiscard]] int64_t ExpectedLeft(const Request& r) const {
     return std::max<int64_t>(1, Expected(r) - r.foreseen());
   }
-  // The same for forecasts (MECHANISMS 1.4: the larger of what the longest finished sibling and the mean
-  // residual life say). ExpectedLeft takes the limit where nothing is known, which is right for an order and
-  // far too much for a time.
+  // The same for forecasts of time: the larger of what the longest finished sibling and the mean residual
+  // life say. Where nothing is known, ExpectedLeft takes the longest allowed; that is right for an order of
+  // requests and far too much for a time.
   [[nodiscard]] int64_t LikelyLeft(const Request& r) const;
   // Training chunks in flight with the fewest tokens, at most `n`.
   [[nodiscard]] std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Youngest(int64_t n) const;
@@ -170,7 +184,7 @@ class Dispatcher {
   void Admit(WorkerId worker, const Version& v);  // from now on it serves v
   // A chunk of `tid` is already in flight there (a worker re-attached), with as many tokens as it offers.
   void Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered, const Version& offered_by);
-  void SetOpen(WorkerId worker, bool open);
+  void SetBar(WorkerId worker, Bar bar, bool on);
   void SetEpoch(WorkerId worker, LeaseEpoch epoch);  // its slot goes on under a new lease
   // The worker died by itself; RemoveEngine is to follow. Samples of its chunks are suspects from now on: an
   // engine is given one of them at a time, so that a second death has one that can be blamed. Returns those

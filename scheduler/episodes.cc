@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <tuple>
 
+#include "scheduler/poison.h"
+
 namespace tidepool::scheduler {
 namespace {
 
 // Beyond a turn's own time-out, which the worker keeps itself: for the way there and back on a machine that
 // is busy.
 constexpr double kPatienceSeconds = 10;
-constexpr int64_t kCrashes = 2;  // of environment workers, that one turn may be blamed for
 
 }  // namespace
 
@@ -59,7 +60,7 @@ std::vector<SampleId> Episodes::Blame(WorkerId worker) {
   if (it == workers_.end()) return again;
   for (auto& [tid, e] : episodes_) {
     if (!e.on.inc.valid() || e.on != it->second.ref) continue;
-    if (++e.crashes >= kCrashes) again.push_back(tid);
+    if (++e.crashes >= kPoisonDeaths) again.push_back(tid);
   }
   return again;
 }
@@ -145,11 +146,6 @@ std::vector<SampleId> Episodes::GivenUp(TimePoint now) const {
       tids.push_back(tid);
   }
   return tids;
-}
-
-bool Episodes::Playing(const SampleId& tid) const {
-  const auto it = episodes_.find(tid);
-  return it != episodes_.end() && it->second.wanted;
 }
 
 TimePoint Episodes::Horizon(TimePoint now) const {

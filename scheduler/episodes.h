@@ -48,7 +48,6 @@ class Episodes {
   [[nodiscard]] std::vector<WorkerRef> TakeStuck(TimePoint now);
   // Samples whose turn has failed too often by then, or whose episode is over its deadline.
   [[nodiscard]] std::vector<SampleId> GivenUp(TimePoint now) const;
-  [[nodiscard]] bool Playing(const SampleId& tid) const;
   [[nodiscard]] int64_t waiting() const { return static_cast<int64_t>(busy_); }
   [[nodiscard]] int64_t turns() const { return turns_; }  // asked of workers so far
   [[nodiscard]] int64_t retries() const { return retries_; }

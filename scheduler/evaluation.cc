@@ -51,8 +51,4 @@ void Evaluation::Cancel() {
   left_.clear();
 }
 
-void Evaluation::ReplaceVersion(const Version& v) {
-  for (Job& j : waiting_) j.v = v;
-}
-
 }  // namespace tidepool::scheduler

@@ -46,7 +46,6 @@ class Evaluation {
   [[nodiscard]] bool Expects(const SampleId& tid) const { return active_ && left_.contains(tid); }
   [[nodiscard]] const std::set<SampleId>& left() const { return left_; }
   [[nodiscard]] int64_t questions() const { return questions_; }
-  void ReplaceVersion(const Version& v);  // of the jobs that wait: the same weights by another name
 
  private:
   int64_t questions_;

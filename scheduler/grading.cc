@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
+#include "scheduler/poison.h"
+
 namespace tidepool::scheduler {
-namespace {
-
-constexpr int64_t kCrashes = 2;  // of graders, that one sample may be blamed for
-
-}  // namespace
 
 void Grading::Add(const SampleId& tid, int32_t att) {
   Remove(tid);
@@ -45,7 +42,7 @@ std::vector<SampleId> Grading::Blame(WorkerId worker) {
   const auto it = workers_.find(worker);
   if (it == workers_.end()) return again;
   for (const SampleId& tid : it->second.holds) {
-    if (++jobs_.at(tid).crashes >= kCrashes) again.push_back(tid);
+    if (++jobs_.at(tid).crashes >= kPoisonDeaths) again.push_back(tid);
   }
   return again;
 }

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/base/hash.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -122,8 +121,7 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
     p.starting_since = now;
     return {};
   }
-  while (!TP_PLANTED(14) && !p.restarts.empty() &&
-         now - p.restarts.front() > FromSeconds(kRetireWindowSeconds))
+  while (!p.restarts.empty() && now - p.restarts.front() > FromSeconds(kRetireWindowSeconds))
     p.restarts.pop_front();
   if (static_cast<int64_t>(p.restarts.size()) >= kRetireRestarts) {
     p.life = Life::kRetired;

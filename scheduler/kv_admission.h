@@ -1,6 +1,6 @@
 #pragma once
 // How many chunks may be in flight when a worker's KV cannot be reserved ahead: additive increase,
-// multiplicative decrease on engine samples (MECHANISMS 3.7, constants of prime-rl). One cap a job.
+// multiplicative decrease on engine samples (constants of prime-rl). One cap a job.
 //
 //   grow   cap *= 1.25^(1/in_flight) per finished unit, only if every last sample has KV < 0.6 and no
 //          queue, in_flight >= 0.9 cap and the sample is younger than 15 s

@@ -5,9 +5,9 @@
 //   sample:  running -> awaiting (payload durable) -> ready (graded) | dropped
 //   group:   running | awaiting | queued (every sample ready or dropped) -> leased -> trained
 //
-// open = groups issued - trained - dropped.  Admission:  open < eta*B + ceil(oversample*B)  (MECHANISMS
-// 2.2); the form needs no version, so it stays right with short batches and after a restart.
-// Hard bound: every token with loss has 0 <= lag <= eta (VersionGraph::Lag) when it is trained.
+// open = groups issued - trained - dropped.  Admission:  open < eta*B + ceil(oversample*B).  The rule needs
+// no version, so it stays right with short batches and after a restart. Hard bound: every token with loss has
+// 0 <= lag <= eta (VersionGraph::Lag) when it is trained.
 //
 // Durable state: it changes only through Apply*(), live and when the journal is folded alike. Apply
 // functions return kDataLoss when a record contradicts what came before. Not thread-safe.

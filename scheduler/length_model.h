@@ -2,7 +2,7 @@
 // What a run has learnt about answer lengths: do siblings of a group have similar ones, and how many
 // tokens are left of a sample that has x already?
 //
-// Intra-group correlation of log length over the last 64 finished groups (MECHANISMS 3.3):
+// Intra-group correlation of log length over the last 64 finished groups :
 //   ICC = var_between / (var_between + var_within),  one-way analysis of variance
 //   ICC >= 0.75: siblings predict each other; < 0.75: they do not; > 0.97: one sibling tells everything,
 //   so no probe is needed. A mode is left only when ICC is 0.05 beyond its border.

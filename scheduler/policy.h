@@ -9,8 +9,8 @@
 //   colocated    all slots switch together: every slot generates, then every slot trains
 //   split        slots 0 .. actor_slots-1 train, the others generate
 //   multiplexed  all generate; when a batch is ready, slots 0 .. actor_slots-1 train it and come back at
-//                once after the optimizer step, while the others go on generating (MECHANISMS 1.3)
-//   elastic      as multiplexed, but how many train is chosen each time from forecasts (MECHANISMS 1.4)
+//                once after the optimizer step, while the others go on generating
+//   elastic      as multiplexed, but how many train is chosen each time from forecasts
 
 #include <cstdint>
 #include <functional>

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/base/check.h"
-#include "scheduler/plants.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -296,7 +295,6 @@ void Pool::DoneIfAll(TransitionId t, TimePoint now) {
 }
 
 void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
-  if (TP_PLANTED(10)) return;  // the set stays half changed
   ++generation_;
   ++plan_generation_;
   const Transition open = std::move(transitions_.at(t));
@@ -379,7 +377,7 @@ Pool::ReleaseOutcome Pool::Released(const event::Released& e, TimePoint now) {
   Slot* s = Expect(e.worker, e.slot, e.epoch, SlotPhase::kReleasing);
   if (s == nullptr) return ReleaseOutcome::kRefused;
   const int64_t need = Need(s->t.valid() ? s->next : s->owed);
-  if (need > 0 && e.free_bytes < need && !TP_PLANTED(17)) {
+  if (need > 0 && e.free_bytes < need) {
     const TransitionId t = s->t;
     const std::string why =
         "only " + std::to_string(e.free_bytes) + " of " + std::to_string(need) + " bytes proven free";

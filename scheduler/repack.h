@@ -1,5 +1,5 @@
 #pragma once
-// Tails moved together: which workers to empty so that they can take new weights (MECHANISMS 3.8, after
+// Tails moved together: which workers to empty so that they can take new weights (after
 // Laminar).
 //
 // With rollout.pin_version a worker keeps its weights until its last sample is done, so a few long ones hold

@@ -75,7 +75,6 @@ class RunState {
   [[nodiscard]] const std::map<TransitionId, bool>& transitions() const { return transitions_; }
   [[nodiscard]] const std::map<StepNumber, record::EvalResult>& evals() const { return evals_; }
   [[nodiscard]] const std::optional<record::EndRun>& ended() const { return ended_; }
-  [[nodiscard]] int64_t steps_committed() const { return steps_committed_; }
   // Hash of everything above that a decision depends on: what SNAPSHOT records, so that a fold which differs
   // is noticed.
   [[nodiscard]] uint64_t Digest() const;

@@ -91,7 +91,6 @@ WeightRoll::Outcome WeightRoll::Loaded(const event::Loaded& e) {
   }
   p.loaded = {};  // what is in its memory now is nothing that anyone verified
   behind_.insert(e.worker.worker);
-  ++mismatches_;
   return ++p.tries >= kLoadTries ? Outcome::kReplace : Outcome::kRetry;
 }
 

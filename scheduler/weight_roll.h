@@ -43,7 +43,6 @@ class WeightRoll {
   [[nodiscard]] const IdMap<WorkerId, Place>& places() const { return places_; }
   [[nodiscard]] const Version& target() const { return target_; }
   [[nodiscard]] int64_t loading() const { return loading_; }
-  [[nodiscard]] int64_t mismatches() const { return mismatches_; }
 
  private:
   void EndLoad(Place& p);  // requires p.loading valid
@@ -53,7 +52,7 @@ class WeightRoll {
   Version target_;
   uint64_t digest_ = 0;
   WorkerRef from_;
-  int64_t mismatches_ = 0, loading_ = 0, disturbing_ = 0;  // loading_: places with a load under way
+  int64_t loading_ = 0, disturbing_ = 0;  // loading_: places with a load under way
 };
 
 }  // namespace tidepool::scheduler

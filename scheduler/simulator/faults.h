@@ -1,5 +1,5 @@
 #pragma once
-// What goes wrong in a rehearsal (MECHANISMS 5.1: net, disk, operator, workers). All of it is drawn from the
+// What goes wrong in a rehearsal (net, disk, operator, workers). All of it is drawn from the
 // seed; nothing goes wrong by itself.
 //
 // Messages of one worker arrive in the order in which they were sent, as the product's connections keep it,

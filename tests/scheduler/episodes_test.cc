@@ -81,7 +81,7 @@ TEST_F(EpisodesTest, ALostWorkersTurnsGoElsewhereAtNoChargeAndItsLateWordIsRefus
     ASSERT_EQ(episodes_.Assign(T(1)).size(), 1U);
   }
   EXPECT_TRUE(episodes_.GivenUp(T(2)).empty());
-  EXPECT_TRUE(episodes_.Playing(Tid(1)));
+  EXPECT_EQ(episodes_.waiting(), 1);
 }
 
 TEST_F(EpisodesTest, ATurnBeyondItsDeadlineCostsItsWorkerAndCountsAsAFailure) {

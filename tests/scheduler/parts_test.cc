@@ -13,7 +13,6 @@
 #include "scheduler/live_cost.h"
 #include "scheduler/ordinal_set.h"
 #include "scheduler/repack.h"
-#include "scheduler/reply_window.h"
 #include "scheduler/run_state.h"
 #include "scheduler/shutdown.h"
 #include "scheduler/version_graph.h"
@@ -356,6 +355,20 @@ TEST(DispatcherTest, AChunkThatEndsWhereItsRoomIsTooSmallDoesNotLeaveAtOnce) {
   EXPECT_EQ(chunks[0].worker.worker.value, 2);
 }
 
+// A load that ends does not make a worker trustworthy that is suspect for another reason.
+TEST(DispatcherTest, AnEngineTakesChunksOnlyWhileNothingBarsIt) {
+  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
+  d.AddEngine({{1}, {1}}, {1}, {1});
+  d.Add(MakeRequest(0, 0, 64));
+  EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "it serves no weights yet";
+  d.SetBar({1}, Dispatcher::Bar::kSuspect, true);
+  d.SetBar({1}, Dispatcher::Bar::kLoading, true);
+  d.Admit({1}, {0, 0});
+  EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "it has loaded, and is suspect still";
+  d.SetBar({1}, Dispatcher::Bar::kSuspect, false);
+  EXPECT_EQ(d.Assign(kAnyVersion).size(), 1U);
+}
+
 // Elsewhere one worker has far too much: no reason to leave a third.
 TEST(DispatcherTest, ASampleLeavesOnlyAWorkerThatItselfHasTooMuch) {
   Dispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
@@ -365,12 +378,12 @@ TEST(DispatcherTest, ASampleLeavesOnlyAWorkerThatItselfHasTooMuch) {
     d.Admit({worker}, {0, 0});
     for (; n > 0; --n) d.Add(MakeRequest(g++, 0, 64));
     for (const auto& c : d.Assign(kAnyVersion)) EXPECT_EQ(c.worker.worker.value, worker);
-    d.SetOpen({worker}, false);
+    d.SetBar({worker}, Dispatcher::Bar::kSlot, true);
   };
   fill(1, 100);
   fill(2, 20);
   fill(3, 10);
-  for (int64_t i = 1; i <= 3; ++i) d.SetOpen({i}, true);
+  for (int64_t i = 1; i <= 3; ++i) d.SetBar({i}, Dispatcher::Bar::kSlot, false);
   EndChunk(d, {{2}, {2}}, {100, 0, 0}, 16);
   auto chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 1U);
@@ -691,7 +704,6 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
     EXPECT_EQ(w.Loaded({ref, {0, 1}, 78, ""}),
               k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
   }
-  EXPECT_EQ(w.mismatches(), 3);
 }
 
 TEST(CheckpointPolicyTest, WritesAtStartEveryNAndAtTheEnd) {
@@ -722,24 +734,6 @@ TEST(CheckpointPolicyTest, KeepsTheNewestTwo) {
   CommittedCheckpoints c;
   for (int64_t i = 0; i < 4; ++i) c[i].step = {i * 3};
   EXPECT_EQ(p.ToDelete(c), (std::vector<int64_t>{0, 1}));
-}
-
-TEST(ReplyWindowTest, RepeatGetsTheSameReplyAndHasNoSecondEffect) {
-  ReplyWindow w(2);
-  const std::string* reply = nullptr;
-  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kExecute);
-  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kRunning);
-  w.Finish("w0", {1}, 1, "done");
-  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kRepeat);
-  EXPECT_EQ(*reply, "done");
-  EXPECT_EQ(w.Begin("w1", {2}, 1, &reply), ReplyWindow::Verdict::kExecute) << "clients are apart";
-  for (uint64_t i = 2; i <= 4; ++i) {
-    EXPECT_EQ(w.Begin("w0", {1}, i, &reply), ReplyWindow::Verdict::kExecute);
-    w.Finish("w0", {1}, i, "");
-  }
-  EXPECT_EQ(w.Begin("w0", {1}, 1, &reply), ReplyWindow::Verdict::kForgotten);
-  EXPECT_EQ(w.Begin("w0", {5}, 1, &reply), ReplyWindow::Verdict::kExecute) << "a new life begins anew";
-  EXPECT_EQ(w.Begin("w0", {1}, 9, &reply), ReplyWindow::Verdict::kFenced);
 }
 
 TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {

@@ -1,4 +1,4 @@
-// Does the checker find known bugs? Each is planted in turn (TIDEPOOL_PLANTS build) and seeds are run
+// Does the checker find known bugs? Each (plants/*.patch) is switched on in turn and seeds are run
 // until something fires.
 //
 //   plants [bug ...]     default: all 17; one JSON object a bug; exit 4 if one is not found, or found by
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "scheduler/plants.h"
+#include "tests/scheduler/plants/planted.h"
 #include "tests/scheduler/swarm.h"
 
 namespace tidepool::scheduler {
