@@ -183,12 +183,12 @@ struct InferenceSession::Impl {
     Send(down::InitState{});
     TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience));
     if (!ready.error.empty()) return InvalidArgument(ready.error);
-    Send(down::Grant{kSlot, kEpoch, Role::kRollout});
+    Send(down::Grant{.slot = kSlot, .epoch = kEpoch, .role = Role::kRollout});
     TP_RETURN_IF_ERROR(Expect<up::Granted>(patience).status());
-    Send(down::Load{kVersion, ready.weights_digest, "", true});
+    Send(down::Load{{.v = kVersion, .digest = ready.weights_digest}, "", /*alias=*/true});
     TP_ASSIGN_OR_RETURN(const up::Loaded loaded, Expect<up::Loaded>(patience));
     if (!loaded.error.empty()) return InvalidArgument(loaded.error);
-    Send(down::Admit{kVersion});
+    Send(down::Admit{.v = kVersion});
     serving = true;
     return OkStatus();
   }
@@ -248,7 +248,7 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
       if (!completion.ended && c.end != ChunkEnd::kLength && c.end != ChunkEnd::kChunkLimit)
         completion.error = c.why.empty() ? "the worker gave it up" : c.why;
       if (on_done) on_done(it->second, completion);
-      impl_->Send(down::ForgetGroup{GroupId{c.tid.ordinal}});
+      impl_->Send(down::ForgetGroup{.gid = {c.tid.ordinal}});
       place.erase(it);
       ++done;
     }

@@ -170,12 +170,6 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
   std::visit(Overload{
                  [&](up::Hello&) {},
                  [&](up::Offer&) {},
-                 [&](up::GroupFormed& b) {
-                   Feed(ev::GroupFormed{worker, b.group_epoch, std::move(b.error)});
-                 },
-                 [&](up::StepAborted& b) {
-                   Feed(ev::StepAborted{worker, b.lease, b.step, b.weights_digest});
-                 },
                  [&](up::Heartbeat& b) {
                    metrics_->OnHeartbeat(place, b);
                    ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
@@ -187,43 +181,31 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  [&](up::StepTokens& b) { OnTokens(worker, b); },
                  [&](up::Graded& b) {
                    metrics_->OnGraded(b);
-                   Feed(ev::Graded{worker, b.tid, b.att, b.outcome, b.reward, std::move(b.rewards),
-                                   std::move(b.why)});
+                   b.grader = worker;
+                   Feed(ev::Graded(std::move(b)));
                  },
                  [&](up::EnvStepped& b) { Feed(turns_->Take(worker, std::move(b))); },
-                 [&](up::Drained& b) {
-                   Feed(ev::Drained{worker, b.slot, b.epoch});
-                 },
-                 [&](up::Released& b) {
-                   Feed(ev::Released{worker, b.slot, b.epoch, b.free_bytes});
-                 },
                  [&](up::Granted& b) {
                    metrics_->OnHold(place, granted_[place], Now());
-                   Feed(ev::Granted{worker, b.slot, b.epoch});
+                   b.worker = worker;
+                   Feed(std::move(b));
                  },
                  [&](up::Loaded& b) {
                    metrics_->OnLoaded(b);
-                   Feed(ev::Loaded{worker, b.version, b.digest, std::move(b.error)});
-                 },
-                 [&](up::StateReady& b) {
-                   Feed(ev::StateReady{worker, b.step, b.weights_digest, std::move(b.error)});
+                   b.worker = worker;
+                   Feed(ev::Loaded(std::move(b)));
                  },
                  [&](up::TrainDone& b) {
                    metrics_->OnTrainDone(b);
-                   Feed(ev::TrainDone{worker, b.step, b.lease, b.finite, b.weights_digest, b.seconds,
-                                      std::move(b.rows)});
-                 },
-                 [&](up::TrainFailed& b) {
-                   Feed(ev::TrainFailed{worker, b.step, b.lease, std::move(b.why), b.data, {}});
-                 },
-                 [&](up::Published& b) {
-                   Feed(ev::Published{worker, b.version, std::move(b.error)});
-                 },
-                 [&](up::RecoveryCopied& b) {
-                   Feed(ev::RecoveryCopied{worker, b.step, std::move(b.error)});
+                   b.worker = worker;
+                   Feed(ev::TrainDone(std::move(b)));
                  },
                  [&](up::CheckpointFiles& b) { CommitCheckpoint(b); },
                  [&](up::FinalSaved& b) { OnFinalSaved(b); },
+                 [&](auto& event) {  // the scheduler's own
+                   event.worker = worker;
+                   Feed(std::move(event));
+                 },
              },
              e.body);
 }

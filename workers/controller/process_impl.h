@@ -119,6 +119,11 @@ class ControllerProcess {
     attachments_->Send(place, std::move(body));
   }
 
+  // What a worker is told as the scheduler says it.
+  template <typename C>
+  requires std::is_constructible_v<ToWorkerBody, const C&>
+  void Do(const C& c) { Send(c.worker, c); }
+
   // --- data and rollout
   void Do(const cmd::PrepareRow& c);
   bool EnsureRow(const SampleId& tid);
@@ -126,7 +131,6 @@ class ControllerProcess {
   void SendFragments();
   void GiveBackHeldChunks();
   void Do(const cmd::CancelChunk& c);
-  void Do(const cmd::ForgetGroup& c);
   void Do(const cmd::StorePayload& c);
   void Do(const cmd::DiscardTokens& c);
   StatusOr<sample::Trajectory> Recorded(const SampleId& tid);
@@ -135,18 +139,12 @@ class ControllerProcess {
   void Do(const cmd::AppendObservation& c);
 
   // --- pool, training, weights
-  void Do(const cmd::Drain& c);
   void Do(const cmd::Release& c);
   void Do(const cmd::Grant& c);
   void Do(const cmd::FetchState& c);
   void Do(const cmd::FormGroup& c);
-  void Do(const cmd::AbortStep& c);
-  void Do(const cmd::InitState& c);
   void Do(const cmd::RestoreState& c);
-  void Do(const cmd::CopyRecovery& c);
-  void Do(const cmd::Publish& c);
   void Do(const cmd::Load& c);
-  void Do(const cmd::Admit& c);
   void Do(const cmd::Train& c);
   StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid);
   StatusOr<std::shared_ptr<const std::vector<BatchRow>>> LeasedRows(int64_t lease, StepNumber step);

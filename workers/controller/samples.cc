@@ -104,10 +104,8 @@ void ControllerProcess::GiveBackHeldChunks() {
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
   std::erase_if(held_chunks_,
                 [&](const HeldChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
-  Send(c.worker, down::CancelChunk{c.tid, c.att});
+  Send(c.worker, c);
 }
-
-void ControllerProcess::Do(const cmd::ForgetGroup& c) { Send(c.worker, down::ForgetGroup{c.gid}); }
 
 void ControllerProcess::Do(const cmd::StorePayload& c) {
   if (!EnsureRow(c.tid)) return;
@@ -143,7 +141,10 @@ void ControllerProcess::Do(const cmd::Grade& c) {
     const sample::Segment* played = s->Fragment();
     auto verdict =
         played == nullptr ? InvalidArgument("it is no fragment") : fragments_->Judge(c.tid, *played);
-    up::Graded graded{c.tid, c.att, GradeOutcome::kOk, 0, {}, "", 0};
+    up::Graded graded;
+    graded.grader = c.grader;
+    graded.tid = c.tid;
+    graded.att = c.att;
     if (verdict.ok()) {
       graded.reward = verdict->reward;
       graded.rewards = std::move(verdict->rewards);
@@ -152,8 +153,7 @@ void ControllerProcess::Do(const cmd::Grade& c) {
       graded.why = verdict.status().message();
     }
     metrics_->OnGraded(graded);
-    Feed(ev::Graded{c.grader, c.tid, c.att, graded.outcome, graded.reward, std::move(graded.rewards),
-                    std::move(graded.why)});
+    Feed(ev::Graded(std::move(graded)));
     return;
   }
   const EncodedRow& row = *samples_.FindRow(c.tid);

@@ -12,56 +12,40 @@ namespace tidepool::workers {
 
 // --- pool, training, weights
 
-void ControllerProcess::Do(const cmd::Drain& c) { Send(c.worker, down::Drain{c.slot, c.epoch}); }
-
 void ControllerProcess::Do(const cmd::Release& c) {
   metrics_->OnHold(c.worker.worker.value, Role::kNone, Now());
-  Send(c.worker, down::Release{c.slot, c.epoch, c.need_bytes});
+  Send(c.worker, c);
 }
 
 void ControllerProcess::Do(const cmd::Grant& c) {
   granted_[c.worker.worker.value] = c.role;
-  Send(c.worker, down::Grant{c.slot, c.epoch, c.role});
+  Send(c.worker, c);
 }
 
 void ControllerProcess::Do(const cmd::FetchState& c) {
-  Send(c.worker,
-       down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, weights_address_[c.from.worker.value]});
+  Send(c.worker, down::FetchState{c, weights_address_[c.from.worker.value]});
 }
 
 // The ranks meet by a file that all of them see; its name is never used again, also not by a later
 // controller.
 void ControllerProcess::Do(const cmd::FormGroup& c) {
   const std::string dir = request_.run_dir + "/comm";
-  Send(c.worker, down::FormGroup{
-                     c.group_epoch, c.rank, c.world,
-                     dir + "/" + std::to_string(storage_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),
-                     kMeetSeconds});
+  Send(c.worker,
+       down::FormGroup{
+           c, dir + "/" + std::to_string(storage_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),
+           kMeetSeconds});
 }
-
-void ControllerProcess::Do(const cmd::AbortStep& c) {
-  Send(c.worker, down::AbortStep{c.slot, c.epoch, c.lease, c.step, c.group_epoch});
-}
-
-void ControllerProcess::Do(const cmd::InitState& c) { Send(c.worker, down::InitState{}); }
 
 void ControllerProcess::Do(const cmd::RestoreState& c) {
-  Send(c.worker,
-       down::RestoreState{c.ckpt, c.step, c.weights_digest, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});
+  Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? CheckpointDir(c.step) : ""});
 }
 
-void ControllerProcess::Do(const cmd::CopyRecovery& c) { Send(c.worker, down::CopyRecovery{c.step}); }
-
-void ControllerProcess::Do(const cmd::Publish& c) { Send(c.worker, down::Publish{c.v, c.digest}); }
-
 void ControllerProcess::Do(const cmd::Load& c) {
-  down::Load m{c.v, c.digest, "", c.worker.worker == c.from.worker};
+  down::Load m{c, "", c.worker.worker == c.from.worker};
   if (config_.cluster.weight_transport == "stream" && !m.alias)
     m.address = weights_address_[c.from.worker.value];
   Send(c.worker, std::move(m));
 }
-
-void ControllerProcess::Do(const cmd::Admit& c) { Send(c.worker, down::Admit{c.v}); }
 
 // Every member of the training group has a command of its own with its share of the batch. All of them read
 // the whole of it (train/trainer.h says why), so they are told when all shares are together.
@@ -151,7 +135,7 @@ void ControllerProcess::Do(const cmd::WriteCheckpoint& c) {
         if (!writer.ok()) return Feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
         checkpoint_ = *writer;
         pending_checkpoint_ = c;
-        Send(c.worker, down::WriteCheckpoint{c.ckpt, c.step, checkpoint_->dir()});
+        Send(c.worker, down::WriteCheckpoint{c, checkpoint_->dir()});
       });
 }
 

@@ -1,7 +1,5 @@
 #include "workers/device/device_worker.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -16,7 +14,6 @@
 #include "core/observe/log.h"
 #include "core/observe/trace_writer.h"
 #include "core/sample/codec.h"
-#include "workers/build_info.h"
 #include "workers/data/offered_state.h"
 #include "workers/data/weights_service.h"
 #include "workers/device/device_roles.h"
@@ -103,12 +100,10 @@ class DeviceWorker {
     link.address = options_.address;
     link.token = token_;
     link.control_file = options_.control_file;
-    link.hello.build = BuildInfo();
     link.hello.run_id = options_.run_id;
     link.hello.place = options_.place;
     link.hello.kind = scheduler::WorkerKind::kDevice;
     link.hello.device_bytes = MachineMemory();
-    link.hello.pid = getpid();
     link.hello.weights_address = weights_server_->address();
     TP_ASSIGN_OR_RETURN(
         link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));
@@ -239,7 +234,7 @@ class DeviceWorker {
                    [&](const down::CopyRecovery& c) { CopyRecovery(c); },
                    [&](const down::Publish& c) { Publish(c); },
                    [&](const down::Load& c) { Load(c); },
-                   [&](const down::Admit& c) { admitted_ = c.version; },
+                   [&](const down::Admit& c) { admitted_ = c.v; },
                    [&](const down::WriteCheckpoint& c) { WriteCheckpoint(c); },
                    [&](const down::SaveFinal& c) { SaveFinal(c); },
                    [&](const down::Shutdown&) { exit_code_ = 0; },
@@ -313,7 +308,7 @@ class DeviceWorker {
         held_.Say(tokens.chunks.emplace_back(up::ChunkDelta{tid, att, {}, true, ChunkEnd::kDrained, ""}));
     }
     if (!tokens.chunks.empty()) link_->Send(std::move(tokens));
-    link_->Send(up::Drained{c.slot, c.epoch});
+    link_->Send(up::Drained{.slot = c.slot, .epoch = c.epoch});
   }
 
   void Release(const down::Release& c) {
@@ -335,7 +330,7 @@ class DeviceWorker {
                     {"need", c.need_bytes}});
     }
     role_ = Role::kNone;
-    link_->Send(up::Released{c.slot, c.epoch, free});
+    link_->Send(up::Released{.slot = c.slot, .epoch = c.epoch, .free_bytes = free});
   }
 
   // What this slot may still use of its share of the machine (memory_proof.h).
@@ -368,7 +363,7 @@ class DeviceWorker {
         return;
       }
     }
-    link_->Send(up::Granted{c.slot, c.epoch});
+    link_->Send(up::Granted{.slot = c.slot, .epoch = c.epoch});
   }
 
   void Init() {
@@ -411,13 +406,14 @@ class DeviceWorker {
     group_epoch_ = 0;
     auto group = comm::MakeGlooGroup({.store = c.store,
                                       .rank = static_cast<int>(c.rank),
-                                      .size = static_cast<int>(c.size),
+                                      .size = static_cast<int>(c.world),
                                       .timeout_s = c.timeout_s});
     if (group.ok()) {
       group_ = std::move(*group);
       group_epoch_ = c.group_epoch;
     }
-    link_->Send(up::GroupFormed{c.group_epoch, group.ok() ? "" : group.status().message()});
+    link_->Send(
+        up::GroupFormed{.group_epoch = c.group_epoch, .error = group.ok() ? "" : group.status().message()});
     pulse_.Begin("idle");
   }
 
@@ -426,7 +422,7 @@ class DeviceWorker {
   void AbortStep(const down::AbortStep& c) {
     if (!Current(c.slot, c.epoch)) return;
     LeaveGroup();
-    up::StepAborted answer{c.lease, state_.step(), 0};
+    up::StepAborted answer{.lease = c.lease, .step = state_.step()};
     if (const auto digest = roles_->WeightsDigest(); digest.ok()) answer.weights_digest = *digest;
     link_->Send(std::move(answer));
   }
@@ -456,7 +452,7 @@ class DeviceWorker {
   }
 
   void ReportState(StepNumber step, const Status& status) {
-    up::StateReady ready{step, 0, status.ok() ? "" : status.message()};
+    up::StateReady ready{.step = step, .error = status.ok() ? "" : status.message()};
     if (status.ok()) Offer(step);
     if (status.ok()) {
       const auto digest = roles_->WeightsDigest();
@@ -472,8 +468,7 @@ class DeviceWorker {
   void Train(const down::Train& c) {
     if (!Current(c.slot, c.epoch)) return;
     if (role_ != Role::kActor) {
-      link_->Send(up::TrainFailed{c.step, c.lease, "this worker does not hold the actor role", false});
-      return;
+      return TrainFailed(c, "this worker does not hold the actor role");
     }
     const auto start = Clock::now();
     pulse_.Begin("fetch_rows");
@@ -482,13 +477,10 @@ class DeviceWorker {
       const std::string why =
           rows.ok() ? "got " + std::to_string(rows->size()) + " of " + std::to_string(c.rows) + " rows"
                     : rows.status().message();
-      link_->Send(up::TrainFailed{c.step, c.lease, why, false});
-      return;
+      return TrainFailed(c, why);
     }
     if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch)) {
-      link_->Send(up::TrainFailed{
-          c.step, c.lease, "this worker is not in training group " + std::to_string(c.group_epoch), false});
-      return;
+      return TrainFailed(c, "this worker is not in training group " + std::to_string(c.group_epoch));
     }
     JoinCheckpoint();  // it reads the weights that the optimizer is about to write
     const auto span = Span("train", observe::kTrainSpan);
@@ -497,15 +489,14 @@ class DeviceWorker {
     const int64_t updates = roles_->updates();
     if (!Withdraw()) {
       Offer(before);
-      link_->Send(up::TrainFailed{c.step, c.lease, "a newcomer still reads the state after 30 s", false});
-      return;
+      return TrainFailed(c, "a newcomer still reads the state after 30 s");
     }
     const auto shape = pacer_ ? ShareOf(c, *rows) : std::pair<double, double>();
     std::vector<std::pair<SampleId, uint64_t>> digests;
     for (const BatchRow& row : *rows)
       digests.emplace_back(row.trajectory.tid, sample::Digest(row.trajectory));
     StatusOr<TrainOutcome> outcome = roles_->Train(
-        c.step, c.version, std::move(*rows),
+        c.step, c.v, std::move(*rows),
         [&](const std::string& op) {
           pulse_.Begin(op);
           return !CalledOff(c.lease);
@@ -519,13 +510,22 @@ class DeviceWorker {
       if (roles_->updates() == updates) Offer(before);  // the error came before any update
       if (outcome.status().code() == StatusCode::kAborted)
         return;  // the command that called it off is answered next
-      link_->Send(up::TrainFailed{c.step, c.lease, outcome.status().message(),
-                                  outcome.status().code() == StatusCode::kInvalidArgument});
-      return;
+      return TrainFailed(c, outcome.status().message(),
+                         outcome.status().code() == StatusCode::kInvalidArgument);
     }
     Offer(c.step);
-    link_->Send(up::TrainDone{c.step, c.lease, outcome->finite, outcome->weights_digest, SecondsSince(start),
-                              std::move(outcome->metrics), std::move(digests)});
+    up::TrainDone done;
+    done.step = c.step;
+    done.lease = c.lease;
+    done.finite = outcome->finite;
+    done.weights_digest = outcome->weights_digest;
+    done.seconds = SecondsSince(start);
+    done.metrics = std::move(outcome->metrics);
+    done.rows = std::move(digests);
+    link_->Send(std::move(done));
+  }
+  void TrainFailed(const down::Train& c, const std::string& why, bool data = false) {
+    link_->Send(up::TrainFailed{.step = c.step, .lease = c.lease, .why = why, .data = data});
   }
 
   // Tokens of this rank's rows, and the sum of the squares of their lengths.
@@ -555,7 +555,7 @@ class DeviceWorker {
   void CopyRecovery(const down::CopyRecovery& c) {
     const auto span = Span("recovery_copy", observe::kCheckpointSpan);
     const Status copied = roles_->CopyRecovery(c.step);
-    link_->Send(up::RecoveryCopied{c.step, copied.ok() ? "" : copied.message()});
+    link_->Send(up::RecoveryCopied{.step = c.step, .error = copied.ok() ? "" : copied.message()});
   }
 
   void Publish(const down::Publish& c) {
@@ -566,13 +566,13 @@ class DeviceWorker {
       if (config_.cluster.weight_transport == "stream") {
         auto copy = roles_->SnapshotWeights();
         const std::lock_guard lock(published_mu_);
-        published_[c.version] = {copy, c.digest};
+        published_[c.v] = {copy, c.digest};
         while (published_.size() > 2) published_.erase(published_.begin());
       } else {
-        status = roles_->PublishToSharedMemory(c.version, c.digest);
+        status = roles_->PublishToSharedMemory(c.v, c.digest);
       }
     }
-    link_->Send(up::Published{c.version, status.ok() ? "" : status.message()});
+    link_->Send(up::Published{.v = c.v, .error = status.ok() ? "" : status.message()});
     pulse_.Begin("idle");
   }
 
@@ -587,7 +587,8 @@ class DeviceWorker {
     pulse_.Begin("load");
     const auto span = Span("load", observe::kWeightsSpan);
     const auto start = Clock::now();
-    up::Loaded loaded{c.version, 0, "", 0, 0};
+    up::Loaded loaded;
+    loaded.v = c.v;
     admitted_ = holds_ = {};  // torn until the digest of what was loaded is the one that was named
     StatusOr<uint64_t> digest = FailedPrecondition("nothing to load from");
     // Weights of others are written over those that belong to a state of training here.
@@ -597,18 +598,18 @@ class DeviceWorker {
     } else if (!Withdraw()) {
       digest = Unavailable("a newcomer still reads the state that is here");
     } else if (c.address.empty()) {
-      digest = roles_->LoadFromSharedMemory(c.version);
+      digest = roles_->LoadFromSharedMemory(c.v);
       loaded.bytes = roles_->weight_bytes();
     } else {
-      digest = roles_->LoadFromStream(c.version, c.address, token_);
+      digest = roles_->LoadFromStream(c.v, c.address, token_);
       loaded.bytes = roles_->weight_bytes();
     }
     if (pacer_ && digest.ok() && !c.alias) pacer_->Keep(start, pacer_->LoadWeights());
     if (digest.ok()) {
       loaded.digest = *digest;
       if (*digest == c.digest) {
-        roles_->UseVersion(c.version);
-        holds_ = c.version;
+        roles_->UseVersion(c.v);
+        holds_ = c.v;
       }
     } else {
       loaded.error = digest.status().message();

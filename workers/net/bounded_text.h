@@ -8,10 +8,11 @@ namespace tidepool::workers {
 
 inline constexpr size_t kTextBytes = 1000;  // a reason in words; more is not read by anybody
 
-// `text`, or its beginning and how much was cut off. UTF-8 stays UTF-8.
-inline std::string Bounded(std::string text) {
-  if (text.size() <= kTextBytes) return text;
-  size_t end = kTextBytes;
+// `text` if it has at most `most` bytes, else its beginning and how much was cut off, in as many. UTF-8 stays
+// UTF-8.  requires most >= 100
+inline std::string Bounded(std::string text, size_t most = kTextBytes) {
+  if (text.size() <= most) return text;
+  size_t end = most - 40;                                                           // for the words behind it
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // inside a character
   const std::string cut = " ... (" + std::to_string(text.size() - end) + " more bytes)";
   text.resize(end);

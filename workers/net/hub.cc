@@ -15,7 +15,6 @@
 #include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/wire.h"
-#include "workers/net/wire_tokens.h"
 
 namespace tidepool::workers {
 namespace {
@@ -74,7 +73,7 @@ struct Hub::Impl final : v1::Control::Service {
   }
 
   grpc::Status Attach(grpc::ServerContext* context,
-                      grpc::ServerReaderWriter<v1::ToWorker, v1::FromWorker>* stream) override {
+                      grpc::ServerReaderWriter<v1::Frame, v1::Frame>* stream) override {
     CallerRole role{};
     if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
     if (role == CallerRole::kOperator) {
@@ -89,7 +88,7 @@ struct Hub::Impl final : v1::Control::Service {
       std::unique_lock lock(guard_mu);
       if (!guard_wake.wait_for(lock, kHelloDeadline, [&] { return greeted; })) context->TryCancel();
     });
-    v1::FromWorker wire;
+    v1::Frame wire;
     const bool read = stream->Read(&wire);
     {
       const std::lock_guard lock(guard_mu);
@@ -98,15 +97,10 @@ struct Hub::Impl final : v1::Control::Service {
     guard_wake.notify_all();
     guard.join();  // waits: it was told
     if (!read) return ToGrpc(DeadlineExceeded("Attach: no Hello came"));
-    StatusOr<FromWorker> first = FromWire(wire);
-    if (!first.ok()) return ToGrpc(first.status());
-    auto* hello = std::get_if<up::Hello>(&first->body);
+    auto first = Unpack<FromWorker>(wire);
+    if (!first.ok()) return ToGrpc(first.status().At("Attach"));
+    auto* hello = first->size() == 1 ? std::get_if<up::Hello>(&first->front().body) : nullptr;
     if (hello == nullptr) return ToGrpc(InvalidArgument("Attach: the first message has to be Hello"));
-    if (hello->schema != kWireSchema) {
-      return ToGrpc(FailedPrecondition("Attach: the worker speaks wire schema " +
-                                       std::to_string(hello->schema) + ", the controller " +
-                                       std::to_string(kWireSchema) + "; use one build for both"));
-    }
     if (hello->run_id != options.run_id) {
       return ToGrpc(FailedPrecondition("Attach: this is run " + options.run_id + ", not " + hello->run_id));
     }
@@ -132,7 +126,7 @@ struct Hub::Impl final : v1::Control::Service {
     sink(HubOpened{id, std::move(*hello), context->peer()});
     std::string why = "the connection was closed";
     while (stream->Read(&wire)) {
-      auto messages = FromWireTogether(wire);
+      auto messages = Unpack<FromWorker>(wire);
       const auto allowed = [&]() -> Status {
         TP_RETURN_IF_ERROR(messages.status());
         for (const FromWorker& message : *messages) {
@@ -180,7 +174,7 @@ struct Hub::Impl final : v1::Control::Service {
     return PermissionDenied(std::string("a ") + Name(role) + " worker may not send this message");
   }
 
-  static void Write(Connection& connection, grpc::ServerReaderWriter<v1::ToWorker, v1::FromWorker>* stream) {
+  static void Write(Connection& connection, grpc::ServerReaderWriter<v1::Frame, v1::Frame>* stream) {
     while (true) {
       std::deque<ToWorker> batch;
       bool last = false;
@@ -196,8 +190,8 @@ struct Hub::Impl final : v1::Control::Service {
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
       for (size_t at = 0; at < batch.size();) {
-        v1::ToWorker wire;
-        at = ToWireTogether(batch, at, &wire);
+        v1::Frame wire;
+        at = Pack(batch, at, kTogetherBytes, &wire);
         if (!stream->Write(wire)) {
           const std::lock_guard lock(connection.mu);
           connection.CloseLocked("the worker stopped reading");
@@ -213,7 +207,7 @@ struct Hub::Impl final : v1::Control::Service {
   }
 
   grpc::Status FetchRows(grpc::ServerContext* context, const v1::FetchRowsRequest* request,
-                         grpc::ServerWriter<v1::RowsFrame>* writer) override {
+                         grpc::ServerWriter<v1::Frame>* writer) override {
     CallerRole role{};
     if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
     if (role != CallerRole::kDevice) {
@@ -223,20 +217,11 @@ struct Hub::Impl final : v1::Control::Service {
     }
     auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1});
     if (!batch.ok()) return ToGrpc(batch.status());
-    v1::RowsFrame frame;
-    size_t bytes = 0;
-    for (const BatchRow& row : **batch) {
-      v1::Row* wire = frame.add_rows();
-      ToWire(row, wire);
-      bytes += wire->ByteSizeLong();
-      if (bytes * 2 > static_cast<size_t>(options.max_frame_bytes)) {
-        if (!writer->Write(frame)) return ToGrpc(Unavailable("FetchRows: the worker went away"));
-        frame.Clear();
-        bytes = 0;
-      }
+    for (size_t at = 0; at < (*batch)->size();) {
+      v1::Frame frame;
+      at = Pack(**batch, at, static_cast<size_t>(options.max_frame_bytes) / 2, &frame);
+      if (!writer->Write(frame)) return ToGrpc(Unavailable("FetchRows: the worker went away"));
     }
-    if (frame.rows_size() > 0 && !writer->Write(frame))
-      return ToGrpc(Unavailable("FetchRows: the worker went away"));
     return grpc::Status::OK;
   }
 };

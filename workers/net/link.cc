@@ -17,13 +17,12 @@
 #include "proto/control.grpc.pb.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/wire.h"
-#include "workers/net/wire_tokens.h"
 
 namespace tidepool::workers {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Stream = grpc::ClientReaderWriter<v1::FromWorker, v1::ToWorker>;
+using Stream = grpc::ClientReaderWriter<v1::Frame, v1::Frame>;
 
 std::string AddressIn(const std::string& control_file, const std::string& fallback) {
   std::ifstream in(control_file);
@@ -84,14 +83,14 @@ struct Link::Impl {
     call.context = std::make_unique<grpc::ClientContext>();
     AddToken(call.context.get(), options.token);
     call.stream = call.stub->Attach(call.context.get());
-    FromWorker first;
+    std::deque<FromWorker> first(1);
     {
       const std::lock_guard lock(mu);
-      first.body = session.Greet(options.hello);
+      first.front().body = session.Greet(options.hello);
       channel = opened;
     }
-    v1::FromWorker wire;
-    ToWire(first, &wire);
+    v1::Frame wire;
+    Pack(first, 0, kTogetherBytes, &wire);
     if (!call.stream->Write(wire)) return FromGrpc(call.stream->Finish()).At("attach to " + address);
     Heard();
     return call;
@@ -107,11 +106,11 @@ struct Link::Impl {
     }
     // waits: joined below, after the stream was cancelled
     std::jthread writer([&](std::stop_token) { Write(call); });
-    v1::ToWorker wire;
+    v1::Frame wire;
     Status refusal;
     while (refusal.ok() && call.stream->Read(&wire)) {
       Heard();
-      auto messages = FromWireTogether(wire);
+      auto messages = Unpack<ToWorker>(wire);
       wire.Clear();
       refusal = messages.status();
       std::vector<LinkEvent> events;
@@ -156,8 +155,8 @@ struct Link::Impl {
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
       for (size_t at = 0; at < batch.size();) {
-        v1::FromWorker wire;
-        at = ToWireTogether(batch, at, &wire);
+        v1::Frame wire;
+        at = Pack(batch, at, kTogetherBytes, &wire);
         if (!call.stream->Write(wire)) return;
       }
     }
@@ -282,16 +281,14 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) 
   request.set_inc(inc.value + 1);
   auto reader = stub->FetchRows(&context, request);
   std::vector<BatchRow> rows;
-  v1::RowsFrame frame;
+  v1::Frame frame;
   while (reader->Read(&frame)) {
-    for (const auto& wire : frame.rows()) {
-      auto row = FromWire(wire);
-      if (!row.ok()) {
-        context.TryCancel();
-        return row.status();
-      }
-      rows.push_back(std::move(*row));
+    auto more = Unpack<BatchRow>(frame);
+    if (!more.ok()) {
+      context.TryCancel();
+      return more.status();
     }
+    rows.insert(rows.end(), std::make_move_iterator(more->begin()), std::make_move_iterator(more->end()));
     frame.Clear();
   }
   TP_RETURN_IF_ERROR(FromGrpc(reader->Finish()).At("fetch rows of lease " + std::to_string(lease)));

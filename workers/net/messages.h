@@ -1,7 +1,10 @@
 #pragma once
-// What controller and workers say to each other, as plain structs: generated protobuf types stop at
-// workers/net/wire.h, which turns them into these. proto/control.proto gives units and meaning of every
-// field. Value types; thread-compatible.
+// What controller and workers say to each other, as plain structs. A message that says what a command or an
+// event of the scheduler says is that struct; its `worker` does not travel, the connection says who it is.
+// message_fields.h lists the fields, and wire.h makes bytes of them. Value types; thread-compatible.
+//
+// To add a field: here (or in scheduler/), and in its list. To add a message: here, its list, and where it is
+// handled. Nothing else knows the fields, and builds with other lists refuse each other.
 
 #include <cstdint>
 #include <string>
@@ -13,31 +16,32 @@
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/sample/trajectory.h"
+#include "scheduler/commands.h"
 #include "scheduler/events.h"
 
 namespace tidepool::workers {
-
-inline constexpr int32_t kWireSchema = 2;
 
 // What an engine adds to a sample: a segment of tokens, or a whole fragment.
 using TokenRecord = sample::Segment;
 
 namespace up {  // worker -> controller
+
+namespace event = scheduler::event;
+
 // First on every connection, and the only message without a session (docs/worker_protocol.md).
 struct Hello {
-  int32_t schema = kWireSchema;
-  std::string build, run_id;
-  int64_t place = -1;
+  std::string run_id;  // of the run to join
+  int64_t place = -1;  // of workers; -1: any free one
   scheduler::WorkerKind kind = scheduler::WorkerKind::kDevice;
-  int64_t device_bytes = 0, pid = 0;
-  std::string weights_address;
-  uint64_t process = 0;   // drawn by the process when it begins
-  int64_t ctl_epoch = 0;  // of the controller that it was attached to last; 0: none yet
-  Incarnation inc;        // that it was given by that controller; invalid: none yet
-  int64_t received = 0;   // the last command that it took in that epoch
-  std::string host;
-  std::string environment_address,
-      environment_token;  // of an environment worker that hosts vectorised environments
+  int64_t device_bytes = 0;     // memory of the device
+  std::string weights_address;  // of this worker's Weights service; empty: none
+  uint64_t process = 0;         // drawn by the process when it begins
+  int64_t ctl_epoch = 0;        // of the controller that it was attached to last; 0: none yet
+  Incarnation inc;              // that it was given by that controller; invalid: none yet
+  int64_t received = 0;         // the last command that it took in that epoch
+  // Of an environment worker's VectorEnvironments service, empty: none; and what its callers have to bring,
+  // drawn anew by every process.
+  std::string environment_address, environment_token;
 };
 // What is left of an attempt on a worker, without its tokens.
 struct OfferedAttempt {
@@ -61,23 +65,25 @@ struct Offer {
   bool last = false;
 };
 struct Heartbeat {
-  std::string op;
-  int64_t op_seq = 0;
-  double kv_usage = 0;
-  int64_t running = 0, waiting = 0;
-  double step_s = 0;
-  int64_t rss_bytes = 0;
+  std::string op;                    // what the device thread is doing
+  int64_t op_seq = 0;                // counts operations; a hang shows as no change
+  double kv_usage = 0;               // 0..1
+  int64_t running = 0, waiting = 0;  // samples in the engine's batch, and before it
+  double step_s = 0, decode_s = 0;   // the last engine step; the last one that filled no caches
+  int64_t rss_bytes = 0;             // resident memory of the process, peak
   bool has_engine = false;
+  // cluster.pace: steps so far, those that took longer than their pace, and the pace_scale at which hardly
+  // any would have.
   int64_t paced_steps = 0, paced_missed = 0;
   double pace_scale_needed = 0;
-  double decode_s = 0;
 };
+// What one engine step made.
 struct ChunkDelta {
   SampleId tid;
   int32_t att = 0;
   TokenRecord tokens;
   bool ended = false;
-  scheduler::event::ChunkEnd end = scheduler::event::ChunkEnd::kEos;
+  event::ChunkEnd end = event::ChunkEnd::kEos;  // where it has ended
   std::string why;
   int64_t from = 0;  // tokens of the attempt that go before these
 };
@@ -86,13 +92,7 @@ struct StepTokens {
   double step_s = 0, kv_usage = 0;
   int64_t running = 0, waiting = 0, prefill_tokens = 0, prefix_hit_tokens = 0;
 };
-struct Graded {
-  SampleId tid;
-  int32_t att = 0;
-  GradeOutcome outcome = GradeOutcome::kOk;
-  double reward = 0;
-  std::vector<std::pair<std::string, double>> rewards;
-  std::string why;
+struct Graded : event::Graded {
   double seconds = 0;
 };
 struct EnvStepped {
@@ -100,63 +100,34 @@ struct EnvStepped {
   int32_t att = 0;
   int64_t turn = 0;
   GradeOutcome outcome = GradeOutcome::kOk;
-  std::string observation;
-  double reward = 0;
+  std::string observation;  // what the policy reads next
+  double reward = 0;        // of the episode so far
   bool done = false;
-  std::vector<std::pair<std::string, double>> rewards;
-  uint64_t history = 0, state = 0;
+  std::vector<std::pair<std::string, double>> rewards;  // the first is the verdict of an evaluation
+  uint64_t history = 0;  // of all observations before this one: a replay arrives at the same
+  uint64_t state =
+      0;  // hash of the state that the policy acts in next; equal states of a group have equal ones
   std::string why;
   double seconds = 0;
   bool timed_out = false;
-  int64_t replayed = 0;
+  int64_t replayed = 0;  // actions that had to be played again
 };
-struct Drained {
-  SlotId slot;
-  LeaseEpoch epoch;
-};
-struct Released {
-  SlotId slot;
-  LeaseEpoch epoch;
-  int64_t free_bytes = 0;
-};
-struct Granted {
-  SlotId slot;
-  LeaseEpoch epoch;
-};
-struct Loaded {
-  Version version;
-  uint64_t digest = 0;
-  std::string error;
-  int64_t bytes = 0;
+using event::Drained;
+using event::FinalSaved;
+using event::Granted;
+using event::GroupFormed;
+using event::Published;
+using event::RecoveryCopied;
+using event::Released;
+using event::StateReady;
+using event::StepAborted;
+using event::TrainFailed;
+struct Loaded : event::Loaded {
+  int64_t bytes = 0;  // that were copied
   double seconds = 0;
 };
-struct StateReady {
-  StepNumber step;
-  uint64_t weights_digest = 0;
-  std::string error;
-};
-struct TrainDone {
-  StepNumber step;
-  int64_t lease = 0;
-  bool finite = true;
-  uint64_t weights_digest = 0;
-  double seconds = 0;
+struct TrainDone : event::TrainDone {
   std::vector<std::pair<std::string, double>> metrics;
-  std::vector<std::pair<SampleId, uint64_t>> rows;  // of the whole batch: sample::Digest of what was given
-};
-struct TrainFailed {
-  StepNumber step;
-  int64_t lease = 0;
-  std::string why;
-  bool data = false;
-};
-struct Published {
-  Version version;
-  std::string error;
-};
-struct RecoveryCopied {
-  StepNumber step;
-  std::string error;
 };
 struct CheckpointFiles {
   int64_t ckpt = 0;
@@ -164,20 +135,7 @@ struct CheckpointFiles {
   std::string error;
   double seconds = 0;
   uint64_t weights_digest = 0;
-  std::string instruction_set;
-};
-struct GroupFormed {
-  int64_t group_epoch = 0;
-  std::string error;
-};
-// step: whose state is here now; invalid: none that can be relied on.
-struct StepAborted {
-  int64_t lease = 0;
-  StepNumber step;
-  uint64_t weights_digest = 0;
-};
-struct FinalSaved {
-  std::string error;
+  std::string instruction_set;  // of the processor that computed the weights: AVX512
 };
 }  // namespace up
 
@@ -193,6 +151,9 @@ struct FromWorker {
 };
 
 namespace down {  // controller -> worker
+
+namespace command = scheduler::command;
+
 // Answer to Hello, first on every connection: the session with this process goes on, or begins.
 struct Attached {
   int64_t ctl_epoch = 0;
@@ -203,10 +164,14 @@ struct Attached {
 struct Welcome {
   Incarnation inc;
   int64_t place = 0;
-  SlotId slot;
-  double lease_s = 0;
-  std::string config_yaml, run_dir, run_id, model_dir;
-  int64_t run_clock_ns = 0;
+  SlotId slot;              // of a device worker; invalid: none
+  double lease_s = 0;       // serve nothing when no message came for so long
+  std::string config_yaml;  // the resolved job
+  std::string run_dir;      // for files on the same host
+  std::string run_id;
+  std::string
+      model_dir;  // Hugging Face folder of the start (tokenizer, config; weights unless made from the config)
+  int64_t run_clock_ns = 0;  // the run's clock when this was sent, for one time line of traces
 };
 struct Refuse {
   std::string why;
@@ -220,18 +185,16 @@ struct StartChunk {
   GroupId gid;
   Version version;
   std::vector<int32_t> prompt, generated;
-  int64_t chunk_tokens = 0, max_new_tokens = 0;
-  bool greedy = false;
-  std::string starts, environment, environment_token;  // of a fragment
-  int64_t routing_bytes = 0;
+  int64_t chunk_tokens = 0;    // at most so many new tokens now
+  int64_t max_new_tokens = 0;  // of the sample
+  bool greedy = false;         // evaluation
+  // Of a fragment: the start states of its environments (core/policy/fragment.h EncodeStates), the
+  // environment worker that hosts them, and the token that it takes calls with.
+  std::string starts, environment, environment_token;
+  int64_t routing_bytes = 0;  // of the routing of `generated` that the controller has
 };
-struct CancelChunk {
-  SampleId tid;
-  int32_t att = 0;
-};
-struct ForgetGroup {
-  GroupId gid;
-};
+using command::CancelChunk;
+using command::ForgetGroup;
 // The deltas of an attempt again that begin at token `from` or later.
 struct Resend {
   SampleId tid;
@@ -243,38 +206,28 @@ struct Grade {
   int32_t att = 0;
   std::string prompt, answer;
   std::vector<std::pair<std::string, std::string>> fields;
-  std::string text;
+  std::string text;  // decoded response, special tokens left out
   int64_t response_tokens = 0, max_new_tokens = 0;
-  bool ended = false;
+  bool ended = false;  // by itself, not cut at the limit
   double timeout_s = 0;
 };
+// Environment workers. Plays all `actions` of the episode named by tid (sample -2: of its group, for the
+// prompt) and says what the last one led to: a worker that holds the episode plays only what is new, any
+// other replays.
 struct EnvStep {
   SampleId tid;
   int32_t att = 0;
-  int64_t turn = 0;
+  int64_t turn = 0;  // how many actions; -1: all of a finished episode, for its reward
   std::vector<std::string> actions;
-  double timeout_s = 0;
+  double timeout_s = 0;  // for this turn
 };
-struct Drain {
-  SlotId slot;
-  LeaseEpoch epoch;
-};
-struct Release {
-  SlotId slot;
-  LeaseEpoch epoch;
-  int64_t need_bytes = 0;
-};
-struct Grant {
-  SlotId slot;
-  LeaseEpoch epoch;
-  Role role = Role::kNone;
-};
-struct InitState {};
-struct RestoreState {
-  int64_t ckpt = -1;
-  StepNumber step;
-  uint64_t weights_digest = 0;
-  std::string dir;
+using command::Admit;
+using command::Drain;
+using command::Grant;
+using command::InitState;
+using command::Release;
+struct RestoreState : command::RestoreState {
+  std::string dir;  // of the checkpoint
 };
 // rows: of the whole batch, which every rank reads, so that counts and statistics are global; groups:
 // BatchRow::gid of those that this rank computes (world > 1). group_epoch 0: a group of one.
@@ -283,49 +236,27 @@ struct Train {
   LeaseEpoch epoch;
   int64_t lease = 0;
   StepNumber step;
-  Version version;
+  Version v;
   int64_t rows = 0;
   int64_t group_epoch = 0, rank = 0, world = 1;
   std::vector<int64_t> groups;
 };
-struct AbortStep {
-  SlotId slot;
-  LeaseEpoch epoch;
-  int64_t lease = 0;
-  StepNumber step;
-  int64_t group_epoch = 0;
+using command::AbortStep;
+struct FetchState : command::FetchState {
+  std::string address;  // of the Weights service of the peer
 };
-struct FetchState {
-  SlotId slot;
-  LeaseEpoch epoch;
-  StepNumber step;
-  uint64_t weights_digest = 0;
-  std::string address;
-};
-struct FormGroup {
-  int64_t group_epoch = 0, rank = 0, size = 1;
+// Meet the others by a file that all of them see.
+struct FormGroup : command::FormGroup {
   std::string store;
   double timeout_s = 0;
 };
-struct CopyRecovery {
-  StepNumber step;
+using command::CopyRecovery;
+using command::Publish;
+struct Load : command::Load {
+  std::string address;  // of the peer's Weights service; empty: shared memory
+  bool alias = false;   // the weights are here: those of this worker's trainer
 };
-struct Publish {
-  Version version;
-  uint64_t digest = 0;
-};
-struct Load {
-  Version version;
-  uint64_t digest = 0;
-  std::string address;
-  bool alias = false;
-};
-struct Admit {
-  Version version;
-};
-struct WriteCheckpoint {
-  int64_t ckpt = 0;
-  StepNumber step;
+struct WriteCheckpoint : command::WriteCheckpoint {
   std::string dir;
 };
 struct SaveFinal {
@@ -343,8 +274,8 @@ using ToWorkerBody =
                  down::CopyRecovery, down::Publish, down::Load, down::Admit, down::WriteCheckpoint,
                  down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached, down::Resend>;
 struct ToWorker {
-  int64_t seq =
-      0;  // counts the commands of a session from 1; 0: not of the session (Attached, Refuse, LeaseRenewal)
+  // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, LeaseRenewal).
+  int64_t seq = 0;
   int64_t ack = 0;  // the effects of all messages up to this one are durable, or there are none
   ToWorkerBody body;
 };

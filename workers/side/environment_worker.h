@@ -8,7 +8,7 @@
 // Outcomes: ok, data (the game broke its own rules: not tried again), infra (the turn did not fit its
 // deadline: the controller tries again elsewhere).
 //
-// Another kind of environment: a message of its own in proto/control.proto and workers/net/messages.h,
+// Another kind of environment: messages of its own in workers/net/messages.h and their lists,
 // handled in EnvironmentWorker::Take (environment_worker.cc); launch, attach, heartbeats, fencing and
 // restarts are those of every worker and need nothing more.
 

@@ -13,7 +13,6 @@
 #include "proto/reward.grpc.pb.h"
 #include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
-#include "workers/net/wire.h"
 #include "workers/net/worker_trace.h"
 
 namespace tidepool::workers {
@@ -47,7 +46,14 @@ struct Graders::Impl {
       return f.builtin->Score(input);
     }
     v1::ScoreRequest wire;
-    ToScoreRequest(request, &wire);
+    wire.set_prompt(request.prompt);
+    wire.set_answer(request.answer);
+    for (const auto& [name, value] : request.fields) (*wire.mutable_fields())[name] = value;
+    wire.set_text(request.text);
+    wire.set_response_tokens(request.response_tokens);
+    wire.set_max_new_tokens(request.max_new_tokens);
+    wire.set_ended(request.ended);
+    wire.set_sample(ToString(request.tid));
     v1::ScoreReply reply;
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() +

@@ -1,14 +1,12 @@
 #include "workers/side/side_worker.h"
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "core/config/load.h"
 #include "core/observe/log.h"
-#include "workers/build_info.h"
 #include "workers/net/auth.h"
 #include "workers/net/resolved_config.h"
 
@@ -25,11 +23,9 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     TP_ASSIGN_OR_RETURN(link.token, ReadTokenFile(options.token_file));
     link.address = options.address;
     link.control_file = options.control_file;
-    link.hello.build = BuildInfo();
     link.hello.run_id = options.run_id;
     link.hello.place = options.place;
     link.hello.kind = kind;
-    link.hello.pid = getpid();
     TP_RETURN_IF_ERROR(BeforeAttach(link.hello));
     TP_ASSIGN_OR_RETURN(
         link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));

@@ -177,8 +177,10 @@ class Sim {
       again.chunks = p->held.From(r->tid, r->att, r->from);
       if (!again.chunks.empty()) p->session.Send(std::move(again));
     } else if (const auto* l = std::get_if<down::Load>(&c.body)) {
-      if (!p->loads.emplace(c.ctl_epoch, l->version.number).second) Wrong("a load was done twice");
-      p->session.Send(up::Loaded{l->version, 0, "", 0, 0});
+      if (!p->loads.emplace(c.ctl_epoch, l->v.number).second) Wrong("a load was done twice");
+      up::Loaded loaded;
+      loaded.v = l->v;
+      p->session.Send(std::move(loaded));
     } else if (const auto* f = std::get_if<down::ForgetGroup>(&c.body)) {
       p->held.Forget(f->gid);
     }
@@ -361,7 +363,7 @@ class Sim {
     for (const up::OfferedAttempt& o : e.offer.attempts) {
       Attempt& a = attempts_[o.tid.ordinal];
       if (a.finished || a.on >= 0 || a.att != o.att || !a.have.empty()) {
-        controller_->Send(e.place, down::CancelChunk{o.tid, o.att});
+        controller_->Send(e.place, down::CancelChunk{.tid = o.tid, .att = o.att});
         continue;
       }
       ++adopted;
@@ -372,7 +374,7 @@ class Sim {
   }
   void OnMessage(Attachments::Message& e) {
     if (const auto* loaded = std::get_if<up::Loaded>(&e.body)) {
-      const auto key = std::pair(e.inc.value, loaded->version.number);
+      const auto key = std::pair(e.inc.value, loaded->v.number);
       if (!asked_.contains(key)) return Wrong("a result came that nobody asked for, or a second time");
       asked_.erase(key);
       ++loaded_;
@@ -396,7 +398,7 @@ class Sim {
       if (!made_[{d.tid, d.att}].contains(a.have))
         Wrong("what is stored of " + ToString(d.tid) + " is not what a worker generated");
       for (int64_t place = 0; place < kPlaces; ++place)
-        controller_->Send(place, down::ForgetGroup{{d.tid.ordinal}});
+        controller_->Send(place, down::ForgetGroup{.gid = {d.tid.ordinal}});
     }
   }
   void Dispatch() {
@@ -418,7 +420,7 @@ class Sim {
     if (asked_.size() < 4 && next_load_ < kLoads) {
       const int64_t place = places[static_cast<size_t>(rng_.Below(static_cast<int64_t>(places.size())))];
       asked_.emplace(journal_[place].value, next_load_);
-      controller_->Send(place, down::Load{{0, next_load_++}, 0, "", false});
+      controller_->Send(place, down::Load{{.v = {0, next_load_++}}, "", /*alias=*/false});
     }
   }
 

@@ -13,6 +13,7 @@
 #include "workers/data/weights_service.h"
 #include "workers/net/hub.h"
 #include "workers/net/rpc_status.h"
+#include "workers/net/wire.h"
 
 namespace tidepool::workers {
 namespace {
@@ -42,6 +43,11 @@ class RpcSecurityTest : public testing::Test {
     weights_ = std::move(*weights);
   }
 
+  static v1::Frame Framed(FromWorkerBody body) {
+    v1::Frame frame;
+    Pack(std::deque<FromWorker>{{0, 0, std::move(body)}}, 0, kTogetherBytes, &frame);
+    return frame;
+  }
   // Calls the method with this token (empty: none) and returns the code.
   grpc::StatusCode Call(const std::string& method, const std::string& token) {
     const bool control = method.find("Control") != std::string::npos;
@@ -52,20 +58,16 @@ class RpcSecurityTest : public testing::Test {
     if (!token.empty()) AddToken(&context, token);
     if (method == "tidepool.v1.Control.Attach") {
       auto stream = v1::Control::NewStub(channel)->Attach(&context);
-      v1::FromWorker hello;
-      hello.mutable_hello()->set_schema(kWireSchema);
-      hello.mutable_hello()->set_run_id("run-a");
-      hello.mutable_hello()->set_kind("device");
-      stream->Write(hello);
+      stream->Write(Framed(up::Hello{.run_id = "run-a"}));
       stream->WritesDone();
-      v1::ToWorker answer;
+      v1::Frame answer;
       while (stream->Read(&answer)) {
       }
       return stream->Finish().error_code();
     }
     if (method == "tidepool.v1.Control.FetchRows") {
       auto reader = v1::Control::NewStub(channel)->FetchRows(&context, {});
-      v1::RowsFrame frame;
+      v1::Frame frame;
       while (reader->Read(&frame)) {
       }
       return reader->Finish().error_code();
@@ -124,15 +126,9 @@ TEST_F(RpcSecurityTest, ARewardWorkerMayNotSpeakForADevice) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
   AddToken(&context, tokens_.Token(CallerRole::kReward));
   auto stream = v1::Control::NewStub(channel)->Attach(&context);
-  v1::FromWorker message;
-  message.mutable_hello()->set_schema(kWireSchema);
-  message.mutable_hello()->set_run_id("run-a");
-  message.mutable_hello()->set_kind("reward");
-  ASSERT_TRUE(stream->Write(message));
-  v1::FromWorker forged;
-  forged.mutable_train_done()->set_step(1);
-  stream->Write(forged);
-  v1::ToWorker answer;
+  ASSERT_TRUE(stream->Write(Framed(up::Hello{.run_id = "run-a", .kind = scheduler::WorkerKind::kReward})));
+  stream->Write(Framed(up::TrainDone()));
+  v1::Frame answer;
   while (stream->Read(&answer)) {
   }
   (void)stream->Finish();
@@ -146,12 +142,10 @@ TEST_F(RpcSecurityTest, AWorkerOfAnotherRunOrSchemaIsToldSo) {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
     AddToken(&context, tokens_.Token(CallerRole::kDevice));
     auto stream = v1::Control::NewStub(channel)->Attach(&context);
-    v1::FromWorker message;
-    message.mutable_hello()->set_schema(wrong_run ? kWireSchema : kWireSchema + 1);
-    message.mutable_hello()->set_run_id(wrong_run ? "run-b" : "run-a");
-    message.mutable_hello()->set_kind("device");
-    stream->Write(message);
-    v1::ToWorker answer;
+    v1::Frame hello = Framed(up::Hello{.run_id = wrong_run ? "run-b" : "run-a"});
+    if (!wrong_run) hello.set_schema(WireSchema() + 1);
+    stream->Write(hello);
+    v1::Frame answer;
     while (stream->Read(&answer)) {
     }
     const grpc::Status status = stream->Finish();

@@ -12,7 +12,7 @@ namespace {
 
 TEST(SessionTest, ANewConnectionGoesOnBehindWhatWasTaken) {
   Session<ToWorker> session;
-  for (int i = 1; i <= 4; ++i) session.Put(ToWorker{0, 0, down::ForgetGroup{{i}}});
+  for (int i = 1; i <= 4; ++i) session.Put(ToWorker{0, 0, down::ForgetGroup{.gid = {i}}});
   ASSERT_TRUE(session.Connected(0));
   EXPECT_EQ(session.TakeUnsent().size(), 4u);
   EXPECT_TRUE(session.TakeUnsent().empty());
@@ -123,7 +123,7 @@ TEST_F(AttachmentsTest, AnOfferInSeveralFramesIsOneEvent) {
 // The new connection comes before the end of the old one is seen; nobody is told of anything.
 TEST_F(AttachmentsTest, ALaterConnectionOfTheProcessTakesTheSessionOver) {
   Welcome(1, 9);
-  attachments.Send(0, down::ForgetGroup{{1}});
+  attachments.Send(0, down::ForgetGroup{.gid = {1}});
   ASSERT_EQ(wire.sent[1].size(), 3u);  // Attached, Welcome, ForgetGroup
   EXPECT_TRUE(Open(2, Hello(9, 0, 4, /*received=*/1)).empty());
   EXPECT_TRUE(wire.closed.contains(1));
