@@ -224,6 +224,10 @@ class Switch:
         """Those whose far side (the controller's) has not closed."""
         return self.on_loop(lambda: sum("down" not in c.ended for c in self.ports[name].connections))
 
+    def bytes(self, name, direction):
+        """That went through the open connections."""
+        return self.on_loop(lambda: sum(c.ways[direction].bytes for c in self.ports[name].connections))
+
     def refuse(self, name, mode="reset"):
         """New dials are reset, or ("silent") taken and left without an answer; None: let through again."""
         def set_refusing():

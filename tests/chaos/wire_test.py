@@ -82,17 +82,21 @@ class Wires:
         self.stays(w, pid)
 
     def a_refused_connection(self):
-        """It is closed, also where the refused never hears of it."""
-        twin = Worker("twin", 1, "device")
-        twin.address = self.switch.listen(twin.name, self.fleet.controller)
-        self.fleet.launch(twin)
-        self.test.wait_for(lambda: self.switch.open_connections(twin.name), 10, "the second worker's connection")
-        self.switch.hold(twin.name, ("down",))
-        self.fleet.signal(twin, signal.SIGSTOP)
-        try:
-            self.test.wait_for(lambda: not self.switch.open_connections(twin.name), 15, "the controller to close a connection that it refused")
-        finally:
-            self.fleet.signal(twin, signal.SIGKILL)
+        """The controller closes it, also where the refused worker never hears of it: frozen before it has said its token, and after."""
+        for greeted in (False, True):
+            twin = Worker(f"twin-{greeted}", 1, "device")
+            twin.address = self.switch.listen(twin.name, self.fleet.controller)
+            self.fleet.launch(twin)
+            self.test.wait_for(lambda: self.switch.open_connections(twin.name), 10, "the second worker's connection")
+            if greeted:
+                self.switch.delay(twin.name, 1, ("down",))
+                self.test.wait_for(lambda: self.switch.bytes(twin.name, "up") > 400, 10, "the second worker's Hello")
+            self.switch.hold(twin.name, ("down",))
+            self.fleet.signal(twin, signal.SIGSTOP)
+            try:
+                self.test.wait_for(lambda: not self.switch.open_connections(twin.name), 15, "the controller to close a connection that it refused")
+            finally:
+                self.fleet.signal(twin, signal.SIGKILL)
         self.goes_on("after a second worker for a place")
 
     CASES = [frozen_while_its_wire_is_cut, a_reset_wire, dials_before_the_end_of_its_old_connection_is_seen, a_dead_wire,

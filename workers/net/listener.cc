@@ -212,6 +212,8 @@ StatusOr<std::unique_ptr<grpc::Server>> Listener::Serve(grpc::ServerBuilder& bui
   impl_->acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             static_cast<int>(std::chrono::milliseconds(kPatience).count()));
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) return Unavailable(impl_->address + ": the server could not be started");
   impl_->thread = std::jthread([impl = impl_.get()](const std::stop_token& stop) { impl->Run(stop); });

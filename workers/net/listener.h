@@ -6,9 +6,10 @@
 //   - a connection counts as a stranger's until a call on it has shown a token (Authenticated). There are at
 //     most kStrangers of them, fewer where the process may open few files, and each is cut after kPatience.
 //     More than that wait in the kernel's queue, and the oldest stranger makes room after kMakeRoom;
+//   - a connection without a call is closed after kPatience, so that the connection of a worker that was
+//     refused ends, even where that worker never reads why;
 //   - a connection that would take one of the last kReserve descriptors is closed at once: journal, payload
-//   and
-//     checkpoints find theirs;
+//     and checkpoints find theirs;
 //   - where none is left all the same, a spare one is closed to accept and close whoever waits, and opened
 //     again.
 // Thread-safe; one thread of its own.
@@ -30,7 +31,8 @@ namespace tidepool::workers {
 class Listener {
  public:
   static constexpr int64_t kStrangers = 64;
-  static constexpr auto kPatience = std::chrono::seconds(5);  // from connect to the first call with a token
+  static constexpr auto kPatience =
+      std::chrono::seconds(5);  // from connect to the first call with a token; without a call
   static constexpr auto kMakeRoom = std::chrono::milliseconds(250);
   static constexpr int kReserve = 32;
 
