@@ -500,6 +500,12 @@ void CheckCluster(Binder& b, const JobConfig& c) {
                                      "yet, so write 127.0.0.1");
     }
   }
+  if (AllGood(b, {"security.max_control_bytes", "security.max_frame_bytes"}) &&
+      c.security.max_control_bytes < c.security.max_frame_bytes) {
+    b.Complain(FirstWritten(b, {"security.max_control_bytes", "security.max_frame_bytes"}),
+               "a control message may have fewer bytes than a frame of rows: no batch would ever arrive; let "
+               "security.max_control_bytes be at least security.max_frame_bytes");
+  }
   if (AllGood(b, {"cluster.heartbeat_s", "cluster.stall_timeout_s"}) &&
       c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s) {
     b.Complain(FirstWritten(b, {"cluster.stall_timeout_s", "cluster.heartbeat_s"}),

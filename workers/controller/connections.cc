@@ -61,7 +61,8 @@ std::string ControllerProcess::PlaceName(int64_t place) const {
 void ControllerProcess::CheckChildren() {
   for (const Ended& ended : launcher_.Reap()) {
     if (joined_.contains(ended.place)) {
-      Lose(ended.place, ended.why, /*by_exit=*/true);
+      attachments_->Fence(ended.place, ended.why);
+      Lose(ended.place, inc_of_[ended.place], ended.why, /*by_exit=*/true);
       continue;
     }
     attachments_->Fence(ended.place, ended.why);
@@ -90,7 +91,7 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.inc = c.inc;
   w.place = place;
   w.slot = place < options_.device_workers() ? SlotId{place} : SlotId{};
-  w.lease_s = 3 * config_.cluster.heartbeat_s;
+  w.lease_s = LeaseSeconds();
   w.config_yaml = request_.config_yaml;
   w.run_dir = request_.run_dir;
   w.run_id = request_.run_id;
@@ -118,11 +119,10 @@ void ControllerProcess::Forget(int64_t place) {
   metrics_->OnHold(place, Role::kNone, Now());
 }
 
-void ControllerProcess::Lose(int64_t place, const std::string& why, bool by_exit) {
+void ControllerProcess::Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit) {
   Forget(place);
   if (!by_exit) lost_.insert(place);
-  attachments_->Fence(place, why);
-  Feed(ev::WorkerLost{{{place}, inc_of_[place]}, why, by_exit});
+  Feed(ev::WorkerLost{{{place}, inc}, why, by_exit});
 }
 
 // --- the wire
@@ -130,7 +130,7 @@ void ControllerProcess::Lose(int64_t place, const std::string& why, bool by_exit
 void ControllerProcess::OnAttachment(Attachments::Event& event) {
   std::visit(
       Overload{[&](Attachments::Arrived& e) { OnArrived(e); }, [&](Attachments::Message& e) { OnMessage(e); },
-               [&](Attachments::Lost& e) { Lose(e.place, e.why, /*by_exit=*/false); },
+               [&](Attachments::Lost& e) { Lose(e.place, e.inc, e.why, /*by_exit=*/false); },
                [&](Attachments::Superseded& e) {
                  superseded_ = true;
                  Do(cmd::Finish{

@@ -25,7 +25,7 @@ StatusOr<RunResult> ControllerProcess::Run() {
 // --- start and end
 
 Status ControllerProcess::Open() {
-  start_ = Clock::now();
+  clock_.Start(Clock::now());
   observe::LogOptions log;
   log.path = request_.run_dir + "/logs/controller.log";
   log.role = "controller";
@@ -96,7 +96,7 @@ Status ControllerProcess::Open() {
   attachments.ctl_epoch = storage_->ctl_epoch();
   attachments.device_places = options_.device_workers();
   attachments.side_places = std::max<int64_t>(options_.side_workers(), 1);
-  attachments.lost_after = FromSeconds(LostAfterSeconds(3 * config_.cluster.heartbeat_s));
+  attachments.lost_after = FromSeconds(LostAfterSeconds(LeaseSeconds()));
   attachments_ = std::make_unique<Attachments>(attachments, hub_.get());
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
   TP_RETURN_IF_ERROR(fs_->WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
@@ -128,7 +128,9 @@ void ControllerProcess::Close() {
 
 void ControllerProcess::Drive() {
   auto next_tick = Clock::now();
-  auto next_show = Clock::now();
+  auto next_show = Clock::now(), next_renewal = Clock::now();
+  const auto renewal =
+      std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(LeaseSeconds())));
   while (!finished_) {
     Execute();
     if (finished_) break;
@@ -152,9 +154,12 @@ void ControllerProcess::Drive() {
       WatchDisk();
       Feed(ev::Tick{});
     }
+    if (now >= next_renewal) {
+      next_renewal = now + renewal;
+      attachments_->Renew();
+    }
     if (now >= next_show) {
       next_show = now + std::chrono::milliseconds(250);
-      attachments_->Renew();
       Show();
     }
   }
@@ -163,8 +168,6 @@ void ControllerProcess::Drive() {
 std::string ControllerProcess::CheckpointDir(StepNumber step) const {
   return checkpoints_ + "/" + storage::CheckpointName(step);
 }
-
-TimePoint ControllerProcess::Now() const { return {Clock::now() - start_}; }
 
 void ControllerProcess::Feed(scheduler::Event event) {
   const auto begin = Clock::now();

@@ -32,6 +32,7 @@
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/fragments.h"
 #include "workers/controller/launcher.h"
+#include "workers/controller/loop_clock.h"
 #include "workers/controller/process.h"
 #include "workers/controller/row_source.h"
 #include "workers/controller/run_metrics.h"
@@ -75,7 +76,8 @@ class ControllerProcess {
   // --- the loop
   void Drive();
   std::string CheckpointDir(StepNumber step) const;
-  TimePoint Now() const;
+  TimePoint Now() { return clock_.At(Clock::now()); }
+  [[nodiscard]] double LeaseSeconds() const { return 3 * config_.cluster.heartbeat_s; }
   void Feed(scheduler::Event event);
   struct Batch;
   void Execute();
@@ -103,7 +105,7 @@ class ControllerProcess {
   void Do(const cmd::KillWorker& c);
   void Do(const cmd::Welcome& c);
   void Do(const cmd::RefuseWorker& c);
-  void Lose(int64_t place, const std::string& why, bool by_exit);
+  void Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit);
   void Forget(int64_t place);
 
   // --- the wire
@@ -179,7 +181,7 @@ class ControllerProcess {
   scheduler::ControllerOptions options_;
   bool greedy_first_ = false;  // the first sample of a group is the greedy baseline of the others (ReMax)
   std::shared_ptr<FileSystem> fs_ = std::make_shared<RealFileSystem>();
-  Clock::time_point start_;
+  LoopClock clock_;
   std::unique_ptr<RowSource> rows_;
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
   std::unique_ptr<RunStorage> storage_;  // journal and payload

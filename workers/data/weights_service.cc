@@ -85,6 +85,8 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& tok
                                                : "weights of version " + ToString(wanted.version);
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // workers speak to each other, never through a proxy
+  // A connection of its own: one that gRPC has kept may be dead without knowing it.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
   auto stub = v1::Weights::NewStub(channel);
   grpc::ClientContext context;

@@ -157,7 +157,6 @@ class DeviceWorker {
     ForgetAll();
     inc_ = welcome.inc;
     slot_ = welcome.slot;
-    lease_s_ = welcome.lease_s;
     StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
     if (!config.ok()) {
       observe::Log(observe::LogLevel::kError, "config", {{"why", config.status().message()}});
@@ -659,8 +658,7 @@ class DeviceWorker {
     if (role_ != Role::kRollout || !holds_.valid() || roles_ == nullptr || roles_->rollout() == nullptr ||
         !roles_->rollout()->HasWork() || !roles_->loaded())
       return false;
-    // Self-fence: a worker that the controller may have given up serves nothing.
-    return link_->SecondsSinceHeard() < lease_s_;
+    return link_->MayServe();
   }
 
   void EngineStep() {
@@ -724,7 +722,6 @@ class DeviceWorker {
   Incarnation inc_;
   SlotId slot_;
   LeaseEpoch epoch_;
-  double lease_s_ = 3;
   Role role_ = Role::kNone;
   Version admitted_;
   Version holds_;  // the weights in memory, whole; invalid: none, or torn

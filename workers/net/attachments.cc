@@ -41,23 +41,28 @@ void Attachments::Opened(HubOpened& e, TimePoint now, std::vector<Event>& out) {
   if (place < first || place >= end) {
     wire_->Refuse(
         e.connection,
-        "the run has no such place for a worker (cluster.slots, reward.workers, environment.workers)");
+        {"the run has no such place for a worker (cluster.slots, reward.workers, environment.workers)"});
     return;
   }
   if (hello.ctl_epoch > options_.ctl_epoch) {
-    wire_->Refuse(e.connection, "this controller has a successor, epoch " + std::to_string(hello.ctl_epoch));
+    wire_->Refuse(e.connection,
+                  {"this controller has a successor, epoch " + std::to_string(hello.ctl_epoch)});
     out.emplace_back(Superseded{hello.ctl_epoch});
     return;
   }
   auto it = places_.find(place);
-  if (it != places_.end() && it->second.hello.process != hello.process) {
-    wire_->Refuse(e.connection, "that place has a worker already");
-    return;
-  }
   const bool known = hello.ctl_epoch == options_.ctl_epoch;
-  if (it == places_.end()) {
+  if (it != places_.end() && it->second.hello.process != hello.process && !known) {
+    if (it->second.connection != 0) {
+      wire_->Refuse(e.connection, {"that place has a worker already", /*again=*/true});
+      return;
+    }
+    Release(place, "another process came to its place", out);
+    it = places_.end();
+  }
+  if (it == places_.end() || it->second.hello.process != hello.process) {
     if (known) {
-      wire_->Refuse(e.connection, "this worker was taken for lost and is fenced");
+      wire_->Refuse(e.connection, {"this worker was taken for lost and is fenced"});
       return;
     }
     it = places_.try_emplace(place).first;
@@ -67,7 +72,7 @@ void Attachments::Opened(HubOpened& e, TimePoint now, std::vector<Event>& out) {
   // Who has not seen this epoch yet has taken nothing of it. A Hello that says less than is known was
   // overtaken by a later one of the same process.
   if (!p.session.Connected(known ? hello.received : 0)) {
-    wire_->Refuse(e.connection, "this worker says that it took commands that it cannot have");
+    wire_->Refuse(e.connection, {"this worker says that it took commands that it cannot have"});
     return;
   }
   if (p.connection != 0) {
@@ -144,15 +149,23 @@ std::vector<Attachments::Event> Attachments::Tick(TimePoint now) {
       Unbind(p, now);
       wire_->Close(silent, "nothing was heard over it");
     }
-    if (p.connection != 0 || now - p.gone < options_.lost_after) {
-      ++it;
-      continue;
+    const auto at = it++;
+    if (p.hung) {
+      if (p.connection != 0) wire_->Close(p.connection, "the worker does not take its commands");
+      Release(at->first, "it does not take its commands", out);
+    } else if (p.connection == 0 && now - p.gone >= options_.lost_after) {
+      Release(at->first, "its connection broke and it did not dial again", out);
     }
-    if (p.inc.valid())
-      out.emplace_back(Lost{it->first, p.inc, "its connection broke and it did not dial again"});
-    it = places_.erase(it);
   }
   return out;
+}
+
+// The process has the place no more, and is fenced.
+void Attachments::Release(int64_t place, const std::string& why, std::vector<Event>& out) {
+  const auto it = places_.find(place);
+  if (it->second.inc.valid()) out.emplace_back(Lost{place, it->second.inc, why});
+  place_of_.erase(it->second.connection);
+  places_.erase(it);
 }
 
 void Attachments::Welcome(int64_t place, down::Welcome welcome) {
@@ -166,7 +179,7 @@ void Attachments::Welcome(int64_t place, down::Welcome welcome) {
 void Attachments::Refuse(int64_t place, const std::string& why) {
   const auto it = places_.find(place);
   if (it == places_.end()) return;
-  if (it->second.connection != 0) wire_->Refuse(it->second.connection, why);
+  if (it->second.connection != 0) wire_->Refuse(it->second.connection, {why});
   place_of_.erase(it->second.connection);
   places_.erase(it);
 }
@@ -180,6 +193,8 @@ bool Attachments::Fence(int64_t place, const std::string& why) {
 void Attachments::Send(int64_t place, ToWorkerBody body) {
   const auto it = places_.find(place);
   if (it == places_.end() || !it->second.inc.valid()) return;  // its loss is on its way
+  it->second.hung = it->second.hung || it->second.session.unacknowledged() >= kMostKept;
+  if (it->second.hung) return;
   it->second.session.Put(ToWorker{0, 0, std::move(body)});
   Flush(it->second);
 }

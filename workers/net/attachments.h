@@ -49,7 +49,7 @@ class Attachments {
    public:
     virtual ~Wire() = default;
     virtual void Send(ConnectionId connection, ToWorker message) = 0;
-    virtual void Refuse(ConnectionId connection, const std::string& why) = 0;
+    virtual void Refuse(ConnectionId connection, down::Refuse why) = 0;
     virtual void Close(ConnectionId connection, const std::string& why) = 0;
   };
   // A process is there and has said all that it holds. Answered by Welcome or Refuse.
@@ -85,6 +85,8 @@ class Attachments {
   void Welcome(int64_t place, down::Welcome welcome);
   void Refuse(int64_t place, const std::string& why);
   // Each command once, in order, also over a new connection. Nothing if the place has no welcomed process.
+  // One that leaves kMostKept commands lie is lost at the next Tick.
+  static constexpr size_t kMostKept = 1 << 16;
   void Send(int64_t place, ToWorkerBody body);
   // The process of the place is fenced: told so, or refused when it comes again. False: there was none.
   bool Fence(int64_t place, const std::string& why);
@@ -107,10 +109,12 @@ class Attachments {
     Session<ToWorker> session;
     up::Offer offer;
     bool offered = false;
-    Incarnation inc;  // valid: welcomed
+    bool hung = false;  // it does not take what it is sent
+    Incarnation inc;    // valid: welcomed
   };
   void Opened(HubOpened& e, TimePoint now, std::vector<Event>& out);
   void Said(HubMessage& e, TimePoint now, std::vector<Event>& out);
+  void Release(int64_t place, const std::string& why, std::vector<Event>& out);
   bool Collect(Place& place, up::Offer& frame);
   void Unbind(Place& place, TimePoint now);
   void Flush(Place& place);

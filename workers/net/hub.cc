@@ -306,15 +306,15 @@ Hub::Holding Hub::Hold() {
   return Holding(this);
 }
 
-void Hub::Refuse(ConnectionId id, const std::string& why) {
+void Hub::Refuse(ConnectionId id, down::Refuse why) {
   const std::lock_guard lock(impl_->mu);
   const auto it = impl_->connections.find(id);
   if (it == impl_->connections.end()) return;
   const std::lock_guard inner(it->second->mu);
-  it->second->queue.push_back(ToWorker{0, 0, down::Refuse{why}});
+  it->second->why = why.why;
+  it->second->queue.push_back(ToWorker{0, 0, std::move(why)});
   it->second->last = true;
   it->second->held = false;
-  it->second->why = why;
   it->second->wake.notify_all();
 }
 

@@ -55,7 +55,7 @@ class Hub : public Attachments::Wire {
   };
   [[nodiscard]] Holding Hold();
   // The worker is told why, then the connection is closed.
-  void Refuse(ConnectionId connection, const std::string& why) override;
+  void Refuse(ConnectionId connection, down::Refuse why) override;
   void Close(ConnectionId connection, const std::string& why) override;
   // Ends all calls and the server; returns within a few seconds.
   void Stop();

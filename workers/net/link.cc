@@ -3,7 +3,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <fstream>
@@ -42,19 +41,16 @@ struct Link::Impl {
   std::condition_variable wake;
   WorkerSession session;
   Rng rng;  // of the pauses between two dials
-  double lease_s = 5;
   bool stop = false;
   bool connected = false;
   std::shared_ptr<grpc::Channel> channel;
   grpc::ClientContext* context = nullptr;
-  std::atomic<int64_t> heard_ns{0};
   std::jthread pump;  // waits: its stream is cancelled before it is joined
 
   Impl(LinkOptions o, uint64_t process)
       : options(std::move(o)), session(process, FromSeconds(options.connect_timeout_s)), rng(process) {}
 
   static TimePoint Now() { return {Clock::now().time_since_epoch()}; }
-  void Heard() { heard_ns.store(Clock::now().time_since_epoch().count()); }
 
   // One life of the stream: Hello is said, messages go both ways until it ends.
   struct Call {
@@ -86,13 +82,12 @@ struct Link::Impl {
     std::deque<FromWorker> first(1);
     {
       const std::lock_guard lock(mu);
-      first.front().body = session.Greet(options.hello);
+      first.front().body = session.Greet(options.hello, Now());
       channel = opened;
     }
     v1::Frame wire;
     Pack(first, 0, kTogetherBytes, &wire);
     if (!call.stream->Write(wire)) return FromGrpc(call.stream->Finish()).At("attach to " + address);
-    Heard();
     return call;
   }
 
@@ -109,7 +104,6 @@ struct Link::Impl {
     v1::Frame wire;
     Status refusal;
     while (refusal.ok() && call.stream->Read(&wire)) {
-      Heard();
       auto messages = Unpack<ToWorker>(wire);
       wire.Clear();
       refusal = messages.status();
@@ -117,7 +111,7 @@ struct Link::Impl {
       if (refusal.ok()) {
         const std::lock_guard lock(mu);
         for (ToWorker& message : *messages) {
-          auto command = session.Receive(std::move(message));
+          auto command = session.Receive(std::move(message), Now());
           refusal = command.status();
           if (!refusal.ok()) break;
           if (command->has_value()) events.emplace_back(std::move(**command));
@@ -238,8 +232,8 @@ void Link::Send(FromWorkerBody body) {
   const std::lock_guard lock(impl_->mu);
   impl_->session.Send(std::move(body));
   impl_->wake.notify_all();
-  // Heartbeats come here at all times. Half a lease leaves the time for another connection before it ends.
-  if (impl_->context != nullptr && SecondsSinceHeard() > impl_->lease_s / 2) impl_->context->TryCancel();
+  // Heartbeats come here at all times.
+  if (impl_->context != nullptr && impl_->session.Silent(Impl::Now())) impl_->context->TryCancel();
 }
 
 void Link::Begin(int64_t ctl_epoch) {
@@ -249,8 +243,7 @@ void Link::Begin(int64_t ctl_epoch) {
 
 void Link::SetLease(double lease_s, double patience_s) {
   const std::lock_guard lock(impl_->mu);
-  impl_->lease_s = lease_s;
-  impl_->session.SetPatience(FromSeconds(patience_s));
+  impl_->session.SetLease(lease_s, patience_s);
 }
 
 int64_t Link::ctl_epoch() const {
@@ -258,9 +251,9 @@ int64_t Link::ctl_epoch() const {
   return impl_->session.ctl_epoch();
 }
 
-double Link::SecondsSinceHeard() const {
-  const Clock::duration silent(Clock::now().time_since_epoch().count() - impl_->heard_ns.load());
-  return std::chrono::duration<double>(silent).count();
+bool Link::MayServe() const {
+  const std::lock_guard lock(impl_->mu);
+  return impl_->session.MayServe(Impl::Now());
 }
 
 StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) {

@@ -47,10 +47,10 @@ class Link {
   void Send(FromWorkerBody body);
   // What was done for earlier controllers is dropped.
   void Begin(int64_t ctl_epoch);
-  // patience_s: for a new connection. A controller is taken for gone when it was not heard for lease_s.
+  // patience_s: for a new connection.
   void SetLease(double lease_s, double patience_s);
-  [[nodiscard]] int64_t ctl_epoch() const;         // the newest that it has heard of
-  [[nodiscard]] double SecondsSinceHeard() const;  // since the last message of the controller
+  [[nodiscard]] int64_t ctl_epoch() const;  // the newest that it has heard of
+  [[nodiscard]] bool MayServe() const;      // WorkerSession::MayServe, now
 
   // Rows of a leased batch.
   StatusOr<std::vector<BatchRow>> FetchRows(int64_t lease, StepNumber step);

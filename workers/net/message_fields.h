@@ -112,7 +112,7 @@ TP_FIELDS(Attached, v("ctl_epoch", r.ctl_epoch); v("received", r.received);)
 TP_FIELDS(Welcome, v("inc", r.inc); v("place", r.place); v("slot", r.slot); v("lease_s", r.lease_s);
           v("config_yaml", r.config_yaml); v("run_dir", r.run_dir); v("run_id", r.run_id);
           v("model_dir", r.model_dir); v("run_clock_ns", r.run_clock_ns);)
-TP_FIELDS(Refuse, v("why", r.why, kWords);)
+TP_FIELDS(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(LeaseRenewal, )
 TP_FIELDS(StartChunk, v("slot", r.slot); v("epoch", r.epoch); v("tid", r.tid); v("att", r.att);
           v("gid", r.gid); v("version", r.version); v("prompt", r.prompt); v("generated", r.generated);

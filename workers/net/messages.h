@@ -175,6 +175,7 @@ struct Welcome {
 };
 struct Refuse {
   std::string why;
+  bool again = false;  // it may come again later; else its process ends
 };
 struct LeaseRenewal {};
 struct StartChunk {

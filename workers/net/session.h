@@ -8,6 +8,7 @@
 // anew. A session lives as long as (process, controller epoch); Reset begins another one. Pure; not
 // thread-safe.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -20,7 +21,13 @@ namespace tidepool::workers {
 // connection may be silent. 5 s, because a machine with more processes than cores starves some of them for
 // seconds. The lease ends earlier: then a worker serves nothing, and goes on when it hears the controller
 // again.
-inline double LostAfterSeconds(double lease_s) { return 2 * lease_s > 5.0 ? 2 * lease_s : 5.0; }
+inline double LostAfterSeconds(double lease_s) { return std::max(2 * lease_s, 5.0); }
+// How often the controller says to every worker that it lives, so that a lease and the silence below stand
+// several losses of a turn.
+inline double RenewalSeconds(double lease_s) { return std::clamp(lease_s / 6, 0.01, 0.25); }
+// Silence after which a worker takes its connection for dead and makes another: before the lease ends, where
+// that leaves a busy machine the quarter of a second that it may take between two turns.
+inline double SilenceSeconds(double lease_s) { return std::max(lease_s / 2, 0.25); }
 
 // Message has `seq` and `ack`.
 template <typename Message>

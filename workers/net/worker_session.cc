@@ -6,7 +6,8 @@
 
 namespace tidepool::workers {
 
-up::Hello WorkerSession::Greet(up::Hello hello) const {
+up::Hello WorkerSession::Greet(up::Hello hello, TimePoint now) {
+  greeted_ = now;
   hello.process = process_;
   hello.ctl_epoch = ctl_epoch_;
   hello.inc = inc_;
@@ -14,8 +15,17 @@ up::Hello WorkerSession::Greet(up::Hello hello) const {
   return hello;
 }
 
-StatusOr<std::optional<Command>> WorkerSession::Receive(ToWorker message) {
-  if (const auto* refuse = std::get_if<down::Refuse>(&message.body)) return FailedPrecondition(refuse->why);
+bool WorkerSession::Silent(TimePoint now) const {
+  return Seconds(now - std::max(greeted_, heard_)) > SilenceSeconds(lease_s_);
+}
+
+bool WorkerSession::MayServe(TimePoint now) const {
+  return Seconds(now - heard_) < lease_s_ && unacknowledged() < kMostKept;
+}
+
+StatusOr<std::optional<Command>> WorkerSession::Receive(ToWorker message, TimePoint now) {
+  if (const auto* refuse = std::get_if<down::Refuse>(&message.body))
+    return refuse->again ? Unavailable(refuse->why) : FailedPrecondition(refuse->why);
   if (const auto* attached = std::get_if<down::Attached>(&message.body)) {
     if (attached->ctl_epoch < ctl_epoch_)
       return Unavailable("a controller of epoch " + std::to_string(attached->ctl_epoch) +
@@ -30,12 +40,13 @@ StatusOr<std::optional<Command>> WorkerSession::Receive(ToWorker message) {
       return FailedPrecondition("the controller says that it took messages that were never sent");
     session_.Acked(message.ack);
     attached_ = true;
+    attached_at_ = heard_ = now;
     if (!is_new) return std::optional<Command>();
     return std::optional<Command>({ctl_epoch_, std::move(message.body)});
   }
   if (!attached_) return Unavailable("the first answer has to be Attached");
+  heard_ = now;
   lost_.reset();  // a controller that says no more than Attached is not there yet
-  dials_ = 0;
   session_.Acked(message.ack);
   if (message.seq == 0) return std::optional<Command>();
   switch (session_.Take(message.seq)) {
@@ -70,6 +81,7 @@ std::vector<FromWorker> WorkerSession::TakeUnsent() {
 }
 
 std::optional<Duration> WorkerSession::Disconnected(TimePoint now, Rng& rng) {
+  if (attached_ && Seconds(now - attached_at_) >= lease_s_) dials_ = 0;
   attached_ = false;
   if (!lost_) lost_ = now;
   if (now - *lost_ >= patience_) return std::nullopt;

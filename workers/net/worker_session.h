@@ -26,13 +26,23 @@ class WorkerSession {
   // process: random, of this process alone. patience: how long it dials before it gives up.
   WorkerSession(uint64_t process, Duration patience) : process_(process), patience_(patience) {}
 
-  void SetPatience(Duration patience) { patience_ = patience; }
-  // Adds who says it, and where the session stands, to what the process says of itself.
-  [[nodiscard]] up::Hello Greet(up::Hello hello) const;
+  void SetLease(double lease_s, double patience_s) {
+    lease_s_ = lease_s;
+    patience_ = FromSeconds(patience_s);
+  }
+  // A connection is made: adds who says it, and where the session stands, to what the process says of itself.
+  [[nodiscard]] up::Hello Greet(up::Hello hello, TimePoint now);
 
   // nullopt: nothing for the worker to do. kUnavailable: this connection is of no use, another has to be
   // made. kFailedPrecondition: refused; the process has to end.
-  StatusOr<std::optional<Command>> Receive(ToWorker message);
+  StatusOr<std::optional<Command>> Receive(ToWorker message, TimePoint now);
+  // The connection that was greeted last is dead: nothing was heard over it for SilenceSeconds.
+  [[nodiscard]] bool Silent(TimePoint now) const;
+  // So many results wait for the controller's disk; more are not made.
+  static constexpr size_t kMostKept = 1 << 12;
+  // The lease that the controller's last message gave is not over, and there is room for results: a worker
+  // that it may have given up, or that does not get rid of what it says, makes nothing more.
+  [[nodiscard]] bool MayServe(TimePoint now) const;
   // The worker has dropped what it did for earlier epochs. What is sent before speaks of those, and is
   // dropped.
   void Begin(int64_t ctl_epoch) { begun_ = ctl_epoch == ctl_epoch_; }
@@ -55,9 +65,11 @@ class WorkerSession {
   int64_t ctl_epoch_ = 0;
   Incarnation inc_;
   bool attached_ = false;  // the current connection is
+  TimePoint greeted_, attached_at_, heard_;
+  double lease_s_ = 5;
   bool begun_ = false;
   std::optional<TimePoint> lost_;  // since when nothing is heard
-  int64_t dials_ = 0;              // since then
+  int64_t dials_ = 0;              // since a connection lasted for a lease
 };
 
 }  // namespace tidepool::workers

@@ -302,6 +302,11 @@ TEST(LoadConfigTest, OnlyLoopbackMayBeBound) {
   }
 }
 
+TEST(LoadConfigTest, AFrameOfRowsHasToFitAMessage) {
+  EXPECT_THAT(With("security.max_control_bytes=65536"), HasSubstr("no batch would ever arrive"));
+  EXPECT_THAT(With("security.max_frame_bytes=8388608"), HasSubstr("no batch would ever arrive"));
+}
+
 TEST(LoadConfigTest, RowsHaveToFitTheMicroBatch) {
   EXPECT_THAT(
       With("data.max_prompt_tokens=1009"),

@@ -75,6 +75,7 @@ class Sim {
   };
   struct Process {
     Process(int64_t p, uint64_t n) : place(p), nonce(n), session(n, FromSeconds(20)), rng(n) {
+      session.SetLease(kLease, 20);
       held.SetKept(true);
     }
     int64_t place;
@@ -84,7 +85,7 @@ class Sim {
     Rng rng;
     ConnectionId connection = 0;
     Incarnation inc;
-    TimePoint heard, paused_until;
+    TimePoint paused_until;
     std::map<SampleId, Running> running;
     std::set<std::pair<int64_t, int64_t>> loads;  // (epoch, id) done
     bool dead = false;
@@ -109,14 +110,13 @@ class Sim {
     if (now_ >= p->paused_until) {
       p->session.Send(up::Heartbeat{});
       Flush(p);
-      // As Link does it.
-      if (p->connection != 0 && Seconds(now_ - p->heard) > kLease / 2) Disconnected(p, p->connection);
+      if (p->connection != 0 && p->session.Silent(now_)) Disconnected(p, p->connection);
     }
     At(kHeartbeat, [this, p] { Beat(p); });
   }
   void Step(const ProcessPtr& p) {
     if (p->dead) return;
-    if (now_ >= p->paused_until && Seconds(now_ - p->heard) < kLease && !p->running.empty()) {
+    if (now_ >= p->paused_until && p->session.MayServe(now_) && !p->running.empty()) {
       up::StepTokens step;
       for (auto it = p->running.begin(); it != p->running.end();) {
         Running& r = it->second;
@@ -210,11 +210,10 @@ class Sim {
     wire->last_up = wire->last_down = now_;
     wires_[id] = wire;
     p->connection = id;
-    p->heard = std::max(p->heard, now_ - FromSeconds(kLease / 4));
     if (cut_off_.contains(p->place)) wire->up_open = wire->down_open = false;
     up::Hello hello;
     hello.place = p->place;
-    hello = p->session.Greet(std::move(hello));
+    hello = p->session.Greet(std::move(hello), now_);
     Up(wire, HubOpened{id, hello, ""});
     if (controller_ == nullptr) At(0.1, [this, p, id] { Disconnected(p, id); });
   }
@@ -256,8 +255,8 @@ class Sim {
    public:
     ControllerWire(Sim* sim, int64_t life) : sim_(sim), life_(life) {}
     void Send(ConnectionId id, ToWorker message) override { sim_->Down(life_, id, std::move(message)); }
-    void Refuse(ConnectionId id, const std::string& why) override {
-      sim_->Down(life_, id, ToWorker{0, 0, down::Refuse{why}});
+    void Refuse(ConnectionId id, down::Refuse why) override {
+      sim_->Down(life_, id, ToWorker{0, 0, std::move(why)});
     }
     void Close(ConnectionId id, const std::string&) override { sim_->Cut(id, true, false); }
 
@@ -273,8 +272,7 @@ class Sim {
           [this, wire, id, message = std::move(message)]() mutable {
             const ProcessPtr& p = wire->process;
             if (!wire->down_open || p->dead || p->connection != id) return;
-            p->heard = now_;
-            auto command = p->session.Receive(std::move(message));
+            auto command = p->session.Receive(std::move(message), now_);
             if (!command.ok()) {
               if (command.status().code() == StatusCode::kFailedPrecondition) {
                 ++fenced;

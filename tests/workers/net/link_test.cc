@@ -220,7 +220,7 @@ TEST(LinkTest, ARefusedWorkerIsToldWhyAndItsConnectionIsClosed) {
   Ends ends;
   const auto opened = Ends::Next<HubOpened>(ends.at_hub);
   ASSERT_TRUE(opened.has_value());
-  ends.hub->Refuse(opened->connection, "no place for it");
+  ends.hub->Refuse(opened->connection, {"no place for it"});
   std::optional<LinkClosed> closed;
   for (int i = 0; i < 100 && !closed; ++i) {
     for (LinkEvent& e : ends.at_worker.TakeOne(100ms)) {

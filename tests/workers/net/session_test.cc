@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "workers/controller/loop_clock.h"
 #include "workers/net/attachments.h"
 #include "workers/net/worker_session.h"
 
@@ -40,15 +41,15 @@ TEST(SessionTest, TakesEachMessageOnceAndInOrder) {
 TEST(WorkerSessionTest, RefusesAnEarlierControllerAndForgetsWhatWasOfIt) {
   WorkerSession session(7, FromSeconds(1));
   session.Send(up::FinalSaved{});  // to nobody
-  ASSERT_TRUE(session.Receive({0, 0, down::Attached{4, 0}}).ok());
+  ASSERT_TRUE(session.Receive({0, 0, down::Attached{4, 0}}, {}).ok());
   EXPECT_TRUE(session.TakeUnsent().empty());
   session.Begin(4);
   session.Send(up::FinalSaved{"of 4"});
   EXPECT_EQ(session.TakeUnsent().size(), 1u);
   Rng rng(1);
   ASSERT_TRUE(session.Disconnected({}, rng).has_value());
-  EXPECT_EQ(session.Receive({0, 0, down::Attached{3, 0}}).status().code(), StatusCode::kUnavailable);
-  ASSERT_TRUE(session.Receive({0, 0, down::Attached{5, 0}}).ok());
+  EXPECT_EQ(session.Receive({0, 0, down::Attached{3, 0}}, {}).status().code(), StatusCode::kUnavailable);
+  ASSERT_TRUE(session.Receive({0, 0, down::Attached{5, 0}}, {}).ok());
   session.Send(up::FinalSaved{"still of 4"});  // the worker has not begun epoch 5
   session.Begin(5);
   EXPECT_TRUE(session.TakeUnsent().empty());
@@ -66,7 +67,7 @@ TEST(WorkerSessionTest, DialsWithGrowingPausesAndGivesUpInTime) {
     if (!pause) break;
     longest = std::max(longest, *pause);
     now = now + *pause;
-    ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}).ok());
+    ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}, now).ok());
   }
   EXPECT_LE(Seconds(longest), 2);
   EXPECT_GE(Seconds(longest), 1);
@@ -75,11 +76,80 @@ TEST(WorkerSessionTest, DialsWithGrowingPausesAndGivesUpInTime) {
   EXPECT_LT(dials, 45);
 }
 
+// A controller that answers, has a command to say and hangs up at once: the pauses grow nevertheless.
+TEST(WorkerSessionTest, OnlyAConnectionThatLastedMakesThePausesShortAgain) {
+  WorkerSession session(7, FromSeconds(30));
+  session.SetLease(1.5, 30);
+  Rng rng(1);
+  TimePoint now;
+  int64_t command = 0;
+  const auto connect = [&](double lasts) {
+    ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}, now).ok());
+    ASSERT_TRUE(session.Receive({++command, 0, down::ForgetGroup{.gid = {1}}}, now).ok());
+    now = now + FromSeconds(lasts);
+  };
+  int dials = 0;
+  while (now.since_start < FromSeconds(10)) {
+    connect(0.02);
+    const auto pause = session.Disconnected(now, rng);
+    ASSERT_TRUE(pause.has_value()) << "it heard the controller";
+    now = now + *pause;
+    ++dials;
+  }
+  EXPECT_LT(dials, 14);
+  connect(1.6);
+  EXPECT_LE(Seconds(*session.Disconnected(now, rng)), 0.05);
+}
+
+TEST(WorkerSessionTest, ARefusalThatIsNotForGoodIsAskedAgain) {
+  WorkerSession session(7, FromSeconds(30));
+  EXPECT_EQ(session.Receive({0, 0, down::Refuse{"taken", /*again=*/true}}, {}).status().code(),
+            StatusCode::kUnavailable);
+  EXPECT_EQ(session.Receive({0, 0, down::Refuse{"fenced"}}, {}).status().code(),
+            StatusCode::kFailedPrecondition);
+}
+
+TEST(WorkerSessionTest, RenewalsKeepEveryLeaseThatAJobMayHave) {
+  for (const double heartbeat_s : {0.01, 0.05, 0.1, 0.2, 0.5, 5.0, 3600.0}) {
+    const double lease_s = 3 * heartbeat_s;
+    WorkerSession session(7, FromSeconds(30));
+    session.SetLease(lease_s, 30);
+    TimePoint now;
+    ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}, now).ok());
+    for (int i = 0; i < 20; ++i) {  // every second renewal is late by a whole turn
+      now = now + FromSeconds(RenewalSeconds(lease_s) * (i % 2 == 0 ? 2 : 1));
+      EXPECT_FALSE(session.Silent(now)) << heartbeat_s;
+      EXPECT_TRUE(session.MayServe(now)) << heartbeat_s;
+      ASSERT_TRUE(session.Receive({0, 0, down::LeaseRenewal{}}, now).ok());
+    }
+    now = now + FromSeconds(std::max(1.01 * lease_s, 0.3));
+    EXPECT_TRUE(session.Silent(now)) << heartbeat_s;
+    EXPECT_FALSE(session.MayServe(now)) << heartbeat_s;
+    (void)session.Greet({}, now);
+    EXPECT_FALSE(session.Silent(now)) << "the new connection has its time";
+    EXPECT_FALSE(session.MayServe(now)) << "to dial is not to hear";
+  }
+}
+
+TEST(WorkerSessionTest, MakesNoMoreThanTheControllerStores) {
+  WorkerSession session(7, FromSeconds(30));
+  ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}, {}).ok());
+  session.Begin(1);
+  for (size_t i = 0; i < WorkerSession::kMostKept; ++i) {
+    EXPECT_TRUE(session.MayServe({}));
+    session.Send(up::StepTokens{});
+  }
+  EXPECT_FALSE(session.MayServe({}));
+  ASSERT_TRUE(session.Receive({0, /*ack=*/1, down::LeaseRenewal{}}, {}).ok());
+  EXPECT_TRUE(session.MayServe({}));
+}
+
 struct RecordingWire : Attachments::Wire {
   std::map<ConnectionId, std::vector<ToWorker>> sent;
-  std::map<ConnectionId, std::string> refused, closed;
+  std::map<ConnectionId, down::Refuse> refused;
+  std::map<ConnectionId, std::string> closed;
   void Send(ConnectionId c, ToWorker m) override { sent[c].push_back(std::move(m)); }
-  void Refuse(ConnectionId c, const std::string& why) override { refused[c] = why; }
+  void Refuse(ConnectionId c, down::Refuse why) override { refused[c] = std::move(why); }
   void Close(ConnectionId c, const std::string& why) override { closed[c] = why; }
 };
 
@@ -151,15 +221,59 @@ TEST_F(AttachmentsTest, AcknowledgesOnlyWhatIsDurable) {
 TEST_F(AttachmentsTest, RefusesTheFencedTheStrangerAndItsOwnPast) {
   Welcome(1, 9);
   Open(2, Hello(10, 0));
-  EXPECT_TRUE(wire.refused.contains(2)) << "another process in its place";
+  ASSERT_TRUE(wire.refused.contains(2)) << "another process in its place";
+  EXPECT_TRUE(wire.refused[2].again);
   EXPECT_TRUE(attachments.Fence(0, "too slow"));
   EXPECT_TRUE(wire.refused.contains(1));
   Open(3, Hello(9, 0, 4));
-  EXPECT_TRUE(wire.refused.contains(3)) << "a fenced process came again";
+  ASSERT_TRUE(wire.refused.contains(3)) << "a fenced process came again";
+  EXPECT_FALSE(wire.refused[3].again);
   const auto events = Open(4, Hello(11, 1, /*ctl_epoch=*/5));
   EXPECT_TRUE(wire.refused.contains(4));
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(std::get<Attachments::Superseded>(events[0]).ctl_epoch, 5);
+}
+
+// Workers that are started by hand, or by a supervisor: the next one need not wait until the last is given
+// up.
+TEST_F(AttachmentsTest, ANewProcessTakesThePlaceOfOneWhoseConnectionHasEnded) {
+  Welcome(1, 9);
+  attachments.On(HubClosed{1, "killed"}, TimePoint{FromSeconds(1)});
+  const auto events = Open(2, Hello(10, 0), 1.1);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(std::get<Attachments::Lost>(events[0]).inc, Incarnation{3});
+  ASSERT_EQ(wire.sent[2].size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<down::Attached>(wire.sent[2][0].body));
+  Open(3, Hello(9, 0, 4), 1.2);  // it lived after all
+  ASSERT_TRUE(wire.refused.contains(3));
+  EXPECT_FALSE(wire.refused[3].again);
+  EXPECT_EQ(Say(2, 1, up::Offer{.last = true}).size(), 1u) << "the new one is not touched";
+}
+
+TEST_F(AttachmentsTest, AWorkerThatTakesNoCommandsIsLostBeforeTheyFillTheMemory) {
+  Welcome(1, 9);
+  for (size_t i = 0; i < Attachments::kMostKept; ++i) attachments.Send(0, down::ForgetGroup{.gid = {1}});
+  ASSERT_EQ(wire.sent[1].size(), 1 + Attachments::kMostKept) << "Welcome is one of them";
+  const auto events = attachments.Tick({});
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<Attachments::Lost>(events[0]));
+  EXPECT_TRUE(wire.closed.contains(1));
+}
+
+TEST_F(AttachmentsTest, TheControllersOwnAbsenceIsNotTheSilenceOfItsWorkers) {
+  LoopClock clock;
+  const auto start = LoopClock::Source::time_point{};
+  clock.Start(start);
+  Welcome(1, 9);
+  using std::chrono::seconds;
+  EXPECT_TRUE(attachments.Tick(clock.At(start + seconds(1))).empty());
+  EXPECT_TRUE(attachments.Tick(clock.At(start + seconds(600))).empty()) << "it was stopped";
+  EXPECT_TRUE(wire.closed.empty());
+  TimePoint now;
+  for (int s = 1; s <= 6; ++s) now = clock.At(start + seconds(600 + s));
+  EXPECT_EQ(Seconds(now.since_start), 7);
+  attachments.Tick(now);
+  EXPECT_TRUE(wire.closed.contains(1)) << "and that is silence";
 }
 
 TEST_F(AttachmentsTest, AWorkerIsLostWhenItDoesNotDialAgain) {

@@ -1,0 +1,30 @@
+#pragma once
+// The time of a run as its controller lives through it. It stands still while the controller is stopped (by a
+// signal, by a suspended machine, by a machine that gives it no turn): nothing is heard in that time, and it
+// must not count as silence of the workers. One thread.
+
+#include <chrono>
+
+#include "core/base/time.h"
+
+namespace tidepool::workers {
+
+class LoopClock {
+ public:
+  using Source = std::chrono::steady_clock;
+  // The loop asks for the time some twenty times a second. When it did not for so long, it was not there.
+  static constexpr std::chrono::seconds kAbsence{1};
+
+  void Start(Source::time_point now) { begin_ = last_ = now; }
+  // requires now not before that of the call before
+  TimePoint At(Source::time_point now) {
+    if (now - last_ > kAbsence) begin_ += now - last_;
+    last_ = now;
+    return {last_ - begin_};
+  }
+
+ private:
+  Source::time_point begin_, last_;
+};
+
+}  // namespace tidepool::workers
