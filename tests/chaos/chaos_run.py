@@ -142,6 +142,8 @@ class ChaosRun:
         self.test.finish(self.controller, timeout=60)
         end = time.monotonic() + 5  # one that had no connection just then looks for the controller for longer
         for w in self.fleet.workers:
+            if w.process is None:  # it had just ended when the fleet stopped starting workers again
+                continue
             try:
                 w.process.wait(timeout=max(0.01, end - time.monotonic()))
             except subprocess.TimeoutExpired:
