@@ -25,11 +25,10 @@ LOSSES_OF_ONE_WORKER = 3  # in one life of a controller: more, and it is retired
 # State -> the record that opens it.
 STATES = {"draining": "T_BEGIN", "granting": "T_COMMIT", "training": "STEP_BEGIN", "publishing": "STEP_COMMIT", "loading": "PUBLISH",
           "loaded": "LOADED", "checkpointing": "CK_BEGIN", "generating": "START", "grading": "ENQ", "joining": "JOIN"}
-GRACE = os.environ.get("TIDEPOOL_CHAOS_GRACE", "0")
 # Devices, options.
 ROUNDS = {
-    "split": (2, ["scheduler.placement=split", "cluster.slots=2", "cluster.weight_transport=stream", f"cluster.reattach_grace_s={GRACE}"]),
-    "elastic": (3, ["deterministic=false", "scheduler.placement=elastic", "cluster.slots=3", "scheduler.actor_slots=2", f"cluster.reattach_grace_s={GRACE}"]),
+    "split": (2, ["scheduler.placement=split", "cluster.slots=2", "cluster.weight_transport=stream"]),
+    "elastic": (3, ["deterministic=false", "scheduler.placement=elastic", "cluster.slots=3", "scheduler.actor_slots=2"]),
     "multiplexed": (3, ["scheduler.placement=multiplexed", "cluster.slots=3", "scheduler.actor_slots=2"]),
 }
 
@@ -156,6 +155,8 @@ class ChaosTest(ChaosTestCase):
                 continue
             name = f"{list(ROUNDS)[i % len(ROUNDS)]}-{i}"
             devices, options = ROUNDS[name.split("-")[0]]
+            grace = 8 if i % 2 else 0  # half of the rounds have workers that outlive their controller
+            options = [*options, f"cluster.reattach_grace_s={grace}"]
             faults = min(PER_ROUND, FAULTS - PER_ROUND * i)
             with self.subTest(seed=SEED, round=i):
                 begin = time.monotonic()
