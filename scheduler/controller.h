@@ -63,6 +63,8 @@ struct ControllerView {
   bool finished = false;
 };
 
+struct Machines;  // scheduler/machines/
+
 class Controller {
  public:
   // kInvalidArgument if the options cannot make a run. `journal`: records of earlier lives, in order
@@ -94,8 +96,7 @@ class Controller {
 
  private:
   Controller();
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Machines> impl_;
 };
 
 }  // namespace tidepool::scheduler

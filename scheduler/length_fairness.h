@@ -3,7 +3,7 @@
 //
 // It would: long answers take longer, so they are what passes the bound on staleness. The controller asks
 // `Leans` long before the checker says `Unfair`, and then waits for them
-// (Controller::Impl::WaitForStraggler).
+// (Batches::WaitForStraggler).
 
 #include <algorithm>
 #include <array>

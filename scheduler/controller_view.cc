@@ -1,0 +1,113 @@
+// What others may see of the controller. None of it changes anything.
+
+#include <algorithm>
+
+#include "core/base/check.h"
+#include "core/base/hash.h"
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+ControllerView Controller::View() const {
+  const Machines& m = *impl_;
+  const Ledger& l = m.state.ledger();
+  ControllerView v;
+  v.step = m.state.step();
+  v.version = m.state.version();
+  v.open_groups = l.open();
+  v.running = l.CountGroups(GroupPhase::kRunning);
+  v.awaiting = l.CountGroups(GroupPhase::kAwaiting);
+  v.queued = l.CountGroups(GroupPhase::kQueued);
+  v.leased = l.CountGroups(GroupPhase::kLeased);
+  v.capacity = l.rules().capacity();
+  v.trained_samples = l.trained_samples();
+  v.issued_samples = l.issued_samples();
+  v.drops.assign(l.drops().begin(), l.drops().end());
+  v.chunks = m.rollouts.requests().chunks();
+  v.restarts = m.workers.health().restarts();
+  v.refused = m.life.refused();
+  v.in_flight = m.rollouts.requests().in_flight();
+  v.waiting_env = m.rollouts.requests().waiting_env();
+  v.env_turns = m.samples.episodes().turns();
+  v.env_retries = m.samples.episodes().retries();
+  v.finished = m.life.finished();
+  v.rollbacks = m.slots.pool().rollbacks();
+  for (const auto& [id, s] : m.slots.pool().slots()) {
+    if (s.t.valid() || s.phase == SlotPhase::kGranting || s.phase == SlotPhase::kReleasing)
+      ++v.moving_slots;
+    else if (s.phase == SlotPhase::kHeld)
+      ++(s.role == Role::kActor ? v.actor_slots : v.rollout_slots);
+  }
+  v.phase = m.life.finished()                          ? "done"
+            : !m.life.started() || !m.trainer.ready()  ? "starting"
+            : m.life.shutdown().requested()            ? "stopping"
+            : m.evaluations.current().active()         ? "evaluating"
+            : m.checkpoints.writing() == StepNumber{0} ? "checkpointing"
+            : m.facts.StepsDone() ? (m.checkpoints.writing().valid() ? "checkpointing" : "stopping")
+                                  : "running";
+  return v;
+}
+
+int64_t Controller::Lag(const Version& made, const Version& trained) const {
+  return impl_->state.versions().Lag(made, trained);
+}
+
+const record::Enq* Controller::FindPayload(const SampleId& tid) const {
+  const Sample* s = impl_->state.ledger().Find(tid);
+  if (s == nullptr || (s->phase != SamplePhase::kAwaiting && s->phase != SamplePhase::kReady)) return nullptr;
+  return &s->enq;
+}
+
+bool Controller::Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const {
+  const Request* r = impl_->rollouts.requests().Find(tid);
+  return r != nullptr && r->att == att && r->on == worker && impl_->workers.IsCurrent(worker);
+}
+
+double Controller::Reward(const SampleId& tid) const {
+  const Sample* s = impl_->state.ledger().Find(tid);
+  TP_CHECK(s != nullptr && s->phase == SamplePhase::kReady) << "no reward of " << ToString(tid);
+  return s->reward;
+}
+
+const std::vector<std::pair<std::string, double>>& Controller::Rewards(const SampleId& tid) const {
+  const Sample* s = impl_->state.ledger().Find(tid);
+  TP_CHECK(s != nullptr && s->phase == SamplePhase::kReady) << "no rewards of " << ToString(tid);
+  return s->rewards;
+}
+
+int64_t Controller::OldestPayloadFile() const {
+  int64_t oldest = INT64_MAX;
+  for (const auto& [key, g] : impl_->state.ledger().groups()) {
+    for (const Sample& s : g.samples) {
+      const bool stored = s.phase == SamplePhase::kAwaiting || s.phase == SamplePhase::kReady;
+      if (stored && s.enq.payload_file >= 0) oldest = std::min(oldest, s.enq.payload_file);
+    }
+  }
+  return oldest;
+}
+
+uint64_t Controller::StateDigest() const {
+  const Machines& m = *impl_;
+  uint64_t h = 0x7469646570ULL;
+  const auto mix = [&h](int64_t x) { h = Mix64(h ^ static_cast<uint64_t>(x)); };
+  mix(m.state.next_lsn().value);
+  mix(m.state.step().value);
+  mix(m.state.version().lineage);
+  mix(static_cast<int64_t>(m.state.WeightsDigest(m.state.version())));
+  for (const auto& [key, g] : m.state.ledger().groups()) {
+    mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase));
+    for (const Sample& s : g.samples)
+      mix(static_cast<int64_t>(s.phase)), mix(s.att), mix(static_cast<int64_t>(s.enq.digest));
+  }
+  for (const auto& [id, s] : m.slots.pool().slots())
+    mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder.inc.value);
+  for (const SampleId& tid : m.rollouts.requests().Requests()) {
+    const Request& r = *m.rollouts.requests().Find(tid);
+    mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.inc.value);
+  }
+  mix(m.rollouts.requests().chunks()), mix(m.workers.health().restarts()), mix(m.life.refused()),
+      mix(m.life.finished() ? 1 : 0);
+  return h;
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,40 @@
+#pragma once
+// What is trained next: the groups of the next step, and whether the step waits for groups that would be too
+// old after it.
+
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "scheduler/ledger.h"
+#include "scheduler/machines/machine.h"
+
+namespace tidepool::scheduler {
+
+class Batches : public Machine {
+ public:
+  explicit Batches(Machines& all) : Machine(all) {}
+
+  // The groups that the next step would train; empty: too few are ready.
+  const std::vector<GroupKey>& Choose();
+  bool WaitForStraggler();  // the batch is there, and an urgent group is worth a short wait
+  void MarkUrgent();        // looks anew for groups that would expire at the next version
+  void StepBegins() { straggling_since_.reset(); }
+
+  [[nodiscard]] const std::vector<GroupKey>& chosen() const { return batch_; }  // by the last Choose
+
+ private:
+  bool StragglerIsWorthIt();
+  [[nodiscard]] bool WouldLean() const;
+
+  std::vector<GroupKey> batch_;                   // as of ...
+  std::pair<int64_t, Version> batch_of_{-1, {}};  // ... these changes of the ledger, this version
+  std::set<GroupId> urgent_;  // would expire at the next version, and its batch is not chosen yet
+  std::optional<TimePoint> straggling_since_;  // the batch waits since then
+  // WouldLean when this step's successor first had a batch.
+  std::pair<StepNumber, bool> foreseen_{{-1}, false};
+  std::optional<StepNumber> not_waiting_;  // this step's successor does not, or no longer
+};
+
+}  // namespace tidepool::scheduler

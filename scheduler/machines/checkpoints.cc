@@ -1,0 +1,103 @@
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+Checkpoints::Checkpoints(Machines& all)
+    : Machine(all),
+      policy_({.every_steps = config_.checkpoint.every_steps, .keep = config_.checkpoint.keep}) {}
+
+bool Checkpoints::Due() const {
+  const bool must = facts_.StepsDone() || all_.life.shutdown().requested();
+  return policy_.Due(state_.step(), must, state_.checkpoints(), now_);
+}
+
+void Checkpoints::Advance() {
+  if (all_.life.finished() || writing_ || !all_.trainer.ready() || all_.steps.open() || !Due()) return;
+  if (all_.life.shutdown().requested() && !all_.life.shutdown().MayCheckpoint(now_)) return;
+  writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
+  out_.Record(record::CheckpointBegin{writing_->ckpt, writing_->step});
+  out_.Do(command::WriteCheckpoint{all_.trainer.leader(), writing_->ckpt, writing_->step, state_.version()});
+  waits_.Begin({WaitKind::kCheckpoint, 0}, {all_.trainer.leader(), now_, In(config_.cluster.start_timeout_s),
+                                            "checkpoint " + std::to_string(writing_->ckpt)});
+}
+
+void Checkpoints::On(const event::CheckpointWritten& e) {
+  if (!writing_ || e.ckpt != writing_->ckpt) {
+    all_.life.Refuse();
+    return;
+  }
+  if (e.weights_digest != 0 && all_.trainer.digest() != 0 && e.weights_digest != all_.trainer.digest()) {
+    On(event::CheckpointFailed{e.ckpt, "its weights differ from the trainer's"});
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kCheckpoint, 0});
+  const Writing w = *writing_;
+  writing_.reset();
+  policy_.Written();
+  out_.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, all_.trainer.digest()});
+  for (const int64_t id : policy_.ToDelete(state_.checkpoints())) {
+    const StepNumber step = state_.checkpoints().at(id).step;
+    out_.Record(record::CheckpointDelete{id});
+    out_.Do(command::DeleteCheckpoint{id, step});
+  }
+  // A later fold that comes to another state here is refused: what it would decide from was not what
+  // happened.
+  out_.Record(record::Snapshot{state_.Digest()});
+  all_.samples.DiscardTrained(w.step);
+}
+
+void Checkpoints::On(const event::CheckpointFailed& e) {
+  if (!writing_ || e.ckpt != writing_->ckpt) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kCheckpoint, 0});
+  const StepNumber step = writing_->step;
+  writing_.reset();
+  out_.Warn("checkpoint=" + std::to_string(e.ckpt) + " step=" + std::to_string(step.value) +
+            " event=write_failed why=\"" + e.why + "\"");
+  if (policy_.Failed(step, now_)) {
+    all_.life.Fail(
+        "checkpoint", "controller", {},
+        std::to_string(policy_.failures()) + " checkpoints in a row could not be written: " + e.why);
+  }
+}
+
+void Checkpoints::TimedOut(const std::string& why) {
+  if (writing_) On(event::CheckpointFailed{writing_->ckpt, why});
+}
+
+void Checkpoints::LeaderLost() {
+  if (writing_) {
+    out_.Warn("checkpoint=" + std::to_string(writing_->ckpt) + " event=abandoned why=\"actor lost\"");
+    writing_.reset();
+    waits_.End({WaitKind::kCheckpoint, 0});
+  }
+  final_saving_ = false;
+  waits_.End({WaitKind::kFinal, 0});
+}
+
+void Checkpoints::SaveFinal() {
+  final_saving_ = true;
+  out_.Do(command::SaveFinal{all_.trainer.leader()});
+  waits_.Begin({WaitKind::kFinal, 0}, {all_.trainer.leader(), now_, In(config_.cluster.start_timeout_s), ""});
+}
+
+void Checkpoints::On(const event::FinalSaved& e) {
+  if (!final_saving_) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kFinal, 0});
+  final_saving_ = false;
+  if (!e.error.empty()) {
+    all_.life.Fail("save_final", "controller", {}, "final/ could not be written: " + e.error);
+    return;
+  }
+  final_saved_ = true;
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,42 @@
+#pragma once
+// Checkpoints as the run goes, and the model that is left at its end.
+
+#include <optional>
+#include <string>
+
+#include "scheduler/checkpoint_policy.h"
+#include "scheduler/events.h"
+#include "scheduler/machines/machine.h"
+
+namespace tidepool::scheduler {
+
+class Checkpoints : public Machine {
+ public:
+  explicit Checkpoints(Machines& all);
+
+  void On(const event::CheckpointWritten& e);
+  void On(const event::CheckpointFailed& e);
+  void On(const event::FinalSaved& e);
+
+  void Advance();  // writes one if it is due
+  void TimedOut(const std::string& why);
+  void SaveFinal();
+  void LeaderLost();  // who was writing is gone
+
+  [[nodiscard]] bool Due() const;
+  [[nodiscard]] bool busy() const { return writing_.has_value() || final_saving_; }
+  [[nodiscard]] StepNumber writing() const { return writing_ ? writing_->step : StepNumber{}; }
+  [[nodiscard]] bool final_saved() const { return final_saved_; }
+
+ private:
+  struct Writing {
+    int64_t ckpt = 0;
+    StepNumber step;
+    Lsn cut;
+  };
+  CheckpointPolicy policy_;
+  std::optional<Writing> writing_;
+  bool final_saved_ = false, final_saving_ = false;
+};
+
+}  // namespace tidepool::scheduler

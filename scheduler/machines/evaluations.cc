@@ -1,0 +1,85 @@
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+// Group ids of evaluation questions: beyond those of groups, equal for nothing else.
+constexpr int64_t kEvalGroups = int64_t{1} << 48;
+
+GroupId EvalGroup(const SampleId& tid) { return {kEvalGroups + (int64_t{tid.issue} << 24) + tid.ordinal}; }
+
+}  // namespace
+
+Evaluations::Evaluations(Machines& all) : Machine(all), evaluation_(facts_.eval_questions) {}
+
+void Evaluations::Graded(const SampleId& tid, int32_t att, GradeOutcome outcome, double verdict) {
+  evaluation_.Graded(tid, outcome, verdict);
+  out_.Do(command::DiscardTokens{tid, att});
+}
+
+void Evaluations::Graded(const event::Graded& e, GradeOutcome outcome) {
+  Graded(e.tid, e.att, outcome, e.rewards.empty() ? e.reward : e.rewards.front().second);
+}
+
+void Evaluations::Plan() {
+  const EvalConfig& c = config_.eval;
+  const StepNumber step = state_.step();
+  if (facts_.eval_questions <= 0 || all_.life.shutdown().requested() || state_.evals().contains(step) ||
+      evaluation_.Planned(step))
+    return;
+  const bool due = (c.before_train && step.value == 0) || (c.after_train && facts_.StepsDone()) ||
+                   (c.every_steps > 0 && step.value > 0 && step.value % c.every_steps == 0);
+  if (due) evaluation_.Plan({step, state_.version()});
+}
+
+void Evaluations::Cancel(const std::string& why) {
+  if (!evaluation_.Pending()) return;
+  out_.Warn("event=evaluation_cancelled why=\"" + why + "\"");
+  for (const SampleId& tid : std::set(evaluation_.left())) {
+    if (all_.rollouts.requests().Find(tid) == nullptr)
+      out_.Do(command::DiscardTokens{tid, evaluation_.attempt()});
+    all_.samples.Withdraw(tid);
+    all_.rollouts.ForgetGroup(EvalGroup(tid));
+  }
+  evaluation_.Cancel();
+}
+
+void Evaluations::Advance() {
+  if (all_.life.finished()) return;
+  if (evaluation_.Finished()) {
+    const Evaluation::Outcome o = evaluation_.Take();
+    if (o.lost > 0)
+      out_.Warn("event=evaluation_incomplete step=" + std::to_string(o.job.step.value) +
+                " lost=" + std::to_string(o.lost));
+    out_.Record(record::EvalResult{o.job.step, o.job.v, o.correct, o.total});
+    out_.Do(command::EvalReport{o.job.step, o.job.v, o.correct, o.total});
+  }
+  // Only older weights than the newest can be gone.
+  if (const auto& job = evaluation_.active();
+      job && job->v != state_.version() && !all_.rollouts.Serves(job->v))
+    Cancel("the last worker with version " + ToString(job->v) + " is gone");
+  if (evaluation_.active() || evaluation_.waiting().empty()) return;
+  const auto job = evaluation_.Begin();
+  for (const SampleId& tid : evaluation_.left()) {
+    const Request r{.tid = tid,
+                    .gid = EvalGroup(tid),
+                    .att = evaluation_.attempt(),
+                    .prompt_len = 0,
+                    .max_new = facts_.max_new,
+                    .generated = 0,
+                    .only = job->v,
+                    .v_min = {},
+                    .v_max = {},
+                    .on = {},
+                    .home = {},
+                    .probe = false,
+                    .errors = 0};
+    if (facts_.environment) {
+      all_.samples.BeginEpisode(r);
+    } else {
+      all_.rollouts.Add(r);
+    }
+  }
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,29 @@
+#pragma once
+// How good the policy is on held-out questions: when it is asked, by which weights, and what comes of it.
+
+#include <string>
+
+#include "scheduler/evaluation.h"
+#include "scheduler/events.h"
+#include "scheduler/machines/machine.h"
+
+namespace tidepool::scheduler {
+
+class Evaluations : public Machine {
+ public:
+  explicit Evaluations(Machines& all);
+
+  void Plan();     // after a publication: one of this step, if it is due
+  void Advance();  // reports the active one, begins the next
+  void Cancel(const std::string& why);
+  // The answer to a question was graded, or is lost (kData, kInfra); its tokens are discarded.
+  void Graded(const SampleId& tid, int32_t att, GradeOutcome outcome, double verdict);
+  void Graded(const event::Graded& e, GradeOutcome outcome);  // by its first reward, if it has names
+
+  [[nodiscard]] const Evaluation& current() const { return evaluation_; }
+
+ private:
+  Evaluation evaluation_;
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,196 @@
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+Lifecycle::Lifecycle(Machines& all) : Machine(all), watchdog_(FromSeconds(config_.cluster.stall_timeout_s)) {}
+
+void Lifecycle::On(const event::Started&) {
+  if (started_) return;
+  started_ = true;
+  Moved();
+  const JobConfig& c = config_;
+  if (state_.ended() && state_.ended()->finished == 1 && facts_.StepsDone()) {
+    out_.Do(command::Finish{0, "already finished"});
+    finished_ = true;
+    return;
+  }
+  all_.slots.Begin();
+  const record::RunTerms terms{
+      .run_id = facts_.options.run_id,
+      .job = c.job,
+      .digest = facts_.options.config_digest,
+      .groups_per_step = c.train.groups_per_step,
+      .group_size = SamplesPerRow(c),
+      .max_lag_versions = c.scheduler.max_lag_versions,
+      .on_stale = c.scheduler.on_stale,
+      .oversample = c.scheduler.oversample,
+      .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
+      .max_reissues = c.scheduler.max_reissues,
+      .steps = c.train.steps,
+      .data_size = facts_.options.data_rows,
+      .slots = c.cluster.slots,
+      .recovery_steps = c.checkpoint.recovery_every_steps,
+      .deterministic = c.deterministic ? 1 : 0,
+      .oversample_mode = c.scheduler.oversample_mode,
+      .pin_version = c.rollout.pin_version ? 1 : 0,
+      .rollout_floor = facts_.needs_rollout && facts_.policy.keeps_floor ? c.scheduler.rollout_floor : 0,
+      .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3),
+      .checkpoint_steps = c.checkpoint.every_steps,
+      .row_digests = 1};
+  if (state_.empty()) {
+    out_.Record(record::Config(terms));
+  } else {
+    // Also when nothing changed: it tells a reader of the journal that the run goes on after END_RUN.
+    if (state_.config()->digest != terms.digest || state_.ended()) out_.Record(record::Config(terms));
+    Resume();
+  }
+  all_.samples.Start();
+  all_.workers.Start();
+  all_.trainer.Plan(/*restore=*/state_.ever_checkpointed());
+}
+
+void Lifecycle::Resume() {
+  all_.trainer.CloseOpenStep();
+  all_.slots.Recover(/*keep_holders=*/config_.cluster.reattach_grace_s > 0);
+  all_.workers.Resume();
+  all_.slots.LoseAbandoned();
+  all_.samples.Resume();
+  if (!all_.workers.SomeReattach()) all_.samples.ResumeRows();
+}
+
+void Lifecycle::On(const event::StopRequested& e) {
+  if (e.now || shutdown_.requested()) {
+    Fail("stopped", "operator", {}, e.why.empty() ? "stopped at once" : e.why);
+    return;
+  }
+  shutdown_.Request(e.why.empty() ? "stop requested" : e.why, now_);
+  all_.evaluations.Cancel("the run is being stopped");
+}
+
+void Lifecycle::On(const event::StorageFailed& e) {
+  // The journal itself may be what failed, so nothing is appended.
+  out_.Do(command::Finish{
+      3, "fault=storage actor=controller step=" + std::to_string(state_.step().value) + ": " + e.what});
+  finished_ = true;
+}
+
+bool Lifecycle::Refuse() {
+  ++refused_;
+  return false;
+}
+
+void Lifecycle::Fail(const std::string& kind, const std::string& actor, Incarnation inc,
+                     const std::string& what) {
+  if (finished_) return;
+  out_.Record(record::Fault{kind, actor, inc, what});
+  Finish(3, "fault=" + kind + " actor=" + (actor.empty() ? "controller" : actor) +
+                " step=" + std::to_string(state_.step().value + (all_.steps.open() ? 1 : 0)) + ": " + what);
+}
+
+void Lifecycle::Finish(int code, const std::string& why, bool complete) {
+  if (finished_) return;
+  all_.slots.Abandon("the run ends");
+  out_.Record(record::EndRun{code, why, complete ? 1 : 0});
+  out_.Do(command::Finish{code, why});
+  finished_ = true;
+}
+
+void Lifecycle::CheckDeadlines() {
+  for (const Waits::Key& key : waits_.Expired(now_)) {
+    if (finished_) return;
+    WaitIsOver(key);
+  }
+  if (finished_ || !watchdog_.Stalled(waits_, now_)) return;
+  // A turn of an episode, and a worker that starts, have deadlines of their own.
+  if (facts_.environment && now_ < all_.samples.episodes().Horizon(now_)) return;
+  for (const auto& [id, p] : all_.workers.health().places()) {
+    if (p.life == Life::kStarting || p.life == Life::kRestarting) return;
+  }
+  const std::string line = WhoIsWaitedFor();
+  Fail("no_progress", "controller", {},
+       "watchdog kind=no_progress for_s=" + std::to_string(Seconds(now_ - watchdog_.last())) +
+           " step=" + std::to_string(state_.step().value) +
+           " in_flight=" + std::to_string(all_.rollouts.requests().in_flight()) + " " +
+           (line.empty() ? "nobody is waited for" : line));
+}
+
+void Lifecycle::WaitIsOver(const Waits::Key& key) {
+  const auto* found = waits_.Find(key);
+  if (found == nullptr) return;  // ended with another one that was over
+  const Waits::Wait w = *found;
+  waits_.End(key);
+  const std::string why =
+      std::string("deadline of ") + Name(key.kind) + " passed" + (w.what.empty() ? "" : " (" + w.what + ")");
+  switch (key.kind) {
+    case WaitKind::kCancel:
+      return;  // the worker does not answer for the chunk; it loads all the same
+    case WaitKind::kCheckpoint:
+      all_.checkpoints.TimedOut(why);
+      return;
+    case WaitKind::kVerify:
+    case WaitKind::kFinal:
+    case WaitKind::kRow:
+    case WaitKind::kPayload:
+      Fail("storage", "controller", {}, why);
+      return;
+    case WaitKind::kTransition:
+      // A worker that is slow to drain is not dead: its transition is called off. One that does not answer to
+      // that is.
+      if (all_.slots.DrainTimedOut({key.id}, why)) {
+        out_.Warn("slot=" + std::to_string(key.id) + " event=rolled_back why=\"" + why + "\"");
+        return;
+      }
+      all_.workers.Replace(w.who, why);
+      return;
+    default:
+      all_.workers.Replace(w.who, why);
+  }
+}
+
+// "op=train waiting_for=w0/inc1 ...; rows_being_read=3; w2=restarting".
+std::string Lifecycle::WhoIsWaitedFor() const {
+  std::string line = waits_.Describe(now_);
+  const auto add = [&](const std::string& what) { line += (line.empty() ? "" : "; ") + what; };
+  if (const std::string samples = all_.samples.Describe(); !samples.empty()) add(samples);
+  for (const auto& [id, p] : all_.workers.health().places()) {
+    if (p.life != Life::kHealthy) add("w" + std::to_string(id.value) + "=" + Name(p.life));
+  }
+  return line;
+}
+
+void Lifecycle::Advance() {
+  if (finished_) return;
+  if (shutdown_.requested()) {
+    const bool step_over = !all_.steps.open() || !shutdown_.MayFinishStep(now_);
+    if (!step_over) return;
+    const bool state_good = all_.trainer.ready() && !all_.steps.open();
+    const bool saved = CheckpointPolicy::NewestStep(state_.checkpoints()) == state_.step();
+    if (state_good && !saved && shutdown_.MayCheckpoint(now_)) return;  // Checkpoints::Advance is at it
+    if (all_.steps.open()) all_.steps.Abort("stopped before its end");
+    const bool all_steps = facts_.StepsDone();
+    const bool evaluated =
+        facts_.eval_questions <= 0 || !config_.eval.after_train || state_.evals().contains(state_.step());
+    if (all_steps && evaluated && state_good && shutdown_.MayCheckpoint(now_)) {
+      AdvanceFinal();  // there is time for the rest of the end
+      return;
+    }
+    if (all_steps) all_.samples.DropLeftovers();
+    Finish(0, shutdown_.why() + (saved ? "" : "; the newest checkpoint is older than the last step"));
+    return;
+  }
+  if (facts_.StepsDone()) AdvanceFinal();
+}
+
+// All steps are done: last evaluation, last checkpoint, the model for others, the end.
+void Lifecycle::AdvanceFinal() {
+  if (!all_.trainer.Idle() || all_.evaluations.current().Pending()) return;
+  if (all_.trainer.published() != state_.version() || all_.checkpoints.Due()) return;
+  if (config_.checkpoint.save_final && !all_.checkpoints.final_saved()) {
+    all_.checkpoints.SaveFinal();
+    return;
+  }
+  all_.samples.DropLeftovers();
+  Finish(0, facts_.TargetReached() ? "eval.stop_at_accuracy reached" : "all steps done", /*complete=*/true);
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,47 @@
+#pragma once
+// How a run begins, goes on, and ends: start and resume, a stop from outside, deadlines, the watchdog, faults
+// that end it.
+
+#include <string>
+
+#include "scheduler/events.h"
+#include "scheduler/machines/machine.h"
+#include "scheduler/shutdown.h"
+
+namespace tidepool::scheduler {
+
+class Lifecycle : public Machine {
+ public:
+  explicit Lifecycle(Machines& all);
+
+  void On(const event::Started&);
+  void On(const event::StopRequested& e);
+  void On(const event::StorageFailed& e);
+
+  void CheckDeadlines();  // of all waits, then the watchdog
+  void Advance();         // ends the run when there is nothing left to do, or no time left
+
+  bool Refuse();                              // an event that does not fit is counted; always false
+  void Moved() { watchdog_.Progress(now_); }  // something that brings the run on
+  // The run ends with exit code 3. `kind` and `actor` are words for the journal: "storage", "w3".
+  void Fail(const std::string& kind, const std::string& actor, Incarnation inc, const std::string& what);
+
+  [[nodiscard]] bool started() const { return started_; }
+  [[nodiscard]] bool finished() const { return finished_; }
+  [[nodiscard]] const Shutdown& shutdown() const { return shutdown_; }
+  [[nodiscard]] int64_t refused() const { return refused_; }
+
+ private:
+  void Resume();
+  void WaitIsOver(const Waits::Key& key);
+  [[nodiscard]] std::string WhoIsWaitedFor() const;
+  void AdvanceFinal();
+  void Finish(int code, const std::string& why, bool complete = false);
+
+  Watchdog watchdog_;
+  Shutdown shutdown_;
+  bool started_ = false, finished_ = false;
+  int64_t refused_ = 0;
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,58 @@
+#include "scheduler/machines/machines.h"
+
+#include <algorithm>
+
+namespace tidepool::scheduler {
+
+Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
+    : options(o),
+      policy(*(o.policies == nullptr ? PolicyRegistry() : *o.policies).Find(o.config.scheduler.placement)),
+      rl(o.config.job == "rl"),
+      eval_questions(EvalQuestions(o)),
+      environment(rl && !o.config.environment.name.empty() && o.config.model.policy.empty()),
+      needs_rollout(rl || eval_questions > 0),
+      needs_reward((rl || eval_questions > 0) && !environment),
+      max_new(o.config.rollout.max_new_tokens),
+      state(run),
+      now(time) {}
+
+bool Facts::MayServe(const Version& v) const {
+  const VersionGraph& versions = state.versions();
+  return v.valid() && versions.Lag(v, state.version()) <= state.ledger().rules().max_lag_versions &&
+         versions.IsAncestor(v, state.version());
+}
+
+bool Facts::TargetReached() const {
+  const double target = options.config.eval.stop_at_accuracy;
+  return target > 0 && std::ranges::any_of(state.evals(), [&](const auto& item) {
+           const record::EvalResult& r = item.second;
+           return r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total);
+         });
+}
+
+bool Facts::StepsDone() const { return state.step().value >= options.config.train.steps || TargetReached(); }
+
+Machine::Machine(Machines& all)
+    : all_(all),
+      facts_(all.facts),
+      config_(all.facts.options.config),
+      state_(all.state),
+      now_(all.now),
+      out_(all.out),
+      waits_(all.waits),
+      cost_(all.cost) {}
+
+Machines::Machines(const ControllerOptions& options)
+    : facts(options, state, now),
+      life(*this),
+      workers(*this),
+      slots(*this),
+      rollouts(*this),
+      samples(*this),
+      batches(*this),
+      trainer(*this),
+      steps(*this),
+      checkpoints(*this),
+      evaluations(*this) {}
+
+}  // namespace tidepool::scheduler

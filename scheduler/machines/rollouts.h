@@ -1,0 +1,93 @@
+#pragma once
+// Rollout engines: which weights each of them serves, which samples it generates, how full it is kept.
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "scheduler/dispatcher.h"
+#include "scheduler/events.h"
+#include "scheduler/kv_admission.h"
+#include "scheduler/machines/machine.h"
+#include "scheduler/repack.h"
+#include "scheduler/weight_roll.h"
+
+namespace tidepool::scheduler {
+
+class Rollouts : public Machine {
+ public:
+  explicit Rollouts(Machines& all);
+
+  void On(const event::ChunkProgress& e);
+  void On(const event::ChunkFinished& e);
+  void On(const event::Loaded& e);
+  void Heard(const event::Heartbeat& e);  // what the engine says about itself
+
+  void RollWeights();  // loads the newest weights where they may be loaded
+  void Dispatch();     // sends chunks
+  void Tick();         // slow engines get less; pinned samples are moved together
+
+  // Requests: samples of which tokens are to be generated.
+  void Add(const Request& r) { dispatcher_.Add(r); }
+  void WaitEnv(const SampleId& tid) { dispatcher_.WaitEnv(tid); }
+  void Resume(const SampleId& tid, int64_t observation_tokens);
+  // Nothing more is wanted of it; a chunk in flight is cancelled. Returns its attempt; nothing: unknown.
+  std::optional<int32_t> Withdraw(const SampleId& tid);
+  void Complete(const Request& r);  // it ended by itself: its length is learnt, then as Remove
+  void Remove(const Request& r);    // its chunk is over
+  void ForgetGroup(GroupId gid);    // no request of the group is left
+  void ForgetIfDone(GroupId gid);   // the same, if it is so
+  // Groups to be generated first, and groups to leave alone.
+  void SetUrgent(const std::set<GroupId>& urgent, const std::set<GroupId>& too_late) {
+    dispatcher_.SetUrgent(urgent, too_late);
+  }
+
+  // Engines.
+  void Offered(const event::WorkerJoined& e);  // a worker of the last life is back, with these weights
+  void Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e);  // and with these chunks
+  void ServeAgain(const WorkerRef& ref, SlotId slot);  // its slot holds the rollout role from now on
+  void SlotIsTaken(WorkerId worker);                   // it gets no new chunks
+  void SetSuspect(WorkerId worker, bool suspect);
+  // Its samples go on elsewhere, if some other engine can take them.
+  void Hedge(WorkerId worker);
+  // It died. Returns samples that two deaths are blamed on.
+  std::vector<SampleId> Blame(WorkerId worker) { return dispatcher_.Blame(worker); }
+  void Drained(WorkerId worker);                             // it generates no more
+  void Lost(WorkerId worker);                                // and its memory is gone
+  void Forget(WorkerId worker) { verified_.erase(worker); }  // of its memory nothing is known
+
+  [[nodiscard]] const Dispatcher& requests() const { return dispatcher_; }
+  [[nodiscard]] bool Loading(WorkerId worker) const;
+  [[nodiscard]] bool Serves(const Version& v) const;  // some engine does
+  [[nodiscard]] double token_s() const { return token_s_; }
+
+ private:
+  void AdmitVerified(const WorkerRef& ref, const Version& v);
+  void AdoptChunk(const WorkerRef& ref, const event::HeldChunk& held);
+  [[nodiscard]] Version Verified(const event::WorkerJoined& e) const;
+  [[nodiscard]] bool TooEarly();
+  [[nodiscard]] int64_t ComingEngines() const;
+  void DropOrphans();
+  void DropPinnedOn(WorkerId worker);
+  void UnitDone(int64_t tokens);
+  void WeighWorkers();
+  void Repack();
+  [[nodiscard]] bool Worthwhile(const std::vector<Move>& moves,
+                                const std::vector<RepackWorker>& workers) const;
+
+  static constexpr double kCancelSeconds = 2;  // for a cancelled chunk to be acknowledged before a load
+
+  Dispatcher dispatcher_;
+  WeightRoll weights_;
+  // Weights in a worker's memory whose digest was compared with that of their PUBLISH in this life.
+  std::map<WorkerId, Version> verified_;
+  std::map<WorkerId, TimePoint> ghosts_until_;  // cancelled chunks to be acknowledged before a load
+  std::optional<KvAdmission> kv_;               // rollout.admission: adaptive
+  double token_s_ = 0;                          // smoothed seconds of an engine step
+  Version repacked_version_;
+  TimePoint repacked_at_;
+};
+
+}  // namespace tidepool::scheduler

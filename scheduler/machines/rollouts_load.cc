@@ -1,0 +1,144 @@
+#include <algorithm>
+
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+constexpr double kSlowest = 10;  // times the median pace; beyond that health has its say
+// Tokens filled into caches in the time of one decoded step of a batch of one. Measured: 30 to 200 on CPU
+// slots, more on GPUs. A low number makes moves rarer.
+constexpr double kPrefillPerStep = 64;
+constexpr double kGainOverMove = 2;
+
+}  // namespace
+
+void Rollouts::Tick() {
+  WeighWorkers();
+  Repack();
+}
+
+// rollout.admission: adaptive. A worker's cache is not reserved ahead; what its engine says sets the number
+// in flight.
+void Rollouts::Heard(const event::Heartbeat& e) {
+  if (!e.engine) return;
+  if (const double s = e.engine->step_s; s > 0) token_s_ = token_s_ == 0 ? s : 0.9 * token_s_ + 0.1 * s;
+  cost_.EngineStep(e.engine->running, e.engine->step_s);
+  const double usual = cost_.StepSeconds(static_cast<double>(e.engine->running));
+  if (e.engine->running > 0 && e.engine->decode_s > 0 && usual > 0)
+    all_.workers.Weigh(e.worker.worker, e.engine->decode_s / usual);
+  if (facts_.environment)
+    cost_.Environments({dispatcher_.waiting_env(), dispatcher_.in_flight(), dispatcher_.decoded(),
+                        dispatcher_.observed(), e.engine->step_s});
+  if (!kv_ || dispatcher_.FindEngine(e.worker.worker) == nullptr) return;
+  kv_->Sample(e.worker.worker, *e.engine, dispatcher_.in_flight(), now_);
+  dispatcher_.SetCap(kv_->cap());
+  if (const int64_t excess = kv_->TakeExcess(); excess > 0) {
+    // Back to the buffer with their tokens; they have the least to lose.
+    for (const auto& [ref, tid, att] : dispatcher_.Youngest(excess))
+      out_.Do(command::CancelChunk{ref, tid, att});
+  }
+}
+
+void Rollouts::UnitDone(int64_t tokens) {
+  if (!kv_) return;
+  kv_->UnitDone(tokens, dispatcher_.in_flight(), all_.slots.pool().Taking(), now_);
+  dispatcher_.SetCap(kv_->cap());
+}
+
+// Its samples go on elsewhere from their last token; what the worker still says about them is refused. Only
+// where someone else can take them: a second attempt in the same place would not be faster.
+void Rollouts::Hedge(WorkerId worker) {
+  const auto* slow = dispatcher_.FindEngine(worker);
+  if (slow == nullptr) return;
+  const bool other = std::ranges::any_of(dispatcher_.engines(), [&](const auto& e) {
+    return e.first != worker && e.second.open() && facts_.MayServe(e.second.version);
+  });
+  if (!other) return;
+  const WorkerRef ref = slow->ref;
+  const auto taken = dispatcher_.TakeBack(worker);
+  for (const auto& [tid, att] : taken) out_.Do(command::CancelChunk{ref, tid, att});
+  if (!taken.empty()) {
+    ghosts_until_[worker] = In(kCancelSeconds);
+    out_.Warn("worker=" + ToString(ref) + " event=hedged chunks=" + std::to_string(taken.size()));
+  }
+}
+
+// Workers that take longer than the others for a batch of their size get fewer samples in proportion. Steps
+// that fill caches say nothing about it: who was given moved samples would be taken for slow, lose all of
+// them, and make the next one slow.
+void Rollouts::WeighWorkers() {
+  std::vector<double> paces;
+  for (const auto& [id, e] : dispatcher_.engines()) {
+    if (const double pace = all_.workers.health().Find(id)->pace; pace > 0) paces.push_back(pace);
+  }
+  if (paces.size() < 3) return;  // of two nobody can say which is the slow one
+  std::nth_element(paces.begin(), paces.begin() + static_cast<std::ptrdiff_t>(paces.size() / 2), paces.end());
+  const double median = paces[paces.size() / 2];
+  for (const auto& [id, e] : dispatcher_.engines()) {
+    const double pace = all_.workers.health().Find(id)->pace;
+    dispatcher_.SetSlowness(id,
+                            pace > 0 ? static_cast<int64_t>(std::clamp(pace / median, 1.0, kSlowest)) : 1);
+  }
+}
+
+// rollout.pin_version: workers with few samples of older weights are emptied into others of the same version,
+// so that they can take the new ones.
+void Rollouts::Repack() {
+  const RolloutConfig& r = config_.rollout;
+  if (!r.pin_version || r.repack_s <= 0 || all_.life.shutdown().requested()) return;
+  const Version newest = state_.version();
+  if (repacked_version_ == newest && now_ - repacked_at_ < FromSeconds(r.repack_s)) return;
+  repacked_version_ = newest;
+  repacked_at_ = now_;
+  std::map<Version, std::vector<RepackWorker>> by_version;
+  for (const auto& [id, e] : dispatcher_.engines()) {
+    if (!e.open() || !e.version.valid() || e.version == newest || e.in_flight.empty() ||
+        dispatcher_.HasGhosts(id))
+      continue;
+    RepackWorker w{id, {}};
+    for (const auto& chunk : e.in_flight.SortedKeys()) {
+      const Request* q = dispatcher_.Find(chunk.first);
+      if (q->only.valid()) continue;
+      w.samples.push_back({q->tid, q->prompt_len + q->generated, dispatcher_.ExpectedLeft(*q)});
+    }
+    by_version[e.version].push_back(std::move(w));
+  }
+  const RepackLimits limits{r.kv_cache_tokens, r.max_concurrent};
+  for (auto& [version, workers] : by_version) {
+    if (workers.size() < 2 || dispatcher_.PinnedReady(version) > 0) continue;
+    const std::vector<Move> moves = PlanRepack(workers, limits);
+    if (moves.empty() || !Worthwhile(moves, workers)) continue;
+    std::set<WorkerId> emptied;
+    for (const Move& m : moves) {
+      emptied.insert(m.from);
+      const Request* q = dispatcher_.Find(m.tid);
+      out_.Do(command::CancelChunk{q->on, m.tid, q->att});
+      dispatcher_.Prefer(m.tid, m.to);
+    }
+    for (const WorkerId id : emptied) dispatcher_.SetBar(id, Dispatcher::Bar::kEmptied, true);
+    out_.Warn("event=repack version=" + ToString(version) + " samples=" + std::to_string(moves.size()) +
+              " emptied=" + std::to_string(emptied.size()));
+  }
+}
+
+// Slot-seconds that the emptied workers win, against those of filling the caches again.
+bool Rollouts::Worthwhile(const std::vector<Move>& moves, const std::vector<RepackWorker>& workers) const {
+  std::map<WorkerId, int64_t> longest;
+  int64_t moved = 0;
+  for (const Move& m : moves) {
+    const Request& q = *dispatcher_.Find(m.tid);
+    longest[m.from] = std::max(longest[m.from], dispatcher_.ExpectedLeft(q));
+    moved += q.prompt_len + q.generated;
+  }
+  double gain = 0;
+  for (const RepackWorker& w : workers) {
+    const auto it = longest.find(w.id);
+    if (it != longest.end())
+      gain += static_cast<double>(it->second) * cost_.StepSeconds(static_cast<double>(w.samples.size()));
+  }
+  const double cost = static_cast<double>(moved) * cost_.StepSeconds(1) / kPrefillPerStep;
+  return gain > 0 && gain >= kGainOverMove * cost;
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,211 @@
+#include <cmath>
+
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+void SampleFlow::SampleEnded(const Request& r, EndStatus status) {
+  all_.rollouts.Complete(r);
+  grading_.Add(r.tid, r.att);  // at once: rewards overlap generation
+  if (!r.tid.is_eval()) Store(r, status, std::nullopt);
+}
+
+void SampleFlow::Store(const Request& r, EndStatus status, std::optional<event::Graded> graded) {
+  out_.Record(record::End{r.tid, r.att, status});
+  finishing_[r.tid] = {r.att, r.v_min, r.v_max, r.generated, std::move(graded)};
+  tokens_kept_.try_emplace(r.tid);
+  out_.Do(command::StorePayload{r.tid, r.att});
+}
+
+// A row that is trained as it is; nothing of it was generated.
+void SampleFlow::RowStored(const event::PayloadStored& e) {
+  if (Preparing* row = preparing_.Find(KeyOf(e.tid)); row != nullptr) {
+    row->stored.push_back(e);
+    return;
+  }
+  const Sample* s = state_.ledger().Find(e.tid);
+  if (s == nullptr || s->phase != SamplePhase::kRunning) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  const int32_t att = s->att;
+  out_.Record(record::End{e.tid, att, EndStatus::kOk});
+  out_.Record(
+      record::Enq{e.tid, att, {}, {}, e.prompt_len, e.response_len, e.digest, e.file, e.offset, e.bytes, {}});
+  tokens_kept_.try_emplace(e.tid);
+  CheckGroup(KeyOf(e.tid), DropReason::kDataInvalid);
+}
+
+void SampleFlow::On(const event::PayloadStored& e) {
+  if (!facts_.rl) {
+    RowStored(e);
+    return;
+  }
+  const auto it = finishing_.find(e.tid);
+  if (it == finishing_.end() || it->second.att != e.att) {
+    const Sample* s = state_.ledger().Find(e.tid);
+    if (s != nullptr && (s->phase == SamplePhase::kAwaiting || s->phase == SamplePhase::kReady))
+      out_.Record(record::Dup{e.tid, e.att});
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  const Finished f = std::move(it->second);
+  finishing_.erase(it);
+  out_.Record(record::Enq{e.tid, e.att, f.v_min, f.v_max, e.prompt_len, e.response_len, e.digest, e.file,
+                          e.offset, e.bytes, e.versions});
+  const GroupKey key = KeyOf(e.tid);
+  if (Expired(*state_.ledger().Find(key))) {
+    DropGroup(key, DropReason::kStale);
+    return;
+  }
+  if (f.graded) TakeGrade(e.tid, *f.graded);
+}
+
+void SampleFlow::Assign() {
+  for (command::Grade& g : grading_.Assign(now_)) out_.Do(std::move(g));
+  for (command::EnvStep& step : episodes_.Assign(now_)) out_.Do(std::move(step));
+}
+
+void SampleFlow::On(const event::Graded& e) {
+  if (!all_.workers.IsCurrent(e.grader)) {
+    all_.life.Refuse();
+    return;
+  }
+  const Grading::Result result = grading_.Done(e);
+  if (result == Grading::Result::kRefused) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  all_.workers.Progress(e.grader.worker);
+  if (result == Grading::Result::kRetry) {
+    out_.Warn("tid=" + ToString(e.tid) + " event=reward_infra retry=1 worker=" + ToString(e.grader) +
+              " why=\"" + e.why + "\"");
+    return;
+  }
+  GradeOutcome outcome = e.outcome;
+  if (outcome == GradeOutcome::kOk && !std::isfinite(e.reward)) outcome = GradeOutcome::kData;
+  if (e.tid.is_eval()) {
+    all_.evaluations.Graded(e, outcome);
+    return;
+  }
+  event::Graded graded = e;
+  graded.outcome = outcome;
+  Grade(graded);
+}
+
+// GRADED follows ENQ, so that a reward never outlives its tokens.
+void SampleFlow::Grade(const event::Graded& graded) {
+  const auto it = finishing_.find(graded.tid);
+  if (it != finishing_.end()) {
+    it->second.graded = graded;
+  } else {
+    TakeGrade(graded.tid, graded);
+  }
+}
+
+void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
+  const Sample* s = state_.ledger().Find(tid);
+  if (s == nullptr || s->phase != SamplePhase::kAwaiting) {
+    all_.life.Refuse();
+    return;
+  }
+  CountOutcome(e.outcome == GradeOutcome::kInfra);
+  if (all_.life.finished()) return;
+  out_.Record(
+      record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
+  if (e.outcome == GradeOutcome::kOk) {
+    CheckGroup(KeyOf(tid), DropReason::kFiltered);
+    return;
+  }
+  const bool infra = e.outcome == GradeOutcome::kInfra;
+  out_.Warn("tid=" + ToString(tid) + " event=" +
+            (!infra               ? "data_invalid"
+             : facts_.environment ? "env_infra"
+                                  : "reward_infra") +
+            " why=\"" + e.why + "\"");
+  DropSample(tid, !infra               ? DropReason::kDataInvalid
+                  : facts_.environment ? DropReason::kEnvInfra
+                                       : DropReason::kRewardInfra);
+}
+
+// Its tokens are there, its verdict is not, or does not count.
+void SampleFlow::Regrade(const SampleId& tid, int32_t att) {
+  if (facts_.environment) {
+    episodes_.Add(tid, att, command::kWholeEpisode, now_);  // the same actions, the same reward
+  } else {
+    grading_.Add(tid, att);
+  }
+}
+
+// Environment workers of a control task give their fragments' verdicts as graders do.
+void SampleFlow::AddSideWorker(const WorkerRef& ref) {
+  if (facts_.environment) {
+    episodes_.AddWorker(ref);
+  } else {
+    grading_.AddWorker(ref);
+  }
+}
+
+void SampleFlow::WorkerLost(const WorkerRef& ref) {
+  grading_.RemoveWorker(ref.worker);
+  episodes_.RemoveWorker(ref.worker);
+  // A verdict that waits for its tokens to be stored would come after the FENCE of who gave it.
+  for (auto& [tid, f] : finishing_) {
+    if (!f.graded || f.graded->grader != ref) continue;
+    f.graded.reset();
+    Regrade(tid, f.att);
+  }
+}
+
+std::vector<SampleId> SampleFlow::Blame(WorkerId worker) {
+  std::vector<SampleId> blamed = grading_.Blame(worker);
+  for (const SampleId& tid : episodes_.Blame(worker)) blamed.push_back(tid);
+  return blamed;
+}
+
+std::string SampleFlow::Describe() const {
+  std::string line;
+  const auto add = [&](const char* what, size_t n) {
+    if (n > 0) line += (line.empty() ? "" : "; ") + std::string(what) + "=" + std::to_string(n);
+  };
+  add("rows_being_read", preparing_.size());
+  add("payloads_being_stored", finishing_.size());
+  add("episodes_being_played", static_cast<size_t>(episodes_.waiting()));
+  add("gradings", static_cast<size_t>(grading_.waiting()));
+  return line;
+}
+
+// Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
+// quietly learns from what is left.
+void SampleFlow::CountOutcome(bool infra) {
+  const LedgerRules& rules = state_.ledger().rules();
+  const auto step_samples = rules.groups_per_step * rules.group_size;
+  outcomes_.push_back(infra);
+  infra_in_window_ += infra ? 1 : 0;
+  if (static_cast<int64_t>(outcomes_.size()) > 20 * step_samples) {
+    infra_in_window_ -= outcomes_.front() ? 1 : 0;
+    outcomes_.pop_front();
+  }
+  const auto seen = static_cast<double>(outcomes_.size());
+  const double share = static_cast<double>(infra_in_window_) / seen;
+  const bool nothing_passes = infra_in_window_ == static_cast<int64_t>(outcomes_.size()) &&
+                              static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples;
+  if (nothing_passes || (static_cast<int64_t>(outcomes_.size()) >= 20 * step_samples &&
+                         share > config_.scheduler.infra_drop_stop)) {
+    const std::string who = facts_.environment ? "environment" : "reward";
+    all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who, {},
+                   std::to_string(infra_in_window_) + " of the last " + std::to_string(outcomes_.size()) +
+                       " samples were lost to infrastructure failures of the " + who +
+                       "; see scheduler.infra_drop_stop");
+    return;
+  }
+  const bool alarm = static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples &&
+                     share > config_.scheduler.infra_drop_alarm;
+  if (alarm && !infra_alarmed_) out_.Warn("event=infra_alarm share=" + std::to_string(share));
+  infra_alarmed_ = alarm;
+}
+
+}  // namespace tidepool::scheduler

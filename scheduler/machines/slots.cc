@@ -1,0 +1,212 @@
+#include <algorithm>
+
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+Slots::Slots(Machines& all)
+    : Machine(all),
+      fleet_{.slots = {},
+             .actor_slots = config_.scheduler.actor_slots,
+             .rollout_floor = config_.scheduler.rollout_floor,
+             .uneven_dp = config_.scheduler.uneven_dp,
+             .need_bytes_rollout = facts_.options.device_bytes_need_rollout,
+             .need_bytes_actor = facts_.options.device_bytes_need_actor},
+      pool_({.need_bytes_rollout = facts_.options.device_bytes_need_rollout,
+             .need_bytes_actor = facts_.options.device_bytes_need_actor},
+            state_, out_, waits_) {}
+
+void Slots::Begin() {
+  for (int64_t slot = 0; slot < config_.cluster.slots; ++slot) pool_.Add({slot});
+}
+
+// Also where a crash came between the FENCE of a worker and the loss of its slot.
+void Slots::LoseAbandoned() {
+  for (const auto& [id, slot] : IdMap(pool_.slots())) {
+    if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) &&
+        !all_.workers.Reattaches(slot.holder.worker))
+      pool_.Lost(id, "controller restarted", now_);
+  }
+}
+
+void Slots::Lost(WorkerId worker, const std::string& why) {
+  if (pool_.Knows(SlotOf(worker))) pool_.Lost(SlotOf(worker), why, now_);
+}
+
+void Slots::Reattach(const WorkerRef& ref) {
+  const SlotId slot = SlotOf(ref.worker);
+  if (pool_.slot(slot).phase == SlotPhase::kFree) {
+    pool_.Attach(slot, ref);
+  } else {
+    pool_.Reattached(slot, now_);
+  }
+}
+
+bool Slots::Eligible(SlotId slot, Role role) const { return facts_.policy.eligible(fleet_, slot, role); }
+
+SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
+  SlotView v{.id = id};
+  v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
+  v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost &&
+           all_.workers.IsCurrent(s.holder);
+  v.avoid = now_ < s.avoid_until;
+  if (all_.steps.open()) {
+    const auto& members = all_.steps.open()->members;  // by slot
+    const auto m = std::ranges::lower_bound(members, id, {}, &command::GroupMember::slot);
+    v.trains = m != members.end() && m->slot == id && m->worker == s.holder;
+  }
+  v.has_state = all_.trainer.Has(s.holder);
+  if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now_ - s.taken);
+  return v;
+}
+
+PoolView Slots::ViewPool() const {
+  PoolView view = fleet_;
+  view.slots.reserve(pool_.slots().size());
+  for (const auto& [id, s] : pool_.slots()) view.slots.push_back(ViewSlot(id, s));
+  return view;
+}
+
+LedgerView Slots::ViewLedger(TrainerNeed need) const {
+  const Ledger& ledger = state_.ledger();
+  LedgerView l;
+  l.generates = facts_.needs_rollout;
+  l.evaluation = all_.evaluations.current().Pending();
+  l.stopping = all_.life.shutdown().requested();
+  l.groups_per_step = ledger.rules().groups_per_step;
+  l.group_size = ledger.rules().group_size;
+  l.ready_groups = ledger.CountGroups(GroupPhase::kQueued);
+  l.need = need;
+  l.batch_groups = need == TrainerNeed::kBatch ? static_cast<int64_t>(all_.batches.chosen().size()) : 0;
+  return l;
+}
+
+std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, bool by_slot) {
+  const Forecast forecast = MakeForecast(ledger);
+  std::vector<SlotId> changed = pool_.TakeChanged();
+  // Slots to avoid are so for a time, which is no change of theirs.
+  by_slot = by_slot && facts_.policy.by_slot && std::min(now_, plan_made_) >= pool_.avoid_until();
+  if (by_slot) {
+    PoolView view = fleet_;
+    for (const SlotId id : changed) view.slots.push_back(ViewSlot(id, pool_.slot(id)));
+    by_slot = plan_.Update(facts_.policy, view, ledger, forecast, now_);
+  }
+  if (!by_slot) plan_.Decide(facts_.policy, ViewPool(), ledger, forecast, now_);
+  plan_made_ = now_;
+  if (plan_.refused().ok()) {
+    plan_refused_.clear();
+  } else if (plan_refused_ != plan_.refused().message()) {
+    plan_refused_ = plan_.refused().message();
+    out_.Warn("event=plan_refused policy=" + facts_.policy.name + " why=\"" + plan_refused_ + "\"");
+  }
+  if (plan_.all_new() || takes_held_back_) return std::nullopt;
+  return changed;
+}
+
+void Slots::Advance(bool again) {
+  if (all_.life.finished()) return;
+  // Plans are not made for every chunk that ends: only when something that a plan depends on has changed, of
+  // all slots where that is more than slots, and in every tick (for what depends on time).
+  const LedgerView ledger = ViewLedger(all_.steps.DecideNeed());
+  const auto key = std::make_tuple(pool_.plan_generation(), ledger.need, ledger.evaluation, ledger.stopping,
+                                   ledger.batch_groups);
+  if (!again && planned_ == key) return;
+  bool by_slot = !again && planned_;
+  if (by_slot) {
+    std::get<0>(*planned_) = std::get<0>(key);
+    by_slot = planned_ == key;
+  }
+  planned_ = key;
+  FollowPlan(DecidePlan(ledger, by_slot));
+}
+
+void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
+  const Plan& wanted = plan_.plan();
+  std::map<SlotId, Role> joins, takes, owed;
+  const auto look = [&](SlotId id, Role want) {
+    const Pool::Slot& s = pool_.slot(id);
+    if (s.t.valid() || !s.holder.inc.valid() || !all_.workers.IsCurrent(s.holder)) return;
+    if (s.phase == SlotPhase::kReleased) {
+      owed[id] = want;
+    } else if (s.phase == SlotPhase::kFree) {
+      joins[id] = want;
+    } else if (s.phase == SlotPhase::kHeld && s.role != want && now_ >= s.avoid_until) {
+      takes[id] = want;
+    }
+  };
+  if (changed) {
+    for (const SlotId id : *changed) {
+      if (const auto want = wanted.roles.find(id); want != wanted.roles.end()) look(id, want->second);
+    }
+  } else {
+    for (const auto& [id, role] : wanted.roles) {
+      if (pool_.Knows(id)) look(id, role);
+    }
+  }
+  const bool may_take = !takes.empty() && !pool_.Taking();
+  takes_held_back_ = !takes.empty() && !may_take;
+  // What a rolled-back transition had released already goes where it is wanted now: back, or on.
+  for (const auto& [id, role] : owed) {
+    if (role == pool_.slot(id).owed) {
+      pool_.GrantBack(id, now_);
+    } else {
+      (may_take ? takes : joins)[id] = role;
+    }
+  }
+  if (!joins.empty()) pool_.Begin(joins, "join", 0, now_);
+  if (!may_take) return;
+  for (const auto& [id, role] : takes) {
+    const Pool::Slot& s = pool_.slot(id);
+    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) all_.rollouts.SlotIsTaken(s.holder.worker);
+  }
+  pool_.Begin(takes, wanted.why, wanted.dwell_s, now_);
+}
+
+// Slots that hold the actor role now, by slot.
+std::vector<command::GroupMember> Slots::Members() const {
+  std::vector<command::GroupMember> members;
+  for (const SlotId id : pool_.Holding(Role::kActor)) {
+    const Pool::Slot& s = pool_.slot(id);
+    if (all_.workers.IsCurrent(s.holder)) members.push_back({s.holder, id, s.epoch});
+  }
+  return members;
+}
+
+void Slots::On(const event::Drained& e) {
+  if (!all_.workers.IsCurrent(e.worker) || !pool_.Drained(e, now_)) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  // All of its chunks have been reported; whatever was not goes back with the tokens that came.
+  all_.rollouts.Drained(e.worker.worker);
+}
+
+void Slots::On(const event::Released& e) {
+  if (!all_.workers.IsCurrent(e.worker)) {
+    all_.life.Refuse();
+    return;
+  }
+  switch (pool_.Released(e, now_)) {
+    case Pool::ReleaseOutcome::kRefused:
+      all_.life.Refuse();
+      return;
+    case Pool::ReleaseOutcome::kReleased:
+      all_.life.Moved();
+      return;
+    case Pool::ReleaseOutcome::kQuarantined:
+      all_.workers.Replace(e.worker, "it kept its memory");
+      return;
+  }
+}
+
+void Slots::On(const event::Granted& e) {
+  if (!all_.workers.IsCurrent(e.worker) || !pool_.Granted(e, now_)) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  if (pool_.Holds(e.slot, Role::kRollout)) all_.rollouts.ServeAgain(e.worker, e.slot);
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,64 @@
+#pragma once
+// Device slots: what the placement policy is shown, and how its plan becomes transactions.
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+#include "scheduler/machines/machine.h"
+#include "scheduler/pool.h"
+#include "scheduler/standing_plan.h"
+
+namespace tidepool::scheduler {
+
+class Slots : public Machine {
+ public:
+  explicit Slots(Machines& all);
+
+  void On(const event::Drained& e);
+  void On(const event::Released& e);
+  void On(const event::Granted& e);
+
+  void Begin();                                                     // makes the slots
+  void Recover(bool keep_holders) { pool_.Recover(keep_holders); }  // a new life of the run
+  void LoseAbandoned();                                             // slots whose holders cannot come back
+  void Advance(bool again = false);  // `again`: also where nothing has changed but the time
+
+  void Attach(const WorkerRef& ref) { pool_.Attach(SlotOf(ref.worker), ref); }  // a new device worker
+  void Reattach(const WorkerRef& ref);                 // a device worker of the last life is back
+  void Lost(WorkerId worker, const std::string& why);  // no effect for a worker that has no slot
+  void SetStepTime(SlotId slot, double step_s) { pool_.SetStepTime(slot, step_s); }
+  // The drain of a slot took too long and is called off. False: that is not what the slot was doing.
+  bool DrainTimedOut(SlotId slot, const std::string& why) { return pool_.DrainTimedOut(slot, why, now_); }
+  void Abandon(const std::string& why) { pool_.Abandon(why, now_); }  // the run ends
+
+  [[nodiscard]] const Pool& pool() const { return pool_; }
+  [[nodiscard]] SlotId SlotOf(WorkerId worker) const { return {worker.value}; }
+  [[nodiscard]] bool Eligible(SlotId slot, Role role) const;
+  // Slots that hold the actor role now, by slot.
+  [[nodiscard]] std::vector<command::GroupMember> Members() const;
+
+ private:
+  [[nodiscard]] SlotView ViewSlot(SlotId id, const Pool::Slot& s) const;
+  [[nodiscard]] PoolView ViewPool() const;
+  [[nodiscard]] LedgerView ViewLedger(TrainerNeed need) const;
+  // Slots whose roles have to be looked at; nothing: all. `by_slot`: only slots have changed since the last
+  // plan.
+  std::optional<std::vector<SlotId>> DecidePlan(const LedgerView& ledger, bool by_slot);
+  [[nodiscard]] Forecast MakeForecast(const LedgerView& ledger) const;
+  void FollowPlan(const std::optional<std::vector<SlotId>>& changed);
+
+  const PoolView fleet_;  // the part of it that does not change
+  Pool pool_;
+  StandingPlan plan_;
+  std::string plan_refused_;  // why the policy's newest was not taken
+  TimePoint plan_made_;
+  bool takes_held_back_ = false;  // the plan takes slots, and another transition has to end first
+  // For what `plan_` was made.
+  std::optional<std::tuple<int64_t, TrainerNeed, bool, bool, int64_t>> planned_;
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,82 @@
+#include <algorithm>
+
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+bool Steps::PrepareGroup() {
+  if (!all_.trainer.ready() || open_ || all_.trainer.aborting()) return false;
+  if (all_.slots.pool().Coming(Role::kActor)) return false;
+  const std::vector<command::GroupMember> members = all_.slots.Members();
+  if (members.empty()) return false;
+  if (config_.deterministic) {
+    int64_t all = 0;
+    for (const auto& [id, s] : all_.slots.pool().slots())
+      all += all_.slots.Eligible(id, Role::kActor) ? 1 : 0;
+    if (static_cast<int64_t>(members.size()) < all) return false;  // another size would round otherwise
+  }
+  bool ready = true;
+  for (const command::GroupMember& m : members) {
+    if (all_.trainer.Has(m.worker)) continue;
+    ready = false;
+    all_.trainer.Fetch(m);
+  }
+  if (members.size() == 1) return ready;
+  const bool same = std::equal(members.begin(), members.end(), group_.begin(), group_.end(),
+                               [](const auto& x, const auto& y) { return x.worker == y.worker; });
+  if (!same) FormGroup(members);
+  return ready && forming_.empty();
+}
+
+// Members of an older group that left are gone with their slots; those that stay hear of the newest group.
+void Steps::FormGroup(const std::vector<command::GroupMember>& members) {
+  StopForming();
+  group_ = members;
+  ++group_epoch_;
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    const WorkerRef& ref = members[rank].worker;
+    forming_.insert(ref);
+    out_.Do(command::FormGroup{ref, group_epoch_, static_cast<int64_t>(rank),
+                               static_cast<int64_t>(members.size())});
+    waits_.Begin({WaitKind::kGroup, ref.worker.value},
+                 {ref, now_, In(config_.cluster.start_timeout_s), "epoch " + std::to_string(group_epoch_)});
+  }
+}
+
+void Steps::StopForming() {
+  for (const WorkerRef& ref : forming_) waits_.End({WaitKind::kGroup, ref.worker.value});
+  forming_.clear();
+  group_.clear();
+}
+
+void Steps::Lost(const WorkerRef& ref, const std::string& why) {
+  for (const WaitKind kind : {WaitKind::kTrain, WaitKind::kGroup}) waits_.End({kind, ref.worker.value});
+  if (std::ranges::find(group_, ref, &command::GroupMember::worker) != group_.end()) StopForming();
+  if (open_ && IsMember(ref)) Abort("actor lost: " + why, ref);
+}
+
+bool Steps::IsMember(const WorkerRef& ref) const {
+  return std::ranges::find(open_->members, ref, &command::GroupMember::worker) != open_->members.end();
+}
+
+void Steps::On(const event::GroupFormed& e) {
+  if (!all_.workers.IsCurrent(e.worker) || e.group_epoch != group_epoch_ || forming_.erase(e.worker) == 0) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kGroup, e.worker.worker.value});
+  if (e.error.empty()) {
+    if (forming_.empty()) group_tries_ = 0;
+    return;
+  }
+  out_.Warn("worker=" + ToString(e.worker) + " event=group_failed epoch=" + std::to_string(e.group_epoch) +
+            " why=\"" + e.error + "\"");
+  StopForming();
+  if (++group_tries_ >= kTries) {
+    group_tries_ = 0;
+    all_.workers.Replace(e.worker, "it could not join the training group: " + e.error);
+  }
+}
+
+}  // namespace tidepool::scheduler

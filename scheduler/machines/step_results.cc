@@ -1,0 +1,140 @@
+#include <algorithm>
+
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+void Steps::On(const event::TrainDone& e) {
+  if (!all_.workers.IsCurrent(e.worker) || !open_ || e.lease != open_->lease || e.step != open_->step ||
+      !IsMember(e.worker) || open_->done.contains(e.worker)) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kTrain, e.worker.worker.value});
+  open_->done[e.worker] = e;
+  if (open_->done.size() < open_->members.size()) return;
+  if (!ReplicasAgree(e.step)) return;
+  train_failures_ = 0;
+  train_s_ = train_s_ == 0 ? e.seconds : 0.8 * train_s_ + 0.2 * e.seconds;
+  double slowest = 0;
+  for (const auto& [ref, done] : open_->done) slowest = std::max(slowest, done.seconds);
+  cost_.TrainStep(static_cast<int64_t>(open_->members.size()), open_->tokens, slowest);
+  if (!e.finite) {
+    NotFinite(e);
+    return;
+  }
+  nonfinite_ = 0;
+  if (SameRows(e.step)) Commit();
+}
+
+// The step as it was computed is the run's next one.
+void Steps::Commit() {
+  Open t = std::move(*open_);
+  open_.reset();
+  t.report.dropped_stale = state_.ledger().stale_since_commit();
+  t.report.filtered = state_.ledger().filtered_since_commit();
+  t.report.v = {t.v.lineage, t.step.value};
+  const uint64_t digest = t.done.begin()->second.weights_digest;
+  out_.Record(record::StepCommit{t.step, t.report.v, digest, std::move(t.rows)});
+  all_.trainer.Committed(t.step, digest, t.members);
+  out_.Do(std::move(t.report));
+}
+
+bool Steps::ReplicasAgree(StepNumber step) {
+  const event::TrainDone& first = open_->done.begin()->second;
+  for (const auto& [ref, done] : open_->done) {
+    if (done.finite == first.finite && (!done.finite || done.weights_digest == first.weights_digest))
+      continue;
+    all_.life.Fail("replicas_differ", ToString(ref), ref.inc,
+                   "after step " + std::to_string(step.value) + " its weights differ from those of " +
+                       ToString(first.worker) +
+                       "; restart from the newest checkpoint, and look at this device");
+    return false;
+  }
+  return true;
+}
+
+// Every member was given the whole batch. Thousands of them say the same of it, so that is looked up once.
+bool Steps::SameRows(StepNumber step) {
+  const auto& told = open_->done.begin()->second.rows;
+  for (const auto& [ref, done] : open_->done) {
+    if (&done.rows != &told && done.rows == told) continue;
+    const std::string why = OtherRow(done.rows);
+    if (why.empty()) continue;
+    all_.life.Fail("rows_differ", ToString(ref), ref.inc, "step " + std::to_string(step.value) + ": " + why);
+    return false;
+  }
+  return true;
+}
+
+// No update was made. The batch is set aside, so that it is not what every later step trips over.
+void Steps::NotFinite(const event::TrainDone& e) {
+  const std::set<GroupKey> keys = Keys();
+  std::string ids;
+  for (const GroupKey& key : keys)
+    ids += (ids.empty() ? "" : ",") + std::to_string(key.ordinal) + "." + std::to_string(key.issue);
+  const StepNumber step = e.step;
+  Abort("loss or gradient is not finite");
+  out_.Warn("step=" + std::to_string(step.value) + " event=nonfinite groups=" + ids);
+  SetAside(keys, DropReason::kPoison);
+  if (++nonfinite_ >= std::max<int64_t>(config_.train.max_nonfinite_steps, 1)) {
+    all_.life.Fail("nonfinite", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+                   std::to_string(nonfinite_) +
+                       " steps in a row had a loss or gradient that is not finite; "
+                       "the weights of step " +
+                       std::to_string(state_.step().value) + " are kept (last groups: " + ids + ")");
+  }
+}
+
+// Notes what a trainer was given in the rows of the open step; says which of them is not what was stored.
+std::string Steps::OtherRow(const std::vector<std::pair<SampleId, uint64_t>>& given) {
+  const std::map<SampleId, uint64_t> digests(given.begin(), given.end());
+  for (record::TrainedRow& row : open_->rows) {
+    const auto it = digests.find(row.tid);
+    row.digest = it == digests.end() ? 0 : it->second;
+    const Sample* s = state_.ledger().Find(row.tid);
+    if (s == nullptr || row.digest == 0 || row.digest != s->enq.digest)
+      return "the trainer was given other bytes of sample " + ToString(row.tid) +
+             " than its ENQ names; nothing of this step is kept";
+  }
+  return "";
+}
+
+void Steps::On(const event::TrainFailed& e) {
+  if (!all_.workers.IsCurrent(e.worker) || !open_ || e.lease != open_->lease || !IsMember(e.worker) ||
+      open_->done.contains(e.worker)) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  const std::set<GroupKey> keys = Keys();
+  Abort(e.why, e.worker);
+  if (e.lost.ordinal >= 0) {
+    out_.Record(record::Fault{"payload", ToString(e.lost), {}, e.why});
+    out_.Warn("step=" + std::to_string(e.step.value) + " event=payload_lost sample=" + ToString(e.lost) +
+              " why=\"" + e.why + "\"");
+    SetAside({KeyOf(e.lost)}, DropReason::kDataInvalid);
+    return;
+  }
+  out_.Warn("step=" + std::to_string(e.step.value) + " event=train_failed why=\"" + e.why + "\"");
+  if (++train_failures_ >= kTries) {
+    all_.life.Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+                   "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures_) +
+                       " times: " + e.why);
+    return;
+  }
+  if (e.data) SetAside(keys, DropReason::kDataInvalid);
+}
+
+std::set<GroupKey> Steps::Keys() const {
+  std::set<GroupKey> keys;
+  for (const record::TrainedRow& row : open_->rows) keys.insert(KeyOf(row.tid));
+  return keys;
+}
+
+void Steps::SetAside(const std::set<GroupKey>& keys, DropReason reason) {
+  for (const GroupKey& key : keys) all_.samples.DropGroup(key, reason);
+}
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,83 @@
+#pragma once
+// Optimizer steps: the group of slots that trains, what each member is given, and what comes back.
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+#include "scheduler/ledger.h"
+#include "scheduler/machines/machine.h"
+#include "scheduler/policy.h"
+
+namespace tidepool::scheduler {
+
+class Steps : public Machine {
+ public:
+  struct Open {  // the step that is being computed
+    int64_t lease = -1;
+    StepNumber step;
+    Version v;
+    std::vector<record::TrainedRow> rows;
+    command::StepReport report;
+    double tokens = 0;
+    std::vector<command::GroupMember> members;  // by rank
+    std::map<WorkerRef, event::TrainDone> done;
+  };
+
+  explicit Steps(Machines& all) : Machine(all) {}
+
+  void On(const event::GroupFormed& e);
+  void On(const event::TrainDone& e);
+  void On(const event::TrainFailed& e);
+
+  void Advance();            // begins a step if there is everything for it
+  TrainerNeed DecideNeed();  // what the trainer needs slots for
+  void Abort(const std::string& why, const WorkerRef& but = {});  // `but`: who is out of it already
+  void Lost(const WorkerRef& ref, const std::string& why);        // a device worker is gone
+
+  [[nodiscard]] const std::optional<Open>& open() const { return open_; }
+  [[nodiscard]] Duration Patience() const;                   // for a step without a sign of progress
+  [[nodiscard]] bool MayTrain() const;                       // all but the slots and the batch
+  [[nodiscard]] double seconds() const { return train_s_; }  // of a step, smoothed
+
+ private:
+  bool PrepareGroup();  // true: a step may begin on the slots that train now
+  void FormGroup(const std::vector<command::GroupMember>& members);
+  void StopForming();
+  void Begin(const std::vector<GroupKey>& keys);
+  struct Batch {
+    std::vector<std::vector<SampleId>> groups;
+    std::vector<double> costs;  // [groups]
+    std::set<Version> stale;    // tokens that have no loss
+    int64_t rows = 0;
+  };
+  [[nodiscard]] std::pair<record::TrainedRow, int64_t> RowOf(const SampleId& tid, const record::Enq& enq,
+                                                             const Version& v,
+                                                             std::set<Version>& stale) const;
+  void SendShares(Batch batch);
+  [[nodiscard]] bool IsMember(const WorkerRef& ref) const;  // of the open step
+  // Whether all members hold the same weights, and were given the samples that were stored; else the run
+  // ends.
+  bool ReplicasAgree(StepNumber step);
+  bool SameRows(StepNumber step);
+  void NotFinite(const event::TrainDone& e);
+  void Commit();
+  std::string OtherRow(const std::vector<std::pair<SampleId, uint64_t>>& given);
+  [[nodiscard]] std::set<GroupKey> Keys() const;  // groups of the open step
+  void SetAside(const std::set<GroupKey>& keys, DropReason reason);
+
+  std::vector<command::GroupMember> group_;  // that has communicators, or is getting them
+  std::set<WorkerRef> forming_;              // of them, have not answered
+  int64_t group_epoch_ = 0, group_tries_ = 0;
+  int64_t group_checked_ = -1;  // changes of the pool that PrepareGroup has seen
+  std::optional<Open> open_;
+  int64_t nonfinite_ = 0, train_failures_ = 0;  // in a row
+  double train_s_ = 0;
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,199 @@
+#include <algorithm>
+
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+namespace {
+
+constexpr double kAbortSeconds = 30;  // to leave a collective; then the worker is replaced
+
+}  // namespace
+
+// Its copy of the trainer's state. Who is a member of the step that the last life left open may still be
+// inside of it: it leaves the step first, and then says what it holds.
+void TrainerState::Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e) {
+  if (!state_.ever_checkpointed()) return;
+  if (left_open_ &&
+      std::ranges::any_of(left_open_->members, [&](const record::SlotPlan& m) { return m.slot == slot; })) {
+    aborting_.insert(ref);
+    out_.Do(command::AbortStep{ref, slot, all_.slots.pool().slot(slot).epoch, left_open_->lease,
+                               left_open_->step, 0});
+    WaitForAbort(ref, left_open_->step);
+  } else if (e.state_step.valid()) {
+    copies_[ref] = {e.state_step, e.state_digest};
+  }
+}
+
+// The first that holds the committed state leads; nothing is restored and no lineage is opened. Nobody does:
+// the state comes from a checkpoint.
+void TrainerState::ElectAdopted() {
+  for (const auto& [ref, copy] : copies_) {
+    if (digest_ == 0 || !Has(ref) || !all_.workers.IsCurrent(ref)) continue;
+    leader_ = ref;
+    phase_ = StatePhase::kReady;
+    must_restore_ = false;
+    all_.workers.Admitted(ref.worker);
+    out_.Warn("worker=" + ToString(ref) + " event=state_adopted step=" + std::to_string(step_.value));
+    // What follows from a publication; the last life may have died in the middle of it.
+    if (!state_.versions().IsPublished(state_.version())) return;
+    all_.samples.Expire();
+    all_.evaluations.Plan();
+    return;
+  }
+  if (aborting_.empty() && !all_.workers.DevicesReattach()) Plan(/*restore=*/true);
+}
+
+// Who holds the committed state leads; nobody: it comes from the recovery copy or a checkpoint.
+void TrainerState::Elect() {
+  phase_ = StatePhase::kElecting;
+  if (!aborting_.empty()) return;
+  WorkerRef best;
+  for (const auto& [ref, copy] : copies_) {
+    if (!Has(ref) || !all_.workers.IsCurrent(ref)) continue;
+    if (ref == leader_ || !best.inc.valid()) best = ref;
+    if (best == leader_) break;
+  }
+  if (!best.inc.valid()) {
+    Plan(false);
+    return;
+  }
+  if (best != leader_) {
+    leader_ = best;
+    published_ = {};
+    publishing_ = copying_ = false;
+    publish_tries_ = 0;
+  }
+  phase_ = StatePhase::kReady;
+}
+
+void TrainerState::Fetch(const command::GroupMember& member) {
+  const WorkerRef& ref = member.worker;
+  if (waits_.Has({WaitKind::kState, ref.worker.value})) return;
+  fetching_.try_emplace(ref, 0);
+  out_.Do(command::FetchState{ref, member.slot, member.epoch, leader_, step_, digest_});
+  waits_.Begin({WaitKind::kState, ref.worker.value},
+               {ref, now_, In(config_.cluster.start_timeout_s), "fetch from " + ToString(leader_)});
+}
+
+void TrainerState::Committed(StepNumber step, uint64_t digest,
+                             const std::vector<command::GroupMember>& members) {
+  step_ = step;
+  digest_ = digest;
+  for (const command::GroupMember& m : members) copies_[m.worker] = {step, digest};
+  if (Has(leader_)) return;
+  leader_ = members.front().worker;  // the old one had no part in this step
+  publish_tries_ = 0;
+}
+
+void TrainerState::LeaveStep(const command::GroupMember& member, int64_t lease, StepNumber step,
+                             int64_t group_epoch) {
+  copies_.erase(member.worker);
+  aborting_.insert(member.worker);
+  out_.Do(command::AbortStep{member.worker, member.slot, member.epoch, lease, step, group_epoch});
+  WaitForAbort(member.worker, step);
+}
+
+void TrainerState::StepAborted() {
+  if (!aborting_.empty() && phase_ == StatePhase::kReady) phase_ = StatePhase::kElecting;
+}
+
+void TrainerState::Forget(const WorkerRef& ref) {
+  copies_.erase(ref);
+  fetching_.erase(ref);
+  aborting_.erase(ref);
+  for (const WaitKind kind : {WaitKind::kState, WaitKind::kAbort}) waits_.End({kind, ref.worker.value});
+}
+
+void TrainerState::Lost(const WorkerRef& ref) {
+  if (ref != leader_) {
+    if (phase_ == StatePhase::kElecting) Elect();
+    return;
+  }
+  all_.checkpoints.LeaderLost();
+  for (const WaitKind kind : {WaitKind::kPublish, WaitKind::kRecoveryCopy}) waits_.End({kind, 0});
+  leader_ = {};
+  if (phase_ == StatePhase::kVerifying || phase_ == StatePhase::kPlanned || phase_ == StatePhase::kNone)
+    return;
+  if (phase_ == StatePhase::kLoading) {
+    phase_ = StatePhase::kPlanned;
+    return;
+  }
+  Elect();
+}
+
+void TrainerState::On(const event::StepAborted& e) {
+  if (!all_.workers.IsCurrent(e.worker) || aborting_.erase(e.worker) == 0) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kAbort, e.worker.worker.value});
+  if (e.step.valid()) copies_[e.worker] = {e.step, e.weights_digest};
+  if (phase_ == StatePhase::kElecting) Elect();
+}
+
+void TrainerState::WaitForAbort(const WorkerRef& ref, StepNumber step) {
+  waits_.Begin({WaitKind::kAbort, ref.worker.value},
+               {ref, now_, In(kAbortSeconds), "step=" + std::to_string(step.value)});
+}
+
+void TrainerState::Publish() {
+  if (all_.life.finished() || phase_ != StatePhase::kReady) return;
+  if (!all_.steps.open() && !publishing_ && published_ != state_.version() && state_.ever_checkpointed()) {
+    publishing_ = true;
+    out_.Do(command::Publish{leader_, state_.version(), digest_});
+    waits_.Begin({WaitKind::kPublish, 0},
+                 {leader_, now_, In(config_.cluster.start_timeout_s), ToString(state_.version())});
+  }
+  const int64_t every = config_.checkpoint.recovery_every_steps;
+  if (every > 0 && !all_.steps.open() && !copying_ && recovery_ != state_.step() &&
+      recovery_failed_ != state_.step() && state_.ever_checkpointed() &&
+      (state_.step().value % every == 0 || !recovery_.valid()) && !all_.life.shutdown().requested()) {
+    copying_ = true;
+    out_.Do(command::CopyRecovery{leader_, state_.step()});
+    waits_.Begin({WaitKind::kRecoveryCopy, 0}, {leader_, now_, In(config_.cluster.start_timeout_s), ""});
+  }
+}
+
+void TrainerState::On(const event::Published& e) {
+  if (!all_.workers.IsCurrent(e.worker) || !publishing_ || e.worker != leader_ || e.v != state_.version()) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kPublish, 0});
+  publishing_ = false;
+  if (!e.error.empty()) {
+    out_.Warn("version=" + ToString(e.v) + " event=publish_failed why=\"" + e.error + "\"");
+    if (++publish_tries_ >= kTries)
+      all_.workers.Replace(e.worker, "it could not publish " + ToString(e.v) + ": " + e.error);
+    return;
+  }
+  publish_tries_ = 0;
+  published_ = e.v;
+  if (state_.versions().IsPublished(e.v)) return;  // again, by a new process of the trainer
+  out_.Record(record::Publish{e.v, digest_});
+  all_.samples.Expire();
+  all_.batches.MarkUrgent();
+  all_.evaluations.Plan();
+}
+
+void TrainerState::On(const event::RecoveryCopied& e) {
+  if (!all_.workers.IsCurrent(e.worker) || !copying_ || e.worker != leader_ || e.step != state_.step()) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kRecoveryCopy, 0});
+  copying_ = false;
+  if (e.error.empty()) {
+    recovery_ = e.step;
+    return;
+  }
+  // The run goes on without this copy; the next one is made when it is due.
+  recovery_failed_ = e.step;
+  out_.Warn("worker=" + ToString(e.worker) +
+            " event=recovery_copy_failed step=" + std::to_string(e.step.value) + " why=\"" + e.error + "\"");
+}
+
+}  // namespace tidepool::scheduler

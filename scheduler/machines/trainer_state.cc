@@ -1,0 +1,183 @@
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+void TrainerState::CloseOpenStep() {
+  left_open_ = state_.open_step();
+  if (left_open_) out_.Record(record::StepAbort{left_open_->step, "controller restarted"});
+  if (state_.open_lease() >= 0) out_.Record(record::Unlease{state_.open_lease(), "controller restarted"});
+}
+
+bool TrainerState::VersionStands() const {
+  return !must_restore_ && phase_ != StatePhase::kNone && phase_ != StatePhase::kVerifying;
+}
+
+void TrainerState::Plan(bool restore) {
+  must_restore_ = must_restore_ || restore;
+  phase_ = StatePhase::kNone;
+  digest_ = 0;
+  ForgetCopies();
+  published_ = {};
+  publishing_ = copying_ = false;
+  publish_tries_ = state_tries_ = 0;
+  if (restore && state_.ever_checkpointed() && all_.workers.DevicesReattach()) {
+    step_ = state_.step();
+    digest_ = state_.WeightsDigest(state_.version());
+    phase_ = StatePhase::kReattaching;
+    return;
+  }
+  if (!state_.ever_checkpointed()) {
+    if (state_.step().value > 0) {
+      all_.life.Fail("no_checkpoint", "controller", {},
+                     "the journal has steps but no checkpoint; start anew with --fresh");
+      return;
+    }
+    ckpt_ = -2;
+    step_ = {0};
+    phase_ = StatePhase::kPlanned;
+    return;
+  }
+  const int64_t behind = state_.step().value - recovery_.value;
+  if (!must_restore_ && recovery_.valid() && (behind == 0 || behind == 1)) {
+    if (behind == 1) Restore(-1, recovery_);
+    ckpt_ = -1;
+    step_ = recovery_;
+    digest_ = state_.WeightsDigest(state_.version());
+    phase_ = StatePhase::kPlanned;
+    return;
+  }
+  VerifyNext();
+}
+
+void TrainerState::VerifyNext() {
+  const auto c = CheckpointPolicy::Candidate(state_.checkpoints());
+  if (!c) {
+    all_.life.Fail("no_checkpoint", "controller", {},
+                   "no checkpoint of this run can be read; start anew with --fresh");
+    return;
+  }
+  phase_ = StatePhase::kVerifying;
+  ckpt_ = c->ckpt;
+  step_ = c->step;
+  digest_ = c->weights_digest;
+  out_.Do(command::VerifyCheckpoint{c->ckpt, c->step, c->manifest_digest});
+  waits_.Begin({WaitKind::kVerify, 0},
+               {{}, now_, In(config_.cluster.start_timeout_s), "checkpoint " + std::to_string(c->ckpt)});
+}
+
+void TrainerState::On(const event::CheckpointVerified& e) {
+  if (phase_ != StatePhase::kVerifying || e.ckpt != ckpt_) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  waits_.End({WaitKind::kVerify, 0});
+  if (!e.error.empty()) {
+    out_.Warn("checkpoint=" + std::to_string(e.ckpt) + " event=rejected why=\"" + e.error + "\"");
+    out_.Record(record::CheckpointReject{e.ckpt, e.error});
+    VerifyNext();
+    return;
+  }
+  // Nothing is undone if the newest step is in it; a new life opens a lineage all the same.
+  if (must_restore_ || step_ < state_.step()) Restore(ckpt_, step_);
+  must_restore_ = false;
+  phase_ = StatePhase::kPlanned;
+}
+
+void TrainerState::Restore(int64_t ckpt, StepNumber step) {
+  out_.Record(record::Restore{ckpt, step, state_.version().lineage, state_.lineages()});
+  recovery_ = ckpt >= 0 ? StepNumber{} : step;
+  all_.evaluations.Cancel("its step was undone");
+  all_.samples.RestartUndone();
+}
+
+void TrainerState::Advance() {
+  if (phase_ == StatePhase::kReattaching) ElectAdopted();
+  if (all_.life.finished() || phase_ != StatePhase::kPlanned) return;
+  // The holder of a slot may be one of an earlier life that has not come back.
+  const std::vector<command::GroupMember> members = all_.slots.Members();
+  if (members.empty()) return;
+  leader_ = members.front().worker;
+  phase_ = StatePhase::kLoading;
+  if (ckpt_ == -2) {
+    out_.Do(command::InitState{leader_});
+  } else {
+    out_.Do(command::RestoreState{leader_, ckpt_, step_, digest_});
+  }
+  waits_.Begin({WaitKind::kState, leader_.worker.value},
+               {leader_, now_, In(config_.cluster.start_timeout_s), ckpt_ == -2 ? "init" : "restore"});
+}
+
+void TrainerState::On(const event::StateReady& e) {
+  const bool fetched = fetching_.contains(e.worker);
+  const bool leads = phase_ == StatePhase::kLoading && e.worker == leader_;
+  if (!all_.workers.IsCurrent(e.worker) || (!fetched && !leads)) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  if (const auto* wait = waits_.Find({WaitKind::kState, e.worker.worker.value});
+      fetched && wait != nullptr && e.error.empty()) {
+    cost_.StateCopy(Seconds(now_ - wait->since));
+  }
+  waits_.End({WaitKind::kState, e.worker.worker.value});
+  std::string error = e.error;
+  if (error.empty() && e.step != step_)
+    error = "it holds step " + std::to_string(e.step.value) + ", not " + std::to_string(step_.value);
+  if (error.empty() && digest_ != 0 && e.weights_digest != digest_)
+    error = "its weights differ from the committed ones";
+  if (error.empty()) {
+    copies_[e.worker] = {e.step, e.weights_digest};
+    fetching_.erase(e.worker);
+    all_.workers.Admitted(e.worker.worker);
+    if (!leads) return;
+    phase_ = StatePhase::kReady;
+    digest_ = e.weights_digest;
+    state_tries_ = 0;
+    return;
+  }
+  out_.Warn("worker=" + ToString(e.worker) + " event=state_failed step=" + std::to_string(step_.value) +
+            " why=\"" + error + "\"");
+  if (!leads) {
+    const int64_t tries = ++fetching_[e.worker];
+    if (tries >= kTries)
+      all_.workers.Replace(e.worker, "it could not take the trainer's state from a peer: " + error);
+    return;  // Steps asks again
+  }
+  LeaderFailed(e, error);
+}
+
+void TrainerState::LeaderFailed(const event::StateReady& e, const std::string& error) {
+  if (++state_tries_ < kTries && ckpt_ != -1) {
+    phase_ = StatePhase::kPlanned;
+    return;
+  }
+  if (ckpt_ == -2) {
+    all_.life.Fail("state", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
+                   "the model could not be made: " + error);
+  } else if (ckpt_ == -1) {
+    recovery_ = {};  // the copy is of no use; the newest checkpoint then
+    Plan(false);
+  } else {
+    out_.Record(record::CheckpointReject{ckpt_, error});
+    Plan(true);
+  }
+}
+
+void TrainerState::ForgetCopies() {
+  for (const auto& [ref, tries] : fetching_) waits_.End({WaitKind::kState, ref.worker.value});
+  fetching_.clear();
+  copies_.clear();
+}
+
+bool TrainerState::Has(const WorkerRef& ref) const {
+  const auto it = copies_.find(ref);
+  return it != copies_.end() && it->second.step == step_ && it->second.digest == digest_;
+}
+
+bool TrainerState::Idle() const {
+  return phase_ == StatePhase::kReady && !all_.steps.open() && aborting_.empty() && !publishing_ &&
+         !copying_ && !all_.checkpoints.busy();
+}
+
+}  // namespace tidepool::scheduler

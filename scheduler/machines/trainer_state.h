@@ -1,0 +1,96 @@
+#pragma once
+// The trainer's state (weights and optimizer): where it comes from, which workers hold a copy, which of them
+// leads. The leader's copy is published to rollout engines, kept as a recovery copy and written to
+// checkpoints.
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+#include "scheduler/machines/machine.h"
+
+namespace tidepool::scheduler {
+
+enum class StatePhase : uint8_t {
+  kNone,         // not decided yet
+  kReattaching,  // a trainer of the last life may come back with the committed state
+  kVerifying,    // a checkpoint's digests are being checked
+  kPlanned,      // decided; waits for a slot that trains
+  kLoading,      // InitState or RestoreState is under way
+  kElecting,     // a step was aborted: what do its members hold?
+  kReady,
+};
+
+class TrainerState : public Machine {
+ public:
+  explicit TrainerState(Machines& all) : Machine(all) {}
+
+  void On(const event::CheckpointVerified& e);
+  void On(const event::StateReady& e);
+  void On(const event::StepAborted& e);
+  void On(const event::Published& e);
+  void On(const event::RecoveryCopied& e);
+
+  void CloseOpenStep();  // a new life of the run: the step that the last one left open is no more
+  // Decides where the state comes from. `restore`: a lineage is opened even if no step is undone.
+  void Plan(bool restore);
+  void Advance();  // loads what was planned
+  void Publish();  // and copies for recovery
+
+  void Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e);  // it is back, with a copy
+  void Fetch(const command::GroupMember& member);  // it takes a copy from the leader
+  // A step ended well: these workers hold its state now.
+  void Committed(StepNumber step, uint64_t digest, const std::vector<command::GroupMember>& members);
+  // A member is told to leave the step; what it holds is not known until it answers.
+  void LeaveStep(const command::GroupMember& member, int64_t lease, StepNumber step, int64_t group_epoch);
+  void StepAborted();                 // all its members were told: who leads is decided again
+  void Forget(const WorkerRef& ref);  // a device worker is gone, and its copy
+  void Lost(const WorkerRef& ref);    // and with it, maybe, the leader
+
+  [[nodiscard]] bool Has(const WorkerRef& ref) const;  // the committed state
+  [[nodiscard]] bool Idle() const;                     // ready, and nobody reads or changes it
+  [[nodiscard]] bool ready() const { return phase_ == StatePhase::kReady; }
+  [[nodiscard]] bool electing() const { return phase_ == StatePhase::kElecting; }
+  [[nodiscard]] bool aborting() const { return !aborting_.empty(); }
+  [[nodiscard]] bool fetching() const { return !fetching_.empty(); }
+  // The newest version is the one that counts: no restore is ahead.
+  [[nodiscard]] bool VersionStands() const;
+  [[nodiscard]] const WorkerRef& leader() const { return leader_; }
+  [[nodiscard]] uint64_t digest() const { return digest_; }              // of its weights
+  [[nodiscard]] const Version& published() const { return published_; }  // bytes to be had from the leader
+
+ private:
+  struct Copy {  // of the state, in one worker's memory
+    StepNumber step;
+    uint64_t digest = 0;
+  };
+  void VerifyNext();
+  void Restore(int64_t ckpt, StepNumber step);
+  void ForgetCopies();
+  void Elect();
+  void ElectAdopted();
+  void WaitForAbort(const WorkerRef& ref, StepNumber step);
+  void LeaderFailed(const event::StateReady& e, const std::string& error);
+
+  StatePhase phase_ = StatePhase::kNone;
+  WorkerRef leader_;   // whose copy is published and saved; where the state is (being) loaded first
+  int64_t ckpt_ = -2;  // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
+  StepNumber step_;
+  uint64_t digest_ = 0;  // of the state's weights; 0: not known yet
+  std::map<WorkerRef, Copy> copies_;
+  std::map<WorkerRef, int64_t> fetching_;  // -> tries
+  std::set<WorkerRef> aborting_;           // were told to leave a step, have not answered
+  int64_t state_tries_ = 0;
+  bool must_restore_ = false;                    // a new life always opens a lineage
+  std::optional<RunState::OpenStep> left_open_;  // by the last life: its members may still be inside of it
+  Version published_;
+  bool publishing_ = false, copying_ = false;
+  int64_t publish_tries_ = 0;
+  StepNumber recovery_;         // newest known recovery copy; invalid: none
+  StepNumber recovery_failed_;  // the step whose copy could not be made
+};
+
+}  // namespace tidepool::scheduler

@@ -1,0 +1,114 @@
+#include "scheduler/machines/machines.h"
+
+namespace tidepool::scheduler {
+
+void Workers::On(const event::WorkerLost& e) {
+  if (!health_.IsCurrent(e.worker)) {
+    const auto* place = health_.Find(e.worker.worker);
+    // The end of a process that is already fenced, or of one that is waited for after a restart.
+    if (place != nullptr && reattaching_.contains(e.worker.worker) &&
+        state_.workers().at(e.worker.worker).inc == e.worker.inc) {
+      reattaching_.erase(e.worker.worker);
+      out_.Record(record::Fence{e.worker});
+      all_.slots.Lost(e.worker.worker, e.why);
+      health_.Starting(e.worker.worker, now_);
+      if (config_.cluster.launch_workers) out_.Do(command::StartWorker{e.worker.worker});
+      if (reattaching_.empty()) all_.samples.ResumeRows();
+      return;
+    }
+    all_.life.Refuse();
+    return;
+  }
+  Crashed(e.worker, e.why, e.by_exit);
+}
+
+// A worker died by itself. What it was working on may be why: a sample that was being worked on when a second
+// worker died, and had not come further in between, is dropped before it takes all workers along.
+void Workers::Crashed(const WorkerRef& ref, const std::string& why, bool by_exit) {
+  std::vector<SampleId> poison = all_.rollouts.Blame(ref.worker);
+  for (const SampleId& tid : all_.samples.Blame(ref.worker)) poison.push_back(tid);
+  Lose(ref, why, by_exit);
+  for (const SampleId& tid : poison) {
+    if (!all_.life.finished()) all_.samples.DropPoison(tid, why);
+  }
+}
+
+void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
+  all_.life.Moved();
+  out_.Record(record::Fence{ref});
+  out_.Record(record::Fault{"worker_lost", "w" + std::to_string(ref.worker.value), ref.inc, why});
+  out_.Warn("worker=" + ToString(ref) + " event=lost why=\"" + why + "\"");
+  if (!by_exit) out_.Do(command::KillWorker{ref, why});
+  all_.samples.WorkerLost(ref);
+  all_.rollouts.Lost(ref.worker);
+  all_.slots.Lost(ref.worker, why);
+  all_.trainer.Forget(ref);
+  all_.steps.Lost(ref, why);
+  all_.trainer.Lost(ref);
+  AfterDeath(ref.worker, why);
+}
+
+void Workers::Replace(const WorkerRef& ref, const std::string& why) {
+  if (health_.IsCurrent(ref)) Lose(ref, why, /*by_exit=*/false);
+}
+
+void Workers::AfterDeath(WorkerId worker, const std::string& why) {
+  if (all_.life.finished()) return;
+  const std::string name = "w" + std::to_string(worker.value);
+  const Health::Next next = health_.Died(worker, why, now_);
+  switch (next.kind) {
+    case Health::Next::kRestart:
+      if (!all_.life.shutdown().requested()) out_.Do(command::StartWorker{worker, next.delay});
+      break;
+    case Health::Next::kGiveUp:
+      all_.life.Fail("start_failed", name, {},
+                     "worker " + std::to_string(worker.value) + " died three times before it joined: " + why +
+                         "; see its log");
+      return;
+    case Health::Next::kRetired:
+      out_.Record(record::Fault{"retired", name, {}, why});
+      out_.Warn("worker=" + name + " event=retired why=\"" + why + "\"");
+      break;
+    case Health::Next::kWait:
+      break;
+  }
+  CheckFleet();
+}
+
+// A part of the fleet that the run cannot do without is gone for good.
+void Workers::CheckFleet() {
+  bool rollout = false, side = false, actor = false, missing = false;
+  int64_t devices = 0;
+  std::string why;
+  for (const auto& [id, p] : health_.places()) {
+    const bool device = p.kind == WorkerKind::kDevice;
+    const SlotId slot = all_.slots.SlotOf(id);
+    if (p.life == Life::kRetired) {
+      // A group of another size would round otherwise, so there is no going on without it.
+      if (config_.deterministic && device && all_.slots.Eligible(slot, Role::kActor)) missing = true;
+      why = "w" + std::to_string(id.value) + ": " + p.last_why;
+      continue;
+    }
+    if (p.kind == facts_.options.side_kind()) side = true;
+    if (device) ++devices;
+    if (device && all_.slots.Eligible(slot, Role::kActor)) actor = true;
+    if (device && all_.slots.Eligible(slot, Role::kRollout)) rollout = true;
+  }
+  if (!actor || missing) {
+    all_.life.Fail("fleet_dead", "actor", {},
+                   std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
+  } else if (const SchedulerConfig& s = config_.scheduler;
+             facts_.needs_rollout && (s.placement == "multiplexed" || s.placement == "elastic") &&
+             devices <= s.rollout_floor) {
+    all_.life.Fail("fleet_dead", "pool", {},
+                   std::to_string(devices) + " slots are left, and scheduler.rollout_floor of " +
+                       std::to_string(s.rollout_floor) + " always generate, so none may train (" + why + ")");
+  } else if (facts_.needs_rollout && !rollout) {
+    all_.life.Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
+  } else if ((facts_.needs_reward || facts_.environment) && !side) {
+    const std::string kind = facts_.options.side_kind() == WorkerKind::kReward ? "reward" : "environment";
+    all_.life.Fail("fleet_dead", kind, {}, "every " + kind + " worker is retired (" + why + ")");
+  }
+}
+
+}  // namespace tidepool::scheduler
