@@ -1,0 +1,163 @@
+#include "workers/device/device_machine.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/workers/net/model_device.h"
+
+namespace tidepool::workers {
+namespace {
+
+using scheduler::event::ChunkEnd;
+
+struct DeviceMachineTest : testing::Test {
+  ModelWorld world;
+  ModelDevice device{&world, 7};
+  DeviceMachine machine{&device};
+  std::vector<FromWorkerBody> said;
+  int64_t begun = 0;
+  static constexpr SlotId kSlot{1};
+  static constexpr Version kVersion{0, 4};
+
+  DeviceMachineTest() {
+    device.on_begin = [this](int64_t epoch) { begun = epoch; };
+    device.on_say = [this](FromWorkerBody body) { said.push_back(std::move(body)); };
+    world.published[kVersion] = 99;
+  }
+  void Tell(ToWorkerBody body, int64_t ctl_epoch = 3, int64_t newest = 3) {
+    Command command{ctl_epoch, std::move(body)};
+    machine.On(command, newest);
+  }
+  // The only thing that it said since the last call.
+  template <typename T>
+  T Said() {
+    EXPECT_EQ(said.size(), 1u);
+    const T* body = said.empty() ? nullptr : std::get_if<T>(&said.front());
+    EXPECT_NE(body, nullptr);
+    T out = body == nullptr ? T() : *body;
+    said.clear();
+    return out;
+  }
+  void Serve(uint64_t digest = 99) {
+    Tell(down::Attached{3, 0});
+    EXPECT_TRUE(Said<up::Offer>().last);
+    Tell(down::Welcome{.inc = {5}, .slot = kSlot});
+    Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
+    Said<up::Granted>();
+    Tell(down::Load{{.v = kVersion, .digest = digest}, "", false});
+    EXPECT_EQ(Said<up::Loaded>().digest, 99u);
+    Tell(down::Admit{.v = kVersion});
+  }
+  void Start(int64_t ordinal, int64_t epoch = 2) {
+    down::StartChunk c;
+    c.slot = kSlot;
+    c.epoch = {epoch};
+    c.tid = {ordinal, 0, 0};
+    c.gid = {ordinal};
+    c.version = kVersion;
+    c.chunk_tokens = 4;
+    c.max_new_tokens = 40;
+    Tell(std::move(c));
+  }
+};
+
+TEST_F(DeviceMachineTest, DropsWhatIsNotOfNow) {
+  Tell(down::InitState{});
+  EXPECT_EQ(machine.refused(), 1) << "before Welcome";
+  Serve();
+  Tell(down::InitState{}, 2);
+  EXPECT_EQ(machine.refused(), 2) << "of an earlier controller";
+  Start(1, /*epoch=*/1);
+  Tell(down::Drain{.slot = kSlot, .epoch = {1}});
+  Tell(down::Grant{.slot = kSlot, .epoch = {1}, .role = Role::kActor});
+  Tell(down::Release{.slot = {0}, .epoch = {9}});
+  Tell(down::Train{.slot = kSlot, .epoch = {1}});
+  EXPECT_EQ(machine.refused(), 7) << "of an earlier lease of the slot, or of another slot";
+  EXPECT_TRUE(said.empty());
+  EXPECT_EQ(machine.role(), Role::kRollout);
+}
+
+TEST_F(DeviceMachineTest, WeightsThatAreNotThoseThatWereNamedServeNothing) {
+  Serve(/*digest=*/98);
+  Start(1);
+  EXPECT_FALSE(machine.CanStep());
+  Tell(down::Attached{4, 0}, 4, 4);
+  const auto offer = Said<up::Offer>();
+  EXPECT_FALSE(offer.holds.valid()) << "torn";
+  EXPECT_EQ(offer.role, Role::kRollout);
+  Tell(down::Load{{.v = kVersion, .digest = 99}, "", false}, 4, 4);
+  Said<up::Loaded>();
+  EXPECT_TRUE(machine.CanStep());
+}
+
+TEST_F(DeviceMachineTest, TheSameIncarnationGoesOnAndAnotherBeginsAnew) {
+  Serve();
+  Start(1);
+  machine.Step();
+  const auto first = Said<up::StepTokens>();
+  Tell(down::Attached{4, 0}, 4, 4);
+  EXPECT_EQ(begun, 4);
+  const auto offer = Said<up::Offer>();
+  EXPECT_EQ(offer.holds, kVersion);
+  EXPECT_EQ(offer.holds_digest, 99u);
+  ASSERT_EQ(offer.attempts.size(), 1u);
+  EXPECT_EQ(offer.attempts[0].tokens, first.chunks[0].tokens.size());
+  Tell(down::Welcome{.inc = {5}, .slot = kSlot}, 4, 4);
+  EXPECT_EQ(machine.role(), Role::kRollout);
+  Tell(down::Resend{{1, 0, 0}, 0, 0}, 4, 4);
+  EXPECT_EQ(Said<up::StepTokens>().chunks[0].tokens.ids, first.chunks[0].tokens.ids);
+
+  Tell(down::Welcome{.inc = {6}, .slot = kSlot}, 4, 4);
+  EXPECT_EQ(machine.role(), Role::kNone);
+  EXPECT_FALSE(machine.CanStep());
+  Tell(down::Resend{{1, 0, 0}, 0, 0}, 4, 4);
+  EXPECT_TRUE(said.empty());
+}
+
+TEST_F(DeviceMachineTest, EveryChunkHasOneEnd) {
+  Serve();
+  Start(1);
+  Start(2);
+  Tell(down::CancelChunk{.tid = {1, 0, 0}});
+  EXPECT_EQ(Said<up::StepTokens>().chunks[0].end, ChunkEnd::kCancelled);
+  Tell(down::Drain{.slot = kSlot, .epoch = {3}});
+  ASSERT_EQ(said.size(), 2u);
+  const auto& drained = std::get<up::StepTokens>(said[0]);
+  ASSERT_EQ(drained.chunks.size(), 1u) << "the other one has had its end";
+  EXPECT_EQ(drained.chunks[0].end, ChunkEnd::kDrained);
+  EXPECT_EQ(std::get<up::Drained>(said[1]).epoch, LeaseEpoch{3});
+  said.clear();
+  Tell(down::Grant{.slot = kSlot, .epoch = {4}, .role = Role::kRollout});  // the drain was called off
+  Said<up::Granted>();
+  Start(3, 4);
+  EXPECT_TRUE(said.empty()) << "weights and admission stayed";
+  Tell(down::Grant{.slot = kSlot, .epoch = {5}, .role = Role::kActor});
+  Said<up::Granted>();
+  Start(4, 5);
+  EXPECT_EQ(Said<up::StepTokens>().chunks[0].end, ChunkEnd::kCancelled);
+}
+
+TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
+  world.rows = [](int64_t, StepNumber) -> StatusOr<std::vector<BatchRow>> {
+    return std::vector<BatchRow>(2);
+  };
+  Serve();
+  Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kActor});
+  Said<up::Granted>();
+  Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 8, .step = {1}, .rows = 3});
+  EXPECT_EQ(Said<up::TrainFailed>().lease, 8);
+  Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 9, .step = {1}, .rows = 2});
+  const auto done = Said<up::TrainDone>();
+  EXPECT_EQ(done.lease, 9);
+  EXPECT_EQ(done.step, StepNumber{1});
+  Tell(down::Attached{4, 0}, 4, 4);
+  const auto offer = Said<up::Offer>();
+  EXPECT_FALSE(offer.holds.valid());
+  EXPECT_EQ(offer.state_step, StepNumber{1});
+  EXPECT_EQ(offer.state_digest, done.weights_digest);
+  EXPECT_TRUE(DeviceMachine::CallsOff(down::Attached{4, 0}, 9));
+  EXPECT_TRUE(DeviceMachine::CallsOff(down::AbortStep{.lease = 9}, 9));
+  EXPECT_FALSE(DeviceMachine::CallsOff(down::AbortStep{.lease = 8}, 9));
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,193 @@
+#pragma once
+// A device without tensors: weights are their digest, a token is a random number, copies take no time. It
+// does the work of the real DeviceMachine in tests.
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "core/base/rng.h"
+#include "core/sample/codec.h"
+#include "workers/device/device_machine.h"
+
+namespace tidepool::workers {
+
+// What the devices of a machine share.
+struct ModelWorld {
+  std::map<Version, uint64_t> published;
+  std::map<StepNumber, uint64_t> recovery;
+  std::map<std::string, uint64_t> checkpoints;  // by folder
+  // Everything that was generated for an attempt, up to any of its ends.
+  std::map<std::pair<SampleId, int32_t>, std::set<std::vector<int32_t>>> made;
+  std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step)> rows;
+  double bad_load = 0;  // chance that a load leaves other bytes
+};
+
+class ModelDevice : public DeviceWork {
+ public:
+  ModelDevice(ModelWorld* world, uint64_t seed) : world_(world), rng_(seed) {}
+
+  std::function<void(int64_t)> on_begin;
+  std::function<void(FromWorkerBody)> on_say;
+  bool outlives = true;
+  int64_t mean_tokens = 12;
+  double busy_s = 0;  // what was done since this was last set to 0 would have taken so long
+
+  void Begin(int64_t ctl_epoch) override { on_begin(ctl_epoch); }
+  void Say(FromWorkerBody message) override { on_say(std::move(message)); }
+
+  Status Welcomed(const down::Welcome&, bool) override { return OkStatus(); }
+  [[nodiscard]] bool OutlivesController() const override { return outlives; }
+  void FinishCheckpoint() override {}
+  void ForgetAll() override {
+    running_.clear();
+    rollout_ = false;
+  }
+
+  StatusOr<uint64_t> WeightsDigest() override {
+    if (weights_ == 0) return FailedPrecondition("torn");
+    return weights_;
+  }
+  [[nodiscard]] StepNumber StateStep() const override { return state_step_; }
+  StatusOr<Copied> Load(const down::Load& c) override {
+    if (c.alias) return Copied{weights_, 0, 0};
+    busy_s += 0.05;
+    state_step_ = {};
+    weights_ = 0;
+    const auto it = world_->published.find(c.v);
+    if (it == world_->published.end()) return NotFound("not published");
+    weights_ = rng_.Chance(world_->bad_load) ? Mix64(it->second) : it->second;
+    return Copied{weights_, 1, 0.05};
+  }
+  void UseVersion(const Version& v) override { version_ = v; }
+  Status Publish(const down::Publish& c) override {
+    world_->published[c.v] = weights_;
+    return OkStatus();
+  }
+
+  Status PrepareRollout() override {
+    rollout_ = true;
+    return OkStatus();
+  }
+  int64_t Release(Role, int64_t) override {
+    rollout_ = false;
+    running_.clear();
+    return int64_t{1} << 30;
+  }
+
+  [[nodiscard]] bool Serves() const override { return rollout_; }
+  Status Add(down::StartChunk c) override {
+    if (running_.contains({c.tid, c.att})) return AlreadyExists("in work");
+    Running& r = running_[{c.tid, c.att}];
+    r.context = std::move(c.generated);
+    r.left = c.chunk_tokens;
+    // Greedy or not, a sample has its own length, which every device knows.
+    const double u = SampleUniform(1, SampleUid({c.tid.ordinal, 0, c.tid.sample}), 2, 3);
+    r.limit = std::min(c.max_new_tokens, 1 + static_cast<int64_t>(u * 2 * static_cast<double>(mean_tokens)));
+    r.full = r.limit == c.max_new_tokens;
+    return OkStatus();
+  }
+  void Cancel(const SampleId& tid, int32_t att) override { running_.erase({tid, att}); }
+  void ForgetGroup(GroupId) override {}
+  std::vector<std::pair<SampleId, int32_t>> Drain() override {
+    std::vector<std::pair<SampleId, int32_t>> out;
+    for (const auto& [key, r] : std::exchange(running_, {})) out.push_back(key);
+    return out;
+  }
+  [[nodiscard]] bool HasWork() const override { return !running_.empty(); }
+  up::StepTokens Step() override {
+    using scheduler::event::ChunkEnd;
+    up::StepTokens step;
+    step.step_s = 0.03;
+    busy_s += 0.02 + 0.03 * rng_.Uniform();
+    for (auto it = running_.begin(); it != running_.end();) {
+      Running& r = it->second;
+      up::ChunkDelta d;
+      d.tid = it->first.first;
+      d.att = it->first.second;
+      const auto size = static_cast<int64_t>(r.context.size());
+      const int64_t n = std::max<int64_t>(std::min({1 + rng_.Below(3), r.left, r.limit - size}), 0);
+      for (int64_t i = 0; i < n; ++i) {
+        r.context.push_back(static_cast<int32_t>(rng_.Below(1 << 30)));
+        d.tokens.ids.push_back(r.context.back());
+        d.tokens.logprobs.push_back(-1);
+      }
+      if (n > 0) d.tokens.versions = {{version_, n}};
+      r.left -= n;
+      const bool whole = size + n >= r.limit;
+      d.ended = whole || r.left <= 0;
+      d.end = !whole ? ChunkEnd::kChunkLimit : r.full ? ChunkEnd::kLength : ChunkEnd::kEos;
+      if (d.ended) world_->made[it->first].insert(r.context);
+      it = d.ended ? running_.erase(it) : std::next(it);
+      step.chunks.push_back(std::move(d));
+    }
+    return step;
+  }
+
+  StatusOr<uint64_t> InitState() override { return Made({0}, Mix64(42)); }
+  StatusOr<uint64_t> RestoreState(const down::RestoreState& c) override {
+    if (c.ckpt >= 0) return Made(c.step, world_->checkpoints[c.dir]);
+    const auto it = world_->recovery.find(c.step);
+    if (it == world_->recovery.end()) return NotFound("no such copy");
+    return Made(c.step, it->second);
+  }
+  StatusOr<uint64_t> FetchState(const down::FetchState&) override { return Unavailable("not modelled"); }
+  Status FormGroup(const down::FormGroup&) override { return OkStatus(); }
+  void LeaveGroup() override {}
+  Trained Train(const down::Train& c) override {
+    busy_s += 0.3;
+    auto rows = world_->rows(c.lease, c.step);
+    if (!rows.ok()) return {Unavailable(rows.status().message())};
+    if (static_cast<int64_t>(rows->size()) != c.rows) return {Unavailable("another number of rows")};
+    up::TrainDone done;
+    for (const BatchRow& row : *rows) {
+      const uint64_t digest = sample::Digest(row.trajectory);
+      done.rows.emplace_back(row.trajectory.tid, digest);
+      weights_ = Mix64(weights_ ^ digest);
+    }
+    state_step_ = c.step;
+    done.weights_digest = weights_;
+    done.seconds = 0.3;
+    return {std::move(done), true};
+  }
+  Status CopyRecovery(StepNumber step) override {
+    world_->recovery[step] = weights_;
+    return OkStatus();
+  }
+  void WriteCheckpoint(const down::WriteCheckpoint& c) override {
+    world_->checkpoints[c.dir] = weights_;
+    up::CheckpointFiles done;
+    done.ckpt = c.ckpt;
+    done.weights_digest = weights_;
+    Say(std::move(done));
+  }
+  Status SaveFinal(const down::SaveFinal&) override { return OkStatus(); }
+
+ private:
+  struct Running {
+    std::vector<int32_t> context;  // of the attempt
+    int64_t left = 0;              // of the chunk
+    int64_t limit = 0;             // of the sample
+    bool full = false;             // that limit is the job's
+  };
+  StatusOr<uint64_t> Made(StepNumber step, uint64_t weights) {
+    busy_s += 0.2;
+    state_step_ = step;
+    weights_ = weights;
+    return weights;
+  }
+
+  ModelWorld* world_;
+  Rng rng_;
+  bool rollout_ = false;
+  uint64_t weights_ = 0;  // 0: torn
+  Version version_;
+  StepNumber state_step_;
+  std::map<std::pair<SampleId, int32_t>, Running> running_;
+};
+
+}  // namespace tidepool::workers

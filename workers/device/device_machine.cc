@@ -1,0 +1,269 @@
+#include "workers/device/device_machine.h"
+
+#include <utility>
+
+namespace tidepool::workers {
+namespace {
+
+using scheduler::event::ChunkEnd;
+
+std::string ErrorOf(const Status& status) { return status.ok() ? "" : status.message(); }
+
+}  // namespace
+
+void DeviceMachine::On(Command& command, int64_t newest) {
+  if (command.ctl_epoch < newest) {  // its controller has a successor
+    ++refused_;
+    return;
+  }
+  const bool begins = std::holds_alternative<down::Attached>(command.body) ||
+                      std::holds_alternative<down::Welcome>(command.body);
+  if (!begins && !inc_.valid()) {
+    ++refused_;
+    return;
+  }
+  std::visit([this](auto& c) { On(c); }, command.body);
+}
+
+// --- life
+
+// A controller has begun that knows nothing of this process: what was done for earlier ones is over, and it
+// is told what is here. Nothing changes here before it has decided.
+void DeviceMachine::On(const down::Attached& attached) {
+  work_->FinishCheckpoint();
+  work_->Begin(attached.ctl_epoch);
+  up::Offer frame;
+  if (inc_.valid()) {
+    frame.slot = slot_;
+    frame.epoch = epoch_;
+    frame.role = role_;
+    if (const auto digest = work_->WeightsDigest(); digest.ok()) {
+      frame.holds = holds_;
+      frame.holds_digest = *digest;
+      frame.state_step = work_->StateStep();
+      frame.state_digest = *digest;
+    }
+    for (const auto& [tid, att] : held_.TakePartial()) work_->Cancel(tid, att);
+    for (up::OfferedAttempt& attempt : held_.Offered()) {
+      if (frame.attempts.size() == up::kOfferedAttempts) {
+        work_->Say(frame);
+        frame.attempts.clear();
+      }
+      frame.attempts.push_back(attempt);
+    }
+  }
+  frame.last = true;
+  work_->Say(std::move(frame));
+}
+
+void DeviceMachine::On(const down::Welcome& welcome) {
+  const bool anew = welcome.inc != inc_;
+  if (anew) {  // the controller takes this process for a new one, whatever it was before
+    work_->ForgetAll();
+    held_.Clear();
+    role_ = Role::kNone;
+    epoch_ = {};
+    admitted_ = holds_ = {};
+    inc_ = welcome.inc;
+    slot_ = welcome.slot;
+  }
+  if (!work_->Welcomed(welcome, anew).ok()) {
+    exit_code_ = 2;
+    return;
+  }
+  held_.SetKept(work_->OutlivesController());
+}
+
+// --- the slot
+
+// True if the command is about the lease as it is now.
+bool DeviceMachine::Current(SlotId slot, LeaseEpoch epoch) {
+  if (slot == slot_ && epoch == epoch_) return true;
+  ++refused_;
+  return false;
+}
+
+// True if the command is about this lease or begins the next.
+bool DeviceMachine::Begins(SlotId slot, LeaseEpoch epoch) {
+  if (slot != slot_ || epoch < epoch_) {
+    ++refused_;
+    return false;
+  }
+  epoch_ = epoch;
+  return true;
+}
+
+void DeviceMachine::On(const down::Drain& c) {
+  if (!Begins(c.slot, c.epoch)) return;
+  up::StepTokens tokens;
+  for (const auto& [tid, att] : work_->Drain())
+    held_.Say(tokens.chunks.emplace_back(up::ChunkDelta{tid, att, {}, true, ChunkEnd::kDrained, ""}));
+  if (!tokens.chunks.empty()) work_->Say(std::move(tokens));
+  work_->Say(up::Drained{.slot = c.slot, .epoch = c.epoch});
+}
+
+void DeviceMachine::On(const down::Release& c) {
+  if (!Begins(c.slot, c.epoch)) return;
+  const int64_t free = work_->Release(std::exchange(role_, Role::kNone), c.need_bytes);
+  work_->Say(up::Released{.slot = c.slot, .epoch = c.epoch, .free_bytes = free});
+}
+
+void DeviceMachine::On(const down::Grant& c) {
+  if (!Begins(c.slot, c.epoch)) return;
+  // A role that it holds already is confirmed (its drain was called off): caches and weights stay.
+  const bool held = std::exchange(role_, c.role) == c.role;
+  if (c.role == Role::kRollout && !held && !work_->PrepareRollout().ok()) {
+    exit_code_ = 3;  // a slot that cannot hold its role: the controller sees this worker end and says why
+    return;
+  }
+  work_->Say(up::Granted{.slot = c.slot, .epoch = c.epoch});
+}
+
+// --- rollout
+
+void DeviceMachine::On(down::StartChunk& c) {
+  if (!Current(c.slot, c.epoch)) return;
+  const SampleId tid = c.tid;
+  const int32_t att = c.att;
+  held_.Begin(tid, att, c.gid, c.generated);
+  if (role_ != Role::kRollout || !work_->Serves() || c.version != admitted_) {
+    End(tid, att, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version));
+    return;
+  }
+  const Status added = work_->Add(std::move(c));
+  if (added.ok() || added.code() == StatusCode::kAlreadyExists) return;
+  const bool data = added.code() == StatusCode::kInvalidArgument;
+  End(tid, att, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message());
+}
+
+// A chunk is over without more tokens.
+void DeviceMachine::End(const SampleId& tid, int32_t att, ChunkEnd end, const std::string& why) {
+  up::StepTokens answer;
+  answer.chunks.push_back({tid, att, {}, true, end, why});
+  held_.Say(answer.chunks.back());
+  work_->Say(std::move(answer));
+}
+
+void DeviceMachine::On(const down::CancelChunk& c) {
+  work_->Cancel(c.tid, c.att);
+  End(c.tid, c.att, ChunkEnd::kCancelled, "");
+  held_.Drop(c.tid, c.att);
+}
+
+void DeviceMachine::On(const down::ForgetGroup& c) {
+  work_->ForgetGroup(c.gid);
+  held_.Forget(c.gid);
+}
+
+void DeviceMachine::On(const down::Resend& c) {
+  up::StepTokens again;
+  again.chunks = held_.From(c.tid, c.att, c.from);
+  if (!again.chunks.empty()) work_->Say(std::move(again));
+}
+
+bool DeviceMachine::CanStep() const {
+  return role_ == Role::kRollout && holds_.valid() && work_->Serves() && work_->HasWork();
+}
+
+void DeviceMachine::Step() {
+  up::StepTokens tokens = work_->Step();
+  for (up::ChunkDelta& c : tokens.chunks) held_.Say(c);
+  if (!tokens.chunks.empty()) work_->Say(std::move(tokens));
+}
+
+// --- weights
+
+void DeviceMachine::On(const down::Load& c) {
+  admitted_ = holds_ = {};  // torn until the digest of what was loaded is the one that was named
+  const auto copied = work_->Load(c);
+  up::Loaded loaded;
+  loaded.v = c.v;
+  loaded.error = ErrorOf(copied.status());
+  if (copied.ok()) {
+    loaded.digest = copied->digest;
+    loaded.bytes = copied->bytes;
+    loaded.seconds = copied->seconds;
+    if (copied->digest == c.digest) {
+      work_->UseVersion(c.v);
+      holds_ = c.v;
+    }
+  }
+  work_->Say(std::move(loaded));
+}
+
+void DeviceMachine::On(const down::Publish& c) {
+  work_->Say(up::Published{.v = c.v, .error = ErrorOf(work_->Publish(c))});
+}
+
+// --- training
+
+void DeviceMachine::On(const down::InitState&) {
+  holds_ = {};
+  SayState({0}, work_->InitState());
+}
+void DeviceMachine::On(const down::RestoreState& c) {
+  holds_ = {};
+  SayState(c.step, work_->RestoreState(c));
+}
+void DeviceMachine::On(const down::FetchState& c) {
+  if (!Current(c.slot, c.epoch)) return;
+  holds_ = {};
+  SayState(c.step, work_->FetchState(c));
+}
+
+void DeviceMachine::SayState(StepNumber step, const StatusOr<uint64_t>& digest) {
+  work_->Say(up::StateReady{
+      .step = step, .weights_digest = digest.ok() ? *digest : 0, .error = ErrorOf(digest.status())});
+}
+
+void DeviceMachine::On(const down::FormGroup& c) {
+  work_->Say(up::GroupFormed{.group_epoch = c.group_epoch, .error = ErrorOf(work_->FormGroup(c))});
+}
+
+void DeviceMachine::On(const down::Train& c) {
+  if (!Current(c.slot, c.epoch)) return;
+  if (role_ != Role::kActor)
+    return SayTrainFailed(c, FailedPrecondition("this worker does not hold the actor role"));
+  DeviceWork::Trained trained = work_->Train(c);
+  if (trained.changed) holds_ = {};  // these weights have no version yet
+  if (!trained.done.ok()) {
+    // The command that called it off is answered next.
+    if (trained.done.status().code() != StatusCode::kAborted) SayTrainFailed(c, trained.done.status());
+    return;
+  }
+  up::TrainDone done = *std::move(trained.done);
+  done.step = c.step;
+  done.lease = c.lease;
+  work_->Say(std::move(done));
+}
+
+void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why) {
+  work_->Say(up::TrainFailed{.step = c.step,
+                             .lease = c.lease,
+                             .why = why.message(),
+                             .data = why.code() == StatusCode::kInvalidArgument});
+}
+
+// A step that this worker is in is called off where it runs; one that it never began, or that is over, here.
+void DeviceMachine::On(const down::AbortStep& c) {
+  if (!Current(c.slot, c.epoch)) return;
+  work_->LeaveGroup();
+  up::StepAborted answer{.lease = c.lease, .step = work_->StateStep()};
+  if (const auto digest = work_->WeightsDigest(); digest.ok()) answer.weights_digest = *digest;
+  work_->Say(std::move(answer));
+}
+
+bool DeviceMachine::CallsOff(const ToWorkerBody& command, int64_t lease) {
+  // Another controller has begun, which knows nothing of this step.
+  if (std::holds_alternative<down::Attached>(command)) return true;
+  const auto* abort = std::get_if<down::AbortStep>(&command);
+  return abort != nullptr && abort->lease == lease;
+}
+
+void DeviceMachine::On(const down::CopyRecovery& c) {
+  work_->Say(up::RecoveryCopied{.step = c.step, .error = ErrorOf(work_->CopyRecovery(c.step))});
+}
+
+void DeviceMachine::On(const down::SaveFinal& c) { work_->Say(up::FinalSaved{ErrorOf(work_->SaveFinal(c))}); }
+
+}  // namespace tidepool::workers

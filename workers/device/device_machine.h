@@ -1,0 +1,145 @@
+#pragma once
+// A device worker's end of what it is told, as a machine: which commands are of now, what is held of
+// attempts, which weights are whole, what is answered and offered (docs/worker_protocol.md). It has no
+// threads, sockets, clocks or tensors: all that happens happens through DeviceWork. The worker process
+// (device_worker.cc) and the simulated network run this very class. Not thread-safe.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "workers/device/held_tokens.h"
+#include "workers/net/messages.h"
+#include "workers/net/worker_session.h"
+
+namespace tidepool::workers {
+
+// What a device can do, and to whom it is said. Everything returns when it is done, except WriteCheckpoint.
+class DeviceWork {
+ public:
+  virtual ~DeviceWork() = default;
+
+  // --- to the controller
+  virtual void Begin(int64_t ctl_epoch) = 0;  // WorkerSession::Begin
+  virtual void Say(FromWorkerBody message) = 0;
+
+  // --- life
+  // `anew`: this incarnation begins, with nothing. Else it goes on under the same terms. An error: it cannot
+  // work for this job.
+  virtual Status Welcomed(const down::Welcome& welcome, bool anew) = 0;
+  // May what is here outlive the controller (cluster.reattach_grace_s)?
+  [[nodiscard]] virtual bool OutlivesController() const = 0;
+  virtual void FinishCheckpoint() = 0;  // waits for one that is being written
+  virtual void ForgetAll() = 0;         // roles, states, groups, published weights
+
+  // --- weights and states
+  virtual StatusOr<uint64_t> WeightsDigest() = 0;          // kFailedPrecondition: they are torn
+  [[nodiscard]] virtual StepNumber StateStep() const = 0;  // whose training state is whole; invalid: none is
+  struct Copied {
+    uint64_t digest = 0;  // of what is in memory now
+    int64_t bytes = 0;
+    double seconds = 0;
+  };
+  virtual StatusOr<Copied> Load(const down::Load& c) = 0;
+  virtual void UseVersion(const Version& v) = 0;  // what was loaded is `v`
+  virtual Status Publish(const down::Publish& c) = 0;
+
+  // --- the slot
+  virtual Status PrepareRollout() = 0;
+  virtual int64_t Release(Role role, int64_t need_bytes) = 0;  // returns the bytes that are free
+
+  // --- rollout: workers/device/rollout.h. Nothing happens while the role is not prepared.
+  [[nodiscard]] virtual bool Serves() const = 0;
+  virtual Status Add(down::StartChunk chunk) = 0;
+  virtual void Cancel(const SampleId& tid, int32_t att) = 0;
+  virtual void ForgetGroup(GroupId gid) = 0;
+  virtual std::vector<std::pair<SampleId, int32_t>> Drain() = 0;
+  [[nodiscard]] virtual bool HasWork() const = 0;
+  virtual up::StepTokens Step() = 0;  // requires HasWork()
+
+  // --- training. Digests are of the weights of the state that is here then.
+  virtual StatusOr<uint64_t> InitState() = 0;
+  virtual StatusOr<uint64_t> RestoreState(const down::RestoreState& c) = 0;
+  virtual StatusOr<uint64_t> FetchState(const down::FetchState& c) = 0;
+  virtual Status FormGroup(const down::FormGroup& c) = 0;
+  virtual void LeaveGroup() = 0;
+  struct Trained {
+    StatusOr<up::TrainDone> done;  // kAborted: called off; kInvalidArgument: the data is wrong
+    bool changed = false;          // the weights are not those of before
+  };
+  virtual Trained Train(const down::Train& c) = 0;
+  virtual Status CopyRecovery(StepNumber step) = 0;
+  virtual void WriteCheckpoint(const down::WriteCheckpoint& c) = 0;  // says CheckpointFiles when it is done
+  virtual Status SaveFinal(const down::SaveFinal& c) = 0;
+};
+
+class DeviceMachine {
+ public:
+  explicit DeviceMachine(DeviceWork* work) : work_(work) {}  // borrowed
+
+  // newest: the controller epoch that the connection knows of; commands of earlier ones are dropped.
+  void On(Command& command, int64_t newest);
+  // There are tokens to be made. The caller asks its lease as well (WorkerSession::MayServe).
+  [[nodiscard]] bool CanStep() const;
+  void Step();  // requires CanStep()
+
+  // Does this command call off the step of `lease` that is under way?
+  static bool CallsOff(const ToWorkerBody& command, int64_t lease);
+
+  [[nodiscard]] std::optional<int> exit_code() const { return exit_code_; }  // set: the process has to end
+  [[nodiscard]] int64_t refused() const { return refused_; }  // commands of earlier epochs, or unknown ones
+  [[nodiscard]] Role role() const { return role_; }
+  [[nodiscard]] Incarnation inc() const { return inc_; }
+
+ private:
+  void On(const down::Attached& attached);
+  void On(const down::Welcome& welcome);
+  void On(down::StartChunk& c);
+  void On(const down::CancelChunk& c);
+  void On(const down::ForgetGroup& c);
+  void On(const down::Resend& c);
+  void On(const down::Drain& c);
+  void On(const down::Release& c);
+  void On(const down::Grant& c);
+  void On(const down::InitState& c);
+  void On(const down::RestoreState& c);
+  void On(const down::FetchState& c);
+  void On(const down::FormGroup& c);
+  void On(const down::Train& c);
+  void On(const down::AbortStep& c);
+  void On(const down::CopyRecovery& c);
+  void On(const down::Publish& c);
+  void On(const down::Load& c);
+  void On(const down::Admit& c) { admitted_ = c.v; }
+  void On(const down::WriteCheckpoint& c) { work_->WriteCheckpoint(c); }
+  void On(const down::SaveFinal& c);
+  void On(const down::Shutdown&) { exit_code_ = 0; }
+  // Not for a device, or not for a session.
+  void On(const down::Grade&) { ++refused_; }
+  void On(const down::EnvStep&) { ++refused_; }
+  void On(const down::Refuse&) { ++refused_; }
+  void On(const down::LeaseRenewal&) {}
+
+  bool Current(SlotId slot, LeaseEpoch epoch);
+  bool Begins(SlotId slot, LeaseEpoch epoch);
+  void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
+  void SayState(StepNumber step, const StatusOr<uint64_t>& digest);
+  void SayTrainFailed(const down::Train& c, const Status& why);
+
+  DeviceWork* work_;
+  Incarnation inc_;
+  SlotId slot_;
+  LeaseEpoch epoch_;
+  Role role_ = Role::kNone;
+  Version admitted_;
+  Version holds_;  // the weights in memory, whole; invalid: none, or torn
+  HeldTokens held_;
+  int64_t refused_ = 0;
+  std::optional<int> exit_code_;
+};
+
+}  // namespace tidepool::workers

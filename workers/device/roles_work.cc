@@ -1,0 +1,217 @@
+// Life, memory, weights and rollout; roles_training.cc has the training.
+#include "workers/device/roles_work.h"
+
+#include <algorithm>
+
+#include "core/config/load.h"
+#include "core/observe/log.h"
+#include "workers/device/hardware.h"
+#include "workers/device/memory_proof.h"
+#include "workers/device/torch_threads.h"
+#include "workers/net/resolved_config.h"
+#include "workers/net/session.h"
+#include "workers/net/worker_trace.h"
+
+namespace tidepool::workers {
+namespace {
+
+// Rows of the time line.
+constexpr int kRolloutRow = 1;
+constexpr int kActorRow = 2;
+
+Status Told(const char* event, const Status& status) {
+  if (!status.ok()) observe::Log(observe::LogLevel::kError, event, {{"why", status.message()}});
+  return status;
+}
+
+}  // namespace
+
+// --- life
+
+RolesWork::~RolesWork() {
+  if (trace_) (void)trace_->Flush();  // a trace that cannot be written is only shorter
+}
+
+Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
+  if (anew) {
+    StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
+    if (!config.ok()) return Told("config", config.status());
+    config_ = std::move(*config);
+    heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
+    SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
+    auto pacer = Pacer::Create(config_.cluster);
+    if (!pacer.ok()) return Told("pace", pacer.status());
+    pacer_ = std::move(*pacer);
+    pulse_.SetPacer(pacer_.get());
+    JobConfig of_slot = config_;
+    of_slot.model.path = welcome.model_dir;
+    of_slot.model.init.reset();
+    // What cannot be predicted is not set aside; the controller asks for no proof then.
+    if (const auto plan = PlanMemory(of_slot); plan.ok())
+      plan_ = plan->processes[static_cast<size_t>(welcome.slot.value)];
+    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id,
+                                           SharedBlock::FolderOf(welcome.run_id, token_));
+    if (config_.observe.trace)
+      trace_ =
+          OpenWorkerTrace(welcome, welcome.inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
+  }
+  link_->SetLease(welcome.lease_s,
+                  std::max(LostAfterSeconds(welcome.lease_s), config_.cluster.reattach_grace_s));
+  return OkStatus();
+}
+
+void RolesWork::ForgetAll() {
+  FinishCheckpoint();
+  (void)Withdraw();  // who still reads the state after its deadline fails by digest
+  LeaveGroup();
+  paced_.clear();
+  const std::lock_guard lock(published_mu_);
+  published_.clear();
+}
+
+void RolesWork::FlushTrace() {
+  if (!trace_ || Clock::now() < next_flush_) return;
+  next_flush_ = Clock::now() + std::chrono::seconds(1);
+  (void)trace_->Flush();
+}
+
+RolesWork::Operation RolesWork::Begins(const char* name, std::string_view category) {
+  pulse_.Begin(name);
+  return {this, name, category, TraceNow()};
+}
+RolesWork::Operation::~Operation() {
+  if (work->trace_)
+    work->trace_->Add({name, std::string(category), kActorRow, begin, TraceNow() - begin, {}});
+  work->pulse_.Begin("idle");
+}
+
+// --- memory
+
+Status RolesWork::PrepareRollout() { return Told("grant", roles_->PrepareRollout()); }
+
+int64_t RolesWork::Release(Role role, int64_t need_bytes) {
+  const int64_t before = PrivateResidentBytes();
+  roles_->Release(role);
+  const int64_t free = FreeBytes();
+  if (free < need_bytes) {  // the controller will quarantine this slot
+    observe::Log(observe::LogLevel::kWarn, "released",
+                 {{"role", Name(role)},
+                  {"resident_before", before},
+                  {"resident_after", PrivateResidentBytes()},
+                  {"counted", roles_->held().total()},
+                  {"free", free},
+                  {"need", need_bytes}});
+  }
+  return free;
+}
+
+// What this slot may still use of its share of the machine (memory_proof.h).
+int64_t RolesWork::FreeBytes() {
+  HeldMemory held{.roles = roles_->held(),
+                  .further = roles_->further_bytes(),
+                  .resident_private = PrivateResidentBytes()};
+  const std::lock_guard lock(published_mu_);
+  for (const auto& [version, copy] : published_) held.further += static_cast<int64_t>(copy.first->size());
+  // Workers that were started by hand may be on machines of their own: how many share this one is not known.
+  const int64_t sharing = config_.cluster.launch_workers ? config_.cluster.slots : 1;
+  return ProvenFree(MachineMemory() / sharing, plan_, held);
+}
+
+// --- weights
+
+StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
+  const auto operation = Begins("load", observe::kWeightsSpan);
+  const auto start = Clock::now();
+  Copied out;
+  if (c.alias) {
+    TP_ASSIGN_OR_RETURN(out.digest, roles_->WeightsDigest());
+  } else {
+    // Weights of others are written over those that belong to a state of training here.
+    FinishCheckpoint();
+    if (!Withdraw()) return Unavailable("a newcomer still reads the state that is here");
+    auto digest = c.address.empty() ? roles_->LoadFromSharedMemory(c.v)
+                                    : roles_->LoadFromStream(c.v, c.address, token_);
+    TP_ASSIGN_OR_RETURN(out.digest, std::move(digest));
+    out.bytes = roles_->weight_bytes();
+    if (pacer_) pacer_->Keep(start, pacer_->LoadWeights());
+  }
+  out.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return out;
+}
+
+Status RolesWork::Publish(const down::Publish& c) {
+  const auto operation = Begins("publish", observe::kWeightsSpan);
+  if (config_.cluster.slots <= 1) return OkStatus();  // there is nobody to fetch them
+  if (config_.cluster.weight_transport != "stream") return roles_->PublishToSharedMemory(c.v, c.digest);
+  auto copy = roles_->SnapshotWeights();
+  const std::lock_guard lock(published_mu_);
+  published_[c.v] = {copy, c.digest};
+  while (published_.size() > 2) published_.erase(published_.begin());
+  return OkStatus();
+}
+
+StatusOr<PublishedBytes> RolesWork::Read(const WantedBytes& wanted) {
+  if (wanted.step.valid()) return state_.Read(wanted.step);
+  const std::lock_guard lock(published_mu_);
+  const auto it = published_.find(wanted.version);
+  if (it == published_.end())
+    return NotFound("version " + ToString(wanted.version) + " is not published here");
+  return PublishedBytes{it->second.first, {std::as_bytes(std::span(*it->second.first))}, it->second.second};
+}
+
+// --- rollout
+
+Status RolesWork::Add(down::StartChunk c) {
+  if (pacer_) paced_[{c.tid, c.att}] = static_cast<int64_t>(c.prompt.size() + c.generated.size());
+  return roles_->rollout()->Add(std::move(c));
+}
+
+void RolesWork::Cancel(const SampleId& tid, int32_t att) {
+  if (Serves()) roles_->rollout()->Cancel(tid, att);
+  paced_.erase({tid, att});
+}
+
+void RolesWork::ForgetGroup(GroupId gid) {
+  if (Serves()) roles_->rollout()->ForgetGroup(gid);
+}
+
+std::vector<std::pair<SampleId, int32_t>> RolesWork::Drain() {
+  paced_.clear();
+  if (!Serves()) return {};
+  return roles_->rollout()->Drain();
+}
+
+up::StepTokens RolesWork::Step() {
+  pulse_.Begin("generate");
+  const TimePoint begin = TraceNow();
+  const auto start = Clock::now();
+  RolloutStep out = roles_->rollout()->Step();
+  up::StepTokens& tokens = out.tokens;
+  if (pacer_) {
+    int64_t context = 0;
+    for (const up::ChunkDelta& c : tokens.chunks) context += Grown(c);
+    pacer_->Keep(start, pacer_->EngineStep(out.sampled, context, tokens.prefill_tokens));
+    tokens.step_s = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  pulse_.Engine(tokens);
+  if (trace_) {
+    trace_->Add({"generate",
+                 std::string(observe::kRolloutSpan),
+                 kRolloutRow,
+                 begin,
+                 TraceNow() - begin,
+                 {{"rows", static_cast<int64_t>(tokens.chunks.size())}, {"prefill", tokens.prefill_tokens}}});
+  }
+  return std::move(tokens);
+}
+
+// Tokens of a paced sample with those of this step; forgets it when its chunk ends.
+int64_t RolesWork::Grown(const up::ChunkDelta& c) {
+  const auto it = paced_.find({c.tid, c.att});
+  if (it == paced_.end()) return 0;
+  const int64_t context = it->second += c.tokens.size();
+  if (c.ended) paced_.erase(it);
+  return context;
+}
+
+}  // namespace tidepool::workers

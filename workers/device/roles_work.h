@@ -1,0 +1,125 @@
+#pragma once
+// The work of a device (device_machine.h) done by the real roles: engine and trainer of device_roles.h, with
+// pacing, trace, pulse, collectives and served weights around them. Owned by the device thread, but Read and
+// heartbeat, which any thread may call. A checkpoint is written by a thread of its own.
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/comm/collective.h"
+#include "core/observe/trace_writer.h"
+#include "workers/data/offered_state.h"
+#include "workers/data/weights_service.h"
+#include "workers/device/device_machine.h"
+#include "workers/device/device_roles.h"
+#include "workers/device/memory_plan.h"
+#include "workers/device/pacer.h"
+#include "workers/device/pulse.h"
+#include "workers/net/link.h"
+
+namespace tidepool::workers {
+
+class RolesWork : public DeviceWork {
+ public:
+  // called_off: whether a command has come that calls off the step of this lease.
+  RolesWork(std::string token, std::function<bool(int64_t lease)> called_off)
+      : token_(std::move(token)), called_off_(std::move(called_off)) {}
+  ~RolesWork() override;  // requires FinishCheckpoint before the link ends
+
+  void Use(Link* link) { link_ = link; }  // before anything else; outlives this
+  Pulse& pulse() { return pulse_; }
+  // What others may fetch. kNotFound: it is not here.
+  StatusOr<PublishedBytes> Read(const WantedBytes& wanted);
+  [[nodiscard]] std::chrono::milliseconds heartbeat() const {
+    return std::chrono::milliseconds(heartbeat_ms_.load());
+  }
+  void FlushTrace();  // so that a look at a run in progress is of now
+
+  void Begin(int64_t ctl_epoch) override { link_->Begin(ctl_epoch); }
+  void Say(FromWorkerBody message) override { link_->Send(std::move(message)); }
+
+  Status Welcomed(const down::Welcome& welcome, bool anew) override;
+  [[nodiscard]] bool OutlivesController() const override { return config_.cluster.reattach_grace_s > 0; }
+  void FinishCheckpoint() override;
+  void ForgetAll() override;
+
+  StatusOr<uint64_t> WeightsDigest() override { return roles_->WeightsDigest(); }
+  [[nodiscard]] StepNumber StateStep() const override { return state_.step(); }
+  StatusOr<Copied> Load(const down::Load& c) override;
+  void UseVersion(const Version& v) override { roles_->UseVersion(v); }
+  Status Publish(const down::Publish& c) override;
+
+  Status PrepareRollout() override;
+  int64_t Release(Role role, int64_t need_bytes) override;
+
+  [[nodiscard]] bool Serves() const override { return roles_->rollout() != nullptr; }
+  Status Add(down::StartChunk chunk) override;
+  void Cancel(const SampleId& tid, int32_t att) override;
+  void ForgetGroup(GroupId gid) override;
+  std::vector<std::pair<SampleId, int32_t>> Drain() override;
+  [[nodiscard]] bool HasWork() const override { return roles_->rollout()->HasWork() && roles_->loaded(); }
+  up::StepTokens Step() override;
+
+  StatusOr<uint64_t> InitState() override;
+  StatusOr<uint64_t> RestoreState(const down::RestoreState& c) override;
+  StatusOr<uint64_t> FetchState(const down::FetchState& c) override;
+  Status FormGroup(const down::FormGroup& c) override;
+  void LeaveGroup() override;
+  Trained Train(const down::Train& c) override;
+  Status CopyRecovery(StepNumber step) override;
+  void WriteCheckpoint(const down::WriteCheckpoint& c) override;
+  Status SaveFinal(const down::SaveFinal& c) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // An operation of the device thread: the heartbeat names it, the time line shows it.
+  struct Operation {
+    RolesWork* work;
+    const char* name;
+    std::string_view category;
+    TimePoint begin;
+    ~Operation();
+  };
+  Operation Begins(const char* name, std::string_view category);
+  // Nobody reads the state from now on: waits for those that do. False: one is still there at its deadline.
+  bool Withdraw() { return state_.Withdraw(std::chrono::seconds(30)); }
+  void Offer(StepNumber step);
+  StatusOr<uint64_t> Made(StepNumber step, const Status& status);
+  int64_t FreeBytes();
+  int64_t Grown(const up::ChunkDelta& c);
+  StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
+
+  const std::string token_;
+  const std::function<bool(int64_t lease)> called_off_;
+  Link* link_ = nullptr;
+  JobConfig config_;
+  Pulse pulse_;
+  std::atomic<int64_t> heartbeat_ms_{500};
+  ProcessMemory plan_;  // of this slot
+  std::unique_ptr<DeviceRoles> roles_;
+
+  OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
+  std::mutex published_mu_;
+  std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_;
+
+  std::unique_ptr<comm::Collective> group_;  // of two ranks or more
+  int64_t group_epoch_ = 0;
+
+  std::unique_ptr<Pacer> pacer_;                           // cluster.pace
+  std::map<std::pair<SampleId, int32_t>, int64_t> paced_;  // tokens of the samples in the engine
+  std::unique_ptr<observe::TraceWriter> trace_;
+  Clock::time_point next_flush_;
+  std::jthread checkpoint_;  // waits: for the disk, see FinishCheckpoint
+};
+
+}  // namespace tidepool::workers
