@@ -4,19 +4,13 @@
 #include <iterator>
 
 #include "core/base/check.h"
-#include "scheduler/poison.h"
 
 namespace tidepool::scheduler {
 namespace {
 
-constexpr int64_t kUneven = 32;  // Seer
-constexpr int64_t kSlack =
-    32;  // its part of a share may be above it: of 1/8, 1/16, 1/32 and none the best in all Seer workloads
-constexpr int64_t kStarvation = 16;
 // Tokens after which a sample is not blamed for a worker that died with it: more than can be on their way to
 // the controller when a worker dies.
 constexpr int64_t kCleared = 16;
-constexpr int kRest = 4, kTooLate = 5;  // the last classes of the order
 
 }  // namespace
 
@@ -31,8 +25,6 @@ const Request* Dispatcher::Find(const SampleId& tid) const {
   const auto* found = requests_.find(tid);
   return found == nullptr ? nullptr : &found->second;
 }
-
-const Dispatcher::Engine* Dispatcher::FindEngine(WorkerId worker) const { return engines_.Find(worker); }
 
 int64_t Dispatcher::Expected(const Request& r) const {
   if (options_.oracle) return options_.oracle(r.tid);
@@ -53,19 +45,6 @@ int64_t Dispatcher::LikelyLeft(const Request& r) const {
       static_cast<int64_t>(lengths_.ResidualLife(r.foreseen(), static_cast<double>(most) / 2));
   return std::clamp<int64_t>(
       options_.oracle ? sibling - r.foreseen() : std::max(sibling - r.foreseen(), residual), 1, most);
-}
-
-ReadyKey Dispatcher::KeyFor(const Request& r) const {
-  if (r.only.valid()) return {0, -r.max_new, 0, r.tid};
-  if (too_late_.contains(r.gid)) return {kTooLate, 0, r.gid.value, r.tid};
-  if (options_.order == DispatchOptions::Order::kArrival)
-    return {kRest, r.gid.value, r.generated > 0 ? 0 : 1, r.tid};
-  const int64_t left = std::max<int64_t>(Expected(r) - r.generated, 0);
-  if (urgent_.contains(r.gid)) return {1, -left, r.gid.value, r.tid};
-  const bool probe = r.probe && lengths_.mode() == SiblingMode::kContext && !options_.oracle;
-  if (probe) return {2, r.generated, r.gid.value, r.tid};
-  if (r.warm) return {3, -left, 0, r.tid};
-  return {kRest, -left, r.generated > 0 ? 0 : 1, r.tid};
 }
 
 void Dispatcher::PutReady(Request& r) {
@@ -99,29 +78,6 @@ void Dispatcher::Rekey(const SampleId& tid) {
   if (!r.ready) return;
   TakeReady(r);
   PutReady(r);
-}
-
-void Dispatcher::SetVersion(Engine& e, const Version& v) {
-  const auto before = serving_.find(e.version);
-  if (before != serving_.end() && --before->second == 0) serving_.erase(before);
-  e.version = v;
-  if (v.valid()) ++serving_[v];
-}
-
-void Dispatcher::LoadChanged(Engine& e) {
-  if (!e.load_changed) changed_.push_back(e.ref.worker);
-  e.load_changed = true;
-}
-void Dispatcher::SettleLoads() {
-  for (const WorkerId id : changed_) {
-    Engine* e = engines_.Find(id);
-    if (e == nullptr || !std::exchange(e->load_changed, false)) continue;
-    if (e->open())
-      by_load_.Set(id.value, {Load(*e), e->reserved});
-    else
-      by_load_.Remove(id.value);
-  }
-  changed_.clear();
 }
 
 void Dispatcher::SetUrgent(const std::set<GroupId>& urgent, const std::set<GroupId>& too_late) {
@@ -283,124 +239,6 @@ std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
   return who;
 }
 
-void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) {
-  TP_CHECK(!engines_.contains(ref.worker)) << ToString(ref);
-  Engine e;
-  e.ref = ref;
-  e.slot = slot;
-  e.epoch = epoch;
-  engines_.Insert(ref.worker, std::move(e));
-}
-
-void Dispatcher::Admit(WorkerId worker, const Version& v) {
-  Engine& e = engines_.at(worker);
-  SetVersion(e, v);
-  e.barred &=
-      static_cast<uint8_t>(~(static_cast<uint8_t>(Bar::kLoading) | static_cast<uint8_t>(Bar::kEmptied)));
-  LoadChanged(e);
-}
-
-void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered, const Version& offered_by) {
-  Request& r = requests_.at(tid);
-  Engine& e = engines_.at(on.worker);
-  TakeReady(r);
-  r.on = on;
-  r.offered = offered;
-  r.offered_by = offered_by;
-  const int64_t reserved = r.prompt_len + r.foreseen() +
-                           std::min(options_.chunk_tokens, std::max<int64_t>(r.max_new - r.foreseen(), 0));
-  e.in_flight[{tid, r.att}] = reserved;
-  e.reserved += reserved;
-  LoadChanged(e);
-  e.groups.insert(r.gid);
-  groups_[r.gid].on.insert(on.worker);
-  ++in_flight_;
-}
-
-void Dispatcher::SetBar(WorkerId worker, Bar bar, bool on) {
-  const auto it = engines_.find(worker);
-  if (it == engines_.end()) return;
-  const auto bit = static_cast<uint8_t>(bar);
-  it->second.barred = static_cast<uint8_t>(on ? it->second.barred | bit : it->second.barred & ~bit);
-  LoadChanged(it->second);
-}
-
-void Dispatcher::SetEpoch(WorkerId worker, LeaseEpoch epoch) { engines_.at(worker).epoch = epoch; }
-
-std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
-  std::vector<SampleId> again;
-  const Engine* e = FindEngine(worker);
-  if (e == nullptr) return again;
-  for (const auto& [tid, att] : e->in_flight.SortedKeys()) {
-    const auto r = requests_.find(tid);
-    if (r == requests_.end() || r->second.att != att) continue;
-    r->second.crashed_at = r->second.generated;
-    if (++r->second.crashes >= kPoisonDeaths) again.push_back(tid);
-  }
-  return again;
-}
-
-bool Dispatcher::HasSuspect(const Engine& e) const {
-  const auto r = requests_.find(e.suspect);
-  return r != requests_.end() && r->second.on == e.ref && r->second.crashes > 0;
-}
-
-int64_t Dispatcher::RemoveEngine(WorkerId worker) {
-  const auto it = engines_.find(worker);
-  if (it == engines_.end()) return 0;
-  const auto lost = static_cast<int64_t>(it->second.in_flight.size());
-  in_flight_ -= lost;
-  by_load_.Remove(worker.value);
-  for (const auto& chunk : it->second.in_flight.SortedKeys()) {
-    const auto r = requests_.find(chunk.first);
-    if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref)
-      PutReady(r->second);
-  }
-  SetVersion(it->second, {});
-  engines_.erase(worker);
-  return lost;
-}
-
-std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Dispatcher::Youngest(int64_t n) const {
-  std::vector<std::tuple<int64_t, SampleId, WorkerRef, int32_t>> all;
-  for (const auto& [id, e] : engines_) {
-    for (const auto& chunk : e.in_flight.SortedKeys()) {
-      const Request* r = Find(chunk.first);
-      if (r != nullptr && r->att == chunk.second && r->on == e.ref && !r->only.valid())
-        all.emplace_back(r->generated, r->tid, r->on, r->att);
-    }
-  }
-  std::sort(all.begin(), all.end());
-  std::vector<std::tuple<WorkerRef, SampleId, int32_t>> youngest;
-  for (size_t i = 0; i < all.size() && static_cast<int64_t>(i) < n; ++i)
-    youngest.emplace_back(std::get<2>(all[i]), std::get<1>(all[i]), std::get<3>(all[i]));
-  return youngest;
-}
-
-std::vector<std::pair<SampleId, int32_t>> Dispatcher::TakeBack(WorkerId worker) {
-  std::vector<std::pair<SampleId, int32_t>> taken;
-  const auto it = engines_.find(worker);
-  if (it == engines_.end()) return taken;
-  for (const auto& chunk : it->second.in_flight.SortedKeys()) {
-    const auto r = requests_.find(chunk.first);
-    if (r == requests_.end() || r->second.att != chunk.second || r->second.on != it->second.ref ||
-        r->second.only.valid())
-      continue;
-    r->second.home = {};
-    r->second.taken_back = true;
-    PutReady(r->second);
-    taken.push_back(chunk);
-  }
-  return taken;
-}
-
-void Dispatcher::SetSlowness(WorkerId worker, int64_t slowness) {
-  Engine& e = engines_.at(worker);
-  if (e.slowness == slowness) return;
-  e.slowness = slowness;
-  LoadChanged(e);
-}
-
 int64_t Dispatcher::PinnedReady(const Version& v) const {
   return std::count_if(ready_[0].begin(), ready_[0].end(), [&](const ReadyKey& key) {
     const Request& r = requests_.at(std::get<3>(key));
@@ -415,186 +253,6 @@ std::set<GroupId> Dispatcher::Orphans() const {
     if (!r.only.valid() && r.v_min.valid() && !serving_.contains(r.v_min)) orphans.insert(r.gid);
   }
   return orphans;
-}
-
-bool Dispatcher::NeededFor(WorkerId worker) const {
-  const Engine* e = FindEngine(worker);
-  if (e == nullptr || !e->version.valid()) return false;
-  if (!e->in_flight.empty()) return true;
-  const auto same = serving_.find(e->version);
-  return same != serving_.end() && same->second == 1 && PinnedReady(e->version) > 0;
-}
-
-bool Dispatcher::HasGhosts(WorkerId worker) const {
-  const Engine* e = FindEngine(worker);
-  if (e == nullptr) return false;
-  const auto chunks = e->in_flight.SortedKeys();
-  return std::any_of(chunks.begin(), chunks.end(), [&](const auto& chunk) {
-    const Request* r = Find(chunk.first);
-    return r == nullptr || r->att != chunk.second || r->on != e->ref;
-  });
-}
-
-int64_t Dispatcher::Room(const Request& r, int64_t tokens) const {
-  return options_.reserve && options_.kv_cache_tokens > 0 ? options_.kv_cache_tokens - r.generated - tokens
-                                                          : INT64_MAX;
-}
-
-bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
-  if (!e.open()) return false;
-  if (e.in_flight.empty()) return true;
-  const int64_t room = Room(r, tokens) - e.reserved;
-  return room >= r.prompt_len || (room >= 0 && e.groups.contains(r.gid));  // siblings share the prompt
-}
-
-Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
-                                      const std::function<bool(const Version&)>& may_serve,
-                                      const Version& newest) {
-  const auto group = groups_.find(r.gid);
-  // A sample of a fresh group begins on the newest weights, and only up to its share of a worker that has
-  // them: the others follow within a load.
-  const bool fresh = newest.valid() && !r.only.valid() && r.generated == 0 && group != groups_.end();
-  const Version least_version = !fresh                         ? Version{}
-                                : group->second.oldest.valid() ? std::min(group->second.oldest, newest)
-                                                               : newest;
-  SettleLoads();
-  const auto usable = static_cast<int64_t>(by_load_.size()) + coming_;
-  const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
-  const auto ok = [&](const Engine& e) {
-    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && Load(e) >= share)))
-      return false;
-    if (coming_ > 0 && !r.only.valid() && Load(e) >= share) return false;
-    if (r.crashes > 0 && HasSuspect(e)) return false;
-    if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
-      return false;  // its cancelled chunk is not over there yet
-    if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
-    return e.open() && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
-  };
-  // What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always
-  // a little more room elsewhere, and everything would move, and be computed again, at every chunk.
-  if (r.warm) {
-    const auto home = engines_.find(r.home);
-    if (home != engines_.end() && home->second.open() && Load(home->second) < share + share / kSlack &&
-        !Fits(home->second, r, tokens))
-      return nullptr;
-  }
-  std::optional<std::pair<int64_t, int64_t>> end;
-  if (coming_ > 0 && !r.only.valid()) end = {share, INT64_MIN};  // nobody behind has less than a share
-  // Where its own tokens alone have no room, said by the key; Fits says the same and more.
-  const int64_t room = Room(r, tokens);
-  const auto* first = by_load_.FirstThat(
-      [&](const auto& next) {
-        const auto& [load, reserved] = next.first;
-        return (load == 0 || reserved <= room) && ok(engines_.at({next.second}));
-      },
-      end);
-  if (first == nullptr) return nullptr;
-  Engine* least = &engines_.at({first->second});
-  const int64_t fewest = Load(*least);
-  for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
-    const auto it = engines_.find(home);
-    if (it != engines_.end() && ok(it->second) && Load(it->second) < share + share / kSlack &&
-        Load(it->second) - fewest <= kUneven)
-      return &it->second;
-  }
-  return least;
-}
-
-std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const Version&)>& may_serve,
-                                                  const Version& newest, int64_t coming) {
-  std::vector<Chunk> chunks = Fill(may_serve, newest, coming);
-  // The room of those that did not go on is others' now, and their KV will not outlast them.
-  for (const SampleId& tid : warm_) {
-    const auto it = requests_.find(tid);
-    if (it == requests_.end() || !it->second.warm) continue;
-    it->second.warm = false;
-    Rekey(tid);
-  }
-  warm_.clear();
-  return chunks;
-}
-
-std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& asked,
-                                                const Version& newest, int64_t coming) {
-  std::vector<Chunk> chunks;
-  if (ready_[0].empty() && ready_[1].empty()) return chunks;
-  SettleLoads();
-  if (by_load_.empty()) return chunks;
-  // Nearly all engines have the same version: one question for them.
-  std::optional<std::pair<Version, bool>> known;
-  const std::function<bool(const Version&)> may_serve = [&](const Version& v) {
-    if (!known || known->first != v) known.emplace(v, asked(v));
-    return known->second;
-  };
-  older_ = 0;
-  coming_ = coming;
-  for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;
-  const int64_t most = std::min(options_.max_concurrent, cap_);
-  std::array<std::set<ReadyKey>::iterator, 2> at{ready_[0].begin(), ready_[1].begin()};
-  std::array<bool, 2> blocked{};
-  bool suspects_wait = false;  // every engine has one
-  while (in_flight_ < most) {
-    // The next of both lines.
-    std::array<bool, 2> there{};
-    for (size_t i : {0, 1}) there[i] = !blocked[i] && at[i] != ready_[i].end();
-    if (!there[0] && !there[1]) break;
-    const size_t line = !there[0] || (there[1] && *at[1] < *at[0]) ? 1 : 0;
-    ReadyKey picked = *at[line];
-    // Now and then the group that was served least of what it needs, or the longest would starve the rest.
-    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle &&
-        std::get<0>(picked) == kRest && decisions_ % kStarvation == kStarvation - 1 &&
-        !least_served_.empty()) {
-      const ReadyKey starving = requests_.at(*groups_.at(least_served_.begin()->second).ready.begin()).place;
-      if (std::get<0>(starving) != kTooLate && !blocked[Line(requests_.at(std::get<3>(starving)))])
-        picked = starving;
-    }
-    if (std::get<0>(picked) == kTooLate) {  // and so is all behind it
-      blocked[line] = true;
-      continue;
-    }
-    Request& r = requests_.at(std::get<3>(picked));
-    const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);
-    const bool suspect = r.crashes > 0;
-    Engine* e = suspect && suspects_wait ? nullptr : Place(r, tokens, may_serve, newest);
-    if (e == nullptr) {
-      // What does not fit now will not fit behind it either, but another version's evaluation may, and what
-      // has begun does not wait for what has not.
-      if (suspect) {
-        suspects_wait = true;
-        if (at[line] != ready_[line].end() && *at[line] == picked) ++at[line];
-        ++decisions_;
-      } else if (r.only.valid()) {
-        ++at[line];
-      } else {
-        blocked[1] = true;
-        blocked[0] = blocked[0] || Line(r) == 0;
-      }
-      continue;
-    }
-    for (size_t i : {0, 1}) {
-      if (at[i] != ready_[i].end() && *at[i] == picked) ++at[i];
-    }
-    ++decisions_;
-    TakeReady(r);
-    r.warm = false;
-    chunks.push_back({r.tid, e->ref, e->version, tokens});
-    if (suspect) e->suspect = r.tid;
-    const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
-    const int64_t reserved = prompt + r.generated + tokens;
-    e->in_flight[{r.tid, r.att}] = reserved;
-    e->reserved += reserved;
-    LoadChanged(*e);
-    e->groups.insert(r.gid);
-    r.on = e->ref;
-    r.home = e->ref.worker;
-    GroupInfo& group = groups_[r.gid];
-    group.on.insert(e->ref.worker);
-    group.home = e->ref.worker;
-    if (!r.only.valid() && (!group.oldest.valid() || e->version < group.oldest)) group.oldest = e->version;
-    ++in_flight_;
-    ++chunks_;
-  }
-  return chunks;
 }
 
 }  // namespace tidepool::scheduler
