@@ -31,9 +31,9 @@ struct ControllerOptions {
   int64_t eval_rows = 0;                  // held-out questions of one evaluation (0: no evaluation)
   int64_t device_bytes_need_rollout = 0;  // predicted memory of a role, for Release
   int64_t device_bytes_need_actor = 0;
-  DispatchOptions dispatch;                  // order and oracle; the rest is taken from the config
-  SampleCost sample_cost;                    // of training, for sharing a batch over slots
-  const PolicyRegistry* policies = nullptr;  // nullptr: those of scheduler/policy.h; outlives the controller
+  DispatchOptions dispatch;             // order and oracle; the rest is taken from the config
+  SampleCost sample_cost;               // of training, for sharing a batch over slots
+  const NamedPolicy* policy = nullptr;  // copied; null: that of config.scheduler.placement
   // Worker places: device workers 0 .. slots-1 (slot i on worker i), then the workers beside them: reward
   // workers, or environment workers where the job has an environment.
   [[nodiscard]] int64_t device_workers() const { return config.cluster.slots; }

@@ -15,72 +15,53 @@ int64_t EvalQuestions(const ControllerOptions& o) {
 
 Status Validate(const ControllerOptions& o) {
   const JobConfig& c = o.config;
-  if (c.job != "rl" && c.job != "sft" && c.job != "distill" && !TrainsOnPairs(c)) {
-    return InvalidArgument("job is '" + c.job +
-                           "'; the controller runs rl, sft, dpo, reward_model and distill");
-  }
   if (o.data_rows <= 0) return InvalidArgument("the data set has no rows; a run needs at least one");
   if (c.train.groups_per_step <= 0) return InvalidArgument("train.groups_per_step has to be positive");
-  if (c.job == "rl" && c.rollout.group_size <= 0)
+  if (c.job == JobKind::kRl && c.rollout.group_size <= 0)
     return InvalidArgument("rollout.group_size has to be positive");
-  if (c.job == "rl" && c.rollout.max_new_tokens <= 0)
+  if (c.job == JobKind::kRl && c.rollout.max_new_tokens <= 0)
     return InvalidArgument("rollout.max_new_tokens has to be positive");
   if (c.scheduler.max_lag_versions < 0)
     return InvalidArgument("scheduler.max_lag_versions has to be 0 or more");
   if (c.cluster.slots <= 0) return InvalidArgument("cluster.slots has to be positive");
-  const PolicyRegistry builtin;
-  const NamedPolicy* policy = (o.policies == nullptr ? builtin : *o.policies).Find(c.scheduler.placement);
-  if (policy == nullptr) {
-    std::string known;
-    for (const NamedPolicy* p : (o.policies == nullptr ? builtin : *o.policies).All())
-      known += (known.empty() ? "" : ", ") + p->name;
-    return InvalidArgument("scheduler.placement is '" + c.scheduler.placement + "'; known: " + known);
-  }
   const int64_t actors = c.scheduler.actor_slots;
-  const bool generates = c.job == "rl" || EvalQuestions(o) > 0;
+  const bool generates = c.job == JobKind::kRl || EvalQuestions(o) > 0;
   if (actors <= 0) return InvalidArgument("scheduler.actor_slots has to be positive");
-  if (c.scheduler.placement == "split" && generates && actors >= c.cluster.slots) {
+  if (c.scheduler.placement == PlacementKind::kSplit && generates && actors >= c.cluster.slots) {
     return InvalidArgument("scheduler.placement split needs cluster.slots above scheduler.actor_slots (" +
                            std::to_string(actors) + "): those train, the rest generate");
   }
-  if (c.scheduler.placement == "multiplexed" && c.cluster.slots - actors < c.scheduler.rollout_floor) {
+  if (c.scheduler.placement == PlacementKind::kMultiplexed &&
+      c.cluster.slots - actors < c.scheduler.rollout_floor) {
     return InvalidArgument("scheduler.actor_slots " + std::to_string(actors) + " of " +
                            std::to_string(c.cluster.slots) +
                            " slots leaves fewer than scheduler.rollout_floor " +
                            std::to_string(c.scheduler.rollout_floor) + " to generate");
   }
-  if (c.scheduler.placement == "elastic" && c.cluster.slots <= c.scheduler.rollout_floor) {
+  if (c.scheduler.placement == PlacementKind::kElastic && c.cluster.slots <= c.scheduler.rollout_floor) {
     return InvalidArgument("scheduler.rollout_floor " + std::to_string(c.scheduler.rollout_floor) + " of " +
                            std::to_string(c.cluster.slots) + " slots leaves none to train");
   }
-  if (c.scheduler.placement == "elastic" && c.deterministic) {
+  if (c.scheduler.placement == PlacementKind::kElastic && c.deterministic) {
     return InvalidArgument(
         "scheduler.placement elastic changes how many slots train, and with it how sums round; "
         "deterministic needs colocated, split or multiplexed");
   }
-  const int64_t dp = c.scheduler.placement == "colocated" ? c.cluster.slots : actors;
-  if (c.scheduler.placement != "elastic" && !ValidDp(dp, c.train.groups_per_step, c.scheduler.uneven_dp)) {
+  const int64_t dp = c.scheduler.placement == PlacementKind::kColocated ? c.cluster.slots : actors;
+  if (c.scheduler.placement != PlacementKind::kElastic &&
+      !ValidDp(dp, c.train.groups_per_step, c.scheduler.uneven_dp)) {
     return InvalidArgument(
         std::to_string(dp) + " slots cannot share train.groups_per_step " +
         std::to_string(c.train.groups_per_step) +
         (c.scheduler.uneven_dp ? "; train on fewer" : " evenly; change one of them, or scheduler.uneven_dp"));
   }
-  const std::string& stale = c.scheduler.on_stale;
-  if (stale != "reissue" && stale != "mask" && stale != "drop") {
-    return InvalidArgument("scheduler.on_stale is '" + stale + "'; known: reissue, mask, drop");
-  }
-  const std::string& mode = c.scheduler.oversample_mode;
-  if (mode != "start_order" && mode != "first_done" && mode != "tail_rounds") {
-    return InvalidArgument("scheduler.oversample_mode is '" + mode +
-                           "'; known: start_order, first_done, tail_rounds");
-  }
   if (c.scheduler.oversample < 1) return InvalidArgument("scheduler.oversample has to be 1 or more");
   if (c.scheduler.min_step_batch_fraction <= 0 || c.scheduler.min_step_batch_fraction > 1) {
     return InvalidArgument("scheduler.min_step_batch_fraction has to be in (0, 1]");
   }
-  if ((c.job == "rl" || EvalQuestions(o) > 0) && c.environment.name.empty() && c.reward.workers <= 0)
+  if ((c.job == JobKind::kRl || EvalQuestions(o) > 0) && c.environment.name.empty() && c.reward.workers <= 0)
     return InvalidArgument("reward.workers has to be positive");
-  if (!c.environment.name.empty() && c.job != "rl")
+  if (!c.environment.name.empty() && c.job != JobKind::kRl)
     return InvalidArgument("environment.name belongs to job: rl");
   if (!c.environment.name.empty() && c.environment.workers <= 0)
     return InvalidArgument("environment.workers has to be positive");
@@ -94,7 +75,7 @@ Status SameRun(const record::RunTerms& was, const ControllerOptions& o) {
                            "; it cannot change on --resume (start anew with --fresh)");
   };
   const int64_t group_size = SamplesPerRow(c);
-  if (was.job != c.job) return differs("job", was.job, c.job);
+  if (was.job != Word(c.job)) return differs("job", was.job, Word(c.job));
   if (was.groups_per_step != c.train.groups_per_step) {
     return differs("train.groups_per_step", std::to_string(was.groups_per_step),
                    std::to_string(c.train.groups_per_step));

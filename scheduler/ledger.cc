@@ -351,7 +351,7 @@ std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v,
       std::count_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return c.rank == 0; }));
   const bool replay = replayed >= static_cast<size_t>(rules_.min_batch());
   if (candidates.size() < want && !Exhausted() && !replay) return {};
-  if (rules_.surplus == LedgerRules::Surplus::kTailRounds && !replay) {
+  if (rules_.surplus == OversampleMode::kTailRounds && !replay) {
     // Prompts that were overtaken are collected; when they fill a batch, they have a round of their own.
     size_t overtaken = 0;
     for (const auto& [key, g] : groups_) {
@@ -365,7 +365,7 @@ std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v,
       if (candidates.size() < want) return {};
     }
   }
-  if (rules_.oversample > 1 && rules_.surplus == LedgerRules::Surplus::kStartOrder && !replay &&
+  if (rules_.oversample > 1 && rules_.surplus == OversampleMode::kStartOrder && !replay &&
       CountGroups(GroupPhase::kRunning) + CountGroups(GroupPhase::kAwaiting) > 0) {
     // Surplus only replaces what is lost: an earlier group that still runs keeps its place, so that
     // short answers are not preferred.

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/choices.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
@@ -85,7 +86,7 @@ struct LedgerRules {
   int64_t groups_per_step = 1, group_size = 1, max_lag_versions = 0;
   double oversample = 1, min_step_batch_fraction = 1;
   int64_t max_reissues = 2;
-  enum class Surplus : uint8_t { kStartOrder, kFirstDone, kTailRounds } surplus = Surplus::kStartOrder;
+  OversampleMode surplus = OversampleMode::kStartOrder;
   bool reissue = true, mask = false,
        graded = true;  // graded false: sft, a sample is ready when its payload is
   [[nodiscard]] int64_t capacity() const;

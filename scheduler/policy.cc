@@ -294,54 +294,38 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
   return best;
 }
 
-PolicyRegistry::PolicyRegistry() {
+NamedPolicy PolicyOf(PlacementKind placement) {
   const auto any = [](const PoolView&, SlotId, Role) { return true; };
   const auto first_train = [](const PoolView& p, SlotId s, Role r) {
     return r != Role::kActor || s.value < p.actor_slots;
   };
-  policies_["colocated"] = {
-      "colocated", "all slots switch together between generating and training", Colocated, false, false, true,
-      any};
-  policies_["split"] = {
-      "split",
-      "slots 0 .. actor_slots-1 train, the others generate",
-      Split,
-      true,
-      false,
-      true,
-      [](const PoolView& p, SlotId s, Role r) { return (r == Role::kActor) == (s.value < p.actor_slots); }};
-  policies_["multiplexed"] = {
-      "multiplexed", "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back",
-      Multiplexed,   true,
-      false,         true,
-      first_train};
-  policies_["elastic"] = {"elastic", "as multiplexed, with as many training slots as forecasts say is best",
-                          Elastic,   true,
-                          true,      false,
-                          any};
-}
-
-Status PolicyRegistry::Add(NamedPolicy policy) {
-  if (policy.name.empty() || !policy.decide || !policy.eligible) {
-    return InvalidArgument("a policy needs a name, a decision and its eligible slots");
+  const auto apart = [](const PoolView& p, SlotId s, Role r) {
+    return (r == Role::kActor) == (s.value < p.actor_slots);
+  };
+  NamedPolicy p{.name = Word(placement)};
+  switch (placement) {
+    case PlacementKind::kColocated:
+      p.summary = "all slots switch together between generating and training";
+      p.decide = Colocated, p.eligible = any;
+      p.keeps_floor = false, p.by_slot = true;
+      break;
+    case PlacementKind::kSplit:
+      p.summary = "slots 0 .. actor_slots-1 train, the others generate";
+      p.decide = Split, p.eligible = apart;
+      p.by_slot = true;
+      break;
+    case PlacementKind::kMultiplexed:
+      p.summary = "all generate; slots 0 .. actor_slots-1 leave for each optimizer step and come back";
+      p.decide = Multiplexed, p.eligible = first_train;
+      p.by_slot = true;
+      break;
+    case PlacementKind::kElastic:
+      p.summary = "as multiplexed, with as many training slots as forecasts say is best";
+      p.decide = Elastic, p.eligible = any;
+      p.forecasts = true;
+      break;
   }
-  if (policies_.contains(policy.name))
-    return AlreadyExists("policy " + policy.name + " exists already; choose another name");
-  const std::string name = policy.name;
-  policy.by_slot = false;
-  policies_[name] = std::move(policy);
-  return OkStatus();
-}
-
-const NamedPolicy* PolicyRegistry::Find(const std::string& name) const {
-  const auto it = policies_.find(name);
-  return it == policies_.end() ? nullptr : &it->second;
-}
-
-std::vector<const NamedPolicy*> PolicyRegistry::All() const {
-  std::vector<const NamedPolicy*> all;
-  for (const auto& [name, policy] : policies_) all.push_back(&policy);
-  return all;
+  return p;
 }
 
 }  // namespace tidepool::scheduler

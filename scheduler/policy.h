@@ -4,7 +4,7 @@
 // A policy is a pure function of what it is shown. It names a role for every slot that has a live worker;
 // the pool finds out how to get there (one transaction), and the controller asks again after every event,
 // so a policy keeps no state. A plan that is not valid is refused with the reason and the plan before it
-// stays. Users register their own in PolicyRegistry before the controller is made.
+// stays.
 //
 //   colocated    all slots switch together: every slot generates, then every slot trains
 //   split        slots 0 .. actor_slots-1 train, the others generate
@@ -14,11 +14,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/choices.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
@@ -137,27 +137,17 @@ struct NamedPolicy {
   std::string name, summary;
   Policy decide;
   bool keeps_floor = true;  // false: all slots may train at once
-  bool forecasts = true;    // it reads them: they cost a look at every open group
+  bool forecasts = false;   // it reads them: they cost a look at every open group
   // The role of a slot with a worker follows from its id, role and avoid, and from the ledger's need,
   // evaluation, stopping and batch_groups: not from other slots, what they hold, or time. Other slots are not
-  // named. Then it is shown the slots that changed alone, where nothing else did. Add() clears it: a copy of
-  // a policy of this file with a decision of its own has none.
+  // named. Then it is shown the slots that changed alone, where nothing else did.
   bool by_slot = false;
   // Slots that may ever hold a role under this policy; used to say when a fleet is dead.
   std::function<bool(const PoolView&, SlotId, Role)> eligible;
 };
 
-class PolicyRegistry {
- public:
-  PolicyRegistry();  // with the four of this file
-  // kAlreadyExists if the name is taken, kInvalidArgument if something is missing.
-  Status Add(NamedPolicy policy);
-  [[nodiscard]] const NamedPolicy* Find(const std::string& name) const;
-  [[nodiscard]] std::vector<const NamedPolicy*> All() const;
-
- private:
-  std::map<std::string, NamedPolicy> policies_;
-};
+// That of a placement; its name is the placement's word.
+NamedPolicy PolicyOf(PlacementKind placement);
 
 // Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for
 // their environment are in no batch (Little's law): t = c0 + c1 b + w,  b = samples / slots (t - w) / t.

@@ -23,18 +23,17 @@ struct RunState::Applier {
     const record::RunTerms& r = *config;
     s.config_ = r;
     s.ended_.reset();
-    s.ledger_.SetRules({.groups_per_step = r.groups_per_step,
-                        .group_size = r.group_size,
-                        .max_lag_versions = r.max_lag_versions,
-                        .oversample = r.oversample,
-                        .min_step_batch_fraction = r.min_step_batch_fraction,
-                        .max_reissues = r.max_reissues,
-                        .surplus = r.oversample_mode == "first_done"    ? LedgerRules::Surplus::kFirstDone
-                                   : r.oversample_mode == "tail_rounds" ? LedgerRules::Surplus::kTailRounds
-                                                                        : LedgerRules::Surplus::kStartOrder,
-                        .reissue = r.on_stale == "reissue",
-                        .mask = r.on_stale == "mask",
-                        .graded = r.job == "rl"});
+    s.ledger_.SetRules(
+        {.groups_per_step = r.groups_per_step,
+         .group_size = r.group_size,
+         .max_lag_versions = r.max_lag_versions,
+         .oversample = r.oversample,
+         .min_step_batch_fraction = r.min_step_batch_fraction,
+         .max_reissues = r.max_reissues,
+         .surplus = FromWord<OversampleMode>(r.oversample_mode).value_or(OversampleMode::kStartOrder),
+         .reissue = r.on_stale == Word(OnStale::kReissue),
+         .mask = r.on_stale == Word(OnStale::kMask),
+         .graded = r.job == Word(JobKind::kRl)});
     return OkStatus();
   }
   Status operator()(const record::Issue& r) { return s.ledger_.ApplyIssue(r); }

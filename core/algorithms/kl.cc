@@ -6,14 +6,6 @@
 
 namespace tidepool::algorithms {
 
-StatusOr<KlKind> ParseKl(std::string_view name) {
-  if (name == "k1") return KlKind::kK1;
-  if (name == "abs") return KlKind::kAbs;
-  if (name == "k2") return KlKind::kK2;
-  if (name == "k3") return KlKind::kK3;
-  return Unimplemented("kl kind is '" + std::string(name) + "'; there are k1, abs, k2 and k3");
-}
-
 KlToken KlEstimate(const KlOptions& o, double logp, double ref_logp) {
   const double full = logp - ref_logp;
   const bool outside = o.clamp_log.has_value() && std::fabs(full) > *o.clamp_log;

@@ -11,16 +11,11 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
-#include "core/base/status.h"
+#include "core/base/choices.h"
 
 namespace tidepool::algorithms {
-
-enum class KlKind { kK1, kAbs, kK2, kK3 };
-// "k1", "abs", "k2", "k3"; kUnimplemented otherwise.
-StatusOr<KlKind> ParseKl(std::string_view name);
 
 // Applied in this order. Clips pass no gradient outside (at the bound they do).
 struct KlOptions {

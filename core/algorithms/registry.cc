@@ -62,10 +62,9 @@ Status ResolveKl(const AlgorithmConfig& c, const LossEntry& loss, ResolvedAlgori
           "is 0, and kl.target moves a coefficient by factors, so it would stay 0; write one above 0");
     return OkStatus();
   }
-  KlControl kl{.coef = k.coef, .in_reward = k.place == "reward", .target = k.target, .horizon = k.horizon};
-  const auto kind = ParseKl(k.estimator);
-  if (!kind.ok()) return Wrong("kl.estimator", kind.status().message());
-  kl.estimate = {.kind = kind.value(),
+  KlControl kl{
+      .coef = k.coef, .in_reward = k.place == KlPlace::kReward, .target = k.target, .horizon = k.horizon};
+  kl.estimate = {.kind = k.estimator,
                  .clamp_log = k.clamp_log,
                  .score_term = k.score_term,
                  .clamp_out = k.clamp_out,
@@ -455,7 +454,7 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   if (!out.needs_teacher() && !c.teacher.empty())
     return Wrong("teacher",
                  "is read by nothing here; write advantage: on_policy_distill, or a teacher_coef above 0");
-  out.value = {.huber = c.critic.loss == "huber",
+  out.value = {.huber = c.critic.loss == CriticLoss::kHuber,
                .huber_delta = c.critic.huber_delta,
                .clip = c.critic.clip > 0 ? std::optional(c.critic.clip) : std::nullopt};
   if (!out.policy.options.Text("prox").empty() || out.policy.options.Number("current_version")) {

@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "core/base/choices.h"
+
 namespace tidepool::algorithms {
 
 // Soft overlong penalty (DAPO eq. 13, arXiv:2503.14476) times factor: 0 up to limit - buffer tokens, then
@@ -25,7 +27,6 @@ double CosineLengthReward(bool correct, double tokens, double limit);
 // the mean of the others (0 where there are none); s = sqrt(sum_j (r_j - mu_j)^2 / (n - ddof)) + eps over the
 // n entries of std's scope, each about its own mu (mean none: 0); ddof entries or fewer: s = eps. std none: s
 // = 1.
-enum class Scope { kNone, kBatch, kGroup };
 struct NormaliseOptions {
   Scope mean = Scope::kNone, deviation = Scope::kNone;
   bool leave_one_out = false;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/choices.h"
+
 namespace tidepool {
 
 // `model.init`: a model made from the config rather than read from a folder.
@@ -32,7 +34,7 @@ struct ModelInit {
 struct ModelConfig {
   std::string path;               // Hugging Face folder; or
   std::optional<ModelInit> init;  // made from the config
-  std::string dtype = "float32";  // float32 | bfloat16: the weights that compute; master is float32
+  DType dtype = DType::kFloat32;
   // Or a small policy for a control task (core/policy/spec.h), made for `environment`.
   std::string policy;  // mlp; empty: a language model
   std::vector<int64_t> hidden = {64, 64};
@@ -65,8 +67,8 @@ struct RewardFunction {
 // What is done to a sample's reward before advantages (core/train/shaping.h). Evaluation and the
 // zero-variance filter see the task's own reward.
 struct RewardShapingConfig {
-  std::string mean = "none";       // none | batch | group: what is taken off
-  std::string deviation = "none";  // none | batch | group: what is divided by
+  Scope mean = Scope::kNone;       // of what is taken off
+  Scope deviation = Scope::kNone;  // of what is divided by
   bool leave_one_out = false;      // the mean is that of the others
   bool running = false;            // by mean and deviation over all rewards of the run so far
   double bias = 0, scale = 1;      // clip((r + bias) * scale, +-20), first
@@ -112,9 +114,9 @@ struct EnvironmentConfig {
 
 // A frozen model that the policy is held to.
 struct KlConfig {
-  double coef = 0;               // beta; 0: no reference model is loaded
-  std::string place = "loss";    // loss | reward
-  std::string estimator = "k3";  // k1 | abs | k2 | k3 (core/algorithms/kl.h)
+  double coef = 0;  // beta; 0: no reference model is loaded
+  KlPlace place = KlPlace::kLoss;
+  KlKind estimator = KlKind::kK3;
   std::string reference;         // model folder; empty: what the run starts from
   std::optional<double> target;  // adaptive coefficient (arXiv:1909.08593); empty: fixed
   double horizon = 10000;        // of the adaptive coefficient, in samples
@@ -128,7 +130,7 @@ struct CriticConfig {
   std::string path;  // model folder; empty: what the run starts from, with a fresh value head
   std::optional<double> learning_rate;  // empty: train.learning_rate
   int64_t warmup_steps = 0;             // steps that train the critic alone
-  std::string loss = "mse";             // mse | huber
+  CriticLoss loss = CriticLoss::kMse;
   double huber_delta = 10;
   double clip = 0.5;  // values move at most this far from the old ones in a step; 0: no bound
 };
@@ -168,7 +170,7 @@ struct AlgorithmConfig {
 
 // job: dpo.
 struct PreferenceConfig {
-  std::string loss = "sigmoid";  // sigmoid (DPO) | ipo
+  PreferenceLoss loss = PreferenceLoss::kSigmoid;
   double beta = 0.1;
   double label_smoothing = 0;   // of sigmoid: share of pairs that are the wrong way round
   bool length_average = false;  // log-probs of a response are averaged, not added up
@@ -181,10 +183,10 @@ struct RewardModelConfig {
 };
 // job: distill.
 struct DistillConfig {
-  std::string teacher;                 // model folder
-  std::string divergence = "forward";  // forward | reverse | mixed | gkd
-  double weight = 0.5;                 // mixed: of forward; gkd: beta
-  double temperature = 1;              // of both distributions
+  std::string teacher;  // model folder
+  DistillDivergence divergence = DistillDivergence::kForward;
+  double weight = 0.5;     // mixed: of forward; gkd: beta
+  double temperature = 1;  // of both distributions
 };
 
 struct RolloutConfig {
@@ -200,13 +202,13 @@ struct RolloutConfig {
   std::vector<int64_t> stop_token_ids;  // beside the model's end tokens
   int64_t max_concurrent = 256;         // samples in flight
   int64_t block_tokens = 16;            // of the KV cache
-  std::string admission = "reserve";    // reserve | adaptive
-  bool pin_version = false;             // a sample ends on the weights that it began with
+  Admission admission = Admission::kReserve;
+  bool pin_version = false;     // a sample ends on the weights that it began with
   double repack_s = 5;          // between looks at tails that could be moved together (pin_version); 0: never
   int64_t kv_cache_tokens = 0;  // capacity; 0: max_concurrent x (prompt + max_new), bounded by memory
   int64_t max_batched_tokens = 2048;
-  std::string kv_on_update = "recompute";  // recompute | keep
-  bool record_routing = false;             // experts of every row, replayed by the trainer
+  KvOnUpdate kv_on_update = KvOnUpdate::kRecompute;
+  bool record_routing = false;  // experts of every row, replayed by the trainer
 };
 
 struct TrainConfig {
@@ -215,7 +217,7 @@ struct TrainConfig {
   int64_t epochs = 1;       // ppo_epochs over a batch
   int64_t minibatches = 1;  // optimizer updates per epoch
   double learning_rate = 1e-5;
-  std::string schedule = "constant";  // constant | linear | cosine
+  Schedule schedule = Schedule::kConstant;
   int64_t warmup_steps = 0;
   double min_learning_rate_ratio = 0.0;
   double beta1 = 0.9;
@@ -230,23 +232,23 @@ struct TrainConfig {
 };
 
 struct SchedulerConfig {
-  std::string placement = "colocated";  // colocated | split | multiplexed | elastic
-  int64_t max_lag_versions = 0;         // eta
+  PlacementKind placement = PlacementKind::kColocated;
+  int64_t max_lag_versions = 0;  // eta
   int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
-  int64_t rollout_floor = 1;         // slots that always generate (multiplexed, elastic)
-  bool uneven_dp = true;             // groups need not divide evenly by the training slots
-  std::string on_stale = "reissue";  // reissue | mask | drop
+  int64_t rollout_floor = 1;  // slots that always generate (multiplexed, elastic)
+  bool uneven_dp = true;      // groups need not divide evenly by the training slots
+  OnStale on_stale = OnStale::kReissue;
   int64_t max_reissues = 2;
   double oversample = 1.0;
-  std::string oversample_mode = "start_order";  // start_order | first_done | tail_rounds
-  double straggler_wait = 0.1;                  // of a step's time, for a group that would expire
+  OversampleMode oversample_mode = OversampleMode::kStartOrder;
+  double straggler_wait = 0.1;  // of a step's time, for a group that would expire
   double min_step_batch_fraction = 1.0;
   double infra_drop_alarm = 0.05;
   double infra_drop_stop = 0.20;  // over 20 steps
 };
 
 struct ClusterConfig {
-  std::string device = "cpu";  // cpu | cuda
+  DeviceKind device = DeviceKind::kCpu;
   int64_t slots = 1;
   int64_t threads_per_slot = 2;
   std::string bind = "127.0.0.1";  // loopback only until mutual TLS exists
@@ -256,8 +258,8 @@ struct ClusterConfig {
   double reattach_grace_s = 0.0;
   double heartbeat_s = 0.5;
   double start_timeout_s = 600.0;
-  double stall_timeout_s = 120.0;                  // no progress anywhere while work remains
-  std::string weight_transport = "shared_memory";  // shared_memory | stream (split)
+  double stall_timeout_s = 120.0;  // no progress anywhere while work remains
+  WeightTransport weight_transport = WeightTransport::kSharedMemory;
   std::string pace;         // file: slots take the time of the model and hardware it names; empty: their own
   double pace_scale = 1.0;  // modelled seconds are stretched by it
 };
@@ -292,7 +294,7 @@ struct SecurityConfig {
 struct JobConfig {
   std::string name = "job";
   uint64_t seed = 1;
-  std::string job = "rl";  // rl | sft | dpo | reward_model | distill
+  JobKind job = JobKind::kRl;
   bool deterministic = false;
   ModelConfig model;
   DataConfig data;
@@ -313,14 +315,15 @@ struct JobConfig {
 };
 
 // Rows of data that are pairs: prompt, chosen, rejected.
-inline bool TrainsOnPairs(const JobConfig& c) { return c.job == "dpo" || c.job == "reward_model"; }
+inline bool TrainsOnPairs(JobKind job) { return job == JobKind::kDpo || job == JobKind::kRewardModel; }
+inline bool TrainsOnPairs(const JobConfig& c) { return TrainsOnPairs(c.job); }
 // Samples of one row of data: a group of rl, both answers of a pair.
 inline int64_t SamplesPerRow(const JobConfig& c) {
-  return c.job == "rl" ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1;
+  return c.job == JobKind::kRl ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1;
 }
 // Held-out questions are answered by generation and graded. Pairs are judged by the trainer instead.
 inline bool AnswersHeldOut(const JobConfig& c) {
-  return c.job == "rl" || ((c.job == "sft" || c.job == "distill") && c.eval.every_steps > 0);
+  return c.job == JobKind::kRl || (!TrainsOnPairs(c) && c.eval.every_steps > 0);
 }
 
 }  // namespace tidepool

@@ -322,11 +322,11 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
             " compares single reward functions, and an environment gives one reward; take another advantage");
   }
   if (r.advantage->Uses(algorithms::Provision::kComponents) &&
-      (c.reward.shaping.mean != "none" || c.reward.shaping.deviation != "none")) {
+      (c.reward.shaping.mean != Scope::kNone || c.reward.shaping.deviation != Scope::kNone)) {
     b.Complain("reward.shaping.mean", "normalises the sum of the rewards, but advantage " +
                                           r.advantage->name + " reads each reward by itself; remove it");
   }
-  if (c.reward.shaping.leave_one_out && c.reward.shaping.mean == "none" &&
+  if (c.reward.shaping.leave_one_out && c.reward.shaping.mean == Scope::kNone &&
       b.Good("reward.shaping.leave_one_out")) {
     b.Complain("reward.shaping.leave_one_out",
                "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
@@ -347,7 +347,7 @@ void CheckRl(Binder& b, const JobConfig& c) {
                "1.0 is usual");
   }
   if (AllGood(b, {"rollout.pin_version", "scheduler.on_stale"}) && c.rollout.pin_version &&
-      c.scheduler.on_stale == "mask") {
+      c.scheduler.on_stale == OnStale::kMask) {
     b.Complain(FirstWritten(b, {"rollout.pin_version", "scheduler.on_stale"}),
                "a pinned sample ends on one version, so there is nothing of it to mask; write "
                "scheduler.on_stale: reissue or drop");
@@ -366,12 +366,12 @@ void CheckRl(Binder& b, const JobConfig& c) {
 
 // Keys of another kind of job say something that would not be done.
 void CheckForeignKeys(Binder& b, const LoadedConfig& loaded) {
-  const std::string& job = loaded.config.job;
+  const std::string job = Word(loaded.config.job);
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault) continue;
     if (key.find('[') != std::string::npos) continue;  // reported once, for the list
     const Key* known = FindKey(key);
-    const std::string of = known != nullptr ? std::string(JobName(known->jobs))
+    const std::string of = known != nullptr ? std::string(known->job ? Word(*known->job) : "")
                            : key == "reward.functions" || key.starts_with("algorithm.") ? "rl"
                                                                                         : "";
     if (!of.empty() && of != job) {
@@ -389,22 +389,23 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   if (c.eval.stop_at_accuracy > 0 && b.Good("eval.stop_at_accuracy")) {
     if (TrainsOnPairs(c)) {
       b.Complain("eval.stop_at_accuracy",
-                 "counts right answers, and a job: " + c.job + " gives none; remove it");
+                 std::string("counts right answers, and a job: ") + Word(c.job) + " gives none; remove it");
     } else if (c.eval.every_steps <= 0) {
       b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
     }
   }
-  if (c.job == "distill") {
+  if (c.job == JobKind::kDistill) {
     if (b.Good("distill.teacher") && c.distill.teacher.empty())
       b.Complain("distill.teacher", "is missing; name the model folder of the teacher");
-    if (c.distill.weight != DistillConfig().weight && c.distill.divergence != "mixed" &&
-        c.distill.divergence != "gkd") {
-      b.Complain("distill.weight", "weighs the parts of mixed and gkd, but distill.divergence is " +
-                                       c.distill.divergence + "; remove it");
+    if (c.distill.weight != DistillConfig().weight && c.distill.divergence != DistillDivergence::kMixed &&
+        c.distill.divergence != DistillDivergence::kGkd) {
+      b.Complain("distill.weight",
+                 std::string("weighs the parts of mixed and gkd, but distill.divergence is ") +
+                     Word(c.distill.divergence) + "; remove it");
     }
   }
-  if (c.job == "dpo" && c.preference.loss == "ipo" && c.preference.label_smoothing > 0 &&
-      AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
+  if (c.job == JobKind::kDpo && c.preference.loss == PreferenceLoss::kIpo &&
+      c.preference.label_smoothing > 0 && AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
     b.Complain("preference.label_smoothing", "belongs to sigmoid, and preference.loss is ipo; remove it");
   }
 }
@@ -461,7 +462,7 @@ void CheckTrain(Binder& b, const JobConfig& c) {
 
 void CheckPlacement(Binder& b, const JobConfig& c) {
   if (!AllGood(b, {"scheduler.placement", "cluster.slots", "scheduler.actor_slots"})) return;
-  if (c.scheduler.placement == "split") {
+  if (c.scheduler.placement == PlacementKind::kSplit) {
     if (c.cluster.slots < 2) {
       b.Complain(FirstWritten(b, {"cluster.slots", "scheduler.placement"}),
                  "split needs 2 or more slots, one to generate and one to train, and cluster.slots is " +
@@ -471,13 +472,13 @@ void CheckPlacement(Binder& b, const JobConfig& c) {
                                               Text(c.cluster.slots) +
                                               " slots, which leaves none to generate; lower it");
     }
-  } else if (c.scheduler.placement == "multiplexed" && b.Good("scheduler.rollout_floor") &&
+  } else if (c.scheduler.placement == PlacementKind::kMultiplexed && b.Good("scheduler.rollout_floor") &&
              c.cluster.slots - c.scheduler.actor_slots < c.scheduler.rollout_floor) {
     b.Complain(FirstWritten(b, {"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
                Text(c.scheduler.actor_slots) + " of " + Text(c.cluster.slots) +
                    " slots train, which leaves fewer than " + Text(c.scheduler.rollout_floor) +
                    " (scheduler.rollout_floor) to generate; lower it");
-  } else if (c.scheduler.placement == "elastic" && b.Good("scheduler.rollout_floor") &&
+  } else if (c.scheduler.placement == PlacementKind::kElastic && b.Good("scheduler.rollout_floor") &&
              c.cluster.slots <= c.scheduler.rollout_floor) {
     b.Complain(FirstWritten(b, {"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
                Text(c.scheduler.rollout_floor) + " of " + Text(c.cluster.slots) +
@@ -535,12 +536,12 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
     return b.Complain(key, "no file '" + c.model.init->warm_start +
                                "', neither from the current directory nor beside this config");
   }
-  if (c.job == "sft") return b.Complain(key, "an sft job starts from fresh weights; remove it");
+  if (c.job == JobKind::kSft) return b.Complain(key, "an sft job starts from fresh weights; remove it");
   const auto warm = LoadWarmStart(c);
   if (!warm.ok()) return b.Complain(key, "cannot be used:\n" + warm.status().message());
   const JobConfig& w = warm.value().config;
-  if (w.job != "sft")
-    return b.Complain(key, c.model.init->warm_start + " is a job: " + w.job + "; expected job: sft");
+  if (w.job != JobKind::kSft)
+    return b.Complain(key, c.model.init->warm_start + " is a job: " + Word(w.job) + "; expected job: sft");
   if (!w.model.init)
     return b.Complain(key, c.model.init->warm_start + " has no model.init; give it the same as here");
   // Equal tasks with equal seeds hold out equal questions only if they also hold out the same number.
@@ -592,12 +593,12 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckModel(b, loaded);
   if (c.environment.name.empty()) {
     CheckData(b, loaded);
-  } else if (c.job == "rl") {
+  } else if (c.job == JobKind::kRl) {
     CheckEnvironment(b, loaded);
   }
   if (b.Good("job")) {
     CheckForeignKeys(b, loaded);
-    if (c.job == "rl") {
+    if (c.job == JobKind::kRl) {
       CheckRl(b, c);
     } else {
       CheckSupervised(b, loaded);

@@ -74,6 +74,10 @@ struct Reader {
     *out = node.text;
     return true;
   }
+  bool operator()(WordField out) const {
+    std::string word;
+    return (*this)(&word) && out.Set(word);
+  }
   bool operator()(std::vector<std::string>* out) const {
     std::vector<std::string> list;
     if (node.kind != Node::Kind::kList) return false;
@@ -98,7 +102,8 @@ struct Reader {
 
 // What to do about a value of the wrong type, where it can be told.
 std::string Advice(const Field& field, const Node& node) {
-  const bool text_wanted = std::holds_alternative<std::string*>(field);
+  const bool text_wanted =
+      std::holds_alternative<std::string*>(field) || std::holds_alternative<WordField>(field);
   const bool scalar = node.kind == Node::Kind::kScalar;
   if (text_wanted && scalar && TypeOf(node) != ScalarType::kText)
     return "; put it in quotes if the text is meant";

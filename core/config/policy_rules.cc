@@ -92,8 +92,9 @@ bool BelongsToText(std::string_view key) {
 
 void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
-  if (c.job != "rl")
-    return b.Complain("model.policy", "belongs to job: rl, and this is job: " + c.job + "; remove it");
+  if (c.job != JobKind::kRl)
+    return b.Complain("model.policy",
+                      std::string("belongs to job: rl, and this is job: ") + Word(c.job) + "; remove it");
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault || !b.Good(key)) continue;
     if (BelongsToText(key) || key == "model.init" || key == "reward.functions") {
@@ -125,8 +126,9 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
     if (const auto spec = policy::SpecOfJob(c); !spec.ok())
       return b.Complain("model.hidden", spec.status().message());
   }
-  if (b.Good("model.dtype") && c.model.dtype != "float32")
-    b.Complain("model.dtype", "is " + c.model.dtype + ", but policies compute in float32; remove it");
+  if (b.Good("model.dtype") && c.model.dtype != DType::kFloat32)
+    b.Complain("model.dtype",
+               std::string("is ") + Word(c.model.dtype) + ", but policies compute in float32; remove it");
   if (b.Good("environment.instances") && b.Good("rollout.steps_per_fragment")) {
     const int64_t cells = c.environment.instances * c.rollout.steps_per_fragment,
                   bytes = policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment,

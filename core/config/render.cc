@@ -26,7 +26,7 @@ std::string LastName(const std::string& path) { return path.substr(path.rfind('.
 
 // Whether the key means something to this job; one that does not would be refused when it is read.
 bool Applies(const Key& key, const JobConfig& config) {
-  if (key.jobs != Jobs::kAll && JobName(key.jobs) != config.job) return false;
+  if (key.job && *key.job != config.job) return false;
   if (config.model.policy.empty() ? BelongsToPolicies(key.path) : BelongsToText(key.path)) return false;
   if (key.path.starts_with("environment.")) return !config.environment.name.empty();
   if (!config.environment.name.empty() &&
@@ -152,6 +152,8 @@ Json TypeSchema(const Key& key) {
   const auto value = Json::parse(ValueText(field), nullptr, false);
   if (std::holds_alternative<std::string*>(field)) {
     j["default"] = *std::get<std::string*>(field);
+  } else if (const auto* word = std::get_if<WordField>(&field)) {
+    j["default"] = word->Get();
   } else if (!value.is_discarded() && !value.is_null()) {
     j["default"] = value;
   }
@@ -318,7 +320,7 @@ std::string ConfigReference() {
     }
     std::string value = ValueText(key.field(scratch, 0));
     if (value == "\"\"" || value == "null") value = "";
-    std::string marks(JobName(key.jobs));
+    std::string marks(key.job ? Word(*key.job) : "");
     if (key.on_resume == OnResume::kFree) marks += std::string(marks.empty() ? "" : ", ") + "free";
     out += "| `" + LastName(key.path) + "` | " + DescribeType(key) + " | " +
            (value.empty() ? "" : "`" + value + "`") + " | " + Cell(key.doc) + " | " + marks + " |\n";

@@ -30,20 +30,17 @@ bool Range::Holds(double value) const {
   return (lo_open ? value > lo : value >= lo) && (hi_open ? value < hi : value <= hi);
 }
 
-std::string_view JobName(Jobs jobs) {
-  switch (jobs) {
-    case Jobs::kAll:
-      return "";
-    case Jobs::kRl:
-      return "rl";
-    case Jobs::kDpo:
-      return "dpo";
-    case Jobs::kRewardModel:
-      return "reward_model";
-    case Jobs::kDistill:
-      return "distill";
-  }
-  return "";
+bool WordField::Set(std::string_view word) const {
+  const auto at = std::ranges::find(words_, word);
+  if (at == words_.end()) return false;
+  *value_ = static_cast<uint8_t>(at - words_.begin());
+  return true;
+}
+
+std::string WordField::List() const {
+  std::string list;
+  for (const char* word : words_) list += (list.empty() ? "" : ", ") + std::string(word);
+  return list;
 }
 
 const Key* FindKey(std::string_view path) {
@@ -142,6 +139,7 @@ std::string ValueText(const Field& field) {
     std::string operator()(const double* v) const { return Number(*v); }
     std::string operator()(const std::optional<double>* v) const { return *v ? Number(**v) : "null"; }
     std::string operator()(const std::string* v) const { return TextAsYaml(*v); }
+    std::string operator()(const WordField& v) const { return TextAsYaml(v.Get()); }
     std::string operator()(const std::vector<std::string>* v) const {
       std::string text = "[";
       for (const std::string& item : *v)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -15,9 +16,34 @@
 
 namespace tidepool::config {
 
+// A field that is an enum, seen through the words of its values (core/base/choices.h).
+class WordField {
+ public:
+  template <Worded E>
+  explicit WordField(E* value) : value_(reinterpret_cast<uint8_t*>(value)), words_(kWords<E>) {
+    static_assert(sizeof(E) == 1);
+  }
+  [[nodiscard]] const char* Get() const { return words_[*value_]; }
+  bool Set(std::string_view word) const;  // false, and nothing is changed: no value has this word
+  [[nodiscard]] std::span<const char* const> words() const { return words_; }
+  [[nodiscard]] std::string List() const;  // "reissue, mask, drop"
+
+ private:
+  uint8_t* value_;
+  std::span<const char* const> words_;
+};
+
 // A field of JobConfig; which alternative it is says the key's type.
 using Field = std::variant<bool*, int64_t*, uint64_t*, double*, std::optional<double>*, std::string*,
-                           std::vector<std::string>*, std::vector<int64_t>*>;
+                           std::vector<std::string>*, std::vector<int64_t>*, WordField>;
+template <typename T>
+Field AsField(T* member) {
+  if constexpr (Worded<T>) {
+    return WordField(member);
+  } else {
+    return member;
+  }
+}
 
 // What numbers are allowed, `unit` included in how it is described.
 struct Range {
@@ -28,9 +54,6 @@ struct Range {
   [[nodiscard]] bool Holds(double value) const;
 };
 
-enum class Jobs { kAll, kRl, kDpo, kRewardModel, kDistill };  // kind of job that the key means something to
-// "rl", ...; "" for all.
-std::string_view JobName(Jobs jobs);
 enum class OnResume { kFixed, kFree };  // whether a resumed run may have another value
 
 struct Key {
@@ -39,10 +62,10 @@ struct Key {
   // model.init make the struct where it is not set, so call this on a copy to read.
   Field (*field)(JobConfig& config, size_t index) = nullptr;
   Range range = {};
-  std::vector<std::string> choices = {};  // of a text; empty: any
+  std::vector<std::string> choices = {};  // of a text; empty: any. Of an enum its words, filled in by Keys()
   std::string unit = {};                  // "s", "tokens", "bytes", "samples"; may be empty
   std::string doc = {};                   // one line
-  Jobs jobs = Jobs::kAll;
+  std::optional<JobKind> job = {};        // the one kind of job that it means something to; empty: all
   OnResume on_resume = OnResume::kFixed;
   bool is_path = false;  // of a file or folder: relative to the current directory, then to the file
 };

@@ -125,11 +125,9 @@ std::vector<Key> AlgorithmKeys() {
        .doc = "weight of the KL to a frozen reference; 0: none is loaded"},
       {.path = "algorithm.kl.place",
        .field = TP_FIELD(algorithm.kl.place),
-       .choices = {"loss", "reward"},
        .doc = "a term of the loss (GRPO), or taken off the reward of each token (PPO, RLOO, REINFORCE++)"},
       {.path = "algorithm.kl.estimator",
        .field = TP_FIELD(algorithm.kl.estimator),
-       .choices = {"k1", "abs", "k2", "k3"},
        .doc = "of d = lp - reference: d, |d|, d^2/2, exp(-d) - 1 + d"},
       {.path = "algorithm.kl.reference",
        .field = TP_FIELD(algorithm.kl.reference),
@@ -179,7 +177,6 @@ std::vector<Key> AlgorithmKeys() {
        .doc = "steps at the start that train the critic alone"},
       {.path = "algorithm.critic.loss",
        .field = TP_FIELD(algorithm.critic.loss),
-       .choices = {"mse", "huber"},
        .doc = "of values against returns"},
       {.path = "algorithm.critic.huber_delta",
        .field = TP_FIELD(algorithm.critic.huber_delta),
@@ -191,7 +188,7 @@ std::vector<Key> AlgorithmKeys() {
        .doc = "the larger of the errors of the value and of the value clipped this near to the old one "
               "counts; 0: no clip"},
   };
-  for (Key& key : keys) key.jobs = Jobs::kRl;
+  for (Key& key : keys) key.job = JobKind::kRl;
   return keys;
 }
 
@@ -199,11 +196,9 @@ std::vector<Key> ShapingKeys() {
   std::vector<Key> keys = {
       {.path = "reward.shaping.mean",
        .field = TP_FIELD(reward.shaping.mean),
-       .choices = {"none", "batch", "group"},
        .doc = "taken off each reward before advantages"},
       {.path = "reward.shaping.deviation",
        .field = TP_FIELD(reward.shaping.deviation),
-       .choices = {"none", "batch", "group"},
        .doc = "rewards are divided by it"},
       {.path = "reward.shaping.leave_one_out",
        .field = TP_FIELD(reward.shaping.leave_one_out),
@@ -235,7 +230,7 @@ std::vector<Key> ShapingKeys() {
        .range = AtLeast(0),
        .doc = "times mean(r) n/max(n) over the group, taken off (prime-rl)"},
   };
-  for (Key& key : keys) key.jobs = Jobs::kRl;
+  for (Key& key : keys) key.job = JobKind::kRl;
   return keys;
 }
 
@@ -244,60 +239,58 @@ std::vector<Key> ObjectiveKeys() {
   return {
       {.path = "preference.loss",
        .field = TP_FIELD(preference.loss),
-       .choices = {"sigmoid", "ipo"},
        .doc = "DPO (arXiv:2305.18290) or IPO (arXiv:2310.12036)",
-       .jobs = Jobs::kDpo},
+       .job = JobKind::kDpo},
       {.path = "preference.beta",
        .field = TP_FIELD(preference.beta),
        .range = Positive(),
        .doc = "how strongly the policy is held to the reference",
-       .jobs = Jobs::kDpo},
+       .job = JobKind::kDpo},
       {.path = "preference.label_smoothing",
        .field = TP_FIELD(preference.label_smoothing),
        .range = {.lo = 0, .hi = 0.5, .hi_open = true},
        .doc = "sigmoid: share of pairs taken to be the wrong way round",
-       .jobs = Jobs::kDpo},
+       .job = JobKind::kDpo},
       {.path = "preference.length_average",
        .field = TP_FIELD(preference.length_average),
        .doc =
            "log-probabilities of an answer are averaged over its tokens (IPO in TRL and AReaL), not added up",
-       .jobs = Jobs::kDpo},
+       .job = JobKind::kDpo},
       {.path = "preference.reference",
        .field = TP_FIELD(preference.reference),
        .doc = "model folder; empty: the weights that the run starts from",
-       .jobs = Jobs::kDpo,
+       .job = JobKind::kDpo,
        .is_path = true},
       {.path = "reward_model.margin",
        .field = TP_FIELD(reward_model.margin),
        .range = AtLeast(0),
        .doc = "-log sigmoid(s_chosen - s_rejected - margin)",
-       .jobs = Jobs::kRewardModel},
+       .job = JobKind::kRewardModel},
       {.path = "reward_model.centre",
        .field = TP_FIELD(reward_model.centre),
        .range = AtLeast(0),
        .doc = "weight of (s_chosen + s_rejected)^2, which keeps scores around 0",
-       .jobs = Jobs::kRewardModel},
+       .job = JobKind::kRewardModel},
       {.path = "distill.teacher",
        .field = TP_FIELD(distill.teacher),
        .doc = "model folder with the student's vocabulary",
-       .jobs = Jobs::kDistill,
+       .job = JobKind::kDistill,
        .is_path = true},
       {.path = "distill.divergence",
        .field = TP_FIELD(distill.divergence),
-       .choices = {"forward", "reverse", "mixed", "gkd"},
        .doc = "KL(teacher || student), KL(student || teacher), a weighted sum of both, or to a mixture "
               "(arXiv:2306.13649)",
-       .jobs = Jobs::kDistill},
+       .job = JobKind::kDistill},
       {.path = "distill.weight",
        .field = TP_FIELD(distill.weight),
        .range = Between(0, 1),
        .doc = "mixed: of forward; gkd: beta, the teacher's share of the mixture",
-       .jobs = Jobs::kDistill},
+       .job = JobKind::kDistill},
       {.path = "distill.temperature",
        .field = TP_FIELD(distill.temperature),
        .range = Positive(),
        .doc = "both logits are divided by it",
-       .jobs = Jobs::kDistill},
+       .job = JobKind::kDistill},
   };
 }
 

@@ -25,13 +25,14 @@ std::vector<std::string> NamesOf(const Entries& entries, bool or_empty = false) 
   return names;
 }
 
-#define TP_FIELD(member) [](JobConfig& c, size_t) -> Field { return &c.member; }
+#define TP_FIELD(member) [](JobConfig& c, size_t) -> Field { return AsField(&c.member); }
 #define TP_INIT_FIELD(member)                  \
   [](JobConfig& c, size_t) -> Field {          \
     if (!c.model.init) c.model.init.emplace(); \
-    return &c.model.init->member;              \
+    return AsField(&c.model.init->member);     \
   }
-#define TP_ITEM_FIELD(member) [](JobConfig& c, size_t i) -> Field { return &c.reward.functions.at(i).member; }
+#define TP_ITEM_FIELD(member) \
+  [](JobConfig& c, size_t i) -> Field { return AsField(&c.reward.functions.at(i).member); }
 
 // schema_algorithm_keys.cc
 std::vector<Key> AlgorithmKeys();

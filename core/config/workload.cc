@@ -9,6 +9,7 @@
 #include <iterator>
 #include <variant>
 
+#include "core/config/schema.h"
 #include "core/config/yaml_tree.h"
 
 namespace tidepool::config {
@@ -16,7 +17,7 @@ namespace {
 
 struct Entry {
   const char* key;
-  std::variant<double*, int64_t*, std::string*> field;
+  std::variant<double*, int64_t*, std::string*, WordField> field;
   double lo = 0, hi = 1e18;
   bool above = false;  // more than lo
   bool required = false;
@@ -32,6 +33,11 @@ void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
     return Complain(node, key + ": found " + node.Describe() + "; write one value", problems);
   if (auto* text = std::get_if<std::string*>(&e.field)) {
     **text = node.text;
+    return;
+  }
+  if (auto* word = std::get_if<WordField>(&e.field)) {
+    if (!word->Set(node.text))
+      Complain(node, key + ": found " + node.Describe() + "; write one of " + word->List(), problems);
     return;
   }
   double x = 0;
@@ -75,10 +81,10 @@ void ReadMap(const Node& node, const std::string& name, const std::vector<Entry>
 }
 
 std::vector<Entry> JobEntries(WorkloadJob& j) {
-  return {{"placement", &j.placement},
+  return {{"placement", WordField(&j.placement)},
           {"order", &j.order},
-          {"kv_on_update", &j.kv_on_update},
-          {"on_stale", &j.on_stale},
+          {"kv_on_update", WordField(&j.kv_on_update)},
+          {"on_stale", WordField(&j.on_stale)},
           {"slots", &j.slots, 1, 65536},
           {"devices_per_slot", &j.devices_per_slot, 1, 65536},
           {"actor_slots", &j.actor_slots, 1, 65536},

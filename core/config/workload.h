@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/choices.h"
 #include "core/base/status.h"
 
 namespace tidepool::config {
@@ -52,7 +53,10 @@ std::string HardwarePath(const std::string& name, const std::string& from);
 
 // A simulated job; the same keys under `job` and in each of `variants` (which change some of them).
 struct WorkloadJob {
-  std::string placement = "colocated", order = "context", kv_on_update = "recompute", on_stale = "reissue";
+  PlacementKind placement = PlacementKind::kColocated;
+  KvOnUpdate kv_on_update = KvOnUpdate::kRecompute;
+  OnStale on_stale = OnStale::kReissue;
+  std::string order = "context";
   int64_t slots = 1, devices_per_slot = 1, actor_slots = 1, rollout_floor = 1;
   int64_t groups_per_step = 64, group_size = 8, steps = 4, max_lag_versions = 0;
   double oversample = 1;

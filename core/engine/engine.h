@@ -20,6 +20,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/choices.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/engine/request.h"
@@ -74,7 +75,6 @@ class Engine {
   // log-probability of a clean forward of `version`. kKeep: requests go on with the KV that they have
   // (cheaper; the trainer's recomputation then differs by what the old KV changes), which serves nobody
   // else. No effect if it is the current version.
-  enum class KvOnUpdate : uint8_t { kRecompute, kKeep };
   void SetVersion(Version version, KvOnUpdate kv = KvOnUpdate::kRecompute);
   [[nodiscard]] Version version() const;
 

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "core/base/choices.h"
+
 namespace tidepool::model {
 
-enum class DType { kFloat32, kBFloat16 };
+using tidepool::DType;
 inline int64_t Bytes(DType d) { return d == DType::kFloat32 ? 4 : 2; }
 
 // How the angles of rotary positions are scaled (rope.h has the formulas).

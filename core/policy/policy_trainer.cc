@@ -84,7 +84,7 @@ StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job) {
                  .eps = t.adam_eps,
                  .weight_decay = t.weight_decay,
                  .max_grad_norm = t.max_grad_norm};
-  TP_ASSIGN_OR_RETURN(o.schedule.kind, train::ParseSchedule(t.schedule));
+  o.schedule.kind = t.schedule;
   o.schedule.peak = t.learning_rate;
   o.schedule.min_ratio = t.min_learning_rate_ratio;
   o.schedule.warmup_steps = t.warmup_steps;

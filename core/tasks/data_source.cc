@@ -31,10 +31,10 @@ std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
 
 }  // namespace
 
-StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed, const std::string& job) {
+StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed, JobKind job) {
   DataSource source;
   source.shuffle_ = config.shuffle;
-  source.pairs_ = !config.task.empty() && (job == "dpo" || job == "reward_model");
+  source.pairs_ = !config.task.empty() && TrainsOnPairs(job);
   source.seed_ = Mix64(seed ^ 0x64617461ULL);
   if (config.task.empty() == config.path.empty()) {
     return InvalidArgument("data: expected either task (a generated one) or path (a JSONL file)");
@@ -56,15 +56,15 @@ StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed,
   return source;
 }
 
-Status DataSource::OpenFiles(const DataConfig& config, const std::string& job) {
-  const JsonlOptions options{.kind = job == "sft" || job == "distill" ? RowKind::kSft
-                                     : job == "rl"                    ? RowKind::kRl
-                                                                      : RowKind::kPair};
+Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
+  const JsonlOptions options{.kind = TrainsOnPairs(job)    ? RowKind::kPair
+                                     : job == JobKind::kRl ? RowKind::kRl
+                                                           : RowKind::kSft};
   TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
   train_ = std::make_shared<const JsonlData>(std::move(train));
   const int64_t rows = train_->size();
   nlohmann::json identity = {
-      {"train", train_->digest()}, {"shuffle", config.shuffle}, {"seed", seed_}, {"job", job}};
+      {"train", train_->digest()}, {"shuffle", config.shuffle}, {"seed", seed_}, {"job", Word(job)}};
   std::unordered_set<std::string> held_out_prompts;
   std::vector<bool> set_aside(static_cast<size_t>(rows), false);
   if (!config.eval_path.empty()) {

@@ -25,11 +25,11 @@ namespace tidepool::tasks {
 
 class DataSource {
  public:
-  // `job` is the kind of job ("rl", "sft", "dpo"), which says what a row needs. A generated task makes pairs
+  // `job` says what a row needs. A generated task makes pairs
   // too: the right answer is chosen, one with two neighbouring characters exchanged is rejected
   // (fields["rejected"]). kInvalidArgument, kNotFound: the config or a file is wrong (message with the key or
   // file:line).
-  static StatusOr<DataSource> Create(const DataConfig& config, uint64_t seed, const std::string& job);
+  static StatusOr<DataSource> Create(const DataConfig& config, uint64_t seed, JobKind job);
 
   [[nodiscard]] int64_t size() const { return size_; }  // rows in an epoch, > 0
   [[nodiscard]] Question Row(int64_t ordinal) const;    // requires ordinal >= 0
@@ -43,7 +43,7 @@ class DataSource {
 
  private:
   [[nodiscard]] Question AsPair(Question question, int64_t index, bool held_out) const;
-  Status OpenFiles(const DataConfig& config, const std::string& job);
+  Status OpenFiles(const DataConfig& config, JobKind job);
 
   std::shared_ptr<const Task> task_;        // or
   std::shared_ptr<const JsonlData> train_;  // shared: a source is copied to several threads' owners

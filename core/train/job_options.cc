@@ -6,19 +6,22 @@ namespace tidepool::train {
 
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   TrainerOptions o;
-  if (job.job == "rl") {
-    o.objective = Objective::kPolicy;
-  } else if (job.job == "sft") {
-    o.objective = Objective::kSupervised;
-  } else if (job.job == "dpo") {
-    o.objective = Objective::kPreference;
-  } else if (job.job == "reward_model") {
-    o.objective = Objective::kReward;
-  } else if (job.job == "distill") {
-    o.objective = Objective::kDistill;
-  } else {
-    return Unimplemented("job is '" + job.job +
-                         "'; the trainer knows rl, sft, dpo, reward_model and distill");
+  switch (job.job) {
+    case JobKind::kRl:
+      o.objective = Objective::kPolicy;
+      break;
+    case JobKind::kSft:
+      o.objective = Objective::kSupervised;
+      break;
+    case JobKind::kDpo:
+      o.objective = Objective::kPreference;
+      break;
+    case JobKind::kRewardModel:
+      o.objective = Objective::kReward;
+      break;
+    case JobKind::kDistill:
+      o.objective = Objective::kDistill;
+      break;
   }
   if (o.objective == Objective::kPolicy) {
     TP_ASSIGN_OR_RETURN(o.loss, algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens));
@@ -30,26 +33,26 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   }
   o.shaping = ShapingFromJob(job);
   for (const RewardFunction& f : job.reward.functions) o.component_weights.push_back(f.weight);
-  o.preference = {.ipo = job.preference.loss == "ipo",
+  o.preference = {.ipo = job.preference.loss == PreferenceLoss::kIpo,
                   .beta = job.preference.beta,
                   .label_smoothing = job.preference.label_smoothing};
   o.length_average = job.preference.length_average;
   o.margin = job.reward_model.margin;
   o.centre = job.reward_model.centre;
   const DistillConfig& d = job.distill;
-  o.distill = {
-      .divergence = d.divergence == "gkd" ? algorithms::Divergence::kJsd : algorithms::Divergence::kMixed,
-      .weight = d.divergence == "forward"   ? 1
-                : d.divergence == "reverse" ? 0
-                                            : d.weight,
-      .temperature = d.temperature};
+  o.distill = {.divergence = d.divergence == DistillDivergence::kGkd ? algorithms::Divergence::kJsd
+                                                                     : algorithms::Divergence::kMixed,
+               .weight = d.divergence == DistillDivergence::kForward   ? 1
+                         : d.divergence == DistillDivergence::kReverse ? 0
+                                                                       : d.weight,
+               .temperature = d.temperature};
   const TrainConfig& t = job.train;
   o.optimizer = {.beta1 = t.beta1,
                  .beta2 = t.beta2,
                  .eps = t.adam_eps,
                  .weight_decay = t.weight_decay,
                  .max_grad_norm = t.max_grad_norm};
-  TP_ASSIGN_OR_RETURN(o.schedule.kind, ParseSchedule(t.schedule));
+  o.schedule.kind = t.schedule;
   o.schedule.peak = t.learning_rate;
   o.schedule.min_ratio = t.min_learning_rate_ratio;
   o.schedule.warmup_steps = t.warmup_steps;

@@ -3,16 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <string>
 
 namespace tidepool::train {
-
-StatusOr<Schedule> ParseSchedule(std::string_view name) {
-  if (name == "constant") return Schedule::kConstant;
-  if (name == "linear") return Schedule::kLinear;
-  if (name == "cosine") return Schedule::kCosine;
-  return InvalidArgument("train.schedule is '" + std::string(name) + "'; use constant, linear or cosine");
-}
 
 double LearningRate(const ScheduleOptions& o, int64_t step) {
   if (step <= o.warmup_steps) return o.peak * static_cast<double>(step) / static_cast<double>(o.warmup_steps);

@@ -2,14 +2,10 @@
 // Learning rates as a pure function of the step.
 
 #include <cstdint>
-#include <string_view>
 
-#include "core/base/status.h"
+#include "core/base/choices.h"
 
 namespace tidepool::train {
-
-enum class Schedule { kConstant, kLinear, kCosine };
-StatusOr<Schedule> ParseSchedule(std::string_view name);  // "constant", "linear", "cosine"
 
 struct ScheduleOptions {
   Schedule kind = Schedule::kConstant;

@@ -6,16 +6,6 @@
 #include "core/algorithms/statistics.h"
 
 namespace tidepool::train {
-namespace {
-
-algorithms::Scope ScopeOf(const std::string& name) {
-  return name == "batch"   ? algorithms::Scope::kBatch
-         : name == "group" ? algorithms::Scope::kGroup
-                           : algorithms::Scope::kNone;
-}
-
-}  // namespace
-
 ShapingOptions ShapingFromJob(const JobConfig& job) {
   const RewardShapingConfig& s = job.reward.shaping;
   ShapingOptions o;
@@ -29,8 +19,7 @@ ShapingOptions ShapingFromJob(const JobConfig& job) {
   o.bias = s.bias;
   o.scale = s.scale;
   o.running = s.running;
-  o.normalise = {
-      .mean = ScopeOf(s.mean), .deviation = ScopeOf(s.deviation), .leave_one_out = s.leave_one_out};
+  o.normalise = {.mean = s.mean, .deviation = s.deviation, .leave_one_out = s.leave_one_out};
   return o;
 }
 
@@ -75,7 +64,7 @@ std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> 
     for (const double x : r) moments.Add(x);
     for (double& x : r) x = moments.Normalise(x, o.normalise.eps);
   }
-  if (o.normalise.mean != algorithms::Scope::kNone || o.normalise.deviation != algorithms::Scope::kNone) {
+  if (o.normalise.mean != Scope::kNone || o.normalise.deviation != Scope::kNone) {
     r = algorithms::NormaliseRewards(r, group, o.normalise);
   }
   return r;

@@ -17,12 +17,12 @@ void Lifecycle::On(const event::Started&) {
   all_.slots.Begin();
   const record::RunTerms terms{
       .run_id = facts_.options.run_id,
-      .job = c.job,
+      .job = Word(c.job),
       .digest = facts_.options.config_digest,
       .groups_per_step = c.train.groups_per_step,
       .group_size = SamplesPerRow(c),
       .max_lag_versions = c.scheduler.max_lag_versions,
-      .on_stale = c.scheduler.on_stale,
+      .on_stale = Word(c.scheduler.on_stale),
       .oversample = c.scheduler.oversample,
       .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
       .max_reissues = c.scheduler.max_reissues,
@@ -31,7 +31,7 @@ void Lifecycle::On(const event::Started&) {
       .slots = c.cluster.slots,
       .recovery_steps = c.checkpoint.recovery_every_steps,
       .deterministic = c.deterministic ? 1 : 0,
-      .oversample_mode = c.scheduler.oversample_mode,
+      .oversample_mode = Word(c.scheduler.oversample_mode),
       .pin_version = c.rollout.pin_version ? 1 : 0,
       .rollout_floor = facts_.needs_rollout && facts_.policy.keeps_floor ? c.scheduler.rollout_floor : 0,
       .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3),

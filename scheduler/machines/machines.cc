@@ -6,8 +6,8 @@ namespace tidepool::scheduler {
 
 Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
     : options(o),
-      policy(*(o.policies == nullptr ? PolicyRegistry() : *o.policies).Find(o.config.scheduler.placement)),
-      rl(o.config.job == "rl"),
+      policy(o.policy == nullptr ? PolicyOf(o.config.scheduler.placement) : *o.policy),
+      rl(o.config.job == JobKind::kRl),
       eval_questions(EvalQuestions(o)),
       environment(rl && !o.config.environment.name.empty() && o.config.model.policy.empty()),
       needs_rollout(rl || eval_questions > 0),

@@ -14,7 +14,7 @@ DispatchOptions DispatchOf(const Facts& facts) {
           .kv_cache_tokens = r.kv_cache_tokens,
           .order = facts.options.dispatch.order,
           .oracle = facts.options.dispatch.oracle,
-          .reserve = r.admission != "adaptive",
+          .reserve = r.admission != Admission::kAdaptive,
           .pin = r.pin_version,
           .group_size = SamplesPerRow(facts.options.config)};
 }
@@ -23,7 +23,7 @@ DispatchOptions DispatchOf(const Facts& facts) {
 
 Rollouts::Rollouts(Machines& all) : Machine(all), dispatcher_(DispatchOf(facts_)) {
   const RolloutConfig& r = config_.rollout;
-  if (r.admission != "adaptive") return;
+  if (r.admission != Admission::kAdaptive) return;
   const auto most = static_cast<double>(std::max<int64_t>(r.max_concurrent, 1));
   const auto slots = static_cast<double>(config_.cluster.slots);
   const auto whole =
@@ -145,7 +145,7 @@ void Rollouts::Dispatch() {
     const auto* e = dispatcher_.FindEngine(c.worker.worker);
     if (!r.only.valid()) out_.Record(record::Start{r.tid, r.att, c.worker, c.v});
     out_.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens,
-                                r.limit(), config_.rollout.kv_on_update == "keep"});
+                                r.limit(), config_.rollout.kv_on_update == KvOnUpdate::kKeep});
   }
 }
 

@@ -98,7 +98,8 @@ void Workers::CheckFleet() {
     all_.life.Fail("fleet_dead", "actor", {},
                    std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
   } else if (const SchedulerConfig& s = config_.scheduler;
-             facts_.needs_rollout && (s.placement == "multiplexed" || s.placement == "elastic") &&
+             facts_.needs_rollout &&
+             (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
              devices <= s.rollout_floor) {
     all_.life.Fail("fleet_dead", "pool", {},
                    std::to_string(devices) + " slots are left, and scheduler.rollout_floor of " +

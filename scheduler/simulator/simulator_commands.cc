@@ -320,7 +320,7 @@ void Simulator::Impl::Do(const command::Load& c) {
   // Between two steps; what it was generating waits for it and goes on with the new weights.
   const double loaded = e->model.Stall(alias ? 0.001 : cost.weight_bytes() / rate, now);
   Send(event::Loaded{c.worker, c.v, published.at(c.v), ""}, loaded - now + job.message_s);
-  if (job.controller.config.rollout.kv_on_update != "keep") {
+  if (job.controller.config.rollout.kv_on_update != KvOnUpdate::kKeep) {
     const double again = e->model.Recompute();
     report.prefilled += again;
     report.prefilled_again += again;

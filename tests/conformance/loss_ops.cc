@@ -12,10 +12,10 @@ namespace {
 
 KlOptions ReadKl(Request& r, const Params& p) {
   KlOptions o;
-  if (const auto kind = ParseKl(p.Text("kind", "")); kind.ok()) {
-    o.kind = kind.value();
+  if (const auto kind = FromWord<KlKind>(p.Text("kind", ""))) {
+    o.kind = *kind;
   } else {
-    r.Fail(p.Has("kind") ? kind.status() : InvalidArgument("kl kind is missing"));
+    r.Fail(p.Has("kind") ? Unimplemented("unknown kl kind") : InvalidArgument("kl kind is missing"));
   }
   o.clamp_log = p.Maybe("clamp_log");
   o.clamp_out = p.Maybe("clamp_out");

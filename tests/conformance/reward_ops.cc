@@ -69,8 +69,7 @@ Status Normalise(Request& r) {
   const Params& p = r.params().Known({"mean", "std", "leave_one_out", "ddof", "eps"});
   const auto scope = [&](const char* name) {
     if (!p.Has(name)) return Scope::kNone;
-    const std::string text = p.Choice(name, "", {"batch", "group", "none"});
-    return text == "batch" ? Scope::kBatch : text == "group" ? Scope::kGroup : Scope::kNone;
+    return FromWord<Scope>(p.Choice(name, "", {"batch", "group", "none"})).value_or(Scope::kNone);
   };
   const NormaliseOptions o{.mean = scope("mean"),
                            .deviation = scope("std"),

@@ -11,7 +11,7 @@ namespace tidepool::scheduler {
 namespace {
 
 ControllerOptions LongLived(int64_t slots = 3) {
-  ControllerOptions job = SmallJob("split", slots);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, slots);
   job.config.cluster.reattach_grace_s = 10;
   return job;
 }
@@ -187,7 +187,7 @@ TEST(AttachTest, ATrainerThatIsAStepAheadIsRestored) {
 }
 
 TEST(AttachTest, ARecoveryCopyThatFailsCostsNobodyHisLife) {
-  ControllerOptions job = SmallJob("split", 3);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.config.checkpoint.recovery_every_steps = 1;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {.recovery_error = 1}});
   EXPECT_EQ(cluster.Run().code, 0);
@@ -225,13 +225,14 @@ void Poisoned(const ControllerOptions& job, const SampleId& poison) {
 }
 
 TEST(PoisonTest, ASampleThatKillsTwoWorkersIsDropped) {
-  Poisoned<command::StartChunk>(SmallJob("split", 3), {1, 0, 1});
-  Poisoned<command::Grade>(SmallJob("split", 3), {1, 0, 1});
-  Poisoned<command::EnvStep>(SmallEpisodes("split", 3), {1, 0, 1});
+  Poisoned<command::StartChunk>(SmallJob(PlacementKind::kSplit, 3), {1, 0, 1});
+  Poisoned<command::Grade>(SmallJob(PlacementKind::kSplit, 3), {1, 0, 1});
+  Poisoned<command::EnvStep>(SmallEpisodes(PlacementKind::kSplit, 3), {1, 0, 1});
 }
 
 TEST(PoisonTest, AWorkerThatDiesOnceIsNoSamplesFault) {
-  SimCluster cluster({.controller = SmallJob("split", 3), .seed = 4, .faults = {.kill_mean_s = 3}});
+  SimCluster cluster(
+      {.controller = SmallJob(PlacementKind::kSplit, 3), .seed = 4, .faults = {.kill_mean_s = 3}});
   cluster.Run();
   for (const JournalEntry& e : cluster.journal()) {
     const auto* d = std::get_if<record::Drop>(&e.record);

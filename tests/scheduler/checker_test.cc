@@ -18,7 +18,7 @@ using Journal = std::vector<JournalEntry>;
 // A run with lag, a killed actor (steps undone, a RESTORE) and deleted checkpoints.
 const Journal& GoodJournal() {
   static const Journal journal = [] {
-    ControllerOptions job = SmallJob("split", 3);
+    ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
     job.config.scheduler.max_lag_versions = 1;
     job.config.checkpoint.every_steps = 2;
     job.config.train.steps = 8;
@@ -311,7 +311,7 @@ TEST(CheckerTest, SlotsChangeHandsByWholeTransactions) {
 }
 
 TEST(CheckerTest, ColocatedGrantNeedsAProvenRelease) {
-  SimCluster cluster({.controller = SmallJob("colocated"), .seed = 7, .faults = {}});
+  SimCluster cluster({.controller = SmallJob(PlacementKind::kColocated), .seed = 7, .faults = {}});
   ASSERT_EQ(cluster.Run().code, 0);
   Journal j = cluster.journal();
   ASSERT_TRUE(Check(j).ok);
@@ -421,7 +421,7 @@ TEST(CheckerTest, ATransitionIsDoneWhenAllOfItsSlotsHaveTheirNewRole) {
 }
 
 TEST(CheckerTest, ASlotIsNotTakenFromRolloutTwiceWithinThePromisedTime) {
-  SimCluster cluster({.controller = SmallJob("colocated"), .seed = 7, .faults = {}});
+  SimCluster cluster({.controller = SmallJob(PlacementKind::kColocated), .seed = 7, .faults = {}});
   ASSERT_EQ(cluster.Run().code, 0);
   Journal j = cluster.journal();
   const auto taken = [](const record::TransitionBegin& t) { return t.slots[0].from == Role::kRollout; };
@@ -436,7 +436,7 @@ TEST(CheckerTest, StepsAndReleasesOfFencedWorkersDoNotCount) {
               Insert(j, i, record::Fence{holder});
             }),
             "Q8");
-  SimCluster cluster({.controller = SmallJob("colocated"), .seed = 7, .faults = {}});
+  SimCluster cluster({.controller = SmallJob(PlacementKind::kColocated), .seed = 7, .faults = {}});
   ASSERT_EQ(cluster.Run().code, 0);
   Journal j = cluster.journal();
   Insert(j, Find<record::Release>(j, 0),

@@ -30,7 +30,7 @@ double Now() {
 // Drives the controller by itself: every chunk that was started reports tokens and ends at its limit, so
 // the number in flight stays as it is.
 void Bench(int64_t in_flight, int64_t workers) {
-  ControllerOptions job = SmallJob("split", workers + 1);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, workers + 1);
   job.eval_rows = 0;
   JobConfig& c = job.config;
   c.train.groups_per_step = in_flight / 8;
@@ -101,7 +101,7 @@ void Bench(int64_t in_flight, int64_t workers) {
 }
 
 void BenchCheckAndFold() {
-  ControllerOptions job = SmallJob("split", 4);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 4);
   job.config.train.steps = 400;
   job.config.scheduler.max_lag_versions = 1;
   job.config.train.groups_per_step = 16;
@@ -154,7 +154,7 @@ double BenchScale(int64_t requests, int64_t engines = 0) {
   job.devices_per_slot = 8;
   job.lengths.mean_tokens = 10000;
   JobConfig& c = job.controller.config;
-  c.scheduler.placement = "multiplexed";
+  c.scheduler.placement = PlacementKind::kMultiplexed;
   c.cluster.slots = engines > 0 ? engines : std::max<int64_t>(2, requests * 1250 / 16384);
   c.scheduler.actor_slots = c.cluster.slots / 2;
   c.train.steps = 1;

@@ -36,11 +36,11 @@ SimResult RunJob(const ControllerOptions& job, uint64_t seed = 1) {
   return RunJob({.controller = job, .seed = seed, .faults = {}});
 }
 
-TEST(ControllerSimTest, ColocatedRunTrainsAllStepsAndEnds) { RunJob(SmallJob("colocated")); }
+TEST(ControllerSimTest, ColocatedRunTrainsAllStepsAndEnds) { RunJob(SmallJob(PlacementKind::kColocated)); }
 
 TEST(ControllerSimTest, SplitRunTrainsAllStepsAtEveryLag) {
   for (const int64_t eta : {0, 1, 2}) {
-    ControllerOptions job = SmallJob("split", 3);
+    ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
     job.config.scheduler.max_lag_versions = eta;
     SCOPED_TRACE(eta);
     RunJob(job);
@@ -48,9 +48,10 @@ TEST(ControllerSimTest, SplitRunTrainsAllStepsAtEveryLag) {
 }
 
 TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
-  for (const char* placement : {"multiplexed", "elastic", "colocated"}) {
+  for (const PlacementKind placement :
+       {PlacementKind::kMultiplexed, PlacementKind::kElastic, PlacementKind::kColocated}) {
     for (const int64_t eta : {0, 1}) {
-      SCOPED_TRACE(testing::Message() << placement << " lag " << eta);
+      SCOPED_TRACE(testing::Message() << Word(placement) << " lag " << eta);
       ControllerOptions job = SmallJob(placement, 4);
       job.config.scheduler.actor_slots = 2;
       job.config.scheduler.max_lag_versions = eta;
@@ -68,7 +69,7 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
       }
       EXPECT_EQ(steps, job.config.train.steps);
       EXPECT_GE(moves, steps - 1);
-      if (std::string(placement) != "elastic") {
+      if (placement != PlacementKind::kElastic) {
         EXPECT_EQ(groups, steps) << "every step by a group of several";
       }
     }
@@ -76,8 +77,7 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
 }
 
 TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneStays) {
-  PolicyRegistry registry;
-  NamedPolicy mine = *registry.Find("split");
+  NamedPolicy mine = PolicyOf(PlacementKind::kSplit);
   mine.name = "mine";
   int64_t asked = 0;
   mine.decide = [&asked, split = mine.decide](const PoolView& pool, const LedgerView& ledger,
@@ -86,9 +86,9 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
     if (++asked % 3 == 0) plan.roles.erase(SlotId{0});  // nobody says what it is to do
     return plan;
   };
-  ASSERT_TRUE(registry.Add(mine).ok());
-  ControllerOptions job = SmallJob("mine", 3);
-  job.policies = &registry;
+  mine.by_slot = false;
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
+  job.policy = &mine;
   SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 0) << r.why;
@@ -105,8 +105,8 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
 }
 
 TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
-  ControllerOptions job = SmallJob("colocated");
-  job.config.job = "sft";
+  ControllerOptions job = SmallJob(PlacementKind::kColocated);
+  job.config.job = JobKind::kSft;
   job.eval_rows = 0;
   SimCluster cluster({.controller = job, .seed = 1, .faults = {}});
   const SimResult r = cluster.Run();
@@ -166,7 +166,7 @@ TEST(ControllerSimTest, OneSeedGivesOneJournal) {
 // Deterministic mode, one slot, lag 0: the weights do not know that the run was killed.
 TEST(ControllerSimTest, KilledAnywhereAndResumedEndsWithTheSameWeights) {
   for (const char* filter : {"none", "zero_variance"}) {
-    SimOptions o{.controller = SmallJob("colocated"), .seed = 3, .faults = {}};
+    SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 3, .faults = {}};
     o.controller.config.algorithm.filter = filter;
     o.controller.config.checkpoint.every_steps = 4;
     o.equal_rewards = 0.2;
@@ -190,7 +190,7 @@ TEST(ControllerSimTest, KilledAnywhereAndResumedEndsWithTheSameWeights) {
 
 TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
   // The controller dies after each single event of a short run in turn.
-  ControllerOptions job = SmallJob("split", 2);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
   job.config.train.steps = 2;
   job.config.scheduler.max_lag_versions = 1;
   int64_t events = 0;
@@ -216,7 +216,7 @@ TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
 TEST(ControllerSimTest, StopWritesACheckpointAndEndsWithinItsBudget) {
   for (double at = 0.1; at < 6; at += 0.23) {
     SCOPED_TRACE(testing::Message() << "stopped at " << at);
-    SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+    SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
     o.controller.config.train.steps = 1000;
     o.faults.stop_at_s = at;
     SimCluster cluster(o);
@@ -237,7 +237,7 @@ TEST(ControllerSimTest, StopWritesACheckpointAndEndsWithinItsBudget) {
 
 TEST(ControllerSimTest, AStepOnOtherBytesThanWereStoredEndsTheRunBeforeItsCommit) {
   SimCluster cluster(
-      {.controller = SmallJob("split", 2), .seed = 2, .faults = {}, .trains_other_rows = true});
+      {.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}, .trains_other_rows = true});
   const SimResult r = cluster.Run();
   EXPECT_NE(r.code, 0);
   EXPECT_NE(r.why.find("other bytes of sample"), std::string::npos) << r.why;
@@ -248,7 +248,8 @@ TEST(ControllerSimTest, AStepOnOtherBytesThanWereStoredEndsTheRunBeforeItsCommit
 
 // What is stored of one sample turns out not to be what its ENQ says: its group goes, the others are trained.
 TEST(ControllerSimTest, ASampleWhosePayloadIsLostTakesItsGroupAlone) {
-  SimCluster cluster({.controller = SmallJob("split", 2), .seed = 3, .faults = {}, .loses_a_payload = true});
+  SimCluster cluster(
+      {.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 3, .faults = {}, .loses_a_payload = true});
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 0) << r.why;
   std::set<GroupKey> dropped;
@@ -267,7 +268,7 @@ TEST(ControllerSimTest, ASampleWhosePayloadIsLostTakesItsGroupAlone) {
 }
 
 TEST(ControllerSimTest, StopDoesNotWaitForAStepThatHangs) {
-  SimOptions o{.controller = SmallJob("split", 2), .seed = 2, .faults = {}};
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
   o.controller.config.train.steps = 1000;
   o.faults.stop_at_s = 5;
   SimCluster cluster(o);
@@ -279,7 +280,7 @@ TEST(ControllerSimTest, StopDoesNotWaitForAStepThatHangs) {
 }
 
 TEST(ControllerSimTest, SecondStopEndsAtOnce) {
-  SimOptions o{.controller = SmallJob("split", 2), .seed = 2, .faults = {}};
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
   o.controller.config.train.steps = 1000;
   o.faults.stop_at_s = 3;
   o.faults.stop_now_after_s = 0.01;
@@ -291,7 +292,7 @@ TEST(ControllerSimTest, SecondStopEndsAtOnce) {
 }
 
 TEST(ControllerSimTest, StoppedRunGoesOnAndAFinishedOneSaysSo) {
-  SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
   o.faults.stop_at_s = 3;
   SimCluster cluster(o);
   EXPECT_EQ(cluster.Run().code, 0);
@@ -316,7 +317,7 @@ TEST(ControllerSimTest, StoppedRunGoesOnAndAFinishedOneSaysSo) {
 }
 
 TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
-  ControllerOptions job = SmallJob("split", 3);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.config.cluster.reattach_grace_s = 10;
   job.config.train.steps = 3;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
@@ -341,7 +342,7 @@ TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
 }
 
 TEST(ControllerSimTest, LostRolloutWorkerCostsNoTokenThatWasReported) {
-  ControllerOptions job = SmallJob("split", 3);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.config.rollout.chunk_tokens = 32;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
   int64_t progress = 0;
@@ -366,7 +367,7 @@ TEST(ControllerSimTest, LostRolloutWorkerCostsNoTokenThatWasReported) {
 
 TEST(ControllerSimTest, LostActorWithRecoveryCopyLosesAtMostOneStep) {
   for (const int64_t recovery : {0, 1}) {
-    ControllerOptions job = SmallJob("split", 2);
+    ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
     job.config.checkpoint.recovery_every_steps = recovery;
     job.config.checkpoint.every_steps = 0;
     SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
@@ -386,7 +387,7 @@ TEST(ControllerSimTest, LostActorWithRecoveryCopyLosesAtMostOneStep) {
 }
 
 TEST(ControllerSimTest, NothingMovingForTheLimitEndsTheRunAndNamesWhoIsWaitedFor) {
-  SimOptions o{.controller = SmallJob("split", 2), .seed = 2, .faults = {}};
+  SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
   o.controller.config.cluster.stall_timeout_s = 30;
   SimCluster cluster(o);
   cluster.on_event = [](const Event& e) { return !std::holds_alternative<event::PayloadStored>(e); };
@@ -399,7 +400,7 @@ TEST(ControllerSimTest, NothingMovingForTheLimitEndsTheRunAndNamesWhoIsWaitedFor
 }
 
 TEST(ControllerSimTest, WorkerThatNeverStartsEndsTheRunAfterThreeTries) {
-  SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
   o.faults.start_fails = 1;
   SimCluster cluster(o);
   const SimResult r = cluster.Run();
@@ -409,7 +410,7 @@ TEST(ControllerSimTest, WorkerThatNeverStartsEndsTheRunAfterThreeTries) {
 }
 
 TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
-  SimOptions o{.controller = SmallJob("colocated"), .seed = 2, .faults = {}};
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
   o.controller.config.eval.before_train = false;
   o.faults.infra = 1;
   SimCluster cluster(o);
@@ -421,7 +422,7 @@ TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
 }
 
 TEST(ControllerSimTest, TrainedLagNeverExceedsTheBoundAndIsUsed) {
-  ControllerOptions job = SmallJob("split", 3);
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.config.scheduler.max_lag_versions = 2;
   job.config.train.steps = 12;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {}, .mean_tokens = 30});
@@ -434,8 +435,8 @@ TEST(ControllerSimTest, TrainedLagNeverExceedsTheBoundAndIsUsed) {
 }
 
 TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
-  for (const char* placement : {"colocated", "split"}) {
-    ControllerOptions job = SmallJob(placement, placement[0] == 'c' ? 1 : 3);
+  for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kSplit}) {
+    ControllerOptions job = SmallJob(placement, placement == PlacementKind::kColocated ? 1 : 3);
     job.config.eval.every_steps = 2;
     job.config.scheduler.max_lag_versions = 1;
     SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
@@ -446,7 +447,7 @@ TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
       EXPECT_EQ(e.total, 6);
       EXPECT_EQ(e.v.number, e.step.value);
     }
-    EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 6})) << placement;
+    EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 6})) << Word(placement);
   }
 }
 

@@ -98,7 +98,7 @@ class RealCodeDisk : public SimDisk {
 };
 
 SimOptions Short(SimDisk& disk) {
-  SimOptions o{.controller = SmallJob("colocated"), .seed = 5, .faults = {}};
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 5, .faults = {}};
   JobConfig& c = o.controller.config;
   c.train.steps = 3;
   c.train.groups_per_step = 1;

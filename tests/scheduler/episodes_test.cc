@@ -183,9 +183,9 @@ Outcome Play(const SimOptions& options, const std::function<void(SimCluster&)>& 
 }
 
 TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
-  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
     for (const int64_t eta : {0, 1}) {
-      SCOPED_TRACE(testing::Message() << placement << " lag " << eta);
+      SCOPED_TRACE(testing::Message() << Word(placement) << " lag " << eta);
       ControllerOptions job = SmallEpisodes(placement, 3);
       job.config.scheduler.max_lag_versions = eta;
       const Outcome run = Play({.controller = job, .seed = 2, .faults = {}});
@@ -201,7 +201,7 @@ TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
 }
 
 SimOptions Exact() {
-  SimOptions o{.controller = SmallEpisodes("colocated", 1), .seed = 5, .faults = {}};
+  SimOptions o{.controller = SmallEpisodes(PlacementKind::kColocated, 1), .seed = 5, .faults = {}};
   o.controller.config.deterministic = true;
   return o;
 }
@@ -246,7 +246,7 @@ TEST(EpisodeRunTest, ACrashedControllerPlaysOpenEpisodesAgainAndFinishedOnesForT
 }
 
 TEST(EpisodeRunTest, ABrokenEnvironmentEndsTheRunInsteadOfTrainingOnZeros) {
-  SimOptions o{.controller = SmallEpisodes("colocated"), .seed = 2, .faults = {}};
+  SimOptions o{.controller = SmallEpisodes(PlacementKind::kColocated), .seed = 2, .faults = {}};
   o.controller.config.eval.before_train = false;
   o.faults.infra = 1;
   const Outcome run = Play(o);
@@ -257,7 +257,7 @@ TEST(EpisodeRunTest, ABrokenEnvironmentEndsTheRunInsteadOfTrainingOnZeros) {
 }
 
 TEST(EpisodeRunTest, AHungEnvironmentWorkerIsReplacedAndItsEpisodesGoOn) {
-  SimOptions o{.controller = SmallEpisodes("multiplexed", 3), .seed = 4, .faults = {}};
+  SimOptions o{.controller = SmallEpisodes(PlacementKind::kMultiplexed, 3), .seed = 4, .faults = {}};
   o.faults.hang_mean_s = 3;
   o.faults.heal_after_s = 20;
   const Outcome run = Play(o);

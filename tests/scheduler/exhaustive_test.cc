@@ -27,11 +27,11 @@ const char* const kVariants[] = {"colocated", "split",    "multiplexed", "elasti
                                  "recovery",  "episodes", "reattach"};
 
 SimOptions Short(const std::string& variant) {
-  const bool named =
-      variant == "colocated" || variant == "split" || variant == "multiplexed" || variant == "elastic";
-  const std::string placement = named ? variant : variant == "recovery" ? "split" : "multiplexed";
-  SimOptions o{.controller = variant == "episodes" ? SmallEpisodes(placement, 3)
-                                                   : SmallJob(placement, placement == "colocated" ? 2 : 3),
+  const PlacementKind placement = FromWord<PlacementKind>(variant).value_or(
+      variant == "recovery" ? PlacementKind::kSplit : PlacementKind::kMultiplexed);
+  SimOptions o{.controller = variant == "episodes"
+                                 ? SmallEpisodes(placement, 3)
+                                 : SmallJob(placement, placement == PlacementKind::kColocated ? 2 : 3),
                .seed = 5,
                .faults = {}};
   JobConfig& c = o.controller.config;

@@ -14,7 +14,7 @@ namespace tidepool::scheduler {
 namespace {
 
 // With turns as well, so that every model of the simulator takes part with its floating-point numbers.
-SimJob Job(const char* placement, bool turns) {
+SimJob Job(PlacementKind placement, bool turns) {
   SimJob j = Rehearsal(placement, 6);
   if (turns)
     j.turns = {.mean_turns = 5,
@@ -34,15 +34,15 @@ int Run(uint64_t seeds) {
     std::printf("swarm %llu %016llx\n", static_cast<unsigned long long>(seed),
                 static_cast<unsigned long long>(cluster.Run().journal_hash));
   }
-  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
     for (const bool turns : {false, true}) {
       Simulator simulator(Job(placement, turns));
       const auto report = simulator.Run();
       if (!report.ok()) {
-        std::fprintf(stderr, "%s: %s\n", placement, report.status().ToString().c_str());
+        std::fprintf(stderr, "%s: %s\n", Word(placement), report.status().ToString().c_str());
         return 1;
       }
-      std::printf("simulate %s%s %016llx\n", placement, turns ? "-turns" : "",
+      std::printf("simulate %s%s %016llx\n", Word(placement), turns ? "-turns" : "",
                   static_cast<unsigned long long>(report->log_hash));
     }
   }

@@ -29,7 +29,7 @@ struct Bug {
 
 // An rl job whose samples are graded by reward workers.
 void OneTurn(SimOptions& o) {
-  o.controller.config.job = "rl";
+  o.controller.config.job = JobKind::kRl;
   o.controller.config.environment = {};
 }
 
@@ -80,7 +80,7 @@ const std::map<int, Bug>& Bugs() {
         {"Q1"},
         [](SimOptions& o) {
           o.controller.config.scheduler.oversample = 1.5;
-          o.controller.config.job = "rl";
+          o.controller.config.job = JobKind::kRl;
         },
         nullptr}},
       // Such a set is open after its deadline, or is committed without the slot that timed out.
@@ -113,9 +113,9 @@ const std::map<int, Bug>& Bugs() {
         [](SimOptions& o) {
           // One worker that dies seldom, in a run that does little else: six deaths are soon there.
           JobConfig& c = o.controller.config;
-          c.job = "sft";
+          c.job = JobKind::kSft;
           c.environment = {};
-          c.scheduler.placement = "colocated";
+          c.scheduler.placement = PlacementKind::kColocated;
           c.cluster.slots = 1;
           c.train.steps = 50000;
           o.controller.eval_rows = 0;

@@ -29,8 +29,7 @@ int64_t Count(const Plan& plan, Role role) {
 }
 
 TEST(PolicyTest, MultiplexedLeavesOnlyForABatchAndComesBack) {
-  const PolicyRegistry registry;
-  const NamedPolicy& policy = *registry.Find("multiplexed");
+  const NamedPolicy policy = PolicyOf(PlacementKind::kMultiplexed);
   const PoolView pool = Fleet(8, 3);
   LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 8};
   const Plan shrink = policy.decide(pool, l, {}, {});
@@ -82,12 +81,12 @@ TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
 // Slots that join, leave and move, one or a few at a time; now and then the ledger changes, and all is
 // decided anew.
 TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
-  const PolicyRegistry registry;
   int64_t updates = 0, refusals = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {
-    for (const char* name : {"colocated", "split", "multiplexed"}) {
+    for (const PlacementKind placement :
+         {PlacementKind::kColocated, PlacementKind::kSplit, PlacementKind::kMultiplexed}) {
       Rng rng(seed);
-      const NamedPolicy& policy = *registry.Find(name);
+      const NamedPolicy policy = PolicyOf(placement);
       ASSERT_TRUE(policy.by_slot);
       PoolView pool = Fleet(1 + rng.Below(12), 1 + rng.Below(6));
       pool.rollout_floor = rng.Below(4);
@@ -120,26 +119,16 @@ TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
         }
         anew.Decide(policy, pool, ledger, {}, {});
         ASSERT_TRUE(std::ranges::equal(stands.plan().roles, anew.plan().roles))
-            << name << " seed " << seed << " change " << i;
+            << Word(placement) << " seed " << seed << " change " << i;
         ASSERT_EQ(stands.plan().why, anew.plan().why);
         ASSERT_EQ(stands.refused().message(), anew.refused().message())
-            << name << " seed " << seed << " change " << i;
+            << Word(placement) << " seed " << seed << " change " << i;
         refusals += stands.refused().ok() ? 0 : 1;
       }
     }
   }
   EXPECT_GT(updates, 1000);
   EXPECT_GT(refusals, 1000);
-}
-
-TEST(PolicyTest, RegistryTakesNewNamesOnly) {
-  PolicyRegistry registry;
-  NamedPolicy mine = *registry.Find("split");
-  EXPECT_EQ(registry.Add(mine).code(), StatusCode::kAlreadyExists);
-  mine.name = "mine";
-  EXPECT_TRUE(registry.Add(mine).ok());
-  EXPECT_NE(registry.Find("mine"), nullptr);
-  EXPECT_EQ(registry.Add({}).code(), StatusCode::kInvalidArgument);
 }
 
 TEST(BalancedPartitionTest, SharesEverythingOnceAndNeverWorseThanHalfMoreThanEven) {

@@ -10,7 +10,7 @@
 
 namespace tidepool::scheduler {
 
-inline SimJob Rehearsal(const std::string& placement, int64_t slots) {
+inline SimJob Rehearsal(PlacementKind placement, int64_t slots) {
   SimJob j;
   j.name = "test";
   j.hardware = {"test", "made up", 8e14, 3e12, 8e10, 4e11, 5e10, 5e10, 0.002};

@@ -241,10 +241,10 @@ class SimCluster {
 };
 
 // A small job: groups of `group_size` on `slots` slots.
-ControllerOptions SmallJob(const std::string& placement = "colocated", int64_t slots = 1);
+ControllerOptions SmallJob(PlacementKind placement = PlacementKind::kColocated, int64_t slots = 1);
 
 // The same with episodes of several turns on `workers` environment workers.
-ControllerOptions SmallEpisodes(const std::string& placement = "colocated", int64_t slots = 1,
+ControllerOptions SmallEpisodes(PlacementKind placement = PlacementKind::kColocated, int64_t slots = 1,
                                 int64_t workers = 2);
 
 uint64_t HashJournal(const std::vector<JournalEntry>& journal);

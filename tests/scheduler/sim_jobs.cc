@@ -55,7 +55,7 @@ uint64_t HashJournal(const std::vector<JournalEntry>& journal) {
   return h.h;
 }
 
-ControllerOptions SmallJob(const std::string& placement, int64_t slots) {
+ControllerOptions SmallJob(PlacementKind placement, int64_t slots) {
   ControllerOptions o;
   o.run_id = "run";
   o.config_digest = "digest";
@@ -77,7 +77,7 @@ ControllerOptions SmallJob(const std::string& placement, int64_t slots) {
   return o;
 }
 
-ControllerOptions SmallEpisodes(const std::string& placement, int64_t slots, int64_t workers) {
+ControllerOptions SmallEpisodes(PlacementKind placement, int64_t slots, int64_t workers) {
   ControllerOptions o = SmallJob(placement, slots);
   o.config.reward.functions.clear();
   EnvironmentConfig& e = o.config.environment;

@@ -26,8 +26,8 @@ SimReport Rehearse(const SimJob& j) {
 }
 
 TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
-  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
-    SCOPED_TRACE(placement);
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
+    SCOPED_TRACE(Word(placement));
     const SimReport r = Rehearse(Rehearsal(placement, 4));
     EXPECT_EQ(r.steps, 4);
     EXPECT_GT(r.tokens_per_s, 0);
@@ -35,8 +35,8 @@ TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
 }
 
 TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
-  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
-    SCOPED_TRACE(placement);
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
+    SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 4);
     j.controller.config.environment.name = "model";
     j.controller.config.environment.workers = 3;
@@ -58,8 +58,8 @@ TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
 // Long answers are what passes the bound on staleness. Where nothing waited for them, half of the longest
 // were dropped.
 TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
-  for (const char* placement : {"colocated", "multiplexed"}) {
-    SCOPED_TRACE(placement);
+  for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kMultiplexed}) {
+    SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 16);
     j.lengths = {3000, 0.8, 0.4};
     JobConfig& c = j.controller.config;
@@ -79,7 +79,7 @@ TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
 TEST(SimulatorTest, ElasticGivesALongOptimizerStepTheSlotsThatItNeeds) {
   // heavy_tail: lengths of which little is known, which once passed for the limit and hid what training
   // costs.
-  const auto rehearse = [](const char* placement, int64_t actors, bool heavy_tail) {
+  const auto rehearse = [](PlacementKind placement, int64_t actors, bool heavy_tail) {
     SimJob j = Rehearsal(placement, 16);
     j.train_efficiency = 0.02;
     if (heavy_tail) {
@@ -93,13 +93,13 @@ TEST(SimulatorTest, ElasticGivesALongOptimizerStepTheSlotsThatItNeeds) {
     return Rehearse(j);
   };
   for (const bool heavy_tail : {false, true}) {
-    const double fixed = rehearse("multiplexed", 8, heavy_tail).step_s;
-    EXPECT_LT(rehearse("elastic", 1, heavy_tail).step_s, 1.3 * fixed) << heavy_tail;
+    const double fixed = rehearse(PlacementKind::kMultiplexed, 8, heavy_tail).step_s;
+    EXPECT_LT(rehearse(PlacementKind::kElastic, 1, heavy_tail).step_s, 1.3 * fixed) << heavy_tail;
   }
 }
 
 TEST(SimulatorTest, JumpsAgreeWithAnEventForEveryStep) {
-  SimJob j = Rehearsal("multiplexed", 4);
+  SimJob j = Rehearsal(PlacementKind::kMultiplexed, 4);
   const SimReport jumps = Rehearse(j);
   j.per_step = true;
   const SimReport steps = Rehearse(j);
@@ -109,17 +109,18 @@ TEST(SimulatorTest, JumpsAgreeWithAnEventForEveryStep) {
 }
 
 TEST(SimulatorTest, OneSeedGivesOneLog) {
-  const SimReport a = Rehearse(Rehearsal("elastic", 4)), b = Rehearse(Rehearsal("elastic", 4));
+  const SimReport a = Rehearse(Rehearsal(PlacementKind::kElastic, 4)),
+                  b = Rehearse(Rehearsal(PlacementKind::kElastic, 4));
   EXPECT_EQ(a.log_hash, b.log_hash);
-  SimJob other = Rehearsal("elastic", 4);
+  SimJob other = Rehearsal(PlacementKind::kElastic, 4);
   other.seed = 2;
   EXPECT_NE(Rehearse(other).log_hash, a.log_hash);
 }
 
 // Equal slots end together, and a job of equal answers then falls into a rhythm that real slots do not keep.
 TEST(SimulatorTest, UnequalSlotsCostWhatWaitingForTheSlowerOneCosts) {
-  for (const char* placement : {"colocated", "multiplexed"}) {
-    SCOPED_TRACE(placement);
+  for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kMultiplexed}) {
+    SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 4);
     j.controller.config.train.steps = 12;
     const SimReport even = Rehearse(j);
@@ -134,13 +135,13 @@ TEST(SimulatorTest, UnequalSlotsCostWhatWaitingForTheSlowerOneCosts) {
 // A slot that gives its memory away for a training step comes back without caches, also where they would
 // outlive new weights.
 TEST(SimulatorTest, CachesEndWithTheRoleThatTheyWereFor) {
-  SimJob j = Rehearsal("colocated", 2);
+  SimJob j = Rehearsal(PlacementKind::kColocated, 2);
   j.controller.config.scheduler.max_lag_versions = 1;
-  j.controller.config.rollout.kv_on_update = "keep";
+  j.controller.config.rollout.kv_on_update = KvOnUpdate::kKeep;
   j.controller.config.train.steps = 8;
   j.jitter = 0.2;
   EXPECT_GT(Rehearse(j).prefilled_again, 0);
-  j.controller.config.scheduler.placement = "split";
+  j.controller.config.scheduler.placement = PlacementKind::kSplit;
   EXPECT_EQ(Rehearse(j).prefilled_again, 0);
 }
 
@@ -148,7 +149,7 @@ TEST(SimulatorTest, CachesEndWithTheRoleThatTheyWereFor) {
 // of its own, and the engines that got those were the next slow ones: more was computed again than was
 // generated.
 TEST(SimulatorTest, MovedSamplesDoNotMakeTheNextEngineSlow) {
-  SimJob j = Rehearsal("colocated", 8);
+  SimJob j = Rehearsal(PlacementKind::kColocated, 8);
   j.model = {"long", 1e12, 3.2e10, 61, 64, 64, 128, 1, 2, 70272};
   j.devices_per_slot = 32;
   j.lengths = {39000, 1, 0.35};
@@ -163,7 +164,7 @@ TEST(SimulatorTest, MovedSamplesDoNotMakeTheNextEngineSlow) {
 
 TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    SimJob j = Rehearsal(seed % 2 == 0 ? "split" : "multiplexed", 3);
+    SimJob j = Rehearsal(seed % 2 == 0 ? PlacementKind::kSplit : PlacementKind::kMultiplexed, 3);
     j.seed = seed;
     j.controller.config.train.steps = 2;
     const SimReport r = Rehearse(j);
@@ -184,7 +185,7 @@ TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
 // devices, all of them for a share f of the time give R = 1 + 4 f times as many tokens; f of about 0.62 gives
 // the published 3.5. (Slots of eight devices: 20, 16 and 4.)
 TEST(SimulatorTest, MultiplexedGainsWhatLinearScalingAllows) {
-  const auto rehearse = [&](const char* placement) {
+  const auto rehearse = [&](PlacementKind placement) {
     SimJob j = Rehearsal(placement, 20);
     // Decoding is bound by reading caches, of which every slot reads its own samples'; all else costs
     // nothing.
@@ -203,10 +204,11 @@ TEST(SimulatorTest, MultiplexedGainsWhatLinearScalingAllows) {
     c.train.groups_per_step = 160;
     c.train.steps = 12;
     c.rollout.chunk_tokens = 16;
-    c.rollout.kv_on_update = "keep";
+    c.rollout.kv_on_update = KvOnUpdate::kKeep;
     return Rehearse(j);
   };
-  const SimReport split = rehearse("split"), multiplexed = rehearse("multiplexed");
+  const SimReport split = rehearse(PlacementKind::kSplit),
+                  multiplexed = rehearse(PlacementKind::kMultiplexed);
   double expanded = 0, held = 0;
   for (const SimReport::Step& step : multiplexed.per_step) {
     expanded += step.time.rollout.held;
@@ -227,10 +229,10 @@ TEST(SimulatorTest, MultiplexedGainsWhatLinearScalingAllows) {
 // (alpha + 1), a step, on average. Nothing else costs anything there, so nothing else does here: messages,
 // moves, weights and a second prefill take no time.
 TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
-  std::map<std::string, double> synchronous;
+  std::map<PlacementKind, double> synchronous;
   for (const int64_t alpha : {0, 1, 3}) {
-    for (const std::string placement : {"colocated", "multiplexed"}) {
-      SCOPED_TRACE(testing::Message() << placement << " alpha " << alpha);
+    for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kMultiplexed}) {
+      SCOPED_TRACE(testing::Message() << Word(placement) << " alpha " << alpha);
       const int64_t workers = 8, samples = 64, steps = 24;
       SimJob j = Rehearsal(placement, workers);
       j.train_efficiency = 0.02;  // so that training counts as well
@@ -240,7 +242,7 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
       j.lengths = {800, 0.8, 0.4};
       JobConfig& c = j.controller.config;
       c.scheduler.max_lag_versions = alpha;
-      c.scheduler.actor_slots = placement == "colocated" ? workers : workers - 1;
+      c.scheduler.actor_slots = placement == PlacementKind::kColocated ? workers : workers - 1;
       c.train.groups_per_step = samples;
       c.train.steps = steps;
       c.rollout.group_size = 1;
@@ -248,7 +250,7 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
       c.rollout.kv_cache_tokens =
           c.rollout.max_new_tokens * 3 / 2;  // one sample a worker, also where others train
       c.rollout.chunk_tokens = c.rollout.max_new_tokens;
-      c.rollout.kv_on_update = "keep";
+      c.rollout.kv_on_update = KvOnUpdate::kKeep;
       const SimReport r = Rehearse(j);
       const CostModel cost(j.hardware, j.model, 1, j.engine_efficiency);
       const Simulator lengths(j);
@@ -288,8 +290,8 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
   bad.slow_share = 0.2, bad.slow_factor = 3;
   bad.disk_slow_mean_s = 100, bad.checkpoint_fails = 0.2;
   bad.stop_at_s = 60, bad.controller_kill_mean_s = 300;
-  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
-    SCOPED_TRACE(placement);
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
+    SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 8);
     j.controller.config.train.steps = 8;
     j.controller.config.checkpoint.every_steps = 2;
@@ -310,8 +312,9 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
 // Once the batch of the next version is chosen, whoever is not in it and as old as the bound allows will
 // expire: to go on with it kept engines from what can be trained (16 paced slots: a fifth of the throughput).
 TEST(SimulatorTest, NothingIsGeneratedThatExpiresWithTheStepUnderWay) {
-  for (const char* placement : {"split", "multiplexed", "elastic"}) {
-    SCOPED_TRACE(placement);
+  for (const PlacementKind placement :
+       {PlacementKind::kSplit, PlacementKind::kMultiplexed, PlacementKind::kElastic}) {
+    SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 8);
     j.controller.config.train.steps = 12;
     const int64_t bound = j.controller.config.scheduler.max_lag_versions = 1;
@@ -343,7 +346,7 @@ TEST(SimulatorTest, NothingIsGeneratedThatWouldBeTooOldAfterUndoneSteps) {
   int64_t undone = 0;
   for (uint64_t seed = 1; seed <= 6; ++seed) {
     SCOPED_TRACE(seed);
-    SimJob j = Rehearsal("split", 8);
+    SimJob j = Rehearsal(PlacementKind::kSplit, 8);
     j.seed = seed;
     j.controller.config.train.steps = 12;
     j.controller.config.checkpoint.every_steps = 6;
@@ -369,7 +372,7 @@ TEST(SimulatorTest, NothingIsGeneratedThatWouldBeTooOldAfterUndoneSteps) {
 }
 
 TEST(SimulatorTest, OneKindOfFaultShowsWhereItBelongs) {
-  const SimJob calm_job = Rehearsal("split", 4);
+  const SimJob calm_job = Rehearsal(PlacementKind::kSplit, 4);
   const SimReport calm = Rehearse(calm_job);
   EXPECT_EQ(calm.faults, 0);
   const auto with = [&](const auto& change) {

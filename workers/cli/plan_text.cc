@@ -26,12 +26,13 @@ int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * Sampl
 
 std::string DescribePlan(const JobConfig& c) {
   std::ostringstream out;
-  const bool rl = c.job == "rl";
+  const bool rl = c.job == JobKind::kRl;
   out << "# plan\n";
   const int64_t devices = c.cluster.slots;
-  out << "placement    " << c.scheduler.placement << ", " << devices << (devices == 1 ? " slot" : " slots")
-      << " of " << c.cluster.threads_per_slot << (c.cluster.threads_per_slot == 1 ? " thread" : " threads")
-      << " (" << c.cluster.device << ")\n";
+  out << "placement    " << Word(c.scheduler.placement) << ", " << devices
+      << (devices == 1 ? " slot" : " slots") << " of " << c.cluster.threads_per_slot
+      << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << Word(c.cluster.device)
+      << ")\n";
   if (!c.model.policy.empty()) {
     out << "step         " << c.train.groups_per_step << " fragments of " << c.environment.instances
         << " instances x " << c.rollout.steps_per_fragment
@@ -59,7 +60,7 @@ std::string DescribePlan(const JobConfig& c) {
   }
   const model::ModelSpec& m = plan->model;
   out << "model        " << m.architecture << ", " << Millions(model::ParameterCount(m)) << " parameters in "
-      << c.model.dtype << ", " << m.layers << " layers, width " << m.hidden_size << ", vocabulary "
+      << Word(c.model.dtype) << ", " << m.layers << " layers, width " << m.hidden_size << ", vocabulary "
       << m.vocab_size << "\n";
   if (rl) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
   out << "memory       predicted about " << BytesText(plan->total()) << " in all processes and /dev/shm\n";

@@ -184,8 +184,9 @@ Status TakeMeasured(const std::string& pace, SimJob& s) {
 }
 
 StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
-  if (config.job != "rl")
-    return InvalidArgument("job is " + config.job + "; what is simulated generates (job: rl)");
+  if (config.job != JobKind::kRl)
+    return InvalidArgument(std::string("job is ") + Word(config.job) +
+                           "; what is simulated generates (job: rl)");
   SimJob s;
   s.name = config.name;
   s.seed = config.seed;
@@ -205,7 +206,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
     TP_ASSIGN_OR_RETURN(s.hardware, LoadHardware(o.hardware));
     TP_ASSIGN_OR_RETURN(const model::ModelSpec m, SpecOf(config.model));
     const auto parameters = static_cast<double>(model::ParameterCount(m));
-    const double w = config.model.dtype == "bfloat16" ? 2 : 4;
+    const double w = config.model.dtype == DType::kBFloat16 ? 2 : 4;
     s.model = {m.architecture, parameters, parameters, m.layers, m.heads, m.kv_heads, m.head_size, w, w, 0};
   } else {
     TP_ASSIGN_OR_RETURN(const PaceModel p, LoadPaceModel(pace));
@@ -379,7 +380,7 @@ Status SimulateConfig(const Options& o) {
                           {"busy_actor", step.time.actor.busy}});
     }
     const nlohmann::json out = {{"name", s.name},
-                                {"placement", loaded.config.scheduler.placement},
+                                {"placement", Word(loaded.config.scheduler.placement)},
                                 {"hardware", s.hardware.name},
                                 {"steps", r.steps},
                                 {"step_s", r.step_s},
@@ -402,7 +403,7 @@ Status SimulateConfig(const Options& o) {
   }
   std::printf("# %s on %ld slots of %s, placement %s\n\n", s.name.c_str(),
               static_cast<long>(loaded.config.cluster.slots), s.hardware.name.c_str(),
-              loaded.config.scheduler.placement.c_str());
+              Word(loaded.config.scheduler.placement));
   PrintHead();
   PrintRow(s.name, r);
   std::printf("\nlag of trained samples:");
@@ -426,12 +427,12 @@ Status PlanJob(const Options& o) {
   const int64_t slots = loaded.config.cluster.slots;
   int64_t refused = 0;
   std::string why;
-  for (const char* placement : {"colocated", "split", "multiplexed", "elastic"}) {
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
     for (int64_t actors = 1; actors <= slots; actors *= 2) {
-      const std::string name = placement;
-      if ((name == "colocated" || name == "elastic") && actors > 1) break;
+      const bool one_size = placement == PlacementKind::kColocated || placement == PlacementKind::kElastic;
+      if (one_size && actors > 1) break;
       SimJob s = base;
-      s.controller.config.scheduler.placement = name;
+      s.controller.config.scheduler.placement = placement;
       s.controller.config.scheduler.actor_slots = actors;
       auto r = RunOne(s);
       if (!r.ok()) {
@@ -440,8 +441,7 @@ Status PlanJob(const Options& o) {
         continue;
       }
       choices.push_back(
-          {name + (name == "colocated" || name == "elastic" ? "" : " actor_slots=" + std::to_string(actors)),
-           std::move(*r)});
+          {Word(placement) + (one_size ? "" : " actor_slots=" + std::to_string(actors)), std::move(*r)});
     }
   }
   if (choices.empty()) return InvalidArgument(o.file + ": no placement fits; the last one: " + why);
@@ -509,9 +509,10 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   });
   CLI::App* policies = app.add_subcommand("policies", "Placements that scheduler.placement can name");
   policies->callback([] {
-    const scheduler::PolicyRegistry registry;
-    for (const scheduler::NamedPolicy* p : registry.All())
-      std::printf("%-12s %s\n", p->name.c_str(), p->summary.c_str());
+    for (const PlacementKind placement : AllOf<PlacementKind>()) {
+      const scheduler::NamedPolicy p = scheduler::PolicyOf(placement);
+      std::printf("%-12s %s\n", p.name.c_str(), p.summary.c_str());
+    }
   });
 }
 

@@ -138,9 +138,10 @@ class Job {
     const JobConfig& main = request_.loaded.config;
     const std::string dir = outcome_.run_dir + "/warm_start";
     TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
-    if (warm.config.job != "sft") {
+    if (warm.config.job != JobKind::kSft) {
       return InvalidArgument(main.model.init->warm_start +
-                             ": model.init.warm_start needs a job of kind sft, this is " + warm.config.job);
+                             ": model.init.warm_start needs a job of kind sft, this is " +
+                             Word(warm.config.job));
     }
     warm.config.model = main.model;
     warm.config.model.init->warm_start.clear();
@@ -221,7 +222,7 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
     TP_RETURN_IF_ERROR(CheckInputs(warm));
   }
   if (!config.model.policy.empty()) return OkStatus();  // an environment is all the data it has
-  if (config.job == "rl" && !config.environment.name.empty())
+  if (config.job == JobKind::kRl && !config.environment.name.empty())
     return environments::EpisodeSource::Create(config).status();
   return at("data.path", tasks::DataSource::Create(config.data, config.seed, config.job).status());
 }

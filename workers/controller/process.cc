@@ -32,7 +32,8 @@ Status ControllerProcess::Open() {
   if (const auto level = observe::ParseLogLevel(config_.observe.log_level); level.ok()) log.level = *level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
-  environment_ = config_.job == "rl" && !config_.environment.name.empty() && config_.model.policy.empty();
+  environment_ =
+      config_.job == JobKind::kRl && !config_.environment.name.empty() && config_.model.policy.empty();
   if (config_.environment.name.empty()) {
     for (const std::string& warning : rows_->data().warnings()) Warn(warning);
   }
@@ -61,8 +62,9 @@ Status ControllerProcess::Open() {
   const int64_t held_out = rows_->held_out_size();
   // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a
   // grader.
-  const bool wants_eval = (AnswersHeldOut(config_) && config_.eval.every_steps > 0) ||
-                          (config_.job == "rl" && (config_.eval.before_train || config_.eval.after_train));
+  const bool wants_eval =
+      (AnswersHeldOut(config_) && config_.eval.every_steps > 0) ||
+      (config_.job == JobKind::kRl && (config_.eval.before_train || config_.eval.after_train));
   options.eval_rows =
       wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
   // 0 where it cannot be predicted: then no proof is asked for.
@@ -74,8 +76,8 @@ Status ControllerProcess::Open() {
   options_ = options;
   if (options.device_workers() > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(request_.run_dir + "/comm"));
   const auto algorithm = algorithms::Resolve(config_.algorithm, config_.rollout.max_new_tokens);
-  greedy_first_ =
-      config_.job == "rl" && algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
+  greedy_first_ = config_.job == JobKind::kRl && algorithm.ok() &&
+                  algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
   TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir, files_));

@@ -31,7 +31,7 @@ StatusOr<int64_t> DayStart(const std::string& date) {
 StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
                                                        const std::string& model_dir) {
   std::unique_ptr<RowSource> source(new RowSource());
-  source->sft_ = config.job == "sft" || config.job == "distill";
+  source->sft_ = config.job == JobKind::kSft || config.job == JobKind::kDistill;
   source->pairs_ = TrainsOnPairs(config);
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
@@ -49,7 +49,7 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
                           .identity = Sha256Hex(text).substr(0, 16)};
     return source;
   }
-  if (config.job == "rl" && !config.environment.name.empty()) {
+  if (config.job == JobKind::kRl && !config.environment.name.empty()) {
     TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
     source->episodes_ = std::move(episodes);
   } else {

@@ -42,7 +42,7 @@ void ControllerProcess::Do(const cmd::RestoreState& c) {
 
 void ControllerProcess::Do(const cmd::Load& c) {
   down::Load m{c, "", c.worker.worker == c.from.worker};
-  if (config_.cluster.weight_transport == "stream" && !m.alias)
+  if (config_.cluster.weight_transport == WeightTransport::kStream && !m.alias)
     m.address = weights_address_[c.from.worker.value];
   Send(c.worker, std::move(m));
 }
@@ -91,7 +91,7 @@ StatusOr<BatchRow> ControllerProcess::TrainingRow(const cmd::Train& c, const Sam
   if (sample::Digest(row.trajectory) != enq->digest || row.trajectory.size() != enq->response_len)
     return DataLoss("the row of " + ToString(tid) + " is not what its ENQ says");
   if (TrainsOnPairs(config_)) row.reward = tid.sample == 0 ? 1 : 0;
-  if (config_.job != "rl") return row;
+  if (config_.job != JobKind::kRl) return row;
   row.reward = controller_->Reward(tid);
   for (const auto& [version, tokens] : row.trajectory.VersionsWithLoss()) {
     if (std::ranges::find(c.share->stale, version) != c.share->stale.end())

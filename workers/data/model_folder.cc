@@ -84,7 +84,7 @@ StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir) {
   return std::vector<int32_t>{};
 }
 
-Status WriteInitFolder(const ModelInit& init, const std::string& dtype, const std::string& dir) {
+Status WriteInitFolder(const ModelInit& init, DType dtype, const std::string& dir) {
   std::error_code error;
   fs::create_directories(dir, error);
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
@@ -103,7 +103,7 @@ Status WriteInitFolder(const ModelInit& init, const std::string& dtype, const st
                  {"rms_norm_eps", 1e-5},
                  {"hidden_act", "silu"},
                  {"tie_word_embeddings", init.tie_embeddings},
-                 {"torch_dtype", dtype},
+                 {"torch_dtype", Word(dtype)},
                  {"pad_token_id", 0},
                  {"bos_token_id", 1},
                  {"eos_token_id", 2}};

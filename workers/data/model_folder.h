@@ -20,7 +20,7 @@ StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir);
 
 // A folder for a model that is made from the config: config.json, generation_config.json and a
 // character tokenizer over `init.alphabet`; no weights, the device worker makes those from the seed.
-Status WriteInitFolder(const ModelInit& init, const std::string& dtype, const std::string& dir);
+Status WriteInitFolder(const ModelInit& init, DType dtype, const std::string& dir);
 
 // Copies what belongs to text (tokenizer*, chat_template*, special tokens, vocab, merges) from one folder to
 // another.

@@ -83,8 +83,7 @@ DeviceRoles::~DeviceRoles() = default;
 
 Status DeviceRoles::MakeWeights(bool read_tensors) {
   return Caught("model", [&]() -> Status {
-    const model::DType dtype =
-        config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
+    const DType dtype = config_.model.dtype;
     if (!config_.model.policy.empty()) {
       TP_ASSIGN_OR_RETURN(policy_, policy::ReadPolicySpec(model_dir_));
       TP_ASSIGN_OR_RETURN(weights_, model::Weights::FromLayout(policy::PolicyLayout(*policy_), dtype));
@@ -94,10 +93,10 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     }
     TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
     TP_RETURN_IF_ERROR(CoverProducts(spec, dtype));
-    const bool scores = config_.job == "reward_model";
+    const bool scores = config_.job == JobKind::kRewardModel;
     if (spec.value_head && !scores)
       return InvalidArgument("model.path: " + model_dir_ + " is a reward model; a job of kind " +
-                             config_.job + " needs one that writes");
+                             Word(config_.job) + " needs one that writes");
     if (read_tensors) {
       TP_ASSIGN_OR_RETURN(weights_, ReadModel("model.path", ""));
       if (scores && !spec.value_head) {
@@ -122,8 +121,7 @@ Status DeviceRoles::CoverProducts(const model::ModelSpec& spec, model::DType dty
 
 StatusOr<std::unique_ptr<model::Weights>> DeviceRoles::ReadModel(const std::string& key,
                                                                  const std::string& folder) const {
-  const model::DType dtype =
-      config_.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
+  const DType dtype = config_.model.dtype;
   const std::string& dir = folder.empty() ? model_dir_ : folder;
   if (HasTensors(dir)) return model::LoadHuggingFace(dir, dtype);
   if (!folder.empty() || !config_.model.init) return NotFound(key + ": " + dir + " has no weights");
@@ -145,13 +143,13 @@ Status DeviceRoles::MakeTrainer() {
     const train::NeededCompanions needed = train::Needed(options);
     train::Companions companions;
     if (needed.reference && reference_ == nullptr) {
-      const bool dpo = config_.job == "dpo";
+      const bool dpo = config_.job == JobKind::kDpo;
       TP_ASSIGN_OR_RETURN(reference_,
                           ReadModel(dpo ? "preference.reference" : "algorithm.kl.reference",
                                     dpo ? config_.preference.reference : config_.algorithm.kl.reference));
     }
     if (needed.teacher && teacher_ == nullptr) {
-      const bool distill = config_.job == "distill";
+      const bool distill = config_.job == JobKind::kDistill;
       TP_ASSIGN_OR_RETURN(teacher_, ReadModel(distill ? "distill.teacher" : "algorithm.teacher",
                                               distill ? config_.distill.teacher : config_.algorithm.teacher));
     }

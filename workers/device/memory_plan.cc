@@ -24,10 +24,6 @@ int64_t CountCharacters(const std::string& utf8) {
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
-model::DType DtypeOf(const JobConfig& c) {
-  return c.model.dtype == "bfloat16" ? model::DType::kBFloat16 : model::DType::kFloat32;
-}
-
 // Roles that generate are there: always for rl, for a supervised job where it is evaluated on the way.
 bool Generates(const JobConfig& c) { return AnswersHeldOut(c); }
 
@@ -39,9 +35,9 @@ struct FurtherModels {
 };
 FurtherModels FurtherModelsOf(const JobConfig& c) {
   FurtherModels f;
-  if (c.job == "dpo") f.frozen.emplace_back("reference", c.preference.reference);
-  if (c.job == "distill") f.frozen.emplace_back("teacher", c.distill.teacher);
-  if (c.job != "rl") return f;
+  if (c.job == JobKind::kDpo) f.frozen.emplace_back("reference", c.preference.reference);
+  if (c.job == JobKind::kDistill) f.frozen.emplace_back("teacher", c.distill.teacher);
+  if (c.job != JobKind::kRl) return f;
   const auto a = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens);
   if (!a.ok()) return f;
   if (a->needs_reference()) f.frozen.emplace_back("reference", c.algorithm.kl.reference);
@@ -64,7 +60,7 @@ model::ModelSpec WithValueHead(model::ModelSpec spec) {
 }
 
 void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
-  const model::DType dtype = DtypeOf(c);
+  const model::DType dtype = c.model.dtype;
   const int64_t tokens = std::min(c.train.micro_batch_tokens, RowsPerStep(c) * RowTokens(c, m));
   p.actor =
       model::TrainingMemory(m, dtype, {.tokens = (tokens + 15) / 16 * 16, .recompute = c.train.recompute});
@@ -74,7 +70,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
         folder.empty() ? StatusOr<model::ModelSpec>(m) : SpecOf(ModelConfig{.path = folder});
     p.further.emplace_back(name, model::WeightBytes(other.ok() ? *other : m, dtype));
     // Its logits beside those of the student.
-    if (name == "teacher" && c.job == "distill")
+    if (name == "teacher" && c.job == JobKind::kDistill)
       p.actor.workspace += model::TrainingSizes{}.head_rows * m.vocab_size * model::Bytes(dtype);
   }
   if (!further.critic) return;
@@ -86,11 +82,11 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
 // What a slot may ever hold: with colocated and elastic both roles anywhere, with split one, with multiplexed
 // the training slots both and the others generation.
 bool MayTrain(const JobConfig& c, int64_t slot) {
-  return c.scheduler.placement == "colocated" || c.scheduler.placement == "elastic" ||
-         slot < c.scheduler.actor_slots;
+  return c.scheduler.placement == PlacementKind::kColocated ||
+         c.scheduler.placement == PlacementKind::kElastic || slot < c.scheduler.actor_slots;
 }
 bool MayGenerate(const JobConfig& c, int64_t slot) {
-  return c.scheduler.placement != "split" || slot >= c.scheduler.actor_slots;
+  return c.scheduler.placement != PlacementKind::kSplit || slot >= c.scheduler.actor_slots;
 }
 
 }  // namespace
@@ -138,20 +134,18 @@ int64_t KvCacheTokens(const JobConfig& c, const model::ModelSpec& m) {
         std::min(c.data.max_prompt_tokens + r.max_new_tokens, m.max_position) + r.block_tokens;
     const int64_t concurrent = std::min(
         r.max_concurrent, c.train.groups_per_step * r.group_size * (c.scheduler.max_lag_versions + 1));
-    tokens = std::max(row, std::min(concurrent * row, kCpuKvBytes / model::KvTokenBytes(m, DtypeOf(c))));
+    tokens = std::max(row, std::min(concurrent * row, kCpuKvBytes / model::KvTokenBytes(m, c.model.dtype)));
   }
   return tokens / r.block_tokens * r.block_tokens;
 }
 
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
-  if (c.cluster.device != "cpu")
-    return Unimplemented("memory is predicted for cluster.device: cpu only, this is " + c.cluster.device);
   if (!c.model.policy.empty())
     return Unimplemented("a policy of control tasks takes some megabytes beside its processes");
   MemoryPlan plan;
   TP_ASSIGN_OR_RETURN(plan.model, SpecOf(c.model));
   const model::ModelSpec& m = plan.model;
-  const model::DType dtype = DtypeOf(c);
+  const model::DType dtype = c.model.dtype;
   const bool generates = Generates(c);
   const int64_t weights = model::WeightBytes(m, dtype);
   if (generates) plan.kv_cache_tokens = KvCacheTokens(c, m);
@@ -174,12 +168,12 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
                                    .record_routing = c.rollout.record_routing});
     }
     // The two newest versions are kept for those that fetch them.
-    if (actor && devices > 1 && c.cluster.weight_transport == "stream")
+    if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)
       p.further.emplace_back("published", 2 * weights);
     plan.processes.push_back(std::move(p));
   }
   if (generates) {
-    const bool environment = c.job == "rl" && !c.environment.name.empty();
+    const bool environment = c.job == JobKind::kRl && !c.environment.name.empty();
     for (int64_t i = 0; i < std::max<int64_t>(environment ? c.environment.workers : c.reward.workers, 1);
          ++i) {
       plan.processes.push_back({.name = (environment ? "environment-" : "reward-") + Text(i),
@@ -201,7 +195,8 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
   }
   plan.checkpoint_bytes = state;
   // Two buffers each (workers/data/shared_arena.h).
-  if (devices > 1 && c.cluster.weight_transport == "shared_memory") plan.shared_memory_bytes += 2 * weights;
+  if (devices > 1 && c.cluster.weight_transport == WeightTransport::kSharedMemory)
+    plan.shared_memory_bytes += 2 * weights;
   if (c.checkpoint.recovery_every_steps > 0) plan.shared_memory_bytes += 2 * state;
   return plan;
 }

@@ -44,7 +44,7 @@ struct MemoryPlan {
   int64_t checkpoint_bytes = 0;         // one on disk; checkpoint.keep of them and one being written
   [[nodiscard]] int64_t total() const;  // all processes and /dev/shm
 };
-// Errors of SpecOf; kUnimplemented for a device other than cpu and for a policy of control tasks.
+// Errors of SpecOf; kUnimplemented for a policy of control tasks.
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& config);
 
 // Tokens that a rollout worker's KV cache holds: rollout.kv_cache_tokens, or what the largest number of

@@ -142,7 +142,8 @@ StatusOr<RolesWork::Copied> RolesWork::Load(const down::Load& c) {
 Status RolesWork::Publish(const down::Publish& c) {
   const auto operation = Begins("publish", observe::kWeightsSpan);
   if (config_.cluster.slots <= 1) return OkStatus();  // there is nobody to fetch them
-  if (config_.cluster.weight_transport != "stream") return roles_->PublishToSharedMemory(c.v, c.digest);
+  if (config_.cluster.weight_transport != WeightTransport::kStream)
+    return roles_->PublishToSharedMemory(c.v, c.digest);
   auto copy = roles_->SnapshotWeights();
   const std::lock_guard lock(published_mu_);
   published_[c.v] = {copy, c.digest};

@@ -92,9 +92,6 @@ RolloutStep TokenRollout::Step() {
   return out;
 }
 
-void TokenRollout::UseVersion(const Version& version) {
-  engine_->SetVersion(version, config_.kv_on_update == "keep" ? engine::Engine::KvOnUpdate::kKeep
-                                                              : engine::Engine::KvOnUpdate::kRecompute);
-}
+void TokenRollout::UseVersion(const Version& version) { engine_->SetVersion(version, config_.kv_on_update); }
 
 }  // namespace tidepool::workers

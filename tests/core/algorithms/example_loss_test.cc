@@ -146,11 +146,12 @@ TEST(RegistryTest, ContradictionsNameTheKeyAndTheReason) {
   EXPECT_NE(error({.name = "gmpo", .kl = {.coef = 0.1}})
                 .find("algorithm.kl.coef: is not 0, but loss gmpo takes no KL term"),
             std::string::npos);
-  EXPECT_NE(error({.name = "ppo", .kl = {.coef = 0.1, .place = "reward", .score_term = true}})
+  EXPECT_NE(error({.name = "ppo", .kl = {.coef = 0.1, .place = KlPlace::kReward, .score_term = true}})
                 .find("algorithm.kl.score_term"),
             std::string::npos);
-  EXPECT_NE(error({.name = "gdpo", .kl = {.coef = 0.1, .place = "reward"}}).find("algorithm.kl.place"),
-            std::string::npos);
+  EXPECT_NE(
+      error({.name = "gdpo", .kl = {.coef = 0.1, .place = KlPlace::kReward}}).find("algorithm.kl.place"),
+      std::string::npos);
   EXPECT_NE(error({.name = "grpo", .kl = {.target = 0.1}}).find("algorithm.kl.coef: is 0, and kl.target"),
             std::string::npos);
   EXPECT_NE(error({.name = "grpo", .kl = {.coef = 0.1, .score_term = true, .straight_through_k2 = true}})
@@ -176,8 +177,9 @@ TEST(RegistryTest, SaysWhichModelsAreNeeded) {
   EXPECT_TRUE(Resolve({.name = "ppo"}, 16).value().needs_critic());
   EXPECT_TRUE(Resolve({.name = "grpo", .kl = {.coef = 0.1}}, 16).value().needs_reference());
   EXPECT_TRUE(Resolve({.name = "grpo", .loss = "ref_kl"}, 16).value().needs_reference());
-  EXPECT_TRUE(
-      Resolve({.name = "grpo", .kl = {.coef = 0.1, .place = "reward"}}, 16).value().needs_old_first());
+  EXPECT_TRUE(Resolve({.name = "grpo", .kl = {.coef = 0.1, .place = KlPlace::kReward}}, 16)
+                  .value()
+                  .needs_old_first());
   EXPECT_TRUE(Resolve({.name = "grpo", .teacher = "x", .teacher_coef = 0.5}, 16).value().needs_teacher());
   EXPECT_EQ(FilterOf({.name = "dapo"}), "zero_variance");
   EXPECT_EQ(FilterOf({.name = "dapo", .filter = "none"}), "none");

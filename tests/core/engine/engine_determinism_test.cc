@@ -178,8 +178,7 @@ TEST_P(EngineDeterminismTest, RandomSchedules) {
       if (rng.Chance(0.05)) engine->ForgetGroup(GroupId{rng.Below(5)});
       if (rng.Chance(0.05)) engine->Forget({rng.Below(5), 0, static_cast<int32_t>(rng.Below(4))});
       if (rng.Chance(0.1)) {  // the same bytes under a new name
-        engine->SetVersion({0, ++number},
-                           rng.Chance(0.5) ? Engine::KvOnUpdate::kKeep : Engine::KvOnUpdate::kRecompute);
+        engine->SetVersion({0, ++number}, rng.Chance(0.5) ? KvOnUpdate::kKeep : KvOnUpdate::kRecompute);
       }
       if (rng.Chance(0.03)) {
         engine->ReleaseMemory();

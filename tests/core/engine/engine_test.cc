@@ -445,7 +445,7 @@ TEST_F(EngineTest, KeptKvServesItsOwnSampleAlone) {
   ASSERT_EQ(ids[between].size(), 4U);
   ASSERT_EQ(ids[running].size(), 5U);
   weights_->Initialize(99, 0.15);  // in place
-  engine->SetVersion({0, 4}, Engine::KvOnUpdate::kKeep);
+  engine->SetVersion({0, 4}, KvOnUpdate::kKeep);
   ASSERT_TRUE(add(between, ids[between], 3));
   StepOutput out = engine->Step();
   EXPECT_EQ(out.stats.prefill_tokens, 0);
@@ -486,7 +486,7 @@ TEST_F(EngineTest, KeptKvGivesWayWhereRoomIsNeeded) {
                     .ok());
   }
   (void)Finish(*engine);
-  engine->SetVersion({0, 4}, Engine::KvOnUpdate::kKeep);
+  engine->SetVersion({0, 4}, KvOnUpdate::kKeep);
   ASSERT_TRUE(engine
                   ->Add({.tid = {7, 0, 0},
                          .gid = GroupId{7},

@@ -88,7 +88,8 @@ TEST(DataSourceTest, AGeneratedTaskMakesPairs) {
   config.options = {{"length", "[1, 4]"}, {"letters", "\"abc\""}};
   config.size = 60;
   config.held_out = 20;
-  const auto answers = DataSource::Create(config, 7, "sft"), pairs = DataSource::Create(config, 7, "dpo");
+  const auto answers = DataSource::Create(config, 7, JobKind::kSft),
+             pairs = DataSource::Create(config, 7, JobKind::kDpo);
   ASSERT_TRUE(answers.ok() && pairs.ok()) << pairs.status().message();
   for (int64_t i = 0; i < 2 * pairs->size(); ++i) {
     const Question q = pairs->Row(i);
@@ -126,7 +127,7 @@ TEST(DataSourceTest, EachEpochHasEveryRowOnceInAnotherOrder) {
   DataConfig config;
   config.task = "products";
   config.held_out = 9;
-  const auto source = DataSource::Create(config, 1, "rl");
+  const auto source = DataSource::Create(config, 1, JobKind::kRl);
   ASSERT_TRUE(source.ok()) << source.status().message();
   std::vector<std::vector<std::string>> epochs(2);
   for (int64_t i = 0; i < 2 * source->size(); ++i)
@@ -144,14 +145,14 @@ TEST(DataSourceTest, HeldOutRowsOfAFileAreNotTrainedOn) {
   DataConfig config;
   config.path = file.path();
   config.held_out = 30;
-  const auto source = DataSource::Create(config, 5, "rl");
+  const auto source = DataSource::Create(config, 5, JobKind::kRl);
   ASSERT_TRUE(source.ok()) << source.status().message();
   EXPECT_EQ(source->held_out_size(), 30);
   std::set<std::string> held_out;
   for (int64_t i = 0; i < 30; ++i) held_out.insert(source->HeldOut(i).prompt);
   for (int64_t i = 0; i < source->size(); ++i) EXPECT_FALSE(held_out.contains(source->Row(i).prompt));
   config.held_out = 60;
-  EXPECT_THAT(DataSource::Create(config, 5, "rl").status().message(),
+  EXPECT_THAT(DataSource::Create(config, 5, JobKind::kRl).status().message(),
               HasSubstr("data.held_out: 60 of the 100 rows"));
 }
 
@@ -162,7 +163,7 @@ TEST(DataSourceTest, EvalFileIsTheHeldOutPart) {
   config.path = train.path();
   config.eval_path = eval.path();
   config.held_out = 0;
-  const auto source = DataSource::Create(config, 1, "rl");
+  const auto source = DataSource::Create(config, 1, JobKind::kRl);
   ASSERT_TRUE(source.ok()) << source.status().message();
   EXPECT_EQ(source->size(), 1);
   EXPECT_EQ(source->Row(3).prompt, "a");
@@ -175,7 +176,7 @@ TEST(DataSourceTest, IdentityFollowsTheData) {
   DataConfig config;
   config.task = "reverse";
   const auto identity = [&](uint64_t seed) {
-    return DataSource::Create(config, seed, "rl").value().identity();
+    return DataSource::Create(config, seed, JobKind::kRl).value().identity();
   };
   const std::string first = identity(1);
   EXPECT_EQ(first, identity(1));
@@ -189,7 +190,7 @@ TEST(DataSourceTest, IdentityFollowsTheData) {
   files.held_out = 0;
   const auto of = [&](const TempFile& file) {
     files.path = file.path();
-    return DataSource::Create(files, 1, "rl").value().identity();
+    return DataSource::Create(files, 1, JobKind::kRl).value().identity();
   };
   EXPECT_EQ(of(a), of(b));  // the bytes count, not the name
   EXPECT_NE(of(a), of(c));

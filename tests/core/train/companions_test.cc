@@ -178,7 +178,7 @@ std::vector<std::pair<std::string, TrainerOptions>> Cases() {
   AlgorithmConfig ppo;
   ppo.name = "ppo";
   ppo.options = {{"advantage_gamma", "0.95"}, {"advantage_lambda", "0.9"}};
-  ppo.kl = {.coef = 0.05, .place = "reward", .estimator = "k1", .target = 0.1};
+  ppo.kl = {.coef = 0.05, .place = KlPlace::kReward, .estimator = KlKind::kK1, .target = 0.1};
   cases.emplace_back("ppo with kl in the reward", OptionsOf(ppo));
   AlgorithmConfig grpo;
   grpo.kl.coef = 0.1;
@@ -316,7 +316,7 @@ TEST(CompanionsTest, StateRoundTripContinuesBitForBit) {
   Batch batch = Unequal(model::TinySpec(), 4, 3);
   AlgorithmConfig c;
   c.name = "ppo";
-  c.kl = {.coef = 0.05, .place = "reward", .estimator = "k1", .target = 0.01, .horizon = 100};
+  c.kl = {.coef = 0.05, .place = KlPlace::kReward, .estimator = KlKind::kK1, .target = 0.01, .horizon = 100};
   TrainerOptions o = OptionsOf(c);
   o.shaping.running = true;
   const Models a, b;

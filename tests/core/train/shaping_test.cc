@@ -46,7 +46,7 @@ TEST(ShapingTest, EachPartByHand) {
   EXPECT_NEAR(length[0] - length[1], 1 - 0.5 * 0.4 * (1 - 0.5), 1e-12);
   EXPECT_EQ(shaped({.bias = 1, .scale = 100}), (std::vector<double>{20, 20, 20}));
   const std::vector<double> normal =
-      shaped({.normalise = {.mean = algorithms::Scope::kBatch, .deviation = algorithms::Scope::kBatch}});
+      shaped({.normalise = {.mean = Scope::kBatch, .deviation = Scope::kBatch}});
   EXPECT_NEAR(normal[0] + normal[1] + normal[2], 0, 1e-9);
 }
 

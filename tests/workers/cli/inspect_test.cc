@@ -24,7 +24,8 @@ namespace {
 using nlohmann::json;
 
 std::vector<JournalEntry> SimulatedRun() {
-  scheduler::SimCluster cluster({.controller = scheduler::SmallJob("colocated"), .seed = 1, .faults = {}});
+  scheduler::SimCluster cluster(
+      {.controller = scheduler::SmallJob(PlacementKind::kColocated), .seed = 1, .faults = {}});
   EXPECT_EQ(cluster.Run().code, 0);
   return cluster.journal();
 }

@@ -51,7 +51,7 @@ TEST(MemoryPlanTest, CountsExperts) {
     "norm_topk_prob":true,"max_position_embeddings":40960})");
   JobConfig c;
   c.model.path = "m";
-  c.model.dtype = "bfloat16";
+  c.model.dtype = DType::kBFloat16;
   const auto plan = PlanMemory(c);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
   EXPECT_EQ(model::ParameterCount(plan->model), 30'532'122'624);
@@ -63,7 +63,7 @@ TEST(MemoryPlanTest, CountsExperts) {
 TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   JobConfig c;
   c.model.init = ModelInit{};
-  c.model.dtype = "bfloat16";
+  c.model.dtype = DType::kBFloat16;
   const auto colocated = PlanMemory(c);
   ASSERT_TRUE(colocated.ok());
   ASSERT_EQ(colocated->processes.size(), 3U);  // device, reward, controller
@@ -73,7 +73,7 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   EXPECT_EQ(colocated->processes[0].actor.gradients, 4 * elements);
   EXPECT_EQ(colocated->processes[0].actor.optimizer, 10 * elements);
 
-  c.scheduler.placement = "split";
+  c.scheduler.placement = PlacementKind::kSplit;
   c.cluster.slots = 3;
   const auto split = PlanMemory(c);
   ASSERT_TRUE(split.ok());

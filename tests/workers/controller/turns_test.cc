@@ -29,7 +29,7 @@ class TurnsTest : public testing::Test {
     config_.environment.name = "frozen_lake";
     config_.environment.options = {
         {"style", "\"terse\""}, {"view", "\"near\""}, {"frozen", "100"}, {"side", "3"}};
-    ASSERT_TRUE(WriteInitFolder(*config_.model.init, "float32", dir_).ok());
+    ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
   }
   void TearDown() override {
     std::error_code error;
