@@ -90,7 +90,9 @@ format:  ## clang-format all C++ files
 lint: build  ## clang-format and clang-tidy as checks
 	scripts/setup --lint
 	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format --dry-run -Werror
-	git ls-files 'core/*.cc' 'scheduler/*.cc' 'workers/*.cc' | xargs -r -n 4 -P $(JOBS) clang-tidy -p $(BUILD) --quiet
+	cmake -S . -B $(BUILD)/lint -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DTIDEPOOL_UNITY=OFF -DTIDEPOOL_TESTS=OFF
+	ninja -C $(BUILD)/lint -j $(JOBS) tidepool_proto  # the headers that are generated
+	git ls-files 'core/*.cc' 'scheduler/*.cc' 'workers/*.cc' | xargs -r -n 4 -P $(JOBS) clang-tidy -p $(BUILD)/lint --quiet
 
 clean:  ## remove the build folder (not .deps, models or runs)
 	rm -rf $(BUILD)

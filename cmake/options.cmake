@@ -17,10 +17,19 @@ if(TIDEPOOL_SANITIZE)
   add_link_options(-fsanitize=${TIDEPOOL_SANITIZE})
 endif()
 
-# tidepool_library(name SRCS a.cc b.cc DEPS x y): a static library; the DEPS line tells what the folder depends on.
+# What a build costs is mostly templates of the standard library and of nlohmann/json, made anew in every source. So
+# sources of a folder are compiled several at a time; names in their anonymous namespaces have to differ. OFF for tools
+# that read one source at a time.
+option(TIDEPOOL_UNITY "Compile several sources of a folder at a time" ON)
+
+# tidepool_library(name SRCS a.cc b.cc DEPS x y [SINGLE]): a static library; the DEPS line tells what the folder depends
+# on. SINGLE: its sources are compiled one by one, so that an edit of one is compiled in seconds.
 function(tidepool_library name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${ARG_SRCS})
+  if(TIDEPOOL_UNITY AND NOT ARG_SINGLE)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
   target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS})
 endfunction()

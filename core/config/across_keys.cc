@@ -32,12 +32,6 @@ std::string FirstWritten(const Binder& b, std::initializer_list<const char*> key
   return *keys.begin();
 }
 
-void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to,
-            const std::string& why) {
-  value = to;
-  loaded.origins[key] = {Origin::Kind::kDefault, {}, why};
-}
-
 std::vector<std::string> Characters(const std::string& text) {
   std::vector<std::string> out;
   for (const char c : text) {

@@ -38,6 +38,9 @@ struct LoadedConfig {
   [[nodiscard]] Origin OriginOf(const std::string& key) const;
 };
 
+// Sets `value`, the value of `key`, to `to`; `why` stands as its origin.
+void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to, const std::string& why);
+
 // kNotFound: no such file. kInvalidArgument: everything that is wrong, one
 // "file:line: key: what was found; what to do" a line.
 StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides = {});

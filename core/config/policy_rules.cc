@@ -13,14 +13,6 @@
 namespace tidepool::config {
 namespace {
 
-std::string Text(int64_t n) { return std::to_string(n); }
-
-void Adjust(LoadedConfig& loaded, const std::string& key, int64_t& value, int64_t to,
-            const std::string& why) {
-  value = to;
-  loaded.origins[key] = {Origin::Kind::kDefault, {}, why};
-}
-
 constexpr std::array kPolicyKeys = {"model.hidden",
                                     "model.shared",
                                     "model.initial_log_std",
@@ -120,7 +112,8 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   }
   if (!environment->continuous && b.Good("model.initial_log_std") && c.model.initial_log_std != 0) {
     b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + c.environment.name + " has " +
-                                            Text(environment->actions) + " choices as actions; remove it");
+                                            std::to_string(environment->actions) +
+                                            " choices as actions; remove it");
   }
   if (b.Good("model.hidden")) {
     if (const auto spec = policy::SpecOfJob(c); !spec.ok())
@@ -136,18 +129,18 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
     if (bytes > c.security.max_control_bytes / 2) {
       b.Complain(
           b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
-          Text(c.environment.instances) + " instances of " + Text(c.rollout.steps_per_fragment) +
-              " steps make a message of up to " + Text(bytes) +
-              " bytes, more than half of security.max_control_bytes (" + Text(c.security.max_control_bytes) +
-              "); lower them and raise train.groups_per_step");
+          std::to_string(c.environment.instances) + " instances of " +
+              std::to_string(c.rollout.steps_per_fragment) + " steps make a message of up to " +
+              std::to_string(bytes) + " bytes, more than half of security.max_control_bytes (" +
+              std::to_string(c.security.max_control_bytes) + "); lower them and raise train.groups_per_step");
     }
     Adjust(loaded, "rollout.group_size", c.rollout.group_size, 1, "a group is one fragment");
     Adjust(loaded, "rollout.max_new_tokens", c.rollout.max_new_tokens, cells,
            "environment steps of a fragment");
     Adjust(loaded, "rollout.chunk_tokens", c.rollout.chunk_tokens, cells, "a chunk is a whole fragment");
     if (b.Good("train.minibatches") && c.train.minibatches > cells * c.train.groups_per_step) {
-      b.Complain("train.minibatches", "is " + Text(c.train.minibatches) + ", more than the " +
-                                          Text(cells * c.train.groups_per_step) +
+      b.Complain("train.minibatches", "is " + std::to_string(c.train.minibatches) + ", more than the " +
+                                          std::to_string(cells * c.train.groups_per_step) +
                                           " environment steps of a step; lower it");
     }
   }

@@ -10,16 +10,11 @@
 
 #include "core/base/hash.h"
 #include "core/base/rng.h"
+#include "core/model/decoder_impl.h"
 #include "core/model/kernels/kernels.h"
 #include "core/model/page_buffer.h"
 
 namespace tidepool::model {
-namespace {
-
-at::ScalarType ScalarOf(DType dtype) { return dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16; }
-
-}  // namespace
-
 struct Weights::Impl {
   ModelSpec spec;
   DType dtype = DType::kFloat32;

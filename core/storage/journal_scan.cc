@@ -12,7 +12,7 @@
 namespace tidepool::storage {
 namespace {
 
-constexpr std::string_view kMagic("TPJRNL\r\n", 8);
+constexpr std::string_view kJournalMagic("TPJRNL\r\n", 8);
 
 template <typename T>
 T NumberAt(std::string_view bytes, size_t offset) {
@@ -71,9 +71,10 @@ StatusOr<std::vector<int64_t>> ListSegments(FileSystem& fs, const std::string& d
 }
 
 std::string EncodeHeader(const SegmentHeader& header) {
-  std::string out(kMagic);
+  std::string out(kJournalMagic);
   PutNumber(out, kJournalSchema);
-  PutNumber(out, static_cast<uint32_t>(kMagic.size() + 4 + 4 + 8 + 8 + 4 + 8 + 4 + header.run_id.size() + 4));
+  PutNumber(out, static_cast<uint32_t>(kJournalMagic.size() + 4 + 4 + 8 + 8 + 4 + 8 + 4 +
+                                       header.run_id.size() + 4));
   PutNumber(out, header.segment);
   PutNumber(out, static_cast<uint64_t>(header.first.value));
   PutNumber(out, header.ctl_epoch);
@@ -88,7 +89,7 @@ StatusOr<SegmentHeader> ParseHeader(std::string_view bytes, const std::string& p
   const auto damaged = [&](const char* what) {
     return DataLoss(path + ": " + what + "; expected the header of a journal segment");
   };
-  if (reader.Bytes(kMagic.size()) != kMagic) return damaged("it does not begin with TPJRNL");
+  if (reader.Bytes(kJournalMagic.size()) != kJournalMagic) return damaged("it does not begin with TPJRNL");
   const auto schema = reader.Number<uint32_t>();
   *length = reader.Number<uint32_t>();
   if (!reader.ok() || *length > bytes.size() || *length < 48) return damaged("the header is cut short");

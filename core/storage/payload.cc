@@ -12,7 +12,7 @@
 namespace tidepool::storage {
 namespace {
 
-constexpr std::string_view kMagic("TPPAYL\r\n", 8);
+constexpr std::string_view kPayloadMagic("TPPAYL\r\n", 8);
 constexpr uint32_t kSchema = 2;
 constexpr size_t kOpenFiles = 16;  // read handles kept; a step's rows lie in one or two files
 
@@ -46,7 +46,7 @@ StatusOr<std::unique_ptr<PayloadWriter>> PayloadWriter::Open(FileSystem& fs, con
 }
 
 Status PayloadWriter::StartFile() {
-  std::string header(kMagic);
+  std::string header(kPayloadMagic);
   PutNumber(header, kSchema);
   PutNumber(header, static_cast<uint64_t>(number_ + 1));
   PutString(header, run_id_);
@@ -101,9 +101,10 @@ StatusOr<std::shared_ptr<const PayloadReader::OpenFile>> PayloadReader::Open(int
   if (const auto cached = files_.find(number); cached != files_.end()) return cached->second;
   const std::string path = JoinPath(dir_, PayloadFileName(number));
   TP_ASSIGN_OR_RETURN(auto file, fs_.OpenForRead(path));
-  TP_ASSIGN_OR_RETURN(const std::string header, file->ReadAt(0, static_cast<int64_t>(kMagic.size() + 4)));
+  TP_ASSIGN_OR_RETURN(const std::string header,
+                      file->ReadAt(0, static_cast<int64_t>(kPayloadMagic.size() + 4)));
   ByteReader reader(header);
-  const bool magic = reader.Bytes(kMagic.size()) == kMagic;
+  const bool magic = reader.Bytes(kPayloadMagic.size()) == kPayloadMagic;
   const auto schema = reader.Number<uint32_t>();
   if (!magic || !reader.ok())
     return DataLoss(path + ": it does not begin with TPPAYL; it is no payload file");

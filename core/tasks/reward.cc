@@ -208,13 +208,13 @@ StatusOr<std::unique_ptr<Reward>> MakeSorting(const std::string&) {
   });
 }
 
-struct Entry {
+struct RewardEntry {
   RewardInfo info;
   StatusOr<std::unique_ptr<Reward>> (*make)(const std::string& argument);
 };
 
-const std::vector<Entry>& Entries() {
-  static const std::vector<Entry> entries = {
+const std::vector<RewardEntry>& RewardEntries() {
+  static const std::vector<RewardEntry> entries = {
       {{"exact_answer", "", "1 if the answer is right by the task's own rule, else 0"}, MakeExact},
       {{"format", "regular expression",
         "1 if the response matches; without an argument, if it ended by itself"},
@@ -279,7 +279,7 @@ Verdict ExactAnswer(const RewardInput& input) {
 const std::vector<RewardInfo>& ListRewards() {
   static const std::vector<RewardInfo> infos = [] {
     std::vector<RewardInfo> all;
-    for (const Entry& entry : Entries()) all.push_back(entry.info);
+    for (const RewardEntry& entry : RewardEntries()) all.push_back(entry.info);
     return all;
   }();
   return infos;
@@ -290,7 +290,7 @@ StatusOr<std::unique_ptr<Reward>> MakeReward(std::string_view spec) {
   const std::string name(spec.substr(0, colon));
   const std::string argument(colon == std::string_view::npos ? std::string_view() : spec.substr(colon + 1));
   std::vector<std::string> names;
-  for (const Entry& entry : Entries()) {
+  for (const RewardEntry& entry : RewardEntries()) {
     names.push_back(entry.info.name);
     if (entry.info.name != name) continue;
     if (!argument.empty() && entry.info.argument.empty()) {

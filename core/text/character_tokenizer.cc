@@ -9,7 +9,7 @@
 namespace tidepool::text {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kSpecial[] = {"<pad>", "<bos>", "<eos>"};
 
@@ -28,8 +28,8 @@ constexpr char kChatTemplate[] =
 
 Status WriteCharacterTokenizer(const std::string& alphabet, const std::string& folder) {
   if (alphabet.empty()) return InvalidArgument("the alphabet is empty; name at least one character");
-  Json added = Json::array();
-  Json vocab = Json::object();
+  OrderedJson added = OrderedJson::array();
+  OrderedJson vocab = OrderedJson::object();
   for (int id = 0; id < 3; ++id) {
     vocab[kSpecial[id]] = id;
     added.push_back({{"id", id},
@@ -51,40 +51,41 @@ Status WriteCharacterTokenizer(const std::string& alphabet, const std::string& f
     vocab[std::string(ByteSymbol(static_cast<unsigned char>(c)))] = static_cast<int>(2 + seen.size());
   }
   const auto byte_level = [](bool prefix) {
-    return Json{
+    return OrderedJson{
         {"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"trim_offsets", true}, {"use_regex", false}};
   };
-  const Json text_part = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
-  const Json bos_part = {{"SpecialToken", {{"id", "<bos>"}, {"type_id", 0}}}};
-  Json post = {{"type", "TemplateProcessing"},
-               {"single", Json::array({bos_part, text_part})},
-               {"pair", Json::array({bos_part, text_part, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}})},
-               {"special_tokens", {{"<bos>", {{"id", "<bos>"}, {"ids", {1}}, {"tokens", {"<bos>"}}}}}}};
-  const Json tokenizer = {{"version", "1.0"},
-                          {"truncation", nullptr},
-                          {"padding", nullptr},
-                          {"added_tokens", added},
-                          {"normalizer", nullptr},
-                          {"pre_tokenizer", byte_level(false)},
-                          {"post_processor", post},
-                          {"decoder", byte_level(true)},
-                          {"model",
-                           {{"type", "BPE"},
-                            {"dropout", nullptr},
-                            {"unk_token", nullptr},
-                            {"continuing_subword_prefix", nullptr},
-                            {"end_of_word_suffix", nullptr},
-                            {"fuse_unk", false},
-                            {"byte_fallback", false},
-                            {"ignore_merges", false},
-                            {"vocab", vocab},
-                            {"merges", Json::array()}}}};
-  const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                       {"pad_token", "<pad>"},
-                       {"bos_token", "<bos>"},
-                       {"eos_token", "<eos>"},
-                       {"clean_up_tokenization_spaces", false},
-                       {"chat_template", kChatTemplate}};
+  const OrderedJson text_part = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const OrderedJson bos_part = {{"SpecialToken", {{"id", "<bos>"}, {"type_id", 0}}}};
+  OrderedJson post = {
+      {"type", "TemplateProcessing"},
+      {"single", OrderedJson::array({bos_part, text_part})},
+      {"pair", OrderedJson::array({bos_part, text_part, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}})},
+      {"special_tokens", {{"<bos>", {{"id", "<bos>"}, {"ids", {1}}, {"tokens", {"<bos>"}}}}}}};
+  const OrderedJson tokenizer = {{"version", "1.0"},
+                                 {"truncation", nullptr},
+                                 {"padding", nullptr},
+                                 {"added_tokens", added},
+                                 {"normalizer", nullptr},
+                                 {"pre_tokenizer", byte_level(false)},
+                                 {"post_processor", post},
+                                 {"decoder", byte_level(true)},
+                                 {"model",
+                                  {{"type", "BPE"},
+                                   {"dropout", nullptr},
+                                   {"unk_token", nullptr},
+                                   {"continuing_subword_prefix", nullptr},
+                                   {"end_of_word_suffix", nullptr},
+                                   {"fuse_unk", false},
+                                   {"byte_fallback", false},
+                                   {"ignore_merges", false},
+                                   {"vocab", vocab},
+                                   {"merges", OrderedJson::array()}}}};
+  const OrderedJson config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                              {"pad_token", "<pad>"},
+                              {"bos_token", "<bos>"},
+                              {"eos_token", "<eos>"},
+                              {"clean_up_tokenization_spaces", false},
+                              {"chat_template", kChatTemplate}};
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return files::SystemError(folder, "cannot make the folder", error.value());

@@ -10,7 +10,7 @@
 namespace tidepool::text {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kTemplateBytesMax = 1 << 20;
 constexpr int64_t kConfigBytesMax = int64_t{64} << 20;  // added_tokens_decoder can be long
@@ -29,7 +29,7 @@ StatusOr<std::unique_ptr<jinja::Template>> Compile(const std::string& source, co
 }
 
 // "x" or {"content": "x", ...}
-std::string TokenText(const Json& json) {
+std::string TokenText(const OrderedJson& json) {
   if (json.is_string()) return json.get<std::string>();
   if (json.is_object() && json.contains("content") && json["content"].is_string()) {
     return json["content"].get<std::string>();
@@ -38,13 +38,13 @@ std::string TokenText(const Json& json) {
 }
 
 // An empty object if the file is not there.
-StatusOr<Json> ReadObject(const std::string& path) {
+StatusOr<OrderedJson> ReadObject(const std::string& path) {
   std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return Json(Json::object());
+  if (!std::filesystem::exists(path, ignored)) return OrderedJson(OrderedJson::object());
   TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, kConfigBytesMax));
   if (!JsonDepthWithin(text))
     return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return InvalidArgument(path + ": is no JSON object");
   return json;
 }
@@ -52,9 +52,9 @@ StatusOr<Json> ReadObject(const std::string& path) {
 // A message as templates expect it, which is what transformers makes of it before it renders. A key whose
 // value is null is not there: APIs write `content: null` beside tool calls, and templates that concatenate
 // would print "None". The reasoning has three names; a template finds it under two of them.
-Json Normalised(const Json& message) {
+OrderedJson Normalised(const OrderedJson& message) {
   if (!message.is_object()) return message;
-  Json out = Json::object(), reasoning;
+  OrderedJson out = OrderedJson::object(), reasoning;
   for (const auto& [key, value] : message.items()) {
     if (!value.is_null()) out[key] = value;
   }
@@ -62,7 +62,7 @@ Json Normalised(const Json& message) {
     if (reasoning.is_null() && out.contains(name)) reasoning = out[name];
   }
   if (reasoning.is_null()) return out;
-  Json first = {{"thinking", reasoning}};
+  OrderedJson first = {{"thinking", reasoning}};
   first.update(out);
   first["reasoning_content"] = reasoning;
   return first;
@@ -85,12 +85,12 @@ StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::FromSource(
 StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& folder) {
   const std::string file = folder + "/chat_template.jinja";
   const std::string config_file = folder + "/tokenizer_config.json";
-  TP_ASSIGN_OR_RETURN(const Json config, ReadObject(config_file));
-  TP_ASSIGN_OR_RETURN(const Json map, ReadObject(folder + "/special_tokens_map.json"));
+  TP_ASSIGN_OR_RETURN(const OrderedJson config, ReadObject(config_file));
+  TP_ASSIGN_OR_RETURN(const OrderedJson map, ReadObject(folder + "/special_tokens_map.json"));
   std::map<std::string, std::string> tokens;
   for (const char* name :
        {"bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"}) {
-    for (const Json* source : {&map, &config}) {
+    for (const OrderedJson* source : {&map, &config}) {
       if (!source->contains(name)) continue;
       if (std::string token = TokenText((*source)[name]); !token.empty()) tokens[name] = std::move(token);
     }
@@ -100,7 +100,8 @@ StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& fo
     TP_ASSIGN_OR_RETURN(const std::string source, files::ReadSmallFile(file, kTemplateBytesMax));
     return FromSource(source, std::move(tokens), file);
   }
-  const Json chat_template = config.contains("chat_template") ? config["chat_template"] : Json();
+  const OrderedJson chat_template =
+      config.contains("chat_template") ? config["chat_template"] : OrderedJson();
   if (chat_template.is_string()) {
     return FromSource(chat_template.get<std::string>(), std::move(tokens), config_file);
   }
@@ -108,7 +109,7 @@ StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& fo
     auto result = std::unique_ptr<ChatTemplate>(new ChatTemplate());
     result->where_ = config_file;
     result->special_tokens_ = std::move(tokens);
-    for (const Json& entry : chat_template) {
+    for (const OrderedJson& entry : chat_template) {
       if (!entry.is_object() || !entry.contains("name") || !entry["name"].is_string() ||
           !entry.contains("template") || !entry["template"].is_string()) {
         return InvalidArgument(config_file + ": chat_template has an entry without a name or a template");
@@ -126,13 +127,13 @@ StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& fo
                   "tokenizer_config.json; give the prompt as text, or add a template");
 }
 
-StatusOr<std::string> ChatTemplate::Render(const Json& messages, const ChatOptions& options) const {
+StatusOr<std::string> ChatTemplate::Render(const OrderedJson& messages, const ChatOptions& options) const {
   if (!messages.is_array()) return InvalidArgument(where_ + ": messages are no array");
-  Json variables = Json::object();
+  OrderedJson variables = OrderedJson::object();
   for (const auto& [name, token] : special_tokens_) variables[name] = token;
   if (options.variables.is_object()) variables.update(options.variables);
-  Json& chat = variables["messages"] = Json::array();
-  for (const Json& message : messages) chat.push_back(Normalised(message));
+  OrderedJson& chat = variables["messages"] = OrderedJson::array();
+  for (const OrderedJson& message : messages) chat.push_back(Normalised(message));
   variables["tools"] = options.tools;
   variables["documents"] = options.documents;
   variables["add_generation_prompt"] = options.add_generation_prompt;

@@ -7,7 +7,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status CispoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const auto low = o.Number("clip_low"), high = o.Number("clip_high"), clamp = o.Number("log_ratio_clamp");
   out.clipped.assign(cells.mask.size(), 0);
   for (size_t t = 0; t < cells.mask.size(); ++t) {
@@ -29,7 +29,7 @@ LossEntry Cispo() {
           .formula = "-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A lp",
           .options = {ClipLow(1.0), ClipHigh(4.0), LogRatioClamp(20.0)},
           .needs = {Column::kAdvantages, Column::kOld},
-          .terms = Terms};
+          .terms = CispoTerms};
 }
 
 }  // namespace tidepool::algorithms

@@ -41,7 +41,7 @@ StatusOr<BehaveResult> Behave(const Options& o, const Cells& cells, const Policy
   return BehaviourWeights(behave, prox, b.behave_logp, cells);
 }
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status DecoupledTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   TP_ASSIGN_OR_RETURN(const std::vector<double> prox, Proximal(o, cells, b));
   if (prox.size() != cells.mask.size()) return InvalidArgument("decoupled: prox_logp is missing");
   BehaveResult behave;
@@ -134,7 +134,7 @@ LossEntry Decoupled() {
       .needs = {Column::kAdvantages, Column::kProximal},
       .extras = false,
       .whole_rows = true,
-      .terms = Terms};
+      .terms = DecoupledTerms};
 }
 
 }  // namespace tidepool::algorithms

@@ -7,7 +7,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status GmpoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const auto low = o.Number("clip_log_low"), high = o.Number("clip_log_high");
   std::vector<double> z(cells.mask.size(), 0.0);
   std::vector<uint8_t> held(z.size(), 0);
@@ -41,7 +41,7 @@ LossEntry Gmpo() {
           .row_value = true,
           .extras = false,
           .whole_rows = true,
-          .terms = Terms};
+          .terms = GmpoTerms};
 }
 
 }  // namespace tidepool::algorithms

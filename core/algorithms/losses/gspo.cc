@@ -7,7 +7,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status GspoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const auto low = o.Number("clip_low"), high = o.Number("clip_high"), most = o.Number("log_ratio_clamp_max");
   out.clipped.assign(cells.mask.size(), 0);
   std::vector<double> l(cells.mask.size());
@@ -38,7 +38,7 @@ LossEntry Gspo() {
           .needs = {Column::kAdvantages, Column::kOld},
           .aggregation = "seq-mean-token-mean",
           .whole_rows = true,
-          .terms = Terms};
+          .terms = GspoTerms};
 }
 
 }  // namespace tidepool::algorithms

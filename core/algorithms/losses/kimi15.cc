@@ -4,7 +4,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status Kimi15Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const double tau = o.Number("tau", 0);
   for (size_t t = 0; t < cells.mask.size(); ++t) {
     if (cells.mask[t] == 0) continue;
@@ -27,7 +27,7 @@ LossEntry Kimi15() {
                        .doc = "weight of the squared log ratio",
                        .required = true}},
           .needs = {Column::kAdvantages, Column::kOld},
-          .terms = Terms};
+          .terms = Kimi15Terms};
 }
 
 }  // namespace tidepool::algorithms

@@ -8,7 +8,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status KlCovTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   if (b.selected.size() != cells.mask.size())
     return InvalidArgument("kl_cov: tokens have to be selected over the whole batch first");
   const double coef = o.Number("coef", 0);
@@ -56,7 +56,7 @@ LossEntry KlCov() {
                {.name = "coef", .fallback = 0.1, .lo = 0, .doc = "weight of the penalty", .required = true}},
           .needs = {Column::kAdvantages, Column::kOld},
           .whole_batch = true,
-          .terms = Terms};
+          .terms = KlCovTerms};
 }
 
 }  // namespace tidepool::algorithms

@@ -8,7 +8,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status PpoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const auto low = o.Number("clip_low"), high = o.Number("clip_high"), dual = o.Number("dual_clip"),
              cap = o.Number("ratio_cap");
   const auto clamp = o.Number("log_ratio_clamp");
@@ -52,7 +52,7 @@ LossEntry Ppo() {
                        .doc = "the ratio of the unclipped branch is at most this (arXiv:2505.07291)"},
                       LogRatioClamp(20.0)},
           .needs = {Column::kAdvantages, Column::kOld},
-          .terms = Terms};
+          .terms = PpoTerms};
 }
 
 }  // namespace tidepool::algorithms

@@ -5,7 +5,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status SapoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const auto clamp = o.Number("log_ratio_clamp");
   for (size_t t = 0; t < cells.mask.size(); ++t) {
     if (cells.mask[t] == 0) continue;
@@ -38,7 +38,7 @@ LossEntry Sapo() {
                LogRatioClamp({})},
           .needs = {Column::kAdvantages, Column::kOld},
           .aggregation = "seq-mean-token-mean",
-          .terms = Terms};
+          .terms = SapoTerms};
 }
 
 }  // namespace tidepool::algorithms

@@ -6,7 +6,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status SeqProductTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const auto low = o.Number("clip_low"), high = o.Number("clip_high");
   std::vector<double> l(cells.mask.size());
   for (size_t t = 0; t < l.size(); ++t) l[t] = b.logp[t] - b.old_logp[t];
@@ -36,7 +36,7 @@ LossEntry SequenceProduct() {
           .row_value = true,
           .extras = false,
           .whole_rows = true,
-          .terms = Terms};
+          .terms = SeqProductTerms};
 }
 
 }  // namespace tidepool::algorithms

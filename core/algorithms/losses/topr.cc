@@ -6,7 +6,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status ToprTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   const bool by_token = o.Text("level", "sequence") == "token",
              with_zero = o.Text("positive", "score>=0") == "score>=0";
   std::vector<double> l(cells.mask.size());
@@ -48,7 +48,7 @@ LossEntry Topr() {
           .needs = {Column::kAdvantages, Column::kOld, Column::kScores},
           .aggregation = "seq-mean-token-sum",
           .whole_rows = true,
-          .terms = Terms};
+          .terms = ToprTerms};
 }
 
 }  // namespace tidepool::algorithms

@@ -6,7 +6,7 @@
 namespace tidepool::algorithms {
 namespace {
 
-Status Terms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
+Status VespoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, LossTerms& out) {
   std::vector<double> l(cells.mask.size());
   for (size_t t = 0; t < l.size(); ++t) l[t] = std::clamp(b.logp[t] - b.old_logp[t], -20.0, 20.0);
   const std::vector<double> sums = Spread(RowSums(l, cells), cells);
@@ -34,7 +34,7 @@ LossEntry Vespo() {
                       {.name = "lambda_neg", .fallback = 2.0, .doc = "la where A < 0", .required = true}},
           .needs = {Column::kAdvantages, Column::kOld},
           .whole_rows = true,
-          .terms = Terms};
+          .terms = VespoTerms};
 }
 
 }  // namespace tidepool::algorithms

@@ -4,7 +4,7 @@
 namespace tidepool::model {
 namespace {
 
-Status Read(const ConfigReader& config, ModelSpec& s) {
+Status ReadLlama(const ConfigReader& config, ModelSpec& s) {
   TP_RETURN_IF_ERROR(
       ReadDecoder(config, {.vocab_size = 32000, .intermediate_size = 11008, .max_position = 2048}, s));
   TP_RETURN_IF_ERROR(config.Bool("attention_bias", false, s.qkv_bias));
@@ -14,7 +14,7 @@ Status Read(const ConfigReader& config, ModelSpec& s) {
   return OkStatus();
 }
 
-void Write(const ModelSpec& s, nlohmann::ordered_json& c) {
+void WriteLlama(const ModelSpec& s, nlohmann::ordered_json& c) {
   c["attention_bias"] = s.qkv_bias;
   c["mlp_bias"] = s.mlp_bias;
 }
@@ -27,7 +27,7 @@ const Family kLlama = {
     "LlamaForCausalLM",
     "Llama 2 and 3.x, SmolLM2; attention and MLP biases; rope scaling default, linear, llama3, yarn",
     "rope scaling dynamic beyond max_position_embeddings, longrope and others; activations other than silu",
-    Read,
-    Write};
+    ReadLlama,
+    WriteLlama};
 
 }  // namespace tidepool::model

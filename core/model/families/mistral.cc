@@ -4,14 +4,14 @@
 namespace tidepool::model {
 namespace {
 
-Status Read(const ConfigReader& config, ModelSpec& s) {
+Status ReadMistral(const ConfigReader& config, ModelSpec& s) {
   TP_RETURN_IF_ERROR(ReadDecoder(
       config, {.vocab_size = 32000, .intermediate_size = 14336, .kv_heads = 8, .max_position = 131072}, s));
   s.bos_token_id = 1, s.eos_token_ids = {2};
   return RefuseWindow(config, s);
 }
 
-void Write(const ModelSpec&, nlohmann::ordered_json& c) { c["sliding_window"] = nullptr; }
+void WriteMistral(const ModelSpec&, nlohmann::ordered_json& c) { c["sliding_window"] = nullptr; }
 
 }  // namespace
 
@@ -21,7 +21,7 @@ const Family kMistral = {
     "MistralForCausalLM",
     "Mistral without a sliding window (sliding_window: null, or not below max_position_embeddings)",
     "a sliding window below max_position_embeddings; rope types as for llama",
-    Read,
-    Write};
+    ReadMistral,
+    WriteMistral};
 
 }  // namespace tidepool::model

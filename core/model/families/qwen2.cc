@@ -4,14 +4,14 @@
 namespace tidepool::model {
 namespace {
 
-Status Read(const ConfigReader& config, ModelSpec& s) {
+Status ReadQwen2(const ConfigReader& config, ModelSpec& s) {
   TP_RETURN_IF_ERROR(ReadDecoder(
       config, {.vocab_size = 151936, .intermediate_size = 22016, .kv_heads = 32, .max_position = 32768}, s));
   s.qkv_bias = true;
   return RefuseSwitchedWindow(config, /*by_layer=*/true, s);
 }
 
-void Write(const ModelSpec&, nlohmann::ordered_json& c) { c["use_sliding_window"] = false; }
+void WriteQwen2(const ModelSpec&, nlohmann::ordered_json& c) { c["use_sliding_window"] = false; }
 
 }  // namespace
 
@@ -21,7 +21,7 @@ const Family kQwen2 = {"qwen2",
                        "Qwen2 and Qwen2.5: q, k and v have biases",
                        "use_sliding_window: true where a layer's window is below max_position_embeddings; "
                        "rope types as for llama",
-                       Read,
-                       Write};
+                       ReadQwen2,
+                       WriteQwen2};
 
 }  // namespace tidepool::model

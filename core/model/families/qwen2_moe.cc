@@ -5,7 +5,7 @@
 namespace tidepool::model {
 namespace {
 
-Status Read(const ConfigReader& config, ModelSpec& s) {
+Status ReadQwen2Moe(const ConfigReader& config, ModelSpec& s) {
   TP_RETURN_IF_ERROR(ReadDecoder(config,
                                  {.vocab_size = 151936,
                                   .hidden_size = 2048,
@@ -25,7 +25,7 @@ Status Read(const ConfigReader& config, ModelSpec& s) {
   return RefuseSwitchedWindow(config, /*by_layer=*/false, s);
 }
 
-void Write(const ModelSpec& s, nlohmann::ordered_json& c) {
+void WriteQwen2Moe(const ModelSpec& s, nlohmann::ordered_json& c) {
   WriteExperts(s, c);
   c["qkv_bias"] = s.qkv_bias;
   c["shared_expert_intermediate_size"] = s.moe.shared_intermediate_size;
@@ -40,7 +40,7 @@ const Family kQwen2Moe = {
     "Qwen2MoeForCausalLM",
     "Qwen1.5-MoE, Qwen2-MoE: experts and a shared expert with a gate; dense layers in between",
     "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama",
-    Read,
-    Write};
+    ReadQwen2Moe,
+    WriteQwen2Moe};
 
 }  // namespace tidepool::model

@@ -4,7 +4,7 @@
 namespace tidepool::model {
 namespace {
 
-Status Read(const ConfigReader& config, ModelSpec& s) {
+Status ReadQwen3(const ConfigReader& config, ModelSpec& s) {
   TP_RETURN_IF_ERROR(ReadDecoder(config,
                                  {.vocab_size = 151936,
                                   .intermediate_size = 22016,
@@ -18,7 +18,7 @@ Status Read(const ConfigReader& config, ModelSpec& s) {
   return RefuseSwitchedWindow(config, /*by_layer=*/true, s);
 }
 
-void Write(const ModelSpec& s, nlohmann::ordered_json& c) {
+void WriteQwen3(const ModelSpec& s, nlohmann::ordered_json& c) {
   c["attention_bias"] = s.qkv_bias;
   c["use_sliding_window"] = false;
 }
@@ -31,7 +31,7 @@ const Family kQwen3 = {"qwen3",
                        "Qwen3: norms on the heads of q and k, free head size, optional attention biases",
                        "use_sliding_window: true where a layer's window is below max_position_embeddings; "
                        "rope types as for llama",
-                       Read,
-                       Write};
+                       ReadQwen3,
+                       WriteQwen3};
 
 }  // namespace tidepool::model

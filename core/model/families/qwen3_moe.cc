@@ -4,7 +4,7 @@
 namespace tidepool::model {
 namespace {
 
-Status Read(const ConfigReader& config, ModelSpec& s) {
+Status ReadQwen3Moe(const ConfigReader& config, ModelSpec& s) {
   TP_RETURN_IF_ERROR(ReadDecoder(config,
                                  {.vocab_size = 151936,
                                   .hidden_size = 2048,
@@ -22,7 +22,7 @@ Status Read(const ConfigReader& config, ModelSpec& s) {
   return RefuseSwitchedWindow(config, /*by_layer=*/false, s);
 }
 
-void Write(const ModelSpec& s, nlohmann::ordered_json& c) {
+void WriteQwen3Moe(const ModelSpec& s, nlohmann::ordered_json& c) {
   WriteExperts(s, c);
   c["attention_bias"] = s.qkv_bias;
   c["use_sliding_window"] = false;
@@ -36,7 +36,7 @@ const Family kQwen3Moe = {
     "Qwen3MoeForCausalLM",
     "Qwen3-MoE: Qwen3's attention, experts, dense layers in between",
     "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama",
-    Read,
-    Write};
+    ReadQwen3Moe,
+    WriteQwen3Moe};
 
 }  // namespace tidepool::model

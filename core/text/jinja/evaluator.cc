@@ -9,7 +9,6 @@
 namespace tidepool::text::jinja {
 namespace {
 
-constexpr int kDepthMax = 1200;         // of nested evaluation; a level takes under 1 KiB of stack
 constexpr int64_t kRangeMax = 100'000;  // as in jinja2's sandbox
 const std::string kFunctions[] = {"range", "namespace", "dict", "raise_exception", "strftime_now"};
 
@@ -130,7 +129,7 @@ std::string Evaluator::Capture(const Block& block, Frame* frame) {
 }
 
 Evaluator::Flow Evaluator::Execute(const Block& block, Frame* frame) {
-  if (++depth_ > kDepthMax) Exhausted("nested deeper than " + std::to_string(kDepthMax));
+  if (++depth_ > kEvaluationDepthMax) Exhausted("nested deeper than " + std::to_string(kEvaluationDepthMax));
   Flow flow = Flow::kNext;
   for (const auto& statement : block) {
     if (!Tick()) break;

@@ -16,6 +16,8 @@
 
 namespace tidepool::text::jinja {
 
+constexpr int kEvaluationDepthMax = 1200;  // a level takes under 1 KiB of stack
+
 // Variables of a scope. Loops, macros, call blocks and `with` open one; `if` does not.
 struct Frame {
   Frame* parent = nullptr;

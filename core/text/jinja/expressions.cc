@@ -10,8 +10,6 @@
 namespace tidepool::text::jinja {
 namespace {
 
-constexpr int kDepthMax = 1200;
-
 std::string UndefinedMessage(const Value& value) {
   return "'" + (value.name() == nullptr ? std::string("value") : *value.name()) + "' is undefined";
 }
@@ -20,7 +18,7 @@ std::string UndefinedMessage(const Value& value) {
 
 Value Evaluator::Evaluate(const Expression& node, Frame* frame) {
   if (!Tick()) return {};
-  if (++depth_ > kDepthMax) Exhausted("nested deeper than " + std::to_string(kDepthMax));
+  if (++depth_ > kEvaluationDepthMax) Exhausted("nested deeper than " + std::to_string(kEvaluationDepthMax));
   const Value result = EvaluateNode(node, frame);
   --depth_;
   return result;
