@@ -34,7 +34,7 @@ struct ControllerOptions {
   DispatchOptions dispatch;             // order and oracle; the rest is taken from the config
   SampleCost sample_cost;               // of training, for sharing a batch over slots
   const NamedPolicy* policy = nullptr;  // copied; null: that of config.scheduler.placement
-  // Worker places: device workers 0 .. slots-1 (slot i on worker i), then the workers beside them: reward
+  // Worker places: device workers 0 .. slots-1, each with one slot, then the workers beside them: reward
   // workers, or environment workers where the job has an environment.
   [[nodiscard]] int64_t device_workers() const { return config.cluster.slots; }
   [[nodiscard]] WorkerKind side_kind() const {

@@ -100,7 +100,7 @@ uint64_t Controller::StateDigest() const {
       mix(static_cast<int64_t>(s.phase)), mix(s.att), mix(static_cast<int64_t>(s.enq.digest));
   }
   for (const auto& [id, s] : m.slots.pool().slots())
-    mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder.inc.value);
+    mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder().inc.value);
   for (const SampleId& tid : m.rollouts.requests().Requests()) {
     const Request& r = *m.rollouts.requests().Find(tid);
     mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.inc.value);

@@ -6,6 +6,7 @@
 
 #include "core/base/time.h"
 #include "scheduler/controller.h"
+#include "scheduler/fleet/layout.h"
 #include "scheduler/policy.h"
 #include "scheduler/run_state.h"
 
@@ -16,6 +17,7 @@ struct Facts {
   Facts(const ControllerOptions& options, const RunState& state, const TimePoint& now);
 
   const ControllerOptions options;
+  const FleetLayout layout;      // which slots each device worker has
   const NamedPolicy policy;      // which slot is to do what
   const bool rl;                 // samples are generated; else they are rows of a data set
   const int64_t eval_questions;  // of one evaluation; 0: none is made

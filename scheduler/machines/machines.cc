@@ -6,6 +6,7 @@ namespace tidepool::scheduler {
 
 Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
     : options(o),
+      layout(FleetLayout::OneSlotEach(o.config.cluster.slots)),
       policy(o.policy == nullptr ? PolicyOf(o.config.scheduler.placement) : *o.policy),
       rl(o.config.job == JobKind::kRl),
       eval_questions(EvalQuestions(o)),

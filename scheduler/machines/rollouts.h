@@ -9,10 +9,10 @@
 
 #include "scheduler/dispatcher.h"
 #include "scheduler/events.h"
+#include "scheduler/fleet/weight_roll.h"
 #include "scheduler/kv_admission.h"
 #include "scheduler/machines/machine.h"
 #include "scheduler/repack.h"
-#include "scheduler/weight_roll.h"
 
 namespace tidepool::scheduler {
 

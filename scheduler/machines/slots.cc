@@ -17,45 +17,62 @@ Slots::Slots(Machines& all)
             state_, out_, waits_) {}
 
 void Slots::Begin() {
-  for (int64_t slot = 0; slot < config_.cluster.slots; ++slot) pool_.Add({slot});
+  for (const std::vector<SlotId>& gang : facts_.layout.gangs) pool_.Add(gang);
 }
 
 // Also where a crash came between the FENCE of a worker and the loss of its slot.
 void Slots::LoseAbandoned() {
   for (const auto& [id, slot] : IdMap(pool_.slots())) {
-    if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) &&
-        !all_.workers.Reattaches(slot.holder.worker))
+    const bool complete = std::ranges::all_of(
+        slot.gang.members(), [&](const Gang::Member& m) { return all_.workers.Reattaches(m.worker.worker); });
+    if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) && !complete)
       pool_.Lost(id, "controller restarted", now_);
   }
 }
 
 void Slots::Lost(WorkerId worker, const std::string& why) {
-  if (pool_.Knows(SlotOf(worker))) pool_.Lost(SlotOf(worker), why, now_);
+  for (const SlotId slot : SlotsOf(worker)) pool_.Lost(slot, why, now_);
+}
+
+void Slots::Attach(const WorkerRef& ref) {
+  for (const SlotId slot : SlotsOf(ref.worker)) pool_.Attach(slot, ref);
+}
+
+std::span<const SlotId> Slots::SlotsOf(WorkerId worker) const {
+  const auto it = facts_.layout.slots.find(worker);
+  if (it == facts_.layout.slots.end()) return {};
+  return it->second;
 }
 
 void Slots::Reattach(const WorkerRef& ref) {
-  const SlotId slot = SlotOf(ref.worker);
-  if (pool_.slot(slot).phase == SlotPhase::kFree) {
-    pool_.Attach(slot, ref);
-  } else {
-    pool_.Reattached(slot, now_);
+  for (const SlotId slot : SlotsOf(ref.worker)) {
+    if (pool_.slot(pool_.GangOf(slot)).phase == SlotPhase::kFree) {
+      pool_.Attach(slot, ref);
+    } else {
+      pool_.Reattached(slot, now_);
+    }
   }
 }
 
 bool Slots::Eligible(SlotId slot, Role role) const { return facts_.policy.eligible(fleet_, slot, role); }
 
+bool Slots::Eligible(WorkerId worker, Role role) const {
+  return std::ranges::any_of(SlotsOf(worker),
+                             [&](SlotId slot) { return Eligible(pool_.GangOf(slot), role); });
+}
+
 SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
   SlotView v{.id = id};
   v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
-  v.live = s.holder.inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost &&
-           all_.workers.IsCurrent(s.holder);
+  v.live = s.holder().inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost &&
+           all_.workers.IsCurrent(s.holder());
   v.avoid = now_ < s.avoid_until;
   if (all_.steps.open()) {
     const auto& members = all_.steps.open()->members;  // by slot
     const auto m = std::ranges::lower_bound(members, id, {}, &command::GroupMember::slot);
-    v.trains = m != members.end() && m->slot == id && m->worker == s.holder;
+    v.trains = m != members.end() && m->slot == id && m->worker == s.holder();
   }
-  v.has_state = all_.trainer.Has(s.holder);
+  v.has_state = all_.trainer.Has(s.holder());
   if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now_ - s.taken);
   return v;
 }
@@ -105,6 +122,9 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
 
 void Slots::Advance(bool again) {
   if (all_.life.finished()) return;
+  for (const WorkerRef& ref : pool_.TakeFenced())
+    all_.workers.Replace(ref, "another part of its gang is gone");
+  if (all_.life.finished()) return;
   // Plans are not made for every chunk that ends: only when something that a plan depends on has changed, of
   // all slots where that is more than slots, and in every tick (for what depends on time).
   const LedgerView ledger = ViewLedger(all_.steps.DecideNeed());
@@ -125,7 +145,7 @@ void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
   std::map<SlotId, Role> joins, takes, owed;
   const auto look = [&](SlotId id, Role want) {
     const Pool::Slot& s = pool_.slot(id);
-    if (s.t.valid() || !s.holder.inc.valid() || !all_.workers.IsCurrent(s.holder)) return;
+    if (s.t.valid() || !s.holder().inc.valid() || !all_.workers.IsCurrent(s.holder())) return;
     if (s.phase == SlotPhase::kReleased) {
       owed[id] = want;
     } else if (s.phase == SlotPhase::kFree) {
@@ -157,7 +177,7 @@ void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
   if (!may_take) return;
   for (const auto& [id, role] : takes) {
     const Pool::Slot& s = pool_.slot(id);
-    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) all_.rollouts.SlotIsTaken(s.holder.worker);
+    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) all_.rollouts.SlotIsTaken(s.holder().worker);
   }
   pool_.Begin(takes, wanted.why, wanted.dwell_s, now_);
 }
@@ -167,7 +187,7 @@ std::vector<command::GroupMember> Slots::Members() const {
   std::vector<command::GroupMember> members;
   for (const SlotId id : pool_.Holding(Role::kActor)) {
     const Pool::Slot& s = pool_.slot(id);
-    if (all_.workers.IsCurrent(s.holder)) members.push_back({s.holder, id, s.epoch});
+    if (all_.workers.IsCurrent(s.holder())) members.push_back({s.holder(), id, s.epoch});
   }
   return members;
 }
@@ -206,7 +226,8 @@ void Slots::On(const event::Granted& e) {
     return;
   }
   all_.life.Moved();
-  if (pool_.Holds(e.slot, Role::kRollout)) all_.rollouts.ServeAgain(e.worker, e.slot);
+  const SlotId gang = pool_.GangOf(e.slot);
+  if (pool_.Holds(gang, Role::kRollout)) all_.rollouts.ServeAgain(pool_.slot(gang).holder(), gang);
 }
 
 }  // namespace tidepool::scheduler

@@ -2,14 +2,15 @@
 // Device slots: what the placement policy is shown, and how its plan becomes transactions.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
+#include "scheduler/fleet/pool.h"
 #include "scheduler/machines/machine.h"
-#include "scheduler/pool.h"
 #include "scheduler/standing_plan.h"
 
 namespace tidepool::scheduler {
@@ -27,7 +28,7 @@ class Slots : public Machine {
   void LoseAbandoned();                                             // slots whose holders cannot come back
   void Advance(bool again = false);  // `again`: also where nothing has changed but the time
 
-  void Attach(const WorkerRef& ref) { pool_.Attach(SlotOf(ref.worker), ref); }  // a new device worker
+  void Attach(const WorkerRef& ref);                   // a new device worker
   void Reattach(const WorkerRef& ref);                 // a device worker of the last life is back
   void Lost(WorkerId worker, const std::string& why);  // no effect for a worker that has no slot
   void SetStepTime(SlotId slot, double step_s) { pool_.SetStepTime(slot, step_s); }
@@ -36,8 +37,9 @@ class Slots : public Machine {
   void Abandon(const std::string& why) { pool_.Abandon(why, now_); }  // the run ends
 
   [[nodiscard]] const Pool& pool() const { return pool_; }
-  [[nodiscard]] SlotId SlotOf(WorkerId worker) const { return {worker.value}; }
+  [[nodiscard]] std::span<const SlotId> SlotsOf(WorkerId worker) const;  // empty: no device worker
   [[nodiscard]] bool Eligible(SlotId slot, Role role) const;
+  [[nodiscard]] bool Eligible(WorkerId worker, Role role) const;  // some slot of it
   // Slots that hold the actor role now, by slot.
   [[nodiscard]] std::vector<command::GroupMember> Members() const;
 

@@ -82,17 +82,16 @@ void Workers::CheckFleet() {
   std::string why;
   for (const auto& [id, p] : health_.places()) {
     const bool device = p.kind == WorkerKind::kDevice;
-    const SlotId slot = all_.slots.SlotOf(id);
     if (p.life == Life::kRetired) {
       // A group of another size would round otherwise, so there is no going on without it.
-      if (config_.deterministic && device && all_.slots.Eligible(slot, Role::kActor)) missing = true;
+      if (config_.deterministic && device && all_.slots.Eligible(id, Role::kActor)) missing = true;
       why = "w" + std::to_string(id.value) + ": " + p.last_why;
       continue;
     }
     if (p.kind == facts_.options.side_kind()) side = true;
     if (device) ++devices;
-    if (device && all_.slots.Eligible(slot, Role::kActor)) actor = true;
-    if (device && all_.slots.Eligible(slot, Role::kRollout)) rollout = true;
+    if (device && all_.slots.Eligible(id, Role::kActor)) actor = true;
+    if (device && all_.slots.Eligible(id, Role::kRollout)) rollout = true;
   }
   if (!actor || missing) {
     all_.life.Fail("fleet_dead", "actor", {},

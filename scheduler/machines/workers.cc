@@ -23,8 +23,9 @@ std::string Workers::WhyNotWelcome(const event::WorkerJoined& e) const {
   if (place == nullptr || e.kind != place->kind) return "this run has no such worker place";
   if (place->ref.inc.valid()) return name + " is taken by " + ToString(place->ref);
   if (place->life == Life::kRetired) return name + " is retired: " + place->last_why;
-  if (e.kind == WorkerKind::kDevice && e.slot.valid() && e.slot != all_.slots.SlotOf(e.worker))
-    return "device worker i owns slot i";
+  const std::span<const SlotId> slots = all_.slots.SlotsOf(e.worker);
+  if (e.kind == WorkerKind::kDevice && e.slot.valid() && std::ranges::find(slots, e.slot) == slots.end())
+    return name + " has no slot " + std::to_string(e.slot.value);
   return "";
 }
 
@@ -77,11 +78,12 @@ bool Workers::Reattach(const event::WorkerJoined& e) {
   }
   all_.rollouts.Offered(e);
   all_.slots.Reattach(ref);
-  const SlotId slot = all_.slots.SlotOf(e.worker);
-  all_.trainer.Adopt(ref, slot, e);
-  // What was granted and never confirmed has no chunks: it is made an engine when it confirms.
-  const Pool::Slot& s = all_.slots.pool().slot(slot);
-  if (s.role == Role::kRollout && !s.t.valid()) all_.rollouts.Adopt(ref, slot, e);
+  for (const SlotId slot : all_.slots.SlotsOf(e.worker)) {
+    all_.trainer.Adopt(ref, slot, e);
+    // What was granted and never confirmed has no chunks: it is made an engine when it confirms.
+    const Pool::Slot& s = all_.slots.pool().slot(all_.slots.pool().GangOf(slot));
+    if (s.role == Role::kRollout && !s.t.valid()) all_.rollouts.Adopt(ref, slot, e);
+  }
   return true;
 }
 
@@ -100,7 +102,7 @@ void Workers::ReattachOver() {
 
 bool Workers::DevicesReattach() const {
   return std::ranges::any_of(reattaching_,
-                             [&](const WorkerId id) { return id.value < facts_.options.device_workers(); });
+                             [&](const WorkerId id) { return !all_.slots.SlotsOf(id).empty(); });
 }
 
 void Workers::Resume() {
@@ -108,11 +110,11 @@ void Workers::Resume() {
   const Pool& pool = all_.slots.pool();
   for (const auto& [id, facts] : std::map(state_.workers())) {
     if (facts.fenced) continue;
-    const bool device = id.value < facts_.options.device_workers();
     // A device that was released by a transition holds nothing; it may come back all the same.
-    const SlotId slot = all_.slots.SlotOf(id);
-    const bool whole = !device || (pool.Knows(slot) && (pool.slot(slot).phase == SlotPhase::kFree ||
-                                                        pool.slot(slot).holder == WorkerRef{id, facts.inc}));
+    const bool whole = std::ranges::all_of(all_.slots.SlotsOf(id), [&](SlotId part) {
+      const Pool::Slot& slot = pool.slot(pool.GangOf(part));
+      return slot.phase == SlotPhase::kFree || slot.gang.Find(part)->worker == WorkerRef{id, facts.inc};
+    });
     // A crash may come between the QUAR of a slot and the FENCE of the process that kept its memory.
     if (wait && whole && !facts.keeps_memory) {
       reattaching_.insert(id);
@@ -124,11 +126,9 @@ void Workers::Resume() {
 }
 
 void Workers::Start() {
-  const int64_t devices =
-      facts_.needs_rollout || all_.slots.Eligible({facts_.options.device_workers() - 1}, Role::kActor)
-          ? facts_.options.device_workers()
-          : config_.scheduler.actor_slots;
-  for (int64_t i = 0; i < devices; ++i) health_.Add({i}, WorkerKind::kDevice);
+  for (const auto& [id, slots] : facts_.layout.slots) {
+    if (facts_.needs_rollout || all_.slots.Eligible(id, Role::kActor)) health_.Add(id, WorkerKind::kDevice);
+  }
   if (facts_.needs_reward || facts_.environment) {
     for (int64_t i = 0; i < facts_.options.side_workers(); ++i)
       health_.Add(facts_.options.side_worker(i), facts_.options.side_kind());

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "scheduler/events.h"
-#include "scheduler/health.h"
+#include "scheduler/fleet/health.h"
 #include "scheduler/machines/machine.h"
 
 namespace tidepool::scheduler {

@@ -8,8 +8,9 @@
 #include "core/base/rng.h"
 #include "scheduler/checkpoint_policy.h"
 #include "scheduler/dispatcher.h"
+#include "scheduler/fleet/health.h"
+#include "scheduler/fleet/weight_roll.h"
 #include "scheduler/grading.h"
-#include "scheduler/health.h"
 #include "scheduler/live_cost.h"
 #include "scheduler/ordinal_set.h"
 #include "scheduler/repack.h"
@@ -17,7 +18,6 @@
 #include "scheduler/shutdown.h"
 #include "scheduler/version_graph.h"
 #include "scheduler/waits.h"
-#include "scheduler/weight_roll.h"
 
 namespace tidepool::scheduler {
 namespace {

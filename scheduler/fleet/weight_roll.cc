@@ -1,4 +1,4 @@
-#include "scheduler/weight_roll.h"
+#include "scheduler/fleet/weight_roll.h"
 
 #include <algorithm>
 

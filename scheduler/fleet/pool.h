@@ -13,8 +13,11 @@
 //
 // At most one transition takes slots that are held; slots that hold nothing join by transitions of their
 // own, so that a newcomer does not wait for somebody's drain. Slots outside a transition are not touched.
-// Every effect carries (slot, epoch); others are refused. The journal's view of a slot is RunState::slots();
-// this class adds the phase inside a transition. Not thread-safe.
+// What is held is a gang of slots (gang.h), nearly always of one: "slot" below is a gang, and each of its
+// parts has records, commands and waits of its own, under one epoch. A step of a transition is over when
+// every part has answered; a part that is lost takes the gang along. Every effect carries (slot, epoch);
+// others are refused. The journal's view of a slot is RunState::slots(); this class adds the phase inside a
+// transition. Not thread-safe.
 //
 // Deadlines (each a wait of WaitKind::kTransition): drain 10 s + 20 x the slot's step time; release 10 s +
 // bytes at 1 GB/s; grant 60 s + bytes at 0.1 of the rate of earlier loads. The floors are for machines with
@@ -25,11 +28,13 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
 #include "scheduler/events.h"
+#include "scheduler/fleet/gang.h"
 #include "scheduler/id_map.h"
 #include "scheduler/outbox.h"
 #include "scheduler/run_state.h"
@@ -63,7 +68,7 @@ class Pool {
     Role role = Role::kNone, next = Role::kNone;  // next: where the open transition leads
     Role owed = Role::kNone;                      // of a released slot after a rollback
     LeaseEpoch epoch{0};
-    WorkerRef holder;  // whose device it is now; inc invalid: nobody's
+    Gang gang;  // the slots behind it and their workers
     TransitionId t;
     double step_s = 0;             // of its engine, for deadlines
     TimePoint avoid_until, taken;  // failed to change hands / was last taken from rollout
@@ -73,6 +78,8 @@ class Pool {
     Role holds = Role::kNone, comes = Role::kNone;
     bool granted = false;
     bool changed = false;  // since TakeChanged()
+    // The worker that speaks for it; inc invalid: some part of it is nobody's.
+    [[nodiscard]] WorkerRef holder() const { return gang.leader(); }
   };
   struct Transition {
     std::vector<SlotId> slots;
@@ -88,12 +95,16 @@ class Pool {
   // A controller restart: rolls back what its predecessor had not committed, keeps what it had. With
   // `keep_holders` slots stay with their workers, which may re-attach (Reattached); else they are lost.
   void Recover(bool keep_holders);
-  void Add(SlotId id) { slots_[id]; }
+  void Add(const std::vector<SlotId>& gang);          // requires slots that no gang has yet
   void Attach(SlotId slot, const WorkerRef& worker);  // a device joined
   // Its worker is back after a controller restart: tells it again where its slot was in a transition.
   void Reattached(SlotId slot, TimePoint now);
-  // Its holder died: rolls back or closes an open transition; the slot is lost until a worker attaches.
+  // The worker of that slot died: rolls back or closes an open transition; its gang is lost until every part
+  // of it has a worker again.
   void Lost(SlotId slot, const std::string& why, TimePoint now);
+  // Live workers whose gang fell apart while it held something, since the last call. They are to be replaced:
+  // what they hold is a part of nothing.
+  std::vector<WorkerRef> TakeFenced() { return std::exchange(fenced_, {}); }
   // The run ends: closes what is open.
   void Abandon(const std::string& why, TimePoint now);
 
@@ -111,8 +122,10 @@ class Pool {
   enum class ReleaseOutcome : uint8_t { kRefused, kReleased, kQuarantined };
   ReleaseOutcome Released(const event::Released& e, TimePoint now);
   bool Granted(const event::Granted& e, TimePoint now);
-  void SetStepTime(SlotId slot, double step_s) { slots_[slot].step_s = step_s; }
+  void SetStepTime(SlotId slot, double step_s) { slots_.at(GangOf(slot)).step_s = step_s; }
 
+  // Gangs go by the id of their first slot; everything below takes and gives ids of gangs.
+  [[nodiscard]] SlotId GangOf(SlotId slot) const;
   [[nodiscard]] const Slot& slot(SlotId id) const { return slots_.at(id); }
   [[nodiscard]] bool Knows(SlotId id) const { return slots_.contains(id); }
   [[nodiscard]] bool Holds(SlotId id, Role role) const;
@@ -142,7 +155,10 @@ class Pool {
   [[nodiscard]] int64_t Need(Role role) const {
     return role == Role::kActor ? options_.need_bytes_actor : options_.need_bytes_rollout;
   }
-  void WaitFor(SlotId id, const Slot& s, const char* what, double limit_s, TimePoint now);
+  void WaitFor(const Gang::Member& m, const char* what, double limit_s, TimePoint now);
+  void WaitFor(const Slot& s, const char* what, double limit_s, TimePoint now);  // for every member
+  void TellRelease(Slot& s, Role next, TimePoint now);
+  void EndWaits(const Slot& s);
   [[nodiscard]] double DrainLimit(const Slot& s) const {
     return options_.drain_floor_s + options_.drain_steps * s.step_s;
   }
@@ -156,14 +172,20 @@ class Pool {
   void Leave(SlotId id, Slot& s, SlotPhase phase);  // out of any transition, holding nothing
   void Index(SlotId id, Slot& s);                   // after anything that moves this slot
   void Touch(SlotId id, Slot& s);                   // it is one of TakeChanged()
-  // (worker, slot, epoch) name a slot in `phase`; nullptr: refuse.
-  Slot* Expect(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase);
+  // (worker, slot, epoch) name a part of a gang in `phase` that owes an answer, which is taken; nullptr:
+  // refuse.
+  Slot* Answer(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase);
+  // A part of it is lost or kept its memory: the gang holds nothing any more.
+  void FallApart(SlotId id, Slot& s, SlotId part, SlotPhase phase, const std::string& why);
+  [[nodiscard]] bool Torn(const Slot& s) const;  // by the journal its parts do not hold one role
 
   PoolOptions options_;
   const RunState& state_;
   Outbox& out_;
   Waits& waits_;
-  IdMap<SlotId, Slot> slots_;
+  IdMap<SlotId, Slot> slots_;         // by gang
+  std::map<SlotId, SlotId> part_of_;  // slots that are not the first of their gang -> gang
+  std::vector<WorkerRef> fenced_;
   std::map<TransitionId, Transition> transitions_;  // open ones
   double switch_s_ = 0;
   // By role; asked for at every event, so not by a walk over all slots. A slot whose next role is none is

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/check.h"
-#include "scheduler/pool.h"
+#include "scheduler/fleet/pool.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -38,7 +38,7 @@ void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, do
   double limit = 0;
   for (const auto& [id, role] : roles) {
     Slot& s = slots_.at(id);
-    TP_CHECK(s.holder.inc.valid() && !s.t.valid() &&
+    TP_CHECK(s.holder().inc.valid() && !s.t.valid() &&
              (s.phase == SlotPhase::kFree || s.phase == SlotPhase::kHeld || s.phase == SlotPhase::kReleased))
         << "slot " << id.value << " is " << Name(s.phase);
     TP_CHECK(s.phase != SlotPhase::kHeld || s.role != role) << "slot " << id.value << " holds " << Name(role);
@@ -48,7 +48,7 @@ void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, do
       if (s.role == Role::kRollout) s.taken = now;
     }
     s.epoch = {s.epoch.value + 1};
-    plan.push_back({id, s.role, role, s.epoch});
+    for (const Gang::Member& m : s.gang.members()) plan.push_back({m.slot, s.role, role, s.epoch});
     open.slots.push_back(id);
     // Time for a rollback is inside the promise: whoever waits for its end waits for one of the two.
     limit = std::max(limit, DrainLimit(s) + ReleaseLimit(role) + GrantLimit(role));
@@ -56,19 +56,20 @@ void Pool::Begin(const std::map<SlotId, Role>& roles, const std::string& why, do
   out_.Record(
       record::TransitionBegin{t, plan, std::llround(1000 * limit), why, std::llround(1000 * dwell_s)});
   transitions_[t] = std::move(open);
-  for (const record::SlotPlan& p : plan) {
-    Slot& s = slots_.at(p.slot);
+  for (const auto& [id, role] : roles) {
+    Slot& s = slots_.at(id);
     s.t = t;
-    s.next = p.to;
+    s.next = role;
     s.owed = Role::kNone;
     if (s.phase == SlotPhase::kHeld) {
       s.phase = SlotPhase::kDraining;
-      out_.Do(command::Drain{s.holder, p.slot, s.epoch});
-      WaitFor(p.slot, s, "drain", DrainLimit(s), now);
+      s.gang.Ask();
+      for (const Gang::Member& m : s.gang.members()) out_.Do(command::Drain{m.worker, m.slot, s.epoch});
+      WaitFor(s, "drain", DrainLimit(s), now);
     } else {
       s.phase = SlotPhase::kReleased;
     }
-    Index(p.slot, s);
+    Index(id, s);
   }
   CommitIfAll(t, now);
 }
@@ -89,13 +90,15 @@ void Pool::CommitIfAll(TransitionId t, TimePoint now) {
 }
 
 void Pool::Grant(SlotId id, Slot& s, TimePoint now) {
-  out_.Record(record::Grant{id, s.next, s.epoch, s.holder});
+  s.gang.Ask();
+  for (const Gang::Member& m : s.gang.members())
+    out_.Record(record::Grant{m.slot, s.next, s.epoch, m.worker});
   s.phase = SlotPhase::kGranting;
   ++generation_;
   s.role = s.next;
   Index(id, s);
-  out_.Do(command::Grant{s.holder, id, s.epoch, s.next});
-  WaitFor(id, s, "grant", GrantLimit(s.next), now);
+  for (const Gang::Member& m : s.gang.members()) out_.Do(command::Grant{m.worker, m.slot, s.epoch, s.next});
+  WaitFor(s, "grant", GrantLimit(s.next), now);
 }
 
 void Pool::GrantBack(SlotId slot, TimePoint now) {
@@ -135,7 +138,7 @@ void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
     const Role old = s.role;
     if (old == Role::kNone) continue;  // it held nothing before
     s.epoch = {s.epoch.value + 1};
-    plan.push_back({id, s.next, old, s.epoch});
+    for (const Gang::Member& m : s.gang.members()) plan.push_back({m.slot, s.next, old, s.epoch});
   }
   out_.Record(record::TransitionRolledBack{t, why, plan});
   for (const SlotId id : open.slots) {
@@ -144,17 +147,18 @@ void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
     s.t = {};
     s.next = Role::kNone;
     s.taken = {};
-    waits_.End({WaitKind::kTransition, id.value});
+    EndWaits(s);
     switch (s.phase) {
       case SlotPhase::kDraining:
         s.phase = SlotPhase::kGranting;
-        out_.Do(command::Grant{s.holder, id, s.epoch, old});
-        WaitFor(id, s, "resume", GrantLimit(old), now);
+        s.gang.Ask();
+        for (const Gang::Member& m : s.gang.members())
+          out_.Do(command::Grant{m.worker, m.slot, s.epoch, old});
+        WaitFor(s, "resume", GrantLimit(old), now);
         break;
       case SlotPhase::kReleasing:  // asked again under the new epoch: what it answers is the same
         s.owed = old;
-        out_.Do(command::Release{s.holder, id, s.epoch, Need(old)});
-        WaitFor(id, s, "release", ReleaseLimit(old), now);
+        TellRelease(s, old, now);
         break;
       case SlotPhase::kReleased:
         if (old == Role::kNone) {
@@ -173,7 +177,7 @@ void Pool::RollBack(TransitionId t, const std::string& why, TimePoint now) {
 }
 
 bool Pool::DrainTimedOut(SlotId slot, const std::string& why, TimePoint now) {
-  Slot& s = slots_.at(slot);
+  Slot& s = slots_.at(GangOf(slot));
   if (s.phase != SlotPhase::kDraining || !s.t.valid()) return false;
   s.avoid_until =
       now + FromSeconds(std::min(

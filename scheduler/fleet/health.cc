@@ -1,4 +1,4 @@
-#include "scheduler/health.h"
+#include "scheduler/fleet/health.h"
 
 #include <algorithm>
 #include <cmath>
