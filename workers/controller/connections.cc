@@ -61,6 +61,8 @@ std::string ControllerProcess::PlaceName(int64_t place) const {
 void ControllerProcess::CheckChildren() {
   for (const Ended& ended : launcher_.Reap()) {
     if (joined_.contains(ended.place)) {
+      if (pid_of_[ended.place] != ended.pid)
+        continue;  // it found its place taken by a process that came back
       attachments_->Fence(ended.place, ended.why);
       Lose(ended.place, inc_of_[ended.place], ended.why, /*by_exit=*/true);
       continue;
@@ -98,12 +100,7 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.model_dir = request_.model_dir;
   w.run_clock_ns = Now().since_start.count();
   attachments_->Welcome(place, std::move(w));
-  // What was adopted goes on here with what this process has of it.
-  for (const up::OfferedAttempt& a : std::exchange(offered_[place], {})) {
-    if (!controller_->Expects({c.worker, c.inc}, a.tid, a.att)) continue;
-    const StoredSample& s = samples_.Get(a.tid, a.att);
-    attachments_->Send(place, down::Resend{a.tid, a.att, s.tokens.size()});
-  }
+  intake_->Adopt({c.worker, c.inc}, std::exchange(offered_[place], {}));
 }
 
 void ControllerProcess::Do(const cmd::RefuseWorker& c) {
@@ -143,23 +140,12 @@ void ControllerProcess::OnArrived(Attachments::Arrived& e) {
   const int64_t place = e.place;
   joined_.insert(place);
   lost_.erase(place);
+  pid_of_[place] = e.hello.pid;
   weights_address_[place] = e.hello.weights_address;
   if (fragments_ != nullptr && !e.hello.environment_address.empty()) {
     environment_of_[place] = {e.hello.environment_address, e.hello.environment_token};
   }
-  ev::WorkerJoined joined;
-  joined.worker = {place};
-  joined.name = PlaceName(place);
-  joined.kind = e.hello.kind;
-  if (e.hello.kind == scheduler::WorkerKind::kDevice) joined.slot = {place};
-  joined.device_bytes = e.hello.device_bytes;
-  joined.restored_inc = e.hello.inc;
-  joined.holds = e.offer.holds;
-  joined.holds_digest = e.offer.holds_digest;
-  joined.state_step = e.offer.state_step;
-  joined.state_digest = e.offer.state_digest;
-  for (const up::OfferedAttempt& a : e.offer.attempts)
-    joined.held.push_back({a.tid, a.att, a.tokens, a.oldest, a.newest});
+  auto joined = JoinedBy(e, PlaceName(place));
   offered_[place] = std::move(e.offer.attempts);
   Feed(std::move(joined));
 }
@@ -178,7 +164,10 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                          ev::EngineSample{b.kv_usage, b.running, b.waiting, 0, b.step_s, b.decode_s};
                    Feed(std::move(beat));
                  },
-                 [&](up::StepTokens& b) { OnTokens(worker, b); },
+                 [&](up::StepTokens& b) {
+                   metrics_->OnTokens(b, Now());
+                   intake_->Take(worker, b);
+                 },
                  [&](up::Graded& b) {
                    metrics_->OnGraded(b);
                    b.grader = worker;
@@ -208,53 +197,6 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  },
              },
              e.body);
-}
-
-void ControllerProcess::OnTokens(const WorkerRef& worker, up::StepTokens& step) {
-  metrics_->OnTokens(step, Now());
-  for (up::ChunkDelta& c : step.chunks) {
-    const EncodedRow* row = samples_.FindRow(c.tid);
-    if (row == nullptr) continue;  // cancelled meanwhile
-    // Taken back from this worker: its tokens would come twice.
-    const bool expected = controller_->Expects(worker, c.tid, c.att);
-    if (expected && !Continues(worker, c)) continue;
-    const int64_t n = expected ? c.tokens.size() : 0;
-    std::string why = std::move(c.why);
-    ev::ChunkEnd end = c.end;
-    bool ended = c.ended;
-    if (n > 0) {
-      const Status sound = fragments_ != nullptr ? fragments_->Check(c.tokens)
-                                                 : c.tokens.CheckSampled(rows_->tokenizer().vocab_size());
-      if (sound.ok()) {
-        const Version version = c.tokens.versions.back().first;
-        StoredSample& s = samples_.Get(c.tid, c.att);
-        s.tokens.Append(c.tokens);
-        Feed(ev::ChunkProgress{worker, c.tid, c.att, n, version});
-      } else {
-        ended = true;
-        end = ev::ChunkEnd::kDataError;
-        why = sound.message();
-      }
-    }
-    if (!ended) continue;
-    if (!controller_->Expects(worker, c.tid, c.att)) {
-      Feed(ev::ChunkFinished{worker, c.tid, c.att, end, std::move(why)});
-      continue;
-    }
-    StoredSample& s = samples_.Get(c.tid, c.att);
-    s.tokens.finish = end == ev::ChunkEnd::kLength ? sample::Finish::kLength
-                      : end == ev::ChunkEnd::kStop ? sample::Finish::kStop
-                                                   : sample::Finish::kEos;
-    Feed(ev::ChunkFinished{worker, c.tid, c.att, end, std::move(why)});
-  }
-}
-
-// Whether the delta begins where the record of its attempt ends. One that begins earlier is here already;
-// before one that begins later something is missing, and the worker is asked for it.
-bool ControllerProcess::Continues(const WorkerRef& worker, const up::ChunkDelta& delta) {
-  const int64_t have = samples_.Get(delta.tid, delta.att).tokens.size();
-  if (delta.from > have) attachments_->Send(worker.worker.value, down::Resend{delta.tid, delta.att, have});
-  return delta.from == have;
 }
 
 }  // namespace tidepool::workers

@@ -81,6 +81,18 @@ Status ControllerProcess::Open() {
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
   TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir, files_));
+  TokenIntake::Ends ends;
+  ends.expects = [this](const WorkerRef& worker, const SampleId& tid, int32_t att) {
+    return controller_->Expects(worker, tid, att);
+  };
+  ends.have_row = [this](const SampleId& tid) { return EnsureRow(tid); };
+  ends.check = [this](const sample::Segment& made) {
+    return fragments_ != nullptr ? fragments_->Check(made)
+                                 : made.CheckSampled(rows_->tokenizer().vocab_size());
+  };
+  ends.feed = [this](scheduler::Event event) { Feed(std::move(event)); };
+  ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
+  intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
   turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
   TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
   shared_memory_ = SharedBlock::FolderOf(request_.run_id, tokens.Token(CallerRole::kDevice));

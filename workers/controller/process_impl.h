@@ -38,6 +38,7 @@
 #include "workers/controller/run_metrics.h"
 #include "workers/controller/run_storage.h"
 #include "workers/controller/sample_store.h"
+#include "workers/controller/token_intake.h"
 #include "workers/controller/turns.h"
 #include "workers/net/hub.h"
 #include "workers/net/mailbox.h"
@@ -112,8 +113,6 @@ class ControllerProcess {
   void OnAttachment(Attachments::Event& event);
   void OnArrived(Attachments::Arrived& e);
   void OnMessage(Attachments::Message& e);
-  void OnTokens(const WorkerRef& worker, up::StepTokens& step);
-  bool Continues(const WorkerRef& worker, const up::ChunkDelta& delta);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
     const int64_t place = worker.worker.value;
@@ -191,6 +190,7 @@ class ControllerProcess {
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;
+  std::unique_ptr<TokenIntake> intake_;
   std::unique_ptr<Turns> turns_;
   bool environment_ = false;              // samples are episodes of several turns
   std::unique_ptr<Fragments> fragments_;  // of a policy of control tasks
@@ -232,8 +232,9 @@ class ControllerProcess {
   std::map<int64_t, std::vector<up::OfferedAttempt>> offered_;  // until Welcome
   std::map<int64_t, std::string> weights_address_;
   std::map<int64_t, Incarnation> inc_of_;
-  std::map<int64_t, Role> granted_;  // by place, the last
-  std::set<int64_t> lost_;           // given up, process not yet reaped
+  std::map<int64_t, int64_t> pid_of_;  // of the process that joined last
+  std::map<int64_t, Role> granted_;    // by place, the last
+  std::set<int64_t> lost_;             // given up, process not yet reaped
   struct GatheredStep {
     int64_t lease = -1;
     std::shared_ptr<std::vector<BatchRow>> rows;

@@ -1,5 +1,7 @@
 #include "workers/device/device_worker.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -49,6 +51,7 @@ class DeviceWorker {
     link.hello.run_id = options_.run_id;
     link.hello.place = options_.place;
     link.hello.kind = scheduler::WorkerKind::kDevice;
+    link.hello.pid = getpid();
     link.hello.device_bytes = MachineMemory();
     link.hello.weights_address = weights_server_->address();
     TP_ASSIGN_OR_RETURN(

@@ -75,7 +75,7 @@ TP_FIELDS(WriteCheckpoint, v("ckpt", r.ckpt); v("step", r.step);)
 namespace tidepool::workers {
 
 namespace up {
-TP_FIELDS(Hello, v("run_id", r.run_id, kWords); v("place", r.place); v("kind", r.kind);
+TP_FIELDS(Hello, v("run_id", r.run_id, kWords); v("place", r.place); v("kind", r.kind); v("pid", r.pid);
           v("device_bytes", r.device_bytes); v("weights_address", r.weights_address, kWords);
           v("process", r.process); v("ctl_epoch", r.ctl_epoch); v("inc", r.inc); v("received", r.received);
           v("environment_address", r.environment_address, kWords);

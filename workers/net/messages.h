@@ -33,6 +33,7 @@ struct Hello {
   std::string run_id;  // of the run to join
   int64_t place = -1;  // of workers; -1: any free one
   scheduler::WorkerKind kind = scheduler::WorkerKind::kDevice;
+  int64_t pid = 0;
   int64_t device_bytes = 0;     // memory of the device
   std::string weights_address;  // of this worker's Weights service; empty: none
   uint64_t process = 0;         // drawn by the process when it begins

@@ -1,6 +1,7 @@
 #include "workers/side/side_worker.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -26,6 +27,7 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     link.hello.run_id = options.run_id;
     link.hello.place = options.place;
     link.hello.kind = kind;
+    link.hello.pid = getpid();
     TP_RETURN_IF_ERROR(BeforeAttach(link.hello));
     TP_ASSIGN_OR_RETURN(
         link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));

@@ -1,0 +1,408 @@
+#include "tests/workers/net/sim_controller.h"
+
+#include "core/base/check.h"
+
+namespace tidepool::workers {
+
+namespace cmd = scheduler::command;
+namespace ev = scheduler::event;
+
+SimController::SimController(const scheduler::ControllerOptions& options, SimNetwork* network,
+                             ModelWorld* world, StoredFiles* files)
+    : options_(options),
+      network_(network),
+      world_(world),
+      files_(files),
+      life_(network->life),
+      wire_(network, life_),
+      intake_(samples_, {.expects = [this](const WorkerRef& w, const SampleId& tid,
+                                           int32_t att) { return controller_->Expects(w, tid, att); },
+                         .have_row =
+                             [this](const SampleId& tid) {
+                               EnsureRow(tid);
+                               return true;
+                             },
+                         .check = [](const sample::Segment& made) { return made.CheckSampled(1 << 30); },
+                         .feed = [this](scheduler::Event event) { Feed(std::move(event)); },
+                         .ask =
+                             [this](const WorkerRef& w, down::Resend what) {
+                               ++asked_again;
+                               Send(w, std::move(what));
+                             }}) {
+  auto created = scheduler::Controller::Create(options, files->journal);
+  TP_CHECK(created.ok()) << created.status().ToString();
+  controller_ = std::move(*created);
+  AttachmentOptions attachments;
+  attachments.ctl_epoch = life_;
+  attachments.device_places = options.device_workers();
+  attachments.side_places = options.side_workers();
+  attachments.lost_after = FromSeconds(LostAfterSeconds(network->lease_s));
+  attachments_ = std::make_unique<Attachments>(attachments, &wire_);
+  world->rows = [this](int64_t lease, StepNumber step) -> StatusOr<std::vector<BatchRow>> {
+    if (lease != lease_ || step != lease_step_) return NotFound("the lease is not open");
+    return rows_;
+  };
+}
+
+SimController::~SimController() { *lives_ = false; }
+
+void SimController::Begin() {
+  clock_.Start(LoopClock::Source::time_point(network_->now.since_start));
+  Feed(ev::Started{});
+  Execute();
+}
+
+void SimController::Die() {
+  auto arrived = network_->faults.Below(4);
+  for (Batch& batch : waiting_) {
+    if (arrived-- <= 0) break;
+    // Of the last one, perhaps not all.
+    const auto n =
+        arrived > 0
+            ? batch.records.size()
+            : static_cast<size_t>(network_->faults.Below(static_cast<int64_t>(batch.records.size()) + 1));
+    for (size_t i = 0; i < n; ++i) {
+      batch.records[i].lsn = {static_cast<int64_t>(files_->journal.size())};
+      files_->journal.push_back(batch.records[i]);
+    }
+    if (n < batch.records.size()) break;
+  }
+  world_->rows = [](int64_t, StepNumber) -> StatusOr<std::vector<BatchRow>> {
+    return Unavailable("no controller");
+  };
+}
+
+void SimController::Later(double s, std::function<void()> what) {
+  network_->At(s, [this, lives = lives_, what = std::move(what)] {
+    if (!*lives || exit_code) return;
+    what();
+    Execute();
+  });
+}
+
+std::string SimController::Describe() const {
+  const scheduler::ControllerView v = controller_->View();
+  std::string out = v.phase + " step " + std::to_string(v.step.value) + " open " +
+                    std::to_string(v.open_groups) + " running " + std::to_string(v.running) + " awaiting " +
+                    std::to_string(v.awaiting) + " queued " + std::to_string(v.queued) + " leased " +
+                    std::to_string(v.leased) + " in flight " + std::to_string(v.in_flight) + " joined";
+  for (const int64_t place : joined_) out += " " + std::to_string(place);
+  for (const auto& p : network_->processes) {
+    out += "\n  process of place " + std::to_string(p->place) + " inc " +
+           std::to_string(p->machine.inc().value) + (p->machine.CanStep() ? " can step" : " cannot step") +
+           (p->session.MayServe(network_->now) ? "" : ", may not") + ", role " + Name(p->machine.role()) +
+           ", unacknowledged " + std::to_string(p->session.unacknowledged());
+    for (const auto& [place, inc] : inc_of_) {
+      if (place != p->place) continue;
+      for (const auto& [key, made] : world_->made) {
+        if (controller_->Expects({{place}, inc}, key.first, key.second))
+          out += "\n    " + ToString(key.first) + " is expected of it, attempt " + std::to_string(key.second);
+      }
+    }
+  }
+  for (const std::string& line : said_) out += "\n  " + line;
+  return out;
+}
+
+// --- decisions and their effects, as process.cc has them
+
+void SimController::Feed(scheduler::Event event) {
+  for (scheduler::Command& c : controller_->Handle(event, Now())) {
+    if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) inc_of_[welcome->worker.value] = welcome->inc;
+    todo_.push_back(std::move(c));
+  }
+}
+
+void SimController::Execute() {
+  while (!todo_.empty() && !exit_code) {
+    Batch batch;
+    batch.commands.swap(todo_);
+    for (const scheduler::Command& c : batch.commands) {
+      if (const auto* append = std::get_if<cmd::Append>(&c)) {
+        batch.records.push_back({.lsn = {},
+                                 .ctl_epoch = static_cast<uint32_t>(life_),
+                                 .mono_ns = static_cast<uint64_t>(Now().since_start.count()),
+                                 .record = append->record});
+      }
+    }
+    if (batch.records.empty() && waiting_.empty()) {
+      CarryOut(batch);
+    } else {
+      waiting_.push_back(std::move(batch));
+    }
+  }
+  if (waiting_.empty()) {
+    attachments_->Acknowledge(attachments_->Taken());
+  } else {
+    waiting_.back().taken = attachments_->Taken();
+    Write();
+  }
+}
+
+void SimController::Write() {
+  if (std::exchange(writing_, true)) return;
+  const double takes = network_->faults.Chance(0.02) ? network_->faults.Uniform() * 2 : 0.003;
+  Later(takes, [this] {
+    writing_ = false;
+    Batch batch = std::move(waiting_.front());
+    waiting_.pop_front();
+    for (JournalEntry& entry : batch.records) {
+      entry.lsn = {static_cast<int64_t>(files_->journal.size())};
+      files_->journal.push_back(std::move(entry));
+    }
+    CarryOut(batch);
+  });
+}
+
+// --- workers, as connections.cc has them
+
+void SimController::On(HubEvent event) {
+  for (Attachments::Event& e : attachments_->On(std::move(event), Now())) OnAttachment(e);
+  Execute();
+}
+
+void SimController::Tick() {
+  for (Attachments::Event& e : attachments_->Tick(Now())) OnAttachment(e);
+  Feed(ev::Tick{});
+  Execute();
+  attachments_->Renew();
+}
+
+void SimController::OnAttachment(Attachments::Event& event) {
+  if (auto* arrived = std::get_if<Attachments::Arrived>(&event)) {
+    const int64_t place = arrived->place;
+    joined_.insert(place);
+    lost_.erase(place);
+    process_of_[place] = arrived->hello.process;
+    auto joined = JoinedBy(*arrived, "w" + std::to_string(place));
+    offered_[place] = std::move(arrived->offer.attempts);
+    Feed(std::move(joined));
+  } else if (auto* message = std::get_if<Attachments::Message>(&event)) {
+    OnMessage(*message);
+  } else if (auto* lost = std::get_if<Attachments::Lost>(&event)) {
+    Lose(lost->place, lost->inc, lost->why, /*by_exit=*/false);
+  } else {
+    Wrong("a living controller was superseded");
+  }
+}
+
+void SimController::Lose(int64_t place, Incarnation inc, const std::string& reason, bool by_exit) {
+  Forget(place);
+  if (!by_exit) lost_.insert(place);
+  Feed(ev::WorkerLost{{{place}, inc}, reason, by_exit});
+}
+
+void SimController::Exited(int64_t place, uint64_t process) {
+  if (joined_.contains(place) && process_of_[place] == process) {
+    attachments_->Fence(place, "it ended");
+    Lose(place, inc_of_[place], "it ended", /*by_exit=*/true);
+  } else if (!joined_.contains(place)) {
+    attachments_->Fence(place, "it ended");
+    if (!lost_.contains(place)) Feed(ev::WorkerStartFailed{{place}, "it ended"});
+    lost_.erase(place);
+  }
+  Execute();
+}
+
+void SimController::OnMessage(Attachments::Message& e) {
+  const WorkerRef worker{{e.place}, e.inc};
+  const auto feed = [&](auto event) {
+    event.worker = worker;
+    Feed(std::move(event));
+  };
+  std::visit(
+      [&](auto& b) {
+        using B = std::remove_cvref_t<decltype(b)>;
+        if constexpr (std::is_same_v<B, up::StepTokens>) {
+          intake_.Take(worker, b);
+        } else if constexpr (std::is_same_v<B, up::Heartbeat>) {
+          feed(ev::Heartbeat{{}, std::nullopt, std::move(b.op), b.op_seq});
+        } else if constexpr (std::is_same_v<B, up::Graded>) {
+          b.grader = worker;
+          Feed(ev::Graded(b));
+        } else if constexpr (std::is_same_v<B, up::Loaded>) {
+          feed(ev::Loaded(b));
+        } else if constexpr (std::is_same_v<B, up::TrainDone>) {
+          feed(ev::TrainDone(b));
+        } else if constexpr (std::is_same_v<B, up::CheckpointFiles>) {
+          Later(0.05, [this, b] {
+            if (!pending_.contains(b.ckpt)) return;
+            files_->checkpoints[b.ckpt] = pending_[b.ckpt];
+            const auto step = StepNumber{std::stoll(pending_[b.ckpt])};
+            Feed(ev::CheckpointWritten{b.ckpt, step, Mix64(b.weights_digest), b.weights_digest});
+          });
+        } else if constexpr (std::is_same_v<B, up::FinalSaved>) {
+          Feed(b);
+        } else if constexpr (requires { b.worker; }) {
+          feed(std::move(b));
+        } else {
+          Wrong("a message that nobody here sends");
+        }
+      },
+      e.body);
+}
+
+// --- samples
+
+void SimController::EnsureRow(const SampleId& tid) {
+  if (samples_.FindRow(tid) != nullptr) return;
+  EncodedRow row;
+  row.prompt.assign(5, static_cast<int32_t>(tid.ordinal));
+  samples_.PutRow(tid.ordinal, tid.is_eval(), std::move(row));
+}
+
+StatusOr<sample::Trajectory> SimController::Recorded(const SampleId& tid) {
+  const record::Enq* enq = controller_->FindPayload(tid);
+  if (enq == nullptr) return NotFound("no payload");
+  const auto it = files_->payload.find({tid, enq->att});
+  if (it == files_->payload.end()) return NotFound("ENQ without bytes on disk");
+  if (sample::Digest(it->second) != enq->digest) return DataLoss("not the bytes that ENQ names");
+  return it->second;
+}
+
+// --- commands
+
+struct SimController::Do {
+  SimController& s;
+
+  template <typename C>
+  requires kToWorker<C>
+  void operator()(const C& c) { s.Send(c.worker, c); }
+
+  void operator()(const cmd::Append&) {}
+  void operator()(const cmd::StartWorker& c) {
+    const int64_t place = c.worker.value;
+    s.Later(Seconds(c.delay) + 0.1 + s.network_->rng.Uniform(), [&s = s, place] {
+      s.children_[place] = s.network_->StartProcess(s.world_, place, place < s.options_.device_workers());
+    });
+  }
+  void operator()(const cmd::KillWorker& c) {
+    const int64_t place = c.worker.worker.value;
+    if (const auto it = s.children_.find(place); it != s.children_.end()) s.network_->End(it->second);
+    if (s.joined_.contains(place)) {
+      s.Forget(place);
+      s.lost_.insert(place);
+    }
+    s.attachments_->Fence(place, c.why);
+  }
+  void operator()(const cmd::Welcome& c) {
+    const int64_t place = c.worker.value;
+    if (s.inc_of_[place] != c.inc) return;
+    down::Welcome w;
+    w.inc = c.inc;
+    w.place = place;
+    w.slot = place < s.options_.device_workers() ? SlotId{place} : SlotId{};
+    w.lease_s = s.network_->lease_s;
+    s.attachments_->Welcome(place, std::move(w));
+    const auto before = s.asked_again;
+    s.intake_.Adopt({c.worker, c.inc}, std::exchange(s.offered_[place], {}));
+    s.adopted += std::exchange(s.asked_again, before) - before;
+  }
+  void operator()(const cmd::RefuseWorker& c) {
+    s.attachments_->Refuse(c.worker.value, c.why);
+    s.Forget(c.worker.value);
+  }
+  void operator()(const cmd::PrepareRow& c) {
+    s.EnsureRow({c.ordinal, c.issue, 0});
+    s.Feed(ev::RowReady{c.ordinal, c.issue, 5});
+  }
+  void operator()(const cmd::StartChunk& c) {
+    s.EnsureRow(c.tid);
+    down::StartChunk m;
+    m.slot = c.slot;
+    m.epoch = c.epoch;
+    m.tid = c.tid;
+    m.att = c.att;
+    m.gid = c.gid;
+    m.version = c.v;
+    m.prompt = s.samples_.FindRow(c.tid)->prompt;
+    m.generated = s.samples_.Get(c.tid, c.att).tokens.Ids();
+    if (static_cast<int64_t>(m.generated.size()) != c.generated)
+      s.Wrong(ToString(c.tid) + " has another number of tokens than the scheduler thinks");
+    m.chunk_tokens = c.chunk_tokens;
+    m.max_new_tokens = c.max_new_tokens;
+    m.greedy = c.tid.is_eval();
+    s.Send(c.worker, std::move(m));
+  }
+  void operator()(const cmd::StorePayload& c) {
+    s.EnsureRow(c.tid);
+    const sample::Trajectory t = s.samples_.Finished(c.tid);
+    if (!s.world_->made[{c.tid, c.att}].contains(t.Ids()))
+      s.Wrong("what is stored of " + ToString(c.tid) + " is not what a worker generated");
+    s.Later(0.005, [&s = s, t] {
+      s.files_->payload[{t.tid, t.att}] = t;
+      ev::PayloadStored stored{t.tid, t.att, t.prompt_size(), t.size(), sample::Digest(t),
+                               0,     0,     t.size(),        {}};
+      for (const auto& [version, tokens] : t.VersionsWithLoss()) stored.versions.push_back({version, tokens});
+      s.Feed(std::move(stored));
+    });
+  }
+  void operator()(const cmd::DiscardTokens& c) {
+    s.samples_.Drop(c.tid);
+    if (c.tid.is_eval() || c.tid.sample == 0) s.samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
+  }
+  void operator()(const cmd::EnvStep&) { s.Wrong("a turn without environments"); }
+  void operator()(const cmd::AppendObservation&) { s.Wrong("an observation without environments"); }
+  void operator()(const cmd::Grade& c) {
+    down::Grade m;
+    m.tid = c.tid;
+    m.att = c.att;
+    s.Send(c.grader, std::move(m));
+  }
+  void operator()(const cmd::RestoreState& c) {
+    s.Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? s.files_->checkpoints[c.ckpt] : ""});
+  }
+  void operator()(const cmd::FetchState&) { s.Wrong("one trainer has no peer"); }
+  void operator()(const cmd::FormGroup&) { s.Wrong("one trainer makes no group"); }
+  void operator()(const cmd::Load& c) {
+    s.Send(c.worker, down::Load{c, "", c.worker.worker == c.from.worker});
+  }
+  void operator()(const cmd::Train& c) {
+    std::vector<BatchRow> rows;
+    for (const auto& group : c.share->groups) {
+      for (const SampleId& tid : group) {
+        auto t = s.Recorded(tid);
+        if (!t.ok()) return s.Wrong("training " + ToString(tid) + ": " + t.status().message());
+        rows.push_back({.gid = {tid.ordinal}, .trajectory = *std::move(t)});
+      }
+    }
+    s.rows_ = std::move(rows);
+    s.lease_ = c.lease;
+    s.lease_step_ = c.step;
+    down::Train m{.slot = c.slot, .epoch = c.epoch, .lease = c.lease, .step = c.step, .v = c.v};
+    m.rows = c.total_rows;
+    s.Send(c.worker, std::move(m));
+  }
+  void operator()(const cmd::WriteCheckpoint& c) {
+    // As temporary names do, the folder's carries the epoch.
+    s.pending_[c.ckpt] = std::to_string(c.step.value) + "-" + std::to_string(s.life_);
+    s.Send(c.worker, down::WriteCheckpoint{c, s.pending_[c.ckpt]});
+  }
+  void operator()(const cmd::VerifyCheckpoint& c) {
+    s.Later(0.02, [&s = s, c] {
+      s.Feed(ev::CheckpointVerified{c.ckpt, s.files_->checkpoints.contains(c.ckpt) ? "" : "missing"});
+    });
+  }
+  void operator()(const cmd::DeleteCheckpoint& c) { s.files_->checkpoints.erase(c.ckpt); }
+  void operator()(const cmd::SaveFinal& c) { s.Send(c.worker, down::SaveFinal{"final"}); }
+  void operator()(const cmd::StepReport&) {}
+  void operator()(const cmd::EvalReport&) {}
+  void operator()(const cmd::Warn& c) {
+    s.said_.push_back(std::to_string(Seconds(s.network_->now.since_start)) + " s " + c.line);
+    if (s.said_.size() > 12) s.said_.pop_front();
+  }
+  void operator()(const cmd::Finish& c) {
+    s.exit_code = c.code;
+    s.why = c.why;
+  }
+};
+
+void SimController::CarryOut(Batch& batch) {
+  attachments_->Acknowledge(batch.taken);
+  for (const scheduler::Command& c : batch.commands) {
+    std::visit(Do{*this}, c);
+    if (exit_code) return;
+  }
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,107 @@
+#pragma once
+// One life of a controller process on the simulated network: the real scheduler::Controller, Attachments,
+// SampleStore and TokenIntake; files are maps, a write takes virtual time. What is on the disk (SimDisk)
+// outlives it.
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "scheduler/controller.h"
+#include "tests/workers/net/sim_network.h"
+#include "workers/controller/loop_clock.h"
+#include "workers/controller/token_intake.h"
+
+namespace tidepool::workers {
+
+struct StoredFiles {
+  std::vector<JournalEntry> journal;
+  std::map<std::pair<SampleId, int32_t>, sample::Trajectory> payload;
+  std::map<int64_t, std::string> checkpoints;  // committed ones: id -> folder
+};
+
+class SimController {
+ public:
+  SimController(const scheduler::ControllerOptions& options, SimNetwork* network, ModelWorld* world,
+                StoredFiles* files);
+  ~SimController();
+
+  void Begin();
+  void On(HubEvent event);
+  void Tick();
+  void Exited(int64_t place, uint64_t process);  // a process that this life began
+  // It dies: some of what was on its way to the disk has arrived.
+  void Die();
+
+  std::optional<int> exit_code;
+  std::string why, wrong;  // the first thing that may not happen
+  int64_t adopted = 0, asked_again = 0;
+  [[nodiscard]] std::string Describe() const;
+
+ private:
+  template <typename C>
+  static constexpr bool kToWorker = std::is_constructible_v<ToWorkerBody, const C&>;
+
+  struct Batch {
+    std::vector<JournalEntry> records;
+    std::vector<scheduler::Command> commands;
+    Attachments::Snapshot taken;
+  };
+  struct Do;
+  void Feed(scheduler::Event event);
+  void Execute();
+  void CarryOut(Batch& batch);
+  void Write();
+  void Later(double s, std::function<void()> what);  // nothing, if it has died by then
+  void OnAttachment(Attachments::Event& event);
+  void OnMessage(Attachments::Message& e);
+  void Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit);
+  void Forget(int64_t place) { joined_.erase(place), offered_.erase(place); }
+  void EnsureRow(const SampleId& tid);
+  StatusOr<sample::Trajectory> Recorded(const SampleId& tid);
+  template <typename Body>
+  void Send(const WorkerRef& worker, Body body) {
+    if (joined_.contains(worker.worker.value) && inc_of_[worker.worker.value] == worker.inc)
+      attachments_->Send(worker.worker.value, std::move(body));
+  }
+  // Stands still while this process is paused, as the real one's does.
+  TimePoint Now() { return clock_.At(LoopClock::Source::time_point(network_->now.since_start)); }
+  void Wrong(const std::string& what) {
+    if (wrong.empty()) wrong = what;
+  }
+
+  const scheduler::ControllerOptions options_;
+  SimNetwork* network_;
+  ModelWorld* world_;
+  StoredFiles* files_;
+  const int64_t life_;
+  const std::shared_ptr<bool> lives_ = std::make_shared<bool>(true);
+  LoopClock clock_;
+  SimNetwork::Wire wire_;
+  std::unique_ptr<scheduler::Controller> controller_;
+  std::unique_ptr<Attachments> attachments_;
+  SampleStore samples_;
+  TokenIntake intake_;
+  std::vector<scheduler::Command> todo_;
+  std::deque<Batch> waiting_;
+  bool writing_ = false;
+  int64_t batch_seq_ = 0;
+  std::set<int64_t> joined_, lost_;
+  std::map<int64_t, Incarnation> inc_of_;
+  std::map<int64_t, uint64_t> process_of_;
+  std::map<int64_t, std::vector<up::OfferedAttempt>> offered_;
+  std::map<int64_t, SimNetwork::ProcessPtr> children_;
+  int64_t lease_ = -1;
+  StepNumber lease_step_;
+  std::vector<BatchRow> rows_;
+  std::deque<std::string> said_;            // the last words of the scheduler
+  std::map<int64_t, std::string> pending_;  // checkpoints that are being written
+};
+
+}  // namespace tidepool::workers

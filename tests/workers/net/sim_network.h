@@ -1,0 +1,289 @@
+#pragma once
+// A network in memory with virtual time, and the worker processes on it: connections are two queues, in order
+// each; nothing is promised between connections. A process runs the real WorkerSession, and a device the real
+// DeviceMachine on a modelled device. Faults are drawn from the seed.
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <queue>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/base/rng.h"
+#include "tests/workers/net/model_device.h"
+#include "workers/net/attachments.h"
+#include "workers/net/worker_session.h"
+
+namespace tidepool::workers {
+
+class SimNetwork {
+ public:
+  explicit SimNetwork(uint64_t seed) : rng(seed), faults(rng.Fork("faults")) {}
+
+  // --- time
+  void At(double s, std::function<void()> what) {
+    events_.push({now + FromSeconds(s), ++order_, std::move(what)});
+  }
+  bool RunOne() {
+    if (events_.empty()) return false;
+    const Event e = events_.top();
+    events_.pop();
+    now = e.at;
+    e.what();
+    return true;
+  }
+  TimePoint now;
+  Rng rng, faults;
+
+  // --- the controller's end. life: 0 while there is none.
+  int64_t life = 0;
+  std::function<void(HubEvent)> hub;
+  TimePoint controller_paused;
+  std::function<void(int64_t place, uint64_t process, int64_t life)> on_exit;  // of one that this life began
+
+  class Wire : public Attachments::Wire {
+   public:
+    Wire(SimNetwork* network, int64_t life) : network_(network), life_(life) {}
+    void Send(ConnectionId id, ToWorker message) override { network_->Down(life_, id, std::move(message)); }
+    void Refuse(ConnectionId id, down::Refuse why) override {
+      network_->Down(life_, id, ToWorker{0, 0, std::move(why)});
+    }
+    void Close(ConnectionId id, const std::string&) override { network_->Cut(id, true, false); }
+
+   private:
+    SimNetwork* network_;
+    int64_t life_;
+  };
+
+  // --- worker processes
+  struct Process {
+    Process(ModelWorld* world, int64_t at, bool is_device, uint64_t number)
+        : place(at),
+          device(is_device),
+          nonce(number),
+          session(number, FromSeconds(30)),
+          work(world, number),
+          machine(&work),
+          rng(number) {
+      work.on_begin = [this](int64_t epoch) { session.Begin(epoch); };
+      work.on_say = [this](FromWorkerBody body) { session.Send(std::move(body)); };
+    }
+    const int64_t place;
+    const bool device;
+    const uint64_t nonce;
+    int64_t parent = 0;  // the life of the controller that began it
+    WorkerSession session;
+    ModelDevice work;
+    DeviceMachine machine;
+    Rng rng;
+    ConnectionId connection = 0;
+    TimePoint paused_until, busy_until;
+    std::vector<Command> inbox;
+    int64_t operations = 0;
+    bool dead = false;
+  };
+  using ProcessPtr = std::shared_ptr<Process>;
+
+  ProcessPtr StartProcess(ModelWorld* world, int64_t place, bool device) {
+    auto p = std::make_shared<Process>(world, place, device, rng.Next());
+    p->parent = life;
+    processes.push_back(p);
+    Dial(p);
+    Beat(p);
+    Turn(p);
+    return p;
+  }
+  void End(const ProcessPtr& p) {
+    if (p->dead) return;
+    p->dead = true;
+    ++ended;
+    Cut(p->connection, /*worker_learns=*/false, /*controller_learns=*/faults.Chance(0.7));
+    At(0.05 + 0.1 * rng.Uniform(), [this, p] {
+      if (on_exit) on_exit(p->place, p->nonce, p->parent);
+    });
+    std::erase(processes, p);
+  }
+  std::vector<ProcessPtr> processes;  // that live
+  std::set<int64_t> cut_off;          // places whose connections carry nothing
+  double lease_s = 1.5, patience_s = 15;
+  int64_t cuts = 0, ended = 0, fenced = 0, refused_commands = 0;
+
+  // --- faults
+  void Cut(ConnectionId id, bool worker_learns, bool controller_learns) {
+    const auto it = wires_.find(id);
+    if (it == wires_.end()) return;
+    ++cuts;
+    const auto wire = it->second;
+    wire->up_open = wire->down_open = false;
+    if (worker_learns) At(Delay(), [this, p = wire->process, id] { Disconnected(p, id); });
+    if (controller_learns) {
+      At(Delay(), [this, id, of = wire->life] {
+        if (of == life) hub(HubClosed{id, "cut"});
+      });
+    }
+  }
+  void CutOneWay(ConnectionId id) {
+    if (const auto it = wires_.find(id); it != wires_.end())
+      (faults.Chance(0.5) ? it->second->up_open : it->second->down_open) = false;
+  }
+  void CutAllOf(int64_t of_life) {
+    for (const auto& [id, wire] : wires_) {
+      if (wire->life == of_life && wire->down_open) Cut(id, faults.Chance(0.8), false);
+    }
+    std::erase_if(wires_, [&](const auto& w) { return w.second->life < of_life; });
+  }
+  // Dials while the first connection is still there.
+  void DialAgain(const ProcessPtr& p) {
+    if (p->dead || p->connection == 0) return;
+    p->connection = 0;
+    if (p->session.Disconnected(now, p->rng)) {
+      Dial(p);
+    } else {
+      End(p);
+    }
+  }
+
+ private:
+  struct Event {
+    TimePoint at;
+    int64_t order;
+    std::function<void()> what;
+    bool operator<(const Event& o) const { return std::tie(o.at, o.order) < std::tie(at, order); }
+  };
+  struct Connection {
+    ProcessPtr process;
+    int64_t life = 0;  // of the controller that it was dialed to
+    bool up_open = true, down_open = true;
+    TimePoint last_up, last_down;
+  };
+  double Delay() { return faults.Chance(0.05) ? faults.Uniform() * 2 : 0.001 + faults.Uniform() * 0.02; }
+  // In order within its direction, and not while the receiver is paused.
+  void Carry(TimePoint& last, const TimePoint& paused, std::function<void()> what) {
+    last = std::max({last, now + FromSeconds(Delay()), paused});
+    events_.push({last, ++order_, std::move(what)});
+  }
+  void Dial(const ProcessPtr& p) {
+    if (p->dead) return;
+    const ConnectionId id = ++connections_;
+    auto wire = std::make_shared<Connection>();
+    wire->process = p;
+    wire->life = life;
+    wire->last_up = wire->last_down = now;
+    wires_[id] = wire;
+    p->connection = id;
+    if (cut_off.contains(p->place)) wire->up_open = wire->down_open = false;
+    up::Hello hello;
+    hello.place = p->place;
+    hello.kind = p->device ? scheduler::WorkerKind::kDevice : scheduler::WorkerKind::kReward;
+    hello.device_bytes = int64_t{1} << 30;
+    Up(wire, HubOpened{id, p->session.Greet(std::move(hello), now), ""});
+    if (life == 0) At(0.1, [this, p, id] { Disconnected(p, id); });
+  }
+  void Up(const std::shared_ptr<Connection>& wire, HubEvent event) {
+    Carry(wire->last_up, controller_paused, [this, wire, event = std::move(event)]() mutable {
+      if (wire->up_open && life != 0 && wire->life == life) hub(std::move(event));
+    });
+  }
+  void Down(int64_t of_life, ConnectionId id, ToWorker message) {
+    const auto it = wires_.find(id);
+    if (it == wires_.end() || it->second->life != of_life) return;
+    const auto wire = it->second;
+    Carry(wire->last_down, wire->process->paused_until,
+          [this, wire, id, message = std::move(message)]() mutable {
+            const ProcessPtr& p = wire->process;
+            if (!wire->down_open || p->dead || p->connection != id) return;
+            if (const auto* w = std::get_if<down::Welcome>(&message.body))
+              p->session.SetLease(w->lease_s, patience_s);
+            auto command = p->session.Receive(std::move(message), now);
+            if (!command.ok()) {
+              if (command.status().code() != StatusCode::kFailedPrecondition) return Disconnected(p, id);
+              ++fenced;
+              return End(p);
+            }
+            if (command->has_value()) p->inbox.push_back(std::move(**command));
+            Flush(p);
+          });
+  }
+  void Flush(const ProcessPtr& p) {
+    const auto it = wires_.find(p->connection);
+    if (it == wires_.end()) return;
+    for (FromWorker& m : p->session.TakeUnsent()) Up(it->second, HubMessage{it->first, std::move(m)});
+  }
+  void Disconnected(const ProcessPtr& p, ConnectionId id) {
+    if (p->dead || p->connection != id) return;
+    if (const auto it = wires_.find(id); it != wires_.end()) {
+      it->second->down_open = false;
+      if (faults.Chance(0.7)) Up(it->second, HubClosed{id, "closed"});
+    }
+    p->connection = 0;
+    const auto pause = p->session.Disconnected(now, p->rng);
+    if (!pause) return End(p);
+    At(Seconds(*pause), [this, p] { Dial(p); });
+  }
+  // As Link and the heartbeat's thread do it.
+  void Beat(const ProcessPtr& p) {
+    if (p->dead) return;
+    if (now >= p->paused_until) {
+      up::Heartbeat beat;
+      beat.op = "work";
+      beat.op_seq = p->operations;
+      p->session.Send(std::move(beat));
+      Flush(p);
+      if (p->connection != 0 && p->session.Silent(now)) Disconnected(p, p->connection);
+    }
+    At(lease_s / 3, [this, p] { Beat(p); });
+  }
+  // As the device thread's loop: takes what has come, makes one step.
+  void Turn(const ProcessPtr& p) {
+    if (p->dead) return;
+    double next = 0.02;
+    if (now >= p->paused_until && now >= p->busy_until) {
+      p->work.busy_s = 0;
+      const int64_t refused = p->machine.refused();
+      for (Command& c : std::exchange(p->inbox, {})) {
+        ++p->operations;
+        if (p->device) {
+          p->machine.On(c, p->session.ctl_epoch());
+        } else {
+          Grade(p, c);
+        }
+      }
+      refused_commands += p->machine.refused() - refused;
+      if (p->machine.exit_code()) return End(p);
+      if (p->device && p->machine.CanStep() && p->session.MayServe(now)) {
+        ++p->operations;
+        p->machine.Step();
+      }
+      p->busy_until = now + FromSeconds(p->work.busy_s);
+      next += p->work.busy_s;
+      Flush(p);
+    }
+    At(next, [this, p] { Turn(p); });
+  }
+  void Grade(const ProcessPtr& p, const Command& c) {
+    if (c.ctl_epoch < p->session.ctl_epoch()) return;
+    if (std::holds_alternative<down::Attached>(c.body)) {
+      p->session.Begin(c.ctl_epoch);
+      p->session.Send(up::Offer{.last = true});
+    } else if (const auto* grade = std::get_if<down::Grade>(&c.body)) {
+      up::Graded verdict;
+      verdict.tid = grade->tid;
+      verdict.att = grade->att;
+      verdict.reward = static_cast<double>(SampleUid(grade->tid) % 2);
+      p->session.Send(std::move(verdict));
+    } else if (std::holds_alternative<down::Shutdown>(c.body)) {
+      End(p);
+    }
+  }
+
+  std::priority_queue<Event> events_;
+  int64_t order_ = 0, connections_ = 0;
+  std::map<ConnectionId, std::shared_ptr<Connection>> wires_;
+};
+
+}  // namespace tidepool::workers
