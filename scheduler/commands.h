@@ -1,7 +1,7 @@
 #pragma once
 // What the controller wants done, in order. The caller makes all `Append` records of one batch durable
 // (but the lazy ones) before it executes any other command of that batch. Commands to a worker carry
-// its incarnation, those about a slot its lease epoch; the worker refuses older ones.
+// its incarnation, those about a slot its epoch; the worker refuses older ones.
 
 #include <cstdint>
 #include <string>

@@ -1,13 +1,17 @@
 #pragma once
 // How long things take on named hardware: the one model behind simulation, plans and forecasts.
 //
-//   decode step  t = t0 + max((W + KV_read) / BW, 2 P b / F)        W: weight bytes, b: samples, P: active
-//   parameters KV           2 L Hkv D bytes a token            prefill  2 P + 2 L Hq D S FLOP a token at
-//   context S training     3 x forward (4 x with recompute) + optimizer 28 bytes a parameter all-reduce   2
-//   (n - 1) / n x 4 bytes a parameter over the network, after the backward pass (a ring over n slots)
-// F and BW are sustained rates, of all devices of a slot together times `efficiency`. A sum
-// of steps whose KV grows by b tokens each is taken in closed form. Constants can be re-fitted online (Fit).
-// Pure.
+//   decode step   t0 + max((W + KV) / BW, 2 P b / F)    W: bytes of the weights, KV: bytes read from caches,
+//                                                       b: samples in the batch, P: active parameters
+//   KV cache      2 L Hkv D bytes a token               L layers, Hkv heads of D elements
+//   prefill       2 P + 2 L Hq D S FLOP a token         at a context of S tokens
+//   training      3 x the forward pass (4 x where activations are recomputed)
+//   optimizer     28 bytes a parameter
+//   all-reduce    2 (n - 1) / n x 4 bytes a parameter   over the network, after the backward pass: a ring of
+//                                                       n slots
+//
+// F and BW are sustained rates of all devices of a slot together, times `efficiency`. A sum of steps whose KV
+// grows by b tokens each is taken in closed form. Constants can be fitted again online (Fit). Pure.
 
 #include <cstdint>
 #include <string>

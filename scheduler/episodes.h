@@ -1,12 +1,12 @@
 #pragma once
 // Which environment worker plays which turn of which episode.
 //
-// A turn goes to the worker that played the one before, where that lives, else to the one with the fewest;
-// any worker can play any turn, because it is sent all actions of the episode and replays what it does not
-// know. A worker that is lost gives its turns back. An infrastructure failure, and a turn that
-// is kept beyond its deadline (that worker is stuck and is to be replaced), is tried again on another worker,
-// at most max_retries times. An episode that is older than its own deadline is given up. Pure; not
-// thread-safe.
+// A turn goes to the worker that played the one before, if it lives, else to the worker with the fewest
+// turns. Any worker can play any turn: it is sent all actions of the episode and replays those that it does
+// not know. A worker that is lost gives its turns back. A turn is tried again on another worker, at most
+// max_retries times, when it fails for reasons of infrastructure or is kept beyond its deadline; who keeps
+// one so long is stuck and is to be replaced. An episode that is older than its own deadline is given up.
+// Pure; not thread-safe.
 
 #include <cstdint>
 #include <deque>

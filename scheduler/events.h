@@ -1,7 +1,7 @@
 #pragma once
 // What the controller is told. Every event is a fact reported by the caller (controller process or
 // simulator); payload bytes (tokens, log-probs, text) stay with the caller, only sizes and versions
-// come here. An event from a fenced (worker, inc) or with an old lease epoch is ignored and counted.
+// come here. An event from a fenced (worker, inc) or with an old epoch of its slot is ignored and counted.
 
 #include <cstdint>
 #include <map>

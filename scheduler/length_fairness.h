@@ -1,8 +1,8 @@
 #pragma once
-// Q10: does the ledger, where it chooses among complete samples, prefer a length? Pure.
+// Does the ledger prefer a length where it chooses among complete samples (predicate Q10)? Pure.
 //
-// It would: long answers take longer, so they are what passes the bound on staleness. The controller asks
-// `Leans` long before the checker says `Unfair`, and then waits for them
+// Left alone it would: long answers take longer, so more of them become too old to be trained. The controller
+// asks `Leans` long before the checker says `Unfair`, and then waits for long ones
 // (Batches::WaitForStraggler).
 
 #include <algorithm>

@@ -1,13 +1,14 @@
 #pragma once
-// The cost model of a run as it goes, fitted online to what its workers report: what forecasts and repacking
-// ask.
+// What operations of this run cost, fitted online to what its workers report. Forecasts and repacking ask it.
 //
-//   engine step   t(b) = t0 + c b          b: samples in the batch; from heartbeats
-//   environments  w = t waiting / decoding, seconds a sampled token, by Little's law; from the same
-//   heartbeats training      T(m) = tokens (fixed + work / m)  m: slots; from steps (batches differ in length
-//   by several times)
-// Each is a least-squares line whose samples fade with a factor 0.95, so a change of hardware, lengths or
-// load is followed within some tens of samples. Where x has hardly varied, t0 (training: work) takes
+//   engine step    t(b) = t0 + c b                     b: samples in the batch; from heartbeats
+//   environments   w = t waiting / decoding            seconds that a sample waits for each sampled token
+//                                                      (Little's law); from heartbeats
+//   training       T(m) = tokens (fixed + work / m)    m: slots; from steps. Per token, because batches
+//                                                      differ in length by several times
+//
+// Each is a least-squares line whose samples fade by a factor of 0.95, so a change of hardware, lengths or
+// load is followed within some tens of samples. Where x has hardly varied, t0 (in training: work) takes
 // everything. Pure.
 
 #include <cstdint>

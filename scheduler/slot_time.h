@@ -1,14 +1,15 @@
 #pragma once
-// What slots did between two commits: the one definition of idleness, of real runs (workers/run_metrics) and
-// of simulated ones, so that the two can be compared.
+// What slots did between two commits. This is the one definition of idleness: real runs (workers/) and
+// simulated ones use it, so that the two can be compared.
 //
-//   idle(role) = 1 - busy(role) / held(role),   both summed over slots, and over the steps of a window before
-//   dividing held: slot-seconds from `Granted` (the slot can work) to the `Release` command (what it drained
-//   is over) busy: rollout: engine steps, prefill among them; actor: the optimizer step of each rank, from
-//   the command to its
-//         end, the wait for slower ranks among it
-// A mean of the shares of single steps is something else: with a lag, short steps (next batch was ready) and
-// long ones take turns. Pure; not thread-safe.
+//   idle(role) = 1 - busy(role) / held(role)
+//     held: slot-seconds from `Granted` (the slot can work) to the `Release` command (it has drained)
+//     busy: rollout: engine steps, with prefill; actor: the optimizer step of each rank, from the command to
+//           its end, with the wait for slower ranks
+//
+// Both are summed over slots and over the steps of a window before one is divided by the other. A mean of
+// single steps' shares would be something else: with a lag, short steps (the next batch was ready) and long
+// ones take turns. Pure; not thread-safe.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,11 +1,11 @@
 #pragma once
-// The plan that stands: what the policy said last, if that was valid, kept up to date slot by slot where that
-// is possible.
+// The plan that stands: the last one of the policy that was valid. Where it is possible it is kept up to date
+// slot by slot.
 //
-// A plan names a role for every slot, and it is asked for whenever a worker joins: for thousands of slots
-// that join one after the other this is quadratic. Most policies give a slot its role whatever the others do
-// (NamedPolicy::by_slot); of those only the slots that changed are asked for. What Update() leaves behind is
-// what Decide() would have (StandingPlanTest). Pure; not thread-safe.
+// A plan names a role for every slot. It is asked for whenever a worker joins, so thousands of slots that
+// join one after the other would cost a square of their number. Most policies give a slot its role whatever
+// the others do (NamedPolicy::by_slot); of those, only the slots that changed are asked for. Update() leaves
+// behind what Decide() would have (StandingPlanTest). Pure; not thread-safe.
 
 #include <string>
 

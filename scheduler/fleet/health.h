@@ -3,10 +3,11 @@
 //
 //   absent -> starting -> stale (registered, no weights) -> healthy <-> suspect -> dead -> restarting -> ...
 //
-// Lease = 3 x heartbeat. Silent for a lease: suspect (gets no new work); silent for max(3 leases, 10 s),
-// or without token progress for too long, or its socket closed: dead. dead -> healthy does not exist: a
-// new incarnation has to join. 10 s, because a machine with more processes than cores delays heartbeats
-// by seconds, and a process that really died is seen by its socket at once.
+// Suspect (gets no new work): silent for 3 heartbeats. Dead: silent for 9 heartbeats and at least 10 s, or
+// without token progress for too long, or its socket is closed. 10 s, because a machine with more processes
+// than cores delays heartbeats by seconds, and the end of a process is seen by its socket at once. Nobody
+// comes back from the dead: a new incarnation has to join.
+//
 // Back-off before restart k: min(60 s, 1 s * 2^k) * (1 + U[0, 1/4]), k resets after 5 min of health;
 // 5 restarts in 10 min: retired. A place that dies three times in a row before it joined ends the run.
 // Pure; not thread-safe.
