@@ -110,16 +110,17 @@ void Workers::Resume() {
   const Pool& pool = all_.slots.pool();
   for (const auto& [id, facts] : std::map(state_.workers())) {
     if (facts.fenced) continue;
+    const WorkerRef ref{id, facts.inc};
     // A device that was released by a transition holds nothing; it may come back all the same.
     const bool whole = std::ranges::all_of(all_.slots.SlotsOf(id), [&](SlotId part) {
       const Pool::Slot& slot = pool.slot(pool.GangOf(part));
-      return slot.phase == SlotPhase::kFree || slot.gang.Find(part)->worker == WorkerRef{id, facts.inc};
+      return slot.phase == SlotPhase::kFree || slot.gang.Find(part)->worker == ref;
     });
     // A crash may come between the QUAR of a slot and the FENCE of the process that kept its memory.
     if (wait && whole && !facts.keeps_memory) {
       reattaching_.insert(id);
     } else {
-      out_.Record(record::Fence{{id, facts.inc}});
+      out_.Record(record::Fence{ref});
     }
   }
   reattach_until_ = In(config_.cluster.reattach_grace_s);
