@@ -11,40 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "core/base/config.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/base/time.h"
-#include "scheduler/balance.h"
 #include "scheduler/commands.h"
-#include "scheduler/dispatcher.h"
+#include "scheduler/controller_options.h"
 #include "scheduler/events.h"
-#include "scheduler/policy.h"
 
 namespace tidepool::scheduler {
-
-struct ControllerOptions {
-  JobConfig config;  // algorithm.filter as it is meant: an algorithm's own is the caller's to look up
-  std::string run_id;
-  std::string config_digest;
-  int64_t data_rows = 0;                  // rows of one epoch; ordinals run on over epochs
-  int64_t eval_rows = 0;                  // held-out questions of one evaluation (0: no evaluation)
-  int64_t device_bytes_need_rollout = 0;  // predicted memory of a role, for Release
-  int64_t device_bytes_need_actor = 0;
-  DispatchOptions dispatch;             // order and oracle; the rest is taken from the config
-  SampleCost sample_cost;               // of training, for sharing a batch over slots
-  const NamedPolicy* policy = nullptr;  // copied; null: that of config.scheduler.placement
-  // Worker places: device workers 0 .. slots-1, each with one slot, then the workers beside them: reward
-  // workers, or environment workers where the job has an environment.
-  [[nodiscard]] int64_t device_workers() const { return config.cluster.slots; }
-  [[nodiscard]] WorkerKind side_kind() const {
-    return config.environment.name.empty() ? WorkerKind::kReward : WorkerKind::kEnvironment;
-  }
-  [[nodiscard]] int64_t side_workers() const {
-    return side_kind() == WorkerKind::kReward ? config.reward.workers : config.environment.workers;
-  }
-  [[nodiscard]] WorkerId side_worker(int64_t i) const { return {config.cluster.slots + i}; }
-};
 
 // What people see: `tidepool status`, the progress display. A copy, cheap.
 struct ControllerView {

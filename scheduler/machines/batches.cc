@@ -34,7 +34,7 @@ bool Batches::StragglerIsWorthIt() {
   if (foreseen_.first != state_.step()) foreseen_ = {state_.step(), filling && WouldLean()};
   const bool leans = state_.ledger().fairness().Leans(), fair = !leans && !foreseen_.second;
   double wait_s =
-      fair ? config_.scheduler.straggler_wait * all_.steps.seconds() : config_.cluster.stall_timeout_s / 4;
+      fair ? options_.batch.straggler_wait * all_.steps.seconds() : options_.fleet.stall_timeout_s / 4;
   if (!fair && !leans)
     wait_s = std::min(wait_s, Seconds(now_ - TimePoint{}) / static_cast<double>(state_.step().value + 1));
   if (wait_s <= 0 || (fair && all_.rollouts.token_s() <= 0)) return false;

@@ -4,7 +4,7 @@ namespace tidepool::scheduler {
 
 Checkpoints::Checkpoints(Machines& all)
     : Machine(all),
-      policy_({.every_steps = config_.checkpoint.every_steps, .keep = config_.checkpoint.keep}) {}
+      policy_({.every_steps = options_.checkpoint.every_steps, .keep = options_.checkpoint.keep}) {}
 
 bool Checkpoints::Due() const {
   const bool must = facts_.StepsDone() || all_.life.shutdown().requested();
@@ -17,7 +17,7 @@ void Checkpoints::Advance() {
   writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
   out_.Record(record::CheckpointBegin{writing_->ckpt, writing_->step});
   out_.Do(command::WriteCheckpoint{all_.trainer.leader(), writing_->ckpt, writing_->step, state_.version()});
-  waits_.Begin({WaitKind::kCheckpoint, 0}, {all_.trainer.leader(), now_, In(config_.cluster.start_timeout_s),
+  waits_.Begin({WaitKind::kCheckpoint, 0}, {all_.trainer.leader(), now_, In(options_.fleet.start_timeout_s),
                                             "checkpoint " + std::to_string(writing_->ckpt)});
 }
 
@@ -82,7 +82,7 @@ void Checkpoints::LeaderLost() {
 void Checkpoints::SaveFinal() {
   final_saving_ = true;
   out_.Do(command::SaveFinal{all_.trainer.leader()});
-  waits_.Begin({WaitKind::kFinal, 0}, {all_.trainer.leader(), now_, In(config_.cluster.start_timeout_s), ""});
+  waits_.Begin({WaitKind::kFinal, 0}, {all_.trainer.leader(), now_, In(options_.fleet.start_timeout_s), ""});
 }
 
 void Checkpoints::On(const event::FinalSaved& e) {

@@ -22,7 +22,7 @@ void Evaluations::Graded(const event::Graded& e, GradeOutcome outcome) {
 }
 
 void Evaluations::Plan() {
-  const EvalConfig& c = config_.eval;
+  const EvalOptions& c = options_.eval;
   const StepNumber step = state_.step();
   if (facts_.eval_questions <= 0 || all_.life.shutdown().requested() || state_.evals().contains(step) ||
       evaluation_.Planned(step))

@@ -2,13 +2,13 @@
 
 namespace tidepool::scheduler {
 
-Lifecycle::Lifecycle(Machines& all) : Machine(all), watchdog_(FromSeconds(config_.cluster.stall_timeout_s)) {}
+Lifecycle::Lifecycle(Machines& all) : Machine(all), watchdog_(FromSeconds(options_.fleet.stall_timeout_s)) {}
 
 void Lifecycle::On(const event::Started&) {
   if (started_) return;
   started_ = true;
   Moved();
-  const JobConfig& c = config_;
+  const ControllerOptions& c = options_;
   if (state_.ended() && state_.ended()->finished == 1 && facts_.StepsDone()) {
     out_.Do(command::Finish{0, "already finished"});
     finished_ = true;
@@ -16,25 +16,25 @@ void Lifecycle::On(const event::Started&) {
   }
   all_.slots.Begin();
   const record::RunTerms terms{
-      .run_id = facts_.options.run_id,
+      .run_id = c.run_id,
       .job = Word(c.job),
-      .digest = facts_.options.config_digest,
-      .groups_per_step = c.train.groups_per_step,
-      .group_size = SamplesPerRow(c),
-      .max_lag_versions = c.scheduler.max_lag_versions,
-      .on_stale = Word(c.scheduler.on_stale),
-      .oversample = c.scheduler.oversample,
-      .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
-      .max_reissues = c.scheduler.max_reissues,
-      .steps = c.train.steps,
-      .data_size = facts_.options.data_rows,
-      .slots = c.cluster.slots,
+      .digest = c.config_digest,
+      .groups_per_step = c.batch.groups_per_step,
+      .group_size = c.batch.group_size,
+      .max_lag_versions = c.batch.max_lag_versions,
+      .on_stale = Word(c.batch.on_stale),
+      .oversample = c.batch.oversample,
+      .min_step_batch_fraction = c.batch.min_step_batch_fraction,
+      .max_reissues = c.batch.max_reissues,
+      .steps = c.steps,
+      .data_size = c.data_rows,
+      .slots = c.fleet.slots,
       .recovery_steps = c.checkpoint.recovery_every_steps,
       .deterministic = c.deterministic ? 1 : 0,
-      .oversample_mode = Word(c.scheduler.oversample_mode),
+      .oversample_mode = Word(c.batch.oversample_mode),
       .pin_version = c.rollout.pin_version ? 1 : 0,
-      .rollout_floor = facts_.needs_rollout && facts_.policy.keeps_floor ? c.scheduler.rollout_floor : 0,
-      .stall_ms = static_cast<int64_t>(c.cluster.stall_timeout_s * 1e3),
+      .rollout_floor = facts_.needs_rollout && facts_.policy.keeps_floor ? c.fleet.rollout_floor : 0,
+      .stall_ms = static_cast<int64_t>(c.fleet.stall_timeout_s * 1e3),
       .checkpoint_steps = c.checkpoint.every_steps,
       .row_digests = 1};
   if (state_.empty()) {
@@ -51,7 +51,7 @@ void Lifecycle::On(const event::Started&) {
 
 void Lifecycle::Resume() {
   all_.trainer.CloseOpenStep();
-  all_.slots.Recover(/*keep_holders=*/config_.cluster.reattach_grace_s > 0);
+  all_.slots.Recover(/*keep_holders=*/options_.fleet.reattach_grace_s > 0);
   all_.workers.Resume();
   all_.slots.LoseAbandoned();
   all_.samples.Resume();
@@ -169,7 +169,7 @@ void Lifecycle::Advance() {
     if (all_.steps.open()) all_.steps.Abort("stopped before its end");
     const bool all_steps = facts_.StepsDone();
     const bool evaluated =
-        facts_.eval_questions <= 0 || !config_.eval.after_train || state_.evals().contains(state_.step());
+        facts_.eval_questions <= 0 || !options_.eval.after_train || state_.evals().contains(state_.step());
     if (all_steps && evaluated && state_good && shutdown_.MayCheckpoint(now_)) {
       AdvanceFinal();  // there is time for the rest of the end
       return;
@@ -185,7 +185,7 @@ void Lifecycle::Advance() {
 void Lifecycle::AdvanceFinal() {
   if (!all_.trainer.Idle() || all_.evaluations.current().Pending()) return;
   if (all_.trainer.published() != state_.version() || all_.checkpoints.Due()) return;
-  if (config_.checkpoint.save_final && !all_.checkpoints.final_saved()) {
+  if (options_.checkpoint.save_final && !all_.checkpoints.final_saved()) {
     all_.checkpoints.SaveFinal();
     return;
   }

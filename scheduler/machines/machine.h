@@ -6,7 +6,7 @@
 // Every event changes facts; then Controller::Handle lets each machine look at all facts and do what is
 // possible now (`Advance`). So there is no script that a fault could interrupt half way.
 
-#include "core/base/config.h"
+#include "scheduler/controller_options.h"
 #include "scheduler/live_cost.h"
 #include "scheduler/machines/facts.h"
 #include "scheduler/outbox.h"
@@ -28,9 +28,9 @@ class Machine {
 
   Machines& all_;
   const Facts& facts_;
-  const JobConfig& config_;  // facts_.options.config
-  const RunState& state_;    // facts_.state
-  const TimePoint& now_;     // facts_.now
+  const ControllerOptions& options_;  // facts_.options
+  const RunState& state_;             // facts_.state
+  const TimePoint& now_;              // facts_.now
   Outbox& out_;
   Waits& waits_;
   LiveCost& cost_;  // what this run's operations were measured to cost

@@ -6,14 +6,14 @@ namespace tidepool::scheduler {
 
 Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
     : options(o),
-      layout(FleetLayout::OneSlotEach(o.config.cluster.slots)),
-      policy(o.policy == nullptr ? PolicyOf(o.config.scheduler.placement) : *o.policy),
-      rl(o.config.job == JobKind::kRl),
-      eval_questions(EvalQuestions(o)),
-      environment(rl && !o.config.environment.name.empty() && o.config.model.policy.empty()),
+      layout(FleetLayout::OneSlotEach(o.fleet.slots)),
+      policy(o.policy == nullptr ? PolicyOf(o.fleet.placement) : *o.policy),
+      rl(o.job == JobKind::kRl),
+      eval_questions(o.eval.questions()),
+      environment(rl && o.environment.used && !o.environment.in_rollout),
       needs_rollout(rl || eval_questions > 0),
       needs_reward((rl || eval_questions > 0) && !environment),
-      max_new(o.config.rollout.max_new_tokens),
+      max_new(o.rollout.max_new_tokens),
       state(run),
       now(time) {}
 
@@ -24,19 +24,19 @@ bool Facts::MayServe(const Version& v) const {
 }
 
 bool Facts::TargetReached() const {
-  const double target = options.config.eval.stop_at_accuracy;
+  const double target = options.eval.stop_at_accuracy;
   return target > 0 && std::ranges::any_of(state.evals(), [&](const auto& item) {
            const record::EvalResult& r = item.second;
            return r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total);
          });
 }
 
-bool Facts::StepsDone() const { return state.step().value >= options.config.train.steps || TargetReached(); }
+bool Facts::StepsDone() const { return state.step().value >= options.steps || TargetReached(); }
 
 Machine::Machine(Machines& all)
     : all_(all),
       facts_(all.facts),
-      config_(all.facts.options.config),
+      options_(all.facts.options),
       state_(all.state),
       now_(all.now),
       out_(all.out),

@@ -41,6 +41,5 @@ struct Machines {
 // Defined with the controller's options: controller_options.cc.
 Status Validate(const ControllerOptions& options);                              // kInvalidArgument
 Status SameRun(const record::RunTerms& was, const ControllerOptions& options);  // kInvalidArgument
-[[nodiscard]] int64_t EvalQuestions(const ControllerOptions& options);
 
 }  // namespace tidepool::scheduler

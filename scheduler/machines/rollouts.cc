@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kMaxChunkErrors = 3;  // of one sample, then it is poison
 
 DispatchOptions DispatchOf(const Facts& facts) {
-  const RolloutConfig& r = facts.options.config.rollout;
+  const RolloutOptions& r = facts.options.rollout;
   return {.chunk_tokens = ChunkTokens(r.chunk_tokens, facts.max_new, r.block_tokens),
           .max_concurrent = std::max<int64_t>(r.max_concurrent, 1),
           .kv_cache_tokens = r.kv_cache_tokens,
@@ -16,25 +16,25 @@ DispatchOptions DispatchOf(const Facts& facts) {
           .oracle = facts.options.dispatch.oracle,
           .reserve = r.admission != Admission::kAdaptive,
           .pin = r.pin_version,
-          .group_size = SamplesPerRow(facts.options.config)};
+          .group_size = facts.options.batch.group_size};
 }
 
 }  // namespace
 
 Rollouts::Rollouts(Machines& all) : Machine(all), dispatcher_(DispatchOf(facts_)) {
-  const RolloutConfig& r = config_.rollout;
+  const RolloutOptions& r = options_.rollout;
   if (r.admission != Admission::kAdaptive) return;
   const auto most = static_cast<double>(std::max<int64_t>(r.max_concurrent, 1));
-  const auto slots = static_cast<double>(config_.cluster.slots);
+  const auto slots = static_cast<double>(options_.fleet.slots);
   const auto whole =
-      static_cast<double>(std::max<int64_t>(config_.data.max_prompt_tokens + facts_.max_new, 1));
+      static_cast<double>(std::max<int64_t>(options_.rollout.max_prompt_tokens + facts_.max_new, 1));
   const double start = r.kv_cache_tokens > 0 ? slots * static_cast<double>(r.kv_cache_tokens) / whole : most;
   kv_.emplace(std::clamp(start, 1.0, most), 1.0, most);
   dispatcher_.SetCap(kv_->cap());
 }
 
 void Rollouts::Resume(const SampleId& tid, int64_t observation_tokens) {
-  dispatcher_.Resume(tid, observation_tokens, config_.environment.max_turn_tokens);
+  dispatcher_.Resume(tid, observation_tokens, options_.environment.max_turn_tokens);
 }
 
 std::optional<int32_t> Rollouts::Withdraw(const SampleId& tid) {
@@ -136,7 +136,7 @@ void Rollouts::On(const event::ChunkFinished& e) {
 
 void Rollouts::Dispatch() {
   if (all_.life.shutdown().requested()) return;
-  if (config_.rollout.pin_version) DropOrphans();
+  if (options_.rollout.pin_version) DropOrphans();
   const bool early = TooEarly();
   for (const Dispatcher::Chunk& c :
        dispatcher_.Assign([&](const Version& v) { return !early && facts_.MayServe(v); }, state_.version(),
@@ -145,7 +145,7 @@ void Rollouts::Dispatch() {
     const auto* e = dispatcher_.FindEngine(c.worker.worker);
     if (!r.only.valid()) out_.Record(record::Start{r.tid, r.att, c.worker, c.v});
     out_.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens,
-                                r.limit(), config_.rollout.kv_on_update == KvOnUpdate::kKeep});
+                                r.limit(), options_.rollout.kv_on_update == KvOnUpdate::kKeep});
   }
 }
 

@@ -85,7 +85,7 @@ void Rollouts::WeighWorkers() {
 // rollout.pin_version: workers with few samples of older weights are emptied into others of the same version,
 // so that they can take the new ones.
 void Rollouts::Repack() {
-  const RolloutConfig& r = config_.rollout;
+  const RolloutOptions& r = options_.rollout;
   if (!r.pin_version || r.repack_s <= 0 || all_.life.shutdown().requested()) return;
   const Version newest = state_.version();
   if (repacked_version_ == newest && now_ - repacked_at_ < FromSeconds(r.repack_s)) return;

@@ -20,7 +20,7 @@ void Rollouts::RollWeights() {
     if (e == nullptr || !all_.slots.pool().Holds(e->slot, Role::kRollout)) return true;
     const bool has_it = p.loaded == e->version;  // else overwritten by a load that failed or came too late
     // Pinned samples end on the weights that they began with.
-    if (has_it && config_.rollout.pin_version && facts_.MayServe(e->version) &&
+    if (has_it && options_.rollout.pin_version && facts_.MayServe(e->version) &&
         dispatcher_.NeededFor(p.ref.worker))
       return true;
     if (has_it && evaluation && evaluation->v != v && e->version == evaluation->v) return true;
@@ -34,9 +34,9 @@ void Rollouts::RollWeights() {
        weights_.Assign(serving, hold, [this](const WorkerRef& ref) { return all_.trainer.Has(ref); })) {
     dispatcher_.SetBar(load.worker.worker, Dispatcher::Bar::kLoading, true);
     verified_.erase(load.worker.worker);  // its memory is torn until the digest is compared
-    if (config_.rollout.pin_version) DropPinnedOn(load.worker.worker);
+    if (options_.rollout.pin_version) DropPinnedOn(load.worker.worker);
     waits_.Begin({WaitKind::kLoad, load.worker.worker.value},
-                 {load.worker, now_, In(config_.cluster.start_timeout_s), ToString(load.v)});
+                 {load.worker, now_, In(options_.fleet.start_timeout_s), ToString(load.v)});
     out_.Do(std::move(load));
   }
 }

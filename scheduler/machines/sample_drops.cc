@@ -110,16 +110,16 @@ void SampleFlow::CheckGroup(const GroupKey& key, DropReason last) {
     return;
   }
   // A group that was trained in an undone step passed the filter then.
-  if (facts_.rl && config_.algorithm.filter == "zero_variance" && size >= 2 && g->undone_step == 0 &&
+  if (facts_.rl && options_.batch.drops_equal_rewards && size >= 2 && g->undone_step == 0 &&
       EqualRewards(*g)) {
     DropGroup(key, DropReason::kFiltered);
     const LedgerRules& rules = state_.ledger().rules();
-    const int64_t limit = config_.algorithm.filter_rounds * rules.groups_per_step;
+    const int64_t limit = options_.batch.filter_rounds * rules.groups_per_step;
     if (limit > 0 && state_.ledger().filtered_since_commit() >= limit) {
       all_.life.Fail("filtered", "data", {},
                      std::to_string(state_.ledger().filtered_since_commit()) +
                          " groups in a row had equal rewards (algorithm.filter_rounds " +
-                         std::to_string(config_.algorithm.filter_rounds) +
+                         std::to_string(options_.batch.filter_rounds) +
                          " times train.groups_per_step); take other data or algorithm.filter: none");
     }
   }

@@ -194,7 +194,7 @@ void SampleFlow::CountOutcome(bool infra) {
   const bool nothing_passes = infra_in_window_ == static_cast<int64_t>(outcomes_.size()) &&
                               static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples;
   if (nothing_passes || (static_cast<int64_t>(outcomes_.size()) >= 20 * step_samples &&
-                         share > config_.scheduler.infra_drop_stop)) {
+                         share > options_.batch.infra_drop_stop)) {
     const std::string who = facts_.environment ? "environment" : "reward";
     all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who, {},
                    std::to_string(infra_in_window_) + " of the last " + std::to_string(outcomes_.size()) +
@@ -202,8 +202,8 @@ void SampleFlow::CountOutcome(bool infra) {
                        "; see scheduler.infra_drop_stop");
     return;
   }
-  const bool alarm = static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples &&
-                     share > config_.scheduler.infra_drop_alarm;
+  const bool alarm =
+      static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples && share > options_.batch.infra_drop_alarm;
   if (alarm && !infra_alarmed_) out_.Warn("event=infra_alarm share=" + std::to_string(share));
   infra_alarmed_ = alarm;
 }

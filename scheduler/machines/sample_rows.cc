@@ -5,16 +5,11 @@
 namespace tidepool::scheduler {
 namespace {
 
-GradingOptions GradingOf(const JobConfig& c) {
-  double timeout = 0;
-  for (const RewardFunction& f : c.reward.functions) timeout += f.timeout_s;  // one after the other
-  return {.max_retries = c.reward.max_retries,
-          .in_flight_per_worker = 16,
-          .timeout = FromSeconds(timeout > 0 ? timeout : 15)};
+GradingOptions GradingOf(const RewardOptions& r) {
+  return {.max_retries = r.max_retries, .in_flight_per_worker = 16, .timeout = FromSeconds(r.timeout_s)};
 }
 
-EpisodeOptions EpisodesOf(const JobConfig& c) {
-  const EnvironmentConfig& e = c.environment;
+EpisodeOptions EpisodesOf(const EnvironmentOptions& e) {
   return {.max_retries = e.max_retries,
           .reset_timeout = FromSeconds(e.reset_timeout_s),
           .step_timeout = FromSeconds(e.step_timeout_s),
@@ -25,9 +20,9 @@ EpisodeOptions EpisodesOf(const JobConfig& c) {
 
 SampleFlow::SampleFlow(Machines& all)
     : Machine(all),
-      grading_(GradingOf(config_)),
-      episodes_(EpisodesOf(config_)),
-      tokens_kept_(SamplesPerRow(config_)) {}
+      grading_(GradingOf(options_.reward)),
+      episodes_(EpisodesOf(options_.environment)),
+      tokens_kept_(options_.batch.group_size) {}
 
 void SampleFlow::Admit() {
   if (all_.life.finished() || all_.life.shutdown().requested() || !all_.trainer.ready() ||
@@ -39,14 +34,14 @@ void SampleFlow::Admit() {
     return;
   const Ledger& ledger = state_.ledger();
   const LedgerRules& rules = ledger.rules();
-  const int64_t steps_left = config_.train.steps - state_.step().value;
+  const int64_t steps_left = options_.steps - state_.step().value;
   const int64_t surplus = rules.capacity() - (rules.max_lag_versions + 1) * rules.groups_per_step;
   const int64_t wanted = steps_left * rules.groups_per_step + (steps_left > 0 ? surplus : 0);
   int64_t fresh = preparing_.fresh();
   int64_t from = 0;
   while (ledger.CanStart(fresh) && ledger.open() + fresh < wanted) {
     const int64_t running = ledger.running_samples() + fresh * rules.group_size;
-    if (facts_.rl && running > 0 && running >= config_.rollout.max_concurrent) return;
+    if (facts_.rl && running > 0 && running >= options_.rollout.max_concurrent) return;
     GroupKey key;
     for (const auto& [ordinal, issue] : ledger.reissues()) {
       if (!preparing_.contains({ordinal, issue})) {
@@ -116,7 +111,7 @@ void SampleFlow::AddRequest(const Group& g, size_t k) {
                      .att = g.samples[k].att,
                      .prompt_len = g.prompt_len,
                      .max_new = g.max_new,
-                     .turn_end = facts_.environment ? config_.environment.max_turn_tokens : 0});
+                     .turn_end = facts_.environment ? options_.environment.max_turn_tokens : 0});
 }
 
 void SampleFlow::On(const event::RowInvalid& e) {
@@ -145,7 +140,7 @@ void SampleFlow::DropRow(const GroupKey& key, DropReason reason, const std::stri
   // A data set without a single good row would be read for ever.
   const Ledger& l = state_.ledger();
   const int64_t invalid = l.drops()[static_cast<size_t>(DropReason::kDataInvalid)];
-  if (invalid >= facts_.options.data_rows * l.rules().group_size && invalid == l.issued_samples()) {
+  if (invalid >= options_.data_rows * l.rules().group_size && invalid == l.issued_samples()) {
     all_.life.Fail("data_invalid", "data", {}, "no row of the data set could be used; the last one: " + why);
   }
 }

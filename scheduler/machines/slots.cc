@@ -7,13 +7,13 @@ namespace tidepool::scheduler {
 Slots::Slots(Machines& all)
     : Machine(all),
       fleet_{.slots = {},
-             .actor_slots = config_.scheduler.actor_slots,
-             .rollout_floor = config_.scheduler.rollout_floor,
-             .uneven_dp = config_.scheduler.uneven_dp,
-             .need_bytes_rollout = facts_.options.device_bytes_need_rollout,
-             .need_bytes_actor = facts_.options.device_bytes_need_actor},
-      pool_({.need_bytes_rollout = facts_.options.device_bytes_need_rollout,
-             .need_bytes_actor = facts_.options.device_bytes_need_actor},
+             .actor_slots = options_.fleet.actor_slots,
+             .rollout_floor = options_.fleet.rollout_floor,
+             .uneven_dp = options_.fleet.uneven_dp,
+             .need_bytes_rollout = options_.device_bytes_need_rollout,
+             .need_bytes_actor = options_.device_bytes_need_actor},
+      pool_({.need_bytes_rollout = options_.device_bytes_need_rollout,
+             .need_bytes_actor = options_.device_bytes_need_actor},
             state_, out_, waits_) {}
 
 void Slots::Begin() {

@@ -70,7 +70,7 @@ Forecast Slots::MakeForecast(const LedgerView& ledger) const {
   fresh(f.beside, admitted);
   fresh(f.after, wanted - from_running - admitted);
   f.tail_samples += static_cast<double>(admitted) * group;
-  f.kv_tokens_per_slot = config_.rollout.kv_cache_tokens;
+  f.kv_tokens_per_slot = options_.rollout.kv_cache_tokens;
   return f;
 }
 

@@ -9,7 +9,7 @@ bool Steps::PrepareGroup() {
   if (all_.slots.pool().Coming(Role::kActor)) return false;
   const std::vector<command::GroupMember> members = all_.slots.Members();
   if (members.empty()) return false;
-  if (config_.deterministic) {
+  if (options_.deterministic) {
     int64_t all = 0;
     for (const auto& [id, s] : all_.slots.pool().slots())
       all += all_.slots.Eligible(id, Role::kActor) ? 1 : 0;
@@ -39,7 +39,7 @@ void Steps::FormGroup(const std::vector<command::GroupMember>& members) {
     out_.Do(command::FormGroup{ref, group_epoch_, static_cast<int64_t>(rank),
                                static_cast<int64_t>(members.size())});
     waits_.Begin({WaitKind::kGroup, ref.worker.value},
-                 {ref, now_, In(config_.cluster.start_timeout_s), "epoch " + std::to_string(group_epoch_)});
+                 {ref, now_, In(options_.fleet.start_timeout_s), "epoch " + std::to_string(group_epoch_)});
   }
 }
 

@@ -78,7 +78,7 @@ void Steps::NotFinite(const event::TrainDone& e) {
   Abort("loss or gradient is not finite");
   out_.Warn("step=" + std::to_string(step.value) + " event=nonfinite groups=" + ids);
   SetAside(keys, DropReason::kPoison);
-  if (++nonfinite_ >= std::max<int64_t>(config_.train.max_nonfinite_steps, 1)) {
+  if (++nonfinite_ >= std::max<int64_t>(options_.max_nonfinite_steps, 1)) {
     all_.life.Fail("nonfinite", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
                    std::to_string(nonfinite_) +
                        " steps in a row had a loss or gradient that is not finite; "

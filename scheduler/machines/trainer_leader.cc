@@ -72,7 +72,7 @@ void TrainerState::Fetch(const command::GroupMember& member) {
   fetching_.try_emplace(ref, 0);
   out_.Do(command::FetchState{ref, member.slot, member.epoch, leader_, step_, digest_});
   waits_.Begin({WaitKind::kState, ref.worker.value},
-               {ref, now_, In(config_.cluster.start_timeout_s), "fetch from " + ToString(leader_)});
+               {ref, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_)});
 }
 
 void TrainerState::Committed(StepNumber step, uint64_t digest,
@@ -143,15 +143,15 @@ void TrainerState::Publish() {
     publishing_ = true;
     out_.Do(command::Publish{leader_, state_.version(), digest_});
     waits_.Begin({WaitKind::kPublish, 0},
-                 {leader_, now_, In(config_.cluster.start_timeout_s), ToString(state_.version())});
+                 {leader_, now_, In(options_.fleet.start_timeout_s), ToString(state_.version())});
   }
-  const int64_t every = config_.checkpoint.recovery_every_steps;
+  const int64_t every = options_.checkpoint.recovery_every_steps;
   if (every > 0 && !all_.steps.open() && !copying_ && recovery_ != state_.step() &&
       recovery_failed_ != state_.step() && state_.ever_checkpointed() &&
       (state_.step().value % every == 0 || !recovery_.valid()) && !all_.life.shutdown().requested()) {
     copying_ = true;
     out_.Do(command::CopyRecovery{leader_, state_.step()});
-    waits_.Begin({WaitKind::kRecoveryCopy, 0}, {leader_, now_, In(config_.cluster.start_timeout_s), ""});
+    waits_.Begin({WaitKind::kRecoveryCopy, 0}, {leader_, now_, In(options_.fleet.start_timeout_s), ""});
   }
 }
 

@@ -62,7 +62,7 @@ void TrainerState::VerifyNext() {
   digest_ = c->weights_digest;
   out_.Do(command::VerifyCheckpoint{c->ckpt, c->step, c->manifest_digest});
   waits_.Begin({WaitKind::kVerify, 0},
-               {{}, now_, In(config_.cluster.start_timeout_s), "checkpoint " + std::to_string(c->ckpt)});
+               {{}, now_, In(options_.fleet.start_timeout_s), "checkpoint " + std::to_string(c->ckpt)});
 }
 
 void TrainerState::On(const event::CheckpointVerified& e) {
@@ -105,7 +105,7 @@ void TrainerState::Advance() {
     out_.Do(command::RestoreState{leader_, ckpt_, step_, digest_});
   }
   waits_.Begin({WaitKind::kState, leader_.worker.value},
-               {leader_, now_, In(config_.cluster.start_timeout_s), ckpt_ == -2 ? "init" : "restore"});
+               {leader_, now_, In(options_.fleet.start_timeout_s), ckpt_ == -2 ? "init" : "restore"});
 }
 
 void TrainerState::On(const event::StateReady& e) {

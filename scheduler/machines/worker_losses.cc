@@ -12,7 +12,7 @@ void Workers::On(const event::WorkerLost& e) {
       out_.Record(record::Fence{e.worker});
       all_.slots.Lost(e.worker.worker, e.why);
       health_.Starting(e.worker.worker, now_);
-      if (config_.cluster.launch_workers) out_.Do(command::StartWorker{e.worker.worker});
+      if (options_.fleet.launch_workers) out_.Do(command::StartWorker{e.worker.worker});
       if (reattaching_.empty()) all_.samples.ResumeRows();
       return;
     }
@@ -84,11 +84,11 @@ void Workers::CheckFleet() {
     const bool device = p.kind == WorkerKind::kDevice;
     if (p.life == Life::kRetired) {
       // A group of another size would round otherwise, so there is no going on without it.
-      if (config_.deterministic && device && all_.slots.Eligible(id, Role::kActor)) missing = true;
+      if (options_.deterministic && device && all_.slots.Eligible(id, Role::kActor)) missing = true;
       why = "w" + std::to_string(id.value) + ": " + p.last_why;
       continue;
     }
-    if (p.kind == facts_.options.side_kind()) side = true;
+    if (p.kind == options_.side_kind()) side = true;
     if (device) ++devices;
     if (device && all_.slots.Eligible(id, Role::kActor)) actor = true;
     if (device && all_.slots.Eligible(id, Role::kRollout)) rollout = true;
@@ -96,7 +96,7 @@ void Workers::CheckFleet() {
   if (!actor || missing) {
     all_.life.Fail("fleet_dead", "actor", {},
                    std::string(actor ? "a" : "every") + " worker that trains is retired (" + why + ")");
-  } else if (const SchedulerConfig& s = config_.scheduler;
+  } else if (const FleetOptions& s = options_.fleet;
              facts_.needs_rollout &&
              (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
              devices <= s.rollout_floor) {
@@ -106,7 +106,7 @@ void Workers::CheckFleet() {
   } else if (facts_.needs_rollout && !rollout) {
     all_.life.Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
   } else if ((facts_.needs_reward || facts_.environment) && !side) {
-    const std::string kind = facts_.options.side_kind() == WorkerKind::kReward ? "reward" : "environment";
+    const std::string kind = options_.side_kind() == WorkerKind::kReward ? "reward" : "environment";
     all_.life.Fail("fleet_dead", kind, {}, "every " + kind + " worker is retired (" + why + ")");
   }
 }

@@ -5,16 +5,16 @@
 namespace tidepool::scheduler {
 namespace {
 
-HealthOptions HealthOf(const JobConfig& c) {
-  return {.heartbeat_s = c.cluster.heartbeat_s,
-          .start_timeout_s = c.cluster.start_timeout_s,
+HealthOptions HealthOf(const ControllerOptions& c) {
+  return {.heartbeat_s = c.fleet.heartbeat_s,
+          .start_timeout_s = c.fleet.start_timeout_s,
           .seed = c.seed,
-          .launch = c.cluster.launch_workers};
+          .launch = c.fleet.launch_workers};
 }
 
 }  // namespace
 
-Workers::Workers(Machines& all) : Machine(all), health_(HealthOf(config_)) {}
+Workers::Workers(Machines& all) : Machine(all), health_(HealthOf(options_)) {}
 
 // Empty: it may join.
 std::string Workers::WhyNotWelcome(const event::WorkerJoined& e) const {
@@ -94,7 +94,7 @@ void Workers::ReattachOver() {
     out_.Record(record::Fence{{id, facts.inc}});
     all_.slots.Lost(id, "its worker did not come back");
     health_.Starting(id, now_);
-    if (config_.cluster.launch_workers) out_.Do(command::StartWorker{id});
+    if (options_.fleet.launch_workers) out_.Do(command::StartWorker{id});
   }
   reattaching_.clear();
   all_.samples.ResumeRows();
@@ -106,7 +106,7 @@ bool Workers::DevicesReattach() const {
 }
 
 void Workers::Resume() {
-  const bool wait = config_.cluster.reattach_grace_s > 0;
+  const bool wait = options_.fleet.reattach_grace_s > 0;
   const Pool& pool = all_.slots.pool();
   for (const auto& [id, facts] : std::map(state_.workers())) {
     if (facts.fenced) continue;
@@ -123,7 +123,7 @@ void Workers::Resume() {
       out_.Record(record::Fence{ref});
     }
   }
-  reattach_until_ = In(config_.cluster.reattach_grace_s);
+  reattach_until_ = In(options_.fleet.reattach_grace_s);
 }
 
 void Workers::Start() {
@@ -131,12 +131,12 @@ void Workers::Start() {
     if (facts_.needs_rollout || all_.slots.Eligible(id, Role::kActor)) health_.Add(id, WorkerKind::kDevice);
   }
   if (facts_.needs_reward || facts_.environment) {
-    for (int64_t i = 0; i < facts_.options.side_workers(); ++i)
-      health_.Add(facts_.options.side_worker(i), facts_.options.side_kind());
+    for (int64_t i = 0; i < options_.side_workers(); ++i)
+      health_.Add(options_.side_worker(i), options_.side_kind());
   }
   for (const auto& [id, place] : IdMap(health_.places())) {
     health_.Starting(id, now_);
-    if (config_.cluster.launch_workers && !reattaching_.contains(id)) out_.Do(command::StartWorker{id});
+    if (options_.fleet.launch_workers && !reattaching_.contains(id)) out_.Do(command::StartWorker{id});
   }
 }
 
@@ -192,7 +192,7 @@ void Workers::Tick() {
         break;
       case Health::Verdict::kStartTimedOut:
         if (reattaching_.contains(v.worker)) break;
-        if (!config_.cluster.launch_workers) {
+        if (!options_.fleet.launch_workers) {
           all_.life.Fail("start_failed", "w" + std::to_string(v.worker.value), {},
                          "worker " + std::to_string(v.worker.value) + " " + v.why);
           return;

@@ -4,9 +4,9 @@ namespace tidepool::scheduler {
 
 StatusOr<SimReport> Simulator::Impl::Run() {
   TP_RETURN_IF_ERROR(CheckProfile(job.hardware));
-  if (job.controller.config.rollout.kv_cache_tokens <= 0) {
-    job.controller.config.rollout.kv_cache_tokens = cost.KvTokens();
-    if (job.controller.config.rollout.kv_cache_tokens <= job.prompt_tokens) {
+  if (job.controller.rollout.kv_cache_tokens <= 0) {
+    job.controller.rollout.kv_cache_tokens = cost.KvTokens();
+    if (job.controller.rollout.kv_cache_tokens <= job.prompt_tokens) {
       return InvalidArgument("workload " + job.name + ": the weights of " + job.model.name +
                              " leave no room for KV on " + std::to_string(job.devices_per_slot) + " x " +
                              job.hardware.name + "; use more devices per slot");
@@ -33,7 +33,7 @@ StatusOr<SimReport> Simulator::Impl::Run() {
 
 void Simulator::Impl::Summarise() {
   report.steps = static_cast<int64_t>(commits.size());
-  report.devices = job.controller.config.cluster.slots * job.devices_per_slot;
+  report.devices = job.controller.fleet.slots * job.devices_per_slot;
   report.records = records;
   report.faults = faults.dealt();
   report.seconds = now;
@@ -41,9 +41,9 @@ void Simulator::Impl::Summarise() {
   const double span = commits.size() > 1 ? commits.back() - commits.front() : now;
   report.step_s = commits.size() > 1 ? span / (steps - 1) : now;
   report.tokens_per_s = now > 0 ? report.tokens / now : 0;
-  const JobConfig& c = job.controller.config;
+  const ControllerOptions& c = job.controller;
   report.samples_per_s =
-      static_cast<double>(c.train.groups_per_step * c.rollout.group_size) / std::max(report.step_s, 1e-9);
+      static_cast<double>(c.batch.groups_per_step * c.batch.group_size) / std::max(report.step_s, 1e-9);
   report.rollout_s /= steps;
   report.tail_s /= steps;
   SlotTime::Cut all;

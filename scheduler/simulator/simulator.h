@@ -33,6 +33,7 @@ struct SimJob {
   int64_t devices_per_slot = 1;
   double engine_efficiency = 0.9,
          train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
+  bool recompute = false;         // training computes activations again
   LengthShape lengths;
   TurnShape turns;
   std::map<SampleId, int64_t>

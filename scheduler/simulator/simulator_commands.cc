@@ -34,8 +34,7 @@ void Simulator::Impl::Do(const command::StartWorker& c) {
   event::WorkerJoined join;
   join.worker = c.worker;
   join.name = "sim";
-  join.kind =
-      c.worker.value < job.controller.config.cluster.slots ? WorkerKind::kDevice : job.controller.side_kind();
+  join.kind = c.worker.value < job.controller.fleet.slots ? WorkerKind::kDevice : job.controller.side_kind();
   join.device_bytes = static_cast<int64_t>(job.hardware.memory_bytes) * job.devices_per_slot;
   const auto joins = job.join_s.find(c.worker);
   Send(std::move(join),
@@ -46,8 +45,8 @@ void Simulator::Impl::Do(const command::StartWorker& c) {
 }
 
 void Simulator::Impl::Do(const command::Welcome& c) {
-  if (c.worker.value >= job.controller.config.cluster.slots) {
-    side_inc[static_cast<size_t>(c.worker.value - job.controller.config.cluster.slots)] = c.inc.value;
+  if (c.worker.value >= job.controller.fleet.slots) {
+    side_inc[static_cast<size_t>(c.worker.value - job.controller.fleet.slots)] = c.inc.value;
     return;
   }
   engines.erase(c.worker);
@@ -234,8 +233,7 @@ void Simulator::Impl::Do(const command::Train& c) {
     }
   }
   s.seconds[c.worker.worker] =
-      e->slow * Noise(*e) *
-          cost.Train(tokens, squares, 1, job.controller.config.train.recompute, job.train_efficiency) +
+      e->slow * Noise(*e) * cost.Train(tokens, squares, 1, job.recompute, job.train_efficiency) +
       cost.AllReduce(c.world);
   e->training = true;
   if (job.slow_beside != 1) Share(*e);
@@ -320,7 +318,7 @@ void Simulator::Impl::Do(const command::Load& c) {
   // Between two steps; what it was generating waits for it and goes on with the new weights.
   const double loaded = e->model.Stall(alias ? 0.001 : cost.weight_bytes() / rate, now);
   Send(event::Loaded{c.worker, c.v, published.at(c.v), ""}, loaded - now + job.message_s);
-  if (job.controller.config.rollout.kv_on_update != KvOnUpdate::kKeep) {
+  if (job.controller.rollout.kv_on_update != KvOnUpdate::kKeep) {
     const double again = e->model.Recompute();
     report.prefilled += again;
     report.prefilled_again += again;
@@ -350,8 +348,7 @@ void Simulator::Impl::Do(const command::StepReport& c) {
 }
 
 void Simulator::Impl::Do(const command::Finish& c) {
-  if (stopping && report.steps_trained < job.controller.config.train.steps)
-    return Halt();  // and goes on later
+  if (stopping && report.steps_trained < job.controller.steps) return Halt();  // and goes on later
   over = true;
   report.done = c.code == 0;
   report.why = c.why;

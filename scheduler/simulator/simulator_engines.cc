@@ -172,11 +172,8 @@ void Simulator::Impl::Fire(const Entry& entry) {
       }
       for (int64_t i = 0; i < job.controller.side_workers(); ++i) {
         // The other workers of the model never fall silent.
-        Deliver(
-            event::Heartbeat{{{job.controller.config.cluster.slots + i}, {side_inc[static_cast<size_t>(i)]}},
-                             std::nullopt,
-                             "",
-                             0});
+        Deliver(event::Heartbeat{
+            {{job.controller.fleet.slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
       }
       if (!over) Deliver(event::Tick{});
       Push(job.tick_s, Kind::kTick);

@@ -48,7 +48,7 @@ double Simulator::Impl::Disturbed(const Event& event, double delay) {
 void Simulator::Impl::Arrive(const Event& event) {
   const WorkerRef from = Source(event);
   if (from.worker.valid() && !ByLauncher(event)) {
-    const int64_t side = from.worker.value - job.controller.config.cluster.slots;
+    const int64_t side = from.worker.value - job.controller.fleet.slots;
     const bool lives =
         side >= 0 ? side_inc[static_cast<size_t>(side)] == from.inc.value : Find(from) != nullptr;
     if (!lives) return;  // it died with its process
@@ -69,7 +69,7 @@ void Simulator::Impl::CountLost(const command::StartChunk& c) {
 }
 
 void Simulator::Impl::Die(WorkerId worker, Incarnation inc, bool seen) {
-  const int64_t side = worker.value - job.controller.config.cluster.slots;
+  const int64_t side = worker.value - job.controller.fleet.slots;
   WorkerRef ref{worker, inc};
   if (side >= 0) {
     int64_t& lives = side_inc[static_cast<size_t>(side)];
@@ -121,7 +121,7 @@ void Simulator::Impl::BeatWithFaults() {
     }
     beats.push_back(std::move(beat));
   }
-  const int64_t slots = job.controller.config.cluster.slots;
+  const int64_t slots = job.controller.fleet.slots;
   for (int64_t i = 0; i < job.controller.side_workers(); ++i) {
     if (side_inc[static_cast<size_t>(i)] >= 0 && speaks({slots + i}))
       beats.push_back({{{slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
@@ -148,7 +148,7 @@ void Simulator::Impl::Befall(Fault kind) {
   if (kind == kResume) return Resume();
   faults.Count();
   const FaultShape& f = faults.shape();
-  const WorkerId worker{faults.Choose(job.controller.config.cluster.slots + job.controller.side_workers())};
+  const WorkerId worker{faults.Choose(job.controller.fleet.slots + job.controller.side_workers())};
   switch (kind) {
     case kKill:
       Die(worker, {}, true);

@@ -104,23 +104,23 @@ struct Simulator::Impl {
   explicit Impl(const SimJob& j)
       : job(j),
         cost(j.hardware, j.model, j.devices_per_slot, j.engine_efficiency),
-        draws(j.seed, j.lengths, j.turns, j.recorded_lengths, j.controller.config.rollout.max_new_tokens,
-              j.controller.config.environment.max_turn_tokens),
+        draws(j.seed, j.lengths, j.turns, j.recorded_lengths, j.controller.rollout.max_new_tokens,
+              j.controller.environment.max_turn_tokens),
         faults(j.faults, j.seed),
-        samples(j.controller.config.rollout.group_size) {
+        samples(j.controller.batch.group_size) {
     if (job.true_lengths)
       job.controller.dispatch.oracle = [this](const SampleId& tid) { return draws.Length(tid); };
-    JobConfig& c = job.controller.config;
-    c.cluster.heartbeat_s = kHeartbeatSeconds;
-    c.cluster.start_timeout_s = 1e7;  // nothing is lost here, and transfers of big models take long
-    c.cluster.stall_timeout_s = 1e7;
+    ControllerOptions& c = job.controller;
+    c.fleet.heartbeat_s = kHeartbeatSeconds;
+    c.fleet.start_timeout_s = 1e7;  // nothing is lost here, and transfers of big models take long
+    c.fleet.stall_timeout_s = 1e7;
     c.eval.before_train = c.eval.after_train = false;
     c.eval.every_steps = 0;
     c.seed = job.seed;
     faulty = job.faults.any();
     resumes = job.faults.stop_at_s > 0 || job.faults.controller_kill_mean_s > 0;
     // Others would be lost only after the long times of a calm cluster.
-    if (faulty) c.cluster.heartbeat_s = job.tick_s;
+    if (faulty) c.fleet.heartbeat_s = job.tick_s;
   }
 
   // Faults (simulator_faults.cc).
@@ -137,7 +137,7 @@ struct Simulator::Impl {
     return now < disk_slow_until ? faults.shape().disk_slow_factor : 1;
   }
 
-  [[nodiscard]] bool Episodic() const { return !job.controller.config.environment.name.empty(); }
+  [[nodiscard]] bool Episodic() const { return job.controller.environment.used; }
 
   // --- queue
 

@@ -19,7 +19,7 @@ struct TurnShape {                         // several turns an answer; mean_turn
   int64_t max_turns = 100;
   double step_s_mean = 0, step_s_sd = 0;  // of an environment step, normal, never negative
   double slow_chance = 0, slow_s = 0;     // some steps (resets) take this much longer, exponential
-  // Where the job has an environment (config.environment.name), turns are played by its environment workers,
+  // Where the job has an environment (EnvironmentOptions::used), turns are played by its environment workers,
   // as in a real run: between turns a sample is in no engine. A turn then takes a log-normal time, unless
   // latency_median_s is 0.
   double latency_median_s = 0, latency_tail = 0, latency_max_s = 0;

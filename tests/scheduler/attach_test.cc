@@ -12,7 +12,7 @@ namespace {
 
 ControllerOptions LongLived(int64_t slots = 3) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, slots);
-  job.config.cluster.reattach_grace_s = 10;
+  job.fleet.reattach_grace_s = 10;
   return job;
 }
 
@@ -135,7 +135,7 @@ TEST(AttachTest, AnAdoptedChunkHasOnlyTheTokensThatWereSentAgain) {
 TEST(AttachTest, ALiveTrainerWithTheCommittedStateIsAdopted) {
   for (const int64_t slots : {3, 4}) {
     ControllerOptions job = LongLived(slots);
-    job.config.scheduler.actor_slots = slots - 2;
+    job.fleet.actor_slots = slots - 2;
     SimCluster whole({.controller = job, .seed = 4, .faults = {}});
     const uint64_t weights = whole.Run().weights;
     SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
@@ -153,8 +153,8 @@ TEST(AttachTest, ALiveTrainerWithTheCommittedStateIsAdopted) {
     EXPECT_EQ(r.lives, 2);
     EXPECT_EQ(r.weights, weights);
     EXPECT_EQ(Count<record::Restore>(cluster), 0) << "no rollback, no new lineage";
-    EXPECT_EQ(Count<record::StepBegin>(cluster), job.config.train.steps) << "no step was computed again";
-    EXPECT_EQ(Count<record::Publish>(cluster), job.config.train.steps + 1);
+    EXPECT_EQ(Count<record::StepBegin>(cluster), job.steps) << "no step was computed again";
+    EXPECT_EQ(Count<record::Publish>(cluster), job.steps + 1);
     EXPECT_TRUE(Warned(cluster, "event=state_adopted step=2"));
     ExpectProven(cluster);
   }
@@ -188,7 +188,7 @@ TEST(AttachTest, ATrainerThatIsAStepAheadIsRestored) {
 
 TEST(AttachTest, ARecoveryCopyThatFailsCostsNobodyHisLife) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
-  job.config.checkpoint.recovery_every_steps = 1;
+  job.checkpoint.recovery_every_steps = 1;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {.recovery_error = 1}});
   EXPECT_EQ(cluster.Run().code, 0);
   EXPECT_EQ(cluster.started_workers(), 4);

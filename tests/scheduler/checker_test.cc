@@ -19,9 +19,9 @@ using Journal = std::vector<JournalEntry>;
 const Journal& GoodJournal() {
   static const Journal journal = [] {
     ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
-    job.config.scheduler.max_lag_versions = 1;
-    job.config.checkpoint.every_steps = 2;
-    job.config.train.steps = 8;
+    job.batch.max_lag_versions = 1;
+    job.checkpoint.every_steps = 2;
+    job.steps = 8;
     SimCluster cluster({.controller = job, .seed = 7, .faults = {}, .deterministic_training = false});
     int64_t steps = 0;
     cluster.on_command = [&](const Command& c) {

@@ -31,10 +31,10 @@ double Now() {
 // the number in flight stays as it is.
 void Bench(int64_t in_flight, int64_t workers) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, workers + 1);
-  job.eval_rows = 0;
-  JobConfig& c = job.config;
-  c.train.groups_per_step = in_flight / 8;
-  c.rollout.group_size = 8;
+  job.eval.rows = 0;
+  ControllerOptions& c = job;
+  c.batch.groups_per_step = in_flight / 8;
+  c.batch.group_size = 8;
   c.rollout.max_new_tokens = 1 << 20;  // never ends
   c.rollout.chunk_tokens = 64;
   c.rollout.max_concurrent = in_flight;
@@ -102,12 +102,12 @@ void Bench(int64_t in_flight, int64_t workers) {
 
 void BenchCheckAndFold() {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 4);
-  job.config.train.steps = 400;
-  job.config.scheduler.max_lag_versions = 1;
-  job.config.train.groups_per_step = 16;
-  job.config.rollout.group_size = 8;
-  job.config.rollout.max_concurrent = 256;
-  job.config.checkpoint.every_steps = 20;
+  job.steps = 400;
+  job.batch.max_lag_versions = 1;
+  job.batch.groups_per_step = 16;
+  job.batch.group_size = 8;
+  job.rollout.max_concurrent = 256;
+  job.checkpoint.every_steps = 20;
   SimCluster cluster({.controller = job, .seed = 1, .faults = {}});
   const double begin = Now();
   const SimResult r = cluster.Run();
@@ -153,13 +153,13 @@ double BenchScale(int64_t requests, int64_t engines = 0) {
                .head_size = 128};
   job.devices_per_slot = 8;
   job.lengths.mean_tokens = 10000;
-  JobConfig& c = job.controller.config;
-  c.scheduler.placement = PlacementKind::kMultiplexed;
-  c.cluster.slots = engines > 0 ? engines : std::max<int64_t>(2, requests * 1250 / 16384);
-  c.scheduler.actor_slots = c.cluster.slots / 2;
-  c.train.steps = 1;
-  c.train.groups_per_step = requests / 8;
-  c.rollout.group_size = 8;
+  ControllerOptions& c = job.controller;
+  c.fleet.placement = PlacementKind::kMultiplexed;
+  c.fleet.slots = engines > 0 ? engines : std::max<int64_t>(2, requests * 1250 / 16384);
+  c.fleet.actor_slots = c.fleet.slots / 2;
+  c.steps = 1;
+  c.batch.groups_per_step = requests / 8;
+  c.batch.group_size = 8;
   c.rollout.max_new_tokens = 32768;
   c.rollout.chunk_tokens = 2048;
   c.rollout.max_concurrent = requests;
@@ -179,7 +179,7 @@ double BenchScale(int64_t requests, int64_t engines = 0) {
       "{\"bench\":\"simulator\",\"case\":\"%ld_requests\",\"value\":%.2f,\"unit\":\"us/"
       "event\",\"better\":\"lower\",\"events\":%ld,\"engines\":%ld,"
       "\"events_per_core_s\":%.0f}\n",
-      static_cast<long>(requests), us, static_cast<long>(report->events), static_cast<long>(c.cluster.slots),
+      static_cast<long>(requests), us, static_cast<long>(report->events), static_cast<long>(c.fleet.slots),
       1e6 / us);
   return us;
 }

@@ -28,7 +28,7 @@ SimResult RunJob(const SimOptions& options) {
   EXPECT_EQ(r.code, 0) << r.why;
   ExpectProven(cluster);
   if (cluster.controller() != nullptr) {
-    EXPECT_EQ(cluster.controller()->View().step.value, options.controller.config.train.steps);
+    EXPECT_EQ(cluster.controller()->View().step.value, options.controller.steps);
   }
   return r;
 }
@@ -41,7 +41,7 @@ TEST(ControllerSimTest, ColocatedRunTrainsAllStepsAndEnds) { RunJob(SmallJob(Pla
 TEST(ControllerSimTest, SplitRunTrainsAllStepsAtEveryLag) {
   for (const int64_t eta : {0, 1, 2}) {
     ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
-    job.config.scheduler.max_lag_versions = eta;
+    job.batch.max_lag_versions = eta;
     SCOPED_TRACE(eta);
     RunJob(job);
   }
@@ -53,8 +53,8 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
     for (const int64_t eta : {0, 1}) {
       SCOPED_TRACE(testing::Message() << Word(placement) << " lag " << eta);
       ControllerOptions job = SmallJob(placement, 4);
-      job.config.scheduler.actor_slots = 2;
-      job.config.scheduler.max_lag_versions = eta;
+      job.fleet.actor_slots = 2;
+      job.batch.max_lag_versions = eta;
       SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
       const SimResult r = cluster.Run();
       EXPECT_EQ(r.code, 0) << r.why;
@@ -67,7 +67,7 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
           groups += b->members.size() > 1 ? 1 : 0;
         steps += std::holds_alternative<record::StepCommit>(e.record) ? 1 : 0;
       }
-      EXPECT_EQ(steps, job.config.train.steps);
+      EXPECT_EQ(steps, job.steps);
       EXPECT_GE(moves, steps - 1);
       if (placement != PlacementKind::kElastic) {
         EXPECT_EQ(groups, steps) << "every step by a group of several";
@@ -106,8 +106,9 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
 
 TEST(ControllerSimTest, SupervisedRunNeedsNeitherRolloutNorReward) {
   ControllerOptions job = SmallJob(PlacementKind::kColocated);
-  job.config.job = JobKind::kSft;
-  job.eval_rows = 0;
+  job.job = JobKind::kSft;
+  job.batch.group_size = 1;
+  job.eval.rows = 0;
   SimCluster cluster({.controller = job, .seed = 1, .faults = {}});
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 0) << r.why;
@@ -141,7 +142,7 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
     lives += r.lives;
     done += r.code == 0 ? 1 : 0;
     if (r.code == 0) {
-      EXPECT_EQ(cluster.controller()->View().step.value, options.controller.config.train.steps);
+      EXPECT_EQ(cluster.controller()->View().step.value, options.controller.steps);
       continue;
     }
     std::string last;
@@ -165,19 +166,19 @@ TEST(ControllerSimTest, OneSeedGivesOneJournal) {
 
 // Deterministic mode, one slot, lag 0: the weights do not know that the run was killed.
 TEST(ControllerSimTest, KilledAnywhereAndResumedEndsWithTheSameWeights) {
-  for (const char* filter : {"none", "zero_variance"}) {
+  for (const bool filter : {false, true}) {
     SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 3, .faults = {}};
-    o.controller.config.algorithm.filter = filter;
-    o.controller.config.checkpoint.every_steps = 4;
+    o.controller.batch.drops_equal_rewards = filter;
+    o.controller.checkpoint.every_steps = 4;
     o.equal_rewards = 0.2;
     const uint64_t whole = RunJob(o).weights;
     for (uint64_t k = 0; k < 40; ++k) {
-      SCOPED_TRACE(testing::Message() << filter << " crash series " << k);
+      SCOPED_TRACE(testing::Message() << "filter " << filter << " crash series " << k);
       SimOptions broken = o;
       broken.seed = 3;
       broken.faults.controller_crash_mean_s = 0.5 + 0.1 * static_cast<double>(k);
       broken.faults.kill_mean_s = k % 2 == 0 ? 0 : 4;
-      broken.controller.config.checkpoint.recovery_every_steps = k % 3 == 0 ? 1 : 0;
+      broken.controller.checkpoint.recovery_every_steps = k % 3 == 0 ? 1 : 0;
       broken.faults.heal_after_s = 20;
       SimCluster cluster(broken);
       const SimResult r = cluster.Run();
@@ -191,8 +192,8 @@ TEST(ControllerSimTest, KilledAnywhereAndResumedEndsWithTheSameWeights) {
 TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
   // The controller dies after each single event of a short run in turn.
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
-  job.config.train.steps = 2;
-  job.config.scheduler.max_lag_versions = 1;
+  job.steps = 2;
+  job.batch.max_lag_versions = 1;
   int64_t events = 0;
   {
     SimCluster cluster({.controller = job, .seed = 5, .faults = {}});
@@ -217,7 +218,7 @@ TEST(ControllerSimTest, StopWritesACheckpointAndEndsWithinItsBudget) {
   for (double at = 0.1; at < 6; at += 0.23) {
     SCOPED_TRACE(testing::Message() << "stopped at " << at);
     SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
-    o.controller.config.train.steps = 1000;
+    o.controller.steps = 1000;
     o.faults.stop_at_s = at;
     SimCluster cluster(o);
     const SimResult r = cluster.Run();
@@ -269,7 +270,7 @@ TEST(ControllerSimTest, ASampleWhosePayloadIsLostTakesItsGroupAlone) {
 
 TEST(ControllerSimTest, StopDoesNotWaitForAStepThatHangs) {
   SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
-  o.controller.config.train.steps = 1000;
+  o.controller.steps = 1000;
   o.faults.stop_at_s = 5;
   SimCluster cluster(o);
   cluster.on_event = [](const Event& e) { return !std::holds_alternative<event::TrainDone>(e); };
@@ -281,7 +282,7 @@ TEST(ControllerSimTest, StopDoesNotWaitForAStepThatHangs) {
 
 TEST(ControllerSimTest, SecondStopEndsAtOnce) {
   SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
-  o.controller.config.train.steps = 1000;
+  o.controller.steps = 1000;
   o.faults.stop_at_s = 3;
   o.faults.stop_now_after_s = 0.01;
   SimCluster cluster(o);
@@ -296,10 +297,10 @@ TEST(ControllerSimTest, StoppedRunGoesOnAndAFinishedOneSaysSo) {
   o.faults.stop_at_s = 3;
   SimCluster cluster(o);
   EXPECT_EQ(cluster.Run().code, 0);
-  EXPECT_LT(cluster.controller()->View().step.value, o.controller.config.train.steps);
+  EXPECT_LT(cluster.controller()->View().step.value, o.controller.steps);
   const SimResult resumed = cluster.Run();
   EXPECT_EQ(resumed.code, 0) << resumed.why;
-  EXPECT_EQ(cluster.controller()->View().step.value, o.controller.config.train.steps);
+  EXPECT_EQ(cluster.controller()->View().step.value, o.controller.steps);
   ExpectProven(cluster);
 
   o.faults.stop_at_s = 0;
@@ -318,8 +319,8 @@ TEST(ControllerSimTest, StoppedRunGoesOnAndAFinishedOneSaysSo) {
 
 TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
-  job.config.cluster.reattach_grace_s = 10;
-  job.config.train.steps = 3;
+  job.fleet.reattach_grace_s = 10;
+  job.steps = 3;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
   int64_t chunks = 0;
   cluster.on_event = [&](const Event& e) {
@@ -343,7 +344,7 @@ TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
 
 TEST(ControllerSimTest, LostRolloutWorkerCostsNoTokenThatWasReported) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
-  job.config.rollout.chunk_tokens = 32;
+  job.rollout.chunk_tokens = 32;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
   int64_t progress = 0;
   cluster.on_event = [&](const Event& e) {
@@ -368,8 +369,8 @@ TEST(ControllerSimTest, LostRolloutWorkerCostsNoTokenThatWasReported) {
 TEST(ControllerSimTest, LostActorWithRecoveryCopyLosesAtMostOneStep) {
   for (const int64_t recovery : {0, 1}) {
     ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
-    job.config.checkpoint.recovery_every_steps = recovery;
-    job.config.checkpoint.every_steps = 0;
+    job.checkpoint.recovery_every_steps = recovery;
+    job.checkpoint.every_steps = 0;
     SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
     int64_t steps = 0;
     cluster.on_command = [&](const Command& c) {
@@ -388,7 +389,7 @@ TEST(ControllerSimTest, LostActorWithRecoveryCopyLosesAtMostOneStep) {
 
 TEST(ControllerSimTest, NothingMovingForTheLimitEndsTheRunAndNamesWhoIsWaitedFor) {
   SimOptions o{.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}};
-  o.controller.config.cluster.stall_timeout_s = 30;
+  o.controller.fleet.stall_timeout_s = 30;
   SimCluster cluster(o);
   cluster.on_event = [](const Event& e) { return !std::holds_alternative<event::PayloadStored>(e); };
   const SimResult r = cluster.Run();
@@ -411,7 +412,7 @@ TEST(ControllerSimTest, WorkerThatNeverStartsEndsTheRunAfterThreeTries) {
 
 TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
   SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
-  o.controller.config.eval.before_train = false;
+  o.controller.eval.before_train = false;
   o.faults.infra = 1;
   SimCluster cluster(o);
   const SimResult r = cluster.Run();
@@ -423,8 +424,8 @@ TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
 
 TEST(ControllerSimTest, TrainedLagNeverExceedsTheBoundAndIsUsed) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
-  job.config.scheduler.max_lag_versions = 2;
-  job.config.train.steps = 12;
+  job.batch.max_lag_versions = 2;
+  job.steps = 12;
   SimCluster cluster({.controller = job, .seed = 4, .faults = {}, .mean_tokens = 30});
   EXPECT_EQ(cluster.Run().code, 0);
   int64_t most = 0;
@@ -437,8 +438,8 @@ TEST(ControllerSimTest, TrainedLagNeverExceedsTheBoundAndIsUsed) {
 TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
   for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kSplit}) {
     ControllerOptions job = SmallJob(placement, placement == PlacementKind::kColocated ? 1 : 3);
-    job.config.eval.every_steps = 2;
-    job.config.scheduler.max_lag_versions = 1;
+    job.eval.every_steps = 2;
+    job.batch.max_lag_versions = 1;
     SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
     EXPECT_EQ(cluster.Run().code, 0);
     std::vector<int64_t> steps;

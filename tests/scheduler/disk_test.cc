@@ -99,10 +99,10 @@ class RealCodeDisk : public SimDisk {
 
 SimOptions Short(SimDisk& disk) {
   SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 5, .faults = {}};
-  JobConfig& c = o.controller.config;
-  c.train.steps = 3;
-  c.train.groups_per_step = 1;
-  c.rollout.group_size = 2;
+  ControllerOptions& c = o.controller;
+  c.steps = 3;
+  c.batch.groups_per_step = 1;
+  c.batch.group_size = 2;
   c.checkpoint.every_steps = 1;
   c.checkpoint.keep = 2;
   c.eval.before_train = c.eval.after_train = false;

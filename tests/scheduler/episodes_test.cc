@@ -187,10 +187,10 @@ TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
     for (const int64_t eta : {0, 1}) {
       SCOPED_TRACE(testing::Message() << Word(placement) << " lag " << eta);
       ControllerOptions job = SmallEpisodes(placement, 3);
-      job.config.scheduler.max_lag_versions = eta;
+      job.batch.max_lag_versions = eta;
       const Outcome run = Play({.controller = job, .seed = 2, .faults = {}});
       EXPECT_EQ(run.result.code, 0) << run.result.why;
-      EXPECT_EQ(run.committed, job.config.train.steps);
+      EXPECT_EQ(run.committed, job.steps);
       EXPECT_EQ(run.faulty, 0) << "dropped for another reason than age";
       if (eta == 0) {
         EXPECT_EQ(run.drops, 0);
@@ -202,7 +202,7 @@ TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
 
 SimOptions Exact() {
   SimOptions o{.controller = SmallEpisodes(PlacementKind::kColocated, 1), .seed = 5, .faults = {}};
-  o.controller.config.deterministic = true;
+  o.controller.deterministic = true;
   return o;
 }
 
@@ -247,7 +247,7 @@ TEST(EpisodeRunTest, ACrashedControllerPlaysOpenEpisodesAgainAndFinishedOnesForT
 
 TEST(EpisodeRunTest, ABrokenEnvironmentEndsTheRunInsteadOfTrainingOnZeros) {
   SimOptions o{.controller = SmallEpisodes(PlacementKind::kColocated), .seed = 2, .faults = {}};
-  o.controller.config.eval.before_train = false;
+  o.controller.eval.before_train = false;
   o.faults.infra = 1;
   const Outcome run = Play(o);
   EXPECT_EQ(run.result.code, 3);

@@ -34,15 +34,15 @@ SimOptions Short(const std::string& variant) {
                                  : SmallJob(placement, placement == PlacementKind::kColocated ? 2 : 3),
                .seed = 5,
                .faults = {}};
-  JobConfig& c = o.controller.config;
-  c.train.steps = 2;
-  c.train.groups_per_step = 2;
-  c.rollout.group_size = 2;
-  c.scheduler.max_lag_versions = 1;
-  c.scheduler.actor_slots = variant == "split" ? 1 : 2;
+  ControllerOptions& c = o.controller;
+  c.steps = 2;
+  c.batch.groups_per_step = 2;
+  c.batch.group_size = 2;
+  c.batch.max_lag_versions = 1;
+  c.fleet.actor_slots = variant == "split" ? 1 : 2;
   c.checkpoint.every_steps = variant == "recovery" ? 0 : 1;
   c.checkpoint.recovery_every_steps = variant == "recovery" ? 1 : 0;
-  c.cluster.reattach_grace_s = variant == "reattach" ? 5 : 0;
+  c.fleet.reattach_grace_s = variant == "reattach" ? 5 : 0;
   c.eval.before_train = c.eval.after_train = false;
   return o;
 }
@@ -188,7 +188,7 @@ std::optional<Event> FailedStorage(const Event& e) {
 TEST(ExhaustiveTest, EveryStorageOperationMayFailOrBeTheLast) {
   for (const char* placement : kVariants) {
     SimOptions o = Short(placement);
-    o.controller.config.checkpoint.save_final = true;
+    o.controller.checkpoint.save_final = true;
     int64_t operations = 0;
     {
       SimCluster whole(o);

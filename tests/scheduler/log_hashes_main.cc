@@ -23,8 +23,8 @@ SimJob Job(PlacementKind placement, bool turns) {
                .step_s_sd = 1,
                .slow_chance = 0.02,
                .slow_s = 60};
-  j.controller.config.scheduler.max_lag_versions = 1;
-  j.controller.config.train.steps = 5;
+  j.controller.batch.max_lag_versions = 1;
+  j.controller.steps = 5;
   return j;
 }
 

@@ -29,8 +29,9 @@ struct Bug {
 
 // An rl job whose samples are graded by reward workers.
 void OneTurn(SimOptions& o) {
-  o.controller.config.job = JobKind::kRl;
-  o.controller.config.environment = {};
+  o.controller.job = JobKind::kRl;
+  o.controller.batch.group_size = SmallJob().batch.group_size;
+  o.controller.environment = {};
 }
 
 const std::map<int, Bug>& Bugs() {
@@ -79,8 +80,9 @@ const std::map<int, Bug>& Bugs() {
        {"full queue drops what it has without a word",
         {"Q1"},
         [](SimOptions& o) {
-          o.controller.config.scheduler.oversample = 1.5;
-          o.controller.config.job = JobKind::kRl;
+          o.controller.batch.oversample = 1.5;
+          o.controller.job = JobKind::kRl;
+          o.controller.batch.group_size = SmallJob().batch.group_size;
         },
         nullptr}},
       // Such a set is open after its deadline, or is committed without the slot that timed out.
@@ -95,7 +97,7 @@ const std::map<int, Bug>& Bugs() {
         [](SimOptions& o) {
           o.faults.checkpoint_rots = 0.4;
           o.faults.kill_mean_s = 4;
-          o.controller.config.checkpoint.every_steps = 1;
+          o.controller.checkpoint.every_steps = 1;
         },
         nullptr}},
       {12, {"marker rewritten in place, crash between", {"C8", "C5"}, nullptr, nullptr}},
@@ -104,7 +106,7 @@ const std::map<int, Bug>& Bugs() {
         {"L2", "L4"},
         [](SimOptions& o) {
           o.faults.hang_mean_s = 3;
-          o.controller.config.cluster.stall_timeout_s = 120;
+          o.controller.fleet.stall_timeout_s = 120;
         },
         nullptr}},
       {14,
@@ -112,13 +114,14 @@ const std::map<int, Bug>& Bugs() {
         {"L5"},
         [](SimOptions& o) {
           // One worker that dies seldom, in a run that does little else: six deaths are soon there.
-          JobConfig& c = o.controller.config;
+          ControllerOptions& c = o.controller;
           c.job = JobKind::kSft;
+          c.batch.group_size = 1;
           c.environment = {};
-          c.scheduler.placement = PlacementKind::kColocated;
-          c.cluster.slots = 1;
-          c.train.steps = 50000;
-          o.controller.eval_rows = 0;
+          c.fleet.placement = PlacementKind::kColocated;
+          c.fleet.slots = 1;
+          c.steps = 50000;
+          o.controller.eval.rows = 0;
           o.faults = {};
           o.faults.kill_mean_s = 300;
           o.faults.heal_after_s = 1e9;
@@ -136,7 +139,7 @@ const std::map<int, Bug>& Bugs() {
         [](SimOptions& o) {
           OneTurn(o);
           o.faults.hang_mean_s = 4;
-          o.controller.config.cluster.heartbeat_s = 60;  // so that the stuck grading is noticed first
+          o.controller.fleet.heartbeat_s = 60;  // so that the stuck grading is noticed first
         },
         nullptr}},
       {17,

@@ -143,7 +143,7 @@ void SimCluster::Offer(int64_t id) {
 }
 
 void SimCluster::SendHeld(Proc& p) {
-  if (!options_.controller.config.environment.name.empty()) return;  // episodes begin again
+  if (options_.controller.environment.used) return;  // episodes begin again
   for (const auto* chunks : {&p.chunks, &p.ended}) {
     for (const auto& [key, c] : *chunks) {
       Tokens sent;
@@ -192,7 +192,7 @@ void SimCluster::AfterController() {
   durable_ = journal_.size();
   controller_.reset();
   ++life_;
-  if (options_.controller.config.cluster.reattach_grace_s <= 0) {
+  if (options_.controller.fleet.reattach_grace_s <= 0) {
     for (auto& [id, p] : procs_) p.alive = false;
   }
 }
@@ -284,8 +284,8 @@ void SimCluster::Spawn(WorkerId worker) {
   Proc& p = procs_[id];
   p.id = id;
   p.worker = worker;
-  p.kind = worker.value < options_.controller.config.cluster.slots ? WorkerKind::kDevice
-                                                                   : options_.controller.side_kind();
+  p.kind =
+      worker.value < options_.controller.fleet.slots ? WorkerKind::kDevice : options_.controller.side_kind();
   event::WorkerJoined join{.worker = worker,
                            .name = "w",
                            .kind = p.kind,
@@ -364,7 +364,7 @@ void SimCluster::EngineStep(int64_t id) {
         p->chunks.erase(key);
         continue;
       }
-      const bool episode = !options_.controller.config.environment.name.empty();
+      const bool episode = options_.controller.environment.used;
       const int64_t length =
                         episode ? c.tokens.turn_start + TurnLength(c.tid, c.tokens.turn) : LengthOf(c.tid),
                     limit = c.limit;

@@ -63,7 +63,7 @@ struct SimCluster::Do {
       return;
     }
     s.Storage(event::RowReady{c.ordinal, c.issue, 5 + row % 3}, delay);
-    if (job.config.job == JobKind::kSft) {
+    if (job.job == JobKind::kSft) {
       const SampleId tid{c.ordinal, c.issue, 0};
       s.payload_[tid] = {1, SampleUid({row, 0, 0}), {}, {}};
       s.Storage(event::PayloadStored{tid, 0, 5, 5, SampleUid({row, 0, 0}), -1, 0, 0, {}}, s.Delay(0.002));

@@ -60,28 +60,28 @@ ControllerOptions SmallJob(PlacementKind placement, int64_t slots) {
   o.run_id = "run";
   o.config_digest = "digest";
   o.data_rows = 40;
-  o.eval_rows = 6;
-  JobConfig& c = o.config;
-  c.scheduler.placement = placement;
-  c.cluster.slots = slots;
-  c.train.groups_per_step = 4;
-  c.train.steps = 6;
-  c.rollout.group_size = 3;
+  o.eval.rows = 6;
+  ControllerOptions& c = o;
+  c.fleet.placement = placement;
+  c.fleet.slots = slots;
+  c.batch.groups_per_step = 4;
+  c.steps = 6;
+  c.batch.group_size = 3;
   c.rollout.max_new_tokens = 32;
   c.rollout.chunk_tokens = 8;
   c.rollout.max_concurrent = 24;
   c.checkpoint.every_steps = 3;
-  c.reward.functions = {{.name = "exact_answer", .endpoint = "", .weight = 1.0, .timeout_s = 5}};
-  c.cluster.start_timeout_s = 100;
-  c.cluster.stall_timeout_s = 120;
+  c.reward.timeout_s = 5;
+  c.fleet.start_timeout_s = 100;
+  c.fleet.stall_timeout_s = 120;
   return o;
 }
 
 ControllerOptions SmallEpisodes(PlacementKind placement, int64_t slots, int64_t workers) {
   ControllerOptions o = SmallJob(placement, slots);
-  o.config.reward.functions.clear();
-  EnvironmentConfig& e = o.config.environment;
-  e.name = "model";
+  o.reward.timeout_s = 15;
+  EnvironmentOptions& e = o.environment;
+  e.used = true;
   e.workers = workers;
   e.max_turn_tokens = 6;
   e.reset_timeout_s = e.step_timeout_s = 20;

@@ -38,9 +38,9 @@ TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
     SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 4);
-    j.controller.config.environment.name = "model";
-    j.controller.config.environment.workers = 3;
-    j.controller.config.environment.max_turn_tokens = 200;
+    j.controller.environment.used = true;
+    j.controller.environment.workers = 3;
+    j.controller.environment.max_turn_tokens = 200;
     j.turns.mean_turns = 6;
     j.turns.sigma_turns = 0.5;
     const SimReport calm = Rehearse(j);
@@ -62,11 +62,11 @@ TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
     SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 16);
     j.lengths = {3000, 0.8, 0.4};
-    JobConfig& c = j.controller.config;
-    c.scheduler.max_lag_versions = 1;
-    c.train.groups_per_step = 64;
-    c.train.steps = 14;
-    c.rollout.group_size = 8;
+    ControllerOptions& c = j.controller;
+    c.batch.max_lag_versions = 1;
+    c.batch.groups_per_step = 64;
+    c.steps = 14;
+    c.batch.group_size = 8;
     c.rollout.max_new_tokens = 16384;
     c.rollout.chunk_tokens = 1024;
     const SimReport r = Rehearse(j);  // Q10 is checked there
@@ -84,12 +84,12 @@ TEST(SimulatorTest, ElasticGivesALongOptimizerStepTheSlotsThatItNeeds) {
     j.train_efficiency = 0.02;
     if (heavy_tail) {
       j.lengths = {3000, 0.8, 0.4};
-      j.controller.config.rollout.max_new_tokens = 16384;
+      j.controller.rollout.max_new_tokens = 16384;
     }
-    j.controller.config.scheduler.actor_slots = actors;
-    j.controller.config.scheduler.max_lag_versions = 1;
-    j.controller.config.train.groups_per_step = 16;
-    j.controller.config.train.steps = 12;
+    j.controller.fleet.actor_slots = actors;
+    j.controller.batch.max_lag_versions = 1;
+    j.controller.batch.groups_per_step = 16;
+    j.controller.steps = 12;
     return Rehearse(j);
   };
   for (const bool heavy_tail : {false, true}) {
@@ -122,7 +122,7 @@ TEST(SimulatorTest, UnequalSlotsCostWhatWaitingForTheSlowerOneCosts) {
   for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kMultiplexed}) {
     SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 4);
-    j.controller.config.train.steps = 12;
+    j.controller.steps = 12;
     const SimReport even = Rehearse(j);
     j.jitter = 0.3;
     const SimReport uneven = Rehearse(j);
@@ -136,12 +136,12 @@ TEST(SimulatorTest, UnequalSlotsCostWhatWaitingForTheSlowerOneCosts) {
 // outlive new weights.
 TEST(SimulatorTest, CachesEndWithTheRoleThatTheyWereFor) {
   SimJob j = Rehearsal(PlacementKind::kColocated, 2);
-  j.controller.config.scheduler.max_lag_versions = 1;
-  j.controller.config.rollout.kv_on_update = KvOnUpdate::kKeep;
-  j.controller.config.train.steps = 8;
+  j.controller.batch.max_lag_versions = 1;
+  j.controller.rollout.kv_on_update = KvOnUpdate::kKeep;
+  j.controller.steps = 8;
   j.jitter = 0.2;
   EXPECT_GT(Rehearse(j).prefilled_again, 0);
-  j.controller.config.scheduler.placement = PlacementKind::kSplit;
+  j.controller.fleet.placement = PlacementKind::kSplit;
   EXPECT_EQ(Rehearse(j).prefilled_again, 0);
 }
 
@@ -153,11 +153,11 @@ TEST(SimulatorTest, MovedSamplesDoNotMakeTheNextEngineSlow) {
   j.model = {"long", 1e12, 3.2e10, 61, 64, 64, 128, 1, 2, 70272};
   j.devices_per_slot = 32;
   j.lengths = {39000, 1, 0.35};
-  j.controller.config.train.groups_per_step = 400;
-  j.controller.config.train.steps = 1;
-  j.controller.config.rollout.group_size = 8;
-  j.controller.config.rollout.max_new_tokens = 98304;
-  j.controller.config.rollout.chunk_tokens = 2048;
+  j.controller.batch.groups_per_step = 400;
+  j.controller.steps = 1;
+  j.controller.batch.group_size = 8;
+  j.controller.rollout.max_new_tokens = 98304;
+  j.controller.rollout.chunk_tokens = 2048;
   const SimReport r = Rehearse(j);
   EXPECT_LT(r.prefilled_again, 0.35 * r.tokens);
 }
@@ -166,7 +166,7 @@ TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     SimJob j = Rehearsal(seed % 2 == 0 ? PlacementKind::kSplit : PlacementKind::kMultiplexed, 3);
     j.seed = seed;
-    j.controller.config.train.steps = 2;
+    j.controller.steps = 2;
     const SimReport r = Rehearse(j);
     const CostModel cost(j.hardware, j.model, 1, j.engine_efficiency);
     // Decoding alone, at the best rate of a slot: reading weights once for as many samples as there are.
@@ -198,11 +198,11 @@ TEST(SimulatorTest, MultiplexedGainsWhatLinearScalingAllows) {
     j.message_s = j.reward_s = j.release_s = j.grant_s = j.publish_s = 1e-6;
     j.prompt_tokens = 1;
     j.lengths = {800, 0.3, 0.1};
-    JobConfig& c = j.controller.config;
-    c.scheduler.max_lag_versions = 3;
-    c.scheduler.actor_slots = 16;
-    c.train.groups_per_step = 160;
-    c.train.steps = 12;
+    ControllerOptions& c = j.controller;
+    c.batch.max_lag_versions = 3;
+    c.fleet.actor_slots = 16;
+    c.batch.groups_per_step = 160;
+    c.steps = 12;
     c.rollout.chunk_tokens = 16;
     c.rollout.kv_on_update = KvOnUpdate::kKeep;
     return Rehearse(j);
@@ -240,12 +240,12 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
       j.message_s = j.reward_s = j.release_s = j.grant_s = j.publish_s = 1e-6;
       j.prompt_tokens = 1;
       j.lengths = {800, 0.8, 0.4};
-      JobConfig& c = j.controller.config;
-      c.scheduler.max_lag_versions = alpha;
-      c.scheduler.actor_slots = placement == PlacementKind::kColocated ? workers : workers - 1;
-      c.train.groups_per_step = samples;
-      c.train.steps = steps;
-      c.rollout.group_size = 1;
+      ControllerOptions& c = j.controller;
+      c.batch.max_lag_versions = alpha;
+      c.fleet.actor_slots = placement == PlacementKind::kColocated ? workers : workers - 1;
+      c.batch.groups_per_step = samples;
+      c.steps = steps;
+      c.batch.group_size = 1;
       c.rollout.max_concurrent = workers;
       c.rollout.kv_cache_tokens =
           c.rollout.max_new_tokens * 3 / 2;  // one sample a worker, also where others train
@@ -293,8 +293,8 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
     SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 8);
-    j.controller.config.train.steps = 8;
-    j.controller.config.checkpoint.every_steps = 2;
+    j.controller.steps = 8;
+    j.controller.checkpoint.every_steps = 2;
     j.tick_s = 1;
     j.limit_s = 1e6;
     const SimReport calm = Rehearse(j);
@@ -316,8 +316,8 @@ TEST(SimulatorTest, NothingIsGeneratedThatExpiresWithTheStepUnderWay) {
        {PlacementKind::kSplit, PlacementKind::kMultiplexed, PlacementKind::kElastic}) {
     SCOPED_TRACE(Word(placement));
     SimJob j = Rehearsal(placement, 8);
-    j.controller.config.train.steps = 12;
-    const int64_t bound = j.controller.config.scheduler.max_lag_versions = 1;
+    j.controller.steps = 12;
+    const int64_t bound = j.controller.batch.max_lag_versions = 1;
     std::map<std::pair<int64_t, int32_t>, int64_t> oldest;  // version that a group began with
     int64_t version = 0, during = 0;
     bool leased = false;
@@ -348,12 +348,12 @@ TEST(SimulatorTest, NothingIsGeneratedThatWouldBeTooOldAfterUndoneSteps) {
     SCOPED_TRACE(seed);
     SimJob j = Rehearsal(PlacementKind::kSplit, 8);
     j.seed = seed;
-    j.controller.config.train.steps = 12;
-    j.controller.config.checkpoint.every_steps = 6;
+    j.controller.steps = 12;
+    j.controller.checkpoint.every_steps = 6;
     j.limit_s = 1e6;
     j.faults.controller_kill_mean_s = 120;
     j.faults.resume_s = 5;
-    const int64_t bound = j.controller.config.scheduler.max_lag_versions = 1;
+    const int64_t bound = j.controller.batch.max_lag_versions = 1;
     int64_t step = 0, free_at = 0;
     j.on_record = [&](const JournalEntry& e) {
       if (const auto* x = std::get_if<record::StepCommit>(&e.record)) step = x->step.value;

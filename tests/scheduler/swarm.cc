@@ -14,28 +14,27 @@ SimOptions Swarm(uint64_t seed) {
                           : kind <= 3 ? PlacementKind::kMultiplexed
                                       : PlacementKind::kElastic,
                           slots);
-  if (!colocated) o.controller.config.scheduler.actor_slots = kind == 4 ? 1 : rng.InRange(1, slots - 1);
+  if (!colocated) o.controller.fleet.actor_slots = kind == 4 ? 1 : rng.InRange(1, slots - 1);
   o.controller.device_bytes_need_rollout = o.controller.device_bytes_need_actor = 1 << 20;
-  JobConfig& c = o.controller.config;
+  ControllerOptions& c = o.controller;
   if (rng.Chance(0.15)) {
     c.job = JobKind::kSft;
-    if (rng.Chance(0.5)) o.controller.eval_rows = 0;
+    c.batch.group_size = 1;
+    if (rng.Chance(0.5)) o.controller.eval.rows = 0;
   }
-  c.scheduler.max_lag_versions = rng.InRange(0, 2);
-  c.scheduler.on_stale = rng.Chance(0.6)   ? OnStale::kReissue
-                         : rng.Chance(0.5) ? OnStale::kMask
-                                           : OnStale::kDrop;
+  c.batch.max_lag_versions = rng.InRange(0, 2);
+  c.batch.on_stale = rng.Chance(0.6) ? OnStale::kReissue : rng.Chance(0.5) ? OnStale::kMask : OnStale::kDrop;
   if (rng.Chance(0.3)) c.checkpoint.recovery_every_steps = 1;
   c.checkpoint.every_steps = rng.InRange(0, 4);
   c.eval.every_steps = rng.Chance(0.3) ? rng.InRange(1, 3) : 0;
-  if (rng.Chance(0.3)) c.algorithm.filter = "zero_variance";
-  if (rng.Chance(0.2)) c.scheduler.oversample = 1.5;
-  if (rng.Chance(0.2)) c.scheduler.min_step_batch_fraction = 0.5;
-  if (rng.Chance(0.3)) c.cluster.reattach_grace_s = 5;
+  if (rng.Chance(0.3)) c.batch.drops_equal_rewards = true;
+  if (rng.Chance(0.2)) c.batch.oversample = 1.5;
+  if (rng.Chance(0.2)) c.batch.min_step_batch_fraction = 0.5;
+  if (rng.Chance(0.3)) c.fleet.reattach_grace_s = 5;
   c.reward.workers = rng.InRange(1, 2);
   Rng episodes = rng.Fork("episodes");  // of its own, so that the other draws of a seed stay
   if (c.job == JobKind::kRl && episodes.Chance(0.3)) {
-    c.environment = SmallEpisodes().config.environment;
+    c.environment = SmallEpisodes().environment;
     c.environment.workers = episodes.InRange(1, 3);
     c.environment.max_turn_tokens = episodes.InRange(0, 8);
     c.rollout.max_new_tokens = episodes.InRange(12, 48);
@@ -75,7 +74,7 @@ SimOptions Swarm(uint64_t seed) {
   f.lost_heartbeat = rate(0.3);
   f.heal_after_s = 60;
   if (rng.Chance(0.2)) f.stop_at_s = 1 + 10 * rng.Uniform();
-  if (rng.Chance(0.15) && c.scheduler.on_stale != OnStale::kMask) c.rollout.pin_version = true;
+  if (rng.Chance(0.15) && c.batch.on_stale != OnStale::kMask) c.rollout.pin_version = true;
   if (rng.Chance(0.2)) c.rollout.admission = Admission::kAdaptive;
   if (rng.Chance(0.3)) f.kv_pressure = rng.Uniform();
   return o;

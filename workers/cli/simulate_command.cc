@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "core/algorithms/registry.h"
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/config/workload.h"
@@ -21,6 +20,7 @@
 #include "workers/cli/command.h"
 #include "workers/cli/measured_run.h"
 #include "workers/controller/row_source.h"
+#include "workers/controller/scheduler_options.h"
 #include "workers/device/hardware.h"
 #include "workers/device/memory_plan.h"
 
@@ -56,18 +56,18 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
   s.controller.data_rows = int64_t{1} << 40;
   s.controller.dispatch.order = j.order == "arrival" ? scheduler::DispatchOptions::Order::kArrival
                                                      : scheduler::DispatchOptions::Order::kContext;
-  JobConfig& c = s.controller.config;
-  c.scheduler.placement = j.placement;
-  c.scheduler.actor_slots = j.actor_slots;
-  c.scheduler.rollout_floor = j.rollout_floor;
-  c.scheduler.max_lag_versions = j.max_lag_versions;
-  c.scheduler.on_stale = j.on_stale;
-  c.scheduler.oversample = j.oversample;
-  c.cluster.slots = j.slots;
-  c.train.groups_per_step = j.groups_per_step;
-  c.train.steps = j.steps;
-  c.train.recompute = j.recompute == 1;
-  c.rollout.group_size = j.group_size;
+  scheduler::ControllerOptions& c = s.controller;
+  c.fleet.placement = j.placement;
+  c.fleet.actor_slots = j.actor_slots;
+  c.fleet.rollout_floor = j.rollout_floor;
+  c.batch.max_lag_versions = j.max_lag_versions;
+  c.batch.on_stale = j.on_stale;
+  c.batch.oversample = j.oversample;
+  c.fleet.slots = j.slots;
+  c.batch.groups_per_step = j.groups_per_step;
+  c.steps = j.steps;
+  s.recompute = j.recompute == 1;
+  c.batch.group_size = j.group_size;
   c.rollout.max_new_tokens = j.max_new_tokens;
   c.rollout.chunk_tokens = j.chunk_tokens;
   c.rollout.max_concurrent = j.max_concurrent;
@@ -108,14 +108,14 @@ struct Options {
 
 // All token counts of a paced job are those of the job that it stands for.
 void StretchTokens(SimJob& s, int64_t factor) {
-  RolloutConfig& r = s.controller.config.rollout;
+  scheduler::RolloutOptions& r = s.controller.rollout;
   const int64_t chunk = scheduler::ChunkTokens(r.chunk_tokens, r.max_new_tokens, r.block_tokens);
   r.max_new_tokens *= factor;
   r.chunk_tokens = chunk * factor;
   r.kv_cache_tokens *= factor;
   s.prompt_tokens *= factor;
   s.turns.observation_tokens *= factor;
-  s.controller.config.environment.max_turn_tokens *= factor;
+  s.controller.environment.max_turn_tokens *= factor;
   for (auto& [tid, n] : s.recorded_lengths) n *= factor;
 }
 
@@ -190,8 +190,8 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   SimJob s;
   s.name = config.name;
   s.seed = config.seed;
-  s.controller.config = config;
-  s.controller.config.algorithm.filter = algorithms::FilterOf(config.algorithm);
+  s.controller = SchedulerOptions(config, /*held_out=*/0);
+  s.recompute = config.train.recompute;
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
   s.release_s = s.grant_s = 0.02;
@@ -222,7 +222,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
           factor;  // as the paced run itself: its engine makes that many modelled steps at once
     }
     // Paced slots keep the caches of the small job, which holds all that may be in flight.
-    if (config.rollout.kv_cache_tokens == 0) s.controller.config.rollout.kv_cache_tokens = int64_t{1} << 40;
+    if (config.rollout.kv_cache_tokens == 0) s.controller.rollout.kv_cache_tokens = int64_t{1} << 40;
   }
   s.tick_s = config.cluster.heartbeat_s / scale;
   s.prompt_once = config.cluster.pace.empty();  // a paced trainer is given the time of all rows
@@ -418,7 +418,7 @@ Status SimulateConfig(const Options& o) {
 Status PlanJob(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(o.file, o.overrides));
   TP_ASSIGN_OR_RETURN(SimJob base, FromConfig(loaded.config, o));
-  base.controller.config.train.steps = std::min<int64_t>(loaded.config.train.steps, 20);
+  base.controller.steps = std::min<int64_t>(loaded.config.train.steps, 20);
   struct Choice {
     std::string name;
     SimReport report;
@@ -432,8 +432,8 @@ Status PlanJob(const Options& o) {
       const bool one_size = placement == PlacementKind::kColocated || placement == PlacementKind::kElastic;
       if (one_size && actors > 1) break;
       SimJob s = base;
-      s.controller.config.scheduler.placement = placement;
-      s.controller.config.scheduler.actor_slots = actors;
+      s.controller.fleet.placement = placement;
+      s.controller.fleet.actor_slots = actors;
       auto r = RunOne(s);
       if (!r.ok()) {
         ++refused;

@@ -8,6 +8,7 @@
 #include "core/algorithms/registry.h"
 #include "core/observe/log.h"
 #include "workers/controller/process_impl.h"
+#include "workers/controller/scheduler_options.h"
 #include "workers/data/shared_arena.h"
 #include "workers/device/memory_plan.h"
 #include "workers/net/auth.h"
@@ -53,20 +54,10 @@ Status ControllerProcess::Open() {
   if (!config_.model.policy.empty()) {
     TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_, *payload_reader_));
   }
-  scheduler::ControllerOptions options;
-  options.config = config_;
-  options.config.algorithm.filter = algorithms::FilterOf(config_.algorithm);
+  scheduler::ControllerOptions options = SchedulerOptions(config_, rows_->held_out_size());
   options.run_id = request_.run_id;
   options.config_digest = request_.config_digest;
   options.data_rows = rows_->size();
-  const int64_t held_out = rows_->held_out_size();
-  // Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a
-  // grader.
-  const bool wants_eval =
-      (AnswersHeldOut(config_) && config_.eval.every_steps > 0) ||
-      (config_.job == JobKind::kRl && (config_.eval.before_train || config_.eval.after_train));
-  options.eval_rows =
-      wants_eval ? (config_.eval.samples > 0 ? std::min(config_.eval.samples, held_out) : held_out) : 0;
   // 0 where it cannot be predicted: then no proof is asked for.
   if (const auto plan = PlanMemory(config_); plan.ok()) {
     const RoleNeeds needs = NeedsOfRoles(*plan);

@@ -21,33 +21,32 @@ scheduler::ControllerOptions Job() {
   o.run_id = "run";
   o.config_digest = "digest";
   o.data_rows = 40;
-  o.eval_rows = 4;
-  JobConfig& c = o.config;
-  c.scheduler.placement = PlacementKind::kSplit;
-  c.scheduler.actor_slots = 1;
-  c.scheduler.max_lag_versions = 2;
-  c.cluster.slots = 3;
-  c.cluster.heartbeat_s = 0.5;
-  c.cluster.reattach_grace_s = 15;
-  c.cluster.start_timeout_s = 60;
-  c.cluster.stall_timeout_s = 120;
-  c.train.groups_per_step = 3;
-  c.train.steps = 8;
-  c.rollout.group_size = 3;
-  c.rollout.max_new_tokens = 24;
-  c.rollout.chunk_tokens = 8;
-  c.rollout.max_concurrent = 16;
-  c.checkpoint.every_steps = 3;
-  c.reward.workers = 1;
-  c.reward.functions = {{.name = "exact_answer", .endpoint = "", .weight = 1.0, .timeout_s = 5}};
+  o.eval.rows = 4;
+  o.fleet.placement = PlacementKind::kSplit;
+  o.fleet.actor_slots = 1;
+  o.batch.max_lag_versions = 2;
+  o.fleet.slots = 3;
+  o.fleet.heartbeat_s = 0.5;
+  o.fleet.reattach_grace_s = 15;
+  o.fleet.start_timeout_s = 60;
+  o.fleet.stall_timeout_s = 120;
+  o.batch.groups_per_step = 3;
+  o.steps = 8;
+  o.batch.group_size = 3;
+  o.rollout.max_new_tokens = 24;
+  o.rollout.chunk_tokens = 8;
+  o.rollout.max_concurrent = 16;
+  o.checkpoint.every_steps = 3;
+  o.reward.workers = 1;
+  o.reward.timeout_s = 5;
   return o;
 }
 
 class Sim {
  public:
   explicit Sim(uint64_t seed) : network_(seed) {
-    network_.lease_s = 3 * job_.config.cluster.heartbeat_s;
-    network_.patience_s = job_.config.cluster.reattach_grace_s;
+    network_.lease_s = 3 * job_.fleet.heartbeat_s;
+    network_.patience_s = job_.fleet.reattach_grace_s;
     network_.hub = [this](HubEvent event) {
       if (controller_ != nullptr) controller_->On(std::move(event));
     };

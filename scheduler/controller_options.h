@@ -1,0 +1,126 @@
+#pragma once
+// What the controller has to know of a job. workers/controller/scheduler_options.h makes it from a config;
+// messages name the config's keys. Plain data. Units: `_s` seconds, `_tokens`; counts are int64_t.
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/choices.h"
+#include "core/base/ids.h"
+#include "scheduler/balance.h"
+#include "scheduler/dispatcher.h"
+#include "scheduler/events.h"
+#include "scheduler/policy.h"
+
+namespace tidepool::scheduler {
+
+// Slots, and how long their workers may take.
+struct FleetOptions {
+  PlacementKind placement = PlacementKind::kColocated;
+  int64_t slots = 1;
+  int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
+  int64_t rollout_floor = 1;      // slots that always generate (multiplexed, elastic)
+  bool uneven_dp = true;          // groups need not divide evenly by the training slots
+  bool launch_workers = true;     // false: workers are started by hand, nothing is restarted
+  double reattach_grace_s = 0.0;  // that a new controller waits for workers of the last one
+  double heartbeat_s = 0.5;
+  double start_timeout_s = 600.0;  // of a start, a load, a checkpoint
+  double stall_timeout_s = 120.0;  // no progress anywhere while work remains
+};
+
+// Which samples make a step, and how old they may be.
+struct BatchOptions {
+  int64_t groups_per_step = 8;
+  int64_t group_size = 8;  // samples of one row of data
+  int64_t max_lag_versions = 0;
+  OnStale on_stale = OnStale::kReissue;
+  int64_t max_reissues = 2;
+  double oversample = 1.0;  // groups started for each that is trained
+  OversampleMode oversample_mode = OversampleMode::kStartOrder;
+  double straggler_wait = 0.1;  // of a step's time, for a group that would expire
+  double min_step_batch_fraction = 1.0;
+  double infra_drop_alarm = 0.05, infra_drop_stop = 0.20;  // shares over 20 steps
+  bool drops_equal_rewards = false;                        // groups whose samples were graded alike
+  int64_t filter_rounds = 10;  // that many batches dropped so in a row end the run; 0: no bound
+};
+
+struct RolloutOptions {
+  int64_t max_prompt_tokens = 1024;
+  int64_t max_new_tokens = 64;
+  int64_t chunk_tokens = 0;  // 0: ChunkTokens chooses
+  int64_t block_tokens = 16;
+  int64_t max_concurrent = 256;  // samples in flight
+  int64_t kv_cache_tokens = 0;   // of one worker; 0: sized for max_concurrent
+  Admission admission = Admission::kReserve;
+  KvOnUpdate kv_on_update = KvOnUpdate::kRecompute;
+  bool pin_version = false;  // a sample ends on the weights that it began with
+  double repack_s = 5;       // between looks at tails that could be moved together (pin_version); 0: never
+};
+
+struct RewardOptions {
+  int64_t workers = 1;
+  int64_t max_retries = 2;  // of infrastructure failures, on any worker
+  double timeout_s = 15;    // of one sample: all its reward functions
+};
+
+struct EnvironmentOptions {
+  bool used = false;
+  bool in_rollout = false;  // it is stepped where the policy runs: no sample waits for an environment worker
+  int64_t workers = 1;
+  int64_t max_turn_tokens = 0;  // of the policy in one turn; 0: what rollout.max_new_tokens leaves
+  int64_t max_retries = 2;
+  double reset_timeout_s = 600.0, step_timeout_s = 60.0, episode_timeout_s = 3000.0;
+};
+
+struct EvalOptions {
+  int64_t rows = 0;         // held-out questions of one evaluation; 0: there is none
+  int64_t every_steps = 0;  // 0: only before and after
+  bool before_train = true, after_train = true;
+  double stop_at_accuracy = 0;  // the job is done once an evaluation reaches it; 0: never
+  [[nodiscard]] int64_t questions() const {
+    return before_train || after_train || every_steps > 0 ? rows : 0;
+  }
+};
+
+struct SaveOptions {
+  int64_t every_steps = 20;          // 0: only at start and end
+  int64_t keep = 2;                  // >= 2
+  int64_t recovery_every_steps = 0;  // 0: no copies of the trainer's state in memory
+  bool save_final = true;
+};
+
+struct ControllerOptions {
+  std::string run_id;
+  std::string config_digest;
+  JobKind job = JobKind::kRl;
+  uint64_t seed = 1;
+  bool deterministic = false;
+  int64_t data_rows = 0;  // rows of one epoch; ordinals run on over epochs
+  int64_t steps = 20;
+  int64_t max_nonfinite_steps = 3;        // in a row, then stop at the last good weights
+  int64_t device_bytes_need_rollout = 0;  // predicted memory of a role, for Release
+  int64_t device_bytes_need_actor = 0;
+  FleetOptions fleet;
+  BatchOptions batch;
+  RolloutOptions rollout;
+  RewardOptions reward;
+  EnvironmentOptions environment;
+  EvalOptions eval;
+  SaveOptions checkpoint;
+  DispatchOptions dispatch;             // order and oracle; the rest is taken from `rollout`
+  SampleCost sample_cost;               // of training, for sharing a batch over slots
+  const NamedPolicy* policy = nullptr;  // copied; null: that of fleet.placement
+
+  // Worker places: device workers 0 .. slots-1, each with one slot, then the workers beside them: reward
+  // workers, or environment workers where the job has an environment.
+  [[nodiscard]] int64_t device_workers() const { return fleet.slots; }
+  [[nodiscard]] WorkerKind side_kind() const {
+    return environment.used ? WorkerKind::kEnvironment : WorkerKind::kReward;
+  }
+  [[nodiscard]] int64_t side_workers() const {
+    return environment.used ? environment.workers : reward.workers;
+  }
+  [[nodiscard]] WorkerId side_worker(int64_t i) const { return {fleet.slots + i}; }
+};
+
+}  // namespace tidepool::scheduler

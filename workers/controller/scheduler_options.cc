@@ -1,0 +1,91 @@
+#include "workers/controller/scheduler_options.h"
+
+#include <algorithm>
+
+#include "core/algorithms/registry.h"
+
+namespace tidepool::workers {
+namespace {
+
+// Supervised learning is evaluated by generation only where that is asked for: it needs an engine and a
+// grader.
+bool Evaluates(const JobConfig& c) {
+  return (AnswersHeldOut(c) && c.eval.every_steps > 0) ||
+         (c.job == JobKind::kRl && (c.eval.before_train || c.eval.after_train));
+}
+
+// Reward functions judge a sample one after the other.
+double SecondsOfRewards(const RewardConfig& c) {
+  double sum = 0;
+  for (const RewardFunction& f : c.functions) sum += f.timeout_s;
+  return sum > 0 ? sum : scheduler::RewardOptions().timeout_s;
+}
+
+}  // namespace
+
+scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_out) {
+  scheduler::ControllerOptions o;
+  o.job = c.job;
+  o.seed = c.seed;
+  o.deterministic = c.deterministic;
+  o.steps = c.train.steps;
+  o.max_nonfinite_steps = c.train.max_nonfinite_steps;
+  o.fleet = {.placement = c.scheduler.placement,
+             .slots = c.cluster.slots,
+             .actor_slots = c.scheduler.actor_slots,
+             .rollout_floor = c.scheduler.rollout_floor,
+             .uneven_dp = c.scheduler.uneven_dp,
+             .launch_workers = c.cluster.launch_workers,
+             .reattach_grace_s = c.cluster.reattach_grace_s,
+             .heartbeat_s = c.cluster.heartbeat_s,
+             .start_timeout_s = c.cluster.start_timeout_s,
+             .stall_timeout_s = c.cluster.stall_timeout_s};
+  o.batch = {.groups_per_step = c.train.groups_per_step,
+             .group_size = SamplesPerRow(c),
+             .max_lag_versions = c.scheduler.max_lag_versions,
+             .on_stale = c.scheduler.on_stale,
+             .max_reissues = c.scheduler.max_reissues,
+             .oversample = c.scheduler.oversample,
+             .oversample_mode = c.scheduler.oversample_mode,
+             .straggler_wait = c.scheduler.straggler_wait,
+             .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
+             .infra_drop_alarm = c.scheduler.infra_drop_alarm,
+             .infra_drop_stop = c.scheduler.infra_drop_stop,
+             .drops_equal_rewards = algorithms::FilterOf(c.algorithm) == "zero_variance",
+             .filter_rounds = c.algorithm.filter_rounds};
+  o.rollout = {.max_prompt_tokens = c.data.max_prompt_tokens,
+               .max_new_tokens = c.rollout.max_new_tokens,
+               .chunk_tokens = c.rollout.chunk_tokens,
+               .block_tokens = c.rollout.block_tokens,
+               .max_concurrent = c.rollout.max_concurrent,
+               .kv_cache_tokens = c.rollout.kv_cache_tokens,
+               .admission = c.rollout.admission,
+               .kv_on_update = c.rollout.kv_on_update,
+               .pin_version = c.rollout.pin_version,
+               .repack_s = c.rollout.repack_s};
+  o.reward = {.workers = c.reward.workers,
+              .max_retries = c.reward.max_retries,
+              .timeout_s = SecondsOfRewards(c.reward)};
+  const EnvironmentConfig& e = c.environment;
+  o.environment = {.used = !e.name.empty(),
+                   .in_rollout = !c.model.policy.empty(),
+                   .workers = e.workers,
+                   .max_turn_tokens = e.max_turn_tokens,
+                   .max_retries = e.max_retries,
+                   .reset_timeout_s = e.reset_timeout_s,
+                   .step_timeout_s = e.step_timeout_s,
+                   .episode_timeout_s = e.episode_timeout_s};
+  const int64_t rows = c.eval.samples > 0 ? std::min(c.eval.samples, held_out) : held_out;
+  o.eval = {.rows = Evaluates(c) ? rows : 0,
+            .every_steps = c.eval.every_steps,
+            .before_train = c.eval.before_train,
+            .after_train = c.eval.after_train,
+            .stop_at_accuracy = c.eval.stop_at_accuracy};
+  o.checkpoint = {.every_steps = c.checkpoint.every_steps,
+                  .keep = c.checkpoint.keep,
+                  .recovery_every_steps = c.checkpoint.recovery_every_steps,
+                  .save_final = c.checkpoint.save_final};
+  return o;
+}
+
+}  // namespace tidepool::workers

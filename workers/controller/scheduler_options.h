@@ -1,0 +1,15 @@
+#pragma once
+// What the scheduler has to know of a job, taken from its config: the only place where one becomes the other.
+
+#include <cstdint>
+
+#include "core/base/config.h"
+#include "scheduler/controller_options.h"
+
+namespace tidepool::workers {
+
+// `held_out`: questions that the data sets aside; an evaluation asks eval.samples of them. The caller adds
+// what a config does not say: run_id, config_digest, data_rows and the predicted memory of the roles.
+scheduler::ControllerOptions SchedulerOptions(const JobConfig& config, int64_t held_out);
+
+}  // namespace tidepool::workers
