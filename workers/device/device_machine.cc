@@ -5,6 +5,9 @@
 namespace tidepool::workers {
 namespace {
 
+// With 48 layers of 8 experts recorded a token takes 440 bytes.
+constexpr int64_t kTokensTogether = 2048;
+
 using scheduler::event::ChunkEnd;
 
 std::string ErrorOf(const Status& status) { return status.ok() ? "" : status.message(); }
@@ -98,7 +101,7 @@ void DeviceMachine::On(const down::Drain& c) {
   up::StepTokens tokens;
   for (const auto& [tid, att] : work_->Drain())
     held_.Say(tokens.chunks.emplace_back(up::ChunkDelta{tid, att, {}, true, ChunkEnd::kDrained, ""}));
-  if (!tokens.chunks.empty()) work_->Say(std::move(tokens));
+  SayTokens(std::move(tokens));
   work_->Say(up::Drained{.slot = c.slot, .epoch = c.epoch});
 }
 
@@ -125,13 +128,18 @@ void DeviceMachine::On(down::StartChunk& c) {
   if (!Current(c.slot, c.epoch)) return;
   const SampleId tid = c.tid;
   const int32_t att = c.att;
-  held_.Begin(tid, att, c.gid, c.generated);
+  const GroupId gid = c.gid;
+  const std::vector<int32_t> generated = c.generated;
   if (role_ != Role::kRollout || !work_->Serves() || c.version != admitted_) {
+    held_.Begin(tid, att, gid, generated);
     End(tid, att, ChunkEnd::kCancelled, "this worker does not serve version " + ToString(c.version));
     return;
   }
   const Status added = work_->Add(std::move(c));
-  if (added.ok() || added.code() == StatusCode::kAlreadyExists) return;
+  // It is under way, further than the command says: its tokens go on where they are.
+  if (added.code() == StatusCode::kAlreadyExists) return;
+  held_.Begin(tid, att, gid, generated);
+  if (added.ok()) return;
   const bool data = added.code() == StatusCode::kInvalidArgument;
   End(tid, att, data ? ChunkEnd::kDataError : ChunkEnd::kError, added.message());
 }
@@ -144,9 +152,9 @@ void DeviceMachine::End(const SampleId& tid, int32_t att, ChunkEnd end, const st
   work_->Say(std::move(answer));
 }
 
+// Says nothing where the chunk is over: its end is on its way, and a second one would end the next chunk.
 void DeviceMachine::On(const down::CancelChunk& c) {
-  work_->Cancel(c.tid, c.att);
-  End(c.tid, c.att, ChunkEnd::kCancelled, "");
+  if (work_->Cancel(c.tid, c.att)) End(c.tid, c.att, ChunkEnd::kCancelled, "");
   held_.Drop(c.tid, c.att);
 }
 
@@ -158,7 +166,7 @@ void DeviceMachine::On(const down::ForgetGroup& c) {
 void DeviceMachine::On(const down::Resend& c) {
   up::StepTokens again;
   again.chunks = held_.From(c.tid, c.att, c.from);
-  if (!again.chunks.empty()) work_->Say(std::move(again));
+  SayTokens(std::move(again));
 }
 
 bool DeviceMachine::CanStep() const {
@@ -168,6 +176,21 @@ bool DeviceMachine::CanStep() const {
 void DeviceMachine::Step() {
   up::StepTokens tokens = work_->Step();
   for (up::ChunkDelta& c : tokens.chunks) held_.Say(c);
+  SayTokens(std::move(tokens));
+}
+
+// In as many messages as keep each below the limit of its size. What is counted by step goes with the first.
+void DeviceMachine::SayTokens(up::StepTokens tokens) {
+  std::vector<up::ChunkDelta> chunks = std::exchange(tokens.chunks, {});
+  int64_t size = 0;
+  for (up::ChunkDelta& c : chunks) {
+    if (!tokens.chunks.empty() && size + c.tokens.size() > kTokensTogether) {
+      work_->Say(std::exchange(tokens, {}));
+      size = 0;
+    }
+    size += c.tokens.size();
+    tokens.chunks.push_back(std::move(c));
+  }
   if (!tokens.chunks.empty()) work_->Say(std::move(tokens));
 }
 

@@ -55,7 +55,7 @@ class DeviceWork {
   // --- rollout: workers/device/rollout.h. Nothing happens while the role is not prepared.
   [[nodiscard]] virtual bool Serves() const = 0;
   virtual Status Add(down::StartChunk chunk) = 0;
-  virtual void Cancel(const SampleId& tid, int32_t att) = 0;
+  virtual bool Cancel(const SampleId& tid, int32_t att) = 0;  // false: it is over, or was never here
   virtual void ForgetGroup(GroupId gid) = 0;
   virtual std::vector<std::pair<SampleId, int32_t>> Drain() = 0;
   [[nodiscard]] virtual bool HasWork() const = 0;
@@ -126,6 +126,7 @@ class DeviceMachine {
 
   bool Current(SlotId slot, LeaseEpoch epoch);
   bool Begins(SlotId slot, LeaseEpoch epoch);
+  void SayTokens(up::StepTokens tokens);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
   void SayState(StepNumber step, const StatusOr<uint64_t>& digest);
   void SayTrainFailed(const down::Train& c, const Status& why);

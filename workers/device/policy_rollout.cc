@@ -48,9 +48,10 @@ Status PolicyRollout::Add(down::StartChunk c) {
   return OkStatus();
 }
 
-void PolicyRollout::Cancel(const SampleId& tid, int32_t att) {
-  chunk_steps_.erase({tid, att});
+bool PolicyRollout::Cancel(const SampleId& tid, int32_t att) {
+  if (chunk_steps_.erase({tid, att}) == 0) return false;
   for (auto& [address, site] : sites_) site.player->Cancel(tid, att);
+  return true;
 }
 
 std::vector<std::pair<SampleId, int32_t>> PolicyRollout::Drain() {

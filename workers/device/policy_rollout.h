@@ -26,7 +26,7 @@ class PolicyRollout : public Rollout {
                                                          const model::Weights& weights);
 
   Status Add(down::StartChunk chunk) override;
-  void Cancel(const SampleId& tid, int32_t att) override;
+  bool Cancel(const SampleId& tid, int32_t att) override;
   void ForgetGroup(GroupId) override {}
   std::vector<std::pair<SampleId, int32_t>> Drain() override;
   [[nodiscard]] bool HasWork() const override;

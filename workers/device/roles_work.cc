@@ -167,8 +167,8 @@ Status RolesWork::Add(down::StartChunk c) {
   return roles_->rollout()->Add(std::move(c));
 }
 
-void RolesWork::Cancel(const SampleId& tid, int32_t att) {
-  if (Serves()) roles_->rollout()->Cancel(tid, att);
+bool RolesWork::Cancel(const SampleId& tid, int32_t att) {
+  return Serves() && roles_->rollout()->Cancel(tid, att);
   paced_.erase({tid, att});
 }
 

@@ -64,7 +64,7 @@ class RolesWork : public DeviceWork {
 
   [[nodiscard]] bool Serves() const override { return roles_->rollout() != nullptr; }
   Status Add(down::StartChunk chunk) override;
-  void Cancel(const SampleId& tid, int32_t att) override;
+  bool Cancel(const SampleId& tid, int32_t att) override;
   void ForgetGroup(GroupId gid) override;
   std::vector<std::pair<SampleId, int32_t>> Drain() override;
   [[nodiscard]] bool HasWork() const override { return roles_->rollout()->HasWork() && roles_->loaded(); }

@@ -27,7 +27,7 @@ class Rollout {
   virtual ~Rollout() = default;
   // kAlreadyExists: it is in work; kInvalidArgument: the sample itself is wrong; others: try it elsewhere.
   virtual Status Add(down::StartChunk chunk) = 0;
-  virtual void Cancel(const SampleId& tid, int32_t att) = 0;
+  virtual bool Cancel(const SampleId& tid, int32_t att) = 0;  // false: it is over, or was never here
   virtual void ForgetGroup(GroupId gid) = 0;
   // Ends all chunks; what was reported of them stands.
   virtual std::vector<std::pair<SampleId, int32_t>> Drain() = 0;

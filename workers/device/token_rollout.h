@@ -17,7 +17,7 @@ class TokenRollout : public Rollout {
                std::unique_ptr<engine::Engine> engine)
       : config_(config), turns_(turns), routing_bytes_(routing_bytes), engine_(std::move(engine)) {}
   Status Add(down::StartChunk chunk) override;
-  void Cancel(const SampleId& tid, int32_t att) override { engine_->Cancel(tid, att); }
+  bool Cancel(const SampleId& tid, int32_t att) override { return engine_->Cancel(tid, att); }
   void ForgetGroup(GroupId gid) override { engine_->ForgetGroup(gid); }
   std::vector<std::pair<SampleId, int32_t>> Drain() override;
   [[nodiscard]] bool HasWork() const override { return engine_->HasWork(); }

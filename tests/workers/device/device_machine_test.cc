@@ -136,6 +136,69 @@ TEST_F(DeviceMachineTest, EveryChunkHasOneEnd) {
   EXPECT_EQ(Said<up::StepTokens>().chunks[0].end, ChunkEnd::kCancelled);
 }
 
+TEST_F(DeviceMachineTest, ACancelOfWhatIsOverIsNotAnswered) {
+  Serve();
+  Start(1);
+  while (machine.CanStep()) machine.Step();
+  EXPECT_TRUE(std::get<up::StepTokens>(said.back()).chunks[0].ended);
+  said.clear();
+  Tell(down::CancelChunk{.tid = {1, 0, 0}});
+  EXPECT_TRUE(said.empty()) << "it would end the next chunk of the sample";
+}
+
+TEST_F(DeviceMachineTest, AStartOfWhatRunsLeavesItsOffsets) {
+  device.mean_tokens = 1'000'000;
+  Serve();
+  Start(1);
+  machine.Step();
+  const int64_t had = Said<up::StepTokens>().chunks[0].tokens.size();
+  ASSERT_GT(had, 0);
+  Start(1);
+  EXPECT_TRUE(said.empty());
+  machine.Step();
+  EXPECT_EQ(Said<up::StepTokens>().chunks[0].from, had);
+}
+
+TEST_F(DeviceMachineTest, WhatIsSentAgainComesInBoundedMessages) {
+  device.mean_tokens = 1'000'000;
+  Serve();
+  Start(1);
+  int64_t made = 0;
+  while (made < 10'000) {
+    if (!machine.CanStep()) {  // the next chunk
+      down::StartChunk c;
+      c.slot = kSlot;
+      c.epoch = {2};
+      c.tid = {1, 0, 0};
+      c.gid = {1};
+      c.version = kVersion;
+      c.chunk_tokens = 4000;
+      c.max_new_tokens = 20'000;
+      for (const FromWorkerBody& body : said) {
+        for (const auto& d : std::get<up::StepTokens>(body).chunks)
+          c.generated.insert(c.generated.end(), d.tokens.ids.begin(), d.tokens.ids.end());
+      }
+      made = static_cast<int64_t>(c.generated.size());
+      Tell(std::move(c));
+    }
+    machine.Step();
+  }
+  said.clear();
+  Tell(down::Resend{{1, 0, 0}, 0, 0});
+  EXPECT_GE(said.size(), 5u);
+  int64_t at = 0;
+  for (const FromWorkerBody& body : said) {
+    int64_t size = 0;
+    for (const auto& d : std::get<up::StepTokens>(body).chunks) {
+      EXPECT_EQ(d.from, at);
+      at += d.tokens.size();
+      size += d.tokens.size();
+    }
+    EXPECT_LE(size, 2048);
+  }
+  EXPECT_GE(at, made);
+}
+
 TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
   world.rows = [](int64_t, StepNumber) -> StatusOr<std::vector<BatchRow>> {
     return std::vector<BatchRow>(2);

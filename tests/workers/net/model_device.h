@@ -91,7 +91,7 @@ class ModelDevice : public DeviceWork {
     r.full = r.limit == c.max_new_tokens;
     return OkStatus();
   }
-  void Cancel(const SampleId& tid, int32_t att) override { running_.erase({tid, att}); }
+  bool Cancel(const SampleId& tid, int32_t att) override { return running_.erase({tid, att}) > 0; }
   void ForgetGroup(GroupId) override {}
   std::vector<std::pair<SampleId, int32_t>> Drain() override {
     std::vector<std::pair<SampleId, int32_t>> out;
