@@ -7,6 +7,12 @@ CONFIG = "configs/test/control.yaml"
 
 
 class ControlTest(RunTest):
+    def test_large_fragments_that_end_together_reach_the_controller(self):
+        """Together they are larger than the largest control message."""
+        self.assert_done(self.train("configs/test/control.yaml", "environment.instances=128", "rollout.steps_per_fragment=256",
+                                    "train.groups_per_step=8", "train.steps=2"))
+        self.assertEqual([r for r in self.journal() if r["kind"] == "FENCE"], [])
+
     def test_a_short_cartpole_job_leaves_what_every_job_leaves(self):
         self.assert_done(self.train(CONFIG))
         self.assert_checked()
