@@ -56,9 +56,6 @@ class Controller {
   // Whether tokens of this chunk would be taken from that worker now. Those of a chunk that was taken back
   // from it are not: the caller keeps them out of the sample.
   [[nodiscard]] bool Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const;
-  // Lag of a token that was made by `made` when it is trained at `trained` (VersionGraph::Lag). The caller
-  // masks tokens by it (on_stale: mask), so that they are those that the journal says have no loss.
-  [[nodiscard]] int64_t Lag(const Version& made, const Version& trained) const;
   [[nodiscard]] double Reward(const SampleId& tid) const;  // requires a graded sample
   // Its scores by reward function.  requires a graded sample
   [[nodiscard]] const std::vector<std::pair<std::string, double>>& Rewards(const SampleId& tid) const;

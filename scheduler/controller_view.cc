@@ -48,10 +48,6 @@ ControllerView Controller::View() const {
   return v;
 }
 
-int64_t Controller::Lag(const Version& made, const Version& trained) const {
-  return impl_->state.versions().Lag(made, trained);
-}
-
 const record::Enq* Controller::FindPayload(const SampleId& tid) const {
   const Sample* s = impl_->state.ledger().Find(tid);
   if (s == nullptr || (s->phase != SamplePhase::kAwaiting && s->phase != SamplePhase::kReady)) return nullptr;

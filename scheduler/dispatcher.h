@@ -84,9 +84,9 @@ struct Request {
   int length_bin = -1;  // where the length model counts it
   bool ready = false;   // in the buffer, at `place` of its order
   ReadyKey place;
-  // The turn, or the sample, is cut here.
   // Tokens that it has, or will have as soon as they are sent again.
   [[nodiscard]] int64_t foreseen() const { return std::max(generated, offered); }
+  // The length at which this turn, or the sample, is cut.
   [[nodiscard]] int64_t limit() const { return turn_end > 0 && turn_end < max_new ? turn_end : max_new; }
 };
 

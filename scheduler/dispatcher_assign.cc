@@ -78,7 +78,8 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   }
   std::optional<std::pair<int64_t, int64_t>> end;
   if (coming_ > 0 && !r.only.valid()) end = {share, INT64_MIN};  // nobody behind has less than a share
-  // Where its own tokens alone have no room, said by the key; Fits says the same and more.
+  // The heap's key holds the reserved tokens, so engines without room are skipped before the full check
+  // (Fits).
   const int64_t room = Room(r, tokens);
   const auto* first = by_load_.FirstThat(
       [&](const auto& next) {

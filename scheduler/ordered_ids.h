@@ -41,8 +41,8 @@ class OrderedIds {
     heap_.clear();
     place_.clear();
   }
-  // The first for which `is` holds, which is asked of others too; of keys below `end` alone, if there is one.
-  // nullptr: of none.
+  // The item with the smallest key for which `is` returns true, or nullptr. Only keys below `end` count, if
+  // `end` is given. `is` may be called for other items as well.
   template <typename Is>
   [[nodiscard]] const Item* FirstThat(const Is& is, const std::optional<Key>& end = {}) const {
     const Item* best = nullptr;

@@ -159,9 +159,9 @@ double SecondsPerToken(const Forecast& forecast, double samples, double slots);
 // is the time until the next batch is complete. While m of n slots train, the others share all samples that
 // are under way; what is then left of the next batch, and what the bound on lag admits only now, is generated
 // on n slots: no faster than their batches decode, and no faster than the longest sample. Fewer slots with
-// fuller batches lose little, because a step's time is mostly that of reading the weights; a rate of tokens a
-// slot, as if it did not depend on them, would say of any m that it is as good as any other. Where many m are
-// (kSame), the largest: it publishes first, and samples begin on newer weights. The copy of the state that
+// fuller batches lose little, because a step's time is mostly that of reading the weights. (A constant rate
+// of tokens a slot would make every m look equal.) If the cycles of several m are within kSame of the best,
+// the largest m is taken: it publishes first, and samples begin on newer weights. The copy of the state that
 // newcomers need is spread over the steps that they are expected to stay.
 struct ElasticChoice {
   int64_t slots = 0;

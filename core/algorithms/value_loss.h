@@ -1,7 +1,8 @@
 #pragma once
 // Value loss of a critic (PPO), with the clip to the old value. Pure, float64.
-//   mse    x = factor max(e(V), e(V_clip)),  e = (V - R)^2,  V_clip = V_old + clip(V - V_old, +-clip); factor
-//   1/2 is usual huber  e/2 within delta, delta (|V - R| - delta/2) beyond; no further factor
+//   mse    x = factor max(e(V), e(V_clip)),  e = (V - R)^2,  V_clip = V_old + clip(V - V_old, +-clip);
+//          a factor of 1/2 is usual
+//   huber  e/2 within delta, delta (|V - R| - delta/2) beyond; no further factor
 
 #include <cstdint>
 #include <optional>

@@ -9,12 +9,12 @@
 //   weights      w P                        one arena, shared by both roles of a process
 //   optimizer    8 P (+ 2 P if w = 2)       moments, and what rounding cut off the float32 master copy
 //   gradients    4 P                        float32
-//   activations  T (L A + S)                A: what a training forward keeps of a block; S: buffers of one
-//   block
-//                                           and of its backward. With recompute T (L w d + A + S)
+//   activations  T (L A + S)                A: what a training forward keeps of a block,
+//                                           S: buffers of one block and of its backward.
+//                                           With recompute T (L w d + A + S)
 //   workspace    logits of some rows, and what one product of a weight gradient takes
-//   kv           2 L kv w for each token of the cache, and the experts that were chosen where they are
-//   recorded
+//   kv           2 L kv w for each token of the cache,
+//                and the experts that were chosen where they are recorded
 
 #include <cstdint>
 

@@ -3,13 +3,13 @@
 // No LibTorch.
 //
 //   default  w_i = theta^(-2 i / D)
-//   linear   w_i / factor                                                (position interpolation,
-//   arXiv:2306.15595) llama3   wavelength 2 pi / w: above original / low_freq_factor w / factor; below
-//   original / high_freq_factor w;
-//            between, s w + (1 - s) w / factor with s = (original / wavelength - low) / (high - low)
-//            (Llama 3.1)
-//   yarn     a ramp between w / factor and w over the dimensions; cosines and sines times attention_factor
-//                                                                         (arXiv:2309.00071)
+//   linear   w_i / factor (position interpolation, arXiv:2306.15595)
+//   llama3   by the wavelength 2 pi / w (Llama 3.1):
+//              above original / low_freq_factor:   w / factor
+//              below original / high_freq_factor:  w
+//              between:  s w + (1 - s) w / factor,  s = (original / wavelength - low) / (high - low)
+//   yarn     a ramp between w / factor and w over the dimensions;
+//            cosines and sines times attention_factor (arXiv:2309.00071)
 // In float32 and in the order of the reference library: at position 10 000 a frequency that differs in its
 // last bit has moved an angle by 1e-3.
 

@@ -3,10 +3,10 @@
 // and sampling by named noise. One row at a time, float64 inside. Pure; thread-safe.
 //
 //   categorical  p = softmax(logits);  d log p_a / d z_j = 1[j = a] - p_j,  d H / d z_j = -p_j (log p_j + H)
-//   Gaussian     independent numbers, unsquashed (the environment clips): log p = sum -((a - mu)/s)^2/2 - log
-//   s - log(2 pi)/2
-//                d / d mu = (a - mu)/s^2,  d / d log s = ((a - mu)/s)^2 - 1,  H = sum log s + (1 + log 2
-//                pi)/2
+//   Gaussian     independent numbers, unsquashed (the environment clips):
+//                log p = sum -((a - mu)/s)^2/2 - log s - log(2 pi)/2
+//                d / d mu = (a - mu)/s^2,  d / d log s = ((a - mu)/s)^2 - 1
+//                H = sum log s + (1 + log 2 pi)/2
 
 #include <cstdint>
 #include <span>

@@ -63,8 +63,10 @@ StatusOr<std::unique_ptr<Reward>> MakeReward(std::string_view spec);
 //   text         the response ended by itself and equals the answer, both trimmed
 //   countdown    the response ended by itself and its expression (in an answer tag, or all of it)
 //                uses fields["numbers"] and makes fields["target"]
-//   sorting      the response ended by itself and is the JSON list of the answer (in an answer tag, or all of
-//   it) gsm8k        "#### number" at the end answer_tag   text of the last answer tag equals the answer
+//   sorting      the response ended by itself and is the JSON list of the answer
+//                (in an answer tag, or all of it)
+//   gsm8k        "#### number" at the end
+//   answer_tag   the text of the last answer tag equals the answer
 // Without that field: last_number if the answer is a number, else text. Unknown rule: kData.
 Verdict ExactAnswer(const RewardInput& input);
 

@@ -28,8 +28,9 @@ class Batches : public Machine {
   bool StragglerIsWorthIt();
   [[nodiscard]] bool WouldLean() const;
 
-  std::vector<GroupKey> batch_;                   // as of ...
-  std::pair<int64_t, Version> batch_of_{-1, {}};  // ... these changes of the ledger, this version
+  std::vector<GroupKey> batch_;
+  std::pair<int64_t, Version> batch_of_{
+      -1, {}};                // the ledger's count of changes and the version it was chosen at
   std::set<GroupId> urgent_;  // would expire at the next version, and its batch is not chosen yet
   std::optional<TimePoint> straggling_since_;  // the batch waits since then
   // WouldLean when this step's successor first had a batch.

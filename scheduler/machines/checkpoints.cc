@@ -41,8 +41,8 @@ void Checkpoints::On(const event::CheckpointWritten& e) {
     out_.Record(record::CheckpointDelete{id});
     out_.Do(command::DeleteCheckpoint{id, step});
   }
-  // A later fold that comes to another state here is refused: what it would decide from was not what
-  // happened.
+  // SNAPSHOT records the digest of the state. A restart whose replay gives another digest at this record is
+  // refused.
   out_.Record(record::Snapshot{state_.Digest()});
   all_.samples.DiscardTrained(w.step);
 }

@@ -125,8 +125,8 @@ void Slots::Advance(bool again) {
   for (const WorkerRef& ref : pool_.TakeFenced())
     all_.workers.Replace(ref, "another part of its gang is gone");
   if (all_.life.finished()) return;
-  // Plans are not made for every chunk that ends: only when something that a plan depends on has changed, of
-  // all slots where that is more than slots, and in every tick (for what depends on time).
+  // A plan is made in every tick, for what depends on time, and when something it depends on has changed. If
+  // only slots changed, only those are planned again.
   const LedgerView ledger = ViewLedger(all_.steps.DecideNeed());
   const auto key = std::make_tuple(pool_.plan_generation(), ledger.need, ledger.evaluation, ledger.stopping,
                                    ledger.batch_groups);

@@ -165,7 +165,7 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
   return OkStatus();
 }
 
-// What the file says was measured goes before what is guessed, or read from another run.
+// Values measured in the pace file replace guessed ones and those of another run.
 Status TakeMeasured(const std::string& pace, SimJob& s) {
   TP_ASSIGN_OR_RETURN(const PaceModel p, LoadPaceModel(pace));
   const config::Pace& m = p.measured;

@@ -2,9 +2,9 @@
 // The controller's side of episodes: token ids are the record, what an environment reads and says is derived.
 //
 // The record of a sample is what the policy said (loss 1) and what the environment answered (loss 0), in
-// turn; an answer is tokenised once and appended, nothing is ever tokenised again. So every prompt has the
-// record before it as its prefix; that, and that a replayed episode says what it said before, is checked
-// here, and a violation makes the sample's data invalid. Owned by the controller thread.
+// turn; an answer is tokenised once and appended, nothing is ever tokenised again. Two things are checked
+// here: every prompt begins with the record before it, and a replayed episode repeats its observations. If
+// either fails, the sample is dropped as invalid data. Owned by the controller thread.
 
 #include <cstdint>
 #include <map>

@@ -115,13 +115,13 @@ class DeviceRoles {
   StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows,
                                      const Progress& progress, comm::Collective* group,
                                      const std::vector<int64_t>& groups);
-  // A model of its own from a folder; "" is what the run starts from.
   // From now until Whole() the arena holds no version, and no state.
   void Tear();
   // The arena was written: what it holds is `want`, or kDataLoss.
   Status Whole(uint64_t want, const std::string& what);
   // The arena and the trainer hold the state of `step`.
   void OwnState(StepNumber step);
+  // A model of its own from a folder; "" is what the run starts from.
   StatusOr<std::unique_ptr<model::Weights>> ReadModel(const std::string& key,
                                                       const std::string& folder) const;
   // Held-out pairs, judged by the trainer: into the step's metrics.

@@ -40,8 +40,8 @@ class WorkerSession {
   [[nodiscard]] bool Silent(TimePoint now) const;
   // So many results wait for the controller's disk; more are not made.
   static constexpr size_t kMostKept = 1 << 12;
-  // The lease that the controller's last message gave is not over, and there is room for results: a worker
-  // that it may have given up, or that does not get rid of what it says, makes nothing more.
+  // True while the lease runs and fewer than kMostKept results wait for acknowledgement. Otherwise the worker
+  // stops generating: the controller may have given it up, or does not take its results.
   [[nodiscard]] bool MayServe(TimePoint now) const;
   // The worker has dropped what it did for earlier epochs. What is sent before speaks of those, and is
   // dropped.

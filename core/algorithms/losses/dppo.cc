@@ -1,8 +1,9 @@
 // Trust-region losses on probabilities rather than ratios, against the sampler (DPPO, arXiv:2602.04879; the
 // forms of prime-rl). With d = lp - beh, p = e^lp, p_beh = e^beh; dropped tokens keep the quadratic term:
-//   dppo    x = -keep adv_tau A e^d + kl_tau d^2,  dropped: A > 0 ? p - p_beh > mask_high : p - p_beh <
-//   -mask_low ipo_tr  the same with keep = |p - p_beh| <= threshold ref_kl  the same with keep = p - p_beh >=
-//   -mask_low, and sg(ref - lp) in place of adv_tau A
+//   dppo    x = -keep adv_tau A e^d + kl_tau d^2;
+//           dropped where A > 0 and p - p_beh > mask_high, or A <= 0 and p - p_beh < -mask_low
+//   ipo_tr  the same with keep = |p - p_beh| <= threshold
+//   ref_kl  the same with keep = p - p_beh >= -mask_low, and sg(ref - lp) in place of adv_tau A
 #include "core/algorithms/losses/losses.h"
 
 namespace tidepool::algorithms {

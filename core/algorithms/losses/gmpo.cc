@@ -1,7 +1,7 @@
 // GMPO (arXiv:2507.20673): geometric mean of clipped token ratios; a value per row.
-//   x_i = -A_i exp(mean_t z_t),  z = l clipped to [-clip_log_low, clip_log_high] where that is the
-//   pessimistic side: A > 0: min(l, clip(l)),  A < 0: max(l, clip(l)),  A = 0: l;   A_i: the row's mean of A.
-//   l = lp - old
+//   x_i = -A_i exp(mean_t z_t),  A_i: the row's mean of A,  l = lp - old
+//   z: l clipped to [-clip_log_low, clip_log_high] where that is the pessimistic side:
+//      A > 0: min(l, clip(l)),  A < 0: max(l, clip(l)),  A = 0: l
 #include "core/algorithms/losses/losses.h"
 
 namespace tidepool::algorithms {
