@@ -131,7 +131,7 @@ void DescribeSummary(const Json& summary, std::ostringstream& out) {
   const Row row{out};
   row("ended", "exit code " + std::to_string(Value<int64_t>(summary, "exit", -1)) + " after " +
                    std::to_string(Value<int64_t>(summary, "steps", 0)) + " steps, weights " +
-                   Value<std::string>(summary, "version", "?"));
+                   Value<std::string>(summary, "policy_version", "?"));
   if (const auto why = Value<std::string>(summary, "why", ""); !why.empty()) row("why", why);
   if (const auto paced = Value<std::string>(summary, "paced_note", ""); !paced.empty()) row("note", paced);
   if (summary.contains("accuracy") && summary["accuracy"].is_object()) {
