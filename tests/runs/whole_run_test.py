@@ -166,6 +166,9 @@ class WholeRunTest(RunTest):
         self.assert_done(again)
         self.assertIn("finished", again.stdout + again.stderr)
         self.assertEqual(self.path("metrics.jsonl").read_text(), before)
+        status = self.command("status", str(self.path()))
+        self.assert_done(status)
+        self.assertIn(f"weights {self.summary()['policy_version']}", status.stdout)
 
     def test_a_finished_run_goes_on_with_more_steps(self):
         self.assert_done(self.train("configs/test/rl_colocated.yaml", "train.steps=2"))
