@@ -1,6 +1,7 @@
 #pragma once
-// Which device worker has which slots, and which slots form a gang. Fixed for a run. Nothing else says that a
-// slot belongs to a worker: not their numbers.
+// Which device worker has which slots, and which slots form a gang. Fixed for a run. The pool takes any
+// layout. The controller uses OneSlotEach, because Welcome, the dispatcher and the checker know one slot a
+// worker.
 
 #include <cstdint>
 #include <map>

@@ -3,7 +3,7 @@
 //
 // Discrete events, one seed. Models stand for the engine (decode by the cost model, KV reserved by the
 // dispatcher, prefill where a sample's KV is not), trainer (digest chain, time by the cost model),
-// environments (turns with a drawn latency), rewards and transfers; every decision is the controller's. The
+// environments (turns with a drawn latency), rewards and transfers. Every decision is the controller's. The
 // engine model jumps to its next stop (end of a chunk, of a turn, an arrival), the time of the steps between
 // in closed form; `per_step` makes an event of every engine step instead (to check the jumps). `faults`
 // (faults.h) make it go wrong: late and lost messages, dead, silent and slow workers, a slow or full disk, an

@@ -40,6 +40,23 @@ StoredSample* SampleStore::Change(const SampleId& tid) {
   return it == samples_.end() ? nullptr : &it->second;
 }
 
+down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk& c) {
+  const sample::Trajectory& tokens = Get(c.tid, c.att).tokens;
+  down::StartChunk m;
+  m.slot = c.slot;
+  m.epoch = c.epoch;
+  m.tid = c.tid;
+  m.att = c.att;
+  m.gid = c.gid;
+  m.version = c.v;
+  m.prompt = RowOf(c.tid).row.prompt;
+  m.generated = tokens.Ids();
+  m.routing_bytes = static_cast<int64_t>(tokens.Routing().size());
+  m.chunk_tokens = c.chunk_tokens;
+  m.max_new_tokens = c.max_new_tokens;
+  return m;
+}
+
 sample::Trajectory SampleStore::Finished(const SampleId& tid) const {
   const StoredSample* stored = Find(tid);
   TP_CHECK(stored != nullptr) << "sample " << ToString(tid) << " has no tokens to store";

@@ -10,7 +10,9 @@
 
 #include "core/base/ids.h"
 #include "core/sample/trajectory.h"
+#include "scheduler/commands.h"
 #include "workers/controller/row_source.h"
+#include "workers/net/messages.h"
 
 namespace tidepool::workers {
 
@@ -34,6 +36,10 @@ class SampleStore {
   [[nodiscard]] const StoredSample* Find(const SampleId& tid) const;
   [[nodiscard]] StoredSample* Change(const SampleId& tid);
   void Drop(const SampleId& tid) { samples_.erase(tid); }
+
+  // The message by which a worker starts this chunk, with the prompt and what has been generated so far;
+  // `greedy` is the caller's.  requires its row here
+  [[nodiscard]] down::StartChunk StartMessage(const scheduler::command::StartChunk& c);
 
   // With the group's prompt.  requires its row and tokens here
   [[nodiscard]] sample::Trajectory Finished(const SampleId& tid) const;

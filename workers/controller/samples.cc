@@ -40,23 +40,11 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
     Feed(ev::ChunkFinished{c.worker, c.tid, c.att, ev::ChunkEnd::kDataError, "the row cannot be read"});
     return;
   }
-  StoredSample& s = samples_.Get(c.tid, c.att);
-  if (const Status whole = turns_->CheckPrefix(s); !whole.ok()) {
+  if (const Status whole = turns_->CheckPrefix(samples_.Get(c.tid, c.att)); !whole.ok()) {
     Feed(ev::ChunkFinished{c.worker, c.tid, c.att, ev::ChunkEnd::kDataError, whole.message()});
     return;
   }
-  down::StartChunk m;
-  m.slot = c.slot;
-  m.epoch = c.epoch;
-  m.tid = c.tid;
-  m.att = c.att;
-  m.gid = c.gid;
-  m.version = c.v;
-  m.prompt = samples_.FindRow(c.tid)->prompt;
-  m.generated = s.tokens.Ids();
-  m.routing_bytes = static_cast<int64_t>(s.tokens.Routing().size());
-  m.chunk_tokens = c.chunk_tokens;
-  m.max_new_tokens = c.max_new_tokens;
+  down::StartChunk m = samples_.StartMessage(c);
   m.greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
   if (fragments_ != nullptr) {
     held_chunks_.push_back({c.worker, std::move(m), Clock::now()});

@@ -308,19 +308,9 @@ struct SimController::Do {
   }
   void operator()(const cmd::StartChunk& c) {
     s.EnsureRow(c.tid);
-    down::StartChunk m;
-    m.slot = c.slot;
-    m.epoch = c.epoch;
-    m.tid = c.tid;
-    m.att = c.att;
-    m.gid = c.gid;
-    m.version = c.v;
-    m.prompt = s.samples_.FindRow(c.tid)->prompt;
-    m.generated = s.samples_.Get(c.tid, c.att).tokens.Ids();
+    down::StartChunk m = s.samples_.StartMessage(c);
     if (static_cast<int64_t>(m.generated.size()) != c.generated)
       s.Wrong(ToString(c.tid) + " has another number of tokens than the scheduler thinks");
-    m.chunk_tokens = c.chunk_tokens;
-    m.max_new_tokens = c.max_new_tokens;
     m.greedy = c.tid.is_eval();
     s.Send(c.worker, std::move(m));
   }
