@@ -3,6 +3,8 @@
 find_package(Threads REQUIRED)
 find_package(GTest REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
+# Else an enum becomes a number in JSON without a word: what is written is meant to be its name.
+add_compile_definitions(JSON_DISABLE_ENUM_SERIALIZATION=1)
 find_package(yaml-cpp REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)

@@ -21,6 +21,9 @@ endif()
 # sources of a folder are compiled several at a time; names in their anonymous namespaces have to differ. OFF for tools
 # that read one source at a time.
 option(TIDEPOOL_UNITY "Compile several sources of a folder at a time" ON)
+if(TIDEPOOL_UNITY)
+  add_compile_options(-Wno-subobject-linkage)  # which takes a file of several sources for a header
+endif()
 
 # tidepool_library(name SRCS a.cc b.cc DEPS x y [SINGLE]): a static library; the DEPS line tells what the folder depends
 # on. SINGLE: its sources are compiled one by one, so that an edit of one is compiled in seconds.

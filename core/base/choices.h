@@ -22,6 +22,15 @@ constexpr auto WordsOf(JobKind) {
 enum class DType : uint8_t { kFloat32, kBFloat16 };
 constexpr auto WordsOf(DType) { return std::to_array<const char*>({"float32", "bfloat16"}); }
 
+// A small policy for control tasks in place of a language model.
+enum class PolicyKind : uint8_t { kNone, kMlp };
+constexpr auto WordsOf(PolicyKind) { return std::to_array<const char*>({"", "mlp"}); }
+
+enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarn, kError };
+constexpr auto WordsOf(LogLevel) {
+  return std::to_array<const char*>({"trace", "debug", "info", "warn", "error"});
+}
+
 enum class DeviceKind : uint8_t { kCpu };
 constexpr auto WordsOf(DeviceKind) { return std::to_array<const char*>({"cpu"}); }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "core/base/choices.h"
@@ -36,10 +37,11 @@ struct ModelConfig {
   std::optional<ModelInit> init;  // made from the config
   DType dtype = DType::kFloat32;
   // Or a small policy for a control task (core/policy/spec.h), made for `environment`.
-  std::string policy;  // mlp; empty: a language model
+  PolicyKind policy = PolicyKind::kNone;  // kNone: a language model
   std::vector<int64_t> hidden = {64, 64};
   bool shared = false;           // actor and critic share their hidden layers
   double initial_log_std = 0.0;  // of a Gaussian policy
+  [[nodiscard]] bool is_policy() const { return policy != PolicyKind::kNone; }
 };
 
 // `data`: a generated task (core/tasks) or a JSONL file.
@@ -283,7 +285,7 @@ struct ObserveConfig {
   bool tensorboard = true;
   bool trace = true;
   int64_t samples_per_step = 8;  // rows written to samples/step_N.jsonl; 0: none, -1: all
-  std::string log_level = "info";
+  LogLevel log_level = LogLevel::kInfo;
 };
 
 struct SecurityConfig {
@@ -291,19 +293,32 @@ struct SecurityConfig {
   int64_t max_frame_bytes = 1 << 20;
 };
 
+// Kinds of job: what each is told beyond what every job is.
+struct RlJob {
+  AlgorithmConfig algorithm;
+  EnvironmentConfig environment;
+};
+struct SftJob {};
+struct DpoJob {
+  PreferenceConfig preference;
+};
+struct RewardModelJob {
+  RewardModelConfig reward_model;
+};
+struct DistillJob {
+  DistillConfig distill;
+};
+// In the order of JobKind.
+using JobOfKind = std::variant<RlJob, SftJob, DpoJob, RewardModelJob, DistillJob>;
+
 struct JobConfig {
   std::string name = "job";
   uint64_t seed = 1;
-  JobKind job = JobKind::kRl;
+  JobOfKind job;
   bool deterministic = false;
   ModelConfig model;
   DataConfig data;
   RewardConfig reward;
-  EnvironmentConfig environment;
-  AlgorithmConfig algorithm;
-  PreferenceConfig preference;
-  RewardModelConfig reward_model;
-  DistillConfig distill;
   RolloutConfig rollout;
   TrainConfig train;
   SchedulerConfig scheduler;
@@ -312,18 +327,25 @@ struct JobConfig {
   EvalConfig eval;
   ObserveConfig observe;
   SecurityConfig security;
+
+  [[nodiscard]] JobKind kind() const { return static_cast<JobKind>(job.index()); }
+  [[nodiscard]] const RlJob* rl() const { return std::get_if<RlJob>(&job); }
+  // Where samples come from episodes of an environment rather than from rows of data; else null.
+  [[nodiscard]] const EnvironmentConfig* environment() const {
+    return rl() != nullptr && !rl()->environment.name.empty() ? &rl()->environment : nullptr;
+  }
 };
 
 // Rows of data that are pairs: prompt, chosen, rejected.
 inline bool TrainsOnPairs(JobKind job) { return job == JobKind::kDpo || job == JobKind::kRewardModel; }
-inline bool TrainsOnPairs(const JobConfig& c) { return TrainsOnPairs(c.job); }
+inline bool TrainsOnPairs(const JobConfig& c) { return TrainsOnPairs(c.kind()); }
 // Samples of one row of data: a group of rl, both answers of a pair.
 inline int64_t SamplesPerRow(const JobConfig& c) {
-  return c.job == JobKind::kRl ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1;
+  return c.rl() != nullptr ? c.rollout.group_size : TrainsOnPairs(c) ? 2 : 1;
 }
 // Held-out questions are answered by generation and graded. Pairs are judged by the trainer instead.
 inline bool AnswersHeldOut(const JobConfig& c) {
-  return c.job == JobKind::kRl || (!TrainsOnPairs(c) && c.eval.every_steps > 0);
+  return c.rl() != nullptr || (!TrainsOnPairs(c) && c.eval.every_steps > 0);
 }
 
 }  // namespace tidepool

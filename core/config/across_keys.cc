@@ -96,7 +96,8 @@ void CheckAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
 
 // What a game may print has to be in the alphabet of a tiny model: a few episodes are looked at, played by
 // its own solver.
-void CheckGameAlphabet(Binder& b, const JobConfig& c, const environments::TextEnvironment& environment) {
+void CheckGameAlphabet(Binder& b, const JobConfig& c, const std::string& name,
+                       const environments::TextEnvironment& environment) {
   if (!c.model.init || !b.Good("model.init.alphabet")) return;
   const std::vector<std::string> known = Characters(c.model.init->alphabet);
   const std::set<std::string> alphabet(known.begin(), known.end());
@@ -120,7 +121,7 @@ void CheckGameAlphabet(Binder& b, const JobConfig& c, const environments::TextEn
   if (missing.empty()) return;
   std::string list;
   for (const std::string& character : missing) list += character == "\n" ? "\\n" : character;
-  b.Complain("model.init.alphabet", "lacks '" + list + "', which environment " + c.environment.name +
+  b.Complain("model.init.alphabet", "lacks '" + list + "', which environment " + name +
                                         " writes or reads; add them, or choose another style");
 }
 
@@ -179,8 +180,7 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
 }
 
 // An environment takes the place of data and rewards.
-void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
-  JobConfig& c = loaded.config;
+void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e) {
   if (!b.Good("environment.name")) return;
   for (const char* key :
        {"data.task", "data.path", "data.eval_path", "data.size", "data.held_out", "reward.functions"}) {
@@ -191,19 +191,17 @@ void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
                  "(null takes an inherited one away)");
     }
   }
-  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(c.environment.name);
-  if (info == nullptr && environments::FindVectorEnvironment({.name = c.environment.name}).ok()) {
-    return b.Complain("environment.name", c.environment.name +
+  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(e.name);
+  if (info == nullptr && environments::FindVectorEnvironment({.name = e.name}).ok()) {
+    return b.Complain("environment.name", e.name +
                                               " is a control task, which a language model cannot play; write "
                                               "model.policy: mlp in place of the model");
   }
-  if (info == nullptr)
-    return b.Complain("environment.name", environments::NoSuchEnvironment(c.environment.name));
+  if (info == nullptr) return b.Complain("environment.name", environments::NoSuchEnvironment(e.name));
   for (const tasks::Option& option : info->options) {
     if (!b.Good("environment." + option.name)) return;
   }
-  const auto environment =
-      environments::MakeTextEnvironment(c.environment.name, c.environment.options, c.seed);
+  const auto environment = environments::MakeTextEnvironment(e.name, e.options, c.seed);
   if (!environment.ok()) {
     const std::string& message = environment.status().message();
     const size_t colon = message.find(": ");
@@ -211,9 +209,9 @@ void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
                       colon == std::string::npos ? message : message.substr(colon + 2));
   }
   if (AllGood(b, {"environment.max_turn_tokens", "rollout.max_new_tokens"}) &&
-      c.environment.max_turn_tokens > c.rollout.max_new_tokens) {
+      e.max_turn_tokens > c.rollout.max_new_tokens) {
     b.Complain("environment.max_turn_tokens",
-               "is " + Text(c.environment.max_turn_tokens) +
+               "is " + Text(e.max_turn_tokens) +
                    ", more than the whole episode may have (rollout.max_new_tokens " +
                    Text(c.rollout.max_new_tokens) + "); lower it");
   }
@@ -222,19 +220,19 @@ void CheckEnvironment(Binder& b, LoadedConfig& loaded) {
                "is on, but nobody routed the tokens that an environment says, so there is nothing to replay "
                "for them; turn it off");
   }
-  const EnvironmentLatency& latency = c.environment.latency;
+  const EnvironmentLatency& latency = e.latency;
   const double longest = (latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0) +
                          (latency.straggler_share > 0 ? latency.straggler_s : 0);
   if (AllGood(b, {"environment.latency.straggler_share", "environment.latency.straggler_s",
                   "environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail",
                   "environment.step_timeout_s"}) &&
-      longest >= c.environment.step_timeout_s) {
+      longest >= e.step_timeout_s) {
     b.Complain(FirstWritten(b, {"environment.latency.straggler_s", "environment.latency.max_s",
                                 "environment.latency.median_s", "environment.step_timeout_s"}),
                "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then "
                "fail at every try; lower it");
   }
-  CheckGameAlphabet(b, c, *environment.value());
+  CheckGameAlphabet(b, c, e.name, *environment.value());
 }
 
 void CheckReward(Binder& b, const JobConfig& c) {
@@ -265,11 +263,11 @@ void CheckReward(Binder& b, const JobConfig& c) {
 }
 
 // Parts that contradict each other, by the registry's own rules.
-void CheckAlgorithm(Binder& b, const JobConfig& c) {
+void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
   if (!AllGood(b, {"algorithm.name", "algorithm.advantage", "algorithm.loss", "algorithm.aggregation",
                    "algorithm.correction"}))
     return;
-  const auto resolved = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens);
+  const auto resolved = algorithms::Resolve(rl.algorithm, c.rollout.max_new_tokens);
   if (!resolved.ok()) {
     const std::string& message = resolved.status().message();
     const size_t colon = message.find(": ");
@@ -278,7 +276,7 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
   }
   const algorithms::ResolvedAlgorithm& r = resolved.value();
   // Only what says something: a resolved config has every key.
-  const CriticConfig& critic = c.algorithm.critic;
+  const CriticConfig& critic = rl.algorithm.critic;
   const CriticConfig usual;
   for (const auto& [key, set] : {std::pair{"algorithm.critic.path", !critic.path.empty()},
                                  {"algorithm.critic.learning_rate", critic.learning_rate.has_value()},
@@ -290,7 +288,7 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
       b.Complain(key,
                  "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
   }
-  if (!c.algorithm.kl.reference.empty() && !r.needs_reference())
+  if (!rl.algorithm.kl.reference.empty() && !r.needs_reference())
     b.Complain("algorithm.kl.reference",
                "nothing reads a reference model; write kl.coef above 0, or remove it");
   if (critic.warmup_steps > 0 && critic.warmup_steps >= c.train.steps) {
@@ -302,14 +300,14 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
                                          ", but the first sample of a group is the greedy baseline of " +
                                          r.advantage->name + " and is not trained; raise it to 2 or more");
   }
-  if (r.advantage->Uses(algorithms::Provision::kTurns) && c.environment.name.empty() &&
+  if (r.advantage->Uses(algorithms::Provision::kTurns) && rl.environment.name.empty() &&
       b.Good("environment.name")) {
     b.Complain(FirstWritten(b, {"algorithm.advantage", "algorithm.name"}),
                "advantage " + r.advantage->name +
                    " is over turns of episodes, and this job has no environment; write environment: {name: "
                    "...} (`tidepool environments`) in place of data and reward, or another advantage");
   }
-  if (r.advantage->Uses(algorithms::Provision::kComponents) && !c.environment.name.empty()) {
+  if (r.advantage->Uses(algorithms::Provision::kComponents) && !rl.environment.name.empty()) {
     b.Complain(
         FirstWritten(b, {"algorithm.advantage", "algorithm.name"}),
         "advantage " + r.advantage->name +
@@ -326,15 +324,15 @@ void CheckAlgorithm(Binder& b, const JobConfig& c) {
                "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
   }
   if (b.Good("rollout.group_size") && resolved.value().advantage->compares && c.rollout.group_size < 2) {
-    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + c.algorithm.name +
+    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + rl.algorithm.name +
                                          " compares samples of one prompt and needs 2 or more; raise it, or "
                                          "write algorithm.name: reinforce_pp");
   }
 }
 
-void CheckRl(Binder& b, const JobConfig& c) {
-  if (c.environment.name.empty()) CheckReward(b, c);
-  CheckAlgorithm(b, c);
+void CheckRl(Binder& b, const JobConfig& c, const RlJob& rl) {
+  if (rl.environment.name.empty()) CheckReward(b, c);
+  CheckAlgorithm(b, c, rl);
   if (b.Good("rollout.temperature") && c.rollout.temperature <= 0) {
     b.Complain("rollout.temperature",
                "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, "
@@ -347,7 +345,7 @@ void CheckRl(Binder& b, const JobConfig& c) {
                "scheduler.on_stale: reissue or drop");
   }
   if (AllGood(b, {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"}) &&
-      c.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens)) {
+      rl.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens)) {
     b.Complain("algorithm.overlong_buffer_tokens",
                "is larger than rollout.max_new_tokens (" + Text(c.rollout.max_new_tokens) + "); lower it");
   }
@@ -358,23 +356,6 @@ void CheckRl(Binder& b, const JobConfig& c) {
   }
 }
 
-// Keys of another kind of job say something that would not be done.
-void CheckForeignKeys(Binder& b, const LoadedConfig& loaded) {
-  const std::string job = Word(loaded.config.job);
-  for (const auto& [key, origin] : loaded.origins) {
-    if (origin.kind == Origin::Kind::kDefault) continue;
-    if (key.find('[') != std::string::npos) continue;  // reported once, for the list
-    const Key* known = FindKey(key);
-    const std::string of = known != nullptr ? std::string(known->job ? Word(*known->job) : "")
-                           : key == "reward.functions" || key.starts_with("algorithm.") ? "rl"
-                                                                                        : "";
-    if (!of.empty() && of != job) {
-      b.Complain(key, "belongs to job: " + of + ", and this is job: " + job +
-                          "; remove it (or set it to null where it is inherited)");
-    }
-  }
-}
-
 // Supervised rows, pairs and distillation: nothing is sampled to be trained on.
 void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
@@ -382,24 +363,26 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   if (AnswersHeldOut(c)) c.reward.functions = {{.name = "exact_answer"}};
   if (c.eval.stop_at_accuracy > 0 && b.Good("eval.stop_at_accuracy")) {
     if (TrainsOnPairs(c)) {
-      b.Complain("eval.stop_at_accuracy",
-                 std::string("counts right answers, and a job: ") + Word(c.job) + " gives none; remove it");
+      b.Complain("eval.stop_at_accuracy", std::string("counts right answers, and a job: ") + Word(c.kind()) +
+                                              " gives none; remove it");
     } else if (c.eval.every_steps <= 0) {
       b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
     }
   }
-  if (c.job == JobKind::kDistill) {
-    if (b.Good("distill.teacher") && c.distill.teacher.empty())
+  if (const auto* job = std::get_if<DistillJob>(&c.job)) {
+    const DistillConfig& d = job->distill;
+    if (b.Good("distill.teacher") && d.teacher.empty())
       b.Complain("distill.teacher", "is missing; name the model folder of the teacher");
-    if (c.distill.weight != DistillConfig().weight && c.distill.divergence != DistillDivergence::kMixed &&
-        c.distill.divergence != DistillDivergence::kGkd) {
+    if (d.weight != DistillConfig().weight && d.divergence != DistillDivergence::kMixed &&
+        d.divergence != DistillDivergence::kGkd) {
       b.Complain("distill.weight",
                  std::string("weighs the parts of mixed and gkd, but distill.divergence is ") +
-                     Word(c.distill.divergence) + "; remove it");
+                     Word(d.divergence) + "; remove it");
     }
   }
-  if (c.job == JobKind::kDpo && c.preference.loss == PreferenceLoss::kIpo &&
-      c.preference.label_smoothing > 0 && AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
+  if (const auto* dpo = std::get_if<DpoJob>(&c.job);
+      dpo != nullptr && dpo->preference.loss == PreferenceLoss::kIpo && dpo->preference.label_smoothing > 0 &&
+      AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
     b.Complain("preference.label_smoothing", "belongs to sigmoid, and preference.loss is ipo; remove it");
   }
 }
@@ -530,12 +513,12 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
     return b.Complain(key, "no file '" + c.model.init->warm_start +
                                "', neither from the current directory nor beside this config");
   }
-  if (c.job == JobKind::kSft) return b.Complain(key, "an sft job starts from fresh weights; remove it");
+  if (c.kind() == JobKind::kSft) return b.Complain(key, "an sft job starts from fresh weights; remove it");
   const auto warm = LoadWarmStart(c);
   if (!warm.ok()) return b.Complain(key, "cannot be used:\n" + warm.status().message());
   const JobConfig& w = warm.value().config;
-  if (w.job != JobKind::kSft)
-    return b.Complain(key, c.model.init->warm_start + " is a job: " + Word(w.job) + "; expected job: sft");
+  if (w.kind() != JobKind::kSft)
+    return b.Complain(key, c.model.init->warm_start + " is a job: " + Word(w.kind()) + "; expected job: sft");
   if (!w.model.init)
     return b.Complain(key, c.model.init->warm_start + " has no model.init; give it the same as here");
   // Equal tasks with equal seeds hold out equal questions only if they also hold out the same number.
@@ -573,7 +556,7 @@ void CheckName(Binder& b, const JobConfig& c) {
 
 void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
-  if (!c.model.policy.empty() && b.Good("model.policy")) {
+  if (c.model.is_policy() && b.Good("model.policy")) {
     CheckPolicy(b, loaded);
     CheckPlacement(b, c);
     CheckCluster(b, c);
@@ -585,15 +568,14 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
     }
   }
   CheckModel(b, loaded);
-  if (c.environment.name.empty()) {
+  if (const EnvironmentConfig* environment = c.environment()) {
+    CheckEnvironment(b, c, *environment);
+  } else {
     CheckData(b, loaded);
-  } else if (c.job == JobKind::kRl) {
-    CheckEnvironment(b, loaded);
   }
   if (b.Good("job")) {
-    CheckForeignKeys(b, loaded);
-    if (c.job == JobKind::kRl) {
-      CheckRl(b, c);
+    if (const RlJob* rl = c.rl()) {
+      CheckRl(b, c, *rl);
     } else {
       CheckSupervised(b, loaded);
     }

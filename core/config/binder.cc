@@ -187,9 +187,18 @@ void Binder::ResolvePath(const Node& node, const std::string& shown, std::string
                              "' is not there, neither from the current directory nor beside the config");
 }
 
+bool Binder::Foreign(const Node& node, const std::string& shown, JobKind of) {
+  if (of == loaded_.config.kind() || !Good("job")) return false;
+  Fail(node.place, shown,
+       std::string("belongs to job: ") + Word(of) + ", and this is job: " + Word(loaded_.config.kind()) +
+           "; remove it (or set it to null where it is inherited)");
+  return true;
+}
+
 void Binder::BindKey(const Key& key, const Node& node, const std::string& shown, size_t index) {
-  const Field field = key.field(loaded_.config, index);
   if (node.kind == Node::Kind::kNull) return;  // as if it were not written
+  if (key.job && Foreign(node, shown, *key.job)) return;
+  const Field field = key.field(loaded_.config, index);
   if (!std::visit(Reader{key, node}, field)) {
     std::string what = "found " + node.Describe() + "; expected " + DescribeType(key) + Advice(field, node);
     if (!key.choices.empty() && node.kind == Node::Kind::kScalar) {
@@ -207,7 +216,7 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
 
 void Binder::BindFunctions(const Node& node) {
   const std::string path = "reward.functions";
-  if (node.kind == Node::Kind::kNull) return;
+  if (node.kind == Node::Kind::kNull || Foreign(node, path, JobKind::kRl)) return;
   if (node.kind != Node::Kind::kList) {
     return Fail(node.place, path,
                 "found " + node.Describe() + "; expected a list, like [{name: exact_answer, weight: 1.0}]");
@@ -314,8 +323,9 @@ void Binder::BindEnvironment(const Node& map) {
       continue;
     }
     if (bad_.contains("environment.name") || value.kind == Node::Kind::kNull) continue;
+    if (Foreign(value, full, JobKind::kRl)) continue;
     if (control && value.kind == Node::Kind::kScalar) {
-      loaded_.config.environment.options[name] =
+      PartOf<RlJob>(loaded_.config).environment.options[name] =
           ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
       loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
                                value.place, ""};
@@ -332,7 +342,7 @@ void Binder::BindEnvironment(const Node& map) {
       Fail(value.place, full, status.message());
       continue;
     }
-    loaded_.config.environment.options[name] =
+    PartOf<RlJob>(loaded_.config).environment.options[name] =
         json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
                              value.place, ""};
@@ -348,12 +358,15 @@ void Binder::BindAlgorithm(const Node& map) {
   }
   const bool parts_are_wrong = bad_.contains("algorithm.name") || bad_.contains("algorithm.advantage") ||
                                bad_.contains("algorithm.loss");
-  const std::vector<algorithms::OptionSpec> offered = algorithms::OptionsOfParts(loaded_.config.algorithm);
+  JobConfig scratch = loaded_.config;
+  const std::vector<algorithms::OptionSpec> offered =
+      algorithms::OptionsOfParts(PartOf<RlJob>(scratch).algorithm);
   std::vector<std::string> known = NamesIn("algorithm");
   for (const algorithms::OptionSpec& option : offered) known.push_back(option.name);
   for (const auto& [name, value] : map.members) {
     const std::string full = "algorithm." + name;
     if (FindKey(full) != nullptr || IsSection(full) || parts_are_wrong) continue;
+    if (value.kind != Node::Kind::kNull && Foreign(value, full, JobKind::kRl)) continue;
     if (std::ranges::find(offered, name, &algorithms::OptionSpec::name) == offered.end()) {
       Unknown("algorithm", name, value, known);
       continue;
@@ -363,7 +376,7 @@ void Binder::BindAlgorithm(const Node& map) {
       continue;
     }
     // null is kept: it takes a default of the part away.
-    loaded_.config.algorithm.options[name] =
+    PartOf<RlJob>(loaded_.config).algorithm.options[name] =
         ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
                              value.place, ""};
@@ -394,7 +407,7 @@ void Binder::BindMap(const Node& map, const std::string& section) {
     if (full == "reward.functions") {
       BindFunctions(value);
     } else if (const Key* key = FindKey(full)) {
-      BindKey(*key, value, full, 0);
+      if (full != "job") BindKey(*key, value, full, 0);
     } else if (IsSection(full)) {
       BindSection(value, full);
     } else {
@@ -408,6 +421,8 @@ void Binder::Bind(const Node& root) {
     return Fail(root.place, "config",
                 "found " + root.Describe() + "; expected keys such as name, job, model");
   }
+  if (const Node* job = root.Find("job"))
+    BindKey(*FindKey("job"), *job, "job", 0);  // says which keys there are
   BindMap(root, "");
 }
 

@@ -35,6 +35,8 @@ class Binder {
   void BindAlgorithm(const Node& map);
   void BindFunctions(const Node& node);
   void BindKey(const Key& key, const Node& node, const std::string& shown, size_t index);
+  // Whether a key that only jobs of kind `of` have is written in another one, which is a problem.
+  bool Foreign(const Node& node, const std::string& shown, JobKind of);
   void Unknown(const std::string& section, const std::string& name, const Node& node,
                std::vector<std::string> known);
   void ResolvePath(const Node& node, const std::string& shown, std::string& path);

@@ -35,7 +35,6 @@ constexpr std::array kTextKeys = {"model.path",
                                   "algorithm.advantage_scale",
                                   "algorithm.advantage_eps",
                                   "algorithm.aggregation",
-                                  "algorithm.kl_coef",
                                   "algorithm.filter",
                                   "algorithm.filter_rounds",
                                   "algorithm.mask_truncated",
@@ -67,7 +66,6 @@ constexpr std::array kTextKeys = {"model.path",
                                   "rollout.record_routing",
                                   "train.micro_batch_tokens",
                                   "train.recompute",
-                                  "train.replay_routing",
                                   "cluster.pace",
                                   "cluster.pace_scale"};
 
@@ -84,23 +82,25 @@ bool BelongsToText(std::string_view key) {
 
 void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
-  if (c.job != JobKind::kRl)
+  auto* rl = std::get_if<RlJob>(&c.job);
+  if (rl == nullptr)
     return b.Complain("model.policy",
-                      std::string("belongs to job: rl, and this is job: ") + Word(c.job) + "; remove it");
+                      std::string("belongs to job: rl, and this is job: ") + Word(c.kind()) + "; remove it");
+  EnvironmentConfig& e = rl->environment;
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault || !b.Good(key)) continue;
     if (BelongsToText(key) || key == "model.init" || key == "reward.functions") {
-      b.Complain(key, "means nothing to a policy of control tasks (model.policy: " + c.model.policy +
-                          "); remove it (null takes an inherited one away)");
+      b.Complain(key, std::string("means nothing to a policy of control tasks (model.policy: ") +
+                          Word(c.model.policy) + "); remove it (null takes an inherited one away)");
     }
   }
   if (!b.Good("environment.name")) return;
-  if (c.environment.name.empty())
+  if (e.name.empty())
     return b.Complain("environment.name",
                       "is missing; a policy needs a control task, for example environment: {name: cartpole}");
-  if (environments::FindTextEnvironment(c.environment.name) != nullptr) {
+  if (environments::FindTextEnvironment(e.name) != nullptr) {
     return b.Complain("environment.name",
-                      c.environment.name + " is a game of words, which model.policy: " + c.model.policy +
+                      e.name + " is a game of words, which model.policy: " + Word(c.model.policy) +
                           " cannot play; take a control task (`tidepool environments`), or a language model");
   }
   const auto environment = environments::FindVectorEnvironment(policy::EnvironmentOfJob(c));
@@ -111,7 +111,7 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
                       colon == std::string::npos ? message : message.substr(colon + 2));
   }
   if (!environment->continuous && b.Good("model.initial_log_std") && c.model.initial_log_std != 0) {
-    b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + c.environment.name + " has " +
+    b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + e.name + " has " +
                                             std::to_string(environment->actions) +
                                             " choices as actions; remove it");
   }
@@ -123,15 +123,15 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
     b.Complain("model.dtype",
                std::string("is ") + Word(c.model.dtype) + ", but policies compute in float32; remove it");
   if (b.Good("environment.instances") && b.Good("rollout.steps_per_fragment")) {
-    const int64_t cells = c.environment.instances * c.rollout.steps_per_fragment,
-                  bytes = policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment,
-                                                c.environment.instances);
+    const int64_t cells = e.instances * c.rollout.steps_per_fragment,
+                  bytes =
+                      policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment, e.instances);
     if (bytes > c.security.max_control_bytes / 2) {
       b.Complain(
           b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
-          std::to_string(c.environment.instances) + " instances of " +
-              std::to_string(c.rollout.steps_per_fragment) + " steps make a message of up to " +
-              std::to_string(bytes) + " bytes, more than half of security.max_control_bytes (" +
+          std::to_string(e.instances) + " instances of " + std::to_string(c.rollout.steps_per_fragment) +
+              " steps make a message of up to " + std::to_string(bytes) +
+              " bytes, more than half of security.max_control_bytes (" +
               std::to_string(c.security.max_control_bytes) + "); lower them and raise train.groups_per_step");
     }
     Adjust(loaded, "rollout.group_size", c.rollout.group_size, 1, "a group is one fragment");
@@ -145,10 +145,9 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
     }
   }
   if (!b.Written("environment.held_out"))
-    Adjust(loaded, "environment.held_out", c.environment.held_out, 100,
-           "episodes of an evaluation of a policy");
+    Adjust(loaded, "environment.held_out", e.held_out, 100, "episodes of an evaluation of a policy");
   if (!b.Good("algorithm.name") || !b.Good("algorithm.advantage") || !b.Good("algorithm.loss")) return;
-  const auto resolved = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens, /*environments=*/true);
+  const auto resolved = algorithms::Resolve(rl->algorithm, c.rollout.max_new_tokens, /*environments=*/true);
   if (!resolved.ok()) {
     const std::string& message = resolved.status().message();
     const size_t colon = message.find(": ");

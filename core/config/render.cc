@@ -26,10 +26,10 @@ std::string LastName(const std::string& path) { return path.substr(path.rfind('.
 
 // Whether the key means something to this job; one that does not would be refused when it is read.
 bool Applies(const Key& key, const JobConfig& config) {
-  if (key.job && *key.job != config.job) return false;
-  if (config.model.policy.empty() ? BelongsToPolicies(key.path) : BelongsToText(key.path)) return false;
-  if (key.path.starts_with("environment.")) return !config.environment.name.empty();
-  if (!config.environment.name.empty() &&
+  if (key.job && *key.job != config.kind()) return false;
+  if (!config.model.is_policy() ? BelongsToPolicies(key.path) : BelongsToText(key.path)) return false;
+  if (key.path.starts_with("environment.")) return config.environment() != nullptr;
+  if (config.environment() != nullptr &&
       (key.path.starts_with("reward.") || key.path == "data.task" || key.path == "data.path" ||
        key.path == "data.size" || key.path == "data.eval_path" || key.path == "data.held_out")) {
     return false;
@@ -70,31 +70,31 @@ void AppendOptions(const LoadedConfig& loaded, std::string& out) {
 
 // Options of the environment, as those of a task.
 void AppendGameOptions(const LoadedConfig& loaded, std::string& out) {
-  const environments::TextEnvironmentInfo* info =
-      environments::FindTextEnvironment(loaded.config.environment.name);
+  const EnvironmentConfig& e = *loaded.config.environment();
+  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(e.name);
   if (info == nullptr) {  // a control task
-    for (const auto& [name, value] : loaded.config.environment.options) {
+    for (const auto& [name, value] : e.options) {
       out += WithComment("  " + name + ": " + value, loaded.OriginOf("environment." + name).ToString());
     }
     return;
   }
   for (const tasks::Option& option : info->options) {
-    const auto it = loaded.config.environment.options.find(option.name);
-    out += it != loaded.config.environment.options.end()
-               ? WithComment("  " + option.name + ": " + it->second,
-                             loaded.OriginOf("environment." + option.name).ToString())
-               : WithComment("  # " + option.name + ": " + option.default_json,
-                             "default of environment " + info->name);
+    const auto it = e.options.find(option.name);
+    out += it != e.options.end() ? WithComment("  " + option.name + ": " + it->second,
+                                               loaded.OriginOf("environment." + option.name).ToString())
+                                 : WithComment("  # " + option.name + ": " + option.default_json,
+                                               "default of environment " + info->name);
   }
 }
 
 // Options of the algorithm's parts, as those of a task.
 void AppendPartOptions(const LoadedConfig& loaded, std::string& out) {
-  for (const algorithms::OptionSpec& option : algorithms::OptionsOfParts(loaded.config.algorithm)) {
+  const AlgorithmConfig& algorithm = loaded.config.rl()->algorithm;
+  for (const algorithms::OptionSpec& option : algorithms::OptionsOfParts(algorithm)) {
     if (FindKey("algorithm." + option.name) != nullptr) continue;
-    const auto it = loaded.config.algorithm.options.find(option.name);
+    const auto it = algorithm.options.find(option.name);
     const std::string fallback = algorithms::ValueText(option.fallback);
-    out += it != loaded.config.algorithm.options.end()
+    out += it != algorithm.options.end()
                ? WithComment("  " + option.name + ": " + it->second,
                              loaded.OriginOf("algorithm." + option.name).ToString())
                : WithComment("  # " + option.name + ": " + (fallback.empty() ? "null" : fallback),
@@ -342,6 +342,7 @@ Status CheckResume(const JobConfig& old, const JobConfig& now) {
           std::to_string(now.reward.functions.size()) + " functions");
   for (const Key& key : Keys()) {
     if (key.on_resume == OnResume::kFree) continue;
+    if (key.job && (*key.job != old.kind() || *key.job != now.kind())) continue;
     if (key.path.starts_with("model.init.") && (!old.model.init || !now.model.init)) continue;
     if (key.path.starts_with("reward.functions[]")) {
       for (size_t i = 0; i < std::min(old.reward.functions.size(), now.reward.functions.size()); ++i) {
@@ -352,29 +353,18 @@ Status CheckResume(const JobConfig& old, const JobConfig& now) {
     }
     compare(key.path, ValueText(key.field(was, 0)), ValueText(key.field(is, 0)));
   }
-  std::map<std::string, std::string> options = now.data.options;
-  options.insert(old.data.options.begin(), old.data.options.end());
-  for (const auto& [name, value] : options) {
-    const auto text = [&](const DataConfig& data) {
-      return data.options.contains(name) ? data.options.at(name) : std::string("not set");
+  const auto compare_options = [&](const std::string& section, const auto& before, const auto& after) {
+    std::map<std::string, std::string> all = after;
+    all.insert(before.begin(), before.end());
+    const auto text = [](const auto& options, const std::string& name) {
+      return options.contains(name) ? options.at(name) : std::string("not set");
     };
-    compare("data." + name, text(old.data), text(now.data));
-  }
-  options = now.environment.options;
-  options.insert(old.environment.options.begin(), old.environment.options.end());
-  for (const auto& [name, value] : options) {
-    const auto text = [&](const EnvironmentConfig& e) {
-      return e.options.contains(name) ? e.options.at(name) : std::string("not set");
-    };
-    compare("environment." + name, text(old.environment), text(now.environment));
-  }
-  options = now.algorithm.options;
-  options.insert(old.algorithm.options.begin(), old.algorithm.options.end());
-  for (const auto& [name, value] : options) {
-    const auto text = [&](const AlgorithmConfig& a) {
-      return a.options.contains(name) ? a.options.at(name) : std::string("not set");
-    };
-    compare("algorithm." + name, text(old.algorithm), text(now.algorithm));
+    for (const auto& [name, value] : all) compare(section + name, text(before, name), text(after, name));
+  };
+  compare_options("data.", old.data.options, now.data.options);
+  if (old.rl() != nullptr && now.rl() != nullptr) {
+    compare_options("environment.", old.rl()->environment.options, now.rl()->environment.options);
+    compare_options("algorithm.", old.rl()->algorithm.options, now.rl()->algorithm.options);
   }
   if (differences.empty()) return OkStatus();
   return FailedPrecondition(

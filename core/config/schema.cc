@@ -5,8 +5,6 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "core/base/check.h"
-#include "core/base/hash.h"
 #include "core/config/yaml_tree.h"
 
 namespace tidepool::config {
@@ -30,10 +28,20 @@ bool Range::Holds(double value) const {
   return (lo_open ? value > lo : value >= lo) && (hi_open ? value < hi : value <= hi);
 }
 
+WordField::WordField(JobOfKind* job)
+    : value_(job),
+      words_(kWords<JobKind>),
+      get_([](const void* v) { return static_cast<const JobOfKind*>(v)->index(); }),
+      set_([](void* v, size_t i) {
+        if (static_cast<JobOfKind*>(v)->index() == i) return;
+        *static_cast<JobOfKind*>(v) = std::array<JobOfKind, std::variant_size_v<JobOfKind>>{
+            RlJob(), SftJob(), DpoJob(), RewardModelJob(), DistillJob()}[i];
+      }) {}
+
 bool WordField::Set(std::string_view word) const {
   const auto at = std::ranges::find(words_, word);
   if (at == words_.end()) return false;
-  *value_ = static_cast<uint8_t>(at - words_.begin());
+  set_(value_, static_cast<size_t>(at - words_.begin()));
   return true;
 }
 
@@ -155,26 +163,5 @@ std::string ValueText(const Field& field) {
   };
   return std::visit(Visitor{}, field);
 }
-
-std::string CanonicalText(const JobConfig& config) {
-  JobConfig copy = config;  // reading model.init.* through a key makes the struct
-  std::string text;
-  for (const Key& key : Keys()) {
-    if (key.path.starts_with("model.init.") && !config.model.init) continue;
-    const bool item = key.path.starts_with("reward.functions[]");
-    for (size_t i = 0; i < (item ? config.reward.functions.size() : 1); ++i) {
-      text += key.path + (item ? "[" + std::to_string(i) + "]" : "") + ": " + ValueText(key.field(copy, i)) +
-              "\n";
-    }
-  }
-  for (const auto& [name, value] : config.data.options) text += "data." + name + ": " + value + "\n";
-  for (const auto& [name, value] : config.environment.options)
-    text += "environment." + name + ": " + value + "\n";
-  for (const auto& [name, value] : config.algorithm.options)
-    text += "algorithm." + name + ": " + value + "\n";
-  return text;
-}
-
-std::string ConfigDigest(const JobConfig& config) { return Sha256Hex(CanonicalText(config)); }
 
 }  // namespace tidepool::config

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -20,17 +21,23 @@ namespace tidepool::config {
 class WordField {
  public:
   template <Worded E>
-  explicit WordField(E* value) : value_(reinterpret_cast<uint8_t*>(value)), words_(kWords<E>) {
-    static_assert(sizeof(E) == 1);
-  }
-  [[nodiscard]] const char* Get() const { return words_[*value_]; }
+  explicit WordField(E* value)
+      : value_(value),
+        words_(kWords<E>),
+        get_([](const void* v) { return static_cast<size_t>(*static_cast<const E*>(v)); }),
+        set_([](void* v, size_t i) { *static_cast<E*>(v) = static_cast<E>(i); }) {}
+  // The kind of the job: which alternative it is. Another kind begins with the defaults of that kind.
+  explicit WordField(JobOfKind* job);
+  [[nodiscard]] const char* Get() const { return words_[get_(value_)]; }
   bool Set(std::string_view word) const;  // false, and nothing is changed: no value has this word
   [[nodiscard]] std::span<const char* const> words() const { return words_; }
   [[nodiscard]] std::string List() const;  // "reissue, mask, drop"
 
  private:
-  uint8_t* value_;
+  void* value_;
   std::span<const char* const> words_;
+  size_t (*get_)(const void* value);
+  void (*set_)(void* value, size_t index);
 };
 
 // A field of JobConfig; which alternative it is says the key's type.
@@ -38,7 +45,7 @@ using Field = std::variant<bool*, int64_t*, uint64_t*, double*, std::optional<do
                            std::vector<std::string>*, std::vector<int64_t>*, WordField>;
 template <typename T>
 Field AsField(T* member) {
-  if constexpr (Worded<T>) {
+  if constexpr (Worded<T> || std::is_same_v<T, JobOfKind>) {
     return WordField(member);
   } else {
     return member;
@@ -58,8 +65,9 @@ enum class OnResume { kFixed, kFree };  // whether a resumed run may have anothe
 
 struct Key {
   std::string path;  // "rollout.group_size"; keys of list items as "reward.functions[].weight"
-  // Its field in a config. For keys of list items, of item `index` (which has to exist). Keys of
-  // model.init make the struct where it is not set, so call this on a copy to read.
+  // Its field in a config. For keys of list items, of item `index` (which has to exist). Keys of model.init
+  // make the struct where it is not set, and keys of another kind of job make the job one of that kind: read
+  // them of a copy.
   Field (*field)(JobConfig& config, size_t index) = nullptr;
   Range range = {};
   std::vector<std::string> choices = {};  // of a text; empty: any. Of an enum its words, filled in by Keys()
@@ -69,6 +77,13 @@ struct Key {
   OnResume on_resume = OnResume::kFixed;
   bool is_path = false;  // of a file or folder: relative to the current directory, then to the file
 };
+
+// The part of the config that only jobs of one kind have, made where the job is of another kind.
+template <typename Kind>
+Kind& PartOf(JobConfig& c) {
+  if (Kind* part = std::get_if<Kind>(&c.job)) return *part;
+  return c.job.emplace<Kind>();
+}
 
 const std::vector<Key>& Keys();
 // Null if there is none. `path` has "[]" for any list index.
@@ -86,11 +101,5 @@ std::string DescribeType(const Key& key);
 std::string ValueText(const Field& field);
 // One YAML scalar for a text, quoted where it must be.
 std::string TextAsYaml(const std::string& text);
-
-// Every key and task option with its value, in order, without provenance: "rollout.group_size: 8\n".
-// Equal texts are equal configs.
-std::string CanonicalText(const JobConfig& config);
-// SHA-256 of CanonicalText, hex.
-std::string ConfigDigest(const JobConfig& config);
 
 }  // namespace tidepool::config

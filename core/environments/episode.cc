@@ -10,7 +10,7 @@
 namespace tidepool::environments {
 
 StatusOr<EpisodeSource> EpisodeSource::Create(const JobConfig& config) {
-  const EnvironmentConfig& e = config.environment;
+  const EnvironmentConfig& e = *config.environment();
   auto made = MakeTextEnvironment(e.name, e.options, config.seed);
   if (!made.ok()) return Status(made.status().code(), "environment." + made.status().message());
   EpisodeSource source;

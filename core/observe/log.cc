@@ -14,21 +14,10 @@ namespace {
 
 constexpr const char* kLoggerName = "tidepool";
 
-spdlog::level::level_enum ToSpdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kTrace:
-      return spdlog::level::trace;
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarn:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::info;
-}
+// The two count alike.
+spdlog::level::level_enum ToSpdlog(LogLevel level) { return static_cast<spdlog::level::level_enum>(level); }
+static_assert(static_cast<int>(LogLevel::kTrace) == SPDLOG_LEVEL_TRACE &&
+              static_cast<int>(LogLevel::kError) == SPDLOG_LEVEL_ERROR);
 
 std::shared_ptr<spdlog::logger> Logger() {
   auto logger = spdlog::get(kLoggerName);
@@ -39,14 +28,6 @@ std::shared_ptr<spdlog::logger> Logger() {
 }
 
 }  // namespace
-
-StatusOr<LogLevel> ParseLogLevel(std::string_view name) {
-  constexpr std::array<std::string_view, 5> kNames = {"trace", "debug", "info", "warn", "error"};
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return static_cast<LogLevel>(i);
-  }
-  return InvalidArgument("log level '" + std::string(name) + "'; expected trace, debug, info, warn or error");
-}
 
 Status SetUpLogging(const LogOptions& options) {
   std::vector<spdlog::sink_ptr> sinks;

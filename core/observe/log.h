@@ -12,13 +12,12 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/base/choices.h"
 #include "core/base/status.h"
 
 namespace tidepool::observe {
 
-enum class LogLevel { kTrace, kDebug, kInfo, kWarn, kError };
-// "info" and so on; kInvalidArgument names those that exist.
-StatusOr<LogLevel> ParseLogLevel(std::string_view name);
+using tidepool::LogLevel;
 
 struct LogOptions {
   std::string path;  // file, appended to; empty: none

@@ -69,15 +69,17 @@ void ScoreMetrics(std::span<const FragmentRow> rows, std::map<std::string, doubl
 }  // namespace
 
 StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job) {
+  if (job.rl() == nullptr) return InvalidArgument("model.policy belongs to job: rl");
+  const AlgorithmConfig& algorithm = job.rl()->algorithm;
   PolicyTrainerOptions o;
   TP_ASSIGN_OR_RETURN(o.policy, SpecOfJob(job));
   TP_ASSIGN_OR_RETURN(const algorithms::ResolvedAlgorithm resolved,
-                      algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens, /*environments=*/true));
+                      algorithms::Resolve(algorithm, job.rollout.max_new_tokens, /*environments=*/true));
   o.loss = resolved.policy;
   o.gamma = resolved.advantage_options.Number("gamma", 0.99);
   o.lambda = resolved.advantage_options.Number("lambda", 0.95);
   o.whiten = resolved.advantage_options.Text("whiten") != "none";
-  o.value_coef = job.algorithm.value_coef;
+  o.value_coef = algorithm.value_coef;
   const TrainConfig& t = job.train;
   o.optimizer = {.beta1 = t.beta1,
                  .beta2 = t.beta2,

@@ -52,11 +52,10 @@ std::vector<model::Parameter> PolicyLayout(const PolicySpec& spec) {
 }
 
 environments::VectorOptions EnvironmentOfJob(const JobConfig& job) {
-  environments::VectorOptions o{.name = job.environment.name,
-                                .options = {},
-                                .max_episode_steps = job.environment.max_episode_steps,
-                                .seed = job.seed};
-  for (const auto& [key, text] : job.environment.options) {
+  const EnvironmentConfig& e = *job.environment();
+  environments::VectorOptions o{
+      .name = e.name, .options = {}, .max_episode_steps = e.max_episode_steps, .seed = job.seed};
+  for (const auto& [key, text] : e.options) {
     const nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     o.options[key] = value.is_string() ? value.get<std::string>() : text;
   }

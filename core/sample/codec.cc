@@ -11,14 +11,7 @@ namespace tidepool::sample {
 namespace {
 
 constexpr uint8_t kFormat = 1;
-enum Column : uint8_t {
-  kLogprobs = 1,
-  kLogKept = 2,
-  kVersions = 4,
-  kRouting = 8,
-  kFragmentBytes = 16,
-  kTurn = 32
-};
+enum : unsigned { kLogprobs = 1, kLogKept = 2, kVersions = 4, kRouting = 8, kFragmentBytes = 16, kTurn = 32 };
 
 void PutVarint(std::string& out, uint64_t x) {
   for (; x >= 0x80; x >>= 7) out.push_back(static_cast<char>(x | 0x80));
@@ -77,9 +70,13 @@ std::string GetBytes(ByteReader& reader) {
 
 void Put(std::string& out, const Segment& s) {
   PutNumber(out, static_cast<uint8_t>(s.kind));
-  const unsigned columns = (s.logprobs.empty() ? 0U : kLogprobs) | (s.log_kept.empty() ? 0U : kLogKept) |
-                           (s.versions.empty() ? 0U : kVersions) | (s.routing.empty() ? 0U : kRouting) |
-                           (s.fragment.empty() ? 0U : kFragmentBytes) | (s.turn ? kTurn : 0U);
+  unsigned columns = 0;
+  if (s.turn) columns |= kTurn;
+  if (!s.logprobs.empty()) columns |= kLogprobs;
+  if (!s.log_kept.empty()) columns |= kLogKept;
+  if (!s.versions.empty()) columns |= kVersions;
+  if (!s.routing.empty()) columns |= kRouting;
+  if (!s.fragment.empty()) columns |= kFragmentBytes;
   PutNumber(out, static_cast<uint8_t>(columns));
   PutVarint(out, s.ids.size());
   PutAll(out, s.ids);

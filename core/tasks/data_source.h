@@ -8,7 +8,7 @@
 // named by the seed are set aside, and training rows with the prompt of a held-out row are left out.
 // Immutable; any thread.
 //
-//   TP_ASSIGN_OR_RETURN(auto source, DataSource::Create(config.data, config.seed, config.job));
+//   TP_ASSIGN_OR_RETURN(auto source, DataSource::Create(config.data, config.seed, config.kind()));
 //   const Question q = source.Row(ordinal);
 
 #include <cstdint>

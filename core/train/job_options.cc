@@ -4,48 +4,62 @@
 
 namespace tidepool::train {
 
-StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
-  TrainerOptions o;
-  switch (job.job) {
-    case JobKind::kRl:
-      o.objective = Objective::kPolicy;
-      break;
-    case JobKind::kSft:
-      o.objective = Objective::kSupervised;
-      break;
-    case JobKind::kDpo:
-      o.objective = Objective::kPreference;
-      break;
-    case JobKind::kRewardModel:
-      o.objective = Objective::kReward;
-      break;
-    case JobKind::kDistill:
-      o.objective = Objective::kDistill;
-      break;
-  }
-  if (o.objective == Objective::kPolicy) {
-    TP_ASSIGN_OR_RETURN(o.loss, algorithms::Resolve(job.algorithm, job.rollout.max_new_tokens));
+namespace {
+
+// What each kind of job adds. `job` has the sections that all kinds share.
+struct KindOptions {
+  const JobConfig& job;
+  TrainerOptions& o;
+
+  Status operator()(const RlJob& rl) const {
+    o.objective = Objective::kPolicy;
+    TP_ASSIGN_OR_RETURN(o.loss, algorithms::Resolve(rl.algorithm, job.rollout.max_new_tokens));
     o.temperature = job.rollout.temperature;
     if (!(o.temperature > 0)) {
       return InvalidArgument("rollout.temperature is " + std::to_string(o.temperature) +
                              "; training needs a value above 0 (greedy samples have no gradient)");
     }
+    o.shaping = ShapingOf(rl.algorithm, job.reward.shaping, job.rollout.max_new_tokens);
+    for (const RewardFunction& f : job.reward.functions) o.component_weights.push_back(f.weight);
+    if (rl.algorithm.critic.learning_rate) o.critic_schedule.peak = *rl.algorithm.critic.learning_rate;
+    o.critic_warmup_steps = rl.algorithm.critic.warmup_steps;
+    return OkStatus();
   }
-  o.shaping = ShapingFromJob(job);
-  for (const RewardFunction& f : job.reward.functions) o.component_weights.push_back(f.weight);
-  o.preference = {.ipo = job.preference.loss == PreferenceLoss::kIpo,
-                  .beta = job.preference.beta,
-                  .label_smoothing = job.preference.label_smoothing};
-  o.length_average = job.preference.length_average;
-  o.margin = job.reward_model.margin;
-  o.centre = job.reward_model.centre;
-  const DistillConfig& d = job.distill;
-  o.distill = {.divergence = d.divergence == DistillDivergence::kGkd ? algorithms::Divergence::kJsd
-                                                                     : algorithms::Divergence::kMixed,
-               .weight = d.divergence == DistillDivergence::kForward   ? 1
-                         : d.divergence == DistillDivergence::kReverse ? 0
-                                                                       : d.weight,
-               .temperature = d.temperature};
+  Status operator()(const SftJob&) const {
+    o.objective = Objective::kSupervised;
+    return OkStatus();
+  }
+  Status operator()(const DpoJob& dpo) const {
+    const PreferenceConfig& p = dpo.preference;
+    o.objective = Objective::kPreference;
+    o.preference = {
+        .ipo = p.loss == PreferenceLoss::kIpo, .beta = p.beta, .label_smoothing = p.label_smoothing};
+    o.length_average = p.length_average;
+    return OkStatus();
+  }
+  Status operator()(const RewardModelJob& r) const {
+    o.objective = Objective::kReward;
+    o.margin = r.reward_model.margin;
+    o.centre = r.reward_model.centre;
+    return OkStatus();
+  }
+  Status operator()(const DistillJob& distill) const {
+    const DistillConfig& d = distill.distill;
+    o.objective = Objective::kDistill;
+    o.distill = {.divergence = d.divergence == DistillDivergence::kGkd ? algorithms::Divergence::kJsd
+                                                                       : algorithms::Divergence::kMixed,
+                 .weight = d.divergence == DistillDivergence::kForward   ? 1
+                           : d.divergence == DistillDivergence::kReverse ? 0
+                                                                         : d.weight,
+                 .temperature = d.temperature};
+    return OkStatus();
+  }
+};
+
+}  // namespace
+
+StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
+  TrainerOptions o;
   const TrainConfig& t = job.train;
   o.optimizer = {.beta1 = t.beta1,
                  .beta2 = t.beta2,
@@ -58,13 +72,12 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   o.schedule.warmup_steps = t.warmup_steps;
   o.schedule.steps = t.steps;
   o.critic_schedule = o.schedule;
-  if (job.algorithm.critic.learning_rate) o.critic_schedule.peak = *job.algorithm.critic.learning_rate;
-  o.critic_warmup_steps = job.algorithm.critic.warmup_steps;
   o.epochs = t.epochs;
   o.minibatches = t.minibatches;
   o.micro_batch_tokens = t.micro_batch_tokens;
   o.recompute = t.recompute;
   o.router_aux_coef = t.router_aux_coef;
+  TP_RETURN_IF_ERROR(std::visit(KindOptions{job, o}, job.job));
   return o;
 }
 

@@ -6,12 +6,12 @@
 #include "core/algorithms/statistics.h"
 
 namespace tidepool::train {
-ShapingOptions ShapingFromJob(const JobConfig& job) {
-  const RewardShapingConfig& s = job.reward.shaping;
+ShapingOptions ShapingOf(const AlgorithmConfig& algorithm, const RewardShapingConfig& s,
+                         int64_t max_new_tokens) {
   ShapingOptions o;
-  o.max_new_tokens = job.rollout.max_new_tokens;
-  o.overlong_buffer = job.algorithm.overlong_buffer_tokens;
-  o.overlong_factor = job.algorithm.overlong_factor;
+  o.max_new_tokens = max_new_tokens;
+  o.overlong_buffer = algorithm.overlong_buffer_tokens;
+  o.overlong_factor = algorithm.overlong_factor;
   o.truncated = s.truncated;
   o.repetition_penalty = s.repetition_penalty;
   o.repetition_ngram = s.repetition_ngram;

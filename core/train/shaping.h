@@ -32,7 +32,8 @@ struct ShapingOptions {
   bool running = false;
   algorithms::NormaliseOptions normalise;
 };
-ShapingOptions ShapingFromJob(const JobConfig& job);
+ShapingOptions ShapingOf(const AlgorithmConfig& algorithm, const RewardShapingConfig& shaping,
+                         int64_t max_new_tokens);
 
 // [rows]. `moments` gets this step's rewards where running is set.
 std::vector<double> ShapedRewards(const ShapingOptions& options, std::span<const Row> rows,

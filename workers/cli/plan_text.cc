@@ -26,20 +26,19 @@ int64_t RowsPerStep(const JobConfig& c) { return c.train.groups_per_step * Sampl
 
 std::string DescribePlan(const JobConfig& c) {
   std::ostringstream out;
-  const bool rl = c.job == JobKind::kRl;
   out << "# plan\n";
   const int64_t devices = c.cluster.slots;
   out << "placement    " << Word(c.scheduler.placement) << ", " << devices
       << (devices == 1 ? " slot" : " slots") << " of " << c.cluster.threads_per_slot
       << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << Word(c.cluster.device)
       << ")\n";
-  if (!c.model.policy.empty()) {
-    out << "step         " << c.train.groups_per_step << " fragments of " << c.environment.instances
+  if (c.model.is_policy()) {
+    out << "step         " << c.train.groups_per_step << " fragments of " << c.environment()->instances
         << " instances x " << c.rollout.steps_per_fragment
         << " steps = " << c.train.groups_per_step * c.rollout.max_new_tokens << " environment steps; "
         << c.train.steps << " steps\n"
         << "updates      " << c.train.epochs << " epochs of " << c.train.minibatches << " minibatches\n";
-  } else if (rl) {
+  } else if (c.rl() != nullptr) {
     const int64_t rows = RowsPerStep(c), ahead = c.scheduler.max_lag_versions + 1;
     out << "step         " << c.train.groups_per_step << " groups x " << c.rollout.group_size
         << " samples = " << rows << " sequences, at most " << rows * c.rollout.max_new_tokens
@@ -50,7 +49,7 @@ std::string DescribePlan(const JobConfig& c) {
   } else {
     out << "step         " << c.train.groups_per_step << " rows; " << c.train.steps << " steps\n";
   }
-  if (c.model.policy.empty())
+  if (!c.model.is_policy())
     out << "micro-batch  at most " << c.train.micro_batch_tokens << " computed tokens"
         << (c.train.recompute ? ", activations recomputed" : "") << "\n";
   const auto plan = PlanMemory(c);
@@ -62,7 +61,7 @@ std::string DescribePlan(const JobConfig& c) {
   out << "model        " << m.architecture << ", " << Millions(model::ParameterCount(m)) << " parameters in "
       << Word(c.model.dtype) << ", " << m.layers << " layers, width " << m.hidden_size << ", vocabulary "
       << m.vocab_size << "\n";
-  if (rl) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
+  if (c.rl() != nullptr) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
   out << "memory       predicted about " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
   for (const ProcessMemory& p : plan->processes) {
     std::vector<std::pair<std::string, int64_t>> list = {

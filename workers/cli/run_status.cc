@@ -61,7 +61,7 @@ Json Workers(const Json& live, const std::optional<JobConfig>& config) {
       w["name"] = "place-" + std::to_string(place);
     } else {
       w["name"] = place < devices ? "device-" + std::to_string(place)
-                                  : (config->environment.name.empty() ? "reward-" : "environment-") +
+                                  : (config->environment() == nullptr ? "reward-" : "environment-") +
                                         std::to_string(place - devices);
     }
     const auto pid = Value<int64_t>(worker, "pid", 0);
@@ -185,7 +185,7 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   // A config of another version of the program is no reason not to tell the rest.
   if (config) {
     s["name"] = config->name;
-    s["job"] = Word(config->job);
+    s["job"] = Word(config->kind());
   }
   const auto control = ReadObject(dir / "control.json");
   auto live = ReadObject(dir / "status.json");

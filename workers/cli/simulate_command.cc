@@ -122,7 +122,7 @@ void StretchTokens(SimJob& s, int64_t factor) {
 // Turns of an environment as a good player sees them; how long a learner takes is not known, so half of the
 // limit.
 Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
-  const EnvironmentConfig& e = config.environment;
+  const EnvironmentConfig& e = *config.environment();
   TP_ASSIGN_OR_RETURN(const auto environment,
                       environments::MakeTextEnvironment(e.name, e.options, config.seed));
   turns.max_turns =
@@ -184,8 +184,8 @@ Status TakeMeasured(const std::string& pace, SimJob& s) {
 }
 
 StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
-  if (config.job != JobKind::kRl)
-    return InvalidArgument(std::string("job is ") + Word(config.job) +
+  if (config.rl() == nullptr)
+    return InvalidArgument(std::string("job is ") + Word(config.kind()) +
                            "; what is simulated generates (job: rl)");
   SimJob s;
   s.name = config.name;
@@ -198,7 +198,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   s.lengths.mean_tokens =
       o.mean_tokens > 0 ? o.mean_tokens : 0.5 * static_cast<double>(config.rollout.max_new_tokens);
   s.prompt_tokens = std::max<int64_t>(1, std::min<int64_t>(config.data.max_prompt_tokens, 64));
-  if (!config.environment.name.empty()) TP_RETURN_IF_ERROR(ShapeTurns(config, s.turns));
+  if (config.environment() != nullptr) TP_RETURN_IF_ERROR(ShapeTurns(config, s.turns));
   const std::string pace = o.pace.empty() ? config.cluster.pace : o.pace;
   double scale = 1;  // modelled seconds of the run that is taken as an example
   int64_t factor = 1;

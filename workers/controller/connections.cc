@@ -49,7 +49,7 @@ void ControllerProcess::StartDueWorkers() {
 
 // Workers beside the devices: they grade, or host environments.
 std::string ControllerProcess::SideName() const {
-  return config_.environment.name.empty() ? "reward" : "environment";
+  return config_.environment() == nullptr ? "reward" : "environment";
 }
 
 std::string ControllerProcess::PlaceName(int64_t place) const {

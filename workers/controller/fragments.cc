@@ -56,8 +56,8 @@ StatusOr<std::string> Fragments::Starts(const SampleId& tid) {
   }
   const int64_t lane = tid.ordinal % lanes_;
   std::vector<uint64_t> indices;
-  for (int64_t i = 0; i < config_.environment.instances; ++i)
-    indices.push_back(static_cast<uint64_t>(lane * config_.environment.instances + i));
+  for (int64_t i = 0; i < config_.environment()->instances; ++i)
+    indices.push_back(static_cast<uint64_t>(lane * config_.environment()->instances + i));
   TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(
                                           environment_, indices,
                                           tid.ordinal < lanes_ ? 0 : tid.ordinal * kEpisodesOfOrdinal));

@@ -7,6 +7,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -64,7 +65,7 @@ class Job {
         TP_RETURN_IF_ERROR(WriteInitFolder(*config.model.init, config.model.dtype, model_dir));
       }
     }
-    if (!config.model.policy.empty()) {
+    if (config.model.is_policy()) {
       model_dir = outcome_.run_dir + "/model";
       TP_RETURN_IF_ERROR(fs_.MakeDirectories(model_dir));
       TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::SpecOfJob(config));
@@ -138,10 +139,10 @@ class Job {
     const JobConfig& main = request_.loaded.config;
     const std::string dir = outcome_.run_dir + "/warm_start";
     TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
-    if (warm.config.job != JobKind::kSft) {
+    if (warm.config.kind() != JobKind::kSft) {
       return InvalidArgument(main.model.init->warm_start +
                              ": model.init.warm_start needs a job of kind sft, this is " +
-                             Word(warm.config.job));
+                             Word(warm.config.kind()));
     }
     warm.config.model = main.model;
     warm.config.model.init->warm_start.clear();
@@ -207,24 +208,28 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   const auto folder = [&](const char* key, const std::string& dir) {
     return at(key, CheckModelFolder(dir, key));
   };
-  if (!config.model.init && config.model.policy.empty())
+  if (!config.model.init && !config.model.is_policy())
     TP_RETURN_IF_ERROR(folder("model.path", config.model.path));
-  for (const auto& [key, dir] :
-       {std::pair<const char*, const std::string&>{"algorithm.kl.reference", config.algorithm.kl.reference},
-        {"algorithm.critic.path", config.algorithm.critic.path},
-        {"algorithm.teacher", config.algorithm.teacher},
-        {"preference.reference", config.preference.reference},
-        {"distill.teacher", config.distill.teacher}}) {
+  std::map<const char*, std::string> further;
+  if (const RlJob* rl = config.rl()) {
+    further = {{"algorithm.kl.reference", rl->algorithm.kl.reference},
+               {"algorithm.critic.path", rl->algorithm.critic.path},
+               {"algorithm.teacher", rl->algorithm.teacher}};
+  } else if (const auto* dpo = std::get_if<DpoJob>(&config.job)) {
+    further = {{"preference.reference", dpo->preference.reference}};
+  } else if (const auto* distill = std::get_if<DistillJob>(&config.job)) {
+    further = {{"distill.teacher", distill->distill.teacher}};
+  }
+  for (const auto& [key, dir] : further) {
     if (!dir.empty()) TP_RETURN_IF_ERROR(folder(key, dir));
   }
   if (config.model.init && !config.model.init->warm_start.empty()) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, config::LoadWarmStart(config));
     TP_RETURN_IF_ERROR(CheckInputs(warm));
   }
-  if (!config.model.policy.empty()) return OkStatus();  // an environment is all the data it has
-  if (config.job == JobKind::kRl && !config.environment.name.empty())
-    return environments::EpisodeSource::Create(config).status();
-  return at("data.path", tasks::DataSource::Create(config.data, config.seed, config.job).status());
+  if (config.model.is_policy()) return OkStatus();  // an environment is all the data it has
+  if (config.environment() != nullptr) return environments::EpisodeSource::Create(config).status();
+  return at("data.path", tasks::DataSource::Create(config.data, config.seed, config.kind()).status());
 }
 
 StatusOr<JobOutcome> RunJob(const JobRequest& request) {

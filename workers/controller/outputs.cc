@@ -75,7 +75,7 @@ void ControllerProcess::CheckSignals() {
 }
 
 void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<BatchRow>& batch) {
-  if (config_.job != JobKind::kRl || config_.observe.samples_per_step == 0) return;
+  if (config_.rl() == nullptr || config_.observe.samples_per_step == 0) return;
   std::vector<observe::SampleRow> lines;
   int64_t left = config_.observe.samples_per_step < 0 ? static_cast<int64_t>(batch.size())
                                                       : config_.observe.samples_per_step;
@@ -115,7 +115,7 @@ void ControllerProcess::Show() {
     const auto it = last.find(name);
     return it == last.end() ? std::nullopt : std::optional<double>(it->second);
   };
-  if (config_.job == JobKind::kRl) {
+  if (config_.rl() != nullptr) {
     p.reward = of("critic/score/mean");
     p.response_tokens = of("response_length/mean");
     p.lag_mean = of("staleness/mean");
@@ -182,7 +182,7 @@ void ControllerProcess::WriteSummary() {
   nlohmann::json s = {{"exit", result_.exit_code},
                       {"why", result_.why},
                       {"steps", std::max<int64_t>(controller_->View().step.value, 0)},
-                      {"job", Word(config_.job)},
+                      {"job", Word(config_.kind())},
                       {"name", config_.name},
                       {"stopped", result_.stopped},
                       {"accuracy", nlohmann::json::object()},

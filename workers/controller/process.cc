@@ -30,12 +30,11 @@ Status ControllerProcess::Open() {
   observe::LogOptions log;
   log.path = request_.run_dir + "/logs/controller.log";
   log.role = "controller";
-  if (const auto level = observe::ParseLogLevel(config_.observe.log_level); level.ok()) log.level = *level;
+  log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
-  environment_ =
-      config_.job == JobKind::kRl && !config_.environment.name.empty() && config_.model.policy.empty();
-  if (config_.environment.name.empty()) {
+  environment_ = config_.environment() != nullptr && !config_.model.is_policy();
+  if (config_.environment() == nullptr) {
     for (const std::string& warning : rows_->data().warnings()) Warn(warning);
   }
   storage::JournalContents earlier;
@@ -51,7 +50,7 @@ Status ControllerProcess::Open() {
   TP_RETURN_IF_ERROR(fs_->MakeDirectories(checkpoints_));
   TP_RETURN_IF_ERROR(storage::RemoveLeftovers(*fs_, checkpoints_).status());
   payload_reader_ = std::make_unique<storage::PayloadReader>(*fs_, request_.run_dir + "/payload");
-  if (!config_.model.policy.empty()) {
+  if (config_.model.is_policy()) {
     TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_, *payload_reader_));
   }
   scheduler::ControllerOptions options = SchedulerOptions(config_, rows_->held_out_size());
@@ -66,9 +65,10 @@ Status ControllerProcess::Open() {
   }
   options_ = options;
   if (options.device_workers() > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(request_.run_dir + "/comm"));
-  const auto algorithm = algorithms::Resolve(config_.algorithm, config_.rollout.max_new_tokens);
-  greedy_first_ = config_.job == JobKind::kRl && algorithm.ok() &&
-                  algorithm->advantage->Uses(algorithms::Provision::kGreedy);
+  if (const RlJob* rl = config_.rl()) {
+    const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
+    greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
+  }
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
   TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir, files_));

@@ -31,14 +31,14 @@ StatusOr<int64_t> DayStart(const std::string& date) {
 StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
                                                        const std::string& model_dir) {
   std::unique_ptr<RowSource> source(new RowSource());
-  source->sft_ = config.job == JobKind::kSft || config.job == JobKind::kDistill;
+  source->sft_ = config.kind() == JobKind::kSft || config.kind() == JobKind::kDistill;
   source->pairs_ = TrainsOnPairs(config);
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
   if (config.model.init) source->max_positions_ = config.model.init->max_position;
-  if (!config.model.policy.empty()) {
-    const EnvironmentConfig& e = config.environment;
+  if (config.model.is_policy()) {
+    const EnvironmentConfig& e = *config.environment();
     std::string text = e.name + " " + std::to_string(e.instances) + " " +
                        std::to_string(e.max_episode_steps) + " " + std::to_string(e.held_out) + " " +
                        std::to_string(config.rollout.steps_per_fragment) + " " + std::to_string(config.seed);
@@ -49,12 +49,12 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
                           .identity = Sha256Hex(text).substr(0, 16)};
     return source;
   }
-  if (config.job == JobKind::kRl && !config.environment.name.empty()) {
+  if (config.environment() != nullptr) {
     TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
     source->episodes_ = std::move(episodes);
   } else {
     TP_ASSIGN_OR_RETURN(tasks::DataSource data,
-                        tasks::DataSource::Create(config.data, config.seed, config.job));
+                        tasks::DataSource::Create(config.data, config.seed, config.kind()));
     source->data_ = std::make_unique<tasks::DataSource>(std::move(data));
   }
   TP_ASSIGN_OR_RETURN(source->tokenizer_, text::Tokenizer::Load(model_dir));

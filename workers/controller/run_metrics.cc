@@ -29,7 +29,7 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   std::unique_ptr<RunMetrics> metrics(new RunMetrics(files));
   if (!config.cluster.pace.empty()) metrics->pace_scale_ = config.cluster.pace_scale;
   const std::string path = run_dir + "/metrics.jsonl";
-  metrics->environment_ = config.job == JobKind::kRl && !config.environment.name.empty();
+  metrics->environment_ = config.environment() != nullptr;
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
     for (const auto& row : *earlier) {
       metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);

@@ -17,7 +17,7 @@ void ControllerProcess::Do(const cmd::PrepareRow& c) {
   samples_.PutRow(c.ordinal, /*eval=*/false, std::move(*row));
   Feed(ev::RowReady{c.ordinal, c.issue, prompt_len});
   // A supervised row is its own payload: it is read again from the data when it is needed.
-  if (config_.job == JobKind::kRl) return;
+  if (config_.rl() != nullptr) return;
   for (int32_t k = 0; k < (TrainsOnPairs(config_) ? 2 : 1); ++k) {
     const sample::Trajectory t = samples_.Taught({c.ordinal, c.issue, k});
     Feed(ev::PayloadStored{t.tid, 0, prompt_len, t.size(), sample::Digest(t), -1, 0, 0, {}});

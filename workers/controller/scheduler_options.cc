@@ -11,7 +11,7 @@ namespace {
 // grader.
 bool Evaluates(const JobConfig& c) {
   return (AnswersHeldOut(c) && c.eval.every_steps > 0) ||
-         (c.job == JobKind::kRl && (c.eval.before_train || c.eval.after_train));
+         (c.rl() != nullptr && (c.eval.before_train || c.eval.after_train));
 }
 
 // Reward functions judge a sample one after the other.
@@ -25,7 +25,7 @@ double SecondsOfRewards(const RewardConfig& c) {
 
 scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_out) {
   scheduler::ControllerOptions o;
-  o.job = c.job;
+  o.job = c.kind();
   o.seed = c.seed;
   o.deterministic = c.deterministic;
   o.steps = c.train.steps;
@@ -50,9 +50,11 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
              .straggler_wait = c.scheduler.straggler_wait,
              .min_step_batch_fraction = c.scheduler.min_step_batch_fraction,
              .infra_drop_alarm = c.scheduler.infra_drop_alarm,
-             .infra_drop_stop = c.scheduler.infra_drop_stop,
-             .drops_equal_rewards = algorithms::FilterOf(c.algorithm) == "zero_variance",
-             .filter_rounds = c.algorithm.filter_rounds};
+             .infra_drop_stop = c.scheduler.infra_drop_stop};
+  if (const RlJob* rl = c.rl()) {
+    o.batch.drops_equal_rewards = algorithms::FilterOf(rl->algorithm) == "zero_variance";
+    o.batch.filter_rounds = rl->algorithm.filter_rounds;
+  }
   o.rollout = {.max_prompt_tokens = c.data.max_prompt_tokens,
                .max_new_tokens = c.rollout.max_new_tokens,
                .chunk_tokens = c.rollout.chunk_tokens,
@@ -66,15 +68,16 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
   o.reward = {.workers = c.reward.workers,
               .max_retries = c.reward.max_retries,
               .timeout_s = SecondsOfRewards(c.reward)};
-  const EnvironmentConfig& e = c.environment;
-  o.environment = {.used = !e.name.empty(),
-                   .in_rollout = !c.model.policy.empty(),
-                   .workers = e.workers,
-                   .max_turn_tokens = e.max_turn_tokens,
-                   .max_retries = e.max_retries,
-                   .reset_timeout_s = e.reset_timeout_s,
-                   .step_timeout_s = e.step_timeout_s,
-                   .episode_timeout_s = e.episode_timeout_s};
+  if (const EnvironmentConfig* e = c.environment()) {
+    o.environment = {.used = true,
+                     .in_rollout = c.model.is_policy(),
+                     .workers = e->workers,
+                     .max_turn_tokens = e->max_turn_tokens,
+                     .max_retries = e->max_retries,
+                     .reset_timeout_s = e->reset_timeout_s,
+                     .step_timeout_s = e->step_timeout_s,
+                     .episode_timeout_s = e->episode_timeout_s};
+  }
   const int64_t rows = c.eval.samples > 0 ? std::min(c.eval.samples, held_out) : held_out;
   o.eval = {.rows = Evaluates(c) ? rows : 0,
             .every_steps = c.eval.every_steps,

@@ -91,7 +91,7 @@ StatusOr<BatchRow> ControllerProcess::TrainingRow(const cmd::Train& c, const Sam
   if (sample::Digest(row.trajectory) != enq->digest || row.trajectory.size() != enq->response_len)
     return DataLoss("the row of " + ToString(tid) + " is not what its ENQ says");
   if (TrainsOnPairs(config_)) row.reward = tid.sample == 0 ? 1 : 0;
-  if (config_.job != JobKind::kRl) return row;
+  if (config_.rl() == nullptr) return row;
   row.reward = controller_->Reward(tid);
   for (const auto& [version, tokens] : row.trajectory.VersionsWithLoss()) {
     if (std::ranges::find(c.share->stale, version) != c.share->stale.end())

@@ -84,7 +84,7 @@ DeviceRoles::~DeviceRoles() = default;
 Status DeviceRoles::MakeWeights(bool read_tensors) {
   return Caught("model", [&]() -> Status {
     const DType dtype = config_.model.dtype;
-    if (!config_.model.policy.empty()) {
+    if (config_.model.is_policy()) {
       TP_ASSIGN_OR_RETURN(policy_, policy::ReadPolicySpec(model_dir_));
       TP_ASSIGN_OR_RETURN(weights_, model::Weights::FromLayout(policy::PolicyLayout(*policy_), dtype));
       if (read_tensors && policy::HasWeights(model_dir_)) return policy::LoadPolicy(model_dir_, *weights_);
@@ -93,10 +93,10 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     }
     TP_ASSIGN_OR_RETURN(model::ModelSpec spec, model::ReadSpec(model_dir_));
     TP_RETURN_IF_ERROR(CoverProducts(spec, dtype));
-    const bool scores = config_.job == JobKind::kRewardModel;
+    const bool scores = config_.kind() == JobKind::kRewardModel;
     if (spec.value_head && !scores)
       return InvalidArgument("model.path: " + model_dir_ + " is a reward model; a job of kind " +
-                             Word(config_.job) + " needs one that writes");
+                             Word(config_.kind()) + " needs one that writes");
     if (read_tensors) {
       TP_ASSIGN_OR_RETURN(weights_, ReadModel("model.path", ""));
       if (scores && !spec.value_head) {
@@ -141,22 +141,24 @@ Status DeviceRoles::MakeTrainer() {
     }
     TP_ASSIGN_OR_RETURN(train::TrainerOptions options, train::OptionsFromJob(config_));
     const train::NeededCompanions needed = train::Needed(options);
+    const RlJob* rl = config_.rl();  // set wherever a part of rl is needed
     train::Companions companions;
     if (needed.reference && reference_ == nullptr) {
-      const bool dpo = config_.job == JobKind::kDpo;
+      const auto* dpo = std::get_if<DpoJob>(&config_.job);
       TP_ASSIGN_OR_RETURN(reference_,
-                          ReadModel(dpo ? "preference.reference" : "algorithm.kl.reference",
-                                    dpo ? config_.preference.reference : config_.algorithm.kl.reference));
+                          ReadModel(dpo != nullptr ? "preference.reference" : "algorithm.kl.reference",
+                                    dpo != nullptr ? dpo->preference.reference : rl->algorithm.kl.reference));
     }
     if (needed.teacher && teacher_ == nullptr) {
-      const bool distill = config_.job == JobKind::kDistill;
-      TP_ASSIGN_OR_RETURN(teacher_, ReadModel(distill ? "distill.teacher" : "algorithm.teacher",
-                                              distill ? config_.distill.teacher : config_.algorithm.teacher));
+      const auto* distill = std::get_if<DistillJob>(&config_.job);
+      TP_ASSIGN_OR_RETURN(teacher_,
+                          ReadModel(distill != nullptr ? "distill.teacher" : "algorithm.teacher",
+                                    distill != nullptr ? distill->distill.teacher : rl->algorithm.teacher));
     }
     if (needed.critic) {
       // Always from the start: what it has learned is in the state that is restored next, or there is none
       // yet.
-      TP_ASSIGN_OR_RETURN(critic_, ReadModel("algorithm.critic.path", config_.algorithm.critic.path));
+      TP_ASSIGN_OR_RETURN(critic_, ReadModel("algorithm.critic.path", rl->algorithm.critic.path));
       if (!critic_->spec().value_head) {
         TP_ASSIGN_OR_RETURN(critic_, model::WithValueHead(*critic_));
       }
@@ -313,7 +315,7 @@ Status DeviceRoles::PrepareRollout() {
     }
     TP_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(*weights_, std::move(options)));
     rollout_ = std::make_unique<TokenRollout>(
-        config_.rollout, !config_.environment.name.empty(),
+        config_.rollout, config_.environment() != nullptr,
         config_.rollout.record_routing ? model::RoutingBytes(weights_->spec()) : 0, std::move(engine));
     return OkStatus();
   });

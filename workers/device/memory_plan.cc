@@ -35,13 +35,16 @@ struct FurtherModels {
 };
 FurtherModels FurtherModelsOf(const JobConfig& c) {
   FurtherModels f;
-  if (c.job == JobKind::kDpo) f.frozen.emplace_back("reference", c.preference.reference);
-  if (c.job == JobKind::kDistill) f.frozen.emplace_back("teacher", c.distill.teacher);
-  if (c.job != JobKind::kRl) return f;
-  const auto a = algorithms::Resolve(c.algorithm, c.rollout.max_new_tokens);
+  if (const auto* dpo = std::get_if<DpoJob>(&c.job))
+    f.frozen.emplace_back("reference", dpo->preference.reference);
+  if (const auto* distill = std::get_if<DistillJob>(&c.job))
+    f.frozen.emplace_back("teacher", distill->distill.teacher);
+  if (c.rl() == nullptr) return f;
+  const AlgorithmConfig& algorithm = c.rl()->algorithm;
+  const auto a = algorithms::Resolve(algorithm, c.rollout.max_new_tokens);
   if (!a.ok()) return f;
-  if (a->needs_reference()) f.frozen.emplace_back("reference", c.algorithm.kl.reference);
-  if (a->needs_teacher()) f.frozen.emplace_back("teacher", c.algorithm.teacher);
+  if (a->needs_reference()) f.frozen.emplace_back("reference", algorithm.kl.reference);
+  if (a->needs_teacher()) f.frozen.emplace_back("teacher", algorithm.teacher);
   f.critic = a->needs_critic();
   return f;
 }
@@ -70,7 +73,7 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
         folder.empty() ? StatusOr<model::ModelSpec>(m) : SpecOf(ModelConfig{.path = folder});
     p.further.emplace_back(name, model::WeightBytes(other.ok() ? *other : m, dtype));
     // Its logits beside those of the student.
-    if (name == "teacher" && c.job == JobKind::kDistill)
+    if (name == "teacher" && c.kind() == JobKind::kDistill)
       p.actor.workspace += model::TrainingSizes{}.head_rows * m.vocab_size * model::Bytes(dtype);
   }
   if (!further.critic) return;
@@ -140,7 +143,7 @@ int64_t KvCacheTokens(const JobConfig& c, const model::ModelSpec& m) {
 }
 
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
-  if (!c.model.policy.empty())
+  if (c.model.is_policy())
     return Unimplemented("a policy of control tasks takes some megabytes beside its processes");
   MemoryPlan plan;
   TP_ASSIGN_OR_RETURN(plan.model, SpecOf(c.model));
@@ -173,11 +176,11 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     plan.processes.push_back(std::move(p));
   }
   if (generates) {
-    const bool environment = c.job == JobKind::kRl && !c.environment.name.empty();
-    for (int64_t i = 0; i < std::max<int64_t>(environment ? c.environment.workers : c.reward.workers, 1);
-         ++i) {
-      plan.processes.push_back({.name = (environment ? "environment-" : "reward-") + Text(i),
-                                .roles = environment ? "episodes" : "grading",
+    const EnvironmentConfig* environment = c.environment();
+    for (int64_t i = 0;
+         i < std::max<int64_t>(environment != nullptr ? environment->workers : c.reward.workers, 1); ++i) {
+      plan.processes.push_back({.name = (environment != nullptr ? "environment-" : "reward-") + Text(i),
+                                .roles = environment != nullptr ? "episodes" : "grading",
                                 .process = kRewardProcess,
                                 .rollout = {},
                                 .actor = {}});

@@ -31,9 +31,9 @@ Status PolicyRollout::Add(down::StartChunk c) {
     std::erase_if(sites_, [&](const auto& s) {
       return s.first != c.environment && s.second.player != nullptr && !s.second.player->HasWork();
     });
-    site.host =
-        std::make_unique<RemoteHost>(c.environment, c.environment_token, config_.environment.step_timeout_s,
-                                     config_.security.max_control_bytes);
+    site.host = std::make_unique<RemoteHost>(c.environment, c.environment_token,
+                                             config_.environment()->step_timeout_s,
+                                             config_.security.max_control_bytes);
     site.player = std::make_unique<policy::Player>(spec_, weights_, *site.host, config_.seed);
   }
   policy::FragmentRequest request;

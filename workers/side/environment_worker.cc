@@ -38,7 +38,7 @@ class EnvironmentWorker : public SideWorker {
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
     if (config_.observe.trace)
-      trace_ = OpenWorkerTrace(welcome, inc, "environment", {{0, config_.environment.name}});
+      trace_ = OpenWorkerTrace(welcome, inc, "environment", {{0, config_.environment()->name}});
     return OkStatus();
   }
 
@@ -95,7 +95,7 @@ class EnvironmentWorker : public SideWorker {
       out.observation = played->observation;
       out.reward = played->reward;
       out.done = played->done;
-      out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {config_.environment.name, played->reward}};
+      out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {config_.environment()->name, played->reward}};
       out.history = played->history;
       out.state = played->state;
     } else {
@@ -103,7 +103,7 @@ class EnvironmentWorker : public SideWorker {
       out.why = played.status().message();
     }
     // A finished episode that is played again for its reward has had its turns.
-    double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment.latency, config_.seed,
+    double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment()->latency, config_.seed,
                                                               step.tid, step.turn)
                                   : 0;
     if (!config_.cluster.pace.empty()) takes *= config_.cluster.pace_scale;  // modelled time, as the slots'

@@ -21,6 +21,27 @@ bool IsJob(const std::filesystem::path& file) {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+// Every key and option of a config with its value. Equal texts are equal configs.
+std::string CanonicalText(const JobConfig& config) {
+  std::string text;
+  for (const Key& key : Keys()) {
+    if (key.job && *key.job != config.kind()) continue;
+    JobConfig copy = config;
+    const bool item = key.path.starts_with("reward.functions[]");
+    for (size_t i = 0; i < (item ? config.reward.functions.size() : 1); ++i)
+      text += key.path + ": " + ValueText(key.field(copy, i)) + "\n";
+  }
+  const auto append = [&](const std::string& section, const std::map<std::string, std::string>& options) {
+    for (const auto& [name, value] : options) text += section + name + ": " + value + "\n";
+  };
+  append("data.", config.data.options);
+  if (config.rl() != nullptr) {
+    append("environment.", config.rl()->environment.options);
+    append("algorithm.", config.rl()->algorithm.options);
+  }
+  return text;
+}
+
 TEST(SchemaTest, EveryDefaultObeysItsOwnRange) {
   JobConfig defaults;
   defaults.reward.functions.emplace_back();
@@ -49,7 +70,7 @@ TEST(ResolvedYamlTest, LoadsAgainToTheSameConfig) {
     std::vector<std::string> overrides = {"train.steps=3", "name=null-"};
     // A policy of control tasks says no words that could be stopped at.
     if (const auto plain = LoadConfig(entry.path().string());
-        plain.ok() && plain->config.model.policy.empty()) {
+        plain.ok() && !plain->config.model.is_policy()) {
       overrides.push_back("rollout.stop=['a: \"b\" #c', \"\\n\"]");
     }
     const auto loaded = LoadConfig(entry.path().string(), overrides);
@@ -59,7 +80,6 @@ TEST(ResolvedYamlTest, LoadsAgainToTheSameConfig) {
     const auto again = LoadConfig(file.string());
     ASSERT_TRUE(again.ok()) << again.status().message() << "\n" << yaml;
     EXPECT_EQ(CanonicalText(again->config), CanonicalText(loaded->config));
-    EXPECT_EQ(ConfigDigest(again->config), ConfigDigest(loaded->config));
     EXPECT_THAT(yaml, HasSubstr("#   train.steps=3\n"));
   }
   std::filesystem::remove(file);

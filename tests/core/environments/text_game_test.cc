@@ -178,20 +178,20 @@ TEST(TextGameTest, BadOptionsAreNamed) {
       MakeTextEnvironment("tally", {{"turns", "2"}}, 1).status().message().starts_with("median_turns: "));
 }
 
-JobConfig Job() {
+JobConfig LakeJob(const std::string& view = "\"near\"", int64_t held_out = 64) {
+  EnvironmentConfig lake{.name = "frozen_lake"};
+  lake.options = {{"style", "\"terse\""}, {"view", view}};
+  lake.size = 10;
+  lake.held_out = held_out;
   JobConfig c;
-  c.environment.name = "frozen_lake";
-  c.environment.options = {{"style", "\"terse\""}, {"view", "\"near\""}};
-  c.environment.size = 10;
+  c.job = RlJob{.algorithm = {}, .environment = lake};
   return c;
 }
 
 TEST(EpisodeTest, SamplesOfAGroupPlayOneGameAndEpochsAreShuffled) {
-  const auto source = EpisodeSource::Create(Job());
+  const auto source = EpisodeSource::Create(LakeJob());
   ASSERT_TRUE(source.ok());
-  JobConfig map = Job();
-  map.environment.options["view"] = "\"map\"";
-  const auto maps = EpisodeSource::Create(map);
+  const auto maps = EpisodeSource::Create(LakeJob("\"map\""));
   std::multiset<std::string> first, second;
   std::vector<std::string> order[2];
   for (int64_t i = 0; i < 10; ++i) {
@@ -204,13 +204,11 @@ TEST(EpisodeTest, SamplesOfAGroupPlayOneGameAndEpochsAreShuffled) {
   }
   EXPECT_EQ(first, second);
   EXPECT_NE(order[0], order[1]);
-  JobConfig other = Job();
-  other.environment.held_out = 7;
-  EXPECT_NE(EpisodeSource::Create(other)->identity(), source->identity());
+  EXPECT_NE(EpisodeSource::Create(LakeJob("\"near\"", 7))->identity(), source->identity());
 }
 
 TEST(EpisodeTest, AHostThatDoesNotKnowAnEpisodeArrivesAtTheSamePlace) {
-  const auto source = EpisodeSource::Create(Job());
+  const auto source = EpisodeSource::Create(LakeJob());
   ASSERT_TRUE(source.ok());
   Rng rng(3);
   EpisodeHost steady(*source);
@@ -244,7 +242,7 @@ TEST(EpisodeTest, AHostThatDoesNotKnowAnEpisodeArrivesAtTheSamePlace) {
 }
 
 TEST(EpisodeTest, ARepeatedTurnIsNotPlayedTwiceAndTheOldestEpisodeIsForgotten) {
-  const auto source = EpisodeSource::Create(Job());
+  const auto source = EpisodeSource::Create(LakeJob());
   EpisodeHost host(*source, /*capacity=*/2);
   const std::vector<std::string> two = {"x", "y"};
   const auto first = host.Play({1, 0, 0}, 0, two);

@@ -99,7 +99,7 @@ TEST(DataParallelTest, FourRanksOrOneMakeTheSameUpdate) {
   for (const char* algorithm : {"grpo", "gspo", "reinforce_pp", "kl_cov"}) {
     SCOPED_TRACE(algorithm);
     JobConfig job;
-    job.algorithm.name = algorithm;
+    job.job = RlJob{.algorithm = {.name = algorithm}, .environment = {}};
     auto options = OptionsFromJob(job);
     ASSERT_TRUE(options.ok()) << options.status().ToString();
     TrainerOptions o = std::move(*options);

@@ -701,7 +701,7 @@ TEST(MemoryTest, PredictionCountsTheParametersOfTheLayout) {
 TEST(OptionsFromJobTest, ReadsTheJobAndRefusesGreedyTraining) {
   JobConfig job;
   job.train.learning_rate = 2e-5;
-  job.algorithm.name = "dr_grpo";
+  job.job = RlJob{.algorithm = {.name = "dr_grpo"}, .environment = {}};
   job.rollout.max_new_tokens = 16;
   const auto o = OptionsFromJob(job);
   ASSERT_TRUE(o.ok());
@@ -709,14 +709,12 @@ TEST(OptionsFromJobTest, ReadsTheJobAndRefusesGreedyTraining) {
   EXPECT_EQ(o->loss.aggregation.scale, 16);
   job.rollout.temperature = 0;
   EXPECT_EQ(OptionsFromJob(job).status().code(), StatusCode::kInvalidArgument);
-  job.job = JobKind::kSft;
+  job.job = SftJob{};
   EXPECT_EQ(OptionsFromJob(job)->objective, Objective::kSupervised);
-  job.job = JobKind::kDpo;
-  job.preference.loss = PreferenceLoss::kIpo;
+  job.job = DpoJob{.preference = {.loss = PreferenceLoss::kIpo}};
   EXPECT_TRUE(OptionsFromJob(job)->preference.ipo);
   EXPECT_TRUE(Needed(*OptionsFromJob(job)).reference);
-  job.job = JobKind::kDistill;
-  job.distill.divergence = DistillDivergence::kReverse;
+  job.job = DistillJob{.distill = {.divergence = DistillDivergence::kReverse}};
   EXPECT_EQ(OptionsFromJob(job)->distill.weight, 0);
   EXPECT_TRUE(Needed(*OptionsFromJob(job)).teacher);
 }

@@ -26,9 +26,9 @@ class TurnsTest : public testing::Test {
     dir_ = name;
     config_.model.init = ModelInit{};
     config_.model.init->alphabet = "SFHGP#?ldru:asnt ";
-    config_.environment.name = "frozen_lake";
-    config_.environment.options = {
-        {"style", "\"terse\""}, {"view", "\"near\""}, {"frozen", "100"}, {"side", "3"}};
+    EnvironmentConfig lake{.name = "frozen_lake"};
+    lake.options = {{"style", "\"terse\""}, {"view", "\"near\""}, {"frozen", "100"}, {"side", "3"}};
+    config_.job = RlJob{.algorithm = {}, .environment = lake};
     ASSERT_TRUE(WriteInitFolder(*config_.model.init, DType::kFloat32, dir_).ok());
   }
   void TearDown() override {
