@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <set>
 
@@ -74,55 +75,50 @@ void CheckModel(Binder& b, LoadedConfig& loaded) {
   }
 }
 
-// A tiny model reads one token a character: what the task says must be in its alphabet.
-void CheckAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
+// A tiny model reads one token a character. `say` calls its argument with texts that the model has to read
+// or write; what the alphabet lacks of them is a problem. `whose`: "which questions of task x contain".
+void CheckAlphabet(Binder& b, const JobConfig& c, const std::string& whose,
+                   const std::function<void(const std::function<void(const std::string&)>&)>& say) {
   if (!c.model.init || !b.Good("model.init.alphabet")) return;
   const std::vector<std::string> known = Characters(c.model.init->alphabet);
   const std::set<std::string> alphabet(known.begin(), known.end());
   std::set<std::string> missing;
-  const auto look = [&](const tasks::Question& q) {
-    for (const std::string& character : Characters(q.prompt + q.answer)) {
-      if (!alphabet.contains(character)) missing.insert(character);
-    }
-  };
-  for (int64_t i = 0; i < std::min<int64_t>(64, task.train_size()); ++i) look(task.Train(i));
-  for (int64_t i = 0; i < std::min<int64_t>(64, task.held_out_size()); ++i) look(task.HeldOut(i));
-  if (missing.empty()) return;
-  std::string list;
-  for (const std::string& character : missing) list += character;
-  b.Complain("model.init.alphabet", "lacks '" + list + "', which questions of task " + c.data.task +
-                                        " contain; add them, or choose another style or task");
-}
-
-// What a game may print has to be in the alphabet of a tiny model: a few episodes are looked at, played by
-// its own solver.
-void CheckGameAlphabet(Binder& b, const JobConfig& c, const std::string& name,
-                       const environments::TextEnvironment& environment) {
-  if (!c.model.init || !b.Good("model.init.alphabet")) return;
-  const std::vector<std::string> known = Characters(c.model.init->alphabet);
-  const std::set<std::string> alphabet(known.begin(), known.end());
-  std::set<std::string> missing;
-  const auto look = [&](const std::string& text) {
+  say([&](const std::string& text) {
     for (const std::string& character : Characters(text)) {
       if (!alphabet.contains(character)) missing.insert(character);
     }
-  };
-  for (int64_t i = 0; i < 32; ++i) {
-    const auto game = environment.Make(/*held_out=*/i % 2 == 1, i);
-    look(game->Reset());
-    for (int64_t turn = 0; turn < environment.max_turns(); ++turn) {
-      const std::string action = game->Solve();
-      look(action);
-      const environments::TextStep step = game->Step(turn == 1 ? std::string() : action);
-      look(step.observation);
-      if (step.done) break;
-    }
-  }
+  });
   if (missing.empty()) return;
   std::string list;
   for (const std::string& character : missing) list += character == "\n" ? "\\n" : character;
-  b.Complain("model.init.alphabet", "lacks '" + list + "', which environment " + name +
-                                        " writes or reads; add them, or choose another style");
+  b.Complain("model.init.alphabet", "lacks '" + list + "', " + whose + "; add them, or choose another style");
+}
+
+void CheckTaskAlphabet(Binder& b, const JobConfig& c, const tasks::Task& task) {
+  CheckAlphabet(b, c, "which questions of task " + c.data.task + " contain", [&](const auto& look) {
+    for (int64_t i = 0; i < std::min<int64_t>(64, task.train_size()); ++i)
+      look(task.Train(i).prompt + task.Train(i).answer);
+    for (int64_t i = 0; i < std::min<int64_t>(64, task.held_out_size()); ++i)
+      look(task.HeldOut(i).prompt + task.HeldOut(i).answer);
+  });
+}
+
+// A few episodes are looked at, played by the game's own solver.
+void CheckGameAlphabet(Binder& b, const JobConfig& c, const std::string& name,
+                       const environments::TextEnvironment& environment) {
+  CheckAlphabet(b, c, "which environment " + name + " writes or reads", [&](const auto& look) {
+    for (int64_t i = 0; i < 32; ++i) {
+      const auto game = environment.Make(/*held_out=*/i % 2 == 1, i);
+      look(game->Reset());
+      for (int64_t turn = 0; turn < environment.max_turns(); ++turn) {
+        const std::string action = game->Solve();
+        look(action);
+        const environments::TextStep step = game->Step(turn == 1 ? std::string() : action);
+        look(step.observation);
+        if (step.done) break;
+      }
+    }
+  });
 }
 
 void CheckData(Binder& b, LoadedConfig& loaded) {
@@ -171,12 +167,9 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
                                      .held_out = c.data.held_out,
                                      .seed = c.seed});
   if (!task.ok()) {
-    const std::string& message = task.status().message();
-    const size_t colon = message.find(": ");
-    return b.Complain("data." + message.substr(0, colon),
-                      colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.ComplainOf("data.", task.status());
   }
-  CheckAlphabet(b, c, *task.value());
+  CheckTaskAlphabet(b, c, *task.value());
 }
 
 // An environment takes the place of data and rewards.
@@ -203,10 +196,7 @@ void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e)
   }
   const auto environment = environments::MakeTextEnvironment(e.name, e.options, c.seed);
   if (!environment.ok()) {
-    const std::string& message = environment.status().message();
-    const size_t colon = message.find(": ");
-    return b.Complain("environment." + message.substr(0, colon),
-                      colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.ComplainOf("environment.", environment.status());
   }
   if (AllGood(b, {"environment.max_turn_tokens", "rollout.max_new_tokens"}) &&
       e.max_turn_tokens > c.rollout.max_new_tokens) {
@@ -269,10 +259,7 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
     return;
   const auto resolved = algorithms::Resolve(rl.algorithm, c.rollout.max_new_tokens);
   if (!resolved.ok()) {
-    const std::string& message = resolved.status().message();
-    const size_t colon = message.find(": ");
-    return b.Complain(message.substr(0, colon),
-                      colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.ComplainOf("", resolved.status());
   }
   const algorithms::ResolvedAlgorithm& r = resolved.value();
   // Only what says something: a resolved config has every key.

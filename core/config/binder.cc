@@ -122,6 +122,10 @@ std::string Advice(const Field& field, const Node& node) {
   return {};
 }
 
+std::string Compact(const Node& value) {
+  return ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 Place Binder::PlaceOf(const std::string& key) const {
@@ -144,6 +148,18 @@ void Binder::Fail(const Place& place, const std::string& key, const std::string&
 
 void Binder::Complain(const std::string& key, const std::string& what) {
   problems_.push_back({PlaceOf(key), key + ": " + what});
+}
+
+void Binder::ComplainOf(const std::string& section, const Status& status) {
+  const std::string& message = status.message();
+  const size_t colon = message.find(": ");
+  Complain(section + message.substr(0, colon),
+           colon == std::string::npos ? message : message.substr(colon + 2));
+}
+
+void Binder::Wrote(const std::string& key, const Node& node) {
+  loaded_.origins[key] = {node.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, node.place,
+                          ""};
 }
 
 void Binder::Warn(const std::string& key, const std::string& what) {
@@ -207,10 +223,7 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
     }
     return Fail(node.place, shown, what);
   }
-  Origin origin;
-  origin.kind = node.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile;
-  origin.place = node.place;
-  loaded_.origins[shown] = origin;
+  Wrote(shown, node);
   if (key.is_path) ResolvePath(node, shown, *std::get<std::string*>(field));
 }
 
@@ -221,8 +234,7 @@ void Binder::BindFunctions(const Node& node) {
     return Fail(node.place, path,
                 "found " + node.Describe() + "; expected a list, like [{name: exact_answer, weight: 1.0}]");
   }
-  loaded_.origins[path] = {node.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile, node.place,
-                           ""};
+  Wrote(path, node);
   loaded_.config.reward.functions.resize(node.items.size());
   for (size_t i = 0; i < node.items.size(); ++i) {
     const Node& item = node.items[i];
@@ -246,6 +258,21 @@ void Binder::BindFunctions(const Node& node) {
   }
 }
 
+void Binder::BindOption(const std::string& section, const std::string& name, const Node& value,
+                        std::span<const tasks::Option> options, std::map<std::string, std::string>& into) {
+  const std::string full = section + "." + name;
+  const auto option = std::ranges::find(options, name, &tasks::Option::name);
+  if (option == options.end()) {
+    std::vector<std::string> known = NamesIn(section);
+    for (const tasks::Option& o : options) known.push_back(o.name);
+    return Unknown(section, name, value, known);
+  }
+  if (const Status status = tasks::CheckOption(*option, ToJson(value)); !status.ok())
+    return Fail(value.place, full, status.message());
+  into[name] = Compact(value);
+  Wrote(full, value);
+}
+
 // Keys of `data` that are none of ours belong to the task.
 void Binder::BindData(const Node& map) {
   const tasks::TaskInfo* task = nullptr;
@@ -263,32 +290,14 @@ void Binder::BindData(const Node& map) {
                (near.empty() ? "there are " + list : "did you mean '" + near + "'?"));
     }
   }
-  std::vector<std::string> known = NamesIn("data");
-  if (task != nullptr) {
-    for (const tasks::Option& option : task->options) known.push_back(option.name);
-  }
   for (const auto& [name, value] : map.members) {
-    const std::string full = "data." + name;
-    if (const Key* key = FindKey(full)) {
-      BindKey(*key, value, full, 0);
-      continue;
+    if (const Key* key = FindKey("data." + name)) {
+      BindKey(*key, value, key->path, 0);
+    } else if (value.kind != Node::Kind::kNull && Good("data.task")) {  // else its options cannot be judged
+      BindOption("data", name, value,
+                 task == nullptr ? std::span<const tasks::Option>() : std::span(task->options),
+                 loaded_.config.data.options);
     }
-    const bool task_is_wrong = bad_.contains("data.task");  // then its options cannot be judged
-    if (task_is_wrong || value.kind == Node::Kind::kNull) continue;
-    const auto option = task == nullptr ? decltype(task->options.begin()){}
-                                        : std::ranges::find(task->options, name, &tasks::Option::name);
-    if (task == nullptr || option == task->options.end()) {
-      Unknown("data", name, value, known);
-      continue;
-    }
-    const nlohmann::json json = ToJson(value);
-    if (const Status status = tasks::CheckOption(*option, json); !status.ok()) {
-      Fail(value.place, full, status.message());
-      continue;
-    }
-    loaded_.config.data.options[name] = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
-                             value.place, ""};
   }
 }
 
@@ -303,49 +312,23 @@ void Binder::BindEnvironment(const Node& map) {
     if (info == nullptr && !control)
       Fail(name->place, "environment.name", environments::NoSuchEnvironment(name->text));
   }
-  std::vector<std::string> known = NamesIn("environment");
-  if (info != nullptr) {
-    for (const tasks::Option& option : info->options) known.push_back(option.name);
-  }
   for (const auto& [name, value] : map.members) {
     const std::string full = "environment." + name;
     if (const Key* key = FindKey(full)) {
       BindKey(*key, value, full, 0);
-      continue;
-    }
-    if (IsSection(full)) {
-      if (value.kind == Node::Kind::kMap) {
-        BindMap(value, full);
-      } else if (value.kind != Node::Kind::kNull) {
-        Fail(value.place, full,
-             "found " + value.Describe() + "; expected keys below it, like " + NamesIn(full).front());
+    } else if (IsSection(full)) {
+      BindSection(value, full);
+    } else if (Good("environment.name") && value.kind != Node::Kind::kNull &&
+               !Foreign(value, full, JobKind::kRl)) {
+      auto& options = PartOf<RlJob>(loaded_.config).environment.options;
+      if (control && value.kind == Node::Kind::kScalar) {
+        options[name] = Compact(value);
+        Wrote(full, value);
+      } else {
+        BindOption("environment", name, value,
+                   info == nullptr ? std::span<const tasks::Option>() : std::span(info->options), options);
       }
-      continue;
     }
-    if (bad_.contains("environment.name") || value.kind == Node::Kind::kNull) continue;
-    if (Foreign(value, full, JobKind::kRl)) continue;
-    if (control && value.kind == Node::Kind::kScalar) {
-      PartOf<RlJob>(loaded_.config).environment.options[name] =
-          ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
-                               value.place, ""};
-      continue;
-    }
-    const auto option = info == nullptr ? decltype(info->options.begin()){}
-                                        : std::ranges::find(info->options, name, &tasks::Option::name);
-    if (info == nullptr || option == info->options.end()) {
-      Unknown("environment", name, value, known);
-      continue;
-    }
-    const nlohmann::json json = ToJson(value);
-    if (const Status status = tasks::CheckOption(*option, json); !status.ok()) {
-      Fail(value.place, full, status.message());
-      continue;
-    }
-    PartOf<RlJob>(loaded_.config).environment.options[name] =
-        json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
-                             value.place, ""};
   }
 }
 
@@ -376,10 +359,8 @@ void Binder::BindAlgorithm(const Node& map) {
       continue;
     }
     // null is kept: it takes a default of the part away.
-    PartOf<RlJob>(loaded_.config).algorithm.options[name] =
-        ToJson(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
-                             value.place, ""};
+    PartOf<RlJob>(loaded_.config).algorithm.options[name] = Compact(value);
+    Wrote(full, value);
   }
 }
 
@@ -387,8 +368,7 @@ void Binder::BindSection(const Node& value, const std::string& full) {
   if (value.kind == Node::Kind::kMap) {
     if (full == "model.init") {
       loaded_.config.model.init.emplace();
-      loaded_.origins[full] = {value.place.override ? Origin::Kind::kOverride : Origin::Kind::kFile,
-                               value.place, ""};
+      Wrote(full, value);
     }
     BindMap(value, full);
   } else if (value.kind != Node::Kind::kNull) {

@@ -2,12 +2,15 @@
 // Inside of core/config: from a merged tree to a JobConfig, with everything that is wrong.
 
 #include <initializer_list>
+#include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/config/load.h"
 #include "core/config/schema.h"
+#include "core/tasks/task.h"
 
 namespace tidepool::config {
 
@@ -24,6 +27,8 @@ class Binder {
   [[nodiscard]] bool Good(const std::string& key) const { return !bad_.contains(key); }
   // Adds a problem at the place of `key` (of the nearest enclosing section, if it is not written).
   void Complain(const std::string& key, const std::string& what);
+  // The same of a status that begins with "name: ", where the key is `section` + name.
+  void ComplainOf(const std::string& section, const Status& status);
   void Warn(const std::string& key, const std::string& what);
   [[nodiscard]] Place PlaceOf(const std::string& key) const;
 
@@ -39,6 +44,10 @@ class Binder {
   bool Foreign(const Node& node, const std::string& shown, JobKind of);
   void Unknown(const std::string& section, const std::string& name, const Node& node,
                std::vector<std::string> known);
+  void Wrote(const std::string& key, const Node& node);  // where its value came from
+  // Sets an option of a task or an environment, where it has one of this name and the value is right.
+  void BindOption(const std::string& section, const std::string& name, const Node& value,
+                  std::span<const tasks::Option> options, std::map<std::string, std::string>& into);
   void ResolvePath(const Node& node, const std::string& shown, std::string& path);
   void Fail(const Place& place, const std::string& key, const std::string& what);
 

@@ -105,10 +105,7 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   }
   const auto environment = environments::FindVectorEnvironment(policy::EnvironmentOfJob(c));
   if (!environment.ok()) {
-    const std::string& message = environment.status().message();
-    const size_t colon = message.find(": ");
-    return b.Complain("environment." + message.substr(0, colon),
-                      colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.ComplainOf("environment.", environment.status());
   }
   if (!environment->continuous && b.Good("model.initial_log_std") && c.model.initial_log_std != 0) {
     b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + e.name + " has " +
@@ -149,10 +146,7 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   if (!b.Good("algorithm.name") || !b.Good("algorithm.advantage") || !b.Good("algorithm.loss")) return;
   const auto resolved = algorithms::Resolve(rl->algorithm, c.rollout.max_new_tokens, /*environments=*/true);
   if (!resolved.ok()) {
-    const std::string& message = resolved.status().message();
-    const size_t colon = message.find(": ");
-    return b.Complain(message.substr(0, colon),
-                      colon == std::string::npos ? message : message.substr(colon + 2));
+    return b.ComplainOf("", resolved.status());
   }
   if (algorithms::NeedsWholeRows(resolved->policy) || resolved->policy.loss->whole_batch ||
       resolved->policy.loss->row_value) {

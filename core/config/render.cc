@@ -54,51 +54,47 @@ void AppendFunctions(const LoadedConfig& loaded, JobConfig& config, std::string&
   }
 }
 
-void AppendOptions(const LoadedConfig& loaded, std::string& out) {
-  const tasks::TaskInfo* task = tasks::FindTask(loaded.config.data.task);
-  if (task == nullptr) return;
-  for (const tasks::Option& option : task->options) {
-    const auto it = loaded.config.data.options.find(option.name);
-    const bool given = it != loaded.config.data.options.end();
-    // Defaults of a task are shown, but not written: they belong to the task.
-    out += given ? WithComment("  " + option.name + ": " + it->second,
-                               loaded.OriginOf("data." + option.name).ToString())
-                 : WithComment("  # " + option.name + ": " + option.default_json,
-                               "default of task " + task->name);
+// Options that are further keys of `section`. Defaults are shown, but not written: they belong to `whose`.
+void AppendOptions(const LoadedConfig& loaded, const std::string& section,
+                   const std::map<std::string, std::string>& given,
+                   const std::vector<std::pair<std::string, std::string>>& defaults, const std::string& whose,
+                   std::string& out) {
+  for (const auto& [name, fallback] : defaults) {
+    const auto it = given.find(name);
+    out += it != given.end() ? WithComment("  " + name + ": " + it->second,
+                                           loaded.OriginOf(section + "." + name).ToString())
+                             : WithComment("  # " + name + ": " + fallback, "default of " + whose);
   }
 }
 
-// Options of the environment, as those of a task.
-void AppendGameOptions(const LoadedConfig& loaded, std::string& out) {
-  const EnvironmentConfig& e = *loaded.config.environment();
-  const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(e.name);
-  if (info == nullptr) {  // a control task
-    for (const auto& [name, value] : e.options) {
-      out += WithComment("  " + name + ": " + value, loaded.OriginOf("environment." + name).ToString());
+std::vector<std::pair<std::string, std::string>> Defaults(const std::vector<tasks::Option>& options) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const tasks::Option& option : options) out.emplace_back(option.name, option.default_json);
+  return out;
+}
+
+// What stands at the end of a section: options of the task, the environment or the algorithm's parts.
+void EndSection(const LoadedConfig& loaded, const std::string& section, std::string& out) {
+  const JobConfig& c = loaded.config;
+  if (section == "data") {
+    if (const tasks::TaskInfo* task = tasks::FindTask(c.data.task))
+      AppendOptions(loaded, section, c.data.options, Defaults(task->options), "task " + task->name, out);
+  } else if (section == "environment") {
+    const EnvironmentConfig& e = *c.environment();
+    if (const environments::TextEnvironmentInfo* info = environments::FindTextEnvironment(e.name)) {
+      AppendOptions(loaded, section, e.options, Defaults(info->options), "environment " + info->name, out);
+    } else {  // a control task: what was given
+      AppendOptions(loaded, section, e.options, {e.options.begin(), e.options.end()}, e.name, out);
     }
-    return;
-  }
-  for (const tasks::Option& option : info->options) {
-    const auto it = e.options.find(option.name);
-    out += it != e.options.end() ? WithComment("  " + option.name + ": " + it->second,
-                                               loaded.OriginOf("environment." + option.name).ToString())
-                                 : WithComment("  # " + option.name + ": " + option.default_json,
-                                               "default of environment " + info->name);
-  }
-}
-
-// Options of the algorithm's parts, as those of a task.
-void AppendPartOptions(const LoadedConfig& loaded, std::string& out) {
-  const AlgorithmConfig& algorithm = loaded.config.rl()->algorithm;
-  for (const algorithms::OptionSpec& option : algorithms::OptionsOfParts(algorithm)) {
-    if (FindKey("algorithm." + option.name) != nullptr) continue;
-    const auto it = algorithm.options.find(option.name);
-    const std::string fallback = algorithms::ValueText(option.fallback);
-    out += it != algorithm.options.end()
-               ? WithComment("  " + option.name + ": " + it->second,
-                             loaded.OriginOf("algorithm." + option.name).ToString())
-               : WithComment("  # " + option.name + ": " + (fallback.empty() ? "null" : fallback),
-                             "default of the algorithm's part");
+  } else if (section == "algorithm") {
+    const AlgorithmConfig& algorithm = c.rl()->algorithm;
+    std::vector<std::pair<std::string, std::string>> defaults;
+    for (const algorithms::OptionSpec& option : algorithms::OptionsOfParts(algorithm)) {
+      if (FindKey("algorithm." + option.name) != nullptr) continue;
+      const std::string fallback = algorithms::ValueText(option.fallback);
+      defaults.emplace_back(option.name, fallback.empty() ? "null" : fallback);
+    }
+    AppendOptions(loaded, section, algorithm.options, defaults, "the algorithm's part", out);
   }
 }
 
@@ -168,27 +164,26 @@ Json Section() {
   return j;
 }
 
+void OptionTable(const std::vector<tasks::Option>& options, std::string& out) {
+  out += "| option | type | default | meaning |\n|---|---|---|---|\n";
+  for (const tasks::Option& option : options) {
+    out += "| `" + option.name + "` | " + tasks::DescribeOption(option) + " | `" + option.default_json +
+           "` | " + option.doc + " |\n";
+  }
+  out += "\n";
+}
+
 void TaskTable(std::string& out) {
   out += "## Generated tasks\n\nOptions are further keys of `data`.\n\n";
   for (const tasks::TaskInfo& task : tasks::ListTasks()) {
-    out += "### `" + task.name + "`\n\n" + task.doc + ". `held_out` counts " + task.held_out_unit +
-           ".\n\n| option | type | default | meaning |\n|---|---|---|---|\n";
-    for (const tasks::Option& option : task.options) {
-      out += "| `" + option.name + "` | " + tasks::DescribeOption(option) + " | `" + option.default_json +
-             "` | " + option.doc + " |\n";
-    }
-    out += "\n";
+    out += "### `" + task.name + "`\n\n" + task.doc + ". `held_out` counts " + task.held_out_unit + ".\n\n";
+    OptionTable(task.options, out);
   }
   out += "## Environments\n\nOptions are further keys of `environment`.\n\n";
   for (const environments::TextEnvironmentInfo& info : environments::ListTextEnvironments()) {
     out += "### `" + info.name + "`\n\n" + info.doc + "\n\nAction: " + Cell(info.action) +
-           ". Reward: " + Cell(info.reward) +
-           ".\n\n| option | type | default | meaning |\n|---|---|---|---|\n";
-    for (const tasks::Option& option : info.options) {
-      out += "| `" + option.name + "` | " + tasks::DescribeOption(option) + " | `" + option.default_json +
-             "` | " + option.doc + " |\n";
-    }
-    out += "\n";
+           ". Reward: " + Cell(info.reward) + ".\n\n";
+    OptionTable(info.options, out);
   }
   out += "## Rewards\n\n| name | argument | meaning |\n|---|---|---|\n";
   for (const tasks::RewardInfo& reward : tasks::ListRewards()) {
@@ -221,9 +216,7 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
     const bool item = now.ends_with("[]");
     if (item) now = "reward";
     if (now != section && now != "model" && !now.empty()) {
-      if (section == "data") AppendOptions(loaded, out);
-      if (section == "algorithm") AppendPartOptions(loaded, out);
-      if (section == "environment") AppendGameOptions(loaded, out);
+      EndSection(loaded, section, out);
       const size_t inner = now.find('.');
       // A section of its own inside one that is open already, or not yet.
       if (inner != std::string::npos && section.substr(0, inner) != now.substr(0, inner))
