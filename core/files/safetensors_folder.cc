@@ -1,7 +1,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "core/base/json_depth.h"
+#include "core/base/json_text.h"
 #include "core/files/safetensors.h"
 
 namespace tidepool::files {
@@ -35,12 +35,9 @@ StatusOr<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::Open(const std::
                     "Face model folder with safetensors weights");
   }
   TP_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(index, kIndexBytesMax));
-  if (!JsonDepthWithin(text))
-    return InvalidArgument(index + ": is nested deeper than " + std::to_string(kJsonDepthMax));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-    return InvalidArgument(index + ": is no JSON object with an object \"weight_map\"");
-  }
+  TP_ASSIGN_OR_RETURN(const nlohmann::json json, ParseJsonObject<nlohmann::json>(text, index));
+  if (!json.contains("weight_map") || !json["weight_map"].is_object())
+    return InvalidArgument(index + ": has no object \"weight_map\"");
   std::map<std::string, SafetensorsFile*> shards;
   for (const auto& [name, shard_name] : json["weight_map"].items()) {
     if (!shard_name.is_string() || !IsPlainFileName(shard_name.get_ref<const std::string&>())) {

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "core/base/json_depth.h"
+#include "core/base/json_text.h"
 #include "core/files/mapped_file.h"
 
 namespace tidepool::model {
@@ -16,13 +16,7 @@ constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 StatusOr<Json> ReadJsonObject(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, kConfigBytesMax));
-  if (!JsonDepthWithin(text))
-    return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return InvalidArgument(path + ": not valid JSON");
-  if (!json.is_object())
-    return InvalidArgument(path + ": a JSON object is expected, found " + json.type_name());
-  return json;
+  return ParseJsonObject<Json>(text, path);
 }
 
 const Json* ConfigReader::Find(const char* key) const {

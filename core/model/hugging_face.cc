@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "core/base/json_text.h"
 #include "core/files/float_formats.h"
 #include "core/files/mapped_file.h"
 #include "core/files/safetensors.h"
@@ -99,8 +100,7 @@ bool HasValues(const files::SafetensorsFolder::Entry& stored, DType dtype, std::
 // config.json and generation_config.json of the source; with `dtype` that is the type they name.
 Status CopyConfigFiles(const std::string& source, const std::string& folder, const char* dtype) {
   TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(source + "/config.json", kConfigBytesMax));
-  auto config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object()) return InvalidArgument(source + "/config.json: is no JSON object any more");
+  TP_ASSIGN_OR_RETURN(auto config, ParseJsonObject<nlohmann::ordered_json>(text, source + "/config.json"));
   if (dtype != nullptr) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
   const StatusOr<std::string> generation =
       files::ReadSmallFile(source + "/generation_config.json", kConfigBytesMax);

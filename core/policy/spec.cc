@@ -2,7 +2,9 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+
+#include "core/base/json_text.h"
+#include "core/files/mapped_file.h"
 
 namespace tidepool::policy {
 namespace {
@@ -79,18 +81,13 @@ StatusOr<PolicySpec> SpecOfJob(const JobConfig& job) {
 
 StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  std::ifstream in(path);
-  if (!in) return NotFound(path + ": cannot be read; a policy folder has a config.json");
-  std::stringstream text;
-  text << in.rdbuf();
-  if (text.str().size() > (1 << 20))
-    return InvalidArgument(path + ": is larger than a policy's config can be");
-  const nlohmann::json j = nlohmann::json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, 1 << 20));
+  TP_ASSIGN_OR_RETURN(const nlohmann::json j, ParseJsonObject<nlohmann::json>(text, path));
   const auto number = [&](const char* key, int64_t fallback) {
     const auto it = j.find(key);
     return it != j.end() && it->is_number_integer() ? it->get<int64_t>() : fallback;
   };
-  if (!j.is_object() || j.value("model_type", nlohmann::json()) != "mlp_policy")
+  if (j.value("model_type", nlohmann::json()) != "mlp_policy")
     return InvalidArgument(path + ": model_type is not mlp_policy");
   PolicySpec spec;
   spec.observation_size = number("observation_size", 0);

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
-#include "core/base/json_depth.h"
+#include "core/base/json_text.h"
 #include "core/tasks/grading.h"
 
 namespace tidepool::tasks {
@@ -53,8 +53,8 @@ std::string LastUserText(const std::vector<Message>& messages) {
 }  // namespace
 
 StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind) {
-  if (!JsonDepthWithin(json_text))
-    return InvalidArgument("nested deeper than " + std::to_string(kJsonDepthMax));
+  if (const std::string problem = JsonTextProblem(json_text); !problem.empty())
+    return InvalidArgument(problem);
   const json row = json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (row.is_discarded()) return InvalidArgument("no valid JSON; each line is one object, in UTF-8");
   if (!row.is_object()) return InvalidArgument(std::string("expected an object; found ") + row.type_name());

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "core/base/json_depth.h"
+#include "core/base/json_text.h"
 #include "core/files/mapped_file.h"
 #include "core/text/jinja/template.h"
 #include "core/text/unicode.h"
@@ -42,11 +42,7 @@ StatusOr<OrderedJson> ReadObject(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return OrderedJson(OrderedJson::object());
   TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, kConfigBytesMax));
-  if (!JsonDepthWithin(text))
-    return InvalidArgument(path + ": is nested deeper than " + std::to_string(kJsonDepthMax));
-  OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return InvalidArgument(path + ": is no JSON object");
-  return json;
+  return ParseJsonObject<OrderedJson>(text, path);
 }
 
 // A message as templates expect it, which is what transformers makes of it before it renders. A key whose

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/base/json_depth.h"
+#include "core/base/json_text.h"
 #include "core/files/mapped_file.h"
 #include "core/text/byte_alphabet.h"
 #include "core/text/tokenizer.h"
@@ -56,8 +56,8 @@ StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& folder) 
 }
 
 StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view text, const std::string& where) {
-  if (!JsonDepthWithin(text))
-    return InvalidArgument(where + ": is nested deeper than " + std::to_string(kJsonDepthMax));
+  if (const std::string problem = JsonTextProblem(text); !problem.empty())
+    return InvalidArgument(where + ": " + problem);
   try {  // the JSON library's exceptions stop here
     const Json json = Json::parse(text);
     auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer());

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/base/json_depth.h"
+#include "core/base/json_text.h"
 #include "tests/conformance_hf/model_operations.h"
 #include "tests/conformance_hf/supervisor.h"
 #include "tests/conformance_text/text_operations.h"

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/base/json_text.h"
+#include "core/files/mapped_file.h"
 #include "core/text/tokenizer.h"
 
 namespace tidepool::workers {
@@ -17,15 +19,8 @@ using nlohmann::json;
 constexpr int64_t kMaxConfigBytes = 1 << 20;
 
 StatusOr<json> ReadJson(const std::string& path) {
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  if (error) return NotFound(path + ": cannot be read (" + error.message() + ")");
-  if (static_cast<int64_t>(size) > kMaxConfigBytes)
-    return InvalidArgument(path + ": larger than 1 MiB, that is no config");
-  std::ifstream in(path);
-  json parsed = json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (parsed.is_discarded() || !parsed.is_object()) return InvalidArgument(path + ": is not a JSON object");
-  return parsed;
+  TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, kMaxConfigBytes));
+  return ParseJsonObject<json>(text, path);
 }
 
 Status WriteText(const std::string& path, const std::string& text) {
