@@ -21,8 +21,8 @@
 #include "workers/cli/command.h"
 #include "workers/cli/inference.h"
 #include "workers/controller/job.h"
-#include "workers/controller/row_source.h"
 #include "workers/data/model_folder.h"
+#include "workers/data/row_source.h"
 
 namespace tidepool::workers {
 namespace {

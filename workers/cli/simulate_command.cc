@@ -19,8 +19,8 @@
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
 #include "workers/cli/measured_run.h"
-#include "workers/controller/row_source.h"
 #include "workers/controller/scheduler_options.h"
+#include "workers/data/row_source.h"
 #include "workers/device/hardware.h"
 #include "workers/device/memory_plan.h"
 

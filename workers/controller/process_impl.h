@@ -34,12 +34,12 @@
 #include "workers/controller/launcher.h"
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/process.h"
-#include "workers/controller/row_source.h"
 #include "workers/controller/run_metrics.h"
 #include "workers/controller/run_storage.h"
 #include "workers/controller/sample_store.h"
 #include "workers/controller/token_intake.h"
 #include "workers/controller/turns.h"
+#include "workers/data/row_source.h"
 #include "workers/net/hub.h"
 #include "workers/net/mailbox.h"
 

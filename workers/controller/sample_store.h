@@ -11,7 +11,7 @@
 #include "core/base/ids.h"
 #include "core/sample/trajectory.h"
 #include "scheduler/commands.h"
-#include "workers/controller/row_source.h"
+#include "workers/data/row_source.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {

@@ -15,9 +15,9 @@
 #include "core/base/status.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
-#include "workers/controller/row_source.h"
 #include "workers/controller/run_metrics.h"
 #include "workers/controller/sample_store.h"
+#include "workers/data/row_source.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {

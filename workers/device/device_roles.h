@@ -6,8 +6,6 @@
 // teacher, a critic) gets them when it is made; a worker that only generates never loads them. Owned by the
 // device thread, except WriteCheckpoint, which may run on another thread while no optimizer step does.
 
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,11 +15,11 @@
 #include "core/base/config.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
-#include "core/comm/collective.h"
 #include "core/model/weights.h"
-#include "core/policy/policy_trainer.h"
-#include "core/train/trainer.h"
+#include "core/policy/spec.h"
 #include "workers/data/shared_arena.h"
+#include "workers/device/actor.h"
+#include "workers/device/model_reader.h"
 #include "workers/device/rollout.h"
 #include "workers/net/messages.h"
 
@@ -36,7 +34,7 @@ struct TrainOutcome {
 class DeviceRoles {
  public:
   // `shared_memory`: SharedBlock::FolderOf the run.
-  DeviceRoles(JobConfig config, std::string model_dir, std::string run_id, const std::string& shared_memory);
+  DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory);
   ~DeviceRoles();
 
   // Weights of the start: read from the model folder, or made from its config with the job's seed.
@@ -74,26 +72,18 @@ class DeviceRoles {
   // activations and logits. Weights and the optimizer's state stay.
   void Release(Role role);
   [[nodiscard]] model::MemoryUse held() const;
-  [[nodiscard]] int64_t further_bytes() const;  // reference, teacher, critic
+  [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
   StatusOr<uint64_t> LoadFromStream(Version version, const std::string& address, const std::string& token);
   void UseVersion(Version version);  // the arena now holds `version`
   [[nodiscard]] int64_t weight_bytes() const;
 
-  // Training. kInvalidArgument: the rows cannot be trained on (data), nothing changed.
-  // kAborted: `progress` returned false. With a group, `rows` are those of all ranks and `groups` the gids of
-  // this one's (train/trainer.h); after any error the group is useless.
-  using Progress = std::function<bool(const std::string& op)>;
+  // Training, as Actor::Step says. With a group any error makes the group useless.
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
-                               const Progress& progress, comm::Collective* group = nullptr,
-                               const std::vector<int64_t>& groups = {});
+                               const TrainProgress& progress, const RankShare& share = {});
   // Optimizer updates ever made: tells whether a step that failed changed anything.
-  [[nodiscard]] int64_t updates() const {
-    return policy_trainer_ != nullptr ? policy_trainer_->updates()
-           : trainer_ == nullptr      ? 0
-                                      : trainer_->updates();
-  }
+  [[nodiscard]] int64_t updates() const { return actor_ == nullptr ? 0 : actor_->updates(); }
   Status PublishToSharedMemory(Version version, uint64_t digest);
   [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
   Status CopyRecovery(StepNumber step);
@@ -104,41 +94,20 @@ class DeviceRoles {
 
  private:
   Status MakeWeights(bool read_tensors);
-  // In deterministic mode: finds how the products of this model are cut (core/model/row_blocks.h).
-  Status CoverProducts(const model::ModelSpec& spec, model::DType dtype);
-  Status MakeTrainer();
-  [[nodiscard]] std::vector<train::NamedBytes> TrainerState() const;  // requires a trainer, as the next one
-  [[nodiscard]] uint64_t TrainerDigest() const;
-  StatusOr<TrainOutcome> TrainText(StepNumber step, Version version, std::vector<BatchRow> rows,
-                                   const Progress& progress, comm::Collective* group,
-                                   const std::vector<int64_t>& groups);
-  StatusOr<TrainOutcome> TrainPolicy(StepNumber step, Version version, const std::vector<BatchRow>& rows,
-                                     const Progress& progress, comm::Collective* group,
-                                     const std::vector<int64_t>& groups);
+  Status MakeActor();  // where there is none
   // From now until Whole() the arena holds no version, and no state.
   void Tear();
   // The arena was written: what it holds is `want`, or kDataLoss.
   Status Whole(uint64_t want, const std::string& what);
   // The arena and the trainer hold the state of `step`.
   void OwnState(StepNumber step);
-  // A model of its own from a folder; "" is what the run starts from.
-  StatusOr<std::unique_ptr<model::Weights>> ReadModel(const std::string& key,
-                                                      const std::string& folder) const;
-  // Held-out pairs, judged by the trainer: into the step's metrics.
-  Status EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics);
 
   JobConfig config_;
-  std::string model_dir_;
-  std::string run_id_;
-  std::shared_ptr<model::RowBlocks> row_blocks_;  // shared by engine and trainer; null: not deterministic
+  ModelReader models_;
   std::unique_ptr<model::Weights> weights_;
-  std::unique_ptr<model::Weights> reference_, teacher_, critic_;
-  std::vector<train::Row> held_out_;  // pairs; read when they are first needed
+  std::optional<policy::PolicySpec> policy_;  // model.policy: weights_ are such a policy's
   std::unique_ptr<Rollout> rollout_;
-  std::unique_ptr<train::Trainer> trainer_;
-  // model.policy: weights_ are a policy's, and this is their trainer.
-  std::optional<policy::PolicySpec> policy_;
-  std::unique_ptr<policy::PolicyTrainer> policy_trainer_;
+  std::unique_ptr<Actor> actor_;
   SharedBlock published_;
   SharedBlock recovery_;
   Version version_;

@@ -117,13 +117,12 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
   const auto shape = pacer_ ? ShareOf(c, rows) : std::pair<double, double>();
   up::TrainDone done;
   for (const BatchRow& row : rows) done.rows.emplace_back(row.trajectory.tid, sample::Digest(row.trajectory));
-  StatusOr<TrainOutcome> outcome = roles_->Train(
-      c.step, c.v, std::move(rows),
-      [&](const std::string& op) {
-        pulse_.Begin(op);
-        return !called_off_(c.lease);
-      },
-      c.world > 1 ? group_.get() : nullptr, c.groups);
+  StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
+                                                 [&](const std::string& op) {
+                                                   pulse_.Begin(op);
+                                                   return !called_off_(c.lease);
+                                                 },
+                                                 {c.world > 1 ? group_.get() : nullptr, c.groups});
   if (!outcome.ok()) {
     if (c.world > 1) LeaveGroup();
     return outcome.status();

@@ -49,7 +49,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     // What cannot be predicted is not set aside; the controller asks for no proof then.
     if (const auto plan = PlanMemory(of_slot); plan.ok())
       plan_ = plan->processes[static_cast<size_t>(welcome.slot.value)];
-    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.run_id,
+    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir,
                                            SharedBlock::FolderOf(welcome.run_id, token_));
     if (config_.observe.trace)
       trace_ =

@@ -30,7 +30,7 @@ class DeviceRolesTest : public testing::Test {
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
     plan_ = plan->processes[0];
     needs_ = NeedsOfRoles(*plan);
-    roles_ = std::make_unique<DeviceRoles>(config_, dir_, RunId(), Folder());
+    roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder());
   }
   void TearDown() override {
     SharedBlock::RemoveAll(Folder());
@@ -116,7 +116,7 @@ TEST_F(DeviceRolesTest, WeightsAreOfNoVersionUntilTheirDigestIsVerified) {
 
   // Another worker publishes other bytes than it says.
   ASSERT_EQ(roles_->PublishToSharedMemory({0, 1}, digest + 1), OkStatus());
-  DeviceRoles engine(config_, dir_, RunId(), Folder());
+  DeviceRoles engine(config_, dir_, Folder());
   EXPECT_EQ(engine.LoadFromSharedMemory({0, 1}).status().code(), StatusCode::kDataLoss);
   EXPECT_FALSE(engine.loaded());
   EXPECT_FALSE(engine.WeightsDigest().ok());

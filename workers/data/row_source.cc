@@ -1,4 +1,4 @@
-#include "workers/controller/row_source.h"
+#include "workers/data/row_source.h"
 
 #include <algorithm>
 #include <chrono>

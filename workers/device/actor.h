@@ -1,0 +1,52 @@
+#pragma once
+// What a device does in the actor role: one interface, two trainers behind it. TextActor
+// (workers/device/text_actor.h) trains a language model with core/train, PolicyActor
+// (workers/device/policy_actor.h) a policy of control tasks with core/policy. Steps, state and digests are
+// the same to everybody else, as rollouts are (workers/device/rollout.h).
+//
+// Owned by the device thread, except State, which a checkpoint may read on another thread while no step runs.
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/status.h"
+#include "core/comm/collective.h"
+#include "core/model/memory_use.h"
+#include "core/train/trainer.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+// Called between parts of a step with what is done of it; false: stop.
+using TrainProgress = std::function<bool(const std::string& op)>;
+
+// The rank's part of a step. Rows are those of all ranks.
+struct RankShare {
+  comm::Collective* group = nullptr;  // null: there is one rank
+  std::vector<int64_t> groups;        // gids of this rank's rows; with a group only
+  [[nodiscard]] bool Has(GroupId gid) const {
+    return group == nullptr || std::find(groups.begin(), groups.end(), gid.value) != groups.end();
+  }
+};
+
+class Actor {
+ public:
+  virtual ~Actor() = default;
+  // kInvalidArgument: the rows cannot be trained on (data), nothing changed. kAborted: `progress` returned
+  // false.
+  virtual StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                           const TrainProgress& progress, const RankShare& share) = 0;
+  // Live bytes of what a checkpoint stores; the part "weights" is the arena.
+  virtual std::vector<train::NamedBytes> State() = 0;
+  [[nodiscard]] virtual uint64_t Digest() const = 0;  // of the state
+  [[nodiscard]] virtual int64_t updates() const = 0;  // optimizer updates ever made
+  virtual void ReleaseScratch() {}                    // gradients, activations, logits
+  [[nodiscard]] virtual model::MemoryUse held() const { return {}; }
+  [[nodiscard]] virtual int64_t further_bytes() const { return 0; }  // reference, teacher, critic
+};
+
+}  // namespace tidepool::workers

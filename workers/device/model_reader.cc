@@ -1,0 +1,35 @@
+#include "workers/device/model_reader.h"
+
+#include <filesystem>
+
+#include "core/observe/log.h"
+
+namespace tidepool::workers {
+
+bool HasTensors(const std::string& dir) {
+  namespace fs = std::filesystem;
+  return fs::exists(dir + "/model.safetensors") || fs::exists(dir + "/model.safetensors.index.json");
+}
+
+Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dtype) {
+  if (!config_.deterministic) return OkStatus();
+  if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<model::RowBlocks>();
+  TP_RETURN_IF_ERROR(row_blocks_->Cover(spec, dtype));
+  if (!row_blocks_->limited().empty())
+    observe::Log(observe::LogLevel::kWarn, "row_blocks", {{"limited", row_blocks_->limited()}});
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<model::Weights>> ModelReader::Read(const std::string& key,
+                                                            const std::string& folder) const {
+  const DType dtype = config_.model.dtype;
+  const std::string& dir = folder.empty() ? model_dir_ : folder;
+  if (HasTensors(dir)) return model::LoadHuggingFace(dir, dtype);
+  if (!folder.empty() || !config_.model.init) return NotFound(key + ": " + dir + " has no weights");
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(dir));
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<model::Weights> weights, model::Weights::Create(spec, dtype));
+  weights->Initialize(config_.seed, config_.model.init->init_std);
+  return weights;
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,39 @@
+#pragma once
+// Reads the models of a job: the one that it starts from, and further ones (reference, teacher, critic).
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/model/row_blocks.h"
+#include "core/model/weights.h"
+
+namespace tidepool::workers {
+
+bool HasTensors(const std::string& dir);  // whether the folder has weights
+
+class ModelReader {
+ public:
+  // `config` outlives this. `model_dir`: the folder that the run starts from.
+  ModelReader(const JobConfig& config, std::string model_dir)
+      : config_(config), model_dir_(std::move(model_dir)) {}
+
+  // A model of its own from `folder`; "" is what the run starts from, made from the config with the job's
+  // seed where the folder has no weights. `key` begins the error.
+  [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
+                                                               const std::string& folder) const;
+  // In deterministic mode: finds how the products of this model are cut (core/model/row_blocks.h).
+  Status CoverProducts(const model::ModelSpec& spec, model::DType dtype);
+  // Shared by engine and trainer; null: not deterministic.
+  [[nodiscard]] const std::shared_ptr<model::RowBlocks>& row_blocks() const { return row_blocks_; }
+  [[nodiscard]] const std::string& model_dir() const { return model_dir_; }
+
+ private:
+  const JobConfig& config_;
+  const std::string model_dir_;
+  std::shared_ptr<model::RowBlocks> row_blocks_;
+};
+
+}  // namespace tidepool::workers

@@ -1,0 +1,33 @@
+#pragma once
+// The actor of a policy of control tasks: core/policy on fragments.
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/policy/policy_trainer.h"
+#include "workers/device/actor.h"
+
+namespace tidepool::workers {
+
+class PolicyActor : public Actor {
+ public:
+  // `weights` outlive this and are updated in place; new ones that were written from outside are read at the
+  // next step.
+  static StatusOr<std::unique_ptr<Actor>> Create(const JobConfig& config, model::Weights& weights);
+
+  StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                   const TrainProgress& progress, const RankShare& share) override;
+  std::vector<train::NamedBytes> State() override { return trainer_->State(); }
+  [[nodiscard]] uint64_t Digest() const override { return weights_.Digest(); }
+  [[nodiscard]] int64_t updates() const override { return trainer_->updates(); }
+
+ private:
+  PolicyActor(model::Weights& weights, std::unique_ptr<policy::PolicyTrainer> trainer)
+      : weights_(weights), trainer_(std::move(trainer)) {}
+
+  model::Weights& weights_;
+  std::unique_ptr<policy::PolicyTrainer> trainer_;
+};
+
+}  // namespace tidepool::workers

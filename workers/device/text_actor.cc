@@ -1,0 +1,124 @@
+#include "workers/device/text_actor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "workers/data/row_source.h"
+
+namespace tidepool::workers {
+
+StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, model::Weights& weights,
+                                                   ModelReader& models) {
+  std::unique_ptr<TextActor> actor(new TextActor(config, models.model_dir()));
+  TP_ASSIGN_OR_RETURN(train::TrainerOptions options, train::OptionsFromJob(actor->config_));
+  const train::NeededCompanions needed = train::Needed(options);
+  const RlJob* rl = actor->config_.rl();  // set wherever a part of rl is needed
+  train::Companions companions;
+  if (needed.reference) {
+    const auto* dpo = std::get_if<DpoJob>(&actor->config_.job);
+    TP_ASSIGN_OR_RETURN(actor->reference_,
+                        models.Read(dpo != nullptr ? "preference.reference" : "algorithm.kl.reference",
+                                    dpo != nullptr ? dpo->preference.reference : rl->algorithm.kl.reference));
+  }
+  if (needed.teacher) {
+    const auto* distill = std::get_if<DistillJob>(&actor->config_.job);
+    TP_ASSIGN_OR_RETURN(actor->teacher_,
+                        models.Read(distill != nullptr ? "distill.teacher" : "algorithm.teacher",
+                                    distill != nullptr ? distill->distill.teacher : rl->algorithm.teacher));
+  }
+  if (needed.critic) {
+    // Always from the start: what it has learned is in the state that is restored next, or there is none
+    // yet.
+    TP_ASSIGN_OR_RETURN(actor->critic_, models.Read("algorithm.critic.path", rl->algorithm.critic.path));
+    if (!actor->critic_->spec().value_head) {
+      TP_ASSIGN_OR_RETURN(actor->critic_, model::WithValueHead(*actor->critic_));
+    }
+  }
+  for (const model::Weights* further :
+       {actor->reference_.get(), actor->teacher_.get(), actor->critic_.get()}) {
+    if (further != nullptr) TP_RETURN_IF_ERROR(models.CoverProducts(further->spec(), further->dtype()));
+  }
+  options.row_blocks = models.row_blocks();
+  companions = {
+      .reference = actor->reference_.get(), .teacher = actor->teacher_.get(), .critic = actor->critic_.get()};
+  TP_ASSIGN_OR_RETURN(actor->trainer_, train::Trainer::Create(weights, options, companions));
+  return std::unique_ptr<Actor>(std::move(actor));
+}
+
+int64_t TextActor::further_bytes() const {
+  int64_t sum = 0;
+  for (const model::Weights* further : {reference_.get(), teacher_.get(), critic_.get()})
+    if (further != nullptr) sum += static_cast<int64_t>(further->bytes().size());
+  return sum;
+}
+
+StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                            const TrainProgress& progress, const RankShare& share) {
+  train::Batch batch;
+  batch.step = step;
+  batch.version = version;
+  for (BatchRow& in : rows) {
+    const sample::Trajectory& t = in.trajectory;
+    train::Row row;
+    row.tid = t.tid;
+    row.gid = in.gid;
+    if (t.prompt != nullptr) row.prompt = t.prompt->ids;
+    row.response = t.Ids();
+    row.logprobs = t.Logprobs();
+    row.log_kept = t.LogKept();
+    row.routing = t.Routing();
+    for (const auto& [v, count] : t.Versions())
+      row.versions.insert(row.versions.end(), static_cast<size_t>(count), v);
+    row.loss_mask = t.LossMask(in.without_loss);
+    row.reward = in.reward;
+    row.components = std::move(in.components);
+    row.turns = t.Turns();
+    row.truncated = t.finish == sample::Finish::kLength;
+    if (share.group != nullptr) batch.mine.push_back(share.Has(in.gid) ? 1 : 0);
+    batch.rows.push_back(std::move(row));
+  }
+  std::map<std::string, double> evaluated;
+  TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/true, evaluated));
+  TP_ASSIGN_OR_RETURN(train::StepResult result, trainer_->Step(
+                                                    batch,
+                                                    [&](const train::StepProgress& p) {
+                                                      return progress("train " + std::to_string(p.done) +
+                                                                      "/" + std::to_string(p.total));
+                                                    },
+                                                    share.group));
+  TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/false, evaluated));
+  result.metrics.insert(evaluated.begin(), evaluated.end());
+  return result;
+}
+
+// Every rank judges them for itself: all come to the same, and none waits for another.
+Status TextActor::EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics) {
+  const EvalConfig& e = config_.eval;
+  const bool last = step.value == config_.train.steps;
+  const bool due = before ? step.value == 1 && e.before_train
+                          : (e.every_steps > 0 && step.value % e.every_steps == 0) || (last && e.after_train);
+  if (!TrainsOnPairs(config_) || !due) return OkStatus();
+  if (held_out_.empty()) {
+    TP_ASSIGN_OR_RETURN(const auto source, RowSource::Create(config_, model_dir_));
+    const int64_t all = source->data().held_out_size(), n = e.samples > 0 ? std::min(e.samples, all) : all;
+    for (int64_t i = 0; i < n; ++i) {
+      const StatusOr<EncodedRow> row = source->HeldOut(i);
+      if (!row.ok()) continue;  // as a training row that is bad: left out
+      for (int32_t k = 0; k < 2; ++k) {
+        train::Row answer;
+        answer.tid = {i, 0, k};
+        answer.gid = GroupId{i};
+        answer.prompt = row->prompt;
+        answer.response = k == 0 ? row->response : row->rejected;
+        answer.reward = k == 0 ? 1 : 0;
+        held_out_.push_back(std::move(answer));
+      }
+    }
+  }
+  if (held_out_.empty()) return OkStatus();
+  TP_ASSIGN_OR_RETURN(const auto found, trainer_->Evaluate(held_out_));
+  for (const auto& [name, number] : found) metrics["eval/" + name + (before ? "/before" : "")] = number;
+  return OkStatus();
+}
+
+}  // namespace tidepool::workers

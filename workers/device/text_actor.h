@@ -1,0 +1,44 @@
+#pragma once
+// The actor of a language model: core/train with the further models that the job needs.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "workers/device/actor.h"
+#include "workers/device/model_reader.h"
+
+namespace tidepool::workers {
+
+class TextActor : public Actor {
+ public:
+  // `config` and `weights` outlive this; `weights` are updated in place. A critic begins from its folder:
+  // what it has learned is in the state that is restored next, or there is none yet.
+  static StatusOr<std::unique_ptr<Actor>> Create(const JobConfig& config, model::Weights& weights,
+                                                 ModelReader& models);
+
+  StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
+                                   const TrainProgress& progress, const RankShare& share) override;
+  std::vector<train::NamedBytes> State() override { return trainer_->State(); }
+  [[nodiscard]] uint64_t Digest() const override { return trainer_->Digest(); }
+  [[nodiscard]] int64_t updates() const override { return trainer_->updates(); }
+  void ReleaseScratch() override { trainer_->ReleaseScratch(); }
+  [[nodiscard]] model::MemoryUse held() const override { return trainer_->held(); }
+  [[nodiscard]] int64_t further_bytes() const override;
+
+ private:
+  TextActor(const JobConfig& config, std::string model_dir)
+      : config_(config), model_dir_(std::move(model_dir)) {}
+  // Held-out pairs, judged by the trainer: into the step's metrics.
+  Status EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics);
+
+  const JobConfig& config_;
+  const std::string model_dir_;
+  std::unique_ptr<model::Weights> reference_, teacher_, critic_;
+  std::vector<train::Row> held_out_;  // pairs; read when they are first needed
+  std::unique_ptr<train::Trainer> trainer_;
+};
+
+}  // namespace tidepool::workers
