@@ -11,8 +11,10 @@
 #include <variant>
 #include <vector>
 
+#include "core/base/hash.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
+#include "core/base/rng.h"
 
 namespace tidepool::scheduler {
 
@@ -174,7 +176,24 @@ struct StepAborted {
   StepNumber step;
   uint64_t weights_digest = 0;
 };
-// From every member of the training group; weights_digest of all of them has to be one.
+// What a trainer says of a row that it was given: the digest of its trajectory, and how many of its tokens it
+// left without loss because they are too old (on_stale: mask).
+struct GivenRow {
+  SampleId tid;
+  uint64_t digest = 0;
+  int64_t masked = 0;
+};
+inline uint64_t DigestOf(const std::vector<GivenRow>& rows) {
+  uint64_t digest = rows.size();
+  for (const GivenRow& row : rows) {
+    for (const uint64_t word : {SampleUid(row.tid), row.digest, static_cast<uint64_t>(row.masked)})
+      digest = Mix64(digest ^ word);
+  }
+  return digest;
+}
+// From every member of the training group: the weights_digest and the rows_digest of all of them have to be
+// one. All were given the rows of the whole batch in one order; rank 0 lists them, the others leave `rows`
+// empty, because thousands of lists would say the same.
 struct TrainDone {
   WorkerRef worker;
   StepNumber step;
@@ -182,17 +201,19 @@ struct TrainDone {
   bool finite = true;
   uint64_t weights_digest = 0;
   double seconds = 0;
-  std::vector<std::pair<SampleId, uint64_t>>
-      rows;  // of the whole batch: digest of what the trainer was given
+  uint64_t rows_digest = 0;  // DigestOf
+  std::vector<GivenRow> rows;
 };
+// The step was not made, and nothing has changed. `lost` set: what is stored of this sample is not what its
+// ENQ says, which is no fault of the worker's.
 struct TrainFailed {
   WorkerRef worker;
   StepNumber step;
   int64_t lease = 0;
   std::string why;
   bool data = false;
-  SampleId lost;  // set: what is stored of this sample is not what its ENQ says. No fault of the worker's
-};                // nothing changed
+  SampleId lost;
+};
 struct Published {
   WorkerRef worker;
   Version v;

@@ -55,17 +55,21 @@ bool Steps::ReplicasAgree(StepNumber step) {
   return true;
 }
 
-// Every member was given the whole batch. Thousands of them say the same of it, so that is looked up once.
 bool Steps::SameRows(StepNumber step) {
-  const auto& told = open_->done.begin()->second.rows;
+  const event::TrainDone& first = open_->done.at(open_->members.front().worker);
+  const uint64_t digest = event::DigestOf(first.rows);
   for (const auto& [ref, done] : open_->done) {
-    if (&done.rows != &told && done.rows == told) continue;
-    const std::string why = OtherRow(done.rows);
-    if (why.empty()) continue;
-    all_.life.Fail("rows_differ", ToString(ref), ref.inc, "step " + std::to_string(step.value) + ": " + why);
+    if (done.rows_digest == digest) continue;
+    all_.life.Fail("rows_differ", ToString(ref), ref.inc,
+                   "step " + std::to_string(step.value) + ": it was given other rows than " +
+                       ToString(first.worker) + " lists; nothing of this step is kept");
     return false;
   }
-  return true;
+  const std::string why = OtherRow(first.rows);
+  if (why.empty()) return true;
+  all_.life.Fail("rows_differ", ToString(first.worker), first.worker.inc,
+                 "step " + std::to_string(step.value) + ": " + why);
+  return false;
 }
 
 // No update was made. The batch is set aside, so that it is not what every later step trips over.
@@ -87,16 +91,21 @@ void Steps::NotFinite(const event::TrainDone& e) {
   }
 }
 
-// Notes what a trainer was given in the rows of the open step; says which of them is not what was stored.
-std::string Steps::OtherRow(const std::vector<std::pair<SampleId, uint64_t>>& given) {
-  const std::map<SampleId, uint64_t> digests(given.begin(), given.end());
+// Notes what a trainer was given in the rows of the open step. Says which of them is not what was stored, or
+// was trained with tokens that are too old.
+std::string Steps::OtherRow(std::vector<event::GivenRow> given) {
+  std::ranges::sort(given, {}, &event::GivenRow::tid);
   for (record::TrainedRow& row : open_->rows) {
-    const auto it = digests.find(row.tid);
-    row.digest = it == digests.end() ? 0 : it->second;
+    const auto it = std::ranges::lower_bound(given, row.tid, {}, &event::GivenRow::tid);
+    const bool there = it != given.end() && it->tid == row.tid;
+    row.digest = there ? it->digest : 0;
     const Sample* s = state_.ledger().Find(row.tid);
     if (s == nullptr || row.digest == 0 || row.digest != s->enq.digest)
       return "the trainer was given other bytes of sample " + ToString(row.tid) +
              " than its ENQ names; nothing of this step is kept";
+    if (it->masked != row.masked)
+      return "the trainer left " + std::to_string(it->masked) + " tokens of sample " + ToString(row.tid) +
+             " without loss, " + std::to_string(row.masked) + " are too old; nothing of this step is kept";
   }
   return "";
 }

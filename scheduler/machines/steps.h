@@ -67,7 +67,7 @@ class Steps : public Machine {
   bool SameRows(StepNumber step);
   void NotFinite(const event::TrainDone& e);
   void Commit();
-  std::string OtherRow(const std::vector<std::pair<SampleId, uint64_t>>& given);
+  std::string OtherRow(std::vector<event::GivenRow> given);
   [[nodiscard]] std::set<GroupKey> Keys() const;  // groups of the open step
   void SetAside(const std::set<GroupKey>& keys, DropReason reason);
 

@@ -244,6 +244,17 @@ void Simulator::Impl::Do(const command::Train& c) {
   }
 }
 
+event::GivenRow Simulator::Impl::GivenRowOf(const SampleId& tid, const std::vector<Version>& stale) const {
+  event::GivenRow row{tid, 0, 0};
+  const record::Enq* enq = controller->FindPayload(tid);
+  if (enq == nullptr) return row;
+  row.digest = enq->digest;
+  for (const record::VersionTokens& run : enq->versions) {
+    if (std::ranges::find(stale, run.v) != stale.end()) row.masked += run.tokens;
+  }
+  return row;
+}
+
 void Simulator::Impl::Trained(int64_t id) {
   const auto it = training.find(id);
   if (it == training.end()) return;  // called off
@@ -255,12 +266,12 @@ void Simulator::Impl::Trained(int64_t id) {
   uint64_t digest = Find(s.members.front().worker)->state;
   double slowest = 0;
   for (const auto& [worker, seconds] : s.seconds) slowest = std::max(slowest, seconds);
-  std::vector<std::pair<SampleId, uint64_t>> rows;
+  std::vector<event::GivenRow> rows;
   for (const SampleId& tid : lease.tids) {
     digest = Mix64(digest ^ SampleUid(tid));
-    const record::Enq* enq = controller->FindPayload(tid);
-    rows.emplace_back(tid, enq == nullptr ? 0 : enq->digest);
+    rows.push_back(GivenRowOf(tid, s.members.front().share->stale));
   }
+  const uint64_t rows_digest = event::DigestOf(rows);
   for (const command::Train& c : s.members) {
     Engine* e = Find(c.worker);
     e->state = digest;
@@ -269,7 +280,9 @@ void Simulator::Impl::Trained(int64_t id) {
     if (job.slow_beside != 1) Share(*e);
     const double seconds = job.engine_quantum > 1 ? s.seconds.at(c.worker.worker) : slowest;
     time.Busy(Role::kActor, seconds);
-    Send(event::TrainDone{c.worker, c.step, c.lease, true, digest, seconds, rows});
+    event::TrainDone done{c.worker, c.step, c.lease, true, digest, seconds, rows_digest, {}};
+    if (c.rank == 0) done.rows = std::move(rows);
+    Send(std::move(done));
   }
 }
 

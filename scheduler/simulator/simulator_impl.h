@@ -188,6 +188,7 @@ struct Simulator::Impl {
   void Ready(const WorkerRef& ref, StepNumber step, uint64_t digest, double seconds);
   void Do(const command::FormGroup& c);
   void Do(const command::Train& c);
+  [[nodiscard]] event::GivenRow GivenRowOf(const SampleId& tid, const std::vector<Version>& stale) const;
   void Trained(int64_t id);
   void Do(const command::AbortStep& c);
   void Do(const command::RestoreState& c);

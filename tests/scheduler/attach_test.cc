@@ -35,15 +35,6 @@ bool Warned(const SimCluster& cluster, const std::string& what) {
   return false;
 }
 
-// Dies when `n` chunks have ended.
-void CrashAtChunk(SimCluster& cluster, int64_t n) {
-  auto left = std::make_shared<int64_t>(n);
-  cluster.on_event = [&cluster, left](const Event& e) {
-    if (std::holds_alternative<event::ChunkFinished>(e) && --*left == 0) cluster.CrashController();
-    return true;
-  };
-}
-
 TEST(AttachTest, WeightsServeOnlyWithTheDigestOfTheirPublication) {
   for (const bool offered : {true, false}) {
     SimCluster cluster({.controller = LongLived(), .seed = 4, .faults = {}});

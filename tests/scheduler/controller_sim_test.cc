@@ -237,14 +237,25 @@ TEST(ControllerSimTest, StopWritesACheckpointAndEndsWithinItsBudget) {
 }
 
 TEST(ControllerSimTest, AStepOnOtherBytesThanWereStoredEndsTheRunBeforeItsCommit) {
-  SimCluster cluster(
-      {.controller = SmallJob(PlacementKind::kSplit, 2), .seed = 2, .faults = {}, .trains_other_rows = true});
-  const SimResult r = cluster.Run();
-  EXPECT_NE(r.code, 0);
-  EXPECT_NE(r.why.find("other bytes of sample"), std::string::npos) << r.why;
-  for (const JournalEntry& e : cluster.journal())
-    EXPECT_FALSE(std::holds_alternative<record::StepCommit>(e.record));
-  ExpectProven(cluster);
+  ControllerOptions job = SmallJob(PlacementKind::kMultiplexed, 4);
+  job.fleet.actor_slots = 2;
+  const auto expect_end = [](const SimOptions& options, const std::string& why) {
+    SCOPED_TRACE(why);
+    SimCluster cluster(options);
+    const SimResult r = cluster.Run();
+    EXPECT_NE(r.code, 0);
+    EXPECT_NE(r.why.find(why), std::string::npos) << r.why;
+    for (const JournalEntry& e : cluster.journal())
+      EXPECT_FALSE(std::holds_alternative<record::StepCommit>(e.record));
+    ExpectProven(cluster);
+  };
+  expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 0},
+             "given other rows than w");
+  expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 1},
+             "given other rows than w");
+  job.fleet.actor_slots = 1;
+  expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_rows = 0}, "other bytes of sample");
+  expect_end({.controller = job, .seed = 2, .faults = {}, .rank_of_other_mask = 0}, "tokens of sample");
 }
 
 // What is stored of one sample turns out not to be what its ENQ says: its group goes, the others are trained.

@@ -402,6 +402,14 @@ void SimCluster::LeaveStep(Proc& p) {
   p.in_step = -1;
 }
 
+std::vector<record::VersionTokens> SimCluster::Tokens::Runs() const {
+  std::vector<record::VersionTokens> runs;
+  const int64_t last = v_min == v_max ? 0 : std::min<int64_t>(1, count - 1);
+  if (count > last) runs.push_back({v_min, count - last});
+  if (last > 0) runs.push_back({v_max, last});
+  return runs;
+}
+
 void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, double seconds) {
   Proc* p = Find(id);
   if (p == nullptr || p->hung || p->inc != c.worker.inc || p->in_step != c.lease) return;
@@ -409,9 +417,18 @@ void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, 
   p->state = weights;
   p->state_step = c.step;
   ++p->op_seq;
-  event::TrainDone done{c.worker, c.step, c.lease, true, weights, seconds, {}};
-  for (const SampleId& tid : lease_.tids) done.rows.emplace_back(tid, payload_[tid].content);
-  if (options_.trains_other_rows) done.rows.front().second ^= 1;
+  event::TrainDone done{c.worker, c.step, c.lease, true, weights, seconds, 0, {}};
+  for (const SampleId& tid : lease_.tids) {
+    const Tokens& stored = payload_[tid];
+    event::GivenRow& row = done.rows.emplace_back(event::GivenRow{tid, stored.content, 0});
+    for (const record::VersionTokens& run : stored.Runs()) {
+      if (std::ranges::find(c.share->stale, run.v) != c.share->stale.end()) row.masked += run.tokens;
+    }
+  }
+  if (c.rank == options_.rank_of_other_rows) done.rows.front().digest ^= 1;
+  if (c.rank == options_.rank_of_other_mask) ++done.rows.front().masked;
+  done.rows_digest = event::DigestOf(done.rows);
+  if (c.rank != 0) done.rows.clear();
   Out(*p, std::move(done));
 }
 

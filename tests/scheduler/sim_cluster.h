@@ -53,9 +53,10 @@ struct SimOptions {
   double mean_tokens = 12;             // of a sample
   bool deterministic_training = true;  // weights depend on the rows alone
   bool loses_a_payload = false;        // of the first row that is leased
-  bool trains_other_rows = false;      // the trainer is given other bytes of one row than were stored
-  double limit_s = 20000;              // virtual
-  bool check_online = false;           // the run ends at the first violation
+  // The rank whose first row has other bytes than were stored, or another mask; -1: none.
+  int64_t rank_of_other_rows = -1, rank_of_other_mask = -1;
+  double limit_s = 20000;     // virtual
+  bool check_online = false;  // the run ends at the first violation
   SimDisk* disk =
       nullptr;  // where journal and checkpoints go; null: into memory, without a fault but those above
 };
@@ -116,6 +117,8 @@ class SimCluster {
     Version v_min, v_max;
     int64_t turn = 0, turn_start = 0;  // of an episode: turns on record, where the one after them begins
     std::vector<Mark> marks;           // one a version
+    // Which version made which token is not modelled: the last token counts for the newest one.
+    [[nodiscard]] std::vector<record::VersionTokens> Runs() const;
   };
   struct Chunk {
     SampleId tid;

@@ -101,10 +101,7 @@ struct SimCluster::Do {
     SIM_CHECK(it != s.tokens_.end()) << "payload of " << ToString(c.tid) << " without tokens";
     const Tokens tokens = it == s.tokens_.end() ? Tokens{} : it->second;
     event::PayloadStored stored{c.tid, c.att, 5, tokens.count, tokens.content, 0, 0, tokens.count * 4, {}};
-    // Which version made which token is not modelled: the last token counts for the newest one.
-    const int64_t last = tokens.v_min == tokens.v_max ? 0 : std::min<int64_t>(1, tokens.count - 1);
-    if (tokens.count > last) stored.versions.push_back({tokens.v_min, tokens.count - last});
-    if (last > 0) stored.versions.push_back({tokens.v_max, last});
+    stored.versions = tokens.Runs();
     s.Storage(std::move(stored), s.Delay(0.01));
     const int64_t life = s.life_;
     s.At(Duration(0), [&s = s, c, tokens, life] {
@@ -338,7 +335,7 @@ struct SimCluster::Do {
         if (nonfinite) {
           Proc* q = s.Find(member);
           q->in_step = -1;
-          s.Out(*q, event::TrainDone{train.worker, train.step, lease, false, 0, seconds, {}});
+          s.Out(*q, event::TrainDone{train.worker, train.step, lease, false, 0, seconds, 0, {}});
           continue;
         }
         const uint64_t weights = step.weights;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/sample/codec.h"
+#include "workers/device/given_row.h"
 #include "workers/device/roles_work.h"
 #include "workers/device/torch_threads.h"
 
@@ -116,7 +116,9 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
                                            Clock::time_point start) {
   const auto shape = pacer_ ? ShareOf(c, rows) : std::pair<double, double>();
   up::TrainDone done;
-  for (const BatchRow& row : rows) done.rows.emplace_back(row.trajectory.tid, sample::Digest(row.trajectory));
+  for (const BatchRow& row : rows) done.rows.push_back(Given(row));
+  done.rows_digest = scheduler::event::DigestOf(done.rows);
+  if (c.rank != 0) done.rows.clear();
   StatusOr<TrainOutcome> outcome = roles_->Train(c.step, c.v, std::move(rows),
                                                  [&](const std::string& op) {
                                                    pulse_.Begin(op);

@@ -217,11 +217,9 @@ struct Hub::Impl final : v1::Control::Service {
     }
     auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1});
     if (!batch.ok()) return ToGrpc(batch.status());
-    for (size_t at = 0; at < (*batch)->size();) {
-      v1::Frame frame;
-      at = Pack(**batch, at, static_cast<size_t>(options.max_frame_bytes) / 2, &frame);
-      if (!writer->Write(frame)) return ToGrpc(Unavailable("FetchRows: the worker went away"));
-    }
+    if (!WriteRows(**batch, static_cast<size_t>(options.max_frame_bytes) / 2,
+                   [&](const v1::Frame& frame) { return writer->Write(frame); }))
+      return ToGrpc(Unavailable("FetchRows: the worker went away"));
     return grpc::Status::OK;
   }
 };

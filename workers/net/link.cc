@@ -273,16 +273,10 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) 
   request.set_step(step.value);
   request.set_inc(inc.value + 1);
   auto reader = stub->FetchRows(&context, request);
-  std::vector<BatchRow> rows;
-  v1::Frame frame;
-  while (reader->Read(&frame)) {
-    auto more = Unpack<BatchRow>(frame);
-    if (!more.ok()) {
-      context.TryCancel();
-      return more.status();
-    }
-    rows.insert(rows.end(), std::make_move_iterator(more->begin()), std::make_move_iterator(more->end()));
-    frame.Clear();
+  auto rows = ReadRows([&](v1::Frame* frame) { return reader->Read(frame); });
+  if (!rows.ok()) {
+    context.TryCancel();
+    return rows;
   }
   TP_RETURN_IF_ERROR(FromGrpc(reader->Finish()).At("fetch rows of lease " + std::to_string(lease)));
   return rows;

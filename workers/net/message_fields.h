@@ -44,8 +44,10 @@ TP_FIELDS(Loaded, v("v", r.v); v("digest", r.digest); v("error", r.error, kWords
 TP_FIELDS(StateReady, v("step", r.step); v("weights_digest", r.weights_digest); v("error", r.error, kWords);)
 TP_FIELDS(GroupFormed, v("group_epoch", r.group_epoch); v("error", r.error, kWords);)
 TP_FIELDS(StepAborted, v("lease", r.lease); v("step", r.step); v("weights_digest", r.weights_digest);)
+TP_FIELDS(GivenRow, v("tid", r.tid); v("digest", r.digest); v("masked", r.masked);)
 TP_FIELDS(TrainDone, v("step", r.step); v("lease", r.lease); v("finite", r.finite);
-          v("weights_digest", r.weights_digest); v("seconds", r.seconds); v("rows", r.rows);)
+          v("weights_digest", r.weights_digest); v("seconds", r.seconds); v("rows_digest", r.rows_digest);
+          v("rows", r.rows);)
 TP_FIELDS(TrainFailed, v("step", r.step); v("lease", r.lease); v("why", r.why, kWords); v("data", r.data);)
 TP_FIELDS(Published, v("v", r.v); v("error", r.error, kWords);)
 TP_FIELDS(RecoveryCopied, v("step", r.step); v("error", r.error, kWords);)

@@ -252,11 +252,46 @@ StatusOr<std::vector<Message>> Unpack(const v1::Frame& in) {
   return out;
 }
 
+bool WriteRows(const std::vector<BatchRow>& rows, size_t most,
+               const std::function<bool(const v1::Frame&)>& write) {
+  for (size_t at = 0; at < rows.size();) {
+    v1::Frame frame;
+    at = Pack(rows, at, most, &frame);
+    std::string& first = *frame.mutable_messages(0);
+    if (first.size() > most) {
+      const std::string whole = std::move(first);
+      size_t from = 0;
+      frame.set_cut(true);
+      for (; whole.size() - from > most; from += most) {
+        first = whole.substr(from, most);
+        if (!write(frame)) return false;
+      }
+      frame.set_cut(false);
+      first = whole.substr(from);
+    }
+    if (!write(frame)) return false;
+  }
+  return true;
+}
+
+StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& read) {
+  std::vector<BatchRow> rows;
+  std::string begun;  // of a row that was cut
+  for (v1::Frame frame; read(&frame); frame.Clear()) {
+    if (frame.messages_size() == 0) return InvalidArgument("a frame without rows");
+    if (frame.cut() || !begun.empty()) begun += frame.messages(0);
+    if (frame.cut()) continue;
+    if (!begun.empty()) *frame.mutable_messages(0) = std::exchange(begun, {});
+    TP_ASSIGN_OR_RETURN(auto more, Unpack<BatchRow>(frame));
+    rows.insert(rows.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  }
+  if (!begun.empty()) return InvalidArgument("the rows end within a row");
+  return rows;
+}
+
 template size_t Pack(const std::deque<ToWorker>&, size_t, size_t, v1::Frame*);
 template size_t Pack(const std::deque<FromWorker>&, size_t, size_t, v1::Frame*);
-template size_t Pack(const std::vector<BatchRow>&, size_t, size_t, v1::Frame*);
 template StatusOr<std::vector<ToWorker>> Unpack(const v1::Frame&);
 template StatusOr<std::vector<FromWorker>> Unpack(const v1::Frame&);
-template StatusOr<std::vector<BatchRow>> Unpack(const v1::Frame&);
 
 }  // namespace tidepool::workers

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 #include "core/base/status.h"
@@ -23,14 +24,21 @@ uint64_t WireSchema();
 
 // Messages that wait for a stream go together: a frame costs both ends more than what is in it. `out` gets
 // batch[at] and those after it that fit `most` bytes; returns where the next frame begins. Only the first
-// message may be larger. Messages: std::deque of ToWorker or FromWorker, std::vector of BatchRow.
+// message may be larger. Messages: std::deque of ToWorker or FromWorker.
 // requires at < batch.size()
 inline constexpr size_t kTogetherBytes = 256 << 10;
 template <typename Messages>
 size_t Pack(const Messages& batch, size_t at, size_t most, v1::Frame* out);
 
+// Rows as frames of at most about `most` bytes: a row that is larger is cut. False: `write` was false.
+bool WriteRows(const std::vector<BatchRow>& rows, size_t most,
+               const std::function<bool(const v1::Frame&)>& write);
+// Reads them until `read` is false. Errors of Unpack.
+StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& read);
+
 // All of a frame, in order. kFailedPrecondition: it is of a build with other messages. kInvalidArgument: a
-// message is cut short or too long, or a value or a list in it is out of bounds. Message: one of those three.
+// message is cut short or too long, or a value or a list in it is out of bounds. Message: ToWorker or
+// FromWorker.
 template <typename Message>
 StatusOr<std::vector<Message>> Unpack(const v1::Frame& in);
 

@@ -185,6 +185,28 @@ TEST(LinkTest, RowsOfALeaseComeWholeInSmallFrames) {
   EXPECT_EQ(ends.link->FetchRows(8, {3}).status().code(), StatusCode::kNotFound);
 }
 
+// Long contexts with routing pass any limit of a message: 10 k tokens of a large mixture are 4 MiB.
+TEST(LinkTest, ARowThatIsLargerThanAnyMessageComesWhole) {
+  Ends ends;
+  ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
+  for (int i = 0; i < 3; ++i) {
+    BatchRow row;
+    row.trajectory.tid = {i, 0, 0};
+    row.trajectory.att = 0;
+    row.trajectory.prompt = sample::PromptSegment({1, 2, 3});
+    const int n = i == 1 ? 10'000 : 10;
+    row.trajectory.segments = {{.ids = std::vector<int32_t>(static_cast<size_t>(n), i + 1),
+                                .logprobs = std::vector<float>(static_cast<size_t>(n), -1.0F),
+                                .versions = {{{0, 1}, n}},
+                                .routing = std::string(static_cast<size_t>(n) * 768, static_cast<char>(i))}};
+    ends.rows.push_back(row);
+  }
+  const auto rows = ends.link->FetchRows(7, {3});
+  ASSERT_TRUE(rows.ok()) << rows.status().ToString();
+  ASSERT_EQ(rows->size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ((*rows)[i].trajectory, ends.rows[i].trajectory) << i;
+}
+
 // The session goes on over the next connection: what the first one lost is said again, once.
 TEST(LinkTest, AConnectionThatBreaksLosesNothing) {
   Ends ends;

@@ -13,6 +13,7 @@
 #include "core/base/rng.h"
 #include "core/sample/codec.h"
 #include "workers/device/device_machine.h"
+#include "workers/device/given_row.h"
 
 namespace tidepool::workers {
 
@@ -145,10 +146,10 @@ class ModelDevice : public DeviceWork {
     if (static_cast<int64_t>(rows->size()) != c.rows) return {Unavailable("another number of rows")};
     up::TrainDone done;
     for (const BatchRow& row : *rows) {
-      const uint64_t digest = sample::Digest(row.trajectory);
-      done.rows.emplace_back(row.trajectory.tid, digest);
-      weights_ = Mix64(weights_ ^ digest);
+      done.rows.push_back(Given(row));
+      weights_ = Mix64(weights_ ^ done.rows.back().digest);
     }
+    done.rows_digest = scheduler::event::DigestOf(done.rows);
     state_step_ = c.step;
     done.weights_digest = weights_;
     done.seconds = 0.3;
