@@ -29,12 +29,15 @@ struct KillWorker {
   WorkerRef worker;
   std::string why;
 };
+// Answers to WorkerJoined, for that process alone.
 struct Welcome {
   WorkerId worker;
+  uint64_t process = 0;
   Incarnation inc;
-};  // answer to WorkerJoined
+};
 struct RefuseWorker {
   WorkerId worker;
+  uint64_t process = 0;
   std::string why;
 };
 // Data. PrepareRow: read, tokenise (and for sft store) row `ordinal`; answered by RowReady / RowInvalid, for

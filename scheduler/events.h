@@ -35,6 +35,7 @@ struct HeldChunk {
 };  // versions of its tokens
 struct WorkerJoined {
   WorkerId worker;
+  uint64_t process = 0;  // the answer names it: by then another process may have the place
   std::string name;
   WorkerKind kind = WorkerKind::kDevice;
   SlotId slot;

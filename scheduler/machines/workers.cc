@@ -31,7 +31,7 @@ std::string Workers::WhyNotWelcome(const event::WorkerJoined& e) const {
 
 void Workers::On(const event::WorkerJoined& e) {
   if (const std::string why = WhyNotWelcome(e); !why.empty()) {
-    out_.Do(command::RefuseWorker{e.worker, why});
+    out_.Do(command::RefuseWorker{e.worker, e.process, why});
     all_.life.Refuse();
     return;
   }
@@ -51,7 +51,7 @@ void Workers::On(const event::WorkerJoined& e) {
                            e.kind == WorkerKind::kReward        ? Role::kReward
                            : e.kind == WorkerKind::kEnvironment ? Role::kEnvironment
                                                                 : Role::kNone});
-  out_.Do(command::Welcome{e.worker, ref.inc});
+  out_.Do(command::Welcome{e.worker, e.process, ref.inc});
   health_.Joined(ref, now_);
   all_.rollouts.Forget(e.worker);
   if (e.kind != WorkerKind::kDevice) {
@@ -70,7 +70,7 @@ bool Workers::Reattach(const event::WorkerJoined& e) {
     return false;
   reattaching_.erase(e.worker);
   const WorkerRef ref{e.worker, e.restored_inc};
-  out_.Do(command::Welcome{e.worker, ref.inc});
+  out_.Do(command::Welcome{e.worker, e.process, ref.inc});
   health_.Joined(ref, now_);
   if (e.kind != WorkerKind::kDevice) {
     all_.samples.AddSideWorker(ref);

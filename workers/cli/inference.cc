@@ -42,6 +42,7 @@ struct InferenceSession::Impl {
   std::unique_ptr<Attachments> attachments;
   std::deque<FromWorkerBody> pending;
   bool serving = false;
+  uint64_t process = 0;  // the worker's
   Clock::time_point started;
 
   ~Impl() {
@@ -103,6 +104,7 @@ struct InferenceSession::Impl {
       }
       for (Attachments::Event& event : events) {
         if (auto* arrived = std::get_if<Attachments::Arrived>(&event)) {
+          process = arrived->hello.process;
           pending.emplace_back(std::move(arrived->offer));
         } else if (auto* message = std::get_if<Attachments::Message>(&event)) {
           if (!std::holds_alternative<up::Heartbeat>(message->body))
@@ -179,7 +181,8 @@ struct InferenceSession::Impl {
     welcome.run_dir = dir;
     welcome.run_id = run_id;
     welcome.model_dir = options.model_dir;
-    attachments->Welcome(0, std::move(welcome));
+    if (!attachments->Welcome(0, process, std::move(welcome)))
+      return Unavailable("the worker process is gone: " + Log());
     Send(down::InitState{});
     TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience));
     if (!ready.error.empty()) return InvalidArgument(ready.error);

@@ -79,6 +79,8 @@ void ControllerProcess::Do(const cmd::KillWorker& c) {
   const int64_t place = c.worker.worker.value;
   Warn("kill worker=" + std::to_string(place) + " why=" + c.why);
   launcher_.Kill(place, SIGKILL);
+  // It is gone, and the place may have another process by now.
+  if (c.worker.inc.valid() && (!joined_.contains(place) || inc_of_[place] != c.worker.inc)) return;
   if (joined_.contains(place)) {
     Forget(place);
     lost_.insert(place);
@@ -99,13 +101,12 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.run_id = request_.run_id;
   w.model_dir = request_.model_dir;
   w.run_clock_ns = Now().since_start.count();
-  attachments_->Welcome(place, std::move(w));
-  intake_->Adopt({c.worker, c.inc}, std::exchange(offered_[place], {}));
+  if (attachments_->Welcome(place, c.process, std::move(w)))
+    intake_->Adopt({c.worker, c.inc}, std::exchange(offered_[place], {}));
 }
 
 void ControllerProcess::Do(const cmd::RefuseWorker& c) {
-  attachments_->Refuse(c.worker.value, c.why);
-  Forget(c.worker.value);
+  if (attachments_->Refuse(c.worker.value, c.process, c.why)) Forget(c.worker.value);
 }
 
 void ControllerProcess::Forget(int64_t place) {
@@ -119,7 +120,7 @@ void ControllerProcess::Forget(int64_t place) {
 void ControllerProcess::Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit) {
   Forget(place);
   if (!by_exit) lost_.insert(place);
-  Feed(ev::WorkerLost{{{place}, inc}, why, by_exit});
+  Feed(ev::WorkerLost{{{place}, inc.valid() ? inc : inc_of_[place]}, why, by_exit});
 }
 
 // --- the wire

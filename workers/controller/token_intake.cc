@@ -62,6 +62,7 @@ scheduler::event::WorkerJoined JoinedBy(const Attachments::Arrived& arrived, std
   joined.restored_inc = arrived.hello.inc;
   joined.holds = arrived.offer.holds;
   joined.holds_digest = arrived.offer.holds_digest;
+  joined.process = arrived.hello.process;
   joined.state_step = arrived.offer.state_step;
   joined.state_digest = arrived.offer.state_digest;
   for (const up::OfferedAttempt& a : arrived.offer.attempts)

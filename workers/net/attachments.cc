@@ -110,7 +110,7 @@ void Attachments::Said(HubMessage& e, TimePoint now, std::vector<Event>& out) {
   if (auto* frame = std::get_if<up::Offer>(&e.message.body)) {
     if (p.offered) return;
     if (!Collect(p, *frame)) {
-      Refuse(it->first, "the worker offers more than it can hold");
+      Refuse(it->first, p.hello.process, "the worker offers more than it can hold");
       return;
     }
     if (p.offered) out.emplace_back(Arrived{it->first, p.hello, std::move(p.offer)});
@@ -163,31 +163,32 @@ std::vector<Attachments::Event> Attachments::Tick(TimePoint now) {
 // The process has the place no more, and is fenced.
 void Attachments::Release(int64_t place, const std::string& why, std::vector<Event>& out) {
   const auto it = places_.find(place);
-  if (it->second.inc.valid()) out.emplace_back(Lost{place, it->second.inc, why});
+  if (it->second.offered) out.emplace_back(Lost{place, it->second.inc, why});
   place_of_.erase(it->second.connection);
   places_.erase(it);
 }
 
-void Attachments::Welcome(int64_t place, down::Welcome welcome) {
+bool Attachments::Welcome(int64_t place, uint64_t process, down::Welcome welcome) {
   const auto it = places_.find(place);
-  if (it == places_.end()) return;  // lost meanwhile
+  if (it == places_.end() || it->second.hello.process != process) return false;
   it->second.inc = welcome.inc;
   it->second.session.Put(ToWorker{0, 0, std::move(welcome)});
   Flush(it->second);
+  return true;
 }
 
-void Attachments::Refuse(int64_t place, const std::string& why) {
+bool Attachments::Refuse(int64_t place, uint64_t process, const std::string& why) {
   const auto it = places_.find(place);
-  if (it == places_.end()) return;
+  if (it == places_.end() || it->second.hello.process != process) return false;
   if (it->second.connection != 0) wire_->Refuse(it->second.connection, {why});
   place_of_.erase(it->second.connection);
   places_.erase(it);
+  return true;
 }
 
 bool Attachments::Fence(int64_t place, const std::string& why) {
-  if (!Has(place)) return false;
-  Refuse(place, "fenced: " + why);
-  return true;
+  const auto it = places_.find(place);
+  return it != places_.end() && Refuse(place, it->second.hello.process, "fenced: " + why);
 }
 
 void Attachments::Send(int64_t place, ToWorkerBody body) {

@@ -64,9 +64,10 @@ class Attachments {
     Incarnation inc;
     FromWorkerBody body;
   };
+  // Of every process that arrived and was not refused or fenced since.
   struct Lost {
     int64_t place = 0;
-    Incarnation inc;
+    Incarnation inc;  // invalid: the answer to its arrival had not come yet
     std::string why;
   };
   // A worker has seen a controller of a later epoch: this one may do nothing more.
@@ -82,8 +83,9 @@ class Attachments {
   std::vector<Event> On(HubEvent event, TimePoint now);
   std::vector<Event> Tick(TimePoint now);
 
-  void Welcome(int64_t place, down::Welcome welcome);
-  void Refuse(int64_t place, const std::string& why);
+  // The answer to the arrival of `process`. False: the place has it no more, and nobody is told.
+  bool Welcome(int64_t place, uint64_t process, down::Welcome welcome);
+  bool Refuse(int64_t place, uint64_t process, const std::string& why);
   // Each command once, in order, also over a new connection. Nothing if the place has no welcomed process.
   // One that leaves kMostKept commands lie is lost at the next Tick.
   static constexpr size_t kMostKept = 1 << 16;

@@ -174,7 +174,7 @@ struct AttachmentsTest : testing::Test {
   void Welcome(ConnectionId c, uint64_t process) {
     Open(c, Hello(process, 0));
     ASSERT_EQ(Say(c, 1, up::Offer{.last = true}).size(), 1u);
-    attachments.Welcome(0, down::Welcome{.inc = {3}});
+    ASSERT_TRUE(attachments.Welcome(0, process, down::Welcome{.inc = {3}}));
   }
 };
 
@@ -248,6 +248,22 @@ TEST_F(AttachmentsTest, ANewProcessTakesThePlaceOfOneWhoseConnectionHasEnded) {
   ASSERT_TRUE(wire.refused.contains(3));
   EXPECT_FALSE(wire.refused[3].again);
   EXPECT_EQ(Say(2, 1, up::Offer{.last = true}).size(), 1u) << "the new one is not touched";
+}
+
+// The scheduler's answer waits for the disk; meanwhile the process ends and another one has its place.
+TEST_F(AttachmentsTest, AnAnswerIsForTheProcessThatArrived) {
+  Open(1, Hello(9, 0));
+  ASSERT_EQ(Say(1, 1, up::Offer{.last = true}).size(), 1u);
+  attachments.On(HubClosed{1, "killed"}, TimePoint{FromSeconds(1)});
+  const auto events = Open(2, Hello(10, 0), 1.1);
+  ASSERT_EQ(events.size(), 1u) << "who was told of its arrival is told of its end";
+  EXPECT_FALSE(std::get<Attachments::Lost>(events[0]).inc.valid());
+  EXPECT_FALSE(attachments.Welcome(0, 9, down::Welcome{.inc = {3}}));
+  EXPECT_FALSE(attachments.Refuse(0, 9, "retired"));
+  EXPECT_TRUE(wire.refused.empty());
+  EXPECT_EQ(wire.sent[2].size(), 1u) << "Attached alone";
+  EXPECT_EQ(Say(2, 1, up::Offer{.last = true}).size(), 1u);
+  EXPECT_TRUE(attachments.Welcome(0, 10, down::Welcome{.inc = {4}}));
 }
 
 TEST_F(AttachmentsTest, AWorkerThatTakesNoCommandsIsLostBeforeTheyFillTheMemory) {

@@ -189,7 +189,7 @@ void SimController::OnAttachment(Attachments::Event& event) {
 void SimController::Lose(int64_t place, Incarnation inc, const std::string& reason, bool by_exit) {
   Forget(place);
   if (!by_exit) lost_.insert(place);
-  Feed(ev::WorkerLost{{{place}, inc}, reason, by_exit});
+  Feed(ev::WorkerLost{{{place}, inc.valid() ? inc : inc_of_[place]}, reason, by_exit});
 }
 
 void SimController::Exited(int64_t place, uint64_t process) {
@@ -284,6 +284,7 @@ struct SimController::Do {
       s.lost_.insert(place);
     }
     s.attachments_->Fence(place, c.why);
+    if (c.worker.inc.valid() && (!s.joined_.contains(place) || s.inc_of_[place] != c.worker.inc)) return;
   }
   void operator()(const cmd::Welcome& c) {
     const int64_t place = c.worker.value;
@@ -293,14 +294,13 @@ struct SimController::Do {
     w.place = place;
     w.slot = place < s.options_.device_workers() ? SlotId{place} : SlotId{};
     w.lease_s = s.network_->lease_s;
-    s.attachments_->Welcome(place, std::move(w));
+    if (!s.attachments_->Welcome(place, c.process, std::move(w))) return;
     const auto before = s.asked_again;
     s.intake_.Adopt({c.worker, c.inc}, std::exchange(s.offered_[place], {}));
     s.adopted += std::exchange(s.asked_again, before) - before;
   }
   void operator()(const cmd::RefuseWorker& c) {
-    s.attachments_->Refuse(c.worker.value, c.why);
-    s.Forget(c.worker.value);
+    if (s.attachments_->Refuse(c.worker.value, c.process, c.why)) s.Forget(c.worker.value);
   }
   void operator()(const cmd::PrepareRow& c) {
     s.EnsureRow({c.ordinal, c.issue, 0});
