@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -168,65 +169,41 @@ StatusOr<Manifest> ParseManifest(std::string_view text, const std::string& path)
 
 std::string CheckpointName(StepNumber step) { return "step_" + std::to_string(step.value); }
 
-CheckpointWriter::CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step,
-                                   int64_t ctl_epoch)
+CheckpointWriter::CheckpointWriter(FileSystem& fs, std::string checkpoints, const CheckpointTry& which)
     : fs_(fs),
       checkpoints_(std::move(checkpoints)),
-      step_(step),
-      tmp_(JoinPath(checkpoints_, CheckpointName(step) + "." + std::to_string(ctl_epoch) + ".tmp")) {}
+      step_(which.step),
+      tmp_(JoinPath(checkpoints_, CheckpointName(step_) + "." + std::to_string(which.ctl_epoch) + "-" +
+                                      std::to_string(which.ckpt) + ".tmp")) {}
 
 StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Begin(FileSystem& fs,
                                                                     const std::string& checkpoints,
-                                                                    StepNumber step, int64_t ctl_epoch) {
-  std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(fs, checkpoints, step, ctl_epoch));
+                                                                    const CheckpointTry& which) {
+  std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(fs, checkpoints, which));
   TP_RETURN_IF_ERROR(fs.MakeDirectories(checkpoints));
-  TP_RETURN_IF_ERROR(fs.RemoveTree(writer->tmp_));
   TP_RETURN_IF_ERROR(fs.MakeDirectory(writer->tmp_));
   return writer;
 }
 
-Status CheckpointWriter::Write(const std::string& path, std::string_view bytes) {
-  if (!IsPlainRelative(path))
-    return InvalidArgument(path + ": a file of a checkpoint needs a plain path below its folder");
-  const std::string full = JoinPath(tmp_, path);
-  TP_RETURN_IF_ERROR(fs_.MakeDirectories(ParentPath(full)));
-  TP_ASSIGN_OR_RETURN(const auto file, fs_.CreateNew(full));
-  TP_RETURN_IF_ERROR(file->Append(bytes));
-  Register(path, static_cast<int64_t>(bytes.size()), SaltedSum(std::as_bytes(std::span(bytes)), 0));
-  return OkStatus();
-}
-
-void CheckpointWriter::Register(const std::string& path, int64_t bytes, std::optional<uint64_t> digest) {
-  registered_[path] = {.path = path, .bytes = bytes, .digest = digest.value_or(0)};
-  has_digest_[path] = digest.has_value();
-}
-
-StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest) {
+StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest, const std::vector<std::string>& written) {
   TP_ASSIGN_OR_RETURN(const auto paths, fs_.ListTree(tmp_));
+  std::vector<std::string> differ;
+  std::ranges::set_symmetric_difference(paths, written, std::back_inserter(differ));
+  if (!differ.empty()) {
+    return DataLoss(JoinPath(tmp_, differ.front()) +
+                    (std::ranges::binary_search(paths, differ.front())
+                         ? ": its writer did not tell of it"
+                         : ": its writer told of it, but it is not there") +
+                    "; the checkpoint is not committed");
+  }
   manifest.files.clear();
   for (const std::string& path : paths) {
     const std::string full = JoinPath(tmp_, path);
     TP_RETURN_IF_ERROR(fs_.SyncFile(full));
     ManifestFile file{.path = path, .bytes = 0, .digest = 0};
     TP_ASSIGN_OR_RETURN(file.bytes, fs_.Size(full));
-    const auto told = registered_.find(path);
-    if (told != registered_.end() && told->second.bytes != file.bytes) {
-      return DataLoss(full + ": " + std::to_string(file.bytes) + " bytes, its writer told of " +
-                      std::to_string(told->second.bytes) + "; the checkpoint is not committed");
-    }
-    // A digest that its writer took while writing is not taken again here: the reading back compares it.
-    if (told != registered_.end() && has_digest_[path]) {
-      file.digest = told->second.digest;
-    } else {
-      TP_ASSIGN_OR_RETURN(file.digest, DigestFile(fs_, full));
-    }
+    TP_ASSIGN_OR_RETURN(file.digest, DigestFile(fs_, full));
     manifest.files.push_back(std::move(file));
-  }
-  for (const auto& [path, file] : registered_) {
-    if (!std::binary_search(paths.begin(), paths.end(), path)) {
-      return DataLoss(JoinPath(tmp_, path) +
-                      ": its writer told of it, but it is not there; the checkpoint is not committed");
-    }
   }
   const std::string json = ManifestToJson(manifest);
   {
@@ -262,9 +239,10 @@ Status PublishFolder(FileSystem& fs, const std::string& tmp, const std::string& 
   return fs.RemoveTree(dir + ".old");
 }
 
-StatusOr<uint64_t> CheckpointWriter::Commit(Manifest manifest) {
+StatusOr<uint64_t> CheckpointWriter::Commit(Manifest manifest, std::vector<std::string> written) {
   manifest.step = step_;
-  auto digest = TryCommit(manifest);
+  std::ranges::sort(written);
+  auto digest = TryCommit(manifest, written);
   // Best effort, so that a full disk is not made fuller; the first error is the one to tell.
   if (!digest.ok()) (void)fs_.RemoveTree(tmp_);
   return digest;

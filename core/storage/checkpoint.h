@@ -2,10 +2,9 @@
 // Checkpoint folders and their commit: all of a checkpoint or nothing, whatever dies when.
 //
 // Folder `checkpoints/`:
-//   step_N.E.tmp/ being written under controller epoch E, by anyone (the trainer writes model and optimizer
-//   files
-//                 into it itself): a trainer of an earlier epoch that still writes does not reach a later
-//                 one's;
+//   step_N.E-K.tmp/ being written as checkpoint K under controller epoch E; the trainer writes its files into
+//                 it. No other try has this name, so a trainer that was given up and still writes reaches
+//                 nothing of its successor's, of this controller or a later one;
 //   step_N/       whole and durable, with manifest.json: every file, its size and digest, and what it is of.
 // Order of a commit: fsync each file -> fsync each folder -> manifest.json, fsynced -> rename to step_N ->
 // fsync the parent -> read everything back and verify. Then the caller writes CK_COMMIT(manifest digest) to
@@ -76,37 +75,37 @@ StatusOr<Manifest> ParseManifest(std::string_view json, const std::string& path)
 
 std::string CheckpointName(StepNumber step);  // "step_20"
 
-// One checkpoint being written. Not thread-safe; writers of single files need only dir().
+// Of all tries to write a checkpoint in a run, by any controller.
+struct CheckpointTry {
+  StepNumber step;
+  int64_t ctl_epoch = 0, ckpt = 0;
+};
+
+// One checkpoint being written. Not thread-safe; writers of files need only dir().
 class CheckpointWriter {
  public:
-  // Begins `checkpoints`/step_N.E.tmp, removing what an interrupted attempt left there.
+  // kAlreadyExists: this try was begun before.
   static StatusOr<std::unique_ptr<CheckpointWriter>> Begin(FileSystem& fs, const std::string& checkpoints,
-                                                           StepNumber step, int64_t ctl_epoch);
-  // Uncommitted: the .tmp folder stays, for RemoveLeftovers or the next Begin.
+                                                           const CheckpointTry& which);
+  // Uncommitted: the .tmp folder stays, for RemoveLeftovers.
   ~CheckpointWriter() = default;
 
   [[nodiscard]] const std::string& dir() const { return tmp_; }  // where to put files; sub-folders are fine
-  // Writes a file of the caller's own and registers it. Makes sub-folders.
-  Status Write(const std::string& path, std::string_view bytes);
-  // Tells of a file that another process wrote into dir(): Commit fails unless it has this size and, if
-  // given, this digest. Files that nobody registered are taken in as well.
-  void Register(const std::string& path, int64_t bytes, std::optional<uint64_t> digest);
-  // The protocol above; `manifest.files` is filled from the folder. Returns the manifest's digest, after
-  // everything was read back. An older folder of the same step (of an undone branch) is replaced.
-  //   kDataLoss           a registered file is missing or differs, or what was read back differs
+  // The protocol above; `manifest.files` is filled from the folder. `written`: what the writer of the files
+  // says that it wrote, relative to dir(). Returns the manifest's digest, after everything was read back. An
+  // older folder of the same step (of an undone branch) is replaced.
+  //   kDataLoss           the folder holds other files than `written`, or what was read back differs
   //   errors of FileSystem, kResourceExhausted first of all; the .tmp folder is removed then
-  StatusOr<uint64_t> Commit(Manifest manifest);
+  StatusOr<uint64_t> Commit(Manifest manifest, std::vector<std::string> written);
 
  private:
-  CheckpointWriter(FileSystem& fs, std::string checkpoints, StepNumber step, int64_t ctl_epoch);
-  StatusOr<uint64_t> TryCommit(Manifest& manifest);
+  CheckpointWriter(FileSystem& fs, std::string checkpoints, const CheckpointTry& which);
+  StatusOr<uint64_t> TryCommit(Manifest& manifest, const std::vector<std::string>& written);
 
   FileSystem& fs_;
   std::string checkpoints_;
   StepNumber step_;
   std::string tmp_;
-  std::map<std::string, ManifestFile> registered_;
-  std::map<std::string, bool> has_digest_;
 };
 
 // Reads the manifest of a checkpoint folder. `manifest_digest`: what CK_COMMIT says; empty: any.

@@ -69,15 +69,21 @@ class RealCodeDisk : public SimDisk {
 
   StatusOr<uint64_t> WriteCheckpoint(int64_t ckpt, StepNumber step, uint64_t weights) override {
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(kCheckpoints));
-    TP_ASSIGN_OR_RETURN(const auto writer, storage::CheckpointWriter::Begin(fs_, kCheckpoints, step, 1));
-    TP_RETURN_IF_ERROR(writer->Write("model/weights", std::to_string(weights) + std::string(300, ' ')));
-    TP_RETURN_IF_ERROR(writer->Write("state.json", "{}"));
+    TP_ASSIGN_OR_RETURN(const auto writer, storage::CheckpointWriter::Begin(
+                                               fs_, kCheckpoints, {.step = step, .ctl_epoch = ++tries_}));
+    TP_RETURN_IF_ERROR(fs_.MakeDirectory(JoinPath(writer->dir(), "model")));
+    for (const auto& [name, bytes] :
+         {std::pair("model/weights", std::to_string(weights) + std::string(300, ' ')),
+          std::pair("state.json", std::string("{}"))}) {
+      TP_ASSIGN_OR_RETURN(const auto file, fs_.CreateNew(JoinPath(writer->dir(), name)));
+      TP_RETURN_IF_ERROR(file->Append(bytes));
+    }
     storage::Manifest manifest;
     manifest.run_id = "run";
     manifest.ckpt = ckpt;
     manifest.step = step;
     manifest.weights_digest = weights;
-    return writer->Commit(manifest);
+    return writer->Commit(manifest, {"model/weights", "state.json"});
   }
   std::string Verify(StepNumber step, uint64_t manifest_digest) override {
     const auto manifest = storage::VerifyCheckpoint(fs_, Folder(step), manifest_digest);
@@ -94,7 +100,7 @@ class RealCodeDisk : public SimDisk {
 
   MemoryFileSystem fs_;
   std::unique_ptr<storage::JournalWriter> writer_;
-  int64_t appended_ = 0, lost_ = 0;
+  int64_t appended_ = 0, lost_ = 0, tries_ = 0;
 };
 
 SimOptions Short(SimDisk& disk) {

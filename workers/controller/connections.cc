@@ -191,7 +191,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    Feed(ev::TrainDone(std::move(b)));
                  },
                  [&](up::CheckpointFiles& b) { CommitCheckpoint(b); },
-                 [&](up::FinalSaved& b) { OnFinalSaved(b); },
+                 [&](up::FinalSaved& b) { OnFinalSaved(worker, b); },
                  [&](auto& event) {  // the scheduler's own
                    event.worker = worker;
                    Feed(std::move(event));

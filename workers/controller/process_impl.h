@@ -158,8 +158,8 @@ class ControllerProcess {
   void Do(const cmd::VerifyCheckpoint& c);
   void Do(const cmd::DeleteCheckpoint& c);
   void Do(const cmd::SaveFinal& c);
-  void OnFinalSaved(const up::FinalSaved& saved);
-  [[nodiscard]] std::string FinalTmp() const;
+  void OnFinalSaved(const WorkerRef& trainer, const up::FinalSaved& saved);
+  [[nodiscard]] std::string FinalTmp(const WorkerRef& trainer) const;
 
   // --- to people and files
   void Do(const cmd::Append&) {}  // written before

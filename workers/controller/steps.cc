@@ -125,10 +125,11 @@ void ControllerProcess::DropLease() {
 
 void ControllerProcess::Do(const cmd::WriteCheckpoint& c) {
   OnDisk(
-      "making checkpoints/" + storage::CheckpointName(c.step) + ".tmp",
-      [fs = fs_, checkpoints = checkpoints_, step = c.step,
-       epoch = storage_->ctl_epoch()]() -> StatusOr<std::shared_ptr<storage::CheckpointWriter>> {
-        TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, checkpoints, step, epoch));
+      "making a folder for checkpoints/" + storage::CheckpointName(c.step),
+      [fs = fs_, checkpoints = checkpoints_,
+       which = storage::CheckpointTry{c.step, storage_->ctl_epoch(),
+                                      c.ckpt}]() -> StatusOr<std::shared_ptr<storage::CheckpointWriter>> {
+        TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, checkpoints, which));
         return std::shared_ptr<storage::CheckpointWriter>(std::move(writer));
       },
       [this, c](const StatusOr<std::shared_ptr<storage::CheckpointWriter>>& writer) {
@@ -159,9 +160,9 @@ void ControllerProcess::CommitCheckpoint(const up::CheckpointFiles& files) {
   manifest.notes["data_identity"] = rows_->identity();
   OnDisk(
       "commit of checkpoints/" + storage::CheckpointName(c.step),
-      [fs = fs_, writer = checkpoint_, manifest] {
+      [fs = fs_, writer = checkpoint_, manifest, written = files.files] {
         const auto begin = Clock::now();
-        auto digest = writer->Commit(manifest);
+        auto digest = writer->Commit(manifest, written);
         return std::pair(std::move(digest), std::chrono::duration<double>(Clock::now() - begin).count());
       },
       [this, c, weights = files.weights_digest, write_s = files.seconds](const auto& done) {
@@ -218,9 +219,11 @@ void ControllerProcess::PrunePayload() {
       });
 }
 
-// The trainer writes a folder of another name; final/ is there whole or not at all.
-std::string ControllerProcess::FinalTmp() const {
-  return request_.run_dir + "/final.tmp-" + std::to_string(storage_->ctl_epoch());
+// The trainer writes a folder of another name; final/ is there whole or not at all. A trainer that was given
+// up and still writes does not reach the folder of its successor.
+std::string ControllerProcess::FinalTmp(const WorkerRef& trainer) const {
+  return request_.run_dir + "/final.tmp-" + std::to_string(storage_->ctl_epoch()) + "-" +
+         std::to_string(trainer.inc.value);
 }
 
 void ControllerProcess::Do(const cmd::SaveFinal& c) {
@@ -235,15 +238,15 @@ void ControllerProcess::Do(const cmd::SaveFinal& c) {
       },
       [this, c](const Status& removed) {
         if (!removed.ok()) return Feed(ev::FinalSaved{removed.message()});
-        Send(c.worker, down::SaveFinal{FinalTmp()});
+        Send(c.worker, down::SaveFinal{FinalTmp(c.worker)});
       });
 }
 
-void ControllerProcess::OnFinalSaved(const up::FinalSaved& saved) {
+void ControllerProcess::OnFinalSaved(const WorkerRef& trainer, const up::FinalSaved& saved) {
   if (!saved.error.empty()) return Feed(ev::FinalSaved{saved.error});
   OnDisk(
       "sync of final/",
-      [fs = fs_, tmp = FinalTmp(), dir = request_.run_dir + "/final"] {
+      [fs = fs_, tmp = FinalTmp(trainer), dir = request_.run_dir + "/final"] {
         return storage::PublishFolder(*fs, tmp, dir);
       },
       [this](const Status& published) { Feed(ev::FinalSaved{published.ok() ? "" : published.message()}); });

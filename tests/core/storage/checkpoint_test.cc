@@ -29,19 +29,22 @@ Manifest Of(int64_t ckpt) {
   return manifest;
 }
 
+// As the trainer does it: folders and files, synced by nobody.
+Status WriteInto(FileSystem& fs, const std::string& dir, const std::string& path, const std::string& bytes) {
+  TP_RETURN_IF_ERROR(fs.MakeDirectories(ParentPath(JoinPath(dir, path))));
+  TP_ASSIGN_OR_RETURN(const auto file, fs.CreateNew(JoinPath(dir, path)));
+  return file->Append(bytes);
+}
+
 // What a controller and a trainer do together; `mark` tells attempts apart.
 StatusOr<uint64_t> WriteOne(FileSystem& fs, int64_t step, const std::string& mark) {
-  TP_ASSIGN_OR_RETURN(const auto writer, CheckpointWriter::Begin(fs, kDir, StepNumber{step}, 1));
-  const std::string weights = "weights " + mark + std::string(500, 'w');
-  TP_RETURN_IF_ERROR(fs.MakeDirectories(JoinPath(writer->dir(), "model")));
-  {  // the trainer's own file
-    TP_ASSIGN_OR_RETURN(const auto file, fs.CreateNew(JoinPath(writer->dir(), "model/model.safetensors")));
-    TP_RETURN_IF_ERROR(file->Append(weights));
-  }
-  writer->Register("model/model.safetensors", static_cast<int64_t>(weights.size()),
-                   SaltedSum(std::as_bytes(std::span(weights)), 0));
-  TP_RETURN_IF_ERROR(writer->Write("state.json", "state " + mark));
-  return writer->Commit(Of(step));
+  static int64_t tries = 0;
+  TP_ASSIGN_OR_RETURN(const auto writer,
+                      CheckpointWriter::Begin(fs, kDir, {.step = {step}, .ctl_epoch = 1, .ckpt = ++tries}));
+  TP_RETURN_IF_ERROR(
+      WriteInto(fs, writer->dir(), "model/model.safetensors", "weights " + mark + std::string(500, 'w')));
+  TP_RETURN_IF_ERROR(WriteInto(fs, writer->dir(), "state.json", "state " + mark));
+  return writer->Commit(Of(step), {"state.json", "model/model.safetensors"});
 }
 
 TEST(FileDigestTest, PiecesOfAnySizeGiveTheSameDigest) {
@@ -67,11 +70,11 @@ TEST(CheckpointTest, CommitsVerifiesAndReadsBackOnBothFileSystems) {
   const std::vector<std::pair<FileSystem*, std::string>> cases = {{&memory, "run/checkpoints"},
                                                                   {&real, root + "/checkpoints"}};
   for (const auto& [fs, dir] : cases) {
-    auto writer = CheckpointWriter::Begin(*fs, dir, StepNumber{20}, 1);
+    auto writer = CheckpointWriter::Begin(*fs, dir, {{20}, 1, 3});
     ASSERT_TRUE(writer.ok()) << writer.status().ToString();
-    ASSERT_TRUE((*writer)->Write("model/config.json", "{}").ok());
-    ASSERT_TRUE((*writer)->Write("optimizer/shard_0", std::string(10000, 'x')).ok());
-    const auto digest = (*writer)->Commit(Of(3));
+    ASSERT_TRUE(WriteInto(*fs, (*writer)->dir(), "model/config.json", "{}").ok());
+    ASSERT_TRUE(WriteInto(*fs, (*writer)->dir(), "optimizer/shard_0", std::string(10000, 'x')).ok());
+    const auto digest = (*writer)->Commit(Of(3), {"model/config.json", "optimizer/shard_0"});
     ASSERT_TRUE(digest.ok()) << digest.status().ToString();
     const auto manifest = VerifyCheckpoint(*fs, dir + "/step_20", *digest);
     ASSERT_TRUE(manifest.ok()) << manifest.status().ToString();
@@ -112,18 +115,31 @@ TEST(CheckpointTest, EveryDamagedByteIsFoundAndNamed) {
               HasSubstr("state.json: the manifest lists it"));
 }
 
-TEST(CheckpointTest, FileThatDiffersFromWhatItsWriterToldIsNotCommitted) {
-  MemoryFileSystem fs;
-  for (int variant = 0; variant < 3; ++variant) {
-    auto writer = CheckpointWriter::Begin(fs, kDir, StepNumber{1}, 1);
-    const std::string path = JoinPath((*writer)->dir(), "shard");
-    ASSERT_TRUE(variant == 0 || fs.WriteFile(path, "1234").ok());
-    (*writer)->Register("shard", variant == 1 ? 5 : 4,
-                        variant == 2 ? std::optional<uint64_t>(42) : std::nullopt);
-    const auto digest = (*writer)->Commit(Of(1));
-    EXPECT_EQ(digest.status().code(), StatusCode::kDataLoss) << variant;
+TEST(CheckpointTest, OtherFilesThanItsWriterToldOfAreNotCommitted) {
+  for (const bool missing : {true, false}) {
+    MemoryFileSystem fs;
+    auto writer = CheckpointWriter::Begin(fs, kDir, {{1}, 1, 1});
+    ASSERT_TRUE(WriteInto(fs, (*writer)->dir(), "model", "1234").ok());
+    ASSERT_TRUE(missing || WriteInto(fs, (*writer)->dir(), "shard", "of another").ok());
+    const auto told =
+        missing ? std::vector<std::string>{"model", "shard"} : std::vector<std::string>{"model"};
+    const auto digest = (*writer)->Commit(Of(1), told);
+    EXPECT_EQ(digest.status().code(), StatusCode::kDataLoss);
     EXPECT_THAT(digest.status().message(), HasSubstr("shard"));
   }
+}
+
+// The first trainer was given up, and still writes while its successor does, under the same controller.
+TEST(CheckpointTest, TwoTriesOfAStepDoNotMeet) {
+  MemoryFileSystem fs;
+  auto first = CheckpointWriter::Begin(fs, kDir, {{7}, 1, 4});
+  ASSERT_TRUE(WriteInto(fs, (*first)->dir(), "model", "of the first").ok());
+  auto second = CheckpointWriter::Begin(fs, kDir, {{7}, 1, 5});
+  ASSERT_TRUE(second.ok());
+  ASSERT_TRUE(WriteInto(fs, (*second)->dir(), "model", "of the second").ok());
+  ASSERT_TRUE(WriteInto(fs, (*first)->dir(), "trainer", "of the first").ok()) << "its folder is still there";
+  ASSERT_TRUE((*second)->Commit(Of(5), {"model"}).ok());
+  EXPECT_EQ(*fs.ReadFile(JoinPath(kDir, "step_7/model")), "of the second");
 }
 
 TEST(CheckpointTest, ManifestCannotReachOutsideItsFolder) {
@@ -145,9 +161,9 @@ TEST(CheckpointTest, ListsRemovesAndTidies) {
   MemoryFileSystem fs;
   EXPECT_TRUE(ListCheckpoints(fs, kDir)->empty());
   for (const int64_t step : {0, 9, 20, 100}) ASSERT_TRUE(WriteOne(fs, step, "x").ok());
-  auto unfinished = CheckpointWriter::Begin(fs, kDir, StepNumber{120}, 1);
-  auto older = CheckpointWriter::Begin(fs, kDir, StepNumber{120}, 2);  // does not touch the first's folder
-  ASSERT_TRUE((*unfinished)->Write("a", "b").ok());
+  auto unfinished = CheckpointWriter::Begin(fs, kDir, {{120}, 1, 1});
+  auto older = CheckpointWriter::Begin(fs, kDir, {{120}, 2, 1});  // does not touch the first's folder
+  ASSERT_TRUE(WriteInto(fs, (*unfinished)->dir(), "a", "b").ok());
   EXPECT_NE((*unfinished)->dir(), (*older)->dir());
   EXPECT_THAT(*ListCheckpoints(fs, kDir),
               ElementsAre(StepNumber{0}, StepNumber{9}, StepNumber{20}, StepNumber{100}));
