@@ -1,5 +1,6 @@
 #include "workers/net/hub.h"
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
@@ -20,7 +21,7 @@ namespace tidepool::workers {
 namespace {
 
 constexpr auto kHelloDeadline = std::chrono::seconds(5);
-// For a worker that was refused to read why and to hang up.
+// For a worker that was refused to read what was sent before, and why, and to hang up.
 constexpr auto kRefusalDeadline = std::chrono::seconds(2);
 
 // Messages on their way to one worker. Bounded: a reader that never reads is closed, not waited for.
@@ -33,6 +34,7 @@ struct Connection {
   bool closed = false;
   std::string why;
   grpc::ServerContext* context = nullptr;  // while the call lives
+  grpc::Alarm refused;                     // ends the call; the writer cannot, while it waits in Write
 
   void CloseLocked(const std::string& reason) {
     if (closed) return;
@@ -143,13 +145,13 @@ struct Hub::Impl final : v1::Control::Service {
       for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
       wire.Clear();
     }
-    std::string reason;
     {
       const std::lock_guard lock(connection->mu);
       if (!connection->why.empty()) why = connection->why;
       connection->CloseLocked(why);
       connection->context = nullptr;
     }
+    connection->refused.Cancel();
     context->TryCancel();  // lets a writer that waits in Write return
     writer.join();         // waits: closed and cancelled, so neither its wait nor its Write goes on
     {
@@ -177,7 +179,6 @@ struct Hub::Impl final : v1::Control::Service {
   static void Write(Connection& connection, grpc::ServerReaderWriter<v1::Frame, v1::Frame>* stream) {
     while (true) {
       std::deque<ToWorker> batch;
-      bool last = false;
       {
         std::unique_lock lock(connection.mu);
         // The end of the connection calls CloseLocked; the controller closes one that falls silent.
@@ -186,7 +187,6 @@ struct Hub::Impl final : v1::Control::Service {
             lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
         if (connection.queue.empty()) return;
         batch.swap(connection.queue);
-        last = connection.last;
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
       for (size_t at = 0; at < batch.size();) {
@@ -198,11 +198,6 @@ struct Hub::Impl final : v1::Control::Service {
           return;
         }
       }
-      if (!last) continue;
-      std::unique_lock lock(connection.mu);
-      connection.wake.wait_for(lock, kRefusalDeadline, [&] { return connection.closed; });
-      if (connection.context != nullptr) connection.context->TryCancel();
-      return;
     }
   }
 
@@ -308,12 +303,19 @@ void Hub::Refuse(ConnectionId id, down::Refuse why) {
   const std::lock_guard lock(impl_->mu);
   const auto it = impl_->connections.find(id);
   if (it == impl_->connections.end()) return;
-  const std::lock_guard inner(it->second->mu);
-  it->second->why = why.why;
-  it->second->queue.push_back(ToWorker{0, 0, std::move(why)});
-  it->second->last = true;
-  it->second->held = false;
-  it->second->wake.notify_all();
+  const std::shared_ptr<Connection> connection = it->second;
+  const std::lock_guard inner(connection->mu);
+  if (connection->last || connection->context == nullptr) return;
+  connection->why = why.why;
+  connection->queue.push_back(ToWorker{0, 0, std::move(why)});
+  connection->last = true;
+  connection->held = false;
+  connection->wake.notify_all();
+  connection->refused.Set(std::chrono::system_clock::now() + kRefusalDeadline, [connection](bool due) {
+    if (!due) return;  // the call has ended
+    const std::lock_guard lock(connection->mu);
+    if (connection->context != nullptr) connection->context->TryCancel();
+  });
 }
 
 void Hub::Close(ConnectionId id, const std::string& why) {

@@ -12,6 +12,7 @@
 #include "proto/control.grpc.pb.h"
 #include "workers/data/weights_service.h"
 #include "workers/net/hub.h"
+#include "workers/net/mailbox.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/wire.h"
 
@@ -154,6 +155,37 @@ TEST_F(RpcSecurityTest, AWorkerOfAnotherRunOrSchemaIsToldSo) {
         << status.error_message();
   }
   EXPECT_EQ(events_.load(), 0);
+}
+
+// What is on its way to it fills the stream, so that the refusal behind it never leaves.
+TEST(HubTest, ARefusedWorkerThatDoesNotReadHoldsNoThread) {
+  const JobTokens tokens = *JobTokens::Random();
+  Mailbox<HubEvent> events;
+  HubOptions options;
+  options.run_id = "run-a";
+  auto hub = Hub::Start(options, tokens, [&](HubEvent e) { events.Put(std::move(e)); }, {});
+  ASSERT_TRUE(hub.ok());
+  auto channel = grpc::CreateChannel((*hub)->address(), grpc::InsecureChannelCredentials());
+  grpc::ClientContext context;
+  AddToken(&context, tokens.Token(CallerRole::kDevice));
+  auto stream = v1::Control::NewStub(channel)->Attach(&context);
+  v1::Frame hello;
+  Pack(std::deque<FromWorker>{{0, 0, up::Hello{.run_id = "run-a"}}}, 0, kTogetherBytes, &hello);
+  ASSERT_TRUE(stream->Write(hello));
+  const auto next = [&](std::chrono::milliseconds patience) {
+    auto taken = events.TakeOne(patience);
+    return taken.empty() ? HubEvent(HubMessage{}) : std::move(taken.front());
+  };
+  const HubEvent opened = next(std::chrono::seconds(10));
+  ASSERT_TRUE(std::holds_alternative<HubOpened>(opened));
+  const ConnectionId connection = std::get<HubOpened>(opened).connection;
+  for (int64_t i = 1; i <= 64; ++i) {
+    (*hub)->Send(connection,
+                 ToWorker{i, 0, down::StartChunk{.prompt = std::vector<int32_t>(1 << 18, 1 << 20)}});
+  }
+  (*hub)->Refuse(connection, {"no place for it"});
+  EXPECT_TRUE(std::holds_alternative<HubClosed>(next(std::chrono::seconds(10))));
+  context.TryCancel();
 }
 
 TEST(HubTest, ABindThatOthersCanReachIsRefused) {
