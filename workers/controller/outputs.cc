@@ -42,7 +42,7 @@ void ControllerProcess::Remember(const JournalRecord& r) {
   }
   // However a step ends, its rows are not asked for any more.
   if (std::holds_alternative<record::StepCommit>(r) || std::holds_alternative<record::Unlease>(r))
-    DropLease();
+    leased_.Drop();
   const auto* e = std::get_if<record::EvalResult>(&r);
   if (e == nullptr || e->total == 0) return;
   const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);

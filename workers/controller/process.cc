@@ -93,10 +93,11 @@ Status ControllerProcess::Open() {
   hub.run_id = request_.run_id;
   hub.max_control_bytes = config_.security.max_control_bytes;
   hub.max_frame_bytes = config_.security.max_frame_bytes;
-  TP_ASSIGN_OR_RETURN(
-      hub_, Hub::Start(
-                hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
-                [this](int64_t lease, StepNumber step, Incarnation) { return LeasedRows(lease, step); }));
+  TP_ASSIGN_OR_RETURN(hub_, Hub::Start(
+                                hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
+                                [this](int64_t lease, StepNumber step, Incarnation reader) {
+                                  return leased_.Read(lease, step, reader);
+                                }));
   AttachmentOptions attachments;
   attachments.ctl_epoch = storage_->ctl_epoch();
   attachments.device_places = options_.device_workers();

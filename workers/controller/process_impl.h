@@ -2,7 +2,7 @@
 // The controller process from inside: it feeds the pure controller (scheduler/) with what happens and carries
 // out what that decides. One thread, the loop of Drive, owns everything here and waits for no disk: journal,
 // payload, checkpoints and files for people are written by threads (run_storage.h, disk_thread.h) that put
-// results into its mailbox, as the hub does. LeasedRows answers reads of workers under its own lock. Not
+// results into its mailbox, as the hub does. Reads of workers are answered from OpenLease. Not
 // included outside this folder.
 //
 //   process.cc      start and end, the loop, effects in the order in which their records become durable
@@ -33,6 +33,7 @@
 #include "workers/controller/fragments.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/loop_clock.h"
+#include "workers/controller/open_lease.h"
 #include "workers/controller/process.h"
 #include "workers/controller/run_metrics.h"
 #include "workers/controller/run_storage.h"
@@ -148,8 +149,6 @@ class ControllerProcess {
   void Do(const cmd::Load& c);
   void Do(const cmd::Train& c);
   StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid);
-  StatusOr<std::shared_ptr<const std::vector<BatchRow>>> LeasedRows(int64_t lease, StepNumber step);
-  void DropLease();
   void PrunePayload();
 
   // --- checkpoints
@@ -242,16 +241,10 @@ class ControllerProcess {
     std::vector<std::pair<WorkerRef, down::Train>> members;
   };
   GatheredStep gathering_;
-  struct LeasedBatch {
-    int64_t lease = -1;
-    StepNumber step;
-    std::shared_ptr<const std::vector<BatchRow>> rows;
-  };
-  Mutex leased_mu_;
-  LeasedBatch leased_ TP_GUARDED_BY(leased_mu_);  // of the step under way; there is one lease at a time
-  int64_t newest_payload_file_ = -1;              // of those that were reported as stored
-  std::string shared_memory_;                     // folder of weights and recovery copies
-  std::string checkpoints_;                       // folder
+  OpenLease leased_;
+  int64_t newest_payload_file_ = -1;  // of those that were reported as stored
+  std::string shared_memory_;         // folder of weights and recovery copies
+  std::string checkpoints_;           // folder
   std::shared_ptr<storage::CheckpointWriter> checkpoint_;
   std::optional<cmd::WriteCheckpoint> pending_checkpoint_;
 

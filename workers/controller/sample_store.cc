@@ -51,7 +51,7 @@ down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk&
   m.version = c.v;
   m.prompt = RowOf(c.tid).row.prompt;
   m.generated = tokens.Ids();
-  m.routing_bytes = static_cast<int64_t>(tokens.Routing().size());
+  for (const sample::Segment& s : tokens.segments) m.routing_bytes += static_cast<int64_t>(s.routing.size());
   m.chunk_tokens = c.chunk_tokens;
   m.max_new_tokens = c.max_new_tokens;
   return m;

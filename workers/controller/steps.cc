@@ -71,10 +71,9 @@ void ControllerProcess::Do(const cmd::Train& c) {
   step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
                                                   c.group_epoch, c.rank, c.world, std::move(groups)});
   if (static_cast<int64_t>(step.members.size()) < c.world) return;
-  {
-    const MutexLock lock(leased_mu_);
-    leased_ = {c.lease, c.step, step.rows};
-  }
+  std::vector<Incarnation> members;
+  for (const auto& [worker, message] : step.members) members.push_back(worker.inc);
+  leased_.Open(c.lease, c.step, step.rows, std::move(members));
   metrics_->OnBatch(*step.rows);
   WriteSamples(c, *step.rows);
   for (auto& [worker, message] : step.members) Send(worker, std::move(message));
@@ -104,21 +103,6 @@ StatusOr<BatchRow> ControllerProcess::TrainingRow(const cmd::Train& c, const Sam
     if (it != named.end()) row.components.push_back(it->second);
   }
   return row;
-}
-
-StatusOr<std::shared_ptr<const std::vector<BatchRow>>> ControllerProcess::LeasedRows(int64_t lease,
-                                                                                     StepNumber step) {
-  const MutexLock lock(leased_mu_);
-  if (leased_.lease != lease || leased_.step != step || leased_.rows == nullptr) {
-    return NotFound("lease " + std::to_string(lease) + " of step " + std::to_string(step.value) +
-                    " is not open");
-  }
-  return std::shared_ptr<const std::vector<BatchRow>>(leased_.rows);
-}
-
-void ControllerProcess::DropLease() {
-  const MutexLock lock(leased_mu_);
-  leased_ = {};
 }
 
 // --- checkpoints

@@ -19,7 +19,7 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
     if (n > 0) {
       if (const Status sound = ends_.check(c.tokens); sound.ok()) {
         const Version version = c.tokens.versions.back().first;
-        samples_.Get(c.tid, c.att).tokens.Append(c.tokens);
+        samples_.Get(c.tid, c.att).tokens.Append(std::move(c.tokens));
         ends_.feed(ChunkProgress{worker, c.tid, c.att, n, version});
       } else {
         c.ended = true;
@@ -38,23 +38,31 @@ void TokenIntake::Take(const WorkerRef& worker, up::StepTokens& step) {
 }
 
 // Whether the delta begins where the record of its attempt ends. One that begins earlier is here already;
-// before one that begins later something is missing, and the worker is asked for it.
+// before one that begins later something is missing.
 bool TokenIntake::Continues(const WorkerRef& worker, const up::ChunkDelta& delta) {
-  const int64_t have = samples_.Get(delta.tid, delta.att).tokens.size();
-  if (delta.from > have) ends_.ask(worker, down::Resend{delta.tid, delta.att, have});
-  return delta.from == have;
+  StoredSample& record = samples_.Get(delta.tid, delta.att);
+  if (delta.from > record.tokens.size()) AskFor(worker, record);
+  return delta.from == record.tokens.size();
+}
+
+// Once for each gap: the answer is every token behind it, and the deltas that arrive before the answer are
+// behind the same gap.
+void TokenIntake::AskFor(const WorkerRef& worker, StoredSample& record) {
+  const std::pair gap(worker, record.tokens.size());
+  if (std::exchange(record.asked, gap) == gap) return;
+  ends_.ask(worker, down::Resend{record.tokens.tid, record.tokens.att, gap.second});
 }
 
 void TokenIntake::Adopt(const WorkerRef& worker, const std::vector<up::OfferedAttempt>& offered) {
   for (const up::OfferedAttempt& a : offered) {
-    if (ends_.expects(worker, a.tid, a.att))
-      ends_.ask(worker, down::Resend{a.tid, a.att, samples_.Get(a.tid, a.att).tokens.size()});
+    if (ends_.expects(worker, a.tid, a.att)) AskFor(worker, samples_.Get(a.tid, a.att));
   }
 }
 
 scheduler::event::WorkerJoined JoinedBy(const Attachments::Arrived& arrived, std::string name) {
   scheduler::event::WorkerJoined joined;
   joined.worker = {arrived.place};
+  joined.process = arrived.hello.process;
   joined.name = std::move(name);
   joined.kind = arrived.hello.kind;
   if (joined.kind == scheduler::WorkerKind::kDevice) joined.slot = {arrived.place};
@@ -62,7 +70,6 @@ scheduler::event::WorkerJoined JoinedBy(const Attachments::Arrived& arrived, std
   joined.restored_inc = arrived.hello.inc;
   joined.holds = arrived.offer.holds;
   joined.holds_digest = arrived.offer.holds_digest;
-  joined.process = arrived.hello.process;
   joined.state_step = arrived.offer.state_step;
   joined.state_digest = arrived.offer.state_digest;
   for (const up::OfferedAttempt& a : arrived.offer.attempts)

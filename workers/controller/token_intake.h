@@ -33,6 +33,7 @@ class TokenIntake {
 
  private:
   bool Continues(const WorkerRef& worker, const up::ChunkDelta& delta);
+  void AskFor(const WorkerRef& worker, StoredSample& record);
 
   SampleStore& samples_;
   const Ends ends_;

@@ -214,6 +214,11 @@ void SimController::OnMessage(Attachments::Message& e) {
       [&](auto& b) {
         using B = std::remove_cvref_t<decltype(b)>;
         if constexpr (std::is_same_v<B, up::StepTokens>) {
+          for (const up::ChunkDelta& c : b.chunks) {
+            const StoredSample* s = samples_.Find(c.tid);
+            if (controller_->Expects(worker, c.tid, c.att) && c.from > (s == nullptr ? 0 : s->tokens.size()))
+              ++behind_gap;
+          }
           intake_.Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::Heartbeat>) {
           feed(ev::Heartbeat{{}, std::nullopt, std::move(b.op), b.op_seq});

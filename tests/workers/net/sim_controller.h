@@ -41,7 +41,7 @@ class SimController {
 
   std::optional<int> exit_code;
   std::string why, wrong;  // the first thing that may not happen
-  int64_t adopted = 0, asked_again = 0;
+  int64_t adopted = 0, asked_again = 0, behind_gap = 0;
   [[nodiscard]] std::string Describe() const;
 
  private:
