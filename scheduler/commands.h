@@ -57,8 +57,7 @@ struct StartChunk {
   GroupId gid;
   Version v;
   int64_t generated = 0, chunk_tokens = 0, max_new_tokens = 0;
-  bool keep_kv = false;
-};  // kv_on_update keep: KV of older weights may serve it
+};
 struct CancelChunk {
   WorkerRef worker;
   SampleId tid;
@@ -167,7 +166,7 @@ struct Train {
   Version v;
   Boxed<BatchShare> share;                       // boxed: all other commands are smaller
   int64_t group_epoch = 0, rank = 0, world = 1;  // group_epoch 0: a group of one
-  int64_t total_groups = 0, total_rows = 0;
+  int64_t total_rows = 0;
 };
 // Leave the collectives of this step and forget what was not finished -> StepAborted within 30 s.
 struct AbortStep {

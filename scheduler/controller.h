@@ -29,7 +29,6 @@ struct ControllerView {
   int64_t trained_samples = 0, issued_samples = 0;
   std::vector<int64_t> drops;  // by DropReason
   int64_t chunks = 0, restarts = 0, refused = 0, in_flight = 0;
-  int64_t rollout_slots = 0, actor_slots = 0, moving_slots = 0;  // held by a role, inside a transition
   int64_t rollbacks = 0;
   int64_t waiting_env = 0;  // samples whose environment works just now
   int64_t env_turns = 0,

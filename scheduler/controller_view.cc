@@ -32,12 +32,6 @@ ControllerView Controller::View() const {
   v.env_retries = m.samples.episodes().retries();
   v.finished = m.life.finished();
   v.rollbacks = m.slots.pool().rollbacks();
-  for (const auto& [id, s] : m.slots.pool().slots()) {
-    if (s.t.valid() || s.phase == SlotPhase::kGranting || s.phase == SlotPhase::kReleasing)
-      ++v.moving_slots;
-    else if (s.phase == SlotPhase::kHeld)
-      ++(s.role == Role::kActor ? v.actor_slots : v.rollout_slots);
-  }
   v.phase = m.life.finished()                          ? "done"
             : !m.life.started() || !m.trainer.ready()  ? "starting"
             : m.life.shutdown().requested()            ? "stopping"

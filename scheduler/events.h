@@ -62,7 +62,7 @@ struct WorkerStartFailed {
 };  // exec failed, died before Hello
 struct EngineSample {
   double kv_usage = 0;
-  int64_t running = 0, waiting = 0, preemptions = 0;
+  int64_t running = 0, waiting = 0;
   double step_s = 0;
   double decode_s = 0;
 };  // step_s, decode_s: the last step; the last one without prefill

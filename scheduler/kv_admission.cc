@@ -23,7 +23,6 @@ void KvAdmission::Sample(WorkerId worker, const event::EngineSample& sample, int
                          TimePoint now) {
   ++samples_;
   Last& last = last_[worker];
-  const int64_t preempted = sample.preemptions - last.sample.preemptions;
   last.queued =
       sample.waiting > 0.5 * static_cast<double>(sample.running) && sample.running > 0 ? last.queued + 1 : 0;
   last.sample = sample;
@@ -39,9 +38,7 @@ void KvAdmission::Sample(WorkerId worker, const event::EngineSample& sample, int
     if (sample.kv_usage > kHard) excess_ = std::max<int64_t>(0, in_flight - cap());
     return;
   }
-  if (preempted > 0) {
-    Cut(0.8);
-  } else if (last.queued >= kPatience) {
+  if (last.queued >= kPatience) {
     last.queued = 0;
     Cut(0.9);
   }

@@ -6,9 +6,8 @@
 //          queue, in_flight >= 0.9 cap and the sample is younger than 15 s
 //   trim   KV > 0.8: cap = in_flight * 0.7 / KV, and let it drain; KV > 0.9: the same, and the youngest
 //          excess goes back to the buffer (with its tokens). 6 samples between trims.
-//   cut    preemption: x 0.8; queue > 0.5 running for 6 samples: x 0.9; a cut within 6 samples of the end
-//          of a drain: x 0.5. While in_flight > cap further cuts are ignored, or one overload would
-//          cascade to the floor.
+//   cut    queue > 0.5 running for 6 samples: x 0.9; a cut within 6 samples of the end of a drain: x 0.5.
+//          While in_flight > cap further cuts are ignored, or one overload would cascade to the floor.
 // Pure; not thread-safe.
 
 #include <cstdint>

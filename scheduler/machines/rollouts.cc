@@ -145,7 +145,7 @@ void Rollouts::Dispatch() {
     const auto* e = dispatcher_.FindEngine(c.worker.worker);
     if (!r.only.valid()) out_.Record(record::Start{r.tid, r.att, c.worker, c.v});
     out_.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens,
-                                r.limit(), options_.rollout.kv_on_update == KvOnUpdate::kKeep});
+                                r.limit()});
   }
 }
 

@@ -140,7 +140,6 @@ void Steps::SendShares(Batch batch) {
                          .group_epoch = world > 1 ? group_epoch_ : 0,
                          .rank = rank,
                          .world = world,
-                         .total_groups = static_cast<int64_t>(batch.groups.size()),
                          .total_rows = batch.rows};
     for (const int64_t i : shares[static_cast<size_t>(rank)])
       train.share->groups.push_back(std::move(batch.groups[static_cast<size_t>(i)]));

@@ -91,7 +91,8 @@ void Simulator::Impl::Do(const command::StartChunk& c) {
   }
   const auto* known = samples.find(c.tid);
   const bool cached = known != nullptr && known->second.engine == c.worker.worker.value &&
-                      known->second.caches == e->caches && (c.keep_kv || known->second.v == c.v);
+                      known->second.caches == e->caches &&
+                      (job.controller.rollout.kv_on_update == KvOnUpdate::kKeep || known->second.v == c.v);
   if (!cached) {
     const bool prompt = e->groups.insert(c.gid).second;
     const bool pooled = job.kv_pool && known != nullptr && known->second.v == c.v;

@@ -164,7 +164,7 @@ void Simulator::Impl::Fire(const Entry& entry) {
         if (e.model.batch() == 0) continue;
         event::Heartbeat beat{e.ref, std::nullopt, "generate", ++e.beats};
         const EngineModel::StepSeconds step = e.model.TakeStepSeconds();
-        beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, step.all, step.decode};
+        beat.engine = event::EngineSample{0, e.model.batch(), 0, step.all, step.decode};
         Deliver(beat);
       }
       for (auto& [id, e] : engines) {

@@ -117,7 +117,7 @@ void Simulator::Impl::BeatWithFaults() {
     event::Heartbeat beat{e.ref, std::nullopt, e.model.batch() > 0 ? "generate" : "idle", ++e.beats};
     if (e.model.batch() > 0) {
       const EngineModel::StepSeconds step = e.model.TakeStepSeconds();
-      beat.engine = event::EngineSample{0, e.model.batch(), 0, 0, step.all, step.decode};
+      beat.engine = event::EngineSample{0, e.model.batch(), 0, step.all, step.decode};
     }
     beats.push_back(std::move(beat));
   }

@@ -341,7 +341,6 @@ void SimCluster::Beat(int64_t id) {
           .kv_usage = pressure > 0 ? std::min(1.0, 2 * pressure * rng_faults_.Uniform()) : 0.1,
           .running = running,
           .waiting = pressure > 0.5 ? running : 0,
-          .preemptions = 0,
           .step_s = kTokenSeconds * kStepTokens,
           .decode_s = kTokenSeconds * kStepTokens};
     }

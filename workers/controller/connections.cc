@@ -161,8 +161,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    metrics_->OnHeartbeat(place, b);
                    ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
                    if (b.has_engine)
-                     beat.engine =
-                         ev::EngineSample{b.kv_usage, b.running, b.waiting, 0, b.step_s, b.decode_s};
+                     beat.engine = ev::EngineSample{b.kv_usage, b.running, b.waiting, b.step_s, b.decode_s};
                    Feed(std::move(beat));
                  },
                  [&](up::StepTokens& b) {

@@ -120,7 +120,7 @@ void ControllerProcess::Do(const cmd::WriteCheckpoint& c) {
         if (!writer.ok()) return Feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
         checkpoint_ = *writer;
         pending_checkpoint_ = c;
-        Send(c.worker, down::WriteCheckpoint{c, checkpoint_->dir()});
+        Send(c.worker, down::WriteCheckpoint{c.ckpt, checkpoint_->dir()});
       });
 }
 

@@ -37,9 +37,6 @@ void DeviceMachine::On(const down::Attached& attached) {
   work_->Begin(attached.ctl_epoch);
   up::Offer frame;
   if (inc_.valid()) {
-    frame.slot = slot_;
-    frame.epoch = epoch_;
-    frame.role = role_;
     if (const auto digest = work_->WeightsDigest(); digest.ok()) {
       frame.holds = holds_;
       frame.holds_digest = *digest;

@@ -71,7 +71,6 @@ TP_FIELDS(CopyRecovery, v("step", r.step);)
 TP_FIELDS(Publish, v("v", r.v); v("digest", r.digest);)
 TP_FIELDS(Load, v("v", r.v); v("digest", r.digest);)
 TP_FIELDS(Admit, v("v", r.v);)
-TP_FIELDS(WriteCheckpoint, v("ckpt", r.ckpt); v("step", r.step);)
 }  // namespace tidepool::scheduler::command
 
 namespace tidepool::workers {
@@ -84,9 +83,8 @@ TP_FIELDS(Hello, v("run_id", r.run_id, kWords); v("place", r.place); v("kind", r
           v("environment_token", r.environment_token, kWords);)
 TP_FIELDS(OfferedAttempt, v("tid", r.tid); v("att", r.att); v("tokens", r.tokens); v("oldest", r.oldest);
           v("newest", r.newest);)
-TP_FIELDS(Offer, v("slot", r.slot); v("epoch", r.epoch); v("role", r.role); v("holds", r.holds);
-          v("holds_digest", r.holds_digest); v("state_step", r.state_step); v("state_digest", r.state_digest);
-          v("attempts", r.attempts, kOfferedAttempts); v("last", r.last);)
+TP_FIELDS(Offer, v("holds", r.holds); v("holds_digest", r.holds_digest); v("state_step", r.state_step);
+          v("state_digest", r.state_digest); v("attempts", r.attempts, kOfferedAttempts); v("last", r.last);)
 TP_FIELDS(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("kv_usage", r.kv_usage);
           v("running", r.running); v("waiting", r.waiting); v("step_s", r.step_s); v("decode_s", r.decode_s);
           v("rss_bytes", r.rss_bytes); v("has_engine", r.has_engine); v("paced_steps", r.paced_steps);
@@ -135,7 +133,7 @@ TP_FIELDS(FetchState, VisitFields(As<command::FetchState>(r), v); v("address", r
 TP_FIELDS(FormGroup, VisitFields(As<command::FormGroup>(r), v); v("store", r.store);
           v("timeout_s", r.timeout_s);)
 TP_FIELDS(Load, VisitFields(As<command::Load>(r), v); v("address", r.address); v("alias", r.alias);)
-TP_FIELDS(WriteCheckpoint, VisitFields(As<command::WriteCheckpoint>(r), v); v("dir", r.dir);)
+TP_FIELDS(WriteCheckpoint, v("ckpt", r.ckpt); v("dir", r.dir);)
 TP_FIELDS(SaveFinal, v("dir", r.dir);)
 TP_FIELDS(Shutdown, v("why", r.why, kWords);)
 }  // namespace down

@@ -55,9 +55,6 @@ struct OfferedAttempt {
 // the first one speaks for the device, the last one says so.
 inline constexpr size_t kOfferedAttempts = 1024;
 struct Offer {
-  SlotId slot;
-  LeaseEpoch epoch;
-  Role role = Role::kNone;
   Version holds;  // weights that are whole in memory, by their digest; invalid: none are
   uint64_t holds_digest = 0;
   StepNumber state_step;  // whose training state is whole; invalid: none is
@@ -258,7 +255,8 @@ struct Load : command::Load {
   std::string address;  // of the peer's Weights service; empty: shared memory
   bool alias = false;   // the weights are here: those of this worker's trainer
 };
-struct WriteCheckpoint : command::WriteCheckpoint {
+struct WriteCheckpoint {
+  int64_t ckpt = 0;
   std::string dir;
 };
 struct SaveFinal {

@@ -284,12 +284,12 @@ struct SimController::Do {
   void operator()(const cmd::KillWorker& c) {
     const int64_t place = c.worker.worker.value;
     if (const auto it = s.children_.find(place); it != s.children_.end()) s.network_->End(it->second);
+    if (c.worker.inc.valid() && (!s.joined_.contains(place) || s.inc_of_[place] != c.worker.inc)) return;
     if (s.joined_.contains(place)) {
       s.Forget(place);
       s.lost_.insert(place);
     }
     s.attachments_->Fence(place, c.why);
-    if (c.worker.inc.valid() && (!s.joined_.contains(place) || s.inc_of_[place] != c.worker.inc)) return;
   }
   void operator()(const cmd::Welcome& c) {
     const int64_t place = c.worker.value;
@@ -371,7 +371,7 @@ struct SimController::Do {
   void operator()(const cmd::WriteCheckpoint& c) {
     // As temporary names do, the folder's carries the epoch.
     s.pending_[c.ckpt] = std::to_string(c.step.value) + "-" + std::to_string(s.life_);
-    s.Send(c.worker, down::WriteCheckpoint{c, s.pending_[c.ckpt]});
+    s.Send(c.worker, down::WriteCheckpoint{c.ckpt, s.pending_[c.ckpt]});
   }
   void operator()(const cmd::VerifyCheckpoint& c) {
     s.Later(0.02, [&s = s, c] {
