@@ -48,8 +48,10 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
   Mutex mu;
   std::vector<Item> queue TP_GUARDED_BY(mu);
   bool failed TP_GUARDED_BY(mu) = false;
-  bool sync_is_due TP_GUARDED_BY(mu) = false;           // a work of `syncing` waits to begin
-  std::vector<std::string> unsynced TP_GUARDED_BY(mu);  // files in the order of their sync
+  bool sync_is_due TP_GUARDED_BY(mu) = false;  // a work of `syncing` waits to begin
+  // Files with bytes that no sync has reached; empty: none. An older file was synced when its successor
+  // began.
+  std::string unsynced_payload TP_GUARDED_BY(mu), unsynced_journal TP_GUARDED_BY(mu);
 
   DiskThread syncing;  // beside the writing, with ends_with_the_machine
 
@@ -103,29 +105,30 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
       say((sync ? "fsync of " : "write of ") + Plain(journal->current_file(), options.run_dir));
       if (const Status s = sync ? journal->Sync() : journal->Flush(); !s.ok()) return Fail("journal", s);
     }
-    if (options.ends_with_the_machine && (!sync || !stored.empty())) SyncSoon();
+    if (options.ends_with_the_machine && !sync) SyncSoon(!stored.empty(), last > 0);
     for (PayloadStored& p : stored) done(std::move(p));
     if (last > 0) done(BatchStored{last, std::chrono::duration<double>(Clock::now() - begin).count()});
   }
 
-  void SyncSoon() TP_EXCLUDES(mu) {
+  void SyncSoon(bool payload_written, bool journal_written) TP_EXCLUDES(mu) {
     const MutexLock lock(mu);
-    unsynced.clear();
-    if (!payload->current_file().empty()) unsynced.push_back(payload->current_file());
-    unsynced.push_back(journal->current_file());
+    if (payload_written) unsynced_payload = payload->current_file();
+    if (journal_written) unsynced_journal = journal->current_file();
     if (std::exchange(sync_is_due, true)) return;
     syncing.Do("group commit", [self = shared_from_this()](const DiskThread::Say& say) { self->Sync(say); });
   }
 
   void Sync(const DiskThread::Say& say) TP_EXCLUDES(mu) {
     std::this_thread::sleep_for(kGroupCommit);
-    std::vector<std::string> files;
+    std::string tokens, records;
     {
       const MutexLock lock(mu);
       sync_is_due = false;
-      files = unsynced;
+      tokens = std::exchange(unsynced_payload, "");
+      records = std::exchange(unsynced_journal, "");
     }
-    for (const std::string& file : files) {
+    for (const std::string& file : {tokens, records}) {
+      if (file.empty()) continue;
       say("fsync of " + Plain(file, options.run_dir));
       if (const Status s = fs->SyncFile(file); !s.ok()) return Fail("journal", s);
     }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <utility>
 
 #include "core/base/thread_annotations.h"
@@ -24,24 +25,29 @@ class FreezingDisk : public MemoryFileSystem {
   void Freeze() { Set(true); }
   void Thaw() { Set(false); }
   [[nodiscard]] int syncs() const { return syncs_; }
+  int SyncsOf(const std::string& path) {
+    const MutexLock lock(mu_);
+    return syncs_of_[path];
+  }
   std::atomic<bool> broken = false;
 
   StatusOr<std::unique_ptr<WritableFile>> CreateNew(const std::string& path, FileAccess access) override {
     TP_ASSIGN_OR_RETURN(auto file, MemoryFileSystem::CreateNew(path, access));
-    return std::unique_ptr<WritableFile>(new File(*this, std::move(file)));
+    return std::unique_ptr<WritableFile>(new File(*this, path, std::move(file)));
   }
   StatusOr<std::unique_ptr<WritableFile>> OpenForAppend(const std::string& path, FileAccess access) override {
     TP_ASSIGN_OR_RETURN(auto file, MemoryFileSystem::OpenForAppend(path, access));
-    return std::unique_ptr<WritableFile>(new File(*this, std::move(file)));
+    return std::unique_ptr<WritableFile>(new File(*this, path, std::move(file)));
   }
 
  private:
   class File : public WritableFile {
    public:
-    File(FreezingDisk& disk, std::unique_ptr<WritableFile> file) : disk_(disk), file_(std::move(file)) {}
+    File(FreezingDisk& disk, std::string path, std::unique_ptr<WritableFile> file)
+        : disk_(disk), path_(std::move(path)), file_(std::move(file)) {}
     Status Append(std::string_view bytes) override { return file_->Append(bytes); }
     Status Sync() override {
-      TP_RETURN_IF_ERROR(disk_.Pass());
+      TP_RETURN_IF_ERROR(disk_.Pass(path_));
       return file_->Sync();
     }
     Status Preallocate(int64_t bytes) override { return file_->Preallocate(bytes); }
@@ -50,6 +56,7 @@ class FreezingDisk : public MemoryFileSystem {
 
    private:
     FreezingDisk& disk_;
+    std::string path_;
     std::unique_ptr<WritableFile> file_;
   };
 
@@ -58,9 +65,10 @@ class FreezingDisk : public MemoryFileSystem {
     frozen_ = frozen;
     changed_.NotifyAll();
   }
-  Status Pass() {
+  Status Pass(const std::string& path) {
     const MutexLock lock(mu_);
     ++syncs_;
+    ++syncs_of_[path];
     while (frozen_) changed_.WaitFor(mu_, seconds(1));
     return broken ? DataLoss("the device reported an error") : OkStatus();
   }
@@ -69,6 +77,7 @@ class FreezingDisk : public MemoryFileSystem {
   Condition changed_;
   bool frozen_ = false;
   std::atomic<int> syncs_ = 0;
+  std::map<std::string, int> syncs_of_;
 };
 
 class RunStorageTest : public testing::Test {
@@ -180,6 +189,28 @@ TEST_F(RunStorageTest, APayloadIsReportedWhenItIsThere) {
   const auto read = reader.Read(payloads_[0].ref);
   ASSERT_TRUE(read.ok()) << read.status().ToString();
   EXPECT_EQ(*read, payload);
+}
+
+TEST_F(RunStorageTest, PayloadIsSyncedWhenSomethingWasWritten) {
+  Open(/*ends_with_the_machine=*/true);
+  const std::string journal = "run/journal/0000.tpj", tokens = "run/payload/0000.tpp";
+  const auto append = [&] {  // and waits for the sync beside it
+    const int before = disk_->SyncsOf(journal);
+    AppendFault("one");
+    const auto until = Clock::now() + seconds(20);
+    while (disk_->SyncsOf(journal) == before && Clock::now() < until) (void)inbox_->TakeAll(milliseconds(1));
+    return disk_->SyncsOf(journal) > before;
+  };
+  sample::Trajectory payload{.tid = {1, 0, 2}};
+  payload.segments = {{.ids = {3}, .logprobs = {-1.0F}, .versions = {{Version{0, 0}, 1}}}};
+  storage_->Store(payload);
+  ASSERT_TRUE(append());
+  const int before = disk_->SyncsOf(tokens);
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(append());
+  EXPECT_EQ(disk_->SyncsOf(tokens), before);
+  storage_->Store(payload);
+  ASSERT_TRUE(append());
+  EXPECT_EQ(disk_->SyncsOf(tokens), before + 1);
 }
 
 TEST_F(RunStorageTest, AFailureIsToldOnceAndNothingIsStoredAfterIt) {
