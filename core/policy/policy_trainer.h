@@ -22,6 +22,7 @@
 #include "core/base/config.h"
 #include "core/base/ids.h"
 #include "core/comm/collective.h"
+#include "core/model/memory_use.h"
 #include "core/policy/fragment.h"
 #include "core/policy/network.h"
 #include "core/train/optimizer.h"
@@ -75,6 +76,10 @@ class PolicyTrainer {
   std::vector<train::NamedBytes> State() { return optimizer_->State(); }
   void WeightsReplaced() { network_.WeightsChanged(); }
   [[nodiscard]] int64_t updates() const { return optimizer_->updates(); }
+  void ReleaseScratch() { gradients_.Release(); }
+  [[nodiscard]] model::MemoryUse held() const {  // without the weights
+    return {.optimizer = optimizer_->bytes(), .gradients = gradients_.held_bytes()};
+  }
 
  private:
   PolicyTrainer(model::Weights& weights, const PolicyTrainerOptions& options)

@@ -31,6 +31,9 @@ class ControlTest(RunTest):
         enqueued = [r for r in self.journal() if r["kind"] == "ENQ"]
         self.assertEqual(len(enqueued), 12)
         self.assertTrue(all(r["payload_bytes"] > 1000 for r in enqueued))
+        released = [r for r in self.journal() if r["kind"] == "RELEASE"]
+        self.assertTrue(released)
+        self.assertTrue(all(0 < r["need_bytes"] < r["free_bytes"] for r in released), "memory is proven free for the next role")
 
     def test_the_same_weights_with_and_without_kills(self):
         self.assert_done(self.train(CONFIG, "train.steps=40", run="quiet"))

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/model/memory_use.h"
+#include "core/policy/memory_use.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/device/memory_plan.h"
 
@@ -58,10 +59,16 @@ std::string DescribePlan(const JobConfig& c) {
     return out.str();
   }
   const model::ModelSpec& m = plan->model;
-  out << "model        " << m.architecture << ", " << Millions(model::ParameterCount(m)) << " parameters in "
-      << Word(c.model.dtype) << ", " << m.layers << " layers, width " << m.hidden_size << ", vocabulary "
-      << m.vocab_size << "\n";
-  if (c.rl() != nullptr) out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
+  if (c.model.is_policy()) {
+    const auto spec = policy::SpecOfJob(c);
+    out << "model        mlp policy, " << (spec.ok() ? policy::ParameterCount(*spec) : 0) << " parameters\n";
+  } else {
+    out << "model        " << m.architecture << ", " << Millions(model::ParameterCount(m))
+        << " parameters in " << Word(c.model.dtype) << ", " << m.layers << " layers, width " << m.hidden_size
+        << ", vocabulary " << m.vocab_size << "\n";
+  }
+  if (plan->kv_cache_tokens > 0)
+    out << "kv cache     " << plan->kv_cache_tokens << " tokens a rollout worker\n";
   out << "memory       predicted about " << BytesText(plan->total()) << " in all processes and /dev/shm\n";
   for (const ProcessMemory& p : plan->processes) {
     std::vector<std::pair<std::string, int64_t>> list = {

@@ -5,6 +5,7 @@
 #include "core/algorithms/registry.h"
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
+#include "core/policy/memory_use.h"
 
 namespace tidepool::workers {
 namespace {
@@ -82,6 +83,23 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, ProcessMemory& p) {
   p.further.emplace_back("critic", model::WeightBytes(critic, dtype) + model::OptimizerBytes(critic, dtype));
 }
 
+// Of the roles of a policy of control tasks.
+struct PolicyMemory {
+  model::MemoryUse rollout, actor;
+};
+StatusOr<PolicyMemory> PolicyMemoryOf(const JobConfig& c) {
+  TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::SpecOfJob(c));
+  policy::MemorySizes sizes{.fragment_cells = c.rollout.max_new_tokens,
+                            .fragments = c.train.groups_per_step,
+                            .minibatches = c.train.minibatches};
+  PolicyMemory use;
+  use.actor = policy::TrainingMemory(spec, sizes);
+  sizes.fragments *= c.scheduler.max_lag_versions + 1;
+  use.rollout = policy::PlayingMemory(spec, sizes);
+  use.rollout.weights = use.actor.weights;
+  return use;
+}
+
 // What a slot may ever hold: with colocated and elastic both roles anywhere, with split one, with multiplexed
 // the training slots both and the others generation.
 bool MayTrain(const JobConfig& c, int64_t slot) {
@@ -143,15 +161,19 @@ int64_t KvCacheTokens(const JobConfig& c, const model::ModelSpec& m) {
 }
 
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
-  if (c.model.is_policy())
-    return Unimplemented("a policy of control tasks takes some megabytes beside its processes");
   MemoryPlan plan;
-  TP_ASSIGN_OR_RETURN(plan.model, SpecOf(c.model));
+  PolicyMemory of_policy;
+  const bool policy = c.model.is_policy();
+  if (policy) {
+    TP_ASSIGN_OR_RETURN(of_policy, PolicyMemoryOf(c));
+  } else {
+    TP_ASSIGN_OR_RETURN(plan.model, SpecOf(c.model));
+  }
   const model::ModelSpec& m = plan.model;
   const model::DType dtype = c.model.dtype;
   const bool generates = Generates(c);
-  const int64_t weights = model::WeightBytes(m, dtype);
-  if (generates) plan.kv_cache_tokens = KvCacheTokens(c, m);
+  const int64_t weights = policy ? of_policy.actor.weights : model::WeightBytes(m, dtype);
+  if (generates && !policy) plan.kv_cache_tokens = KvCacheTokens(c, m);
   const int64_t devices = c.cluster.slots;
   for (int64_t slot = 0; slot < devices; ++slot) {
     const bool actor = MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
@@ -162,8 +184,13 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
                     .process = kDeviceProcess,
                     .rollout = {.weights = weights},
                     .actor = {}};
-    if (actor) AddActor(c, m, p);
-    if (rollout) {
+    if (policy) {
+      if (actor) p.actor = of_policy.actor;
+      if (rollout) p.rollout = of_policy.rollout;
+    } else if (actor) {
+      AddActor(c, m, p);
+    }
+    if (rollout && !policy) {
       p.rollout +=
           model::GenerationMemory(m, dtype,
                                   {.kv_tokens = plan.kv_cache_tokens,
@@ -191,8 +218,8 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
                             .process = kControllerProcess,
                             .rollout = {},
                             .actor = {}});
-  int64_t state = weights + model::OptimizerBytes(m, dtype);
-  if (FurtherModelsOf(c).critic) {
+  int64_t state = weights + (policy ? of_policy.actor.optimizer : model::OptimizerBytes(m, dtype));
+  if (!policy && FurtherModelsOf(c).critic) {
     const model::ModelSpec critic = WithValueHead(m);
     state += model::WeightBytes(critic, dtype) + model::OptimizerBytes(critic, dtype);
   }

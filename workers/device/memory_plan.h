@@ -1,9 +1,9 @@
 #pragma once
 // How much memory a job will take on CPU slots, before anything is started: `tidepool train --dry-run`, and
-// what a role needs when a slot changes hands. Formulas of a model's arenas are in core/model/memory_use.h.
-// Here are those of a job: which slot may hold which role, how large caches and micro-batches are, which
-// further models (reference, teacher, critic) stand beside the trained one, and what processes take that hold
-// no model (measured).
+// what a role needs when a slot changes hands. Formulas of a model's arenas are in core/model/memory_use.h
+// and core/policy/memory_use.h. Here are those of a job: which slot may hold which role, how large caches and
+// micro-batches are, which further models (reference, teacher, critic) stand beside the trained one, and what
+// processes take that hold no model (measured).
 //
 // A slot that may hold both roles is planned for both at a time. Measured against predicted: docs/design.md,
 // Memory. Pure apart from reading config.json; any thread.
@@ -37,22 +37,21 @@ struct ProcessMemory {
   [[nodiscard]] int64_t total() const { return process + resident() + rollout.passing() + actor.passing(); }
 };
 struct MemoryPlan {
-  model::ModelSpec model;
+  model::ModelSpec model;       // of a language model
   int64_t kv_cache_tokens = 0;  // capacity of one rollout worker
   std::vector<ProcessMemory> processes;
   int64_t shared_memory_bytes = 0;      // /dev/shm: published weights (split), recovery copies
   int64_t checkpoint_bytes = 0;         // one on disk; checkpoint.keep of them and one being written
   [[nodiscard]] int64_t total() const;  // all processes and /dev/shm
 };
-// Errors of SpecOf; kUnimplemented for a policy of control tasks.
+// Errors of SpecOf; of a policy of control tasks those of policy::SpecOfJob.
 StatusOr<MemoryPlan> PlanMemory(const JobConfig& config);
 
 // Tokens that a rollout worker's KV cache holds: rollout.kv_cache_tokens, or what the largest number of
 // concurrent samples needs, up to 256 MiB; past it requests wait for room. A whole number of blocks.
 int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec);
 
-// Bytes that a role takes when a slot is granted it, beyond what is resident on the slot at all times. 0: not
-// predicted.
+// Bytes that a role takes when a slot is granted it, beyond what is resident on the slot at all times.
 struct RoleNeeds {
   int64_t rollout = 0, actor = 0;
 };

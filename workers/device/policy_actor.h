@@ -21,6 +21,8 @@ class PolicyActor : public Actor {
   std::vector<train::NamedBytes> State() override { return trainer_->State(); }
   [[nodiscard]] uint64_t Digest() const override { return weights_.Digest(); }
   [[nodiscard]] int64_t updates() const override { return trainer_->updates(); }
+  void ReleaseScratch() override { trainer_->ReleaseScratch(); }
+  [[nodiscard]] model::MemoryUse held() const override { return trainer_->held(); }
 
  private:
   PolicyActor(model::Weights& weights, std::unique_ptr<policy::PolicyTrainer> trainer)

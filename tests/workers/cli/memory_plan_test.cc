@@ -4,6 +4,7 @@
 
 #include "core/config/load.h"
 #include "core/model/memory_use.h"
+#include "core/policy/memory_use.h"
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/plan_text.h"
 #include "workers/device/memory_proof.h"
@@ -107,6 +108,22 @@ TEST(MemoryPlanTest, TheKvCacheFollowsItsKeyOrItsRule) {
   c.train.groups_per_step = 2;
   c.rollout.group_size = 4;
   EXPECT_EQ(PlanMemory(c)->kv_cache_tokens, 8 * (64 + 16 + 16));
+}
+
+TEST(MemoryPlanTest, CountsAPolicyOfControlTasks) {
+  const auto loaded = config::LoadConfig("configs/control/cartpole.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  const auto plan = PlanMemory(loaded->config);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  const ProcessMemory& device = plan->processes[0];
+  const auto spec = policy::SpecOfJob(loaded->config);
+  EXPECT_GE(device.actor.weights, 4 * policy::ParameterCount(*spec));
+  EXPECT_EQ(device.actor.optimizer, 2 * device.actor.weights);
+  EXPECT_EQ(device.rollout.weights, device.actor.weights) << "one arena";
+  EXPECT_EQ(plan->checkpoint_bytes, 3 * device.actor.weights);
+  EXPECT_GT(NeedsOfRoles(*plan).rollout, 0) << "a role that needs nothing proves nothing";
+  EXPECT_GT(NeedsOfRoles(*plan).actor, device.actor.gradients);
+  EXPECT_NE(DescribePlan(loaded->config).find("mlp policy"), std::string::npos);
 }
 
 TEST(MemoryProofTest, SetsAsideWhatStaysAndIsNotThereYet) {
