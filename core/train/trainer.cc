@@ -601,6 +601,6 @@ uint64_t TrainerImpl::DigestWith(uint64_t weights_digest) const {
   const uint64_t both[] = {weights_digest, value->weights().Digest()};
   return Hash64(std::as_bytes(std::span(both)), 0);
 }
-uint64_t Trainer::Digest() const { return impl_->DigestWith(impl_->weights.Digest()); }
+uint64_t Trainer::Digest(uint64_t weights) const { return impl_->DigestWith(weights); }
 
 }  // namespace tidepool::train

@@ -138,8 +138,8 @@ class Trainer {
   [[nodiscard]] model::MemoryUse held() const;
 
   [[nodiscard]] int64_t updates() const;  // AdamW updates ever made, the critic's too
-  // Digest of the weights and, where there is one, of the critic.
-  [[nodiscard]] uint64_t Digest() const;
+  // Digest of the weights, which is `weights`, and, where there is one, of the critic.
+  [[nodiscard]] uint64_t Digest(uint64_t weights) const;
 
  private:
   Trainer();

@@ -162,11 +162,11 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
   Tear();
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
-  if (actor_->Digest() != tag.digest)
-    return DataLoss("the recovery copy of step " + std::to_string(step.value) +
-                    " has another digest than when it was written");
   OwnState(step);
-  return OkStatus();
+  if (actor_->Digest(digest_) == tag.digest) return OkStatus();
+  Tear();
+  return DataLoss("the recovery copy of step " + std::to_string(step.value) +
+                  " has another digest than when it was written");
 }
 
 Status DeviceRoles::FetchState(const std::string& address, const std::string& token, StepNumber step) {
@@ -308,10 +308,8 @@ std::shared_ptr<std::vector<std::byte>> DeviceRoles::SnapshotWeights() const {
 }
 
 Status DeviceRoles::CopyRecovery(StepNumber step) {
-  TP_RETURN_IF_ERROR(MakeActor());
-  std::vector<std::span<const std::byte>> parts;
-  for (const train::NamedBytes& part : actor_->State()) parts.emplace_back(part.bytes);
-  return recovery_.Write({step.value, version_.lineage, actor_->Digest(), 0}, parts);
+  TP_ASSIGN_OR_RETURN(const auto parts, StateParts());
+  return recovery_.Write({step.value, version_.lineage, actor_->Digest(digest_), 0}, parts);
 }
 
 StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir) const {

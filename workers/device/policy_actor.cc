@@ -9,7 +9,7 @@ namespace tidepool::workers {
 StatusOr<std::unique_ptr<Actor>> PolicyActor::Create(const JobConfig& config, model::Weights& weights) {
   TP_ASSIGN_OR_RETURN(const policy::PolicyTrainerOptions options, policy::OptionsFromJob(config));
   TP_ASSIGN_OR_RETURN(auto trainer, policy::PolicyTrainer::Create(weights, options));
-  return std::unique_ptr<Actor>(new PolicyActor(weights, std::move(trainer)));
+  return std::unique_ptr<Actor>(new PolicyActor(std::move(trainer)));
 }
 
 StatusOr<train::StepResult> PolicyActor::Step(StepNumber step, Version version, std::vector<BatchRow> rows,

@@ -19,16 +19,14 @@ class PolicyActor : public Actor {
   StatusOr<train::StepResult> Step(StepNumber step, Version version, std::vector<BatchRow> rows,
                                    const TrainProgress& progress, const RankShare& share) override;
   std::vector<train::NamedBytes> State() override { return trainer_->State(); }
-  [[nodiscard]] uint64_t Digest() const override { return weights_.Digest(); }
+  [[nodiscard]] uint64_t Digest(uint64_t weights) const override { return weights; }
   [[nodiscard]] int64_t updates() const override { return trainer_->updates(); }
   void ReleaseScratch() override { trainer_->ReleaseScratch(); }
   [[nodiscard]] model::MemoryUse held() const override { return trainer_->held(); }
 
  private:
-  PolicyActor(model::Weights& weights, std::unique_ptr<policy::PolicyTrainer> trainer)
-      : weights_(weights), trainer_(std::move(trainer)) {}
+  explicit PolicyActor(std::unique_ptr<policy::PolicyTrainer> trainer) : trainer_(std::move(trainer)) {}
 
-  model::Weights& weights_;
   std::unique_ptr<policy::PolicyTrainer> trainer_;
 };
 
