@@ -106,18 +106,4 @@ AcrobotStep StepAcrobot(const std::array<double, 4>& state, int64_t action) {
   return out;
 }
 
-const std::vector<EnvironmentInfo>& ListEnvironments() {
-  static const std::vector<EnvironmentInfo> list = {
-      {"CartPole-v1", "4 numbers", "2 choices", 500, "1 a step until the pole falls or the cart leaves"},
-      {"Pendulum-v1", "3 numbers", "1 number in [-2, 2]", 200,
-       "-(angle^2 + 0.1 speed^2 + 0.001 torque^2) a step"},
-      {"MountainCar-v0", "2 numbers", "3 choices", 200, "-1 a step until the flag"},
-      {"Acrobot-v1", "6 numbers", "3 choices", 500, "-1 a step until the tip is above the line"},
-      {"FrozenLake-v1", "16 states (4x4) or 64 (8x8)", "4 choices", 100, "1 at the goal, else 0"},
-      {"CliffWalking-v1", "48 states", "4 choices", 0, "-1 a step, -100 and back to the start in the cliff"},
-      {"Taxi-v3", "500 states", "6 choices", 200, "-1 a step, -10 an illegal stop, 20 delivered"},
-  };
-  return list;
-}
-
 }  // namespace tidepool::environments

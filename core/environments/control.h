@@ -45,14 +45,4 @@ using AcrobotStep = Transition<4, 6>;
 AcrobotStep StepAcrobot(const std::array<double, 4>& state, int64_t action);
 std::array<double, 6> ObserveAcrobot(const std::array<double, 4>& state);
 
-// What `tidepool environments` prints.
-struct EnvironmentInfo {
-  std::string name;         // "CartPole-v1"
-  std::string observation;  // "4 numbers"
-  std::string action;       // "2 choices", "1 number in [-2, 2]"
-  int64_t max_steps = 0;    // 0: none
-  std::string reward;       // one line
-};
-const std::vector<EnvironmentInfo>& ListEnvironments();
-
 }  // namespace tidepool::environments

@@ -71,11 +71,14 @@ StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptio
     TP_ASSIGN_OR_RETURN(const FileInfo info, fs.Stat(options.run_dir));
     if (info.exists && info.is_directory) {
       TP_ASSIGN_OR_RETURN(auto names, fs.List(options.run_dir));
-      std::erase(names, "lock");  // whoever held it died before it had begun
+      for (const char* left : {"lock", "config.yaml.tmp"})
+        std::erase(names, left);  // it died before it began
       if (!names.empty()) {
-        return AlreadyExists(
-            options.run_dir + ": this folder is not empty (it holds " + names.front() +
-            "); go on with the run in it with --resume, or name another folder with --run-dir");
+        const bool run = fs.Exists(RunPaths(options.run_dir).config());
+        return AlreadyExists(options.run_dir + ": this folder is not empty (it holds " + names.front() +
+                             (run ? "); go on with the run in it with --resume, or name another folder"
+                                  : ") and holds no run (there is no config.yaml); name another folder") +
+                             " with --run-dir");
       }
     }
     TP_RETURN_IF_ERROR(WithAdvice(fs.MakeDirectories(options.run_dir)));

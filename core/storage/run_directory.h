@@ -47,9 +47,9 @@ std::string UtcStamp(int64_t unix_seconds);
 std::string FolderName(const std::string& name);
 
 // Makes the folder of a new run and returns its path. A name that is taken gets -2, -3 ... behind the time.
-//   kAlreadyExists      run_dir holds something (an empty folder is taken, and one with a lock alone)
-//   kResourceExhausted  disk full, or less than need_bytes free
-//   kPermissionDenied, kFailedPrecondition (read-only, a file in the way): from the file system
+//   kAlreadyExists      run_dir holds something (an empty folder is taken, and one whose run died before it
+//   began) kResourceExhausted  disk full, or less than need_bytes free kPermissionDenied, kFailedPrecondition
+//   (read-only, a file in the way): from the file system
 StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptions& options);
 
 // What a run folder says about its run, from the journal alone.

@@ -1,4 +1,5 @@
 """What goes wrong before or at the start: one clear message, the right exit code, nothing half-written, no hang."""
+import json
 import os
 import pathlib
 import shutil
@@ -30,6 +31,25 @@ class BadInputTest(RunTest):
         path = self.write(self.base().replace("groups_per_step", "group_per_step"))
         self.refused(self.train(path), "job.yaml:", "group_per_step", "groups_per_step")
         self.assertFalse(self.path().exists(), "a run directory was made for a config that is wrong")
+
+    def test_a_word_that_is_no_command_names_the_nearest_one(self):
+        self.refused(self.command("chekc", "runs/x"), "chekc", "did you mean `tidepool check`")
+        self.refused(self.command("zzzzzz"), "zzzzzz", "tidepool --help")
+
+    def test_every_environment_that_is_listed_is_one_for_a_config(self):
+        names = [e["name"] for e in json.loads(self.command("environments", "--json").stdout)]
+        self.assertIn("cartpole", names)
+        for name in names:
+            result = self.command("train", "configs/control/cartpole.yaml", "--dry-run", f"environment.name={name}")
+            self.assertNotIn("no environment is named", result.stderr)
+
+    def test_a_run_that_was_killed_in_its_first_moments_can_be_begun_again(self):
+        run = self.path()
+        run.mkdir()
+        (run / "lock").touch()
+        (run / "config.yaml.tmp").write_text("name: x")
+        self.refused(self.command("check", str(run)), "ended before it began", "--run-dir")
+        self.assert_done(self.train(CONFIG, "train.steps=1", "--resume"))
 
     def test_wrong_type(self):
         path = self.write(self.base().replace("max_new_tokens: 8", "max_new_tokens: many"))

@@ -264,6 +264,15 @@ void Describe(const JournalVerdict& v) {
   if (!v.note.empty()) std::printf("  note: %s\n", v.note.c_str());
 }
 
+// A run that was ended in its first moments has a folder, and no record.
+Status OfJournal(const RunPlace& place, const Status& status) {
+  if (status.code() != StatusCode::kNotFound || place.dir.empty()) return status;
+  return NotFound(place.dir +
+                  ": nothing has happened in this run yet, it has no record; if nobody works on it, go on "
+                  "with `tidepool train CONFIG --run-dir " +
+                  place.dir + " --resume`");
+}
+
 void Check(CommandContext& context, const InspectOptions& options) {
   const auto place = FindRun(options.run);
   if (!place.ok()) return Fail(context, place.status());
@@ -283,7 +292,7 @@ void Check(CommandContext& context, const InspectOptions& options) {
     if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal)
       CheckPayload(place->dir, verdict);
     if (!verdict.readable && verdict.error.code() == StatusCode::kNotFound)
-      return Fail(context, verdict.error);
+      return Fail(context, OfJournal(*place, verdict.error));
     if (!verdict.readable || !verdict.result.ok) {
       all["ok"] = false;
       context.exit_code = 4;
@@ -464,7 +473,8 @@ void Journal(CommandContext& context, const InspectOptions& options) {
         return OkStatus();
       });
   if (!summary.ok())
-    return Fail(context, summary.status(), summary.status().code() == StatusCode::kNotFound ? 2 : 4);
+    return Fail(context, OfJournal(*place, summary.status()),
+                summary.status().code() == StatusCode::kNotFound ? 2 : 4);
   if (const auto& torn = summary->torn_tail) {
     std::fprintf(stderr,
                  "note: %s: %lld bytes at the end are a record that was cut off while it was written (%s)\n",

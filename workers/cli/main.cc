@@ -3,7 +3,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include "core/tasks/task.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
 
@@ -14,6 +16,24 @@ void Fail(CommandContext& context, const Status& status, int exit_code) {
   context.exit_code = exit_code;
 }
 
+namespace {
+
+// CLI11 says of a word that is no command that a command is missing.
+bool IsNoCommand(const CLI::App& app, const std::string& word) {
+  if (word.empty() || word.front() == '-') return false;
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == word) return false;
+    if (!command->get_group().empty()) names.push_back(command->get_name());  // no group: hidden
+  }
+  const std::string near = tidepool::tasks::Nearest(word, names);
+  std::fprintf(
+      stderr, "%s: no such command; %s\n", word.c_str(),
+      near.empty() ? "`tidepool --help` lists them" : ("did you mean `tidepool " + near + "`?").c_str());
+  return true;
+}
+
+}  // namespace
 }  // namespace tidepool::workers
 
 int main(int argc, char** argv) {
@@ -35,6 +55,7 @@ int main(int argc, char** argv) {
   AddDoctorCommand(app, context);
   AddRewardWorkerCommand(app, context);
   AddEnvironmentWorkerCommand(app, context);
+  if (argc > 1 && IsNoCommand(app, argv[1])) return 2;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

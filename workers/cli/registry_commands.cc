@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "core/algorithms/registry.h"
-#include "core/environments/control.h"
 #include "core/environments/text_game.h"
 #include "core/environments/vector.h"
 #include "core/tasks/reward.h"
@@ -111,18 +110,6 @@ std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) {
 
 void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
   std::vector<Line> lines;
-  for (const environments::EnvironmentInfo& e : environments::ListEnvironments()) {
-    const std::string limit = e.max_steps == 0 ? "no limit" : std::to_string(e.max_steps) + " steps";
-    lines.push_back({e.name,
-                     e.reward,
-                     e.name + "\n  observation  " + e.observation + "\n  action       " + e.action +
-                         "\n  limit        " + limit + "\n  reward       " + e.reward + "\n",
-                     {{"name", e.name},
-                      {"observation", e.observation},
-                      {"action", e.action},
-                      {"max_steps", e.max_steps},
-                      {"reward", e.reward}}});
-  }
   for (const environments::VectorSpec& e : environments::ListVectorEnvironments()) {
     const std::string action =
         e.continuous ? std::to_string(e.actions) + " numbers" : std::to_string(e.actions) + " choices";
@@ -179,7 +166,8 @@ void AddRegistryCommands(CLI::App& app, CommandContext& context) {
        {Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction",
              "tidepool algorithms gspo", ShowAlgorithms},
         Kind{"rewards", "Reward functions", "tidepool rewards gsm8k", ShowRewards},
-        Kind{"environments", "Environments", "tidepool environments CartPole-v1", ShowEnvironments}}) {
+        Kind{"environments", "Environments: names that a config takes", "tidepool environments cartpole",
+             ShowEnvironments}}) {
     auto options = std::make_shared<RegistryOptions>();
     CLI::App* command = app.add_subcommand(kind.name, kind.doc);
     command->add_option("name", options->name, "show one in detail");

@@ -68,6 +68,12 @@ std::vector<fs::path> Runs(const std::string& root) {
 StatusOr<RunPlace> PlaceOf(const std::string& dir) {
   if (HoldsRun(dir)) return RunPlace{dir, (fs::path(dir) / "journal").string()};
   if (HoldsSegments(dir)) return RunPlace{"", dir};
+  if (Exists(fs::path(dir) / "lock")) {
+    return InvalidArgument(dir +
+                           ": its run was ended before it began (there is no config.yaml); start it with "
+                           "`tidepool train CONFIG --run-dir " +
+                           dir + "`");
+  }
   return InvalidArgument(
       dir +
       ": neither a run directory (it has no config.yaml and no journal/) nor a journal (no NNNN.tpj); "

@@ -129,9 +129,11 @@ class Job {
   }
 
   Status Furnish(const std::string& dir, const config::LoadedConfig& loaded) {
+    // First: with it a folder is that of a run, and without it nothing has begun.
+    TP_RETURN_IF_ERROR(fs_.WriteFile(storage::RunPaths(dir).config(), config::ResolvedYaml(loaded)));
     for (const char* sub : {"logs", "samples", "trace", "security"})
       TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir + "/" + sub));
-    return fs_.WriteFile(dir + "/config.yaml", config::ResolvedYaml(loaded));
+    return OkStatus();
   }
 
   // The warm start is an sft job like any other, in RUN/warm_start, with this run's model and seed.

@@ -64,6 +64,13 @@ TEST(RunDirectoryTest, NamedFolderHasToBeEmpty) {
   MemoryFileSystem fs;
   EXPECT_EQ(*CreateRunDirectory(fs, {.run_dir = "here/mine"}), "here/mine");
   EXPECT_TRUE(CreateRunDirectory(fs, {.run_dir = "here/mine"}).ok()) << "an empty folder is taken";
+  ASSERT_TRUE(fs.WriteFile("here/mine/lock", "x").ok());
+  ASSERT_TRUE(fs.WriteFile("here/mine/config.yaml.tmp", "x").ok());
+  EXPECT_TRUE(CreateRunDirectory(fs, {.run_dir = "here/mine"}).ok()) << "one whose run died before it began";
+  ASSERT_TRUE(fs.MakeDirectory("other").ok());
+  ASSERT_TRUE(fs.WriteFile("other/notes", "x").ok());
+  EXPECT_THAT(CreateRunDirectory(fs, {.run_dir = "other"}).status().message(),
+              testing::AllOf(HasSubstr("holds no run"), testing::Not(HasSubstr("--resume"))));
   ASSERT_TRUE(fs.WriteFile("here/mine/config.yaml", "x").ok());
   const auto taken = CreateRunDirectory(fs, {.run_dir = "here/mine"});
   EXPECT_EQ(taken.status().code(), StatusCode::kAlreadyExists);

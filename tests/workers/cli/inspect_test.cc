@@ -324,6 +324,9 @@ TEST_F(InspectTest, WhatIsNotThereIsOneClearMessage) {
     EXPECT_EQ(r.exit_code, 2) << command << r.err;
     EXPECT_FALSE(r.err.empty());
   }
+  for (const char* command : {"check", "journal"}) {
+    EXPECT_NE(RunCli({command, "sim"}).err.find("--resume"), std::string::npos) << "how to go on";
+  }
 }
 
 }  // namespace

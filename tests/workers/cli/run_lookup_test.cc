@@ -53,6 +53,8 @@ TEST(FindRunTest, SaysWhatThereIsInstead) {
   EXPECT_EQ(FindRun("notes.txt").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(FindRun("empty").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(FindRun("").status().code(), StatusCode::kInvalidArgument);
+  scratch.Write("begun/lock", "");
+  EXPECT_NE(FindRun("begun").status().message().find("ended before it began"), std::string::npos);
 }
 
 TEST(RunLookupTest, KnowsOwnProcessesFromOthers) {
