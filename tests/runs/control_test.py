@@ -49,6 +49,20 @@ class ControlTest(RunTest):
         self.assertGreaterEqual(len(faults), 2)
         self.assertEqual(self.digests("quiet"), self.digests("killed"))
 
+    def test_fragments_that_a_power_cut_has_taken_are_played_anew(self):
+        run = self.start(CONFIG, "train.steps=20")
+        self.wait_step(7, run)
+        self.kill_controller(run)
+        enqueued = [r for r in self.journal() if r["kind"] == "ENQ"]
+        lost = enqueued[-4:]
+        for file in {r["payload_file"] for r in lost}:
+            with open(self.path("payload", f"{file:04}.tpp"), "r+b") as payload:
+                payload.truncate(min(r["payload_offset"] for r in lost if r["payload_file"] == file))
+        self.assert_done(self.train(CONFIG, "train.steps=20", "--resume"))
+        self.assert_checked()
+        reasons = {r["reason"] for r in self.journal() if r["kind"] == "DROP"}
+        self.assertLessEqual(reasons, {"data_invalid", "stale"}, "nobody is to blame for it")
+
     def test_a_killed_controller_goes_on_where_it_was(self):
         self.assert_done(self.train(CONFIG, "train.steps=40", run="quiet"))
         run = self.start(CONFIG, "train.steps=40")

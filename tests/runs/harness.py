@@ -118,6 +118,15 @@ class RunTest(unittest.TestCase):
                 return False
         self.wait_for(reached, timeout, f"step {step}", process)
 
+    def kill_controller(self, process, run="run"):
+        """Kills it, and waits until its workers have ended by themselves."""
+        workers = [w["pid"] for w in self.status(run)["workers"]]
+        process.kill()
+        process.communicate()
+        end = time.monotonic() + 10
+        while any(alive(pid) for pid in workers) and time.monotonic() < end:
+            time.sleep(0.05)
+
     def worker_pid(self, place, process, run="run"):
         """The process at a place; waits for a status that names it."""
         def pid():

@@ -64,7 +64,10 @@ void ControllerProcess::SendFragments() {
     down::StartChunk& m = held.message;
     auto starts = fragments_->Starts(m.tid);
     if (!starts.ok()) {
-      Feed(ev::ChunkFinished{held.worker, m.tid, m.att, ev::ChunkEnd::kError,
+      // What is lost of the fragment before it stays lost.
+      const bool lost = starts.status().code() == StatusCode::kDataLoss;
+      Feed(ev::ChunkFinished{held.worker, m.tid, m.att,
+                             lost ? ev::ChunkEnd::kDataError : ev::ChunkEnd::kError,
                              "its start: " + starts.status().message()});
       continue;
     }
