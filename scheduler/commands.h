@@ -119,15 +119,17 @@ struct Grant {
   Role role = Role::kNone;
 };
 // Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the
-// recovery copy (ckpt -1). -> StateReady
+// recovery copy (ckpt -1). -> StateReady with the same `request`, a number of this life of the controller.
 struct InitState {
   WorkerRef worker;
+  int64_t request = 0;
 };
 struct RestoreState {
   WorkerRef worker;
   int64_t ckpt = -1;
   StepNumber step;
   uint64_t weights_digest = 0;
+  int64_t request = 0;
 };
 // From the peer that holds it, bytes compared by digest -> StateReady.
 struct FetchState {
@@ -137,6 +139,7 @@ struct FetchState {
   WorkerRef from;
   StepNumber step;
   uint64_t weights_digest = 0;
+  int64_t request = 0;
 };
 // The training group as it is to be from now on. Ranks are in the order of the members' slots. The list of
 // members is not sent: one of thousands to each of them would be the largest thing that a controller makes.

@@ -156,12 +156,13 @@ struct Loaded {
   std::string error;
 };
 // The trainer holds the state of `step` (fresh from the model, restored, or fetched from a peer: the answer
-// to InitState, RestoreState and FetchState). `error` set: could not.
+// to the InitState, RestoreState or FetchState with that `request`). `error` set: could not.
 struct StateReady {
   WorkerRef worker;
   StepNumber step;
   uint64_t weights_digest = 0;
   std::string error;
+  int64_t request = 0;
 };
 // The communicator of the training group `group_epoch` is up on this member. `error` set: could not.
 struct GroupFormed {

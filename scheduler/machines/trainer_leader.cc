@@ -69,8 +69,8 @@ void TrainerState::Elect() {
 void TrainerState::Fetch(const command::GroupMember& member) {
   const WorkerRef& ref = member.worker;
   if (waits_.Has({WaitKind::kState, ref.worker.value})) return;
-  fetching_.try_emplace(ref, 0);
-  out_.Do(command::FetchState{ref, member.slot, member.epoch, leader_, step_, digest_});
+  const int64_t request = fetching_[ref].request = ++requests_;
+  out_.Do(command::FetchState{ref, member.slot, member.epoch, leader_, step_, digest_, request});
   waits_.Begin({WaitKind::kState, ref.worker.value},
                {ref, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_)});
 }

@@ -99,18 +99,21 @@ void TrainerState::Advance() {
   if (members.empty()) return;
   leader_ = members.front().worker;
   phase_ = StatePhase::kLoading;
+  loading_ = ++requests_;
   if (ckpt_ == -2) {
-    out_.Do(command::InitState{leader_});
+    out_.Do(command::InitState{leader_, loading_});
   } else {
-    out_.Do(command::RestoreState{leader_, ckpt_, step_, digest_});
+    out_.Do(command::RestoreState{leader_, ckpt_, step_, digest_, loading_});
   }
   waits_.Begin({WaitKind::kState, leader_.worker.value},
                {leader_, now_, In(options_.fleet.start_timeout_s), ckpt_ == -2 ? "init" : "restore"});
 }
 
 void TrainerState::On(const event::StateReady& e) {
-  const bool fetched = fetching_.contains(e.worker);
-  const bool leads = phase_ == StatePhase::kLoading && e.worker == leader_;
+  // An answer to what was asked before speaks of a state that is about to be written over.
+  const auto fetching = fetching_.find(e.worker);
+  const bool fetched = fetching != fetching_.end() && fetching->second.request == e.request;
+  const bool leads = phase_ == StatePhase::kLoading && e.worker == leader_ && e.request == loading_;
   if (!all_.workers.IsCurrent(e.worker) || (!fetched && !leads)) {
     all_.life.Refuse();
     return;
@@ -139,8 +142,7 @@ void TrainerState::On(const event::StateReady& e) {
   out_.Warn("worker=" + ToString(e.worker) + " event=state_failed step=" + std::to_string(step_.value) +
             " why=\"" + error + "\"");
   if (!leads) {
-    const int64_t tries = ++fetching_[e.worker];
-    if (tries >= kTries)
+    if (++fetching->second.tries >= kTries)
       all_.workers.Replace(e.worker, "it could not take the trainer's state from a peer: " + error);
     return;  // Steps asks again
   }
@@ -165,7 +167,7 @@ void TrainerState::LeaderFailed(const event::StateReady& e, const std::string& e
 }
 
 void TrainerState::ForgetCopies() {
-  for (const auto& [ref, tries] : fetching_) waits_.End({WaitKind::kState, ref.worker.value});
+  for (const auto& [ref, fetching] : fetching_) waits_.End({WaitKind::kState, ref.worker.value});
   fetching_.clear();
   copies_.clear();
 }

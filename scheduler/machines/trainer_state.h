@@ -81,8 +81,14 @@ class TrainerState : public Machine {
   StepNumber step_;
   uint64_t digest_ = 0;  // of the state's weights; 0: not known yet
   std::map<WorkerRef, Copy> copies_;
-  std::map<WorkerRef, int64_t> fetching_;  // -> tries
-  std::set<WorkerRef> aborting_;           // were told to leave a step, have not answered
+  struct Fetching {
+    int64_t tries = 0;
+    int64_t request = 0;
+  };
+  std::map<WorkerRef, Fetching> fetching_;
+  int64_t requests_ = 0;          // for states, so far
+  int64_t loading_ = 0;           // the request to the leader
+  std::set<WorkerRef> aborting_;  // were told to leave a step, have not answered
   int64_t state_tries_ = 0;
   bool must_restore_ = false;                    // a new life always opens a lineage
   std::optional<RunState::OpenStep> left_open_;  // by the last life: its members may still be inside of it

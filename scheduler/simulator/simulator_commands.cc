@@ -196,17 +196,18 @@ void Simulator::Impl::Do(const command::Grant& c) {
 
 void Simulator::Impl::Do(const command::FetchState& c) {
   const double bytes = job.model.parameters * 14;
-  Ready(c.worker, c.step, c.weights_digest,
+  Ready(c.worker, c.request, c.step, c.weights_digest,
         bytes / (job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot)));
 }
 
-void Simulator::Impl::Ready(const WorkerRef& ref, StepNumber step, uint64_t digest, double seconds) {
+void Simulator::Impl::Ready(const WorkerRef& ref, int64_t request, StepNumber step, uint64_t digest,
+                            double seconds) {
   Engine* e = Find(ref);
   if (e == nullptr && faulty) return;
   e->state_step = step;
   e->training = false;
   e->state = digest;
-  Send(event::StateReady{ref, step, digest, ""}, seconds);
+  Send(event::StateReady{ref, step, digest, "", request}, seconds);
 }
 
 void Simulator::Impl::Do(const command::FormGroup& c) {
@@ -299,10 +300,10 @@ void Simulator::Impl::Do(const command::RestoreState& c) {
   const auto kept = c.ckpt < 0 ? recovery.find(c.step.value) : checkpoints.find(c.ckpt);
   const auto& from = c.ckpt < 0 ? recovery : checkpoints;
   if (kept == from.end()) {
-    Send(event::StateReady{c.worker, c.step, 0, "no such copy"}, 0.1);
+    Send(event::StateReady{c.worker, c.step, 0, "no such copy", c.request}, 0.1);
     return;
   }
-  Ready(c.worker, c.step, kept->second,
+  Ready(c.worker, c.request, c.step, kept->second,
         job.model.parameters * 14 /
             (job.hardware.host_bytes_per_s * static_cast<double>(job.devices_per_slot)));
 }

@@ -183,9 +183,9 @@ struct Simulator::Impl {
   void Do(const command::Drain& c);
   void Do(const command::Release& c);
   void Do(const command::Grant& c);
-  void Do(const command::InitState& c) { Ready(c.worker, {0}, Mix64(job.seed ^ 42), 1); }
+  void Do(const command::InitState& c) { Ready(c.worker, c.request, {0}, Mix64(job.seed ^ 42), 1); }
   void Do(const command::FetchState& c);
-  void Ready(const WorkerRef& ref, StepNumber step, uint64_t digest, double seconds);
+  void Ready(const WorkerRef& ref, int64_t request, StepNumber step, uint64_t digest, double seconds);
   void Do(const command::FormGroup& c);
   void Do(const command::Train& c);
   [[nodiscard]] event::GivenRow GivenRowOf(const SampleId& tid, const std::vector<Version>& stale) const;

@@ -123,6 +123,26 @@ TEST(AttachTest, AnAdoptedChunkHasOnlyTheTokensThatWereSentAgain) {
   ExpectProven(cluster);
 }
 
+// The worker is still about to carry out the newest request, which writes over whatever an earlier one left.
+TEST(AttachTest, AnAnswerToAnEarlierRequestForAStateIsRefused) {
+  ControllerOptions job = SmallJob(PlacementKind::kSplit, 4);
+  job.fleet.actor_slots = 2;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+  int64_t fetches = 0;
+  bool injected = false;
+  cluster.on_executed = [&](const Command& c) {
+    const auto* fetch = std::get_if<command::FetchState>(&c);
+    if (fetch == nullptr) return;
+    ++fetches;
+    if (std::exchange(injected, true)) return;
+    cluster.Inject(event::StateReady{fetch->worker, fetch->step, 0, "of before", fetch->request - 1});
+  };
+  EXPECT_EQ(cluster.Run().code, 0);
+  EXPECT_EQ(fetches, 1);
+  EXPECT_FALSE(Warned(cluster, "state_failed"));
+  ExpectProven(cluster);
+}
+
 TEST(AttachTest, ALiveTrainerWithTheCommittedStateIsAdopted) {
   for (const int64_t slots : {3, 4}) {
     ControllerOptions job = LongLived(slots);

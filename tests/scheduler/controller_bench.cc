@@ -64,7 +64,7 @@ void Bench(int64_t in_flight, int64_t workers) {
       } else if (const auto* x = std::get_if<command::Grant>(&command)) {
         queue.push_back(event::Granted{x->worker, x->slot, x->epoch});
       } else if (const auto* x = std::get_if<command::InitState>(&command)) {
-        queue.push_back(event::StateReady{x->worker, {0}, 1, ""});
+        queue.push_back(event::StateReady{x->worker, {0}, 1, "", x->request});
       } else if (const auto* x = std::get_if<command::WriteCheckpoint>(&command)) {
         queue.push_back(event::CheckpointWritten{x->ckpt, x->step, 1, 1});
       } else if (const auto* x = std::get_if<command::Publish>(&command)) {

@@ -233,10 +233,11 @@ struct SimCluster::Do {
     if (p == nullptr || p->hung) return;
     const bool there = q != nullptr && !q->hung && q->state_step == c.step && q->state == c.weights_digest;
     if (!there || s.Chance(s.options_.faults.fetch_error)) {
-      s.Out(*p, event::StateReady{c.worker, c.step, 0, "sim"}, s.Delay(0.2));
+      p->state_step = {};
+      s.Out(*p, event::StateReady{c.worker, c.step, 0, "sim", c.request}, s.Delay(0.2));
       return;
     }
-    Ready(c.worker, c.step, q->state);
+    Ready(c.worker, c.request, c.step, q->state);
   }
   void operator()(const command::AbortStep& c) {
     Proc* p = s.Find(c.worker);
@@ -244,14 +245,14 @@ struct SimCluster::Do {
     s.LeaveStep(*p);
     s.Out(*p, event::StepAborted{c.worker, c.lease, p->state_step, p->state}, s.Delay(0.05));
   }
-  void operator()(const command::InitState& c) { Ready(c.worker, {0}, Mix64(42)); }
+  void operator()(const command::InitState& c) { Ready(c.worker, c.request, {0}, Mix64(42)); }
   void operator()(const command::RestoreState& c) {
     uint64_t weights = 0;
     if (c.ckpt < 0) {
       const auto it = s.recovery_.find(c.step);
       if (it == s.recovery_.end()) {
         if (Proc* p = s.Find(c.worker))
-          s.Out(*p, event::StateReady{c.worker, c.step, 0, "no such copy"}, 0.1);
+          s.Out(*p, event::StateReady{c.worker, c.step, 0, "no such copy", c.request}, 0.1);
         return;
       }
       weights = it->second;
@@ -260,19 +261,20 @@ struct SimCluster::Do {
           s.options_.disk != nullptr ? s.options_.disk->Weights(c.step) : s.checkpoints_[c.ckpt].weights;
       SIM_CHECK(s.options_.disk != nullptr || s.checkpoints_[c.ckpt].step == c.step) << "checkpoint";
     }
-    Ready(c.worker, c.step, weights);
+    Ready(c.worker, c.request, c.step, weights);
   }
-  void Ready(const WorkerRef& ref, StepNumber step, uint64_t weights) {
+  void Ready(const WorkerRef& ref, int64_t request, StepNumber step, uint64_t weights) {
     Proc* p = s.Find(ref);
     if (p == nullptr) return;
     s.LeaveStep(*p);
     if (s.Chance(s.options_.faults.state_error)) {
-      s.Out(*p, event::StateReady{ref, step, 0, "sim"}, s.Delay(0.3));
+      p->state_step = {};
+      s.Out(*p, event::StateReady{ref, step, 0, "sim", request}, s.Delay(0.3));
       return;
     }
     p->state_step = step;
     p->state = weights;
-    s.Out(*p, event::StateReady{ref, step, weights, ""}, s.Delay(0.3));
+    s.Out(*p, event::StateReady{ref, step, weights, "", request}, s.Delay(0.3));
   }
   void operator()(const command::Train& c) {
     Proc* p = s.Find(c.worker);

@@ -1,5 +1,6 @@
 #include "workers/device/device_machine.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace tidepool::workers {
@@ -13,6 +14,14 @@ using scheduler::event::ChunkEnd;
 std::string ErrorOf(const Status& status) { return status.ok() ? "" : status.message(); }
 
 }  // namespace
+
+void DeviceMachine::Work(const std::function<int64_t()>& newest) {
+  while (!waiting_.empty() && !exit_code_) {
+    Command command = std::move(waiting_.front());
+    waiting_.pop_front();
+    On(command, newest());
+  }
+}
 
 void DeviceMachine::On(Command& command, int64_t newest) {
   if (command.ctl_epoch < newest) {  // its controller has a successor
@@ -217,23 +226,25 @@ void DeviceMachine::On(const down::Publish& c) {
 
 // --- training
 
-void DeviceMachine::On(const down::InitState&) {
+void DeviceMachine::On(const down::InitState& c) {
   holds_ = {};
-  SayState({0}, work_->InitState());
+  SayState(c.request, {0}, work_->InitState());
 }
 void DeviceMachine::On(const down::RestoreState& c) {
   holds_ = {};
-  SayState(c.step, work_->RestoreState(c));
+  SayState(c.request, c.step, work_->RestoreState(c));
 }
 void DeviceMachine::On(const down::FetchState& c) {
   if (!Current(c.slot, c.epoch)) return;
   holds_ = {};
-  SayState(c.step, work_->FetchState(c));
+  SayState(c.request, c.step, work_->FetchState(c));
 }
 
-void DeviceMachine::SayState(StepNumber step, const StatusOr<uint64_t>& digest) {
-  work_->Say(up::StateReady{
-      .step = step, .weights_digest = digest.ok() ? *digest : 0, .error = ErrorOf(digest.status())});
+void DeviceMachine::SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest) {
+  work_->Say(up::StateReady{.step = step,
+                            .weights_digest = digest.ok() ? *digest : 0,
+                            .error = ErrorOf(digest.status()),
+                            .request = request});
 }
 
 void DeviceMachine::On(const down::FormGroup& c) {
@@ -244,6 +255,9 @@ void DeviceMachine::On(const down::Train& c) {
   if (!Current(c.slot, c.epoch)) return;
   if (role_ != Role::kActor)
     return SayTrainFailed(c, FailedPrecondition("this worker does not hold the actor role"));
+  if (const StepNumber has = work_->StateStep(); has.value != c.step.value - 1)
+    return SayTrainFailed(c, FailedPrecondition("this worker holds the state of step " +
+                                                std::to_string(has.value) + ", or of none (-1)"));
   DeviceWork::Trained trained = work_->Train(c);
   if (trained.changed) holds_ = {};  // these weights have no version yet
   if (!trained.done.ok()) {
@@ -273,11 +287,13 @@ void DeviceMachine::On(const down::AbortStep& c) {
   work_->Say(std::move(answer));
 }
 
-bool DeviceMachine::CallsOff(const ToWorkerBody& command, int64_t lease) {
-  // Another controller has begun, which knows nothing of this step.
-  if (std::holds_alternative<down::Attached>(command)) return true;
-  const auto* abort = std::get_if<down::AbortStep>(&command);
-  return abort != nullptr && abort->lease == lease;
+bool DeviceMachine::CalledOff(int64_t lease) const {
+  return std::ranges::any_of(waiting_, [&](const Command& command) {
+    // Another controller has begun, which knows nothing of this step.
+    if (std::holds_alternative<down::Attached>(command.body)) return true;
+    const auto* abort = std::get_if<down::AbortStep>(&command.body);
+    return abort != nullptr && abort->lease == lease;
+  });
 }
 
 void DeviceMachine::On(const down::CopyRecovery& c) {

@@ -5,6 +5,8 @@
 // (device_worker.cc) and the simulated network run this very class. Not thread-safe.
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -81,14 +83,15 @@ class DeviceMachine {
  public:
   explicit DeviceMachine(DeviceWork* work) : work_(work) {}  // borrowed
 
-  // newest: the controller epoch that the connection knows of; commands of earlier ones are dropped.
-  void On(Command& command, int64_t newest);
+  // Commands wait from Put until Work carries them out, in order; what is put meanwhile is carried out too.
+  void Put(Command command) { waiting_.push_back(std::move(command)); }
+  // newest: the controller epoch that the connection knows of then; commands of earlier ones are dropped.
+  void Work(const std::function<int64_t()>& newest);
+  // A command waits that calls off the step of `lease`, which is under way.
+  [[nodiscard]] bool CalledOff(int64_t lease) const;
   // There are tokens to be made. The caller asks its lease as well (WorkerSession::MayServe).
   [[nodiscard]] bool CanStep() const;
   void Step();  // requires CanStep()
-
-  // Does this command call off the step of `lease` that is under way?
-  static bool CallsOff(const ToWorkerBody& command, int64_t lease);
 
   [[nodiscard]] std::optional<int> exit_code() const { return exit_code_; }  // set: the process has to end
   [[nodiscard]] int64_t refused() const { return refused_; }  // commands of earlier epochs, or unknown ones
@@ -96,6 +99,7 @@ class DeviceMachine {
   [[nodiscard]] Incarnation inc() const { return inc_; }
 
  private:
+  void On(Command& command, int64_t newest);
   void On(const down::Attached& attached);
   void On(const down::Welcome& welcome);
   void On(down::StartChunk& c);
@@ -128,10 +132,11 @@ class DeviceMachine {
   bool Begins(SlotId slot, LeaseEpoch epoch);
   void SayTokens(up::StepTokens tokens);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
-  void SayState(StepNumber step, const StatusOr<uint64_t>& digest);
+  void SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest);
   void SayTrainFailed(const down::Train& c, const Status& why);
 
   DeviceWork* work_;
+  std::deque<Command> waiting_;
   Incarnation inc_;
   SlotId slot_;
   LeaseEpoch epoch_;

@@ -2,10 +2,9 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -71,17 +70,13 @@ class DeviceWorker {
   // Takes what has come, makes one step. Set: the process has to end.
   std::optional<int> Turn() {
     const auto can_step = [this] { return machine_->CanStep() && link_->MayServe(); };
-    std::deque<LinkEvent> events = std::exchange(later_, {});
-    const std::chrono::milliseconds patience(can_step() || !events.empty() ? 0 : 20);
-    for (LinkEvent& event : inbox_.TakeAll(patience)) events.push_back(std::move(event));
+    Receive(std::chrono::milliseconds(can_step() ? 0 : 20));
     const int64_t refused = machine_->refused();
-    for (LinkEvent& event : events) {
-      if (const auto* closed = std::get_if<LinkClosed>(&event)) {
-        observe::Log(observe::LogLevel::kWarn, "controller_lost", {{"why", closed->why}});
-        return 3;
-      }
-      machine_->On(std::get<Command>(event), link_->ctl_epoch());
-      if (machine_->exit_code()) return machine_->exit_code();
+    machine_->Work([this] { return link_->ctl_epoch(); });
+    if (machine_->exit_code()) return machine_->exit_code();
+    if (closed_) {
+      observe::Log(observe::LogLevel::kWarn, "controller_lost", {{"why", closed_->why}});
+      return 3;
     }
     if (machine_->refused() != refused)
       observe::Log(observe::LogLevel::kWarn, "refused", {{"commands", machine_->refused()}});
@@ -90,18 +85,25 @@ class DeviceWorker {
     return std::nullopt;
   }
 
-  // Commands that come while a step is going on wait for its end, but one that calls it off.
+  void Receive(std::chrono::milliseconds patience) {
+    for (LinkEvent& event : inbox_.TakeAll(patience)) {
+      if (auto* closed = std::get_if<LinkClosed>(&event)) {
+        closed_ = std::move(*closed);
+      } else {
+        machine_->Put(std::move(std::get<Command>(event)));
+      }
+    }
+  }
+
+  // Asked within a step. Other commands wait for its end.
   bool CalledOff(int64_t lease) {
-    for (LinkEvent& event : inbox_.TakeAll(std::chrono::milliseconds(0))) later_.push_back(std::move(event));
-    return std::ranges::any_of(later_, [&](const LinkEvent& event) {
-      const auto* message = std::get_if<Command>(&event);
-      return message == nullptr || DeviceMachine::CallsOff(message->body, lease);  // null: it is gone
-    });
+    Receive(std::chrono::milliseconds(0));
+    return closed_ || machine_->CalledOff(lease);
   }
 
   DeviceWorkerOptions options_;
   Mailbox<LinkEvent> inbox_;
-  std::deque<LinkEvent> later_;  // came during a step
+  std::optional<LinkClosed> closed_;  // the controller is gone
   std::mutex heartbeat_mu_;
   std::condition_variable_any heartbeat_wake_;
   std::unique_ptr<RolesWork> work_;

@@ -25,7 +25,8 @@ struct DeviceMachineTest : testing::Test {
   }
   void Tell(ToWorkerBody body, int64_t ctl_epoch = 3, int64_t newest = 3) {
     Command command{ctl_epoch, std::move(body)};
-    machine.On(command, newest);
+    machine.Put(std::move(command));
+    machine.Work([newest] { return newest; });
   }
   // The only thing that it said since the last call.
   template <typename T>
@@ -205,6 +206,12 @@ TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
   Serve();
   Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kActor});
   Said<up::Granted>();
+  Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 7, .step = {1}, .rows = 2});
+  EXPECT_NE(Said<up::TrainFailed>().why.find("state"), std::string::npos) << "there is none yet";
+  Tell(down::InitState{.request = 6});
+  EXPECT_EQ(Said<up::StateReady>().request, 6);
+  Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 7, .step = {2}, .rows = 2});
+  EXPECT_EQ(Said<up::TrainFailed>().lease, 7) << "the state is not that of the step before";
   Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 8, .step = {1}, .rows = 3});
   EXPECT_EQ(Said<up::TrainFailed>().lease, 8);
   Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 9, .step = {1}, .rows = 2});
@@ -216,9 +223,30 @@ TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
   EXPECT_FALSE(offer.holds.valid());
   EXPECT_EQ(offer.state_step, StepNumber{1});
   EXPECT_EQ(offer.state_digest, done.weights_digest);
-  EXPECT_TRUE(DeviceMachine::CallsOff(down::Attached{4, 0}, 9));
-  EXPECT_TRUE(DeviceMachine::CallsOff(down::AbortStep{.lease = 9}, 9));
-  EXPECT_FALSE(DeviceMachine::CallsOff(down::AbortStep{.lease = 8}, 9));
+}
+
+// Also one that came together with the step's own.
+TEST_F(DeviceMachineTest, AStepIsCalledOffByACommandThatWaitsBehindIt) {
+  device.called_off = [this](int64_t lease) { return machine.CalledOff(lease); };
+  world.rows = [](int64_t, StepNumber) -> StatusOr<std::vector<BatchRow>> { return std::vector<BatchRow>(); };
+  Serve();
+  Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kActor});
+  Said<up::Granted>();
+  Tell(down::InitState{});
+  Said<up::StateReady>();
+  const auto abort = [](int64_t lease) {
+    return down::AbortStep{.slot = kSlot, .epoch = {3}, .lease = lease};
+  };
+  machine.Put({3, down::Train{.slot = kSlot, .epoch = {3}, .lease = 9, .step = {1}}});
+  Tell(abort(9));
+  EXPECT_EQ(Said<up::StepAborted>().lease, 9) << "and nothing of the step";
+  machine.Put({3, down::Train{.slot = kSlot, .epoch = {3}, .lease = 10, .step = {1}}});
+  Tell(abort(9));
+  EXPECT_EQ(said.size(), 2U) << "of another lease: the step is done, and the command answered";
+  machine.Put({3, down::Train{.slot = kSlot, .epoch = {3}, .lease = 11, .step = {2}}});
+  said.clear();
+  Tell(down::Attached{4, 0}, 4, 4);
+  EXPECT_TRUE(Said<up::Offer>().last);
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 // Whole runs on a network in memory, with virtual time and seeded faults: connections are cut, one side of
 // them does not learn of it, Hellos overtake each other, either side is paused, processes and controllers
-// die. Under test are the classes of the real processes: scheduler::Controller, Attachments, SampleStore and
-// TokenIntake at one end, WorkerSession and DeviceMachine at the other. Modelled are threads, files and
-// tensors.
+// die, ranks of a group wait for each other. Under test are the classes of the real processes:
+// scheduler::Controller, Attachments, SampleStore and TokenIntake at one end, WorkerSession and DeviceMachine
+// at the other. Modelled are threads, files and tensors.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -44,9 +45,10 @@ scheduler::ControllerOptions Job() {
 
 class Sim {
  public:
-  explicit Sim(uint64_t seed) : network_(seed) {
+  Sim(uint64_t seed, scheduler::ControllerOptions job) : job_(std::move(job)), network_(seed) {
     network_.lease_s = 3 * job_.fleet.heartbeat_s;
-    network_.patience_s = job_.fleet.reattach_grace_s;
+    network_.patience_s = std::max(LostAfterSeconds(network_.lease_s), job_.fleet.reattach_grace_s);
+    network_.outlives = job_.fleet.reattach_grace_s > 0;
     network_.hub = [this](HubEvent event) {
       if (controller_ != nullptr) controller_->On(std::move(event));
     };
@@ -55,13 +57,15 @@ class Sim {
     };
     world_.bad_load = 0.02;
   }
+  ~Sim() { network_.EndAll(); }
 
   // The job is done within the time, or the first thing that was wrong.
   std::string Run() {
     StartController();
+    if (!job_.fleet.launch_workers) StartByHand();
     Fault();
     while (network_.now < heal_at_ + FromSeconds(300) && network_.RunOne()) {
-      if (network_.now > heal_at_) world_.bad_load = 0;
+      if (network_.now > heal_at_) world_.bad_load = world_.bad_step = 0;
       if (controller_ == nullptr) continue;
       if (!controller_->wrong.empty())
         return "at " + std::to_string(Seconds(network_.now.since_start)) + " s: " + controller_->wrong;
@@ -110,7 +114,16 @@ class Sim {
     controller_.reset();
     network_.life = 0;
     network_.CutAllOf(lives);
+    if (!network_.outlives) network_.EndChildrenOf(lives);
     network_.At(0.2 + network_.rng.Uniform() * 3, [this] { StartController(); });
+  }
+  // A supervisor that knows of nothing but processes.
+  void StartByHand() {
+    for (int64_t place = 0; place < job_.device_workers() + job_.side_workers(); ++place) {
+      if (std::ranges::none_of(network_.processes, [&](const auto& p) { return p->place == place; }))
+        network_.StartProcess(&world_, place, place < job_.device_workers())->parent = 0;
+    }
+    network_.At(1, [this] { StartByHand(); });
   }
   void Tick(int64_t life) {
     if (life != network_.life || controller_->exit_code) return;
@@ -162,7 +175,7 @@ class Sim {
     });
   }
 
-  const scheduler::ControllerOptions job_ = Job();
+  const scheduler::ControllerOptions job_;
   SimNetwork network_;
   ModelWorld world_;
   StoredFiles files_;
@@ -170,29 +183,75 @@ class Sim {
   const TimePoint heal_at_ = TimePoint{} + FromSeconds(25);
 };
 
-TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
+struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
           behind_gap = 0, done = 0;
-  constexpr uint64_t kSeeds = 2000;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    Sim sim(seed);
-    ASSERT_EQ(sim.Run(), "") << "seed " << seed;
-    cuts += sim.network().cuts, ended += sim.network().ended, fenced += sim.network().fenced;
-    refused += sim.network().refused_commands;
-    lives += sim.lives, adopted += sim.adopted, asked_again += sim.asked_again;
-    behind_gap += sim.behind_gap, done += sim.done ? 1 : 0;
+};
+
+// Every seed of the job comes to its end with nothing wrong; what happened in all of them together.
+Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job) {
+  Seen seen;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    Sim sim(seed, job);
+    const std::string wrong = sim.Run();
+    EXPECT_EQ(wrong, "") << "seed " << seed;
+    if (!wrong.empty()) break;
+    seen.cuts += sim.network().cuts, seen.ended += sim.network().ended, seen.fenced += sim.network().fenced;
+    seen.refused += sim.network().refused_commands;
+    seen.lives += sim.lives, seen.adopted += sim.adopted, seen.asked_again += sim.asked_again;
+    seen.behind_gap += sim.behind_gap;
+    seen.done += sim.done ? 1 : 0;
   }
   // A simulation in which nothing happens proves nothing.
-  const auto seeds = static_cast<int64_t>(kSeeds);
-  EXPECT_GT(cuts, 10 * seeds);
-  EXPECT_GT(ended, seeds / 2);
-  EXPECT_GT(lives, seeds + seeds / 2);
-  EXPECT_GT(adopted, seeds);
-  EXPECT_GT(behind_gap, seeds / 50);
-  EXPECT_EQ(asked_again, 0) << "gaps come of adoptions, and those have asked";
-  EXPECT_GT(fenced, seeds / 20);
-  EXPECT_GT(refused, 0);
-  EXPECT_GT(done, seeds - seeds / 20);
+  const auto n = static_cast<int64_t>(seeds);
+  EXPECT_GT(seen.cuts, 10 * n);
+  EXPECT_GT(seen.ended, n / 2);
+  EXPECT_GT(seen.lives, n + n / 2);
+  EXPECT_GT(seen.done, n - n / 20);
+  return seen;
+}
+
+TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
+  constexpr int64_t kSeeds = 1000;
+  const Seen seen = RunSeeds(kSeeds, Job());
+  EXPECT_GT(seen.adopted, kSeeds);
+  EXPECT_GT(seen.behind_gap, kSeeds / 50);
+  EXPECT_EQ(seen.asked_again, 0) << "gaps come of adoptions, and those have asked";
+  EXPECT_GT(seen.fenced, kSeeds / 20);
+  EXPECT_GT(seen.refused, 0);
+}
+
+TEST(AttachmentSimTest, WorkersThatEndWithTheirController) {
+  scheduler::ControllerOptions job = Job();
+  job.fleet.reattach_grace_s = 0;
+  EXPECT_EQ(RunSeeds(200, job).adopted, 0);
+}
+
+TEST(AttachmentSimTest, WorkersThatAreStartedByHandAndHaveNoGrace) {
+  scheduler::ControllerOptions job = Job();
+  job.fleet.reattach_grace_s = 0;
+  job.fleet.launch_workers = false;
+  EXPECT_EQ(RunSeeds(200, job).adopted, 0);
+}
+
+TEST(AttachmentSimTest, SlotsThatChangeTheirRoles) {
+  for (const PlacementKind placement :
+       {PlacementKind::kColocated, PlacementKind::kMultiplexed, PlacementKind::kElastic}) {
+    for (const double grace_s : {15, 0}) {
+      SCOPED_TRACE(std::string(Word(placement)) + (grace_s > 0 ? "" : ", no grace"));
+      scheduler::ControllerOptions job = Job();
+      job.fleet.placement = placement;
+      job.fleet.reattach_grace_s = grace_s;
+      RunSeeds(150, job);
+    }
+  }
+}
+
+TEST(AttachmentSimTest, SeveralRanksTrain) {
+  scheduler::ControllerOptions job = Job();
+  job.fleet.slots = 4;
+  job.fleet.actor_slots = 2;
+  RunSeeds(300, job);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,8 +18,19 @@
 
 namespace tidepool::workers {
 
+class ModelDevice;
+
 // What the devices of a machine share.
 struct ModelWorld {
+  // The ranks of a training group that met under one name, and how far they are.
+  struct Group {
+    std::set<int64_t> ranks;
+    std::map<int64_t, std::set<int64_t>> arrived;  // ranks, by lease
+    bool broken = false;                           // somebody has left
+  };
+  std::map<std::string, std::shared_ptr<Group>> groups;
+  std::map<std::string, ModelDevice*> devices;  // by the address that they serve weights at
+
   std::map<Version, uint64_t> published;
   std::map<StepNumber, uint64_t> recovery;
   std::map<std::string, uint64_t> checkpoints;  // by folder
@@ -26,17 +38,23 @@ struct ModelWorld {
   std::map<std::pair<SampleId, int32_t>, std::set<std::vector<int32_t>>> made;
   std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step)> rows;
   double bad_load = 0;  // chance that a load leaves other bytes
+  double bad_step = 0;  // chance that a step breaks off within its updates
 };
 
 class ModelDevice : public DeviceWork {
  public:
   ModelDevice(ModelWorld* world, uint64_t seed) : world_(world), rng_(seed) {}
 
+  [[nodiscard]] ModelWorld* world() { return world_; }
   std::function<void(int64_t)> on_begin;
   std::function<void(FromWorkerBody)> on_say;
   bool outlives = true;
   int64_t mean_tokens = 12;
   double busy_s = 0;  // what was done since this was last set to 0 would have taken so long
+  // At most so long. False: what is waited for has not happened.
+  std::function<bool(double s, const std::function<bool()>& happened)> wait =
+      [](double, const std::function<bool()>& happened) { return happened(); };
+  std::function<bool(int64_t lease)> called_off = [](int64_t) { return false; };
 
   void Begin(int64_t ctl_epoch) override { on_begin(ctl_epoch); }
   void Say(FromWorkerBody message) override { on_say(std::move(message)); }
@@ -74,9 +92,11 @@ class ModelDevice : public DeviceWork {
     rollout_ = true;
     return OkStatus();
   }
-  int64_t Release(Role, int64_t) override {
-    rollout_ = false;
-    running_.clear();
+  int64_t Release(Role role, int64_t) override {
+    if (role == Role::kRollout) {
+      rollout_ = false;
+      running_.clear();
+    }
     return int64_t{1} << 30;
   }
 
@@ -136,20 +156,56 @@ class ModelDevice : public DeviceWork {
     if (it == world_->recovery.end()) return NotFound("no such copy");
     return Made(c.step, it->second);
   }
-  StatusOr<uint64_t> FetchState(const down::FetchState&) override { return Unavailable("not modelled"); }
-  Status FormGroup(const down::FormGroup&) override { return OkStatus(); }
-  void LeaveGroup() override {}
+  StatusOr<uint64_t> FetchState(const down::FetchState& c) override {
+    state_step_ = {};
+    weights_ = 0;
+    wait(0.2, [] { return false; });
+    const auto peer = world_->devices.find(c.address);
+    if (peer == world_->devices.end()) return Unavailable("nobody answers at " + c.address);
+    if (peer->second->state_step_ != c.step) return FailedPrecondition("the peer has another state");
+    return Made(c.step, peer->second->weights_);
+  }
+  Status FormGroup(const down::FormGroup& c) override {
+    LeaveGroup();
+    auto& group = world_->groups[c.store];
+    if (group == nullptr) group = std::make_shared<ModelWorld::Group>();
+    group_ = group;
+    group_epoch_ = c.group_epoch;
+    group_->ranks.insert(c.rank);
+    const auto met = [&, g = group_] { return static_cast<int64_t>(g->ranks.size()) == c.world; };
+    if (wait(c.timeout_s, [&, g = group_] { return met() || g->broken; }) && met()) return OkStatus();
+    LeaveGroup();
+    return Unavailable("the ranks did not meet");
+  }
+  void LeaveGroup() override {
+    if (group_ != nullptr) group_->broken = true;
+    group_.reset();
+    group_epoch_ = 0;
+  }
   Trained Train(const down::Train& c) override {
-    busy_s += 0.3;
     auto rows = world_->rows(c.lease, c.step);
     if (!rows.ok()) return {Unavailable(rows.status().message())};
     if (static_cast<int64_t>(rows->size()) != c.rows) return {Unavailable("another number of rows")};
+    if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch))
+      return {FailedPrecondition("not in that group")};
+    const StepNumber before = std::exchange(state_step_, {});
+    wait(0.3, [] { return false; });
+    Status together = called_off(c.lease) ? Aborted("called off") : Together(c);
+    if (!together.ok()) {
+      state_step_ = before;
+      return {std::move(together)};
+    }
+    if (rng_.Chance(world_->bad_step)) {
+      weights_ = Mix64(weights_ ^ 1);
+      return {Unavailable("it broke off within its updates"), true};
+    }
     up::TrainDone done;
     for (const BatchRow& row : *rows) {
       done.rows.push_back(Given(row));
       weights_ = Mix64(weights_ ^ done.rows.back().digest);
     }
     done.rows_digest = scheduler::event::DigestOf(done.rows);
+    if (c.rank != 0) done.rows.clear();
     state_step_ = c.step;
     done.weights_digest = weights_;
     done.seconds = 0.3;
@@ -175,6 +231,17 @@ class ModelDevice : public DeviceWork {
     int64_t limit = 0;             // of the sample
     bool full = false;             // that limit is the job's
   };
+  // As a collective: all ranks of the step come, or some peer is gone.
+  Status Together(const down::Train& c) {
+    if (c.world == 1) return OkStatus();
+    std::set<int64_t>& here = group_->arrived[c.lease];
+    here.insert(c.rank);
+    const auto all = [&] { return static_cast<int64_t>(here.size()) == c.world; };
+    const auto group = group_;
+    if (wait(20, [&] { return all() || group->broken; }) && all()) return OkStatus();
+    LeaveGroup();
+    return Unavailable("a rank of the group is gone");
+  }
   StatusOr<uint64_t> Made(StepNumber step, uint64_t weights) {
     busy_s += 0.2;
     state_step_ = step;
@@ -188,6 +255,8 @@ class ModelDevice : public DeviceWork {
   uint64_t weights_ = 0;  // 0: torn
   Version version_;
   StepNumber state_step_;
+  std::shared_ptr<ModelWorld::Group> group_;
+  int64_t group_epoch_ = 0;
   std::map<std::pair<SampleId, int32_t>, Running> running_;
 };
 

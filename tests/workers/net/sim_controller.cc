@@ -1,6 +1,8 @@
 #include "tests/workers/net/sim_controller.h"
 
 #include "core/base/check.h"
+#include "proto/control.pb.h"
+#include "workers/net/wire.h"
 
 namespace tidepool::workers {
 
@@ -40,7 +42,18 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
   attachments_ = std::make_unique<Attachments>(attachments, &wire_);
   world->rows = [this](int64_t lease, StepNumber step) -> StatusOr<std::vector<BatchRow>> {
     if (lease != lease_ || step != lease_step_) return NotFound("the lease is not open");
-    return rows_;
+    // As FetchRows brings them.
+    std::deque<v1::Frame> frames;
+    WriteRows(rows_, 512, [&](const v1::Frame& frame) {
+      frames.push_back(frame);
+      return true;
+    });
+    return ReadRows([&](v1::Frame* frame) {
+      if (frames.empty()) return false;
+      *frame = std::move(frames.front());
+      frames.pop_front();
+      return true;
+    });
   };
 }
 
@@ -174,6 +187,7 @@ void SimController::OnAttachment(Attachments::Event& event) {
     joined_.insert(place);
     lost_.erase(place);
     process_of_[place] = arrived->hello.process;
+    weights_address_[place] = arrived->hello.weights_address;
     auto joined = JoinedBy(*arrived, "w" + std::to_string(place));
     offered_[place] = std::move(arrived->offer.attempts);
     Feed(std::move(joined));
@@ -347,26 +361,35 @@ struct SimController::Do {
   void operator()(const cmd::RestoreState& c) {
     s.Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? s.files_->checkpoints[c.ckpt] : ""});
   }
-  void operator()(const cmd::FetchState&) { s.Wrong("one trainer has no peer"); }
-  void operator()(const cmd::FormGroup&) { s.Wrong("one trainer makes no group"); }
+  void operator()(const cmd::FetchState& c) {
+    s.Send(c.worker, down::FetchState{c, s.weights_address_[c.from.worker.value]});
+  }
+  void operator()(const cmd::FormGroup& c) {
+    s.Send(c.worker, down::FormGroup{c, std::to_string(s.life_) + "-" + std::to_string(c.group_epoch), 20});
+  }
   void operator()(const cmd::Load& c) {
     s.Send(c.worker, down::Load{c, "", c.worker.worker == c.from.worker});
   }
   void operator()(const cmd::Train& c) {
-    std::vector<BatchRow> rows;
+    Gathering& step = s.gathering_;
+    if (step.lease != c.lease) step = Gathering{.lease = c.lease};
+    std::vector<int64_t> groups;
     for (const auto& group : c.share->groups) {
+      groups.push_back(step.groups++);
       for (const SampleId& tid : group) {
         auto t = s.Recorded(tid);
         if (!t.ok()) return s.Wrong("training " + ToString(tid) + ": " + t.status().message());
-        rows.push_back({.gid = {tid.ordinal}, .trajectory = *std::move(t)});
+        step.rows.push_back({.gid = {groups.back()}, .trajectory = *std::move(t)});
       }
     }
-    s.rows_ = std::move(rows);
+    step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
+                                                    c.group_epoch, c.rank, c.world, std::move(groups)});
+    if (static_cast<int64_t>(step.members.size()) < c.world) return;
+    s.rows_ = std::move(step.rows);
     s.lease_ = c.lease;
     s.lease_step_ = c.step;
-    down::Train m{.slot = c.slot, .epoch = c.epoch, .lease = c.lease, .step = c.step, .v = c.v};
-    m.rows = c.total_rows;
-    s.Send(c.worker, std::move(m));
+    for (auto& [worker, message] : step.members) s.Send(worker, std::move(message));
+    step = Gathering{};
   }
   void operator()(const cmd::WriteCheckpoint& c) {
     // As temporary names do, the folder's carries the epoch.

@@ -95,8 +95,16 @@ class SimController {
   std::set<int64_t> joined_, lost_;
   std::map<int64_t, Incarnation> inc_of_;
   std::map<int64_t, uint64_t> process_of_;
+  std::map<int64_t, std::string> weights_address_;
   std::map<int64_t, std::vector<up::OfferedAttempt>> offered_;
   std::map<int64_t, SimNetwork::ProcessPtr> children_;
+  struct Gathering {
+    int64_t lease = -1;
+    std::vector<BatchRow> rows;
+    int64_t groups = 0;
+    std::vector<std::pair<WorkerRef, down::Train>> members;
+  };
+  Gathering gathering_;
   int64_t lease_ = -1;
   StepNumber lease_step_;
   std::vector<BatchRow> rows_;

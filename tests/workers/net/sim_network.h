@@ -1,9 +1,10 @@
 #pragma once
-// A network in memory with virtual time, and the worker processes on it: connections are two queues, in order
-// each; nothing is promised between connections. A process runs the real WorkerSession, and a device the real
-// DeviceMachine on a modelled device. Faults are drawn from the seed.
+// A network in memory with virtual time, and the worker processes on it: connections are two queues of real
+// frames, in order each; nothing is promised between connections. A process runs the real WorkerSession, and
+// a device the real DeviceMachine on a modelled device. Faults are drawn from the seed.
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,9 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/check.h"
 #include "core/base/rng.h"
+#include "proto/control.pb.h"
+#include "tests/workers/net/blocking_call.h"
 #include "tests/workers/net/model_device.h"
 #include "workers/net/attachments.h"
+#include "workers/net/wire.h"
 #include "workers/net/worker_session.h"
 
 namespace tidepool::workers {
@@ -66,17 +71,23 @@ class SimNetwork {
         : place(at),
           device(is_device),
           nonce(number),
+          address("device " + std::to_string(number)),
           session(number, FromSeconds(30)),
           work(world, number),
           machine(&work),
           rng(number) {
       work.on_begin = [this](int64_t epoch) { session.Begin(epoch); };
       work.on_say = [this](FromWorkerBody body) { session.Send(std::move(body)); };
+      work.called_off = [this](int64_t lease) {
+        for (Command& c : std::exchange(inbox, {})) machine.Put(std::move(c));
+        return machine.CalledOff(lease);
+      };
     }
     const int64_t place;
     const bool device;
     const uint64_t nonce;
-    int64_t parent = 0;  // the life of the controller that began it
+    const std::string address;  // of the weights that it serves
+    int64_t parent = 0;         // the life of the controller that began it
     WorkerSession session;
     ModelDevice work;
     DeviceMachine machine;
@@ -84,6 +95,16 @@ class SimNetwork {
     ConnectionId connection = 0;
     TimePoint paused_until, busy_until;
     std::vector<Command> inbox;
+    std::unique_ptr<BlockingCall> call;  // of the device's thread, that waits for others
+    TimePoint call_ends;                 // its wait
+    std::function<bool()> awaited;
+    void Work() {
+      for (Command& c : std::exchange(inbox, {})) {
+        ++operations;
+        machine.Put(std::move(c));
+      }
+      machine.Work([this] { return session.ctl_epoch(); });
+    }
     int64_t operations = 0;
     bool dead = false;
   };
@@ -92,6 +113,14 @@ class SimNetwork {
   ProcessPtr StartProcess(ModelWorld* world, int64_t place, bool device) {
     auto p = std::make_shared<Process>(world, place, device, rng.Next());
     p->parent = life;
+    p->work.outlives = outlives;
+    p->work.wait = [this, at = p.get()](double s, const std::function<bool()>& happened) {
+      at->call_ends = now + FromSeconds(s);
+      at->awaited = happened;
+      while (!at->dead && now < at->call_ends && !happened()) at->call->Wait();
+      return happened();
+    };
+    if (device) world->devices[p->address] = &p->work;
     processes.push_back(p);
     Dial(p);
     Beat(p);
@@ -102,15 +131,29 @@ class SimNetwork {
     if (p->dead) return;
     p->dead = true;
     ++ended;
+    refused_commands += p->machine.refused();
+    if (p->call != nullptr) TP_CHECK(p->call->Resume()) << "a dead process waits";
+    p->call.reset();
+    p->work.LeaveGroup();
+    p->work.world()->devices.erase(p->address);
     Cut(p->connection, /*worker_learns=*/false, /*controller_learns=*/faults.Chance(0.7));
     At(0.05 + 0.1 * rng.Uniform(), [this, p] {
       if (on_exit) on_exit(p->place, p->nonce, p->parent);
     });
     std::erase(processes, p);
   }
+  void EndChildrenOf(int64_t of_life) {
+    for (const ProcessPtr& p : std::vector(processes)) {
+      if (p->parent == of_life) End(p);
+    }
+  }
+  void EndAll() {
+    while (!processes.empty()) End(ProcessPtr(processes.back()));
+  }
   std::vector<ProcessPtr> processes;  // that live
   std::set<int64_t> cut_off;          // places whose connections carry nothing
   double lease_s = 1.5, patience_s = 15;
+  bool outlives = true;  // processes, their controller
   int64_t cuts = 0, ended = 0, fenced = 0, refused_commands = 0;
 
   // --- faults
@@ -181,44 +224,71 @@ class SimNetwork {
     hello.place = p->place;
     hello.kind = p->device ? scheduler::WorkerKind::kDevice : scheduler::WorkerKind::kReward;
     hello.device_bytes = int64_t{1} << 30;
-    Up(wire, HubOpened{id, p->session.Greet(std::move(hello), now), ""});
+    hello.weights_address = p->address;
+    Up(wire, id, {{FromWorker{0, 0, p->session.Greet(std::move(hello), now)}}});
     if (life == 0) At(0.1, [this, p, id] { Disconnected(p, id); });
   }
-  void Up(const std::shared_ptr<Connection>& wire, HubEvent event) {
-    Carry(wire->last_up, controller_paused, [this, wire, event = std::move(event)]() mutable {
-      if (wire->up_open && life != 0 && wire->life == life) hub(std::move(event));
+  void Up(const std::shared_ptr<Connection>& wire, ConnectionId id, const std::deque<FromWorker>& batch) {
+    for (size_t at = 0; at < batch.size();) {
+      v1::Frame frame;
+      at = Pack(batch, at, kTogetherBytes, &frame);
+      Carry(wire->last_up, controller_paused, [this, wire, id, frame = std::move(frame)] {
+        if (!wire->up_open || life == 0 || wire->life != life) return;
+        auto messages = Unpack<FromWorker>(frame);
+        TP_CHECK(messages.ok()) << messages.status().message();
+        for (FromWorker& m : *messages) {
+          if (auto* hello = std::get_if<up::Hello>(&m.body)) {
+            hub(HubOpened{id, std::move(*hello), ""});
+          } else {
+            hub(HubMessage{id, std::move(m)});
+          }
+        }
+      });
+    }
+  }
+  void Closed(const std::shared_ptr<Connection>& wire, ConnectionId id) {
+    Carry(wire->last_up, controller_paused, [this, wire, id] {
+      if (wire->up_open && life != 0 && wire->life == life) hub(HubClosed{id, "closed"});
     });
   }
   void Down(int64_t of_life, ConnectionId id, ToWorker message) {
     const auto it = wires_.find(id);
     if (it == wires_.end() || it->second->life != of_life) return;
     const auto wire = it->second;
-    Carry(wire->last_down, wire->process->paused_until,
-          [this, wire, id, message = std::move(message)]() mutable {
-            const ProcessPtr& p = wire->process;
-            if (!wire->down_open || p->dead || p->connection != id) return;
-            if (const auto* w = std::get_if<down::Welcome>(&message.body))
-              p->session.SetLease(w->lease_s, patience_s);
-            auto command = p->session.Receive(std::move(message), now);
-            if (!command.ok()) {
-              if (command.status().code() != StatusCode::kFailedPrecondition) return Disconnected(p, id);
-              ++fenced;
-              return End(p);
-            }
-            if (command->has_value()) p->inbox.push_back(std::move(**command));
-            Flush(p);
-          });
+    v1::Frame frame;
+    Pack(std::deque<ToWorker>{std::move(message)}, 0, kTogetherBytes, &frame);
+    Carry(wire->last_down, wire->process->paused_until, [this, wire, id, frame = std::move(frame)] {
+      auto messages = Unpack<ToWorker>(frame);
+      TP_CHECK(messages.ok()) << messages.status().message();
+      for (ToWorker& m : *messages) Heard(wire, id, std::move(m));
+    });
+  }
+  void Heard(const std::shared_ptr<Connection>& wire, ConnectionId id, ToWorker message) {
+    const ProcessPtr& p = wire->process;
+    if (!wire->down_open || p->dead || p->connection != id) return;
+    if (const auto* w = std::get_if<down::Welcome>(&message.body))
+      p->session.SetLease(w->lease_s, patience_s);
+    auto command = p->session.Receive(std::move(message), now);
+    if (!command.ok()) {
+      if (command.status().code() != StatusCode::kFailedPrecondition) return Disconnected(p, id);
+      ++fenced;
+      return End(p);
+    }
+    if (command->has_value()) p->inbox.push_back(std::move(**command));
+    Flush(p);
   }
   void Flush(const ProcessPtr& p) {
     const auto it = wires_.find(p->connection);
     if (it == wires_.end()) return;
-    for (FromWorker& m : p->session.TakeUnsent()) Up(it->second, HubMessage{it->first, std::move(m)});
+    std::deque<FromWorker> batch;
+    for (FromWorker& m : p->session.TakeUnsent()) batch.push_back(std::move(m));
+    Up(it->second, it->first, batch);
   }
   void Disconnected(const ProcessPtr& p, ConnectionId id) {
     if (p->dead || p->connection != id) return;
     if (const auto it = wires_.find(id); it != wires_.end()) {
       it->second->down_open = false;
-      if (faults.Chance(0.7)) Up(it->second, HubClosed{id, "closed"});
+      if (faults.Chance(0.7)) Closed(it->second, id);
     }
     p->connection = 0;
     const auto pause = p->session.Disconnected(now, p->rng);
@@ -244,18 +314,19 @@ class SimNetwork {
     double next = 0.02;
     if (now >= p->paused_until && now >= p->busy_until) {
       p->work.busy_s = 0;
-      const int64_t refused = p->machine.refused();
-      for (Command& c : std::exchange(p->inbox, {})) {
-        ++p->operations;
-        if (p->device) {
-          p->machine.On(c, p->session.ctl_epoch());
-        } else {
-          Grade(p, c);
-        }
+      if (p->call != nullptr) {
+        if ((now >= p->call_ends || p->awaited()) && p->call->Resume()) p->call.reset();
+      } else if (!p->device) {
+        for (Command& c : std::exchange(p->inbox, {})) Grade(p, c);
+      } else if (std::ranges::any_of(p->inbox, Waits)) {
+        p->call = std::make_unique<BlockingCall>([p = p.get()] { p->Work(); });
+        if (p->call->Resume()) p->call.reset();
+      } else {
+        p->Work();
       }
-      refused_commands += p->machine.refused() - refused;
+      if (p->dead) return;
       if (p->machine.exit_code()) return End(p);
-      if (p->device && p->machine.CanStep() && p->session.MayServe(now)) {
+      if (p->device && p->call == nullptr && p->machine.CanStep() && p->session.MayServe(now)) {
         ++p->operations;
         p->machine.Step();
       }
@@ -264,6 +335,11 @@ class SimNetwork {
       Flush(p);
     }
     At(next, [this, p] { Turn(p); });
+  }
+  // What a device does together with others.
+  static bool Waits(const Command& c) {
+    return std::holds_alternative<down::Train>(c.body) || std::holds_alternative<down::FormGroup>(c.body) ||
+           std::holds_alternative<down::FetchState>(c.body);
   }
   void Grade(const ProcessPtr& p, const Command& c) {
     if (c.ctl_epoch < p->session.ctl_epoch()) return;
