@@ -14,18 +14,12 @@ namespace tidepool::workers {
 
 void ControllerProcess::Do(const cmd::StartWorker& c) {
   if (!config_.cluster.launch_workers) return;
-  due_[c.worker.value] = Clock::now() + std::chrono::duration_cast<Clock::duration>(c.delay);
+  places_->Start(c, Now());
   StartDueWorkers();
 }
 
 void ControllerProcess::StartDueWorkers() {
-  for (auto it = due_.begin(); it != due_.end();) {
-    if (Clock::now() < it->second) {
-      ++it;
-      continue;
-    }
-    const int64_t place = it->first;
-    it = due_.erase(it);
+  for (const int64_t place : places_->TakeDue(Now())) {
     const bool device = place < options_.device_workers();
     const std::string name = PlaceName(place);
     const std::string security =
@@ -59,96 +53,41 @@ std::string ControllerProcess::PlaceName(int64_t place) const {
 }
 
 void ControllerProcess::CheckChildren() {
-  for (const Ended& ended : launcher_.Reap()) {
-    if (joined_.contains(ended.place)) {
-      if (pid_of_[ended.place] != ended.pid)
-        continue;  // it found its place taken by a process that came back
-      attachments_->Fence(ended.place, ended.why);
-      Lose(ended.place, inc_of_[ended.place], ended.why, /*by_exit=*/true);
-      continue;
-    }
-    attachments_->Fence(ended.place, ended.why);
-    // It died before it had joined (or it was already lost).
-    if (!lost_.contains(ended.place))
-      Feed(ev::WorkerStartFailed{{ended.place}, ended.why + "; see " + request_.run_dir + "/logs/"});
-    lost_.erase(ended.place);
-  }
+  for (const Ended& ended : launcher_.Reap())
+    places_->Ended(ended.place, ended.pid, ended.why, "; see " + request_.run_dir + "/logs/");
 }
 
 void ControllerProcess::Do(const cmd::KillWorker& c) {
   const int64_t place = c.worker.worker.value;
   Warn("kill worker=" + std::to_string(place) + " why=" + c.why);
   launcher_.Kill(place, SIGKILL);
-  // It is gone, and the place may have another process by now.
-  if (c.worker.inc.valid() && (!joined_.contains(place) || inc_of_[place] != c.worker.inc)) return;
-  if (joined_.contains(place)) {
-    Forget(place);
-    lost_.insert(place);
-  }
-  attachments_->Fence(place, c.why);
+  places_->Kill(c);
 }
 
 void ControllerProcess::Do(const cmd::Welcome& c) {
-  const int64_t place = c.worker.value;
-  if (inc_of_[place] != c.inc) return;  // another has come since
   down::Welcome w;
-  w.inc = c.inc;
-  w.place = place;
-  w.slot = place < options_.device_workers() ? SlotId{place} : SlotId{};
+  w.slot = c.worker.value < options_.device_workers() ? SlotId{c.worker.value} : SlotId{};
   w.lease_s = LeaseSeconds();
   w.config_yaml = request_.config_yaml;
   w.run_dir = request_.run_dir;
   w.run_id = request_.run_id;
   w.model_dir = request_.model_dir;
   w.run_clock_ns = Now().since_start.count();
-  if (attachments_->Welcome(place, c.process, std::move(w)))
-    intake_->Adopt({c.worker, c.inc}, std::exchange(offered_[place], {}));
-}
-
-void ControllerProcess::Do(const cmd::RefuseWorker& c) {
-  if (attachments_->Refuse(c.worker.value, c.process, c.why)) Forget(c.worker.value);
-}
-
-void ControllerProcess::Forget(int64_t place) {
-  joined_.erase(place);
-  offered_.erase(place);
-  weights_address_.erase(place);
-  environment_of_.erase(place);
-  metrics_->OnHold(place, Role::kNone, Now());
-}
-
-void ControllerProcess::Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit) {
-  Forget(place);
-  if (!by_exit) lost_.insert(place);
-  Feed(ev::WorkerLost{{{place}, inc.valid() ? inc : inc_of_[place]}, why, by_exit});
+  if (const auto offered = places_->Welcome(c, std::move(w))) intake_->Adopt({c.worker, c.inc}, *offered);
 }
 
 // --- the wire
 
 void ControllerProcess::OnAttachment(Attachments::Event& event) {
-  std::visit(
-      Overload{[&](Attachments::Arrived& e) { OnArrived(e); }, [&](Attachments::Message& e) { OnMessage(e); },
-               [&](Attachments::Lost& e) { Lose(e.place, e.inc, e.why, /*by_exit=*/false); },
-               [&](Attachments::Superseded& e) {
-                 superseded_ = true;
-                 Do(cmd::Finish{
-                     3, "controller epoch " + std::to_string(e.ctl_epoch) + " has taken over this run"});
-               }},
-      event);
-}
-
-void ControllerProcess::OnArrived(Attachments::Arrived& e) {
-  const int64_t place = e.place;
-  joined_.insert(place);
-  lost_.erase(place);
-  pid_of_[place] = e.hello.pid;
-  weights_address_[place] = e.hello.weights_address;
-  if (fragments_ != nullptr && !e.hello.environment_address.empty()) {
-    environment_of_[place] = {e.hello.environment_address, e.hello.environment_token};
-  }
-  auto joined = JoinedBy(e, PlaceName(place));
-  offered_[place] = std::move(e.offer.attempts);
-  Feed(std::move(joined));
+  std::visit(Overload{[&](Attachments::Arrived& e) { places_->Arrived(e, PlaceName(e.place)); },
+                      [&](Attachments::Message& e) { OnMessage(e); },
+                      [&](Attachments::Lost& e) { places_->Lost(e); },
+                      [&](Attachments::Superseded& e) {
+                        superseded_ = true;
+                        Do(cmd::Finish{3, "controller epoch " + std::to_string(e.ctl_epoch) +
+                                              " has taken over this run"});
+                      }},
+             event);
 }
 
 void ControllerProcess::OnMessage(Attachments::Message& e) {
@@ -175,7 +114,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  },
                  [&](up::EnvStepped& b) { Feed(turns_->Take(worker, std::move(b))); },
                  [&](up::Granted& b) {
-                   metrics_->OnHold(place, granted_[place], Now());
+                   metrics_->OnHold(place, places_->places().at(place).granted, Now());
                    b.worker = worker;
                    Feed(std::move(b));
                  },

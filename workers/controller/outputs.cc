@@ -160,10 +160,11 @@ void ControllerProcess::Show() {
   put("tokens_per_s", p.tokens_per_s);
   put("lag_mean", p.lag_mean);
   if (p.left) status["left_s"] = Seconds(*p.left);
-  for (const int64_t place : joined_) {
+  for (const auto& [place, at] : places_->places()) {
+    if (!at.joined) continue;
     status["workers"].push_back(
         {{"place", place},
-         {"inc", inc_of_[place].value},
+         {"inc", at.inc.value},
          {"pid", launcher_.Pid(place)},
          {"peak_bytes", metrics_->peak_bytes().contains(place) ? metrics_->peak_bytes().at(place) : 0}});
   }

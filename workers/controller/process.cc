@@ -104,6 +104,14 @@ Status ControllerProcess::Open() {
   attachments.side_places = std::max<int64_t>(options_.side_workers(), 1);
   attachments.lost_after = FromSeconds(LostAfterSeconds(LeaseSeconds()));
   attachments_ = std::make_unique<Attachments>(attachments, hub_.get());
+  places_ = std::make_unique<WorkerPlaces>(
+      *attachments_,
+      WorkerPlaces::Ends{.feed = [this](scheduler::Event event) { Feed(std::move(event)); },
+                         .left = [this](int64_t place) { metrics_->OnHold(place, Role::kNone, Now()); }});
+  effects_ = std::make_unique<Effects>(
+      *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
+                                   .carry_out = [this](auto& decided) { CarryOut(decided); },
+                                   .over = [this] { return finished_; }});
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
   TP_RETURN_IF_ERROR(fs_->WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
   return OkStatus();
@@ -138,7 +146,7 @@ void ControllerProcess::Drive() {
   const auto renewal =
       std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(LeaseSeconds())));
   while (!finished_) {
-    Execute();
+    effects_->Execute();
     if (finished_) break;
     for (Incoming& in : inbox_->TakeAll(std::chrono::milliseconds(10))) {
       std::visit(Overload{[&](HubEvent& e) {
@@ -182,52 +190,28 @@ void ControllerProcess::Feed(scheduler::Event event) {
   metrics_->OnHandle(std::chrono::duration<double>(Clock::now() - begin).count());
   for (auto& c : commands) {
     // Who is in a place is known from the decision on; that it is told waits for the record of it.
-    if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) {
-      inc_of_[welcome->worker.value] = welcome->inc;
-    }
-    todo_.push_back({std::move(c), now});
+    if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) places_->Decided(*welcome);
+    effects_->Add(std::move(c), now);
   }
 }
 
-// Hands over what was decided: records to the disk, and effects to wait for them. Effects that answer at once
-// feed the controller again, until nothing is left.
-void ControllerProcess::Execute() {
-  while (!todo_.empty() && !finished_) {
-    Batch batch;
-    batch.commands.swap(todo_);
-    std::vector<RunStorage::Record> records;
-    for (const Decided& c : batch.commands) {
-      // The time of the decision, not of the writing: what was decided to last so long lasts so long in the
-      // journal too.
-      if (const auto* append = std::get_if<cmd::Append>(&c.command))
-        records.push_back({append->record, static_cast<uint64_t>(c.at.since_start.count())});
-    }
-    if (!records.empty()) {
-      batch.number = storage_->Append(std::move(records));
-      waiting_.push_back(std::move(batch));
-    } else if (!waiting_.empty()) {  // effects keep the order of decisions
-      batch.number = waiting_.back().number;
-      waiting_.push_back(std::move(batch));
-    } else {
-      CarryOut(batch);
-    }
+std::optional<int64_t> ControllerProcess::Append(const std::vector<Effects::Decided>& decided) {
+  std::vector<RunStorage::Record> records;
+  for (const auto& [command, at] : decided) {
+    if (const auto* append = std::get_if<cmd::Append>(&command))
+      records.push_back({append->record, static_cast<uint64_t>(at.since_start.count())});
   }
-  // Everything that was taken is decided: its effects are here, or wait with the last batch.
-  if (waiting_.empty()) {
-    attachments_->Acknowledge(attachments_->Taken());
-  } else {
-    waiting_.back().taken = attachments_->Taken();
-  }
+  if (records.empty()) return std::nullopt;
+  return storage_->Append(std::move(records));
 }
 
-void ControllerProcess::CarryOut(Batch& batch) {
-  attachments_->Acknowledge(batch.taken);
-  for (const Decided& c : batch.commands) {
-    if (const auto* append = std::get_if<cmd::Append>(&c.command)) Remember(append->record);
+void ControllerProcess::CarryOut(std::vector<Effects::Decided>& decided) {
+  for (const auto& [command, at] : decided) {
+    if (const auto* append = std::get_if<cmd::Append>(&command)) Remember(append->record);
   }
   const auto together = hub_->Hold();
-  for (Decided& c : batch.commands) {
-    std::visit([this](auto& command) { Do(command); }, c.command);
+  for (auto& [command, at] : decided) {
+    std::visit([this](auto& c) { Do(c); }, command);
     if (finished_) return;
   }
 }
@@ -236,11 +220,7 @@ void ControllerProcess::OnStorage(StorageDone& done) {
   if (storage_failed_) return;
   std::visit(Overload{[&](BatchStored& stored) {
                         metrics_->OnSync(stored.seconds);
-                        while (!finished_ && !waiting_.empty() && waiting_.front().number <= stored.batch) {
-                          Batch batch = std::move(waiting_.front());
-                          waiting_.pop_front();
-                          CarryOut(batch);
-                        }
+                        effects_->Stored(stored.batch);
                       },
                       [&](PayloadStored& p) {
                         newest_payload_file_ = p.ref.file;
@@ -283,8 +263,7 @@ void ControllerProcess::WatchDisk() {
 void ControllerProcess::EndForStorage(const std::string& what) {
   if (storage_failed_ || finished_) return;
   storage_failed_ = true;
-  todo_.clear();
-  waiting_.clear();
+  effects_->Clear();
   for (auto& c : controller_->Handle(ev::StorageFailed{what}, Now())) {
     if (auto* finish = std::get_if<cmd::Finish>(&c)) Do(*finish);
   }

@@ -17,7 +17,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -30,6 +29,7 @@
 #include "core/storage/payload.h"
 #include "scheduler/controller.h"
 #include "workers/controller/disk_thread.h"
+#include "workers/controller/effects.h"
 #include "workers/controller/fragments.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/loop_clock.h"
@@ -40,6 +40,7 @@
 #include "workers/controller/sample_store.h"
 #include "workers/controller/token_intake.h"
 #include "workers/controller/turns.h"
+#include "workers/controller/worker_places.h"
 #include "workers/data/row_source.h"
 #include "workers/net/hub.h"
 #include "workers/net/mailbox.h"
@@ -81,9 +82,8 @@ class ControllerProcess {
   TimePoint Now() { return clock_.At(Clock::now()); }
   [[nodiscard]] double LeaseSeconds() const { return 3 * config_.cluster.heartbeat_s; }
   void Feed(scheduler::Event event);
-  struct Batch;
-  void Execute();
-  void CarryOut(Batch& batch);
+  std::optional<int64_t> Append(const std::vector<Effects::Decided>& decided);
+  void CarryOut(std::vector<Effects::Decided>& decided);
   void OnStorage(StorageDone& done);
   void WatchDisk();
   void EndForStorage(const std::string& what);
@@ -106,19 +106,14 @@ class ControllerProcess {
   void CheckChildren();
   void Do(const cmd::KillWorker& c);
   void Do(const cmd::Welcome& c);
-  void Do(const cmd::RefuseWorker& c);
-  void Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit);
-  void Forget(int64_t place);
+  void Do(const cmd::RefuseWorker& c) { places_->Refuse(c); }
 
   // --- the wire
   void OnAttachment(Attachments::Event& event);
-  void OnArrived(Attachments::Arrived& e);
   void OnMessage(Attachments::Message& e);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
-    const int64_t place = worker.worker.value;
-    if (!joined_.contains(place) || inc_of_[place] != worker.inc) return;  // its loss is on its way
-    attachments_->Send(place, std::move(body));
+    places_->Send(worker, std::move(body));
   }
 
   // What a worker is told as the scheduler says it.
@@ -198,12 +193,13 @@ class ControllerProcess {
     down::StartChunk message;
     Clock::time_point since;
   };
-  std::deque<HeldChunk> held_chunks_;  // fragments that wait for an environment worker
-  std::map<int64_t, std::pair<std::string, std::string>> environment_of_;  // place -> address, token
+  std::deque<HeldChunk> held_chunks_;            // fragments that wait for an environment worker
   std::optional<ReturnSummary> result_returns_;  // of the newest evaluation of a control task
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Attachments> attachments_;
+  std::unique_ptr<WorkerPlaces> places_;
+  std::unique_ptr<Effects> effects_;
 
   static constexpr double kMissedPace =
       0.01;  // of the steps of a paced run, beyond which its times mean nothing
@@ -213,27 +209,6 @@ class ControllerProcess {
   static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30;
   bool slow_disk_told_ = false;
 
-  struct Decided {
-    scheduler::Command command;
-    TimePoint at;
-  };
-  // What one round of decisions wants done. Its effects wait until its records are safe; the controller is
-  // fed meanwhile.
-  struct Batch {
-    int64_t number = 0;  // of RunStorage; without records, that of the batch before it
-    std::vector<Decided> commands;
-    Attachments::Snapshot taken;  // messages up to here led to what is decided here or before
-  };
-  std::vector<Decided> todo_;
-  std::deque<Batch> waiting_;
-  std::map<int64_t, Clock::time_point> due_;  // places whose worker is to be started
-  std::set<int64_t> joined_;                  // places whose process the controller was told of
-  std::map<int64_t, std::vector<up::OfferedAttempt>> offered_;  // until Welcome
-  std::map<int64_t, std::string> weights_address_;
-  std::map<int64_t, Incarnation> inc_of_;
-  std::map<int64_t, int64_t> pid_of_;  // of the process that joined last
-  std::map<int64_t, Role> granted_;    // by place, the last
-  std::set<int64_t> lost_;             // given up, process not yet reaped
   struct GatheredStep {
     int64_t lease = -1;
     std::shared_ptr<std::vector<BatchRow>> rows;

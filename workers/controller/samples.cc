@@ -58,7 +58,8 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
 // place is being filled again) they wait here, and go back to the dispatcher after a while, so that nobody is
 // taken for hung.
 void ControllerProcess::SendFragments() {
-  while (!held_chunks_.empty() && !environment_of_.empty()) {
+  const std::vector<const up::Hello*> hosts = places_->EnvironmentHosts();
+  while (!held_chunks_.empty() && !hosts.empty()) {
     HeldChunk held = std::move(held_chunks_.front());
     held_chunks_.pop_front();
     down::StartChunk& m = held.message;
@@ -72,10 +73,9 @@ void ControllerProcess::SendFragments() {
       continue;
     }
     m.starts = std::move(*starts);
-    auto host = environment_of_.begin();
-    std::advance(host, static_cast<int64_t>(static_cast<uint64_t>(m.tid.ordinal) % environment_of_.size()));
-    m.environment = host->second.first;
-    m.environment_token = host->second.second;
+    const up::Hello& host = *hosts[static_cast<uint64_t>(m.tid.ordinal) % hosts.size()];
+    m.environment = host.environment_address;
+    m.environment_token = host.environment_token;
     Send(held.worker, std::move(m));
     metrics_->Count("dispatch/chunks");
   }

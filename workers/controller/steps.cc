@@ -18,12 +18,12 @@ void ControllerProcess::Do(const cmd::Release& c) {
 }
 
 void ControllerProcess::Do(const cmd::Grant& c) {
-  granted_[c.worker.worker.value] = c.role;
+  places_->Granted(c);
   Send(c.worker, c);
 }
 
 void ControllerProcess::Do(const cmd::FetchState& c) {
-  Send(c.worker, down::FetchState{c, weights_address_[c.from.worker.value]});
+  Send(c.worker, down::FetchState{c, places_->HelloOf(c.from.worker).weights_address});
 }
 
 // The ranks meet by a file that all of them see; its name is never used again, also not by a later
@@ -43,7 +43,7 @@ void ControllerProcess::Do(const cmd::RestoreState& c) {
 void ControllerProcess::Do(const cmd::Load& c) {
   down::Load m{c, "", c.worker.worker == c.from.worker};
   if (config_.cluster.weight_transport == WeightTransport::kStream && !m.alias)
-    m.address = weights_address_[c.from.worker.value];
+    m.address = places_->HelloOf(c.from.worker).weights_address;
   Send(c.worker, std::move(m));
 }
 

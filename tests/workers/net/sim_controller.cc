@@ -40,6 +40,13 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
   attachments.side_places = options.side_workers();
   attachments.lost_after = FromSeconds(LostAfterSeconds(network->lease_s));
   attachments_ = std::make_unique<Attachments>(attachments, &wire_);
+  places_ = std::make_unique<WorkerPlaces>(
+      *attachments_, WorkerPlaces::Ends{.feed = [this](scheduler::Event event) { Feed(std::move(event)); },
+                                        .left = [](int64_t) {}});
+  effects_ = std::make_unique<Effects>(
+      *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
+                                   .carry_out = [this](const auto& decided) { CarryOut(decided); },
+                                   .over = [this] { return exit_code.has_value(); }});
   world->rows = [this](int64_t lease, StepNumber step) -> StatusOr<std::vector<BatchRow>> {
     if (lease != lease_ || step != lease_step_) return NotFound("the lease is not open");
     // As FetchRows brings them.
@@ -62,23 +69,22 @@ SimController::~SimController() { *lives_ = false; }
 void SimController::Begin() {
   clock_.Start(LoopClock::Source::time_point(network_->now.since_start));
   Feed(ev::Started{});
-  Execute();
+  effects_->Execute();
 }
 
 void SimController::Die() {
   auto arrived = network_->faults.Below(4);
-  for (Batch& batch : waiting_) {
+  for (auto& records : unwritten_) {
     if (arrived-- <= 0) break;
     // Of the last one, perhaps not all.
     const auto n =
-        arrived > 0
-            ? batch.records.size()
-            : static_cast<size_t>(network_->faults.Below(static_cast<int64_t>(batch.records.size()) + 1));
+        arrived > 0 ? records.size()
+                    : static_cast<size_t>(network_->faults.Below(static_cast<int64_t>(records.size()) + 1));
     for (size_t i = 0; i < n; ++i) {
-      batch.records[i].lsn = {static_cast<int64_t>(files_->journal.size())};
-      files_->journal.push_back(batch.records[i]);
+      records[i].lsn = {static_cast<int64_t>(files_->journal.size())};
+      files_->journal.push_back(records[i]);
     }
-    if (n < batch.records.size()) break;
+    if (n < records.size()) break;
   }
   world_->rows = [](int64_t, StepNumber) -> StatusOr<std::vector<BatchRow>> {
     return Unavailable("no controller");
@@ -89,7 +95,7 @@ void SimController::Later(double s, std::function<void()> what) {
   network_->At(s, [this, lives = lives_, what = std::move(what)] {
     if (!*lives || exit_code) return;
     what();
-    Execute();
+    effects_->Execute();
   });
 }
 
@@ -99,123 +105,93 @@ std::string SimController::Describe() const {
                     std::to_string(v.open_groups) + " running " + std::to_string(v.running) + " awaiting " +
                     std::to_string(v.awaiting) + " queued " + std::to_string(v.queued) + " leased " +
                     std::to_string(v.leased) + " in flight " + std::to_string(v.in_flight) + " joined";
-  for (const int64_t place : joined_) out += " " + std::to_string(place);
+  for (const auto& [place, p] : places_->places()) out += p.joined ? " " + std::to_string(place) : "";
   for (const auto& p : network_->processes) {
     out += "\n  process of place " + std::to_string(p->place) + " inc " +
            std::to_string(p->machine.inc().value) + (p->machine.CanStep() ? " can step" : " cannot step") +
            (p->session.MayServe(network_->now) ? "" : ", may not") + ", role " + Name(p->machine.role()) +
            ", unacknowledged " + std::to_string(p->session.unacknowledged());
-    for (const auto& [place, inc] : inc_of_) {
-      if (place != p->place) continue;
-      for (const auto& [key, made] : world_->made) {
-        if (controller_->Expects({{place}, inc}, key.first, key.second))
-          out += "\n    " + ToString(key.first) + " is expected of it, attempt " + std::to_string(key.second);
-      }
+    const auto at = places_->places().find(p->place);
+    for (const auto& [key, made] : world_->made) {
+      if (at != places_->places().end() &&
+          controller_->Expects({{p->place}, at->second.inc}, key.first, key.second))
+        out += "\n    " + ToString(key.first) + " is expected of it, attempt " + std::to_string(key.second);
     }
   }
   for (const std::string& line : said_) out += "\n  " + line;
   return out;
 }
 
-// --- decisions and their effects, as process.cc has them
+// --- decisions and their effects
 
 void SimController::Feed(scheduler::Event event) {
-  for (scheduler::Command& c : controller_->Handle(event, Now())) {
-    if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) inc_of_[welcome->worker.value] = welcome->inc;
-    todo_.push_back(std::move(c));
+  const TimePoint now = Now();
+  for (scheduler::Command& c : controller_->Handle(event, now)) {
+    if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) places_->Decided(*welcome);
+    effects_->Add(std::move(c), now);
   }
 }
 
-void SimController::Execute() {
-  while (!todo_.empty() && !exit_code) {
-    Batch batch;
-    batch.commands.swap(todo_);
-    for (const scheduler::Command& c : batch.commands) {
-      if (const auto* append = std::get_if<cmd::Append>(&c)) {
-        batch.records.push_back({.lsn = {},
-                                 .ctl_epoch = static_cast<uint32_t>(life_),
-                                 .mono_ns = static_cast<uint64_t>(Now().since_start.count()),
-                                 .record = append->record});
-      }
-    }
-    if (batch.records.empty() && waiting_.empty()) {
-      CarryOut(batch);
-    } else {
-      waiting_.push_back(std::move(batch));
+std::optional<int64_t> SimController::Append(const std::vector<Effects::Decided>& decided) {
+  std::vector<JournalEntry> records;
+  for (const auto& [command, at] : decided) {
+    if (const auto* append = std::get_if<cmd::Append>(&command)) {
+      records.push_back({.lsn = {},
+                         .ctl_epoch = static_cast<uint32_t>(life_),
+                         .mono_ns = static_cast<uint64_t>(at.since_start.count()),
+                         .record = append->record});
     }
   }
-  if (waiting_.empty()) {
-    attachments_->Acknowledge(attachments_->Taken());
-  } else {
-    waiting_.back().taken = attachments_->Taken();
-    Write();
-  }
+  if (records.empty()) return std::nullopt;
+  unwritten_.push_back(std::move(records));
+  Write();
+  return ++appended_;
 }
 
 void SimController::Write() {
-  if (std::exchange(writing_, true)) return;
+  if (unwritten_.empty() || std::exchange(writing_, true)) return;
   const double takes = network_->faults.Chance(0.02) ? network_->faults.Uniform() * 2 : 0.003;
   Later(takes, [this] {
     writing_ = false;
-    Batch batch = std::move(waiting_.front());
-    waiting_.pop_front();
-    for (JournalEntry& entry : batch.records) {
+    for (JournalEntry& entry : unwritten_.front()) {
       entry.lsn = {static_cast<int64_t>(files_->journal.size())};
       files_->journal.push_back(std::move(entry));
     }
-    CarryOut(batch);
+    unwritten_.pop_front();
+    effects_->Stored(appended_ - static_cast<int64_t>(unwritten_.size()));
+    Write();
   });
 }
 
-// --- workers, as connections.cc has them
+// --- workers
 
 void SimController::On(HubEvent event) {
   for (Attachments::Event& e : attachments_->On(std::move(event), Now())) OnAttachment(e);
-  Execute();
+  effects_->Execute();
 }
 
 void SimController::Tick() {
   for (Attachments::Event& e : attachments_->Tick(Now())) OnAttachment(e);
   Feed(ev::Tick{});
-  Execute();
+  effects_->Execute();
   attachments_->Renew();
 }
 
 void SimController::OnAttachment(Attachments::Event& event) {
   if (auto* arrived = std::get_if<Attachments::Arrived>(&event)) {
-    const int64_t place = arrived->place;
-    joined_.insert(place);
-    lost_.erase(place);
-    process_of_[place] = arrived->hello.process;
-    weights_address_[place] = arrived->hello.weights_address;
-    auto joined = JoinedBy(*arrived, "w" + std::to_string(place));
-    offered_[place] = std::move(arrived->offer.attempts);
-    Feed(std::move(joined));
+    places_->Arrived(*arrived, "w" + std::to_string(arrived->place));
   } else if (auto* message = std::get_if<Attachments::Message>(&event)) {
     OnMessage(*message);
   } else if (auto* lost = std::get_if<Attachments::Lost>(&event)) {
-    Lose(lost->place, lost->inc, lost->why, /*by_exit=*/false);
+    places_->Lost(*lost);
   } else {
     Wrong("a living controller was superseded");
   }
 }
 
-void SimController::Lose(int64_t place, Incarnation inc, const std::string& reason, bool by_exit) {
-  Forget(place);
-  if (!by_exit) lost_.insert(place);
-  Feed(ev::WorkerLost{{{place}, inc.valid() ? inc : inc_of_[place]}, reason, by_exit});
-}
-
 void SimController::Exited(int64_t place, uint64_t process) {
-  if (joined_.contains(place) && process_of_[place] == process) {
-    attachments_->Fence(place, "it ended");
-    Lose(place, inc_of_[place], "it ended", /*by_exit=*/true);
-  } else if (!joined_.contains(place)) {
-    attachments_->Fence(place, "it ended");
-    if (!lost_.contains(place)) Feed(ev::WorkerStartFailed{{place}, "it ended"});
-    lost_.erase(place);
-  }
-  Execute();
+  places_->Ended(place, static_cast<int64_t>(process), "it ended", "");
+  effects_->Execute();
 }
 
 void SimController::OnMessage(Attachments::Message& e) {
@@ -296,31 +272,21 @@ struct SimController::Do {
     });
   }
   void operator()(const cmd::KillWorker& c) {
-    const int64_t place = c.worker.worker.value;
-    if (const auto it = s.children_.find(place); it != s.children_.end()) s.network_->End(it->second);
-    if (c.worker.inc.valid() && (!s.joined_.contains(place) || s.inc_of_[place] != c.worker.inc)) return;
-    if (s.joined_.contains(place)) {
-      s.Forget(place);
-      s.lost_.insert(place);
-    }
-    s.attachments_->Fence(place, c.why);
+    const auto child = s.children_.find(c.worker.worker.value);
+    if (child != s.children_.end()) s.network_->End(child->second);
+    s.places_->Kill(c);
   }
   void operator()(const cmd::Welcome& c) {
-    const int64_t place = c.worker.value;
-    if (s.inc_of_[place] != c.inc) return;
     down::Welcome w;
-    w.inc = c.inc;
-    w.place = place;
-    w.slot = place < s.options_.device_workers() ? SlotId{place} : SlotId{};
+    w.slot = c.worker.value < s.options_.device_workers() ? SlotId{c.worker.value} : SlotId{};
     w.lease_s = s.network_->lease_s;
-    if (!s.attachments_->Welcome(place, c.process, std::move(w))) return;
+    const auto offered = s.places_->Welcome(c, std::move(w));
+    if (!offered) return;
     const auto before = s.asked_again;
-    s.intake_.Adopt({c.worker, c.inc}, std::exchange(s.offered_[place], {}));
+    s.intake_.Adopt({c.worker, c.inc}, *offered);
     s.adopted += std::exchange(s.asked_again, before) - before;
   }
-  void operator()(const cmd::RefuseWorker& c) {
-    if (s.attachments_->Refuse(c.worker.value, c.process, c.why)) s.Forget(c.worker.value);
-  }
+  void operator()(const cmd::RefuseWorker& c) { s.places_->Refuse(c); }
   void operator()(const cmd::PrepareRow& c) {
     s.EnsureRow({c.ordinal, c.issue, 0});
     s.Feed(ev::RowReady{c.ordinal, c.issue, 5});
@@ -362,7 +328,7 @@ struct SimController::Do {
     s.Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? s.files_->checkpoints[c.ckpt] : ""});
   }
   void operator()(const cmd::FetchState& c) {
-    s.Send(c.worker, down::FetchState{c, s.weights_address_[c.from.worker.value]});
+    s.Send(c.worker, down::FetchState{c, s.places_->HelloOf(c.from.worker).weights_address});
   }
   void operator()(const cmd::FormGroup& c) {
     s.Send(c.worker, down::FormGroup{c, std::to_string(s.life_) + "-" + std::to_string(c.group_epoch), 20});
@@ -415,10 +381,9 @@ struct SimController::Do {
   }
 };
 
-void SimController::CarryOut(Batch& batch) {
-  attachments_->Acknowledge(batch.taken);
-  for (const scheduler::Command& c : batch.commands) {
-    std::visit(Do{*this}, c);
+void SimController::CarryOut(const std::vector<Effects::Decided>& decided) {
+  for (const auto& [command, at] : decided) {
+    std::visit(Do{*this}, command);
     if (exit_code) return;
   }
 }

@@ -1,22 +1,23 @@
 #pragma once
 // One life of a controller process on the simulated network: the real scheduler::Controller, Attachments,
-// SampleStore and TokenIntake; files are maps, a write takes virtual time. What is on the disk (SimDisk)
-// outlives it.
+// WorkerPlaces, SampleStore and TokenIntake; files are maps, a write takes virtual time. What is on the disk
+// (SimDisk) outlives it.
 
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "scheduler/controller.h"
 #include "tests/workers/net/sim_network.h"
+#include "workers/controller/effects.h"
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/token_intake.h"
+#include "workers/controller/worker_places.h"
 
 namespace tidepool::workers {
 
@@ -48,27 +49,19 @@ class SimController {
   template <typename C>
   static constexpr bool kToWorker = std::is_constructible_v<ToWorkerBody, const C&>;
 
-  struct Batch {
-    std::vector<JournalEntry> records;
-    std::vector<scheduler::Command> commands;
-    Attachments::Snapshot taken;
-  };
   struct Do;
   void Feed(scheduler::Event event);
-  void Execute();
-  void CarryOut(Batch& batch);
+  std::optional<int64_t> Append(const std::vector<Effects::Decided>& decided);
+  void CarryOut(const std::vector<Effects::Decided>& decided);
   void Write();
   void Later(double s, std::function<void()> what);  // nothing, if it has died by then
   void OnAttachment(Attachments::Event& event);
   void OnMessage(Attachments::Message& e);
-  void Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit);
-  void Forget(int64_t place) { joined_.erase(place), offered_.erase(place); }
   void EnsureRow(const SampleId& tid);
   StatusOr<sample::Trajectory> Recorded(const SampleId& tid);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
-    if (joined_.contains(worker.worker.value) && inc_of_[worker.worker.value] == worker.inc)
-      attachments_->Send(worker.worker.value, std::move(body));
+    places_->Send(worker, std::move(body));
   }
   // Stands still while this process is paused, as the real one's does.
   TimePoint Now() { return clock_.At(LoopClock::Source::time_point(network_->now.since_start)); }
@@ -86,17 +79,13 @@ class SimController {
   SimNetwork::Wire wire_;
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<Attachments> attachments_;
+  std::unique_ptr<WorkerPlaces> places_;
   SampleStore samples_;
   TokenIntake intake_;
-  std::vector<scheduler::Command> todo_;
-  std::deque<Batch> waiting_;
+  std::unique_ptr<Effects> effects_;
+  std::deque<std::vector<JournalEntry>> unwritten_;
   bool writing_ = false;
-  int64_t batch_seq_ = 0;
-  std::set<int64_t> joined_, lost_;
-  std::map<int64_t, Incarnation> inc_of_;
-  std::map<int64_t, uint64_t> process_of_;
-  std::map<int64_t, std::string> weights_address_;
-  std::map<int64_t, std::vector<up::OfferedAttempt>> offered_;
+  int64_t appended_ = 0;  // batches of records
   std::map<int64_t, SimNetwork::ProcessPtr> children_;
   struct Gathering {
     int64_t lease = -1;

@@ -223,6 +223,7 @@ class SimNetwork {
     up::Hello hello;
     hello.place = p->place;
     hello.kind = p->device ? scheduler::WorkerKind::kDevice : scheduler::WorkerKind::kReward;
+    hello.pid = static_cast<int64_t>(p->nonce);
     hello.device_bytes = int64_t{1} << 30;
     hello.weights_address = p->address;
     Up(wire, id, {{FromWorker{0, 0, p->session.Greet(std::move(hello), now)}}});

@@ -1,0 +1,38 @@
+#include "workers/controller/effects.h"
+
+namespace tidepool::workers {
+
+void Effects::Execute() {
+  while (!todo_.empty() && !ends_.over()) {
+    Round round;
+    round.commands.swap(todo_);
+    const std::optional<int64_t> number = ends_.append(round.commands);
+    if (!number && waiting_.empty()) {
+      CarryOut(round);
+    } else {
+      round.number = number ? *number : waiting_.back().number;
+      waiting_.push_back(std::move(round));
+    }
+  }
+  // Everything that was taken is decided: its effects are here, or wait with the last round.
+  if (waiting_.empty()) {
+    attachments_.Acknowledge(attachments_.Taken());
+  } else {
+    waiting_.back().taken = attachments_.Taken();
+  }
+}
+
+void Effects::Stored(int64_t number) {
+  while (!ends_.over() && !waiting_.empty() && waiting_.front().number <= number) {
+    Round round = std::move(waiting_.front());
+    waiting_.pop_front();
+    CarryOut(round);
+  }
+}
+
+void Effects::CarryOut(Round& round) {
+  attachments_.Acknowledge(round.taken);
+  ends_.carry_out(round.commands);
+}
+
+}  // namespace tidepool::workers

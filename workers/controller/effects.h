@@ -1,0 +1,55 @@
+#pragma once
+// What the scheduler decided, until it is carried out: in the order of decisions, and nothing before the
+// records of its round are durable. The scheduler is fed meanwhile. With it goes what may be acknowledged to
+// workers: a message is, once what it caused is carried out. The controller process and the simulated network
+// run this very class. Pure; not thread-safe.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/base/time.h"
+#include "scheduler/commands.h"
+#include "workers/net/attachments.h"
+
+namespace tidepool::workers {
+
+class Effects {
+ public:
+  struct Decided {
+    scheduler::Command command;
+    TimePoint at;  // of the decision: what was to last so long lasts so long in the journal too
+  };
+  struct Ends {
+    // Hands the records among these to the disk; Stored is called with the number, which rises. Nothing:
+    // there are none.
+    std::function<std::optional<int64_t>(const std::vector<Decided>&)> append;
+    std::function<void(std::vector<Decided>&)> carry_out;  // may call Add
+    std::function<bool()> over;                            // nothing is carried out any more
+  };
+  Effects(Attachments& attachments, Ends ends) : attachments_(attachments), ends_(std::move(ends)) {}
+
+  void Add(scheduler::Command command, TimePoint now) { todo_.push_back({std::move(command), now}); }
+  // Ends a round: carries out what waits for no record, again and again, until nothing is left.
+  void Execute();
+  void Stored(int64_t number);
+  void Clear() { todo_.clear(), waiting_.clear(); }
+
+ private:
+  struct Round {
+    int64_t number = 0;  // of its records, or of those before it
+    std::vector<Decided> commands;
+    Attachments::Snapshot taken;  // messages up to here led to what is decided here or before
+  };
+  void CarryOut(Round& round);
+
+  Attachments& attachments_;
+  const Ends ends_;
+  std::vector<Decided> todo_;
+  std::deque<Round> waiting_;
+};
+
+}  // namespace tidepool::workers
