@@ -36,6 +36,7 @@ struct Receiver {
   void operator()(const event::GroupFormed& e) const { m.steps.On(e); }
   void operator()(const event::TrainDone& e) const { m.steps.On(e); }
   void operator()(const event::TrainFailed& e) const { m.steps.On(e); }
+  void operator()(const event::PayloadLost& e) const { m.steps.On(e); }
   void operator()(const event::CheckpointWritten& e) const { m.checkpoints.On(e); }
   void operator()(const event::CheckpointFailed& e) const { m.checkpoints.On(e); }
   void operator()(const event::FinalSaved& e) const { m.checkpoints.On(e); }

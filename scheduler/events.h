@@ -206,15 +206,21 @@ struct TrainDone {
   uint64_t rows_digest = 0;  // DigestOf
   std::vector<GivenRow> rows;
 };
-// The step was not made, and nothing has changed. `lost` set: what is stored of this sample is not what its
-// ENQ says, which is no fault of the worker's.
+// The step was not made. `torn`: the worker does not hold the state before it, because some of its updates
+// were made, or it never had it; else nothing has changed. `data`: the rows are at fault.
 struct TrainFailed {
   WorkerRef worker;
   StepNumber step;
   int64_t lease = 0;
   std::string why;
   bool data = false;
-  SampleId lost;
+  bool torn = false;
+};
+// What is stored of `tid` is not what its ENQ says. The step of `lease` was sent to nobody.
+struct PayloadLost {
+  int64_t lease = 0;
+  SampleId tid;
+  std::string why;
 };
 struct Published {
   WorkerRef worker;
@@ -255,12 +261,13 @@ struct Tick {};
 
 }  // namespace event
 
-using Event = std::variant<
-    event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed, event::Heartbeat,
-    event::ChunkProgress, event::ChunkFinished, event::PayloadStored, event::RowReady, event::RowInvalid,
-    event::Graded, event::EnvStepped, event::Drained, event::Released, event::Granted, event::Loaded,
-    event::StateReady, event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed,
-    event::Published, event::RecoveryCopied, event::CheckpointWritten, event::CheckpointFailed,
-    event::CheckpointVerified, event::FinalSaved, event::StopRequested, event::StorageFailed, event::Tick>;
+using Event = std::variant<event::Started, event::WorkerJoined, event::WorkerLost, event::WorkerStartFailed,
+                           event::Heartbeat, event::ChunkProgress, event::ChunkFinished, event::PayloadStored,
+                           event::RowReady, event::RowInvalid, event::Graded, event::EnvStepped,
+                           event::Drained, event::Released, event::Granted, event::Loaded, event::StateReady,
+                           event::GroupFormed, event::StepAborted, event::TrainDone, event::TrainFailed,
+                           event::PayloadLost, event::Published, event::RecoveryCopied,
+                           event::CheckpointWritten, event::CheckpointFailed, event::CheckpointVerified,
+                           event::FinalSaved, event::StopRequested, event::StorageFailed, event::Tick>;
 
 }  // namespace tidepool::scheduler

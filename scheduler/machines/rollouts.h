@@ -54,9 +54,10 @@ class Rollouts : public Machine {
   void Hedge(WorkerId worker);
   // It died. Returns samples that two deaths are blamed on.
   std::vector<SampleId> Blame(WorkerId worker) { return dispatcher_.Blame(worker); }
-  void Drained(WorkerId worker);                             // it generates no more
-  void Lost(WorkerId worker);                                // and its memory is gone
-  void Forget(WorkerId worker) { verified_.erase(worker); }  // of its memory nothing is known
+  void Drained(WorkerId worker);  // it generates no more
+  void Lost(WorkerId worker);     // and its memory is gone
+  // Of the weights in its memory nothing is known: it is new, or its trainer writes them.
+  void Forget(WorkerId worker) { verified_.erase(worker); }
 
   [[nodiscard]] const Dispatcher& requests() const { return dispatcher_; }
   [[nodiscard]] bool Loading(WorkerId worker) const;

@@ -56,11 +56,7 @@ void Rollouts::On(const event::Loaded& e) {
   switch (outcome) {
     case WeightRoll::Outcome::kAdmit:
       verified_[e.worker.worker] = e.v;
-      out_.Record(record::Loaded{e.worker, e.v, e.digest});
-      out_.Record(record::Admit{e.worker, e.v});
-      out_.Do(command::Admit{e.worker, e.v});
-      dispatcher_.Admit(e.worker.worker, e.v);
-      all_.workers.Admitted(e.worker.worker);
+      AdmitVerified(e.worker, e.v);
       break;
     case WeightRoll::Outcome::kRetry:
       out_.Warn("worker=" + ToString(e.worker) + " event=load_again version=" + ToString(e.v) +
@@ -134,7 +130,8 @@ Version Rollouts::Verified(const event::WorkerJoined& e) const {
   return same && !(e.holds < state_.workers().at(e.worker).loaded) ? e.holds : Version{};
 }
 
-// An engine serves weights that it held before. The journal may not know yet that it has them.
+// An engine serves weights whose digest is the published one. The journal knows it already if the worker held
+// them before, gave them up for the trainer's and has loaded them again.
 void Rollouts::AdmitVerified(const WorkerRef& ref, const Version& v) {
   const RunState::WorkerFacts facts = state_.workers().at(ref.worker);
   if (facts.loaded != v) out_.Record(record::Loaded{ref, v, state_.WeightsDigest(v)});

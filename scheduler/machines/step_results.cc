@@ -119,13 +119,7 @@ void Steps::On(const event::TrainFailed& e) {
   all_.life.Moved();
   const std::set<GroupKey> keys = Keys();
   Abort(e.why, e.worker);
-  if (e.lost.ordinal >= 0) {
-    out_.Record(record::Fault{"payload", ToString(e.lost), {}, e.why});
-    out_.Warn("step=" + std::to_string(e.step.value) + " event=payload_lost sample=" + ToString(e.lost) +
-              " why=\"" + e.why + "\"");
-    SetAside({KeyOf(e.lost)}, DropReason::kDataInvalid);
-    return;
-  }
+  if (e.torn) all_.trainer.Torn(e.worker);
   out_.Warn("step=" + std::to_string(e.step.value) + " event=train_failed why=\"" + e.why + "\"");
   if (++train_failures_ >= kTries) {
     all_.life.Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
@@ -134,6 +128,21 @@ void Steps::On(const event::TrainFailed& e) {
     return;
   }
   if (e.data) SetAside(keys, DropReason::kDataInvalid);
+}
+
+// The lease ends; the others of the batch are trained in another one.
+void Steps::On(const event::PayloadLost& e) {
+  if (!open_ || e.lease != open_->lease) {
+    all_.life.Refuse();
+    return;
+  }
+  all_.life.Moved();
+  const StepNumber step = open_->step;
+  Abort(e.why);
+  out_.Record(record::Fault{"payload", ToString(e.tid), {}, e.why});
+  out_.Warn("step=" + std::to_string(step.value) + " event=payload_lost sample=" + ToString(e.tid) +
+            " why=\"" + e.why + "\"");
+  SetAside({KeyOf(e.tid)}, DropReason::kDataInvalid);
 }
 
 std::set<GroupKey> Steps::Keys() const {

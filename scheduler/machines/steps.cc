@@ -143,6 +143,7 @@ void Steps::SendShares(Batch batch) {
                          .total_rows = batch.rows};
     for (const int64_t i : shares[static_cast<size_t>(rank)])
       train.share->groups.push_back(std::move(batch.groups[static_cast<size_t>(i)]));
+    all_.rollouts.Forget(m.worker.worker);
     train.share->stale.assign(batch.stale.begin(), batch.stale.end());
     out_.Do(std::move(train));
     waits_.Begin({WaitKind::kTrain, m.worker.worker.value},

@@ -34,6 +34,7 @@ class Steps : public Machine {
   void On(const event::GroupFormed& e);
   void On(const event::TrainDone& e);
   void On(const event::TrainFailed& e);
+  void On(const event::PayloadLost& e);
 
   void Advance();            // begins a step if there is everything for it
   TrainerNeed DecideNeed();  // what the trainer needs slots for

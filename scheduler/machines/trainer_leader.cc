@@ -70,6 +70,7 @@ void TrainerState::Fetch(const command::GroupMember& member) {
   const WorkerRef& ref = member.worker;
   if (waits_.Has({WaitKind::kState, ref.worker.value})) return;
   const int64_t request = fetching_[ref].request = ++requests_;
+  all_.rollouts.Forget(ref.worker);
   out_.Do(command::FetchState{ref, member.slot, member.epoch, leader_, step_, digest_, request});
   waits_.Begin({WaitKind::kState, ref.worker.value},
                {ref, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_)});
@@ -95,6 +96,11 @@ void TrainerState::LeaveStep(const command::GroupMember& member, int64_t lease, 
 
 void TrainerState::StepAborted() {
   if (!aborting_.empty() && phase_ == StatePhase::kReady) phase_ = StatePhase::kElecting;
+}
+
+void TrainerState::Torn(const WorkerRef& ref) {
+  copies_.erase(ref);
+  if (ref == leader_ && phase_ == StatePhase::kReady) Elect();
 }
 
 void TrainerState::Forget(const WorkerRef& ref) {

@@ -100,6 +100,7 @@ void TrainerState::Advance() {
   leader_ = members.front().worker;
   phase_ = StatePhase::kLoading;
   loading_ = ++requests_;
+  all_.rollouts.Forget(leader_.worker);
   if (ckpt_ == -2) {
     out_.Do(command::InitState{leader_, loading_});
   } else {

@@ -47,6 +47,7 @@ class TrainerState : public Machine {
   // A member is told to leave the step; what it holds is not known until it answers.
   void LeaveStep(const command::GroupMember& member, int64_t lease, StepNumber step, int64_t group_epoch);
   void StepAborted();                 // all its members were told: who leads is decided again
+  void Torn(const WorkerRef& ref);    // a step that failed half-way has left no state in this worker
   void Forget(const WorkerRef& ref);  // a device worker is gone, and its copy
   void Lost(const WorkerRef& ref);    // and with it, maybe, the leader
 

@@ -413,8 +413,7 @@ void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, 
   Proc* p = Find(id);
   if (p == nullptr || p->hung || p->inc != c.worker.inc || p->in_step != c.lease) return;
   p->in_step = -1;
-  p->state = weights;
-  p->state_step = c.step;
+  p->SetState(c.step, weights);
   ++p->op_seq;
   event::TrainDone done{c.worker, c.step, c.lease, true, weights, seconds, 0, {}};
   for (const SampleId& tid : lease_.tids) {

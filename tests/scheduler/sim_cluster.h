@@ -151,6 +151,10 @@ class SimCluster {
     Role role = Role::kNone;
     int64_t group_epoch = 0;
     int64_t in_step = -1;  // lease of the step it is inside of
+
+    // Both roles share one arena of weights: what the trainer writes is no version until it is loaded.
+    void SetState(StepNumber step, uint64_t digest) { state_step = step, state = digest, version = {}; }
+    void LoseState() { SetState({}, 0); }
   };
   struct Step {  // a collective: nobody finishes before all have come
     std::set<int64_t> procs;

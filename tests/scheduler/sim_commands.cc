@@ -233,7 +233,7 @@ struct SimCluster::Do {
     if (p == nullptr || p->hung) return;
     const bool there = q != nullptr && !q->hung && q->state_step == c.step && q->state == c.weights_digest;
     if (!there || s.Chance(s.options_.faults.fetch_error)) {
-      p->state_step = {};
+      p->LoseState();
       s.Out(*p, event::StateReady{c.worker, c.step, 0, "sim", c.request}, s.Delay(0.2));
       return;
     }
@@ -272,8 +272,7 @@ struct SimCluster::Do {
       s.Out(*p, event::StateReady{ref, step, 0, "sim", request}, s.Delay(0.3));
       return;
     }
-    p->state_step = step;
-    p->state = weights;
+    p->SetState(step, weights);
     s.Out(*p, event::StateReady{ref, step, weights, "", request}, s.Delay(0.3));
   }
   void operator()(const command::Train& c) {
@@ -281,9 +280,7 @@ struct SimCluster::Do {
     if (p == nullptr || p->hung) return;
     if (s.options_.loses_a_payload) {
       s.options_.loses_a_payload = false;
-      s.Storage(
-          event::TrainFailed{c.worker, c.step, c.lease, "its bytes are damaged", true, s.lease_.tids.front()},
-          s.Delay(0.01));
+      s.Storage(event::PayloadLost{c.lease, s.lease_.tids.front(), "its bytes are damaged"}, s.Delay(0.01));
       return;
     }
     SIM_CHECK(p->role == Role::kActor && p->epoch == c.epoch && p->state_step.value + 1 == c.step.value &&
@@ -315,7 +312,9 @@ struct SimCluster::Do {
         Proc* q = s.Find(id);
         if (q == nullptr || q->hung || q->in_step != c.lease) return;
         s.LeaveStep(*q);
-        s.Out(*q, event::TrainFailed{c.worker, c.step, c.lease, "sim", false, {}});
+        const bool torn = c.lease % 2 == 0;  // every second one fails between its updates
+        if (torn) q->LoseState();
+        s.Out(*q, event::TrainFailed{c.worker, c.step, c.lease, "sim", false, torn});
       });
       return;
     }

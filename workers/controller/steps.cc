@@ -61,7 +61,7 @@ void ControllerProcess::Do(const cmd::Train& c) {
         // The lease ends; the others of the batch are trained in another one.
         observe::Log(observe::LogLevel::kError, "payload_lost",
                      {{"sample", ToString(tid)}, {"why", row.status().message()}});
-        Feed(ev::TrainFailed{c.worker, c.step, c.lease, row.status().message(), true, tid});
+        Feed(ev::PayloadLost{c.lease, tid, row.status().message()});
         return;
       }
       row->gid = {groups.back()};

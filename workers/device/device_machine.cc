@@ -275,7 +275,8 @@ void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why) {
   work_->Say(up::TrainFailed{.step = c.step,
                              .lease = c.lease,
                              .why = why.message(),
-                             .data = why.code() == StatusCode::kInvalidArgument});
+                             .data = why.code() == StatusCode::kInvalidArgument,
+                             .torn = work_->StateStep().value != c.step.value - 1});
 }
 
 // A step that this worker is in is called off where it runs; one that it never began, or that is over, here.

@@ -284,6 +284,7 @@ void DeviceRoles::UseVersion(Version version) {
 
 StatusOr<TrainOutcome> DeviceRoles::Train(StepNumber step, Version version, std::vector<BatchRow> rows,
                                           const TrainProgress& progress, const RankShare& share) {
+  if (!owns_state_) return FailedPrecondition("no state of training is here");
   TP_RETURN_IF_ERROR(MakeActor());
   const int64_t before = updates();
   const auto result =

@@ -49,7 +49,8 @@ TP_FIELDS(GivenRow, v("tid", r.tid); v("digest", r.digest); v("masked", r.masked
 TP_FIELDS(TrainDone, v("step", r.step); v("lease", r.lease); v("finite", r.finite);
           v("weights_digest", r.weights_digest); v("seconds", r.seconds); v("rows_digest", r.rows_digest);
           v("rows", r.rows);)
-TP_FIELDS(TrainFailed, v("step", r.step); v("lease", r.lease); v("why", r.why, kWords); v("data", r.data);)
+TP_FIELDS(TrainFailed, v("step", r.step); v("lease", r.lease); v("why", r.why, kWords); v("data", r.data);
+          v("torn", r.torn);)
 TP_FIELDS(Published, v("v", r.v); v("error", r.error, kWords);)
 TP_FIELDS(RecoveryCopied, v("step", r.step); v("error", r.error, kWords);)
 TP_FIELDS(FinalSaved, v("error", r.error, kWords);)

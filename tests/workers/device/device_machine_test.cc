@@ -213,7 +213,9 @@ TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
   Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 7, .step = {2}, .rows = 2});
   EXPECT_EQ(Said<up::TrainFailed>().lease, 7) << "the state is not that of the step before";
   Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 8, .step = {1}, .rows = 3});
-  EXPECT_EQ(Said<up::TrainFailed>().lease, 8);
+  const auto failed = Said<up::TrainFailed>();
+  EXPECT_EQ(failed.lease, 8);
+  EXPECT_FALSE(failed.torn);
   Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 9, .step = {1}, .rows = 2});
   const auto done = Said<up::TrainDone>();
   EXPECT_EQ(done.lease, 9);

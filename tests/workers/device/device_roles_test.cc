@@ -42,6 +42,10 @@ class DeviceRolesTest : public testing::Test {
 
   // One step on rows whose rewards differ.
   void Train(int64_t step) {
+    const auto outcome = TryTrain(step, [](const std::string&) { return true; });
+    ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+  }
+  StatusOr<TrainOutcome> TryTrain(int64_t step, const TrainProgress& progress) {
     std::vector<BatchRow> rows;
     for (int32_t k = 0; k < 4; ++k) {
       BatchRow row;
@@ -53,8 +57,7 @@ class DeviceRolesTest : public testing::Test {
       row.components = {static_cast<double>(k), 0};
       rows.push_back(std::move(row));
     }
-    const auto outcome = roles_->Train({step}, {0, step - 1}, rows, [](const std::string&) { return true; });
-    ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+    return roles_->Train({step}, {0, step - 1}, rows, progress);
   }
   [[nodiscard]] int64_t Free(int64_t capacity) const {
     return ProvenFree(capacity, plan_,
@@ -136,6 +139,25 @@ TEST_F(DeviceRolesTest, WeightsAreOfNoVersionUntilTheirDigestIsVerified) {
   ASSERT_TRUE(roles_->state());
   EXPECT_EQ(roles_->state()->step, StepNumber{1});
   EXPECT_EQ(roles_->state()->digest, *roles_->WeightsDigest());
+}
+
+TEST_F(DeviceRolesTest, AStepThatEndsBetweenItsUpdatesLeavesNoStateToTrainOnFrom) {
+  config_.train.epochs = 2;
+  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder());
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  // Called off before the first update: nothing has changed.
+  EXPECT_EQ(TryTrain(1, [](const std::string&) { return false; }).status().code(), StatusCode::kAborted);
+  ASSERT_TRUE(roles_->state());
+  EXPECT_EQ(roles_->state()->step, StepNumber{0});
+
+  EXPECT_EQ(TryTrain(1, [&](const std::string&) { return roles_->updates() == 0; }).status().code(),
+            StatusCode::kAborted);
+  EXPECT_EQ(roles_->updates(), 1);
+  EXPECT_FALSE(roles_->state());
+  EXPECT_FALSE(roles_->StateParts().ok());
+  const auto next = TryTrain(1, [](const std::string&) { return true; });
+  EXPECT_EQ(next.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(roles_->updates(), 1);
 }
 
 }  // namespace
