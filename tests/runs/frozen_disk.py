@@ -1,4 +1,4 @@
-"""A disk that can be frozen: fsync and fdatasync of a process and its children wait until it thaws.
+"""A disk that can be frozen: the calls named (its syncs, or its reads) of a process and its children wait until it thaws.
 
 A seccomp filter hands these calls to us (seccomp_unotify(2)); we let them through, or leave them waiting. What is written stays
 readable for everybody, as on a disk that has stopped answering behind the page cache."""
@@ -11,7 +11,9 @@ import struct
 import threading
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-SYSCALL_SECCOMP, FSYNC, FDATASYNC = 317, 74, 75  # x86-64
+SYSCALL_SECCOMP = 317  # x86-64
+SYNCS = (74, 75)  # fsync, fdatasync
+READS = (17,)  # pread64
 ALLOW, NOTIFY = 0x7FFF0000, 0x7FC00000
 RECV, SEND = 0xC0502100, 0xC0182101
 
@@ -20,12 +22,11 @@ class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def install_filter():
+def install_filter(calls):
     """In the child, before exec. Returns the descriptor on which its calls are told; -1: not possible here."""
     rules = b"".join(struct.pack("=HBBI", *r) for r in [
-        (0x20, 0, 0, 0),           # load the number of the call
-        (0x15, 2, 0, FSYNC),       # equal: to the last line
-        (0x15, 1, 0, FDATASYNC),
+        (0x20, 0, 0, 0),  # load the number of the call
+        *((0x15, len(calls) - i, 0, call) for i, call in enumerate(calls)),  # equal: to the last line
         (0x06, 0, 0, ALLOW),
         (0x06, 0, 0, NOTIFY)])
     buffer = ctypes.create_string_buffer(rules, len(rules))
@@ -37,14 +38,15 @@ def install_filter():
 class FrozenDisk:
     """Pass `preexec` to subprocess.Popen and call `begin` after it. False: this kernel cannot do it."""
 
-    def __init__(self):
+    def __init__(self, calls=SYNCS):
+        self.calls = calls
         self.ours, self.theirs = socket.socketpair()
         self.frozen = threading.Event()
         self.ended = threading.Event()
         self.waiting = []  # calls that came while it was frozen
 
     def preexec(self):
-        fd = install_filter()
+        fd = install_filter(self.calls)
         if fd >= 0:
             socket.send_fds(self.theirs, [b"x"], [fd])
             os.close(fd)

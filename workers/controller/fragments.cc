@@ -15,9 +15,8 @@ constexpr int64_t kEpisodesOfOrdinal = int64_t{1} << 32;
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config,
-                                                       storage::PayloadReader& payloads) {
-  std::unique_ptr<Fragments> f(new Fragments(config, payloads));
+StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config) {
+  std::unique_ptr<Fragments> f(new Fragments(config));
   f->environment_ = policy::EnvironmentOfJob(config);
   TP_ASSIGN_OR_RETURN(f->rules_, environments::FindVectorEnvironment(f->environment_));
   TP_ASSIGN_OR_RETURN(f->spec_, policy::SpecOfJob(config));
@@ -41,17 +40,21 @@ int64_t Fragments::OldestPayloadFile() const {
   return oldest;
 }
 
-StatusOr<std::string> Fragments::Starts(const SampleId& tid) {
+const record::Enq* Fragments::Before(const SampleId& tid) const {
+  const auto before = tid.is_eval() ? stored_.end() : stored_.find(tid.ordinal - lanes_);
+  return before == stored_.end() ? nullptr : &before->second;
+}
+
+StatusOr<std::string> Fragments::Starts(const SampleId& tid, const sample::Trajectory* before) const {
   if (tid.is_eval()) {
     const std::vector<uint64_t> index = {static_cast<uint64_t>(kEvalInstances + tid.ordinal)};
     TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(environment_, index));
     return policy::EncodeStates(set->states());
   }
-  if (const auto before = stored_.find(tid.ordinal - lanes_); before != stored_.end()) {
-    const record::Enq& e = before->second;
-    TP_ASSIGN_OR_RETURN(const sample::Trajectory t, payloads_.Read(e));
-    if (t.Fragment() == nullptr) return DataLoss(ToString(e.tid) + " is stored, but is no fragment");
-    TP_ASSIGN_OR_RETURN(const policy::Fragment fragment, policy::DecodeFragment(t.Fragment()->fragment));
+  if (before != nullptr) {
+    const sample::Segment* played = before->Fragment();
+    if (played == nullptr) return DataLoss(ToString(before->tid) + " is stored, but is no fragment");
+    TP_ASSIGN_OR_RETURN(const policy::Fragment fragment, policy::DecodeFragment(played->fragment));
     return policy::EncodeStates(fragment.ends);
   }
   const int64_t lane = tid.ordinal % lanes_;

@@ -22,7 +22,6 @@
 #include "core/environments/vector.h"
 #include "core/policy/spec.h"
 #include "core/sample/trajectory.h"
-#include "core/storage/payload.h"
 
 namespace tidepool::workers {
 
@@ -34,16 +33,17 @@ struct ReturnSummary {
 
 class Fragments {
  public:
-  // `payloads` outlives this.
-  static StatusOr<std::unique_ptr<Fragments>> Create(const JobConfig& config,
-                                                     storage::PayloadReader& payloads);
+  static StatusOr<std::unique_ptr<Fragments>> Create(const JobConfig& config);
 
   // Of every ENQ on record, of this life and earlier ones.
   void Remember(const record::Enq& enq);
-  // Of what Starts may read; INT64_MAX: nothing.
+  // Of what Before may name; INT64_MAX: nothing.
   [[nodiscard]] int64_t OldestPayloadFile() const;
-  // The start states for a sample, encoded.
-  StatusOr<std::string> Starts(const SampleId& tid);
+  // The fragment at whose end this sample begins, to be read by the caller. Null: its instances begin new
+  // episodes.
+  [[nodiscard]] const record::Enq* Before(const SampleId& tid) const;
+  // The start states for a sample, encoded. `before`: what Before named, or null.
+  [[nodiscard]] StatusOr<std::string> Starts(const SampleId& tid, const sample::Trajectory* before) const;
   // kInvalidArgument: not a fragment of this job.
   [[nodiscard]] Status Check(const sample::Segment& record) const;
 
@@ -60,11 +60,9 @@ class Fragments {
   [[nodiscard]] int64_t lanes() const { return lanes_; }
 
  private:
-  Fragments(const JobConfig& config, storage::PayloadReader& payloads)
-      : config_(config), payloads_(payloads) {}
+  explicit Fragments(const JobConfig& config) : config_(config) {}
 
   const JobConfig config_;
-  storage::PayloadReader& payloads_;
   environments::VectorOptions environment_;
   environments::VectorSpec rules_;
   policy::PolicySpec spec_;

@@ -41,8 +41,10 @@ void ControllerProcess::Remember(const JournalRecord& r) {
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
   }
   // However a step ends, its rows are not asked for any more.
-  if (std::holds_alternative<record::StepCommit>(r) || std::holds_alternative<record::Unlease>(r))
+  if (std::holds_alternative<record::StepCommit>(r) || std::holds_alternative<record::Unlease>(r)) {
+    gathering_ = {};
     leased_.Drop();
+  }
   const auto* e = std::get_if<record::EvalResult>(&r);
   if (e == nullptr || e->total == 0) return;
   const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
@@ -74,7 +76,7 @@ void ControllerProcess::CheckSignals() {
   }
 }
 
-void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<BatchRow>& batch) {
+void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow>& batch) {
   if (config_.rl() == nullptr || config_.observe.samples_per_step == 0) return;
   std::vector<observe::SampleRow> lines;
   int64_t left = config_.observe.samples_per_step < 0 ? static_cast<int64_t>(batch.size())
@@ -84,8 +86,10 @@ void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<Batc
     const sample::Trajectory& t = row.trajectory;
     observe::SampleRow line;
     line.tid = t.tid;
-    line.prompt = samples_.FindRow(t.tid)->question.prompt;
-    line.answer = samples_.FindRow(t.tid)->question.answer;
+    if (EnsureRow(t.tid)) {
+      line.prompt = samples_.FindRow(t.tid)->question.prompt;
+      line.answer = samples_.FindRow(t.tid)->question.answer;
+    }
     line.ids = t.Ids();
     line.text = rows_->ResponseText(line.ids);
     line.logprobs = t.Logprobs();
@@ -98,7 +102,7 @@ void ControllerProcess::WriteSamples(const cmd::Train& c, const std::vector<Batc
     line.ended = t.finish != sample::Finish::kLength;
     lines.push_back(std::move(line));
   }
-  files_.Do("write of samples/", [inbox = inbox_, dir = request_.run_dir, step = c.step.value,
+  files_.Do("write of samples/", [inbox = inbox_, dir = request_.run_dir, step = step.value,
                                   lines = std::move(lines), this](const DiskThread::Say&) {
     const Status written = observe::WriteSamples(dir, step, lines);
     if (!written.ok()) inbox->Put(Answer([this, written] { Warn("samples: " + written.message()); }));

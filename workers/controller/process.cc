@@ -49,9 +49,9 @@ Status ControllerProcess::Open() {
          " why=" + earlier.summary.torn_tail->why);
   TP_RETURN_IF_ERROR(fs_->MakeDirectories(checkpoints_));
   TP_RETURN_IF_ERROR(storage::RemoveLeftovers(*fs_, checkpoints_).status());
-  payload_reader_ = std::make_unique<storage::PayloadReader>(*fs_, request_.run_dir + "/payload");
+  payload_reader_ = std::make_shared<storage::PayloadReader>(*fs_, request_.run_dir + "/payload");
   if (config_.model.is_policy()) {
-    TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_, *payload_reader_));
+    TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_));
   }
   scheduler::ControllerOptions options = SchedulerOptions(config_, rows_->held_out_size());
   options.run_id = request_.run_id;
@@ -147,6 +147,7 @@ void ControllerProcess::Drive() {
       std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(LeaseSeconds())));
   while (!finished_) {
     effects_->Execute();
+    BeginReading();
     if (finished_) break;
     for (Incoming& in : inbox_->TakeAll(std::chrono::milliseconds(10))) {
       std::visit(Overload{[&](HubEvent& e) {
@@ -241,9 +242,13 @@ void ControllerProcess::OnStorage(StorageDone& done) {
              done);
 }
 
-// Nothing here waits for the disk, so this is looked at also while the disk hangs.
+// Nothing here waits for the disk, so this is looked at also while the disk hangs. Work on checkpoints may
+// take long; the scheduler has a deadline for each.
 void ControllerProcess::WatchDisk() {
-  const auto busy = storage_->Busy();
+  std::optional<DiskThread::Operation> busy;
+  for (auto& at : {storage_->Busy(), reading_.Busy(), files_.Busy()}) {
+    if (at && (!busy || at->takes > busy->takes)) busy = at;
+  }
   const double seconds = busy ? std::chrono::duration<double>(busy->takes).count() : 0;
   if (seconds < kSlowDisk_s) {
     slow_disk_told_ = false;

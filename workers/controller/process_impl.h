@@ -1,8 +1,8 @@
 #pragma once
 // The controller process from inside: it feeds the pure controller (scheduler/) with what happens and carries
 // out what that decides. One thread, the loop of Drive, owns everything here and waits for no disk: journal,
-// payload, checkpoints and files for people are written by threads (run_storage.h, disk_thread.h) that put
-// results into its mailbox, as the hub does. Reads of workers are answered from OpenLease. Not
+// payload, checkpoints and files for people are written and read by threads (run_storage.h, disk_thread.h)
+// that put results into its mailbox, as the hub does. Reads of workers are answered from OpenLease. Not
 // included outside this folder.
 //
 //   process.cc      start and end, the loop, effects in the order in which their records become durable
@@ -98,6 +98,16 @@ class ControllerProcess {
     });
   }
 
+  // Trajectories, or why one cannot be had, in the order in which they were asked for.
+  using Trajectories = std::vector<StatusOr<sample::Trajectory>>;
+  // Reads these payloads, then calls `then` on the loop. What one round of the loop asks for is read
+  // together.
+  void ReadPayload(std::vector<record::Enq> what, std::function<void(Trajectories)> then);
+  // The same of samples, as they are on record: after its ENQ a sample is what the payload file has, and
+  // never what may be left in memory. `then` is called at once if nothing has to be read.
+  void WhenRecorded(const std::vector<SampleId>& tids, std::function<void(Trajectories)> then);
+  void BeginReading();
+
   // --- processes
   void Do(const cmd::StartWorker& c);
   void StartDueWorkers();
@@ -125,13 +135,15 @@ class ControllerProcess {
   void Do(const cmd::PrepareRow& c);
   bool EnsureRow(const SampleId& tid);
   void Do(const cmd::StartChunk& c);
+  void PutStarts(const SampleId& tid, int32_t att, const StatusOr<std::string>& starts);
   void SendFragments();
   void GiveBackHeldChunks();
   void Do(const cmd::CancelChunk& c);
   void Do(const cmd::StorePayload& c);
   void Do(const cmd::DiscardTokens& c);
-  StatusOr<sample::Trajectory> Recorded(const SampleId& tid);
+  [[nodiscard]] StatusOr<sample::Trajectory> InMemory(const SampleId& tid);
   void Do(const cmd::Grade& c);
+  void Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded);
   void Do(const cmd::EnvStep& c);
   void Do(const cmd::AppendObservation& c);
 
@@ -143,7 +155,9 @@ class ControllerProcess {
   void Do(const cmd::RestoreState& c);
   void Do(const cmd::Load& c);
   void Do(const cmd::Train& c);
-  StatusOr<BatchRow> TrainingRow(const cmd::Train& c, const SampleId& tid);
+  void SendStep(Trajectories recorded);
+  [[nodiscard]] StatusOr<BatchRow> TrainingRow(const SampleId& tid, const std::vector<Version>& stale,
+                                               StatusOr<sample::Trajectory> recorded) const;
   void PrunePayload();
 
   // --- checkpoints
@@ -164,7 +178,7 @@ class ControllerProcess {
   void Warn(const std::string& line);
   void Do(const cmd::Finish& c);
   void CheckSignals();
-  void WriteSamples(const cmd::Train& c, const std::vector<BatchRow>& batch);
+  void WriteSamples(StepNumber step, const std::vector<BatchRow>& batch);
   void Show();
   void WriteSummary();
   static int64_t PeakBytes();
@@ -180,7 +194,13 @@ class ControllerProcess {
   std::unique_ptr<RunStorage> storage_;  // journal and payload
   DiskThread checkpoint_disk_;           // checkpoints and final/
   DiskThread files_;                     // for people: metrics, samples, status, summary
-  std::unique_ptr<storage::PayloadReader> payload_reader_;
+  DiskThread reading_;                   // of payload
+  std::shared_ptr<storage::PayloadReader> payload_reader_;
+  struct Wanted {
+    std::vector<record::Enq> what;
+    std::function<void(Trajectories)> then;
+  };
+  std::vector<Wanted> wanted_;  // of this round
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;
@@ -191,9 +211,9 @@ class ControllerProcess {
   struct HeldChunk {
     WorkerRef worker;
     down::StartChunk message;
-    Clock::time_point since;
+    std::optional<Clock::time_point> ready;  // since when it has its start states
   };
-  std::deque<HeldChunk> held_chunks_;            // fragments that wait for an environment worker
+  std::deque<HeldChunk> held_chunks_;  // fragments that wait for their start or for an environment worker
   std::optional<ReturnSummary> result_returns_;  // of the newest evaluation of a control task
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
@@ -204,18 +224,21 @@ class ControllerProcess {
   static constexpr double kMissedPace =
       0.01;  // of the steps of a paced run, beyond which its times mean nothing
   static constexpr double kMeetSeconds = 20;  // for the ranks of a training group to find each other
-  // A sync that takes longer than this is spoken of, and one that takes as long as that ends the run:
-  // journals of an overloaded disk were seen to wait ten seconds.
+  // Work on a disk that takes longer than this is spoken of, and such that takes as long as that ends the
+  // run: journals of an overloaded disk were seen to wait ten seconds.
   static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30;
   bool slow_disk_told_ = false;
 
   struct GatheredStep {
     int64_t lease = -1;
-    std::shared_ptr<std::vector<BatchRow>> rows;
+    StepNumber step;
+    std::vector<SampleId> tids;     // of the whole batch, share by share
+    std::vector<int64_t> group_of;  // as tids
     int64_t groups = 0;
+    std::vector<Version> stale;  // sorted; their tokens have no loss
     std::vector<std::pair<WorkerRef, down::Train>> members;
   };
-  GatheredStep gathering_;
+  GatheredStep gathering_;  // the step whose rows are being read
   OpenLease leased_;
   int64_t newest_payload_file_ = -1;  // of those that were reported as stored
   std::string shared_memory_;         // folder of weights and recovery copies

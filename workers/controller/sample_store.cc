@@ -1,5 +1,7 @@
 #include "workers/controller/sample_store.h"
 
+#include <limits>
+
 #include "core/base/check.h"
 
 namespace tidepool::workers {
@@ -38,6 +40,16 @@ const StoredSample* SampleStore::Find(const SampleId& tid) const {
 StoredSample* SampleStore::Change(const SampleId& tid) {
   const auto it = samples_.find(tid);
   return it == samples_.end() ? nullptr : &it->second;
+}
+
+void SampleStore::Discard(const SampleId& tid) {
+  Drop(tid);
+  constexpr int32_t kFirst = std::numeric_limits<int32_t>::min();
+  for (auto it = samples_.lower_bound({tid.ordinal, kFirst, kFirst});
+       it != samples_.end() && it->first.ordinal == tid.ordinal; ++it) {
+    if (it->first.is_eval() == tid.is_eval()) return;
+  }
+  rows_.erase({tid.is_eval(), tid.ordinal});
 }
 
 down::StartChunk SampleStore::StartMessage(const scheduler::command::StartChunk& c) {

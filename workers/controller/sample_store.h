@@ -31,13 +31,14 @@ class SampleStore {
   // Rows by ordinal (a group shares its row), evaluation rows by question.
   void PutRow(int64_t ordinal, bool eval, EncodedRow row);
   [[nodiscard]] const EncodedRow* FindRow(const SampleId& tid) const;
-  void DropRow(int64_t ordinal, bool eval) { rows_.erase({eval, ordinal}); }
 
   // The record of this attempt; a new attempt begins empty.
   StoredSample& Get(const SampleId& tid, int32_t att);
   [[nodiscard]] const StoredSample* Find(const SampleId& tid) const;
   [[nodiscard]] StoredSample* Change(const SampleId& tid);
   void Drop(const SampleId& tid) { samples_.erase(tid); }
+  // The sample is over. The row goes with the last of its samples.
+  void Discard(const SampleId& tid);
 
   // The message by which a worker starts this chunk, with the prompt and what has been generated so far;
   // `greedy` is the caller's.  requires its row here

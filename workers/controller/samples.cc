@@ -46,12 +46,37 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
   }
   down::StartChunk m = samples_.StartMessage(c);
   m.greedy = c.tid.is_eval() || (greedy_first_ && c.tid.sample == 0);
-  if (fragments_ != nullptr) {
-    held_chunks_.push_back({c.worker, std::move(m), Clock::now()});
-    return SendFragments();
+  if (fragments_ == nullptr) {
+    Send(c.worker, std::move(m));
+    metrics_->Count("dispatch/chunks");
+    return;
   }
-  Send(c.worker, std::move(m));
-  metrics_->Count("dispatch/chunks");
+  held_chunks_.push_back({c.worker, std::move(m), std::nullopt});
+  const record::Enq* before = fragments_->Before(c.tid);
+  if (before == nullptr) return PutStarts(c.tid, c.att, fragments_->Starts(c.tid, nullptr));
+  ReadPayload({*before}, [this, tid = c.tid, att = c.att](const Trajectories& read) {
+    const StatusOr<sample::Trajectory>& t = read.front();
+    PutStarts(tid, att, t.ok() ? fragments_->Starts(tid, &*t) : StatusOr<std::string>(t.status()));
+  });
+}
+
+// The chunk may have been cancelled meanwhile.
+void ControllerProcess::PutStarts(const SampleId& tid, int32_t att, const StatusOr<std::string>& starts) {
+  const auto held = std::ranges::find_if(
+      held_chunks_, [&](const HeldChunk& h) { return h.message.tid == tid && h.message.att == att; });
+  if (held == held_chunks_.end()) return;
+  if (!starts.ok()) {
+    const WorkerRef worker = held->worker;
+    held_chunks_.erase(held);
+    // What is lost of the fragment before it stays lost.
+    const bool lost = starts.status().code() == StatusCode::kDataLoss;
+    Feed(ev::ChunkFinished{worker, tid, att, lost ? ev::ChunkEnd::kDataError : ev::ChunkEnd::kError,
+                           "its start: " + starts.status().message()});
+    return;
+  }
+  held->message.starts = *starts;
+  held->ready = Clock::now();
+  SendFragments();
 }
 
 // Fragments go to a device with the environment worker that hosts their instances. While there is none (its
@@ -59,37 +84,28 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
 // taken for hung.
 void ControllerProcess::SendFragments() {
   const std::vector<const up::Hello*> hosts = places_->EnvironmentHosts();
-  while (!held_chunks_.empty() && !hosts.empty()) {
-    HeldChunk held = std::move(held_chunks_.front());
-    held_chunks_.pop_front();
+  if (hosts.empty()) return;
+  std::erase_if(held_chunks_, [&](HeldChunk& held) {
+    if (!held.ready) return false;
     down::StartChunk& m = held.message;
-    auto starts = fragments_->Starts(m.tid);
-    if (!starts.ok()) {
-      // What is lost of the fragment before it stays lost.
-      const bool lost = starts.status().code() == StatusCode::kDataLoss;
-      Feed(ev::ChunkFinished{held.worker, m.tid, m.att,
-                             lost ? ev::ChunkEnd::kDataError : ev::ChunkEnd::kError,
-                             "its start: " + starts.status().message()});
-      continue;
-    }
-    m.starts = std::move(*starts);
     const up::Hello& host = *hosts[static_cast<uint64_t>(m.tid.ordinal) % hosts.size()];
     m.environment = host.environment_address;
     m.environment_token = host.environment_token;
     Send(held.worker, std::move(m));
     metrics_->Count("dispatch/chunks");
-  }
+    return true;
+  });
 }
 
 void ControllerProcess::GiveBackHeldChunks() {
   if (fragments_ == nullptr) return;
   SendFragments();
-  while (!held_chunks_.empty() && Clock::now() - held_chunks_.front().since > std::chrono::seconds(5)) {
-    const HeldChunk held = std::move(held_chunks_.front());
-    held_chunks_.pop_front();
+  std::erase_if(held_chunks_, [&](const HeldChunk& held) {
+    if (!held.ready || Clock::now() - *held.ready <= std::chrono::seconds(5)) return false;
     Feed(ev::ChunkFinished{held.worker, held.message.tid, held.message.att, ev::ChunkEnd::kCancelled,
                            "no environment worker is there"});
-  }
+    return true;
+  });
 }
 
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
@@ -104,16 +120,14 @@ void ControllerProcess::Do(const cmd::StorePayload& c) {
 }
 
 void ControllerProcess::Do(const cmd::DiscardTokens& c) {
-  samples_.Drop(c.tid);
+  samples_.Discard(c.tid);
   turns_->Forget(c.tid);
-  // Rows are shared by a group's samples and cheap to make again; the last one takes it along.
-  if (c.tid.is_eval() || c.tid.sample == 0) samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
 }
 
-// What a sample is now: after its ENQ what the payload file has, and never what may be left in memory.
-StatusOr<sample::Trajectory> ControllerProcess::Recorded(const SampleId& tid) {
-  if (const record::Enq* enq = controller_->FindPayload(tid); enq != nullptr) {
-    if (enq->payload_file >= 0) return payload_reader_->Read(*enq);
+StatusOr<sample::Trajectory> ControllerProcess::InMemory(const SampleId& tid) {
+  // The row of a supervised sample is its payload.
+  if (controller_->FindPayload(tid) != nullptr) {
+    if (!EnsureRow(tid)) return DataLoss("row " + ToString(tid) + " cannot be read");
     return samples_.Taught(tid);
   }
   const StoredSample* s = samples_.Find(tid);
@@ -121,15 +135,61 @@ StatusOr<sample::Trajectory> ControllerProcess::Recorded(const SampleId& tid) {
   return s->tokens;
 }
 
+void ControllerProcess::WhenRecorded(const std::vector<SampleId>& tids,
+                                     std::function<void(Trajectories)> then) {
+  Trajectories out;
+  std::vector<record::Enq> stored;
+  std::vector<size_t> at;  // in `out`, of each that is stored
+  for (const SampleId& tid : tids) {
+    const record::Enq* enq = controller_->FindPayload(tid);
+    if (enq == nullptr || enq->payload_file < 0) {
+      out.push_back(InMemory(tid));
+      continue;
+    }
+    at.push_back(out.size());
+    out.emplace_back(NotFound("not read"));
+    stored.push_back(*enq);
+  }
+  if (stored.empty()) return then(std::move(out));
+  ReadPayload(std::move(stored),
+              [out = std::move(out), at = std::move(at), then = std::move(then)](Trajectories read) mutable {
+                for (size_t i = 0; i < at.size(); ++i) out[at[i]] = std::move(read[i]);
+                then(std::move(out));
+              });
+}
+
+void ControllerProcess::ReadPayload(std::vector<record::Enq> what, std::function<void(Trajectories)> then) {
+  wanted_.push_back({std::move(what), std::move(then)});
+}
+
+void ControllerProcess::BeginReading() {
+  if (wanted_.empty()) return;
+  reading_.Do("read of payload/", [wanted = std::exchange(wanted_, {}), fs = fs_, reader = payload_reader_,
+                                   inbox = inbox_](const DiskThread::Say&) mutable {
+    std::vector<Trajectories> read;
+    for (const Wanted& w : wanted) {
+      Trajectories& of = read.emplace_back();
+      for (const record::Enq& enq : w.what) of.push_back(reader->Read(enq));
+    }
+    inbox->Put(Answer([wanted = std::move(wanted), read = std::move(read)]() mutable {
+      for (size_t i = 0; i < wanted.size(); ++i) wanted[i].then(std::move(read[i]));
+    }));
+  });
+}
+
 void ControllerProcess::Do(const cmd::Grade& c) {
-  const auto s = EnsureRow(c.tid) ? Recorded(c.tid) : NotFound("its row cannot be read");
-  if (!s.ok()) {
-    Warn("grade of " + ToString(c.tid) + ": " + s.status().message());
-    Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, s.status().message()});
+  WhenRecorded({c.tid}, [this, c](const Trajectories& recorded) { Grade(c, recorded.front()); });
+}
+
+void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded) {
+  if (!recorded.ok() || !EnsureRow(c.tid)) {
+    const std::string why = recorded.ok() ? "its row cannot be read" : recorded.status().message();
+    Warn("grade of " + ToString(c.tid) + ": " + why);
+    Feed(ev::Graded{c.grader, c.tid, c.att, GradeOutcome::kData, 0, {}, why});
     return;
   }
   if (fragments_ != nullptr) {  // its environments have given their verdict step by step
-    const sample::Segment* played = s->Fragment();
+    const sample::Segment* played = recorded->Fragment();
     auto verdict =
         played == nullptr ? InvalidArgument("it is no fragment") : fragments_->Judge(c.tid, *played);
     up::Graded graded;
@@ -154,35 +214,35 @@ void ControllerProcess::Do(const cmd::Grade& c) {
   m.prompt = row.question.prompt;
   m.answer = row.question.answer;
   m.fields.assign(row.question.fields.begin(), row.question.fields.end());
-  m.text = rows_->ResponseText(s->Ids());
-  m.response_tokens = s->size();
+  m.text = rows_->ResponseText(recorded->Ids());
+  m.response_tokens = recorded->size();
   m.max_new_tokens = config_.rollout.max_new_tokens;
-  m.ended = s->finish != sample::Finish::kLength;
+  m.ended = recorded->finish != sample::Finish::kLength;
   m.timeout_s = Seconds(c.timeout);
   Send(c.grader, std::move(m));
 }
 
 void ControllerProcess::Do(const cmd::EnvStep& c) {
-  StoredSample stored;
-  StoredSample* record = nullptr;
-  if (c.turn != 0) {
-    record = controller_->FindPayload(c.tid) == nullptr ? samples_.Change(c.tid) : nullptr;
-    auto t = EnsureRow(c.tid) ? Recorded(c.tid) : NotFound("its row cannot be read");
-    if (!t.ok()) {
+  if (c.turn == 0) return Send(c.worker, turns_->Step(c, nullptr));
+  WhenRecorded({c.tid}, [this, c](Trajectories recorded) {
+    StatusOr<sample::Trajectory>& t = recorded.front();
+    if (!t.ok() || !EnsureRow(c.tid)) {
       Feed(ev::EnvStepped{.worker = c.worker,
                           .tid = c.tid,
                           .att = c.att,
                           .turn = c.turn,
                           .outcome = GradeOutcome::kData,
-                          .why = t.status().message()});
+                          .why = t.ok() ? "its row cannot be read" : t.status().message()});
       return;
     }
-    if (record == nullptr) {  // a finished one, for its reward
-      stored.tokens = std::move(*t);
-      record = &stored;
+    StoredSample finished;  // for its reward
+    StoredSample* record = controller_->FindPayload(c.tid) == nullptr ? samples_.Change(c.tid) : nullptr;
+    if (record == nullptr) {
+      finished.tokens = *std::move(t);
+      record = &finished;
     }
-  }
-  Send(c.worker, turns_->Step(c, record));
+    Send(c.worker, turns_->Step(c, record));
+  });
 }
 
 void ControllerProcess::Do(const cmd::AppendObservation& c) { turns_->Append(c); }

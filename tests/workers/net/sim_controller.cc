@@ -312,10 +312,7 @@ struct SimController::Do {
       s.Feed(std::move(stored));
     });
   }
-  void operator()(const cmd::DiscardTokens& c) {
-    s.samples_.Drop(c.tid);
-    if (c.tid.is_eval() || c.tid.sample == 0) s.samples_.DropRow(c.tid.ordinal, c.tid.is_eval());
-  }
+  void operator()(const cmd::DiscardTokens& c) { s.samples_.Discard(c.tid); }
   void operator()(const cmd::EnvStep&) { s.Wrong("a turn without environments"); }
   void operator()(const cmd::AppendObservation&) { s.Wrong("an observation without environments"); }
   void operator()(const cmd::Grade& c) {
