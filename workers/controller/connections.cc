@@ -112,7 +112,10 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    b.grader = worker;
                    Feed(ev::Graded(std::move(b)));
                  },
-                 [&](up::EnvStepped& b) { Feed(turns_->Take(worker, std::move(b))); },
+                 [&](up::EnvStepped& b) {
+                   metrics_->OnEnvironment(b);
+                   Feed(turns_->Take(worker, std::move(b)));
+                 },
                  [&](up::Granted& b) {
                    metrics_->OnHold(place, places_->places().at(place).granted, Now());
                    b.worker = worker;

@@ -84,7 +84,7 @@ Status ControllerProcess::Open() {
   ends.feed = [this](scheduler::Event event) { Feed(std::move(event)); };
   ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
-  turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
+  turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
   TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
   shared_memory_ = SharedBlock::FolderOf(request_.run_id, tokens.Token(CallerRole::kDevice));
   HubOptions hub;

@@ -38,7 +38,6 @@ uint64_t Turns::HistoryOf(const SampleId& tid, const StoredSample& s) const {
 }
 
 scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped reply) {
-  metrics_.OnEnvironment(reply);
   scheduler::event::EnvStepped e{.worker = worker,
                                  .tid = reply.tid,
                                  .att = reply.att,
@@ -53,7 +52,7 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
   const auto broken = [&](const std::string& why) {
     e.outcome = GradeOutcome::kData;
     e.why = why;
-    metrics_.Count("env/data_errors");
+    count_("env/data_errors");
     return e;
   };
   Pending p{.att = e.att,
@@ -76,7 +75,7 @@ scheduler::event::EnvStepped Turns::Take(const WorkerRef& worker, up::EnvStepped
     if (s == nullptr || s->tokens.att != e.att || s->turns + 1 != e.turn)
       return e;  // of an attempt that is over: refused
     if (reply.history != HistoryOf(e.tid, *s)) {
-      metrics_.Count("env/prefix_violations");
+      count_("env/prefix_violations");
       return broken(
           "the environment, replayed, did not say what it had said before: an episode has to follow from its "
           "actions alone");
@@ -119,7 +118,7 @@ Status Turns::CheckPrefix(const StoredSample& s) {
   if (s.sealed == 0) return OkStatus();
   if (s.tokens.size() >= s.sealed && HashIds(s.tokens.Ids(), static_cast<size_t>(s.sealed)) == s.seal)
     return OkStatus();
-  metrics_.Count("env/prefix_violations");
+  count_("env/prefix_violations");
   return DataLoss("the prompt of turn " + std::to_string(s.turns + 1) +
                   " does not begin with the record of the turns before");
 }

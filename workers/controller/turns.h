@@ -7,15 +7,16 @@
 // either fails, the sample is dropped as invalid data. Owned by the controller thread.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
-#include "workers/controller/run_metrics.h"
 #include "workers/controller/sample_store.h"
 #include "workers/data/row_source.h"
 #include "workers/net/messages.h"
@@ -24,8 +25,9 @@ namespace tidepool::workers {
 
 class Turns {
  public:
-  Turns(const RowSource& rows, SampleStore& samples, RunMetrics& metrics)
-      : rows_(rows), samples_(samples), metrics_(metrics) {}
+  using Count = std::function<void(const char* metric)>;  // one more
+  Turns(const RowSource& rows, SampleStore& samples, Count count)
+      : rows_(rows), samples_(samples), count_(std::move(count)) {}
 
   // The command for the worker; its actions come from `record` (null for a reset).
   [[nodiscard]] down::EnvStep Step(const scheduler::command::EnvStep& c, StoredSample* record);
@@ -51,7 +53,7 @@ class Turns {
 
   const RowSource& rows_;
   SampleStore& samples_;
-  RunMetrics& metrics_;
+  const Count count_;
   std::map<SampleId, Pending> pending_;
 };
 

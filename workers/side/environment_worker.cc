@@ -32,13 +32,13 @@ class EnvironmentWorker : public SideWorker {
     return OkStatus();
   }
 
-  Status Begin(const JobConfig& config, const down::Welcome& welcome, Incarnation inc) override {
+  Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     config_ = config;
     if (vector_ != nullptr) return vector_->Serve(policy::EnvironmentOfJob(config_));
     TP_ASSIGN_OR_RETURN(auto source, environments::EpisodeSource::Create(config_));
     host_ = std::make_unique<environments::EpisodeHost>(std::move(source));
     if (config_.observe.trace)
-      trace_ = OpenWorkerTrace(welcome, inc, "environment", {{0, config_.environment()->name}});
+      trace_ = OpenWorkerTrace(welcome, welcome.inc, "environment", {{0, config_.environment()->name}});
     return OkStatus();
   }
 
@@ -62,7 +62,7 @@ class EnvironmentWorker : public SideWorker {
                      {{"tid", ToString(w.reply.tid)}, {"turn", w.reply.turn}, {"reward", w.reply.reward}}});
       }
       ++answered_;
-      Send(std::move(w.reply));
+      Say(std::move(w.reply));
     }
   }
 
@@ -84,24 +84,7 @@ class EnvironmentWorker : public SideWorker {
   void Play(const down::EnvStep& step) {
     const auto begin = Clock::now();
     const TimePoint trace_begin = TraceNow();
-    up::EnvStepped out;
-    out.tid = step.tid;
-    out.att = step.att;
-    out.turn = step.turn;
-    const int64_t replayed = host_->replayed();
-    const auto played = host_->Play(step.tid, step.att, step.actions);
-    out.replayed = host_->replayed() - replayed;
-    if (played.ok()) {
-      out.observation = played->observation;
-      out.reward = played->reward;
-      out.done = played->done;
-      out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {config_.environment()->name, played->reward}};
-      out.history = played->history;
-      out.state = played->state;
-    } else {
-      out.outcome = GradeOutcome::kData;
-      out.why = played.status().message();
-    }
+    up::EnvStepped out = PlayTurn(*host_, config_.environment()->name, step);
     // A finished episode that is played again for its reward has had its turns.
     double takes = step.turn >= 0 ? environments::TurnLatency(config_.environment()->latency, config_.seed,
                                                               step.tid, step.turn)
@@ -133,6 +116,29 @@ class EnvironmentWorker : public SideWorker {
 };
 
 }  // namespace
+
+up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& environment,
+                        const down::EnvStep& step) {
+  up::EnvStepped out;
+  out.tid = step.tid;
+  out.att = step.att;
+  out.turn = step.turn;
+  const int64_t replayed = host.replayed();
+  const auto played = host.Play(step.tid, step.att, step.actions);
+  out.replayed = host.replayed() - replayed;
+  if (played.ok()) {
+    out.observation = played->observation;
+    out.reward = played->reward;
+    out.done = played->done;
+    out.rewards = {{"solved", played->solved ? 1.0 : 0.0}, {environment, played->reward}};
+    out.history = played->history;
+    out.state = played->state;
+  } else {
+    out.outcome = GradeOutcome::kData;
+    out.why = played.status().message();
+  }
+  return out;
+}
 
 int RunEnvironmentWorker(const EnvironmentWorkerOptions& options) {
   EnvironmentWorker worker(options.vector);

@@ -12,6 +12,9 @@
 // handled in EnvironmentWorker::Take (environment_worker.cc); launch, attach, heartbeats, fencing and
 // restarts are those of every worker and need nothing more.
 
+#include <string>
+
+#include "core/environments/episode.h"
 #include "workers/net/messages.h"
 #include "workers/side/side_worker.h"
 
@@ -21,6 +24,10 @@ struct EnvironmentWorkerOptions : SideWorkerOptions {
   bool vector = false;  // hosts the vectorised environments of a control task for device workers
                         // (workers/side/vector_service.h)
 };
+
+// What came of the actions of `step` in the game named `environment`.
+up::EnvStepped PlayTurn(environments::EpisodeHost& host, const std::string& environment,
+                        const down::EnvStep& step);
 
 // Runs until the controller says Shutdown or is gone; exit code as RunDeviceWorker.
 int RunEnvironmentWorker(const EnvironmentWorkerOptions& options);

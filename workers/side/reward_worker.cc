@@ -121,12 +121,12 @@ namespace {
 
 class RewardWorker : public SideWorker {
  protected:
-  Status Begin(const JobConfig& config, const down::Welcome& welcome, Incarnation inc) override {
+  Status Anew(const JobConfig& config, const down::Welcome& welcome) override {
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
       for (int i = 0; i < kThreads; ++i) rows.emplace_back(i, "grading " + std::to_string(i));
-      trace_ = OpenWorkerTrace(welcome, inc, "reward", rows);
+      trace_ = OpenWorkerTrace(welcome, welcome.inc, "reward", rows);
     }
     for (int i = 0; i < kThreads; ++i)
       threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
@@ -157,7 +157,7 @@ class RewardWorker : public SideWorker {
                        begin,
                        TraceNow() - begin,
                        {{"tid", ToString(grade.tid)}, {"reward", verdict.reward}}});
-        Send(std::move(verdict));
+        Say(std::move(verdict));
         ++graded_;
       }
     }

@@ -13,11 +13,6 @@
 
 namespace tidepool::workers {
 
-void SideWorker::Failed(const char* what, const Status& status) {
-  observe::Log(observe::LogLevel::kError, what, {{"why", status.message()}});
-  exit_code_ = 2;
-}
-
 int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind) {
   const auto connect = [&]() -> Status {
     LinkOptions link;
@@ -34,20 +29,20 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     return OkStatus();
   };
   if (const Status attached = connect(); !attached.ok()) {
-    Failed("attach", attached);
-    return exit_code_;
+    observe::Log(observe::LogLevel::kError, "attach", {{"why", attached.message()}});
+    return 2;
   }
-  while (exit_code_ < 0) {
+  while (!exit_code_) {
     for (LinkEvent& event : inbox_.TakeAll(UntilNext())) {
       On(event);
-      if (exit_code_ >= 0) break;
+      if (exit_code_) break;
     }
     Answer();
     Beat();
   }
   End();
   if (trace_) (void)trace_->Flush();  // the end: a trace that cannot be written is only shorter
-  return exit_code_;
+  return *exit_code_;
 }
 
 void SideWorker::On(LinkEvent& event) {
@@ -56,29 +51,23 @@ void SideWorker::On(LinkEvent& event) {
     exit_code_ = 3;
     return;
   }
-  Command& message = std::get<Command>(event);
-  if (message.ctl_epoch < link_->ctl_epoch()) return;  // its controller has a successor
-  if (std::holds_alternative<down::Attached>(message.body)) {
-    link_->Begin(message.ctl_epoch);
-    Send(up::Offer{.last = true});  // what is under way here is asked for again
-  } else if (const auto* welcome = std::get_if<down::Welcome>(&message.body)) {
-    if (const Status begun = Welcomed(*welcome); !begun.ok()) Failed("begin", begun);
-  } else if (std::holds_alternative<down::Shutdown>(message.body)) {
-    exit_code_ = 0;
-  } else if (inc_.valid()) {
-    Take(message.body);
-  }
+  machine_.On(std::get<Command>(event), link_->ctl_epoch());
+  exit_code_ = machine_.exit_code();
 }
 
-Status SideWorker::Welcomed(const down::Welcome& welcome) {
-  TP_ASSIGN_OR_RETURN(const JobConfig config, ParseResolved(welcome.config_yaml));
-  heartbeat_s_ = config.cluster.heartbeat_s;
-  link_->SetLease(welcome.lease_s,
-                  std::max(LostAfterSeconds(welcome.lease_s), config.cluster.reattach_grace_s));
-  if (welcome.inc == inc_) return OkStatus();
-  if (inc_.valid()) End();
-  inc_ = welcome.inc;
-  return Begin(config, welcome, inc_);
+Status SideWorker::Welcomed(const down::Welcome& welcome, bool anew) {
+  const auto begin = [&]() -> Status {
+    TP_ASSIGN_OR_RETURN(const JobConfig config, ParseResolved(welcome.config_yaml));
+    heartbeat_s_ = config.cluster.heartbeat_s;
+    link_->SetLease(welcome.lease_s,
+                    std::max(LostAfterSeconds(welcome.lease_s), config.cluster.reattach_grace_s));
+    if (!anew) return OkStatus();
+    if (std::exchange(begun_, true)) End();
+    return Anew(config, welcome);
+  };
+  const Status begun = begin();
+  if (!begun.ok()) observe::Log(observe::LogLevel::kError, "begin", {{"why", begun.message()}});
+  return begun;
 }
 
 void SideWorker::Beat() {
@@ -90,7 +79,7 @@ void SideWorker::Beat() {
   struct rusage usage {};
   getrusage(RUSAGE_SELF, &usage);
   beat.rss_bytes = usage.ru_maxrss * 1024;
-  Send(std::move(beat));
+  Say(std::move(beat));
   if (trace_) (void)trace_->Flush();
 }
 

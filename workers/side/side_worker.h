@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/config.h"
@@ -12,6 +13,7 @@
 #include "workers/net/mailbox.h"
 #include "workers/net/messages.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/side_machine.h"
 
 namespace tidepool::workers {
 
@@ -20,39 +22,39 @@ struct SideWorkerOptions {
   int64_t place = -1;
 };
 
-// One thread calls everything here; `Send` is for any thread.
-class SideWorker {
+// One thread calls everything here; `Say` is for any thread.
+class SideWorker : private SideWork {
  public:
-  virtual ~SideWorker() = default;
+  ~SideWorker() override = default;
   // Until the controller says Shutdown (0) or is gone (3); 2: it could not begin.
   int Run(const SideWorkerOptions& options, scheduler::WorkerKind kind);
 
  protected:
   virtual Status BeforeAttach(up::Hello&) { return OkStatus(); }
   // Welcome, once an incarnation.
-  virtual Status Begin(const JobConfig& config, const down::Welcome& welcome, Incarnation inc) = 0;
-  // A command for this incarnation, after Begin.
-  virtual void Take(ToWorkerBody& command) = 0;
+  virtual Status Anew(const JobConfig& config, const down::Welcome& welcome) = 0;
+  void Take(ToWorkerBody& command) override = 0;
   virtual void Answer() {}  // after every turn of the loop: what is due
   [[nodiscard]] virtual std::chrono::milliseconds UntilNext() const { return std::chrono::milliseconds(50); }
   virtual void Describe(up::Heartbeat& beat) = 0;
   virtual void End() {}  // before the link closes, or another incarnation begins
 
-  void Send(FromWorkerBody body) { link_->Send(std::move(body)); }
-  std::unique_ptr<observe::TraceWriter> trace_;  // set by Begin, or never
+  void Say(FromWorkerBody body) override { link_->Send(std::move(body)); }
+  std::unique_ptr<observe::TraceWriter> trace_;  // set by Anew, or never
 
  private:
   void On(LinkEvent& event);
-  Status Welcomed(const down::Welcome& welcome);
-  void Failed(const char* what, const Status& status);
+  void Begin(int64_t ctl_epoch) override { link_->Begin(ctl_epoch); }
+  Status Welcomed(const down::Welcome& welcome, bool anew) override;
   void Beat();
 
   Mailbox<LinkEvent> inbox_;
   std::unique_ptr<Link> link_;
   std::chrono::steady_clock::time_point next_beat_{};
   double heartbeat_s_ = 0.5;
-  Incarnation inc_;
-  int exit_code_ = -1;
+  SideMachine machine_{this};
+  bool begun_ = false;
+  std::optional<int> exit_code_;
 };
 
 }  // namespace tidepool::workers

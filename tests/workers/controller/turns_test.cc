@@ -39,10 +39,7 @@ class TurnsTest : public testing::Test {
     auto rows = RowSource::Create(config_, dir_);
     ASSERT_TRUE(rows.ok()) << rows.status().ToString();
     rows_ = std::move(*rows);
-    auto metrics = RunMetrics::Open(config_, dir_, files_);
-    ASSERT_TRUE(metrics.ok());
-    metrics_ = std::move(*metrics);
-    turns_ = std::make_unique<Turns>(*rows_, samples_, *metrics_);
+    turns_ = std::make_unique<Turns>(*rows_, samples_, [](const char*) {});
   }
   std::string Text(const std::vector<int32_t>& ids) {
     return rows_->tokenizer().Decode(ids, /*skip_special=*/false);
@@ -76,8 +73,6 @@ class TurnsTest : public testing::Test {
   std::string dir_;
   JobConfig config_;
   std::unique_ptr<RowSource> rows_;
-  DiskThread files_;
-  std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;
   std::unique_ptr<Turns> turns_;
   SampleId tid_{4, 0, 2}, row_{4, 0, SampleId::kRowSample};

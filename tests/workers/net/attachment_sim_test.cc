@@ -1,11 +1,14 @@
 // Whole runs on a network in memory, with virtual time and seeded faults: connections are cut, one side of
 // them does not learn of it, Hellos overtake each other, either side is paused, processes and controllers
 // die, ranks of a group wait for each other. Under test are the classes of the real processes:
-// scheduler::Controller, Attachments, SampleStore and TokenIntake at one end, WorkerSession and DeviceMachine
-// at the other. Modelled are threads, files and tensors.
+// scheduler::Controller, Attachments, WorkerPlaces, Effects, SampleStore, Turns and TokenIntake at one end,
+// WorkerSession, DeviceMachine, SideMachine and environments at the other. Modelled are threads, files and
+// tensors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +16,7 @@
 
 #include "scheduler/checker.h"
 #include "tests/workers/net/sim_controller.h"
+#include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
 namespace {
@@ -43,9 +47,40 @@ scheduler::ControllerOptions Job() {
   return o;
 }
 
+// A job whose samples are games: what they are, and the words of their model.
+struct Episodes {
+  JobConfig config;
+  std::string dir = testing::TempDir() + "episodes-XXXXXX";
+  std::unique_ptr<RowSource> words;
+
+  Episodes() {
+    TP_CHECK(mkdtemp(dir.data()) != nullptr);
+    config.model.init = ModelInit{};
+    config.model.init->alphabet = "SFHGP#?ldru:asnt ";
+    EnvironmentConfig lake{.name = "frozen_lake"};
+    lake.options = {{"style", "\"terse\""}, {"view", "\"near\""}, {"frozen", "100"}, {"side", "3"}};
+    config.job = RlJob{.algorithm = {}, .environment = lake};
+    TP_CHECK(WriteInitFolder(*config.model.init, DType::kFloat32, dir).ok());
+    auto rows = RowSource::Create(config, dir);
+    TP_CHECK(rows.ok()) << rows.status().ToString();
+    words = std::move(*rows);
+  }
+  ~Episodes() {
+    std::error_code error;
+    std::filesystem::remove_all(dir, error);
+  }
+};
+
 class Sim {
  public:
-  Sim(uint64_t seed, scheduler::ControllerOptions job) : job_(std::move(job)), network_(seed) {
+  Sim(uint64_t seed, scheduler::ControllerOptions job, const Episodes* episodes)
+      : job_(std::move(job)), network_(seed) {
+    if (episodes != nullptr) {
+      network_.side_kind = scheduler::WorkerKind::kEnvironment;
+      world_.job = &episodes->config;
+      world_.words = episodes->words.get();
+      world_.bad_turn = 0.02;
+    }
     network_.lease_s = 3 * job_.fleet.heartbeat_s;
     network_.patience_s = std::max(LostAfterSeconds(network_.lease_s), job_.fleet.reattach_grace_s);
     network_.outlives = job_.fleet.reattach_grace_s > 0;
@@ -65,7 +100,7 @@ class Sim {
     if (!job_.fleet.launch_workers) StartByHand();
     Fault();
     while (network_.now < heal_at_ + FromSeconds(300) && network_.RunOne()) {
-      if (network_.now > heal_at_) world_.bad_load = world_.bad_step = 0;
+      if (network_.now > heal_at_) world_.bad_load = world_.bad_step = world_.bad_turn = 0;
       if (controller_ == nullptr) continue;
       if (!controller_->wrong.empty())
         return "at " + std::to_string(Seconds(network_.now.since_start)) + " s: " + controller_->wrong;
@@ -76,6 +111,7 @@ class Sim {
   }
   int64_t lives = 0, adopted = 0, asked_again = 0, behind_gap = 0;
   bool done = false;
+  [[nodiscard]] int64_t turns() const { return world_.turns; }
   [[nodiscard]] const SimNetwork& network() const { return network_; }
 
  private:
@@ -185,14 +221,14 @@ class Sim {
 
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
-          behind_gap = 0, done = 0;
+          behind_gap = 0, turns = 0, done = 0;
 };
 
 // Every seed of the job comes to its end with nothing wrong; what happened in all of them together.
-Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job) {
+Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Episodes* episodes = nullptr) {
   Seen seen;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
-    Sim sim(seed, job);
+    Sim sim(seed, job, episodes);
     const std::string wrong = sim.Run();
     EXPECT_EQ(wrong, "") << "seed " << seed;
     if (!wrong.empty()) break;
@@ -200,6 +236,7 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job) {
     seen.refused += sim.network().refused_commands;
     seen.lives += sim.lives, seen.adopted += sim.adopted, seen.asked_again += sim.asked_again;
     seen.behind_gap += sim.behind_gap;
+    seen.turns += sim.turns();
     seen.done += sim.done ? 1 : 0;
   }
   // A simulation in which nothing happens proves nothing.
@@ -244,6 +281,19 @@ TEST(AttachmentSimTest, SlotsThatChangeTheirRoles) {
       job.fleet.reattach_grace_s = grace_s;
       RunSeeds(150, job);
     }
+  }
+}
+
+TEST(AttachmentSimTest, SamplesThatAreEpisodes) {
+  const Episodes episodes;
+  scheduler::ControllerOptions job = Job();
+  job.environment.used = true;
+  job.environment.workers = 2;
+  job.environment.max_turn_tokens = 6;
+  job.environment.reset_timeout_s = job.environment.step_timeout_s = 20;
+  for (const double grace_s : {15, 0}) {
+    job.fleet.reattach_grace_s = grace_s;
+    EXPECT_GT(RunSeeds(200, job, &episodes).turns, 100 * 200);
   }
 }
 

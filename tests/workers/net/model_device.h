@@ -13,6 +13,7 @@
 #include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "core/sample/codec.h"
+#include "workers/data/row_source.h"
 #include "workers/device/device_machine.h"
 #include "workers/device/given_row.h"
 
@@ -37,6 +38,11 @@ struct ModelWorld {
   // Everything that was generated for an attempt, up to any of its ends.
   std::map<std::pair<SampleId, int32_t>, std::set<std::vector<int32_t>>> made;
   std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step)> rows;
+  // A job of episodes: its environment, and its words.
+  const JobConfig* job = nullptr;
+  const RowSource* words = nullptr;
+  int64_t turns = 0;    // of games that were played
+  double bad_turn = 0;  // chance that an environment fails
   double bad_load = 0;  // chance that a load leaves other bytes
   double bad_step = 0;  // chance that a step breaks off within its updates
 };
@@ -110,6 +116,10 @@ class ModelDevice : public DeviceWork {
     const double u = SampleUniform(1, SampleUid({c.tid.ordinal, 0, c.tid.sample}), 2, 3);
     r.limit = std::min(c.max_new_tokens, 1 + static_cast<int64_t>(u * 2 * static_cast<double>(mean_tokens)));
     r.full = r.limit == c.max_new_tokens;
+    if (world_->words != nullptr) {
+      r.limit = c.max_new_tokens;
+      r.full = true;
+    }
     return OkStatus();
   }
   bool Cancel(const SampleId& tid, int32_t att) override { return running_.erase({tid, att}) > 0; }
@@ -131,17 +141,20 @@ class ModelDevice : public DeviceWork {
       d.tid = it->first.first;
       d.att = it->first.second;
       const auto size = static_cast<int64_t>(r.context.size());
+      bool said_all = false;
       const int64_t n = std::max<int64_t>(std::min({1 + rng_.Below(3), r.left, r.limit - size}), 0);
       for (int64_t i = 0; i < n; ++i) {
-        r.context.push_back(static_cast<int32_t>(rng_.Below(1 << 30)));
+        r.context.push_back(NextToken());
         d.tokens.ids.push_back(r.context.back());
         d.tokens.logprobs.push_back(-1);
+        if (said_all = world_->words != nullptr && world_->words->IsEnd(r.context.back())) break;
       }
-      if (n > 0) d.tokens.versions = {{version_, n}};
-      r.left -= n;
-      const bool whole = size + n >= r.limit;
+      const int64_t made = d.tokens.size();
+      if (made > 0) d.tokens.versions = {{version_, made}};
+      r.left -= made;
+      const bool whole = said_all || size + made >= r.limit;
       d.ended = whole || r.left <= 0;
-      d.end = !whole ? ChunkEnd::kChunkLimit : r.full ? ChunkEnd::kLength : ChunkEnd::kEos;
+      d.end = !whole ? ChunkEnd::kChunkLimit : r.full && !said_all ? ChunkEnd::kLength : ChunkEnd::kEos;
       if (d.ended) world_->made[it->first].insert(r.context);
       it = d.ended ? running_.erase(it) : std::next(it);
       step.chunks.push_back(std::move(d));
@@ -231,6 +244,12 @@ class ModelDevice : public DeviceWork {
     int64_t limit = 0;             // of the sample
     bool full = false;             // that limit is the job's
   };
+  // Of an episode: a word of the job, every third time the last one of the turn.
+  int32_t NextToken() {
+    if (world_->words == nullptr) return static_cast<int32_t>(rng_.Below(1 << 30));
+    if (rng_.Chance(0.3)) return world_->words->end_token();
+    return static_cast<int32_t>(rng_.Below(world_->words->tokenizer().vocab_size()));
+  }
   // As a collective: all ranks of the step come, or some peer is gone.
   Status Together(const down::Train& c) {
     if (c.world == 1) return OkStatus();

@@ -43,6 +43,9 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
   places_ = std::make_unique<WorkerPlaces>(
       *attachments_, WorkerPlaces::Ends{.feed = [this](scheduler::Event event) { Feed(std::move(event)); },
                                         .left = [](int64_t) {}});
+  if (world->words != nullptr)
+    turns_ = std::make_unique<Turns>(*world->words, samples_,
+                                     [this](const char* metric) { Wrong(std::string("counted ") + metric); });
   effects_ = std::make_unique<Effects>(
       *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
                                    .carry_out = [this](const auto& decided) { CarryOut(decided); },
@@ -215,6 +218,8 @@ void SimController::OnMessage(Attachments::Message& e) {
         } else if constexpr (std::is_same_v<B, up::Graded>) {
           b.grader = worker;
           Feed(ev::Graded(b));
+        } else if constexpr (std::is_same_v<B, up::EnvStepped>) {
+          Feed(turns_->Take(worker, std::move(b)));
         } else if constexpr (std::is_same_v<B, up::Loaded>) {
           feed(ev::Loaded(b));
         } else if constexpr (std::is_same_v<B, up::TrainDone>) {
@@ -242,6 +247,12 @@ void SimController::OnMessage(Attachments::Message& e) {
 void SimController::EnsureRow(const SampleId& tid) {
   if (samples_.FindRow(tid) != nullptr) return;
   EncodedRow row;
+  if (world_->words != nullptr) {
+    auto made = tid.is_eval() ? world_->words->HeldOut(tid.ordinal) : world_->words->Row(tid.ordinal);
+    TP_CHECK(made.ok()) << made.status().ToString();
+    samples_.PutRow(tid.ordinal, tid.is_eval(), std::move(*made));
+    return;
+  }
   row.prompt.assign(5, static_cast<int32_t>(tid.ordinal));
   samples_.PutRow(tid.ordinal, tid.is_eval(), std::move(row));
 }
@@ -293,6 +304,8 @@ struct SimController::Do {
   }
   void operator()(const cmd::StartChunk& c) {
     s.EnsureRow(c.tid);
+    if (s.turns_ != nullptr && !s.turns_->CheckPrefix(s.samples_.Get(c.tid, c.att)).ok())
+      s.Wrong("the record of " + ToString(c.tid) + " is not what was said");
     down::StartChunk m = s.samples_.StartMessage(c);
     if (static_cast<int64_t>(m.generated.size()) != c.generated)
       s.Wrong(ToString(c.tid) + " has another number of tokens than the scheduler thinks");
@@ -302,7 +315,10 @@ struct SimController::Do {
   void operator()(const cmd::StorePayload& c) {
     s.EnsureRow(c.tid);
     const sample::Trajectory t = s.samples_.Finished(c.tid);
-    if (!s.world_->made[{c.tid, c.att}].contains(t.Ids()))
+    std::vector<int32_t> said = t.Ids();  // up to the last word of the policy
+    if (!t.segments.empty() && t.segments.back().kind == sample::SegmentKind::kObservation)
+      said.resize(said.size() - t.segments.back().ids.size());
+    if (!s.world_->made[{c.tid, c.att}].contains(said))
       s.Wrong("what is stored of " + ToString(c.tid) + " is not what a worker generated");
     s.Later(0.005, [&s = s, t] {
       s.files_->payload[{t.tid, t.att}] = t;
@@ -312,9 +328,26 @@ struct SimController::Do {
       s.Feed(std::move(stored));
     });
   }
-  void operator()(const cmd::DiscardTokens& c) { s.samples_.Discard(c.tid); }
-  void operator()(const cmd::EnvStep&) { s.Wrong("a turn without environments"); }
-  void operator()(const cmd::AppendObservation&) { s.Wrong("an observation without environments"); }
+  void operator()(const cmd::DiscardTokens& c) {
+    s.samples_.Discard(c.tid);
+    if (s.turns_ != nullptr) s.turns_->Forget(c.tid);
+  }
+  void operator()(const cmd::EnvStep& c) {
+    StoredSample stored;
+    StoredSample* record = nullptr;
+    if (c.turn != 0) {
+      s.EnsureRow(c.tid);
+      record = s.controller_->FindPayload(c.tid) == nullptr ? s.samples_.Change(c.tid) : nullptr;
+      if (record == nullptr) {
+        auto t = s.Recorded(c.tid);
+        if (!t.ok()) return s.Wrong("a turn of " + ToString(c.tid) + ": " + t.status().message());
+        stored.tokens = *std::move(t);
+        record = &stored;
+      }
+    }
+    s.Send(c.worker, s.turns_->Step(c, record));
+  }
+  void operator()(const cmd::AppendObservation& c) { s.turns_->Append(c); }
   void operator()(const cmd::Grade& c) {
     down::Grade m;
     m.tid = c.tid;

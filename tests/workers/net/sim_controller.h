@@ -1,7 +1,7 @@
 #pragma once
 // One life of a controller process on the simulated network: the real scheduler::Controller, Attachments,
-// WorkerPlaces, SampleStore and TokenIntake; files are maps, a write takes virtual time. What is on the disk
-// (SimDisk) outlives it.
+// WorkerPlaces, Effects, SampleStore, Turns and TokenIntake; files are maps, a write takes virtual time. What
+// is on the disk (SimDisk) outlives it.
 
 #include <deque>
 #include <functional>
@@ -17,6 +17,7 @@
 #include "workers/controller/effects.h"
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/token_intake.h"
+#include "workers/controller/turns.h"
 #include "workers/controller/worker_places.h"
 
 namespace tidepool::workers {
@@ -82,6 +83,7 @@ class SimController {
   std::unique_ptr<WorkerPlaces> places_;
   SampleStore samples_;
   TokenIntake intake_;
+  std::unique_ptr<Turns> turns_;  // of a job of episodes
   std::unique_ptr<Effects> effects_;
   std::deque<std::vector<JournalEntry>> unwritten_;
   bool writing_ = false;

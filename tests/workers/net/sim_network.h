@@ -1,7 +1,7 @@
 #pragma once
 // A network in memory with virtual time, and the worker processes on it: connections are two queues of real
 // frames, in order each; nothing is promised between connections. A process runs the real WorkerSession, and
-// a device the real DeviceMachine on a modelled device. Faults are drawn from the seed.
+// the real DeviceMachine on a modelled device or the real SideMachine. Faults are drawn from the seed.
 
 #include <algorithm>
 #include <deque>
@@ -20,6 +20,7 @@
 #include "proto/control.pb.h"
 #include "tests/workers/net/blocking_call.h"
 #include "tests/workers/net/model_device.h"
+#include "tests/workers/net/model_side.h"
 #include "workers/net/attachments.h"
 #include "workers/net/wire.h"
 #include "workers/net/worker_session.h"
@@ -75,7 +76,11 @@ class SimNetwork {
           session(number, FromSeconds(30)),
           work(world, number),
           machine(&work),
+          side_work(world, number),
+          side(&side_work),
           rng(number) {
+      side_work.on_begin = [this](int64_t epoch) { session.Begin(epoch); };
+      side_work.on_say = [this](FromWorkerBody body) { session.Send(std::move(body)); };
       work.on_begin = [this](int64_t epoch) { session.Begin(epoch); };
       work.on_say = [this](FromWorkerBody body) { session.Send(std::move(body)); };
       work.called_off = [this](int64_t lease) {
@@ -91,6 +96,8 @@ class SimNetwork {
     WorkerSession session;
     ModelDevice work;
     DeviceMachine machine;
+    ModelSide side_work;
+    SideMachine side;
     Rng rng;
     ConnectionId connection = 0;
     TimePoint paused_until, busy_until;
@@ -154,6 +161,7 @@ class SimNetwork {
   std::set<int64_t> cut_off;          // places whose connections carry nothing
   double lease_s = 1.5, patience_s = 15;
   bool outlives = true;  // processes, their controller
+  scheduler::WorkerKind side_kind = scheduler::WorkerKind::kReward;
   int64_t cuts = 0, ended = 0, fenced = 0, refused_commands = 0;
 
   // --- faults
@@ -222,7 +230,7 @@ class SimNetwork {
     if (cut_off.contains(p->place)) wire->up_open = wire->down_open = false;
     up::Hello hello;
     hello.place = p->place;
-    hello.kind = p->device ? scheduler::WorkerKind::kDevice : scheduler::WorkerKind::kReward;
+    hello.kind = p->device ? scheduler::WorkerKind::kDevice : side_kind;
     hello.pid = static_cast<int64_t>(p->nonce);
     hello.device_bytes = int64_t{1} << 30;
     hello.weights_address = p->address;
@@ -318,7 +326,10 @@ class SimNetwork {
       if (p->call != nullptr) {
         if ((now >= p->call_ends || p->awaited()) && p->call->Resume()) p->call.reset();
       } else if (!p->device) {
-        for (Command& c : std::exchange(p->inbox, {})) Grade(p, c);
+        for (Command& c : std::exchange(p->inbox, {})) {
+          ++p->operations;
+          p->side.On(c, p->session.ctl_epoch());
+        }
       } else if (std::ranges::any_of(p->inbox, Waits)) {
         p->call = std::make_unique<BlockingCall>([p = p.get()] { p->Work(); });
         if (p->call->Resume()) p->call.reset();
@@ -326,7 +337,7 @@ class SimNetwork {
         p->Work();
       }
       if (p->dead) return;
-      if (p->machine.exit_code()) return End(p);
+      if (p->machine.exit_code() || p->side.exit_code()) return End(p);
       if (p->device && p->call == nullptr && p->machine.CanStep() && p->session.MayServe(now)) {
         ++p->operations;
         p->machine.Step();
@@ -342,22 +353,6 @@ class SimNetwork {
     return std::holds_alternative<down::Train>(c.body) || std::holds_alternative<down::FormGroup>(c.body) ||
            std::holds_alternative<down::FetchState>(c.body);
   }
-  void Grade(const ProcessPtr& p, const Command& c) {
-    if (c.ctl_epoch < p->session.ctl_epoch()) return;
-    if (std::holds_alternative<down::Attached>(c.body)) {
-      p->session.Begin(c.ctl_epoch);
-      p->session.Send(up::Offer{.last = true});
-    } else if (const auto* grade = std::get_if<down::Grade>(&c.body)) {
-      up::Graded verdict;
-      verdict.tid = grade->tid;
-      verdict.att = grade->att;
-      verdict.reward = static_cast<double>(SampleUid(grade->tid) % 2);
-      p->session.Send(std::move(verdict));
-    } else if (std::holds_alternative<down::Shutdown>(c.body)) {
-      End(p);
-    }
-  }
-
   std::priority_queue<Event> events_;
   int64_t order_ = 0, connections_ = 0;
   std::map<ConnectionId, std::shared_ptr<Connection>> wires_;
