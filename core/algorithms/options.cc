@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 namespace tidepool::algorithms {
 namespace {
@@ -16,25 +17,23 @@ std::string Short(double v) {
 
 Status Check(const OptionSpec& spec, const Value& value) {
   const std::string said = spec.name + " is " + ValueText(value) + "; expected " + DescribeOption(spec);
-  switch (spec.type) {
-    case OptionType::kNumber: {
-      const double* v = std::get_if<double>(&value);
-      if (v == nullptr || !(*v >= spec.lo && *v <= spec.hi)) return InvalidArgument(said);
-      return OkStatus();
-    }
-    case OptionType::kFlag:
-      return std::holds_alternative<bool>(value) ? OkStatus() : InvalidArgument(said);
-    case OptionType::kText: {
-      const std::string* v = std::get_if<std::string>(&value);
-      if (v == nullptr) return InvalidArgument(said);
-      if (!spec.choices.empty() && std::ranges::count(spec.choices, *v) == 0) return Unimplemented(said);
-      return OkStatus();
-    }
+  if (spec.choices.empty()) {
+    const double* v = std::get_if<double>(&value);
+    return v != nullptr && *v >= spec.lo && *v <= spec.hi ? OkStatus() : InvalidArgument(said);
   }
-  return OkStatus();
+  const std::string* v = std::get_if<std::string>(&value);
+  if (v == nullptr) return InvalidArgument(said);
+  return std::ranges::count(spec.choices, *v) > 0 ? OkStatus() : Unimplemented(said);
 }
 
 }  // namespace
+
+OptionSpec Choice(std::string name, Value fallback, std::vector<std::string> choices, std::string doc) {
+  return {.name = std::move(name),
+          .fallback = std::move(fallback),
+          .choices = std::move(choices),
+          .doc = std::move(doc)};
+}
 
 StatusOr<Options> Options::Make(std::span<const OptionSpec> specs, const std::map<std::string, Value>& given,
                                 bool fill) {
@@ -78,11 +77,6 @@ std::string Options::Text(std::string_view name, std::string_view otherwise) con
   const std::string* v = it == values_.end() ? nullptr : std::get_if<std::string>(&it->second);
   return v == nullptr ? std::string(otherwise) : *v;
 }
-bool Options::Flag(std::string_view name) const {
-  const auto it = values_.find(name);
-  const bool* v = it == values_.end() ? nullptr : std::get_if<bool>(&it->second);
-  return v != nullptr && *v;
-}
 
 std::string ValueText(const Value& value) {
   if (const bool* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
@@ -92,9 +86,8 @@ std::string ValueText(const Value& value) {
 }
 
 std::string DescribeOption(const OptionSpec& spec) {
-  if (spec.type == OptionType::kFlag) return "true or false";
-  if (spec.type == OptionType::kText) {
-    std::string text = spec.choices.empty() ? "text" : "one of ";
+  if (!spec.choices.empty()) {
+    std::string text = "one of ";
     for (size_t i = 0; i < spec.choices.size(); ++i) text += (i == 0 ? "" : ", ") + spec.choices[i];
     return text;
   }

@@ -18,18 +18,20 @@ namespace tidepool::algorithms {
 
 using Value = std::variant<std::monostate, bool, double, std::string>;
 
-enum class OptionType { kNumber, kText, kFlag };
+// A number, or a text where there are choices.
 
 struct OptionSpec {
   std::string name;
-  OptionType type = OptionType::kNumber;
   Value fallback = {};                                   // the paper's, or the field's; none: off
   double lo = -std::numeric_limits<double>::infinity();  // allowed numbers; the ends included
   double hi = std::numeric_limits<double>::infinity();
-  std::vector<std::string> choices = {};  // of a text
-  std::string doc = {};                   // one line
-  bool required = false;                  // a formula without it has no meaning
+  std::vector<std::string> choices = {};
+  std::string doc = {};   // one line
+  bool required = false;  // a formula without it has no meaning
 };
+
+// A text: one of `choices`.
+OptionSpec Choice(std::string name, Value fallback, std::vector<std::string> choices, std::string doc);
 
 class Options {
  public:
@@ -42,7 +44,6 @@ class Options {
   [[nodiscard]] std::optional<double> Number(std::string_view name) const;
   [[nodiscard]] double Number(std::string_view name, double otherwise) const;
   [[nodiscard]] std::string Text(std::string_view name, std::string_view otherwise = {}) const;
-  [[nodiscard]] bool Flag(std::string_view name) const;
   [[nodiscard]] const std::map<std::string, Value, std::less<>>& values() const { return values_; }
 
  private:

@@ -27,11 +27,11 @@ StatusOr<Parts> PartsOf(const AlgorithmConfig& c) {
   Parts p;
   p.preset = FindAlgorithm(c.name);
   if (p.preset == nullptr) return Wrong("name", "found '" + c.name + "'; there are " + Names(Algorithms()));
-  const std::string advantage = c.advantage.empty() ? p.preset->advantage : c.advantage;
+  const std::string advantage = c.advantage.empty() ? p.preset->advantage.name : c.advantage;
   p.advantage = FindAdvantage(advantage);
   if (p.advantage == nullptr)
     return Wrong("advantage", "found '" + advantage + "'; there are " + Names(AdvantageEstimators()));
-  const std::string loss = c.loss.empty() ? p.preset->loss : c.loss;
+  const std::string loss = c.loss.empty() ? p.preset->loss.name : c.loss;
   p.loss = FindLoss(loss);
   if (p.loss == nullptr) return Wrong("loss", "found '" + loss + "'; there are " + Names(PolicyLosses()));
   return p;
@@ -140,176 +140,80 @@ bool ResolvedAlgorithm::needs_old_first() const {
 }
 
 const std::vector<AlgorithmEntry>& Algorithms() {
+  const auto preset = [](std::string name, std::string paper, std::string doc, AlgorithmEntry::Part advantage,
+                         AlgorithmEntry::Part loss, AlgorithmEntry::Rules rules = {}) {
+    return AlgorithmEntry{std::move(name),      std::move(paper), std::move(doc),
+                          std::move(advantage), std::move(loss),  std::move(rules)};
+  };
   static const std::vector<AlgorithmEntry> entries = {
-      {.name = "grpo",
-       .paper = "DeepSeekMath, arXiv:2402.03300",
-       .doc = "group-relative advantages with PPO's clip",
-       .advantage = "grpo",
-       .loss = "ppo"},
-      {.name = "dr_grpo",
-       .paper = "Understanding R1-zero-like training, arXiv:2503.20783",
-       .doc = "no deviation, sums over a constant length",
-       .advantage = "grpo",
-       .advantage_options = {{"scale", "none"}},
-       .loss = "ppo",
-       .aggregation = "seq-mean-token-sum-norm"},
-      {.name = "dapo",
-       .paper = "DAPO, arXiv:2503.14476",
-       .doc = "clip-higher, token mean, groups of equal rewards are replaced",
-       .advantage = "grpo",
-       .loss = "ppo",
-       .loss_options = {{"clip_high", 0.28}},
-       .filter = "zero_variance"},
-      {.name = "rloo",
-       .paper = "Back to basics, arXiv:2402.14740",
-       .doc = "leave-one-out baseline, policy gradient",
-       .advantage = "rloo",
-       .loss = "reinforce",
-       .aggregation = "seq-mean-token-sum"},
-      {.name = "rloo_clip",
-       .paper = "Back to basics, arXiv:2402.14740, as in TRL",
-       .doc = "leave-one-out baseline, clip on the ratio of whole sequences",
-       .advantage = "rloo",
-       .loss = "seq_product"},
-      {.name = "reinforce_pp",
-       .paper = "REINFORCE++, arXiv:2501.03262",
-       .doc = "returns whitened over the batch, no groups",
-       .advantage = "reinforce_pp",
-       .loss = "ppo"},
-      {.name = "reinforce_pp_baseline",
-       .paper = "REINFORCE++, arXiv:2501.03262",
-       .doc = "group mean as baseline, then whitened over the batch",
-       .advantage = "reinforce_pp_baseline",
-       .loss = "ppo"},
-      {.name = "gspo",
-       .paper = "Group sequence policy optimization, arXiv:2507.18071",
-       .doc = "clip on the ratio of the sequence",
-       .advantage = "grpo",
-       .loss = "gspo"},
-      {.name = "luspo",
-       .paper = "LUSPO, arXiv:2602.05261",
-       .doc = "GSPO with sums over tokens",
-       .advantage = "grpo",
-       .loss = "gspo",
-       .aggregation = "seq-mean-token-sum"},
-      {.name = "cispo",
-       .paper = "MiniMax-M1, arXiv:2506.13585",
-       .doc = "clipped, detached ratio on the log-prob",
-       .advantage = "grpo",
-       .loss = "cispo"},
-      {.name = "sapo",
-       .paper = "Soft adaptive policy optimization, arXiv:2511.20347",
-       .doc = "a soft gate in place of the clip",
-       .advantage = "grpo",
-       .loss = "sapo"},
-      {.name = "gmpo",
-       .paper = "Geometric-mean policy optimization, arXiv:2507.20673",
-       .doc = "geometric mean of clipped ratios",
-       .advantage = "grpo",
-       .loss = "gmpo"},
-      {.name = "opo",
-       .paper = "On-policy RL with optimal reward baseline, arXiv:2505.23585",
-       .doc = "length-weighted baseline, exact on-policy",
-       .advantage = "opo",
-       .loss = "onpolicy"},
-      {.name = "gpg",
-       .paper = "Group policy gradient, arXiv:2504.02546",
-       .doc = "plain policy gradient, scaled for groups without a gradient",
-       .advantage = "gpg",
-       .loss = "reinforce"},
-      {.name = "maxrl",
-       .paper = "MaxRL, arXiv:2602.02710",
-       .doc = "rewards relative to the group's mean",
-       .advantage = "maxrl",
-       .loss = "ppo"},
-      {.name = "passk",
-       .paper = "Pass@k training, arXiv:2503.19595",
-       .doc = "only the best of a group is pushed",
-       .advantage = "passk",
-       .loss = "ppo"},
-      {.name = "topr",
-       .paper = "Tapered off-policy REINFORCE, arXiv:2503.14286",
-       .doc = "wrong answers weigh at most their ratio",
-       .advantage = "grpo",
-       .loss = "topr"},
-      {.name = "kimi15",
-       .paper = "Kimi k1.5, arXiv:2501.12599",
-       .doc = "policy gradient with a squared log ratio",
-       .advantage = "grpo",
-       .advantage_options = {{"scale", "none"}},
-       .loss = "kimi15"},
-      {.name = "vespo",
-       .paper = "VESPO, arXiv:2602.10693",
-       .doc = "gamma-shaped weight of the sequence ratio",
-       .advantage = "grpo",
-       .loss = "vespo"},
-      {.name = "kl_cov",
-       .paper = "The entropy mechanism of RL, arXiv:2505.22617",
-       .doc = "a KL penalty on the tokens that lose entropy",
-       .advantage = "grpo",
-       .loss = "kl_cov"},
-      {.name = "dppo",
-       .paper = "DPPO, arXiv:2602.04879",
-       .doc = "trust region on probabilities, against the sampler",
-       .advantage = "grpo",
-       .advantage_options = {{"scale", "none"}},
-       .loss = "dppo"},
-      {.name = "tis",
-       .paper = "truncated importance sampling, verl and slime",
-       .doc = "GRPO with a truncated weight for the sampler/trainer gap",
-       .advantage = "grpo",
-       .loss = "ppo",
-       .correction = "tis"},
-      {.name = "icepop",
-       .paper = "IcePop, arXiv:2601.02780",
-       .doc = "GRPO that drops tokens with a large sampler/trainer gap",
-       .advantage = "grpo",
-       .loss = "ppo",
-       .correction = "icepop"},
-      {.name = "ppo",
-       .paper = "Proximal policy optimization, arXiv:1707.06347",
-       .doc = "a critic's values, generalised advantages",
-       .advantage = "gae",
-       .loss = "ppo"},
-      {.name = "vapo",
-       .paper = "VAPO, arXiv:2504.05118",
-       .doc = "PPO with a lambda that grows with the response, clip-higher",
-       .advantage = "gae_vapo",
-       .loss = "ppo",
-       .loss_options = {{"clip_high", 0.28}}},
-      {.name = "remax",
-       .paper = "ReMax, arXiv:2310.10505",
-       .doc = "the greedy answer's reward as baseline",
-       .advantage = "remax",
-       .loss = "reinforce",
-       .aggregation = "seq-mean-token-sum"},
-      {.name = "gdpo",
-       .paper = "GDPO, arXiv:2601.05242",
-       .doc = "each reward is normalised in its group before they are added up",
-       .advantage = "gdpo",
-       .loss = "ppo"},
-      {.name = "otb",
-       .paper = "optimal token baseline (verl)",
-       .doc = "a baseline for each token, weighted by its score norms",
-       .advantage = "otb",
-       .loss = "ppo"},
-      {.name = "on_policy_distill",
-       .paper = "on-policy distillation, arXiv:2601.02780",
-       .doc = "the teacher's log-probs of the student's own samples",
-       .advantage = "on_policy_distill",
-       .loss = "reinforce"},
-      {.name = "gigpo",
-       .paper = "GiGPO, arXiv:2505.10978",
-       .doc = "episodes of a group are compared, and turns that began in the same state; for a job with an "
-              "environment",
-       .advantage = "gigpo",
-       .loss = "ppo"},
-      {.name = "decoupled_ppo",
-       .paper = "AReaL, arXiv:2505.24298",
-       .doc = "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions "
-              "of 1 or more",
-       .advantage = "grpo",
-       .loss = "decoupled"},
+      preset("grpo", "DeepSeekMath, arXiv:2402.03300", "group-relative advantages with PPO's clip", {"grpo"},
+             {"ppo"}),
+      preset("dr_grpo", "Understanding R1-zero-like training, arXiv:2503.20783",
+             "no deviation, sums over a constant length", {"grpo", {{"scale", "none"}}}, {"ppo"},
+             {.aggregation = "seq-mean-token-sum-norm"}),
+      preset("dapo", "DAPO, arXiv:2503.14476",
+             "clip-higher, token mean, groups of equal rewards are replaced", {"grpo"},
+             {"ppo", {{"clip_high", 0.28}}}, {.filter = "zero_variance"}),
+      preset("rloo", "Back to basics, arXiv:2402.14740", "leave-one-out baseline, policy gradient", {"rloo"},
+             {"reinforce"}, {.aggregation = "seq-mean-token-sum"}),
+      preset("rloo_clip", "Back to basics, arXiv:2402.14740, as in TRL",
+             "leave-one-out baseline, clip on the ratio of whole sequences", {"rloo"}, {"seq_product"}),
+      preset("reinforce_pp", "REINFORCE++, arXiv:2501.03262", "returns whitened over the batch, no groups",
+             {"reinforce_pp"}, {"ppo"}),
+      preset("reinforce_pp_baseline", "REINFORCE++, arXiv:2501.03262",
+             "group mean as baseline, then whitened over the batch", {"reinforce_pp_baseline"}, {"ppo"}),
+      preset("gspo", "Group sequence policy optimization, arXiv:2507.18071",
+             "clip on the ratio of the sequence", {"grpo"}, {"gspo"}),
+      preset("luspo", "LUSPO, arXiv:2602.05261", "GSPO with sums over tokens", {"grpo"}, {"gspo"},
+             {.aggregation = "seq-mean-token-sum"}),
+      preset("cispo", "MiniMax-M1, arXiv:2506.13585", "clipped, detached ratio on the log-prob", {"grpo"},
+             {"cispo"}),
+      preset("sapo", "Soft adaptive policy optimization, arXiv:2511.20347",
+             "a soft gate in place of the clip", {"grpo"}, {"sapo"}),
+      preset("gmpo", "Geometric-mean policy optimization, arXiv:2507.20673",
+             "geometric mean of clipped ratios", {"grpo"}, {"gmpo"}),
+      preset("opo", "On-policy RL with optimal reward baseline, arXiv:2505.23585",
+             "length-weighted baseline, exact on-policy", {"opo"}, {"onpolicy"}),
+      preset("gpg", "Group policy gradient, arXiv:2504.02546",
+             "plain policy gradient, scaled for groups without a gradient", {"gpg"}, {"reinforce"}),
+      preset("maxrl", "MaxRL, arXiv:2602.02710", "rewards relative to the group's mean", {"maxrl"}, {"ppo"}),
+      preset("passk", "Pass@k training, arXiv:2503.19595", "only the best of a group is pushed", {"passk"},
+             {"ppo"}),
+      preset("topr", "Tapered off-policy REINFORCE, arXiv:2503.14286",
+             "wrong answers weigh at most their ratio", {"grpo"}, {"topr"}),
+      preset("kimi15", "Kimi k1.5, arXiv:2501.12599", "policy gradient with a squared log ratio",
+             {"grpo", {{"scale", "none"}}}, {"kimi15"}),
+      preset("vespo", "VESPO, arXiv:2602.10693", "gamma-shaped weight of the sequence ratio", {"grpo"},
+             {"vespo"}),
+      preset("kl_cov", "The entropy mechanism of RL, arXiv:2505.22617",
+             "a KL penalty on the tokens that lose entropy", {"grpo"}, {"kl_cov"}),
+      preset("dppo", "DPPO, arXiv:2602.04879", "trust region on probabilities, against the sampler",
+             {"grpo", {{"scale", "none"}}}, {"dppo"}),
+      preset("tis", "truncated importance sampling, verl and slime",
+             "GRPO with a truncated weight for the sampler/trainer gap", {"grpo"}, {"ppo"},
+             {.correction = "tis"}),
+      preset("icepop", "IcePop, arXiv:2601.02780", "GRPO that drops tokens with a large sampler/trainer gap",
+             {"grpo"}, {"ppo"}, {.correction = "icepop"}),
+      preset("ppo", "Proximal policy optimization, arXiv:1707.06347",
+             "a critic's values, generalised advantages", {"gae"}, {"ppo"}),
+      preset("vapo", "VAPO, arXiv:2504.05118", "PPO with a lambda that grows with the response, clip-higher",
+             {"gae_vapo"}, {"ppo", {{"clip_high", 0.28}}}),
+      preset("remax", "ReMax, arXiv:2310.10505", "the greedy answer's reward as baseline", {"remax"},
+             {"reinforce"}, {.aggregation = "seq-mean-token-sum"}),
+      preset("gdpo", "GDPO, arXiv:2601.05242",
+             "each reward is normalised in its group before they are added up", {"gdpo"}, {"ppo"}),
+      preset("otb", "optimal token baseline (verl)", "a baseline for each token, weighted by its score norms",
+             {"otb"}, {"ppo"}),
+      preset("on_policy_distill", "on-policy distillation, arXiv:2601.02780",
+             "the teacher's log-probs of the student's own samples", {"on_policy_distill"}, {"reinforce"}),
+      preset("gigpo", "GiGPO, arXiv:2505.10978",
+             "episodes of a group are compared, and turns that began in the same state; for a job with an "
+             "environment",
+             {"gigpo"}, {"ppo"}),
+      preset("decoupled_ppo", "AReaL, arXiv:2505.24298",
+             "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions of "
+             "1 or more",
+             {"grpo"}, {"decoupled"}),
   };
   return entries;
 }
@@ -358,8 +262,8 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
   }
   // The preset's options go with its own parts; then what the config says.
   std::map<std::string, Value> advantage, loss;
-  if (out.advantage->name == preset.advantage) advantage = preset.advantage_options;
-  if (parts.loss->name == preset.loss) loss = preset.loss_options;
+  if (out.advantage->name == preset.advantage.name) advantage = preset.advantage.options;
+  if (parts.loss->name == preset.loss.name) loss = preset.loss.options;
   if (!c.advantage_scale.empty()) advantage["scale"] = c.advantage_scale;
   if (c.advantage_eps) advantage["eps"] = *c.advantage_eps;
   if (c.clip_low) loss["clip_low"] = *c.clip_low;
@@ -385,8 +289,8 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
     return Wrong("dual_clip", "is " + ValueText(*dual) + "; it has to be above 1");
   const bool beh_ratio = std::ranges::count(parts.loss->needs, Column::kBehaviour) > 0;
   const std::string aggregation = !c.aggregation.empty() ? c.aggregation
-                                  : parts.loss->name == preset.loss && !preset.aggregation.empty()
-                                      ? preset.aggregation
+                                  : parts.loss->name == preset.loss.name && !preset.rules.aggregation.empty()
+                                      ? preset.rules.aggregation
                                       : parts.loss->aggregation;
   const auto mode = ParseAggregation(aggregation);
   if (!mode.ok()) return Wrong("aggregation", mode.status().message());
@@ -411,8 +315,9 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
     out.aggregation.divide_by_seqs = true;
   }
 
-  const std::string correction =
-      c.correction.empty() ? (parts.loss->extras && !beh_ratio ? preset.correction : "none") : c.correction;
+  const std::string correction = c.correction.empty()
+                                     ? (parts.loss->extras && !beh_ratio ? preset.rules.correction : "none")
+                                     : c.correction;
   if (correction != "none") {
     if (!parts.loss->extras) {
       return Wrong("correction",
@@ -477,22 +382,22 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
 std::string FilterOf(const AlgorithmConfig& config) {
   if (!config.filter.empty()) return config.filter;
   const AlgorithmEntry* preset = FindAlgorithm(config.name);
-  return preset == nullptr ? "none" : preset->filter;
+  return preset == nullptr ? "none" : preset->rules.filter;
 }
 
 ResolvedAlgorithm DefaultAlgorithm() { return Resolve(AlgorithmConfig{}, 1).value(); }
 
 std::string DescribeAlgorithm(const AlgorithmEntry& e) {
-  const AdvantageEntry& advantage = *FindAdvantage(e.advantage);
-  const LossEntry& loss = *FindLoss(e.loss);
+  const AdvantageEntry& advantage = *FindAdvantage(e.advantage.name);
+  const LossEntry& loss = *FindLoss(e.loss.name);
   std::string text = e.name + ": " + e.doc + "\n  paper        " + e.paper + "\n  advantage    " +
                      advantage.name + ": " + advantage.formula + "\n  loss         " + loss.name + ": " +
                      loss.formula + "\n  aggregation  " +
-                     (e.aggregation.empty() ? loss.aggregation : e.aggregation) + "\n  correction   " +
-                     e.correction + "\n  filter       " + e.filter + "\n";
+                     (e.rules.aggregation.empty() ? loss.aggregation : e.rules.aggregation) +
+                     "\n  correction   " + e.rules.correction + "\n  filter       " + e.rules.filter + "\n";
   std::string needs = advantage.compares ? "rollout.group_size of 2 or more" : "";
   if (!advantage.needs.empty()) needs += std::string(needs.empty() ? "" : ", ") + advantage.needs;
-  if (e.correction != "none" || e.loss == "decoupled" ||
+  if (e.rules.correction != "none" || e.loss.name == "decoupled" ||
       std::ranges::count(loss.needs, Column::kBehaviour) > 0)
     needs += std::string(needs.empty() ? "" : ", ") + "behaviour log-probs";
   text += "  needs        " + (needs.empty() ? std::string("nothing else") : needs) +
@@ -506,11 +411,11 @@ std::string DescribeAlgorithm(const AlgorithmEntry& e) {
               DescribeOption(s) + ") " + s.doc + "\n";
     }
   };
-  list("advantage_", advantage.options, e.advantage_options);
-  list("", loss.options, e.loss_options);
-  if (e.correction != "none")
-    text +=
-        "    tis_max = " + ValueText(e.correction_high) + "  (a number, above 0) where the weight is cut\n";
+  list("advantage_", advantage.options, e.advantage.options);
+  list("", loss.options, e.loss.options);
+  if (e.rules.correction != "none")
+    text += "    tis_max = " + ValueText(AlgorithmConfig{}.tis_max) +
+            "  (a number, above 0) where the weight is cut\n";
   return text;
 }
 
@@ -538,9 +443,9 @@ std::string AlgorithmTable() {
   std::string t =
       "| name | paper | advantage | loss | aggregation | correction | |\n|---|---|---|---|---|---|---|\n";
   for (const AlgorithmEntry& e : Algorithms()) {
-    t += "| `" + e.name + "` | " + e.paper + " | `" + e.advantage + "` | `" + e.loss + "` | " +
-         (e.aggregation.empty() ? FindLoss(e.loss)->aggregation : e.aggregation) + " | " + e.correction +
-         " | " + Escaped(e.doc) + " |\n";
+    t += "| `" + e.name + "` | " + e.paper + " | `" + e.advantage.name + "` | `" + e.loss.name + "` | " +
+         (e.rules.aggregation.empty() ? FindLoss(e.loss.name)->aggregation : e.rules.aggregation) + " | " +
+         e.rules.correction + " | " + Escaped(e.doc) + " |\n";
   }
   t += "\n| advantage | paper | formula | options | needs |\n|---|---|---|---|---|\n";
   for (const AdvantageEntry& e : AdvantageEstimators()) {

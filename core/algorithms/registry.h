@@ -23,17 +23,21 @@
 namespace tidepool::algorithms {
 
 struct AlgorithmEntry {
+  struct Part {
+    std::string name;                           // of AdvantageEstimators(), of PolicyLosses()
+    std::map<std::string, Value> options = {};  // that differ from the part's own
+  };
+  struct Rules {
+    std::string aggregation = {};  // empty: the loss's
+    std::string correction = "none";
+    std::string filter = "none";
+  };
   std::string name;
   std::string paper;
-  std::string doc;                                      // one line
-  std::string advantage;                                // of AdvantageEstimators()
-  std::map<std::string, Value> advantage_options = {};  // that differ from the estimator's own
-  std::string loss;                                     // of PolicyLosses()
-  std::map<std::string, Value> loss_options = {};
-  std::string aggregation;  // empty: the loss's
-  std::string correction = "none";
-  double correction_high = 2.0;  // tis_max
-  std::string filter = "none";
+  std::string doc;  // one line
+  Part advantage;
+  Part loss;
+  Rules rules;
 };
 const std::vector<AlgorithmEntry>& Algorithms();
 const AlgorithmEntry* FindAlgorithm(std::string_view name);

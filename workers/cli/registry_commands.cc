@@ -63,11 +63,12 @@ void ShowAlgorithms(CommandContext& context, const RegistryOptions& o) {
          {{"name", e.name},
           {"paper", e.paper},
           {"doc", e.doc},
-          {"advantage", e.advantage},
-          {"loss", e.loss},
-          {"aggregation", e.aggregation.empty() ? algorithms::FindLoss(e.loss)->aggregation : e.aggregation},
-          {"correction", e.correction},
-          {"filter", e.filter}}});
+          {"advantage", e.advantage.name},
+          {"loss", e.loss.name},
+          {"aggregation", e.rules.aggregation.empty() ? algorithms::FindLoss(e.loss.name)->aggregation
+                                                      : e.rules.aggregation},
+          {"correction", e.rules.correction},
+          {"filter", e.rules.filter}}});
   }
   Show(context, o, "algorithm", lines);
 }

@@ -82,10 +82,10 @@ TEST(RegistryTest, EveryPresetResolves) {
   for (const AlgorithmEntry& e : Algorithms()) {
     AlgorithmConfig c;
     c.name = e.name;
-    if (FindAdvantage(e.advantage)->Uses(Provision::kTeacher)) c.teacher = "a folder";
+    if (FindAdvantage(e.advantage.name)->Uses(Provision::kTeacher)) c.teacher = "a folder";
     const auto resolved = Resolve(c, 16);
     ASSERT_TRUE(resolved.ok()) << e.name << ": " << resolved.status().ToString();
-    EXPECT_EQ(resolved.value().policy.loss->name, e.loss);
+    EXPECT_EQ(resolved.value().policy.loss->name, e.loss.name);
     EXPECT_FALSE(DescribeAlgorithm(e).empty());
   }
 }

@@ -122,7 +122,8 @@ TEST(TrainerTest, EveryAlgorithmIsIndependentOfMicroBatchesAndHeadChunks) {
   for (const algorithms::AlgorithmEntry& entry : algorithms::Algorithms()) {
     SCOPED_TRACE(entry.name);
     // Those with further models: tests/core/train/companions_test.cc.
-    if (entry.advantage == "gae" || entry.advantage == "gae_vapo" || entry.advantage == "on_policy_distill")
+    if (entry.advantage.name == "gae" || entry.advantage.name == "gae_vapo" ||
+        entry.advantage.name == "on_policy_distill")
       continue;
     AlgorithmConfig c;
     c.name = entry.name;
