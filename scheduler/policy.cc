@@ -192,12 +192,6 @@ bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share) {
          groups >= 2 * dp;
 }
 
-Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor) {
-  PlanTotals totals;
-  TP_RETURN_IF_ERROR(CheckSlots(plan, pool, totals));
-  return CheckTotals(totals, pool, ledger, floor);
-}
-
 Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
   auto it = plan.roles.begin();  // both are sorted by slot: one walk
   for (const SlotView& s : pool.slots) {

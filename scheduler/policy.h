@@ -124,13 +124,11 @@ struct PlanTotals {
   void Count(Role role, int64_t n) { (role == Role::kActor ? actor : rollout) += n; }
 };
 
-// kInvalidArgument with the reason: a live slot without a role, a role that is none, floors, memory, a
-// slot taken from a running step, a number of training slots that does not divide the batch.
-// `floor`: whether the rollout floor holds (a policy that trains on all slots asks for 0).
-Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor);
-// Its two parts: what is wrong with single slots (of the first that is wrong; else `totals` are added up),
-// and with all together.
+// kInvalidArgument with the reason. Of the first slot that is wrong: a live one without a role, a role that
+// is none, memory, a slot taken from a running step; else `totals` are added up.
 Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals);
+// Of all slots together: the floor, a number of training slots that does not divide the batch. `floor`:
+// whether the rollout floor holds (a policy that trains on all slots asks for 0).
 Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerView& ledger, bool floor);
 
 struct NamedPolicy {

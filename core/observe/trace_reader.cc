@@ -99,26 +99,4 @@ ReadTrace ReadTraces(const std::string& folder) {
   return trace;
 }
 
-Status MergeTraces(const std::string& folder, const std::string& out_path) {
-  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
-  bool first = true;
-  for (const std::string& path : TraceFiles(folder)) {
-    TP_ASSIGN_OR_RETURN(const json events, ReadEvents(path));
-    for (const json& event : events) {
-      text += (first ? "\n" : ",\n") + event.dump(-1, ' ', false, json::error_handler_t::replace);
-      first = false;
-    }
-  }
-  text += "\n]}\n";
-  const std::string temporary = out_path + ".tmp";
-  gzFile file = gzopen(temporary.c_str(), "wb");
-  if (file == nullptr) return FileError(temporary, "cannot be opened for writing", errno);
-  const bool written =
-      gzwrite(file, text.data(), static_cast<unsigned int>(text.size())) == static_cast<int>(text.size());
-  if (gzclose(file) != Z_OK || !written) return ResourceExhausted(temporary + ": cannot be written");
-  std::error_code error;
-  std::filesystem::rename(temporary, out_path, error);
-  return error ? FileError(out_path, "cannot be put in place", error.value()) : OkStatus();
-}
-
 }  // namespace tidepool::observe

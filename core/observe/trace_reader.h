@@ -1,5 +1,5 @@
 #pragma once
-// Reads trace files back: for the report's time line, and to put the files of all workers into one.
+// Reads trace files back: for the report's time line.
 
 #include <cstdint>
 #include <map>
@@ -28,9 +28,6 @@ struct ReadTrace {
 
 // All *.json.gz and *.json files of a folder; a folder that is not there gives an empty trace.
 ReadTrace ReadTraces(const std::string& folder);
-
-// Writes the events of all files of the folder into one gzipped file for Perfetto.
-Status MergeTraces(const std::string& folder, const std::string& out_path);
 
 // The bytes of a gzip file (several members are read as one) or of a plain one. kDataLoss.
 StatusOr<std::string> Gunzip(const std::string& bytes, int64_t max_bytes);

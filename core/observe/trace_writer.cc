@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -158,23 +157,6 @@ void TraceWriter::Add(const TraceSpan& span) {
                 {"dur", static_cast<double>(span.duration.count()) / 1000.0},
                 {"tid", span.role}};
   if (!span.args.empty()) event["args"] = ToJson(span.args);
-  file_->Put(std::move(event));
-}
-
-void TraceWriter::Counter(std::string_view name, TimePoint when, double value) {
-  if (!std::isfinite(value)) return;  // JSON has no word for it
-  file_->Put({{"name", name},
-              {"ph", "C"},
-              {"ts", file_->Microseconds(when)},
-              {"tid", 0},
-              {"args", {{"value", value}}}});
-}
-
-void TraceWriter::Instant(std::string_view name, std::string_view category, int role, TimePoint when,
-                          const TraceArgs& args) {
-  Json event = {{"name", name}, {"cat", category}, {"ph", "i"}, {"s", "t"}, {"ts", file_->Microseconds(when)},
-                {"tid", role}};
-  if (!args.empty()) event["args"] = ToJson(args);
   file_->Put(std::move(event));
 }
 

@@ -28,7 +28,6 @@ inline constexpr std::string_view kRewardSpan = "reward";            // grading
 inline constexpr std::string_view kEnvironmentSpan = "environment";  // a turn of a game
 inline constexpr std::string_view kTrainSpan = "train";              // recomputation, backward, optimizer
 inline constexpr std::string_view kWeightsSpan = "weights";          // publish, load
-inline constexpr std::string_view kEvalSpan = "eval";
 inline constexpr std::string_view kCheckpointSpan = "checkpoint";
 inline constexpr std::string_view kSystemSpan = "system";  // start-up, transitions, waiting
 
@@ -59,11 +58,6 @@ class TraceWriter {
 
   void NameRole(int role, std::string_view name);
   void Add(const TraceSpan& span);
-  // A line over time: tokens in flight, memory.
-  void Counter(std::string_view name, TimePoint when, double value);
-  // A moment: a fault, a step.
-  void Instant(std::string_view name, std::string_view category, int role, TimePoint when,
-               const TraceArgs& args = {});
   // Writes out what is gathered. Call about once a second; Add does it when much has come together.
   // An error is returned once and later spans are dropped: a trace must not end a run.
   Status Flush();

@@ -74,7 +74,6 @@ class PolicyTrainer {
                                    comm::Collective* group = nullptr);
 
   std::vector<train::NamedBytes> State() { return optimizer_->State(); }
-  void WeightsReplaced() { network_.WeightsChanged(); }
   [[nodiscard]] int64_t updates() const { return optimizer_->updates(); }
   void ReleaseScratch() { gradients_.Release(); }
   [[nodiscard]] model::MemoryUse held() const {  // without the weights

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/storage/journal.h"
-#include "core/storage/journal_format.h"
 
 namespace tidepool::storage {
 namespace {
@@ -124,15 +123,6 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
   state.records = summary->next.value;
   state.has_journal = state.records > 0;
   return state;
-}
-
-StatusOr<std::string> JournalFolder(FileSystem& fs, const std::string& run_or_journal) {
-  for (const std::string& dir : {RunPaths(run_or_journal).journal(), run_or_journal}) {
-    if (fs.Exists(JoinPath(dir, SegmentName(0)))) return dir;
-  }
-  return NotFound(
-      run_or_journal +
-      ": neither a run folder (with journal/0000.tpj) nor a journal folder (with 0000.tpj); check the path");
 }
 
 StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,

@@ -71,10 +71,6 @@ struct RunState {
 // kNotFound: no such folder; kDataLoss and kFailedPrecondition as ScanJournal.
 StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir);
 
-// The folder of journal segments meant by a path that a user gave: of a run, or the journal folder itself.
-// kNotFound says what was looked for.
-StatusOr<std::string> JournalFolder(FileSystem& fs, const std::string& run_or_journal);
-
 // The newest run of `name` under `root` that is not finished for a config that wants `steps_wanted` steps.
 // One that died before its first record (in its warm start, say) has no journal yet and is not finished.
 // kNotFound says what was looked for, and if all runs of the name are finished, that they are. A run whose

@@ -48,10 +48,4 @@ std::optional<std::string> BytesOfSymbols(std::string_view token) {
   return result;
 }
 
-std::string SymbolsOfBytes(std::string_view bytes) {
-  std::string result;
-  for (const char byte : bytes) result += ByteSymbol(static_cast<unsigned char>(byte));
-  return result;
-}
-
 }  // namespace tidepool::text

@@ -16,6 +16,5 @@ int ByteOfSymbol(char32_t symbol);
 // The bytes of a token as written in a file; nothing if a character is not in the alphabet.
 // requires valid UTF-8
 std::optional<std::string> BytesOfSymbols(std::string_view token);
-std::string SymbolsOfBytes(std::string_view bytes);
 
 }  // namespace tidepool::text

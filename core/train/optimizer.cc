@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "core/base/check.h"
@@ -148,10 +147,6 @@ UpdateResult AdamW::Update(std::span<const float> gradients, double learning_rat
     }
   });
   return result;
-}
-
-void AdamW::ResetMaster() {
-  if (!rest_.bytes().empty()) std::memset(rest_.bytes().data(), 0, rest_.bytes().size());
 }
 
 std::vector<NamedBytes> AdamW::State() {

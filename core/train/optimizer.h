@@ -55,8 +55,6 @@ class AdamW {
   UpdateResult Update(std::span<const float> gradients, double learning_rate);
 
   [[nodiscard]] int64_t updates() const { return *updates_; }
-  // The weights were replaced from outside: the master copy is now the weights; m, v and the count stay.
-  void ResetMaster();
   // weights, master_rest (bfloat16 only), m, v, updates. Writing into the spans restores the state.
   std::vector<NamedBytes> State();
   // Of the state, weights apart.

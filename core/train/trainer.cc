@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <iterator>
 #include <new>
@@ -555,25 +554,6 @@ std::vector<NamedBytes> Trainer::State() {
   return state;
 }
 
-Status Trainer::LoadState(std::span<const NamedBytes> saved) {
-  const std::vector<NamedBytes> live = State();
-  if (saved.size() != live.size()) {
-    return DataLoss("trainer state: " + std::to_string(saved.size()) + " parts were saved, " +
-                    std::to_string(live.size()) + " are expected");
-  }
-  for (size_t i = 0; i < live.size(); ++i) {
-    if (saved[i].name != live[i].name || saved[i].bytes.size() != live[i].bytes.size()) {
-      return DataLoss("trainer state: part " + std::to_string(i) + " is " + saved[i].name + " with " +
-                      std::to_string(saved[i].bytes.size()) + " bytes, expected " + live[i].name + " with " +
-                      std::to_string(live[i].bytes.size()) + "; the checkpoint is of another model or dtype");
-    }
-  }
-  for (size_t i = 0; i < live.size(); ++i)
-    std::memcpy(live[i].bytes.data(), saved[i].bytes.data(), live[i].bytes.size());
-  return OkStatus();
-}
-
-void Trainer::WeightsReplaced() { impl_->trained().ResetMaster(); }
 void Trainer::ReleaseScratch() {
   TrainerImpl& m = *impl_;
   if (m.decoder != nullptr) m.decoder->ReleaseScratch();

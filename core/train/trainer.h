@@ -125,11 +125,7 @@ class Trainer {
 
   // Live spans of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of
   // coefficients that move ("controls") included: read them for a checkpoint, write into them to restore.
-  // LoadState copies from saved bytes and checks names and sizes first (kDataLoss).
   std::vector<NamedBytes> State();
-  Status LoadState(std::span<const NamedBytes> saved);
-  // The weights were replaced from outside (first load, a pulled version): see AdamW::ResetMaster.
-  void WeightsReplaced();
 
   // Gives back the memory of activations and gradients between steps (a device that turns to rollout).
   void ReleaseScratch();

@@ -24,6 +24,11 @@ PoolView Fleet(int64_t slots, int64_t actors) {
   for (int64_t i = 0; i < slots; ++i) p.slots.push_back({.id = {i}, .role = Role::kRollout, .live = true});
   return p;
 }
+Status CheckPlan(const Plan& plan, const PoolView& pool, const LedgerView& ledger, bool floor) {
+  PlanTotals totals;
+  const Status slots = CheckSlots(plan, pool, totals);
+  return slots.ok() ? CheckTotals(totals, pool, ledger, floor) : slots;
+}
 int64_t Count(const Plan& plan, Role role) {
   return std::count_if(plan.roles.begin(), plan.roles.end(), [&](const auto& r) { return r.second == role; });
 }

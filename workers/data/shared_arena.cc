@@ -170,24 +170,6 @@ StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
   return NotFound(dir_ + "/" + name_ + ": no complete copy of number " + std::to_string(number));
 }
 
-StatusOr<BlockTag> SharedBlock::Newest() const {
-  BlockTag newest;
-  for (int i = 0; i < 2; ++i) {
-    const std::string path = dir_ + "/" + name_ + "-" + std::to_string(i);
-    struct stat st {};
-    if (stat(path.c_str(), &st) != 0 || st.st_size < kHeaderBytes) continue;
-    Buffer buffer;
-    TP_ASSIGN_OR_RETURN(buffer.base, Map(path, st.st_size, /*write=*/false));
-    buffer.size = st.st_size;
-    const Header* h = buffer.header();
-    if (h->magic == kMagic && h->complete.load(std::memory_order_acquire) == 1 &&
-        h->tag.number > newest.number)
-      newest = h->tag;
-  }
-  if (newest.number < 0) return NotFound(dir_ + "/" + name_ + ": no complete copy");
-  return newest;
-}
-
 std::string SharedBlock::FolderOf(const std::string& run_id, const std::string& secret) {
   return "/dev/shm/tidepool-" + std::to_string(getuid()) + "-" +
          HmacSha256Hex(secret, "shared memory of " + run_id).substr(0, 32);

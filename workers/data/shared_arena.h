@@ -41,8 +41,6 @@ class SharedBlock {
   // kNotFound: no complete buffer with that tag; kDataLoss: another size.
   StatusOr<BlockTag> Read(int64_t number, int32_t lineage,
                           const std::vector<std::span<std::byte>>& out) const;
-  // The newest complete buffer; kNotFound: none.
-  StatusOr<BlockTag> Newest() const;
 
   // "/dev/shm/tidepool-<uid>-<digits>". `secret`: the token of device workers, which all of them have.
   static std::string FolderOf(const std::string& run_id, const std::string& secret);

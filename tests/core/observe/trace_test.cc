@@ -81,10 +81,11 @@ TEST(TraceWriterTest, ThreadsMayWriteAtTheSameTime) {
       });
     }
     threads.clear();
-    writer.value()->Instant("fault", kSystemSpan, 0, {FromSeconds(1)}, {{"what", std::string("\xff")}});
-    writer.value()->Counter("running", {FromSeconds(1)}, 3);
+    TraceSpan bad = Span("fault", 1, 1);
+    bad.args = {{"what", std::string("\xff")}};
+    writer.value()->Add(bad);
   }
-  EXPECT_EQ(Parse(path)["traceEvents"].size(), 803U);
+  EXPECT_EQ(Parse(path)["traceEvents"].size(), 802U);
 }
 
 TEST(TraceWriterTest, FullDiskEndsTheTraceAndNotTheRun) {
@@ -92,7 +93,7 @@ TEST(TraceWriterTest, FullDiskEndsTheTraceAndNotTheRun) {
             StatusCode::kResourceExhausted);
 }
 
-TEST(TraceReaderTest, ReadsAndMergesAllWorkers) {
+TEST(TraceReaderTest, ReadsAllWorkers) {
   const TempFolder folder;
   for (int64_t worker : {1, 2}) {
     auto writer = TraceWriter::Create(folder / ("t/w" + std::to_string(worker) + ".json.gz"),
@@ -109,10 +110,6 @@ TEST(TraceReaderTest, ReadsAndMergesAllWorkers) {
   EXPECT_EQ(trace.roles.at({2, 1}), "rollout");
   ASSERT_EQ(trace.problems.size(), 1U);
   EXPECT_THAT(trace.problems[0], HasSubstr("damaged"));
-  std::filesystem::remove(folder / "t/broken.json.gz");
-  ASSERT_TRUE(MergeTraces(folder / "t", folder / "t/all.json.gz").ok());
-  EXPECT_EQ(Parse(folder / "t/all.json.gz")["traceEvents"].size(), 6U);
-  EXPECT_EQ(ReadTraces(folder / "t").spans.size(), 2U);  // the merged file is not read again
 }
 
 }  // namespace

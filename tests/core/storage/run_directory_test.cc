@@ -161,14 +161,6 @@ TEST(RunDirectoryTest, DamagedJournalIsAnErrorNotSkipped) {
   EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a", 3).status().code(), StatusCode::kDataLoss);
 }
 
-TEST(RunDirectoryTest, JournalIsFoundFromARunOrItself) {
-  MemoryFileSystem fs;
-  WriteJournal(fs, "runs/x", {ConfigOf(3)});
-  EXPECT_EQ(*JournalFolder(fs, "runs/x"), "runs/x/journal");
-  EXPECT_EQ(*JournalFolder(fs, "runs/x/journal"), "runs/x/journal");
-  EXPECT_EQ(JournalFolder(fs, "runs").status().code(), StatusCode::kNotFound);
-}
-
 TEST(RunDirectoryTest, OneProcessWorksOnARun) {
   MemoryFileSystem fs;
   const std::string dir = MustCreate(fs, "a", kNoon);
