@@ -144,7 +144,7 @@ bool Checker::State::On(const record::Enq& x) {
   row->oldest = x.wv_min;
   row->newest = x.wv_max;
   row->digest = x.digest;
-  if (config->on_stale == Word(OnStale::kMask)) row->versions = x.versions;
+  if (config->on_stale == Name(OnStale::kMask)) row->versions = x.versions;
   return true;
 }
 

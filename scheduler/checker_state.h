@@ -112,7 +112,7 @@ struct Checker::State {
 
   bool Violation(const char* predicate, std::string why);
   [[nodiscard]] int64_t Capacity() const;
-  [[nodiscard]] bool Rl() const { return config->job == Word(JobKind::kRl); }
+  [[nodiscard]] bool Rl() const { return config->job == Name(JobKind::kRl); }
   // Digest of the weights with number n on the path of v; 0: not known.
   [[nodiscard]] uint64_t At(const Version& v, int64_t n) const;
   // Lag through the last number at which both paths had the same weights. A path without a known digest

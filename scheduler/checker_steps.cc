@@ -154,7 +154,7 @@ bool Checker::State::RightMask(const record::TrainedRow& t, const Row& row) {
 bool Checker::State::RightAge(const record::TrainedRow& t, const Row& row) {
   if (!Rl()) return true;
   const int64_t eta = config->max_lag_versions;
-  const bool mask = config->on_stale == Word(OnStale::kMask);
+  const bool mask = config->on_stale == Name(OnStale::kMask);
   if (mask && !row.versions.empty()) return RightMask(t, row);
   if (mask && !t.oldest.valid()) return true;  // no token with loss
   if (!mask && t.masked != 0)

@@ -62,7 +62,7 @@ Status SameRun(const record::RunTerms& was, const ControllerOptions& c) {
     return InvalidArgument(std::string(key) + " is " + b + ", but the run was begun with " + a +
                            "; it cannot change on --resume (start anew with --fresh)");
   };
-  if (was.job != Word(c.job)) return differs("job", was.job, Word(c.job));
+  if (was.job != Name(c.job)) return differs("job", was.job, Name(c.job));
   if (was.groups_per_step != c.batch.groups_per_step) {
     return differs("train.groups_per_step", std::to_string(was.groups_per_step),
                    std::to_string(c.batch.groups_per_step));

@@ -296,7 +296,7 @@ NamedPolicy PolicyOf(PlacementKind placement) {
   const auto apart = [](const PoolView& p, SlotId s, Role r) {
     return (r == Role::kActor) == (s.value < p.actor_slots);
   };
-  NamedPolicy p{.name = Word(placement)};
+  NamedPolicy p{.name = Name(placement)};
   switch (placement) {
     case PlacementKind::kColocated:
       p.summary = "all slots switch together between generating and training";

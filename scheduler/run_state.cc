@@ -31,9 +31,9 @@ struct RunState::Applier {
          .min_step_batch_fraction = r.min_step_batch_fraction,
          .max_reissues = r.max_reissues,
          .surplus = FromWord<OversampleMode>(r.oversample_mode).value_or(OversampleMode::kStartOrder),
-         .reissue = r.on_stale == Word(OnStale::kReissue),
-         .mask = r.on_stale == Word(OnStale::kMask),
-         .graded = r.job == Word(JobKind::kRl)});
+         .reissue = r.on_stale == Name(OnStale::kReissue),
+         .mask = r.on_stale == Name(OnStale::kMask),
+         .graded = r.job == Name(JobKind::kRl)});
     return OkStatus();
   }
   Status operator()(const record::Issue& r) { return s.ledger_.ApplyIssue(r); }

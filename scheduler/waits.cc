@@ -6,40 +6,6 @@
 
 namespace tidepool::scheduler {
 
-const char* Name(WaitKind kind) {
-  switch (kind) {
-    case WaitKind::kState:
-      return "state";
-    case WaitKind::kTrain:
-      return "train";
-    case WaitKind::kPublish:
-      return "publish";
-    case WaitKind::kRecoveryCopy:
-      return "recovery_copy";
-    case WaitKind::kCheckpoint:
-      return "checkpoint";
-    case WaitKind::kVerify:
-      return "verify_checkpoint";
-    case WaitKind::kFinal:
-      return "save_final";
-    case WaitKind::kTransition:
-      return "transition";
-    case WaitKind::kLoad:
-      return "load";
-    case WaitKind::kCancel:
-      return "cancel";
-    case WaitKind::kRow:
-      return "row";
-    case WaitKind::kPayload:
-      return "payload";
-    case WaitKind::kGroup:
-      return "form_group";
-    case WaitKind::kAbort:
-      return "abort_step";
-  }
-  return "unknown";
-}
-
 const Waits::Wait* Waits::Find(const Key& key) const {
   const auto it = waits_.find(key);
   return it == waits_.end() ? nullptr : &it->second;

@@ -9,6 +9,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
+#include "core/base/words.h"
 
 namespace tidepool::scheduler {
 
@@ -28,7 +29,11 @@ enum class WaitKind : uint8_t {
   kGroup,
   kAbort,
 };
-const char* Name(WaitKind kind);
+constexpr auto WordsOf(WaitKind) {
+  return std::to_array<const char*>({"state", "train", "publish", "recovery_copy", "checkpoint",
+                                     "verify_checkpoint", "save_final", "transition", "load", "cancel", "row",
+                                     "payload", "form_group", "abort_step"});
+}
 
 class Waits {
  public:

@@ -15,7 +15,7 @@ namespace tidepool::algorithms {
 namespace {
 
 Singleton SingletonOf(const Options& o) {
-  return o.Text("singleton") == "raw" ? Singleton::kRaw : Singleton::kZero;
+  return FromWord<Singleton>(o.Text("singleton")).value_or(Singleton::kZero);
 }
 
 OptionSpec SingletonOption() {
@@ -34,11 +34,10 @@ OptionSpec WhitenMode() {
 }
 
 std::optional<WhitenOptions> WhitenOf(const Options& o) {
-  const auto mode = ParseEpsMode(o.Text("whiten"));
-  if (!mode.ok()) return std::nullopt;
-  return WhitenOptions{.ddof = static_cast<int64_t>(o.Number("ddof", 1)),
-                       .eps = o.Number("eps", 1e-8),
-                       .eps_mode = mode.value()};
+  const auto mode = FromWord<EpsMode>(o.Text("whiten"));
+  if (!mode) return std::nullopt;
+  return WhitenOptions{
+      .ddof = static_cast<int64_t>(o.Number("ddof", 1)), .eps = o.Number("eps", 1e-8), .eps_mode = *mode};
 }
 
 // Estimators of whole rows see the row's reward less its KL.
@@ -58,10 +57,7 @@ std::vector<double> Taken(const AdvantageInput& in, ReturnsAndAdvantages result)
 }
 
 std::vector<double> Grpo(const Options& o, const AdvantageInput& in) {
-  const std::string scale = o.Text("scale");
-  const GrpoOptions g{.scale = scale == "batch_std" ? AdvantageScale::kBatchStd
-                               : scale == "none"    ? AdvantageScale::kNone
-                                                    : AdvantageScale::kGroupStd,
+  const GrpoOptions g{.scale = FromWord<AdvantageScale>(o.Text("scale")).value_or(AdvantageScale::kGroupStd),
                       .leave_one_out = o.Text("baseline") == "loo",
                       .std_of_others = o.Text("std_of") == "others",
                       .ddof = static_cast<int64_t>(o.Number("ddof", 1)),

@@ -1,6 +1,5 @@
 #include "core/algorithms/aggregation.h"
 
-#include <array>
 #include <string>
 #include <utility>
 
@@ -9,16 +8,6 @@
 namespace tidepool::algorithms {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, AggregationMode>, 7> kModes = {{
-    {"token-mean", AggregationMode::kTokenMean},
-    {"seq-mean-token-sum", AggregationMode::kSeqMeanTokenSum},
-    {"seq-mean-token-mean", AggregationMode::kSeqMeanTokenMean},
-    {"seq-mean-token-sum-norm", AggregationMode::kSeqMeanTokenSumNorm},
-    {"rollout-mean-token-mean", AggregationMode::kRolloutMean},
-    {"mask-ratio", AggregationMode::kMaskRatio},
-    {"seq-mean", AggregationMode::kSeqMean},
-}};
-
 Status Positive(const char* name, double value) {
   if (value > 0) return OkStatus();
   return InvalidArgument(std::string("aggregation: ") + name + " is " + std::to_string(value) +
@@ -26,22 +15,6 @@ Status Positive(const char* name, double value) {
 }
 
 }  // namespace
-
-StatusOr<AggregationMode> ParseAggregation(std::string_view name) {
-  std::string list;
-  for (const auto& [known, mode] : kModes) {
-    if (known == name) return mode;
-    list += (list.empty() ? "" : ", ") + std::string(known);
-  }
-  return Unimplemented("aggregation mode is '" + std::string(name) + "'; there are " + list);
-}
-
-std::string_view AggregationName(AggregationMode mode) {
-  for (const auto& [name, known] : kModes) {
-    if (known == mode) return name;
-  }
-  return "";
-}
 
 StatusOr<std::vector<double>> AggregationWeights(const Aggregation& a, const Cells& cells) {
   std::vector<double> weights(cells.mask.size(), 0.0);

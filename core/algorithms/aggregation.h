@@ -26,6 +26,7 @@
 
 #include "core/algorithms/cells.h"
 #include "core/base/status.h"
+#include "core/base/words.h"
 
 namespace tidepool::algorithms {
 
@@ -38,9 +39,11 @@ enum class AggregationMode {
   kMaskRatio,
   kSeqMean,
 };
-// kUnimplemented for a name that is not offered.
-StatusOr<AggregationMode> ParseAggregation(std::string_view name);
-std::string_view AggregationName(AggregationMode mode);
+constexpr auto WordsOf(AggregationMode) {
+  return std::to_array<const char*>({"token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
+                                     "seq-mean-token-sum-norm", "rollout-mean-token-mean", "mask-ratio",
+                                     "seq-mean"});
+}
 
 struct Aggregation {
   AggregationMode mode = AggregationMode::kTokenMean;

@@ -14,16 +14,21 @@
 
 #include "core/algorithms/cells.h"
 #include "core/algorithms/statistics.h"
+#include "core/base/words.h"
 
 namespace tidepool::algorithms {
 
 enum class Singleton { kZero, kRaw };
+constexpr auto WordsOf(Singleton) { return std::to_array<const char*>({"zero", "raw"}); }
 
 // GRPO (arXiv:2402.03300) and its variants:  A_i = (r_i - b_i) / (s_i + eps)
 //   b: mu_g, or mu_-i (loo);  s: s_g, s_-i (NeMo-RL), s of all B rewards (batch_std, arXiv:2508.08221), or no
 //   division (none: Dr.GRPO, arXiv:2503.20783).
 // skip_zero_std: where s_i is 0 (equal or too few values) nothing is divided; else by 0 + eps.
 enum class AdvantageScale { kGroupStd, kBatchStd, kNone };
+constexpr auto WordsOf(AdvantageScale) {
+  return std::to_array<const char*>({"group_std", "batch_std", "none"});
+}
 struct GrpoOptions {
   AdvantageScale scale = AdvantageScale::kGroupStd;
   bool leave_one_out = false;  // baseline loo

@@ -83,15 +83,6 @@ std::vector<CellRun> ValidRuns(const Cells& cells) {
   return runs;
 }
 
-StatusOr<GapLevel> ParseGapLevel(std::string_view name) {
-  if (name == "token") return GapLevel::kToken;
-  if (name == "segment") return GapLevel::kSegment;
-  if (name == "geometric") return GapLevel::kGeometric;
-  if (name == "sequence") return GapLevel::kSequence;
-  return Unimplemented("level is '" + std::string(name) +
-                       "'; there are token, segment, geometric and sequence");
-}
-
 std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ratio, const Cells& cells) {
   switch (level) {
     case GapLevel::kToken:
@@ -284,18 +275,11 @@ RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log
 StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric,
                                     std::string_view aggregation, std::optional<double> lower,
                                     std::optional<double> upper) {
-  using Metric = BehaveOptions::Metric;
   using Over = BehaveOptions::Over;
   BehaveOptions o;
   o.lower = lower;
   o.upper = upper;
-  if (metric != "ratio" && metric != "kl_k1" && metric != "kl_k2" && metric != "kl_k3") {
-    return Unimplemented("metric is '" + std::string(metric) + "'; there are ratio, kl_k1, kl_k2 and kl_k3");
-  }
-  o.metric = metric == "ratio"   ? Metric::kRatio
-             : metric == "kl_k1" ? Metric::kK1
-             : metric == "kl_k2" ? Metric::kK2
-                                 : Metric::kK3;
+  TP_ASSIGN_OR_RETURN(o.metric, ParseWord<BehaveOptions::Metric>("metric", metric));
   if (level == "sequence") {
     if (aggregation != "mean" && aggregation != "sum" && aggregation != "max") {
       return Unimplemented("agg is '" + std::string(aggregation) + "'; there are mean, sum and max");
@@ -307,7 +291,7 @@ StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view act
   if (action != "mask" && action != "clamp")
     return Unimplemented("action is '" + std::string(action) + "'; there are mask and clamp");
   o.clamp = action == "clamp";
-  if (o.clamp && o.metric != Metric::kRatio)
+  if (o.clamp && o.metric != BehaveOptions::Metric::kRatio)
     return Unimplemented("action clamp is of metric ratio; " + std::string(metric) + " can only mask");
   return o;
 }

@@ -11,6 +11,7 @@
 
 #include "core/algorithms/cells.h"
 #include "core/base/status.h"
+#include "core/base/words.h"
 
 namespace tidepool::algorithms {
 
@@ -21,7 +22,9 @@ struct CellRun {
 std::vector<CellRun> ValidRuns(const Cells& cells);
 
 enum class GapLevel { kToken, kSegment, kGeometric, kSequence };
-StatusOr<GapLevel> ParseGapLevel(std::string_view name);  // token, segment, geometric, sequence
+constexpr auto WordsOf(GapLevel) {
+  return std::to_array<const char*>({"token", "segment", "geometric", "sequence"});
+}
 // The log weight on each valid cell: l; its mean over the run of valid cells; over the row; its sum over the
 // row.
 std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ratio, const Cells& cells);
@@ -82,6 +85,9 @@ struct BehaveOptions {
   bool clamp = false;
   std::optional<double> lower, upper;
 };
+constexpr auto WordsOf(BehaveOptions::Metric) {
+  return std::to_array<const char*>({"ratio", "kl_k1", "kl_k2", "kl_k3"});
+}
 // kUnimplemented: a name that is not offered, or clamp with another metric than ratio.
 StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric,
                                     std::string_view aggregation, std::optional<double> lower,

@@ -30,17 +30,6 @@ std::vector<uint8_t> OffPolicySequenceMask(std::span<const double> logp, std::sp
   return mask;
 }
 
-StatusOr<RolloutIsForm> ParseRolloutIs(std::string_view name) {
-  if (name == "tis") return RolloutIsForm::kTis;
-  if (name == "icepop") return RolloutIsForm::kIcePop;
-  if (name == "seq-mask-tis") return RolloutIsForm::kSequenceMaskTis;
-  if (name == "seq-tis") return RolloutIsForm::kSequenceTis;
-  if (name == "seq-mask") return RolloutIsForm::kSequenceMask;
-  if (name == "raw") return RolloutIsForm::kRaw;
-  return Unimplemented("rollout_is form is '" + std::string(name) +
-                       "'; there are tis, icepop, seq-mask-tis, seq-tis, seq-mask and raw");
-}
-
 std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> low,
                                      std::optional<double> high, std::span<const double> old_logp,
                                      std::span<const double> behave_logp, const Cells& cells) {

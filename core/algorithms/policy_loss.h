@@ -27,6 +27,7 @@
 #include "core/algorithms/kl.h"
 #include "core/algorithms/options.h"
 #include "core/base/status.h"
+#include "core/base/words.h"
 
 namespace tidepool::algorithms {
 
@@ -85,7 +86,9 @@ std::vector<uint8_t> OffPolicySequenceMask(std::span<const double> logp, std::sp
 //   seq-tis  clip(W, low, high) on all of the row, W = exp(clip(sum_t log w, +-20));  seq-mask  W 1[low <= W
 //   <= high]
 enum class RolloutIsForm { kTis, kIcePop, kSequenceMaskTis, kSequenceTis, kSequenceMask, kRaw };
-StatusOr<RolloutIsForm> ParseRolloutIs(std::string_view name);
+constexpr auto WordsOf(RolloutIsForm) {
+  return std::to_array<const char*>({"tis", "icepop", "seq-mask-tis", "seq-tis", "seq-mask", "raw"});
+}
 std::vector<double> RolloutIsWeights(RolloutIsForm form, std::optional<double> low,
                                      std::optional<double> high, std::span<const double> old_logp,
                                      std::span<const double> behave_logp, const Cells& cells);

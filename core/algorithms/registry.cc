@@ -292,7 +292,7 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
                                   : parts.loss->name == preset.loss.name && !preset.rules.aggregation.empty()
                                       ? preset.rules.aggregation
                                       : parts.loss->aggregation;
-  const auto mode = ParseAggregation(aggregation);
+  const auto mode = ParseWord<AggregationMode>("aggregation mode", aggregation);
   if (!mode.ok()) return Wrong("aggregation", mode.status().message());
   out.aggregation.mode = mode.value();
   if (parts.loss->row_value != (mode.value() == AggregationMode::kSeqMean)) {
@@ -329,7 +329,7 @@ StatusOr<ResolvedAlgorithm> Resolve(const AlgorithmConfig& c, int64_t max_new_to
     if (beh_ratio)
       return Wrong("correction", "is " + correction + ", but the ratio of loss " + parts.loss->name +
                                      " is to the sampler already and would be corrected twice; write none");
-    const auto form = ParseRolloutIs(correction);
+    const auto form = ParseWord<RolloutIsForm>("correction", correction);
     if (!form.ok())
       return Wrong("correction", "found '" + correction +
                                      "'; use none, tis, icepop, seq-mask-tis, seq-tis, seq-mask or raw");

@@ -72,13 +72,6 @@ std::vector<std::vector<size_t>> GroupRows(std::span<const int64_t> ids) {
   return groups;
 }
 
-StatusOr<EpsMode> ParseEpsMode(std::string_view name) {
-  if (name == "add_var") return EpsMode::kAddVar;
-  if (name == "clamp_var") return EpsMode::kClampVar;
-  if (name == "add_std") return EpsMode::kAddStd;
-  return Unimplemented("eps_mode is '" + std::string(name) + "'; there are add_var, clamp_var and add_std");
-}
-
 void Whiten(std::span<double> x, std::span<const uint8_t> mask, const WhitenOptions& o) {
   const Moments m = MomentsOf(x, mask, o);
   if (m.n < 2) return;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/words.h"
 
 namespace tidepool::algorithms {
 
@@ -29,7 +30,7 @@ std::vector<std::vector<size_t>> GroupRows(std::span<const int64_t> ids);
 // shift_mean false adds the mean back. Fewer than two cells: nothing is done. s = 0 (only with eps 0):
 // values become x - mean.
 enum class EpsMode { kAddVar, kClampVar, kAddStd };
-StatusOr<EpsMode> ParseEpsMode(std::string_view name);
+constexpr auto WordsOf(EpsMode) { return std::to_array<const char*>({"add_var", "clamp_var", "add_std"}); }
 struct WhitenOptions {
   int64_t ddof = 1;
   double eps = 1e-8;

@@ -1,15 +1,10 @@
 #pragma once
-// Enums of the config, each with the words that files and messages use for it.
-//
-// An enum takes part by a function WordsOf(E) beside it: the words, in the order of the values, which count
-// from 0. The schema (core/config/schema.h) reads and writes these words; the code sees the enum alone.
+// Enums of the config.
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <optional>
-#include <string_view>
-#include <type_traits>
+
+#include "core/base/words.h"
 
 namespace tidepool {
 
@@ -85,35 +80,6 @@ constexpr auto WordsOf(PreferenceLoss) { return std::to_array<const char*>({"sig
 enum class DistillDivergence : uint8_t { kForward, kReverse, kMixed, kGkd };
 constexpr auto WordsOf(DistillDivergence) {
   return std::to_array<const char*>({"forward", "reverse", "mixed", "gkd"});
-}
-
-template <typename E>
-concept Worded = std::is_enum_v<E> && requires {
-  WordsOf(E{});
-};
-
-template <Worded E>
-inline constexpr auto kWords = WordsOf(E{});
-
-template <Worded E>
-constexpr const char* Word(E value) {
-  return kWords<E>[static_cast<size_t>(value)];
-}
-
-// Empty: no value of E has this word.
-template <Worded E>
-constexpr std::optional<E> FromWord(std::string_view word) {
-  const auto at = std::find(kWords<E>.begin(), kWords<E>.end(), word);
-  if (at == kWords<E>.end()) return std::nullopt;
-  return static_cast<E>(at - kWords<E>.begin());
-}
-
-// Every value of E, in order.
-template <Worded E>
-constexpr auto AllOf() {
-  std::array<E, kWords<E>.size()> all{};
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<E>(i);
-  return all;
 }
 
 }  // namespace tidepool

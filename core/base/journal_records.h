@@ -15,6 +15,7 @@
 
 #include "core/base/boxed.h"
 #include "core/base/ids.h"
+#include "core/base/words.h"
 
 namespace tidepool {
 
@@ -35,10 +36,17 @@ enum class DropReason : uint8_t {
   kLostOnRestore = 8,
 };
 enum class Role : uint8_t { kNone = 0, kRollout = 1, kActor = 2, kReward = 3, kEnvironment = 4 };
-const char* Name(EndStatus s);
-const char* Name(GradeOutcome o);
-const char* Name(DropReason r);
-const char* Name(Role r);
+constexpr auto WordsOf(EndStatus) {
+  return std::to_array<const char*>({"ok", "truncated", "cancelled", "worker_lost", "error"});
+}
+constexpr auto WordsOf(GradeOutcome) { return std::to_array<const char*>({"ok", "data", "infra"}); }
+constexpr auto WordsOf(DropReason) {
+  return std::to_array<const char*>({"stale", "data_invalid", "reward_infra", "env_infra", "poison",
+                                     "filtered", "overflow_policy", "operator", "lost_on_restore"});
+}
+constexpr auto WordsOf(Role) {
+  return std::to_array<const char*>({"none", "rollout", "actor", "reward", "environment"});
+}
 
 namespace record {
 

@@ -350,7 +350,7 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   if (AnswersHeldOut(c)) c.reward.functions = {{.name = "exact_answer"}};
   if (c.eval.stop_at_accuracy > 0 && b.Good("eval.stop_at_accuracy")) {
     if (TrainsOnPairs(c)) {
-      b.Complain("eval.stop_at_accuracy", std::string("counts right answers, and a job: ") + Word(c.kind()) +
+      b.Complain("eval.stop_at_accuracy", std::string("counts right answers, and a job: ") + Name(c.kind()) +
                                               " gives none; remove it");
     } else if (c.eval.every_steps <= 0) {
       b.Complain("eval.stop_at_accuracy", "needs evaluations on the way; write eval.every_steps");
@@ -364,7 +364,7 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
         d.divergence != DistillDivergence::kGkd) {
       b.Complain("distill.weight",
                  std::string("weighs the parts of mixed and gkd, but distill.divergence is ") +
-                     Word(d.divergence) + "; remove it");
+                     Name(d.divergence) + "; remove it");
     }
   }
   if (const auto* dpo = std::get_if<DpoJob>(&c.job);
@@ -515,7 +515,7 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
   if (!warm.ok()) return b.Complain(key, "cannot be used:\n" + warm.status().message());
   const JobConfig& w = warm.value().config;
   if (w.kind() != JobKind::kSft)
-    return b.Complain(key, c.model.init->warm_start + " is a job: " + Word(w.kind()) + "; expected job: sft");
+    return b.Complain(key, c.model.init->warm_start + " is a job: " + Name(w.kind()) + "; expected job: sft");
   if (!w.model.init)
     return b.Complain(key, c.model.init->warm_start + " has no model.init; give it the same as here");
   // Equal tasks with equal seeds hold out equal questions only if they also hold out the same number.

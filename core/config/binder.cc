@@ -206,7 +206,7 @@ void Binder::ResolvePath(const Node& node, const std::string& shown, std::string
 bool Binder::Foreign(const Node& node, const std::string& shown, JobKind of) {
   if (of == loaded_.config.kind() || !Good("job")) return false;
   Fail(node.place, shown,
-       std::string("belongs to job: ") + Word(of) + ", and this is job: " + Word(loaded_.config.kind()) +
+       std::string("belongs to job: ") + Name(of) + ", and this is job: " + Name(loaded_.config.kind()) +
            "; remove it (or set it to null where it is inherited)");
   return true;
 }

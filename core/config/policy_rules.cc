@@ -85,13 +85,13 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   auto* rl = std::get_if<RlJob>(&c.job);
   if (rl == nullptr)
     return b.Complain("model.policy",
-                      std::string("belongs to job: rl, and this is job: ") + Word(c.kind()) + "; remove it");
+                      std::string("belongs to job: rl, and this is job: ") + Name(c.kind()) + "; remove it");
   EnvironmentConfig& e = rl->environment;
   for (const auto& [key, origin] : loaded.origins) {
     if (origin.kind == Origin::Kind::kDefault || !b.Good(key)) continue;
     if (BelongsToText(key) || key == "model.init" || key == "reward.functions") {
       b.Complain(key, std::string("means nothing to a policy of control tasks (model.policy: ") +
-                          Word(c.model.policy) + "); remove it (null takes an inherited one away)");
+                          Name(c.model.policy) + "); remove it (null takes an inherited one away)");
     }
   }
   if (!b.Good("environment.name")) return;
@@ -100,7 +100,7 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
                       "is missing; a policy needs a control task, for example environment: {name: cartpole}");
   if (environments::FindTextEnvironment(e.name) != nullptr) {
     return b.Complain("environment.name",
-                      e.name + " is a game of words, which model.policy: " + Word(c.model.policy) +
+                      e.name + " is a game of words, which model.policy: " + Name(c.model.policy) +
                           " cannot play; take a control task (`tidepool environments`), or a language model");
   }
   const auto environment = environments::FindVectorEnvironment(policy::EnvironmentOfJob(c));
@@ -118,7 +118,7 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   }
   if (b.Good("model.dtype") && c.model.dtype != DType::kFloat32)
     b.Complain("model.dtype",
-               std::string("is ") + Word(c.model.dtype) + ", but policies compute in float32; remove it");
+               std::string("is ") + Name(c.model.dtype) + ", but policies compute in float32; remove it");
   if (b.Good("environment.instances") && b.Good("rollout.steps_per_fragment")) {
     const int64_t cells = e.instances * c.rollout.steps_per_fragment,
                   bytes =

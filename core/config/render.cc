@@ -313,7 +313,7 @@ std::string ConfigReference() {
     }
     std::string value = ValueText(key.field(scratch, 0));
     if (value == "\"\"" || value == "null") value = "";
-    std::string marks(key.job ? Word(*key.job) : "");
+    std::string marks(key.job ? Name(*key.job) : "");
     if (key.on_resume == OnResume::kFree) marks += std::string(marks.empty() ? "" : ", ") + "free";
     out += "| `" + LastName(key.path) + "` | " + DescribeType(key) + " | " +
            (value.empty() ? "" : "`" + value + "`") + " | " + Cell(key.doc) + " | " + marks + " |\n";

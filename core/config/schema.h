@@ -17,7 +17,7 @@
 
 namespace tidepool::config {
 
-// A field that is an enum, seen through the words of its values (core/base/choices.h).
+// A field that is an enum, seen through the words of its values (core/base/words.h).
 class WordField {
  public:
   template <Worded E>

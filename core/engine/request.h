@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/words.h"
 
 namespace tidepool::engine {
 
@@ -48,7 +49,10 @@ enum class FinishReason {
   kCancelled,
   kError,  // see Delta::error
 };
-std::string_view ToString(FinishReason reason);
+constexpr auto WordsOf(FinishReason) {
+  return std::to_array<const char*>(
+      {"none", "chunk", "eos", "stop_token", "stop_string", "length", "cancelled", "error"});
+}
 // Will no further chunk of this sample be asked for?
 inline bool EndsSample(FinishReason r) {
   return r == FinishReason::kEos || r == FinishReason::kStopToken || r == FinishReason::kStopString ||

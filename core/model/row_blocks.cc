@@ -137,7 +137,7 @@ Status RowBlocks::Cover(const ModelSpec& spec, DType dtype) {
   const bool wide = dtype == DType::kFloat32;
   return FailedPrecondition(
       "deterministic mode: LibTorch's products in " + std::string(wide ? "float32" : "bfloat16") +
-      " on this CPU (" + std::string(IsaName(BestIsa())) + ", " + std::to_string(at::get_num_threads()) +
+      " on this CPU (" + std::string(Name(BestIsa())) + ", " + std::to_string(at::get_num_threads()) +
       " threads) give a row other bits at another place of the same batch of 16 rows: " + bad +
       "; tried were batches of 16 to " + std::to_string(kMost) +
       " rows. Set deterministic: false, or try model.dtype: " + (wide ? "bfloat16" : "float32") +

@@ -6,20 +6,6 @@
 namespace tidepool::sample {
 namespace {
 
-const char* Name(SegmentKind kind) {
-  switch (kind) {
-    case SegmentKind::kPrompt:
-      return "prompt";
-    case SegmentKind::kTokens:
-      return "tokens";
-    case SegmentKind::kObservation:
-      return "observation";
-    case SegmentKind::kFragment:
-      return "fragment";
-  }
-  return "unknown";
-}
-
 // A float column of the response: `fill` where a segment does not have it; empty if none has.
 std::vector<float> Column(const std::vector<Segment>& segments, std::vector<float> Segment::*column) {
   std::vector<float> out;

@@ -26,10 +26,14 @@
 #include "core/base/ids.h"
 #include "core/base/status.h"
 #include "core/base/turn_mark.h"
+#include "core/base/words.h"
 
 namespace tidepool::sample {
 
 enum class SegmentKind : uint8_t { kPrompt = 0, kTokens = 1, kObservation = 2, kFragment = 3 };
+constexpr auto WordsOf(SegmentKind) {
+  return std::to_array<const char*>({"prompt", "tokens", "observation", "fragment"});
+}
 // Why the last token is the last one: an end token, a stop string or token, the limit.
 enum class Finish : uint8_t { kEos = 0, kStop = 1, kLength = 2 };
 

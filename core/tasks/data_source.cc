@@ -64,7 +64,7 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
   train_ = std::make_shared<const JsonlData>(std::move(train));
   const int64_t rows = train_->size();
   nlohmann::json identity = {
-      {"train", train_->digest()}, {"shuffle", config.shuffle}, {"seed", seed_}, {"job", Word(job)}};
+      {"train", train_->digest()}, {"shuffle", config.shuffle}, {"seed", seed_}, {"job", Name(job)}};
   std::unordered_set<std::string> held_out_prompts;
   std::vector<bool> set_aside(static_cast<size_t>(rows), false);
   if (!config.eval_path.empty()) {

@@ -18,26 +18,6 @@ constexpr double kHungFactor = 3;                     // and dead after three ti
 
 }  // namespace
 
-const char* Name(Life life) {
-  switch (life) {
-    case Life::kAbsent:
-      return "absent";
-    case Life::kStarting:
-      return "starting";
-    case Life::kStale:
-      return "stale";
-    case Life::kHealthy:
-      return "healthy";
-    case Life::kSuspect:
-      return "suspect";
-    case Life::kRestarting:
-      return "restarting";
-    case Life::kRetired:
-      return "retired";
-  }
-  return "unknown";
-}
-
 Duration Health::dead_after() const {
   return FromSeconds(std::max(kMinDeadSeconds, 9 * options_.heartbeat_s));
 }

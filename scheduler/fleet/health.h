@@ -19,13 +19,17 @@
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
+#include "core/base/words.h"
 #include "scheduler/events.h"
 #include "scheduler/id_map.h"
 
 namespace tidepool::scheduler {
 
 enum class Life : uint8_t { kAbsent, kStarting, kStale, kHealthy, kSuspect, kRestarting, kRetired };
-const char* Name(Life life);
+constexpr auto WordsOf(Life) {
+  return std::to_array<const char*>(
+      {"absent", "starting", "stale", "healthy", "suspect", "restarting", "retired"});
+}
 
 struct HealthOptions {
   double heartbeat_s = 0.5, start_timeout_s = 600;

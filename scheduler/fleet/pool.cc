@@ -7,28 +7,6 @@
 
 namespace tidepool::scheduler {
 
-const char* Name(SlotPhase phase) {
-  switch (phase) {
-    case SlotPhase::kFree:
-      return "free";
-    case SlotPhase::kGranting:
-      return "granting";
-    case SlotPhase::kHeld:
-      return "held";
-    case SlotPhase::kDraining:
-      return "draining";
-    case SlotPhase::kReleasing:
-      return "releasing";
-    case SlotPhase::kReleased:
-      return "released";
-    case SlotPhase::kQuarantined:
-      return "quarantined";
-    case SlotPhase::kLost:
-      return "lost";
-  }
-  return "unknown";
-}
-
 double Pool::ReleaseLimit(Role to) const {
   return options_.release_floor_s + static_cast<double>(Need(to)) / options_.release_bytes_per_s;
 }

@@ -33,6 +33,7 @@
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
+#include "core/base/words.h"
 #include "scheduler/events.h"
 #include "scheduler/fleet/gang.h"
 #include "scheduler/id_map.h"
@@ -52,7 +53,10 @@ enum class SlotPhase : uint8_t {
   kQuarantined,
   kLost
 };
-const char* Name(SlotPhase phase);
+constexpr auto WordsOf(SlotPhase) {
+  return std::to_array<const char*>(
+      {"free", "granting", "held", "draining", "releasing", "released", "quarantined", "lost"});
+}
 
 struct PoolOptions {
   int64_t need_bytes_rollout = 0, need_bytes_actor = 0;

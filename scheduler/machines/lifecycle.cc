@@ -17,12 +17,12 @@ void Lifecycle::On(const event::Started&) {
   all_.slots.Begin();
   const record::RunTerms terms{
       .run_id = c.run_id,
-      .job = Word(c.job),
+      .job = Name(c.job),
       .digest = c.config_digest,
       .groups_per_step = c.batch.groups_per_step,
       .group_size = c.batch.group_size,
       .max_lag_versions = c.batch.max_lag_versions,
-      .on_stale = Word(c.batch.on_stale),
+      .on_stale = Name(c.batch.on_stale),
       .oversample = c.batch.oversample,
       .min_step_batch_fraction = c.batch.min_step_batch_fraction,
       .max_reissues = c.batch.max_reissues,
@@ -31,7 +31,7 @@ void Lifecycle::On(const event::Started&) {
       .slots = c.fleet.slots,
       .recovery_steps = c.checkpoint.recovery_every_steps,
       .deterministic = c.deterministic ? 1 : 0,
-      .oversample_mode = Word(c.batch.oversample_mode),
+      .oversample_mode = Name(c.batch.oversample_mode),
       .pin_version = c.rollout.pin_version ? 1 : 0,
       .rollout_floor = facts_.needs_rollout && facts_.policy.keeps_floor ? c.fleet.rollout_floor : 0,
       .stall_ms = static_cast<int64_t>(c.fleet.stall_timeout_s * 1e3),

@@ -23,7 +23,7 @@ Status Weights(Request& r) {
   const Params& p = r.params().Known({"level", "log_clamp", "form", "low", "high", "normalize_mean"});
   const Gap g = Read(r);
   ImportanceOptions o;
-  if (const auto level = ParseGapLevel(p.Text("level", "token")); level.ok()) {
+  if (const auto level = ParseWord<GapLevel>("level", p.Text("level", "token")); level.ok()) {
     o.level = level.value();
   } else {
     r.Fail(level.status());

@@ -161,7 +161,7 @@ void ReadSpec(Request& r, PolicyRequest& q) {
   }
   if (p.Has("rollout_is")) {
     const Params is = p.Sub("rollout_is").Known({"form", "low", "high"});
-    if (const auto form = ParseRolloutIs(is.Text("form", "")); form.ok()) {
+    if (const auto form = ParseWord<RolloutIsForm>("rollout_is form", is.Text("form", "")); form.ok()) {
       q.spec.rollout_is = form.value();
     } else {
       r.Fail(is.Has("form") ? form.status() : InvalidArgument("rollout_is.form is missing"));
@@ -217,12 +217,13 @@ void ReadColumns(Request& r, const Cells& cells, PolicyRequest& q) {
 }
 
 StatusOr<Aggregation> ReadAgg(Request& r, const Cells& cells, const PolicyRequest& q) {
-  TP_ASSIGN_OR_RETURN(const AggregationMode otherwise,
-                      ParseAggregation(q.spec.loss->row_value ? "seq-mean" : "token-mean"));
+  TP_ASSIGN_OR_RETURN(
+      const AggregationMode otherwise,
+      ParseWord<AggregationMode>("aggregation mode", q.spec.loss->row_value ? "seq-mean" : "token-mean"));
   Aggregation a = r.Agg(r.params().Sub("agg"), otherwise, cells);
   if (!r.ok()) return r.status();
   if (q.spec.loss->row_value != (a.mode == AggregationMode::kSeqMean)) {
-    return Unimplemented(q.kind + " is not offered with aggregation " + std::string(AggregationName(a.mode)));
+    return Unimplemented(q.kind + " is not offered with aggregation " + std::string(Name(a.mode)));
   }
   if (q.kind == "decoupled") {
     if (a.mode != AggregationMode::kTokenMean) return Unimplemented("decoupled is offered with token-mean");

@@ -359,7 +359,8 @@ Aggregation Request::Agg(const Params& p, AggregationMode otherwise, const Cells
   a.mode = otherwise;
   p.Known({"mode", "global_tokens", "global_seqs", "dp_size", "scale", "divide_by_seqs", "max_steps",
            "rollout", "divide"});
-  if (const auto mode = ParseAggregation(p.Text("mode", AggregationName(otherwise))); mode.ok()) {
+  if (const auto mode = ParseWord<AggregationMode>("aggregation mode", p.Text("mode", Name(otherwise)));
+      mode.ok()) {
     a.mode = mode.value();
   } else {
     Fail(mode.status());
@@ -393,7 +394,7 @@ std::optional<WhitenOptions> Request::WhitenParam() {
   if (!params_.Has("whiten")) return std::nullopt;
   const Params p = params_.Sub("whiten").Known({"ddof", "eps", "eps_mode"});
   WhitenOptions w{.ddof = p.Integer("ddof", 1), .eps = p.Number("eps", 0)};
-  if (const auto mode = ParseEpsMode(p.Text("eps_mode", "add_var")); mode.ok()) {
+  if (const auto mode = ParseWord<EpsMode>("eps_mode", p.Text("eps_mode", "add_var")); mode.ok()) {
     w.eps_mode = mode.value();
   } else {
     Fail(mode.status());

@@ -109,7 +109,7 @@ Status WhitenOp(Request& r) {
       r.Has("mask") ? r.Bits("mask", x.shape) : std::vector<uint8_t>(x.data.size(), 1);
   WhitenOptions o{
       .ddof = p.Integer("ddof", 1), .eps = p.Number("eps", 0), .shift_mean = p.Flag("shift_mean", true)};
-  const auto mode = ParseEpsMode(p.Text("eps_mode", "add_var"));
+  const auto mode = ParseWord<EpsMode>("eps_mode", p.Text("eps_mode", "add_var"));
   if (!r.ok()) return r.status();
   TP_ASSIGN_OR_RETURN(o.eps_mode, mode);
   for (size_t i = 0; i < mask.size(); ++i) x.data[i] = mask[i] != 0 ? x.data[i] : 0;

@@ -51,7 +51,7 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
   for (const PlacementKind placement :
        {PlacementKind::kMultiplexed, PlacementKind::kElastic, PlacementKind::kColocated}) {
     for (const int64_t eta : {0, 1}) {
-      SCOPED_TRACE(testing::Message() << Word(placement) << " lag " << eta);
+      SCOPED_TRACE(testing::Message() << Name(placement) << " lag " << eta);
       ControllerOptions job = SmallJob(placement, 4);
       job.fleet.actor_slots = 2;
       job.batch.max_lag_versions = eta;
@@ -459,7 +459,7 @@ TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
       EXPECT_EQ(e.total, 6);
       EXPECT_EQ(e.v.number, e.step.value);
     }
-    EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 6})) << Word(placement);
+    EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 6})) << Name(placement);
   }
 }
 

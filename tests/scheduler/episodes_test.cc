@@ -185,7 +185,7 @@ Outcome Play(const SimOptions& options, const std::function<void(SimCluster&)>& 
 TEST(EpisodeRunTest, EveryPlacementTrainsOnEpisodes) {
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
     for (const int64_t eta : {0, 1}) {
-      SCOPED_TRACE(testing::Message() << Word(placement) << " lag " << eta);
+      SCOPED_TRACE(testing::Message() << Name(placement) << " lag " << eta);
       ControllerOptions job = SmallEpisodes(placement, 3);
       job.batch.max_lag_versions = eta;
       const Outcome run = Play({.controller = job, .seed = 2, .faults = {}});

@@ -39,10 +39,10 @@ int Run(uint64_t seeds) {
       Simulator simulator(Job(placement, turns));
       const auto report = simulator.Run();
       if (!report.ok()) {
-        std::fprintf(stderr, "%s: %s\n", Word(placement), report.status().ToString().c_str());
+        std::fprintf(stderr, "%s: %s\n", Name(placement), report.status().ToString().c_str());
         return 1;
       }
-      std::printf("simulate %s%s %016llx\n", Word(placement), turns ? "-turns" : "",
+      std::printf("simulate %s%s %016llx\n", Name(placement), turns ? "-turns" : "",
                   static_cast<unsigned long long>(report->log_hash));
     }
   }

@@ -124,10 +124,10 @@ TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
         }
         anew.Decide(policy, pool, ledger, {}, {});
         ASSERT_TRUE(std::ranges::equal(stands.plan().roles, anew.plan().roles))
-            << Word(placement) << " seed " << seed << " change " << i;
+            << Name(placement) << " seed " << seed << " change " << i;
         ASSERT_EQ(stands.plan().why, anew.plan().why);
         ASSERT_EQ(stands.refused().message(), anew.refused().message())
-            << Word(placement) << " seed " << seed << " change " << i;
+            << Name(placement) << " seed " << seed << " change " << i;
         refusals += stands.refused().ok() ? 0 : 1;
       }
     }

@@ -27,7 +27,7 @@ SimReport Rehearse(const SimJob& j) {
 
 TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
-    SCOPED_TRACE(Word(placement));
+    SCOPED_TRACE(Name(placement));
     const SimReport r = Rehearse(Rehearsal(placement, 4));
     EXPECT_EQ(r.steps, 4);
     EXPECT_GT(r.tokens_per_s, 0);
@@ -36,7 +36,7 @@ TEST(SimulatorTest, EveryPlacementTrainsAllStepsAndItsJournalHolds) {
 
 TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
-    SCOPED_TRACE(Word(placement));
+    SCOPED_TRACE(Name(placement));
     SimJob j = Rehearsal(placement, 4);
     j.controller.environment.used = true;
     j.controller.environment.workers = 3;
@@ -59,7 +59,7 @@ TEST(SimulatorTest, EpisodesArePlayedByEnvironmentWorkersAndLatencyCosts) {
 // were dropped.
 TEST(SimulatorTest, AHeavyTailAtALagOfOneIsTrainedAsWell) {
   for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kMultiplexed}) {
-    SCOPED_TRACE(Word(placement));
+    SCOPED_TRACE(Name(placement));
     SimJob j = Rehearsal(placement, 16);
     j.lengths = {3000, 0.8, 0.4};
     ControllerOptions& c = j.controller;
@@ -120,7 +120,7 @@ TEST(SimulatorTest, OneSeedGivesOneLog) {
 // Equal slots end together, and a job of equal answers then falls into a rhythm that real slots do not keep.
 TEST(SimulatorTest, UnequalSlotsCostWhatWaitingForTheSlowerOneCosts) {
   for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kMultiplexed}) {
-    SCOPED_TRACE(Word(placement));
+    SCOPED_TRACE(Name(placement));
     SimJob j = Rehearsal(placement, 4);
     j.controller.steps = 12;
     const SimReport even = Rehearse(j);
@@ -232,7 +232,7 @@ TEST(SimulatorTest, AsynchronousTrainingStaysUnderItsBound) {
   std::map<PlacementKind, double> synchronous;
   for (const int64_t alpha : {0, 1, 3}) {
     for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kMultiplexed}) {
-      SCOPED_TRACE(testing::Message() << Word(placement) << " alpha " << alpha);
+      SCOPED_TRACE(testing::Message() << Name(placement) << " alpha " << alpha);
       const int64_t workers = 8, samples = 64, steps = 24;
       SimJob j = Rehearsal(placement, workers);
       j.train_efficiency = 0.02;  // so that training counts as well
@@ -291,7 +291,7 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
   bad.disk_slow_mean_s = 100, bad.checkpoint_fails = 0.2;
   bad.stop_at_s = 60, bad.controller_kill_mean_s = 300;
   for (const PlacementKind placement : AllOf<PlacementKind>()) {
-    SCOPED_TRACE(Word(placement));
+    SCOPED_TRACE(Name(placement));
     SimJob j = Rehearsal(placement, 8);
     j.controller.steps = 8;
     j.controller.checkpoint.every_steps = 2;
@@ -314,7 +314,7 @@ TEST(SimulatorTest, NothingIsLostWhateverGoesWrong) {
 TEST(SimulatorTest, NothingIsGeneratedThatExpiresWithTheStepUnderWay) {
   for (const PlacementKind placement :
        {PlacementKind::kSplit, PlacementKind::kMultiplexed, PlacementKind::kElastic}) {
-    SCOPED_TRACE(Word(placement));
+    SCOPED_TRACE(Name(placement));
     SimJob j = Rehearsal(placement, 8);
     j.controller.steps = 12;
     const int64_t bound = j.controller.batch.max_lag_versions = 1;

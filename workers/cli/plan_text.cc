@@ -29,9 +29,9 @@ std::string DescribePlan(const JobConfig& c) {
   std::ostringstream out;
   out << "# plan\n";
   const int64_t devices = c.cluster.slots;
-  out << "placement    " << Word(c.scheduler.placement) << ", " << devices
+  out << "placement    " << Name(c.scheduler.placement) << ", " << devices
       << (devices == 1 ? " slot" : " slots") << " of " << c.cluster.threads_per_slot
-      << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << Word(c.cluster.device)
+      << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << Name(c.cluster.device)
       << ")\n";
   if (c.model.is_policy()) {
     out << "step         " << c.train.groups_per_step << " fragments of " << c.environment()->instances
@@ -64,7 +64,7 @@ std::string DescribePlan(const JobConfig& c) {
     out << "model        mlp policy, " << (spec.ok() ? policy::ParameterCount(*spec) : 0) << " parameters\n";
   } else {
     out << "model        " << m.architecture << ", " << Millions(model::ParameterCount(m))
-        << " parameters in " << Word(c.model.dtype) << ", " << m.layers << " layers, width " << m.hidden_size
+        << " parameters in " << Name(c.model.dtype) << ", " << m.layers << " layers, width " << m.hidden_size
         << ", vocabulary " << m.vocab_size << "\n";
   }
   if (plan->kv_cache_tokens > 0)

@@ -185,7 +185,7 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   // A config of another version of the program is no reason not to tell the rest.
   if (config) {
     s["name"] = config->name;
-    s["job"] = Word(config->kind());
+    s["job"] = Name(config->kind());
   }
   const auto control = ReadObject(dir / "control.json");
   auto live = ReadObject(dir / "status.json");

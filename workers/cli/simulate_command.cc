@@ -185,7 +185,7 @@ Status TakeMeasured(const std::string& pace, SimJob& s) {
 
 StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   if (config.rl() == nullptr)
-    return InvalidArgument(std::string("job is ") + Word(config.kind()) +
+    return InvalidArgument(std::string("job is ") + Name(config.kind()) +
                            "; what is simulated generates (job: rl)");
   SimJob s;
   s.name = config.name;
@@ -380,7 +380,7 @@ Status SimulateConfig(const Options& o) {
                           {"busy_actor", step.time.actor.busy}});
     }
     const nlohmann::json out = {{"name", s.name},
-                                {"placement", Word(loaded.config.scheduler.placement)},
+                                {"placement", Name(loaded.config.scheduler.placement)},
                                 {"hardware", s.hardware.name},
                                 {"steps", r.steps},
                                 {"step_s", r.step_s},
@@ -403,7 +403,7 @@ Status SimulateConfig(const Options& o) {
   }
   std::printf("# %s on %ld slots of %s, placement %s\n\n", s.name.c_str(),
               static_cast<long>(loaded.config.cluster.slots), s.hardware.name.c_str(),
-              Word(loaded.config.scheduler.placement));
+              Name(loaded.config.scheduler.placement));
   PrintHead();
   PrintRow(s.name, r);
   std::printf("\nlag of trained samples:");
@@ -441,7 +441,7 @@ Status PlanJob(const Options& o) {
         continue;
       }
       choices.push_back(
-          {Word(placement) + (one_size ? "" : " actor_slots=" + std::to_string(actors)), std::move(*r)});
+          {Name(placement) + (one_size ? "" : " actor_slots=" + std::to_string(actors)), std::move(*r)});
     }
   }
   if (choices.empty()) return InvalidArgument(o.file + ": no placement fits; the last one: " + why);

@@ -144,7 +144,7 @@ class Job {
     if (warm.config.kind() != JobKind::kSft) {
       return InvalidArgument(main.model.init->warm_start +
                              ": model.init.warm_start needs a job of kind sft, this is " +
-                             Word(warm.config.kind()));
+                             Name(warm.config.kind()));
     }
     warm.config.model = main.model;
     warm.config.model.init->warm_start.clear();

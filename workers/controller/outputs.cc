@@ -187,7 +187,7 @@ void ControllerProcess::WriteSummary() {
   nlohmann::json s = {{"exit", result_.exit_code},
                       {"why", result_.why},
                       {"steps", std::max<int64_t>(controller_->View().step.value, 0)},
-                      {"job", Word(config_.kind())},
+                      {"job", Name(config_.kind())},
                       {"name", config_.name},
                       {"stopped", result_.stopped},
                       {"accuracy", nlohmann::json::object()},

@@ -98,7 +98,7 @@ Status WriteInitFolder(const ModelInit& init, DType dtype, const std::string& di
                  {"rms_norm_eps", 1e-5},
                  {"hidden_act", "silu"},
                  {"tie_word_embeddings", init.tie_embeddings},
-                 {"torch_dtype", Word(dtype)},
+                 {"torch_dtype", Name(dtype)},
                  {"pad_token_id", 0},
                  {"bos_token_id", 1},
                  {"eos_token_id", 2}};

@@ -76,7 +76,7 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
     const bool scores = config_.kind() == JobKind::kRewardModel;
     if (spec.value_head && !scores)
       return InvalidArgument("model.path: " + models_.model_dir() + " is a reward model; a job of kind " +
-                             Word(config_.kind()) + " needs one that writes");
+                             Name(config_.kind()) + " needs one that writes");
     if (read_tensors) {
       TP_ASSIGN_OR_RETURN(weights_, models_.Read("model.path", ""));
       if (scores && !spec.value_head) {

@@ -29,20 +29,6 @@ Status WriteSecretFile(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-const char* Name(CallerRole role) {
-  switch (role) {
-    case CallerRole::kDevice:
-      return "device";
-    case CallerRole::kReward:
-      return "reward";
-    case CallerRole::kOperator:
-      return "operator";
-    case CallerRole::kEnvironment:
-      return "environment";
-  }
-  return "?";
-}
-
 JobTokens::JobTokens(std::string secret) : secret_(std::move(secret)) {
   for (size_t i = 0; i < tokens_.size(); ++i) {
     tokens_[i] = HmacSha256Hex(secret_, std::string("tidepool role ") + Name(static_cast<CallerRole>(i)));

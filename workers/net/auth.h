@@ -10,11 +10,14 @@
 #include <string_view>
 
 #include "core/base/status.h"
+#include "core/base/words.h"
 
 namespace tidepool::workers {
 
 enum class CallerRole { kDevice = 0, kReward = 1, kOperator = 2, kEnvironment = 3 };
-const char* Name(CallerRole role);
+constexpr auto WordsOf(CallerRole) {
+  return std::to_array<const char*>({"device", "reward", "operator", "environment"});
+}
 
 class JobTokens {
  public:

@@ -18,18 +18,6 @@ TIDEPOOL_DECLARE(avx512)
 #endif
 #undef TIDEPOOL_DECLARE
 
-const char* IsaName(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512:
-      return "avx512";
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kBaseline:
-      break;
-  }
-  return "baseline";
-}
-
 namespace {
 Isa Detect() {
   Isa best = Isa::kBaseline;
@@ -42,7 +30,7 @@ Isa Detect() {
 #endif
   if (const char* wanted = std::getenv("TIDEPOOL_CPU_ISA"); wanted != nullptr) {
     for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
-      if (std::string_view(wanted) == IsaName(isa) && isa < best) best = isa;
+      if (std::string_view(wanted) == Name(isa) && isa < best) best = isa;
     }
   }
   return best;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "core/base/words.h"
 #include "core/model/kv_run.h"
 
 namespace tidepool::model {
@@ -172,7 +173,7 @@ const KernelTable<T>& Kernels();
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 Isa BestIsa();  // honours TIDEPOOL_CPU_ISA=baseline|avx2|avx512 where the CPU has it
-const char* IsaName(Isa isa);
+constexpr auto WordsOf(Isa) { return std::to_array<const char*>({"baseline", "avx2", "avx512"}); }
 template <typename T>
 const KernelTable<T>& KernelsFor(Isa isa);  // requires that the CPU has it; for tests
 

@@ -30,7 +30,7 @@ double Difference(std::vector<double>& x, size_t i, const std::function<double()
 
 Aggregation ModeOf(const LossEntry& entry) {
   Aggregation a;
-  a.mode = ParseAggregation(entry.aggregation).value();
+  a.mode = *FromWord<AggregationMode>(entry.aggregation);
   return a;
 }
 

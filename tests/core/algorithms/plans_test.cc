@@ -44,7 +44,7 @@ TEST(PlansTest, EveryLossInEveryModeIsIndependentOfThePlan) {
     for (const LossEntry& entry : PolicyLosses()) {
       for (const std::string& mode : modes) {
         SCOPED_TRACE(testing::Message() << entry.name << " " << mode << " seed " << seed);
-        Aggregation a{.mode = ParseAggregation(entry.row_value ? "seq-mean" : mode).value(), .scale = 32};
+        Aggregation a{.mode = *FromWord<AggregationMode>(entry.row_value ? "seq-mean" : mode), .scale = 32};
         for (int64_t i = 0; i < rows; ++i) a.rollout.push_back(i / 2);
         PolicyLossSpec spec{.loss = &entry, .options = Options::Make(entry.options, {}, true).value()};
         if (entry.extras) {

@@ -79,8 +79,7 @@ TYPED_TEST(KernelsTest, RmsNormAddsThenNormalises) {
         for (int64_t c = 0; c < d; ++c) {
           const auto i = static_cast<size_t>(r * d + c);
           const double y = ToFloat(sum[i]) * want * ToFloat(w[static_cast<size_t>(c)]);
-          ASSERT_NEAR(ToFloat(out[i]), y, kTolerance<T> * (std::fabs(y) + 1e-3))
-              << IsaName(isa) << " d " << d;
+          ASSERT_NEAR(ToFloat(out[i]), y, kTolerance<T> * (std::fabs(y) + 1e-3)) << Name(isa) << " d " << d;
         }
       }
     }
@@ -156,7 +155,7 @@ TEST(LogProbTest, BackwardIsTheDerivative) {
       up[static_cast<size_t>(c)] += 1e-5;
       down[static_cast<size_t>(c)] -= 1e-5;
       ASSERT_NEAR(grad[static_cast<size_t>(c)], (value(up) - value(down)) / 2e-5, 1e-5)
-          << IsaName(isa) << " " << c;
+          << Name(isa) << " " << c;
     }
   }
 }
@@ -246,7 +245,7 @@ TYPED_TEST(KernelsTest, AttentionAgreesWithPlainLoopsAndDoesNotSeeTheRuns) {
               }
               ASSERT_NEAR(ToFloat(out[static_cast<size_t>(h * size + c)]), want,
                           5 * kTolerance<T> * (1 + std::fabs(want)))
-                  << IsaName(isa) << " size " << size << " group " << group << " length " << length;
+                  << Name(isa) << " size " << size << " group " << group << " length " << length;
             }
           }
         }

@@ -275,7 +275,7 @@ TEST(AttachmentSimTest, SlotsThatChangeTheirRoles) {
   for (const PlacementKind placement :
        {PlacementKind::kColocated, PlacementKind::kMultiplexed, PlacementKind::kElastic}) {
     for (const double grace_s : {15, 0}) {
-      SCOPED_TRACE(std::string(Word(placement)) + (grace_s > 0 ? "" : ", no grace"));
+      SCOPED_TRACE(std::string(Name(placement)) + (grace_s > 0 ? "" : ", no grace"));
       scheduler::ControllerOptions job = Job();
       job.fleet.placement = placement;
       job.fleet.reattach_grace_s = grace_s;
