@@ -20,6 +20,7 @@ namespace tidepool::scheduler {
 
 // What a worker process offers.
 enum class WorkerKind : uint8_t { kDevice = 0, kReward = 1, kEnvironment = 2 };
+constexpr auto WordsOf(WorkerKind) { return std::to_array<const char*>({"device", "reward", "environment"}); }
 
 namespace event {
 
@@ -81,6 +82,10 @@ struct ChunkProgress {
   Version version;
 };
 enum class ChunkEnd : uint8_t { kChunkLimit, kEos, kStop, kLength, kCancelled, kDrained, kDataError, kError };
+constexpr auto WordsOf(ChunkEnd) {
+  return std::to_array<const char*>(
+      {"chunk_limit", "eos", "stop", "length", "cancelled", "drained", "data_error", "error"});
+}
 struct ChunkFinished {
   WorkerRef worker;
   SampleId tid;

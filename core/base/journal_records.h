@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/boxed.h"
+#include "core/base/fields.h"
 #include "core/base/ids.h"
 #include "core/base/words.h"
 
@@ -291,7 +292,7 @@ struct JournalEntry {
   JournalRecord record;
 };
 
-// --- fields, in their order on disk. V: void operator()(const char* name, T& field) for each T below. ---
+// --- fields, in their order on disk ---
 namespace record {
 // A field of a list's items that older formats of the journal do not have. A visitor that reads an older
 // format has a member `format`; all others see the newest.
@@ -302,67 +303,49 @@ void Since(V& v, uint32_t format, const char* name, T& field) {
   }
   v(name, field);
 }
-#define TP_FIELDS(Type, ...)                            \
-  template <typename V, typename R>                     \
-  requires std::is_same_v<std::remove_const_t<R>, Type> \
-  void VisitFields(R& r, V&& v) { __VA_ARGS__ }
-TP_FIELDS(Config, v("run_id", r->run_id); v("job", r->job); v("digest", r->digest);
-          v("groups_per_step", r->groups_per_step); v("group_size", r->group_size);
-          v("max_lag_versions", r->max_lag_versions); v("on_stale", r->on_stale);
-          v("oversample", r->oversample); v("min_step_batch_fraction", r->min_step_batch_fraction);
-          v("max_reissues", r->max_reissues); v("steps", r->steps); v("data_size", r->data_size);
-          v("slots", r->slots); v("recovery_steps", r->recovery_steps); v("deterministic", r->deterministic);
-          v("oversample_mode", r->oversample_mode); v("pin_version", r->pin_version);
-          v("rollout_floor", r->rollout_floor); v("stall_ms", r->stall_ms);
-          v("checkpoint_steps", r->checkpoint_steps); v("row_digests", r->row_digests);)
-TP_FIELDS(Issue, v("tid", r.tid); v("gid", r.gid); v("att", r.att); v("prompt_len", r.prompt_len);
-          v("max_new", r.max_new);)
-TP_FIELDS(Start, v("tid", r.tid); v("att", r.att); v("worker", r.worker); v("wv", r.wv);)
-TP_FIELDS(End, v("tid", r.tid); v("att", r.att); v("status", r.status);)
-TP_FIELDS(Graded, v("tid", r.tid); v("outcome", r.outcome); v("grader", r.grader); v("reward", r.reward);
-          v("rewards", r.rewards);)
-TP_FIELDS(Enq, v("tid", r.tid); v("att", r.att); v("wv_min", r.wv_min); v("wv_max", r.wv_max);
-          v("prompt_len", r.prompt_len); v("response_len", r.response_len); v("digest", r.digest);
-          v("payload_file", r.payload_file); v("payload_offset", r.payload_offset);
-          v("payload_bytes", r.payload_bytes); v("versions", r.versions);)
-TP_FIELDS(VersionTokens, v("v", r.v); v("tokens", r.tokens);)
-TP_FIELDS(Dup, v("tid", r.tid); v("att", r.att);)
-TP_FIELDS(Lease, v("lease", r.lease); v("step", r.step); v("tids", r.tids); v("holder", r.holder);)
-TP_FIELDS(Unlease, v("lease", r.lease); v("why", r.why);)
-TP_FIELDS(Drop, v("tid", r.tid); v("reason", r.reason);)
-TP_FIELDS(SlotPlan, v("slot", r.slot); v("from", r.from); v("to", r.to); v("epoch", r.epoch);)
-TP_FIELDS(StepBegin, v("step", r.step); v("v", r.v); v("members", r.members);)
-TP_FIELDS(TrainedRow, v("tid", r.tid); v("oldest", r.oldest); Since(v, 3, "digest", r.digest);
-          Since(v, 3, "masked", r.masked);)
-TP_FIELDS(StepCommit, v("step", r.step); v("v", r.v); v("digest", r.digest); v("rows", r.rows);)
-TP_FIELDS(StepAbort, v("step", r.step); v("why", r.why);)
-TP_FIELDS(Publish, v("v", r.v); v("digest", r.digest);)
-TP_FIELDS(Loaded, v("worker", r.worker); v("v", r.v); v("digest", r.digest);)
-TP_FIELDS(Admit, v("worker", r.worker); v("v", r.v);)
-TP_FIELDS(Fence, v("worker", r.worker);)
-TP_FIELDS(Join, v("worker", r.worker); v("name", r.name); v("role", r.role);)
-TP_FIELDS(TransitionBegin, v("t", r.t); v("slots", r.slots); v("deadline_ms", r.deadline_ms); v("why", r.why);
-          v("dwell_ms", r.dwell_ms);)
-TP_FIELDS(TransitionCommit, v("t", r.t);)
-TP_FIELDS(TransitionDone, v("t", r.t);)
-TP_FIELDS(TransitionRolledBack, v("t", r.t); v("why", r.why); v("slots", r.slots);)
-TP_FIELDS(Grant, v("slot", r.slot); v("role", r.role); v("epoch", r.epoch); v("worker", r.worker);)
-TP_FIELDS(Release, v("slot", r.slot); v("epoch", r.epoch); v("free_bytes", r.free_bytes);
-          v("need_bytes", r.need_bytes);)
-TP_FIELDS(Quarantine, v("slot", r.slot); v("why", r.why);)
-TP_FIELDS(SlotLost, v("slot", r.slot); v("why", r.why);)
-TP_FIELDS(CheckpointBegin, v("ckpt", r.ckpt); v("step", r.step);)
-TP_FIELDS(CheckpointCommit, v("ckpt", r.ckpt); v("step", r.step); v("cut", r.cut);
-          v("manifest_digest", r.manifest_digest); v("weights_digest", r.weights_digest);)
-TP_FIELDS(CheckpointReject, v("ckpt", r.ckpt); v("why", r.why);)
-TP_FIELDS(CheckpointDelete, v("ckpt", r.ckpt);)
-TP_FIELDS(Restore, v("ckpt", r.ckpt); v("step", r.step); v("old_lineage", r.old_lineage);
-          v("new_lineage", r.new_lineage);)
-TP_FIELDS(Snapshot, v("state_digest", r.state_digest);)
-TP_FIELDS(Fault, v("kind", r.kind); v("actor", r.actor); v("inc", r.inc); v("what", r.what);)
-TP_FIELDS(EndRun, v("code", r.code); v("why", r.why); v("finished", r.finished);)
-TP_FIELDS(EvalResult, v("step", r.step); v("v", r.v); v("correct", r.correct); v("total", r.total);)
-#undef TP_FIELDS
+TP_FIELDS(RunTerms, run_id, job, digest, groups_per_step, group_size, max_lag_versions, on_stale, oversample,
+          min_step_batch_fraction, max_reissues, steps, data_size, slots, recovery_steps, deterministic,
+          oversample_mode, pin_version, rollout_floor, stall_ms, checkpoint_steps, row_digests)
+TP_FIELDS_BY(Config, VisitFields(*r, v);)
+TP_FIELDS(Issue, tid, gid, att, prompt_len, max_new)
+TP_FIELDS(Start, tid, att, worker, wv)
+TP_FIELDS(End, tid, att, status)
+TP_FIELDS(Graded, tid, outcome, grader, reward, rewards)
+TP_FIELDS(Enq, tid, att, wv_min, wv_max, prompt_len, response_len, digest, payload_file, payload_offset,
+          payload_bytes, versions)
+TP_FIELDS(VersionTokens, v, tokens)
+TP_FIELDS(Dup, tid, att)
+TP_FIELDS(Lease, lease, step, tids, holder)
+TP_FIELDS(Unlease, lease, why)
+TP_FIELDS(Drop, tid, reason)
+TP_FIELDS(SlotPlan, slot, from, to, epoch)
+TP_FIELDS(StepBegin, step, v, members)
+TP_FIELDS_BY(TrainedRow, v("tid", r.tid); v("oldest", r.oldest); Since(v, 3, "digest", r.digest);
+             Since(v, 3, "masked", r.masked);)
+TP_FIELDS(StepCommit, step, v, digest, rows)
+TP_FIELDS(StepAbort, step, why)
+TP_FIELDS(Publish, v, digest)
+TP_FIELDS(Loaded, worker, v, digest)
+TP_FIELDS(Admit, worker, v)
+TP_FIELDS(Fence, worker)
+TP_FIELDS(Join, worker, name, role)
+TP_FIELDS(TransitionBegin, t, slots, deadline_ms, why, dwell_ms)
+TP_FIELDS(TransitionCommit, t)
+TP_FIELDS(TransitionDone, t)
+TP_FIELDS(TransitionRolledBack, t, why, slots)
+TP_FIELDS(Grant, slot, role, epoch, worker)
+TP_FIELDS(Release, slot, epoch, free_bytes, need_bytes)
+TP_FIELDS(Quarantine, slot, why)
+TP_FIELDS(SlotLost, slot, why)
+TP_FIELDS(CheckpointBegin, ckpt, step)
+TP_FIELDS(CheckpointCommit, ckpt, step, cut, manifest_digest, weights_digest)
+TP_FIELDS(CheckpointReject, ckpt, why)
+TP_FIELDS(CheckpointDelete, ckpt)
+TP_FIELDS(Restore, ckpt, step, old_lineage, new_lineage)
+TP_FIELDS(Snapshot, state_digest)
+TP_FIELDS(Fault, kind, actor, inc, what)
+TP_FIELDS(EndRun, code, why, finished)
+TP_FIELDS(EvalResult, step, v, correct, total)
 }  // namespace record
 
 }  // namespace tidepool

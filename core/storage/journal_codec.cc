@@ -26,18 +26,6 @@ inline constexpr bool kIsStrongId = false;
 template <typename Tag>
 inline constexpr bool kIsStrongId<StrongId<Tag>> = true;
 
-// Largest value of each enum on disk; a larger byte is damage or a newer program.
-template <typename E>
-inline constexpr uint8_t kLast = 255;
-template <>
-inline constexpr uint8_t kLast<EndStatus> = static_cast<uint8_t>(EndStatus::kError);
-template <>
-inline constexpr uint8_t kLast<GradeOutcome> = static_cast<uint8_t>(GradeOutcome::kInfra);
-template <>
-inline constexpr uint8_t kLast<DropReason> = static_cast<uint8_t>(DropReason::kLostOnRestore);
-template <>
-inline constexpr uint8_t kLast<Role> = static_cast<uint8_t>(Role::kEnvironment);
-
 struct Encoder {
   std::string& out;
 
@@ -58,12 +46,6 @@ struct Encoder {
       PutString(out, x);
     } else if constexpr (kIsStrongId<T>) {
       PutNumber(out, x.value);
-    } else if constexpr (std::is_same_v<T, SampleId>) {
-      PutNumber(out, x.ordinal), PutNumber(out, x.issue), PutNumber(out, x.sample);
-    } else if constexpr (std::is_same_v<T, Version>) {
-      PutNumber(out, x.lineage), PutNumber(out, x.number);
-    } else if constexpr (std::is_same_v<T, WorkerRef>) {
-      PutNumber(out, x.worker.value), PutNumber(out, x.inc.value);
     } else if constexpr (kIsPair<T>) {
       Put(x.first), Put(x.second);
     } else if constexpr (kIsVector<T>) {
@@ -105,22 +87,12 @@ struct Decoder {
       x = reader.Number<T>();
     } else if constexpr (std::is_enum_v<T>) {
       const auto byte = reader.Number<uint8_t>();
-      in_range = in_range && byte <= kLast<T>;
+      in_range = in_range && byte < kWords<T>.size();  // else damage, or a newer program
       x = static_cast<T>(byte);
     } else if constexpr (std::is_same_v<T, std::string>) {
       x = std::string(reader.String());
     } else if constexpr (kIsStrongId<T>) {
       x.value = reader.Number<int64_t>();
-    } else if constexpr (std::is_same_v<T, SampleId>) {
-      x.ordinal = reader.Number<int64_t>();
-      x.issue = reader.Number<int32_t>();
-      x.sample = reader.Number<int32_t>();
-    } else if constexpr (std::is_same_v<T, Version>) {
-      x.lineage = reader.Number<int32_t>();
-      x.number = reader.Number<int64_t>();
-    } else if constexpr (std::is_same_v<T, WorkerRef>) {
-      x.worker.value = reader.Number<int64_t>();
-      x.inc.value = reader.Number<int64_t>();
     } else if constexpr (kIsPair<T>) {
       Get(x.first), Get(x.second);
     } else if constexpr (kIsVector<T>) {
@@ -224,22 +196,6 @@ class JsonWriter {
       Text(x);
     } else if constexpr (kIsStrongId<T>) {
       Digits(x.value);
-    } else if constexpr (std::is_same_v<T, SampleId>) {
-      Begin();
-      Key("ordinal"), Digits(x.ordinal);
-      Key("issue"), Digits(x.issue);
-      Key("sample"), Digits(x.sample);
-      End();
-    } else if constexpr (std::is_same_v<T, Version>) {
-      Begin();
-      Key("lineage"), Digits(x.lineage);
-      Key("number"), Digits(x.number);
-      End();
-    } else if constexpr (std::is_same_v<T, WorkerRef>) {
-      Begin();
-      Key("w"), Put(x.worker);
-      Key("inc"), Put(x.inc);
-      End();
     } else if constexpr (kIsVector<T>) {
       out_.push_back('[');
       bool first = true;

@@ -106,7 +106,7 @@ void Workers::CheckFleet() {
   } else if (facts_.needs_rollout && !rollout) {
     all_.life.Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");
   } else if ((facts_.needs_reward || facts_.environment) && !side) {
-    const std::string kind = options_.side_kind() == WorkerKind::kReward ? "reward" : "environment";
+    const std::string kind = Name(options_.side_kind());
     all_.life.Fail("fleet_dead", kind, {}, "every " + kind + " worker is retired (" + why + ")");
   }
 }

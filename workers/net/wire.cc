@@ -39,18 +39,6 @@ concept VariantLike = requires {
 template <typename T>
 concept Number = std::is_arithmetic_v<T> && !std::same_as<T, bool>;
 
-// Largest value of each enum; a larger one is of another program.
-template <typename E>
-inline constexpr E kLast = E{};
-template <>
-inline constexpr auto kLast<GradeOutcome> = GradeOutcome::kInfra;
-template <>
-inline constexpr auto kLast<Role> = Role::kEnvironment;
-template <>
-inline constexpr auto kLast<scheduler::WorkerKind> = scheduler::WorkerKind::kEnvironment;
-template <>
-inline constexpr auto kLast<scheduler::event::ChunkEnd> = scheduler::event::ChunkEnd::kError;
-
 struct Encoder {
   std::string out;
 
@@ -68,10 +56,6 @@ struct Encoder {
       x.size() <= most ? PutString(out, x) : PutString(out, Bounded(x, most));
     } else if constexpr (kIsStrongId<T>) {
       PutNumber(out, x.value);
-    } else if constexpr (std::same_as<T, SampleId>) {
-      Put(x.ordinal), Put(x.issue), Put(x.sample);
-    } else if constexpr (std::same_as<T, Version>) {
-      Put(x.lineage), Put(x.number);
     } else if constexpr (std::same_as<T, sample::Segment>) {  // nothing new: no bytes
       PutString(out, x.ids.empty() && x.fragment.empty() ? "" : sample::Encode(x));
     } else if constexpr (std::same_as<T, sample::Trajectory>) {
@@ -109,16 +93,12 @@ struct Decoder {
     } else if constexpr (std::same_as<T, bool>) {
       x = Byte(1) != 0;
     } else if constexpr (std::is_enum_v<T>) {
-      x = static_cast<T>(Byte(static_cast<uint8_t>(kLast<T>)));
+      x = static_cast<T>(Byte(static_cast<uint8_t>(tidepool::kWords<T>.size() - 1)));
     } else if constexpr (std::same_as<T, std::string>) {
       x = reader.String();
       if (x.size() > most) x = Bounded(std::move(x), most);
     } else if constexpr (kIsStrongId<T>) {
       Get(x.value);
-    } else if constexpr (std::same_as<T, SampleId>) {
-      Get(x.ordinal), Get(x.issue), Get(x.sample);
-    } else if constexpr (std::same_as<T, Version>) {
-      Get(x.lineage), Get(x.number);
     } else if constexpr (std::same_as<T, sample::Segment>) {
       if (const auto bytes = reader.String(); !bytes.empty()) Take(sample::DecodeSegment(bytes), x);
     } else if constexpr (std::same_as<T, sample::Trajectory>) {
