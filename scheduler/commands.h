@@ -63,18 +63,21 @@ struct CancelChunk {
   SampleId tid;
   int32_t att = 0;
 };
+// Its KV will not be needed on this worker.
 struct ForgetGroup {
   WorkerRef worker;
   GroupId gid;
-};  // its KV will not be needed on this worker
+};
+// Answered by PayloadStored.
 struct StorePayload {
   SampleId tid;
   int32_t att = 0;
-};  // -> PayloadStored
+};
+// The caller may free the tokens in memory.
 struct DiscardTokens {
   SampleId tid;
   int32_t att = 0;
-};  // the caller may free the tokens in memory
+};
 // Environments. EnvStep: plays what sample `tid` has said so far (`turn` times; 0: the reset alone;
 // kWholeEpisode: all that is on record, for its reward) -> EnvStepped. AppendObservation: what that reply
 // said becomes part of the record, without loss; turn 0: it is the prompt.
@@ -180,25 +183,29 @@ struct AbortStep {
   StepNumber step;
   int64_t group_epoch = 0;
 };
+// Answered by RecoveryCopied.
 struct CopyRecovery {
   WorkerRef worker;
   StepNumber step;
-};  // -> RecoveryCopied
+};
+// Answered by Published; aliasing slots: no bytes move.
 struct Publish {
   WorkerRef worker;
   Version v;
   uint64_t digest = 0;
-};  // -> Published; aliasing slots: no bytes move
+};
+// Answered by Loaded.
 struct Load {
   WorkerRef worker;
   Version v;
   uint64_t digest = 0;
   WorkerRef from;
-};  // -> Loaded
+};
+// It may serve v from now on.
 struct Admit {
   WorkerRef worker;
   Version v;
-};  // it may serve v from now on
+};
 // Checkpoints. The caller gathers the trainer's files and its own state, commits by rename, reads back. ->
 // CheckpointWritten / Failed
 struct WriteCheckpoint {
@@ -216,9 +223,10 @@ struct DeleteCheckpoint {
   int64_t ckpt = 0;
   StepNumber step;
 };
+// Writes final/; answered by FinalSaved.
 struct SaveFinal {
   WorkerRef worker;
-};  // final/ -> FinalSaved
+};
 // To people and files: metrics of a committed step are written when this comes.
 struct StepReport {
   StepNumber step;
@@ -233,13 +241,15 @@ struct EvalReport {
   Version v;
   int64_t correct = 0, total = 0;
 };
+// A line for the log, key=value.
 struct Warn {
   std::string line;
-};  // key=value
+};
+// End the children, exit with this code.
 struct Finish {
   int code = 0;
   std::string why;
-};  // end the children, exit with this code
+};
 
 }  // namespace command
 

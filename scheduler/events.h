@@ -28,12 +28,13 @@ namespace event {
 struct Started {};
 // A process connected. `slot` for device workers. `restored_inc`: it was attached to this run before
 // (controller restart with reattach_grace_s > 0) and holds the listed chunks; else invalid.
+// Versions of its tokens.
 struct HeldChunk {
   SampleId tid;
   int32_t att = 0;
   int64_t generated_tokens = 0;
   Version v_min, v_max;
-};  // versions of its tokens
+};
 struct WorkerJoined {
   WorkerId worker;
   uint64_t process = 0;  // the answer names it: by then another process may have the place
@@ -52,21 +53,24 @@ struct WorkerJoined {
   StepNumber state_step;
   uint64_t state_digest = 0;
 };
+// Socket closed, process exit.
 struct WorkerLost {
   WorkerRef worker;
   std::string why;
   bool by_exit = false;
-};  // socket closed, process exit
+};
+// Exec failed, died before Hello.
 struct WorkerStartFailed {
   WorkerId worker;
   std::string why;
-};  // exec failed, died before Hello
+};
+// step_s and decode_s are of the last step; decode_s of the last one without prefill.
 struct EngineSample {
   double kv_usage = 0;
   int64_t running = 0, waiting = 0;
   double step_s = 0;
   double decode_s = 0;
-};  // step_s, decode_s: the last step; the last one without prefill
+};
 struct Heartbeat {
   WorkerRef worker;
   std::optional<EngineSample> engine;
@@ -137,11 +141,12 @@ struct EnvStepped {
   std::vector<std::pair<std::string, double>> rewards;
   std::string why;
 };
+// After its last ChunkFinished.
 struct Drained {
   WorkerRef worker;
   SlotId slot;
   LeaseEpoch epoch;
-};  // after its last ChunkFinished
+};
 struct Released {
   WorkerRef worker;
   SlotId slot;
@@ -227,41 +232,46 @@ struct PayloadLost {
   SampleId tid;
   std::string why;
 };
+// Bytes can be fetched by others.
 struct Published {
   WorkerRef worker;
   Version v;
   std::string error;
-};  // bytes can be fetched by others
+};
 // The state of `step` was copied to the host. `error` set: it was not, and the run goes on without that copy.
 struct RecoveryCopied {
   WorkerRef worker;
   StepNumber step;
   std::string error;
 };
+// Committed by rename, read back.
 struct CheckpointWritten {
   int64_t ckpt = 0;
   StepNumber step;
   uint64_t manifest_digest = 0;
   uint64_t weights_digest = 0;
-};  // committed by rename, read back
+};
 struct CheckpointFailed {
   int64_t ckpt = 0;
   std::string why;
 };
+// Reply to VerifyCheckpoint; "" = every digest right.
 struct CheckpointVerified {
   int64_t ckpt = 0;
   std::string error;
-};  // reply to VerifyCheckpoint; "" = every digest right
+};
 struct FinalSaved {
   std::string error;
 };
+// SIGTERM, Ctrl-C; now: the second one.
 struct StopRequested {
   std::string why;
   bool now = false;
-};  // SIGTERM, Ctrl-C; now: the second one
+};
+// Journal or payload write failed: the run must end.
 struct StorageFailed {
   std::string what;
-};  // journal or payload write failed: the run must end
+};
 struct Tick {};
 
 }  // namespace event

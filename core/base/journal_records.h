@@ -73,23 +73,26 @@ struct RunTerms {
 struct Config : Boxed<RunTerms> {
   using Boxed::Boxed;
 };
+// att > 0: generated again.
 struct Issue {
   SampleId tid;
   GroupId gid;
   int32_t att = 0;
   int64_t prompt_len = 0, max_new = 0;
-};  // att > 0: generated again
+};
+// A chunk was sent.
 struct Start {
   SampleId tid;
   int32_t att = 0;
   WorkerRef worker;
   Version wv;
-};  // a chunk was sent
+};
+// The attempt is over.
 struct End {
   SampleId tid;
   int32_t att = 0;
   EndStatus status = EndStatus::kOk;
-};  // the attempt is over
+};
 struct Graded {
   SampleId tid;
   GradeOutcome outcome = GradeOutcome::kOk;
@@ -113,10 +116,11 @@ struct Enq {
   int64_t payload_file = -1, payload_offset = 0, payload_bytes = 0;
   std::vector<VersionTokens> versions;
 };
+// A later result of a sample that is already in.
 struct Dup {
   SampleId tid;
   int32_t att = 0;
-};  // a later result of a sample that is already in
+};
 struct Lease {
   int64_t lease = 0;
   StepNumber step;
@@ -150,12 +154,13 @@ struct TrainedRow {
   uint64_t digest = 0;
   int64_t masked = 0;
 };
+// v: the new version.
 struct StepCommit {
   StepNumber step;
   Version v;
   uint64_t digest = 0;
   std::vector<TrainedRow> rows;
-};  // v: the new version
+};
 struct StepAbort {
   StepNumber step;
   std::string why;
@@ -173,14 +178,16 @@ struct Admit {
   WorkerRef worker;
   Version v;
 };
+// Nothing more is accepted from it.
 struct Fence {
   WorkerRef worker;
-};  // nothing more is accepted from it
+};
+// Role kNone: a device worker.
 struct Join {
   WorkerRef worker;
   std::string name;
   Role role = Role::kNone;
-};  // role kNone: a device worker
+};
 // dwell_ms: no slot of it was taken from rollout so shortly before (0: the policy promises nothing).
 struct TransitionBegin {
   TransitionId t;
@@ -208,12 +215,13 @@ struct Grant {
   LeaseEpoch epoch;
   WorkerRef worker;
 };
+// need: of the next role.
 struct Release {
   SlotId slot;
   LeaseEpoch epoch;
   int64_t free_bytes = 0;
   int64_t need_bytes = 0;
-};  // need: of the next role
+};
 struct Quarantine {
   SlotId slot;
   std::string why;
@@ -246,20 +254,22 @@ struct Restore {
   StepNumber step;
   int32_t old_lineage = 0, new_lineage = 0;
 };
+// Of the fold of all records before: a fold that differs is refused.
 struct Snapshot {
   uint64_t state_digest = 0;
-};  // of the fold of all records before: a fold that differs is refused
+};
 struct Fault {
   std::string kind;
   std::string actor;
   Incarnation inc;
   std::string what;
 };
+// finished 1: all steps, final evaluation and model done.
 struct EndRun {
   int32_t code = 0;
   std::string why;
   int32_t finished = 0;
-};  // finished 1: all steps, final evaluation and model done
+};
 struct EvalResult {
   StepNumber step;
   Version v;
