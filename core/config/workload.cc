@@ -122,7 +122,7 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"checkpoint_every", &j.checkpoint_every, 0, 1e6}};
 }
 
-std::vector<Entry> FaultEntries(WorkloadFaults& f) {
+std::vector<Entry> FaultEntries(FaultShape& f) {
   return {{"delay_spread", &f.delay_spread, 0, 1},
           {"loss", &f.loss, 0, 0.9},
           {"resend_s", &f.resend_s, 0, 1e5},

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/choices.h"
+#include "core/base/fault_shape.h"
 #include "core/base/status.h"
 
 namespace tidepool::config {
@@ -68,19 +69,10 @@ struct WorkloadJob {
   double engine_efficiency = 0.9, train_efficiency = 0.4, reward_s = 0.05, release_s = 0.1, grant_s = 0.2;
   int64_t seed = 1, recompute = 0, checkpoint_every = 0, kv_pool = 0;
 };
-// What goes wrong in every variant; the meaning of the keys is that of scheduler/simulator/faults.h, the
-// names are the same.
-struct WorkloadFaults {
-  double delay_spread = 0, loss = 0, resend_s = 0.2, duplicate = 0, partition_mean_s = 0, partition_s = 10;
-  double kill_mean_s = 0, hang_mean_s = 0, restart_s = 5, slow_share = 0, slow_factor = 4;
-  double write_s = 0.001, disk_slow_mean_s = 0, disk_slow_s = 30, disk_slow_factor = 100,
-         checkpoint_fails = 0, checkpoint_s = 1;
-  double stop_at_s = 0, controller_kill_mean_s = 0, resume_s = 10;
-};
 struct Workload {
   std::string name, what, hardware;  // hardware: a profile's name, or a path
   WorkloadModel model;
-  WorkloadFaults faults;
+  FaultShape faults;                                          // in every variant
   std::vector<std::pair<std::string, WorkloadJob>> variants;  // by name; one "base" if none is written
   // What the publication states (never fitted), and what it leaves out.
   struct Published {

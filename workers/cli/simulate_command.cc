@@ -75,27 +75,7 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
   c.rollout.kv_on_update = j.kv_on_update;
   c.reward.workers = j.reward_workers;
   c.checkpoint.every_steps = j.checkpoint_every;
-  const config::WorkloadFaults& f = w.faults;
-  s.faults = {f.delay_spread,
-              f.loss,
-              f.resend_s,
-              f.duplicate,
-              f.partition_mean_s,
-              f.partition_s,
-              f.kill_mean_s,
-              f.hang_mean_s,
-              f.restart_s,
-              f.slow_share,
-              f.slow_factor,
-              f.write_s,
-              f.disk_slow_mean_s,
-              f.disk_slow_s,
-              f.disk_slow_factor,
-              f.checkpoint_fails,
-              f.checkpoint_s,
-              f.stop_at_s,
-              f.controller_kill_mean_s,
-              f.resume_s};
+  s.faults = w.faults;
   return s;
 }
 
