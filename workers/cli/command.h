@@ -22,8 +22,8 @@ void AddConfigCommands(CLI::App& app, CommandContext& context);    // validate, 
 void AddInspectCommands(CLI::App& app, CommandContext& context);   // status, report, check, journal, samples
 void AddModelCommands(CLI::App& app, CommandContext& context);     // generate, eval, import, export
 void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan, policies
-void AddRegistryCommands(CLI::App& app, CommandContext& context);  // algorithms, rewards, environments
-void AddListCommands(CLI::App& app, CommandContext& context);      // models, tasks
+// models, tasks, algorithms, rewards, environments
+void AddRegistryCommands(CLI::App& app, CommandContext& context);
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
 void AddEnvironmentWorkerCommand(CLI::App& app, CommandContext& context);  // hidden, as the next one
 void AddRewardWorkerCommand(CLI::App& app,

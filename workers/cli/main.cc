@@ -48,7 +48,6 @@ int main(int argc, char** argv) {
   AddTrainCommand(app, context);
   AddConfigCommands(app, context);
   AddModelCommands(app, context);
-  AddListCommands(app, context);
   AddInspectCommands(app, context);
   AddSimulateCommands(app, context);
   AddRegistryCommands(app, context);

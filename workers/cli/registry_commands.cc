@@ -1,5 +1,7 @@
-// algorithms, rewards, environments: what is registered, one line each, NAME for details.
+// models, tasks, algorithms, rewards, environments: what this build knows, one line each, NAME for details.
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,7 +10,10 @@
 #include "core/algorithms/registry.h"
 #include "core/environments/text_game.h"
 #include "core/environments/vector.h"
+#include "core/model/families/family.h"
+#include "core/model/hugging_face.h"
 #include "core/tasks/reward.h"
+#include "core/tasks/task.h"
 #include "workers/cli/command.h"
 
 namespace tidepool::workers {
@@ -19,7 +24,10 @@ using Json = nlohmann::ordered_json;
 struct RegistryOptions {
   std::string name;
   bool json = false;
-  bool table = false;
+  bool table = false;                // algorithms
+  std::vector<std::string> options;  // the next three: tasks
+  int64_t samples = 3;
+  uint64_t seed = 1;
 };
 
 // A list with aligned names, or one entry by name.
@@ -28,14 +36,15 @@ struct Line {
   Json json;
 };
 
+// `width`: of the names; `indent`: of the JSON.
 void Show(CommandContext& context, const RegistryOptions& o, const std::string& kind,
-          const std::vector<Line>& lines) {
+          const std::vector<Line>& lines, int width = 22, int indent = 1) {
   if (!o.name.empty()) {
     std::string known;
     for (const Line& line : lines) {
       known += (known.empty() ? "" : ", ") + line.name;
       if (line.name != o.name) continue;
-      std::printf("%s", o.json ? (line.json.dump(1) + "\n").c_str() : line.details.c_str());
+      std::printf("%s", o.json ? (line.json.dump(indent) + "\n").c_str() : line.details.c_str());
       return;
     }
     return Fail(context, NotFound("no " + kind + " is named '" + o.name + "'; there are " + known));
@@ -43,10 +52,150 @@ void Show(CommandContext& context, const RegistryOptions& o, const std::string& 
   if (o.json) {
     Json all = Json::array();
     for (const Line& line : lines) all.push_back(line.json);
-    std::printf("%s\n", all.dump(1).c_str());
+    std::printf("%s\n", all.dump(indent).c_str());
     return;
   }
-  for (const Line& line : lines) std::printf("%-22s %s\n", line.name.c_str(), line.text.c_str());
+  for (const Line& line : lines) std::printf("%-*s %s\n", width, line.name.c_str(), line.text.c_str());
+}
+
+// A folder: what it is, or the reason why it cannot be used.
+Status DescribeFolder(const std::string& folder, bool as_json) {
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec s, model::ReadSpec(folder));
+  TP_RETURN_IF_ERROR(model::CheckHuggingFace(folder));
+  int64_t parameters = 0;
+  for (const model::Parameter& p : model::Layout(s)) parameters += p.numel();
+  if (as_json) {
+    const Json out = {{"folder", folder},
+                      {"model_type", s.architecture},
+                      {"parameters", parameters},
+                      {"layers", s.layers},
+                      {"hidden_size", s.hidden_size},
+                      {"heads", s.heads},
+                      {"kv_heads", s.kv_heads},
+                      {"head_size", s.head_size},
+                      {"vocab_size", s.vocab_size},
+                      {"max_position", s.max_position},
+                      {"experts", s.moe.experts},
+                      {"tied", s.tie_embeddings},
+                      {"eos_token_ids", s.eos_token_ids}};
+    std::printf("%s\n", out.dump().c_str());
+    return OkStatus();
+  }
+  std::printf(
+      "%s: %s, %.1f M parameters, %lld layers of %lld, %lld heads of %lld (%lld for keys and values), "
+      "vocabulary %lld, %lld positions\n",
+      folder.c_str(), s.architecture.c_str(), static_cast<double>(parameters) / 1e6,
+      static_cast<long long>(s.layers), static_cast<long long>(s.hidden_size),
+      static_cast<long long>(s.heads), static_cast<long long>(s.head_size),
+      static_cast<long long>(s.kv_heads), static_cast<long long>(s.vocab_size),
+      static_cast<long long>(s.max_position));
+  if (s.moe.experts > 0) {
+    std::printf("  %lld of %lld layers have %lld experts, %lld a token%s\n",
+                static_cast<long long>(s.sparse_layers()), static_cast<long long>(s.layers),
+                static_cast<long long>(s.moe.experts), static_cast<long long>(s.moe.experts_per_token),
+                s.moe.shared_intermediate_size > 0 ? ", and a shared one" : "");
+  }
+  if (s.ends_at_max_position)
+    std::printf(
+        "  positions end at %lld: beyond, a sliding window or rope scaling that is not implemented would "
+        "count\n",
+        static_cast<long long>(s.max_position));
+  return OkStatus();
+}
+
+void ShowModels(CommandContext& context, const RegistryOptions& o) {
+  std::error_code error;
+  if (!o.name.empty() && std::filesystem::is_directory(o.name, error)) {
+    if (const Status status = DescribeFolder(o.name, o.json); !status.ok()) Fail(context, status);
+    return;
+  }
+  const std::string policy =
+      "actor and critic of a control task: model: {policy: mlp, hidden: [64, 64], shared: false} with an "
+      "environment (docs/adding_a_policy.md)";
+  std::vector<Line> lines;
+  for (const model::Family* f : model::Families()) {
+    lines.push_back({f->model_type,
+                     std::string(" ") + f->doc,
+                     std::string(f->model_type) + " (" + f->architecture + ")\n  " + f->doc +
+                         "\n  refused by name: " + f->refused + "\n",
+                     {{"model_type", f->model_type},
+                      {"architecture", f->architecture},
+                      {"doc", f->doc},
+                      {"refused", f->refused}}});
+  }
+  lines.push_back({"mlp",
+                   " " + policy,
+                   "mlp (mlp_policy)\n  " + policy + "\n",
+                   {{"model_type", "mlp_policy"}, {"name", "mlp"}, {"doc", policy}}});
+  if (!o.name.empty() && std::ranges::find(lines, o.name, &Line::name) == lines.end())
+    return Fail(context, NotFound("models: '" + o.name + "' is neither a family (" + model::FamilyNames() +
+                                  ") nor a folder"));
+  Show(context, o, "model", lines, 10, -1);
+}
+
+Json OptionsJson(const std::vector<tasks::Option>& options) {
+  Json list = Json::array();
+  for (const tasks::Option& o : options) {
+    list.push_back({{"name", o.name},
+                    {"default", Json::parse(o.default_json, nullptr, false)},
+                    {"values", tasks::DescribeOption(o)},
+                    {"doc", o.doc}});
+  }
+  return list;
+}
+
+Json TaskJson(const tasks::TaskInfo& info) {
+  return {{"name", info.name},
+          {"doc", info.doc},
+          {"held_out_unit", info.held_out_unit},
+          {"options", OptionsJson(info.options)}};
+}
+
+Status DescribeTask(const RegistryOptions& o) {
+  const tasks::TaskInfo* info = tasks::FindTask(o.name);
+  tasks::TaskRequest request{.name = o.name, .size = o.samples, .held_out = 0, .seed = o.seed};
+  for (const std::string& option : o.options) {
+    const auto equals = option.find('=');
+    if (equals == std::string::npos) return InvalidArgument("--option: " + option + " is not name=value");
+    request.options[option.substr(0, equals)] = option.substr(equals + 1);
+  }
+  TP_ASSIGN_OR_RETURN(const auto task, tasks::MakeTask(request));  // names the nearest task if there is none
+  TP_ASSIGN_OR_RETURN(const int64_t units, tasks::CountUnits(o.name, request.options));
+  Json json = TaskJson(*info);
+  json["units"] = units;
+  json["samples"] = Json::array();
+  for (int64_t i = 0; i < std::min(o.samples, task->train_size()); ++i) {
+    const tasks::Question q = task->Train(i);
+    json["samples"].push_back({{"prompt", q.prompt}, {"answer", q.answer}, {"fields", q.fields}});
+  }
+  if (o.json) {
+    std::printf("%s\n", json.dump().c_str());
+    return OkStatus();
+  }
+  const bool many = units >= int64_t{1} << 62;
+  std::printf("%s: %s\n  %s%s %s to draw from\n  options (of `data`, or --option name=value):\n",
+              info->name.c_str(), info->doc.c_str(), many ? "more than " : "",
+              many ? "4e18" : std::to_string(units).c_str(), info->held_out_unit.c_str());
+  for (const tasks::Option& option : info->options) {
+    std::printf("    %-10s %-14s %s (%s)\n", option.name.c_str(), option.default_json.c_str(),
+                option.doc.c_str(), tasks::DescribeOption(option).c_str());
+  }
+  for (const auto& sample : json["samples"]) {
+    std::printf("  %s\n    -> %s\n", sample["prompt"].get<std::string>().c_str(),
+                sample["answer"].get<std::string>().c_str());
+  }
+  return OkStatus();
+}
+
+void ShowTasks(CommandContext& context, const RegistryOptions& o) {
+  if (!o.name.empty()) {
+    if (const Status status = DescribeTask(o); !status.ok()) Fail(context, status);
+    return;
+  }
+  std::vector<Line> lines;
+  for (const tasks::TaskInfo& info : tasks::ListTasks())
+    lines.push_back({info.name, info.doc, "", TaskJson(info)});
+  Show(context, o, "task", lines, 17, -1);
 }
 
 void ShowAlgorithms(CommandContext& context, const RegistryOptions& o) {
@@ -133,23 +282,21 @@ void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {
   }
   for (const environments::TextEnvironmentInfo& e : environments::ListTextEnvironments()) {
     std::string options;
-    Json list = Json::array();
     for (const tasks::Option& option : e.options) {
       options += "    " + option.name +
                  std::string(option.name.size() < 13 ? 13 - option.name.size() : 1, ' ') +
                  option.default_json + "  " + option.doc + " (" + tasks::DescribeOption(option) + ")\n";
-      list.push_back({{"name", option.name},
-                      {"default", Json::parse(option.default_json, nullptr, false)},
-                      {"values", tasks::DescribeOption(option)},
-                      {"doc", option.doc}});
     }
-    lines.push_back(
-        {e.name,
-         e.doc,
-         e.name + ": " + e.doc + "\n  action       " + e.action + "\n  reward       " + e.reward +
-             "\n  in a config  environment: {name: " + e.name + "}\n  options of `environment`\n" + options +
-             ExampleEpisode(e),
-         {{"name", e.name}, {"doc", e.doc}, {"action", e.action}, {"reward", e.reward}, {"options", list}}});
+    lines.push_back({e.name,
+                     e.doc,
+                     e.name + ": " + e.doc + "\n  action       " + e.action + "\n  reward       " + e.reward +
+                         "\n  in a config  environment: {name: " + e.name +
+                         "}\n  options of `environment`\n" + options + ExampleEpisode(e),
+                     {{"name", e.name},
+                      {"doc", e.doc},
+                      {"action", e.action},
+                      {"reward", e.reward},
+                      {"options", OptionsJson(e.options)}}});
   }
   Show(context, o, "environment", lines);
 }
@@ -164,15 +311,25 @@ void AddRegistryCommands(CLI::App& app, CommandContext& context) {
     void (*show)(CommandContext&, const RegistryOptions&);
   };
   for (const Kind& kind :
-       {Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction",
+       {Kind{"models", "Model families that can be loaded; whether a folder can", "tidepool models qwen3_moe",
+             ShowModels},
+        Kind{"tasks", "Generated tasks; options and sample questions of one",
+             "tidepool tasks products --option factors=[2,5]", ShowTasks},
+        Kind{"algorithms", "Algorithms: presets of advantage, loss, aggregation and correction",
              "tidepool algorithms gspo", ShowAlgorithms},
         Kind{"rewards", "Reward functions", "tidepool rewards gsm8k", ShowRewards},
         Kind{"environments", "Environments: names that a config takes", "tidepool environments cartpole",
              ShowEnvironments}}) {
     auto options = std::make_shared<RegistryOptions>();
     CLI::App* command = app.add_subcommand(kind.name, kind.doc);
-    command->add_option("name", options->name, "show one in detail");
+    command->add_option("name", options->name, "show one in detail; of models, a folder to check as well");
     command->add_flag("--json", options->json, "as JSON");
+    if (std::string(kind.name) == "tasks") {
+      command->add_option("--option", options->options, "Option of the task, name=JSON (factors=[2,9])");
+      command->add_option("-n,--samples", options->samples, "Questions to show")
+          ->check(CLI::Range(1, 100000));
+      command->add_option("--seed", options->seed, "Names the questions");
+    }
     if (std::string(kind.name) == "algorithms")
       command->add_flag("--table", options->table, "the tables of docs/algorithms.md");
     command->footer(std::string("Example: ") + kind.example);
