@@ -87,6 +87,8 @@ class Parser {
   void EndTag();  // the closing delimiter of a block tag
   std::unique_ptr<Statement> NewStatement(StatementKind kind) const;
   Target ParseTarget(bool with_attribute);
+  // The rest of a tag, its body up to the tag `end`, and that tag.
+  std::unique_ptr<Statement> ParseUntil(std::string_view end, std::unique_ptr<Statement> statement);
   std::unique_ptr<Statement> ParseIf();
   std::unique_ptr<Statement> ParseFor();
   std::unique_ptr<Statement> ParseSet();

@@ -184,6 +184,18 @@ std::unique_ptr<Statement> Parser::ParseFor() {
   return statement;
 }
 
+std::unique_ptr<Statement> Parser::ParseUntil(std::string_view end, std::unique_ptr<Statement> statement) {
+  EndTag();
+  const bool runs_elsewhere =
+      statement->kind == StatementKind::kMacro || statement->kind == StatementKind::kCall;
+  const int loops = std::exchange(loops_, runs_elsewhere ? 0 : loops_);
+  statement->body = ParseBlock({end});
+  loops_ = loops;
+  Next();
+  EndTag();
+  return statement;
+}
+
 std::unique_ptr<Statement> Parser::ParseSet() {
   auto statement = NewStatement(StatementKind::kSet);
   Next();
@@ -196,11 +208,7 @@ std::unique_ptr<Statement> Parser::ParseSet() {
   statement->kind = StatementKind::kSetBlock;
   for (int n = 0; SkipOperator("|"); CountChain(++n))
     statement->value = ParseFilter(std::move(statement->value));
-  EndTag();
-  statement->body = ParseBlock({"endset"});
-  Next();
-  EndTag();
-  return statement;
+  return ParseUntil("endset", std::move(statement));
 }
 
 void Parser::ParseParameters(Statement* statement) {
@@ -224,13 +232,7 @@ std::unique_ptr<Statement> Parser::ParseMacro() {
   Next();
   statement->text = ExpectName();
   ParseParameters(statement.get());
-  EndTag();
-  const int loops = std::exchange(loops_, 0);
-  statement->body = ParseBlock({"endmacro"});
-  loops_ = loops;
-  Next();
-  EndTag();
-  return statement;
+  return ParseUntil("endmacro", std::move(statement));
 }
 
 std::unique_ptr<Statement> Parser::ParseCall() {
@@ -239,13 +241,7 @@ std::unique_ptr<Statement> Parser::ParseCall() {
   if (AtOperator("(")) ParseParameters(statement.get());
   statement->value = ParseExpression();
   if (!failed() && statement->value->kind != ExpressionKind::kCall) Fail("expected a call after 'call'");
-  EndTag();
-  const int loops = std::exchange(loops_, 0);
-  statement->body = ParseBlock({"endcall"});
-  loops_ = loops;
-  Next();
-  EndTag();
-  return statement;
+  return ParseUntil("endcall", std::move(statement));
 }
 
 std::unique_ptr<Statement> Parser::ParseFilterBlock() {
@@ -254,11 +250,7 @@ std::unique_ptr<Statement> Parser::ParseFilterBlock() {
   statement->value = ParseFilter(nullptr);
   for (int n = 0; SkipOperator("|"); CountChain(++n))
     statement->value = ParseFilter(std::move(statement->value));
-  EndTag();
-  statement->body = ParseBlock({"endfilter"});
-  Next();
-  EndTag();
-  return statement;
+  return ParseUntil("endfilter", std::move(statement));
 }
 
 std::unique_ptr<Statement> Parser::ParseWith() {
@@ -270,11 +262,7 @@ std::unique_ptr<Statement> Parser::ParseWith() {
     statement->parameters.emplace_back(std::move(name), ParseExpression());
     if (!SkipOperator(",")) break;
   }
-  EndTag();
-  statement->body = ParseBlock({"endwith"});
-  Next();
-  EndTag();
-  return statement;
+  return ParseUntil("endwith", std::move(statement));
 }
 
 }  // namespace tidepool::text::jinja

@@ -27,40 +27,6 @@ void Dict::Set(Value key, Value value) {
   items.emplace_back(key, value);
 }
 
-std::string_view TypeName(const Value& value) {
-  switch (value.kind()) {
-    case Kind::kUndefined:
-      return "Undefined";
-    case Kind::kNone:
-      return "NoneType";
-    case Kind::kBool:
-      return "bool";
-    case Kind::kInt:
-      return "int";
-    case Kind::kFloat:
-      return "float";
-    case Kind::kString:
-      return "str";
-    case Kind::kList:
-      return "list";
-    case Kind::kTuple:
-      return "tuple";
-    case Kind::kDict:
-      return "dict";
-    case Kind::kNamespace:
-      return "Namespace";
-    case Kind::kMacro:
-      return "Macro";
-    case Kind::kLoop:
-      return "LoopContext";
-    case Kind::kMethod:
-      return "method";
-    case Kind::kFunction:
-      return "function";
-  }
-  return "?";
-}
-
 bool Truth(const Value& value) {
   switch (value.kind()) {
     case Kind::kUndefined:

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/words.h"
 
 namespace tidepool::text::jinja {
 
@@ -44,92 +45,29 @@ enum class Kind : uint8_t {
   kMethod,
   kFunction,
 };
+// Python's names, for messages.
+constexpr auto WordsOf(Kind) {
+  return std::to_array<const char*>({"Undefined", "NoneType", "bool", "int", "float", "str", "list", "tuple",
+                                     "dict", "Namespace", "Macro", "LoopContext", "method", "function"});
+}
 
 class Value {
  public:
   Value() : kind_(Kind::kUndefined), string_(nullptr) {}
-  static Value Undefined(const std::string* name) {
-    Value v;
-    v.string_ = name;
-    return v;
-  }
-  static Value None() {
-    Value v;
-    v.kind_ = Kind::kNone;
-    return v;
-  }
-  static Value Bool(bool b) {
-    Value v;
-    v.kind_ = Kind::kBool;
-    v.int_ = b ? 1 : 0;
-    return v;
-  }
-  static Value Int(int64_t i) {
-    Value v;
-    v.kind_ = Kind::kInt;
-    v.int_ = i;
-    return v;
-  }
-  static Value Float(double d) {
-    Value v;
-    v.kind_ = Kind::kFloat;
-    v.float_ = d;
-    return v;
-  }
-  static Value String(const std::string* s) {
-    Value v;
-    v.kind_ = Kind::kString;
-    v.string_ = s;
-    return v;
-  }
-  static Value ListOf(const List* l) {
-    Value v;
-    v.kind_ = Kind::kList;
-    v.list_ = l;
-    return v;
-  }
-  static Value TupleOf(const List* l) {
-    Value v;
-    v.kind_ = Kind::kTuple;
-    v.list_ = l;
-    return v;
-  }
-  static Value DictOf(Dict* d) {
-    Value v;
-    v.kind_ = Kind::kDict;
-    v.dict_ = d;
-    return v;
-  }
-  static Value Namespace(Dict* d) {
-    Value v;
-    v.kind_ = Kind::kNamespace;
-    v.dict_ = d;
-    return v;
-  }
-  static Value OfMacro(const Macro* m) {
-    Value v;
-    v.kind_ = Kind::kMacro;
-    v.macro_ = m;
-    return v;
-  }
-  static Value OfLoop(Loop* l) {
-    Value v;
-    v.kind_ = Kind::kLoop;
-    v.loop_ = l;
-    return v;
-  }
-  static Value OfMethod(const Method* m) {
-    Value v;
-    v.kind_ = Kind::kMethod;
-    v.method_ = m;
-    return v;
-  }
-  static Value Function(const std::string* name) {
-    Value v;
-    v.kind_ = Kind::kFunction;
-    v.string_ = name;
-    return v;
-  }
+  static Value Undefined(const std::string* name) { return Of(Kind::kUndefined, &Value::string_, name); }
+  static Value None() { return Of<const std::string*>(Kind::kNone, &Value::string_, nullptr); }
+  static Value Bool(bool b) { return Of<int64_t>(Kind::kBool, &Value::int_, b ? 1 : 0); }
+  static Value Int(int64_t i) { return Of(Kind::kInt, &Value::int_, i); }
+  static Value Float(double d) { return Of(Kind::kFloat, &Value::float_, d); }
+  static Value String(const std::string* s) { return Of(Kind::kString, &Value::string_, s); }
+  static Value ListOf(const List* l) { return Of(Kind::kList, &Value::list_, l); }
+  static Value TupleOf(const List* l) { return Of(Kind::kTuple, &Value::list_, l); }
+  static Value DictOf(Dict* d) { return Of(Kind::kDict, &Value::dict_, d); }
+  static Value Namespace(Dict* d) { return Of(Kind::kNamespace, &Value::dict_, d); }
+  static Value OfMacro(const Macro* m) { return Of(Kind::kMacro, &Value::macro_, m); }
+  static Value OfLoop(Loop* l) { return Of(Kind::kLoop, &Value::loop_, l); }
+  static Value OfMethod(const Method* m) { return Of(Kind::kMethod, &Value::method_, m); }
+  static Value Function(const std::string* name) { return Of(Kind::kFunction, &Value::string_, name); }
 
   [[nodiscard]] Kind kind() const { return kind_; }
   [[nodiscard]] bool is(Kind k) const { return kind_ == k; }
@@ -152,6 +90,13 @@ class Value {
   [[nodiscard]] const void* identity() const { return string_; }  // for `sameas`
 
  private:
+  template <typename T>
+  static Value Of(Kind kind, T Value::*field, T x) {
+    Value v;
+    v.kind_ = kind;
+    v.*field = x;
+    return v;
+  }
   Kind kind_;
   union {
     int64_t int_;
@@ -186,8 +131,7 @@ struct Loop {  // the `loop` variable
   std::vector<Value> changed;  // last arguments of loop.changed
 };
 
-// Python's name of a value's type, for messages.
-std::string_view TypeName(const Value& value);
+inline std::string_view TypeName(const Value& value) { return Name(value.kind()); }
 bool Truth(const Value& value);
 
 // Nesting beyond this is an error wherever values are walked through.
