@@ -7,105 +7,64 @@
 namespace tidepool::text {
 namespace {
 
-class PatternStep : public SplitStep {
- public:
-  explicit PatternStep(Pattern pattern) : pattern_(pattern) {}
-  Status Apply(std::string_view piece, Pieces* out) const override {
-    SplitByPattern(pattern_, piece, &out->views);
+SplitStep PatternStep(Pattern pattern) {
+  return [pattern](std::string_view piece, Pieces* out) {
+    SplitByPattern(pattern, piece, &out->views);
     return OkStatus();
-  }
+  };
+}
 
- private:
-  Pattern pattern_;
-};
+Status PrefixSpace(std::string_view piece, Pieces* out) {
+  out->views.push_back(piece.starts_with(' ') ? piece : out->owned.emplace_back(" " + std::string(piece)));
+  return OkStatus();
+}
 
-class DigitsStep : public SplitStep {
- public:
-  explicit DigitsStep(bool individual) : individual_(individual) {}
-  Status Apply(std::string_view piece, Pieces* out) const override {
-    SplitDigits(individual_, piece, &out->views);
-    return OkStatus();
-  }
-
- private:
-  bool individual_;
-};
-
-class PrefixSpaceStep : public SplitStep {
- public:
-  Status Apply(std::string_view piece, Pieces* out) const override {
-    if (piece.starts_with(' ')) {
-      out->views.push_back(piece);
-    } else {
-      out->views.push_back(out->owned.emplace_back(" " + std::string(piece)));
-    }
-    return OkStatus();
-  }
-};
-
-class LiteralStep : public SplitStep {
- public:
-  LiteralStep(std::string literal, SplitBehavior behavior, bool invert)
-      : literal_(std::move(literal)), behavior_(behavior), invert_(invert) {}
-  Status Apply(std::string_view piece, Pieces* out) const override {
+SplitStep LiteralStep(std::string literal, SplitBehavior behavior, bool invert) {
+  return [=](std::string_view piece, Pieces* out) {
     std::vector<Match> matches;
     size_t at = 0;
     while (true) {
-      const size_t found = piece.find(literal_, at);
+      const size_t found = piece.find(literal, at);
       const size_t end = found == std::string_view::npos ? piece.size() : found;
-      if (end > at) matches.push_back({at, end, invert_});
+      if (end > at) matches.push_back({at, end, invert});
       if (found == std::string_view::npos) break;
-      matches.push_back({found, found + literal_.size(), !invert_});
-      at = found + literal_.size();
+      matches.push_back({found, found + literal.size(), !invert});
+      at = found + literal.size();
     }
-    ApplyBehavior(behavior_, piece, matches, out);
+    ApplyBehavior(behavior, piece, matches, out);
     return OkStatus();
-  }
-
- private:
-  std::string literal_;
-  SplitBehavior behavior_;
-  bool invert_;
-};
+  };
+}
 
 bool Flag(const nlohmann::json& json, const char* key, bool fallback) {
   const auto found = json.find(key);
   return found != json.end() && found->is_boolean() ? found->get<bool>() : fallback;
 }
 
-StatusOr<SplitBehavior> BehaviorOf(const std::string& name, const std::string& where) {
-  if (name == "Removed") return SplitBehavior::kRemoved;
-  if (name == "Isolated") return SplitBehavior::kIsolated;
-  if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
-  if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
-  if (name == "Contiguous") return SplitBehavior::kContiguous;
-  return InvalidArgument(where + ": pre_tokenizer Split has the unknown behavior \"" + name + "\"");
-}
-
-StatusOr<std::unique_ptr<SplitStep>> MakeSplit(const nlohmann::json& json, const std::string& where) {
+StatusOr<SplitStep> MakeSplit(const nlohmann::json& json, const std::string& where) {
   const auto pattern = json.find("pattern");
   const auto behavior_name = json.find("behavior");
   if (pattern == json.end() || !pattern->is_object() || pattern->size() != 1 ||
       !pattern->begin()->is_string() || behavior_name == json.end() || !behavior_name->is_string()) {
     return InvalidArgument(where + ": pre_tokenizer Split needs a pattern (Regex or String) and a behavior");
   }
-  TP_ASSIGN_OR_RETURN(const SplitBehavior behavior, BehaviorOf(behavior_name->get<std::string>(), where));
+  const auto name = behavior_name->get<std::string>();
+  const auto behavior = FromWord<SplitBehavior>(name);
+  if (!behavior)
+    return InvalidArgument(where + ": pre_tokenizer Split has the unknown behavior \"" + name + "\"");
   const bool invert = Flag(json, "invert", false);
   const auto text = pattern->begin()->get<std::string>();
   if (text.empty()) return InvalidArgument(where + ": pre_tokenizer Split has an empty pattern");
-  if (pattern->begin().key() == "String") {
-    return std::unique_ptr<SplitStep>(std::make_unique<LiteralStep>(text, behavior, invert));
-  }
+  if (pattern->begin().key() == "String") return LiteralStep(text, *behavior, invert);
   if (pattern->begin().key() != "Regex") {
     return InvalidArgument(where + ": pre_tokenizer Split has a pattern that is neither Regex nor String");
   }
   if (const std::optional<Pattern> known = KnownPattern(text)) {
     // The published patterns match everywhere, so that to keep matches and to isolate them is the same.
-    if ((behavior == SplitBehavior::kIsolated) || (behavior == SplitBehavior::kRemoved && invert)) {
-      return std::unique_ptr<SplitStep>(std::make_unique<PatternStep>(*known));
-    }
+    if ((behavior == SplitBehavior::kIsolated) || (behavior == SplitBehavior::kRemoved && invert))
+      return PatternStep(*known);
   }
-  StatusOr<std::unique_ptr<SplitStep>> step = MakeRegexStep(text, behavior, invert);
+  StatusOr<SplitStep> step = MakeRegexStep(text, *behavior, invert);
   if (!step.ok()) return step.status().At(where);
   return step;
 }
@@ -117,7 +76,6 @@ void ApplyBehavior(SplitBehavior behavior, std::string_view text, const std::vec
   const auto emit = [&](size_t begin, size_t end) {
     if (end > begin) out->views.push_back(text.substr(begin, end - begin));
   };
-  size_t start = 0;  // of the piece being gathered, for the behaviours that join
   switch (behavior) {
     case SplitBehavior::kIsolated:
       for (const Match& m : matches) emit(m.begin, m.end);
@@ -128,36 +86,22 @@ void ApplyBehavior(SplitBehavior behavior, std::string_view text, const std::vec
       }
       return;
     case SplitBehavior::kContiguous:
-      for (size_t i = 0; i < matches.size(); ++i) {
-        if (i > 0 && matches[i].is_match != matches[i - 1].is_match) {
-          emit(start, matches[i].begin);
-          start = matches[i].begin;
-        }
-      }
-      emit(start, text.size());
-      return;
     case SplitBehavior::kMergedWithPrevious:
-      // A match joins what is before it, unless that was a match too.
-      for (size_t i = 0; i < matches.size(); ++i) {
-        const bool joins = matches[i].is_match && i > 0 && !matches[i - 1].is_match;
-        if (!joins) {
-          emit(start, matches[i].begin);
-          start = matches[i].begin;
-        }
-      }
-      emit(start, text.size());
-      return;
     case SplitBehavior::kMergedWithNext:
-      for (size_t i = 0; i < matches.size(); ++i) {
-        const bool joins = i > 0 && matches[i - 1].is_match && !matches[i].is_match;
-        if (!joins) {
-          emit(start, matches[i].begin);
-          start = matches[i].begin;
-        }
-      }
-      emit(start, text.size());
-      return;
+      break;
   }
+  // A match joins what is before or behind it, unless that is a match too; or runs of one kind join.
+  size_t start = 0;  // of the piece being gathered
+  for (size_t i = 1; i < matches.size(); ++i) {
+    const bool match = matches[i].is_match, before = matches[i - 1].is_match;
+    const bool joins = behavior == SplitBehavior::kContiguous           ? match == before
+                       : behavior == SplitBehavior::kMergedWithPrevious ? match && !before
+                                                                        : before && !match;
+    if (joins) continue;
+    emit(start, matches[i].begin);
+    start = matches[i].begin;
+  }
+  emit(start, text.size());
 }
 
 StatusOr<std::unique_ptr<PreTokenizer>> PreTokenizer::FromJson(const nlohmann::json& json,
@@ -185,17 +129,21 @@ Status PreTokenizer::Add(const nlohmann::json& json, const std::string& where, i
                          " follows ByteLevel; only the other order is supported");
   }
   if (type == "ByteLevel") {
-    if (Flag(json, "add_prefix_space", true)) steps_.push_back(std::make_unique<PrefixSpaceStep>());
-    if (Flag(json, "use_regex", true)) steps_.push_back(std::make_unique<PatternStep>(Pattern::kGpt2));
+    if (Flag(json, "add_prefix_space", true)) steps_.push_back(PrefixSpace);
+    if (Flag(json, "use_regex", true)) steps_.push_back(PatternStep(Pattern::kGpt2));
     byte_level_ = true;
     return OkStatus();
   }
   if (type == "Digits") {
-    steps_.push_back(std::make_unique<DigitsStep>(Flag(json, "individual_digits", false)));
+    steps_.push_back(
+        [individual = Flag(json, "individual_digits", false)](std::string_view piece, Pieces* out) {
+          SplitDigits(individual, piece, &out->views);
+          return OkStatus();
+        });
     return OkStatus();
   }
   if (type == "Split") {
-    TP_ASSIGN_OR_RETURN(std::unique_ptr<SplitStep> step, MakeSplit(json, where));
+    TP_ASSIGN_OR_RETURN(SplitStep step, MakeSplit(json, where));
     steps_.push_back(std::move(step));
     return OkStatus();
   }
@@ -212,7 +160,7 @@ Status PreTokenizer::Split(std::string_view text, Pieces* pieces,
   for (const auto& step : steps_) {
     std::swap(pieces->views, *scratch);
     pieces->views.clear();
-    for (const std::string_view piece : *scratch) TP_RETURN_IF_ERROR(step->Apply(piece, pieces));
+    for (const std::string_view piece : *scratch) TP_RETURN_IF_ERROR(step(piece, pieces));
   }
   return OkStatus();
 }

@@ -6,6 +6,7 @@
 // last, for what followed it would see symbols instead of text. Others are refused by name.
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/words.h"
 
 namespace tidepool::text {
 
@@ -22,16 +24,16 @@ struct Pieces {
   std::deque<std::string> owned;
 };
 
-class SplitStep {
- public:
-  virtual ~SplitStep() = default;
-  // Appends the parts of `piece`, which is not empty. kResourceExhausted: a regular expression met
-  // its match limit.
-  virtual Status Apply(std::string_view piece, Pieces* out) const = 0;
-};
+// Appends the parts of `piece`, which is not empty. kResourceExhausted: a regular expression met its match
+// limit.
+using SplitStep = std::function<Status(std::string_view piece, Pieces* out)>;
 
 // What Split does with the matches (Hugging Face's SplitDelimiterBehavior).
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
+constexpr auto WordsOf(SplitBehavior) {
+  return std::to_array<const char*>(
+      {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"});
+}
 
 struct Match {
   size_t begin = 0;
@@ -44,8 +46,7 @@ void ApplyBehavior(SplitBehavior behavior, std::string_view text, const std::vec
 
 // A regular expression outside the published ones. Syntax of the reference's engine (Oniguruma, Ruby)
 // that means something else in PCRE2 is refused.
-StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior,
-                                                   bool invert);
+StatusOr<SplitStep> MakeRegexStep(const std::string& regex, SplitBehavior behavior, bool invert);
 
 // Immutable; thread-safe.
 class PreTokenizer {
@@ -62,7 +63,7 @@ class PreTokenizer {
   PreTokenizer() = default;
   Status Add(const nlohmann::json& json, const std::string& where, int depth);
 
-  std::vector<std::unique_ptr<SplitStep>> steps_;
+  std::vector<SplitStep> steps_;
   bool byte_level_ = false;
 };
 

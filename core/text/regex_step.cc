@@ -50,9 +50,6 @@ std::string_view WithStandIns(std::string_view text, std::string* copy) {
   return copy->empty() ? text : std::string_view(*copy);
 }
 
-struct CodeDeleter {
-  void operator()(pcre2_code* p) const { pcre2_code_free(p); }
-};
 struct DataDeleter {
   void operator()(pcre2_match_data* p) const { pcre2_match_data_free(p); }
 };
@@ -66,57 +63,46 @@ std::string ErrorText(int code) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-class RegexStep : public SplitStep {
- public:
-  RegexStep(std::unique_ptr<pcre2_code, CodeDeleter> code, SplitBehavior behavior, bool invert)
-      : code_(std::move(code)), behavior_(behavior), invert_(invert) {}
+Status SplitByRegex(const pcre2_code* code, SplitBehavior behavior, bool invert, std::string_view piece,
+                    Pieces* out) {
+  const std::unique_ptr<pcre2_match_data, DataDeleter> data(
+      pcre2_match_data_create_from_pattern(code, nullptr));
+  const std::unique_ptr<pcre2_match_context, ContextDeleter> context(pcre2_match_context_create(nullptr));
+  if (!data || !context) return ResourceExhausted("no memory for a regular expression");
+  pcre2_set_match_limit(context.get(), kMatchLimit);
+  pcre2_set_heap_limit(context.get(), kHeapLimitKib);
 
-  Status Apply(std::string_view piece, Pieces* out) const override {
-    const std::unique_ptr<pcre2_match_data, DataDeleter> data(
-        pcre2_match_data_create_from_pattern(code_.get(), nullptr));
-    const std::unique_ptr<pcre2_match_context, ContextDeleter> context(pcre2_match_context_create(nullptr));
-    if (!data || !context) return ResourceExhausted("no memory for a regular expression");
-    pcre2_set_match_limit(context.get(), kMatchLimit);
-    pcre2_set_heap_limit(context.get(), kHeapLimitKib);
-
-    std::string copy;
-    const std::string_view seen = WithStandIns(piece, &copy);
-    std::vector<Match> matches;
-    size_t done = 0;  // everything before it is in `matches`
-    size_t from = 0;
-    while (from < piece.size()) {
-      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR8>(seen.data()), seen.size(),
-                                    from, PCRE2_NO_UTF_CHECK, data.get(), context.get());
-      if (found == PCRE2_ERROR_NOMATCH) break;
-      if (found < 0) {
-        return ResourceExhausted("the pre-tokeniser's regular expression gave up: " + ErrorText(found) +
-                                 "; shorten the text or use a simpler pattern");
-      }
-      const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
-      if (range[1] <= range[0]) {  // an empty match cuts nothing here; look on after the next character
-        from = range[0] + 1;
-        while (from < piece.size() && (static_cast<unsigned char>(piece[from]) & 0xC0) == 0x80) ++from;
-        continue;
-      }
-      if (range[0] > done) matches.push_back({done, range[0], invert_});
-      matches.push_back({range[0], range[1], !invert_});
-      done = from = range[1];
+  std::string copy;
+  const std::string_view seen = WithStandIns(piece, &copy);
+  std::vector<Match> matches;
+  size_t done = 0;  // everything before it is in `matches`
+  size_t from = 0;
+  while (from < piece.size()) {
+    const int found = pcre2_match(code, reinterpret_cast<PCRE2_SPTR8>(seen.data()), seen.size(), from,
+                                  PCRE2_NO_UTF_CHECK, data.get(), context.get());
+    if (found == PCRE2_ERROR_NOMATCH) break;
+    if (found < 0) {
+      return ResourceExhausted("the pre-tokeniser's regular expression gave up: " + ErrorText(found) +
+                               "; shorten the text or use a simpler pattern");
     }
-    if (done < piece.size()) matches.push_back({done, piece.size(), invert_});
-    ApplyBehavior(behavior_, piece, matches, out);
-    return OkStatus();
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+    if (range[1] <= range[0]) {  // an empty match cuts nothing here; look on after the next character
+      from = range[0] + 1;
+      while (from < piece.size() && (static_cast<unsigned char>(piece[from]) & 0xC0) == 0x80) ++from;
+      continue;
+    }
+    if (range[0] > done) matches.push_back({done, range[0], invert});
+    matches.push_back({range[0], range[1], !invert});
+    done = from = range[1];
   }
-
- private:
-  std::unique_ptr<pcre2_code, CodeDeleter> code_;
-  SplitBehavior behavior_;
-  bool invert_;
-};
+  if (done < piece.size()) matches.push_back({done, piece.size(), invert});
+  ApplyBehavior(behavior, piece, matches, out);
+  return OkStatus();
+}
 
 }  // namespace
 
-StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, SplitBehavior behavior,
-                                                   bool invert) {
+StatusOr<SplitStep> MakeRegexStep(const std::string& regex, SplitBehavior behavior, bool invert) {
   // \h: a hexadecimal digit there, a space here. &&: an intersection of classes there. (?m): dot matches
   // line ends there. {2,3}+: a repetition there, possessive here.
   for (const char* foreign : {"\\h", "\\H", "&&", "\\K", "\\G", "(?m", "(?R", "\\g", "\\X", "\\R", "(*"}) {
@@ -136,15 +122,19 @@ StatusOr<std::unique_ptr<SplitStep>> MakeRegexStep(const std::string& regex, Spl
   int error = 0;
   PCRE2_SIZE offset = 0;
   // MULTILINE: ^ and $ are at every line in the reference's syntax.
-  std::unique_ptr<pcre2_code, CodeDeleter> code(pcre2_compile(
-      reinterpret_cast<PCRE2_SPTR8>(regex.data()), regex.size(),
-      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
+  const std::shared_ptr<pcre2_code> code(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR8>(regex.data()), regex.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset,
+                    nullptr),
+      pcre2_code_free);
   if (!code) {
     return InvalidArgument("the pre-tokeniser's regular expression is wrong at character " +
                            std::to_string(offset) + ": " + ErrorText(error));
   }
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // without it matching is slower and the same
-  return std::unique_ptr<SplitStep>(std::make_unique<RegexStep>(std::move(code), behavior, invert));
+  return SplitStep([=](std::string_view piece, Pieces* out) {
+    return SplitByRegex(code.get(), behavior, invert, piece, out);
+  });
 }
 
 }  // namespace tidepool::text

@@ -67,7 +67,7 @@ TEST(SplitterTest, EachEqualsItsRegularExpression) {
     for (int i = 0; i < 3000; ++i) {
       const std::string text = RandomText(rng);
       Pieces expected;
-      ASSERT_TRUE((*step)->Apply(text, &expected).ok());
+      ASSERT_TRUE((*step)(text, &expected).ok());
       ASSERT_EQ(Split(pattern, text), std::vector<std::string>(expected.views.begin(), expected.views.end()))
           << text;
     }
@@ -95,7 +95,7 @@ TEST(RegexStepTest, ARunawayExpressionIsStopped) {
   const auto step = MakeRegexStep("(a+)+$", SplitBehavior::kIsolated, false);
   ASSERT_TRUE(step.ok());
   Pieces pieces;
-  const Status status = (*step)->Apply(std::string(60, 'a') + "b", &pieces);
+  const Status status = (*step)(std::string(60, 'a') + "b", &pieces);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status.ToString();
 }
 
@@ -132,7 +132,7 @@ TEST(RegexStepTest, CodePointsHaveTheReferencesCategories) {
   ASSERT_TRUE(step.ok()) << step.status().ToString();
   const std::string text = "a\xF0\xB1\x8D\x90z.\xE1\xA0\x8E";
   Pieces pieces;
-  ASSERT_TRUE((*step)->Apply(text, &pieces).ok());
+  ASSERT_TRUE((*step)(text, &pieces).ok());
   EXPECT_EQ(pieces.views, (std::vector<std::string_view>{std::string_view(text).substr(0, 6),
                                                          std::string_view(text).substr(6)}));
 }
