@@ -81,16 +81,8 @@ StatusOr<PolicyTrainerOptions> OptionsFromJob(const JobConfig& job) {
   o.whiten = resolved.advantage_options.Text("whiten") != "none";
   o.value_coef = algorithm.value_coef;
   const TrainConfig& t = job.train;
-  o.optimizer = {.beta1 = t.beta1,
-                 .beta2 = t.beta2,
-                 .eps = t.adam_eps,
-                 .weight_decay = t.weight_decay,
-                 .max_grad_norm = t.max_grad_norm};
-  o.schedule.kind = t.schedule;
-  o.schedule.peak = t.learning_rate;
-  o.schedule.min_ratio = t.min_learning_rate_ratio;
-  o.schedule.warmup_steps = t.warmup_steps;
-  o.schedule.steps = t.steps;
+  o.optimizer = train::OptimizerOf(t);
+  o.schedule = train::ScheduleOf(t);
   o.epochs = t.epochs;
   o.minibatches = t.minibatches;
   o.seed = job.seed;

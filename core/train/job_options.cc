@@ -12,7 +12,6 @@ struct KindOptions {
   TrainerOptions& o;
 
   Status operator()(const RlJob& rl) const {
-    o.objective = Objective::kPolicy;
     TP_ASSIGN_OR_RETURN(o.loss, algorithms::Resolve(rl.algorithm, job.rollout.max_new_tokens));
     o.temperature = job.rollout.temperature;
     if (!(o.temperature > 0)) {
@@ -25,27 +24,21 @@ struct KindOptions {
     o.critic_warmup_steps = rl.algorithm.critic.warmup_steps;
     return OkStatus();
   }
-  Status operator()(const SftJob&) const {
-    o.objective = Objective::kSupervised;
-    return OkStatus();
-  }
+  Status operator()(const SftJob&) const { return OkStatus(); }
   Status operator()(const DpoJob& dpo) const {
     const PreferenceConfig& p = dpo.preference;
-    o.objective = Objective::kPreference;
     o.preference = {
         .ipo = p.loss == PreferenceLoss::kIpo, .beta = p.beta, .label_smoothing = p.label_smoothing};
     o.length_average = p.length_average;
     return OkStatus();
   }
   Status operator()(const RewardModelJob& r) const {
-    o.objective = Objective::kReward;
     o.margin = r.reward_model.margin;
     o.centre = r.reward_model.centre;
     return OkStatus();
   }
   Status operator()(const DistillJob& distill) const {
     const DistillConfig& d = distill.distill;
-    o.objective = Objective::kDistill;
     o.distill = {.divergence = d.divergence == DistillDivergence::kGkd ? algorithms::Divergence::kJsd
                                                                        : algorithms::Divergence::kMixed,
                  .weight = d.divergence == DistillDivergence::kForward   ? 1
@@ -58,19 +51,27 @@ struct KindOptions {
 
 }  // namespace
 
+AdamWOptions OptimizerOf(const TrainConfig& t) {
+  return {.beta1 = t.beta1,
+          .beta2 = t.beta2,
+          .eps = t.adam_eps,
+          .weight_decay = t.weight_decay,
+          .max_grad_norm = t.max_grad_norm};
+}
+ScheduleOptions ScheduleOf(const TrainConfig& t) {
+  return {.kind = t.schedule,
+          .peak = t.learning_rate,
+          .min_ratio = t.min_learning_rate_ratio,
+          .warmup_steps = t.warmup_steps,
+          .steps = t.steps};
+}
+
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
   TrainerOptions o;
   const TrainConfig& t = job.train;
-  o.optimizer = {.beta1 = t.beta1,
-                 .beta2 = t.beta2,
-                 .eps = t.adam_eps,
-                 .weight_decay = t.weight_decay,
-                 .max_grad_norm = t.max_grad_norm};
-  o.schedule.kind = t.schedule;
-  o.schedule.peak = t.learning_rate;
-  o.schedule.min_ratio = t.min_learning_rate_ratio;
-  o.schedule.warmup_steps = t.warmup_steps;
-  o.schedule.steps = t.steps;
+  o.objective = job.kind();
+  o.optimizer = OptimizerOf(t);
+  o.schedule = ScheduleOf(t);
   o.critic_schedule = o.schedule;
   o.epochs = t.epochs;
   o.minibatches = t.minibatches;
@@ -82,9 +83,9 @@ StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job) {
 }
 
 NeededCompanions Needed(const TrainerOptions& o) {
-  const bool policy = o.objective == Objective::kPolicy;
-  return {.reference = o.objective == Objective::kPreference || (policy && o.loss.needs_reference()),
-          .teacher = o.objective == Objective::kDistill || (policy && o.loss.needs_teacher()),
+  const bool policy = o.objective == JobKind::kRl;
+  return {.reference = o.objective == JobKind::kDpo || (policy && o.loss.needs_reference()),
+          .teacher = o.objective == JobKind::kDistill || (policy && o.loss.needs_teacher()),
           .critic = policy && o.loss.needs_critic()};
 }
 

@@ -112,7 +112,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   Stopwatch watch;
   const PackedBatch packed = Pack(batch.rows, micro, model::RoutingBytes(weights.spec()));
   step.computed += static_cast<int64_t>(packed.ids.size());
-  const bool distill = options.objective == Objective::kDistill;
+  const bool distill = options.objective == JobKind::kDistill;
   at::Tensor taught;  // the teacher's hidden states
   if (distill)
     taught = HiddenStates(*teacher, *companions.teacher,

@@ -121,7 +121,7 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   PairSums sums;
   sums.pairs = static_cast<double>(pairs.size());
   std::map<std::string, double> metrics;
-  if (o.objective == Objective::kReward) {
+  if (o.objective == JobKind::kRewardModel) {
     TP_ASSIGN_OR_RETURN(const auto values, m.value->Values(WithScorePlace(rows), places));
     std::vector<double> chosen, rejected;
     for (const auto& [w, l] : pairs) {

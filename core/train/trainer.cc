@@ -91,7 +91,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
     return InvalidArgument("train.micro_batch_tokens must be at least 1");
   if (!(o.schedule.peak >= 0) || !std::isfinite(o.schedule.peak))
     return InvalidArgument("train.learning_rate must be at least 0");
-  const bool reward = o.objective == Objective::kReward;
+  const bool reward = o.objective == JobKind::kRewardModel;
   if (weights.spec().value_head != reward) {
     return InvalidArgument(
         reward ? "trainer: a reward model has a value head, these weights have none"
@@ -168,7 +168,7 @@ Status TrainerImpl::Split(StepContext& step) const {
     std::vector<int64_t> share;
     std::copy_if(mini.begin(), mini.end(), std::back_inserter(share), mine);
     // A reward model's rows are a token longer: the place of the score.
-    const bool longer = options.objective == Objective::kReward;
+    const bool longer = options.objective == JobKind::kRewardModel;
     const std::vector<Row> rows = longer ? WithScorePlace(step.batch.rows) : std::vector<Row>();
     TP_ASSIGN_OR_RETURN(auto parts,
                         MicroBatches(longer ? rows : step.batch.rows, share, options.micro_batch_tokens,
@@ -445,7 +445,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   } else if (m.reference != nullptr) {
     TP_ASSIGN_OR_RETURN(plan.ref, m.AllLogProbs(step, *m.reference, *m.companions.reference, "reference"));
   }
-  if (o.objective == Objective::kReward) {
+  if (o.objective == JobKind::kRewardModel) {
     TP_ASSIGN_OR_RETURN(done, m.UpdateRewardModel(step));
   } else if (done.finite && !critic_alone) {
     TP_RETURN_IF_ERROR(m.FillWeights(step, plan));
@@ -503,27 +503,27 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   // Each update's loss is a sum of its own; the metric is their mean.
   const double mean = sums.loss / passes;
   switch (o.objective) {
-    case Objective::kPolicy:
+    case JobKind::kRl:
       if (!critic_alone) metrics["actor/pg_loss"] = mean;
       break;
-    case Objective::kSupervised:
+    case JobKind::kSft:
       metrics["sft/loss"] = mean;
       break;
-    case Objective::kDistill:
+    case JobKind::kDistill:
       metrics.erase("sft/loss");
       metrics.erase("actor/entropy");
       metrics["distill/loss"] = mean;
       metrics["distill/agreement"] = sums.agreed / std::max(1.0, sums.compared);
       break;
-    case Objective::kPreference:
-    case Objective::kReward:
+    case JobKind::kDpo:
+    case JobKind::kRewardModel:
       PairSums{.loss = mean,
                .accuracy = sums.pair_right,
                .margin = 0,
                .chosen = sums.pair_chosen,
                .rejected = sums.pair_rejected,
                .pairs = sums.pairs}
-          .Put(o.objective == Objective::kReward ? "reward_model" : "dpo", metrics);
+          .Put(Name(o.objective), metrics);
       break;
   }
   if (m.weights.spec().sparse_layers() > 0 && m.decoder != nullptr && !critic_alone)

@@ -40,16 +40,8 @@ namespace tidepool::train {
 
 struct TrainerImpl;  // trainer_impl.h
 
-enum class Objective {
-  kPolicy,      // samples with rewards
-  kSupervised,  // -lp of responses
-  kPreference,  // pairs: DPO, IPO
-  kReward,      // pairs: a reward model; the weights have a value head
-  kDistill,     // divergence from a teacher at every response token
-};
-
 struct TrainerOptions {
-  Objective objective = Objective::kPolicy;
+  JobKind objective = JobKind::kRl;
   algorithms::ResolvedAlgorithm loss = algorithms::DefaultAlgorithm();  // supervised: aggregation only, -lp
   ShapingOptions shaping;
   std::vector<double> component_weights;  // of the reward functions
@@ -72,6 +64,8 @@ struct TrainerOptions {
 };
 // From a checked job; kInvalidArgument or kUnimplemented name the key.
 StatusOr<TrainerOptions> OptionsFromJob(const JobConfig& job);
+AdamWOptions OptimizerOf(const TrainConfig& config);
+ScheduleOptions ScheduleOf(const TrainConfig& config);
 
 // Models beside the one that is trained. All outlive the trainer; null: not there.
 struct Companions {

@@ -82,9 +82,9 @@ struct TrainerImpl {
   Controls* controls = nullptr;  // in controls_memory, or spare
   Controls spare;
 
-  [[nodiscard]] bool policy() const { return options.objective == Objective::kPolicy; }
+  [[nodiscard]] bool policy() const { return options.objective == JobKind::kRl; }
   [[nodiscard]] bool pairs() const {
-    return options.objective == Objective::kPreference || options.objective == Objective::kReward;
+    return options.objective == JobKind::kDpo || options.objective == JobKind::kRewardModel;
   }
   [[nodiscard]] AdamW& trained() const { return optimizer != nullptr ? *optimizer : value->optimizer(); }
   [[nodiscard]] Status Check(std::span<const Row> rows, bool recorded) const;

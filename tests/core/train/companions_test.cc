@@ -91,7 +91,7 @@ TrainerOptions OptionsOf(const AlgorithmConfig& c) {
   o.component_weights = {1.0, 0.5};
   return o;
 }
-TrainerOptions OptionsOf(Objective objective) {
+TrainerOptions OptionsOf(JobKind objective) {
   TrainerOptions o = OptionsOf(AlgorithmConfig{});
   o.objective = objective;
   return o;
@@ -133,7 +133,7 @@ Outcome Train(const TrainerOptions& o, const Batch& batch, int ranks = 1,
         for (const Row& r : batch.rows)
           mine.mine.push_back(owner[static_cast<size_t>(r.gid.value)] == rank ? 1 : 0);
       }
-      const Models models(o.objective == Objective::kReward);
+      const Models models(o.objective == JobKind::kRewardModel);
       auto trainer = std::move(Trainer::Create(*models.policy, o, models.companions())).value();
       Outcome& out = outcomes[static_cast<size_t>(rank)];
       for (int64_t step = 1; step <= 3; ++step) {
@@ -228,10 +228,10 @@ TEST(CompanionsTest, OneResultHoweverTheWorkIsCut) {
 }
 
 TEST(CompanionsTest, JobsOnPairsAndDistillationToo) {
-  for (const Objective objective : {Objective::kPreference, Objective::kReward, Objective::kDistill}) {
+  for (const JobKind objective : {JobKind::kDpo, JobKind::kRewardModel, JobKind::kDistill}) {
     SCOPED_TRACE(static_cast<int>(objective));
     const Batch batch =
-        objective == Objective::kDistill ? Unequal(model::TinySpec(), 5, 1) : Pairs(model::TinySpec(), 5);
+        objective == JobKind::kDistill ? Unequal(model::TinySpec(), 5, 1) : Pairs(model::TinySpec(), 5);
     TrainerOptions o = OptionsOf(objective);
     const Outcome whole = Train(o, batch);
     o.micro_batch_tokens = 48;
@@ -367,15 +367,14 @@ TEST(CompanionsTest, AMissingOrUnfitModelIsRefusedByName) {
   const auto headless =
       Trainer::Create(*m.policy, OptionsOf(c), {.reference = m.reference.get(), .critic = m.teacher.get()});
   EXPECT_NE(headless.status().message().find("no value head"), std::string::npos);
-  const auto reward = Trainer::Create(*m.policy, OptionsOf(Objective::kReward));
+  const auto reward = Trainer::Create(*m.policy, OptionsOf(JobKind::kRewardModel));
   EXPECT_NE(reward.status().message().find("a reward model has a value head"), std::string::npos);
 }
 
 TEST(CompanionsTest, PairsThatAreNoPairsAreRefused) {
   Batch batch = Pairs(model::TinySpec(), 3);
   const Models m;
-  auto trainer =
-      std::move(Trainer::Create(*m.policy, OptionsOf(Objective::kPreference), m.companions())).value();
+  auto trainer = std::move(Trainer::Create(*m.policy, OptionsOf(JobKind::kDpo), m.companions())).value();
   batch.rows.pop_back();
   EXPECT_NE(trainer->Step(batch).status().message().find("a pair has two answers, found 1"),
             std::string::npos);
@@ -406,8 +405,8 @@ TEST(CompanionsTest, PreferencesAreLearned) {
   };
   Batch batch = make(0, 256);
   const Batch held_out = make(300, 64);
-  for (const Objective objective : {Objective::kPreference, Objective::kReward}) {
-    const Models m(objective == Objective::kReward);
+  for (const JobKind objective : {JobKind::kDpo, JobKind::kRewardModel}) {
+    const Models m(objective == JobKind::kRewardModel);
     TrainerOptions o = OptionsOf(objective);
     o.schedule.peak = 1e-2;
     auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();
@@ -417,7 +416,7 @@ TEST(CompanionsTest, PreferencesAreLearned) {
     }
     const auto found = trainer->Evaluate(held_out.rows);
     ASSERT_TRUE(found.ok()) << found.status().ToString();
-    const std::string job = objective == Objective::kReward ? "reward_model" : "dpo";
+    const std::string job = objective == JobKind::kRewardModel ? "reward_model" : "dpo";
     EXPECT_GE(found->at(job + "/accuracy"), 0.95);
     EXPECT_LT(found->at(job + "/loss"), 0.3);
   }
@@ -429,7 +428,7 @@ TEST(CompanionsTest, AStudentComesToItsTeacher) {
   for (Row& r : batch.rows) r.loss_mask.clear();
   for (const auto divergence : {algorithms::Divergence::kMixed, algorithms::Divergence::kJsd}) {
     const Models m;
-    TrainerOptions o = OptionsOf(Objective::kDistill);
+    TrainerOptions o = OptionsOf(JobKind::kDistill);
     o.schedule.peak = 1e-2;
     o.distill = {.divergence = divergence, .weight = 0.5};
     auto trainer = std::move(Trainer::Create(*m.policy, o, m.companions())).value();

@@ -661,7 +661,7 @@ TEST(TrainerTest, SupervisedTrainingLearnsToCopy) {
   auto w = std::move(Weights::Create(spec, DType::kFloat32)).value();
   w->Initialize(1, 0.05);
   TrainerOptions o = Plain();
-  o.objective = Objective::kSupervised;
+  o.objective = JobKind::kSft;
   o.schedule.peak = 1e-2;
   auto trainer = std::move(Trainer::Create(*w, o)).value();
   Rng rng(13);
@@ -714,7 +714,7 @@ TEST(OptionsFromJobTest, ReadsTheJobAndRefusesGreedyTraining) {
   job.rollout.temperature = 0;
   EXPECT_EQ(OptionsFromJob(job).status().code(), StatusCode::kInvalidArgument);
   job.job = SftJob{};
-  EXPECT_EQ(OptionsFromJob(job)->objective, Objective::kSupervised);
+  EXPECT_EQ(OptionsFromJob(job)->objective, JobKind::kSft);
   job.job = DpoJob{.preference = {.loss = PreferenceLoss::kIpo}};
   EXPECT_TRUE(OptionsFromJob(job)->preference.ipo);
   EXPECT_TRUE(Needed(*OptionsFromJob(job)).reference);
