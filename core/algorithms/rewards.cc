@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <numeric>
 #include <set>
 
@@ -47,12 +46,6 @@ double RepetitionPenalty(std::span<const int64_t> ids, int64_t n, double max_pen
   for (size_t k = 1; k < starts.size(); ++k)
     unique += std::ranges::equal(gram(starts[k - 1]), gram(starts[k])) ? 0 : 1;
   return max_penalty * (1 - static_cast<double>(unique) / static_cast<double>(total));
-}
-
-double CosineLengthReward(bool correct, double tokens, double limit) {
-  const double along = (1 + std::cos(std::numbers::pi * std::clamp(tokens / limit, 0.0, 1.0))) / 2;  // 1 -> 0
-  const double size = 0.5 + 0.5 * along;
-  return correct ? size : -size;
 }
 
 std::vector<double> NormaliseRewards(std::span<const double> rewards, std::span<const int64_t> group,

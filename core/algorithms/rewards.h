@@ -19,10 +19,6 @@ double TruncatedReward(double reward, bool truncated, double coef);
 // max_penalty (1 - unique/total n-grams) over token ids, 0 below n tokens. max_penalty is negative.
 double RepetitionPenalty(std::span<const int64_t> ids, int64_t n, double max_penalty);
 
-// Cosine length reward: correct 1.0 -> 0.5, wrong -1.0 -> -0.5 over the length, along (1 + cos(pi n /
-// limit))/2.
-double CosineLengthReward(bool correct, double tokens, double limit);
-
 // (r - mu)/s (AReaL), mean and std each over the batch, the group, or not at all; with leave_one_out mu is
 // the mean of the others (0 where there are none); s = sqrt(sum_j (r_j - mu_j)^2 / (n - ddof)) + eps over the
 // n entries of std's scope, each about its own mu (mean none: 0); ddof entries or fewer: s = eps. std none: s

@@ -277,8 +277,6 @@ TEST(FormulasTest, Rewards) {
   EXPECT_NEAR(RepetitionPenalty(std::vector<int64_t>{1, 2, 1, 2, 1}, 2, -1), -0.5,
               1e-12);  // 12 21 12 21: 2 of 4
   EXPECT_EQ(RepetitionPenalty(std::vector<int64_t>{1, 2}, 3, -1), 0);
-  EXPECT_EQ(CosineLengthReward(true, 0, 10), 1);
-  EXPECT_NEAR(CosineLengthReward(false, 10, 10), -0.5, 1e-12);
   RunningMoments running;
   for (const double x : {1.0, 2.0, 3.0, 6.0}) running.Add(x);
   EXPECT_NEAR(running.Deviation(), Deviation(std::vector<double>{1, 2, 3, 6}, 1), 1e-12);
