@@ -154,6 +154,42 @@ ImportanceResult ImportanceWeights(const ImportanceOptions& o, std::span<const d
   return out;
 }
 
+namespace {
+
+struct NamedOver {
+  std::string_view name;
+  GapOver over;
+};
+constexpr NamedOver kRatios[] = {{"token_ratio", GapOver::kToken},
+                                 {"segment_ratio", GapOver::kSegment},
+                                 {"geometric_ratio", GapOver::kRowMean},
+                                 {"sequence_ratio", GapOver::kRowSum}};
+constexpr NamedOver kOvers[] = {{"token_", GapOver::kToken},
+                                {"seq_sum_", GapOver::kRowSum},
+                                {"seq_mean_", GapOver::kRowMean},
+                                {"seq_max_", GapOver::kRowMax}};
+constexpr NamedOver kRows[] = {
+    {"mean", GapOver::kRowMean}, {"sum", GapOver::kRowSum}, {"max", GapOver::kRowMax}};
+
+// v over what belongs together, on each valid cell of it.
+std::vector<double> Gathered(GapOver over, std::vector<double> v, const Cells& cells) {
+  switch (over) {
+    case GapOver::kToken:
+      break;
+    case GapOver::kSegment:
+      return GapLogWeights(GapLevel::kSegment, v, cells);
+    case GapOver::kRowMean:
+      return Spread(RowMeans(v, cells), cells);
+    case GapOver::kRowSum:
+      return Spread(RowSums(v, cells), cells);
+    case GapOver::kRowMax:
+      return Spread(RowMaxima(v, cells), cells);
+  }
+  return v;
+}
+
+}  // namespace
+
 StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, std::string_view threshold,
                                                    std::optional<double> low, std::optional<double> high) {
   const std::vector<std::string_view> names = SplitCommas(criterion), bounds = SplitCommas(threshold);
@@ -161,38 +197,19 @@ StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, s
   for (size_t k = 0; k < names.size(); ++k) {
     const std::string name(names[k]);
     RejectRule rule;
-    using Over = RejectRule::Over;
-    using Measure = RejectRule::Measure;
-    if (name == "token_ratio" || name == "segment_ratio" || name == "geometric_ratio" ||
-        name == "sequence_ratio") {
-      rule.over = name[0] == 't'            ? Over::kToken
-                  : name[0] == 'g'          ? Over::kRowMean
-                  : name.starts_with("seg") ? Over::kSegment
-                                            : Over::kRowSum;
-      rule.low = low;
-      rule.high = high;
-      rules.push_back(rule);
+    if (const auto* ratio = std::ranges::find(kRatios, name, &NamedOver::name); ratio != std::end(kRatios)) {
+      rules.push_back({.over = ratio->over, .low = low, .high = high});
       continue;
     }
-    std::string_view rest = name;
-    if (rest.starts_with("token_")) {
-      rest.remove_prefix(6);
-    } else if (rest.starts_with("seq_sum_")) {
-      rule.over = Over::kRowSum;
-      rest.remove_prefix(8);
-    } else if (rest.starts_with("seq_mean_")) {
-      rule.over = Over::kRowMean;
-      rest.remove_prefix(9);
-    } else if (rest.starts_with("seq_max_")) {
-      rule.over = Over::kRowMax;
-      rest.remove_prefix(8);
-    } else {
-      rest = "";
-    }
-    rule.measure = rest == "k1" ? Measure::kK1 : rest == "k2" ? Measure::kK2 : Measure::kK3;
-    if ((rest != "k1" && rest != "k2" && rest != "k3") || (rule.over == Over::kRowMax && rest == "k1")) {
+    const auto* over =
+        std::ranges::find_if(kOvers, [&](const NamedOver& o) { return name.starts_with(o.name); });
+    const auto measure =
+        over == std::end(kOvers) ? std::nullopt : FromWord<GapMeasure>(name.substr(over->name.size()));
+    if (!measure || *measure == GapMeasure::kRatio ||
+        (over->over == GapOver::kRowMax && *measure == GapMeasure::kK1))
       return Unimplemented("no rejection criterion is named '" + name + "'");
-    }
+    rule.over = over->over;
+    rule.measure = *measure;
     if (bounds.size() != 1 && bounds.size() != names.size()) {
       return InvalidArgument("threshold has " + std::to_string(bounds.size()) + " entries for " +
                              std::to_string(names.size()) + " criteria; give one for each, or one for all");
@@ -201,7 +218,7 @@ StatusOr<std::vector<RejectRule>> ParseRejectRules(std::string_view criterion, s
     const size_t bar = bound.find('_');
     const auto first = ParseNumber(bound.substr(0, bar));
     const auto second = bar == std::string_view::npos ? first : ParseNumber(bound.substr(bar + 1));
-    const bool k1 = rule.measure == Measure::kK1;
+    const bool k1 = rule.measure == GapMeasure::kK1;
     if (!first || !second || (!k1 && bar != std::string_view::npos) ||
         (k1 && (*first <= 0 || *second <= 0))) {
       return InvalidArgument("threshold '" + std::string(bound) + "' of " + name + " is not " +
@@ -225,35 +242,19 @@ RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log
   out.mask.assign(cells.mask.size(), 0);
   for (size_t t = 0; t < out.mask.size(); ++t) out.mask[t] = cells.mask[t] != 0 ? 1 : 0;
   for (const RejectRule& rule : rules) {
-    using Over = RejectRule::Over;
     std::vector<double> v = l;
-    if (rule.measure != RejectRule::Measure::kRatio) {
+    if (rule.measure != GapMeasure::kRatio) {
       for (double& x : v) {
         const double c = Clamp(x, log_clamp);
-        x = rule.measure == RejectRule::Measure::kK1   ? -c
-            : rule.measure == RejectRule::Measure::kK2 ? c * c / 2
-                                                       : std::expm1(c) - c;
+        x = rule.measure == GapMeasure::kK1   ? -c
+            : rule.measure == GapMeasure::kK2 ? c * c / 2
+                                              : std::expm1(c) - c;
       }
     }
-    switch (rule.over) {
-      case Over::kToken:
-        break;
-      case Over::kSegment:
-        v = GapLogWeights(GapLevel::kSegment, v, cells);
-        break;
-      case Over::kRowMean:
-        v = Spread(RowMeans(v, cells), cells);
-        break;
-      case Over::kRowSum:
-        v = Spread(RowSums(v, cells), cells);
-        break;
-      case Over::kRowMax:
-        v = Spread(RowMaxima(v, cells), cells);
-        break;
-    }
+    v = Gathered(rule.over, std::move(v), cells);
     for (size_t t = 0; t < v.size(); ++t) {
       if (cells.mask[t] == 0) continue;
-      const double measured = rule.measure == RejectRule::Measure::kRatio ? std::exp(v[t]) : v[t];
+      const double measured = rule.measure == GapMeasure::kRatio ? std::exp(v[t]) : v[t];
       if (!Within(measured, rule.low, rule.high)) out.mask[t] = 0;
     }
   }
@@ -275,51 +276,39 @@ RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log
 StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric,
                                     std::string_view aggregation, std::optional<double> lower,
                                     std::optional<double> upper) {
-  using Over = BehaveOptions::Over;
   BehaveOptions o;
   o.lower = lower;
   o.upper = upper;
-  TP_ASSIGN_OR_RETURN(o.metric, ParseWord<BehaveOptions::Metric>("metric", metric));
+  const auto measure = FromWord<GapMeasure>(metric.starts_with("kl_") ? metric.substr(3) : metric);
+  if (!measure || metric.starts_with("kl_") == (*measure == GapMeasure::kRatio))
+    return Unimplemented("metric is '" + std::string(metric) + "'; there are ratio, kl_k1, kl_k2 and kl_k3");
+  o.metric = *measure;
   if (level == "sequence") {
-    if (aggregation != "mean" && aggregation != "sum" && aggregation != "max") {
+    const auto* over = std::ranges::find(kRows, aggregation, &NamedOver::name);
+    if (over == std::end(kRows))
       return Unimplemented("agg is '" + std::string(aggregation) + "'; there are mean, sum and max");
-    }
-    o.over = aggregation == "mean" ? Over::kMean : aggregation == "sum" ? Over::kSum : Over::kMax;
+    o.over = over->over;
   } else if (level != "token") {
     return Unimplemented("level is '" + std::string(level) + "'; there are token and sequence");
   }
   if (action != "mask" && action != "clamp")
     return Unimplemented("action is '" + std::string(action) + "'; there are mask and clamp");
   o.clamp = action == "clamp";
-  if (o.clamp && o.metric != BehaveOptions::Metric::kRatio)
+  if (o.clamp && o.metric != GapMeasure::kRatio)
     return Unimplemented("action clamp is of metric ratio; " + std::string(metric) + " can only mask");
   return o;
 }
 
 BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> train,
                               std::span<const double> rollout, const Cells& cells) {
-  using Metric = BehaveOptions::Metric;
-  using Over = BehaveOptions::Over;
   const std::vector<double> l = LogRatio(train, rollout, cells);
   std::vector<double> v = l;
   for (double& x : v) {
-    if (o.metric == Metric::kK2) x = x * x / 2;
-    if (o.metric == Metric::kK3) x = std::expm1(-x) + x;
+    if (o.metric == GapMeasure::kK2) x = x * x / 2;
+    if (o.metric == GapMeasure::kK3) x = std::expm1(-x) + x;
   }
-  switch (o.over) {
-    case Over::kToken:
-      break;
-    case Over::kMean:
-      v = Spread(RowMeans(v, cells), cells);
-      break;
-    case Over::kSum:
-      v = Spread(RowSums(v, cells), cells);
-      break;
-    case Over::kMax:
-      v = Spread(RowMaxima(v, cells), cells);
-      break;
-  }
-  const bool row_weight = o.over != Over::kToken && o.metric == Metric::kRatio;
+  v = Gathered(o.over, std::move(v), cells);
+  const bool row_weight = o.over != GapOver::kToken && o.metric == GapMeasure::kRatio;
   const std::vector<double> log_weight = row_weight ? Spread(RowMeans(l, cells), cells) : l;
   BehaveResult out;
   out.weights.assign(l.size(), 0.0);
@@ -332,7 +321,7 @@ BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> tr
       out.weights[t] = Bounded(w, o.lower.value_or(0), o.upper);
       out.mask[t] = 1;
       changed += out.weights[t] != w ? 1 : 0;
-    } else if (Within(o.metric == Metric::kRatio ? std::exp(v[t]) : v[t], o.lower, o.upper)) {
+    } else if (Within(o.metric == GapMeasure::kRatio ? std::exp(v[t]) : v[t], o.lower, o.upper)) {
       out.weights[t] = w;
       out.mask[t] = 1;
     } else {

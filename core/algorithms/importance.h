@@ -53,11 +53,12 @@ ImportanceResult ImportanceWeights(const ImportanceOptions& options, std::span<c
 //   token_ratio, segment_ratio, geometric_ratio, sequence_ratio   low <= w <= high
 //   {token, seq_sum, seq_mean, seq_max}_{k1, k2, k3}              of l clipped to +-log_clamp:
 //       k1 = -l, k2 = l^2/2, k3 = e^l - 1 - l;  k2, k3 <= threshold;  k1 in [log a, log b] (no seq_max_k1)
+enum class GapMeasure { kRatio, kK1, kK2, kK3 };
+constexpr auto WordsOf(GapMeasure) { return std::to_array<const char*>({"ratio", "k1", "k2", "k3"}); }
+enum class GapOver { kToken, kSegment, kRowMean, kRowSum, kRowMax };
 struct RejectRule {
-  enum class Measure { kRatio, kK1, kK2, kK3 };
-  enum class Over { kToken, kSegment, kRowMean, kRowSum, kRowMax };
-  Measure measure = Measure::kRatio;
-  Over over = Over::kToken;
+  GapMeasure measure = GapMeasure::kRatio;
+  GapOver over = GapOver::kToken;
   std::optional<double> low, high;  // of the measure itself; k1: of -l
 };
 // threshold: a comma list in the order of the criteria, or one for all; "a_b" or one number u (for 1/u .. u)
@@ -78,16 +79,11 @@ RejectResult Reject(std::span<const RejectRule> rules, std::optional<double> log
 // mask: the rest leaves the mask with w = 0. clamp (ratio alone): w = clip(w, lower or 0, upper), the mask
 // stays. At level sequence with ratio, w = exp(mean_t l) for the row whatever the aggregation of v.
 struct BehaveOptions {
-  enum class Metric { kRatio, kK1, kK2, kK3 };
-  enum class Over { kToken, kMean, kSum, kMax };
-  Metric metric = Metric::kRatio;
-  Over over = Over::kToken;
+  GapMeasure metric = GapMeasure::kRatio;
+  GapOver over = GapOver::kToken;
   bool clamp = false;
   std::optional<double> lower, upper;
 };
-constexpr auto WordsOf(BehaveOptions::Metric) {
-  return std::to_array<const char*>({"ratio", "kl_k1", "kl_k2", "kl_k3"});
-}
 // kUnimplemented: a name that is not offered, or clamp with another metric than ratio.
 StatusOr<BehaveOptions> ParseBehave(std::string_view level, std::string_view action, std::string_view metric,
                                     std::string_view aggregation, std::optional<double> lower,
