@@ -89,7 +89,7 @@ TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
   std::set<std::string> written = {"reward/<name>/mean",  "staleness/hist/<lag>", "critic/values/<of>",
                                    "critic/returns/<of>", "dpo/<what>",           "reward_model/<what>",
                                    "eval/<job>/<what>"};
-  static const std::regex name(R"re((?:\[|Count\()"([a-z_]+(?:/[a-z_]+)+)")re");
+  static const std::regex name(R"re((?:\[|Count\(|count_\()"([a-z_]+(?:/[a-z_]+)+)")re");
   for (const char* path :
        {"workers/controller/run_metrics.cc", "workers/controller/connections.cc",
         "workers/controller/outputs.cc", "workers/controller/process.cc", "workers/controller/samples.cc",
