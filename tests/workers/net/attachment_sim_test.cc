@@ -90,7 +90,7 @@ class Sim {
     network_.on_exit = [this](int64_t place, uint64_t process, int64_t life) {
       if (controller_ != nullptr && life == network_.life) controller_->Exited(place, process);
     };
-    world_.bad_load = 0.02;
+    world_.bad_load = world_.bad_step = 0.02;
   }
   ~Sim() { network_.EndAll(); }
 
