@@ -5,8 +5,11 @@
 // TP_GUARDED_BY(mu) stands behind a member that is only touched with `mu` held, TP_REQUIRES(mu) behind a
 // function that is only called so, TP_EXCLUDES(mu) behind one that takes it itself.
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <stop_token>
+#include <utility>
 
 #if defined(__clang__)
 #define TP_THREAD_ANNOTATION(x) __attribute__((x))
@@ -44,13 +47,25 @@ class TP_SCOPED_CAPABILITY MutexLock {
   Mutex& mu_;
 };
 
-// Waits with a Mutex that is held. There is no wait without a time: whoever waits looks again.
+// Waits with a Mutex that is held. There is no wait without a time: whoever waits looks again. A lambda that
+// is given to it says TP_REQUIRES(mu) behind its parameters.
 class Condition {
  public:
   void NotifyAll() { changed_.notify_all(); }
   template <typename Rep, typename Period>
   void WaitFor(Mutex& mu, std::chrono::duration<Rep, Period> patience) TP_REQUIRES(mu) {
     changed_.wait_for(mu, patience);
+  }
+  // Until `done()`. False: it is not, and the time is over.
+  template <typename Rep, typename Period, typename Done>
+  bool WaitFor(Mutex& mu, std::chrono::duration<Rep, Period> patience, Done done) TP_REQUIRES(mu) {
+    return changed_.wait_for(mu, patience, std::move(done));
+  }
+  // Until the end is asked for.
+  template <typename Rep, typename Period>
+  void WaitFor(Mutex& mu, const std::stop_token& stop, std::chrono::duration<Rep, Period> patience)
+      TP_REQUIRES(mu) {
+    changed_.wait_for(mu, stop, patience, [] { return false; });
   }
 
  private:

@@ -7,9 +7,9 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
-#include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "core/base/thread_annotations.h"
 #include "core/observe/append_file.h"
 
 namespace tidepool::observe {
@@ -57,7 +57,7 @@ class TraceWriter::File {
 
   void Put(Json event) {
     event["pid"] = options_.worker;
-    const std::lock_guard lock(mu_);
+    const MutexLock lock(mu_);
     if (broken_) return;
     pending_ += ",\n";
     pending_ += Dump(event);
@@ -70,12 +70,12 @@ class TraceWriter::File {
   }
 
   Status Flush() {
-    const std::lock_guard lock(mu_);
+    const MutexLock lock(mu_);
     return FlushLocked();
   }
 
  private:
-  Status FlushLocked() {
+  Status FlushLocked() TP_REQUIRES(mu_) {
     if (broken_) return std::exchange(error_, OkStatus());
     if (pending_.empty()) return OkStatus();
     std::string bytes;
@@ -99,7 +99,7 @@ class TraceWriter::File {
     return OkStatus();
   }
 
-  Status Break(Status status) {
+  Status Break(Status status) TP_REQUIRES(mu_) {
     broken_ = true;
     error_ = status;
     return std::exchange(error_, OkStatus());
@@ -120,13 +120,13 @@ class TraceWriter::File {
   int fd_;
   std::string path_;
   TraceOptions options_;
-  std::mutex mu_;
-  std::string pending_;  // JSON not yet compressed
-  z_stream stream_{};
+  Mutex mu_;
+  std::string pending_ TP_GUARDED_BY(mu_);  // JSON not yet compressed
+  z_stream stream_ TP_GUARDED_BY(mu_){};
   bool ready_ = false;
-  bool broken_ = false;
-  Status error_;
-  int64_t offset_ = 0;  // where the end stands, to be written over
+  bool broken_ TP_GUARDED_BY(mu_) = false;
+  Status error_ TP_GUARDED_BY(mu_);
+  int64_t offset_ TP_GUARDED_BY(mu_) = 0;  // where the end stands, to be written over
 };
 
 StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Create(const std::string& path,

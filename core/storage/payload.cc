@@ -97,7 +97,7 @@ Status PayloadWriter::Sync() {
 }
 
 StatusOr<std::shared_ptr<const PayloadReader::OpenFile>> PayloadReader::Open(int64_t number) {
-  const std::lock_guard lock(mu_);
+  const MutexLock lock(mu_);
   if (const auto cached = files_.find(number); cached != files_.end()) return cached->second;
   const std::string path = JoinPath(dir_, PayloadFileName(number));
   TP_ASSIGN_OR_RETURN(auto file, fs_.OpenForRead(path));

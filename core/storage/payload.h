@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "core/sample/trajectory.h"
 
 namespace tidepool::storage {
@@ -75,14 +75,15 @@ class PayloadReader {
  private:
   FileSystem& fs_;
   std::string dir_;
-  std::mutex mu_;
+  Mutex mu_;
   struct OpenFile {
     std::unique_ptr<ReadableFile> file;
     uint32_t schema = 0;
   };
   StatusOr<std::shared_ptr<const OpenFile>> Open(int64_t number);
 
-  std::map<int64_t, std::shared_ptr<const OpenFile>> files_;  // guarded by mu_; shared with reads in flight
+  std::map<int64_t, std::shared_ptr<const OpenFile>> files_
+      TP_GUARDED_BY(mu_);  // shared with reads in flight
 };
 
 // The smallest number of a file in `dir`.  kNotFound: there is none.

@@ -6,16 +6,15 @@
 // all of it. Thread-safe, except that only one thread offers and withdraws.
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "workers/data/weights_service.h"
 
 namespace tidepool::workers {
@@ -36,11 +35,11 @@ class OfferedState {
 
  private:
   std::function<uint64_t(const Parts&)> digest_;
-  mutable std::mutex mu_;
-  std::condition_variable gone_;
-  StepNumber step_;
-  Parts parts_;
-  int64_t readers_ = 0;
+  mutable Mutex mu_;
+  Condition gone_;
+  StepNumber step_ TP_GUARDED_BY(mu_);
+  Parts parts_ TP_GUARDED_BY(mu_);
+  int64_t readers_ TP_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace tidepool::workers

@@ -2,12 +2,11 @@
 
 #include <unistd.h>
 
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "core/base/thread_annotations.h"
 #include "core/observe/log.h"
 #include "workers/device/device_machine.h"
 #include "workers/device/memory_proof.h"
@@ -60,8 +59,8 @@ class DeviceWorker {
     heartbeat_ = std::jthread([this](std::stop_token stop) {
       while (!stop.stop_requested()) {
         link_->Send(work_->pulse().Take());
-        std::unique_lock lock(heartbeat_mu_);
-        heartbeat_wake_.wait_for(lock, stop, work_->heartbeat(), [] { return false; });
+        const MutexLock lock(heartbeat_mu_);
+        heartbeat_wake_.WaitFor(heartbeat_mu_, stop, work_->heartbeat());
       }
     });
     return OkStatus();
@@ -104,8 +103,8 @@ class DeviceWorker {
   DeviceWorkerOptions options_;
   Mailbox<LinkEvent> inbox_;
   std::optional<LinkClosed> closed_;  // the controller is gone
-  std::mutex heartbeat_mu_;
-  std::condition_variable_any heartbeat_wake_;
+  Mutex heartbeat_mu_;
+  Condition heartbeat_wake_;
   std::unique_ptr<RolesWork> work_;
   std::unique_ptr<DeviceMachine> machine_;
   std::unique_ptr<WeightsServer> weights_server_;

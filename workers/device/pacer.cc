@@ -64,7 +64,7 @@ void Pacer::Keep(Clock::time_point begin, double modelled, const std::function<b
                                             std::log(kBinFactor))),
                  0, kBins - 1);
   {
-    const std::lock_guard lock(mu_);
+    const MutexLock lock(mu_);
     ++steps_;
     missed_ += done > due ? 1 : 0;
     ++ratios_[static_cast<size_t>(bin)];
@@ -79,7 +79,7 @@ void Pacer::Keep(Clock::time_point begin, double modelled, const std::function<b
 }
 
 PaceCount Pacer::Count() const {
-  const std::lock_guard lock(mu_);
+  const MutexLock lock(mu_);
   PaceCount c{steps_, missed_, 0};
   int64_t above = 0;
   for (int i = kBins - 1; i >= 0; --i) {

@@ -15,11 +15,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "core/base/config.h"
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "workers/device/hardware.h"
 
 namespace tidepool::workers {
@@ -59,9 +59,9 @@ class Pacer {
   scheduler::CostModel cost_;
   double scale_;
   Clock::time_point due_;  // of the last step kept
-  mutable std::mutex mu_;
-  int64_t steps_ = 0, missed_ = 0;
-  std::array<int64_t, kBins> ratios_{};
+  mutable Mutex mu_;
+  int64_t steps_ TP_GUARDED_BY(mu_) = 0, missed_ TP_GUARDED_BY(mu_) = 0;
+  std::array<int64_t, kBins> ratios_ TP_GUARDED_BY(mu_){};
 };
 
 }  // namespace tidepool::workers

@@ -16,13 +16,13 @@ int64_t PeakResidentBytes() {
 }  // namespace
 
 void Pulse::Begin(std::string op) {
-  const std::lock_guard lock(mu_);
+  const MutexLock lock(mu_);
   beat_.op = std::move(op);
   ++beat_.op_seq;
 }
 
 void Pulse::Engine(const up::StepTokens& stats) {
-  const std::lock_guard lock(mu_);
+  const MutexLock lock(mu_);
   beat_.has_engine = true;
   beat_.kv_usage = stats.kv_usage;
   beat_.running = stats.running;
@@ -33,12 +33,12 @@ void Pulse::Engine(const up::StepTokens& stats) {
 }
 
 void Pulse::SetPacer(const Pacer* pacer) {
-  const std::lock_guard lock(mu_);
+  const MutexLock lock(mu_);
   pacer_ = pacer;
 }
 
 up::Heartbeat Pulse::Take() {
-  const std::lock_guard lock(mu_);
+  const MutexLock lock(mu_);
   beat_.rss_bytes = PeakResidentBytes();
   if (pacer_ != nullptr) {
     const PaceCount paced = pacer_->Count();

@@ -1,9 +1,9 @@
 #pragma once
 // What a device worker's heartbeat says about its device thread. Any thread.
 
-#include <mutex>
 #include <string>
 
+#include "core/base/thread_annotations.h"
 #include "workers/device/pacer.h"
 #include "workers/net/messages.h"
 
@@ -17,9 +17,9 @@ class Pulse {
   up::Heartbeat Take();
 
  private:
-  std::mutex mu_;
-  up::Heartbeat beat_;
-  const Pacer* pacer_ = nullptr;
+  Mutex mu_;
+  up::Heartbeat beat_ TP_GUARDED_BY(mu_);
+  const Pacer* pacer_ TP_GUARDED_BY(mu_) = nullptr;
 };
 
 }  // namespace tidepool::workers

@@ -65,7 +65,7 @@ void RolesWork::ForgetAll() {
   (void)Withdraw();  // who still reads the state after its deadline fails by digest
   LeaveGroup();
   paced_.clear();
-  const std::lock_guard lock(published_mu_);
+  const MutexLock lock(published_mu_);
   published_.clear();
 }
 
@@ -113,7 +113,7 @@ int64_t RolesWork::FreeBytes() {
   HeldMemory held{.roles = roles_->held(),
                   .further = roles_->further_bytes(),
                   .resident_private = PrivateResidentBytes()};
-  const std::lock_guard lock(published_mu_);
+  const MutexLock lock(published_mu_);
   for (const auto& [version, copy] : published_) held.further += static_cast<int64_t>(copy.first->size());
   // Workers that were started by hand may be on machines of their own: how many share this one is not known.
   const int64_t sharing = config_.cluster.launch_workers ? config_.cluster.slots : 1;
@@ -148,7 +148,7 @@ Status RolesWork::Publish(const down::Publish& c) {
   if (config_.cluster.weight_transport != WeightTransport::kStream)
     return roles_->PublishToSharedMemory(c.v, c.digest);
   auto copy = roles_->SnapshotWeights();
-  const std::lock_guard lock(published_mu_);
+  const MutexLock lock(published_mu_);
   published_[c.v] = {copy, c.digest};
   while (published_.size() > 2) published_.erase(published_.begin());
   return OkStatus();
@@ -156,7 +156,7 @@ Status RolesWork::Publish(const down::Publish& c) {
 
 StatusOr<PublishedBytes> RolesWork::Read(const WantedBytes& wanted) {
   if (wanted.step.valid()) return state_.Read(wanted.step);
-  const std::lock_guard lock(published_mu_);
+  const MutexLock lock(published_mu_);
   const auto it = published_.find(wanted.version);
   if (it == published_.end())
     return NotFound("version " + ToString(wanted.version) + " is not published here");

@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "core/base/config.h"
+#include "core/base/thread_annotations.h"
 #include "core/comm/collective.h"
 #include "core/observe/trace_writer.h"
 #include "workers/data/offered_state.h"
@@ -109,8 +109,9 @@ class RolesWork : public DeviceWork {
   std::unique_ptr<DeviceRoles> roles_;
 
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way
-  std::mutex published_mu_;
-  std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_;
+  Mutex published_mu_;
+  std::map<Version, std::pair<std::shared_ptr<std::vector<std::byte>>, uint64_t>> published_
+      TP_GUARDED_BY(published_mu_);
 
   std::unique_ptr<comm::Collective> group_;  // of two ranks or more
   int64_t group_epoch_ = 0;

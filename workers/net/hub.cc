@@ -4,14 +4,13 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
 
+#include "core/base/thread_annotations.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
@@ -26,22 +25,29 @@ constexpr auto kRefusalDeadline = std::chrono::seconds(2);
 
 // Messages on their way to one worker. Bounded: a reader that never reads is closed, not waited for.
 struct Connection {
-  std::mutex mu;
-  std::condition_variable wake;
-  std::deque<ToWorker> queue;
-  bool held = false;  // more is coming that shall go with it (Hub::Hold)
-  bool last = false;  // nothing is sent behind what is queued: a refusal
-  bool closed = false;
-  std::string why;
-  grpc::ServerContext* context = nullptr;  // while the call lives
-  grpc::Alarm refused;                     // ends the call; the writer cannot, while it waits in Write
+  explicit Connection(grpc::ServerContext* call) : context(call) {}
+  Mutex mu;
+  Condition wake;
+  std::deque<ToWorker> queue TP_GUARDED_BY(mu);
+  bool held TP_GUARDED_BY(mu) = false;  // more is coming that shall go with it (Hub::Hold)
+  bool last TP_GUARDED_BY(mu) = false;  // nothing is sent behind what is queued: a refusal
+  bool closed TP_GUARDED_BY(mu) = false;
+  std::string why TP_GUARDED_BY(mu);
+  grpc::ServerContext* context TP_GUARDED_BY(mu);  // null when the call has ended
+  grpc::Alarm refused;  // ends the call; the writer cannot, while it waits in Write
 
-  void CloseLocked(const std::string& reason) {
+  void CloseLocked(const std::string& reason) TP_REQUIRES(mu) {
     if (closed) return;
     closed = true;
     why = reason;
-    wake.notify_all();
+    wake.NotifyAll();
   }
+};
+
+struct Greeting {
+  Mutex mu;
+  Condition wake;
+  bool came TP_GUARDED_BY(mu) = false;
 };
 
 }  // namespace
@@ -54,11 +60,11 @@ struct Hub::Impl final : v1::Control::Service {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> refused{0};
-  std::mutex mu;
-  std::map<ConnectionId, std::shared_ptr<Connection>> connections;
-  int64_t holds = 0;
-  std::set<std::shared_ptr<Connection>> have_waiting;  // messages, until the last hold ends
-  ConnectionId next_connection = 1;
+  Mutex mu;
+  std::map<ConnectionId, std::shared_ptr<Connection>> connections TP_GUARDED_BY(mu);
+  int64_t holds TP_GUARDED_BY(mu) = 0;
+  std::set<std::shared_ptr<Connection>> have_waiting TP_GUARDED_BY(mu);  // messages, until the last hold ends
+  ConnectionId next_connection TP_GUARDED_BY(mu) = 1;
 
   Impl(HubOptions o, JobTokens t) : options(std::move(o)), tokens(std::move(t)) {}
 
@@ -83,20 +89,20 @@ struct Hub::Impl final : v1::Control::Service {
       return ToGrpc(PermissionDenied("Attach: the operator token may not attach a worker"));
     }
     // A stream that opens and stays silent must not hold a thread for ever.
-    std::mutex guard_mu;
-    std::condition_variable guard_wake;
-    bool greeted = false;
+    Greeting greeting;
     std::jthread guard([&](std::stop_token) {  // waits: kHelloDeadline at most
-      std::unique_lock lock(guard_mu);
-      if (!guard_wake.wait_for(lock, kHelloDeadline, [&] { return greeted; })) context->TryCancel();
+      const MutexLock lock(greeting.mu);
+      if (!greeting.wake.WaitFor(greeting.mu, kHelloDeadline,
+                                 [&]() TP_REQUIRES(greeting.mu) { return greeting.came; }))
+        context->TryCancel();
     });
     v1::Frame wire;
     const bool read = stream->Read(&wire);
     {
-      const std::lock_guard lock(guard_mu);
-      greeted = true;
+      const MutexLock lock(greeting.mu);
+      greeting.came = true;
     }
-    guard_wake.notify_all();
+    greeting.wake.NotifyAll();
     guard.join();  // waits: it was told
     if (!read) return ToGrpc(DeadlineExceeded("Attach: no Hello came"));
     auto first = Unpack<FromWorker>(wire);
@@ -115,12 +121,11 @@ struct Hub::Impl final : v1::Control::Service {
                                      Name(wanted) + " worker"));
     }
 
-    auto connection = std::make_shared<Connection>();
+    auto connection = std::make_shared<Connection>(context);
     ConnectionId id = 0;
     {
-      const std::lock_guard lock(mu);
+      const MutexLock lock(mu);
       id = next_connection++;
-      connection->context = context;
       connections[id] = connection;
     }
     // waits: joined below, after the stream was cancelled
@@ -146,7 +151,7 @@ struct Hub::Impl final : v1::Control::Service {
       wire.Clear();
     }
     {
-      const std::lock_guard lock(connection->mu);
+      const MutexLock lock(connection->mu);
       if (!connection->why.empty()) why = connection->why;
       connection->CloseLocked(why);
       connection->context = nullptr;
@@ -155,7 +160,7 @@ struct Hub::Impl final : v1::Control::Service {
     context->TryCancel();  // lets a writer that waits in Write return
     writer.join();         // waits: closed and cancelled, so neither its wait nor its Write goes on
     {
-      const std::lock_guard lock(mu);
+      const MutexLock lock(mu);
       connections.erase(id);
     }
     sink(HubClosed{id, why});
@@ -180,11 +185,13 @@ struct Hub::Impl final : v1::Control::Service {
     while (true) {
       std::deque<ToWorker> batch;
       {
-        std::unique_lock lock(connection.mu);
+        const MutexLock lock(connection.mu);
         // The end of the connection calls CloseLocked; the controller closes one that falls silent.
-        // waits: until the hold ends, or CloseLocked
-        connection.wake.wait(
-            lock, [&] { return connection.closed || (!connection.held && !connection.queue.empty()); });
+        while (!connection.wake.WaitFor(
+            connection.mu, std::chrono::seconds(1), [&]() TP_REQUIRES(connection.mu) {
+              return connection.closed || (!connection.held && !connection.queue.empty());
+            })) {
+        }
         if (connection.queue.empty()) return;
         batch.swap(connection.queue);
       }
@@ -193,7 +200,7 @@ struct Hub::Impl final : v1::Control::Service {
         v1::Frame wire;
         at = Pack(batch, at, kTogetherBytes, &wire);
         if (!stream->Write(wire)) {
-          const std::lock_guard lock(connection.mu);
+          const MutexLock lock(connection.mu);
           connection.CloseLocked("the worker stopped reading");
           return;
         }
@@ -261,16 +268,16 @@ int64_t Hub::refused_calls() const { return impl_->refused.load(); }
 void Hub::Send(ConnectionId id, ToWorker message) {
   std::shared_ptr<Connection> connection;
   {
-    const std::lock_guard lock(impl_->mu);
+    const MutexLock lock(impl_->mu);
     const auto it = impl_->connections.find(id);
     if (it == impl_->connections.end()) return;  // it has just gone: HubClosed is on its way
     connection = it->second;
     if (impl_->holds > 0 && impl_->have_waiting.insert(connection).second) {
-      const std::lock_guard inner(connection->mu);
+      const MutexLock inner(connection->mu);
       connection->held = true;
     }
   }
-  const std::lock_guard lock(connection->mu);
+  const MutexLock lock(connection->mu);
   if (connection->closed || connection->last) return;
   if (static_cast<int64_t>(connection->queue.size()) >= impl_->options.max_queued_messages) {
     connection->CloseLocked("the worker does not read its commands");
@@ -278,51 +285,51 @@ void Hub::Send(ConnectionId id, ToWorker message) {
     return;
   }
   connection->queue.push_back(std::move(message));
-  if (!connection->held) connection->wake.notify_one();
+  if (!connection->held) connection->wake.NotifyAll();
 }
 
 void Hub::Impl::Release() {
-  const std::lock_guard lock(mu);
+  const MutexLock lock(mu);
   if (--holds > 0) return;
   for (const auto& connection : have_waiting) {
-    const std::lock_guard inner(connection->mu);
+    const MutexLock inner(connection->mu);
     connection->held = false;
-    connection->wake.notify_one();
+    connection->wake.NotifyAll();
   }
   have_waiting.clear();
 }
 
 Hub::Holding::~Holding() { hub_->impl_->Release(); }
 Hub::Holding Hub::Hold() {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   ++impl_->holds;
   return Holding(this);
 }
 
 void Hub::Refuse(ConnectionId id, down::Refuse why) {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   const auto it = impl_->connections.find(id);
   if (it == impl_->connections.end()) return;
   const std::shared_ptr<Connection> connection = it->second;
-  const std::lock_guard inner(connection->mu);
+  const MutexLock inner(connection->mu);
   if (connection->last || connection->context == nullptr) return;
   connection->why = why.why;
   connection->queue.push_back(ToWorker{0, 0, std::move(why)});
   connection->last = true;
   connection->held = false;
-  connection->wake.notify_all();
+  connection->wake.NotifyAll();
   connection->refused.Set(std::chrono::system_clock::now() + kRefusalDeadline, [connection](bool due) {
     if (!due) return;  // the call has ended
-    const std::lock_guard lock(connection->mu);
+    const MutexLock lock(connection->mu);
     if (connection->context != nullptr) connection->context->TryCancel();
   });
 }
 
 void Hub::Close(ConnectionId id, const std::string& why) {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   const auto it = impl_->connections.find(id);
   if (it == impl_->connections.end()) return;
-  const std::lock_guard inner(it->second->mu);
+  const MutexLock inner(it->second->mu);
   it->second->CloseLocked(why);
   if (it->second->context != nullptr) it->second->context->TryCancel();
 }

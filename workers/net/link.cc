@@ -3,15 +3,14 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
 #include <fstream>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
 #include "core/base/rng.h"
+#include "core/base/thread_annotations.h"
 #include "core/base/time.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/rpc_status.h"
@@ -37,14 +36,14 @@ struct Link::Impl {
   LinkOptions options;
   std::function<void(std::vector<LinkEvent>)> sink;
 
-  std::mutex mu;
-  std::condition_variable wake;
-  WorkerSession session;
-  Rng rng;  // of the pauses between two dials
-  bool stop = false;
-  bool connected = false;
-  std::shared_ptr<grpc::Channel> channel;
-  grpc::ClientContext* context = nullptr;
+  Mutex mu;
+  Condition wake;
+  WorkerSession session TP_GUARDED_BY(mu);
+  Rng rng TP_GUARDED_BY(mu);  // of the pauses between two dials
+  bool stop TP_GUARDED_BY(mu) = false;
+  bool connected TP_GUARDED_BY(mu) = false;
+  std::shared_ptr<grpc::Channel> channel TP_GUARDED_BY(mu);
+  grpc::ClientContext* context TP_GUARDED_BY(mu) = nullptr;
   std::jthread pump;  // waits: its stream is cancelled before it is joined
 
   Impl(LinkOptions o, uint64_t process)
@@ -81,7 +80,7 @@ struct Link::Impl {
     call.stream = call.stub->Attach(call.context.get());
     std::deque<FromWorker> first(1);
     {
-      const std::lock_guard lock(mu);
+      const MutexLock lock(mu);
       first.front().body = session.Greet(options.hello, Now());
       channel = opened;
     }
@@ -94,7 +93,7 @@ struct Link::Impl {
   // Reads until the stream ends; hands commands on. Returns why it ended.
   Status Pump(Call& call) {
     {
-      const std::lock_guard lock(mu);
+      const MutexLock lock(mu);
       if (stop) call.context->TryCancel();
       context = call.context.get();
       connected = true;
@@ -109,22 +108,22 @@ struct Link::Impl {
       refusal = messages.status();
       std::vector<LinkEvent> events;
       if (refusal.ok()) {
-        const std::lock_guard lock(mu);
+        const MutexLock lock(mu);
         for (ToWorker& message : *messages) {
           auto command = session.Receive(std::move(message), Now());
           refusal = command.status();
           if (!refusal.ok()) break;
           if (command->has_value()) events.emplace_back(std::move(**command));
         }
-        wake.notify_all();  // after Attached there may be something to say
+        wake.NotifyAll();  // after Attached there may be something to say
       }
       if (!events.empty()) sink(std::move(events));
     }
     {
-      const std::lock_guard lock(mu);
+      const MutexLock lock(mu);
       connected = false;
       context = nullptr;
-      wake.notify_all();
+      wake.NotifyAll();
     }
     call.context->TryCancel();
     writer.join();  // waits: connected is false and the stream cancelled, so neither its wait nor its Write
@@ -138,13 +137,15 @@ struct Link::Impl {
     while (true) {
       std::deque<FromWorker> batch;
       {
-        std::unique_lock lock(mu);
-        // waits: until Pump ends, which clears `connected`
-        wake.wait(lock, [&] {
+        const MutexLock lock(mu);
+        // Pump clears `connected` when it ends.
+        const auto some = [&]() TP_REQUIRES(mu) {
           if (!connected) return true;
           for (FromWorker& message : session.TakeUnsent()) batch.push_back(std::move(message));
           return !batch.empty();
-        });
+        };
+        while (!wake.WaitFor(mu, std::chrono::seconds(1), some)) {
+        }
         if (!connected) return;
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
@@ -166,11 +167,11 @@ struct Link::Impl {
     Status end = Pump(call);
     while (true) {
       {
-        std::unique_lock lock(mu);
+        const MutexLock lock(mu);
         if (stop) return;
         const auto pause = Final(end) ? std::nullopt : session.Disconnected(Now(), rng);
         if (!pause) break;
-        if (wake.wait_for(lock, *pause, [&] { return stop; })) return;
+        if (wake.WaitFor(mu, *pause, [&]() TP_REQUIRES(mu) { return stop; })) return;
       }
       auto next = Open(AddressIn(options.control_file, options.address),
                        std::chrono::system_clock::now() + std::chrono::milliseconds(500));
@@ -219,40 +220,40 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options,
 Link::~Link() {
   if (impl_ == nullptr) return;
   {
-    const std::lock_guard lock(impl_->mu);
+    const MutexLock lock(impl_->mu);
     impl_->stop = true;
     if (impl_->context != nullptr) impl_->context->TryCancel();
-    impl_->wake.notify_all();
+    impl_->wake.NotifyAll();
   }
   if (impl_->pump.joinable())
     impl_->pump.join();  // waits: cancelled above; an attempt to come back takes half a second
 }
 
 void Link::Send(FromWorkerBody body) {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   impl_->session.Send(std::move(body));
-  impl_->wake.notify_all();
+  impl_->wake.NotifyAll();
   // Heartbeats come here at all times.
   if (impl_->context != nullptr && impl_->session.Silent(Impl::Now())) impl_->context->TryCancel();
 }
 
 void Link::Begin(int64_t ctl_epoch) {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   impl_->session.Begin(ctl_epoch);
 }
 
 void Link::SetLease(double lease_s, double patience_s) {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   impl_->session.SetLease(lease_s, patience_s);
 }
 
 int64_t Link::ctl_epoch() const {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   return impl_->session.ctl_epoch();
 }
 
 bool Link::MayServe() const {
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   return impl_->session.MayServe(Impl::Now());
 }
 
@@ -260,7 +261,7 @@ StatusOr<std::vector<BatchRow>> Link::FetchRows(int64_t lease, StepNumber step) 
   std::shared_ptr<grpc::Channel> channel;
   Incarnation inc;
   {
-    const std::lock_guard lock(impl_->mu);
+    const MutexLock lock(impl_->mu);
     channel = impl_->channel;
     inc = impl_->session.inc();
   }

@@ -2,11 +2,11 @@
 // A queue between threads: many put, one takes. Every wait has a deadline. Thread-safe.
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "core/base/thread_annotations.h"
 
 namespace tidepool::workers {
 
@@ -15,31 +15,31 @@ class Mailbox {
  public:
   void Put(T item) {
     {
-      const std::lock_guard lock(mu_);
+      const MutexLock lock(mu_);
       items_.push_back(std::move(item));
     }
-    wake_.notify_one();
+    wake_.NotifyAll();
   }
   // So that who takes all gets all of them, or none.
   void PutAll(std::vector<T> items) {
     {
-      const std::lock_guard lock(mu_);
+      const MutexLock lock(mu_);
       for (T& item : items) items_.push_back(std::move(item));
     }
-    wake_.notify_one();
+    wake_.NotifyAll();
   }
   // All items, in order; waits up to `patience` for the first. Empty: none came.
   template <typename Rep, typename Period>
   std::deque<T> TakeAll(std::chrono::duration<Rep, Period> patience) {
-    std::unique_lock lock(mu_);
-    if (patience.count() > 0) wake_.wait_for(lock, patience, [&] { return !items_.empty(); });
+    const MutexLock lock(mu_);
+    if (patience.count() > 0) WaitForAny(patience);
     return std::exchange(items_, {});
   }
   // The first item, in order; waits up to `patience`. Empty: none came.
   template <typename Rep, typename Period>
   std::deque<T> TakeOne(std::chrono::duration<Rep, Period> patience) {
-    std::unique_lock lock(mu_);
-    wake_.wait_for(lock, patience, [&] { return !items_.empty(); });
+    const MutexLock lock(mu_);
+    WaitForAny(patience);
     std::deque<T> taken;
     if (!items_.empty()) {
       taken.push_back(std::move(items_.front()));
@@ -49,9 +49,14 @@ class Mailbox {
   }
 
  private:
-  std::mutex mu_;
-  std::condition_variable wake_;
-  std::deque<T> items_;
+  template <typename Rep, typename Period>
+  void WaitForAny(std::chrono::duration<Rep, Period> patience) TP_REQUIRES(mu_) {
+    (void)wake_.WaitFor(mu_, patience, [&]() TP_REQUIRES(mu_) { return !items_.empty(); });
+  }
+
+  Mutex mu_;
+  Condition wake_;
+  std::deque<T> items_ TP_GUARDED_BY(mu_);
 };
 
 }  // namespace tidepool::workers

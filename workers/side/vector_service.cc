@@ -5,14 +5,13 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/thread_annotations.h"
 #include "core/policy/fragment.h"
 #include "proto/vector.grpc.pb.h"
 #include "workers/net/listener.h"
@@ -48,8 +47,8 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> steps{0};
-  std::mutex mu;
-  std::optional<environments::VectorOptions> environment;  // guarded by mu
+  Mutex mu;
+  std::optional<environments::VectorOptions> environment TP_GUARDED_BY(mu);
 
   using Sessions = std::map<int64_t, std::unique_ptr<environments::VectorEnvironment>>;
 
@@ -93,7 +92,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
       }
       std::optional<environments::VectorOptions> now;
       {
-        const std::lock_guard lock(mu);
+        const MutexLock lock(mu);
         now = environment;
       }
       if (!now) return Unavailable("environments: this worker has not been told its job yet");
@@ -136,7 +135,7 @@ int64_t VectorServer::steps() const { return impl_->steps; }
 
 Status VectorServer::Serve(const environments::VectorOptions& environment) {
   TP_RETURN_IF_ERROR(environments::FindVectorEnvironment(environment).status());
-  const std::lock_guard lock(impl_->mu);
+  const MutexLock lock(impl_->mu);
   impl_->environment = environment;
   return OkStatus();
 }
@@ -167,16 +166,16 @@ struct RemoteHost::Impl {
 
   // A stream has no deadline of a single exchange: this thread looks five times a second and cancels one that
   // is late.
-  std::mutex mu;
-  std::condition_variable_any wake;
-  std::chrono::steady_clock::time_point late = std::chrono::steady_clock::time_point::max();
-  bool timed_out = false;
+  Mutex mu;
+  Condition wake;
+  std::chrono::steady_clock::time_point late TP_GUARDED_BY(mu) = std::chrono::steady_clock::time_point::max();
+  bool timed_out TP_GUARDED_BY(mu) = false;
   std::jthread watch;  // waits: its own wait ends with the stop token
 
   void Watch(const std::stop_token& stop) {
-    std::unique_lock lock(mu);
+    const MutexLock lock(mu);
     while (!stop.stop_requested()) {
-      wake.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+      wake.WaitFor(mu, stop, std::chrono::milliseconds(200));
       if (stop.stop_requested() || std::chrono::steady_clock::now() < late) continue;
       timed_out = true;
       late = std::chrono::steady_clock::time_point::max();
@@ -184,7 +183,7 @@ struct RemoteHost::Impl {
     }
   }
   void SetLate(std::chrono::steady_clock::time_point when) {
-    const std::lock_guard lock(mu);
+    const MutexLock lock(mu);
     late = when;
   }
 
@@ -197,7 +196,7 @@ struct RemoteHost::Impl {
       stub = v1::VectorEnvironments::NewStub(
           grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args));
     }
-    const std::lock_guard lock(mu);
+    const MutexLock lock(mu);
     context = std::make_unique<grpc::ClientContext>();  // waits: Watch cancels an exchange after timeout_s
     AddToken(context.get(), token);
     timed_out = false;
@@ -209,7 +208,7 @@ struct RemoteHost::Impl {
     const Status end = FromGrpc(stream->Finish());
     bool late_answer = false;
     {
-      const std::lock_guard lock(mu);
+      const MutexLock lock(mu);
       late_answer = timed_out;
       stream.reset();
       context.reset();
