@@ -25,13 +25,17 @@ if(TIDEPOOL_UNITY)
   add_compile_options(-Wno-subobject-linkage)  # which takes a file of several sources for a header
 endif()
 
-# tidepool_library(name SRCS a.cc b.cc DEPS x y [SINGLE]): a static library; the DEPS line tells what the folder depends
-# on. SINGLE: its sources are compiled one by one, so that an edit of one is compiled in seconds.
+# tidepool_library(name SRCS a.cc b.cc DEPS x y [SINGLE] [COLD]): a static library; the DEPS line tells what the folder
+# depends on. SINGLE: its sources are compiled one by one, so that an edit of one is compiled in seconds. COLD: what it
+# does is done once, or for people; -O1 compiles it in three quarters of the time.
 function(tidepool_library name)
-  cmake_parse_arguments(ARG "SINGLE" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE;COLD" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${ARG_SRCS})
   if(TIDEPOOL_UNITY AND NOT ARG_SINGLE)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
+  if(ARG_COLD)
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   endif()
   target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS})
