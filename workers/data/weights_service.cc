@@ -91,7 +91,7 @@ StatusOr<uint64_t> FetchBytes(const std::string& address, const std::string& tok
   auto stub = v1::Weights::NewStub(channel);
   grpc::ClientContext context;
   AddToken(&context, token);
-  // A tenth of the rate this link is known for (docs/perf.md), and never less than a slow start needs.
+  // 100 MB/s, which a slow network has, and never less than a slow start needs.
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::seconds(30 + static_cast<int64_t>(total / 100'000'000)));
   v1::FetchWeightsRequest request;
