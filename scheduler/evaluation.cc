@@ -13,11 +13,12 @@ bool Evaluation::Planned(StepNumber step) const {
          std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& j) { return j.step == step; });
 }
 
-std::optional<Evaluation::Job> Evaluation::Begin() {
+std::optional<Evaluation::Job> Evaluation::Begin(Lsn now) {
   if (active_ || waiting_.empty()) return std::nullopt;
   active_ = waiting_.front();
   waiting_.pop_front();
-  ++attempt_;
+  constexpr int64_t kAttempts = int64_t{1} << 30;
+  attempt_ = std::max(attempt_ + 1, static_cast<int32_t>(now.value % kAttempts));
   correct_ = total_ = lost_ = 0;
   left_.clear();
   for (int64_t q = 0; q < questions_; ++q) left_.insert(Tid(q));

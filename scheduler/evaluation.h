@@ -24,8 +24,9 @@ class Evaluation {
 
   void Plan(const Job& job);  // asked for; begins when a worker serves its version
   [[nodiscard]] bool Planned(StepNumber step) const;
-  // The next one may begin: none is active. Returns its requests' ids.
-  std::optional<Job> Begin();
+  // The next one may begin: none is active. `now`: where the journal stands. It rises from one life of the
+  // controller to the next, whose workers may still have requests of the last one.
+  std::optional<Job> Begin(Lsn now);
   [[nodiscard]] SampleId Tid(int64_t question) const;
   // Attempt of the active one's samples: an evaluation that is begun again must not meet its old tokens.
   [[nodiscard]] int32_t attempt() const { return attempt_; }

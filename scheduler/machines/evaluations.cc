@@ -59,7 +59,7 @@ void Evaluations::Advance() {
       job && job->v != state_.version() && !all_.rollouts.Serves(job->v))
     Cancel("the last worker with version " + ToString(job->v) + " is gone");
   if (evaluation_.active() || evaluation_.waiting().empty()) return;
-  const auto job = evaluation_.Begin();
+  const auto job = evaluation_.Begin(state_.next_lsn());
   for (const SampleId& tid : evaluation_.left()) {
     const Request r{.tid = tid,
                     .gid = EvalGroup(tid),

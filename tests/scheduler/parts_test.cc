@@ -8,6 +8,7 @@
 #include "core/base/rng.h"
 #include "scheduler/checkpoint_policy.h"
 #include "scheduler/dispatcher.h"
+#include "scheduler/evaluation.h"
 #include "scheduler/fleet/health.h"
 #include "scheduler/fleet/weight_roll.h"
 #include "scheduler/grading.h"
@@ -769,6 +770,20 @@ TEST(JournalRecordsTest, EveryKindHasItsNameAndOnlyStartAndEndAreLazy) {
   EXPECT_TRUE(IsLazy(record::End{}));
   EXPECT_FALSE(IsLazy(record::Enq{}));
   EXPECT_STREQ(Name(DropReason::kLostOnRestore), "lost_on_restore");
+}
+
+// A worker that outlived the controller may still be at an answer of the last life's evaluation.
+TEST(EvaluationTest, AnEvaluationOfALaterLifeHasAnotherAttempt) {
+  Evaluation first(3), second(3);
+  for (Evaluation* e : {&first, &second}) e->Plan({{0}, {0, 0}});
+  ASSERT_TRUE(first.Begin(Lsn{10}));
+  ASSERT_TRUE(second.Begin(Lsn{11}));
+  EXPECT_GT(second.attempt(), first.attempt());
+  const int32_t before = second.attempt();
+  second.Cancel();
+  second.Plan({{0}, {0, 0}});
+  ASSERT_TRUE(second.Begin(Lsn{11}));
+  EXPECT_GT(second.attempt(), before);
 }
 
 }  // namespace
