@@ -36,7 +36,8 @@ StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed,
   source.shuffle_ = config.shuffle;
   source.pairs_ = !config.task.empty() && TrainsOnPairs(job);
   source.seed_ = Mix64(seed ^ 0x64617461ULL);
-  if (config.task.empty() == config.path.empty()) {
+  // eval_path alone: questions to be asked, and nothing to train on.
+  if (config.task.empty() == (config.path.empty() && config.eval_path.empty())) {
     return InvalidArgument("data: expected either task (a generated one) or path (a JSONL file)");
   }
   if (!config.task.empty()) {
@@ -60,11 +61,13 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
   const JsonlOptions options{.kind = TrainsOnPairs(job)    ? RowKind::kPair
                                      : job == JobKind::kRl ? RowKind::kRl
                                                            : RowKind::kSft};
-  TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
-  train_ = std::make_shared<const JsonlData>(std::move(train));
-  const int64_t rows = train_->size();
-  nlohmann::json identity = {
-      {"train", train_->digest()}, {"shuffle", config.shuffle}, {"seed", seed_}, {"job", Name(job)}};
+  nlohmann::json identity = {{"shuffle", config.shuffle}, {"seed", seed_}, {"job", Name(job)}};
+  if (!config.path.empty()) {
+    TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
+    train_ = std::make_shared<const JsonlData>(std::move(train));
+    identity["train"] = train_->digest();
+  }
+  const int64_t rows = train_ == nullptr ? 0 : train_->size();
   std::unordered_set<std::string> held_out_prompts;
   std::vector<bool> set_aside(static_cast<size_t>(rows), false);
   if (!config.eval_path.empty()) {
@@ -98,7 +101,7 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
     train_rows_.push_back(row);
   }
   size_ = static_cast<int64_t>(train_rows_.size());
-  if (size_ == 0) {
+  if (size_ == 0 && train_ != nullptr) {
     return InvalidArgument("data.path: every row of " + config.path +
                            " has the prompt of a held-out row; nothing is left to train on");
   }

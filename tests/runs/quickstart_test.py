@@ -1,4 +1,5 @@
 """The quickstart as people run it, one seed of it: it learns, and what it claims about itself is so. Other seeds: make nightly."""
+import json
 import os
 import unittest
 
@@ -19,6 +20,11 @@ class QuickstartTest(RunTest):
             if "training/rollout_logp_diff/max" in metrics:
                 self.assertLess(metrics["training/rollout_logp_diff/max"], 0.01, f"step {step}")
                 self.assertEqual(metrics["staleness/max"], 0)
+        questions = self.dir / "questions.jsonl"
+        questions.write_text('{"prompt": "abc=", "answer": "cba"}\n{"prompt": "xyz=", "answer": "zyx"}\n')
+        asked = self.command("eval", "--model", str(self.path("final")), "--data", str(questions), "--max-new-tokens", "8", "--json")
+        self.assert_done(asked)
+        self.assertEqual(json.loads(asked.stdout)["questions"], 2)
 
 
 if __name__ == "__main__":

@@ -265,7 +265,6 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
   if (o.task.empty() == o.data.empty()) return InvalidArgument("eval: give one of --task and --data");
   DataConfig data;
   data.task = o.task;
-  data.path = o.data;
   if (!o.task.empty()) {
     for (const std::string& option : o.task_options) {
       const auto equals = option.find('=');
@@ -338,7 +337,10 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
     dump.close();
     if (!dump) return Unavailable("--output: " + o.output + " cannot be written; is the disk full?");
   }
-  if (failed == static_cast<int64_t>(done.size())) return Internal("eval: no answer could be scored");
+  if (failed == static_cast<int64_t>(done.size())) {
+    const std::string& why = done.front().error;
+    return Internal("eval: no answer could be scored" + (why.empty() ? "" : "; the first: " + why));
+  }
   const ShareWithInterval accuracy = Accuracy(scores);
   json result = {{"accuracy", accuracy.share}, {"low", accuracy.low},
                  {"high", accuracy.high},      {"questions", n},

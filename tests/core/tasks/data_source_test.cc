@@ -172,6 +172,17 @@ TEST(DataSourceTest, EvalFileIsTheHeldOutPart) {
   EXPECT_THAT(source->warnings()[0], HasSubstr("1 rows have the prompt of a held-out row"));
 }
 
+TEST(DataSourceTest, AnEvalFileAloneIsToBeAskedAndNotToBeTrainedOn) {
+  const TempFile eval("{\"prompt\": \"b\", \"answer\": \"1\"}\n");
+  DataConfig config;
+  config.eval_path = eval.path();
+  const auto source = DataSource::Create(config, 1, JobKind::kRl);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_EQ(source->size(), 0);
+  EXPECT_EQ(source->held_out_size(), 1);
+  EXPECT_EQ(source->HeldOut(0).prompt, "b");
+}
+
 TEST(DataSourceTest, IdentityFollowsTheData) {
   DataConfig config;
   config.task = "reverse";
