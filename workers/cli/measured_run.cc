@@ -29,7 +29,7 @@ StatusOr<MeasuredRun> MeasureRun(const std::string& run) {
   std::map<SlotId, double> begun, granted;
   std::vector<double> rewards, releases, grants, publishes;
   double prompts = 0;
-  std::optional<double> committed;
+  double committed = -1;  // when, of a version that is not published yet; -1: there is none
   std::vector<SlotId> moving;
   for (const JournalEntry& entry : journal.entries) {
     const double now = static_cast<double>(entry.mono_ns) * 1e-9;
@@ -63,9 +63,9 @@ StatusOr<MeasuredRun> MeasureRun(const std::string& run) {
       }
     } else if (std::holds_alternative<record::StepCommit>(entry.record)) {
       committed = now;
-    } else if (std::holds_alternative<record::Publish>(entry.record) && committed) {
-      publishes.push_back(now - *committed);
-      committed.reset();
+    } else if (std::holds_alternative<record::Publish>(entry.record) && committed >= 0) {
+      publishes.push_back(now - committed);
+      committed = -1;
     }
   }
   if (out.samples == 0)
