@@ -8,11 +8,6 @@ StepNumber CheckpointPolicy::NewestStep(const CommittedCheckpoints& committed) {
   return committed.empty() ? StepNumber{} : committed.rbegin()->second.step;
 }
 
-std::optional<record::CheckpointCommit> CheckpointPolicy::Candidate(const CommittedCheckpoints& committed) {
-  if (committed.empty()) return std::nullopt;
-  return committed.rbegin()->second;
-}
-
 bool CheckpointPolicy::Due(StepNumber step, bool must, const CommittedCheckpoints& committed,
                            TimePoint now) const {
   const StepNumber newest = NewestStep(committed);

@@ -43,9 +43,6 @@ class CheckpointPolicy {
 
   // The newest K stay. Ids of the others, oldest first.
   [[nodiscard]] std::vector<int64_t> ToDelete(const CommittedCheckpoints& committed) const;
-  // The next to try: the newest. Empty: none is left.
-  [[nodiscard]] static std::optional<record::CheckpointCommit> Candidate(
-      const CommittedCheckpoints& committed);
   [[nodiscard]] static StepNumber NewestStep(const CommittedCheckpoints& committed);  // invalid: none
 
  private:

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -164,8 +166,12 @@ void Lifecycle::Advance() {
     const bool step_over = !all_.steps.open() || !shutdown_.MayFinishStep(now_);
     if (!step_over) return;
     const bool state_good = all_.trainer.ready() && !all_.steps.open();
-    const bool saved = CheckpointPolicy::NewestStep(state_.checkpoints()) == state_.step();
-    if (state_good && !saved && shutdown_.MayCheckpoint(now_)) return;  // Checkpoints::Advance is at it
+    const StepNumber newest = CheckpointPolicy::NewestStep(state_.checkpoints());
+    const bool saved = newest == state_.step();
+    // A trainer that has just died comes back with the recovery copy; before any step nothing can be lost.
+    const bool comes_back = !all_.trainer.ready() && state_.step().value > std::max<int64_t>(newest.value, 0);
+    if ((state_good || comes_back) && !saved && shutdown_.MayCheckpoint(now_))
+      return;  // Checkpoints::Advance is at it
     if (all_.steps.open()) all_.steps.Abort("stopped before its end");
     const bool all_steps = facts_.StepsDone();
     const bool evaluated =

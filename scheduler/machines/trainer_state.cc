@@ -20,6 +20,7 @@ void TrainerState::Plan(bool restore) {
   published_ = {};
   publishing_ = copying_ = false;
   publish_tries_ = state_tries_ = 0;
+  unverified_.clear();
   if (restore && state_.ever_checkpointed() && all_.workers.DevicesReattach()) {
     step_ = state_.step();
     digest_ = state_.WeightsDigest(state_.version());
@@ -50,12 +51,18 @@ void TrainerState::Plan(bool restore) {
 }
 
 void TrainerState::VerifyNext() {
-  const auto c = CheckpointPolicy::Candidate(state_.checkpoints());
-  if (!c) {
+  const CommittedCheckpoints& committed = state_.checkpoints();
+  const auto next = std::find_if(committed.rbegin(), committed.rend(),
+                                 [&](const auto& entry) { return !unverified_.contains(entry.first); });
+  if (next == committed.rend()) {
+    const std::string newest =
+        unverified_.empty() ? "" : " (the newest: " + unverified_.rbegin()->second + ")";
     all_.life.Fail("no_checkpoint", "controller", {},
-                   "no checkpoint of this run can be read; start anew with --fresh");
+                   "no checkpoint of this run can be read" + newest +
+                       "; repair that and --resume, or start anew with --fresh");
     return;
   }
+  const record::CheckpointCommit* c = &next->second;
   phase_ = StatePhase::kVerifying;
   ckpt_ = c->ckpt;
   step_ = c->step;
@@ -74,10 +81,12 @@ void TrainerState::On(const event::CheckpointVerified& e) {
   waits_.End({WaitKind::kVerify, 0});
   if (!e.error.empty()) {
     out_.Warn("checkpoint=" + std::to_string(e.ckpt) + " event=rejected why=\"" + e.error + "\"");
-    out_.Record(record::CheckpointReject{e.ckpt, e.error});
+    unverified_[e.ckpt] = e.error;
     VerifyNext();
     return;
   }
+  for (const auto& [ckpt, error] : unverified_) out_.Record(record::CheckpointReject{ckpt, error});
+  unverified_.clear();
   // Nothing is undone if the newest step is in it; a new life opens a lineage all the same.
   if (must_restore_ || step_ < state_.step()) Restore(ckpt_, step_);
   must_restore_ = false;

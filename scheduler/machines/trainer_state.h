@@ -81,6 +81,9 @@ class TrainerState : public Machine {
   int64_t ckpt_ = -2;  // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
   StepNumber step_;
   uint64_t digest_ = 0;  // of the state's weights; 0: not known yet
+  // Checkpoints that could not be verified, and why. They are rejected for good when another one is found: if
+  // none is, a disk may be missing, and the run can still be resumed when it is back.
+  std::map<int64_t, std::string> unverified_;
   std::map<WorkerRef, Copy> copies_;
   struct Fetching {
     int64_t tries = 0;
