@@ -16,6 +16,7 @@
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
 #include "core/environments/episode.h"
+#include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
@@ -30,14 +31,20 @@ namespace fs = std::filesystem;
 // this one only names the exact text.
 std::string DigestOf(const std::string& yaml) { return Sha256Hex(yaml).substr(0, 16); }
 
-// The run's own name for shared memory and tokens: unique on this machine, short, a plain file name.
-std::string RunId(const std::string& run_dir) {
+// The run's own name for shared memory and tokens: unique on this machine, short, a plain file name. It stays
+// when the folder is moved, because the journal has it.
+StatusOr<std::string> RunId(FileSystem& files, const std::string& run_dir) {
+  TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(files, run_dir));
+  if (!state.run_id.empty()) return state.run_id;
+  std::error_code error;
+  const fs::path dir = fs::canonical(run_dir, error);
+  if (error) return NotFound(run_dir + ": " + error.message());
   std::string id;
-  for (const char c : fs::path(run_dir).filename().string()) {
+  for (const char c : dir.filename().string()) {
     id.push_back(
         (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.') ? c : '_');
   }
-  return id + "-" + Sha256Hex(fs::absolute(run_dir).string()).substr(0, 8);
+  return id + "-" + Sha256Hex(dir.string()).substr(0, 8);
 }
 
 class Job {
@@ -90,13 +97,16 @@ class Job {
     wanted.name = request_.run_name.empty() ? config.name : request_.run_name;
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
-    std::string dir = request_.run_dir;
+    // Without a slash at its end: names are made by adding to it.
+    while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
+    std::string dir = wanted.run_dir;
     if (dir.empty() && request_.resume) {
       TP_ASSIGN_OR_RETURN(const storage::RunState newest,
                           storage::FindUnfinishedRun(fs_, wanted.root, wanted.name, config.train.steps));
       dir = newest.dir;
     }
-    bool goes_on = !dir.empty() && fs::exists(storage::RunPaths(dir).config());
+    std::error_code error;  // a folder that cannot be read is reported by who writes to it
+    bool goes_on = !dir.empty() && fs::exists(storage::RunPaths(dir).config(), error);
     if (goes_on) {
       TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, dir));
       TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
@@ -169,7 +179,7 @@ class Job {
     run.config_yaml = config::ResolvedYaml(loaded);
     run.config_digest = DigestOf(run.config_yaml);
     run.run_dir = fs::absolute(run_dir).string();
-    run.run_id = RunId(run_dir);
+    TP_ASSIGN_OR_RETURN(run.run_id, RunId(fs_, run_dir));
     run.model_dir = fs::absolute(model_dir).string();
     run.self_path = request_.self_path;
     run.worker_path = worker_path_;
@@ -212,6 +222,16 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
   };
   if (!config.model.init && !config.model.is_policy())
     TP_RETURN_IF_ERROR(folder("model.path", config.model.path));
+  if (config.rl() != nullptr && !config.model.init && !config.model.is_policy()) {
+    // Every sample would be refused by the engine.
+    TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(config.model.path));
+    if (config.rollout.max_new_tokens >= spec.max_position) {
+      return at("rollout.max_new_tokens",
+                InvalidArgument("rollout.max_new_tokens is " + std::to_string(config.rollout.max_new_tokens) +
+                                ", but " + config.model.path + " has " + std::to_string(spec.max_position) +
+                                " positions for prompt and answer together; lower it"));
+    }
+  }
   std::map<const char*, std::string> further;
   if (const RlJob* rl = config.rl()) {
     further = {{"algorithm.kl.reference", rl->algorithm.kl.reference},
