@@ -2,6 +2,7 @@
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -155,6 +156,38 @@ class OperationsTest(RunTest):
         self.assertEqual([self.worker_pid(place, run) for place in [0, 1]], workers, "a worker lost its lease by a slow disk")
         run.send_signal(signal.SIGINT)
         self.finish(run)
+        self.assert_checked()
+
+    def test_a_run_goes_on_under_another_name_and_when_its_checkpoints_are_back(self):
+        self.assert_done(self.train(CONFIG, "train.steps=3", "eval.after_train=false"))
+        away = self.dir / "away"
+        self.path("checkpoints").rename(away)
+        lost = self.train(CONFIG, "--resume", "train.steps=4")
+        self.assert_done(lost, 3)
+        self.assertIn("no checkpoint of this run can be read (the newest: ", lost.stderr)
+        shutil.rmtree(self.path("checkpoints"), ignore_errors=True)
+        away.rename(self.path("checkpoints"))
+        for name, steps in [("run/", 4), ("./run", 5)]:
+            self.assert_done(self.command("train", CONFIG, "--run-dir", f"{self.dir}/{name}", "--resume", f"train.steps={steps}"))
+        self.path().rename(self.dir / "moved")
+        self.assert_done(self.command("train", CONFIG, "--run-dir", str(self.dir / "moved"), "--resume", "train.steps=6"))
+        self.assert_checked("moved")
+        final = self.dir / "moved" / "final"
+        long = self.command("train", CONFIG, "--dry-run", "model.init=null", f"model.path={final}", "rollout.max_new_tokens=100",
+                            "train.micro_batch_tokens=4096", "rollout.kv_cache_tokens=4096")
+        self.assert_done(long, 2)
+        self.assertRegex(long.stderr, "rollout.max_new_tokens is 100, but .*final has 48 positions")
+
+    def test_a_stop_while_the_trainer_comes_back_loses_no_step(self):
+        run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=1000000", "checkpoint.recovery_every_steps=1")
+        self.wait_step(3, run)
+        os.kill(self.worker_pid(0, run), signal.SIGKILL)
+        run.send_signal(signal.SIGINT)
+        out, _ = self.finish(run)
+        self.assertIn("stopped at step ", out)
+        self.assertNotIn("older than the last step", out)
+        done = self.summary()["steps"]
+        self.assertTrue(self.path("checkpoints", f"step_{done}").exists(), f"no checkpoint of step {done}")
         self.assert_checked()
 
     def dry(self, path):

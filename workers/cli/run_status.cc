@@ -167,12 +167,11 @@ void DescribeSummary(const Json& summary, std::ostringstream& out) {
   }
 }
 
-// What to type to go on.
+}  // namespace
+
 std::string ResumeHint(const std::string& dir) {
   return "tidepool train " + dir + "/config.yaml --resume --run-dir " + dir;
 }
-
-}  // namespace
 
 StatusOr<Json> RunStatus(const std::string& run_dir) {
   const fs::path dir(run_dir);

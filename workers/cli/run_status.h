@@ -8,6 +8,8 @@
 
 namespace tidepool::workers {
 
+// What to type to go on with a run.
+std::string ResumeHint(const std::string& run_dir);
 // Keys of the answer (`status --json`):
 //   run, state, name, job
 //   state      new (no record yet) | warm_start | running | stopped (by a signal, resumable) | finished |

@@ -14,6 +14,7 @@
 #include "core/observe/report.h"
 #include "workers/cli/command.h"
 #include "workers/cli/plan_text.h"
+#include "workers/cli/run_status.h"
 #include "workers/controller/job.h"
 
 namespace tidepool::workers {
@@ -95,6 +96,10 @@ void Train(CommandContext& context, const TrainOptions& options) {
   if (r.accuracy_after >= 0) std::printf("held-out accuracy after:  %.1f %%\n", 100 * r.accuracy_after);
   if (!r.paced.empty()) std::printf("%s\n", r.paced.c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());
+  if (r.stopped && r.exit_code == 0) {
+    std::printf("stopped at step %lld (%s); go on with: %s\n", static_cast<long long>(r.steps), r.why.c_str(),
+                ResumeHint(outcome->run_dir).c_str());
+  }
   if (outcome->exit_code != 0) std::fprintf(stderr, "%s\n", outcome->why.c_str());
   context.exit_code = outcome->exit_code;
 }

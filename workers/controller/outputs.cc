@@ -18,7 +18,6 @@ namespace tidepool::workers {
 void ControllerProcess::Do(const cmd::StepReport& c) {
   const Status written = metrics_->WriteStep(c, controller_->View(), Now());
   if (!written.ok()) Warn("metrics: " + written.message());
-  result_.steps = c.step.value;
 }
 
 void ControllerProcess::Do(const cmd::EvalReport& c) {
@@ -48,8 +47,7 @@ void ControllerProcess::Remember(const JournalRecord& r) {
   const auto* e = std::get_if<record::EvalResult>(&r);
   if (e == nullptr || e->total == 0) return;
   const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
-  if (e->step.value == 0) result_.accuracy_before = accuracy;
-  result_.accuracy_after = accuracy;
+  (e->step.value == 0 ? result_.accuracy_before : result_.accuracy_after) = accuracy;
 }
 
 void ControllerProcess::Do(const cmd::Warn& c) { Warn(c.line); }
@@ -64,6 +62,7 @@ void ControllerProcess::Warn(const std::string& line) {
 void ControllerProcess::Do(const cmd::Finish& c) {
   finished_ = true;
   result_.exit_code = c.code;
+  result_.steps = std::max<int64_t>(controller_->View().step.value, 0);
   result_.why = c.why;
   result_.stopped = stop_seen_ > 0;
 }
@@ -132,7 +131,8 @@ void ControllerProcess::Show() {
   if (p.reward) best_reward_ = std::max(best_reward_.value_or(*p.reward), *p.reward);
   p.best_reward = best_reward_;
   if (result_.accuracy_before >= 0) p.accuracy_before = result_.accuracy_before;
-  if (result_.accuracy_after >= 0) p.accuracy = result_.accuracy_after;
+  const double newest = result_.accuracy_after >= 0 ? result_.accuracy_after : result_.accuracy_before;
+  if (newest >= 0) p.accuracy = newest;
   p.last_warning = last_warning_;
   p.elapsed = Now().since_start;
   time_left_.OnStep(view.step.value, Now());
