@@ -44,6 +44,22 @@ void Segment::Append(const Segment& more) {
   for (const auto& [version, count] : more.versions) AddVersion(versions, version, count);
 }
 
+Segment Segment::Tail(int64_t from) const {
+  Segment tail;
+  const auto cut = [from](const auto& column, auto& out) {
+    if (!column.empty()) out.assign(column.begin() + from, column.end());
+  };
+  cut(ids, tail.ids);
+  cut(logprobs, tail.logprobs);
+  cut(log_kept, tail.log_kept);
+  int64_t at = 0;
+  for (const auto& [version, count] : versions) {
+    at += count;
+    AddVersion(tail.versions, version, std::min(count, at - from));
+  }
+  return tail;
+}
+
 Status Segment::CheckShape() const {
   const bool sampled = kind == SegmentKind::kTokens, fragments = kind == SegmentKind::kFragment;
   const auto fits = [this](size_t n) { return n == 0 || n == ids.size(); };

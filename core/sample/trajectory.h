@@ -70,6 +70,8 @@ struct Segment {
   }
   // Adds tokens of the same kind behind these. A fragment comes whole: it replaces what is here.
   void Append(const Segment& more);
+  // Its tokens from `from` on.  requires a segment of tokens without routing, 0 <= from <= size()
+  [[nodiscard]] Segment Tail(int64_t from) const;
   // kInvalidArgument: columns that this kind does not have, or that differ in length.
   [[nodiscard]] Status CheckShape() const;
   // kInvalidArgument: tokens that no engine can have sampled: an id outside the vocabulary, a log-probability

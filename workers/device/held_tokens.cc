@@ -4,6 +4,17 @@
 
 namespace tidepool::workers {
 
+namespace {
+
+// So that what is said again fits into messages.
+constexpr int64_t kTokensJoined = 1024;
+
+bool MayBeCut(const TokenRecord& tokens) {
+  return tokens.kind == sample::SegmentKind::kTokens && tokens.routing.empty();
+}
+
+}  // namespace
+
 void HeldTokens::Begin(const SampleId& tid, int32_t att, GroupId gid, const std::vector<int32_t>& generated) {
   Attempt& a = attempts_[{tid, att}];
   const auto continues = [&] {
@@ -29,7 +40,16 @@ void HeldTokens::Say(up::ChunkDelta& delta) {
   delta.from = a.tokens;
   a.tokens += delta.tokens.size();
   if (kept_ && a.whole) {
-    a.deltas.push_back(delta);
+    up::ChunkDelta* last = a.deltas.empty() ? nullptr : &a.deltas.back();
+    if (last != nullptr && last->tokens.size() < kTokensJoined && MayBeCut(last->tokens) &&
+        MayBeCut(delta.tokens)) {
+      last->tokens.Append(delta.tokens);
+      last->ended = delta.ended;
+      last->end = delta.end;
+      last->why = delta.why;
+    } else {
+      a.deltas.push_back(delta);
+    }
   } else if (delta.ended) {
     attempts_.erase(it);
   }
@@ -69,7 +89,11 @@ std::vector<up::ChunkDelta> HeldTokens::From(const SampleId& tid, int32_t att, i
   const auto it = attempts_.find({tid, att});
   if (it == attempts_.end()) return out;
   for (const up::ChunkDelta& d : it->second.deltas) {
-    if (d.from >= from) out.push_back(d);
+    if (d.from >= from) {
+      out.push_back(d);
+    } else if (MayBeCut(d.tokens) && d.from + d.tokens.size() >= from) {  // equal: its end may be missing
+      out.push_back({d.tid, d.att, d.tokens.Tail(from - d.from), d.ended, d.end, d.why, from});
+    }
   }
   return out;
 }
