@@ -30,9 +30,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
                                                              JournalContents* earlier) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, dir, options));
-  auto lock = fs.Lock(JoinPath(dir, "lock"), ThisController());
-  if (!lock.ok()) return lock.status().At("the journal of this run has a writer already");
-  writer->lock_ = std::move(lock).value();
+  TP_ASSIGN_OR_RETURN(writer->lock_, fs.Lock(JoinPath(dir, "lock"), ThisController()));
 
   JournalContents contents;
   TP_ASSIGN_OR_RETURN(const auto segments, ListSegments(fs, dir));

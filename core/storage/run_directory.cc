@@ -158,10 +158,7 @@ StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, co
 }
 
 StatusOr<std::unique_ptr<FileLock>> LockRun(FileSystem& fs, const std::string& run_dir) {
-  auto lock = fs.Lock(RunPaths(run_dir).lock(), ThisController());
-  return lock.ok()
-             ? std::move(lock)
-             : StatusOr<std::unique_ptr<FileLock>>(lock.status().At("another process works on this run"));
+  return fs.Lock(RunPaths(run_dir).lock(), ThisController());
 }
 
 }  // namespace tidepool::storage

@@ -51,6 +51,20 @@ class BadInputTest(RunTest):
         self.refused(self.command("check", str(run)), "ended before it began", "--run-dir")
         self.assert_done(self.train(CONFIG, "train.steps=1", "--resume"))
 
+    def test_resume_and_fresh_need_a_run_that_they_can_go_on_with_or_move_aside(self):
+        self.refused(self.train(CONFIG, "--resume"), "--resume: ", "no such folder", "without --resume")
+        self.assertFalse(self.path().exists(), "--resume began a new run")
+        self.path().mkdir()
+        self.refused(self.train(CONFIG, "--resume"), "--resume: ", "holds no run")
+        self.refused(self.train(CONFIG, "--resume", "--fresh"), "--resume", "--fresh", "one of them")
+        self.refused(self.command("train", CONFIG, "--fresh"), "--fresh", "--run-dir")
+        self.refused(self.command("train", CONFIG, "--run-dir", ""), "--run-dir", "is empty")
+        (self.path() / "config.yaml").write_text("name: x\n")
+        (self.path() / "lock").mkdir()
+        refused = self.train(CONFIG, "--resume")
+        self.refused(refused, "lock: cannot open lock file", "folder")
+        self.assertNotIn("another process", refused.stderr)
+
     def test_wrong_type(self):
         path = self.write(self.base().replace("max_new_tokens: 8", "max_new_tokens: many"))
         self.refused(self.train(path), "job.yaml:", "max_new_tokens", "many")
@@ -84,6 +98,7 @@ class BadInputTest(RunTest):
             taken.listen()
             port = taken.getsockname()[1]
             self.refused(self.train(CONFIG, f"cluster.port={port}"), "cluster.port", str(port))
+        self.assertFalse(self.path().exists(), "a run directory was made for a run that cannot begin")
 
     def test_bind_beyond_loopback(self):
         self.refused(self.train(CONFIG, "cluster.bind=0.0.0.0"), "mutual TLS")

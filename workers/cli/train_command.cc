@@ -113,11 +113,16 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
   command->add_option("overrides", options->overrides, "a.b=c, last wins");
   command->add_flag("--resume", options->resume,
                     "Go on with the newest unfinished run of this name (or the one in --run-dir)");
-  command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside");
   command->add_flag("--dry-run", options->dry_run,
                     "Print the resolved config, the placement and the predicted memory; start nothing");
-  command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>");
-  command->add_option("--run-name", options->run_name, "Name instead of the config's");
+  const CLI::Validator not_empty(
+      [](const std::string& text) { return text.empty() ? "is empty; name one, or leave it out" : ""; }, "");
+  CLI::Option* run_dir =
+      command->add_option("--run-dir", options->run_dir, "Run directory; default runs/<name>-<utc time>")
+          ->check(not_empty);
+  command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside")
+      ->needs(run_dir);
+  command->add_option("--run-name", options->run_name, "Name instead of the config's")->check(not_empty);
   command->footer("Example: tidepool train configs/quickstart.yaml seed=2 train.steps=40");
   command->callback([options, &context] { Train(context, *options); });
 }

@@ -21,6 +21,7 @@
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "workers/data/model_folder.h"
+#include "workers/net/hub.h"
 
 namespace tidepool::workers {
 namespace {
@@ -93,6 +94,8 @@ class Job {
   // Whoever works on a run holds the lock of its folder, and takes it before anything there is read or moved.
   Status OpenRunDirectory() {
     const JobConfig& config = request_.loaded.config;
+    if (request_.resume && request_.fresh)
+      return InvalidArgument("--resume goes on with a run, --fresh starts it over; give one of them");
     storage::RunDirectoryOptions wanted;
     wanted.name = request_.run_name.empty() ? config.name : request_.run_name;
     wanted.run_dir = request_.run_dir;
@@ -110,28 +113,38 @@ class Job {
     if (goes_on) {
       TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, dir));
       TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
-      if (request_.fresh) {
-        const std::string aside = dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
-        TP_RETURN_IF_ERROR(fs_.Rename(dir, aside));
-        Say("the old run is now " + aside);
-        goes_on = false;
-      } else if (state.Finished(config.train.steps)) {
+      if (!request_.fresh && state.Finished(config.train.steps)) {
         already_finished_ = true;
         outcome_.run_dir = dir;
         return OkStatus();
-      } else if (!request_.resume) {
+      }
+      if (!request_.fresh && !request_.resume) {
         return AlreadyExists("--run-dir: " + dir + " holds a run " +
                              (state.complete ? "that ended" : "that is not finished") + " (step " +
                              std::to_string(std::max<int64_t>(state.last_step.value, 0)) +
                              "); go on with --resume, or start over with --fresh");
       }
+      if (request_.resume) {
+        TP_ASSIGN_OR_RETURN(const config::LoadedConfig old,
+                            config::LoadConfig(storage::RunPaths(dir).config()));
+        TP_RETURN_IF_ERROR(config::CheckResume(old.config, config));
+      }
+    } else if (request_.resume && !fs::exists(storage::RunPaths(dir).lock(), error) && !error) {
+      // With a lock file it is a run that was ended before it began.
+      return NotFound("--resume: " + dir + " holds no run" +
+                      (fs::exists(dir, error) ? "" : " (there is no such folder)") +
+                      "; check --run-dir, or start a run there without --resume");
     }
-    if (goes_on) {
-      outcome_.run_dir = dir;
-      TP_ASSIGN_OR_RETURN(const config::LoadedConfig old,
-                          config::LoadConfig(storage::RunPaths(dir).config()));
-      TP_RETURN_IF_ERROR(config::CheckResume(old.config, config));
-    } else {
+    // Before anything is made or moved.
+    TP_RETURN_IF_ERROR(Hub::CanListen(config.cluster.bind, config.cluster.port));
+    if (goes_on && request_.fresh) {
+      const std::string aside = dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
+      TP_RETURN_IF_ERROR(fs_.Rename(dir, aside));
+      Say("the old run is now " + aside);
+      goes_on = false;
+    }
+    outcome_.run_dir = dir;
+    if (!goes_on) {
       TP_ASSIGN_OR_RETURN(outcome_.run_dir, storage::CreateRunDirectory(fs_, wanted));
       TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, outcome_.run_dir));
     }

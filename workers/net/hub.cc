@@ -236,24 +236,33 @@ bool IsLoopback(const std::string& host) {
          host.rfind("127.", 0) == 0;
 }
 
-StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTokens& tokens,
-                                          std::function<void(HubEvent)> sink, RowsProvider rows) {
-  if (!IsLoopback(options.bind)) {
+namespace {
+
+StatusOr<std::unique_ptr<Listener>> OpenDoor(const std::string& bind, int64_t port) {
+  if (!IsLoopback(bind)) {
     return InvalidArgument(
-        "cluster.bind is " + options.bind +
+        "cluster.bind is " + bind +
         ", which others can reach; only loopback addresses are allowed until mutual TLS exists");
   }
+  auto listener = Listener::Open(bind, port);
+  if (listener.ok()) return listener;
+  return Unavailable("cluster.port: " + listener.status().message() +
+                     "; choose another, or 0 for any free one");
+}
+
+}  // namespace
+
+Status Hub::CanListen(const std::string& bind, int64_t port) { return OpenDoor(bind, port).status(); }
+
+StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTokens& tokens,
+                                          std::function<void(HubEvent)> sink, RowsProvider rows) {
+  TP_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener, OpenDoor(options.bind, options.port));
   QuietGrpcLog();
   std::unique_ptr<Hub> hub(new Hub());
   hub->impl_ = std::make_unique<Impl>(options, tokens);
   hub->impl_->sink = std::move(sink);
   hub->impl_->rows = std::move(rows);
-  StatusOr<std::unique_ptr<Listener>> listener = Listener::Open(options.bind, options.port);
-  if (!listener.ok()) {
-    return Unavailable("cluster.port: " + listener.status().message() +
-                       "; choose another, or 0 for any free one");
-  }
-  hub->impl_->listener = std::move(*listener);
+  hub->impl_->listener = std::move(listener);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));

@@ -37,6 +37,8 @@ class Hub : public Attachments::Wire {
   // kInvalidArgument: bind is not loopback. kUnavailable: port taken.
   static StatusOr<std::unique_ptr<Hub>> Start(const HubOptions& options, const JobTokens& tokens,
                                               std::function<void(HubEvent)> sink, RowsProvider rows);
+  // What Start would say of the address just now.
+  static Status CanListen(const std::string& bind, int64_t port);
   ~Hub() override;
 
   [[nodiscard]] std::string address() const;  // "127.0.0.1:40123"
