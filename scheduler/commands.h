@@ -249,6 +249,7 @@ struct Warn {
 struct Finish {
   int code = 0;
   std::string why;
+  bool complete = false;  // all steps, the last evaluation and final/ are done
 };
 
 }  // namespace command

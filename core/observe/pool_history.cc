@@ -131,9 +131,14 @@ class Reader {
       if (lanes_[slot].category == "train") Rest(slot);
     }
   }
-  void On(const record::StepCommit&) {
+  void On(const record::StepCommit& r) {
     history_.steps.push_back(now_);
+    committed_ = r.step.value;
     EndStep();
+  }
+  void On(const record::Restore& r) {
+    history_.restores.push_back({now_, committed_, r.step.value, r.ckpt});
+    committed_ = r.step.value;
   }
   void On(const record::StepAbort&) { EndStep(); }
   void Lost(int64_t slot, const std::string& why) {
@@ -151,6 +156,7 @@ class Reader {
   std::map<TransitionId, Move> moving_;
   std::set<int64_t> training_, seen_;
   std::string step_;
+  int64_t committed_ = 0;  // step
   double now_ = 0, offset_ = 0;
   uint32_t epoch_ = 0;
 };

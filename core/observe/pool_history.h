@@ -22,6 +22,13 @@ struct MoveTimes {
   std::vector<double> release_s, grant_s;  // of each that was done, in order
 };
 
+// The trainer's state was set back, or a new controller began from it.
+struct RestoreSeen {
+  double at_s = 0;
+  int64_t from = 0, to = 0;  // steps; equal: nothing was undone
+  int64_t ckpt = -1;         // -1: the recovery copy
+};
+
 // One lane a slot, in the form of a trace; categories: "rollout" (generates), "train" (an optimizer step),
 // "actor" (holds the training role between steps), "moving" (inside a transaction: draining, releasing, being
 // granted), "lost" (no worker, or quarantined). Times are seconds of the run; a restarted controller goes on
@@ -32,6 +39,7 @@ struct PoolHistory {
   double end_s = 0;
   int64_t moves = 0;                                 // transactions that were done
   std::map<std::pair<Role, Role>, MoveTimes> times;  // by roles from and to
+  std::vector<RestoreSeen> restores;
   [[nodiscard]] bool empty() const { return lanes.spans.empty(); }
 };
 

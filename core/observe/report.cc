@@ -142,6 +142,9 @@ json Pool(const PoolHistory& pool) {
                             {"release_s", times.release_s},
                             {"grant_s", times.grant_s}});
   }
+  out["restores"] = json::array();
+  for (const RestoreSeen& r : pool.restores)
+    out["restores"].push_back({{"at_s", r.at_s}, {"from", r.from}, {"to", r.to}, {"ckpt", r.ckpt}});
   return out;
 }
 
@@ -205,7 +208,7 @@ json ReportData(const RunData& run) {
   }
   if (const Points restarts = run.Metric("worker/restarts"); !restarts.empty())
     faults["worker restarts"] = restarts.back().second;
-  json out = {{"folder", run.folder},           {"facts", run.facts},       {"finished", run.finished},
+  json out = {{"folder", run.folder},           {"facts", run.facts},       {"state", run.state},
               {"exit_code", run.exit_code},     {"problems", run.problems}, {"config", run.config_yaml},
               {"environment", run.environment}, {"accuracy", run.accuracy}, {"seconds", run.seconds},
               {"peak_bytes", run.peak_bytes},   {"drops", drops},           {"faults", faults},

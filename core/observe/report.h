@@ -20,13 +20,14 @@ std::string ReportHtml(const RunData& run);
 
 // The data of the page. Pure. Long curves and time lines are made coarser, so that a page of a run of any
 // length opens in a browser:
-//   run, facts, finished, exit_code, problems, config, environment   as in RunData
+//   run, facts, state, exit_code, problems, config, environment   as in RunData
 //   accuracy, seconds, peak_bytes, drops, faults                      numbers by name
 //   steps: [[step ...] ...], metrics: {name: {x: index into steps, y, median, max}}, accuracy_metric: a name
 //   clock: [[step, second of the run] ...]
 //   trace, pool: {lanes, categories, names, spans: [[lane, category, name, from, seconds, count] ...]}; the
 //   last
-//     three of a span's first numbers are indices. pool also: steps (ends, in seconds), end_s, moves, times
+//     three of a span's first numbers are indices. pool also: steps (ends, in seconds), end_s, moves, times,
+//     restores
 //   samples: [{step, rows: [{prompt, text, reward, rewards, about}]}]
 nlohmann::json ReportData(const RunData& run);
 

@@ -44,12 +44,13 @@ void ReadSummary(const std::string& text, RunData& run) {
     run.problems.push_back("summary.json is no JSON object");
     return;
   }
-  run.finished = true;
   for (const auto& [key, value] : summary.items()) {
     if (value.is_primitive()) run.facts[key] = AsText(value);
   }
   if (const auto it = summary.find("exit"); it != summary.end() && it->is_number_integer())
     run.exit_code = it->get<int64_t>();
+  const bool stopped = summary.contains("stopped") && summary["stopped"] == true;
+  run.state = run.exit_code != 0 ? "failed" : stopped ? "stopped" : "finished";
   ReadNumbers(summary, "accuracy", run.accuracy);
   ReadNumbers(summary, "seconds", run.seconds);
   ReadNumbers(summary, "peak_bytes", run.peak_bytes);

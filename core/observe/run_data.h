@@ -27,8 +27,8 @@ struct RunData {
   ReadTrace trace;
   PoolHistory pool;
   std::vector<std::pair<int64_t, std::vector<SampleRow>>>
-      samples;            // of a few steps, first and last among them
-  bool finished = false;  // summary.json is there
+      samples;        // of a few steps, first and last among them
+  std::string state;  // of summary.json: "finished", "stopped", "failed"; empty: there is none
   int64_t exit_code = 0;
   std::map<std::string, std::string>
       facts;  // of summary.json and the config: name, job, version, commit, steps ...

@@ -12,7 +12,7 @@ void Lifecycle::On(const event::Started&) {
   Moved();
   const ControllerOptions& c = options_;
   if (state_.ended() && state_.ended()->finished == 1 && facts_.StepsDone()) {
-    out_.Do(command::Finish{0, "already finished"});
+    out_.Do(command::Finish{0, "already finished", true});
     finished_ = true;
     return;
   }
@@ -93,7 +93,7 @@ void Lifecycle::Finish(int code, const std::string& why, bool complete) {
   if (finished_) return;
   all_.slots.Abandon("the run ends");
   out_.Record(record::EndRun{code, why, complete ? 1 : 0});
-  out_.Do(command::Finish{code, why});
+  out_.Do(command::Finish{code, why, complete});
   finished_ = true;
 }
 

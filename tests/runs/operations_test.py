@@ -1,4 +1,5 @@
 """How a run is operated: what its processes inherit, who may work on it, how its end is finished later."""
+import json
 import os
 import pathlib
 import resource
@@ -60,6 +61,43 @@ class OperationsTest(RunTest):
         self.assert_done(self.train(CONFIG, "--fresh", "train.steps=1"))
         self.assertEqual(len(list(self.dir.iterdir())), 2, "the old run is kept aside")
 
+    def test_each_life_of_a_run_is_told_as_it_is(self):
+        def page():
+            self.assert_done(self.command("report", str(self.path())))
+            html = self.path("report.html").read_text()
+            return json.loads(html.split('id="run">')[1].split("</script>")[0])
+        job = ["train.steps=100000", "checkpoint.every_steps=1000000"]
+        run = self.start(CONFIG, *job)
+        self.wait_step(2, run)
+        run.send_signal(signal.SIGINT)
+        self.assertIn("go on with: ", self.finish(run)[0])
+        self.assertEqual(page()["state"], "stopped")
+        stopped_at = self.summary()["steps"]
+        run = self.start(CONFIG, *job, "--resume")
+        self.wait_step(stopped_at + 3, run)
+        self.assertFalse(self.path("summary.json").exists(), "what the last life said is not true of this one")
+        self.kill_controller(run)
+        self.assertEqual(page()["state"], "")
+        reached = max(self.metrics())
+        again = self.train(CONFIG, "--resume", f"train.steps={reached + 2}")
+        self.assert_done(again)
+        self.assertRegex(again.stdout, rf"the run goes back from step \d+ to step {stopped_at} \(checkpoint \d+\)")
+        last = page()
+        self.assertEqual(last["state"], "finished")
+        self.assertGreaterEqual(last["pool"]["restores"][-1]["from"], reached)
+        self.assertEqual(last["pool"]["restores"][-1]["to"], stopped_at)
+        proven = json.loads(self.command("check", str(self.path()), "--json").stdout)["journals"][0]
+        self.assertEqual(proven["steps"], reached + 2)
+        self.assertGreaterEqual(proven["undone_steps"], reached - stopped_at)
+        self.assertIn("device-0", self.summary()["peak_bytes"])
+
+    def test_a_stop_in_the_warm_start_says_how_to_go_on(self):
+        run = self.start("configs/test/warm_start.yaml")
+        self.wait_for(self.path("warm_start", "control.json").exists, 30, "the warm start", run)
+        run.send_signal(signal.SIGINT)
+        out, _ = self.finish(run)
+        self.assertRegex(out, "stopped at step .* go on with: ")
+
     def test_what_ctrl_c_left_of_the_end_is_done_on_resume(self):
         # Many questions and a grader that stands still: the last evaluation lasts until the signal.
         job = ["train.steps=12", "data.held_out=40", "eval.samples=40", "eval.before_train=false"]
@@ -70,9 +108,10 @@ class OperationsTest(RunTest):
             self.wait_step(12, run, run=name)  # its line is written before the last evaluation begins
             kill(grader, signal.SIGSTOP)
             run.send_signal(signal.SIGINT)
-            self.finish(run)
+            out, _ = self.finish(run)
             if not self.path("final", run=name).exists():
                 break
+            self.assertNotIn("go on with", out, "there is nothing to go on with")
         else:
             self.fail("the last evaluation was always over before the signal came")
         again = self.train(CONFIG, *job, "--resume", run=name)
@@ -112,9 +151,9 @@ class OperationsTest(RunTest):
     def test_a_frozen_disk_holds_no_worker_up_and_is_named_when_it_hangs(self):
         disk = FrozenDisk()
         self.addCleanup(disk.end)
-        job = ["cluster.reattach_grace_s=5", "cluster.stall_timeout_s=10", "cluster.heartbeat_s=0.5"]  # the mode with most syncs
-        run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), *job, "train.steps=100000"], cwd=ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=disk.preexec)
+        run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "cluster.heartbeat_s=0.5", *job,
+                                "train.steps=100000"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=disk.preexec)
         self.started.append(run)
         if not disk.begin():
             self.skipTest("this kernel has no seccomp notifications")
@@ -123,11 +162,10 @@ class OperationsTest(RunTest):
         disk.freeze()
         said = self.wait_for(lambda: "the disk is slow" in self.status().get("last_warning", "") and self.status(), 30,
                              "a warning", run)
-        self.assertIn("fsync of ", said["last_warning"])
+        self.assertIn(operation, said["last_warning"])
         self.wait_for(lambda: self.status().get("elapsed_s", 0) > said["elapsed_s"] + 3, 30, "a loop that goes on", run)
         disk.thaw()
-        at = self.status()["step"]
-        self.wait_step(at + 2, run)
+        self.wait_step(self.status()["step"] + 2, run)
         self.assertEqual([self.worker_pid(place, run) for place in [0, 1]], workers, "a worker lost its lease by a slow disk")
         disk.freeze()
         _, err = self.finish(run, code=3, timeout=60)

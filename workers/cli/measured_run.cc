@@ -1,7 +1,6 @@
 #include "workers/cli/measured_run.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "core/base/real_file_system.h"

@@ -178,7 +178,8 @@ class Job {
     if (state.Finished(warm.config.train.steps)) return true;
     TP_RETURN_IF_ERROR(Furnish(dir, warm));
     TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));
-    TP_ASSIGN_OR_RETURN(const RunResult result, Start("warm start", warm, dir, dir + "/model"));
+    TP_ASSIGN_OR_RETURN(outcome_.result, Start("warm start", warm, dir, dir + "/model"));
+    const RunResult& result = outcome_.result;
     if (result.exit_code == 0 && !result.stopped) return true;
     outcome_.exit_code = result.exit_code;
     outcome_.why = result.exit_code == 0 ? "" : "warm start: " + result.why;
@@ -197,6 +198,7 @@ class Job {
     run.self_path = request_.self_path;
     run.worker_path = worker_path_;
     run.stop_signals = request_.stop_signals;
+    run.say = [this](const std::string& line) { Say(line); };
     run.on_progress = [this, phase](const RunProgress& p) {
       if (request_.on_progress) request_.on_progress(phase, p);
     };

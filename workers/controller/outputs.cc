@@ -34,7 +34,18 @@ void ControllerProcess::Do(const cmd::EvalReport& c) {
   if (!written.ok()) Warn("metrics: " + written.message());
 }
 
+void ControllerProcess::TellUndone(const record::Restore& r) {
+  if (r.step >= committed_) return;
+  Tell("the run goes back from step " + std::to_string(committed_.value) + " to step " +
+       std::to_string(r.step.value) + " (" +
+       (r.ckpt < 0 ? "recovery copy" : "checkpoint " + std::to_string(r.ckpt)) +
+       "), because the newer state was lost with the process that held it; the steps after it are trained "
+       "again on the same samples");
+}
+
 void ControllerProcess::Remember(const JournalRecord& r) {
+  if (const auto* commit = std::get_if<record::StepCommit>(&r)) committed_ = commit->step;
+  if (const auto* restore = std::get_if<record::Restore>(&r)) committed_ = restore->step;
   if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr) {
     if (fragments_ != nullptr) fragments_->Remember(*enq);
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
@@ -54,6 +65,15 @@ void ControllerProcess::Do(const cmd::Warn& c) { Warn(c.line); }
 
 void ControllerProcess::Warn(const std::string& line) {
   last_warning_ = line;
+  Log(line);
+}
+
+void ControllerProcess::Tell(const std::string& line) {
+  if (request_.say) request_.say(line);
+  Log(line);
+}
+
+void ControllerProcess::Log(const std::string& line) {
   files_.Do("write of logs/controller.log", [line](const DiskThread::Say&) {
     observe::Log(observe::LogLevel::kWarn, "controller", {{"why", line}});
   });
@@ -64,7 +84,8 @@ void ControllerProcess::Do(const cmd::Finish& c) {
   result_.exit_code = c.code;
   result_.steps = std::max<int64_t>(controller_->View().step.value, 0);
   result_.why = c.why;
-  result_.stopped = stop_seen_ > 0;
+  result_.complete = c.complete;
+  result_.stopped = stop_seen_ > 0 && !c.complete;
 }
 
 void ControllerProcess::CheckSignals() {
@@ -242,7 +263,7 @@ void ControllerProcess::WriteSummary() {
   }
   s["commit"] = BuildCommit();
   s["run_id"] = request_.run_id;
-  s["finished"] = result_.exit_code == 0 && !result_.stopped;
+  s["finished"] = result_.complete;
   files_.Do("write of summary.json", [fs = fs_, path = request_.run_dir + "/summary.json",
                                       text = s.dump(2) + "\n"](const DiskThread::Say&) {
     const Status written = fs->WriteFile(path, text);

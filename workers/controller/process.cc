@@ -112,6 +112,8 @@ Status ControllerProcess::Open() {
       *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
                                    .carry_out = [this](auto& decided) { CarryOut(decided); },
                                    .over = [this] { return finished_; }});
+  // What an earlier life said of its end is not true any more.
+  TP_RETURN_IF_ERROR(fs_->RemoveTree(request_.run_dir + "/summary.json"));
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
   TP_RETURN_IF_ERROR(fs_->WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
   return OkStatus();
@@ -208,7 +210,10 @@ std::optional<int64_t> ControllerProcess::Append(const std::vector<Effects::Deci
 
 void ControllerProcess::CarryOut(std::vector<Effects::Decided>& decided) {
   for (const auto& [command, at] : decided) {
-    if (const auto* append = std::get_if<cmd::Append>(&command)) Remember(append->record);
+    const auto* append = std::get_if<cmd::Append>(&command);
+    if (append == nullptr) continue;
+    if (const auto* restore = std::get_if<record::Restore>(&append->record)) TellUndone(*restore);
+    Remember(append->record);
   }
   const auto together = hub_->Hold();
   for (auto& [command, at] : decided) {

@@ -45,6 +45,7 @@ struct RunRequest {
   std::string self_path;    // program for reward workers (this one)
   std::string worker_path;  // program for device workers
   std::function<void(const RunProgress&)> on_progress;
+  std::function<void(const std::string&)> say;     // a line for people
   const std::atomic<int>* stop_signals = nullptr;  // counts SIGINT / SIGTERM; 1: checkpoint and stop, 2: now
 };
 
@@ -54,7 +55,8 @@ struct RunResult {
   double accuracy_before = -1;
   double accuracy_after = -1;
   int64_t steps = 0;
-  bool stopped = false;     // by a signal, with a checkpoint
+  bool stopped = false;     // by a signal, before the job was done
+  bool complete = false;    // the job is done: all steps, the last evaluation and final/
   bool disk_hangs = false;  // the run directory does not answer: leave it alone
   std::string paced;        // a paced run: whose times it has, and whether they count
 };

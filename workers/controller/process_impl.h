@@ -173,9 +173,12 @@ class ControllerProcess {
   void Do(const cmd::Append&) {}  // written before
   void Do(const cmd::StepReport& c);
   void Do(const cmd::EvalReport& c);
+  void TellUndone(const record::Restore& r);
   void Remember(const JournalRecord& r);
   void Do(const cmd::Warn& c);
-  void Warn(const std::string& line);
+  void Warn(const std::string& line);  // the newest one is shown
+  void Log(const std::string& line);
+  void Tell(const std::string& line);  // stays on the terminal: a warning is replaced by the next one
   void Do(const cmd::Finish& c);
   void CheckSignals();
   void WriteSamples(StepNumber step, const std::vector<BatchRow>& batch);
@@ -251,6 +254,13 @@ class ControllerProcess {
   bool storage_failed_ = false;
   bool superseded_ = false;  // another controller has this run
   int stop_seen_ = 0;
+  StepNumber committed_;  // by the records so far
+  struct Missing {        // workers that others are to start
+    std::vector<WorkerId> places;
+    TimePoint since;
+    bool told = false;
+  };
+  Missing missing_;
   std::optional<double> best_reward_;
   observe::TimeLeft time_left_;
   std::string last_warning_;

@@ -84,6 +84,20 @@ TEST(PoolHistoryTest, ARollBackALossAndAnotherControllerAreShown) {
             (Lanes{"rollout 1-2", "moving 2-3", "rollout 3-5", "lost 5-6", "rollout 6-9", "actor 11-13"}));
 }
 
+TEST(PoolHistoryTest, ARestoreSaysFromWhereToWhere) {
+  Journal j;
+  j.Put(8, record::StepCommit{{1}, {0, 1}, 0, {}});
+  j.Put(9, record::StepCommit{{2}, {0, 2}, 0, {}});
+  j.Put(10, record::Restore{-1, {1}, 0, 1});
+  j.Put(2, record::Restore{0, {0}, 1, 2}, /*epoch=*/2);
+  RunData run;
+  run.pool = PoolHistoryOf(j.entries);
+  using nlohmann::json;
+  EXPECT_EQ(ReportData(run)["pool"]["restores"],
+            json::array({{{"at_s", 10.0}, {"from", 2}, {"to", 1}, {"ckpt", -1}},
+                         {{"at_s", 12.0}, {"from", 1}, {"to", 0}, {"ckpt", 0}}}));
+}
+
 TEST(PoolHistoryTest, TheReportShowsTheSlots) {
   RunData run;
   Journal j;

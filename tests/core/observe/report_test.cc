@@ -75,7 +75,7 @@ TEST(ReportTest, PageStandsAloneAndShowsTheRun) {
   const json data = DataOf(html);
   EXPECT_EQ(data["facts"]["name"], "my-run");
   EXPECT_EQ(data["facts"]["seed"], "3");
-  EXPECT_EQ(data["finished"], true);
+  EXPECT_EQ(data["state"], "finished");
   EXPECT_EQ(data["accuracy"]["after"], 0.7);
   EXPECT_EQ(data["accuracy_metric"], "eval/accuracy");
   EXPECT_EQ(data["drops"]["stale"], 2);
@@ -103,12 +103,16 @@ TEST(ReportTest, UnfinishedAndFailedRunsHaveAReportToo) {
   const TempFolder folder;
   WriteText(folder / "config.yaml", "name: x\n");
   ASSERT_TRUE(WriteReport(folder.path()).ok());
-  EXPECT_EQ(DataOf(ReadText(folder / "report.html"))["finished"], false);
+  EXPECT_EQ(DataOf(ReadText(folder / "report.html"))["state"], "");
+  WriteText(folder / "summary.json", R"({"exit":0,"stopped":true,"finished":false})");
+  ASSERT_TRUE(WriteReport(folder.path()).ok());
+  EXPECT_EQ(DataOf(ReadText(folder / "report.html"))["state"], "stopped");
   WriteText(folder / "summary.json", R"({"exit":3,"fault":"worker died at start three times"})");
   WriteText(folder / "metrics.jsonl", "nonsense\n");
   ASSERT_TRUE(WriteReport(folder.path()).ok());
   const json data = DataOf(ReadText(folder / "report.html"));
   EXPECT_EQ(data["exit_code"], 3);
+  EXPECT_EQ(data["state"], "failed");
   EXPECT_EQ(data["facts"]["fault"], "worker died at start three times");
   EXPECT_THAT(data["problems"].dump(), HasSubstr("metrics.jsonl:1: no metrics row"));
 }
