@@ -160,18 +160,22 @@ std::string Lifecycle::WhoIsWaitedFor() const {
   return line;
 }
 
+bool Lifecycle::WantsTrainerBack() const {
+  const int64_t newest = CheckpointPolicy::NewestStep(state_.checkpoints()).value;
+  // Before any step nothing can be lost.
+  return !all_.trainer.ready() && state_.step().value > std::max<int64_t>(newest, 0) &&
+         shutdown_.MayCheckpoint(now_);
+}
+
 void Lifecycle::Advance() {
   if (finished_) return;
   if (shutdown_.requested()) {
     const bool step_over = !all_.steps.open() || !shutdown_.MayFinishStep(now_);
     if (!step_over) return;
     const bool state_good = all_.trainer.ready() && !all_.steps.open();
-    const StepNumber newest = CheckpointPolicy::NewestStep(state_.checkpoints());
-    const bool saved = newest == state_.step();
-    // A trainer that has just died comes back with the recovery copy; before any step nothing can be lost.
-    const bool comes_back = !all_.trainer.ready() && state_.step().value > std::max<int64_t>(newest.value, 0);
-    if ((state_good || comes_back) && !saved && shutdown_.MayCheckpoint(now_))
-      return;  // Checkpoints::Advance is at it
+    const bool saved = CheckpointPolicy::NewestStep(state_.checkpoints()) == state_.step();
+    if (WantsTrainerBack()) return;
+    if (state_good && !saved && shutdown_.MayCheckpoint(now_)) return;  // Checkpoints::Advance is at it
     if (all_.steps.open()) all_.steps.Abort("stopped before its end");
     const bool all_steps = facts_.StepsDone();
     const bool evaluated =

@@ -28,6 +28,8 @@ class Lifecycle : public Machine {
 
   [[nodiscard]] bool started() const { return started_; }
   [[nodiscard]] bool finished() const { return finished_; }
+  // A stop waits for a trainer that comes back with the recovery copy: its last steps are in no checkpoint.
+  [[nodiscard]] bool WantsTrainerBack() const;
   [[nodiscard]] const Shutdown& shutdown() const { return shutdown_; }
   [[nodiscard]] int64_t refused() const { return refused_; }
 

@@ -58,7 +58,9 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
   const Health::Next next = health_.Died(worker, why, now_);
   switch (next.kind) {
     case Health::Next::kRestart:
-      if (!all_.life.shutdown().requested()) out_.Do(command::StartWorker{worker, next.delay});
+      if (!all_.life.shutdown().requested() ||
+          (all_.life.WantsTrainerBack() && all_.slots.Eligible(worker, Role::kActor)))
+        out_.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
       all_.life.Fail("start_failed", name, {},

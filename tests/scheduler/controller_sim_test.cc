@@ -328,6 +328,28 @@ TEST(ControllerSimTest, StoppedRunGoesOnAndAFinishedOneSaysSo) {
   EXPECT_EQ(finish->why, "already finished");
 }
 
+TEST(ControllerSimTest, ATrainerThatDiesInTheCheckpointOfAStopComesBackForIt) {
+  for (const PlacementKind placement : {PlacementKind::kColocated, PlacementKind::kSplit}) {
+    SimOptions o{.controller = SmallJob(placement, 2), .seed = 2, .faults = {}};
+    o.controller.checkpoint.every_steps = 1000;
+    o.controller.checkpoint.recovery_every_steps = 1;
+    o.faults.stop_at_s = 5;
+    SimCluster cluster(o);
+    bool killed = false;
+    cluster.on_command = [&](const Command& c) {
+      const auto* write = std::get_if<command::WriteCheckpoint>(&c);
+      if (write != nullptr && write->step.value > 0 && !std::exchange(killed, true))
+        cluster.KillWorker(write->worker.worker);
+    };
+    const SimResult r = cluster.Run();
+    EXPECT_TRUE(killed);
+    EXPECT_EQ(r.code, 0) << r.why;
+    EXPECT_EQ(r.why, "SIGTERM") << "no step is left without a checkpoint";
+    EXPECT_GT(cluster.controller()->View().step.value, 0);
+    ExpectProven(cluster);
+  }
+}
+
 TEST(ControllerSimTest, WorkersThatKeepTheirTokensAreNotRestarted) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
   job.fleet.reattach_grace_s = 10;
