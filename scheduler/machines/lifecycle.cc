@@ -69,12 +69,7 @@ void Lifecycle::On(const event::StopRequested& e) {
   all_.evaluations.Cancel("the run is being stopped");
 }
 
-void Lifecycle::On(const event::StorageFailed& e) {
-  // The journal itself may be what failed, so nothing is appended.
-  out_.Do(command::Finish{
-      3, "fault=storage actor=controller step=" + std::to_string(state_.step().value) + ": " + e.what});
-  finished_ = true;
-}
+void Lifecycle::On(const event::StorageFailed& e) { Fail("storage", "controller", {}, e.what); }
 
 bool Lifecycle::Refuse() {
   ++refused_;

@@ -143,6 +143,10 @@ class BadInputTest(RunTest):
                                     cwd=ROOT, capture_output=True, text=True, timeout=120)
             self.assertIn(result.returncode, (2, 3), result.stderr)
             self.assertTrue("full" in result.stderr or "space" in result.stderr, result.stderr)
+            journal = self.command("journal", str(mount / "run"), "--json").stdout.splitlines()
+            self.assertIn('"kind":"FAULT"', journal[-2], "why it ended is in the journal")
+            self.assertIn('"kind":"END_RUN"', journal[-1])
+            self.assert_done(self.command("check", str(mount / "run")))
         finally:
             subprocess.run(["umount", "-l", str(mount)], check=False)
 

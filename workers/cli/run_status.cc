@@ -209,7 +209,7 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
       } else if (state.end_code) {
         s["state"] = *state.end_code == 0 ? "stopped" : "failed";
       } else {
-        s["state"] = "dead";
+        s["state"] = summary ? "failed" : "dead";  // a journal on a full disk may lack its end
       }
     }
   }

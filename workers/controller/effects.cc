@@ -1,5 +1,7 @@
 #include "workers/controller/effects.h"
 
+#include <algorithm>
+
 namespace tidepool::workers {
 
 void Effects::Execute() {
@@ -28,6 +30,19 @@ void Effects::Stored(int64_t number) {
     waiting_.pop_front();
     CarryOut(round);
   }
+}
+
+int64_t Effects::Clear() {
+  int64_t records = 0;
+  const auto count = [&](const std::vector<Decided>& decided) {
+    records += std::ranges::count_if(decided, [](const Decided& d) {
+      return std::holds_alternative<scheduler::command::Append>(d.command);
+    });
+  };
+  count(todo_);
+  for (const Round& round : waiting_) count(round.commands);
+  todo_.clear(), waiting_.clear();
+  return records;
 }
 
 void Effects::CarryOut(Round& round) {

@@ -36,7 +36,8 @@ class Effects {
   // Ends a round: carries out what waits for no record, again and again, until nothing is left.
   void Execute();
   void Stored(int64_t number);
-  void Clear() { todo_.clear(), waiting_.clear(); }
+  // Returns how many records among them are not known to be durable.
+  int64_t Clear();
 
  private:
   struct Round {

@@ -120,7 +120,7 @@ Status ControllerProcess::Open() {
 }
 
 void ControllerProcess::Close() {
-  const bool now = storage_failed_ || (result_.stopped && stop_seen_ > 1);
+  const bool now = storage_failed_ || stop_seen_ > 1;
   if (!now)
     (void)checkpoint_disk_.Drain(std::chrono::seconds(60));  // what it had to say is of no use any more
   for (const int64_t place : attachments_->Welcomed())
@@ -243,16 +243,19 @@ void ControllerProcess::OnStorage(StorageDone& done) {
                           stored.versions.push_back({version, tokens});
                         Feed(std::move(stored));
                       },
-                      [&](StorageFailed& failed) { EndForStorage(failed.why); }},
+                      [&](StorageFailed& failed) { EndForStorage(failed.why, failed.journal); }},
              done);
 }
 
 // Nothing here waits for the disk, so this is looked at also while the disk hangs. Work on checkpoints may
 // take long; the scheduler has a deadline for each.
 void ControllerProcess::WatchDisk() {
-  std::optional<DiskThread::Operation> busy;
-  for (auto& at : {storage_->Busy(), reading_.Busy(), files_.Busy()}) {
-    if (at && (!busy || at->takes > busy->takes)) busy = at;
+  std::optional<DiskThread::Operation> busy = storage_->Busy();
+  bool writing = busy.has_value();  // of journal and payload
+  for (auto& at : {reading_.Busy(), files_.Busy()}) {
+    if (!at || (busy && at->takes <= busy->takes) || storage_failing_) continue;
+    busy = at;
+    writing = false;
   }
   const double seconds = busy ? std::chrono::duration<double>(busy->takes).count() : 0;
   if (seconds < kSlowDisk_s) {
@@ -262,16 +265,20 @@ void ControllerProcess::WatchDisk() {
   char text[64];
   std::snprintf(text, sizeof(text), " has not ended for %.1f s", seconds);
   if (seconds >= std::min(kHangingDisk_s, config_.cluster.stall_timeout_s)) {
-    EndForStorage("the disk hangs: " + busy->name + text);
+    EndForStorage("the disk hangs: " + busy->name + text, writing);
   } else if (!std::exchange(slow_disk_told_, true)) {
     Warn("the disk is slow: " + busy->name + text);
   }
 }
 
-// The record of what happens can no longer be kept: the one failure the controller is told of and
-// whose records cannot be written any more.
-void ControllerProcess::EndForStorage(const std::string& what) {
+// `journal`: it takes no more records, so what was decided and not recorded is lost, and nothing of it is
+// carried out. Otherwise the fault and the end are recorded like any other.
+void ControllerProcess::EndForStorage(const std::string& what, bool journal) {
   if (storage_failed_ || finished_) return;
+  if (!journal) {
+    if (!std::exchange(storage_failing_, true)) Feed(ev::StorageFailed{what});
+    return;
+  }
   storage_failed_ = true;
   effects_->Clear();
   for (auto& c : controller_->Handle(ev::StorageFailed{what}, Now())) {

@@ -86,7 +86,7 @@ class ControllerProcess {
   void CarryOut(std::vector<Effects::Decided>& decided);
   void OnStorage(StorageDone& done);
   void WatchDisk();
-  void EndForStorage(const std::string& what);
+  void EndForStorage(const std::string& what, bool journal);
   // Does `work` on the thread for checkpoints, then `then` with its result on the loop. `work` owns all that
   // it uses, because a disk that hangs may outlast this object.
   template <typename Work, typename Then>
@@ -251,8 +251,9 @@ class ControllerProcess {
 
   RunResult result_;
   bool finished_ = false;
-  bool storage_failed_ = false;
-  bool superseded_ = false;  // another controller has this run
+  bool storage_failing_ = false;  // the scheduler was told, and the journal takes its last records
+  bool storage_failed_ = false;   // the journal takes no more
+  bool superseded_ = false;       // another controller has this run
   int stop_seen_ = 0;
   StepNumber committed_;  // by the records so far
   struct Missing {        // workers that others are to start

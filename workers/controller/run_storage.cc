@@ -47,7 +47,8 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
 
   Mutex mu;
   std::vector<Item> queue TP_GUARDED_BY(mu);
-  bool failed TP_GUARDED_BY(mu) = false;
+  bool failed TP_GUARDED_BY(mu) = false;  // the journal
+  bool payload_failed TP_GUARDED_BY(mu) = false;
   bool sync_is_due TP_GUARDED_BY(mu) = false;  // a work of `syncing` waits to begin
   // Files with bytes that no sync has reached; empty: none. An older file was synced when its successor
   // began.
@@ -55,13 +56,21 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
 
   DiskThread syncing;  // beside the writing, with ends_with_the_machine
 
-  void Fail(const std::string& what, const Status& status) TP_EXCLUDES(mu) {
+  void Fail(const Status& status) TP_EXCLUDES(mu) {
     {
       const MutexLock lock(mu);
       if (failed) return;
       failed = true;
     }
-    done(StorageFailed{what + ": " + status.message()});
+    done(StorageFailed{"journal: " + status.message(), /*journal=*/true});
+  }
+  // No sample is reported as stored from here on.
+  void FailPayload(const Status& status) TP_EXCLUDES(mu) {
+    {
+      const MutexLock lock(mu);
+      if (std::exchange(payload_failed, true)) return;
+    }
+    done(StorageFailed{"payload: " + status.message()});
   }
 
   [[nodiscard]] bool NeedsSync(const JournalRecord& r) const {
@@ -81,12 +90,15 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
     bool sync = false;
     int64_t last = 0;
     std::vector<PayloadStored> stored;
+    Status tokens;
     for (const auto& item : items) {
       if (const auto* t = std::get_if<sample::Trajectory>(&item)) {
+        if (!tokens.ok()) continue;
         say("write of payload/");
         const auto ref = payload->Append(*t);
-        if (!ref.ok()) return Fail("payload", ref.status());
-        stored.push_back({t->tid, t->att, t->prompt_size(), t->size(), t->VersionsWithLoss(), *ref});
+        tokens = ref.status();
+        if (ref.ok())
+          stored.push_back({t->tid, t->att, t->prompt_size(), t->size(), t->VersionsWithLoss(), *ref});
         continue;
       }
       const auto& batch = std::get<Batch>(item);
@@ -97,13 +109,20 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
       last = batch.number;
     }
     // Tokens first, then the records that name them.
-    if (options.ends_with_the_machine ? sync : !stored.empty()) {
+    if (tokens.ok() && (options.ends_with_the_machine ? sync : !stored.empty())) {
       say("fsync of payload/");
-      if (const Status s = payload->Sync(); !s.ok()) return Fail("payload", s);
+      tokens = payload->Sync();
+    }
+    if (!tokens.ok()) {
+      stored.clear();
+      FailPayload(tokens);
     }
     if (last > 0) {
       say((sync ? "fsync of " : "write of ") + Plain(journal->current_file(), options.run_dir));
-      if (const Status s = sync ? journal->Sync() : journal->Flush(); !s.ok()) return Fail("journal", s);
+      if (const Status s = sync ? journal->Sync() : journal->Flush(); !s.ok()) return Fail(s);
+      // What is reserved still takes the records of an end.
+      if (journal->space_low())
+        FailPayload(ResourceExhausted("the disk has no space left for the journal; free some"));
     }
     if (options.ends_with_the_machine && !sync) SyncSoon(!stored.empty(), last > 0);
     for (PayloadStored& p : stored) done(std::move(p));
@@ -130,7 +149,8 @@ struct RunStorage::State : std::enable_shared_from_this<State> {
     for (const std::string& file : {tokens, records}) {
       if (file.empty()) continue;
       say("fsync of " + Plain(file, options.run_dir));
-      if (const Status s = fs->SyncFile(file); !s.ok()) return Fail("journal", s);
+      const Status s = fs->SyncFile(file);
+      if (!s.ok()) return file == tokens ? FailPayload(s) : Fail(s);
     }
   }
 };

@@ -46,8 +46,11 @@ struct PayloadStored {
   std::vector<sample::VersionRun> versions_with_loss;
   storage::PayloadRef ref;
 };
-struct StorageFailed {  // for good: nothing more is written
+// For good. Of payload: no more tokens are stored, and the journal still takes records, so that the end of
+// the run can be told there.
+struct StorageFailed {
   std::string why;
+  bool journal = false;  // that too: nothing more is written
 };
 using StorageDone = std::variant<BatchStored, PayloadStored, StorageFailed>;
 

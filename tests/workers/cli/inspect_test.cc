@@ -295,6 +295,18 @@ TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
   EXPECT_NE(r.out.find("(gone)"), std::string::npos) << r.out;
 }
 
+TEST_F(InspectTest, StatusTellsAnEndThatItsFullDiskKeptOutOfTheJournal) {
+  std::vector<JournalEntry> entries = SimulatedRun();
+  entries.resize(entries.size() / 2);
+  WriteRun(entries);
+  scratch_.Write(run_ + "/status.json", R"({"workers":[{"place":12,"pid":7}]})");
+  EXPECT_NE(RunCli({"status", "sim"}).out.find("reward-11   pid 7"), std::string::npos);
+  scratch_.Write(run_ + "/summary.json", R"({"exit":3,"why":"fault=storage actor=controller: no space"})");
+  const CliResult r = RunCli({"status", "sim"});
+  EXPECT_NE(r.out.find("state       failed"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("why         fault=storage"), std::string::npos) << r.out;
+}
+
 TEST_F(InspectTest, StatusBeforeTheFirstRecordIsNotAnError) {
   const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
   EXPECT_EQ(j["state"], "new");

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <utility>
@@ -29,7 +30,7 @@ class FreezingDisk : public MemoryFileSystem {
     const MutexLock lock(mu_);
     return syncs_of_[path];
   }
-  std::atomic<bool> broken = false;
+  std::atomic<bool> broken = false, payload_broken = false;
 
   StatusOr<std::unique_ptr<WritableFile>> CreateNew(const std::string& path, FileAccess access) override {
     TP_ASSIGN_OR_RETURN(auto file, MemoryFileSystem::CreateNew(path, access));
@@ -70,7 +71,8 @@ class FreezingDisk : public MemoryFileSystem {
     ++syncs_;
     ++syncs_of_[path];
     while (frozen_) changed_.WaitFor(mu_, seconds(1));
-    return broken ? DataLoss("the device reported an error") : OkStatus();
+    const bool fails = broken || (payload_broken && path.find("/payload/") != std::string::npos);
+    return fails ? DataLoss("the device reported an error") : OkStatus();
   }
 
   Mutex mu_;
@@ -213,6 +215,42 @@ TEST_F(RunStorageTest, PayloadIsSyncedWhenSomethingWasWritten) {
   EXPECT_EQ(disk_->SyncsOf(tokens), before + 1);
 }
 
+TEST_F(RunStorageTest, WhatFailsForPayloadIsToldAndTheJournalTakesTheEnd) {
+  for (const bool ends_with_the_machine : {false, true}) {
+    Open(ends_with_the_machine);
+    disk_->payload_broken = true;
+    sample::Trajectory payload{.tid = {1, 0, 2}};
+    payload.segments = {{.ids = {3}, .logprobs = {-1.0F}, .versions = {{Version{0, 0}, 1}}}};
+    storage_->Store(payload);
+    std::vector<StorageDone> done;
+    const auto until = Clock::now() + seconds(20);
+    const auto told = [&] {
+      return std::ranges::any_of(done,
+                                 [](const auto& d) { return std::holds_alternative<StorageFailed>(d); });
+    };
+    record::EndRun end;  // brings a sync with it
+    const int64_t last = storage_->Append({{end, 0}});
+    stored_ = 0;
+    while ((!told() || stored_ < last) && Clock::now() < until) {
+      for (StorageDone& d : inbox_->TakeAll(milliseconds(100))) {
+        if (const auto* b = std::get_if<BatchStored>(&d)) stored_ = b->batch;
+        done.push_back(std::move(d));
+      }
+    }
+    EXPECT_EQ(stored_, last) << "the journal goes on";
+    ASSERT_TRUE(told());
+    for (const StorageDone& d : done) {
+      if (const auto* failed = std::get_if<StorageFailed>(&d)) {
+        EXPECT_FALSE(failed->journal);
+        EXPECT_THAT(failed->why, HasSubstr("payload: "));
+      }
+    }
+    EXPECT_EQ(storage_->Close(seconds(20)), OkStatus());
+    storage_.reset();
+    disk_->payload_broken = false;
+  }
+}
+
 TEST_F(RunStorageTest, AFailureIsToldOnceAndNothingIsStoredAfterIt) {
   Open(/*ends_with_the_machine=*/false);
   disk_->broken = true;
@@ -228,6 +266,7 @@ TEST_F(RunStorageTest, AFailureIsToldOnceAndNothingIsStoredAfterIt) {
   ASSERT_EQ(done.size(), 1U);
   ASSERT_TRUE(std::holds_alternative<StorageFailed>(done[0]));
   EXPECT_THAT(std::get<StorageFailed>(done[0]).why, HasSubstr("journal: "));
+  EXPECT_TRUE(std::get<StorageFailed>(done[0]).journal);
 }
 
 }  // namespace
