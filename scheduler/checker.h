@@ -24,6 +24,7 @@ struct CheckResult {
   Lsn lsn;                // first record that violates it
   std::string why;
   int64_t records = 0, issued = 0, trained = 0, dropped = 0, open = 0, steps = 0;
+  int64_t undone = 0;  // steps that a restore took back; `steps` is without them
 };
 
 class Checker {

@@ -42,6 +42,7 @@ bool Checker::State::On(const record::CheckpointCommit& x) {
                                std::to_string(x.step.value));
   it->second.committed = true;
   it->second.committed_at = current.number;
+  checkpoint_distance = config->checkpoint_steps;
   if (x.step.value == 0) step0_committed = true;
   return true;
 }
@@ -68,14 +69,14 @@ bool Checker::State::On(const record::CheckpointDelete& x) {
 // C6: no more steps are lost than lie between two checkpoints, and those that were done while the newest was
 // being written. Who cannot write (a full disk) is excused: it has begun a later one.
 bool Checker::State::PointKept(const record::Restore& x) {
-  if (config->checkpoint_steps <= 0) return true;
+  if (checkpoint_distance <= 0) return true;
   const CheckpointState* last = nullptr;
   for (const auto& [id, c] : checkpoints) {
     if (c.undone) continue;
     if (id > x.ckpt && !c.committed) return true;
     if (c.committed) last = &c;
   }
-  const int64_t bound = config->checkpoint_steps + std::max<int64_t>(last->committed_at - last->step, 0);
+  const int64_t bound = checkpoint_distance + std::max<int64_t>(last->committed_at - last->step, 0);
   if (current.number - last->step <= bound) return true;
   return Violation("C6", std::to_string(current.number - last->step) +
                              " steps were done since the newest checkpoint, of step " +
@@ -119,6 +120,9 @@ bool Checker::State::On(const record::Restore& x) {
   path[x.new_lineage] = {
       old.begin(),
       old.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(old.size()), x.step.value + 1)};
+  checkpoint_distance = config->checkpoint_steps;
+  r.undone += current.number - x.step.value;
+  r.steps -= current.number - x.step.value;
   current = {x.new_lineage, x.step.value};
   newest = {};
   behind.clear();

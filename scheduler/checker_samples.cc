@@ -13,6 +13,8 @@ bool Checker::State::On(const record::Config& x) {
   if (c.groups_per_step <= 0 || c.group_size <= 0)
     return Violation("journal", "groups_per_step and group_size have to be positive");
   if (rows.empty()) rows = FlatTable<SampleId, Row>(c.group_size);
+  const bool none = c.checkpoint_steps <= 0 || (config && checkpoint_distance <= 0);
+  checkpoint_distance = none ? 0 : std::max(checkpoint_distance, c.checkpoint_steps);
   config = c;
   return true;
 }

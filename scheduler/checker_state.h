@@ -97,6 +97,8 @@ struct Checker::State {
   int64_t last_transition = -1;
   std::map<int64_t, CheckpointState> checkpoints;
   int64_t last_checkpoint = -1;
+  // C6: the widest distance of checkpoints that a config has asked for since the newest one; 0: none.
+  int64_t checkpoint_distance = 0;
   std::map<std::string, std::vector<std::pair<uint32_t, uint64_t>>>
       losses;  // of workers: life of the controller, time
   bool step0_committed = false, fault_seen = false;

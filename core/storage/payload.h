@@ -9,6 +9,7 @@
 // file looks well-formed. Each life of a controller begins a new file at its first Append. Files of schema 1
 // (payload_v1.h) are read, not written.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -40,6 +41,9 @@ class PayloadWriter {
   static StatusOr<std::unique_ptr<PayloadWriter>> Open(FileSystem& fs, const std::string& dir,
                                                        const std::string& run_id,
                                                        int64_t file_bytes = int64_t{64} << 20);
+  // The journal names files up to this one: its number is not given out again, even where the file is gone.
+  // Before the first Append.
+  void After(int64_t number) { number_ = std::max(number_, number); }
   // Writes the payload (safe from the death of this process) and says where. kInvalidArgument;
   // kResourceExhausted: disk full, nothing written, may be tried again; other errors are final.
   StatusOr<PayloadRef> Append(const sample::Trajectory& trajectory);

@@ -80,9 +80,10 @@ struct JournalVerdict {
   scheduler::CheckResult result;
   scheduler::RunState state;  // the fold, as a controller that is started again would have it
   std::string note;           // what could not be looked at
-  // Rows of STEP_COMMIT, undone ones too: what their ENQ names, and the record that trained them.
+  // Rows of STEP_COMMIT: what their ENQ names, and the record that trained them.
   struct Trained {
     Lsn lsn;
+    StepNumber step;  // invalid: it was undone
     record::Enq enq;
   };
   std::vector<Trained> rows;
@@ -95,11 +96,16 @@ class RowCollector {
   explicit RowCollector(std::vector<JournalVerdict::Trained>& rows) : rows_(rows) {}
   void Take(const JournalEntry& entry) {
     if (const auto* enq = std::get_if<record::Enq>(&entry.record)) stored_[enq->tid] = *enq;
+    if (const auto* restore = std::get_if<record::Restore>(&entry.record)) {
+      for (JournalVerdict::Trained& row : rows_)
+        if (row.step > restore->step) row.step = {};
+    }
     const auto* commit = std::get_if<record::StepCommit>(&entry.record);
     if (commit == nullptr) return;
     for (const record::TrainedRow& row : commit->rows) {
       const auto it = stored_.find(row.tid);
-      if (it != stored_.end() && it->second.payload_file >= 0) rows_.push_back({entry.lsn, it->second});
+      if (it != stored_.end() && it->second.payload_file >= 0)
+        rows_.push_back({entry.lsn, commit->step, it->second});
     }
   }
 
@@ -175,10 +181,22 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
                     " is not there";
     return;
   }
-  const auto first = storage::FirstPayloadFile(real, folder);
+  // A restore to the oldest kept checkpoint trains what came after it again, from files that are therefore
+  // kept.
+  const auto& kept = verdict.state.checkpoints();
+  int64_t needed = INT64_MAX, newest = 0;
+  for (const JournalVerdict::Trained& row : verdict.rows) {
+    newest = std::max(newest, row.enq.payload_file);
+    if (kept.empty() || row.step > kept.begin()->second.step) needed = std::min(needed, row.enq.payload_file);
+  }
+  const auto pruned_below = [&] {
+    const auto first = storage::FirstPayloadFile(real, folder);
+    return std::min(needed, first.ok() ? *first : newest);  // the newest file is never deleted
+  };
+  int64_t pruned = pruned_below();
   storage::PayloadReader reader(real, folder);
   for (const JournalVerdict::Trained& row : verdict.rows) {
-    if (first.ok() && row.enq.payload_file < *first) {
+    if (row.enq.payload_file < pruned) {
       ++verdict.rows_pruned;
       continue;
     }
@@ -188,8 +206,8 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
       continue;
     }
     // A run that goes on may have deleted the file meanwhile.
-    const auto now = storage::FirstPayloadFile(real, folder);
-    if (now.ok() && row.enq.payload_file < *now) {
+    pruned = pruned_below();
+    if (row.enq.payload_file < pruned) {
       ++verdict.rows_pruned;
       continue;
     }
@@ -203,7 +221,7 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
   if (verdict.rows_pruned > 0) {
     verdict.note += (verdict.note.empty() ? "" : "; ") + std::string("the payload of ") +
                     std::to_string(verdict.rows_pruned) + " trained rows was pruned (files before " +
-                    std::to_string(*first) +
+                    std::to_string(pruned) +
                     "): no kept checkpoint needs it, and it cannot be proven any more";
   }
 }
@@ -224,6 +242,7 @@ Json ToJson(const JournalVerdict& v) {
   j["unfinished"] = r.issued - r.trained - r.dropped;
   j["open_groups"] = r.open;
   j["steps"] = r.steps;
+  j["undone_steps"] = r.undone;
   j["predicates"] = kPredicates;
   j["payload_rows"] = {{"proven", v.rows_proven}, {"pruned", v.rows_pruned}};
   if (!v.note.empty()) j["note"] = v.note;
@@ -255,10 +274,12 @@ void Describe(const JournalVerdict& v) {
     return;
   }
   std::printf(
-      "%s: ok, %lld records in %lld segments: %lld steps, %lld samples issued = %lld trained + %lld dropped "
+      "%s: ok, %lld records in %lld segments: %lld steps%s, %lld samples issued = %lld trained + %lld "
+      "dropped "
       "+ %lld unfinished\n  proven at every record: %s\n",
-      v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps), n(r.issued), n(r.trained),
-      n(r.dropped), n(r.issued - r.trained - r.dropped), kPredicates);
+      v.path.c_str(), n(r.records), n(v.summary.segments), n(r.steps),
+      r.undone > 0 ? (" (and " + std::to_string(r.undone) + " that were undone)").c_str() : "", n(r.issued),
+      n(r.trained), n(r.dropped), n(r.issued - r.trained - r.dropped), kPredicates);
   if (v.rows_proven > 0)
     std::printf("  payload of %lld trained rows: their bytes are those that ENQ names\n", n(v.rows_proven));
   if (!v.note.empty()) std::printf("  note: %s\n", v.note.c_str());
@@ -500,6 +521,11 @@ CLI::App* AddRunCommand(CLI::App& app, const char* name, const char* what,
 }  // namespace
 
 void AddInspectCommands(CLI::App& app, CommandContext& context) {
+  const CLI::Validator not_negative(
+      [](const std::string& text) {
+        return text.starts_with('-') ? "is " + text + "; expected 0 or more" : "";
+      },
+      "");
   const auto make = [] { return std::make_shared<InspectOptions>(); };
   {
     auto options = make();
@@ -527,16 +553,16 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
     auto options = make();
     CLI::App* command =
         AddRunCommand(app, "samples", "Prompts, responses and rewards of a step", options, true);
-    command->add_option("--step", options->step, "Default: the newest")->check(CLI::NonNegativeNumber);
+    command->add_option("--step", options->step, "Default: the newest")->check(not_negative);
     command->add_option("-n,--count", options->count, "How many; default 8, with --json all")
-        ->check(CLI::NonNegativeNumber);
+        ->check(not_negative);
     command->footer("Example: tidepool samples quickstart --step 20 -n 2");
     command->callback([options, &context] { Samples(context, *options); });
   }
   {
     auto options = make();
     CLI::App* command = AddRunCommand(app, "journal", "Every record of what happened", options, true);
-    command->add_option("--from", options->from, "First record (lsn)")->check(CLI::NonNegativeNumber);
+    command->add_option("--from", options->from, "First record (lsn)")->check(not_negative);
     command->add_flag("--follow", options->follow, "Go on until the run ends");
     command->footer(
         "RUN may also be a folder of journal segments.\nExample: tidepool journal quickstart --json --from "

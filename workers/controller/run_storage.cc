@@ -169,6 +169,11 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
                                                                   options.run_id, {}, earlier));
   TP_ASSIGN_OR_RETURN(state.payload,
                       storage::PayloadWriter::Open(*state.fs, options.run_dir + "/payload", options.run_id));
+  if (earlier != nullptr) {
+    for (const JournalEntry& entry : earlier->entries) {
+      if (const auto* enq = std::get_if<record::Enq>(&entry.record)) state.payload->After(enq->payload_file);
+    }
+  }
   storage->next_lsn_ = state.journal->next_lsn();
   storage->ctl_epoch_ = state.journal->ctl_epoch();
   return storage;

@@ -157,5 +157,13 @@ TEST(PayloadTest, OldFilesGoWholeAndTheNewestStays) {
   EXPECT_EQ(fs.List("payload")->size(), 1U) << "numbers are not given out again";
 }
 
+TEST(PayloadTest, ANumberThatTheJournalNamesIsNotGivenOutAgainWhenItsFileIsGone) {
+  MemoryFileSystem fs;
+  auto writer = PayloadWriter::Open(fs, "payload", "run-1");
+  (*writer)->After(4);
+  (*writer)->After(2);
+  EXPECT_EQ((*writer)->Append(Trajectory{.tid = {1, 0, 0}})->file, 5);
+}
+
 }  // namespace
 }  // namespace tidepool::storage

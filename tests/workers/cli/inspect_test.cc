@@ -169,6 +169,12 @@ TEST_F(InspectTest, CheckSaysWhichPayloadWasPrunedAndFailsForNoneThatIsMissing) 
   // One of those behind the first that is left has no reason to be missing.
   std::filesystem::remove(run_ + "/payload/000" + std::to_string(below + 1) + ".tpp");
   EXPECT_EQ(RunCli({"check", run_}).exit_code, 4);
+  // Where all are gone, the one is named that a run never deletes, or needs.
+  std::filesystem::remove_all(run_ + "/payload");
+  std::filesystem::create_directory(run_ + "/payload");
+  const CliResult none = RunCli({"check", run_});
+  EXPECT_EQ(none.exit_code, 4);
+  EXPECT_EQ(none.err.find("/0000.tpp"), std::string::npos) << none.err;
 }
 
 TEST_F(InspectTest, CheckTakesATornTailButNotADamagedJournal) {
@@ -214,6 +220,8 @@ TEST_F(InspectTest, JournalPrintsOneLineARecordFromWhereItIsAsked) {
     ++lsn;
   }
   EXPECT_EQ(lsn, entries.size());
+  EXPECT_NE(RunCli({"journal", "sim", "--from", "-1"}).err.find("is -1; expected 0 or more"),
+            std::string::npos);
   const CliResult tail = RunCli({"journal", "sim", "--from", std::to_string(entries.size() - 2)});
   EXPECT_EQ(std::count(tail.out.begin(), tail.out.end(), '\n'), 2);
   EXPECT_NE(tail.out.find("END_RUN"), std::string::npos) << tail.out;
