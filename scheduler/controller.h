@@ -34,6 +34,7 @@ struct ControllerView {
   int64_t env_turns = 0,
           env_retries = 0;  // asked of environment workers so far; of them, again after a failure
   bool finished = false;
+  std::vector<WorkerId> absent;  // places that no process holds, and one is to
 };
 
 struct Machines;  // scheduler/machines/

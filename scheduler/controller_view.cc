@@ -32,6 +32,9 @@ ControllerView Controller::View() const {
   v.env_retries = m.samples.episodes().retries();
   v.finished = m.life.finished();
   v.rollbacks = m.slots.pool().rollbacks();
+  for (const auto& [id, place] : m.workers.health().places()) {
+    if (!place.ref.inc.valid() && place.life != Life::kRetired) v.absent.push_back(id);
+  }
   v.phase = m.life.finished()                          ? "done"
             : !m.life.started() || !m.trainer.ready()  ? "starting"
             : m.life.shutdown().requested()            ? "stopping"

@@ -7,7 +7,10 @@
 
 namespace tidepool::policy {
 
-bool HasWeights(const std::string& folder) { return std::filesystem::exists(folder + "/model.safetensors"); }
+bool HasWeights(const std::string& folder) {
+  std::error_code error;  // what cannot be looked at is not there for us
+  return std::filesystem::exists(folder + "/model.safetensors", error);
+}
 
 Status LoadPolicy(const std::string& folder, model::Weights& weights) {
   TP_ASSIGN_OR_RETURN(const PolicySpec spec, ReadPolicySpec(folder));

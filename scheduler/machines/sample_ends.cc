@@ -112,7 +112,7 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
     all_.life.Refuse();
     return;
   }
-  CountOutcome(e.outcome == GradeOutcome::kInfra);
+  CountOutcome(e.outcome == GradeOutcome::kInfra, e.why);
   if (all_.life.finished()) return;
   out_.Record(
       record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
@@ -180,10 +180,11 @@ std::string SampleFlow::Describe() const {
 
 // Infrastructure failures have a budget: an alarm, then the end of the run, rather than a policy that
 // quietly learns from what is left.
-void SampleFlow::CountOutcome(bool infra) {
+void SampleFlow::CountOutcome(bool infra, const std::string& why) {
   const LedgerRules& rules = state_.ledger().rules();
   const auto step_samples = rules.groups_per_step * rules.group_size;
   outcomes_.push_back(infra);
+  if (infra) last_infra_ = why;
   infra_in_window_ += infra ? 1 : 0;
   if (static_cast<int64_t>(outcomes_.size()) > 20 * step_samples) {
     infra_in_window_ -= outcomes_.front() ? 1 : 0;
@@ -199,7 +200,7 @@ void SampleFlow::CountOutcome(bool infra) {
     all_.life.Fail(facts_.environment ? "env_infra" : "reward_infra", who, {},
                    std::to_string(infra_in_window_) + " of the last " + std::to_string(outcomes_.size()) +
                        " samples were lost to infrastructure failures of the " + who +
-                       "; see scheduler.infra_drop_stop");
+                       " (scheduler.infra_drop_stop); the last one: " + last_infra_);
     return;
   }
   const bool alarm =

@@ -83,7 +83,7 @@ void SampleFlow::EpisodeLost(const Request& r, GradeOutcome outcome, const std::
     all_.evaluations.Graded(r.tid, r.att, outcome, 0);
     return;
   }
-  CountOutcome(infra);
+  CountOutcome(infra, why);
   if (all_.life.finished()) return;
   DropSample(r.tid, infra ? DropReason::kEnvInfra : DropReason::kDataInvalid);
 }
@@ -115,7 +115,7 @@ void SampleFlow::EpisodeGivenUp(const SampleId& tid) {
   const Sample* s = state_.ledger().Find(tid);
   if (s == nullptr || (s->phase != SamplePhase::kAwaiting && !finishing_.contains(tid))) return;
   out_.Warn("tid=" + ToString(tid) + " event=env_infra why=\"" + why + "\"");
-  CountOutcome(true);
+  CountOutcome(true, why);
   if (!all_.life.finished()) DropSample(tid, DropReason::kEnvInfra);
 }
 

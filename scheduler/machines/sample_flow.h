@@ -111,7 +111,7 @@ class SampleFlow : public Machine {
   void Grade(const event::Graded& graded);
   void TakeGrade(const SampleId& tid, const event::Graded& e);
   void Regrade(const SampleId& tid, int32_t att);
-  void CountOutcome(bool infra);
+  void CountOutcome(bool infra, const std::string& why);
   void Store(const Request& r, EndStatus status, std::optional<event::Graded> graded);
   void CheckGroup(const GroupKey& key, DropReason last);
   [[nodiscard]] bool Expired(const Group& g) const;
@@ -123,6 +123,7 @@ class SampleFlow : public Machine {
   Episodes episodes_;
   std::map<SampleId, Finished> finishing_;
   FlatTable<SampleId, std::monostate> tokens_kept_;  // the caller still holds them in memory
+  std::string last_infra_;                           // why a sample was lost to infrastructure, the last time
   std::deque<bool> outcomes_;                        // of the last samples: infrastructure failure?
   int64_t infra_in_window_ = 0;
   bool infra_alarmed_ = false;

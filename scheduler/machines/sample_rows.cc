@@ -159,7 +159,7 @@ void SampleFlow::RowStepped(const event::EnvStepped& e) {
     return;
   }
   const bool infra = e.outcome == GradeOutcome::kInfra;
-  CountOutcome(infra);
+  CountOutcome(infra, e.why);
   if (!all_.life.finished()) DropRow(key, infra ? DropReason::kEnvInfra : DropReason::kDataInvalid, e.why);
 }
 

@@ -2,12 +2,14 @@
 import json
 import os
 import pathlib
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import unittest
 
-from harness import ROOT, TIDEPOOL, RunTest
+from harness import ROOT, TIDEPOOL, RunTest, alive
 
 CONFIG = "configs/test/rl_colocated.yaml"
 
@@ -126,6 +128,7 @@ class BadInputTest(RunTest):
 
     def test_batch_that_cannot_fit(self):
         self.refused(self.train(CONFIG, "train.micro_batch_tokens=4"), "micro_batch_tokens")
+        self.refused(self.train(CONFIG, "train.micro_batch_tokens=10"), "train.micro_batch_tokens = 10")
 
     def test_run_directory_that_holds_another_run(self):
         self.assert_done(self.train(CONFIG, "train.steps=1"))
@@ -149,6 +152,31 @@ class BadInputTest(RunTest):
             self.assert_done(self.command("check", str(mount / "run")))
         finally:
             subprocess.run(["umount", "-l", str(mount)], check=False)
+
+    def test_a_reward_server_that_is_not_there_is_named(self):
+        result = self.train(CONFIG, 'reward.functions=[{name: mine, endpoint: "127.0.0.1:9", timeout_s: 1}]')
+        self.refused(result, "fault=reward_infra", "the last one: mine at 127.0.0.1:9", code=3)
+
+    def test_a_model_outside_a_run(self):
+        self.assert_done(self.train(CONFIG, "train.steps=1"))
+        final = str(self.path("final"))
+        self.refused(self.command("export", str(self.path()), "--out", str(self.dir / ("x" * 300) / "y")), "too long")
+        # Answers end where the model has no more positions.
+        self.assert_done(self.command("generate", "--model", final, "--prompt", "ab"))
+        self.assert_done(self.command("eval", "--model", final, "--task", "reverse", "--limit", "4"))
+        # Ctrl-C leaves neither its worker nor its files.
+        asked = subprocess.Popen([TIDEPOOL, "generate", "--model", final, "--prompt", "ab"], cwd=ROOT, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True)
+        self.started.append(asked)
+        child = f"/proc/{asked.pid}/task/{asked.pid}/children"
+        worker = int(self.wait_for(lambda: pathlib.Path(child).read_text(), 20, "a worker", asked).split()[0])
+        folder = self.wait_for(lambda: re.search("--token-file=(/dev/shm/tidepool-[^/]+)", pathlib.Path(f"/proc/{worker}/cmdline").read_text()),
+                               20, "its command line", asked)
+        asked.send_signal(signal.SIGINT)
+        self.assertIn("stopped", self.finish(asked, code=3)[1])
+        self.assertFalse(alive(worker))
+        self.assertFalse(pathlib.Path(folder[1]).exists())
+        self.refused(self.command("generate", "--model", final, "--prompt", "ab " * 20), "48 positions", "shorten the prompt", code=3)
 
     def test_no_arguments_and_unknown_commands_are_usage_errors(self):
         for args in [[], ["trian"], ["train"], ["train", "no/such/file.yaml"]]:

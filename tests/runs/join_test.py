@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import unittest
@@ -14,11 +15,16 @@ class JoinTest(RunTest):
         run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "train.steps=2")
         control = self.wait_for(lambda: self.path("control.json").exists() and json.loads(self.path("control.json").read_text()),
                                 what="control.json", process=run)
-        for program, token in [([WORKER, "run"], "device"), ([TIDEPOOL, "reward-worker"], "reward")]:
-            worker = subprocess.Popen([*program, "--connect", control["address"], "--token-file", str(self.path("security", f"{token}.token")),
-                                       "--run-id", control["run_id"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            self.started.append(worker)
-        self.finish(run)
+        def start(command):
+            self.started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        start([WORKER, "run", "--connect", control["address"], "--token-file", str(self.path("security", "device.token")),
+               "--run-id", control["run_id"]])
+        # Who does not come is named, with the command that starts it.
+        missed = self.wait_for(lambda: re.search(r"nobody is (\S+) .* start it with: (.*)\"\n", self.path("logs", "controller.log").read_text()),
+                               30, "a word about who is missing", run)
+        self.assertEqual(missed[1], "reward-0")
+        start(missed[2].split())
+        self.assertEqual(self.finish(run)[0].count("nobody is "), 1)
         self.assert_checked()
         for worker in self.started[1:]:
             worker.communicate(timeout=10)

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <deque>
@@ -91,7 +92,9 @@ struct InferenceSession::Impl {
   StatusOr<FromWorkerBody> Receive(Clock::duration patience) {
     const auto until = Clock::now() + patience;
     auto renew = Clock::now();
+    if (options.stop && options.stop()) return Aborted("stopped");
     while (pending.empty()) {
+      if (options.stop && options.stop()) return Aborted("stopped");
       const TimePoint now{Clock::now() - started};
       if (Clock::now() >= renew) {
         attachments->Acknowledge(attachments->Taken());
@@ -221,6 +224,15 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
   while (done < requests.size()) {
     while (next < requests.size() && next - done < window) {
       const Request& r = requests[next];
+      const int64_t room = impl_->options.max_position - static_cast<int64_t>(r.prompt.size());
+      if (room < 1) {
+        out[next].error = "the prompt has " + std::to_string(r.prompt.size()) +
+                          " tokens, and the model has " + std::to_string(impl_->options.max_position) +
+                          " positions for prompt and answer together; shorten the prompt";
+        if (on_done) on_done(next, out[next]);
+        ++next, ++done;
+        continue;
+      }
       const SampleId tid{r.ordinal, 0, r.greedy ? SampleId::kEvalSample : r.sample};
       if (!place.emplace(tid, next).second)
         return InvalidArgument("two requests have the ordinal " + std::to_string(r.ordinal));
@@ -231,12 +243,12 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
       c.gid = GroupId{r.ordinal};
       c.version = kVersion;
       c.prompt = r.prompt;
-      c.chunk_tokens = impl_->options.rollout.max_new_tokens;
-      c.max_new_tokens = impl_->options.rollout.max_new_tokens;
+      c.chunk_tokens = c.max_new_tokens = std::min(room, impl_->options.rollout.max_new_tokens);
       c.greedy = r.greedy;
       impl_->Send(std::move(c));
       ++next;
     }
+    if (done == requests.size()) break;
     if (stop && stop()) return Aborted("stopped");
     TP_ASSIGN_OR_RETURN(const up::StepTokens step, impl_->Expect<up::StepTokens>(kSilence));
     for (const up::ChunkDelta& c : step.chunks) {

@@ -20,9 +20,11 @@ struct InferenceOptions {
   int64_t threads = 2;
   bool deterministic = false;
   uint64_t seed = 1;
-  RolloutConfig rollout;    // temperature 0: greedy
-  std::string worker_path;  // tidepool-worker
+  RolloutConfig rollout;     // temperature 0: greedy
+  int64_t max_position = 0;  // of the model: an answer ends there
+  std::string worker_path;   // tidepool-worker
   double start_timeout_s = 300;
+  std::function<bool()> stop;  // asked often; true: what goes on ends with kAborted
 };
 
 struct Completion {

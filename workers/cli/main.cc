@@ -1,6 +1,7 @@
 // tidepool: the command line, the controller, and the reward workers. Links no LibTorch.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -60,6 +61,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     // CLI11 prints help and version on request (0) and usage errors; ours are exit code 2.
     return app.exit(e) == 0 ? 0 : 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "internal error: %s; please report it\n", e.what());
+    return 1;
   }
   return context.exit_code;
 }

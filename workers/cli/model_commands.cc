@@ -1,5 +1,8 @@
 // generate, eval, import, export: using a model outside a run.
+#include <signal.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -47,7 +50,9 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
   command->add_option("--model", o->model, "Hugging Face folder")->required();
   command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
-  command->add_option("--max-new-tokens", o->max_new_tokens, "At most so many new tokens")
+  command
+      ->add_option("--max-new-tokens", o->max_new_tokens,
+                   "At most so many new tokens; an answer also ends where the model has no more positions")
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--temperature", o->temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
   command->add_option("--top-k", o->top_k, "0: off");
@@ -57,6 +62,25 @@ void AddSampling(CLI::App* command, SamplingOptions* o) {
   command->add_option("--seed", o->seed, "Of the sampling noise");
   command->add_option("--threads", o->threads, "Cores to use")->check(CLI::Range(1, 1024));
   command->add_flag("--deterministic", o->deterministic, "Results do not depend on the batch");
+}
+
+// A session has files in /dev/shm, and a worker: they go before this process does. A second signal ends it at
+// once.
+std::atomic<bool> interrupted{false};
+void EndSessionOnSignal() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+// 2: wrong usage or input.
+int ExitCodeOf(const Status& status) {
+  const StatusCode code = status.code();
+  return code == StatusCode::kUnavailable || code == StatusCode::kInternal || code == StatusCode::kAborted
+             ? 3
+             : 2;
 }
 
 // The type the weights are stored in, where it is one we compute in.
@@ -72,9 +96,11 @@ std::string StoredDtype(const std::string& dir) {
 
 StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context,
                                                          const SamplingOptions& o) {
-  TP_RETURN_IF_ERROR(CheckModelFolder(o.model));
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.model, "--model"));
   TP_RETURN_IF_ERROR(model::CheckHuggingFace(o.model));  // in milliseconds, before a worker is started
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.model));
   InferenceOptions options;
+  options.max_position = spec.max_position;
   options.model_dir = fs::absolute(o.model).string();
   options.dtype = o.dtype.empty() ? StoredDtype(o.model) : o.dtype;
   options.threads = o.threads;
@@ -88,12 +114,14 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
   options.rollout.stop = o.stop;
   options.rollout.max_concurrent = 64;
   TP_ASSIGN_OR_RETURN(options.worker_path, FindWorker({}, context.self_path));
+  EndSessionOnSignal();
+  options.stop = [] { return interrupted.load(); };
   return InferenceSession::Start(options);
 }
 
 // The text side of a model folder, without any data.
 StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& o, const DataConfig& data, uint64_t seed) {
-  TP_RETURN_IF_ERROR(CheckModelFolder(o.model));
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.model, "--model"));
   JobConfig config;
   config.data = data;
   config.seed = seed;
@@ -247,9 +275,7 @@ void Generate(CommandContext& context, const GenerateOptions& o) {
   if (!o.input.empty() && o.output.empty())
     return Fail(context, InvalidArgument("generate: --input needs --output"));
   const Status status = o.input.empty() ? GenerateOne(context, o) : GenerateFile(context, o);
-  if (!status.ok())
-    Fail(context, status,
-         status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
+  if (!status.ok()) Fail(context, status, ExitCodeOf(status));
 }
 
 // --- eval ---
@@ -373,9 +399,11 @@ Status Export(const std::string& what, const std::string& out) {
                          what.find_first_not_of("0123456789", colon + 1) == std::string::npos;
   const std::string run = with_step ? what.substr(0, colon) : what;
   std::string from = run + "/final";
-  if (!fs::is_directory(run)) return NotFound(run + ": no such run directory");
   RealFileSystem real;
-  if (with_step || !fs::is_directory(from)) {
+  TP_ASSIGN_OR_RETURN(const FileInfo folder, real.Stat(run));
+  if (!folder.is_directory) return NotFound(run + ": no such run directory");
+  TP_ASSIGN_OR_RETURN(const FileInfo final, real.Stat(from));
+  if (with_step || !final.is_directory) {
     TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps,
                         storage::ListCheckpoints(real, run + "/checkpoints"));
     if (steps.empty()) return NotFound(run + ": has neither a final model nor a checkpoint yet");
@@ -390,9 +418,10 @@ Status Export(const std::string& what, const std::string& out) {
     TP_RETURN_IF_ERROR(storage::VerifyCheckpoint(real, dir, std::nullopt).status());
     from = dir + "/model";
   }
+  TP_RETURN_IF_ERROR(real.MakeDirectories(out));
+  TP_ASSIGN_OR_RETURN(const auto there, real.List(out));
+  if (!there.empty()) return AlreadyExists("--out: " + out + " is not empty");
   std::error_code error;
-  if (fs::exists(out) && !fs::is_empty(out, error)) return AlreadyExists("--out: " + out + " is not empty");
-  fs::create_directories(out, error);
   fs::copy(from, out, fs::copy_options::recursive, error);
   if (error) return Unavailable(out + ": cannot be written (" + error.message() + ")");
   std::printf("%s -> %s\n", from.c_str(), out.c_str());
@@ -432,9 +461,7 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
   e->footer("Example: tidepool eval --model models/smollm2-135m-instruct --task products");
   e->callback([eval, &context] {
     const Status status = Eval(context, *eval);
-    if (!status.ok())
-      Fail(context, status,
-           status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kInternal ? 3 : 2);
+    if (!status.ok()) Fail(context, status, ExitCodeOf(status));
   });
 
   struct Paths {

@@ -76,7 +76,7 @@ struct Row {
   std::ostringstream& out;
   void operator()(const char* name, const std::string& text) const {
     char head[24];
-    std::snprintf(head, sizeof(head), "%-12s", name);
+    std::snprintf(head, sizeof(head), "%-11s ", name);
     out << head << text << "\n";
   }
 };

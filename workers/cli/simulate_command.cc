@@ -224,6 +224,10 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   return s;
 }
 
+constexpr const char* kHardwareNote =
+    "Times follow this profile of the hardware, not the machine in front of you; --hardware and --pace name "
+    "others.\n\n";
+
 std::string Seconds(double s) {
   char text[32];
   if (s >= 100 || s == 0)
@@ -381,9 +385,9 @@ Status SimulateConfig(const Options& o) {
     std::printf("%s\n", out.dump().c_str());
     return OkStatus();
   }
-  std::printf("# %s on %ld slots of %s, placement %s\n\n", s.name.c_str(),
+  std::printf("# %s on %ld slots of %s, placement %s\n\n%s", s.name.c_str(),
               static_cast<long>(loaded.config.cluster.slots), s.hardware.name.c_str(),
-              Name(loaded.config.scheduler.placement));
+              Name(loaded.config.scheduler.placement), kHardwareNote);
   PrintHead();
   PrintRow(s.name, r);
   std::printf("\nlag of trained samples:");
@@ -427,9 +431,9 @@ Status PlanJob(const Options& o) {
   if (choices.empty()) return InvalidArgument(o.file + ": no placement fits; the last one: " + why);
   std::sort(choices.begin(), choices.end(),
             [](const Choice& x, const Choice& y) { return x.report.samples_per_s > y.report.samples_per_s; });
-  std::printf("# %s: %ld slots of %s, best of %zu placements (%ld did not fit)\n\n", base.name.c_str(),
+  std::printf("# %s: %ld slots of %s, best of %zu placements (%ld did not fit)\n\n%s", base.name.c_str(),
               static_cast<long>(slots), base.hardware.name.c_str(), choices.size(),
-              static_cast<long>(refused));
+              static_cast<long>(refused), kHardwareNote);
   PrintHead();
   for (size_t i = 0; i < std::min<size_t>(3, choices.size()); ++i)
     PrintRow(choices[i].name, choices[i].report);

@@ -20,24 +20,40 @@ void ControllerProcess::Do(const cmd::StartWorker& c) {
 
 void ControllerProcess::StartDueWorkers() {
   for (const int64_t place : places_->TakeDue(Now())) {
-    const bool device = place < options_.device_workers();
-    const std::string name = PlaceName(place);
-    const std::string security =
-        request_.run_dir + "/security/" + (device ? "device" : SideName()) + ".token";
-    std::vector<std::string> argv;
-    if (device) {
-      argv = {request_.worker_path, "run"};
-    } else {
-      argv = {request_.self_path, SideName() + "-worker"};
-      if (fragments_ != nullptr) argv.push_back("--vector");
-    }
-    for (const std::string& word :
-         {"--connect=" + hub_->address(), "--token-file=" + security, "--run-id=" + request_.run_id,
-          "--place=" + std::to_string(place), "--control-file=" + request_.run_dir + "/control.json"}) {
-      argv.push_back(word);
-    }
-    const Status started = launcher_.Start(place, argv, request_.run_dir + "/logs/" + name + ".log");
+    const Status started =
+        launcher_.Start(place, WorkerCommand(place), request_.run_dir + "/logs/" + PlaceName(place) + ".log");
     if (!started.ok()) Feed(ev::WorkerStartFailed{{place}, started.message()});
+  }
+}
+
+std::vector<std::string> ControllerProcess::WorkerCommand(int64_t place) const {
+  const bool device = place < options_.device_workers();
+  std::vector<std::string> argv;
+  if (device) {
+    argv = {request_.worker_path, "run"};
+  } else {
+    argv = {request_.self_path, SideName() + "-worker"};
+    if (fragments_ != nullptr) argv.push_back("--vector");
+  }
+  const std::string security = request_.run_dir + "/security/" + (device ? "device" : SideName()) + ".token";
+  for (const std::string& word :
+       {"--connect=" + hub_->address(), "--token-file=" + security, "--run-id=" + request_.run_id,
+        "--place=" + std::to_string(place), "--control-file=" + request_.run_dir + "/control.json"}) {
+    argv.push_back(word);
+  }
+  return argv;
+}
+
+void ControllerProcess::NameMissing(const std::vector<WorkerId>& absent) {
+  if (config_.cluster.launch_workers) return;
+  if (absent != missing_.places) missing_ = {absent, Now()};
+  if (missing_.told || Now() - missing_.since < FromSeconds(kMissedSeconds)) return;
+  missing_.told = true;
+  for (const WorkerId place : absent) {
+    std::string command;
+    for (const std::string& word : WorkerCommand(place.value)) command += " " + word;
+    Tell("nobody is " + PlaceName(place.value) +
+         " (cluster.launch_workers is false); start it with:" + command);
   }
 }
 
@@ -53,8 +69,10 @@ std::string ControllerProcess::PlaceName(int64_t place) const {
 }
 
 void ControllerProcess::CheckChildren() {
-  for (const Ended& ended : launcher_.Reap())
+  for (const Ended& ended : launcher_.Reap()) {
+    metrics_->OnEnded(ended.place, ended.peak_bytes);
     places_->Ended(ended.place, ended.pid, ended.why, "; see " + request_.run_dir + "/logs/");
+  }
 }
 
 void ControllerProcess::Do(const cmd::KillWorker& c) {
@@ -72,6 +90,7 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
   w.run_dir = request_.run_dir;
   w.run_id = request_.run_id;
   w.model_dir = request_.model_dir;
+  w.shared_memory = shared_memory_;
   w.run_clock_ns = Now().since_start.count();
   if (const auto offered = places_->Welcome(c, std::move(w))) intake_->Adopt({c.worker, c.inc}, *offered);
 }

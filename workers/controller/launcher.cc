@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -99,7 +100,8 @@ std::vector<Ended> Launcher::Reap() {
   std::vector<Ended> ended;
   for (auto it = children_.begin(); it != children_.end();) {
     int status = 0;
-    const pid_t pid = waitpid(it->first, &status, WNOHANG);
+    struct rusage usage {};
+    const pid_t pid = wait4(it->first, &status, WNOHANG, &usage);
     if (pid == 0) {
       ++it;
       continue;
@@ -107,7 +109,7 @@ std::vector<Ended> Launcher::Reap() {
     std::string why = "is gone";
     if (pid > 0 && WIFEXITED(status)) why = "exit status " + std::to_string(WEXITSTATUS(status));
     if (pid > 0 && WIFSIGNALED(status)) why = "killed by signal " + std::to_string(WTERMSIG(status));
-    ended.push_back({it->second, it->first, why});
+    ended.push_back({it->second, it->first, why, usage.ru_maxrss * 1024});
     it = children_.erase(it);
   }
   return ended;
@@ -126,11 +128,12 @@ pid_t Launcher::Pid(int64_t place) const {
   return 0;
 }
 
-void Launcher::EndAll(Duration by_themselves, Duration asked) {
-  const auto wait = [this](Duration patience) {
+std::vector<Ended> Launcher::EndAll(Duration by_themselves, Duration asked) {
+  std::vector<Ended> all;
+  const auto wait = [&](Duration patience) {
     const auto until = std::chrono::steady_clock::now() + patience;
     while (!children_.empty() && std::chrono::steady_clock::now() < until) {
-      (void)Reap();  // who ended how no longer matters
+      for (Ended& ended : Reap()) all.push_back(std::move(ended));
       if (!children_.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   };
@@ -140,6 +143,7 @@ void Launcher::EndAll(Duration by_themselves, Duration asked) {
   for (const auto& [pid, place] : children_) kill(pid, SIGKILL);
   wait(kKilled);
   children_.clear();
+  return all;
 }
 
 void EndWithParent(pid_t parent_pid) {

@@ -22,7 +22,8 @@ namespace tidepool::workers {
 struct Ended {
   int64_t place = 0;
   pid_t pid = 0;
-  std::string why;  // "exit status 3" or "killed by signal 9"
+  std::string why;         // "exit status 3" or "killed by signal 9"
+  int64_t peak_bytes = 0;  // largest resident memory
 };
 
 class Launcher {
@@ -37,7 +38,7 @@ class Launcher {
   void Kill(int64_t place, int signal);
   [[nodiscard]] pid_t Pid(int64_t place) const;  // 0: none
   // Waits for those that were told to end and write out what they hold, then SIGTERM, then SIGKILL.
-  void EndAll(Duration by_themselves, Duration asked);
+  std::vector<Ended> EndAll(Duration by_themselves, Duration asked);
 
  private:
   bool outlive_;

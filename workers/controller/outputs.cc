@@ -131,6 +131,7 @@ void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow
 
 void ControllerProcess::Show() {
   const scheduler::ControllerView view = controller_->View();
+  NameMissing(view.absent);
   RunProgress p;
   p.view = view;
   p.steps = config_.train.steps;

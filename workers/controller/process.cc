@@ -33,6 +33,7 @@ Status ControllerProcess::Open() {
   log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
   TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
+  TP_RETURN_IF_ERROR(rows_->CheckRows());
   environment_ = config_.environment() != nullptr && !config_.model.is_policy();
   if (config_.environment() == nullptr) {
     for (const std::string& warning : rows_->data().warnings()) Warn(warning);
@@ -86,7 +87,7 @@ Status ControllerProcess::Open() {
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
   turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
   TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
-  shared_memory_ = SharedBlock::FolderOf(request_.run_id, tokens.Token(CallerRole::kDevice));
+  shared_memory_ = SharedBlock::FolderOf(request_.run_dir, tokens.Token(CallerRole::kDevice));
   HubOptions hub;
   hub.bind = config_.cluster.bind;
   hub.port = config_.cluster.port;
@@ -125,7 +126,9 @@ void ControllerProcess::Close() {
     (void)checkpoint_disk_.Drain(std::chrono::seconds(60));  // what it had to say is of no use any more
   for (const int64_t place : attachments_->Welcomed())
     attachments_->Send(place, down::Shutdown{"the run is over"});
-  launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1));
+  for (const Ended& ended :
+       launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1)))
+    metrics_->OnEnded(ended.place, ended.peak_bytes);
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
   result_.disk_hangs = closed.code() == StatusCode::kDeadlineExceeded;
@@ -280,11 +283,15 @@ void ControllerProcess::EndForStorage(const std::string& what, bool journal) {
     return;
   }
   storage_failed_ = true;
-  effects_->Clear();
+  int64_t lost = effects_->Clear();
+  cmd::Finish end{3, "fault=storage actor=controller: " + what};  // it had ended before
   for (auto& c : controller_->Handle(ev::StorageFailed{what}, Now())) {
-    if (auto* finish = std::get_if<cmd::Finish>(&c)) Do(*finish);
+    if (std::holds_alternative<cmd::Append>(c)) ++lost;
+    if (auto* finish = std::get_if<cmd::Finish>(&c)) end = std::move(*finish);
   }
-  if (!finished_) Do(cmd::Finish{3, "fault=storage actor=controller: " + what});
+  end.why += "; the journal may lack this and the last " + std::to_string(lost) +
+             " records of what was decided, of which nothing was done";
+  Do(end);
 }
 
 StatusOr<RunResult> RunController(const RunRequest& request) {

@@ -111,6 +111,8 @@ class ControllerProcess {
   // --- processes
   void Do(const cmd::StartWorker& c);
   void StartDueWorkers();
+  [[nodiscard]] std::vector<std::string> WorkerCommand(int64_t place) const;
+  void NameMissing(const std::vector<WorkerId>& absent);
   [[nodiscard]] std::string SideName() const;
   [[nodiscard]] std::string PlaceName(int64_t place) const;
   void CheckChildren();
@@ -226,7 +228,8 @@ class ControllerProcess {
 
   static constexpr double kMissedPace =
       0.01;  // of the steps of a paced run, beyond which its times mean nothing
-  static constexpr double kMeetSeconds = 20;  // for the ranks of a training group to find each other
+  static constexpr double kMissedSeconds = 10;  // until a worker that others are to start is missed
+  static constexpr double kMeetSeconds = 20;    // for the ranks of a training group to find each other
   // Work on a disk that takes longer than this is spoken of, and such that takes as long as that ends the
   // run: journals of an overloaded disk were seen to wait ten seconds.
   static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30;

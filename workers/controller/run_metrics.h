@@ -2,6 +2,7 @@
 // The numbers of a step, gathered while it happens and written when it is committed: metrics.jsonl,
 // TensorBoard events and samples/. Owned by the controller thread.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -56,6 +57,9 @@ class RunMetrics {
   [[nodiscard]] PaceCount paced() const;
   // Of a control task, from the evaluation before the first step, in this life of the run or an earlier one.
   [[nodiscard]] std::optional<double> return_before() const { return return_before_; }
+  void OnEnded(int64_t place, int64_t peak_bytes) {
+    peak_bytes_[place] = std::max(peak_bytes_[place], peak_bytes);
+  }
   [[nodiscard]] const std::map<int64_t, int64_t>& peak_bytes() const { return peak_bytes_; }
   [[nodiscard]] const std::map<std::string, double>& phase_seconds() const { return phase_seconds_; }
 

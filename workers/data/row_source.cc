@@ -37,6 +37,17 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
   if (config.model.init) source->max_positions_ = config.model.init->max_position;
+  // A default max_prompt_tokens is what the tightest of these leaves (core/config/across_keys.cc): that is to
+  // be raised.
+  for (const auto& [key, tokens] : {std::pair("train.micro_batch_tokens", config.train.micro_batch_tokens),
+                                    std::pair("model.init.max_position", source->max_positions_),
+                                    std::pair("rollout.kv_cache_tokens", config.rollout.kv_cache_tokens)}) {
+    if (tokens - config.rollout.max_new_tokens != config.data.max_prompt_tokens) continue;
+    source->max_prompt_why_ =
+        std::string(" (") + key + " = " + std::to_string(tokens) +
+        " less rollout.max_new_tokens = " + std::to_string(config.rollout.max_new_tokens) + ")";
+    break;
+  }
   if (config.model.is_policy()) {
     const EnvironmentConfig& e = *config.environment();
     std::string text = e.name + " " + std::to_string(e.instances) + " " +
@@ -137,6 +148,17 @@ StatusOr<std::vector<int32_t>> RowSource::EncodePrompt(const std::string& prompt
   return tokenizer_->Encode(prompt, {.add_special = true});
 }
 
+Status RowSource::CheckRows() const {
+  const int64_t tried = std::min<int64_t>(size(), 256);
+  Status why;
+  for (int64_t i = 0; i < tried; ++i) {
+    why = Row(size() / tried * i).status();
+    if (why.ok()) return why;
+  }
+  return why.ok() ? why
+                  : InvalidArgument("no row of the data can be used; the last one tried: " + why.message());
+}
+
 StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
   if (fragments_) {
     EncodedRow row;
@@ -175,7 +197,8 @@ StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
   if (row.prompt.empty()) return InvalidArgument("the prompt has no tokens");
   if (static_cast<int64_t>(row.prompt.size()) > max_prompt_tokens_) {
     return InvalidArgument("the prompt has " + std::to_string(row.prompt.size()) +
-                           " tokens, more than data.max_prompt_tokens " + std::to_string(max_prompt_tokens_));
+                           " tokens, more than data.max_prompt_tokens = " +
+                           std::to_string(max_prompt_tokens_) + max_prompt_why_);
   }
   if (sft_ || pairs_) {
     TP_ASSIGN_OR_RETURN(row.response, EncodeAnswer(row, question.answer, pairs_ ? "chosen" : "answer"));

@@ -50,6 +50,8 @@ class RowSource {
   [[nodiscard]] const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   [[nodiscard]] bool is_chat() const { return template_ != nullptr; }
 
+  // Some row can be used. kInvalidArgument: of a few hundred, from all over the data, none can.
+  [[nodiscard]] Status CheckRows() const;
   // kInvalidArgument: the row is bad (too long, empty, no answer for sft); the message says which.
   StatusOr<EncodedRow> Row(int64_t ordinal) const;
   StatusOr<EncodedRow> HeldOut(int64_t index) const;
@@ -79,6 +81,7 @@ class RowSource {
   bool sft_ = false;    // rows have one answer: sft, distill
   bool pairs_ = false;  // dpo, reward_model
   int64_t max_prompt_tokens_ = 0;
+  std::string max_prompt_why_;  // where it comes from, where it was not written
   int64_t max_row_tokens_ = 0;
   int64_t max_positions_ = int64_t{1} << 40;  // of model.init; a folder's are the trainer's to check
   int32_t end_token_ = -1;

@@ -170,9 +170,12 @@ StatusOr<BlockTag> SharedBlock::Read(int64_t number, int32_t lineage,
   return NotFound(dir_ + "/" + name_ + ": no complete copy of number " + std::to_string(number));
 }
 
-std::string SharedBlock::FolderOf(const std::string& run_id, const std::string& secret) {
+std::string SharedBlock::FolderOf(const std::string& run_dir, const std::string& secret) {
+  struct stat st {};
+  const std::string folder =
+      stat(run_dir.c_str(), &st) == 0 ? std::to_string(st.st_dev) + ":" + std::to_string(st.st_ino) : run_dir;
   return "/dev/shm/tidepool-" + std::to_string(getuid()) + "-" +
-         HmacSha256Hex(secret, "shared memory of " + run_id).substr(0, 32);
+         HmacSha256Hex(secret, "shared memory of " + folder).substr(0, 32);
 }
 
 void SharedBlock::RemoveAll(const std::string& folder) {

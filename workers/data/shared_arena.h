@@ -42,8 +42,9 @@ class SharedBlock {
   StatusOr<BlockTag> Read(int64_t number, int32_t lineage,
                           const std::vector<std::span<std::byte>>& out) const;
 
-  // "/dev/shm/tidepool-<uid>-<digits>". `secret`: the token of device workers, which all of them have.
-  static std::string FolderOf(const std::string& run_id, const std::string& secret);
+  // "/dev/shm/tidepool-<uid>-<digits>". `secret`: of the run. A copy of a run folder has the same secret, so
+  // the digits follow from the folder itself, too: wherever it is moved to, it is another one than its copy.
+  static std::string FolderOf(const std::string& run_dir, const std::string& secret);
   static void RemoveAll(const std::string& folder);
 
  private:

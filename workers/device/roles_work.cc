@@ -49,8 +49,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     // What cannot be predicted is not set aside; the controller asks for no proof then.
     if (const auto plan = PlanMemory(of_slot); plan.ok())
       plan_ = plan->processes[static_cast<size_t>(welcome.slot.value)];
-    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir,
-                                           SharedBlock::FolderOf(welcome.run_id, token_));
+    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory);
     if (config_.observe.trace)
       trace_ =
           OpenWorkerTrace(welcome, welcome.inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});

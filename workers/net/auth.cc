@@ -45,16 +45,16 @@ StatusOr<JobTokens> JobTokens::Random() {
 
 StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
   const std::string path = dir + "/secret";
-  if (std::filesystem::exists(path)) {
+  std::error_code error;  // what cannot be looked at is named by who writes it
+  if (std::filesystem::exists(path, error)) {
     TP_ASSIGN_OR_RETURN(std::string secret, ReadTokenFile(path));
     JobTokens known(std::move(secret));
     const std::string environment =
         dir + "/" + Name(CallerRole::kEnvironment) + ".token";  // runs of older builds have none
-    if (!std::filesystem::exists(environment))
+    if (!std::filesystem::exists(environment, error))
       TP_RETURN_IF_ERROR(WriteSecretFile(environment, known.Token(CallerRole::kEnvironment) + "\n"));
     return known;
   }
-  std::error_code error;
   std::filesystem::create_directories(dir, error);
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
   std::filesystem::permissions(dir, std::filesystem::perms::owner_all, error);

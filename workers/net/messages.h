@@ -169,7 +169,8 @@ struct Welcome {
   std::string run_id;
   std::string
       model_dir;  // Hugging Face folder of the start (tokenizer, config; weights unless made from the config)
-  int64_t run_clock_ns = 0;  // the run's clock when this was sent, for one time line of traces
+  std::string shared_memory;  // folder of weights and recovery copies on the same host
+  int64_t run_clock_ns = 0;   // the run's clock when this was sent, for one time line of traces
 };
 struct Refuse {
   std::string why;
