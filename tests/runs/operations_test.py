@@ -183,7 +183,8 @@ class OperationsTest(RunTest):
         self.assert_checked()
 
     def test_payload_that_cannot_be_read_for_a_while_holds_nobody_up(self):
-        run = self.on_frozen_disk(FrozenDisk(READS), "read of payload/")
+        # A checkpoint is read back, too, and its thread may take as long as the scheduler allows.
+        run = self.on_frozen_disk(FrozenDisk(READS), "read of payload/", "checkpoint.every_steps=1000000")
         run.send_signal(signal.SIGINT)
         self.finish(run)
         self.assert_checked()
