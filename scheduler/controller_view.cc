@@ -24,7 +24,7 @@ ControllerView Controller::View() const {
   v.issued_samples = l.issued_samples();
   v.drops.assign(l.drops().begin(), l.drops().end());
   v.chunks = m.rollouts.requests().chunks();
-  v.restarts = m.workers.health().restarts();
+  v.restarts = m.workers.restarts();
   v.refused = m.life.refused();
   v.in_flight = m.rollouts.requests().in_flight();
   v.waiting_env = m.rollouts.requests().waiting_env();
@@ -32,8 +32,8 @@ ControllerView Controller::View() const {
   v.env_retries = m.samples.episodes().retries();
   v.finished = m.life.finished();
   v.rollbacks = m.slots.pool().rollbacks();
-  for (const auto& [id, place] : m.workers.health().places()) {
-    if (!place.ref.inc.valid() && place.life != Life::kRetired) v.absent.push_back(id);
+  for (const auto& [id, w] : m.fleet) {
+    if (!w.live() && w.vitals().life != Life::kRetired) v.absent.push_back(id);
   }
   v.phase = m.life.finished()                          ? "done"
             : !m.life.started() || !m.trainer.ready()  ? "starting"
@@ -98,7 +98,7 @@ uint64_t Controller::StateDigest() const {
     const Request& r = *m.rollouts.requests().Find(tid);
     mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.inc.value);
   }
-  mix(m.rollouts.requests().chunks()), mix(m.workers.health().restarts()), mix(m.life.refused()),
+  mix(m.rollouts.requests().chunks()), mix(m.workers.restarts()), mix(m.life.refused()),
       mix(m.life.finished() ? 1 : 0);
   return h;
 }

@@ -174,13 +174,13 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
 }
 
 Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& tid, int32_t att) {
-  const auto e = engines_.find(from.worker);
-  if (e == engines_.end() || e->second.ref != from) return Ended::kRefused;
-  const auto* chunk = e->second.in_flight.find({tid, att});
+  Worker* w = WithEngine(from.worker);
+  if (w == nullptr || w->ref() != from) return Ended::kRefused;
+  const auto* chunk = w->engine_->in_flight.find({tid, att});
   if (chunk == nullptr) return Ended::kRefused;
-  e->second.reserved -= chunk->second;
-  e->second.in_flight.erase({tid, att});
-  LoadChanged(e->second);
+  w->engine_->reserved -= chunk->second;
+  w->engine_->in_flight.erase({tid, att});
+  LoadChanged(*w);
   --in_flight_;
   const auto r = requests_.find(tid);
   if (r == requests_.end() || r->second.att != att || r->second.on != from) return Ended::kGone;
@@ -233,8 +233,8 @@ std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
   urgent_.erase(gid);
   too_late_.erase(gid);
   for (const WorkerId id : on) {
-    const auto e = engines_.find(id);
-    if (e != engines_.end() && e->second.groups.erase(gid) > 0) who.push_back(e->second.ref);
+    Worker* w = WithEngine(id);
+    if (w != nullptr && w->engine_->groups.erase(gid) > 0) who.push_back(w->ref());
   }
   return who;
 }

@@ -45,9 +45,8 @@ bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
   return room >= r.prompt_len || (room >= 0 && e.groups.contains(r.gid));  // siblings share the prompt
 }
 
-Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
-                                      const std::function<bool(const Version&)>& may_serve,
-                                      const Version& newest) {
+Worker* Dispatcher::Place(const Request& r, int64_t tokens,
+                          const std::function<bool(const Version&)>& may_serve, const Version& newest) {
   const auto group = groups_.find(r.gid);
   // A sample of a fresh group begins on the newest weights, and only up to its share of a worker that has
   // them: the others follow within a load.
@@ -58,11 +57,12 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   SettleLoads();
   const auto usable = static_cast<int64_t>(by_load_.size()) + coming_;
   const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
-  const auto ok = [&](const Engine& e) {
-    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && Load(e) >= share)))
+  const auto ok = [&](const Worker& w) {
+    const Engine& e = *w.engine();
+    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && e.load() >= share)))
       return false;
-    if (coming_ > 0 && !r.only.valid() && Load(e) >= share) return false;
-    if (r.crashes > 0 && HasSuspect(e)) return false;
+    if (coming_ > 0 && !r.only.valid() && e.load() >= share) return false;
+    if (r.crashes > 0 && HasSuspect(w)) return false;
     if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
       return false;  // its cancelled chunk is not over there yet
     if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
@@ -71,9 +71,8 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   // What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always
   // a little more room elsewhere, and everything would move, and be computed again, at every chunk.
   if (r.warm) {
-    const auto home = engines_.find(r.home);
-    if (home != engines_.end() && home->second.open() && Load(home->second) < share + share / kSlack &&
-        !Fits(home->second, r, tokens))
+    const Engine* home = FindEngine(r.home);
+    if (home != nullptr && home->open() && home->load() < share + share / kSlack && !Fits(*home, r, tokens))
       return nullptr;
   }
   std::optional<std::pair<int64_t, int64_t>> end;
@@ -84,17 +83,17 @@ Dispatcher::Engine* Dispatcher::Place(const Request& r, int64_t tokens,
   const auto* first = by_load_.FirstThat(
       [&](const auto& next) {
         const auto& [load, reserved] = next.first;
-        return (load == 0 || reserved <= room) && ok(engines_.at({next.second}));
+        return (load == 0 || reserved <= room) && ok(fleet_.at({next.second}));
       },
       end);
   if (first == nullptr) return nullptr;
-  Engine* least = &engines_.at({first->second});
-  const int64_t fewest = Load(*least);
+  Worker* least = &fleet_.at({first->second});
+  const int64_t fewest = least->engine_->load();
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
-    const auto it = engines_.find(home);
-    if (it != engines_.end() && ok(it->second) && Load(it->second) < share + share / kSlack &&
-        Load(it->second) - fewest <= kUneven)
-      return &it->second;
+    Worker* w = WithEngine(home);
+    if (w != nullptr && ok(*w) && w->engine_->load() < share + share / kSlack &&
+        w->engine_->load() - fewest <= kUneven)
+      return w;
   }
   return least;
 }
@@ -154,8 +153,8 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     Request& r = requests_.at(std::get<3>(picked));
     const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);
     const bool suspect = r.crashes > 0;
-    Engine* e = suspect && suspects_wait ? nullptr : Place(r, tokens, may_serve, newest);
-    if (e == nullptr) {
+    Worker* w = suspect && suspects_wait ? nullptr : Place(r, tokens, may_serve, newest);
+    if (w == nullptr) {
       // What does not fit now will not fit behind it either, but another version's evaluation may, and what
       // has begun does not wait for what has not.
       if (suspect) {
@@ -176,19 +175,20 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     ++decisions_;
     TakeReady(r);
     r.warm = false;
-    chunks.push_back({r.tid, e->ref, e->version, tokens});
+    Engine* e = &*w->engine_;
+    chunks.push_back({r.tid, w->ref(), e->version, tokens});
     if (suspect) e->suspect = r.tid;
     const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
     const int64_t reserved = prompt + r.generated + tokens;
     e->in_flight[{r.tid, r.att}] = reserved;
     e->reserved += reserved;
-    LoadChanged(*e);
+    LoadChanged(*w);
     e->groups.insert(r.gid);
-    r.on = e->ref;
-    r.home = e->ref.worker;
+    r.on = w->ref();
+    r.home = w->ref().worker;
     GroupInfo& group = groups_[r.gid];
-    group.on.insert(e->ref.worker);
-    group.home = e->ref.worker;
+    group.on.insert(w->ref().worker);
+    group.home = w->ref().worker;
     if (!r.only.valid() && (!group.oldest.valid() || e->version < group.oldest)) group.oldest = e->version;
     ++in_flight_;
     ++chunks_;

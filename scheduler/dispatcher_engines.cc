@@ -9,7 +9,15 @@
 
 namespace tidepool::scheduler {
 
-const Dispatcher::Engine* Dispatcher::FindEngine(WorkerId worker) const { return engines_.Find(worker); }
+const Engine* Dispatcher::FindEngine(WorkerId worker) const {
+  const Worker* w = fleet_.Find(worker);
+  return w == nullptr ? nullptr : w->engine();
+}
+
+Worker* Dispatcher::WithEngine(WorkerId worker) {
+  Worker* w = fleet_.Find(worker);
+  return w != nullptr && w->engine_ ? w : nullptr;
+}
 
 void Dispatcher::SetVersion(Engine& e, const Version& v) {
   const auto before = serving_.find(e.version);
@@ -18,43 +26,42 @@ void Dispatcher::SetVersion(Engine& e, const Version& v) {
   if (v.valid()) ++serving_[v];
 }
 
-void Dispatcher::LoadChanged(Engine& e) {
-  if (!e.load_changed) changed_.push_back(e.ref.worker);
-  e.load_changed = true;
+void Dispatcher::LoadChanged(Worker& w) {
+  if (!std::exchange(w.engine_->load_changed, true)) changed_.push_back(w.ref().worker);
 }
 
 void Dispatcher::SettleLoads() {
   for (const WorkerId id : changed_) {
-    Engine* e = engines_.Find(id);
-    if (e == nullptr || !std::exchange(e->load_changed, false)) continue;
-    if (e->open())
-      by_load_.Set(id.value, {Load(*e), e->reserved});
+    Worker* w = WithEngine(id);
+    if (w == nullptr || !std::exchange(w->engine_->load_changed, false)) continue;
+    if (w->engine_->open())
+      by_load_.Set(id.value, {w->engine_->load(), w->engine_->reserved});
     else
       by_load_.Remove(id.value);
   }
   changed_.clear();
 }
 
-void Dispatcher::AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) {
-  TP_CHECK(!engines_.contains(ref.worker)) << ToString(ref);
-  Engine e;
-  e.ref = ref;
-  e.slot = slot;
-  e.epoch = epoch;
-  engines_.Insert(ref.worker, std::move(e));
+void Dispatcher::AddEngine(WorkerId worker, SlotId slot, LeaseEpoch epoch) {
+  Worker& w = fleet_.at(worker);
+  TP_CHECK(!w.engine_) << ToString(w.ref());
+  w.engine_.emplace();
+  w.engine_->slot = slot;
+  w.engine_->epoch = epoch;
 }
 
 void Dispatcher::Admit(WorkerId worker, const Version& v) {
-  Engine& e = engines_.at(worker);
-  SetVersion(e, v);
-  e.barred &=
-      static_cast<uint8_t>(~(static_cast<uint8_t>(Bar::kLoading) | static_cast<uint8_t>(Bar::kEmptied)));
-  LoadChanged(e);
+  Worker& w = fleet_.at(worker);
+  SetVersion(*w.engine_, v);
+  w.engine_->barred &= static_cast<uint8_t>(
+      ~(static_cast<uint8_t>(Engine::Bar::kLoading) | static_cast<uint8_t>(Engine::Bar::kEmptied)));
+  LoadChanged(w);
 }
 
 void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered, const Version& offered_by) {
   Request& r = requests_.at(tid);
-  Engine& e = engines_.at(on.worker);
+  Worker& w = fleet_.at(on.worker);
+  Engine& e = *w.engine_;
   TakeReady(r);
   r.on = on;
   r.offered = offered;
@@ -63,21 +70,22 @@ void Dispatcher::Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered
                            std::min(options_.chunk_tokens, std::max<int64_t>(r.max_new - r.foreseen(), 0));
   e.in_flight[{tid, r.att}] = reserved;
   e.reserved += reserved;
-  LoadChanged(e);
+  LoadChanged(w);
   e.groups.insert(r.gid);
   groups_[r.gid].on.insert(on.worker);
   ++in_flight_;
 }
 
-void Dispatcher::SetBar(WorkerId worker, Bar bar, bool on) {
-  const auto it = engines_.find(worker);
-  if (it == engines_.end()) return;
+void Dispatcher::SetBar(WorkerId worker, Engine::Bar bar, bool on) {
+  Worker* w = WithEngine(worker);
+  if (w == nullptr) return;
   const auto bit = static_cast<uint8_t>(bar);
-  it->second.barred = static_cast<uint8_t>(on ? it->second.barred | bit : it->second.barred & ~bit);
-  LoadChanged(it->second);
+  uint8_t& barred = w->engine_->barred;
+  barred = static_cast<uint8_t>(on ? barred | bit : barred & ~bit);
+  LoadChanged(*w);
 }
 
-void Dispatcher::SetEpoch(WorkerId worker, LeaseEpoch epoch) { engines_.at(worker).epoch = epoch; }
+void Dispatcher::SetEpoch(WorkerId worker, LeaseEpoch epoch) { fleet_.at(worker).engine_->epoch = epoch; }
 
 std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
   std::vector<SampleId> again;
@@ -92,33 +100,34 @@ std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
   return again;
 }
 
-bool Dispatcher::HasSuspect(const Engine& e) const {
-  const auto r = requests_.find(e.suspect);
-  return r != requests_.end() && r->second.on == e.ref && r->second.crashes > 0;
+bool Dispatcher::HasSuspect(const Worker& w) const {
+  const auto r = requests_.find(w.engine_->suspect);
+  return r != requests_.end() && r->second.on == w.ref() && r->second.crashes > 0;
 }
 
 int64_t Dispatcher::RemoveEngine(WorkerId worker) {
-  const auto it = engines_.find(worker);
-  if (it == engines_.end()) return 0;
-  const auto lost = static_cast<int64_t>(it->second.in_flight.size());
+  Worker* w = WithEngine(worker);
+  if (w == nullptr) return 0;
+  const auto lost = static_cast<int64_t>(w->engine_->in_flight.size());
   in_flight_ -= lost;
   by_load_.Remove(worker.value);
-  for (const auto& chunk : it->second.in_flight.SortedKeys()) {
+  for (const auto& chunk : w->engine_->in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
-    if (r != requests_.end() && r->second.att == chunk.second && r->second.on == it->second.ref)
+    if (r != requests_.end() && r->second.att == chunk.second && r->second.on == w->ref())
       PutReady(r->second);
   }
-  SetVersion(it->second, {});
-  engines_.erase(worker);
+  SetVersion(*w->engine_, {});
+  w->engine_.reset();
   return lost;
 }
 
 std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Dispatcher::Youngest(int64_t n) const {
   std::vector<std::tuple<int64_t, SampleId, WorkerRef, int32_t>> all;
-  for (const auto& [id, e] : engines_) {
-    for (const auto& chunk : e.in_flight.SortedKeys()) {
+  for (const auto& [id, w] : fleet_) {
+    if (w.engine() == nullptr) continue;
+    for (const auto& chunk : w.engine()->in_flight.SortedKeys()) {
       const Request* r = Find(chunk.first);
-      if (r != nullptr && r->att == chunk.second && r->on == e.ref && !r->only.valid())
+      if (r != nullptr && r->att == chunk.second && r->on == w.ref() && !r->only.valid())
         all.emplace_back(r->generated, r->tid, r->on, r->att);
     }
   }
@@ -131,11 +140,11 @@ std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Dispatcher::Youngest(int64
 
 std::vector<std::pair<SampleId, int32_t>> Dispatcher::TakeBack(WorkerId worker) {
   std::vector<std::pair<SampleId, int32_t>> taken;
-  const auto it = engines_.find(worker);
-  if (it == engines_.end()) return taken;
-  for (const auto& chunk : it->second.in_flight.SortedKeys()) {
+  const Worker* w = WithEngine(worker);
+  if (w == nullptr) return taken;
+  for (const auto& chunk : w->engine()->in_flight.SortedKeys()) {
     const auto r = requests_.find(chunk.first);
-    if (r == requests_.end() || r->second.att != chunk.second || r->second.on != it->second.ref ||
+    if (r == requests_.end() || r->second.att != chunk.second || r->second.on != w->ref() ||
         r->second.only.valid())
       continue;
     r->second.home = {};
@@ -147,10 +156,8 @@ std::vector<std::pair<SampleId, int32_t>> Dispatcher::TakeBack(WorkerId worker) 
 }
 
 void Dispatcher::SetSlowness(WorkerId worker, int64_t slowness) {
-  Engine& e = engines_.at(worker);
-  if (e.slowness == slowness) return;
-  e.slowness = slowness;
-  LoadChanged(e);
+  Worker& w = fleet_.at(worker);
+  if (std::exchange(w.engine_->slowness, slowness) != slowness) LoadChanged(w);
 }
 
 bool Dispatcher::NeededFor(WorkerId worker) const {
@@ -167,7 +174,7 @@ bool Dispatcher::HasGhosts(WorkerId worker) const {
   const auto chunks = e->in_flight.SortedKeys();
   return std::any_of(chunks.begin(), chunks.end(), [&](const auto& chunk) {
     const Request* r = Find(chunk.first);
-    return r == nullptr || r->att != chunk.second || r->on != e->ref;
+    return r == nullptr || r->att != chunk.second || r->on != fleet_.at(worker).ref();
   });
 }
 

@@ -22,28 +22,21 @@ Duration Health::dead_after() const {
   return FromSeconds(std::max(kMinDeadSeconds, 9 * options_.heartbeat_s));
 }
 
-const Health::Place* Health::Find(WorkerId worker) const { return places_.Find(worker); }
-
-bool Health::IsCurrent(const WorkerRef& ref) const {
-  const Place* p = Find(ref.worker);
-  return p != nullptr && p->ref.inc.valid() && p->ref == ref;
-}
-
-bool Health::MayServe(WorkerId worker) const {
-  const Place* p = Find(worker);
-  return p != nullptr && (p->life == Life::kHealthy || p->life == Life::kStale);
+bool Health::MayServe(const Worker& w) {
+  return w.vitals().life == Life::kHealthy || w.vitals().life == Life::kStale;
 }
 
 void Health::Starting(WorkerId worker, TimePoint now) {
-  Place& p = At(worker);
+  Vitals& p = fleet_.at(worker).vitals_;
   p.life = Life::kStarting;
   p.starting_since = now;
 }
 
 void Health::Joined(const WorkerRef& ref, TimePoint now) {
-  Place& p = At(ref.worker);
+  Worker& w = fleet_.at(ref.worker);
+  w.ref_ = ref;
+  Vitals& p = w.vitals_;
   p.life = Life::kStale;
-  p.ref = ref;
   p.heard = p.progress = p.born = now;
   p.op_seq = 0;
   p.op.clear();
@@ -52,12 +45,12 @@ void Health::Joined(const WorkerRef& ref, TimePoint now) {
 }
 
 void Health::Admitted(WorkerId worker) {
-  Place& p = At(worker);
+  Vitals& p = fleet_.at(worker).vitals_;
   if (p.life == Life::kStale) p.life = Life::kHealthy;
 }
 
 void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now) {
-  Place& p = At(worker);
+  Vitals& p = fleet_.at(worker).vitals_;
   p.heard = now;
   if (beat.op_seq != p.op_seq || beat.op != p.op) {
     p.op_seq = beat.op_seq;
@@ -71,24 +64,23 @@ void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now)
 }
 
 void Health::Weigh(WorkerId worker, double pace) {
-  Place& p = At(worker);
+  Vitals& p = fleet_.at(worker).vitals_;
   p.pace = p.pace == 0 ? pace : 0.8 * p.pace + 0.2 * pace;
 }
 
-void Health::Progress(WorkerId worker, TimePoint now) {
-  if (Place* p = places_.Find(worker); p != nullptr) p->progress = now;
-}
+void Health::Progress(WorkerId worker, TimePoint now) { fleet_.at(worker).vitals_.progress = now; }
 
 void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {
-  Place& p = At(worker);
+  Vitals& p = fleet_.at(worker).vitals_;
   if (busy && !p.busy) p.progress = now;
   p.busy = busy;
 }
 
 Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now) {
-  Place& p = At(worker);
-  const bool joined = p.ref.inc.valid();
-  p.ref = WorkerRef{worker, Incarnation{}};
+  Worker& w = fleet_.at(worker);
+  Vitals& p = w.vitals_;
+  const bool joined = w.live();
+  w.ref_ = WorkerRef{worker, Incarnation{}};
   p.busy = false;
   p.last_why = why;
   if (p.life == Life::kRetired) return {};
@@ -124,14 +116,15 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
 std::vector<Health::Verdict> Health::Tick(TimePoint now) {
   std::vector<Verdict> verdicts;
   const Duration lease = FromSeconds(3 * options_.heartbeat_s);
-  for (auto& [worker, p] : places_) {
+  for (auto& [worker, w] : fleet_) {
+    Vitals& p = w.vitals_;
     if (p.life == Life::kStarting || p.life == Life::kRestarting) {
       if (now - p.starting_since > FromSeconds(options_.start_timeout_s)) {
         verdicts.push_back({Verdict::kStartTimedOut, worker, "did not join within cluster.start_timeout_s"});
       }
       continue;
     }
-    if (!p.ref.inc.valid()) continue;
+    if (!w.live()) continue;
     const Duration silent = now - p.heard;
     const Duration slow = FromSeconds(std::max(kSlowSeconds, kSlowSteps * p.step_s));
     const Duration stuck = p.busy ? now - p.progress : Duration{0};

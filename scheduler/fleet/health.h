@@ -1,5 +1,5 @@
 #pragma once
-// The life of worker places: who is alive, who is restarted when, who is given up.
+// The life of workers (Worker::vitals): who is alive, who is restarted when, who is given up.
 //
 //   absent -> starting -> stale (registered, no weights) -> healthy <-> suspect -> dead -> restarting -> ...
 //
@@ -13,23 +13,15 @@
 // Pure; not thread-safe.
 
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
 #include "core/base/ids.h"
 #include "core/base/time.h"
-#include "core/base/words.h"
 #include "scheduler/events.h"
-#include "scheduler/id_map.h"
+#include "scheduler/fleet/fleet.h"
 
 namespace tidepool::scheduler {
-
-enum class Life : uint8_t { kAbsent, kStarting, kStale, kHealthy, kSuspect, kRestarting, kRetired };
-constexpr auto WordsOf(Life) {
-  return std::to_array<const char*>(
-      {"absent", "starting", "stale", "healthy", "suspect", "restarting", "retired"});
-}
 
 struct HealthOptions {
   double heartbeat_s = 0.5, start_timeout_s = 600;
@@ -39,21 +31,6 @@ struct HealthOptions {
 
 class Health {
  public:
-  struct Place {
-    WorkerKind kind = WorkerKind::kDevice;
-    Life life = Life::kAbsent;
-    WorkerRef ref;  // of the live process; inc invalid if none
-    TimePoint heard, progress, born, starting_since;
-    int64_t op_seq = 0;
-    std::string op;
-    bool busy = false;  // has work whose progress is expected
-    double step_s = 0;  // reported engine steps, smoothed
-    double pace = 0;  // its steps without prefill over what is usual for their batch, smoothed; 0: not known
-    int64_t streak = 0;              // restarts without 5 min of health between
-    int64_t failed_starts = 0;       // in a row, before it joined
-    std::deque<TimePoint> restarts;  // of the last 10 min
-    std::string last_why;
-  };
   struct Verdict {
     enum Kind : uint8_t { kSuspect, kRecovered, kDead, kStartTimedOut } kind;
     WorkerId worker;
@@ -65,12 +42,11 @@ class Health {
     Duration delay{0};
   };
 
-  explicit Health(const HealthOptions& options) : options_(options) {}
+  Health(const HealthOptions& options, Fleet& fleet) : options_(options), fleet_(fleet) {}
 
   Health(const Health&) = delete;
   Health& operator=(const Health&) = delete;
 
-  void Add(WorkerId worker, WorkerKind kind) { At(worker).kind = kind; }
   void Starting(WorkerId worker, TimePoint now);
   void Joined(const WorkerRef& ref, TimePoint now);
   void Admitted(WorkerId worker);  // it serves: stale -> healthy
@@ -82,19 +58,13 @@ class Health {
   Next Died(WorkerId worker, const std::string& why, TimePoint now);
   [[nodiscard]] std::vector<Verdict> Tick(TimePoint now);
 
-  // The live process of a place is `ref`.
-  [[nodiscard]] bool IsCurrent(const WorkerRef& ref) const;
-  [[nodiscard]] bool MayServe(WorkerId worker) const;  // healthy or stale, not suspect
-  [[nodiscard]] const Place* Find(WorkerId worker) const;
-  [[nodiscard]] const IdMap<WorkerId, Place>& places() const { return places_; }
+  [[nodiscard]] static bool MayServe(const Worker& w);  // healthy or stale, not suspect
   [[nodiscard]] int64_t restarts() const { return restarts_; }
   [[nodiscard]] Duration dead_after() const;
 
  private:
-  Place& At(WorkerId worker) { return places_[worker]; }  // made if it is not there
-
   HealthOptions options_;
-  IdMap<WorkerId, Place> places_;
+  Fleet& fleet_;
   int64_t restarts_ = 0;
 };
 

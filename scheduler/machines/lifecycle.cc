@@ -17,6 +17,7 @@ void Lifecycle::On(const event::Started&) {
     return;
   }
   all_.slots.Begin();
+  all_.workers.Begin();
   const record::RunTerms terms{
       .run_id = c.run_id,
       .job = Name(c.job),
@@ -100,8 +101,9 @@ void Lifecycle::CheckDeadlines() {
   if (finished_ || !watchdog_.Stalled(waits_, now_)) return;
   // A turn of an episode, and a worker that starts, have deadlines of their own.
   if (facts_.environment && now_ < all_.samples.episodes().Horizon(now_)) return;
-  for (const auto& [id, p] : all_.workers.health().places()) {
-    if (p.life == Life::kStarting || p.life == Life::kRestarting) return;
+  for (const auto& [id, w] : fleet_) {
+    const Life life = w.vitals().life;
+    if (life == Life::kStarting || life == Life::kRestarting) return;
   }
   const std::string line = WhoIsWaitedFor();
   Fail("no_progress", "controller", {},
@@ -149,8 +151,9 @@ std::string Lifecycle::WhoIsWaitedFor() const {
   std::string line = waits_.Describe(now_);
   const auto add = [&](const std::string& what) { line += (line.empty() ? "" : "; ") + what; };
   if (const std::string samples = all_.samples.Describe(); !samples.empty()) add(samples);
-  for (const auto& [id, p] : all_.workers.health().places()) {
-    if (p.life != Life::kHealthy) add("w" + std::to_string(id.value) + "=" + Name(p.life));
+  for (const auto& [id, w] : fleet_) {
+    if (const Life life = w.vitals().life; life != Life::kHealthy)
+      add("w" + std::to_string(id.value) + "=" + Name(life));
   }
   return line;
 }

@@ -7,6 +7,7 @@
 // possible now (`Advance`). So there is no script that a fault could interrupt half way.
 
 #include "scheduler/controller_options.h"
+#include "scheduler/fleet/fleet.h"
 #include "scheduler/live_cost.h"
 #include "scheduler/machines/facts.h"
 #include "scheduler/outbox.h"
@@ -31,6 +32,7 @@ class Machine {
   const ControllerOptions& options_;  // facts_.options
   const RunState& state_;             // facts_.state
   const TimePoint& now_;              // facts_.now
+  const Fleet& fleet_;
   Outbox& out_;
   Waits& waits_;
   LiveCost& cost_;  // what this run's operations were measured to cost

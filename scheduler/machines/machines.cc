@@ -39,6 +39,7 @@ Machine::Machine(Machines& all)
       options_(all.facts.options),
       state_(all.state),
       now_(all.now),
+      fleet_(all.fleet),
       out_(all.out),
       waits_(all.waits),
       cost_(all.cost) {}

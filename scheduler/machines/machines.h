@@ -25,6 +25,7 @@ struct Machines {
   LiveCost cost;
   TimePoint now;
   const Facts facts;
+  Fleet fleet;
 
   Lifecycle life;
   Workers workers;

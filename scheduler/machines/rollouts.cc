@@ -21,7 +21,8 @@ DispatchOptions DispatchOf(const Facts& facts) {
 
 }  // namespace
 
-Rollouts::Rollouts(Machines& all) : Machine(all), dispatcher_(DispatchOf(facts_)) {
+Rollouts::Rollouts(Machines& all)
+    : Machine(all), dispatcher_(DispatchOf(facts_), all.fleet), weights_(all.fleet) {
   const RolloutOptions& r = options_.rollout;
   if (r.admission != Admission::kAdaptive) return;
   const auto most = static_cast<double>(std::max<int64_t>(r.max_concurrent, 1));
@@ -64,14 +65,10 @@ void Rollouts::ForgetIfDone(GroupId gid) {
   if (!dispatcher_.HasRequests(gid)) ForgetGroup(gid);
 }
 
-bool Rollouts::Loading(WorkerId worker) const {
-  const auto* w = weights_.Find(worker);
-  return w != nullptr && w->loading.valid();
-}
-
 bool Rollouts::Serves(const Version& v) const {
-  return std::ranges::any_of(dispatcher_.engines(),
-                             [&](const auto& item) { return item.second.version == v; });
+  return std::ranges::any_of(fleet_, [&](const auto& item) {
+    return item.second.engine() != nullptr && item.second.engine()->version == v;
+  });
 }
 
 void Rollouts::On(const event::ChunkProgress& e) {

@@ -57,10 +57,9 @@ class Rollouts : public Machine {
   void Drained(WorkerId worker);  // it generates no more
   void Lost(WorkerId worker);     // and its memory is gone
   // Of the weights in its memory nothing is known: it is new, or its trainer writes them.
-  void Forget(WorkerId worker) { verified_.erase(worker); }
+  void Forget(WorkerId worker) { weights_.Holds(worker, {}); }
 
   [[nodiscard]] const Dispatcher& requests() const { return dispatcher_; }
-  [[nodiscard]] bool Loading(WorkerId worker) const;
   [[nodiscard]] bool Serves(const Version& v) const;  // some engine does
   [[nodiscard]] double token_s() const { return token_s_; }
 
@@ -82,8 +81,6 @@ class Rollouts : public Machine {
 
   Dispatcher dispatcher_;
   WeightRoll weights_;
-  // Weights in a worker's memory whose digest was compared with that of their PUBLISH in this life.
-  std::map<WorkerId, Version> verified_;
   std::map<WorkerId, TimePoint> ghosts_until_;  // cancelled chunks to be acknowledged before a load
   std::optional<KvAdmission> kv_;               // rollout.admission: adaptive
   double token_s_ = 0;                          // smoothed seconds of an engine step

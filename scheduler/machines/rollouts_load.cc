@@ -49,13 +49,13 @@ void Rollouts::UnitDone(int64_t tokens) {
 // Its samples go on elsewhere from their last token; what the worker still says about them is refused. Only
 // where someone else can take them: a second attempt in the same place would not be faster.
 void Rollouts::Hedge(WorkerId worker) {
-  const auto* slow = dispatcher_.FindEngine(worker);
-  if (slow == nullptr) return;
-  const bool other = std::ranges::any_of(dispatcher_.engines(), [&](const auto& e) {
-    return e.first != worker && e.second.open() && facts_.MayServe(e.second.version);
+  if (dispatcher_.FindEngine(worker) == nullptr) return;
+  const bool other = std::ranges::any_of(fleet_, [&](const auto& item) {
+    const Engine* e = item.second.engine();
+    return item.first != worker && e != nullptr && e->open() && facts_.MayServe(e->version);
   });
   if (!other) return;
-  const WorkerRef ref = slow->ref;
+  const WorkerRef ref = fleet_.at(worker).ref();
   const auto taken = dispatcher_.TakeBack(worker);
   for (const auto& [tid, att] : taken) out_.Do(command::CancelChunk{ref, tid, att});
   if (!taken.empty()) {
@@ -69,14 +69,15 @@ void Rollouts::Hedge(WorkerId worker) {
 // them, and make the next one slow.
 void Rollouts::WeighWorkers() {
   std::vector<double> paces;
-  for (const auto& [id, e] : dispatcher_.engines()) {
-    if (const double pace = all_.workers.health().Find(id)->pace; pace > 0) paces.push_back(pace);
+  for (const auto& [id, w] : fleet_) {
+    if (w.engine() != nullptr && w.vitals().pace > 0) paces.push_back(w.vitals().pace);
   }
   if (paces.size() < 3) return;  // of two nobody can say which is the slow one
   std::nth_element(paces.begin(), paces.begin() + static_cast<std::ptrdiff_t>(paces.size() / 2), paces.end());
   const double median = paces[paces.size() / 2];
-  for (const auto& [id, e] : dispatcher_.engines()) {
-    const double pace = all_.workers.health().Find(id)->pace;
+  for (const auto& [id, w] : fleet_) {
+    if (w.engine() == nullptr) continue;
+    const double pace = w.vitals().pace;
     dispatcher_.SetSlowness(id,
                             pace > 0 ? static_cast<int64_t>(std::clamp(pace / median, 1.0, kSlowest)) : 1);
   }
@@ -92,7 +93,9 @@ void Rollouts::Repack() {
   repacked_version_ = newest;
   repacked_at_ = now_;
   std::map<Version, std::vector<RepackWorker>> by_version;
-  for (const auto& [id, e] : dispatcher_.engines()) {
+  for (const auto& [id, worker] : fleet_) {
+    if (worker.engine() == nullptr) continue;
+    const Engine& e = *worker.engine();
     if (!e.open() || !e.version.valid() || e.version == newest || e.in_flight.empty() ||
         dispatcher_.HasGhosts(id))
       continue;
@@ -116,7 +119,7 @@ void Rollouts::Repack() {
       out_.Do(command::CancelChunk{q->on, m.tid, q->att});
       dispatcher_.Prefer(m.tid, m.to);
     }
-    for (const WorkerId id : emptied) dispatcher_.SetBar(id, Dispatcher::Bar::kEmptied, true);
+    for (const WorkerId id : emptied) dispatcher_.SetBar(id, Engine::Bar::kEmptied, true);
     out_.Warn("event=repack version=" + ToString(version) + " samples=" + std::to_string(moves.size()) +
               " emptied=" + std::to_string(emptied.size()));
   }

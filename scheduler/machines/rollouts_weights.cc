@@ -11,29 +11,29 @@ void Rollouts::RollWeights() {
       all_.trainer.ready() && all_.trainer.published() == v && state_.versions().IsPublished(v);
   weights_.SetTarget(v, state_.WeightsDigest(v), available ? all_.trainer.leader() : WorkerRef{});
   const auto& evaluation = all_.evaluations.current().active();
-  const auto serving = [&](const WeightRoll::Place& p) {
-    const auto* e = dispatcher_.FindEngine(p.ref.worker);
+  const auto serving = [&](const Worker& w) {
+    const Engine* e = w.engine();
     return e != nullptr && e->open() && !e->in_flight.empty() && facts_.MayServe(e->version);
   };
-  const auto hold = [&](const WeightRoll::Place& p) {
-    const auto* e = dispatcher_.FindEngine(p.ref.worker);
+  const auto hold = [&](const Worker& w) {
+    const Engine* e = w.engine();
+    const WorkerId id = w.ref().worker;
     if (e == nullptr || !all_.slots.pool().Holds(e->slot, Role::kRollout)) return true;
-    const bool has_it = p.loaded == e->version;  // else overwritten by a load that failed or came too late
+    const bool has_it =
+        w.weights().verified == e->version;  // else overwritten by a load that failed or came too late
     // Pinned samples end on the weights that they began with.
-    if (has_it && options_.rollout.pin_version && facts_.MayServe(e->version) &&
-        dispatcher_.NeededFor(p.ref.worker))
+    if (has_it && options_.rollout.pin_version && facts_.MayServe(e->version) && dispatcher_.NeededFor(id))
       return true;
     if (has_it && evaluation && evaluation->v != v && e->version == evaluation->v) return true;
-    const auto ghosts = ghosts_until_.find(p.ref.worker);
+    const auto ghosts = ghosts_until_.find(id);
     if (ghosts == ghosts_until_.end()) return false;
-    if (now_ < ghosts->second && dispatcher_.HasGhosts(p.ref.worker)) return true;
+    if (now_ < ghosts->second && dispatcher_.HasGhosts(id)) return true;
     ghosts_until_.erase(ghosts);
     return false;
   };
   for (command::Load& load :
        weights_.Assign(serving, hold, [this](const WorkerRef& ref) { return all_.trainer.Has(ref); })) {
-    dispatcher_.SetBar(load.worker.worker, Dispatcher::Bar::kLoading, true);
-    verified_.erase(load.worker.worker);  // its memory is torn until the digest is compared
+    dispatcher_.SetBar(load.worker.worker, Engine::Bar::kLoading, true);
     if (options_.rollout.pin_version) DropPinnedOn(load.worker.worker);
     waits_.Begin({WaitKind::kLoad, load.worker.worker.value},
                  {load.worker, now_, In(options_.fleet.start_timeout_s), ToString(load.v)});
@@ -55,7 +55,6 @@ void Rollouts::On(const event::Loaded& e) {
   all_.life.Moved();
   switch (outcome) {
     case WeightRoll::Outcome::kAdmit:
-      verified_[e.worker.worker] = e.v;
       AdmitVerified(e.worker, e.v);
       break;
     case WeightRoll::Outcome::kRetry:
@@ -71,30 +70,29 @@ void Rollouts::On(const event::Loaded& e) {
 // A slot generates from now on; with the weights it has if they are still the right ones.
 void Rollouts::ServeAgain(const WorkerRef& ref, SlotId slot) {
   const LeaseEpoch epoch = all_.slots.pool().slot(slot).epoch;
-  const auto found = verified_.find(ref.worker);
-  const Version loaded = found == verified_.end() ? Version{} : found->second;
-  if (dispatcher_.FindEngine(ref.worker) == nullptr) {
-    dispatcher_.AddEngine(ref, slot, epoch);
-    dispatcher_.SetBar(ref.worker, Dispatcher::Bar::kSuspect, !all_.workers.health().MayServe(ref.worker));
-    weights_.Add(ref, loaded);
+  const Worker& w = fleet_.at(ref.worker);
+  const Version verified = w.weights().verified;
+  if (w.engine() == nullptr) {
+    dispatcher_.AddEngine(ref.worker, slot, epoch);
+    dispatcher_.SetBar(ref.worker, Engine::Bar::kSuspect, !Health::MayServe(w));
+    weights_.Add(ref.worker);
   } else {
     dispatcher_.SetEpoch(ref.worker, epoch);  // its drain was called off
-    dispatcher_.SetBar(ref.worker, Dispatcher::Bar::kSlot, false);
-    const auto* w = weights_.Find(ref.worker);
-    const Version serves = dispatcher_.FindEngine(ref.worker)->version;
-    if (w == nullptr || w->loading.valid() || !serves.valid() || w->loaded != serves) return;
+    dispatcher_.SetBar(ref.worker, Engine::Bar::kSlot, false);
+    const Version serves = w.engine()->version;
+    if (!serves.valid() || verified != serves) return;
     // Said again: a worker that had released before the roll-back reached it does not serve any more.
     out_.Do(command::Admit{ref, serves});
     return;
   }
   // It verified these weights before it trained or waited, and they are still the newest.
-  if (loaded.valid() && loaded == state_.version()) AdmitVerified(ref, loaded);
+  if (verified.valid() && verified == state_.version()) AdmitVerified(ref, verified);
 }
 
-void Rollouts::SlotIsTaken(WorkerId worker) { dispatcher_.SetBar(worker, Dispatcher::Bar::kSlot, true); }
+void Rollouts::SlotIsTaken(WorkerId worker) { dispatcher_.SetBar(worker, Engine::Bar::kSlot, true); }
 
 void Rollouts::SetSuspect(WorkerId worker, bool suspect) {
-  dispatcher_.SetBar(worker, Dispatcher::Bar::kSuspect, suspect);
+  dispatcher_.SetBar(worker, Engine::Bar::kSuspect, suspect);
 }
 
 void Rollouts::Drained(WorkerId worker) {
@@ -110,13 +108,13 @@ void Rollouts::Lost(WorkerId worker) {
   Forget(worker);
 }
 
-void Rollouts::Offered(const event::WorkerJoined& e) { verified_[e.worker] = Verified(e); }
+void Rollouts::Offered(const event::WorkerJoined& e) { weights_.Holds(e.worker, Verified(e)); }
 
 void Rollouts::Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e) {
-  dispatcher_.AddEngine(ref, slot, all_.slots.pool().slot(slot).epoch);
-  dispatcher_.SetBar(ref.worker, Dispatcher::Bar::kSlot, !all_.slots.pool().Holds(slot, Role::kRollout));
-  const Version holds = verified_.at(ref.worker);
-  weights_.Add(ref, holds);
+  dispatcher_.AddEngine(ref.worker, slot, all_.slots.pool().slot(slot).epoch);
+  dispatcher_.SetBar(ref.worker, Engine::Bar::kSlot, !all_.slots.pool().Holds(slot, Role::kRollout));
+  weights_.Add(ref.worker);
+  const Version holds = fleet_.at(ref.worker).weights().verified;
   if (holds.valid()) AdmitVerified(ref, holds);
   for (const event::HeldChunk& held : e.held) AdoptChunk(ref, held);
 }

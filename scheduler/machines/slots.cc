@@ -6,7 +6,7 @@ namespace tidepool::scheduler {
 
 Slots::Slots(Machines& all)
     : Machine(all),
-      fleet_{.slots = {},
+      terms_{.slots = {},
              .actor_slots = options_.fleet.actor_slots,
              .rollout_floor = options_.fleet.rollout_floor,
              .uneven_dp = options_.fleet.uneven_dp,
@@ -23,29 +23,25 @@ void Slots::Begin() {
 // Also where a crash came between the FENCE of a worker and the loss of its slot.
 void Slots::LoseAbandoned() {
   for (const auto& [id, slot] : IdMap(pool_.slots())) {
-    const bool complete = std::ranges::all_of(
-        slot.gang.members(), [&](const Gang::Member& m) { return all_.workers.Reattaches(m.worker.worker); });
+    const bool complete = std::ranges::all_of(slot.gang.members(), [&](const Gang::Member& m) {
+      const Worker* w = fleet_.Find(m.worker.worker);
+      return w != nullptr && w->reattaches();
+    });
     if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) && !complete)
       pool_.Lost(id, "controller restarted", now_);
   }
 }
 
 void Slots::Lost(WorkerId worker, const std::string& why) {
-  for (const SlotId slot : SlotsOf(worker)) pool_.Lost(slot, why, now_);
+  for (const SlotId slot : fleet_.at(worker).slots()) pool_.Lost(slot, why, now_);
 }
 
 void Slots::Attach(const WorkerRef& ref) {
-  for (const SlotId slot : SlotsOf(ref.worker)) pool_.Attach(slot, ref);
-}
-
-std::span<const SlotId> Slots::SlotsOf(WorkerId worker) const {
-  const auto it = facts_.layout.slots.find(worker);
-  if (it == facts_.layout.slots.end()) return {};
-  return it->second;
+  for (const SlotId slot : fleet_.at(ref.worker).slots()) pool_.Attach(slot, ref);
 }
 
 void Slots::Reattach(const WorkerRef& ref) {
-  for (const SlotId slot : SlotsOf(ref.worker)) {
+  for (const SlotId slot : fleet_.at(ref.worker).slots()) {
     if (pool_.slot(pool_.GangOf(slot)).phase == SlotPhase::kFree) {
       pool_.Attach(slot, ref);
     } else {
@@ -54,11 +50,10 @@ void Slots::Reattach(const WorkerRef& ref) {
   }
 }
 
-bool Slots::Eligible(SlotId slot, Role role) const { return facts_.policy.eligible(fleet_, slot, role); }
+bool Slots::Eligible(SlotId slot, Role role) const { return facts_.policy.eligible(terms_, slot, role); }
 
-bool Slots::Eligible(WorkerId worker, Role role) const {
-  return std::ranges::any_of(SlotsOf(worker),
-                             [&](SlotId slot) { return Eligible(pool_.GangOf(slot), role); });
+bool Slots::Eligible(std::span<const SlotId> slots, Role role) const {
+  return std::ranges::any_of(slots, [&](SlotId slot) { return Eligible(pool_.GangOf(slot), role); });
 }
 
 SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
@@ -78,7 +73,7 @@ SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
 }
 
 PoolView Slots::ViewPool() const {
-  PoolView view = fleet_;
+  PoolView view = terms_;
   view.slots.reserve(pool_.slots().size());
   for (const auto& [id, s] : pool_.slots()) view.slots.push_back(ViewSlot(id, s));
   return view;
@@ -104,7 +99,7 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
   // Slots to avoid are so for a time, which is no change of theirs.
   by_slot = by_slot && facts_.policy.by_slot && std::min(now_, plan_made_) >= pool_.avoid_until();
   if (by_slot) {
-    PoolView view = fleet_;
+    PoolView view = terms_;
     for (const SlotId id : changed) view.slots.push_back(ViewSlot(id, pool_.slot(id)));
     by_slot = plan_.Update(facts_.policy, view, ledger, forecast, now_);
   }

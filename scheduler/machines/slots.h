@@ -37,9 +37,8 @@ class Slots : public Machine {
   void Abandon(const std::string& why) { pool_.Abandon(why, now_); }  // the run ends
 
   [[nodiscard]] const Pool& pool() const { return pool_; }
-  [[nodiscard]] std::span<const SlotId> SlotsOf(WorkerId worker) const;  // empty: no device worker
   [[nodiscard]] bool Eligible(SlotId slot, Role role) const;
-  [[nodiscard]] bool Eligible(WorkerId worker, Role role) const;  // some slot of it
+  [[nodiscard]] bool Eligible(std::span<const SlotId> slots, Role role) const;  // some of them
   // Slots that hold the actor role now, by slot.
   [[nodiscard]] std::vector<command::GroupMember> Members() const;
 
@@ -53,7 +52,7 @@ class Slots : public Machine {
   [[nodiscard]] Forecast MakeForecast(const LedgerView& ledger) const;
   void FollowPlan(const std::optional<std::vector<SlotId>>& changed);
 
-  const PoolView fleet_;  // the part of it that does not change
+  const PoolView terms_;  // the part of it that does not change
   Pool pool_;
   StandingPlan plan_;
   std::string plan_refused_;  // why the policy's newest was not taken

@@ -20,15 +20,16 @@ void TrainerState::Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJ
                                left_open_->step, 0});
     WaitForAbort(ref, left_open_->step);
   } else if (e.state_step.valid()) {
-    copies_[ref] = {e.state_step, e.state_digest};
+    CopyOf(ref) = {e.state_step, e.state_digest};
   }
 }
 
 // The first that holds the committed state leads; nothing is restored and no lineage is opened. Nobody does:
 // the state comes from a checkpoint.
 void TrainerState::ElectAdopted() {
-  for (const auto& [ref, copy] : copies_) {
-    if (digest_ == 0 || !Has(ref) || !all_.workers.IsCurrent(ref)) continue;
+  for (const auto& [id, w] : fleet_) {
+    const WorkerRef& ref = w.ref();
+    if (digest_ == 0 || !Has(ref)) continue;
     leader_ = ref;
     phase_ = StatePhase::kReady;
     must_restore_ = false;
@@ -48,8 +49,9 @@ void TrainerState::Elect() {
   phase_ = StatePhase::kElecting;
   if (!aborting_.empty()) return;
   WorkerRef best;
-  for (const auto& [ref, copy] : copies_) {
-    if (!Has(ref) || !all_.workers.IsCurrent(ref)) continue;
+  for (const auto& [id, w] : fleet_) {
+    const WorkerRef& ref = w.ref();
+    if (!Has(ref)) continue;
     if (ref == leader_ || !best.inc.valid()) best = ref;
     if (best == leader_) break;
   }
@@ -80,7 +82,7 @@ void TrainerState::Committed(StepNumber step, uint64_t digest,
                              const std::vector<command::GroupMember>& members) {
   step_ = step;
   digest_ = digest;
-  for (const command::GroupMember& m : members) copies_[m.worker] = {step, digest};
+  for (const command::GroupMember& m : members) CopyOf(m.worker) = {step, digest};
   if (Has(leader_)) return;
   leader_ = members.front().worker;  // the old one had no part in this step
   publish_tries_ = 0;
@@ -88,7 +90,7 @@ void TrainerState::Committed(StepNumber step, uint64_t digest,
 
 void TrainerState::LeaveStep(const command::GroupMember& member, int64_t lease, StepNumber step,
                              int64_t group_epoch) {
-  copies_.erase(member.worker);
+  CopyOf(member.worker) = {};
   aborting_.insert(member.worker);
   out_.Do(command::AbortStep{member.worker, member.slot, member.epoch, lease, step, group_epoch});
   WaitForAbort(member.worker, step);
@@ -99,12 +101,12 @@ void TrainerState::StepAborted() {
 }
 
 void TrainerState::Torn(const WorkerRef& ref) {
-  copies_.erase(ref);
+  CopyOf(ref) = {};
   if (ref == leader_ && phase_ == StatePhase::kReady) Elect();
 }
 
 void TrainerState::Forget(const WorkerRef& ref) {
-  copies_.erase(ref);
+  CopyOf(ref) = {};
   fetching_.erase(ref);
   aborting_.erase(ref);
   for (const WaitKind kind : {WaitKind::kState, WaitKind::kAbort}) waits_.End({kind, ref.worker.value});
@@ -134,7 +136,7 @@ void TrainerState::On(const event::StepAborted& e) {
   }
   all_.life.Moved();
   waits_.End({WaitKind::kAbort, e.worker.worker.value});
-  if (e.step.valid()) copies_[e.worker] = {e.step, e.weights_digest};
+  if (e.step.valid()) CopyOf(e.worker) = {e.step, e.weights_digest};
   if (phase_ == StatePhase::kElecting) Elect();
 }
 

@@ -140,7 +140,7 @@ void TrainerState::On(const event::StateReady& e) {
   if (error.empty() && digest_ != 0 && e.weights_digest != digest_)
     error = "its weights differ from the committed ones";
   if (error.empty()) {
-    copies_[e.worker] = {e.step, e.weights_digest};
+    CopyOf(e.worker) = {e.step, e.weights_digest};
     fetching_.erase(e.worker);
     all_.workers.Admitted(e.worker.worker);
     if (!leads) return;
@@ -176,15 +176,17 @@ void TrainerState::LeaderFailed(const event::StateReady& e, const std::string& e
   }
 }
 
+StateCopy& TrainerState::CopyOf(const WorkerRef& ref) { return all_.fleet.at(ref.worker).copy_; }
+
 void TrainerState::ForgetCopies() {
   for (const auto& [ref, fetching] : fetching_) waits_.End({WaitKind::kState, ref.worker.value});
   fetching_.clear();
-  copies_.clear();
+  for (auto& [id, w] : all_.fleet) w.copy_ = {};
 }
 
 bool TrainerState::Has(const WorkerRef& ref) const {
-  const auto it = copies_.find(ref);
-  return it != copies_.end() && it->second.step == step_ && it->second.digest == digest_;
+  return IsLive(fleet_, ref) && fleet_.at(ref.worker).copy().step == step_ &&
+         fleet_.at(ref.worker).copy().digest == digest_;
 }
 
 bool TrainerState::Idle() const {

@@ -64,10 +64,7 @@ class TrainerState : public Machine {
   [[nodiscard]] const Version& published() const { return published_; }  // bytes to be had from the leader
 
  private:
-  struct Copy {  // of the state, in one worker's memory
-    StepNumber step;
-    uint64_t digest = 0;
-  };
+  StateCopy& CopyOf(const WorkerRef& ref);
   void VerifyNext();
   void Restore(int64_t ckpt, StepNumber step);
   void ForgetCopies();
@@ -84,7 +81,6 @@ class TrainerState : public Machine {
   // Checkpoints that could not be verified, and why. They are rejected for good when another one is found: if
   // none is, a disk may be missing, and the run can still be resumed when it is back.
   std::map<int64_t, std::string> unverified_;
-  std::map<WorkerRef, Copy> copies_;
   struct Fetching {
     int64_t tries = 0;
     int64_t request = 0;

@@ -3,23 +3,19 @@
 namespace tidepool::scheduler {
 
 void Workers::On(const event::WorkerLost& e) {
-  if (!health_.IsCurrent(e.worker)) {
-    const auto* place = health_.Find(e.worker.worker);
-    // The end of a process that is already fenced, or of one that is waited for after a restart.
-    if (place != nullptr && reattaching_.contains(e.worker.worker) &&
-        state_.workers().at(e.worker.worker).inc == e.worker.inc) {
-      reattaching_.erase(e.worker.worker);
-      out_.Record(record::Fence{e.worker});
-      all_.slots.Lost(e.worker.worker, e.why);
-      health_.Starting(e.worker.worker, now_);
-      if (options_.fleet.launch_workers) out_.Do(command::StartWorker{e.worker.worker});
-      if (reattaching_.empty()) all_.samples.ResumeRows();
-      return;
-    }
+  if (IsCurrent(e.worker)) {
+    Crashed(e.worker, e.why, e.by_exit);
+    return;
+  }
+  // The end of a process that is already fenced, or of one that is waited for after a restart.
+  const Worker* w = fleet_.Find(e.worker.worker);
+  if (w == nullptr || !w->reattaches() || state_.workers().at(e.worker.worker).inc != e.worker.inc) {
     all_.life.Refuse();
     return;
   }
-  Crashed(e.worker, e.why, e.by_exit);
+  FenceAbsent(e.worker.worker, e.why);
+  Launch(e.worker.worker);
+  if (!SomeReattach()) all_.samples.ResumeRows();
 }
 
 // A worker died by itself. What it was working on may be why: a sample that was being worked on when a second
@@ -49,7 +45,7 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
 }
 
 void Workers::Replace(const WorkerRef& ref, const std::string& why) {
-  if (health_.IsCurrent(ref)) Lose(ref, why, /*by_exit=*/false);
+  if (IsCurrent(ref)) Lose(ref, why, /*by_exit=*/false);
 }
 
 void Workers::AfterDeath(WorkerId worker, const std::string& why) {
@@ -59,7 +55,7 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
   switch (next.kind) {
     case Health::Next::kRestart:
       if (!all_.life.shutdown().requested() ||
-          (all_.life.WantsTrainerBack() && all_.slots.Eligible(worker, Role::kActor)))
+          (all_.life.WantsTrainerBack() && all_.slots.Eligible(fleet_.at(worker).slots(), Role::kActor)))
         out_.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
@@ -82,18 +78,17 @@ void Workers::CheckFleet() {
   bool rollout = false, side = false, actor = false, missing = false;
   int64_t devices = 0;
   std::string why;
-  for (const auto& [id, p] : health_.places()) {
-    const bool device = p.kind == WorkerKind::kDevice;
-    if (p.life == Life::kRetired) {
+  for (const auto& [id, w] : fleet_) {
+    if (w.vitals().life == Life::kRetired) {
       // A group of another size would round otherwise, so there is no going on without it.
-      if (options_.deterministic && device && all_.slots.Eligible(id, Role::kActor)) missing = true;
-      why = "w" + std::to_string(id.value) + ": " + p.last_why;
+      if (options_.deterministic && all_.slots.Eligible(w.slots(), Role::kActor)) missing = true;
+      why = "w" + std::to_string(id.value) + ": " + w.vitals().last_why;
       continue;
     }
-    if (p.kind == options_.side_kind()) side = true;
-    if (device) ++devices;
-    if (device && all_.slots.Eligible(id, Role::kActor)) actor = true;
-    if (device && all_.slots.Eligible(id, Role::kRollout)) rollout = true;
+    if (w.kind() == options_.side_kind()) side = true;
+    devices += static_cast<int64_t>(w.slots().size());
+    if (all_.slots.Eligible(w.slots(), Role::kActor)) actor = true;
+    if (all_.slots.Eligible(w.slots(), Role::kRollout)) rollout = true;
   }
   if (!actor || missing) {
     all_.life.Fail("fleet_dead", "actor", {},

@@ -14,17 +14,17 @@ HealthOptions HealthOf(const ControllerOptions& c) {
 
 }  // namespace
 
-Workers::Workers(Machines& all) : Machine(all), health_(HealthOf(options_)) {}
+Workers::Workers(Machines& all) : Machine(all), health_(HealthOf(options_), all.fleet) {}
 
 // Empty: it may join.
 std::string Workers::WhyNotWelcome(const event::WorkerJoined& e) const {
-  const auto* place = health_.Find(e.worker);
+  const Worker* w = fleet_.Find(e.worker);
   const std::string name = "worker place " + std::to_string(e.worker.value);
-  if (place == nullptr || e.kind != place->kind) return "this run has no such worker place";
-  if (place->ref.inc.valid()) return name + " is taken by " + ToString(place->ref);
-  if (place->life == Life::kRetired) return name + " is retired: " + place->last_why;
-  const std::span<const SlotId> slots = all_.slots.SlotsOf(e.worker);
-  if (e.kind == WorkerKind::kDevice && e.slot.valid() && std::ranges::find(slots, e.slot) == slots.end())
+  if (w == nullptr || e.kind != w->kind()) return "this run has no such worker place";
+  if (w->live()) return name + " is taken by " + ToString(w->ref());
+  if (w->vitals().life == Life::kRetired) return name + " is retired: " + w->vitals().last_why;
+  if (e.kind == WorkerKind::kDevice && e.slot.valid() &&
+      std::ranges::find(w->slots(), e.slot) == w->slots().end())
     return name + " has no slot " + std::to_string(e.slot.value);
   return "";
 }
@@ -37,14 +37,12 @@ void Workers::On(const event::WorkerJoined& e) {
   }
   all_.life.Moved();
   if (e.restored_inc.valid() && Reattach(e)) {
-    if (reattaching_.empty()) all_.samples.ResumeRows();
+    if (!SomeReattach()) all_.samples.ResumeRows();
     return;
   }
-  if (reattaching_.contains(e.worker)) {  // a new process in the place of one that was waited for
-    out_.Record(record::Fence{{e.worker, state_.workers().at(e.worker).inc}});
-    all_.slots.Lost(e.worker, "another process took its place");
-    reattaching_.erase(e.worker);
-    if (reattaching_.empty()) all_.samples.ResumeRows();
+  if (fleet_.at(e.worker).reattaches()) {
+    FenceAbsent(e.worker, "another process took its place");
+    if (!SomeReattach()) all_.samples.ResumeRows();
   }
   const WorkerRef ref{e.worker, state_.next_incarnation()};
   out_.Record(record::Join{ref, e.name,
@@ -65,10 +63,9 @@ void Workers::On(const event::WorkerJoined& e) {
 // False: it is not one that was waited for, and has to begin anew.
 bool Workers::Reattach(const event::WorkerJoined& e) {
   const auto facts = state_.workers().find(e.worker);
-  if (!reattaching_.contains(e.worker) || facts == state_.workers().end() ||
-      facts->second.inc != e.restored_inc)
-    return false;
-  reattaching_.erase(e.worker);
+  Worker& w = all_.fleet.at(e.worker);
+  if (!w.reattaches() || facts == state_.workers().end() || facts->second.inc != e.restored_inc) return false;
+  w.reattaches_ = false;
   const WorkerRef ref{e.worker, e.restored_inc};
   out_.Do(command::Welcome{e.worker, e.process, ref.inc});
   health_.Joined(ref, now_);
@@ -78,7 +75,7 @@ bool Workers::Reattach(const event::WorkerJoined& e) {
   }
   all_.rollouts.Offered(e);
   all_.slots.Reattach(ref);
-  for (const SlotId slot : all_.slots.SlotsOf(e.worker)) {
+  for (const SlotId slot : w.slots()) {
     all_.trainer.Adopt(ref, slot, e);
     // What was granted and never confirmed has no chunks: it is made an engine when it confirms.
     const Pool::Slot& s = all_.slots.pool().slot(all_.slots.pool().GangOf(slot));
@@ -87,22 +84,34 @@ bool Workers::Reattach(const event::WorkerJoined& e) {
   return true;
 }
 
-// Who has not come back by now is gone.
+// The process of the last life that was waited for is gone.
+void Workers::FenceAbsent(WorkerId worker, const std::string& why) {
+  all_.fleet.at(worker).reattaches_ = false;
+  out_.Record(record::Fence{{worker, state_.workers().at(worker).inc}});
+  all_.slots.Lost(worker, why);
+}
+
+void Workers::Launch(WorkerId worker) {
+  health_.Starting(worker, now_);
+  if (options_.fleet.launch_workers) out_.Do(command::StartWorker{worker});
+}
+
 void Workers::ReattachOver() {
-  for (const WorkerId id : std::set(reattaching_)) {
-    const auto& facts = state_.workers().at(id);
-    out_.Record(record::Fence{{id, facts.inc}});
-    all_.slots.Lost(id, "its worker did not come back");
-    health_.Starting(id, now_);
-    if (options_.fleet.launch_workers) out_.Do(command::StartWorker{id});
+  for (const auto& [id, w] : fleet_) {
+    if (!w.reattaches()) continue;
+    FenceAbsent(id, "its worker did not come back");
+    Launch(id);
   }
-  reattaching_.clear();
   all_.samples.ResumeRows();
 }
 
 bool Workers::DevicesReattach() const {
-  return std::ranges::any_of(reattaching_,
-                             [&](const WorkerId id) { return !all_.slots.SlotsOf(id).empty(); });
+  return std::ranges::any_of(
+      fleet_, [](const auto& item) { return item.second.reattaches() && !item.second.slots().empty(); });
+}
+
+bool Workers::SomeReattach() const {
+  return std::ranges::any_of(fleet_, [](const auto& item) { return item.second.reattaches(); });
 }
 
 void Workers::Resume() {
@@ -111,14 +120,15 @@ void Workers::Resume() {
   for (const auto& [id, facts] : std::map(state_.workers())) {
     if (facts.fenced) continue;
     const WorkerRef ref{id, facts.inc};
+    Worker* w = all_.fleet.Find(id);  // nullptr: the run had more places before
     // A device that was released by a transition holds nothing; it may come back all the same.
-    const bool whole = std::ranges::all_of(all_.slots.SlotsOf(id), [&](SlotId part) {
-      const Pool::Slot& slot = pool.slot(pool.GangOf(part));
-      return slot.phase == SlotPhase::kFree || slot.gang.Find(part)->worker == ref;
-    });
+    const bool whole = w != nullptr && std::ranges::all_of(w->slots(), [&](SlotId part) {
+                         const Pool::Slot& slot = pool.slot(pool.GangOf(part));
+                         return slot.phase == SlotPhase::kFree || slot.gang.Find(part)->worker == ref;
+                       });
     // A crash may come between the QUAR of a slot and the FENCE of the process that kept its memory.
     if (wait && whole && !facts.keeps_memory) {
-      reattaching_.insert(id);
+      w->reattaches_ = true;
     } else {
       out_.Record(record::Fence{ref});
     }
@@ -126,23 +136,28 @@ void Workers::Resume() {
   reattach_until_ = In(options_.fleet.reattach_grace_s);
 }
 
-void Workers::Start() {
+void Workers::Begin() {
   for (const auto& [id, slots] : facts_.layout.slots) {
-    if (facts_.needs_rollout || all_.slots.Eligible(id, Role::kActor)) health_.Add(id, WorkerKind::kDevice);
+    if (facts_.needs_rollout || all_.slots.Eligible(slots, Role::kActor)) all_.fleet[id].slots_ = slots;
   }
   if (facts_.needs_reward || facts_.environment) {
     for (int64_t i = 0; i < options_.side_workers(); ++i)
-      health_.Add(options_.side_worker(i), options_.side_kind());
+      all_.fleet[options_.side_worker(i)].kind_ = options_.side_kind();
   }
-  for (const auto& [id, place] : IdMap(health_.places())) {
-    health_.Starting(id, now_);
-    if (options_.fleet.launch_workers && !reattaching_.contains(id)) out_.Do(command::StartWorker{id});
+}
+
+void Workers::Start() {
+  for (const auto& [id, w] : fleet_) {
+    if (w.reattaches())
+      health_.Starting(id, now_);
+    else
+      Launch(id);
   }
 }
 
 void Workers::On(const event::WorkerStartFailed& e) {
-  const auto* place = health_.Find(e.worker);
-  if (place == nullptr || place->ref.inc.valid()) {
+  const Worker* w = fleet_.Find(e.worker);
+  if (w == nullptr || w->live()) {
     all_.life.Refuse();
     return;
   }
@@ -152,12 +167,11 @@ void Workers::On(const event::WorkerStartFailed& e) {
 }
 
 void Workers::On(const event::Heartbeat& e) {
-  if (!health_.IsCurrent(e.worker)) {
+  if (!IsCurrent(e.worker)) {
     all_.life.Refuse();
     return;
   }
-  const auto* before = health_.Find(e.worker.worker);
-  const int64_t seq = before->op_seq;
+  const int64_t seq = fleet_.at(e.worker.worker).vitals().op_seq;
   health_.Heard(e.worker.worker, e, now_);
   all_.rollouts.Heard(e);
   if (e.op_seq != seq) {  // a long operation moves
@@ -167,20 +181,22 @@ void Workers::On(const event::Heartbeat& e) {
 }
 
 void Workers::Tick() {
-  for (const auto& [id, e] : all_.rollouts.requests().engines()) {
-    all_.slots.SetStepTime(e.slot, health_.Find(id)->step_s);
-    health_.SetBusy(
-        id,
-        !e.in_flight.empty() && !all_.rollouts.Loading(id) && all_.slots.pool().Holds(e.slot, Role::kRollout),
-        now_);
+  for (const auto& [id, w] : fleet_) {
+    if (w.engine() == nullptr) continue;
+    const Engine& e = *w.engine();
+    all_.slots.SetStepTime(e.slot, w.vitals().step_s);
+    health_.SetBusy(id,
+                    !e.in_flight.empty() && !w.weights().loading.valid() &&
+                        all_.slots.pool().Holds(e.slot, Role::kRollout),
+                    now_);
   }
-  if (!reattaching_.empty() && now_ > reattach_until_) ReattachOver();
+  if (now_ > reattach_until_ && SomeReattach()) ReattachOver();
   for (const Health::Verdict& v : health_.Tick(now_)) {
     if (all_.life.finished()) return;
-    const auto* place = health_.Find(v.worker);
+    const Worker& w = fleet_.at(v.worker);
     switch (v.kind) {
       case Health::Verdict::kSuspect:
-        out_.Warn("worker=" + ToString(place->ref) + " event=suspect why=\"" + v.why + "\"");
+        out_.Warn("worker=" + ToString(w.ref()) + " event=suspect why=\"" + v.why + "\"");
         all_.rollouts.SetSuspect(v.worker, true);
         if (v.stuck) all_.rollouts.Hedge(v.worker);
         break;
@@ -188,10 +204,10 @@ void Workers::Tick() {
         all_.rollouts.SetSuspect(v.worker, false);
         break;
       case Health::Verdict::kDead:
-        Crashed(place->ref, v.why, /*by_exit=*/false);
+        Crashed(WorkerRef(w.ref()), v.why, /*by_exit=*/false);
         break;
       case Health::Verdict::kStartTimedOut:
-        if (reattaching_.contains(v.worker)) break;
+        if (w.reattaches()) break;
         if (!options_.fleet.launch_workers) {
           all_.life.Fail("start_failed", "w" + std::to_string(v.worker.value), {},
                          "worker " + std::to_string(v.worker.value) + " " + v.why);

@@ -2,7 +2,6 @@
 // Worker processes: who joins, who comes back after a restart of the controller, who is dead, who is started
 // again, and whether those that are left can do the job.
 
-#include <set>
 #include <string>
 
 #include "scheduler/events.h"
@@ -20,8 +19,9 @@ class Workers : public Machine {
   void On(const event::WorkerStartFailed& e);
   void On(const event::Heartbeat& e);
 
+  void Begin();   // makes the worker places
   void Resume();  // a new life of the run: who may come back, who is fenced
-  void Start();   // makes the worker places and starts their processes
+  void Start();   // their processes
   void Tick();    // who is silent, stuck or late
   void Replace(const WorkerRef& ref, const std::string& why);  // kills it, if it is alive; then as lost
 
@@ -29,25 +29,25 @@ class Workers : public Machine {
   void Admitted(WorkerId worker) { health_.Admitted(worker); }        // it has what it needs to work
   void Weigh(WorkerId worker, double pace) { health_.Weigh(worker, pace); }
 
-  [[nodiscard]] bool IsCurrent(const WorkerRef& ref) const { return health_.IsCurrent(ref); }
-  [[nodiscard]] const Health& health() const { return health_; }
-  // It lived under the last controller and may still come back; some device, some worker of any kind.
-  [[nodiscard]] bool Reattaches(WorkerId worker) const { return reattaching_.contains(worker); }
+  [[nodiscard]] bool IsCurrent(const WorkerRef& ref) const { return IsLive(fleet_, ref); }
+  [[nodiscard]] int64_t restarts() const { return health_.restarts(); }
+  // Some device, some worker of any kind lived under the last controller and may still come back.
   [[nodiscard]] bool DevicesReattach() const;
-  [[nodiscard]] bool SomeReattach() const { return !reattaching_.empty(); }
+  [[nodiscard]] bool SomeReattach() const;
 
  private:
   bool Reattach(const event::WorkerJoined& e);
   [[nodiscard]] std::string WhyNotWelcome(const event::WorkerJoined& e) const;
   void AddSideWorker(const WorkerRef& ref);
   void ReattachOver();
+  void FenceAbsent(WorkerId worker, const std::string& why);
+  void Launch(WorkerId worker);
   void Crashed(const WorkerRef& ref, const std::string& why, bool by_exit);
   void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);
   void AfterDeath(WorkerId worker, const std::string& why);
   void CheckFleet();
 
   Health health_;
-  std::set<WorkerId> reattaching_;
   TimePoint reattach_until_;
 };
 

@@ -123,6 +123,36 @@ TEST(AttachTest, AnAdoptedChunkHasOnlyTheTokensThatWereSentAgain) {
   ExpectProven(cluster);
 }
 
+// Nobody would ever welcome it again, and a process of it would have nothing to do.
+TEST(AttachTest, AWorkerWhosePlaceIsNoMoreIsFencedAtOnceAndNotStarted) {
+  ControllerOptions job = LongLived();
+  job.reward.workers = 2;
+  SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+  ASSERT_EQ(cluster.Run().code, 0);
+  std::vector<JournalEntry> begun;  // to the first step
+  for (const JournalEntry& e : cluster.journal()) {
+    if (std::holds_alternative<record::StepBegin>(e.record)) break;
+    begun.push_back(e);
+  }
+  const WorkerId gone = job.side_worker(1);
+  job.reward.workers = 1;
+  auto next = Controller::Create(job, begun);
+  ASSERT_TRUE(next.ok()) << next.status().message();
+  bool fenced = false;
+  const auto look = [&](const Event& event, double now) {
+    for (const Command& c : (*next)->Handle(event, {FromSeconds(now)})) {
+      const auto* append = std::get_if<command::Append>(&c);
+      const auto* fence = append == nullptr ? nullptr : std::get_if<record::Fence>(&append->record);
+      fenced = fenced || (fence != nullptr && fence->worker.worker == gone);
+      const auto* start = std::get_if<command::StartWorker>(&c);
+      EXPECT_FALSE(start != nullptr && start->worker == gone) << "after " << now << " s";
+    }
+  };
+  look(event::Started{}, 1000);
+  EXPECT_TRUE(fenced);
+  look(event::Tick{}, 1100);  // the time for others to come back is over
+}
+
 // The worker is still about to carry out the newest request, which writes over whatever an earlier one left.
 TEST(AttachTest, AnAnswerToAnEarlierRequestForAStateIsRefused) {
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 4);

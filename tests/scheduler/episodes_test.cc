@@ -8,6 +8,7 @@
 
 #include "scheduler/checker.h"
 #include "scheduler/dispatcher.h"
+#include "scheduler/fleet/health.h"
 #include "tests/scheduler/sim_cluster.h"
 
 namespace tidepool::scheduler {
@@ -119,10 +120,14 @@ TEST_F(EpisodesTest, AnEpisodeHasADeadlineAsAWhole) {
 }
 
 TEST(WaitingEnvTest, ARequestLeavesTheBufferAndComesBackWithItsObservation) {
-  Dispatcher d({.chunk_tokens = 8, .max_concurrent = 16});
+  Fleet fleet;
+  Health health({}, fleet);
+  Dispatcher d({.chunk_tokens = 8, .max_concurrent = 16}, fleet);
   const auto all = [](const Version&) { return true; };
   for (int64_t w = 0; w < 2; ++w) {
-    d.AddEngine({{w}, {w}}, {w}, {0});
+    fleet[{w}];
+    health.Joined({{w}, {w}}, {});
+    d.AddEngine({w}, {w}, {0});
     d.Admit({w}, {0, 1});
   }
   d.Add({.tid = Tid(1), .gid = {1}, .prompt_len = 5, .max_new = 40, .turn_end = 6});

@@ -162,17 +162,24 @@ TEST(LengthModelTest, SamplesThatStillRunCountAsCensored) {
   EXPECT_NEAR(m.ResidualLife(0, 1000), (10 * 10 + 18 * 50 + 2 * 200) / 30.0, 0.1) << "each counts once";
 }
 
+// One worker's life: its place, and the fleet that it is alone in.
+struct OneLife {
+  Fleet fleet;
+  Health h{Quick(), fleet};
+  OneLife() { fleet[{0}]; }
+};
+
 TEST(HealthTest, SilentWorkerIsSuspectThenDead) {
-  Health h(Quick());
+  OneLife one;
+  Health& h = one.h;
   const WorkerRef ref{{0}, {7}};
-  h.Add({0}, WorkerKind::kDevice);
   h.Starting({0}, T(0));
   h.Joined(ref, T(1));
   EXPECT_TRUE(h.Tick(T(2)).empty());
   auto v = h.Tick(T(2.6));
   ASSERT_EQ(v.size(), 1U);
   EXPECT_EQ(v[0].kind, Health::Verdict::kSuspect);
-  EXPECT_FALSE(h.MayServe({0}));
+  EXPECT_FALSE(Health::MayServe(one.fleet.at({0})));
   h.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "", .op_seq = 0}, T(3));
   v = h.Tick(T(3.1));
   ASSERT_EQ(v.size(), 1U);
@@ -184,9 +191,9 @@ TEST(HealthTest, SilentWorkerIsSuspectThenDead) {
 }
 
 TEST(HealthTest, BeatingHeartWithoutTokensIsNotProofOfLife) {
-  Health h(Quick());
+  OneLife one;
+  Health& h = one.h;
   const WorkerRef ref{{0}, {7}};
-  h.Add({0}, WorkerKind::kDevice);
   h.Joined(ref, T(0));
   h.SetBusy({0}, true, T(0));
   bool dead = false;
@@ -196,8 +203,8 @@ TEST(HealthTest, BeatingHeartWithoutTokensIsNotProofOfLife) {
   }
   EXPECT_TRUE(dead);
   // Idle is not hung.
-  Health idle(Quick());
-  idle.Add({0}, WorkerKind::kDevice);
+  OneLife other;
+  Health& idle = other.h;
   idle.Joined(ref, T(0));
   for (double t = 0; t < 100; t += 0.5) {
     idle.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "", .op_seq = 0}, T(t));
@@ -206,8 +213,8 @@ TEST(HealthTest, BeatingHeartWithoutTokensIsNotProofOfLife) {
 }
 
 TEST(HealthTest, BackOffDoublesAndFiveRestartsInTenMinutesRetire) {
-  Health h(Quick());
-  h.Add({0}, WorkerKind::kDevice);
+  OneLife one;
+  Health& h = one.h;
   double now = 0, expected = 1;
   for (int k = 0; k < 5; ++k) {
     h.Joined({{0}, {k}}, T(now));
@@ -223,8 +230,8 @@ TEST(HealthTest, BackOffDoublesAndFiveRestartsInTenMinutesRetire) {
 }
 
 TEST(HealthTest, RestartsLongAgoAreForgiven) {
-  Health h(Quick());
-  h.Add({0}, WorkerKind::kDevice);
+  OneLife one;
+  Health& h = one.h;
   for (int k = 0; k < 12; ++k) {
     const double now = 200.0 * k;
     h.Joined({{0}, {k}}, T(now));
@@ -233,8 +240,8 @@ TEST(HealthTest, RestartsLongAgoAreForgiven) {
 }
 
 TEST(HealthTest, ThreeFailedStartsInARowGiveUp) {
-  Health h(Quick());
-  h.Add({0}, WorkerKind::kDevice);
+  OneLife one;
+  Health& h = one.h;
   EXPECT_EQ(h.Died({0}, "exec", T(0)).kind, Health::Next::kRestart);
   EXPECT_EQ(h.Died({0}, "exec", T(1)).kind, Health::Next::kRestart);
   EXPECT_EQ(h.Died({0}, "exec", T(2)).kind, Health::Next::kGiveUp);
@@ -255,10 +262,24 @@ Request MakeRequest(int64_t ordinal, int32_t sample, int64_t max_new = 64) {
           .probe = false,
           .errors = 0};
 }
+
+// A dispatcher whose workers are known to it alone.
+struct FleetOfEngines {
+  Fleet fleet;
+};
+class LoneDispatcher : private FleetOfEngines, public Dispatcher {
+ public:
+  explicit LoneDispatcher(const DispatchOptions& options) : Dispatcher(options, fleet) {}
+  void AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) {
+    fleet[ref.worker];
+    Health(Quick(), fleet).Joined(ref, {});
+    Dispatcher::AddEngine(ref.worker, slot, epoch);
+  }
+};
 const auto kAnyVersion = [](const Version&) { return true; };
 
 TEST(DispatcherTest, ProbesGoFirstThenTheLongestGroups) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 2, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 2, .kv_cache_tokens = 0});
   const WorkerRef w{{1}, {5}};
   d.AddEngine(w, {1}, {1});
   for (int64_t g = 0; g < 2; ++g) {
@@ -283,7 +304,7 @@ TEST(DispatcherTest, ProbesGoFirstThenTheLongestGroups) {
 }
 
 TEST(DispatcherTest, ChunksAreBoundedAndContinueWhereTheKvIs) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 2; ++i) {
     d.AddEngine({{i}, {i}}, {i}, {1});
     d.Admit({i}, {0, 0});
@@ -314,7 +335,7 @@ void EndChunk(Dispatcher& d, const WorkerRef& w, const SampleId& tid, int64_t to
 
 // Each of the two would compute its cache again at every chunk.
 TEST(DispatcherTest, WhatHasJustEndedAChunkIsNotDisplacedByALongerOneThatWaits) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 60});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 60});
   const WorkerRef w{{1}, {1}};
   d.AddEngine(w, {1}, {1});
   d.Admit({1}, {0, 0});
@@ -336,7 +357,7 @@ TEST(DispatcherTest, WhatHasJustEndedAChunkIsNotDisplacedByALongerOneThatWaits) 
 
 // Under pressure there is nearly always a little more room elsewhere.
 TEST(DispatcherTest, AChunkThatEndsWhereItsRoomIsTooSmallDoesNotLeaveAtOnce) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 80});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 80});
   const WorkerRef home{{1}, {1}};
   for (int64_t i = 1; i <= 2; ++i) d.AddEngine({{i}, {i}}, {i}, {1});
   d.Admit({1}, {0, 0});
@@ -358,33 +379,33 @@ TEST(DispatcherTest, AChunkThatEndsWhereItsRoomIsTooSmallDoesNotLeaveAtOnce) {
 
 // A load that ends does not make a worker trustworthy that is suspect for another reason.
 TEST(DispatcherTest, AnEngineTakesChunksOnlyWhileNothingBarsIt) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
   d.AddEngine({{1}, {1}}, {1}, {1});
   d.Add(MakeRequest(0, 0, 64));
   EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "it serves no weights yet";
-  d.SetBar({1}, Dispatcher::Bar::kSuspect, true);
-  d.SetBar({1}, Dispatcher::Bar::kLoading, true);
+  d.SetBar({1}, Engine::Bar::kSuspect, true);
+  d.SetBar({1}, Engine::Bar::kLoading, true);
   d.Admit({1}, {0, 0});
   EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "it has loaded, and is suspect still";
-  d.SetBar({1}, Dispatcher::Bar::kSuspect, false);
+  d.SetBar({1}, Engine::Bar::kSuspect, false);
   EXPECT_EQ(d.Assign(kAnyVersion).size(), 1U);
 }
 
 // Elsewhere one worker has far too much: no reason to leave a third.
 TEST(DispatcherTest, ASampleLeavesOnlyAWorkerThatItselfHasTooMuch) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 3; ++i) d.AddEngine({{i}, {i}}, {i}, {1});
   int64_t g = 0;
   const auto fill = [&](int64_t worker, int64_t n) {
     d.Admit({worker}, {0, 0});
     for (; n > 0; --n) d.Add(MakeRequest(g++, 0, 64));
     for (const auto& c : d.Assign(kAnyVersion)) EXPECT_EQ(c.worker.worker.value, worker);
-    d.SetBar({worker}, Dispatcher::Bar::kSlot, true);
+    d.SetBar({worker}, Engine::Bar::kSlot, true);
   };
   fill(1, 100);
   fill(2, 20);
   fill(3, 10);
-  for (int64_t i = 1; i <= 3; ++i) d.SetBar({i}, Dispatcher::Bar::kSlot, false);
+  for (int64_t i = 1; i <= 3; ++i) d.SetBar({i}, Engine::Bar::kSlot, false);
   EndChunk(d, {{2}, {2}}, {100, 0, 0}, 16);
   auto chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 1U);
@@ -396,7 +417,7 @@ TEST(DispatcherTest, ASampleLeavesOnlyAWorkerThatItselfHasTooMuch) {
 }
 
 TEST(DispatcherTest, LostWorkerGivesItsChunksBackWithTheirTokens) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
   const WorkerRef a{{1}, {1}}, b{{2}, {2}};
   d.AddEngine(a, {1}, {1});
   d.Admit({1}, {0, 3});
@@ -417,7 +438,7 @@ TEST(DispatcherTest, LostWorkerGivesItsChunksBackWithTheirTokens) {
 }
 
 TEST(DispatcherTest, WithdrawnChunkKeepsItsRoomUntilItIsAcknowledged) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 1, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 1, .kv_cache_tokens = 0});
   const WorkerRef a{{1}, {1}};
   d.AddEngine(a, {1}, {1});
   d.Admit({1}, {0, 0});
@@ -433,7 +454,7 @@ TEST(DispatcherTest, WithdrawnChunkKeepsItsRoomUntilItIsAcknowledged) {
 }
 
 TEST(DispatcherTest, FreshGroupsBeginOnTheNewestWeightsWhatHasBegunGoesOnWhereItMay) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 2; ++i) {
     d.AddEngine({{i}, {i}}, {i}, {1});
     d.Admit({i}, {0, 3});
@@ -461,7 +482,7 @@ TEST(DispatcherTest, FreshGroupsBeginOnTheNewestWeightsWhatHasBegunGoesOnWhereIt
 // After a step that all slots trained, the first one back was given every sample that waited, and the others
 // nothing.
 TEST(DispatcherTest, WhoIsBackFirstGetsItsShareWhileOthersAreComing) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   for (int64_t g = 0; g < 8; ++g) d.Add(MakeRequest(g, 0));
   for (int64_t i = 1; i <= 4; ++i) {
     d.AddEngine({{i}, {i}}, {i}, {1});
@@ -474,7 +495,7 @@ TEST(DispatcherTest, WhoIsBackFirstGetsItsShareWhileOthersAreComing) {
 }
 
 TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   const WorkerRef a{{1}, {1}}, b{{2}, {2}};
   d.AddEngine(a, {1}, {1});
   d.Admit({1}, {0, 0});
@@ -495,13 +516,13 @@ TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
 }
 
 TEST(DispatcherTest, PinnedSamplesEndOnTheirVersion) {
-  Dispatcher d({.chunk_tokens = 16,
-                .max_concurrent = 100,
-                .kv_cache_tokens = 0,
-                .order = {},
-                .oracle = {},
-                .reserve = true,
-                .pin = true});
+  LoneDispatcher d({.chunk_tokens = 16,
+                    .max_concurrent = 100,
+                    .kv_cache_tokens = 0,
+                    .order = {},
+                    .oracle = {},
+                    .reserve = true,
+                    .pin = true});
   const WorkerRef a{{1}, {1}};
   d.AddEngine(a, {1}, {1});
   d.Admit({1}, {0, 3});
@@ -519,7 +540,7 @@ TEST(DispatcherTest, PinnedSamplesEndOnTheirVersion) {
 }
 
 TEST(DispatcherTest, ASlowWorkerIsGivenLess) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 3; ++i) {
     d.AddEngine({{i}, {i}}, {i}, {1});
     d.Admit({i}, {0, 0});
@@ -533,7 +554,7 @@ TEST(DispatcherTest, ASlowWorkerIsGivenLess) {
 }
 
 TEST(DispatcherTest, WhatRunsIsInTheEstimateOfWhatIsLeft) {
-  Dispatcher d({.chunk_tokens = 64, .max_concurrent = 8, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 64, .max_concurrent = 8, .kv_cache_tokens = 0});
   const WorkerRef w{{1}, {5}};
   d.AddEngine(w, {1}, {1});
   d.Admit({1}, {0, 0});
@@ -551,7 +572,7 @@ TEST(DispatcherTest, WhatRunsIsInTheEstimateOfWhatIsLeft) {
 }
 
 TEST(DispatcherTest, AnEngineIsGivenOneSuspectAtATime) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 2; ++i) {
     d.AddEngine({{i}, {i}}, {i}, {1});
     d.Admit({i}, {0, 0});
@@ -605,17 +626,8 @@ TEST(LiveCostTest, FollowsWhatIsMeasured) {
   EXPECT_NEAR(cost.train_work(100), 8, 0.2);
 }
 
-TEST(WeightRollTest, IdleWorkersLoadAtOnceBusyOnesAFewAtATime) {
-  WeightRoll roll;
-  for (int64_t i = 0; i < 8; ++i) roll.Add({{i}, {1}}, {0, 0});
-  roll.SetTarget({0, 1}, 7, {{0}, {1}});
-  const auto never = [](const auto&) { return false; };
-  const auto busy = [](const WeightRoll::Place& p) { return p.ref.worker.value >= 4; };
-  EXPECT_EQ(roll.Assign(busy, never, never).size(), 4U + 2U) << "four idle ones, and a quarter of all";
-}
-
 TEST(DispatcherTest, KvRoomBoundsWhatIsInFlight) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 100});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 100});
   d.AddEngine({{1}, {1}}, {1}, {1});
   d.Admit({1}, {0, 0});
   for (int64_t g = 0; g < 10; ++g) d.Add(MakeRequest(g, 0));
@@ -623,7 +635,7 @@ TEST(DispatcherTest, KvRoomBoundsWhatIsInFlight) {
 }
 
 TEST(DispatcherTest, EvaluationIsServedByItsVersionOnly) {
-  Dispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   d.AddEngine({{1}, {1}}, {1}, {1});
   d.Admit({1}, {0, 1});
   Request r = MakeRequest(0, SampleId::kEvalSample);
@@ -678,14 +690,39 @@ TEST(GradingTest, LostGraderGivesItsSamplesBack) {
   EXPECT_EQ(grades[0].attempt, 0) << "a lost grader is not the sample's fault";
 }
 
+// Workers 0 .. n - 1 have engines.
+struct Rolling {
+  Fleet fleet;
+  WeightRoll roll{fleet};
+  explicit Rolling(int64_t n, const Version& verified = {0, 0}) {
+    Health health(Quick(), fleet);
+    for (int64_t i = 0; i < n; ++i) {
+      fleet[{i}];
+      health.Joined({{i}, {i}}, {});
+      roll.Holds({i}, verified);
+      roll.Add({i});
+    }
+  }
+};
+
 const auto kNobody = [](const WorkerRef&) { return false; };  // took part in the last step
 
+TEST(WeightRollTest, IdleWorkersLoadAtOnceBusyOnesAFewAtATime) {
+  Rolling rolling(8);
+  WeightRoll& roll = rolling.roll;
+  roll.SetTarget({0, 1}, 7, {{0}, {1}});
+  const auto never = [](const auto&) { return false; };
+  const auto busy = [](const Worker& w) { return w.ref().worker.value >= 4; };
+  EXPECT_EQ(roll.Assign(busy, never, never).size(), 4U + 2U) << "four idle ones, and a quarter of all";
+  EXPECT_FALSE(rolling.fleet.at({0}).weights().verified.valid()) << "its memory is torn until it has loaded";
+}
+
 TEST(WeightRollTest, ServingWorkersAreTakenOutAQuarterAtATime) {
-  WeightRoll w;
-  for (int64_t i = 0; i < 8; ++i) w.Add({{i}, {i}}, {0, 0});
+  Rolling rolling(8);
+  WeightRoll& w = rolling.roll;
   w.SetTarget({0, 1}, 77, {{9}, {9}});
-  const auto all = [](const WeightRoll::Place&) { return true; };
-  const auto none = [](const WeightRoll::Place&) { return false; };
+  const auto all = [](const Worker&) { return true; };
+  const auto none = [](const Worker&) { return false; };
   const auto loads = w.Assign(all, none, kNobody);
   EXPECT_EQ(loads.size(), 2U);
   EXPECT_TRUE(w.Assign(all, none, kNobody).empty());
@@ -695,11 +732,11 @@ TEST(WeightRollTest, ServingWorkersAreTakenOutAQuarterAtATime) {
 }
 
 TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
-  WeightRoll w;
-  const WorkerRef ref{{1}, {1}};
-  w.Add(ref, {});
+  Rolling rolling(1, {});
+  WeightRoll& w = rolling.roll;
+  const WorkerRef ref{{0}, {0}};
   w.SetTarget({0, 1}, 77, {{9}, {9}});
-  const auto none = [](const WeightRoll::Place&) { return false; };
+  const auto none = [](const Worker&) { return false; };
   for (int k = 0; k < 3; ++k) {
     ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
     EXPECT_EQ(w.Loaded({ref, {0, 1}, 78, ""}),

@@ -1,0 +1,119 @@
+#pragma once
+// One record for each worker of the run: who it is, which slots it has, how it lives, which weights are in
+// its memory, what it generates. Everyone may read all of a record; each part of it is changed by one class,
+// which is its friend. Not thread-safe.
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/ids.h"
+#include "core/base/time.h"
+#include "core/base/words.h"
+#include "scheduler/events.h"
+#include "scheduler/flat_table.h"
+#include "scheduler/id_map.h"
+#include "scheduler/small_set.h"
+
+namespace tidepool::scheduler {
+
+enum class Life : uint8_t { kAbsent, kStarting, kStale, kHealthy, kSuspect, kRestarting, kRetired };
+constexpr auto WordsOf(Life) {
+  return std::to_array<const char*>(
+      {"absent", "starting", "stale", "healthy", "suspect", "restarting", "retired"});
+}
+
+// How a worker lives: Health's part.
+struct Vitals {
+  Life life = Life::kAbsent;
+  TimePoint heard, progress, born, starting_since;
+  int64_t op_seq = 0;
+  std::string op;
+  bool busy = false;   // has work whose progress is expected
+  double step_s = 0;   // reported engine steps, smoothed
+  double pace = 0;     // its steps without prefill over what is usual for their batch, smoothed; 0: not known
+  int64_t streak = 0;  // restarts without 5 min of health between
+  int64_t failed_starts = 0;       // in a row, before it joined
+  std::deque<TimePoint> restarts;  // of the last 10 min
+  std::string last_why;
+};
+
+// The weights in a worker's memory: WeightRoll's part. Which of them its engine serves is Engine::version.
+struct Weights {
+  Version verified;  // their digest was compared with that of their PUBLISH in this life; invalid: torn
+  Version loading;   // valid: a Load is under way
+  int64_t tries = 0;
+  bool disturbs = false;  // samples in it wait for this load
+  bool follows = false;   // it has an engine, which is to get the newest weights
+};
+
+// What a worker generates: the Dispatcher's part.
+struct Engine {
+  // Why an engine takes no new chunks. Each has one owner, and nobody opens or closes an engine as such.
+  enum class Bar : uint8_t {
+    kSlot = 1,     // its slot does not hold the rollout role, or is being taken from it
+    kLoading = 2,  // its weights are being replaced, or nobody has verified what is there; until Admit
+    kSuspect = 4,  // it is silent, or its work does not move
+    kEmptied = 8,  // its samples are moved away so that it can load; until Admit
+  };
+  SlotId slot;
+  LeaseEpoch epoch;
+  Version version;       // admitted
+  uint8_t barred = 0;    // a set of Bar
+  int64_t slowness = 1;  // its steps, over the median of all
+  int64_t reserved = 0;
+  SampleId suspect;                                            // the last one that it was given
+  SmallSet<GroupId> groups;                                    // whose KV may be there
+  bool load_changed = false;                                   // since the last SettleLoads
+  FlatTable<std::pair<SampleId, int32_t>, int64_t> in_flight;  // (tid, att) -> reserved KV tokens
+  [[nodiscard]] bool open() const { return version.valid() && barred == 0; }  // takes new chunks
+  [[nodiscard]] int64_t load() const { return static_cast<int64_t>(in_flight.size()) * slowness; }
+};
+
+// A copy of the trainer's state in a worker's memory: TrainerState's part. Step invalid: none.
+struct StateCopy {
+  StepNumber step;
+  uint64_t digest = 0;
+};
+
+class Worker {
+ public:
+  [[nodiscard]] WorkerKind kind() const { return kind_; }
+  [[nodiscard]] const std::vector<SlotId>& slots() const { return slots_; }  // none: no device worker
+  [[nodiscard]] const WorkerRef& ref() const { return ref_; }  // of the live process; inc invalid if none
+  [[nodiscard]] bool live() const { return ref_.inc.valid(); }
+  // It lived under the last controller and may still come back.
+  [[nodiscard]] bool reattaches() const { return reattaches_; }
+  [[nodiscard]] const Vitals& vitals() const { return vitals_; }
+  [[nodiscard]] const Weights& weights() const { return weights_; }
+  [[nodiscard]] const Engine* engine() const { return engine_ ? &*engine_ : nullptr; }
+  [[nodiscard]] const StateCopy& copy() const { return copy_; }
+
+ private:
+  friend class Health;
+  friend class WeightRoll;
+  friend class Dispatcher;
+  friend class TrainerState;
+  friend class Workers;
+  WorkerKind kind_ = WorkerKind::kDevice;
+  std::vector<SlotId> slots_;
+  WorkerRef ref_;  // Health's
+  bool reattaches_ = false;
+  Vitals vitals_;
+  Weights weights_;
+  std::optional<Engine> engine_;
+  StateCopy copy_;
+};
+
+using Fleet = IdMap<WorkerId, Worker>;
+
+// The live process of a worker is `ref`.
+inline bool IsLive(const Fleet& fleet, const WorkerRef& ref) {
+  const Worker* w = fleet.Find(ref.worker);
+  return w != nullptr && w->live() && w->ref() == ref;
+}
+
+}  // namespace tidepool::scheduler
