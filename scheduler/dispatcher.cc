@@ -51,9 +51,9 @@ void Dispatcher::PutReady(Request& r) {
   r.on = {};
   r.offered = 0;
   r.offered_by = {};
-  r.place = KeyFor(r);
+  r.key = KeyFor(r);
   r.ready = true;
-  ready_[Line(r)].insert(r.place);
+  ready_[Line(r)].insert(r.key);
   if (r.only.valid()) return;
   GroupInfo& g = groups_[r.gid];
   if (!g.ready.empty()) least_served_.erase({g.ratio, r.gid});
@@ -66,7 +66,7 @@ void Dispatcher::PutReady(Request& r) {
 void Dispatcher::TakeReady(Request& r) {
   if (!r.ready) return;
   r.ready = false;
-  ready_[Line(r)].erase(r.place);
+  ready_[Line(r)].erase(r.key);
   const auto g = groups_.find(r.gid);
   if (r.only.valid() || g == groups_.end()) return;
   g->second.ready.erase(r.tid);

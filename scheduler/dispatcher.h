@@ -82,8 +82,8 @@ struct Request {
   // Workers that died with a chunk of it, until it has come further than it had then.
   int64_t crashes = 0, crashed_at = 0;
   int length_bin = -1;  // where the length model counts it
-  bool ready = false;   // in the buffer, at `place` of its order
-  ReadyKey place;
+  bool ready = false;   // in the buffer, at `key` of its order
+  ReadyKey key;
   // Tokens that it has, or will have as soon as they are sent again.
   [[nodiscard]] int64_t foreseen() const { return std::max(generated, offered); }
   // The length at which this turn, or the sample, is cut.
@@ -201,14 +201,34 @@ class Dispatcher {
     SmallSet<WorkerId> on;  // workers that were given chunks of it
     Version oldest;         // weights that any of its chunks was given to; invalid: none began
   };
+  struct Round {  // one call of Assign: what it was asked for, and how far it is
+    const std::function<bool(const Version&)>& may_serve;
+    Version newest;
+    int64_t coming = 0, older = 0;                   // older: engines that still have older weights
+    std::array<std::set<ReadyKey>::iterator, 2> at;  // the next of each line
+    std::array<bool, 2> blocked{};                   // lines in which nobody behind has a chance
+    bool suspects_wait = false;                      // every engine has one
+    int64_t share = 0;                               // of all requests, an engine's
+    std::optional<std::pair<Version, bool>> known;   // nearly all engines have the same version
+    bool MayServe(const Version& v) {
+      if (!known || known->first != v) known.emplace(v, may_serve(v));
+      return known->second;
+    }
+  };
   std::vector<Chunk> Fill(const std::function<bool(const Version&)>& may_serve, const Version& newest,
                           int64_t coming);
   [[nodiscard]] ReadyKey KeyFor(const Request& r) const;
   void PutReady(Request& r);
   void TakeReady(Request& r);
   Worker* WithEngine(WorkerId worker);  // nullptr: it has none
-  Worker* Place(const Request& r, int64_t tokens, const std::function<bool(const Version&)>& may_serve,
-                const Version& newest);
+  [[nodiscard]] std::optional<ReadyKey> NextReady(Round& round) const;
+  void Pass(const ReadyKey& key, Round& round) const;  // it is not looked at again
+  [[nodiscard]] Version OldestFor(const Request& r, const Round& round) const;
+  [[nodiscard]] bool MayTake(const Worker& w, const Request& r, int64_t tokens, Round& round) const;
+  [[nodiscard]] bool WaitsForItsHome(const Request& r, int64_t tokens, const Round& round) const;
+  Worker* ChooseEngine(const Request& r, int64_t tokens, Round& round);  // nullptr: none for now
+  void NoEngineFor(const Request& r, const ReadyKey& key, Round& round);
+  Chunk Start(Request& r, Worker& w, int64_t tokens);
   [[nodiscard]] int64_t Expected(const Request& r) const;  // its whole length
   void Rekey(const SampleId& tid);
   void SetVersion(Engine& e, const Version& v);
@@ -233,8 +253,6 @@ class Dispatcher {
   LengthModel lengths_;
   std::set<GroupId> urgent_, too_late_;
   std::map<Version, int64_t> serving_;  // admitted engines by version
-  int64_t older_ = 0;                   // engines that still have older weights, in this Assign
-  int64_t coming_ = 0;                  // in this Assign
   int64_t in_flight_ = 0, chunks_ = 0, waiting_env_ = 0, decoded_ = 0, observed_ = 0, cap_ = INT64_MAX,
           decisions_ = 0;
 };

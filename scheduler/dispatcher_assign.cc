@@ -1,7 +1,6 @@
 // Which request is next, and which engine gets it.
 
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "scheduler/dispatcher.h"
@@ -17,6 +16,9 @@ constexpr int64_t kUneven = 32;
 constexpr int64_t kSlack = 32;
 constexpr int64_t kStarvation = 16;     // every so many decisions the group served least has its turn
 constexpr int kRest = 4, kTooLate = 5;  // the last classes of the order
+
+int ClassOf(const ReadyKey& key) { return std::get<0>(key); }
+const SampleId& TidOf(const ReadyKey& key) { return std::get<3>(key); }
 
 }  // namespace
 
@@ -45,55 +47,62 @@ bool Dispatcher::Fits(const Engine& e, const Request& r, int64_t tokens) const {
   return room >= r.prompt_len || (room >= 0 && e.groups.contains(r.gid));  // siblings share the prompt
 }
 
-Worker* Dispatcher::Place(const Request& r, int64_t tokens,
-                          const std::function<bool(const Version&)>& may_serve, const Version& newest) {
+// The oldest weights that the request may be started on; invalid: any. A sample of a group that has nothing
+// yet begins on the newest.
+Version Dispatcher::OldestFor(const Request& r, const Round& round) const {
   const auto group = groups_.find(r.gid);
-  // A sample of a fresh group begins on the newest weights, and only up to its share of a worker that has
-  // them: the others follow within a load.
-  const bool fresh = newest.valid() && !r.only.valid() && r.generated == 0 && group != groups_.end();
-  const Version least_version = !fresh                         ? Version{}
-                                : group->second.oldest.valid() ? std::min(group->second.oldest, newest)
-                                                               : newest;
-  SettleLoads();
-  const auto usable = static_cast<int64_t>(by_load_.size()) + coming_;
-  const auto share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
-  const auto ok = [&](const Worker& w) {
-    const Engine& e = *w.engine();
-    if (fresh && (e.version < least_version || (e.version == newest && older_ > 0 && e.load() >= share)))
-      return false;
-    if (coming_ > 0 && !r.only.valid() && e.load() >= share) return false;
-    if (r.crashes > 0 && HasSuspect(w)) return false;
-    if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
-      return false;  // its cancelled chunk is not over there yet
-    if (options_.pin && !r.only.valid() && r.v_min.valid() && e.version != r.v_min) return false;
-    return e.open() && (r.only.valid() ? e.version == r.only : may_serve(e.version)) && Fits(e, r, tokens);
-  };
-  // What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always
-  // a little more room elsewhere, and everything would move, and be computed again, at every chunk.
-  if (r.warm) {
-    const Engine* home = FindEngine(r.home);
-    if (home != nullptr && home->open() && home->load() < share + share / kSlack && !Fits(*home, r, tokens))
-      return nullptr;
+  if (!round.newest.valid() || r.only.valid() || r.generated > 0 || group == groups_.end()) return {};
+  return group->second.oldest.valid() ? std::min(group->second.oldest, round.newest) : round.newest;
+}
+
+bool Dispatcher::MayTake(const Worker& w, const Request& r, int64_t tokens, Round& round) const {
+  const Engine& e = *w.engine();
+  const bool full = e.load() >= round.share;
+  if (!e.open() || !Fits(e, r, tokens)) return false;
+  if (r.crashes > 0 && HasSuspect(w)) return false;
+  if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
+    return false;  // cancelled there, and not over yet
+  if (r.only.valid()) return e.version == r.only;
+  // Those that come back from a load or a grant get their share.
+  if (round.coming > 0 && full) return false;
+  if (const Version oldest = OldestFor(r, round); oldest.valid()) {
+    if (e.version < oldest || (e.version == round.newest && round.older > 0 && full)) return false;
   }
+  if (options_.pin && r.v_min.valid() && e.version != r.v_min) return false;
+  return round.MayServe(e.version);
+}
+
+// What has just ended a chunk goes on there or not at all for now: under KV pressure there is nearly always a
+// little more room elsewhere, and everything would move, and be computed again, at every chunk.
+bool Dispatcher::WaitsForItsHome(const Request& r, int64_t tokens, const Round& round) const {
+  const Engine* home = r.warm ? FindEngine(r.home) : nullptr;
+  return home != nullptr && home->open() && home->load() < round.share + round.share / kSlack &&
+         !Fits(*home, r, tokens);
+}
+
+Worker* Dispatcher::ChooseEngine(const Request& r, int64_t tokens, Round& round) {
+  SettleLoads();
+  const auto usable = static_cast<int64_t>(by_load_.size()) + round.coming;
+  round.share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
+  if (WaitsForItsHome(r, tokens, round)) return nullptr;
   std::optional<std::pair<int64_t, int64_t>> end;
-  if (coming_ > 0 && !r.only.valid()) end = {share, INT64_MIN};  // nobody behind has less than a share
-  // The heap's key holds the reserved tokens, so engines without room are skipped before the full check
-  // (Fits).
+  if (round.coming > 0 && !r.only.valid())
+    end = {round.share, INT64_MIN};  // nobody behind has less than a share
+  // The heap's key holds the reserved tokens, so engines without room are skipped before the full check.
   const int64_t room = Room(r, tokens);
   const auto* first = by_load_.FirstThat(
       [&](const auto& next) {
         const auto& [load, reserved] = next.first;
-        return (load == 0 || reserved <= room) && ok(fleet_.at({next.second}));
+        return (load == 0 || reserved <= room) && MayTake(fleet_.at({next.second}), r, tokens, round);
       },
       end);
   if (first == nullptr) return nullptr;
   Worker* least = &fleet_.at({first->second});
-  const int64_t fewest = least->engine_->load();
+  const int64_t most = std::min(round.share + round.share / kSlack - 1, least->engine_->load() + kUneven);
+  const auto group = groups_.find(r.gid);
   for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
     Worker* w = WithEngine(home);
-    if (w != nullptr && ok(*w) && w->engine_->load() < share + share / kSlack &&
-        w->engine_->load() - fewest <= kUneven)
-      return w;
+    if (w != nullptr && w->engine_->load() <= most && MayTake(*w, r, tokens, round)) return w;
   }
   return least;
 }
@@ -112,86 +121,94 @@ std::vector<Dispatcher::Chunk> Dispatcher::Assign(const std::function<bool(const
   return chunks;
 }
 
-std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& asked,
+// The next of both lines; nothing: nobody behind has a chance.
+std::optional<ReadyKey> Dispatcher::NextReady(Round& round) const {
+  while (true) {
+    std::array<bool, 2> there{};
+    for (size_t i : {0, 1}) there[i] = !round.blocked[i] && round.at[i] != ready_[i].end();
+    if (!there[0] && !there[1]) return std::nullopt;
+    const size_t line = !there[0] || (there[1] && *round.at[1] < *round.at[0]) ? 1 : 0;
+    const ReadyKey& next = *round.at[line];
+    // Now and then the group that was served least of what it needs, or the longest would starve the rest.
+    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle && ClassOf(next) == kRest &&
+        decisions_ % kStarvation == kStarvation - 1 && !least_served_.empty()) {
+      const ReadyKey& starving = requests_.at(*groups_.at(least_served_.begin()->second).ready.begin()).key;
+      if (ClassOf(starving) != kTooLate && !round.blocked[Line(requests_.at(TidOf(starving)))])
+        return starving;
+    }
+    if (ClassOf(next) != kTooLate) return next;
+    round.blocked[line] = true;  // and so is all behind it
+  }
+}
+
+void Dispatcher::Pass(const ReadyKey& key, Round& round) const {
+  for (size_t i : {0, 1}) {
+    if (round.at[i] != ready_[i].end() && *round.at[i] == key) ++round.at[i];
+  }
+}
+
+// What does not fit now will not fit behind it either, but another version's evaluation may, and what has
+// begun does not wait for what has not.
+void Dispatcher::NoEngineFor(const Request& r, const ReadyKey& key, Round& round) {
+  if (r.crashes > 0) {
+    round.suspects_wait = true;
+    Pass(key, round);
+    ++decisions_;
+  } else if (r.only.valid()) {
+    Pass(key, round);
+  } else {
+    round.blocked[1] = true;
+    round.blocked[0] = round.blocked[0] || Line(r) == 0;
+  }
+}
+
+Dispatcher::Chunk Dispatcher::Start(Request& r, Worker& w, int64_t tokens) {
+  ++decisions_;
+  TakeReady(r);
+  r.warm = false;
+  Engine& e = *w.engine_;
+  if (r.crashes > 0) e.suspect = r.tid;
+  const int64_t prompt = e.groups.contains(r.gid) ? 0 : r.prompt_len;
+  const int64_t reserved = prompt + r.generated + tokens;
+  e.in_flight[{r.tid, r.att}] = reserved;
+  e.reserved += reserved;
+  LoadChanged(w);
+  e.groups.insert(r.gid);
+  r.on = w.ref();
+  r.home = w.ref().worker;
+  GroupInfo& group = groups_[r.gid];
+  group.on.insert(w.ref().worker);
+  group.home = w.ref().worker;
+  if (!r.only.valid() && (!group.oldest.valid() || e.version < group.oldest)) group.oldest = e.version;
+  ++in_flight_;
+  ++chunks_;
+  return {r.tid, w.ref(), e.version, tokens};
+}
+
+std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& may_serve,
                                                 const Version& newest, int64_t coming) {
   std::vector<Chunk> chunks;
   if (ready_[0].empty() && ready_[1].empty()) return chunks;
   SettleLoads();
   if (by_load_.empty()) return chunks;
-  // Nearly all engines have the same version: one question for them.
-  std::optional<std::pair<Version, bool>> known;
-  const std::function<bool(const Version&)> may_serve = [&](const Version& v) {
-    if (!known || known->first != v) known.emplace(v, asked(v));
-    return known->second;
-  };
-  older_ = 0;
-  coming_ = coming;
-  for (const auto& [version, engines] : serving_) older_ += version < newest ? engines : 0;
+  Round round{.may_serve = may_serve,
+              .newest = newest,
+              .coming = coming,
+              .at = {ready_[0].begin(), ready_[1].begin()}};
+  for (const auto& [version, engines] : serving_) round.older += version < newest ? engines : 0;
   const int64_t most = std::min(options_.max_concurrent, cap_);
-  std::array<std::set<ReadyKey>::iterator, 2> at{ready_[0].begin(), ready_[1].begin()};
-  std::array<bool, 2> blocked{};
-  bool suspects_wait = false;  // every engine has one
   while (in_flight_ < most) {
-    // The next of both lines.
-    std::array<bool, 2> there{};
-    for (size_t i : {0, 1}) there[i] = !blocked[i] && at[i] != ready_[i].end();
-    if (!there[0] && !there[1]) break;
-    const size_t line = !there[0] || (there[1] && *at[1] < *at[0]) ? 1 : 0;
-    ReadyKey picked = *at[line];
-    // Now and then the group that was served least of what it needs, or the longest would starve the rest.
-    if (options_.order == DispatchOptions::Order::kContext && !options_.oracle &&
-        std::get<0>(picked) == kRest && decisions_ % kStarvation == kStarvation - 1 &&
-        !least_served_.empty()) {
-      const ReadyKey starving = requests_.at(*groups_.at(least_served_.begin()->second).ready.begin()).place;
-      if (std::get<0>(starving) != kTooLate && !blocked[Line(requests_.at(std::get<3>(starving)))])
-        picked = starving;
-    }
-    if (std::get<0>(picked) == kTooLate) {  // and so is all behind it
-      blocked[line] = true;
-      continue;
-    }
-    Request& r = requests_.at(std::get<3>(picked));
+    const std::optional<ReadyKey> next = NextReady(round);
+    if (!next) break;
+    Request& r = requests_.at(TidOf(*next));
     const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);
-    const bool suspect = r.crashes > 0;
-    Worker* w = suspect && suspects_wait ? nullptr : Place(r, tokens, may_serve, newest);
-    if (w == nullptr) {
-      // What does not fit now will not fit behind it either, but another version's evaluation may, and what
-      // has begun does not wait for what has not.
-      if (suspect) {
-        suspects_wait = true;
-        if (at[line] != ready_[line].end() && *at[line] == picked) ++at[line];
-        ++decisions_;
-      } else if (r.only.valid()) {
-        ++at[line];
-      } else {
-        blocked[1] = true;
-        blocked[0] = blocked[0] || Line(r) == 0;
-      }
-      continue;
+    const bool hopeless = r.crashes > 0 && round.suspects_wait;
+    if (Worker* w = hopeless ? nullptr : ChooseEngine(r, tokens, round); w != nullptr) {
+      Pass(*next, round);
+      chunks.push_back(Start(r, *w, tokens));
+    } else {
+      NoEngineFor(r, *next, round);
     }
-    for (size_t i : {0, 1}) {
-      if (at[i] != ready_[i].end() && *at[i] == picked) ++at[i];
-    }
-    ++decisions_;
-    TakeReady(r);
-    r.warm = false;
-    Engine* e = &*w->engine_;
-    chunks.push_back({r.tid, w->ref(), e->version, tokens});
-    if (suspect) e->suspect = r.tid;
-    const int64_t prompt = e->groups.contains(r.gid) ? 0 : r.prompt_len;
-    const int64_t reserved = prompt + r.generated + tokens;
-    e->in_flight[{r.tid, r.att}] = reserved;
-    e->reserved += reserved;
-    LoadChanged(*w);
-    e->groups.insert(r.gid);
-    r.on = w->ref();
-    r.home = w->ref().worker;
-    GroupInfo& group = groups_[r.gid];
-    group.on.insert(w->ref().worker);
-    group.home = w->ref().worker;
-    if (!r.only.valid() && (!group.oldest.valid() || e->version < group.oldest)) group.oldest = e->version;
-    ++in_flight_;
-    ++chunks_;
   }
   return chunks;
 }

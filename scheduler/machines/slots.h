@@ -49,7 +49,15 @@ class Slots : public Machine {
   // Slots whose roles have to be looked at; nothing: all. `by_slot`: only slots have changed since the last
   // plan.
   std::optional<std::vector<SlotId>> DecidePlan(const LedgerView& ledger, bool by_slot);
+  struct GroupLeft {  // tokens that a group is expected to generate still: of its longest sample, of all
+    int64_t longest = 0;
+    double tokens = 0;
+    friend auto operator<=>(const GroupLeft&, const GroupLeft&) = default;
+  };
+  [[nodiscard]] double ChosenTokens() const;  // of the batch that is to be trained
   [[nodiscard]] Forecast MakeForecast(const LedgerView& ledger) const;
+  [[nodiscard]] std::vector<GroupLeft> RunningGroups(Forecast& f, double tokens_beside) const;
+  void ForecastNextBatch(Forecast& f, const LedgerView& ledger, const std::vector<GroupLeft>& running) const;
   void FollowPlan(const std::optional<std::vector<SlotId>>& changed);
 
   const PoolView terms_;  // the part of it that does not change

@@ -4,18 +4,23 @@
 
 namespace tidepool::scheduler {
 
-// What the elastic policy asks, from what was measured in this run.
-Forecast Slots::MakeForecast(const LedgerView& ledger) const {
-  Forecast f;
-  f.switch_s = pool_.switch_s();
-  if (!facts_.policy.forecasts || ledger.need != TrainerNeed::kBatch) return f;
-  double tokens = 0;  // of the batch that is to be trained
+double Slots::ChosenTokens() const {
+  double tokens = 0;
   for (const GroupKey& key : all_.batches.chosen()) {
     for (const Sample& q : state_.ledger().Find(key)->samples) {
       if (q.phase == SamplePhase::kReady)
         tokens += static_cast<double>(q.enq.prompt_len + q.enq.response_len);
     }
   }
+  return tokens;
+}
+
+// What the elastic policy asks, from what was measured in this run.
+Forecast Slots::MakeForecast(const LedgerView& ledger) const {
+  Forecast f;
+  f.switch_s = pool_.switch_s();
+  if (!facts_.policy.forecasts || ledger.need != TrainerNeed::kBatch) return f;
+  const double tokens = ChosenTokens();
   f.train_work_s = cost_.train_work(tokens);
   f.train_fixed_s = cost_.train_fixed(tokens);
   f.state_copy_s = cost_.state_copy();
@@ -23,39 +28,51 @@ Forecast Slots::MakeForecast(const LedgerView& ledger) const {
   f.token_fixed_s = decoded * cost_.step_fixed();
   f.token_sample_s = decoded * cost_.step_sample();
   f.token_wait_s = decoded * cost_.wait();
-  // The batch after this one: groups that are complete beyond it, then those that are furthest on, then new
-  // ones.
-  const LedgerRules& rules = state_.ledger().rules();
-  const int64_t wanted = std::max<int64_t>(
-      0, rules.groups_per_step - std::max<int64_t>(0, ledger.ready_groups - ledger.batch_groups));
+  f.kv_tokens_per_slot = options_.rollout.kv_cache_tokens;
   const double train = cost_.TrainSeconds(1, tokens), step = cost_.StepSeconds(1);
+  const std::vector<GroupLeft> running = RunningGroups(f, step > 0 ? train / step : 0);
+  ForecastNextBatch(f, ledger, running);
+  return f;
+}
+
+// Groups that still generate and are not in the chosen batch; the least first. Their samples are the tail
+// that goes on beside the step, each at most `tokens_beside` tokens long by its end.
+std::vector<Slots::GroupLeft> Slots::RunningGroups(Forecast& f, double tokens_beside) const {
   const std::set<GroupKey> taken(all_.batches.chosen().begin(), all_.batches.chosen().end());
-  std::vector<std::pair<int64_t, double>> running;  // longest left, all left: of a group
+  const Dispatcher& requests = all_.rollouts.requests();
+  std::vector<GroupLeft> running;
   for (const auto& [key, g] : state_.ledger().groups()) {
     if (g.phase != GroupPhase::kRunning || taken.contains(key)) continue;
-    int64_t longest = 0;
-    double all = 0;
+    GroupLeft& group = running.emplace_back();
     for (size_t k = 0; k < g.samples.size(); ++k) {
-      const Request* q = all_.rollouts.requests().Find(g.Tid(k));
+      const Request* q = requests.Find(g.Tid(k));
       if (q == nullptr) continue;
-      const int64_t left = all_.rollouts.requests().LikelyLeft(*q);
-      longest = std::max(longest, left);
-      all += static_cast<double>(left);
+      const int64_t left = requests.LikelyLeft(*q);
+      group.longest = std::max(group.longest, left);
+      group.tokens += static_cast<double>(left);
       ++f.tail_samples;
       f.tail_kv_tokens += static_cast<double>(q->prompt_len + q->generated) +
-                          std::min(static_cast<double>(left), step > 0 ? train / step : 0);
+                          std::min(static_cast<double>(left), tokens_beside);
     }
-    running.emplace_back(longest, all);
   }
-  std::sort(running.begin(), running.end());
+  std::ranges::sort(running);
+  return running;
+}
+
+// The batch after this one: groups that are complete beyond it, then those that are furthest on, then new
+// ones: those that the bound on lag admits beside the step, and those that wait for its end.
+void Slots::ForecastNextBatch(Forecast& f, const LedgerView& ledger,
+                              const std::vector<GroupLeft>& running) const {
+  const LedgerRules& rules = state_.ledger().rules();
   const auto group = static_cast<double>(rules.group_size);
+  const int64_t wanted = std::max<int64_t>(
+      0, rules.groups_per_step - std::max<int64_t>(0, ledger.ready_groups - ledger.batch_groups));
   const auto from_running = std::min<int64_t>(wanted, static_cast<int64_t>(running.size()));
-  for (int64_t i = 0; i < from_running; ++i) {
-    f.beside.tokens += running[static_cast<size_t>(i)].second;
-    f.beside.longest = static_cast<double>(running[static_cast<size_t>(i)].first);
+  for (const GroupLeft& g : std::span(running).first(static_cast<size_t>(from_running))) {
+    f.beside.tokens += g.tokens;
+    f.beside.longest = static_cast<double>(g.longest);
   }
   f.beside.samples = static_cast<double>(from_running) * group;
-  // New groups: those that the bound on lag admits beside the step, and those that wait for its end.
   const LengthModel& lengths = all_.rollouts.requests().lengths();
   const auto fresh = [&](Work& work, int64_t count) {
     if (count <= 0) return;
@@ -70,8 +87,6 @@ Forecast Slots::MakeForecast(const LedgerView& ledger) const {
   fresh(f.beside, admitted);
   fresh(f.after, wanted - from_running - admitted);
   f.tail_samples += static_cast<double>(admitted) * group;
-  f.kv_tokens_per_slot = options_.rollout.kv_cache_tokens;
-  return f;
 }
 
 }  // namespace tidepool::scheduler
