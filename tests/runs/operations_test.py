@@ -184,9 +184,12 @@ class OperationsTest(RunTest):
 
     def test_payload_that_cannot_be_read_for_a_while_holds_nobody_up(self):
         # A checkpoint is read back, too, and its thread may take as long as the scheduler allows.
-        run = self.on_frozen_disk(FrozenDisk(READS), "read of payload/", "checkpoint.every_steps=1000000")
-        run.send_signal(signal.SIGINT)
-        self.finish(run)
+        disk = FrozenDisk(READS)
+        run = self.on_frozen_disk(disk, "read of payload/", "checkpoint.every_steps=1000000", "cluster.stall_timeout_s=10")
+        disk.freeze()
+        _, err = self.finish(run, code=3, timeout=60)
+        self.assertRegex(err, r"fault=storage actor=controller.*the disk hangs: read of payload/ has not ended for \d+\.\d s\n")
+        self.assertEqual([r["kind"] for r in self.journal()[-2:]], ["FAULT", "END_RUN"])  # which takes records all the same
         self.assert_checked()
 
     def test_a_run_goes_on_under_another_name_and_when_its_checkpoints_are_back(self):

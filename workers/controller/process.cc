@@ -131,7 +131,7 @@ void ControllerProcess::Close() {
     metrics_->OnEnded(ended.place, ended.peak_bytes);
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
-  result_.disk_hangs = closed.code() == StatusCode::kDeadlineExceeded;
+  if (closed.code() == StatusCode::kDeadlineExceeded) result_.disk_hangs = true;
   if (!closed.ok() && result_.exit_code == 0) {
     result_.exit_code = 3;
     result_.why = closed.message();
@@ -268,6 +268,7 @@ void ControllerProcess::WatchDisk() {
   char text[64];
   std::snprintf(text, sizeof(text), " has not ended for %.1f s", seconds);
   if (seconds >= std::min(kHangingDisk_s, config_.cluster.stall_timeout_s)) {
+    result_.disk_hangs = true;
     EndForStorage("the disk hangs: " + busy->name + text, writing);
   } else if (!std::exchange(slow_disk_told_, true)) {
     Warn("the disk is slow: " + busy->name + text);
