@@ -53,6 +53,7 @@ test: setup-tests build  ## build and run all tests (about half an hour from a c
 swarm: configure  ## a million faults against the real controller in a modelled cluster (10 minutes at most)
 	ninja -C $(BUILD) -j $(JOBS) swarm
 	$(BUILD)/bin/swarm 1000000 0 600
+	$(BUILD)/bin/swarm 200000 0 120 gangs
 
 plants: configure  ## 17 known bugs, planted one at a time: does the checker find each?
 	ninja -C $(BUILD) -j $(JOBS) plants

@@ -1,6 +1,7 @@
 // Which options make a run, and which may change when a run is resumed.
 
 #include <algorithm>
+#include <set>
 
 #include "scheduler/machines/machines.h"
 
@@ -14,6 +15,15 @@ Status Validate(const ControllerOptions& c) {
     return InvalidArgument("rollout.max_new_tokens has to be positive");
   if (c.batch.max_lag_versions < 0) return InvalidArgument("scheduler.max_lag_versions has to be 0 or more");
   if (c.fleet.slots <= 0) return InvalidArgument("cluster.slots has to be positive");
+  std::set<SlotId> in_gangs;
+  for (const std::vector<SlotId>& gang : c.fleet.gangs) {
+    if (gang.empty()) return InvalidArgument("a gang of slots has no slots");
+    for (const SlotId slot : gang) {
+      if (slot.value < 0 || slot.value >= c.fleet.slots || !in_gangs.insert(slot).second)
+        return InvalidArgument("slot " + std::to_string(slot.value) +
+                               " of a gang is in another one, too, or above cluster.slots");
+    }
+  }
   const int64_t actors = c.fleet.actor_slots;
   const bool generates = c.job == JobKind::kRl || c.eval.questions() > 0;
   if (actors <= 0) return InvalidArgument("scheduler.actor_slots has to be positive");
@@ -36,7 +46,9 @@ Status Validate(const ControllerOptions& c) {
         "scheduler.placement elastic changes how many slots train, and with it how sums round; "
         "deterministic needs colocated, split or multiplexed");
   }
-  const int64_t dp = c.fleet.placement == PlacementKind::kColocated ? c.fleet.slots : actors;
+  int64_t gangs = c.fleet.slots;
+  for (const std::vector<SlotId>& gang : c.fleet.gangs) gangs -= static_cast<int64_t>(gang.size()) - 1;
+  const int64_t dp = c.fleet.placement == PlacementKind::kColocated ? gangs : actors;
   if (c.fleet.placement != PlacementKind::kElastic &&
       !ValidDp(dp, c.batch.groups_per_step, c.fleet.uneven_dp)) {
     return InvalidArgument(

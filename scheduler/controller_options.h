@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/choices.h"
 #include "core/base/ids.h"
@@ -18,6 +19,9 @@ namespace tidepool::scheduler {
 struct FleetOptions {
   PlacementKind placement = PlacementKind::kColocated;
   int64_t slots = 1;
+  // Slots that hold a role together, in order; those that are named in none are by themselves. The product
+  // has no key for it yet: a model is on one device.
+  std::vector<std::vector<SlotId>> gangs;
   int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
   int64_t rollout_floor = 1;      // slots that always generate (multiplexed, elastic)
   bool uneven_dp = true;          // groups need not divide evenly by the training slots

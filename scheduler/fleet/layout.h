@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -15,12 +17,14 @@ struct FleetLayout {
   std::map<WorkerId, std::vector<SlotId>> slots;  // of each device worker, one or more
   std::vector<std::vector<SlotId>> gangs;         // each slot is in one; the first one's id names the gang
 
-  // `n` device workers, each with one slot, each slot a gang of its own.
-  static FleetLayout OneSlotEach(int64_t n) {
-    FleetLayout layout;
+  // `n` device workers, each with the slot of its number. A slot that is in none of `gangs` is one by itself.
+  static FleetLayout OneSlotEach(int64_t n, std::vector<std::vector<SlotId>> gangs = {}) {
+    FleetLayout layout{.slots = {}, .gangs = std::move(gangs)};
+    std::set<SlotId> taken;
+    for (const std::vector<SlotId>& gang : layout.gangs) taken.insert(gang.begin(), gang.end());
     for (int64_t i = 0; i < n; ++i) {
       layout.slots[{i}] = {{i}};
-      layout.gangs.push_back({{i}});
+      if (!taken.contains({i})) layout.gangs.push_back({{i}});
     }
     return layout;
   }

@@ -6,7 +6,7 @@ namespace tidepool::scheduler {
 
 Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
     : options(o),
-      layout(FleetLayout::OneSlotEach(o.fleet.slots)),
+      layout(FleetLayout::OneSlotEach(o.fleet.slots, o.fleet.gangs)),
       policy(o.policy == nullptr ? PolicyOf(o.fleet.placement) : *o.policy),
       rl(o.job == JobKind::kRl),
       eval_questions(o.eval.questions()),

@@ -26,10 +26,11 @@ Rollouts::Rollouts(Machines& all)
   const RolloutOptions& r = options_.rollout;
   if (r.admission != Admission::kAdaptive) return;
   const auto most = static_cast<double>(std::max<int64_t>(r.max_concurrent, 1));
-  const auto slots = static_cast<double>(options_.fleet.slots);
+  const auto engines = static_cast<double>(facts_.layout.gangs.size());
   const auto whole =
       static_cast<double>(std::max<int64_t>(options_.rollout.max_prompt_tokens + facts_.max_new, 1));
-  const double start = r.kv_cache_tokens > 0 ? slots * static_cast<double>(r.kv_cache_tokens) / whole : most;
+  const double start =
+      r.kv_cache_tokens > 0 ? engines * static_cast<double>(r.kv_cache_tokens) / whole : most;
   kv_.emplace(std::clamp(start, 1.0, most), 1.0, most);
   dispatcher_.SetCap(kv_->cap());
 }

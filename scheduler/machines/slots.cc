@@ -23,12 +23,12 @@ void Slots::Begin() {
 // Also where a crash came between the FENCE of a worker and the loss of its slot.
 void Slots::LoseAbandoned() {
   for (const auto& [id, slot] : IdMap(pool_.slots())) {
-    const bool complete = std::ranges::all_of(slot.gang.members(), [&](const Gang::Member& m) {
+    if (slot.phase != SlotPhase::kHeld && slot.phase != SlotPhase::kGranting) continue;
+    const auto missing = std::ranges::find_if(slot.gang.members(), [&](const Gang::Member& m) {
       const Worker* w = fleet_.Find(m.worker.worker);
-      return w != nullptr && w->reattaches();
+      return w == nullptr || !w->reattaches();
     });
-    if ((slot.phase == SlotPhase::kHeld || slot.phase == SlotPhase::kGranting) && !complete)
-      pool_.Lost(id, "controller restarted", now_);
+    if (missing != slot.gang.members().end()) pool_.Lost(missing->slot, "controller restarted", now_);
   }
 }
 
@@ -56,11 +56,15 @@ bool Slots::Eligible(std::span<const SlotId> slots, Role role) const {
   return std::ranges::any_of(slots, [&](SlotId slot) { return Eligible(pool_.GangOf(slot), role); });
 }
 
+bool Slots::Whole(const Pool::Slot& s) const {
+  return std::ranges::all_of(s.gang.members(),
+                             [&](const Gang::Member& m) { return IsLive(fleet_, m.worker); });
+}
+
 SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
   SlotView v{.id = id};
   v.role = s.t.valid() ? s.next : s.owed != Role::kNone ? s.owed : s.role;
-  v.live = s.holder().inc.valid() && s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost &&
-           all_.workers.IsCurrent(s.holder());
+  v.live = s.phase != SlotPhase::kQuarantined && s.phase != SlotPhase::kLost && Whole(s);
   v.avoid = now_ < s.avoid_until;
   if (all_.steps.open()) {
     const auto& members = all_.steps.open()->members;  // by slot
@@ -140,7 +144,7 @@ void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
   std::map<SlotId, Role> joins, takes, owed;
   const auto look = [&](SlotId id, Role want) {
     const Pool::Slot& s = pool_.slot(id);
-    if (s.t.valid() || !s.holder().inc.valid() || !all_.workers.IsCurrent(s.holder())) return;
+    if (s.t.valid() || !Whole(s)) return;
     if (s.phase == SlotPhase::kReleased) {
       owed[id] = want;
     } else if (s.phase == SlotPhase::kFree) {
@@ -182,7 +186,7 @@ std::vector<command::GroupMember> Slots::Members() const {
   std::vector<command::GroupMember> members;
   for (const SlotId id : pool_.Holding(Role::kActor)) {
     const Pool::Slot& s = pool_.slot(id);
-    if (all_.workers.IsCurrent(s.holder())) members.push_back({s.holder(), id, s.epoch});
+    if (Whole(s)) members.push_back({s.holder(), id, s.epoch});
   }
   return members;
 }

@@ -43,6 +43,7 @@ class Slots : public Machine {
   [[nodiscard]] std::vector<command::GroupMember> Members() const;
 
  private:
+  [[nodiscard]] bool Whole(const Pool::Slot& s) const;  // every part of it has a live worker
   [[nodiscard]] SlotView ViewSlot(SlotId id, const Pool::Slot& s) const;
   [[nodiscard]] PoolView ViewPool() const;
   [[nodiscard]] LedgerView ViewLedger(TrainerNeed need) const;

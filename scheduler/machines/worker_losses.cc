@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <set>
+
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -13,9 +16,7 @@ void Workers::On(const event::WorkerLost& e) {
     all_.life.Refuse();
     return;
   }
-  FenceAbsent(e.worker.worker, e.why);
-  Launch(e.worker.worker);
-  if (!SomeReattach()) all_.samples.ResumeRows();
+  ReplaceAbsent(e.worker.worker, e.why);
 }
 
 // A worker died by itself. What it was working on may be why: a sample that was being worked on when a second
@@ -45,7 +46,11 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
 }
 
 void Workers::Replace(const WorkerRef& ref, const std::string& why) {
-  if (IsCurrent(ref)) Lose(ref, why, /*by_exit=*/false);
+  if (IsCurrent(ref)) {
+    Lose(ref, why, /*by_exit=*/false);
+  } else if (const Worker* w = fleet_.Find(ref.worker); w != nullptr && w->reattaches()) {
+    ReplaceAbsent(ref.worker, why);
+  }
 }
 
 void Workers::AfterDeath(WorkerId worker, const std::string& why) {
@@ -76,19 +81,27 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
 // A part of the fleet that the run cannot do without is gone for good.
 void Workers::CheckFleet() {
   bool rollout = false, side = false, actor = false, missing = false;
-  int64_t devices = 0;
+  int64_t gangs = 0;
+  std::set<SlotId> retired;
   std::string why;
   for (const auto& [id, w] : fleet_) {
     if (w.vitals().life == Life::kRetired) {
-      // A group of another size would round otherwise, so there is no going on without it.
-      if (options_.deterministic && all_.slots.Eligible(w.slots(), Role::kActor)) missing = true;
+      retired.insert(w.slots().begin(), w.slots().end());
       why = "w" + std::to_string(id.value) + ": " + w.vitals().last_why;
+    } else if (w.kind() == options_.side_kind()) {
+      side = true;
+    }
+  }
+  for (const std::vector<SlotId>& gang : facts_.layout.gangs) {
+    const bool trains = all_.slots.Eligible(gang.front(), Role::kActor);
+    if (std::ranges::any_of(gang, [&](SlotId slot) { return retired.contains(slot); })) {
+      // A group of another size would round otherwise, so there is no going on without it.
+      missing = missing || (options_.deterministic && trains);
       continue;
     }
-    if (w.kind() == options_.side_kind()) side = true;
-    devices += static_cast<int64_t>(w.slots().size());
-    if (all_.slots.Eligible(w.slots(), Role::kActor)) actor = true;
-    if (all_.slots.Eligible(w.slots(), Role::kRollout)) rollout = true;
+    ++gangs;
+    actor = actor || trains;
+    rollout = rollout || all_.slots.Eligible(gang.front(), Role::kRollout);
   }
   if (!actor || missing) {
     all_.life.Fail("fleet_dead", "actor", {},
@@ -96,9 +109,9 @@ void Workers::CheckFleet() {
   } else if (const FleetOptions& s = options_.fleet;
              facts_.needs_rollout &&
              (s.placement == PlacementKind::kMultiplexed || s.placement == PlacementKind::kElastic) &&
-             devices <= s.rollout_floor) {
+             gangs <= s.rollout_floor) {
     all_.life.Fail("fleet_dead", "pool", {},
-                   std::to_string(devices) + " slots are left, and scheduler.rollout_floor of " +
+                   std::to_string(gangs) + " slots are left, and scheduler.rollout_floor of " +
                        std::to_string(s.rollout_floor) + " always generate, so none may train (" + why + ")");
   } else if (facts_.needs_rollout && !rollout) {
     all_.life.Fail("fleet_dead", "rollout", {}, "every rollout worker is retired (" + why + ")");

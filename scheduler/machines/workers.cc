@@ -78,13 +78,14 @@ bool Workers::Reattach(const event::WorkerJoined& e) {
   for (const SlotId slot : w.slots()) {
     all_.trainer.Adopt(ref, slot, e);
     // What was granted and never confirmed has no chunks: it is made an engine when it confirms.
-    const Pool::Slot& s = all_.slots.pool().slot(all_.slots.pool().GangOf(slot));
-    if (s.role == Role::kRollout && !s.t.valid()) all_.rollouts.Adopt(ref, slot, e);
+    const SlotId gang = all_.slots.pool().GangOf(slot);
+    const Pool::Slot& s = all_.slots.pool().slot(gang);
+    if (s.role == Role::kRollout && !s.t.valid() && slot == gang) all_.rollouts.Adopt(ref, gang, e);
   }
   return true;
 }
 
-// The process of the last life that was waited for is gone.
+// The process of the last life that was waited for is gone, or is not wanted any more.
 void Workers::FenceAbsent(WorkerId worker, const std::string& why) {
   all_.fleet.at(worker).reattaches_ = false;
   out_.Record(record::Fence{{worker, state_.workers().at(worker).inc}});
@@ -94,6 +95,12 @@ void Workers::FenceAbsent(WorkerId worker, const std::string& why) {
 void Workers::Launch(WorkerId worker) {
   health_.Starting(worker, now_);
   if (options_.fleet.launch_workers) out_.Do(command::StartWorker{worker});
+}
+
+void Workers::ReplaceAbsent(WorkerId worker, const std::string& why) {
+  FenceAbsent(worker, why);
+  Launch(worker);
+  if (!SomeReattach()) all_.samples.ResumeRows();
 }
 
 void Workers::ReattachOver() {

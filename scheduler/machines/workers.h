@@ -41,6 +41,7 @@ class Workers : public Machine {
   void AddSideWorker(const WorkerRef& ref);
   void ReattachOver();
   void FenceAbsent(WorkerId worker, const std::string& why);
+  void ReplaceAbsent(WorkerId worker, const std::string& why);
   void Launch(WorkerId worker);
   void Crashed(const WorkerRef& ref, const std::string& why, bool by_exit);
   void Lose(const WorkerRef& ref, const std::string& why, bool by_exit);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "scheduler/checker.h"
@@ -121,6 +122,65 @@ TEST(AttachTest, AnAdoptedChunkHasOnlyTheTokensThatWereSentAgain) {
   EXPECT_EQ(cluster.Run().code, 0);  // StartChunk with tokens that nobody has would fail a check of the model
   EXPECT_TRUE(killed);
   ExpectProven(cluster);
+}
+
+// What is left of a gang whose other part is gone holds a part of nothing, also where it has not come back
+// yet.
+TEST(AttachTest, AGangWhoseOtherPartDoesNotComeBackBeginsAnew) {
+  for (const bool before : {false, true}) {  // the loss is known before the rest comes back
+    ControllerOptions job = LongLived(5);
+    job.fleet.gangs = {{{1}, {2}}, {{3}, {4}}};
+    job.steps = 12;
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    std::map<SlotId, WorkerRef> first, last;  // that was granted the slot
+    cluster.on_command = [&](const Command& c) {
+      const auto* grant = std::get_if<command::Grant>(&c);
+      if (grant != nullptr) first.insert({grant->slot, grant->worker}), last[grant->slot] = grant->worker;
+    };
+    int64_t chunks = 0;
+    cluster.on_event = [&](const Event& e) {
+      if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) {
+        cluster.KillWorkerUnsent({2});
+        cluster.CrashController();
+      }
+      const auto* join = std::get_if<event::WorkerJoined>(&e);
+      if (before && join != nullptr && join->restored_inc.valid() && join->worker == WorkerId{1})
+        cluster.Inject(event::WorkerLost{first[{2}], "it is gone", true});
+      return true;
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    ExpectProven(cluster);
+    for (const int64_t part : {1, 2}) EXPECT_GT(last[{part}].inc, first[{part}].inc) << "slot " << part;
+    for (const int64_t part : {3, 4}) EXPECT_EQ(last[{part}].inc, first[{part}].inc) << "slot " << part;
+  }
+}
+
+TEST(AttachTest, AGangOfWhichOnePartWasFencedAsTheControllerDiedBeginsAnew) {
+  ControllerOptions job = LongLived(5);
+  job.fleet.gangs = {{{1}, {2}}, {{3}, {4}}};
+  job.steps = 12;
+  int64_t cut = -1;  // behind the FENCE, before the loss of the slot is on record
+  for (const int64_t lives : {1, 2}) {
+    SimCluster cluster({.controller = job, .seed = 4, .faults = {}});
+    cluster.cut_at_record = cut;
+    int64_t chunks = 0;
+    cluster.on_event = [&](const Event& e) {
+      if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) cluster.KillWorker({2});
+      return true;
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    EXPECT_EQ(cluster.lives(), lives);
+    ExpectProven(cluster);
+    std::vector<Incarnation> of_first;  // that were granted the slot of the other part
+    for (const JournalEntry& e : cluster.journal()) {
+      const auto* fence = std::get_if<record::Fence>(&e.record);
+      if (cut < 0 && fence != nullptr && fence->worker.worker == WorkerId{2}) cut = e.lsn.value + 1;
+      const auto* grant = std::get_if<record::Grant>(&e.record);
+      if (grant != nullptr && grant->slot == SlotId{1}) of_first.push_back(grant->worker.inc);
+    }
+    ASSERT_FALSE(of_first.empty());
+    EXPECT_GT(of_first.back(), of_first.front());
+  }
 }
 
 // Nobody would ever welcome it again, and a process of it would have nothing to do.

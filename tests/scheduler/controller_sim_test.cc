@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -155,6 +156,54 @@ TEST(ControllerSimTest, NothingIsLostWhateverDies) {
   EXPECT_GT(faults, static_cast<int64_t>(Seeds()));
   EXPECT_GT(lives, static_cast<int64_t>(Seeds()));
   EXPECT_GT(done, static_cast<int64_t>(Seeds() * 9 / 10));
+}
+
+// A gang is granted, drained and fenced as a whole, and the worker of its first slot speaks for it.
+TEST(ControllerSimTest, GangsOfTwoSlotsHoldTheirRoleAsOne) {
+  for (const PlacementKind placement : AllOf<PlacementKind>()) {
+    SCOPED_TRACE(Name(placement));
+    ControllerOptions job = SmallJob(placement, 5);
+    job.fleet.actor_slots = 2;
+    job.fleet.gangs = {{{0}, {1}}, {{2}, {3}}};
+    SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+    int64_t chunks = 0, shares = 0;
+    cluster.on_command = [&](const Command& c) {
+      const auto* chunk = std::get_if<command::StartChunk>(&c);
+      const auto* train = std::get_if<command::Train>(&c);
+      if (chunk != nullptr || train != nullptr) {
+        EXPECT_EQ((chunk != nullptr ? chunk->slot : train->slot).value % 2, 0);
+      }
+      chunks += chunk != nullptr ? 1 : 0;
+      shares += train != nullptr ? 1 : 0;
+    };
+    EXPECT_EQ(cluster.Run().code, 0);
+    EXPECT_GT(chunks, 0);
+    EXPECT_GE(shares, job.steps);
+    ExpectProven(cluster);
+    std::map<SlotId, std::pair<Role, LeaseEpoch>> held;
+    for (const JournalEntry& e : cluster.journal()) {
+      if (const auto* grant = std::get_if<record::Grant>(&e.record))
+        held[grant->slot] = {grant->role, grant->epoch};
+      if (!std::holds_alternative<record::TransitionDone>(e.record)) continue;
+      EXPECT_EQ(held[{0}], held[{1}]);
+      EXPECT_EQ(held[{2}], held[{3}]);
+    }
+  }
+}
+
+TEST(ControllerSimTest, NoGangIsLostWhateverDies) {
+  int64_t gangs = 0;
+  for (uint64_t seed = 0; seed < Seeds(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const SimOptions options = SwarmOfGangs(seed);
+    gangs += static_cast<int64_t>(options.controller.fleet.gangs.size());
+    SimCluster cluster(options);
+    const SimResult r = cluster.Run();
+    ASSERT_TRUE(r.ended) << "no end after " << r.seconds << " s";
+    ExpectProven(cluster);
+    EXPECT_EQ(Unexplained(options, r), "");
+  }
+  EXPECT_GT(gangs, static_cast<int64_t>(Seeds()) / 2);
 }
 
 TEST(ControllerSimTest, OneSeedGivesOneJournal) {

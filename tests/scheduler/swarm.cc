@@ -2,6 +2,24 @@
 
 namespace tidepool::scheduler {
 
+namespace {
+
+// Neighbours in gangs of two, as many as leave the placement somebody who trains and somebody who generates.
+std::vector<std::vector<SlotId>> Pairs(const FleetOptions& fleet, int64_t first) {
+  std::vector<std::vector<SlotId>> gangs;
+  for (int64_t i = first; i + 1 < fleet.slots; i += 2) gangs.push_back({{i}, {i + 1}});
+  if (fleet.placement == PlacementKind::kColocated) return gangs;
+  const auto generates = [&] {  // the last slot that is first in its gang
+    const bool paired = !gangs.empty() && gangs.back()[1].value == fleet.slots - 1;
+    return fleet.slots - (paired ? 2 : 1) >=
+           (fleet.placement == PlacementKind::kElastic ? 1 : fleet.actor_slots);
+  };
+  while (!gangs.empty() && !generates()) gangs.pop_back();
+  return gangs;
+}
+
+}  // namespace
+
 SimOptions Swarm(uint64_t seed) {
   Rng rng = Rng(seed).Fork("swarm");
   SimOptions o;
@@ -77,6 +95,12 @@ SimOptions Swarm(uint64_t seed) {
   if (rng.Chance(0.15) && c.batch.on_stale != OnStale::kMask) c.rollout.pin_version = true;
   if (rng.Chance(0.2)) c.rollout.admission = Admission::kAdaptive;
   if (rng.Chance(0.3)) f.kv_pressure = rng.Uniform();
+  return o;
+}
+
+SimOptions SwarmOfGangs(uint64_t seed) {
+  SimOptions o = Swarm(seed);
+  o.controller.fleet.gangs = Pairs(o.controller.fleet, static_cast<int64_t>(seed % 2));
   return o;
 }
 

@@ -9,6 +9,7 @@
 namespace tidepool::scheduler {
 
 SimOptions Swarm(uint64_t seed);
+SimOptions SwarmOfGangs(uint64_t seed);  // the same, with gangs of two slots
 // "" if the run ended as it may: all steps done, or early for one of the faults that were dealt out.
 // Else what is wrong with its end (predicates L2, L4).
 std::string Unexplained(const SimOptions& options, const SimResult& result);
