@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "scheduler/fleet/gang.h"
 #include "scheduler/fleet/layout.h"
 #include "scheduler/fleet/pool.h"
+#include "tests/scheduler/sim_cluster.h"
 
 namespace tidepool::scheduler {
 namespace {
@@ -208,6 +210,24 @@ TEST_F(PoolTest, OfAGangThatAControllerLeftHalfGrantedNothingIsKept) {
   EXPECT_EQ(state_.slots().at({0}).role, Role::kNone);
   EXPECT_TRUE(state_.transitions().empty());
   EXPECT_TRUE(b.inc.valid());
+}
+
+TEST(FleetLayoutTest, ASlotThatNoGangNamesIsOneByItself) {
+  const FleetLayout layout = FleetLayout::OneSlotEach(4, {{{2}, {1}}});
+  EXPECT_EQ(layout.gangs, (std::vector<std::vector<SlotId>>{{{2}, {1}}, {{0}}, {{3}}}));
+}
+
+TEST(FleetLayoutTest, AControllerRefusesASlotThatIsInTwoGangsOrInNoFleet) {
+  for (const int64_t wrong : {1, 4, -1}) {
+    ControllerOptions job = SmallJob(PlacementKind::kSplit, 4);
+    job.fleet.gangs = {{{0}, {1}}, {{2}, {wrong}}};
+    const auto controller = Controller::Create(job, {});
+    ASSERT_FALSE(controller.ok());
+    EXPECT_EQ(controller.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(controller.status().message().find("slot " + std::to_string(wrong) + " of a gang"),
+              std::string::npos)
+        << controller.status().message();
+  }
 }
 
 TEST(FleetLayoutTest, OneSlotEachGivesEveryWorkerASlotAndEverySlotAGang) {
