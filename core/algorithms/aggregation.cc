@@ -1,7 +1,6 @@
 #include "core/algorithms/aggregation.h"
 
 #include <string>
-#include <utility>
 
 #include "core/algorithms/statistics.h"
 

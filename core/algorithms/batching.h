@@ -1,5 +1,5 @@
 #pragma once
-// Rows into bins: by a token budget, and into parts of equal cost. Pure and deterministic.
+// Rows into bins by a token budget. Pure and deterministic.
 
 #include <cstdint>
 #include <span>
@@ -13,15 +13,5 @@ namespace tidepool::algorithms {
 // ascend. kInvalidArgument: a length below 0, or above the capacity (never a silent truncation).
 StatusOr<std::vector<std::vector<int64_t>>> FirstFitDecreasing(std::span<const int64_t> lengths,
                                                                int64_t capacity);
-
-// k parts of about equal total by Karmarkar-Karp's largest differencing, then
-// exchanges between the largest and the smallest part.
-// equal_size: parts differ by at most one row. Parts may be empty. kInvalidArgument: k < 1 or a length below
-// 0.
-StatusOr<std::vector<std::vector<int64_t>>> BalancedPartition(std::span<const int64_t> lengths, int64_t k,
-                                                              bool equal_size);
-
-// Largest minus smallest total of the parts.
-int64_t Spread(std::span<const int64_t> lengths, const std::vector<std::vector<int64_t>>& parts);
 
 }  // namespace tidepool::algorithms

@@ -35,19 +35,6 @@ std::vector<double> LogSoftmax(std::span<const double> logits, double temperatur
   return z;
 }
 
-TokenDistribution LogProbAndEntropy(std::span<const double> logits, int64_t label, double temperature) {
-  TP_CHECK(label >= 0 && label < static_cast<int64_t>(logits.size()));
-  const std::vector<double> lp = LogSoftmax(logits, temperature);
-  TokenDistribution out;
-  out.logp = lp[static_cast<size_t>(label)];
-  for (size_t v = 0; v < lp.size(); ++v) {
-    const double p = std::exp(lp[v]);
-    out.entropy -= p == 0 ? 0 : p * lp[v];
-    out.grad_logits.push_back(((static_cast<int64_t>(v) == label ? 1 : 0) - p) / temperature);
-  }
-  return out;
-}
-
 DistillResult DistillLoss(const DistillOptions& o, std::span<const double> student,
                           std::span<const double> teacher, int64_t vocab, const Cells& cells) {
   const auto width = static_cast<size_t>(vocab);

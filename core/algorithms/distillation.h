@@ -12,14 +12,6 @@ namespace tidepool::algorithms {
 // log softmax(z / T). A logit of -inf has probability 0.
 std::vector<double> LogSoftmax(std::span<const double> logits, double temperature);
 
-// One position: lp of the label, entropy H = logsumexp(z) - sum softmax(z) z (both at z = logits / T), and
-// d lp / d logits = (1[label] - softmax(z)) / T.
-struct TokenDistribution {
-  double logp = 0, entropy = 0;
-  std::vector<double> grad_logits;
-};
-TokenDistribution LogProbAndEntropy(std::span<const double> logits, int64_t label, double temperature);
-
 // Per position, t the teacher's and s the student's distribution, both logits divided by the temperature (no
 // T^2 factor):
 //   kMixed  forward_weight KL(t || s) + (1 - forward_weight) KL(s || t)

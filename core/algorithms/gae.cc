@@ -1,8 +1,6 @@
 #include "core/algorithms/gae.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "core/base/check.h"
 
@@ -86,44 +84,6 @@ ReturnsAndAdvantages EnvironmentGae(std::span<const double> rewards, std::span<c
   }
   if (whiten != nullptr) WhitenAll(out.advantages, mask, *whiten);
   return out;
-}
-
-VTraceResult VTrace(std::span<const double> rewards, std::span<const double> values,
-                    std::span<const double> discounts, std::span<const double> log_rhos,
-                    std::span<const double> bootstrap, const VTraceOptions& o) {
-  constexpr double kNone = std::numeric_limits<double>::infinity();
-  const size_t n = rewards.size(), batch = bootstrap.size();
-  TP_CHECK(values.size() == n && discounts.size() == n && log_rhos.size() == n &&
-           (batch == 0 || n % batch == 0));
-  VTraceResult out{std::vector<double>(n), std::vector<double>(n)};
-  for (size_t i = n; i-- > 0;) {
-    const bool last = i + batch >= n;
-    const double next_value = last ? bootstrap[i % batch] : values[i + batch];
-    const double next_v = last ? next_value : out.vs[i + batch];
-    const double w = std::exp(log_rhos[i]), d = discounts[i];
-    const double delta = std::min(w, o.rho_bar.value_or(kNone)) * (rewards[i] + d * next_value - values[i]);
-    out.vs[i] = values[i] + delta;
-    // At the end of the rows, and after a terminal state, an infinite weight must not meet the 0.
-    if (!last && d != 0)
-      out.vs[i] += d * o.lambda * std::min(w, o.c_bar.value_or(kNone)) * (next_v - next_value);
-    out.pg_advantages[i] = std::min(w, o.pg_rho_bar.value_or(kNone)) * (rewards[i] + d * next_v - values[i]);
-  }
-  return out;
-}
-
-std::vector<double> TdLambda(std::span<const double> rewards, std::span<const double> values,
-                             std::span<const double> discounts, std::span<const double> bootstrap,
-                             double lambda) {
-  const size_t n = rewards.size(), batch = bootstrap.size();
-  TP_CHECK(values.size() == n && discounts.size() == n && (batch == 0 || n % batch == 0));
-  std::vector<double> y(n);
-  for (size_t i = n; i-- > 0;) {
-    const bool last = i + batch >= n;
-    const double next_value = last ? bootstrap[i % batch] : values[i + batch];
-    const double next_y = last ? next_value : y[i + batch];
-    y[i] = rewards[i] + discounts[i] * ((1 - lambda) * next_value + lambda * next_y);
-  }
-  return y;
 }
 
 }  // namespace tidepool::algorithms

@@ -36,25 +36,4 @@ ReturnsAndAdvantages EnvironmentGae(std::span<const double> rewards, std::span<c
                                     int64_t steps, int64_t batch, double gamma, double lambda,
                                     const WhitenOptions* whiten);
 
-// V-trace, w = exp(log_rhos), all [T, B], bootstrap [B] = V_T = v_T:
-//   delta_t = min(w, rho_bar)(r_t + d_t V_{t+1} - V_t)
-//   v_t = V_t + delta_t + d_t lambda min(w, c_bar)(v_{t+1} - V_{t+1})
-//   A_t = min(w, pg_rho_bar)(r_t + d_t v_{t+1} - V_t)
-// Discounts d_t are 0 after a terminal state. No bar: no cap.
-struct VTraceOptions {
-  std::optional<double> rho_bar, c_bar, pg_rho_bar;
-  double lambda = 1;
-};
-struct VTraceResult {
-  std::vector<double> vs, pg_advantages;
-};
-VTraceResult VTrace(std::span<const double> rewards, std::span<const double> values,
-                    std::span<const double> discounts, std::span<const double> log_rhos,
-                    std::span<const double> bootstrap, const VTraceOptions& options);
-
-// TD(lambda):  y_t = r_t + d_t ((1 - lambda) V_{t+1} + lambda y_{t+1}),  y_T = V_T = bootstrap.
-std::vector<double> TdLambda(std::span<const double> rewards, std::span<const double> values,
-                             std::span<const double> discounts, std::span<const double> bootstrap,
-                             double lambda);
-
 }  // namespace tidepool::algorithms

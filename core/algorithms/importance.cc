@@ -4,21 +4,11 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace tidepool::algorithms {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-
-std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout,
-                             const Cells& cells) {
-  std::vector<double> l = Masked(train, cells);
-  for (size_t t = 0; t < l.size(); ++t) {
-    if (cells.mask[t] != 0) l[t] -= rollout[t];
-  }
-  return l;
-}
 
 double Clamp(double x, std::optional<double> c) {
   return c.has_value() ? std::clamp(x, -std::fabs(*c), std::fabs(*c)) : x;
@@ -70,6 +60,15 @@ std::optional<double> ParseNumber(std::string_view text) {
 
 }  // namespace
 
+std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout,
+                             const Cells& cells) {
+  std::vector<double> l = Masked(train, cells);
+  for (size_t t = 0; t < l.size(); ++t) {
+    if (cells.mask[t] != 0) l[t] -= rollout[t];
+  }
+  return l;
+}
+
 std::vector<CellRun> ValidRuns(const Cells& cells) {
   std::vector<CellRun> runs;
   for (int64_t i = 0; i < cells.rows(); ++i) {
@@ -100,56 +99,6 @@ std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ra
     double sum = 0;
     for (size_t k = 0; k < n; ++k) sum += log_ratio[first + k];
     for (size_t k = 0; k < n; ++k) out[first + k] = sum / static_cast<double>(n);
-  }
-  return out;
-}
-
-ImportanceResult ImportanceWeights(const ImportanceOptions& o, std::span<const double> train,
-                                   std::span<const double> rollout, const Cells& cells) {
-  ImportanceResult out;
-  out.weights = GapLogWeights(o.level, LogRatio(train, rollout, cells), cells);
-  std::vector<double>& w = out.weights;
-  for (size_t t = 0; t < w.size(); ++t) w[t] = cells.mask[t] != 0 ? std::exp(Clamp(w[t], o.log_clamp)) : 0;
-
-  const bool by_row = o.level == GapLevel::kSequence;
-  std::vector<double> seen;  // the population of max, min and the fractions
-  std::vector<double> clamped(w.size(), 0.0);
-  for (int64_t i = 0; i < cells.rows(); ++i) {
-    for (int64_t t = cells.begin[static_cast<size_t>(i)]; t < cells.begin[static_cast<size_t>(i) + 1]; ++t) {
-      if (!cells.valid(t)) continue;
-      const auto c = static_cast<size_t>(t);
-      if (!by_row || t == cells.LastValid(i)) seen.push_back(w[c]);
-      clamped[c] = o.high.has_value() ? Bounded(w[c], 1 / *o.high, *o.high) : w[c];
-    }
-  }
-  if (!seen.empty()) {
-    const auto n = static_cast<double>(seen.size());
-    out.mean = TokenMean(w, cells);
-    out.max = *std::ranges::max_element(seen);
-    out.min = *std::ranges::min_element(seen);
-    if (o.high.has_value()) {
-      for (const double v : seen) {
-        out.frac_high += v > *o.high ? 1 / n : 0;
-        out.frac_low += v < 1 / *o.high ? 1 / n : 0;
-      }
-    }
-    const double centre = TokenMean(clamped, cells);
-    for (double& v : clamped) v = (v / centre) * (v / centre);
-    out.ess = 1 / TokenMean(clamped, cells);
-  }
-
-  if (o.truncate) {
-    for (size_t t = 0; t < w.size(); ++t) w[t] = cells.mask[t] != 0 ? Bounded(w[t], o.low, o.high) : 0;
-  }
-  if (o.normalize_mean && !seen.empty()) {
-    double mean = TokenMean(w, cells);
-    if (o.level != GapLevel::kToken) {
-      const std::vector<double> rows = RowMeans(w, cells);
-      mean = std::accumulate(rows.begin(), rows.end(), 0.0) / static_cast<double>(cells.Sequences());
-    }
-    if (mean != 0) {
-      for (double& v : w) v /= mean;
-    }
   }
   return out;
 }
@@ -331,36 +280,6 @@ BehaveResult BehaviourWeights(const BehaveOptions& o, std::span<const double> tr
   out.filtered_frac =
       static_cast<double>(changed) / static_cast<double>(std::max<int64_t>(1, cells.Tokens()));
   return out;
-}
-
-GapMetrics MeasureGap(std::span<const double> train, std::span<const double> rollout, const Cells& cells) {
-  const std::vector<double> l = LogRatio(train, rollout, cells);
-  std::vector<double> k3(l.size()), chi2(l.size());
-  for (size_t t = 0; t < l.size(); ++t) {
-    k3[t] = std::expm1(l[t]) - l[t];
-    chi2[t] = std::exp(2 * Clamp(l[t], 20));
-  }
-  GapMetrics m;
-  if (cells.Tokens() == 0) return m;
-  m.kl = -TokenMean(l, cells);
-  m.k3_kl = TokenMean(k3, cells);
-  m.chi2_token = TokenMean(chi2, cells) - 1;
-  const std::vector<double> a = RowMeans(Masked(train, cells), cells),
-                            b = RowMeans(Masked(rollout, cells), cells), sums = RowSums(l, cells);
-  const auto rows = static_cast<double>(cells.Sequences());
-  double chi2_rows = 0;
-  for (int64_t i = 0; i < cells.rows(); ++i) {
-    if (cells.LastValid(i) < 0) continue;
-    const auto c = static_cast<size_t>(i);
-    chi2_rows += std::exp(2 * Clamp(sums[c], 20)) / rows;
-    m.training_ppl += std::exp(-a[c]) / rows;
-    m.rollout_ppl += std::exp(-b[c]) / rows;
-    m.log_ppl_diff += (b[c] - a[c]) / rows;
-    m.log_ppl_abs_diff += std::fabs(b[c] - a[c]) / rows;
-    m.ppl_ratio += std::exp(b[c] - a[c]) / rows;
-  }
-  m.chi2_seq = chi2_rows - 1;
-  return m;
 }
 
 std::vector<uint8_t> SecondMomentMask(std::span<const double> behave, std::span<const double> proximal,

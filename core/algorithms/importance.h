@@ -1,5 +1,5 @@
 #pragma once
-// The gap between the sampler and the trainer: importance weights, rejection, and their metrics.
+// The gap between the sampler and the trainer: rejection, and the weights of decoupled PPO.
 // Everywhere l = train - rollout per token, detached. Pure, float64.
 
 #include <cstdint>
@@ -15,6 +15,10 @@
 
 namespace tidepool::algorithms {
 
+// l; 0 on masked cells.
+std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout,
+                             const Cells& cells);
+
 // Runs of valid cells: the first cell and one past the last, in order, never across rows.
 struct CellRun {
   int64_t from = 0, to = 0, row = 0;
@@ -28,25 +32,6 @@ constexpr auto WordsOf(GapLevel) {
 // The log weight on each valid cell: l; its mean over the run of valid cells; over the row; its sum over the
 // row.
 std::vector<double> GapLogWeights(GapLevel level, std::span<const double> log_ratio, const Cells& cells);
-
-// Importance weights (TIS and relatives): w = exp(log weight clipped to +-log_clamp), truncated to
-// [low, high], divided by its mean where normalize_mean (token: over valid cells; else over rows with one).
-struct ImportanceOptions {
-  GapLevel level = GapLevel::kToken;
-  std::optional<double> log_clamp;
-  bool truncate = true;
-  std::optional<double> low, high;
-  bool normalize_mean = false;
-};
-struct ImportanceResult {
-  std::vector<double> weights;  // [cells]
-  // Before truncation. mean, ess: over valid cells; the others too, but at level sequence over rows.
-  double mean = 0, max = 0, min = 0;
-  double frac_high = 0, frac_low = 0;  // w > high, w < 1/high; 0 without high
-  double ess = 0;                      // 1/<(w/<w>)^2>, w clamped to [1/high, high]: in (0, 1]
-};
-ImportanceResult ImportanceWeights(const ImportanceOptions& options, std::span<const double> train,
-                                   std::span<const double> rollout, const Cells& cells);
 
 // Rejection: which valid cells stay. `criterion` is a comma list of names, each with its own bounds; a cell
 // stays if it passes all.
@@ -95,15 +80,6 @@ struct BehaveResult {
 };
 BehaveResult BehaviourWeights(const BehaveOptions& options, std::span<const double> train,
                               std::span<const double> rollout, const Cells& cells);
-
-// kl <-l>, k3_kl <e^l - l - 1>, chi2_token <exp(2 clamp(l, +-20))> - 1, chi2_seq: mean over rows of
-// exp(2 clamp(sum l, +-20)) - 1; with a = mean_t train and b = mean_t rollout, means over rows of e^-a, e^-b,
-// b - a, |b - a|, e^(b-a). Rows without a valid cell do not count; without any, all are 0.
-struct GapMetrics {
-  double kl = 0, k3_kl = 0, chi2_token = 0, chi2_seq = 0;
-  double training_ppl = 0, rollout_ppl = 0, log_ppl_diff = 0, log_ppl_abs_diff = 0, ppl_ratio = 0;
-};
-GapMetrics MeasureGap(std::span<const double> train, std::span<const double> rollout, const Cells& cells);
 
 // M2PO (arXiv:2510.01161): drops the valid cells with the largest (beh - old)^2 until the mean of the rest is
 // below the threshold; one always stays. Equal ones leave by place. Returns [cells], 1: stays.

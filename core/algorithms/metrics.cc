@@ -20,11 +20,4 @@ double ExplainedVariance(std::span<const double> returns, std::span<const double
   return 1 - (left * left) / (total * total);
 }
 
-double PassAtK(int64_t n, int64_t correct, int64_t k) {
-  if (n - correct < k) return 1;
-  double miss = 1;  // product of (1 - k/j), j = n - c + 1 .. n
-  for (int64_t j = n - correct + 1; j <= n; ++j) miss *= 1 - static_cast<double>(k) / static_cast<double>(j);
-  return 1 - miss;
-}
-
 }  // namespace tidepool::algorithms

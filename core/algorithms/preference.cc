@@ -1,6 +1,5 @@
 #include "core/algorithms/preference.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "core/base/check.h"

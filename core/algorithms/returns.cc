@@ -88,20 +88,4 @@ std::vector<double> OptimalTokenBaseline(std::span<const double> token_rewards,
   return advantages;
 }
 
-std::vector<double> TurnReturns(std::span<const double> token_rewards, double gamma, const Cells& cells) {
-  std::vector<double> returns(cells.mask.size(), 0.0);
-  for (int64_t i = 0; i < cells.rows(); ++i) {
-    double value = 0;
-    bool inside = false;
-    for (int64_t t = cells.begin[static_cast<size_t>(i) + 1] - 1; t >= cells.begin[static_cast<size_t>(i)];
-         --t) {
-      const auto c = static_cast<size_t>(t);
-      if (cells.valid(t) && !inside) value = token_rewards[c] + gamma * value;
-      inside = cells.valid(t);
-      if (inside) returns[c] = value;
-    }
-  }
-  return returns;
-}
-
 }  // namespace tidepool::algorithms

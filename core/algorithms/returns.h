@@ -43,8 +43,4 @@ std::vector<double> OptimalTokenBaseline(std::span<const double> token_rewards,
                                          std::span<const double> sum_pi_sq, double eps, Singleton singleton,
                                          const Cells& cells);
 
-// Simple turn credit (ROLL agentic_reinforce): every cell of a run of valid cells holds
-//   r(last cell of the run) + gamma * (value of the next run).
-std::vector<double> TurnReturns(std::span<const double> token_rewards, double gamma, const Cells& cells);
-
 }  // namespace tidepool::algorithms

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <set>
 
 #include "core/algorithms/statistics.h"
 #include "core/base/check.h"
@@ -93,10 +92,6 @@ void RunningMoments::Add(double x) {
 }
 double RunningMoments::Deviation() const {
   return count_ < 2 ? 0 : std::sqrt(squares_ / static_cast<double>(count_ - 1));
-}
-
-bool KeepGroup(std::span<const double> rewards, double threshold, int64_t ddof) {
-  return Deviation(rewards, ddof) > threshold;
 }
 
 }  // namespace tidepool::algorithms

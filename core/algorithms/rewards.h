@@ -48,7 +48,4 @@ class RunningMoments {
   double mean_ = 0, squares_ = 0;
 };
 
-// DAPO's dynamic sampling: a group is kept if the deviation of its rewards is above the threshold.
-bool KeepGroup(std::span<const double> rewards, double threshold, int64_t ddof);
-
 }  // namespace tidepool::algorithms

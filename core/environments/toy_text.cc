@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -13,6 +12,8 @@ namespace {
 using Move = std::pair<int64_t, int64_t>;  // rows down, columns right
 
 auto Key(const Outcome& o) { return std::tuple(o.state, o.action, o.next, o.reward, o.terminated); }
+
+}  // namespace
 
 TransitionTable Merged(TransitionTable table) {
   std::ranges::stable_sort(table, {}, Key);
@@ -26,8 +27,6 @@ TransitionTable Merged(TransitionTable table) {
   }
   return out;
 }
-
-}  // namespace
 
 StatusOr<TransitionTable> FrozenLake(std::string_view map, bool slippery, double success_rate) {
   constexpr std::string_view kSmall = "SFFFFHFHFFFHHFFG";
@@ -65,72 +64,6 @@ StatusOr<TransitionTable> FrozenLake(std::string_view map, bool slippery, double
     }
   }
   return Merged(std::move(table));
-}
-
-TransitionTable CliffWalking(bool slippery) {
-  constexpr std::array<Move, 4> kMoves = {{{-1, 0}, {0, 1}, {1, 0}, {0, -1}}};
-  TransitionTable table;
-  for (int64_t s = 0; s < 48; ++s) {
-    for (int64_t a = 0; a < 4; ++a) {
-      const auto go = [&](int64_t direction, double probability) {
-        const auto [down, right] = kMoves[static_cast<size_t>((direction + 4) % 4)];
-        const int64_t row = std::clamp<int64_t>(s / 12 + down, 0, 3),
-                      column = std::clamp<int64_t>(s % 12 + right, 0, 11);
-        const bool cliff = row == 3 && column >= 1 && column <= 10;
-        const int64_t next = cliff ? 36 : row * 12 + column;
-        table.push_back({s, a, next, cliff ? -100.0 : -1.0, next == 47, probability});
-      };
-      if (slippery) {
-        for (int64_t d = -1; d <= 1; ++d) go(a + d, 1.0 / 3.0);
-      } else {
-        go(a, 1);
-      }
-    }
-  }
-  return Merged(std::move(table));
-}
-
-TransitionTable Taxi() {
-  constexpr std::array<Move, 4> kStops = {{{0, 0}, {0, 4}, {4, 0}, {4, 3}}};
-  constexpr std::array<Move, 6> kWallsRightOf = {{{0, 1}, {1, 1}, {3, 0}, {4, 0}, {3, 2}, {4, 2}}};
-  const auto wall = [&](int64_t row, int64_t column) {
-    return std::ranges::count(kWallsRightOf, Move{row, column}) > 0;
-  };
-  TransitionTable table;
-  for (int64_t s = 0; s < 500; ++s) {
-    for (int64_t a = 0; a < 6; ++a) {
-      int64_t row = s / 100, column = s / 20 % 5, passenger = s / 4 % 5;
-      const int64_t destination = s % 4;
-      double reward = -1;
-      bool done = false;
-      const auto stop = std::ranges::find(kStops, Move{row, column});
-      const int64_t here = stop == kStops.end() ? -1 : stop - kStops.begin();
-      if (a == 0) row = std::min<int64_t>(row + 1, 4);
-      if (a == 1) row = std::max<int64_t>(row - 1, 0);
-      if (a == 2 && !wall(row, column)) column = std::min<int64_t>(column + 1, 4);
-      if (a == 3 && !(column > 0 && wall(row, column - 1))) column = std::max<int64_t>(column - 1, 0);
-      if (a == 4) {
-        if (passenger < 4 && here == passenger) {
-          passenger = 4;
-        } else {
-          reward = -10;
-        }
-      }
-      if (a == 5) {
-        if (passenger == 4 && here == destination) {
-          passenger = destination;
-          done = true;
-          reward = 20;
-        } else if (passenger == 4 && here >= 0) {
-          passenger = here;
-        } else {
-          reward = -10;
-        }
-      }
-      table.push_back({s, a, ((row * 5 + column) * 5 + passenger) * 4 + destination, reward, done, 1});
-    }
-  }
-  return table;
 }
 
 }  // namespace tidepool::environments

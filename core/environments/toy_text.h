@@ -1,5 +1,5 @@
 #pragma once
-// Toy text environments as transition tables equal to Gymnasium's. Pure; thread-safe.
+// Frozen lake as a transition table equal to Gymnasium's. Pure; thread-safe.
 
 #include <cstdint>
 #include <string_view>
@@ -19,21 +19,13 @@ struct Outcome {
 // Ordered by (state, action, next, reward, terminated); equal outcomes are one entry; the probabilities of a
 // (state, action) sum to 1.
 using TransitionTable = std::vector<Outcome>;
+// Outcomes in any order, equal ones perhaps more than once, as such a table.
+TransitionTable Merged(TransitionTable outcomes);
 
 // FrozenLake-v1: actions 0 left, 1 down, 2 right, 3 up; states row by row. slippery: the intended direction
 // with success_rate, each perpendicular one with (1 - success_rate)/2. Walls keep the place; holes and the
 // goal absorb (terminated, reward 0); reward 1 on reaching the goal. map: "4x4" (limit 100 steps) or "8x8"
 // (200). kUnimplemented: another map; kInvalidArgument: a success rate outside [0, 1].
 StatusOr<TransitionTable> FrozenLake(std::string_view map, bool slippery, double success_rate);
-
-// CliffWalking: 4 x 12, actions up, right, down, left; the cliff (3, 1..10) costs 100 and leads back to the
-// start 36, not terminal; else -1; state 47 ends. slippery: each of the three directions (a - 1, a, a + 1)
-// with 1/3.
-TransitionTable CliffWalking(bool slippery);
-
-// Taxi-v3: state ((row 5 + col) 5 + passenger) 4 + destination, passenger 4 in the taxi; actions south,
-// north, east, west, pick up, drop off. -1 a step, -10 an illegal pick up or drop off, +20 delivered (ends).
-// Every state is treated as an ordinary one.
-TransitionTable Taxi();
 
 }  // namespace tidepool::environments

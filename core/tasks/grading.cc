@@ -1,12 +1,9 @@
 #include "core/tasks/grading.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
-#include <deque>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 namespace tidepool::tasks {
 namespace {
@@ -352,38 +349,6 @@ double SortingScore(std::string_view answer, const std::vector<double>& expected
     if (direction == SortDirection::kAscending ? given[i] < given[i - 1] : given[i] > given[i - 1]) return 0;
   }
   return 1;
-}
-
-std::optional<int64_t> MazeDistance(const std::vector<std::string>& grid) {
-  using Cell = std::pair<int64_t, int64_t>;
-  std::vector<std::vector<int64_t>> distance;
-  std::deque<Cell> open;
-  for (size_t r = 0; r < grid.size(); ++r) {
-    distance.emplace_back(grid[r].size(), -1);
-    for (size_t c = 0; c < grid[r].size(); ++c) {
-      if (grid[r][c] != 'S' || !open.empty()) continue;
-      open.emplace_back(r, c);
-      distance[r][c] = 0;
-    }
-  }
-  while (!open.empty()) {
-    const auto [r, c] = open.front();
-    open.pop_front();
-    const int64_t here = distance[static_cast<size_t>(r)][static_cast<size_t>(c)];
-    if (grid[static_cast<size_t>(r)][static_cast<size_t>(c)] == 'G') return here;
-    for (const auto& [dr, dc] : std::array<Cell, 4>{{{-1, 0}, {1, 0}, {0, -1}, {0, 1}}}) {
-      const int64_t nr = r + dr;
-      const int64_t nc = c + dc;
-      if (nr < 0 || nr >= static_cast<int64_t>(grid.size())) continue;
-      const std::string& line = grid[static_cast<size_t>(nr)];
-      if (nc < 0 || nc >= static_cast<int64_t>(line.size()) || line[static_cast<size_t>(nc)] == '#') continue;
-      int64_t& there = distance[static_cast<size_t>(nr)][static_cast<size_t>(nc)];
-      if (there >= 0) continue;
-      there = here + 1;
-      open.emplace_back(nr, nc);
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace tidepool::tasks

@@ -60,8 +60,4 @@ enum class SortDirection { kAscending, kDescending };
 double SortingScore(std::string_view answer, const std::vector<double>& expected, SortDirection direction,
                     double tolerance);
 
-// Fewest moves from S to G over 4-neighbours; '#' is wall, all else free. Empty if there is no way,
-// or no S or G.
-std::optional<int64_t> MazeDistance(const std::vector<std::string>& grid);
-
 }  // namespace tidepool::tasks

@@ -2,6 +2,7 @@
 #include "core/algorithms/importance.h"
 #include "core/algorithms/policy_loss.h"
 #include "core/algorithms/staleness.h"
+#include "tests/conformance/formulas.h"
 #include "tests/conformance/request.h"
 
 namespace tidepool::algorithms::conformance {

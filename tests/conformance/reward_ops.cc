@@ -3,6 +3,8 @@
 #include "core/algorithms/distillation.h"
 #include "core/algorithms/metrics.h"
 #include "core/algorithms/rewards.h"
+#include "tests/conformance/formulas.h"
+#include "tests/conformance/partition.h"
 #include "tests/conformance/request.h"
 
 namespace tidepool::algorithms::conformance {

@@ -4,6 +4,7 @@
 #include "core/environments/control.h"
 #include "core/environments/toy_text.h"
 #include "core/tasks/grading.h"
+#include "tests/conformance/formulas.h"
 #include "tests/conformance/request.h"
 
 namespace tidepool::algorithms::conformance {
@@ -200,7 +201,7 @@ Status Maze(Request& r) {
     lines.push_back(line.get<std::string>());
   }
   if (!r.ok()) return r.status();
-  const auto distance = tasks::MazeDistance(lines);
+  const auto distance = MazeDistance(lines);
   r.PutJson("distance", distance ? Json(*distance) : Json(nullptr));
   return OkStatus();
 }

@@ -2,6 +2,7 @@
 #include "core/algorithms/gae.h"
 #include "core/algorithms/gigpo.h"
 #include "core/algorithms/returns.h"
+#include "tests/conformance/formulas.h"
 #include "tests/conformance/request.h"
 
 namespace tidepool::algorithms::conformance {

@@ -1,7 +1,6 @@
 // KL-Cov (arXiv:2505.22617): a KL penalty on the few tokens whose log-prob and advantage go together most.
 //   x = -A rho + coef |l| 1[top],  top: the max(1, floor(ratio N)) valid tokens of the whole batch with the
 //   largest (A - <A>)(lp - <lp>)
-#include <numeric>
 
 #include "core/algorithms/losses/losses.h"
 

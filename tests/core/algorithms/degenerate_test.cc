@@ -125,30 +125,13 @@ TEST(DegenerateTest, WhiteningBelowTwoCellsDoesNothing) {
   EXPECT_EQ(equal, (std::vector<double>{0, 0, 0}));
 }
 
-TEST(DegenerateTest, VTraceWithoutCapsSurvivesATerminalState) {
-  const std::vector<double> r = {1, 2}, v = {0, 0}, d = {0, 0}, log_rho = {800, 0}, bootstrap = {5};
-  const VTraceResult out = VTrace(r, v, d, log_rho, bootstrap, {.rho_bar = 1, .c_bar = {}, .pg_rho_bar = 1});
-  EXPECT_EQ(out.vs, (std::vector<double>{1, 2}));
-}
-
 TEST(DegenerateTest, MetricsOfNothing) {
   EXPECT_TRUE(std::isnan(
       ExplainedVariance(std::vector<double>{1, 1}, std::vector<double>{0, 2}, std::vector<uint8_t>{1, 1})));
-  EXPECT_EQ(PassAtK(3, 3, 3), 1);
-  EXPECT_EQ(PassAtK(3, 0, 2), 0);
-  const Cells none = Cells::Padded(1, 2, {0, 0});
-  const std::vector<double> nan(2, NAN);
-  const GapMetrics gap = MeasureGap(nan, nan, none);
-  EXPECT_EQ(gap.kl, 0);
-  EXPECT_EQ(gap.ppl_ratio, 0);
-  EXPECT_EQ(ImportanceWeights({.high = 2.0}, nan, nan, none).ess, 0);
 }
 
 TEST(DegenerateTest, ARowLongerThanTheBudgetIsAnError) {
   EXPECT_EQ(FirstFitDecreasing(std::vector<int64_t>{3, 9}, 8).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(BalancedPartition(std::vector<int64_t>{3}, 0, false).status().code(),
-            StatusCode::kInvalidArgument);
-  EXPECT_EQ(BalancedPartition(std::vector<int64_t>{3}, 3, false).value().size(), 3U);
 }
 
 }  // namespace

@@ -112,25 +112,10 @@ TEST(FormulasTest, GaeIsTheSumOfDiscountedErrors) {
   ExpectNear(env.advantages, out.advantages, 1e-12);
 }
 
-TEST(FormulasTest, VTraceOnTwoSteps) {
-  const auto out =
-      VTrace(std::vector<double>{1, 2}, std::vector<double>{0.5, 1}, std::vector<double>{0.9, 0.9},
-             std::vector<double>{std::log(2.0), std::log(0.5)}, std::vector<double>{2}, {1.0, 1.0, 1.0, 1.0});
-  ExpectNear(out.vs, {3.16, 2.4}, 1e-12);
-  ExpectNear(out.pg_advantages, {2.66, 1.4}, 1e-12);
-}
-
-TEST(FormulasTest, TdLambdaIsTheMixOfStepReturns) {
-  const std::vector<double> r = {1, 2}, v = {0.5, 1}, d = {0.9, 0.8}, bootstrap = {3};
-  ExpectNear(TdLambda(r, v, d, bootstrap, 0), {1 + 0.9 * 1, 2 + 0.8 * 3}, 1e-12);
-  ExpectNear(TdLambda(r, v, d, bootstrap, 1), {1 + 0.9 * (2 + 0.8 * 3), 2 + 0.8 * 3}, 1e-12);
-}
-
 TEST(FormulasTest, ReturnsCarryThroughToolText) {
   const Cells cells = Cells::Padded(1, 5, {1, 1, 0, 0, 1});
   const std::vector<double> r = {0, 0, NAN, 7, 1};
   ExpectNear(DiscountedReturns(r, 0.5, cells), {0.0625, 0.125, 0, 0, 1}, 1e-12);
-  ExpectNear(TurnReturns(std::vector<double>{5, 2, NAN, NAN, 4}, 0.5, cells), {4, 4, 0, 0, 4}, 1e-12);
   const auto remax = ReMax(r, std::vector<double>{0.25}, cells);
   ExpectNear(remax.advantages, {0.75, 0.75, 0, 0, 0.75}, 1e-12);
   ExpectNear(OutcomeTokenRewards(std::vector<double>{3}, std::vector<double>{1, 1, NAN, NAN, 2}, 0.5, cells),
@@ -288,18 +273,11 @@ TEST(FormulasTest, Rewards) {
              1e-12);  // mu (2, 1, 0): squares 1 + 1 + 36 over 2
 }
 
-TEST(FormulasTest, StalenessAndPassAtK) {
-  EXPECT_EQ(RolloutCapacity(1, 16, 32, 3, 64, 8), 8);
+TEST(FormulasTest, ProximalShareIsTheWayFromTheSampler) {
   EXPECT_NEAR(ProximalShare(7, 4), 2.0 / 3, 1e-15);
   EXPECT_EQ(ProximalShare(7, 6), 0);
   EXPECT_EQ(ProximalShare(7, 7), 0);
   EXPECT_EQ(ProximalShare(7, -1), 0);
-  const EpisodeAge age = AgeOfEpisode(9, 4, 6, 4);
-  EXPECT_EQ(age.total, 5);
-  EXPECT_EQ(age.in_flight, 2);
-  EXPECT_EQ(age.in_queue, 3);
-  EXPECT_FALSE(age.fresh);
-  EXPECT_NEAR(PassAtK(4, 1, 2), 0.5, 1e-12);
 }
 
 TEST(FormulasTest, SecondMomentMaskDropsTheFewestThatSuffice) {
@@ -348,63 +326,6 @@ TEST(FormulasTest, RejectionRulesByHand) {
   EXPECT_EQ(run("token_k3", "0.01").mask, (std::vector<uint8_t>{1, 0, 0, 1, 1, 1}));
   EXPECT_EQ(ParseRejectRules("seq_max_k1", "2", {}, {}).status().code(), StatusCode::kUnimplemented);
   EXPECT_EQ(ParseRejectRules("token_k3", "abc", {}, {}).status().code(), StatusCode::kInvalidArgument);
-}
-
-TEST(FormulasTest, ImportanceWeightLevels) {
-  const Cells cells = Cells::Padded(1, 4, {1, 1, 0, 1});
-  const std::vector<double> train = {0.1, 0.3, NAN, -0.2}, rollout(4, 0.0);
-  const auto log_w = [&](GapLevel level) {
-    std::vector<double> w =
-        ImportanceWeights({.level = level, .truncate = false}, train, rollout, cells).weights;
-    for (double& v : w) v = v == 0 ? 0 : std::log(v);
-    return w;
-  };
-  ExpectNear(log_w(GapLevel::kToken), {0.1, 0.3, 0, -0.2}, 1e-12);
-  ExpectNear(log_w(GapLevel::kSegment), {0.2, 0.2, 0, -0.2}, 1e-12);
-  ExpectNear(log_w(GapLevel::kGeometric), {0.2 / 3, 0.2 / 3, 0, 0.2 / 3}, 1e-12);
-  ExpectNear(log_w(GapLevel::kSequence), {0.2, 0.2, 0, 0.2}, 1e-12);
-  const auto cut = ImportanceWeights({.high = 1.2, .normalize_mean = true}, train, rollout, cells);
-  const double mean = (std::exp(0.1) + 1.2 + std::exp(-0.2)) / 3;
-  ExpectNear(cut.weights, {std::exp(0.1) / mean, 1.2 / mean, 0, std::exp(-0.2) / mean}, 1e-12);
-  EXPECT_NEAR(cut.frac_high, 1.0 / 3, 1e-12);
-  EXPECT_NEAR(cut.frac_low, 1.0 / 3, 1e-12);
-  EXPECT_NEAR(cut.max, std::exp(0.3), 1e-12);
-}
-
-// The smallest spread over all ways to deal rows to k parts.
-int64_t BestSpread(const std::vector<int64_t>& lengths, int64_t k) {
-  int64_t best = std::numeric_limits<int64_t>::max(), ways = 1;
-  for (size_t i = 0; i < lengths.size(); ++i) ways *= k;
-  for (int64_t way = 0; way < ways; ++way) {
-    std::vector<int64_t> totals(static_cast<size_t>(k), 0);
-    int64_t code = way;
-    for (const int64_t n : lengths) totals[static_cast<size_t>(code % k)] += n, code /= k;
-    best = std::min(best, *std::ranges::max_element(totals) - *std::ranges::min_element(totals));
-  }
-  return best;
-}
-
-TEST(FormulasTest, BalancedPartsAreNearTheBestOnes) {
-  Rng rng(31);
-  for (int round = 0; round < 60; ++round) {
-    const int64_t k = 2 + static_cast<int64_t>(rng.Uniform() * 2);
-    std::vector<int64_t> lengths;
-    for (int i = 0; i < 8; ++i) lengths.push_back(1 + static_cast<int64_t>(rng.Uniform() * 100));
-    const auto parts = BalancedPartition(lengths, k, false).value();
-    std::vector<int64_t> seen;
-    int64_t total = 0;
-    for (const auto& part : parts) seen.insert(seen.end(), part.begin(), part.end());
-    for (const int64_t n : lengths) total += n;
-    std::ranges::sort(seen);
-    std::vector<int64_t> all(lengths.size());
-    std::iota(all.begin(), all.end(), int64_t{0});
-    EXPECT_EQ(seen, all);
-    EXPECT_LE(static_cast<double>(Spread(lengths, parts)),
-              static_cast<double>(BestSpread(lengths, k)) +
-                  0.15 * static_cast<double>(total) / static_cast<double>(k));
-    for (const auto& part : BalancedPartition(lengths, 4, true).value()) EXPECT_EQ(part.size(), 2U);
-    for (const auto& part : BalancedPartition(lengths, 3, true).value()) EXPECT_LE(part.size(), 3U);
-  }
 }
 
 TEST(FormulasTest, FirstFitDecreasingKeepsTheBudget) {

@@ -109,11 +109,5 @@ TEST(SortingTest, NeedsLengthOrderAndCloseness) {
   EXPECT_EQ(SortingScore("3 2 1", expected, SortDirection::kDescending, 9), 0);
 }
 
-TEST(MazeTest, FewestMoves) {
-  EXPECT_EQ(MazeDistance({"S.#", ".#G", "..."}), 5);
-  EXPECT_EQ(MazeDistance({"S#G"}), std::nullopt);
-  EXPECT_EQ(MazeDistance({"..G"}), std::nullopt);
-}
-
 }  // namespace
 }  // namespace tidepool::tasks
