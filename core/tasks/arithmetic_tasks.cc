@@ -1,10 +1,8 @@
 // Tasks whose answer is one number.
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "core/base/check.h"
 #include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "core/tasks/factories.h"
@@ -43,7 +41,7 @@ class Products : public Task {
     if (request.size < 1)
       return InvalidArgument("size: expected at least 1 training question; found " + Number(request.size));
     auto task = std::make_unique<Products>();
-    task->terse_ = options.Text("style") == "terse";
+    task->terse_ = IsTerse(options);
     const auto [lo, hi] = options.Range("factors");
     const uint64_t seed = Mix64(request.seed ^ 0x70726f64ULL);
     for (int64_t i = 0; i < pairs; ++i) {
@@ -95,145 +93,99 @@ class Products : public Task {
 };
 
 // chain_sum: terms of one number of digits, joined by + and -. One stratum for each (terms, digits).
-class ChainSum : public SpaceTask {
- public:
-  ChainSum(QuestionSpace space, const OptionValues& options, uint64_t seed)
-      : SpaceTask(std::move(space)),
-        seed_(seed),
-        terms_(options.Range("terms")),
-        digits_(options.Range("digits")),
-        subtract_(options.Bool("subtract")),
-        terse_(options.Text("style") == "terse") {}
+int64_t NumbersOf(int64_t digits) {
+  return digits == 1 ? 10 : SaturatingPower(10, digits) - SaturatingPower(10, digits - 1);
+}
 
-  static StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
-    std::vector<int64_t> strata;
-    const auto [terms_lo, terms_hi] = options.Range("terms");
-    const auto [digits_lo, digits_hi] = options.Range("digits");
-    for (int64_t terms = terms_lo; terms <= terms_hi; ++terms) {
-      for (int64_t digits = digits_lo; digits <= digits_hi; ++digits) {
-        const int64_t signs = options.Bool("subtract") ? SaturatingPower(2, terms - 1) : 1;
-        strata.push_back(SaturatingMultiply(SaturatingPower(Values(digits), terms), signs));
-      }
+StatusOr<std::vector<int64_t>> ChainSumStrata(const OptionValues& options) {
+  std::vector<int64_t> strata;
+  const auto [terms_lo, terms_hi] = options.Range("terms");
+  const auto [digits_lo, digits_hi] = options.Range("digits");
+  for (int64_t terms = terms_lo; terms <= terms_hi; ++terms) {
+    for (int64_t digits = digits_lo; digits <= digits_hi; ++digits) {
+      const int64_t signs = options.Bool("subtract") ? SaturatingPower(2, terms - 1) : 1;
+      strata.push_back(SaturatingMultiply(SaturatingPower(NumbersOf(digits), terms), signs));
     }
-    return strata;
   }
+  return strata;
+}
 
- protected:
-  [[nodiscard]] Question Decode(const QuestionSpace::Pick& pick) const override {
-    const int64_t widths = digits_.second - digits_.first + 1;
-    const int64_t terms = terms_.first + pick.stratum / widths;
-    const int64_t digits = digits_.first + pick.stratum % widths;
-    const int64_t first = digits == 1 ? 0 : SaturatingPower(10, digits - 1);
-    CodeReader code(pick, seed_);
-    int64_t sum = 0;
-    std::string text;
-    for (int64_t t = 0; t < terms; ++t) {
-      const bool minus = subtract_ && t > 0 && code.Take(2) == 1;
-      const int64_t value = first + code.Take(Values(digits));
-      if (t > 0) text += terse_ ? (minus ? "-" : "+") : (minus ? " - " : " + ");
-      text += Number(value);
-      sum += minus ? -value : value;
-    }
-    return NumberQuestion(terse_ ? text + "=" : "What is " + text + "? Reply with only the number.", sum);
+Question ChainSum(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t seed) {
+  const auto [digits_lo, digits_hi] = options.Range("digits");
+  const int64_t widths = digits_hi - digits_lo + 1;
+  const int64_t terms = options.Range("terms").first + pick.stratum / widths;
+  const int64_t digits = digits_lo + pick.stratum % widths;
+  const int64_t first = digits == 1 ? 0 : SaturatingPower(10, digits - 1);
+  const bool subtract = options.Bool("subtract"), terse = IsTerse(options);
+  CodeReader code(pick, seed);
+  int64_t sum = 0;
+  std::string text;
+  for (int64_t t = 0; t < terms; ++t) {
+    const bool minus = subtract && t > 0 && code.Take(2) == 1;
+    const int64_t value = first + code.Take(NumbersOf(digits));
+    if (t > 0) text += terse ? (minus ? "-" : "+") : (minus ? " - " : " + ");
+    text += Number(value);
+    sum += minus ? -value : value;
   }
-
- private:
-  static int64_t Values(int64_t digits) {  // numbers of that many digits
-    return digits == 1 ? 10 : SaturatingPower(10, digits) - SaturatingPower(10, digits - 1);
-  }
-  uint64_t seed_;
-  std::pair<int64_t, int64_t> terms_;
-  std::pair<int64_t, int64_t> digits_;
-  bool subtract_;
-  bool terse_;
-};
+  return NumberQuestion(terse ? text + "=" : "What is " + text + "? Reply with only the number.", sum);
+}
 
 // modular: (a op b) mod p. One stratum for each (p, op).
-class Modular : public SpaceTask {
- public:
-  Modular(QuestionSpace space, const OptionValues& options, uint64_t /*seed*/)
-      : SpaceTask(std::move(space)),
-        modulus_(options.Range("modulus")),
-        operands_(options.Range("operands")),
-        ops_(options.Text("ops")),
-        terse_(options.Text("style") == "terse") {}
-
-  static StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
-    const auto [lo, hi] = options.Range("operands");
-    const auto [p_lo, p_hi] = options.Range("modulus");
-    const std::string ops = options.Text("ops");
-    for (size_t i = 0; i < ops.size(); ++i) {
-      if (std::string("+-*").find(ops[i]) == std::string::npos ||
-          ops.find(ops[i], i + 1) != std::string::npos) {
-        return InvalidArgument("ops: expected some of + - *, each once; found \"" + ops + "\"");
-      }
+StatusOr<std::vector<int64_t>> ModularStrata(const OptionValues& options) {
+  const auto [lo, hi] = options.Range("operands");
+  const auto [p_lo, p_hi] = options.Range("modulus");
+  const std::string& ops = options.Text("ops");
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (std::string("+-*").find(ops[i]) == std::string::npos ||
+        ops.find(ops[i], i + 1) != std::string::npos) {
+      return InvalidArgument("ops: expected some of + - *, each once; found \"" + ops + "\"");
     }
-    return std::vector<int64_t>(static_cast<size_t>((p_hi - p_lo + 1)) * ops.size(),
-                                (hi - lo + 1) * (hi - lo + 1));
   }
+  return std::vector<int64_t>(static_cast<size_t>((p_hi - p_lo + 1)) * ops.size(),
+                              (hi - lo + 1) * (hi - lo + 1));
+}
 
- protected:
-  [[nodiscard]] Question Decode(const QuestionSpace::Pick& pick) const override {
-    const auto ops = static_cast<int64_t>(ops_.size());
-    const int64_t p = modulus_.first + pick.stratum / ops;
-    const char op = ops_[static_cast<size_t>(pick.stratum % ops)];
-    const int64_t n = operands_.second - operands_.first + 1;
-    const int64_t a = operands_.first + pick.code / n;
-    const int64_t b = operands_.first + pick.code % n;
-    const int64_t value = op == '+' ? a + b : op == '-' ? a - b : a * b;
-    const int64_t answer = ((value % p) + p) % p;
-    if (terse_) return NumberQuestion(Number(a) + op + Number(b) + " mod " + Number(p) + "=", answer);
-    return NumberQuestion("What is (" + Number(a) + " " + op + " " + Number(b) + ") mod " + Number(p) +
-                              "? Reply with only the number.",
-                          answer);
-  }
-
- private:
-  std::pair<int64_t, int64_t> modulus_;
-  std::pair<int64_t, int64_t> operands_;
-  std::string ops_;
-  bool terse_;
-};
+Question Modular(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t /*seed*/) {
+  const std::string& ops = options.Text("ops");
+  const auto [lo, hi] = options.Range("operands");
+  const int64_t p = options.Range("modulus").first + pick.stratum / static_cast<int64_t>(ops.size());
+  const char op = ops[static_cast<size_t>(pick.stratum) % ops.size()];
+  const int64_t a = lo + pick.code / (hi - lo + 1), b = lo + pick.code % (hi - lo + 1);
+  const int64_t value = op == '+' ? a + b : op == '-' ? a - b : a * b;
+  const int64_t answer = ((value % p) + p) % p;
+  if (IsTerse(options)) return NumberQuestion(Number(a) + op + Number(b) + " mod " + Number(p) + "=", answer);
+  return NumberQuestion("What is (" + Number(a) + " " + op + " " + Number(b) + ") mod " + Number(p) +
+                            "? Reply with only the number.",
+                        answer);
+}
 
 // linear_equations: a x + b = c with an integer solution.
-class LinearEquations : public SpaceTask {
- public:
-  LinearEquations(QuestionSpace space, const OptionValues& options, uint64_t /*seed*/)
-      : SpaceTask(std::move(space)),
-        a_(options.Range("a")),
-        b_(options.Range("b")),
-        x_(options.Range("x")),
-        terse_(options.Text("style") == "terse") {}
-
-  static StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
-    int64_t n = 1;
-    for (const char* name : {"a", "b", "x"}) {
-      const auto [lo, hi] = options.Range(name);
-      n = SaturatingMultiply(n, hi - lo + 1);
-    }
-    return std::vector<int64_t>{n};
+StatusOr<std::vector<int64_t>> LinearStrata(const OptionValues& options) {
+  int64_t n = 1;
+  for (const char* name : {"a", "b", "x"}) {
+    const auto [lo, hi] = options.Range(name);
+    n = SaturatingMultiply(n, hi - lo + 1);
   }
+  return std::vector<int64_t>{n};
+}
 
- protected:
-  [[nodiscard]] Question Decode(const QuestionSpace::Pick& pick) const override {
-    CodeReader code(pick, 0);  // the space is small: no draw beyond the code
-    const int64_t a = code.InRange(a_.first, a_.second);
-    const int64_t b = code.InRange(b_.first, b_.second);
-    const int64_t x = code.InRange(x_.first, x_.second);
-    const std::string sign = b < 0 ? "-" : "+";
-    const std::string c = Number(a * x + b);
-    if (terse_) return NumberQuestion(Number(a) + "x" + sign + Number(std::abs(b)) + "=" + c + " x=", x);
-    return NumberQuestion("Solve for x: " + Number(a) + "x " + sign + " " + Number(std::abs(b)) + " = " + c +
-                              ". Reply with only the number.",
-                          x);
-  }
-
- private:
-  std::pair<int64_t, int64_t> a_;
-  std::pair<int64_t, int64_t> b_;
-  std::pair<int64_t, int64_t> x_;
-  bool terse_;
-};
+Question LinearEquation(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t /*seed*/) {
+  CodeReader code(pick, 0);  // the space is small: no draw beyond the code
+  const auto draw = [&](const char* name) {
+    const auto [lo, hi] = options.Range(name);
+    return code.InRange(lo, hi);
+  };
+  const int64_t a = draw("a");
+  const int64_t b = draw("b");
+  const int64_t x = draw("x");
+  const std::string sign = b < 0 ? "-" : "+";
+  const std::string c = Number(a * x + b);
+  if (IsTerse(options))
+    return NumberQuestion(Number(a) + "x" + sign + Number(std::abs(b)) + "=" + c + " x=", x);
+  return NumberQuestion("Solve for x: " + Number(a) + "x " + sign + " " + Number(std::abs(b)) + " = " + c +
+                            ". Reply with only the number.",
+                        x);
+}
 
 }  // namespace
 
@@ -256,34 +208,31 @@ std::vector<TaskEntry> ArithmeticTasks() {
                  StyleOption("chat")}},
        .make = Products::Make,
        .units = [](const OptionValues& o) -> StatusOr<int64_t> { return Products::Pairs(o); }},
-      {.info =
-           {"chain_sum",
-            "sums and differences of several numbers",
-            "questions",
-            {{"terms", OptionKind::kRange, "[2, 3]", 2, 8, {}, "numbers in a sum"},
-             {"digits", OptionKind::kRange, "[1, 2]", 1, 6, {}, "digits of each number of a question"},
-             {"subtract", OptionKind::kBool, "true", 0, 0, {}, "minus signs too, so answers may be negative"},
-             StyleOption("chat")}},
-       .make = MakeSpaceTask<ChainSum>,
-       .units = CountSpace<ChainSum>},
-      {.info = {"modular",
-                "(a op b) mod p",
-                "questions",
-                {{"modulus", OptionKind::kRange, "[2, 13]", 2, 1000, {}, "p"},
-                 {"operands", OptionKind::kRange, "[0, 99]", 0, 99999, {}, "a and b"},
-                 {"ops", OptionKind::kText, "\"+-*\"", 1, 3, {}, "operators to draw from"},
-                 StyleOption("chat")}},
-       .make = MakeSpaceTask<Modular>,
-       .units = CountSpace<Modular>},
-      {.info = {"linear_equations",
-                "a x + b = c with an integer solution",
-                "questions",
-                {{"a", OptionKind::kRange, "[2, 9]", 1, 999, {}, "factor of x"},
-                 {"b", OptionKind::kRange, "[-20, 20]", -9999, 9999, {}, "constant"},
-                 {"x", OptionKind::kRange, "[-10, 10]", -9999, 9999, {}, "solution"},
-                 StyleOption("chat")}},
-       .make = MakeSpaceTask<LinearEquations>,
-       .units = CountSpace<LinearEquations>},
+      SpaceTask(
+          {"chain_sum",
+           "sums and differences of several numbers",
+           "questions",
+           {{"terms", OptionKind::kRange, "[2, 3]", 2, 8, {}, "numbers in a sum"},
+            {"digits", OptionKind::kRange, "[1, 2]", 1, 6, {}, "digits of each number of a question"},
+            {"subtract", OptionKind::kBool, "true", 0, 0, {}, "minus signs too, so answers may be negative"},
+            StyleOption("chat")}},
+          ChainSumStrata, ChainSum),
+      SpaceTask({"modular",
+                 "(a op b) mod p",
+                 "questions",
+                 {{"modulus", OptionKind::kRange, "[2, 13]", 2, 1000, {}, "p"},
+                  {"operands", OptionKind::kRange, "[0, 99]", 0, 99999, {}, "a and b"},
+                  {"ops", OptionKind::kText, "\"+-*\"", 1, 3, {}, "operators to draw from"},
+                  StyleOption("chat")}},
+                ModularStrata, Modular),
+      SpaceTask({"linear_equations",
+                 "a x + b = c with an integer solution",
+                 "questions",
+                 {{"a", OptionKind::kRange, "[2, 9]", 1, 999, {}, "factor of x"},
+                  {"b", OptionKind::kRange, "[-20, 20]", -9999, 9999, {}, "constant"},
+                  {"x", OptionKind::kRange, "[-10, 10]", -9999, 9999, {}, "solution"},
+                  StyleOption("chat")}},
+                LinearStrata, LinearEquation),
   };
 }
 

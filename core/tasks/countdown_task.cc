@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <utility>
 
-#include "core/base/hash.h"
 #include "core/base/rng.h"
 #include "core/tasks/factories.h"
 
@@ -23,129 +22,110 @@ int64_t Multisets(int64_t v, int64_t k) {
 
 // One stratum for each count of numbers; a code is the rank of a multiset, so two questions never
 // have the same numbers in another order. Order and target are drawn from (seed, code).
-class Countdown : public SpaceTask {
- public:
-  Countdown(QuestionSpace space, const OptionValues& options, uint64_t seed)
-      : SpaceTask(std::move(space)),
-        numbers_(options.Range("numbers")),
-        values_(options.Range("values")),
-        target_(options.Range("target")),
-        seed_(seed),
-        terse_(options.Text("style") == "terse") {}
+StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
+  const auto [lo, hi] = options.Range("numbers");
+  const auto [v_lo, v_hi] = options.Range("values");
+  std::vector<int64_t> strata;
+  for (int64_t k = lo; k <= hi; ++k) strata.push_back(Multisets(v_hi - v_lo + 1, k));
+  return strata;
+}
 
-  static StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
-    const auto [lo, hi] = options.Range("numbers");
-    const auto [v_lo, v_hi] = options.Range("values");
-    std::vector<int64_t> strata;
-    for (int64_t k = lo; k <= hi; ++k) strata.push_back(Multisets(v_hi - v_lo + 1, k));
-    return strata;
-  }
-
- protected:
-  [[nodiscard]] Question Decode(const QuestionSpace::Pick& pick) const override {
-    std::vector<int64_t> numbers = Unrank(pick.code, numbers_.first + pick.stratum);
-    Rng rng = Rng(seed_)
-                  .Fork("countdown")
-                  .Fork(static_cast<uint64_t>(pick.stratum))
-                  .Fork(static_cast<uint64_t>(pick.code));
-    rng.Shuffle(std::span<int64_t>(numbers));
-    const auto [target, solution] = Solve(numbers, rng);
-    std::string list;
-    for (const int64_t n : numbers) list += (list.empty() ? "" : terse_ ? " " : ", ") + std::to_string(n);
-    std::string json = "[" + list + "]";
-    if (terse_) std::ranges::replace(json, ' ', ',');
-    Question q;
-    q.prompt = terse_ ? list + "=" + std::to_string(target) + ":"
-                      : "Using the numbers " + list +
-                            ", each exactly once, and + - * / and brackets, write an expression "
-                            "that equals " +
-                            std::to_string(target) + ". End with <answer>expression</answer>.";
-    q.answer = solution;
-    q.fields = {{"answer_rule", "countdown"}, {"numbers", json}, {"target", std::to_string(target)}};
-    return q;
-  }
-
- private:
-  // The multiset of that rank, sorted: number i (from the largest) is the largest c with
-  // Multisets(c, i) <= rank (combinatorial number system).
-  [[nodiscard]] std::vector<int64_t> Unrank(int64_t rank, int64_t k) const {
-    std::vector<int64_t> out;
-    for (int64_t i = k; i >= 1; --i) {
-      int64_t lo = 0;
-      int64_t hi = values_.second - values_.first;
-      while (lo < hi) {
-        const int64_t mid = (lo + hi + 1) / 2;
-        if (Multisets(mid, i) <= rank) {
-          lo = mid;
-        } else {
-          hi = mid - 1;
-        }
-      }
-      rank -= Multisets(lo, i);
-      out.push_back(values_.first + lo);
-    }
-    return out;
-  }
-
-  // A chain over a random order of the numbers whose value lies in the target range; of 500 draws,
-  // the nearest to the range where none does (small numbers may not reach it).
-  [[nodiscard]] std::pair<int64_t, std::string> Solve(const std::vector<int64_t>& numbers, Rng& rng) const {
-    std::pair<int64_t, std::string> best;
-    int64_t best_distance = INT64_MAX;
-    for (int draw = 0; draw < 500 && best_distance > 0; ++draw) {
-      std::vector<int64_t> order = numbers;
-      rng.Shuffle(std::span<int64_t>(order));
-      int64_t value = order[0];
-      std::string text = std::to_string(order[0]);
-      char last = '*';
-      for (size_t i = 1; i < order.size(); ++i) {
-        char op = "+-*/"[rng.Below(4)];
-        const int64_t n = order[i];
-        if (op == '/' && (n == 0 || value % n != 0)) op = '+';
-        const bool loose = last == '+' || last == '-';
-        if ((op == '*' || op == '/') && loose) text = "(" + text + ")";
-        text += op + std::to_string(n);
-        value = op == '+' ? value + n : op == '-' ? value - n : op == '*' ? value * n : value / n;
-        last = op;
-        if (std::abs(value) > 1'000'000'000) break;
-      }
-      if (std::abs(value) > 1'000'000'000) continue;
-      const int64_t distance = value < target_.first    ? target_.first - value
-                               : value > target_.second ? value - target_.second
-                                                        : 0;
-      if (distance < best_distance) {
-        best_distance = distance;
-        best = {value, text};
+// The multiset of k values in [least, most] of that rank, sorted: number i (from the largest) is the largest
+// c with Multisets(c, i) <= rank (combinatorial number system).
+std::vector<int64_t> Unrank(int64_t rank, int64_t k, int64_t least, int64_t most) {
+  std::vector<int64_t> out;
+  for (int64_t i = k; i >= 1; --i) {
+    int64_t lo = 0;
+    int64_t hi = most - least;
+    while (lo < hi) {
+      const int64_t mid = (lo + hi + 1) / 2;
+      if (Multisets(mid, i) <= rank) {
+        lo = mid;
+      } else {
+        hi = mid - 1;
       }
     }
-    return best;
+    rank -= Multisets(lo, i);
+    out.push_back(least + lo);
   }
+  return out;
+}
 
-  std::pair<int64_t, int64_t> numbers_;
-  std::pair<int64_t, int64_t> values_;
-  std::pair<int64_t, int64_t> target_;
-  uint64_t seed_;
-  bool terse_;
-};
+// A chain over a random order of the numbers whose value lies in the target range; of 500 draws,
+// the nearest to the range where none does (small numbers may not reach it).
+std::pair<int64_t, std::string> Solve(const std::vector<int64_t>& numbers, int64_t least, int64_t most,
+                                      Rng& rng) {
+  std::pair<int64_t, std::string> best;
+  int64_t best_distance = INT64_MAX;
+  for (int draw = 0; draw < 500 && best_distance > 0; ++draw) {
+    std::vector<int64_t> order = numbers;
+    rng.Shuffle(std::span<int64_t>(order));
+    int64_t value = order[0];
+    std::string text = std::to_string(order[0]);
+    char last = '*';
+    for (size_t i = 1; i < order.size(); ++i) {
+      char op = "+-*/"[rng.Below(4)];
+      const int64_t n = order[i];
+      if (op == '/' && (n == 0 || value % n != 0)) op = '+';
+      const bool loose = last == '+' || last == '-';
+      if ((op == '*' || op == '/') && loose) text = "(" + text + ")";
+      text += op + std::to_string(n);
+      value = op == '+' ? value + n : op == '-' ? value - n : op == '*' ? value * n : value / n;
+      last = op;
+      if (std::abs(value) > 1'000'000'000) break;
+    }
+    if (std::abs(value) > 1'000'000'000) continue;
+    const int64_t distance = value < least ? least - value : value > most ? value - most : 0;
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = {value, text};
+    }
+  }
+  return best;
+}
+
+Question Countdown(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t seed) {
+  const auto [v_lo, v_hi] = options.Range("values");
+  const auto [t_lo, t_hi] = options.Range("target");
+  const bool terse = IsTerse(options);
+  std::vector<int64_t> numbers = Unrank(pick.code, options.Range("numbers").first + pick.stratum, v_lo, v_hi);
+  Rng rng = Rng(seed)
+                .Fork("countdown")
+                .Fork(static_cast<uint64_t>(pick.stratum))
+                .Fork(static_cast<uint64_t>(pick.code));
+  rng.Shuffle(std::span<int64_t>(numbers));
+  const auto [target, solution] = Solve(numbers, t_lo, t_hi, rng);
+  std::string list;
+  for (const int64_t n : numbers) list += (list.empty() ? "" : terse ? " " : ", ") + std::to_string(n);
+  std::string json = "[" + list + "]";
+  if (terse) std::ranges::replace(json, ' ', ',');
+  Question q;
+  q.prompt = terse ? list + "=" + std::to_string(target) + ":"
+                   : "Using the numbers " + list +
+                         ", each exactly once, and + - * / and brackets, write an expression that equals " +
+                         std::to_string(target) + ". End with <answer>expression</answer>.";
+  q.answer = solution;
+  q.fields = {{"answer_rule", "countdown"}, {"numbers", json}, {"target", std::to_string(target)}};
+  return q;
+}
 
 }  // namespace
 
 std::vector<TaskEntry> CountdownTasks() {
-  return {{.info = {"countdown",
-                    "reach a target with given numbers and + - * /",
-                    "multisets of numbers",
-                    {{"numbers", OptionKind::kRange, "[3, 4]", 2, 6, {}, "how many numbers"},
-                     {"values", OptionKind::kRange, "[1, 100]", 1, 999, {}, "size of each number"},
-                     {"target",
-                      OptionKind::kRange,
-                      "[100, 999]",
-                      1,
-                      99999,
-                      {},
-                      "size of the target, where the numbers can reach it"},
-                     StyleOption("chat")}},
-           .make = MakeSpaceTask<Countdown>,
-           .units = CountSpace<Countdown>}};
+  const Option target{.name = "target",
+                      .kind = OptionKind::kRange,
+                      .default_json = "[100, 999]",
+                      .min = 1,
+                      .max = 99999,
+                      .doc = "size of the target, where the numbers can reach it"};
+  return {SpaceTask({"countdown",
+                     "reach a target with given numbers and + - * /",
+                     "multisets of numbers",
+                     {{"numbers", OptionKind::kRange, "[3, 4]", 2, 6, {}, "how many numbers"},
+                      {"values", OptionKind::kRange, "[1, 100]", 1, 999, {}, "size of each number"},
+                      target,
+                      StyleOption("chat")}},
+                    Strata, Countdown)};
 }
 
 }  // namespace tidepool::tasks

@@ -1,6 +1,5 @@
 #include "core/tasks/data_source.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <unordered_set>

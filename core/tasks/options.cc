@@ -79,15 +79,25 @@ Status CheckOption(const Option& option, const json& value) {
 
 StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
                                            const std::map<std::string, std::string>& json_texts) {
+  const auto read = [](const json& value) {
+    Value v;
+    if (value.is_number()) v.range = {value.get<int64_t>(), value.get<int64_t>()};
+    if (value.is_array()) v.range = {value[0].get<int64_t>(), value[1].get<int64_t>()};
+    if (value.is_string()) v.text = value.get<std::string>();
+    v.flag = value.is_boolean() && value.get<bool>();
+    return v;
+  };
   OptionValues result;
-  std::vector<std::string> names;
   for (const Option& option : table) {
-    result.values_[option.name] = option.default_json;
-    names.push_back(option.name);
+    const json value = json::parse(option.default_json, nullptr, /*allow_exceptions=*/false);
+    TP_CHECK(!value.is_discarded()) << option.name << " has the default " << option.default_json;
+    result.values_[option.name] = read(value);
   }
   for (const auto& [name, text] : json_texts) {
     const auto option = std::ranges::find(table, name, &Option::name);
     if (option == table.end()) {
+      std::vector<std::string> names;
+      for (const Option& known : table) names.push_back(known.name);
       const std::string near = Nearest(name, names);
       return InvalidArgument(name + ": no such option of this task" +
                              (near.empty() ? "" : "; did you mean '" + near + "'?"));
@@ -95,30 +105,15 @@ StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
     const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (value.is_discarded()) return InvalidArgument(name + ": expected JSON; found " + text);
     TP_RETURN_IF_ERROR(CheckOption(*option, value).At(name));
-    result.values_[name] = text;
+    result.values_[name] = read(value);
   }
   return result;
 }
 
-namespace {
-json Get(const std::map<std::string, std::string>& values, const std::string& name) {
-  const auto it = values.find(name);
-  TP_CHECK(it != values.end()) << "no option " << name;
-  json value = json::parse(it->second, nullptr, false);
-  TP_CHECK(!value.is_discarded()) << name << " has the default " << it->second;
-  return value;
-}
-}  // namespace
-
-int64_t OptionValues::Int(const std::string& name) const { return Get(values_, name).get<int64_t>(); }
-std::string OptionValues::Text(const std::string& name) const {
-  return Get(values_, name).get<std::string>();
-}
-bool OptionValues::Bool(const std::string& name) const { return Get(values_, name).get<bool>(); }
-std::pair<int64_t, int64_t> OptionValues::Range(const std::string& name) const {
-  const json value = Get(values_, name);
-  if (value.is_number_integer()) return {value.get<int64_t>(), value.get<int64_t>()};
-  return {value[0].get<int64_t>(), value[1].get<int64_t>()};
+const OptionValues::Value& OptionValues::Get(const std::string& name) const {
+  const auto it = values_.find(name);
+  TP_CHECK(it != values_.end()) << "no option " << name;
+  return it->second;
 }
 
 }  // namespace tidepool::tasks

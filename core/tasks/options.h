@@ -37,20 +37,26 @@ Status CheckOption(const Option& option, const nlohmann::json& value);
 // "an integer from 1 to 9" and so on, for references and messages.
 std::string DescribeOption(const Option& option);
 
-// Checked values with defaults filled in. Access by a name that is not in the table, or by the
-// wrong kind, is a bug.
+// Checked values with defaults filled in. Access by a name that is not in the table is a bug.
 class OptionValues {
  public:
   // kInvalidArgument: "NAME: what; what to do".
   static StatusOr<OptionValues> Parse(const std::vector<Option>& table,
                                       const std::map<std::string, std::string>& json_texts);
-  [[nodiscard]] int64_t Int(const std::string& name) const;
-  [[nodiscard]] std::pair<int64_t, int64_t> Range(const std::string& name) const;
-  [[nodiscard]] std::string Text(const std::string& name) const;
-  [[nodiscard]] bool Bool(const std::string& name) const;
+  [[nodiscard]] int64_t Int(const std::string& name) const { return Get(name).range.first; }
+  [[nodiscard]] std::pair<int64_t, int64_t> Range(const std::string& name) const { return Get(name).range; }
+  [[nodiscard]] const std::string& Text(const std::string& name) const { return Get(name).text; }
+  [[nodiscard]] bool Bool(const std::string& name) const { return Get(name).flag; }
 
  private:
-  std::map<std::string, std::string> values_;  // JSON texts, all options of the table
+  struct Value {
+    std::pair<int64_t, int64_t> range;  // an int: both ends
+    std::string text;
+    bool flag = false;
+  };
+  [[nodiscard]] const Value& Get(const std::string& name) const;
+
+  std::map<std::string, Value> values_;  // all options of the table
 };
 
 }  // namespace tidepool::tasks

@@ -12,7 +12,7 @@
 //                                            .held_out = 9, .seed = 1}));
 //   task->Train(0).prompt == "What is 7 * 8? Reply with only the number."
 //
-// A new task: write a class here, add it to the table in registry.cc, done (docs/adding_a_task.md).
+// A new task: write its two functions, add it to the table in registry.cc, done (docs/adding_a_task.md).
 
 #include <cstdint>
 #include <map>

@@ -1,7 +1,6 @@
-// Tasks over English words of a built-in list.
+// Tasks over English words of a built-in list. One stratum a length.
 
 #include <algorithm>
-#include <utility>
 
 #include "core/tasks/factories.h"
 #include "core/tasks/word_list.h"
@@ -9,111 +8,82 @@
 namespace tidepool::tasks {
 namespace {
 
-std::vector<std::string_view> WordsOfLength(int64_t n) {
-  std::vector<std::string_view> out;
-  for (const std::string_view word : WordList()) {
-    if (static_cast<int64_t>(word.size()) == n) out.push_back(word);
-  }
-  return out;
+using Words = std::span<const std::string_view>;
+
+Words WordsOfLength(int64_t n) {
+  const auto [begin, end] = std::ranges::equal_range(WordList(), static_cast<size_t>(n), {},
+                                                     [](std::string_view word) { return word.size(); });
+  return {begin, end};
 }
 
-Option LengthOption() { return {"length", OptionKind::kRange, "[3, 10]", 3, 10, {}, "letters in a word"}; }
+// `count`: the questions about words of one length.
+StatusOr<std::vector<int64_t>> Strata(const OptionValues& options, int64_t (*count)(Words words)) {
+  const auto [lo, hi] = options.Range("length");
+  std::vector<int64_t> strata;
+  for (int64_t n = lo; n <= hi; ++n) strata.push_back(count(WordsOfLength(n)));
+  return strata;
+}
 
-class SpellBackward : public SpaceTask {
- public:
-  SpellBackward(QuestionSpace space, const OptionValues& options, uint64_t /*seed*/)
-      : SpaceTask(std::move(space)), terse_(options.Text("style") == "terse") {
-    const auto [lo, hi] = options.Range("length");
-    for (int64_t n = lo; n <= hi; ++n) words_.push_back(WordsOfLength(n));
-  }
+StatusOr<std::vector<int64_t>> SpellingStrata(const OptionValues& options) {
+  return Strata(options, [](Words words) { return static_cast<int64_t>(words.size()); });
+}
 
-  static StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
-    const auto [lo, hi] = options.Range("length");
-    std::vector<int64_t> strata;
-    for (int64_t n = lo; n <= hi; ++n) strata.push_back(static_cast<int64_t>(WordsOfLength(n).size()));
-    return strata;
-  }
-
- protected:
-  [[nodiscard]] Question Decode(const QuestionSpace::Pick& pick) const override {
-    const std::string word(words_[static_cast<size_t>(pick.stratum)][static_cast<size_t>(pick.code)]);
-    return {.prompt = terse_ ? "rev " + word + "="
-                             : "Spell the word \"" + word + "\" backwards. Reply with only the letters.",
-            .messages = {},
-            .answer = std::string(word.rbegin(), word.rend()),
-            .fields = {{"answer_rule", "text"}, {"text", word}}};
-  }
-
- private:
-  bool terse_;
-  std::vector<std::vector<std::string_view>> words_;
-};
+Question SpellBackward(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t /*seed*/) {
+  const std::string word(
+      WordsOfLength(options.Range("length").first + pick.stratum)[static_cast<size_t>(pick.code)]);
+  return {.prompt = IsTerse(options)
+                        ? "rev " + word + "="
+                        : "Spell the word \"" + word + "\" backwards. Reply with only the letters.",
+          .messages = {},
+          .answer = std::string(word.rbegin(), word.rend()),
+          .fields = {{"answer_rule", "text"}, {"text", word}}};
+}
 
 // How often a letter occurs in a word: every letter of the word, and one that is not in it.
-class LetterCounting : public SpaceTask {
- public:
-  using Pair = std::pair<std::string_view, char>;
-
-  LetterCounting(QuestionSpace space, const OptionValues& options, uint64_t /*seed*/)
-      : SpaceTask(std::move(space)), terse_(options.Text("style") == "terse") {
-    const auto [lo, hi] = options.Range("length");
-    for (int64_t n = lo; n <= hi; ++n) pairs_.push_back(Pairs(n));
+std::string LettersToCount(std::string_view word) {
+  std::string letters;
+  for (const char c : word) {
+    if (letters.find(c) == std::string::npos) letters += c;
   }
+  // The absent letter comes from the word itself, so that it varies and is always the same.
+  char absent = static_cast<char>('a' + (word[0] + word.back() + static_cast<int>(word.size())) % 26);
+  while (word.find(absent) != std::string_view::npos)
+    absent = absent == 'z' ? 'a' : static_cast<char>(absent + 1);
+  return letters + absent;
+}
 
-  static StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
-    const auto [lo, hi] = options.Range("length");
-    std::vector<int64_t> strata;
-    for (int64_t n = lo; n <= hi; ++n) strata.push_back(static_cast<int64_t>(Pairs(n).size()));
-    return strata;
-  }
+StatusOr<std::vector<int64_t>> CountingStrata(const OptionValues& options) {
+  return Strata(options, [](Words words) {
+    int64_t pairs = 0;
+    for (const std::string_view word : words) pairs += static_cast<int64_t>(LettersToCount(word).size());
+    return pairs;
+  });
+}
 
- protected:
-  [[nodiscard]] Question Decode(const QuestionSpace::Pick& pick) const override {
-    const auto [word, letter] = pairs_[static_cast<size_t>(pick.stratum)][static_cast<size_t>(pick.code)];
-    const std::string text(word);
-    return {.prompt = terse_ ? "count " + std::string(1, letter) + " in " + text + "="
-                             : std::string("How many times does the letter \"") + letter +
-                                   "\" appear in the word \"" + text + "\"? Reply with only the number.",
-            .messages = {},
-            .answer = std::to_string(std::ranges::count(word, letter)),
-            .fields = {{"answer_rule", "last_number"}, {"text", text}, {"letter", std::string(1, letter)}}};
-  }
-
- private:
-  static std::vector<Pair> Pairs(int64_t n) {
-    std::vector<Pair> out;
-    for (const std::string_view word : WordsOfLength(n)) {
-      for (size_t i = 0; i < word.size(); ++i) {
-        if (word.find(word[i]) == i) out.emplace_back(word, word[i]);
-      }
-      // The absent letter comes from the word itself, so that it varies and is always the same.
-      char absent = static_cast<char>('a' + (word[0] + word.back() + static_cast<int>(word.size())) % 26);
-      while (word.find(absent) != std::string_view::npos)
-        absent = absent == 'z' ? 'a' : static_cast<char>(absent + 1);
-      out.emplace_back(word, absent);
-    }
-    return out;
-  }
-
-  bool terse_;
-  std::vector<std::vector<Pair>> pairs_;
-};
+Question LetterCounting(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t /*seed*/) {
+  auto at = static_cast<size_t>(pick.code);
+  const Words words = WordsOfLength(options.Range("length").first + pick.stratum);
+  auto word = words.begin();
+  for (size_t n = 0; at >= (n = LettersToCount(*word).size()); ++word) at -= n;
+  const std::string text(*word), letter(1, LettersToCount(*word)[at]);
+  return {.prompt = IsTerse(options)
+                        ? "count " + letter + " in " + text + "="
+                        : "How many times does the letter \"" + letter + "\" appear in the word \"" + text +
+                              "\"? Reply with only the number.",
+          .messages = {},
+          .answer = std::to_string(std::ranges::count(text, letter[0])),
+          .fields = {{"answer_rule", "last_number"}, {"text", text}, {"letter", letter}}};
+}
 
 }  // namespace
 
 std::vector<TaskEntry> WordTasks() {
-  return {{.info = {"spell_backward",
-                    "spell an English word backwards",
-                    "questions",
-                    {LengthOption(), StyleOption("chat")}},
-           .make = MakeSpaceTask<SpellBackward>,
-           .units = CountSpace<SpellBackward>},
-          {.info = {"letter_counting",
-                    "how often a letter occurs in an English word",
-                    "questions",
-                    {LengthOption(), StyleOption("chat")}},
-           .make = MakeSpaceTask<LetterCounting>,
-           .units = CountSpace<LetterCounting>}};
+  const std::vector<Option> options = {
+      {"length", OptionKind::kRange, "[3, 10]", 3, 10, {}, "letters in a word"}, StyleOption("chat")};
+  return {SpaceTask({"spell_backward", "spell an English word backwards", "questions", options},
+                    SpellingStrata, SpellBackward),
+          SpaceTask({"letter_counting", "how often a letter occurs in an English word", "questions", options},
+                    CountingStrata, LetterCounting)};
 }
 
 }  // namespace tidepool::tasks
