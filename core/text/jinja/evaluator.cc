@@ -242,7 +242,7 @@ void Evaluator::Assign(const Target& target, const Value& value, Frame* frame) {
     const Value object = Lookup(target.names[0], frame);
     if (!object.is(Kind::kNamespace)) {
       Fail("cannot set the attribute '" + target.attribute + "' of '" + target.names[0] +
-           "', which is no namespace() but " + std::string(TypeName(object)));
+           "', which is no namespace() but " + TypeName(object));
       return;
     }
     heap_.Charge(32);
@@ -287,7 +287,7 @@ Value Evaluator::Call(const Expression& call, Frame* frame, const Value* caller)
       return Fail("'" + (callee.name() == nullptr ? std::string("value") : *callee.name()) +
                   "' is undefined and cannot be called");
     default:
-      return Fail("a value of type " + std::string(TypeName(callee)) + " cannot be called");
+      return Fail("a value of type " + TypeName(callee) + " cannot be called");
   }
 }
 

@@ -29,6 +29,10 @@ struct Arguments {
   std::vector<std::pair<std::string_view, Value>> named;
   // By place or name; null if not given.
   [[nodiscard]] const Value* Get(size_t place, std::string_view name) const;
+  [[nodiscard]] bool Flag(size_t place, std::string_view name) const {  // given, and true
+    const Value* value = Get(place, name);
+    return value != nullptr && Truth(*value);
+  }
 };
 
 class Evaluator {
@@ -99,6 +103,9 @@ class Evaluator {
   Value RoundFilter(const Value& input, const Arguments& arguments);
   Value PathOf(const Value& item, const Value& path);  // "a.b.0" or an integer
   Value FoldCase(const Value& value);
+  // What a filter compares of an item: its attribute, if one is named; in lower case unless case_sensitive.
+  Value KeyOf(const Value& item, const Value* attribute, bool case_sensitive);
+  List SortedByKey(std::vector<std::pair<Value, Value>> keyed, bool backwards);  // the second of each
   bool LessThan(const Value& a, const Value& b);
   bool Test(const std::string& name, const Value& subject, const Arguments& arguments);
 

@@ -44,7 +44,7 @@ Value Evaluator::EvaluateNode(const Expression& node, Frame* frame) {
       for (size_t i = 0; i + 1 < node.parts.size(); i += 2) {
         const Value key = part(i);
         if (key.is(Kind::kList) || key.is(Kind::kDict))
-          return Fail("a " + std::string(TypeName(key)) + " cannot be a key");
+          return Fail("a " + TypeName(key) + " cannot be a key");
         dict->Set(key, part(i + 1));
       }
       return Value::DictOf(dict);
@@ -56,9 +56,8 @@ Value Evaluator::EvaluateNode(const Expression& node, Frame* frame) {
       const Value value = part(0);
       if (failed()) return {};
       if (!value.is_number()) {
-        return Fail(value.is(Kind::kUndefined)
-                        ? UndefinedMessage(value)
-                        : "a sign before a value of type " + std::string(TypeName(value)));
+        return Fail(value.is(Kind::kUndefined) ? UndefinedMessage(value)
+                                               : "a sign before a value of type " + TypeName(value));
       }
       const bool negate = node.kind == ExpressionKind::kNegate;
       if (value.is(Kind::kFloat)) return Value::Float(negate ? -value.real() : value.real());
@@ -235,8 +234,7 @@ Value Evaluator::Arithmetic(const std::string& op, const Value& a, const Value& 
       return what.is(Kind::kList) ? MakeList(std::move(items)) : heap_.NewTuple(std::move(items));
     }
   }
-  return Fail("the operator " + op + " cannot take " + std::string(TypeName(a)) + " and " +
-              std::string(TypeName(b)));
+  return Fail("the operator " + op + " cannot take " + TypeName(a) + " and " + TypeName(b));
 }
 
 Value Evaluator::Compare(const std::string& op, const Value& a, const Value& b) {
@@ -251,8 +249,7 @@ Value Evaluator::Compare(const std::string& op, const Value& a, const Value& b) 
     return Value::Bool(false);
   const std::optional<int> order = Order(a, b);
   if (!order) {
-    return Fail("the operator " + op + " cannot take " + std::string(TypeName(a)) + " and " +
-                std::string(TypeName(b)));
+    return Fail("the operator " + op + " cannot take " + TypeName(a) + " and " + TypeName(b));
   }
   if (op == "<") return Value::Bool(*order < 0);
   if (op == "<=") return Value::Bool(*order <= 0);
@@ -266,7 +263,7 @@ bool Evaluator::Contains(const Value& container, const Value& item) {
       return false;
     case Kind::kString:
       if (!item.is_string()) {
-        Fail("'in' a string takes a string, not " + std::string(TypeName(item)));
+        Fail("'in' a string takes a string, not " + TypeName(item));
         return false;
       }
       operations_ += static_cast<int64_t>(container.string().size()) / 64;
@@ -279,7 +276,7 @@ bool Evaluator::Contains(const Value& container, const Value& item) {
       return false;
     case Kind::kDict:
       if (item.is(Kind::kList) || item.is(Kind::kDict)) {
-        Fail("a " + std::string(TypeName(item)) + " cannot be a key");
+        Fail("a " + TypeName(item) + " cannot be a key");
         return false;
       }
       for (const auto& [key, value] : container.dict().items) {
@@ -287,7 +284,7 @@ bool Evaluator::Contains(const Value& container, const Value& item) {
       }
       return false;
     default:
-      Fail("'in' cannot look into a value of type " + std::string(TypeName(container)));
+      Fail("'in' cannot look into a value of type " + TypeName(container));
       return false;
   }
 }
@@ -343,7 +340,7 @@ Value Evaluator::Item(const Value& object, const Value& key) {
 Value Evaluator::Slice(const Value& object, const Value& begin, const Value& end, const Value& step) {
   if (object.is(Kind::kUndefined)) return Fail(UndefinedMessage(object) + ", so it has no slices");
   if (!object.is_sequence() && !object.is_string()) {
-    return Fail("a value of type " + std::string(TypeName(object)) + " has no slices");
+    return Fail("a value of type " + TypeName(object) + " has no slices");
   }
   const std::u32string points = object.is_string() ? ToUtf32(object.string()) : std::u32string();
   const auto size = static_cast<int64_t>(object.is_string() ? points.size() : object.list().size());
@@ -413,7 +410,7 @@ List Evaluator::Iterate(const Value& value) {
       }
       break;
     default:
-      Fail("a value of type " + std::string(TypeName(value)) + " cannot be iterated over");
+      Fail("a value of type " + TypeName(value) + " cannot be iterated over");
   }
   operations_ += static_cast<int64_t>(items.size()) / 4;
   return items;
@@ -422,7 +419,7 @@ List Evaluator::Iterate(const Value& value) {
 bool Evaluator::IntegerArgument(const Value* value, int64_t* result, const char* what) {
   if (value == nullptr || value->is(Kind::kNone)) return !failed();
   if (!value->is_integer()) {
-    Fail(std::string(what) + " takes an integer, not " + std::string(TypeName(*value)));
+    Fail(std::string(what) + " takes an integer, not " + TypeName(*value));
     return false;
   }
   *result = value->integer();
@@ -468,7 +465,7 @@ Value Evaluator::FormatPercent(const std::string& format, const Value& values) {
       text += buffer;
     } else {
       return Fail(std::string("the format %") + type + " is not supported for a value of type " +
-                  std::string(TypeName(value)));
+                  TypeName(value));
     }
   }
   if (next < parts.size() && !values.is(Kind::kDict) && !values.is(Kind::kList) &&

@@ -66,28 +66,12 @@ std::string TitleWords(std::string_view text) {
   return result;
 }
 
-std::string EscapeHtml(std::string_view text) {
+std::string EscapeHtml(const std::string& text) {
   std::string result;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&#34;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result.push_back(c);
-    }
+    const size_t at = std::string_view("&<>\"'").find(c);
+    constexpr const char* kEscaped[] = {"&amp;", "&lt;", "&gt;", "&#34;", "&#39;"};
+    result += at == std::string_view::npos ? std::string(1, c) : kEscaped[at];
   }
   return result;
 }
@@ -106,16 +90,12 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
   const auto get = [&](size_t place, const char* key) { return arguments.Get(place, key); };
   if (name == "default" || name == "d") {
     const Value* fallback = get(0, "default_value");
-    const Value* falsy_too = get(1, "boolean");
-    const bool use =
-        input.is(Kind::kUndefined) || (falsy_too != nullptr && Truth(*falsy_too) && !Truth(input));
+    const bool use = input.is(Kind::kUndefined) || (arguments.Flag(1, "boolean") && !Truth(input));
     *result = !use ? input : fallback != nullptr ? *fallback : String("");
   } else if (name == "trim") {
     const Value* characters = get(0, "chars");
-    const std::string set =
-        characters != nullptr && characters->is_string() ? characters->string() : std::string();
-    *result = String(
-        Strip(Str(input), characters != nullptr && characters->is_string() ? &set : nullptr, true, true));
+    const bool some = characters != nullptr && characters->is_string();
+    *result = String(Strip(Str(input), some ? &characters->string() : nullptr, true, true));
   } else if (name == "upper") {
     *result = String(ToUpper(Str(input)));
   } else if (name == "lower") {
@@ -172,7 +152,7 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
     *result = value ? Value::Float(*value) : fallback != nullptr ? *fallback : Value::Float(0.0);
   } else if (name == "abs") {
     if (!input.is_number()) {
-      Fail("the filter abs takes a number, not " + std::string(TypeName(input)));
+      Fail("the filter abs takes a number, not " + TypeName(input));
     } else if (input.is(Kind::kFloat)) {
       *result = Value::Float(std::fabs(input.real()));
     } else {
@@ -218,10 +198,8 @@ bool Evaluator::FilterText(const std::string& name, const Value& input, const Ar
 
 Value Evaluator::IndentFilter(const Value& input, const Arguments& arguments) {
   const Value* width = arguments.Get(0, "width");
-  if (!input.is_string())
-    return Fail("the filter indent takes a string, not " + std::string(TypeName(input)));
-  const Value* first = arguments.Get(1, "first");
-  const Value* blank = arguments.Get(2, "blank");
+  if (!input.is_string()) return Fail("the filter indent takes a string, not " + TypeName(input));
+  const bool first = arguments.Flag(1, "first"), blank = arguments.Flag(2, "blank");
   std::string indent(4, ' ');
   if (width != nullptr) {
     int64_t count = 4;
@@ -239,9 +217,7 @@ Value Evaluator::IndentFilter(const Value& input, const Arguments& arguments) {
   std::string text;
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) text.push_back('\n');
-    const bool wanted =
-        i == 0 ? first != nullptr && Truth(*first) : !lines[i].empty() || (blank != nullptr && Truth(*blank));
-    if (wanted) text += indent;
+    if (i == 0 ? first : !lines[i].empty() || blank) text += indent;
     text += lines[i];
     if (static_cast<int64_t>(text.size()) > heap_.left())
       return Exhausted("the filter indent makes a text that is too long");
@@ -252,7 +228,7 @@ Value Evaluator::IndentFilter(const Value& input, const Arguments& arguments) {
 Value Evaluator::JsonFilter(const Value& input, const Arguments& arguments) {
   // The order of parameters is that of transformers' filter.
   JsonStyle style;
-  if (const Value* ascii = arguments.Get(0, "ensure_ascii")) style.ensure_ascii = Truth(*ascii);
+  style.ensure_ascii = arguments.Flag(0, "ensure_ascii");
   if (!IntegerArgument(arguments.Get(1, "indent"), &style.indent, "tojson")) return {};
   if (style.indent > 1000) return Exhausted("the filter tojson takes an indent of at most 1000");
   if (const Value* separators = arguments.Get(2, "separators");
@@ -260,7 +236,7 @@ Value Evaluator::JsonFilter(const Value& input, const Arguments& arguments) {
     style.item_separator = Str(separators->list()[0]);
     style.key_separator = Str(separators->list()[1]);
   }
-  if (const Value* sort = arguments.Get(3, "sort_keys")) style.sort_keys = Truth(*sort);
+  style.sort_keys = arguments.Flag(3, "sort_keys");
   std::string text;
   if (const Status status = AppendJson(input, style, &text); !status.ok()) return Fail(status.message());
   return String(std::move(text));
@@ -271,7 +247,7 @@ Value Evaluator::RoundFilter(const Value& input, const Arguments& arguments) {
   const Value* method = arguments.Get(1, "method");
   const std::string how = method != nullptr ? Str(*method) : "common";
   if (!IntegerArgument(arguments.Get(0, "precision"), &precision, "round")) return {};
-  if (!input.is_number()) return Fail("the filter round takes a number, not " + std::string(TypeName(input)));
+  if (!input.is_number()) return Fail("the filter round takes a number, not " + TypeName(input));
   if (precision < -300 || precision > 300) return Fail("the filter round takes a precision from -300 to 300");
   if (how == "common") {
     if (input.is_integer() && precision >= 0) return Value::Int(input.integer());

@@ -19,7 +19,7 @@ bool Evaluator::FilterSequence(const std::string& name, const Value& input, cons
     } else if (input.is(Kind::kLoop)) {
       *result = Value::Int(static_cast<int64_t>(input.loop().items->size()));
     } else {
-      Fail("a value of type " + std::string(TypeName(input)) + " has no length");
+      Fail("a value of type " + TypeName(input) + " has no length");
     }
   } else if (name == "first" || name == "last") {
     const List items = Iterate(input);
@@ -46,7 +46,7 @@ bool Evaluator::FilterSequence(const std::string& name, const Value& input, cons
     if (input.is(Kind::kDict)) {
       for (const auto& [key, value] : input.dict().items) items.push_back(heap_.NewTuple({key, value}));
     } else if (!input.is(Kind::kUndefined)) {
-      Fail("the filter items takes a mapping, not " + std::string(TypeName(input)));
+      Fail("the filter items takes a mapping, not " + TypeName(input));
     }
     *result = MakeList(std::move(items));
   } else if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr") {
@@ -174,40 +174,40 @@ Value Evaluator::FoldCase(const Value& value) {
 bool Evaluator::LessThan(const Value& a, const Value& b) {
   Tick();
   const std::optional<int> order = Order(a, b);
-  if (!order) Fail("cannot order " + std::string(TypeName(a)) + " and " + std::string(TypeName(b)));
+  if (!order) Fail("cannot order " + TypeName(a) + " and " + TypeName(b));
   return order.value_or(0) < 0;
 }
 
-Value Evaluator::SortFilter(const Value& input, const Arguments& arguments) {
-  const Value* reverse = arguments.Get(0, "reverse");
-  const Value* case_sensitive = arguments.Get(1, "case_sensitive");
-  const Value* attribute = arguments.Get(2, "attribute");
-  std::vector<std::pair<Value, Value>> keyed;
-  for (const Value& item : Iterate(input)) {
-    const Value key = attribute != nullptr && !attribute->is(Kind::kNone) ? PathOf(item, *attribute) : item;
-    keyed.emplace_back(case_sensitive != nullptr && Truth(*case_sensitive) ? key : FoldCase(key), item);
-  }
+Value Evaluator::KeyOf(const Value& item, const Value* attribute, bool case_sensitive) {
+  const Value key = attribute != nullptr && !attribute->is(Kind::kNone) ? PathOf(item, *attribute) : item;
+  return case_sensitive ? key : FoldCase(key);
+}
+
+List Evaluator::SortedByKey(std::vector<std::pair<Value, Value>> keyed, bool backwards) {
   // Values without an order fail at the first comparison; each later one then says "equal".
-  const bool backwards = reverse != nullptr && Truth(*reverse);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     if (failed()) return false;
     return backwards ? LessThan(b.first, a.first) : LessThan(a.first, b.first);
   });
   List items;
   for (const auto& [key, item] : keyed) items.push_back(item);
-  return MakeList(std::move(items));
+  return items;
+}
+
+Value Evaluator::SortFilter(const Value& input, const Arguments& arguments) {
+  std::vector<std::pair<Value, Value>> keyed;
+  for (const Value& item : Iterate(input)) {
+    keyed.emplace_back(KeyOf(item, arguments.Get(2, "attribute"), arguments.Flag(1, "case_sensitive")), item);
+  }
+  return MakeList(SortedByKey(std::move(keyed), arguments.Flag(0, "reverse")));
 }
 
 Value Evaluator::UniqueFilter(const Value& input, const Arguments& arguments) {
-  const Value* case_sensitive = arguments.Get(0, "case_sensitive");
-  const Value* attribute = arguments.Get(1, "attribute");
   List seen;
   List items;
   for (const Value& item : Iterate(input)) {
-    Value key = attribute != nullptr && !attribute->is(Kind::kNone) ? PathOf(item, *attribute) : item;
-    if (case_sensitive == nullptr || !Truth(*case_sensitive)) key = FoldCase(key);
-    if (key.is(Kind::kList) || key.is(Kind::kDict))
-      return Fail("a " + std::string(TypeName(key)) + " cannot be a key");
+    const Value key = KeyOf(item, arguments.Get(1, "attribute"), arguments.Flag(0, "case_sensitive"));
+    if (key.is(Kind::kList) || key.is(Kind::kDict)) return Fail("a " + TypeName(key) + " cannot be a key");
     bool known = false;
     for (const Value& other : seen) {
       if (!Tick()) return {};
@@ -224,59 +224,42 @@ Value Evaluator::GroupByFilter(const Value& input, const Arguments& arguments) {
   const Value* attribute = arguments.Get(0, "attribute");
   const Value* fallback = arguments.Get(1, "default");
   if (attribute == nullptr) return Fail("the filter groupby takes an attribute");
+  const auto key_of = [&](const Value& item) {
+    const Value key = PathOf(item, *attribute);
+    return key.is(Kind::kUndefined) && fallback != nullptr ? *fallback : key;
+  };
   std::vector<std::pair<Value, Value>> keyed;
-  for (const Value& item : Iterate(input)) {
-    Value key = PathOf(item, *attribute);
-    if (key.is(Kind::kUndefined) && fallback != nullptr) key = *fallback;
-    keyed.emplace_back(key, item);
-  }
-  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
-    return !failed() && LessThan(FoldCase(a.first), FoldCase(b.first));
-  });
+  for (const Value& item : Iterate(input)) keyed.emplace_back(FoldCase(key_of(item)), item);
+  const List items = SortedByKey(std::move(keyed), /*backwards=*/false);
   List groups;
-  for (size_t i = 0; i < keyed.size() && Tick();) {
+  for (size_t i = 0; i < items.size() && Tick();) {
     List members;
-    const Value key = keyed[i].first;
-    for (; i < keyed.size() && Same(FoldCase(keyed[i].first), FoldCase(key)) && Tick(); ++i) {
-      members.push_back(keyed[i].second);
-    }
+    const Value key = key_of(items[i]);
+    for (; i < items.size() && Same(FoldCase(key_of(items[i])), FoldCase(key)) && Tick(); ++i)
+      members.push_back(items[i]);
     groups.push_back(heap_.NewTuple({key, MakeList(std::move(members))}));
   }
   return MakeList(std::move(groups));
 }
 
 Value Evaluator::DictSortFilter(const Value& input, const Arguments& arguments) {
-  if (!input.is(Kind::kDict))
-    return Fail("the filter dictsort takes a mapping, not " + std::string(TypeName(input)));
-  const Value* case_sensitive = arguments.Get(0, "case_sensitive");
+  if (!input.is(Kind::kDict)) return Fail("the filter dictsort takes a mapping, not " + TypeName(input));
   const Value* by = arguments.Get(1, "by");
-  const Value* reverse = arguments.Get(2, "reverse");
   const bool by_value = by != nullptr && Str(*by) == "value";
-  const bool exact = case_sensitive != nullptr && Truth(*case_sensitive);
-  const bool backwards = reverse != nullptr && Truth(*reverse);
-  auto items = input.dict().items;
-  std::stable_sort(items.begin(), items.end(), [&](const auto& a, const auto& b) {
-    if (failed()) return false;
-    const Value x = by_value ? a.second : a.first;
-    const Value y = by_value ? b.second : b.first;
-    const Value p = exact ? x : FoldCase(x);
-    const Value q = exact ? y : FoldCase(y);
-    return backwards ? LessThan(q, p) : LessThan(p, q);
-  });
-  List pairs;
-  for (const auto& [key, value] : items) pairs.push_back(heap_.NewTuple({key, value}));
-  return MakeList(std::move(pairs));
+  std::vector<std::pair<Value, Value>> keyed;
+  for (const auto& [key, value] : input.dict().items) {
+    keyed.emplace_back(KeyOf(by_value ? value : key, nullptr, arguments.Flag(0, "case_sensitive")),
+                       heap_.NewTuple({key, value}));
+  }
+  return MakeList(SortedByKey(std::move(keyed), arguments.Flag(2, "reverse")));
 }
 
 Value Evaluator::ExtremeFilter(bool largest, const Value& input, const Arguments& arguments) {
-  const Value* case_sensitive = arguments.Get(0, "case_sensitive");
-  const Value* attribute = arguments.Get(1, "attribute");
   Value best;
   Value best_key;
   bool first = true;
   for (const Value& item : Iterate(input)) {
-    Value key = attribute != nullptr && !attribute->is(Kind::kNone) ? PathOf(item, *attribute) : item;
-    if (case_sensitive == nullptr || !Truth(*case_sensitive)) key = FoldCase(key);
+    const Value key = KeyOf(item, arguments.Get(1, "attribute"), arguments.Flag(0, "case_sensitive"));
     if (first || (largest ? LessThan(best_key, key) : LessThan(key, best_key))) {
       best = item;
       best_key = key;

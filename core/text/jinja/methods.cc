@@ -5,7 +5,6 @@
 #include <ctime>
 
 #include "core/text/jinja/evaluator.h"
-#include "core/text/unicode.h"
 
 namespace tidepool::text::jinja {
 namespace {
@@ -44,7 +43,7 @@ Value Evaluator::CallMethod(const Value& self, const std::string& name, const Ar
   if (self.is_string()) return StringMethod(self.string(), name, arguments);
   if (self.is(Kind::kLoop)) return LoopMethod(self.loop(), name, arguments);
   if (OneOf(name, kChanging)) {
-    return Fail("the method " + name + " would change a " + std::string(TypeName(self)) +
+    return Fail("the method " + name + " would change a " + TypeName(self) +
                 ", which templates may not do; build a new one, or use namespace()");
   }
   if (self.is(Kind::kDict)) return DictMethod(self.dict(), name, arguments);

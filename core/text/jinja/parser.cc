@@ -116,12 +116,14 @@ ExpressionPtr Parser::ParseCompare() {
   return node ? std::move(node) : std::move(left);
 }
 
-ExpressionPtr Parser::ParseSum() {
-  ExpressionPtr left = ParseConcat();
-  for (int n = 0; AtOperator("+") || AtOperator("-"); CountChain(++n)) {
+ExpressionPtr Parser::ParseArithmetic(std::initializer_list<std::string_view> operators,
+                                      ExpressionPtr (Parser::*operand)()) {
+  ExpressionPtr left = (this->*operand)();
+  const auto at_one = [&] { return std::ranges::any_of(operators, [&](auto op) { return AtOperator(op); }); };
+  for (int n = 0; at_one(); CountChain(++n)) {
     const std::string op = Current().text;
     Next();
-    left = Binary(ExpressionKind::kArithmetic, std::move(left), ParseConcat());
+    left = Binary(ExpressionKind::kArithmetic, std::move(left), (this->*operand)());
     left->text = op;
   }
   return left;
@@ -134,27 +136,6 @@ ExpressionPtr Parser::ParseConcat() {
   node->parts.push_back(std::move(first));
   while (SkipOperator("~")) node->parts.push_back(ParseProduct());
   return node;
-}
-
-ExpressionPtr Parser::ParseProduct() {
-  ExpressionPtr left = ParsePower();
-  for (int n = 0; AtOperator("*") || AtOperator("/") || AtOperator("//") || AtOperator("%");
-       CountChain(++n)) {
-    const std::string op = Current().text;
-    Next();
-    left = Binary(ExpressionKind::kArithmetic, std::move(left), ParsePower());
-    left->text = op;
-  }
-  return left;
-}
-
-ExpressionPtr Parser::ParsePower() {
-  ExpressionPtr left = ParseUnary(/*with_filter=*/true);
-  for (int n = 0; SkipOperator("**"); CountChain(++n)) {
-    left = Binary(ExpressionKind::kArithmetic, std::move(left), ParseUnary(/*with_filter=*/true));
-    left->text = "**";
-  }
-  return left;
 }
 
 ExpressionPtr Parser::ParseUnary(bool with_filter) {

@@ -64,10 +64,14 @@ class Parser {
   ExpressionPtr ParseAnd();
   ExpressionPtr ParseNot();
   ExpressionPtr ParseCompare();
-  ExpressionPtr ParseSum();
+  // Operands joined by some of the operators, from left to right.
+  ExpressionPtr ParseArithmetic(std::initializer_list<std::string_view> operators,
+                                ExpressionPtr (Parser::*operand)());
+  ExpressionPtr ParseSum() { return ParseArithmetic({"+", "-"}, &Parser::ParseConcat); }
   ExpressionPtr ParseConcat();
-  ExpressionPtr ParseProduct();
-  ExpressionPtr ParsePower();
+  ExpressionPtr ParseProduct() { return ParseArithmetic({"*", "/", "//", "%"}, &Parser::ParsePower); }
+  ExpressionPtr ParsePower() { return ParseArithmetic({"**"}, &Parser::ParseOperand); }
+  ExpressionPtr ParseOperand() { return ParseUnary(/*with_filter=*/true); }
   ExpressionPtr ParseUnary(bool with_filter);
   ExpressionPtr ParsePrimary();
   ExpressionPtr CallOf(ExpressionPtr callee);

@@ -152,7 +152,7 @@ Value Evaluator::StringMethod(const std::string& self, const std::string& name, 
       return true;
     }
     Fail("the method " + name + " takes a string" +
-         (value == nullptr ? std::string() : ", not " + std::string(TypeName(*value))));
+         (value == nullptr ? std::string() : ", not " + TypeName(*value)));
     return false;
   };
   Value result;
@@ -202,7 +202,7 @@ Value Evaluator::StringMethod(const std::string& self, const std::string& name, 
     separator.positional = {String(self)};
     if (first == nullptr) return Fail("the method join takes a list");
     for (const Value& item : Iterate(*first)) {
-      if (!item.is_string()) return Fail("the method join takes strings, not " + std::string(TypeName(item)));
+      if (!item.is_string()) return Fail("the method join takes strings, not " + TypeName(item));
     }
     return Filter("join", *first, separator);
   }

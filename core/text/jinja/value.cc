@@ -182,47 +182,7 @@ void AppendStringRepr(const std::string& text, std::string* out) {
 }
 
 void AppendJsonString(const std::string& text, bool ensure_ascii, std::string* out) {
-  char buffer[16];
-  out->push_back('"');
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = DecodeAt(text, at);
-    switch (c.value) {
-      case '"':
-        *out += "\\\"";
-        break;
-      case '\\':
-        *out += "\\\\";
-        break;
-      case '\n':
-        *out += "\\n";
-        break;
-      case '\r':
-        *out += "\\r";
-        break;
-      case '\t':
-        *out += "\\t";
-        break;
-      case '\b':
-        *out += "\\b";
-        break;
-      case '\f':
-        *out += "\\f";
-        break;
-      default:
-        if (c.value < 0x20 || (ensure_ascii && c.value >= 0x7F && c.value < 0x10000 && c.value != 0x7F)) {
-          std::snprintf(buffer, sizeof(buffer), "\\u%04x", static_cast<unsigned>(c.value));
-          *out += buffer;
-        } else if (ensure_ascii && c.value >= 0x10000) {
-          const auto v = static_cast<unsigned>(c.value - 0x10000);
-          std::snprintf(buffer, sizeof(buffer), "\\u%04x\\u%04x", 0xD800 + (v >> 10), 0xDC00 + (v & 0x3FF));
-          *out += buffer;
-        } else {
-          out->append(text, at, c.bytes);
-        }
-    }
-    at += c.bytes;
-  }
-  out->push_back('"');
+  *out += nlohmann::json(text).dump(-1, ' ', ensure_ascii, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -277,7 +237,7 @@ bool AppendRepr(const Value& value, std::string* out, int depth) {
       return true;
     }
     default:
-      *out += "<" + std::string(TypeName(value)) + ">";
+      *out += "<" + TypeName(value) + ">";
       return true;
   }
 }
@@ -349,7 +309,7 @@ Status AppendJson(const Value& value, const JsonStyle& style, std::string* out, 
           TP_RETURN_IF_ERROR(AppendJson(key, style, out, depth + 1));
           out->push_back('"');
         } else {
-          return InvalidArgument("tojson: a key is " + std::string(TypeName(key)));
+          return InvalidArgument("tojson: a key is " + TypeName(key));
         }
         *out += style.key_separator;
         TP_RETURN_IF_ERROR(AppendJson(item, style, out, depth + 1));
@@ -359,7 +319,7 @@ Status AppendJson(const Value& value, const JsonStyle& style, std::string* out, 
       return OkStatus();
     }
     default:
-      return InvalidArgument("tojson: a value of type " + std::string(TypeName(value)) + " has no JSON form");
+      return InvalidArgument("tojson: a value of type " + TypeName(value) + " has no JSON form");
   }
 }
 

@@ -131,7 +131,7 @@ struct Loop {  // the `loop` variable
   std::vector<Value> changed;  // last arguments of loop.changed
 };
 
-inline std::string_view TypeName(const Value& value) { return Name(value.kind()); }
+inline std::string TypeName(const Value& value) { return Name(value.kind()); }
 bool Truth(const Value& value);
 
 // Nesting beyond this is an error wherever values are walked through.

@@ -83,6 +83,18 @@ TEST(JinjaTest, FiltersAndTests) {
             R"({"role": "user", "content": "hi"} {"a": "<ü>"})");
   EXPECT_EQ(Text("{{ {'a': [1], 'b': []} | tojson(indent=2) }}"),
             "{\n  \"a\": [\n    1\n  ],\n  \"b\": []\n}");
+  // As json.dumps: DEL is no printable ASCII character.
+  EXPECT_EQ(Text("{{ '\\x7f\\x1f\u00fc' | tojson(ensure_ascii=true) }}"), R"("\u007f\u001f\u00fc")");
+  EXPECT_EQ(Text("{{ '\\x7f\\x1f' | tojson }}"), "\"\x7f\\u001f\"");
+  EXPECT_EQ(Text("{{ ['b', 'A', 'a'] | sort }} {{ ['b', 'A', 'a'] | sort(true, true) }} {{ ['b', 'A', 'a'] | "
+                 "unique }}"),
+            "['A', 'a', 'b'] ['b', 'a', 'A'] ['b', 'A']");
+  EXPECT_EQ(
+      Text("{{ {'b': 1, 'A': 2} | dictsort }} {{ {'b': 1, 'A': 2} | dictsort(by='value', reverse=true) }}"),
+      "[('A', 2), ('b', 1)] [('A', 2), ('b', 1)]");
+  EXPECT_EQ(Text("{{ [{'k': 'b'}, {'k': 'A'}, {'k': 'a'}] | groupby('k') | map('first') | list }} "
+                 "{{ [2, 9, 4] | max }} {{ '<a&b>' | e }} {{ 2 ** 3 ** 2 }} {{ 7 // 2 * 2 - 1 % 3 }}"),
+            "['A', 'b'] 9 &lt;a&amp;b&gt; 64 5");
   EXPECT_EQ(Text("{{ [m] | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}"),
             "['hi']");
   EXPECT_EQ(Text("{{ 'x' is string and m is mapping and words is iterable and 2 is even }}"), "True");
