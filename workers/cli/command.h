@@ -25,8 +25,7 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, 
 // models, tasks, algorithms, rewards, environments
 void AddRegistryCommands(CLI::App& app, CommandContext& context);
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
-void AddEnvironmentWorkerCommand(CLI::App& app, CommandContext& context);  // hidden, as the next one
-void AddRewardWorkerCommand(CLI::App& app,
-                            CommandContext& context);  // hidden: started by the launcher, or by hand
+// Hidden: reward-worker and environment-worker, started by the launcher, or by hand.
+void AddSideWorkerCommands(CLI::App& app, CommandContext& context);
 
 }  // namespace tidepool::workers

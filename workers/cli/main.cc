@@ -53,8 +53,7 @@ int main(int argc, char** argv) {
   AddSimulateCommands(app, context);
   AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);
-  AddRewardWorkerCommand(app, context);
-  AddEnvironmentWorkerCommand(app, context);
+  AddSideWorkerCommands(app, context);
   if (argc > 1 && IsNoCommand(app, argv[1])) return 2;
   try {
     app.parse(argc, argv);

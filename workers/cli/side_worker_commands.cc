@@ -1,0 +1,34 @@
+#include <memory>
+
+#include "workers/cli/command.h"
+#include "workers/controller/launcher.h"
+#include "workers/side/environment_worker.h"
+#include "workers/side/reward_worker.h"
+
+namespace tidepool::workers {
+
+void AddSideWorkerCommands(CLI::App& app, CommandContext& context) {
+  struct Options : EnvironmentWorkerOptions {
+    int parent = 0;
+  };
+  for (const bool environment : {false, true}) {
+    const std::string role = environment ? "environment" : "reward";
+    auto options = std::make_shared<Options>();
+    CLI::App* command =
+        app.add_subcommand(role + "-worker", "Attach to a run as a worker: " + role)->group("");
+    command->add_option("--connect", options->address)->required();
+    command->add_option("--token-file", options->token_file)->required();
+    command->add_option("--run-id", options->run_id)->required();
+    command->add_option("--place", options->place);
+    command->add_option("--control-file", options->control_file);
+    command->add_option("--parent", options->parent);
+    if (environment)
+      command->add_flag("--vector", options->vector, "host the vectorised environments of a control task");
+    command->callback([options, environment, &context] {
+      EndWithParent(options->parent);
+      context.exit_code = environment ? RunEnvironmentWorker(*options) : RunRewardWorker(*options);
+    });
+  }
+}
+
+}  // namespace tidepool::workers
