@@ -13,7 +13,7 @@ namespace tidepool::environments {
 namespace {
 
 // One step of one instance.
-struct Move {
+struct Played {
   std::array<double, 4> state{};
   double reward = 0;
   bool terminated = false;
@@ -24,7 +24,8 @@ class Rules {
  public:
   virtual ~Rules() = default;
   [[nodiscard]] virtual std::array<double, 4> Start(Rng rng) const = 0;
-  [[nodiscard]] virtual Move Play(const std::array<double, 4>& state, const float* action, Rng rng) const = 0;
+  [[nodiscard]] virtual Played Play(const std::array<double, 4>& state, const float* action,
+                                    Rng rng) const = 0;
   virtual void Observe(const std::array<double, 4>& state, float* out) const = 0;
   // Whether the numbers are a state at all: states come from other processes.
   [[nodiscard]] virtual bool Holds(const std::array<double, 4>& state) const {
@@ -34,67 +35,46 @@ class Rules {
 
 double Between(Rng& rng, double low, double high) { return low + (high - low) * rng.Uniform(); }
 
-template <size_t N>
-void Put(const std::array<double, N>& values, float* out) {
-  for (size_t i = 0; i < N; ++i) out[i] = static_cast<float>(values[i]);
+// Classic control: `step` moves a state of kState numbers, `observe` says what is seen of it. Numbers of the
+// start state are drawn from their ranges.
+template <size_t kState, auto step, auto observe, typename Action = int64_t>
+class Control : public Rules {
+ public:
+  using State = std::array<double, kState>;
+  Control(const State& low, const State& high) : low_(low), high_(high) {}
+  Control(double low, double high) {
+    low_.fill(low);
+    high_.fill(high);
+  }
+
+  std::array<double, 4> Start(Rng rng) const override {
+    std::array<double, 4> s{};
+    for (size_t i = 0; i < kState; ++i) s[i] = Between(rng, low_[i], high_[i]);
+    return s;
+  }
+  Played Play(const std::array<double, 4>& state, const float* action, Rng) const override {
+    const auto next = step(Own(state), static_cast<Action>(action[0]));
+    Played out{.reward = next.reward, .terminated = next.terminated};
+    std::ranges::copy(next.state, out.state.begin());
+    return out;
+  }
+  void Observe(const std::array<double, 4>& state, float* out) const override {
+    for (const double x : observe(Own(state))) *out++ = static_cast<float>(x);
+  }
+
+ private:
+  static State Own(const std::array<double, 4>& state) {
+    State own;
+    std::copy_n(state.begin(), kState, own.begin());
+    return own;
+  }
+  State low_, high_;
+};
+
+template <size_t kState>
+std::array<double, kState> All(const std::array<double, kState>& state) {
+  return state;
 }
-
-class CartPole : public Rules {
- public:
-  std::array<double, 4> Start(Rng rng) const override {
-    std::array<double, 4> s{};
-    for (double& x : s) x = Between(rng, -0.05, 0.05);
-    return s;
-  }
-  Move Play(const std::array<double, 4>& state, const float* action, Rng) const override {
-    const CartPoleStep step = StepCartPole(state, static_cast<int64_t>(action[0]));
-    return {step.state, step.reward, step.terminated};
-  }
-  void Observe(const std::array<double, 4>& state, float* out) const override { Put(state, out); }
-};
-
-class Pendulum : public Rules {
- public:
-  std::array<double, 4> Start(Rng rng) const override {
-    const double th = Between(rng, -std::numbers::pi, std::numbers::pi), w = Between(rng, -1, 1);
-    return {th, w, 0, 0};
-  }
-  Move Play(const std::array<double, 4>& state, const float* action, Rng) const override {
-    const PendulumStep step = StepPendulum({state[0], state[1]}, action[0]);
-    return {{step.state[0], step.state[1], 0, 0}, step.reward, step.terminated};
-  }
-  void Observe(const std::array<double, 4>& state, float* out) const override {
-    Put(ObservePendulum({state[0], state[1]}), out);
-  }
-};
-
-class MountainCar : public Rules {
- public:
-  std::array<double, 4> Start(Rng rng) const override { return {Between(rng, -0.6, -0.4), 0, 0, 0}; }
-  Move Play(const std::array<double, 4>& state, const float* action, Rng) const override {
-    const MountainCarStep step = StepMountainCar({state[0], state[1]}, static_cast<int64_t>(action[0]));
-    return {{step.state[0], step.state[1], 0, 0}, step.reward, step.terminated};
-  }
-  void Observe(const std::array<double, 4>& state, float* out) const override {
-    Put(std::array<double, 2>{state[0], state[1]}, out);
-  }
-};
-
-class Acrobot : public Rules {
- public:
-  std::array<double, 4> Start(Rng rng) const override {
-    std::array<double, 4> s{};
-    for (double& x : s) x = Between(rng, -0.1, 0.1);
-    return s;
-  }
-  Move Play(const std::array<double, 4>& state, const float* action, Rng) const override {
-    const AcrobotStep step = StepAcrobot(state, static_cast<int64_t>(action[0]));
-    return {step.state, step.reward, step.terminated};
-  }
-  void Observe(const std::array<double, 4>& state, float* out) const override {
-    Put(ObserveAcrobot(state), out);
-  }
-};
 
 class Lake : public Rules {
  public:
@@ -103,7 +83,7 @@ class Lake : public Rules {
     for (const Outcome& o : table) moves_[static_cast<size_t>(o.state * 4 + o.action)].push_back(o);
   }
   std::array<double, 4> Start(Rng) const override { return {}; }
-  Move Play(const std::array<double, 4>& state, const float* action, Rng rng) const override {
+  Played Play(const std::array<double, 4>& state, const float* action, Rng rng) const override {
     const auto& outcomes =
         moves_[static_cast<size_t>(static_cast<int64_t>(state[0]) * 4 + static_cast<int64_t>(action[0]))];
     double u = rng.Uniform();
@@ -136,12 +116,12 @@ std::string Known() {
   return names;
 }
 
-struct LakeOptions {
+struct GridOptions {
   std::string map = "4x4";
   bool slippery = true;
 };
-StatusOr<LakeOptions> ReadLake(const VectorOptions& o) {
-  LakeOptions lake;
+StatusOr<GridOptions> ReadLake(const VectorOptions& o) {
+  GridOptions lake;
   for (const auto& [key, value] : o.options) {
     if (key == "map") {
       if (value != "4x4" && value != "8x8")
@@ -159,11 +139,16 @@ StatusOr<LakeOptions> ReadLake(const VectorOptions& o) {
 }
 
 StatusOr<std::unique_ptr<Rules>> MakeRules(const VectorOptions& o) {
-  if (o.name == "cartpole") return std::unique_ptr<Rules>(new CartPole());
-  if (o.name == "pendulum") return std::unique_ptr<Rules>(new Pendulum());
-  if (o.name == "mountain_car") return std::unique_ptr<Rules>(new MountainCar());
-  if (o.name == "acrobot") return std::unique_ptr<Rules>(new Acrobot());
-  TP_ASSIGN_OR_RETURN(const LakeOptions lake, ReadLake(o));
+  using CartPole = Control<4, StepCartPole, All<4>>;
+  using Pendulum = Control<2, StepPendulum, ObservePendulum, double>;
+  using MountainCar = Control<2, StepMountainCar, All<2>>;
+  using Acrobot = Control<4, StepAcrobot, ObserveAcrobot>;
+  constexpr double kPi = std::numbers::pi;
+  if (o.name == "cartpole") return std::unique_ptr<Rules>(new CartPole(-0.05, 0.05));
+  if (o.name == "pendulum") return std::unique_ptr<Rules>(new Pendulum({-kPi, -1}, {kPi, 1}));
+  if (o.name == "mountain_car") return std::unique_ptr<Rules>(new MountainCar({-0.6, 0}, {-0.4, 0}));
+  if (o.name == "acrobot") return std::unique_ptr<Rules>(new Acrobot(-0.1, 0.1));
+  TP_ASSIGN_OR_RETURN(const GridOptions lake, ReadLake(o));
   TP_ASSIGN_OR_RETURN(const TransitionTable table, FrozenLake(lake.map, lake.slippery, 1.0 / 3.0));
   return std::unique_ptr<Rules>(new Lake(lake.map == "8x8" ? 64 : 16, table));
 }
@@ -229,7 +214,7 @@ StatusOr<VectorSpec> FindVectorEnvironment(const VectorOptions& o) {
     return InvalidArgument("name: found '" + o.name + "'; there are " + Known());
   VectorSpec spec = *it;
   if (spec.name == "frozen_lake_grid") {
-    TP_ASSIGN_OR_RETURN(const LakeOptions lake, ReadLake(o));
+    TP_ASSIGN_OR_RETURN(const GridOptions lake, ReadLake(o));
     if (lake.map == "8x8") {
       spec.observation_size = 64;
       spec.max_episode_steps = 200;
@@ -326,7 +311,7 @@ Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) 
   out.scores.clear();
   for (size_t i = 0; i < n; ++i) {
     InstanceState& s = impl_->states[i];
-    const Move move = m.rules->Play(
+    const Played move = m.rules->Play(
         s.state, actions.data() + i * step,
         NoiseOf(m.seed, s.index, s.episode).Fork("dynamics").Fork(static_cast<uint64_t>(s.steps)));
     s.state = move.state;
