@@ -153,10 +153,12 @@ StatusOr<std::unique_ptr<WritableFile>> RealFileSystem::CreateNew(const std::str
 }
 
 StatusOr<std::unique_ptr<ReadableFile>> RealFileSystem::OpenForRead(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_RDONLY, "open for reading"));
+  // O_NONBLOCK: a FIFO in the place of a file must not hang the caller.
+  TP_ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_RDONLY | O_NONBLOCK, "open for reading"));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return FileError(errno, "open for reading", path);
   if (S_ISDIR(info.st_mode)) return FileError(EISDIR, "open for reading", path);
+  if (S_ISFIFO(info.st_mode)) return InvalidArgument(path + ": is no regular file; give the path of a file");
   return std::unique_ptr<ReadableFile>(std::make_unique<RealReadableFile>(std::move(fd), path));
 }
 

@@ -1,29 +1,22 @@
 #include "core/observe/append_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <utility>
+
+#include "core/base/real_file_system.h"
 
 namespace tidepool::observe {
 namespace {
 
 // Length of the file up to and including its last '\n'.
-int64_t WholeLines(int fd, int64_t size) {
-  std::array<char, 4096> buffer{};
-  for (int64_t end = size; end > 0;) {
-    const int64_t start = std::max<int64_t>(0, end - static_cast<int64_t>(buffer.size()));
-    const ssize_t n = ::pread(fd, buffer.data(), static_cast<size_t>(end - start), start);
-    if (n <= 0) return size;
-    for (ssize_t i = n - 1; i >= 0; --i) {
-      if (buffer[static_cast<size_t>(i)] == '\n') return start + i + 1;
-    }
+StatusOr<int64_t> WholeLines(FileSystem& fs, const std::string& path) {
+  TP_ASSIGN_OR_RETURN(const auto file, fs.OpenForRead(path));
+  TP_ASSIGN_OR_RETURN(int64_t end, file->Size());
+  while (end > 0) {
+    const int64_t start = std::max<int64_t>(0, end - 4096);
+    TP_ASSIGN_OR_RETURN(const std::string piece, file->ReadAt(start, end - start));
+    if (const size_t at = piece.rfind('\n'); at != std::string::npos)
+      return start + static_cast<int64_t>(at) + 1;
     end = start;
   }
   return 0;
@@ -31,83 +24,32 @@ int64_t WholeLines(int fd, int64_t size) {
 
 }  // namespace
 
-Status FileError(const std::string& path, std::string_view what, int error) {
-  const std::string message = path + ": " + std::string(what) + ": " + std::strerror(error);
-  switch (error) {
-    case ENOENT:
-      return NotFound(message);
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return PermissionDenied(message);
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-      return ResourceExhausted(message);
-    default:
-      return Unavailable(message);
-  }
+Status MakeFolderOf(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(ParentPath(path), error);
+  return error ? FileError(error.value(), "create folder", ParentPath(path)) : OkStatus();
 }
 
 StatusOr<AppendFile> AppendFile::Open(const std::string& path, const AppendOptions& options) {
-  std::error_code error;
-  const auto folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) return FileError(folder.string(), "cannot make this folder", error.value());
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, options.mode);
-  if (fd < 0) return FileError(path, "cannot be opened for writing", errno);
-  AppendFile file(fd, path);
+  RealFileSystem fs;
+  TP_RETURN_IF_ERROR(MakeFolderOf(path));
+  TP_ASSIGN_OR_RETURN(auto file, fs.OpenForAppend(path, options.access));
   if (options.cut_torn_line) {
-    struct stat info {};
-    if (::fstat(fd, &info) != 0) return FileError(path, "cannot be read", errno);
-    const int64_t whole = WholeLines(fd, info.st_size);
-    if (whole != info.st_size && ::ftruncate(fd, whole) != 0)
-      return FileError(path, "cannot be shortened", errno);
+    TP_ASSIGN_OR_RETURN(const int64_t whole, WholeLines(fs, path));
+    TP_RETURN_IF_ERROR(file->Truncate(whole));
   }
-  return file;
+  return AppendFile(std::move(file), path);
 }
 
-AppendFile::AppendFile(AppendFile&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
-
-AppendFile& AppendFile::operator=(AppendFile&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(path_, other.path_);
-  return *this;
-}
-
-AppendFile::~AppendFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-Status AppendFile::Append(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError(path_, "cannot be written", errno);
-    bytes.remove_prefix(static_cast<size_t>(n));
+Status ReplaceFile(const std::string& path, std::string_view bytes) {
+  RealFileSystem fs;
+  const std::string temporary = path + ".tmp";
+  TP_RETURN_IF_ERROR(fs.RemoveTree(temporary));  // left over; opening appends
+  {
+    TP_ASSIGN_OR_RETURN(AppendFile file, AppendFile::Open(temporary, {.access = FileAccess::kOwnerOnly}));
+    TP_RETURN_IF_ERROR(file.Append(bytes));
   }
-  return OkStatus();
-}
-
-StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(path, "cannot be opened", errno);
-  std::string text;
-  std::array<char, 65536> buffer{};
-  ssize_t n = 0;
-  while ((n = ::read(fd, buffer.data(), buffer.size())) > 0) {  // waits: it is a file on a disk
-    text.append(buffer.data(), static_cast<size_t>(n));
-    if (static_cast<int64_t>(text.size()) > max_bytes) break;
-  }
-  const int error = errno;
-  ::close(fd);
-  if (n < 0) return FileError(path, "cannot be read", error);
-  if (static_cast<int64_t>(text.size()) > max_bytes) {
-    return ResourceExhausted(path + ": has more than " + std::to_string(max_bytes) +
-                             " bytes, the most that is read");
-  }
-  return text;
+  return fs.Rename(temporary, path);
 }
 
 }  // namespace tidepool::observe

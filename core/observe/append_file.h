@@ -3,40 +3,39 @@
 // process) sees whole lines but for the very last one; opening a file that ends in half a line cuts
 // that off. Movable; one thread at a time.
 
-#include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
-#include "core/base/status.h"
+#include "core/base/file_system.h"
 
 namespace tidepool::observe {
 
 struct AppendOptions {
-  int mode = 0644;             // permissions of a new file
-  bool cut_torn_line = false;  // text files: remove what follows the last '\n'
+  FileAccess access = FileAccess::kShared;  // of a new file
+  bool cut_torn_line = false;               // text files: remove what follows the last '\n'
 };
 
 class AppendFile {
  public:
-  // Makes missing folders. kPermissionDenied, kResourceExhausted (disk full), kUnavailable.
+  // Makes missing folders. Codes as of FileSystem.
   static StatusOr<AppendFile> Open(const std::string& path, const AppendOptions& options = {});
-  AppendFile(AppendFile&& other) noexcept;
-  AppendFile& operator=(AppendFile&& other) noexcept;
-  ~AppendFile();
 
-  Status Append(std::string_view bytes);
+  Status Append(std::string_view bytes) { return file_->Append(bytes); }
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  AppendFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
-  int fd_ = -1;
+  AppendFile(std::unique_ptr<WritableFile> file, std::string path)
+      : file_(std::move(file)), path_(std::move(path)) {}
+  std::unique_ptr<WritableFile> file_;
   std::string path_;
 };
 
-// Status for an errno of a file operation: "path: what: No space left on device".
-Status FileError(const std::string& path, std::string_view what, int error);
-
-// Whole content. kNotFound; kResourceExhausted beyond max_bytes.
-StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes);
+// Missing folders above `path`.
+Status MakeFolderOf(const std::string& path);
+// The whole of `bytes` under the name `path`, or what was there before; readable by its owner alone. It is
+// not synced.
+Status ReplaceFile(const std::string& path, std::string_view bytes);
 
 }  // namespace tidepool::observe

@@ -4,6 +4,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/base/real_file_system.h"
+
 namespace tidepool::observe {
 
 using nlohmann::json;
@@ -26,7 +28,7 @@ Status MetricsWriter::Write(const MetricsRow& row) {
 }
 
 StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path, int64_t{1} << 30));
+  TP_ASSIGN_OR_RETURN(const std::string text, RealFileSystem().ReadFile(path));
   std::map<int64_t, MetricsRow> rows;
   int64_t line = 0;
   for (size_t at = 0; at < text.size();) {

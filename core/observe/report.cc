@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/observe/append_file.h"
@@ -234,16 +233,7 @@ std::string ReportHtml(const RunData& run) {
 
 Status WriteReport(const std::string& run_dir) {
   TP_ASSIGN_OR_RETURN(const RunData run, ReadRun(run_dir));
-  const std::string path = run_dir + "/report.html";
-  const std::string temporary = path + ".tmp";
-  std::error_code error;
-  std::filesystem::remove(temporary, error);  // left over; opening appends
-  {
-    TP_ASSIGN_OR_RETURN(AppendFile file, AppendFile::Open(temporary, {.mode = 0600}));  // samples are in it
-    TP_RETURN_IF_ERROR(file.Append(ReportHtml(run)));
-  }
-  std::filesystem::rename(temporary, path, error);
-  return error ? FileError(path, "cannot be put in place", error.value()) : OkStatus();
+  return ReplaceFile(run_dir + "/report.html", ReportHtml(run));  // samples are in it
 }
 
 }  // namespace tidepool::observe

@@ -1,10 +1,10 @@
 #include "core/observe/run_data.h"
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
 
 namespace tidepool::observe {
@@ -128,7 +128,7 @@ StatusOr<RunData> ReadRun(const std::string& run_dir) {
   if (run.folder.empty() || run.folder == ".") run.folder = fs::canonical(run_dir, error).filename().string();
   bool any = false;
   constexpr int64_t kMaxText = 4 << 20;
-  if (auto text = ReadWhole(run_dir + "/config.yaml", kMaxText); text.ok()) {
+  if (auto text = RealFileSystem().ReadFile(run_dir + "/config.yaml", kMaxText); text.ok()) {
     run.config_yaml = std::move(text).value();
     for (const char* key : {"name", "job", "seed"}) run.facts[key] = TopLevel(run.config_yaml, key);
     any = true;
@@ -140,7 +140,7 @@ StatusOr<RunData> ReadRun(const std::string& run_dir) {
     run.problems.push_back(metrics.status().message());
     any = true;
   }
-  if (const auto text = ReadWhole(run_dir + "/summary.json", kMaxText); text.ok()) {
+  if (const auto text = RealFileSystem().ReadFile(run_dir + "/summary.json", kMaxText); text.ok()) {
     ReadSummary(*text, run);
     any = true;
   }

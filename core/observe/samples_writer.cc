@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
 
 namespace tidepool::observe {
@@ -65,21 +65,12 @@ Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<
     }
     text += j.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
   }
-  const std::string path = PathOf(run_dir, step);
-  const std::string temporary = path + ".tmp";
-  std::error_code error;
-  std::filesystem::remove(temporary, error);  // left over; opening appends
-  {
-    TP_ASSIGN_OR_RETURN(AppendFile file, AppendFile::Open(temporary, {.mode = 0600}));
-    TP_RETURN_IF_ERROR(file.Append(text));
-  }
-  std::filesystem::rename(temporary, path, error);
-  return error ? FileError(path, "cannot be put in place", error.value()) : OkStatus();
+  return ReplaceFile(PathOf(run_dir, step), text);
 }
 
 StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t step) {
   const std::string path = PathOf(run_dir, step);
-  TP_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path, int64_t{1} << 30));
+  TP_ASSIGN_OR_RETURN(const std::string text, RealFileSystem().ReadFile(path));
   std::vector<SampleRow> rows;
   int64_t line = 0;
   for (size_t at = 0; at < text.size();) {

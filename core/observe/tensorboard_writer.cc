@@ -1,7 +1,6 @@
 #include "core/observe/tensorboard_writer.h"
 
 #include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "core/base/hash.h"

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
 
 namespace tidepool::observe {
@@ -28,7 +29,7 @@ std::vector<std::string> TraceFiles(const std::string& folder) {
 }
 
 StatusOr<json> ReadEvents(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const std::string bytes, ReadWhole(path, kMaxTraceBytes));
+  TP_ASSIGN_OR_RETURN(const std::string bytes, RealFileSystem().ReadFile(path, kMaxTraceBytes));
   auto text = Gunzip(bytes, kMaxTraceBytes);
   if (!text.ok()) return text.status().At(path);
   json j = json::parse(*text, nullptr, /*allow_exceptions=*/false);

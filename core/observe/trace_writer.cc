@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cerrno>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/base/thread_annotations.h"
@@ -92,7 +91,7 @@ class TraceWriter::File {
       const ssize_t n =
           ::pwrite(fd_, bytes.data() + at, bytes.size() - at, offset_ + static_cast<int64_t>(at));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Break(FileError(path_, "cannot be written; this trace ends here", errno));
+      if (n < 0) return Break(FileError(errno, "write; this trace ends here", path_));
       at += static_cast<size_t>(n);
     }
     offset_ += grown;
@@ -131,12 +130,9 @@ class TraceWriter::File {
 
 StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Create(const std::string& path,
                                                            const TraceOptions& options) {
-  std::error_code error;
-  const auto folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) return FileError(folder.string(), "cannot make this folder", error.value());
+  TP_RETURN_IF_ERROR(MakeFolderOf(path));
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return FileError(path, "cannot be opened for writing", errno);
+  if (fd < 0) return FileError(errno, "open for writing", path);
   auto writer = std::unique_ptr<TraceWriter>(new TraceWriter(std::make_unique<File>(fd, path, options)));
   TP_RETURN_IF_ERROR(writer->Flush());
   return writer;

@@ -203,6 +203,14 @@ TEST_F(RealFileSystemTest, FullDeviceIsResourceExhausted) {
   EXPECT_EQ((*file)->Append("x").code(), StatusCode::kResourceExhausted);
 }
 
+TEST_F(RealFileSystemTest, FifoIsRefusedInPlaceOfHangingTheReader) {
+  const std::string path = root_ + "/fifo";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  auto file = fs_.OpenForRead(path);
+  EXPECT_EQ(file.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(file.status().message(), HasSubstr(path + ": is no regular file"));
+}
+
 TEST(MemoryFileSystemTest, PowerCutKeepsWhatWasSyncedAndNoMore) {
   std::set<std::string> seen;
   for (uint64_t seed = 0; seed < 200; ++seed) {

@@ -64,7 +64,7 @@ TEST(MetricsWriterTest, FullDiskIsAnErrorThatSaysSo) {
   ASSERT_TRUE(writer.ok());
   const Status status = writer->Append("x");
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("/dev/full: cannot be written: No space left on device"));
+  EXPECT_THAT(status.message(), HasSubstr("/dev/full: cannot write: no space left on the disk"));
 }
 
 // A parser of its own for what TensorBoard reads: records, then protobuf.
