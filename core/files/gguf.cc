@@ -1,7 +1,6 @@
 #include "core/files/gguf.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -95,70 +94,53 @@ class Cursor {
   size_t at_ = 0;
 };
 
-// Bytes that a value of a type has at least (a string: its length; an array: type and count).
-uint64_t BytesMin(uint32_t type) {
+// Calls `with` with a 0 of the C++ type that a number of this type is stored as.
+template <typename With>
+auto WithStored(uint32_t type, const With& with) {
   switch (type) {
     case kUint8:
-    case kInt8:
     case kBool:
-      return 1;
-    case kUint16:
-    case kInt16:
-      return 2;
-    case kUint32:
-    case kInt32:
-    case kFloat32:
-      return 4;
-    case kUint64:
-    case kInt64:
-    case kFloat64:
-    case kString:
-      return 8;
-    case kArray:
-      return 12;
-    default:
-      return 0;
-  }
-}
-
-template <typename T>
-Status ReadAs(Cursor& cursor, int64_t* value) {
-  T stored{};
-  TP_RETURN_IF_ERROR(cursor.Read(&stored, "a number"));
-  if (std::cmp_greater(stored, INT64_MAX)) return InvalidArgument("a number beyond 2^63 - 1");
-  *value = static_cast<int64_t>(stored);
-  return OkStatus();
-}
-
-Status ReadInteger(Cursor& cursor, uint32_t type, int64_t* value) {
-  switch (type) {
-    case kUint8:
-      return ReadAs<uint8_t>(cursor, value);
+      return with(uint8_t{0});
     case kInt8:
-      return ReadAs<int8_t>(cursor, value);
+      return with(int8_t{0});
     case kUint16:
-      return ReadAs<uint16_t>(cursor, value);
+      return with(uint16_t{0});
     case kInt16:
-      return ReadAs<int16_t>(cursor, value);
+      return with(int16_t{0});
     case kUint32:
-      return ReadAs<uint32_t>(cursor, value);
+      return with(uint32_t{0});
     case kInt32:
-      return ReadAs<int32_t>(cursor, value);
+      return with(int32_t{0});
+    case kFloat32:
+      return with(float{0});
     case kUint64:
-      return ReadAs<uint64_t>(cursor, value);
+      return with(uint64_t{0});
     case kInt64:
-      return ReadAs<int64_t>(cursor, value);
+      return with(int64_t{0});
     default:
-      return ReadAs<uint8_t>(cursor, value);  // kBool
+      return with(double{0});
   }
 }
 
-Status ReadFloat(Cursor& cursor, uint32_t type, double* value) {
-  if (type == kFloat64) return cursor.Read(value, "a number");
-  float stored = 0;
-  TP_RETURN_IF_ERROR(cursor.Read(&stored, "a number"));
-  *value = stored;
-  return OkStatus();
+// Bytes that a value of a type has at least (a string: its length; an array: type and count); 0: no such
+// type.
+uint64_t BytesMin(uint32_t type) {
+  if (type > kFloat64) return 0;
+  if (type == kArray) return 12;
+  return type == kString ? 8 : WithStored(type, [](auto stored) { return uint64_t{sizeof(stored)}; });
+}
+
+// T: int64_t for integers, else double.
+template <typename T>
+Status ReadNumber(Cursor& cursor, uint32_t type, T* value) {
+  return WithStored(type, [&](auto stored) -> Status {
+    TP_RETURN_IF_ERROR(cursor.Read(&stored, "a number"));
+    if constexpr (std::is_integral_v<decltype(stored)>) {
+      if (std::cmp_greater(stored, INT64_MAX)) return InvalidArgument("a number beyond 2^63 - 1");
+    }
+    *value = static_cast<T>(stored);
+    return OkStatus();
+  });
 }
 
 Status ReadArray(Cursor& cursor, int depth, GgufArray* array) {
@@ -173,65 +155,39 @@ Status ReadArray(Cursor& cursor, int depth, GgufArray* array) {
                            std::to_string(cursor.left()) +
                            " bytes are left; the file is cut short or damaged");
   }
-  const auto size = static_cast<size_t>(count);
+  const auto fill = [&]<typename T>(std::vector<T>& items, const auto& read) {
+    items.resize(static_cast<size_t>(count));
+    for (T& item : items) TP_RETURN_IF_ERROR(read(&item));
+    return OkStatus();
+  };
   if (type == kString) {
-    std::vector<std::string_view> items(size);
-    for (std::string_view& item : items)
-      TP_RETURN_IF_ERROR(cursor.ReadString(&item, cursor.left(), "a string"));
-    array->items = std::move(items);
-  } else if (type == kArray) {
+    return fill(array->items.emplace<std::vector<std::string_view>>(),
+                [&](auto* item) { return cursor.ReadString(item, cursor.left(), "a string"); });
+  }
+  if (type == kArray) {
     if (depth >= kArrayDepthMax)
       return InvalidArgument("arrays nested deeper than " + std::to_string(kArrayDepthMax));
-    std::vector<GgufArray> items(size);
-    for (GgufArray& item : items) TP_RETURN_IF_ERROR(ReadArray(cursor, depth + 1, &item));
-    array->items = std::move(items);
-  } else if (type == kFloat32 || type == kFloat64) {
-    std::vector<double> items(size);
-    for (double& item : items) TP_RETURN_IF_ERROR(ReadFloat(cursor, type, &item));
-    array->items = std::move(items);
-  } else {
-    std::vector<int64_t> items(size);
-    for (int64_t& item : items) TP_RETURN_IF_ERROR(ReadInteger(cursor, type, &item));
-    array->items = std::move(items);
+    return fill(array->items.emplace<std::vector<GgufArray>>(),
+                [&](auto* item) { return ReadArray(cursor, depth + 1, item); });
   }
-  return OkStatus();
+  const auto number = [&](auto* item) { return ReadNumber(cursor, type, item); };
+  if (type == kFloat32 || type == kFloat64) return fill(array->items.emplace<std::vector<double>>(), number);
+  return fill(array->items.emplace<std::vector<int64_t>>(), number);
 }
 
 Status ReadValue(Cursor& cursor, GgufValue* value) {
   uint32_t type = 0;
   TP_RETURN_IF_ERROR(cursor.Read(&type, "a value's type"));
-  switch (type) {
-    case kString: {
-      std::string_view text;
-      TP_RETURN_IF_ERROR(cursor.ReadString(&text, cursor.left(), "a string"));
-      *value = text;
-      return OkStatus();
-    }
-    case kArray: {
-      GgufArray array;
-      TP_RETURN_IF_ERROR(ReadArray(cursor, 1, &array));
-      *value = std::move(array);
-      return OkStatus();
-    }
-    case kFloat32:
-    case kFloat64: {
-      double number = 0;
-      TP_RETURN_IF_ERROR(ReadFloat(cursor, type, &number));
-      *value = number;
-      return OkStatus();
-    }
-    default: {
-      if (BytesMin(type) == 0) return InvalidArgument("unknown value type " + std::to_string(type));
-      int64_t number = 0;
-      TP_RETURN_IF_ERROR(ReadInteger(cursor, type, &number));
-      if (type == kBool) {
-        *value = number != 0;
-      } else {
-        *value = number;
-      }
-      return OkStatus();
-    }
-  }
+  if (BytesMin(type) == 0) return InvalidArgument("unknown value type " + std::to_string(type));
+  if (type == kString)
+    return cursor.ReadString(&value->emplace<std::string_view>(), cursor.left(), "a string");
+  if (type == kArray) return ReadArray(cursor, 1, &value->emplace<GgufArray>());
+  if (type == kFloat32 || type == kFloat64) return ReadNumber(cursor, type, &value->emplace<double>());
+  int64_t number = 0;
+  TP_RETURN_IF_ERROR(ReadNumber(cursor, type, &number));
+  *value = number;
+  if (type == kBool) *value = number != 0;
+  return OkStatus();
 }
 
 struct Placed {
@@ -383,40 +339,43 @@ Status GgufFile::Parse() {
   return OkStatus();
 }
 
-std::optional<int64_t> GgufFile::Int(std::string_view key) const {
-  const auto found = metadata_.find(key);
-  if (found == metadata_.end() || !std::holds_alternative<int64_t>(found->second)) return std::nullopt;
-  return std::get<int64_t>(found->second);
+namespace {
+
+// Null where the key is missing or has another type.
+template <typename T>
+const T* Get(const std::map<std::string_view, GgufValue>& metadata, std::string_view key) {
+  const auto found = metadata.find(key);
+  return found == metadata.end() ? nullptr : std::get_if<T>(&found->second);
 }
+template <typename T>
+std::optional<T> Maybe(const std::map<std::string_view, GgufValue>& metadata, std::string_view key) {
+  const T* value = Get<T>(metadata, key);
+  return value == nullptr ? std::nullopt : std::optional(*value);
+}
+template <typename T>
+const std::vector<T>* Items(const std::map<std::string_view, GgufValue>& metadata, std::string_view key) {
+  const auto* array = Get<GgufArray>(metadata, key);
+  return array == nullptr ? nullptr : std::get_if<std::vector<T>>(&array->items);
+}
+
+}  // namespace
+
+std::optional<int64_t> GgufFile::Int(std::string_view key) const { return Maybe<int64_t>(metadata_, key); }
 std::optional<double> GgufFile::Float(std::string_view key) const {
   if (const std::optional<int64_t> whole = Int(key)) return static_cast<double>(*whole);
-  const auto found = metadata_.find(key);
-  if (found == metadata_.end() || !std::holds_alternative<double>(found->second)) return std::nullopt;
-  return std::get<double>(found->second);
+  return Maybe<double>(metadata_, key);
 }
-std::optional<bool> GgufFile::Bool(std::string_view key) const {
-  const auto found = metadata_.find(key);
-  if (found == metadata_.end() || !std::holds_alternative<bool>(found->second)) return std::nullopt;
-  return std::get<bool>(found->second);
-}
+std::optional<bool> GgufFile::Bool(std::string_view key) const { return Maybe<bool>(metadata_, key); }
 std::optional<std::string_view> GgufFile::String(std::string_view key) const {
-  const auto found = metadata_.find(key);
-  if (found == metadata_.end() || !std::holds_alternative<std::string_view>(found->second))
-    return std::nullopt;
-  return std::get<std::string_view>(found->second);
+  return Maybe<std::string_view>(metadata_, key);
 }
 const std::vector<std::string_view>* GgufFile::Strings(std::string_view key) const {
-  const auto found = metadata_.find(key);
-  if (found == metadata_.end()) return nullptr;
-  const auto* array = std::get_if<GgufArray>(&found->second);
-  return array == nullptr ? nullptr : std::get_if<std::vector<std::string_view>>(&array->items);
+  return Items<std::string_view>(metadata_, key);
 }
 const std::vector<int64_t>* GgufFile::Ints(std::string_view key) const {
-  const auto found = metadata_.find(key);
-  if (found == metadata_.end()) return nullptr;
-  const auto* array = std::get_if<GgufArray>(&found->second);
-  return array == nullptr ? nullptr : std::get_if<std::vector<int64_t>>(&array->items);
+  return Items<int64_t>(metadata_, key);
 }
+
 const GgufTensor* GgufFile::Find(std::string_view name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
@@ -440,24 +399,19 @@ void Q8_0(const std::byte* p, std::span<float> out) {
     for (size_t i = 0; i < 32; ++i) out[at + i] = d * static_cast<float>(static_cast<int8_t>(p[2 + i]));
   }
 }
-void Q4_0(const std::byte* p, std::span<float> out) {
-  for (size_t at = 0; at < out.size(); at += 32, p += 18) {
-    const float d = Fp16ToFloat(Load16(p));
+// d (q - 8), or with a minimum m behind d: d q + m.
+template <bool minimum>
+void Q4(const std::byte* p, std::span<float> out) {
+  constexpr size_t kScales = minimum ? 4 : 2;
+  for (size_t at = 0; at < out.size(); at += 32, p += kScales + 16) {
+    const float d = Fp16ToFloat(Load16(p)), m = minimum ? Fp16ToFloat(Load16(p + 2)) : 0;
+    const auto value = [&](int q) {
+      return minimum ? d * static_cast<float>(q) + m : d * static_cast<float>(q - 8);
+    };
     for (size_t i = 0; i < 16; ++i) {
-      const auto byte = static_cast<int>(p[2 + i]);
-      out[at + i] = d * static_cast<float>((byte & 15) - 8);
-      out[at + i + 16] = d * static_cast<float>((byte >> 4) - 8);
-    }
-  }
-}
-void Q4_1(const std::byte* p, std::span<float> out) {
-  for (size_t at = 0; at < out.size(); at += 32, p += 20) {
-    const float d = Fp16ToFloat(Load16(p));
-    const float m = Fp16ToFloat(Load16(p + 2));
-    for (size_t i = 0; i < 16; ++i) {
-      const auto byte = static_cast<int>(p[4 + i]);
-      out[at + i] = d * static_cast<float>(byte & 15) + m;
-      out[at + i + 16] = d * static_cast<float>(byte >> 4) + m;
+      const auto byte = static_cast<int>(p[kScales + i]);
+      out[at + i] = value(byte & 15);
+      out[at + i + 16] = value(byte >> 4);
     }
   }
 }
@@ -488,10 +442,10 @@ Status Dequantize(const GgufTensor& tensor, int64_t first_row, std::span<float> 
       Q8_0(p, out);
       return OkStatus();
     case GgufType::kQ4_0:
-      Q4_0(p, out);
+      Q4<false>(p, out);
       return OkStatus();
     case GgufType::kQ4_1:
-      Q4_1(p, out);
+      Q4<true>(p, out);
       return OkStatus();
   }
   return Unimplemented("tensor \"" + std::string(tensor.name) + "\" is " + GgufTypeName(tensor.type) +

@@ -152,7 +152,7 @@ Status ImportGguf(const std::string& path, const std::string& out_folder, DType 
 
   std::error_code error;
   std::filesystem::create_directories(out_folder, error);
-  if (error) return SystemError(out_folder, "cannot make the folder", error.value());
+  if (error) return FileError(error.value(), "create folder", out_folder);
 
   // The tokenizer first: it is what is most often refused, and nothing large is written by then.
   TP_RETURN_IF_ERROR(WriteGgufTokenizer(*file, out_folder));
