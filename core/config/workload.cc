@@ -1,6 +1,5 @@
 #include "core/config/workload.h"
 
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>

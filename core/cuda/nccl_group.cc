@@ -14,8 +14,6 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "core/cuda/abi.h"
-
 namespace tidepool::cuda {
 namespace {
 

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <utility>
 
 #include "core/base/json_text.h"
 #include "core/files/float_formats.h"

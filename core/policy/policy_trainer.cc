@@ -4,8 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
-#include <optional>
-#include <utility>
 
 #include "core/algorithms/aggregation.h"
 #include "core/algorithms/gae.h"

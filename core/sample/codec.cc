@@ -1,6 +1,5 @@
 #include "core/sample/codec.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "core/base/check.h"

@@ -1,6 +1,5 @@
 #include "core/text/bpe.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <queue>

@@ -88,7 +88,7 @@ Status WriteCharacterTokenizer(const std::string& alphabet, const std::string& f
                               {"chat_template", kChatTemplate}};
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) return files::SystemError(folder, "cannot make the folder", error.value());
+  if (error) return FileError(error.value(), "create folder", folder);
   TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/tokenizer.json", tokenizer.dump(1) + "\n"));
   TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/tokenizer_config.json", config.dump(2) + "\n"));
   return files::WriteSmallFile(folder + "/chat_template.jinja", kChatTemplate);

@@ -1,7 +1,5 @@
 #include "core/text/splitter.h"
 
-#include <array>
-
 #include "core/text/unicode.h"
 
 namespace tidepool::text {

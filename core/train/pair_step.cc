@@ -6,7 +6,6 @@
 #include <map>
 #include <string>
 
-#include "core/train/packing.h"
 #include "core/train/trainer_impl.h"
 
 namespace tidepool::train {

@@ -1,7 +1,5 @@
 #include "core/train/shaping.h"
 
-#include <algorithm>
-
 #include "core/algorithms/group_advantages.h"
 #include "core/algorithms/statistics.h"
 

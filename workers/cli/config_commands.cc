@@ -6,7 +6,6 @@
 #include "core/config/load.h"
 #include "core/config/render.h"
 #include "workers/cli/command.h"
-#include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
 

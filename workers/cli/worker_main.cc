@@ -1,6 +1,5 @@
 // tidepool-worker: a process that owns one device. Started by `tidepool train`, or by hand to join a run.
 #include <CLI/CLI.hpp>
-#include <cstdio>
 
 #include "workers/build_info.h"
 #include "workers/controller/launcher.h"

@@ -5,7 +5,6 @@
 
 #include "core/config/load.h"
 #include "core/observe/log.h"
-#include "workers/device/hardware.h"
 #include "workers/device/memory_proof.h"
 #include "workers/device/torch_threads.h"
 #include "workers/net/resolved_config.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/config/load.h"
 #include "core/observe/log.h"
 #include "workers/net/auth.h"
 #include "workers/net/resolved_config.h"
