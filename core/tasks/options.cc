@@ -79,7 +79,7 @@ Status CheckOption(const Option& option, const json& value) {
 
 StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
                                            const std::map<std::string, std::string>& json_texts) {
-  const auto read = [](const json& value) {
+  const auto parse = [](const json& value) {
     Value v;
     if (value.is_number()) v.range = {value.get<int64_t>(), value.get<int64_t>()};
     if (value.is_array()) v.range = {value[0].get<int64_t>(), value[1].get<int64_t>()};
@@ -91,7 +91,7 @@ StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
   for (const Option& option : table) {
     const json value = json::parse(option.default_json, nullptr, /*allow_exceptions=*/false);
     TP_CHECK(!value.is_discarded()) << option.name << " has the default " << option.default_json;
-    result.values_[option.name] = read(value);
+    result.values_[option.name] = parse(value);
   }
   for (const auto& [name, text] : json_texts) {
     const auto option = std::ranges::find(table, name, &Option::name);
@@ -105,7 +105,7 @@ StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
     const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (value.is_discarded()) return InvalidArgument(name + ": expected JSON; found " + text);
     TP_RETURN_IF_ERROR(CheckOption(*option, value).At(name));
-    result.values_[name] = read(value);
+    result.values_[name] = parse(value);
   }
   return result;
 }
