@@ -190,7 +190,7 @@ struct InferenceSession::Impl {
     if (!ready.error.empty()) return InvalidArgument(ready.error);
     Send(down::Grant{.slot = kSlot, .epoch = kEpoch, .role = Role::kRollout});
     TP_RETURN_IF_ERROR(Expect<up::Granted>(patience).status());
-    Send(down::Load{{.v = kVersion, .digest = ready.weights_digest}, "", /*alias=*/true});
+    Send(down::Load{kVersion, ready.weights_digest, "", /*alias=*/true});
     TP_ASSIGN_OR_RETURN(const up::Loaded loaded, Expect<up::Loaded>(patience));
     if (!loaded.error.empty()) return InvalidArgument(loaded.error);
     Send(down::Admit{.v = kVersion});

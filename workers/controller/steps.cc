@@ -23,7 +23,8 @@ void ControllerProcess::Do(const cmd::Grant& c) {
 }
 
 void ControllerProcess::Do(const cmd::FetchState& c) {
-  Send(c.worker, down::FetchState{c, places_->HelloOf(c.from.worker).weights_address});
+  Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, c.request,
+                                  places_->HelloOf(c.from.worker).weights_address});
 }
 
 // The ranks meet by a file that all of them see; its name is never used again, also not by a later
@@ -41,7 +42,7 @@ void ControllerProcess::Do(const cmd::RestoreState& c) {
 }
 
 void ControllerProcess::Do(const cmd::Load& c) {
-  down::Load m{c, "", c.worker.worker == c.from.worker};
+  down::Load m{c.v, c.digest, "", c.worker.worker == c.from.worker};
   if (config_.cluster.weight_transport == WeightTransport::kStream && !m.alias)
     m.address = places_->HelloOf(c.from.worker).weights_address;
   Send(c.worker, std::move(m));

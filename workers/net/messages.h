@@ -242,7 +242,12 @@ struct Train {
   std::vector<int64_t> groups;
 };
 using command::AbortStep;
-struct FetchState : command::FetchState {
+struct FetchState {
+  SlotId slot;
+  LeaseEpoch epoch;
+  StepNumber step;
+  uint64_t weights_digest = 0;
+  int64_t request = 0;
   std::string address;  // of the Weights service of the peer
 };
 // Meet the others by a file that all of them see.
@@ -252,7 +257,9 @@ struct FormGroup : command::FormGroup {
 };
 using command::CopyRecovery;
 using command::Publish;
-struct Load : command::Load {
+struct Load {
+  Version v;
+  uint64_t digest = 0;
   std::string address;  // of the peer's Weights service; empty: shared memory
   bool alias = false;   // the weights are here: those of this worker's trainer
 };

@@ -44,7 +44,7 @@ struct DeviceMachineTest : testing::Test {
     Tell(down::Welcome{.inc = {5}, .slot = kSlot});
     Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
     Said<up::Granted>();
-    Tell(down::Load{{.v = kVersion, .digest = digest}, "", false});
+    Tell(down::Load{kVersion, digest, "", false});
     EXPECT_EQ(Said<up::Loaded>().digest, 99u);
     Tell(down::Admit{.v = kVersion});
   }
@@ -84,7 +84,7 @@ TEST_F(DeviceMachineTest, WeightsThatAreNotThoseThatWereNamedServeNothing) {
   Tell(down::Attached{4, 0}, 4, 4);
   const auto offer = Said<up::Offer>();
   EXPECT_FALSE(offer.holds.valid()) << "torn";
-  Tell(down::Load{{.v = kVersion, .digest = 99}, "", false}, 4, 4);
+  Tell(down::Load{kVersion, 99, "", false}, 4, 4);
   Said<up::Loaded>();
   EXPECT_TRUE(machine.CanStep());
 }

@@ -358,13 +358,14 @@ struct SimController::Do {
     s.Send(c.worker, down::RestoreState{c, c.ckpt >= 0 ? s.files_->checkpoints[c.ckpt] : ""});
   }
   void operator()(const cmd::FetchState& c) {
-    s.Send(c.worker, down::FetchState{c, s.places_->HelloOf(c.from.worker).weights_address});
+    s.Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, c.request,
+                                      s.places_->HelloOf(c.from.worker).weights_address});
   }
   void operator()(const cmd::FormGroup& c) {
     s.Send(c.worker, down::FormGroup{c, std::to_string(s.life_) + "-" + std::to_string(c.group_epoch), 20});
   }
   void operator()(const cmd::Load& c) {
-    s.Send(c.worker, down::Load{c, "", c.worker.worker == c.from.worker});
+    s.Send(c.worker, down::Load{c.v, c.digest, "", c.worker.worker == c.from.worker});
   }
   void operator()(const cmd::Train& c) {
     Gathering& step = s.gathering_;
