@@ -18,13 +18,11 @@ void WorkerPlaces::Lost(const Attachments::Lost& e) { Lose(e.place, e.inc, e.why
 
 void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why, const std::string& see) {
   Place& p = places_[place];
-  if (p.joined) {
-    if (p.hello.pid != pid) return;  // it found its place taken by a process that came back
-    attachments_.Fence(place, why);
-    Lose(place, p.inc, why, /*by_exit=*/true);
-    return;
-  }
-  attachments_.Fence(place, why);
+  const up::Hello* there = attachments_.HelloAt(place);
+  const bool taken = there != nullptr && there->pid != pid;  // by one that came back, or was started by hand
+  if (p.joined && taken) return;
+  if (!taken) attachments_.Fence(place, why);
+  if (p.joined) return Lose(place, p.inc, why, /*by_exit=*/true);
   // It died before it had joined, or it was given up before.
   if (!std::exchange(p.given_up, false)) ends_.feed(scheduler::event::WorkerStartFailed{{place}, why + see});
 }

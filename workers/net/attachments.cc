@@ -191,6 +191,11 @@ bool Attachments::Fence(int64_t place, const std::string& why) {
   return it != places_.end() && Refuse(place, it->second.hello.process, "fenced: " + why);
 }
 
+const up::Hello* Attachments::HelloAt(int64_t place) const {
+  const auto it = places_.find(place);
+  return it == places_.end() ? nullptr : &it->second.hello;
+}
+
 void Attachments::Send(int64_t place, ToWorkerBody body) {
   const auto it = places_.find(place);
   if (it == places_.end() || !it->second.inc.valid()) return;  // its loss is on its way

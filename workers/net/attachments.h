@@ -99,7 +99,8 @@ class Attachments {
   // What had been taken then has effects that are durable, or none.
   void Acknowledge(const Snapshot& durable);
 
-  [[nodiscard]] bool Has(int64_t place) const { return places_.contains(place); }
+  // What the process of the place said of itself; null: there is none.
+  [[nodiscard]] const up::Hello* HelloAt(int64_t place) const;
   [[nodiscard]] std::vector<int64_t> Welcomed() const;  // places
 
  private:

@@ -1,0 +1,49 @@
+#include "workers/controller/worker_places.h"
+
+#include <gtest/gtest.h>
+
+namespace tidepool::workers {
+namespace {
+
+struct SilentWire : Attachments::Wire {
+  std::map<ConnectionId, down::Refuse> refused;
+  void Send(ConnectionId, ToWorker) override {}
+  void Refuse(ConnectionId c, down::Refuse why) override { refused[c] = std::move(why); }
+  void Close(ConnectionId, const std::string&) override {}
+};
+
+struct WorkerPlacesTest : testing::Test {
+  SilentWire wire;
+  Attachments attachments{
+      {.ctl_epoch = 1, .device_places = 1, .side_places = 0, .lost_after = FromSeconds(5)}, &wire};
+  std::vector<scheduler::Event> fed;
+  WorkerPlaces places{
+      attachments,
+      {.feed = [this](scheduler::Event e) { fed.push_back(std::move(e)); }, .left = [](int64_t) {}}};
+  void Greet(int64_t pid) {
+    up::Hello hello;
+    hello.process = static_cast<uint64_t>(pid);
+    hello.pid = pid;
+    hello.place = 0;
+    attachments.On(HubOpened{pid, hello, ""}, {});
+  }
+};
+
+// The child was refused because somebody's own process was there first; that one has not said its offer yet.
+TEST_F(WorkerPlacesTest, TheEndOfAChildIsNotTheEndOfAnotherProcessInItsPlace) {
+  Greet(/*pid=*/70);
+  places.Ended(0, /*pid=*/80, "exit status 3", "");
+  EXPECT_TRUE(wire.refused.empty()) << wire.refused.begin()->second.why;
+  ASSERT_EQ(fed.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<scheduler::event::WorkerStartFailed>(fed[0]));
+}
+
+TEST_F(WorkerPlacesTest, AChildThatEndsBeforeItHasJoinedIsFenced) {
+  Greet(/*pid=*/80);
+  places.Ended(0, /*pid=*/80, "exit status 3", "");
+  EXPECT_TRUE(wire.refused.contains(80));
+  EXPECT_EQ(fed.size(), 1u);
+}
+
+}  // namespace
+}  // namespace tidepool::workers
