@@ -110,7 +110,8 @@ struct Hub::Impl final : v1::Control::Service {
     auto* hello = first->size() == 1 ? std::get_if<up::Hello>(&first->front().body) : nullptr;
     if (hello == nullptr) return ToGrpc(InvalidArgument("Attach: the first message has to be Hello"));
     if (hello->run_id != options.run_id) {
-      return ToGrpc(FailedPrecondition("Attach: this is run " + options.run_id + ", not " + hello->run_id));
+      return ToGrpc(FailedPrecondition("this is the controller of run " + options.run_id +
+                                       ", and the worker is to join run " + hello->run_id + " (--run-id)"));
     }
     const CallerRole wanted = hello->kind == scheduler::WorkerKind::kDevice   ? CallerRole::kDevice
                               : hello->kind == scheduler::WorkerKind::kReward ? CallerRole::kReward

@@ -119,16 +119,17 @@ struct Link::Impl {
       }
       if (!events.empty()) sink(std::move(events));
     }
+    // Why the stream has ended is there now, and would be forgotten for a cancellation.
+    if (!refusal.ok()) call.context->TryCancel();
+    const Status end = FromGrpc(call.stream->Finish());
     {
       const MutexLock lock(mu);
       connected = false;
       context = nullptr;
       wake.NotifyAll();
     }
-    call.context->TryCancel();
-    writer.join();  // waits: connected is false and the stream cancelled, so neither its wait nor its Write
-                    // goes on
-    const Status end = FromGrpc(call.stream->Finish());
+    writer
+        .join();  // waits: connected is false and the stream over, so neither its wait nor its Write goes on
     if (!refusal.ok()) return refusal;
     return end.ok() ? Unavailable("the controller closed the connection") : end;
   }
@@ -157,30 +158,33 @@ struct Link::Impl {
     }
   }
 
-  // Refusals that another connection would meet as well.
-  static bool Final(const Status& end) {
-    return end.code() == StatusCode::kFailedPrecondition || end.code() == StatusCode::kPermissionDenied ||
-           end.code() == StatusCode::kUnauthenticated || end.code() == StatusCode::kInvalidArgument;
+  // False: there is no further connection.
+  bool Pause(const Status& end) {
+    const MutexLock lock(mu);
+    const auto pause = stop ? std::nullopt : session.Disconnected(end, Now(), rng);
+    return pause && !wake.WaitFor(mu, *pause, [&]() TP_REQUIRES(mu) { return stop; });
   }
 
-  void Run(Call call) {
-    Status end = Pump(call);
+  // The next connection, after as many tries as the session makes; the address is read anew for each.
+  StatusOr<Call> Dial() {
     while (true) {
-      {
-        const MutexLock lock(mu);
-        if (stop) return;
-        const auto pause = Final(end) ? std::nullopt : session.Disconnected(Now(), rng);
-        if (!pause) break;
-        if (wake.WaitFor(mu, *pause, [&]() TP_REQUIRES(mu) { return stop; })) return;
-      }
-      auto next = Open(AddressIn(options.control_file, options.address),
+      auto call = Open(AddressIn(options.control_file, options.address),
                        std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-      if (next.ok()) {
-        call = std::move(*next);
-        end = Pump(call);
-      } else if (Final(next.status())) {
-        end = next.status();
-      }
+      if (call.ok() || !Pause(call.status())) return call;
+    }
+  }
+
+  void Run(StatusOr<Call> call) {
+    Status end;
+    while (call.ok()) {
+      end = Pump(*call);
+      if (!Pause(end)) break;
+      call = Dial();
+      if (!call.ok()) end = call.status();
+    }
+    {
+      const MutexLock lock(mu);
+      if (stop) return;
     }
     sink({LinkClosed{end.message()}});
   }
@@ -208,12 +212,9 @@ StatusOr<std::unique_ptr<Link>> Link::Connect(const LinkOptions& options,
   link->impl_ = std::make_unique<Impl>(options, process);
   Impl& impl = *link->impl_;
   impl.sink = std::move(sink);
-  const auto deadline = std::chrono::system_clock::now() +
-                        std::chrono::milliseconds(static_cast<int64_t>(options.connect_timeout_s * 1000));
-  auto call = impl.Open(AddressIn(options.control_file, options.address), deadline);
+  auto call = impl.Dial();
   if (!call.ok()) return call.status();
-  impl.pump =
-      std::jthread([&impl, c = std::move(*call)](std::stop_token) mutable { impl.Run(std::move(c)); });
+  impl.pump = std::jthread([&impl, c = std::move(call)](std::stop_token) mutable { impl.Run(std::move(c)); });
   return link;
 }
 

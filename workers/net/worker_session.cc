@@ -5,6 +5,15 @@
 #include <utility>
 
 namespace tidepool::workers {
+namespace {
+
+// Refusals that another connection would meet as well.
+bool IsFinal(const Status& end) {
+  return end.code() == StatusCode::kFailedPrecondition || end.code() == StatusCode::kPermissionDenied ||
+         end.code() == StatusCode::kUnauthenticated || end.code() == StatusCode::kInvalidArgument;
+}
+
+}  // namespace
 
 up::Hello WorkerSession::Greet(up::Hello hello, TimePoint now) {
   greeted_ = now;
@@ -80,7 +89,8 @@ std::vector<FromWorker> WorkerSession::TakeUnsent() {
   return out;
 }
 
-std::optional<Duration> WorkerSession::Disconnected(TimePoint now, Rng& rng) {
+std::optional<Duration> WorkerSession::Disconnected(const Status& end, TimePoint now, Rng& rng) {
+  if (IsFinal(end)) return std::nullopt;
   if (attached_ && Seconds(now - attached_at_) >= lease_s_) dials_ = 0;
   attached_ = false;
   if (!lost_) lost_ = now;

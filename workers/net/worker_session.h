@@ -50,8 +50,9 @@ class WorkerSession {
   // For the connection, in order; empty before Attached has come.
   std::vector<FromWorker> TakeUnsent();
 
-  // The connection has ended, or could not be made. How long to wait before the next; nullopt: no more.
-  std::optional<Duration> Disconnected(TimePoint now, Rng& rng);
+  // The connection has ended with `end`, or could not be made. How long to wait before the next; nullopt:
+  // there is none, because the controller refuses this process, or did not answer within the patience.
+  std::optional<Duration> Disconnected(const Status& end, TimePoint now, Rng& rng);
 
   [[nodiscard]] int64_t ctl_epoch() const { return ctl_epoch_; }
   [[nodiscard]] Incarnation inc() const { return inc_; }

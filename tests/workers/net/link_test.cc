@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdio>
 #include <deque>
+#include <fstream>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "workers/net/hub.h"
@@ -266,6 +269,46 @@ TEST(LinkTest, TheControllerLearnsThatItsWorkerIsGone) {
   ASSERT_TRUE(Ends::Next<HubOpened>(ends.at_hub).has_value());
   ends.link.reset();
   EXPECT_TRUE(Ends::Next<HubClosed>(ends.at_hub).has_value());
+}
+
+// Why it is refused comes with the end of the stream. Every try counts: what came of it was a race.
+TEST(LinkTest, AWorkerThatDoesNotBelongHereIsToldWhyAtOnce) {
+  Ends ends;
+  LinkOptions dial;
+  dial.address = ends.hub->address();
+  for (int i = 0; i < 60; ++i) {
+    dial.token = ends.tokens.Token(i % 3 == 0 ? CallerRole::kReward : CallerRole::kDevice);
+    if (i % 3 == 1) dial.token = std::string(64, 'a');
+    dial.hello.run_id = i % 3 == 2 ? "runaway" : "run";
+    Mailbox<LinkEvent> at_worker;
+    auto link = Link::Connect(dial, [&](std::vector<LinkEvent> e) { at_worker.PutAll(std::move(e)); });
+    std::string why = link.status().message();
+    if (link.ok()) {
+      const auto closed = Ends::Next<LinkClosed>(at_worker);
+      ASSERT_TRUE(closed.has_value()) << "it dials again and again";
+      why = closed->why;
+    }
+    const char* expected[] = {"a token for reward may not attach a device worker", "not one of this job's",
+                              "controller of run run, and the worker is to join run runaway"};
+    EXPECT_NE(why.find(expected[i % 3]), std::string::npos) << why;
+  }
+}
+
+// Workers that a supervisor starts together with their controller.
+TEST(LinkTest, TheControlFileIsReadUntilTheControllerHasWrittenIt) {
+  Ends ends;
+  LinkOptions dial;
+  dial.address = "127.0.0.1:1";
+  dial.token = ends.tokens.Token(CallerRole::kDevice);
+  dial.hello.run_id = "run";
+  dial.control_file = testing::TempDir() + "link_test_control.json";
+  std::remove(dial.control_file.c_str());
+  const std::jthread controller([&] {
+    std::this_thread::sleep_for(100ms);
+    std::ofstream(dial.control_file) << R"({"address": ")" << ends.hub->address() << "\"}";
+  });
+  const auto link = Link::Connect(dial, [](std::vector<LinkEvent>) {});
+  EXPECT_TRUE(link.ok()) << link.status().ToString();
 }
 
 TEST(LinkTest, NobodyAtTheAddressIsAClearError) {

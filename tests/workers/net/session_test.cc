@@ -11,6 +11,8 @@
 namespace tidepool::workers {
 namespace {
 
+const Status kCut = Unavailable("cut");
+
 TEST(SessionTest, ANewConnectionGoesOnBehindWhatWasTaken) {
   Session<ToWorker> session;
   for (int i = 1; i <= 4; ++i) session.Put(ToWorker{0, 0, down::ForgetGroup{.gid = {i}}});
@@ -47,7 +49,7 @@ TEST(WorkerSessionTest, RefusesAnEarlierControllerAndForgetsWhatWasOfIt) {
   session.Send(up::FinalSaved{"of 4"});
   EXPECT_EQ(session.TakeUnsent().size(), 1u);
   Rng rng(1);
-  ASSERT_TRUE(session.Disconnected({}, rng).has_value());
+  ASSERT_TRUE(session.Disconnected(kCut, {}, rng).has_value());
   EXPECT_EQ(session.Receive({0, 0, down::Attached{3, 0}}, {}).status().code(), StatusCode::kUnavailable);
   ASSERT_TRUE(session.Receive({0, 0, down::Attached{5, 0}}, {}).ok());
   session.Send(up::FinalSaved{"still of 4"});  // the worker has not begun epoch 5
@@ -63,7 +65,7 @@ TEST(WorkerSessionTest, DialsWithGrowingPausesAndGivesUpInTime) {
   int dials = 0;
   // A controller that answers and hangs up at once gives no new patience.
   for (; dials < 1000; ++dials) {
-    const auto pause = session.Disconnected(now, rng);
+    const auto pause = session.Disconnected(kCut, now, rng);
     if (!pause) break;
     longest = std::max(longest, *pause);
     now = now + *pause;
@@ -91,22 +93,27 @@ TEST(WorkerSessionTest, OnlyAConnectionThatLastedMakesThePausesShortAgain) {
   int dials = 0;
   while (now.since_start < FromSeconds(10)) {
     connect(0.02);
-    const auto pause = session.Disconnected(now, rng);
+    const auto pause = session.Disconnected(kCut, now, rng);
     ASSERT_TRUE(pause.has_value()) << "it heard the controller";
     now = now + *pause;
     ++dials;
   }
   EXPECT_LT(dials, 14);
   connect(1.6);
-  EXPECT_LE(Seconds(*session.Disconnected(now, rng)), 0.05);
+  EXPECT_LE(Seconds(*session.Disconnected(kCut, now, rng)), 0.05);
 }
 
 TEST(WorkerSessionTest, ARefusalThatIsNotForGoodIsAskedAgain) {
   WorkerSession session(7, FromSeconds(30));
-  EXPECT_EQ(session.Receive({0, 0, down::Refuse{"taken", /*again=*/true}}, {}).status().code(),
-            StatusCode::kUnavailable);
-  EXPECT_EQ(session.Receive({0, 0, down::Refuse{"fenced"}}, {}).status().code(),
-            StatusCode::kFailedPrecondition);
+  Rng rng(1);
+  const Status taken = session.Receive({0, 0, down::Refuse{"taken", /*again=*/true}}, {}).status();
+  EXPECT_TRUE(session.Disconnected(taken, {}, rng).has_value());
+  const Status fenced = session.Receive({0, 0, down::Refuse{"fenced"}}, {}).status();
+  EXPECT_FALSE(session.Disconnected(fenced, {}, rng).has_value());
+  for (const Status& refused : {PermissionDenied("role"), Unauthenticated("token"), FailedPrecondition("run"),
+                                InvalidArgument("no Hello")}) {
+    EXPECT_FALSE(session.Disconnected(refused, {}, rng).has_value()) << refused.ToString();
+  }
 }
 
 TEST(WorkerSessionTest, RenewalsKeepEveryLeaseThatAJobMayHave) {

@@ -192,7 +192,7 @@ class SimNetwork {
   void DialAgain(const ProcessPtr& p) {
     if (p->dead || p->connection == 0) return;
     p->connection = 0;
-    if (p->session.Disconnected(now, p->rng)) {
+    if (p->session.Disconnected(Unavailable("dials again"), now, p->rng)) {
       Dial(p);
     } else {
       End(p);
@@ -279,9 +279,8 @@ class SimNetwork {
       p->session.SetLease(w->lease_s, patience_s);
     auto command = p->session.Receive(std::move(message), now);
     if (!command.ok()) {
-      if (command.status().code() != StatusCode::kFailedPrecondition) return Disconnected(p, id);
-      ++fenced;
-      return End(p);
+      if (command.status().code() == StatusCode::kFailedPrecondition) ++fenced;
+      return Disconnected(p, id, command.status());
     }
     if (command->has_value()) p->inbox.push_back(std::move(**command));
     Flush(p);
@@ -293,14 +292,14 @@ class SimNetwork {
     for (FromWorker& m : p->session.TakeUnsent()) batch.push_back(std::move(m));
     Up(it->second, it->first, batch);
   }
-  void Disconnected(const ProcessPtr& p, ConnectionId id) {
+  void Disconnected(const ProcessPtr& p, ConnectionId id, const Status& end = Unavailable("cut")) {
     if (p->dead || p->connection != id) return;
     if (const auto it = wires_.find(id); it != wires_.end()) {
       it->second->down_open = false;
       if (faults.Chance(0.7)) Closed(it->second, id);
     }
     p->connection = 0;
-    const auto pause = p->session.Disconnected(now, p->rng);
+    const auto pause = p->session.Disconnected(end, now, p->rng);
     if (!pause) return End(p);
     At(Seconds(*pause), [this, p] { Dial(p); });
   }
