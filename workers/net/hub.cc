@@ -6,12 +6,12 @@
 #include <atomic>
 #include <deque>
 #include <map>
-#include <set>
 #include <thread>
 #include <utility>
 
 #include "core/base/thread_annotations.h"
 #include "proto/control.grpc.pb.h"
+#include "workers/net/door.h"
 #include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
 #include "workers/net/wire.h"
@@ -19,28 +19,18 @@
 namespace tidepool::workers {
 namespace {
 
-constexpr auto kHelloDeadline = std::chrono::seconds(5);
-// For a worker that was refused to read what was sent before, and why, and to hang up.
-constexpr auto kRefusalDeadline = std::chrono::seconds(2);
-
-// Messages on their way to one worker. Bounded: a reader that never reads is closed, not waited for.
-struct Connection {
-  explicit Connection(grpc::ServerContext* call) : context(call) {}
+// One call of Attach.
+struct AttachCall {
+  explicit AttachCall(grpc::ServerContext* call) : context(call) {}
+  Condition wake;  // with Hub::Impl::mu: there is something to write, or it is over
+  bool over = false;
+  grpc::Alarm due;  // ends the call; its writer cannot, while it waits in Write
   Mutex mu;
-  Condition wake;
-  std::deque<ToWorker> queue TP_GUARDED_BY(mu);
-  bool held TP_GUARDED_BY(mu) = false;  // more is coming that shall go with it (Hub::Hold)
-  bool last TP_GUARDED_BY(mu) = false;  // nothing is sent behind what is queued: a refusal
-  bool closed TP_GUARDED_BY(mu) = false;
-  std::string why TP_GUARDED_BY(mu);
   grpc::ServerContext* context TP_GUARDED_BY(mu);  // null when the call has ended
-  grpc::Alarm refused;  // ends the call; the writer cannot, while it waits in Write
 
-  void CloseLocked(const std::string& reason) TP_REQUIRES(mu) {
-    if (closed) return;
-    closed = true;
-    why = reason;
-    wake.NotifyAll();
+  void Cancel() {
+    const MutexLock lock(mu);
+    if (context != nullptr) context->TryCancel();
   }
 };
 
@@ -52,7 +42,7 @@ struct Greeting {
 
 }  // namespace
 
-struct Hub::Impl final : v1::Control::Service {
+struct Hub::Impl final : v1::Control::Service, Door::Streams {
   HubOptions options;
   JobTokens tokens;
   std::function<void(HubEvent)> sink;
@@ -61,150 +51,119 @@ struct Hub::Impl final : v1::Control::Service {
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> refused{0};
   Mutex mu;
-  std::map<ConnectionId, std::shared_ptr<Connection>> connections TP_GUARDED_BY(mu);
-  int64_t holds TP_GUARDED_BY(mu) = 0;
-  std::set<std::shared_ptr<Connection>> have_waiting TP_GUARDED_BY(mu);  // messages, until the last hold ends
-  ConnectionId next_connection TP_GUARDED_BY(mu) = 1;
+  Door door TP_GUARDED_BY(mu);
+  std::map<ConnectionId, std::shared_ptr<AttachCall>> streams TP_GUARDED_BY(mu);
 
-  Impl(HubOptions o, JobTokens t) : options(std::move(o)), tokens(std::move(t)) {}
+  Impl(HubOptions o, JobTokens t)
+      : options(std::move(o)), tokens(std::move(t)), door(options.max_queued_messages, this) {}
 
-  void Release();
+  // Of Door, which is called under `mu`.
+  void Wake(ConnectionId id) override TP_REQUIRES(mu) { streams.at(id)->wake.NotifyAll(); }
+  void End(ConnectionId id, Duration after) override TP_REQUIRES(mu) {
+    const std::shared_ptr<AttachCall>& stream = streams.at(id);
+    if (after <= Duration{0}) return stream->Cancel();
+    stream->due.Set(std::chrono::system_clock::now() + after, [stream](bool due) {
+      if (due) stream->Cancel();
+    });
+  }
 
-  Status Authorise(const grpc::ServerContext& context, CallerRole* role) {
-    const Status status = CheckToken(context, tokens, role);
-    if (status.ok()) {
-      listener->Authenticated(context.peer());
-    } else {
+  // A call that is refused for who makes it is counted.
+  Status Counted(Status status) {
+    if (status.code() == StatusCode::kPermissionDenied || status.code() == StatusCode::kUnauthenticated)
       refused.fetch_add(1);
-    }
     return status;
   }
 
+  Status Authorise(const grpc::ServerContext& context, CallerRole* role) {
+    TP_RETURN_IF_ERROR(Counted(CheckToken(context, tokens, role)));
+    listener->Authenticated(context.peer());
+    return OkStatus();
+  }
+
   grpc::Status Attach(grpc::ServerContext* context,
-                      grpc::ServerReaderWriter<v1::Frame, v1::Frame>* stream) override {
+                      grpc::ServerReaderWriter<v1::Frame, v1::Frame>* call) override {
     CallerRole role{};
     if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
-    if (role == CallerRole::kOperator) {
-      refused.fetch_add(1);
-      return ToGrpc(PermissionDenied("Attach: the operator token may not attach a worker"));
-    }
-    // A stream that opens and stays silent must not hold a thread for ever.
     Greeting greeting;
     std::jthread guard([&](std::stop_token) {  // waits: kHelloDeadline at most
       const MutexLock lock(greeting.mu);
-      if (!greeting.wake.WaitFor(greeting.mu, kHelloDeadline,
+      if (!greeting.wake.WaitFor(greeting.mu, Door::kHelloDeadline,
                                  [&]() TP_REQUIRES(greeting.mu) { return greeting.came; }))
         context->TryCancel();
     });
     v1::Frame wire;
-    const bool read = stream->Read(&wire);
+    const bool read = call->Read(&wire);
     {
       const MutexLock lock(greeting.mu);
       greeting.came = true;
     }
     greeting.wake.NotifyAll();
     guard.join();  // waits: it was told
-    if (!read) return ToGrpc(DeadlineExceeded("Attach: no Hello came"));
-    auto first = Unpack<FromWorker>(wire);
-    if (!first.ok()) return ToGrpc(first.status().At("Attach"));
-    auto* hello = first->size() == 1 ? std::get_if<up::Hello>(&first->front().body) : nullptr;
-    if (hello == nullptr) return ToGrpc(InvalidArgument("Attach: the first message has to be Hello"));
-    if (hello->run_id != options.run_id) {
-      return ToGrpc(FailedPrecondition("this is the controller of run " + options.run_id +
-                                       ", and the worker is to join run " + hello->run_id + " (--run-id)"));
-    }
-    const CallerRole wanted = hello->kind == scheduler::WorkerKind::kDevice   ? CallerRole::kDevice
-                              : hello->kind == scheduler::WorkerKind::kReward ? CallerRole::kReward
-                                                                              : CallerRole::kEnvironment;
-    if (role != wanted) {
-      refused.fetch_add(1);
-      return ToGrpc(PermissionDenied(std::string("Attach: a token for ") + Name(role) + " may not attach a " +
-                                     Name(wanted) + " worker"));
-    }
+    if (!read) return ToGrpc(DeadlineExceeded("attach: no Hello came"));
 
-    auto connection = std::make_shared<Connection>(context);
+    auto hello = Door::Greeting(options.run_id, role, wire);
+    if (!hello.ok()) return ToGrpc(Counted(hello.status().At("attach")));
+    auto stream = std::make_shared<AttachCall>(context);
     ConnectionId id = 0;
     {
       const MutexLock lock(mu);
-      id = next_connection++;
-      connections[id] = connection;
+      id = door.Open();
+      streams[id] = stream;
     }
     // waits: joined below, after the stream was cancelled
-    std::jthread writer([&, connection](std::stop_token) { Write(*connection, stream); });
-    sink(HubOpened{id, std::move(*hello), context->peer()});
-    std::string why = "the connection was closed";
-    while (stream->Read(&wire)) {
-      auto messages = Unpack<FromWorker>(wire);
-      const auto allowed = [&]() -> Status {
-        TP_RETURN_IF_ERROR(messages.status());
-        for (const FromWorker& message : *messages) {
-          const Status may = Allowed(role, message);
-          refused.fetch_add(may.ok() ? 0 : 1);
-          TP_RETURN_IF_ERROR(may);
-        }
-        return OkStatus();
-      };
-      if (const Status s = allowed(); !s.ok()) {
-        why = s.message();
-        break;
+    std::jthread writer([&](std::stop_token) { Write(id, *stream, call); });
+    sink(HubOpened{id, *std::move(hello), context->peer()});
+    std::string why;
+    bool refused_here = false;
+    for (wire.Clear(); call->Read(&wire); wire.Clear()) {
+      if (refused_here) continue;  // until it hangs up, or its time is over
+      auto messages = Door::Heard(role, wire);
+      if (messages.ok()) {
+        for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
+        continue;
       }
-      for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
-      wire.Clear();
+      refused_here = true;
+      const MutexLock lock(mu);
+      door.Refuse(id, {Counted(messages.status()).message()});
     }
-    {
-      const MutexLock lock(connection->mu);
-      if (!connection->why.empty()) why = connection->why;
-      connection->CloseLocked(why);
-      connection->context = nullptr;
-    }
-    connection->refused.Cancel();
-    context->TryCancel();  // lets a writer that waits in Write return
-    writer.join();         // waits: closed and cancelled, so neither its wait nor its Write goes on
     {
       const MutexLock lock(mu);
-      connections.erase(id);
+      why = door.Closed(id, "the connection was closed");
+      streams.erase(id);
+      stream->over = true;
+      stream->wake.NotifyAll();
+    }
+    stream->due.Cancel();
+    stream->Cancel();  // lets a writer that waits in Write return
+    writer.join();     // waits: over and cancelled, so neither its wait nor its Write goes on
+    {
+      const MutexLock lock(stream->mu);
+      stream->context = nullptr;
     }
     sink(HubClosed{id, why});
     return grpc::Status::OK;
   }
 
-  // A reward worker has verdicts and heartbeats to say, an environment worker what came of actions; neither
-  // has anything to say about devices or weights.
-  static Status Allowed(CallerRole role, const FromWorker& message) {
-    const auto& body = message.body;
-    if (std::holds_alternative<up::Hello>(body)) return InvalidArgument("a second Hello on one connection");
-    if (std::holds_alternative<up::Heartbeat>(body) || std::holds_alternative<up::Offer>(body))
-      return OkStatus();
-    const bool is_grade = std::holds_alternative<up::Graded>(body),
-               is_step = std::holds_alternative<up::EnvStepped>(body);
-    if ((role == CallerRole::kReward) == is_grade && (role == CallerRole::kEnvironment) == is_step)
-      return OkStatus();
-    return PermissionDenied(std::string("a ") + Name(role) + " worker may not send this message");
-  }
-
-  static void Write(Connection& connection, grpc::ServerReaderWriter<v1::Frame, v1::Frame>* stream) {
+  void Write(ConnectionId id, AttachCall& stream, grpc::ServerReaderWriter<v1::Frame, v1::Frame>* call) {
     while (true) {
       std::deque<ToWorker> batch;
       {
-        const MutexLock lock(connection.mu);
-        // The end of the connection calls CloseLocked; the controller closes one that falls silent.
-        while (!connection.wake.WaitFor(
-            connection.mu, std::chrono::seconds(1), [&]() TP_REQUIRES(connection.mu) {
-              return connection.closed || (!connection.held && !connection.queue.empty());
-            })) {
+        const MutexLock lock(mu);
+        // The end of the connection sets `over`; the controller closes one that falls silent.
+        while (!stream.wake.WaitFor(mu, std::chrono::seconds(1),
+                                    [&]() TP_REQUIRES(mu) { return stream.over || door.HasUnsent(id); })) {
         }
-        if (connection.queue.empty()) return;
-        batch.swap(connection.queue);
+        if (stream.over) return;
+        batch = door.TakeUnsent(id);
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
       for (size_t at = 0; at < batch.size();) {
         v1::Frame wire;
         at = Pack(batch, at, kTogetherBytes, &wire);
-        if (!stream->Write(wire)) {
-          const MutexLock lock(connection.mu);
-          connection.CloseLocked("the worker stopped reading");
-          return;
-        }
+        if (call->Write(wire)) continue;
+        const MutexLock lock(mu);
+        door.Close(id, "the worker stopped reading");
+        return;
       }
     }
   }
@@ -214,9 +173,8 @@ struct Hub::Impl final : v1::Control::Service {
     CallerRole role{};
     if (const Status s = Authorise(*context, &role); !s.ok()) return ToGrpc(s);
     if (role != CallerRole::kDevice) {
-      refused.fetch_add(1);
-      return ToGrpc(
-          PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches"));
+      return ToGrpc(Counted(
+          PermissionDenied(std::string("FetchRows: a token for ") + Name(role) + " may not read batches")));
     }
     auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1});
     if (!batch.ok()) return ToGrpc(batch.status());
@@ -276,72 +234,29 @@ std::string Hub::address() const { return impl_->listener->address(); }
 int64_t Hub::refused_calls() const { return impl_->refused.load(); }
 
 void Hub::Send(ConnectionId id, ToWorker message) {
-  std::shared_ptr<Connection> connection;
-  {
-    const MutexLock lock(impl_->mu);
-    const auto it = impl_->connections.find(id);
-    if (it == impl_->connections.end()) return;  // it has just gone: HubClosed is on its way
-    connection = it->second;
-    if (impl_->holds > 0 && impl_->have_waiting.insert(connection).second) {
-      const MutexLock inner(connection->mu);
-      connection->held = true;
-    }
-  }
-  const MutexLock lock(connection->mu);
-  if (connection->closed || connection->last) return;
-  if (static_cast<int64_t>(connection->queue.size()) >= impl_->options.max_queued_messages) {
-    connection->CloseLocked("the worker does not read its commands");
-    if (connection->context != nullptr) connection->context->TryCancel();
-    return;
-  }
-  connection->queue.push_back(std::move(message));
-  if (!connection->held) connection->wake.NotifyAll();
-}
-
-void Hub::Impl::Release() {
-  const MutexLock lock(mu);
-  if (--holds > 0) return;
-  for (const auto& connection : have_waiting) {
-    const MutexLock inner(connection->mu);
-    connection->held = false;
-    connection->wake.NotifyAll();
-  }
-  have_waiting.clear();
-}
-
-Hub::Holding::~Holding() { hub_->impl_->Release(); }
-Hub::Holding Hub::Hold() {
   const MutexLock lock(impl_->mu);
-  ++impl_->holds;
-  return Holding(this);
+  impl_->door.Send(id, std::move(message));
 }
 
 void Hub::Refuse(ConnectionId id, down::Refuse why) {
   const MutexLock lock(impl_->mu);
-  const auto it = impl_->connections.find(id);
-  if (it == impl_->connections.end()) return;
-  const std::shared_ptr<Connection> connection = it->second;
-  const MutexLock inner(connection->mu);
-  if (connection->last || connection->context == nullptr) return;
-  connection->why = why.why;
-  connection->queue.push_back(ToWorker{0, 0, std::move(why)});
-  connection->last = true;
-  connection->held = false;
-  connection->wake.NotifyAll();
-  connection->refused.Set(std::chrono::system_clock::now() + kRefusalDeadline, [connection](bool due) {
-    if (!due) return;  // the call has ended
-    const MutexLock lock(connection->mu);
-    if (connection->context != nullptr) connection->context->TryCancel();
-  });
+  impl_->door.Refuse(id, std::move(why));
 }
 
 void Hub::Close(ConnectionId id, const std::string& why) {
   const MutexLock lock(impl_->mu);
-  const auto it = impl_->connections.find(id);
-  if (it == impl_->connections.end()) return;
-  const MutexLock inner(it->second->mu);
-  it->second->CloseLocked(why);
-  if (it->second->context != nullptr) it->second->context->TryCancel();
+  impl_->door.Close(id, why);
+}
+
+Hub::Holding Hub::Hold() {
+  const MutexLock lock(impl_->mu);
+  impl_->door.Hold();
+  return Holding(this);
+}
+
+Hub::Holding::~Holding() {
+  const MutexLock lock(hub_->impl_->mu);
+  hub_->impl_->door.Release();
 }
 
 void Hub::Stop() {

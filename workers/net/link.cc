@@ -102,22 +102,17 @@ struct Link::Impl {
     std::jthread writer([&](std::stop_token) { Write(call); });
     v1::Frame wire;
     Status refusal;
-    while (refusal.ok() && call.stream->Read(&wire)) {
+    for (; refusal.ok() && call.stream->Read(&wire); wire.Clear()) {
       auto messages = Unpack<ToWorker>(wire);
-      wire.Clear();
-      refusal = messages.status();
-      std::vector<LinkEvent> events;
-      if (refusal.ok()) {
+      std::vector<Command> commands;
+      {
         const MutexLock lock(mu);
-        for (ToWorker& message : *messages) {
-          auto command = session.Receive(std::move(message), Now());
-          refusal = command.status();
-          if (!refusal.ok()) break;
-          if (command->has_value()) events.emplace_back(std::move(**command));
-        }
+        refusal = session.Heard(std::move(messages), Now(), commands);
         wake.NotifyAll();  // after Attached there may be something to say
       }
-      if (!events.empty()) sink(std::move(events));
+      if (!commands.empty()) {
+        sink({std::make_move_iterator(commands.begin()), std::make_move_iterator(commands.end())});
+      }
     }
     // Why the stream has ended is there now, and would be forgotten for a cancellation.
     if (!refusal.ok()) call.context->TryCancel();

@@ -171,7 +171,7 @@ struct Describer {
       Describe<typename T::second_type>();
     } else if constexpr (VariantLike<T>) {
       [this]<size_t... kKind>(std::index_sequence<kKind...>) {
-        (Describe<std::variant_alternative_t<kKind, T>>(), ...);
+        (this->template Describe<std::variant_alternative_t<kKind, T>>(), ...);
       }
       (std::make_index_sequence<std::variant_size_v<T>>());
     } else if constexpr (ListLike<T>) {

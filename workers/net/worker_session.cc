@@ -71,6 +71,16 @@ StatusOr<std::optional<Command>> WorkerSession::Receive(ToWorker message, TimePo
   return std::optional<Command>({ctl_epoch_, std::move(message.body)});
 }
 
+Status WorkerSession::Heard(StatusOr<std::vector<ToWorker>> messages, TimePoint now,
+                            std::vector<Command>& commands) {
+  TP_RETURN_IF_ERROR(messages.status());
+  for (ToWorker& message : *messages) {
+    TP_ASSIGN_OR_RETURN(auto command, Receive(std::move(message), now));
+    if (command) commands.push_back(*std::move(command));
+  }
+  return OkStatus();
+}
+
 void WorkerSession::Send(FromWorkerBody body) {
   if (std::holds_alternative<up::Heartbeat>(body)) {
     beat_ = FromWorker{0, 0, std::move(body)};

@@ -36,6 +36,8 @@ class WorkerSession {
   // nullopt: nothing for the worker to do. kUnavailable: this connection is of no use, another has to be
   // made. kFailedPrecondition: refused; the process has to end.
   StatusOr<std::optional<Command>> Receive(ToWorker message, TimePoint now);
+  // What one frame brought: adds to `commands` what the worker has to do, also what came before an error.
+  Status Heard(StatusOr<std::vector<ToWorker>> messages, TimePoint now, std::vector<Command>& commands);
   // The connection that was greeted last is dead: nothing was heard over it for SilenceSeconds.
   [[nodiscard]] bool Silent(TimePoint now) const;
   // So many results wait for the controller's disk; more are not made.

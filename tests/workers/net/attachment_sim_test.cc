@@ -76,7 +76,6 @@ class Sim {
   Sim(uint64_t seed, scheduler::ControllerOptions job, const Episodes* episodes)
       : job_(std::move(job)), network_(seed) {
     if (episodes != nullptr) {
-      network_.side_kind = scheduler::WorkerKind::kEnvironment;
       world_.job = &episodes->config;
       world_.words = episodes->words.get();
       world_.bad_turn = 0.02;
@@ -84,7 +83,7 @@ class Sim {
     network_.lease_s = 3 * job_.fleet.heartbeat_s;
     network_.patience_s = std::max(LostAfterSeconds(network_.lease_s), job_.fleet.reattach_grace_s);
     network_.outlives = job_.fleet.reattach_grace_s > 0;
-    network_.hub = [this](HubEvent event) {
+    network_.sink = [this](HubEvent event) {
       if (controller_ != nullptr) controller_->On(std::move(event));
     };
     network_.on_exit = [this](int64_t place, uint64_t process, int64_t life) {
@@ -139,7 +138,7 @@ class Sim {
     behind_gap += controller_->behind_gap;
   }
   void StartController() {
-    network_.life = ++lives;
+    network_.BeginLife(++lives);
     controller_ = std::make_unique<SimController>(job_, &network_, &world_, &files_);
     controller_->Begin();
     Tick(lives);
@@ -148,8 +147,13 @@ class Sim {
     Count();
     controller_->Die();
     controller_.reset();
-    network_.life = 0;
-    network_.CutAllOf(lives);
+    network_.EndLife();
+    // Who gets no turn meanwhile still has its commands when the next one answers.
+    if (!network_.processes.empty() && network_.faults.Chance(0.5)) {
+      const auto n = static_cast<int64_t>(network_.processes.size());
+      network_.processes[static_cast<size_t>(network_.faults.Below(n))]->paused_until =
+          network_.now + FromSeconds(network_.faults.Uniform() * 4);
+    }
     if (!network_.outlives) network_.EndChildrenOf(lives);
     network_.At(0.2 + network_.rng.Uniform() * 3, [this] { StartController(); });
   }
@@ -169,7 +173,7 @@ class Sim {
 
   void Fault() {
     Rng& faults = network_.faults;
-    network_.At(faults.Uniform() * 1.5, [this, &faults] {
+    network_.At(faults.Uniform(), [this, &faults] {
       if (network_.now > heal_at_) {
         network_.cut_off.clear();
         return;
@@ -177,11 +181,11 @@ class Sim {
       if (!network_.processes.empty()) {
         const auto n = static_cast<int64_t>(network_.processes.size());
         const auto p = network_.processes[static_cast<size_t>(faults.Below(n))];
-        switch (faults.Below(10)) {
+        switch (faults.Below(13)) {
           case 0:
           case 1:
           case 2:
-            network_.Cut(p->connection, faults.Chance(0.6), faults.Chance(0.6));
+            network_.Cut(p->stream, faults.Chance(0.6), faults.Chance(0.6));
             break;
           case 3:
             p->paused_until = network_.now + FromSeconds(faults.Uniform() * 4);
@@ -191,7 +195,7 @@ class Sim {
                 network_.now + FromSeconds(faults.Uniform() * (faults.Chance(0.2) ? 12 : 2));
             break;
           case 5:
-            network_.CutOneWay(p->connection);
+            network_.CutOneWay(p->stream);
             break;
           case 6:
             network_.DialAgain(p);
@@ -202,7 +206,16 @@ class Sim {
           case 8:
             if (faults.Chance(0.2)) network_.End(p);
             break;
-          case 9:
+          case 9:  // two processes for one place
+            if (faults.Chance(0.3)) network_.StartProcess(&world_, p->place, p->device)->parent = 0;
+            break;
+          case 10:
+            network_.StartStranger(&world_, p->place, p->device);
+            break;
+          case 11:
+            if (faults.Chance(0.2)) network_.SayWhatItMayNot(p);
+            break;
+          case 12:
             if (controller_ != nullptr && !controller_->exit_code && faults.Chance(0.4)) KillController();
             break;
         }
@@ -221,7 +234,8 @@ class Sim {
 
 struct Seen {
   int64_t cuts = 0, ended = 0, fenced = 0, refused = 0, lives = 0, adopted = 0, asked_again = 0,
-          behind_gap = 0, turns = 0, done = 0;
+          behind_gap = 0, turns = 0, done = 0, strangers = 0;
+  std::map<std::string, int64_t> closed;
 };
 
 // Every seed of the job comes to its end with nothing wrong; what happened in all of them together.
@@ -235,9 +249,11 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
     if (!wrong.empty()) break;
     seen.cuts += sim.network().cuts, seen.ended += sim.network().ended, seen.fenced += sim.network().fenced;
     seen.refused += sim.network().refused_commands;
+    for (const auto& p : sim.network().processes) seen.refused += p->machine.refused();
     seen.lives += sim.lives, seen.adopted += sim.adopted, seen.asked_again += sim.asked_again;
     seen.behind_gap += sim.behind_gap;
-    seen.turns += sim.turns();
+    seen.turns += sim.turns(), seen.strangers += sim.network().strangers;
+    for (const auto& [why, times] : sim.network().closed) seen.closed[why] += times;
     seen.done += sim.done ? 1 : 0;
   }
   // A simulation in which nothing happens proves nothing.
@@ -251,12 +267,17 @@ Seen RunSeeds(uint64_t seeds, const scheduler::ControllerOptions& job, const Epi
 
 TEST(AttachmentSimTest, NothingIsLostDoubledOrStuckWhateverTheNetworkDoes) {
   constexpr int64_t kSeeds = 1000;
-  const Seen seen = RunSeeds(kSeeds, Job());
+  Seen seen = RunSeeds(kSeeds, Job());
   EXPECT_GT(seen.adopted, kSeeds);
   EXPECT_GT(seen.behind_gap, kSeeds / 50);
   EXPECT_EQ(seen.asked_again, 0) << "gaps come of adoptions, and those have asked";
   EXPECT_GT(seen.fenced, kSeeds / 20);
   EXPECT_GT(seen.refused, 0);
+  EXPECT_GT(seen.strangers, kSeeds);
+  for (const char* why :
+       {"the worker does not read its commands", "a device worker may not send this message",
+        "that place has a worker already", "nothing was heard over it"})
+    EXPECT_GT(seen.closed[why], kSeeds / 50) << why;
 }
 
 TEST(AttachmentSimTest, WorkersThatEndWithTheirController) {

@@ -16,7 +16,6 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
       world_(world),
       files_(files),
       life_(network->life),
-      wire_(network, life_),
       intake_(samples_, {.expects = [this](const WorkerRef& w, const SampleId& tid,
                                            int32_t att) { return controller_->Expects(w, tid, att); },
                          .have_row =
@@ -39,7 +38,7 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
   attachments.device_places = options.device_workers();
   attachments.side_places = options.side_workers();
   attachments.lost_after = FromSeconds(LostAfterSeconds(network->lease_s));
-  attachments_ = std::make_unique<Attachments>(attachments, &wire_);
+  attachments_ = std::make_unique<Attachments>(attachments, network->door.get());
   places_ = std::make_unique<WorkerPlaces>(
       *attachments_, WorkerPlaces::Ends{.feed = [this](scheduler::Event event) { Feed(std::move(event)); },
                                         .left = [](int64_t) {}});
@@ -413,10 +412,12 @@ struct SimController::Do {
 };
 
 void SimController::CarryOut(const std::vector<Effects::Decided>& decided) {
+  network_->door->Hold();
   for (const auto& [command, at] : decided) {
     std::visit(Do{*this}, command);
-    if (exit_code) return;
+    if (exit_code) break;
   }
+  network_->door->Release();
 }
 
 }  // namespace tidepool::workers

@@ -77,7 +77,6 @@ class SimController {
   const int64_t life_;
   const std::shared_ptr<bool> lives_ = std::make_shared<bool>(true);
   LoopClock clock_;
-  SimNetwork::Wire wire_;
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<Attachments> attachments_;
   std::unique_ptr<WorkerPlaces> places_;

@@ -1,7 +1,9 @@
 #pragma once
-// A network in memory with virtual time, and the worker processes on it: connections are two queues of real
-// frames, in order each; nothing is promised between connections. A process runs the real WorkerSession, and
-// the real DeviceMachine on a modelled device or the real SideMachine. Faults are drawn from the seed.
+// A network in memory with virtual time, the hub's end of it, and the worker processes. A stream is two
+// queues of real frames, in order each, that carry so much and no more until somebody reads; nothing is
+// promised between streams. What is decided about them is the real Door's at the hub's end, and the real
+// WorkerSession's at the other. A process runs the real DeviceMachine on a modelled device, or the real
+// SideMachine. Faults are drawn from the seed.
 
 #include <algorithm>
 #include <deque>
@@ -21,13 +23,13 @@
 #include "tests/workers/net/blocking_call.h"
 #include "tests/workers/net/model_device.h"
 #include "tests/workers/net/model_side.h"
-#include "workers/net/attachments.h"
+#include "workers/net/door.h"
 #include "workers/net/wire.h"
 #include "workers/net/worker_session.h"
 
 namespace tidepool::workers {
 
-class SimNetwork {
+class SimNetwork : public Door::Streams {
  public:
   explicit SimNetwork(uint64_t seed) : rng(seed), faults(rng.Fork("faults")) {}
 
@@ -48,29 +50,28 @@ class SimNetwork {
 
   // --- the controller's end. life: 0 while there is none.
   int64_t life = 0;
-  std::function<void(HubEvent)> hub;
+  std::unique_ptr<Door> door;
+  std::function<void(HubEvent)> sink;
   TimePoint controller_paused;
+  int64_t address = 0;  // in the control file: the life that wrote it
   std::function<void(int64_t place, uint64_t process, int64_t life)> on_exit;  // of one that this life began
-
-  class Wire : public Attachments::Wire {
-   public:
-    Wire(SimNetwork* network, int64_t life) : network_(network), life_(life) {}
-    void Send(ConnectionId id, ToWorker message) override { network_->Down(life_, id, std::move(message)); }
-    void Refuse(ConnectionId id, down::Refuse why) override {
-      network_->Down(life_, id, ToWorker{0, 0, std::move(why)});
-    }
-    void Close(ConnectionId id, const std::string&) override { network_->Cut(id, true, false); }
-
-   private:
-    SimNetwork* network_;
-    int64_t life_;
-  };
+  void BeginLife(int64_t number) {
+    life = number;
+    at_hub_.clear();
+    door = std::make_unique<Door>(kMostQueued, this);
+    At(Delay(), [this, number] { address = number; });
+  }
+  static constexpr const char* kRun = "run";
 
   // --- worker processes
+  struct Stream;
   struct Process {
     Process(ModelWorld* world, int64_t at, bool is_device, uint64_t number)
         : place(at),
           device(is_device),
+          role(is_device                 ? CallerRole::kDevice
+               : world->words != nullptr ? CallerRole::kEnvironment
+                                         : CallerRole::kReward),
           nonce(number),
           address("device " + std::to_string(number)),
           session(number, FromSeconds(30)),
@@ -90,6 +91,9 @@ class SimNetwork {
     }
     const int64_t place;
     const bool device;
+    CallerRole role;  // of its token
+    std::string run = kRun;
+    bool stranger = false;  // that does not belong here, with this token or to this run
     const uint64_t nonce;
     const std::string address;  // of the weights that it serves
     int64_t parent = 0;         // the life of the controller that began it
@@ -99,7 +103,7 @@ class SimNetwork {
     ModelSide side_work;
     SideMachine side;
     Rng rng;
-    ConnectionId connection = 0;
+    std::shared_ptr<Stream> stream;  // that it speaks over; null: none
     TimePoint paused_until, busy_until;
     std::vector<Command> inbox;
     std::unique_ptr<BlockingCall> call;  // of the device's thread, that waits for others
@@ -118,21 +122,19 @@ class SimNetwork {
   using ProcessPtr = std::shared_ptr<Process>;
 
   ProcessPtr StartProcess(ModelWorld* world, int64_t place, bool device) {
+    return Begin(std::make_shared<Process>(world, place, device, rng.Next()));
+  }
+  // It is turned away, and ends.
+  void StartStranger(ModelWorld* world, int64_t place, bool device) {
     auto p = std::make_shared<Process>(world, place, device, rng.Next());
-    p->parent = life;
-    p->work.outlives = outlives;
-    p->work.wait = [this, at = p.get()](double s, const std::function<bool()>& happened) {
-      at->call_ends = now + FromSeconds(s);
-      at->awaited = happened;
-      while (!at->dead && now < at->call_ends && !happened()) at->call->Wait();
-      return happened();
-    };
-    if (device) world->devices[p->address] = &p->work;
-    processes.push_back(p);
-    Dial(p);
-    Beat(p);
-    Turn(p);
-    return p;
+    p->stranger = true;
+    if (faults.Chance(0.5)) {
+      p->run = "another run";
+    } else {
+      p->role = device ? CallerRole::kReward : CallerRole::kDevice;
+    }
+    Begin(p)->parent = 0;
+    ++strangers;
   }
   void End(const ProcessPtr& p) {
     if (p->dead) return;
@@ -143,7 +145,8 @@ class SimNetwork {
     p->call.reset();
     p->work.LeaveGroup();
     p->work.world()->devices.erase(p->address);
-    Cut(p->connection, /*worker_learns=*/false, /*controller_learns=*/faults.Chance(0.7));
+    Cut(p->stream, /*worker_learns=*/false, /*controller_learns=*/faults.Chance(0.7));
+    p->stream.reset();
     At(0.05 + 0.1 * rng.Uniform(), [this, p] {
       if (on_exit) on_exit(p->place, p->nonce, p->parent);
     });
@@ -161,56 +164,66 @@ class SimNetwork {
   std::set<int64_t> cut_off;          // places whose connections carry nothing
   double lease_s = 1.5, patience_s = 15;
   bool outlives = true;  // processes, their controller
-  scheduler::WorkerKind side_kind = scheduler::WorkerKind::kReward;
-  int64_t cuts = 0, ended = 0, fenced = 0, refused_commands = 0;
+  int64_t cuts = 0, ended = 0, fenced = 0, refused_commands = 0, strangers = 0;
+  std::map<std::string, int64_t> closed;  // connections, by why
 
   // --- faults
-  void Cut(ConnectionId id, bool worker_learns, bool controller_learns) {
-    const auto it = wires_.find(id);
-    if (it == wires_.end()) return;
+  using StreamPtr = std::shared_ptr<Stream>;
+  void Cut(const StreamPtr& s, bool worker_learns, bool controller_learns) {
+    if (s == nullptr || !s->up_open) return;
     ++cuts;
-    const auto wire = it->second;
-    wire->up_open = wire->down_open = false;
-    if (worker_learns) At(Delay(), [this, p = wire->process, id] { Disconnected(p, id); });
-    if (controller_learns) {
-      At(Delay(), [this, id, of = wire->life] {
-        if (of == life) hub(HubClosed{id, "cut"});
-      });
-    }
+    s->up_open = s->down_open = false;
+    if (worker_learns) At(Delay(), [this, s] { Disconnected(s, Unavailable("cut")); });
+    if (controller_learns) At(Delay(), [this, s] { Over(s, Unavailable("cut")); });
   }
-  void CutOneWay(ConnectionId id) {
-    if (const auto it = wires_.find(id); it != wires_.end())
-      (faults.Chance(0.5) ? it->second->up_open : it->second->down_open) = false;
+  void CutOneWay(const StreamPtr& s) {
+    if (s != nullptr) (faults.Chance(0.5) ? s->up_open : s->down_open) = false;
   }
-  void CutAllOf(int64_t of_life) {
-    for (const auto& [id, wire] : wires_) {
-      if (wire->life == of_life && wire->down_open) Cut(id, faults.Chance(0.8), false);
-    }
-    std::erase_if(wires_, [&](const auto& w) { return w.second->life < of_life; });
+  // The controller is gone.
+  void EndLife() {
+    for (const auto& [id, s] : at_hub_) Cut(s, faults.Chance(0.8), false);
+    life = 0;
+    door.reset();
   }
   // Dials while the first connection is still there.
   void DialAgain(const ProcessPtr& p) {
-    if (p->dead || p->connection == 0) return;
-    p->connection = 0;
-    if (p->session.Disconnected(Unavailable("dials again"), now, p->rng)) {
+    if (p->dead || p->stream == nullptr) return;
+    p->stream.reset();
+    if (p->session.Disconnected(Unavailable("it dials again"), now, p->rng)) {
       Dial(p);
     } else {
       End(p);
     }
   }
+  // What such a worker has nothing to say about.
+  void SayWhatItMayNot(const ProcessPtr& p) {
+    p->session.Send(p->device ? FromWorkerBody(up::EnvStepped{}) : FromWorkerBody(up::Published{}));
+  }
+
+  // From one dial to its end at both ends.
+  struct Stream {
+    ProcessPtr process;
+    int64_t life = 0;      // of the controller that was dialed
+    ConnectionId id = 0;   // as the hub counts; 0: before Hello
+    bool refused = false;  // for what it said
+    bool over = false;     // at the hub's end
+    bool reset = false;    // nothing that is on its way down arrives
+    bool up_open = true, down_open = true;
+    TimePoint last_up, last_down;
+    std::deque<v1::Frame> writing;  // that the hub's writer has taken
+    int64_t on_way_down = 0;        // frames that nobody has read yet
+  };
 
  private:
+  // A worker that is paused for two seconds leaves more than this lie, sometimes.
+  static constexpr int64_t kMostQueued = 24, kFramesOnWay = 4;
+  static constexpr size_t kFrameBytes = 2048;
+
   struct Event {
     TimePoint at;
     int64_t order;
     std::function<void()> what;
     bool operator<(const Event& o) const { return std::tie(o.at, o.order) < std::tie(at, order); }
-  };
-  struct Connection {
-    ProcessPtr process;
-    int64_t life = 0;  // of the controller that it was dialed to
-    bool up_open = true, down_open = true;
-    TimePoint last_up, last_down;
   };
   double Delay() { return faults.Chance(0.05) ? faults.Uniform() * 2 : 0.001 + faults.Uniform() * 0.02; }
   // In order within its direction, and not while the receiver is paused.
@@ -218,90 +231,137 @@ class SimNetwork {
     last = std::max({last, now + FromSeconds(Delay()), paused});
     events_.push({last, ++order_, std::move(what)});
   }
+  template <typename Messages>
+  static std::deque<v1::Frame> Frames(const Messages& batch) {
+    std::deque<v1::Frame> frames;
+    for (size_t at = 0; at < batch.size();) at = Pack(batch, at, kFrameBytes, &frames.emplace_back());
+    return frames;
+  }
+
+  // --- the hub's end, as Hub's threads do it
+  void Wake(ConnectionId id) override {
+    At(0, [this, s = at_hub_.at(id)] { Write(s); });
+  }
+  void End(ConnectionId id, Duration after) override {
+    At(Seconds(after), [this, s = at_hub_.at(id)] { Over(s, Unavailable("cancelled")); });
+  }
+  [[nodiscard]] bool Lives(const StreamPtr& s) const { return life != 0 && s->life == life && !s->over; }
+  void Arrived(const StreamPtr& s, const v1::Frame& frame) {
+    if (!s->up_open || !Lives(s)) return;
+    if (s->id == 0) {
+      auto hello = Door::Greeting(kRun, s->process->role, frame);
+      if (!hello.ok()) return Over(s, hello.status());
+      TP_CHECK(!s->process->stranger) << "a stranger was let in";
+      s->id = door->Open();
+      at_hub_[s->id] = s;
+      return sink(HubOpened{s->id, *std::move(hello), ""});
+    }
+    if (s->refused) return;
+    auto messages = Door::Heard(s->process->role, frame);
+    s->refused = !messages.ok();
+    if (s->refused) return door->Refuse(s->id, {messages.status().message()});
+    for (FromWorker& m : *messages) sink(HubMessage{s->id, std::move(m)});
+  }
+  void Write(const StreamPtr& s) {
+    while (Lives(s) && s->on_way_down < kFramesOnWay) {
+      if (s->writing.empty()) s->writing = Frames(door->TakeUnsent(s->id));
+      if (s->writing.empty()) return;
+      ++s->on_way_down;
+      Carry(s->last_down, s->process->paused_until, [this, s, frame = std::move(s->writing.front())] {
+        if (!s->down_open || s->reset) return;  // what is not read fills the way
+        --s->on_way_down;
+        Heard(s, frame);
+        Write(s);
+      });
+      s->writing.pop_front();
+    }
+  }
+  // `end` is what the worker reads at the end of the stream.
+  void Over(const StreamPtr& s, const Status& end) {
+    if (!Lives(s)) return;
+    s->over = true;
+    s->reset = faults.Chance(0.5);
+    Carry(s->last_down, s->process->paused_until, [this, s, end] {
+      if (s->down_open) Disconnected(s, end);
+    });
+    if (s->id == 0) return;
+    const std::string why = door->Closed(s->id, end.message());
+    at_hub_.erase(s->id);
+    ++closed[why];
+    sink(HubClosed{s->id, why});
+  }
+
+  // --- a worker's end, as Link's threads do it
+  ProcessPtr Begin(const ProcessPtr& p) {
+    p->parent = life;
+    p->work.outlives = outlives;
+    p->work.wait = [this, at = p.get()](double s, const std::function<bool()>& happened) {
+      at->call_ends = now + FromSeconds(s);
+      at->awaited = happened;
+      while (!at->dead && now < at->call_ends && !happened()) at->call->Wait();
+      return happened();
+    };
+    if (p->device) p->work.world()->devices[p->address] = &p->work;
+    processes.push_back(p);
+    Dial(p);
+    Beat(p);
+    Turn(p);
+    return p;
+  }
   void Dial(const ProcessPtr& p) {
     if (p->dead) return;
-    const ConnectionId id = ++connections_;
-    auto wire = std::make_shared<Connection>();
-    wire->process = p;
-    wire->life = life;
-    wire->last_up = wire->last_down = now;
-    wires_[id] = wire;
-    p->connection = id;
-    if (cut_off.contains(p->place)) wire->up_open = wire->down_open = false;
+    p->stream = std::make_shared<Stream>();
+    p->stream->process = p;
+    p->stream->life = address;
+    p->stream->last_up = p->stream->last_down = now;
+    if (cut_off.contains(p->place)) p->stream->up_open = p->stream->down_open = false;
     up::Hello hello;
+    hello.run_id = p->run;
     hello.place = p->place;
-    hello.kind = p->device ? scheduler::WorkerKind::kDevice : side_kind;
+    hello.kind = p->device                           ? scheduler::WorkerKind::kDevice
+                 : p->work.world()->words != nullptr ? scheduler::WorkerKind::kEnvironment
+                                                     : scheduler::WorkerKind::kReward;
     hello.pid = static_cast<int64_t>(p->nonce);
     hello.device_bytes = int64_t{1} << 30;
     hello.weights_address = p->address;
-    Up(wire, id, {{FromWorker{0, 0, p->session.Greet(std::move(hello), now)}}});
-    if (life == 0) At(0.1, [this, p, id] { Disconnected(p, id); });
+    Up(p->stream, std::vector{FromWorker{0, 0, p->session.Greet(std::move(hello), now)}});
+    if (address == 0 || address != life)
+      At(0.1, [this, s = p->stream] { Disconnected(s, Unavailable("nobody answers")); });
   }
-  void Up(const std::shared_ptr<Connection>& wire, ConnectionId id, const std::deque<FromWorker>& batch) {
-    for (size_t at = 0; at < batch.size();) {
-      v1::Frame frame;
-      at = Pack(batch, at, kTogetherBytes, &frame);
-      Carry(wire->last_up, controller_paused, [this, wire, id, frame = std::move(frame)] {
-        if (!wire->up_open || life == 0 || wire->life != life) return;
-        auto messages = Unpack<FromWorker>(frame);
-        TP_CHECK(messages.ok()) << messages.status().message();
-        for (FromWorker& m : *messages) {
-          if (auto* hello = std::get_if<up::Hello>(&m.body)) {
-            hub(HubOpened{id, std::move(*hello), ""});
-          } else {
-            hub(HubMessage{id, std::move(m)});
-          }
-        }
-      });
+  void Up(const StreamPtr& s, const std::vector<FromWorker>& batch) {
+    for (v1::Frame& frame : Frames(std::deque(batch.begin(), batch.end()))) {
+      Carry(s->last_up, controller_paused, [this, s, frame = std::move(frame)] { Arrived(s, frame); });
     }
   }
-  void Closed(const std::shared_ptr<Connection>& wire, ConnectionId id) {
-    Carry(wire->last_up, controller_paused, [this, wire, id] {
-      if (wire->up_open && life != 0 && wire->life == life) hub(HubClosed{id, "closed"});
-    });
-  }
-  void Down(int64_t of_life, ConnectionId id, ToWorker message) {
-    const auto it = wires_.find(id);
-    if (it == wires_.end() || it->second->life != of_life) return;
-    const auto wire = it->second;
-    v1::Frame frame;
-    Pack(std::deque<ToWorker>{std::move(message)}, 0, kTogetherBytes, &frame);
-    Carry(wire->last_down, wire->process->paused_until, [this, wire, id, frame = std::move(frame)] {
-      auto messages = Unpack<ToWorker>(frame);
-      TP_CHECK(messages.ok()) << messages.status().message();
-      for (ToWorker& m : *messages) Heard(wire, id, std::move(m));
-    });
-  }
-  void Heard(const std::shared_ptr<Connection>& wire, ConnectionId id, ToWorker message) {
-    const ProcessPtr& p = wire->process;
-    if (!wire->down_open || p->dead || p->connection != id) return;
-    if (const auto* w = std::get_if<down::Welcome>(&message.body))
-      p->session.SetLease(w->lease_s, patience_s);
-    auto command = p->session.Receive(std::move(message), now);
-    if (!command.ok()) {
-      if (command.status().code() == StatusCode::kFailedPrecondition) ++fenced;
-      return Disconnected(p, id, command.status());
+  void Heard(const StreamPtr& s, const v1::Frame& frame) {
+    const ProcessPtr& p = s->process;
+    if (p->dead || p->stream != s) return;
+    std::vector<Command> commands;
+    const Status end = p->session.Heard(Unpack<ToWorker>(frame), now, commands);
+    for (Command& c : commands) {
+      if (const auto* w = std::get_if<down::Welcome>(&c.body)) p->session.SetLease(w->lease_s, patience_s);
+      p->inbox.push_back(std::move(c));
     }
-    if (command->has_value()) p->inbox.push_back(std::move(**command));
+    if (!end.ok()) return Disconnected(s, end);
     Flush(p);
   }
   void Flush(const ProcessPtr& p) {
-    const auto it = wires_.find(p->connection);
-    if (it == wires_.end()) return;
-    std::deque<FromWorker> batch;
-    for (FromWorker& m : p->session.TakeUnsent()) batch.push_back(std::move(m));
-    Up(it->second, it->first, batch);
+    if (p->stream != nullptr) Up(p->stream, p->session.TakeUnsent());
   }
-  void Disconnected(const ProcessPtr& p, ConnectionId id, const Status& end = Unavailable("cut")) {
-    if (p->dead || p->connection != id) return;
-    if (const auto it = wires_.find(id); it != wires_.end()) {
-      it->second->down_open = false;
-      if (faults.Chance(0.7)) Closed(it->second, id);
+  void Disconnected(StreamPtr s, const Status& end) {
+    const ProcessPtr& p = s->process;
+    if (p->dead || p->stream != s) return;
+    s->down_open = false;
+    if (faults.Chance(0.7)) {
+      Carry(s->last_up, controller_paused, [this, s] {
+        if (s->up_open) Over(s, Unavailable("the connection was closed"));
+      });
     }
-    p->connection = 0;
+    p->stream.reset();
     const auto pause = p->session.Disconnected(end, now, p->rng);
-    if (!pause) return End(p);
-    At(Seconds(*pause), [this, p] { Dial(p); });
+    if (pause) return At(Seconds(*pause), [this, p] { Dial(p); });
+    if (end.code() == StatusCode::kFailedPrecondition && !p->stranger) ++fenced;
+    End(p);
   }
   // As Link and the heartbeat's thread do it.
   void Beat(const ProcessPtr& p) {
@@ -312,7 +372,7 @@ class SimNetwork {
       beat.op_seq = p->operations;
       p->session.Send(std::move(beat));
       Flush(p);
-      if (p->connection != 0 && p->session.Silent(now)) Disconnected(p, p->connection);
+      if (p->stream != nullptr && p->session.Silent(now)) Disconnected(p->stream, Unavailable("silent"));
     }
     At(lease_s / 3, [this, p] { Beat(p); });
   }
@@ -353,8 +413,8 @@ class SimNetwork {
            std::holds_alternative<down::FetchState>(c.body);
   }
   std::priority_queue<Event> events_;
-  int64_t order_ = 0, connections_ = 0;
-  std::map<ConnectionId, std::shared_ptr<Connection>> wires_;
+  int64_t order_ = 0;
+  std::map<ConnectionId, StreamPtr> at_hub_;
 };
 
 }  // namespace tidepool::workers
