@@ -111,6 +111,11 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
     if (const auto* config = std::get_if<record::Config>(&entry.record)) state.steps = (*config)->steps;
     if (const auto* commit = std::get_if<record::StepCommit>(&entry.record)) state.last_step = commit->step;
     if (const auto* restore = std::get_if<record::Restore>(&entry.record)) state.last_step = restore->step;
+    if (const auto* eval = std::get_if<record::EvalResult>(&entry.record);
+        eval != nullptr && eval->total > 0) {
+      state.accuracy =
+          std::max(state.accuracy, static_cast<double>(eval->correct) / static_cast<double>(eval->total));
+    }
     // Anything that happens after an END_RUN means that the run was resumed.
     const auto* end = std::get_if<record::EndRun>(&entry.record);
     state.end_code = end != nullptr ? std::optional<int32_t>(end->code) : std::nullopt;
@@ -126,7 +131,7 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
 }
 
 StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
-                                     int64_t steps_wanted) {
+                                     int64_t steps_wanted, double accuracy_wanted) {
   const std::string prefix = FolderName(name) + "-";
   std::vector<std::string> candidates;
   if (fs.Exists(root)) {
@@ -146,7 +151,7 @@ StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, co
   for (const std::string& folder : candidates) {
     TP_ASSIGN_OR_RETURN(RunState state, ReadRunState(fs, JoinPath(root, folder)));
     if (!state.has_journal && !fs.Exists(RunPaths(state.dir).config())) continue;  // nothing was begun
-    if (!state.Finished(steps_wanted)) return state;
+    if (!state.Finished(steps_wanted, accuracy_wanted)) return state;
     if (newest_finished.empty()) newest_finished = state.dir;
   }
   if (!newest_finished.empty()) {

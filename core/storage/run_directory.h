@@ -38,7 +38,7 @@ struct RunDirectoryOptions {
   std::string name;  // of the config, or --run-name; characters other than letters, digits, . _ - become '-'
   std::string run_dir;       // --run-dir: exactly this folder; empty: root/<name>-<utc time>
   int64_t unix_seconds = 0;  // now
-  int64_t need_bytes = 0;    // refuse when the disk has less than this free; 0: not checked
+  int64_t need_bytes = 0;    // refuse when the disk has less than this free
 };
 
 // "20261121T115502Z".
@@ -63,20 +63,23 @@ struct RunState {
   std::optional<int32_t> end_code;  // of END_RUN, if it is the last word
   // That END_RUN says that steps, last evaluation and final/ are done. The END_RUN of a stopped run does not.
   bool complete = false;
-  // Nothing is left to do for a config that wants so many steps: it may want more than the run did.
-  [[nodiscard]] bool Finished(int64_t steps_wanted) const {
-    return complete && last_step.value >= steps_wanted;
+  double accuracy = 0;  // the best of its evaluations
+  // Nothing is left to do for a config that wants so many steps, or this accuracy (0: none): it may want more
+  // than the run did.
+  [[nodiscard]] bool Finished(int64_t steps_wanted, double accuracy_wanted) const {
+    return complete &&
+           (last_step.value >= steps_wanted || (accuracy_wanted > 0 && accuracy >= accuracy_wanted));
   }
 };
 // kNotFound: no such folder; kDataLoss and kFailedPrecondition as ScanJournal.
 StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir);
 
-// The newest run of `name` under `root` that is not finished for a config that wants `steps_wanted` steps.
+// The newest run of `name` under `root` that is not finished (RunState::Finished).
 // One that died before its first record (in its warm start, say) has no journal yet and is not finished.
 // kNotFound says what was looked for, and if all runs of the name are finished, that they are. A run whose
 // journal cannot be read is an error, not skipped: going on with an older one would silently lose work.
 StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
-                                     int64_t steps_wanted);
+                                     int64_t steps_wanted, double accuracy_wanted);
 
 // Taken before anything in the folder changes, held as long as the run is worked on. kFailedPrecondition
 // names the pid that has it.

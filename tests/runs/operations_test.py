@@ -1,4 +1,5 @@
 """How a run is operated: what its processes inherit, who may work on it, how its end is finished later."""
+import fcntl
 import json
 import os
 import pathlib
@@ -98,6 +99,18 @@ class OperationsTest(RunTest):
         run.send_signal(signal.SIGHUP)
         out, _ = self.finish(run)
         self.assertRegex(out, "stopped at step .* go on with: ")
+
+    def test_a_terminal_that_is_held_holds_up_what_is_shown_alone(self):
+        unread, terminal = os.pipe()
+        self.addCleanup(os.close, unread)
+        os.write(terminal, b"x" * fcntl.fcntl(terminal, fcntl.F_GETPIPE_SZ))  # it takes nothing more
+        run = subprocess.Popen([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path())], cwd=ROOT, stdout=terminal,
+                               stderr=subprocess.PIPE, text=True)
+        os.close(terminal)
+        self.started.append(run)
+        self.wait_for(lambda: self.path("final").exists(), what="the end of the run", process=run)
+        self.wait_for(lambda: self.path("summary.json").exists(), process=run)
+        self.assertNotIn("FENCE", self.command("journal", str(self.path())).stdout)
 
     def test_what_ctrl_c_left_of_the_end_is_done_on_resume(self):
         # Many questions and a grader that stands still: the last evaluation lasts until the signal.

@@ -306,10 +306,11 @@ void Check(CommandContext& context, const InspectOptions& options) {
   Json all = {{"ok", true}, {"journals", Json::array()}};
   for (const std::string& journal : journals) {
     JournalVerdict verdict = CheckJournal(journal);
-    if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal)
-      CheckFiles(place->dir, verdict);
-    if (verdict.readable && verdict.result.ok && !place->dir.empty() && journal == place->journal)
-      CheckPayload(place->dir, verdict);
+    if (!place->dir.empty()) {
+      const std::string run = std::filesystem::path(journal).parent_path();  // its warm start is one, too
+      if (verdict.readable && verdict.result.ok) CheckFiles(run, verdict);
+      if (verdict.readable && verdict.result.ok) CheckPayload(run, verdict);
+    }
     if (!verdict.readable && verdict.error.code() == StatusCode::kNotFound)
       return Fail(context, OfJournal(*place, verdict.error));
     if (!verdict.readable || !verdict.result.ok) {

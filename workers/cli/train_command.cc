@@ -14,6 +14,7 @@
 #include "workers/cli/command.h"
 #include "workers/cli/plan_text.h"
 #include "workers/cli/run_status.h"
+#include "workers/controller/disk_thread.h"
 #include "workers/controller/job.h"
 
 namespace tidepool::workers {
@@ -72,7 +73,9 @@ void Train(CommandContext& context, const TrainOptions& options) {
   signal(SIGPIPE, SIG_IGN);
 
   const auto start = std::chrono::steady_clock::now();
-  observe::Progress progress(stdout, observe::IsTerminal(stdout));
+  // A terminal that is held (Ctrl-S), or a pipe that nobody reads, holds up what is shown, and not the run.
+  const auto progress = std::make_shared<observe::Progress>(stdout, observe::IsTerminal(stdout));
+  DiskThread terminal;
   JobRequest request;
   request.loaded = std::move(*loaded);
   const std::string job =
@@ -83,12 +86,18 @@ void Train(CommandContext& context, const TrainOptions& options) {
   request.resume = options.resume;
   request.fresh = options.fresh;
   request.stop_signals = &stop_signals;
-  request.say = [&](const std::string& line) { progress.Say(line); };
+  request.say = [&](const std::string& line) {
+    terminal.Do("terminal", [progress, line](const DiskThread::Say&) { progress->Say(line); });
+  };
   request.on_progress = [&](const std::string& phase, const RunProgress& p) {
-    progress.Update(ToState(job, phase, p), TimePoint{std::chrono::steady_clock::now() - start});
+    if (terminal.Busy()) return;
+    terminal.Do("terminal", [progress, state = ToState(job, phase, p),
+                             now = TimePoint{std::chrono::steady_clock::now() - start}](
+                                const DiskThread::Say&) { progress->Update(state, now); });
   };
   const auto outcome = RunJob(request);
-  progress.Finish();
+  terminal.Do("terminal", [progress](const DiskThread::Say&) { progress->Finish(); });
+  (void)terminal.Drain(DiskThread::kPatience);
   if (!outcome.ok()) return Fail(context, outcome.status());
   if (!outcome->already_finished && !outcome->result.disk_hangs) {
     const Status written = observe::WriteReport(outcome->run_dir);

@@ -21,6 +21,7 @@
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "workers/data/model_folder.h"
+#include "workers/device/memory_plan.h"
 #include "workers/net/hub.h"
 
 namespace tidepool::workers {
@@ -100,12 +101,15 @@ class Job {
     wanted.name = request_.run_name.empty() ? config.name : request_.run_name;
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
+    if (const auto plan = PlanMemory(config); plan.ok())  // else a worker says what is wrong
+      wanted.need_bytes = (config.checkpoint.keep + 1) * plan->checkpoint_bytes;
     // Without a slash at its end: names are made by adding to it.
     while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
     std::string dir = wanted.run_dir;
     if (dir.empty() && request_.resume) {
       TP_ASSIGN_OR_RETURN(const storage::RunState newest,
-                          storage::FindUnfinishedRun(fs_, wanted.root, wanted.name, config.train.steps));
+                          storage::FindUnfinishedRun(fs_, wanted.root, wanted.name, config.train.steps,
+                                                     config.eval.stop_at_accuracy));
       dir = newest.dir;
     }
     std::error_code error;  // a folder that cannot be read is reported by who writes to it
@@ -113,7 +117,7 @@ class Job {
     if (goes_on) {
       TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, dir));
       TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
-      if (!request_.fresh && state.Finished(config.train.steps)) {
+      if (!request_.fresh && state.Finished(config.train.steps, config.eval.stop_at_accuracy)) {
         already_finished_ = true;
         outcome_.run_dir = dir;
         return OkStatus();
@@ -175,7 +179,7 @@ class Job {
     warm.config.deterministic = main.deterministic;
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
     TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
-    if (state.Finished(warm.config.train.steps)) return true;
+    if (state.Finished(warm.config.train.steps, warm.config.eval.stop_at_accuracy)) return true;
     TP_RETURN_IF_ERROR(Furnish(dir, warm));
     TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));
     TP_ASSIGN_OR_RETURN(outcome_.result, Start("warm start", warm, dir, dir + "/model"));

@@ -122,8 +122,8 @@ Status ControllerProcess::Open() {
 
 void ControllerProcess::Close() {
   const bool now = storage_failed_ || stop_seen_ > 1;
-  if (!now)
-    (void)checkpoint_disk_.Drain(std::chrono::seconds(60));  // what it had to say is of no use any more
+  // What it has to say is of no use any more; a disk that hangs does not hold the end up.
+  if (!now) (void)checkpoint_disk_.Drain(std::chrono::seconds(1));
   for (const int64_t place : attachments_->Welcomed())
     attachments_->Send(place, down::Shutdown{"the run is over"});
   for (const Ended& ended :
@@ -260,13 +260,27 @@ void ControllerProcess::WatchDisk() {
     busy = at;
     writing = false;
   }
-  const double seconds = busy ? std::chrono::duration<double>(busy->takes).count() : 0;
+  const auto takes = [](const std::optional<DiskThread::Operation>& at) {
+    return at ? std::chrono::duration<double>(at->takes).count() : 0;
+  };
+  const auto since = [](double seconds) {
+    char text[64];
+    std::snprintf(text, sizeof(text), " has not ended for %.1f s", seconds);
+    return std::string(text);
+  };
+  // The scheduler has deadlines for checkpoints, which may take long.
+  const auto checkpoint = checkpoint_disk_.Busy();
+  if (const double seconds = takes(checkpoint); seconds < kSlowCheckpoint_s) {
+    slow_checkpoint_told_ = false;
+  } else if (!std::exchange(slow_checkpoint_told_, true)) {
+    Warn("the disk is slow: " + checkpoint->name + since(seconds));
+  }
+  const double seconds = takes(busy);
   if (seconds < kSlowDisk_s) {
     slow_disk_told_ = false;
     return;
   }
-  char text[64];
-  std::snprintf(text, sizeof(text), " has not ended for %.1f s", seconds);
+  const std::string text = since(seconds);
   if (seconds >= std::min(kHangingDisk_s, config_.cluster.stall_timeout_s)) {
     result_.disk_hangs = true;
     EndForStorage("the disk hangs: " + busy->name + text, writing);

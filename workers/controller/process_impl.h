@@ -232,8 +232,8 @@ class ControllerProcess {
   static constexpr double kMeetSeconds = 20;    // for the ranks of a training group to find each other
   // Work on a disk that takes longer than this is spoken of, and such that takes as long as that ends the
   // run: journals of an overloaded disk were seen to wait ten seconds.
-  static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30;
-  bool slow_disk_told_ = false;
+  static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30, kSlowCheckpoint_s = 10;
+  bool slow_disk_told_ = false, slow_checkpoint_told_ = false;
 
   struct GatheredStep {
     int64_t lease = -1;

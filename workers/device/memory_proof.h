@@ -2,7 +2,8 @@
 // What a device worker proves when it has released a role: so many bytes of its slot are free.
 //
 //   free = capacity - held - still to come
-// capacity: the slot's share of the machine, which is the smaller of physical memory and the cgroup's limit.
+// capacity: the slot's share of the machine, which is the smaller of physical memory and the cgroup's limit,
+//   less what the plan says the job has in /dev/shm.
 // held: what the process has, by its own count or by the system's, whichever is more; memory that a role
 //   keeps although it was told to release it shows in either.
 // still to come: what stays resident on this slot once it is there (weights, optimizer, further models) and

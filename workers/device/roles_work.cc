@@ -46,8 +46,10 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     of_slot.model.path = welcome.model_dir;
     of_slot.model.init.reset();
     // What cannot be predicted is not set aside; the controller asks for no proof then.
-    if (const auto plan = PlanMemory(of_slot); plan.ok())
+    if (const auto plan = PlanMemory(of_slot); plan.ok()) {
       plan_ = plan->processes[static_cast<size_t>(welcome.slot.value)];
+      shared_memory_ = plan->shared_memory_bytes;
+    }
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory);
     if (config_.observe.trace)
       trace_ =
@@ -115,7 +117,7 @@ int64_t RolesWork::FreeBytes() {
   for (const auto& [version, copy] : published_) held.further += static_cast<int64_t>(copy.first->size());
   // Workers that were started by hand may be on machines of their own: how many share this one is not known.
   const int64_t sharing = config_.cluster.launch_workers ? config_.cluster.slots : 1;
-  return ProvenFree(MachineMemory() / sharing, plan_, held);
+  return ProvenFree((MachineMemory() - shared_memory_) / sharing, plan_, held);
 }
 
 // --- weights

@@ -105,7 +105,8 @@ class RolesWork : public DeviceWork {
   JobConfig config_;
   Pulse pulse_;
   std::atomic<int64_t> heartbeat_ms_{500};
-  ProcessMemory plan_;  // of this slot
+  ProcessMemory plan_;         // of this slot
+  int64_t shared_memory_ = 0;  // bytes in /dev/shm of the whole job, by the plan
   std::unique_ptr<DeviceRoles> roles_;
 
   OfferedState state_{DeviceRoles::StateDigest};  // none while a step is under way

@@ -99,7 +99,7 @@ TEST(RunDirectoryTest, UnwritableParentIsNamedWithAdvice) {
 
 TEST(RunDirectoryTest, NewestUnfinishedRunIsFound) {
   MemoryFileSystem fs;
-  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a", 3).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a", 3, 0).status().code(), StatusCode::kNotFound);
   const std::string oldest = MustCreate(fs, "a", kNoon);
   WriteJournal(fs, oldest, {ConfigOf(3), Commit(1)});
   const std::string killed = MustCreate(fs, "a", kNoon + 60);
@@ -110,7 +110,7 @@ TEST(RunDirectoryTest, NewestUnfinishedRunIsFound) {
   const std::string other = MustCreate(fs, "a-b", kNoon + 240);  // another name with this prefix
   WriteJournal(fs, other, {ConfigOf(2)});
 
-  auto found = FindUnfinishedRun(fs, "runs", "a", 3);
+  auto found = FindUnfinishedRun(fs, "runs", "a", 3, 0);
   ASSERT_TRUE(found.ok()) << found.status().ToString();
   EXPECT_EQ(found->dir, killed);
   EXPECT_EQ(found->last_step, StepNumber{1}) << "a restore undoes steps";
@@ -119,7 +119,7 @@ TEST(RunDirectoryTest, NewestUnfinishedRunIsFound) {
 
   ASSERT_TRUE(fs.RemoveTree(killed).ok());
   ASSERT_TRUE(fs.RemoveTree(oldest).ok());
-  found = FindUnfinishedRun(fs, "runs", "a", 3);
+  found = FindUnfinishedRun(fs, "runs", "a", 3, 0);
   EXPECT_EQ(found.status().code(), StatusCode::kNotFound);
   EXPECT_THAT(found.status().message(), HasSubstr("is finished, the newest is " + finished));
 }
@@ -129,7 +129,7 @@ TEST(RunDirectoryTest, RunThatDiedInItsWarmStartIsNotFinished) {
   WriteJournal(fs, MustCreate(fs, "a", kNoon), {ConfigOf(3), Commit(1)});
   const std::string warming = MustCreate(fs, "a", kNoon + 60);
   ASSERT_TRUE(fs.WriteFile(RunPaths(warming).config(), "name: a").ok());
-  const auto found = FindUnfinishedRun(fs, "runs", "a", 3);
+  const auto found = FindUnfinishedRun(fs, "runs", "a", 3, 0);
   ASSERT_TRUE(found.ok()) << found.status().ToString();
   EXPECT_EQ(found->dir, warming);
 }
@@ -137,7 +137,7 @@ TEST(RunDirectoryTest, RunThatDiedInItsWarmStartIsNotFinished) {
 TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilAllOfItsEndIsDone) {
   MemoryFileSystem fs;
   const std::string dir = MustCreate(fs, "a", kNoon);
-  const auto finished = [&](int64_t steps) { return ReadRunState(fs, dir)->Finished(steps); };
+  const auto finished = [&](int64_t steps) { return ReadRunState(fs, dir)->Finished(steps, 0.9); };
   WriteJournal(fs, dir, {ConfigOf(3), Commit(1), End(0, false)});  // SIGTERM: code 0
   EXPECT_FALSE(finished(3));
   WriteJournal(fs, dir, {RestoreTo(1), Commit(2), Commit(3)});
@@ -147,6 +147,15 @@ TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilAllOfItsEndIsDone) {
   WriteJournal(fs, dir, {RestoreTo(3), End(0, true)});
   EXPECT_TRUE(finished(3));
   EXPECT_FALSE(finished(4)) << "more steps are wanted now";
+  const auto evaluated = [](int64_t correct) {
+    record::EvalResult result;
+    result.correct = correct, result.total = 10;
+    return result;
+  };
+  WriteJournal(fs, dir, {RestoreTo(3), evaluated(8), End(0, true)});
+  EXPECT_FALSE(finished(4)) << "nor is eval.stop_at_accuracy reached";
+  WriteJournal(fs, dir, {RestoreTo(3), evaluated(9), End(0, true)});
+  EXPECT_TRUE(finished(4));
   EXPECT_EQ(ReadRunState(fs, "runs/none").status().code(), StatusCode::kNotFound);
 }
 
@@ -158,7 +167,7 @@ TEST(RunDirectoryTest, DamagedJournalIsAnErrorNotSkipped) {
   WriteJournal(fs, newer, {ConfigOf(3)});
   WriteJournal(fs, newer, {Commit(1)});
   fs.FlipByte(newer + "/journal/0000.tpj", 100);
-  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a", 3).status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(FindUnfinishedRun(fs, "runs", "a", 3, 0).status().code(), StatusCode::kDataLoss);
 }
 
 TEST(RunDirectoryTest, OneProcessWorksOnARun) {

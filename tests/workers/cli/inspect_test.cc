@@ -205,6 +205,11 @@ TEST_F(InspectTest, CheckLooksAtTheWarmStartToo) {
   const json j = json::parse(RunCli({"check", run_, "--json"}).out);
   ASSERT_EQ(j["journals"].size(), 2);
   EXPECT_EQ(j["journals"][0]["journal"], run_ + "/warm_start/journal");
+  // And to its files: the folder is there, the checkpoints that its journal names are not.
+  std::filesystem::create_directories(run_ + "/warm_start/checkpoints");
+  const CliResult r = RunCli({"check", run_});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_NE(r.err.find(run_ + "/warm_start/checkpoints/"), std::string::npos) << r.err;
 }
 
 TEST_F(InspectTest, JournalPrintsOneLineARecordFromWhereItIsAsked) {

@@ -1,0 +1,118 @@
+#include "workers/device/device_worker.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "core/config/load.h"
+#include "core/config/render.h"
+#include "workers/data/model_folder.h"
+#include "workers/data/shared_arena.h"
+#include "workers/device/memory_plan.h"
+#include "workers/net/hub.h"
+#include "workers/net/mailbox.h"
+
+namespace tidepool::workers {
+namespace {
+
+// A whole device worker, as its process runs it, with a hub whose other side is this test.
+class DeviceWorkerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::temp_directory_path() / ("tidepool-device-worker-" + std::to_string(getpid()));
+    std::filesystem::create_directories(dir_);
+    const auto tokens = JobTokens::OpenOrCreate(dir_ / "security");
+    ASSERT_TRUE(tokens.ok()) << tokens.status().ToString();
+    auto loaded = config::LoadConfig(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_colocated.yaml",
+                                     {"model.init.hidden_size=256", "model.init.intermediate_size=1024",
+                                      "rollout.kv_cache_tokens=65536", "observe.trace=false"});
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    const JobConfig& config = loaded->config;
+    ASSERT_EQ(WriteInitFolder(*config.model.init, config.model.dtype, dir_ / "model"), OkStatus());
+    const auto plan = PlanMemory(config);
+    ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+    kv_bytes_ = plan->processes[0].rollout.kv;
+    HubOptions options;
+    options.run_id = "run";
+    hub_ = std::move(*Hub::Start(
+        options, *tokens, [this](HubEvent e) { inbox_.Put(std::move(e)); },
+        [](int64_t, StepNumber, Incarnation) -> StatusOr<std::shared_ptr<const std::vector<BatchRow>>> {
+          return NotFound("no lease is open");
+        }));
+    worker_ = std::thread([this] {
+      exit_code_ = RunDeviceWorker({hub_->address(), dir_ / "security/device.token", "run", "", 0});
+    });
+    const auto opened = Next<HubOpened>();
+    ASSERT_TRUE(opened);
+    connection_ = opened->connection;
+    hub_->Send(connection_, {0, 0, down::Attached{1, 0}});
+    down::Welcome welcome;
+    welcome.inc = {0};
+    welcome.slot = {0};
+    welcome.lease_s = 600;
+    welcome.config_yaml = config::ResolvedYaml(*loaded);
+    welcome.run_dir = dir_;
+    welcome.run_id = "run";
+    welcome.model_dir = dir_ / "model";
+    welcome.shared_memory = SharedBlock::FolderOf(dir_, "a secret");
+    Say(welcome);
+  }
+  void TearDown() override {
+    Say(down::Shutdown{"the test is over"});
+    worker_.join();
+    EXPECT_EQ(exit_code_, 0);
+    hub_.reset();
+    std::filesystem::remove_all(dir_);
+  }
+  void Say(ToWorkerBody body) { hub_->Send(connection_, {++said_, heard_, std::move(body)}); }
+
+  template <typename T>
+  std::optional<T> Next() {
+    for (int i = 0; i < 600; ++i) {
+      for (HubEvent& e : inbox_.TakeOne(std::chrono::milliseconds(100))) {
+        if constexpr (std::is_same_v<T, HubOpened>) {
+          if (auto* opened = std::get_if<HubOpened>(&e)) return std::move(*opened);
+        } else if (auto* m = std::get_if<HubMessage>(&e)) {
+          heard_ = std::max(heard_, m->message.seq);
+          if (auto* t = std::get_if<T>(&m->message.body)) return std::move(*t);
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  std::filesystem::path dir_;
+  int64_t kv_bytes_ = 0;
+  Mailbox<HubEvent> inbox_;
+  std::unique_ptr<Hub> hub_;
+  std::thread worker_;
+  int exit_code_ = -1;
+  ConnectionId connection_ = 0;
+  int64_t said_ = 0, heard_ = 0;
+};
+
+// The arenas of a released role stay where the next one fits beside them, and go where it does not.
+TEST_F(DeviceWorkerTest, AReleasedRoleGivesItsBytesBackWhenTheyAreNeeded) {
+  ASSERT_GT(kv_bytes_, int64_t{8} << 20);
+  const auto free_after = [&](int64_t epoch, int64_t need) -> int64_t {
+    Say(down::Grant{.slot = {0}, .epoch = {epoch}, .role = Role::kRollout});
+    EXPECT_TRUE(Next<up::Granted>());
+    Say(down::Release{.slot = {0}, .epoch = {epoch + 1}, .need_bytes = need});
+    const auto released = Next<up::Released>();
+    EXPECT_TRUE(released);
+    return released ? released->free_bytes : 0;
+  };
+  const int64_t kept = free_after(1, 1);
+  const int64_t given_back = free_after(3, int64_t{1} << 50);
+  EXPECT_GT(given_back - kept, kv_bytes_ * 9 / 10);
+  EXPECT_LT(given_back, int64_t{1} << 50)
+      << "no machine has so much: the controller has to quarantine the slot";
+  EXPECT_LT(free_after(5, 1), given_back - kv_bytes_ * 9 / 10) << "the next grant makes them again";
+}
+
+}  // namespace
+}  // namespace tidepool::workers
