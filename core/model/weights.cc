@@ -150,29 +150,6 @@ uint64_t Weights::Digest() const {
   return SaltedSum(std::as_bytes(std::span(buckets)), /*salt=*/buckets.size());
 }
 
-bool Weights::AllFinite() const {
-  const bool wide = impl_->dtype == DType::kFloat32;
-  const int64_t n = impl_->elements;
-  std::vector<uint8_t> bad(static_cast<size_t>((n + (1 << 20) - 1) >> 20), 0);
-  at::parallel_for(0, static_cast<int64_t>(bad.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      // Not finite: all bits of the exponent are set.
-      uint32_t any = 0;
-      const int64_t stop = std::min(n, (b + 1) << 20);
-      if (wide) {
-        const auto* p = reinterpret_cast<const uint32_t*>(impl_->arena.data());
-        for (int64_t i = b << 20; i < stop; ++i)
-          any |= static_cast<uint32_t>((p[i] & 0x7F800000U) == 0x7F800000U);
-      } else {
-        const auto* p = reinterpret_cast<const uint16_t*>(impl_->arena.data());
-        for (int64_t i = b << 20; i < stop; ++i) any |= static_cast<uint32_t>((p[i] & 0x7F80U) == 0x7F80U);
-      }
-      bad[static_cast<size_t>(b)] = any != 0;
-    }
-  });
-  return std::find(bad.begin(), bad.end(), 1) == bad.end();
-}
-
 StatusOr<std::unique_ptr<Weights>> WithValueHead(const Weights& from) {
   ModelSpec spec = from.spec();
   spec.value_head = true;

@@ -50,7 +50,6 @@ class Weights {
   // One digest per bucket of kBucketBytes, salted with the bucket's number.
   static constexpr size_t kBucketBytes = size_t{64} << 20;
   [[nodiscard]] std::vector<uint64_t> BucketDigests() const;
-  [[nodiscard]] bool AllFinite() const;
 
  private:
   Weights();

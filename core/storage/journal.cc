@@ -33,7 +33,7 @@ StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Open(FileSystem& fs, con
   TP_ASSIGN_OR_RETURN(writer->lock_, fs.Lock(JoinPath(dir, "lock"), ThisController()));
 
   JournalContents contents;
-  TP_ASSIGN_OR_RETURN(const auto segments, ListSegments(fs, dir));
+  TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
   // Without a whole header there is nothing to go on with; the scan says what it is then.
   if (const auto schema = segments.empty() ? StatusOr<uint32_t>(kJournalSchema) : JournalSchema(fs, dir);
       schema.ok() && *schema != kJournalSchema) {

@@ -27,9 +27,13 @@ struct SegmentHeader {
   uint32_t schema = kJournalSchema;
 };
 
-std::string SegmentName(int64_t segment);  // "0007.tpj"
-// Numbers of the segments in `dir`, ascending; other names are skipped. kNotFound: no such folder.
-StatusOr<std::vector<int64_t>> ListSegments(FileSystem& fs, const std::string& dir);
+// Files of a run that grow are numbered: "0007.tpj", payload's "0007.tpp".
+std::string NumberedFileName(int64_t number, std::string_view ending);
+// Numbers of the files in `dir` that end so, ascending; other names are skipped. kNotFound: no such folder.
+StatusOr<std::vector<int64_t>> ListNumberedFiles(FileSystem& fs, const std::string& dir,
+                                                 std::string_view ending);
+inline constexpr std::string_view kSegmentEnding = ".tpj";
+inline std::string SegmentName(int64_t segment) { return NumberedFileName(segment, kSegmentEnding); }
 
 std::string EncodeHeader(const SegmentHeader& header);
 // Parses the header at the front of `bytes`; `length` gets its size. kDataLoss: damaged or cut short;

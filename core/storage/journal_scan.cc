@@ -52,22 +52,23 @@ bool DurableRecordFollows(std::string_view bytes, Lsn least, bool any_record) {
 
 }  // namespace
 
-std::string SegmentName(int64_t segment) {
-  std::string digits = std::to_string(segment);
+std::string NumberedFileName(int64_t number, std::string_view ending) {
+  std::string digits = std::to_string(number);
   if (digits.size() < 4) digits.insert(0, 4 - digits.size(), '0');
-  return digits + ".tpj";
+  return digits.append(ending);
 }
 
-StatusOr<std::vector<int64_t>> ListSegments(FileSystem& fs, const std::string& dir) {
+StatusOr<std::vector<int64_t>> ListNumberedFiles(FileSystem& fs, const std::string& dir,
+                                                 std::string_view ending) {
   TP_ASSIGN_OR_RETURN(const auto names, fs.List(dir));
-  std::vector<int64_t> segments;
+  std::vector<int64_t> numbers;
   for (const std::string& name : names) {
     int64_t number = -1;
     const auto end = std::from_chars(name.data(), name.data() + name.size(), number).ptr;
-    if (number >= 0 && std::string_view(end) == ".tpj") segments.push_back(number);
+    if (number >= 0 && std::string_view(end) == ending) numbers.push_back(number);
   }
-  std::sort(segments.begin(), segments.end());
-  return segments;
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
 }
 
 std::string EncodeHeader(const SegmentHeader& header) {
@@ -165,7 +166,7 @@ void EncodeFrame(const JournalEntry& entry, bool after_sync, std::string& out) {
 
 StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, const std::string& run_id,
                                      Lsn from, const std::function<Status(JournalEntry&&)>& take) {
-  TP_ASSIGN_OR_RETURN(const auto segments, ListSegments(fs, dir));
+  TP_ASSIGN_OR_RETURN(const auto segments, ListNumberedFiles(fs, dir, kSegmentEnding));
   if (segments.empty())
     return NotFound(dir + ": there is no journal segment (*.tpj) here; name the folder of a run");
   JournalSummary summary;

@@ -1,38 +1,22 @@
 #include "core/storage/payload.h"
 
-#include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "core/base/hash.h"
 #include "core/base/little_endian.h"
 #include "core/sample/codec.h"
+#include "core/storage/journal_format.h"
 #include "core/storage/payload_v1.h"
 
 namespace tidepool::storage {
 namespace {
 
 constexpr std::string_view kPayloadMagic("TPPAYL\r\n", 8);
+constexpr std::string_view kEnding = ".tpp";
 constexpr uint32_t kSchema = 2;
 constexpr size_t kOpenFiles = 16;  // read handles kept; a step's rows lie in one or two files
 
-std::string PayloadFileName(int64_t number) {
-  std::string digits = std::to_string(number);
-  if (digits.size() < 4) digits.insert(0, 4 - digits.size(), '0');
-  return digits + ".tpp";
-}
-
-StatusOr<std::vector<int64_t>> ListPayloadFiles(FileSystem& fs, const std::string& dir) {
-  TP_ASSIGN_OR_RETURN(const auto names, fs.List(dir));
-  std::vector<int64_t> numbers;
-  for (const std::string& name : names) {
-    int64_t number = -1;
-    const auto end = std::from_chars(name.data(), name.data() + name.size(), number).ptr;
-    if (number >= 0 && std::string_view(end) == ".tpp") numbers.push_back(number);
-  }
-  std::sort(numbers.begin(), numbers.end());
-  return numbers;
-}
+std::string PayloadFileName(int64_t number) { return NumberedFileName(number, kEnding); }
 
 }  // namespace
 
@@ -40,7 +24,7 @@ StatusOr<std::unique_ptr<PayloadWriter>> PayloadWriter::Open(FileSystem& fs, con
                                                              const std::string& run_id, int64_t file_bytes) {
   TP_RETURN_IF_ERROR(fs.MakeDirectories(dir));
   std::unique_ptr<PayloadWriter> writer(new PayloadWriter(fs, dir, run_id, file_bytes));
-  TP_ASSIGN_OR_RETURN(const auto numbers, ListPayloadFiles(fs, dir));
+  TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
   if (!numbers.empty()) writer->number_ = numbers.back();
   return writer;
 }
@@ -158,13 +142,13 @@ StatusOr<sample::Trajectory> PayloadReader::Read(const record::Enq& enq) {
 }
 
 StatusOr<int64_t> FirstPayloadFile(FileSystem& fs, const std::string& dir) {
-  TP_ASSIGN_OR_RETURN(const auto numbers, ListPayloadFiles(fs, dir));
+  TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
   if (numbers.empty()) return NotFound(dir + ": there is no payload file (*.tpp) here");
   return numbers.front();
 }
 
 StatusOr<int64_t> DeletePayloadFilesBelow(FileSystem& fs, const std::string& dir, int64_t smallest_needed) {
-  TP_ASSIGN_OR_RETURN(const auto numbers, ListPayloadFiles(fs, dir));
+  TP_ASSIGN_OR_RETURN(const auto numbers, ListNumberedFiles(fs, dir, kEnding));
   int64_t deleted = 0;
   // Oldest first, and never the newest file, so that numbers are not given out again.
   for (size_t i = 0; i + 1 < numbers.size() && numbers[i] < smallest_needed; ++i) {
