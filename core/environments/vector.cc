@@ -13,7 +13,7 @@ namespace tidepool::environments {
 namespace {
 
 // One step of one instance.
-struct Played {
+struct MoveResult {
   std::array<double, 4> state{};
   double reward = 0;
   bool terminated = false;
@@ -24,8 +24,8 @@ class Rules {
  public:
   virtual ~Rules() = default;
   [[nodiscard]] virtual std::array<double, 4> Start(Rng rng) const = 0;
-  [[nodiscard]] virtual Played Play(const std::array<double, 4>& state, const float* action,
-                                    Rng rng) const = 0;
+  [[nodiscard]] virtual MoveResult Play(const std::array<double, 4>& state, const float* action,
+                                        Rng rng) const = 0;
   virtual void Observe(const std::array<double, 4>& state, float* out) const = 0;
   // Whether the numbers are a state at all: states come from other processes.
   [[nodiscard]] virtual bool Holds(const std::array<double, 4>& state) const {
@@ -52,9 +52,9 @@ class Control : public Rules {
     for (size_t i = 0; i < kState; ++i) s[i] = Between(rng, low_[i], high_[i]);
     return s;
   }
-  Played Play(const std::array<double, 4>& state, const float* action, Rng) const override {
+  MoveResult Play(const std::array<double, 4>& state, const float* action, Rng) const override {
     const auto next = step(Own(state), static_cast<Action>(action[0]));
-    Played out{.reward = next.reward, .terminated = next.terminated};
+    MoveResult out{.reward = next.reward, .terminated = next.terminated};
     std::ranges::copy(next.state, out.state.begin());
     return out;
   }
@@ -83,7 +83,7 @@ class Lake : public Rules {
     for (const Outcome& o : table) moves_[static_cast<size_t>(o.state * 4 + o.action)].push_back(o);
   }
   std::array<double, 4> Start(Rng) const override { return {}; }
-  Played Play(const std::array<double, 4>& state, const float* action, Rng rng) const override {
+  MoveResult Play(const std::array<double, 4>& state, const float* action, Rng rng) const override {
     const auto& outcomes =
         moves_[static_cast<size_t>(static_cast<int64_t>(state[0]) * 4 + static_cast<int64_t>(action[0]))];
     double u = rng.Uniform();
@@ -311,7 +311,7 @@ Status VectorEnvironment::Step(std::span<const float> actions, VectorStep& out) 
   out.scores.clear();
   for (size_t i = 0; i < n; ++i) {
     InstanceState& s = impl_->states[i];
-    const Played move = m.rules->Play(
+    const MoveResult move = m.rules->Play(
         s.state, actions.data() + i * step,
         NoiseOf(m.seed, s.index, s.episode).Fork("dynamics").Fork(static_cast<uint64_t>(s.steps)));
     s.state = move.state;
