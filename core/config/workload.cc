@@ -144,7 +144,7 @@ std::vector<Entry> FaultEntries(FaultShape& f) {
           {"resume_s", &f.resume_s, 0, 1e6}};
 }
 
-StatusOr<std::string> ReadText(const std::string& path) {
+StatusOr<std::string> ReadWhole(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return NotFound(path + ": no such file");
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
@@ -208,7 +208,7 @@ std::string HardwarePath(const std::string& name, const std::string& from) {
 }
 
 StatusOr<Pace> LoadPace(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path));
   std::vector<Problem> problems;
   const Node root = ParseYaml(text, {path, 0, false}, problems);
   TP_RETURN_IF_ERROR(AllOf(problems));
@@ -242,7 +242,7 @@ StatusOr<Pace> LoadPace(const std::string& path) {
 }
 
 StatusOr<Profile> LoadProfile(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path));
   std::vector<Problem> problems;
   const Node root = ParseYaml(text, {path, 0, false}, problems);
   Profile p;
@@ -264,7 +264,7 @@ StatusOr<Profile> LoadProfile(const std::string& path) {
 }
 
 bool IsWorkload(const std::string& path) {
-  const auto text = ReadText(path);
+  const auto text = ReadWhole(path);
   if (!text.ok()) return false;
   std::vector<Problem> problems;
   const Node root = ParseYaml(*text, {path, 0, false}, problems);
@@ -272,7 +272,7 @@ bool IsWorkload(const std::string& path) {
 }
 
 StatusOr<Workload> LoadWorkload(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path));
   std::vector<Problem> problems;
   const Node root = ParseYaml(text, {path, 0, false}, problems);
   TP_RETURN_IF_ERROR(AllOf(problems));

@@ -22,7 +22,7 @@ int64_t Multisets(int64_t v, int64_t k) {
 
 // One stratum for each count of numbers; a code is the rank of a multiset, so two questions never
 // have the same numbers in another order. Order and target are drawn from (seed, code).
-StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
+StatusOr<std::vector<int64_t>> NumberStrata(const OptionValues& options) {
   const auto [lo, hi] = options.Range("numbers");
   const auto [v_lo, v_hi] = options.Range("values");
   std::vector<int64_t> strata;
@@ -125,7 +125,7 @@ std::vector<TaskEntry> CountdownTasks() {
                       {"values", OptionKind::kRange, "[1, 100]", 1, 999, {}, "size of each number"},
                       target,
                       StyleOption("chat")}},
-                    Strata, Countdown)};
+                    NumberStrata, Countdown)};
 }
 
 }  // namespace tidepool::tasks

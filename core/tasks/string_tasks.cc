@@ -18,7 +18,7 @@ std::vector<std::string> SplitCharacters(const std::string& text) {
 }
 
 // A random string of `length` characters of `letters`, and what becomes of it. One stratum a length.
-StatusOr<std::vector<int64_t>> Strata(const OptionValues& options) {
+StatusOr<std::vector<int64_t>> LetterStrata(const OptionValues& options) {
   std::vector<std::string> letters = SplitCharacters(options.Text("letters"));
   const auto count = static_cast<int64_t>(letters.size());
   std::ranges::sort(letters);
@@ -76,7 +76,7 @@ std::vector<TaskEntry> StringTasks() {
                       {{"length", OptionKind::kRange, "[2, 6]", 1, 256, {}, "characters in a string"},
                        alphabet,
                        StyleOption("terse")}},
-                     Strata, decode);
+                     LetterStrata, decode);
   };
   const std::string alphabet = "abcdefghijklmnopqrstuvwxyz";
   return {task("reverse", "spell a random string backwards", alphabet, Rearranged<false>),

@@ -17,7 +17,7 @@ Words WordsOfLength(int64_t n) {
 }
 
 // `count`: the questions about words of one length.
-StatusOr<std::vector<int64_t>> Strata(const OptionValues& options, int64_t (*count)(Words words)) {
+StatusOr<std::vector<int64_t>> WordStrata(const OptionValues& options, int64_t (*count)(Words words)) {
   const auto [lo, hi] = options.Range("length");
   std::vector<int64_t> strata;
   for (int64_t n = lo; n <= hi; ++n) strata.push_back(count(WordsOfLength(n)));
@@ -25,7 +25,7 @@ StatusOr<std::vector<int64_t>> Strata(const OptionValues& options, int64_t (*cou
 }
 
 StatusOr<std::vector<int64_t>> SpellingStrata(const OptionValues& options) {
-  return Strata(options, [](Words words) { return static_cast<int64_t>(words.size()); });
+  return WordStrata(options, [](Words words) { return static_cast<int64_t>(words.size()); });
 }
 
 Question SpellBackward(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t /*seed*/) {
@@ -53,7 +53,7 @@ std::string LettersToCount(std::string_view word) {
 }
 
 StatusOr<std::vector<int64_t>> CountingStrata(const OptionValues& options) {
-  return Strata(options, [](Words words) {
+  return WordStrata(options, [](Words words) {
     int64_t pairs = 0;
     for (const std::string_view word : words) pairs += static_cast<int64_t>(LettersToCount(word).size());
     return pairs;
