@@ -6,7 +6,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
 
 #include "core/base/thread_annotations.h"
 #include "core/observe/append_file.h"
@@ -26,7 +29,11 @@ Json ToJson(const TraceArgs& args) {
   return j;
 }
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::string_view kEnd = "\n]}\n";
+constexpr size_t kMostPending = 64 << 20;
+constexpr auto kPatience = std::chrono::seconds(2);  // of who waits for the disk
 
 }  // namespace
 
@@ -37,7 +44,6 @@ class TraceWriter::File {
     // 15 + 16: gzip with the largest window.
     ready_ =
         deflateInit2(&stream_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK;
-    if (!ready_) broken_ = true;
     Json head = {{"name", "process_name"},
                  {"ph", "M"},
                  {"pid", options_.worker},
@@ -47,7 +53,6 @@ class TraceWriter::File {
                std::to_string(options_.clock_offset.count() / 1000) + "\"},\"traceEvents\":[\n" + Dump(head);
   }
   ~File() {
-    (void)Flush();  // nobody is left to tell
     if (ready_) deflateEnd(&stream_);
     ::close(fd_);
   }
@@ -60,8 +65,8 @@ class TraceWriter::File {
     if (broken_) return;
     pending_ += ",\n";
     pending_ += Dump(event);
-    if (static_cast<int64_t>(pending_.size()) >= options_.flush_bytes)
-      (void)FlushLocked();  // kept in broken_
+    if (pending_.size() > kMostPending)
+      Break(ResourceExhausted(path_ + ": the disk does not keep up; this trace ends here"));
   }
 
   [[nodiscard]] double Microseconds(TimePoint when) const {
@@ -69,39 +74,77 @@ class TraceWriter::File {
   }
 
   Status Flush() {
+    const auto until = Clock::now() + kPatience;
     const MutexLock lock(mu_);
-    return FlushLocked();
+    const int64_t wanted = written_ + (writing_ ? 2 : 1);  // one that is under way may lack the newest
+    asked_ = true;
+    changed_.NotifyAll();
+    while (written_ < wanted && !broken_) {
+      if (Clock::now() >= until) return DeadlineExceeded(path_ + ": the disk does not take it");
+      changed_.WaitFor(mu_, until - Clock::now());
+    }
+    return std::exchange(error_, OkStatus());
+  }
+  void Stop() {
+    const MutexLock lock(mu_);
+    stop_ = true;
+    changed_.NotifyAll();
+  }
+
+  void Run() {
+    std::string text;
+    while (Next(text)) {
+      const Status written = Write(text);
+      const MutexLock lock(mu_);
+      if (!written.ok()) Break(written);
+      writing_ = false;
+      ++written_;
+      changed_.NotifyAll();
+    }
   }
 
  private:
-  Status FlushLocked() TP_REQUIRES(mu_) {
-    if (broken_) return std::exchange(error_, OkStatus());
-    if (pending_.empty()) return OkStatus();
+  // False: it is over.
+  bool Next(std::string& text) {
+    const MutexLock lock(mu_);
+    if (!asked_ && !stop_)
+      changed_.WaitFor(mu_, std::chrono::seconds(1), [&]() TP_REQUIRES(mu_) { return asked_ || stop_; });
+    asked_ = false;
+    if (broken_ || stop_) return false;
+    text = std::exchange(pending_, {});
+    writing_ = true;
+    return true;
+  }
+
+  Status Write(const std::string& text) {
+    if (!ready_) return ResourceExhausted(path_ + ": no memory for the compressor");
+    if (text.empty()) return OkStatus();
     std::string bytes;
-    Deflate(stream_, pending_, Z_SYNC_FLUSH, bytes);
-    pending_.clear();
+    Deflate(stream_, text, Z_SYNC_FLUSH, bytes);
     const auto grown = static_cast<int64_t>(bytes.size());
     // The end is made by a copy of the compressor, so that the file can go on from before it.
     z_stream end{};
     if (deflateCopy(&end, &stream_) != Z_OK)
-      return Break(ResourceExhausted(path_ + ": no memory for the compressor"));
+      return ResourceExhausted(path_ + ": no memory for the compressor");
     Deflate(end, kEnd, Z_FINISH, bytes);
     deflateEnd(&end);
     for (size_t at = 0; at < bytes.size();) {
       const ssize_t n =
           ::pwrite(fd_, bytes.data() + at, bytes.size() - at, offset_ + static_cast<int64_t>(at));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Break(FileError(errno, "write; this trace ends here", path_));
+      if (n < 0) return FileError(errno, "write; this trace ends here", path_);
       at += static_cast<size_t>(n);
     }
     offset_ += grown;
     return OkStatus();
   }
 
-  Status Break(Status status) TP_REQUIRES(mu_) {
+  void Break(Status status) TP_REQUIRES(mu_) {
+    if (broken_) return;
     broken_ = true;
-    error_ = status;
-    return std::exchange(error_, OkStatus());
+    error_ = std::move(status);
+    pending_.clear();
+    changed_.NotifyAll();
   }
 
   static void Deflate(z_stream& stream, std::string_view in, int flush, std::string& out) {
@@ -116,16 +159,20 @@ class TraceWriter::File {
     } while (stream.avail_out == 0);
   }
 
-  int fd_;
-  std::string path_;
-  TraceOptions options_;
-  Mutex mu_;
-  std::string pending_ TP_GUARDED_BY(mu_);  // JSON not yet compressed
-  z_stream stream_ TP_GUARDED_BY(mu_){};
+  const int fd_;
+  const std::string path_;
+  const TraceOptions options_;
+  // Of the thread.
+  z_stream stream_{};
   bool ready_ = false;
-  bool broken_ TP_GUARDED_BY(mu_) = false;
+  int64_t offset_ = 0;  // where the end stands, to be written over
+  Mutex mu_;
+  Condition changed_;
+  std::string pending_ TP_GUARDED_BY(mu_);  // JSON that nobody has written yet
+  bool asked_ TP_GUARDED_BY(mu_) = false, writing_ TP_GUARDED_BY(mu_) = false;
+  bool stop_ TP_GUARDED_BY(mu_) = false, broken_ TP_GUARDED_BY(mu_) = false;
+  int64_t written_ TP_GUARDED_BY(mu_) = 0;  // times that it wrote
   Status error_ TP_GUARDED_BY(mu_);
-  int64_t offset_ TP_GUARDED_BY(mu_) = 0;  // where the end stands, to be written over
 };
 
 StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Create(const std::string& path,
@@ -133,13 +180,18 @@ StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Create(const std::string& pa
   TP_RETURN_IF_ERROR(MakeFolderOf(path));
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return FileError(errno, "open for writing", path);
-  auto writer = std::unique_ptr<TraceWriter>(new TraceWriter(std::make_unique<File>(fd, path, options)));
+  auto writer = std::unique_ptr<TraceWriter>(new TraceWriter(std::make_shared<File>(fd, path, options)));
   TP_RETURN_IF_ERROR(writer->Flush());
   return writer;
 }
 
-TraceWriter::TraceWriter(std::unique_ptr<File> file) : file_(std::move(file)) {}
-TraceWriter::~TraceWriter() = default;
+TraceWriter::TraceWriter(std::shared_ptr<File> file) : file_(std::move(file)) {
+  std::thread([file = file_] { file->Run(); }).detach();  // it owns what it needs
+}
+TraceWriter::~TraceWriter() {
+  (void)file_->Flush();  // nobody is left to tell
+  file_->Stop();
+}
 
 void TraceWriter::NameRole(int role, std::string_view name) {
   file_->Put({{"name", "thread_name"}, {"ph", "M"}, {"tid", role}, {"args", {{"name", name}}}});

@@ -44,12 +44,12 @@ struct TraceSpan {
 };
 
 struct TraceOptions {
-  int64_t worker = 0;              // pid; the controller is 0, workers count from 1
-  std::string worker_name;         // "worker 1"
-  Duration clock_offset{0};        // run time = process time + this
-  int64_t flush_bytes = 64 << 10;  // of JSON gathered before it is written out
+  int64_t worker = 0;        // pid; the controller is 0, workers count from 1
+  std::string worker_name;   // "worker 1"
+  Duration clock_offset{0};  // run time = process time + this
 };
 
+// Thread-safe. A thread of its own writes once a second: a disk that is slow, or hangs, holds nobody up.
 class TraceWriter {
  public:
   // A file that is there is replaced (a new life of the worker gives another name).
@@ -58,14 +58,14 @@ class TraceWriter {
 
   void NameRole(int role, std::string_view name);
   void Add(const TraceSpan& span);
-  // Writes out what is gathered. Call about once a second; Add does it when much has come together.
-  // An error is returned once and later spans are dropped: a trace must not end a run.
+  // Waits until what was gathered is written, two seconds at most (kDeadlineExceeded). An error is returned
+  // once and later spans are dropped: a trace must not end a run.
   Status Flush();
 
  private:
   class File;
-  explicit TraceWriter(std::unique_ptr<File> file);
-  std::unique_ptr<File> file_;
+  explicit TraceWriter(std::shared_ptr<File> file);
+  std::shared_ptr<File> file_;  // also its thread's, which a disk that hangs may keep
 };
 
 }  // namespace tidepool::observe

@@ -80,7 +80,6 @@ class DeviceWorker {
     if (machine_->refused() != refused)
       observe::Log(observe::LogLevel::kWarn, "refused", {{"commands", machine_->refused()}});
     if (can_step()) machine_->Step();
-    work_->FlushTrace();
     return std::nullopt;
   }
 

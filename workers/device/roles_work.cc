@@ -27,10 +27,6 @@ Status Told(const char* event, const Status& status) {
 
 // --- life
 
-RolesWork::~RolesWork() {
-  if (trace_) (void)trace_->Flush();  // a trace that cannot be written is only shorter
-}
-
 Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
   if (anew) {
     StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
@@ -67,12 +63,6 @@ void RolesWork::ForgetAll() {
   paced_.clear();
   const MutexLock lock(published_mu_);
   published_.clear();
-}
-
-void RolesWork::FlushTrace() {
-  if (!trace_ || Clock::now() < next_flush_) return;
-  next_flush_ = Clock::now() + std::chrono::seconds(1);
-  (void)trace_->Flush();
 }
 
 RolesWork::Operation RolesWork::Begins(const char* name, std::string_view category) {

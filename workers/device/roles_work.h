@@ -34,7 +34,6 @@ class RolesWork : public DeviceWork {
   // called_off: whether a command has come that calls off the step of this lease.
   RolesWork(std::string token, std::function<bool(int64_t lease)> called_off)
       : token_(std::move(token)), called_off_(std::move(called_off)) {}
-  ~RolesWork() override;  // requires FinishCheckpoint before the link ends
 
   void Use(Link* link) { link_ = link; }  // before anything else; outlives this
   Pulse& pulse() { return pulse_; }
@@ -43,7 +42,6 @@ class RolesWork : public DeviceWork {
   [[nodiscard]] std::chrono::milliseconds heartbeat() const {
     return std::chrono::milliseconds(heartbeat_ms_.load());
   }
-  void FlushTrace();  // so that a look at a run in progress is of now
 
   void Begin(int64_t ctl_epoch) override { link_->Begin(ctl_epoch); }
   void Say(FromWorkerBody message) override { link_->Send(std::move(message)); }
@@ -120,7 +118,6 @@ class RolesWork : public DeviceWork {
   std::unique_ptr<Pacer> pacer_;                           // cluster.pace
   std::map<std::pair<SampleId, int32_t>, int64_t> paced_;  // tokens of the samples in the engine
   std::unique_ptr<observe::TraceWriter> trace_;
-  Clock::time_point next_flush_;
   std::jthread checkpoint_;  // waits: for the disk, see FinishCheckpoint
 };
 

@@ -40,7 +40,6 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     Beat();
   }
   End();
-  if (trace_) (void)trace_->Flush();  // the end: a trace that cannot be written is only shorter
   return *exit_code_;
 }
 
@@ -79,7 +78,6 @@ void SideWorker::Beat() {
   getrusage(RUSAGE_SELF, &usage);
   beat.rss_bytes = usage.ru_maxrss * 1024;
   Say(std::move(beat));
-  if (trace_) (void)trace_->Flush();
 }
 
 }  // namespace tidepool::workers

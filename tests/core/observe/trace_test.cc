@@ -59,8 +59,11 @@ TEST(TraceWriterTest, KilledProcessLeavesAValidFile) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    auto writer = TraceWriter::Create(path, {.worker = 2, .worker_name = "w", .flush_bytes = 300});
-    for (int i = 0; i < 500; ++i) writer.value()->Add(Span("generate", i, 1));
+    auto writer = TraceWriter::Create(path, {.worker = 2, .worker_name = "w"});
+    for (int i = 0; i < 500; ++i) {
+      writer.value()->Add(Span("generate", i, 1));
+      if (i % 30 == 0 || i == 495) (void)writer.value()->Flush();
+    }
     ::kill(::getpid(), SIGKILL);
   }
   int status = 0;
@@ -73,11 +76,14 @@ TEST(TraceWriterTest, ThreadsMayWriteAtTheSameTime) {
   const TempFolder folder;
   const std::string path = folder / "many.json.gz";
   {
-    auto writer = TraceWriter::Create(path, {.worker = 1, .worker_name = "w", .flush_bytes = 1000});
+    auto writer = TraceWriter::Create(path, {.worker = 1, .worker_name = "w"});
     std::vector<std::jthread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
-        for (int i = 0; i < 200; ++i) writer.value()->Add(Span("x", i, 1));
+        for (int i = 0; i < 200; ++i) {
+          writer.value()->Add(Span("x", i, 1));
+          if (i % 50 == 0) EXPECT_EQ(writer.value()->Flush(), OkStatus());
+        }
       });
     }
     threads.clear();
