@@ -239,6 +239,10 @@ TEST_F(AttachmentsTest, RefusesTheFencedTheStrangerAndItsOwnPast) {
   EXPECT_TRUE(wire.refused.contains(4));
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(std::get<Attachments::Superseded>(events[0]).ctl_epoch, 5);
+  up::Hello grader = Hello(12, 2, /*ctl_epoch=*/1000);
+  grader.kind = scheduler::WorkerKind::kReward;
+  EXPECT_TRUE(Open(5, grader).empty()) << "a grader's word ends no controller";
+  EXPECT_TRUE(wire.refused.contains(5));
 }
 
 // Workers that are started by hand, or by a supervisor: the next one need not wait until the last is given
