@@ -468,18 +468,8 @@ void CheckCluster(Binder& b, const JobConfig& c) {
   if (AllGood(b, {"security.max_control_bytes", "security.max_frame_bytes"}) &&
       c.security.max_control_bytes < c.security.max_frame_bytes) {
     b.Complain(FirstWritten(b, {"security.max_control_bytes", "security.max_frame_bytes"}),
-               "a control message may have fewer bytes than a frame of rows: no batch would ever arrive; let "
+               "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "
                "security.max_control_bytes be at least security.max_frame_bytes");
-  }
-  // A trainer lists what it was given of every row in one message.
-  constexpr int64_t kRowBytes = 40;
-  const int64_t rows = c.train.groups_per_step * (c.rl() == nullptr ? 2 : c.rollout.group_size);
-  if (AllGood(b, {"security.max_control_bytes", "train.groups_per_step", "rollout.group_size"}) &&
-      rows * kRowBytes > c.security.max_control_bytes / 2) {
-    b.Complain(FirstWritten(b, {"train.groups_per_step", "security.max_control_bytes"}),
-               std::to_string(rows) + " rows a step make a control message of " +
-                   std::to_string(rows * kRowBytes) + " bytes; raise security.max_control_bytes (now " +
-                   std::to_string(c.security.max_control_bytes) + ") to twice that");
   }
   if (AllGood(b, {"cluster.heartbeat_s", "cluster.stall_timeout_s"}) &&
       c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s) {

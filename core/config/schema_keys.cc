@@ -257,8 +257,10 @@ std::vector<Key> SystemKeys() {
       TP_KEY(observe.samples_per_step, "in samples/step_N.jsonl; 0: none, -1: all", Between(-1, kMany),
              Unit{"rows"}),
       TP_KEY(observe.log_level, "of the files in logs/"),
-      TP_KEY(security.max_control_bytes, "largest control message", Between(65536, 64 << 20), Unit{"bytes"}),
-      TP_KEY(security.max_frame_bytes, "largest piece of a data stream", Between(4096, 16 << 20),
+      TP_KEY(security.max_control_bytes,
+             "largest frame that either end takes; messages that are larger are cut",
+             Between(512 << 10, 64 << 20), Unit{"bytes"}),
+      TP_KEY(security.max_frame_bytes, "largest frame of a batch's rows", Between(4096, 16 << 20),
              Unit{"bytes"}),
   };
   for (Key& key : keys) {

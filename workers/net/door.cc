@@ -44,10 +44,10 @@ StatusOr<up::Hello> Door::Greeting(const std::string& run_id, CallerRole role, c
   return std::move(*hello);
 }
 
-StatusOr<std::vector<FromWorker>> Door::Heard(CallerRole role, const v1::Frame& frame) {
-  TP_ASSIGN_OR_RETURN(auto messages, Unpack<FromWorker>(frame));
-  for (const FromWorker& message : messages) TP_RETURN_IF_ERROR(Allowed(role, message.body));
-  return messages;
+Status Door::Heard(CallerRole role, const StatusOr<std::vector<FromWorker>>& messages) {
+  TP_RETURN_IF_ERROR(messages.status());
+  for (const FromWorker& message : *messages) TP_RETURN_IF_ERROR(Allowed(role, message.body));
+  return OkStatus();
 }
 
 ConnectionId Door::Open() {

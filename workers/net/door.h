@@ -45,8 +45,8 @@ class Door : public Attachments::Wire {
   // error ends the stream and is what the worker reads at its end: kInvalidArgument, kFailedPrecondition,
   // kPermissionDenied.
   static StatusOr<up::Hello> Greeting(const std::string& run_id, CallerRole role, const v1::Frame& first);
-  // Any other frame. An error: the worker is refused for it, and nothing more is heard of it.
-  static StatusOr<std::vector<FromWorker>> Heard(CallerRole role, const v1::Frame& frame);
+  // What any other frame brought. An error: the worker is refused for it, and nothing more is heard of it.
+  static Status Heard(CallerRole role, const StatusOr<std::vector<FromWorker>>& messages);
 
   // --- their connections
   ConnectionId Open();

@@ -115,16 +115,18 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
     sink(HubOpened{id, *std::move(hello), context->peer()});
     std::string why;
     bool refused_here = false;
+    FrameReader reader;
     for (wire.Clear(); call->Read(&wire); wire.Clear()) {
       if (refused_here) continue;  // until it hangs up, or its time is over
-      auto messages = Door::Heard(role, wire);
-      if (messages.ok()) {
+      auto messages = reader.Take<FromWorker>(wire);
+      const Status heard = Door::Heard(role, messages);
+      if (heard.ok()) {
         for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
         continue;
       }
       refused_here = true;
       const MutexLock lock(mu);
-      door.Refuse(id, {Counted(messages.status()).message()});
+      door.Refuse(id, {Counted(heard).message()});
     }
     {
       const MutexLock lock(mu);
@@ -157,13 +159,9 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
         batch = door.TakeUnsent(id);
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
-      for (size_t at = 0; at < batch.size();) {
-        v1::Frame wire;
-        at = Pack(batch, at, kTogetherBytes, &wire);
-        if (call->Write(wire)) continue;
+      if (!WriteFrames(batch, kFrameBytes, [&](const v1::Frame& frame) { return call->Write(frame); })) {
         const MutexLock lock(mu);
-        door.Close(id, "the worker stopped reading");
-        return;
+        return door.Close(id, "the worker stopped reading");
       }
     }
   }
@@ -178,8 +176,8 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
     }
     auto batch = rows(request->lease(), {request->step()}, {request->inc() - 1});
     if (!batch.ok()) return ToGrpc(batch.status());
-    if (!WriteRows(**batch, static_cast<size_t>(options.max_frame_bytes) / 2,
-                   [&](const v1::Frame& frame) { return writer->Write(frame); }))
+    if (!WriteFrames(**batch, static_cast<size_t>(options.max_frame_bytes) / 2,
+                     [&](const v1::Frame& frame) { return writer->Write(frame); }))
       return ToGrpc(Unavailable("FetchRows: the worker went away"));
     return grpc::Status::OK;
   }

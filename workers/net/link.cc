@@ -85,7 +85,7 @@ struct Link::Impl {
       channel = opened;
     }
     v1::Frame wire;
-    Pack(first, 0, kTogetherBytes, &wire);
+    Pack(first, 0, kFrameBytes, &wire);
     if (!call.stream->Write(wire)) return FromGrpc(call.stream->Finish()).At("attach to " + address);
     return call;
   }
@@ -102,8 +102,9 @@ struct Link::Impl {
     std::jthread writer([&](std::stop_token) { Write(call); });
     v1::Frame wire;
     Status refusal;
+    FrameReader reader;
     for (; refusal.ok() && call.stream->Read(&wire); wire.Clear()) {
-      auto messages = Unpack<ToWorker>(wire);
+      auto messages = reader.Take<ToWorker>(wire);
       std::vector<Command> commands;
       {
         const MutexLock lock(mu);
@@ -145,11 +146,8 @@ struct Link::Impl {
         if (!connected) return;
       }
       // No buffer_hint: a first message written with it waits for a second one that may never come.
-      for (size_t at = 0; at < batch.size();) {
-        v1::Frame wire;
-        at = Pack(batch, at, kTogetherBytes, &wire);
-        if (!call.stream->Write(wire)) return;
-      }
+      if (!WriteFrames(batch, kFrameBytes, [&](const v1::Frame& frame) { return call.stream->Write(frame); }))
+        return;
     }
   }
 

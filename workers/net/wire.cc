@@ -232,11 +232,11 @@ StatusOr<std::vector<Message>> Unpack(const v1::Frame& in) {
   return out;
 }
 
-bool WriteRows(const std::vector<BatchRow>& rows, size_t most,
-               const std::function<bool(const v1::Frame&)>& write) {
-  for (size_t at = 0; at < rows.size();) {
+template <typename Messages>
+bool WriteFrames(const Messages& batch, size_t most, const std::function<bool(const v1::Frame&)>& write) {
+  for (size_t at = 0; at < batch.size();) {
     v1::Frame frame;
-    at = Pack(rows, at, most, &frame);
+    at = Pack(batch, at, most, &frame);
     std::string& first = *frame.mutable_messages(0);
     if (first.size() > most) {
       const std::string whole = std::move(first);
@@ -254,23 +254,38 @@ bool WriteRows(const std::vector<BatchRow>& rows, size_t most,
   return true;
 }
 
+template <typename Message>
+StatusOr<std::vector<Message>> FrameReader::Take(v1::Frame& frame) {
+  if (!frame.cut() && begun_.empty()) return Unpack<Message>(frame);
+  if (frame.messages_size() != 1) return InvalidArgument("a part of a message comes with another message");
+  std::string& part = *frame.mutable_messages(0);
+  if (begun_.size() + part.size() > kLargestMessage)
+    return InvalidArgument("a message has more than " + std::to_string(kLargestMessage >> 20) + " MiB");
+  begun_ += part;
+  if (frame.cut()) return std::vector<Message>();
+  part = std::exchange(begun_, {});
+  return Unpack<Message>(frame);
+}
+
 StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& read) {
   std::vector<BatchRow> rows;
-  std::string begun;  // of a row that was cut
+  FrameReader reader;
   for (v1::Frame frame; read(&frame); frame.Clear()) {
-    if (frame.messages_size() == 0) return InvalidArgument("a frame without rows");
-    if (frame.cut() || !begun.empty()) begun += frame.messages(0);
-    if (frame.cut()) continue;
-    if (!begun.empty()) *frame.mutable_messages(0) = std::exchange(begun, {});
-    TP_ASSIGN_OR_RETURN(auto more, Unpack<BatchRow>(frame));
+    TP_ASSIGN_OR_RETURN(auto more, reader.Take<BatchRow>(frame));
     rows.insert(rows.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   }
-  if (!begun.empty()) return InvalidArgument("the rows end within a row");
+  if (reader.within()) return InvalidArgument("the rows end within a row");
   return rows;
 }
 
 template size_t Pack(const std::deque<ToWorker>&, size_t, size_t, v1::Frame*);
 template size_t Pack(const std::deque<FromWorker>&, size_t, size_t, v1::Frame*);
+using WriteFrame = std::function<bool(const v1::Frame&)>;
+template bool WriteFrames(const std::deque<ToWorker>&, size_t, const WriteFrame&);
+template bool WriteFrames(const std::deque<FromWorker>&, size_t, const WriteFrame&);
+template bool WriteFrames(const std::vector<BatchRow>&, size_t, const WriteFrame&);
+template StatusOr<std::vector<ToWorker>> FrameReader::Take(v1::Frame&);
+template StatusOr<std::vector<FromWorker>> FrameReader::Take(v1::Frame&);
 template StatusOr<std::vector<ToWorker>> Unpack(const v1::Frame&);
 template StatusOr<std::vector<FromWorker>> Unpack(const v1::Frame&);
 

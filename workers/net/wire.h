@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/base/status.h"
@@ -26,14 +27,32 @@ uint64_t WireSchema();
 // batch[at] and those after it that fit `most` bytes; returns where the next frame begins. Only the first
 // message may be larger. Messages: std::deque of ToWorker or FromWorker.
 // requires at < batch.size()
-inline constexpr size_t kTogetherBytes = 256 << 10;
 template <typename Messages>
 size_t Pack(const Messages& batch, size_t at, size_t most, v1::Frame* out);
 
-// Rows as frames of at most about `most` bytes: a row that is larger is cut. False: `write` was false.
-bool WriteRows(const std::vector<BatchRow>& rows, size_t most,
-               const std::function<bool(const v1::Frame&)>& write);
-// Reads them until `read` is false. Errors of Unpack.
+// The whole batch as frames of about `most` bytes or fewer: a message that is larger is cut. False: `write`
+// was false. Messages: as above, or std::vector of BatchRow.
+inline constexpr size_t kFrameBytes = 256
+                                      << 10;  // of a control stream: less than any security.max_control_bytes
+template <typename Messages>
+bool WriteFrames(const Messages& batch, size_t most, const std::function<bool(const v1::Frame&)>& write);
+
+// Puts the messages of one stream together again. One thread at a time.
+class FrameReader {
+ public:
+  // So much may be waited for: more than a line of data (16 MiB) becomes by its fields.
+  static constexpr size_t kLargestMessage = 64 << 20;
+  // The messages that end in this frame, in order; none in the middle of one that was cut. Errors of Unpack;
+  // kInvalidArgument: larger than that. Message: ToWorker, FromWorker or BatchRow.
+  template <typename Message>
+  StatusOr<std::vector<Message>> Take(v1::Frame& frame);
+  [[nodiscard]] bool within() const { return !begun_.empty(); }  // a message
+
+ private:
+  std::string begun_;
+};
+
+// Reads rows until `read` is false. Errors of FrameReader.
 StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& read);
 
 // All of a frame, in order. kFailedPrecondition: it is of a build with other messages. kInvalidArgument: a

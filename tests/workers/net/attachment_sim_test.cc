@@ -152,7 +152,7 @@ class Sim {
     if (!network_.processes.empty() && network_.faults.Chance(0.5)) {
       const auto n = static_cast<int64_t>(network_.processes.size());
       network_.processes[static_cast<size_t>(network_.faults.Below(n))]->paused_until =
-          network_.now + FromSeconds(network_.faults.Uniform() * 4);
+          network_.now + FromSeconds(network_.faults.Uniform() * 5);
     }
     if (!network_.outlives) network_.EndChildrenOf(lives);
     network_.At(0.2 + network_.rng.Uniform() * 3, [this] { StartController(); });
@@ -188,7 +188,7 @@ class Sim {
             network_.Cut(p->stream, faults.Chance(0.6), faults.Chance(0.6));
             break;
           case 3:
-            p->paused_until = network_.now + FromSeconds(faults.Uniform() * 4);
+            p->paused_until = network_.now + FromSeconds(faults.Uniform() * (faults.Chance(0.2) ? 10 : 4));
             break;
           case 4:
             network_.controller_paused =

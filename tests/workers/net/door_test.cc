@@ -17,7 +17,7 @@ struct DoorTest : testing::Test, Door::Streams {
 
   static v1::Frame Framed(std::deque<FromWorker> messages) {
     v1::Frame frame;
-    Pack(messages, 0, kTogetherBytes, &frame);
+    Pack(messages, 0, kFrameBytes, &frame);
     return frame;
   }
   static v1::Frame Hello(scheduler::WorkerKind kind, const std::string& run = "run") {
@@ -41,11 +41,11 @@ TEST_F(DoorTest, LetsInWhoSaysHelloToThisRunWithTheTokenOfItsKind) {
 }
 
 TEST_F(DoorTest, HearsNothingOfAFrameInWhichAWorkerSaysWhatItMayNot) {
-  const auto frame = Framed({{0, 0, up::Heartbeat{}}, {1, 0, up::Graded{}}});
+  const std::vector<FromWorker> frame = {{0, 0, up::Heartbeat{}}, {1, 0, up::Graded{}}};
   EXPECT_TRUE(Door::Heard(CallerRole::kReward, frame).ok());
   for (const CallerRole role : {CallerRole::kDevice, CallerRole::kEnvironment})
-    EXPECT_EQ(Door::Heard(role, frame).status().code(), StatusCode::kPermissionDenied) << Name(role);
-  EXPECT_FALSE(Door::Heard(CallerRole::kDevice, Hello(scheduler::WorkerKind::kDevice)).ok())
+    EXPECT_EQ(Door::Heard(role, frame).code(), StatusCode::kPermissionDenied) << Name(role);
+  EXPECT_FALSE(Door::Heard(CallerRole::kDevice, std::vector<FromWorker>{{0, 0, up::Hello{}}}).ok())
       << "a second one";
 }
 

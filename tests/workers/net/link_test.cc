@@ -79,6 +79,25 @@ struct Ends {
   }
 };
 
+// A row of data may have a field of megabytes, and gRPC takes four.
+TEST(LinkTest, MessagesThatAreLargerThanGrpcTakesArrive) {
+  Ends ends;
+  const auto connection = ends.Attach();
+  ASSERT_TRUE(connection);
+  down::StartChunk chunk;
+  chunk.prompt.assign(3000000, 7);
+  ends.hub->Send(*connection, ToWorker{1, 0, chunk});
+  const auto command = ends.Next<Command>(ends.at_worker);
+  ASSERT_TRUE(command);
+  EXPECT_EQ(std::get<down::StartChunk>(command->body).prompt, chunk.prompt);
+  up::StepTokens said;
+  said.chunks.emplace_back().tokens.ids.assign(2000000, 8);
+  ends.link->Send(said);
+  const auto message = ends.Next<HubMessage>(ends.at_hub);
+  ASSERT_TRUE(message);
+  EXPECT_EQ(std::get<up::StepTokens>(message->message.body).chunks[0].tokens.ids, said.chunks[0].tokens.ids);
+}
+
 TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   Ends ends;
   const auto connection = ends.Attach();

@@ -46,7 +46,7 @@ class RpcSecurityTest : public testing::Test {
 
   static v1::Frame Framed(FromWorkerBody body) {
     v1::Frame frame;
-    Pack(std::deque<FromWorker>{{0, 0, std::move(body)}}, 0, kTogetherBytes, &frame);
+    Pack(std::deque<FromWorker>{{0, 0, std::move(body)}}, 0, kFrameBytes, &frame);
     return frame;
   }
   // Calls the method with this token (empty: none) and returns the code.
@@ -170,7 +170,7 @@ TEST(HubTest, ARefusedWorkerThatDoesNotReadHoldsNoThread) {
   AddToken(&context, tokens.Token(CallerRole::kDevice));
   auto stream = v1::Control::NewStub(channel)->Attach(&context);
   v1::Frame hello;
-  Pack(std::deque<FromWorker>{{0, 0, up::Hello{.run_id = "run-a"}}}, 0, kTogetherBytes, &hello);
+  Pack(std::deque<FromWorker>{{0, 0, up::Hello{.run_id = "run-a"}}}, 0, kFrameBytes, &hello);
   ASSERT_TRUE(stream->Write(hello));
   const auto next = [&](std::chrono::milliseconds patience) {
     auto taken = events.TakeOne(patience);

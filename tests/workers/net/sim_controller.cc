@@ -53,7 +53,7 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
     if (lease != lease_ || step != lease_step_) return NotFound("the lease is not open");
     // As FetchRows brings them.
     std::deque<v1::Frame> frames;
-    WriteRows(rows_, 512, [&](const v1::Frame& frame) {
+    WriteFrames(rows_, 512, [&](const v1::Frame& frame) {
       frames.push_back(frame);
       return true;
     });

@@ -59,7 +59,9 @@ class SimNetwork : public Door::Streams {
     life = number;
     at_hub_.clear();
     door = std::make_unique<Door>(kMostQueued, this);
-    At(Delay(), [this, number] { address = number; });
+    At(Delay(), [this, number] {
+      if (life == number) address = number;  // the dead write no more
+    });
   }
   static constexpr const char* kRun = "run";
 
@@ -211,13 +213,14 @@ class SimNetwork : public Door::Streams {
     bool up_open = true, down_open = true;
     TimePoint last_up, last_down;
     std::deque<v1::Frame> writing;  // that the hub's writer has taken
-    int64_t on_way_down = 0;        // frames that nobody has read yet
+    FrameReader at_hub, at_worker;
+    int64_t on_way_down = 0;  // frames that nobody has read yet
   };
 
  private:
   // A worker that is paused for two seconds leaves more than this lie, sometimes.
   static constexpr int64_t kMostQueued = 24, kFramesOnWay = 4;
-  static constexpr size_t kFrameBytes = 2048;
+  static constexpr size_t kFrameBytes = 1024;  // some messages are larger, and cut
 
   struct Event {
     TimePoint at;
@@ -234,7 +237,10 @@ class SimNetwork : public Door::Streams {
   template <typename Messages>
   static std::deque<v1::Frame> Frames(const Messages& batch) {
     std::deque<v1::Frame> frames;
-    for (size_t at = 0; at < batch.size();) at = Pack(batch, at, kFrameBytes, &frames.emplace_back());
+    WriteFrames(batch, kFrameBytes, [&](const v1::Frame& frame) {
+      frames.push_back(frame);
+      return true;
+    });
     return frames;
   }
 
@@ -246,7 +252,7 @@ class SimNetwork : public Door::Streams {
     At(Seconds(after), [this, s = at_hub_.at(id)] { Over(s, Unavailable("cancelled")); });
   }
   [[nodiscard]] bool Lives(const StreamPtr& s) const { return life != 0 && s->life == life && !s->over; }
-  void Arrived(const StreamPtr& s, const v1::Frame& frame) {
+  void Arrived(const StreamPtr& s, v1::Frame frame) {
     if (!s->up_open || !Lives(s)) return;
     if (s->id == 0) {
       auto hello = Door::Greeting(kRun, s->process->role, frame);
@@ -257,9 +263,10 @@ class SimNetwork : public Door::Streams {
       return sink(HubOpened{s->id, *std::move(hello), ""});
     }
     if (s->refused) return;
-    auto messages = Door::Heard(s->process->role, frame);
-    s->refused = !messages.ok();
-    if (s->refused) return door->Refuse(s->id, {messages.status().message()});
+    auto messages = s->at_hub.Take<FromWorker>(frame);
+    const Status heard = Door::Heard(s->process->role, messages);
+    s->refused = !heard.ok();
+    if (s->refused) return door->Refuse(s->id, {heard.message()});
     for (FromWorker& m : *messages) sink(HubMessage{s->id, std::move(m)});
   }
   void Write(const StreamPtr& s) {
@@ -333,11 +340,11 @@ class SimNetwork : public Door::Streams {
       Carry(s->last_up, controller_paused, [this, s, frame = std::move(frame)] { Arrived(s, frame); });
     }
   }
-  void Heard(const StreamPtr& s, const v1::Frame& frame) {
+  void Heard(const StreamPtr& s, v1::Frame frame) {
     const ProcessPtr& p = s->process;
     if (p->dead || p->stream != s) return;
     std::vector<Command> commands;
-    const Status end = p->session.Heard(Unpack<ToWorker>(frame), now, commands);
+    const Status end = p->session.Heard(s->at_worker.Take<ToWorker>(frame), now, commands);
     for (Command& c : commands) {
       if (const auto* w = std::get_if<down::Welcome>(&c.body)) p->session.SetLease(w->lease_s, patience_s);
       p->inbox.push_back(std::move(c));

@@ -166,5 +166,41 @@ TEST(WireTest, AFrameHoldsWhatFitsAndAtLeastOne) {
   EXPECT_EQ(ends, (std::vector<size_t>{1, 2, 4, 5}));
 }
 
+TEST(WireTest, WhatIsLargerThanAFrameIsCutAndComesWhole) {
+  std::deque<ToWorker> batch;
+  for (const size_t tokens : {10, 30000, 1, 400000, 2, 3}) {
+    down::StartChunk chunk;
+    chunk.prompt.assign(tokens, static_cast<int32_t>(tokens));
+    batch.push_back({static_cast<int64_t>(batch.size()) + 1, 0, std::move(chunk)});
+  }
+  FrameReader reader;
+  std::vector<ToWorker> back;
+  EXPECT_TRUE(WriteFrames(batch, kFrameBytes, [&](v1::Frame frame) {
+    EXPECT_LT(frame.ByteSizeLong(), size_t{512} << 10) << "no end may be set to take less";
+    auto more = reader.Take<ToWorker>(frame);
+    EXPECT_TRUE(more.ok()) << more.status().ToString();
+    back.insert(back.end(), more->begin(), more->end());
+    return true;
+  }));
+  EXPECT_FALSE(reader.within());
+  ASSERT_EQ(back.size(), batch.size());
+  for (size_t i = 0; i < back.size(); ++i) {
+    EXPECT_EQ(back[i].seq, batch[i].seq);
+    EXPECT_EQ(std::get<down::StartChunk>(back[i].body).prompt,
+              std::get<down::StartChunk>(batch[i].body).prompt);
+  }
+  // A part that belongs to nothing, and a message without an end.
+  v1::Frame two = Framed(std::deque<ToWorker>(2));
+  two.set_cut(true);
+  EXPECT_EQ(reader.Take<ToWorker>(two).status().code(), StatusCode::kInvalidArgument);
+  v1::Frame endless;
+  endless.set_cut(true);
+  endless.add_messages(std::string(1 << 20, 'x'));
+  FrameReader patient;
+  Status end;
+  for (int i = 0; i < 100 && end.ok(); ++i) end = patient.Take<ToWorker>(endless).status();
+  EXPECT_EQ(end.code(), StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace tidepool::workers
