@@ -11,9 +11,9 @@ namespace {
 using Words = std::span<const std::string_view>;
 
 Words WordsOfLength(int64_t n) {
-  const auto [begin, end] = std::ranges::equal_range(WordList(), static_cast<size_t>(n), {},
-                                                     [](std::string_view word) { return word.size(); });
-  return {begin, end};
+  const auto letters = [](std::string_view word) { return static_cast<int64_t>(word.size()); };
+  return {std::ranges::lower_bound(WordList(), n, {}, letters),
+          std::ranges::upper_bound(WordList(), n, {}, letters)};
 }
 
 // `count`: the questions about words of one length.
