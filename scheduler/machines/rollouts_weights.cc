@@ -98,6 +98,7 @@ void Rollouts::SetSuspect(WorkerId worker, bool suspect) {
 void Rollouts::Drained(WorkerId worker) {
   dispatcher_.RemoveEngine(worker);
   weights_.Remove(worker);
+  if (kv_) kv_->Forget(worker);  // its last sample, which gets old, would hold up the cap of the others
   ghosts_until_.erase(worker);
   waits_.End({WaitKind::kLoad, worker.value});
   waits_.End({WaitKind::kCancel, worker.value});

@@ -267,6 +267,20 @@ TEST(KvAdmissionTest, TrimsUnderPressureAndIgnoresFurtherCutsWhileItDrains) {
     a.UnitDone(10, a.cap(), false, {FromSeconds(3)});
   }
   EXPECT_GT(a.cap(), before);
+  // Nobody hears of worker 1 any more.
+  a.Sample({1}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(), {FromSeconds(3)});
+  const auto grows = [&] {
+    const int64_t from = a.cap();
+    for (int i = 0; i < 400; ++i) {
+      a.Sample({0}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(),
+               {FromSeconds(30)});
+      a.UnitDone(10, a.cap(), false, {FromSeconds(30)});
+    }
+    return a.cap() > from;
+  };
+  EXPECT_FALSE(grows()) << "its cache may be full by now";
+  a.Forget({1});
+  EXPECT_TRUE(grows());
 }
 
 }  // namespace
