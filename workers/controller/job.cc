@@ -102,7 +102,7 @@ class Job {
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
     if (const auto plan = PlanMemory(config); plan.ok())  // else a worker says what is wrong
-      wanted.need_bytes = (config.checkpoint.keep + 1) * plan->checkpoint_bytes;
+      wanted.need_bytes = 2 * plan->checkpoint_bytes;  // the last one, and the one being written
     // Without a slash at its end: names are made by adding to it.
     while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
     std::string dir = wanted.run_dir;
