@@ -118,7 +118,8 @@ void Lifecycle::CheckDeadlines() {
 
 void Lifecycle::WaitIsOver(const Waits::Key& key) {
   const auto* found = waits_.Find(key);
-  if (found == nullptr) return;  // ended with another one that was over
+  // Ended with another one that was over, or begun anew by it.
+  if (found == nullptr || found->deadline > now_) return;
   const Waits::Wait w = *found;
   waits_.End(key);
   const std::string why =

@@ -534,5 +534,23 @@ TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
   }
 }
 
+// Both deadlines are over in one tick. The first one calls the transition off, which begins waits anew.
+TEST(ControllerSimTest, SlotsThatAreSlowToDrainTogetherAreNotLost) {
+  ControllerOptions job = SmallJob(PlacementKind::kMultiplexed, 4);
+  job.fleet.actor_slots = 2;
+  SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
+  int64_t unheard = 0, fenced = 0;
+  cluster.on_event = [&](const Event& e) {
+    return !(std::holds_alternative<event::Drained>(e) && unheard < 2 && ++unheard > 0);
+  };
+  cluster.on_command = [&](const Command& c) {
+    fenced += std::holds_alternative<command::KillWorker>(c) ? 1 : 0;
+  };
+  EXPECT_EQ(cluster.Run().code, 0);
+  EXPECT_EQ(unheard, 2);
+  EXPECT_EQ(fenced, 0);
+  ExpectProven(cluster);
+}
+
 }  // namespace
 }  // namespace tidepool::scheduler
