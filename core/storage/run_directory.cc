@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <map>
 #include <vector>
 
 #include "core/storage/journal.h"
@@ -21,6 +22,14 @@ bool IsStamp(std::string_view text) {  // 20261121T115502Z, perhaps with -2
   return text.size() == 16 || text[16] == '-';
 }
 
+Status WithAdvice(const Status& status) {
+  if (status.ok()) return status;
+  return {status.code(),
+          "the run folder cannot be made: " + status.message() + " (--run-dir names another folder)"};
+}
+
+}  // namespace
+
 Status CheckSpace(FileSystem& fs, const std::string& dir, int64_t need_bytes) {
   if (need_bytes <= 0) return OkStatus();
   TP_ASSIGN_OR_RETURN(const int64_t free, fs.FreeBytes(dir));
@@ -30,14 +39,6 @@ Status CheckSpace(FileSystem& fs, const std::string& dir, int64_t need_bytes) {
                            std::to_string((need_bytes + (1 << 20) - 1) >> 20) +
                            " MiB; free some, or name a folder on another disk with --run-dir");
 }
-
-Status WithAdvice(const Status& status) {
-  if (status.ok()) return status;
-  return {status.code(),
-          "the run folder cannot be made: " + status.message() + " (--run-dir names another folder)"};
-}
-
-}  // namespace
 
 std::string ThisController() {
   std::array<char, 256> host{};
@@ -107,14 +108,17 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
   }
   const std::string journal = RunPaths(run_dir).journal();
   if (!fs.Exists(journal)) return state;
+  std::map<StepNumber, double> accuracy;
   const auto summary = ScanJournal(fs, journal, "", Lsn{0}, [&](JournalEntry&& entry) {
     if (const auto* config = std::get_if<record::Config>(&entry.record)) state.steps = (*config)->steps;
     if (const auto* commit = std::get_if<record::StepCommit>(&entry.record)) state.last_step = commit->step;
-    if (const auto* restore = std::get_if<record::Restore>(&entry.record)) state.last_step = restore->step;
+    if (const auto* restore = std::get_if<record::Restore>(&entry.record)) {
+      state.last_step = restore->step;
+      std::erase_if(accuracy, [&](const auto& of_step) { return of_step.first > restore->step; });
+    }
     if (const auto* eval = std::get_if<record::EvalResult>(&entry.record);
         eval != nullptr && eval->total > 0) {
-      state.accuracy =
-          std::max(state.accuracy, static_cast<double>(eval->correct) / static_cast<double>(eval->total));
+      accuracy[eval->step] = static_cast<double>(eval->correct) / static_cast<double>(eval->total);
     }
     // Anything that happens after an END_RUN means that the run was resumed.
     const auto* end = std::get_if<record::EndRun>(&entry.record);
@@ -124,6 +128,7 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
   });
   if (summary.status().code() == StatusCode::kNotFound) return state;  // a folder without segments
   TP_RETURN_IF_ERROR(summary.status());
+  for (const auto& [step, value] : accuracy) state.accuracy = std::max(state.accuracy, value);
   state.run_id = summary->run_id;
   state.records = summary->next.value;
   state.has_journal = state.records > 0;

@@ -51,6 +51,9 @@ std::string FolderName(const std::string& name);
 //   (read-only, a file in the way): from the file system
 StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptions& options);
 
+// kResourceExhausted: `dir`'s disk has less than that free.
+Status CheckSpace(FileSystem& fs, const std::string& dir, int64_t need_bytes);
+
 // What a run folder says about its run, from the journal alone.
 struct RunState {
   std::string dir;

@@ -102,7 +102,7 @@ class Job {
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
     if (const auto plan = PlanMemory(config); plan.ok())  // else a worker says what is wrong
-      wanted.need_bytes = 2 * plan->checkpoint_bytes;  // the last one, and the one being written
+      wanted.need_bytes = 2 * plan->checkpoint_bytes;     // the last one, and the one being written
     // Without a slash at its end: names are made by adding to it.
     while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
     std::string dir = wanted.run_dir;
@@ -140,6 +140,7 @@ class Job {
                       "; check --run-dir, or start a run there without --resume");
     }
     // Before anything is made or moved.
+    if (goes_on && request_.fresh) TP_RETURN_IF_ERROR(storage::CheckSpace(fs_, dir, wanted.need_bytes));
     TP_RETURN_IF_ERROR(Hub::CanListen(config.cluster.bind, config.cluster.port));
     if (goes_on && request_.fresh) {
       const std::string aside = dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);

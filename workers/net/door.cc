@@ -59,6 +59,7 @@ std::string Door::Closed(ConnectionId id, const std::string& why) {
   const auto it = connections_.find(id);
   std::string said = it == connections_.end() || it->second.why.empty() ? why : it->second.why;
   connections_.erase(id);
+  unsent_.erase(id);
   return said;
 }
 
@@ -68,11 +69,8 @@ void Door::Send(ConnectionId id, ToWorker message) {
   if (static_cast<int64_t>(it->second.queue.size()) >= max_queued_)
     return Close(id, "the worker does not read its commands");
   it->second.queue.push_back(std::move(message));
-  if (holds_ == 0) {
-    streams_->Wake(id);
-  } else {
-    held_.insert(id);
-  }
+  unsent_.insert(id);
+  if (holds_ == 0) streams_->Wake(id);
 }
 
 void Door::Refuse(ConnectionId id, down::Refuse why) {
@@ -90,15 +88,15 @@ void Door::Close(ConnectionId id, const std::string& why) {
   if (it == connections_.end()) return;
   if (it->second.why.empty()) it->second.why = why;
   it->second.queue.clear();
+  unsent_.erase(id);
   it->second.last = true;
   streams_->End(id, Duration{0});
 }
 
 void Door::Release() {
   if (--holds_ > 0) return;
-  for (const ConnectionId id : std::exchange(held_, {})) {
-    if (HasUnsent(id)) streams_->Wake(id);
-  }
+  // Also what was sent before the hold, if nobody has taken it since.
+  for (const ConnectionId id : unsent_) streams_->Wake(id);
 }
 
 bool Door::HasUnsent(ConnectionId id) const {
@@ -108,6 +106,7 @@ bool Door::HasUnsent(ConnectionId id) const {
 
 std::deque<ToWorker> Door::TakeUnsent(ConnectionId id) {
   if (!HasUnsent(id)) return {};
+  unsent_.erase(id);
   return std::exchange(connections_.at(id).queue, {});
 }
 

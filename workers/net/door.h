@@ -76,7 +76,7 @@ class Door : public Attachments::Wire {
   std::map<ConnectionId, Connection> connections_;
   ConnectionId newest_ = 0;
   int64_t holds_ = 0;
-  std::set<ConnectionId> held_;  // to be woken by Release
+  std::set<ConnectionId> unsent_;  // with something in their queue
 };
 
 }  // namespace tidepool::workers

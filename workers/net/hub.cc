@@ -62,8 +62,9 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
   void End(ConnectionId id, Duration after) override TP_REQUIRES(mu) {
     const std::shared_ptr<AttachCall>& stream = streams.at(id);
     if (after <= Duration{0}) return stream->Cancel();
-    stream->due.Set(std::chrono::system_clock::now() + after, [stream](bool due) {
-      if (due) stream->Cancel();
+    // The alarm is a part of the stream, and keeps what it is given: a shared_ptr would never go.
+    stream->due.Set(std::chrono::system_clock::now() + after, [weak = std::weak_ptr(stream)](bool due) {
+      if (const auto ended = weak.lock(); due && ended != nullptr) ended->Cancel();
     });
   }
 

@@ -118,6 +118,7 @@ struct Link::Impl {
     // Why the stream has ended is there now, and would be forgotten for a cancellation.
     if (!refusal.ok()) call.context->TryCancel();
     const Status end = FromGrpc(call.stream->Finish());
+    call.context->TryCancel();  // for a writer that waits in Write
     {
       const MutexLock lock(mu);
       connected = false;

@@ -5,7 +5,7 @@
 //   V: void operator()(const char* name, T& field, size_t most = kUnbounded) for each T below.
 //
 // `most` of a text: words for people, both ends cut them (bounded_text.h). Of a list: more items are refused.
-// Everything else is bounded by the size of a frame (security.max_control_bytes).
+// Everything else is bounded by what a message may have (FrameReader).
 
 #include <cstddef>
 #include <limits>

@@ -259,8 +259,8 @@ StatusOr<std::vector<Message>> FrameReader::Take(v1::Frame& frame) {
   if (!frame.cut() && begun_.empty()) return Unpack<Message>(frame);
   if (frame.messages_size() != 1) return InvalidArgument("a part of a message comes with another message");
   std::string& part = *frame.mutable_messages(0);
-  if (begun_.size() + part.size() > kLargestMessage)
-    return InvalidArgument("a message has more than " + std::to_string(kLargestMessage >> 20) + " MiB");
+  if (part.size() > most_ - begun_.size())
+    return InvalidArgument("a message has more than " + std::to_string(most_ >> 20) + " MiB");
   begun_ += part;
   if (frame.cut()) return std::vector<Message>();
   part = std::exchange(begun_, {});
@@ -269,7 +269,7 @@ StatusOr<std::vector<Message>> FrameReader::Take(v1::Frame& frame) {
 
 StatusOr<std::vector<BatchRow>> ReadRows(const std::function<bool(v1::Frame*)>& read) {
   std::vector<BatchRow> rows;
-  FrameReader reader;
+  FrameReader reader(SIZE_MAX);  // with routing a long row has any size
   for (v1::Frame frame; read(&frame); frame.Clear()) {
     TP_ASSIGN_OR_RETURN(auto more, reader.Take<BatchRow>(frame));
     rows.insert(rows.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));

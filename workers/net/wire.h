@@ -40,15 +40,17 @@ bool WriteFrames(const Messages& batch, size_t most, const std::function<bool(co
 // Puts the messages of one stream together again. One thread at a time.
 class FrameReader {
  public:
-  // So much may be waited for: more than a line of data (16 MiB) becomes by its fields.
+  // More than a line of data (16 MiB) becomes by its fields.
   static constexpr size_t kLargestMessage = 64 << 20;
+  explicit FrameReader(size_t most = kLargestMessage) : most_(most) {}
   // The messages that end in this frame, in order; none in the middle of one that was cut. Errors of Unpack;
-  // kInvalidArgument: larger than that. Message: ToWorker, FromWorker or BatchRow.
+  // kInvalidArgument: a message has more than `most` bytes. Message: ToWorker, FromWorker or BatchRow.
   template <typename Message>
   StatusOr<std::vector<Message>> Take(v1::Frame& frame);
   [[nodiscard]] bool within() const { return !begun_.empty(); }  // a message
 
  private:
+  size_t most_;
   std::string begun_;
 };
 

@@ -74,6 +74,7 @@ StatusOr<std::optional<Command>> WorkerSession::Receive(ToWorker message, TimePo
 Status WorkerSession::Heard(StatusOr<std::vector<ToWorker>> messages, TimePoint now,
                             std::vector<Command>& commands) {
   TP_RETURN_IF_ERROR(messages.status());
+  if (attached_ && messages->empty()) heard_ = now;  // a part of a message
   for (ToWorker& message : *messages) {
     TP_ASSIGN_OR_RETURN(auto command, Receive(std::move(message), now));
     if (command) commands.push_back(*std::move(command));

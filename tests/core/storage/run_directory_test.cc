@@ -147,15 +147,17 @@ TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilAllOfItsEndIsDone) {
   WriteJournal(fs, dir, {RestoreTo(3), End(0, true)});
   EXPECT_TRUE(finished(3));
   EXPECT_FALSE(finished(4)) << "more steps are wanted now";
-  const auto evaluated = [](int64_t correct) {
+  const auto evaluated = [](int64_t correct, int64_t step = 3) {
     record::EvalResult result;
-    result.correct = correct, result.total = 10;
+    result.step = {step}, result.correct = correct, result.total = 10;
     return result;
   };
   WriteJournal(fs, dir, {RestoreTo(3), evaluated(8), End(0, true)});
   EXPECT_FALSE(finished(4)) << "nor is eval.stop_at_accuracy reached";
   WriteJournal(fs, dir, {RestoreTo(3), evaluated(9), End(0, true)});
   EXPECT_TRUE(finished(4));
+  WriteJournal(fs, dir, {RestoreTo(2), Commit(3), End(0, true)});
+  EXPECT_FALSE(finished(4)) << "the step that reached it was undone";
   EXPECT_EQ(ReadRunState(fs, "runs/none").status().code(), StatusCode::kNotFound);
 }
 

@@ -49,6 +49,17 @@ TEST_F(DoorTest, HearsNothingOfAFrameInWhichAWorkerSaysWhatItMayNot) {
       << "a second one";
 }
 
+// The writer of a stream is woken, and before it looks, more is announced.
+TEST_F(DoorTest, WhatWasSentBeforeAHoldLeavesAtItsEnd) {
+  const ConnectionId a = door.Open();
+  door.Send(a, Numbered(1));
+  door.Hold();
+  EXPECT_FALSE(door.HasUnsent(a));
+  woken.clear();
+  door.Release();
+  EXPECT_EQ(woken, std::vector<ConnectionId>{a});
+}
+
 TEST_F(DoorTest, WhatIsHeldLeavesTogetherAndARefusalDoesNotWait) {
   const ConnectionId a = door.Open(), b = door.Open();
   door.Hold();
