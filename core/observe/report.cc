@@ -207,11 +207,20 @@ json ReportData(const RunData& run) {
   }
   if (const Points restarts = run.Metric("worker/restarts"); !restarts.empty())
     faults["worker restarts"] = restarts.back().second;
-  json out = {{"folder", run.folder},           {"facts", run.facts},       {"state", run.state},
-              {"exit_code", run.exit_code},     {"problems", run.problems}, {"config", run.config_yaml},
-              {"environment", run.environment}, {"accuracy", run.accuracy}, {"seconds", run.seconds},
-              {"peak_bytes", run.peak_bytes},   {"drops", drops},           {"faults", faults},
-              {"trace", TimeLine(run.trace)},   {"pool", Pool(run.pool)},   {"samples", Samples(run)}};
+  json out = {{"folder", run.folder},
+              {"facts", run.facts},
+              {"state", run.state},
+              {"exit_code", run.exit_code},
+              {"problems", run.problems},
+              {"config", run.config_yaml},
+              {"accuracy", run.accuracy},
+              {"seconds", run.seconds},
+              {"peak_bytes", run.peak_bytes},
+              {"drops", drops},
+              {"faults", faults},
+              {"trace", TimeLine(run.trace)},
+              {"pool", Pool(run.pool)},
+              {"samples", Samples(run)}};
   PutMetrics(run, out);
   return out;
 }

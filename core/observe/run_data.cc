@@ -55,9 +55,6 @@ void ReadSummary(const std::string& text, RunData& run) {
   ReadNumbers(summary, "seconds", run.seconds);
   ReadNumbers(summary, "peak_bytes", run.peak_bytes);
   ReadNumbers(summary, "drops", run.drops);
-  if (const auto it = summary.find("environment"); it != summary.end() && it->is_object()) {
-    for (const auto& [name, value] : it->items()) run.environment[name] = AsText(value);
-  }
 }
 
 void ReadSomeSamples(const std::string& run_dir, RunData& run) {

@@ -36,8 +36,7 @@ struct RunData {
   std::map<std::string, double> seconds;     // by phase
   std::map<std::string, double> peak_bytes;  // by process
   std::map<std::string, double> drops;       // by reason
-  std::map<std::string, std::string> environment;
-  std::vector<std::string> problems;  // what could not be read
+  std::vector<std::string> problems;         // what could not be read
 
   [[nodiscard]] Points Metric(const std::string& name) const;
   [[nodiscard]] std::set<std::string> MetricNames() const;

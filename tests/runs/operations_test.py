@@ -56,6 +56,9 @@ class OperationsTest(RunTest):
             self.assertIn(f"pid {run.pid}", second.stderr)
             self.assertTrue(self.path("journal").exists(), "the live run's folder was moved")
         self.assertEqual([p.name for p in self.dir.iterdir()], ["run"])
+        status = self.wait_for(lambda: " left, weights" in (out := self.command("status", str(self.path())).stdout) and out,
+                               what="the time that is left", process=run)
+        self.assertRegex(status, r"learning +reward [0-9.]+")
         run.send_signal(signal.SIGINT)
         self.finish(run)
         self.assert_checked()

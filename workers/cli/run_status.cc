@@ -94,15 +94,25 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
   std::string line = "step " + std::to_string(step) + " of " +
                      std::to_string(Value<int64_t>(live, "steps", 0)) + ", " +
                      Value<std::string>(live, "phase", "?");
-  if (const auto left = Value<double>(live, "seconds_left", -1); left >= 0)
+  if (const auto left = Value<double>(live, "left_s", -1); left >= 0)
     line += ", " + DurationText(left) + " left";
   row("progress", line + ", weights " + Value<std::string>(live, "version", "?"));
-  line = "reward " + Number(Value<double>(live, "reward", 0), "%.3f");
-  if (const auto accuracy = Value<double>(live, "accuracy", -1); accuracy >= 0)
-    line += ", held-out accuracy " + Number(100 * accuracy, "%.1f %%");
-  row("learning", line);
-  row("speed", Number(Value<double>(live, "tokens_per_s", 0), "%.0f") + " generated tokens/s, mean lag " +
-                   Number(Value<double>(live, "lag_mean", 0), "%.2f") + " versions");
+  // What the job does not have, or not yet, is not said.
+  const auto list = [&](const char* name, auto... parts) {
+    std::string all;
+    const auto add = [&](const std::tuple<const char*, const char*, double, const char*>& part) {
+      const auto& [key, before, times, format] = part;
+      if (live.contains(key))
+        all += (all.empty() ? "" : ", ") + std::string(before) +
+               Number(times * Value<double>(live, key, 0), format);
+    };
+    (add(parts), ...);
+    if (!all.empty()) row(name, all);
+  };
+  list("learning", std::tuple("reward", "reward ", 1.0, "%.3f"), std::tuple("loss", "loss ", 1.0, "%.4f"),
+       std::tuple("accuracy", "held-out accuracy ", 100.0, "%.1f %%"));
+  list("speed", std::tuple("tokens_per_s", "", 1.0, "%.0f tokens/s"),
+       std::tuple("lag_mean", "mean lag ", 1.0, "%.2f versions"));
   const auto count = [&](const char* key) { return std::to_string(Value<int64_t>(live, key, 0)); };
   row("groups", count("open_groups") + " open (running " + count("running") + ", awaiting rewards " +
                     count("awaiting") + ", queued " + count("queued") + ", leased " + count("leased") +
