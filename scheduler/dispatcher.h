@@ -147,10 +147,11 @@ class Dispatcher {
   std::vector<std::pair<SampleId, int32_t>> TakeBack(WorkerId worker);
   void SetSlowness(WorkerId worker, int64_t slowness);
   void Prefer(const SampleId& tid, WorkerId worker) { requests_.at(tid).home = worker; }
-  // Pinned samples: how many of a version wait; groups of those whose version no worker has; whether samples
-  // of its version need this worker (its own, or waiting ones that no other worker could take).
+  // Pinned samples of a version that wait for a worker.
   [[nodiscard]] int64_t PinnedReady(const Version& v) const;
+  // Groups of pinned samples whose version no worker has.
   [[nodiscard]] std::set<GroupId> Orphans() const;
+  // Pinned samples need this worker: its own, or waiting ones that no other worker could take.
   [[nodiscard]] bool NeededFor(WorkerId worker) const;
   // Chunks in flight are kept below it (KV-pressure admission); the configured limit holds as well.
   void SetCap(int64_t cap) { cap_ = cap; }

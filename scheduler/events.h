@@ -26,15 +26,15 @@ namespace event {
 
 // The run begins, or goes on after the journal was folded. First event of every process.
 struct Started {};
-// A process connected. `slot` for device workers. `restored_inc`: it was attached to this run before
-// (controller restart with reattach_grace_s > 0) and holds the listed chunks; else invalid.
-// Versions of its tokens.
+// An attempt that a returning worker still holds; the versions are those of its tokens.
 struct HeldChunk {
   SampleId tid;
   int32_t att = 0;
   int64_t generated_tokens = 0;
   Version v_min, v_max;
 };
+// A process connected. `slot` for device workers. `restored_inc`: it was attached to this run before
+// (controller restart with reattach_grace_s > 0) and holds the listed chunks; else invalid.
 struct WorkerJoined {
   WorkerId worker;
   uint64_t process = 0;  // the answer names it: by then another process may have the place

@@ -112,8 +112,8 @@ std::vector<Key> EnvironmentKeys() {
       TP_JOB_KEY(RlJob, environment.latency.straggler_share,
                  "of the samples, drawn from (seed, sample): each of their turns takes straggler_s longer",
                  Between(0, 1)),
-      TP_JOB_KEY(RlJob, environment.latency.straggler_s,
-                 "longer than the others' takes each turn of a straggler", Between(0, 86400), Unit{"s"}),
+      TP_JOB_KEY(RlJob, environment.latency.straggler_s, "extra seconds that each turn of a straggler takes",
+                 Between(0, 86400), Unit{"s"}),
   };
 }
 

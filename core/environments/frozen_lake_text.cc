@@ -1,4 +1,4 @@
-// Frozen lake as text (ALGORITHMS: side 4, a tile frozen with p 0.8, a path exists, 20 turns): walk from the
+// Frozen lake as text (side 4, a tile frozen with p 0.8, a path exists, 20 turns): walk from the
 // upper left to the lower right corner without stepping into a hole. Reward 1 at the goal; an action that
 // cannot be read leaves the state as it is and costs a little.
 

@@ -13,7 +13,7 @@
 
 namespace tidepool::storage {
 
-// Paths inside a run folder (INTERFACE: run directory).
+// Paths inside a run folder (docs/run_directory.md).
 struct RunPaths {
   explicit RunPaths(std::string run_dir) : dir(std::move(run_dir)) {}
   std::string dir;
@@ -46,9 +46,13 @@ std::string UtcStamp(int64_t unix_seconds);
 std::string FolderName(const std::string& name);
 
 // Makes the folder of a new run and returns its path. A name that is taken gets -2, -3 ... behind the time.
-//   kAlreadyExists      run_dir holds something (an empty folder is taken, and one whose run died before it
-//   began) kResourceExhausted  disk full, or less than need_bytes free kPermissionDenied, kFailedPrecondition
-//   (read-only, a file in the way): from the file system
+//
+//   kAlreadyExists: run_dir holds something. An empty folder is taken, and one whose run died before it
+//   began.
+//
+//   kResourceExhausted: the disk is full, or less than need_bytes are free.
+//
+//   kPermissionDenied, kFailedPrecondition: as the file system says (read-only, a file in the way).
 StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptions& options);
 
 // kResourceExhausted: `dir`'s disk has less than that free.

@@ -33,9 +33,9 @@ class Batches : public Machine {
       -1, {}};                // the ledger's count of changes and the version it was chosen at
   std::set<GroupId> urgent_;  // would expire at the next version, and its batch is not chosen yet
   std::optional<TimePoint> straggling_since_;  // the batch waits since then
-  // WouldLean when this step's successor first had a batch.
+  // The result of WouldLean for a step, computed when the step first had a batch.
   std::pair<StepNumber, bool> foreseen_{{-1}, false};
-  std::optional<StepNumber> not_waiting_;  // this step's successor does not, or no longer
+  std::optional<StepNumber> not_waiting_;  // the step after this one does not wait for stragglers
 };
 
 }  // namespace tidepool::scheduler

@@ -1,7 +1,7 @@
 #pragma once
 // What the scheduler decided, until it is carried out: in the order of decisions, and nothing before the
-// records of its round are durable. The scheduler is fed meanwhile. With it goes what may be acknowledged to
-// workers: a message is, once what it caused is carried out. The controller process and the simulated network
+// records of its round are durable. The scheduler is fed meanwhile. A worker's message is acknowledged only
+// after every command that it caused has been carried out. The controller process and the simulated network
 // run this very class. Pure; not thread-safe.
 
 #include <cstdint>

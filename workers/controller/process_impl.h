@@ -230,8 +230,8 @@ class ControllerProcess {
       0.01;  // of the steps of a paced run, beyond which its times mean nothing
   static constexpr double kMissedSeconds = 10;  // until a worker that others are to start is missed
   static constexpr double kMeetSeconds = 20;    // for the ranks of a training group to find each other
-  // Work on a disk that takes longer than this is spoken of, and such that takes as long as that ends the
-  // run: journals of an overloaded disk were seen to wait ten seconds.
+  // Work on a disk: after kSlowDisk_s the user is warned, after kHangingDisk_s the run ends. Journals of an
+  // overloaded disk were seen to wait ten seconds.
   static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30, kSlowCheckpoint_s = 10;
   bool slow_disk_told_ = false, slow_checkpoint_told_ = false;
 

@@ -5,10 +5,10 @@
 //
 // Safe is what the disk holds. With `ends_with_the_machine` (no process of the run outlives the machine it
 // runs on) tokens, and records about processes, are safe once the operating system has them (its page cache):
-// a killed controller loses nothing, and what loses them loses their effects too. A sync beside the loop
-// brings them to the disk within about 20 ms, tokens first. Nothing promises that order: the system writes
-// pages when it likes, so after a power cut an ENQ may name tokens that are not there. docs/journal.md says
-// what becomes of it.
+// a killed controller loses nothing. A power cut may lose records, but it also ends every process that acted
+// on them. A sync beside the loop brings them to the disk within about 20 ms, tokens first. Nothing promises
+// that order: the system writes pages when it likes, so after a power cut an ENQ may name tokens that are not
+// there. docs/journal.md says what becomes of it.
 
 #include <cstdint>
 #include <functional>

@@ -1,8 +1,8 @@
 #pragma once
-// A device worker's end of what it is told, as a machine: which commands are of now, what is held of
-// attempts, which weights are whole, what is answered and offered (docs/worker_protocol.md). It has no
-// threads, sockets, clocks or tensors: all that happens happens through DeviceWork. The worker process
-// (device_worker.cc) and the simulated network run this very class. Not thread-safe.
+// The state machine of a device worker: it rejects outdated commands, keeps the tokens of each attempt,
+// tracks which weights are whole, answers and offers (docs/worker_protocol.md). It has no threads, sockets,
+// clocks or tensors: all that happens happens through DeviceWork. The worker process (device_worker.cc) and
+// the simulated network run this very class. Not thread-safe.
 
 #include <cstdint>
 #include <deque>

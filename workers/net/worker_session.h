@@ -45,8 +45,8 @@ class WorkerSession {
   // True while the lease runs and fewer than kMostKept results wait for acknowledgement. Otherwise the worker
   // stops generating: the controller may have given it up, or does not take its results.
   [[nodiscard]] bool MayServe(TimePoint now) const;
-  // The worker has dropped what it did for earlier epochs. What is sent before speaks of those, and is
-  // dropped.
+  // Called after the worker has discarded its work of earlier epochs. Messages that were sent before are
+  // discarded.
   void Begin(int64_t ctl_epoch) { begun_ = ctl_epoch == ctl_epoch_; }
   void Send(FromWorkerBody body);
   // For the connection, in order; empty before Attached has come.
