@@ -35,7 +35,8 @@ class RolesWork : public DeviceWork {
   RolesWork(std::string token, std::function<bool(int64_t lease)> called_off)
       : token_(std::move(token)), called_off_(std::move(called_off)) {}
 
-  void Use(Link* link) { link_ = link; }  // before anything else; outlives this
+  // Before anything else; outlives this.  requires FinishCheckpoint before the link ends
+  void Use(Link* link) { link_ = link; }
   Pulse& pulse() { return pulse_; }
   // What others may fetch. kNotFound: it is not here.
   StatusOr<PublishedBytes> Read(const WantedBytes& wanted);
