@@ -2,6 +2,7 @@
 
 #include "core/text/jinja/evaluator.h"
 
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "core/text/jinja/parser.h"
@@ -321,6 +322,16 @@ Value Evaluator::CallMacro(const Macro& macro, Arguments arguments, const Value*
   const Value result = String(Capture(definition.body, frame));
   if (!failed()) line_ = line;
   return result;
+}
+
+Value Evaluator::StringFromTime(const Value* format) {
+  if (format == nullptr || !format->is_string()) return Fail("strftime_now takes a format");
+  const std::time_t seconds = options_.unix_time_s;
+  std::tm parts{};
+  if (gmtime_r(&seconds, &parts) == nullptr) return Fail("strftime_now: the time is out of range");
+  char buffer[1024];
+  const size_t length = std::strftime(buffer, sizeof(buffer), format->string().c_str(), &parts);
+  return String(std::string(buffer, length));
 }
 
 Value Evaluator::CallFunction(const std::string& name, const Arguments& arguments) {

@@ -2,6 +2,8 @@
 // Runs a parsed template. After the first error `failed()` is true and every rule returns at once with
 // an undefined value, so rules need not check each call. One rendering, one thread.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -33,6 +35,11 @@ struct Arguments {
     const Value* value = Get(place, name);
     return value != nullptr && Truth(*value);
   }
+  [[nodiscard]] Arguments From(size_t place) const {  // without those before that place
+    return {
+        {positional.begin() + static_cast<ptrdiff_t>(std::min(place, positional.size())), positional.end()},
+        named};
+  }
 };
 
 class Evaluator {
@@ -41,9 +48,7 @@ class Evaluator {
   Status SetVariables(const nlohmann::ordered_json& variables);
   StatusOr<std::string> Run(const Block& block);
 
- private:
-  enum class Flow { kNext, kBreak, kContinue };
-
+  // --- for operations
   // Limits and errors.
   bool Tick(int64_t operations = 1);  // false if failed
   [[nodiscard]] bool failed() const { return !status_.ok(); }
@@ -51,6 +56,29 @@ class Evaluator {
   Value Exhausted(std::string what);
   Value String(std::string text);
   Value MakeList(List items);
+
+  Heap& heap() { return heap_; }
+
+  // Values (expressions.cc).
+  std::string Str(const Value& value);
+  List Iterate(const Value& value);  // the items of a for loop; an error if there are none
+  bool Same(const Value& a, const Value& b);
+  Value Arithmetic(const std::string& op, const Value& a, const Value& b);
+  Value IntegerArithmetic(char op, int64_t a, int64_t b);
+  Value Compare(const std::string& op, const Value& a, const Value& b);
+  Value Attribute(const Value& object, const std::string& name);
+  Value Item(const Value& object, const Value& key);
+  Value FormatPercent(const std::string& format, const Value& values);
+  bool IntegerArgument(const Value* value, int64_t* result, std::string_view what);
+
+  // By name (operations.cc).
+  Value Filter(const std::string& name, const Value& input, const Arguments& arguments);
+  bool Test(const std::string& name, const Value& subject, const Arguments& arguments);
+  Value CallMethod(const Value& self, const std::string& name, const Arguments& arguments);
+  static bool HasMethod(const Value& object, std::string_view name);
+
+ private:
+  enum class Flow { kNext, kBreak, kContinue };
 
   // Statements (evaluator.cc).
   Flow Execute(const Block& block, Frame* frame);
@@ -67,61 +95,15 @@ class Evaluator {
   Value Call(const Expression& call, Frame* frame, const Value* caller);
   Value CallMacro(const Macro& macro, Arguments arguments, const Value* caller);
   Value CallFunction(const std::string& name, const Arguments& arguments);
+  Value StringFromTime(const Value* format);
   Arguments EvaluateArguments(const Expression& call, Frame* frame);
 
   // Expressions (expressions.cc).
   Value Evaluate(const Expression& node, Frame* frame);
   Value EvaluateNode(const Expression& node, Frame* frame);
-  Value Arithmetic(const std::string& op, const Value& a, const Value& b);
-  Value IntegerArithmetic(char op, int64_t a, int64_t b);
-  Value Compare(const std::string& op, const Value& a, const Value& b);
   bool Contains(const Value& container, const Value& item);
-  bool Same(const Value& a, const Value& b);
-  Value Attribute(const Value& object, const std::string& name);
-  Value Item(const Value& object, const Value& key);
   Value Slice(const Value& object, const Value& begin, const Value& end, const Value& step);
   Value LoopAttribute(const Value& loop, const std::string& name);
-  Value FormatPercent(const std::string& format, const Value& values);
-  List Iterate(const Value& value);  // the items of a for loop; an error if there are none
-  std::string Str(const Value& value);
-  bool IntegerArgument(const Value* value, int64_t* result, const char* what);
-
-  // Filters and tests (filters.cc, filters_sequence.cc, predicates.cc).
-  Value Filter(const std::string& name, const Value& input, const Arguments& arguments);
-  bool FilterText(const std::string& name, const Value& input, const Arguments& arguments, Value* result);
-  bool FilterSequence(const std::string& name, const Value& input, const Arguments& arguments, Value* result);
-  Value SelectFilter(const std::string& name, const Value& input, const Arguments& arguments);
-  Value MapFilter(const Value& input, const Arguments& arguments);
-  Value SortFilter(const Value& input, const Arguments& arguments);
-  Value UniqueFilter(const Value& input, const Arguments& arguments);
-  Value GroupByFilter(const Value& input, const Arguments& arguments);
-  Value DictSortFilter(const Value& input, const Arguments& arguments);
-  Value ExtremeFilter(bool largest, const Value& input, const Arguments& arguments);
-  Value BatchFilter(const Value& input, const Arguments& arguments);
-  Value IndentFilter(const Value& input, const Arguments& arguments);
-  Value JsonFilter(const Value& input, const Arguments& arguments);
-  Value RoundFilter(const Value& input, const Arguments& arguments);
-  Value PathOf(const Value& item, const Value& path);  // "a.b.0" or an integer
-  Value FoldCase(const Value& value);
-  // What a filter compares of an item: its attribute, if one is named; in lower case unless case_sensitive.
-  Value KeyOf(const Value& item, const Value* attribute, bool case_sensitive);
-  List SortedByKey(std::vector<std::pair<Value, Value>> keyed, bool backwards);  // the second of each
-  bool LessThan(const Value& a, const Value& b);
-  bool Test(const std::string& name, const Value& subject, const Arguments& arguments);
-
-  // Methods (methods.cc).
-  static bool HasMethod(const Value& object, std::string_view name);
-  Value CallMethod(const Value& self, const std::string& name, const Arguments& arguments);
-  Value StringMethod(const std::string& self, const std::string& name, const Arguments& arguments);
-  bool StringSplitMethod(const std::string& self, const std::string& name, const Arguments& arguments,
-                         Value* result);
-  bool StringPredicate(const std::string& self, const std::string& name, Value* result);
-  Value StringFind(const std::string& self, const std::string& name, const Arguments& arguments);
-  Value FormatBraces(const std::string& format, const Arguments& arguments);
-  Value DictMethod(Dict& self, const std::string& name, const Arguments& arguments);
-  Value ListMethod(const List& self, const std::string& name, const Arguments& arguments);
-  Value LoopMethod(Loop& self, const std::string& name, const Arguments& arguments);
-  Value StringFromTime(const Value* format);
 
   RenderOptions options_;
   Heap heap_;
@@ -133,14 +115,5 @@ class Evaluator {
   Frame* globals_ = nullptr;
   std::string* out_ = nullptr;
 };
-
-// Text operations in code points (methods.cc).
-int64_t LengthInCodePoints(std::string_view text);
-std::string Strip(std::string_view text, const std::string* characters, bool left, bool right);
-std::string ReplaceAll(std::string_view text, std::string_view from, std::string_view to, int64_t count);
-std::string TitleCase(std::string_view text);
-std::string Capitalize(std::string_view text);
-std::vector<std::string> SplitLines(std::string_view text);
-std::vector<std::string> SplitSpace(std::string_view text, int64_t splits_max);
 
 }  // namespace tidepool::text::jinja

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "core/text/jinja/evaluator.h"
+#include "core/text/jinja/operations.h"
 #include "core/text/unicode.h"
 
 namespace tidepool::text::jinja {
@@ -385,7 +385,7 @@ Value Evaluator::LoopAttribute(const Value& value, const std::string& name) {
   if (name == "depth0") return Value::Int(0);
   if (name == "previtem" && loop.index > 0) return (*loop.items)[static_cast<size_t>(loop.index - 1)];
   if (name == "nextitem" && loop.index + 1 < size) return (*loop.items)[static_cast<size_t>(loop.index + 1)];
-  if (name == "cycle" || name == "changed") return heap_.NewMethod(value, name);
+  if (HasMethod(value, name)) return heap_.NewMethod(value, name);
   return Value::Undefined(&name);
 }
 
@@ -416,7 +416,7 @@ List Evaluator::Iterate(const Value& value) {
   return items;
 }
 
-bool Evaluator::IntegerArgument(const Value* value, int64_t* result, const char* what) {
+bool Evaluator::IntegerArgument(const Value* value, int64_t* result, std::string_view what) {
   if (value == nullptr || value->is(Kind::kNone)) return !failed();
   if (!value->is_integer()) {
     Fail(std::string(what) + " takes an integer, not " + TypeName(*value));
