@@ -1,15 +1,18 @@
 #include "core/storage/journal_codec.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <concepts>
+#include <cstdio>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/little_endian.h"
 
 namespace tidepool::storage {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 template <typename T>
 inline constexpr bool kIsPair = false;
@@ -130,150 +133,51 @@ constexpr auto kDecoders = []<size_t... kKind>(std::index_sequence<kKind...>) {
 }
 (std::make_index_sequence<kKinds>{});
 
-class JsonWriter {
- public:
-  explicit JsonWriter(std::string& out) : out_(out) {}
+// Fields as JSON, by the rules of the header.
+struct JsonFields {
+  Json& out;
 
   template <typename T>
   void operator()(const char* name, const T& field) {
+    const std::string_view key = name;
     if constexpr (std::is_same_v<T, WorkerRef>) {
-      if (std::string_view(name) == "worker") {
-        Key("w"), Put(field.worker);
-        Key("inc"), Put(field.inc);
-        return;
-      }
+      if (key == "worker") return VisitFields(field, *this);
     }
     // FAULT's field would hide the record's own kind.
-    Key(std::string_view(name) == "kind" ? "class" : name);
-    if constexpr (std::is_same_v<T, std::vector<std::pair<std::string, double>>>) {
-      out_.push_back('{');
-      first_ = true;
-      for (const auto& [key, value] : field) Key(key), Put(value);
-      out_.push_back('}');
-      first_ = false;
-    } else {
-      Put(field);
-    }
-  }
-
-  void Begin() {
-    out_.push_back('{');
-    first_ = true;
-  }
-  void End() {
-    out_.push_back('}');
-    first_ = false;
-  }
-  void Key(std::string_view name) {
-    if (!first_) out_.push_back(',');
-    first_ = false;
-    Text(name);
-    out_.push_back(':');
-  }
-
-  template <typename T>
-  void Put(const T& x) {
-    if constexpr (std::is_same_v<T, bool>) {
-      out_ += x ? "true" : "false";
-    } else if constexpr (std::is_same_v<T, uint64_t>) {  // in records, these are digests
-      char text[24];
-      const auto end = std::to_chars(text, text + sizeof(text), x, 16).ptr;
-      out_ += "\"0x";
-      out_.append(16 - static_cast<size_t>(end - text), '0');
-      out_.append(text, end);
-      out_.push_back('"');
-    } else if constexpr (std::floating_point<T>) {
-      if (!std::isfinite(x)) {
-        out_ += std::isnan(x) ? "\"nan\"" : x > 0 ? "\"inf\"" : "\"-inf\"";
-        return;
-      }
-      Digits(x);
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      Digits(x);
-    } else if constexpr (std::is_enum_v<T>) {
-      Text(Name(x));
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      Text(x);
-    } else if constexpr (kIsStrongId<T>) {
-      Digits(x.value);
-    } else if constexpr (kIsVector<T>) {
-      out_.push_back('[');
-      bool first = true;
-      for (const auto& item : x) {
-        if (!first) out_.push_back(',');
-        first = false;
-        Put(item);
-      }
-      out_.push_back(']');
-    } else {
-      Begin();
-      VisitFields(x, *this);
-      End();
-    }
-  }
-
-  template <typename T>
-  void Digits(T x) {
-    char text[40];
-    out_.append(text, std::to_chars(text, text + sizeof(text), x).ptr);
+    out[key == "kind" ? "class" : name] = Value(field);
   }
 
  private:
-  // Escapes what JSON demands; bytes that are no UTF-8 become U+FFFD, so that the line always parses.
-  void Text(std::string_view text);
-
-  std::string& out_;
-  bool first_ = true;
-};
-
-// Length of the valid UTF-8 sequence at the front of `s`; 0 if there is none.
-size_t Utf8Length(std::string_view s) {
-  const auto byte = [&](size_t i) { return i < s.size() ? static_cast<uint8_t>(s[i]) : 0U; };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
-  const unsigned b = byte(0);
-  if (b < 0x80) return 1;
-  if (b >= 0xC2 && b <= 0xDF) return tail(1) ? 2 : 0;
-  if (b >= 0xE0 && b <= 0xEF) {
-    if (b == 0xE0 && byte(1) < 0xA0) return 0;
-    if (b == 0xED && byte(1) > 0x9F) return 0;
-    return tail(1) && tail(2) ? 3 : 0;
-  }
-  if (b >= 0xF0 && b <= 0xF4) {
-    if (b == 0xF0 && byte(1) < 0x90) return 0;
-    if (b == 0xF4 && byte(1) > 0x8F) return 0;
-    return tail(1) && tail(2) && tail(3) ? 4 : 0;
-  }
-  return 0;
-}
-
-void JsonWriter::Text(std::string_view text) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  out_.push_back('"');
-  while (!text.empty()) {
-    const auto c = static_cast<uint8_t>(text.front());
-    if (c == '"' || c == '\\') {
-      out_.push_back('\\');
-      out_.push_back(static_cast<char>(c));
-    } else if (c == '\n') {
-      out_ += "\\n";
-    } else if (c < 0x20) {
-      out_ += "\\u00";
-      out_.push_back(kHex[c >> 4]);
-      out_.push_back(kHex[c & 15]);
+  template <typename T>
+  static Json Value(const T& x) {
+    if constexpr (std::is_same_v<T, uint64_t>) {  // in records, these are digests
+      char text[24];
+      std::snprintf(text, sizeof(text), "0x%016llx", static_cast<unsigned long long>(x));
+      return text;
+    } else if constexpr (std::floating_point<T>) {
+      if (!std::isfinite(x)) return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
+      return x;
+    } else if constexpr (std::is_enum_v<T>) {
+      return Name(x);
+    } else if constexpr (kIsStrongId<T>) {
+      return x.value;
+    } else if constexpr (std::is_same_v<T, std::vector<std::pair<std::string, double>>>) {
+      Json object = Json::object();
+      for (const auto& [name, value] : x) object[name] = Value(value);
+      return object;
+    } else if constexpr (kIsVector<T>) {
+      Json list = Json::array();
+      for (const auto& item : x) list.push_back(Value(item));
+      return list;
+    } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
+      return x;
     } else {
-      const size_t n = Utf8Length(text);
-      if (n == 0) {
-        out_ += "\xEF\xBF\xBD";
-      } else {
-        out_.append(text.substr(0, n));
-        text.remove_prefix(n);
-        continue;
-      }
+      Json object = Json::object();
+      VisitFields(x, JsonFields{object});
+      return object;
     }
-    text.remove_prefix(1);
   }
-  out_.push_back('"');
-}
+};
 
 }  // namespace
 
@@ -292,18 +196,13 @@ StatusOr<JournalRecord> DecodeFields(uint16_t kind, std::string_view bytes, uint
   return kDecoders[kind](bytes, schema);
 }
 
-std::string JournalEntryToJson(const JournalEntry& entry) {
-  std::string out;
-  out.reserve(256);
-  JsonWriter json(out);
-  json.Begin();
-  json.Key("lsn"), json.Put(entry.lsn);
-  json.Key("ctl_epoch"), json.Digits(entry.ctl_epoch);
-  json.Key("mono_ns"), json.Digits(entry.mono_ns);
-  json.Key("kind"), json.Put(std::string(RecordName(entry.record)));
-  std::visit([&](const auto& r) { VisitFields(r, json); }, entry.record);
-  json.End();
-  return out;
+Json JournalEntryToJson(const JournalEntry& entry) {
+  Json json = {{"lsn", entry.lsn.value},
+               {"ctl_epoch", entry.ctl_epoch},
+               {"mono_ns", entry.mono_ns},
+               {"kind", RecordName(entry.record)}};
+  std::visit([&](const auto& r) { VisitFields(r, JsonFields{json}); }, entry.record);
+  return json;
 }
 
 }  // namespace tidepool::storage

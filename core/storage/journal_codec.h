@@ -14,6 +14,7 @@
 // object name -> value; a number that is not finite is the string "nan", "inf" or "-inf". FAULT's class
 // is called "class".
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -33,7 +34,6 @@ void EncodeFields(const JournalRecord& record, std::string& out);
 // longer than the fields, an enum out of range.
 StatusOr<JournalRecord> DecodeFields(uint16_t kind, std::string_view bytes, uint32_t schema = kJournalSchema);
 
-// One JSON object, without a line feed.
-std::string JournalEntryToJson(const JournalEntry& entry);
+nlohmann::ordered_json JournalEntryToJson(const JournalEntry& entry);
 
 }  // namespace tidepool::storage

@@ -38,9 +38,12 @@ struct InspectOptions {
   int64_t count = -1;
 };
 
-void Print(const Json& json) {
-  std::printf("%s\n", json.dump(1, ' ', false, Json::error_handler_t::replace).c_str());
+// Bytes that are no UTF-8 become U+FFFD. indent -1: one line.
+std::string Text(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
+
+void Print(const Json& json, int indent = 1) { std::printf("%s\n", Text(json, indent).c_str()); }
 
 // --- status and report ---
 
@@ -386,7 +389,7 @@ void Samples(CommandContext& context, const InspectOptions& options) {
   for (size_t i = 0; i < shown; ++i) {
     const observe::SampleRow& row = (*rows)[i];
     if (options.json) {
-      std::printf("%s\n", ToJson(row, step).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+      Print(ToJson(row, step), -1);
       continue;
     }
     std::string rewards;
@@ -415,8 +418,10 @@ void Samples(CommandContext& context, const InspectOptions& options) {
 std::string Plain(const Json& value) {
   const auto number = [&](const char* key) { return value[key].dump(); };
   if (value.is_string()) {
-    const std::string text = value.get<std::string>();
-    return text.empty() || text.find(' ') != std::string::npos ? value.dump() : text;
+    const std::string text = Text(value);
+    return text.size() == 2 || text.find_first_of(" \\") != std::string::npos
+               ? text
+               : text.substr(1, text.size() - 2);
   }
   if (value.is_object()) {
     if (value.contains("ordinal") && value.contains("sample"))
@@ -441,7 +446,7 @@ std::string Plain(const Json& value) {
 }
 
 std::string RecordLine(const JournalEntry& entry) {
-  const Json json = Json::parse(storage::JournalEntryToJson(entry), nullptr, /*allow_exceptions=*/false);
+  const Json json = storage::JournalEntryToJson(entry);
   char head[96];
   std::snprintf(head, sizeof(head), "%8lld  e%u %10.3fs  %-13s", static_cast<long long>(entry.lsn.value),
                 entry.ctl_epoch, static_cast<double>(entry.mono_ns) * 1e-9, RecordName(entry.record));
@@ -458,7 +463,7 @@ std::string RecordLine(const JournalEntry& entry) {
 }
 
 void PrintRecord(const JournalEntry& entry, bool json) {
-  std::printf("%s\n", (json ? storage::JournalEntryToJson(entry) : RecordLine(entry)).c_str());
+  std::printf("%s\n", (json ? Text(storage::JournalEntryToJson(entry)) : RecordLine(entry)).c_str());
 }
 
 // Prints what is there and what comes, until the run ends.

@@ -86,6 +86,11 @@ TEST(JournalCodecTest, RecordOfAnOlderProgramKeepsDefaultsForNewFields) {
       << "a newer program's field is not dropped silently";
 }
 
+// As `tidepool journal --json` prints it.
+std::string Line(const JournalEntry& entry) {
+  return JournalEntryToJson(entry).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 TEST(JournalCodecTest, JsonNamesEveryField) {
   const JournalEntry commit{
       .lsn = Lsn{7},
@@ -96,29 +101,29 @@ TEST(JournalCodecTest, JsonNamesEveryField) {
                                    .digest = 0xfeed,
                                    .rows = {{{5, 0, 1}, {0, 2}, 0xbeef, 4}, {{5, 0, 2}, {0, 1}}}}};
   EXPECT_EQ(
-      JournalEntryToJson(commit),
+      JournalEntryToJson(commit).dump(),
       R"({"lsn":7,"ctl_epoch":2,"mono_ns":1234567890123,"kind":"STEP_COMMIT","step":3,"v":{"lineage":0,"number":3},)"
       R"("digest":"0x000000000000feed","rows":[{"tid":{"ordinal":5,"issue":0,"sample":1},"oldest":{"lineage":0,"number":2},"digest":"0x000000000000beef","masked":4},)"
       R"({"tid":{"ordinal":5,"issue":0,"sample":2},"oldest":{"lineage":0,"number":1},"digest":"0x0000000000000000","masked":0}]})");
   const JournalEntry fault{
       .record = record::Fault{.kind = "oom", .actor = "actor/0", .inc = {4}, .what = "say \"no\"\n\xff"}};
-  const auto parsed = nlohmann::json::parse(JournalEntryToJson(fault));
+  const auto parsed = nlohmann::json::parse(Line(fault));
   EXPECT_EQ(parsed["kind"], "FAULT");
   EXPECT_EQ(parsed["class"], "oom");
   EXPECT_EQ(parsed["what"], "say \"no\"\n\xEF\xBF\xBD");
   const JournalEntry start{.record = record::Start{.tid = {1, 0, 2}, .worker = {{2}, {7}}, .wv = {0, 4}}};
-  const auto start_json = nlohmann::json::parse(JournalEntryToJson(start));
+  const auto start_json = JournalEntryToJson(start);
   EXPECT_EQ(start_json["w"], 2);
   EXPECT_EQ(start_json["inc"], 7);
   const JournalEntry graded{.record =
                                 record::Graded{.reward = 0.5, .rewards = {{"exact", 1.0}, {"format", 0.25}}}};
-  EXPECT_EQ(nlohmann::json::parse(JournalEntryToJson(graded))["rewards"]["format"], 0.25);
+  EXPECT_EQ(JournalEntryToJson(graded)["rewards"]["format"], 0.25);
 }
 
 TEST(JournalCodecTest, JsonOfRandomRecordsParses) {
   Rng rng(3);
   for (int i = 0; i < 2000; ++i) {
-    const std::string text = JournalEntryToJson({.lsn = Lsn{i}, .record = RandomRecord(rng)});
+    const std::string text = Line({.lsn = Lsn{i}, .record = RandomRecord(rng)});
     EXPECT_TRUE(nlohmann::json::accept(text)) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos);
   }
