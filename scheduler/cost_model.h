@@ -14,36 +14,14 @@
 // grows by b tokens each is taken in closed form. Constants can be fitted again online (Fit). Pure.
 
 #include <cstdint>
-#include <string>
 
+#include "core/base/hardware.h"
 #include "core/base/status.h"
 
 namespace tidepool::scheduler {
 
-struct HardwareProfile {
-  std::string name, source;  // source: where the numbers are from
-  double flops = 0;          // sustained, of one device, FLOP/s
-  double bytes_per_s = 0;    // its memory
-  double memory_bytes = 0;
-  double link_bytes_per_s = 0;  // to another device of the host
-  double net_bytes_per_s = 0;   // to another host
-  double host_bytes_per_s = 0;  // to host memory
-  double step_overhead_s = 0;   // t0: launches, scheduling, sampling
-};
 // kInvalidArgument naming the field that is zero, negative or not finite.
 Status CheckProfile(const HardwareProfile& profile);
-
-struct ModelShape {
-  std::string name;
-  double parameters = 0, active_parameters = 0;  // active: of one token (mixture of experts)
-  int64_t layers = 0, heads = 0, kv_heads = 0, head_size = 0;
-  double weight_bytes = 2, kv_bytes = 2;  // of a parameter, of a KV element
-  double kv_bytes_per_token = 0;          // > 0: instead of 2 L Hkv D (compressed KV)
-  [[nodiscard]] double KvBytes() const {
-    return kv_bytes_per_token > 0 ? kv_bytes_per_token
-                                  : 2.0 * static_cast<double>(layers * kv_heads * head_size) * kv_bytes;
-  }
-};
 
 class CostModel {
  public:

@@ -20,6 +20,7 @@ struct Entry {
   double lo = 0, hi = 1e18;
   bool above = false;  // more than lo
   bool required = false;
+  double unit = 1;  // of the key, in that of the field
 };
 
 void Complain(const Node& at, const std::string& text, std::vector<Problem>& problems) {
@@ -54,7 +55,7 @@ void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
     std::snprintf(range, sizeof(range), "%s %g and at most %g", e.above ? "above" : "at least", e.lo, e.hi);
     return Complain(node, key + ": is " + node.text + "; it has to be " + range, problems);
   }
-  if (auto* number = std::get_if<double*>(&e.field)) **number = x;
+  if (auto* number = std::get_if<double*>(&e.field)) **number = x * e.unit;
   if (auto* count = std::get_if<int64_t*>(&e.field)) **count = static_cast<int64_t>(x);
 }
 
@@ -178,7 +179,7 @@ Variants ReadVariants(const Node* list, const WorkloadJob& base, std::vector<Pro
   return out;
 }
 
-void ReadModel(const Node& node, WorkloadModel& m, std::vector<Problem>& problems) {
+void ReadModel(const Node& node, ModelShape& m, std::vector<Problem>& problems) {
   ReadMap(node, "model",
           {{"name", &m.name},
            {"parameters", &m.parameters, 0, 1e15, true, true},
@@ -194,8 +195,6 @@ void ReadModel(const Node& node, WorkloadModel& m, std::vector<Problem>& problem
   if (m.active_parameters == 0) m.active_parameters = m.parameters;
 }
 
-}  // namespace
-
 std::string HardwarePath(const std::string& name, const std::string& from) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -207,29 +206,32 @@ std::string HardwarePath(const std::string& name, const std::string& from) {
   return "configs/hardware/" + name + ".yaml";
 }
 
+}  // namespace
+
 StatusOr<Pace> LoadPace(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path));
   std::vector<Problem> problems;
   const Node root = ParseYaml(text, {path, 0, false}, problems);
   TP_RETURN_IF_ERROR(AllOf(problems));
   Pace p;
+  std::string hardware;
   Node rest = root;  // without the model, which is a map of its own
   std::erase_if(rest.members, [](const auto& member) { return member.first == "model"; });
   ReadMap(rest, "pace",
           {{.key = "name", .field = &p.name, .required = true},
-           {.key = "hardware", .field = &p.hardware, .required = true},
+           {.key = "hardware", .field = &hardware, .required = true},
            {"devices_per_slot", &p.devices_per_slot, 1, 65536},
            {"engine_efficiency", &p.engine_efficiency, 0, 1, true},
            {"train_efficiency", &p.train_efficiency, 0, 100, true},
            {"token_factor", &p.token_factor, 1, 1e6},
-           {"step_gap_ms", &p.step_gap_ms, 0, 1e6},
+           {.key = "step_gap_ms", .field = &p.step_gap_s, .hi = 1e6, .unit = 1e-3},
            {"slow_beside", &p.slow_beside, 1, 100},
            {"jitter", &p.jitter, 0, 1},
-           {"message_ms", &p.message_ms, 0, 1e6},
-           {"reward_ms", &p.reward_ms, 0, 1e6},
-           {"release_ms", &p.release_ms, 0, 1e6},
-           {"grant_ms", &p.grant_ms, 0, 1e6},
-           {"publish_ms", &p.publish_ms, 0, 1e6}},
+           {.key = "message_ms", .field = &p.message_s, .hi = 1e6, .unit = 1e-3},
+           {.key = "reward_ms", .field = &p.reward_s, .hi = 1e6, .unit = 1e-3},
+           {.key = "release_ms", .field = &p.release_s, .hi = 1e6, .unit = 1e-3},
+           {.key = "grant_ms", .field = &p.grant_s, .hi = 1e6, .unit = 1e-3},
+           {.key = "publish_ms", .field = &p.publish_s, .hi = 1e6, .unit = 1e-3}},
           problems);
   if (const Node* model = root.Find("model"); model != nullptr) {
     ReadModel(*model, p.model, problems);
@@ -237,26 +239,27 @@ StatusOr<Pace> LoadPace(const std::string& path) {
     Complain(root, "pace: model is missing; give parameters, layers, heads, kv_heads, head_size", problems);
   }
   TP_RETURN_IF_ERROR(AllOf(problems));
-  TP_RETURN_IF_ERROR(LoadProfile(HardwarePath(p.hardware, path)).status());
+  TP_ASSIGN_OR_RETURN(p.hardware, LoadHardware(hardware, path));
   return p;
 }
 
-StatusOr<Profile> LoadProfile(const std::string& path) {
+StatusOr<HardwareProfile> LoadHardware(const std::string& name, const std::string& from) {
+  const std::string path = HardwarePath(name, from);
   TP_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path));
   std::vector<Problem> problems;
   const Node root = ParseYaml(text, {path, 0, false}, problems);
-  Profile p;
+  HardwareProfile p;
   if (problems.empty()) {
     ReadMap(root, "profile",
             {{.key = "name", .field = &p.name, .required = true},
              {.key = "source", .field = &p.source, .required = true},
-             {"tflops", &p.tflops, 0, 1e9, true, true},
-             {"memory_gb", &p.memory_gb, 0, 1e9, true, true},
-             {"memory_gb_per_s", &p.memory_gb_per_s, 0, 1e9, true, true},
-             {"link_gb_per_s", &p.link_gb_per_s, 0, 1e9, true, true},
-             {"net_gb_per_s", &p.net_gb_per_s, 0, 1e9, true, true},
-             {"host_gb_per_s", &p.host_gb_per_s, 0, 1e9, true, true},
-             {"step_overhead_ms", &p.step_overhead_ms, 0, 1e6}},
+             {"tflops", &p.flops, 0, 1e9, true, true, 1e12},
+             {"memory_gb", &p.memory_bytes, 0, 1e9, true, true, 1e9},
+             {"memory_gb_per_s", &p.bytes_per_s, 0, 1e9, true, true, 1e9},
+             {"link_gb_per_s", &p.link_bytes_per_s, 0, 1e9, true, true, 1e9},
+             {"net_gb_per_s", &p.net_bytes_per_s, 0, 1e9, true, true, 1e9},
+             {"host_gb_per_s", &p.host_bytes_per_s, 0, 1e9, true, true, 1e9},
+             {.key = "step_overhead_ms", .field = &p.step_overhead_s, .hi = 1e6, .unit = 1e-3}},
             problems);
   }
   TP_RETURN_IF_ERROR(AllOf(problems));

@@ -11,46 +11,34 @@
 
 #include "core/base/choices.h"
 #include "core/base/fault_shape.h"
+#include "core/base/hardware.h"
 #include "core/base/status.h"
 
 namespace tidepool::config {
 
-// configs/hardware/*.yaml. Rates are sustained ones of one device.
-struct Profile {
-  std::string name, source;
-  double tflops = 0, memory_gb = 0, memory_gb_per_s = 0, link_gb_per_s = 0, net_gb_per_s = 0,
-         host_gb_per_s = 0;
-  double step_overhead_ms = 0;
-};
-// kNotFound, kInvalidArgument (all problems, one a line).
-StatusOr<Profile> LoadProfile(const std::string& path);
+// configs/hardware/*.yaml. `name` as a file at `from` says it: `name` itself if there is such a file (seen
+// from the current directory, then from `from`), else hardware/NAME.yaml beside the folder of `from`, else
+// configs/hardware/NAME.yaml. kNotFound, kInvalidArgument (all problems, one a line).
+StatusOr<HardwareProfile> LoadHardware(const std::string& name, const std::string& from = "");
 
-struct WorkloadModel {
-  std::string name;
-  double parameters = 0, active_parameters = 0, weight_bytes = 2, kv_bytes = 2, kv_bytes_per_token = 0;
-  int64_t layers = 0, heads = 0, kv_heads = 0, head_size = 0;
-};
 // configs/pace/*.yaml: the model and hardware whose time a paced slot takes (cluster.pace).
 struct Pace {
-  std::string name, hardware;  // hardware: a profile's name or path (HardwarePath)
-  WorkloadModel model;
+  std::string name;  // for people
+  HardwareProfile hardware;
+  ModelShape model;
   int64_t devices_per_slot = 1;
   double engine_efficiency = 0.9,
          train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
   int64_t token_factor = 1;       // tokens of the modelled job that one token of this job stands for
   // For `tidepool simulate` alone, measured by tests/bench/calibrate.py on a run; negative: not given.
-  double step_gap_ms = -1;  // of the step overhead: between two engine steps, so not busy
+  double step_gap_s = -1;  // of the step overhead: between two engine steps, so not busy
   double slow_beside =
       -1;  // an engine step takes so many times longer while another slot works (slots share a machine)
   double jitter =
       -1;  // relative deviation of a slot's speed from one load of weights, or training step, to the next
-  double message_ms = -1, reward_ms = -1, release_ms = -1, grant_ms = -1, publish_ms = -1;
+  double message_s = -1, reward_s = -1, release_s = -1, grant_s = -1, publish_s = -1;
 };
 StatusOr<Pace> LoadPace(const std::string& path);
-// File of the profile called `name` in a file at `from`: `name` itself if there is such a file (seen from the
-// current directory, then from `from`), else hardware/NAME.yaml beside the folder of `from`, else
-// configs/hardware/NAME.yaml.
-std::string HardwarePath(const std::string& name, const std::string& from);
 
 // A simulated job; the same keys under `job` and in each of `variants` (which change some of them).
 struct WorkloadJob {
@@ -71,7 +59,7 @@ struct WorkloadJob {
 };
 struct Workload {
   std::string name, what, hardware;  // hardware: a profile's name, or a path
-  WorkloadModel model;
+  ModelShape model;
   FaultShape faults;                                          // in every variant
   std::vector<std::pair<std::string, WorkloadJob>> variants;  // by name; one "base" if none is written
   // What the publication states (never fitted), and what it leaves out.

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,6 @@
 #include "workers/cli/measured_run.h"
 #include "workers/controller/scheduler_options.h"
 #include "workers/data/row_source.h"
-#include "workers/device/hardware.h"
 #include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
@@ -33,11 +33,11 @@ using scheduler::SimReport;
 constexpr int64_t kFlushBytes = 1 << 20;
 
 SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
-                    const scheduler::HardwareProfile& hardware) {
+                    const HardwareProfile& hardware) {
   SimJob s;
   s.name = w.name;
   s.hardware = hardware;
-  s.model = ToShape(w.model);
+  s.model = w.model;
   s.devices_per_slot = j.devices_per_slot;
   s.engine_efficiency = j.engine_efficiency;
   s.train_efficiency = j.train_efficiency;
@@ -146,21 +146,18 @@ Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
 }
 
 // Values measured in the pace file replace guessed ones and those of another run.
-Status TakeMeasured(const std::string& pace, SimJob& s) {
-  TP_ASSIGN_OR_RETURN(const PaceModel p, LoadPaceModel(pace));
-  const config::Pace& m = p.measured;
-  const auto take = [](double ms, double& seconds) {
-    if (ms >= 0) seconds = ms * 1e-3;
+void TakeMeasured(const config::Pace& p, SimJob& s) {
+  const auto take = [](double measured, double& guess) {
+    if (measured >= 0) guess = measured;
   };
-  take(m.step_gap_ms, s.step_gap_s);
-  take(m.message_ms, s.message_s);
-  take(m.reward_ms, s.reward_s);
-  take(m.release_ms, s.release_s);
-  take(m.grant_ms, s.grant_s);
-  take(m.publish_ms, s.publish_s);
-  if (m.slow_beside > 0) s.slow_beside = m.slow_beside;
-  if (m.jitter > 0) s.jitter = m.jitter;
-  return OkStatus();
+  take(p.step_gap_s, s.step_gap_s);
+  take(p.message_s, s.message_s);
+  take(p.reward_s, s.reward_s);
+  take(p.release_s, s.release_s);
+  take(p.grant_s, s.grant_s);
+  take(p.publish_s, s.publish_s);
+  take(p.slow_beside, s.slow_beside);
+  take(p.jitter, s.jitter);
 }
 
 StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
@@ -182,20 +179,21 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   const std::string pace = o.pace.empty() ? config.cluster.pace : o.pace;
   double scale = 1;  // modelled seconds of the run that is taken as an example
   int64_t factor = 1;
+  std::optional<config::Pace> paced;
   if (pace.empty()) {
-    TP_ASSIGN_OR_RETURN(s.hardware, LoadHardware(o.hardware));
+    TP_ASSIGN_OR_RETURN(s.hardware, config::LoadHardware(o.hardware));
     TP_ASSIGN_OR_RETURN(const model::ModelSpec m, SpecOf(config.model));
     const auto parameters = static_cast<double>(model::ParameterCount(m));
     const double w = config.model.dtype == DType::kBFloat16 ? 2 : 4;
     s.model = {m.architecture, parameters, parameters, m.layers, m.heads, m.kv_heads, m.head_size, w, w, 0};
   } else {
-    TP_ASSIGN_OR_RETURN(const PaceModel p, LoadPaceModel(pace));
-    s.hardware = p.hardware;
-    s.model = p.model;
-    s.devices_per_slot = p.devices_per_slot;
-    s.engine_efficiency = p.engine_efficiency;
-    s.train_efficiency = p.train_efficiency;
-    factor = p.token_factor;
+    TP_ASSIGN_OR_RETURN(paced, config::LoadPace(pace));
+    s.hardware = paced->hardware;
+    s.model = paced->model;
+    s.devices_per_slot = paced->devices_per_slot;
+    s.engine_efficiency = paced->engine_efficiency;
+    s.train_efficiency = paced->train_efficiency;
+    factor = paced->token_factor;
     if (!config.cluster.pace.empty()) {
       scale = config.cluster.pace_scale;
       s.engine_quantum =
@@ -219,7 +217,7 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
     s.message_s = 0.0005 / scale;
     for (const auto& [worker, at] : m.join_s) s.join_s[worker] = at / scale;
   }
-  if (!pace.empty()) TP_RETURN_IF_ERROR(TakeMeasured(pace, s));
+  if (paced) TakeMeasured(*paced, s);
   StretchTokens(s, factor);
   return s;
 }
@@ -308,7 +306,7 @@ void PrintCost(const std::vector<SimReport>& reports) {
 
 Status SimulateWorkload(const Options& o) {
   TP_ASSIGN_OR_RETURN(const config::Workload w, config::LoadWorkload(o.file));
-  TP_ASSIGN_OR_RETURN(const scheduler::HardwareProfile hardware, LoadHardware(w.hardware, o.file));
+  TP_ASSIGN_OR_RETURN(const HardwareProfile hardware, config::LoadHardware(w.hardware, o.file));
   std::printf("# %s\n\n%s. Hardware: %s (%s). Model: %s.\n\n", w.name.c_str(), w.what.c_str(),
               hardware.name.c_str(), hardware.source.c_str(), w.model.name.c_str());
   std::vector<SimReport> all;

@@ -16,14 +16,19 @@ constexpr auto kAsk = std::chrono::milliseconds(5);
 
 StatusOr<std::unique_ptr<Pacer>> Pacer::Create(const ClusterConfig& cluster) {
   if (cluster.pace.empty()) return std::unique_ptr<Pacer>();
-  TP_ASSIGN_OR_RETURN(PaceModel model, LoadPaceModel(cluster.pace));
-  return std::unique_ptr<Pacer>(new Pacer(std::move(model), cluster.pace_scale));
+  TP_ASSIGN_OR_RETURN(config::Pace pace, config::LoadPace(cluster.pace));
+  return std::unique_ptr<Pacer>(new Pacer(std::move(pace), cluster.pace_scale));
 }
 
+Pacer::Pacer(config::Pace pace, double scale)
+    : pace_(std::move(pace)),
+      cost_(pace_.hardware, pace_.model, pace_.devices_per_slot, pace_.engine_efficiency),
+      scale_(scale) {}
+
 double Pacer::EngineStep(int64_t rows, int64_t context, int64_t prefill) const {
-  const auto factor = static_cast<double>(model_.token_factor);
+  const auto factor = static_cast<double>(pace_.token_factor);
   double seconds =
-      rows > 0 ? cost_.DecodeSteps(rows, factor * static_cast<double>(context), model_.token_factor) : 0;
+      rows > 0 ? cost_.DecodeSteps(rows, factor * static_cast<double>(context), pace_.token_factor) : 0;
   if (prefill > 0) {
     const double each = rows > 0 ? factor * static_cast<double>(context) / static_cast<double>(rows) / 2 : 0;
     seconds += cost_.Prefill(factor * static_cast<double>(prefill), each);
@@ -32,19 +37,19 @@ double Pacer::EngineStep(int64_t rows, int64_t context, int64_t prefill) const {
 }
 
 double Pacer::TrainStep(double tokens, double squares, int64_t world) const {
-  const auto factor = static_cast<double>(model_.token_factor);
-  return cost_.Train(factor * tokens, factor * factor * squares, 1, false, model_.train_efficiency) +
+  const auto factor = static_cast<double>(pace_.token_factor);
+  return cost_.Train(factor * tokens, factor * factor * squares, 1, false, pace_.train_efficiency) +
          cost_.AllReduce(world);
 }
 
 double Pacer::LoadWeights() const {
   return cost_.weight_bytes() /
-         (model_.hardware.net_bytes_per_s * static_cast<double>(model_.devices_per_slot));
+         (pace_.hardware.net_bytes_per_s * static_cast<double>(pace_.devices_per_slot));
 }
 
 double Pacer::CopyState() const {
-  return 14 * model_.model.parameters /
-         (model_.hardware.net_bytes_per_s * static_cast<double>(model_.devices_per_slot));
+  return 14 * pace_.model.parameters /
+         (pace_.hardware.net_bytes_per_s * static_cast<double>(pace_.devices_per_slot));
 }
 
 void Pacer::Keep(Clock::time_point begin, double modelled, const std::function<bool()>& stop) {

@@ -20,7 +20,8 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/base/thread_annotations.h"
-#include "workers/device/hardware.h"
+#include "core/config/workload.h"
+#include "scheduler/cost_model.h"
 
 namespace tidepool::workers {
 
@@ -53,9 +54,9 @@ class Pacer {
 
  private:
   static constexpr int kBins = 128;  // of real / modelled time, a factor 1.1 each
-  Pacer(PaceModel model, double scale) : model_(std::move(model)), cost_(model_.Cost()), scale_(scale) {}
+  Pacer(config::Pace pace, double scale);
 
-  PaceModel model_;
+  config::Pace pace_;
   scheduler::CostModel cost_;
   double scale_;
   Clock::time_point due_;  // of the last step kept

@@ -60,14 +60,15 @@ TEST(Pacer, AWaitThatIsCalledOffEndsSoon) {
 // What the simulator computes for the same steps: both ask the one cost model.
 TEST(Pacer, TimesAreThoseOfTheCostModel) {
   const auto pacer = Small(2);
-  const auto model = LoadPaceModel(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/pace/qwen7b_h100.yaml");
+  const auto model = config::LoadPace(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/pace/qwen7b_h100.yaml");
   ASSERT_TRUE(model.ok()) << model.status().message();
   EXPECT_EQ(model->token_factor, 64);
   ClusterConfig cluster;
   cluster.pace = std::string(TIDEPOOL_SOURCE_DIR) + "/configs/pace/qwen7b_h100.yaml";
   auto big = Pacer::Create(cluster);
   ASSERT_TRUE(big.ok());
-  const scheduler::CostModel cost = model->Cost();
+  const scheduler::CostModel cost(model->hardware, model->model, model->devices_per_slot,
+                                  model->engine_efficiency);
   EXPECT_DOUBLE_EQ((*big)->EngineStep(4, 100, 0), cost.DecodeSteps(4, 6400, 64));
   EXPECT_DOUBLE_EQ((*big)->EngineStep(0, 0, 10), cost.Prefill(640, 0));
   EXPECT_GT((*big)->TrainStep(1000, 1e5, 1), pacer->TrainStep(10, 100, 1));
