@@ -41,7 +41,7 @@ void Part(std::string& line, const std::string& text) {
   if (!text.empty()) line += (line.empty() ? "" : "  ") + text;
 }
 
-std::string Quality(const ProgressState& s) {
+std::string Quality(const StatusFile& s) {
   std::string line;
   if (s.loss) Part(line, "loss " + Fixed(*s.loss, 4));
   if (s.reward)
@@ -56,21 +56,18 @@ std::string Quality(const ProgressState& s) {
   return line;
 }
 
-std::string Speed(const ProgressState& s) {
+std::string Speed(const StatusFile& s) {
   std::string line;
   if (s.tokens_per_s) Part(line, NumberText(*s.tokens_per_s) + " tok/s");
   if (s.lag_mean)
     Part(line, "lag " + Fixed(*s.lag_mean, 1) + (s.lag_max ? " max " + std::to_string(*s.lag_max) : ""));
-  if (s.groups_running) {
-    Part(line, "groups " + std::to_string(*s.groups_running) + " running" +
-                   (s.groups_queued ? ", " + std::to_string(*s.groups_queued) + " queued" : ""));
-  }
+  Part(line, "groups " + std::to_string(s.running) + " running, " + std::to_string(s.queued) + " queued");
   return line;
 }
 
-std::string Times(const ProgressState& s) {
-  std::string text = DurationText(s.elapsed);
-  if (s.left) text += ", about " + DurationText(*s.left) + " left";
+std::string Times(const StatusFile& s) {
+  std::string text = DurationText(FromSeconds(s.elapsed_s));
+  if (s.left_s) text += ", about " + DurationText(FromSeconds(*s.left_s)) + " left";
   return text;
 }
 
@@ -106,9 +103,9 @@ std::string NumberText(double value) {
   return buffer.data();
 }
 
-std::vector<std::string> ProgressBlock(const ProgressState& s, int64_t width) {
+std::vector<std::string> ProgressBlock(const StatusFile& s, int64_t width) {
   std::vector<std::string> lines;
-  std::string head = Printable(s.job) + "  " + Printable(s.phase);
+  std::string head = Printable(s.name) + (s.paced ? " (paced)  " : "  ") + Printable(s.phase);
   if (s.steps > 0) {
     head += "  step " + std::to_string(s.step) + "/" + std::to_string(s.steps);
     constexpr int64_t kBar = 20;
@@ -122,12 +119,12 @@ std::vector<std::string> ProgressBlock(const ProgressState& s, int64_t width) {
   for (const std::string& line : {Quality(s), Speed(s)}) {
     if (!line.empty()) lines.push_back("  " + line);
   }
-  if (!s.warning.empty()) lines.push_back("  warning: " + Printable(s.warning));
+  if (!s.last_warning.empty()) lines.push_back("  warning: " + Printable(s.last_warning));
   for (std::string& line : lines) line = Fit(line, width);
   return lines;
 }
 
-std::string ProgressLine(const ProgressState& s) {
+std::string ProgressLine(const StatusFile& s) {
   std::string line = Printable(s.phase);
   if (s.steps > 0) Part(line, "step " + std::to_string(s.step) + "/" + std::to_string(s.steps));
   Part(line, Quality(s));
@@ -156,7 +153,7 @@ void Progress::Erase() {
   lines_ = 0;
 }
 
-void Progress::Draw(const ProgressState& state) {
+void Progress::Draw(const StatusFile& state) {
   Erase();
   for (const std::string& line : ProgressBlock(state, TerminalWidth(out_) - 1)) {
     std::fprintf(out_, "%s\n", line.c_str());
@@ -166,7 +163,7 @@ void Progress::Draw(const ProgressState& state) {
   pending_ = false;
 }
 
-void Progress::Update(const ProgressState& state, TimePoint now) {
+void Progress::Update(const StatusFile& state, TimePoint now) {
   last_ = state;
   if (terminal_) {
     pending_ = true;
@@ -174,9 +171,9 @@ void Progress::Update(const ProgressState& state, TimePoint now) {
     drawn_ = now;
     return Draw(state);
   }
-  if (!state.warning.empty() && state.warning != warned_) {
-    std::fprintf(out_, "warning: %s\n", Printable(state.warning).c_str());
-    warned_ = state.warning;
+  if (!state.last_warning.empty() && state.last_warning != warned_) {
+    std::fprintf(out_, "warning: %s\n", Printable(state.last_warning).c_str());
+    warned_ = state.last_warning;
   }
   const std::string key = state.phase + "/" + std::to_string(state.step);
   if (key != said_) std::fprintf(out_, "%s\n", ProgressLine(state).c_str());

@@ -16,34 +16,14 @@
 #include <vector>
 
 #include "core/base/time.h"
+#include "core/observe/run_files.h"
 
 namespace tidepool::observe {
 
-struct ProgressState {
-  std::string job;    // name
-  std::string phase;  // "starting workers", "evaluating", "training", "saving"
-  int64_t step = 0;
-  int64_t steps = 0;
-  std::optional<double> reward;  // mean of the last step
-  std::optional<double> best_reward;
-  std::optional<double> accuracy_before;  // held out, 0..1
-  std::optional<double> accuracy;         // latest
-  std::optional<double> loss;             // sft
-  std::optional<double> response_tokens;  // mean
-  std::optional<double> tokens_per_s;
-  std::optional<double> lag_mean;  // versions
-  std::optional<int64_t> lag_max;
-  std::optional<int64_t> groups_running;
-  std::optional<int64_t> groups_queued;
-  Duration elapsed{0};
-  std::optional<Duration> left;
-  std::string warning;  // the last one; empty: none
-};
-
 // Lines of the block, none longer than `width` columns.
-std::vector<std::string> ProgressBlock(const ProgressState& state, int64_t width);
+std::vector<std::string> ProgressBlock(const StatusFile& state, int64_t width);
 // One line without control characters.
-std::string ProgressLine(const ProgressState& state);
+std::string ProgressLine(const StatusFile& state);
 // "1h02m", "2m20s", "7.3s"
 std::string DurationText(Duration duration);
 // 12345.6 -> "12,346"; 1.2345 -> "1.23"
@@ -68,14 +48,14 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void Update(const ProgressState& state, TimePoint now);
+  void Update(const StatusFile& state, TimePoint now);
   // A line above the block that stays.
   void Say(const std::string& line);
   // Draws the last state and leaves it standing.
   void Finish();
 
  private:
-  void Draw(const ProgressState& state);
+  void Draw(const StatusFile& state);
   void Erase();
 
   std::FILE* out_;
@@ -83,7 +63,7 @@ class Progress {
   Duration interval_;
   std::optional<TimePoint> drawn_;
   int64_t lines_ = 0;  // of the block on the screen
-  ProgressState last_;
+  StatusFile last_;
   bool pending_ = false;  // last_ is newer than what is drawn
   std::string said_;      // last plain line's key (phase, step)
   std::string warned_;

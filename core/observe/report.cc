@@ -200,7 +200,8 @@ json Samples(const RunData& run) {
 }  // namespace
 
 json ReportData(const RunData& run) {
-  std::map<std::string, double> drops = run.drops, faults = run.Sums("fault/");
+  std::map<std::string, double> drops(run.summary.drops.begin(), run.summary.drops.end()),
+      faults = run.Sums("fault/");
   if (drops.empty()) {
     drops = run.Sums("drop/");
     std::erase_if(drops, [](const auto& entry) { return entry.first.ends_with("_ratio"); });
@@ -210,12 +211,12 @@ json ReportData(const RunData& run) {
   json out = {{"folder", run.folder},
               {"facts", run.facts},
               {"state", run.state},
-              {"exit_code", run.exit_code},
+              {"exit_code", run.summary.exit},
               {"problems", run.problems},
               {"config", run.config_yaml},
-              {"accuracy", run.accuracy},
-              {"seconds", run.seconds},
-              {"peak_bytes", run.peak_bytes},
+              {"accuracy", run.summary.accuracy},
+              {"seconds", run.summary.seconds},
+              {"peak_bytes", run.summary.peak_bytes},
               {"drops", drops},
               {"faults", faults},
               {"trace", TimeLine(run.trace)},

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
 
@@ -15,14 +16,6 @@ using nlohmann::json;
 std::string AsText(const json& value) {
   return value.is_string() ? value.get<std::string>()
                            : value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-void ReadNumbers(const json& summary, const char* key, std::map<std::string, double>& out) {
-  const auto it = summary.find(key);
-  if (it == summary.end() || !it->is_object()) return;
-  for (const auto& [name, value] : it->items()) {
-    if (value.is_number()) out[name] = value.get<double>();
-  }
 }
 
 // `name: value` of the top level of a resolved config, comments taken away.
@@ -47,14 +40,8 @@ void ReadSummary(const std::string& text, RunData& run) {
   for (const auto& [key, value] : summary.items()) {
     if (value.is_primitive()) run.facts[key] = AsText(value);
   }
-  if (const auto it = summary.find("exit"); it != summary.end() && it->is_number_integer())
-    run.exit_code = it->get<int64_t>();
-  const bool stopped = summary.contains("stopped") && summary["stopped"] == true;
-  run.state = run.exit_code != 0 ? "failed" : stopped ? "stopped" : "finished";
-  ReadNumbers(summary, "accuracy", run.accuracy);
-  ReadNumbers(summary, "seconds", run.seconds);
-  ReadNumbers(summary, "peak_bytes", run.peak_bytes);
-  ReadNumbers(summary, "drops", run.drops);
+  FromJson(summary, run.summary);
+  run.state = run.summary.exit != 0 ? "failed" : run.summary.stopped ? "stopped" : "finished";
 }
 
 void ReadSomeSamples(const std::string& run_dir, RunData& run) {

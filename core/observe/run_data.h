@@ -12,6 +12,7 @@
 #include "core/base/status.h"
 #include "core/observe/metrics_writer.h"
 #include "core/observe/pool_history.h"
+#include "core/observe/run_files.h"
 #include "core/observe/samples_writer.h"
 #include "core/observe/trace_reader.h"
 
@@ -29,14 +30,10 @@ struct RunData {
   std::vector<std::pair<int64_t, std::vector<SampleRow>>>
       samples;        // of a few steps, first and last among them
   std::string state;  // of summary.json: "finished", "stopped", "failed"; empty: there is none
-  int64_t exit_code = 0;
+  SummaryFile summary;
   std::map<std::string, std::string>
-      facts;  // of summary.json and the config: name, job, version, commit, steps ...
-  std::map<std::string, double> accuracy;    // "before", "after"
-  std::map<std::string, double> seconds;     // by phase
-  std::map<std::string, double> peak_bytes;  // by process
-  std::map<std::string, double> drops;       // by reason
-  std::vector<std::string> problems;         // what could not be read
+      facts;                          // of summary.json and the config: name, job, version, commit, steps ...
+  std::vector<std::string> problems;  // what could not be read
 
   [[nodiscard]] Points Metric(const std::string& name) const;
   [[nodiscard]] std::set<std::string> MetricNames() const;

@@ -4,12 +4,16 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <utility>
 
+#include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
+#include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
 
@@ -35,46 +39,30 @@ double AgeSeconds(const fs::path& path) {
   return std::chrono::duration<double>(fs::file_time_type::clock::now() - time).count();
 }
 
-template <typename T>
-T Value(const Json& object, const char* key, T fallback) {
-  const auto it = object.find(key);
-  if (it == object.end()) return fallback;
-  if constexpr (std::is_same_v<T, std::string>) {
-    return it->is_string() ? it->template get<T>() : fallback;
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return it->is_boolean() ? it->template get<T>() : fallback;
-  } else {
-    return it->is_number() ? it->template get<T>() : fallback;
-  }
-}
-
-Json Workers(const Json& live, const std::optional<JobConfig>& config) {
+Json Workers(const observe::StatusFile& live, const std::optional<JobConfig>& config) {
   Json workers = Json::array();
-  const auto it = live.find("workers");
-  if (it == live.end() || !it->is_array()) return workers;
-  for (const Json& worker : *it) {
-    if (!worker.is_object()) continue;
-    Json w = worker;
-    const auto place = Value<int64_t>(worker, "place", -1);
-    const int64_t devices = config ? config->cluster.slots : 0;
+  for (const observe::WorkerFacts& worker : live.workers) {
+    Json w = JsonOf<Json>(worker);
     if (!config) {
-      w["name"] = "place-" + std::to_string(place);
+      w["name"] = "place-" + std::to_string(worker.place);
+    } else if (worker.place < config->cluster.slots) {
+      w["name"] = "device-" + std::to_string(worker.place);
     } else {
-      w["name"] = place < devices ? "device-" + std::to_string(place)
-                                  : (config->environment() == nullptr ? "reward-" : "environment-") +
-                                        std::to_string(place - devices);
+      w["name"] = (config->environment() == nullptr ? "reward-" : "environment-") +
+                  std::to_string(worker.place - config->cluster.slots);
     }
-    const auto pid = Value<int64_t>(worker, "pid", 0);
     // No pid: it was started by hand, perhaps on another machine.
-    w["alive"] = pid > 0 ? Json(IsTidepoolProcess(pid)) : Json(nullptr);
+    w["alive"] = worker.pid > 0 ? Json(IsTidepoolProcess(worker.pid)) : Json(nullptr);
     workers.push_back(std::move(w));
   }
   return workers;
 }
 
+// A line; none where there is nothing to say.
 struct Row {
   std::ostringstream& out;
   void operator()(const char* name, const std::string& text) const {
+    if (text.empty()) return;
     char head[24];
     std::snprintf(head, sizeof(head), "%-11s ", name);
     out << head << text << "\n";
@@ -87,94 +75,75 @@ std::string Number(double value, const char* format) {
   return text;
 }
 
+std::string Joined(std::initializer_list<std::string> parts) {
+  std::string all;
+  for (const std::string& part : parts) {
+    if (!part.empty()) all += (all.empty() ? "" : ", ") + part;
+  }
+  return all;
+}
+
+// What the job does not have, or not yet, is not said.
+std::string Part(const char* what, const std::optional<double>& value, const char* format, double times = 1) {
+  return value ? what + Number(times * *value, format) : "";
+}
+
 void DescribeLive(const Json& status, std::ostringstream& out) {
   const Row row{out};
-  const Json& live = status["live"];
-  const auto step = std::max<int64_t>(Value<int64_t>(live, "step", 0), 0);
-  std::string line = "step " + std::to_string(step) + " of " +
-                     std::to_string(Value<int64_t>(live, "steps", 0)) + ", " +
-                     Value<std::string>(live, "phase", "?");
-  if (const auto left = Value<double>(live, "left_s", -1); left >= 0)
-    line += ", " + DurationText(left) + " left";
-  row("progress", line + ", weights " + Value<std::string>(live, "version", "?"));
-  // What the job does not have, or not yet, is not said.
-  const auto list = [&](const char* name, auto... parts) {
-    std::string all;
-    const auto add = [&](const std::tuple<const char*, const char*, double, const char*>& part) {
-      const auto& [key, before, times, format] = part;
-      if (live.contains(key))
-        all += (all.empty() ? "" : ", ") + std::string(before) +
-               Number(times * Value<double>(live, key, 0), format);
-    };
-    (add(parts), ...);
-    if (!all.empty()) row(name, all);
-  };
-  list("learning", std::tuple("reward", "reward ", 1.0, "%.3f"), std::tuple("loss", "loss ", 1.0, "%.4f"),
-       std::tuple("accuracy", "held-out accuracy ", 100.0, "%.1f %%"));
-  list("speed", std::tuple("tokens_per_s", "", 1.0, "%.0f tokens/s"),
-       std::tuple("lag_mean", "mean lag ", 1.0, "%.2f versions"));
-  const auto count = [&](const char* key) { return std::to_string(Value<int64_t>(live, key, 0)); };
-  row("groups", count("open_groups") + " open (running " + count("running") + ", awaiting rewards " +
-                    count("awaiting") + ", queued " + count("queued") + ", leased " + count("leased") +
-                    "), " + count("in_flight") + " chunks in flight");
-  if (const auto paced = Value<std::string>(live, "paced", ""); !paced.empty())
-    row("paced", "slots take the time of " + paced);
-  row("faults", count("restarts") + " restarts, " + count("refused") + " refused calls");
-  if (const auto warning = Value<std::string>(live, "last_warning", ""); !warning.empty())
-    row("warning", warning);
-  if (const auto age = Value<double>(live, "age_s", 0); status["state"] == "running" && age > 10) {
+  observe::StatusFile live{.phase = "?", .version = "?"};
+  FromJson(status["live"], live);
+  row("progress",
+      Joined({"step " + std::to_string(live.step) + " of " + std::to_string(live.steps), live.phase,
+              live.left_s ? DurationText(*live.left_s) + " left" : "", "weights " + live.version}));
+  row("learning", Joined({Part("reward ", live.reward, "%.3f"), Part("loss ", live.loss, "%.4f"),
+                          Part("held-out accuracy ", live.accuracy, "%.1f %%", 100)}));
+  row("speed", Joined({Part("", live.tokens_per_s, "%.0f tokens/s"),
+                       Part("mean lag ", live.lag_mean, "%.2f versions")}));
+  const auto n = [](int64_t count) { return std::to_string(count); };
+  row("groups", n(live.open_groups) + " open (running " + n(live.running) + ", awaiting rewards " +
+                    n(live.awaiting) + ", queued " + n(live.queued) + ", leased " + n(live.leased) + "), " +
+                    n(live.in_flight) + " chunks in flight");
+  if (live.paced) row("paced", "slots take the time of " + *live.paced);
+  row("faults", n(live.restarts) + " restarts, " + n(live.refused) + " refused calls");
+  row("warning", live.last_warning);
+  if (const double age = status["live"]["age_s"]; status["state"] == "running" && age > 10) {
     row("note", "status.json is " + Number(age, "%.0f") +
                     " s old although the controller is alive: it is stopped, or the disk does not answer");
   }
-  for (const Json& worker : status["workers"]) {
-    std::string text =
-        "pid " + (Value<int64_t>(worker, "pid", 0) > 0 ? std::to_string(Value<int64_t>(worker, "pid", 0))
-                                                       : std::string("?"));
-    if (worker["alive"] == false) text += " (gone)";
-    text += ", incarnation " + std::to_string(Value<int64_t>(worker, "inc", -1)) + ", peak memory " +
-            BytesText(Value<int64_t>(worker, "peak_bytes", 0));
-    row(Value<std::string>(worker, "name", "?").c_str(), text);
+  for (size_t i = 0; i < live.workers.size(); ++i) {
+    const observe::WorkerFacts& worker = live.workers[i];
+    const Json& seen = status["workers"][i];
+    row(seen["name"].get<std::string>().c_str(),
+        "pid " + (worker.pid > 0 ? n(worker.pid) : "?") + (seen["alive"] == false ? " (gone)" : "") +
+            ", incarnation " + n(worker.inc) + ", peak memory " + BytesText(worker.peak_bytes));
   }
 }
 
-void DescribeSummary(const Json& summary, std::ostringstream& out) {
+// "name text, name text" of what a map holds.
+template <typename T>
+std::string Listed(const std::map<std::string, T>& items, std::string (*text)(T)) {
+  std::string line;
+  for (const auto& [name, item] : items) line += (line.empty() ? "" : ", ") + name + " " + text(item);
+  return line;
+}
+
+void DescribeSummary(const Json& json, std::ostringstream& out) {
   const Row row{out};
-  row("ended", "exit code " + std::to_string(Value<int64_t>(summary, "exit", -1)) + " after " +
-                   std::to_string(Value<int64_t>(summary, "steps", 0)) + " steps, weights " +
-                   Value<std::string>(summary, "policy_version", "?"));
-  if (const auto why = Value<std::string>(summary, "why", ""); !why.empty()) row("why", why);
-  if (const auto paced = Value<std::string>(summary, "paced_note", ""); !paced.empty()) row("note", paced);
-  if (summary.contains("accuracy") && summary["accuracy"].is_object()) {
-    const Json& a = summary["accuracy"];
-    std::string line;
-    if (a.contains("before")) line += "before " + Number(100 * Value<double>(a, "before", 0), "%.1f %%");
-    if (a.contains("after"))
-      line += (line.empty() ? "" : ", ") + std::string("after ") +
-              Number(100 * Value<double>(a, "after", 0), "%.1f %%");
-    if (!line.empty()) row("held out", line);
+  observe::SummaryFile s{.exit = -1, .policy_version = "?"};
+  FromJson(json, s);
+  row("ended", "exit code " + std::to_string(s.exit) + " after " + std::to_string(s.steps) +
+                   " steps, weights " + s.policy_version);
+  row("why", s.why);
+  row("note", s.paced_note.value_or(""));
+  std::string accuracy;
+  for (const char* when : {"before", "after"}) {
+    if (const auto it = s.accuracy.find(when); it != s.accuracy.end())
+      accuracy = Joined({accuracy, when + Number(100 * it->second, " %.1f %%")});
   }
-  if (summary.contains("seconds") && summary["seconds"].is_object()) {
-    std::string line;
-    for (const auto& [phase, seconds] : summary["seconds"].items()) {
-      if (seconds.is_number())
-        line += (line.empty() ? "" : ", ") + phase + " " + Number(seconds.get<double>(), "%.1f");
-    }
-    if (!line.empty()) row("seconds", line);
-  }
-  if (summary.contains("peak_bytes") && summary["peak_bytes"].is_object()) {
-    std::string line;
-    for (const auto& [name, bytes] : summary["peak_bytes"].items()) {
-      if (bytes.is_number())
-        line += (line.empty() ? "" : ", ") + name + " " + BytesText(bytes.get<int64_t>());
-    }
-    if (!line.empty()) row("peak memory", line);
-  }
-  if (summary.contains("drops") && summary["drops"].is_object() && !summary["drops"].empty()) {
-    std::string line;
-    for (const auto& [reason, count] : summary["drops"].items())
-      line += (line.empty() ? "" : ", ") + reason + " " + count.dump();
-    row("dropped", line);
-  }
+  row("held out", accuracy);
+  row("seconds", Listed<double>(s.seconds, [](double x) { return Number(x, "%.1f"); }));
+  row("peak memory", Listed<int64_t>(s.peak_bytes, BytesText));
+  row("dropped", Listed<int64_t>(s.drops, [](int64_t x) { return std::to_string(x); }));
 }
 
 }  // namespace
@@ -200,9 +169,13 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   auto live = ReadObject(dir / "status.json");
   const auto summary = ReadObject(dir / "summary.json");
   if (live) (*live)["age_s"] = std::max(0.0, AgeSeconds(dir / "status.json"));
-  const int64_t pid = control ? Value<int64_t>(*control, "pid", 0)
-                      : live  ? Value<int64_t>(*live, "pid", 0)
-                              : 0;
+  observe::StatusFile shown;
+  if (live) FromJson(*live, shown);
+  int64_t pid = shown.pid;
+  if (control) {
+    pid = 0;
+    if (const auto said = control->find("pid"); said != control->end()) FromJson(*said, pid);
+  }
   // control.json goes when a controller ends in order; a process of its number without it is not ours.
   const bool alive = control && IsTidepoolProcess(pid);
   if (pid > 0) s["controller"] = {{"pid", pid}, {"alive", alive}};
@@ -225,7 +198,7 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   }
   const std::string state = s["state"];
   if (live && (state == "running" || state == "dead")) {
-    s["workers"] = Workers(*live, config);
+    s["workers"] = Workers(shown, config);
     s["live"] = std::move(*live);
   }
   if (summary && (state == "finished" || state == "stopped" || state == "failed")) s["summary"] = *summary;

@@ -30,29 +30,6 @@ struct TrainOptions {
   std::string run_dir, run_name;
 };
 
-observe::ProgressState ToState(const std::string& job, const std::string& phase, const RunProgress& p) {
-  observe::ProgressState s;
-  s.job = job;
-  s.phase = phase.empty() ? p.view.phase : phase + ", " + p.view.phase;
-  s.step = std::max<int64_t>(p.view.step.value, 0);
-  s.steps = p.steps;
-  s.reward = p.reward;
-  s.best_reward = p.best_reward;
-  s.loss = p.loss;
-  s.accuracy_before = p.accuracy_before;
-  s.accuracy = p.accuracy;
-  s.response_tokens = p.response_tokens;
-  s.tokens_per_s = p.tokens_per_s;
-  s.lag_mean = p.lag_mean;
-  s.lag_max = p.lag_max;
-  s.groups_running = p.view.running;
-  s.groups_queued = p.view.queued;
-  s.elapsed = p.elapsed;
-  s.left = p.left;
-  s.warning = p.last_warning;
-  return s;
-}
-
 void Train(CommandContext& context, const TrainOptions& options) {
   auto loaded = config::LoadConfig(options.config, options.overrides);
   if (!loaded.ok()) return Fail(context, loaded.status());
@@ -78,8 +55,6 @@ void Train(CommandContext& context, const TrainOptions& options) {
   DiskThread terminal;
   JobRequest request;
   request.loaded = std::move(*loaded);
-  const std::string job =
-      request.loaded.config.name + (request.loaded.config.cluster.pace.empty() ? "" : " (paced)");
   request.run_dir = options.run_dir;
   request.run_name = options.run_name;
   request.self_path = context.self_path;
@@ -89,11 +64,14 @@ void Train(CommandContext& context, const TrainOptions& options) {
   request.say = [&](const std::string& line) {
     terminal.Do("terminal", [progress, line](const DiskThread::Say&) { progress->Say(line); });
   };
-  request.on_progress = [&](const std::string& phase, const RunProgress& p) {
+  request.on_progress = [&, name = request.loaded.config.name](const std::string& phase,
+                                                               observe::StatusFile status) {
     if (terminal.Busy()) return;
-    terminal.Do("terminal", [progress, state = ToState(job, phase, p),
-                             now = TimePoint{std::chrono::steady_clock::now() - start}](
-                                const DiskThread::Say&) { progress->Update(state, now); });
+    status.name = name;
+    if (!phase.empty()) status.phase = phase + ", " + status.phase;
+    const TimePoint now{std::chrono::steady_clock::now() - start};
+    terminal.Do("terminal",
+                [progress, status, now](const DiskThread::Say&) { progress->Update(status, now); });
   };
   const auto outcome = RunJob(request);
   terminal.Do("terminal", [progress](const DiskThread::Say&) { progress->Finish(); });
@@ -104,11 +82,13 @@ void Train(CommandContext& context, const TrainOptions& options) {
     if (!written.ok()) std::fprintf(stderr, "warning: report: %s\n", written.message().c_str());
   }
   const RunResult& r = outcome->result;
-  if (r.accuracy_before >= 0) std::printf("held-out accuracy before: %.1f %%\n", 100 * r.accuracy_before);
-  if (r.accuracy_after >= 0) std::printf("held-out accuracy after:  %.1f %%\n", 100 * r.accuracy_after);
-  if (!r.paced.empty()) std::printf("%s\n", r.paced.c_str());
+  for (const char* when : {"before", "after"}) {
+    if (const auto found = r.accuracy.find(when); found != r.accuracy.end())
+      std::printf("held-out accuracy %-7s %.1f %%\n", (std::string(when) + ":").c_str(), 100 * found->second);
+  }
+  if (r.paced_note) std::printf("%s\n", r.paced_note->c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());
-  if (r.stopped && r.exit_code == 0) {
+  if (r.stopped && r.exit == 0) {
     std::printf("stopped at step %lld (%s); go on with: %s\n", static_cast<long long>(r.steps), r.why.c_str(),
                 ResumeHint(outcome->run_dir).c_str());
   }

@@ -82,7 +82,7 @@ class Job {
     }
     Say("run " + outcome_.run_dir);
     TP_ASSIGN_OR_RETURN(outcome_.result, Start("", request_.loaded, outcome_.run_dir, model_dir));
-    outcome_.exit_code = outcome_.result.exit_code;
+    outcome_.exit_code = outcome_.result.exit;
     outcome_.why = outcome_.result.why;
     return outcome_;
   }
@@ -185,9 +185,9 @@ class Job {
     TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));
     TP_ASSIGN_OR_RETURN(outcome_.result, Start("warm start", warm, dir, dir + "/model"));
     const RunResult& result = outcome_.result;
-    if (result.exit_code == 0 && !result.stopped) return true;
-    outcome_.exit_code = result.exit_code;
-    outcome_.why = result.exit_code == 0 ? "" : "warm start: " + result.why;
+    if (result.exit == 0 && !result.stopped) return true;
+    outcome_.exit_code = result.exit;
+    outcome_.why = result.exit == 0 ? "" : "warm start: " + result.why;
     return false;
   }
 
@@ -204,7 +204,7 @@ class Job {
     run.worker_path = worker_path_;
     run.stop_signals = request_.stop_signals;
     run.say = [this](const std::string& line) { Say(line); };
-    run.on_progress = [this, phase](const RunProgress& p) {
+    run.on_progress = [this, phase](const observe::StatusFile& p) {
       if (request_.on_progress) request_.on_progress(phase, p);
     };
     return RunController(run);

@@ -19,7 +19,7 @@ struct JobRequest {
   bool resume = false;
   bool fresh = false;  // start over even if the directory holds a run
   const std::atomic<int>* stop_signals = nullptr;
-  std::function<void(const std::string& phase, const RunProgress&)> on_progress;
+  std::function<void(const std::string& phase, const observe::StatusFile&)> on_progress;
   std::function<void(const std::string&)> say;  // a line for people
 };
 

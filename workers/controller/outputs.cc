@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_fields.h"
 #include "core/observe/log.h"
 #include "core/observe/samples_writer.h"
 #include "workers/build_info.h"
@@ -28,7 +29,8 @@ void ControllerProcess::Do(const cmd::EvalReport& c) {
     more["eval/return/std"] = r.deviation;
     more["eval/return/low"] = r.low;
     more["eval/return/high"] = r.high;
-    result_returns_ = r;
+    result_.returns = {
+        {.after = r.mean, .interval = {{r.low, r.high}}, .episodes = r.episodes, .deviation = r.deviation}};
   }
   const Status written = metrics_->WriteEval(c, Now(), more);
   if (!written.ok()) Warn("metrics: " + written.message());
@@ -58,13 +60,13 @@ void ControllerProcess::Remember(const JournalRecord& r) {
   const auto* e = std::get_if<record::EvalResult>(&r);
   if (e == nullptr || e->total == 0) return;
   const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
-  (e->step.value == 0 ? result_.accuracy_before : result_.accuracy_after) = accuracy;
+  result_.accuracy[e->step.value == 0 ? "before" : "after"] = accuracy;
 }
 
 void ControllerProcess::Do(const cmd::Warn& c) { Warn(c.line); }
 
 void ControllerProcess::Warn(const std::string& line) {
-  last_warning_ = line;
+  status_.last_warning = line;
   Log(line);
 }
 
@@ -81,10 +83,9 @@ void ControllerProcess::Log(const std::string& line) {
 
 void ControllerProcess::Do(const cmd::Finish& c) {
   finished_ = true;
-  result_.exit_code = c.code;
-  result_.steps = std::max<int64_t>(controller_->View().step.value, 0);
+  result_.exit = c.code;
   result_.why = c.why;
-  result_.complete = c.complete;
+  result_.finished = c.complete;
   result_.stopped = stop_seen_ > 0 && !c.complete;
 }
 
@@ -132,144 +133,117 @@ void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow
 void ControllerProcess::Show() {
   const scheduler::ControllerView view = controller_->View();
   NameMissing(view.absent);
-  RunProgress p;
-  p.view = view;
-  p.steps = config_.train.steps;
+  observe::StatusFile& s = status_;
+  s.name = config_.name;
+  s.phase = view.phase;
+  s.step = std::max<int64_t>(view.step.value, 0);
+  s.steps = config_.train.steps;
+  s.version = ToString(view.version);
+  s.open_groups = view.open_groups;
+  s.running = view.running;
+  s.awaiting = view.awaiting;
+  s.queued = view.queued;
+  s.leased = view.leased;
+  s.in_flight = view.in_flight;
+  s.restarts = view.restarts;
+  s.refused = view.refused + hub_->refused_calls();
+  s.pid = getpid();
+  if (!config_.cluster.pace.empty()) s.paced = config_.cluster.pace;
+  const auto find = [](const std::map<std::string, double>& in, const char* name) {
+    const auto it = in.find(name);
+    return it == in.end() ? std::nullopt : std::optional<double>(it->second);
+  };
   const std::map<std::string, double>& last = metrics_->last();
-  const auto of = [&](const char* name) -> std::optional<double> {
-    const auto it = last.find(name);
-    return it == last.end() ? std::nullopt : std::optional<double>(it->second);
-  };
   if (config_.rl() != nullptr) {
-    p.reward = of("critic/score/mean");
-    p.response_tokens = of("response_length/mean");
-    p.lag_mean = of("staleness/mean");
-    if (const auto lag = of("staleness/max")) p.lag_max = static_cast<int64_t>(*lag);
-    p.tokens_per_s = of("rollout/tok_s");
+    s.reward = find(last, "critic/score/mean");
+    s.response_tokens = find(last, "response_length/mean");
+    s.lag_mean = find(last, "staleness/mean");
+    if (const auto lag = find(last, "staleness/max")) s.lag_max = static_cast<int64_t>(*lag);
+    s.tokens_per_s = find(last, "rollout/tok_s");
   } else {
-    p.loss = of("actor/loss");
-    p.tokens_per_s = of("perf/throughput");
+    s.loss = find(last, "actor/loss");
+    s.tokens_per_s = find(last, "perf/throughput");
   }
-  if (p.reward) best_reward_ = std::max(best_reward_.value_or(*p.reward), *p.reward);
-  p.best_reward = best_reward_;
-  if (result_.accuracy_before >= 0) p.accuracy_before = result_.accuracy_before;
-  const double newest = result_.accuracy_after >= 0 ? result_.accuracy_after : result_.accuracy_before;
-  if (newest >= 0) p.accuracy = newest;
-  p.last_warning = last_warning_;
-  p.elapsed = Now().since_start;
-  time_left_.OnStep(view.step.value, Now());
-  p.left = time_left_.Estimate(config_.train.steps);
-  if (request_.on_progress) request_.on_progress(p);
-  nlohmann::json status = {{"phase", view.phase},
-                           {"step", std::max<int64_t>(view.step.value, 0)},
-                           {"steps", config_.train.steps},
-                           {"version", ToString(view.version)},
-                           {"open_groups", view.open_groups},
-                           {"running", view.running},
-                           {"awaiting", view.awaiting},
-                           {"queued", view.queued},
-                           {"leased", view.leased},
-                           {"in_flight", view.in_flight},
-                           {"restarts", view.restarts},
-                           {"refused", view.refused + hub_->refused_calls()},
-                           {"workers", nlohmann::json::array()},
-                           {"pid", getpid()},
-                           {"last_warning", last_warning_},
-                           {"elapsed_s", Seconds(p.elapsed)}};
-  const auto put = [&](const char* name, const auto& value) {
-    if (value) status[name] = *value;
-  };
-  if (!config_.cluster.pace.empty()) status["paced"] = config_.cluster.pace;
-  put("reward", p.reward);
-  put("loss", p.loss);
-  put("accuracy", p.accuracy);
-  put("tokens_per_s", p.tokens_per_s);
-  put("lag_mean", p.lag_mean);
-  if (p.left) status["left_s"] = Seconds(*p.left);
+  if (s.reward) s.best_reward = std::max(s.best_reward.value_or(*s.reward), *s.reward);
+  s.accuracy_before = find(result_.accuracy, "before");
+  s.accuracy = find(result_.accuracy, "after");
+  if (!s.accuracy) s.accuracy = s.accuracy_before;
+  s.elapsed_s = Seconds(Now().since_start);
+  time_left_.OnStep(s.step, Now());
+  const auto left = time_left_.Estimate(s.steps);
+  s.left_s = left ? std::optional<double>(Seconds(*left)) : std::nullopt;
+  s.workers.clear();
   for (const auto& [place, at] : places_->places()) {
     if (!at.joined) continue;
-    status["workers"].push_back(
-        {{"place", place},
-         {"inc", at.inc.value},
-         {"pid", launcher_.Pid(place)},
-         {"peak_bytes", metrics_->peak_bytes().contains(place) ? metrics_->peak_bytes().at(place) : 0}});
+    const auto peak = metrics_->peak_bytes().find(place);
+    s.workers.push_back({.place = place,
+                         .inc = at.inc.value,
+                         .pid = launcher_.Pid(place),
+                         .peak_bytes = peak == metrics_->peak_bytes().end() ? 0 : peak->second});
   }
+  if (request_.on_progress) request_.on_progress(s);
   // A picture of now: renamed into place so that a reader never sees half, but not worth a sync, and not
   // worth a queue where the disk is slow.
   if (files_.Busy()) return;
-  files_.Do("write of status.json",
-            [path = request_.run_dir + "/status.json", text = status.dump(1)](const DiskThread::Say&) {
-              std::ofstream(path + ".tmp") << text << "\n";
-              std::error_code error;
-              std::filesystem::rename(path + ".tmp", path, error);
-            });
+  files_.Do("write of status.json", [path = request_.run_dir + "/status.json",
+                                     text = JsonOf<nlohmann::json>(s).dump(1)](const DiskThread::Say&) {
+    std::ofstream(path + ".tmp") << text << "\n";
+    std::error_code error;
+    std::filesystem::rename(path + ".tmp", path, error);
+  });
 }
 
 void ControllerProcess::WriteSummary() {
-  nlohmann::json s = {{"exit", result_.exit_code},
-                      {"why", result_.why},
-                      {"steps", std::max<int64_t>(controller_->View().step.value, 0)},
-                      {"job", Name(config_.kind())},
-                      {"name", config_.name},
-                      {"stopped", result_.stopped},
-                      {"accuracy", nlohmann::json::object()},
-                      {"seconds", nlohmann::json::object()},
-                      {"peak_bytes", nlohmann::json::object()},
-                      {"drops", nlohmann::json::object()},
-                      {"version", BuildVersion()},
-                      {"policy_version", ToString(controller_->View().version)}};
-  if (result_.accuracy_before >= 0) s["accuracy"]["before"] = result_.accuracy_before;
-  if (result_.accuracy_after >= 0) s["accuracy"]["after"] = result_.accuracy_after;
-  if (const auto before = metrics_->return_before()) s["return"]["before"] = *before;
-  if (result_returns_) {
-    const ReturnSummary& r = *result_returns_;
-    s["return"].update({{"after", r.mean},
-                        {"interval", {r.low, r.high}},
-                        {"episodes", r.episodes},
-                        {"deviation", r.deviation}});
+  observe::SummaryFile& s = result_;
+  const scheduler::ControllerView view = controller_->View();
+  s.steps = std::max<int64_t>(view.step.value, 0);
+  s.job = Name(config_.kind());
+  s.name = config_.name;
+  s.run_id = request_.run_id;
+  s.version = BuildVersion();
+  s.commit = BuildCommit();
+  s.policy_version = ToString(view.version);
+  if (const auto before = metrics_->return_before()) {
+    if (!s.returns) s.returns.emplace();
+    s.returns->before = before;
   }
-  for (const auto& [phase, seconds] : metrics_->phase_seconds()) s["seconds"][phase] = seconds;
-  s["seconds"]["total"] = Seconds(Now().since_start);
-  for (const auto& [place, bytes] : metrics_->peak_bytes()) {
-    s["peak_bytes"][PlaceName(place)] = bytes;
-  }
-  s["peak_bytes"]["controller"] = PeakBytes();
-  const auto view = controller_->View();
+  s.seconds = metrics_->phase_seconds();
+  s.seconds["total"] = Seconds(Now().since_start);
+  for (const auto& [place, bytes] : metrics_->peak_bytes()) s.peak_bytes[PlaceName(place)] = bytes;
+  s.peak_bytes["controller"] = PeakBytes();
   for (size_t i = 0; i < view.drops.size(); ++i) {
-    if (view.drops[i] > 0) s["drops"][Name(static_cast<DropReason>(i))] = view.drops[i];
+    if (view.drops[i] > 0) s.drops[Name(static_cast<DropReason>(i))] = view.drops[i];
   }
   if (!config_.cluster.pace.empty()) {
     const PaceCount pace = metrics_->paced();
     const double missed =
         pace.steps > 0 ? static_cast<double>(pace.missed) / static_cast<double>(pace.steps) : 0;
-    s["paced"] = {{"pace", config_.cluster.pace},
-                  {"scale", config_.cluster.pace_scale},
-                  {"steps", pace.steps},
-                  {"missed", pace.missed},
-                  {"valid", missed <= kMissedPace},
-                  {"scale_needed", pace.scale_needed}};
+    s.paced = {{.pace = config_.cluster.pace,
+                .scale = config_.cluster.pace_scale,
+                .steps = pace.steps,
+                .missed = pace.missed,
+                .valid = missed <= kMissedPace,
+                .scale_needed = pace.scale_needed}};
     char text[240];
     std::snprintf(text, sizeof(text),
                   "paced: times are those of %s, stretched %g times; %ld of %ld steps missed their pace",
                   config_.cluster.pace.c_str(), config_.cluster.pace_scale, static_cast<long>(pace.missed),
                   static_cast<long>(pace.steps));
-    result_.paced = text;
+    s.paced_note = text;
     if (missed > kMissedPace) {
       std::snprintf(text, sizeof(text),
                     " (%.1f %%, more than 1 %%): its times are INVALID; use cluster.pace_scale=%.3g",
                     100 * missed, 1.2 * std::max(pace.scale_needed, config_.cluster.pace_scale));
-      result_.paced += text;
+      *s.paced_note += text;
     }
-    s["paced_note"] = result_.paced;
   }
-  s["commit"] = BuildCommit();
-  s["run_id"] = request_.run_id;
-  s["finished"] = result_.complete;
-  files_.Do("write of summary.json", [fs = fs_, path = request_.run_dir + "/summary.json",
-                                      text = s.dump(2) + "\n"](const DiskThread::Say&) {
-    const Status written = fs->WriteFile(path, text);
-    if (!written.ok()) observe::Log(observe::LogLevel::kWarn, "summary", {{"why", written.message()}});
-  });
+  files_.Do("write of summary.json",
+            [fs = fs_, path = request_.run_dir + "/summary.json",
+             text = JsonOf<nlohmann::json>(s).dump(2) + "\n"](const DiskThread::Say&) {
+              const Status written = fs->WriteFile(path, text);
+              if (!written.ok())
+                observe::Log(observe::LogLevel::kWarn, "summary", {{"why", written.message()}});
+            });
   if (!files_.Drain(std::chrono::seconds(storage_failed_ ? 1 : 30))) result_.disk_hangs = true;
 }
 

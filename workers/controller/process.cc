@@ -132,8 +132,8 @@ void ControllerProcess::Close() {
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
   if (closed.code() == StatusCode::kDeadlineExceeded) result_.disk_hangs = true;
-  if (!closed.ok() && result_.exit_code == 0) {
-    result_.exit_code = 3;
+  if (!closed.ok() && result_.exit == 0) {
+    result_.exit = 3;
     result_.why = closed.message();
   }
   if (superseded_) return;  // what is left here is another controller's

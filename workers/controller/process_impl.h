@@ -219,7 +219,6 @@ class ControllerProcess {
     std::optional<Clock::time_point> ready;  // since when it has its start states
   };
   std::deque<HeldChunk> held_chunks_;  // fragments that wait for their start or for an environment worker
-  std::optional<ReturnSummary> result_returns_;  // of the newest evaluation of a control task
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Attachments> attachments_;
@@ -265,9 +264,8 @@ class ControllerProcess {
     bool told = false;
   };
   Missing missing_;
-  std::optional<double> best_reward_;
   observe::TimeLeft time_left_;
-  std::string last_warning_;
+  observe::StatusFile status_;  // as it was shown last
 };
 
 }  // namespace tidepool::workers

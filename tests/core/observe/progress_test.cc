@@ -13,9 +13,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-ProgressState Training(int64_t step) {
-  ProgressState s;
-  s.job = "quickstart";
+StatusFile Training(int64_t step) {
+  StatusFile s;
+  s.name = "quickstart";
   s.phase = "training";
   s.step = step;
   s.steps = 100;
@@ -26,10 +26,10 @@ ProgressState Training(int64_t step) {
   s.tokens_per_s = 12345;
   s.lag_mean = 0.25;
   s.lag_max = 1;
-  s.groups_running = 16;
-  s.groups_queued = 3;
-  s.elapsed = FromSeconds(72);
-  s.left = FromSeconds(140);
+  s.running = 16;
+  s.queued = 3;
+  s.elapsed_s = 72;
+  s.left_s = 140;
   return s;
 }
 
@@ -45,8 +45,8 @@ std::string Captured(const std::function<void(std::FILE*)>& body) {
 }
 
 TEST(ProgressTest, BlockShowsWhatMatters) {
-  ProgressState s = Training(34);
-  s.warning = "worker w1 restarted\x1b[2J";
+  StatusFile s = Training(34);
+  s.last_warning = "worker w1 restarted\x1b[2J";
   EXPECT_THAT(ProgressBlock(s, 100),
               ElementsAre("quickstart  training  step 34/100 [======>             ]  1m12s, about 2m20s left",
                           "  reward 0.613  held-out 21.1% -> 58.0%  length 5.1",
@@ -59,8 +59,8 @@ TEST(ProgressTest, PlainOutputHasOneLineAStepAndNoControlCharacters) {
   const std::string out = Captured([](std::FILE* file) {
     Progress progress(file, /*terminal=*/false);
     for (int i = 0; i < 50; ++i) progress.Update(Training(1), {FromSeconds(i)});
-    ProgressState s = Training(2);
-    s.warning = "slow";
+    StatusFile s = Training(2);
+    s.last_warning = "slow";
     progress.Update(s, {FromSeconds(60)});
     progress.Update(s, {FromSeconds(61)});
   });

@@ -1,0 +1,86 @@
+#pragma once
+// RUN/status.json and RUN/summary.json: what a run says of itself, while it goes on and when it has ended.
+// The controller writes them; `tidepool status`, the report and the terminal show them. Fields are the keys.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/fields.h"
+
+namespace tidepool::observe {
+
+struct WorkerFacts {
+  int64_t place = -1, inc = -1;
+  int64_t pid = 0;  // 0: it was started by hand, perhaps on another machine
+  int64_t peak_bytes = 0;
+};
+
+// A picture of now. What the job does not have, or not yet, is empty.
+struct StatusFile {
+  std::string name;  // of the job
+  std::string phase;
+  int64_t step = 0, steps = 0;
+  std::string version;
+  int64_t open_groups = 0, running = 0, awaiting = 0, queued = 0, leased = 0;  // groups
+  int64_t in_flight = 0;                                                       // chunks
+  int64_t restarts = 0, refused = 0;
+  std::vector<WorkerFacts> workers;
+  int64_t pid = 0;  // of the controller
+  std::string last_warning;
+  double elapsed_s = 0;
+  std::optional<double> left_s;
+  std::optional<std::string> paced;                 // whose times the slots take
+  std::optional<double> reward, best_reward;        // mean of the last step
+  std::optional<double> loss;                       // supervised
+  std::optional<double> accuracy_before, accuracy;  // held out, 0..1; before, and the latest
+  std::optional<double> response_tokens;            // mean of the last step
+  std::optional<double> tokens_per_s;
+  std::optional<double> lag_mean;  // versions
+  std::optional<int64_t> lag_max;
+};
+
+// Of a control task: returns of whole episodes.
+struct ReturnFacts {
+  std::optional<double> before, after;
+  std::optional<std::vector<double>> interval;  // of `after`: from, to
+  std::optional<int64_t> episodes;
+  std::optional<double> deviation;
+};
+struct PaceFacts {
+  std::string pace;
+  double scale = 1;
+  int64_t steps = 0, missed = 0;
+  bool valid = true;
+  double scale_needed = 0;
+};
+struct SummaryFile {
+  int64_t exit = 0;
+  std::string why;
+  int64_t steps = 0;
+  std::string job, name;
+  bool stopped = false, finished = false;
+  std::map<std::string, double> accuracy;     // "before", "after"
+  std::map<std::string, double> seconds;      // by phase, and "total"
+  std::map<std::string, int64_t> peak_bytes;  // by process
+  std::map<std::string, int64_t> drops;       // by reason
+  std::string version, commit;                // of the program
+  std::string run_id, policy_version;
+  std::optional<ReturnFacts> returns;  // key "return"
+  std::optional<PaceFacts> paced;
+  std::optional<std::string> paced_note;
+};
+
+TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
+TP_FIELDS(StatusFile, name, phase, step, steps, version, open_groups, running, awaiting, queued, leased,
+          in_flight, restarts, refused, workers, pid, last_warning, elapsed_s, left_s, paced, reward,
+          best_reward, loss, accuracy_before, accuracy, response_tokens, tokens_per_s, lag_mean, lag_max)
+TP_FIELDS(ReturnFacts, before, after, interval, episodes, deviation)
+TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
+TP_FIELDS_BY(SummaryFile,
+             TP_EACH(exit, why, steps, job, name, stopped, finished, accuracy, seconds, peak_bytes, drops,
+                     version, commit, run_id, policy_version, paced, paced_note) v("return", r.returns);)
+
+}  // namespace tidepool::observe
