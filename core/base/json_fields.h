@@ -4,6 +4,7 @@
 // has no key.
 
 #include <concepts>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "core/base/fields.h"
+#include "core/base/ids.h"
 
 namespace tidepool {
 
@@ -31,6 +33,8 @@ template <typename Json, typename T>
 Json JsonOf(const T& x) {
   if constexpr (JsonPlain<T>) {
     return x;
+  } else if constexpr (std::same_as<T, SampleId>) {
+    return ToString(x);
   } else if constexpr (JsonMap<T>) {
     Json object = Json::object();
     for (const auto& [name, item] : x) object[name] = JsonOf<Json>(item);
@@ -52,6 +56,17 @@ Json JsonOf(const T& x) {
   }
 }
 
+// Of its text; false: it is none, and `tid` is anything.
+inline bool SampleIdOf(const std::string& text, SampleId& tid) {
+  int used = 0;
+  long long ordinal = 0;
+  const bool whole =
+      std::sscanf(text.c_str(), "%lld.%d.%d%n", &ordinal, &tid.issue, &tid.sample, &used) == 3 &&
+      static_cast<size_t>(used) == text.size();
+  tid.ordinal = ordinal;
+  return whole;
+}
+
 // Into `x`, which stays as it is where the JSON is of another type (false is returned then). So does a field
 // that has no key. An item of another type is left out of a map, and is a new item of a list.
 template <typename Json, typename T>
@@ -62,6 +77,8 @@ bool FromJson(const Json& json, T& x) {
                                                 : json.is_string();
     if (fits) x = json.template get<T>();
     return fits;
+  } else if constexpr (std::same_as<T, SampleId>) {
+    return json.is_string() && SampleIdOf(json.template get<std::string>(), x);
   } else if constexpr (JsonOptional<T>) {
     typename T::value_type value{};
     if (!FromJson(json, value)) return false;

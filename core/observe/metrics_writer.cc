@@ -4,7 +4,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
+#include "core/observe/json_lines.h"
 
 namespace tidepool::observe {
 
@@ -30,26 +32,21 @@ Status MetricsWriter::Write(const MetricsRow& row) {
 StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path) {
   TP_ASSIGN_OR_RETURN(const std::string text, RealFileSystem().ReadFile(path));
   std::map<int64_t, MetricsRow> rows;
-  int64_t line = 0;
-  for (size_t at = 0; at < text.size();) {
-    ++line;
-    const size_t newline = text.find('\n', at);
-    if (newline == std::string::npos) break;  // half a line: the writer is at it, or was killed
-    const json j = json::parse(text.begin() + static_cast<int64_t>(at),
-                               text.begin() + static_cast<int64_t>(newline), nullptr, false);
-    at = newline + 1;
+  // Half a line at the end: the writer is at it, or was killed.
+  TP_RETURN_IF_ERROR(ForEachJsonLine(text, /*half=*/false, [&](int64_t line, const json& j) {
     const bool is_row = j.is_object() && j.contains("step") && j["step"].is_number_integer() &&
                         j.contains("metrics") && j["metrics"].is_object();
     if (!is_row)
       return DataLoss(path + ":" + std::to_string(line) +
                       ": no metrics row; expected {\"step\", \"version\", \"wall_s\", \"metrics\"}");
     MetricsRow row;
-    row.step = j["step"].get<int64_t>();
-    if (j.contains("version") && j["version"].is_number_integer())
-      row.version.number = j["version"].get<int64_t>();
-    if (j.contains("lineage") && j["lineage"].is_number_integer())
-      row.version.lineage = j["lineage"].get<int32_t>();
-    if (j.contains("wall_s") && j["wall_s"].is_number()) row.wall_s = j["wall_s"].get<double>();
+    const auto take = [&](const char* key, auto& field) {
+      if (const auto at = j.find(key); at != j.end()) FromJson(*at, field);
+    };
+    take("step", row.step);
+    take("version", row.version.number);
+    take("lineage", row.version.lineage);
+    take("wall_s", row.wall_s);
     for (const auto& [name, value] : j["metrics"].items()) {
       row.metrics[name] = value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
     }
@@ -57,7 +54,8 @@ StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path) {
     MetricsRow& merged = rows[row.step];
     row.metrics.merge(merged.metrics);
     merged = std::move(row);
-  }
+    return OkStatus();
+  }));
   std::vector<MetricsRow> out;
   for (auto& [step, row] : rows) out.push_back(std::move(row));
   return out;

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "core/base/fields.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
 
@@ -28,6 +30,10 @@ struct SampleRow {
   friend bool operator==(const SampleRow&, const SampleRow&) = default;
 };
 
+TP_FIELDS(SampleRow, tid, prompt, text, reward, rewards, ended, answer, ids, logprobs, versions, loss_mask)
+
+// As a line of the file has it.
+nlohmann::ordered_json ToJson(const SampleRow& row);
 // Writes run_dir/samples/step_<step>.jsonl whole; a file of that step is replaced.
 Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<SampleRow>& rows);
 

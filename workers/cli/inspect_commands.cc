@@ -350,24 +350,6 @@ std::string Indented(const std::string& text) {
   return out;
 }
 
-Json ToJson(const observe::SampleRow& row, int64_t step) {
-  Json j = {{"step", step}, {"tid", ToString(row.tid)}, {"prompt", row.prompt}, {"text", row.text}};
-  if (!row.answer.empty()) j["answer"] = row.answer;
-  j.update({{"reward", row.reward},
-            {"rewards", row.rewards},
-            {"ended", row.ended},
-            {"ids", row.ids},
-            {"logprobs", row.logprobs},
-            {"versions", row.versions}});
-  if (!row.loss_mask.empty()) {
-    j["loss_mask"] = row.loss_mask;
-    for (size_t i = 0; i < std::min(row.loss_mask.size(), row.logprobs.size()); ++i) {
-      if (row.loss_mask[i] == 0) j["logprobs"][i] = nullptr;  // nobody sampled it
-    }
-  }
-  return j;
-}
-
 void Samples(CommandContext& context, const InspectOptions& options) {
   const auto dir = FindRunDirectory(options.run, "samples are in samples/ of a run directory");
   if (!dir.ok()) return Fail(context, dir.status());
@@ -389,7 +371,9 @@ void Samples(CommandContext& context, const InspectOptions& options) {
   for (size_t i = 0; i < shown; ++i) {
     const observe::SampleRow& row = (*rows)[i];
     if (options.json) {
-      Print(ToJson(row, step), -1);
+      Json line = {{"step", step}};
+      line.update(observe::ToJson(row));
+      Print(line, -1);
       continue;
     }
     std::string rewards;
