@@ -2,12 +2,8 @@
 // Looks only; the one program of ours that it starts is `tidepool-worker --version`, because whether
 // its libraries load is what most installations fail at.
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sched.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
@@ -26,16 +22,15 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
 #include "workers/cli/run_lookup.h"
-
-extern char** environ;
+#include "workers/device/memory_proof.h"
 
 namespace tidepool::workers {
 namespace {
@@ -79,53 +74,21 @@ struct Output {
   std::string text;  // stdout and stderr, at most 64 KiB
 };
 
-// Runs a program without a shell; kills it after `seconds`.
+// Runs a program; coreutils' timeout kills it after `seconds`.
 Output RunProgram(const std::vector<std::string>& argv, int seconds) {
+  std::string command = "exec timeout --signal=KILL " + std::to_string(seconds);
+  for (const std::string& word : argv)
+    command += " '" + std::regex_replace(word, std::regex("'"), R"('\'')") + "'";
   Output out;
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return out;
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
-  std::vector<char*> words;
-  for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
-  words.push_back(nullptr);
-  pid_t pid = 0;
-  const int error = posix_spawnp(&pid, words[0], &actions, nullptr, words.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  if (error == 0) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-    bool timed_out = false;
-    while (true) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now())
-              .count();
-      pollfd ready{ends[0], POLLIN, 0};
-      if (left <= 0 || poll(&ready, 1, static_cast<int>(left)) == 0) {
-        timed_out = true;
-        break;
-      }
-      char buffer[4096];
-      const ssize_t n = read(ends[0], buffer, sizeof(buffer));  // waits: poll saw bytes or the end
-      if (n <= 0) break;
-      if (out.text.size() < (64U << 10)) out.text.append(buffer, static_cast<size_t>(n));
-    }
-    int status = 0;
-    pid_t ended = 0;
-    // A program may close its output and stay.
-    while (!timed_out && (ended = waitpid(pid, &status, WNOHANG)) == 0) {
-      timed_out = std::chrono::steady_clock::now() >= end;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    if (ended == 0) {
-      kill(pid, SIGKILL);
-      waitpid(pid, &status, 0);  // waits: it was killed above
-    }
-    if (ended == pid && WIFEXITED(status)) out.status = WEXITSTATUS(status);
+  // waits: `seconds` at most, then timeout ends it
+  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return out;
+  char buffer[4096];
+  while (const size_t n = std::fread(buffer, 1, sizeof(buffer), pipe)) {
+    if (out.text.size() < (64U << 10)) out.text.append(buffer, n);
   }
-  close(ends[0]);
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) out.status = WEXITSTATUS(status);
   while (!out.text.empty() && out.text.back() == '\n') out.text.pop_back();
   return out;
 }
@@ -223,10 +186,7 @@ class Doctor {
   void Memory() {
     const int64_t total = KiBField("/proc/meminfo", "MemTotal");
     const int64_t available = KiBField("/proc/meminfo", "MemAvailable");
-    std::string limit = FirstLine("/sys/fs/cgroup/memory.max");
-    if (limit.empty()) limit = FirstLine("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    int64_t allowed = std::strtoll(limit.c_str(), nullptr, 10);
-    if (allowed <= 0 || allowed >= total) allowed = 0;  // "max", or the number that means no limit
+    const int64_t allowed = MachineMemory() < total ? MachineMemory() : 0;  // of the control groups; 0: any
     facts_["memory"] = {{"total_bytes", total},
                         {"available_bytes", available},
                         {"limit_bytes", allowed > 0 ? Json(allowed) : Json(nullptr)},

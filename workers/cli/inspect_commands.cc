@@ -495,67 +495,54 @@ void Journal(CommandContext& context, const InspectOptions& options) {
   }
 }
 
-CLI::App* AddRunCommand(CLI::App& app, const char* name, const char* what,
-                        const std::shared_ptr<InspectOptions>& options, bool json) {
-  CLI::App* command = app.add_subcommand(name, what);
-  command
-      ->add_option("run", options->run,
-                   "Run directory, or the name of a run under runs/ (the newest that begins so)")
-      ->required();
-  if (json) command->add_flag("--json", options->json, "For machines");
-  return command;
-}
-
 }  // namespace
 
 void AddInspectCommands(CLI::App& app, CommandContext& context) {
+  struct Kind {
+    const char* name;
+    const char* doc;
+    const char* footer;
+    void (*run)(CommandContext&, const InspectOptions&);
+  };
   const CLI::Validator not_negative(
       [](const std::string& text) {
         return text.starts_with('-') ? "is " + text + "; expected 0 or more" : "";
       },
       "");
-  const auto make = [] { return std::make_shared<InspectOptions>(); };
-  {
-    auto options = make();
-    CLI::App* command = AddRunCommand(app, "status", "What a run does now, or how it ended", options, true);
-    command->footer("Example: tidepool status quickstart");
-    command->callback([options, &context] { ShowStatus(context, *options); });
-  }
-  {
-    auto options = make();
-    CLI::App* command = AddRunCommand(
-        app, "report", "Write RUN/report.html: curves, time line, samples, config", options, false);
-    command->footer("Example: tidepool report quickstart");
-    command->callback([options, &context] { Report(context, *options); });
-  }
-  {
-    auto options = make();
-    CLI::App* command = AddRunCommand(
-        app, "check", "Prove from the journal that nothing was lost or trained twice", options, true);
-    command->footer(
-        "RUN may also be a folder of journal segments. Exit code 4: a violation, or a damaged "
-        "journal.\nExample: tidepool check quickstart");
-    command->callback([options, &context] { Check(context, *options); });
-  }
-  {
-    auto options = make();
-    CLI::App* command =
-        AddRunCommand(app, "samples", "Prompts, responses and rewards of a step", options, true);
-    command->add_option("--step", options->step, "Default: the newest")->check(not_negative);
-    command->add_option("-n,--count", options->count, "How many; default 8, with --json all")
-        ->check(not_negative);
-    command->footer("Example: tidepool samples quickstart --step 20 -n 2");
-    command->callback([options, &context] { Samples(context, *options); });
-  }
-  {
-    auto options = make();
-    CLI::App* command = AddRunCommand(app, "journal", "Every record of what happened", options, true);
-    command->add_option("--from", options->from, "First record (lsn)")->check(not_negative);
-    command->add_flag("--follow", options->follow, "Go on until the run ends");
-    command->footer(
-        "RUN may also be a folder of journal segments.\nExample: tidepool journal quickstart --json --from "
-        "100");
-    command->callback([options, &context] { Journal(context, *options); });
+  for (const Kind& kind :
+       {Kind{"status", "What a run does now, or how it ended", "Example: tidepool status quickstart",
+             ShowStatus},
+        Kind{"report", "Write RUN/report.html: curves, time line, samples, config",
+             "Example: tidepool report quickstart", Report},
+        Kind{"check", "Prove from the journal that nothing was lost or trained twice",
+             "RUN may also be a folder of journal segments. Exit code 4: a violation, or a damaged "
+             "journal.\nExample: tidepool check quickstart",
+             Check},
+        Kind{"samples", "Prompts, responses and rewards of a step",
+             "Example: tidepool samples quickstart --step 20 -n 2", Samples},
+        Kind{"journal", "Every record of what happened",
+             "RUN may also be a folder of journal segments.\nExample: tidepool journal quickstart --json "
+             "--from 100",
+             Journal}}) {
+    auto options = std::make_shared<InspectOptions>();
+    const std::string name = kind.name;
+    CLI::App* command = app.add_subcommand(name, kind.doc);
+    command
+        ->add_option("run", options->run,
+                     "Run directory, or the name of a run under runs/ (the newest that begins so)")
+        ->required();
+    if (name != "report") command->add_flag("--json", options->json, "For machines");
+    if (name == "samples") {
+      command->add_option("--step", options->step, "Default: the newest")->check(not_negative);
+      command->add_option("-n,--count", options->count, "How many; default 8, with --json all")
+          ->check(not_negative);
+    }
+    if (name == "journal") {
+      command->add_option("--from", options->from, "First record (lsn)")->check(not_negative);
+      command->add_flag("--follow", options->follow, "Go on until the run ends");
+    }
+    command->footer(kind.footer);
+    command->callback([options, &context, run = kind.run] { run(context, *options); });
   }
 }
 

@@ -138,17 +138,4 @@ std::string BytesText(int64_t bytes) {
   return text;
 }
 
-std::string DurationText(double seconds) {
-  const auto s = static_cast<int64_t>(std::max(0.0, seconds) + 0.5);
-  char text[48];
-  if (s >= 3600) {
-    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", static_cast<long long>(s / 3600),
-                  static_cast<long long>(s / 60 % 60), static_cast<long long>(s % 60));
-  } else {
-    std::snprintf(text, sizeof(text), "%lld:%02lld", static_cast<long long>(s / 60),
-                  static_cast<long long>(s % 60));
-  }
-  return text;
-}
-
 }  // namespace tidepool::workers

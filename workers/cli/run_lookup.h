@@ -32,7 +32,5 @@ bool IsTidepoolProcess(int64_t pid);
 
 // "1.5 GiB", "312 MiB", "17 B".
 std::string BytesText(int64_t bytes);
-// "3:20", "1:02:07".
-std::string DurationText(double seconds);
 
 }  // namespace tidepool::workers

@@ -13,6 +13,7 @@
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
+#include "core/observe/progress.h"
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
@@ -94,7 +95,8 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
   FromJson(status["live"], live);
   row("progress",
       Joined({"step " + std::to_string(live.step) + " of " + std::to_string(live.steps), live.phase,
-              live.left_s ? DurationText(*live.left_s) + " left" : "", "weights " + live.version}));
+              live.left_s ? observe::DurationText(FromSeconds(*live.left_s)) + " left" : "",
+              "weights " + live.version}));
   row("learning", Joined({Part("reward ", live.reward, "%.3f"), Part("loss ", live.loss, "%.4f"),
                           Part("held-out accuracy ", live.accuracy, "%.1f %%", 100)}));
   row("speed", Joined({Part("", live.tokens_per_s, "%.0f tokens/s"),
