@@ -6,6 +6,8 @@
 #include <cmath>
 #include <utility>
 
+#include "core/base/names.h"
+
 namespace tidepool::algorithms {
 namespace {
 
@@ -42,8 +44,7 @@ StatusOr<Options> Options::Make(std::span<const OptionSpec> specs, const std::ma
     if (std::holds_alternative<std::monostate>(value)) continue;
     const auto spec = std::ranges::find(specs, name, &OptionSpec::name);
     if (spec == specs.end()) {
-      std::string list;
-      for (const OptionSpec& s : specs) list += (list.empty() ? "" : ", ") + s.name;
+      const std::string list = Listed(specs, &OptionSpec::name);
       return Unimplemented("no option is named " + name +
                            (list.empty() ? "; there are none" : "; there are " + list));
     }
@@ -86,11 +87,7 @@ std::string ValueText(const Value& value) {
 }
 
 std::string DescribeOption(const OptionSpec& spec) {
-  if (!spec.choices.empty()) {
-    std::string text = "one of ";
-    for (size_t i = 0; i < spec.choices.size(); ++i) text += (i == 0 ? "" : ", ") + spec.choices[i];
-    return text;
-  }
+  if (!spec.choices.empty()) return "one of " + Listed(spec.choices);
   std::string text = "a number";
   if (std::isfinite(spec.lo)) text += ", at least " + Short(spec.lo);
   if (std::isfinite(spec.hi))

@@ -4,14 +4,13 @@
 #include <charconv>
 #include <utility>
 
+#include "core/base/names.h"
+
 namespace tidepool::algorithms {
 namespace {
 
-template <typename Entries>
-std::string Names(const Entries& entries) {
-  std::string list;
-  for (const auto& e : entries) list += (list.empty() ? "" : ", ") + e.name;
-  return list;
+std::string Names(const auto& entries) {
+  return Listed(entries, [](const auto& e) -> const std::string& { return e.name; });
 }
 
 Status Wrong(const std::string& key, const std::string& what) {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/algorithms/registry.h"
+#include "core/base/utf8.h"
 #include "core/config/binder.h"
 #include "core/config/policy_rules.h"
 #include "core/config/workload.h"
@@ -31,15 +32,6 @@ std::string FirstWritten(const Binder& b, std::initializer_list<const char*> key
     if (b.Written(key)) return key;
   }
   return *keys.begin();
-}
-
-std::vector<std::string> Characters(const std::string& text) {
-  std::vector<std::string> out;
-  for (const char c : text) {
-    if ((static_cast<uint8_t>(c) & 0xC0U) != 0x80U || out.empty()) out.emplace_back();
-    out.back() += c;
-  }
-  return out;
 }
 
 void CheckModel(Binder& b, LoadedConfig& loaded) {

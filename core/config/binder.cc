@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/algorithms/registry.h"
+#include "core/base/names.h"
 #include "core/environments/text_game.h"
 #include "core/environments/vector.h"
 #include "core/tasks/task.h"
@@ -170,7 +171,7 @@ void Binder::Unknown(const std::string& section, const std::string& name, const 
                      std::vector<std::string> known) {
   const std::string full = Join(section, name);
   std::string what = "unknown key";
-  std::string near = tasks::Nearest(name, known);
+  std::string near = Nearest(name, known);
   if (!near.empty()) {
     what += "; did you mean '" + Join(section, near) + "'?";
   } else {
@@ -180,9 +181,8 @@ void Binder::Unknown(const std::string& section, const std::string& name, const 
     if (elsewhere != Keys().end()) {
       what += "; did you mean '" + elsewhere->path + "'?";
     } else {
-      std::string list;
-      for (const std::string& k : known) list += (list.empty() ? "" : ", ") + k;
-      what += "; " + (section.empty() ? std::string("the top level") : "'" + section + "'") + " has " + list;
+      what += "; " + (section.empty() ? std::string("the top level") : "'" + section + "'") + " has " +
+              Listed(known);
     }
   }
   Fail(node.place, full, what);
@@ -218,7 +218,7 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
   if (!std::visit(Reader{key, node}, field)) {
     std::string what = "found " + node.Describe() + "; expected " + DescribeType(key) + Advice(field, node);
     if (!key.choices.empty() && node.kind == Node::Kind::kScalar) {
-      const std::string near = tasks::Nearest(node.text, key.choices);
+      const std::string near = Nearest(node.text, key.choices);
       if (!near.empty()) what += "; did you mean '" + near + "'?";
     }
     return Fail(node.place, shown, what);
@@ -282,12 +282,8 @@ void Binder::BindData(const Node& map) {
     if (task == nullptr) {
       std::vector<std::string> names;
       for (const tasks::TaskInfo& info : tasks::ListTasks()) names.push_back(info.name);
-      const std::string near = tasks::Nearest(name->text, names);
-      std::string list;
-      for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
       Fail(name->place, "data.task",
-           "no task is named '" + name->text + "'; " +
-               (near.empty() ? "there are " + list : "did you mean '" + near + "'?"));
+           "no task is named '" + name->text + "'; " + DidYouMean(name->text, names));
     }
   }
   for (const auto& [name, value] : map.members) {

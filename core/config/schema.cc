@@ -5,6 +5,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "core/base/names.h"
 #include "core/config/yaml_tree.h"
 
 namespace tidepool::config {
@@ -45,11 +46,7 @@ bool WordField::Set(std::string_view word) const {
   return true;
 }
 
-std::string WordField::List() const {
-  std::string list;
-  for (const char* word : words_) list += (list.empty() ? "" : ", ") + std::string(word);
-  return list;
-}
+std::string WordField::List() const { return Listed(words_); }
 
 const Key* FindKey(std::string_view path) {
   const auto it = std::ranges::find(Keys(), path, &Key::path);

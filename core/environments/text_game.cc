@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/base/hash.h"
+#include "core/base/names.h"
 #include "core/environments/vector.h"
-#include "core/tasks/task.h"
 
 namespace tidepool::environments {
 
@@ -20,18 +20,9 @@ const TextEnvironmentInfo* FindTextEnvironment(std::string_view name) {
 
 std::string NoSuchEnvironment(const std::string& name) {
   std::vector<std::string> names;
-  std::string list;
-  for (const TextEnvironmentInfo& info : ListTextEnvironments()) {
-    names.push_back(info.name);
-    list += (list.empty() ? "" : ", ") + info.name;
-  }
-  for (const VectorSpec& spec : ListVectorEnvironments()) {
-    names.push_back(spec.name);
-    list += ", " + spec.name;
-  }
-  const std::string near = tasks::Nearest(name, names);
-  return "no environment is named '" + name + "'; " +
-         (near.empty() ? "there are " + list : "did you mean '" + near + "'?");
+  for (const TextEnvironmentInfo& info : ListTextEnvironments()) names.push_back(info.name);
+  for (const VectorSpec& spec : ListVectorEnvironments()) names.push_back(spec.name);
+  return "no environment is named '" + name + "'; " + DidYouMean(name, names);
 }
 
 StatusOr<std::unique_ptr<TextEnvironment>> MakeTextEnvironment(

@@ -5,6 +5,7 @@
 #include <numbers>
 #include <utility>
 
+#include "core/base/names.h"
 #include "core/base/rng.h"
 #include "core/environments/control.h"
 #include "core/environments/toy_text.h"
@@ -110,11 +111,7 @@ class Lake : public Rules {
   std::vector<std::vector<Outcome>> moves_;
 };
 
-std::string Known() {
-  std::string names;
-  for (const VectorSpec& s : ListVectorEnvironments()) names += (names.empty() ? "" : ", ") + s.name;
-  return names;
-}
+std::string Known() { return Listed(ListVectorEnvironments(), &VectorSpec::name); }
 
 struct GridOptions {
   std::string map = "4x4";

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/base/utf8.h"
+
 namespace tidepool::observe {
 namespace {
 
@@ -31,7 +33,7 @@ std::string Printable(std::string_view text) {
 std::string Fit(const std::string& line, int64_t width) {
   int64_t columns = 0;
   for (size_t i = 0; i < line.size(); ++i) {
-    if ((static_cast<unsigned char>(line[i]) & 0xC0U) == 0x80U) continue;
+    if (ContinuesCharacter(line[i])) continue;
     if (++columns > width) return line.substr(0, i);
   }
   return line;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "core/base/utf8.h"
 #include "core/observe/append_file.h"
 #include "core/observe/report_page.h"
 
@@ -149,8 +150,7 @@ json Pool(const PoolHistory& pool) {
 
 std::string Shorten(const std::string& text, size_t most) {
   if (text.size() <= most) return text;
-  size_t cut = most;
-  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
+  const size_t cut = CharacterStart(text, most);
   return text.substr(0, cut) + " ... (" + std::to_string(text.size() - cut) + " more bytes)";
 }
 

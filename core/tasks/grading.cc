@@ -5,22 +5,21 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/base/utf8.h"
+
 namespace tidepool::tasks {
 namespace {
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 bool IsAlpha(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-bool StartsCharacter(char c) { return (static_cast<uint8_t>(c) & 0xC0U) != 0x80U; }
-
-int64_t Characters(std::string_view text) { return std::count_if(text.begin(), text.end(), StartsCharacter); }
 
 // The last n characters (UTF-8) of a text.
 std::string_view LastCharacters(std::string_view text, int64_t n) {
   size_t i = text.size();
   while (i > 0 && n > 0) {
     --i;
-    if (StartsCharacter(text[i])) --n;
+    if (!ContinuesCharacter(text[i])) --n;
   }
   return text.substr(i);
 }
@@ -276,7 +275,7 @@ double DecimalScore(std::string_view answer, std::string_view truth) {
   if (given.empty()) return 0;
   if (DecimalsEqual(given, right)) return 1;
   if (given.find(right) == std::string::npos) return 0;
-  return static_cast<double>(Characters(right)) / static_cast<double>(Characters(given));
+  return static_cast<double>(CharacterCount(right)) / static_cast<double>(CharacterCount(given));
 }
 
 double Gsm8kScore(std::string_view response, std::string_view truth, Gsm8kMethod method) {

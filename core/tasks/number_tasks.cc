@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "core/base/names.h"
 #include "core/tasks/factories.h"
 
 namespace tidepool::tasks {
@@ -40,11 +41,7 @@ Question NumberSorting(const QuestionSpace::Pick& pick, const OptionValues& opti
   CodeReader code(pick, seed);
   std::vector<int64_t> numbers;
   for (int64_t i = 0; i < n; ++i) numbers.push_back(code.InRange(lo * Unit(d), hi * Unit(d)));
-  const auto list = [&, d = d] {
-    std::string text;
-    for (const int64_t v : numbers) text += (text.empty() ? "" : ", ") + Fixed(v, d);
-    return text;
-  };
+  const auto list = [&, d = d] { return Listed(numbers, [d](int64_t v) { return Fixed(v, d); }); };
   Question q;
   q.prompt = IsTerse(options) ? std::string(down ? "desc " : "asc ") + list() + "="
                               : std::string("Sort these numbers in ") + (down ? "descending" : "ascending") +

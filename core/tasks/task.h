@@ -82,7 +82,4 @@ StatusOr<std::unique_ptr<Task>> MakeTask(const TaskRequest& request);
 // Number of held-out units in the space that the options describe (2^62 stands for "or more").
 StatusOr<int64_t> CountUnits(const std::string& name, const std::map<std::string, std::string>& options);
 
-// Nearest of `candidates` to `word` by edit distance; empty if none is close enough to be meant.
-std::string Nearest(std::string_view word, const std::vector<std::string>& candidates);
-
 }  // namespace tidepool::tasks

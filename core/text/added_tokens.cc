@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/base/utf8.h"
 #include "core/text/unicode.h"
 
 namespace tidepool::text {
@@ -10,17 +11,14 @@ namespace {
 
 bool EndsWithWord(std::string_view text) {
   if (text.empty()) return false;
-  size_t at = text.size() - 1;
-  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  return IsWord(DecodeAt(text, at).value);
+  return IsWord(DecodeAt(text, CharacterStart(text, text.size() - 1)).value);
 }
 bool StartsWithWord(std::string_view text) { return !text.empty() && IsWord(DecodeAt(text, 0).value); }
 
 // Where the white space at the end of text[0, end) begins, not before `limit`.
 size_t SpaceBefore(std::string_view text, size_t end, size_t limit) {
   while (end > limit) {
-    size_t at = end - 1;
-    while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+    const size_t at = CharacterStart(text, end - 1);
     if (!IsSpace(DecodeAt(text, at).value)) break;
     end = at;
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/utf8.h"
 #include "core/text/pre_tokenizer.h"
 #include "core/text/unicode.h"
 
@@ -88,7 +89,7 @@ Status SplitByRegex(const pcre2_code* code, SplitBehavior behavior, bool invert,
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
     if (range[1] <= range[0]) {  // an empty match cuts nothing here; look on after the next character
       from = range[0] + 1;
-      while (from < piece.size() && (static_cast<unsigned char>(piece[from]) & 0xC0) == 0x80) ++from;
+      while (from < piece.size() && ContinuesCharacter(piece[from])) ++from;
       continue;
     }
     if (range[0] > done) matches.push_back({done, range[0], invert});

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/names.h"
 #include "core/tasks/task.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
@@ -27,7 +28,7 @@ bool IsNoCommand(const CLI::App& app, const std::string& word) {
     if (command->get_name() == word) return false;
     if (!command->get_group().empty()) names.push_back(command->get_name());  // no group: hidden
   }
-  const std::string near = tidepool::tasks::Nearest(word, names);
+  const std::string near = tidepool::Nearest(word, names);
   std::fprintf(
       stderr, "%s: no such command; %s\n", word.c_str(),
       near.empty() ? "`tidepool --help` lists them" : ("did you mean `tidepool " + near + "`?").c_str());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/algorithms/registry.h"
+#include "core/base/names.h"
 #include "core/environments/text_game.h"
 #include "core/environments/vector.h"
 #include "core/model/families/family.h"
@@ -40,14 +41,13 @@ struct Line {
 void Show(CommandContext& context, const RegistryOptions& o, const std::string& kind,
           const std::vector<Line>& lines, int width = 22, int indent = 1) {
   if (!o.name.empty()) {
-    std::string known;
     for (const Line& line : lines) {
-      known += (known.empty() ? "" : ", ") + line.name;
       if (line.name != o.name) continue;
       std::printf("%s", o.json ? (line.json.dump(indent) + "\n").c_str() : line.details.c_str());
       return;
     }
-    return Fail(context, NotFound("no " + kind + " is named '" + o.name + "'; there are " + known));
+    return Fail(context, NotFound("no " + kind + " is named '" + o.name + "'; there are " +
+                                  Listed(lines, &Line::name)));
   }
   if (o.json) {
     Json all = Json::array();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/algorithms/registry.h"
+#include "core/base/utf8.h"
 #include "core/model/hugging_face.h"
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
@@ -17,11 +18,6 @@ constexpr int64_t kRewardProcess = 35 * kMiB;
 constexpr int64_t kControllerProcess = 45 * kMiB;
 
 constexpr int64_t kCpuKvBytes = 256 * kMiB;
-
-int64_t CountCharacters(const std::string& utf8) {
-  return std::count_if(utf8.begin(), utf8.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
-}
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
@@ -133,7 +129,7 @@ StatusOr<model::ModelSpec> SpecOf(const ModelConfig& model) {
   const ModelInit& i = *model.init;
   model::ModelSpec spec;
   spec.architecture = i.architecture;
-  spec.vocab_size = CountCharacters(i.alphabet) + 3;
+  spec.vocab_size = CharacterCount(i.alphabet) + 3;
   spec.hidden_size = i.hidden_size;
   spec.intermediate_size = i.intermediate_size;
   spec.layers = i.layers;

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "core/base/utf8.h"
+
 namespace tidepool::workers {
 
 inline constexpr size_t kTextBytes = 1000;  // a reason in words; more is not read by anybody
@@ -12,8 +14,7 @@ inline constexpr size_t kTextBytes = 1000;  // a reason in words; more is not re
 // UTF-8.  requires most >= 100
 inline std::string Bounded(std::string text, size_t most = kTextBytes) {
   if (text.size() <= most) return text;
-  size_t end = most - 40;                                                           // for the words behind it
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // inside a character
+  const size_t end = CharacterStart(text, most - 40);  // for the words behind it
   const std::string cut = " ... (" + std::to_string(text.size() - end) + " more bytes)";
   text.resize(end);
   return text + cut;

@@ -1,3 +1,4 @@
+#include "core/base/names.h"
 #include "core/model/families/family.h"
 
 namespace tidepool::model {
@@ -19,10 +20,7 @@ const Family* FindFamily(std::string_view model_type) {
 }
 
 std::string FamilyNames() {
-  std::string names;
-  for (const Family* family : Families())
-    names += (names.empty() ? "" : ", ") + std::string(family->model_type);
-  return names;
+  return Listed(Families(), [](const Family* family) { return family->model_type; });
 }
 
 }  // namespace tidepool::model

@@ -320,7 +320,7 @@ Value Evaluator::Item(const Value& object, const Value& key) {
     }
   } else if (key.is_integer() && (object.is_sequence() || object.is_string())) {
     const int64_t size =
-        object.is_string() ? LengthInCodePoints(object.string()) : static_cast<int64_t>(object.list().size());
+        object.is_string() ? CharacterCount(object.string()) : static_cast<int64_t>(object.list().size());
     const int64_t index = key.integer() < 0 ? key.integer() + size : key.integer();
     if (index < 0 || index >= size) return {};
     if (object.is_sequence()) return object.list()[static_cast<size_t>(index)];

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/utf8.h"
 #include "core/text/jinja/evaluator.h"
 
 namespace tidepool::text::jinja {
@@ -57,8 +58,7 @@ std::span<const Operation> NumberOperations();    // operations_number.cc
 std::span<const Operation> SequenceOperations();  // operations_sequence.cc
 std::span<const Operation> TestOperations();      // operations_test.cc
 
-// Shared by them: Python's str.strip (null: white space), the characters of a text.
+// Shared by them: Python's str.strip (null: white space).
 std::string Strip(std::string_view text, const std::string* characters, bool left, bool right);
-int64_t LengthInCodePoints(std::string_view text);
 
 }  // namespace tidepool::text::jinja

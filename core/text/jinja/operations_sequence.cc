@@ -210,7 +210,7 @@ Value Reverse(const Operands& o) {
 
 // --- filters that make one value of a sequence
 Value Length(const Operands& o) {
-  if (o.self.is_string()) return Value::Int(LengthInCodePoints(o.self.string()));
+  if (o.self.is_string()) return Value::Int(CharacterCount(o.self.string()));
   if (o.self.is(Kind::kLoop)) return Value::Int(static_cast<int64_t>(o.self.loop().items->size()));
   if (!o.self.is_sequence() && !o.self.is(Kind::kDict) && !o.self.is(Kind::kUndefined))
     return o.e.Fail("a value of type " + TypeName(o.self) + " has no length");

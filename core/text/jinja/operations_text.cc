@@ -103,7 +103,7 @@ Value FindText(const Operands& o) {  // find, rfind, index, rindex, count
   if (!o.TextArgument(o.Get(0, "sub"), &what)) return {};
   if (o.arguments.positional.size() > 1) return o.Fail("takes no bounds here");
   if (o.name == "count") {
-    if (what.empty()) return Value::Int(LengthInCodePoints(self) + 1);
+    if (what.empty()) return Value::Int(CharacterCount(self) + 1);
     int64_t count = 0;
     for (size_t at = self.find(what); at != std::string::npos; at = self.find(what, at + what.size()))
       ++count;
@@ -112,7 +112,7 @@ Value FindText(const Operands& o) {  // find, rfind, index, rindex, count
   const size_t at = o.name[0] == 'r' ? self.rfind(what) : self.find(what);
   if (at == std::string::npos)
     return o.name.ends_with("index") ? o.e.Fail("the text is not in the string") : Value::Int(-1);
-  return Value::Int(LengthInCodePoints(std::string_view(self).substr(0, at)));
+  return Value::Int(CharacterCount(std::string_view(self).substr(0, at)));
 }
 
 Value CountWords(const Operands& o) {
@@ -194,10 +194,10 @@ Value Pad(const Operands& o) {  // center, ljust, rjust, zfill
       !o.TextArgument(&o.arguments.positional[1], &fill)) {
     return {};
   }
-  const int64_t space = width - LengthInCodePoints(text);
+  const int64_t space = width - CharacterCount(text);
   if (space <= 0) return o.e.String(text);
   if (space > o.e.heap().left() / 4) return o.Exhausted("makes a text that is too long");
-  if (LengthInCodePoints(fill) != 1) return o.Fail("takes one character to fill with");
+  if (CharacterCount(fill) != 1) return o.Fail("takes one character to fill with");
   const int64_t before = o.name == "ljust" ? 0 : o.name == "center" ? space / 2 + (space & width & 1) : space;
   std::string left, right;
   for (int64_t i = 0; i < space; ++i) (i < before ? left : right) += fill;
@@ -392,11 +392,6 @@ constexpr Operation kTextOperations[] = {
 }  // namespace
 
 std::span<const Operation> TextOperations() { return kTextOperations; }
-
-int64_t LengthInCodePoints(std::string_view text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-}
 
 std::string Strip(std::string_view text, const std::string* characters, bool left, bool right) {
   const std::u32string points = ToUtf32(text), set = characters == nullptr ? U"" : ToUtf32(*characters);

@@ -1,0 +1,43 @@
+#include "core/base/names.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+namespace tidepool {
+
+std::string Nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  const auto distance = [](std::string_view a, std::string_view b) {
+    std::vector<int64_t> row(b.size() + 1);  // Levenshtein, one row at a time
+    std::iota(row.begin(), row.end(), int64_t{0});
+    for (size_t i = 1; i <= a.size(); ++i) {
+      int64_t diagonal = row[0];
+      row[0] = static_cast<int64_t>(i);
+      for (size_t j = 1; j <= b.size(); ++j) {
+        const int64_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+        diagonal = row[j];
+        row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+      }
+    }
+    return row.back();
+  };
+  if (word.empty() || word.size() > 100) return {};
+  std::string best;
+  // A third of the letters may be wrong; beyond that it was probably something else.
+  int64_t best_distance = std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const int64_t d = distance(word, candidate);
+    if (d < best_distance) {
+      best_distance = d;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string DidYouMean(std::string_view word, const std::vector<std::string>& names) {
+  const std::string near = Nearest(word, names);
+  return near.empty() ? "there are " + Listed(names) : "did you mean '" + near + "'?";
+}
+
+}  // namespace tidepool
