@@ -118,13 +118,7 @@ TextEnvironmentInfo TallyText() {
            {"modulo", OptionKind::kInt, "0", 0, 1000000, {}, "the total is said as a remainder; 0: as it is"},
            {"turns", OptionKind::kInt, "12", 1, 1000, {}, "at most, of an episode"},
            {"median_turns", OptionKind::kInt, "3", 1, 1000, {}, "half of the episodes have no more"},
-           {"style",
-            OptionKind::kChoice,
-            "\"chat\"",
-            0,
-            0,
-            {"chat", "terse"},
-            "sentences, or digits for a tiny model"}},
+           tasks::ChoiceOption("style", {"chat", "terse"}, "sentences, or digits for a tiny model")},
       .make = [](const tasks::OptionValues& o, uint64_t seed) -> StatusOr<std::unique_ptr<TextEnvironment>> {
         if (o.Int("median_turns") > o.Int("turns")) {
           return InvalidArgument("median_turns: " + std::to_string(o.Int("median_turns")) +

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/base/names.h"
 #include "core/base/rng.h"
 #include "core/tasks/factories.h"
 
@@ -95,8 +96,8 @@ Question Countdown(const QuestionSpace::Pick& pick, const OptionValues& options,
                 .Fork(static_cast<uint64_t>(pick.code));
   rng.Shuffle(std::span<int64_t>(numbers));
   const auto [target, solution] = Solve(numbers, t_lo, t_hi, rng);
-  std::string list;
-  for (const int64_t n : numbers) list += (list.empty() ? "" : terse ? " " : ", ") + std::to_string(n);
+  const std::string list = Listed(
+      numbers, [](int64_t n) { return std::to_string(n); }, terse ? " " : ", ");
   std::string json = "[" + list + "]";
   if (terse) std::ranges::replace(json, ' ', ',');
   Question q;
@@ -112,20 +113,15 @@ Question Countdown(const QuestionSpace::Pick& pick, const OptionValues& options,
 }  // namespace
 
 std::vector<TaskEntry> CountdownTasks() {
-  const Option target{.name = "target",
-                      .kind = OptionKind::kRange,
-                      .default_json = "[100, 999]",
-                      .min = 1,
-                      .max = 99999,
-                      .doc = "size of the target, where the numbers can reach it"};
-  return {SpaceTask({"countdown",
-                     "reach a target with given numbers and + - * /",
-                     "multisets of numbers",
-                     {{"numbers", OptionKind::kRange, "[3, 4]", 2, 6, {}, "how many numbers"},
-                      {"values", OptionKind::kRange, "[1, 100]", 1, 999, {}, "size of each number"},
-                      target,
-                      StyleOption("chat")}},
-                    NumberStrata, Countdown)};
+  const auto range = OptionKind::kRange;
+  const std::vector<Option> options = {
+      {"numbers", range, "[3, 4]", 2, 6, {}, "how many numbers"},
+      {"values", range, "[1, 100]", 1, 999, {}, "size of each number"},
+      {"target", range, "[100, 999]", 1, 99999, {}, "size of the target, where the numbers can reach it"},
+      StyleOption("chat")};
+  return {SpaceTask(
+      {"countdown", "reach a target with given numbers and + - * /", "multisets of numbers", options},
+      NumberStrata, Countdown)};
 }
 
 }  // namespace tidepool::tasks

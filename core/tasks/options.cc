@@ -4,7 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/check.h"
-#include "core/tasks/task.h"
+#include "core/base/names.h"
+#include "core/base/utf8.h"
 
 namespace tidepool::tasks {
 namespace {
@@ -22,13 +23,12 @@ bool IsIntWithin(const json& value, int64_t lo, int64_t hi) {
   return value.is_number_integer() && value.get<int64_t>() >= lo && value.get<int64_t>() <= hi;
 }
 
-// Characters, not bytes; the text came through a JSON or YAML parser, so it is UTF-8.
-int64_t Characters(const std::string& text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<uint8_t>(c) & 0xC0U) != 0x80U; });
-}
-
 }  // namespace
+
+Option ChoiceOption(std::string name, std::vector<std::string> choices, std::string doc) {
+  const std::string first = "\"" + choices.front() + "\"";
+  return {std::move(name), OptionKind::kChoice, first, 0, 0, std::move(choices), std::move(doc)};
+}
 
 std::string DescribeOption(const Option& option) {
   const std::string bounds = "from " + std::to_string(option.min) + " to " + std::to_string(option.max);
@@ -41,11 +41,8 @@ std::string DescribeOption(const Option& option) {
       return "text of " + std::to_string(option.min) + " to " + std::to_string(option.max) + " characters";
     case OptionKind::kBool:
       return "true or false";
-    case OptionKind::kChoice: {
-      std::string text = "one of";
-      for (size_t i = 0; i < option.choices.size(); ++i) text += (i == 0 ? " " : ", ") + option.choices[i];
-      return text;
-    }
+    case OptionKind::kChoice:
+      return "one of " + Listed(option.choices);
   }
   return {};
 }
@@ -64,7 +61,7 @@ Status CheckOption(const Option& option, const json& value) {
     }
     case OptionKind::kText: {
       if (!value.is_string()) return wrong;
-      const int64_t n = Characters(value.get_ref<const std::string&>());
+      const int64_t n = CharacterCount(value.get_ref<const std::string&>());
       return n >= option.min && n <= option.max ? OkStatus() : wrong;
     }
     case OptionKind::kBool:

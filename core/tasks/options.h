@@ -31,6 +31,8 @@ struct Option {
   std::vector<std::string> choices = {};
   std::string doc = {};
 };
+// One of `choices`; the first is the default.
+Option ChoiceOption(std::string name, std::vector<std::string> choices, std::string doc);
 
 // kInvalidArgument with "expected ...; found ..." (no name, no place: the caller knows both).
 Status CheckOption(const Option& option, const nlohmann::json& value);

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/base/names.h"
 #include "core/tasks/grading.h"
-#include "core/tasks/task.h"
 
 namespace tidepool::tasks {
 namespace {
@@ -20,21 +20,6 @@ Verdict Ok(double score, std::string detail = {}) {
 }
 Verdict BadData(std::string detail) { return {Verdict::Outcome::kData, 0, std::move(detail)}; }
 Verdict NoAnswer() { return BadData("the row has no answer, and this reward compares with one"); }
-
-// A reward that is one function of the input.
-class FunctionReward : public Reward {
- public:
-  explicit FunctionReward(std::function<Verdict(const RewardInput&)> score) : score_(std::move(score)) {}
-  [[nodiscard]] Verdict Score(const RewardInput& input) const override { return score_(input); }
-
- private:
-  std::function<Verdict(const RewardInput&)> score_;
-};
-
-StatusOr<std::unique_ptr<Reward>> Make(std::function<Verdict(const RewardInput&)> score) {
-  std::unique_ptr<Reward> reward = std::make_unique<FunctionReward>(std::move(score));
-  return reward;
-}
 
 std::optional<std::vector<int64_t>> Integers(const std::string& json_text) {
   const auto list = nlohmann::json::parse(json_text, nullptr, /*allow_exceptions=*/false);
@@ -115,22 +100,20 @@ class Pattern {
   pcre2_match_context* context_;
 };
 
-StatusOr<std::unique_ptr<Reward>> MakeExact(const std::string&) { return Make(ExactAnswer); }
-
-StatusOr<std::unique_ptr<Reward>> MakeFormat(const std::string& argument) {
-  if (argument.empty()) return Make([](const RewardInput& in) { return Ok(in.ended ? 1 : 0); });
+StatusOr<Reward> MakeFormat(const std::string& argument) {
+  if (argument.empty()) return Reward([](const RewardInput& in) { return Ok(in.ended ? 1 : 0); });
   TP_ASSIGN_OR_RETURN(const std::shared_ptr<const Pattern> pattern, Pattern::Compile(argument));
-  return Make([pattern](const RewardInput& in) { return pattern->Match(in.text); });
+  return Reward([pattern](const RewardInput& in) { return pattern->Match(in.text); });
 }
 
 // Soft overlong penalty (DAPO, arXiv:2503.14476, eq. 13): 0 up to L - b tokens, then falling to -1 at L.
-StatusOr<std::unique_ptr<Reward>> MakeLengthPenalty(const std::string& argument) {
+StatusOr<Reward> MakeLengthPenalty(const std::string& argument) {
   const std::optional<int64_t> given = argument.empty() ? std::optional<int64_t>(0) : Integer(argument);
   if (!given || (*given < 1 && !argument.empty())) {
     return InvalidArgument("length_penalty: expected a number of tokens after the colon; found '" + argument +
                            "'");
   }
-  return Make([given](const RewardInput& in) {
+  return Reward([given](const RewardInput& in) {
     if (in.max_new_tokens <= 0) return BadData("length_penalty needs max_new_tokens > 0");
     const int64_t buffer =
         std::min(*given > 0 ? *given : std::max<int64_t>(1, in.max_new_tokens / 4), in.max_new_tokens);
@@ -140,8 +123,8 @@ StatusOr<std::unique_ptr<Reward>> MakeLengthPenalty(const std::string& argument)
   });
 }
 
-StatusOr<std::unique_ptr<Reward>> MakeContains(const std::string& argument) {
-  return Make([argument](const RewardInput& in) {
+StatusOr<Reward> MakeContains(const std::string& argument) {
+  return Reward([argument](const RewardInput& in) {
     const std::string_view wanted =
         argument.empty() ? std::string_view(in.answer) : std::string_view(argument);
     if (wanted.empty()) return NoAnswer();
@@ -149,12 +132,12 @@ StatusOr<std::unique_ptr<Reward>> MakeContains(const std::string& argument) {
   });
 }
 
-StatusOr<std::unique_ptr<Reward>> MakeGsm8k(const std::string& argument) {
+StatusOr<Reward> MakeGsm8k(const std::string& argument) {
   if (!argument.empty() && argument != "strict" && argument != "flexible") {
     return InvalidArgument("gsm8k: expected gsm8k:strict or gsm8k:flexible; found '" + argument + "'");
   }
   const Gsm8kMethod method = argument == "flexible" ? Gsm8kMethod::kFlexible : Gsm8kMethod::kStrict;
-  return Make([method](const RewardInput& in) {
+  return Reward([method](const RewardInput& in) {
     return in.answer.empty() ? NoAnswer() : Ok(Gsm8kScore(in.text, Trim(in.answer), method));
   });
 }
@@ -166,21 +149,15 @@ Verdict AnswerTag(const RewardInput& in) {
   return Ok(*given == Trim(in.answer) || DecimalsEqual(*given, in.answer) ? 1 : 0);
 }
 
-StatusOr<std::unique_ptr<Reward>> MakeAnswerTag(const std::string&) { return Make(AnswerTag); }
-
-StatusOr<std::unique_ptr<Reward>> MakeDecimal(const std::string&) {
-  return Make([](const RewardInput& in) {
-    if (in.answer.empty()) return NoAnswer();
-    const auto tagged = ExtractAnswer(in.text);
-    return Ok(DecimalScore(tagged ? *tagged : std::string(Trim(in.text)), in.answer));
-  });
+Verdict Decimal(const RewardInput& in) {
+  if (in.answer.empty()) return NoAnswer();
+  const auto tagged = ExtractAnswer(in.text);
+  return Ok(DecimalScore(tagged ? *tagged : std::string(Trim(in.text)), in.answer));
 }
 
-StatusOr<std::unique_ptr<Reward>> MakeCountdown(const std::string&) {
-  return Make([](const RewardInput& in) {
-    const auto row = ReadCountdown(in);
-    return row ? Ok(CountdownScore(in.text, row->numbers, row->target, 1.0, 0.1)) : BadData(kCountdownFields);
-  });
+Verdict Countdown(const RewardInput& in) {
+  const auto row = ReadCountdown(in);
+  return row ? Ok(CountdownScore(in.text, row->numbers, row->target, 1.0, 0.1)) : BadData(kCountdownFields);
 }
 
 // The answer is a JSON list in order; the response's list is in its last answer tag, or all of it.
@@ -201,21 +178,25 @@ std::optional<double> SortingRowScore(const RewardInput& in, double tolerance) {
 constexpr const char* kSortingFields =
     "the row needs an answer (a JSON list of numbers) and a field direction (ascending or descending)";
 
-StatusOr<std::unique_ptr<Reward>> MakeSorting(const std::string&) {
-  return Make([](const RewardInput& in) {
-    const auto score = SortingRowScore(in, 1.0);
-    return score ? Ok(*score) : BadData(kSortingFields);
-  });
+Verdict Sorting(const RewardInput& in) {
+  const auto score = SortingRowScore(in, 1.0);
+  return score ? Ok(*score) : BadData(kSortingFields);
+}
+
+// A reward without an argument.
+template <Verdict (*score)(const RewardInput&)>
+StatusOr<Reward> Plain(const std::string& /*argument*/) {
+  return Reward(score);
 }
 
 struct RewardEntry {
   RewardInfo info;
-  StatusOr<std::unique_ptr<Reward>> (*make)(const std::string& argument);
+  StatusOr<Reward> (*make)(const std::string& argument);
 };
 
 const std::vector<RewardEntry>& RewardEntries() {
   static const std::vector<RewardEntry> entries = {
-      {{"exact_answer", "", "1 if the answer is right by the task's own rule, else 0"}, MakeExact},
+      {{"exact_answer", "", "1 if the answer is right by the task's own rule, else 0"}, Plain<ExactAnswer>},
       {{"format", "regular expression",
         "1 if the response matches; without an argument, if it ended by itself"},
        MakeFormat},
@@ -227,14 +208,14 @@ const std::vector<RewardEntry>& RewardEntries() {
         "1 if the number after the last #### (flexible: the last number) is the answer"},
        MakeGsm8k},
       {{"answer_tag", "", "1 if the text of the last <answer> tag is the answer, as text or as a number"},
-       MakeAnswerTag},
+       Plain<AnswerTag>},
       {{"decimal", "", "1 if equal as decimals, a share if the answer is part of the response (chain sums)"},
-       MakeDecimal},
+       Plain<Decimal>},
       {{"countdown", "", "TinyZero's rule: 1 right, 0.1 an answer tag on the last line, 0 none"},
-       MakeCountdown},
+       Plain<Countdown>},
       {{"sorting", "",
         "reasoning-gym's rule: 1 for a JSON list of the right length, in order, each number within 1.0"},
-       MakeSorting},
+       Plain<Sorting>},
   };
   return entries;
 }
@@ -285,7 +266,7 @@ const std::vector<RewardInfo>& ListRewards() {
   return infos;
 }
 
-StatusOr<std::unique_ptr<Reward>> MakeReward(std::string_view spec) {
+StatusOr<Reward> MakeReward(std::string_view spec) {
   const size_t colon = spec.find(':');
   const std::string name(spec.substr(0, colon));
   const std::string argument(colon == std::string_view::npos ? std::string_view() : spec.substr(colon + 1));
@@ -298,11 +279,7 @@ StatusOr<std::unique_ptr<Reward>> MakeReward(std::string_view spec) {
     }
     return entry.make(argument);
   }
-  const std::string near = Nearest(name, names);
-  std::string list;
-  for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
-  return NotFound("no reward is named '" + name + "'; " +
-                  (near.empty() ? "there are " + list : "did you mean '" + near + "'?") +
+  return NotFound("no reward is named '" + name + "'; " + DidYouMean(name, names) +
                   " (a reward of your own needs an endpoint)");
 }
 

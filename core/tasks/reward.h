@@ -5,17 +5,17 @@
 // included. kData: the row or the response is malformed in a way that no retry mends (no answer in
 // the row, a score that is not finite). kInfra: the grader could not do its work (time-out, lost
 // connection); the functions here are pure and never return it, servers behind an endpoint may.
-// Immutable after creation; any thread.
+// Any thread.
 //
 //   TP_ASSIGN_OR_RETURN(auto reward, MakeReward("exact_answer"));
-//   const Verdict verdict = reward->Score({.prompt = q.prompt, .answer = q.answer, ...});
+//   const Verdict verdict = reward({.prompt = q.prompt, .answer = q.answer, ...});
 //
 // A reward may take one argument after a colon: "format:^-?\\d+$", "contains:####", "gsm8k:flexible",
 // "length_penalty:64".
 
 #include <cstdint>
+#include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,11 +41,7 @@ struct Verdict {
   std::string detail;  // why, for people; may be empty
 };
 
-class Reward {
- public:
-  virtual ~Reward() = default;
-  [[nodiscard]] virtual Verdict Score(const RewardInput& input) const = 0;
-};
+using Reward = std::function<Verdict(const RewardInput&)>;
 
 struct RewardInfo {
   std::string name;
@@ -56,7 +52,7 @@ const std::vector<RewardInfo>& ListRewards();
 
 // `spec` is "name" or "name:argument". kNotFound with the nearest name; kInvalidArgument for a bad
 // argument.
-StatusOr<std::unique_ptr<Reward>> MakeReward(std::string_view spec);
+StatusOr<Reward> MakeReward(std::string_view spec);
 
 // How `exact_answer` compares, from fields["answer_rule"]:
 //   last_number  the response ended by itself and its last number equals the answer

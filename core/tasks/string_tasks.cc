@@ -3,23 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/utf8.h"
 #include "core/tasks/factories.h"
 
 namespace tidepool::tasks {
 namespace {
 
-std::vector<std::string> SplitCharacters(const std::string& text) {
-  std::vector<std::string> out;
-  for (const char c : text) {
-    if ((static_cast<uint8_t>(c) & 0xC0U) != 0x80U || out.empty()) out.emplace_back();
-    out.back() += c;
-  }
-  return out;
-}
-
 // A random string of `length` characters of `letters`, and what becomes of it. One stratum a length.
 StatusOr<std::vector<int64_t>> LetterStrata(const OptionValues& options) {
-  std::vector<std::string> letters = SplitCharacters(options.Text("letters"));
+  std::vector<std::string> letters = Characters(options.Text("letters"));
   const auto count = static_cast<int64_t>(letters.size());
   std::ranges::sort(letters);
   const auto twice = std::ranges::adjacent_find(letters);
@@ -33,7 +25,7 @@ StatusOr<std::vector<int64_t>> LetterStrata(const OptionValues& options) {
 
 template <bool sort>
 Question Rearranged(const QuestionSpace::Pick& pick, const OptionValues& options, uint64_t seed) {
-  const std::vector<std::string> letters = SplitCharacters(options.Text("letters"));
+  const std::vector<std::string> letters = Characters(options.Text("letters"));
   const bool terse = IsTerse(options);
   CodeReader code(pick, seed);
   std::vector<int64_t> places;  // of the letters, in the order of `letters`
@@ -64,19 +56,17 @@ Question Rearranged(const QuestionSpace::Pick& pick, const OptionValues& options
 
 std::vector<TaskEntry> StringTasks() {
   const auto task = [](const char* name, const char* doc, const std::string& letters, DecodePick decode) {
-    const Option alphabet{.name = "letters",
-                          .kind = OptionKind::kText,
-                          .default_json = "\"" + letters + "\"",
-                          .min = 2,
-                          .max = 256,
-                          .doc = "characters to draw from, each once; sorting follows this order"};
-    return SpaceTask({name,
-                      doc,
-                      "questions",
-                      {{"length", OptionKind::kRange, "[2, 6]", 1, 256, {}, "characters in a string"},
-                       alphabet,
-                       StyleOption("terse")}},
-                     LetterStrata, decode);
+    const std::vector<Option> options = {
+        {"length", OptionKind::kRange, "[2, 6]", 1, 256, {}, "characters in a string"},
+        {"letters",
+         OptionKind::kText,
+         "\"" + letters + "\"",
+         2,
+         256,
+         {},
+         "characters to draw from, each once; sorting follows this order"},
+        StyleOption("terse")};
+    return SpaceTask({name, doc, "questions", options}, LetterStrata, decode);
   };
   const std::string alphabet = "abcdefghijklmnopqrstuvwxyz";
   return {task("reverse", "spell a random string backwards", alphabet, Rearranged<false>),

@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   input.fields = {{"numbers", "[1, 2, 3]"}, {"target", "6"}};
   for (const tasks::RewardInfo& info : tasks::ListRewards()) {
     const auto reward = tasks::MakeReward(info.name);
-    if (reward.ok()) (void)(*reward)->Score(input);
+    if (reward.ok()) (void)(*reward)(input);
   }
   for (const char* rule : {"last_number", "text", "countdown", "gsm8k", "answer_tag"}) {
     input.fields["answer_rule"] = rule;

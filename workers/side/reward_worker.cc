@@ -27,7 +27,7 @@ constexpr int kThreads = 4;
 struct Graders::Impl {
   struct Function {
     RewardFunction config;
-    std::unique_ptr<tasks::Reward> builtin;
+    tasks::Reward builtin;  // or
     std::shared_ptr<grpc::Channel> channel;
   };
   std::vector<Function> functions;
@@ -42,7 +42,7 @@ struct Graders::Impl {
       input.response_tokens = request.response_tokens;
       input.ended = request.ended;
       input.max_new_tokens = request.max_new_tokens;
-      return f.builtin->Score(input);
+      return f.builtin(input);
     }
     v1::ScoreRequest wire;
     wire.set_prompt(request.prompt);

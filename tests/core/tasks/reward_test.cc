@@ -21,7 +21,7 @@ RewardInput Input(std::string text, std::string answer, bool ended = true) {
 Verdict Score(const char* spec, const RewardInput& input) {
   auto reward = MakeReward(spec);
   EXPECT_TRUE(reward.ok()) << reward.status().message();
-  return reward.value()->Score(input);
+  return reward.value()(input);
 }
 
 TEST(ExactAnswerTest, LastNumberOfATextThatEndedByItself) {
