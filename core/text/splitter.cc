@@ -1,5 +1,8 @@
 #include "core/text/splitter.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "core/text/unicode.h"
 
 namespace tidepool::text {
@@ -9,12 +12,10 @@ using unicode_class::kLetter;
 using unicode_class::kNumber;
 using unicode_class::kSpace;
 
-constexpr std::string_view kGpt2Regex =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kLlama3Regex =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kQwen2Regex =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kRegexes[] = {
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 
 // A character with its class reduced to what the patterns ask for: letter, number, space, or 0.
 struct Char {
@@ -129,34 +130,16 @@ size_t Llama3End(std::string_view text, size_t at, int numbers_max) {
 }  // namespace
 
 std::optional<Pattern> KnownPattern(std::string_view regex) {
-  if (regex == kGpt2Regex) return Pattern::kGpt2;
-  if (regex == kLlama3Regex) return Pattern::kLlama3;
-  if (regex == kQwen2Regex) return Pattern::kQwen2;
-  return std::nullopt;
+  const auto* found = std::find(std::begin(kRegexes), std::end(kRegexes), regex);
+  return found == std::end(kRegexes) ? std::nullopt
+                                     : std::optional(static_cast<Pattern>(found - std::begin(kRegexes)));
 }
 
-std::string_view RegexOf(Pattern pattern) {
-  switch (pattern) {
-    case Pattern::kGpt2:
-      return kGpt2Regex;
-    case Pattern::kLlama3:
-      return kLlama3Regex;
-    case Pattern::kQwen2:
-      break;
-  }
-  return kQwen2Regex;
-}
+std::string_view RegexOf(Pattern pattern) { return kRegexes[static_cast<size_t>(pattern)]; }
 
 size_t PieceEnd(Pattern pattern, std::string_view text, size_t at) {
-  switch (pattern) {
-    case Pattern::kGpt2:
-      return Gpt2End(text, at);
-    case Pattern::kLlama3:
-      return Llama3End(text, at, 3);
-    case Pattern::kQwen2:
-      break;
-  }
-  return Llama3End(text, at, 1);
+  return pattern == Pattern::kGpt2 ? Gpt2End(text, at)
+                                   : Llama3End(text, at, pattern == Pattern::kLlama3 ? 3 : 1);
 }
 
 void SplitByPattern(Pattern pattern, std::string_view text, std::vector<std::string_view>* pieces) {

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <span>
 
+#include "core/base/utf8.h"
+
 namespace tidepool::text {
 namespace {
 
@@ -107,42 +109,34 @@ char32_t Compose(char32_t a, char32_t b) {
   return found->composed;
 }
 
-void AppendMapped(std::span<const CaseMapping> table, char32_t c, std::string* out) {
+// Null: the table leaves the character alone.
+const CaseMapping* FindMapping(std::span<const CaseMapping> table, char32_t c) {
   const auto found = std::lower_bound(table.begin(), table.end(), c,
                                       [](const CaseMapping& m, char32_t v) { return m.from < v; });
-  if (found == table.end() || found->from != c) {
-    AppendUtf8(c, out);
-    return;
-  }
-  for (const char32_t to : found->to) {
-    if (to != 0) AppendUtf8(to, out);
-  }
+  return found == table.end() || found->from != c ? nullptr : &*found;
 }
 
-bool Has(std::span<const CaseMapping> table, char32_t c) {
-  const auto found = std::lower_bound(table.begin(), table.end(), c,
-                                      [](const CaseMapping& m, char32_t v) { return m.from < v; });
-  return found != table.end() && found->from == c;
+// In ASCII the letters from `first` on move by `shift`.
+void AppendMapped(std::span<const CaseMapping> table, char32_t first, int shift, char32_t c,
+                  std::string* out) {
+  if (c < 0x80) {
+    out->push_back(static_cast<char>(static_cast<int>(c) + (c >= first && c < first + 26 ? shift : 0)));
+  } else if (const CaseMapping* found = FindMapping(table, c); found != nullptr) {
+    for (const char32_t to : found->to) {
+      if (to != 0) AppendUtf8(to, out);
+    }
+  } else {
+    AppendUtf8(c, out);
+  }
 }
 
 }  // namespace
 
 void AppendUtf8(char32_t c, std::string* out) {
-  if (c < 0x80) {
-    out->push_back(static_cast<char>(c));
-  } else if (c < 0x800) {
-    out->push_back(static_cast<char>(0xC0 | (c >> 6)));
-    out->push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else if (c < 0x10000) {
-    out->push_back(static_cast<char>(0xE0 | (c >> 12)));
-    out->push_back(static_cast<char>(0x80 | ((c >> 6) & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else {
-    out->push_back(static_cast<char>(0xF0 | (c >> 18)));
-    out->push_back(static_cast<char>(0x80 | ((c >> 12) & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | ((c >> 6) & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  }
+  const int following = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+  constexpr char32_t kLead[] = {0, 0xC0, 0xE0, 0xF0};
+  out->push_back(static_cast<char>(kLead[following] | (c >> (6 * following))));
+  for (int i = following - 1; i >= 0; --i) out->push_back(static_cast<char>(0x80 | ((c >> (6 * i)) & 0x3F)));
 }
 
 std::u32string ToUtf32(std::string_view utf8) {
@@ -194,7 +188,7 @@ size_t CompleteUtf8Prefix(std::string_view bytes) {
   // An unfinished sequence has at most three bytes; its lead is the last byte that is no continuation.
   for (size_t back = 1; back <= 3 && back <= bytes.size(); ++back) {
     const size_t at = bytes.size() - back;
-    if ((static_cast<unsigned char>(bytes[at]) & 0xC0) == 0x80) continue;
+    if (ContinuesCharacter(bytes[at])) continue;
     bool cut = false;
     const int length = Sequence(bytes.substr(at), &cut);
     return length < 0 && cut && static_cast<size_t>(-length) == back ? at : bytes.size();
@@ -222,11 +216,7 @@ bool IsCertainlyNfc(std::string_view utf8) {
 std::string Nfc(std::string_view utf8) {
   std::u32string text;
   text.reserve(utf8.size());
-  for (size_t at = 0; at < utf8.size();) {
-    const CodePoint c = DecodeAt(utf8, at);
-    Decompose(c.value, &text);
-    at += c.bytes;
-  }
+  for (const char32_t c : ToUtf32(utf8)) Decompose(c, &text);
   // Canonical order: stable by combining class between starters.
   std::vector<std::pair<uint8_t, char32_t>> marks;
   for (size_t i = 0; i < text.size();) {
@@ -273,49 +263,24 @@ std::string Nfc(std::string_view utf8) {
 std::string ToUpper(std::string_view utf8) {
   std::string result;
   result.reserve(utf8.size());
-  for (size_t at = 0; at < utf8.size();) {
-    const CodePoint c = DecodeAt(utf8, at);
-    if (c.value < 0x80) {
-      result.push_back(c.value >= 'a' && c.value <= 'z' ? static_cast<char>(c.value - 32)
-                                                        : static_cast<char>(c.value));
-    } else {
-      AppendMapped(kUpper, c.value, &result);
-    }
-    at += c.bytes;
-  }
+  for (const char32_t c : ToUtf32(utf8)) AppendMapped(kUpper, 'a', 'A' - 'a', c, &result);
   return result;
 }
 
 std::string ToLower(std::string_view utf8) {
   std::string result;
   result.reserve(utf8.size());
-  for (size_t at = 0; at < utf8.size();) {
-    const CodePoint c = DecodeAt(utf8, at);
-    AppendLower(c.value, &result);
-    at += c.bytes;
-  }
+  for (const char32_t c : ToUtf32(utf8)) AppendLower(c, &result);
   return result;
 }
 
-void AppendLower(char32_t c, std::string* out) {
-  if (c < 0x80) {
-    out->push_back(static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c));
-  } else {
-    AppendMapped(kLower, c, out);
-  }
-}
-
-void AppendTitle(char32_t c, std::string* out) {
-  if (c < 0x80) {
-    out->push_back(static_cast<char>(c >= 'a' && c <= 'z' ? c - 32 : c));
-  } else {
-    AppendMapped(kTitle, c, out);
-  }
-}
+void AppendLower(char32_t c, std::string* out) { AppendMapped(kLower, 'A', 'a' - 'A', c, out); }
+void AppendTitle(char32_t c, std::string* out) { AppendMapped(kTitle, 'a', 'A' - 'a', c, out); }
 
 bool IsCased(char32_t c) {
   if (c < 0x80) return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-  return Has(kUpper, c) || Has(kLower, c) || Has(kTitle, c);
+  return FindMapping(kUpper, c) != nullptr || FindMapping(kLower, c) != nullptr ||
+         FindMapping(kTitle, c) != nullptr;
 }
 
 }  // namespace tidepool::text
