@@ -1,9 +1,7 @@
-// The header's JSON is read as a stream of events (SAX), so that duplicate keys are seen and nothing
-// is allocated for what is not wanted.
-
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -11,6 +9,8 @@
 
 namespace tidepool::files {
 namespace {
+
+using nlohmann::json;
 
 struct DTypeRow {
   DType dtype;
@@ -47,159 +47,120 @@ std::string Quoted(std::string_view name) {
   return "\"" + shown + (name.size() > 80 ? "...\"" : "\"");
 }
 
-// One pass over the header. Every callback returns false to stop, with `error` set.
-class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
+// What a value is, for messages.
+std::string Kind(const json& value) {
+  switch (value.type()) {
+    case json::value_t::null:
+      return "null";
+    case json::value_t::number_float:
+      return "a fraction";
+    case json::value_t::number_integer:
+      return "a negative number";
+    case json::value_t::number_unsigned:
+      return "a number";
+    default:
+      return (value.is_array() || value.is_object() ? "an " : "a ") + std::string(value.type_name());
+  }
+}
+
+// The header, filled while its JSON is parsed: what was read of a tensor is not kept by the parser, and what
+// the format does not name is never stored.
+class HeaderReader {
  public:
   std::vector<TensorInfo> tensors;
   std::map<std::string, std::string> metadata;
-  std::string error;
+  std::string error;  // the first
 
-  bool null() override { return Scalar("null"); }
-  bool boolean(bool) override { return Scalar("a boolean"); }
-  bool number_float(double, const std::string&) override { return Scalar("a fraction"); }
-  bool binary(nlohmann::json::binary_t&) override { return Scalar("binary data"); }
-  bool number_integer(int64_t) override { return Scalar("a negative number"); }
-
-  bool number_unsigned(uint64_t value) override {
-    if (ignored_ > 0) return true;
-    if (place_ != Place::kShape && place_ != Place::kOffsets) return Scalar("a number");
-    if (value > static_cast<uint64_t>(INT64_MAX)) return Fail(Tensor() + " has a number beyond 2^63");
-    if (place_ == Place::kOffsets) {
-      if (offsets_.size() == 2) return Fail(Tensor() + ": data_offsets has more than two numbers");
-      offsets_.push_back(static_cast<int64_t>(value));
-    } else {
-      tensors.back().shape.push_back(static_cast<int64_t>(value));
-    }
+  // nlohmann::json::parser_callback_t: false drops the value.
+  bool operator()(int depth, json::parse_event_t event, json& value) {
+    if (!error.empty()) return false;
+    const bool begins =
+        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    if (event == json::parse_event_t::key) return Key(depth, value.get_ref<const std::string&>());
+    if (depth == 1 && event == json::parse_event_t::object_end) return Object(value), false;
+    if (depth == 1 && (event == json::parse_event_t::array_start || event == json::parse_event_t::value))
+      return Fail("the value of " + Quoted(name_) + " is " + (begins ? "an array" : Kind(value)) +
+                  ", expected an object");
+    if (depth == 3 && begins && !field_.empty())
+      return Fail(Tensor() + ": field " + Quoted(field_) + " holds " +
+                  (event == json::parse_event_t::array_start ? "an array" : "an object"));
     return true;
-  }
-
-  bool string(std::string& value) override {
-    if (ignored_ > 0) return true;
-    if (place_ == Place::kMetadata) {
-      metadata[key_] = value;
-      return true;
-    }
-    if (place_ == Place::kTensor && key_ == "dtype") {
-      const std::optional<DType> dtype = ParseDType(value);
-      if (!dtype) return Fail(Tensor() + ": unknown dtype " + Quoted(value));
-      tensors.back().dtype = *dtype;
-      return true;
-    }
-    return Scalar("a string");
-  }
-
-  bool key(std::string& value) override {
-    if (ignored_ > 0) return true;
-    key_ = value;
-    switch (place_) {
-      case Place::kTop:
-        if (!names_.insert(value).second) return Fail("the name " + Quoted(value) + " appears twice");
-        return true;
-      case Place::kMetadata:
-        if (metadata.contains(value)) {
-          return Fail("__metadata__ has the key " + Quoted(value) + " twice");
-        }
-        return true;
-      default:
-        if (!fields_.insert(value).second) return Fail(Tensor() + ": field " + Quoted(value) + " twice");
-        return true;
-    }
-  }
-
-  bool start_object(size_t) override {
-    if (ignored_ > 0) return Ignore();
-    switch (place_) {
-      case Place::kStart:
-        place_ = Place::kTop;
-        return true;
-      case Place::kTop:
-        if (key_ == "__metadata__") {
-          place_ = Place::kMetadata;
-          return true;
-        }
-        place_ = Place::kTensor;
-        tensors.emplace_back().name = key_;
-        fields_.clear();
-        offsets_.clear();
-        return true;
-      default:
-        return OpenUnknown("an object");
-    }
-  }
-
-  bool end_object() override {
-    if (ignored_ > 0) return --ignored_, true;
-    if (place_ == Place::kTensor) {
-      for (const char* field : {"dtype", "shape", "data_offsets"}) {
-        if (!fields_.contains(field)) return Fail(Tensor() + " has no " + field);
-      }
-      if (offsets_.size() != 2) return Fail(Tensor() + ": data_offsets is not two numbers");
-      tensors.back().begin = offsets_[0];
-      tensors.back().end = offsets_[1];
-    }
-    place_ = Place::kTop;
-    return true;
-  }
-
-  bool start_array(size_t) override {
-    if (ignored_ > 0) return Ignore();
-    if (place_ == Place::kTensor && key_ == "shape") {
-      place_ = Place::kShape;
-      return true;
-    }
-    if (place_ == Place::kTensor && key_ == "data_offsets") {
-      place_ = Place::kOffsets;
-      return true;
-    }
-    return OpenUnknown("an array");
-  }
-
-  bool end_array() override {
-    if (ignored_ > 0) return --ignored_, true;
-    place_ = Place::kTensor;
-    return true;
-  }
-
-  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& e) override {
-    return Fail("the header is no UTF-8 JSON (byte " + std::to_string(position) + " of it): " + e.what());
   }
 
  private:
-  enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets };
-
   bool Fail(std::string message) {
-    if (error.empty()) error = std::move(message);
+    error = std::move(message);
     return false;
   }
-  bool Ignore() { return ++ignored_, true; }
-  std::string Tensor() const { return "tensor " + Quoted(tensors.back().name); }
+  [[nodiscard]] std::string Tensor() const { return "tensor " + Quoted(name_); }
 
-  // A field of a tensor that the format does not name is passed over, as the reference reader does.
-  bool UnknownField() const {
-    return place_ == Place::kTensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets";
+  bool Key(int depth, const std::string& key) {
+    if (depth == 1) {
+      name_ = key;
+      field_.clear();
+      fields_.clear();
+      return names_.insert(key).second || Fail("the name " + Quoted(key) + " appears twice");
+    }
+    if (depth > 2) return false;
+    const bool fresh = fields_.insert(key).second;
+    if (name_ == "__metadata__") return fresh || Fail("__metadata__ has the key " + Quoted(key) + " twice");
+    if (!fresh) return Fail(Tensor() + ": field " + Quoted(key) + " twice");
+    // A field of a tensor that the format does not name is passed over, as the reference reader does.
+    field_ = key == "dtype" || key == "shape" || key == "data_offsets" ? key : "";
+    return !field_.empty();
   }
-  bool OpenUnknown(const char* what) { return UnknownField() ? Ignore() : Scalar(what); }
-  bool Scalar(const char* what) {
-    if (ignored_ > 0 || UnknownField()) return true;
-    switch (place_) {
-      case Place::kStart:
-        return Fail(std::string("the header is ") + what + ", expected an object");
-      case Place::kTop:
-        return Fail("the value of " + Quoted(key_) + " is " + what + ", expected an object");
-      case Place::kMetadata:
-        return Fail("__metadata__ has " + std::string(what) + " under " + Quoted(key_) +
-                    ", expected a string");
-      default:
-        return Fail(Tensor() + ": field " + Quoted(key_) + " holds " + what);
+
+  void Object(const json& value) {
+    if (name_ != "__metadata__") {
+      ReadTensor(value, tensors.emplace_back());
+      return;
+    }
+    for (const auto& [key, text] : value.items()) {
+      if (!text.is_string()) {
+        Fail("__metadata__ has " + Kind(text) + " under " + Quoted(key) + ", expected a string");
+        return;
+      }
+      metadata[key] = text.get<std::string>();
     }
   }
 
-  Place place_ = Place::kStart;
-  int64_t ignored_ = 0;  // depth inside a field that is passed over
-  std::string key_;
-  std::set<std::string> names_;
-  std::set<std::string> fields_;
-  std::vector<int64_t> offsets_;
+  bool ReadTensor(const json& value, TensorInfo& tensor) {
+    tensor.name = name_;
+    for (const char* field : {"dtype", "shape", "data_offsets"}) {
+      if (!value.contains(field)) return Fail(Tensor() + " has no " + field);
+    }
+    if (!value["dtype"].is_string()) return Holds("dtype", value["dtype"]);
+    const std::optional<DType> dtype = ParseDType(value["dtype"].get_ref<const std::string&>());
+    if (!dtype) return Fail(Tensor() + ": unknown dtype " + Quoted(value["dtype"].get<std::string>()));
+    tensor.dtype = *dtype;
+    std::vector<int64_t> offsets;
+    if (!ReadNumbers(value, "shape", tensor.shape) || !ReadNumbers(value, "data_offsets", offsets))
+      return false;
+    if (offsets.size() != 2) {
+      return Fail(Tensor() + ": data_offsets " +
+                  (offsets.size() > 2 ? "has more than two numbers" : "is not two numbers"));
+    }
+    tensor.begin = offsets[0];
+    tensor.end = offsets[1];
+    return true;
+  }
+
+  bool ReadNumbers(const json& value, const char* field, std::vector<int64_t>& numbers) {
+    if (!value[field].is_array()) return Holds(field, value[field]);
+    for (const json& number : value[field]) {
+      if (!number.is_number_unsigned()) return Holds(field, number);
+      if (number.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+        return Fail(Tensor() + " has a number beyond 2^63");
+      numbers.push_back(number.get<int64_t>());
+    }
+    return true;
+  }
+  bool Holds(const std::string& field, const json& value) {
+    return Fail(Tensor() + ": field " + Quoted(field) + " holds " + Kind(value));
+  }
+
+  std::string name_, field_;  // where the parser stands
+  std::set<std::string> names_, fields_;
 };
 
 // Bytes of a tensor, or nothing if the product overflows or is no whole number of bytes.
@@ -286,18 +247,20 @@ StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> pr
     return InvalidArgument(where + ": the header has a NUL at byte " + std::to_string(nul) +
                            "; it is JSON, padded with spaces");
   }
-  HeaderEvents events;
-  bool parsed = false;
+  HeaderReader reader;
   try {
-    parsed = nlohmann::json::sax_parse(text.begin(), text.end(), &events);
+    (void)json::parse(text.begin(), text.end(), std::ref(reader));
+  } catch (const json::parse_error& e) {
+    return InvalidArgument(where + ": the header is no UTF-8 JSON (byte " + std::to_string(e.byte) +
+                           " of it): " + e.what());
   } catch (const std::exception& e) {  // the library's own, such as bad_alloc
     return InvalidArgument(where + ": cannot read the header: " + e.what());
   }
-  if (!parsed || !events.error.empty()) return InvalidArgument(where + ": " + events.error);
+  if (!reader.error.empty()) return InvalidArgument(where + ": " + reader.error);
 
   SafetensorsHeader header;
-  header.tensors = std::move(events.tensors);
-  header.metadata = std::move(events.metadata);
+  header.tensors = std::move(reader.tensors);
+  header.metadata = std::move(reader.metadata);
   header.data_begin = 8 + static_cast<int64_t>(length);
   TP_RETURN_IF_ERROR(CheckLayout(header.tensors, file_bytes - header.data_begin, where));
   return header;
