@@ -7,6 +7,7 @@
 
 #include "core/algorithms/aggregation.h"
 #include "core/algorithms/gae.h"
+#include "core/algorithms/metrics.h"
 #include "core/algorithms/registry.h"
 #include "core/algorithms/statistics.h"
 #include "core/base/rng.h"
@@ -29,14 +30,6 @@ struct StepData {
   std::vector<uint8_t> mine, same_version;  // [cells]
   [[nodiscard]] size_t size() const { return old_logp.size(); }
 };
-
-// How well the values foretold the returns: 1 - Var(R - V) / Var(R).
-double ExplainedVariance(std::span<const double> returns, std::span<const double> values) {
-  std::vector<double> rest(returns.size());
-  for (size_t i = 0; i < rest.size(); ++i) rest[i] = returns[i] - values[i];
-  const double all = algorithms::Deviation(returns, 0), left = algorithms::Deviation(rest, 0);
-  return all > 0 ? 1 - left * left / (all * all) : 0;
-}
 
 // Returns of the finished episodes, or nothing where none ended.
 void ScoreMetrics(std::span<const FragmentRow> rows, std::map<std::string, double>& metrics) {
@@ -173,12 +166,10 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
   train::TokenSums sums;
   double value_loss = 0, value_clip = 0, norm = 0;
   const size_t n = data.size();
-  const double explained = ExplainedVariance(data.returns, data.old_values),
+  const std::vector<uint8_t> all(n, 1);
+  const double explained = algorithms::ExplainedVariance(data.returns, data.old_values, all),
                mean_return = algorithms::Mean(data.returns), mean_value = algorithms::Mean(data.old_values);
-  if (o.whiten && n > 0) {
-    const std::vector<uint8_t> mask(n, 1);
-    algorithms::Whiten(data.advantages, mask, {});
-  }
+  if (o.whiten && n > 0) algorithms::Whiten(data.advantages, all, {});
   const double rate = train::LearningRate(o.schedule, step.value), prepared = Seconds(start);
   const auto minibatches = std::min<int64_t>(o.minibatches, static_cast<int64_t>(n));
   const int64_t todo = o.epochs * minibatches;
@@ -205,18 +196,18 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
       }
       const auto m = cells.size();
       std::vector<float> observations(m * observed);
-      std::vector<double> logp(m), entropy(m), old_logp(m), behave(m), advantages(m), returns(m),
-          old_values(m), now(m);
       for (size_t i = 0; i < m; ++i) {
-        const size_t c = cells[i];
-        std::copy_n(data.observations.begin() + static_cast<int64_t>(c * observed), observed,
+        std::copy_n(data.observations.begin() + static_cast<int64_t>(cells[i] * observed), observed,
                     observations.begin() + static_cast<int64_t>(i * observed));
-        old_logp[i] = data.old_logp[c];
-        behave[i] = data.behave_logp[c];
-        advantages[i] = data.advantages[c];
-        returns[i] = data.returns[c];
-        old_values[i] = data.old_values[c];
       }
+      const auto taken = [&](const std::vector<double>& column) {
+        std::vector<double> out;
+        for (const size_t c : cells) out.push_back(column[c]);
+        return out;
+      };
+      const std::vector<double> old_logp = taken(data.old_logp), behave = taken(data.behave_logp),
+                                advantages = taken(data.advantages);
+      std::vector<double> logp(m), entropy(m), now(m);
       const auto action = [&](size_t i) { return std::span(data.actions).subspan(cells[i] * acted, acted); };
       network_.Forward(observations, heads, values);
       for (size_t i = 0; i < m; ++i) {
@@ -237,7 +228,8 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
                                                                      .behave_logp = behave,
                                                                      .entropy = entropy},
                                                                     weights));
-      const auto value = algorithms::ValueLoss(o.value, now, old_values, returns, shape, weights);
+      const auto value =
+          algorithms::ValueLoss(o.value, now, taken(data.old_values), taken(data.returns), shape, weights);
 
       gradients_.Zero();
       std::vector<float> d_heads(m * width), d_values(m);
@@ -285,13 +277,7 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
     TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(more), "value_loss"));
     value_loss = more[0];
     value_clip = more[1];
-    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(result.digest, "digest"));
-    for (size_t r = 0; r < digests.size(); ++r) {
-      if (digests[r] != result.digest) {
-        return Internal("policy trainer: after step " + std::to_string(step.value) + " rank " +
-                        std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
-      }
-    }
+    TP_RETURN_IF_ERROR(train::CheckSameWeights(*group, result.digest, "policy trainer", step));
   }
 
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates)),
@@ -301,7 +287,7 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
   result.metrics["actor/pg_loss"] = sums.loss / passes;
   result.metrics["critic/vf_loss"] = value_loss / passes;
   result.metrics["critic/vf_clipfrac"] = value_clip / seen;
-  result.metrics["critic/vf_explained_var"] = explained;
+  result.metrics["critic/vf_explained_var"] = std::isnan(explained) ? 0 : explained;  // equal returns
   result.metrics["critic/values/mean"] = mean_value;
   result.metrics["critic/returns/mean"] = mean_return;
   result.metrics["training/rollout_value_diff/max"] = value_gap;

@@ -79,26 +79,15 @@ Slopes PairSlopes(const TrainerOptions& o, const Batch& batch, const CellBatch& 
     policy[i] *= share[i];
     reference[i] *= share[i];
   }
-  const auto pairs = PairsOf(batch.rows, b.rows);
-  std::vector<double> w, l, rw, rl;
-  for (const auto& [chosen, rejected] : pairs) {
-    w.push_back(policy[chosen]);
-    l.push_back(policy[rejected]);
-    rw.push_back(reference[chosen]);
-    rl.push_back(reference[rejected]);
-  }
-  const algorithms::DpoResult loss = algorithms::DpoLoss(o.preference, w, l, rw, rl);
+  const Pairs pairs = PairsOf(batch.rows, b.rows);
+  const algorithms::DpoResult loss = PreferenceOf(o, pairs, policy, reference, sums);
   const double scale = static_cast<double>(pairs.size()) / static_cast<double>(pairs_of_update);
   std::vector<double> slope(policy.size(), 0.0);
   for (size_t p = 0; p < pairs.size(); ++p) {
     slope[pairs[p].first] = scale * loss.grad_chosen[p] * share[pairs[p].first];
     slope[pairs[p].second] = scale * loss.grad_rejected[p] * share[pairs[p].second];
-    sums.pair_chosen += loss.chosen_rewards[p];
-    sums.pair_rejected += loss.rejected_rewards[p];
   }
   sums.loss += scale * loss.loss;
-  sums.pairs += static_cast<double>(pairs.size());
-  sums.pair_right += loss.accuracy * static_cast<double>(pairs.size());
   return {algorithms::Spread(slope, b.cells), {}};
 }
 

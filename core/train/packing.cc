@@ -112,15 +112,6 @@ PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places, int
   return b;
 }
 
-int64_t PackedTokens(std::span<const Row> rows, std::span<const int64_t> places, int64_t routing_bytes) {
-  int64_t tokens = 0;
-  for (size_t k = 0; k < places.size(); ++k) {
-    tokens +=
-        Computed(rows[static_cast<size_t>(places[k])]) - LongestShared(rows, places, k, routing_bytes).second;
-  }
-  return tokens;
-}
-
 StatusOr<std::vector<std::vector<int64_t>>> MicroBatches(std::span<const Row> rows,
                                                          std::span<const int64_t> places, int64_t budget,
                                                          int64_t routing_bytes) {

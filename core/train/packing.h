@@ -32,9 +32,6 @@ struct PackedBatch {
 // Packs rows[places] in this order. Rows of one group are neighbours.
 PackedBatch Pack(std::span<const Row> rows, std::span<const int64_t> places, int64_t routing_bytes = 0);
 
-// Tokens that Pack would compute.
-int64_t PackedTokens(std::span<const Row> rows, std::span<const int64_t> places, int64_t routing_bytes = 0);
-
 // Splits places (groups of neighbours with one gid) into micro-batches of at most `budget` computed tokens:
 // first-fit decreasing over groups, the order of groups stable in size and inside a micro-batch. A
 // group above the budget is cut between rows, and each part computes the prompt again.

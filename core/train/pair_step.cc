@@ -41,9 +41,9 @@ Status TrainerImpl::CheckPairs(const StepContext& step) const {
   return OkStatus();
 }
 
-std::vector<std::pair<size_t, size_t>> PairsOf(std::span<const Row> rows, std::span<const int64_t> places) {
+Pairs PairsOf(std::span<const Row> rows, std::span<const int64_t> places) {
   std::map<int64_t, size_t> first;
-  std::vector<std::pair<size_t, size_t>> pairs;
+  Pairs pairs;
   for (size_t k = 0; k < places.size(); ++k) {
     const Row& row = rows[static_cast<size_t>(places[k])];
     const auto [it, fresh] = first.emplace(row.gid.value, k);
@@ -61,14 +61,50 @@ std::vector<Row> WithScorePlace(std::span<const Row> rows) {
   return out;
 }
 
-void PairSums::Put(const char* job, std::map<std::string, double>& metrics) const {
-  const double n = std::max(1.0, pairs);
-  const std::string at = std::string(job) + "/";
+algorithms::DpoResult PreferenceOf(const TrainerOptions& o, const Pairs& pairs,
+                                   std::span<const double> policy, std::span<const double> reference,
+                                   TokenSums& sums) {
+  std::vector<double> w, l, rw, rl;
+  for (const auto& [chosen, rejected] : pairs) {
+    w.push_back(policy[chosen]);
+    l.push_back(policy[rejected]);
+    rw.push_back(reference[chosen]);
+    rl.push_back(reference[rejected]);
+  }
+  algorithms::DpoResult loss = algorithms::DpoLoss(o.preference, w, l, rw, rl);
+  for (size_t p = 0; p < pairs.size(); ++p) {
+    sums.pair_chosen += loss.chosen_rewards[p];
+    sums.pair_rejected += loss.rejected_rewards[p];
+  }
+  sums.pairs += static_cast<double>(pairs.size());
+  sums.pair_right += loss.accuracy * static_cast<double>(pairs.size());
+  return loss;
+}
+
+algorithms::PairLoss ScoreLossOf(const TrainerOptions& o, const Pairs& pairs, std::span<const double> scores,
+                                 TokenSums& sums) {
+  std::vector<double> chosen, rejected;
+  for (const auto& [w, l] : pairs) {
+    chosen.push_back(scores[w]);
+    rejected.push_back(scores[l]);
+    sums.pair_chosen += scores[w];
+    sums.pair_rejected += scores[l];
+  }
+  algorithms::PairLoss loss =
+      algorithms::RewardModelLoss(chosen, rejected, std::vector<double>(pairs.size(), o.margin), o.centre);
+  sums.pairs += static_cast<double>(pairs.size());
+  sums.pair_right += loss.accuracy * static_cast<double>(pairs.size());
+  return loss;
+}
+
+void PairMetrics(JobKind job, double loss, const TokenSums& sums, std::map<std::string, double>& metrics) {
+  const double n = std::max(1.0, sums.pairs);
+  const std::string at = std::string(Name(job)) + "/";
   metrics[at + "loss"] = loss;
-  metrics[at + "accuracy"] = accuracy / n;
-  metrics[at + "margin"] = (chosen - rejected) / n;
-  metrics[at + "chosen"] = chosen / n;
-  metrics[at + "rejected"] = rejected / n;
+  metrics[at + "accuracy"] = sums.pair_right / n;
+  metrics[at + "margin"] = (sums.pair_chosen - sums.pair_rejected) / n;
+  metrics[at + "chosen"] = sums.pair_chosen / n;
+  metrics[at + "rejected"] = sums.pair_rejected / n;
 }
 
 StatusOr<UpdatesDone> TrainerImpl::UpdateRewardModel(StepContext& step) {
@@ -76,36 +112,30 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateRewardModel(StepContext& step) {
   std::vector<double> pairs_of;
   for (const auto& mini : step.minibatches) pairs_of.push_back(static_cast<double>(mini.size()) / 2);
   TokenSums& sums = step.sums;
+  // The score of a row is the value at its last place.
+  const auto loss_of = [&](std::span<const int64_t> order, const auto& values, auto& slopes, double all) {
+    const Pairs pairs = PairsOf(rows, order);
+    std::vector<double> scores;
+    for (const auto& row : values) scores.push_back(row.back());
+    const algorithms::PairLoss loss = ScoreLossOf(options, pairs, scores, sums);
+    const double scale = static_cast<double>(pairs.size()) / all;
+    for (size_t p = 0; p < pairs.size(); ++p) {
+      slopes[pairs[p].first].back() = scale * loss.grad_chosen[p];
+      slopes[pairs[p].second].back() = scale * loss.grad_rejected[p];
+    }
+    sums.loss += scale * loss.loss;
+    return OkStatus();
+  };
+  const auto micro_step = [&](const std::vector<int64_t>& micro, size_t update, int64_t) {
+    return value->MicroStep(rows, micro,
+                            [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
+                              return loss_of(order, values, slopes, pairs_of[update]);
+                            });
+  };
   return Update(step, {.gradients = value->gradients(),
                        .optimizer = value->optimizer(),
                        .rate = LearningRate(options.schedule, step.batch.step.value),
-                       .micro =
-                           [&](const std::vector<int64_t>& micro, size_t update, int64_t) {
-                             return value->MicroStep(
-                                 rows, micro,
-                                 [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
-                                   const auto pairs = PairsOf(rows, order);
-                                   std::vector<double> chosen, rejected, margin(pairs.size(), options.margin);
-                                   for (const auto& [w, l] : pairs) {
-                                     chosen.push_back(values[w].back());
-                                     rejected.push_back(values[l].back());
-                                   }
-                                   const algorithms::PairLoss loss =
-                                       algorithms::RewardModelLoss(chosen, rejected, margin, options.centre);
-                                   const auto n = static_cast<double>(pairs.size());
-                                   const double scale = n / pairs_of[update];
-                                   for (size_t p = 0; p < pairs.size(); ++p) {
-                                     slopes[pairs[p].first].back() = scale * loss.grad_chosen[p];
-                                     slopes[pairs[p].second].back() = scale * loss.grad_rejected[p];
-                                     sums.pair_chosen += chosen[p];
-                                     sums.pair_rejected += rejected[p];
-                                   }
-                                   sums.loss += scale * loss.loss;
-                                   sums.pairs += n;
-                                   sums.pair_right += loss.accuracy * n;
-                                   return OkStatus();
-                                 });
-                           },
+                       .micro = micro_step,
                        .finite = [&] { return std::isfinite(sums.loss); }});
 }
 
@@ -116,24 +146,15 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
   std::vector<int64_t> places;
   for (size_t i = 0; i < rows.size(); ++i) places.push_back(static_cast<int64_t>(i));
-  const auto pairs = PairsOf(rows, places);
-  PairSums sums;
-  sums.pairs = static_cast<double>(pairs.size());
+  const Pairs pairs = PairsOf(rows, places);
+  TokenSums sums;
   std::map<std::string, double> metrics;
   if (o.objective == JobKind::kRewardModel) {
     TP_ASSIGN_OR_RETURN(const auto values, m.value->Values(WithScorePlace(rows), places));
-    std::vector<double> chosen, rejected;
-    for (const auto& [w, l] : pairs) {
-      chosen.push_back(values[w].back());
-      rejected.push_back(values[l].back());
-      sums.chosen += chosen.back();
-      sums.rejected += rejected.back();
-    }
-    const algorithms::PairLoss loss =
-        algorithms::RewardModelLoss(chosen, rejected, std::vector<double>(pairs.size(), o.margin), o.centre);
-    sums.loss = loss.loss;
-    sums.accuracy = loss.accuracy * sums.pairs;
-    sums.Put("reward_model", metrics);
+    std::vector<double> scores;
+    for (const auto& row : values) scores.push_back(row.back());
+    const double loss = ScoreLossOf(o, pairs, scores, sums).loss;
+    PairMetrics(o.objective, loss, sums, metrics);
     return metrics;
   }
   const auto totals = [&](const model::Decoder& decoder,
@@ -153,21 +174,8 @@ StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> r
   };
   TP_ASSIGN_OR_RETURN(const std::vector<double> policy, totals(*m.decoder, m.weights));
   TP_ASSIGN_OR_RETURN(const std::vector<double> reference, totals(*m.reference, *m.companions.reference));
-  std::vector<double> w, l, rw, rl;
-  for (const auto& [chosen, rejected] : pairs) {
-    w.push_back(policy[chosen]);
-    l.push_back(policy[rejected]);
-    rw.push_back(reference[chosen]);
-    rl.push_back(reference[rejected]);
-  }
-  const algorithms::DpoResult loss = algorithms::DpoLoss(o.preference, w, l, rw, rl);
-  for (size_t p = 0; p < pairs.size(); ++p) {
-    sums.chosen += loss.chosen_rewards[p];
-    sums.rejected += loss.rejected_rewards[p];
-  }
-  sums.loss = loss.loss;
-  sums.accuracy = loss.accuracy * sums.pairs;
-  sums.Put("dpo", metrics);
+  const double loss = PreferenceOf(o, pairs, policy, reference, sums).loss;
+  PairMetrics(o.objective, loss, sums, metrics);
   return metrics;
 } catch (const std::exception& e) {  // LibTorch throws; this is the door
   return Internal(std::string("trainer: ") + e.what());

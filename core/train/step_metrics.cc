@@ -79,6 +79,15 @@ void ColumnMetrics(const std::string& name, std::span<const double> column, cons
   metrics[name + "/min"] = low;
 }
 
+Status CheckSameWeights(comm::Collective& group, uint64_t digest, const std::string& who, StepNumber step) {
+  TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group.AllGather(digest, "digest"));
+  const auto other = std::ranges::find_if(digests, [&](uint64_t d) { return d != digest; });
+  if (other == digests.end()) return OkStatus();
+  return Internal(who + ": after step " + std::to_string(step.value) + " rank " +
+                  std::to_string(group.rank()) + " has other weights than rank " +
+                  std::to_string(other - digests.begin()));
+}
+
 void RowMetrics(std::span<const Row> rows, std::span<const double> shaped,
                 std::map<std::string, double>& metrics) {
   if (rows.empty()) return;

@@ -53,6 +53,9 @@ struct StepTimes {
   double forward = 0, head = 0, backward = 0, reduce = 0, optimizer = 0, digest = 0, total = 0;  // seconds
 };
 
+// After a step every rank has the same weights: kInternal, begun with `who`, where a digest differs.
+Status CheckSameWeights(comm::Collective& group, uint64_t digest, const std::string& who, StepNumber step);
+
 // Metrics of the rows themselves: rewards, lengths, masks.
 // `shaped`: [rows] rewards as trained on.
 void RowMetrics(std::span<const Row> rows, std::span<const double> shaped,

@@ -306,37 +306,34 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPla
   }
   double sums[3] = {0, 0, 0};  // loss, clipped cells, cells
   const double rate = LearningRate(options.critic_schedule, step.batch.step.value);
+  const auto loss_of = [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
+    std::vector<int64_t> from;
+    const algorithms::Cells cells = plan.cells.Rows(order, from);
+    std::vector<double> now, old, returns, share;
+    for (const auto& row : values) now.insert(now.end(), row.begin(), row.end());
+    for (const int64_t c : from) {
+      old.push_back(plan.values[static_cast<size_t>(c)]);
+      returns.push_back(plan.returns[static_cast<size_t>(c)]);
+      share.push_back(weights_of[static_cast<size_t>(c)]);
+    }
+    const algorithms::ValueLossResult loss =
+        algorithms::ValueLoss(options.loss.value, now, old, returns, cells, share);
+    size_t at = 0;
+    for (auto& row : slopes) {
+      for (double& slope : row) slope = loss.grad_values[at++];
+    }
+    const auto n = static_cast<double>(cells.Tokens());
+    sums[0] += loss.loss;
+    sums[1] += loss.clip_frac * n;
+    sums[2] += n;
+    return OkStatus();
+  };
   const auto updates =
       Update(step, {.gradients = value->gradients(),
                     .optimizer = value->optimizer(),
                     .rate = rate,
-                    .micro =
-                        [&](const std::vector<int64_t>& micro, size_t, int64_t) {
-                          return value->MicroStep(
-                              step.batch.rows, micro,
-                              [&](std::span<const int64_t> order, const auto& values, auto& slopes) {
-                                std::vector<int64_t> from;
-                                const algorithms::Cells cells = plan.cells.Rows(order, from);
-                                std::vector<double> now, old, returns, share;
-                                for (const auto& row : values) now.insert(now.end(), row.begin(), row.end());
-                                for (const int64_t c : from) {
-                                  old.push_back(plan.values[static_cast<size_t>(c)]);
-                                  returns.push_back(plan.returns[static_cast<size_t>(c)]);
-                                  share.push_back(weights_of[static_cast<size_t>(c)]);
-                                }
-                                const algorithms::ValueLossResult loss = algorithms::ValueLoss(
-                                    options.loss.value, now, old, returns, cells, share);
-                                size_t at = 0;
-                                for (auto& row : slopes) {
-                                  for (double& slope : row) slope = loss.grad_values[at++];
-                                }
-                                const auto n = static_cast<double>(cells.Tokens());
-                                sums[0] += loss.loss;
-                                sums[1] += loss.clip_frac * n;
-                                sums[2] += n;
-                                return OkStatus();
-                              });
-                        },
+                    .micro = [&](const std::vector<int64_t>& micro, size_t,
+                                 int64_t) { return value->MicroStep(step.batch.rows, micro, loss_of); },
                     .finite = [&] { return std::isfinite(sums[0]); }});
   if (!updates.ok()) return updates.status();
   if (step.group != nullptr)
@@ -461,13 +458,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
   step.times.digest = watch.Lap();
   if (group != nullptr) {
     TP_RETURN_IF_ERROR(step.sums.AddOtherRanks(*group));
-    TP_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, group->AllGather(everything, "digest"));
-    for (size_t r = 0; r < digests.size(); ++r) {
-      if (digests[r] != everything) {
-        return Internal("trainer: after step " + std::to_string(batch.step.value) + " rank " +
-                        std::to_string(group->rank()) + " has other weights than rank " + std::to_string(r));
-      }
-    }
+    TP_RETURN_IF_ERROR(CheckSameWeights(*group, everything, "trainer", batch.step));
   }
   const TokenSums& sums = step.sums;
   std::map<std::string, double>& metrics = result.metrics;
@@ -517,13 +508,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
       break;
     case JobKind::kDpo:
     case JobKind::kRewardModel:
-      PairSums{.loss = mean,
-               .accuracy = sums.pair_right,
-               .margin = 0,
-               .chosen = sums.pair_chosen,
-               .rejected = sums.pair_rejected,
-               .pairs = sums.pairs}
-          .Put(Name(o.objective), metrics);
+      PairMetrics(o.objective, mean, sums, metrics);
       break;
   }
   if (m.weights.spec().sparse_layers() > 0 && m.decoder != nullptr && !critic_alone)

@@ -130,11 +130,16 @@ struct TrainerImpl {
 // Rows of a reward model: the score stands after the last token, so one more is appended that nothing reads.
 std::vector<Row> WithScorePlace(std::span<const Row> rows);
 // Of each pair among rows[places], chosen first. requires CheckPairs.
-std::vector<std::pair<size_t, size_t>> PairsOf(std::span<const Row> rows, std::span<const int64_t> places);
-// Adds up a preference result over pairs.
-struct PairSums {
-  double loss = 0, accuracy = 0, margin = 0, chosen = 0, rejected = 0, pairs = 0;
-  void Put(const char* job, std::map<std::string, double>& metrics) const;
-};
+using Pairs = std::vector<std::pair<size_t, size_t>>;
+Pairs PairsOf(std::span<const Row> rows, std::span<const int64_t> places);
+// What pairs cost, with what they score added to the sums. `policy`, `reference`: log-probs of answers;
+// `scores`: of a reward model; all by the places that the pairs name.
+algorithms::DpoResult PreferenceOf(const TrainerOptions& options, const Pairs& pairs,
+                                   std::span<const double> policy, std::span<const double> reference,
+                                   TokenSums& sums);
+algorithms::PairLoss ScoreLossOf(const TrainerOptions& options, const Pairs& pairs,
+                                 std::span<const double> scores, TokenSums& sums);
+// <job>/loss, accuracy, margin, chosen, rejected.
+void PairMetrics(JobKind job, double loss, const TokenSums& sums, std::map<std::string, double>& metrics);
 
 }  // namespace tidepool::train
