@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "core/files/gguf_import.h"
+#include "core/files/gguf_hugging_face.h"
 
 namespace tidepool::files {
 namespace {

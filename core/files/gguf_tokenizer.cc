@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/files/gguf_import.h"
+#include "core/files/gguf_hugging_face.h"
 
 namespace tidepool::files {
 namespace {

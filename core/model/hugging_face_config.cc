@@ -122,8 +122,8 @@ Status WriteConfigFiles(const ModelSpec& s, DType dtype, const std::string& fold
   g["bos_token_id"] = id(s.bos_token_id);
   g["eos_token_id"] = ends();
   if (s.pad_token_id >= 0) g["pad_token_id"] = s.pad_token_id;
-  TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/config.json", c.dump(2) + "\n"));
-  return files::WriteSmallFile(folder + "/generation_config.json", g.dump(2) + "\n");
+  TP_RETURN_IF_ERROR(files::WriteSmallFile(folder + "/generation_config.json", g.dump(2) + "\n"));
+  return files::WriteSmallFile(folder + "/config.json", c.dump(2) + "\n");
 }
 
 }  // namespace tidepool::model

@@ -1,6 +1,9 @@
 // Names and shapes of the tensors of a Hugging Face folder, and whether they are there. Reads no values.
 
+#include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/files/safetensors.h"
 #include "core/model/hugging_face.h"
@@ -41,80 +44,69 @@ Status CheckTensor(const std::string& folder, const HuggingFaceTensor& t,
 }  // namespace
 
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const ModelSpec& s, ExpertTensors experts) {
-  std::vector<HuggingFaceTensor> list;
-  const std::vector<Parameter> layout = Layout(s);
   const int64_t d = s.hidden_size, ff = s.intermediate_size, q = s.heads * s.head_size,
                 kv = s.kv_heads * s.head_size;
   const int64_t count = s.moe.experts, m = s.moe.intermediate_size, shared = s.moe.shared_intermediate_size;
+  // Tensors that stand below one another in a parameter, with their rows; behind "model.layers.N." in a
+  // layer.
+  struct Stacked {
+    const char* name;
+    int64_t rows;
+  };
+  const std::map<std::string_view, std::vector<Stacked>> parts = {
+      {"embedding", {{"model.embed_tokens.weight", s.vocab_size}}},
+      {"final_norm", {{"model.norm.weight", d}}},
+      {"score", {{"score.weight", 1}}},
+      {"head", {{"lm_head.weight", s.vocab_size}}},
+      {"attention_norm", {{"input_layernorm.weight", d}}},
+      {"mlp_norm", {{"post_attention_layernorm.weight", d}}},
+      {"qkv",
+       {{"self_attn.q_proj.weight", q}, {"self_attn.k_proj.weight", kv}, {"self_attn.v_proj.weight", kv}}},
+      {"qkv_bias",
+       {{"self_attn.q_proj.bias", q}, {"self_attn.k_proj.bias", kv}, {"self_attn.v_proj.bias", kv}}},
+      {"q_norm", {{"self_attn.q_norm.weight", s.head_size}}},
+      {"k_norm", {{"self_attn.k_norm.weight", s.head_size}}},
+      {"o", {{"self_attn.o_proj.weight", d}}},
+      {"o_bias", {{"self_attn.o_proj.bias", d}}},
+      {"gate_up", {{"mlp.gate_proj.weight", ff}, {"mlp.up_proj.weight", ff}}},
+      {"gate_up_bias", {{"mlp.gate_proj.bias", ff}, {"mlp.up_proj.bias", ff}}},
+      {"down", {{"mlp.down_proj.weight", d}}},
+      {"down_bias", {{"mlp.down_proj.bias", d}}},
+      {"router", {{"mlp.gate.weight", count}}},
+      {"shared_gate_up",
+       {{"mlp.shared_expert.gate_proj.weight", shared}, {"mlp.shared_expert.up_proj.weight", shared}}},
+      {"shared_down", {{"mlp.shared_expert.down_proj.weight", d}}},
+      {"shared_gate", {{"mlp.shared_expert_gate.weight", 1}}},
+      // of one expert
+      {"experts_gate_up", {{"gate_proj.weight", m}, {"up_proj.weight", m}}},
+      {"experts_down", {{"down_proj.weight", d}}},
+  };
+  std::vector<HuggingFaceTensor> list;
+  const std::vector<Parameter> layout = Layout(s);
   for (size_t i = 0; i < layout.size(); ++i) {
     const std::string& name = layout[i].name;
-    const auto add = [&](std::string hf, int64_t row, std::vector<int64_t> shape) {
-      list.push_back({std::move(hf), static_cast<int64_t>(i), row, std::move(shape)});
-    };
-    if (name == "embedding") {
-      add("model.embed_tokens.weight", 0, layout[i].shape);
-      continue;
-    }
-    if (name == "final_norm") {
-      add("model.norm.weight", 0, layout[i].shape);
-      continue;
-    }
-    if (name == "score") {
-      add("score.weight", 0, layout[i].shape);
-      continue;
-    }
-    if (name == "head") {
-      add("lm_head.weight", 0, layout[i].shape);
-      continue;
-    }
     const size_t dot = name.rfind('.');
-    const std::string layer = "model." + name.substr(0, dot + 1), part = name.substr(dot + 1);
-    const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
-    if (part == "attention_norm") add(layer + "input_layernorm.weight", 0, {d});
-    if (part == "mlp_norm") add(layer + "post_attention_layernorm.weight", 0, {d});
-    if (part == "qkv") {
-      add(attention + "q_proj.weight", 0, {q, d});
-      add(attention + "k_proj.weight", q, {kv, d});
-      add(attention + "v_proj.weight", q + kv, {kv, d});
-    }
-    if (part == "qkv_bias") {
-      add(attention + "q_proj.bias", 0, {q});
-      add(attention + "k_proj.bias", q, {kv});
-      add(attention + "v_proj.bias", q + kv, {kv});
-    }
-    if (part == "q_norm") add(attention + "q_norm.weight", 0, {s.head_size});
-    if (part == "k_norm") add(attention + "k_norm.weight", 0, {s.head_size});
-    if (part == "o") add(attention + "o_proj.weight", 0, {d, q});
-    if (part == "o_bias") add(attention + "o_proj.bias", 0, {d});
-    if (part == "gate_up") {
-      add(mlp + "gate_proj.weight", 0, {ff, d});
-      add(mlp + "up_proj.weight", ff, {ff, d});
-    }
-    if (part == "gate_up_bias") {
-      add(mlp + "gate_proj.bias", 0, {ff});
-      add(mlp + "up_proj.bias", ff, {ff});
-    }
-    if (part == "down") add(mlp + "down_proj.weight", 0, {d, ff});
-    if (part == "down_bias") add(mlp + "down_proj.bias", 0, {d});
-    if (part == "router") add(mlp + "gate.weight", 0, {count, d});
-    if (part == "shared_gate_up") {
-      add(mlp + "shared_expert.gate_proj.weight", 0, {shared, d});
-      add(mlp + "shared_expert.up_proj.weight", shared, {shared, d});
-    }
-    if (part == "shared_down") add(mlp + "shared_expert.down_proj.weight", 0, {d, shared});
-    if (part == "shared_gate") add(mlp + "shared_expert_gate.weight", 0, {1, d});
-    if (experts == ExpertTensors::kFused) {
-      if (part == "experts_gate_up") add(mlp + "experts.gate_up_proj", 0, {count, 2 * m, d});
-      if (part == "experts_down") add(mlp + "experts.down_proj", 0, {count, d, m});
-      continue;
-    }
-    for (int64_t e = 0; e < count; ++e) {
-      const std::string expert = mlp + "experts." + std::to_string(e) + ".";
-      if (part == "experts_gate_up") {
-        add(expert + "gate_proj.weight", e * 2 * m, {m, d});
-        add(expert + "up_proj.weight", e * 2 * m + m, {m, d});
+    const std::string part = name.substr(dot + 1),  // npos + 1 is 0
+        layer = dot == std::string::npos ? "" : "model." + name.substr(0, dot + 1);
+    int64_t row = 0;
+    const auto add_parts = [&](const std::string& prefix) {
+      for (const Stacked& t : parts.at(part)) {
+        std::vector<int64_t> shape = layout[i].shape;
+        shape[0] = t.rows;
+        list.push_back({prefix + t.name, static_cast<int64_t>(i), row, std::move(shape)});
+        row += t.rows;
       }
-      if (part == "experts_down") add(expert + "down_proj.weight", e * d, {d, m});
+    };
+    if (!part.starts_with("experts_")) {
+      add_parts(layer);
+    } else if (experts == ExpertTensors::kFused) {
+      const bool down = part == "experts_down";
+      list.push_back({layer + (down ? "mlp.experts.down_proj" : "mlp.experts.gate_up_proj"),
+                      static_cast<int64_t>(i),
+                      0,
+                      {count, down ? d : 2 * m, down ? m : d}});
+    } else {
+      for (int64_t e = 0; e < count; ++e) add_parts(layer + "mlp.experts." + std::to_string(e) + ".");
     }
   }
   return list;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <functional>
+#include <initializer_list>
 #include <numeric>
 
 #include "core/model/families/family.h"
@@ -38,19 +39,11 @@ Status CheckRope(const ModelSpec& s) {
   return OkStatus();
 }
 
-Status CheckMoe(const ModelSpec& s) {
-  const MoeSpec& m = s.moe;
-  if (m.experts == 0) return OkStatus();
-  struct Bound {
-    const char* name;
-    int64_t value, lo, hi;
-  };
-  const Bound bounds[] = {
-      {"experts", m.experts, 1, 4096},
-      {"experts per token", m.experts_per_token, 1, m.experts},
-      {"moe_intermediate_size", m.intermediate_size, 1, int64_t{1} << 20},
-      {"shared_expert_intermediate_size", m.shared_intermediate_size, 0, int64_t{1} << 20},
-      {"decoder_sparse_step", m.sparse_step, 1, int64_t{1} << 20}};
+struct Bound {
+  const char* name;
+  int64_t value, lo, hi;
+};
+Status CheckBounds(std::initializer_list<Bound> bounds) {
   for (const Bound& b : bounds) {
     if (b.value < b.lo || b.value > b.hi) {
       return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " +
@@ -60,6 +53,15 @@ Status CheckMoe(const ModelSpec& s) {
   return OkStatus();
 }
 
+Status CheckMoe(const MoeSpec& m) {
+  if (m.experts == 0) return OkStatus();
+  return CheckBounds({{"experts", m.experts, 1, 4096},
+                      {"experts per token", m.experts_per_token, 1, m.experts},
+                      {"moe_intermediate_size", m.intermediate_size, 1, int64_t{1} << 20},
+                      {"shared_expert_intermediate_size", m.shared_intermediate_size, 0, int64_t{1} << 20},
+                      {"decoder_sparse_step", m.sparse_step, 1, int64_t{1} << 20}});
+}
+
 }  // namespace
 
 int64_t Parameter::numel() const {
@@ -67,24 +69,14 @@ int64_t Parameter::numel() const {
 }
 
 Status CheckSpec(const ModelSpec& s) {
-  struct Bound {
-    const char* name;
-    int64_t value, lo, hi;
-  };
-  const Bound bounds[] = {{"vocab_size", s.vocab_size, 1, int64_t{1} << 24},
-                          {"hidden_size", s.hidden_size, 1, int64_t{1} << 17},
-                          {"intermediate_size", s.intermediate_size, 1, int64_t{1} << 20},
-                          {"layers", s.layers, 1, 4096},
-                          {"heads", s.heads, 1, 4096},
-                          {"kv_heads", s.kv_heads, 1, 4096},
-                          {"head_size", s.head_size, 2, 512},
-                          {"max_position", s.max_position, 1, int64_t{1} << 24}};
-  for (const Bound& b : bounds) {
-    if (b.value < b.lo || b.value > b.hi) {
-      return InvalidArgument("model: " + std::string(b.name) + " is " + Text(b.value) + ", expected " +
-                             Text(b.lo) + " to " + Text(b.hi));
-    }
-  }
+  TP_RETURN_IF_ERROR(CheckBounds({{"vocab_size", s.vocab_size, 1, int64_t{1} << 24},
+                                  {"hidden_size", s.hidden_size, 1, int64_t{1} << 17},
+                                  {"intermediate_size", s.intermediate_size, 1, int64_t{1} << 20},
+                                  {"layers", s.layers, 1, 4096},
+                                  {"heads", s.heads, 1, 4096},
+                                  {"kv_heads", s.kv_heads, 1, 4096},
+                                  {"head_size", s.head_size, 2, 512},
+                                  {"max_position", s.max_position, 1, int64_t{1} << 24}}));
   if (s.heads % s.kv_heads != 0) {
     return InvalidArgument("model: heads " + Text(s.heads) + " is not a multiple of kv_heads " +
                            Text(s.kv_heads));
@@ -97,7 +89,7 @@ Status CheckSpec(const ModelSpec& s) {
   if (!(s.rms_norm_eps >= 0) || !std::isfinite(s.rms_norm_eps)) {
     return InvalidArgument("model: rms_norm_eps must be non-negative and finite");
   }
-  TP_RETURN_IF_ERROR(CheckMoe(s));
+  TP_RETURN_IF_ERROR(CheckMoe(s.moe));
   if (FindFamily(s.architecture) == nullptr) {
     return Unimplemented("model: architecture '" + s.architecture + "' is not one of " + FamilyNames());
   }

@@ -7,7 +7,7 @@
 
 #include "core/base/hash.h"
 #include "core/files/float_formats.h"
-#include "core/files/gguf_import.h"
+#include "core/files/gguf_hugging_face.h"
 #include "core/files/safetensors.h"
 
 namespace tidepool::text {

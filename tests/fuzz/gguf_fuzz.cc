@@ -1,6 +1,7 @@
 // A GGUF file: header, tensors as values, and the whole import.
 #include "core/files/gguf.h"
-#include "core/files/gguf_import.h"
+#include "core/files/gguf_hugging_face.h"
+#include "core/model/gguf_import.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -22,6 +23,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   folder.Write("in.gguf", fuzz::View(data, size));
-  (void)files::ImportGguf(folder.path() + "/in.gguf", folder.path() + "/out");
+  (void)model::ImportGguf(folder.path() + "/in.gguf", folder.path() + "/out");
   return 0;
 }

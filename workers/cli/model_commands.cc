@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/real_file_system.h"
-#include "core/files/gguf_import.h"
+#include "core/model/gguf_import.h"
 #include "core/model/hugging_face.h"
 #include "core/storage/checkpoint.h"
 #include "core/tasks/data_source.h"
@@ -344,7 +344,7 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
                              row.question.fields,   text->ResponseText(done[i].tokens.ids),
                              done[i].tokens.size(), done[i].ended,
                              o.max_new_tokens};
-    const tasks::Verdict verdict = reward->Score(input);
+    const tasks::Verdict verdict = reward(input);
     const bool scored = done[i].error.empty() && verdict.outcome == tasks::Verdict::Outcome::kOk;
     if (!scored) ++failed;
     QuestionScore& of = scores[static_cast<size_t>(requests[i].ordinal)];
@@ -475,8 +475,7 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   i->footer("Example: tidepool import model.gguf --out models/mine");
   i->callback([import, &context] {
-    const Status status = files::ImportGguf(
-        import->from, import->to, import->dtype == "float32" ? files::DType::kF32 : files::DType::kBF16);
+    const Status status = model::ImportGguf(import->from, import->to, *FromWord<DType>(import->dtype));
     if (!status.ok()) return Fail(context, status);
     std::printf("%s -> %s\n", import->from.c_str(), import->to.c_str());
   });

@@ -1,4 +1,4 @@
-#include "core/files/gguf_import.h"
+#include "core/model/gguf_import.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/files/float_formats.h"
+#include "core/files/safetensors.h"
 #include "tests/core/files/gguf_builder.h"
 #include "tests/core/files/test_folder.h"
 
@@ -88,8 +89,9 @@ GgufBuilder Model(const Options& options) {
   return b;
 }
 
-Status Import(const TestFolder& folder, const GgufBuilder& builder, DType dtype = DType::kBF16) {
-  return ImportGguf(folder.Write("m.gguf", builder.Build()), folder.path() + "/out", dtype);
+Status Import(const TestFolder& folder, const GgufBuilder& builder,
+              model::DType dtype = model::DType::kBFloat16) {
+  return model::ImportGguf(folder.Write("m.gguf", builder.Build()), folder.path() + "/out", dtype);
 }
 
 TEST(ImportGgufTest, WritesAHuggingFaceFolder) {
@@ -115,7 +117,7 @@ TEST(ImportGgufTest, WritesAHuggingFaceFolder) {
 
 TEST(ImportGgufTest, RowsOfQueryAndKeyGoBackToHalves) {
   TestFolder folder;
-  ASSERT_TRUE(Import(folder, Model({}), DType::kF32).ok());
+  ASSERT_TRUE(Import(folder, Model({}), model::DType::kFloat32).ok());
   const auto file = SafetensorsFile::Open(folder.path() + "/out/model.safetensors");
   ASSERT_TRUE(file.ok());
   const TensorInfo* q = (*file)->Find("model.layers.0.self_attn.q_proj.weight");
@@ -130,8 +132,9 @@ TEST(ImportGgufTest, RowsOfQueryAndKeyGoBackToHalves) {
 
 TEST(ImportGgufTest, QwenRowsStayAndBiasesAreKept) {
   TestFolder folder;
-  const Status status = Import(
-      folder, Model({.architecture = "qwen2", .pre = "qwen2", .output = true, .bias = true}), DType::kF32);
+  const Status status =
+      Import(folder, Model({.architecture = "qwen2", .pre = "qwen2", .output = true, .bias = true}),
+             model::DType::kFloat32);
   ASSERT_TRUE(status.ok()) << status.ToString();
   const auto file = SafetensorsFile::Open(folder.path() + "/out/model.safetensors");
   ASSERT_TRUE(file.ok());
@@ -151,7 +154,8 @@ TEST(ImportGgufTest, ExpertsAreTakenApart) {
     TestFolder folder;
     const bool shared = architecture == "qwen2moe";
     const Status status =
-        Import(folder, Model({.architecture = architecture, .pre = "qwen2", .bias = shared}), DType::kF32);
+        Import(folder, Model({.architecture = architecture, .pre = "qwen2", .bias = shared}),
+               model::DType::kFloat32);
     ASSERT_TRUE(status.ok()) << status.ToString();
     const auto file = SafetensorsFile::Open(folder.path() + "/out/model.safetensors");
     ASSERT_TRUE(file.ok());

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/files/gguf_import.h"
 #include "core/files/mapped_file.h"
+#include "core/model/gguf_import.h"
 #include "tests/conformance_text/text_operations.h"
 
 namespace {
@@ -44,7 +44,7 @@ int main() {
     Json answer;
     if (request.is_object() && request.value("op", "") == "gguf.import") {
       const tidepool::Status status =
-          tidepool::files::ImportGguf(request["file"].get<std::string>(), request["out"].get<std::string>());
+          tidepool::model::ImportGguf(request["file"].get<std::string>(), request["out"].get<std::string>());
       answer = status.ok() ? Json{{"ok", true}} : Json{{"error", status.ToString()}};
     } else if (request.is_object() && request.value("op", "") == "tokenizer.bench") {
       answer = Bench(request);

@@ -1,8 +1,6 @@
 #pragma once
-// A GGUF file as a Hugging Face model folder.
-//
-// Works by `general.architecture` (llama, qwen2, qwen3) and `tokenizer.ggml.pre`, never by a model's
-// name; what is not known is refused by its name. Rules:
+// What a GGUF file has of a Hugging Face model folder: tensors and tokenizer (core/model/gguf_import.h makes
+// the folder). Rules:
 // - tensors get the names and row order of the Hugging Face checkpoint. llama.cpp's converter permutes
 //   the rows of q and k of llama models (not of qwen) from halves to pairs; that is undone.
 // - without `output.weight` the embedding is tied.
@@ -38,11 +36,6 @@ StatusOr<std::vector<GgufHuggingFaceTensor>> HuggingFaceTensors(const GgufFile& 
 
 // float32 values in Hugging Face row order; requires out.size() == tensor.numel().
 Status ReadHuggingFaceTensor(const GgufHuggingFaceTensor& tensor, std::span<float> out);
-
-// config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json and, if
-// the file has a chat template, chat_template.jinja. `dtype`: kBF16 (rounded to nearest, ties to even)
-// or kF32. Makes the folder; files of these names in it are replaced.
-Status ImportGguf(const std::string& file, const std::string& out_folder, DType dtype = DType::kBF16);
 
 // The tokenizer part (gguf_tokenizer.cc): tokenizer.json, tokenizer_config.json, chat_template.jinja.
 Status WriteGgufTokenizer(const GgufFile& file, const std::string& out_folder);
