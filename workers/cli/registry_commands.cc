@@ -47,7 +47,7 @@ void Show(CommandContext& context, const RegistryOptions& o, const std::string& 
       return;
     }
     return Fail(context, NotFound("no " + kind + " is named '" + o.name + "'; there are " +
-                                  Listed(lines, &Line::name)));
+                                  tidepool::Listed(lines, &Line::name)));
   }
   if (o.json) {
     Json all = Json::array();
