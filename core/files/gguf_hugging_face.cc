@@ -1,12 +1,12 @@
 // Names and row order: GGUF's and Hugging Face's.
 
+#include "core/files/gguf_hugging_face.h"
+
 #include <algorithm>
 #include <functional>
 #include <numeric>
 #include <set>
 #include <utility>
-
-#include "core/files/gguf_hugging_face.h"
 
 namespace tidepool::files {
 namespace {
