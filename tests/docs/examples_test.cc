@@ -19,16 +19,16 @@ const std::vector<TaskEntry> kAdded = {
 };
 
 TEST(DocsExampleTest, TheRewardScoresPalindromes) {
-  const Palindrome reward;
+  const Reward reward = Plain<Palindrome>("").value();
   RewardInput input;
   input.text = " level\n";
   input.ended = true;
-  EXPECT_EQ(reward.Score(input).score, 1);
+  EXPECT_EQ(reward(input).score, 1);
   input.text = "lever";
-  EXPECT_EQ(reward.Score(input).score, 0);
+  EXPECT_EQ(reward(input).score, 0);
   input.text = "level";
   input.ended = false;
-  EXPECT_EQ(reward.Score(input).score, 0);
+  EXPECT_EQ(reward(input).score, 0);
 }
 
 TEST(DocsExampleTest, TheTaskAsksForTwiceANumberAndRepeatsNothing) {
