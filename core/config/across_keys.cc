@@ -34,6 +34,16 @@ std::string FirstWritten(const Binder& b, std::initializer_list<const char*> key
   return *keys.begin();
 }
 
+// A rule about keys that could all be read: where it is broken, `key` is complained about.
+void Rule(Binder& b, const std::string& key, std::initializer_list<const char*> keys, bool broken,
+          const std::string& what) {
+  if (broken && AllGood(b, keys)) b.Complain(key, what);
+}
+// The same where any of the keys may be the one to change.
+void Rule(Binder& b, std::initializer_list<const char*> keys, bool broken, const std::string& what) {
+  Rule(b, FirstWritten(b, keys), keys, broken, what);
+}
+
 void CheckModel(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
   if (AllGood(b, {"model.path", "model.init"})) {
@@ -48,15 +58,11 @@ void CheckModel(Binder& b, LoadedConfig& loaded) {
   }
   if (!c.model.init) return;
   const ModelInit& m = *c.model.init;
-  if (AllGood(b, {"model.init.heads", "model.init.kv_heads"}) && m.heads % m.kv_heads != 0) {
-    b.Complain(FirstWritten(b, {"model.init.kv_heads", "model.init.heads"}),
-               Text(m.kv_heads) + " key and value heads do not divide " + Text(m.heads) +
-                   " query heads; choose a divisor");
-  }
-  if (b.Good("model.init.head_size") && m.head_size % 2 != 0) {
-    b.Complain("model.init.head_size",
-               "is " + Text(m.head_size) + ", but rotary positions turn pairs; make it even");
-  }
+  Rule(b, {"model.init.kv_heads", "model.init.heads"}, m.heads % m.kv_heads != 0,
+       Text(m.kv_heads) + " key and value heads do not divide " + Text(m.heads) +
+           " query heads; choose a divisor");
+  Rule(b, {"model.init.head_size"}, m.head_size % 2 != 0,
+       "is " + Text(m.head_size) + ", but rotary positions turn pairs; make it even");
   if (b.Good("model.init.alphabet")) {
     std::vector<std::string> letters = Characters(m.alphabet);
     std::ranges::sort(letters);
@@ -190,30 +196,25 @@ void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e)
   if (!environment.ok()) {
     return b.ComplainOf("environment.", environment.status());
   }
-  if (AllGood(b, {"environment.max_turn_tokens", "rollout.max_new_tokens"}) &&
-      e.max_turn_tokens > c.rollout.max_new_tokens) {
-    b.Complain("environment.max_turn_tokens",
-               "is " + Text(e.max_turn_tokens) +
-                   ", more than the whole episode may have (rollout.max_new_tokens " +
-                   Text(c.rollout.max_new_tokens) + "); lower it");
-  }
-  if (b.Good("rollout.record_routing") && c.rollout.record_routing) {
-    b.Complain("rollout.record_routing",
-               "is on, but nobody routed the tokens that an environment says, so there is nothing to replay "
-               "for them; turn it off");
-  }
+  Rule(b, "environment.max_turn_tokens", {"environment.max_turn_tokens", "rollout.max_new_tokens"},
+       e.max_turn_tokens > c.rollout.max_new_tokens,
+       "is " + Text(e.max_turn_tokens) + ", more than the whole episode may have (rollout.max_new_tokens " +
+           Text(c.rollout.max_new_tokens) + "); lower it");
+  Rule(
+      b, {"rollout.record_routing"}, c.rollout.record_routing,
+      "is on, but nobody routed the tokens that an environment says, so there is nothing to replay for them; "
+      "turn it off");
   const EnvironmentLatency& latency = e.latency;
   const double longest = (latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0) +
                          (latency.straggler_share > 0 ? latency.straggler_s : 0);
-  if (AllGood(b, {"environment.latency.straggler_share", "environment.latency.straggler_s",
-                  "environment.latency.max_s", "environment.latency.median_s", "environment.latency.tail",
-                  "environment.step_timeout_s"}) &&
-      longest >= e.step_timeout_s) {
-    b.Complain(FirstWritten(b, {"environment.latency.straggler_s", "environment.latency.max_s",
-                                "environment.latency.median_s", "environment.step_timeout_s"}),
-               "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then "
-               "fail at every try; lower it");
-  }
+  Rule(b,
+       FirstWritten(b, {"environment.latency.straggler_s", "environment.latency.max_s",
+                        "environment.latency.median_s", "environment.step_timeout_s"}),
+       {"environment.latency.straggler_share", "environment.latency.straggler_s", "environment.latency.max_s",
+        "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"},
+       longest >= e.step_timeout_s,
+       "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at "
+       "every try; lower it");
   CheckGameAlphabet(b, c, e.name, *environment.value());
 }
 
@@ -274,65 +275,50 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
     b.Warn("algorithm.critic.warmup_steps", "is " + Text(critic.warmup_steps) + " of " + Text(c.train.steps) +
                                                 " steps (train.steps), so the policy will not be trained");
   }
-  if (r.advantage->Uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2) {
-    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) +
-                                         ", but the first sample of a group is the greedy baseline of " +
-                                         r.advantage->name + " and is not trained; raise it to 2 or more");
-  }
-  if (r.advantage->Uses(algorithms::Provision::kTurns) && rl.environment.name.empty() &&
-      b.Good("environment.name")) {
-    b.Complain(FirstWritten(b, {"algorithm.advantage", "algorithm.name"}),
-               "advantage " + r.advantage->name +
-                   " is over turns of episodes, and this job has no environment; write environment: {name: "
-                   "...} (`tidepool environments`) in place of data and reward, or another advantage");
-  }
-  if (r.advantage->Uses(algorithms::Provision::kComponents) && !rl.environment.name.empty()) {
-    b.Complain(
-        FirstWritten(b, {"algorithm.advantage", "algorithm.name"}),
-        "advantage " + r.advantage->name +
-            " compares single reward functions, and an environment gives one reward; take another advantage");
-  }
-  if (r.advantage->Uses(algorithms::Provision::kComponents) &&
-      (c.reward.shaping.mean != Scope::kNone || c.reward.shaping.deviation != Scope::kNone)) {
-    b.Complain("reward.shaping.mean", "normalises the sum of the rewards, but advantage " +
-                                          r.advantage->name + " reads each reward by itself; remove it");
-  }
-  if (c.reward.shaping.leave_one_out && c.reward.shaping.mean == Scope::kNone &&
-      b.Good("reward.shaping.leave_one_out")) {
-    b.Complain("reward.shaping.leave_one_out",
-               "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
-  }
-  if (b.Good("rollout.group_size") && resolved.value().advantage->compares && c.rollout.group_size < 2) {
-    b.Complain("rollout.group_size", "is " + Text(c.rollout.group_size) + ", but " + rl.algorithm.name +
-                                         " compares samples of one prompt and needs 2 or more; raise it, or "
-                                         "write algorithm.name: reinforce_pp");
-  }
+  const auto uses = [&](algorithms::Provision provision) { return r.advantage->Uses(provision); };
+  const RewardShapingConfig& shaping = c.reward.shaping;
+  const std::string advantage = "advantage " + r.advantage->name,
+                    size = "is " + Text(c.rollout.group_size) + ", but ";
+  Rule(b, "rollout.group_size", {}, uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2,
+       size + "the first sample of a group is the greedy baseline of " + r.advantage->name +
+           " and is not trained; raise it to 2 or more");
+  Rule(b, FirstWritten(b, {"algorithm.advantage", "algorithm.name"}), {"environment.name"},
+       uses(algorithms::Provision::kTurns) && rl.environment.name.empty(),
+       advantage +
+           " is over turns of episodes, and this job has no environment; write environment: {name: ...} "
+           "(`tidepool environments`) in place of data and reward, or another advantage");
+  Rule(b, {"algorithm.advantage", "algorithm.name"},
+       uses(algorithms::Provision::kComponents) && !rl.environment.name.empty(),
+       advantage +
+           " compares single reward functions, and an environment gives one reward; take another advantage");
+  Rule(b, "reward.shaping.mean", {},
+       uses(algorithms::Provision::kComponents) &&
+           (shaping.mean != Scope::kNone || shaping.deviation != Scope::kNone),
+       "normalises the sum of the rewards, but " + advantage + " reads each reward by itself; remove it");
+  Rule(b, {"reward.shaping.leave_one_out"}, shaping.leave_one_out && shaping.mean == Scope::kNone,
+       "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
+  Rule(b, {"rollout.group_size"}, r.advantage->compares && c.rollout.group_size < 2,
+       size + rl.algorithm.name +
+           " compares samples of one prompt and needs 2 or more; raise it, or write algorithm.name: "
+           "reinforce_pp");
 }
 
 void CheckRl(Binder& b, const JobConfig& c, const RlJob& rl) {
   if (rl.environment.name.empty()) CheckReward(b, c);
   CheckAlgorithm(b, c, rl);
-  if (b.Good("rollout.temperature") && c.rollout.temperature <= 0) {
-    b.Complain("rollout.temperature",
-               "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, "
-               "1.0 is usual");
-  }
-  if (AllGood(b, {"rollout.pin_version", "scheduler.on_stale"}) && c.rollout.pin_version &&
-      c.scheduler.on_stale == OnStale::kMask) {
-    b.Complain(FirstWritten(b, {"rollout.pin_version", "scheduler.on_stale"}),
-               "a pinned sample ends on one version, so there is nothing of it to mask; write "
-               "scheduler.on_stale: reissue or drop");
-  }
-  if (AllGood(b, {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"}) &&
-      rl.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens)) {
-    b.Complain("algorithm.overlong_buffer_tokens",
-               "is larger than rollout.max_new_tokens (" + Text(c.rollout.max_new_tokens) + "); lower it");
-  }
-  if (AllGood(b, {"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"}) &&
-      c.scheduler.infra_drop_alarm > c.scheduler.infra_drop_stop) {
-    b.Complain(FirstWritten(b, {"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"}),
-               "the alarm lies above the stop; the run would end before it warns");
-  }
+  Rule(b, {"rollout.temperature"}, c.rollout.temperature <= 0,
+       "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, 1.0 is "
+       "usual");
+  Rule(b, {"rollout.pin_version", "scheduler.on_stale"},
+       c.rollout.pin_version && c.scheduler.on_stale == OnStale::kMask,
+       "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: "
+       "reissue or drop");
+  Rule(b, "algorithm.overlong_buffer_tokens", {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"},
+       rl.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens),
+       "is larger than rollout.max_new_tokens (" + Text(c.rollout.max_new_tokens) + "); lower it");
+  Rule(b, {"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"},
+       c.scheduler.infra_drop_alarm > c.scheduler.infra_drop_stop,
+       "the alarm lies above the stop; the run would end before it warns");
 }
 
 // Supervised rows, pairs and distillation: nothing is sampled to be trained on.
@@ -350,8 +336,7 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   }
   if (const auto* job = std::get_if<DistillJob>(&c.job)) {
     const DistillConfig& d = job->distill;
-    if (b.Good("distill.teacher") && d.teacher.empty())
-      b.Complain("distill.teacher", "is missing; name the model folder of the teacher");
+    Rule(b, {"distill.teacher"}, d.teacher.empty(), "is missing; name the model folder of the teacher");
     if (d.weight != DistillConfig().weight && d.divergence != DistillDivergence::kMixed &&
         d.divergence != DistillDivergence::kGkd) {
       b.Complain("distill.weight",
@@ -359,10 +344,10 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
                      Name(d.divergence) + "; remove it");
     }
   }
-  if (const auto* dpo = std::get_if<DpoJob>(&c.job);
-      dpo != nullptr && dpo->preference.loss == PreferenceLoss::kIpo && dpo->preference.label_smoothing > 0 &&
-      AllGood(b, {"preference.loss", "preference.label_smoothing"})) {
-    b.Complain("preference.label_smoothing", "belongs to sigmoid, and preference.loss is ipo; remove it");
+  if (const auto* dpo = std::get_if<DpoJob>(&c.job)) {
+    Rule(b, "preference.label_smoothing", {"preference.loss", "preference.label_smoothing"},
+         dpo->preference.loss == PreferenceLoss::kIpo && dpo->preference.label_smoothing > 0,
+         "belongs to sigmoid, and preference.loss is ipo; remove it");
   }
 }
 
@@ -407,67 +392,53 @@ void CheckLengths(Binder& b, LoadedConfig& loaded) {
   }
 }
 
-void CheckTrain(Binder& b, const JobConfig& c) {
-  if (AllGood(b, {"train.minibatches", "train.groups_per_step"}) &&
-      c.train.minibatches > c.train.groups_per_step) {
-    b.Complain("train.minibatches", "is " + Text(c.train.minibatches) + ", more than the " +
-                                        Text(c.train.groups_per_step) +
-                                        " groups of a step (train.groups_per_step); lower it");
-  }
-}
-
 void CheckPlacement(Binder& b, const JobConfig& c) {
   if (!AllGood(b, {"scheduler.placement", "cluster.slots", "scheduler.actor_slots"})) return;
-  if (c.scheduler.placement == PlacementKind::kSplit) {
-    if (c.cluster.slots < 2) {
-      b.Complain(FirstWritten(b, {"cluster.slots", "scheduler.placement"}),
-                 "split needs 2 or more slots, one to generate and one to train, and cluster.slots is " +
-                     Text(c.cluster.slots) + "; raise it, or write scheduler.placement: colocated");
-    } else if (c.scheduler.actor_slots >= c.cluster.slots) {
-      b.Complain("scheduler.actor_slots", "is " + Text(c.scheduler.actor_slots) + " of " +
-                                              Text(c.cluster.slots) +
-                                              " slots, which leaves none to generate; lower it");
-    }
-  } else if (c.scheduler.placement == PlacementKind::kMultiplexed && b.Good("scheduler.rollout_floor") &&
-             c.cluster.slots - c.scheduler.actor_slots < c.scheduler.rollout_floor) {
-    b.Complain(FirstWritten(b, {"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
-               Text(c.scheduler.actor_slots) + " of " + Text(c.cluster.slots) +
-                   " slots train, which leaves fewer than " + Text(c.scheduler.rollout_floor) +
-                   " (scheduler.rollout_floor) to generate; lower it");
-  } else if (c.scheduler.placement == PlacementKind::kElastic && b.Good("scheduler.rollout_floor") &&
-             c.cluster.slots <= c.scheduler.rollout_floor) {
-    b.Complain(FirstWritten(b, {"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
-               Text(c.scheduler.rollout_floor) + " of " + Text(c.cluster.slots) +
-                   " slots always generate (scheduler.rollout_floor), which leaves none to train; lower it");
-  } else if (b.Written("scheduler.actor_slots") && c.scheduler.actor_slots > c.cluster.slots) {
-    b.Complain("scheduler.actor_slots", "is " + Text(c.scheduler.actor_slots) + ", but there are " +
-                                            Text(c.cluster.slots) + " slots (cluster.slots)");
+  const int64_t slots = c.cluster.slots, actors = c.scheduler.actor_slots, floor = c.scheduler.rollout_floor;
+  const std::string of_slots = " of " + Text(slots) + " slots ";
+  switch (c.scheduler.placement) {
+    case PlacementKind::kSplit:
+      Rule(b, {"cluster.slots", "scheduler.placement"}, slots < 2,
+           "split needs 2 or more slots, one to generate and one to train, and cluster.slots is " +
+               Text(slots) + "; raise it, or write scheduler.placement: colocated");
+      return Rule(
+          b, "scheduler.actor_slots", {}, slots >= 2 && actors >= slots,
+          "is " + Text(actors) + " of " + Text(slots) + " slots, which leaves none to generate; lower it");
+    case PlacementKind::kMultiplexed:
+      if (b.Good("scheduler.rollout_floor") && slots - actors < floor)
+        return b.Complain(FirstWritten(b, {"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
+                          Text(actors) + of_slots + "train, which leaves fewer than " + Text(floor) +
+                              " (scheduler.rollout_floor) to generate; lower it");
+      break;
+    case PlacementKind::kElastic:
+      if (b.Good("scheduler.rollout_floor") && slots <= floor)
+        return b.Complain(
+            FirstWritten(b, {"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
+            Text(floor) + of_slots +
+                "always generate (scheduler.rollout_floor), which leaves none to train; lower it");
+      break;
+    case PlacementKind::kColocated:
+      break;
   }
+  Rule(b, "scheduler.actor_slots", {}, b.Written("scheduler.actor_slots") && actors > slots,
+       "is " + Text(actors) + ", but there are " + Text(slots) + " slots (cluster.slots)");
 }
 
 void CheckCluster(Binder& b, const JobConfig& c) {
-  if (b.Good("cluster.bind")) {
-    const std::string& bind = c.cluster.bind;
-    const bool loopback =
-        bind == "localhost" || bind == "::1" || bind == "[::1]" ||
-        (bind.starts_with("127.") && bind.find_first_not_of("0123456789.") == std::string::npos);
-    if (!loopback) {
-      b.Complain("cluster.bind", "found '" + bind +
-                                     "', which others on the network could reach; mutual TLS does not exist "
-                                     "yet, so write 127.0.0.1");
-    }
-  }
-  if (AllGood(b, {"security.max_control_bytes", "security.max_frame_bytes"}) &&
-      c.security.max_control_bytes < c.security.max_frame_bytes) {
-    b.Complain(FirstWritten(b, {"security.max_control_bytes", "security.max_frame_bytes"}),
-               "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "
-               "security.max_control_bytes be at least security.max_frame_bytes");
-  }
-  if (AllGood(b, {"cluster.heartbeat_s", "cluster.stall_timeout_s"}) &&
-      c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s) {
-    b.Complain(FirstWritten(b, {"cluster.stall_timeout_s", "cluster.heartbeat_s"}),
-               "the stall time-out is shorter than four heartbeats; every run would look stalled");
-  }
+  const std::string& bind = c.cluster.bind;
+  const bool loopback =
+      bind == "localhost" || bind == "::1" || bind == "[::1]" ||
+      (bind.starts_with("127.") && bind.find_first_not_of("0123456789.") == std::string::npos);
+  Rule(b, {"cluster.bind"}, !loopback,
+       "found '" + bind +
+           "', which others on the network could reach; mutual TLS does not exist yet, so write 127.0.0.1");
+  Rule(b, {"security.max_control_bytes", "security.max_frame_bytes"},
+       c.security.max_control_bytes < c.security.max_frame_bytes,
+       "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "
+       "security.max_control_bytes be at least security.max_frame_bytes");
+  Rule(b, {"cluster.stall_timeout_s", "cluster.heartbeat_s"},
+       c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s,
+       "the stall time-out is shorter than four heartbeats; every run would look stalled");
 }
 
 // A pace that cannot be kept to is found before a process starts.
@@ -520,15 +491,12 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
 }
 
 void CheckName(Binder& b, const JobConfig& c) {
-  if (b.Good("name")) {
-    const auto plain = [](char ch) {
-      return std::isalnum(static_cast<unsigned char>(ch)) != 0 || ch == '-' || ch == '_' || ch == '.';
-    };
-    if (c.name.empty() || c.name[0] == '.' || c.name.size() > 100 || !std::ranges::all_of(c.name, plain)) {
-      b.Complain("name", "found '" + c.name +
-                             "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
-    }
-  }
+  const auto plain = [](char ch) {
+    return std::isalnum(static_cast<unsigned char>(ch)) != 0 || ch == '-' || ch == '_' || ch == '.';
+  };
+  Rule(b, {"name"},
+       c.name.empty() || c.name[0] == '.' || c.name.size() > 100 || !std::ranges::all_of(c.name, plain),
+       "found '" + c.name + "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
 }
 
 }  // namespace
@@ -560,7 +528,10 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
     }
   }
   CheckLengths(b, loaded);
-  CheckTrain(b, c);
+  Rule(b, "train.minibatches", {"train.minibatches", "train.groups_per_step"},
+       c.train.minibatches > c.train.groups_per_step,
+       "is " + Text(c.train.minibatches) + ", more than the " + Text(c.train.groups_per_step) +
+           " groups of a step (train.groups_per_step); lower it");
   CheckPlacement(b, c);
   CheckCluster(b, c);
   CheckPace(b, c);
