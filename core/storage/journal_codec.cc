@@ -7,114 +7,35 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/base/little_endian.h"
+#include "core/base/field_bytes.h"
 
 namespace tidepool::storage {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-template <typename T>
-inline constexpr bool kIsPair = false;
-template <typename A, typename B>
-inline constexpr bool kIsPair<std::pair<A, B>> = true;
-
-template <typename T>
-inline constexpr bool kIsVector = false;
-template <typename T>
-inline constexpr bool kIsVector<std::vector<T>> = true;
-
-template <typename T>
-inline constexpr bool kIsStrongId = false;
-template <typename Tag>
-inline constexpr bool kIsStrongId<StrongId<Tag>> = true;
-
-struct Encoder {
-  std::string& out;
-
+struct Encoder : FieldWriter<Encoder> {
   template <typename T>
   void operator()(const char* /*name*/, const T& field) {
     Put(field);
   }
-
-  template <typename T>
-  void Put(const T& x) {
-    if constexpr (std::is_same_v<T, bool>) {
-      PutNumber(out, static_cast<uint8_t>(x));
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      PutNumber(out, x);
-    } else if constexpr (std::is_enum_v<T>) {
-      PutNumber(out, static_cast<uint8_t>(x));
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      PutString(out, x);
-    } else if constexpr (kIsStrongId<T>) {
-      PutNumber(out, x.value);
-    } else if constexpr (kIsPair<T>) {
-      Put(x.first), Put(x.second);
-    } else if constexpr (kIsVector<T>) {
-      PutNumber(out, static_cast<uint32_t>(x.size()));
-      for (const auto& item : x) Put(item);
-    } else {
-      VisitFields(x, *this);
-    }
-  }
 };
 
-struct Decoder {
-  ByteReader reader;
-  uint32_t format = kJournalSchema;
-  bool in_range = true;
+struct Decoder : FieldReader<Decoder> {
+  uint32_t format;
 
-  // Fields of the record itself: missing at the end means an older writer.
   template <typename T>
   void operator()(const char* /*name*/, T& field) {
-    if (reader.ok() && reader.left() == 0) return;
+    // Fields of the record itself that are missing at its end: an older writer.
+    if (depth == 0 && reader.ok() && reader.left() == 0) return;
     Get(field);
-  }
-
-  // Fields of items in lists are all there.
-  struct Nested {
-    Decoder& outer;
-    uint32_t format = outer.format;
-    template <typename T>
-    void operator()(const char* /*name*/, T& field) {
-      outer.Get(field);
-    }
-  };
-
-  template <typename T>
-  void Get(T& x) {
-    if constexpr (std::is_same_v<T, bool>) {
-      x = reader.Number<uint8_t>() != 0;
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      x = reader.Number<T>();
-    } else if constexpr (std::is_enum_v<T>) {
-      const auto byte = reader.Number<uint8_t>();
-      in_range = in_range && byte < kWords<T>.size();  // else damage, or a newer program
-      x = static_cast<T>(byte);
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      x = std::string(reader.String());
-    } else if constexpr (kIsStrongId<T>) {
-      x.value = reader.Number<int64_t>();
-    } else if constexpr (kIsPair<T>) {
-      Get(x.first), Get(x.second);
-    } else if constexpr (kIsVector<T>) {
-      // One byte is the least that any item takes; items are small, so a wild count cannot allocate much
-      // more than the record's own size.
-      const size_t count = reader.Count(1);
-      x.clear();
-      for (size_t i = 0; i < count && reader.ok(); ++i) Get(x.emplace_back());
-    } else {
-      Nested nested{*this};
-      VisitFields(x, nested);
-    }
   }
 };
 
 template <size_t kKind>
 StatusOr<JournalRecord> DecodeKind(std::string_view bytes, uint32_t schema) {
   JournalRecord record(std::in_place_index<kKind>);
-  Decoder decoder{.reader = ByteReader(bytes), .format = schema};
+  Decoder decoder{{ByteReader(bytes)}, schema};
   VisitFields(std::get<kKind>(record), decoder);
   const char* why = nullptr;
   if (!decoder.reader.ok()) why = "it ends inside a field";
@@ -165,7 +86,7 @@ struct JsonFields {
       Json object = Json::object();
       for (const auto& [name, value] : x) object[name] = Value(value);
       return object;
-    } else if constexpr (kIsVector<T>) {
+    } else if constexpr (ListField<T>) {
       Json list = Json::array();
       for (const auto& item : x) list.push_back(Value(item));
       return list;
@@ -184,7 +105,7 @@ struct JsonFields {
 uint16_t KindOf(const JournalRecord& record) { return static_cast<uint16_t>(record.index()); }
 
 void EncodeFields(const JournalRecord& record, std::string& out) {
-  Encoder encoder{out};
+  Encoder encoder{{out}};
   std::visit([&](const auto& r) { VisitFields(r, encoder); }, record);
 }
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/base/field_bytes.h"
 #include "core/base/hash.h"
-#include "core/base/little_endian.h"
 #include "core/sample/codec.h"
 #include "proto/control.pb.h"
 #include "workers/net/bounded_text.h"
@@ -20,127 +20,71 @@ namespace {
 constexpr uint64_t kProtocol = 3;
 
 template <typename T>
-inline constexpr bool kIsStrongId = false;
-template <typename Tag>
-inline constexpr bool kIsStrongId<StrongId<Tag>> = true;
-template <typename T>
-concept PairLike = requires {
-  typename T::first_type;
-};
-template <typename T>
-concept ListLike = requires(T& x) {
-  x.emplace_back();
-}
-&&!std::same_as<T, std::string>;
-template <typename T>
 concept VariantLike = requires {
   std::variant_size<T>::value;
 };
-template <typename T>
-concept Number = std::is_arithmetic_v<T> && !std::same_as<T, bool>;
-
-struct Encoder {
-  std::string out;
-
+struct Encoder : FieldWriter<Encoder> {
   template <typename T>
   void operator()(const char* /*name*/, const T& field, size_t most = kUnbounded) {
-    Put(field, most);
+    if constexpr (std::same_as<T, std::string>) {
+      if (field.size() > most) return PutString(out, Bounded(field, most));
+    }
+    Put(field);
   }
   template <typename T>
-  void Put(const T& x, size_t most = kUnbounded) {
-    if constexpr (Number<T>) {
-      PutNumber(out, x);
-    } else if constexpr (std::same_as<T, bool> || std::is_enum_v<T>) {
-      PutNumber(out, static_cast<uint8_t>(x));
-    } else if constexpr (std::same_as<T, std::string>) {
-      x.size() <= most ? PutString(out, x) : PutString(out, Bounded(x, most));
-    } else if constexpr (kIsStrongId<T>) {
-      PutNumber(out, x.value);
-    } else if constexpr (std::same_as<T, sample::Segment>) {  // nothing new: no bytes
+  void Put(const T& x) {
+    if constexpr (std::same_as<T, sample::Segment>) {  // nothing new: no bytes
       PutString(out, x.ids.empty() && x.fragment.empty() ? "" : sample::Encode(x));
     } else if constexpr (std::same_as<T, sample::Trajectory>) {
       const auto bytes = sample::Encode(x);
       TP_CHECK(bytes.ok()) << bytes.status().message();
       PutString(out, *bytes);
-    } else if constexpr (PairLike<T>) {
-      Put(x.first), Put(x.second);
     } else if constexpr (VariantLike<T>) {
       PutNumber(out, static_cast<uint8_t>(x.index()));
       std::visit([this](const auto& body) { VisitFields(body, *this); }, x);
-    } else if constexpr (ListLike<T>) {
-      PutNumber(out, static_cast<uint32_t>(x.size()));
-      for (const auto& item : x) Put(item);
     } else {
-      VisitFields(x, *this);
+      FieldWriter::Put(x);
     }
   }
 };
 
-struct Decoder {
-  ByteReader reader;
+struct Decoder : FieldReader<Decoder> {
   const char* field = "";  // that is read, or the last one before it failed
 
   template <typename T>
   void operator()(const char* name, T& x, size_t most = kUnbounded) {
     if (!reader.ok()) return;
     field = name;
-    Get(x, most);
+    if constexpr (ListField<T>) {
+      GetList(x, most);
+    } else {
+      Get(x);
+    }
+    if constexpr (std::same_as<T, std::string>) {
+      if (x.size() > most) x = Bounded(std::move(x), most);
+    }
   }
   template <typename T>
-  void Get(T& x, size_t most = kUnbounded) {
-    if constexpr (Number<T>) {
-      x = reader.Number<T>();
-    } else if constexpr (std::same_as<T, bool>) {
-      x = Byte(1) != 0;
-    } else if constexpr (std::is_enum_v<T>) {
-      x = static_cast<T>(Byte(static_cast<uint8_t>(tidepool::kWords<T>.size() - 1)));
-    } else if constexpr (std::same_as<T, std::string>) {
-      x = reader.String();
-      if (x.size() > most) x = Bounded(std::move(x), most);
-    } else if constexpr (kIsStrongId<T>) {
-      Get(x.value);
-    } else if constexpr (std::same_as<T, sample::Segment>) {
+  void Get(T& x) {
+    if constexpr (std::same_as<T, sample::Segment>) {
       if (const auto bytes = reader.String(); !bytes.empty()) Take(sample::DecodeSegment(bytes), x);
     } else if constexpr (std::same_as<T, sample::Trajectory>) {
       Take(sample::Decode(reader.String()), x);
-    } else if constexpr (PairLike<T>) {
-      Get(x.first), Get(x.second);
     } else if constexpr (VariantLike<T>) {
-      GetKind(x, Byte(static_cast<uint8_t>(std::variant_size_v<T> - 1)));
-    } else if constexpr (ListLike<T>) {
-      GetList(x, most);
+      GetKind(x, Byte(std::variant_size_v<T>));
     } else {
-      VisitFields(x, *this);
+      FieldReader::Get(x);
     }
+    if (!in_range) reader.Fail();
   }
 
  private:
-  uint8_t Byte(uint8_t last) {
-    const auto byte = reader.Number<uint8_t>();
-    if (byte > last) reader.Fail();
-    return byte;
-  }
   template <typename T>
   void Take(StatusOr<T> decoded, T& x) {
     if (decoded.ok()) {
       x = *std::move(decoded);
     } else {
       reader.Fail();
-    }
-  }
-  template <typename T>
-  void GetList(T& x, size_t most) {
-    using Item = typename T::value_type;
-    if constexpr (Number<Item>) {
-      const size_t n = reader.Count(sizeof(Item));
-      x.resize(n);
-      for (Item& item : x) item = reader.Number<Item>();
-    } else {
-      // An item takes four bytes at least, and is read before there is room for the next: a wild count
-      // allocates nothing.
-      const size_t n = reader.Count(4);
-      if (n > most) reader.Fail();
-      for (size_t i = 0; i < n && reader.ok(); ++i) Get(x.emplace_back());
     }
   }
   template <size_t kKind = 0, typename T>
@@ -166,7 +110,7 @@ struct Describer {
     if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
       out += std::is_floating_point_v<T> ? 'f' : std::is_enum_v<T> ? 'e' : std::is_signed_v<T> ? 'i' : 'u';
       out += std::to_string(sizeof(T));
-    } else if constexpr (PairLike<T>) {
+    } else if constexpr (PairField<T>) {
       Describe<typename T::first_type>();
       Describe<typename T::second_type>();
     } else if constexpr (VariantLike<T>) {
@@ -174,7 +118,7 @@ struct Describer {
         (this->template Describe<std::variant_alternative_t<kKind, T>>(), ...);
       }
       (std::make_index_sequence<std::variant_size_v<T>>());
-    } else if constexpr (ListLike<T>) {
+    } else if constexpr (ListField<T>) {
       out += '*';
       Describe<typename T::value_type>();
     } else if constexpr (requires(T & x, Describer & v) { VisitFields(x, v); }) {
@@ -205,11 +149,11 @@ template <typename Messages>
 size_t Pack(const Messages& batch, size_t at, size_t most, v1::Frame* out) {
   out->set_schema(WireSchema());
   for (size_t bytes = 0; at < batch.size(); ++at) {
-    Encoder message;
-    message.Put(batch[at]);
-    bytes += message.out.size();
+    std::string message;
+    Encoder{{message}}.Put(batch[at]);
+    bytes += message.size();
     if (bytes > most && out->messages_size() > 0) break;
-    out->add_messages(std::move(message.out));
+    out->add_messages(std::move(message));
   }
   return at;
 }
@@ -223,7 +167,7 @@ StatusOr<std::vector<Message>> Unpack(const v1::Frame& in) {
   std::vector<Message> out;
   out.reserve(static_cast<size_t>(in.messages_size()));
   for (const std::string& bytes : in.messages()) {
-    Decoder decoder{.reader = ByteReader(bytes)};
+    Decoder decoder{{ByteReader(bytes)}};
     decoder.Get(out.emplace_back());
     if (!decoder.reader.ok())
       return InvalidArgument(std::string("a message is wrong at its field \"") + decoder.field + '"');
