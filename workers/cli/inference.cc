@@ -61,27 +61,6 @@ struct InferenceSession::Impl {
     return all.size() > 2000 ? all.substr(all.size() - 2000) : all;
   }
 
-  // The worker takes the description of a job; of this one it uses model, rollout and cluster alone.
-  Status MakeConfig() {
-    std::ostringstream yaml;
-    const RolloutConfig& r = options.rollout;
-    yaml << "name: inference\njob: rl\nseed: " << options.seed
-         << "\ndeterministic: " << (options.deterministic ? "true" : "false") << "\nmodel: {path: \""
-         << options.model_dir << "\", dtype: " << options.dtype << "}\ndata: {task: products, held_out: 0}\n"
-         << "reward: {functions: [{name: exact_answer}]}\ncluster: {threads_per_slot: " << options.threads
-         << "}\n"
-         << "rollout: {group_size: 2, max_new_tokens: " << r.max_new_tokens
-         << ", temperature: " << (r.temperature > 0 ? r.temperature : 1.0) << ", top_k: " << r.top_k
-         << ", top_p: " << r.top_p << ", min_p: " << r.min_p << ", max_concurrent: " << r.max_concurrent
-         << "}\n"
-         << "train: {micro_batch_tokens: 1000000}\nobserve: {trace: false}\n";
-    TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfigText(yaml.str(), "generate"));
-    loaded.config.rollout.stop = r.stop;
-    loaded.config.rollout.stop_token_ids = r.stop_token_ids;
-    config_yaml = config::ResolvedYaml(loaded);
-    return OkStatus();
-  }
-
   template <typename Body>
   void Send(Body body) {
     attachments->Send(0, std::move(body));
@@ -142,7 +121,9 @@ struct InferenceSession::Impl {
             .string();
     if (mkdtemp(pattern.data()) == nullptr) return Unavailable(pattern + ": no temporary folder can be made");
     dir = pattern;
-    TP_RETURN_IF_ERROR(MakeConfig());
+    config::LoadedConfig loaded;
+    loaded.config = options.job;
+    config_yaml = config::ResolvedYaml(loaded);
     TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(dir + "/security"));
     HubOptions hub_options;
     hub_options.run_id = std::filesystem::path(dir).filename().string();
@@ -182,7 +163,7 @@ struct InferenceSession::Impl {
     welcome.config_yaml = config_yaml;
     welcome.run_dir = dir;
     welcome.run_id = run_id;
-    welcome.model_dir = options.model_dir;
+    welcome.model_dir = options.job.model.path;
     if (!attachments->Welcome(0, process, std::move(welcome)))
       return Unavailable("the worker process is gone: " + Log());
     Send(down::InitState{});
@@ -219,7 +200,8 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
   size_t next = 0;
   size_t done = 0;
   // A window, so that a large file does not stand in the worker's memory at once.
-  const size_t window = static_cast<size_t>(std::max<int64_t>(impl_->options.rollout.max_concurrent, 1)) * 2;
+  const size_t window =
+      static_cast<size_t>(std::max<int64_t>(impl_->options.job.rollout.max_concurrent, 1)) * 2;
   while (done < requests.size()) {
     while (next < requests.size() && next - done < window) {
       const Request& r = requests[next];
@@ -242,7 +224,7 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
       c.gid = GroupId{r.ordinal};
       c.version = kVersion;
       c.prompt = r.prompt;
-      c.chunk_tokens = c.max_new_tokens = std::min(room, impl_->options.rollout.max_new_tokens);
+      c.chunk_tokens = c.max_new_tokens = std::min(room, impl_->options.job.rollout.max_new_tokens);
       c.greedy = r.greedy;
       impl_->Send(std::move(c));
       ++next;

@@ -15,12 +15,8 @@
 namespace tidepool::workers {
 
 struct InferenceOptions {
-  std::string model_dir;
-  std::string dtype;  // empty: as stored (float32 or bfloat16)
-  int64_t threads = 2;
-  bool deterministic = false;
-  uint64_t seed = 1;
-  RolloutConfig rollout;     // temperature 0: greedy
+  // What the worker takes of a job: model, rollout, cluster.threads_per_slot, seed, deterministic.
+  JobConfig job;
   int64_t max_position = 0;  // of the model: an answer ends there
   std::string worker_path;   // tidepool-worker
   double start_timeout_s = 300;

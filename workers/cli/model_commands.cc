@@ -33,35 +33,47 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-struct SamplingOptions {
-  std::string model;
+DataConfig AnyTask() {
+  DataConfig data;
+  data.task = "products";  // prompts are brought; a source, and a job, need some data
+  data.held_out = 0;
+  return data;
+}
+
+struct SamplingOptions : InferenceOptions {
   std::string dtype;
-  int64_t max_new_tokens = 128;
-  double temperature = 0;
-  int64_t top_k = 0;
-  double top_p = 1, min_p = 0;
-  std::vector<std::string> stop;
-  uint64_t seed = 1;
-  int64_t threads = 2;
-  bool deterministic = false;
+  SamplingOptions() {
+    job.name = "inference";
+    job.data = AnyTask();
+    job.reward.functions = {{.name = "exact_answer"}};
+    job.rollout.group_size = 2;
+    job.rollout.temperature = 0;
+    job.rollout.max_new_tokens = 128;
+    job.rollout.max_concurrent = 64;
+    job.cluster.threads_per_slot = 2;
+    job.train.micro_batch_tokens = 1'000'000;
+    job.observe.trace = false;
+  }
 };
 
 void AddSampling(CLI::App* command, SamplingOptions* o) {
-  command->add_option("--model", o->model, "Hugging Face folder")->required();
+  RolloutConfig& r = o->job.rollout;
+  command->add_option("--model", o->job.model.path, "Hugging Face folder")->required();
   command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")
       ->check(CLI::IsMember({"float32", "bfloat16"}));
   command
-      ->add_option("--max-new-tokens", o->max_new_tokens,
+      ->add_option("--max-new-tokens", r.max_new_tokens,
                    "At most so many new tokens; an answer also ends where the model has no more positions")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--temperature", o->temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
-  command->add_option("--top-k", o->top_k, "0: off");
-  command->add_option("--top-p", o->top_p, "1: off")->check(CLI::Range(0.0, 1.0));
-  command->add_option("--min-p", o->min_p, "0: off")->check(CLI::Range(0.0, 1.0));
-  command->add_option("--stop", o->stop, "Stop strings");
-  command->add_option("--seed", o->seed, "Of the sampling noise");
-  command->add_option("--threads", o->threads, "Cores to use")->check(CLI::Range(1, 1024));
-  command->add_flag("--deterministic", o->deterministic, "Results do not depend on the batch");
+  command->add_option("--temperature", r.temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
+  command->add_option("--top-k", r.top_k, "0: off");
+  command->add_option("--top-p", r.top_p, "1: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--min-p", r.min_p, "0: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--stop", r.stop, "Stop strings");
+  command->add_option("--seed", o->job.seed, "Of the sampling noise");
+  command->add_option("--threads", o->job.cluster.threads_per_slot, "Cores to use")
+      ->check(CLI::Range(1, 1024));
+  command->add_flag("--deterministic", o->job.deterministic, "Results do not depend on the batch");
 }
 
 // A session has files in /dev/shm, and a worker: they go before this process does. A second signal ends it at
@@ -96,23 +108,16 @@ std::string StoredDtype(const std::string& dir) {
 
 StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context,
                                                          const SamplingOptions& o) {
-  TP_RETURN_IF_ERROR(CheckModelFolder(o.model, "--model"));
-  TP_RETURN_IF_ERROR(model::CheckHuggingFace(o.model));  // in milliseconds, before a worker is started
-  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.model));
-  InferenceOptions options;
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
+  TP_RETURN_IF_ERROR(
+      model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.job.model.path));
+  InferenceOptions options = o;
   options.max_position = spec.max_position;
-  options.model_dir = fs::absolute(o.model).string();
-  options.dtype = o.dtype.empty() ? StoredDtype(o.model) : o.dtype;
-  options.threads = o.threads;
-  options.deterministic = o.deterministic;
-  options.seed = o.seed;
-  options.rollout.max_new_tokens = o.max_new_tokens;
-  options.rollout.temperature = o.temperature;
-  options.rollout.top_k = o.top_k;
-  options.rollout.top_p = o.top_p;
-  options.rollout.min_p = o.min_p;
-  options.rollout.stop = o.stop;
-  options.rollout.max_concurrent = 64;
+  options.job.model.path = fs::absolute(o.job.model.path).string();
+  options.job.model.dtype = *FromWord<DType>(o.dtype.empty() ? StoredDtype(o.job.model.path) : o.dtype);
+  if (o.job.rollout.temperature == 0)
+    options.job.rollout.temperature = 1;  // requests say that they are greedy
   TP_ASSIGN_OR_RETURN(options.worker_path, FindWorker({}, context.self_path));
   EndSessionOnSignal();
   options.stop = [] { return interrupted.load(); };
@@ -121,20 +126,13 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
 
 // The text side of a model folder, without any data.
 StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& o, const DataConfig& data, uint64_t seed) {
-  TP_RETURN_IF_ERROR(CheckModelFolder(o.model, "--model"));
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
   JobConfig config;
   config.data = data;
   config.seed = seed;
   config.train.micro_batch_tokens = int64_t{1} << 40;
   config.data.max_prompt_tokens = int64_t{1} << 20;
-  return RowSource::Create(config, o.model);
-}
-
-DataConfig AnyTask() {
-  DataConfig data;
-  data.task = "products";  // generate brings its own prompts; a source needs some data
-  data.held_out = 0;
-  return data;
+  return RowSource::Create(config, o.job.model.path);
 }
 
 // --- generate ---
@@ -145,23 +143,24 @@ struct GenerateOptions : SamplingOptions {
 
 Status GenerateOne(const CommandContext& context, const GenerateOptions& o) {
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
-  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, AnyTask(), o.seed));
+  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, AnyTask(), o.job.seed));
   std::vector<int32_t> ids;
   if (!o.chat.empty()) {
     if (!text->is_chat())
-      return InvalidArgument("--chat: " + o.model + " has no chat template; use --prompt");
+      return InvalidArgument("--chat: " + o.job.model.path + " has no chat template; use --prompt");
     TP_ASSIGN_OR_RETURN(ids, text->EncodeMessages({{"user", o.chat}}));
   } else {
     TP_ASSIGN_OR_RETURN(ids, text->tokenizer().Encode(o.prompt, {.add_special = true}));
   }
   if (ids.empty()) return InvalidArgument("--prompt: it has no tokens");
   text::Detokenizer detokenizer(text->tokenizer(), /*skip_special=*/true);
-  TP_ASSIGN_OR_RETURN(
-      const std::vector<Completion> done,
-      session->Complete({{0, 0, ids, o.temperature == 0}}, [&](size_t, const std::vector<int32_t>& fresh) {
-        for (const int32_t id : fresh) std::fputs(detokenizer.Push(id).c_str(), stdout);
-        std::fflush(stdout);
-      }));
+  TP_ASSIGN_OR_RETURN(const std::vector<Completion> done,
+                      session->Complete({{0, 0, ids, o.job.rollout.temperature == 0}},
+                                        [&](size_t, const std::vector<int32_t>& fresh) {
+                                          for (const int32_t id : fresh)
+                                            std::fputs(detokenizer.Push(id).c_str(), stdout);
+                                          std::fflush(stdout);
+                                        }));
   std::printf("%s\n", detokenizer.Flush().c_str());
   if (!done[0].error.empty()) return Internal(done[0].error);
   return OkStatus();
@@ -213,7 +212,7 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
   if (!in) return NotFound("--input: " + o.input + " cannot be read");
   TP_ASSIGN_OR_RETURN(const int64_t have, RowsThere(o.output));
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
-  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, AnyTask(), o.seed));
+  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, AnyTask(), o.job.seed));
   std::vector<nlohmann::ordered_json> rows;  // keys as they stand in the input
   std::vector<InferenceSession::Request> requests;
   int64_t number = 0, count = 0;
@@ -228,7 +227,7 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
     StatusOr<std::vector<int32_t>> ids = PromptOf(row, *text);
     if (!ids.ok()) return ids.status().At(where);
     if (ids->empty()) return InvalidArgument(where + ": the prompt has no tokens");
-    requests.push_back({count, 0, std::move(*ids), o.temperature == 0});
+    requests.push_back({count, 0, std::move(*ids), o.job.rollout.temperature == 0});
     rows.push_back(std::move(row));
   }
   if (have > count) {
@@ -306,19 +305,20 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
   } else {
     data.eval_path = o.data;
   }
-  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, data, o.seed));
+  TP_ASSIGN_OR_RETURN(const auto text, TextOf(o, data, o.job.seed));
   TP_ASSIGN_OR_RETURN(const auto reward, tasks::MakeReward(o.reward));
   const int64_t available = text->data().held_out_size();
   const int64_t n = o.limit > 0 ? std::min(o.limit, available) : available;
   if (n <= 0) return InvalidArgument("eval: there are no questions to ask");
-  if (o.samples > 1 && o.temperature == 0)
+  if (o.samples > 1 && o.job.rollout.temperature == 0)
     return InvalidArgument(
         "eval: --samples above 1 needs --temperature above 0; greedy answers are all the same");
   std::vector<EncodedRow> rows;
   std::vector<InferenceSession::Request> requests;
   for (int64_t i = 0; i < n; ++i) {
     TP_ASSIGN_OR_RETURN(EncodedRow row, text->HeldOut(i));
-    for (int32_t k = 0; k < o.samples; ++k) requests.push_back({i, k, row.prompt, o.temperature == 0});
+    for (int32_t k = 0; k < o.samples; ++k)
+      requests.push_back({i, k, row.prompt, o.job.rollout.temperature == 0});
     rows.push_back(std::move(row));
   }
   TP_ASSIGN_OR_RETURN(auto session, StartSession(context, o));
@@ -340,10 +340,10 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
   std::vector<QuestionScore> scores(static_cast<size_t>(n));
   for (size_t i = 0; i < done.size(); ++i) {
     const EncodedRow& row = rows[static_cast<size_t>(requests[i].ordinal)];
-    tasks::RewardInput input{row.question.prompt,   row.question.answer,
-                             row.question.fields,   text->ResponseText(done[i].tokens.ids),
-                             done[i].tokens.size(), done[i].ended,
-                             o.max_new_tokens};
+    tasks::RewardInput input{row.question.prompt,         row.question.answer,
+                             row.question.fields,         text->ResponseText(done[i].tokens.ids),
+                             done[i].tokens.size(),       done[i].ended,
+                             o.job.rollout.max_new_tokens};
     const tasks::Verdict verdict = reward(input);
     const bool scored = done[i].error.empty() && verdict.outcome == tasks::Verdict::Outcome::kOk;
     if (!scored) ++failed;
@@ -445,7 +445,7 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
   g->callback([generate, &context] { Generate(context, *generate); });
 
   auto eval = std::make_shared<EvalOptions>();
-  eval->max_new_tokens = 64;
+  eval->job.rollout.max_new_tokens = 64;
   CLI::App* e =
       app.add_subcommand("eval", "Accuracy of a model on a task's held-out questions or a JSONL file");
   AddSampling(e, eval.get());

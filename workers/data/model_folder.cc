@@ -30,10 +30,6 @@ Status WriteText(const std::string& path, const std::string& text) {
   return OkStatus();
 }
 
-bool HasSuffix(const std::string& s, const std::string& suffix) {
-  return s.size() >= suffix.size() && s.compare(s.size() - suffix.size(), suffix.size(), suffix) == 0;
-}
-
 }  // namespace
 
 Status CheckModelFolder(const std::string& dir, const std::string& key) {
@@ -49,8 +45,8 @@ Status CheckModelFolder(const std::string& dir, const std::string& key) {
   bool pickled = false;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename().string();
-    if (HasSuffix(name, ".safetensors") || name == "model.safetensors.index.json") return OkStatus();
-    pickled = pickled || HasSuffix(name, ".bin") || HasSuffix(name, ".pt") || HasSuffix(name, ".pth");
+    if (name.ends_with(".safetensors") || name == "model.safetensors.index.json") return OkStatus();
+    pickled = pickled || name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth");
   }
   if (pickled) {
     return Unimplemented(key + ": " + dir +

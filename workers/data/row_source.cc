@@ -25,6 +25,15 @@ StatusOr<int64_t> DayStart(const std::string& date) {
       .count();
 }
 
+constexpr const char* kMicroBatch = "train.micro_batch_tokens";
+
+// `what` has so many tokens, and `key` allows so many.
+Status Fits(const std::string& what, size_t tokens, const std::string& key, int64_t most) {
+  if (static_cast<int64_t>(tokens) <= most) return OkStatus();
+  return InvalidArgument("the " + what + " has " + std::to_string(tokens) + " tokens, more than " + key +
+                         " " + std::to_string(most));
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
@@ -159,24 +168,18 @@ Status RowSource::CheckRows() const {
 }
 
 StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
-  if (fragments_) {
-    EncodedRow row;
-    row.question.prompt = fragments_->environment + " fragment " + std::to_string(ordinal);
-    return row;
-  }
-
-  if (!episodes_) return Encode(data_->Row(ordinal));
-  return EncodeGame({ordinal, 0, SampleId::kRowSample});
+  if (fragments_) return Fragment("fragment", ordinal);
+  return episodes_ ? EncodeGame({ordinal, 0, SampleId::kRowSample}) : Encode(data_->Row(ordinal));
 }
 StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
-  if (fragments_) {
-    EncodedRow row;
-    row.question.prompt = fragments_->environment + " episode " + std::to_string(index);
-    return row;
-  }
+  if (fragments_) return Fragment("episode", index);
+  return episodes_ ? EncodeGame({index, 0, SampleId::kEvalSample}) : Encode(data_->HeldOut(index));
+}
 
-  if (!episodes_) return Encode(data_->HeldOut(index));
-  return EncodeGame({index, 0, SampleId::kEvalSample});
+EncodedRow RowSource::Fragment(const char* what, int64_t number) const {
+  EncodedRow row;
+  row.question.prompt = fragments_->environment + " " + what + " " + std::to_string(number);
+  return row;
 }
 
 StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
@@ -205,12 +208,8 @@ StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
   }
   if (pairs_) {
     TP_ASSIGN_OR_RETURN(row.rejected, EncodeAnswer(row, question.fields["rejected"], "rejected"));
-    const size_t tokens = 2 * row.prompt.size() + row.response.size() + row.rejected.size();
-    if (static_cast<int64_t>(tokens) > max_row_tokens_) {
-      return InvalidArgument("the pair has " + std::to_string(tokens) +
-                             " tokens, more than train.micro_batch_tokens " +
-                             std::to_string(max_row_tokens_));
-    }
+    TP_RETURN_IF_ERROR(Fits("pair", 2 * row.prompt.size() + row.response.size() + row.rejected.size(),
+                            kMicroBatch, max_row_tokens_));
     if (row.response == row.rejected) return InvalidArgument("chosen and rejected are the same");
   }
   row.question = std::move(question);
@@ -222,14 +221,9 @@ StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, co
   if (answer.empty()) return InvalidArgument("the row has no " + std::string(field) + " to learn from");
   TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(answer, {.add_special = false}));
   ids.push_back(end_token_);
-  if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_positions_) {
-    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) +
-                           " tokens, more than model.init.max_position " + std::to_string(max_positions_));
-  }
-  if (static_cast<int64_t>(row.prompt.size() + ids.size()) > max_row_tokens_) {
-    return InvalidArgument("the row has " + std::to_string(row.prompt.size() + ids.size()) +
-                           " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
-  }
+  const size_t tokens = row.prompt.size() + ids.size();
+  TP_RETURN_IF_ERROR(Fits("row", tokens, "model.init.max_position", max_positions_));
+  TP_RETURN_IF_ERROR(Fits("row", tokens, kMicroBatch, max_row_tokens_));
   return ids;
 }
 
@@ -243,49 +237,37 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
   EncodedRow row;
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   std::string done;
+  // What the turns so far say that was not said before.
+  const auto more = [&](bool ask) -> StatusOr<std::vector<int32_t>> {
+    TP_ASSIGN_OR_RETURN(std::string now, template_->Render(list, {.add_generation_prompt = ask,
+                                                                  .unix_time_s = template_time_s_}));
+    if (!now.starts_with(done)) {
+      return InvalidArgument(
+          "the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
+    }
+    const std::string fresh = now.substr(done.size());
+    done = std::move(now);
+    return tokenizer_->Encode(fresh, {.add_special = false});
+  };
   bool first = true;
   for (const auto& m : question.messages) {
     const bool assistant = m.role == "assistant";
     if (assistant) {
-      text::ChatOptions ask;
-      ask.add_generation_prompt = true;
-      ask.unix_time_s = template_time_s_;
-      TP_ASSIGN_OR_RETURN(const std::string before, template_->Render(list, ask));
-      if (before.compare(0, done.size(), done) != 0) {
-        return InvalidArgument(
-            "the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
-      }
-      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context,
-                          tokenizer_->Encode(before.substr(done.size()), {.add_special = false}));
-      if (first) {
-        row.prompt = context;
-      } else {
-        row.response.insert(row.response.end(), context.begin(), context.end());
-        row.loss_mask.resize(row.response.size(), 0);
-      }
-      first = false;
-      done = before;
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context, more(/*ask=*/true));
+      std::vector<int32_t>& into = std::exchange(first, false) ? row.prompt : row.response;
+      into.insert(into.end(), context.begin(), context.end());
+      row.loss_mask.resize(row.response.size(), 0);
     }
     list.push_back({{"role", m.role}, {"content", m.content}});
     if (assistant) {
-      TP_ASSIGN_OR_RETURN(const std::string after,
-                          template_->Render(list, {.unix_time_s = template_time_s_}));
-      if (after.compare(0, done.size(), done) != 0) {
-        return InvalidArgument(
-            "the chat template rewrites earlier turns, so a conversation cannot be cut into turns to learn");
-      }
-      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn,
-                          tokenizer_->Encode(after.substr(done.size()), {.add_special = false}));
+      TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, more(/*ask=*/false));
       row.response.insert(row.response.end(), turn.begin(), turn.end());
       row.loss_mask.resize(row.response.size(), 1);
-      done = after;
     }
   }
   if (row.response.empty()) return InvalidArgument("the conversation has no assistant turn to learn");
-  if (static_cast<int64_t>(row.prompt.size() + row.response.size()) > max_row_tokens_) {
-    return InvalidArgument("the conversation has " + std::to_string(row.prompt.size() + row.response.size()) +
-                           " tokens, more than train.micro_batch_tokens " + std::to_string(max_row_tokens_));
-  }
+  TP_RETURN_IF_ERROR(
+      Fits("conversation", row.prompt.size() + row.response.size(), kMicroBatch, max_row_tokens_));
   row.question = std::move(question);
   return row;
 }

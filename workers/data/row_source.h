@@ -71,6 +71,7 @@ class RowSource {
 
  private:
   RowSource() = default;
+  [[nodiscard]] EncodedRow Fragment(const char* what, int64_t number) const;
   StatusOr<EncodedRow> EncodeGame(const SampleId& tid) const;
   StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
   Status LearnTurns();
