@@ -71,9 +71,7 @@ StatusOr<std::vector<double>> AggregationWeights(const Aggregation& a, const Cel
           break;
       }
     }
-    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
-      if (cells.valid(t)) weights[static_cast<size_t>(t)] = w;
-    }
+    for (const size_t t : cells.Valid(i)) weights[t] = w;
   }
   return weights;
 }

@@ -1,5 +1,6 @@
 #include "core/algorithms/cells.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/check.h"
@@ -22,17 +23,20 @@ Cells Cells::Packed(std::vector<int64_t> begin) {
   return c;
 }
 
+std::vector<size_t> Cells::Valid(size_t row) const {
+  std::vector<size_t> cells;
+  for (auto t = static_cast<size_t>(begin[row]); t < static_cast<size_t>(begin[row + 1]); ++t) {
+    if (mask[t] != 0) cells.push_back(t);
+  }
+  return cells;
+}
+
 int64_t Cells::Tokens(int64_t row) const {
-  int64_t n = 0;
-  for (int64_t t = begin[static_cast<size_t>(row)]; t < begin[static_cast<size_t>(row) + 1]; ++t)
-    n += valid(t) ? 1 : 0;
-  return n;
+  return static_cast<int64_t>(Valid(static_cast<size_t>(row)).size());
 }
 
 int64_t Cells::Tokens() const {
-  int64_t n = 0;
-  for (const uint8_t m : mask) n += m != 0 ? 1 : 0;
-  return n;
+  return std::ranges::count_if(mask, [](uint8_t m) { return m != 0; });
 }
 
 int64_t Cells::Sequences() const {
@@ -42,10 +46,8 @@ int64_t Cells::Sequences() const {
 }
 
 int64_t Cells::LastValid(int64_t row) const {
-  for (int64_t t = begin[static_cast<size_t>(row) + 1] - 1; t >= begin[static_cast<size_t>(row)]; --t) {
-    if (valid(t)) return t;
-  }
-  return -1;
+  const std::vector<size_t> cells = Valid(static_cast<size_t>(row));
+  return cells.empty() ? -1 : static_cast<int64_t>(cells.back());
 }
 
 Cells Cells::Rows(std::span<const int64_t> wanted, std::vector<int64_t>& from) const {
@@ -76,9 +78,7 @@ std::vector<double> Spread(std::span<const double> per_row, const Cells& cells) 
       << per_row.size() << " values, " << cells.rows() << " rows";
   std::vector<double> out(cells.mask.size(), 0.0);
   for (size_t i = 0; i < per_row.size(); ++i) {
-    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
-      if (cells.valid(t)) out[static_cast<size_t>(t)] = per_row[i];
-    }
+    for (const size_t t : cells.Valid(i)) out[t] = per_row[i];
   }
   return out;
 }
@@ -86,9 +86,7 @@ std::vector<double> Spread(std::span<const double> per_row, const Cells& cells) 
 std::vector<double> RowSums(std::span<const double> x, const Cells& cells) {
   std::vector<double> sums(static_cast<size_t>(cells.rows()), 0.0);
   for (size_t i = 0; i < sums.size(); ++i) {
-    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
-      if (cells.valid(t)) sums[i] += x[static_cast<size_t>(t)];
-    }
+    for (const size_t t : cells.Valid(i)) sums[i] += x[t];
   }
   return sums;
 }

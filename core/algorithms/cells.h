@@ -26,6 +26,8 @@ struct Cells {
   [[nodiscard]] int64_t rows() const { return static_cast<int64_t>(begin.size()) - 1; }
   [[nodiscard]] int64_t size() const { return begin.back(); }
   [[nodiscard]] bool valid(int64_t cell) const { return mask[static_cast<size_t>(cell)] != 0; }
+  // Cells of a row that are valid, ascending.
+  [[nodiscard]] std::vector<size_t> Valid(size_t row) const;
   [[nodiscard]] int64_t Tokens(int64_t row) const;     // n_i
   [[nodiscard]] int64_t Tokens() const;                // N
   [[nodiscard]] int64_t Sequences() const;             // S: rows with a valid cell

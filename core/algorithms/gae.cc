@@ -11,10 +11,9 @@ namespace {
 void RowGae(std::span<const double> rewards, std::span<const double> values, double next_value, double gamma,
             double lambda, const Cells& cells, int64_t row, std::vector<double>& advantages) {
   double next_advantage = 0;
-  for (int64_t t = cells.begin[static_cast<size_t>(row) + 1] - 1; t >= cells.begin[static_cast<size_t>(row)];
-       --t) {
-    if (!cells.valid(t)) continue;
-    const auto c = static_cast<size_t>(t);
+  const std::vector<size_t> valid = cells.Valid(static_cast<size_t>(row));
+  for (auto it = valid.rbegin(); it != valid.rend(); ++it) {
+    const size_t c = *it;
     const double delta = rewards[c] + gamma * next_value - values[c];
     next_advantage = delta + gamma * lambda * next_advantage;
     next_value = values[c];

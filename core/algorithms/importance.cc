@@ -10,16 +10,6 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-double Clamp(double x, std::optional<double> c) {
-  return c.has_value() ? std::clamp(x, -std::fabs(*c), std::fabs(*c)) : x;
-}
-
-// Bounds may be absent, and low may be above high: then high wins, as in torch.clamp.
-double Bounded(double x, std::optional<double> low, std::optional<double> high) {
-  if (low.has_value() && x < *low) x = *low;
-  if (high.has_value() && x > *high) x = *high;
-  return x;
-}
 bool Within(double x, std::optional<double> low, std::optional<double> high) {
   return !std::isnan(x) && (!low.has_value() || x >= *low) && (!high.has_value() || x <= *high);
 }
@@ -29,9 +19,7 @@ std::vector<double> RowMaxima(std::span<const double> x, const Cells& cells) {
   std::vector<double> maxima(static_cast<size_t>(cells.rows()), 0.0);
   for (size_t i = 0; i < maxima.size(); ++i) {
     double largest = -kInf;
-    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
-      if (cells.valid(t)) largest = std::max(largest, x[static_cast<size_t>(t)]);
-    }
+    for (const size_t t : cells.Valid(i)) largest = std::max(largest, x[t]);
     maxima[i] = largest;
   }
   return maxima;
@@ -59,6 +47,16 @@ std::optional<double> ParseNumber(std::string_view text) {
 }
 
 }  // namespace
+
+double Clamp(double x, std::optional<double> c) {
+  return c.has_value() ? std::clamp(x, -std::fabs(*c), std::fabs(*c)) : x;
+}
+
+double Bounded(double x, std::optional<double> low, std::optional<double> high) {
+  if (low.has_value() && x < *low) x = *low;
+  if (high.has_value() && x > *high) x = *high;
+  return x;
+}
 
 std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout,
                              const Cells& cells) {

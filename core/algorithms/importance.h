@@ -15,6 +15,11 @@
 
 namespace tidepool::algorithms {
 
+// x held to +-|c|.
+double Clamp(double x, std::optional<double> c);
+// Bounds may be absent, and low may be above high: then high wins, as in torch.clamp.
+double Bounded(double x, std::optional<double> low, std::optional<double> high);
+
 // l; 0 on masked cells.
 std::vector<double> LogRatio(std::span<const double> train, std::span<const double> rollout,
                              const Cells& cells);

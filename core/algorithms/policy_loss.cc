@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace tidepool::algorithms {
 namespace {
@@ -83,32 +84,32 @@ StatusOr<PolicyLossResult> PolicyLoss(const PolicyLossSpec& spec, const Cells& c
   const bool with_old =
       needs(Column::kOld) || spec.rollout_is.has_value() || (spec.kl_beta.has_value() && spec.kl_is_weighted);
   TP_RETURN_IF_ERROR(CheckColumn("weights", weights.size(), n, true));
-  TP_RETURN_IF_ERROR(CheckColumn("logp", given.logp.size(), n, true));
-  TP_RETURN_IF_ERROR(CheckColumn("advantages", given.advantages.size(), n,
-                                 needs(Column::kAdvantages) || spec.opsm_delta.has_value()));
-  TP_RETURN_IF_ERROR(CheckColumn("old_logp", given.old_logp.size(), n, with_old));
-  TP_RETURN_IF_ERROR(CheckColumn("prox_logp", given.prox_logp.size(), n, false));
-  TP_RETURN_IF_ERROR(CheckColumn("behave_logp (or rollout_logp)", given.behave_logp.size(), n,
-                                 needs(Column::kBehaviour) || against_beh));
-  TP_RETURN_IF_ERROR(CheckColumn("rollout_logp", given.rollout_logp.size(), n, false));
-  TP_RETURN_IF_ERROR(CheckColumn("opsm_logp", given.opsm_logp.size(), n, false));
-  TP_RETURN_IF_ERROR(CheckColumn("ref_logp", given.ref_logp.size(), n,
-                                 needs(Column::kReference) || spec.kl_beta.has_value()));
-  TP_RETURN_IF_ERROR(CheckColumn("entropy", given.entropy.size(), n, spec.entropy_coef != 0));
-  TP_RETURN_IF_ERROR(CheckColumn("is_weights", given.is_weights.size(), n, false));
   TP_RETURN_IF_ERROR(CheckColumn("versions", given.versions.size(), n, needs(Column::kVersions)));
   TP_RETURN_IF_ERROR(
       CheckColumn("scores", given.scores.size(), static_cast<size_t>(cells.rows()), needs(Column::kScores)));
-
-  // Inputs are cleaned before any arithmetic (cells.h).
   PolicyBatch b = given;
+  struct Numbers {
+    std::span<const double>& values;
+    const char* name;
+    bool needed;
+  };
+  const Numbers columns[] = {
+      {b.logp, "logp", true},
+      {b.advantages, "advantages", needs(Column::kAdvantages) || spec.opsm_delta.has_value()},
+      {b.old_logp, "old_logp", with_old},
+      {b.prox_logp, "prox_logp", false},
+      {b.behave_logp, "behave_logp (or rollout_logp)", needs(Column::kBehaviour) || against_beh},
+      {b.rollout_logp, "rollout_logp", false},
+      {b.opsm_logp, "opsm_logp", false},
+      {b.ref_logp, "ref_logp", needs(Column::kReference) || spec.kl_beta.has_value()},
+      {b.entropy, "entropy", spec.entropy_coef != 0},
+      {b.is_weights, "is_weights", false}};
+  // Inputs are cleaned before any arithmetic (cells.h).
   std::vector<std::vector<double>> clean;
-  clean.reserve(10);
-  for (std::span<const double>* column :
-       {&b.logp, &b.advantages, &b.old_logp, &b.prox_logp, &b.behave_logp, &b.rollout_logp, &b.opsm_logp,
-        &b.ref_logp, &b.entropy, &b.is_weights}) {
-    if (column->size() != n || n == 0) continue;
-    *column = clean.emplace_back(Masked(*column, cells));
+  clean.reserve(std::size(columns));
+  for (const auto& [values, name, needed] : columns) {
+    TP_RETURN_IF_ERROR(CheckColumn(name, values.size(), n, needed));
+    if (!values.empty()) values = clean.emplace_back(Masked(values, cells));
   }
   if (b.prox_logp.empty()) b.prox_logp = b.old_logp;
   if (b.rollout_logp.empty()) b.rollout_logp = b.behave_logp;

@@ -13,20 +13,6 @@
 #include "core/base/check.h"
 
 namespace tidepool::algorithms {
-namespace {
-
-double Clamp(double x, std::optional<double> c) {
-  return c.has_value() ? std::clamp(x, -std::fabs(*c), std::fabs(*c)) : x;
-}
-
-// Bounds may be absent, and low may be above high: then high wins, as in torch.clamp.
-double Bounded(double x, std::optional<double> low, std::optional<double> high) {
-  if (low.has_value() && x < *low) x = *low;
-  if (high.has_value() && x > *high) x = *high;
-  return x;
-}
-
-}  // namespace
 
 ImportanceResult ImportanceWeights(const ImportanceOptions& o, std::span<const double> train,
                                    std::span<const double> rollout, const Cells& cells) {

@@ -15,10 +15,9 @@ Status SeqProductTerms(const Options& o, const Cells& cells, const PolicyBatch& 
     const double r = std::exp(sums[i]);
     const double free = Times(-means[i], r), bounded = Times(-means[i], ClipRatio(r, low, high));
     const auto n = static_cast<double>(cells.Tokens(static_cast<int64_t>(i)));
-    for (int64_t t = cells.begin[i]; t < cells.begin[i + 1]; ++t) {
-      if (!cells.valid(t)) continue;
-      out.value[static_cast<size_t>(t)] = bounded > free ? bounded : free;
-      out.slope[static_cast<size_t>(t)] = bounded > free ? 0 : n * free;
+    for (const size_t t : cells.Valid(i)) {
+      out.value[t] = bounded > free ? bounded : free;
+      out.slope[t] = bounded > free ? 0 : n * free;
     }
   }
   return OkStatus();

@@ -15,9 +15,7 @@ Status ToprTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Los
       GapLogWeights(by_token ? GapLevel::kToken : GapLevel::kSequence, l, cells);
   for (size_t i = 0; i + 1 < cells.begin.size(); ++i) {
     const bool positive = with_zero ? b.scores[i] >= 0 : b.scores[i] > 0;
-    for (int64_t c = cells.begin[i]; c < cells.begin[i + 1]; ++c) {
-      if (!cells.valid(c)) continue;
-      const auto t = static_cast<size_t>(c);
+    for (const size_t t : cells.Valid(i)) {
       const double w = positive ? o.Number("w_pos", 1)
                                 : o.Number("w_neg", 1) * std::clamp(std::exp(log_ratio[t]), 0.0, 1.0);
       out.slope[t] = -w * b.advantages[t];
