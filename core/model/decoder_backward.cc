@@ -110,12 +110,6 @@ void Decoder::Impl::AddProductGradient(int64_t index, const at::Tensor& dy, cons
   }
 }
 
-// The experts' backward is in another file.
-template void Decoder::Impl::AddProductGradient<float>(int64_t, const at::Tensor&, const at::Tensor&,
-                                                       Gradients&, int64_t);
-template void Decoder::Impl::AddProductGradient<BF16>(int64_t, const at::Tensor&, const at::Tensor&,
-                                                      Gradients&, int64_t);
-
 template <typename T>
 void Decoder::Impl::AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy,
                                     Gradients& grads) const {
@@ -128,6 +122,32 @@ void Decoder::Impl::AddBiasGradient(int64_t index, int64_t rows, const at::Tenso
 }
 
 template <typename T>
+void Decoder::Impl::MlpBackward(int64_t gate_up_index, int64_t down_index, int64_t expert, at::Tensor gate_up,
+                                at::Tensor act, const at::Tensor& x, const at::Tensor& dy, at::Tensor dx,
+                                Gradients& grads) {
+  const int64_t n = act.size(0), m = act.size(1), d = dy.size(1);
+  const auto rows_of = [&](int64_t index, int64_t rows) {
+    return parameters[static_cast<size_t>(index)].narrow(0, expert * rows, rows);
+  };
+  ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) {
+    Kernels<T>().swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
+  });
+  AddProductGradient<T>(down_index, dy, act, grads, expert * d);
+  at::mm_out(act, dy, rows_of(down_index, d));
+  ParallelItems(n, 24 * m, [&](int64_t begin, int64_t end) {
+    Kernels<T>().swiglu_backward(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
+  });
+  AddProductGradient<T>(gate_up_index, gate_up, x, grads, expert * 2 * m);
+  at::mm_out(dx, gate_up, rows_of(gate_up_index, 2 * m));
+}
+
+// The experts' backward is in another file.
+template void Decoder::Impl::MlpBackward<float>(int64_t, int64_t, int64_t, at::Tensor, at::Tensor,
+                                                const at::Tensor&, const at::Tensor&, at::Tensor, Gradients&);
+template void Decoder::Impl::MlpBackward<BF16>(int64_t, int64_t, int64_t, at::Tensor, at::Tensor,
+                                               const at::Tensor&, const at::Tensor&, at::Tensor, Gradients&);
+
+template <typename T>
 void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, const BlockBuffers& b,
                                   const at::Tensor& dx, const at::Tensor& dx_narrow, double balance_scale,
                                   Gradients& grads) {
@@ -137,10 +157,10 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   const auto grad = [&](int64_t i) {
     return grads.values().data() + weights.layout()[static_cast<size_t>(i)].offset;
   };
-  const int64_t d = spec.hidden_size, ff = spec.intermediate_size, padded = saved.padded, rows = saved.rows;
+  const int64_t d = spec.hidden_size, padded = saved.padded, rows = saved.rows;
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   const auto eps = static_cast<float>(spec.rms_norm_eps);
-  at::Tensor act = b.act, norm = b.norm, gate_up = b.gate_up, dnorm = b.out;
+  at::Tensor norm = b.norm, dnorm = b.out;
 
   const auto renorm = [&](const at::Tensor& x, int64_t weight) {
     const RmsNormArgs<T> args{
@@ -163,18 +183,9 @@ void Decoder::Impl::BlockBackward(int64_t layer, const SavedActivations& saved, 
   if (w.sparse >= 0) {
     ExpertsBackward<T>(layer, saved, b, dx_narrow, balance_scale, grads);
   } else {
-    ParallelItems(padded, 16 * ff, [&](int64_t begin, int64_t end) {
-      kernels.swiglu(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act));
-    });
     AddBiasGradient<T>(w.down_bias, rows, dx_narrow, grads);
-    AddProductGradient<T>(w.down, dx_narrow, act, grads);
-    at::mm_out(act, dx_narrow, parameters[static_cast<size_t>(w.down)]);  // d act
-    ParallelItems(padded, 24 * ff, [&](int64_t begin, int64_t end) {
-      kernels.swiglu_backward(begin, end, ff, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
-    });
-    AddBiasGradient<T>(w.gate_up_bias, rows, gate_up, grads);
-    AddProductGradient<T>(w.gate_up, gate_up, norm, grads);
-    at::mm_out(dnorm, gate_up, parameters[static_cast<size_t>(w.gate_up)]);
+    MlpBackward<T>(w.gate_up, w.down, /*expert=*/0, b.gate_up, b.act, norm, dx_narrow, dnorm, grads);
+    AddBiasGradient<T>(w.gate_up_bias, rows, b.gate_up, grads);
   }
   norm_backward(b.x_mid, b.rstd2, w.mlp_norm);
 

@@ -194,6 +194,13 @@ struct Decoder::Impl {
   template <typename T>
   void AddProductGradient(int64_t index, const at::Tensor& dy, const at::Tensor& x, Gradients& grads,
                           int64_t row = 0);
+  // Of down(swiglu(gate_up x)), where the rows of one expert of many stand in `gate_up` and `down`:
+  // gate_up [P, 2m] and act [P, m] become gradients, those of the weights are added to, and dx gets the
+  // input's. It may be dy.
+  template <typename T>
+  void MlpBackward(int64_t gate_up_index, int64_t down_index, int64_t expert, at::Tensor gate_up,
+                   at::Tensor act, const at::Tensor& x, const at::Tensor& dy, at::Tensor dx,
+                   Gradients& grads);
   template <typename T>
   void AddBiasGradient(int64_t index, int64_t rows, const at::Tensor& dy, Gradients& grads) const;
 };

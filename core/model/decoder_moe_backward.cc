@@ -41,7 +41,7 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   const LayerWeights& w = layers[static_cast<size_t>(layer)];
   const auto param = [&](int64_t i) { return parameters[static_cast<size_t>(i)]; };
   const int64_t rows = saved.rows, padded = saved.padded, d = spec.hidden_size;
-  const int64_t experts = spec.moe.experts, k = spec.moe.experts_per_token, m = spec.moe.intermediate_size;
+  const int64_t experts = spec.moe.experts, k = spec.moe.experts_per_token;
   const at::ScalarType t = wide ? at::kFloat : at::kBFloat16;
   MoeBuffers& moe = *b.moe;
   const bool shared = w.shared_gate_up >= 0;
@@ -73,18 +73,9 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t from = moe.begin[static_cast<size_t>(e)], n = moe.begin[static_cast<size_t>(e) + 1] - from;
     if (n == 0) continue;
-    at::Tensor gate_up = moe.gate_up.narrow(0, from, n), act = moe.act.narrow(0, from, n),
-               dye = dy.narrow(0, from, n);
-    ParallelItems(n, 16 * m, [&](int64_t begin, int64_t end) {
-      kernels.swiglu(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act));
-    });
-    AddProductGradient<T>(w.experts_down, dye, act, grads, e * d);
-    at::mm_out(act, dye, param(w.experts_down).narrow(0, e * d, d));
-    ParallelItems(n, 24 * m, [&](int64_t begin, int64_t end) {
-      kernels.swiglu_backward(begin, end, m, Ptr<T>(gate_up), Ptr<T>(act), Ptr<T>(gate_up));
-    });
-    AddProductGradient<T>(w.experts_gate_up, gate_up, moe.x.narrow(0, from, n), grads, e * 2 * m);
-    at::mm_out(dye, gate_up, param(w.experts_gate_up).narrow(0, e * 2 * m, 2 * m));
+    const at::Tensor of_rows = dy.narrow(0, from, n);
+    MlpBackward<T>(w.experts_gate_up, w.experts_down, e, moe.gate_up.narrow(0, from, n),
+                   moe.act.narrow(0, from, n), moe.x.narrow(0, from, n), of_rows, of_rows, grads);
   }
 
   // Router, in float32.
@@ -128,7 +119,6 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
 
   at::Tensor dnorm_narrow = b.out;
   if (shared) {
-    const int64_t s = spec.moe.shared_intermediate_size;
     at::Tensor dgates = scratch.Take({padded, 1}, at::kFloat), gate = scratch.Take({1, d}, at::kFloat);
     std::memset(dgates.data_ptr(), 0, static_cast<size_t>(padded) * sizeof(float));
     for (int64_t r = 0; r < rows; ++r) {
@@ -139,17 +129,8 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
     at::Tensor gate_gradient = grads.Get(w.shared_gate);
     at::addmm_out(gate_gradient, gate_gradient, dgates.t(), x);
     at::addmm_out(dnorm, dnorm, dgates, gate);
-    ParallelItems(padded, 16 * s, [&](int64_t begin, int64_t end) {
-      kernels.swiglu(begin, end, s, Ptr<T>(moe.shared_gate_up), Ptr<T>(moe.shared_act));
-    });
-    AddProductGradient<T>(w.shared_down, dshared, moe.shared_act, grads);
-    at::mm_out(moe.shared_act, dshared, param(w.shared_down));
-    ParallelItems(padded, 24 * s, [&](int64_t begin, int64_t end) {
-      kernels.swiglu_backward(begin, end, s, Ptr<T>(moe.shared_gate_up), Ptr<T>(moe.shared_act),
-                              Ptr<T>(moe.shared_gate_up));
-    });
-    AddProductGradient<T>(w.shared_gate_up, moe.shared_gate_up, b.norm, grads);
-    at::mm_out(dnorm_narrow, moe.shared_gate_up, param(w.shared_gate_up));
+    MlpBackward<T>(w.shared_gate_up, w.shared_down, /*expert=*/0, moe.shared_gate_up, moe.shared_act, b.norm,
+                   dshared, dnorm_narrow, grads);
   }
   ParallelItems(padded, 2 * (k + 1) * d, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
