@@ -23,14 +23,6 @@ double Seconds(std::chrono::steady_clock::time_point from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
 }
 
-// All cells of a step, one after another, with what does not change while it trains.
-struct StepData {
-  std::vector<float> observations, actions;  // [cells, ...]
-  std::vector<double> old_logp, behave_logp, advantages, returns, old_values;
-  std::vector<uint8_t> mine, same_version;  // [cells]
-  [[nodiscard]] size_t size() const { return old_logp.size(); }
-};
-
 // Returns of the finished episodes, or nothing where none ended.
 void ScoreMetrics(std::span<const FragmentRow> rows, std::map<std::string, double>& metrics) {
   double sum = 0, high = -INFINITY, low = INFINITY, reward = 0;
@@ -113,27 +105,29 @@ StatusOr<std::unique_ptr<PolicyTrainer>> PolicyTrainer::Create(model::Weights& w
   return t;
 }
 
-StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version,
-                                                std::span<const FragmentRow> rows,
-                                                const train::ProgressCallback& progress,
-                                                comm::Collective* group) {
+// All cells of a step, one after another, with what does not change while it trains.
+struct PolicyTrainer::StepData {
+  std::vector<float> observations, actions;  // [cells, ...]
+  std::vector<double> old_logp, behave_logp, advantages, returns, old_values;
+  std::vector<uint8_t> mine, same_version;  // [cells]
+  double value_gap = 0;                     // the largest between the values and the rollout's record of them
+  [[nodiscard]] size_t size() const { return old_logp.size(); }
+};
+// Of all updates of a step.
+struct PolicyTrainer::StepSums {
+  train::TokenSums cells;
+  double value_loss = 0, value_clip = 0, norm = 0;
+  int64_t updates = 0;
+  bool finite = true;
+};
+
+PolicyTrainer::StepData PolicyTrainer::Observe(std::span<const FragmentRow> rows, Version version) {
   const PolicyTrainerOptions& o = options_;
   const PolicySpec& spec = o.policy;
-  const auto start = std::chrono::steady_clock::now();
-  if (rows.empty())
-    return InvalidArgument("policy trainer: step " + std::to_string(step.value) + " has no fragments");
-  for (const FragmentRow& row : rows) {
-    if (const Status sound = CheckFragment(row.fragment, spec); !sound.ok())
-      return InvalidArgument("row " + ToString(row.tid) + ": " + sound.message());
-  }
-  network_.WeightsChanged();
   const std::span<const float> log_std = spec.continuous ? network_.log_std() : std::span<const float>();
   const auto width = static_cast<size_t>(spec.actions), observed = static_cast<size_t>(spec.observation_size),
              acted = static_cast<size_t>(spec.action_size());
-
-  // What the weights say of every cell before any update.
   StepData data;
-  double value_gap = 0;
   std::vector<float> heads, values, final_heads, final_values;
   for (const FragmentRow& row : rows) {
     const Fragment& f = row.fragment;
@@ -159,12 +153,117 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
                                  .logp));
       data.behave_logp.push_back(f.log_probs[c]);
       if (row.version == version)
-        value_gap = std::max(value_gap, std::fabs(static_cast<double>(values[c]) - f.values[c]));
+        data.value_gap = std::max(data.value_gap, std::fabs(static_cast<double>(values[c]) - f.values[c]));
     }
   }
+  return data;
+}
+
+Status PolicyTrainer::Update(const StepData& data, std::span<const int64_t> minibatch, double rate,
+                             bool first_pass, comm::Collective* group, StepSums& sums) {
+  const PolicyTrainerOptions& o = options_;
+  const PolicySpec& spec = o.policy;
+  const std::span<const float> log_std = spec.continuous ? network_.log_std() : std::span<const float>();
+  // This rank's cells of the minibatch; the weights count all of them.
+  std::vector<size_t> cells;
+  for (const int64_t c : minibatch) {
+    if (data.mine[static_cast<size_t>(c)] != 0) cells.push_back(static_cast<size_t>(c));
+  }
+  const auto m = cells.size(), width = static_cast<size_t>(spec.actions),
+             observed = static_cast<size_t>(spec.observation_size),
+             acted = static_cast<size_t>(spec.action_size());
+  std::vector<float> observations(m * observed);
+  for (size_t i = 0; i < m; ++i) {
+    std::copy_n(data.observations.begin() + static_cast<int64_t>(cells[i] * observed), observed,
+                observations.begin() + static_cast<int64_t>(i * observed));
+  }
+  const auto taken = [&](const std::vector<double>& column) {
+    std::vector<double> out;
+    for (const size_t c : cells) out.push_back(column[c]);
+    return out;
+  };
+  const std::vector<double> old_logp = taken(data.old_logp), behave = taken(data.behave_logp),
+                            advantages = taken(data.advantages);
+  std::vector<double> logp(m), entropy(m), now(m);
+  const auto action = [&](size_t i) { return std::span(data.actions).subspan(cells[i] * acted, acted); };
+  std::vector<float> heads, values;
+  network_.Forward(observations, heads, values);
+  for (size_t i = 0; i < m; ++i) {
+    const ActionTerms terms = Evaluate(spec, std::span(heads).subspan(i * width, width), log_std, action(i));
+    logp[i] = terms.logp;
+    entropy[i] = terms.entropy;
+    now[i] = values[i];
+  }
+  const Cells shape = Cells::Packed({0, static_cast<int64_t>(m)});
+  algorithms::Aggregation mean;
+  mean.global_tokens = static_cast<double>(minibatch.size());
+  TP_ASSIGN_OR_RETURN(const std::vector<double> weights, algorithms::AggregationWeights(mean, shape));
+  TP_ASSIGN_OR_RETURN(const auto policy, algorithms::PolicyLoss(o.loss, shape,
+                                                                {.logp = logp,
+                                                                 .advantages = advantages,
+                                                                 .old_logp = old_logp,
+                                                                 .behave_logp = behave,
+                                                                 .entropy = entropy},
+                                                                weights));
+  const auto value =
+      algorithms::ValueLoss(o.value, now, taken(data.old_values), taken(data.returns), shape, weights);
+
+  gradients_.Zero();
+  std::vector<float> d_heads(m * width), d_values(m);
+  std::vector<double> d_log_std(spec.continuous ? width : 0, 0.0);
+  for (size_t i = 0; i < m; ++i) {
+    EvaluateBack(spec, std::span(heads).subspan(i * width, width), log_std, action(i), policy.grad_logp[i],
+                 policy.grad_entropy.empty() ? 0 : policy.grad_entropy[i],
+                 std::span(d_heads).subspan(i * width, width), d_log_std);
+    d_values[i] = static_cast<float>(o.value_coef * value.grad_values[i]);
+  }
+  const std::span<float> gradients = gradients_.values();
+  if (m > 0) network_.Backward(d_heads, d_values, gradients);
+  for (size_t k = 0; k < d_log_std.size(); ++k)
+    gradients[static_cast<size_t>(network_.log_std_offset()) + k] += static_cast<float>(d_log_std[k]);
+  if (group != nullptr) TP_RETURN_IF_ERROR(group->AllReduceSum(gradients, "gradients"));
+
+  // A loss that is not finite shows in its gradients, on every rank alike.
+  const train::UpdateResult update = optimizer_->Update(gradients, rate);
+  network_.WeightsChanged();
+  sums.finite = update.finite;
+  sums.norm = std::max(sums.norm, update.grad_norm);
+  sums.updates += update.finite ? 1 : 0;
+  sums.cells.loss += policy.policy_term;
+  sums.cells.entropy_loss += policy.entropy_term;
+  sums.value_loss += value.loss;
+  sums.value_clip += value.clip_frac * static_cast<double>(m);
+  for (size_t i = 0; i < m; ++i) {
+    sums.cells.AddToken(
+        {.logprob = logp[i],
+         .old_logprob = old_logp[i],
+         .entropy = entropy[i],
+         .advantage = advantages[i],
+         .importance = policy.is_weights.empty() ? 1 : policy.is_weights[i],
+         .clipped = !policy.terms.clipped.empty() && policy.terms.clipped[i] != 0,
+         .dual_clipped = !policy.terms.dual_clipped.empty() && policy.terms.dual_clipped[i] != 0});
+    if (first_pass && data.same_version[cells[i]] != 0) sums.cells.AddGap(old_logp[i], behave[i]);
+  }
+  return OkStatus();
+}
+
+StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version,
+                                                std::span<const FragmentRow> rows,
+                                                const train::ProgressCallback& progress,
+                                                comm::Collective* group) {
+  const PolicyTrainerOptions& o = options_;
+  const PolicySpec& spec = o.policy;
+  const auto start = std::chrono::steady_clock::now();
+  if (rows.empty())
+    return InvalidArgument("policy trainer: step " + std::to_string(step.value) + " has no fragments");
+  for (const FragmentRow& row : rows) {
+    if (const Status sound = CheckFragment(row.fragment, spec); !sound.ok())
+      return InvalidArgument("row " + ToString(row.tid) + ": " + sound.message());
+  }
+  network_.WeightsChanged();
+  StepData data = Observe(rows, version);
   train::StepResult result;
-  train::TokenSums sums;
-  double value_loss = 0, value_clip = 0, norm = 0;
+  StepSums sums;
   const size_t n = data.size();
   const std::vector<uint8_t> all(n, 1);
   const double explained = algorithms::ExplainedVariance(data.returns, data.old_values, all),
@@ -176,124 +275,51 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), int64_t{0});
   int64_t done = 0;
-  for (int64_t epoch = 0; epoch < o.epochs && result.finite; ++epoch) {
+  for (int64_t epoch = 0; epoch < o.epochs && sums.finite; ++epoch) {
     Rng rng = Rng(o.seed)
                   .Fork("minibatches")
                   .Fork(static_cast<uint64_t>(step.value))
                   .Fork(static_cast<uint64_t>(epoch));
     rng.Shuffle(std::span(order));
-    for (int64_t u = 0; u < minibatches && result.finite; ++u, ++done) {
+    for (int64_t u = 0; u < minibatches && sums.finite; ++u, ++done) {
       if (progress != nullptr && !progress({done, todo})) {
         return Aborted("policy trainer: step " + std::to_string(step.value) + " was stopped at update " +
                        std::to_string(done) + " of " + std::to_string(todo));
       }
       const auto from = static_cast<size_t>(u * static_cast<int64_t>(n) / minibatches),
                  to = static_cast<size_t>((u + 1) * static_cast<int64_t>(n) / minibatches);
-      // This rank's cells of the minibatch; the weights count all of them.
-      std::vector<size_t> cells;
-      for (size_t i = from; i < to; ++i) {
-        if (data.mine[static_cast<size_t>(order[i])] != 0) cells.push_back(static_cast<size_t>(order[i]));
-      }
-      const auto m = cells.size();
-      std::vector<float> observations(m * observed);
-      for (size_t i = 0; i < m; ++i) {
-        std::copy_n(data.observations.begin() + static_cast<int64_t>(cells[i] * observed), observed,
-                    observations.begin() + static_cast<int64_t>(i * observed));
-      }
-      const auto taken = [&](const std::vector<double>& column) {
-        std::vector<double> out;
-        for (const size_t c : cells) out.push_back(column[c]);
-        return out;
-      };
-      const std::vector<double> old_logp = taken(data.old_logp), behave = taken(data.behave_logp),
-                                advantages = taken(data.advantages);
-      std::vector<double> logp(m), entropy(m), now(m);
-      const auto action = [&](size_t i) { return std::span(data.actions).subspan(cells[i] * acted, acted); };
-      network_.Forward(observations, heads, values);
-      for (size_t i = 0; i < m; ++i) {
-        const ActionTerms terms =
-            Evaluate(spec, std::span(heads).subspan(i * width, width), log_std, action(i));
-        logp[i] = terms.logp;
-        entropy[i] = terms.entropy;
-        now[i] = values[i];
-      }
-      const Cells shape = Cells::Packed({0, static_cast<int64_t>(m)});
-      algorithms::Aggregation mean;
-      mean.global_tokens = static_cast<double>(to - from);
-      TP_ASSIGN_OR_RETURN(const std::vector<double> weights, algorithms::AggregationWeights(mean, shape));
-      TP_ASSIGN_OR_RETURN(const auto policy, algorithms::PolicyLoss(o.loss, shape,
-                                                                    {.logp = logp,
-                                                                     .advantages = advantages,
-                                                                     .old_logp = old_logp,
-                                                                     .behave_logp = behave,
-                                                                     .entropy = entropy},
-                                                                    weights));
-      const auto value =
-          algorithms::ValueLoss(o.value, now, taken(data.old_values), taken(data.returns), shape, weights);
-
-      gradients_.Zero();
-      std::vector<float> d_heads(m * width), d_values(m);
-      std::vector<double> d_log_std(spec.continuous ? width : 0, 0.0);
-      for (size_t i = 0; i < m; ++i) {
-        EvaluateBack(spec, std::span(heads).subspan(i * width, width), log_std, action(i),
-                     policy.grad_logp[i], policy.grad_entropy.empty() ? 0 : policy.grad_entropy[i],
-                     std::span(d_heads).subspan(i * width, width), d_log_std);
-        d_values[i] = static_cast<float>(o.value_coef * value.grad_values[i]);
-      }
-      const std::span<float> gradients = gradients_.values();
-      if (m > 0) network_.Backward(d_heads, d_values, gradients);
-      for (size_t k = 0; k < d_log_std.size(); ++k)
-        gradients[static_cast<size_t>(network_.log_std_offset()) + k] += static_cast<float>(d_log_std[k]);
-      if (group != nullptr) TP_RETURN_IF_ERROR(group->AllReduceSum(gradients, "gradients"));
-
-      // A loss that is not finite shows in its gradients, on every rank alike.
-      const train::UpdateResult update = optimizer_->Update(gradients, rate);
-      network_.WeightsChanged();
-      result.finite = update.finite;
-      norm = std::max(norm, update.grad_norm);
-      result.updates += update.finite ? 1 : 0;
-      sums.loss += policy.policy_term;
-      sums.entropy_loss += policy.entropy_term;
-      value_loss += value.loss;
-      value_clip += value.clip_frac * static_cast<double>(m);
-      for (size_t i = 0; i < m; ++i) {
-        sums.AddToken(
-            {.logprob = logp[i],
-             .old_logprob = old_logp[i],
-             .entropy = entropy[i],
-             .advantage = advantages[i],
-             .importance = policy.is_weights.empty() ? 1 : policy.is_weights[i],
-             .clipped = !policy.terms.clipped.empty() && policy.terms.clipped[i] != 0,
-             .dual_clipped = !policy.terms.dual_clipped.empty() && policy.terms.dual_clipped[i] != 0});
-        if (epoch == 0 && data.same_version[cells[i]] != 0) sums.AddGap(old_logp[i], behave[i]);
-      }
+      TP_RETURN_IF_ERROR(
+          Update(data, std::span(order).subspan(from, to - from), rate, epoch == 0, group, sums));
     }
   }
+  result.finite = sums.finite;
+  result.updates = sums.updates;
   if (progress != nullptr) (void)progress({todo, todo});
   result.digest = weights_.Digest();
   if (group != nullptr) {
-    TP_RETURN_IF_ERROR(sums.AddOtherRanks(*group));
-    std::vector<double> more = {value_loss, value_clip};
+    TP_RETURN_IF_ERROR(sums.cells.AddOtherRanks(*group));
+    std::vector<double> more = {sums.value_loss, sums.value_clip};
     TP_RETURN_IF_ERROR(group->AllReduceSum(std::span<double>(more), "value_loss"));
-    value_loss = more[0];
-    value_clip = more[1];
+    sums.value_loss = more[0];
+    sums.value_clip = more[1];
     TP_RETURN_IF_ERROR(train::CheckSameWeights(*group, result.digest, "policy trainer", step));
   }
 
   const auto passes = static_cast<double>(std::max<int64_t>(1, result.updates)),
-             seen = static_cast<double>(std::max<int64_t>(1, sums.tokens));
+             seen = static_cast<double>(std::max<int64_t>(1, sums.cells.tokens));
   ScoreMetrics(rows, result.metrics);
-  train::TokenMetrics(sums, /*policy=*/true, result.metrics);
-  result.metrics["actor/pg_loss"] = sums.loss / passes;
-  result.metrics["critic/vf_loss"] = value_loss / passes;
-  result.metrics["critic/vf_clipfrac"] = value_clip / seen;
+  train::TokenMetrics(sums.cells, /*policy=*/true, result.metrics);
+  result.metrics["actor/pg_loss"] = sums.cells.loss / passes;
+  result.metrics["critic/vf_loss"] = sums.value_loss / passes;
+  result.metrics["critic/vf_clipfrac"] = sums.value_clip / seen;
   result.metrics["critic/vf_explained_var"] = std::isnan(explained) ? 0 : explained;  // equal returns
   result.metrics["critic/values/mean"] = mean_value;
   result.metrics["critic/returns/mean"] = mean_return;
-  result.metrics["training/rollout_value_diff/max"] = value_gap;
+  result.metrics["training/rollout_value_diff/max"] = data.value_gap;
   result.metrics["actor/loss"] =
-      (sums.loss - o.loss.entropy_coef * sums.entropy_loss + o.value_coef * value_loss) / passes;
-  result.metrics["actor/grad_norm"] = norm;
+      (sums.cells.loss - o.loss.entropy_coef * sums.cells.entropy_loss + o.value_coef * sums.value_loss) /
+      passes;
+  result.metrics["actor/grad_norm"] = sums.norm;
   result.metrics["actor/lr"] = rate;
   result.metrics["actor/updates"] = static_cast<double>(result.updates);
   result.metrics["actor/nonfinite"] = result.finite ? 0 : 1;

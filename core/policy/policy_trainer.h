@@ -84,6 +84,14 @@ class PolicyTrainer {
   PolicyTrainer(model::Weights& weights, const PolicyTrainerOptions& options)
       : weights_(weights), options_(options), network_(options.policy, weights), gradients_(weights) {}
 
+  struct StepData;
+  struct StepSums;
+  // What the weights say of every cell before any update.
+  StepData Observe(std::span<const FragmentRow> rows, Version version);
+  // One optimizer update on cells of the step, those of all ranks.
+  Status Update(const StepData& data, std::span<const int64_t> minibatch, double rate, bool first_pass,
+                comm::Collective* group, StepSums& sums);
+
   model::Weights& weights_;
   const PolicyTrainerOptions options_;
   Network network_;

@@ -1,10 +1,9 @@
 #include "core/policy/spec.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/base/json_text.h"
 #include "core/files/mapped_file.h"
+#include "core/model/config_reader.h"
 
 namespace tidepool::policy {
 namespace {
@@ -81,31 +80,26 @@ StatusOr<PolicySpec> SpecOfJob(const JobConfig& job) {
 
 StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  TP_ASSIGN_OR_RETURN(const std::string text, files::ReadSmallFile(path, 1 << 20));
-  TP_ASSIGN_OR_RETURN(const nlohmann::json j, ParseJsonObject<nlohmann::json>(text, path));
-  const auto number = [&](const char* key, int64_t fallback) {
-    const auto it = j.find(key);
-    return it != j.end() && it->is_number_integer() ? it->get<int64_t>() : fallback;
-  };
-  if (j.value("model_type", nlohmann::json()) != "mlp_policy")
-    return InvalidArgument(path + ": model_type is not mlp_policy");
+  TP_ASSIGN_OR_RETURN(const nlohmann::json j, model::ReadJsonObject(path));
+  const model::ConfigReader r(path, j);
   PolicySpec spec;
-  spec.observation_size = number("observation_size", 0);
-  spec.actions = number("actions", 0);
-  const auto flag = [&](const char* key) {
-    return j.contains(key) && j[key].is_boolean() && j[key].get<bool>();
-  };
-  spec.continuous = flag("continuous");
-  spec.shared = flag("shared");
+  std::string type;
+  TP_RETURN_IF_ERROR(r.Text("model_type", "", type));
+  if (type != "mlp_policy") return InvalidArgument(path + ": model_type is not mlp_policy");
+  TP_RETURN_IF_ERROR(r.Int("observation_size", 0, spec.observation_size));
+  TP_RETURN_IF_ERROR(r.Int("actions", 0, spec.actions));
+  TP_RETURN_IF_ERROR(r.Bool("continuous", false, spec.continuous));
+  TP_RETURN_IF_ERROR(r.Bool("shared", false, spec.shared));
+  TP_RETURN_IF_ERROR(r.Number("initial_log_std", spec.initial_log_std, spec.initial_log_std));
+  TP_RETURN_IF_ERROR(r.Text("environment", spec.environment, spec.environment));
   spec.hidden.clear();
-  if (j.contains("hidden") && j["hidden"].is_array()) {
-    for (const auto& width : j["hidden"])
-      spec.hidden.push_back(width.is_number_integer() ? width.get<int64_t>() : 0);
+  if (const nlohmann::json* widths = r.Find("hidden"); widths != nullptr) {
+    if (!widths->is_array()) return r.Wrong("hidden", "a list of widths", *widths);
+    for (const nlohmann::json& width : *widths) {
+      if (!width.is_number_integer()) return r.Wrong("hidden", "a list of widths", width);
+      spec.hidden.push_back(width.get<int64_t>());
+    }
   }
-  if (j.contains("initial_log_std") && j["initial_log_std"].is_number())
-    spec.initial_log_std = j["initial_log_std"].get<double>();
-  if (j.contains("environment") && j["environment"].is_string())
-    spec.environment = j["environment"].get<std::string>();
   if (const Status sound = CheckSpec(spec); !sound.ok())
     return InvalidArgument(path + ": " + sound.message());
   return spec;
@@ -120,10 +114,7 @@ Status WritePolicySpec(const PolicySpec& spec, const std::string& folder) {
                             {"shared", spec.shared},
                             {"initial_log_std", spec.initial_log_std},
                             {"environment", spec.environment}};
-  std::ofstream out(folder + "/config.json", std::ios::trunc);
-  out << j.dump(2) << "\n";
-  out.close();
-  return out ? OkStatus() : Unavailable(folder + "/config.json: cannot be written");
+  return files::WriteSmallFile(folder + "/config.json", j.dump(2) + "\n");
 }
 
 }  // namespace tidepool::policy
