@@ -38,6 +38,21 @@ struct Slopes {
   std::vector<double> logp, entropy;
 };
 
+// [pairs] The valid tokens of the rows that each pair serves.
+std::vector<std::vector<Use>> UsesOf(const Batch& batch, const PackedBatch& packed,
+                                     const algorithms::Cells& cells) {
+  std::vector<std::vector<Use>> uses(packed.sources.size());
+  for (size_t k = 0; k < packed.rows.size(); ++k) {
+    const auto i = static_cast<size_t>(packed.rows[k]);
+    for (size_t t = 0; t < batch.rows[i].response.size(); ++t) {
+      const size_t cell = static_cast<size_t>(cells.begin[i]) + t;
+      if (cells.mask[cell] != 0)
+        uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t, cell});
+    }
+  }
+  return uses;
+}
+
 CellBatch CellsOf(const std::vector<std::vector<Use>>& uses, std::span<const int32_t> wanted,
                   bool whole_rows) {
   CellBatch b;
@@ -91,6 +106,79 @@ Slopes PairSlopes(const TrainerOptions& o, const Batch& batch, const CellBatch& 
   return {algorithms::Spread(slope, b.cells), {}};
 }
 
+// d loss / d log-prob and d entropy of the pairs; entropy: empty where the loss has no bonus.
+struct HeadSlopes {
+  std::vector<float> logp, entropy;
+};
+
+// What the tokens of `b` cost, given the log-probs and entropies of its pairs, with their metrics.
+StatusOr<HeadSlopes> LossOf(const TrainerImpl& m, StepContext& step, const StepPlan& plan, const CellBatch& b,
+                            const algorithms::PolicyLossSpec& spec, int64_t pairs_of_update, bool first_pass,
+                            std::span<const float> lp, std::span<const float> entropy) {
+  const Batch& batch = step.batch;
+  TokenSums& sums = step.sums;
+  const bool with_entropy = spec.entropy_coef != 0;
+  std::vector<double> logp, entropies, scores;
+  for (const CellBatch::Cell& c : b.list) {
+    logp.push_back(lp[c.pair]);
+    entropies.push_back(entropy[c.pair]);
+  }
+  for (const int64_t row : b.rows)
+    scores.push_back(plan.scores.empty() ? 0.0 : plan.scores[static_cast<size_t>(row)]);
+  // With a single update, old is this very forward's.
+  const std::vector<double> before = m.policy() && !plan.old.empty() ? Take(plan.old, b) : logp;
+  const std::vector<double> ref = Take(plan.ref, b), behave = Take(plan.behave, b),
+                            advantages = Take(plan.advantages, b);
+  Slopes slopes;
+  std::vector<double> importance;
+  algorithms::LossTerms terms;
+  if (m.pairs()) {
+    slopes = PairSlopes(m.options, batch, b, logp, ref, pairs_of_update, sums);
+  } else {
+    const std::vector<double> keep = Take(plan.keep, b);
+    const std::vector<uint8_t> selected = Take(plan.selected, b);
+    TP_ASSIGN_OR_RETURN(algorithms::PolicyLossResult loss, algorithms::PolicyLoss(spec, b.cells,
+                                                                                  {.logp = logp,
+                                                                                   .advantages = advantages,
+                                                                                   .old_logp = before,
+                                                                                   .behave_logp = behave,
+                                                                                   .ref_logp = ref,
+                                                                                   .entropy = entropies,
+                                                                                   .is_weights = keep,
+                                                                                   .scores = scores,
+                                                                                   .selected = selected},
+                                                                                  Take(plan.weights, b)));
+    sums.loss += loss.policy_term;
+    sums.entropy_loss += loss.entropy_term;
+    sums.kl_loss += loss.kl_term;
+    slopes = {std::move(loss.grad_logp), std::move(loss.grad_entropy)};
+    importance = std::move(loss.is_weights);
+    terms = std::move(loss.terms);
+  }
+  std::vector<double> slope(lp.size(), 0.0), entropy_slope(with_entropy ? lp.size() : 0, 0.0);
+  for (size_t c = 0; c < b.list.size(); ++c) {
+    slope[b.list[c].pair] += slopes.logp[c];
+    if (with_entropy) entropy_slope[b.list[c].pair] += slopes.entropy[c];
+    sums.AddToken({.logprob = logp[c],
+                   .old_logprob = before[c],
+                   .entropy = entropies[c],
+                   .advantage = advantages[c],
+                   .importance = importance.empty() ? 1 : importance[c],
+                   .clipped = !terms.clipped.empty() && terms.clipped[c] != 0,
+                   .dual_clipped = !terms.dual_clipped.empty() && terms.dual_clipped[c] != 0});
+    if (!m.policy() || !first_pass) continue;
+    const Row& row = batch.rows[static_cast<size_t>(b.list[c].use.row)];
+    if (m.options.loss.kl)
+      sums.reference_kl += plan.kl.empty()
+                               ? algorithms::KlEstimate(m.options.loss.kl->estimate, before[c], ref[c]).value
+                               : plan.kl[b.list[c].use.cell];
+    sums.reference_tokens += m.options.loss.kl ? 1 : 0;
+    if (row.versions.empty() || row.versions[b.list[c].use.t] == batch.version)
+      sums.AddGap(before[c], behave[c]);
+  }
+  return HeadSlopes{{slope.begin(), slope.end()}, {entropy_slope.begin(), entropy_slope.end()}};
+}
+
 }  // namespace
 
 Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& micro, const StepPlan& plan,
@@ -110,16 +198,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       decoder->ForwardTraining(View(weights.spec(), batch.rows, packed, &experts), options.recompute);
   step.times.forward += watch.Lap();
 
-  // Which tokens of the rows each pair serves.
-  std::vector<std::vector<Use>> uses(packed.sources.size());
-  for (size_t k = 0; k < packed.rows.size(); ++k) {
-    const auto i = static_cast<size_t>(packed.rows[k]);
-    for (size_t t = 0; t < batch.rows[i].response.size(); ++t) {
-      const size_t cell = static_cast<size_t>(plan.cells.begin[i]) + t;
-      if (plan.cells.mask[cell] != 0)
-        uses[static_cast<size_t>(packed.pair_of[k][t])].push_back({packed.rows[k], t, cell});
-    }
-  }
+  const std::vector<std::vector<Use>> uses = UsesOf(batch, packed, plan.cells);
   std::vector<int32_t> wanted;  // pairs that a valid token needs
   for (size_t p = 0; p < uses.size(); ++p) {
     if (!uses[p].empty()) wanted.push_back(static_cast<int32_t>(p));
@@ -132,7 +211,6 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   } else {
     spec.loss = algorithms::FindLoss("ce");
   }
-  const bool with_entropy_gradient = spec.entropy_coef != 0;
   // Losses of single tokens are finished a chunk of logits at a time. Those of whole rows need all log-probs
   // of the micro-batch first; then logits of more than one chunk are computed twice.
   const auto chunk = static_cast<size_t>(options.head_rows);
@@ -174,8 +252,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       dhidden.index_add_(0, h.index, decoder->LogitsBackward(h.rows, h.logits, *gradients).to(at::kFloat));
       continue;
     }
-    std::vector<float> lp(count), entropy(count), lse(count), dlp(count, 0.0F),
-        dentropy(with_entropy_gradient ? count : 0, 0.0F);
+    std::vector<float> lp(count), entropy(count), lse(count);
     const auto part = [](std::vector<float>& x, size_t from, size_t n) {
       return x.empty() ? std::span<float>() : std::span(x).subspan(from, n);
     };
@@ -189,69 +266,8 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     }
 
     Stopwatch of_loss;
-    std::vector<double> logp, entropies, scores;
-    for (const CellBatch::Cell& c : b.list) {
-      logp.push_back(lp[c.pair]);
-      entropies.push_back(entropy[c.pair]);
-    }
-    for (const int64_t row : b.rows)
-      scores.push_back(plan.scores.empty() ? 0.0 : plan.scores[static_cast<size_t>(row)]);
-    // With a single update, old is this very forward's.
-    const std::vector<double> before = policy() && !plan.old.empty() ? Take(plan.old, b) : logp;
-    const std::vector<double> ref = Take(plan.ref, b), behave = Take(plan.behave, b),
-                              advantages = Take(plan.advantages, b);
-    Slopes slopes;
-    std::vector<double> importance;
-    algorithms::LossTerms terms;
-    if (pairs()) {
-      slopes = PairSlopes(options, batch, b, logp, ref, pairs_of_update, sums);
-    } else {
-      const std::vector<double> keep = Take(plan.keep, b);
-      const std::vector<uint8_t> selected = Take(plan.selected, b);
-      TP_ASSIGN_OR_RETURN(algorithms::PolicyLossResult loss, algorithms::PolicyLoss(spec, b.cells,
-                                                                                    {.logp = logp,
-                                                                                     .advantages = advantages,
-                                                                                     .old_logp = before,
-                                                                                     .behave_logp = behave,
-                                                                                     .ref_logp = ref,
-                                                                                     .entropy = entropies,
-                                                                                     .is_weights = keep,
-                                                                                     .scores = scores,
-                                                                                     .selected = selected},
-                                                                                    Take(plan.weights, b)));
-      sums.loss += loss.policy_term;
-      sums.entropy_loss += loss.entropy_term;
-      sums.kl_loss += loss.kl_term;
-      slopes = {std::move(loss.grad_logp), std::move(loss.grad_entropy)};
-      importance = std::move(loss.is_weights);
-      terms = std::move(loss.terms);
-    }
-    std::vector<double> slope(count, 0.0), entropy_slope(count, 0.0);
-    for (size_t c = 0; c < b.list.size(); ++c) {
-      slope[b.list[c].pair] += slopes.logp[c];
-      if (with_entropy_gradient) entropy_slope[b.list[c].pair] += slopes.entropy[c];
-      sums.AddToken({.logprob = logp[c],
-                     .old_logprob = before[c],
-                     .entropy = entropies[c],
-                     .advantage = advantages[c],
-                     .importance = importance.empty() ? 1 : importance[c],
-                     .clipped = !terms.clipped.empty() && terms.clipped[c] != 0,
-                     .dual_clipped = !terms.dual_clipped.empty() && terms.dual_clipped[c] != 0});
-      if (!policy() || !first_pass) continue;
-      const Row& row = batch.rows[static_cast<size_t>(b.list[c].use.row)];
-      if (options.loss.kl)
-        sums.reference_kl += plan.kl.empty()
-                                 ? algorithms::KlEstimate(options.loss.kl->estimate, before[c], ref[c]).value
-                                 : plan.kl[b.list[c].use.cell];
-      sums.reference_tokens += options.loss.kl ? 1 : 0;
-      if (row.versions.empty() || row.versions[b.list[c].use.t] == batch.version)
-        sums.AddGap(before[c], behave[c]);
-    }
-    for (size_t i = 0; i < count; ++i) {
-      dlp[i] = static_cast<float>(slope[i]);
-      if (with_entropy_gradient) dentropy[i] = static_cast<float>(entropy_slope[i]);
-    }
-
+    TP_ASSIGN_OR_RETURN(HeadSlopes slopes,
+                        LossOf(*this, step, plan, b, spec, pairs_of_update, first_pass, lp, entropy));
     step.times.loss += of_loss.Lap();
     for (size_t from = 0; from < count; from += chunk) {
       const size_t n = std::min(chunk, count - from);
@@ -261,8 +277,8 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
       }
       model::TokenLogProbsBackward(
           kept->logits, kept->targets, temperature, part(lse, from, n),
-          with_entropy_gradient ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(),
-          part(dlp, from, n), part(dentropy, from, n));
+          spec.entropy_coef != 0 ? std::span<const float>(part(entropy, from, n)) : std::span<const float>(),
+          part(slopes.logp, from, n), part(slopes.entropy, from, n));
       dhidden.index_add_(0, kept->index,
                          decoder->LogitsBackward(kept->rows, kept->logits, *gradients).to(at::kFloat));
     }
