@@ -3,6 +3,7 @@
 // reads it are visitors of the one list. Lists are arrays, maps by name are objects, and an empty optional
 // has no key.
 
+#include <cmath>
 #include <concepts>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -10,9 +11,10 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "core/base/fields.h"
-#include "core/base/ids.h"
+#include "core/base/words.h"
 
 namespace tidepool {
 
@@ -27,15 +29,33 @@ concept JsonList = requires(T& x) {
   x.emplace_back();
 };
 template <typename T>
+concept JsonPairs = std::same_as<T, std::vector<std::pair<std::string, double>>>;
+template <typename T>
+concept JsonId = std::same_as<decltype(T::value), int64_t>;
+template <typename T>
 concept JsonOptional = std::same_as<T, std::optional<typename T::value_type>>;
+
+// "0x000000000000feed"
+inline std::string HexWord(uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof(text), "0x%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
 
 template <typename Json, typename T>
 Json JsonOf(const T& x) {
-  if constexpr (JsonPlain<T>) {
+  if constexpr (std::same_as<T, uint64_t>) {
+    return HexWord(x);
+  } else if constexpr (std::floating_point<T>) {
+    if (!std::isfinite(x)) return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
     return x;
-  } else if constexpr (std::same_as<T, SampleId>) {
-    return ToString(x);
-  } else if constexpr (JsonMap<T>) {
+  } else if constexpr (JsonPlain<T>) {
+    return x;
+  } else if constexpr (std::is_enum_v<T>) {
+    return Name(x);
+  } else if constexpr (JsonId<T>) {
+    return x.value;
+  } else if constexpr (JsonMap<T> || JsonPairs<T>) {
     Json object = Json::object();
     for (const auto& [name, item] : x) object[name] = JsonOf<Json>(item);
     return object;
@@ -56,17 +76,6 @@ Json JsonOf(const T& x) {
   }
 }
 
-// Of its text; false: it is none, and `tid` is anything.
-inline bool SampleIdOf(const std::string& text, SampleId& tid) {
-  int used = 0;
-  long long ordinal = 0;
-  const bool whole =
-      std::sscanf(text.c_str(), "%lld.%d.%d%n", &ordinal, &tid.issue, &tid.sample, &used) == 3 &&
-      static_cast<size_t>(used) == text.size();
-  tid.ordinal = ordinal;
-  return whole;
-}
-
 // Into `x`, which stays as it is where the JSON is of another type (false is returned then). So does a field
 // that has no key. An item of another type is left out of a map, and is a new item of a list.
 template <typename Json, typename T>
@@ -77,8 +86,6 @@ bool FromJson(const Json& json, T& x) {
                                                 : json.is_string();
     if (fits) x = json.template get<T>();
     return fits;
-  } else if constexpr (std::same_as<T, SampleId>) {
-    return json.is_string() && SampleIdOf(json.template get<std::string>(), x);
   } else if constexpr (JsonOptional<T>) {
     typename T::value_type value{};
     if (!FromJson(json, value)) return false;

@@ -19,10 +19,22 @@ std::string PathOf(const std::string& run_dir, int64_t step) {
   return run_dir + "/samples/step_" + std::to_string(step) + ".jsonl";
 }
 
+// Of its text; false: it is none, and `tid` is anything.
+bool SampleIdOf(const std::string& text, SampleId& tid) {
+  int used = 0;
+  long long ordinal = 0;
+  const bool whole =
+      std::sscanf(text.c_str(), "%lld.%d.%d%n", &ordinal, &tid.issue, &tid.sample, &used) == 3 &&
+      static_cast<size_t>(used) == text.size();
+  tid.ordinal = ordinal;
+  return whole;
+}
+
 }  // namespace
 
 nlohmann::ordered_json ToJson(const SampleRow& row) {
   auto j = JsonOf<nlohmann::ordered_json>(row);
+  j["tid"] = ToString(row.tid);
   if (row.answer.empty()) j.erase("answer");
   if (row.loss_mask.empty()) j.erase("loss_mask");
   for (size_t i = 0; i < std::min(row.loss_mask.size(), row.logprobs.size()); ++i) {
@@ -43,9 +55,12 @@ StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t
   TP_ASSIGN_OR_RETURN(const std::string text, RealFileSystem().ReadFile(path));
   std::vector<SampleRow> rows;
   TP_RETURN_IF_ERROR(ForEachJsonLine(text, /*half=*/true, [&](int64_t line, const json& j) {
-    return FromJson(j, rows.emplace_back())
-               ? OkStatus()
-               : DataLoss(path + ":" + std::to_string(line) + ": no sample; expected a JSON object");
+    SampleRow& row = rows.emplace_back();
+    if (!FromJson(j, row))
+      return DataLoss(path + ":" + std::to_string(line) + ": no sample; expected a JSON object");
+    if (const auto tid = j.find("tid"); tid != j.end() && tid->is_string())
+      SampleIdOf(tid->get<std::string>(), row.tid);
+    return OkStatus();
   }));
   return rows;
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/json_fields.h"
 #include "core/storage/publish_folder.h"
 
 namespace tidepool::storage {
@@ -17,12 +18,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kPieceBytes = int64_t{4} << 20;  // of a file, read at a time
 constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
-
-std::string HexWord(uint64_t value) {
-  char text[16];
-  const auto end = std::to_chars(text, text + sizeof(text), value, 16).ptr;
-  return "0x" + std::string(16 - static_cast<size_t>(end - text), '0') + std::string(text, end);
-}
 
 bool ParseHexWord(const std::string& text, uint64_t* value) {
   if (text.size() != 18 || !text.starts_with("0x")) return false;
@@ -105,24 +100,7 @@ StatusOr<uint64_t> DigestFile(FileSystem& fs, const std::string& path) {
 }
 
 std::string ManifestToJson(const Manifest& manifest) {
-  Json files = Json::array();
-  for (const ManifestFile& file : manifest.files) {
-    files.push_back({{"path", file.path}, {"bytes", file.bytes}, {"digest", HexWord(file.digest)}});
-  }
-  const Json json = {
-      {"schema", manifest.schema},
-      {"run_id", manifest.run_id},
-      {"ckpt", manifest.ckpt},
-      {"step", manifest.step.value},
-      {"lsn", manifest.cut.value},
-      {"version", {{"lineage", manifest.version.lineage}, {"number", manifest.version.number}}},
-      {"weights_digest", HexWord(manifest.weights_digest)},
-      {"config_digest", manifest.config_digest},
-      {"instruction_set", manifest.instruction_set},
-      {"notes", manifest.notes},
-      {"files", std::move(files)},
-  };
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return JsonOf<Json>(manifest).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 StatusOr<Manifest> ParseManifest(std::string_view text, const std::string& path) {

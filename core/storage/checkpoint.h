@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/fields.h"
 #include "core/base/file_system.h"
 #include "core/base/ids.h"
 #include "core/base/status.h"
@@ -68,6 +69,10 @@ struct Manifest {
   std::map<std::string, std::string> notes;  // anything more that a person or a later program may want
   std::vector<ManifestFile> files;           // sorted by path; filled by Commit
 };
+
+TP_FIELDS(ManifestFile, path, bytes, digest)
+TP_FIELDS_BY(Manifest, TP_EACH(schema, run_id, ckpt, step) v("lsn", r.cut);
+             TP_EACH(version, weights_digest, config_digest, instruction_set, notes, files))
 
 std::string ManifestToJson(const Manifest& manifest);
 // kDataLoss if it does not parse or names a file outside the folder; kFailedPrecondition: another schema.

@@ -1,13 +1,11 @@
 #include "core/storage/journal_codec.h"
 
 #include <array>
-#include <cmath>
-#include <concepts>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/field_bytes.h"
+#include "core/base/json_fields.h"
 
 namespace tidepool::storage {
 namespace {
@@ -54,52 +52,6 @@ constexpr auto kDecoders = []<size_t... kKind>(std::index_sequence<kKind...>) {
 }
 (std::make_index_sequence<kKinds>{});
 
-// Fields as JSON, by the rules of the header.
-struct JsonFields {
-  Json& out;
-
-  template <typename T>
-  void operator()(const char* name, const T& field) {
-    const std::string_view key = name;
-    if constexpr (std::is_same_v<T, WorkerRef>) {
-      if (key == "worker") return VisitFields(field, *this);
-    }
-    // FAULT's field would hide the record's own kind.
-    out[key == "kind" ? "class" : name] = Value(field);
-  }
-
- private:
-  template <typename T>
-  static Json Value(const T& x) {
-    if constexpr (std::is_same_v<T, uint64_t>) {  // in records, these are digests
-      char text[24];
-      std::snprintf(text, sizeof(text), "0x%016llx", static_cast<unsigned long long>(x));
-      return text;
-    } else if constexpr (std::floating_point<T>) {
-      if (!std::isfinite(x)) return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
-      return x;
-    } else if constexpr (std::is_enum_v<T>) {
-      return Name(x);
-    } else if constexpr (kIsStrongId<T>) {
-      return x.value;
-    } else if constexpr (std::is_same_v<T, std::vector<std::pair<std::string, double>>>) {
-      Json object = Json::object();
-      for (const auto& [name, value] : x) object[name] = Value(value);
-      return object;
-    } else if constexpr (ListField<T>) {
-      Json list = Json::array();
-      for (const auto& item : x) list.push_back(Value(item));
-      return list;
-    } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
-      return x;
-    } else {
-      Json object = Json::object();
-      VisitFields(x, JsonFields{object});
-      return object;
-    }
-  }
-};
-
 }  // namespace
 
 uint16_t KindOf(const JournalRecord& record) { return static_cast<uint16_t>(record.index()); }
@@ -122,7 +74,14 @@ Json JournalEntryToJson(const JournalEntry& entry) {
                {"ctl_epoch", entry.ctl_epoch},
                {"mono_ns", entry.mono_ns},
                {"kind", RecordName(entry.record)}};
-  std::visit([&](const auto& r) { VisitFields(r, JsonFields{json}); }, entry.record);
+  const auto put = [&]<typename T>(const char* name, const T& field) {
+    if constexpr (std::is_same_v<T, WorkerRef>) {
+      if (std::string_view(name) == "worker") return json.update(JsonOf<Json>(field));
+    }
+    // FAULT's field would hide the record's own kind.
+    json[std::string_view(name) == "kind" ? "class" : name] = JsonOf<Json>(field);
+  };
+  std::visit([&](const auto& r) { VisitFields(r, put); }, entry.record);
   return json;
 }
 

@@ -89,6 +89,14 @@ struct JournalVerdict {
   };
   std::vector<Trained> rows;
   int64_t rows_proven = 0, rows_pruned = 0;
+
+  void Violates(const char* predicate, Lsn lsn, const std::string& why) {
+    result.ok = false;
+    result.predicate = predicate;
+    result.lsn = lsn;
+    result.why = why;
+  }
+  void Note(const std::string& what) { note += (note.empty() ? "" : "; ") + what; }
 };
 
 // Notes which payload each row that was trained came from.
@@ -138,12 +146,8 @@ JournalVerdict CheckJournal(const std::string& dir) {
   if (summary.ok()) verdict.summary = *std::move(summary);
   verdict.result = checker.result();
   // The predicates hold, but no controller could go on from it (SNAPSHOT: its state was another one).
-  if (verdict.result.ok && !folded.ok()) {
-    verdict.result.ok = false;
-    verdict.result.predicate = "journal";
-    verdict.result.lsn = verdict.state.next_lsn();
-    verdict.result.why = folded.message();
-  }
+  if (verdict.result.ok && !folded.ok())
+    verdict.Violates("journal", verdict.state.next_lsn(), folded.message());
   return verdict;
 }
 
@@ -153,20 +157,16 @@ void CheckFiles(const std::string& run, JournalVerdict& verdict) {
   RealFileSystem real;
   const std::string folder = storage::RunPaths(run).checkpoints();
   if (!verdict.state.checkpoints().empty() && !real.Exists(folder)) {
-    verdict.note = "the files of its " + std::to_string(verdict.state.checkpoints().size()) +
-                   " checkpoints were not looked at: " + folder + " is not there";
-    return;
+    return verdict.Note("the files of its " + std::to_string(verdict.state.checkpoints().size()) +
+                        " checkpoints were not looked at: " + folder + " is not there");
   }
   for (const auto& [id, c] : verdict.state.checkpoints()) {
     const std::string dir = JoinPath(folder, storage::CheckpointName(c.step));
     const auto manifest = storage::VerifyCheckpoint(real, dir, c.manifest_digest);
     if (manifest.ok() || !CheckJournal(verdict.path).state.checkpoints().contains(id)) continue;
-    verdict.result.ok = false;
-    verdict.result.predicate = "C2";
-    verdict.result.lsn = verdict.state.next_lsn();
-    verdict.result.why = "checkpoint " + std::to_string(id) + " of step " + std::to_string(c.step.value) +
-                         " is committed, but " + manifest.status().message();
-    return;
+    return verdict.Violates("C2", verdict.state.next_lsn(),
+                            "checkpoint " + std::to_string(id) + " of step " + std::to_string(c.step.value) +
+                                " is committed, but " + manifest.status().message());
   }
 }
 
@@ -177,10 +177,8 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
   const std::string folder = storage::RunPaths(run).payload();
   if (verdict.rows.empty()) return;
   if (!real.Exists(folder)) {
-    verdict.note += (verdict.note.empty() ? "" : "; ") + std::string("the payload of ") +
-                    std::to_string(verdict.rows.size()) + " trained rows was not looked at: " + folder +
-                    " is not there";
-    return;
+    return verdict.Note("the payload of " + std::to_string(verdict.rows.size()) +
+                        " trained rows was not looked at: " + folder + " is not there");
   }
   // A restore to the oldest kept checkpoint trains what came after it again, from files that are therefore
   // kept.
@@ -197,33 +195,25 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
   int64_t pruned = pruned_below();
   storage::PayloadReader reader(real, folder);
   for (const JournalVerdict::Trained& row : verdict.rows) {
+    Status found = OkStatus();
+    if (row.enq.payload_file >= pruned) {
+      found = reader.Read(row.enq).status();
+      if (!found.ok()) pruned = pruned_below();  // a run that goes on may have deleted the file meanwhile
+    }
     if (row.enq.payload_file < pruned) {
       ++verdict.rows_pruned;
-      continue;
-    }
-    const auto found = reader.Read(row.enq);
-    if (found.ok()) {
+    } else if (found.ok()) {
       ++verdict.rows_proven;
-      continue;
+    } else {
+      return verdict.Violates(
+          "Q12", row.lsn,
+          "what was trained of " + ToString(row.enq.tid) + " is not in the payload: " + found.message());
     }
-    // A run that goes on may have deleted the file meanwhile.
-    pruned = pruned_below();
-    if (row.enq.payload_file < pruned) {
-      ++verdict.rows_pruned;
-      continue;
-    }
-    verdict.result.ok = false;
-    verdict.result.predicate = "Q12";
-    verdict.result.lsn = row.lsn;
-    verdict.result.why = "what was trained of " + ToString(row.enq.tid) +
-                         " is not in the payload: " + found.status().message();
-    return;
   }
   if (verdict.rows_pruned > 0) {
-    verdict.note += (verdict.note.empty() ? "" : "; ") + std::string("the payload of ") +
-                    std::to_string(verdict.rows_pruned) + " trained rows was pruned (files before " +
-                    std::to_string(pruned) +
-                    "): no kept checkpoint needs it, and it cannot be proven any more";
+    verdict.Note("the payload of " + std::to_string(verdict.rows_pruned) +
+                 " trained rows was pruned (files before " + std::to_string(pruned) +
+                 "): no kept checkpoint needs it, and it cannot be proven any more");
   }
 }
 
