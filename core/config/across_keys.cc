@@ -22,31 +22,9 @@ namespace {
 
 std::string Text(int64_t n) { return std::to_string(n); }
 
-bool AllGood(const Binder& b, std::initializer_list<const char*> keys) {
-  return std::ranges::all_of(keys, [&](const char* key) { return b.Good(key); });
-}
-
-// The key of the list that was written, else the first: the line to look at.
-std::string FirstWritten(const Binder& b, std::initializer_list<const char*> keys) {
-  for (const char* key : keys) {
-    if (b.Written(key)) return key;
-  }
-  return *keys.begin();
-}
-
-// A rule about keys that could all be read: where it is broken, `key` is complained about.
-void Rule(Binder& b, const std::string& key, std::initializer_list<const char*> keys, bool broken,
-          const std::string& what) {
-  if (broken && AllGood(b, keys)) b.Complain(key, what);
-}
-// The same where any of the keys may be the one to change.
-void Rule(Binder& b, std::initializer_list<const char*> keys, bool broken, const std::string& what) {
-  Rule(b, FirstWritten(b, keys), keys, broken, what);
-}
-
 void CheckModel(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
-  if (AllGood(b, {"model.path", "model.init"})) {
+  if (b.AllGood({"model.path", "model.init"})) {
     if (c.model.path.empty() && !c.model.init) {
       b.Complain(
           "model",
@@ -58,11 +36,11 @@ void CheckModel(Binder& b, LoadedConfig& loaded) {
   }
   if (!c.model.init) return;
   const ModelInit& m = *c.model.init;
-  Rule(b, {"model.init.kv_heads", "model.init.heads"}, m.heads % m.kv_heads != 0,
-       Text(m.kv_heads) + " key and value heads do not divide " + Text(m.heads) +
-           " query heads; choose a divisor");
-  Rule(b, {"model.init.head_size"}, m.head_size % 2 != 0,
-       "is " + Text(m.head_size) + ", but rotary positions turn pairs; make it even");
+  b.Rule({"model.init.kv_heads", "model.init.heads"}, m.heads % m.kv_heads != 0,
+         Text(m.kv_heads) + " key and value heads do not divide " + Text(m.heads) +
+             " query heads; choose a divisor");
+  b.Rule({"model.init.head_size"}, m.head_size % 2 != 0,
+         "is " + Text(m.head_size) + ", but rotary positions turn pairs; make it even");
   if (b.Good("model.init.alphabet")) {
     std::vector<std::string> letters = Characters(m.alphabet);
     std::ranges::sort(letters);
@@ -121,7 +99,7 @@ void CheckGameAlphabet(Binder& b, const JobConfig& c, const std::string& name,
 
 void CheckData(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
-  if (!AllGood(b, {"data.task", "data.path"})) return;
+  if (!b.AllGood({"data.task", "data.path"})) return;
   if (c.data.task.empty() && c.data.path.empty()) {
     return b.Complain(
         "data",
@@ -152,7 +130,7 @@ void CheckData(Binder& b, LoadedConfig& loaded) {
   for (const tasks::Option& option : tasks::FindTask(c.data.task)->options) {
     if (!b.Good("data." + option.name)) return;
   }
-  if (!AllGood(b, {"data.size", "data.held_out"})) return;
+  if (!b.AllGood({"data.size", "data.held_out"})) return;
   if (!b.Written("data.held_out")) {
     const StatusOr<int64_t> units = tasks::CountUnits(c.data.task, c.data.options);
     if (units.ok() && units.value() / 4 < c.data.held_out) {
@@ -196,25 +174,25 @@ void CheckEnvironment(Binder& b, const JobConfig& c, const EnvironmentConfig& e)
   if (!environment.ok()) {
     return b.ComplainOf("environment.", environment.status());
   }
-  Rule(b, "environment.max_turn_tokens", {"environment.max_turn_tokens", "rollout.max_new_tokens"},
-       e.max_turn_tokens > c.rollout.max_new_tokens,
-       "is " + Text(e.max_turn_tokens) + ", more than the whole episode may have (rollout.max_new_tokens " +
-           Text(c.rollout.max_new_tokens) + "); lower it");
-  Rule(
-      b, {"rollout.record_routing"}, c.rollout.record_routing,
+  b.Rule("environment.max_turn_tokens", {"environment.max_turn_tokens", "rollout.max_new_tokens"},
+         e.max_turn_tokens > c.rollout.max_new_tokens,
+         "is " + Text(e.max_turn_tokens) + ", more than the whole episode may have (rollout.max_new_tokens " +
+             Text(c.rollout.max_new_tokens) + "); lower it");
+  b.Rule(
+      {"rollout.record_routing"}, c.rollout.record_routing,
       "is on, but nobody routed the tokens that an environment says, so there is nothing to replay for them; "
       "turn it off");
   const EnvironmentLatency& latency = e.latency;
   const double longest = (latency.median_s > 0 ? (latency.tail > 0 ? latency.max_s : latency.median_s) : 0) +
                          (latency.straggler_share > 0 ? latency.straggler_s : 0);
-  Rule(b,
-       FirstWritten(b, {"environment.latency.straggler_s", "environment.latency.max_s",
-                        "environment.latency.median_s", "environment.step_timeout_s"}),
-       {"environment.latency.straggler_share", "environment.latency.straggler_s", "environment.latency.max_s",
-        "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"},
-       longest >= e.step_timeout_s,
-       "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at "
-       "every try; lower it");
+  b.Rule(
+      b.FirstWritten({"environment.latency.straggler_s", "environment.latency.max_s",
+                      "environment.latency.median_s", "environment.step_timeout_s"}),
+      {"environment.latency.straggler_share", "environment.latency.straggler_s", "environment.latency.max_s",
+       "environment.latency.median_s", "environment.latency.tail", "environment.step_timeout_s"},
+      longest >= e.step_timeout_s,
+      "a turn may be drawn to take as long as environment.step_timeout_s allows, and would then fail at "
+      "every try; lower it");
   CheckGameAlphabet(b, c, e.name, *environment.value());
 }
 
@@ -229,7 +207,7 @@ void CheckReward(Binder& b, const JobConfig& c) {
   for (size_t i = 0; i < c.reward.functions.size(); ++i) {
     const RewardFunction& f = c.reward.functions[i];
     const std::string key = "reward.functions[" + std::to_string(i) + "]";
-    if (!AllGood(b, {(key + ".name").c_str(), (key + ".endpoint").c_str()})) continue;
+    if (!b.AllGood({(key + ".name").c_str(), (key + ".endpoint").c_str()})) continue;
     if (f.name.empty()) {
       b.Complain(key + ".name", "is missing; `tidepool rewards` lists them");
       continue;
@@ -247,8 +225,8 @@ void CheckReward(Binder& b, const JobConfig& c) {
 
 // Parts that contradict each other, by the registry's own rules.
 void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
-  if (!AllGood(b, {"algorithm.name", "algorithm.advantage", "algorithm.loss", "algorithm.aggregation",
-                   "algorithm.correction"}))
+  if (!b.AllGood({"algorithm.name", "algorithm.advantage", "algorithm.loss", "algorithm.aggregation",
+                  "algorithm.correction"}))
     return;
   const auto resolved = algorithms::Resolve(rl.algorithm, c.rollout.max_new_tokens);
   if (!resolved.ok()) {
@@ -279,46 +257,47 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
   const RewardShapingConfig& shaping = c.reward.shaping;
   const std::string advantage = "advantage " + r.advantage->name,
                     size = "is " + Text(c.rollout.group_size) + ", but ";
-  Rule(b, "rollout.group_size", {}, uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2,
-       size + "the first sample of a group is the greedy baseline of " + r.advantage->name +
-           " and is not trained; raise it to 2 or more");
-  Rule(b, FirstWritten(b, {"algorithm.advantage", "algorithm.name"}), {"environment.name"},
-       uses(algorithms::Provision::kTurns) && rl.environment.name.empty(),
-       advantage +
-           " is over turns of episodes, and this job has no environment; write environment: {name: ...} "
-           "(`tidepool environments`) in place of data and reward, or another advantage");
-  Rule(b, {"algorithm.advantage", "algorithm.name"},
-       uses(algorithms::Provision::kComponents) && !rl.environment.name.empty(),
-       advantage +
-           " compares single reward functions, and an environment gives one reward; take another advantage");
-  Rule(b, "reward.shaping.mean", {},
-       uses(algorithms::Provision::kComponents) &&
-           (shaping.mean != Scope::kNone || shaping.deviation != Scope::kNone),
-       "normalises the sum of the rewards, but " + advantage + " reads each reward by itself; remove it");
-  Rule(b, {"reward.shaping.leave_one_out"}, shaping.leave_one_out && shaping.mean == Scope::kNone,
-       "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
-  Rule(b, {"rollout.group_size"}, r.advantage->compares && c.rollout.group_size < 2,
-       size + rl.algorithm.name +
-           " compares samples of one prompt and needs 2 or more; raise it, or write algorithm.name: "
-           "reinforce_pp");
+  b.Rule("rollout.group_size", {}, uses(algorithms::Provision::kGreedy) && c.rollout.group_size < 2,
+         size + "the first sample of a group is the greedy baseline of " + r.advantage->name +
+             " and is not trained; raise it to 2 or more");
+  b.Rule(b.FirstWritten({"algorithm.advantage", "algorithm.name"}), {"environment.name"},
+         uses(algorithms::Provision::kTurns) && rl.environment.name.empty(),
+         advantage +
+             " is over turns of episodes, and this job has no environment; write environment: {name: ...} "
+             "(`tidepool environments`) in place of data and reward, or another advantage");
+  b.Rule(
+      {"algorithm.advantage", "algorithm.name"},
+      uses(algorithms::Provision::kComponents) && !rl.environment.name.empty(),
+      advantage +
+          " compares single reward functions, and an environment gives one reward; take another advantage");
+  b.Rule("reward.shaping.mean", {},
+         uses(algorithms::Provision::kComponents) &&
+             (shaping.mean != Scope::kNone || shaping.deviation != Scope::kNone),
+         "normalises the sum of the rewards, but " + advantage + " reads each reward by itself; remove it");
+  b.Rule({"reward.shaping.leave_one_out"}, shaping.leave_one_out && shaping.mean == Scope::kNone,
+         "says how the mean is formed, but reward.shaping.mean is none; write batch or group");
+  b.Rule({"rollout.group_size"}, r.advantage->compares && c.rollout.group_size < 2,
+         size + rl.algorithm.name +
+             " compares samples of one prompt and needs 2 or more; raise it, or write algorithm.name: "
+             "reinforce_pp");
 }
 
 void CheckRl(Binder& b, const JobConfig& c, const RlJob& rl) {
   if (rl.environment.name.empty()) CheckReward(b, c);
   CheckAlgorithm(b, c, rl);
-  Rule(b, {"rollout.temperature"}, c.rollout.temperature <= 0,
-       "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, 1.0 is "
-       "usual");
-  Rule(b, {"rollout.pin_version", "scheduler.on_stale"},
-       c.rollout.pin_version && c.scheduler.on_stale == OnStale::kMask,
-       "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: "
-       "reissue or drop");
-  Rule(b, "algorithm.overlong_buffer_tokens", {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"},
-       rl.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens),
-       "is larger than rollout.max_new_tokens (" + Text(c.rollout.max_new_tokens) + "); lower it");
-  Rule(b, {"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"},
-       c.scheduler.infra_drop_alarm > c.scheduler.infra_drop_stop,
-       "the alarm lies above the stop; the run would end before it warns");
+  b.Rule({"rollout.temperature"}, c.rollout.temperature <= 0,
+         "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, 1.0 is "
+         "usual");
+  b.Rule({"rollout.pin_version", "scheduler.on_stale"},
+         c.rollout.pin_version && c.scheduler.on_stale == OnStale::kMask,
+         "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: "
+         "reissue or drop");
+  b.Rule("algorithm.overlong_buffer_tokens", {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"},
+         rl.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens),
+         "is larger than rollout.max_new_tokens (" + Text(c.rollout.max_new_tokens) + "); lower it");
+  b.Rule({"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"},
+         c.scheduler.infra_drop_alarm > c.scheduler.infra_drop_stop,
+         "the alarm lies above the stop; the run would end before it warns");
 }
 
 // Supervised rows, pairs and distillation: nothing is sampled to be trained on.
@@ -336,7 +315,7 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   }
   if (const auto* job = std::get_if<DistillJob>(&c.job)) {
     const DistillConfig& d = job->distill;
-    Rule(b, {"distill.teacher"}, d.teacher.empty(), "is missing; name the model folder of the teacher");
+    b.Rule({"distill.teacher"}, d.teacher.empty(), "is missing; name the model folder of the teacher");
     if (d.weight != DistillConfig().weight && d.divergence != DistillDivergence::kMixed &&
         d.divergence != DistillDivergence::kGkd) {
       b.Complain("distill.weight",
@@ -345,9 +324,9 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
     }
   }
   if (const auto* dpo = std::get_if<DpoJob>(&c.job)) {
-    Rule(b, "preference.label_smoothing", {"preference.loss", "preference.label_smoothing"},
-         dpo->preference.loss == PreferenceLoss::kIpo && dpo->preference.label_smoothing > 0,
-         "belongs to sigmoid, and preference.loss is ipo; remove it");
+    b.Rule("preference.label_smoothing", {"preference.loss", "preference.label_smoothing"},
+           dpo->preference.loss == PreferenceLoss::kIpo && dpo->preference.label_smoothing > 0,
+           "belongs to sigmoid, and preference.loss is ipo; remove it");
   }
 }
 
@@ -357,8 +336,8 @@ void CheckLengths(Binder& b, LoadedConfig& loaded) {
   JobConfig& c = loaded.config;
   if (TrainsOnPairs(c))
     return;  // answers are as long as the data; rows that do not fit are named when they are read
-  if (!AllGood(b, {"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
-                   "rollout.kv_cache_tokens", "model.init.max_position"}))
+  if (!b.AllGood({"data.max_prompt_tokens", "rollout.max_new_tokens", "train.micro_batch_tokens",
+                  "rollout.kv_cache_tokens", "model.init.max_position"}))
     return;
   struct Limit {
     std::string key;
@@ -375,7 +354,7 @@ void CheckLengths(Binder& b, LoadedConfig& loaded) {
     if (left < 1 || (written && left < c.data.max_prompt_tokens)) {
       const std::string key = b.Written(limit.key)
                                   ? limit.key
-                                  : FirstWritten(b, {"rollout.max_new_tokens", "data.max_prompt_tokens"});
+                                  : b.FirstWritten({"rollout.max_new_tokens", "data.max_prompt_tokens"});
       b.Complain(key, "the longest row has " + Text(written ? c.data.max_prompt_tokens : 1) + " prompt + " +
                           Text(c.rollout.max_new_tokens) +
                           " new tokens (data.max_prompt_tokens, rollout.max_new_tokens) and does not fit " +
@@ -393,35 +372,35 @@ void CheckLengths(Binder& b, LoadedConfig& loaded) {
 }
 
 void CheckPlacement(Binder& b, const JobConfig& c) {
-  if (!AllGood(b, {"scheduler.placement", "cluster.slots", "scheduler.actor_slots"})) return;
+  if (!b.AllGood({"scheduler.placement", "cluster.slots", "scheduler.actor_slots"})) return;
   const int64_t slots = c.cluster.slots, actors = c.scheduler.actor_slots, floor = c.scheduler.rollout_floor;
   const std::string of_slots = " of " + Text(slots) + " slots ";
   switch (c.scheduler.placement) {
     case PlacementKind::kSplit:
-      Rule(b, {"cluster.slots", "scheduler.placement"}, slots < 2,
-           "split needs 2 or more slots, one to generate and one to train, and cluster.slots is " +
-               Text(slots) + "; raise it, or write scheduler.placement: colocated");
-      return Rule(
-          b, "scheduler.actor_slots", {}, slots >= 2 && actors >= slots,
+      b.Rule({"cluster.slots", "scheduler.placement"}, slots < 2,
+             "split needs 2 or more slots, one to generate and one to train, and cluster.slots is " +
+                 Text(slots) + "; raise it, or write scheduler.placement: colocated");
+      return b.Rule(
+          "scheduler.actor_slots", {}, slots >= 2 && actors >= slots,
           "is " + Text(actors) + " of " + Text(slots) + " slots, which leaves none to generate; lower it");
     case PlacementKind::kMultiplexed:
       if (b.Good("scheduler.rollout_floor") && slots - actors < floor)
-        return b.Complain(FirstWritten(b, {"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
+        return b.Complain(b.FirstWritten({"scheduler.actor_slots", "cluster.slots", "scheduler.placement"}),
                           Text(actors) + of_slots + "train, which leaves fewer than " + Text(floor) +
                               " (scheduler.rollout_floor) to generate; lower it");
       break;
     case PlacementKind::kElastic:
       if (b.Good("scheduler.rollout_floor") && slots <= floor)
         return b.Complain(
-            FirstWritten(b, {"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
+            b.FirstWritten({"scheduler.rollout_floor", "cluster.slots", "scheduler.placement"}),
             Text(floor) + of_slots +
                 "always generate (scheduler.rollout_floor), which leaves none to train; lower it");
       break;
     case PlacementKind::kColocated:
       break;
   }
-  Rule(b, "scheduler.actor_slots", {}, b.Written("scheduler.actor_slots") && actors > slots,
-       "is " + Text(actors) + ", but there are " + Text(slots) + " slots (cluster.slots)");
+  b.Rule("scheduler.actor_slots", {}, b.Written("scheduler.actor_slots") && actors > slots,
+         "is " + Text(actors) + ", but there are " + Text(slots) + " slots (cluster.slots)");
 }
 
 void CheckCluster(Binder& b, const JobConfig& c) {
@@ -429,16 +408,16 @@ void CheckCluster(Binder& b, const JobConfig& c) {
   const bool loopback =
       bind == "localhost" || bind == "::1" || bind == "[::1]" ||
       (bind.starts_with("127.") && bind.find_first_not_of("0123456789.") == std::string::npos);
-  Rule(b, {"cluster.bind"}, !loopback,
-       "found '" + bind +
-           "', which others on the network could reach; mutual TLS does not exist yet, so write 127.0.0.1");
-  Rule(b, {"security.max_control_bytes", "security.max_frame_bytes"},
-       c.security.max_control_bytes < c.security.max_frame_bytes,
-       "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "
-       "security.max_control_bytes be at least security.max_frame_bytes");
-  Rule(b, {"cluster.stall_timeout_s", "cluster.heartbeat_s"},
-       c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s,
-       "the stall time-out is shorter than four heartbeats; every run would look stalled");
+  b.Rule({"cluster.bind"}, !loopback,
+         "found '" + bind +
+             "', which others on the network could reach; mutual TLS does not exist yet, so write 127.0.0.1");
+  b.Rule({"security.max_control_bytes", "security.max_frame_bytes"},
+         c.security.max_control_bytes < c.security.max_frame_bytes,
+         "a frame of messages may have fewer bytes than one of rows: no batch would ever arrive; let "
+         "security.max_control_bytes be at least security.max_frame_bytes");
+  b.Rule({"cluster.stall_timeout_s", "cluster.heartbeat_s"},
+         c.cluster.stall_timeout_s < 4 * c.cluster.heartbeat_s,
+         "the stall time-out is shorter than four heartbeats; every run would look stalled");
 }
 
 // A pace that cannot be kept to is found before a process starts.
@@ -494,9 +473,9 @@ void CheckName(Binder& b, const JobConfig& c) {
   const auto plain = [](char ch) {
     return std::isalnum(static_cast<unsigned char>(ch)) != 0 || ch == '-' || ch == '_' || ch == '.';
   };
-  Rule(b, {"name"},
-       c.name.empty() || c.name[0] == '.' || c.name.size() > 100 || !std::ranges::all_of(c.name, plain),
-       "found '" + c.name + "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
+  b.Rule({"name"},
+         c.name.empty() || c.name[0] == '.' || c.name.size() > 100 || !std::ranges::all_of(c.name, plain),
+         "found '" + c.name + "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
 }
 
 }  // namespace
@@ -528,10 +507,10 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
     }
   }
   CheckLengths(b, loaded);
-  Rule(b, "train.minibatches", {"train.minibatches", "train.groups_per_step"},
-       c.train.minibatches > c.train.groups_per_step,
-       "is " + Text(c.train.minibatches) + ", more than the " + Text(c.train.groups_per_step) +
-           " groups of a step (train.groups_per_step); lower it");
+  b.Rule("train.minibatches", {"train.minibatches", "train.groups_per_step"},
+         c.train.minibatches > c.train.groups_per_step,
+         "is " + Text(c.train.minibatches) + ", more than the " + Text(c.train.groups_per_step) +
+             " groups of a step (train.groups_per_step); lower it");
   CheckPlacement(b, c);
   CheckCluster(b, c);
   CheckPace(b, c);

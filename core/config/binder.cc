@@ -147,6 +147,26 @@ void Binder::Fail(const Place& place, const std::string& key, const std::string&
   problems_.push_back({place, key + ": " + what});
 }
 
+bool Binder::AllGood(std::initializer_list<const char*> keys) const {
+  return std::ranges::all_of(keys, [this](const char* key) { return Good(key); });
+}
+
+std::string Binder::FirstWritten(std::initializer_list<const char*> keys) const {
+  for (const char* key : keys) {
+    if (Written(key)) return key;
+  }
+  return *keys.begin();
+}
+
+void Binder::Rule(const std::string& key, std::initializer_list<const char*> keys, bool broken,
+                  const std::string& what) {
+  if (broken && AllGood(keys)) Complain(key, what);
+}
+
+void Binder::Rule(std::initializer_list<const char*> keys, bool broken, const std::string& what) {
+  Rule(FirstWritten(keys), keys, broken, what);
+}
+
 void Binder::Complain(const std::string& key, const std::string& what) {
   problems_.push_back({PlaceOf(key), key + ": " + what});
 }

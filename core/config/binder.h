@@ -25,6 +25,14 @@ class Binder {
   [[nodiscard]] bool Written(const std::string& key) const { return loaded_.origins.contains(key); }
   // Whether the value of the key could be read.
   [[nodiscard]] bool Good(const std::string& key) const { return !bad_.contains(key); }
+  [[nodiscard]] bool AllGood(std::initializer_list<const char*> keys) const;
+  // The key of the list that was written, else the first: the line to look at.
+  [[nodiscard]] std::string FirstWritten(std::initializer_list<const char*> keys) const;
+  // A rule about keys that could all be read: where it is broken, `key` is complained about.
+  void Rule(const std::string& key, std::initializer_list<const char*> keys, bool broken,
+            const std::string& what);
+  // The same where any of the keys may be the one to change.
+  void Rule(std::initializer_list<const char*> keys, bool broken, const std::string& what);
   // Adds a problem at the place of `key` (of the nearest enclosing section, if it is not written).
   void Complain(const std::string& key, const std::string& what);
   // The same of a status that begins with "name: ", where the key is `section` + name.

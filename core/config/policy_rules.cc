@@ -107,53 +107,46 @@ void CheckPolicy(Binder& b, LoadedConfig& loaded) {
   if (!environment.ok()) {
     return b.ComplainOf("environment.", environment.status());
   }
-  if (!environment->continuous && b.Good("model.initial_log_std") && c.model.initial_log_std != 0) {
-    b.Complain("model.initial_log_std", "is of a Gaussian policy, but " + e.name + " has " +
-                                            std::to_string(environment->actions) +
-                                            " choices as actions; remove it");
-  }
+  b.Rule({"model.initial_log_std"}, !environment->continuous && c.model.initial_log_std != 0,
+         "is of a Gaussian policy, but " + e.name + " has " + std::to_string(environment->actions) +
+             " choices as actions; remove it");
   if (b.Good("model.hidden")) {
     if (const auto spec = policy::SpecOfJob(c); !spec.ok())
       return b.Complain("model.hidden", spec.status().message());
   }
-  if (b.Good("model.dtype") && c.model.dtype != DType::kFloat32)
-    b.Complain("model.dtype",
-               std::string("is ") + Name(c.model.dtype) + ", but policies compute in float32; remove it");
-  if (b.Good("environment.instances") && b.Good("rollout.steps_per_fragment")) {
+  b.Rule({"model.dtype"}, c.model.dtype != DType::kFloat32,
+         std::string("is ") + Name(c.model.dtype) + ", but policies compute in float32; remove it");
+  if (b.AllGood({"environment.instances", "rollout.steps_per_fragment"})) {
     const int64_t cells = e.instances * c.rollout.steps_per_fragment,
                   bytes =
                       policy::FragmentBytes(*policy::SpecOfJob(c), c.rollout.steps_per_fragment, e.instances);
-    if (bytes > c.security.max_control_bytes / 2) {
-      b.Complain(
-          b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
-          std::to_string(e.instances) + " instances of " + std::to_string(c.rollout.steps_per_fragment) +
-              " steps make a message of up to " + std::to_string(bytes) +
-              " bytes, more than half of security.max_control_bytes (" +
-              std::to_string(c.security.max_control_bytes) + "); lower them and raise train.groups_per_step");
-    }
+    b.Rule(b.Written("rollout.steps_per_fragment") ? "rollout.steps_per_fragment" : "environment.instances",
+           {}, bytes > c.security.max_control_bytes / 2,
+           std::to_string(e.instances) + " instances of " + std::to_string(c.rollout.steps_per_fragment) +
+               " steps make a message of up to " + std::to_string(bytes) +
+               " bytes, more than half of security.max_control_bytes (" +
+               std::to_string(c.security.max_control_bytes) +
+               "); lower them and raise train.groups_per_step");
     Adjust(loaded, "rollout.group_size", c.rollout.group_size, 1, "a group is one fragment");
     Adjust(loaded, "rollout.max_new_tokens", c.rollout.max_new_tokens, cells,
            "environment steps of a fragment");
     Adjust(loaded, "rollout.chunk_tokens", c.rollout.chunk_tokens, cells, "a chunk is a whole fragment");
-    if (b.Good("train.minibatches") && c.train.minibatches > cells * c.train.groups_per_step) {
-      b.Complain("train.minibatches", "is " + std::to_string(c.train.minibatches) + ", more than the " +
-                                          std::to_string(cells * c.train.groups_per_step) +
-                                          " environment steps of a step; lower it");
-    }
+    b.Rule({"train.minibatches"}, c.train.minibatches > cells * c.train.groups_per_step,
+           "is " + std::to_string(c.train.minibatches) + ", more than the " +
+               std::to_string(cells * c.train.groups_per_step) + " environment steps of a step; lower it");
   }
   if (!b.Written("environment.held_out"))
     Adjust(loaded, "environment.held_out", e.held_out, 100, "episodes of an evaluation of a policy");
-  if (!b.Good("algorithm.name") || !b.Good("algorithm.advantage") || !b.Good("algorithm.loss")) return;
+  if (!b.AllGood({"algorithm.name", "algorithm.advantage", "algorithm.loss"})) return;
   const auto resolved = algorithms::Resolve(rl->algorithm, c.rollout.max_new_tokens, /*environments=*/true);
   if (!resolved.ok()) {
     return b.ComplainOf("", resolved.status());
   }
-  if (algorithms::NeedsWholeRows(resolved->policy) || resolved->policy.loss->whole_batch ||
-      resolved->policy.loss->row_value) {
-    b.Complain(b.Written("algorithm.loss") ? "algorithm.loss" : "algorithm.name",
-               "loss " + resolved->policy.loss->name +
-                   " is over whole sequences; a policy of control tasks needs one of single steps, like ppo");
-  }
+  const auto& loss = *resolved->policy.loss;
+  b.Rule({"algorithm.loss", "algorithm.name"},
+         algorithms::NeedsWholeRows(resolved->policy) || loss.whole_batch || loss.row_value,
+         "loss " + loss.name +
+             " is over whole sequences; a policy of control tasks needs one of single steps, like ppo");
 }
 
 }  // namespace tidepool::config

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
 
@@ -38,15 +39,17 @@ StatusOr<json> ReadEvents(const std::string& path) {
   return j;
 }
 
-double NumberAt(const json& event, const char* key) {
-  const auto it = event.find(key);
-  return it != event.end() && it->is_number() ? it->get<double>() : 0.0;
-}
-
-std::string TextAt(const json& event, const char* key) {
-  const auto it = event.find(key);
-  return it != event.end() && it->is_string() ? it->get<std::string>() : std::string();
-}
+// One of a file in the Chrome trace format, as far as it is read.
+struct EventArgs {
+  std::string name;
+};
+struct Event {
+  std::string ph, name, cat;
+  double pid = 0, tid = 0, ts = 0, dur = 0;
+  EventArgs args;
+};
+TP_FIELDS(EventArgs, name)
+TP_FIELDS(Event, ph, name, cat, pid, tid, ts, dur, args)
 
 }  // namespace
 
@@ -81,18 +84,16 @@ ReadTrace ReadTraces(const std::string& folder) {
       trace.problems.push_back(events.status().message());
       continue;
     }
-    for (const json& event : *events) {
-      if (!event.is_object()) continue;
-      const std::string phase = TextAt(event, "ph");
-      const auto worker = static_cast<int64_t>(NumberAt(event, "pid"));
-      const auto role = static_cast<int64_t>(NumberAt(event, "tid"));
-      const std::string name = TextAt(event, "name");
-      if (phase == "M" && event.contains("args") && event["args"].is_object()) {
-        if (name == "process_name") trace.workers[worker] = TextAt(event["args"], "name");
-        if (name == "thread_name") trace.roles[{worker, role}] = TextAt(event["args"], "name");
-      } else if (phase == "X") {
-        trace.spans.push_back({worker, role, name, TextAt(event, "cat"), NumberAt(event, "ts") / 1e6,
-                               NumberAt(event, "dur") / 1e6});
+    for (const json& item : *events) {
+      Event event;
+      FromJson(item, event);
+      const auto worker = static_cast<int64_t>(event.pid), role = static_cast<int64_t>(event.tid);
+      if (event.ph == "X") {
+        trace.spans.push_back({worker, role, event.name, event.cat, event.ts / 1e6, event.dur / 1e6});
+      } else if (event.ph == "M" && event.name == "process_name") {
+        trace.workers[worker] = event.args.name;
+      } else if (event.ph == "M" && event.name == "thread_name") {
+        trace.roles[{worker, role}] = event.args.name;
       }
     }
   }
