@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <initializer_list>
 
 #include "core/base/ids.h"
 
@@ -181,36 +182,32 @@ std::string Hex(std::span<const uint8_t> bytes) {
   return out;
 }
 
-std::string Sha256Hex(std::string_view bytes) {
+namespace {
+
+// Of the parts, one behind the other.
+std::array<uint8_t, 32> Digest(std::initializer_list<std::string_view> parts) {
   Sha256 sha;
-  sha.Update(bytes);
-  return Hex(sha.Finish());
+  for (const std::string_view part : parts) sha.Update(part);
+  return sha.Finish();
+}
+std::string_view BytesOf(const auto& array) {
+  return {reinterpret_cast<const char*>(array.data()), array.size()};
 }
 
+}  // namespace
+
+std::string Sha256Hex(std::string_view bytes) { return Hex(Digest({bytes})); }
+
 std::string HmacSha256Hex(std::string_view key, std::string_view message) {
-  std::array<char, 64> block{};
-  if (key.size() > 64) {
-    Sha256 sha;
-    sha.Update(key);
-    const auto digest = sha.Finish();
-    std::memcpy(block.data(), digest.data(), digest.size());
-  } else {
-    std::copy(key.begin(), key.end(), block.begin());
+  std::array<char, 64> inner{}, outer{};
+  const auto digest = Digest({key});
+  if (key.size() > inner.size()) key = BytesOf(digest);
+  std::copy(key.begin(), key.end(), inner.begin());
+  for (size_t i = 0; i < inner.size(); ++i) {
+    outer[i] = static_cast<char>(inner[i] ^ 0x5c);
+    inner[i] = static_cast<char>(inner[i] ^ 0x36);
   }
-  std::array<char, 64> inner;
-  std::array<char, 64> outer;
-  for (size_t i = 0; i < 64; ++i) {
-    inner[i] = static_cast<char>(block[i] ^ 0x36);
-    outer[i] = static_cast<char>(block[i] ^ 0x5c);
-  }
-  Sha256 a;
-  a.Update(std::string_view(inner.data(), 64));
-  a.Update(message);
-  const auto digest = a.Finish();
-  Sha256 b;
-  b.Update(std::string_view(outer.data(), 64));
-  b.Update(std::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
-  return Hex(b.Finish());
+  return Hex(Digest({BytesOf(outer), BytesOf(Digest({BytesOf(inner), message}))}));
 }
 
 bool ConstantTimeEqual(std::string_view a, std::string_view b) {

@@ -1,6 +1,5 @@
 #include "core/base/real_file_system.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -10,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 namespace tidepool {
@@ -181,17 +182,11 @@ StatusOr<FileInfo> RealFileSystem::Stat(const std::string& path) {
 }
 
 StatusOr<std::vector<std::string>> RealFileSystem::List(const std::string& dir) {
-  DIR* handle = ::opendir(dir.c_str());
-  if (handle == nullptr) return FileError(errno, "list folder", dir);
   std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* entry = ::readdir(handle)) {
-    const std::string_view name(entry->d_name);
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  const int error = errno;
-  ::closedir(handle);
-  if (error != 0) return FileError(error, "list folder", dir);
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(dir, error), end; !error && it != end; it.increment(error))
+    names.push_back(it->path().filename());
+  if (error) return FileError(error.value(), "list folder", dir);
   std::sort(names.begin(), names.end());
   return names;
 }
