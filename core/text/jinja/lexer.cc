@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "core/text/unicode.h"
 
@@ -317,18 +318,12 @@ class Lexer {
   }
 
   Status Hex(int digits, std::string* text) {
-    char32_t value = 0;
-    for (int i = 0; i < digits; ++i) {
-      const char c = at_ < source_.size() ? source_[at_] : '\0';
-      int digit = -1;
-      if (IsDigit(c)) digit = c - '0';
-      if (c >= 'a' && c <= 'f') digit = c - 'a' + 10;
-      if (c >= 'A' && c <= 'F') digit = c - 'A' + 10;
-      if (digit < 0)
-        return Fail("an escape in a string needs " + std::to_string(digits) + " hexadecimal digits");
-      value = value * 16 + static_cast<char32_t>(digit);
-      ++at_;
-    }
+    const std::string_view hex = Rest().substr(0, static_cast<size_t>(digits));
+    uint32_t value = 0;
+    const auto [end, error] = std::from_chars(hex.data(), hex.data() + hex.size(), value, 16);
+    if (error != std::errc() || end != hex.data() + digits)
+      return Fail("an escape in a string needs " + std::to_string(digits) + " hexadecimal digits");
+    at_ += hex.size();
     if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF))
       return Fail("an escape in a string is no character");
     AppendUtf8(value, text);
