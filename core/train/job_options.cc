@@ -18,7 +18,8 @@ struct KindOptions {
       return InvalidArgument("rollout.temperature is " + std::to_string(o.temperature) +
                              "; training needs a value above 0 (greedy samples have no gradient)");
     }
-    o.shaping = ShapingOf(rl.algorithm, job.reward.shaping, job.rollout.max_new_tokens);
+    o.shaping = {job.reward.shaping, job.rollout.max_new_tokens, rl.algorithm.overlong_buffer_tokens,
+                 rl.algorithm.overlong_factor};
     for (const RewardFunction& f : job.reward.functions) o.component_weights.push_back(f.weight);
     if (rl.algorithm.critic.learning_rate) o.critic_schedule.peak = *rl.algorithm.critic.learning_rate;
     o.critic_warmup_steps = rl.algorithm.critic.warmup_steps;

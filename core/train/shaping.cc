@@ -4,22 +4,6 @@
 #include "core/algorithms/statistics.h"
 
 namespace tidepool::train {
-ShapingOptions ShapingOf(const AlgorithmConfig& algorithm, const RewardShapingConfig& s,
-                         int64_t max_new_tokens) {
-  ShapingOptions o;
-  o.max_new_tokens = max_new_tokens;
-  o.overlong_buffer = algorithm.overlong_buffer_tokens;
-  o.overlong_factor = algorithm.overlong_factor;
-  o.truncated = s.truncated;
-  o.repetition_penalty = s.repetition_penalty;
-  o.repetition_ngram = s.repetition_ngram;
-  o.length_penalty = s.length_penalty;
-  o.bias = s.bias;
-  o.scale = s.scale;
-  o.running = s.running;
-  o.normalise = {.mean = s.mean, .deviation = s.deviation, .leave_one_out = s.leave_one_out};
-  return o;
-}
 
 std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> rows,
                                   algorithms::RunningMoments& moments) {
@@ -58,12 +42,14 @@ std::vector<double> ShapedRewards(const ShapingOptions& o, std::span<const Row> 
   if (o.bias != 0 || o.scale != 1) {
     for (double& x : r) x = algorithms::ScaleReward(x, o.bias, o.scale);
   }
+  const algorithms::NormaliseOptions normalise{
+      .mean = o.mean, .deviation = o.deviation, .leave_one_out = o.leave_one_out};
   if (o.running) {
     for (const double x : r) moments.Add(x);
-    for (double& x : r) x = moments.Normalise(x, o.normalise.eps);
+    for (double& x : r) x = moments.Normalise(x, normalise.eps);
   }
-  if (o.normalise.mean != Scope::kNone || o.normalise.deviation != Scope::kNone) {
-    r = algorithms::NormaliseRewards(r, group, o.normalise);
+  if (o.mean != Scope::kNone || o.deviation != Scope::kNone) {
+    r = algorithms::NormaliseRewards(r, group, normalise);
   }
   return r;
 }

@@ -11,7 +11,6 @@
 // Pure but for the running moments, which are the caller's. No LibTorch.
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,19 +20,10 @@
 
 namespace tidepool::train {
 
-struct ShapingOptions {
+struct ShapingOptions : RewardShapingConfig {
   int64_t max_new_tokens = 0;
   double overlong_buffer = 0, overlong_factor = 1;  // buffer 0: off
-  std::optional<double> truncated;
-  double repetition_penalty = 0;
-  int64_t repetition_ngram = 3;
-  double length_penalty = 0;
-  double bias = 0, scale = 1;
-  bool running = false;
-  algorithms::NormaliseOptions normalise;
 };
-ShapingOptions ShapingOf(const AlgorithmConfig& algorithm, const RewardShapingConfig& shaping,
-                         int64_t max_new_tokens);
 
 // [rows]. `moments` gets this step's rewards where running is set.
 std::vector<double> ShapedRewards(const ShapingOptions& options, std::span<const Row> rows,

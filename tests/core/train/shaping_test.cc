@@ -32,27 +32,26 @@ TEST(ShapingTest, EachPartByHand) {
   const std::vector<Row> rows = {Sample(0, 1, {1, 1, 1, 1}, true), Sample(0, 0, {2, 3}),
                                  Sample(1, 1, {4, 5, 6})};
   const auto shaped = [&](const ShapingOptions& o) { return ShapedRewards(o, rows, moments); };
-  EXPECT_EQ(shaped({.truncated = 0.5}), (std::vector<double>{0.5, 0, 1}));
-  EXPECT_EQ(shaped({.truncated = -2.0}), (std::vector<double>{-2, 0, 1}));
+  EXPECT_EQ(shaped({{.truncated = 0.5}}), (std::vector<double>{0.5, 0, 1}));
+  EXPECT_EQ(shaped({{.truncated = -2.0}}), (std::vector<double>{-2, 0, 1}));
   // Limit 4, the last 2 tokens: 4 tokens cost 1, 3 cost half of it.
-  EXPECT_EQ(shaped({.max_new_tokens = 4, .overlong_buffer = 2, .overlong_factor = 1}),
+  EXPECT_EQ(shaped({{}, /*max_new_tokens=*/4, /*overlong_buffer=*/2, /*overlong_factor=*/1}),
             (std::vector<double>{0, 0, 0.5}));
   // Two-grams of (1, 1, 1, 1): one of three is unique.
-  EXPECT_NEAR(shaped({.repetition_penalty = 0.3, .repetition_ngram = 2})[0], 1 - 0.3 * 2 / 3, 1e-12);
-  EXPECT_EQ(shaped({.repetition_penalty = 0.3, .repetition_ngram = 2})[2], 1);
+  EXPECT_NEAR(shaped({{.repetition_penalty = 0.3, .repetition_ngram = 2}})[0], 1 - 0.3 * 2 / 3, 1e-12);
+  EXPECT_EQ(shaped({{.repetition_penalty = 0.3, .repetition_ngram = 2}})[2], 1);
   // Group 0 has a mean of 0.5: 0.5 * 0.4 * 4/4 and 2/4 are taken off, the group's mean stays.
-  const std::vector<double> length = shaped({.length_penalty = 0.4});
+  const std::vector<double> length = shaped({{.length_penalty = 0.4}});
   EXPECT_NEAR(length[0] + length[1], 1, 1e-12);
   EXPECT_NEAR(length[0] - length[1], 1 - 0.5 * 0.4 * (1 - 0.5), 1e-12);
-  EXPECT_EQ(shaped({.bias = 1, .scale = 100}), (std::vector<double>{20, 20, 20}));
-  const std::vector<double> normal =
-      shaped({.normalise = {.mean = Scope::kBatch, .deviation = Scope::kBatch}});
+  EXPECT_EQ(shaped({{.bias = 1, .scale = 100}}), (std::vector<double>{20, 20, 20}));
+  const std::vector<double> normal = shaped({{.mean = Scope::kBatch, .deviation = Scope::kBatch}});
   EXPECT_NEAR(normal[0] + normal[1] + normal[2], 0, 1e-9);
 }
 
 TEST(ShapingTest, RunningMomentsRememberEarlierSteps) {
   algorithms::RunningMoments moments;
-  const ShapingOptions o{.running = true};
+  const ShapingOptions o{{.running = true}};
   (void)ShapedRewards(o, std::vector<Row>{Sample(0, 0, {1}), Sample(0, 2, {1})}, moments);
   const std::vector<double> second =
       ShapedRewards(o, std::vector<Row>{Sample(0, 4, {1}), Sample(0, 6, {1})}, moments);
