@@ -16,7 +16,7 @@ namespace {
 
 struct Entry {
   const char* key;
-  std::variant<double*, int64_t*, std::string*, WordField> field;
+  std::variant<double*, int64_t*, bool*, std::string*, WordField> field;  // bool: 0 or 1
   double lo = 0, hi = 1e18;
   bool above = false;  // more than lo
   bool required = false;
@@ -44,7 +44,7 @@ void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
   const auto* begin = node.text.data();
   const auto* end = begin + node.text.size();
   const auto [rest, error] = std::from_chars(begin, end, x);
-  const bool whole = std::holds_alternative<int64_t*>(e.field);
+  const bool whole = !std::holds_alternative<double*>(e.field);
   if (error != std::errc{} || rest != end || !std::isfinite(x) || (whole && x != std::floor(x))) {
     return Complain(node,
                     key + ": found " + node.Describe() + "; write " + (whole ? "a whole number" : "a number"),
@@ -57,6 +57,7 @@ void Read(const Node& node, const Entry& e, std::vector<Problem>& problems) {
   }
   if (auto* number = std::get_if<double*>(&e.field)) **number = x * e.unit;
   if (auto* count = std::get_if<int64_t*>(&e.field)) **count = static_cast<int64_t>(x);
+  if (auto* flag = std::get_if<bool*>(&e.field)) **flag = x != 0;
 }
 
 void ReadMap(const Node& node, const std::string& name, const std::vector<Entry>& entries,
@@ -100,17 +101,17 @@ std::vector<Entry> JobEntries(WorkloadJob& j) {
           {"max_concurrent", &j.max_concurrent, 1, 1e8},
           {"kv_cache_tokens", &j.kv_cache_tokens, 0, 1e15},
           {"reward_workers", &j.reward_workers, 1, 1e5},
-          {"mean_tokens", &j.mean_tokens, 0, 1e7, true},
-          {"sigma_between", &j.sigma_between, 0, 10},
-          {"sigma_within", &j.sigma_within, 0, 10},
+          {"mean_tokens", &j.lengths.mean_tokens, 0, 1e7, true},
+          {"sigma_between", &j.lengths.sigma_between, 0, 10},
+          {"sigma_within", &j.lengths.sigma_within, 0, 10},
           {"tokens_per_step", &j.tokens_per_step, 1, 100},
-          {"mean_turns", &j.mean_turns, 1, 1e5},
-          {"sigma_turns", &j.sigma_turns, 0, 10},
-          {"max_turns", &j.max_turns, 1, 1e5},
-          {"env_step_s", &j.env_step_s, 0, 1e6},
-          {"env_step_sd", &j.env_step_sd, 0, 1e6},
-          {"env_slow_chance", &j.env_slow_chance, 0, 1},
-          {"env_slow_s", &j.env_slow_s, 0, 1e6},
+          {"mean_turns", &j.turns.mean_turns, 1, 1e5},
+          {"sigma_turns", &j.turns.sigma_turns, 0, 10},
+          {"max_turns", &j.turns.max_turns, 1, 1e5},
+          {"env_step_s", &j.turns.step_s_mean, 0, 1e6},
+          {"env_step_sd", &j.turns.step_s_sd, 0, 1e6},
+          {"env_slow_chance", &j.turns.slow_chance, 0, 1},
+          {"env_slow_s", &j.turns.slow_s, 0, 1e6},
           {"engine_efficiency", &j.engine_efficiency, 0, 1, true},
           {"train_efficiency", &j.train_efficiency, 0, 1, true},
           {"reward_s", &j.reward_s, 0, 1e6},

@@ -12,6 +12,7 @@
 #include "core/base/choices.h"
 #include "core/base/fault_shape.h"
 #include "core/base/hardware.h"
+#include "core/base/job_shape.h"
 #include "core/base/status.h"
 
 namespace tidepool::config {
@@ -41,21 +42,17 @@ struct Pace {
 StatusOr<Pace> LoadPace(const std::string& path);
 
 // A simulated job; the same keys under `job` and in each of `variants` (which change some of them).
-struct WorkloadJob {
+struct WorkloadJob : JobShape {
   PlacementKind placement = PlacementKind::kColocated;
   KvOnUpdate kv_on_update = KvOnUpdate::kRecompute;
   OnStale on_stale = OnStale::kReissue;
   std::string order = "context";
-  int64_t slots = 1, devices_per_slot = 1, actor_slots = 1, rollout_floor = 1;
+  int64_t slots = 1, actor_slots = 1, rollout_floor = 1;
   int64_t groups_per_step = 64, group_size = 8, steps = 4, max_lag_versions = 0;
   double oversample = 1;
-  int64_t prompt_tokens = 512, max_new_tokens = 4096, chunk_tokens = 0, max_concurrent = 1 << 20,
-          kv_cache_tokens = 0, reward_workers = 64;
-  double mean_tokens = 1024, sigma_between = 1, sigma_within = 0.35, tokens_per_step = 1;
-  double mean_turns = 1, sigma_turns = 0, max_turns = 100, env_step_s = 0, env_step_sd = 0,
-         env_slow_chance = 0, env_slow_s = 0;
-  double engine_efficiency = 0.9, train_efficiency = 0.4, reward_s = 0.05, release_s = 0.1, grant_s = 0.2;
-  int64_t seed = 1, recompute = 0, checkpoint_every = 0, kv_pool = 0;
+  int64_t max_new_tokens = 4096, chunk_tokens = 0, max_concurrent = 1 << 20, kv_cache_tokens = 0,
+          reward_workers = 64;
+  int64_t seed = 1, checkpoint_every = 0;
 };
 struct Workload {
   std::string name, what, hardware;  // hardware: a profile's name, or a path

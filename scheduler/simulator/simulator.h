@@ -25,21 +25,13 @@
 
 namespace tidepool::scheduler {
 
-struct SimJob {
+struct SimJob : JobShape {
   std::string name;
   ControllerOptions controller;  // placement, groups, lag ...; slots are engines
   HardwareProfile hardware;
   ModelShape model;
-  int64_t devices_per_slot = 1;
-  double engine_efficiency = 0.9,
-         train_efficiency = 0.4;  // engine: of the sustained rates; train: of the engine's
-  bool recompute = false;         // training computes activations again
-  LengthShape lengths;
-  TurnShape turns;
   std::map<SampleId, int64_t>
       recorded_lengths;  // of a real run; not empty: instead of `lengths` (others draw from these)
-  int64_t prompt_tokens = 512;
-  double tokens_per_step = 1;  // > 1: accepted drafts
   // Decode steps between two chances to join or leave a batch: the token_factor of a paced run. Above 1 a
   // rank of a training step counts its own time as busy and not the wait for slower ones, since a paced rank
   // keeps its own pace.
@@ -49,12 +41,8 @@ struct SimJob {
                            // machine); training times are those beside others
   double jitter = 0;  // relative deviation of a slot's speed, drawn anew with each load of weights and each
                       // training step (lognormal, mean 1)
-  // Caches outlive an engine in a pool that all of them read over the network (as published for Seer; our
-  // engines compute again).
-  bool kv_pool = false;
   bool prompt_once = false;  // training computes a prompt once a group, as our trainer does
-  double reward_s = 0.05, row_s = 0;
-  double release_s = 0.1, grant_s = 0.2;  // of a slot, apart from bytes
+  double row_s = 0;
   double publish_s = 0.01, message_s = 0.0005;
   double tick_s = 5;  // between two ticks of the controller; every engine says then how it goes
   FaultShape faults;

@@ -7,25 +7,9 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/job_shape.h"
 
 namespace tidepool::scheduler {
-
-struct LengthShape {                                // log-normal, of answers
-  double mean_tokens = 1024;                        // after cutting at the limit
-  double sigma_between = 1.0, sigma_within = 0.35;  // of log length: between groups, within one
-};
-struct TurnShape {                         // several turns an answer; mean_turns 1: none
-  double mean_turns = 1, sigma_turns = 0;  // log-normal, cut at max_turns
-  int64_t max_turns = 100;
-  double step_s_mean = 0, step_s_sd = 0;  // of an environment step, normal, never negative
-  double slow_chance = 0, slow_s = 0;     // some steps (resets) take this much longer, exponential
-  // Where the job has an environment (EnvironmentOptions::used), turns are played by its environment workers,
-  // as in a real run: between turns a sample is in no engine. A turn then takes a log-normal time, unless
-  // latency_median_s is 0.
-  double latency_median_s = 0, latency_tail = 0, latency_max_s = 0;
-  double straggler_share = 0, straggler_s = 0;  // of the samples: each of their turns takes so much longer
-  int64_t observation_tokens = 8;               // that the environment says after a turn
-};
 
 class WorkloadDraws {
  public:

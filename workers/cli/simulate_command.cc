@@ -35,22 +35,11 @@ constexpr int64_t kFlushBytes = 1 << 20;
 SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
                     const HardwareProfile& hardware) {
   SimJob s;
+  static_cast<JobShape&>(s) = j;
   s.name = w.name;
   s.hardware = hardware;
   s.model = w.model;
-  s.devices_per_slot = j.devices_per_slot;
-  s.engine_efficiency = j.engine_efficiency;
-  s.train_efficiency = j.train_efficiency;
-  s.lengths = {j.mean_tokens, j.sigma_between, j.sigma_within};
-  s.turns = {j.mean_turns,      j.sigma_turns, static_cast<int64_t>(j.max_turns), j.env_step_s, j.env_step_sd,
-             j.env_slow_chance, j.env_slow_s};
-  s.prompt_tokens = j.prompt_tokens;
-  s.tokens_per_step = j.tokens_per_step;
-  s.reward_s = j.reward_s;
-  s.release_s = j.release_s;
-  s.grant_s = j.grant_s;
   s.seed = static_cast<uint64_t>(j.seed);
-  s.kv_pool = j.kv_pool == 1;
   s.true_lengths = j.order == "oracle";
   s.controller.run_id = "sim";
   s.controller.data_rows = int64_t{1} << 40;
@@ -66,7 +55,6 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
   c.fleet.slots = j.slots;
   c.batch.groups_per_step = j.groups_per_step;
   c.steps = j.steps;
-  s.recompute = j.recompute == 1;
   c.batch.group_size = j.group_size;
   c.rollout.max_new_tokens = j.max_new_tokens;
   c.rollout.chunk_tokens = j.chunk_tokens;
@@ -101,7 +89,7 @@ void StretchTokens(SimJob& s, int64_t factor) {
 
 // Turns of an environment as a good player sees them; how long a learner takes is not known, so half of the
 // limit.
-Status ShapeTurns(const JobConfig& config, scheduler::TurnShape& turns) {
+Status ShapeTurns(const JobConfig& config, TurnShape& turns) {
   const EnvironmentConfig& e = *config.environment();
   TP_ASSIGN_OR_RETURN(const auto environment,
                       environments::MakeTextEnvironment(e.name, e.options, config.seed));
