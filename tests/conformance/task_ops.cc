@@ -1,5 +1,6 @@
 // env.* and task.*
 #include <array>
+#include <functional>
 
 #include "core/environments/control.h"
 #include "core/environments/toy_text.h"
@@ -13,19 +14,20 @@ namespace {
 namespace env = tidepool::environments;
 
 // Plays all actions from the given state; `actions` of T are checked by the caller.
-template <size_t kState, typename T, typename Step>
-Status Play(Request& r, const std::vector<T>& actions, const Step& step) {
+template <size_t kState, typename T, typename Step, typename Observe = std::identity>
+Status Play(Request& r, const std::vector<T>& actions, const Step& step, const Observe& observe = {}) {
   const std::vector<double> given = r.Vector("state", static_cast<int64_t>(kState));
   if (!r.ok()) return r.status();
   std::array<double, kState> state{};
   for (size_t i = 0; i < kState; ++i) state[i] = given[i];
   std::vector<double> observations, rewards;
   std::vector<bool> terminated;
-  size_t width = decltype(step(state, T{}))().observation.size();
+  const size_t width = observe(state).size();
   for (const T action : actions) {
     const auto next = step(state, action);
     state = next.state;
-    observations.insert(observations.end(), next.observation.begin(), next.observation.end());
+    const auto seen = observe(state);
+    observations.insert(observations.end(), seen.begin(), seen.end());
     rewards.push_back(next.reward);
     terminated.push_back(next.terminated);
   }
@@ -51,7 +53,7 @@ Status CartPole(Request& r) {
 }
 Status Pendulum(Request& r) {
   r.params().Known({});
-  return Play<2>(r, r.Vector("actions", -1), env::StepPendulum);
+  return Play<2>(r, r.Vector("actions", -1), env::StepPendulum, env::ObservePendulum);
 }
 Status MountainCar(Request& r) {
   r.params().Known({});
@@ -59,7 +61,7 @@ Status MountainCar(Request& r) {
 }
 Status Acrobot(Request& r) {
   r.params().Known({});
-  return Play<4>(r, Choices(r, 3), env::StepAcrobot);
+  return Play<4>(r, Choices(r, 3), env::StepAcrobot, env::ObserveAcrobot);
 }
 
 Status PutTable(Request& r, const env::TransitionTable& table) {

@@ -11,7 +11,7 @@ namespace tidepool::environments {
 namespace {
 
 TEST(CartPoleTest, WorkedNumbersFromRest) {
-  CartPoleStep s = StepCartPole({0, 0, 0, 0}, 1);
+  Transition<4> s = StepCartPole({0, 0, 0, 0}, 1);
   const double first[4] = {0, 0.1951219512, 0, -0.2926829268},
                second[4] = {0.0039024390, 0.3902439024, -0.0058536585, -0.5853658537};
   for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(s.state[i], first[i], 1e-9);
@@ -25,7 +25,7 @@ TEST(CartPoleTest, PushingOneWayEndsBeforeTwelveSteps) {
   std::array<double, 4> state{};
   int steps = 0;
   for (bool done = false; !done; ++steps) {
-    const CartPoleStep s = StepCartPole(state, 1);
+    const Transition<4> s = StepCartPole(state, 1);
     state = s.state;
     done = s.terminated;
     ASSERT_LT(steps, 12);
@@ -34,26 +34,26 @@ TEST(CartPoleTest, PushingOneWayEndsBeforeTwelveSteps) {
 }
 
 TEST(PendulumTest, HangingStillCostsPiSquared) {
-  const PendulumStep s = StepPendulum({3.0 * std::acos(-1.0), 0}, 0);  // wraps to -pi
+  const Transition<2> s = StepPendulum({3.0 * std::acos(-1.0), 0}, 0);  // wraps to -pi
   EXPECT_NEAR(s.reward, -std::acos(-1.0) * std::acos(-1.0), 1e-12);
-  const PendulumStep pushed = StepPendulum({0, 0}, 100);  // torque is cut at 2
+  const Transition<2> pushed = StepPendulum({0, 0}, 100);  // torque is cut at 2
   EXPECT_NEAR(pushed.state[1], 0.3, 1e-12);
   EXPECT_NEAR(pushed.reward, -0.004, 1e-12);
 }
 
 TEST(MountainCarTest, TheLeftWallStopsTheCar) {
-  const MountainCarStep s = StepMountainCar({-1.2, -0.07}, 0);
+  const Transition<2> s = StepMountainCar({-1.2, -0.07}, 0);
   EXPECT_EQ(s.state[0], -1.2);
   EXPECT_EQ(s.state[1], 0);
   EXPECT_TRUE(StepMountainCar({0.499, 0.07}, 2).terminated);
 }
 
 TEST(AcrobotTest, RestIsAnEquilibriumAndAnyAngleEnds) {
-  const AcrobotStep s = StepAcrobot({0, 0, 0, 0}, 1);
+  const Transition<4> s = StepAcrobot({0, 0, 0, 0}, 1);
   for (const double v : s.state) EXPECT_NEAR(v, 0, 1e-12);
   EXPECT_EQ(s.reward, -1);
   for (const double far : {1e6, 1e300, -1e300}) {
-    const AcrobotStep wrapped = StepAcrobot({far, -far, 0, 0}, 2);
+    const Transition<4> wrapped = StepAcrobot({far, -far, 0, 0}, 2);
     EXPECT_LE(std::fabs(wrapped.state[0]), 3.15);
   }
 }

@@ -62,7 +62,7 @@ TEST(VectorEnvironmentTest, EqualsScalarSteppingWithResets) {
     // Now and then the balancing choice, so that both ends occur.
     const float action =
         rng.Chance(0.2) ? (state[2] + 0.3 * state[3] > 0 ? 1.0F : 0.0F) : static_cast<float>(rng.Below(2));
-    const CartPoleStep expected = StepCartPole(state, static_cast<int64_t>(action));
+    const Transition<4> expected = StepCartPole(state, static_cast<int64_t>(action));
     ASSERT_TRUE((*set)->Step(std::span(&action, 1), step).ok());
     ++steps;
     EXPECT_EQ(step.rewards[0], 1.0F);
