@@ -76,13 +76,4 @@ StatusOr<std::vector<double>> AggregationWeights(const Aggregation& a, const Cel
   return weights;
 }
 
-double Aggregate(std::span<const double> weights, std::span<const double> x, const Cells& cells) {
-  double sum = 0;
-  for (size_t t = 0; t < x.size(); ++t) {
-    // A weight of 0 (D = 0 is refused, so: masked) must not meet an inf.
-    if (cells.mask[t] != 0) sum += weights[t] * x[t];
-  }
-  return sum;
-}
-
 }  // namespace tidepool::algorithms

@@ -61,7 +61,4 @@ struct Aggregation {
 // another length than the rows.
 StatusOr<std::vector<double>> AggregationWeights(const Aggregation& aggregation, const Cells& cells);
 
-// sum of weights * x over valid cells.
-double Aggregate(std::span<const double> weights, std::span<const double> x, const Cells& cells);
-
 }  // namespace tidepool::algorithms

@@ -10,6 +10,16 @@
 namespace tidepool::algorithms::conformance {
 namespace {
 
+// sum of weights * x over valid cells.
+double Aggregate(std::span<const double> weights, std::span<const double> x, const Cells& cells) {
+  double sum = 0;
+  for (size_t t = 0; t < x.size(); ++t) {
+    // A weight of 0 (D = 0 is refused, so: masked) must not meet an inf.
+    if (cells.mask[t] != 0) sum += weights[t] * x[t];
+  }
+  return sum;
+}
+
 KlOptions ReadKl(Request& r, const Params& p) {
   KlOptions o;
   if (const auto kind = FromWord<KlKind>(p.Text("kind", ""))) {

@@ -234,7 +234,8 @@ TEST(FormulasTest, Aggregation) {
   const Cells cells = Cells::Padded(2, 4, {1, 1, 1, 1, 1, 0, 0, 0});
   const std::vector<double> x = {1, 1, 1, 1, 4, NAN, NAN, NAN};
   const auto loss = [&](algorithms::Aggregation a) {
-    return Aggregate(AggregationWeights(a, cells).value(), x, cells);
+    const std::vector<double> weights = AggregationWeights(a, cells).value();
+    return std::inner_product(weights.begin(), weights.end(), Masked(x, cells).begin(), 0.0);
   };
   EXPECT_NEAR(loss({.mode = AggregationMode::kTokenMean}), 1.6, 1e-12);
   EXPECT_NEAR(loss({.mode = AggregationMode::kSeqMeanTokenMean}), 2.5, 1e-12);
