@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/hash.h"
 #include "proto/control.grpc.pb.h"
 #include "workers/net/listener.h"
 #include "workers/net/rpc_status.h"
@@ -16,18 +15,11 @@ struct WeightsServer::Impl final : v1::Weights::Service {
   std::string token;
   int64_t frame_bytes = 1 << 20;
   PublishedSource source;
-  std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Listener> listener;
 
   grpc::Status Fetch(grpc::ServerContext* context, const v1::FetchWeightsRequest* request,
                      grpc::ServerWriter<v1::WeightsFrame>* writer) override {
-    const auto& metadata = context->client_metadata();
-    const auto it = metadata.find("authorization");
-    if (it == metadata.end() ||
-        !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + token)) {
-      return ToGrpc(Unauthenticated("Fetch: no token of a device worker of this job"));
-    }
-    listener->Authenticated(context->peer());
+    if (const Status s = listener->Admit(*context, "Fetch", token); !s.ok()) return ToGrpc(s);
     auto published = source(
         {{request->version().lineage(), request->version().number()}, StepNumber{request->state_step() - 1}});
     if (!published.ok()) return ToGrpc(published.status());
@@ -54,11 +46,7 @@ struct WeightsServer::Impl final : v1::Weights::Service {
 
 WeightsServer::WeightsServer() : impl_(std::make_unique<Impl>()) {}
 WeightsServer::~WeightsServer() {
-  if (impl_->listener != nullptr) impl_->listener->Close();
-  if (impl_->server != nullptr) {
-    impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-    impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
-  }
+  if (impl_->listener != nullptr) impl_->listener->Stop();
 }
 std::string WeightsServer::address() const { return impl_->listener->address(); }
 
@@ -73,7 +61,7 @@ StatusOr<std::unique_ptr<WeightsServer>> WeightsServer::Start(const std::string&
   TP_ASSIGN_OR_RETURN(server->impl_->listener, Listener::Open(bind, 0));
   grpc::ServerBuilder builder;
   builder.RegisterService(server->impl_.get());
-  TP_ASSIGN_OR_RETURN(server->impl_->server, server->impl_->listener->Serve(builder));
+  TP_RETURN_IF_ERROR(server->impl_->listener->Serve(builder));
   return server;
 }
 

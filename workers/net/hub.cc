@@ -47,7 +47,6 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
   JobTokens tokens;
   std::function<void(HubEvent)> sink;
   RowsProvider rows;
-  std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> refused{0};
   Mutex mu;
@@ -225,7 +224,7 @@ StatusOr<std::unique_ptr<Hub>> Hub::Start(const HubOptions& options, const JobTo
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
   builder.RegisterService(hub->impl_.get());
-  TP_ASSIGN_OR_RETURN(hub->impl_->server, hub->impl_->listener->Serve(builder));
+  TP_RETURN_IF_ERROR(hub->impl_->listener->Serve(builder));
   return hub;
 }
 
@@ -258,12 +257,6 @@ Hub::Holding::~Holding() {
   hub_->impl_->door.Release();
 }
 
-void Hub::Stop() {
-  if (impl_->listener != nullptr) impl_->listener->Close();
-  if (impl_->server == nullptr) return;
-  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
-  impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
-  impl_->server.reset();
-}
+void Hub::Stop() { impl_->listener->Stop(); }
 
 }  // namespace tidepool::workers

@@ -20,10 +20,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/hash.h"
 #include "core/base/thread_annotations.h"
 
 namespace tidepool::workers {
 namespace {
+
+constexpr auto kEnd = std::chrono::milliseconds(200);  // of calls that are under way
 
 using Clock = std::chrono::steady_clock;
 
@@ -96,6 +99,7 @@ struct Listener::Impl {
     Clock::time_point since;
   };
 
+  std::unique_ptr<grpc::Server> server;
   int64_t limit = 0;  // of open files
   size_t most = 0;    // strangers
   Descriptor listening, wake, spare;
@@ -178,15 +182,18 @@ struct Listener::Impl {
 
 Listener::Listener() : impl_(std::make_unique<Impl>()) {}
 
-Listener::~Listener() { Close(); }
+Listener::~Listener() { Stop(); }
 
-void Listener::Close() {
+void Listener::Stop() {
   if (!impl_->thread.joinable()) return;
   impl_->thread.request_stop();
   const uint64_t one = 1;
   (void)!write(impl_->wake.get(), &one,
                sizeof(one));  // without it the thread ends within its poll's time-out
   impl_->thread.join();       // waits: it was woken
+  impl_->server->Shutdown(std::chrono::system_clock::now() + kEnd);
+  impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
+  impl_->server.reset();
 }
 
 const std::string& Listener::address() const { return impl_->address; }
@@ -208,16 +215,16 @@ StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& host, int6
   return listener;
 }
 
-StatusOr<std::unique_ptr<grpc::Server>> Listener::Serve(grpc::ServerBuilder& builder) {
+Status Listener::Serve(grpc::ServerBuilder& builder) {
   impl_->acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
                              static_cast<int>(std::chrono::milliseconds(kPatience).count()));
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr) return Unavailable(impl_->address + ": the server could not be started");
+  impl_->server = builder.BuildAndStart();
+  if (impl_->server == nullptr) return Unavailable(impl_->address + ": the server could not be started");
   impl_->thread = std::jthread([impl = impl_.get()](const std::stop_token& stop) { impl->Run(stop); });
-  return server;
+  return OkStatus();
 }
 
 void Listener::Authenticated(const std::string& peer) {
@@ -227,6 +234,17 @@ void Listener::Authenticated(const std::string& peer) {
   const int port = std::atoi(peer.c_str() + colon + 1);
   const MutexLock lock(impl_->mu);
   std::erase_if(impl_->strangers, [port](const Impl::Stranger& s) { return s.port == port; });
+}
+
+Status Listener::Admit(const grpc::ServerContext& context, const std::string& call,
+                       const std::string& token) {
+  const auto it = context.client_metadata().find("authorization");
+  if (it == context.client_metadata().end() ||
+      !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()), "Bearer " + token)) {
+    return Unauthenticated(call + ": no token of a device worker of this job");
+  }
+  Authenticated(context.peer());
+  return OkStatus();
 }
 
 }  // namespace tidepool::workers

@@ -22,8 +22,8 @@
 #include "core/base/status.h"
 
 namespace grpc {
-class Server;
 class ServerBuilder;
+class ServerContext;
 }  // namespace grpc
 
 namespace tidepool::workers {
@@ -40,14 +40,18 @@ class Listener {
   // kUnavailable: the port is taken or may not be used.
   static StatusOr<std::unique_ptr<Listener>> Open(const std::string& host, int64_t port);
   // Builds and starts the server of `builder`, which has its services and no port, and serves it connections.
-  // Once. Close before the server goes.
-  StatusOr<std::unique_ptr<grpc::Server>> Serve(grpc::ServerBuilder& builder);
-  ~Listener();
-  void Close();  // accepts no more; connections that are open go on
+  // Once. The services outlive the listener.
+  Status Serve(grpc::ServerBuilder& builder);
+  ~Listener();  // Stop
+  // Accepts no more; calls that are under way have a moment to end, then they are cancelled.
+  void Stop();
 
   [[nodiscard]] const std::string& address() const;  // "127.0.0.1:40123"
   // A call of this peer (grpc::ServerContext::peer) has shown a token: its connection may stay.
   void Authenticated(const std::string& peer);
+  // Of a server whose callers have one token: the same, where the call shows it. kUnauthenticated names
+  // `call`.
+  Status Admit(const grpc::ServerContext& context, const std::string& call, const std::string& token);
 
  private:
   Listener();

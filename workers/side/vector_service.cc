@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/hash.h"
 #include "core/base/thread_annotations.h"
 #include "core/policy/fragment.h"
 #include "proto/vector.grpc.pb.h"
@@ -44,7 +43,6 @@ constexpr size_t kMaxInstances = 1 << 16;
 
 struct VectorServer::Impl final : v1::VectorEnvironments::Service {
   VectorServerOptions options;
-  std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Listener> listener;
   std::atomic<int64_t> steps{0};
   Mutex mu;
@@ -54,13 +52,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
 
   grpc::Status Play(grpc::ServerContext* context,
                     grpc::ServerReaderWriter<v1::PlayReply, v1::PlayRequest>* stream) override {
-    const auto& metadata = context->client_metadata();
-    const auto it = metadata.find("authorization");
-    if (it == metadata.end() || !ConstantTimeEqual(std::string_view(it->second.data(), it->second.size()),
-                                                   "Bearer " + options.token)) {
-      return ToGrpc(Unauthenticated("Play: no token of a device worker of this job"));
-    }
-    listener->Authenticated(context->peer());
+    if (const Status s = listener->Admit(*context, "Play", options.token); !s.ok()) return ToGrpc(s);
     Sessions sessions;
     v1::PlayRequest request;
     v1::PlayReply reply;
@@ -124,11 +116,7 @@ struct VectorServer::Impl final : v1::VectorEnvironments::Service {
 
 VectorServer::VectorServer() : impl_(std::make_unique<Impl>()) {}
 VectorServer::~VectorServer() {
-  if (impl_->listener != nullptr) impl_->listener->Close();
-  if (impl_->server != nullptr) {
-    impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-    impl_->server->Wait();  // waits: Shutdown cancels every call at its deadline
-  }
+  if (impl_->listener != nullptr) impl_->listener->Stop();
 }
 std::string VectorServer::address() const { return impl_->listener->address(); }
 int64_t VectorServer::steps() const { return impl_->steps; }
@@ -148,7 +136,7 @@ StatusOr<std::unique_ptr<VectorServer>> VectorServer::Start(const VectorServerOp
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.RegisterService(server->impl_.get());
-  TP_ASSIGN_OR_RETURN(server->impl_->server, server->impl_->listener->Serve(builder));
+  TP_RETURN_IF_ERROR(server->impl_->listener->Serve(builder));
   return server;
 }
 
