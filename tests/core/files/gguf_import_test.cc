@@ -8,6 +8,7 @@
 
 #include "core/files/float_formats.h"
 #include "core/files/safetensors.h"
+#include "core/model/hugging_face.h"
 #include "tests/core/files/gguf_builder.h"
 #include "tests/core/files/test_folder.h"
 
@@ -181,6 +182,24 @@ TEST(ImportGgufTest, ExpertsAreTakenApart) {
     EXPECT_EQ(config["moe_intermediate_size"], 4);
     EXPECT_EQ(config["norm_topk_prob"], !shared);
     EXPECT_EQ(config.value("shared_expert_intermediate_size", 0), shared ? 10 : 0);
+  }
+}
+
+// The folder is read as the file described it.
+TEST(ImportGgufTest, TheFolderIsReadBack) {
+  for (const std::string architecture : {"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"}) {
+    TestFolder folder;
+    const bool bias = architecture.starts_with("qwen2");
+    ASSERT_TRUE(Import(folder, Model({.architecture = architecture, .pre = "qwen2", .bias = bias})).ok());
+    const auto spec = model::ReadSpec(folder.path() + "/out");
+    ASSERT_TRUE(spec.ok()) << architecture << ": " << spec.status().ToString();
+    EXPECT_EQ(spec->qkv_bias, bias);
+    EXPECT_EQ(spec->kv_heads, 1);
+    EXPECT_EQ(spec->rope_theta, 100000.0);
+    EXPECT_EQ(spec->eos_token_ids, std::vector<int32_t>{0});
+    EXPECT_EQ(spec->moe.experts, architecture.ends_with("moe") ? 3 : 0);
+    // The file above has no norms of q and k.
+    EXPECT_EQ(model::CheckHuggingFace(folder.path() + "/out").ok(), !architecture.starts_with("qwen3"));
   }
 }
 
