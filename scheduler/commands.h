@@ -51,7 +51,7 @@ struct PrepareRow {
 struct StartChunk {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   SampleId tid;
   int32_t att = 0;
   GroupId gid;
@@ -105,12 +105,12 @@ struct Grade {
 struct Drain {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
 };
 struct Release {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   int64_t need_bytes = 0;
 };
 // The worker holds the slot in this role from now on -> Granted. If it holds that role already (its drain was
@@ -118,7 +118,7 @@ struct Release {
 struct Grant {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   Role role = Role::kNone;
 };
 // Training. InitState: make step 0 (model of the config). RestoreState: from a checkpoint (ckpt >= 0) or the
@@ -138,7 +138,7 @@ struct RestoreState {
 struct FetchState {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   WorkerRef from;
   StepNumber step;
   uint64_t weights_digest = 0;
@@ -150,7 +150,7 @@ struct FetchState {
 struct GroupMember {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
 };
 struct FormGroup {
   WorkerRef worker;
@@ -166,7 +166,7 @@ struct BatchShare {
 struct Train {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   int64_t lease = 0;
   StepNumber step;
   Version v;
@@ -178,7 +178,7 @@ struct Train {
 struct AbortStep {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   int64_t lease = 0;
   StepNumber step;
   int64_t group_epoch = 0;

@@ -11,7 +11,7 @@
 #include "scheduler/balance.h"
 #include "scheduler/dispatcher.h"
 #include "scheduler/events.h"
-#include "scheduler/policy.h"
+#include "scheduler/placement.h"
 
 namespace tidepool::scheduler {
 
@@ -111,9 +111,9 @@ struct ControllerOptions {
   EnvironmentOptions environment;
   EvalOptions eval;
   SaveOptions checkpoint;
-  DispatchOptions dispatch;             // order and oracle; the rest is taken from `rollout`
-  SampleCost sample_cost;               // of training, for sharing a batch over slots
-  const NamedPolicy* policy = nullptr;  // copied; null: that of fleet.placement
+  DispatchOptions dispatch;              // order and oracle; the rest is taken from `rollout`
+  SampleCost sample_cost;                // of training, for sharing a batch over slots
+  const Placement* placement = nullptr;  // copied; null: that of fleet.placement
 
   // Worker places: device workers 0 .. slots-1, each with one slot, then the workers beside them: reward
   // workers, or environment workers where the job has an environment.

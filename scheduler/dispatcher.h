@@ -160,12 +160,12 @@ class Dispatcher {
   std::vector<WorkerRef> ForgetGroup(GroupId gid);
 
   // Workers.
-  void AddEngine(WorkerId worker, SlotId slot, LeaseEpoch epoch);  // requires none there
-  void Admit(WorkerId worker, const Version& v);                   // from now on it serves v
+  void AddEngine(WorkerId worker, SlotId slot, SlotEpoch epoch);  // requires none there
+  void Admit(WorkerId worker, const Version& v);                  // from now on it serves v
   // A chunk of `tid` is already in flight there (a worker re-attached), with as many tokens as it offers.
   void Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered, const Version& offered_by);
   void SetBar(WorkerId worker, Engine::Bar bar, bool on);
-  void SetEpoch(WorkerId worker, LeaseEpoch epoch);  // its slot goes on under a new lease
+  void SetEpoch(WorkerId worker, SlotEpoch epoch);  // its slot goes on under a new epoch
   // The worker died by itself; RemoveEngine is to follow. Samples of its chunks are suspects from now on: an
   // engine is given one of them at a time, so that a second death has one that can be blamed. Returns those
   // that had been suspects before.

@@ -42,7 +42,7 @@ void Dispatcher::SettleLoads() {
   changed_.clear();
 }
 
-void Dispatcher::AddEngine(WorkerId worker, SlotId slot, LeaseEpoch epoch) {
+void Dispatcher::AddEngine(WorkerId worker, SlotId slot, SlotEpoch epoch) {
   Worker& w = fleet_.at(worker);
   TP_CHECK(!w.engine_) << ToString(w.ref());
   w.engine_.emplace();
@@ -85,7 +85,7 @@ void Dispatcher::SetBar(WorkerId worker, Engine::Bar bar, bool on) {
   LoadChanged(*w);
 }
 
-void Dispatcher::SetEpoch(WorkerId worker, LeaseEpoch epoch) { fleet_.at(worker).engine_->epoch = epoch; }
+void Dispatcher::SetEpoch(WorkerId worker, SlotEpoch epoch) { fleet_.at(worker).engine_->epoch = epoch; }
 
 std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
   std::vector<SampleId> again;

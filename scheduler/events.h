@@ -27,7 +27,7 @@ namespace event {
 // The run begins, or goes on after the journal was folded. First event of every process.
 struct Started {};
 // An attempt that a returning worker still holds; the versions are those of its tokens.
-struct HeldChunk {
+struct OfferedChunk {
   SampleId tid;
   int32_t att = 0;
   int64_t generated_tokens = 0;
@@ -43,7 +43,7 @@ struct WorkerJoined {
   SlotId slot;
   int64_t device_bytes = 0;
   Incarnation restored_inc;
-  std::vector<HeldChunk> held;
+  std::vector<OfferedChunk> offered;
   // Re-attached: the weights in its memory, with the digest that it verified when it had loaded them. Invalid
   // when it has none, or when a load was under way (its memory is torn). Never trusted without the digest.
   Version holds;
@@ -145,18 +145,18 @@ struct EnvStepped {
 struct Drained {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
 };
 struct Released {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   int64_t free_bytes = 0;
 };
 struct Granted {
   WorkerRef worker;
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
 };
 // Weights `v` are in the worker's memory; it computed their digest. `error` set: could not load.
 struct Loaded {

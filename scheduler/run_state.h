@@ -31,7 +31,7 @@ class RunState {
   };
   struct SlotFacts {
     Role role = Role::kNone;  // granted to `holder`; kNone: free
-    LeaseEpoch epoch{0};
+    SlotEpoch epoch{0};
     WorkerRef holder;
     TransitionId open;        // transition that has neither T_DONE nor T_ROLLED_BACK
     bool committed = false;   // of the open transition

@@ -4,21 +4,21 @@
 
 namespace tidepool::scheduler {
 
-void StandingPlan::Decide(const NamedPolicy& policy, const PoolView& pool, const LedgerView& ledger,
+void StandingPlan::Decide(const Placement& placement, const PoolView& pool, const LedgerView& ledger,
                           const Forecast& forecast, TimePoint now) {
-  decided_ = policy.decide(pool, ledger, forecast, now);
+  decided_ = placement.decide(pool, ledger, forecast, now);
   totals_ = {};
   refused_ = CheckSlots(decided_, pool, totals_);
   slots_valid_ = refused_.ok();
-  if (slots_valid_) refused_ = CheckTotals(totals_, pool, ledger, policy.keeps_floor);
+  if (slots_valid_) refused_ = CheckTotals(totals_, pool, ledger, placement.keeps_floor);
   all_new_ = true;
   if (refused_.ok()) plan_ = decided_;
 }
 
-bool StandingPlan::Update(const NamedPolicy& policy, const PoolView& changed, const LedgerView& ledger,
+bool StandingPlan::Update(const Placement& placement, const PoolView& changed, const LedgerView& ledger,
                           const Forecast& forecast, TimePoint now) {
   if (!slots_valid_) return false;
-  const Plan next = policy.decide(changed, ledger, forecast, now);
+  const Plan next = placement.decide(changed, ledger, forecast, now);
   PlanTotals totals;
   if (!CheckSlots(next, changed, totals).ok() || next.why != decided_.why || next.dwell_s != decided_.dwell_s)
     return false;
@@ -34,7 +34,7 @@ bool StandingPlan::Update(const NamedPolicy& policy, const PoolView& changed, co
       decided_.roles[s.id] = is->second;
     }
   }
-  refused_ = CheckTotals(totals_, changed, ledger, policy.keeps_floor);
+  refused_ = CheckTotals(totals_, changed, ledger, placement.keeps_floor);
   all_new_ = !stood && refused_.ok();
   if (!refused_.ok()) return true;
   if (all_new_) {

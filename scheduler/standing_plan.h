@@ -1,28 +1,29 @@
 #pragma once
-// The plan that stands: the last one of the policy that was valid. Where it is possible it is kept up to date
-// slot by slot.
+// The plan that stands: the last one of the placement that was valid. Where it is possible it is kept up to
+// date slot by slot.
 //
 // A plan names a role for every slot. It is asked for whenever a worker joins, so thousands of slots that
 // join one after the other would cost a square of their number. Most policies give a slot its role whatever
-// the others do (NamedPolicy::by_slot); of those, only the slots that changed are asked for. Update() leaves
+// the others do (Placement::by_slot); of those, only the slots that changed are asked for. Update() leaves
 // behind what Decide() would have (StandingPlanTest). Pure; not thread-safe.
 
 #include <string>
 
 #include "core/base/status.h"
-#include "scheduler/policy.h"
+#include "scheduler/placement.h"
 
 namespace tidepool::scheduler {
 
 class StandingPlan {
  public:
-  // The whole pool is shown to the policy. A plan that is not valid is refused and the one before it stays.
-  void Decide(const NamedPolicy& policy, const PoolView& pool, const LedgerView& ledger,
+  // The whole pool is shown to the placement. A plan that is not valid is refused and the one before it
+  // stays.
+  void Decide(const Placement& placement, const PoolView& pool, const LedgerView& ledger,
               const Forecast& forecast, TimePoint now);
   // The same, where only `changed.slots` have changed since the last Decide() or Update(), and of `ledger`
   // nothing. False: it is not known what the whole plan would be; Decide() has to be called. requires
-  // policy.by_slot
-  bool Update(const NamedPolicy& policy, const PoolView& changed, const LedgerView& ledger,
+  // placement.by_slot
+  bool Update(const Placement& placement, const PoolView& changed, const LedgerView& ledger,
               const Forecast& forecast, TimePoint now);
 
   [[nodiscard]] const Plan& plan() const { return plan_; }

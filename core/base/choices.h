@@ -29,7 +29,7 @@ constexpr auto WordsOf(LogLevel) {
 enum class DeviceKind : uint8_t { kCpu };
 constexpr auto WordsOf(DeviceKind) { return std::to_array<const char*>({"cpu"}); }
 
-// Who generates and who trains when (scheduler/policy.h).
+// Who generates and who trains when (scheduler/placement.h).
 enum class PlacementKind : uint8_t { kColocated, kSplit, kMultiplexed, kElastic };
 constexpr auto WordsOf(PlacementKind) {
   return std::to_array<const char*>({"colocated", "split", "multiplexed", "elastic"});

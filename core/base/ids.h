@@ -20,7 +20,7 @@ using WorkerId = StrongId<struct WorkerTag>;  // a place for a worker process: 0
 using Incarnation =
     StrongId<struct IncarnationTag>;      // one life of a worker process; strictly increasing in a run
 using SlotId = StrongId<struct SlotTag>;  // a device (a GPU, or a share of CPU cores)
-using LeaseEpoch = StrongId<struct LeaseEpochTag>;    // of a slot; strictly increasing
+using SlotEpoch = StrongId<struct SlotEpochTag>;      // of a slot; strictly increasing
 using TransitionId = StrongId<struct TransitionTag>;  // one change of plan
 using Lsn = StrongId<struct LsnTag>;                  // place in the journal, from 0
 using StepNumber = StrongId<struct StepTag>;          // optimizer step, from 1; step 0 is the start

@@ -138,7 +138,7 @@ struct Drop {
 struct SlotPlan {
   SlotId slot;
   Role from = Role::kNone, to = Role::kNone;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
 };
 // Trains version v. members: the training group by rank, with the epochs under which it holds its slots.
 struct StepBegin {
@@ -212,13 +212,13 @@ struct TransitionRolledBack {
 struct Grant {
   SlotId slot;
   Role role = Role::kNone;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   WorkerRef worker;
 };
 // need: of the next role.
 struct Release {
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   int64_t free_bytes = 0;
   int64_t need_bytes = 0;
 };

@@ -101,8 +101,8 @@ StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptio
                        ": a thousand runs have this name and second; choose another name with --run-name");
 }
 
-StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
-  RunState state{.dir = run_dir};
+StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir) {
+  RunOnDisk state{.dir = run_dir};
   if (!fs.Exists(run_dir)) {
     return NotFound(run_dir + ": there is no such run folder; `ls runs/` shows what there is");
   }
@@ -135,8 +135,8 @@ StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir) {
   return state;
 }
 
-StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
-                                     int64_t steps_wanted, double accuracy_wanted) {
+StatusOr<RunOnDisk> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
+                                      int64_t steps_wanted, double accuracy_wanted) {
   const std::string prefix = FolderName(name) + "-";
   std::vector<std::string> candidates;
   if (fs.Exists(root)) {
@@ -154,7 +154,7 @@ StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, co
   });
   std::string newest_finished;
   for (const std::string& folder : candidates) {
-    TP_ASSIGN_OR_RETURN(RunState state, ReadRunState(fs, JoinPath(root, folder)));
+    TP_ASSIGN_OR_RETURN(RunOnDisk state, ReadRunOnDisk(fs, JoinPath(root, folder)));
     if (!state.has_journal && !fs.Exists(RunPaths(state.dir).config())) continue;  // nothing was begun
     if (!state.Finished(steps_wanted, accuracy_wanted)) return state;
     if (newest_finished.empty()) newest_finished = state.dir;

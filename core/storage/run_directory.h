@@ -59,7 +59,7 @@ StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptio
 Status CheckSpace(FileSystem& fs, const std::string& dir, int64_t need_bytes);
 
 // What a run folder says about its run, from the journal alone.
-struct RunState {
+struct RunOnDisk {
   std::string dir;
   std::string run_id;
   bool has_journal = false;  // false: it died before its first record
@@ -78,14 +78,14 @@ struct RunState {
   }
 };
 // kNotFound: no such folder; kDataLoss and kFailedPrecondition as ScanJournal.
-StatusOr<RunState> ReadRunState(FileSystem& fs, const std::string& run_dir);
+StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir);
 
-// The newest run of `name` under `root` that is not finished (RunState::Finished).
+// The newest run of `name` under `root` that is not finished (RunOnDisk::Finished).
 // One that died before its first record (in its warm start, say) has no journal yet and is not finished.
 // kNotFound says what was looked for, and if all runs of the name are finished, that they are. A run whose
 // journal cannot be read is an error, not skipped: going on with an older one would silently lose work.
-StatusOr<RunState> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
-                                     int64_t steps_wanted, double accuracy_wanted);
+StatusOr<RunOnDisk> FindUnfinishedRun(FileSystem& fs, const std::string& root, const std::string& name,
+                                      int64_t steps_wanted, double accuracy_wanted);
 
 // Taken before anything in the folder changes, held as long as the run is worked on. kFailedPrecondition
 // names the pid that has it.

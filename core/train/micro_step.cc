@@ -126,7 +126,7 @@ StatusOr<HeadSlopes> LossOf(const TrainerImpl& m, StepContext& step, const StepP
   for (const int64_t row : b.rows)
     scores.push_back(plan.scores.empty() ? 0.0 : plan.scores[static_cast<size_t>(row)]);
   // With a single update, old is this very forward's.
-  const std::vector<double> before = m.policy() && !plan.old.empty() ? Take(plan.old, b) : logp;
+  const std::vector<double> before = m.rl() && !plan.old.empty() ? Take(plan.old, b) : logp;
   const std::vector<double> ref = Take(plan.ref, b), behave = Take(plan.behave, b),
                             advantages = Take(plan.advantages, b);
   Slopes slopes;
@@ -205,7 +205,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   }
 
   algorithms::PolicyLossSpec spec;
-  if (policy()) {
+  if (rl()) {
     spec = options.loss.policy;
     if (spec.kl_beta) spec.kl_beta = controls->kl_coef;
   } else {
@@ -214,7 +214,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
   // Losses of single tokens are finished a chunk of logits at a time. Those of whole rows need all log-probs
   // of the micro-batch first; then logits of more than one chunk are computed twice.
   const auto chunk = static_cast<size_t>(options.head_rows);
-  const bool whole_rows = pairs() || (policy() && algorithms::NeedsWholeRows(spec));
+  const bool whole_rows = pairs() || (rl() && algorithms::NeedsWholeRows(spec));
   const size_t stride = whole_rows ? std::max<size_t>(1, wanted.size()) : chunk;
 
   // Rows of several pairs receive a sum of gradients, so it is gathered in float32.

@@ -135,7 +135,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(model::Weights& weights, cons
   }
   if (needed.reference) m.reference = std::make_unique<model::Decoder>(*companions.reference, decoder);
   if (needed.teacher) m.teacher = std::make_unique<model::Decoder>(*companions.teacher, decoder);
-  if (m.policy() && (o.shaping.running || (o.loss.kl && o.loss.kl->target))) {
+  if (m.rl() && (o.shaping.running || (o.loss.kl && o.loss.kl->target))) {
     static_assert(std::is_trivially_copyable_v<Controls>);  // it is saved as bytes
     TP_ASSIGN_OR_RETURN(m.controls_memory, model::PageBuffer::Create(sizeof(Controls)));
     m.controls = new (m.controls_memory.bytes().data()) Controls();
@@ -282,7 +282,7 @@ Status TrainerImpl::FillWeights(const StepContext& step, StepPlan& plan) const {
   for (const auto& mini : step.minibatches) {
     const algorithms::Cells cells = Only(plan.cells, mini);
     algorithms::Aggregation aggregation = options.loss.aggregation;
-    if (policy() && options.loss.policy.options.Text("denominator") == "mask_after_rejection") {
+    if (rl() && options.loss.policy.options.Text("denominator") == "mask_after_rejection") {
       TP_ASSIGN_OR_RETURN(aggregation.global_tokens,
                           algorithms::TokensAfterRejection(
                               options.loss.policy, cells,
@@ -353,7 +353,7 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateCritic(StepContext& step, const StepPla
 }
 
 StatusOr<UpdatesDone> TrainerImpl::UpdateWeights(StepContext& step, StepPlan& plan) {
-  const bool whole_batch = policy() && options.loss.policy.loss->whole_batch;
+  const bool whole_batch = rl() && options.loss.policy.loss->whole_batch;
   std::vector<int64_t> pairs_of;
   std::vector<double> tokens_of;  // of all ranks
   const auto tokens = [&](const std::vector<int64_t>& rows) {
@@ -403,7 +403,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
                                    comm::Collective* group) try {
   TrainerImpl& m = *impl_;
   const TrainerOptions& o = m.options;
-  const bool policy = m.policy();
+  const bool policy = m.rl();
   Stopwatch total, watch;
   if (batch.rows.empty())
     return InvalidArgument("trainer: step " + std::to_string(batch.step.value) + " has no rows");
@@ -530,7 +530,7 @@ StatusOr<StepResult> Trainer::Step(const Batch& batch, const ProgressCallback& p
 std::vector<NamedBytes> Trainer::State() {
   TrainerImpl& m = *impl_;
   std::vector<NamedBytes> state = m.trained().State();
-  if (m.policy() && m.value != nullptr) {
+  if (m.rl() && m.value != nullptr) {
     for (const NamedBytes& part : m.value->optimizer().State())
       state.push_back({"critic." + part.name, part.bytes});
   }
@@ -559,10 +559,10 @@ model::MemoryUse Trainer::held() const {
 }
 int64_t Trainer::updates() const {
   const TrainerImpl& m = *impl_;
-  return m.trained().updates() + (m.policy() && m.value != nullptr ? m.value->optimizer().updates() : 0);
+  return m.trained().updates() + (m.rl() && m.value != nullptr ? m.value->optimizer().updates() : 0);
 }
 uint64_t TrainerImpl::DigestWith(uint64_t weights_digest) const {
-  if (!policy() || value == nullptr) return weights_digest;
+  if (!rl() || value == nullptr) return weights_digest;
   const uint64_t both[] = {weights_digest, value->weights().Digest()};
   return Hash64(std::as_bytes(std::span(both)), 0);
 }

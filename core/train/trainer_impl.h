@@ -82,7 +82,7 @@ struct TrainerImpl {
   Controls* controls = nullptr;  // in controls_memory, or spare
   Controls spare;
 
-  [[nodiscard]] bool policy() const { return options.objective == JobKind::kRl; }
+  [[nodiscard]] bool rl() const { return options.objective == JobKind::kRl; }
   [[nodiscard]] bool pairs() const {
     return options.objective == JobKind::kDpo || options.objective == JobKind::kRewardModel;
   }

@@ -60,7 +60,7 @@ struct Engine {
     kEmptied = 8,  // its samples are moved away so that it can load; until Admit
   };
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   Version version;       // admitted
   uint8_t barred = 0;    // a set of Bar
   int64_t slowness = 1;  // its steps, over the median of all

@@ -115,7 +115,7 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
 
 std::vector<Health::Verdict> Health::Tick(TimePoint now) {
   std::vector<Verdict> verdicts;
-  const Duration lease = FromSeconds(3 * options_.heartbeat_s);
+  const Duration late = FromSeconds(3 * options_.heartbeat_s);
   for (auto& [worker, w] : fleet_) {
     Vitals& p = w.vitals_;
     if (p.life == Life::kStarting || p.life == Life::kRestarting) {
@@ -134,11 +134,11 @@ std::vector<Health::Verdict> Health::Tick(TimePoint now) {
       verdicts.push_back({Verdict::kDead, worker,
                           "no token progress for " + std::to_string(Seconds(stuck)) +
                               " s in op=" + (p.op.empty() ? "none" : p.op)});
-    } else if (silent > lease || stuck > slow) {
+    } else if (silent > late || stuck > slow) {
       if (p.life == Life::kHealthy || p.life == Life::kStale) {
         p.life = Life::kSuspect;
         verdicts.push_back({Verdict::kSuspect, worker,
-                            silent > lease ? "its heartbeat is late" : "no token progress", silent <= lease});
+                            silent > late ? "its heartbeat is late" : "no token progress", silent <= late});
       }
     } else if (p.life == Life::kSuspect) {
       p.life = Life::kHealthy;  // never dead in between, so what it serves is what was admitted

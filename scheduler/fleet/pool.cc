@@ -201,7 +201,7 @@ void Pool::Lost(SlotId slot, const std::string& why, TimePoint now) {
   }
 }
 
-Pool::Slot* Pool::Answer(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase) {
+Pool::Slot* Pool::Answer(const WorkerRef& worker, SlotId slot, SlotEpoch epoch, SlotPhase phase) {
   const auto it = slots_.find(GangOf(slot));
   if (it == slots_.end()) return nullptr;
   Slot& s = it->second;

@@ -6,8 +6,8 @@
 //          --Granted--> held; all held: T_DONE.
 //   before T_COMMIT a failure rolls the whole transition back (T_ROLLED_BACK, epochs rise): slots that still
 //          drain are granted their role again (they go on with what they have), those that had released are
-//          owed their old role: the controller asks the policy at once and either gives it back (GrantBack)
-//          or takes the slot into the next transition.
+//          owed their old role: the controller asks the placement at once and either gives it back
+//          (GrantBack) or takes the slot into the next transition.
 //   after T_COMMIT there is only forward: a slot that fails is lost, T_DONE closes for the others.
 //   too little memory proven free: QUAR; the slot is out of use until another process of its worker joins.
 //
@@ -71,7 +71,7 @@ class Pool {
     SlotPhase phase = SlotPhase::kFree;
     Role role = Role::kNone, next = Role::kNone;  // next: where the open transition leads
     Role owed = Role::kNone;                      // of a released slot after a rollback
-    LeaseEpoch epoch{0};
+    SlotEpoch epoch{0};
     Gang gang;  // the slots behind it and their workers
     TransitionId t;
     double step_s = 0;             // of its engine, for deadlines
@@ -178,7 +178,7 @@ class Pool {
   void Touch(SlotId id, Slot& s);                   // it is one of TakeChanged()
   // (worker, slot, epoch) name a part of a gang in `phase` that owes an answer, which is taken; nullptr:
   // refuse.
-  Slot* Answer(const WorkerRef& worker, SlotId slot, LeaseEpoch epoch, SlotPhase phase);
+  Slot* Answer(const WorkerRef& worker, SlotId slot, SlotEpoch epoch, SlotPhase phase);
   // A part of it is lost or kept its memory: the gang holds nothing any more.
   void FallApart(SlotId id, Slot& s, SlotId part, SlotPhase phase, const std::string& why);
   [[nodiscard]] bool Torn(const Slot& s) const;  // by the journal its parts do not hold one role

@@ -4,11 +4,11 @@ namespace tidepool::scheduler {
 
 Checkpoints::Checkpoints(Machines& all)
     : Machine(all),
-      policy_({.every_steps = options_.checkpoint.every_steps, .keep = options_.checkpoint.keep}) {}
+      schedule_({.every_steps = options_.checkpoint.every_steps, .keep = options_.checkpoint.keep}) {}
 
 bool Checkpoints::Due() const {
   const bool must = facts_.StepsDone() || all_.life.shutdown().requested();
-  return policy_.Due(state_.step(), must, state_.checkpoints(), now_);
+  return schedule_.Due(state_.step(), must, state_.checkpoints(), now_);
 }
 
 void Checkpoints::Advance() {
@@ -34,9 +34,9 @@ void Checkpoints::On(const event::CheckpointWritten& e) {
   waits_.End({WaitKind::kCheckpoint, 0});
   const Writing w = *writing_;
   writing_.reset();
-  policy_.Written();
+  schedule_.Written();
   out_.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, all_.trainer.digest()});
-  for (const int64_t id : policy_.ToDelete(state_.checkpoints())) {
+  for (const int64_t id : schedule_.ToDelete(state_.checkpoints())) {
     const StepNumber step = state_.checkpoints().at(id).step;
     out_.Record(record::CheckpointDelete{id});
     out_.Do(command::DeleteCheckpoint{id, step});
@@ -58,10 +58,10 @@ void Checkpoints::On(const event::CheckpointFailed& e) {
   writing_.reset();
   out_.Warn("checkpoint=" + std::to_string(e.ckpt) + " step=" + std::to_string(step.value) +
             " event=write_failed why=\"" + e.why + "\"");
-  if (policy_.Failed(step, now_)) {
+  if (schedule_.Failed(step, now_)) {
     all_.life.Fail(
         "checkpoint", "controller", {},
-        std::to_string(policy_.failures()) + " checkpoints in a row could not be written: " + e.why);
+        std::to_string(schedule_.failures()) + " checkpoints in a row could not be written: " + e.why);
   }
 }
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "scheduler/checkpoint_policy.h"
+#include "scheduler/checkpoint_schedule.h"
 #include "scheduler/events.h"
 #include "scheduler/machines/machine.h"
 
@@ -34,7 +34,7 @@ class Checkpoints : public Machine {
     StepNumber step;
     Lsn cut;
   };
-  CheckpointPolicy policy_;
+  CheckpointSchedule schedule_;
   std::optional<Writing> writing_;
   bool final_saved_ = false, final_saving_ = false;
 };

@@ -7,7 +7,7 @@
 #include "core/base/time.h"
 #include "scheduler/controller.h"
 #include "scheduler/fleet/layout.h"
-#include "scheduler/policy.h"
+#include "scheduler/placement.h"
 #include "scheduler/run_state.h"
 
 namespace tidepool::scheduler {
@@ -18,7 +18,7 @@ struct Facts {
 
   const ControllerOptions options;
   const FleetLayout layout;      // which slots each device worker has
-  const NamedPolicy policy;      // which slot is to do what
+  const Placement placement;     // which slot is to do what
   const bool rl;                 // samples are generated; else they are rows of a data set
   const int64_t eval_questions;  // of one evaluation; 0: none is made
   const bool environment;        // samples are episodes of several turns (text; not model.policy)

@@ -36,8 +36,9 @@ void Lifecycle::On(const event::Started&) {
       .deterministic = c.deterministic ? 1 : 0,
       .oversample_mode = Name(c.batch.oversample_mode),
       .pin_version = c.rollout.pin_version ? 1 : 0,
-      // The checker counts slots and the policy gangs: where these differ, the journal does not promise it.
-      .rollout_floor = facts_.needs_rollout && facts_.policy.keeps_floor && c.fleet.gangs.empty()
+      // The checker counts slots and the placement gangs: where these differ, the journal does not promise
+      // it.
+      .rollout_floor = facts_.needs_rollout && facts_.placement.keeps_floor && c.fleet.gangs.empty()
                            ? c.fleet.rollout_floor
                            : 0,
       .stall_ms = static_cast<int64_t>(c.fleet.stall_timeout_s * 1e3),
@@ -163,7 +164,7 @@ std::string Lifecycle::WhoIsWaitedFor() const {
 }
 
 bool Lifecycle::WantsTrainerBack() const {
-  const int64_t newest = CheckpointPolicy::NewestStep(state_.checkpoints()).value;
+  const int64_t newest = CheckpointSchedule::NewestStep(state_.checkpoints()).value;
   // Before any step nothing can be lost.
   return !all_.trainer.ready() && state_.step().value > std::max<int64_t>(newest, 0) &&
          shutdown_.MayCheckpoint(now_);
@@ -175,7 +176,7 @@ void Lifecycle::Advance() {
     const bool step_over = !all_.steps.open() || !shutdown_.MayFinishStep(now_);
     if (!step_over) return;
     const bool state_good = all_.trainer.ready() && !all_.steps.open();
-    const bool saved = CheckpointPolicy::NewestStep(state_.checkpoints()) == state_.step();
+    const bool saved = CheckpointSchedule::NewestStep(state_.checkpoints()) == state_.step();
     if (WantsTrainerBack()) return;
     if (state_good && !saved && shutdown_.MayCheckpoint(now_)) return;  // Checkpoints::Advance is at it
     if (all_.steps.open()) all_.steps.Abort("stopped before its end");

@@ -7,7 +7,7 @@ namespace tidepool::scheduler {
 Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
     : options(o),
       layout(FleetLayout::OneSlotEach(o.fleet.slots, o.fleet.gangs)),
-      policy(o.policy == nullptr ? PolicyOf(o.fleet.placement) : *o.policy),
+      placement(o.placement == nullptr ? PlacementOf(o.fleet.placement) : *o.placement),
       rl(o.job == JobKind::kRl),
       eval_questions(o.eval.questions()),
       environment(rl && o.environment.used && !o.environment.in_rollout),

@@ -65,7 +65,7 @@ class Rollouts : public Machine {
 
  private:
   void AdmitVerified(const WorkerRef& ref, const Version& v);
-  void AdoptChunk(const WorkerRef& ref, const event::HeldChunk& held);
+  void AdoptChunk(const WorkerRef& ref, const event::OfferedChunk& held);
   [[nodiscard]] Version Verified(const event::WorkerJoined& e) const;
   [[nodiscard]] bool TooEarly();
   [[nodiscard]] int64_t ComingEngines() const;

@@ -69,7 +69,7 @@ void Rollouts::On(const event::Loaded& e) {
 
 // A slot generates from now on; with the weights it has if they are still the right ones.
 void Rollouts::ServeAgain(const WorkerRef& ref, SlotId slot) {
-  const LeaseEpoch epoch = all_.slots.pool().slot(slot).epoch;
+  const SlotEpoch epoch = all_.slots.pool().slot(slot).epoch;
   const Worker& w = fleet_.at(ref.worker);
   const Version verified = w.weights().verified;
   if (w.engine() == nullptr) {
@@ -117,7 +117,7 @@ void Rollouts::Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoine
   weights_.Add(ref.worker);
   const Version holds = fleet_.at(ref.worker).weights().verified;
   if (holds.valid()) AdmitVerified(ref, holds);
-  for (const event::HeldChunk& held : e.held) AdoptChunk(ref, held);
+  for (const event::OfferedChunk& held : e.offered) AdoptChunk(ref, held);
 }
 
 // The weights that it holds, if they are those that were published under this name; else none. Weights older
@@ -140,7 +140,7 @@ void Rollouts::AdmitVerified(const WorkerRef& ref, const Version& v) {
   all_.workers.Admitted(ref.worker);
 }
 
-void Rollouts::AdoptChunk(const WorkerRef& ref, const event::HeldChunk& held) {
+void Rollouts::AdoptChunk(const WorkerRef& ref, const event::OfferedChunk& held) {
   const Sample* s = state_.ledger().Find(held.tid);
   // Which of an episode's tokens were observations went with the old life, so it begins again.
   const bool wanted =

@@ -50,7 +50,7 @@ void Slots::Reattach(const WorkerRef& ref) {
   }
 }
 
-bool Slots::Eligible(SlotId slot, Role role) const { return facts_.policy.eligible(terms_, slot, role); }
+bool Slots::Eligible(SlotId slot, Role role) const { return facts_.placement.eligible(terms_, slot, role); }
 
 bool Slots::Eligible(std::span<const SlotId> slots, Role role) const {
   return std::ranges::any_of(slots, [&](SlotId slot) { return Eligible(pool_.GangOf(slot), role); });
@@ -101,19 +101,19 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
   const Forecast forecast = MakeForecast(ledger);
   std::vector<SlotId> changed = pool_.TakeChanged();
   // Slots to avoid are so for a time, which is no change of theirs.
-  by_slot = by_slot && facts_.policy.by_slot && std::min(now_, plan_made_) >= pool_.avoid_until();
+  by_slot = by_slot && facts_.placement.by_slot && std::min(now_, plan_made_) >= pool_.avoid_until();
   if (by_slot) {
     PoolView view = terms_;
     for (const SlotId id : changed) view.slots.push_back(ViewSlot(id, pool_.slot(id)));
-    by_slot = plan_.Update(facts_.policy, view, ledger, forecast, now_);
+    by_slot = plan_.Update(facts_.placement, view, ledger, forecast, now_);
   }
-  if (!by_slot) plan_.Decide(facts_.policy, ViewPool(), ledger, forecast, now_);
+  if (!by_slot) plan_.Decide(facts_.placement, ViewPool(), ledger, forecast, now_);
   plan_made_ = now_;
   if (plan_.refused().ok()) {
     plan_refused_.clear();
   } else if (plan_refused_ != plan_.refused().message()) {
     plan_refused_ = plan_.refused().message();
-    out_.Warn("event=plan_refused policy=" + facts_.policy.name + " why=\"" + plan_refused_ + "\"");
+    out_.Warn("event=plan_refused placement=" + facts_.placement.name + " why=\"" + plan_refused_ + "\"");
   }
   if (plan_.all_new() || takes_held_back_) return std::nullopt;
   return changed;

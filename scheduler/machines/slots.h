@@ -1,5 +1,5 @@
 #pragma once
-// Device slots: what the placement policy is shown, and how its plan becomes transactions.
+// Device slots: what the placement placement is shown, and how its plan becomes transactions.
 
 #include <optional>
 #include <span>
@@ -64,7 +64,7 @@ class Slots : public Machine {
   const PoolView terms_;  // the part of it that does not change
   Pool pool_;
   StandingPlan plan_;
-  std::string plan_refused_;  // why the policy's newest was not taken
+  std::string plan_refused_;  // why the placement's newest was not taken
   TimePoint plan_made_;
   bool takes_held_back_ = false;  // the plan takes slots, and another transition has to end first
   // For what `plan_` was made.

@@ -15,11 +15,11 @@ double Slots::ChosenTokens() const {
   return tokens;
 }
 
-// What the elastic policy asks, from what was measured in this run.
+// What the elastic placement asks, from what was measured in this run.
 Forecast Slots::MakeForecast(const LedgerView& ledger) const {
   Forecast f;
   f.switch_s = pool_.switch_s();
-  if (!facts_.policy.forecasts || ledger.need != TrainerNeed::kBatch) return f;
+  if (!facts_.placement.forecasts || ledger.need != TrainerNeed::kBatch) return f;
   const double tokens = ChosenTokens();
   f.train_work_s = cost_.train_work(tokens);
   f.train_fixed_s = cost_.train_fixed(tokens);

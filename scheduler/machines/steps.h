@@ -12,7 +12,7 @@
 #include "scheduler/events.h"
 #include "scheduler/ledger.h"
 #include "scheduler/machines/machine.h"
-#include "scheduler/policy.h"
+#include "scheduler/placement.h"
 
 namespace tidepool::scheduler {
 

@@ -29,7 +29,7 @@ struct Simulator::Impl {
     WorkerRef ref;
     Role role = Role::kNone;
     SlotId slot;
-    LeaseEpoch epoch;
+    SlotEpoch epoch;
     Version v;
     uint64_t weights = 0;
     EngineModel model;

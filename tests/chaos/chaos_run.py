@@ -17,7 +17,7 @@ COMMON = ["deterministic=true", "train.learning_rate=1e-11", "rollout.max_new_to
           "eval.before_train=false", "eval.after_train=false", "observe.samples_per_step=-1"]
 # Every checkpoint is kept, and so is every payload file: what no checkpoint needs is pruned, and is not provable then.
 CHAOS = ["train.steps=100000", "checkpoint.every_steps=10", "checkpoint.keep=1000000", "checkpoint.recovery_every_steps=1", "cluster.heartbeat_s=0.2", "cluster.launch_workers=false"]
-LEASE_S = 0.6  # three heartbeats
+PERMIT_S = 0.6  # three heartbeats
 
 
 class Follower:

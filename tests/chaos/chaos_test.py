@@ -15,7 +15,7 @@ import sys
 import time
 import unittest
 
-from chaos_run import LEASE_S, ChaosTestCase
+from chaos_run import PERMIT_S, ChaosTestCase
 
 FAULTS = int(os.environ.get("TIDEPOOL_CHAOS_FAULTS", "20"))
 SEED = int(os.environ.get("TIDEPOOL_CHAOS_SEED", "1"))
@@ -60,18 +60,18 @@ class Chaos:
         self.fleet.signal(w, signal.SIGSTOP)
         self.run.later(seconds, lambda: self.fleet.signal(w, signal.SIGCONT))
 
-    def pause_within_the_lease(self, w):
-        self.pause(w, self.rng.choice([0.2, 0.7]) * LEASE_S)
+    def pause_within_the_permit(self, w):
+        self.pause(w, self.rng.choice([0.2, 0.7]) * PERMIT_S)
 
-    def pause_beyond_the_lease(self, w):
-        self.pause(w, 2.5 * LEASE_S)
+    def pause_beyond_the_permit(self, w):
+        self.pause(w, 2.5 * PERMIT_S)
 
     def pause_until_given_up(self, w):
         self.pause(w, 11)  # a worker is dead after ten seconds of silence
 
     def pause_controller(self, _):
         self.run.controller.send_signal(signal.SIGSTOP)
-        time.sleep(self.rng.choice([0.5, 3]) * LEASE_S)
+        time.sleep(self.rng.choice([0.5, 3]) * PERMIT_S)
         self.run.controller.send_signal(signal.SIGCONT)
 
     def freeze_and_cut(self, w):
@@ -104,7 +104,7 @@ class Chaos:
     def hold(self, w):
         """As in a network that sends again what was lost."""
         self.switch.hold(w.name, self.directions())
-        self.run.later(self.rng.choice([0.5, 1.5, 5]) * LEASE_S, lambda: self.switch.heal(w.name))
+        self.run.later(self.rng.choice([0.5, 1.5, 5]) * PERMIT_S, lambda: self.switch.heal(w.name))
 
     def slow(self, w):
         self.switch.delay(w.name, self.rng.choice([0.01, 0.1]))
@@ -124,7 +124,7 @@ class Chaos:
             self.switch.cut(name)
         self.run.later(1, lambda: self.switch.heal(name))
 
-    FAULTS = [(kill_worker, 3), (kill_controller, 2), (pause_within_the_lease, 2), (pause_beyond_the_lease, 1), (pause_until_given_up, 0.3),
+    FAULTS = [(kill_worker, 3), (kill_controller, 2), (pause_within_the_permit, 2), (pause_beyond_the_permit, 1), (pause_until_given_up, 0.3),
               (pause_controller, 1), (freeze_and_cut, 2), (reset, 2), (close, 1), (reset_for_the_worker_alone, 1), (reset_all, 0.5),
               (reset_and_refuse, 1), (half_open, 2), (hold, 2), (slow, 1), (weights, 1)]
 

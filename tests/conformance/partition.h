@@ -1,6 +1,6 @@
 #pragma once
-// Rows into parts of equal cost, as the checking interface offers it. Jobs share rows by scheduler/policy.h.
-// Pure and deterministic.
+// Rows into parts of equal cost, as the checking interface offers it. Jobs share rows by
+// scheduler/placement.h. Pure and deterministic.
 
 #include <cstdint>
 #include <span>

@@ -183,7 +183,7 @@ class OperationsTest(RunTest):
         self.wait_for(lambda: self.status().get("elapsed_s", 0) > said["elapsed_s"] + 3, 30, "a loop that goes on", run)
         disk.thaw()
         self.wait_step(self.status()["step"] + 2, run)
-        self.assertEqual([self.worker_pid(place, run) for place in [0, 1]], workers, "a worker lost its lease by a slow disk")
+        self.assertEqual([self.worker_pid(place, run) for place in [0, 1]], workers, "a worker lost its permit by a slow disk")
         return run
 
     def test_a_frozen_disk_holds_no_worker_up_and_is_named_when_it_hangs(self):

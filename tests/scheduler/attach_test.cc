@@ -112,7 +112,7 @@ TEST(AttachTest, AnAdoptedChunkHasOnlyTheTokensThatWereSentAgain) {
     if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) cluster.CrashController();
     return true;
   };
-  std::map<WorkerId, std::vector<event::HeldChunk>> held;
+  std::map<WorkerId, std::vector<event::OfferedChunk>> held;
   cluster.on_executed = [&](const Command& c) {  // welcomed again, it dies before it has sent any token
     const auto* welcome = std::get_if<command::Welcome>(&c);
     if (welcome == nullptr || cluster.lives() != 2 || killed || welcome->worker.value == 0) return;

@@ -60,7 +60,7 @@ void Bench(int64_t in_flight, int64_t workers) {
             .slot = {},
             .device_bytes = 0,
             .restored_inc = {},
-            .held = {}});
+            .offered = {}});
       } else if (const auto* x = std::get_if<command::Grant>(&command)) {
         queue.push_back(event::Granted{x->worker, x->slot, x->epoch});
       } else if (const auto* x = std::get_if<command::InitState>(&command)) {

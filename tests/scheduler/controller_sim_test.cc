@@ -78,7 +78,7 @@ TEST(ControllerSimTest, MultiplexedAndElasticRunsMoveSlotsAndTrainAllSteps) {
 }
 
 TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneStays) {
-  NamedPolicy mine = PolicyOf(PlacementKind::kSplit);
+  Placement mine = PlacementOf(PlacementKind::kSplit);
   mine.name = "mine";
   int64_t asked = 0;
   mine.decide = [&asked, split = mine.decide](const PoolView& pool, const LedgerView& ledger,
@@ -89,13 +89,13 @@ TEST(ControllerSimTest, APlanThatIsNotValidIsRefusedWithItsReasonAndTheOldOneSta
   };
   mine.by_slot = false;
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 3);
-  job.policy = &mine;
+  job.placement = &mine;
   SimCluster cluster({.controller = job, .seed = 3, .faults = {}});
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 0) << r.why;
   ExpectProven(cluster);
   const auto refused = [](const std::string& line) {
-    return line.find("event=plan_refused policy=mine") != std::string::npos &&
+    return line.find("event=plan_refused placement=mine") != std::string::npos &&
            line.find("no role") != std::string::npos;
   };
   EXPECT_TRUE(std::ranges::any_of(cluster.warnings(), refused));
@@ -180,7 +180,7 @@ TEST(ControllerSimTest, GangsOfTwoSlotsHoldTheirRoleAsOne) {
     EXPECT_GT(chunks, 0);
     EXPECT_GE(shares, job.steps);
     ExpectProven(cluster);
-    std::map<SlotId, std::pair<Role, LeaseEpoch>> held;
+    std::map<SlotId, std::pair<Role, SlotEpoch>> held;
     for (const JournalEntry& e : cluster.journal()) {
       if (const auto* grant = std::get_if<record::Grant>(&e.record))
         held[grant->slot] = {grant->role, grant->epoch};

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/base/rng.h"
-#include "scheduler/checkpoint_policy.h"
+#include "scheduler/checkpoint_schedule.h"
 #include "scheduler/dispatcher.h"
 #include "scheduler/evaluation.h"
 #include "scheduler/fleet/health.h"
@@ -270,7 +270,7 @@ struct FleetOfEngines {
 class LoneDispatcher : private FleetOfEngines, public Dispatcher {
  public:
   explicit LoneDispatcher(const DispatchOptions& options) : Dispatcher(options, fleet) {}
-  void AddEngine(const WorkerRef& ref, SlotId slot, LeaseEpoch epoch) {
+  void AddEngine(const WorkerRef& ref, SlotId slot, SlotEpoch epoch) {
     fleet[ref.worker];
     Health(Quick(), fleet).Joined(ref, {});
     Dispatcher::AddEngine(ref.worker, slot, epoch);
@@ -744,8 +744,8 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
   }
 }
 
-TEST(CheckpointPolicyTest, WritesAtStartEveryNAndAtTheEnd) {
-  CheckpointPolicy p({.every_steps = 3, .keep = 2});
+TEST(CheckpointScheduleTest, WritesAtStartEveryNAndAtTheEnd) {
+  CheckpointSchedule p({.every_steps = 3, .keep = 2});
   CommittedCheckpoints none, at0;
   at0[0].ckpt = 0;
   at0[0].step = {0};
@@ -756,8 +756,8 @@ TEST(CheckpointPolicyTest, WritesAtStartEveryNAndAtTheEnd) {
   EXPECT_TRUE(p.Due({2}, true, at0, T(0)));
 }
 
-TEST(CheckpointPolicyTest, FailureIsRetriedAtTheNextStepAndThreeInARowStop) {
-  CheckpointPolicy p({.every_steps = 3, .keep = 2});
+TEST(CheckpointScheduleTest, FailureIsRetriedAtTheNextStepAndThreeInARowStop) {
+  CheckpointSchedule p({.every_steps = 3, .keep = 2});
   CommittedCheckpoints at0;
   at0[0].step = {0};
   EXPECT_FALSE(p.Failed({3}, T(0)));
@@ -767,8 +767,8 @@ TEST(CheckpointPolicyTest, FailureIsRetriedAtTheNextStepAndThreeInARowStop) {
   EXPECT_TRUE(p.Failed({5}, T(6)));
 }
 
-TEST(CheckpointPolicyTest, KeepsTheNewestTwo) {
-  CheckpointPolicy p({.every_steps = 3, .keep = 1});
+TEST(CheckpointScheduleTest, KeepsTheNewestTwo) {
+  CheckpointSchedule p({.every_steps = 3, .keep = 1});
   CommittedCheckpoints c;
   for (int64_t i = 0; i < 4; ++i) c[i].step = {i * 3};
   EXPECT_EQ(p.ToDelete(c), (std::vector<int64_t>{0, 1}));

@@ -130,14 +130,14 @@ void SimCluster::Offer(int64_t id) {
                            .slot = {},
                            .device_bytes = 0,
                            .restored_inc = p->inc,
-                           .held = {}};
+                           .offered = {}};
   join.holds = p->version;
   join.holds_digest = p->version.valid() ? p->weights : 0;
   join.state_step = p->state_step;
   join.state_digest = p->state;
   for (const auto* chunks : {&p->chunks, &p->ended}) {
     for (const auto& [key, c] : *chunks)
-      join.held.push_back({c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
+      join.offered.push_back({c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
   }
   Out(*p, join);
 }
@@ -292,7 +292,7 @@ void SimCluster::Spawn(WorkerId worker) {
                            .slot = {},
                            .device_bytes = 1 << 30,
                            .restored_inc = {},
-                           .held = {}};
+                           .offered = {}};
   Out(p, join, Delay(0.5));
 }
 

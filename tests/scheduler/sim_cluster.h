@@ -147,7 +147,7 @@ class SimCluster {
     StepNumber state_step;
     uint64_t state = 0;  // digest of the trainer's weights
     int64_t op_seq = 0;
-    LeaseEpoch epoch{-1};
+    SlotEpoch epoch{-1};
     Role role = Role::kNone;
     int64_t group_epoch = 0;
     int64_t in_step = -1;  // lease of the step it is inside of

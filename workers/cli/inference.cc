@@ -24,9 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr SlotId kSlot{0};
-constexpr LeaseEpoch kEpoch{1};
+constexpr SlotEpoch kEpoch{1};
 constexpr Version kVersion{0, 0};
-constexpr double kLeaseSeconds = 30;
+constexpr double kPermitSeconds = 30;
 constexpr auto kSilence = std::chrono::seconds(120);
 
 }  // namespace
@@ -137,7 +137,7 @@ struct InferenceSession::Impl {
         AttachmentOptions{.ctl_epoch = 1,
                           .device_places = 1,
                           .side_places = 0,
-                          .lost_after = FromSeconds(LostAfterSeconds(kLeaseSeconds))},
+                          .lost_after = FromSeconds(LostAfterSeconds(kPermitSeconds))},
         hub.get());
     TP_RETURN_IF_ERROR(launcher.Start(
         0,
@@ -159,7 +159,7 @@ struct InferenceSession::Impl {
     down::Welcome welcome;
     welcome.inc = {0};
     welcome.slot = kSlot;
-    welcome.lease_s = kLeaseSeconds;
+    welcome.permit_s = kPermitSeconds;
     welcome.config_yaml = config_yaml;
     welcome.run_dir = dir;
     welcome.run_id = run_id;

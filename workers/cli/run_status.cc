@@ -184,7 +184,7 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
   if (alive) {
     s["state"] = "running";
   } else {
-    TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(real, run_dir));
+    TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(real, run_dir));
     if (state.has_journal) {
       s["journal"] = {
           {"records", state.records}, {"last_step", state.last_step.value}, {"steps", state.steps}};

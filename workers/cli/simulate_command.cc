@@ -16,7 +16,7 @@
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
 #include "core/storage/journal.h"
-#include "scheduler/policy.h"
+#include "scheduler/placement.h"
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
 #include "workers/cli/measured_run.h"
@@ -480,7 +480,7 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   CLI::App* policies = app.add_subcommand("policies", "Placements that scheduler.placement can name");
   policies->callback([] {
     for (const PlacementKind placement : AllOf<PlacementKind>()) {
-      const scheduler::NamedPolicy p = scheduler::PolicyOf(placement);
+      const scheduler::Placement p = scheduler::PlacementOf(placement);
       std::printf("%-12s %s\n", p.name.c_str(), p.summary.c_str());
     }
   });

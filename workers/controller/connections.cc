@@ -85,7 +85,7 @@ void ControllerProcess::Do(const cmd::KillWorker& c) {
 void ControllerProcess::Do(const cmd::Welcome& c) {
   down::Welcome w;
   w.slot = c.worker.value < options_.device_workers() ? SlotId{c.worker.value} : SlotId{};
-  w.lease_s = LeaseSeconds();
+  w.permit_s = PermitSeconds();
   w.config_yaml = request_.config_yaml;
   w.run_dir = request_.run_dir;
   w.run_id = request_.run_id;

@@ -36,7 +36,7 @@ std::string DigestOf(const std::string& yaml) { return Sha256Hex(yaml).substr(0,
 // The run's own name for shared memory and tokens: unique on this machine, short, a plain file name. It stays
 // when the folder is moved, because the journal has it.
 StatusOr<std::string> RunId(FileSystem& files, const std::string& run_dir) {
-  TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(files, run_dir));
+  TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(files, run_dir));
   if (!state.run_id.empty()) return state.run_id;
   std::error_code error;
   const fs::path dir = fs::canonical(run_dir, error);
@@ -107,7 +107,7 @@ class Job {
     while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
     std::string dir = wanted.run_dir;
     if (dir.empty() && request_.resume) {
-      TP_ASSIGN_OR_RETURN(const storage::RunState newest,
+      TP_ASSIGN_OR_RETURN(const storage::RunOnDisk newest,
                           storage::FindUnfinishedRun(fs_, wanted.root, wanted.name, config.train.steps,
                                                      config.eval.stop_at_accuracy));
       dir = newest.dir;
@@ -116,7 +116,7 @@ class Job {
     bool goes_on = !dir.empty() && fs::exists(storage::RunPaths(dir).config(), error);
     if (goes_on) {
       TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, dir));
-      TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
+      TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, dir));
       if (!request_.fresh && state.Finished(config.train.steps, config.eval.stop_at_accuracy)) {
         already_finished_ = true;
         outcome_.run_dir = dir;
@@ -179,7 +179,7 @@ class Job {
     warm.config.cluster.device = main.cluster.device;
     warm.config.deterministic = main.deterministic;
     TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
-    TP_ASSIGN_OR_RETURN(const storage::RunState state, storage::ReadRunState(fs_, dir));
+    TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, dir));
     if (state.Finished(warm.config.train.steps, warm.config.eval.stop_at_accuracy)) return true;
     TP_RETURN_IF_ERROR(Furnish(dir, warm));
     TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));

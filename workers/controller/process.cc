@@ -103,7 +103,7 @@ Status ControllerProcess::Open() {
   attachments.ctl_epoch = storage_->ctl_epoch();
   attachments.device_places = options_.device_workers();
   attachments.side_places = std::max<int64_t>(options_.side_workers(), 1);
-  attachments.lost_after = FromSeconds(LostAfterSeconds(LeaseSeconds()));
+  attachments.lost_after = FromSeconds(LostAfterSeconds(PermitSeconds()));
   attachments_ = std::make_unique<Attachments>(attachments, hub_.get());
   places_ = std::make_unique<WorkerPlaces>(
       *attachments_,
@@ -149,7 +149,7 @@ void ControllerProcess::Drive() {
   auto next_tick = Clock::now();
   auto next_show = Clock::now(), next_renewal = Clock::now();
   const auto renewal =
-      std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(LeaseSeconds())));
+      std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(PermitSeconds())));
   while (!finished_) {
     effects_->Execute();
     BeginReading();
@@ -170,7 +170,7 @@ void ControllerProcess::Drive() {
       for (Attachments::Event& event : attachments_->Tick(Now())) OnAttachment(event);
       CheckSignals();
       StartDueWorkers();
-      GiveBackHeldChunks();
+      GiveBackWaitingChunks();
       WatchDisk();
       Feed(ev::Tick{});
     }

@@ -80,7 +80,7 @@ class ControllerProcess {
   void Drive();
   std::string CheckpointDir(StepNumber step) const;
   TimePoint Now() { return clock_.At(Clock::now()); }
-  [[nodiscard]] double LeaseSeconds() const { return 3 * config_.cluster.heartbeat_s; }
+  [[nodiscard]] double PermitSeconds() const { return 3 * config_.cluster.heartbeat_s; }
   void Feed(scheduler::Event event);
   std::optional<int64_t> Append(const std::vector<Effects::Decided>& decided);
   void CarryOut(std::vector<Effects::Decided>& decided);
@@ -139,7 +139,7 @@ class ControllerProcess {
   void Do(const cmd::StartChunk& c);
   void PutStarts(const SampleId& tid, int32_t att, const StatusOr<std::string>& starts);
   void SendFragments();
-  void GiveBackHeldChunks();
+  void GiveBackWaitingChunks();
   void Do(const cmd::CancelChunk& c);
   void Do(const cmd::StorePayload& c);
   void Do(const cmd::DiscardTokens& c);
@@ -213,12 +213,13 @@ class ControllerProcess {
   std::unique_ptr<Turns> turns_;
   bool environment_ = false;              // samples are episodes of several turns
   std::unique_ptr<Fragments> fragments_;  // of a policy of control tasks
-  struct HeldChunk {
+  struct WaitingChunk {
     WorkerRef worker;
     down::StartChunk message;
     std::optional<Clock::time_point> ready;  // since when it has its start states
   };
-  std::deque<HeldChunk> held_chunks_;  // fragments that wait for their start or for an environment worker
+  // Fragments that wait for their start or for an environment worker.
+  std::deque<WaitingChunk> waiting_chunks_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Attachments> attachments_;

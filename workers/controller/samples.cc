@@ -51,7 +51,7 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
     metrics_->Count("dispatch/chunks");
     return;
   }
-  held_chunks_.push_back({c.worker, std::move(m), std::nullopt});
+  waiting_chunks_.push_back({c.worker, std::move(m), std::nullopt});
   const record::Enq* before = fragments_->Before(c.tid);
   if (before == nullptr) return PutStarts(c.tid, c.att, fragments_->Starts(c.tid, nullptr));
   ReadPayload({*before}, [this, tid = c.tid, att = c.att](const Trajectories& read) {
@@ -63,11 +63,11 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
 // The chunk may have been cancelled meanwhile.
 void ControllerProcess::PutStarts(const SampleId& tid, int32_t att, const StatusOr<std::string>& starts) {
   const auto held = std::ranges::find_if(
-      held_chunks_, [&](const HeldChunk& h) { return h.message.tid == tid && h.message.att == att; });
-  if (held == held_chunks_.end()) return;
+      waiting_chunks_, [&](const WaitingChunk& h) { return h.message.tid == tid && h.message.att == att; });
+  if (held == waiting_chunks_.end()) return;
   if (!starts.ok()) {
     const WorkerRef worker = held->worker;
-    held_chunks_.erase(held);
+    waiting_chunks_.erase(held);
     // What is lost of the fragment before it stays lost.
     const bool lost = starts.status().code() == StatusCode::kDataLoss;
     Feed(ev::ChunkFinished{worker, tid, att, lost ? ev::ChunkEnd::kDataError : ev::ChunkEnd::kError,
@@ -85,7 +85,7 @@ void ControllerProcess::PutStarts(const SampleId& tid, int32_t att, const Status
 void ControllerProcess::SendFragments() {
   const std::vector<const up::Hello*> hosts = places_->EnvironmentHosts();
   if (hosts.empty()) return;
-  std::erase_if(held_chunks_, [&](HeldChunk& held) {
+  std::erase_if(waiting_chunks_, [&](WaitingChunk& held) {
     if (!held.ready) return false;
     down::StartChunk& m = held.message;
     const up::Hello& host = *hosts[static_cast<uint64_t>(m.tid.ordinal) % hosts.size()];
@@ -97,10 +97,10 @@ void ControllerProcess::SendFragments() {
   });
 }
 
-void ControllerProcess::GiveBackHeldChunks() {
+void ControllerProcess::GiveBackWaitingChunks() {
   if (fragments_ == nullptr) return;
   SendFragments();
-  std::erase_if(held_chunks_, [&](const HeldChunk& held) {
+  std::erase_if(waiting_chunks_, [&](const WaitingChunk& held) {
     if (!held.ready || Clock::now() - *held.ready <= std::chrono::seconds(5)) return false;
     Feed(ev::ChunkFinished{held.worker, held.message.tid, held.message.att, ev::ChunkEnd::kCancelled,
                            "no environment worker is there"});
@@ -109,8 +109,8 @@ void ControllerProcess::GiveBackHeldChunks() {
 }
 
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
-  std::erase_if(held_chunks_,
-                [&](const HeldChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
+  std::erase_if(waiting_chunks_,
+                [&](const WaitingChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
   Send(c.worker, c);
 }
 

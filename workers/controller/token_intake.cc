@@ -73,7 +73,7 @@ scheduler::event::WorkerJoined JoinedBy(const Attachments::Arrived& arrived, std
   joined.state_step = arrived.offer.state_step;
   joined.state_digest = arrived.offer.state_digest;
   for (const up::OfferedAttempt& a : arrived.offer.attempts)
-    joined.held.push_back({a.tid, a.att, a.tokens, a.oldest, a.newest});
+    joined.offered.push_back({a.tid, a.att, a.tokens, a.oldest, a.newest});
   return joined;
 }
 

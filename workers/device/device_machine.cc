@@ -85,15 +85,15 @@ void DeviceMachine::On(const down::Welcome& welcome) {
 
 // --- the slot
 
-// True if the command is about the lease as it is now.
-bool DeviceMachine::Current(SlotId slot, LeaseEpoch epoch) {
+// True if the command is about the slot as it is now.
+bool DeviceMachine::Current(SlotId slot, SlotEpoch epoch) {
   if (slot == slot_ && epoch == epoch_) return true;
   ++refused_;
   return false;
 }
 
-// True if the command is about this lease or begins the next.
-bool DeviceMachine::Begins(SlotId slot, LeaseEpoch epoch) {
+// True if the command is about the slot as it is now, or begins its next epoch.
+bool DeviceMachine::Begins(SlotId slot, SlotEpoch epoch) {
   if (slot != slot_ || epoch < epoch_) {
     ++refused_;
     return false;

@@ -89,7 +89,7 @@ class DeviceMachine {
   void Work(const std::function<int64_t()>& newest);
   // A command waits that calls off the step of `lease`, which is under way.
   [[nodiscard]] bool CalledOff(int64_t lease) const;
-  // There are tokens to be made. The caller asks its lease as well (WorkerSession::MayServe).
+  // There are tokens to be made. The caller asks for its permit as well (WorkerSession::MayServe).
   [[nodiscard]] bool CanStep() const;
   void Step();  // requires CanStep()
 
@@ -126,10 +126,10 @@ class DeviceMachine {
   void On(const down::Grade&) { ++refused_; }
   void On(const down::EnvStep&) { ++refused_; }
   void On(const down::Refuse&) { ++refused_; }
-  void On(const down::LeaseRenewal&) {}
+  void On(const down::PermitRenewal&) {}
 
-  bool Current(SlotId slot, LeaseEpoch epoch);
-  bool Begins(SlotId slot, LeaseEpoch epoch);
+  bool Current(SlotId slot, SlotEpoch epoch);
+  bool Begins(SlotId slot, SlotEpoch epoch);
   void SayTokens(up::StepTokens tokens);
   void End(const SampleId& tid, int32_t att, scheduler::event::ChunkEnd end, const std::string& why);
   void SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest);
@@ -139,7 +139,7 @@ class DeviceMachine {
   std::deque<Command> waiting_;
   Incarnation inc_;
   SlotId slot_;
-  LeaseEpoch epoch_;
+  SlotEpoch epoch_;
   Role role_ = Role::kNone;
   Version admitted_;
   Version holds_;  // the weights in memory, whole; invalid: none, or torn

@@ -4,7 +4,7 @@
 // One thread (the caller of Run) owns all tensors: it takes commands in order, runs engine steps while
 // it holds the rollout role, and optimizer steps while it holds the actor role. A second thread sends
 // heartbeats, a third writes checkpoints while generation goes on (weights are read-only until the
-// next optimizer step, which waits for it). Commands of another incarnation or an older lease epoch
+// next optimizer step, which waits for it). Commands of another incarnation or an older epoch of the slot
 // are refused and counted. Libraries' exceptions stop here: a failed operation is an answer.
 
 #include <string>

@@ -51,8 +51,8 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
       trace_ =
           OpenWorkerTrace(welcome, welcome.inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
   }
-  link_->SetLease(welcome.lease_s,
-                  std::max(LostAfterSeconds(welcome.lease_s), config_.cluster.reattach_grace_s));
+  link_->SetPermit(welcome.permit_s,
+                   std::max(LostAfterSeconds(welcome.permit_s), config_.cluster.reattach_grace_s));
   return OkStatus();
 }
 

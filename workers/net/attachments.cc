@@ -208,7 +208,7 @@ void Attachments::Send(int64_t place, ToWorkerBody body) {
 
 void Attachments::Renew() {
   for (const auto& [connection, place] : place_of_)
-    wire_->Send(connection, ToWorker{0, places_.at(place).session.durable(), down::LeaseRenewal{}});
+    wire_->Send(connection, ToWorker{0, places_.at(place).session.durable(), down::PermitRenewal{}});
 }
 
 Attachments::Snapshot Attachments::Taken() const {

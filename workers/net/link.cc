@@ -237,9 +237,9 @@ void Link::Begin(int64_t ctl_epoch) {
   impl_->session.Begin(ctl_epoch);
 }
 
-void Link::SetLease(double lease_s, double patience_s) {
+void Link::SetPermit(double permit_s, double patience_s) {
   const MutexLock lock(impl_->mu);
-  impl_->session.SetLease(lease_s, patience_s);
+  impl_->session.SetPermit(permit_s, patience_s);
 }
 
 int64_t Link::ctl_epoch() const {

@@ -49,7 +49,7 @@ class Link {
   // What was done for earlier controllers is dropped.
   void Begin(int64_t ctl_epoch);
   // patience_s: for a new connection.
-  void SetLease(double lease_s, double patience_s);
+  void SetPermit(double permit_s, double patience_s);
   [[nodiscard]] int64_t ctl_epoch() const;  // the newest that it has heard of
   [[nodiscard]] bool MayServe() const;      // WorkerSession::MayServe, now
 

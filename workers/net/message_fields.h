@@ -92,10 +92,10 @@ TP_FIELDS_BY(CheckpointFiles, v("ckpt", r.ckpt); v("files", r.files, kNames); v(
 
 namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
-TP_FIELDS(Welcome, inc, place, slot, lease_s, config_yaml, run_dir, run_id, model_dir, shared_memory,
+TP_FIELDS(Welcome, inc, place, slot, permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory,
           run_clock_ns)
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
-TP_FIELDS(LeaseRenewal)
+TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, prompt, generated, chunk_tokens, max_new_tokens,
           greedy, starts, environment, environment_token, routing_bytes)
 TP_FIELDS(Resend, tid, att, from)

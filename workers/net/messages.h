@@ -163,7 +163,7 @@ struct Welcome {
   Incarnation inc;
   int64_t place = 0;
   SlotId slot;              // of a device worker; invalid: none
-  double lease_s = 0;       // serve nothing when no message came for so long
+  double permit_s = 0;      // serve nothing when no message came for so long
   std::string config_yaml;  // the resolved job
   std::string run_dir;      // for files on the same host
   std::string run_id;
@@ -176,10 +176,10 @@ struct Refuse {
   std::string why;
   bool again = false;  // it may come again later; else its process ends
 };
-struct LeaseRenewal {};
+struct PermitRenewal {};
 struct StartChunk {
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   SampleId tid;
   int32_t att = 0;
   GroupId gid;
@@ -233,7 +233,7 @@ struct RestoreState : command::RestoreState {
 // BatchRow::gid of those that this rank computes (world > 1). group_epoch 0: a group of one.
 struct Train {
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   int64_t lease = 0;
   StepNumber step;
   Version v;
@@ -244,7 +244,7 @@ struct Train {
 using command::AbortStep;
 struct FetchState {
   SlotId slot;
-  LeaseEpoch epoch;
+  SlotEpoch epoch;
   StepNumber step;
   uint64_t weights_digest = 0;
   int64_t request = 0;
@@ -276,13 +276,13 @@ struct Shutdown {
 }  // namespace down
 
 using ToWorkerBody =
-    std::variant<down::Welcome, down::Refuse, down::LeaseRenewal, down::StartChunk, down::CancelChunk,
+    std::variant<down::Welcome, down::Refuse, down::PermitRenewal, down::StartChunk, down::CancelChunk,
                  down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant, down::InitState,
                  down::RestoreState, down::Train, down::AbortStep, down::FetchState, down::FormGroup,
                  down::CopyRecovery, down::Publish, down::Load, down::Admit, down::WriteCheckpoint,
                  down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached, down::Resend>;
 struct ToWorker {
-  // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, LeaseRenewal).
+  // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, PermitRenewal).
   int64_t seq = 0;
   int64_t ack = 0;  // the effects of all messages up to this one are durable, or there are none
   ToWorkerBody body;

@@ -19,15 +19,15 @@ namespace tidepool::workers {
 
 // For how long a process dials, and its place is kept for it, without a connection; and for how long a
 // connection may be silent. 5 s, because a machine with more processes than cores starves some of them for
-// seconds. The lease ends earlier: then a worker serves nothing, and goes on when it hears the controller
+// seconds. The permit ends earlier: then a worker serves nothing, and goes on when it hears the controller
 // again.
-inline double LostAfterSeconds(double lease_s) { return std::max(2 * lease_s, 5.0); }
-// How often the controller says to every worker that it lives, so that a lease and the silence below stand
+inline double LostAfterSeconds(double permit_s) { return std::max(2 * permit_s, 5.0); }
+// How often the controller says to every worker that it lives, so that a permit and the silence below stand
 // several losses of a turn.
-inline double RenewalSeconds(double lease_s) { return std::clamp(lease_s / 6, 0.01, 0.25); }
-// Silence after which a worker takes its connection for dead and makes another: before the lease ends, where
+inline double RenewalSeconds(double permit_s) { return std::clamp(permit_s / 6, 0.01, 0.25); }
+// Silence after which a worker takes its connection for dead and makes another: before the permit ends, where
 // that leaves a busy machine the quarter of a second that it may take between two turns.
-inline double SilenceSeconds(double lease_s) { return std::max(lease_s / 2, 0.25); }
+inline double SilenceSeconds(double permit_s) { return std::max(permit_s / 2, 0.25); }
 
 // Message has `seq` and `ack`.
 template <typename Message>

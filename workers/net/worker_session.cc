@@ -25,11 +25,11 @@ up::Hello WorkerSession::Greet(up::Hello hello, TimePoint now) {
 }
 
 bool WorkerSession::Silent(TimePoint now) const {
-  return Seconds(now - std::max(greeted_, heard_)) > SilenceSeconds(lease_s_);
+  return Seconds(now - std::max(greeted_, heard_)) > SilenceSeconds(permit_s_);
 }
 
 bool WorkerSession::MayServe(TimePoint now) const {
-  return Seconds(now - heard_) < lease_s_ && unacknowledged() < kMostKept;
+  return Seconds(now - heard_) < permit_s_ && unacknowledged() < kMostKept;
 }
 
 StatusOr<std::optional<Command>> WorkerSession::Receive(ToWorker message, TimePoint now) {
@@ -102,7 +102,7 @@ std::vector<FromWorker> WorkerSession::TakeUnsent() {
 
 std::optional<Duration> WorkerSession::Disconnected(const Status& end, TimePoint now, Rng& rng) {
   if (IsFinal(end)) return std::nullopt;
-  if (attached_ && Seconds(now - attached_at_) >= lease_s_) dials_ = 0;
+  if (attached_ && Seconds(now - attached_at_) >= permit_s_) dials_ = 0;
   attached_ = false;
   if (!lost_) lost_ = now;
   if (now - *lost_ >= patience_) return std::nullopt;

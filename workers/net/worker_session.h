@@ -26,8 +26,8 @@ class WorkerSession {
   // process: random, of this process alone. patience: how long it dials before it gives up.
   WorkerSession(uint64_t process, Duration patience) : process_(process), patience_(patience) {}
 
-  void SetLease(double lease_s, double patience_s) {
-    lease_s_ = lease_s;
+  void SetPermit(double permit_s, double patience_s) {
+    permit_s_ = permit_s;
     patience_ = FromSeconds(patience_s);
   }
   // A connection is made: adds who says it, and where the session stands, to what the process says of itself.
@@ -42,8 +42,8 @@ class WorkerSession {
   [[nodiscard]] bool Silent(TimePoint now) const;
   // So many results wait for the controller's disk; more are not made.
   static constexpr size_t kMostKept = 1 << 12;
-  // True while the lease runs and fewer than kMostKept results wait for acknowledgement. Otherwise the worker
-  // stops generating: the controller may have given it up, or does not take its results.
+  // True while the permit runs and fewer than kMostKept results wait for acknowledgement. Otherwise the
+  // worker stops generating: the controller may have given it up, or does not take its results.
   [[nodiscard]] bool MayServe(TimePoint now) const;
   // Called after the worker has discarded its work of earlier epochs. Messages that were sent before are
   // discarded.
@@ -69,10 +69,10 @@ class WorkerSession {
   Incarnation inc_;
   bool attached_ = false;  // the current connection is
   TimePoint greeted_, attached_at_, heard_;
-  double lease_s_ = 5;
+  double permit_s_ = 5;
   bool begun_ = false;
   std::optional<TimePoint> lost_;  // since when nothing is heard
-  int64_t dials_ = 0;              // since a connection lasted for a lease
+  int64_t dials_ = 0;              // since a connection lasted for a permit
 };
 
 }  // namespace tidepool::workers

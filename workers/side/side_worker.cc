@@ -57,8 +57,8 @@ Status SideWorker::Welcomed(const down::Welcome& welcome, bool anew) {
   const auto begin = [&]() -> Status {
     TP_ASSIGN_OR_RETURN(const JobConfig config, ParseResolved(welcome.config_yaml));
     heartbeat_s_ = config.cluster.heartbeat_s;
-    link_->SetLease(welcome.lease_s,
-                    std::max(LostAfterSeconds(welcome.lease_s), config.cluster.reattach_grace_s));
+    link_->SetPermit(welcome.permit_s,
+                     std::max(LostAfterSeconds(welcome.permit_s), config.cluster.reattach_grace_s));
     if (!anew) return OkStatus();
     if (std::exchange(begun_, true)) End();
     return Anew(config, welcome);

@@ -137,7 +137,7 @@ TEST(RunDirectoryTest, RunThatDiedInItsWarmStartIsNotFinished) {
 TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilAllOfItsEndIsDone) {
   MemoryFileSystem fs;
   const std::string dir = MustCreate(fs, "a", kNoon);
-  const auto finished = [&](int64_t steps) { return ReadRunState(fs, dir)->Finished(steps, 0.9); };
+  const auto finished = [&](int64_t steps) { return ReadRunOnDisk(fs, dir)->Finished(steps, 0.9); };
   WriteJournal(fs, dir, {ConfigOf(3), Commit(1), End(0, false)});  // SIGTERM: code 0
   EXPECT_FALSE(finished(3));
   WriteJournal(fs, dir, {RestoreTo(1), Commit(2), Commit(3)});
@@ -158,7 +158,7 @@ TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilAllOfItsEndIsDone) {
   EXPECT_TRUE(finished(4));
   WriteJournal(fs, dir, {RestoreTo(2), Commit(3), End(0, true)});
   EXPECT_FALSE(finished(4)) << "the step that reached it was undone";
-  EXPECT_EQ(ReadRunState(fs, "runs/none").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(ReadRunOnDisk(fs, "runs/none").status().code(), StatusCode::kNotFound);
 }
 
 TEST(RunDirectoryTest, DamagedJournalIsAnErrorNotSkipped) {

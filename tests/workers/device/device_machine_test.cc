@@ -72,7 +72,7 @@ TEST_F(DeviceMachineTest, DropsWhatIsNotOfNow) {
   Tell(down::Grant{.slot = kSlot, .epoch = {1}, .role = Role::kActor});
   Tell(down::Release{.slot = {0}, .epoch = {9}});
   Tell(down::Train{.slot = kSlot, .epoch = {1}});
-  EXPECT_EQ(machine.refused(), 7) << "of an earlier lease of the slot, or of another slot";
+  EXPECT_EQ(machine.refused(), 7) << "of an earlier epoch of the slot, or of another slot";
   EXPECT_TRUE(said.empty());
   EXPECT_EQ(machine.role(), Role::kRollout);
 }
@@ -124,7 +124,7 @@ TEST_F(DeviceMachineTest, EveryChunkHasOneEnd) {
   const auto& drained = std::get<up::StepTokens>(said[0]);
   ASSERT_EQ(drained.chunks.size(), 1u) << "the other one has had its end";
   EXPECT_EQ(drained.chunks[0].end, ChunkEnd::kDrained);
-  EXPECT_EQ(std::get<up::Drained>(said[1]).epoch, LeaseEpoch{3});
+  EXPECT_EQ(std::get<up::Drained>(said[1]).epoch, SlotEpoch{3});
   said.clear();
   Tell(down::Grant{.slot = kSlot, .epoch = {4}, .role = Role::kRollout});  // the drain was called off
   Said<up::Granted>();

@@ -53,7 +53,7 @@ class DeviceWorkerTest : public testing::Test {
     down::Welcome welcome;
     welcome.inc = {0};
     welcome.slot = {0};
-    welcome.lease_s = 600;
+    welcome.permit_s = 600;
     welcome.config_yaml = config::ResolvedYaml(*loaded);
     welcome.run_dir = dir_;
     welcome.run_id = "run";

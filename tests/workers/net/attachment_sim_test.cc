@@ -80,8 +80,8 @@ class Sim {
       world_.words = episodes->words.get();
       world_.bad_turn = 0.02;
     }
-    network_.lease_s = 3 * job_.fleet.heartbeat_s;
-    network_.patience_s = std::max(LostAfterSeconds(network_.lease_s), job_.fleet.reattach_grace_s);
+    network_.permit_s = 3 * job_.fleet.heartbeat_s;
+    network_.patience_s = std::max(LostAfterSeconds(network_.permit_s), job_.fleet.reattach_grace_s);
     network_.outlives = job_.fleet.reattach_grace_s > 0;
     network_.sink = [this](HubEvent event) {
       if (controller_ != nullptr) controller_->On(std::move(event));

@@ -49,7 +49,7 @@ struct Ends {
     });
     EXPECT_TRUE(made.ok()) << made.status().ToString();
     link = std::move(*made);
-    link->SetLease(5, 1);
+    link->SetPermit(5, 1);
   }
   // The session of the first connection, as the controller's end keeps it.
   std::optional<ConnectionId> Attach() {

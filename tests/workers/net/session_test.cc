@@ -81,7 +81,7 @@ TEST(WorkerSessionTest, DialsWithGrowingPausesAndGivesUpInTime) {
 // A controller that answers, has a command to say and hangs up at once: the pauses grow nevertheless.
 TEST(WorkerSessionTest, OnlyAConnectionThatLastedMakesThePausesShortAgain) {
   WorkerSession session(7, FromSeconds(30));
-  session.SetLease(1.5, 30);
+  session.SetPermit(1.5, 30);
   Rng rng(1);
   TimePoint now;
   int64_t command = 0;
@@ -118,18 +118,18 @@ TEST(WorkerSessionTest, ARefusalThatIsNotForGoodIsAskedAgain) {
 
 TEST(WorkerSessionTest, RenewalsKeepEveryLeaseThatAJobMayHave) {
   for (const double heartbeat_s : {0.01, 0.05, 0.1, 0.2, 0.5, 5.0, 3600.0}) {
-    const double lease_s = 3 * heartbeat_s;
+    const double permit_s = 3 * heartbeat_s;
     WorkerSession session(7, FromSeconds(30));
-    session.SetLease(lease_s, 30);
+    session.SetPermit(permit_s, 30);
     TimePoint now;
     ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}, now).ok());
     for (int i = 0; i < 20; ++i) {  // every second renewal is late by a whole turn
-      now = now + FromSeconds(RenewalSeconds(lease_s) * (i % 2 == 0 ? 2 : 1));
+      now = now + FromSeconds(RenewalSeconds(permit_s) * (i % 2 == 0 ? 2 : 1));
       EXPECT_FALSE(session.Silent(now)) << heartbeat_s;
       EXPECT_TRUE(session.MayServe(now)) << heartbeat_s;
-      ASSERT_TRUE(session.Receive({0, 0, down::LeaseRenewal{}}, now).ok());
+      ASSERT_TRUE(session.Receive({0, 0, down::PermitRenewal{}}, now).ok());
     }
-    now = now + FromSeconds(std::max(1.01 * lease_s, 0.3));
+    now = now + FromSeconds(std::max(1.01 * permit_s, 0.3));
     EXPECT_TRUE(session.Silent(now)) << heartbeat_s;
     EXPECT_FALSE(session.MayServe(now)) << heartbeat_s;
     (void)session.Greet({}, now);
@@ -147,7 +147,7 @@ TEST(WorkerSessionTest, MakesNoMoreThanTheControllerStores) {
     session.Send(up::StepTokens{});
   }
   EXPECT_FALSE(session.MayServe({}));
-  ASSERT_TRUE(session.Receive({0, /*ack=*/1, down::LeaseRenewal{}}, {}).ok());
+  ASSERT_TRUE(session.Receive({0, /*ack=*/1, down::PermitRenewal{}}, {}).ok());
   EXPECT_TRUE(session.MayServe({}));
 }
 

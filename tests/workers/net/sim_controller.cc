@@ -37,7 +37,7 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
   attachments.ctl_epoch = life_;
   attachments.device_places = options.device_workers();
   attachments.side_places = options.side_workers();
-  attachments.lost_after = FromSeconds(LostAfterSeconds(network->lease_s));
+  attachments.lost_after = FromSeconds(LostAfterSeconds(network->permit_s));
   attachments_ = std::make_unique<Attachments>(attachments, network->door.get());
   places_ = std::make_unique<WorkerPlaces>(
       *attachments_, WorkerPlaces::Ends{.feed = [this](scheduler::Event event) { Feed(std::move(event)); },
@@ -289,7 +289,7 @@ struct SimController::Do {
   void operator()(const cmd::Welcome& c) {
     down::Welcome w;
     w.slot = c.worker.value < s.options_.device_workers() ? SlotId{c.worker.value} : SlotId{};
-    w.lease_s = s.network_->lease_s;
+    w.permit_s = s.network_->permit_s;
     const auto offered = s.places_->Welcome(c, std::move(w));
     if (!offered) return;
     const auto before = s.asked_again;

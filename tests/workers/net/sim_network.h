@@ -164,7 +164,7 @@ class SimNetwork : public Door::Streams {
   }
   std::vector<ProcessPtr> processes;  // that live
   std::set<int64_t> cut_off;          // places whose connections carry nothing
-  double lease_s = 1.5, patience_s = 15;
+  double permit_s = 1.5, patience_s = 15;
   bool outlives = true;  // processes, their controller
   int64_t cuts = 0, ended = 0, fenced = 0, refused_commands = 0, strangers = 0;
   std::map<std::string, int64_t> closed;  // connections, by why
@@ -346,7 +346,7 @@ class SimNetwork : public Door::Streams {
     std::vector<Command> commands;
     const Status end = p->session.Heard(s->at_worker.Take<ToWorker>(frame), now, commands);
     for (Command& c : commands) {
-      if (const auto* w = std::get_if<down::Welcome>(&c.body)) p->session.SetLease(w->lease_s, patience_s);
+      if (const auto* w = std::get_if<down::Welcome>(&c.body)) p->session.SetPermit(w->permit_s, patience_s);
       p->inbox.push_back(std::move(c));
     }
     if (!end.ok()) return Disconnected(s, end);
@@ -381,7 +381,7 @@ class SimNetwork : public Door::Streams {
       Flush(p);
       if (p->stream != nullptr && p->session.Silent(now)) Disconnected(p->stream, Unavailable("silent"));
     }
-    At(lease_s / 3, [this, p] { Beat(p); });
+    At(permit_s / 3, [this, p] { Beat(p); });
   }
   // As the device thread's loop: takes what has come, makes one step.
   void Turn(const ProcessPtr& p) {

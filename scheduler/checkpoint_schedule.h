@@ -21,14 +21,14 @@ namespace tidepool::scheduler {
 using CommittedCheckpoints =
     std::map<int64_t, record::CheckpointCommit>;  // by id, neither rejected nor deleted
 
-class CheckpointPolicy {
+class CheckpointSchedule {
  public:
   struct Options {
     int64_t every_steps = 20, keep = 2;
   };
   static constexpr int64_t kFailuresToStop = 3;
 
-  explicit CheckpointPolicy(const Options& options) : options_(options) {}
+  explicit CheckpointSchedule(const Options& options) : options_(options) {}
 
   // A checkpoint of `step` is wanted now. `must`: the end of the run, or a stop.
   [[nodiscard]] bool Due(StepNumber step, bool must, const CommittedCheckpoints& committed,

@@ -1,4 +1,4 @@
-#include "scheduler/policy.h"
+#include "scheduler/placement.h"
 
 #include <algorithm>
 #include <cmath>
@@ -288,7 +288,7 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
   return best;
 }
 
-NamedPolicy PolicyOf(PlacementKind placement) {
+Placement PlacementOf(PlacementKind placement) {
   const auto any = [](const PoolView&, SlotId, Role) { return true; };
   const auto first_train = [](const PoolView& p, SlotId s, Role r) {
     return r != Role::kActor || s.value < p.actor_slots;
@@ -296,7 +296,7 @@ NamedPolicy PolicyOf(PlacementKind placement) {
   const auto apart = [](const PoolView& p, SlotId s, Role r) {
     return (r == Role::kActor) == (s.value < p.actor_slots);
   };
-  NamedPolicy p{.name = Name(placement)};
+  Placement p{.name = Name(placement)};
   switch (placement) {
     case PlacementKind::kColocated:
       p.summary = "all slots switch together between generating and training";

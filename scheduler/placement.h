@@ -1,9 +1,9 @@
 #pragma once
 // Who is to hold which slot: placement policies, chosen by name.
 //
-// A policy is a pure function of what it is shown. It names a role for every slot that has a live worker;
+// A placement is a pure function of what it is shown. It names a role for every slot that has a live worker;
 // the pool finds out how to get there (one transaction), and the controller asks again after every event,
-// so a policy keeps no state. A plan that is not valid is refused with the reason and the plan before it
+// so a placement keeps no state. A plan that is not valid is refused with the reason and the plan before it
 // stays.
 //
 //   colocated    all slots switch together: every slot generates, then every slot trains
@@ -128,10 +128,10 @@ struct PlanTotals {
 // is none, memory, a slot taken from a running step; else `totals` are added up.
 Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals);
 // Of all slots together: the floor, a number of training slots that does not divide the batch. `floor`:
-// whether the rollout floor holds (a policy that trains on all slots asks for 0).
+// whether the rollout floor holds (a placement that trains on all slots asks for 0).
 Status CheckTotals(const PlanTotals& totals, const PoolView& pool, const LedgerView& ledger, bool floor);
 
-struct NamedPolicy {
+struct Placement {
   std::string name, summary;
   Policy decide;
   bool keeps_floor = true;  // false: all slots may train at once
@@ -140,18 +140,18 @@ struct NamedPolicy {
   // evaluation, stopping and batch_groups: not from other slots, what they hold, or time. Other slots are not
   // named. Then it is shown the slots that changed alone, where nothing else did.
   bool by_slot = false;
-  // Slots that may ever hold a role under this policy; used to say when a fleet is dead.
+  // Slots that may ever hold a role under this placement; used to say when a fleet is dead.
   std::function<bool(const PoolView&, SlotId, Role)> eligible;
 };
 
 // That of a placement; its name is the placement's word.
-NamedPolicy PolicyOf(PlacementKind placement);
+Placement PlacementOf(PlacementKind placement);
 
 // Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for
 // their environment are in no batch (Little's law): t = c0 + c1 b + w,  b = samples / slots (t - w) / t.
 double SecondsPerToken(const Forecast& forecast, double samples, double slots);
 
-// Chosen by the elastic policy; also for tests. 0 slots: wait.
+// Chosen by the elastic placement; also for tests. 0 slots: wait.
 //
 //   Cycle(m) = T_sw(m) + T_train(m) + refill(m)
 // is the time until the next batch is complete. While m of n slots train, the others share all samples that

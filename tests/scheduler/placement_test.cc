@@ -1,6 +1,6 @@
 // Policies, plans, and how a batch is shared.
 
-#include "scheduler/policy.h"
+#include "scheduler/placement.h"
 
 #include <gtest/gtest.h>
 
@@ -34,14 +34,14 @@ int64_t Count(const Plan& plan, Role role) {
 }
 
 TEST(PolicyTest, MultiplexedLeavesOnlyForABatchAndComesBack) {
-  const NamedPolicy policy = PolicyOf(PlacementKind::kMultiplexed);
+  const Placement placement = PlacementOf(PlacementKind::kMultiplexed);
   const PoolView pool = Fleet(8, 3);
   LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 8};
-  const Plan shrink = policy.decide(pool, l, {}, {});
+  const Plan shrink = placement.decide(pool, l, {}, {});
   EXPECT_EQ(Count(shrink, Role::kActor), 3);
   EXPECT_TRUE(CheckPlan(shrink, pool, l, true).ok());
   l.need = TrainerNeed::kPublish;
-  EXPECT_EQ(Count(policy.decide(pool, l, {}, {}), Role::kRollout), 8)
+  EXPECT_EQ(Count(placement.decide(pool, l, {}, {}), Role::kRollout), 8)
       << "before the new weights are even published";
 }
 
@@ -88,19 +88,19 @@ TEST(PolicyTest, ElasticTakesMoreSlotsWhereTrainingIsLong) {
 TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
   int64_t updates = 0, refusals = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {
-    for (const PlacementKind placement :
+    for (const PlacementKind kind :
          {PlacementKind::kColocated, PlacementKind::kSplit, PlacementKind::kMultiplexed}) {
       Rng rng(seed);
-      const NamedPolicy policy = PolicyOf(placement);
-      ASSERT_TRUE(policy.by_slot);
+      const Placement placement = PlacementOf(kind);
+      ASSERT_TRUE(placement.by_slot);
       PoolView pool = Fleet(1 + rng.Below(12), 1 + rng.Below(6));
       pool.rollout_floor = rng.Below(4);
       pool.uneven_dp = rng.Chance(0.5);
       for (SlotView& s : pool.slots) s = {.id = s.id};
       LedgerView ledger{.need = TrainerNeed::kState, .groups_per_step = 4};
       StandingPlan stands, anew;
-      stands.Decide(policy, pool, ledger, {}, {});
-      anew.Decide(policy, pool, ledger, {}, {});
+      stands.Decide(placement, pool, ledger, {}, {});
+      anew.Decide(placement, pool, ledger, {}, {});
       for (int i = 0; i < 40; ++i) {
         PoolView changed = pool;
         changed.slots.clear();
@@ -116,18 +116,18 @@ TEST(StandingPlanTest, SlotBySlotItIsWhatTheWholePlanWouldBe) {
           ledger.need = static_cast<TrainerNeed>(rng.Below(6));
           ledger.batch_groups = ledger.need == TrainerNeed::kBatch ? 1 + rng.Below(6) : 0;
           ledger.evaluation = rng.Chance(0.2);
-          stands.Decide(policy, pool, ledger, {}, {});
-        } else if (stands.Update(policy, changed, ledger, {}, {})) {
+          stands.Decide(placement, pool, ledger, {}, {});
+        } else if (stands.Update(placement, changed, ledger, {}, {})) {
           ++updates;
         } else {
-          stands.Decide(policy, pool, ledger, {}, {});
+          stands.Decide(placement, pool, ledger, {}, {});
         }
-        anew.Decide(policy, pool, ledger, {}, {});
+        anew.Decide(placement, pool, ledger, {}, {});
         ASSERT_TRUE(std::ranges::equal(stands.plan().roles, anew.plan().roles))
-            << Name(placement) << " seed " << seed << " change " << i;
+            << Name(kind) << " seed " << seed << " change " << i;
         ASSERT_EQ(stands.plan().why, anew.plan().why);
         ASSERT_EQ(stands.refused().message(), anew.refused().message())
-            << Name(placement) << " seed " << seed << " change " << i;
+            << Name(kind) << " seed " << seed << " change " << i;
         refusals += stands.refused().ok() ? 0 : 1;
       }
     }

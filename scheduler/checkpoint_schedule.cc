@@ -1,15 +1,15 @@
-#include "scheduler/checkpoint_policy.h"
+#include "scheduler/checkpoint_schedule.h"
 
 #include <algorithm>
 
 namespace tidepool::scheduler {
 
-StepNumber CheckpointPolicy::NewestStep(const CommittedCheckpoints& committed) {
+StepNumber CheckpointSchedule::NewestStep(const CommittedCheckpoints& committed) {
   return committed.empty() ? StepNumber{} : committed.rbegin()->second.step;
 }
 
-bool CheckpointPolicy::Due(StepNumber step, bool must, const CommittedCheckpoints& committed,
-                           TimePoint now) const {
+bool CheckpointSchedule::Due(StepNumber step, bool must, const CommittedCheckpoints& committed,
+                             TimePoint now) const {
   const StepNumber newest = NewestStep(committed);
   if (newest == step) return false;
   if (retry_after_ && retry_after_->first == step &&
@@ -20,12 +20,12 @@ bool CheckpointPolicy::Due(StepNumber step, bool must, const CommittedCheckpoint
   return failures_ > 0 || (options_.every_steps > 0 && step.value % options_.every_steps == 0);
 }
 
-bool CheckpointPolicy::Failed(StepNumber step, TimePoint now) {
+bool CheckpointSchedule::Failed(StepNumber step, TimePoint now) {
   retry_after_ = {step, now + FromSeconds(1)};
   return ++failures_ >= kFailuresToStop;
 }
 
-std::vector<int64_t> CheckpointPolicy::ToDelete(const CommittedCheckpoints& committed) const {
+std::vector<int64_t> CheckpointSchedule::ToDelete(const CommittedCheckpoints& committed) const {
   std::vector<int64_t> ids;
   auto excess = static_cast<int64_t>(committed.size()) - std::max<int64_t>(options_.keep, 2);
   for (const auto& [id, c] : committed) {
