@@ -34,6 +34,7 @@ struct Welcome {
   WorkerId worker;
   uint64_t process = 0;
   Incarnation inc;
+  std::vector<SlotId> slots;  // of a device worker
 };
 struct RefuseWorker {
   WorkerId worker;
@@ -60,12 +61,14 @@ struct StartChunk {
 };
 struct CancelChunk {
   WorkerRef worker;
+  SlotId slot;
   SampleId tid;
   int32_t att = 0;
 };
 // Its KV will not be needed on this worker.
 struct ForgetGroup {
   WorkerRef worker;
+  SlotId slot;
   GroupId gid;
 };
 // Answered by PayloadStored.
@@ -125,10 +128,12 @@ struct Grant {
 // recovery copy (ckpt -1). -> StateReady with the same `request`, a number of this life of the controller.
 struct InitState {
   WorkerRef worker;
+  SlotId slot;
   int64_t request = 0;
 };
 struct RestoreState {
   WorkerRef worker;
+  SlotId slot;
   int64_t ckpt = -1;
   StepNumber step;
   uint64_t weights_digest = 0;
@@ -139,7 +144,7 @@ struct FetchState {
   WorkerRef worker;
   SlotId slot;
   SlotEpoch epoch;
-  WorkerRef from;
+  SlotRef from;
   StepNumber step;
   uint64_t weights_digest = 0;
   int64_t request = 0;
@@ -154,6 +159,7 @@ struct GroupMember {
 };
 struct FormGroup {
   WorkerRef worker;
+  SlotId slot;
   int64_t group_epoch = 0;
   int64_t rank = 0, world = 1;
 };
@@ -186,30 +192,35 @@ struct AbortStep {
 // Answered by RecoveryCopied.
 struct CopyRecovery {
   WorkerRef worker;
+  SlotId slot;
   StepNumber step;
 };
 // Answered by Published; aliasing slots: no bytes move.
 struct Publish {
   WorkerRef worker;
+  SlotId slot;
   Version v;
   uint64_t digest = 0;
 };
 // Answered by Loaded.
 struct Load {
   WorkerRef worker;
+  SlotId slot;
   Version v;
   uint64_t digest = 0;
-  WorkerRef from;
+  SlotRef from;
 };
 // It may serve v from now on.
 struct Admit {
   WorkerRef worker;
+  SlotId slot;
   Version v;
 };
 // Checkpoints. The caller gathers the trainer's files and its own state, commits by rename, reads back. ->
 // CheckpointWritten / Failed
 struct WriteCheckpoint {
   WorkerRef worker;
+  SlotId slot;
   int64_t ckpt = 0;
   StepNumber step;
   Version v;
@@ -226,6 +237,7 @@ struct DeleteCheckpoint {
 // Writes final/; answered by FinalSaved.
 struct SaveFinal {
   WorkerRef worker;
+  SlotId slot;
 };
 // To people and files: metrics of a committed step are written when this comes.
 struct StepReport {

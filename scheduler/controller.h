@@ -53,9 +53,9 @@ class Controller {
   [[nodiscard]] ControllerView View() const;
   // Where a finished sample's payload is (from its Enq), for fetching a batch; not found: nullptr.
   [[nodiscard]] const record::Enq* FindPayload(const SampleId& tid) const;
-  // Whether tokens of this chunk would be taken from that worker now. Those of a chunk that was taken back
+  // Whether tokens of this chunk would be taken from that slot now. Those of a chunk that was taken back
   // from it are not: the caller keeps them out of the sample.
-  [[nodiscard]] bool Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const;
+  [[nodiscard]] bool Expects(const SlotRef& on, const SampleId& tid, int32_t att) const;
   [[nodiscard]] double Reward(const SampleId& tid) const;  // requires a graded sample
   // Its scores by reward function.  requires a graded sample
   [[nodiscard]] const std::vector<std::pair<std::string, double>>& Rewards(const SampleId& tid) const;

@@ -19,8 +19,9 @@ namespace tidepool::scheduler {
 struct FleetOptions {
   PlacementKind placement = PlacementKind::kColocated;
   int64_t slots = 1;
-  // Slots that hold a role together, in order; those that are named in none are by themselves. The product
-  // has no key for it yet: a model is on one device.
+  // Both have no key of the config yet, because a worker process has one device and a model is on one device.
+  int64_t slots_per_worker = 1;
+  // Slots that hold a role together, in order; those that are named in none are by themselves.
   std::vector<std::vector<SlotId>> gangs;
   int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
   int64_t rollout_floor = 1;      // slots that always generate (multiplexed, elastic)
@@ -115,16 +116,18 @@ struct ControllerOptions {
   SampleCost sample_cost;                // of training, for sharing a batch over slots
   const Placement* placement = nullptr;  // copied; null: that of fleet.placement
 
-  // Worker places: device workers 0 .. slots-1, each with one slot, then the workers beside them: reward
-  // workers, or environment workers where the job has an environment.
-  [[nodiscard]] int64_t device_workers() const { return fleet.slots; }
+  // Worker places: first the device workers, then the workers beside them: reward workers, or environment
+  // workers where the job has an environment.
+  [[nodiscard]] int64_t device_workers() const {
+    return (fleet.slots + fleet.slots_per_worker - 1) / fleet.slots_per_worker;
+  }
   [[nodiscard]] WorkerKind side_kind() const {
     return environment.used ? WorkerKind::kEnvironment : WorkerKind::kReward;
   }
   [[nodiscard]] int64_t side_workers() const {
     return environment.used ? environment.workers : reward.workers;
   }
-  [[nodiscard]] WorkerId side_worker(int64_t i) const { return {fleet.slots + i}; }
+  [[nodiscard]] WorkerId side_worker(int64_t i) const { return {device_workers() + i}; }
 };
 
 }  // namespace tidepool::scheduler

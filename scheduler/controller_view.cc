@@ -32,7 +32,7 @@ ControllerView Controller::View() const {
   v.env_retries = m.samples.episodes().retries();
   v.finished = m.life.finished();
   v.rollbacks = m.slots.pool().rollbacks();
-  for (const auto& [id, w] : m.fleet) {
+  for (const auto& [id, w] : m.fleet.workers) {
     if (!w.live() && w.vitals().life != Life::kRetired) v.absent.push_back(id);
   }
   v.phase = m.life.finished()                          ? "done"
@@ -51,9 +51,9 @@ const record::Enq* Controller::FindPayload(const SampleId& tid) const {
   return &s->enq;
 }
 
-bool Controller::Expects(const WorkerRef& worker, const SampleId& tid, int32_t att) const {
+bool Controller::Expects(const SlotRef& on, const SampleId& tid, int32_t att) const {
   const Request* r = impl_->rollouts.requests().Find(tid);
-  return r != nullptr && r->att == att && r->on == worker && impl_->workers.IsCurrent(worker);
+  return r != nullptr && r->att == att && r->on == on && impl_->fleet.IsLive(on);
 }
 
 double Controller::Reward(const SampleId& tid) const {
@@ -96,7 +96,7 @@ uint64_t Controller::StateDigest() const {
     mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder().inc.value);
   for (const SampleId& tid : m.rollouts.requests().Requests()) {
     const Request& r = *m.rollouts.requests().Find(tid);
-    mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.inc.value);
+    mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.worker.inc.value);
   }
   mix(m.rollouts.requests().chunks()), mix(m.workers.restarts()), mix(m.life.refused()),
       mix(m.life.finished() ? 1 : 0);

@@ -142,20 +142,20 @@ void Dispatcher::Resume(const SampleId& tid, int64_t observation, int64_t turn_t
   PutReady(r);
 }
 
-std::optional<WorkerRef> Dispatcher::Remove(const SampleId& tid) {
+std::optional<SlotRef> Dispatcher::Remove(const SampleId& tid) {
   const auto it = requests_.find(tid);
   if (it == requests_.end()) return std::nullopt;
   TakeReady(it->second);
-  const WorkerRef on = it->second.on;
+  const SlotRef on = it->second.on;
   if (it->second.waiting_env) --waiting_env_;
   const auto g = groups_.find(it->second.gid);
   if (g != groups_.end()) g->second.members.erase(tid);
   requests_.erase(tid);
-  if (!on.inc.valid()) return std::nullopt;
+  if (!on.worker.inc.valid()) return std::nullopt;
   return on;
 }
 
-bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t att, int64_t tokens,
+bool Dispatcher::Progress(const SlotRef& from, const SampleId& tid, int32_t att, int64_t tokens,
                           const Version& v) {
   const auto it = requests_.find(tid);
   if (it == requests_.end() || it->second.att != att || it->second.on != from || tokens < 0) return false;
@@ -173,14 +173,14 @@ bool Dispatcher::Progress(const WorkerRef& from, const SampleId& tid, int32_t at
   return true;
 }
 
-Dispatcher::Ended Dispatcher::ChunkEnded(const WorkerRef& from, const SampleId& tid, int32_t att) {
-  Worker* w = WithEngine(from.worker);
-  if (w == nullptr || w->ref() != from) return Ended::kRefused;
-  const auto* chunk = w->engine_->in_flight.find({tid, att});
+Dispatcher::Ended Dispatcher::ChunkEnded(const SlotRef& from, const SampleId& tid, int32_t att) {
+  Engine* e = EngineOn(from.slot);
+  if (e == nullptr || On(from.slot) != from) return Ended::kRefused;
+  const auto* chunk = e->in_flight.find({tid, att});
   if (chunk == nullptr) return Ended::kRefused;
-  w->engine_->reserved -= chunk->second;
-  w->engine_->in_flight.erase({tid, att});
-  LoadChanged(*w);
+  e->reserved -= chunk->second;
+  e->in_flight.erase({tid, att});
+  LoadChanged(from.slot, *e);
   --in_flight_;
   const auto r = requests_.find(tid);
   if (r == requests_.end() || r->second.att != att || r->second.on != from) return Ended::kGone;
@@ -224,17 +224,17 @@ bool Dispatcher::HasRequests(GroupId gid) const {
   return it != groups_.end() && !it->second.members.empty();
 }
 
-std::vector<WorkerRef> Dispatcher::ForgetGroup(GroupId gid) {
-  std::vector<WorkerRef> who;
+std::vector<SlotRef> Dispatcher::ForgetGroup(GroupId gid) {
+  std::vector<SlotRef> who;
   const auto g = groups_.find(gid);
   if (g != groups_.end() && !g->second.ready.empty()) least_served_.erase({g->second.ratio, gid});
-  const SmallSet<WorkerId> on = g == groups_.end() ? SmallSet<WorkerId>() : std::move(g->second.on);
+  const SmallSet<SlotId> on = g == groups_.end() ? SmallSet<SlotId>() : std::move(g->second.on);
   groups_.erase(gid);
   urgent_.erase(gid);
   too_late_.erase(gid);
-  for (const WorkerId id : on) {
-    Worker* w = WithEngine(id);
-    if (w != nullptr && w->engine_->groups.erase(gid) > 0) who.push_back(w->ref());
+  for (const SlotId slot : on) {
+    Engine* e = EngineOn(slot);
+    if (e != nullptr && e->groups.erase(gid) > 0) who.push_back(On(slot));
   }
   return who;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Turns unfinished samples into bounded chunks on rollout workers.
+// Turns unfinished samples into bounded chunks on rollout engines, each on a slot of a worker.
 //
 // Order of requests (after Seer's algorithm 2):
 //   1. evaluation requests;
@@ -65,8 +65,8 @@ struct Request {
   int64_t prompt_len = 0, max_new = 0, generated = 0;
   Version only;          // evaluation: may be served by this version only
   Version v_min, v_max;  // of its tokens
-  WorkerRef on;          // in flight there; inc invalid: in the buffer
-  WorkerId home;         // ran there last
+  SlotRef on;            // in flight there; its worker's inc invalid: in the buffer
+  SlotId home;           // ran there last
   bool probe = false;
   int64_t errors = 0;
   bool taken_back = false;   // from a worker that may still hold a chunk of it
@@ -94,7 +94,8 @@ class Dispatcher {
  public:
   struct Chunk {  // to be sent
     SampleId tid;
-    WorkerRef worker;
+    SlotRef on;
+    SlotEpoch epoch;
     Version v;
     int64_t tokens = 0;
   };
@@ -105,14 +106,14 @@ class Dispatcher {
   void Add(const Request& r);
   // Withdraws a request; if a chunk of it is in flight, returns who has to be told to cancel it. That
   // chunk keeps its room until it is reported finished.
-  std::optional<WorkerRef> Remove(const SampleId& tid);
+  std::optional<SlotRef> Remove(const SampleId& tid);
   [[nodiscard]] const Request* Find(const SampleId& tid) const;
   [[nodiscard]] std::vector<SampleId> Requests() const { return requests_.SortedKeys(); }
   // Tokens came. False (refused) if that chunk is not in flight on `from`.
-  bool Progress(const WorkerRef& from, const SampleId& tid, int32_t att, int64_t tokens, const Version& v);
+  bool Progress(const SlotRef& from, const SampleId& tid, int32_t att, int64_t tokens, const Version& v);
   // A chunk ended. kGone: it had been withdrawn; its room is free now.
   enum class Ended : uint8_t { kRefused, kGone, kLive };
-  Ended ChunkEnded(const WorkerRef& from, const SampleId& tid, int32_t att);
+  Ended ChunkEnded(const SlotRef& from, const SampleId& tid, int32_t att);
   void Requeue(const SampleId& tid);  // back to the buffer after ChunkEnded
   // Multi-turn: a turn is over and its environment works (after ChunkEnded; or Add with waiting_env). The KV
   // stays where it is as long as nobody needs the room.
@@ -141,38 +142,38 @@ class Dispatcher {
   // requests and far too much for a time.
   [[nodiscard]] int64_t LikelyLeft(const Request& r) const;
   // Training chunks in flight with the fewest tokens, at most `n`.
-  [[nodiscard]] std::vector<std::tuple<WorkerRef, SampleId, int32_t>> Youngest(int64_t n) const;
+  [[nodiscard]] std::vector<std::tuple<SlotRef, SampleId, int32_t>> Youngest(int64_t n) const;
   // Its requests go back to the buffer while their chunks are still in flight there; what comes of those is
   // refused.
-  std::vector<std::pair<SampleId, int32_t>> TakeBack(WorkerId worker);
-  void SetSlowness(WorkerId worker, int64_t slowness);
-  void Prefer(const SampleId& tid, WorkerId worker) { requests_.at(tid).home = worker; }
+  std::vector<std::pair<SampleId, int32_t>> TakeBack(SlotId slot);
+  void SetSlowness(SlotId slot, int64_t slowness);
+  void Prefer(const SampleId& tid, SlotId slot) { requests_.at(tid).home = slot; }
   // Pinned samples of a version that wait for a worker.
   [[nodiscard]] int64_t PinnedReady(const Version& v) const;
   // Groups of pinned samples whose version no worker has.
   [[nodiscard]] std::set<GroupId> Orphans() const;
-  // Pinned samples need this worker: its own, or waiting ones that no other worker could take.
-  [[nodiscard]] bool NeededFor(WorkerId worker) const;
+  // Pinned samples need this engine: its own, or waiting ones that no other engine could take.
+  [[nodiscard]] bool NeededFor(SlotId slot) const;
   // Chunks in flight are kept below it (KV-pressure admission); the configured limit holds as well.
   void SetCap(int64_t cap) { cap_ = cap; }
   [[nodiscard]] bool HasRequests(GroupId gid) const;
-  // No request of the group is left: workers that may hold its KV.
-  std::vector<WorkerRef> ForgetGroup(GroupId gid);
+  // No request of the group is left: engines that may hold its KV.
+  std::vector<SlotRef> ForgetGroup(GroupId gid);
 
-  // Workers.
-  void AddEngine(WorkerId worker, SlotId slot, SlotEpoch epoch);  // requires none there
-  void Admit(WorkerId worker, const Version& v);                  // from now on it serves v
+  // Engines, by slot.
+  void AddEngine(SlotId slot, SlotEpoch epoch);  // requires none there
+  void Admit(SlotId slot, const Version& v);     // from now on it serves v
   // A chunk of `tid` is already in flight there (a worker re-attached), with as many tokens as it offers.
-  void Adopt(const SampleId& tid, const WorkerRef& on, int64_t offered, const Version& offered_by);
-  void SetBar(WorkerId worker, Engine::Bar bar, bool on);
-  void SetEpoch(WorkerId worker, SlotEpoch epoch);  // its slot goes on under a new epoch
-  // The worker died by itself; RemoveEngine is to follow. Samples of its chunks are suspects from now on: an
+  void Adopt(const SampleId& tid, SlotId slot, int64_t offered, const Version& offered_by);
+  void SetBar(SlotId slot, Engine::Bar bar, bool on);
+  void SetEpoch(SlotId slot, SlotEpoch epoch);  // its slot goes on under a new epoch
+  // Its worker died by itself; RemoveEngine is to follow. Samples of its chunks are suspects from now on: an
   // engine is given one of them at a time, so that a second death has one that can be blamed. Returns those
   // that had been suspects before.
-  std::vector<SampleId> Blame(WorkerId worker);
+  std::vector<SampleId> Blame(SlotId slot);
   // Gone (lost or drained): its chunks return to the buffer. Returns how many there were.
-  int64_t RemoveEngine(WorkerId worker);
-  [[nodiscard]] const Engine* FindEngine(WorkerId worker) const;
+  int64_t RemoveEngine(SlotId slot);
+  [[nodiscard]] const Engine* FindEngine(SlotId slot) const;
 
   // Chunks to send now, in order; they count as in flight from here on. `may_serve(version)`: training
   // requests may still be generated by that version. `newest`: weights that fresh groups wait for; invalid:
@@ -184,14 +185,14 @@ class Dispatcher {
 
   [[nodiscard]] int64_t in_flight() const { return in_flight_; }
   [[nodiscard]] int64_t chunks() const { return chunks_; }
-  // Some chunk of a withdrawn request is still unreported on this worker.
-  [[nodiscard]] bool HasGhosts(WorkerId worker) const;
+  // Some chunk of a withdrawn request is still unreported by this engine.
+  [[nodiscard]] bool HasGhosts(SlotId slot) const;
 
  private:
   struct GroupInfo {
     int64_t longest = 0;  // finished sibling; 0: none yet
     bool probed = false;
-    WorkerId home;
+    SlotId home;
     SmallSet<SampleId> members;
     std::vector<int64_t> lengths;  // of its finished samples
     int64_t size = 0;              // requests it ever had
@@ -199,8 +200,8 @@ class Dispatcher {
     SmallSet<SampleId> ready;      // of its members
     double ratio = 0;              // its key in least_served_
     bool urgent = false;
-    SmallSet<WorkerId> on;  // workers that were given chunks of it
-    Version oldest;         // weights that any of its chunks was given to; invalid: none began
+    SmallSet<SlotId> on;  // engines that were given chunks of it
+    Version oldest;       // weights that any of its chunks was given to; invalid: none began
   };
   struct Round {  // one call of Assign: what it was asked for, and how far it is
     const std::function<bool(const Version&)>& may_serve;
@@ -221,21 +222,24 @@ class Dispatcher {
   [[nodiscard]] ReadyKey KeyFor(const Request& r) const;
   void PutReady(Request& r);
   void TakeReady(Request& r);
-  Worker* WithEngine(WorkerId worker);  // nullptr: it has none
+  Engine* EngineOn(SlotId slot);  // nullptr: it has none
+  // Where an engine is: its slot and the live process of its worker.
+  [[nodiscard]] SlotRef On(SlotId slot) const { return fleet_.Ref(slot); }
   [[nodiscard]] std::optional<ReadyKey> NextReady(Round& round) const;
   void Pass(const ReadyKey& key, Round& round) const;  // it is not looked at again
   [[nodiscard]] Version OldestFor(const Request& r, const Round& round) const;
-  [[nodiscard]] bool MayTake(const Worker& w, const Request& r, int64_t tokens, Round& round) const;
+  [[nodiscard]] bool MayTake(SlotId slot, const Request& r, int64_t tokens, Round& round) const;
   [[nodiscard]] bool WaitsForItsHome(const Request& r, int64_t tokens, const Round& round) const;
-  Worker* ChooseEngine(const Request& r, int64_t tokens, Round& round);  // nullptr: none for now
+  // Slot invalid: none for now.
+  SlotId ChooseEngine(const Request& r, int64_t tokens, Round& round);
   void NoEngineFor(const Request& r, const ReadyKey& key, Round& round);
-  Chunk Start(Request& r, Worker& w, int64_t tokens);
+  Chunk Start(Request& r, SlotId slot, int64_t tokens);
   [[nodiscard]] int64_t Expected(const Request& r) const;  // its whole length
   void Rekey(const SampleId& tid);
   void SetVersion(Engine& e, const Version& v);
-  void LoadChanged(Worker& w);
+  void LoadChanged(SlotId slot, Engine& e);
   void SettleLoads();  // before by_load_ is read: an end and a start on one engine move it once
-  [[nodiscard]] bool HasSuspect(const Worker& w) const;
+  [[nodiscard]] bool HasSuspect(SlotId slot, const Engine& e) const;
   // Tokens that may be reserved on a worker beside the chunk's own.
   [[nodiscard]] int64_t Room(const Request& r, int64_t tokens) const;
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;
@@ -250,7 +254,7 @@ class Dispatcher {
   FlatTable<GroupId, GroupInfo> groups_;
   std::set<std::pair<double, GroupId>> least_served_;  // groups with ready requests
   OrderedIds<std::pair<int64_t, int64_t>> by_load_;    // open engines: chunks times slowness, reserved tokens
-  std::vector<WorkerId> changed_;                      // engines whose load did
+  std::vector<SlotId> changed_;                        // engines whose load did
   LengthModel lengths_;
   std::set<GroupId> urgent_, too_late_;
   std::map<Version, int64_t> serving_;  // admitted engines by version

@@ -55,11 +55,11 @@ Version Dispatcher::OldestFor(const Request& r, const Round& round) const {
   return group->second.oldest.valid() ? std::min(group->second.oldest, round.newest) : round.newest;
 }
 
-bool Dispatcher::MayTake(const Worker& w, const Request& r, int64_t tokens, Round& round) const {
-  const Engine& e = *w.engine();
+bool Dispatcher::MayTake(SlotId slot, const Request& r, int64_t tokens, Round& round) const {
+  const Engine& e = *FindEngine(slot);
   const bool full = e.load() >= round.share;
   if (!e.open() || !Fits(e, r, tokens)) return false;
-  if (r.crashes > 0 && HasSuspect(w)) return false;
+  if (r.crashes > 0 && HasSuspect(slot, e)) return false;
   if (r.taken_back && e.in_flight.contains({r.tid, r.att}))
     return false;  // cancelled there, and not over yet
   if (r.only.valid()) return e.version == r.only;
@@ -80,11 +80,11 @@ bool Dispatcher::WaitsForItsHome(const Request& r, int64_t tokens, const Round& 
          !Fits(*home, r, tokens);
 }
 
-Worker* Dispatcher::ChooseEngine(const Request& r, int64_t tokens, Round& round) {
+SlotId Dispatcher::ChooseEngine(const Request& r, int64_t tokens, Round& round) {
   SettleLoads();
   const auto usable = static_cast<int64_t>(by_load_.size()) + round.coming;
   round.share = (static_cast<int64_t>(requests_.size()) + usable - 1) / usable;
-  if (WaitsForItsHome(r, tokens, round)) return nullptr;
+  if (WaitsForItsHome(r, tokens, round)) return {};
   std::optional<std::pair<int64_t, int64_t>> end;
   if (round.coming > 0 && !r.only.valid())
     end = {round.share, INT64_MIN};  // nobody behind has less than a share
@@ -93,16 +93,16 @@ Worker* Dispatcher::ChooseEngine(const Request& r, int64_t tokens, Round& round)
   const auto* first = by_load_.FirstThat(
       [&](const auto& next) {
         const auto& [load, reserved] = next.first;
-        return (load == 0 || reserved <= room) && MayTake(fleet_.at({next.second}), r, tokens, round);
+        return (load == 0 || reserved <= room) && MayTake({next.second}, r, tokens, round);
       },
       end);
-  if (first == nullptr) return nullptr;
-  Worker* least = &fleet_.at({first->second});
-  const int64_t most = std::min(round.share + round.share / kSlack - 1, least->engine_->load() + kUneven);
+  if (first == nullptr) return {};
+  const SlotId least{first->second};
+  const int64_t most = std::min(round.share + round.share / kSlack - 1, FindEngine(least)->load() + kUneven);
   const auto group = groups_.find(r.gid);
-  for (const WorkerId home : {r.home, group == groups_.end() ? WorkerId{} : group->second.home}) {
-    Worker* w = WithEngine(home);
-    if (w != nullptr && w->engine_->load() <= most && MayTake(*w, r, tokens, round)) return w;
+  for (const SlotId home : {r.home, group == groups_.end() ? SlotId{} : group->second.home}) {
+    const Engine* e = FindEngine(home);
+    if (e != nullptr && e->load() <= most && MayTake(home, r, tokens, round)) return home;
   }
   return least;
 }
@@ -162,27 +162,27 @@ void Dispatcher::NoEngineFor(const Request& r, const ReadyKey& key, Round& round
   }
 }
 
-Dispatcher::Chunk Dispatcher::Start(Request& r, Worker& w, int64_t tokens) {
+Dispatcher::Chunk Dispatcher::Start(Request& r, SlotId slot, int64_t tokens) {
   ++decisions_;
   TakeReady(r);
   r.warm = false;
-  Engine& e = *w.engine_;
+  Engine& e = *EngineOn(slot);
   if (r.crashes > 0) e.suspect = r.tid;
   const int64_t prompt = e.groups.contains(r.gid) ? 0 : r.prompt_len;
   const int64_t reserved = prompt + r.generated + tokens;
   e.in_flight[{r.tid, r.att}] = reserved;
   e.reserved += reserved;
-  LoadChanged(w);
+  LoadChanged(slot, e);
   e.groups.insert(r.gid);
-  r.on = w.ref();
-  r.home = w.ref().worker;
+  r.on = On(slot);
+  r.home = slot;
   GroupInfo& group = groups_[r.gid];
-  group.on.insert(w.ref().worker);
-  group.home = w.ref().worker;
+  group.on.insert(slot);
+  group.home = slot;
   if (!r.only.valid() && (!group.oldest.valid() || e.version < group.oldest)) group.oldest = e.version;
   ++in_flight_;
   ++chunks_;
-  return {r.tid, w.ref(), e.version, tokens};
+  return {r.tid, r.on, e.epoch, e.version, tokens};
 }
 
 std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const Version&)>& may_serve,
@@ -203,9 +203,9 @@ std::vector<Dispatcher::Chunk> Dispatcher::Fill(const std::function<bool(const V
     Request& r = requests_.at(TidOf(*next));
     const int64_t tokens = std::min(options_.chunk_tokens, r.limit() - r.generated);
     const bool hopeless = r.crashes > 0 && round.suspects_wait;
-    if (Worker* w = hopeless ? nullptr : ChooseEngine(r, tokens, round); w != nullptr) {
+    if (const SlotId slot = hopeless ? SlotId{} : ChooseEngine(r, tokens, round); slot.valid()) {
       Pass(*next, round);
-      chunks.push_back(Start(r, *w, tokens));
+      chunks.push_back(Start(r, slot, tokens));
     } else {
       NoEngineFor(r, *next, round);
     }

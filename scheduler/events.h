@@ -26,32 +26,36 @@ namespace event {
 
 // The run begins, or goes on after the journal was folded. First event of every process.
 struct Started {};
-// An attempt that a returning worker still holds; the versions are those of its tokens.
+// What a slot of a returning worker holds. `holds`: the weights in its memory, with the digest that the
+// worker verified when it had loaded them; invalid when there are none, or when a load was under way (its
+// memory is torn). Never trusted without the digest. `state_step`: the step whose training state is there,
+// and the digest of that state's weights; invalid: none.
+struct OfferedSlot {
+  SlotId slot;
+  Version holds;
+  uint64_t holds_digest = 0;
+  StepNumber state_step;
+  uint64_t state_digest = 0;
+};
+// What is left of an attempt on a slot of a returning worker, without its tokens. The versions are those of
+// its tokens; invalid where it has none.
 struct OfferedChunk {
+  SlotId slot;
   SampleId tid;
   int32_t att = 0;
-  int64_t generated_tokens = 0;
-  Version v_min, v_max;
+  int64_t tokens = 0;
+  Version oldest, newest;
 };
-// A process connected. `slot` for device workers. `restored_inc`: it was attached to this run before
-// (controller restart with reattach_grace_s > 0) and holds the listed chunks; else invalid.
+// A process connected. `restored_inc`: it was attached to this run before (controller restart with
+// reattach_grace_s > 0) and holds what is listed; else invalid.
 struct WorkerJoined {
   WorkerId worker;
   uint64_t process = 0;  // the answer names it: by then another process may have the place
   std::string name;
   WorkerKind kind = WorkerKind::kDevice;
-  SlotId slot;
-  int64_t device_bytes = 0;
   Incarnation restored_inc;
-  std::vector<OfferedChunk> offered;
-  // Re-attached: the weights in its memory, with the digest that it verified when it had loaded them. Invalid
-  // when it has none, or when a load was under way (its memory is torn). Never trusted without the digest.
-  Version holds;
-  uint64_t holds_digest = 0;
-  // Re-attached trainer: the step whose state it holds, and the digest of that state's weights. Invalid:
-  // none.
-  StepNumber state_step;
-  uint64_t state_digest = 0;
+  std::vector<OfferedSlot> slots;
+  std::vector<OfferedChunk> chunks;
 };
 // Socket closed, process exit.
 struct WorkerLost {
@@ -66,6 +70,7 @@ struct WorkerStartFailed {
 };
 // step_s and decode_s are of the last step; decode_s of the last one without prefill.
 struct EngineSample {
+  SlotId slot;
   double kv_usage = 0;
   int64_t running = 0, waiting = 0;
   double step_s = 0;
@@ -73,13 +78,14 @@ struct EngineSample {
 };
 struct Heartbeat {
   WorkerRef worker;
-  std::optional<EngineSample> engine;
+  std::vector<EngineSample> engines;  // of those of its slots that generate
   std::string op;
   int64_t op_seq = 0;
 };
 // One message per engine step and chunk: tokens are stored by the caller before this is handed in.
 struct ChunkProgress {
   WorkerRef worker;
+  SlotId slot;
   SampleId tid;
   int32_t att = 0;
   int64_t new_tokens = 0;
@@ -92,6 +98,7 @@ constexpr auto WordsOf(ChunkEnd) {
 }
 struct ChunkFinished {
   WorkerRef worker;
+  SlotId slot;
   SampleId tid;
   int32_t att = 0;
   ChunkEnd end = ChunkEnd::kEos;
@@ -158,17 +165,19 @@ struct Granted {
   SlotId slot;
   SlotEpoch epoch;
 };
-// Weights `v` are in the worker's memory; it computed their digest. `error` set: could not load.
+// Weights `v` are in the slot's memory; its worker computed their digest. `error` set: could not load.
 struct Loaded {
   WorkerRef worker;
+  SlotId slot;
   Version v;
   uint64_t digest = 0;
   std::string error;
 };
-// The trainer holds the state of `step` (fresh from the model, restored, or fetched from a peer: the answer
-// to the InitState, RestoreState or FetchState with that `request`). `error` set: could not.
+// The slot holds the training state of `step` (fresh from the model, restored, or fetched from a peer: the
+// answer to the InitState, RestoreState or FetchState with that `request`). `error` set: could not.
 struct StateReady {
   WorkerRef worker;
+  SlotId slot;
   StepNumber step;
   uint64_t weights_digest = 0;
   std::string error;
@@ -177,6 +186,7 @@ struct StateReady {
 // The communicator of the training group `group_epoch` is up on this member. `error` set: could not.
 struct GroupFormed {
   WorkerRef worker;
+  SlotId slot;
   int64_t group_epoch = 0;
   std::string error;
 };
@@ -184,6 +194,7 @@ struct GroupFormed {
 // the aborted step, or that step if it had finished it; invalid: none that can be relied on).
 struct StepAborted {
   WorkerRef worker;
+  SlotId slot;
   int64_t lease = 0;
   StepNumber step;
   uint64_t weights_digest = 0;
@@ -208,6 +219,7 @@ inline uint64_t DigestOf(const std::vector<GivenRow>& rows) {
 // empty, because thousands of lists would say the same.
 struct TrainDone {
   WorkerRef worker;
+  SlotId slot;
   StepNumber step;
   int64_t lease = 0;
   bool finite = true;
@@ -220,6 +232,7 @@ struct TrainDone {
 // were made, or it never had it; else nothing has changed. `data`: the rows are at fault.
 struct TrainFailed {
   WorkerRef worker;
+  SlotId slot;
   StepNumber step;
   int64_t lease = 0;
   std::string why;
@@ -235,12 +248,14 @@ struct PayloadLost {
 // Bytes can be fetched by others.
 struct Published {
   WorkerRef worker;
+  SlotId slot;
   Version v;
   std::string error;
 };
 // The state of `step` was copied to the host. `error` set: it was not, and the run goes on without that copy.
 struct RecoveryCopied {
   WorkerRef worker;
+  SlotId slot;
   StepNumber step;
   std::string error;
 };

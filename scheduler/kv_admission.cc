@@ -7,7 +7,7 @@ namespace tidepool::scheduler {
 namespace {
 
 constexpr double kGrowBelow = 0.6, kSoft = 0.8, kHard = 0.9, kTarget = 0.7, kGrowPerCap = 1.25, kFresh = 15;
-constexpr int64_t kPatience = 6;  // samples of every worker
+constexpr int64_t kPatience = 6;  // samples of every engine
 
 }  // namespace
 
@@ -19,10 +19,9 @@ void KvAdmission::Cut(double factor) {
   ++cuts_;
 }
 
-void KvAdmission::Sample(WorkerId worker, const event::EngineSample& sample, int64_t in_flight,
-                         TimePoint now) {
+void KvAdmission::Sample(const event::EngineSample& sample, int64_t in_flight, TimePoint now) {
   ++samples_;
-  Last& last = last_[worker];
+  Last& last = last_[sample.slot];
   last.queued =
       sample.waiting > 0.5 * static_cast<double>(sample.running) && sample.running > 0 ? last.queued + 1 : 0;
   last.sample = sample;
@@ -47,7 +46,7 @@ void KvAdmission::Sample(WorkerId worker, const event::EngineSample& sample, int
 
 void KvAdmission::UnitDone(int64_t tokens, int64_t in_flight, bool draining, TimePoint now) {
   if (tokens <= 0 || draining || in_flight <= 0 || static_cast<double>(in_flight) < 0.9 * cap_) return;
-  for (const auto& [worker, last] : last_) {
+  for (const auto& [slot, last] : last_) {
     if (last.sample.kv_usage >= kGrowBelow || last.sample.waiting > 0 || now - last.at > FromSeconds(kFresh))
       return;
   }

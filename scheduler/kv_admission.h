@@ -1,5 +1,5 @@
 #pragma once
-// How many chunks may be in flight when a worker's KV cannot be reserved ahead: additive increase,
+// How many chunks may be in flight when an engine's KV cannot be reserved ahead: additive increase,
 // multiplicative decrease on engine samples (constants of prime-rl). One cap a job.
 //
 //   grow   cap *= 1.25^(1/in_flight) per finished unit, only if every last sample has KV < 0.6 and no
@@ -23,8 +23,8 @@ class KvAdmission {
  public:
   KvAdmission(double start, double least, double most) : cap_(start), least_(least), most_(most) {}
 
-  void Sample(WorkerId worker, const event::EngineSample& sample, int64_t in_flight, TimePoint now);
-  void Forget(WorkerId worker) { last_.erase(worker); }
+  void Sample(const event::EngineSample& sample, int64_t in_flight, TimePoint now);
+  void Forget(SlotId slot) { last_.erase(slot); }
   void UnitDone(int64_t tokens, int64_t in_flight, bool draining, TimePoint now);
   [[nodiscard]] int64_t cap() const { return static_cast<int64_t>(cap_); }
   // Chunks that are to go back to the buffer now (hard trim); asking resets it.
@@ -39,7 +39,7 @@ class KvAdmission {
   };
   void Cut(double factor);
   double cap_, least_, most_;
-  std::map<WorkerId, Last> last_;
+  std::map<SlotId, Last> last_;
   int64_t samples_ = 0, trimmed_at_ = -1000000, drained_at_ = -1000000, excess_ = 0, cuts_ = 0;
   bool over_ = false;  // in_flight > cap: it drains
 };

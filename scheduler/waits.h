@@ -23,7 +23,6 @@ enum class WaitKind : uint8_t {
   kFinal,
   kTransition,
   kLoad,
-  kCancel,
   kRow,
   kPayload,
   kGroup,
@@ -31,7 +30,7 @@ enum class WaitKind : uint8_t {
 };
 constexpr auto WordsOf(WaitKind) {
   return std::to_array<const char*>({"state", "train", "publish", "recovery_copy", "checkpoint",
-                                     "verify_checkpoint", "save_final", "transition", "load", "cancel", "row",
+                                     "verify_checkpoint", "save_final", "transition", "load", "row",
                                      "payload", "form_group", "abort_step"});
 }
 

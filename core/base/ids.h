@@ -61,4 +61,16 @@ struct WorkerRef {
 };
 std::string ToString(const WorkerRef& ref);  // "w2/inc7"
 
+// A slot and the life of the worker that has it: where a command about a slot goes, and who answers.
+struct SlotRef {
+  WorkerRef worker;
+  SlotId slot;
+  friend auto operator<=>(const SlotRef&, const SlotRef&) = default;
+};
+// Of a message about a slot.
+template <typename Message>
+SlotRef SlotOf(const Message& m) {
+  return {m.worker, m.slot};
+}
+
 }  // namespace tidepool

@@ -1,7 +1,8 @@
 #pragma once
-// One record for each worker of the run: who it is, which slots it has, how it lives, which weights are in
-// its memory, what it generates. Everyone may read all of a record; each part of it is changed by one class,
-// which is its friend. Not thread-safe.
+// The workers of the run and their slots: one record for each worker (who it is, which slots it has, how it
+// lives) and one for each slot (which weights are in its memory, what it generates, which training state it
+// has). Everyone may read all of a record; each part of it is changed by one class, which is its friend. What
+// a gang of slots does stands in the record of its first slot. Not thread-safe.
 
 #include <cstdint>
 #include <deque>
@@ -32,16 +33,14 @@ struct Vitals {
   TimePoint heard, progress, born, starting_since;
   int64_t op_seq = 0;
   std::string op;
-  bool busy = false;   // has work whose progress is expected
-  double step_s = 0;   // reported engine steps, smoothed
-  double pace = 0;     // its steps without prefill over what is usual for their batch, smoothed; 0: not known
-  int64_t streak = 0;  // restarts without 5 min of health between
+  bool busy = false;               // has work whose progress is expected
+  int64_t streak = 0;              // restarts without 5 min of health between
   int64_t failed_starts = 0;       // in a row, before it joined
   std::deque<TimePoint> restarts;  // of the last 10 min
   std::string last_why;
 };
 
-// The weights in a worker's memory: WeightRoll's part. Which of them its engine serves is Engine::version.
+// The weights in a slot's memory: WeightRoll's part. Which of them its engine serves is Engine::version.
 struct Weights {
   Version verified;  // their digest was compared with that of their PUBLISH in this life; invalid: torn
   Version loading;   // valid: a Load is under way
@@ -50,7 +49,14 @@ struct Weights {
   bool follows = false;   // it has an engine, which is to get the newest weights
 };
 
-// What a worker generates: the Dispatcher's part.
+// How fast the engine of a slot is, by what its heartbeats say: Health's part.
+struct Pace {
+  double step_s = 0;  // its steps, smoothed
+  double relative =
+      0;  // its steps without prefill over what is usual for their batch, smoothed; 0: not known
+};
+
+// What a slot generates: the Dispatcher's part.
 struct Engine {
   // Why an engine takes no new chunks. Each has one owner, and nobody opens or closes an engine as such.
   enum class Bar : uint8_t {
@@ -59,7 +65,6 @@ struct Engine {
     kSuspect = 4,  // it is silent, or its work does not move
     kEmptied = 8,  // its samples are moved away so that it can load; until Admit
   };
-  SlotId slot;
   SlotEpoch epoch;
   Version version;       // admitted
   uint8_t barred = 0;    // a set of Bar
@@ -73,7 +78,7 @@ struct Engine {
   [[nodiscard]] int64_t load() const { return static_cast<int64_t>(in_flight.size()) * slowness; }
 };
 
-// A copy of the trainer's state in a worker's memory: TrainerState's part. Step invalid: none.
+// A copy of the trainer's state in a slot's memory: TrainerState's part. Step invalid: none.
 struct StateCopy {
   StepNumber step;
   uint64_t digest = 0;
@@ -88,6 +93,22 @@ class Worker {
   // It lived under the last controller and may still come back.
   [[nodiscard]] bool reattaches() const { return reattaches_; }
   [[nodiscard]] const Vitals& vitals() const { return vitals_; }
+
+ private:
+  friend class Health;
+  friend class Workers;
+  WorkerKind kind_ = WorkerKind::kDevice;
+  std::vector<SlotId> slots_;
+  WorkerRef ref_;  // Health's
+  bool reattaches_ = false;
+  Vitals vitals_;
+};
+
+class Device {
+ public:
+  explicit Device(WorkerId worker) : worker_(worker) {}
+  [[nodiscard]] WorkerId worker() const { return worker_; }  // that has it
+  [[nodiscard]] const Pace& pace() const { return pace_; }
   [[nodiscard]] const Weights& weights() const { return weights_; }
   [[nodiscard]] const Engine* engine() const { return engine_ ? &*engine_ : nullptr; }
   [[nodiscard]] const StateCopy& copy() const { return copy_; }
@@ -97,23 +118,29 @@ class Worker {
   friend class WeightRoll;
   friend class Dispatcher;
   friend class TrainerState;
-  friend class Workers;
-  WorkerKind kind_ = WorkerKind::kDevice;
-  std::vector<SlotId> slots_;
-  WorkerRef ref_;  // Health's
-  bool reattaches_ = false;
-  Vitals vitals_;
+  WorkerId worker_;
+  Pace pace_;
   Weights weights_;
   std::optional<Engine> engine_;
   StateCopy copy_;
 };
 
-using Fleet = IdMap<WorkerId, Worker>;
+struct Fleet {
+  IdMap<WorkerId, Worker> workers;
+  IdMap<SlotId, Device> devices;
 
-// The live process of a worker is `ref`.
-inline bool IsLive(const Fleet& fleet, const WorkerRef& ref) {
-  const Worker* w = fleet.Find(ref.worker);
-  return w != nullptr && w->live() && w->ref() == ref;
-}
+  // Under the live process of its worker; inc invalid: there is none.
+  [[nodiscard]] SlotRef Ref(SlotId slot) const { return {workers.at(devices.at(slot).worker()).ref(), slot}; }
+  // The live process of a worker is `ref`.
+  [[nodiscard]] bool IsLive(const WorkerRef& ref) const {
+    const Worker* w = workers.Find(ref.worker);
+    return w != nullptr && w->live() && w->ref() == ref;
+  }
+  // And the slot is one of its own.
+  [[nodiscard]] bool IsLive(const SlotRef& ref) const {
+    const Device* d = devices.Find(ref.slot);
+    return d != nullptr && d->worker() == ref.worker.worker && IsLive(ref.worker);
+  }
+};
 
 }  // namespace tidepool::scheduler

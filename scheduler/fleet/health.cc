@@ -27,13 +27,13 @@ bool Health::MayServe(const Worker& w) {
 }
 
 void Health::Starting(WorkerId worker, TimePoint now) {
-  Vitals& p = fleet_.at(worker).vitals_;
+  Vitals& p = fleet_.workers.at(worker).vitals_;
   p.life = Life::kStarting;
   p.starting_since = now;
 }
 
 void Health::Joined(const WorkerRef& ref, TimePoint now) {
-  Worker& w = fleet_.at(ref.worker);
+  Worker& w = fleet_.workers.at(ref.worker);
   w.ref_ = ref;
   Vitals& p = w.vitals_;
   p.life = Life::kStale;
@@ -45,39 +45,41 @@ void Health::Joined(const WorkerRef& ref, TimePoint now) {
 }
 
 void Health::Admitted(WorkerId worker) {
-  Vitals& p = fleet_.at(worker).vitals_;
+  Vitals& p = fleet_.workers.at(worker).vitals_;
   if (p.life == Life::kStale) p.life = Life::kHealthy;
 }
 
 void Health::Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now) {
-  Vitals& p = fleet_.at(worker).vitals_;
+  Vitals& p = fleet_.workers.at(worker).vitals_;
   p.heard = now;
   if (beat.op_seq != p.op_seq || beat.op != p.op) {
     p.op_seq = beat.op_seq;
     p.op = beat.op;
     p.progress = now;
   }
-  if (beat.engine && beat.engine->step_s > 0) {
-    p.step_s = p.step_s == 0 ? beat.engine->step_s : 0.8 * p.step_s + 0.2 * beat.engine->step_s;
+  for (const event::EngineSample& engine : beat.engines) {
+    Device* d = fleet_.devices.Find(engine.slot);
+    if (d == nullptr || d->worker() != worker || engine.step_s <= 0) continue;
+    d->pace_.step_s = d->pace_.step_s == 0 ? engine.step_s : 0.8 * d->pace_.step_s + 0.2 * engine.step_s;
   }
   if (now - p.born > FromSeconds(kStreakResetSeconds)) p.streak = 0;
 }
 
-void Health::Weigh(WorkerId worker, double pace) {
-  Vitals& p = fleet_.at(worker).vitals_;
-  p.pace = p.pace == 0 ? pace : 0.8 * p.pace + 0.2 * pace;
+void Health::Weigh(SlotId slot, double pace) {
+  Pace& p = fleet_.devices.at(slot).pace_;
+  p.relative = p.relative == 0 ? pace : 0.8 * p.relative + 0.2 * pace;
 }
 
-void Health::Progress(WorkerId worker, TimePoint now) { fleet_.at(worker).vitals_.progress = now; }
+void Health::Progress(WorkerId worker, TimePoint now) { fleet_.workers.at(worker).vitals_.progress = now; }
 
 void Health::SetBusy(WorkerId worker, bool busy, TimePoint now) {
-  Vitals& p = fleet_.at(worker).vitals_;
+  Vitals& p = fleet_.workers.at(worker).vitals_;
   if (busy && !p.busy) p.progress = now;
   p.busy = busy;
 }
 
 Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now) {
-  Worker& w = fleet_.at(worker);
+  Worker& w = fleet_.workers.at(worker);
   Vitals& p = w.vitals_;
   const bool joined = w.live();
   w.ref_ = WorkerRef{worker, Incarnation{}};
@@ -116,7 +118,7 @@ Health::Next Health::Died(WorkerId worker, const std::string& why, TimePoint now
 std::vector<Health::Verdict> Health::Tick(TimePoint now) {
   std::vector<Verdict> verdicts;
   const Duration late = FromSeconds(3 * options_.heartbeat_s);
-  for (auto& [worker, w] : fleet_) {
+  for (auto& [worker, w] : fleet_.workers) {
     Vitals& p = w.vitals_;
     if (p.life == Life::kStarting || p.life == Life::kRestarting) {
       if (now - p.starting_since > FromSeconds(options_.start_timeout_s)) {
@@ -126,7 +128,9 @@ std::vector<Health::Verdict> Health::Tick(TimePoint now) {
     }
     if (!w.live()) continue;
     const Duration silent = now - p.heard;
-    const Duration slow = FromSeconds(std::max(kSlowSeconds, kSlowSteps * p.step_s));
+    double step_s = 0;  // of its slowest engine
+    for (const SlotId slot : w.slots()) step_s = std::max(step_s, fleet_.devices.at(slot).pace().step_s);
+    const Duration slow = FromSeconds(std::max(kSlowSeconds, kSlowSteps * step_s));
     const Duration stuck = p.busy ? now - p.progress : Duration{0};
     if (silent > dead_after()) {
       verdicts.push_back({Verdict::kDead, worker, "silent for " + std::to_string(Seconds(silent)) + " s"});

@@ -1,5 +1,6 @@
 #pragma once
-// The life of workers (Worker::vitals): who is alive, who is restarted when, who is given up.
+// The life of workers (Worker::vitals) and the pace of their engines (Device::pace): who is alive, who is
+// restarted when, who is given up.
 //
 //   absent -> starting -> stale (registered, no weights) -> healthy <-> suspect -> dead -> restarting -> ...
 //
@@ -51,7 +52,7 @@ class Health {
   void Joined(const WorkerRef& ref, TimePoint now);
   void Admitted(WorkerId worker);  // it serves: stale -> healthy
   void Heard(WorkerId worker, const event::Heartbeat& beat, TimePoint now);
-  void Weigh(WorkerId worker, double pace);  // a step without prefill over what is usual for its batch
+  void Weigh(SlotId slot, double pace);  // a step without prefill over what is usual for its batch
   void Progress(WorkerId worker, TimePoint now);
   void SetBusy(WorkerId worker, bool busy, TimePoint now);
   // The process died or is to be given up (also: a start that failed). Returns what to do.

@@ -1,8 +1,8 @@
 #pragma once
-// New weights to the rollout workers, one by one: Load, compare the digest that the worker computed with
+// New weights to the rollout engines, one by one: Load, compare the digest that the worker computed with
 // the published one, LOADED, ADMIT. A worker with samples in it is taken out only if at most max(1, 25 %) of
 // such ones are loading; one that serves nothing (fresh, idle, or too old) loads at once. A wrong digest or
-// an error is tried again twice, then the worker is replaced. It changes Worker::weights. Pure; not
+// an error is tried again twice, then the worker is replaced. It changes Device::weights. Pure; not
 // thread-safe.
 
 #include <cstdint>
@@ -21,34 +21,34 @@ class WeightRoll {
  public:
   explicit WeightRoll(Fleet& fleet) : fleet_(fleet) {}
 
-  // The worker's memory holds these weights, as was verified; invalid: nothing that anyone verified, because
-  // it is new, or its trainer writes there.
-  void Holds(WorkerId worker, const Version& verified);
-  void Add(WorkerId worker);  // its engine is to get the newest weights from now on
-  void Remove(WorkerId worker);
+  // The slot's memory holds these weights, as was verified; invalid: nothing that anyone verified, because
+  // its worker is new, or its trainer writes there.
+  void Holds(SlotId slot, const Version& verified);
+  void Add(SlotId slot);  // its engine is to get the newest weights from now on
+  void Remove(SlotId slot);
   // The weights that everyone is to have; `from` holds the bytes (invalid: nobody, no loads now).
-  void SetTarget(const Version& v, uint64_t digest, const WorkerRef& from);
+  void SetTarget(const Version& v, uint64_t digest, const SlotRef& from);
 
   // Loads to start. `serving`: it has samples that may go on with the weights it has; `hold`: not now;
   // `trained`: it took part in the step and has the weights already, so it loads from itself (an alias).
-  std::vector<command::Load> Assign(const std::function<bool(const Worker&)>& serving,
-                                    const std::function<bool(const Worker&)>& hold,
-                                    const std::function<bool(const WorkerRef&)>& trained);
+  std::vector<command::Load> Assign(const std::function<bool(SlotId)>& serving,
+                                    const std::function<bool(SlotId)>& hold,
+                                    const std::function<bool(const SlotRef&)>& trained);
   enum class Outcome : uint8_t { kRefused, kAdmit, kRetry, kReplace };
   Outcome Loaded(const event::Loaded& e);
 
   [[nodiscard]] int64_t loading() const { return loading_; }
 
  private:
-  void Set(WorkerId worker, Weights& w, const Version& verified);
+  void Set(SlotId slot, Weights& w, const Version& verified);
   void EndLoad(Weights& w);  // requires w.loading valid
 
   Fleet& fleet_;
   int64_t followers_ = 0;
-  std::set<WorkerId> behind_;  // followers that hold something else than the target
+  std::set<SlotId> behind_;  // followers that hold something else than the target
   Version target_;
   uint64_t digest_ = 0;
-  WorkerRef from_;
+  SlotRef from_;
   int64_t loading_ = 0, disturbing_ = 0;  // loading_: followers with a load under way
 };
 

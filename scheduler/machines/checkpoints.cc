@@ -16,9 +16,11 @@ void Checkpoints::Advance() {
   if (all_.life.shutdown().requested() && !all_.life.shutdown().MayCheckpoint(now_)) return;
   writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
   out_.Record(record::CheckpointBegin{writing_->ckpt, writing_->step});
-  out_.Do(command::WriteCheckpoint{all_.trainer.leader(), writing_->ckpt, writing_->step, state_.version()});
-  waits_.Begin({WaitKind::kCheckpoint, 0}, {all_.trainer.leader(), now_, In(options_.fleet.start_timeout_s),
-                                            "checkpoint " + std::to_string(writing_->ckpt)});
+  out_.Do(command::WriteCheckpoint{all_.trainer.leader().worker, all_.trainer.leader().slot, writing_->ckpt,
+                                   writing_->step, state_.version()});
+  waits_.Begin({WaitKind::kCheckpoint, 0},
+               {all_.trainer.leader().worker, now_, In(options_.fleet.start_timeout_s),
+                "checkpoint " + std::to_string(writing_->ckpt)});
 }
 
 void Checkpoints::On(const event::CheckpointWritten& e) {
@@ -81,8 +83,9 @@ void Checkpoints::LeaderLost() {
 
 void Checkpoints::SaveFinal() {
   final_saving_ = true;
-  out_.Do(command::SaveFinal{all_.trainer.leader()});
-  waits_.Begin({WaitKind::kFinal, 0}, {all_.trainer.leader(), now_, In(options_.fleet.start_timeout_s), ""});
+  out_.Do(command::SaveFinal{all_.trainer.leader().worker, all_.trainer.leader().slot});
+  waits_.Begin({WaitKind::kFinal, 0},
+               {all_.trainer.leader().worker, now_, In(options_.fleet.start_timeout_s), ""});
 }
 
 void Checkpoints::On(const event::FinalSaved& e) {

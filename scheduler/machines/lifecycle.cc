@@ -105,7 +105,7 @@ void Lifecycle::CheckDeadlines() {
   if (finished_ || !watchdog_.Stalled(waits_, now_)) return;
   // A turn of an episode, and a worker that starts, have deadlines of their own.
   if (facts_.environment && now_ < all_.samples.episodes().Horizon(now_)) return;
-  for (const auto& [id, w] : fleet_) {
+  for (const auto& [id, w] : fleet_.workers) {
     const Life life = w.vitals().life;
     if (life == Life::kStarting || life == Life::kRestarting) return;
   }
@@ -126,8 +126,6 @@ void Lifecycle::WaitIsOver(const Waits::Key& key) {
   const std::string why =
       std::string("deadline of ") + Name(key.kind) + " passed" + (w.what.empty() ? "" : " (" + w.what + ")");
   switch (key.kind) {
-    case WaitKind::kCancel:
-      return;  // the worker does not answer for the chunk; it loads all the same
     case WaitKind::kCheckpoint:
       all_.checkpoints.TimedOut(why);
       return;
@@ -156,7 +154,7 @@ std::string Lifecycle::WhoIsWaitedFor() const {
   std::string line = waits_.Describe(now_);
   const auto add = [&](const std::string& what) { line += (line.empty() ? "" : "; ") + what; };
   if (const std::string samples = all_.samples.Describe(); !samples.empty()) add(samples);
-  for (const auto& [id, w] : fleet_) {
+  for (const auto& [id, w] : fleet_.workers) {
     if (const Life life = w.vitals().life; life != Life::kHealthy)
       add("w" + std::to_string(id.value) + "=" + Name(life));
   }

@@ -6,7 +6,7 @@ namespace tidepool::scheduler {
 
 Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
     : options(o),
-      layout(FleetLayout::OneSlotEach(o.fleet.slots, o.fleet.gangs)),
+      layout(FleetLayout::Even(o.fleet.slots, o.fleet.slots_per_worker, o.fleet.gangs)),
       placement(o.placement == nullptr ? PlacementOf(o.fleet.placement) : *o.placement),
       rl(o.job == JobKind::kRl),
       eval_questions(o.eval.questions()),

@@ -44,8 +44,8 @@ std::optional<int32_t> Rollouts::Withdraw(const SampleId& tid) {
   if (r == nullptr) return std::nullopt;
   const int32_t att = r->att;
   if (const auto on = dispatcher_.Remove(tid)) {
-    out_.Do(command::CancelChunk{*on, tid, att});
-    ghosts_until_[on->worker] = In(kCancelSeconds);
+    out_.Do(command::CancelChunk{on->worker, on->slot, tid, att});
+    ghosts_until_[on->slot] = In(kCancelSeconds);
   }
   return att;
 }
@@ -67,14 +67,13 @@ void Rollouts::ForgetIfDone(GroupId gid) {
 }
 
 bool Rollouts::Serves(const Version& v) const {
-  return std::ranges::any_of(fleet_, [&](const auto& item) {
+  return std::ranges::any_of(fleet_.devices, [&](const auto& item) {
     return item.second.engine() != nullptr && item.second.engine()->version == v;
   });
 }
 
 void Rollouts::On(const event::ChunkProgress& e) {
-  if (!all_.workers.IsCurrent(e.worker) ||
-      !dispatcher_.Progress(e.worker, e.tid, e.att, e.new_tokens, e.version)) {
+  if (!fleet_.IsLive(SlotOf(e)) || !dispatcher_.Progress(SlotOf(e), e.tid, e.att, e.new_tokens, e.version)) {
     all_.life.Refuse();
     return;
   }
@@ -83,11 +82,11 @@ void Rollouts::On(const event::ChunkProgress& e) {
 }
 
 void Rollouts::On(const event::ChunkFinished& e) {
-  if (!all_.workers.IsCurrent(e.worker)) {
+  if (!fleet_.IsLive(SlotOf(e))) {
     all_.life.Refuse();
     return;
   }
-  const Dispatcher::Ended ended = dispatcher_.ChunkEnded(e.worker, e.tid, e.att);
+  const Dispatcher::Ended ended = dispatcher_.ChunkEnded(SlotOf(e), e.tid, e.att);
   if (ended == Dispatcher::Ended::kRefused) {
     all_.life.Refuse();
     return;
@@ -140,10 +139,9 @@ void Rollouts::Dispatch() {
        dispatcher_.Assign([&](const Version& v) { return !early && facts_.MayServe(v); }, state_.version(),
                           ComingEngines())) {
     const Request& r = *dispatcher_.Find(c.tid);
-    const auto* e = dispatcher_.FindEngine(c.worker.worker);
-    if (!r.only.valid()) out_.Record(record::Start{r.tid, r.att, c.worker, c.v});
-    out_.Do(command::StartChunk{c.worker, e->slot, e->epoch, r.tid, r.att, r.gid, c.v, r.generated, c.tokens,
-                                r.limit()});
+    if (!r.only.valid()) out_.Record(record::Start{r.tid, r.att, c.on.worker, c.v});
+    out_.Do(command::StartChunk{c.on.worker, c.on.slot, c.epoch, r.tid, r.att, r.gid, c.v, r.generated,
+                                c.tokens, r.limit()});
   }
 }
 
@@ -173,9 +171,9 @@ void Rollouts::DropOrphans() {
 }
 
 // Its weights are too old to be trained on, so what it was still generating with them is.
-void Rollouts::DropPinnedOn(WorkerId worker) {
+void Rollouts::DropPinnedOn(SlotId slot) {
   std::set<GroupKey> keys;
-  for (const auto& chunk : dispatcher_.FindEngine(worker)->in_flight.SortedKeys()) {
+  for (const auto& chunk : dispatcher_.FindEngine(slot)->in_flight.SortedKeys()) {
     if (!chunk.first.is_eval()) keys.insert(KeyOf(chunk.first));
   }
   for (const GroupKey& key : keys) {
@@ -186,7 +184,8 @@ void Rollouts::DropPinnedOn(WorkerId worker) {
 }
 
 void Rollouts::ForgetGroup(GroupId gid) {
-  for (const WorkerRef& ref : dispatcher_.ForgetGroup(gid)) out_.Do(command::ForgetGroup{ref, gid});
+  for (const SlotRef& on : dispatcher_.ForgetGroup(gid))
+    out_.Do(command::ForgetGroup{on.worker, on.slot, gid});
 }
 
 }  // namespace tidepool::scheduler

@@ -45,45 +45,48 @@ class Rollouts : public Machine {
   }
 
   // Engines.
-  void Offered(const event::WorkerJoined& e);  // a worker of the last life is back, with these weights
-  void Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e);  // and with these chunks
-  void ServeAgain(const WorkerRef& ref, SlotId slot);  // its slot holds the rollout role from now on
-  void SlotIsTaken(WorkerId worker);                   // it gets no new chunks
-  void SetSuspect(WorkerId worker, bool suspect);
+  void Offered(const event::OfferedSlot& offered);  // a worker of the last life is back, with these weights
+  void Adopt(SlotId slot, const std::vector<event::OfferedChunk>& chunks);  // and with those that are its own
+  void ServeAgain(SlotId slot);  // it holds the rollout role from now on
+  // It gets no new chunks.
+  void SlotIsTaken(SlotId slot) { dispatcher_.SetBar(slot, Engine::Bar::kSlot, true); }
+  void SetSuspect(WorkerId worker, bool suspect);  // with all its engines
   // Its samples go on elsewhere, if some other engine can take them.
   void Hedge(WorkerId worker);
   // It died. Returns samples that two deaths are blamed on.
-  std::vector<SampleId> Blame(WorkerId worker) { return dispatcher_.Blame(worker); }
-  void Drained(WorkerId worker);  // it generates no more
-  void Lost(WorkerId worker);     // and its memory is gone
-  // Of the weights in its memory nothing is known: it is new, or its trainer writes them.
-  void Forget(WorkerId worker) { weights_.Holds(worker, {}); }
+  std::vector<SampleId> Blame(WorkerId worker);
+  void Drained(SlotId slot);   // it generates no more
+  void Lost(WorkerId worker);  // and the memory of all its slots is gone
+  // Of the weights in its memory nothing is known: its worker is new, or its trainer writes them.
+  void Forget(SlotId slot) { weights_.Holds(slot, {}); }
 
   [[nodiscard]] const Dispatcher& requests() const { return dispatcher_; }
   [[nodiscard]] bool Serves(const Version& v) const;  // some engine does
   [[nodiscard]] double token_s() const { return token_s_; }
 
  private:
-  void AdmitVerified(const WorkerRef& ref, const Version& v);
-  void AdoptChunk(const WorkerRef& ref, const event::OfferedChunk& held);
-  [[nodiscard]] Version Verified(const event::WorkerJoined& e) const;
+  void AdmitVerified(SlotId slot, const Version& v);
+  void AdoptChunk(const event::OfferedChunk& chunk);
+  [[nodiscard]] Version Verified(const event::OfferedSlot& offered) const;
+  void HedgeSlot(SlotId slot);
   [[nodiscard]] bool TooEarly();
   [[nodiscard]] int64_t ComingEngines() const;
+  void Heard(const event::EngineSample& engine);
   void DropOrphans();
-  void DropPinnedOn(WorkerId worker);
+  void DropPinnedOn(SlotId slot);
   void UnitDone(int64_t tokens);
-  void WeighWorkers();
+  void WeighEngines();
   void Repack();
   [[nodiscard]] bool Worthwhile(const std::vector<Move>& moves,
-                                const std::vector<RepackWorker>& workers) const;
+                                const std::vector<RepackEngine>& engines) const;
 
   static constexpr double kCancelSeconds = 2;  // for a cancelled chunk to be acknowledged before a load
 
   Dispatcher dispatcher_;
   WeightRoll weights_;
-  std::map<WorkerId, TimePoint> ghosts_until_;  // cancelled chunks to be acknowledged before a load
-  std::optional<KvAdmission> kv_;               // rollout.admission: adaptive
-  double token_s_ = 0;                          // smoothed seconds of an engine step
+  std::map<SlotId, TimePoint> ghosts_until_;  // cancelled chunks to be acknowledged before a load
+  std::optional<KvAdmission> kv_;             // rollout.admission: adaptive
+  double token_s_ = 0;                        // smoothed seconds of an engine step
   Version repacked_version_;
   TimePoint repacked_at_;
 };

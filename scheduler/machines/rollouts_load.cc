@@ -14,29 +14,34 @@ constexpr double kGainOverMove = 2;
 }  // namespace
 
 void Rollouts::Tick() {
-  WeighWorkers();
+  WeighEngines();
   Repack();
 }
 
 // rollout.admission: adaptive. A worker's cache is not reserved ahead; what its engine says sets the number
 // in flight.
 void Rollouts::Heard(const event::Heartbeat& e) {
-  if (!e.engine) return;
-  if (const double s = e.engine->step_s; s > 0) token_s_ = token_s_ == 0 ? s : 0.9 * token_s_ + 0.1 * s;
-  cost_.EngineStep(e.engine->running, e.engine->step_s);
-  const double usual = cost_.StepSeconds(static_cast<double>(e.engine->running));
-  if (e.engine->running > 0 && e.engine->decode_s > 0 && usual > 0)
-    all_.workers.Weigh(e.worker.worker, e.engine->decode_s / usual);
+  for (const event::EngineSample& engine : e.engines) {
+    if (fleet_.IsLive(SlotRef{e.worker, engine.slot})) Heard(engine);
+  }
+}
+
+void Rollouts::Heard(const event::EngineSample& engine) {
+  if (const double s = engine.step_s; s > 0) token_s_ = token_s_ == 0 ? s : 0.9 * token_s_ + 0.1 * s;
+  cost_.EngineStep(engine.running, engine.step_s);
+  const double usual = cost_.StepSeconds(static_cast<double>(engine.running));
+  if (engine.running > 0 && engine.decode_s > 0 && usual > 0)
+    all_.workers.Weigh(engine.slot, engine.decode_s / usual);
   if (facts_.environment)
     cost_.Environments({dispatcher_.waiting_env(), dispatcher_.in_flight(), dispatcher_.decoded(),
-                        dispatcher_.observed(), e.engine->step_s});
-  if (!kv_ || dispatcher_.FindEngine(e.worker.worker) == nullptr) return;
-  kv_->Sample(e.worker.worker, *e.engine, dispatcher_.in_flight(), now_);
+                        dispatcher_.observed(), engine.step_s});
+  if (!kv_ || dispatcher_.FindEngine(engine.slot) == nullptr) return;
+  kv_->Sample(engine, dispatcher_.in_flight(), now_);
   dispatcher_.SetCap(kv_->cap());
   if (const int64_t excess = kv_->TakeExcess(); excess > 0) {
     // Back to the buffer with their tokens; they have the least to lose.
-    for (const auto& [ref, tid, att] : dispatcher_.Youngest(excess))
-      out_.Do(command::CancelChunk{ref, tid, att});
+    for (const auto& [on, tid, att] : dispatcher_.Youngest(excess))
+      out_.Do(command::CancelChunk{on.worker, on.slot, tid, att});
   }
 }
 
@@ -49,41 +54,45 @@ void Rollouts::UnitDone(int64_t tokens) {
 // Its samples go on elsewhere from their last token; what the worker still says about them is refused. Only
 // where someone else can take them: a second attempt in the same place would not be faster.
 void Rollouts::Hedge(WorkerId worker) {
-  if (dispatcher_.FindEngine(worker) == nullptr) return;
-  const bool other = std::ranges::any_of(fleet_, [&](const auto& item) {
+  const bool other = std::ranges::any_of(fleet_.devices, [&](const auto& item) {
     const Engine* e = item.second.engine();
-    return item.first != worker && e != nullptr && e->open() && facts_.MayServe(e->version);
+    return item.second.worker() != worker && e != nullptr && e->open() && facts_.MayServe(e->version);
   });
   if (!other) return;
-  const WorkerRef ref = fleet_.at(worker).ref();
-  const auto taken = dispatcher_.TakeBack(worker);
-  for (const auto& [tid, att] : taken) out_.Do(command::CancelChunk{ref, tid, att});
-  if (!taken.empty()) {
-    ghosts_until_[worker] = In(kCancelSeconds);
-    out_.Warn("worker=" + ToString(ref) + " event=hedged chunks=" + std::to_string(taken.size()));
+  for (const SlotId slot : fleet_.workers.at(worker).slots()) {
+    if (dispatcher_.FindEngine(slot) != nullptr) HedgeSlot(slot);
   }
 }
 
-// Workers that take longer than the others for a batch of their size get fewer samples in proportion. Steps
+void Rollouts::HedgeSlot(SlotId slot) {
+  const SlotRef on = fleet_.Ref(slot);
+  const auto taken = dispatcher_.TakeBack(slot);
+  for (const auto& [tid, att] : taken) out_.Do(command::CancelChunk{on.worker, slot, tid, att});
+  if (taken.empty()) return;
+  ghosts_until_[slot] = In(kCancelSeconds);
+  out_.Warn("worker=" + ToString(on.worker) + " event=hedged chunks=" + std::to_string(taken.size()));
+}
+
+// Engines that take longer than the others for a batch of their size get fewer samples in proportion. Steps
 // that fill caches say nothing about it: who was given moved samples would be taken for slow, lose all of
 // them, and make the next one slow.
-void Rollouts::WeighWorkers() {
+void Rollouts::WeighEngines() {
   std::vector<double> paces;
-  for (const auto& [id, w] : fleet_) {
-    if (w.engine() != nullptr && w.vitals().pace > 0) paces.push_back(w.vitals().pace);
+  for (const auto& [slot, d] : fleet_.devices) {
+    if (d.engine() != nullptr && d.pace().relative > 0) paces.push_back(d.pace().relative);
   }
   if (paces.size() < 3) return;  // of two nobody can say which is the slow one
   std::nth_element(paces.begin(), paces.begin() + static_cast<std::ptrdiff_t>(paces.size() / 2), paces.end());
   const double median = paces[paces.size() / 2];
-  for (const auto& [id, w] : fleet_) {
-    if (w.engine() == nullptr) continue;
-    const double pace = w.vitals().pace;
-    dispatcher_.SetSlowness(id,
+  for (const auto& [slot, d] : fleet_.devices) {
+    if (d.engine() == nullptr) continue;
+    const double pace = d.pace().relative;
+    dispatcher_.SetSlowness(slot,
                             pace > 0 ? static_cast<int64_t>(std::clamp(pace / median, 1.0, kSlowest)) : 1);
   }
 }
 
-// rollout.pin_version: workers with few samples of older weights are emptied into others of the same version,
+// rollout.pin_version: engines with few samples of older weights are emptied into others of the same version,
 // so that they can take the new ones.
 void Rollouts::Repack() {
   const RolloutOptions& r = options_.rollout;
@@ -92,42 +101,42 @@ void Rollouts::Repack() {
   if (repacked_version_ == newest && now_ - repacked_at_ < FromSeconds(r.repack_s)) return;
   repacked_version_ = newest;
   repacked_at_ = now_;
-  std::map<Version, std::vector<RepackWorker>> by_version;
-  for (const auto& [id, worker] : fleet_) {
-    if (worker.engine() == nullptr) continue;
-    const Engine& e = *worker.engine();
+  std::map<Version, std::vector<RepackEngine>> by_version;
+  for (const auto& [slot, d] : fleet_.devices) {
+    if (d.engine() == nullptr) continue;
+    const Engine& e = *d.engine();
     if (!e.open() || !e.version.valid() || e.version == newest || e.in_flight.empty() ||
-        dispatcher_.HasGhosts(id))
+        dispatcher_.HasGhosts(slot))
       continue;
-    RepackWorker w{id, {}};
+    RepackEngine from{slot, {}};
     for (const auto& chunk : e.in_flight.SortedKeys()) {
       const Request* q = dispatcher_.Find(chunk.first);
       if (q->only.valid()) continue;
-      w.samples.push_back({q->tid, q->prompt_len + q->generated, dispatcher_.ExpectedLeft(*q)});
+      from.samples.push_back({q->tid, q->prompt_len + q->generated, dispatcher_.ExpectedLeft(*q)});
     }
-    by_version[e.version].push_back(std::move(w));
+    by_version[e.version].push_back(std::move(from));
   }
   const RepackLimits limits{r.kv_cache_tokens, r.max_concurrent};
-  for (auto& [version, workers] : by_version) {
-    if (workers.size() < 2 || dispatcher_.PinnedReady(version) > 0) continue;
-    const std::vector<Move> moves = PlanRepack(workers, limits);
-    if (moves.empty() || !Worthwhile(moves, workers)) continue;
-    std::set<WorkerId> emptied;
+  for (auto& [version, engines] : by_version) {
+    if (engines.size() < 2 || dispatcher_.PinnedReady(version) > 0) continue;
+    const std::vector<Move> moves = PlanRepack(engines, limits);
+    if (moves.empty() || !Worthwhile(moves, engines)) continue;
+    std::set<SlotId> emptied;
     for (const Move& m : moves) {
       emptied.insert(m.from);
       const Request* q = dispatcher_.Find(m.tid);
-      out_.Do(command::CancelChunk{q->on, m.tid, q->att});
+      out_.Do(command::CancelChunk{q->on.worker, q->on.slot, m.tid, q->att});
       dispatcher_.Prefer(m.tid, m.to);
     }
-    for (const WorkerId id : emptied) dispatcher_.SetBar(id, Engine::Bar::kEmptied, true);
+    for (const SlotId slot : emptied) dispatcher_.SetBar(slot, Engine::Bar::kEmptied, true);
     out_.Warn("event=repack version=" + ToString(version) + " samples=" + std::to_string(moves.size()) +
               " emptied=" + std::to_string(emptied.size()));
   }
 }
 
-// Slot-seconds that the emptied workers win, against those of filling the caches again.
-bool Rollouts::Worthwhile(const std::vector<Move>& moves, const std::vector<RepackWorker>& workers) const {
-  std::map<WorkerId, int64_t> longest;
+// Slot-seconds that the emptied engines win, against those of filling the caches again.
+bool Rollouts::Worthwhile(const std::vector<Move>& moves, const std::vector<RepackEngine>& engines) const {
+  std::map<SlotId, int64_t> longest;
   int64_t moved = 0;
   for (const Move& m : moves) {
     const Request& q = *dispatcher_.Find(m.tid);
@@ -135,10 +144,10 @@ bool Rollouts::Worthwhile(const std::vector<Move>& moves, const std::vector<Repa
     moved += q.prompt_len + q.generated;
   }
   double gain = 0;
-  for (const RepackWorker& w : workers) {
-    const auto it = longest.find(w.id);
+  for (const RepackEngine& from : engines) {
+    const auto it = longest.find(from.slot);
     if (it != longest.end())
-      gain += static_cast<double>(it->second) * cost_.StepSeconds(static_cast<double>(w.samples.size()));
+      gain += static_cast<double>(it->second) * cost_.StepSeconds(static_cast<double>(from.samples.size()));
   }
   const double cost = static_cast<double>(moved) * cost_.StepSeconds(1) / kPrefillPerStep;
   return gain > 0 && gain >= kGainOverMove * cost;

@@ -182,7 +182,7 @@ void SampleFlow::RestartUndone() {
   for (const SampleId& tid : all_.rollouts.requests().Requests()) {
     if (tid.is_eval()) continue;
     const Request& r = *all_.rollouts.requests().Find(tid);
-    const auto* e = r.on.inc.valid() ? all_.rollouts.requests().FindEngine(r.on.worker) : nullptr;
+    const auto* e = r.on.worker.inc.valid() ? all_.rollouts.requests().FindEngine(r.on.slot) : nullptr;
     const bool undone = (r.v_max.valid() && !versions.IsAncestor(r.v_max, v)) ||
                         (r.offered_by.valid() && !versions.IsAncestor(r.offered_by, v)) ||
                         (e != nullptr && !versions.IsAncestor(e->version, v));

@@ -69,7 +69,7 @@ void SampleFlow::Assign() {
 }
 
 void SampleFlow::On(const event::Graded& e) {
-  if (!all_.workers.IsCurrent(e.grader)) {
+  if (!fleet_.IsLive(e.grader)) {
     all_.life.Refuse();
     return;
   }

@@ -18,7 +18,7 @@ void SampleFlow::TurnEnded(const Request& r) {
 }
 
 void SampleFlow::On(const event::EnvStepped& e) {
-  if (!all_.workers.IsCurrent(e.worker)) {
+  if (!fleet_.IsLive(e.worker)) {
     all_.life.Refuse();
     return;
   }

@@ -25,7 +25,7 @@ void Slots::LoseAbandoned() {
   for (const auto& [id, slot] : IdMap(pool_.slots())) {
     if (slot.phase != SlotPhase::kHeld && slot.phase != SlotPhase::kGranting) continue;
     const auto missing = std::ranges::find_if(slot.gang.members(), [&](const Gang::Member& m) {
-      const Worker* w = fleet_.Find(m.worker.worker);
+      const Worker* w = fleet_.workers.Find(m.worker.worker);
       return w == nullptr || !w->reattaches();
     });
     if (missing != slot.gang.members().end()) pool_.Lost(missing->slot, "controller restarted", now_);
@@ -33,15 +33,15 @@ void Slots::LoseAbandoned() {
 }
 
 void Slots::Lost(WorkerId worker, const std::string& why) {
-  for (const SlotId slot : fleet_.at(worker).slots()) pool_.Lost(slot, why, now_);
+  for (const SlotId slot : fleet_.workers.at(worker).slots()) pool_.Lost(slot, why, now_);
 }
 
 void Slots::Attach(const WorkerRef& ref) {
-  for (const SlotId slot : fleet_.at(ref.worker).slots()) pool_.Attach(slot, ref);
+  for (const SlotId slot : fleet_.workers.at(ref.worker).slots()) pool_.Attach(slot, ref);
 }
 
 void Slots::Reattach(const WorkerRef& ref) {
-  for (const SlotId slot : fleet_.at(ref.worker).slots()) {
+  for (const SlotId slot : fleet_.workers.at(ref.worker).slots()) {
     if (pool_.slot(pool_.GangOf(slot)).phase == SlotPhase::kFree) {
       pool_.Attach(slot, ref);
     } else {
@@ -58,7 +58,7 @@ bool Slots::Eligible(std::span<const SlotId> slots, Role role) const {
 
 bool Slots::Whole(const Pool::Slot& s) const {
   return std::ranges::all_of(s.gang.members(),
-                             [&](const Gang::Member& m) { return IsLive(fleet_, m.worker); });
+                             [&](const Gang::Member& m) { return fleet_.IsLive(m.worker); });
 }
 
 SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
@@ -71,7 +71,7 @@ SlotView Slots::ViewSlot(SlotId id, const Pool::Slot& s) const {
     const auto m = std::ranges::lower_bound(members, id, {}, &command::GroupMember::slot);
     v.trains = m != members.end() && m->slot == id && m->worker == s.holder();
   }
-  v.has_state = all_.trainer.Has(s.holder());
+  v.has_state = all_.trainer.Has({s.holder(), id});
   if (s.taken.since_start.count() > 0) v.taken_s = Seconds(now_ - s.taken);
   return v;
 }
@@ -176,7 +176,7 @@ void Slots::FollowPlan(const std::optional<std::vector<SlotId>>& changed) {
   if (!may_take) return;
   for (const auto& [id, role] : takes) {
     const Pool::Slot& s = pool_.slot(id);
-    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) all_.rollouts.SlotIsTaken(s.holder().worker);
+    if (s.phase == SlotPhase::kHeld && s.role == Role::kRollout) all_.rollouts.SlotIsTaken(id);
   }
   pool_.Begin(takes, wanted.why, wanted.dwell_s, now_);
 }
@@ -192,17 +192,17 @@ std::vector<command::GroupMember> Slots::Members() const {
 }
 
 void Slots::On(const event::Drained& e) {
-  if (!all_.workers.IsCurrent(e.worker) || !pool_.Drained(e, now_)) {
+  if (!fleet_.IsLive(e.worker) || !pool_.Drained(e, now_)) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
   // All of its chunks have been reported; whatever was not goes back with the tokens that came.
-  all_.rollouts.Drained(e.worker.worker);
+  all_.rollouts.Drained(pool_.GangOf(e.slot));
 }
 
 void Slots::On(const event::Released& e) {
-  if (!all_.workers.IsCurrent(e.worker)) {
+  if (!fleet_.IsLive(e.worker)) {
     all_.life.Refuse();
     return;
   }
@@ -220,13 +220,13 @@ void Slots::On(const event::Released& e) {
 }
 
 void Slots::On(const event::Granted& e) {
-  if (!all_.workers.IsCurrent(e.worker) || !pool_.Granted(e, now_)) {
+  if (!fleet_.IsLive(e.worker) || !pool_.Granted(e, now_)) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
   const SlotId gang = pool_.GangOf(e.slot);
-  if (pool_.Holds(gang, Role::kRollout)) all_.rollouts.ServeAgain(pool_.slot(gang).holder(), gang);
+  if (pool_.Holds(gang, Role::kRollout)) all_.rollouts.ServeAgain(gang);
 }
 
 }  // namespace tidepool::scheduler

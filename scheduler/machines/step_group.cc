@@ -17,13 +17,13 @@ bool Steps::PrepareGroup() {
   }
   bool ready = true;
   for (const command::GroupMember& m : members) {
-    if (all_.trainer.Has(m.worker)) continue;
+    if (all_.trainer.Has(SlotOf(m))) continue;
     ready = false;
     all_.trainer.Fetch(m);
   }
   if (members.size() == 1) return ready;
   const bool same = std::equal(members.begin(), members.end(), group_.begin(), group_.end(),
-                               [](const auto& x, const auto& y) { return x.worker == y.worker; });
+                               [](const auto& x, const auto& y) { return SlotOf(x) == SlotOf(y); });
   if (!same) FormGroup(members);
   return ready && forming_.empty();
 }
@@ -34,38 +34,41 @@ void Steps::FormGroup(const std::vector<command::GroupMember>& members) {
   group_ = members;
   ++group_epoch_;
   for (size_t rank = 0; rank < members.size(); ++rank) {
-    const WorkerRef& ref = members[rank].worker;
+    const SlotRef ref = SlotOf(members[rank]);
     forming_.insert(ref);
-    out_.Do(command::FormGroup{ref, group_epoch_, static_cast<int64_t>(rank),
+    out_.Do(command::FormGroup{ref.worker, ref.slot, group_epoch_, static_cast<int64_t>(rank),
                                static_cast<int64_t>(members.size())});
-    waits_.Begin({WaitKind::kGroup, ref.worker.value},
-                 {ref, now_, In(options_.fleet.start_timeout_s), "epoch " + std::to_string(group_epoch_)});
+    waits_.Begin({WaitKind::kGroup, ref.slot.value}, {ref.worker, now_, In(options_.fleet.start_timeout_s),
+                                                      "epoch " + std::to_string(group_epoch_)});
   }
 }
 
 void Steps::StopForming() {
-  for (const WorkerRef& ref : forming_) waits_.End({WaitKind::kGroup, ref.worker.value});
+  for (const SlotRef& ref : forming_) waits_.End({WaitKind::kGroup, ref.slot.value});
   forming_.clear();
   group_.clear();
 }
 
 void Steps::Lost(const WorkerRef& ref, const std::string& why) {
-  for (const WaitKind kind : {WaitKind::kTrain, WaitKind::kGroup}) waits_.End({kind, ref.worker.value});
-  if (std::ranges::find(group_, ref, &command::GroupMember::worker) != group_.end()) StopForming();
-  if (open_ && IsMember(ref)) Abort("actor lost: " + why, ref);
+  const auto is_its = [&](const command::GroupMember& m) { return m.worker == ref; };
+  for (const SlotId slot : fleet_.workers.at(ref.worker).slots()) {
+    for (const WaitKind kind : {WaitKind::kTrain, WaitKind::kGroup}) waits_.End({kind, slot.value});
+  }
+  if (std::ranges::any_of(group_, is_its)) StopForming();
+  if (open_ && std::ranges::any_of(open_->members, is_its)) Abort("actor lost: " + why, {ref, {}});
 }
 
-bool Steps::IsMember(const WorkerRef& ref) const {
-  return std::ranges::find(open_->members, ref, &command::GroupMember::worker) != open_->members.end();
+bool Steps::IsMember(const SlotRef& ref) const {
+  return std::ranges::any_of(open_->members, [&](const auto& m) { return SlotOf(m) == ref; });
 }
 
 void Steps::On(const event::GroupFormed& e) {
-  if (!all_.workers.IsCurrent(e.worker) || e.group_epoch != group_epoch_ || forming_.erase(e.worker) == 0) {
+  if (!fleet_.IsLive(SlotOf(e)) || e.group_epoch != group_epoch_ || forming_.erase(SlotOf(e)) == 0) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
-  waits_.End({WaitKind::kGroup, e.worker.worker.value});
+  waits_.End({WaitKind::kGroup, e.slot.value});
   if (e.error.empty()) {
     if (forming_.empty()) group_tries_ = 0;
     return;

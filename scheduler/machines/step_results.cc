@@ -5,14 +5,14 @@
 namespace tidepool::scheduler {
 
 void Steps::On(const event::TrainDone& e) {
-  if (!all_.workers.IsCurrent(e.worker) || !open_ || e.lease != open_->lease || e.step != open_->step ||
-      !IsMember(e.worker) || open_->done.contains(e.worker)) {
+  if (!fleet_.IsLive(SlotOf(e)) || !open_ || e.lease != open_->lease || e.step != open_->step ||
+      !IsMember(SlotOf(e)) || open_->done.contains(SlotOf(e))) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
-  waits_.End({WaitKind::kTrain, e.worker.worker.value});
-  open_->done[e.worker] = e;
+  waits_.End({WaitKind::kTrain, e.slot.value});
+  open_->done[SlotOf(e)] = e;
   if (open_->done.size() < open_->members.size()) return;
   if (!ReplicasAgree(e.step)) return;
   train_failures_ = 0;
@@ -46,7 +46,7 @@ bool Steps::ReplicasAgree(StepNumber step) {
   for (const auto& [ref, done] : open_->done) {
     if (done.finite == first.finite && (!done.finite || done.weights_digest == first.weights_digest))
       continue;
-    all_.life.Fail("replicas_differ", ToString(ref), ref.inc,
+    all_.life.Fail("replicas_differ", ToString(ref.worker), ref.worker.inc,
                    "after step " + std::to_string(step.value) + " its weights differ from those of " +
                        ToString(first.worker) +
                        "; restart from the newest checkpoint, and look at this device");
@@ -56,11 +56,11 @@ bool Steps::ReplicasAgree(StepNumber step) {
 }
 
 bool Steps::SameRows(StepNumber step) {
-  const event::TrainDone& first = open_->done.at(open_->members.front().worker);
+  const event::TrainDone& first = open_->done.at(SlotOf(open_->members.front()));
   const uint64_t digest = event::DigestOf(first.rows);
   for (const auto& [ref, done] : open_->done) {
     if (done.rows_digest == digest) continue;
-    all_.life.Fail("rows_differ", ToString(ref), ref.inc,
+    all_.life.Fail("rows_differ", ToString(ref.worker), ref.worker.inc,
                    "step " + std::to_string(step.value) + ": it was given other rows than " +
                        ToString(first.worker) + " lists; nothing of this step is kept");
     return false;
@@ -111,15 +111,15 @@ std::string Steps::OtherRow(std::vector<event::GivenRow> given) {
 }
 
 void Steps::On(const event::TrainFailed& e) {
-  if (!all_.workers.IsCurrent(e.worker) || !open_ || e.lease != open_->lease || !IsMember(e.worker) ||
-      open_->done.contains(e.worker)) {
+  if (!fleet_.IsLive(SlotOf(e)) || !open_ || e.lease != open_->lease || !IsMember(SlotOf(e)) ||
+      open_->done.contains(SlotOf(e))) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
   const std::set<GroupKey> keys = Keys();
-  Abort(e.why, e.worker);
-  if (e.torn) all_.trainer.Torn(e.worker);
+  Abort(e.why, SlotOf(e));
+  if (e.torn) all_.trainer.Torn(SlotOf(e));
   out_.Warn("step=" + std::to_string(e.step.value) + " event=train_failed why=\"" + e.why + "\"");
   if (++train_failures_ >= kTries) {
     all_.life.Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc,

@@ -143,28 +143,29 @@ void Steps::SendShares(Batch batch) {
                          .total_rows = batch.rows};
     for (const int64_t i : shares[static_cast<size_t>(rank)])
       train.share->groups.push_back(std::move(batch.groups[static_cast<size_t>(i)]));
-    all_.rollouts.Forget(m.worker.worker);
+    all_.rollouts.Forget(m.slot);
     train.share->stale.assign(batch.stale.begin(), batch.stale.end());
     out_.Do(std::move(train));
-    waits_.Begin({WaitKind::kTrain, m.worker.worker.value},
+    waits_.Begin({WaitKind::kTrain, m.slot.value},
                  {m.worker, now_, now_ + Patience(), "step=" + std::to_string(open_->step.value)});
   }
 }
 
 // `but`: the member that is known to be out of the step already (lost, or it said so).
-void Steps::Abort(const std::string& why, const WorkerRef& but) {
+void Steps::Abort(const std::string& why, const SlotRef& but) {
   if (!open_) return;
   const Open t = std::move(*open_);
   open_.reset();
   out_.Record(record::StepAbort{t.step, why});
   out_.Record(record::Unlease{t.lease, why});
   all_.batches.MarkUrgent();
-  for (const command::GroupMember& m : t.members) waits_.End({WaitKind::kTrain, m.worker.worker.value});
+  for (const command::GroupMember& m : t.members) waits_.End({WaitKind::kTrain, m.slot.value});
   if (t.members.size() < 2 || t.done.size() == t.members.size()) return;  // nobody is inside it any more
   // Its communicators are unusable once one member has left.
   group_.clear();
   for (const command::GroupMember& m : t.members) {
-    if (m.worker == but || !all_.workers.IsCurrent(m.worker)) continue;
+    const bool out = m.worker == but.worker && (m.slot == but.slot || !but.slot.valid());
+    if (out || !fleet_.IsLive(m.worker)) continue;
     all_.trainer.LeaveStep(m, t.lease, t.step, group_epoch_);
   }
   all_.trainer.StepAborted();

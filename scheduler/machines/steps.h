@@ -26,7 +26,7 @@ class Steps : public Machine {
     command::StepReport report;
     double tokens = 0;
     std::vector<command::GroupMember> members;  // by rank
-    std::map<WorkerRef, event::TrainDone> done;
+    std::map<SlotRef, event::TrainDone> done;
   };
 
   explicit Steps(Machines& all) : Machine(all) {}
@@ -38,8 +38,9 @@ class Steps : public Machine {
 
   void Advance();            // begins a step if there is everything for it
   TrainerNeed DecideNeed();  // what the trainer needs slots for
-  void Abort(const std::string& why, const WorkerRef& but = {});  // `but`: who is out of it already
-  void Lost(const WorkerRef& ref, const std::string& why);        // a device worker is gone
+  // `but`: who is out of it already; its slot invalid: with all its slots.
+  void Abort(const std::string& why, const SlotRef& but = {});
+  void Lost(const WorkerRef& ref, const std::string& why);  // a device worker is gone
 
   [[nodiscard]] const std::optional<Open>& open() const { return open_; }
   [[nodiscard]] Duration Patience() const;                   // for a step without a sign of progress
@@ -61,7 +62,7 @@ class Steps : public Machine {
                                                              const Version& v,
                                                              std::set<Version>& stale) const;
   void SendShares(Batch batch);
-  [[nodiscard]] bool IsMember(const WorkerRef& ref) const;  // of the open step
+  [[nodiscard]] bool IsMember(const SlotRef& ref) const;  // of the open step
   // Whether all members hold the same weights, and were given the samples that were stored; else the run
   // ends.
   bool ReplicasAgree(StepNumber step);
@@ -73,7 +74,7 @@ class Steps : public Machine {
   void SetAside(const std::set<GroupKey>& keys, DropReason reason);
 
   std::vector<command::GroupMember> group_;  // that has communicators, or is getting them
-  std::set<WorkerRef> forming_;              // of them, have not answered
+  std::set<SlotRef> forming_;                // of them, have not answered
   int64_t group_epoch_ = 0, group_tries_ = 0;
   int64_t group_checked_ = -1;  // changes of the pool that PrepareGroup has seen
   std::optional<Open> open_;

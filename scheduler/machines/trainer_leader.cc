@@ -11,30 +11,32 @@ constexpr double kAbortSeconds = 30;  // to leave a collective; then the worker 
 
 // Its copy of the trainer's state. Who is a member of the step that the last life left open may still be
 // inside of it: it leaves the step first, and then says what it holds.
-void TrainerState::Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e) {
+void TrainerState::Adopt(const WorkerRef& worker, const event::OfferedSlot& offered) {
+  const SlotRef ref{worker, offered.slot};
   if (!state_.ever_checkpointed()) return;
-  if (left_open_ &&
-      std::ranges::any_of(left_open_->members, [&](const record::SlotPlan& m) { return m.slot == slot; })) {
+  if (left_open_ && std::ranges::any_of(left_open_->members,
+                                        [&](const record::SlotPlan& m) { return m.slot == ref.slot; })) {
     aborting_.insert(ref);
-    out_.Do(command::AbortStep{ref, slot, all_.slots.pool().slot(slot).epoch, left_open_->lease,
-                               left_open_->step, 0});
+    out_.Do(command::AbortStep{worker, ref.slot,
+                               all_.slots.pool().slot(all_.slots.pool().GangOf(ref.slot)).epoch,
+                               left_open_->lease, left_open_->step, 0});
     WaitForAbort(ref, left_open_->step);
-  } else if (e.state_step.valid()) {
-    CopyOf(ref) = {e.state_step, e.state_digest};
+  } else if (offered.state_step.valid()) {
+    CopyOf(ref.slot) = {offered.state_step, offered.state_digest};
   }
 }
 
 // The first that holds the committed state leads; nothing is restored and no lineage is opened. Nobody does:
 // the state comes from a checkpoint.
 void TrainerState::ElectAdopted() {
-  for (const auto& [id, w] : fleet_) {
-    const WorkerRef& ref = w.ref();
+  for (const auto& [slot, d] : fleet_.devices) {
+    const SlotRef ref = fleet_.Ref(slot);
     if (digest_ == 0 || !Has(ref)) continue;
     leader_ = ref;
     phase_ = StatePhase::kReady;
     must_restore_ = false;
-    all_.workers.Admitted(ref.worker);
-    out_.Warn("worker=" + ToString(ref) + " event=state_adopted step=" + std::to_string(step_.value));
+    all_.workers.Admitted(ref.worker.worker);
+    out_.Warn("worker=" + ToString(ref.worker) + " event=state_adopted step=" + std::to_string(step_.value));
     // What follows from a publication; the last life may have died in the middle of it.
     if (!state_.versions().IsPublished(state_.version())) return;
     all_.samples.Expire();
@@ -48,14 +50,14 @@ void TrainerState::ElectAdopted() {
 void TrainerState::Elect() {
   phase_ = StatePhase::kElecting;
   if (!aborting_.empty()) return;
-  WorkerRef best;
-  for (const auto& [id, w] : fleet_) {
-    const WorkerRef& ref = w.ref();
+  SlotRef best;
+  for (const auto& [slot, d] : fleet_.devices) {
+    const SlotRef ref = fleet_.Ref(slot);
     if (!Has(ref)) continue;
-    if (ref == leader_ || !best.inc.valid()) best = ref;
+    if (ref == leader_ || !best.worker.inc.valid()) best = ref;
     if (best == leader_) break;
   }
-  if (!best.inc.valid()) {
+  if (!best.worker.inc.valid()) {
     Plan(false);
     return;
   }
@@ -69,51 +71,53 @@ void TrainerState::Elect() {
 }
 
 void TrainerState::Fetch(const command::GroupMember& member) {
-  const WorkerRef& ref = member.worker;
-  if (waits_.Has({WaitKind::kState, ref.worker.value})) return;
-  const int64_t request = fetching_[ref].request = ++requests_;
-  all_.rollouts.Forget(ref.worker);
-  out_.Do(command::FetchState{ref, member.slot, member.epoch, leader_, step_, digest_, request});
-  waits_.Begin({WaitKind::kState, ref.worker.value},
-               {ref, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_)});
+  if (waits_.Has({WaitKind::kState, member.slot.value})) return;
+  const int64_t request = fetching_[SlotOf(member)].request = ++requests_;
+  all_.rollouts.Forget(member.slot);
+  out_.Do(command::FetchState{member.worker, member.slot, member.epoch, leader_, step_, digest_, request});
+  waits_.Begin(
+      {WaitKind::kState, member.slot.value},
+      {member.worker, now_, In(options_.fleet.start_timeout_s), "fetch from " + ToString(leader_.worker)});
 }
 
 void TrainerState::Committed(StepNumber step, uint64_t digest,
                              const std::vector<command::GroupMember>& members) {
   step_ = step;
   digest_ = digest;
-  for (const command::GroupMember& m : members) CopyOf(m.worker) = {step, digest};
+  for (const command::GroupMember& m : members) CopyOf(m.slot) = {step, digest};
   if (Has(leader_)) return;
-  leader_ = members.front().worker;  // the old one had no part in this step
+  leader_ = SlotOf(members.front());  // the old one had no part in this step
   publish_tries_ = 0;
 }
 
 void TrainerState::LeaveStep(const command::GroupMember& member, int64_t lease, StepNumber step,
                              int64_t group_epoch) {
-  CopyOf(member.worker) = {};
-  aborting_.insert(member.worker);
+  CopyOf(member.slot) = {};
+  aborting_.insert(SlotOf(member));
   out_.Do(command::AbortStep{member.worker, member.slot, member.epoch, lease, step, group_epoch});
-  WaitForAbort(member.worker, step);
+  WaitForAbort(SlotOf(member), step);
 }
 
 void TrainerState::StepAborted() {
   if (!aborting_.empty() && phase_ == StatePhase::kReady) phase_ = StatePhase::kElecting;
 }
 
-void TrainerState::Torn(const WorkerRef& ref) {
-  CopyOf(ref) = {};
+void TrainerState::Torn(const SlotRef& ref) {
+  CopyOf(ref.slot) = {};
   if (ref == leader_ && phase_ == StatePhase::kReady) Elect();
 }
 
 void TrainerState::Forget(const WorkerRef& ref) {
-  CopyOf(ref) = {};
-  fetching_.erase(ref);
-  aborting_.erase(ref);
-  for (const WaitKind kind : {WaitKind::kState, WaitKind::kAbort}) waits_.End({kind, ref.worker.value});
+  for (const SlotId slot : fleet_.workers.at(ref.worker).slots()) {
+    CopyOf(slot) = {};
+    fetching_.erase({ref, slot});
+    aborting_.erase({ref, slot});
+    for (const WaitKind kind : {WaitKind::kState, WaitKind::kAbort}) waits_.End({kind, slot.value});
+  }
 }
 
 void TrainerState::Lost(const WorkerRef& ref) {
-  if (ref != leader_) {
+  if (ref != leader_.worker) {
     if (phase_ == StatePhase::kElecting) Elect();
     return;
   }
@@ -130,41 +134,42 @@ void TrainerState::Lost(const WorkerRef& ref) {
 }
 
 void TrainerState::On(const event::StepAborted& e) {
-  if (!all_.workers.IsCurrent(e.worker) || aborting_.erase(e.worker) == 0) {
+  if (!fleet_.IsLive(SlotOf(e)) || aborting_.erase(SlotOf(e)) == 0) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
-  waits_.End({WaitKind::kAbort, e.worker.worker.value});
-  if (e.step.valid()) CopyOf(e.worker) = {e.step, e.weights_digest};
+  waits_.End({WaitKind::kAbort, e.slot.value});
+  if (e.step.valid()) CopyOf(e.slot) = {e.step, e.weights_digest};
   if (phase_ == StatePhase::kElecting) Elect();
 }
 
-void TrainerState::WaitForAbort(const WorkerRef& ref, StepNumber step) {
-  waits_.Begin({WaitKind::kAbort, ref.worker.value},
-               {ref, now_, In(kAbortSeconds), "step=" + std::to_string(step.value)});
+void TrainerState::WaitForAbort(const SlotRef& ref, StepNumber step) {
+  waits_.Begin({WaitKind::kAbort, ref.slot.value},
+               {ref.worker, now_, In(kAbortSeconds), "step=" + std::to_string(step.value)});
 }
 
 void TrainerState::Publish() {
   if (all_.life.finished() || phase_ != StatePhase::kReady) return;
   if (!all_.steps.open() && !publishing_ && published_ != state_.version() && state_.ever_checkpointed()) {
     publishing_ = true;
-    out_.Do(command::Publish{leader_, state_.version(), digest_});
+    out_.Do(command::Publish{leader_.worker, leader_.slot, state_.version(), digest_});
     waits_.Begin({WaitKind::kPublish, 0},
-                 {leader_, now_, In(options_.fleet.start_timeout_s), ToString(state_.version())});
+                 {leader_.worker, now_, In(options_.fleet.start_timeout_s), ToString(state_.version())});
   }
   const int64_t every = options_.checkpoint.recovery_every_steps;
   if (every > 0 && !all_.steps.open() && !copying_ && recovery_ != state_.step() &&
       recovery_failed_ != state_.step() && state_.ever_checkpointed() &&
       (state_.step().value % every == 0 || !recovery_.valid()) && !all_.life.shutdown().requested()) {
     copying_ = true;
-    out_.Do(command::CopyRecovery{leader_, state_.step()});
-    waits_.Begin({WaitKind::kRecoveryCopy, 0}, {leader_, now_, In(options_.fleet.start_timeout_s), ""});
+    out_.Do(command::CopyRecovery{leader_.worker, leader_.slot, state_.step()});
+    waits_.Begin({WaitKind::kRecoveryCopy, 0},
+                 {leader_.worker, now_, In(options_.fleet.start_timeout_s), ""});
   }
 }
 
 void TrainerState::On(const event::Published& e) {
-  if (!all_.workers.IsCurrent(e.worker) || !publishing_ || e.worker != leader_ || e.v != state_.version()) {
+  if (!fleet_.IsLive(SlotOf(e)) || !publishing_ || SlotOf(e) != leader_ || e.v != state_.version()) {
     all_.life.Refuse();
     return;
   }
@@ -187,7 +192,7 @@ void TrainerState::On(const event::Published& e) {
 }
 
 void TrainerState::On(const event::RecoveryCopied& e) {
-  if (!all_.workers.IsCurrent(e.worker) || !copying_ || e.worker != leader_ || e.step != state_.step()) {
+  if (!fleet_.IsLive(SlotOf(e)) || !copying_ || SlotOf(e) != leader_ || e.step != state_.step()) {
     all_.life.Refuse();
     return;
   }

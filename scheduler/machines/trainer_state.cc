@@ -106,42 +106,42 @@ void TrainerState::Advance() {
   // The holder of a slot may be one of an earlier life that has not come back.
   const std::vector<command::GroupMember> members = all_.slots.Members();
   if (members.empty()) return;
-  leader_ = members.front().worker;
+  leader_ = SlotOf(members.front());
   phase_ = StatePhase::kLoading;
   loading_ = ++requests_;
-  all_.rollouts.Forget(leader_.worker);
+  all_.rollouts.Forget(leader_.slot);
   if (ckpt_ == -2) {
-    out_.Do(command::InitState{leader_, loading_});
+    out_.Do(command::InitState{leader_.worker, leader_.slot, loading_});
   } else {
-    out_.Do(command::RestoreState{leader_, ckpt_, step_, digest_, loading_});
+    out_.Do(command::RestoreState{leader_.worker, leader_.slot, ckpt_, step_, digest_, loading_});
   }
-  waits_.Begin({WaitKind::kState, leader_.worker.value},
-               {leader_, now_, In(options_.fleet.start_timeout_s), ckpt_ == -2 ? "init" : "restore"});
+  waits_.Begin({WaitKind::kState, leader_.slot.value},
+               {leader_.worker, now_, In(options_.fleet.start_timeout_s), ckpt_ == -2 ? "init" : "restore"});
 }
 
 void TrainerState::On(const event::StateReady& e) {
   // An answer to what was asked before speaks of a state that is about to be written over.
-  const auto fetching = fetching_.find(e.worker);
+  const auto fetching = fetching_.find(SlotOf(e));
   const bool fetched = fetching != fetching_.end() && fetching->second.request == e.request;
-  const bool leads = phase_ == StatePhase::kLoading && e.worker == leader_ && e.request == loading_;
-  if (!all_.workers.IsCurrent(e.worker) || (!fetched && !leads)) {
+  const bool leads = phase_ == StatePhase::kLoading && SlotOf(e) == leader_ && e.request == loading_;
+  if (!fleet_.IsLive(SlotOf(e)) || (!fetched && !leads)) {
     all_.life.Refuse();
     return;
   }
   all_.life.Moved();
-  if (const auto* wait = waits_.Find({WaitKind::kState, e.worker.worker.value});
+  if (const auto* wait = waits_.Find({WaitKind::kState, e.slot.value});
       fetched && wait != nullptr && e.error.empty()) {
     cost_.StateCopy(Seconds(now_ - wait->since));
   }
-  waits_.End({WaitKind::kState, e.worker.worker.value});
+  waits_.End({WaitKind::kState, e.slot.value});
   std::string error = e.error;
   if (error.empty() && e.step != step_)
     error = "it holds step " + std::to_string(e.step.value) + ", not " + std::to_string(step_.value);
   if (error.empty() && digest_ != 0 && e.weights_digest != digest_)
     error = "its weights differ from the committed ones";
   if (error.empty()) {
-    CopyOf(e.worker) = {e.step, e.weights_digest};
-    fetching_.erase(e.worker);
+    CopyOf(e.slot) = {e.step, e.weights_digest};
+    fetching_.erase(SlotOf(e));
     all_.workers.Admitted(e.worker.worker);
     if (!leads) return;
     phase_ = StatePhase::kReady;
@@ -176,17 +176,18 @@ void TrainerState::LeaderFailed(const event::StateReady& e, const std::string& e
   }
 }
 
-StateCopy& TrainerState::CopyOf(const WorkerRef& ref) { return all_.fleet.at(ref.worker).copy_; }
+StateCopy& TrainerState::CopyOf(SlotId slot) { return all_.fleet.devices.at(slot).copy_; }
 
 void TrainerState::ForgetCopies() {
-  for (const auto& [ref, fetching] : fetching_) waits_.End({WaitKind::kState, ref.worker.value});
+  for (const auto& [ref, fetching] : fetching_) waits_.End({WaitKind::kState, ref.slot.value});
   fetching_.clear();
-  for (auto& [id, w] : all_.fleet) w.copy_ = {};
+  for (auto& [slot, d] : all_.fleet.devices) d.copy_ = {};
 }
 
-bool TrainerState::Has(const WorkerRef& ref) const {
-  return IsLive(fleet_, ref) && fleet_.at(ref.worker).copy().step == step_ &&
-         fleet_.at(ref.worker).copy().digest == digest_;
+bool TrainerState::Has(const SlotRef& ref) const {
+  if (!fleet_.IsLive(ref)) return false;
+  const StateCopy& copy = fleet_.devices.at(ref.slot).copy();
+  return copy.step == step_ && copy.digest == digest_;
 }
 
 bool TrainerState::Idle() const {

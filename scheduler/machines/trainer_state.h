@@ -1,5 +1,5 @@
 #pragma once
-// The trainer's state (weights and optimizer): where it comes from, which workers hold a copy, which of them
+// The trainer's state (weights and optimizer): where it comes from, which slots hold a copy, which of them
 // leads. The leader's copy is published to rollout engines, kept as a recovery copy and written to
 // checkpoints.
 
@@ -40,41 +40,41 @@ class TrainerState : public Machine {
   void Advance();  // loads what was planned
   void Publish();  // and copies for recovery
 
-  void Adopt(const WorkerRef& ref, SlotId slot, const event::WorkerJoined& e);  // it is back, with a copy
-  void Fetch(const command::GroupMember& member);  // it takes a copy from the leader
-  // A step ended well: these workers hold its state now.
+  void Adopt(const WorkerRef& ref, const event::OfferedSlot& offered);  // it is back, with a copy
+  void Fetch(const command::GroupMember& member);                       // it takes a copy from the leader
+  // A step ended well: these slots hold its state now.
   void Committed(StepNumber step, uint64_t digest, const std::vector<command::GroupMember>& members);
   // A member is told to leave the step; what it holds is not known until it answers.
   void LeaveStep(const command::GroupMember& member, int64_t lease, StepNumber step, int64_t group_epoch);
   void StepAborted();                 // all its members were told: who leads is decided again
-  void Torn(const WorkerRef& ref);    // a step that failed half-way has left no state in this worker
-  void Forget(const WorkerRef& ref);  // a device worker is gone, and its copy
+  void Torn(const SlotRef& ref);      // a step that failed half-way has left no state in this slot
+  void Forget(const WorkerRef& ref);  // a device worker is gone, and its copies
   void Lost(const WorkerRef& ref);    // and with it, maybe, the leader
 
-  [[nodiscard]] bool Has(const WorkerRef& ref) const;  // the committed state
-  [[nodiscard]] bool Idle() const;                     // ready, and nobody reads or changes it
+  [[nodiscard]] bool Has(const SlotRef& ref) const;  // the committed state
+  [[nodiscard]] bool Idle() const;                   // ready, and nobody reads or changes it
   [[nodiscard]] bool ready() const { return phase_ == StatePhase::kReady; }
   [[nodiscard]] bool electing() const { return phase_ == StatePhase::kElecting; }
   [[nodiscard]] bool aborting() const { return !aborting_.empty(); }
   [[nodiscard]] bool fetching() const { return !fetching_.empty(); }
   // The newest version is the one that counts: no restore is ahead.
   [[nodiscard]] bool VersionStands() const;
-  [[nodiscard]] const WorkerRef& leader() const { return leader_; }
+  [[nodiscard]] const SlotRef& leader() const { return leader_; }
   [[nodiscard]] uint64_t digest() const { return digest_; }              // of its weights
   [[nodiscard]] const Version& published() const { return published_; }  // bytes to be had from the leader
 
  private:
-  StateCopy& CopyOf(const WorkerRef& ref);
+  StateCopy& CopyOf(SlotId slot);
   void VerifyNext();
   void Restore(int64_t ckpt, StepNumber step);
   void ForgetCopies();
   void Elect();
   void ElectAdopted();
-  void WaitForAbort(const WorkerRef& ref, StepNumber step);
+  void WaitForAbort(const SlotRef& ref, StepNumber step);
   void LeaderFailed(const event::StateReady& e, const std::string& error);
 
   StatePhase phase_ = StatePhase::kNone;
-  WorkerRef leader_;   // whose copy is published and saved; where the state is (being) loaded first
+  SlotRef leader_;     // whose copy is published and saved; where the state is (being) loaded first
   int64_t ckpt_ = -2;  // source: -2 the model of the config, -1 the recovery copy, else a checkpoint
   StepNumber step_;
   uint64_t digest_ = 0;  // of the state's weights; 0: not known yet
@@ -85,10 +85,10 @@ class TrainerState : public Machine {
     int64_t tries = 0;
     int64_t request = 0;
   };
-  std::map<WorkerRef, Fetching> fetching_;
-  int64_t requests_ = 0;          // for states, so far
-  int64_t loading_ = 0;           // the request to the leader
-  std::set<WorkerRef> aborting_;  // were told to leave a step, have not answered
+  std::map<SlotRef, Fetching> fetching_;
+  int64_t requests_ = 0;        // for states, so far
+  int64_t loading_ = 0;         // the request to the leader
+  std::set<SlotRef> aborting_;  // were told to leave a step, have not answered
   int64_t state_tries_ = 0;
   bool must_restore_ = false;                    // a new life always opens a lineage
   std::optional<RunState::OpenStep> left_open_;  // by the last life: its members may still be inside of it

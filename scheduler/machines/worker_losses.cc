@@ -6,12 +6,12 @@
 namespace tidepool::scheduler {
 
 void Workers::On(const event::WorkerLost& e) {
-  if (IsCurrent(e.worker)) {
+  if (fleet_.IsLive(e.worker)) {
     Crashed(e.worker, e.why, e.by_exit);
     return;
   }
   // The end of a process that is already fenced, or of one that is waited for after a restart.
-  const Worker* w = fleet_.Find(e.worker.worker);
+  const Worker* w = fleet_.workers.Find(e.worker.worker);
   if (w == nullptr || !w->reattaches() || state_.workers().at(e.worker.worker).inc != e.worker.inc) {
     all_.life.Refuse();
     return;
@@ -46,9 +46,9 @@ void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
 }
 
 void Workers::Replace(const WorkerRef& ref, const std::string& why) {
-  if (IsCurrent(ref)) {
+  if (fleet_.IsLive(ref)) {
     Lose(ref, why, /*by_exit=*/false);
-  } else if (const Worker* w = fleet_.Find(ref.worker); w != nullptr && w->reattaches()) {
+  } else if (const Worker* w = fleet_.workers.Find(ref.worker); w != nullptr && w->reattaches()) {
     ReplaceAbsent(ref.worker, why);
   }
 }
@@ -60,7 +60,8 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
   switch (next.kind) {
     case Health::Next::kRestart:
       if (!all_.life.shutdown().requested() ||
-          (all_.life.WantsTrainerBack() && all_.slots.Eligible(fleet_.at(worker).slots(), Role::kActor)))
+          (all_.life.WantsTrainerBack() &&
+           all_.slots.Eligible(fleet_.workers.at(worker).slots(), Role::kActor)))
         out_.Do(command::StartWorker{worker, next.delay});
       break;
     case Health::Next::kGiveUp:
@@ -84,7 +85,7 @@ void Workers::CheckFleet() {
   int64_t gangs = 0;
   std::set<SlotId> retired;
   std::string why;
-  for (const auto& [id, w] : fleet_) {
+  for (const auto& [id, w] : fleet_.workers) {
     if (w.vitals().life == Life::kRetired) {
       retired.insert(w.slots().begin(), w.slots().end());
       why = "w" + std::to_string(id.value) + ": " + w.vitals().last_why;

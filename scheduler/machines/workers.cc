@@ -18,14 +18,15 @@ Workers::Workers(Machines& all) : Machine(all), health_(HealthOf(options_), all.
 
 // Empty: it may join.
 std::string Workers::WhyNotWelcome(const event::WorkerJoined& e) const {
-  const Worker* w = fleet_.Find(e.worker);
+  const Worker* w = fleet_.workers.Find(e.worker);
   const std::string name = "worker place " + std::to_string(e.worker.value);
   if (w == nullptr || e.kind != w->kind()) return "this run has no such worker place";
   if (w->live()) return name + " is taken by " + ToString(w->ref());
   if (w->vitals().life == Life::kRetired) return name + " is retired: " + w->vitals().last_why;
-  if (e.kind == WorkerKind::kDevice && e.slot.valid() &&
-      std::ranges::find(w->slots(), e.slot) == w->slots().end())
-    return name + " has no slot " + std::to_string(e.slot.value);
+  for (const event::OfferedSlot& offered : e.slots) {
+    if (std::ranges::find(w->slots(), offered.slot) == w->slots().end())
+      return name + " has no slot " + std::to_string(offered.slot.value);
+  }
   return "";
 }
 
@@ -40,7 +41,7 @@ void Workers::On(const event::WorkerJoined& e) {
     if (!SomeReattach()) all_.samples.ResumeRows();
     return;
   }
-  if (fleet_.at(e.worker).reattaches()) {
+  if (fleet_.workers.at(e.worker).reattaches()) {
     FenceAbsent(e.worker, "another process took its place");
     if (!SomeReattach()) all_.samples.ResumeRows();
   }
@@ -49,9 +50,10 @@ void Workers::On(const event::WorkerJoined& e) {
                            e.kind == WorkerKind::kReward        ? Role::kReward
                            : e.kind == WorkerKind::kEnvironment ? Role::kEnvironment
                                                                 : Role::kNone});
-  out_.Do(command::Welcome{e.worker, e.process, ref.inc});
+  const std::vector<SlotId>& slots = fleet_.workers.at(e.worker).slots();
+  out_.Do(command::Welcome{e.worker, e.process, ref.inc, slots});
   health_.Joined(ref, now_);
-  all_.rollouts.Forget(e.worker);
+  for (const SlotId slot : slots) all_.rollouts.Forget(slot);
   if (e.kind != WorkerKind::kDevice) {
     all_.samples.AddSideWorker(ref);
     health_.Admitted(e.worker);
@@ -63,31 +65,32 @@ void Workers::On(const event::WorkerJoined& e) {
 // False: it is not one that was waited for, and has to begin anew.
 bool Workers::Reattach(const event::WorkerJoined& e) {
   const auto facts = state_.workers().find(e.worker);
-  Worker& w = all_.fleet.at(e.worker);
+  Worker& w = all_.fleet.workers.at(e.worker);
   if (!w.reattaches() || facts == state_.workers().end() || facts->second.inc != e.restored_inc) return false;
   w.reattaches_ = false;
   const WorkerRef ref{e.worker, e.restored_inc};
-  out_.Do(command::Welcome{e.worker, e.process, ref.inc});
+  out_.Do(command::Welcome{e.worker, e.process, ref.inc, w.slots()});
   health_.Joined(ref, now_);
   if (e.kind != WorkerKind::kDevice) {
     all_.samples.AddSideWorker(ref);
     return true;
   }
-  all_.rollouts.Offered(e);
+  for (const event::OfferedSlot& offered : e.slots) all_.rollouts.Offered(offered);
   all_.slots.Reattach(ref);
   for (const SlotId slot : w.slots()) {
-    all_.trainer.Adopt(ref, slot, e);
+    const auto said = std::ranges::find(e.slots, slot, &event::OfferedSlot::slot);
+    all_.trainer.Adopt(ref, said == e.slots.end() ? event::OfferedSlot{.slot = slot} : *said);
     // What was granted and never confirmed has no chunks: it is made an engine when it confirms.
     const SlotId gang = all_.slots.pool().GangOf(slot);
     const Pool::Slot& s = all_.slots.pool().slot(gang);
-    if (s.role == Role::kRollout && !s.t.valid() && slot == gang) all_.rollouts.Adopt(ref, gang, e);
+    if (s.role == Role::kRollout && !s.t.valid() && slot == gang) all_.rollouts.Adopt(gang, e.chunks);
   }
   return true;
 }
 
 // The process of the last life that was waited for is gone, or is not wanted any more.
 void Workers::FenceAbsent(WorkerId worker, const std::string& why) {
-  all_.fleet.at(worker).reattaches_ = false;
+  all_.fleet.workers.at(worker).reattaches_ = false;
   out_.Record(record::Fence{{worker, state_.workers().at(worker).inc}});
   all_.slots.Lost(worker, why);
 }
@@ -104,7 +107,7 @@ void Workers::ReplaceAbsent(WorkerId worker, const std::string& why) {
 }
 
 void Workers::ReattachOver() {
-  for (const auto& [id, w] : fleet_) {
+  for (const auto& [id, w] : fleet_.workers) {
     if (!w.reattaches()) continue;
     FenceAbsent(id, "its worker did not come back");
     Launch(id);
@@ -113,12 +116,13 @@ void Workers::ReattachOver() {
 }
 
 bool Workers::DevicesReattach() const {
-  return std::ranges::any_of(
-      fleet_, [](const auto& item) { return item.second.reattaches() && !item.second.slots().empty(); });
+  return std::ranges::any_of(fleet_.workers, [](const auto& item) {
+    return item.second.reattaches() && !item.second.slots().empty();
+  });
 }
 
 bool Workers::SomeReattach() const {
-  return std::ranges::any_of(fleet_, [](const auto& item) { return item.second.reattaches(); });
+  return std::ranges::any_of(fleet_.workers, [](const auto& item) { return item.second.reattaches(); });
 }
 
 void Workers::Resume() {
@@ -127,7 +131,7 @@ void Workers::Resume() {
   for (const auto& [id, facts] : std::map(state_.workers())) {
     if (facts.fenced) continue;
     const WorkerRef ref{id, facts.inc};
-    Worker* w = all_.fleet.Find(id);  // nullptr: the run had more places before
+    Worker* w = all_.fleet.workers.Find(id);  // nullptr: the run had more places before
     // A device that was released by a transition holds nothing; it may come back all the same.
     const bool whole = w != nullptr && std::ranges::all_of(w->slots(), [&](SlotId part) {
                          const Pool::Slot& slot = pool.slot(pool.GangOf(part));
@@ -145,16 +149,18 @@ void Workers::Resume() {
 
 void Workers::Begin() {
   for (const auto& [id, slots] : facts_.layout.slots) {
-    if (facts_.needs_rollout || all_.slots.Eligible(slots, Role::kActor)) all_.fleet[id].slots_ = slots;
+    if (!facts_.needs_rollout && !all_.slots.Eligible(slots, Role::kActor)) continue;
+    all_.fleet.workers[id].slots_ = slots;
+    for (const SlotId slot : slots) all_.fleet.devices.Insert(slot, Device(id));
   }
   if (facts_.needs_reward || facts_.environment) {
     for (int64_t i = 0; i < options_.side_workers(); ++i)
-      all_.fleet[options_.side_worker(i)].kind_ = options_.side_kind();
+      all_.fleet.workers[options_.side_worker(i)].kind_ = options_.side_kind();
   }
 }
 
 void Workers::Start() {
-  for (const auto& [id, w] : fleet_) {
+  for (const auto& [id, w] : fleet_.workers) {
     if (w.reattaches())
       health_.Starting(id, now_);
     else
@@ -163,7 +169,7 @@ void Workers::Start() {
 }
 
 void Workers::On(const event::WorkerStartFailed& e) {
-  const Worker* w = fleet_.Find(e.worker);
+  const Worker* w = fleet_.workers.Find(e.worker);
   if (w == nullptr || w->live()) {
     all_.life.Refuse();
     return;
@@ -174,33 +180,38 @@ void Workers::On(const event::WorkerStartFailed& e) {
 }
 
 void Workers::On(const event::Heartbeat& e) {
-  if (!IsCurrent(e.worker)) {
+  if (!fleet_.IsLive(e.worker)) {
     all_.life.Refuse();
     return;
   }
-  const int64_t seq = fleet_.at(e.worker.worker).vitals().op_seq;
+  const Worker& w = fleet_.workers.at(e.worker.worker);
+  const int64_t seq = w.vitals().op_seq;
   health_.Heard(e.worker.worker, e, now_);
   all_.rollouts.Heard(e);
   if (e.op_seq != seq) {  // a long operation moves
     all_.life.Moved();
-    waits_.Extend({WaitKind::kTrain, e.worker.worker.value}, now_ + all_.steps.Patience());
+    for (const SlotId slot : w.slots())
+      waits_.Extend({WaitKind::kTrain, slot.value}, now_ + all_.steps.Patience());
   }
 }
 
 void Workers::Tick() {
-  for (const auto& [id, w] : fleet_) {
-    if (w.engine() == nullptr) continue;
-    const Engine& e = *w.engine();
-    all_.slots.SetStepTime(e.slot, w.vitals().step_s);
-    health_.SetBusy(id,
-                    !e.in_flight.empty() && !w.weights().loading.valid() &&
-                        all_.slots.pool().Holds(e.slot, Role::kRollout),
-                    now_);
+  for (const auto& [id, w] : fleet_.workers) {
+    bool busy = false, serves = false;
+    for (const SlotId slot : w.slots()) {
+      const Device& d = fleet_.devices.at(slot);
+      if (d.engine() == nullptr) continue;
+      serves = true;
+      all_.slots.SetStepTime(slot, d.pace().step_s);
+      busy |= !d.engine()->in_flight.empty() && !d.weights().loading.valid() &&
+              all_.slots.pool().Holds(slot, Role::kRollout);
+    }
+    if (serves) health_.SetBusy(id, busy, now_);
   }
   if (now_ > reattach_until_ && SomeReattach()) ReattachOver();
   for (const Health::Verdict& v : health_.Tick(now_)) {
     if (all_.life.finished()) return;
-    const Worker& w = fleet_.at(v.worker);
+    const Worker& w = fleet_.workers.at(v.worker);
     switch (v.kind) {
       case Health::Verdict::kSuspect:
         out_.Warn("worker=" + ToString(w.ref()) + " event=suspect why=\"" + v.why + "\"");

@@ -27,9 +27,8 @@ class Workers : public Machine {
 
   void Progress(WorkerId worker) { health_.Progress(worker, now_); }  // its work moves
   void Admitted(WorkerId worker) { health_.Admitted(worker); }        // it has what it needs to work
-  void Weigh(WorkerId worker, double pace) { health_.Weigh(worker, pace); }
+  void Weigh(SlotId slot, double pace) { health_.Weigh(slot, pace); }
 
-  [[nodiscard]] bool IsCurrent(const WorkerRef& ref) const { return IsLive(fleet_, ref); }
   [[nodiscard]] int64_t restarts() const { return health_.restarts(); }
   // Some device, some worker of any kind lived under the last controller and may still come back.
   [[nodiscard]] bool DevicesReattach() const;

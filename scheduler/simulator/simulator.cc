@@ -15,7 +15,6 @@ StatusOr<SimReport> Simulator::Impl::Run() {
   auto created = Controller::Create(job.controller, {});
   if (!created.ok()) return created.status();
   controller = std::move(created).value();
-  side_inc.assign(static_cast<size_t>(job.controller.side_workers()), -1);
   for (const auto kind : {kKill, kHang, kPartition, kSlowDisk, kControllerKill}) NextFault(kind);
   if (faults.shape().stop_at_s > 0) Push(faults.shape().stop_at_s, Kind::kFault, kStop);
   Deliver(event::Started{});

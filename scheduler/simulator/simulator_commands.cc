@@ -34,8 +34,8 @@ void Simulator::Impl::Do(const command::StartWorker& c) {
   event::WorkerJoined join;
   join.worker = c.worker;
   join.name = "sim";
-  join.kind = c.worker.value < job.controller.fleet.slots ? WorkerKind::kDevice : job.controller.side_kind();
-  join.device_bytes = static_cast<int64_t>(job.hardware.memory_bytes) * job.devices_per_slot;
+  join.kind =
+      c.worker.value < job.controller.device_workers() ? WorkerKind::kDevice : job.controller.side_kind();
   const auto joins = job.join_s.find(c.worker);
   Send(std::move(join),
        Seconds(c.delay) + (report.lives > 1 || started.contains(c.worker) ? faults.shape().restart_s
@@ -45,19 +45,18 @@ void Simulator::Impl::Do(const command::StartWorker& c) {
 }
 
 void Simulator::Impl::Do(const command::Welcome& c) {
-  if (c.worker.value >= job.controller.fleet.slots) {
-    side_inc[static_cast<size_t>(c.worker.value - job.controller.fleet.slots)] = c.inc.value;
-    return;
+  processes.erase(c.worker);
+  processes.Insert(c.worker, {.inc = c.inc, .slots = c.slots});
+  for (const SlotId slot : c.slots) {
+    engines.erase(slot);
+    stops.Remove(slot.value);
+    Engine& e = engines.Insert(
+        slot, Engine{.model = EngineModel(cost, job.engine_quantum, job.tokens_per_step, job.step_gap_s)});
+    e.ref = {{c.worker, c.inc}, slot};
+    e.slow = faults.Slow(slot.value, job.seed) ? faults.shape().slow_factor : 1;
+    SetFactor(e);
+    time.Hold(slot.value, Role::kNone, now);
   }
-  engines.erase(c.worker);
-  stops.Remove(c.worker.value);
-  Engine& e = engines.Insert(
-      c.worker, Engine{.model = EngineModel(cost, job.engine_quantum, job.tokens_per_step, job.step_gap_s)});
-  e.ref = {c.worker, c.inc};
-  e.slot = {c.worker.value};
-  e.slow = faults.Slow(c.worker.value, job.seed) ? faults.shape().slow_factor : 1;
-  SetFactor(e);
-  time.Hold(c.worker.value, Role::kNone, now);
 }
 
 void Simulator::Impl::Do(const command::PrepareRow& c) {
@@ -65,7 +64,7 @@ void Simulator::Impl::Do(const command::PrepareRow& c) {
 }
 
 void Simulator::Impl::Do(const command::StartChunk& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr && faulty) return;
   if (faulty) CountLost(c);
   TP_CHECK(e != nullptr && e->role == Role::kRollout && e->epoch == c.epoch && e->v == c.v)
@@ -90,7 +89,7 @@ void Simulator::Impl::Do(const command::StartChunk& c) {
     r.turn_left = INT64_MAX / 4;
   }
   const auto* known = samples.find(c.tid);
-  const bool cached = known != nullptr && known->second.engine == c.worker.worker.value &&
+  const bool cached = known != nullptr && known->second.engine == c.slot.value &&
                       known->second.caches == e->caches &&
                       (job.controller.rollout.kv_on_update == KvOnUpdate::kKeep || known->second.v == c.v);
   if (!cached) {
@@ -109,7 +108,7 @@ void Simulator::Impl::Do(const command::StartChunk& c) {
 }
 
 void Simulator::Impl::Do(const command::CancelChunk& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
   e->model.CatchUp(now);
   const EngineRun* r = e->model.Find(c.tid);
@@ -119,7 +118,7 @@ void Simulator::Impl::Do(const command::CancelChunk& c) {
 }
 
 void Simulator::Impl::Do(const command::ForgetGroup& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e != nullptr) e->groups.erase(c.gid);
 }
 
@@ -155,7 +154,7 @@ void Simulator::Impl::Do(const command::Grade& c) {
 }
 
 void Simulator::Impl::Do(const command::Drain& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
   const double left = e->model.FinishStep(now) - now;  // the step under way ends first
   for (const SampleId& tid : e->model.Runs()) {
@@ -173,10 +172,10 @@ void Simulator::Impl::Do(const command::Drain& c) {
 }
 
 void Simulator::Impl::Do(const command::Release& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
   e->role = Role::kNone;
-  time.Hold(c.worker.worker.value, Role::kNone, now);
+  time.Hold(c.slot.value, Role::kNone, now);
   e->groups.clear();
   ++e->caches;
   report.switch_s += job.release_s;
@@ -186,7 +185,7 @@ void Simulator::Impl::Do(const command::Release& c) {
 }
 
 void Simulator::Impl::Do(const command::Grant& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
   e->epoch = c.epoch;
   e->role = c.role;
@@ -196,29 +195,29 @@ void Simulator::Impl::Do(const command::Grant& c) {
 
 void Simulator::Impl::Do(const command::FetchState& c) {
   const double bytes = job.model.parameters * 14;
-  Ready(c.worker, c.request, c.step, c.weights_digest,
+  Ready(SlotOf(c), c.request, c.step, c.weights_digest,
         bytes / (job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot)));
 }
 
-void Simulator::Impl::Ready(const WorkerRef& ref, int64_t request, StepNumber step, uint64_t digest,
+void Simulator::Impl::Ready(const SlotRef& ref, int64_t request, StepNumber step, uint64_t digest,
                             double seconds) {
   Engine* e = Find(ref);
   if (e == nullptr && faulty) return;
   e->state_step = step;
   e->training = false;
   e->state = digest;
-  Send(event::StateReady{ref, step, digest, "", request}, seconds);
+  Send(event::StateReady{ref.worker, ref.slot, step, digest, "", request}, seconds);
 }
 
 void Simulator::Impl::Do(const command::FormGroup& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr && faulty) return;
   e->group_epoch = c.group_epoch;
-  Send(event::GroupFormed{c.worker, c.group_epoch, ""}, 0.01);
+  Send(event::GroupFormed{c.worker, c.slot, c.group_epoch, ""}, 0.01);
 }
 
 void Simulator::Impl::Do(const command::Train& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr && faulty) return;
   TP_CHECK(e->role == Role::kActor && e->epoch == c.epoch && e->state_step.value + 1 == c.step.value);
   Step& s = training[c.lease];
@@ -234,14 +233,14 @@ void Simulator::Impl::Do(const command::Train& c) {
       squares += n * n;
     }
   }
-  s.seconds[c.worker.worker] =
+  s.seconds[c.slot] =
       e->slow * Noise(*e) * cost.Train(tokens, squares, 1, job.recompute, job.train_efficiency) +
       cost.AllReduce(c.world);
   e->training = true;
   if (job.slow_beside != 1) Share(*e);
   if (static_cast<int64_t>(s.members.size()) == c.world) {
     double slowest = 0;
-    for (const auto& [worker, seconds] : s.seconds) slowest = std::max(slowest, seconds);
+    for (const auto& [slot, seconds] : s.seconds) slowest = std::max(slowest, seconds);
     Push(slowest, Kind::kTrained, c.lease);
   }
 }
@@ -263,11 +262,11 @@ void Simulator::Impl::Trained(int64_t id) {
   Step s = std::move(it->second);
   training.erase(it);
   // With a member that is gone the others wait in a collective until they are called off.
-  if (std::ranges::any_of(s.members, [&](const command::Train& c) { return Find(c.worker) == nullptr; }))
+  if (std::ranges::any_of(s.members, [&](const command::Train& c) { return Find(SlotOf(c)) == nullptr; }))
     return;
-  uint64_t digest = Find(s.members.front().worker)->state;
+  uint64_t digest = Find(SlotOf(s.members.front()))->state;
   double slowest = 0;
-  for (const auto& [worker, seconds] : s.seconds) slowest = std::max(slowest, seconds);
+  for (const auto& [slot, seconds] : s.seconds) slowest = std::max(slowest, seconds);
   std::vector<event::GivenRow> rows;
   for (const SampleId& tid : lease.tids) {
     digest = Mix64(digest ^ SampleUid(tid));
@@ -275,14 +274,14 @@ void Simulator::Impl::Trained(int64_t id) {
   }
   const uint64_t rows_digest = event::DigestOf(rows);
   for (const command::Train& c : s.members) {
-    Engine* e = Find(c.worker);
+    Engine* e = Find(SlotOf(c));
     e->state = digest;
     e->state_step = c.step;
     e->training = false;
     if (job.slow_beside != 1) Share(*e);
-    const double seconds = job.engine_quantum > 1 ? s.seconds.at(c.worker.worker) : slowest;
+    const double seconds = job.engine_quantum > 1 ? s.seconds.at(c.slot) : slowest;
     time.Busy(Role::kActor, seconds);
-    event::TrainDone done{c.worker, c.step, c.lease, true, digest, seconds, rows_digest, {}};
+    event::TrainDone done{c.worker, c.slot, c.step, c.lease, true, digest, seconds, rows_digest, {}};
     if (c.rank == 0) done.rows = std::move(rows);
     Send(std::move(done));
   }
@@ -290,20 +289,20 @@ void Simulator::Impl::Trained(int64_t id) {
 
 void Simulator::Impl::Do(const command::AbortStep& c) {
   training.erase(c.lease);
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
   e->training = false;
-  Send(event::StepAborted{c.worker, c.lease, e->state_step, e->state}, 0.01);
+  Send(event::StepAborted{c.worker, c.slot, c.lease, e->state_step, e->state}, 0.01);
 }
 
 void Simulator::Impl::Do(const command::RestoreState& c) {
   const auto kept = c.ckpt < 0 ? recovery.find(c.step.value) : checkpoints.find(c.ckpt);
   const auto& from = c.ckpt < 0 ? recovery : checkpoints;
   if (kept == from.end()) {
-    Send(event::StateReady{c.worker, c.step, 0, "no such copy", c.request}, 0.1);
+    Send(event::StateReady{c.worker, c.slot, c.step, 0, "no such copy", c.request}, 0.1);
     return;
   }
-  Ready(c.worker, c.request, c.step, kept->second,
+  Ready(SlotOf(c), c.request, c.step, kept->second,
         job.model.parameters * 14 /
             (job.hardware.host_bytes_per_s * static_cast<double>(job.devices_per_slot)));
 }
@@ -313,26 +312,26 @@ void Simulator::Impl::Do(const command::VerifyCheckpoint& c) {
 }
 
 void Simulator::Impl::Do(const command::CopyRecovery& c) {
-  if (const Engine* e = Find(c.worker); e != nullptr) recovery[c.step.value] = e->state;
+  if (const Engine* e = Find(SlotOf(c)); e != nullptr) recovery[c.step.value] = e->state;
   while (recovery.size() > 2) recovery.erase(recovery.begin());
-  Send(event::RecoveryCopied{c.worker, c.step});
+  Send(event::RecoveryCopied{c.worker, c.slot, c.step, ""});
 }
 
 void Simulator::Impl::Do(const command::Publish& c) {
   published[c.v] = c.digest;
-  Send(event::Published{c.worker, c.v, ""}, job.publish_s);
+  Send(event::Published{c.worker, c.slot, c.v, ""}, job.publish_s);
 }
 
 void Simulator::Impl::Do(const command::Load& c) {
-  Engine* e = Find(c.worker);
+  Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
-  const bool alias = c.worker == c.from;
+  const bool alias = SlotOf(c) == c.from;
   e->v = c.v;
   e->weights = c.digest;
   const double rate = job.hardware.net_bytes_per_s * static_cast<double>(job.devices_per_slot);
   // Between two steps; what it was generating waits for it and goes on with the new weights.
   const double loaded = e->model.Stall(alias ? 0.001 : cost.weight_bytes() / rate, now);
-  Send(event::Loaded{c.worker, c.v, published.at(c.v), ""}, loaded - now + job.message_s);
+  Send(event::Loaded{c.worker, c.slot, c.v, published.at(c.v), ""}, loaded - now + job.message_s);
   if (job.controller.rollout.kv_on_update != KvOnUpdate::kKeep) {
     const double again = e->model.Recompute();
     report.prefilled += again;
@@ -344,7 +343,7 @@ void Simulator::Impl::Do(const command::Load& c) {
 }
 
 void Simulator::Impl::Do(const command::WriteCheckpoint& c) {
-  const Engine* e = Find(c.worker);
+  const Engine* e = Find(SlotOf(c));
   if (e == nullptr) return;
   const double seconds = faults.shape().checkpoint_s * DiskFactor();
   if (faults.CheckpointFails()) {

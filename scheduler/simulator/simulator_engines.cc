@@ -42,8 +42,7 @@ void Simulator::Impl::Send(Event event, double delay) {
 void Simulator::Impl::Deliver(const Event& event) {
   ++report.events;
   if (const auto* granted = std::get_if<event::Granted>(&event)) {
-    if (const Engine* e = Find(granted->worker); e != nullptr)
-      time.Hold(granted->worker.worker.value, e->role, now);
+    if (const Engine* e = Find(SlotOf(*granted)); e != nullptr) time.Hold(granted->slot.value, e->role, now);
   }
   std::vector<Command> commands = controller->Handle(event, {FromSeconds(now)});
   for (const Command& c : commands) {
@@ -66,9 +65,32 @@ void Simulator::Impl::Deliver(const Event& event) {
   }
 }
 
-Simulator::Impl::Engine* Simulator::Impl::Find(const WorkerRef& ref) {
-  Engine* e = engines.Find(ref.worker);
+bool Simulator::Impl::Lives(const WorkerRef& ref) const {
+  const Process* p = processes.Find(ref.worker);
+  return p != nullptr && p->inc == ref.inc;
+}
+
+Simulator::Impl::Engine* Simulator::Impl::Find(const SlotRef& ref) {
+  Engine* e = engines.Find(ref.slot);
   return e == nullptr || e->ref != ref ? nullptr : e;
+}
+
+bool Simulator::Impl::Idle(const Process& process) const {
+  return std::ranges::all_of(process.slots, [&](SlotId slot) { return engines.at(slot).model.batch() == 0; });
+}
+
+event::Heartbeat Simulator::Impl::BeatOf(WorkerId worker, Process& process) {
+  event::Heartbeat beat{{worker, process.inc}, {}, "", 0};
+  if (process.slots.empty()) return beat;  // it grades, or hosts environments
+  beat.op = Idle(process) ? "idle" : "generate";
+  beat.op_seq = ++process.beats;
+  for (const SlotId slot : process.slots) {
+    Engine& e = engines.at(slot);
+    if (e.model.batch() == 0) continue;
+    const EngineModel::StepSeconds step = e.model.TakeStepSeconds();
+    beat.engines.push_back({slot, 0, e.model.batch(), 0, step.all, step.decode});
+  }
+  return beat;
 }
 
 void Simulator::Impl::Schedule(Engine& e) {
@@ -76,9 +98,9 @@ void Simulator::Impl::Schedule(Engine& e) {
   report.tokens += e.model.TakeTokens();
   const double at = e.model.Next(job.per_step);
   if (std::isfinite(at)) {
-    stops.Set(e.ref.worker.value, {now + std::max(0.0, at - now), seq++});
+    stops.Set(e.ref.slot.value, {now + std::max(0.0, at - now), seq++});
   } else {
-    stops.Remove(e.ref.worker.value);
+    stops.Remove(e.ref.slot.value);
   }
   if (job.slow_beside != 1 && e.model.working() != e.working) Share(e);
 }
@@ -94,7 +116,7 @@ void Simulator::Impl::Share(Engine& changed) {
 }
 
 double Simulator::Impl::Noise(Engine& e) {
-  return job.jitter > 0 ? draws.Jitter(static_cast<uint64_t>(e.ref.worker.value), e.drawn++, job.jitter) : 1;
+  return job.jitter > 0 ? draws.Jitter(static_cast<uint64_t>(e.ref.slot.value), e.drawn++, job.jitter) : 1;
 }
 
 bool Simulator::Impl::SetFactor(Engine& e) {
@@ -104,12 +126,13 @@ bool Simulator::Impl::SetFactor(Engine& e) {
 void Simulator::Impl::Report(Engine& e, const EngineRun& r, event::ChunkEnd end, double delay) {
   SampleFacts& s = samples[r.tid];
   if (!faulty) s.tokens = r.total;  // else when they arrive
-  s.engine = e.ref.worker.value;
+  s.engine = e.ref.slot.value;
   s.v = e.v;
   s.caches = e.caches;
   if (r.generated > 0)
-    Send(event::ChunkProgress{e.ref, r.tid, r.att, r.generated, e.v}, delay + job.message_s);
-  Send(event::ChunkFinished{e.ref, r.tid, r.att, end, ""}, delay + job.message_s);
+    Send(event::ChunkProgress{e.ref.worker, e.ref.slot, r.tid, r.att, r.generated, e.v},
+         delay + job.message_s);
+  Send(event::ChunkFinished{e.ref.worker, e.ref.slot, r.tid, r.att, end, ""}, delay + job.message_s);
 }
 
 void Simulator::Impl::EngineStop(Engine& e) {
@@ -122,7 +145,7 @@ void Simulator::Impl::EngineStop(Engine& e) {
       Report(e, e.model.Take(tid), event::ChunkEnd::kChunkLimit);
     } else {  // the end of a turn
       r.turn_left = draws.TurnTokens(tid);
-      Push(draws.EnvironmentSeconds(tid, r.total), Kind::kTurn, e.ref.worker.value, 0, tid);
+      Push(draws.EnvironmentSeconds(tid, r.total), Kind::kTurn, e.ref.slot.value, 0, tid);
     }
   }
   Schedule(e);
@@ -160,20 +183,13 @@ void Simulator::Impl::Fire(const Entry& entry) {
         BeatWithFaults();
         break;
       }
-      for (auto& [id, e] : engines) {
-        if (e.model.batch() == 0) continue;
-        event::Heartbeat beat{e.ref, std::nullopt, "generate", ++e.beats};
-        const EngineModel::StepSeconds step = e.model.TakeStepSeconds();
-        beat.engine = event::EngineSample{0, e.model.batch(), 0, step.all, step.decode};
-        Deliver(beat);
+      for (const bool idle : {false, true}) {
+        for (auto& [id, process] : processes) {
+          if (!process.slots.empty() && Idle(process) == idle) Deliver(BeatOf(id, process));
+        }
       }
-      for (auto& [id, e] : engines) {
-        if (e.model.batch() == 0) Deliver(event::Heartbeat{e.ref, std::nullopt, "idle", ++e.beats});
-      }
-      for (int64_t i = 0; i < job.controller.side_workers(); ++i) {
-        // The other workers of the model never fall silent.
-        Deliver(event::Heartbeat{
-            {{job.controller.fleet.slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
+      for (auto& [id, process] : processes) {
+        if (process.slots.empty()) Deliver(BeatOf(id, process));
       }
       if (!over) Deliver(event::Tick{});
       Push(job.tick_s, Kind::kTick);

@@ -48,13 +48,10 @@ double Simulator::Impl::Disturbed(const Event& event, double delay) {
 void Simulator::Impl::Arrive(const Event& event) {
   const WorkerRef from = Source(event);
   if (from.worker.valid() && !ByLauncher(event)) {
-    const int64_t side = from.worker.value - job.controller.fleet.slots;
-    const bool lives =
-        side >= 0 ? side_inc[static_cast<size_t>(side)] == from.inc.value : Find(from) != nullptr;
-    if (!lives) return;  // it died with its process
+    if (!Lives(from)) return;  // it died with its process
   }
   const auto* progress = std::get_if<event::ChunkProgress>(&event);
-  if (progress != nullptr && controller->Expects(progress->worker, progress->tid, progress->att))
+  if (progress != nullptr && controller->Expects(SlotOf(*progress), progress->tid, progress->att))
     samples[progress->tid].tokens += progress->new_tokens;
   const bool twice = progress == nullptr && from.worker.valid() && !ByLauncher(event) && faults.Duplicate();
   Deliver(event);
@@ -69,39 +66,33 @@ void Simulator::Impl::CountLost(const command::StartChunk& c) {
 }
 
 void Simulator::Impl::Die(WorkerId worker, Incarnation inc, bool seen) {
-  const int64_t side = worker.value - job.controller.fleet.slots;
-  WorkerRef ref{worker, inc};
-  if (side >= 0) {
-    int64_t& lives = side_inc[static_cast<size_t>(side)];
-    if (lives < 0 || (inc.valid() && lives != inc.value)) return;
-    ref.inc = {lives};
-    lives = -1;
-  } else {
-    Engine* there = engines.Find(worker);
-    if (there == nullptr || (inc.valid() && there->ref.inc != inc)) return;
-    Engine& e = *there;
-    ref = e.ref;
+  const Process* process = processes.Find(worker);
+  if (process == nullptr || (inc.valid() && process->inc != inc)) return;
+  const WorkerRef ref{worker, process->inc};
+  for (const SlotId slot : std::vector(process->slots)) {
+    Engine& e = engines.at(slot);
     // What its steps had made so far had been sent.
     e.model.CatchUp(now);
     std::vector<event::ChunkProgress> sent;
     for (const SampleId& tid : e.model.Runs()) {
       const EngineRun r = e.model.Take(tid);
-      if (seen && r.generated > 0) sent.push_back({e.ref, tid, r.att, r.generated, e.v});
+      if (seen && r.generated > 0) sent.push_back({ref, slot, tid, r.att, r.generated, e.v});
     }
     for (const event::ChunkProgress& p : sent) {
       Arrive(p);
-      if (over || down || Find(ref) == nullptr) return;
+      if (over || down || !Lives(ref)) return;
     }
     time.Busy(Role::kRollout, e.model.TakeBusy());
     report.tokens += e.model.TakeTokens();
-    time.Hold(worker.value, Role::kNone, now);
+    time.Hold(slot.value, Role::kNone, now);
     for (const SampleId& tid : samples.SortedKeys()) {
       SampleFacts& s = samples.at(tid);
-      if (s.engine == worker.value) s.engine = -1;
+      if (s.engine == slot.value) s.engine = -1;
     }
-    engines.erase(worker);
-    stops.Remove(worker.value);
+    engines.erase(slot);
+    stops.Remove(slot.value);
   }
+  processes.erase(worker);
   ++report.deaths;
   if (seen) Send(event::WorkerLost{ref, "killed", true}, kExitSeen);
 }
@@ -112,19 +103,8 @@ void Simulator::Impl::BeatWithFaults() {
     return it == partition_until.end() || it->second <= now;
   };
   std::vector<event::Heartbeat> beats;
-  for (auto& [id, e] : engines) {
-    if (!speaks(id)) continue;
-    event::Heartbeat beat{e.ref, std::nullopt, e.model.batch() > 0 ? "generate" : "idle", ++e.beats};
-    if (e.model.batch() > 0) {
-      const EngineModel::StepSeconds step = e.model.TakeStepSeconds();
-      beat.engine = event::EngineSample{0, e.model.batch(), 0, step.all, step.decode};
-    }
-    beats.push_back(std::move(beat));
-  }
-  const int64_t slots = job.controller.fleet.slots;
-  for (int64_t i = 0; i < job.controller.side_workers(); ++i) {
-    if (side_inc[static_cast<size_t>(i)] >= 0 && speaks({slots + i}))
-      beats.push_back({{{slots + i}, {side_inc[static_cast<size_t>(i)]}}, std::nullopt, "", 0});
+  for (auto& [id, process] : processes) {
+    if (speaks(id)) beats.push_back(BeatOf(id, process));
   }
   for (const event::Heartbeat& beat : beats) {
     if (over || down) return;
@@ -148,7 +128,7 @@ void Simulator::Impl::Befall(Fault kind) {
   if (kind == kResume) return Resume();
   faults.Count();
   const FaultShape& f = faults.shape();
-  const WorkerId worker{faults.Choose(job.controller.fleet.slots + job.controller.side_workers())};
+  const WorkerId worker{faults.Choose(job.controller.device_workers() + job.controller.side_workers())};
   switch (kind) {
     case kKill:
       Die(worker, {}, true);
@@ -192,7 +172,7 @@ void Simulator::Impl::Halt() {
   last_out.clear();
   partition_until.clear();
   recovery.clear();
-  side_inc.assign(side_inc.size(), -1);
+  processes.clear();
   Push(faults.shape().resume_s, Kind::kFault, kResume);
 }
 

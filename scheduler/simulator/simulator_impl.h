@@ -25,10 +25,14 @@ namespace tidepool::scheduler {
 constexpr double kHeartbeatSeconds = 30;
 
 struct Simulator::Impl {
+  struct Process {  // of a worker
+    Incarnation inc;
+    std::vector<SlotId> slots;
+    int64_t beats = 0;
+  };
   struct Engine {
-    WorkerRef ref;
+    SlotRef ref;
     Role role = Role::kNone;
-    SlotId slot;
     SlotEpoch epoch;
     Version v;
     uint64_t weights = 0;
@@ -36,7 +40,7 @@ struct Simulator::Impl {
     SmallSet<GroupId> groups;  // whose prompt is in its cache
     StepNumber state_step;
     uint64_t state = 0;
-    int64_t group_epoch = 0, beats = 0;
+    int64_t group_epoch = 0;
     bool working = false, training = false;  // of slots that share a machine
     double slow = 1;                         // a slow node
     double noise = 1;                        // job.jitter
@@ -56,7 +60,7 @@ struct Simulator::Impl {
   };
   struct Step {
     std::vector<command::Train> members;
-    std::map<WorkerId, double> seconds;  // of each rank
+    std::map<SlotId, double> seconds;  // of each rank
   };
   struct SampleFacts {
     int64_t engine = -1;  // where its KV is, -1: nowhere, and of which weights it is
@@ -86,7 +90,8 @@ struct Simulator::Impl {
   std::set<WorkerId> started;
   std::vector<JournalEntry> journal;                  // where the controller may be started again
   std::map<int64_t, uint64_t> checkpoints, recovery;  // weights by checkpoint, by step
-  IdMap<WorkerId, Engine> engines;
+  IdMap<WorkerId, Process> processes;                 // that live
+  IdMap<SlotId, Engine> engines;                      // of their slots
   FlatTable<SampleId, SampleFacts> samples;
   std::map<int64_t, Step> training;  // by lease
   std::map<Version, uint64_t> published;
@@ -150,7 +155,10 @@ struct Simulator::Impl {
 
   // --- engines
 
-  Engine* Find(const WorkerRef& ref);
+  [[nodiscard]] bool Lives(const WorkerRef& ref) const;
+  Engine* Find(const SlotRef& ref);                       // nullptr: its process lives no more
+  [[nodiscard]] bool Idle(const Process& process) const;  // none of its engines has work
+  event::Heartbeat BeatOf(WorkerId worker, Process& process);
   void Schedule(Engine& e);
   // Slots of one machine: `changed` began or ended to work, the others feel it.
   void Share(Engine& changed);
@@ -183,9 +191,9 @@ struct Simulator::Impl {
   void Do(const command::Drain& c);
   void Do(const command::Release& c);
   void Do(const command::Grant& c);
-  void Do(const command::InitState& c) { Ready(c.worker, c.request, {0}, Mix64(job.seed ^ 42), 1); }
+  void Do(const command::InitState& c) { Ready(SlotOf(c), c.request, {0}, Mix64(job.seed ^ 42), 1); }
   void Do(const command::FetchState& c);
-  void Ready(const WorkerRef& ref, int64_t request, StepNumber step, uint64_t digest, double seconds);
+  void Ready(const SlotRef& ref, int64_t request, StepNumber step, uint64_t digest, double seconds);
   void Do(const command::FormGroup& c);
   void Do(const command::Train& c);
   [[nodiscard]] event::GivenRow GivenRowOf(const SampleId& tid, const std::vector<Version>& stale) const;
@@ -204,7 +212,6 @@ struct Simulator::Impl {
   void Do(const command::Finish& c);
 
   void Fire(const Entry& entry);
-  std::vector<int64_t> side_inc;
 
   StatusOr<SimReport> Run();
   void Summarise();

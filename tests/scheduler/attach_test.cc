@@ -45,10 +45,11 @@ TEST(AttachTest, WeightsServeOnlyWithTheDigestOfTheirPublication) {
     cluster.on_event = [&](const Event& e) {
       if (std::holds_alternative<event::ChunkFinished>(e) && ++chunks == 20) cluster.CrashController();
       const auto* join = std::get_if<event::WorkerJoined>(&e);
-      if (offered || injected || join == nullptr || !join->restored_inc.valid() || !join->holds.valid())
+      if (offered || injected || join == nullptr || !join->restored_inc.valid() || join->slots.empty() ||
+          !join->slots.front().holds.valid())
         return true;
       event::WorkerJoined without = *join;
-      without.holds_digest ^= 1;
+      without.slots.front().holds_digest ^= 1;
       waits.insert(join->worker);
       injected = true;
       cluster.Inject(without);
@@ -79,8 +80,8 @@ TEST(AttachTest, ALoadThatTheControllersDeathInterruptsIsDoneAgain) {
       const auto* join = std::get_if<event::WorkerJoined>(&e);
       if (injected || join == nullptr || torn != join->worker || !join->restored_inc.valid()) return true;
       event::WorkerJoined inside = *join;
-      inside.holds = {};
-      inside.holds_digest = 0;
+      inside.slots.front().holds = {};
+      inside.slots.front().holds_digest = 0;
       injected = true;
       cluster.Inject(inside);
       injected = false;
@@ -225,7 +226,8 @@ TEST(AttachTest, AnAnswerToAnEarlierRequestForAStateIsRefused) {
     if (fetch == nullptr) return;
     ++fetches;
     if (std::exchange(injected, true)) return;
-    cluster.Inject(event::StateReady{fetch->worker, fetch->step, 0, "of before", fetch->request - 1});
+    cluster.Inject(
+        event::StateReady{fetch->worker, fetch->slot, fetch->step, 0, "of before", fetch->request - 1});
   };
   EXPECT_EQ(cluster.Run().code, 0);
   EXPECT_EQ(fetches, 1);

@@ -57,20 +57,19 @@ void Bench(int64_t in_flight, int64_t workers) {
             .worker = x->worker,
             .name = "w",
             .kind = x->worker.value <= workers ? WorkerKind::kDevice : WorkerKind::kReward,
-            .slot = {},
-            .device_bytes = 0,
             .restored_inc = {},
-            .offered = {}});
+            .slots = {},
+            .chunks = {}});
       } else if (const auto* x = std::get_if<command::Grant>(&command)) {
         queue.push_back(event::Granted{x->worker, x->slot, x->epoch});
       } else if (const auto* x = std::get_if<command::InitState>(&command)) {
-        queue.push_back(event::StateReady{x->worker, {0}, 1, "", x->request});
+        queue.push_back(event::StateReady{x->worker, x->slot, {0}, 1, "", x->request});
       } else if (const auto* x = std::get_if<command::WriteCheckpoint>(&command)) {
         queue.push_back(event::CheckpointWritten{x->ckpt, x->step, 1, 1});
       } else if (const auto* x = std::get_if<command::Publish>(&command)) {
-        queue.push_back(event::Published{x->worker, x->v, ""});
+        queue.push_back(event::Published{x->worker, x->slot, x->v, ""});
       } else if (const auto* x = std::get_if<command::Load>(&command)) {
-        queue.push_back(event::Loaded{x->worker, x->v, x->digest, ""});
+        queue.push_back(event::Loaded{x->worker, x->slot, x->v, x->digest, ""});
       } else if (const auto* x = std::get_if<command::PrepareRow>(&command)) {
         queue.push_back(event::RowReady{x->ordinal, x->issue, 100});
       } else if (const auto* x = std::get_if<command::StartChunk>(&command)) {
@@ -88,8 +87,8 @@ void Bench(int64_t in_flight, int64_t workers) {
     if (chunks.empty()) break;
     const command::StartChunk c0 = chunks.front();
     chunks.pop_front();
-    handle(event::ChunkProgress{c0.worker, c0.tid, c0.att, c0.chunk_tokens, c0.v});
-    handle(event::ChunkFinished{c0.worker, c0.tid, c0.att, event::ChunkEnd::kChunkLimit, ""});
+    handle(event::ChunkProgress{c0.worker, c0.slot, c0.tid, c0.att, c0.chunk_tokens, c0.v});
+    handle(event::ChunkFinished{c0.worker, c0.slot, c0.tid, c0.att, event::ChunkEnd::kChunkLimit, ""});
     ++done;
   }
   std::sort(times.begin(), times.end());

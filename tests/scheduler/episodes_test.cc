@@ -125,16 +125,17 @@ TEST(WaitingEnvTest, ARequestLeavesTheBufferAndComesBackWithItsObservation) {
   Dispatcher d({.chunk_tokens = 8, .max_concurrent = 16}, fleet);
   const auto all = [](const Version&) { return true; };
   for (int64_t w = 0; w < 2; ++w) {
-    fleet[{w}];
+    fleet.workers[{w}];
+    fleet.devices.Insert({w}, Device({w}));
     health.Joined({{w}, {w}}, {});
-    d.AddEngine({w}, {w}, {0});
+    d.AddEngine({w}, {0});
     d.Admit({w}, {0, 1});
   }
   d.Add({.tid = Tid(1), .gid = {1}, .prompt_len = 5, .max_new = 40, .turn_end = 6});
   auto chunks = d.Assign(all);
   ASSERT_EQ(chunks.size(), 1U);
   EXPECT_EQ(chunks[0].tokens, 6) << "not beyond the turn";
-  const WorkerRef home = chunks[0].worker;
+  const SlotRef home = chunks[0].on;
   ASSERT_TRUE(d.Progress(home, Tid(1), 0, 4, {0, 1}));
   ASSERT_EQ(d.ChunkEnded(home, Tid(1), 0), Dispatcher::Ended::kLive);
   d.WaitEnv(Tid(1));
@@ -149,7 +150,7 @@ TEST(WaitingEnvTest, ARequestLeavesTheBufferAndComesBackWithItsObservation) {
   EXPECT_EQ(d.Find(Tid(1))->limit(), 13);
   chunks = d.Assign(all);
   ASSERT_EQ(chunks.size(), 1U);
-  EXPECT_EQ(chunks[0].worker, home) << "its KV is there";
+  EXPECT_EQ(chunks[0].on, home) << "its KV is there";
   EXPECT_EQ(chunks[0].tokens, 6);
   ASSERT_EQ(d.ChunkEnded(home, Tid(1), 0), Dispatcher::Ended::kLive);
   d.WaitEnv(Tid(1));

@@ -213,7 +213,7 @@ TEST_F(PoolTest, OfAGangThatAControllerLeftHalfGrantedNothingIsKept) {
 }
 
 TEST(FleetLayoutTest, ASlotThatNoGangNamesIsOneByItself) {
-  const FleetLayout layout = FleetLayout::OneSlotEach(4, {{{2}, {1}}});
+  const FleetLayout layout = FleetLayout::Even(4, 1, {{{2}, {1}}});
   EXPECT_EQ(layout.gangs, (std::vector<std::vector<SlotId>>{{{2}, {1}}, {{0}}, {{3}}}));
 }
 
@@ -230,11 +230,12 @@ TEST(FleetLayoutTest, AControllerRefusesASlotThatIsInTwoGangsOrInNoFleet) {
   }
 }
 
-TEST(FleetLayoutTest, OneSlotEachGivesEveryWorkerASlotAndEverySlotAGang) {
-  const FleetLayout layout = FleetLayout::OneSlotEach(3);
+TEST(FleetLayoutTest, SlotsGoToWorkersInTurnAndTheLastOneHasWhatIsLeft) {
+  const FleetLayout layout = FleetLayout::Even(5, 2);
   EXPECT_EQ(layout.slots.size(), 3U);
-  EXPECT_EQ(layout.slots.at({2}), std::vector<SlotId>{{2}});
-  EXPECT_EQ(layout.gangs.size(), 3U);
+  EXPECT_EQ(layout.slots.at({0}), (std::vector<SlotId>{{0}, {1}}));
+  EXPECT_EQ(layout.slots.at({2}), std::vector<SlotId>{{4}});
+  EXPECT_EQ(layout.gangs.size(), 5U);
 }
 
 }  // namespace

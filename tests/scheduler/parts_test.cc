@@ -166,7 +166,7 @@ TEST(LengthModelTest, SamplesThatStillRunCountAsCensored) {
 struct OneLife {
   Fleet fleet;
   Health h{Quick(), fleet};
-  OneLife() { fleet[{0}]; }
+  OneLife() { fleet.workers[{0}]; }
 };
 
 TEST(HealthTest, SilentWorkerIsSuspectThenDead) {
@@ -179,8 +179,8 @@ TEST(HealthTest, SilentWorkerIsSuspectThenDead) {
   auto v = h.Tick(T(2.6));
   ASSERT_EQ(v.size(), 1U);
   EXPECT_EQ(v[0].kind, Health::Verdict::kSuspect);
-  EXPECT_FALSE(Health::MayServe(one.fleet.at({0})));
-  h.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "", .op_seq = 0}, T(3));
+  EXPECT_FALSE(Health::MayServe(one.fleet.workers.at({0})));
+  h.Heard({0}, {.worker = ref, .engines = {}, .op = "", .op_seq = 0}, T(3));
   v = h.Tick(T(3.1));
   ASSERT_EQ(v.size(), 1U);
   EXPECT_EQ(v[0].kind, Health::Verdict::kRecovered);
@@ -198,7 +198,7 @@ TEST(HealthTest, BeatingHeartWithoutTokensIsNotProofOfLife) {
   h.SetBusy({0}, true, T(0));
   bool dead = false;
   for (double t = 0; t < 40 && !dead; t += 0.5) {
-    h.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "decode", .op_seq = 1}, T(t));
+    h.Heard({0}, {.worker = ref, .engines = {}, .op = "decode", .op_seq = 1}, T(t));
     for (const auto& v : h.Tick(T(t))) dead |= v.kind == Health::Verdict::kDead;
   }
   EXPECT_TRUE(dead);
@@ -207,7 +207,7 @@ TEST(HealthTest, BeatingHeartWithoutTokensIsNotProofOfLife) {
   Health& idle = other.h;
   idle.Joined(ref, T(0));
   for (double t = 0; t < 100; t += 0.5) {
-    idle.Heard({0}, {.worker = ref, .engine = std::nullopt, .op = "", .op_seq = 0}, T(t));
+    idle.Heard({0}, {.worker = ref, .engines = {}, .op = "", .op_seq = 0}, T(t));
     EXPECT_TRUE(idle.Tick(T(t)).empty());
   }
 }
@@ -263,6 +263,9 @@ Request MakeRequest(int64_t ordinal, int32_t sample, int64_t max_new = 64) {
           .errors = 0};
 }
 
+// The slot of a worker that has one, of its own number.
+SlotRef On(int64_t worker, int64_t inc) { return {{{worker}, {inc}}, {worker}}; }
+
 // A dispatcher whose workers are known to it alone.
 struct FleetOfEngines {
   Fleet fleet;
@@ -270,18 +273,19 @@ struct FleetOfEngines {
 class LoneDispatcher : private FleetOfEngines, public Dispatcher {
  public:
   explicit LoneDispatcher(const DispatchOptions& options) : Dispatcher(options, fleet) {}
-  void AddEngine(const WorkerRef& ref, SlotId slot, SlotEpoch epoch) {
-    fleet[ref.worker];
-    Health(Quick(), fleet).Joined(ref, {});
-    Dispatcher::AddEngine(ref.worker, slot, epoch);
+  void AddEngine(const SlotRef& ref) {
+    fleet.workers[ref.worker.worker];
+    fleet.devices.Insert(ref.slot, Device(ref.worker.worker));
+    Health(Quick(), fleet).Joined(ref.worker, {});
+    Dispatcher::AddEngine(ref.slot, {1});
   }
 };
 const auto kAnyVersion = [](const Version&) { return true; };
 
 TEST(DispatcherTest, ProbesGoFirstThenTheLongestGroups) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 2, .kv_cache_tokens = 0});
-  const WorkerRef w{{1}, {5}};
-  d.AddEngine(w, {1}, {1});
+  const SlotRef w = On(1, 5);
+  d.AddEngine(w);
   for (int64_t g = 0; g < 2; ++g) {
     for (int32_t k = 0; k < 3; ++k) d.Add(MakeRequest(g, k));
   }
@@ -306,18 +310,18 @@ TEST(DispatcherTest, ProbesGoFirstThenTheLongestGroups) {
 TEST(DispatcherTest, ChunksAreBoundedAndContinueWhereTheKvIs) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 2; ++i) {
-    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.AddEngine(On(i, i));
     d.Admit({i}, {0, 0});
   }
   d.Add(MakeRequest(0, 0, 40));
   d.Add(MakeRequest(1, 0, 40));
   auto chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 2U);
-  EXPECT_NE(chunks[0].worker, chunks[1].worker);
-  const WorkerRef home = chunks[0].worker;
+  EXPECT_NE(chunks[0].on, chunks[1].on);
+  const SlotRef home = chunks[0].on;
   for (const int64_t expected : {16, 16, 8}) {
     EXPECT_EQ(chunks[0].tokens, expected);
-    EXPECT_EQ(chunks[0].worker, home);
+    EXPECT_EQ(chunks[0].on, home);
     EXPECT_TRUE(d.Progress(home, {0, 0, 0}, 0, expected, {0, 0}));
     EXPECT_EQ(d.ChunkEnded(home, {0, 0, 0}, 0), Dispatcher::Ended::kLive);
     d.Requeue({0, 0, 0});
@@ -327,7 +331,7 @@ TEST(DispatcherTest, ChunksAreBoundedAndContinueWhereTheKvIs) {
 }
 
 // The chunk of a sample ends, and it is to go on.
-void EndChunk(Dispatcher& d, const WorkerRef& w, const SampleId& tid, int64_t tokens) {
+void EndChunk(Dispatcher& d, const SlotRef& w, const SampleId& tid, int64_t tokens) {
   ASSERT_TRUE(d.Progress(w, tid, 0, tokens, {0, 0}));
   ASSERT_EQ(d.ChunkEnded(w, tid, 0), Dispatcher::Ended::kLive);
   d.Requeue(tid);
@@ -336,8 +340,8 @@ void EndChunk(Dispatcher& d, const WorkerRef& w, const SampleId& tid, int64_t to
 // Each of the two would compute its cache again at every chunk.
 TEST(DispatcherTest, WhatHasJustEndedAChunkIsNotDisplacedByALongerOneThatWaits) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 60});
-  const WorkerRef w{{1}, {1}};
-  d.AddEngine(w, {1}, {1});
+  const SlotRef w = On(1, 1);
+  d.AddEngine(w);
   d.Admit({1}, {0, 0});
   d.Add(MakeRequest(0, 0, 40));
   d.Add(MakeRequest(0, 1, 40));
@@ -358,8 +362,8 @@ TEST(DispatcherTest, WhatHasJustEndedAChunkIsNotDisplacedByALongerOneThatWaits) 
 // Under pressure there is nearly always a little more room elsewhere.
 TEST(DispatcherTest, AChunkThatEndsWhereItsRoomIsTooSmallDoesNotLeaveAtOnce) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 80});
-  const WorkerRef home{{1}, {1}};
-  for (int64_t i = 1; i <= 2; ++i) d.AddEngine({{i}, {i}}, {i}, {1});
+  const SlotRef home = On(1, 1);
+  for (int64_t i = 1; i <= 2; ++i) d.AddEngine(On(i, i));
   d.Admit({1}, {0, 0});
   for (int64_t g = 0; g < 3; ++g) d.Add(MakeRequest(g, 0, 64));
   ASSERT_EQ(d.Assign(kAnyVersion).size(), 3U);
@@ -369,18 +373,18 @@ TEST(DispatcherTest, AChunkThatEndsWhereItsRoomIsTooSmallDoesNotLeaveAtOnce) {
     small.prompt_len = 1;
     d.Add(small);
   }
-  for (const auto& c : d.Assign(kAnyVersion)) ASSERT_EQ(c.worker.worker.value, 2);
+  for (const auto& c : d.Assign(kAnyVersion)) ASSERT_EQ(c.on.slot.value, 2);
   EndChunk(d, home, {0, 0, 0}, 16);
   EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "52 of 80 are taken, it wants 32";
   const auto chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 1U) << "the next to end would have gone on in its room; nothing did";
-  EXPECT_EQ(chunks[0].worker.worker.value, 2);
+  EXPECT_EQ(chunks[0].on.slot.value, 2);
 }
 
 // A load that ends does not make a worker trustworthy that is suspect for another reason.
 TEST(DispatcherTest, AnEngineTakesChunksOnlyWhileNothingBarsIt) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
-  d.AddEngine({{1}, {1}}, {1}, {1});
+  d.AddEngine(On(1, 1));
   d.Add(MakeRequest(0, 0, 64));
   EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "it serves no weights yet";
   d.SetBar({1}, Engine::Bar::kSuspect, true);
@@ -394,32 +398,32 @@ TEST(DispatcherTest, AnEngineTakesChunksOnlyWhileNothingBarsIt) {
 // Elsewhere one worker has far too much: no reason to leave a third.
 TEST(DispatcherTest, ASampleLeavesOnlyAWorkerThatItselfHasTooMuch) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 1000, .kv_cache_tokens = 0});
-  for (int64_t i = 1; i <= 3; ++i) d.AddEngine({{i}, {i}}, {i}, {1});
+  for (int64_t i = 1; i <= 3; ++i) d.AddEngine(On(i, i));
   int64_t g = 0;
   const auto fill = [&](int64_t worker, int64_t n) {
     d.Admit({worker}, {0, 0});
     for (; n > 0; --n) d.Add(MakeRequest(g++, 0, 64));
-    for (const auto& c : d.Assign(kAnyVersion)) EXPECT_EQ(c.worker.worker.value, worker);
+    for (const auto& c : d.Assign(kAnyVersion)) EXPECT_EQ(c.on.slot.value, worker);
     d.SetBar({worker}, Engine::Bar::kSlot, true);
   };
   fill(1, 100);
   fill(2, 20);
   fill(3, 10);
   for (int64_t i = 1; i <= 3; ++i) d.SetBar({i}, Engine::Bar::kSlot, false);
-  EndChunk(d, {{2}, {2}}, {100, 0, 0}, 16);
+  EndChunk(d, On(2, 2), {100, 0, 0}, 16);
   auto chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 1U);
-  EXPECT_EQ(chunks[0].worker.worker.value, 2);
-  EndChunk(d, {{1}, {1}}, {0, 0, 0}, 16);
+  EXPECT_EQ(chunks[0].on.slot.value, 2);
+  EndChunk(d, On(1, 1), {0, 0, 0}, 16);
   chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 1U);
-  EXPECT_EQ(chunks[0].worker.worker.value, 3);
+  EXPECT_EQ(chunks[0].on.slot.value, 3);
 }
 
 TEST(DispatcherTest, LostWorkerGivesItsChunksBackWithTheirTokens) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
-  const WorkerRef a{{1}, {1}}, b{{2}, {2}};
-  d.AddEngine(a, {1}, {1});
+  const SlotRef a = On(1, 1), b = On(2, 2);
+  d.AddEngine(a);
   d.Admit({1}, {0, 3});
   d.Add(MakeRequest(0, 0));
   ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
@@ -427,7 +431,7 @@ TEST(DispatcherTest, LostWorkerGivesItsChunksBackWithTheirTokens) {
   EXPECT_EQ(d.RemoveEngine({1}), 1);
   EXPECT_EQ(d.in_flight(), 0);
   EXPECT_FALSE(d.Progress(a, {0, 0, 0}, 0, 7, {0, 3})) << "late tokens of a fenced worker";
-  d.AddEngine(b, {2}, {1});
+  d.AddEngine(b);
   d.Admit({2}, {0, 4});
   const auto chunks = d.Assign(kAnyVersion);
   ASSERT_EQ(chunks.size(), 1U);
@@ -439,8 +443,8 @@ TEST(DispatcherTest, LostWorkerGivesItsChunksBackWithTheirTokens) {
 
 TEST(DispatcherTest, WithdrawnChunkKeepsItsRoomUntilItIsAcknowledged) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 1, .kv_cache_tokens = 0});
-  const WorkerRef a{{1}, {1}};
-  d.AddEngine(a, {1}, {1});
+  const SlotRef a = On(1, 1);
+  d.AddEngine(a);
   d.Admit({1}, {0, 0});
   d.Add(MakeRequest(0, 0));
   d.Add(MakeRequest(1, 0));
@@ -456,12 +460,12 @@ TEST(DispatcherTest, WithdrawnChunkKeepsItsRoomUntilItIsAcknowledged) {
 TEST(DispatcherTest, FreshGroupsBeginOnTheNewestWeightsWhatHasBegunGoesOnWhereItMay) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 2; ++i) {
-    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.AddEngine(On(i, i));
     d.Admit({i}, {0, 3});
   }
   d.Add(MakeRequest(0, 0));
   ASSERT_EQ(d.Assign(kAnyVersion, {0, 3}).size(), 1U);
-  const WorkerRef on = d.Find({0, 0, 0})->on;
+  const SlotRef on = d.Find({0, 0, 0})->on;
   d.Progress(on, {0, 0, 0}, 0, 16, {0, 3});
   d.ChunkEnded(on, {0, 0, 0}, 0);
   d.Requeue({0, 0, 0});
@@ -471,9 +475,9 @@ TEST(DispatcherTest, FreshGroupsBeginOnTheNewestWeightsWhatHasBegunGoesOnWhereIt
   EXPECT_EQ(chunks[0].tid, (SampleId{0, 0, 0})) << "what has begun does not wait";
   d.Admit({2}, {0, 4});
   chunks = d.Assign(kAnyVersion, {0, 4});
-  EXPECT_EQ(chunks.size(), on.worker == WorkerId{2} ? 2U : 3U)
+  EXPECT_EQ(chunks.size(), on.slot == SlotId{2} ? 2U : 3U)
       << "its share of all five; the other worker follows within a load";
-  for (const auto& c : chunks) EXPECT_EQ(c.worker.worker, WorkerId{2});
+  for (const auto& c : chunks) EXPECT_EQ(c.on.slot, SlotId{2});
   d.Admit({1}, {0, 4});
   for (const auto& c : d.Assign(kAnyVersion, {0, 4})) EXPECT_EQ(c.v, (Version{0, 4}));
   EXPECT_EQ(d.in_flight(), 5);
@@ -485,9 +489,9 @@ TEST(DispatcherTest, WhoIsBackFirstGetsItsShareWhileOthersAreComing) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   for (int64_t g = 0; g < 8; ++g) d.Add(MakeRequest(g, 0));
   for (int64_t i = 1; i <= 4; ++i) {
-    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.AddEngine(On(i, i));
     d.Admit({i}, {0, 3});
-    for (const auto& c : d.Assign(kAnyVersion, {0, 3}, 4 - i)) EXPECT_EQ(c.worker.worker, WorkerId{i});
+    for (const auto& c : d.Assign(kAnyVersion, {0, 3}, 4 - i)) EXPECT_EQ(c.on.slot, SlotId{i});
     EXPECT_EQ(d.FindEngine({i})->in_flight.size(), 2U) << i;
   }
   for (int64_t g = 8; g < 12; ++g) d.Add(MakeRequest(g, 0));
@@ -496,8 +500,8 @@ TEST(DispatcherTest, WhoIsBackFirstGetsItsShareWhileOthersAreComing) {
 
 TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
-  const WorkerRef a{{1}, {1}}, b{{2}, {2}};
-  d.AddEngine(a, {1}, {1});
+  const SlotRef a = On(1, 1), b = On(2, 2);
+  d.AddEngine(a);
   d.Admit({1}, {0, 0});
   d.Add(MakeRequest(0, 0));
   ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
@@ -505,7 +509,7 @@ TEST(DispatcherTest, WhatIsTakenBackGoesElsewhereAndLateWordsAreRefused) {
   ASSERT_EQ(d.TakeBack({1}).size(), 1U);
   EXPECT_TRUE(d.HasGhosts({1}));
   EXPECT_TRUE(d.Assign(kAnyVersion).empty()) << "not back to where its chunk still is";
-  d.AddEngine(b, {2}, {1});
+  d.AddEngine(b);
   d.Admit({2}, {0, 0});
   ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
   EXPECT_EQ(d.Find({0, 0, 0})->on, b);
@@ -523,8 +527,8 @@ TEST(DispatcherTest, PinnedSamplesEndOnTheirVersion) {
                     .oracle = {},
                     .reserve = true,
                     .pin = true});
-  const WorkerRef a{{1}, {1}};
-  d.AddEngine(a, {1}, {1});
+  const SlotRef a = On(1, 1);
+  d.AddEngine(a);
   d.Admit({1}, {0, 3});
   d.Add(MakeRequest(0, 0));
   ASSERT_EQ(d.Assign(kAnyVersion, {0, 3}).size(), 1U);
@@ -542,21 +546,21 @@ TEST(DispatcherTest, PinnedSamplesEndOnTheirVersion) {
 TEST(DispatcherTest, ASlowWorkerIsGivenLess) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 3; ++i) {
-    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.AddEngine(On(i, i));
     d.Admit({i}, {0, 0});
   }
   d.SetSlowness({2}, 4);
   for (int64_t g = 0; g < 18; ++g) d.Add(MakeRequest(g, 0));
-  std::map<WorkerId, int> given;
-  for (const auto& c : d.Assign(kAnyVersion)) ++given[c.worker.worker];
+  std::map<SlotId, int> given;
+  for (const auto& c : d.Assign(kAnyVersion)) ++given[c.on.slot];
   EXPECT_EQ(given[{2}], 2);
   EXPECT_EQ(given[{1}] + given[{3}], 16);
 }
 
 TEST(DispatcherTest, WhatRunsIsInTheEstimateOfWhatIsLeft) {
   LoneDispatcher d({.chunk_tokens = 64, .max_concurrent = 8, .kv_cache_tokens = 0});
-  const WorkerRef w{{1}, {5}};
-  d.AddEngine(w, {1}, {1});
+  const SlotRef w = On(1, 5);
+  d.AddEngine(w);
   d.Admit({1}, {0, 0});
   for (int64_t g = 0; g < 4; ++g) d.Add(MakeRequest(g, 0, 1000));
   ASSERT_EQ(d.Assign(kAnyVersion).size(), 4U);
@@ -574,7 +578,7 @@ TEST(DispatcherTest, WhatRunsIsInTheEstimateOfWhatIsLeft) {
 TEST(DispatcherTest, AnEngineIsGivenOneSuspectAtATime) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
   for (int64_t i = 1; i <= 2; ++i) {
-    d.AddEngine({{i}, {i}}, {i}, {1});
+    d.AddEngine(On(i, i));
     d.Admit({i}, {0, 0});
   }
   for (int64_t g = 0; g < 4; ++g) d.Add(MakeRequest(g, 0, 40));
@@ -584,21 +588,21 @@ TEST(DispatcherTest, AnEngineIsGivenOneSuspectAtATime) {
   const auto next = d.Assign(kAnyVersion);
   ASSERT_EQ(next.size(), 1U) << "the other suspect waits";
   const SampleId first = next[0].tid;
-  EXPECT_TRUE(d.Progress({{2}, {2}}, first, 0, 16, {0, 0}));
+  EXPECT_TRUE(d.Progress(On(2, 2), first, 0, 16, {0, 0}));
   ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U) << "the first has come further than it had: it is no suspect";
   EXPECT_EQ(d.Blame({2}).size(), 1U) << "one was a suspect already";
 }
 
 TEST(RepackTest, EmptiesTheWorkersWithTheLeastIntoTheFullestThatHaveRoom) {
-  std::vector<RepackWorker> workers;
+  std::vector<RepackEngine> workers;
   for (int64_t w = 0; w < 4; ++w) {
-    RepackWorker r{{w}, {}};
+    RepackEngine r{{w}, {}};
     for (int32_t k = 0; k <= w; ++k) r.samples.push_back({{w, 0, k}, 100, 50});
     workers.push_back(r);
   }
   // 1, 2, 3 and 4 samples of 150: ten of them, at most 8 a worker.
   const auto moves = PlanRepack(workers, {2000, 10, 0.8});
-  std::map<WorkerId, int64_t> left{{{0}, 1}, {{1}, 2}, {{2}, 3}, {{3}, 4}};
+  std::map<SlotId, int64_t> left{{{0}, 1}, {{1}, 2}, {{2}, 3}, {{3}, 4}};
   for (const Move& m : moves) --left[m.from], ++left[m.to];
   EXPECT_EQ(left[{0}], 0);
   EXPECT_EQ(left[{1}], 0);
@@ -628,7 +632,7 @@ TEST(LiveCostTest, FollowsWhatIsMeasured) {
 
 TEST(DispatcherTest, KvRoomBoundsWhatIsInFlight) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 100});
-  d.AddEngine({{1}, {1}}, {1}, {1});
+  d.AddEngine(On(1, 1));
   d.Admit({1}, {0, 0});
   for (int64_t g = 0; g < 10; ++g) d.Add(MakeRequest(g, 0));
   EXPECT_EQ(d.Assign(kAnyVersion).size(), 3U);  // 26 tokens each
@@ -636,7 +640,7 @@ TEST(DispatcherTest, KvRoomBoundsWhatIsInFlight) {
 
 TEST(DispatcherTest, EvaluationIsServedByItsVersionOnly) {
   LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 100, .kv_cache_tokens = 0});
-  d.AddEngine({{1}, {1}}, {1}, {1});
+  d.AddEngine(On(1, 1));
   d.Admit({1}, {0, 1});
   Request r = MakeRequest(0, SampleId::kEvalSample);
   r.only = {0, 2};
@@ -697,7 +701,8 @@ struct Rolling {
   explicit Rolling(int64_t n, const Version& verified = {0, 0}) {
     Health health(Quick(), fleet);
     for (int64_t i = 0; i < n; ++i) {
-      fleet[{i}];
+      fleet.workers[{i}];
+      fleet.devices.Insert({i}, Device({i}));
       health.Joined({{i}, {i}}, {});
       roll.Holds({i}, verified);
       roll.Add({i});
@@ -705,28 +710,29 @@ struct Rolling {
   }
 };
 
-const auto kNobody = [](const WorkerRef&) { return false; };  // took part in the last step
+const auto kNobody = [](const SlotRef&) { return false; };  // took part in the last step
 
 TEST(WeightRollTest, IdleWorkersLoadAtOnceBusyOnesAFewAtATime) {
   Rolling rolling(8);
   WeightRoll& roll = rolling.roll;
-  roll.SetTarget({0, 1}, 7, {{0}, {1}});
+  roll.SetTarget({0, 1}, 7, On(0, 1));
   const auto never = [](const auto&) { return false; };
-  const auto busy = [](const Worker& w) { return w.ref().worker.value >= 4; };
+  const auto busy = [](SlotId slot) { return slot.value >= 4; };
   EXPECT_EQ(roll.Assign(busy, never, never).size(), 4U + 2U) << "four idle ones, and a quarter of all";
-  EXPECT_FALSE(rolling.fleet.at({0}).weights().verified.valid()) << "its memory is torn until it has loaded";
+  EXPECT_FALSE(rolling.fleet.devices.at({0}).weights().verified.valid())
+      << "its memory is torn until it has loaded";
 }
 
 TEST(WeightRollTest, ServingWorkersAreTakenOutAQuarterAtATime) {
   Rolling rolling(8);
   WeightRoll& w = rolling.roll;
-  w.SetTarget({0, 1}, 77, {{9}, {9}});
-  const auto all = [](const Worker&) { return true; };
-  const auto none = [](const Worker&) { return false; };
+  w.SetTarget({0, 1}, 77, On(9, 9));
+  const auto all = [](SlotId) { return true; };
+  const auto none = [](SlotId) { return false; };
   const auto loads = w.Assign(all, none, kNobody);
   EXPECT_EQ(loads.size(), 2U);
   EXPECT_TRUE(w.Assign(all, none, kNobody).empty());
-  EXPECT_EQ(w.Loaded({loads[0].worker, {0, 1}, 77, ""}), WeightRoll::Outcome::kAdmit);
+  EXPECT_EQ(w.Loaded({loads[0].worker, loads[0].slot, {0, 1}, 77, ""}), WeightRoll::Outcome::kAdmit);
   EXPECT_EQ(w.Assign(all, none, kNobody).size(), 1U);
   EXPECT_EQ(w.Assign(none, none, kNobody).size(), 5U) << "who serves nothing loads at once";
 }
@@ -734,12 +740,12 @@ TEST(WeightRollTest, ServingWorkersAreTakenOutAQuarterAtATime) {
 TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
   Rolling rolling(1, {});
   WeightRoll& w = rolling.roll;
-  const WorkerRef ref{{0}, {0}};
-  w.SetTarget({0, 1}, 77, {{9}, {9}});
-  const auto none = [](const Worker&) { return false; };
+  const SlotRef ref = On(0, 0);
+  w.SetTarget({0, 1}, 77, On(9, 9));
+  const auto none = [](SlotId) { return false; };
   for (int k = 0; k < 3; ++k) {
     ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
-    EXPECT_EQ(w.Loaded({ref, {0, 1}, 78, ""}),
+    EXPECT_EQ(w.Loaded({ref.worker, ref.slot, {0, 1}, 78, ""}),
               k < 2 ? WeightRoll::Outcome::kRetry : WeightRoll::Outcome::kReplace);
   }
 }

@@ -255,24 +255,28 @@ TEST(LengthModelTest, ResidualLifeOfAnExponentialDoesNotDependOnAge) {
 
 TEST(KvAdmissionTest, TrimsUnderPressureAndIgnoresFurtherCutsWhileItDrains) {
   KvAdmission a(100, 4, 1000);
-  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 0, .step_s = 0.1}, 100, {FromSeconds(1)});
+  a.Sample({.slot = {0}, .kv_usage = 0.95, .running = 100, .waiting = 0, .step_s = 0.1}, 100,
+           {FromSeconds(1)});
   EXPECT_EQ(a.cap(), 73);  // 100 * 0.7 / 0.95
   EXPECT_EQ(a.TakeExcess(), 27);
   EXPECT_EQ(a.TakeExcess(), 0);
-  a.Sample({0}, {.kv_usage = 0.95, .running = 100, .waiting = 90, .step_s = 0.1}, 100, {FromSeconds(2)});
+  a.Sample({.slot = {0}, .kv_usage = 0.95, .running = 100, .waiting = 90, .step_s = 0.1}, 100,
+           {FromSeconds(2)});
   EXPECT_EQ(a.cap(), 73) << "it is draining already";
   const int64_t before = a.cap();
   for (int i = 0; i < 400; ++i) {
-    a.Sample({0}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(), {FromSeconds(3)});
+    a.Sample({.slot = {0}, .kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(),
+             {FromSeconds(3)});
     a.UnitDone(10, a.cap(), false, {FromSeconds(3)});
   }
   EXPECT_GT(a.cap(), before);
   // Nobody hears of worker 1 any more.
-  a.Sample({1}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(), {FromSeconds(3)});
+  a.Sample({.slot = {1}, .kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(),
+           {FromSeconds(3)});
   const auto grows = [&] {
     const int64_t from = a.cap();
     for (int i = 0; i < 400; ++i) {
-      a.Sample({0}, {.kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(),
+      a.Sample({.slot = {0}, .kv_usage = 0.3, .running = 70, .waiting = 0, .step_s = 0.1}, a.cap(),
                {FromSeconds(30)});
       a.UnitDone(10, a.cap(), false, {FromSeconds(30)});
     }

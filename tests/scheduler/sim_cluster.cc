@@ -37,6 +37,18 @@ SimCluster::Proc* SimCluster::Find(const WorkerRef& ref) {
   return nullptr;
 }
 
+SimCluster::Device* SimCluster::Find(const SlotRef& ref) {
+  Proc* p = Find(ref.worker);
+  return p == nullptr ? nullptr : Find(DeviceKey{p->id, ref.slot});
+}
+
+SimCluster::Device* SimCluster::Find(const DeviceKey& key) {
+  Proc* p = Find(key.first);
+  if (p == nullptr || p->hung) return nullptr;
+  const auto it = p->devices.find(key.second);
+  return it == p->devices.end() ? nullptr : &it->second;
+}
+
 int64_t SimCluster::LengthOf(const SampleId& tid) const {
   // Geometric-ish, the same for every attempt (noise is keyed by sample and position).
   const float u = SampleUniform(options_.seed, SampleUid(tid), 0, 7);
@@ -72,7 +84,7 @@ void SimCluster::Out(Proc& proc, Event event, double delay_s) {
     if (it == procs_.end() || it->second.hung || life != life_) return;  // sent before it died: still arrives
     if (const auto* progress = std::get_if<event::ChunkProgress>(&event);
         progress != nullptr && controller_ != nullptr) {
-      expected_ = controller_->Expects(progress->worker, progress->tid, progress->att);
+      expected_ = controller_->Expects(SlotOf(*progress), progress->tid, progress->att);
     }
     Deliver(event);
     // Token messages are made unique by the reply window; a repeat of another kind has to be harmless.
@@ -127,24 +139,22 @@ void SimCluster::Offer(int64_t id) {
   event::WorkerJoined join{.worker = p->worker,
                            .name = "again",
                            .kind = p->kind,
-                           .slot = {},
-                           .device_bytes = 0,
                            .restored_inc = p->inc,
-                           .offered = {}};
-  join.holds = p->version;
-  join.holds_digest = p->version.valid() ? p->weights : 0;
-  join.state_step = p->state_step;
-  join.state_digest = p->state;
-  for (const auto* chunks : {&p->chunks, &p->ended}) {
-    for (const auto& [key, c] : *chunks)
-      join.offered.push_back({c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
+                           .slots = {},
+                           .chunks = {}};
+  for (const auto& [slot, d] : p->devices) {
+    join.slots.push_back({slot, d.version, d.version.valid() ? d.weights : 0, d.state_step, d.state});
+    for (const auto* chunks : {&d.chunks, &d.ended}) {
+      for (const auto& [key, c] : *chunks)
+        join.chunks.push_back({slot, c.tid, c.att, c.tokens.count, c.tokens.v_min, c.tokens.v_max});
+    }
   }
   Out(*p, join);
 }
 
-void SimCluster::SendHeld(Proc& p) {
+void SimCluster::SendHeld(Device& d) {
   if (options_.controller.environment.used) return;  // episodes begin again
-  for (const auto* chunks : {&p.chunks, &p.ended}) {
+  for (const auto* chunks : {&d.chunks, &d.ended}) {
     for (const auto& [key, c] : *chunks) {
       Tokens sent;
       for (const Mark& m : c.tokens.marks) {
@@ -154,15 +164,16 @@ void SimCluster::SendHeld(Proc& p) {
         if (!sent.v_min.valid() || m.v < sent.v_min) sent.v_min = m.v;
         if (!sent.v_max.valid() || sent.v_max < m.v) sent.v_max = m.v;
         sent.marks.push_back(m);
-        SendTokens(p, c, sent, count, m.v);
+        SendTokens(d, c, sent, count, m.v);
       }
     }
   }
-  for (const auto& [key, c] : p.ended) SendEnd(p, c);
+  for (const auto& [key, c] : d.ended) SendEnd(d, c);
 }
 
-void SimCluster::SendTokens(Proc& p, const Chunk& c, const Tokens& after, int64_t count, const Version& v) {
-  Out(p, event::ChunkProgress{{p.worker, p.inc}, c.tid, c.att, count, v});
+void SimCluster::SendTokens(Device& d, const Chunk& c, const Tokens& after, int64_t count, const Version& v) {
+  Proc& p = *d.proc;
+  Out(p, event::ChunkProgress{p.ref(), d.slot, c.tid, c.att, count, v});
   // The controller process has them with the message and not without it.
   At(p.last_out - now_.t, [this, key = std::pair(c.tid, c.att), after, life = life_, id = p.id] {
     const auto it = procs_.find(id);
@@ -171,10 +182,13 @@ void SimCluster::SendTokens(Proc& p, const Chunk& c, const Tokens& after, int64_
   });
 }
 
-void SimCluster::SendEnd(Proc& p, const Chunk& c) {
-  Out(p, event::ChunkFinished{{p.worker, p.inc}, c.tid, c.att, *c.end, ""});
-  At(p.last_out - now_.t, [this, key = std::pair(c.tid, c.att), life = life_, id = p.id] {
-    if (Proc* q = Find(id); q != nullptr && life == life_ && controller_) q->ended.erase(key);
+void SimCluster::SendEnd(Device& d, const Chunk& c) {
+  Proc& p = *d.proc;
+  Out(p, event::ChunkFinished{p.ref(), d.slot, c.tid, c.att, *c.end, ""});
+  At(p.last_out - now_.t, [this, key = std::pair(c.tid, c.att), life = life_, id = p.id, slot = d.slot] {
+    Proc* q = Find(id);  // also one that hangs
+    if (q == nullptr || life != life_ || !controller_) return;
+    if (const auto it = q->devices.find(slot); it != q->devices.end()) it->second.ended.erase(key);
   });
 }
 
@@ -284,22 +298,17 @@ void SimCluster::Spawn(WorkerId worker) {
   Proc& p = procs_[id];
   p.id = id;
   p.worker = worker;
-  p.kind =
-      worker.value < options_.controller.fleet.slots ? WorkerKind::kDevice : options_.controller.side_kind();
-  event::WorkerJoined join{.worker = worker,
-                           .name = "w",
-                           .kind = p.kind,
-                           .slot = {},
-                           .device_bytes = 1 << 30,
-                           .restored_inc = {},
-                           .offered = {}};
+  p.kind = worker.value < options_.controller.device_workers() ? WorkerKind::kDevice
+                                                               : options_.controller.side_kind();
+  event::WorkerJoined join{
+      .worker = worker, .name = "w", .kind = p.kind, .restored_inc = {}, .slots = {}, .chunks = {}};
   Out(p, join, Delay(0.5));
 }
 
 void SimCluster::Die(Proc& proc, bool seen) {
   if (!proc.alive) return;
   proc.alive = false;
-  LeaveStep(proc);
+  for (auto& [slot, d] : proc.devices) LeaveStep(d);
   const int64_t life = life_;
   const WorkerRef ref{proc.worker, proc.inc};
   const bool joined = proc.joined;
@@ -332,34 +341,34 @@ void SimCluster::Beat(int64_t id) {
   Proc* p = Find(id);
   if (p == nullptr || p->hung || over_) return;
   if (controller_ != nullptr && p->joined && !Chance(options_.faults.lost_heartbeat)) {
-    event::Heartbeat beat{
-        .worker = {p->worker, p->inc}, .engine = std::nullopt, .op = "", .op_seq = p->op_seq};
+    event::Heartbeat beat{.worker = p->ref(), .engines = {}, .op = "", .op_seq = p->op_seq};
     const double pressure = options_.faults.kv_pressure;
-    const auto running = static_cast<int64_t>(p->chunks.size());
-    if (running > 0) {
-      beat.engine = event::EngineSample{
-          .kv_usage = pressure > 0 ? std::min(1.0, 2 * pressure * rng_faults_.Uniform()) : 0.1,
-          .running = running,
-          .waiting = pressure > 0.5 ? running : 0,
-          .step_s = kTokenSeconds * kStepTokens,
-          .decode_s = kTokenSeconds * kStepTokens};
+    for (const auto& [slot, d] : p->devices) {
+      const auto running = static_cast<int64_t>(d.chunks.size());
+      if (running == 0) continue;
+      beat.engines.push_back(
+          {.slot = slot,
+           .kv_usage = pressure > 0 ? std::min(1.0, 2 * pressure * rng_faults_.Uniform()) : 0.1,
+           .running = running,
+           .waiting = pressure > 0.5 ? running : 0,
+           .step_s = kTokenSeconds * kStepTokens,
+           .decode_s = kTokenSeconds * kStepTokens});
     }
     Out(*p, beat);
   }
   At(FromSeconds(0.5), [this, id] { Beat(id); });
 }
 
-void SimCluster::EngineStep(int64_t id) {
-  Proc* p = Find(id);
-  if (p == nullptr || p->hung || over_) return;
-  if (p->joined && !p->loading && p->admitted) {
+void SimCluster::EngineStep(const DeviceKey& device) {
+  Device* p = Find(device);
+  if (p == nullptr || over_) return;
+  if (p->proc->joined && !p->loading && p->admitted) {
     std::vector<std::pair<SampleId, int32_t>> keys;
     for (const auto& [key, c] : p->chunks) keys.push_back(key);
     for (const auto& key : keys) {
       Chunk& c = p->chunks.at(key);
-      const WorkerRef ref{p->worker, p->inc};
       if (Chance(options_.faults.chunk_error)) {
-        Out(*p, event::ChunkFinished{ref, c.tid, c.att, event::ChunkEnd::kError, "sim"});
+        Out(*p, event::ChunkFinished{p->proc->ref(), p->slot, c.tid, c.att, event::ChunkEnd::kError, "sim"});
         p->chunks.erase(key);
         continue;
       }
@@ -391,14 +400,14 @@ void SimCluster::EngineStep(int64_t id) {
     }
     if (p->draining) FinishDrain(*p);
   }
-  At(FromSeconds(kTokenSeconds * kStepTokens), [this, id] { EngineStep(id); });
+  At(FromSeconds(kTokenSeconds * kStepTokens), [this, device] { EngineStep(device); });
 }
 
 // Who leaves a collective before its end takes the others' step along: they wait for ever, or for AbortStep.
-void SimCluster::LeaveStep(Proc& p) {
-  if (p.in_step < 0) return;
-  steps_[p.in_step].broken = true;
-  p.in_step = -1;
+void SimCluster::LeaveStep(Device& d) {
+  if (d.in_step < 0) return;
+  steps_[d.in_step].broken = true;
+  d.in_step = -1;
 }
 
 std::vector<record::VersionTokens> SimCluster::Tokens::Runs() const {
@@ -409,13 +418,13 @@ std::vector<record::VersionTokens> SimCluster::Tokens::Runs() const {
   return runs;
 }
 
-void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, double seconds) {
-  Proc* p = Find(id);
-  if (p == nullptr || p->hung || p->inc != c.worker.inc || p->in_step != c.lease) return;
+void SimCluster::EndStep(const DeviceKey& device, const command::Train& c, uint64_t weights, double seconds) {
+  Device* p = Find(device);
+  if (p == nullptr || p->proc->inc != c.worker.inc || p->in_step != c.lease) return;
   p->in_step = -1;
   p->SetState(c.step, weights);
-  ++p->op_seq;
-  event::TrainDone done{c.worker, c.step, c.lease, true, weights, seconds, 0, {}};
+  ++p->proc->op_seq;
+  event::TrainDone done{c.worker, c.slot, c.step, c.lease, true, weights, seconds, 0, {}};
   for (const SampleId& tid : lease_.tids) {
     const Tokens& stored = payload_[tid];
     event::GivenRow& row = done.rows.emplace_back(event::GivenRow{tid, stored.content, 0});
@@ -430,13 +439,13 @@ void SimCluster::EndStep(int64_t id, const command::Train& c, uint64_t weights, 
   Out(*p, std::move(done));
 }
 
-void SimCluster::FinishDrain(Proc& p) {
-  const WorkerRef ref{p.worker, p.inc};
-  for (const auto& [key, c] : p.chunks)
-    Out(p, event::ChunkFinished{ref, c.tid, c.att, event::ChunkEnd::kDrained, ""});
-  p.chunks.clear();
-  Out(p, event::Drained{ref, p.draining->slot, p.draining->epoch});
-  p.draining.reset();
+void SimCluster::FinishDrain(Device& d) {
+  const WorkerRef ref = d.proc->ref();
+  for (const auto& [key, c] : d.chunks)
+    Out(d, event::ChunkFinished{ref, d.slot, c.tid, c.att, event::ChunkEnd::kDrained, ""});
+  d.chunks.clear();
+  Out(d, event::Drained{ref, d.slot, d.draining->epoch});
+  d.draining.reset();
 }
 
 void SimCluster::Tick() {

@@ -129,13 +129,10 @@ class SimCluster {
     bool cancelled = false;
     std::optional<event::ChunkEnd> end;  // it is over, and the controller has not said that it knows
   };
-  struct Proc {
-    int64_t id = 0;
-    WorkerId worker;
-    WorkerKind kind = WorkerKind::kDevice;
-    Incarnation inc;
-    bool alive = true, hung = false, joined = false;
-    TimePoint last_out;  // its events arrive in order
+  struct Proc;
+  struct Device {  // a slot of a process
+    Proc* proc = nullptr;
+    SlotId slot;
     std::map<std::pair<SampleId, int32_t>, Chunk> chunks;
     std::map<std::pair<SampleId, int32_t>, Chunk> ended;  // whose end may not have arrived
     Version version;       // in its memory, whole; invalid while a load overwrites it
@@ -146,7 +143,6 @@ class SimCluster {
     std::optional<command::Drain> draining;
     StepNumber state_step;
     uint64_t state = 0;  // digest of the trainer's weights
-    int64_t op_seq = 0;
     SlotEpoch epoch{-1};
     Role role = Role::kNone;
     int64_t group_epoch = 0;
@@ -156,8 +152,21 @@ class SimCluster {
     void SetState(StepNumber step, uint64_t digest) { state_step = step, state = digest, version = {}; }
     void LoseState() { SetState({}, 0); }
   };
+  using DeviceKey = std::pair<int64_t, SlotId>;  // of a process
+  struct Proc {
+    int64_t id = 0;
+    WorkerId worker;
+    WorkerKind kind = WorkerKind::kDevice;
+    Incarnation inc;
+    bool alive = true, hung = false, joined = false;
+    TimePoint last_out;  // its events arrive in order
+    int64_t op_seq = 0;
+    std::map<SlotId, Device> devices;  // since it was welcomed
+    [[nodiscard]] WorkerRef ref() const { return {worker, inc}; }
+  };
+  static DeviceKey KeyOf(const Device& d) { return {d.proc->id, d.slot}; }
   struct Step {  // a collective: nobody finishes before all have come
-    std::set<int64_t> procs;
+    std::set<DeviceKey> devices;
     bool broken = false;
     uint64_t weights = 0;
     int64_t life = 0;  // of the controller: a lease number that was never durable is given again
@@ -175,9 +184,13 @@ class SimCluster {
   void Deliver(const Event& event);
   void Execute(const Command& command);
   void Out(Proc& proc, Event event, double delay_s = 0);  // from a process, in its order
-  void Storage(Event event, double delay_s);              // of this life of the controller
+  void Out(Device& device, Event event, double delay_s = 0) { Out(*device.proc, std::move(event), delay_s); }
+  void Storage(Event event, double delay_s);  // of this life of the controller
   Proc* Find(const WorkerRef& ref);
   Proc* Find(int64_t id);
+  // Of a process that lives and does not hang; null: there is none.
+  Device* Find(const SlotRef& ref);
+  Device* Find(const DeviceKey& key);
   void Spawn(WorkerId worker);
   void Die(Proc& proc, bool seen);
   void AfterController();  // it died: workers end or wait
@@ -188,14 +201,14 @@ class SimCluster {
   void Tick();
   void DealFaults();
   void Beat(int64_t proc);
-  void EngineStep(int64_t proc);
-  void FinishDrain(Proc& proc);
-  void Offer(int64_t proc);   // to a new controller: what it holds
-  void SendHeld(Proc& proc);  // it was welcomed again: tokens from the first on, and ends
-  void SendTokens(Proc& proc, const Chunk& chunk, const Tokens& after, int64_t count, const Version& v);
-  void SendEnd(Proc& proc, const Chunk& chunk);
-  void EndStep(int64_t proc, const command::Train& train, uint64_t weights, double seconds);
-  void LeaveStep(Proc& proc);
+  void EngineStep(const DeviceKey& device);
+  void FinishDrain(Device& device);
+  void Offer(int64_t proc);       // to a new controller: what it holds
+  void SendHeld(Device& device);  // its process was welcomed again: tokens from the first on, and ends
+  void SendTokens(Device& device, const Chunk& chunk, const Tokens& after, int64_t count, const Version& v);
+  void SendEnd(Device& device, const Chunk& chunk);
+  void EndStep(const DeviceKey& device, const command::Train& train, uint64_t weights, double seconds);
+  void LeaveStep(Device& device);
   void Fault(double mean_s, const char* name, const std::function<void()>& what);
   bool Chance(double p) {
     const bool hit = p > 0 && now_ < FromSeconds(options_.faults.heal_after_s) && rng_faults_.Chance(p);
@@ -237,11 +250,11 @@ class SimCluster {
     bool rotten = false;
   };
   std::map<int64_t, Checkpoint> checkpoints_;
-  std::map<StepNumber, uint64_t> recovery_;    // shared memory: survives a worker
-  std::map<int64_t, Step> steps_;              // by lease
-  std::map<int64_t, command::Train> waiting_;  // by process: the step it is inside of
-  record::Lease lease_;                        // the newest
-  std::map<Version, uint64_t> published_;      // bytes by version, at the trainer
+  std::map<StepNumber, uint64_t> recovery_;      // shared memory: survives a worker
+  std::map<int64_t, Step> steps_;                // by lease
+  std::map<DeviceKey, command::Train> waiting_;  // the step that a device is inside of
+  record::Lease lease_;                          // the newest
+  std::map<Version, uint64_t> published_;        // bytes by version, at the trainer
   std::vector<std::string> warnings_;
   std::vector<command::StepReport> reports_;
   std::vector<command::EvalReport> evals_;

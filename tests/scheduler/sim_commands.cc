@@ -31,20 +31,19 @@ struct SimCluster::Do {
       p.inc = c.inc;
       p.joined = true;
       if (again) {
-        s.SendHeld(p);
+        for (auto& [slot, d] : p.devices) s.SendHeld(d);
         return;
       }
-      p.chunks.clear();
-      p.ended.clear();
-      p.version = {};
-      p.admitted = false;
-      p.loading.reset();
-      p.state_step = {};
-      p.role = Role::kNone;
-      p.draining.reset();
-      p.in_step = -1;
+      const bool device = p.kind == WorkerKind::kDevice;
+      SIM_CHECK(device == !c.slots.empty()) << "slots of " << ToString(p.ref());
+      p.devices.clear();
+      for (const SlotId slot : c.slots) {
+        Device& d = p.devices[slot];
+        d.proc = &p;
+        d.slot = slot;
+      }
       s.Beat(id);
-      if (p.kind == WorkerKind::kDevice) s.EngineStep(id);
+      for (const SlotId slot : c.slots) s.EngineStep({id, slot});
       return;
     }
   }
@@ -70,8 +69,8 @@ struct SimCluster::Do {
     }
   }
   void operator()(const command::StartChunk& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     SIM_CHECK(p->epoch == c.epoch) << "epoch " << p->epoch.value << " " << c.epoch.value;
     SIM_CHECK(p->role == Role::kRollout && p->admitted && p->version == c.v)
         << ToString(c.worker) << " is not admitted at " << ToString(c.v);
@@ -89,11 +88,11 @@ struct SimCluster::Do {
     p->chunks[{c.tid, c.att}] = chunk;
   }
   void operator()(const command::CancelChunk& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     p->ended.erase({c.tid, c.att});
     if (p->chunks.erase({c.tid, c.att}) > 0)
-      s.Out(*p, event::ChunkFinished{c.worker, c.tid, c.att, event::ChunkEnd::kCancelled, ""});
+      s.Out(*p, event::ChunkFinished{c.worker, c.slot, c.tid, c.att, event::ChunkEnd::kCancelled, ""});
   }
   void operator()(const command::ForgetGroup&) {}
   void operator()(const command::StorePayload& c) {
@@ -177,19 +176,19 @@ struct SimCluster::Do {
     t.turn_start = t.count;
   }
   void operator()(const command::Drain& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     // Only a controller that was restarted does this: the step of its former life is called off with the
     // drain.
     SIM_CHECK(p->in_step < 0 || s.result_.lives > 1) << "drained inside a step";
     s.LeaveStep(*p);
     p->draining = c;
     if (s.Chance(s.options_.faults.slow_drain)) {
-      const int64_t id = p->id;
+      const DeviceKey id = KeyOf(*p);
       p->draining.reset();
       s.At(FromSeconds(s.Delay(15)), [&s = s, id, c] {
-        Proc* q = s.Find(id);
-        if (q == nullptr || q->hung || c.epoch < q->epoch) return;
+        Device* q = s.Find(id);
+        if (q == nullptr || c.epoch < q->epoch) return;
         q->draining = c;
         s.FinishDrain(*q);
       });
@@ -198,8 +197,8 @@ struct SimCluster::Do {
     if (p->chunks.empty() || !p->admitted || p->loading) s.FinishDrain(*p);
   }
   void operator()(const command::Release& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     SIM_CHECK(p->chunks.empty()) << "released with chunks in it";
     p->role = Role::kNone;
     p->admitted = false;
@@ -207,8 +206,8 @@ struct SimCluster::Do {
     s.Out(*p, event::Released{c.worker, c.slot, c.epoch, keeps ? 1000 : 1 << 30}, s.Delay(0.005));
   }
   void operator()(const command::Grant& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     p->epoch = c.epoch;
     p->draining.reset();
     if (p->role != c.role) {
@@ -219,40 +218,41 @@ struct SimCluster::Do {
     s.Out(*p, event::Granted{c.worker, c.slot, c.epoch}, s.Delay(0.01));
   }
   void operator()(const command::FormGroup& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     SIM_CHECK(p->role == Role::kActor && c.rank >= 0 && c.rank < c.world);
     p->group_epoch = c.group_epoch;
     s.Out(*p,
-          event::GroupFormed{c.worker, c.group_epoch, s.Chance(s.options_.faults.group_error) ? "sim" : ""},
+          event::GroupFormed{c.worker, c.slot, c.group_epoch,
+                             s.Chance(s.options_.faults.group_error) ? "sim" : ""},
           s.Delay(0.05));
   }
   void operator()(const command::FetchState& c) {
-    Proc* p = s.Find(c.worker);
-    Proc* q = s.Find(c.from);
-    if (p == nullptr || p->hung) return;
-    const bool there = q != nullptr && !q->hung && q->state_step == c.step && q->state == c.weights_digest;
+    Device* p = s.Find(SlotOf(c));
+    Device* q = s.Find(c.from);
+    if (p == nullptr) return;
+    const bool there = q != nullptr && q->state_step == c.step && q->state == c.weights_digest;
     if (!there || s.Chance(s.options_.faults.fetch_error)) {
       p->LoseState();
-      s.Out(*p, event::StateReady{c.worker, c.step, 0, "sim", c.request}, s.Delay(0.2));
+      s.Out(*p, event::StateReady{c.worker, c.slot, c.step, 0, "sim", c.request}, s.Delay(0.2));
       return;
     }
-    Ready(c.worker, c.request, c.step, q->state);
+    Ready(SlotOf(c), c.request, c.step, q->state);
   }
   void operator()(const command::AbortStep& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     s.LeaveStep(*p);
-    s.Out(*p, event::StepAborted{c.worker, c.lease, p->state_step, p->state}, s.Delay(0.05));
+    s.Out(*p, event::StepAborted{c.worker, c.slot, c.lease, p->state_step, p->state}, s.Delay(0.05));
   }
-  void operator()(const command::InitState& c) { Ready(c.worker, c.request, {0}, Mix64(42)); }
+  void operator()(const command::InitState& c) { Ready(SlotOf(c), c.request, {0}, Mix64(42)); }
   void operator()(const command::RestoreState& c) {
     uint64_t weights = 0;
     if (c.ckpt < 0) {
       const auto it = s.recovery_.find(c.step);
       if (it == s.recovery_.end()) {
-        if (Proc* p = s.Find(c.worker))
-          s.Out(*p, event::StateReady{c.worker, c.step, 0, "no such copy", c.request}, 0.1);
+        if (Device* p = s.Find(SlotOf(c)))
+          s.Out(*p, event::StateReady{c.worker, c.slot, c.step, 0, "no such copy", c.request}, 0.1);
         return;
       }
       weights = it->second;
@@ -261,23 +261,23 @@ struct SimCluster::Do {
           s.options_.disk != nullptr ? s.options_.disk->Weights(c.step) : s.checkpoints_[c.ckpt].weights;
       SIM_CHECK(s.options_.disk != nullptr || s.checkpoints_[c.ckpt].step == c.step) << "checkpoint";
     }
-    Ready(c.worker, c.request, c.step, weights);
+    Ready(SlotOf(c), c.request, c.step, weights);
   }
-  void Ready(const WorkerRef& ref, int64_t request, StepNumber step, uint64_t weights) {
-    Proc* p = s.Find(ref);
+  void Ready(const SlotRef& ref, int64_t request, StepNumber step, uint64_t weights) {
+    Device* p = s.Find(ref);
     if (p == nullptr) return;
     s.LeaveStep(*p);
     if (s.Chance(s.options_.faults.state_error)) {
       p->state_step = {};
-      s.Out(*p, event::StateReady{ref, step, 0, "sim", request}, s.Delay(0.3));
+      s.Out(*p, event::StateReady{ref.worker, ref.slot, step, 0, "sim", request}, s.Delay(0.3));
       return;
     }
     p->SetState(step, weights);
-    s.Out(*p, event::StateReady{ref, step, weights, "", request}, s.Delay(0.3));
+    s.Out(*p, event::StateReady{ref.worker, ref.slot, step, weights, "", request}, s.Delay(0.3));
   }
   void operator()(const command::Train& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     if (s.options_.loses_a_payload) {
       s.options_.loses_a_payload = false;
       s.Storage(event::PayloadLost{c.lease, s.lease_.tids.front(), "its bytes are damaged"}, s.Delay(0.01));
@@ -289,12 +289,12 @@ struct SimCluster::Do {
     SIM_CHECK(c.world == 1 || p->group_epoch == c.group_epoch);
     SIM_CHECK(s.lease_.lease == c.lease && static_cast<int64_t>(s.lease_.tids.size()) == c.total_rows);
     Step& step = s.steps_[c.lease];
-    if (step.life != s.life_) step = {.procs = {}, .broken = false, .weights = 0, .life = s.life_};
-    step.procs.insert(p->id);
+    if (step.life != s.life_) step = {.devices = {}, .broken = false, .weights = 0, .life = s.life_};
+    step.devices.insert(KeyOf(*p));
     p->in_step = c.lease;
-    const int64_t id = p->id;
+    const DeviceKey id = KeyOf(*p);
     s.waiting_[id] = c;
-    if (step.procs.size() == 1) {
+    if (step.devices.size() == 1) {
       step.weights = p->state;
       for (const SampleId& tid : s.lease_.tids) {
         const auto it = s.payload_.find(tid);
@@ -309,16 +309,16 @@ struct SimCluster::Do {
     }
     if (s.Chance(s.options_.faults.train_fails / static_cast<double>(c.world))) {
       s.At(FromSeconds(s.Delay(0.3)), [&s = s, id, c] {
-        Proc* q = s.Find(id);
-        if (q == nullptr || q->hung || q->in_step != c.lease) return;
+        Device* q = s.Find(id);
+        if (q == nullptr || q->in_step != c.lease) return;
         s.LeaveStep(*q);
         const bool torn = c.lease % 2 == 0;  // every second one fails between its updates
         if (torn) q->LoseState();
-        s.Out(*q, event::TrainFailed{c.worker, c.step, c.lease, "sim", false, torn});
+        s.Out(*q, event::TrainFailed{c.worker, c.slot, c.step, c.lease, "sim", false, torn});
       });
       return;
     }
-    if (static_cast<int64_t>(step.procs.size()) < c.world) return;
+    if (static_cast<int64_t>(step.devices.size()) < c.world) return;
     // All are in: the last collective of the step, unless somebody has left by then.
     const double seconds = s.Delay(0.3);
     const bool nonfinite = s.Chance(s.options_.faults.nonfinite);
@@ -326,17 +326,17 @@ struct SimCluster::Do {
     s.At(FromSeconds(seconds), [&s = s, lease, life, seconds, nonfinite] {
       Step& step = s.steps_.at(lease);
       if (step.life != life) return;
-      for (const int64_t member : step.procs) {
-        Proc* q = s.Find(member);
-        step.broken |= q == nullptr || q->hung || q->in_step != lease;
+      for (const DeviceKey& member : step.devices) {
+        Device* q = s.Find(member);
+        step.broken |= q == nullptr || q->in_step != lease;
       }
       if (step.broken) return;
-      for (const int64_t member : step.procs) {
+      for (const DeviceKey& member : step.devices) {
         const command::Train train = s.waiting_.at(member);
         if (nonfinite) {
-          Proc* q = s.Find(member);
+          Device* q = s.Find(member);
           q->in_step = -1;
-          s.Out(*q, event::TrainDone{train.worker, train.step, lease, false, 0, seconds, 0, {}});
+          s.Out(*q, event::TrainDone{train.worker, train.slot, train.step, lease, false, 0, seconds, 0, {}});
           continue;
         }
         const uint64_t weights = step.weights;
@@ -346,8 +346,8 @@ struct SimCluster::Do {
     });
   }
   void operator()(const command::CopyRecovery& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     SIM_CHECK(p->state_step == c.step);
     s.recovery_[c.step] = p->state;
     while (s.recovery_.size() > 2)
@@ -355,27 +355,27 @@ struct SimCluster::Do {
                                                             : std::prev(s.recovery_.end()));
     if (s.Chance(s.options_.faults.recovery_error)) {
       s.recovery_.erase(c.step);
-      s.Out(*p, event::RecoveryCopied{c.worker, c.step, "sim"}, s.Delay(0.05));
+      s.Out(*p, event::RecoveryCopied{c.worker, c.slot, c.step, "sim"}, s.Delay(0.05));
       return;
     }
-    s.Out(*p, event::RecoveryCopied{c.worker, c.step, ""}, s.Delay(0.05));
+    s.Out(*p, event::RecoveryCopied{c.worker, c.slot, c.step, ""}, s.Delay(0.05));
   }
   void operator()(const command::Publish& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     SIM_CHECK(p->state == c.digest && p->state_step.value == c.v.number) << "publish";
     const bool fails = s.Chance(s.options_.faults.publish_error);
     if (!fails) s.published_[c.v] = c.digest;
-    s.Out(*p, event::Published{c.worker, c.v, fails ? "sim" : ""}, s.Delay(0.02));
+    s.Out(*p, event::Published{c.worker, c.slot, c.v, fails ? "sim" : ""}, s.Delay(0.02));
   }
   void operator()(const command::Load& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
-    const int64_t id = p->id;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
+    const DeviceKey id = KeyOf(*p);
     // A load that the last controller asked for: the one that is asked for now is the same.
     if (p->loading == c.v && s.now_.t < p->load_until) return;
     if (p->loading == c.v && p->version == c.v && p->weights == c.digest) {
-      s.Out(*p, event::Loaded{c.worker, c.v, p->weights, ""});
+      s.Out(*p, event::Loaded{c.worker, c.slot, c.v, p->weights, ""});
       return;
     }
     p->loading = c.v;
@@ -384,28 +384,28 @@ struct SimCluster::Do {
     const double delay = s.Delay(0.05);
     p->load_until = s.now_.t + FromSeconds(delay);
     s.At(FromSeconds(delay), [&s = s, id, c, error, bad] {
-      Proc* q = s.Find(id);
-      if (q == nullptr || q->hung || q->loading != c.v) return;
+      Device* q = s.Find(id);
+      if (q == nullptr || q->loading != c.v) return;
       if (error) {
-        s.Out(*q, event::Loaded{c.worker, c.v, 0, "sim"});
+        s.Out(*q, event::Loaded{c.worker, c.slot, c.v, 0, "sim"});
         return;
       }
       q->version = c.v;
       q->weights = s.published_[c.v] ^ (bad ? 1 : 0);
-      s.Out(*q, event::Loaded{c.worker, c.v, q->weights, ""});
+      s.Out(*q, event::Loaded{c.worker, c.slot, c.v, q->weights, ""});
       if (q->draining) s.FinishDrain(*q);
     });
   }
   void operator()(const command::Admit& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     SIM_CHECK(p->version == c.v);
     p->loading.reset();
     p->admitted = true;
   }
   void operator()(const command::WriteCheckpoint& c) {
-    Proc* p = s.Find(c.worker);
-    if (p == nullptr || p->hung) return;
+    Device* p = s.Find(SlotOf(c));
+    if (p == nullptr) return;
     SIM_CHECK(p->state_step == c.step)
         << "checkpoint of step " << c.step.value << ", state is of " << p->state_step.value;
     const double delay = s.Delay(0.2);

@@ -158,7 +158,7 @@ struct InferenceSession::Impl {
     TP_RETURN_IF_ERROR(Expect<up::Offer>(patience).status());
     down::Welcome welcome;
     welcome.inc = {0};
-    welcome.slot = kSlot;
+    welcome.slots = {kSlot};
     welcome.permit_s = kPermitSeconds;
     welcome.config_yaml = config_yaml;
     welcome.run_dir = dir;
@@ -166,15 +166,15 @@ struct InferenceSession::Impl {
     welcome.model_dir = options.job.model.path;
     if (!attachments->Welcome(0, process, std::move(welcome)))
       return Unavailable("the worker process is gone: " + Log());
-    Send(down::InitState{});
+    Send(down::InitState{.slot = kSlot});
     TP_ASSIGN_OR_RETURN(const up::StateReady ready, Expect<up::StateReady>(patience));
     if (!ready.error.empty()) return InvalidArgument(ready.error);
     Send(down::Grant{.slot = kSlot, .epoch = kEpoch, .role = Role::kRollout});
     TP_RETURN_IF_ERROR(Expect<up::Granted>(patience).status());
-    Send(down::Load{kVersion, ready.weights_digest, "", /*alias=*/true});
+    Send(down::Load{kSlot, kVersion, ready.weights_digest, "", /*alias=*/true});
     TP_ASSIGN_OR_RETURN(const up::Loaded loaded, Expect<up::Loaded>(patience));
     if (!loaded.error.empty()) return InvalidArgument(loaded.error);
-    Send(down::Admit{.v = kVersion});
+    Send(down::Admit{.slot = kSlot, .v = kVersion});
     serving = true;
     return OkStatus();
   }

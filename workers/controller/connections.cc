@@ -84,7 +84,6 @@ void ControllerProcess::Do(const cmd::KillWorker& c) {
 
 void ControllerProcess::Do(const cmd::Welcome& c) {
   down::Welcome w;
-  w.slot = c.worker.value < options_.device_workers() ? SlotId{c.worker.value} : SlotId{};
   w.permit_s = PermitSeconds();
   w.config_yaml = request_.config_yaml;
   w.run_dir = request_.run_dir;
@@ -117,10 +116,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  [&](up::Offer&) {},
                  [&](up::Heartbeat& b) {
                    metrics_->OnHeartbeat(place, b);
-                   ev::Heartbeat beat{worker, std::nullopt, std::move(b.op), b.op_seq};
-                   if (b.has_engine)
-                     beat.engine = ev::EngineSample{b.kv_usage, b.running, b.waiting, b.step_s, b.decode_s};
-                   Feed(std::move(beat));
+                   Feed(ev::Heartbeat{worker, std::move(b.engines), std::move(b.op), b.op_seq});
                  },
                  [&](up::StepTokens& b) {
                    metrics_->OnTokens(b, Now());
@@ -136,7 +132,9 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    Feed(turns_->Take(worker, std::move(b)));
                  },
                  [&](up::Granted& b) {
-                   metrics_->OnHold(place, places_->places().at(place).granted, Now());
+                   const auto& granted = places_->places().at(place).granted;
+                   const auto role = granted.find(b.slot);
+                   if (role != granted.end()) metrics_->OnHold(b.slot, role->second, Now());
                    b.worker = worker;
                    Feed(std::move(b));
                  },

@@ -74,8 +74,8 @@ Status ControllerProcess::Open() {
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
   TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir, files_));
   TokenIntake::Ends ends;
-  ends.expects = [this](const WorkerRef& worker, const SampleId& tid, int32_t att) {
-    return controller_->Expects(worker, tid, att);
+  ends.expects = [this](const SlotRef& on, const SampleId& tid, int32_t att) {
+    return controller_->Expects(on, tid, att);
   };
   ends.have_row = [this](const SampleId& tid) { return EnsureRow(tid); };
   ends.check = [this](const sample::Segment& made) {
@@ -108,7 +108,11 @@ Status ControllerProcess::Open() {
   places_ = std::make_unique<WorkerPlaces>(
       *attachments_,
       WorkerPlaces::Ends{.feed = [this](scheduler::Event event) { Feed(std::move(event)); },
-                         .left = [this](int64_t place) { metrics_->OnHold(place, Role::kNone, Now()); }});
+                         .left =
+                             [this](int64_t place) {
+                               for (const auto& [slot, role] : places_->places().at(place).granted)
+                                 metrics_->OnHold(slot, Role::kNone, Now());
+                             }});
   effects_ = std::make_unique<Effects>(
       *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
                                    .carry_out = [this](auto& decided) { CarryOut(decided); },

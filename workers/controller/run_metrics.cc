@@ -130,8 +130,8 @@ PaceCount RunMetrics::paced() const {
   return all;
 }
 
-void RunMetrics::OnHold(int64_t place, Role role, TimePoint now) {
-  time_.Hold(place, role, Seconds(now.since_start));
+void RunMetrics::OnHold(SlotId slot, Role role, TimePoint now) {
+  time_.Hold(slot.value, role, Seconds(now.since_start));
 }
 
 void RunMetrics::OnCheckpoint(double seconds) {

@@ -38,8 +38,8 @@ class RunMetrics {
   void OnTrainDone(const up::TrainDone& done);
   void OnLoaded(const up::Loaded& loaded);
   void OnHeartbeat(int64_t place, const up::Heartbeat& beat);
-  // The slot of this worker is held in a role from now on; kNone: in none.
-  void OnHold(int64_t place, Role role, TimePoint now);
+  // The slot is held in a role from now on; kNone: in none.
+  void OnHold(SlotId slot, Role role, TimePoint now);
   void OnCheckpoint(double seconds);
   void OnHandle(double seconds) { handle_s_ += seconds; }
   void OnSync(double seconds) { sync_s_ += seconds; }

@@ -23,7 +23,7 @@ struct StoredSample {
   int64_t turns = 0, sealed = 0;
   uint64_t history = 0, seal = 0;
   // The worker was asked for the tokens from here on: they come once, whatever comes before them.
-  std::pair<WorkerRef, int64_t> asked = {{}, -1};
+  std::pair<SlotRef, int64_t> asked = {{}, -1};
 };
 
 class SampleStore {

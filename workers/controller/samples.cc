@@ -37,11 +37,12 @@ bool ControllerProcess::EnsureRow(const SampleId& tid) {
 
 void ControllerProcess::Do(const cmd::StartChunk& c) {
   if (!EnsureRow(c.tid)) {
-    Feed(ev::ChunkFinished{c.worker, c.tid, c.att, ev::ChunkEnd::kDataError, "the row cannot be read"});
+    Feed(ev::ChunkFinished{c.worker, c.slot, c.tid, c.att, ev::ChunkEnd::kDataError,
+                           "the row cannot be read"});
     return;
   }
   if (const Status whole = turns_->CheckPrefix(samples_.Get(c.tid, c.att)); !whole.ok()) {
-    Feed(ev::ChunkFinished{c.worker, c.tid, c.att, ev::ChunkEnd::kDataError, whole.message()});
+    Feed(ev::ChunkFinished{c.worker, c.slot, c.tid, c.att, ev::ChunkEnd::kDataError, whole.message()});
     return;
   }
   down::StartChunk m = samples_.StartMessage(c);
@@ -66,11 +67,12 @@ void ControllerProcess::PutStarts(const SampleId& tid, int32_t att, const Status
       waiting_chunks_, [&](const WaitingChunk& h) { return h.message.tid == tid && h.message.att == att; });
   if (held == waiting_chunks_.end()) return;
   if (!starts.ok()) {
-    const WorkerRef worker = held->worker;
+    const SlotRef on{held->worker, held->message.slot};
     waiting_chunks_.erase(held);
     // What is lost of the fragment before it stays lost.
     const bool lost = starts.status().code() == StatusCode::kDataLoss;
-    Feed(ev::ChunkFinished{worker, tid, att, lost ? ev::ChunkEnd::kDataError : ev::ChunkEnd::kError,
+    Feed(ev::ChunkFinished{on.worker, on.slot, tid, att,
+                           lost ? ev::ChunkEnd::kDataError : ev::ChunkEnd::kError,
                            "its start: " + starts.status().message()});
     return;
   }
@@ -102,8 +104,8 @@ void ControllerProcess::GiveBackWaitingChunks() {
   SendFragments();
   std::erase_if(waiting_chunks_, [&](const WaitingChunk& held) {
     if (!held.ready || Clock::now() - *held.ready <= std::chrono::seconds(5)) return false;
-    Feed(ev::ChunkFinished{held.worker, held.message.tid, held.message.att, ev::ChunkEnd::kCancelled,
-                           "no environment worker is there"});
+    Feed(ev::ChunkFinished{held.worker, held.message.slot, held.message.tid, held.message.att,
+                           ev::ChunkEnd::kCancelled, "no environment worker is there"});
     return true;
   });
 }

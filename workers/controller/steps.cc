@@ -13,7 +13,7 @@ namespace tidepool::workers {
 // --- pool, training, weights
 
 void ControllerProcess::Do(const cmd::Release& c) {
-  metrics_->OnHold(c.worker.worker.value, Role::kNone, Now());
+  metrics_->OnHold(c.slot, Role::kNone, Now());
   Send(c.worker, c);
 }
 
@@ -24,7 +24,7 @@ void ControllerProcess::Do(const cmd::Grant& c) {
 
 void ControllerProcess::Do(const cmd::FetchState& c) {
   Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, c.request,
-                                  places_->HelloOf(c.from.worker).weights_address});
+                                  places_->HelloOf(c.from.worker.worker).weights_address});
 }
 
 // The ranks meet by a file that all of them see; its name is never used again, also not by a later
@@ -42,9 +42,9 @@ void ControllerProcess::Do(const cmd::RestoreState& c) {
 }
 
 void ControllerProcess::Do(const cmd::Load& c) {
-  down::Load m{c.v, c.digest, "", c.worker.worker == c.from.worker};
+  down::Load m{c.slot, c.v, c.digest, "", SlotOf(c) == c.from};
   if (config_.cluster.weight_transport == WeightTransport::kStream && !m.alias)
-    m.address = places_->HelloOf(c.from.worker).weights_address;
+    m.address = places_->HelloOf(c.from.worker.worker).weights_address;
   Send(c.worker, std::move(m));
 }
 
@@ -132,7 +132,7 @@ void ControllerProcess::Do(const cmd::WriteCheckpoint& c) {
         if (!writer.ok()) return Feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
         checkpoint_ = *writer;
         pending_checkpoint_ = c;
-        Send(c.worker, down::WriteCheckpoint{c.ckpt, checkpoint_->dir()});
+        Send(c.worker, down::WriteCheckpoint{c.slot, c.ckpt, checkpoint_->dir()});
       });
 }
 
@@ -234,7 +234,7 @@ void ControllerProcess::Do(const cmd::SaveFinal& c) {
       },
       [this, c](const Status& removed) {
         if (!removed.ok()) return Feed(ev::FinalSaved{removed.message()});
-        Send(c.worker, down::SaveFinal{FinalTmp(c.worker)});
+        Send(c.worker, down::SaveFinal{c.slot, FinalTmp(c.worker)});
       });
 }
 

@@ -17,7 +17,7 @@ namespace tidepool::workers {
 class TokenIntake {
  public:
   struct Ends {
-    std::function<bool(const WorkerRef&, const SampleId&, int32_t att)> expects;  // Controller::Expects
+    std::function<bool(const SlotRef&, const SampleId&, int32_t att)> expects;  // Controller::Expects
     std::function<bool(const SampleId&)> have_row;        // in the store; reads it if it is not there yet
     std::function<Status(const sample::Segment&)> check;  // not ok: nothing can have made these tokens
     std::function<void(scheduler::Event)> feed;
@@ -29,17 +29,17 @@ class TokenIntake {
   void Take(const WorkerRef& worker, up::StepTokens& step);
   // The scheduler has decided about what was offered: of what it adopted, the worker is asked for the tokens
   // that are not here.
-  void Adopt(const WorkerRef& worker, const std::vector<up::OfferedAttempt>& offered);
+  void Adopt(const WorkerRef& worker, const std::vector<scheduler::event::OfferedChunk>& offered);
 
  private:
-  bool Continues(const WorkerRef& worker, const up::ChunkDelta& delta);
-  void AskFor(const WorkerRef& worker, StoredSample& record);
+  bool Continues(const SlotRef& on, const up::ChunkDelta& delta);
+  void AskFor(const SlotRef& on, StoredSample& record);
 
   SampleStore& samples_;
   const Ends ends_;
 };
 
 // What the scheduler is told of a process that has come.
-scheduler::event::WorkerJoined JoinedBy(const Attachments::Arrived& arrived, std::string name);
+scheduler::event::WorkerJoined JoinedBy(Attachments::Arrived arrived, std::string name);
 
 }  // namespace tidepool::workers

@@ -10,7 +10,7 @@ void WorkerPlaces::Arrived(Attachments::Arrived& e, std::string name) {
   p.given_up = false;
   p.hello = e.hello;
   auto joined = JoinedBy(e, std::move(name));
-  p.offered = std::move(e.offer.attempts);
+  p.offered = joined.chunks;
   ends_.feed(std::move(joined));
 }
 
@@ -42,12 +42,13 @@ void WorkerPlaces::Leave(int64_t place) {
   ends_.left(place);
 }
 
-std::optional<std::vector<up::OfferedAttempt>> WorkerPlaces::Welcome(const scheduler::command::Welcome& c,
-                                                                     down::Welcome terms) {
+std::optional<std::vector<scheduler::event::OfferedChunk>> WorkerPlaces::Welcome(
+    const scheduler::command::Welcome& c, down::Welcome terms) {
   Place& p = places_[c.worker.value];
   if (p.inc != c.inc) return std::nullopt;
   terms.inc = c.inc;
   terms.place = c.worker.value;
+  terms.slots = c.slots;
   if (!attachments_.Welcome(c.worker.value, c.process, std::move(terms))) return std::nullopt;
   return std::exchange(p.offered, {});
 }

@@ -25,9 +25,9 @@ class WorkerPlaces {
     bool given_up = false;  // its process was, and has not been seen to end
     Incarnation inc;        // that the scheduler decided last
     up::Hello hello;        // of the process that joined
-    std::vector<up::OfferedAttempt> offered;  // by it, until Welcome
-    Role granted = Role::kNone;               // the last
-    std::optional<TimePoint> due;             // when a process is to be started
+    std::vector<scheduler::event::OfferedChunk> offered;  // by it, until Welcome
+    std::map<SlotId, Role> granted;                       // the last of each slot
+    std::optional<TimePoint> due;                         // when a process is to be started
   };
   struct Ends {
     std::function<void(scheduler::Event)> feed;
@@ -45,15 +45,17 @@ class WorkerPlaces {
   // At the decision: who is in a place is known from then on, and told when the record of it is durable.
   void Decided(const scheduler::command::Welcome& c) { places_[c.worker.value].inc = c.inc; }
   // What the process offered. Nothing: it is gone, or another has come since.
-  std::optional<std::vector<up::OfferedAttempt>> Welcome(const scheduler::command::Welcome& c,
-                                                         down::Welcome terms);
+  std::optional<std::vector<scheduler::event::OfferedChunk>> Welcome(const scheduler::command::Welcome& c,
+                                                                     down::Welcome terms);
   void Refuse(const scheduler::command::RefuseWorker& c);
   void Kill(const scheduler::command::KillWorker& c);  // the caller kills the process, if it can
   void Start(const scheduler::command::StartWorker& c, TimePoint now) {
     places_[c.worker.value].due = now + c.delay;
   }
   std::vector<int64_t> TakeDue(TimePoint now);
-  void Granted(const scheduler::command::Grant& c) { places_[c.worker.worker.value].granted = c.role; }
+  void Granted(const scheduler::command::Grant& c) {
+    places_[c.worker.worker.value].granted[c.slot] = c.role;
+  }
   // Nothing for a worker whose loss is on its way.
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {

@@ -46,19 +46,12 @@ void DeviceMachine::On(const down::Attached& attached) {
   work_->Begin(attached.ctl_epoch);
   up::Offer frame;
   if (inc_.valid()) {
-    if (const auto digest = work_->WeightsDigest(); digest.ok()) {
-      frame.holds = holds_;
-      frame.holds_digest = *digest;
-      frame.state_step = work_->StateStep();
-      frame.state_digest = *digest;
-    }
+    if (const auto digest = work_->WeightsDigest(); digest.ok())
+      frame.slots.push_back({slot_, holds_, *digest, work_->StateStep(), *digest});
     for (const auto& [tid, att] : held_.TakePartial()) work_->Cancel(tid, att);
-    for (up::OfferedAttempt& attempt : held_.Offered()) {
-      if (frame.attempts.size() == up::kOfferedAttempts) {
-        work_->Say(frame);
-        frame.attempts.clear();
-      }
-      frame.attempts.push_back(attempt);
+    for (const scheduler::event::OfferedChunk& chunk : held_.Offered(slot_)) {
+      if (frame.chunks.size() == up::kOfferedChunks) work_->Say(std::exchange(frame, {}));
+      frame.chunks.push_back(chunk);
     }
   }
   frame.last = true;
@@ -74,7 +67,7 @@ void DeviceMachine::On(const down::Welcome& welcome) {
     epoch_ = {};
     admitted_ = holds_ = {};
     inc_ = welcome.inc;
-    slot_ = welcome.slot;
+    slot_ = welcome.slots.size() == 1 ? welcome.slots.front() : SlotId{};
   }
   if (!work_->Welcomed(welcome, anew).ok()) {
     exit_code_ = 2;
@@ -84,6 +77,11 @@ void DeviceMachine::On(const down::Welcome& welcome) {
 }
 
 // --- the slot
+
+bool DeviceMachine::Mine(SlotId slot) {
+  if (slot != slot_) ++refused_;
+  return slot == slot_;
+}
 
 // True if the command is about the slot as it is now.
 bool DeviceMachine::Current(SlotId slot, SlotEpoch epoch) {
@@ -152,7 +150,7 @@ void DeviceMachine::On(down::StartChunk& c) {
 
 // A chunk is over without more tokens.
 void DeviceMachine::End(const SampleId& tid, int32_t att, ChunkEnd end, const std::string& why) {
-  up::StepTokens answer;
+  up::StepTokens answer{.slot = slot_};
   answer.chunks.push_back({tid, att, {}, true, end, why});
   held_.Say(answer.chunks.back());
   work_->Say(std::move(answer));
@@ -160,16 +158,19 @@ void DeviceMachine::End(const SampleId& tid, int32_t att, ChunkEnd end, const st
 
 // Says nothing where the chunk is over: its end is on its way, and a second one would end the next chunk.
 void DeviceMachine::On(const down::CancelChunk& c) {
+  if (!Mine(c.slot)) return;
   if (work_->Cancel(c.tid, c.att)) End(c.tid, c.att, ChunkEnd::kCancelled, "");
   held_.Drop(c.tid, c.att);
 }
 
 void DeviceMachine::On(const down::ForgetGroup& c) {
+  if (!Mine(c.slot)) return;
   work_->ForgetGroup(c.gid);
   held_.Forget(c.gid);
 }
 
 void DeviceMachine::On(const down::Resend& c) {
+  if (!Mine(c.slot)) return;
   up::StepTokens again;
   again.chunks = held_.From(c.tid, c.att, c.from);
   SayTokens(std::move(again));
@@ -187,11 +188,12 @@ void DeviceMachine::Step() {
 
 // In as many messages as keep each below the limit of its size. What is counted by step goes with the first.
 void DeviceMachine::SayTokens(up::StepTokens tokens) {
+  tokens.slot = slot_;
   std::vector<up::ChunkDelta> chunks = std::exchange(tokens.chunks, {});
   int64_t size = 0;
   for (up::ChunkDelta& c : chunks) {
     if (!tokens.chunks.empty() && size + c.tokens.size() > kTokensTogether) {
-      work_->Say(std::exchange(tokens, {}));
+      work_->Say(std::exchange(tokens, {.slot = slot_}));
       size = 0;
     }
     size += c.tokens.size();
@@ -202,10 +204,16 @@ void DeviceMachine::SayTokens(up::StepTokens tokens) {
 
 // --- weights
 
+void DeviceMachine::On(const down::Admit& c) {
+  if (Mine(c.slot)) admitted_ = c.v;
+}
+
 void DeviceMachine::On(const down::Load& c) {
+  if (!Mine(c.slot)) return;
   admitted_ = holds_ = {};  // torn until the digest of what was loaded is the one that was named
   const auto copied = work_->Load(c);
   up::Loaded loaded;
+  loaded.slot = slot_;
   loaded.v = c.v;
   loaded.error = ErrorOf(copied.status());
   if (copied.ok()) {
@@ -221,16 +229,19 @@ void DeviceMachine::On(const down::Load& c) {
 }
 
 void DeviceMachine::On(const down::Publish& c) {
-  work_->Say(up::Published{.v = c.v, .error = ErrorOf(work_->Publish(c))});
+  if (!Mine(c.slot)) return;
+  work_->Say(up::Published{.slot = slot_, .v = c.v, .error = ErrorOf(work_->Publish(c))});
 }
 
 // --- training
 
 void DeviceMachine::On(const down::InitState& c) {
+  if (!Mine(c.slot)) return;
   holds_ = {};
   SayState(c.request, {0}, work_->InitState());
 }
 void DeviceMachine::On(const down::RestoreState& c) {
+  if (!Mine(c.slot)) return;
   holds_ = {};
   SayState(c.request, c.step, work_->RestoreState(c));
 }
@@ -241,14 +252,17 @@ void DeviceMachine::On(const down::FetchState& c) {
 }
 
 void DeviceMachine::SayState(int64_t request, StepNumber step, const StatusOr<uint64_t>& digest) {
-  work_->Say(up::StateReady{.step = step,
+  work_->Say(up::StateReady{.slot = slot_,
+                            .step = step,
                             .weights_digest = digest.ok() ? *digest : 0,
                             .error = ErrorOf(digest.status()),
                             .request = request});
 }
 
 void DeviceMachine::On(const down::FormGroup& c) {
-  work_->Say(up::GroupFormed{.group_epoch = c.group_epoch, .error = ErrorOf(work_->FormGroup(c))});
+  if (!Mine(c.slot)) return;
+  work_->Say(
+      up::GroupFormed{.slot = slot_, .group_epoch = c.group_epoch, .error = ErrorOf(work_->FormGroup(c))});
 }
 
 void DeviceMachine::On(const down::Train& c) {
@@ -266,13 +280,15 @@ void DeviceMachine::On(const down::Train& c) {
     return;
   }
   up::TrainDone done = *std::move(trained.done);
+  done.slot = slot_;
   done.step = c.step;
   done.lease = c.lease;
   work_->Say(std::move(done));
 }
 
 void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why) {
-  work_->Say(up::TrainFailed{.step = c.step,
+  work_->Say(up::TrainFailed{.slot = slot_,
+                             .step = c.step,
                              .lease = c.lease,
                              .why = why.message(),
                              .data = why.code() == StatusCode::kInvalidArgument,
@@ -283,7 +299,7 @@ void DeviceMachine::SayTrainFailed(const down::Train& c, const Status& why) {
 void DeviceMachine::On(const down::AbortStep& c) {
   if (!Current(c.slot, c.epoch)) return;
   work_->LeaveGroup();
-  up::StepAborted answer{.lease = c.lease, .step = work_->StateStep()};
+  up::StepAborted answer{.slot = slot_, .lease = c.lease, .step = work_->StateStep()};
   if (const auto digest = work_->WeightsDigest(); digest.ok()) answer.weights_digest = *digest;
   work_->Say(std::move(answer));
 }
@@ -298,9 +314,17 @@ bool DeviceMachine::CalledOff(int64_t lease) const {
 }
 
 void DeviceMachine::On(const down::CopyRecovery& c) {
-  work_->Say(up::RecoveryCopied{.step = c.step, .error = ErrorOf(work_->CopyRecovery(c.step))});
+  if (!Mine(c.slot)) return;
+  work_->Say(
+      up::RecoveryCopied{.slot = slot_, .step = c.step, .error = ErrorOf(work_->CopyRecovery(c.step))});
 }
 
-void DeviceMachine::On(const down::SaveFinal& c) { work_->Say(up::FinalSaved{ErrorOf(work_->SaveFinal(c))}); }
+void DeviceMachine::On(const down::WriteCheckpoint& c) {
+  if (Mine(c.slot)) work_->WriteCheckpoint(c);
+}
+
+void DeviceMachine::On(const down::SaveFinal& c) {
+  if (Mine(c.slot)) work_->Say(up::FinalSaved{ErrorOf(work_->SaveFinal(c))});
+}
 
 }  // namespace tidepool::workers

@@ -1,8 +1,8 @@
 #pragma once
-// The state machine of a device worker: it rejects outdated commands, keeps the tokens of each attempt,
-// tracks which weights are whole, answers and offers (docs/worker_protocol.md). It has no threads, sockets,
-// clocks or tensors: all that happens happens through DeviceWork. The worker process (device_worker.cc) and
-// the simulated network run this very class. Not thread-safe.
+// The state machine of a device worker with one slot: it rejects outdated commands, keeps the tokens of each
+// attempt, tracks which weights are whole, answers and offers (docs/worker_protocol.md). It has no threads,
+// sockets, clocks or tensors: all that happens happens through DeviceWork. The worker process
+// (device_worker.cc) and the simulated network run this very class. Not thread-safe.
 
 #include <cstdint>
 #include <deque>
@@ -118,8 +118,8 @@ class DeviceMachine {
   void On(const down::CopyRecovery& c);
   void On(const down::Publish& c);
   void On(const down::Load& c);
-  void On(const down::Admit& c) { admitted_ = c.v; }
-  void On(const down::WriteCheckpoint& c) { work_->WriteCheckpoint(c); }
+  void On(const down::Admit& c);
+  void On(const down::WriteCheckpoint& c);
   void On(const down::SaveFinal& c);
   void On(const down::Shutdown&) { exit_code_ = 0; }
   // Not for a device, or not for a session.
@@ -128,6 +128,7 @@ class DeviceMachine {
   void On(const down::Refuse&) { ++refused_; }
   void On(const down::PermitRenewal&) {}
 
+  bool Mine(SlotId slot);
   bool Current(SlotId slot, SlotEpoch epoch);
   bool Begins(SlotId slot, SlotEpoch epoch);
   void SayTokens(up::StepTokens tokens);

@@ -59,11 +59,11 @@ void HeldTokens::Forget(GroupId gid) {
   std::erase_if(attempts_, [&](const auto& item) { return item.second.gid == gid; });
 }
 
-std::vector<up::OfferedAttempt> HeldTokens::Offered() const {
-  std::vector<up::OfferedAttempt> out;
+std::vector<scheduler::event::OfferedChunk> HeldTokens::Offered(SlotId slot) const {
+  std::vector<scheduler::event::OfferedChunk> out;
   for (const auto& [key, a] : attempts_) {
     if (!kept_ || !a.whole) continue;
-    up::OfferedAttempt offered{key.first, key.second, a.tokens, {}, {}};
+    scheduler::event::OfferedChunk offered{slot, key.first, key.second, a.tokens, {}, {}};
     for (const up::ChunkDelta& d : a.deltas) {
       for (const auto& [version, count] : d.tokens.versions) {
         if (!offered.oldest.valid() || version < offered.oldest) offered.oldest = version;

@@ -25,7 +25,7 @@ class HeldTokens {
   void Drop(const SampleId& tid, int32_t att) { attempts_.erase({tid, att}); }
   void Forget(GroupId gid);  // its samples are done
   // Attempts that are here from their first token on; not those of evaluations, which begin again.
-  [[nodiscard]] std::vector<up::OfferedAttempt> Offered() const;
+  [[nodiscard]] std::vector<scheduler::event::OfferedChunk> Offered(SlotId slot) const;
   // Takes out the attempts that cannot be offered, as no controller but the one that gave them knows what
   // goes before: they are to be ended.
   std::vector<std::pair<SampleId, int32_t>> TakePartial();

@@ -21,14 +21,12 @@ void Pulse::Begin(std::string op) {
   ++beat_.op_seq;
 }
 
-void Pulse::Engine(const up::StepTokens& stats) {
+void Pulse::Engine(SlotId slot, const up::StepTokens& stats) {
   const MutexLock lock(mu_);
-  beat_.has_engine = true;
-  beat_.kv_usage = stats.kv_usage;
-  beat_.running = stats.running;
-  beat_.waiting = stats.waiting;
-  beat_.step_s = stats.step_s;
-  if (stats.prefill_tokens == 0) beat_.decode_s = stats.step_s;
+  const double decode_s = stats.prefill_tokens == 0 ? stats.step_s
+                          : beat_.engines.empty()   ? 0
+                                                    : beat_.engines.front().decode_s;
+  beat_.engines = {{slot, stats.kv_usage, stats.running, stats.waiting, stats.step_s, decode_s}};
   ++beat_.op_seq;
 }
 

@@ -11,9 +11,9 @@ namespace tidepool::workers {
 
 class Pulse {
  public:
-  void Begin(std::string op);               // counts as progress
-  void Engine(const up::StepTokens& step);  // an engine step was done
-  void SetPacer(const Pacer* pacer);        // borrowed
+  void Begin(std::string op);                            // counts as progress
+  void Engine(SlotId slot, const up::StepTokens& step);  // an engine step was done
+  void SetPacer(const Pacer* pacer);                     // borrowed
   up::Heartbeat Take();
 
  private:

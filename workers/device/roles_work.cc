@@ -28,10 +28,14 @@ Status Told(const char* event, const Status& status) {
 // --- life
 
 Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
+  if (welcome.slots.size() != 1)
+    return Told("config", InvalidArgument("this worker has one device, and the controller gives it " +
+                                          std::to_string(welcome.slots.size()) + " slots"));
   if (anew) {
     StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
     if (!config.ok()) return Told("config", config.status());
     config_ = std::move(*config);
+    slot_ = welcome.slots.front();
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
     auto pacer = Pacer::Create(config_.cluster);
@@ -43,7 +47,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     of_slot.model.init.reset();
     // What cannot be predicted is not set aside; the controller asks for no proof then.
     if (const auto plan = PlanMemory(of_slot); plan.ok()) {
-      plan_ = plan->processes[static_cast<size_t>(welcome.slot.value)];
+      plan_ = plan->processes[static_cast<size_t>(welcome.place)];
       shared_memory_ = plan->shared_memory_bytes;
     }
     roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory);
@@ -187,7 +191,7 @@ up::StepTokens RolesWork::Step() {
     pacer_->Keep(start, pacer_->EngineStep(out.sampled, context, tokens.prefill_tokens));
     tokens.step_s = std::chrono::duration<double>(Clock::now() - start).count();
   }
-  pulse_.Engine(tokens);
+  pulse_.Engine(slot_, tokens);
   if (trace_) {
     trace_->Add({"generate",
                  std::string(observe::kRolloutSpan),

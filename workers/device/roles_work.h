@@ -104,6 +104,7 @@ class RolesWork : public DeviceWork {
   JobConfig config_;
   Pulse pulse_;
   std::atomic<int64_t> heartbeat_ms_{500};
+  SlotId slot_;                // this incarnation's
   ProcessMemory plan_;         // of this slot
   int64_t shared_memory_ = 0;  // bytes in /dev/shm of the whole job, by the plan
   std::unique_ptr<DeviceRoles> roles_;

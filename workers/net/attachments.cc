@@ -121,12 +121,12 @@ void Attachments::Said(HubMessage& e, TimePoint now, std::vector<Event>& out) {
 }
 
 bool Attachments::Collect(Place& p, up::Offer& frame) {
-  std::vector<up::OfferedAttempt> attempts = std::move(p.offer.attempts);
-  attempts.insert(attempts.end(), frame.attempts.begin(), frame.attempts.end());
-  if (attempts.size() > kMaxOffered) return false;
+  up::Offer& all = p.offer;
+  if (all.chunks.size() + frame.chunks.size() > kMaxOffered || all.slots.size() + frame.slots.size() > kSlots)
+    return false;
   p.offered = frame.last;
-  if (attempts.size() == frame.attempts.size()) p.offer = std::move(frame);  // the first with any
-  p.offer.attempts = std::move(attempts);
+  all.slots.insert(all.slots.end(), frame.slots.begin(), frame.slots.end());
+  all.chunks.insert(all.chunks.end(), frame.chunks.begin(), frame.chunks.end());
   return true;
 }
 

@@ -36,31 +36,35 @@ TP_FIELDS_BY(Graded, TP_EACH(tid, att, outcome, reward) v("rewards", r.rewards, 
 TP_FIELDS(Drained, slot, epoch)
 TP_FIELDS(Released, slot, epoch, free_bytes)
 TP_FIELDS(Granted, slot, epoch)
-TP_FIELDS_BY(Loaded, TP_EACH(v, digest) v("error", r.error, kWords);)
-TP_FIELDS_BY(StateReady, TP_EACH(step, weights_digest) v("error", r.error, kWords); v("request", r.request);)
-TP_FIELDS_BY(GroupFormed, v("group_epoch", r.group_epoch); v("error", r.error, kWords);)
-TP_FIELDS(StepAborted, lease, step, weights_digest)
+TP_FIELDS_BY(Loaded, TP_EACH(slot, v, digest) v("error", r.error, kWords);)
+TP_FIELDS_BY(StateReady, TP_EACH(slot, step, weights_digest) v("error", r.error, kWords);
+             v("request", r.request);)
+TP_FIELDS_BY(GroupFormed, TP_EACH(slot, group_epoch) v("error", r.error, kWords);)
+TP_FIELDS(StepAborted, slot, lease, step, weights_digest)
 TP_FIELDS(GivenRow, tid, digest, masked)
-TP_FIELDS(TrainDone, step, lease, finite, weights_digest, seconds, rows_digest, rows)
-TP_FIELDS_BY(TrainFailed, TP_EACH(step, lease) v("why", r.why, kWords); TP_EACH(data, torn))
-TP_FIELDS_BY(Published, v("v", r.v); v("error", r.error, kWords);)
-TP_FIELDS_BY(RecoveryCopied, v("step", r.step); v("error", r.error, kWords);)
+TP_FIELDS(TrainDone, slot, step, lease, finite, weights_digest, seconds, rows_digest, rows)
+TP_FIELDS_BY(TrainFailed, TP_EACH(slot, step, lease) v("why", r.why, kWords); TP_EACH(data, torn))
+TP_FIELDS_BY(Published, TP_EACH(slot, v) v("error", r.error, kWords);)
+TP_FIELDS_BY(RecoveryCopied, TP_EACH(slot, step) v("error", r.error, kWords);)
 TP_FIELDS_BY(FinalSaved, v("error", r.error, kWords);)
+TP_FIELDS(OfferedSlot, slot, holds, holds_digest, state_step, state_digest)
+TP_FIELDS(OfferedChunk, slot, tid, att, tokens, oldest, newest)
+TP_FIELDS(EngineSample, slot, kv_usage, running, waiting, step_s, decode_s)
 }  // namespace tidepool::scheduler::event
 
 namespace tidepool::scheduler::command {
-TP_FIELDS(CancelChunk, tid, att)
-TP_FIELDS(ForgetGroup, gid)
+TP_FIELDS(CancelChunk, slot, tid, att)
+TP_FIELDS(ForgetGroup, slot, gid)
 TP_FIELDS(Drain, slot, epoch)
 TP_FIELDS(Release, slot, epoch, need_bytes)
 TP_FIELDS(Grant, slot, epoch, role)
-TP_FIELDS(InitState, request)
-TP_FIELDS(RestoreState, ckpt, step, weights_digest, request)
-TP_FIELDS(FormGroup, group_epoch, rank, world)
+TP_FIELDS(InitState, slot, request)
+TP_FIELDS(RestoreState, slot, ckpt, step, weights_digest, request)
+TP_FIELDS(FormGroup, slot, group_epoch, rank, world)
 TP_FIELDS(AbortStep, slot, epoch, lease, step, group_epoch)
-TP_FIELDS(CopyRecovery, step)
-TP_FIELDS(Publish, v, digest)
-TP_FIELDS(Admit, v)
+TP_FIELDS(CopyRecovery, slot, step)
+TP_FIELDS(Publish, slot, v, digest)
+TP_FIELDS(Admit, slot, v)
 }  // namespace tidepool::scheduler::command
 
 namespace tidepool::workers {
@@ -71,15 +75,11 @@ TP_FIELDS_BY(Hello, v("run_id", r.run_id, kWords);
              TP_EACH(process, ctl_epoch, inc, received)
                  v("environment_address", r.environment_address, kWords);
              v("environment_token", r.environment_token, kWords);)
-TP_FIELDS(OfferedAttempt, tid, att, tokens, oldest, newest)
-TP_FIELDS_BY(Offer, TP_EACH(holds, holds_digest, state_step, state_digest)
-                        v("attempts", r.attempts, kOfferedAttempts);
-             v("last", r.last);)
-TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords);
-             TP_EACH(op_seq, kv_usage, running, waiting, step_s, decode_s, rss_bytes, has_engine, paced_steps,
-                     paced_missed, pace_scale_needed))
+TP_FIELDS_BY(Offer, v("slots", r.slots, kSlots); v("chunks", r.chunks, kOfferedChunks); v("last", r.last);)
+TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines", r.engines, kSlots);
+             TP_EACH(rss_bytes, paced_steps, paced_missed, pace_scale_needed))
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); v("from", r.from);)
-TP_FIELDS(StepTokens, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
+TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
 TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); v("seconds", r.seconds);)
 TP_FIELDS_BY(EnvStepped,
              TP_EACH(tid, att, turn, outcome, observation, reward, done) v("rewards", r.rewards, kNames);
@@ -92,22 +92,22 @@ TP_FIELDS_BY(CheckpointFiles, v("ckpt", r.ckpt); v("files", r.files, kNames); v(
 
 namespace down {
 TP_FIELDS(Attached, ctl_epoch, received)
-TP_FIELDS(Welcome, inc, place, slot, permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory,
-          run_clock_ns)
+TP_FIELDS_BY(Welcome, TP_EACH(inc, place) v("slots", r.slots, kSlots);
+             TP_EACH(permit_s, config_yaml, run_dir, run_id, model_dir, shared_memory, run_clock_ns))
 TP_FIELDS_BY(Refuse, v("why", r.why, kWords); v("again", r.again);)
 TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, prompt, generated, chunk_tokens, max_new_tokens,
           greedy, starts, environment, environment_token, routing_bytes)
-TP_FIELDS(Resend, tid, att, from)
+TP_FIELDS(Resend, slot, tid, att, from)
 TP_FIELDS(Grade, tid, att, prompt, answer, fields, text, response_tokens, max_new_tokens, ended, timeout_s)
 TP_FIELDS(EnvStep, tid, att, turn, actions, timeout_s)
 TP_FIELDS_BY(RestoreState, VisitFields(As<command::RestoreState>(r), v); v("dir", r.dir);)
 TP_FIELDS(Train, slot, epoch, lease, step, v, rows, group_epoch, rank, world, groups)
 TP_FIELDS(FetchState, slot, epoch, step, weights_digest, request, address)
 TP_FIELDS_BY(FormGroup, VisitFields(As<command::FormGroup>(r), v); TP_EACH(store, timeout_s))
-TP_FIELDS(Load, v, digest, address, alias)
-TP_FIELDS(WriteCheckpoint, ckpt, dir)
-TP_FIELDS(SaveFinal, dir)
+TP_FIELDS(Load, slot, v, digest, address, alias)
+TP_FIELDS(WriteCheckpoint, slot, ckpt, dir)
+TP_FIELDS(SaveFinal, slot, dir)
 TP_FIELDS_BY(Shutdown, v("why", r.why, kWords);)
 }  // namespace down
 

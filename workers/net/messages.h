@@ -24,6 +24,8 @@ namespace tidepool::workers {
 // What an engine adds to a sample: a segment of tokens, or a whole fragment.
 using TokenRecord = sample::Segment;
 
+inline constexpr size_t kSlots = 1024;  // the most of one worker
+
 namespace up {  // worker -> controller
 
 namespace event = scheduler::event;
@@ -44,32 +46,19 @@ struct Hello {
   // drawn anew by every process.
   std::string environment_address, environment_token;
 };
-// What is left of an attempt on a worker, without its tokens.
-struct OfferedAttempt {
-  SampleId tid;
-  int32_t att = 0;
-  int64_t tokens = 0;
-  Version oldest, newest;  // invalid where there are no tokens
-};
-// What a process holds, said once to each controller epoch, in frames of at most kOfferedAttempts attempts;
-// the first one speaks for the device, the last one says so.
-inline constexpr size_t kOfferedAttempts = 1024;
+// What a process holds, said once to each controller epoch, in frames of at most kOfferedChunks chunks; the
+// last one says so.
+inline constexpr size_t kOfferedChunks = 1024;
 struct Offer {
-  Version holds;  // weights that are whole in memory, by their digest; invalid: none are
-  uint64_t holds_digest = 0;
-  StepNumber state_step;  // whose training state is whole; invalid: none is
-  uint64_t state_digest = 0;
-  std::vector<OfferedAttempt> attempts;
+  std::vector<event::OfferedSlot> slots;
+  std::vector<event::OfferedChunk> chunks;
   bool last = false;
 };
 struct Heartbeat {
-  std::string op;                    // what the device thread is doing
-  int64_t op_seq = 0;                // counts operations; a hang shows as no change
-  double kv_usage = 0;               // 0..1
-  int64_t running = 0, waiting = 0;  // samples in the engine's batch, and before it
-  double step_s = 0, decode_s = 0;   // the last engine step; the last one that filled no caches
-  int64_t rss_bytes = 0;             // resident memory of the process, peak
-  bool has_engine = false;
+  std::string op;                            // what the device thread is doing
+  int64_t op_seq = 0;                        // counts operations; a hang shows as no change
+  std::vector<event::EngineSample> engines;  // of its slots that generate
+  int64_t rss_bytes = 0;                     // resident memory of the process, peak
   // cluster.pace: steps so far, those that took longer than their pace, and the pace_scale at which hardly
   // any would have.
   int64_t paced_steps = 0, paced_missed = 0;
@@ -86,6 +75,7 @@ struct ChunkDelta {
   int64_t from = 0;  // tokens of the attempt that go before these
 };
 struct StepTokens {
+  SlotId slot;
   std::vector<ChunkDelta> chunks;
   double step_s = 0, kv_usage = 0;
   int64_t running = 0, waiting = 0, prefill_tokens = 0, prefix_hit_tokens = 0;
@@ -162,10 +152,10 @@ struct Attached {
 struct Welcome {
   Incarnation inc;
   int64_t place = 0;
-  SlotId slot;              // of a device worker; invalid: none
-  double permit_s = 0;      // serve nothing when no message came for so long
-  std::string config_yaml;  // the resolved job
-  std::string run_dir;      // for files on the same host
+  std::vector<SlotId> slots;  // of a device worker
+  double permit_s = 0;        // serve nothing when no message came for so long
+  std::string config_yaml;    // the resolved job
+  std::string run_dir;        // for files on the same host
   std::string run_id;
   std::string
       model_dir;  // Hugging Face folder of the start (tokenizer, config; weights unless made from the config)
@@ -197,6 +187,7 @@ using command::CancelChunk;
 using command::ForgetGroup;
 // The deltas of an attempt again that begin at token `from` or later.
 struct Resend {
+  SlotId slot;
   SampleId tid;
   int32_t att = 0;
   int64_t from = 0;
@@ -258,16 +249,19 @@ struct FormGroup : command::FormGroup {
 using command::CopyRecovery;
 using command::Publish;
 struct Load {
+  SlotId slot;
   Version v;
   uint64_t digest = 0;
   std::string address;  // of the peer's Weights service; empty: shared memory
   bool alias = false;   // the weights are here: those of this worker's trainer
 };
 struct WriteCheckpoint {
+  SlotId slot;
   int64_t ckpt = 0;
   std::string dir;
 };
 struct SaveFinal {
+  SlotId slot;
   std::string dir;
 };
 struct Shutdown {

@@ -76,7 +76,6 @@ class EnvironmentWorker : public SideWorker {
   void Describe(up::Heartbeat& beat) override {
     beat.op = "play";
     beat.op_seq = vector_ != nullptr ? vector_->steps() : answered_;
-    beat.waiting = static_cast<int64_t>(due_.size());
   }
 
  private:

@@ -7,19 +7,20 @@ namespace {
 
 constexpr SampleId kTid{7, 0, 1};
 constexpr WorkerRef kWorker{{2}, {5}};
+constexpr SlotId kSlot{2};
 
 struct TokenIntakeTest : testing::Test {
   SampleStore samples;
   std::vector<down::Resend> asked;
   TokenIntake intake{samples,
-                     {.expects = [](const WorkerRef&, const SampleId&, int32_t) { return true; },
+                     {.expects = [](const SlotRef&, const SampleId&, int32_t) { return true; },
                       .have_row = [](const SampleId&) { return true; },
                       .check = [](const sample::Segment&) { return OkStatus(); },
                       .feed = [](const scheduler::Event&) {},
                       .ask = [this](const WorkerRef&, down::Resend what) { asked.push_back(what); }}};
 
   void Say(int64_t from, int64_t tokens) {
-    up::StepTokens step;
+    up::StepTokens step{.slot = kSlot};
     up::ChunkDelta& delta = step.chunks.emplace_back();
     delta.tid = kTid;
     delta.from = from;
@@ -47,12 +48,12 @@ TEST_F(TokenIntakeTest, AsksOnceForEachGap) {
 
 // What the process generates before it has heard the question is behind the same gap.
 TEST_F(TokenIntakeTest, WhatWasAdoptedIsAskedForOnce) {
-  intake.Adopt(kWorker, {{kTid, 0, 20, {0, 1}, {0, 1}}});
+  intake.Adopt(kWorker, {{kSlot, kTid, 0, 20, {0, 1}, {0, 1}}});
   Say(20, 4);
   Say(24, 4);
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].from, 0);
-  intake.Adopt({{2}, {6}}, {{kTid, 0, 20, {0, 1}, {0, 1}}});
+  intake.Adopt({{2}, {6}}, {{kSlot, kTid, 0, 20, {0, 1}, {0, 1}}});
   EXPECT_EQ(asked.size(), 2u) << "of another process";
 }
 

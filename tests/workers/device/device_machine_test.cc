@@ -41,12 +41,12 @@ struct DeviceMachineTest : testing::Test {
   void Serve(uint64_t digest = 99) {
     Tell(down::Attached{3, 0});
     EXPECT_TRUE(Said<up::Offer>().last);
-    Tell(down::Welcome{.inc = {5}, .slot = kSlot});
+    Tell(down::Welcome{.inc = {5}, .slots = {kSlot}});
     Tell(down::Grant{.slot = kSlot, .epoch = {2}, .role = Role::kRollout});
     Said<up::Granted>();
-    Tell(down::Load{kVersion, digest, "", false});
+    Tell(down::Load{kSlot, kVersion, digest, "", false});
     EXPECT_EQ(Said<up::Loaded>().digest, 99u);
-    Tell(down::Admit{.v = kVersion});
+    Tell(down::Admit{.slot = kSlot, .v = kVersion});
   }
   void Start(int64_t ordinal, int64_t epoch = 2) {
     down::StartChunk c;
@@ -62,10 +62,10 @@ struct DeviceMachineTest : testing::Test {
 };
 
 TEST_F(DeviceMachineTest, DropsWhatIsNotOfNow) {
-  Tell(down::InitState{});
+  Tell(down::InitState{.slot = kSlot});
   EXPECT_EQ(machine.refused(), 1) << "before Welcome";
   Serve();
-  Tell(down::InitState{}, 2);
+  Tell(down::InitState{.slot = kSlot}, 2);
   EXPECT_EQ(machine.refused(), 2) << "of an earlier controller";
   Start(1, /*epoch=*/1);
   Tell(down::Drain{.slot = kSlot, .epoch = {1}});
@@ -83,8 +83,8 @@ TEST_F(DeviceMachineTest, WeightsThatAreNotThoseThatWereNamedServeNothing) {
   EXPECT_FALSE(machine.CanStep());
   Tell(down::Attached{4, 0}, 4, 4);
   const auto offer = Said<up::Offer>();
-  EXPECT_FALSE(offer.holds.valid()) << "torn";
-  Tell(down::Load{kVersion, 99, "", false}, 4, 4);
+  EXPECT_FALSE(offer.slots[0].holds.valid()) << "torn";
+  Tell(down::Load{kSlot, kVersion, 99, "", false}, 4, 4);
   Said<up::Loaded>();
   EXPECT_TRUE(machine.CanStep());
 }
@@ -97,19 +97,20 @@ TEST_F(DeviceMachineTest, TheSameIncarnationGoesOnAndAnotherBeginsAnew) {
   Tell(down::Attached{4, 0}, 4, 4);
   EXPECT_EQ(begun, 4);
   const auto offer = Said<up::Offer>();
-  EXPECT_EQ(offer.holds, kVersion);
-  EXPECT_EQ(offer.holds_digest, 99u);
-  ASSERT_EQ(offer.attempts.size(), 1u);
-  EXPECT_EQ(offer.attempts[0].tokens, first.chunks[0].tokens.size());
-  Tell(down::Welcome{.inc = {5}, .slot = kSlot}, 4, 4);
+  EXPECT_EQ(offer.slots[0].holds, kVersion);
+  ASSERT_EQ(offer.slots.size(), 1u);
+  EXPECT_EQ(offer.slots[0].holds_digest, 99u);
+  ASSERT_EQ(offer.chunks.size(), 1u);
+  EXPECT_EQ(offer.chunks[0].tokens, first.chunks[0].tokens.size());
+  Tell(down::Welcome{.inc = {5}, .slots = {kSlot}}, 4, 4);
   EXPECT_EQ(machine.role(), Role::kRollout);
-  Tell(down::Resend{{1, 0, 0}, 0, 0}, 4, 4);
+  Tell(down::Resend{kSlot, {1, 0, 0}, 0, 0}, 4, 4);
   EXPECT_EQ(Said<up::StepTokens>().chunks[0].tokens.ids, first.chunks[0].tokens.ids);
 
-  Tell(down::Welcome{.inc = {6}, .slot = kSlot}, 4, 4);
+  Tell(down::Welcome{.inc = {6}, .slots = {kSlot}}, 4, 4);
   EXPECT_EQ(machine.role(), Role::kNone);
   EXPECT_FALSE(machine.CanStep());
-  Tell(down::Resend{{1, 0, 0}, 0, 0}, 4, 4);
+  Tell(down::Resend{kSlot, {1, 0, 0}, 0, 0}, 4, 4);
   EXPECT_TRUE(said.empty());
 }
 
@@ -117,7 +118,7 @@ TEST_F(DeviceMachineTest, EveryChunkHasOneEnd) {
   Serve();
   Start(1);
   Start(2);
-  Tell(down::CancelChunk{.tid = {1, 0, 0}});
+  Tell(down::CancelChunk{.slot = kSlot, .tid = {1, 0, 0}});
   EXPECT_EQ(Said<up::StepTokens>().chunks[0].end, ChunkEnd::kCancelled);
   Tell(down::Drain{.slot = kSlot, .epoch = {3}});
   ASSERT_EQ(said.size(), 2u);
@@ -142,7 +143,7 @@ TEST_F(DeviceMachineTest, ACancelOfWhatIsOverIsNotAnswered) {
   while (machine.CanStep()) machine.Step();
   EXPECT_TRUE(std::get<up::StepTokens>(said.back()).chunks[0].ended);
   said.clear();
-  Tell(down::CancelChunk{.tid = {1, 0, 0}});
+  Tell(down::CancelChunk{.slot = kSlot, .tid = {1, 0, 0}});
   EXPECT_TRUE(said.empty()) << "it would end the next chunk of the sample";
 }
 
@@ -184,7 +185,7 @@ TEST_F(DeviceMachineTest, WhatIsSentAgainComesInBoundedMessages) {
     machine.Step();
   }
   said.clear();
-  Tell(down::Resend{{1, 0, 0}, 0, 0});
+  Tell(down::Resend{kSlot, {1, 0, 0}, 0, 0});
   EXPECT_GE(said.size(), 5u);
   int64_t at = 0;
   for (const FromWorkerBody& body : said) {
@@ -208,7 +209,7 @@ TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
   Said<up::Granted>();
   Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 7, .step = {1}, .rows = 2});
   EXPECT_NE(Said<up::TrainFailed>().why.find("state"), std::string::npos) << "there is none yet";
-  Tell(down::InitState{.request = 6});
+  Tell(down::InitState{.slot = kSlot, .request = 6});
   EXPECT_EQ(Said<up::StateReady>().request, 6);
   Tell(down::Train{.slot = kSlot, .epoch = {3}, .lease = 7, .step = {2}, .rows = 2});
   EXPECT_EQ(Said<up::TrainFailed>().lease, 7) << "the state is not that of the step before";
@@ -222,9 +223,9 @@ TEST_F(DeviceMachineTest, ATrainedStepLeavesNoVersionUntilOneIsLoaded) {
   EXPECT_EQ(done.step, StepNumber{1});
   Tell(down::Attached{4, 0}, 4, 4);
   const auto offer = Said<up::Offer>();
-  EXPECT_FALSE(offer.holds.valid());
-  EXPECT_EQ(offer.state_step, StepNumber{1});
-  EXPECT_EQ(offer.state_digest, done.weights_digest);
+  EXPECT_FALSE(offer.slots[0].holds.valid());
+  EXPECT_EQ(offer.slots[0].state_step, StepNumber{1});
+  EXPECT_EQ(offer.slots[0].state_digest, done.weights_digest);
 }
 
 // Also one that came together with the step's own.
@@ -234,7 +235,7 @@ TEST_F(DeviceMachineTest, AStepIsCalledOffByACommandThatWaitsBehindIt) {
   Serve();
   Tell(down::Grant{.slot = kSlot, .epoch = {3}, .role = Role::kActor});
   Said<up::Granted>();
-  Tell(down::InitState{});
+  Tell(down::InitState{.slot = kSlot});
   Said<up::StateReady>();
   const auto abort = [](int64_t lease) {
     return down::AbortStep{.slot = kSlot, .epoch = {3}, .lease = lease};

@@ -52,7 +52,7 @@ class DeviceWorkerTest : public testing::Test {
     hub_->Send(connection_, {0, 0, down::Attached{1, 0}});
     down::Welcome welcome;
     welcome.inc = {0};
-    welcome.slot = {0};
+    welcome.slots = {{0}};
     welcome.permit_s = 600;
     welcome.config_yaml = config::ResolvedYaml(*loaded);
     welcome.run_dir = dir_;

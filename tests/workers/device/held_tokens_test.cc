@@ -30,7 +30,7 @@ TEST(HeldTokensTest, NamesOffsetsAndSaysEverythingAgainWithOneEnd) {
   up::ChunkDelta second = Delta(kTid, {12});
   held.Say(second);
   EXPECT_EQ(second.from, 2);
-  const auto offered = held.Offered();
+  const auto offered = held.Offered({0});
   ASSERT_EQ(offered.size(), 1u);
   EXPECT_EQ(offered[0].tokens, 3);
   EXPECT_EQ(offered[0].newest, (Version{0, 3}));
@@ -43,7 +43,7 @@ TEST(HeldTokensTest, NamesOffsetsAndSaysEverythingAgainWithOneEnd) {
   EXPECT_EQ(behind[0].from, 1);
   EXPECT_EQ(behind[0].tokens.ids, (std::vector<int32_t>{11, 12}));
   held.Forget({1});
-  EXPECT_TRUE(held.Offered().empty());
+  EXPECT_TRUE(held.Offered({0}).empty());
 }
 
 // Whoever reads what is said again, from wherever, has what was said, and no more messages than it needs.
@@ -93,7 +93,7 @@ TEST(HeldTokensTest, WhatAnotherWorkerMadeOfAnAttemptIsNotOffered) {
   up::ChunkDelta next = Delta(kTid, {12});
   held.Say(next);
   EXPECT_EQ(next.from, 2);
-  EXPECT_TRUE(held.Offered().empty());
+  EXPECT_TRUE(held.Offered({0}).empty());
   EXPECT_TRUE(held.From(kTid, 0, 0).empty());
   const auto partial = held.TakePartial();
   ASSERT_EQ(partial.size(), 1u);
@@ -107,7 +107,7 @@ TEST(HeldTokensTest, KeepsNothingWhereWorkersEndWithTheirController) {
   held.Say(a);
   held.Say(b);
   EXPECT_EQ(b.from, 1);
-  EXPECT_TRUE(held.Offered().empty());
+  EXPECT_TRUE(held.Offered({0}).empty());
   EXPECT_TRUE(held.TakePartial().empty()) << "an attempt that is over is forgotten";
 }
 

@@ -111,7 +111,7 @@ TEST(LinkTest, MessagesKeepOrderAndContentBothWays) {
   chunk.version = {2, 17};
   chunk.greedy = true;
   ends.hub->Send(*connection,
-                 ToWorker{1, 0, down::Welcome{{5}, 3, {3}, 1.5, "name: x", "/run", "run", "/model"}});
+                 ToWorker{1, 0, down::Welcome{{5}, 3, {{3}}, 1.5, "name: x", "/run", "run", "/model"}});
   ends.hub->Send(*connection, ToWorker{2, 0, chunk});
   ends.hub->Send(*connection, ToWorker{2, 0, chunk});  // again: it is taken once
   ends.hub->Send(*connection, ToWorker{3, 0, down::ForgetGroup{.gid = {8}}});

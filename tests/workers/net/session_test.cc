@@ -187,14 +187,16 @@ struct AttachmentsTest : testing::Test {
 
 TEST_F(AttachmentsTest, AnOfferInSeveralFramesIsOneEvent) {
   Open(1, Hello(9, 0, /*ctl_epoch=*/3));
-  up::Offer first{.holds = {0, 8}, .holds_digest = 5, .attempts = {{{1, 0, 0}, 0, 10, {}, {}}}};
+  up::Offer first{.slots = {{{0}, {0, 8}, 5, {}, 0}}, .chunks = {{{0}, {1, 0, 0}, 0, 10, {}, {}}}};
   EXPECT_TRUE(Say(1, 1, first).empty());
-  const auto events = Say(1, 2, up::Offer{.attempts = {{{2, 0, 0}, 0, 20, {}, {}}}, .last = true});
+  const auto events =
+      Say(1, 2, up::Offer{.slots = {}, .chunks = {{{0}, {2, 0, 0}, 0, 20, {}, {}}}, .last = true});
   ASSERT_EQ(events.size(), 1u);
   const auto& arrived = std::get<Attachments::Arrived>(events[0]);
-  EXPECT_EQ(arrived.offer.holds, (Version{0, 8}));
-  ASSERT_EQ(arrived.offer.attempts.size(), 2u);
-  EXPECT_EQ(arrived.offer.attempts[1].tokens, 20);
+  ASSERT_EQ(arrived.offer.slots.size(), 1u);
+  EXPECT_EQ(arrived.offer.slots[0].holds, (Version{0, 8}));
+  ASSERT_EQ(arrived.offer.chunks.size(), 2u);
+  EXPECT_EQ(arrived.offer.chunks[1].tokens, 20);
 }
 
 // The new connection comes before the end of the old one is seen; nobody is told of anything.

@@ -16,8 +16,8 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
       world_(world),
       files_(files),
       life_(network->life),
-      intake_(samples_, {.expects = [this](const WorkerRef& w, const SampleId& tid,
-                                           int32_t att) { return controller_->Expects(w, tid, att); },
+      intake_(samples_, {.expects = [this](const SlotRef& on, const SampleId& tid,
+                                           int32_t att) { return controller_->Expects(on, tid, att); },
                          .have_row =
                              [this](const SampleId& tid) {
                                EnsureRow(tid);
@@ -116,7 +116,7 @@ std::string SimController::Describe() const {
     const auto at = places_->places().find(p->place);
     for (const auto& [key, made] : world_->made) {
       if (at != places_->places().end() &&
-          controller_->Expects({{p->place}, at->second.inc}, key.first, key.second))
+          controller_->Expects({{{p->place}, at->second.inc}, {p->place}}, key.first, key.second))
         out += "\n    " + ToString(key.first) + " is expected of it, attempt " + std::to_string(key.second);
     }
   }
@@ -208,12 +208,13 @@ void SimController::OnMessage(Attachments::Message& e) {
         if constexpr (std::is_same_v<B, up::StepTokens>) {
           for (const up::ChunkDelta& c : b.chunks) {
             const StoredSample* s = samples_.Find(c.tid);
-            if (controller_->Expects(worker, c.tid, c.att) && c.from > (s == nullptr ? 0 : s->tokens.size()))
+            if (controller_->Expects({worker, b.slot}, c.tid, c.att) &&
+                c.from > (s == nullptr ? 0 : s->tokens.size()))
               ++behind_gap;
           }
           intake_.Take(worker, b);
         } else if constexpr (std::is_same_v<B, up::Heartbeat>) {
-          feed(ev::Heartbeat{{}, std::nullopt, std::move(b.op), b.op_seq});
+          feed(ev::Heartbeat{{}, {}, std::move(b.op), b.op_seq});
         } else if constexpr (std::is_same_v<B, up::Graded>) {
           b.grader = worker;
           Feed(ev::Graded(b));
@@ -288,7 +289,6 @@ struct SimController::Do {
   }
   void operator()(const cmd::Welcome& c) {
     down::Welcome w;
-    w.slot = c.worker.value < s.options_.device_workers() ? SlotId{c.worker.value} : SlotId{};
     w.permit_s = s.network_->permit_s;
     const auto offered = s.places_->Welcome(c, std::move(w));
     if (!offered) return;
@@ -358,13 +358,13 @@ struct SimController::Do {
   }
   void operator()(const cmd::FetchState& c) {
     s.Send(c.worker, down::FetchState{c.slot, c.epoch, c.step, c.weights_digest, c.request,
-                                      s.places_->HelloOf(c.from.worker).weights_address});
+                                      s.places_->HelloOf(c.from.worker.worker).weights_address});
   }
   void operator()(const cmd::FormGroup& c) {
     s.Send(c.worker, down::FormGroup{c, std::to_string(s.life_) + "-" + std::to_string(c.group_epoch), 20});
   }
   void operator()(const cmd::Load& c) {
-    s.Send(c.worker, down::Load{c.v, c.digest, "", c.worker.worker == c.from.worker});
+    s.Send(c.worker, down::Load{c.slot, c.v, c.digest, "", SlotOf(c) == c.from});
   }
   void operator()(const cmd::Train& c) {
     Gathering& step = s.gathering_;
@@ -390,7 +390,7 @@ struct SimController::Do {
   void operator()(const cmd::WriteCheckpoint& c) {
     // As temporary names do, the folder's carries the epoch.
     s.pending_[c.ckpt] = std::to_string(c.step.value) + "-" + std::to_string(s.life_);
-    s.Send(c.worker, down::WriteCheckpoint{c.ckpt, s.pending_[c.ckpt]});
+    s.Send(c.worker, down::WriteCheckpoint{c.slot, c.ckpt, s.pending_[c.ckpt]});
   }
   void operator()(const cmd::VerifyCheckpoint& c) {
     s.Later(0.02, [&s = s, c] {
@@ -398,7 +398,7 @@ struct SimController::Do {
     });
   }
   void operator()(const cmd::DeleteCheckpoint& c) { s.files_->checkpoints.erase(c.ckpt); }
-  void operator()(const cmd::SaveFinal& c) { s.Send(c.worker, down::SaveFinal{"final"}); }
+  void operator()(const cmd::SaveFinal& c) { s.Send(c.worker, down::SaveFinal{c.slot, "final"}); }
   void operator()(const cmd::StepReport&) {}
   void operator()(const cmd::EvalReport&) {}
   void operator()(const cmd::Warn& c) {

@@ -144,10 +144,10 @@ TEST(WireTest, WordsAreCutAndListsAreBoundedWhoeverSentThem) {
   EXPECT_EQ(text::FindInvalidUtf8(got), std::string::npos) << "cut inside a character";
 
   up::Offer offer;
-  offer.attempts.resize(up::kOfferedAttempts + 1);
+  offer.chunks.resize(up::kOfferedChunks + 1);
   const auto refused = Unpack<FromWorker>(Framed(std::deque<FromWorker>{{1, 0, offer}}));
   EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(refused.status().message().find("attempts"), std::string::npos) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("chunks"), std::string::npos) << refused.status().message();
 }
 
 TEST(WireTest, AFrameHoldsWhatFitsAndAtLeastOne) {
