@@ -16,10 +16,12 @@ bool Checker::State::On(const record::Fence& x) {
   it->second.fenced = true;
   if (const auto live = alive.find(x.worker.worker); live != alive.end() && live->second == x.worker)
     alive.erase(x.worker.worker);
-  behind.erase(x.worker);
-  if (const auto d = devices.find(x.worker.worker); d != devices.end() && d->second == x.worker) {
-    devices.erase(x.worker.worker);
-    Recount(x.worker.worker.value);
+  for (const SlotId slot : it->second.slots) {
+    SlotState& s = slots[slot.value];
+    if (s.owner != x.worker) continue;
+    s.owner = {};
+    behind.erase(slot.value);
+    Recount(slot.value);
   }
   return true;
 }
@@ -32,14 +34,19 @@ bool Checker::State::On(const record::Join& x) {
   if (const auto live = alive.find(x.worker.worker); live != alive.end()) {
     return Violation("Q8", ToString(x.worker) + " joins beside the live " + ToString(live->second));
   }
-  workers[x.worker] = {};
+  WorkerState& w = workers[x.worker] = {.fenced = false, .slots = x.slots};
+  if (x.role == Role::kNone && w.slots.empty()) w.slots = {{x.worker.worker.value}};
   alive[x.worker.worker] = x.worker;
-  // A new process has none of the memory that the old one kept.
-  if (const auto slot = slot_of.find(x.worker.worker); slot != slot_of.end())
-    slots[slot->second].quarantined = false;
-  if (x.role == Role::kNone) {
-    devices[x.worker.worker] = x.worker;
-    Recount(x.worker.worker.value);
+  for (const SlotId slot : w.slots) {
+    SlotState* s = Slot(slot);
+    if (s == nullptr) return false;
+    if (s->owner.inc.valid())
+      return Violation("G1", "slot " + std::to_string(slot.value) + " of " + ToString(x.worker) +
+                                 " is one of " + ToString(s->owner));
+    s->owner = x.worker;
+    s->quarantined = false;  // a new process has none of the memory that the old one kept
+    s->loaded = s->admitted = {};
+    Recount(slot.value);
   }
   return true;
 }
@@ -78,7 +85,7 @@ bool Checker::State::On(const record::TransitionBegin& x) {
     s.owed = Role::kNone;
     s.released = p.from == Role::kNone;
     s.next = p.to;
-    Follow(s.holder);
+    Follow(p.slot.value);
     Recount(p.slot.value);
   }
   const TransitionState& open =
@@ -141,7 +148,7 @@ bool Checker::State::EndTransition(TransitionId id, bool done) {
                                  std::to_string(p.slot.value) + " is held by " + Name(s.role) + ", not by " +
                                  Name(p.to));
     s.transition = -1;
-    Follow(s.holder);
+    Follow(p.slot.value);
     Recount(p.slot.value);
   }
   transitions.erase(id.value);
@@ -193,6 +200,8 @@ bool Checker::State::On(const record::Grant& x) {
     return Violation("G2", "grant with epoch " + std::to_string(x.epoch.value) + ", current is " +
                                std::to_string(s.epoch));
   if (s.quarantined) return Violation("G5", "slot " + std::to_string(x.slot.value) + " is quarantined");
+  if (s.owner != x.worker)
+    return Violation("G1", ToString(x.worker) + " has no slot " + std::to_string(x.slot.value));
   const auto t = transitions.find(s.transition);
   const bool back = s.transition < 0 && s.owed != Role::kNone && s.owed == x.role;
   if (back && !s.released)
@@ -206,8 +215,7 @@ bool Checker::State::On(const record::Grant& x) {
                                ", planned was " + Name(s.next));
   s.role = x.role;
   s.holder = x.worker;
-  slot_of[x.worker.worker] = workers.at(x.worker).slot = x.slot.value;
-  Follow(x.worker);
+  Follow(x.slot.value);
   Recount(x.slot.value);
   return true;
 }
@@ -226,7 +234,7 @@ bool Checker::State::On(const record::Release& x) {
                                " bytes free");
   s.role = Role::kNone;
   s.released = true;
-  Follow(s.holder);
+  Follow(x.slot.value);
   Recount(x.slot.value);
   return true;
 }
@@ -237,7 +245,7 @@ bool Checker::State::On(const record::Quarantine& x) {
   s->role = s->owed = Role::kNone;
   s->quarantined = true;
   s->transition = -1;  // it goes on, or back, without this slot
-  Follow(s->holder);
+  Follow(x.slot.value);
   Recount(x.slot.value);
   return true;
 }
@@ -245,11 +253,10 @@ bool Checker::State::On(const record::Quarantine& x) {
 bool Checker::State::On(const record::SlotLost& x) {
   SlotState* s = Slot(x.slot);
   if (s == nullptr) return false;
-  const WorkerRef holder = s->holder;
   s->role = s->owed = Role::kNone;
   s->holder = {};
   s->transition = -1;
-  Follow(holder);
+  Follow(x.slot.value);
   Recount(x.slot.value);
   return true;
 }
@@ -261,10 +268,9 @@ Checker::State::SlotState* Checker::State::Slot(SlotId id) {
   return nullptr;
 }
 
-// A device worker offers the slot of its own number.
 void Checker::State::Recount(int64_t slot) {
   SlotState& s = slots[slot];
-  const bool live = devices.contains({slot});
+  const bool live = s.owner.inc.valid();
   const bool idle = live && s.role == Role::kNone && s.transition < 0 && !s.quarantined;
   const bool generates = s.role == Role::kRollout || (s.transition >= 0 && s.next == Role::kRollout);
   idle_slots += static_cast<int>(idle) - static_cast<int>(s.idle);

@@ -101,17 +101,19 @@ bool Checker::State::On(const record::Start& x) {
   if (row == nullptr || !Trusted(x.worker, "chunk")) return false;
   if (row->where != Where::kRunning || row->att != x.att || row->ended)
     return Violation("Q1", ToString(x.tid) + " is not being generated in attempt " + std::to_string(x.att));
-  const WorkerState& w = workers.at(x.worker);
-  if (w.slot < 0 || slots[w.slot].holder != x.worker)
-    return Violation("G8", ToString(x.worker) + " holds no slot");
-  const SlotState& s = slots[w.slot];
+  const SlotId slot = PlaceOf(x).slot;
+  const SlotState* found = Slot(slot);
+  if (found == nullptr) return false;
+  const SlotState& s = *found;
+  if (s.holder != x.worker)
+    return Violation("G8", ToString(x.worker) + " does not hold slot " + std::to_string(slot.value));
   if (s.role != Role::kRollout)
-    return Violation(
-        "G8", "slot " + std::to_string(w.slot) + " of " + ToString(x.worker) + " is held by " + Name(s.role));
+    return Violation("G8", "slot " + std::to_string(slot.value) + " of " + ToString(x.worker) +
+                               " is held by " + Name(s.role));
   if (s.transition >= 0 && !transitions.at(s.transition).committed)
     return Violation("G8", ToString(x.worker) + " gets a chunk while its slot is being taken");
-  if (!behind.empty()) Follow(x.worker);
-  if (w.admitted != x.wv)
+  if (!behind.empty()) Follow(slot.value);
+  if (s.admitted != x.wv)
     return Violation("W3", ToString(x.worker) + " is not admitted at " + ToString(x.wv));
   return true;
 }

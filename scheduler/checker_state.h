@@ -43,8 +43,11 @@ struct Checker::State {
   struct SlotState {
     Role role = Role::kNone;
     int64_t epoch = 0;
-    WorkerRef holder;
+    WorkerRef owner;   // the live process that has it; inc invalid: there is none
+    WorkerRef holder;  // of its role
     int64_t transition = -1;
+    Version loaded, admitted;   // by the process that joined last
+    uint32_t loaded_epoch = 0;  // life of the controller
     bool released = false, quarantined = false;
     Role owed = Role::kNone;  // after a rollback: what it was released from
     uint64_t taken_ns = 0;    // last left rollout in a transition of this life
@@ -61,9 +64,7 @@ struct Checker::State {
   };
   struct WorkerState {
     bool fenced = false;
-    int64_t slot = -1;  // that it was granted last
-    Version loaded, admitted;
-    uint32_t loaded_epoch = 0;  // life of the controller
+    std::vector<SlotId> slots;
   };
   struct CheckpointState {
     int64_t step = -1, begin_lsn = -1;
@@ -88,10 +89,8 @@ struct Checker::State {
   std::map<int32_t, int64_t> last_published;
   std::map<Version, uint64_t> committed;  // STEP_COMMIT and what RESTORE carried over
   FlatTable<WorkerRef, WorkerState> workers;
-  FlatTable<WorkerId, WorkerRef> alive;    // joined and not fenced; one a place
-  FlatTable<WorkerId, WorkerRef> devices;  // live processes that offer a slot
+  FlatTable<WorkerId, WorkerRef> alive;  // joined and not fenced; one a place
   FlatTable<int64_t, SlotState> slots;
-  FlatTable<WorkerId, int64_t> slot_of;            // that it was granted last
   std::map<int64_t, TransitionState> transitions;  // open ones
   uint64_t transition_due_ns = 0;                  // none can be late before
   int64_t last_transition = -1;
@@ -108,9 +107,9 @@ struct Checker::State {
   int64_t idle_slots = 0, rollout_slots = 0;
   std::optional<uint64_t> below_floor_ns;  // since when
   // W7: engines that serve an older version than the newest one, and when they last did anything about it.
-  Version newest;  // of this lineage that may be loaded
-  std::map<WorkerRef, uint64_t> behind;
-  uint64_t behind_due_ns = 0;  // nothing can be late before
+  Version newest;                      // of this lineage that may be loaded
+  std::map<int64_t, uint64_t> behind;  // by slot
+  uint64_t behind_due_ns = 0;          // nothing can be late before
 
   bool Violation(const char* predicate, std::string why);
   [[nodiscard]] int64_t Capacity() const;
@@ -152,8 +151,9 @@ struct Checker::State {
 
   // --- checker_weights.cc, W1-W5, W7
   bool On(const record::Publish& x);
-  bool EnginesFollow();               // W7
-  void Follow(const WorkerRef& ref);  // after anything that moves this engine
+  bool EnginesFollow();                                       // W7
+  void Follow(int64_t slot);                                  // after anything that moves its engine
+  SlotState* Engine(const SlotRef& place, const char* what);  // nullptr: that worker has no such slot
   bool On(const record::Loaded& x);
   bool On(const record::Admit& x);
 

@@ -43,11 +43,10 @@ bool Checker::State::On(const record::StepBegin& x) {
     return Violation("W5", "step " + std::to_string(x.step.value) + " on " + ToString(x.v) + ", current is " +
                                ToString(current));
   if (!published.contains(x.v)) return Violation("W5", ToString(x.v) + " is trained before it was published");
-  bool holds = false;
-  if (const auto held = slot_of.find(lease->holder.worker); held != slot_of.end()) {
-    const SlotState& s = slots.at(held->second);
-    holds = s.holder == lease->holder && s.role == Role::kActor;
-  }
+  const bool holds = std::ranges::any_of(x.members, [&](const record::SlotPlan& m) {
+    const auto s = slots.find(m.slot.value);
+    return s != slots.end() && s->second.holder == lease->holder && s->second.role == Role::kActor;
+  });
   if (!holds) return Violation("G8", "the actor " + ToString(lease->holder) + " does not hold its slot");
   for (const record::SlotPlan& m : x.members) {
     const SlotState* found = Slot(m.slot);

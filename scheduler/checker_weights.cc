@@ -20,14 +20,23 @@ bool Checker::State::On(const record::Publish& x) {
   newest = x.v;
   for (const int64_t id : slots.SortedKeys()) {
     const SlotState& s = slots.at(id);
-    if (s.role == Role::kRollout && !behind.contains(s.holder)) Follow(s.holder);
+    if (s.role == Role::kRollout && !behind.contains(id)) Follow(id);
   }
   return true;
 }
 
+Checker::State::SlotState* Checker::State::Engine(const SlotRef& place, const char* what) {
+  if (!Trusted(place.worker, what)) return nullptr;
+  SlotState* s = Slot(place.slot);
+  if (s == nullptr || s->owner == place.worker) return s;
+  Violation("G1", ToString(place.worker) + " has no slot " + std::to_string(place.slot.value));
+  return nullptr;
+}
+
 bool Checker::State::On(const record::Loaded& x) {
-  if (!Trusted(x.worker, "load")) return false;
-  WorkerState& w = workers.at(x.worker);
+  SlotState* found = Engine(PlaceOf(x), "load");
+  if (found == nullptr) return false;
+  SlotState& w = *found;
   if (!published.contains(x.v)) return Violation("W3", ToString(x.v) + " is loaded, but not published");
   // In a new life of the controller the same version may be loaded again: what was in the worker's memory by
   // then was nothing that could be trusted.
@@ -42,8 +51,9 @@ bool Checker::State::On(const record::Loaded& x) {
 }
 
 bool Checker::State::On(const record::Admit& x) {
-  if (!Trusted(x.worker, "admission")) return false;
-  WorkerState& w = workers.at(x.worker);
+  SlotState* found = Engine(PlaceOf(x), "admission");
+  if (found == nullptr) return false;
+  SlotState& w = *found;
   if (!w.loaded.valid())
     return Violation("W3",
                      ToString(x.worker) + " is admitted at " + ToString(x.v) + " without having loaded it");
@@ -53,33 +63,31 @@ bool Checker::State::On(const record::Admit& x) {
     return Violation("W4", ToString(x.worker) + " is admitted at " + ToString(x.v) +
                                ", but its shards hold " + ToString(w.loaded));
   w.admitted = x.v;
-  Follow(x.worker);
+  Follow(PlaceOf(x).slot.value);
   return true;
 }
 
 // Behind is who may generate with other weights than the newest. The time counts from the last thing that it
 // did: its publication, a grant, an admission, a chunk that it was still given (pinned samples finish on
 // their version).
-void Checker::State::Follow(const WorkerRef& ref) {
-  behind.erase(ref);
+void Checker::State::Follow(int64_t slot) {
+  behind.erase(slot);
   if (config->stall_ms <= 0 || !newest.valid()) return;
-  const auto w = workers.find(ref);
-  const auto held = slot_of.find(ref.worker);
-  if (w == workers.end() || w->second.fenced || !w->second.admitted.valid() || w->second.admitted == newest ||
-      held == slot_of.end())
+  const SlotState& s = slots[slot];
+  if (!s.owner.inc.valid() || s.holder != s.owner || s.role != Role::kRollout || s.transition >= 0 ||
+      !s.admitted.valid() || s.admitted == newest)
     return;
-  const SlotState& s = slots[held->second];
-  if (s.holder != ref || s.role != Role::kRollout || s.transition >= 0) return;
-  behind[ref] = now->mono_ns;
+  behind[slot] = now->mono_ns;
   behind_due_ns = std::min(behind_due_ns, now->mono_ns);
 }
 
 bool Checker::State::EnginesFollow() {
   if (behind.empty() || now->mono_ns < behind_due_ns) return true;
   uint64_t oldest = UINT64_MAX;
-  for (const auto& [ref, since] : behind) {
+  for (const auto& [slot, since] : behind) {
     if (Stuck(since)) {
-      return Violation("W7", ToString(ref) + " still serves " + ToString(workers.at(ref).admitted) + ", " +
+      const SlotState& s = slots.at(slot);
+      return Violation("W7", ToString(s.holder) + " still serves " + ToString(s.admitted) + ", " +
                                  ToString(newest) + " was published longer than " +
                                  std::to_string(config->stall_ms) + " ms ago");
     }

@@ -11,7 +11,7 @@ namespace {
 // The highest bits of a state digest name the formula that it was computed by: it is changed with the
 // formula.
 constexpr int kFormulaShift = 48;
-constexpr uint64_t kFormula = 0x5d02;
+constexpr uint64_t kFormula = 0x5d03;
 
 }  // namespace
 
@@ -85,13 +85,11 @@ struct RunState::Applier {
     return OkStatus();
   }
   Status operator()(const record::Loaded& r) {
-    auto& w = s.workers_[r.worker.worker];
-    if (w.inc == r.worker.inc) w.loaded = r.v;
+    if (RunState::Serving* serving = ServingOf(PlaceOf(r))) serving->loaded = r.v;
     return OkStatus();
   }
   Status operator()(const record::Admit& r) {
-    auto& w = s.workers_[r.worker.worker];
-    if (w.inc == r.worker.inc) w.admitted = r.v;
+    if (RunState::Serving* serving = ServingOf(PlaceOf(r))) serving->admitted = r.v;
     return OkStatus();
   }
   Status operator()(const record::Fence& r) {
@@ -101,7 +99,7 @@ struct RunState::Applier {
   }
   Status operator()(const record::Join& r) {
     s.workers_[r.worker.worker] = {
-        .inc = r.worker.inc, .fenced = false, .loaded = {}, .admitted = {}, .name = r.name};
+        .inc = r.worker.inc, .fenced = false, .keeps_memory = false, .name = r.name};
     s.next_incarnation_ = std::max(s.next_incarnation_, r.worker.inc.value + 1);
     return OkStatus();
   }
@@ -198,6 +196,12 @@ struct RunState::Applier {
     return OkStatus();
   }
 
+  RunState::Serving* ServingOf(const SlotRef& place) {  // nullptr: of an earlier life of that worker
+    if (s.workers_[place.worker.worker].inc != place.worker.inc) return nullptr;
+    RunState::Serving& serving = s.slots_[place.slot].serving;
+    if (serving.by != place.worker) serving = {.by = place.worker, .loaded = {}, .admitted = {}};
+    return &serving;
+  }
   Status Close(TransitionId t) {
     s.transitions_.erase(t);
     for (const SlotId id : s.transition_slots_[t]) {
@@ -257,12 +261,12 @@ uint64_t RunState::Digest() const {
   for (const auto& [id, c] : checkpoints_)
     mix(id), mix(c.step.value), mix(static_cast<int64_t>(c.manifest_digest));
   for (const auto& [id, w] : workers_)
-    mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.keeps_memory ? 1 : 0), version(w.loaded),
-        version(w.admitted);
+    mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.keeps_memory ? 1 : 0);
   for (const auto& [id, x] : slots_)
     mix(id.value), mix(static_cast<int64_t>(x.role)), mix(x.epoch.value), mix(x.holder.worker.value),
         mix(x.holder.inc.value), mix(x.open.value), mix(x.committed ? 1 : 0),
-        mix(static_cast<int64_t>(x.next));
+        mix(static_cast<int64_t>(x.next)), mix(x.serving.by.inc.value), version(x.serving.loaded),
+        version(x.serving.admitted);
   return (h & ((uint64_t{1} << kFormulaShift) - 1)) | (kFormula << kFormulaShift);
 }
 

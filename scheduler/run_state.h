@@ -26,8 +26,12 @@ class RunState {
     Incarnation inc;  // newest
     bool fenced = true;
     bool keeps_memory = false;  // its slot was quarantined: it never gets one again
-    Version loaded, admitted;
     std::string name;
+  };
+  // What a life of a worker has in a slot's memory, and serves from there.
+  struct Serving {
+    WorkerRef by;
+    Version loaded, admitted;
   };
   struct SlotFacts {
     Role role = Role::kNone;  // granted to `holder`; kNone: free
@@ -36,6 +40,7 @@ class RunState {
     TransitionId open;        // transition that has neither T_DONE nor T_ROLLED_BACK
     bool committed = false;   // of the open transition
     Role next = Role::kNone;  // where it leads
+    Serving serving;
   };
   struct OpenStep {
     StepNumber step;
@@ -71,6 +76,11 @@ class RunState {
   [[nodiscard]] bool ever_checkpointed() const { return ever_checkpointed_; }
   [[nodiscard]] const std::map<WorkerId, WorkerFacts>& workers() const { return workers_; }
   [[nodiscard]] const std::map<SlotId, SlotFacts>& slots() const { return slots_; }
+  // Nothing where that life of the worker has loaded nothing there.
+  [[nodiscard]] Serving ServingAt(const SlotRef& place) const {
+    const auto it = slots_.find(place.slot);
+    return it != slots_.end() && it->second.serving.by == place.worker ? it->second.serving : Serving{};
+  }
   // Transitions without T_DONE or T_ROLLED_BACK: were they committed? A slot that was lost has left its own.
   [[nodiscard]] const std::map<TransitionId, bool>& transitions() const { return transitions_; }
   [[nodiscard]] const std::map<StepNumber, record::EvalResult>& evals() const { return evals_; }

@@ -86,6 +86,7 @@ struct Start {
   int32_t att = 0;
   WorkerRef worker;
   Version wv;
+  SlotId slot;
 };
 // The attempt is over.
 struct End {
@@ -173,20 +174,29 @@ struct Loaded {
   WorkerRef worker;
   Version v;
   uint64_t digest = 0;
+  SlotId slot;
 };
 struct Admit {
   WorkerRef worker;
   Version v;
+  SlotId slot;
 };
+// Where START, LOADED and ADMIT were. Programs that did not name the slot gave worker i slot i.
+template <typename Record>
+SlotRef PlaceOf(const Record& r) {
+  return {r.worker, r.slot.valid() ? r.slot : SlotId{r.worker.worker.value}};
+}
 // Nothing more is accepted from it.
 struct Fence {
   WorkerRef worker;
 };
-// Role kNone: a device worker.
+// Role kNone: a device worker, with these slots (none: written before they were named, when worker i had
+// slot i).
 struct Join {
   WorkerRef worker;
   std::string name;
   Role role = Role::kNone;
+  std::vector<SlotId> slots;
 };
 // dwell_ms: no slot of it was taken from rollout so shortly before (0: the policy promises nothing).
 struct TransitionBegin {
@@ -318,7 +328,7 @@ TP_FIELDS(RunTerms, run_id, job, digest, groups_per_step, group_size, max_lag_ve
           oversample_mode, pin_version, rollout_floor, stall_ms, checkpoint_steps, row_digests)
 TP_FIELDS_BY(Config, VisitFields(*r, v);)
 TP_FIELDS(Issue, tid, gid, att, prompt_len, max_new)
-TP_FIELDS(Start, tid, att, worker, wv)
+TP_FIELDS(Start, tid, att, worker, wv, slot)
 TP_FIELDS(End, tid, att, status)
 TP_FIELDS(Graded, tid, outcome, grader, reward, rewards)
 TP_FIELDS(Enq, tid, att, wv_min, wv_max, prompt_len, response_len, digest, payload_file, payload_offset,
@@ -335,10 +345,10 @@ TP_FIELDS_BY(TrainedRow, v("tid", r.tid); v("oldest", r.oldest); Since(v, 3, "di
 TP_FIELDS(StepCommit, step, v, digest, rows)
 TP_FIELDS(StepAbort, step, why)
 TP_FIELDS(Publish, v, digest)
-TP_FIELDS(Loaded, worker, v, digest)
-TP_FIELDS(Admit, worker, v)
+TP_FIELDS(Loaded, worker, v, digest, slot)
+TP_FIELDS(Admit, worker, v, slot)
 TP_FIELDS(Fence, worker)
-TP_FIELDS(Join, worker, name, role)
+TP_FIELDS(Join, worker, name, role, slots)
 TP_FIELDS(TransitionBegin, t, slots, deadline_ms, why, dwell_ms)
 TP_FIELDS(TransitionCommit, t)
 TP_FIELDS(TransitionDone, t)

@@ -139,7 +139,7 @@ void Rollouts::Dispatch() {
        dispatcher_.Assign([&](const Version& v) { return !early && facts_.MayServe(v); }, state_.version(),
                           ComingEngines())) {
     const Request& r = *dispatcher_.Find(c.tid);
-    if (!r.only.valid()) out_.Record(record::Start{r.tid, r.att, c.on.worker, c.v});
+    if (!r.only.valid()) out_.Record(record::Start{r.tid, r.att, c.on.worker, c.v, c.on.slot});
     out_.Do(command::StartChunk{c.on.worker, c.on.slot, c.epoch, r.tid, r.att, r.gid, c.v, r.generated,
                                 c.tokens, r.limit()});
   }

@@ -135,17 +135,18 @@ Version Rollouts::Verified(const event::OfferedSlot& e) const {
   const VersionGraph& versions = state_.versions();
   const bool same = e.holds.valid() && e.holds_digest != 0 && versions.IsPublished(e.holds) &&
                     versions.Digest(e.holds) == e.holds_digest;
-  return same && !(e.holds < state_.workers().at(fleet_.devices.at(e.slot).worker()).loaded) ? e.holds
-                                                                                             : Version{};
+  const WorkerId worker = fleet_.devices.at(e.slot).worker();
+  const SlotRef place{{worker, state_.workers().at(worker).inc}, e.slot};
+  return same && !(e.holds < state_.ServingAt(place).loaded) ? e.holds : Version{};
 }
 
 // An engine serves weights whose digest is the published one. The journal knows it already if the worker held
 // them before, gave them up for the trainer's and has loaded them again.
 void Rollouts::AdmitVerified(SlotId slot, const Version& v) {
   const WorkerRef ref = fleet_.Ref(slot).worker;
-  const RunState::WorkerFacts facts = state_.workers().at(ref.worker);
-  if (facts.loaded != v) out_.Record(record::Loaded{ref, v, state_.WeightsDigest(v)});
-  if (facts.admitted != v) out_.Record(record::Admit{ref, v});
+  const RunState::Serving serving = state_.ServingAt({ref, slot});
+  if (serving.loaded != v) out_.Record(record::Loaded{ref, v, state_.WeightsDigest(v), slot});
+  if (serving.admitted != v) out_.Record(record::Admit{ref, v, slot});
   out_.Do(command::Admit{ref, slot, v});  // the last life may have died before it said so
   dispatcher_.Admit(slot, v);
   all_.workers.Admitted(ref.worker);

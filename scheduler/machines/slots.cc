@@ -121,9 +121,11 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
 
 void Slots::Advance(bool again) {
   if (all_.life.finished()) return;
-  for (const WorkerRef& ref : pool_.TakeFenced())
-    all_.workers.Replace(ref, "another part of its gang is gone");
-  if (all_.life.finished()) return;
+  // Whoever is replaced may have parts of further gangs.
+  for (auto fenced = pool_.TakeFenced(); !fenced.empty(); fenced = pool_.TakeFenced()) {
+    for (const WorkerRef& ref : fenced) all_.workers.Replace(ref, "another part of its gang is gone");
+    if (all_.life.finished()) return;
+  }
   // A plan is made in every tick, for what depends on time, and when something it depends on has changed. If
   // only slots changed, only those are planned again.
   const LedgerView ledger = ViewLedger(all_.steps.DecideNeed());

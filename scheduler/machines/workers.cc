@@ -46,11 +46,12 @@ void Workers::On(const event::WorkerJoined& e) {
     if (!SomeReattach()) all_.samples.ResumeRows();
   }
   const WorkerRef ref{e.worker, state_.next_incarnation()};
+  const std::vector<SlotId>& slots = fleet_.workers.at(e.worker).slots();
   out_.Record(record::Join{ref, e.name,
                            e.kind == WorkerKind::kReward        ? Role::kReward
                            : e.kind == WorkerKind::kEnvironment ? Role::kEnvironment
-                                                                : Role::kNone});
-  const std::vector<SlotId>& slots = fleet_.workers.at(e.worker).slots();
+                                                                : Role::kNone,
+                           slots});
   out_.Do(command::Welcome{e.worker, e.process, ref.inc, slots});
   health_.Joined(ref, now_);
   for (const SlotId slot : slots) all_.rollouts.Forget(slot);

@@ -206,6 +206,28 @@ TEST(ControllerSimTest, NoGangIsLostWhateverDies) {
   EXPECT_GT(gangs, static_cast<int64_t>(Seeds()) / 2);
 }
 
+// Two slots a worker, each with weights, chunks and states of its own; in half of the seeds there are gangs
+// as well, which a worker may have parts of two of.
+TEST(ControllerSimTest, NoWorkerWithTwoSlotsIsTakenForOneSlot) {
+  int64_t both = 0;  // slots of one worker that were given chunks
+  for (uint64_t seed = 0; seed < Seeds(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const SimOptions options = SwarmOfSlots(seed);
+    SimCluster cluster(options);
+    const SimResult r = cluster.Run();
+    ASSERT_TRUE(r.ended) << "no end after " << r.seconds << " s";
+    ExpectProven(cluster);
+    EXPECT_EQ(Unexplained(options, r), "");
+    std::map<WorkerRef, std::set<SlotId>> served;
+    for (const JournalEntry& e : cluster.journal()) {
+      if (const auto* start = std::get_if<record::Start>(&e.record))
+        served[start->worker].insert(start->slot);
+    }
+    both += std::ranges::count_if(served, [](const auto& item) { return item.second.size() == 2; });
+  }
+  EXPECT_GT(both, 0);
+}
+
 TEST(ControllerSimTest, OneSeedGivesOneJournal) {
   for (uint64_t seed = 0; seed < 25; ++seed) {
     SimCluster a(Swarm(seed)), b(Swarm(seed));

@@ -30,9 +30,10 @@ class PoolTest : public testing::Test {
     EXPECT_TRUE(checked.ok) << checked.predicate << ": " << checked.why;
   }
 
-  WorkerRef Join(int64_t worker) {
+  // A device worker with its slots; none named: one of its own number.
+  WorkerRef Join(int64_t worker, std::vector<SlotId> slots = {}) {
     const WorkerRef ref{{worker}, state_.next_incarnation()};
-    out_.Record(record::Join{ref, "w", Role::kNone});
+    out_.Record(record::Join{ref, "w", Role::kNone, std::move(slots)});
     return ref;
   }
   // A new process in that place, as the controller does it after a loss.
@@ -80,7 +81,7 @@ class PoolTest : public testing::Test {
 TEST_F(PoolTest, AWorkerMayHoldTwoSlotsThatChangeHandsByThemselves) {
   pool_.Add({{0}});
   pool_.Add({{1}});
-  const WorkerRef w = Join(0);
+  const WorkerRef w = Join(0, {{0}, {1}});
   pool_.Attach({0}, w);
   pool_.Attach({1}, w);
   Take({0}, Role::kRollout);
@@ -170,7 +171,7 @@ TEST_F(PoolTest, AGangThatHoldsNothingLosesOnlyTheDeadPart) {
 
 TEST_F(PoolTest, AGangOnOneWorkerDiesWithItAndFencesNobody) {
   pool_.Add({{0}, {1}});
-  const WorkerRef w = Join(0);
+  const WorkerRef w = Join(0, {{0}, {1}});
   pool_.Attach({0}, w);
   pool_.Attach({1}, w);
   Take({0}, Role::kActor);

@@ -104,6 +104,12 @@ SimOptions SwarmOfGangs(uint64_t seed) {
   return o;
 }
 
+SimOptions SwarmOfSlots(uint64_t seed) {
+  SimOptions o = seed % 2 == 0 ? Swarm(seed) : SwarmOfGangs(seed);
+  o.controller.fleet.slots_per_worker = 2;
+  return o;
+}
+
 std::string Unexplained(const SimOptions& options, const SimResult& r) {
   if (!r.ended) return "no end after " + std::to_string(r.seconds) + " s";
   if (r.code == 0) return "";

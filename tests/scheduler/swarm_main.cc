@@ -1,7 +1,7 @@
 // A million faults: runs of the modelled cluster, seed by seed, until enough faults were dealt out.
 //
-//   swarm [faults [first_seed [seconds [gangs]]]]     default 1000000 0 600; "gangs": of two slots each; one
-//   JSON object at the end; exit 4 on a violation
+//   swarm [faults [first_seed [seconds [gangs|slots]]]]     default 1000000 0 600; gangs: of two slots each;
+//   slots: two of a worker; one JSON object at the end; exit 4 on a violation
 
 #include <atomic>
 #include <chrono>
@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   const long long wanted = argc > 1 ? std::atoll(argv[1]) : 1000000;
   std::atomic<unsigned long long> next{argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0};
   const double limit = argc > 3 ? std::atof(argv[3]) : 600;
-  const bool gangs = argc > 4 && std::string(argv[4]) == "gangs";
+  const std::string shape = argc > 4 ? argv[4] : "";
   std::atomic<long long> faults{0}, events{0}, records{0}, violations{0}, seeds{0}, lives{0}, moves{0};
   std::atomic<unsigned long long> hash{0};
   std::mutex print;
@@ -30,7 +30,9 @@ int main(int argc, char** argv) {
   const auto work = [&] {
     while (faults < wanted && seconds() < limit) {
       const unsigned long long seed = next++;
-      const SimOptions options = gangs ? SwarmOfGangs(seed) : Swarm(seed);
+      const SimOptions options = shape == "gangs"   ? SwarmOfGangs(seed)
+                                 : shape == "slots" ? SwarmOfSlots(seed)
+                                                    : Swarm(seed);
       SimCluster cluster(options);
       SimResult r = cluster.Run();
       if (r.code == 0 && r.why.starts_with("SIGTERM")) r = cluster.Run();
