@@ -166,7 +166,7 @@ StatusOr<HeadSlopes> LossOf(const TrainerImpl& m, StepContext& step, const StepP
                    .importance = importance.empty() ? 1 : importance[c],
                    .clipped = !terms.clipped.empty() && terms.clipped[c] != 0,
                    .dual_clipped = !terms.dual_clipped.empty() && terms.dual_clipped[c] != 0});
-    if (!m.policy() || !first_pass) continue;
+    if (!m.rl() || !first_pass) continue;
     const Row& row = batch.rows[static_cast<size_t>(b.list[c].use.row)];
     if (m.options.loss.kl)
       sums.reference_kl += plan.kl.empty()
