@@ -52,11 +52,7 @@ void ControllerProcess::Remember(const JournalRecord& r) {
     if (fragments_ != nullptr) fragments_->Remember(*enq);
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
   }
-  // However a step ends, its rows are not asked for any more.
-  if (std::holds_alternative<record::StepCommit>(r) || std::holds_alternative<record::Unlease>(r)) {
-    gathering_ = {};
-    leased_.Drop();
-  }
+  step_rows_->Remember(r);
   const auto* e = std::get_if<record::EvalResult>(&r);
   if (e == nullptr || e->total == 0) return;
   const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);

@@ -71,6 +71,17 @@ Status ControllerProcess::Open() {
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
   }
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
+  step_rows_ = std::make_unique<StepRows>(
+      *controller_,
+      StepRows::Ends{.read = [this](const auto& tids, auto then) { WhenRecorded(tids, std::move(then)); },
+                     .judge = [this](const SampleId& tid, BatchRow& row) { Judge(tid, row); },
+                     .opened =
+                         [this](StepNumber step, const std::vector<BatchRow>& rows) {
+                           metrics_->OnBatch(rows);
+                           WriteSamples(step, rows);
+                         },
+                     .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
+                     .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
   TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir, files_));
   TokenIntake::Ends ends;
@@ -97,7 +108,7 @@ Status ControllerProcess::Open() {
   TP_ASSIGN_OR_RETURN(hub_, Hub::Start(
                                 hub, tokens, [inbox = inbox_](HubEvent e) { inbox->Put(std::move(e)); },
                                 [this](int64_t lease, StepNumber step, Incarnation reader) {
-                                  return leased_.Read(lease, step, reader);
+                                  return step_rows_->Read(lease, step, reader);
                                 }));
   AttachmentOptions attachments;
   attachments.ctl_epoch = storage_->ctl_epoch();

@@ -33,11 +33,11 @@
 #include "workers/controller/fragments.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/loop_clock.h"
-#include "workers/controller/open_lease.h"
 #include "workers/controller/process.h"
 #include "workers/controller/run_metrics.h"
 #include "workers/controller/run_storage.h"
 #include "workers/controller/sample_store.h"
+#include "workers/controller/step_rows.h"
 #include "workers/controller/token_intake.h"
 #include "workers/controller/turns.h"
 #include "workers/controller/worker_places.h"
@@ -98,8 +98,6 @@ class ControllerProcess {
     });
   }
 
-  // Trajectories, or why one cannot be had, in the order in which they were asked for.
-  using Trajectories = std::vector<StatusOr<sample::Trajectory>>;
   // Reads these payloads, then calls `then` on the loop. What one round of the loop asks for is read
   // together.
   void ReadPayload(std::vector<record::Enq> what, std::function<void(Trajectories)> then);
@@ -156,10 +154,8 @@ class ControllerProcess {
   void Do(const cmd::FormGroup& c);
   void Do(const cmd::RestoreState& c);
   void Do(const cmd::Load& c);
-  void Do(const cmd::Train& c);
-  void SendStep(Trajectories recorded);
-  [[nodiscard]] StatusOr<BatchRow> TrainingRow(const SampleId& tid, const std::vector<Version>& stale,
-                                               StatusOr<sample::Trajectory> recorded) const;
+  void Do(const cmd::Train& c) { step_rows_->Add(c); }
+  void Judge(const SampleId& tid, BatchRow& row) const;  // what a row is worth
   void PrunePayload();
 
   // --- checkpoints
@@ -235,17 +231,7 @@ class ControllerProcess {
   static constexpr double kSlowDisk_s = 1.5, kHangingDisk_s = 30, kSlowCheckpoint_s = 10;
   bool slow_disk_told_ = false, slow_checkpoint_told_ = false;
 
-  struct GatheredStep {
-    int64_t lease = -1;
-    StepNumber step;
-    std::vector<SampleId> tids;     // of the whole batch, share by share
-    std::vector<int64_t> group_of;  // as tids
-    int64_t groups = 0;
-    std::vector<Version> stale;  // sorted; their tokens have no loss
-    std::vector<std::pair<WorkerRef, down::Train>> members;
-  };
-  GatheredStep gathering_;  // the step whose rows are being read
-  OpenLease leased_;
+  std::unique_ptr<StepRows> step_rows_;
   int64_t newest_payload_file_ = -1;  // of those that were reported as stored
   std::string shared_memory_;         // folder of weights and recovery copies
   std::string checkpoints_;           // folder

@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include "core/observe/log.h"
-#include "core/sample/codec.h"
 #include "core/storage/publish_folder.h"
 #include "workers/controller/process_impl.h"
 
@@ -48,73 +47,16 @@ void ControllerProcess::Do(const cmd::Load& c) {
   Send(c.worker, std::move(m));
 }
 
-// Every member of the training group has a command of its own with its share of the batch. All of them read
-// the whole of it (train/trainer.h says why), so they are told when all its rows are here.
-void ControllerProcess::Do(const cmd::Train& c) {
-  GatheredStep& step = gathering_;
-  if (step.lease != c.lease) {
-    step = {};
-    step.lease = c.lease;
-    step.step = c.step;
-    step.stale = c.share->stale;
-  }
-  std::vector<int64_t> groups;
-  for (const std::vector<SampleId>& group : c.share->groups) {
-    groups.push_back(step.groups++);
-    step.tids.insert(step.tids.end(), group.begin(), group.end());
-    step.group_of.insert(step.group_of.end(), group.size(), groups.back());
-  }
-  step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
-                                                  c.group_epoch, c.rank, c.world, std::move(groups)});
-  if (static_cast<int64_t>(step.members.size()) < c.world) return;
-  WhenRecorded(step.tids, [this, lease = c.lease](Trajectories recorded) {
-    if (gathering_.lease == lease) SendStep(std::move(recorded));  // else the step was called off
-  });
-}
-
-void ControllerProcess::SendStep(Trajectories recorded) {
-  const GatheredStep step = std::exchange(gathering_, {});
-  auto rows = std::make_shared<std::vector<BatchRow>>();
-  for (size_t i = 0; i < step.tids.size(); ++i) {
-    StatusOr<BatchRow> row = TrainingRow(step.tids[i], step.stale, std::move(recorded[i]));
-    if (!row.ok()) {
-      observe::Log(observe::LogLevel::kError, "payload_lost",
-                   {{"sample", ToString(step.tids[i])}, {"why", row.status().message()}});
-      return Feed(ev::PayloadLost{step.lease, step.tids[i], row.status().message()});
-    }
-    row->gid = {step.group_of[i]};
-    rows->push_back(std::move(*row));
-  }
-  std::vector<Incarnation> members;
-  for (const auto& [worker, message] : step.members) members.push_back(worker.inc);
-  leased_.Open(step.lease, step.step, rows, std::move(members));
-  metrics_->OnBatch(*rows);
-  WriteSamples(step.step, *rows);
-  for (const auto& [worker, message] : step.members) Send(worker, message);
-}
-
-// What is trained is read from what is durable, and has to be what its ENQ says.
-StatusOr<BatchRow> ControllerProcess::TrainingRow(const SampleId& tid, const std::vector<Version>& stale,
-                                                  StatusOr<sample::Trajectory> recorded) const {
-  BatchRow row;
-  TP_ASSIGN_OR_RETURN(row.trajectory, std::move(recorded));
-  const record::Enq* enq = controller_->FindPayload(tid);
-  if (enq == nullptr) return DataLoss("there is no payload of " + ToString(tid));
-  if (sample::Digest(row.trajectory) != enq->digest || row.trajectory.size() != enq->response_len)
-    return DataLoss("the row of " + ToString(tid) + " is not what its ENQ says");
+void ControllerProcess::Judge(const SampleId& tid, BatchRow& row) const {
   if (TrainsOnPairs(config_)) row.reward = tid.sample == 0 ? 1 : 0;
-  if (config_.rl() == nullptr) return row;
+  if (config_.rl() == nullptr) return;
   row.reward = controller_->Reward(tid);
-  for (const auto& [version, tokens] : row.trajectory.VersionsWithLoss()) {
-    if (std::ranges::find(stale, version) != stale.end()) row.without_loss.push_back(version);
-  }
-  if (row.trajectory.Fragment() != nullptr) return row;
+  if (row.trajectory.Fragment() != nullptr) return;
   const auto& named = controller_->Rewards(tid);
   for (const RewardFunction& f : config_.reward.functions) {
     const auto it = std::ranges::find(named, f.name, [](const auto& entry) { return entry.first; });
     if (it != named.end()) row.components.push_back(it->second);
   }
-  return row;
 }
 
 // --- checkpoints

@@ -37,7 +37,7 @@ struct ModelWorld {
   std::map<std::string, uint64_t> checkpoints;  // by folder
   // Everything that was generated for an attempt, up to any of its ends.
   std::map<std::pair<SampleId, int32_t>, std::set<std::vector<int32_t>>> made;
-  std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step)> rows;
+  std::function<StatusOr<std::vector<BatchRow>>(int64_t lease, StepNumber step, Incarnation reader)> rows;
   // A job of episodes: its environment, and its words.
   const JobConfig* job = nullptr;
   const RowSource* words = nullptr;
@@ -65,7 +65,10 @@ class ModelDevice : public DeviceWork {
   void Begin(int64_t ctl_epoch) override { on_begin(ctl_epoch); }
   void Say(FromWorkerBody message) override { on_say(std::move(message)); }
 
-  Status Welcomed(const down::Welcome&, bool) override { return OkStatus(); }
+  Status Welcomed(const down::Welcome& welcome, bool) override {
+    inc_ = welcome.inc;
+    return OkStatus();
+  }
   [[nodiscard]] bool OutlivesController() const override { return outlives; }
   void FinishCheckpoint() override {}
   void ForgetAll() override {
@@ -196,7 +199,7 @@ class ModelDevice : public DeviceWork {
     group_epoch_ = 0;
   }
   Trained Train(const down::Train& c) override {
-    auto rows = world_->rows(c.lease, c.step);
+    auto rows = world_->rows(c.lease, c.step, inc_);
     if (!rows.ok()) return {Unavailable(rows.status().message())};
     if (static_cast<int64_t>(rows->size()) != c.rows) return {Unavailable("another number of rows")};
     if (c.world > 1 && (group_ == nullptr || group_epoch_ != c.group_epoch))
@@ -270,6 +273,7 @@ class ModelDevice : public DeviceWork {
 
   ModelWorld* world_;
   Rng rng_;
+  Incarnation inc_;
   bool rollout_ = false;
   uint64_t weights_ = 0;  // 0: torn
   Version version_;

@@ -49,11 +49,28 @@ SimController::SimController(const scheduler::ControllerOptions& options, SimNet
       *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
                                    .carry_out = [this](const auto& decided) { CarryOut(decided); },
                                    .over = [this] { return exit_code.has_value(); }});
-  world->rows = [this](int64_t lease, StepNumber step) -> StatusOr<std::vector<BatchRow>> {
-    if (lease != lease_ || step != lease_step_) return NotFound("the lease is not open");
+  step_rows_ = std::make_unique<StepRows>(
+      *controller_,
+      StepRows::Ends{.read =
+                         [this](const auto& tids, const auto& then) {
+                           Trajectories recorded;
+                           for (const SampleId& tid : tids) recorded.push_back(Recorded(tid));
+                           then(std::move(recorded));
+                         },
+                     .judge = [](const SampleId&, BatchRow&) {},
+                     .opened = [](StepNumber, const auto&) {},
+                     .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
+                     .feed =
+                         [this](scheduler::Event e) {
+                           Wrong("a row cannot be had");
+                           Feed(std::move(e));
+                         }});
+  world->rows = [this](int64_t lease, StepNumber step,
+                       Incarnation reader) -> StatusOr<std::vector<BatchRow>> {
+    TP_ASSIGN_OR_RETURN(const OpenLease::Rows rows, step_rows_->Read(lease, step, reader));
     // As FetchRows brings them.
     std::deque<v1::Frame> frames;
-    WriteFrames(rows_, 512, [&](const v1::Frame& frame) {
+    WriteFrames(*rows, 512, [&](const v1::Frame& frame) {
       frames.push_back(frame);
       return true;
     });
@@ -138,6 +155,7 @@ std::optional<int64_t> SimController::Append(const std::vector<Effects::Decided>
   std::vector<JournalEntry> records;
   for (const auto& [command, at] : decided) {
     if (const auto* append = std::get_if<cmd::Append>(&command)) {
+      step_rows_->Remember(append->record);
       records.push_back({.lsn = {},
                          .ctl_epoch = static_cast<uint32_t>(life_),
                          .mono_ns = static_cast<uint64_t>(at.since_start.count()),
@@ -366,27 +384,7 @@ struct SimController::Do {
   void operator()(const cmd::Load& c) {
     s.Send(c.worker, down::Load{c.slot, c.v, c.digest, "", SlotOf(c) == c.from});
   }
-  void operator()(const cmd::Train& c) {
-    Gathering& step = s.gathering_;
-    if (step.lease != c.lease) step = Gathering{.lease = c.lease};
-    std::vector<int64_t> groups;
-    for (const auto& group : c.share->groups) {
-      groups.push_back(step.groups++);
-      for (const SampleId& tid : group) {
-        auto t = s.Recorded(tid);
-        if (!t.ok()) return s.Wrong("training " + ToString(tid) + ": " + t.status().message());
-        step.rows.push_back({.gid = {groups.back()}, .trajectory = *std::move(t)});
-      }
-    }
-    step.members.emplace_back(c.worker, down::Train{c.slot, c.epoch, c.lease, c.step, c.v, c.total_rows,
-                                                    c.group_epoch, c.rank, c.world, std::move(groups)});
-    if (static_cast<int64_t>(step.members.size()) < c.world) return;
-    s.rows_ = std::move(step.rows);
-    s.lease_ = c.lease;
-    s.lease_step_ = c.step;
-    for (auto& [worker, message] : step.members) s.Send(worker, std::move(message));
-    step = Gathering{};
-  }
+  void operator()(const cmd::Train& c) { s.step_rows_->Add(c); }
   void operator()(const cmd::WriteCheckpoint& c) {
     // As temporary names do, the folder's carries the epoch.
     s.pending_[c.ckpt] = std::to_string(c.step.value) + "-" + std::to_string(s.life_);

@@ -16,6 +16,7 @@
 #include "tests/workers/net/sim_network.h"
 #include "workers/controller/effects.h"
 #include "workers/controller/loop_clock.h"
+#include "workers/controller/step_rows.h"
 #include "workers/controller/token_intake.h"
 #include "workers/controller/turns.h"
 #include "workers/controller/worker_places.h"
@@ -88,16 +89,7 @@ class SimController {
   bool writing_ = false;
   int64_t appended_ = 0;  // batches of records
   std::map<int64_t, SimNetwork::ProcessPtr> children_;
-  struct Gathering {
-    int64_t lease = -1;
-    std::vector<BatchRow> rows;
-    int64_t groups = 0;
-    std::vector<std::pair<WorkerRef, down::Train>> members;
-  };
-  Gathering gathering_;
-  int64_t lease_ = -1;
-  StepNumber lease_step_;
-  std::vector<BatchRow> rows_;
+  std::unique_ptr<StepRows> step_rows_;
   std::deque<std::string> said_;            // the last words of the scheduler
   std::map<int64_t, std::string> pending_;  // checkpoints that are being written
 };
