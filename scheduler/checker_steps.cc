@@ -43,11 +43,9 @@ bool Checker::State::On(const record::StepBegin& x) {
     return Violation("W5", "step " + std::to_string(x.step.value) + " on " + ToString(x.v) + ", current is " +
                                ToString(current));
   if (!published.contains(x.v)) return Violation("W5", ToString(x.v) + " is trained before it was published");
-  const bool holds = std::ranges::any_of(x.members, [&](const record::SlotPlan& m) {
-    const auto s = slots.find(m.slot.value);
-    return s != slots.end() && s->second.holder == lease->holder && s->second.role == Role::kActor;
-  });
-  if (!holds) return Violation("G8", "the actor " + ToString(lease->holder) + " does not hold its slot");
+  const auto first = x.members.empty() ? slots.end() : slots.find(x.members.front().slot.value);
+  if (first == slots.end() || first->second.holder != lease->holder)
+    return Violation("G8", "the actor " + ToString(lease->holder) + " does not hold its slot");
   for (const record::SlotPlan& m : x.members) {
     const SlotState* found = Slot(m.slot);
     if (found == nullptr) return false;

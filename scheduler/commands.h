@@ -65,7 +65,7 @@ struct CancelChunk {
   SampleId tid;
   int32_t att = 0;
 };
-// Its KV will not be needed on this worker.
+// Its KV will not be needed in this slot.
 struct ForgetGroup {
   WorkerRef worker;
   SlotId slot;

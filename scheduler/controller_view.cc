@@ -96,7 +96,7 @@ uint64_t Controller::StateDigest() const {
     mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder().inc.value);
   for (const SampleId& tid : m.rollouts.requests().Requests()) {
     const Request& r = *m.rollouts.requests().Find(tid);
-    mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.worker.inc.value);
+    mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.worker.inc.value), mix(r.on.slot.value);
   }
   mix(m.rollouts.requests().chunks()), mix(m.workers.restarts()), mix(m.life.refused()),
       mix(m.life.finished() ? 1 : 0);

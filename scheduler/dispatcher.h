@@ -44,7 +44,7 @@ namespace tidepool::scheduler {
 struct DispatchOptions {
   int64_t chunk_tokens = 256;    // > 0
   int64_t max_concurrent = 256;  // chunks in flight on all workers
-  int64_t kv_cache_tokens = 0;   // of one worker; 0: the engine is sized for max_concurrent
+  int64_t kv_cache_tokens = 0;   // of one engine; 0: the engine is sized for max_concurrent
   enum class Order : uint8_t { kContext, kArrival } order = Order::kContext;  // kArrival: groups as they came
   // For simulation: the true length of a sample (the oracle order), instead of what siblings tell.
   std::function<int64_t(const SampleId&)> oracle;
@@ -167,10 +167,10 @@ class Dispatcher {
   void Adopt(const SampleId& tid, SlotId slot, int64_t offered, const Version& offered_by);
   void SetBar(SlotId slot, Engine::Bar bar, bool on);
   void SetEpoch(SlotId slot, SlotEpoch epoch);  // its slot goes on under a new epoch
-  // Its worker died by itself; RemoveEngine is to follow. Samples of its chunks are suspects from now on: an
-  // engine is given one of them at a time, so that a second death has one that can be blamed. Returns those
-  // that had been suspects before.
-  std::vector<SampleId> Blame(SlotId slot);
+  // The worker died by itself; RemoveEngine of its slots is to follow. Samples of its chunks are suspects from
+  // now on: a worker is given one of them at a time, so that a second death has one that can be blamed.
+  // Returns those that had been suspects before.
+  std::vector<SampleId> Blame(WorkerId worker);
   // Gone (lost or drained): its chunks return to the buffer. Returns how many there were.
   int64_t RemoveEngine(SlotId slot);
   [[nodiscard]] const Engine* FindEngine(SlotId slot) const;
@@ -239,8 +239,8 @@ class Dispatcher {
   void SetVersion(Engine& e, const Version& v);
   void LoadChanged(SlotId slot, Engine& e);
   void SettleLoads();  // before by_load_ is read: an end and a start on one engine move it once
-  [[nodiscard]] bool HasSuspect(SlotId slot, const Engine& e) const;
-  // Tokens that may be reserved on a worker beside the chunk's own.
+  [[nodiscard]] bool HasSuspect(WorkerId worker) const;
+  // Tokens that may be reserved on an engine beside the chunk's own.
   [[nodiscard]] int64_t Room(const Request& r, int64_t tokens) const;
   [[nodiscard]] bool Fits(const Engine& e, const Request& r, int64_t tokens) const;
 

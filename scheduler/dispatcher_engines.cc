@@ -83,22 +83,28 @@ void Dispatcher::SetBar(SlotId slot, Engine::Bar bar, bool on) {
 
 void Dispatcher::SetEpoch(SlotId slot, SlotEpoch epoch) { EngineOn(slot)->epoch = epoch; }
 
-std::vector<SampleId> Dispatcher::Blame(SlotId slot) {
+std::vector<SampleId> Dispatcher::Blame(WorkerId worker) {
+  std::set<SampleId> blamed;  // one that was taken back may be on two of its engines
   std::vector<SampleId> again;
-  const Engine* e = FindEngine(slot);
-  if (e == nullptr) return again;
-  for (const auto& [tid, att] : e->in_flight.SortedKeys()) {
-    const auto r = requests_.find(tid);
-    if (r == requests_.end() || r->second.att != att) continue;
-    r->second.crashed_at = r->second.generated;
-    if (++r->second.crashes >= kPoisonDeaths) again.push_back(tid);
+  for (const SlotId slot : fleet_.workers.at(worker).slots()) {
+    const Engine* e = FindEngine(slot);
+    if (e == nullptr) continue;
+    for (const auto& [tid, att] : e->in_flight.SortedKeys()) {
+      const auto r = requests_.find(tid);
+      if (r == requests_.end() || r->second.att != att || !blamed.insert(tid).second) continue;
+      r->second.crashed_at = r->second.generated;
+      if (++r->second.crashes >= kPoisonDeaths) again.push_back(tid);
+    }
   }
   return again;
 }
 
-bool Dispatcher::HasSuspect(SlotId slot, const Engine& e) const {
-  const auto r = requests_.find(e.suspect);
-  return r != requests_.end() && r->second.on == On(slot) && r->second.crashes > 0;
+bool Dispatcher::HasSuspect(WorkerId worker) const {
+  return std::ranges::any_of(fleet_.workers.at(worker).slots(), [&](SlotId slot) {
+    const Engine* e = FindEngine(slot);
+    const auto r = e == nullptr ? requests_.end() : requests_.find(e->suspect);
+    return r != requests_.end() && r->second.on == On(slot) && r->second.crashes > 0;
+  });
 }
 
 int64_t Dispatcher::RemoveEngine(SlotId slot) {

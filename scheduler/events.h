@@ -78,7 +78,7 @@ struct EngineSample {
 };
 struct Heartbeat {
   WorkerRef worker;
-  std::vector<EngineSample> engines;  // of those of its slots that generate
+  std::vector<EngineSample> engines;  // of its slots that have made a step
   std::string op;
   int64_t op_seq = 0;
 };

@@ -25,7 +25,7 @@ class RunState {
   struct WorkerFacts {
     Incarnation inc;  // newest
     bool fenced = true;
-    bool keeps_memory = false;  // its slot was quarantined: it never gets one again
+    bool keeps_memory = false;  // a slot of it was quarantined: it never gets one again
     std::string name;
   };
   // What a life of a worker has in a slot's memory, and serves from there.

@@ -97,6 +97,7 @@ class Worker {
  private:
   friend class Health;
   friend class Workers;
+  friend struct Fleet;
   WorkerKind kind_ = WorkerKind::kDevice;
   std::vector<SlotId> slots_;
   WorkerRef ref_;  // Health's
@@ -129,6 +130,13 @@ struct Fleet {
   IdMap<WorkerId, Worker> workers;
   IdMap<SlotId, Device> devices;
 
+  // A worker that is to be; `slots`: of a device worker.
+  void Add(WorkerId id, WorkerKind kind, const std::vector<SlotId>& slots) {
+    Worker& w = workers[id];
+    w.kind_ = kind;
+    w.slots_ = slots;
+    for (const SlotId slot : slots) devices.Insert(slot, Device(id));
+  }
   // Under the live process of its worker; inc invalid: there is none.
   [[nodiscard]] SlotRef Ref(SlotId slot) const { return {workers.at(devices.at(slot).worker()).ref(), slot}; }
   // The live process of a worker is `ref`.

@@ -11,6 +11,7 @@
 //
 // Back-off before restart k: min(60 s, 1 s * 2^k) * (1 + U[0, 1/4]), k resets after 5 min of health;
 // 5 restarts in 10 min: retired. A place that dies three times in a row before it joined ends the run.
+// Progress is that of the process: the work of one of its slots hides that another one's stands still.
 // Pure; not thread-safe.
 
 #include <cstdint>

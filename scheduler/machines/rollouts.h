@@ -54,7 +54,7 @@ class Rollouts : public Machine {
   // Its samples go on elsewhere, if some other engine can take them.
   void Hedge(WorkerId worker);
   // It died. Returns samples that two deaths are blamed on.
-  std::vector<SampleId> Blame(WorkerId worker);
+  std::vector<SampleId> Blame(WorkerId worker) { return dispatcher_.Blame(worker); }
   void Drained(SlotId slot);   // it generates no more
   void Lost(WorkerId worker);  // and the memory of all its slots is gone
   // Of the weights in its memory nothing is known: its worker is new, or its trainer writes them.

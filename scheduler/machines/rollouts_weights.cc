@@ -93,14 +93,6 @@ void Rollouts::SetSuspect(WorkerId worker, bool suspect) {
     dispatcher_.SetBar(slot, Engine::Bar::kSuspect, suspect);
 }
 
-std::vector<SampleId> Rollouts::Blame(WorkerId worker) {
-  std::vector<SampleId> again;
-  for (const SlotId slot : fleet_.workers.at(worker).slots()) {
-    for (const SampleId& tid : dispatcher_.Blame(slot)) again.push_back(tid);
-  }
-  return again;
-}
-
 void Rollouts::Drained(SlotId slot) {
   dispatcher_.RemoveEngine(slot);
   weights_.Remove(slot);

@@ -200,7 +200,8 @@ void Slots::On(const event::Drained& e) {
   }
   all_.life.Moved();
   // All of its chunks have been reported; whatever was not goes back with the tokens that came.
-  all_.rollouts.Drained(pool_.GangOf(e.slot));
+  // The engine of a gang is that of its first slot; the other parts may be done before.
+  if (pool_.GangOf(e.slot) == e.slot) all_.rollouts.Drained(e.slot);
 }
 
 void Slots::On(const event::Released& e) {

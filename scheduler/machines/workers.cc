@@ -151,12 +151,11 @@ void Workers::Resume() {
 void Workers::Begin() {
   for (const auto& [id, slots] : facts_.layout.slots) {
     if (!facts_.needs_rollout && !all_.slots.Eligible(slots, Role::kActor)) continue;
-    all_.fleet.workers[id].slots_ = slots;
-    for (const SlotId slot : slots) all_.fleet.devices.Insert(slot, Device(id));
+    all_.fleet.Add(id, WorkerKind::kDevice, slots);
   }
   if (facts_.needs_reward || facts_.environment) {
     for (int64_t i = 0; i < options_.side_workers(); ++i)
-      all_.fleet.workers[options_.side_worker(i)].kind_ = options_.side_kind();
+      all_.fleet.Add(options_.side_worker(i), options_.side_kind(), {});
   }
 }
 
@@ -198,16 +197,16 @@ void Workers::On(const event::Heartbeat& e) {
 
 void Workers::Tick() {
   for (const auto& [id, w] : fleet_.workers) {
-    bool busy = false, serves = false;
+    bool busy = false, serves = false, loads = false;
     for (const SlotId slot : w.slots()) {
       const Device& d = fleet_.devices.at(slot);
       if (d.engine() == nullptr) continue;
       serves = true;
       all_.slots.SetStepTime(slot, d.pace().step_s);
-      busy |= !d.engine()->in_flight.empty() && !d.weights().loading.valid() &&
-              all_.slots.pool().Holds(slot, Role::kRollout);
+      loads |= d.weights().loading.valid();
+      busy |= !d.engine()->in_flight.empty() && all_.slots.pool().Holds(slot, Role::kRollout);
     }
-    if (serves) health_.SetBusy(id, busy, now_);
+    if (serves) health_.SetBusy(id, busy && !loads, now_);
   }
   if (now_ > reattach_until_ && SomeReattach()) ReattachOver();
   for (const Health::Verdict& v : health_.Tick(now_)) {

@@ -191,6 +191,33 @@ TEST(ControllerSimTest, GangsOfTwoSlotsHoldTheirRoleAsOne) {
   }
 }
 
+// The part of a gang that has no engine may be done with its drain long before the one that has: what that
+// one still generates is not given to others meanwhile.
+TEST(ControllerSimTest, AGangGeneratesUntilItsFirstSlotHasDrained) {
+  ControllerOptions job = SmallJob(PlacementKind::kMultiplexed, 4);
+  job.fleet.gangs = {{{0}, {1}}, {{2}, {3}}};
+  SimCluster cluster({.controller = job, .seed = 5, .faults = {}, .mean_tokens = 40});
+  int64_t drained_before = 0, refused = 0;
+  std::set<SlotId> draining;
+  cluster.on_command = [&](const Command& c) {
+    if (const auto* drain = std::get_if<command::Drain>(&c)) draining.insert(drain->slot);
+  };
+  cluster.on_event = [&](const Event& e) {
+    if (const auto* drained = std::get_if<event::Drained>(&e)) {
+      drained_before += drained->slot.value % 2 == 1 && draining.contains({drained->slot.value - 1}) ? 1 : 0;
+      draining.erase(drained->slot);
+    }
+    const auto* ended = std::get_if<event::ChunkFinished>(&e);
+    if (ended != nullptr && draining.contains(ended->slot))
+      refused += cluster.controller()->Expects(SlotOf(*ended), ended->tid, ended->att) ? 0 : 1;
+    return true;
+  };
+  EXPECT_EQ(cluster.Run().code, 0);
+  EXPECT_GT(drained_before, 0);
+  EXPECT_EQ(refused, 0) << "chunks were taken from an engine that was still at work on them";
+  ExpectProven(cluster);
+}
+
 TEST(ControllerSimTest, NoGangIsLostWhateverDies) {
   int64_t gangs = 0;
   for (uint64_t seed = 0; seed < Seeds(); ++seed) {

@@ -125,8 +125,7 @@ TEST(WaitingEnvTest, ARequestLeavesTheBufferAndComesBackWithItsObservation) {
   Dispatcher d({.chunk_tokens = 8, .max_concurrent = 16}, fleet);
   const auto all = [](const Version&) { return true; };
   for (int64_t w = 0; w < 2; ++w) {
-    fleet.workers[{w}];
-    fleet.devices.Insert({w}, Device({w}));
+    fleet.Add({w}, WorkerKind::kDevice, {{w}});
     health.Joined({{w}, {w}}, {});
     d.AddEngine({w}, {0});
     d.Admit({w}, {0, 1});

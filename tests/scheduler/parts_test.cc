@@ -166,7 +166,7 @@ TEST(LengthModelTest, SamplesThatStillRunCountAsCensored) {
 struct OneLife {
   Fleet fleet;
   Health h{Quick(), fleet};
-  OneLife() { fleet.workers[{0}]; }
+  OneLife() { fleet.Add({0}, WorkerKind::kDevice, {}); }
 };
 
 TEST(HealthTest, SilentWorkerIsSuspectThenDead) {
@@ -273,11 +273,11 @@ struct FleetOfEngines {
 class LoneDispatcher : private FleetOfEngines, public Dispatcher {
  public:
   explicit LoneDispatcher(const DispatchOptions& options) : Dispatcher(options, fleet) {}
-  void AddEngine(const SlotRef& ref) {
-    fleet.workers[ref.worker.worker];
-    fleet.devices.Insert(ref.slot, Device(ref.worker.worker));
-    Health(Quick(), fleet).Joined(ref.worker, {});
-    Dispatcher::AddEngine(ref.slot, {1});
+  void AddEngine(const SlotRef& ref) { AddEngines(ref.worker, {ref.slot}); }
+  void AddEngines(const WorkerRef& worker, const std::vector<SlotId>& slots) {
+    fleet.Add(worker.worker, WorkerKind::kDevice, slots);
+    Health(Quick(), fleet).Joined(worker, {});
+    for (const SlotId slot : slots) Dispatcher::AddEngine(slot, {1});
   }
 };
 const auto kAnyVersion = [](const Version&) { return true; };
@@ -593,6 +593,34 @@ TEST(DispatcherTest, AnEngineIsGivenOneSuspectAtATime) {
   EXPECT_EQ(d.Blame({2}).size(), 1U) << "one was a suspect already";
 }
 
+// A worker dies with all its engines: each of them would take a suspect, and the second death would have two.
+TEST(DispatcherTest, AWorkerIsGivenOneSuspectAtATimeWhateverItsEngines) {
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  d.AddEngines({{0}, {0}}, {{0}, {1}});
+  for (const int64_t slot : {0, 1}) d.Admit({slot}, {0, 0});
+  for (int64_t g = 0; g < 2; ++g) d.Add(MakeRequest(g, 0, 40));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 2U);
+  EXPECT_TRUE(d.Blame({0}).empty());
+  for (const int64_t slot : {0, 1}) d.RemoveEngine({slot});
+  d.AddEngines({{1}, {1}}, {{2}, {3}});
+  for (const int64_t slot : {2, 3}) d.Admit({slot}, {0, 0});
+  EXPECT_EQ(d.Assign(kAnyVersion).size(), 1U) << "the other one waits";
+}
+
+// Taken back from one engine and started on the other of the same worker: one death counts once.
+TEST(DispatcherTest, OneDeathIsCountedOnceForASampleThatIsOnTwoEnginesOfTheWorker) {
+  LoneDispatcher d({.chunk_tokens = 16, .max_concurrent = 8, .kv_cache_tokens = 0});
+  d.AddEngines({{0}, {0}}, {{0}, {1}});
+  d.Admit({0}, {0, 0});
+  d.Add(MakeRequest(0, 0, 40));
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
+  ASSERT_EQ(d.TakeBack({0}).size(), 1U);
+  d.Admit({1}, {0, 0});
+  ASSERT_EQ(d.Assign(kAnyVersion).size(), 1U);
+  EXPECT_TRUE(d.Blame({0}).empty());
+  EXPECT_EQ(d.Find({0, 0, 0})->crashes, 1);
+}
+
 TEST(RepackTest, EmptiesTheWorkersWithTheLeastIntoTheFullestThatHaveRoom) {
   std::vector<RepackEngine> workers;
   for (int64_t w = 0; w < 4; ++w) {
@@ -701,8 +729,7 @@ struct Rolling {
   explicit Rolling(int64_t n, const Version& verified = {0, 0}) {
     Health health(Quick(), fleet);
     for (int64_t i = 0; i < n; ++i) {
-      fleet.workers[{i}];
-      fleet.devices.Insert({i}, Device({i}));
+      fleet.Add({i}, WorkerKind::kDevice, {{i}});
       health.Joined({{i}, {i}}, {});
       roll.Holds({i}, verified);
       roll.Add({i});

@@ -65,7 +65,7 @@ Status ControllerProcess::Open() {
     options.device_bytes_need_actor = needs.actor;
   }
   options_ = options;
-  if (options.device_workers() > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(request_.run_dir + "/comm"));
+  if (options.fleet.slots > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(request_.run_dir + "/comm"));
   if (const RlJob* rl = config_.rl()) {
     const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);

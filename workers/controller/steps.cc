@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "core/observe/log.h"
 #include "core/storage/publish_folder.h"
 #include "workers/controller/process_impl.h"
 

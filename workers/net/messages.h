@@ -57,7 +57,7 @@ struct Offer {
 struct Heartbeat {
   std::string op;                            // what the device thread is doing
   int64_t op_seq = 0;                        // counts operations; a hang shows as no change
-  std::vector<event::EngineSample> engines;  // of its slots that generate
+  std::vector<event::EngineSample> engines;  // of its slots that have made a step
   int64_t rss_bytes = 0;                     // resident memory of the process, peak
   // cluster.pace: steps so far, those that took longer than their pace, and the pace_scale at which hardly
   // any would have.
@@ -253,7 +253,7 @@ struct Load {
   Version v;
   uint64_t digest = 0;
   std::string address;  // of the peer's Weights service; empty: shared memory
-  bool alias = false;   // the weights are here: those of this worker's trainer
+  bool alias = false;   // the weights are here: those of this slot's trainer
 };
 struct WriteCheckpoint {
   SlotId slot;

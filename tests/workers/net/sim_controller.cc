@@ -105,7 +105,7 @@ void SimController::Die() {
     }
     if (n < records.size()) break;
   }
-  world_->rows = [](int64_t, StepNumber) -> StatusOr<std::vector<BatchRow>> {
+  world_->rows = [](int64_t, StepNumber, Incarnation) -> StatusOr<std::vector<BatchRow>> {
     return Unavailable("no controller");
   };
 }
