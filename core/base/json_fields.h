@@ -1,7 +1,7 @@
 #pragma once
 // Structs with listed fields (core/base/fields.h) as JSON objects, a key a field: what writes a file and what
 // reads it are visitors of the one list. Lists are arrays, maps by name are objects, and an empty optional
-// has no key.
+// has no key. A number that is not finite becomes null when the JSON is made text.
 
 #include <cmath>
 #include <concepts>
@@ -46,9 +46,6 @@ template <typename Json, typename T>
 Json JsonOf(const T& x) {
   if constexpr (std::same_as<T, uint64_t>) {
     return HexWord(x);
-  } else if constexpr (std::floating_point<T>) {
-    if (!std::isfinite(x)) return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
-    return x;
   } else if constexpr (JsonPlain<T>) {
     return x;
   } else if constexpr (std::is_enum_v<T>) {
@@ -84,6 +81,11 @@ bool FromJson(const Json& json, T& x) {
     const bool fits = std::same_as<T, bool>     ? json.is_boolean()
                       : std::is_arithmetic_v<T> ? json.is_number()
                                                 : json.is_string();
+    if constexpr (std::integral<T> && !std::same_as<T, bool>) {
+      // A whole number that some program wrote as 3.0; any other is none.
+      constexpr double kExact = 0x1p53;
+      if (json.is_number_float() && !(std::abs(json.template get<double>()) <= kExact)) return false;
+    }
     if (fits) x = json.template get<T>();
     return fits;
   } else if constexpr (JsonOptional<T>) {

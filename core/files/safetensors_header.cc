@@ -81,6 +81,13 @@ class HeaderReader {
     if (depth == 1 && (event == json::parse_event_t::array_start || event == json::parse_event_t::value))
       return Fail("the value of " + Quoted(name_) + " is " + (begins ? "an array" : Kind(value)) +
                   ", expected an object");
+    // Said where it begins: the parser would keep all of it, and look through it again at every further item.
+    if (depth == 2 && begins && name_ == "__metadata__")
+      return Fail("__metadata__ has " +
+                  std::string(event == json::parse_event_t::array_start ? "an array" : "an object") +
+                  " under " + Quoted(field_) + ", expected a string");
+    if (depth == 3 && event == json::parse_event_t::value && !field_.empty() && !value.is_number_unsigned())
+      return Fail(Tensor() + ": field " + Quoted(field_) + " holds " + Kind(value));
     if (depth == 3 && begins && !field_.empty())
       return Fail(Tensor() + ": field " + Quoted(field_) + " holds " +
                   (event == json::parse_event_t::array_start ? "an array" : "an object"));
@@ -103,7 +110,10 @@ class HeaderReader {
     }
     if (depth > 2) return false;
     const bool fresh = fields_.insert(key).second;
-    if (name_ == "__metadata__") return fresh || Fail("__metadata__ has the key " + Quoted(key) + " twice");
+    if (name_ == "__metadata__") {
+      field_ = key;
+      return fresh || Fail("__metadata__ has the key " + Quoted(key) + " twice");
+    }
     if (!fresh) return Fail(Tensor() + ": field " + Quoted(key) + " twice");
     // A field of a tensor that the format does not name is passed over, as the reference reader does.
     field_ = key == "dtype" || key == "shape" || key == "data_offsets" ? key : "";

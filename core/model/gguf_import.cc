@@ -104,7 +104,10 @@ StatusOr<ModelSpec> SpecOf(const files::GgufFile& file,
   };
   s.bos_token_id = token("tokenizer.ggml.bos_token_id");
   s.pad_token_id = token("tokenizer.ggml.padding_token_id");
-  if (const int32_t end = token("tokenizer.ggml.eos_token_id"); end >= 0) s.eos_token_ids = {end};
+  if (const int32_t end = token("tokenizer.ggml.eos_token_id"); end >= 0)
+    s.eos_token_ids = {end};
+  else if (s.architecture == "llama")
+    s.eos_token_ids = {2};  // what its config.json means where it names none
   return s;
 }
 

@@ -21,13 +21,15 @@ std::string PathOf(const std::string& run_dir, int64_t step) {
 
 // Of its text; false: it is none, and `tid` is anything.
 bool SampleIdOf(const std::string& text, SampleId& tid) {
-  int used = 0;
-  long long ordinal = 0;
-  const bool whole =
-      std::sscanf(text.c_str(), "%lld.%d.%d%n", &ordinal, &tid.issue, &tid.sample, &used) == 3 &&
-      static_cast<size_t>(used) == text.size();
-  tid.ordinal = ordinal;
-  return whole;
+  const char* at = text.data();
+  const char* end = text.data() + text.size();
+  const auto take = [&](auto& value) {
+    const auto result = std::from_chars(at, end, value);
+    at = result.ptr;
+    return result.ec == std::errc();
+  };
+  const auto point = [&] { return at != end && *at++ == '.'; };
+  return take(tid.ordinal) && point() && take(tid.issue) && point() && take(tid.sample) && at == end;
 }
 
 }  // namespace

@@ -312,7 +312,8 @@ StatusOr<train::StepResult> PolicyTrainer::Step(StepNumber step, Version version
   result.metrics["actor/pg_loss"] = sums.cells.loss / passes;
   result.metrics["critic/vf_loss"] = sums.value_loss / passes;
   result.metrics["critic/vf_clipfrac"] = sums.value_clip / seen;
-  result.metrics["critic/vf_explained_var"] = std::isnan(explained) ? 0 : explained;  // equal returns
+  // Of equal returns there is nothing to explain.
+  result.metrics["critic/vf_explained_var"] = algorithms::Deviation(data.returns, 0) == 0 ? 0 : explained;
   result.metrics["critic/values/mean"] = mean_value;
   result.metrics["critic/returns/mean"] = mean_return;
   result.metrics["training/rollout_value_diff/max"] = data.value_gap;

@@ -124,6 +124,7 @@ struct InferenceSession::Impl {
     config::LoadedConfig loaded;
     loaded.config = options.job;
     config_yaml = config::ResolvedYaml(loaded);
+    TP_RETURN_IF_ERROR(config::LoadConfigText(config_yaml, "generate").status());
     TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(dir + "/security"));
     HubOptions hub_options;
     hub_options.run_id = std::filesystem::path(dir).filename().string();

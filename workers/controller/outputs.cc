@@ -165,7 +165,7 @@ void ControllerProcess::Show() {
   s.accuracy = find(result_.accuracy, "after");
   if (!s.accuracy) s.accuracy = s.accuracy_before;
   s.elapsed_s = Seconds(Now().since_start);
-  time_left_.OnStep(s.step, Now());
+  time_left_.OnStep(view.step.value, Now());
   const auto left = time_left_.Estimate(s.steps);
   s.left_s = left ? std::optional<double>(Seconds(*left)) : std::nullopt;
   s.workers.clear();

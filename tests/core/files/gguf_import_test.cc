@@ -24,6 +24,7 @@ struct Options {
   std::string pre = "smollm";
   bool output = false;
   bool bias = false;
+  bool end = true;  // names its end token
 };
 GgufBuilder Model(const Options& options) {
   GgufBuilder b;
@@ -43,7 +44,7 @@ GgufBuilder Model(const Options& options) {
   b.Int32s("tokenizer.ggml.token_type", {3, 1, 1, 1, 5});
   b.Strings("tokenizer.ggml.merges", {"a b"});
   b.Uint32("tokenizer.ggml.bos_token_id", 0);
-  b.Uint32("tokenizer.ggml.eos_token_id", 0);
+  if (options.end) b.Uint32("tokenizer.ggml.eos_token_id", 0);
   b.String("tokenizer.chat_template", "{{ messages }}");
   float next = 0;
   const auto tensor = [&](const std::string& name, std::vector<uint64_t> ne) {
@@ -201,6 +202,14 @@ TEST(ImportGgufTest, TheFolderIsReadBack) {
     // The file above has no norms of q and k.
     EXPECT_EQ(model::CheckHuggingFace(folder.path() + "/out").ok(), !architecture.starts_with("qwen3"));
   }
+}
+
+TEST(ImportGgufTest, ALlamaThatNamesNoEndTokenHasThatOfItsFamily) {
+  TestFolder folder;
+  ASSERT_TRUE(Import(folder, Model({.end = false})).ok());
+  const auto spec = model::ReadSpec(folder.path() + "/out");
+  ASSERT_TRUE(spec.ok()) << spec.status().ToString();
+  EXPECT_EQ(spec->eos_token_ids, std::vector<int32_t>{2});
 }
 
 TEST(ImportGgufTest, Bf16IsRounded) {

@@ -84,6 +84,10 @@ TEST(SafetensorsHeaderTest, EachRuleOfTheLayoutIsNamed) {
   EXPECT_THAT(ErrorOf(R"({"a":{"dtype":"F32","shape":[1]}})", four), HasSubstr("no data_offsets"));
   EXPECT_THAT(ErrorOf(R"({"a":3})", four), HasSubstr("expected an object"));
   EXPECT_THAT(ErrorOf(R"({"__metadata__":{"a":1}})", ""), HasSubstr("expected a string"));
+  EXPECT_THAT(ErrorOf(R"({"__metadata__":{"a":[{},{},{}]}})", ""), HasSubstr("an array under \"a\""));
+  EXPECT_THAT(ErrorOf(R"({"__metadata__":{"a":{"b":{}}}})", ""), HasSubstr("an object under \"a\""));
+  EXPECT_THAT(ErrorOf(R"({"a":{"dtype":"F32","shape":["x","y"],"data_offsets":[0,4]}})", four),
+              HasSubstr("\"shape\" holds a string"));
   EXPECT_THAT(ErrorOf(R"({"__metadata__":{"a":"1","a":"2"}})", ""), HasSubstr("twice"));
   EXPECT_THAT(ErrorOf("[]", ""), HasSubstr("'{'"));
   EXPECT_THAT(ErrorOf(" {}", ""), HasSubstr("'{'"));
