@@ -167,8 +167,8 @@ class Dispatcher {
   void Adopt(const SampleId& tid, SlotId slot, int64_t offered, const Version& offered_by);
   void SetBar(SlotId slot, Engine::Bar bar, bool on);
   void SetEpoch(SlotId slot, SlotEpoch epoch);  // its slot goes on under a new epoch
-  // The worker died by itself; RemoveEngine of its slots is to follow. Samples of its chunks are suspects from
-  // now on: a worker is given one of them at a time, so that a second death has one that can be blamed.
+  // The worker died by itself; RemoveEngine of its slots is to follow. Samples of its chunks are suspects
+  // from now on: a worker is given one of them at a time, so that a second death has one that can be blamed.
   // Returns those that had been suspects before.
   std::vector<SampleId> Blame(WorkerId worker);
   // Gone (lost or drained): its chunks return to the buffer. Returns how many there were.
