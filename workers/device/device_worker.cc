@@ -50,7 +50,6 @@ class DeviceWorker {
     link.hello.place = options_.place;
     link.hello.kind = scheduler::WorkerKind::kDevice;
     link.hello.pid = getpid();
-    link.hello.device_bytes = MachineMemory();
     link.hello.weights_address = weights_server_->address();
     TP_ASSIGN_OR_RETURN(
         link_, Link::Connect(link, [this](std::vector<LinkEvent> e) { inbox_.PutAll(std::move(e)); }));

@@ -71,7 +71,7 @@ namespace tidepool::workers {
 
 namespace up {
 TP_FIELDS_BY(Hello, v("run_id", r.run_id, kWords);
-             TP_EACH(place, kind, pid, device_bytes) v("weights_address", r.weights_address, kWords);
+             TP_EACH(place, kind, pid) v("weights_address", r.weights_address, kWords);
              TP_EACH(process, ctl_epoch, inc, received)
                  v("environment_address", r.environment_address, kWords);
              v("environment_token", r.environment_token, kWords);)

@@ -36,7 +36,6 @@ struct Hello {
   int64_t place = -1;  // of workers; -1: any free one
   scheduler::WorkerKind kind = scheduler::WorkerKind::kDevice;
   int64_t pid = 0;
-  int64_t device_bytes = 0;     // memory of the device
   std::string weights_address;  // of this worker's Weights service; empty: none
   uint64_t process = 0;         // drawn by the process when it begins
   int64_t ctl_epoch = 0;        // of the controller that it was attached to last; 0: none yet

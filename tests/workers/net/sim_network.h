@@ -329,7 +329,6 @@ class SimNetwork : public Door::Streams {
                  : p->work.world()->words != nullptr ? scheduler::WorkerKind::kEnvironment
                                                      : scheduler::WorkerKind::kReward;
     hello.pid = static_cast<int64_t>(p->nonce);
-    hello.device_bytes = int64_t{1} << 30;
     hello.weights_address = p->address;
     Up(p->stream, std::vector{FromWorker{0, 0, p->session.Greet(std::move(hello), now)}});
     if (address == 0 || address != life)
