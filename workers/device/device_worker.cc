@@ -9,7 +9,6 @@
 #include "core/base/thread_annotations.h"
 #include "core/observe/log.h"
 #include "workers/device/device_machine.h"
-#include "workers/device/memory_proof.h"
 #include "workers/device/roles_work.h"
 #include "workers/net/auth.h"
 #include "workers/net/link.h"
