@@ -6,7 +6,8 @@
 // looked at, and where the others (Q11, C4, L1, L2, L4: no journal can show them) are asserted.
 //
 // Undone steps: at RESTORE the samples of later steps are queued again. The code shares nothing with the
-// ledger, so that one mistake does not hide the other. Streaming: memory grows with the samples only.
+// ledger but the statistic of Q10 (length_fairness.h), so that one mistake does not hide the other.
+// Streaming: memory grows with the samples only.
 
 #include <cstdint>
 #include <memory>

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -39,8 +40,7 @@ constexpr auto kPatience = std::chrono::seconds(2);  // of who waits for the dis
 
 class TraceWriter::File {
  public:
-  File(int fd, std::string path, TraceOptions options)
-      : fd_(fd), path_(std::move(path)), options_(std::move(options)) {
+  File(std::string path, TraceOptions options) : path_(std::move(path)), options_(std::move(options)) {
     // 15 + 16: gzip with the largest window.
     ready_ =
         deflateInit2(&stream_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK;
@@ -54,7 +54,7 @@ class TraceWriter::File {
   }
   ~File() {
     if (ready_) deflateEnd(&stream_);
-    ::close(fd_);
+    if (fd_ >= 0) ::close(fd_);
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
@@ -118,6 +118,11 @@ class TraceWriter::File {
 
   Status Write(const std::string& text) {
     if (!ready_) return ResourceExhausted(path_ + ": no memory for the compressor");
+    if (fd_ < 0) {
+      TP_RETURN_IF_ERROR(MakeFolderOf(path_));
+      fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+      if (fd_ < 0) return FileError(errno, "open for writing", path_);
+    }
     if (text.empty()) return OkStatus();
     std::string bytes;
     Deflate(stream_, text, Z_SYNC_FLUSH, bytes);
@@ -159,10 +164,10 @@ class TraceWriter::File {
     } while (stream.avail_out == 0);
   }
 
-  const int fd_;
   const std::string path_;
   const TraceOptions options_;
-  // Of the thread.
+  // Of the thread, which opens the file as well: a disk that hangs holds nobody else.
+  int fd_ = -1;
   z_stream stream_{};
   bool ready_ = false;
   int64_t offset_ = 0;  // where the end stands, to be written over
@@ -177,17 +182,17 @@ class TraceWriter::File {
 
 StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Create(const std::string& path,
                                                            const TraceOptions& options) {
-  TP_RETURN_IF_ERROR(MakeFolderOf(path));
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return FileError(errno, "open for writing", path);
-  auto writer = std::unique_ptr<TraceWriter>(new TraceWriter(std::make_shared<File>(fd, path, options)));
+  std::unique_ptr<TraceWriter> writer(new TraceWriter(std::make_shared<File>(path, options)));
+  try {
+    std::thread([file = writer->file_] { file->Run(); }).detach();  // it owns what it needs
+  } catch (const std::system_error& e) {
+    return ResourceExhausted(path + ": no thread to write it (" + e.what() + ")");
+  }
   TP_RETURN_IF_ERROR(writer->Flush());
   return writer;
 }
 
-TraceWriter::TraceWriter(std::shared_ptr<File> file) : file_(std::move(file)) {
-  std::thread([file = file_] { file->Run(); }).detach();  // it owns what it needs
-}
+TraceWriter::TraceWriter(std::shared_ptr<File> file) : file_(std::move(file)) {}
 TraceWriter::~TraceWriter() {
   (void)file_->Flush();  // nobody is left to tell
   file_->Stop();

@@ -1,9 +1,9 @@
 #include "workers/controller/fragments.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/policy/fragment.h"
+#include "scheduler/ledger.h"
 
 namespace tidepool::workers {
 namespace {
@@ -20,9 +20,10 @@ StatusOr<std::unique_ptr<Fragments>> Fragments::Create(const JobConfig& config) 
   f->environment_ = policy::EnvironmentOfJob(config);
   TP_ASSIGN_OR_RETURN(f->rules_, environments::FindVectorEnvironment(f->environment_));
   TP_ASSIGN_OR_RETURN(f->spec_, policy::SpecOfJob(config));
-  const auto batch = static_cast<double>(config.train.groups_per_step);
-  f->lanes_ = config.scheduler.max_lag_versions * config.train.groups_per_step +
-              static_cast<int64_t>(std::ceil(config.scheduler.oversample * batch));
+  f->lanes_ = scheduler::LedgerRules{.groups_per_step = config.train.groups_per_step,
+                                     .max_lag_versions = config.scheduler.max_lag_versions,
+                                     .oversample = config.scheduler.oversample}
+                  .capacity();
   return f;
 }
 

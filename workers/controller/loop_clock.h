@@ -15,16 +15,21 @@ class LoopClock {
   // The loop asks for the time some twenty times a second. When it did not for so long, it was not there.
   static constexpr std::chrono::seconds kAbsence{1};
 
-  void Start(Source::time_point now) { begin_ = last_ = now; }
+  void Start(Source::time_point now) { begin_ = last_ = back_ = now; }
   // requires now not before that of the call before
   TimePoint At(Source::time_point now) {
-    if (now - last_ > kAbsence) begin_ += now - last_;
+    if (now - last_ > kAbsence) {
+      begin_ += now - last_;
+      back_ = now;
+    }
     last_ = now;
     return {last_ - begin_};
   }
+  // For how long it has been there without a break. What seems to take longer may have stood still with it.
+  [[nodiscard]] Source::duration present() const { return last_ - back_; }
 
  private:
-  Source::time_point begin_, last_;
+  Source::time_point begin_, last_, back_;
 };
 
 }  // namespace tidepool::workers

@@ -115,6 +115,7 @@ Status ControllerProcess::Open() {
   attachments.device_places = options_.device_workers();
   attachments.side_places = std::max<int64_t>(options_.side_workers(), 1);
   attachments.lost_after = FromSeconds(LostAfterSeconds(PermitSeconds()));
+  attachments.offer_within = FromSeconds(config_.cluster.stall_timeout_s);
   attachments_ = std::make_unique<Attachments>(attachments, hub_.get());
   places_ = std::make_unique<WorkerPlaces>(
       *attachments_,
@@ -139,11 +140,13 @@ void ControllerProcess::Close() {
   const bool now = storage_failed_ || stop_seen_ > 1;
   // What it has to say is of no use any more; a disk that hangs does not hold the end up.
   if (!now) (void)checkpoint_disk_.Drain(std::chrono::seconds(1));
-  for (const int64_t place : attachments_->Welcomed())
-    attachments_->Send(place, down::Shutdown{"the run is over"});
-  for (const Ended& ended :
-       launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1)))
-    metrics_->OnEnded(ended.place, ended.peak_bytes);
+  if (!superseded_) {  // or else they belong to another controller
+    for (const int64_t place : attachments_->Welcomed())
+      attachments_->Send(place, down::Shutdown{"the run is over"});
+    for (const Ended& ended :
+         launcher_.EndAll(now ? Duration{0} : std::chrono::seconds(2), std::chrono::seconds(1)))
+      metrics_->OnEnded(ended.place, ended.peak_bytes);
+  }
   hub_->Stop();
   const Status closed = storage_->Close(std::chrono::seconds(storage_failed_ ? 1 : 30));
   if (closed.code() == StatusCode::kDeadlineExceeded) result_.disk_hangs = true;
@@ -275,8 +278,8 @@ void ControllerProcess::WatchDisk() {
     busy = at;
     writing = false;
   }
-  const auto takes = [](const std::optional<DiskThread::Operation>& at) {
-    return at ? std::chrono::duration<double>(at->takes).count() : 0;
+  const auto takes = [present = clock_.present()](const std::optional<DiskThread::Operation>& at) {
+    return at ? std::chrono::duration<double>(std::min<Clock::duration>(at->takes, present)).count() : 0;
   };
   const auto since = [](double seconds) {
     char text[64];

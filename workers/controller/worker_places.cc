@@ -8,6 +8,7 @@ void WorkerPlaces::Arrived(Attachments::Arrived& e, std::string name) {
   Place& p = places_[e.place];
   p.joined = true;
   p.given_up = false;
+  p.due.reset();
   p.hello = e.hello;
   auto joined = JoinedBy(e, std::move(name));
   p.offered = joined.chunks;
@@ -79,7 +80,8 @@ std::vector<const up::Hello*> WorkerPlaces::EnvironmentHosts() const {
 std::vector<int64_t> WorkerPlaces::TakeDue(TimePoint now) {
   std::vector<int64_t> due;
   for (auto& [place, p] : places_) {
-    if (!p.due || now < *p.due) continue;
+    // A process that is there and has not said yet what it holds comes first.
+    if (!p.due || now < *p.due || attachments_.HelloAt(place) != nullptr) continue;
     p.due.reset();
     due.push_back(place);
   }

@@ -1,5 +1,6 @@
 #include "workers/net/attachments.h"
 
+#include <cmath>
 #include <utility>
 
 namespace tidepool::workers {
@@ -20,6 +21,8 @@ std::vector<Attachments::Event> Attachments::On(HubEvent event, TimePoint now) {
     Opened(*opened, now, out);
   } else if (auto* message = std::get_if<HubMessage>(&event)) {
     Said(*message, now, out);
+  } else if (const auto* part = std::get_if<HubPart>(&event)) {
+    if (const auto it = Of(part->connection); it != places_.end()) it->second.heard = now;
   } else if (const auto it = Of(std::get<HubClosed>(event).connection); it != places_.end()) {
     Unbind(it->second, now);
   }
@@ -68,6 +71,7 @@ void Attachments::Opened(HubOpened& e, TimePoint now, std::vector<Event>& out) {
     }
     it = places_.try_emplace(place).first;
     it->second.hello = hello;
+    it->second.came = now;
   }
   Place& p = it->second;
   // Who has not seen this epoch yet has taken nothing of it. A Hello that says less than is known was
@@ -151,7 +155,11 @@ std::vector<Attachments::Event> Attachments::Tick(TimePoint now) {
       wire_->Close(silent, "nothing was heard over it");
     }
     const auto at = it++;
-    if (p.hung) {
+    if (!p.offered && options_.offer_within > Duration{0} && now - p.came >= options_.offer_within) {
+      Refuse(at->first, p.hello.process,
+             "the worker did not say what it holds in " +
+                 std::to_string(std::lround(Seconds(options_.offer_within))) + " s");
+    } else if (p.hung) {
       if (p.connection != 0) wire_->Close(p.connection, "the worker does not take its commands");
       Release(at->first, "it does not take its commands", out);
     } else if (p.connection == 0 && now - p.gone >= options_.lost_after) {

@@ -30,16 +30,23 @@ struct HubMessage {
   ConnectionId connection = 0;
   FromWorker message;
 };
+// A part of a message that is cut into several frames: a sign of life.
+struct HubPart {
+  ConnectionId connection = 0;
+};
 struct HubClosed {
   ConnectionId connection = 0;
   std::string why;
 };
-using HubEvent = std::variant<HubOpened, HubMessage, HubClosed>;
+using HubEvent = std::variant<HubOpened, HubMessage, HubPart, HubClosed>;
 
 struct AttachmentOptions {
   int64_t ctl_epoch = 1;
   int64_t device_places = 0, side_places = 0;  // device places come first
   Duration lost_after{0};
+  // A process that is there has so long to say what it holds, from its first connection. Whoever hangs before
+  // that keeps its place from others. 0: for ever.
+  Duration offer_within{0};
 };
 
 class Attachments {
@@ -107,6 +114,7 @@ class Attachments {
   struct Place {
     up::Hello hello;
     ConnectionId connection = 0;  // 0: none
+    TimePoint came;               // when the process took the place
     TimePoint gone;               // when the last one ended
     TimePoint heard;              // over the current one
     Session<ToWorker> session;

@@ -121,6 +121,7 @@ struct Hub::Impl final : v1::Control::Service, Door::Streams {
       auto messages = reader.Take<FromWorker>(wire);
       const Status heard = Door::Heard(role, messages);
       if (heard.ok()) {
+        if (messages->empty()) sink(HubPart{id});
         for (FromWorker& message : *messages) sink(HubMessage{id, std::move(message)});
         continue;
       }

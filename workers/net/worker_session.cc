@@ -7,10 +7,12 @@
 namespace tidepool::workers {
 namespace {
 
-// Refusals that another connection would meet as well.
-bool IsFinal(const Status& end) {
+// Refusals that another connection would meet as well. Whoever does not know the token of a worker that was
+// attached is not its controller: that one is gone, and another run has its port.
+bool IsFinal(const Status& end, bool was_attached) {
   return end.code() == StatusCode::kFailedPrecondition || end.code() == StatusCode::kPermissionDenied ||
-         end.code() == StatusCode::kUnauthenticated || end.code() == StatusCode::kInvalidArgument;
+         (end.code() == StatusCode::kUnauthenticated && !was_attached) ||
+         end.code() == StatusCode::kInvalidArgument;
 }
 
 }  // namespace
@@ -101,7 +103,7 @@ std::vector<FromWorker> WorkerSession::TakeUnsent() {
 }
 
 std::optional<Duration> WorkerSession::Disconnected(const Status& end, TimePoint now, Rng& rng) {
-  if (IsFinal(end)) return std::nullopt;
+  if (IsFinal(end, ctl_epoch_ > 0)) return std::nullopt;
   if (attached_ && Seconds(now - attached_at_) >= permit_s_) dials_ = 0;
   attached_ = false;
   if (!lost_) lost_ = now;

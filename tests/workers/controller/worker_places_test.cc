@@ -45,5 +45,21 @@ TEST_F(WorkerPlacesTest, AChildThatEndsBeforeItHasJoinedIsFenced) {
   EXPECT_EQ(fed.size(), 1u);
 }
 
+// Another process would be refused as long as this one is there, and count as one that died early.
+TEST_F(WorkerPlacesTest, NobodyIsStartedForAPlaceWhoseProcessHasNotEndedItsOffer) {
+  Greet(/*pid=*/70);
+  places.Start({{0}, {}}, {});
+  EXPECT_TRUE(places.TakeDue(TimePoint{FromSeconds(1)}).empty());
+  attachments.Fence(0, "it hangs");
+  EXPECT_EQ(places.TakeDue(TimePoint{FromSeconds(2)}), std::vector<int64_t>{0});
+  places.Start({{0}, {}}, TimePoint{FromSeconds(3)});
+  Greet(/*pid=*/71);
+  auto arrived = attachments.On(HubMessage{71, FromWorker{1, 0, up::Offer{.last = true}}}, {});
+  ASSERT_EQ(arrived.size(), 1u);
+  places.Arrived(std::get<Attachments::Arrived>(arrived[0]), "it");
+  attachments.Fence(0, "it has ended");
+  EXPECT_TRUE(places.TakeDue(TimePoint{FromSeconds(4)}).empty()) << "it had come after all";
+}
+
 }  // namespace
 }  // namespace tidepool::workers

@@ -114,6 +114,10 @@ TEST(WorkerSessionTest, ARefusalThatIsNotForGoodIsAskedAgain) {
                                 InvalidArgument("no Hello")}) {
     EXPECT_FALSE(session.Disconnected(refused, {}, rng).has_value()) << refused.ToString();
   }
+  // Its controller died, and that of another run listens at the same port. Its own may come back elsewhere.
+  ASSERT_TRUE(session.Receive({0, 0, down::Attached{1, 0}}, {}).ok());
+  EXPECT_TRUE(session.Disconnected(Unauthenticated("token"), {}, rng).has_value());
+  EXPECT_FALSE(session.Disconnected(Unauthenticated("token"), TimePoint{FromSeconds(31)}, rng).has_value());
 }
 
 TEST(WorkerSessionTest, RenewalsKeepEveryLeaseThatAJobMayHave) {
@@ -162,8 +166,12 @@ struct RecordingWire : Attachments::Wire {
 
 struct AttachmentsTest : testing::Test {
   RecordingWire wire;
-  Attachments attachments{
-      {.ctl_epoch = 4, .device_places = 2, .side_places = 1, .lost_after = FromSeconds(5)}, &wire};
+  Attachments attachments{{.ctl_epoch = 4,
+                           .device_places = 2,
+                           .side_places = 1,
+                           .lost_after = FromSeconds(5),
+                           .offer_within = FromSeconds(20)},
+                          &wire};
   static up::Hello Hello(uint64_t process, int64_t place, int64_t ctl_epoch = 0, int64_t received = 0) {
     up::Hello hello;
     hello.process = process;
@@ -301,8 +309,37 @@ TEST_F(AttachmentsTest, TheControllersOwnAbsenceIsNotTheSilenceOfItsWorkers) {
   TimePoint now;
   for (int s = 1; s <= 6; ++s) now = clock.At(start + seconds(600 + s));
   EXPECT_EQ(Seconds(now.since_start), 7);
+  EXPECT_EQ(clock.present(), seconds(6)) << "a disk cannot have hung for longer";
   attachments.Tick(now);
   EXPECT_TRUE(wire.closed.contains(1)) << "and that is silence";
+}
+
+// It hangs while it reads what it holds. Nobody was told of it, and its place is free for another process.
+TEST_F(AttachmentsTest, AProcessThatDoesNotEndItsOfferIsRefused) {
+  Open(1, Hello(9, 0), 1);
+  Say(1, 1, up::Offer{.last = false}, 2);
+  EXPECT_TRUE(attachments.Tick(TimePoint{FromSeconds(4)}).empty());
+  Open(2, Hello(9, 0, /*ctl_epoch=*/4, /*received=*/0), 9);  // a new connection gives it no new time
+  Say(2, 0, up::Heartbeat{}, 20);
+  Open(3, Hello(10, 0), 20.5);
+  ASSERT_TRUE(wire.refused.contains(3));
+  EXPECT_TRUE(wire.refused[3].again);
+  EXPECT_FALSE(wire.refused.contains(2));
+  EXPECT_TRUE(attachments.Tick(TimePoint{FromSeconds(21)}).empty());
+  ASSERT_TRUE(wire.refused.contains(2));
+  EXPECT_FALSE(wire.refused[2].again);
+  Open(4, Hello(10, 0), 21.5);
+  EXPECT_EQ(Say(4, 1, up::Offer{.last = true}, 21.6).size(), 1u);
+  EXPECT_TRUE(attachments.Tick(TimePoint{FromSeconds(22)}).empty());
+}
+
+TEST_F(AttachmentsTest, APartOfALargeMessageIsASignOfLife) {
+  Welcome(1, 9);
+  attachments.On(HubPart{1}, TimePoint{FromSeconds(4)});
+  attachments.Tick(TimePoint{FromSeconds(8)});
+  EXPECT_TRUE(wire.closed.empty());
+  attachments.Tick(TimePoint{FromSeconds(9.5)});
+  EXPECT_TRUE(wire.closed.contains(1));
 }
 
 TEST_F(AttachmentsTest, AWorkerIsLostWhenItDoesNotDialAgain) {

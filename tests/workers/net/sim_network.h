@@ -267,6 +267,7 @@ class SimNetwork : public Door::Streams {
     const Status heard = Door::Heard(s->process->role, messages);
     s->refused = !heard.ok();
     if (s->refused) return door->Refuse(s->id, {heard.message()});
+    if (messages->empty()) sink(HubPart{s->id});
     for (FromWorker& m : *messages) sink(HubMessage{s->id, std::move(m)});
   }
   void Write(const StreamPtr& s) {
