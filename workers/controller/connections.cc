@@ -148,8 +148,8 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                    b.worker = worker;
                    Feed(ev::TrainDone(std::move(b)));
                  },
-                 [&](up::CheckpointFiles& b) { CommitCheckpoint(b); },
-                 [&](up::FinalSaved& b) { OnFinalSaved(worker, b); },
+                 [&](up::CheckpointFiles& b) { checkpoints_->Commit(b, storage_->next_lsn()); },
+                 [&](up::FinalSaved& b) { checkpoints_->PublishFinal(worker, b); },
                  [&](auto& event) {  // the scheduler's own
                    event.worker = worker;
                    Feed(std::move(event));

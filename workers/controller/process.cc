@@ -48,11 +48,32 @@ Status ControllerProcess::Open() {
   if (earlier.summary.torn_tail)
     Warn("journal tail cut file=" + earlier.summary.torn_tail->file +
          " why=" + earlier.summary.torn_tail->why);
-  TP_RETURN_IF_ERROR(fs_->MakeDirectories(checkpoints_));
-  TP_RETURN_IF_ERROR(storage::RemoveLeftovers(*fs_, checkpoints_).status());
-  payload_reader_ = std::make_shared<storage::PayloadReader>(*fs_, request_.run_dir + "/payload");
+  const Checkpoints::Owner owner{request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(),
+                                 storage_->ctl_epoch()};
+  checkpoints_ = std::make_unique<Checkpoints>(
+      fs_, owner,
+      Checkpoints::Ends{.post = Post(),
+                        .feed = [this](scheduler::Event e) { Feed(std::move(e)); },
+                        .send = [this](const WorkerRef& w, ToWorkerBody m) { Send(w, std::move(m)); },
+                        .warn = [this](const std::string& line) { Warn(line); },
+                        .took = [this](double seconds) { metrics_->OnCheckpoint(seconds); },
+                        .oldest_payload_file = [this] { return OldestPayloadFile(); }});
+  TP_RETURN_IF_ERROR(checkpoints_->Open());
+  recorded_ = std::make_unique<RecordedSamples>(
+      fs_, request_.run_dir,
+      RecordedSamples::Ends{.post = Post(),
+                            .find = [this](const SampleId& tid) { return controller_->FindPayload(tid); },
+                            .in_memory = [this](const SampleId& tid) { return InMemory(tid); }});
   if (config_.model.is_policy()) {
     TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_));
+    waiting_fragments_ = std::make_unique<WaitingFragments>(
+        WaitingFragments::Ends{.hosts = [this] { return places_->EnvironmentHosts(); },
+                               .send =
+                                   [this](const WorkerRef& w, down::StartChunk m) {
+                                     Send(w, std::move(m));
+                                     metrics_->Count("dispatch/chunks");
+                                   },
+                               .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
   }
   scheduler::ControllerOptions options = SchedulerOptions(config_, rows_->held_out_size());
   options.run_id = request_.run_id;
@@ -73,7 +94,7 @@ Status ControllerProcess::Open() {
   TP_ASSIGN_OR_RETURN(controller_, scheduler::Controller::Create(options, earlier.entries));
   step_rows_ = std::make_unique<StepRows>(
       *controller_,
-      StepRows::Ends{.read = [this](const auto& tids, auto then) { WhenRecorded(tids, std::move(then)); },
+      StepRows::Ends{.read = [this](const auto& tids, auto then) { recorded_->Read(tids, std::move(then)); },
                      .judge = [this](const SampleId& tid, BatchRow& row) { Judge(tid, row); },
                      .opened =
                          [this](StepNumber step, const std::vector<BatchRow>& rows) {
@@ -139,7 +160,7 @@ Status ControllerProcess::Open() {
 void ControllerProcess::Close() {
   const bool now = storage_failed_ || stop_seen_ > 1;
   // What it has to say is of no use any more; a disk that hangs does not hold the end up.
-  if (!now) (void)checkpoint_disk_.Drain(std::chrono::seconds(1));
+  if (!now) (void)checkpoints_->Drain(std::chrono::seconds(1));
   if (!superseded_) {  // or else they belong to another controller
     for (const int64_t place : attachments_->Welcomed())
       attachments_->Send(place, down::Shutdown{"the run is over"});
@@ -170,7 +191,7 @@ void ControllerProcess::Drive() {
       std::chrono::duration_cast<Clock::duration>(FromSeconds(RenewalSeconds(PermitSeconds())));
   while (!finished_) {
     effects_->Execute();
-    BeginReading();
+    recorded_->Begin();
     if (finished_) break;
     for (Incoming& in : inbox_->TakeAll(std::chrono::milliseconds(10))) {
       std::visit(Overload{[&](HubEvent& e) {
@@ -188,7 +209,7 @@ void ControllerProcess::Drive() {
       for (Attachments::Event& event : attachments_->Tick(Now())) OnAttachment(event);
       CheckSignals();
       StartDueWorkers();
-      GiveBackWaitingChunks();
+      if (waiting_fragments_ != nullptr) waiting_fragments_->Tick(Now());
       WatchDisk();
       Feed(ev::Tick{});
     }
@@ -203,8 +224,12 @@ void ControllerProcess::Drive() {
   }
 }
 
-std::string ControllerProcess::CheckpointDir(StepNumber step) const {
-  return checkpoints_ + "/" + storage::CheckpointName(step);
+// What is still on its way to the disk goes into the newest file that was reported, or a newer one.
+int64_t ControllerProcess::OldestPayloadFile() const {
+  int64_t needed = controller_->OldestPayloadFile();
+  if (fragments_ != nullptr) needed = std::min(needed, fragments_->OldestPayloadFile());
+  if (newest_payload_file_ >= 0) needed = std::min(needed, newest_payload_file_);
+  return needed;
 }
 
 void ControllerProcess::Feed(scheduler::Event event) {
@@ -273,7 +298,7 @@ void ControllerProcess::OnStorage(StorageDone& done) {
 void ControllerProcess::WatchDisk() {
   std::optional<DiskThread::Operation> busy = storage_->Busy();
   bool writing = busy.has_value();  // of journal and payload
-  for (auto& at : {reading_.Busy(), files_.Busy()}) {
+  for (auto& at : {recorded_->Busy(), files_.Busy()}) {
     if (!at || (busy && at->takes <= busy->takes) || storage_failing_) continue;
     busy = at;
     writing = false;
@@ -287,7 +312,7 @@ void ControllerProcess::WatchDisk() {
     return std::string(text);
   };
   // The scheduler has deadlines for checkpoints, which may take long.
-  const auto checkpoint = checkpoint_disk_.Busy();
+  const auto checkpoint = checkpoints_->Busy();
   if (const double seconds = takes(checkpoint); seconds < kSlowCheckpoint_s) {
     slow_checkpoint_told_ = false;
   } else if (!std::exchange(slow_checkpoint_told_, true)) {

@@ -8,11 +8,10 @@
 //   process.cc      start and end, the loop, effects in the order in which their records become durable
 //   connections.cc  processes and the wire
 //   samples.cc      rows, chunks, turns, grades
-//   steps.cc        slots, optimizer steps, weights, checkpoints
+//   steps.cc        slots, optimizer steps, weights
 //   outputs.cc      metrics, samples, status, summary
 
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,21 +24,22 @@
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/progress.h"
-#include "core/storage/checkpoint.h"
-#include "core/storage/payload.h"
 #include "scheduler/controller.h"
+#include "workers/controller/checkpoints.h"
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/effects.h"
 #include "workers/controller/fragments.h"
 #include "workers/controller/launcher.h"
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/process.h"
+#include "workers/controller/recorded_samples.h"
 #include "workers/controller/run_metrics.h"
 #include "workers/controller/run_storage.h"
 #include "workers/controller/sample_store.h"
 #include "workers/controller/step_rows.h"
 #include "workers/controller/token_intake.h"
 #include "workers/controller/turns.h"
+#include "workers/controller/waiting_fragments.h"
 #include "workers/controller/worker_places.h"
 #include "workers/data/row_source.h"
 #include "workers/net/hub.h"
@@ -65,10 +65,7 @@ using Incoming = std::variant<HubEvent, StorageDone, Answer>;
 class ControllerProcess {
  public:
   explicit ControllerProcess(const RunRequest& request)
-      : request_(request),
-        config_(request.config),
-        launcher_(request.config.cluster.reattach_grace_s > 0),
-        checkpoints_(request.run_dir + "/checkpoints") {}
+      : request_(request), config_(request.config), launcher_(request.config.cluster.reattach_grace_s > 0) {}
   StatusOr<RunResult> Run();
 
  private:
@@ -78,7 +75,6 @@ class ControllerProcess {
 
   // --- the loop
   void Drive();
-  std::string CheckpointDir(StepNumber step) const;
   TimePoint Now() { return clock_.At(Clock::now()); }
   [[nodiscard]] double PermitSeconds() const { return 3 * config_.cluster.heartbeat_s; }
   void Feed(scheduler::Event event);
@@ -87,24 +83,10 @@ class ControllerProcess {
   void OnStorage(StorageDone& done);
   void WatchDisk();
   void EndForStorage(const std::string& what, bool journal);
-  // Does `work` on the thread for checkpoints, then `then` with its result on the loop. `work` owns all that
-  // it uses, because a disk that hangs may outlast this object.
-  template <typename Work, typename Then>
-  void OnDisk(std::string operation, Work work, Then then) {
-    checkpoint_disk_.Do(std::move(operation), [inbox = inbox_, work = std::move(work),
-                                               then = std::move(then)](const DiskThread::Say&) mutable {
-      auto result = work();
-      inbox->Put(Answer([result = std::move(result), then = std::move(then)]() mutable { then(result); }));
-    });
+  // A call for the loop, for threads: they may outlive this object.
+  [[nodiscard]] auto Post() const {
+    return [inbox = inbox_](std::function<void()> call) { inbox->Put(Answer(std::move(call))); };
   }
-
-  // Reads these payloads, then calls `then` on the loop. What one round of the loop asks for is read
-  // together.
-  void ReadPayload(std::vector<record::Enq> what, std::function<void(Trajectories)> then);
-  // The same of samples, as they are on record: after its ENQ a sample is what the payload file has, and
-  // never what may be left in memory. `then` is called at once if nothing has to be read.
-  void WhenRecorded(const std::vector<SampleId>& tids, std::function<void(Trajectories)> then);
-  void BeginReading();
 
   // --- processes
   void Do(const cmd::StartWorker& c);
@@ -135,9 +117,6 @@ class ControllerProcess {
   void Do(const cmd::PrepareRow& c);
   bool EnsureRow(const SampleId& tid);
   void Do(const cmd::StartChunk& c);
-  void PutStarts(const SampleId& tid, int32_t att, const StatusOr<std::string>& starts);
-  void SendFragments();
-  void GiveBackWaitingChunks();
   void Do(const cmd::CancelChunk& c);
   void Do(const cmd::StorePayload& c);
   void Do(const cmd::DiscardTokens& c);
@@ -156,16 +135,11 @@ class ControllerProcess {
   void Do(const cmd::Load& c);
   void Do(const cmd::Train& c) { step_rows_->Add(c); }
   void Judge(const SampleId& tid, BatchRow& row) const;  // what a row is worth
-  void PrunePayload();
-
-  // --- checkpoints
-  void Do(const cmd::WriteCheckpoint& c);
-  void CommitCheckpoint(const up::CheckpointFiles& files);
-  void Do(const cmd::VerifyCheckpoint& c);
-  void Do(const cmd::DeleteCheckpoint& c);
-  void Do(const cmd::SaveFinal& c);
-  void OnFinalSaved(const WorkerRef& trainer, const up::FinalSaved& saved);
-  [[nodiscard]] std::string FinalTmp(const WorkerRef& trainer) const;
+  void Do(const cmd::WriteCheckpoint& c) { checkpoints_->Write(c); }
+  void Do(const cmd::VerifyCheckpoint& c) { checkpoints_->Verify(c); }
+  void Do(const cmd::DeleteCheckpoint& c) { checkpoints_->Delete(c); }
+  void Do(const cmd::SaveFinal& c) { checkpoints_->SaveFinal(c); }
+  [[nodiscard]] int64_t OldestPayloadFile() const;  // that may be needed
 
   // --- to people and files
   void Do(const cmd::Append&) {}  // written before
@@ -193,29 +167,16 @@ class ControllerProcess {
   std::unique_ptr<RowSource> rows_;
   std::shared_ptr<Mailbox<Incoming>> inbox_ = std::make_shared<Mailbox<Incoming>>();
   std::unique_ptr<RunStorage> storage_;  // journal and payload
-  DiskThread checkpoint_disk_;           // checkpoints and final/
   DiskThread files_;                     // for people: metrics, samples, status, summary
-  DiskThread reading_;                   // of payload
-  std::shared_ptr<storage::PayloadReader> payload_reader_;
-  struct Wanted {
-    std::vector<record::Enq> what;
-    std::function<void(Trajectories)> then;
-  };
-  std::vector<Wanted> wanted_;  // of this round
   std::unique_ptr<scheduler::Controller> controller_;
   std::unique_ptr<RunMetrics> metrics_;
   SampleStore samples_;
+  std::unique_ptr<RecordedSamples> recorded_;
   std::unique_ptr<TokenIntake> intake_;
   std::unique_ptr<Turns> turns_;
   bool environment_ = false;              // samples are episodes of several turns
   std::unique_ptr<Fragments> fragments_;  // of a policy of control tasks
-  struct WaitingChunk {
-    WorkerRef worker;
-    down::StartChunk message;
-    std::optional<Clock::time_point> ready;  // since when it has its start states
-  };
-  // Fragments that wait for their start or for an environment worker.
-  std::deque<WaitingChunk> waiting_chunks_;
+  std::unique_ptr<WaitingFragments> waiting_fragments_;
   Launcher launcher_;
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Attachments> attachments_;
@@ -234,9 +195,7 @@ class ControllerProcess {
   std::unique_ptr<StepRows> step_rows_;
   int64_t newest_payload_file_ = -1;  // of those that were reported as stored
   std::string shared_memory_;         // folder of weights and recovery copies
-  std::string checkpoints_;           // folder
-  std::shared_ptr<storage::CheckpointWriter> checkpoint_;
-  std::optional<cmd::WriteCheckpoint> pending_checkpoint_;
+  std::unique_ptr<Checkpoints> checkpoints_;
 
   RunResult result_;
   bool finished_ = false;

@@ -52,67 +52,20 @@ void ControllerProcess::Do(const cmd::StartChunk& c) {
     metrics_->Count("dispatch/chunks");
     return;
   }
-  waiting_chunks_.push_back({c.worker, std::move(m), std::nullopt});
+  waiting_fragments_->Add(c.worker, std::move(m));
+  const auto know = [this, tid = c.tid, att = c.att](const StatusOr<std::string>& starts) {
+    waiting_fragments_->Starts(tid, att, starts, Now());
+  };
   const record::Enq* before = fragments_->Before(c.tid);
-  if (before == nullptr) return PutStarts(c.tid, c.att, fragments_->Starts(c.tid, nullptr));
-  ReadPayload({*before}, [this, tid = c.tid, att = c.att](const Trajectories& read) {
+  if (before == nullptr) return know(fragments_->Starts(c.tid, nullptr));
+  recorded_->Read(std::vector{*before}, [this, tid = c.tid, know](const Trajectories& read) {
     const StatusOr<sample::Trajectory>& t = read.front();
-    PutStarts(tid, att, t.ok() ? fragments_->Starts(tid, &*t) : StatusOr<std::string>(t.status()));
-  });
-}
-
-// The chunk may have been cancelled meanwhile.
-void ControllerProcess::PutStarts(const SampleId& tid, int32_t att, const StatusOr<std::string>& starts) {
-  const auto held = std::ranges::find_if(
-      waiting_chunks_, [&](const WaitingChunk& h) { return h.message.tid == tid && h.message.att == att; });
-  if (held == waiting_chunks_.end()) return;
-  if (!starts.ok()) {
-    const SlotRef on{held->worker, held->message.slot};
-    waiting_chunks_.erase(held);
-    // What is lost of the fragment before it stays lost.
-    const bool lost = starts.status().code() == StatusCode::kDataLoss;
-    Feed(ev::ChunkFinished{on.worker, on.slot, tid, att,
-                           lost ? ev::ChunkEnd::kDataError : ev::ChunkEnd::kError,
-                           "its start: " + starts.status().message()});
-    return;
-  }
-  held->message.starts = *starts;
-  held->ready = Clock::now();
-  SendFragments();
-}
-
-// Fragments go to a device with the environment worker that hosts their instances. While there is none (its
-// place is being filled again) they wait here, and go back to the dispatcher after a while, so that nobody is
-// taken for hung.
-void ControllerProcess::SendFragments() {
-  const std::vector<const up::Hello*> hosts = places_->EnvironmentHosts();
-  if (hosts.empty()) return;
-  std::erase_if(waiting_chunks_, [&](WaitingChunk& held) {
-    if (!held.ready) return false;
-    down::StartChunk& m = held.message;
-    const up::Hello& host = *hosts[static_cast<uint64_t>(m.tid.ordinal) % hosts.size()];
-    m.environment = host.environment_address;
-    m.environment_token = host.environment_token;
-    Send(held.worker, std::move(m));
-    metrics_->Count("dispatch/chunks");
-    return true;
-  });
-}
-
-void ControllerProcess::GiveBackWaitingChunks() {
-  if (fragments_ == nullptr) return;
-  SendFragments();
-  std::erase_if(waiting_chunks_, [&](const WaitingChunk& held) {
-    if (!held.ready || Clock::now() - *held.ready <= std::chrono::seconds(5)) return false;
-    Feed(ev::ChunkFinished{held.worker, held.message.slot, held.message.tid, held.message.att,
-                           ev::ChunkEnd::kCancelled, "no environment worker is there"});
-    return true;
+    know(t.ok() ? fragments_->Starts(tid, &*t) : StatusOr<std::string>(t.status()));
   });
 }
 
 void ControllerProcess::Do(const cmd::CancelChunk& c) {
-  std::erase_if(waiting_chunks_,
-                [&](const WaitingChunk& h) { return h.message.tid == c.tid && h.message.att == c.att; });
+  if (waiting_fragments_ != nullptr) waiting_fragments_->Cancel(c.tid, c.att);
   Send(c.worker, c);
 }
 
@@ -137,50 +90,9 @@ StatusOr<sample::Trajectory> ControllerProcess::InMemory(const SampleId& tid) {
   return s->tokens;
 }
 
-void ControllerProcess::WhenRecorded(const std::vector<SampleId>& tids,
-                                     std::function<void(Trajectories)> then) {
-  Trajectories out;
-  std::vector<record::Enq> stored;
-  std::vector<size_t> at;  // in `out`, of each that is stored
-  for (const SampleId& tid : tids) {
-    const record::Enq* enq = controller_->FindPayload(tid);
-    if (enq == nullptr || enq->payload_file < 0) {
-      out.push_back(InMemory(tid));
-      continue;
-    }
-    at.push_back(out.size());
-    out.emplace_back(NotFound("not read"));
-    stored.push_back(*enq);
-  }
-  if (stored.empty()) return then(std::move(out));
-  ReadPayload(std::move(stored),
-              [out = std::move(out), at = std::move(at), then = std::move(then)](Trajectories read) mutable {
-                for (size_t i = 0; i < at.size(); ++i) out[at[i]] = std::move(read[i]);
-                then(std::move(out));
-              });
-}
-
-void ControllerProcess::ReadPayload(std::vector<record::Enq> what, std::function<void(Trajectories)> then) {
-  wanted_.push_back({std::move(what), std::move(then)});
-}
-
-void ControllerProcess::BeginReading() {
-  if (wanted_.empty()) return;
-  reading_.Do("read of payload/", [wanted = std::exchange(wanted_, {}), fs = fs_, reader = payload_reader_,
-                                   inbox = inbox_](const DiskThread::Say&) mutable {
-    std::vector<Trajectories> read;
-    for (const Wanted& w : wanted) {
-      Trajectories& of = read.emplace_back();
-      for (const record::Enq& enq : w.what) of.push_back(reader->Read(enq));
-    }
-    inbox->Put(Answer([wanted = std::move(wanted), read = std::move(read)]() mutable {
-      for (size_t i = 0; i < wanted.size(); ++i) wanted[i].then(std::move(read[i]));
-    }));
-  });
-}
-
 void ControllerProcess::Do(const cmd::Grade& c) {
-  WhenRecorded({c.tid}, [this, c](const Trajectories& recorded) { Grade(c, recorded.front()); });
+  recorded_->Read(std::vector{c.tid},
+                  [this, c](const Trajectories& recorded) { Grade(c, recorded.front()); });
 }
 
 void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajectory>& recorded) {
@@ -226,7 +138,7 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
 
 void ControllerProcess::Do(const cmd::EnvStep& c) {
   if (c.turn == 0) return Send(c.worker, turns_->Step(c, nullptr));
-  WhenRecorded({c.tid}, [this, c](Trajectories recorded) {
+  recorded_->Read(std::vector{c.tid}, [this, c](Trajectories recorded) {
     StatusOr<sample::Trajectory>& t = recorded.front();
     if (!t.ok() || !EnsureRow(c.tid)) {
       Feed(ev::EnvStepped{.worker = c.worker,

@@ -1,0 +1,74 @@
+#pragma once
+// Checkpoints and final/ of a run, as far as the controller makes them. The trainer writes the tensors into a
+// folder of another name; here that folder is made, synced, renamed, read back and removed, on a thread of
+// its own, because a disk may take any time. Payload files that no checkpoint needs any more go with the
+// checkpoint that needed them. Owned by the controller's loop.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/file_system.h"
+#include "core/storage/checkpoint.h"
+#include "scheduler/commands.h"
+#include "scheduler/events.h"
+#include "workers/controller/disk_thread.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+class Checkpoints {
+ public:
+  // Of the run that the checkpoints are of.
+  struct Owner {
+    std::string run_dir, run_id, config_digest, data_identity;
+    int64_t ctl_epoch = 0;
+  };
+  struct Ends {
+    std::function<void(std::function<void()>)> post;  // calls it on the loop; itself called on any thread
+    std::function<void(scheduler::Event)> feed;
+    std::function<void(const WorkerRef&, ToWorkerBody)> send;
+    std::function<void(const std::string&)> warn;
+    std::function<void(double)> took;              // seconds, of a checkpoint that was tried
+    std::function<int64_t()> oldest_payload_file;  // that may be needed
+  };
+  Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends);
+  // Makes the folder, and removes what a try that did not end has left there.
+  Status Open();
+
+  void Write(const scheduler::command::WriteCheckpoint& c);
+  // The trainer's files are there: the rest (sync, manifest, rename, read back) needs no tensor. `cut`: the
+  // journal up to there is in it.
+  void Commit(const up::CheckpointFiles& files, Lsn cut);
+  void Verify(const scheduler::command::VerifyCheckpoint& c);
+  void Delete(const scheduler::command::DeleteCheckpoint& c);
+  // final/ is there whole or not at all. A trainer that was given up and still writes does not reach the
+  // folder of its successor.
+  void SaveFinal(const scheduler::command::SaveFinal& c);
+  void PublishFinal(const WorkerRef& trainer, const up::FinalSaved& saved);
+
+  [[nodiscard]] std::string FolderOf(StepNumber step) const;
+  [[nodiscard]] std::optional<DiskThread::Operation> Busy() const { return disk_.Busy(); }
+  bool Drain(std::chrono::steady_clock::duration patience) { return disk_.Drain(patience); }
+
+ private:
+  // Does `work` on the thread, then `then` with its result on the loop. `work` owns all that it uses, because
+  // a disk that hangs may outlast this object.
+  template <typename Work, typename Then>
+  void OnDisk(std::string operation, Work work, Then then);
+  void PrunePayload();
+  [[nodiscard]] std::string FinalTmp(const WorkerRef& trainer) const;
+
+  const std::shared_ptr<FileSystem> fs_;
+  const Owner owner_;
+  const Ends ends_;
+  const std::string dir_;
+  DiskThread disk_;
+  std::shared_ptr<storage::CheckpointWriter> writer_;
+  std::optional<scheduler::command::WriteCheckpoint> pending_;  // the trainer writes its files
+};
+
+}  // namespace tidepool::workers
