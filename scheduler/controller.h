@@ -62,8 +62,6 @@ class Controller {
   // The smallest number of a payload file with a sample that may be trained, or trained again after a restore
   // to a checkpoint that is kept; INT64_MAX: none has one.
   [[nodiscard]] int64_t OldestPayloadFile() const;
-  // Hash of the whole state, for determinism tests.
-  [[nodiscard]] uint64_t StateDigest() const;
 
  private:
   Controller();

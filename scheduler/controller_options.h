@@ -8,7 +8,6 @@
 
 #include "core/base/choices.h"
 #include "core/base/ids.h"
-#include "scheduler/balance.h"
 #include "scheduler/dispatcher.h"
 #include "scheduler/events.h"
 #include "scheduler/placement.h"
@@ -105,6 +104,7 @@ struct ControllerOptions {
   int64_t max_nonfinite_steps = 3;        // in a row, then stop at the last good weights
   int64_t device_bytes_need_rollout = 0;  // predicted memory of a role, for Release
   int64_t device_bytes_need_actor = 0;
+  int64_t device_bytes_offload = 0;  // what a Release may have to write to disk first
   FleetOptions fleet;
   BatchOptions batch;
   RolloutOptions rollout;
@@ -113,7 +113,6 @@ struct ControllerOptions {
   EvalOptions eval;
   SaveOptions checkpoint;
   DispatchOptions dispatch;              // order and oracle; the rest is taken from `rollout`
-  SampleCost sample_cost;                // of training, for sharing a batch over slots
   const Placement* placement = nullptr;  // copied; null: that of fleet.placement
 
   // Worker places: first the device workers, then the workers beside them: reward workers, or environment

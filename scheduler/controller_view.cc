@@ -70,37 +70,17 @@ const std::vector<std::pair<std::string, double>>& Controller::Rewards(const Sam
 
 int64_t Controller::OldestPayloadFile() const {
   int64_t oldest = INT64_MAX;
-  for (const auto& [key, g] : impl_->state.ledger().groups()) {
-    for (const Sample& s : g.samples) {
-      const bool stored = s.phase == SamplePhase::kAwaiting || s.phase == SamplePhase::kReady;
-      if (stored && s.enq.payload_file >= 0) oldest = std::min(oldest, s.enq.payload_file);
+  const auto look = [&](const std::map<GroupKey, Group>& groups) {
+    for (const auto& [key, g] : groups) {
+      for (const Sample& s : g.samples) {
+        const bool stored = s.phase == SamplePhase::kAwaiting || s.phase == SamplePhase::kReady;
+        if (stored && s.enq.payload_file >= 0) oldest = std::min(oldest, s.enq.payload_file);
+      }
     }
-  }
+  };
+  look(impl_->state.ledger().groups());
+  for (const auto& [step, groups] : impl_->state.ledger().trained()) look(groups);
   return oldest;
-}
-
-uint64_t Controller::StateDigest() const {
-  const Machines& m = *impl_;
-  uint64_t h = 0x7469646570ULL;
-  const auto mix = [&h](int64_t x) { h = Mix64(h ^ static_cast<uint64_t>(x)); };
-  mix(m.state.next_lsn().value);
-  mix(m.state.step().value);
-  mix(m.state.version().lineage);
-  mix(static_cast<int64_t>(m.state.WeightsDigest(m.state.version())));
-  for (const auto& [key, g] : m.state.ledger().groups()) {
-    mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase));
-    for (const Sample& s : g.samples)
-      mix(static_cast<int64_t>(s.phase)), mix(s.att), mix(static_cast<int64_t>(s.enq.digest));
-  }
-  for (const auto& [id, s] : m.slots.pool().slots())
-    mix(static_cast<int64_t>(s.phase)), mix(s.epoch.value), mix(s.holder().inc.value);
-  for (const SampleId& tid : m.rollouts.requests().Requests()) {
-    const Request& r = *m.rollouts.requests().Find(tid);
-    mix(tid.ordinal), mix(tid.sample), mix(r.generated), mix(r.on.worker.inc.value), mix(r.on.slot.value);
-  }
-  mix(m.rollouts.requests().chunks()), mix(m.workers.restarts()), mix(m.life.refused()),
-      mix(m.life.finished() ? 1 : 0);
-  return h;
 }
 
 }  // namespace tidepool::scheduler

@@ -32,13 +32,6 @@ CostModel::CostModel(const HardwareProfile& hardware, const ModelShape& model, i
       flops_(hardware.flops * static_cast<double>(devices) * efficiency),
       bandwidth_(hardware.bytes_per_s * static_cast<double>(devices) * efficiency) {}
 
-double CostModel::DecodeStep(int64_t batch, double kv_tokens) const {
-  const double memory =
-      (model_.active_parameters * model_.weight_bytes + kv_tokens * model_.KvBytes()) / bandwidth_;
-  const double compute = 2 * model_.active_parameters * static_cast<double>(batch) / flops_;
-  return factor_ * (hardware_.step_overhead_s + std::max(memory, compute));
-}
-
 double CostModel::DecodeSteps(int64_t batch, double kv_tokens, int64_t steps) const {
   if (steps <= 0) return 0;
   const auto b = static_cast<double>(batch), n = static_cast<double>(steps);
@@ -51,7 +44,7 @@ double CostModel::DecodeSteps(int64_t batch, double kv_tokens, int64_t steps) co
   if (compute > first) flat = slope > 0 ? std::min(n, std::ceil((compute - first) / slope)) : n;
   const double rest = n - flat;
   const double sum = flat * compute + rest * (first + flat * slope) + slope * rest * (rest - 1) / 2;
-  return factor_ * (n * hardware_.step_overhead_s + sum);
+  return n * hardware_.step_overhead_s + sum;
 }
 
 int64_t CostModel::StepsWithin(int64_t batch, double kv_tokens, double seconds) const {
@@ -72,7 +65,7 @@ double CostModel::Prefill(double tokens, double context) const {
   const double flop =
       tokens * (2 * model_.active_parameters +
                 2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * context);
-  return factor_ * flop / flops_;
+  return flop / flops_;
 }
 
 double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool recompute,
@@ -82,23 +75,18 @@ double CostModel::Train(double tokens, double sum_squares, int64_t slots, bool r
       2 * static_cast<double>(model_.layers * model_.heads * model_.head_size) * sum_squares / 2;
   const auto n = static_cast<double>(slots);
   const double optimizer = 28 * model_.parameters / (bandwidth_ * n);
-  return factor_ * (forward * (recompute ? 4 : 3) / (flops_ * efficiency * n) + optimizer);
+  return forward * (recompute ? 4 : 3) / (flops_ * efficiency * n) + optimizer;
 }
 
 double CostModel::AllReduce(int64_t slots) const {
   const auto n = static_cast<double>(std::max<int64_t>(slots, 1));
-  return factor_ * 2 * (n - 1) / n * 4 * model_.parameters /
+  return 2 * (n - 1) / n * 4 * model_.parameters /
          (hardware_.net_bytes_per_s * static_cast<double>(devices_));
 }
 
 int64_t CostModel::KvTokens(double reserve) const {
   const double room = hardware_.memory_bytes * static_cast<double>(devices_) * (1 - reserve) - weight_bytes();
   return room <= 0 ? 0 : static_cast<int64_t>(room / model_.KvBytes());
-}
-
-void CostModel::Fit(double measured_s, double predicted_s) {
-  if (measured_s <= 0 || predicted_s <= 0) return;
-  factor_ *= 0.7 + 0.3 * measured_s / predicted_s;
 }
 
 }  // namespace tidepool::scheduler

@@ -11,7 +11,7 @@
 //                                                       n slots
 //
 // F and BW are sustained rates of all devices of a slot together, times `efficiency`. A sum of steps whose KV
-// grows by b tokens each is taken in closed form. Constants can be fitted again online (Fit). Pure.
+// grows by b tokens each is taken in closed form. Pure.
 
 #include <cstdint>
 
@@ -28,8 +28,7 @@ class CostModel {
   // `devices` of a slot work together at `efficiency` of their summed rates.
   CostModel(const HardwareProfile& hardware, const ModelShape& model, int64_t devices, double efficiency = 1);
 
-  [[nodiscard]] double DecodeStep(int64_t batch, double kv_tokens) const;
-  // `steps` steps, the KV growing by `batch` tokens each.
+  // Of `steps` decode steps, the KV growing by `batch` tokens each.
   [[nodiscard]] double DecodeSteps(int64_t batch, double kv_tokens, int64_t steps) const;
   // Whole steps that end within `seconds`.
   [[nodiscard]] int64_t StepsWithin(int64_t batch, double kv_tokens, double seconds) const;
@@ -47,15 +46,11 @@ class CostModel {
   [[nodiscard]] const ModelShape& model() const { return model_; }
   [[nodiscard]] int64_t devices() const { return devices_; }
 
-  // A step was measured: later predictions are scaled by the EWMA of measured / predicted (alpha 0.3).
-  void Fit(double measured_s, double predicted_s);
-  [[nodiscard]] double factor() const { return factor_; }
-
  private:
   HardwareProfile hardware_;
   ModelShape model_;
   int64_t devices_;
-  double flops_, bandwidth_, factor_ = 1;
+  double flops_, bandwidth_;
 };
 
 }  // namespace tidepool::scheduler

@@ -244,6 +244,7 @@ Status Ledger::ApplyStepCommit(const record::StepCommit& r) {
       ++rows;
       fairness_.Trained(s.enq.response_len);
     }
+    trained_[r.step].insert(groups_.extract(key));
   }
   fairness_.Step();
   if (rows != static_cast<int64_t>(r.rows.size())) {
@@ -258,27 +259,23 @@ Status Ledger::ApplyStepCommit(const record::StepCommit& r) {
 
 Status Ledger::ApplyRestore(StepNumber step) {
   if (!leases_.empty()) return DataLoss("RESTORE with an open lease");
-  for (auto& [key, g] : groups_) {
-    if (g.phase != GroupPhase::kTrained || g.step <= step) continue;
-    g.undone_step = g.step.value;
-    g.step = StepNumber{};
-    SetPhase(g, GroupPhase::kQueued);
-    ++open_;
-    for (const Sample& s : g.samples) trained_samples_ -= s.phase == SamplePhase::kReady ? 1 : 0;
+  for (auto undone = trained_.upper_bound(step); undone != trained_.end(); undone = trained_.erase(undone)) {
+    for (auto& [key, g] : undone->second) {
+      g.undone_step = g.step.value;
+      g.step = StepNumber{};
+      SetPhase(g, GroupPhase::kQueued);
+      ++open_;
+      for (const Sample& s : g.samples) trained_samples_ -= s.phase == SamplePhase::kReady ? 1 : 0;
+    }
+    groups_.merge(undone->second);
   }
   return OkStatus();
 }
 
 void Ledger::Forget(StepNumber step) {
-  if (by_phase_[static_cast<size_t>(GroupPhase::kTrained)] == 0) return;
-  for (auto it = groups_.begin(); it != groups_.end();) {
-    if (it->second.phase == GroupPhase::kTrained && it->second.step <= step) {
-      --by_phase_[static_cast<size_t>(GroupPhase::kTrained)];
-      index_.erase(it->first);
-      it = groups_.erase(it);
-    } else {
-      ++it;
-    }
+  for (auto it = trained_.begin(); it != trained_.end() && it->first <= step; it = trained_.erase(it)) {
+    by_phase_[static_cast<size_t>(GroupPhase::kTrained)] -= static_cast<int64_t>(it->second.size());
+    for (const auto& [key, g] : it->second) index_.erase(key);
   }
 }
 
@@ -355,10 +352,7 @@ std::vector<GroupKey> Ledger::ChooseBatch(StepNumber step, const Version& v,
     // Prompts that were overtaken are collected; when they fill a batch, they have a round of their own.
     size_t overtaken = 0;
     for (const auto& [key, g] : groups_) {
-      overtaken +=
-          g.phase != GroupPhase::kTrained && g.phase != GroupPhase::kLeased && g.start < last_trained_start_
-              ? 1
-              : 0;
+      overtaken += g.phase != GroupPhase::kLeased && g.start < last_trained_start_ ? 1 : 0;
     }
     if (overtaken >= want) {
       std::erase_if(candidates, [&](const Candidate& c) { return c.start >= last_trained_start_; });

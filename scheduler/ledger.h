@@ -122,7 +122,9 @@ class Ledger {
   // Look-ups; nullptr if unknown.
   [[nodiscard]] const Group* Find(const GroupKey& key) const;
   [[nodiscard]] const Sample* Find(const SampleId& tid) const;
-  [[nodiscard]] const std::map<GroupKey, Group>& groups() const { return groups_; }
+  [[nodiscard]] const std::map<GroupKey, Group>& groups() const { return groups_; }  // open ones
+  // Trained ones that a restore may still undo, by the step that trained them.
+  [[nodiscard]] const std::map<StepNumber, std::map<GroupKey, Group>>& trained() const { return trained_; }
   [[nodiscard]] const std::set<GroupKey>& queued() const { return queued_; }
   [[nodiscard]] int64_t CountGroups(GroupPhase phase) const { return by_phase_[static_cast<size_t>(phase)]; }
   [[nodiscard]] int64_t running_samples() const { return running_samples_; }
@@ -159,8 +161,10 @@ class Ledger {
 
   LedgerRules rules_;
   LengthFairness fairness_;
-  std::map<GroupKey, Group> groups_;   // open and trained-but-undoable ones
-  FlatTable<GroupKey, Group*> index_;  // into groups_
+  std::map<GroupKey, Group> groups_;
+  // Apart from the open ones, which every step looks through: between two checkpoints they are many more.
+  std::map<StepNumber, std::map<GroupKey, Group>> trained_;
+  FlatTable<GroupKey, Group*> index_;  // into both
   std::set<GroupKey> queued_;
   std::map<int64_t, int64_t> undone_;  // of these: by the step that they were trained in
   std::map<int64_t, std::vector<GroupKey>> leases_;

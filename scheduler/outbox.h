@@ -24,7 +24,8 @@ class Outbox {
   // So many more are coming.
   void Expect(size_t commands) { commands_.reserve(commands_.size() + commands); }
   void Do(Command c) {
-    if (commands_.capacity() == 0) commands_.reserve(8);  // an event's usual answer
+    if (commands_.capacity() == 0)
+      commands_.reserve(6);  // an event's usual answer; small enough for the allocator's fast path
     commands_.push_back(std::move(c));
   }
   void Warn(std::string line) { Do(command::Warn{std::move(line)}); }

@@ -8,7 +8,6 @@
 namespace tidepool::scheduler {
 namespace {
 
-constexpr double kImbalance = 1.05;    // largest share of tokens of a slot, over the even one
 constexpr double kDwellSwitches = 10;  // T_min = 10 x EWMA(T_sw)
 constexpr double kSame = 1.1;     // cycles closer than forecasts are exact (docs/simulation.md, calibration)
 constexpr double kStay = 10;      // steps that a newcomer to the training slots is expected to stay
@@ -183,13 +182,9 @@ size_t SlotRoles::erase(SlotId id) {
   return 1;
 }
 
-bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share) {
+bool ValidDp(int64_t dp, int64_t groups, bool uneven) {
   if (dp <= 0 || groups <= 0) return false;
-  if (!uneven) return groups % dp == 0;
-  if (dp > groups) return false;
-  // With whole groups no slot can have less than the largest of them.
-  return max_group_share <= 0 || dp == 1 || max_group_share * static_cast<double>(dp) <= kImbalance ||
-         groups >= 2 * dp;
+  return uneven ? dp <= groups : groups % dp == 0;
 }
 
 Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
@@ -208,11 +203,6 @@ Status CheckSlots(const Plan& plan, const PoolView& pool, PlanTotals& totals) {
     }
     if (s.trains && role != Role::kActor)
       return InvalidArgument(name() + " trains the running step and is taken from it");
-    const int64_t need = role == Role::kActor ? pool.need_bytes_actor : pool.need_bytes_rollout;
-    if (s.bytes_total > 0 && need > s.bytes_total) {
-      return InvalidArgument(name() + " has " + std::to_string(s.bytes_total) + " bytes, " + Name(role) +
-                             " needs " + std::to_string(need));
-    }
     totals.Count(role, 1);
   }
   if (it != plan.roles.end())
@@ -263,7 +253,7 @@ ElasticChoice ChooseElastic(const PoolView& pool, const LedgerView& l, const For
   double least = std::numeric_limits<double>::infinity();
   const int64_t most = std::min(limit, pool.actor_slots > 1 ? pool.actor_slots : n);
   for (int64_t m = 1; m <= std::min(n, most); ++m) {
-    if (!ValidDp(m, groups, pool.uneven_dp, l.ready_tokens_max_share)) continue;
+    if (!ValidDp(m, groups, pool.uneven_dp)) continue;
     if (n - m < keep && m > 1) break;
     if (n - m < pool.rollout_floor) break;
     const double train = f.train_fixed_s + f.train_work_s / static_cast<double>(m);

@@ -33,7 +33,6 @@ struct SlotView {
   bool avoid = false;       // failed to change hands a moment ago
   bool trains = false;      // member of the step that runs now
   bool has_state = false;   // its worker holds the trainer's state of the current step
-  int64_t bytes_total = 0;  // 0: unknown
   double taken_s = 1e18;    // seconds since it was last taken from rollout
 };
 
@@ -41,7 +40,6 @@ struct PoolView {
   std::vector<SlotView> slots;  // by id
   int64_t actor_slots = 1, rollout_floor = 1;
   bool uneven_dp = true;
-  int64_t need_bytes_rollout = 0, need_bytes_actor = 0;
 };
 
 // What training is about now.
@@ -60,7 +58,6 @@ struct LedgerView {
   bool evaluation = false;  // held-out questions wait for an engine
   bool stopping = false;
   int64_t groups_per_step = 1, group_size = 1, ready_groups = 0, batch_groups = 0;
-  double ready_tokens_max_share = 0;  // largest group's share of the batch's tokens; 0: unknown
 };
 
 // Samples that some batch still needs, as a forecast sees them.
@@ -114,9 +111,8 @@ struct Plan {
 using Policy = std::function<Plan(const PoolView&, const LedgerView&, const Forecast&, TimePoint)>;
 
 // May `dp` slots train a batch of `groups` groups of `group_size` samples?  Strict: groups % dp == 0.
-// Uneven: dp <= groups, and no slot has more than 5 % above its even share of tokens where that can be
-// reached (`max_group_share`: the largest group's share of all tokens; 0: not known).
-bool ValidDp(int64_t dp, int64_t groups, bool uneven, double max_group_share = 0);
+// Uneven: dp <= groups.
+bool ValidDp(int64_t dp, int64_t groups, bool uneven);
 
 // How many of the slots with a worker a plan gives to each role.
 struct PlanTotals {

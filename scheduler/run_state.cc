@@ -11,7 +11,7 @@ namespace {
 // The highest bits of a state digest name the formula that it was computed by: it is changed with the
 // formula.
 constexpr int kFormulaShift = 48;
-constexpr uint64_t kFormula = 0x5d03;
+constexpr uint64_t kFormula = 0x5d04;
 
 }  // namespace
 
@@ -246,20 +246,38 @@ uint64_t RunState::Digest() const {
     mix(open_step_->step.value), version(open_step_->v), mix(open_step_->lease);
     for (const record::SlotPlan& m : open_step_->members) mix(m.slot.value), mix(m.epoch.value);
   }
-  for (const auto& [step, e] : evals_) mix(step.value), version(e.v), mix(e.correct), mix(e.total);
-  for (const auto& [key, g] : ledger_.groups()) {
-    mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase)), mix(g.start);
-    mix(g.lease), mix(g.step.value), mix(g.undone_step);
-    for (const Sample& x : g.samples) {
-      mix(static_cast<int64_t>(x.phase)), mix(x.att), mix(x.ended ? 1 : 0), mix(static_cast<int64_t>(x.end));
-      mix(static_cast<int64_t>(x.reason)), mix(static_cast<int64_t>(x.enq.digest)), mix(x.enq.response_len);
-      version(x.enq.wv_min), version(x.enq.wv_max), real(x.reward);
-    }
+  for (const auto& [lineage, branch] : versions_.branches())
+    mix(lineage), mix(branch.parent), mix(branch.number);
+  for (const auto& [v, digest] : versions_.digests())
+    version(v), mix(static_cast<int64_t>(digest)), mix(versions_.IsPublished(v) ? 1 : 0);
+  for (const auto& [id, committed] : transitions_) mix(id.value), mix(committed ? 1 : 0);
+  for (const auto& [id, slots] : transition_slots_) {
+    mix(id.value);
+    for (const SlotId slot : slots) mix(slot.value);
   }
+  mix(ended_ ? 1 + ended_->code : 0);
+  for (const auto& [step, e] : evals_) mix(step.value), version(e.v), mix(e.correct), mix(e.total);
+  const auto groups = [&](const std::map<GroupKey, Group>& all) {
+    for (const auto& [key, g] : all) {
+      mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase)), mix(g.start);
+      mix(g.lease), mix(g.step.value), mix(g.undone_step);
+      for (const Sample& x : g.samples) {
+        mix(static_cast<int64_t>(x.phase)), mix(x.att), mix(x.ended ? 1 : 0),
+            mix(static_cast<int64_t>(x.end));
+        mix(static_cast<int64_t>(x.reason)), mix(static_cast<int64_t>(x.enq.digest)), mix(x.enq.response_len);
+        version(x.enq.wv_min), version(x.enq.wv_max), mix(x.enq.payload_file), real(x.reward);
+        for (const auto& [v, tokens] : x.enq.versions) version(v), mix(tokens);
+        for (const auto& [name, value] : x.rewards) real(value);
+      }
+    }
+  };
+  groups(ledger_.groups());
+  for (const auto& [step, trained] : ledger_.trained()) groups(trained);
   mix(ledger_.open()), mix(ledger_.issued_samples()), mix(ledger_.trained_samples()), mix(ledger_.next_gid());
   for (const auto& [ordinal, issue] : ledger_.reissues()) mix(ordinal), mix(issue);
   for (const auto& [id, c] : checkpoints_)
-    mix(id), mix(c.step.value), mix(static_cast<int64_t>(c.manifest_digest));
+    mix(id), mix(c.step.value), mix(c.cut.value), mix(static_cast<int64_t>(c.manifest_digest)),
+        mix(static_cast<int64_t>(c.weights_digest));
   for (const auto& [id, w] : workers_)
     mix(id.value), mix(w.inc.value), mix(w.fenced ? 1 : 0), mix(w.keeps_memory ? 1 : 0);
   for (const auto& [id, x] : slots_)

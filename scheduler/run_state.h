@@ -85,8 +85,8 @@ class RunState {
   [[nodiscard]] const std::map<TransitionId, bool>& transitions() const { return transitions_; }
   [[nodiscard]] const std::map<StepNumber, record::EvalResult>& evals() const { return evals_; }
   [[nodiscard]] const std::optional<record::EndRun>& ended() const { return ended_; }
-  // Hash of everything above that a decision depends on: what SNAPSHOT records, so that a fold which differs
-  // is noticed.
+  // Hash of everything above that a decision depends on, apart from the terms of the run (CONFIG): what
+  // SNAPSHOT records, so that a fold which differs is noticed.
   [[nodiscard]] uint64_t Digest() const;
 
  private:

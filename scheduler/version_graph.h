@@ -18,6 +18,10 @@ namespace tidepool::scheduler {
 
 class VersionGraph {
  public:
+  struct Branch {
+    int32_t parent = 0;
+    int64_t number = 0;
+  };
   // Opens `lineage` as a branch of `parent` at `number`; (lineage, number) is (parent, number).
   // requires lineage > parent and not known yet.
   void Fork(int32_t lineage, int32_t parent, int64_t number);
@@ -44,12 +48,12 @@ class VersionGraph {
   // `a` lies on the way from the root to `b`.
   [[nodiscard]] bool IsAncestor(const Version& a, const Version& b) const;
 
+  // By lineage: where it left its parent. Lineage 0 is the root and not among them.
+  [[nodiscard]] const std::map<int32_t, Branch>& branches() const { return branches_; }
+  [[nodiscard]] const std::map<Version, uint64_t>& digests() const { return digests_; }
+
  private:
-  struct Branch {
-    int32_t parent = 0;
-    int64_t number = 0;
-  };
-  std::map<int32_t, Branch> branches_;  // lineage -> where it left its parent; lineage 0 is the root
+  std::map<int32_t, Branch> branches_;
   std::map<Version, uint64_t> digests_;
   std::set<Version> published_;
 };

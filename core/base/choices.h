@@ -55,6 +55,10 @@ constexpr auto WordsOf(KvOnUpdate) { return std::to_array<const char*>({"recompu
 enum class WeightTransport : uint8_t { kSharedMemory, kStream };
 constexpr auto WordsOf(WeightTransport) { return std::to_array<const char*>({"shared_memory", "stream"}); }
 
+// Where what a trainer holds beside the weights goes while its memory serves another role.
+enum class Offload : uint8_t { kNone, kDisk };
+constexpr auto WordsOf(Offload) { return std::to_array<const char*>({"none", "disk"}); }
+
 // Of the learning rate after the warm-up.
 enum class Schedule : uint8_t { kConstant, kLinear, kCosine };
 constexpr auto WordsOf(Schedule) { return std::to_array<const char*>({"constant", "linear", "cosine"}); }

@@ -228,7 +228,8 @@ struct TrainConfig {
   double weight_decay = 0.0;
   double max_grad_norm = 1.0;  // 0: no clipping
   int64_t micro_batch_tokens = 2048;
-  bool recompute = false;           // activation recompute per block
+  bool recompute = false;  // activation recompute per block
+  Offload offload_optimizer = Offload::kNone;
   double router_aux_coef = 0.0;     // of the experts' load-balance loss
   int64_t max_nonfinite_steps = 3;  // in a row, then stop at the last good weights
 };

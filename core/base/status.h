@@ -27,7 +27,6 @@ enum class StatusCode : int {
   kResourceExhausted = 8,
   kFailedPrecondition = 9,
   kAborted = 10,
-  kOutOfRange = 11,
   kUnimplemented = 12,
   kInternal = 13,
   kUnavailable = 14,

@@ -28,8 +28,6 @@ class Collective {
   // kDeadlineExceeded when one did not come; the buffer then holds anything and the group is useless.
   virtual Status AllReduceSum(std::span<float> values, const std::string& tag) = 0;
   virtual Status AllReduceSum(std::span<double> values, const std::string& tag) = 0;
-  // The root's bytes to everybody.
-  virtual Status Broadcast(std::span<std::byte> bytes, int root, const std::string& tag) = 0;
   // One number from each rank, by rank.
   virtual StatusOr<std::vector<uint64_t>> AllGather(uint64_t mine, const std::string& tag) = 0;
 };
@@ -37,13 +35,12 @@ class Collective {
 struct GroupOptions {
   std::string
       store;  // path of a file that does not exist yet, the same for all ranks; removed by nobody but the run
-  std::string interface_address = "127.0.0.1";  // sockets of the group are bound to it
   int rank = 0;
   int size = 1;
   double timeout_s = 60;  // of the meeting and of each operation
 };
 
-// Gloo over sockets (CPU). Meets the other ranks: returns once all are there.
+// Gloo over sockets of the loopback interface (CPU). Meets the other ranks: returns once all are there.
 StatusOr<std::unique_ptr<Collective>> MakeGlooGroup(const GroupOptions& options);
 
 }  // namespace tidepool::comm

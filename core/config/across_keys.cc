@@ -403,6 +403,28 @@ void CheckPlacement(Binder& b, const JobConfig& c) {
          "is " + Text(actors) + ", but there are " + Text(slots) + " slots (cluster.slots)");
 }
 
+// A trainer's memory is needed by another role only where a slot has both in turns.
+void CheckOffload(Binder& b, const JobConfig& c) {
+  const std::string key = "train.offload_optimizer";
+  const bool wanted = c.train.offload_optimizer != Offload::kNone;
+  const PlacementKind placement = c.scheduler.placement;
+  const bool generates = AnswersHeldOut(c);
+  b.Rule(key, {"train.offload_optimizer", "job", "eval.every_steps"}, wanted && !generates,
+         std::string("is disk, but this job: ") + Name(c.kind()) +
+             " only trains, so no other role needs the trainer's memory; remove it");
+  b.Rule(
+      key, {"train.offload_optimizer", "scheduler.placement"},
+      wanted && generates && placement == PlacementKind::kSplit,
+      "is disk, but with scheduler.placement split no slot has both roles, so the trainer never leaves its "
+      "memory; remove it, or write scheduler.placement: colocated or multiplexed");
+  b.Rule(
+      key, {"train.offload_optimizer", "scheduler.placement"},
+      wanted && generates && placement == PlacementKind::kElastic,
+      "is disk, but with scheduler.placement elastic slots that begin to train fetch the state from one that "
+      "may generate, which would have put it aside; remove it, or write scheduler.placement: colocated or "
+      "multiplexed");
+}
+
 void CheckCluster(Binder& b, const JobConfig& c) {
   const std::string& bind = c.cluster.bind;
   const bool loopback =
@@ -485,6 +507,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   if (c.model.is_policy() && b.Good("model.policy")) {
     CheckPolicy(b, loaded);
     CheckPlacement(b, c);
+    CheckOffload(b, c);
     CheckCluster(b, c);
     return CheckName(b, c);
   }
@@ -512,6 +535,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
          "is " + Text(c.train.minibatches) + ", more than the " + Text(c.train.groups_per_step) +
              " groups of a step (train.groups_per_step); lower it");
   CheckPlacement(b, c);
+  CheckOffload(b, c);
   CheckCluster(b, c);
   CheckPace(b, c);
   CheckWarmStart(b, loaded);

@@ -179,6 +179,13 @@ std::vector<Key> TrainKeys() {
       TP_KEY(train.micro_batch_tokens, "rows packed into one forward and backward", Between(1, 1 << 26),
              Unit{"tokens"}, kFree),
       TP_KEY(train.recompute, "recompute activations of each block: less memory, a third more time", kFree),
+      TP_KEY(
+          train.offload_optimizer,
+          "where what the trainer holds beside the weights (optimizer, critic, reference, teacher) goes when "
+          "its device leaves the actor role and the memory is needed; disk: to files of the run, and it "
+          "comes "
+          "back when the device trains again",
+          kFree),
       TP_KEY(train.router_aux_coef,
              "weight of the load-balance loss of experts, which is their number per token when all are used "
              "alike; no effect on models without experts",

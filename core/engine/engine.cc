@@ -165,10 +165,7 @@ bool Engine::Cancel(const SampleId& tid, int32_t attempt) {
 bool Engine::HasWork() const {
   return impl_->arena.allocated() && !(impl_->running.empty() && impl_->waiting.empty());
 }
-void Engine::Forget(const SampleId& tid) { impl_->placement.Forget(tid); }
 void Engine::ForgetGroup(GroupId gid) { impl_->placement.ForgetGroup(gid); }
-Version Engine::version() const { return impl_->options.version; }
-int64_t Engine::kv_bytes() const { return impl_->arena.bytes(); }
 
 std::vector<Delta> Engine::Drain() {
   Impl& im = *impl_;

@@ -61,9 +61,8 @@ class Engine {
   // Is there anything to do for Step()? False while the memory is released.
   [[nodiscard]] bool HasWork() const;
 
-  // Drops KV that was kept for a later chunk of this sample; of this group's prompt and its samples.
-  // What running requests use stays until they end.
-  void Forget(const SampleId& tid);
+  // Drops KV that was kept of this group's prompt and its samples. What running requests use stays until they
+  // end.
   void ForgetGroup(GroupId gid);
 
   // Ends all requests between steps; a kCancelled delta each, without tokens (Step() has handed them
@@ -76,14 +75,12 @@ class Engine {
   // (cheaper; the trainer's recomputation then differs by what the old KV changes), which serves nobody
   // else. No effect if it is the current version.
   void SetVersion(Version version, KvOnUpdate kv = KvOnUpdate::kRecompute);
-  [[nodiscard]] Version version() const;
 
   // Frees the KV cache and the scratch of steps (requests keep their tokens and wait); returns the bytes
   // freed.
   int64_t ReleaseMemory();
   Status AcquireMemory();  // kResourceExhausted; no effect if it is there
 
-  [[nodiscard]] int64_t kv_bytes() const;  // of the KV cache when it is allocated
   // What is held at present: kv and workspace.
   [[nodiscard]] model::MemoryUse held() const;
 

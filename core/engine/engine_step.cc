@@ -305,8 +305,6 @@ StepOutput Engine::Step() {
   if (!error.empty()) im.placement.Clear();  // a failed step may have left KV half-written
 
   const BlockPool& pool = im.placement.pool();
-  out.stats.blocks_total = pool.total();
-  out.stats.blocks_cached = pool.cached();
   out.stats.kv_usage = 1.0 - static_cast<double>(pool.Available()) / static_cast<double>(pool.total());
   out.stats.running = static_cast<int64_t>(im.running.size());
   out.stats.waiting = static_cast<int64_t>(im.waiting.size());

@@ -80,11 +80,9 @@ struct Delta {
 };
 
 struct EngineStats {
-  double kv_usage = 0;  // share of KV blocks that running requests hold or were promised, 0..1
-  int64_t running = 0;  // requests admitted, after the step
-  int64_t waiting = 0;  // requests not admitted, after the step
-  int64_t blocks_total = 0;
-  int64_t blocks_cached = 0;      // blocks that nobody uses, kept for prefixes and next chunks
+  double kv_usage = 0;            // share of KV blocks that running requests hold or were promised, 0..1
+  int64_t running = 0;            // requests admitted, after the step
+  int64_t waiting = 0;            // requests not admitted, after the step
   int64_t prompt_tokens = 0;      // tokens that placed requests came with, this step (prompt + generated)
   int64_t prefix_hit_tokens = 0;  // of those, tokens whose KV was found or shared
   int64_t prefill_tokens = 0;     // rows computed to fill KV, this step

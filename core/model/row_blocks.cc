@@ -156,6 +156,7 @@ void RowBlocks::Multiply(at::Tensor& out, const at::Tensor& x, const at::Tensor&
   for (int64_t at = 0; at < rows;) {
     const int64_t left = std::min(rows - at, most);
     const int64_t size = *std::prev(std::upper_bound(std::begin(kSizes), std::end(kSizes), left));
+    if (size == rows) return product_(out, x, w);
     at::Tensor block = out.narrow(0, at, size);
     product_(block, x.narrow(0, at, size), w);
     at += size;

@@ -34,7 +34,6 @@ Status SetUpLogging(const LogOptions& options) {
   try {
     if (!options.path.empty())
       sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.path));
-    if (options.to_stderr) sinks.push_back(std::make_shared<spdlog::sinks::stderr_sink_mt>());
     auto logger = std::make_shared<spdlog::logger>(kLoggerName, sinks.begin(), sinks.end());
     std::string fixed;
     if (!options.role.empty()) fixed += " role=" + LogValue(options.role);

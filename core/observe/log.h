@@ -22,7 +22,6 @@ using tidepool::LogLevel;
 struct LogOptions {
   std::string path;  // file, appended to; empty: none
   LogLevel level = LogLevel::kInfo;
-  bool to_stderr = false;   // warnings and errors as well; all levels of `level` and above
   std::string role = {};    // put into every line where not empty: "controller", "rollout"
   std::string worker = {};  // "w2/inc7"
 };

@@ -26,6 +26,7 @@ struct RunPaths {
   [[nodiscard]] std::string logs() const { return JoinPath(dir, "logs"); }
   [[nodiscard]] std::string trace() const { return JoinPath(dir, "trace"); }
   [[nodiscard]] std::string checkpoints() const { return JoinPath(dir, "checkpoints"); }
+  [[nodiscard]] std::string offload() const { return JoinPath(dir, "offload"); }
   [[nodiscard]] std::string report() const { return JoinPath(dir, "report.html"); }
   [[nodiscard]] std::string summary() const { return JoinPath(dir, "summary.json"); }
   [[nodiscard]] std::string warm_start() const { return JoinPath(dir, "warm_start"); }

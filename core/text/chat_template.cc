@@ -131,7 +131,7 @@ StatusOr<std::string> ChatTemplate::Render(const OrderedJson& messages, const Ch
   OrderedJson& chat = variables["messages"] = OrderedJson::array();
   for (const OrderedJson& message : messages) chat.push_back(Normalised(message));
   variables["tools"] = options.tools;
-  variables["documents"] = options.documents;
+  variables["documents"] = nullptr;
   variables["add_generation_prompt"] = options.add_generation_prompt;
   const bool with_tools = !options.tools.is_null();
   const jinja::Template& chosen = with_tools && tool_use_ ? *tool_use_ : *default_;

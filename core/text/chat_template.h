@@ -24,7 +24,6 @@ class Template;
 struct ChatOptions {
   bool add_generation_prompt = false;
   nlohmann::ordered_json tools = nullptr;                               // an array, or null for none
-  nlohmann::ordered_json documents = nullptr;                           // likewise
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();  // further ones, e.g. enable_thinking
   int64_t unix_time_s = 0;  // what strftime_now sees (UTC); 0: 1970-01-01
 };

@@ -37,16 +37,17 @@ int64_t CommonPrefix(const Row& a, const Row& b, int64_t routing_bytes) {
   return i;
 }
 
-// The earlier row of the same group that shares the longest beginning with rows[at], and its length.
+// The earlier row that shares the longest beginning with rows[at], and its length: of the same group, or the
+// last one of the group before, since prompts of a job often begin alike.
 std::pair<size_t, int64_t> LongestShared(std::span<const Row> rows, std::span<const int64_t> places,
                                          size_t at, int64_t routing_bytes) {
   const Row& row = rows[static_cast<size_t>(places[at])];
   std::pair<size_t, int64_t> best{at, 0};
   for (size_t j = at; j-- > 0;) {
     const Row& other = rows[static_cast<size_t>(places[j])];
-    if (other.gid != row.gid) break;
     const int64_t shared = CommonPrefix(row, other, routing_bytes);
     if (shared > best.second) best = {j, shared};
+    if (other.gid != row.gid) break;
   }
   return best;
 }

@@ -1,12 +1,12 @@
 #pragma once
 // Micro-batches: which rows are computed together, and where their tokens stand.
 //
-// Tokens with the same past are computed once: the rows of a group share their prompt, and responses
-// that begin alike share that beginning as well. Hidden states are functions of the past alone, so
-// values do not change, and gradients of a shared token are summed by the chain rule: exact. The
-// last token of a response is not computed, since nothing is predicted from it. Where experts were recorded
-// (routing_bytes of Row::routing a token, model::RoutingBytes), tokens that went through others are not the
-// same. Pure functions; thread-safe.
+// Tokens with the same past are computed once: the rows of a group share their prompt, responses that begin
+// alike share that beginning as well, and groups of a micro-batch the beginning of their prompts. Hidden
+// states are functions of the past alone, so values do not change, and gradients of a shared token are summed
+// by the chain rule: exact. The last token of a response is not computed, since nothing is predicted from it.
+// Where experts were recorded (routing_bytes of Row::routing a token, model::RoutingBytes), tokens that went
+// through others are not the same. Pure functions; thread-safe.
 
 #include <cstdint>
 #include <span>

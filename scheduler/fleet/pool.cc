@@ -8,7 +8,8 @@
 namespace tidepool::scheduler {
 
 double Pool::ReleaseLimit(Role to) const {
-  return options_.release_floor_s + static_cast<double>(Need(to)) / options_.release_bytes_per_s;
+  return options_.release_floor_s + static_cast<double>(Need(to)) / options_.release_bytes_per_s +
+         2 * static_cast<double>(options_.offload_bytes) / options_.offload_bytes_per_s;
 }
 
 double Pool::GrantLimit(Role to) const {

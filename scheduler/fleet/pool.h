@@ -62,6 +62,9 @@ struct PoolOptions {
   int64_t need_bytes_rollout = 0, need_bytes_actor = 0;
   double drain_floor_s = 10, drain_steps = 20;
   double release_floor_s = 10, release_bytes_per_s = 1e9;
+  int64_t offload_bytes =
+      0;  // what a release may write to disk, and as much again for a checkpoint before it
+  double offload_bytes_per_s = 1e8;
   double grant_floor_s = 60, grant_bytes_per_s = 1e8;
 };
 

@@ -163,7 +163,7 @@ int64_t Rollouts::ComingEngines() const {
 void Rollouts::DropOrphans() {
   for (const GroupId gid : dispatcher_.Orphans()) {
     for (const auto& [key, g] : state_.ledger().groups()) {
-      if (g.gid != gid || g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained) continue;
+      if (g.gid != gid || g.phase == GroupPhase::kLeased) continue;
       all_.samples.DropGroup(GroupKey(key), DropReason::kStale);
       break;
     }

@@ -79,7 +79,7 @@ void SampleFlow::DropGroup(const GroupKey& key, DropReason reason) {
 void SampleFlow::DropLeftovers() {
   std::vector<GroupKey> keys;
   for (const auto& [key, g] : state_.ledger().groups()) {
-    if (g.phase != GroupPhase::kTrained && g.phase != GroupPhase::kLeased) keys.push_back(key);
+    if (g.phase != GroupPhase::kLeased) keys.push_back(key);
   }
   for (const GroupKey& key : keys) DropGroup(key, DropReason::kOperator);
 }
@@ -143,7 +143,7 @@ void SampleFlow::Expire() {
   };
   std::vector<GroupKey> expired;
   for (const auto& [key, g] : ledger.groups()) {
-    if (g.phase == GroupPhase::kLeased || g.phase == GroupPhase::kTrained) continue;
+    if (g.phase == GroupPhase::kLeased) continue;
     bool drop = ledger.AgeAt(g, v, versions) == Age::kExpired;
     for (size_t k = 0; k < g.samples.size() && !drop && !ledger.rules().mask; ++k) {
       if (g.samples[k].phase != SamplePhase::kRunning) continue;

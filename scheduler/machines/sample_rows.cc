@@ -166,7 +166,6 @@ void SampleFlow::RowStepped(const event::EnvStepped& e) {
 void SampleFlow::Resume() {
   const Ledger& ledger = state_.ledger();
   for (const auto& [key, g] : std::map(ledger.groups())) {
-    if (g.phase == GroupPhase::kTrained) continue;
     for (size_t k = 0; k < g.samples.size(); ++k) {
       // A crash between the ISSUE records of one group.
       if (g.samples[k].phase == SamplePhase::kMissing) {
@@ -178,7 +177,6 @@ void SampleFlow::Resume() {
   }
   // A crash between the records of one decision: what follows from the drops is decided again.
   for (const auto& [key, g] : std::map(ledger.groups())) {
-    if (g.phase == GroupPhase::kTrained) continue;
     DropReason last = DropReason::kDataInvalid;
     for (const Sample& sample : g.samples) {
       if (sample.phase == SamplePhase::kDropped) last = sample.reason;

@@ -9,11 +9,10 @@ Slots::Slots(Machines& all)
       terms_{.slots = {},
              .actor_slots = options_.fleet.actor_slots,
              .rollout_floor = options_.fleet.rollout_floor,
-             .uneven_dp = options_.fleet.uneven_dp,
-             .need_bytes_rollout = options_.device_bytes_need_rollout,
-             .need_bytes_actor = options_.device_bytes_need_actor},
+             .uneven_dp = options_.fleet.uneven_dp},
       pool_({.need_bytes_rollout = options_.device_bytes_need_rollout,
-             .need_bytes_actor = options_.device_bytes_need_actor},
+             .need_bytes_actor = options_.device_bytes_need_actor,
+             .offload_bytes = options_.device_bytes_offload},
             state_, out_, waits_) {}
 
 void Slots::Begin() {

@@ -76,7 +76,7 @@ void Steps::Begin(const std::vector<GroupKey>& keys) {
       const int64_t tokens = s.enq.prompt_len + s.enq.response_len;
       group.push_back(g.Tid(k));
       t.tokens += static_cast<double>(tokens);
-      batch.costs.back() += options_.sample_cost(tokens);
+      batch.costs.back() += static_cast<double>(tokens);
       const auto [row, lag] = RowOf(g.Tid(k), s.enq, t.v, batch.stale);
       t.rows.push_back(row);
       ++t.report.lag_hist[static_cast<size_t>(lag)];

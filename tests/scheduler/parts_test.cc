@@ -138,6 +138,31 @@ TEST(RunStateTest, DigestDiffersWithEverythingThatADecisionDependsOn) {
   EXPECT_NE(digest, DigestOf({base.begin(), base.end() - 1})) << "open step";
 }
 
+TEST(RunStateTest, DigestDiffersWithWhatWasPublishedSavedAndMoved) {
+  const std::vector<JournalRecord> base = {
+      record::Config({.job = "rl", .groups_per_step = 1, .group_size = 1}),
+      record::Join{{{0}, {0}}, "w", Role::kNone, {{0}}},
+      record::Publish{{0, 0}, 7},
+      record::CheckpointBegin{0, {0}},
+      record::CheckpointCommit{0, {0}, {3}, 11, 7},
+      record::TransitionBegin{{0}, {{{0}, Role::kNone, Role::kRollout, {1}}}, 1000, "", 0},
+      record::TransitionCommit{{0}},
+      record::EndRun{1, "", 0},
+  };
+  const uint64_t digest = DigestOf(base);
+  const auto without = [&](size_t i) {
+    std::vector<JournalRecord> other = base;
+    other.erase(other.begin() + static_cast<std::ptrdiff_t>(i));
+    return DigestOf(other);
+  };
+  EXPECT_NE(digest, without(2)) << "PUBLISH";
+  EXPECT_NE(digest, without(6)) << "T_COMMIT";
+  EXPECT_NE(digest, without(7)) << "END_RUN";
+  std::vector<JournalRecord> other = base;
+  other[4] = record::CheckpointCommit{0, {0}, {4}, 11, 7};
+  EXPECT_NE(digest, DigestOf(other)) << "cut of a checkpoint";
+}
+
 TEST(RunStateTest, ASnapshotThatDiffersIsRefusedAndOneOfAnotherFormulaIsNotCompared) {
   RunState s;
   ASSERT_TRUE(s.Apply(record::Config({.job = "rl", .groups_per_step = 1, .group_size = 1})).ok());

@@ -170,7 +170,7 @@ TEST(SimulatorTest, NoPolicyBeatsTheWorkOrTheLongestSample) {
     const SimReport r = Rehearse(j);
     const CostModel cost(j.hardware, j.model, 1, j.engine_efficiency);
     // Decoding alone, at the best rate of a slot: reading weights once for as many samples as there are.
-    const double best = cost.DecodeStep(32, 0) / 32;
+    const double best = cost.DecodeSteps(32, 0, 1) / 32;
     EXPECT_GE(r.seconds * 3, r.tokens * best * 0.999) << "seed " << seed;
     Simulator lengths(j);
     int64_t longest = 0;
@@ -515,7 +515,7 @@ TEST(CostModelTest, ClosedFormOfManyStepsIsTheSumOfThem) {
                        1);
   for (const int64_t batch : {1, 64, 3000}) {
     double sum = 0, kv = 5000;
-    for (int i = 0; i < 3000; ++i, kv += static_cast<double>(batch)) sum += cost.DecodeStep(batch, kv);
+    for (int i = 0; i < 3000; ++i, kv += static_cast<double>(batch)) sum += cost.DecodeSteps(batch, kv, 1);
     EXPECT_NEAR(cost.DecodeSteps(batch, 5000, 3000), sum, 1e-6 * sum) << batch;
     const double t = cost.DecodeSteps(batch, 5000, 1234);
     EXPECT_EQ(cost.StepsWithin(batch, 5000, t * (1 + 1e-9)), 1234);

@@ -79,7 +79,8 @@ std::string DescribePlan(const JobConfig& c) {
         {"activations", p.actor.activations},
         {"training workspace", p.actor.workspace},
         {"kv_cache", p.rollout.kv},
-        {"engine workspace", p.rollout.workspace}};
+        {"engine workspace", p.rollout.workspace},
+        {"published", p.published}};
     list.insert(list.end(), p.further.begin(), p.further.end());
     std::string parts;
     for (const auto& [name, bytes] : list) {
@@ -88,7 +89,7 @@ std::string DescribePlan(const JobConfig& c) {
     }
     char head[64];
     std::snprintf(head, sizeof(head), "  %-11s%-10s", p.name.c_str(), BytesText(p.total()).c_str());
-    out << head << " " << p.roles << parts << "\n";
+    out << head << " " << p.roles << (p.offloads ? ", one at a time" : "") << parts << "\n";
   }
   if (plan->shared_memory_bytes > 0) out << "  /dev/shm   " << BytesText(plan->shared_memory_bytes) << "\n";
   out << "disk         " << BytesText(plan->checkpoint_bytes) << " a checkpoint, up to "

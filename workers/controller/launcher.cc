@@ -15,6 +15,8 @@
 #include <string_view>
 #include <thread>
 
+#include "core/base/process_memory.h"
+
 extern char** environ;
 
 namespace tidepool::workers {
@@ -92,7 +94,7 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) return Unavailable(argv[0] + ": cannot be started (" + std::strerror(error) + ")");
-  children_[pid] = place;
+  children_[pid] = {place, PeakResidentBytes()};
   return OkStatus();
 }
 
@@ -109,7 +111,9 @@ std::vector<Ended> Launcher::Reap() {
     std::string why = "is gone";
     if (pid > 0 && WIFEXITED(status)) why = "exit status " + std::to_string(WEXITSTATUS(status));
     if (pid > 0 && WIFSIGNALED(status)) why = "killed by signal " + std::to_string(WTERMSIG(status));
-    ended.push_back({it->second, it->first, why, usage.ru_maxrss * 1024});
+    // The system counts what we held when we started it: what is no more than that says nothing of the child.
+    const int64_t peak = usage.ru_maxrss * 1024;
+    ended.push_back({it->second.place, it->first, why, peak > it->second.ours ? peak : 0});
     it = children_.erase(it);
   }
   return ended;
@@ -117,13 +121,13 @@ std::vector<Ended> Launcher::Reap() {
 
 void Launcher::Kill(int64_t place, int signal) {
   for (const auto& [pid, at] : children_) {
-    if (at == place) kill(pid, signal);
+    if (at.place == place) kill(pid, signal);
   }
 }
 
 pid_t Launcher::Pid(int64_t place) const {
   for (const auto& [pid, at] : children_) {
-    if (at == place) return pid;
+    if (at.place == place) return pid;
   }
   return 0;
 }

@@ -23,7 +23,7 @@ struct Ended {
   int64_t place = 0;
   pid_t pid = 0;
   std::string why;         // "exit status 3" or "killed by signal 9"
-  int64_t peak_bytes = 0;  // largest resident memory
+  int64_t peak_bytes = 0;  // largest resident memory; 0: not known
 };
 
 class Launcher {
@@ -42,7 +42,11 @@ class Launcher {
 
  private:
   bool outlive_;
-  std::map<pid_t, int64_t> children_;
+  struct Child {
+    int64_t place = 0;
+    int64_t ours = 0;  // our own largest resident memory when it was started
+  };
+  std::map<pid_t, Child> children_;
 };
 
 // Called first in a worker's main: end when the parent `parent_pid` dies (0: do not).

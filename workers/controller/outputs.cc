@@ -1,6 +1,5 @@
 // What people and files are told: metrics, samples, warnings, status, the summary.
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/json_fields.h"
+#include "core/base/process_memory.h"
 #include "core/observe/log.h"
 #include "core/observe/samples_writer.h"
 #include "workers/build_info.h"
@@ -206,7 +206,7 @@ void ControllerProcess::WriteSummary() {
   s.seconds = metrics_->phase_seconds();
   s.seconds["total"] = Seconds(Now().since_start);
   for (const auto& [place, bytes] : metrics_->peak_bytes()) s.peak_bytes[PlaceName(place)] = bytes;
-  s.peak_bytes["controller"] = PeakBytes();
+  s.peak_bytes["controller"] = PeakResidentBytes();
   for (size_t i = 0; i < view.drops.size(); ++i) {
     if (view.drops[i] > 0) s.drops[Name(static_cast<DropReason>(i))] = view.drops[i];
   }
@@ -241,12 +241,6 @@ void ControllerProcess::WriteSummary() {
                 observe::Log(observe::LogLevel::kWarn, "summary", {{"why", written.message()}});
             });
   if (!files_.Drain(std::chrono::seconds(storage_failed_ ? 1 : 30))) result_.disk_hangs = true;
-}
-
-int64_t ControllerProcess::PeakBytes() {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss * 1024;
 }
 
 }  // namespace tidepool::workers

@@ -7,6 +7,7 @@
 
 #include "core/algorithms/registry.h"
 #include "core/observe/log.h"
+#include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 #include "workers/controller/scheduler_options.h"
 #include "workers/data/shared_arena.h"
@@ -64,6 +65,9 @@ Status ControllerProcess::Open() {
       RecordedSamples::Ends{.post = Post(),
                             .find = [this](const SampleId& tid) { return controller_->FindPayload(tid); },
                             .in_memory = [this](const SampleId& tid) { return InMemory(tid); }});
+  // Of a life that did not end in order. Workers that outlived it go on with what they have there.
+  if (config_.cluster.reattach_grace_s <= 0)
+    TP_RETURN_IF_ERROR(fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload()));
   if (config_.model.is_policy()) {
     TP_ASSIGN_OR_RETURN(fragments_, Fragments::Create(config_));
     waiting_fragments_ = std::make_unique<WaitingFragments>(
@@ -84,6 +88,7 @@ Status ControllerProcess::Open() {
     const RoleNeeds needs = NeedsOfRoles(*plan);
     options.device_bytes_need_rollout = needs.rollout;
     options.device_bytes_need_actor = needs.actor;
+    options.device_bytes_offload = needs.offload;
   }
   options_ = options;
   if (options.fleet.slots > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(request_.run_dir + "/comm"));
@@ -178,6 +183,7 @@ void ControllerProcess::Close() {
   if (superseded_) return;  // what is left here is another controller's
   std::error_code error;    // a control file that is left behind misleads nobody: its pid is dead
   std::filesystem::remove(request_.run_dir + "/control.json", error);
+  (void)fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload());  // else the next start does
   SharedBlock::RemoveAll(shared_memory_);
   WriteSummary();
 }
@@ -233,10 +239,8 @@ int64_t ControllerProcess::OldestPayloadFile() const {
 }
 
 void ControllerProcess::Feed(scheduler::Event event) {
-  const auto begin = Clock::now();
   const TimePoint now = Now();
   std::vector<scheduler::Command> commands = controller_->Handle(event, now);
-  metrics_->OnHandle(std::chrono::duration<double>(Clock::now() - begin).count());
   for (auto& c : commands) {
     // Who is in a place is known from the decision on; that it is told waits for the record of it.
     if (const auto* welcome = std::get_if<cmd::Welcome>(&c)) places_->Decided(*welcome);

@@ -156,7 +156,6 @@ class ControllerProcess {
   void WriteSamples(StepNumber step, const std::vector<BatchRow>& batch);
   void Show();
   void WriteSummary();
-  static int64_t PeakBytes();
 
   RunRequest request_;
   JobConfig config_;

@@ -1,5 +1,7 @@
 #include "workers/controller/run_metrics.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,6 +14,13 @@ namespace {
 
 double UnixSeconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Processor time of the calling thread.
+double ThreadSeconds() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
 }  // namespace
@@ -185,7 +194,8 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
   m["timing_s/reward"] = reward_s_;
   m["timing_s/update_weights"] = load_s_;
   m["timing_s/save"] = checkpoint_s_;
-  m["timing_s/controller"] = handle_s_;
+  const double used = ThreadSeconds(), controller_s = used - std::exchange(thread_s_, used);
+  m["timing_s/controller"] = controller_s;
   m["timing_s/journal"] = sync_s_;
   m["worker/restarts"] = static_cast<double>(view.restarts);
   if (environment_) {
@@ -240,14 +250,14 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
   phase_seconds_["update_weights"] += load_s_;
   if (const auto u = m.find("timing_s/update_actor"); u != m.end())
     phase_seconds_["update_actor"] += u->second;
-  phase_seconds_["controller"] += handle_s_;
+  phase_seconds_["controller"] += controller_s;
   phase_seconds_["journal"] += sync_s_;
   last_write_ = now;
   any_write_ = true;
   rewards_.clear();
   counts_.clear();
   tokens_ = prefill_ = prefix_hits_ = running_ = waiting_ = 0;
-  kv_usage_ = gen_s_ = reward_s_ = load_s_ = handle_s_ = sync_s_ = checkpoint_s_ = 0;
+  kv_usage_ = gen_s_ = reward_s_ = load_s_ = sync_s_ = checkpoint_s_ = 0;
   const Status written = Write(report.step.value, report.v, now, m);
   last_ = std::move(m);
   return written;

@@ -41,7 +41,6 @@ class RunMetrics {
   // The slot is held in a role from now on; kNone: in none.
   void OnHold(SlotId slot, Role role, TimePoint now);
   void OnCheckpoint(double seconds);
-  void OnHandle(double seconds) { handle_s_ += seconds; }
   void OnSync(double seconds) { sync_s_ += seconds; }
   void Count(const std::string& name, double by = 1) { counts_[name] += by; }
 
@@ -85,8 +84,9 @@ class RunMetrics {
   TimePoint last_write_;
   bool any_write_ = false;
   int64_t tokens_ = 0, prefill_ = 0, prefix_hits_ = 0, running_ = 0, waiting_ = 0;
-  double kv_usage_ = 0, gen_s_ = 0, reward_s_ = 0, load_s_ = 0, handle_s_ = 0, sync_s_ = 0;
+  double kv_usage_ = 0, gen_s_ = 0, reward_s_ = 0, load_s_ = 0, sync_s_ = 0;
   double checkpoint_s_ = 0;
+  double thread_s_ = 0;  // processor time of this thread up to the last step
   double turn_s_ = 0, reset_s_ = 0;
   int64_t turns_ = 0, resets_ = 0;  // that environments played
   int64_t batch_turns_ = 0, batch_rows_ = 0;

@@ -123,6 +123,7 @@ void DeviceMachine::On(const down::Grant& c) {
     exit_code_ = 3;  // a slot that cannot hold its role: the controller sees this worker end and says why
     return;
   }
+  if (c.role == Role::kActor && !held) work_->PrepareActor();
   work_->Say(up::Granted{.slot = c.slot, .epoch = c.epoch});
 }
 

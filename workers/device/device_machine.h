@@ -52,6 +52,9 @@ class DeviceWork {
 
   // --- the slot
   virtual Status PrepareRollout() = 0;
+  // What of the trainer's state was put aside comes back, for this worker and for those that fetch it. Where
+  // it does not, StateStep says that no state is here.
+  virtual void PrepareActor() = 0;
   virtual int64_t Release(Role role, int64_t need_bytes) = 0;  // returns the bytes that are free
 
   // --- rollout: workers/device/rollout.h. Nothing happens while the role is not prepared.

@@ -1,7 +1,6 @@
 #include "workers/device/device_roles.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <utility>
 
@@ -24,40 +23,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Status WriteBytes(const std::string& path, std::span<const std::byte> bytes) {
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return Unavailable(path + ": cannot be written");
-  const bool wrote = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
-  const bool closed = std::fclose(file) == 0;
-  if (!wrote || !closed) return ResourceExhausted(path + ": could not be written whole; is the disk full?");
-  return OkStatus();
-}
-
-Status ReadBytes(const std::string& path, std::span<std::byte> bytes) {
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  if (error) return NotFound(path + ": cannot be read (" + error.message() + ")");
-  if (size != bytes.size()) {
-    return DataLoss(path + ": has " + std::to_string(size) + " bytes, this trainer needs " +
-                    std::to_string(bytes.size()));
-  }
-  std::FILE* file = std::fopen(path.c_str(), "rb");
-  if (file == nullptr) return Unavailable(path + ": cannot be read");
-  const bool whole = std::fread(bytes.data(), 1, bytes.size(), file) == bytes.size();
-  std::fclose(file);
-  if (!whole) return DataLoss(path + ": ends early");
-  return OkStatus();
-}
-
 constexpr int64_t kShardBytes = int64_t{5} << 30;  // of a saved model's files, as transformers cuts them
 
 }  // namespace
 
-DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory)
+DeviceRoles::DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
+                         std::string offload_dir)
     : config_(std::move(config)),
       models_(config_, std::move(model_dir)),
       published_(shared_memory, "weights"),
-      recovery_(shared_memory, "recovery") {}
+      recovery_(shared_memory, "recovery"),
+      parked_(std::move(offload_dir)) {}
 DeviceRoles::~DeviceRoles() = default;
 
 Status DeviceRoles::MakeWeights(bool read_tensors) {
@@ -92,11 +68,19 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
 
 Status DeviceRoles::MakeActor() {
   if (actor_ != nullptr) return OkStatus();
-  return Caught("trainer", [&]() -> Status {
+  TP_RETURN_IF_ERROR(Caught("trainer", [&]() -> Status {
     TP_ASSIGN_OR_RETURN(actor_, policy_ ? PolicyActor::Create(config_, *weights_)
                                         : TextActor::Create(config_, *weights_, models_));
     return OkStatus();
-  });
+  }));
+  if (!parked_.holds()) return OkStatus();
+  const Status read = parked_.Read(actor_->State());
+  parked_.Forget();
+  if (!read.ok()) {  // the run goes back to a copy of the state that is whole
+    actor_.reset();
+    owns_state_ = false;
+  }
+  return read;
 }
 
 Status DeviceRoles::InitState() {
@@ -111,6 +95,7 @@ Status DeviceRoles::InitState() {
 void DeviceRoles::Tear() {
   torn_ = true;
   serves_ = owns_state_ = false;
+  parked_.Forget();
 }
 
 Status DeviceRoles::Whole(uint64_t want, const std::string& what) {
@@ -140,8 +125,8 @@ std::optional<DeviceRoles::TrainedState> DeviceRoles::state() const {
 
 Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
+  Tear();  // before a trainer is made: what is parked is of no use any more
   TP_RETURN_IF_ERROR(MakeActor());
-  Tear();
   TP_RETURN_IF_ERROR(Caught("restore", [&]() -> Status {
     if (policy_) return policy::LoadPolicy(dir + "/model", *weights_);
     // Straight into the arena: a second copy of the weights would not fit beside a large model.
@@ -149,7 +134,7 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
   }));
   for (const train::NamedBytes& part : actor_->State()) {
     if (part.name == "weights") continue;
-    TP_RETURN_IF_ERROR(ReadBytes(dir + "/trainer/" + part.name + ".bin", part.bytes));
+    TP_RETURN_IF_ERROR(ReadPart(dir + "/trainer/" + part.name + ".bin", part.bytes));
   }
   OwnState(step);
   return OkStatus();
@@ -157,10 +142,10 @@ Status DeviceRoles::RestoreFromCheckpoint(const std::string& dir, StepNumber ste
 
 Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
+  Tear();  // before a trainer is made: what is parked is of no use any more
   TP_RETURN_IF_ERROR(MakeActor());
   std::vector<std::span<std::byte>> parts;
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
-  Tear();
   TP_ASSIGN_OR_RETURN(const BlockTag tag, recovery_.Read(step.value, -1, parts));
   OwnState(step);
   if (actor_->Digest(digest_) == tag.digest) return OkStatus();
@@ -171,8 +156,8 @@ Status DeviceRoles::RestoreFromRecovery(StepNumber step) {
 
 Status DeviceRoles::FetchState(const std::string& address, const std::string& token, StepNumber step) {
   if (weights_ == nullptr) TP_RETURN_IF_ERROR(MakeWeights(/*read_tensors=*/false));
+  Tear();  // before a trainer is made: what is parked is of no use any more
   TP_RETURN_IF_ERROR(MakeActor());
-  Tear();
   std::vector<std::span<std::byte>> parts;
   for (const train::NamedBytes& part : actor_->State()) parts.push_back(part.bytes);
   TP_ASSIGN_OR_RETURN(const uint64_t announced,
@@ -239,17 +224,31 @@ Status DeviceRoles::PrepareRollout() {
 }
 
 void DeviceRoles::Release(Role role) {
-  if (role == Role::kRollout && rollout_ != nullptr) rollout_->ReleaseMemory();
-  if (role == Role::kActor && actor_ != nullptr) actor_->ReleaseScratch();
+  if (role != Role::kActor && rollout_ != nullptr) rollout_->ReleaseMemory();
+  if (role != Role::kRollout && actor_ != nullptr) actor_->ReleaseScratch();
   TrimHeap();  // logits and caches are LibTorch's, which frees them to the heap
+}
+
+Status DeviceRoles::Park() {
+  if (actor_ == nullptr) return OkStatus();
+  if (owns_state_) TP_RETURN_IF_ERROR(parked_.Write(actor_->State()));
+  actor_.reset();
+  TrimHeap();
+  return OkStatus();
 }
 
 model::MemoryUse DeviceRoles::held() const {
   model::MemoryUse use;
   use.weights = weight_bytes();
-  if (actor_ != nullptr) use += actor_->held();
-  if (rollout_ != nullptr) use += rollout_->held();
+  use += held(Role::kActor);
+  use += held(Role::kRollout);
   return use;
+}
+
+model::MemoryUse DeviceRoles::held(Role role) const {
+  if (role == Role::kActor && actor_ != nullptr) return actor_->held();
+  if (role == Role::kRollout && rollout_ != nullptr) return rollout_->held();
+  return {};
 }
 
 int64_t DeviceRoles::weight_bytes() const {
@@ -314,16 +313,21 @@ Status DeviceRoles::CopyRecovery(StepNumber step) {
 }
 
 StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::string& dir) const {
-  if (actor_ == nullptr) return FailedPrecondition("there is no trainer whose state could be saved");
+  if (actor_ == nullptr && !parked_.holds())
+    return FailedPrecondition("there is no trainer whose state could be saved");
   std::error_code error;
   fs::create_directories(dir + "/model", error);
   fs::create_directories(dir + "/trainer", error);
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
   TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));
   std::vector<std::string> files;
-  for (const train::NamedBytes& part : actor_->State()) {
-    if (part.name == "weights") continue;  // in model/, bit for bit
-    TP_RETURN_IF_ERROR(WriteBytes(dir + "/trainer/" + part.name + ".bin", part.bytes));
+  if (parked_.holds()) {
+    TP_RETURN_IF_ERROR(parked_.CopyTo(dir + "/trainer"));
+  } else {
+    for (const train::NamedBytes& part : actor_->State()) {
+      if (part.name == "weights") continue;  // in model/, bit for bit
+      TP_RETURN_IF_ERROR(WritePart(dir + "/trainer/" + part.name + ".bin", part.bytes));
+    }
   }
   for (const auto& entry : fs::recursive_directory_iterator(dir, error)) {
     if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), dir, error).string());
@@ -332,7 +336,10 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   return files;
 }
 
-Status DeviceRoles::PrepareCheckpoint() { return MakeActor(); }
+Status DeviceRoles::PrepareCheckpoint() {
+  if (!owns_state_) return FailedPrecondition("no state of training is here");
+  return parked_.holds() ? OkStatus() : MakeActor();  // what is parked is copied from file to file
+}
 
 Status DeviceRoles::SaveModel(const std::string& dir) const {
   return Caught("save", [&]() -> Status {

@@ -21,6 +21,7 @@
 #include "workers/device/actor.h"
 #include "workers/device/model_reader.h"
 #include "workers/device/rollout.h"
+#include "workers/device/state_files.h"
 #include "workers/net/messages.h"
 
 namespace tidepool::workers {
@@ -33,8 +34,9 @@ struct TrainOutcome {
 
 class DeviceRoles {
  public:
-  // `shared_memory`: SharedBlock::FolderOf the run.
-  DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory);
+  // `shared_memory`: SharedBlock::FolderOf the run. `offload_dir`: where Park writes, this object's alone.
+  DeviceRoles(JobConfig config, std::string model_dir, const std::string& shared_memory,
+              std::string offload_dir);
   ~DeviceRoles();
 
   // Weights of the start: read from the model folder, or made from its config with the job's seed.
@@ -69,9 +71,15 @@ class DeviceRoles {
   [[nodiscard]] std::optional<TrainedState> state() const;
 
   // Memory. A released role gives back what it does not need to go on later: KV cache and scratch; gradients,
-  // activations and logits. Weights and the optimizer's state stay.
+  // activations and logits. Weights and the optimizer's state stay. kNone: both give it back.
   void Release(Role role);
+  // The trainer goes, with all that it holds beside the weights; its state goes to files and comes back when
+  // it is next used, kDataLoss (no state is here then) where a file is not what was written. Errors of
+  // ParkedState::Write: the trainer stays.
+  Status Park();
+  [[nodiscard]] bool parked() const { return parked_.holds(); }
   [[nodiscard]] model::MemoryUse held() const;
+  [[nodiscard]] model::MemoryUse held(Role role) const;  // of a role, without the weights that both share
   [[nodiscard]] int64_t further_bytes() const { return actor_ == nullptr ? 0 : actor_->further_bytes(); }
   // New weights for an engine whose trainer is elsewhere: fills the arena, returns the digest of what came.
   StatusOr<uint64_t> LoadFromSharedMemory(Version version);
@@ -82,7 +90,7 @@ class DeviceRoles {
   // Training, as Actor::Step says. With a group any error makes the group useless.
   StatusOr<TrainOutcome> Train(StepNumber step, Version version, std::vector<BatchRow> rows,
                                const TrainProgress& progress, const RankShare& share = {});
-  // Optimizer updates ever made: tells whether a step that failed changed anything.
+  // Optimizer updates ever made: tells whether a step that failed changed anything. 0 while it is parked.
   [[nodiscard]] int64_t updates() const { return actor_ == nullptr ? 0 : actor_->updates(); }
   Status PublishToSharedMemory(Version version, uint64_t digest);
   [[nodiscard]] std::shared_ptr<std::vector<std::byte>> SnapshotWeights() const;
@@ -94,8 +102,8 @@ class DeviceRoles {
 
  private:
   Status MakeWeights(bool read_tensors);
-  Status MakeActor();  // where there is none
-  // From now until Whole() the arena holds no version, and no state.
+  Status MakeActor();  // where there is none; with the state that is parked
+  // From now until Whole() the arena holds no version, and no state; what is parked is forgotten.
   void Tear();
   // The arena was written: what it holds is `want`, or kDataLoss.
   Status Whole(uint64_t want, const std::string& what);
@@ -110,6 +118,7 @@ class DeviceRoles {
   std::unique_ptr<Actor> actor_;
   SharedBlock published_;
   SharedBlock recovery_;
+  ParkedState parked_;
   Version version_;
   bool torn_ = true;         // weights_ are being written, or were not written whole
   bool serves_ = false;      // weights_ are those of version_

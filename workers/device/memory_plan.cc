@@ -108,10 +108,23 @@ bool MayGenerate(const JobConfig& c, int64_t slot) {
 
 }  // namespace
 
-int64_t ProcessMemory::resident() const {
-  int64_t sum = std::max(rollout.weights, actor.weights) + actor.optimizer;
+int64_t ProcessMemory::kept() const {
+  int64_t sum = actor.optimizer;
   for (const auto& [name, bytes] : further) sum += bytes;
   return sum;
+}
+
+int64_t ProcessMemory::resident() const {
+  return std::max(rollout.weights, actor.weights) + published + (offloads ? 0 : kept());
+}
+
+int64_t ProcessMemory::need(Role role) const {
+  return role == Role::kRollout ? rollout.passing() : actor.passing() + (offloads ? kept() : 0);
+}
+
+int64_t ProcessMemory::total() const {
+  const int64_t generates = need(Role::kRollout), trains = need(Role::kActor);
+  return process + resident() + (offloads ? std::max(generates, trains) : generates + trains);
 }
 
 int64_t MemoryPlan::total() const {
@@ -179,7 +192,8 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
                                               : "rollout",
                     .process = kDeviceProcess,
                     .rollout = {.weights = weights},
-                    .actor = {}};
+                    .actor = {},
+                    .offloads = c.train.offload_optimizer == Offload::kDisk};
     if (policy) {
       if (actor) p.actor = of_policy.actor;
       if (rollout) p.rollout = of_policy.rollout;
@@ -195,7 +209,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     }
     // The two newest versions are kept for those that fetch them.
     if (actor && devices > 1 && c.cluster.weight_transport == WeightTransport::kStream)
-      p.further.emplace_back("published", 2 * weights);
+      p.published = 2 * weights;
     plan.processes.push_back(std::move(p));
   }
   if (generates) {
@@ -230,8 +244,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
 RoleNeeds NeedsOfRoles(const MemoryPlan& plan) {
   RoleNeeds needs;
   for (const ProcessMemory& p : plan.processes) {
-    needs.rollout = std::max(needs.rollout, p.rollout.passing());
-    needs.actor = std::max(needs.actor, p.actor.passing());
+    needs.rollout = std::max(needs.rollout, p.need(Role::kRollout));
+    needs.actor = std::max(needs.actor, p.need(Role::kActor));
+    if (p.offloads) needs.offload = std::max(needs.offload, p.kept());
   }
   return needs;
 }

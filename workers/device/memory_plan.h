@@ -5,7 +5,8 @@
 // micro-batches are, which further models (reference, teacher, critic) stand beside the trained one, and what
 // processes take that hold no model (measured).
 //
-// A slot that may hold both roles is planned for both at a time. Measured against predicted: docs/design.md,
+// A slot that may hold both roles is planned for both at a time, or with train.offload_optimizer for the
+// larger of them. Measured against predicted: docs/design.md,
 // Memory. Pure apart from reading config.json; any thread.
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/base/config.h"
+#include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/model/memory_use.h"
 #include "core/model/spec.h"
@@ -30,11 +32,16 @@ struct ProcessMemory {
   int64_t process = 0;       // program, LibTorch, gRPC, threads
   model::MemoryUse rollout;  // without the weights, which both roles share
   model::MemoryUse actor;
-  std::vector<std::pair<std::string, int64_t>> further =
-      {};  // models beside the trained one, copies of weights
-  // What stays when its roles are released: weights, optimizer, further models.
+  std::vector<std::pair<std::string, int64_t>> further = {};  // models beside the trained one
+  int64_t published = 0;                                      // copies of weights that others fetch
+  bool offloads = false;  // train.offload_optimizer: the roles take turns in memory
+  // What the trainer keeps between its steps beside the weights: optimizer, further models.
+  [[nodiscard]] int64_t kept() const;
+  // What stays when its roles are released: weights, and unless they are offloaded what the trainer keeps.
   [[nodiscard]] int64_t resident() const;
-  [[nodiscard]] int64_t total() const { return process + resident() + rollout.passing() + actor.passing(); }
+  // What the role takes beyond that when it is granted.
+  [[nodiscard]] int64_t need(Role role) const;
+  [[nodiscard]] int64_t total() const;
 };
 struct MemoryPlan {
   model::ModelSpec model;       // of a language model
@@ -54,6 +61,7 @@ int64_t KvCacheTokens(const JobConfig& config, const model::ModelSpec& spec);
 // Bytes that a role takes when a slot is granted it, beyond what is resident on the slot at all times.
 struct RoleNeeds {
   int64_t rollout = 0, actor = 0;
+  int64_t offload = 0;  // what a released actor may write to disk first
 };
 RoleNeeds NeedsOfRoles(const MemoryPlan& plan);
 

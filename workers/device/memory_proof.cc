@@ -24,7 +24,7 @@ int64_t ProvenFree(int64_t capacity, const ProcessMemory& plan, const HeldMemory
   const int64_t resident = held.roles.resident() + held.further;
   const int64_t counted = plan.process + resident + held.roles.passing();
   return capacity - std::max(counted, held.resident_private) -
-         std::max<int64_t>(0, plan.resident() - resident);
+         std::max<int64_t>(0, plan.resident() - resident) + held.of_next;
 }
 
 int64_t MachineMemory() {
@@ -46,14 +46,6 @@ int64_t MachineMemory() {
     }
   }
   return bytes;
-}
-
-int64_t PrivateResidentBytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("RssAnon:")) return std::strtoll(line.c_str() + 8, nullptr, 10) * 1024;
-  }
-  return 0;
 }
 
 void TrimHeap() { ::malloc_trim(0); }

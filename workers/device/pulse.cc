@@ -1,20 +1,10 @@
 #include "workers/device/pulse.h"
 
-#include <sys/resource.h>
-
 #include <utility>
 
+#include "core/base/process_memory.h"
+
 namespace tidepool::workers {
-namespace {
-
-int64_t PeakResidentBytes() {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss * 1024;
-}
-
-}  // namespace
-
 void Pulse::Begin(std::string op) {
   const MutexLock lock(mu_);
   beat_.op = std::move(op);

@@ -43,6 +43,7 @@ StatusOr<uint64_t> RolesWork::Made(StepNumber step, const Status& status) {
 
 StatusOr<uint64_t> RolesWork::InitState() {
   const auto operation = Begins("init_state", observe::kSystemSpan);
+  FinishCheckpoint();
   if (!Withdraw()) return Unavailable("the old state is still being read");
   return Made({0}, roles_->InitState());
 }
@@ -58,6 +59,7 @@ StatusOr<uint64_t> RolesWork::RestoreState(const down::RestoreState& c) {
 StatusOr<uint64_t> RolesWork::FetchState(const down::FetchState& c) {
   const auto operation = Begins("fetch_state", observe::kWeightsSpan);
   const auto start = Clock::now();
+  FinishCheckpoint();
   if (!Withdraw()) return Unavailable("another newcomer still reads the old state here");
   const Status fetched = roles_->FetchState(c.address, token_, c.step);
   if (pacer_ && fetched.ok()) pacer_->Keep(start, pacer_->CopyState());
@@ -148,6 +150,7 @@ StatusOr<up::TrainDone> RolesWork::TrainOn(const down::Train& c, std::vector<Bat
 
 Status RolesWork::CopyRecovery(StepNumber step) {
   const auto operation = Begins("recovery_copy", observe::kCheckpointSpan);
+  if (roles_->parked()) FinishCheckpoint();  // it may be copying the files that are read now
   return roles_->CopyRecovery(step);
 }
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "core/base/process_memory.h"
 #include "core/config/load.h"
 #include "core/observe/log.h"
+#include "core/storage/run_directory.h"
 #include "workers/device/memory_proof.h"
 #include "workers/device/torch_threads.h"
 #include "workers/net/resolved_config.h"
@@ -50,7 +52,10 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
       plan_ = plan->processes[static_cast<size_t>(welcome.place)];
       shared_memory_ = plan->shared_memory_bytes;
     }
-    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory);
+    roles_ = std::make_unique<DeviceRoles>(config_, welcome.model_dir, welcome.shared_memory,
+                                           storage::RunPaths(welcome.run_dir).offload() + "/device-" +
+                                               std::to_string(welcome.place) + "-inc" +
+                                               std::to_string(welcome.inc.value));
     if (config_.observe.trace)
       trace_ =
           OpenWorkerTrace(welcome, welcome.inc, "device", {{kRolloutRow, "rollout"}, {kActorRow, "actor"}});
@@ -81,15 +86,36 @@ RolesWork::Operation::~Operation() {
 
 // --- memory
 
-Status RolesWork::PrepareRollout() { return Told("grant", roles_->PrepareRollout()); }
+Status RolesWork::PrepareRollout() {
+  // A trainer that was made before the slot held a role was never told to release it.
+  if (offloads()) (void)Release(Role::kActor, plan_.need(Role::kRollout));
+  return Told("grant", roles_->PrepareRollout());
+}
+
+void RolesWork::PrepareActor() {
+  const auto state = roles_->state();
+  if (!state || state_.step() == state->step) return;  // none is here, or it was never put aside
+  const auto operation = Begins("take_back", observe::kSystemSpan);
+  if (roles_->parked()) FinishCheckpoint();  // it may be copying the files that are read now
+  if (auto parts = roles_->StateParts(); Told("grant", parts.status()).ok())
+    state_.Offer(state->step, std::move(*parts));
+}
 
 int64_t RolesWork::Release(Role role, int64_t need_bytes) {
+  const Role next = role == Role::kRollout ? Role::kActor
+                    : role == Role::kActor ? Role::kRollout
+                                           : Role::kNone;
   // Where both roles fit beside each other, as they do on most machines with small models, the released one
   // keeps its arenas: pages that go back are faulted in again at the next step.
-  if (const int64_t free = FreeBytes(); need_bytes > 0 && free >= need_bytes) return free;
+  int64_t free = FreeBytes(next);
+  if (need_bytes > 0 && free >= need_bytes) return free;
   const int64_t before = PrivateResidentBytes();
   roles_->Release(role);
-  const int64_t free = FreeBytes();
+  free = FreeBytes(next);
+  if (free < need_bytes && role != Role::kRollout && offloads()) {
+    Park();
+    free = FreeBytes(next);
+  }
   if (free < need_bytes) {  // the controller will quarantine this slot
     observe::Log(observe::LogLevel::kWarn, "released",
                  {{"role", Name(role)},
@@ -102,11 +128,25 @@ int64_t RolesWork::Release(Role role, int64_t need_bytes) {
   return free;
 }
 
-// What this slot may still use of its share of the machine (memory_proof.h).
-int64_t RolesWork::FreeBytes() {
+void RolesWork::Park() {
+  const auto operation = Begins("offload", observe::kSystemSpan);
+  FinishCheckpoint();
+  // A newcomer that reads the state for longer than that keeps it in memory; so does a disk that is full.
+  if (Withdraw()) {
+    if (const Status parked = roles_->Park(); !parked.ok())
+      observe::Log(observe::LogLevel::kWarn, "offload", {{"why", parked.message()}});
+  }
+  if (const auto state = roles_->state(); state && !roles_->parked()) Offer(state->step);
+}
+
+// What this slot may use for `next` of its share of the machine (memory_proof.h).
+int64_t RolesWork::FreeBytes(Role next) {
+  const model::MemoryUse of_next = roles_->held(next);
   HeldMemory held{.roles = roles_->held(),
                   .further = roles_->further_bytes(),
-                  .resident_private = PrivateResidentBytes()};
+                  .resident_private = PrivateResidentBytes(),
+                  .of_next = of_next.passing()};
+  if (next == Role::kActor && offloads()) held.of_next += of_next.optimizer + roles_->further_bytes();
   const MutexLock lock(published_mu_);
   for (const auto& [version, copy] : published_) held.further += static_cast<int64_t>(copy.first->size());
   // Workers that were started by hand may be on machines of their own: how many share this one is not known.

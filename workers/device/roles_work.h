@@ -53,12 +53,16 @@ class RolesWork : public DeviceWork {
   void ForgetAll() override;
 
   StatusOr<uint64_t> WeightsDigest() override { return roles_->WeightsDigest(); }
-  [[nodiscard]] StepNumber StateStep() const override { return state_.step(); }
+  [[nodiscard]] StepNumber StateStep() const override {  // also of a state that is parked
+    const auto state = roles_->state();
+    return state ? state->step : StepNumber{};
+  }
   StatusOr<Copied> Load(const down::Load& c) override;
   void UseVersion(const Version& v) override { roles_->UseVersion(v); }
   Status Publish(const down::Publish& c) override;
 
   Status PrepareRollout() override;
+  void PrepareActor() override;
   int64_t Release(Role role, int64_t need_bytes) override;
 
   [[nodiscard]] bool Serves() const override { return roles_->rollout() != nullptr; }
@@ -94,7 +98,9 @@ class RolesWork : public DeviceWork {
   bool Withdraw() { return state_.Withdraw(std::chrono::seconds(30)); }
   void Offer(StepNumber step);
   StatusOr<uint64_t> Made(StepNumber step, const Status& status);
-  int64_t FreeBytes();
+  [[nodiscard]] bool offloads() const { return config_.train.offload_optimizer == Offload::kDisk; }
+  void Park();
+  int64_t FreeBytes(Role next);
   int64_t Grown(const up::ChunkDelta& c);
   StatusOr<up::TrainDone> TrainOn(const down::Train& c, std::vector<BatchRow> rows, Clock::time_point start);
 

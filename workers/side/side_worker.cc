@@ -1,11 +1,11 @@
 #include "workers/side/side_worker.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "core/base/process_memory.h"
 #include "core/observe/log.h"
 #include "workers/net/auth.h"
 #include "workers/net/resolved_config.h"
@@ -74,9 +74,7 @@ void SideWorker::Beat() {
   next_beat_ = now + std::chrono::milliseconds(static_cast<int64_t>(heartbeat_s_ * 1000));
   up::Heartbeat beat;
   Describe(beat);
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  beat.rss_bytes = usage.ru_maxrss * 1024;
+  beat.rss_bytes = PeakResidentBytes();
   Say(std::move(beat));
 }
 

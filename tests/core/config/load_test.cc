@@ -292,6 +292,22 @@ TEST(LoadConfigTest, SplitNeedsSlotsForBoth) {
   EXPECT_EQ(With("scheduler.max_lag_versions=2"), "no error");  // colocated may run ahead as well
 }
 
+TEST(LoadConfigTest, AnOptimizerIsOffloadedOnlyWhereAnotherRoleNeedsItsMemory) {
+  const std::string disk = "train.offload_optimizer=disk";
+  EXPECT_EQ(With(disk), "no error");
+  EXPECT_EQ(Error(kGood, {disk, "scheduler.placement=multiplexed", "cluster.slots=2"}), "no error");
+  EXPECT_THAT(
+      Error(kGood, {disk, "scheduler.placement=split", "cluster.slots=2"}),
+      HasSubstr("train.offload_optimizer: is disk, but with scheduler.placement split no slot has both"));
+  EXPECT_THAT(Error(kGood, {disk, "scheduler.placement=elastic", "cluster.slots=2"}),
+              HasSubstr("with scheduler.placement elastic slots that begin to train fetch the state"));
+  EXPECT_EQ(Error(kGood, {"train.offload_optimizer=none", "scheduler.placement=split", "cluster.slots=2"}),
+            "no error");
+  const std::string sft = "job: sft\nmodel: {path: m}\ndata: {task: reverse}\n";
+  EXPECT_THAT(Error(sft, {disk}), HasSubstr("this job: sft only trains"));
+  EXPECT_EQ(Error(sft, {disk, "eval.every_steps=2"}), "no error");
+}
+
 TEST(LoadConfigTest, OnlyLoopbackMayBeBound) {
   for (const char* bind : {"0.0.0.0", "10.0.0.1", "example.org", "::", "127.evil.org"}) {
     EXPECT_THAT(With(std::string("cluster.bind='") + bind + "'"), HasSubstr("mutual TLS does not exist yet"))

@@ -175,8 +175,7 @@ TEST_P(EngineDeterminismTest, RandomSchedules) {
     auto engine = Make(options);
     int64_t number = 1;
     RunAndCompare(*engine, order, rng.InRange(1, 30), static_cast<size_t>(rng.InRange(1, 20)), [&] {
-      if (rng.Chance(0.05)) engine->ForgetGroup(GroupId{rng.Below(5)});
-      if (rng.Chance(0.05)) engine->Forget({rng.Below(5), 0, static_cast<int32_t>(rng.Below(4))});
+      if (rng.Chance(0.1)) engine->ForgetGroup(GroupId{rng.Below(5)});
       if (rng.Chance(0.1)) {  // the same bytes under a new name
         engine->SetVersion({0, ++number}, rng.Chance(0.5) ? KvOnUpdate::kKeep : KvOnUpdate::kRecompute);
       }

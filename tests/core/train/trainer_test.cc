@@ -48,14 +48,16 @@ TrainerOptions Plain() {
   return o;
 }
 
-// Groups with unequal lengths; recorded log-probs are those of the weights.
+// Groups with unequal lengths whose prompts begin alike; recorded log-probs are those of the weights.
 Batch RandomBatch(const ModelSpec& spec, int64_t groups, int64_t samples, uint64_t seed) {
   Rng rng(seed);
   Batch b;
   b.step = StepNumber{1};
   b.version = Version{0, 0};
+  const std::vector<int32_t> system = model::RandomIds(rng, 2, spec.vocab_size);
   for (int64_t g = 0; g < groups; ++g) {
-    const std::vector<int32_t> prompt = model::RandomIds(rng, 3 + rng.Below(6), spec.vocab_size);
+    std::vector<int32_t> prompt = model::RandomIds(rng, 3 + rng.Below(6), spec.vocab_size);
+    prompt.insert(prompt.begin(), system.begin(), system.end());
     for (int64_t s = 0; s < samples; ++s) {
       Row r;
       r.tid = {g, 0, static_cast<int32_t>(s)};

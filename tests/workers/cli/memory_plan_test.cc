@@ -88,6 +88,24 @@ TEST(MemoryPlanTest, SplitsRolesOverWorkersAndKeepsTwoPublishedCopies) {
   EXPECT_EQ(split->shared_memory_bytes, 2 * 2 * elements);
 }
 
+TEST(MemoryPlanTest, RolesThatTakeTurnsInMemoryNeedTheLargerOfThem) {
+  JobConfig c;
+  c.model.init = ModelInit{};
+  const ProcessMemory both = PlanMemory(c)->processes[0];
+  EXPECT_EQ(NeedsOfRoles(*PlanMemory(c)).offload, 0);
+  c.train.offload_optimizer = Offload::kDisk;
+  const auto plan = PlanMemory(c);
+  const ProcessMemory& device = plan->processes[0];
+  const int64_t trains = both.actor.passing() + both.actor.optimizer;
+  EXPECT_EQ(device.resident(), both.actor.weights) << "the weights alone stay";
+  EXPECT_EQ(device.total(), both.process + both.actor.weights + std::max(both.rollout.passing(), trains));
+  EXPECT_LT(device.total(), both.total());
+  EXPECT_EQ(NeedsOfRoles(*plan).rollout, both.rollout.passing());
+  EXPECT_EQ(NeedsOfRoles(*plan).actor, trains);
+  EXPECT_EQ(NeedsOfRoles(*plan).offload, both.actor.optimizer);
+  EXPECT_NE(DescribePlan(c).find("rollout and actor, one at a time"), std::string::npos) << DescribePlan(c);
+}
+
 TEST(MemoryPlanTest, RecomputeKeepsLess) {
   JobConfig c;
   c.model.init = ModelInit{};
@@ -137,6 +155,8 @@ TEST(MemoryProofTest, SetsAsideWhatStaysAndIsNotThereYet) {
   EXPECT_EQ(ProvenFree(1000, plan, held), 1000 - 100 - 350);
   held.resident_private = 900;  // the system counts more than the roles
   EXPECT_EQ(ProvenFree(1000, plan, held), 100);
+  held.of_next = 100;  // what the next role needs and has kept is not taken twice
+  EXPECT_EQ(ProvenFree(1000, plan, held), 200);
 }
 
 TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {

@@ -1,17 +1,28 @@
 #include "workers/device/device_roles.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
+#include "core/base/process_memory.h"
+#include "core/base/rng.h"
 #include "core/config/load.h"
 #include "workers/data/model_folder.h"
 #include "workers/device/memory_proof.h"
 
 namespace tidepool::workers {
 namespace {
+
+std::string Bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 // The real roles of a slot that may hold both, on a small model whose gradients and caches are megabytes.
 class DeviceRolesTest : public testing::Test {
@@ -30,7 +41,7 @@ class DeviceRolesTest : public testing::Test {
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
     plan_ = plan->processes[0];
     needs_ = NeedsOfRoles(*plan);
-    roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder());
+    roles_ = Make();
   }
   void TearDown() override {
     SharedBlock::RemoveAll(Folder());
@@ -40,24 +51,46 @@ class DeviceRolesTest : public testing::Test {
 
   static std::string Folder() { return SharedBlock::FolderOf(RunId(), "a secret"); }
 
-  // One step on rows whose rewards differ.
+  [[nodiscard]] std::unique_ptr<DeviceRoles> Make() const {
+    return std::make_unique<DeviceRoles>(config_, dir_, Folder(), Parked());
+  }
+  [[nodiscard]] std::string Parked() const { return dir_ + "/offload/device-0-inc0"; }
+
+  // One step on random rows, of each step its own, whose rewards differ.
   void Train(int64_t step) {
     const auto outcome = TryTrain(step, [](const std::string&) { return true; });
     ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
   }
   StatusOr<TrainOutcome> TryTrain(int64_t step, const TrainProgress& progress) {
     std::vector<BatchRow> rows;
+    Rng rng(static_cast<uint64_t>(step));
     for (int32_t k = 0; k < 4; ++k) {
       BatchRow row;
       row.trajectory.tid = {0, 0, k};
       row.trajectory.prompt = sample::PromptSegment({1, 2, 3});
+      std::vector<int32_t> ids;
+      for (int i = 0; i < 4; ++i) ids.push_back(static_cast<int32_t>(4 + rng.Below(20)));
       row.trajectory.segments = {
-          {.ids = {4, 5, 6, 7}, .logprobs = std::vector<float>(4, -3.0F), .versions = {{Version{0, 0}, 4}}}};
+          {.ids = ids, .logprobs = std::vector<float>(4, -3.0F), .versions = {{Version{0, 0}, 4}}}};
       row.reward = k;
       row.components = {static_cast<double>(k), 0};
       rows.push_back(std::move(row));
     }
     return roles_->Train({step}, {0, step - 1}, rows, progress);
+  }
+  // The digest of the state after so many steps of a new run, parked before each but the first.
+  uint64_t Trained(int64_t steps, bool parks) {
+    roles_ = Make();
+    EXPECT_EQ(roles_->InitState(), OkStatus());
+    for (int64_t step = 1; step <= steps; ++step) {
+      if (parks && step > 1) {
+        EXPECT_EQ(roles_->Park(), OkStatus());
+      }
+      Train(step);
+    }
+    const auto parts = roles_->StateParts();
+    EXPECT_TRUE(parts.ok()) << parts.status().ToString();
+    return parts.ok() ? DeviceRoles::StateDigest(*parts) : 0;
   }
   [[nodiscard]] int64_t Free(int64_t capacity) const {
     return ProvenFree(capacity, plan_,
@@ -119,7 +152,7 @@ TEST_F(DeviceRolesTest, WeightsAreOfNoVersionUntilTheirDigestIsVerified) {
 
   // Another worker publishes other bytes than it says.
   ASSERT_EQ(roles_->PublishToSharedMemory({0, 1}, digest + 1), OkStatus());
-  DeviceRoles engine(config_, dir_, Folder());
+  DeviceRoles engine(config_, dir_, Folder(), dir_ + "/offload/engine");
   EXPECT_EQ(engine.LoadFromSharedMemory({0, 1}).status().code(), StatusCode::kDataLoss);
   EXPECT_FALSE(engine.loaded());
   EXPECT_FALSE(engine.WeightsDigest().ok());
@@ -143,7 +176,7 @@ TEST_F(DeviceRolesTest, WeightsAreOfNoVersionUntilTheirDigestIsVerified) {
 
 TEST_F(DeviceRolesTest, AStepThatEndsBetweenItsUpdatesLeavesNoStateToTrainOnFrom) {
   config_.train.epochs = 2;
-  roles_ = std::make_unique<DeviceRoles>(config_, dir_, Folder());
+  roles_ = Make();
   ASSERT_EQ(roles_->InitState(), OkStatus());
   // Called off before the first update: nothing has changed.
   EXPECT_EQ(TryTrain(1, [](const std::string&) { return false; }).status().code(), StatusCode::kAborted);
@@ -158,6 +191,162 @@ TEST_F(DeviceRolesTest, AStepThatEndsBetweenItsUpdatesLeavesNoStateToTrainOnFrom
   const auto next = TryTrain(1, [](const std::string&) { return true; });
   EXPECT_EQ(next.status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(roles_->updates(), 1);
+}
+
+// --- train.offload_optimizer
+
+TEST_F(DeviceRolesTest, AParkedTrainerHoldsNothingAndTrainsOnBitForBit) {
+  const uint64_t want = Trained(3, /*parks=*/false);
+  EXPECT_EQ(Trained(3, /*parks=*/true), want);
+  const uint64_t weights = *roles_->WeightsDigest();
+  EXPECT_FALSE(std::filesystem::exists(Parked())) << "what came back is still on disk";
+  EXPECT_GT(roles_->held().optimizer, 0);
+  const int64_t updates = roles_->updates();
+
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  EXPECT_TRUE(roles_->parked());
+  EXPECT_EQ(roles_->held().total(), roles_->weight_bytes());
+  EXPECT_EQ(roles_->further_bytes(), 0);
+  EXPECT_FALSE(std::filesystem::is_empty(Parked()));
+  ASSERT_TRUE(roles_->state()) << "it is elsewhere, but not lost";
+  EXPECT_EQ(roles_->state()->step, StepNumber{3});
+  EXPECT_EQ(*roles_->WeightsDigest(), weights);
+  ASSERT_EQ(roles_->PrepareRollout(), OkStatus()) << "the weights are there to generate with";
+
+  const auto parts = roles_->StateParts();  // who asks for the state gets it
+  ASSERT_TRUE(parts.ok()) << parts.status().ToString();
+  EXPECT_EQ(DeviceRoles::StateDigest(*parts), want);
+  EXPECT_EQ(roles_->updates(), updates);
+  EXPECT_FALSE(roles_->parked());
+
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  roles_.reset();
+  EXPECT_FALSE(std::filesystem::exists(Parked())) << "nobody comes back for it";
+}
+
+TEST_F(DeviceRolesTest, ACriticIsParkedWithItsOptimizer) {
+  auto* rl = std::get_if<RlJob>(&config_.job);
+  ASSERT_NE(rl, nullptr);
+  rl->algorithm.name = "ppo";
+  rl->algorithm.advantage = {.name = "gae"};
+  const uint64_t want = Trained(2, /*parks=*/false);
+  EXPECT_GT(roles_->further_bytes(), 0);
+  EXPECT_EQ(Trained(2, /*parks=*/true), want);
+}
+
+TEST_F(DeviceRolesTest, ACheckpointOfAParkedStateIsTheSameAndLeavesItParked) {
+  Trained(2, /*parks=*/false);
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  const auto files = roles_->WriteCheckpoint(dir_ + "/held");
+  ASSERT_TRUE(files.ok()) << files.status().ToString();
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  const auto parked = roles_->WriteCheckpoint(dir_ + "/parked");
+  ASSERT_TRUE(parked.ok()) << parked.status().ToString();
+  EXPECT_EQ(*parked, *files);
+  for (const std::string& file : *files)
+    EXPECT_EQ(Bytes(dir_ + "/parked/" + file), Bytes(dir_ + "/held/" + file)) << file;
+  EXPECT_EQ(roles_->held().total(), roles_->weight_bytes()) << "it took the memory of another role";
+  Train(3);
+}
+
+TEST_F(DeviceRolesTest, AParkedFileThatChangedIsNamedAndLeavesNoState) {
+  for (const bool shorter : {false, true}) {
+    Trained(2, /*parks=*/false);
+    ASSERT_EQ(roles_->Park(), OkStatus());
+    std::string largest;
+    for (const auto& entry : std::filesystem::directory_iterator(Parked()))
+      if (largest.empty() || entry.file_size() > std::filesystem::file_size(largest)) largest = entry.path();
+    std::string bytes = Bytes(largest);
+    if (shorter) {
+      bytes.pop_back();
+    } else {
+      bytes[bytes.size() / 2] ^= 1;
+    }
+    std::ofstream(largest, std::ios::binary) << bytes;
+
+    // A checkpoint does not take it for a state either.
+    ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+    EXPECT_EQ(roles_->WriteCheckpoint(dir_ + "/checkpoint").status().code(), StatusCode::kDataLoss);
+    const auto outcome = TryTrain(3, [](const std::string&) { return true; });
+    EXPECT_EQ(outcome.status().code(), StatusCode::kDataLoss);
+    EXPECT_NE(outcome.status().message().find(largest), std::string::npos) << outcome.status().message();
+    EXPECT_FALSE(roles_->state());
+    EXPECT_FALSE(roles_->PrepareCheckpoint().ok()) << "a fresh optimizer would be saved for the lost one";
+    ASSERT_EQ(roles_->InitState(), OkStatus());
+    Train(1);  // the worker is as good as before
+  }
+}
+
+TEST_F(DeviceRolesTest, AStateThatIsReplacedDoesNotReadWhatWasParked) {
+  Trained(2, /*parks=*/false);
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  ASSERT_TRUE(roles_->WriteCheckpoint(dir_ + "/checkpoint").ok());
+  ASSERT_EQ(roles_->CopyRecovery({2}), OkStatus());
+  const auto digest = [&] { return DeviceRoles::StateDigest(*roles_->StateParts()); };
+  const uint64_t want = digest();
+  Train(3);
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  ASSERT_EQ(roles_->RestoreFromCheckpoint(dir_ + "/checkpoint", {2}), OkStatus());
+  EXPECT_EQ(digest(), want);
+  Train(3);
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  ASSERT_EQ(roles_->RestoreFromRecovery({2}), OkStatus());
+  EXPECT_EQ(digest(), want);
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  EXPECT_NE(digest(), want);
+
+  // Weights of others are the end of the state: what was parked with the old ones goes.
+  const uint64_t weights = *roles_->WeightsDigest();
+  ASSERT_EQ(roles_->PublishToSharedMemory({0, 1}, weights), OkStatus());
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  ASSERT_TRUE(roles_->LoadFromSharedMemory({0, 1}).ok());
+  EXPECT_FALSE(roles_->parked());
+  EXPECT_FALSE(std::filesystem::exists(Parked()));
+}
+
+TEST_F(DeviceRolesTest, ATrainerThatCannotBeWrittenStays) {
+  std::ofstream(dir_ + "/offload") << "a file where the folder should be";
+  const uint64_t want = Trained(2, /*parks=*/false);
+  EXPECT_EQ(roles_->Park().code(), StatusCode::kUnavailable);
+  EXPECT_FALSE(roles_->parked());
+  EXPECT_EQ(DeviceRoles::StateDigest(*roles_->StateParts()), want);
+  std::filesystem::remove(dir_ + "/offload");
+
+  // It takes some of it, then no more.
+  rlimit old{};
+  getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit small{.rlim_cur = 1000, .rlim_max = old.rlim_max};
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  const Status parked = roles_->Park();
+  setrlimit(RLIMIT_FSIZE, &old);
+  EXPECT_EQ(parked.code(), StatusCode::kResourceExhausted) << parked.ToString();
+  EXPECT_FALSE(roles_->parked());
+  EXPECT_FALSE(std::filesystem::exists(Parked()));
+  Train(3);
+}
+
+TEST_F(DeviceRolesTest, WithOffloadOneRoleAtATimeProvesEnough) {
+  config_.train.offload_optimizer = Offload::kDisk;
+  const auto plan = PlanMemory(config_);
+  plan_ = plan->processes[0];
+  needs_ = NeedsOfRoles(*plan);
+  roles_ = Make();
+  ASSERT_EQ(roles_->InitState(), OkStatus());
+  Train(1);
+  // Room for the weights and the larger role.
+  const int64_t capacity = plan_.total();
+  EXPECT_LT(Free(capacity), needs_.rollout) << "the trainer holds its optimizer";
+  ASSERT_EQ(roles_->Park(), OkStatus());
+  EXPECT_GE(Free(capacity), needs_.rollout);
+  ASSERT_EQ(roles_->PrepareRollout(), OkStatus());
+  EXPECT_LT(Free(capacity), needs_.actor);
+  roles_->Release(Role::kRollout);
+  EXPECT_GE(Free(capacity), needs_.actor);
+  Train(2);
+  EXPECT_LE(roles_->held().total(), plan_.total());
 }
 
 }  // namespace

@@ -27,15 +27,17 @@ class DeviceWorkerTest : public testing::Test {
     std::filesystem::create_directories(dir_);
     const auto tokens = JobTokens::OpenOrCreate(dir_ / "security");
     ASSERT_TRUE(tokens.ok()) << tokens.status().ToString();
-    auto loaded = config::LoadConfig(std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_colocated.yaml",
-                                     {"model.init.hidden_size=256", "model.init.intermediate_size=1024",
-                                      "rollout.kv_cache_tokens=65536", "observe.trace=false"});
+    auto loaded = config::LoadConfig(
+        std::string(TIDEPOOL_SOURCE_DIR) + "/configs/test/rl_colocated.yaml",
+        {"model.init.hidden_size=256", "model.init.intermediate_size=1024", "rollout.kv_cache_tokens=65536",
+         "observe.trace=false", "train.offload_optimizer=" + offload_});
     ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
     const JobConfig& config = loaded->config;
     ASSERT_EQ(WriteInitFolder(*config.model.init, config.model.dtype, dir_ / "model"), OkStatus());
     const auto plan = PlanMemory(config);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
     kv_bytes_ = plan->processes[0].rollout.kv;
+    optimizer_bytes_ = plan->processes[0].actor.optimizer;
     HubOptions options;
     options.run_id = "run";
     hub_ = std::move(*Hub::Start(
@@ -86,7 +88,8 @@ class DeviceWorkerTest : public testing::Test {
   }
 
   std::filesystem::path dir_;
-  int64_t kv_bytes_ = 0;
+  std::string offload_ = "none";
+  int64_t kv_bytes_ = 0, optimizer_bytes_ = 0;
   Mailbox<HubEvent> inbox_;
   std::unique_ptr<Hub> hub_;
   std::thread worker_;
@@ -112,6 +115,67 @@ TEST_F(DeviceWorkerTest, AReleasedRoleGivesItsBytesBackWhenTheyAreNeeded) {
   EXPECT_LT(given_back, int64_t{1} << 50)
       << "no machine has so much: the controller has to quarantine the slot";
   EXPECT_LT(free_after(5, 1), given_back - kv_bytes_ * 9 / 10) << "the next grant makes them again";
+}
+
+struct OffloadingWorkerTest : DeviceWorkerTest {
+  OffloadingWorkerTest() { offload_ = "disk"; }
+  int64_t Released(int64_t epoch, int64_t need) {
+    Say(down::Release{.slot = {0}, .epoch = {epoch}, .need_bytes = need});
+    const auto released = Next<up::Released>();
+    EXPECT_TRUE(released);
+    return released ? released->free_bytes : 0;
+  }
+  void Grant(int64_t epoch, Role role) {
+    Say(down::Grant{.slot = {0}, .epoch = {epoch}, .role = role});
+    EXPECT_TRUE(Next<up::Granted>());
+  }
+  [[nodiscard]] bool Parked() const { return std::filesystem::exists(dir_ / "offload/device-0-inc0"); }
+};
+
+TEST_F(OffloadingWorkerTest, AReleasedTrainerIsOnDiskUntilItsNextGrantWhereMemoryIsShort) {
+  constexpr int64_t kAll = int64_t{1} << 50;  // more than any machine has
+  Say(down::InitState{.slot = {0}, .request = 1});
+  const auto made = Next<up::StateReady>();
+  ASSERT_TRUE(made);
+  EXPECT_EQ(made->error, "");
+  Grant(1, Role::kActor);
+  const int64_t kept = Released(2, 1);
+  EXPECT_FALSE(Parked()) << "there is room for both";
+  Grant(3, Role::kActor);
+  const int64_t given_back = Released(4, kAll);
+  EXPECT_TRUE(Parked());
+  EXPECT_GT(given_back - kept, optimizer_bytes_ * 9 / 10);
+
+  // A checkpoint of it is whole, and does not bring it back beside the engine.
+  Grant(5, Role::kRollout);
+  Say(down::WriteCheckpoint{.slot = {0}, .ckpt = 1, .dir = dir_ / "checkpoint"});
+  const auto written = Next<up::CheckpointFiles>();
+  ASSERT_TRUE(written);
+  EXPECT_EQ(written->error, "");
+  EXPECT_EQ(written->weights_digest, made->weights_digest);
+  EXPECT_TRUE(Parked());
+  Released(6, kAll);
+
+  // Granted the role, it has the state in memory again. There are no rows here, which is no fault of the
+  // state.
+  Grant(7, Role::kActor);
+  EXPECT_FALSE(Parked());
+  Say(down::Train{.slot = {0}, .epoch = {7}, .lease = 1, .step = {1}});
+  const auto failed = Next<up::TrainFailed>();
+  ASSERT_TRUE(failed);
+  EXPECT_FALSE(failed->torn) << failed->why;
+  EXPECT_LT(Released(8, 1), given_back - optimizer_bytes_ * 9 / 10);
+
+  // A state that was lost on the disk is not trained on.
+  Grant(9, Role::kActor);
+  Released(10, kAll);
+  ASSERT_TRUE(Parked());
+  std::filesystem::remove_all(dir_ / "offload");
+  Grant(11, Role::kActor);
+  Say(down::Train{.slot = {0}, .epoch = {11}, .lease = 2, .step = {1}});
+  const auto torn = Next<up::TrainFailed>();
+  ASSERT_TRUE(torn);
+  EXPECT_TRUE(torn->torn) << "the run has to take the state from elsewhere";
 }
 
 }  // namespace

@@ -101,6 +101,7 @@ class ModelDevice : public DeviceWork {
     rollout_ = true;
     return OkStatus();
   }
+  void PrepareActor() override {}
   int64_t Release(Role role, int64_t) override {
     if (role == Role::kRollout) {
       rollout_ = false;

@@ -1,0 +1,49 @@
+#pragma once
+// The parts of a trainer's state as files: those of a checkpoint, and a state that is parked on disk while
+// another role needs its memory (train.offload_optimizer). Not thread-safe, but CopyTo may run on another
+// thread while nothing else does.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/train/trainer.h"
+
+namespace tidepool::workers {
+
+// kUnavailable, kResourceExhausted: the file cannot be made, or not be written whole.
+Status WritePart(const std::string& path, std::span<const std::byte> bytes);
+// kNotFound, kUnavailable, kDataLoss: it is not there, cannot be read, or has another size.
+Status ReadPart(const std::string& path, std::span<std::byte> bytes);
+
+// Parts are those of Actor::State but "weights", which stay in memory.
+class ParkedState {
+ public:
+  explicit ParkedState(std::string dir) : dir_(std::move(dir)) {}
+  ~ParkedState() { Forget(); }
+  ParkedState(const ParkedState&) = delete;
+  ParkedState& operator=(const ParkedState&) = delete;
+
+  [[nodiscard]] bool holds() const { return !digests_.empty(); }
+  // Errors of WritePart: then nothing is parked, and nothing is left of it.
+  Status Write(const std::vector<train::NamedBytes>& state);
+  // Into `state`. Errors of ReadPart; kDataLoss also where a file is not what was written, by its digest.
+  Status Read(const std::vector<train::NamedBytes>& state) const;
+  // The files of a checkpoint, with no more memory than a piece of one. Errors as of Read and Write.
+  Status CopyTo(const std::string& dir) const;
+  void Forget();  // removes the files
+
+ private:
+  [[nodiscard]] std::string PathOf(const std::string& part) const { return dir_ + "/" + part + ".bin"; }
+
+  const std::string dir_;
+  bool made_ = false;                        // the folder was
+  std::map<std::string, uint64_t> digests_;  // by part
+};
+
+}  // namespace tidepool::workers
