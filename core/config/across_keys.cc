@@ -233,17 +233,10 @@ void CheckAlgorithm(Binder& b, const JobConfig& c, const RlJob& rl) {
     return b.ComplainOf("", resolved.status());
   }
   const algorithms::ResolvedAlgorithm& r = resolved.value();
-  // Only what says something: a resolved config has every key.
   const CriticConfig& critic = rl.algorithm.critic;
-  const CriticConfig usual;
-  for (const auto& [key, set] : {std::pair{"algorithm.critic.path", !critic.path.empty()},
-                                 {"algorithm.critic.learning_rate", critic.learning_rate.has_value()},
-                                 {"algorithm.critic.warmup_steps", critic.warmup_steps != usual.warmup_steps},
-                                 {"algorithm.critic.loss", critic.loss != usual.loss},
-                                 {"algorithm.critic.huber_delta", critic.huber_delta != usual.huber_delta},
-                                 {"algorithm.critic.clip", critic.clip != usual.clip}}) {
-    if (set && !r.needs_critic())
-      b.Complain(key,
+  for (const Key& key : Keys()) {
+    if (key.path.starts_with("algorithm.critic.") && !r.needs_critic() && b.Says(key.path))
+      b.Complain(key.path,
                  "advantage " + r.advantage->name + " has no critic; write advantage: gae, or remove it");
   }
   if (!rl.algorithm.kl.reference.empty() && !r.needs_reference())
@@ -288,16 +281,9 @@ void CheckRl(Binder& b, const JobConfig& c, const RlJob& rl) {
   b.Rule({"rollout.temperature"}, c.rollout.temperature <= 0,
          "is 0, so all samples of a prompt would be the same and nothing could be learned; raise it, 1.0 is "
          "usual");
-  b.Rule({"rollout.pin_version", "scheduler.on_stale"},
-         c.rollout.pin_version && c.scheduler.on_stale == OnStale::kMask,
-         "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: "
-         "reissue or drop");
   b.Rule("algorithm.overlong_buffer_tokens", {"algorithm.overlong_buffer_tokens", "rollout.max_new_tokens"},
          rl.algorithm.overlong_buffer_tokens > static_cast<double>(c.rollout.max_new_tokens),
          "is larger than rollout.max_new_tokens (" + Text(c.rollout.max_new_tokens) + "); lower it");
-  b.Rule({"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"},
-         c.scheduler.infra_drop_alarm > c.scheduler.infra_drop_stop,
-         "the alarm lies above the stop; the run would end before it warns");
 }
 
 // Supervised rows, pairs and distillation: nothing is sampled to be trained on.
@@ -316,7 +302,7 @@ void CheckSupervised(Binder& b, LoadedConfig& loaded) {
   if (const auto* job = std::get_if<DistillJob>(&c.job)) {
     const DistillConfig& d = job->distill;
     b.Rule({"distill.teacher"}, d.teacher.empty(), "is missing; name the model folder of the teacher");
-    if (d.weight != DistillConfig().weight && d.divergence != DistillDivergence::kMixed &&
+    if (b.Says("distill.weight") && d.divergence != DistillDivergence::kMixed &&
         d.divergence != DistillDivergence::kGkd) {
       b.Complain("distill.weight",
                  std::string("weighs the parts of mixed and gkd, but distill.divergence is ") +
@@ -446,7 +432,7 @@ void CheckCluster(Binder& b, const JobConfig& c) {
 void CheckPace(Binder& b, const JobConfig& c) {
   if (!b.Good("cluster.pace")) return;
   if (c.cluster.pace.empty()) {
-    if (b.Written("cluster.pace_scale") && c.cluster.pace_scale != 1)
+    if (b.Says("cluster.pace_scale"))
       b.Complain("cluster.pace_scale", "stretches the times of cluster.pace, which is not written");
     return;
   }
@@ -500,20 +486,66 @@ void CheckName(Binder& b, const JobConfig& c) {
          "found '" + c.name + "'; it names a folder: letters, digits, - _ . (1 to 100, no point first)");
 }
 
-}  // namespace
+// What rl jobs of every kind of model are scheduled by.
+void CheckSchedule(Binder& b, const JobConfig& c) {
+  b.Rule({"rollout.pin_version", "scheduler.on_stale"},
+         c.rollout.pin_version && c.scheduler.on_stale == OnStale::kMask,
+         "a pinned sample ends on one version, so there is nothing of it to mask; write scheduler.on_stale: "
+         "reissue or drop");
+  b.Rule({"scheduler.infra_drop_alarm", "scheduler.infra_drop_stop"},
+         c.scheduler.infra_drop_alarm > c.scheduler.infra_drop_stop,
+         "the alarm lies above the stop; the run would end before it warns");
+}
 
-void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
+// Keys that nothing reads in this job.
+void CheckIdleKeys(Binder& b, const JobConfig& c) {
+  JobConfig values = c;
+  const auto idle = [&](bool where, std::initializer_list<const char*> keys, const std::string& why) {
+    if (!where) return;
+    for (const char* key : keys) {
+      if (b.Says(key))
+        b.Complain(key, "is " + ValueText(FindKey(key)->field(values, 0)) + ", but " + why +
+                            "remove it (null takes an inherited one away)");
+    }
+  };
+  const bool rl = c.rl() != nullptr;
+  const std::string job = std::string("a job: ") + Name(c.kind());
+  idle(!rl,
+       {"rollout.temperature", "rollout.top_k", "rollout.top_p", "rollout.min_p", "rollout.record_routing"},
+       job + " draws no samples to train on, and evaluation is greedy; ");
+  idle(!rl && !AnswersHeldOut(c),
+       {"rollout.chunk_tokens", "rollout.stop", "rollout.stop_token_ids", "rollout.max_concurrent",
+        "rollout.block_tokens", "rollout.kv_cache_tokens", "rollout.max_batched_tokens",
+        "rollout.kv_on_update"},
+       job + (TrainsOnPairs(c) ? " generates nothing; "
+                               : " generates only for evaluations on the way; write eval.every_steps, or "));
+  idle(!rl && !TrainsOnPairs(c) && !AnswersHeldOut(c), {"eval.samples"},
+       job + " is evaluated on the way alone; write eval.every_steps, or ");
+  idle(c.model.is_policy(), {"rollout.admission", "train.router_aux_coef"},
+       std::string("means nothing to a policy of control tasks (model.policy: ") + Name(c.model.policy) +
+           "); ");
+  idle(!c.rollout.pin_version, {"rollout.repack_s"},
+       "it moves pinned samples; write rollout.pin_version: true, or ");
+  // tail_rounds also gives groups a round that were overtaken because samples may be of older weights.
+  idle(c.scheduler.oversample <= 1 &&
+           (c.scheduler.oversample_mode == OversampleMode::kFirstDone || c.scheduler.max_lag_versions == 0),
+       {"scheduler.oversample_mode"}, "there are no surplus groups; raise scheduler.oversample above 1, or ");
+  idle(c.train.schedule == Schedule::kConstant, {"train.min_learning_rate_ratio"},
+       "train.schedule is constant; write linear or cosine, or ");
+}
+
+// Rules of language models.
+void CheckText(Binder& b, LoadedConfig& loaded) {
   const JobConfig& c = loaded.config;
-  if (c.model.is_policy() && b.Good("model.policy")) {
-    CheckPolicy(b, loaded);
-    CheckPlacement(b, c);
-    CheckOffload(b, c);
-    CheckCluster(b, c);
-    return CheckName(b, c);
-  }
   for (const auto& [key, origin] : loaded.origins) {
-    if (origin.kind != Origin::Kind::kDefault && BelongsToPolicies(key) && b.Good(key)) {
+    if (!b.Written(key) || !b.Good(key)) continue;
+    if (BelongsToPolicies(key)) {
       b.Complain(key, "belongs to a policy of control tasks; write model.policy: mlp, or remove it");
+    } else if (key.starts_with("environment.") && key != "environment.name" && c.environment() == nullptr &&
+               b.Good("environment.name")) {
+      b.Complain(key,
+                 "belongs to an environment, and environment.name is missing; name one (`tidepool "
+                 "environments`), or remove the section");
     }
   }
   CheckModel(b, loaded);
@@ -534,11 +566,24 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
          c.train.minibatches > c.train.groups_per_step,
          "is " + Text(c.train.minibatches) + ", more than the " + Text(c.train.groups_per_step) +
              " groups of a step (train.groups_per_step); lower it");
+  CheckPace(b, c);
+  CheckWarmStart(b, loaded);
+}
+
+}  // namespace
+
+void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
+  const JobConfig& c = loaded.config;
+  if (c.model.is_policy() && b.Good("model.policy")) {
+    CheckPolicy(b, loaded);
+  } else {
+    CheckText(b, loaded);
+  }
+  CheckIdleKeys(b, c);
+  CheckSchedule(b, c);
   CheckPlacement(b, c);
   CheckOffload(b, c);
   CheckCluster(b, c);
-  CheckPace(b, c);
-  CheckWarmStart(b, loaded);
   CheckName(b, c);
 }
 

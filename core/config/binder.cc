@@ -158,6 +158,12 @@ std::string Binder::FirstWritten(std::initializer_list<const char*> keys) const 
   return *keys.begin();
 }
 
+bool Binder::Says(const std::string& key) const {
+  JobConfig mine = loaded_.config, usual;
+  const Key& k = *FindKey(key);
+  return Written(key) && ValueText(k.field(mine, 0)) != ValueText(k.field(usual, 0));
+}
+
 void Binder::Rule(const std::string& key, std::initializer_list<const char*> keys, bool broken,
                   const std::string& what) {
   if (broken && AllGood(keys)) Complain(key, what);

@@ -22,7 +22,11 @@ class Binder {
   void Bind(const Node& root);
 
   // Whether the key was written somewhere (not a default).
-  [[nodiscard]] bool Written(const std::string& key) const { return loaded_.origins.contains(key); }
+  [[nodiscard]] bool Written(const std::string& key) const {
+    return loaded_.OriginOf(key).kind != Origin::Kind::kDefault;
+  }
+  // Written with another value than the usual one: a resolved config has every key. requires FindKey(key)
+  [[nodiscard]] bool Says(const std::string& key) const;
   // Whether the value of the key could be read.
   [[nodiscard]] bool Good(const std::string& key) const { return !bad_.contains(key); }
   [[nodiscard]] bool AllGood(std::initializer_list<const char*> keys) const;

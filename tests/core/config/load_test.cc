@@ -284,6 +284,82 @@ TEST(LoadConfigTest, RlRules) {
   EXPECT_THAT(With("train.minibatches=9"), HasSubstr("more than the 8 groups of a step"));
 }
 
+TEST(LoadConfigTest, AnEnvironmentWithoutItsNameIsRefused) {
+  EXPECT_THAT(Error(std::string(kGood) + "environment:\n  max_turns: 3\n  latency: {median_s: 1}\n"),
+              testing::AllOf(HasSubstr("x.yaml:12: environment.max_turns: belongs to an environment, and "
+                                       "environment.name is missing"),
+                             HasSubstr("x.yaml:13: environment.latency.median_s: belongs to")));
+  for (const char* key : {"workers=2", "size=4096", "step_timeout_s=60", "held_out=3"})
+    EXPECT_THAT(With(std::string("environment.") + key), HasSubstr("environment.name is missing")) << key;
+  const std::string unknown = Error(kGood, {"environment.name=x", "environment.max_turns=3"});
+  EXPECT_THAT(unknown, Not(HasSubstr("is missing")));
+}
+
+// Where nothing reads a key, a value of its own is refused; the usual one, which every resolved config has,
+// is not.
+TEST(LoadConfigTest, KeysThatNothingReadsAreRefused) {
+  const std::string data = "model: {path: m}\ndata: {task: reverse}\n";
+  const std::vector<std::string> sampling = {"temperature=0.5", "top_k=2", "top_p=0.5", "min_p=0.1",
+                                             "record_routing=true"};
+  const std::vector<std::string> generation = {
+      "stop=[a]",       "stop_token_ids=[3]",   "chunk_tokens=8",         "max_concurrent=2",
+      "block_tokens=8", "kv_cache_tokens=4096", "max_batched_tokens=512", "kv_on_update=keep"};
+  for (const std::string job : {"dpo", "reward_model", "sft", "distill"}) {
+    const std::string text =
+        data + "job: " + job + "\n" + (job == "distill" ? "distill: {teacher: t}\n" : "");
+    EXPECT_EQ(Error(text, {"rollout.temperature=1", "rollout.kv_on_update=recompute"}), "no error") << job;
+    for (const std::string& key : sampling)
+      EXPECT_THAT(Error(text, {"rollout." + key, "eval.every_steps=2"}),
+                  HasSubstr("but a job: " + job + " draws no samples to train on"))
+          << key;
+    const bool pairs = job == "dpo" || job == "reward_model";
+    for (const std::string& key : generation) {
+      EXPECT_THAT(Error(text, {"rollout." + key}), HasSubstr("but a job: " + job + " generates ")) << key;
+      const std::string evaluated = Error(text, {"rollout." + key, "eval.every_steps=2"});
+      if (pairs) {
+        EXPECT_THAT(evaluated, HasSubstr("generates nothing")) << key;
+      } else {
+        EXPECT_EQ(evaluated, "no error") << key;
+      }
+    }
+    EXPECT_THAT(Error(text, {"eval.samples=3"}),
+                HasSubstr(pairs ? "no error" : "eval.samples: is 3, but a job: " + job + " is evaluated on"));
+    EXPECT_EQ(Error(text, {"eval.samples=3", "eval.every_steps=2"}), "no error");
+  }
+  EXPECT_EQ(Error(data + "job: sft\nrollout: {temperature: 0.5}\n"),
+            "x.yaml:4: rollout.temperature: is 0.5, but a job: sft draws no samples to train on, and "
+            "evaluation is greedy; remove it (null takes an inherited one away)");
+
+  EXPECT_THAT(With("rollout.repack_s=2"), HasSubstr("rollout.repack_s: is 2, but it moves pinned samples"));
+  EXPECT_EQ(With("rollout.repack_s=5"), "no error");
+  EXPECT_EQ(Error(kGood, {"rollout.repack_s=2", "rollout.pin_version=true"}), "no error");
+  for (const char* mode : {"first_done", "tail_rounds"}) {
+    const std::string key = std::string("scheduler.oversample_mode=") + mode;
+    EXPECT_THAT(With(key), HasSubstr(std::string("is ") + mode + ", but there are no surplus groups"));
+    EXPECT_EQ(Error(kGood, {key, "scheduler.oversample=1.5"}), "no error");
+  }
+  EXPECT_EQ(Error(kGood, {"scheduler.oversample_mode=tail_rounds", "scheduler.max_lag_versions=1"}),
+            "no error");
+  EXPECT_THAT(With("train.min_learning_rate_ratio=0.1"),
+              HasSubstr("train.min_learning_rate_ratio: is 0.1, but train.schedule is constant"));
+  EXPECT_EQ(Error(kGood, {"train.min_learning_rate_ratio=0.1", "train.schedule=linear"}), "no error");
+}
+
+TEST(LoadConfigTest, PoliciesAreScheduledByTheSameRules) {
+  const auto with = [](const std::vector<std::string>& overrides) {
+    const auto loaded = LoadConfig("configs/test/control.yaml", overrides);
+    return loaded.ok() ? "no error" : loaded.status().message();
+  };
+  EXPECT_EQ(with({"rollout.admission=reserve", "train.router_aux_coef=0"}), "no error");
+  EXPECT_THAT(with({"rollout.admission=adaptive"}),
+              HasSubstr("rollout.admission: is adaptive, but means nothing to a policy of control tasks"));
+  EXPECT_THAT(with({"train.router_aux_coef=0.1"}), HasSubstr("train.router_aux_coef: is 0.1, but means"));
+  EXPECT_THAT(with({"scheduler.infra_drop_alarm=0.5"}), HasSubstr("the alarm lies above the stop"));
+  EXPECT_THAT(with({"rollout.pin_version=true", "scheduler.on_stale=mask"}),
+              HasSubstr("a pinned sample ends on one version"));
+  EXPECT_THAT(with({"scheduler.oversample_mode=first_done"}), HasSubstr("there are no surplus groups"));
+}
+
 TEST(LoadConfigTest, SplitNeedsSlotsForBoth) {
   EXPECT_THAT(With("scheduler.placement=split"), HasSubstr("split needs 2 or more slots"));
   EXPECT_THAT(Error(kGood, {"scheduler.placement=split", "cluster.slots=2", "scheduler.actor_slots=2"}),

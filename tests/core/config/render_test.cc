@@ -68,9 +68,9 @@ TEST(ResolvedYamlTest, LoadsAgainToTheSameConfig) {
     if (entry.path().extension() != ".yaml" || !IsJob(entry.path())) continue;
     SCOPED_TRACE(entry.path().string());
     std::vector<std::string> overrides = {"train.steps=3", "name=null-"};
-    // A policy of control tasks says no words that could be stopped at.
+    // Other jobs and policies of control tasks say no words that could be stopped at.
     if (const auto plain = LoadConfig(entry.path().string());
-        plain.ok() && !plain->config.model.is_policy()) {
+        plain.ok() && plain->config.rl() != nullptr && !plain->config.model.is_policy()) {
       overrides.push_back("rollout.stop=['a: \"b\" #c', \"\\n\"]");
     }
     const auto loaded = LoadConfig(entry.path().string(), overrides);
