@@ -500,8 +500,10 @@ void CheckSchedule(Binder& b, const JobConfig& c) {
 // Keys that nothing reads in this job.
 void CheckIdleKeys(Binder& b, const JobConfig& c) {
   JobConfig values = c;
-  const auto idle = [&](bool where, std::initializer_list<const char*> keys, const std::string& why) {
-    if (!where) return;
+  // `where` follows from `reads`.
+  const auto idle = [&](std::initializer_list<const char*> reads, bool where,
+                        std::initializer_list<const char*> keys, const std::string& why) {
+    if (!where || !b.AllGood(reads)) return;
     for (const char* key : keys) {
       if (b.Says(key))
         b.Complain(key, "is " + ValueText(FindKey(key)->field(values, 0)) + ", but " + why +
@@ -510,27 +512,28 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
   };
   const bool rl = c.rl() != nullptr;
   const std::string job = std::string("a job: ") + Name(c.kind());
-  idle(!rl,
+  idle({"job"}, !rl,
        {"rollout.temperature", "rollout.top_k", "rollout.top_p", "rollout.min_p", "rollout.record_routing"},
        job + " draws no samples to train on, and evaluation is greedy; ");
-  idle(!rl && !AnswersHeldOut(c),
+  idle({"job", "eval.every_steps"}, !rl && !AnswersHeldOut(c),
        {"rollout.chunk_tokens", "rollout.stop", "rollout.stop_token_ids", "rollout.max_concurrent",
         "rollout.block_tokens", "rollout.kv_cache_tokens", "rollout.max_batched_tokens",
         "rollout.kv_on_update"},
        job + (TrainsOnPairs(c) ? " generates nothing; "
                                : " generates only for evaluations on the way; write eval.every_steps, or "));
-  idle(!rl && !TrainsOnPairs(c) && !AnswersHeldOut(c), {"eval.samples"},
+  idle({"job", "eval.every_steps"}, !rl && !TrainsOnPairs(c) && !AnswersHeldOut(c), {"eval.samples"},
        job + " is evaluated on the way alone; write eval.every_steps, or ");
-  idle(c.model.is_policy(), {"rollout.admission", "train.router_aux_coef"},
+  idle({"model.policy"}, c.model.is_policy(), {"rollout.admission", "train.router_aux_coef"},
        std::string("means nothing to a policy of control tasks (model.policy: ") + Name(c.model.policy) +
            "); ");
-  idle(!c.rollout.pin_version, {"rollout.repack_s"},
+  idle({"rollout.pin_version"}, !c.rollout.pin_version, {"rollout.repack_s"},
        "it moves pinned samples; write rollout.pin_version: true, or ");
   // tail_rounds also gives groups a round that were overtaken because samples may be of older weights.
-  idle(c.scheduler.oversample <= 1 &&
+  idle({"scheduler.oversample", "scheduler.max_lag_versions"},
+       c.scheduler.oversample <= 1 &&
            (c.scheduler.oversample_mode == OversampleMode::kFirstDone || c.scheduler.max_lag_versions == 0),
        {"scheduler.oversample_mode"}, "there are no surplus groups; raise scheduler.oversample above 1, or ");
-  idle(c.train.schedule == Schedule::kConstant, {"train.min_learning_rate_ratio"},
+  idle({"train.schedule"}, c.train.schedule == Schedule::kConstant, {"train.min_learning_rate_ratio"},
        "train.schedule is constant; write linear or cosine, or ");
 }
 

@@ -108,6 +108,12 @@ std::string StoredDtype(const std::string& dir) {
 
 StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context,
                                                          const SamplingOptions& o) {
+  const RolloutConfig& r = o.job.rollout;
+  if (r.temperature == 0 && (r.top_k != 0 || r.top_p != 1 || r.min_p != 0))
+    return InvalidArgument(std::string(r.top_k != 0   ? "--top-k"
+                                       : r.top_p != 1 ? "--top-p"
+                                                      : "--min-p") +
+                           ": is for sampling, and --temperature is 0 (greedy); give one above 0");
   TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
   TP_RETURN_IF_ERROR(
       model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
@@ -273,6 +279,9 @@ void Generate(CommandContext& context, const GenerateOptions& o) {
     return Fail(context, InvalidArgument("generate: give one of --prompt, --chat and --input"));
   if (!o.input.empty() && o.output.empty())
     return Fail(context, InvalidArgument("generate: --input needs --output"));
+  if (o.input.empty() && !o.output.empty())
+    return Fail(context,
+                InvalidArgument("generate: --output is for --input; one answer goes to standard output"));
   const Status status = o.input.empty() ? GenerateOne(context, o) : GenerateFile(context, o);
   if (!status.ok()) Fail(context, status, ExitCodeOf(status));
 }
@@ -288,6 +297,9 @@ struct EvalOptions : SamplingOptions {
 
 Status Eval(const CommandContext& context, const EvalOptions& o) {
   if (o.task.empty() == o.data.empty()) return InvalidArgument("eval: give one of --task and --data");
+  if (!o.data.empty() && (!o.task_options.empty() || o.held_out >= 0))
+    return InvalidArgument(std::string("eval: ") + (o.held_out >= 0 ? "--held-out" : "--option") +
+                           " is for --task; all rows of --data are asked, or as many as --limit says");
   DataConfig data;
   data.task = o.task;
   if (!o.task.empty()) {

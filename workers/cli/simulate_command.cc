@@ -68,7 +68,7 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
 }
 
 struct Options {
-  std::string file, hardware = "cpu_slot", pace, like, journal;
+  std::string file, hardware, pace, like, journal;
   std::vector<std::string> overrides;
   double mean_tokens = 0;
   bool sweep = false, per_step = false, json = false;
@@ -169,11 +169,15 @@ StatusOr<SimJob> FromConfig(const JobConfig& config, const Options& o) {
   int64_t factor = 1;
   std::optional<config::Pace> paced;
   if (pace.empty()) {
-    TP_ASSIGN_OR_RETURN(s.hardware, config::LoadHardware(o.hardware));
+    TP_ASSIGN_OR_RETURN(s.hardware, config::LoadHardware(o.hardware.empty() ? "cpu_slot" : o.hardware));
     TP_ASSIGN_OR_RETURN(const model::ModelSpec m, SpecOf(config.model));
     const auto parameters = static_cast<double>(model::ParameterCount(m));
     const double w = config.model.dtype == DType::kBFloat16 ? 2 : 4;
     s.model = {m.architecture, parameters, parameters, m.layers, m.heads, m.kv_heads, m.head_size, w, w, 0};
+  } else if (!o.hardware.empty()) {
+    return InvalidArgument("--hardware: found " + o.hardware + ", but " + pace + " (" +
+                           (o.pace.empty() ? "cluster.pace" : "--pace") +
+                           ") says the hardware; give one of the two");
   } else {
     TP_ASSIGN_OR_RETURN(paced, config::LoadPace(pace));
     s.hardware = paced->hardware;
@@ -443,27 +447,39 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   CLI::App* simulate = app.add_subcommand(
       "simulate", "Rehearse a job or a workload in virtual time, with the real controller");
   simulate->add_option("file", options->file, "a job config, or a workload of configs/simulate")->required();
-  simulate->add_option("overrides", options->overrides, "a.b=c (job configs)");
-  simulate->add_option("--hardware", options->hardware,
-                       "profile of a slot (job configs): a name in configs/hardware, or a file");
-  simulate->add_option("--mean-tokens", options->mean_tokens,
-                       "mean answer length (job configs; default: half of the limit)");
-  simulate->add_option(
-      "--pace", options->pace,
-      "file of configs/pace: its model and hardware instead (job configs; default: cluster.pace)");
-  simulate->add_option(
-      "--like", options->like,
-      "a finished run: its answer lengths and the times of its rewards and slot changes (job configs)");
+  const std::vector<CLI::Option*> of_jobs = {
+      simulate->add_option("overrides", options->overrides, "a.b=c (job configs)"),
+      simulate->add_option("--hardware", options->hardware,
+                           "profile of a slot (job configs; default: cpu_slot): a name in configs/hardware, "
+                           "or a file"),
+      simulate->add_option("--mean-tokens", options->mean_tokens,
+                           "mean answer length (job configs; default: half of the limit)"),
+      simulate->add_option(
+          "--pace", options->pace,
+          "file of configs/pace: its model and hardware instead (job configs; default: cluster.pace)"),
+      simulate->add_option(
+          "--like", options->like,
+          "a finished run: its answer lengths and the times of its rewards and slot changes (job configs)"),
+      simulate->add_flag("--json", options->json, "one JSON object (job configs)")};
+  const std::vector<CLI::Option*> of_workloads = {
+      simulate->add_flag("--sweep", options->sweep, "also vary what the publication leaves out (workloads)")};
   simulate->add_option("--journal", options->journal,
                        "new folder for the simulated run's journal, for `tidepool check` and `journal`; of a "
                        "workload one folder a variant");
-  simulate->add_flag("--json", options->json, "one JSON object (job configs)");
-  simulate->add_flag("--sweep", options->sweep, "also vary what the publication leaves out");
   simulate->add_flag("--per-step", options->per_step, "an event for every engine step, to check the jumps");
   simulate->footer("Example: tidepool simulate configs/simulate/seer-moonlight.yaml --sweep");
-  simulate->callback([options, &context] {
-    const Status s =
-        config::IsWorkload(options->file) ? SimulateWorkload(*options) : SimulateConfig(*options);
+  simulate->callback([options, of_jobs, of_workloads, &context] {
+    const bool workload = config::IsWorkload(options->file);
+    for (const CLI::Option* option : workload ? of_jobs : of_workloads) {
+      if (option->count() == 0) continue;
+      const bool named = !option->get_lnames().empty();
+      return Fail(context,
+                  InvalidArgument((named ? option->get_name() : option->results().front()) + ": is for " +
+                                  (workload ? "job configs, and " + options->file + " is a workload"
+                                            : "workloads, and " + options->file + " is a job config") +
+                                  "; leave it out"));
+    }
+    const Status s = workload ? SimulateWorkload(*options) : SimulateConfig(*options);
     if (!s.ok()) Fail(context, s, s.code() == StatusCode::kInternal ? 4 : 2);
   });
   CLI::App* plan =
@@ -471,7 +487,7 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   plan->add_option("config", options->file, "job config")->required();
   plan->add_option("overrides", options->overrides, "a.b=c");
   plan->add_option("--hardware", options->hardware,
-                   "profile of a slot: a name in configs/hardware, or a file");
+                   "profile of a slot (default: cpu_slot): a name in configs/hardware, or a file");
   plan->add_option("--mean-tokens", options->mean_tokens, "mean answer length (default: half of the limit)");
   plan->footer("Example: tidepool plan configs/quickstart.yaml cluster.slots=8");
   plan->callback([options, &context] {

@@ -343,6 +343,9 @@ TEST(LoadConfigTest, KeysThatNothingReadsAreRefused) {
   EXPECT_THAT(With("train.min_learning_rate_ratio=0.1"),
               HasSubstr("train.min_learning_rate_ratio: is 0.1, but train.schedule is constant"));
   EXPECT_EQ(Error(kGood, {"train.min_learning_rate_ratio=0.1", "train.schedule=linear"}), "no error");
+  // A slip in the key that it hangs on is said once.
+  EXPECT_THAT(Error(kGood, {"train.min_learning_rate_ratio=0.1", "train.schedule=liner"}),
+              Not(HasSubstr("train.schedule is constant")));
 }
 
 TEST(LoadConfigTest, PoliciesAreScheduledByTheSameRules) {

@@ -22,6 +22,8 @@ CliResult RunCli(const std::vector<std::string>& words) {
   CommandContext context;
   context.self_path = std::filesystem::read_symlink("/proc/self/exe").string();
   AddInspectCommands(app, context);
+  AddModelCommands(app, context);
+  AddSimulateCommands(app, context);
   AddDoctorCommand(app, context);
   CliResult result;
   testing::internal::CaptureStdout();

@@ -1,0 +1,58 @@
+// An option that a command cannot act on is refused by its name.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/workers/cli/runner.h"
+
+namespace tidepool::workers {
+namespace {
+
+void ExpectRefused(const std::vector<std::string>& words, const std::string& why) {
+  const CliResult r = RunCli(words);
+  EXPECT_EQ(r.exit_code, 2) << r.out;
+  EXPECT_NE(r.err.find(why), std::string::npos) << r.err;
+  EXPECT_EQ(r.out, "");
+}
+
+TEST(SimulateOptionsTest, ThoseOfJobConfigsAreNotForWorkloads) {
+  const std::string workload = "configs/simulate/faults.yaml";
+  const std::string why = ": is for job configs, and " + workload + " is a workload; leave it out";
+  ExpectRefused({"simulate", workload, "train.steps=3"}, "train.steps=3" + why);
+  ExpectRefused({"simulate", workload, "--hardware", "h100"}, "--hardware" + why);
+  ExpectRefused({"simulate", workload, "--mean-tokens", "8"}, "--mean-tokens" + why);
+  ExpectRefused({"simulate", workload, "--pace", "x.yaml"}, "--pace" + why);
+  ExpectRefused({"simulate", workload, "--like", "runs/x"}, "--like" + why);
+  ExpectRefused({"simulate", workload, "--json"}, "--json" + why);
+}
+
+TEST(SimulateOptionsTest, ThoseOfWorkloadsAreNotForJobConfigs) {
+  ExpectRefused({"simulate", "configs/test/rl_colocated.yaml", "--sweep"}, "--sweep: is for workloads, and ");
+  const CliResult r = RunCli({"simulate", "configs/test/rl_colocated.yaml", "--hardware", "h100", "--json"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("\"hardware\":\"NVIDIA H100"), std::string::npos) << r.out;
+}
+
+TEST(SimulateOptionsTest, APaceFileHasItsOwnHardware) {
+  const std::string pace = "configs/pace/small_cpu.yaml";
+  ExpectRefused({"simulate", "configs/test/rl_colocated.yaml", "--hardware", "h100", "--pace", pace},
+                "--hardware: found h100, but " + pace + " (--pace) says the hardware");
+  ExpectRefused({"plan", "configs/test/rl_colocated.yaml", "--hardware", "h100", "cluster.pace=" + pace},
+                "--hardware: found h100, but " + pace + " (cluster.pace) says the hardware");
+}
+
+TEST(ModelOptionsTest, WhatWouldBeIgnoredIsRefused) {
+  ExpectRefused({"generate", "--model", "m", "--prompt", "a", "--output", "rows.jsonl"},
+                "--output is for --input");
+  ExpectRefused({"generate", "--model", "m", "--prompt", "a", "--top-p", "0.5"},
+                "--top-p: is for sampling, and --temperature is 0");
+  ExpectRefused({"eval", "--model", "m", "--data", "rows.jsonl", "--option", "factors=[2,9]"},
+                "--option is for --task");
+  ExpectRefused({"eval", "--model", "m", "--data", "rows.jsonl", "--held-out", "8"},
+                "--held-out is for --task");
+}
+
+}  // namespace
+}  // namespace tidepool::workers
