@@ -21,6 +21,7 @@
 namespace tidepool {
 
 // How an attempt of a sample ended.
+// Nothing writes kWorkerLost: the sample goes on in another attempt.
 enum class EndStatus : uint8_t { kOk = 0, kTruncated = 1, kCancelled = 2, kWorkerLost = 3, kError = 4 };
 // What came of grading a sample. 0 is a reward only when a grader returned it.
 enum class GradeOutcome : uint8_t { kOk = 0, kData = 1, kInfra = 2 };

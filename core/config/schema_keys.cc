@@ -237,7 +237,8 @@ std::vector<Key> SystemKeys() {
       TP_KEY(cluster.start_timeout_s, "for a worker to start", Between(0.1, 86400), Unit{"s"}),
       TP_KEY(cluster.stall_timeout_s, "without progress anywhere while work remains", Between(0.1, 86400),
              Unit{"s"}),
-      TP_KEY(cluster.weight_transport, "how weights reach rollout workers; split only"),
+      TP_KEY(cluster.weight_transport,
+             "how weights reach other slots; one slot alone hands them over in place"),
       TP_KEY(cluster.pace,
              "file of configs/pace: engine and training steps of a CPU slot take the time of the model and "
              "hardware named there; empty: their own",
@@ -264,9 +265,11 @@ std::vector<Key> SystemKeys() {
       TP_KEY(observe.samples_per_step, "in samples/step_N.jsonl; 0: none, -1: all", Between(-1, kMany),
              Unit{"rows"}),
       TP_KEY(observe.log_level, "of the files in logs/"),
-      TP_KEY(security.max_control_bytes,
-             "largest frame that either end takes; messages that are larger are cut",
-             Between(512 << 10, 64 << 20), Unit{"bytes"}),
+      TP_KEY(
+          security.max_control_bytes,
+          "largest frame that the controller sends or takes (a worker takes any of up to 64 MiB); messages "
+          "that are larger are cut",
+          Between(512 << 10, 64 << 20), Unit{"bytes"}),
       TP_KEY(security.max_frame_bytes, "largest frame of a batch's rows", Between(4096, 16 << 20),
              Unit{"bytes"}),
   };

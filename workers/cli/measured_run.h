@@ -12,7 +12,7 @@
 namespace tidepool::workers {
 
 struct MeasuredRun {
-  std::map<SampleId, int64_t> lengths;  // response tokens by sample (issue 0)
+  std::map<SampleId, int64_t> lengths;  // response tokens by sample, of the first issue of each prompt
   std::map<WorkerId, double> join_s;    // of the first life of each worker
   double prompt_tokens = 0;             // mean
   double reward_s = 0;                  // median, end of a sample to its grade

@@ -47,7 +47,7 @@ struct MemoryPlan {
   model::ModelSpec model;       // of a language model
   int64_t kv_cache_tokens = 0;  // capacity of one rollout worker
   std::vector<ProcessMemory> processes;
-  int64_t shared_memory_bytes = 0;      // /dev/shm: published weights (split), recovery copies
+  int64_t shared_memory_bytes = 0;      // /dev/shm: published weights (2 or more slots), recovery copies
   int64_t checkpoint_bytes = 0;         // one on disk; checkpoint.keep of them and one being written
   [[nodiscard]] int64_t total() const;  // all processes and /dev/shm
 };

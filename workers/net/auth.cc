@@ -30,9 +30,8 @@ Status WriteSecretFile(const std::string& path, const std::string& text) {
 }  // namespace
 
 JobTokens::JobTokens(std::string secret) : secret_(std::move(secret)) {
-  for (size_t i = 0; i < tokens_.size(); ++i) {
-    tokens_[i] = HmacSha256Hex(secret_, std::string("tidepool role ") + Name(static_cast<CallerRole>(i)));
-  }
+  for (const CallerRole role : AllOf<CallerRole>())
+    tokens_[static_cast<size_t>(role)] = HmacSha256Hex(secret_, std::string("tidepool role ") + Name(role));
 }
 
 StatusOr<JobTokens> JobTokens::Random() {
@@ -59,10 +58,8 @@ StatusOr<JobTokens> JobTokens::OpenOrCreate(const std::string& dir) {
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
   std::filesystem::permissions(dir, std::filesystem::perms::owner_all, error);
   TP_ASSIGN_OR_RETURN(JobTokens tokens, Random());
-  for (const CallerRole role :
-       {CallerRole::kDevice, CallerRole::kReward, CallerRole::kOperator, CallerRole::kEnvironment}) {
+  for (const CallerRole role : AllOf<CallerRole>())
     TP_RETURN_IF_ERROR(WriteSecretFile(dir + "/" + Name(role) + ".token", tokens.Token(role) + "\n"));
-  }
   TP_RETURN_IF_ERROR(WriteSecretFile(path, tokens.secret_ + "\n"));
   return tokens;
 }

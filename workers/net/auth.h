@@ -14,10 +14,8 @@
 
 namespace tidepool::workers {
 
-enum class CallerRole { kDevice = 0, kReward = 1, kOperator = 2, kEnvironment = 3 };
-constexpr auto WordsOf(CallerRole) {
-  return std::to_array<const char*>({"device", "reward", "operator", "environment"});
-}
+enum class CallerRole { kDevice, kReward, kEnvironment };
+constexpr auto WordsOf(CallerRole) { return std::to_array<const char*>({"device", "reward", "environment"}); }
 
 class JobTokens {
  public:
@@ -33,7 +31,7 @@ class JobTokens {
  private:
   explicit JobTokens(std::string secret);
   std::string secret_;
-  std::array<std::string, 4> tokens_;
+  std::array<std::string, kWords<CallerRole>.size()> tokens_;
 };
 
 // Reads a token file; refuses one that others can read.

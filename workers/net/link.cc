@@ -22,6 +22,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Stream = grpc::ClientReaderWriter<v1::Frame, v1::Frame>;
 
+// The most that security.max_control_bytes may be; its value binds the controller, which refuses what is
+// larger.
+constexpr int kMostFrameBytes = 64 << 20;
+
 std::string AddressIn(const std::string& control_file, const std::string& fallback) {
   std::ifstream in(control_file);
   if (!in) return fallback;
@@ -60,8 +64,8 @@ struct Link::Impl {
 
   StatusOr<Call> Open(const std::string& address, std::chrono::system_clock::time_point deadline) {
     grpc::ChannelArguments args;
-    args.SetMaxReceiveMessageSize(static_cast<int>(options.max_control_bytes));
-    args.SetMaxSendMessageSize(static_cast<int>(options.max_control_bytes));
+    args.SetMaxReceiveMessageSize(kMostFrameBytes);
+    args.SetMaxSendMessageSize(kMostFrameBytes);
     args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
                 0);  // workers and controller speak to each other, never through a proxy
     // Else gRPC would give this channel the connection of the last one, which may be dead without knowing it.

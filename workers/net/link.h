@@ -31,8 +31,6 @@ struct LinkOptions {
   std::string control_file;  // RUN/control.json, for a new address after a restart; may be empty
   up::Hello hello;           // run_id, place, kind, ...
   double connect_timeout_s = 30;
-  // The most that security.max_control_bytes allows. Its value comes with Welcome, over this connection.
-  int64_t max_control_bytes = 64 << 20;
 };
 
 class Link {

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <set>
 
 namespace tidepool::workers {
 namespace {
@@ -33,6 +34,10 @@ TEST(JobTokensTest, ARestartReadsTheSameSecretAndFilesAreForTheOwnerAlone) {
   ASSERT_EQ(stat((dir + "/device.token").c_str(), &st), 0);
   EXPECT_EQ(st.st_mode & 0777, 0600u);
   EXPECT_EQ(*ReadTokenFile(dir + "/device.token"), first.Token(CallerRole::kDevice));
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(dir))
+    files.insert(entry.path().filename().string());
+  EXPECT_EQ(files, (std::set<std::string>{"device.token", "environment.token", "reward.token", "secret"}));
 }
 
 TEST(JobTokensTest, ATokenFileThatOthersCanReadIsRefused) {

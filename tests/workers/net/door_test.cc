@@ -33,7 +33,7 @@ TEST_F(DoorTest, LetsInWhoSaysHelloToThisRunWithTheTokenOfItsKind) {
     return Door::Greeting("run", role, first).status().code();
   };
   EXPECT_EQ(code(CallerRole::kReward, Hello(WorkerKind::kDevice)), StatusCode::kPermissionDenied);
-  EXPECT_EQ(code(CallerRole::kOperator, Hello(WorkerKind::kDevice)), StatusCode::kPermissionDenied);
+  EXPECT_EQ(code(CallerRole::kEnvironment, Hello(WorkerKind::kDevice)), StatusCode::kPermissionDenied);
   EXPECT_EQ(code(CallerRole::kDevice, Hello(WorkerKind::kDevice, "other")), StatusCode::kFailedPrecondition);
   EXPECT_EQ(code(CallerRole::kDevice, Framed({{1, 0, up::FinalSaved{}}})), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(CallerRole::kDevice, Framed({{0, 0, up::Hello{.run_id = "run"}}, {1, 0, up::FinalSaved{}}})),

@@ -109,7 +109,7 @@ TEST_F(RpcSecurityTest, EveryMethodRefusesEveryCallerWithoutTheRight) {
     EXPECT_EQ(Call(method, "short"), grpc::StatusCode::UNAUTHENTICATED) << "short token";
     EXPECT_EQ(Call(method, other_.Token(CallerRole::kDevice)), grpc::StatusCode::UNAUTHENTICATED)
         << "token of another job";
-    for (const CallerRole role : {CallerRole::kReward, CallerRole::kOperator}) {
+    for (const CallerRole role : {CallerRole::kReward, CallerRole::kEnvironment}) {
       const grpc::StatusCode code = Call(method, tokens_.Token(role));
       EXPECT_TRUE(code == grpc::StatusCode::PERMISSION_DENIED || code == grpc::StatusCode::UNAUTHENTICATED)
           << "wrong role " << Name(role);
