@@ -1,11 +1,8 @@
 # Compiler cache, linker and sanitizers.
 find_program(CCACHE ccache)
 if(CCACHE)
-  # time_macros and pch_defines: without them ccache never hits a file that uses a precompiled header.
-  # BASEDIR and NOHASHDIR: a second clone, in another folder, finds what the first one compiled.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${CCACHE})
+  # A second clone, in another folder, finds what the first one compiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_SOURCE_DIR}/cmake/compiler_cache ${CMAKE_SOURCE_DIR})
 endif()
 find_program(MOLD mold)
 if(MOLD)
