@@ -6,6 +6,7 @@
 
 #include "core/base/real_file_system.h"
 #include "core/storage/journal.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::observe {
 namespace {
@@ -172,10 +173,11 @@ PoolHistory PoolHistoryOf(const std::vector<JournalEntry>& journal) {
 StatusOr<PoolHistory> ReadPoolHistory(const std::string& run_dir) {
   RealFileSystem fs;
   Reader reader;
-  const auto scanned = storage::ScanJournal(fs, run_dir + "/journal", "", Lsn{0}, [&](JournalEntry&& e) {
-    reader.Take(e);
-    return OkStatus();
-  });
+  const auto scanned =
+      storage::ScanJournal(fs, storage::RunPaths(run_dir).journal(), "", Lsn{0}, [&](JournalEntry&& e) {
+        reader.Take(e);
+        return OkStatus();
+      });
   if (!scanned.ok()) return scanned.status();
   return reader.Finish();
 }

@@ -9,6 +9,7 @@
 #include "core/base/utf8.h"
 #include "core/observe/append_file.h"
 #include "core/observe/report_page.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::observe {
 namespace {
@@ -243,7 +244,7 @@ std::string ReportHtml(const RunData& run) {
 
 Status WriteReport(const std::string& run_dir) {
   TP_ASSIGN_OR_RETURN(const RunData run, ReadRun(run_dir));
-  return ReplaceFile(run_dir + "/report.html", ReportHtml(run));  // samples are in it
+  return ReplaceFile(storage::RunPaths(run_dir).report(), ReportHtml(run));  // samples are in it
 }
 
 }  // namespace tidepool::observe

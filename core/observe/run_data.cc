@@ -7,6 +7,7 @@
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::observe {
 namespace {
@@ -112,26 +113,27 @@ StatusOr<RunData> ReadRun(const std::string& run_dir) {
   if (run.folder.empty() || run.folder == ".") run.folder = fs::canonical(run_dir, error).filename().string();
   bool any = false;
   constexpr int64_t kMaxText = 4 << 20;
-  if (auto text = RealFileSystem().ReadFile(run_dir + "/config.yaml", kMaxText); text.ok()) {
+  if (auto text = RealFileSystem().ReadFile(storage::RunPaths(run_dir).config(), kMaxText); text.ok()) {
     run.config_yaml = std::move(text).value();
     for (const char* key : {"name", "job", "seed"}) run.facts[key] = TopLevel(run.config_yaml, key);
     any = true;
   }
-  if (auto metrics = ReadMetrics(run_dir + "/metrics.jsonl"); metrics.ok()) {
+  if (auto metrics = ReadMetrics(storage::RunPaths(run_dir).metrics()); metrics.ok()) {
     run.metrics = std::move(metrics).value();
     any = true;
   } else if (metrics.status().code() != StatusCode::kNotFound) {
     run.problems.push_back(metrics.status().message());
     any = true;
   }
-  if (const auto text = RealFileSystem().ReadFile(run_dir + "/summary.json", kMaxText); text.ok()) {
+  if (const auto text = RealFileSystem().ReadFile(storage::RunPaths(run_dir).summary(), kMaxText);
+      text.ok()) {
     ReadSummary(*text, run);
     any = true;
   }
   if (!any)
     return NotFound(run_dir +
                     ": holds no config.yaml, metrics.jsonl or summary.json; expected a run directory");
-  run.trace = ReadTraces(run_dir + "/trace");
+  run.trace = ReadTraces(storage::RunPaths(run_dir).trace());
   run.problems.insert(run.problems.end(), run.trace.problems.begin(), run.trace.problems.end());
   if (auto pool = ReadPoolHistory(run_dir); pool.ok()) {
     run.pool = std::move(*pool);

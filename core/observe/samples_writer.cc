@@ -9,6 +9,7 @@
 #include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
 #include "core/observe/json_lines.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::observe {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 std::string PathOf(const std::string& run_dir, int64_t step) {
-  return run_dir + "/samples/step_" + std::to_string(step) + ".jsonl";
+  return storage::RunPaths(run_dir).samples() + "/step_" + std::to_string(step) + ".jsonl";
 }
 
 // Of its text; false: it is none, and `tid` is anything.
@@ -70,8 +71,8 @@ StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t
 std::vector<int64_t> SampleSteps(const std::string& run_dir) {
   std::vector<int64_t> steps;
   std::error_code error;
-  for (std::filesystem::directory_iterator it(run_dir + "/samples", error), end; !error && it != end;
-       it.increment(error)) {
+  for (std::filesystem::directory_iterator it(storage::RunPaths(run_dir).samples(), error), end;
+       !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (!name.starts_with("step_") || !name.ends_with(".jsonl")) continue;
     int64_t step = 0;

@@ -13,7 +13,7 @@
 
 namespace tidepool::storage {
 
-// Paths inside a run folder (docs/run_directory.md).
+// Paths inside a run folder (docs/run_directory.md): where they are made, they are made with these.
 struct RunPaths {
   explicit RunPaths(std::string run_dir) : dir(std::move(run_dir)) {}
   std::string dir;
@@ -25,6 +25,12 @@ struct RunPaths {
   [[nodiscard]] std::string samples() const { return JoinPath(dir, "samples"); }
   [[nodiscard]] std::string logs() const { return JoinPath(dir, "logs"); }
   [[nodiscard]] std::string trace() const { return JoinPath(dir, "trace"); }
+  [[nodiscard]] std::string security() const { return JoinPath(dir, "security"); }
+  [[nodiscard]] std::string comm() const { return JoinPath(dir, "comm"); }
+  [[nodiscard]] std::string control() const { return JoinPath(dir, "control.json"); }
+  [[nodiscard]] std::string status() const { return JoinPath(dir, "status.json"); }
+  [[nodiscard]] std::string model() const { return JoinPath(dir, "model"); }
+  [[nodiscard]] std::string final_model() const { return JoinPath(dir, "final"); }
   [[nodiscard]] std::string checkpoints() const { return JoinPath(dir, "checkpoints"); }
   [[nodiscard]] std::string offload() const { return JoinPath(dir, "offload"); }
   [[nodiscard]] std::string report() const { return JoinPath(dir, "report.html"); }

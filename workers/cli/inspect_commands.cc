@@ -345,12 +345,13 @@ void Samples(CommandContext& context, const InspectOptions& options) {
   if (!dir.ok()) return Fail(context, dir.status());
   const std::vector<int64_t> steps = observe::SampleSteps(*dir);
   if (steps.empty()) {
-    return Fail(context, NotFound(*dir + "/samples: no samples yet; they are written once a step is leased, "
-                                         "for jobs of kind rl with observe.samples_per_step > 0"));
+    return Fail(context, NotFound(storage::RunPaths(*dir).samples() +
+                                  ": no samples yet; they are written once a step is leased, "
+                                  "for jobs of kind rl with observe.samples_per_step > 0"));
   }
   const int64_t step = options.step >= 0 ? options.step : steps.back();
   if (!std::binary_search(steps.begin(), steps.end(), step)) {
-    return Fail(context, NotFound(*dir + "/samples: step " + std::to_string(step) +
+    return Fail(context, NotFound(storage::RunPaths(*dir).samples() + ": step " + std::to_string(step) +
                                   " has no samples; there are steps " + std::to_string(steps.front()) +
                                   " to " + std::to_string(steps.back())));
   }

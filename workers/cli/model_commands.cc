@@ -16,6 +16,7 @@
 #include "core/model/gguf_import.h"
 #include "core/model/hugging_face.h"
 #include "core/storage/checkpoint.h"
+#include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
 #include "core/tasks/reward.h"
 #include "core/tasks/task.h"
@@ -410,14 +411,14 @@ Status Export(const std::string& what, const std::string& out) {
   const bool with_step = colon != std::string::npos && colon + 1 < what.size() &&
                          what.find_first_not_of("0123456789", colon + 1) == std::string::npos;
   const std::string run = with_step ? what.substr(0, colon) : what;
-  std::string from = run + "/final";
+  std::string from = storage::RunPaths(run).final_model();
   RealFileSystem real;
   TP_ASSIGN_OR_RETURN(const FileInfo folder, real.Stat(run));
   if (!folder.is_directory) return NotFound(run + ": no such run directory");
   TP_ASSIGN_OR_RETURN(const FileInfo final, real.Stat(from));
   if (with_step || !final.is_directory) {
     TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps,
-                        storage::ListCheckpoints(real, run + "/checkpoints"));
+                        storage::ListCheckpoints(real, storage::RunPaths(run).checkpoints()));
     if (steps.empty()) return NotFound(run + ": has neither a final model nor a checkpoint yet");
     const StepNumber step = with_step ? StepNumber{std::stoll(what.substr(colon + 1))} : steps.back();
     if (std::find(steps.begin(), steps.end(), step) == steps.end()) {
@@ -426,7 +427,7 @@ Status Export(const std::string& what, const std::string& out) {
       return NotFound(run + ": has no checkpoint of step " + std::to_string(step.value) + "; there are" +
                       have);
     }
-    const std::string dir = run + "/checkpoints/" + storage::CheckpointName(step);
+    const std::string dir = storage::RunPaths(run).checkpoints() + "/" + storage::CheckpointName(step);
     TP_RETURN_IF_ERROR(storage::VerifyCheckpoint(real, dir, std::nullopt).status());
     from = dir + "/model";
   }

@@ -33,7 +33,10 @@ bool HoldsSegments(const fs::path& dir) {
   return false;
 }
 
-bool HoldsRun(const fs::path& dir) { return Exists(dir / "config.yaml") || IsFolder(dir / "journal"); }
+bool HoldsRun(const fs::path& dir) {
+  const storage::RunPaths paths(dir.string());
+  return Exists(paths.config()) || IsFolder(paths.journal());
+}
 
 // When the run was started, so that later ones sort behind: the time in its name with the count of
 // runs of one second, else the folder's time.
@@ -43,7 +46,7 @@ std::pair<std::string, int64_t> Age(const fs::path& dir) {
   const std::string name = dir.filename().string();
   if (std::regex_search(name, match, stamp)) return {match[1], match[2].matched ? std::stoll(match[2]) : 1};
   std::error_code error;
-  auto time = fs::last_write_time(dir / "config.yaml", error);
+  auto time = fs::last_write_time(storage::RunPaths(dir.string()).config(), error);
   if (error) time = fs::last_write_time(dir, error);
   if (error) return {"", 0};
   const auto system = std::chrono::file_clock::to_sys(time);
@@ -66,9 +69,9 @@ std::vector<fs::path> Runs(const std::string& root) {
 }
 
 StatusOr<RunPlace> PlaceOf(const std::string& dir) {
-  if (HoldsRun(dir)) return RunPlace{dir, (fs::path(dir) / "journal").string()};
+  if (HoldsRun(dir)) return RunPlace{dir, storage::RunPaths(dir).journal()};
   if (HoldsSegments(dir)) return RunPlace{"", dir};
-  if (Exists(fs::path(dir) / "lock")) {
+  if (Exists(storage::RunPaths(dir).lock())) {
     return InvalidArgument(dir +
                            ": its run was ended before it began (there is no config.yaml); start it with "
                            "`tidepool train CONFIG --run-dir " +

@@ -151,26 +151,26 @@ void DescribeSummary(const Json& json, std::ostringstream& out) {
 }  // namespace
 
 std::string ResumeHint(const std::string& dir) {
-  return "tidepool train " + dir + "/config.yaml --resume --run-dir " + dir;
+  return "tidepool train " + storage::RunPaths(dir).config() + " --resume --run-dir " + dir;
 }
 
 StatusOr<Json> RunStatus(const std::string& run_dir) {
-  const fs::path dir(run_dir);
+  const storage::RunPaths paths(run_dir);
   RealFileSystem real;
   Json s;
   s["run"] = run_dir;
   s["state"] = "new";
   std::optional<JobConfig> config;
-  if (auto loaded = config::LoadConfig((dir / "config.yaml").string()); loaded.ok()) config = loaded->config;
+  if (auto loaded = config::LoadConfig(paths.config()); loaded.ok()) config = loaded->config;
   // A config of another version of the program is no reason not to tell the rest.
   if (config) {
     s["name"] = config->name;
     s["job"] = Name(config->kind());
   }
-  const auto control = ReadObject(dir / "control.json");
-  auto live = ReadObject(dir / "status.json");
-  const auto summary = ReadObject(dir / "summary.json");
-  if (live) (*live)["age_s"] = std::max(0.0, AgeSeconds(dir / "status.json"));
+  const auto control = ReadObject(paths.control());
+  auto live = ReadObject(paths.status());
+  const auto summary = ReadObject(paths.summary());
+  if (live) (*live)["age_s"] = std::max(0.0, AgeSeconds(paths.status()));
   observe::StatusFile shown;
   if (live) FromJson(*live, shown);
   int64_t pid = shown.pid;
@@ -204,8 +204,8 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
     s["live"] = std::move(*live);
   }
   if (summary && (state == "finished" || state == "stopped" || state == "failed")) s["summary"] = *summary;
-  if (real.Exists((dir / "warm_start" / "config.yaml").string())) {
-    TP_ASSIGN_OR_RETURN(s["warm_start"], RunStatus((dir / "warm_start").string()));
+  if (real.Exists(storage::RunPaths(paths.warm_start()).config())) {
+    TP_ASSIGN_OR_RETURN(s["warm_start"], RunStatus(paths.warm_start()));
     const std::string warm = s["warm_start"]["state"];
     if (state == "new" && warm == "running") s["state"] = "warm_start";
     if (state == "new" && (warm == "dead" || warm == "stopped" || warm == "failed")) s["state"] = warm;
@@ -229,7 +229,7 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   if (state == "new") line = "nothing has happened yet";
   if (state == "dead") line = "dead: its controller is gone and did not say why" + go_on;
   if (state == "stopped") line = "stopped before its last step" + go_on;
-  if (state == "failed") line = "failed; see why below and " + dir + "/logs/" + go_on;
+  if (state == "failed") line = "failed; see why below and " + storage::RunPaths(dir).logs() + "/" + go_on;
   row("state", line);
   if (status.contains("live")) DescribeLive(status, out);
   if (status.contains("summary")) DescribeSummary(status["summary"], out);

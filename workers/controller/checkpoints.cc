@@ -4,6 +4,7 @@
 
 #include "core/storage/payload.h"
 #include "core/storage/publish_folder.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
 
@@ -15,7 +16,7 @@ Checkpoints::Checkpoints(std::shared_ptr<FileSystem> fs, Owner owner, Ends ends)
     : fs_(std::move(fs)),
       owner_(std::move(owner)),
       ends_(std::move(ends)),
-      dir_(owner_.run_dir + "/checkpoints") {}
+      dir_(storage::RunPaths(owner_.run_dir).checkpoints()) {}
 
 Status Checkpoints::Open() {
   TP_RETURN_IF_ERROR(fs_->MakeDirectories(dir_));
@@ -113,7 +114,7 @@ void Checkpoints::Delete(const cmd::DeleteCheckpoint& c) {
 void Checkpoints::PrunePayload() {
   OnDisk(
       "removal of old files of payload/",
-      [fs = fs_, dir = owner_.run_dir + "/payload", needed = ends_.oldest_payload_file()] {
+      [fs = fs_, dir = storage::RunPaths(owner_.run_dir).payload(), needed = ends_.oldest_payload_file()] {
         return storage::DeletePayloadFilesBelow(*fs, dir, needed).status();
       },
       [this](const Status& deleted) {
@@ -122,7 +123,7 @@ void Checkpoints::PrunePayload() {
 }
 
 std::string Checkpoints::FinalTmp(const WorkerRef& trainer) const {
-  return owner_.run_dir + "/final.tmp-" + std::to_string(owner_.ctl_epoch) + "-" +
+  return storage::RunPaths(owner_.run_dir).final_model() + ".tmp-" + std::to_string(owner_.ctl_epoch) + "-" +
          std::to_string(trainer.inc.value);
 }
 
@@ -146,7 +147,7 @@ void Checkpoints::PublishFinal(const WorkerRef& trainer, const up::FinalSaved& s
   if (!saved.error.empty()) return ends_.feed(ev::FinalSaved{saved.error});
   OnDisk(
       "sync of final/",
-      [fs = fs_, tmp = FinalTmp(trainer), dir = owner_.run_dir + "/final"] {
+      [fs = fs_, tmp = FinalTmp(trainer), dir = storage::RunPaths(owner_.run_dir).final_model()] {
         return storage::PublishFolder(*fs, tmp, dir);
       },
       [this](const Status& published) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/observe/log.h"
+#include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
 
@@ -21,7 +22,8 @@ void ControllerProcess::Do(const cmd::StartWorker& c) {
 void ControllerProcess::StartDueWorkers() {
   for (const int64_t place : places_->TakeDue(Now())) {
     const Status started =
-        launcher_.Start(place, WorkerCommand(place), request_.run_dir + "/logs/" + PlaceName(place) + ".log");
+        launcher_.Start(place, WorkerCommand(place),
+                        storage::RunPaths(request_.run_dir).logs() + "/" + PlaceName(place) + ".log");
     if (!started.ok()) Feed(ev::WorkerStartFailed{{place}, started.message()});
   }
 }
@@ -35,10 +37,11 @@ std::vector<std::string> ControllerProcess::WorkerCommand(int64_t place) const {
     argv = {request_.self_path, SideName() + "-worker"};
     if (fragments_ != nullptr) argv.push_back("--vector");
   }
-  const std::string security = request_.run_dir + "/security/" + (device ? "device" : SideName()) + ".token";
-  for (const std::string& word :
-       {"--connect=" + hub_->address(), "--token-file=" + security, "--run-id=" + request_.run_id,
-        "--place=" + std::to_string(place), "--control-file=" + request_.run_dir + "/control.json"}) {
+  const std::string security =
+      storage::RunPaths(request_.run_dir).security() + "/" + (device ? "device" : SideName()) + ".token";
+  for (const std::string& word : {"--connect=" + hub_->address(), "--token-file=" + security,
+                                  "--run-id=" + request_.run_id, "--place=" + std::to_string(place),
+                                  "--control-file=" + storage::RunPaths(request_.run_dir).control()}) {
     argv.push_back(word);
   }
   return argv;
@@ -71,7 +74,8 @@ std::string ControllerProcess::PlaceName(int64_t place) const {
 void ControllerProcess::CheckChildren() {
   for (const Ended& ended : launcher_.Reap()) {
     metrics_->OnEnded(ended.place, ended.peak_bytes);
-    places_->Ended(ended.place, ended.pid, ended.why, "; see " + request_.run_dir + "/logs/");
+    places_->Ended(ended.place, ended.pid, ended.why,
+                   "; see " + storage::RunPaths(request_.run_dir).logs() + "/");
   }
 }
 

@@ -65,17 +65,17 @@ class Job {
     }
     std::string model_dir = config.model.path;
     if (config.model.init) {
-      model_dir = outcome_.run_dir + "/model";
+      model_dir = storage::RunPaths(outcome_.run_dir).model();
       if (!config.model.init->warm_start.empty()) {
         TP_ASSIGN_OR_RETURN(const bool goes_on, WarmStart());
         if (!goes_on) return outcome_;
-        model_dir = outcome_.run_dir + "/warm_start/final";
+        model_dir = storage::RunPaths(storage::RunPaths(outcome_.run_dir).warm_start()).final_model();
       } else {
         TP_RETURN_IF_ERROR(WriteInitFolder(*config.model.init, config.model.dtype, model_dir));
       }
     }
     if (config.model.is_policy()) {
-      model_dir = outcome_.run_dir + "/model";
+      model_dir = storage::RunPaths(outcome_.run_dir).model();
       TP_RETURN_IF_ERROR(fs_.MakeDirectories(model_dir));
       TP_ASSIGN_OR_RETURN(const policy::PolicySpec spec, policy::SpecOfJob(config));
       TP_RETURN_IF_ERROR(policy::WritePolicySpec(spec, model_dir));
@@ -159,15 +159,16 @@ class Job {
   Status Furnish(const std::string& dir, const config::LoadedConfig& loaded) {
     // First: with it a folder is that of a run, and without it nothing has begun.
     TP_RETURN_IF_ERROR(fs_.WriteFile(storage::RunPaths(dir).config(), config::ResolvedYaml(loaded)));
-    for (const char* sub : {"logs", "samples", "trace", "security"})
-      TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir + "/" + sub));
+    const storage::RunPaths paths(dir);
+    for (const std::string& folder : {paths.logs(), paths.samples(), paths.trace(), paths.security()})
+      TP_RETURN_IF_ERROR(fs_.MakeDirectories(folder));
     return OkStatus();
   }
 
   // The warm start is an sft job like any other, in RUN/warm_start, with this run's model and seed.
   StatusOr<bool> WarmStart() {
     const JobConfig& main = request_.loaded.config;
-    const std::string dir = outcome_.run_dir + "/warm_start";
+    const std::string dir = storage::RunPaths(outcome_.run_dir).warm_start();
     TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
     if (warm.config.kind() != JobKind::kSft) {
       return InvalidArgument(main.model.init->warm_start +
@@ -182,8 +183,9 @@ class Job {
     TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, dir));
     if (state.Finished(warm.config.train.steps, warm.config.eval.stop_at_accuracy)) return true;
     TP_RETURN_IF_ERROR(Furnish(dir, warm));
-    TP_RETURN_IF_ERROR(WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, dir + "/model"));
-    TP_ASSIGN_OR_RETURN(outcome_.result, Start("warm start", warm, dir, dir + "/model"));
+    TP_RETURN_IF_ERROR(
+        WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, storage::RunPaths(dir).model()));
+    TP_ASSIGN_OR_RETURN(outcome_.result, Start("warm start", warm, dir, storage::RunPaths(dir).model()));
     const RunResult& result = outcome_.result;
     if (result.exit == 0 && !result.stopped) return true;
     outcome_.exit_code = result.exit;

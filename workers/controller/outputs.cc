@@ -11,6 +11,7 @@
 #include "core/base/process_memory.h"
 #include "core/observe/log.h"
 #include "core/observe/samples_writer.h"
+#include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
 
@@ -181,7 +182,7 @@ void ControllerProcess::Show() {
   // A picture of now: renamed into place so that a reader never sees half, but not worth a sync, and not
   // worth a queue where the disk is slow.
   if (files_.Busy()) return;
-  files_.Do("write of status.json", [path = request_.run_dir + "/status.json",
+  files_.Do("write of status.json", [path = storage::RunPaths(request_.run_dir).status(),
                                      text = JsonOf<nlohmann::json>(s).dump(1)](const DiskThread::Say&) {
     std::ofstream(path + ".tmp") << text << "\n";
     std::error_code error;
@@ -234,7 +235,7 @@ void ControllerProcess::WriteSummary() {
     }
   }
   files_.Do("write of summary.json",
-            [fs = fs_, path = request_.run_dir + "/summary.json",
+            [fs = fs_, path = storage::RunPaths(request_.run_dir).summary(),
              text = JsonOf<nlohmann::json>(s).dump(2) + "\n"](const DiskThread::Say&) {
               const Status written = fs->WriteFile(path, text);
               if (!written.ok())

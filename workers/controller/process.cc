@@ -29,7 +29,7 @@ StatusOr<RunResult> ControllerProcess::Run() {
 Status ControllerProcess::Open() {
   clock_.Start(Clock::now());
   observe::LogOptions log;
-  log.path = request_.run_dir + "/logs/controller.log";
+  log.path = storage::RunPaths(request_.run_dir).logs() + "/controller.log";
   log.role = "controller";
   log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
@@ -91,7 +91,8 @@ Status ControllerProcess::Open() {
     options.device_bytes_offload = needs.offload;
   }
   options_ = options;
-  if (options.fleet.slots > 1) TP_RETURN_IF_ERROR(fs_->MakeDirectories(request_.run_dir + "/comm"));
+  if (options.fleet.slots > 1)
+    TP_RETURN_IF_ERROR(fs_->MakeDirectories(storage::RunPaths(request_.run_dir).comm()));
   if (const RlJob* rl = config_.rl()) {
     const auto algorithm = algorithms::Resolve(rl->algorithm, config_.rollout.max_new_tokens);
     greedy_first_ = algorithm.ok() && algorithm->advantage->Uses(algorithms::Provision::kGreedy);
@@ -123,7 +124,8 @@ Status ControllerProcess::Open() {
   ends.ask = [this](const WorkerRef& worker, down::Resend what) { Send(worker, std::move(what)); };
   intake_ = std::make_unique<TokenIntake>(samples_, std::move(ends));
   turns_ = std::make_unique<Turns>(*rows_, samples_, [this](const char* metric) { metrics_->Count(metric); });
-  TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::OpenOrCreate(request_.run_dir + "/security"));
+  TP_ASSIGN_OR_RETURN(const JobTokens tokens,
+                      JobTokens::OpenOrCreate(storage::RunPaths(request_.run_dir).security()));
   shared_memory_ = SharedBlock::FolderOf(request_.run_dir, tokens.Token(CallerRole::kDevice));
   HubOptions hub;
   hub.bind = config_.cluster.bind;
@@ -156,9 +158,9 @@ Status ControllerProcess::Open() {
                                    .carry_out = [this](auto& decided) { CarryOut(decided); },
                                    .over = [this] { return finished_; }});
   // What an earlier life said of its end is not true any more.
-  TP_RETURN_IF_ERROR(fs_->RemoveTree(request_.run_dir + "/summary.json"));
+  TP_RETURN_IF_ERROR(fs_->RemoveTree(storage::RunPaths(request_.run_dir).summary()));
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
-  TP_RETURN_IF_ERROR(fs_->WriteFile(request_.run_dir + "/control.json", control.dump(2) + "\n"));
+  TP_RETURN_IF_ERROR(fs_->WriteFile(storage::RunPaths(request_.run_dir).control(), control.dump(2) + "\n"));
   return OkStatus();
 }
 
@@ -182,7 +184,7 @@ void ControllerProcess::Close() {
   }
   if (superseded_) return;  // what is left here is another controller's
   std::error_code error;    // a control file that is left behind misleads nobody: its pid is dead
-  std::filesystem::remove(request_.run_dir + "/control.json", error);
+  std::filesystem::remove(storage::RunPaths(request_.run_dir).control(), error);
   (void)fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload());  // else the next start does
   SharedBlock::RemoveAll(shared_memory_);
   WriteSummary();

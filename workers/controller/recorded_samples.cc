@@ -2,11 +2,13 @@
 
 #include <utility>
 
+#include "core/storage/run_directory.h"
+
 namespace tidepool::workers {
 
 RecordedSamples::RecordedSamples(std::shared_ptr<FileSystem> fs, const std::string& run_dir, Ends ends)
     : fs_(std::move(fs)),
-      reader_(std::make_shared<storage::PayloadReader>(*fs_, run_dir + "/payload")),
+      reader_(std::make_shared<storage::PayloadReader>(*fs_, storage::RunPaths(run_dir).payload())),
       ends_(std::move(ends)) {}
 
 void RecordedSamples::Read(const std::vector<SampleId>& tids, Then then) {

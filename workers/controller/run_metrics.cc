@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/thread_annotations.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
 namespace {
@@ -37,7 +38,7 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
                                                        DiskThread& files) {
   std::unique_ptr<RunMetrics> metrics(new RunMetrics(files));
   if (!config.cluster.pace.empty()) metrics->pace_scale_ = config.cluster.pace_scale;
-  const std::string path = run_dir + "/metrics.jsonl";
+  const std::string path = storage::RunPaths(run_dir).metrics();
   metrics->environment_ = config.environment() != nullptr;
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
     for (const auto& row : *earlier) {
@@ -50,8 +51,8 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   metrics->files_ = std::make_shared<Files>();
   TP_ASSIGN_OR_RETURN(metrics->files_->jsonl, observe::MetricsWriter::Create(path));
   if (config.observe.tensorboard) {
-    TP_ASSIGN_OR_RETURN(metrics->files_->board,
-                        observe::TensorBoardWriter::Create(run_dir + "/tb", UnixSeconds()));
+    TP_ASSIGN_OR_RETURN(metrics->files_->board, observe::TensorBoardWriter::Create(
+                                                    storage::RunPaths(run_dir).tensorboard(), UnixSeconds()));
   }
   return metrics;
 }

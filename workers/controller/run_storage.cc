@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/thread_annotations.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
 namespace {
@@ -165,10 +166,12 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
   state.fs = std::move(fs);
   state.options = options;
   state.done = std::move(done);
-  TP_ASSIGN_OR_RETURN(state.journal, storage::JournalWriter::Open(*state.fs, options.run_dir + "/journal",
-                                                                  options.run_id, {}, earlier));
-  TP_ASSIGN_OR_RETURN(state.payload,
-                      storage::PayloadWriter::Open(*state.fs, options.run_dir + "/payload", options.run_id));
+  TP_ASSIGN_OR_RETURN(state.journal,
+                      storage::JournalWriter::Open(*state.fs, storage::RunPaths(options.run_dir).journal(),
+                                                   options.run_id, {}, earlier));
+  TP_ASSIGN_OR_RETURN(
+      state.payload,
+      storage::PayloadWriter::Open(*state.fs, storage::RunPaths(options.run_dir).payload(), options.run_id));
   if (earlier != nullptr) {
     for (const JournalEntry& entry : earlier->entries) {
       if (const auto* enq = std::get_if<record::Enq>(&entry.record)) state.payload->After(enq->payload_file);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/storage/run_directory.h"
 #include "workers/controller/process_impl.h"
 
 namespace tidepool::workers {
@@ -26,7 +27,7 @@ void ControllerProcess::Do(const cmd::FetchState& c) {
 // The ranks meet by a file that all of them see; its name is never used again, also not by a later
 // controller.
 void ControllerProcess::Do(const cmd::FormGroup& c) {
-  const std::string dir = request_.run_dir + "/comm";
+  const std::string dir = storage::RunPaths(request_.run_dir).comm();
   Send(c.worker,
        down::FormGroup{
            c, dir + "/" + std::to_string(storage_->ctl_epoch()) + "-" + std::to_string(c.group_epoch),

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "core/observe/log.h"
+#include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
 
@@ -17,9 +18,10 @@ std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const down::Welcome& welco
   options.worker = welcome.place + 1;
   options.worker_name = kind + "-" + std::to_string(welcome.place);
   options.clock_offset = Duration(welcome.run_clock_ns) - TraceNow().since_start;
-  auto trace = observe::TraceWriter::Create(
-      welcome.run_dir + "/trace/" + options.worker_name + "-inc" + std::to_string(inc.value) + ".json.gz",
-      options);
+  auto trace =
+      observe::TraceWriter::Create(storage::RunPaths(welcome.run_dir).trace() + "/" + options.worker_name +
+                                       "-inc" + std::to_string(inc.value) + ".json.gz",
+                                   options);
   if (!trace.ok()) {
     observe::Log(observe::LogLevel::kWarn, "trace", {{"why", trace.status().message()}});
     return nullptr;
