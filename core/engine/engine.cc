@@ -87,7 +87,7 @@ Status Engine::Add(ChunkRequest request) {
                            std::to_string(spec.max_position) +
                            " positions; lower rollout.max_new_tokens or data.max_prompt_tokens");
   }
-  const int64_t need = im.placement.BlocksFor(known_tokens + new_tokens - 1);
+  const int64_t need = im.kv_blocks.BlocksFor(known_tokens + new_tokens - 1);
   if (need > im.blocks) {
     return ResourceExhausted(who + " needs " + std::to_string(need) + " KV blocks of " +
                              std::to_string(im.options.block_tokens) + " tokens (" +
@@ -127,7 +127,7 @@ void Engine::Impl::BackToWaiting(const std::vector<bool>& which) {
   std::vector<Owned> back;
   for (size_t i = 0; i < running.size(); ++i) {
     if (which[i]) {
-      placement.Release(*running[i], /*keep=*/false);
+      kv_blocks.Release(*running[i], /*keep=*/false);
       back.push_back(std::move(running[i]));
     } else {
       stay.push_back(std::move(running[i]));
@@ -139,7 +139,7 @@ void Engine::Impl::BackToWaiting(const std::vector<bool>& which) {
 
 void Engine::Impl::Unplace() {
   BackToWaiting(std::vector<bool>(running.size(), true));
-  placement.Clear();
+  kv_blocks.Clear();
 }
 
 bool Engine::Cancel(const SampleId& tid, int32_t attempt) {
@@ -153,19 +153,19 @@ bool Engine::Cancel(const SampleId& tid, int32_t attempt) {
     TP_CHECK(at != im.running.end()) << ToString(tid);
     const Impl::Owned gone = std::move(*at);
     im.running.erase(at);
-    im.placement.Release(*gone, /*keep=*/false);
+    im.kv_blocks.Release(*gone, /*keep=*/false);
     std::vector<bool> orphans;
     for (const Impl::Owned& s : im.running) orphans.push_back(s->leader == gone.get());
     im.BackToWaiting(orphans);
   }
-  im.placement.Forget(tid);
+  im.kv_blocks.Forget(tid);
   return true;
 }
 
 bool Engine::HasWork() const {
   return impl_->arena.allocated() && !(impl_->running.empty() && impl_->waiting.empty());
 }
-void Engine::ForgetGroup(GroupId gid) { impl_->placement.ForgetGroup(gid); }
+void Engine::ForgetGroup(GroupId gid) { impl_->kv_blocks.ForgetGroup(gid); }
 
 std::vector<Delta> Engine::Drain() {
   Impl& im = *impl_;
@@ -175,7 +175,7 @@ std::vector<Delta> Engine::Drain() {
     deltas.back().finish = FinishReason::kCancelled;
   };
   for (const Impl::Owned& s : im.running) {
-    im.placement.Release(*s, /*keep=*/true);
+    im.kv_blocks.Release(*s, /*keep=*/true);
     end(*s);
   }
   for (const Impl::Owned& s : im.waiting) end(*s);
@@ -193,7 +193,7 @@ void Engine::SetVersion(Version version, KvOnUpdate kv) {
     for (const Impl::Owned& s : impl_->running)
       again.push_back(s->leader != nullptr || s->computed < s->prompt_tokens);
     impl_->BackToWaiting(again);
-    impl_->placement.TurnStale(impl_->Running());
+    impl_->kv_blocks.TurnStale(impl_->Running());
   } else {
     impl_->Unplace();
   }

@@ -15,7 +15,7 @@
 
 #include "core/engine/engine.h"
 #include "core/engine/kv_arena.h"
-#include "core/engine/placement.h"
+#include "core/engine/kv_blocks.h"
 #include "core/engine/row_batch.h"
 #include "core/engine/sampler.h"
 #include "core/model/decoder.h"
@@ -46,7 +46,7 @@ struct Engine::Impl {
         blocks(options.kv_cache_tokens / options.block_tokens),
         routing_bytes(options.record_routing ? model::RoutingBytes(weights_in.spec()) : 0),
         arena(weights_in.spec(), weights_in.dtype(), blocks * options.block_tokens, routing_bytes),
-        placement(blocks, options.block_tokens,
+        kv_blocks(blocks, options.block_tokens,
                   [this](int64_t from, int64_t to, int64_t count) { arena.Copy(from, to, count); }) {}
 
   using Owned = std::unique_ptr<Sequence>;
@@ -82,7 +82,7 @@ struct Engine::Impl {
   const int64_t blocks;
   const int64_t routing_bytes;  // of a row; 0: not recorded
   KvArena arena;                // the note of a slot is its row's routing
-  Placement placement;
+  KvBlocks kv_blocks;
   std::vector<Owned> running;  // in order of admission
   std::deque<Owned> waiting;
   std::set<std::pair<SampleId, int32_t>> known;  // (tid, attempt) of all of them

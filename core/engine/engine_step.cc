@@ -34,7 +34,7 @@ double SecondsSince(SteadyClock::time_point start) {
 void Engine::Impl::Admit(EngineStats& stats) {
   while (!waiting.empty() && static_cast<int64_t>(running.size()) < options.max_running) {
     Sequence& s = *waiting.front();
-    if (!placement.Place(s, Running())) return;
+    if (!kv_blocks.Place(s, Running())) return;
     stats.prompt_tokens += s.size();
     stats.prefix_hit_tokens += s.computed;  // a follower's are counted when it attaches
     running.push_back(std::move(waiting.front()));
@@ -48,7 +48,7 @@ void Engine::Impl::Compute(EngineStats& stats) {
   const std::vector<Sequence*> chosen = AssignRows(all, options.max_batched_tokens);
   batch.Clear();
   for (Sequence* s : chosen) {
-    placement.Cover(*s, s->computed + s->rows);
+    kv_blocks.Cover(*s, s->computed + s->rows);
     batch.Add(*s, options.block_tokens);
     (s->rows == 1 ? stats.decode_tokens : stats.prefill_tokens) += s->rows;
   }
@@ -74,11 +74,11 @@ void Engine::Impl::Compute(EngineStats& stats) {
     const auto state =
         s->prompt_row < 0 ? std::span<const std::byte>()
                           : std::span(states + s->prompt_row * state_bytes, static_cast<size_t>(state_bytes));
-    placement.Publish(*s, before, state);
+    kv_blocks.Publish(*s, before, state);
     if (s->missing() == 0) s->sample_row = s->first_row + s->rows - 1;
   }
   AttachFollowers(stats);
-  for (Sequence* s : chosen) placement.SettleTail(*s);
+  for (Sequence* s : chosen) kv_blocks.SettleTail(*s);
 }
 
 void Engine::Impl::NoteRouting(const model::RaggedBatch& rows) {
@@ -114,7 +114,7 @@ void Engine::Impl::AttachFollowers(EngineStats& stats) {
     Sequence* s = all[i];
     if (s->leader == nullptr || s->leader->computed < s->follow_tokens) continue;
     const int64_t row = s->leader->prompt_row;
-    if (!placement.Attach(*s, all)) {
+    if (!kv_blocks.Attach(*s, all)) {
       homeless[i] = any = true;  // shares less than it was promised for: asks again as a new one
       continue;
     }
@@ -248,7 +248,7 @@ StepOutput Engine::Step() {
   std::string error;
   std::vector<Pick> picks;
   if (im.arena.allocated()) {
-    im.placement.Tick();
+    im.kv_blocks.Tick();
     im.Admit(out.stats);
     try {
       im.Compute(out.stats);
@@ -297,14 +297,14 @@ StepOutput Engine::Step() {
     }
     out.deltas.back().finish = finish;
     const bool more = finish == FinishReason::kChunk || (s.turn && EndsSample(finish));
-    im.placement.Release(s, /*keep=*/more);
-    if (!more) im.placement.tree().Forget(s.tid);
+    im.kv_blocks.Release(s, /*keep=*/more);
+    if (!more) im.kv_blocks.tree().Forget(s.tid);
     im.known.erase({s.tid, s.attempt});
   }
   im.running = std::move(still);
-  if (!error.empty()) im.placement.Clear();  // a failed step may have left KV half-written
+  if (!error.empty()) im.kv_blocks.Clear();  // a failed step may have left KV half-written
 
-  const BlockPool& pool = im.placement.pool();
+  const BlockPool& pool = im.kv_blocks.pool();
   out.stats.kv_usage = 1.0 - static_cast<double>(pool.Available()) / static_cast<double>(pool.total());
   out.stats.running = static_cast<int64_t>(im.running.size());
   out.stats.waiting = static_cast<int64_t>(im.waiting.size());

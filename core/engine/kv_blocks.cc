@@ -1,4 +1,4 @@
-#include "core/engine/placement.h"
+#include "core/engine/kv_blocks.h"
 
 #include <algorithm>
 #include <iterator>
@@ -15,14 +15,14 @@ std::span<const int32_t> Slice(const std::vector<int32_t>& tokens, int64_t begin
 
 }  // namespace
 
-Placement::Placement(int64_t blocks, int64_t block_tokens, CopySlots copy)
+KvBlocks::KvBlocks(int64_t blocks, int64_t block_tokens, CopySlots copy)
     : block_tokens_(block_tokens),
       copy_(std::move(copy)),
       pool_(blocks, [this](int32_t block) { tree_.Remove(block); }),
       tree_(pool_, block_tokens) {}
 
-void Placement::FindLeader(const Sequence& s, const std::vector<Sequence*>& running, int64_t matched,
-                           Sequence** leader, int64_t* follow_tokens) const {
+void KvBlocks::FindLeader(const Sequence& s, const std::vector<Sequence*>& running, int64_t matched,
+                          Sequence** leader, int64_t* follow_tokens) const {
   *leader = nullptr;
   *follow_tokens = matched;
   for (Sequence* other : running) {
@@ -40,18 +40,18 @@ void Placement::FindLeader(const Sequence& s, const std::vector<Sequence*>& runn
   }
 }
 
-void Placement::Keep(const SampleId& tid, Kept kept) {
+void KvBlocks::Keep(const SampleId& tid, Kept kept) {
   kept.order = ++kept_order_;
   if (const auto it = kept_.find(tid); it != kept_.end()) Drop(it);
   kept_.emplace(tid, std::move(kept));
 }
 
-void Placement::Drop(std::map<SampleId, Kept>::iterator it) {
+void KvBlocks::Drop(std::map<SampleId, Kept>::iterator it) {
   for (const int32_t block : it->second.blocks) pool_.Unref(block);
   kept_.erase(it);
 }
 
-bool Placement::MakeRoom(int64_t need, const SampleId& but) {
+bool KvBlocks::MakeRoom(int64_t need, const SampleId& but) {
   while (need > pool_.Available()) {
     auto oldest = kept_.end();
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
@@ -64,7 +64,7 @@ bool Placement::MakeRoom(int64_t need, const SampleId& but) {
 }
 
 // The next chunk of a sample whose KV is of older weights goes on with it.
-bool Placement::PlaceKept(Sequence& s) {
+bool KvBlocks::PlaceKept(Sequence& s) {
   const auto it = kept_.find(s.tid);
   Kept& kept = it->second;
   const int64_t computed = std::min(static_cast<int64_t>(kept.tokens.size()), s.size() - 1);
@@ -82,7 +82,7 @@ bool Placement::PlaceKept(Sequence& s) {
   return true;
 }
 
-void Placement::TurnStale(const std::vector<Sequence*>& running) {
+void KvBlocks::TurnStale(const std::vector<Sequence*>& running) {
   for (PrefixTree::Chain& chain : tree_.Chains()) {
     const bool placed = std::ranges::any_of(running, [&](const Sequence* s) { return s->tid == chain.tid; });
     if (placed) continue;
@@ -98,12 +98,12 @@ void Placement::TurnStale(const std::vector<Sequence*>& running) {
   }
 }
 
-void Placement::Forget(const SampleId& tid) {
+void KvBlocks::Forget(const SampleId& tid) {
   tree_.Forget(tid);
   if (const auto it = kept_.find(tid); it != kept_.end()) Drop(it);
 }
 
-void Placement::ForgetGroup(GroupId gid) {
+void KvBlocks::ForgetGroup(GroupId gid) {
   tree_.ForgetGroup(gid);
   for (auto it = kept_.begin(); it != kept_.end();) {
     const auto next = std::next(it);
@@ -112,12 +112,12 @@ void Placement::ForgetGroup(GroupId gid) {
   }
 }
 
-void Placement::Clear() {
+void KvBlocks::Clear() {
   while (!kept_.empty()) Drop(kept_.begin());
   tree_.Clear();
 }
 
-bool Placement::Place(Sequence& s, const std::vector<Sequence*>& running) {
+bool KvBlocks::Place(Sequence& s, const std::vector<Sequence*>& running) {
   TP_CHECK(s.blocks.empty() && s.promised == 0 && s.leader == nullptr) << ToString(s.tid) << " is placed";
   if (const auto it = kept_.find(s.tid); it != kept_.end()) {
     const std::vector<int32_t>& tokens = it->second.tokens;
@@ -178,7 +178,7 @@ bool Placement::Place(Sequence& s, const std::vector<Sequence*>& running) {
   return true;
 }
 
-bool Placement::Attach(Sequence& s, const std::vector<Sequence*>& running) {
+bool KvBlocks::Attach(Sequence& s, const std::vector<Sequence*>& running) {
   TP_CHECK(s.leader != nullptr) << ToString(s.tid) << " follows nobody";
   pool_.Withdraw(s.promised);
   s.promised = 0;
@@ -187,7 +187,7 @@ bool Placement::Attach(Sequence& s, const std::vector<Sequence*>& running) {
   return Place(s, running);
 }
 
-void Placement::Cover(Sequence& s, int64_t tokens) {
+void KvBlocks::Cover(Sequence& s, int64_t tokens) {
   while (static_cast<int64_t>(s.blocks.size()) * block_tokens_ < tokens) {
     TP_CHECK(s.promised > 0) << ToString(s.tid) << " has no promise left at " << tokens << " tokens";
     s.blocks.push_back(pool_.AllocatePromised());
@@ -195,14 +195,14 @@ void Placement::Cover(Sequence& s, int64_t tokens) {
   }
 }
 
-void Placement::Exchange(int32_t node, int32_t& mine) {
+void KvBlocks::Exchange(int32_t node, int32_t& mine) {
   if (node == mine) return;
   pool_.Ref(node);
   pool_.Unref(mine);
   mine = node;
 }
 
-void Placement::Publish(Sequence& s, int64_t before, std::span<const std::byte> prompt_state) {
+void KvBlocks::Publish(Sequence& s, int64_t before, std::span<const std::byte> prompt_state) {
   if (s.stale) return;
   const auto parent = [&](int64_t i) {
     return i == 0 ? PrefixTree::kRoot : s.blocks[static_cast<size_t>(i - 1)];
@@ -230,7 +230,7 @@ void Placement::Publish(Sequence& s, int64_t before, std::span<const std::byte> 
   tree_.SetState(node, prompt_state);
 }
 
-void Placement::SettleTail(Sequence& s) {
+void KvBlocks::SettleTail(Sequence& s) {
   if (!s.tail_lent) return;
   s.tail_lent = false;
   const int64_t place = (s.prompt_tokens - 1) / block_tokens_;
@@ -246,7 +246,7 @@ void Placement::SettleTail(Sequence& s) {
   mine = copy;
 }
 
-void Placement::Release(Sequence& s, bool keep) {
+void KvBlocks::Release(Sequence& s, bool keep) {
   TP_CHECK(!s.tail_lent) << ToString(s.tid);
   if (s.stale && keep) {
     // Blocks beyond what is computed are given back below, as are those of a request that ends.

@@ -22,12 +22,12 @@
 
 namespace tidepool::engine {
 
-class Placement {
+class KvBlocks {
  public:
   using CopySlots = std::function<void(int64_t from_slot, int64_t to_slot, int64_t count)>;
-  Placement(int64_t blocks, int64_t block_tokens, CopySlots copy);
-  Placement(const Placement&) = delete;  // the pool calls back into the tree
-  Placement& operator=(const Placement&) = delete;
+  KvBlocks(int64_t blocks, int64_t block_tokens, CopySlots copy);
+  KvBlocks(const KvBlocks&) = delete;  // the pool calls back into the tree
+  KvBlocks& operator=(const KvBlocks&) = delete;
 
   [[nodiscard]] int64_t block_tokens() const { return block_tokens_; }
   [[nodiscard]] int64_t BlocksFor(int64_t tokens) const {

@@ -1,4 +1,4 @@
-#include "core/engine/placement.h"
+#include "core/engine/kv_blocks.h"
 
 #include <gtest/gtest.h>
 
@@ -32,12 +32,12 @@ class Memory {
  public:
   explicit Memory(int64_t blocks)
       : slots_(static_cast<size_t>(blocks * kBlock)),
-        placement_(blocks, kBlock, [this](int64_t from, int64_t to, int64_t count) {
+        kv_blocks_(blocks, kBlock, [this](int64_t from, int64_t to, int64_t count) {
           for (int64_t i = 0; i < count; ++i)
             slots_[static_cast<size_t>(to + i)] = slots_[static_cast<size_t>(from + i)];
         }) {}
-  Placement& operator*() { return placement_; }
-  Placement* operator->() { return &placement_; }
+  KvBlocks& operator*() { return kv_blocks_; }
+  KvBlocks* operator->() { return &kv_blocks_; }
 
   std::vector<int32_t>& At(const Sequence& s, int64_t t) {
     return slots_[static_cast<size_t>(s.blocks[static_cast<size_t>(t / kBlock)] * kBlock + t % kBlock)];
@@ -51,17 +51,17 @@ class Memory {
   }
   void Compute(Sequence& s, int64_t rows) {
     const int64_t before = s.computed;
-    placement_.Cover(s, before + rows);
+    kv_blocks_.Cover(s, before + rows);
     for (int64_t t = before; t < before + rows; ++t) Write(s, t);
     s.computed += rows;
-    placement_.Publish(
+    kv_blocks_.Publish(
         s, before,
         std::as_bytes(std::span<const int32_t>(s.tokens.data(), static_cast<size_t>(s.prompt_tokens))));
   }
 
  private:
   std::vector<std::vector<int32_t>> slots_;
-  Placement placement_;
+  KvBlocks kv_blocks_;
 };
 
 std::vector<int32_t> Iota(int32_t n, int32_t from = 0) {
@@ -70,7 +70,7 @@ std::vector<int32_t> Iota(int32_t n, int32_t from = 0) {
   return v;
 }
 
-TEST(PlacementTest, SiblingsFollowTheFirstAndShareItsPrompt) {
+TEST(KvBlocksTest, SiblingsFollowTheFirstAndShareItsPrompt) {
   Memory memory(16);
   auto a = Make(1, 0, Iota(10), {}, 4);
   auto b = Make(1, 1, Iota(10), {}, 4);
@@ -103,7 +103,7 @@ TEST(PlacementTest, SiblingsFollowTheFirstAndShareItsPrompt) {
   memory.Expect(*c);
 }
 
-TEST(PlacementTest, OnlyWhatCanNeverFitNowIsLeftOutAndNothingChanges) {
+TEST(KvBlocksTest, OnlyWhatCanNeverFitNowIsLeftOutAndNothingChanges) {
   Memory memory(4);
   auto a = Make(1, 0, Iota(5), {}, 8);  // 12 tokens: 3 blocks
   auto b = Make(2, 0, Iota(5, 100), {}, 8);
@@ -117,7 +117,7 @@ TEST(PlacementTest, OnlyWhatCanNeverFitNowIsLeftOutAndNothingChanges) {
   EXPECT_TRUE(memory->Place(*b, {}));
 }
 
-TEST(PlacementTest, AChunkGoesOnFromItsOwnTailWithoutACopy) {
+TEST(KvBlocksTest, AChunkGoesOnFromItsOwnTailWithoutACopy) {
   Memory memory(8);
   auto a = Make(1, 0, Iota(5), {}, 3);
   ASSERT_TRUE(memory->Place(*a, {}));
@@ -139,7 +139,7 @@ TEST(PlacementTest, AChunkGoesOnFromItsOwnTailWithoutACopy) {
 
 // Random schedules against the rule that every computed token's slot holds its own prefix, with few
 // blocks, shared prefixes, chunks, cancellation and forgetting. At the end nothing is leaked.
-TEST(PlacementTest, RandomSchedulesNeverMixUpOrLeakBlocks) {
+TEST(KvBlocksTest, RandomSchedulesNeverMixUpOrLeakBlocks) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Rng rng(seed);
