@@ -49,7 +49,7 @@ class StableVector {
 
  private:
   static constexpr size_t kFirst = 8, kBlocks = 33;  // of 2^36 elements
-  static size_t BlockOf(size_t i) { return static_cast<size_t>(std::bit_width((i + kFirst) / kFirst) - 1); }
+  static size_t BlockOf(size_t i) { return static_cast<size_t>(std::bit_width((i + kFirst) / (2 * kFirst))); }
   [[nodiscard]] T* At(size_t i) const {
     const size_t block = BlockOf(i);
     return blocks_[block] + (i + kFirst - (kFirst << block));

@@ -22,9 +22,6 @@ at::Tensor View(std::span<float> v) {
 at::Tensor View(std::span<double> v) {
   return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kDouble));
 }
-at::Tensor View(std::span<std::byte> v) {
-  return at::from_blob(v.data(), {static_cast<int64_t>(v.size())}, at::TensorOptions().dtype(at::kByte));
-}
 
 class GlooGroup final : public Collective {
  public:

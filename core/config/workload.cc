@@ -284,7 +284,9 @@ StatusOr<Workload> LoadWorkload(const std::string& path) {
   WorkloadJob base;
   if (root.kind != Node::Kind::kMap)
     return InvalidArgument(path + ": found " + root.Describe() + "; a workload is key: value pairs");
-  for (const auto& [key, value] : root.members) {
+  for (const auto& member : root.members) {
+    const std::string& key = member.first;
+    const Node& value = member.second;
     const auto scalar = [&](std::string& into) {
       Read(value, {.key = key.c_str(), .field = &into}, problems);
     };

@@ -168,6 +168,8 @@ std::string Place::ToString() const {
   return line > 0 ? source + ":" + std::to_string(line) : source;
 }
 
+Node::~Node() = default;
+
 const Node* Node::Find(std::string_view key) const {
   for (const auto& [name, node] : members) {
     if (name == key) return &node;

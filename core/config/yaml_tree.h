@@ -30,6 +30,13 @@ struct Problem {
 };
 
 struct Node {
+  Node() = default;
+  Node(const Node&) = default;
+  Node(Node&&) = default;
+  Node& operator=(const Node&) = default;
+  Node& operator=(Node&&) = default;
+  ~Node();  // not here: clang 14 would need it within the pair of the members
+
   enum class Kind { kNull, kScalar, kList, kMap };
   Kind kind = Kind::kNull;
   std::string text;     // of a scalar
