@@ -223,7 +223,7 @@ Status TrainerImpl::MicroStep(StepContext& step, const std::vector<int64_t>& mic
     std::vector<int32_t> sources, targets;
     at::Tensor index, rows, logits;
   };
-  const auto head_of = [&](size_t from, size_t n) {
+  const auto head_of = [&, &hidden = hidden](size_t from, size_t n) {
     Head h;
     for (size_t i = 0; i < n; ++i) {
       h.sources.push_back(packed.sources[static_cast<size_t>(wanted[from + i])]);

@@ -203,6 +203,7 @@ void Simulator::Impl::Ready(const SlotRef& ref, int64_t request, StepNumber step
                             double seconds) {
   Engine* e = Find(ref);
   if (e == nullptr && faulty) return;
+  TP_CHECK(e != nullptr);
   e->state_step = step;
   e->training = false;
   e->state = digest;
@@ -212,6 +213,7 @@ void Simulator::Impl::Ready(const SlotRef& ref, int64_t request, StepNumber step
 void Simulator::Impl::Do(const command::FormGroup& c) {
   Engine* e = Find(SlotOf(c));
   if (e == nullptr && faulty) return;
+  TP_CHECK(e != nullptr);
   e->group_epoch = c.group_epoch;
   Send(event::GroupFormed{c.worker, c.slot, c.group_epoch, ""}, 0.01);
 }
@@ -219,6 +221,7 @@ void Simulator::Impl::Do(const command::FormGroup& c) {
 void Simulator::Impl::Do(const command::Train& c) {
   Engine* e = Find(SlotOf(c));
   if (e == nullptr && faulty) return;
+  TP_CHECK(e != nullptr);
   TP_CHECK(e->role == Role::kActor && e->epoch == c.epoch && e->state_step.value + 1 == c.step.value);
   Step& s = training[c.lease];
   s.members.push_back(c);
