@@ -76,7 +76,7 @@ bool Checker::State::PointKept(const record::Restore& x) {
     if (id > x.ckpt && !c.committed) return true;
     if (c.committed) last = &c;
   }
-  if (last == nullptr) return true;  // a recovery copy served before the first checkpoint
+  if (last == nullptr) return true;  // C8 has that of step 0 before any sample, and it is never undone
   const int64_t bound = checkpoint_distance + std::max<int64_t>(last->committed_at - last->step, 0);
   if (current.number - last->step <= bound) return true;
   return Violation("C6", std::to_string(current.number - last->step) +

@@ -183,8 +183,7 @@ std::vector<Key> TrainKeys() {
           train.offload_optimizer,
           "where what the trainer holds beside the weights (optimizer, critic, reference, teacher) goes when "
           "its device leaves the actor role and the memory is needed; disk: to files of the run, and it "
-          "comes "
-          "back when the device trains again",
+          "comes back when the device trains again",
           kFree),
       TP_KEY(train.router_aux_coef,
              "weight of the load-balance loss of experts, which is their number per token when all are used "

@@ -5,6 +5,7 @@
 #include "core/base/process_memory.h"
 
 namespace tidepool::workers {
+
 void Pulse::Begin(std::string op) {
   const MutexLock lock(mu_);
   beat_.op = std::move(op);
