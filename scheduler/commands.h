@@ -249,9 +249,7 @@ struct StepReport {
   int64_t dropped_stale = 0, filtered = 0, members = 1;
 };
 struct EvalReport {
-  StepNumber step;
-  Version v;
-  int64_t correct = 0, total = 0;
+  record::EvalResult result;
 };
 // A line for the log, key=value.
 struct Warn {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/check.h"
+#include "core/base/statistics.h"
 
 namespace tidepool::scheduler {
 
@@ -19,7 +20,8 @@ std::optional<Evaluation::Job> Evaluation::Begin(Lsn now) {
   waiting_.pop_front();
   constexpr int64_t kAttempts = int64_t{1} << 30;
   attempt_ = std::max(attempt_ + 1, static_cast<int32_t>(now.value % kAttempts));
-  correct_ = total_ = lost_ = 0;
+  answers_.clear();
+  lost_ = 0;
   left_.clear();
   for (int64_t q = 0; q < questions_; ++q) left_.insert(Tid(q));
   return active_;
@@ -29,19 +31,30 @@ SampleId Evaluation::Tid(int64_t question) const {
   return {question, static_cast<int32_t>(active_->step.value), SampleId::kEvalSample};
 }
 
-void Evaluation::Graded(const SampleId& tid, GradeOutcome outcome, double verdict) {
-  if (left_.erase(tid) == 0) return;
-  if (outcome != GradeOutcome::kOk) {
-    ++lost_;
-    return;
-  }
-  ++total_;
-  if (verdict > 0.5) ++correct_;
+void Evaluation::Graded(const SampleId& tid, double reward,
+                        std::vector<std::pair<std::string, double>> rewards) {
+  if (left_.erase(tid) > 0) answers_[tid.ordinal] = {reward, std::move(rewards)};
 }
+
+void Evaluation::Lost(const SampleId& tid) { lost_ += static_cast<int64_t>(left_.erase(tid)); }
 
 Evaluation::Outcome Evaluation::Take() {
   TP_CHECK(Finished()) << "evaluation";
-  const Outcome outcome{*active_, correct_, total_, lost_};
+  Outcome outcome{.result = {.step = active_->step, .v = active_->v}, .lost = lost_};
+  record::EvalResult& r = outcome.result;
+  RunningMean total;
+  std::map<std::string, RunningMean> named;
+  for (const auto& [question, answer] : answers_) {
+    const double verdict = answer.rewards.empty() ? answer.reward : answer.rewards.front().second;
+    r.correct += verdict > 0.5 ? 1 : 0;
+    if (verdict != 0 && verdict != 1) r.graded = 1;
+    total.Add(answer.reward);
+    for (const auto& [name, value] : answer.rewards) named[name].Add(value);
+  }
+  r.total = static_cast<int64_t>(answers_.size());
+  r.mean = total.mean();
+  r.deviation = total.deviation();
+  for (const auto& [name, of] : named) r.rewards.push_back({name, of.mean(), of.deviation()});
   active_.reset();
   return outcome;
 }

@@ -1,13 +1,19 @@
 #pragma once
-// Greedy accuracy on held-out questions at one version, through the ordinary dispatcher and graders.
+// Greedy answers to held-out questions at one version, through the ordinary dispatcher and graders: what they
+// are worth.
 // One evaluation is active at a time; later ones wait, each for its own version. Pure; not thread-safe.
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/journal_records.h"
 #include "scheduler/events.h"
 
 namespace tidepool::scheduler {
@@ -30,16 +36,18 @@ class Evaluation {
   [[nodiscard]] SampleId Tid(int64_t question) const;
   // Attempt of the active one's samples: an evaluation that is begun again must not meet its old tokens.
   [[nodiscard]] int32_t attempt() const { return attempt_; }
-  // An answer was graded. kData and kInfra leave the question out of the total.
-  // `correct`: the first named reward (the task's own verdict), or the total without names, is > 0.5.
-  void Graded(const SampleId& tid, GradeOutcome outcome, double verdict);
+  // `reward` is the weighted sum of `rewards`, the named ones; a task without names has only the sum.
+  void Graded(const SampleId& tid, double reward, std::vector<std::pair<std::string, double>> rewards);
+  void Lost(const SampleId& tid);  // its answer cannot be graded: the question is left out of the total
   [[nodiscard]] bool Finished() const { return active_ && left_.empty(); }
   struct Outcome {
-    Job job;
-    int64_t correct = 0, total = 0, lost = 0;
+    record::EvalResult result;
+    int64_t lost = 0;
   };
-  Outcome Take();  // requires Finished()
-  void Cancel();   // the active one and all that wait
+  // In the order of the questions, so that the same rewards make the same bits. An answer is correct if its
+  // first reward, the task's own verdict, is above 0.5. Requires Finished().
+  Outcome Take();
+  void Cancel();  // the active one and all that wait
 
   [[nodiscard]] const std::optional<Job>& active() const { return active_; }
   [[nodiscard]] const std::deque<Job>& waiting() const { return waiting_; }
@@ -54,7 +62,12 @@ class Evaluation {
   std::deque<Job> waiting_;
   std::set<SampleId> left_;
   int32_t attempt_ = -1;
-  int64_t correct_ = 0, total_ = 0, lost_ = 0;
+  struct Answer {
+    double reward = 0;
+    std::vector<std::pair<std::string, double>> rewards;
+  };
+  std::map<int64_t, Answer> answers_;  // of the active one, by question
+  int64_t lost_ = 0;
 };
 
 }  // namespace tidepool::scheduler

@@ -256,7 +256,11 @@ uint64_t RunState::Digest() const {
     for (const SlotId slot : slots) mix(slot.value);
   }
   mix(ended_ ? 1 + ended_->code : 0);
-  for (const auto& [step, e] : evals_) mix(step.value), version(e.v), mix(e.correct), mix(e.total);
+  for (const auto& [step, e] : evals_) {
+    mix(step.value), version(e.v), mix(e.correct), mix(e.total);
+    // Journals of before have neither these fields nor another digest for want of them.
+    if (e.graded != 0 || e.mean != 0) mix(e.graded), real(e.mean);
+  }
   const auto groups = [&](const std::map<GroupKey, Group>& all) {
     for (const auto& [key, g] : all) {
       mix(key.ordinal), mix(key.issue), mix(g.gid.value), mix(static_cast<int64_t>(g.phase)), mix(g.start);

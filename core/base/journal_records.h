@@ -281,10 +281,21 @@ struct EndRun {
   std::string why;
   int32_t finished = 0;
 };
+// One reward over the answers of an evaluation; deviation: of a sample (n - 1).
+struct EvalScore {
+  std::string name;
+  double mean = 0, deviation = 0;
+};
+// correct: answers whose first reward is above 0.5. graded 1: some first reward was neither 0 nor 1, so that
+// `correct` says little. mean, deviation: of the whole reward. Of programs that did not write them, the
+// fields from `graded` on are missing.
 struct EvalResult {
   StepNumber step;
   Version v;
   int64_t correct = 0, total = 0;
+  int32_t graded = 0;
+  double mean = 0, deviation = 0;
+  std::vector<EvalScore> rewards;
 };
 
 }  // namespace record
@@ -366,7 +377,8 @@ TP_FIELDS(Restore, ckpt, step, old_lineage, new_lineage)
 TP_FIELDS(Snapshot, state_digest)
 TP_FIELDS(Fault, kind, actor, inc, what)
 TP_FIELDS(EndRun, code, why, finished)
-TP_FIELDS(EvalResult, step, v, correct, total)
+TP_FIELDS(EvalScore, name, mean, deviation)
+TP_FIELDS(EvalResult, step, v, correct, total, graded, mean, deviation, rewards)
 }  // namespace record
 
 }  // namespace tidepool

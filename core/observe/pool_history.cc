@@ -142,6 +142,7 @@ class Reader {
     committed_ = r.step.value;
   }
   void On(const record::StepAbort&) { EndStep(); }
+  void On(const record::Fault& r) { ++history_.faults[r.kind]; }
   void Lost(int64_t slot, const std::string& why) {
     lanes_[slot].role = Role::kNone;
     training_.erase(slot);

@@ -40,6 +40,7 @@ struct PoolHistory {
   int64_t moves = 0;                                 // transactions that were done
   std::map<std::pair<Role, Role>, MoveTimes> times;  // by roles from and to
   std::vector<RestoreSeen> restores;
+  std::map<std::string, int64_t> faults;  // FAULT records by kind
   [[nodiscard]] bool empty() const { return lanes.spans.empty(); }
 };
 

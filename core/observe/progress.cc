@@ -20,8 +20,6 @@ std::string Fixed(double value, int digits) {
   return buffer.data();
 }
 
-std::string Percent(double share) { return Fixed(100 * share, 1) + "%"; }
-
 // Control characters would move the cursor out of the block.
 std::string Printable(std::string_view text) {
   std::string out;
@@ -49,10 +47,13 @@ std::string Quality(const StatusFile& s) {
   if (s.reward)
     Part(line,
          "reward " + Fixed(*s.reward, 3) + (s.best_reward ? " (best " + Fixed(*s.best_reward, 3) + ")" : ""));
-  if (s.accuracy && s.accuracy_before && *s.accuracy != *s.accuracy_before) {
-    Part(line, "held-out " + Percent(*s.accuracy_before) + " -> " + Percent(*s.accuracy));
-  } else if (s.accuracy || s.accuracy_before) {
-    Part(line, "held-out " + Percent(s.accuracy ? *s.accuracy : *s.accuracy_before));
+  if (s.held_out) {
+    const HeldOut& h = *s.held_out;
+    std::string text = h.measure == "accuracy" ? "held-out" : "held-out " + h.measure;
+    if (h.before) text += " " + HeldOutText(h.measure, h.before->value);
+    if (h.before && h.last) text += " ->";
+    if (h.last) text += " " + HeldOutText(h.measure, h.last->value);
+    Part(line, text);
   }
   if (s.response_tokens) Part(line, "length " + Fixed(*s.response_tokens, 1));
   return line;

@@ -8,7 +8,8 @@
 
 #include "core/base/utf8.h"
 #include "core/observe/append_file.h"
-#include "core/observe/report_page.h"
+#include "core/observe/config_text.h"
+#include "core/observe/pages.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::observe {
@@ -60,7 +61,6 @@ void PutMetrics(const RunData& run, json& out) {
         {"x", at}, {"y", y}, {"median", Rounded(*middle)}, {"max", Rounded(std::ranges::max(values))}};
   }
   out["steps"] = steps;
-  out["accuracy_metric"] = run.AccuracyMetric();
   Points clock;
   for (const MetricsRow& row : run.metrics) clock.emplace_back(static_cast<double>(row.step), row.wall_s);
   // No mean: a point of this curve is a moment.
@@ -202,7 +202,7 @@ json Samples(const RunData& run) {
 
 json ReportData(const RunData& run) {
   std::map<std::string, double> drops(run.summary.drops.begin(), run.summary.drops.end()),
-      faults = run.Sums("fault/");
+      faults(run.pool.faults.begin(), run.pool.faults.end());
   if (drops.empty()) {
     drops = run.Sums("drop/");
     std::erase_if(drops, [](const auto& entry) { return entry.first.ends_with("_ratio"); });
@@ -215,7 +215,7 @@ json ReportData(const RunData& run) {
               {"exit_code", run.summary.exit},
               {"problems", run.problems},
               {"config", run.config_yaml},
-              {"accuracy", run.summary.accuracy},
+              {"values", ConfigValues(run.config_yaml)},
               {"seconds", run.summary.seconds},
               {"peak_bytes", run.summary.peak_bytes},
               {"drops", drops},

@@ -1,8 +1,8 @@
 #pragma once
 // `tidepool report`: one self-contained HTML page about a run that is live, finished or failed.
 //
-// The page is a file of its own, core/observe/report.html, which draws itself from a block of JSON. The code
-// here writes that block and knows nothing of how it is shown.
+// The page is a file of its own, core/observe/pages/report.html, which draws itself from a block of JSON. The
+// code here writes that block and knows nothing of how it is shown.
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -20,9 +20,10 @@ std::string ReportHtml(const RunData& run);
 
 // The data of the page. Pure. Long curves and time lines are made coarser, so that a page of a run of any
 // length opens in a browser:
-//   run, facts, state, exit_code, problems, config, environment   as in RunData
-//   accuracy, seconds, peak_bytes, drops, faults                      numbers by name
-//   steps: [[step ...] ...], metrics: {name: {x: index into steps, y, median, max}}, accuracy_metric: a name
+//   folder, facts, state, exit_code, problems   as in RunData
+//   config, values                              config.yaml; its keys and values (core/observe/config_text.h)
+//   seconds, peak_bytes, drops, faults          numbers by name
+//   steps: [[step ...] ...], metrics: {name: {x: index into steps, y, median, max}}
 //   clock: [[step, second of the run] ...]
 //   trace, pool: {lanes, categories, names, spans: [[lane, category, name, from, seconds, count] ...]}; the
 //   last

@@ -7,6 +7,7 @@
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
+#include "core/observe/config_text.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::observe {
@@ -17,19 +18,6 @@ using nlohmann::json;
 std::string AsText(const json& value) {
   return value.is_string() ? value.get<std::string>()
                            : value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-// `name: value` of the top level of a resolved config, comments taken away.
-std::string TopLevel(const std::string& yaml, const std::string& name) {
-  const std::string prefix = name + ": ";
-  size_t at = yaml.starts_with(prefix) ? 0 : yaml.find("\n" + prefix);
-  if (at == std::string::npos) return {};
-  at = yaml.find(prefix, at) + prefix.size();
-  std::string value = yaml.substr(at, yaml.find('\n', at) - at);
-  if (const size_t comment = value.find(" #"); comment != std::string::npos) value.resize(comment);
-  while (!value.empty() && (value.back() == ' ' || value.back() == '"')) value.pop_back();
-  if (!value.empty() && value.front() == '"') value.erase(0, 1);
-  return value;
 }
 
 void ReadSummary(const std::string& text, RunData& run) {
@@ -92,17 +80,6 @@ std::map<std::string, double> RunData::Sums(const std::string& prefix) const {
   return sums;
 }
 
-std::string RunData::AccuracyMetric() const {
-  const std::set<std::string> names = MetricNames();
-  for (const char* name : {"eval/accuracy", "eval/accuracy/mean", "eval/held_out/accuracy", "eval/pass@1"}) {
-    if (names.contains(name)) return name;
-  }
-  for (const std::string& name : names) {
-    if (name.starts_with("eval/") && name.find("accuracy") != std::string::npos) return name;
-  }
-  return {};
-}
-
 StatusOr<RunData> ReadRun(const std::string& run_dir) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -115,7 +92,10 @@ StatusOr<RunData> ReadRun(const std::string& run_dir) {
   constexpr int64_t kMaxText = 4 << 20;
   if (auto text = RealFileSystem().ReadFile(storage::RunPaths(run_dir).config(), kMaxText); text.ok()) {
     run.config_yaml = std::move(text).value();
-    for (const char* key : {"name", "job", "seed"}) run.facts[key] = TopLevel(run.config_yaml, key);
+    const auto config = ConfigValues(run.config_yaml);
+    for (const char* key : {"name", "job", "seed"}) {
+      if (const auto it = config.find(key); it != config.end()) run.facts[key] = it->second;
+    }
     any = true;
   }
   if (auto metrics = ReadMetrics(storage::RunPaths(run_dir).metrics()); metrics.ok()) {

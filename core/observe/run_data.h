@@ -39,8 +39,6 @@ struct RunData {
   [[nodiscard]] std::set<std::string> MetricNames() const;
   // Sum over all steps of metrics that begin with the prefix, by the rest of the name.
   [[nodiscard]] std::map<std::string, double> Sums(const std::string& prefix) const;
-  // The metric that is the held-out accuracy, by whatever name it has under eval/; empty: there is none.
-  [[nodiscard]] std::string AccuracyMetric() const;
 };
 
 // kNotFound: no such folder, or nothing of a run in it.

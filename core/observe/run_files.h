@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/fields.h"
+#include "core/observe/held_out.h"
 
 namespace tidepool::observe {
 
@@ -32,23 +33,16 @@ struct StatusFile {
   std::string last_warning;
   double elapsed_s = 0;
   std::optional<double> left_s;
-  std::optional<std::string> paced;                 // whose times the slots take
-  std::optional<double> reward, best_reward;        // mean of the last step
-  std::optional<double> loss;                       // supervised
-  std::optional<double> accuracy_before, accuracy;  // held out, 0..1; before, and the latest
-  std::optional<double> response_tokens;            // mean of the last step
+  std::optional<std::string> paced;           // whose times the slots take
+  std::optional<double> reward, best_reward;  // mean of the last step
+  std::optional<double> loss;                 // supervised
+  std::optional<HeldOut> held_out;
+  std::optional<double> response_tokens;  // mean of the last step
   std::optional<double> tokens_per_s;
   std::optional<double> lag_mean;  // versions
   std::optional<int64_t> lag_max;
 };
 
-// Of a control task: returns of whole episodes.
-struct ReturnFacts {
-  std::optional<double> before, after;
-  std::optional<std::vector<double>> interval;  // of `after`: from, to
-  std::optional<int64_t> episodes;
-  std::optional<double> deviation;
-};
 struct PaceFacts {
   std::string pace;
   double scale = 1;
@@ -62,13 +56,13 @@ struct SummaryFile {
   int64_t steps = 0;
   std::string job, name;
   bool stopped = false, finished = false;
-  std::map<std::string, double> accuracy;     // "before", "after"
+  std::map<std::string, double> accuracy;  // "before", and "after": of the weights that the run ended with
+  std::optional<HeldOut> held_out;
   std::map<std::string, double> seconds;      // by phase, and "total"
   std::map<std::string, int64_t> peak_bytes;  // by process
   std::map<std::string, int64_t> drops;       // by reason
   std::string version, commit;                // of the program
   std::string run_id, policy_version;
-  std::optional<ReturnFacts> returns;  // key "return"
   std::optional<PaceFacts> paced;
   std::optional<std::string> paced_note;
 };
@@ -76,11 +70,9 @@ struct SummaryFile {
 TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
 TP_FIELDS(StatusFile, name, phase, step, steps, version, open_groups, running, awaiting, queued, leased,
           in_flight, restarts, refused, workers, pid, last_warning, elapsed_s, left_s, paced, reward,
-          best_reward, loss, accuracy_before, accuracy, response_tokens, tokens_per_s, lag_mean, lag_max)
-TP_FIELDS(ReturnFacts, before, after, interval, episodes, deviation)
+          best_reward, loss, held_out, response_tokens, tokens_per_s, lag_mean, lag_max)
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
-TP_FIELDS_BY(SummaryFile,
-             TP_EACH(exit, why, steps, job, name, stopped, finished, accuracy, seconds, peak_bytes, drops,
-                     version, commit, run_id, policy_version, paced, paced_note) v("return", r.returns);)
+TP_FIELDS(SummaryFile, exit, why, steps, job, name, stopped, finished, accuracy, held_out, seconds,
+          peak_bytes, drops, version, commit, run_id, policy_version, paced, paced_note)
 
 }  // namespace tidepool::observe

@@ -12,13 +12,14 @@ GroupId EvalGroup(const SampleId& tid) { return {kEvalGroups + (int64_t{tid.issu
 
 Evaluations::Evaluations(Machines& all) : Machine(all), evaluation_(facts_.eval_questions) {}
 
-void Evaluations::Graded(const SampleId& tid, int32_t att, GradeOutcome outcome, double verdict) {
-  evaluation_.Graded(tid, outcome, verdict);
-  out_.Do(command::DiscardTokens{tid, att});
+void Evaluations::Graded(const event::Graded& e) {
+  evaluation_.Graded(e.tid, e.reward, e.rewards);
+  out_.Do(command::DiscardTokens{e.tid, e.att});
 }
 
-void Evaluations::Graded(const event::Graded& e, GradeOutcome outcome) {
-  Graded(e.tid, e.att, outcome, e.rewards.empty() ? e.reward : e.rewards.front().second);
+void Evaluations::Lost(const SampleId& tid, int32_t att) {
+  evaluation_.Lost(tid);
+  out_.Do(command::DiscardTokens{tid, att});
 }
 
 void Evaluations::Plan() {
@@ -49,10 +50,10 @@ void Evaluations::Advance() {
   if (evaluation_.Finished()) {
     const Evaluation::Outcome o = evaluation_.Take();
     if (o.lost > 0)
-      out_.Warn("event=evaluation_incomplete step=" + std::to_string(o.job.step.value) +
+      out_.Warn("event=evaluation_incomplete step=" + std::to_string(o.result.step.value) +
                 " lost=" + std::to_string(o.lost));
-    out_.Record(record::EvalResult{o.job.step, o.job.v, o.correct, o.total});
-    out_.Do(command::EvalReport{o.job.step, o.job.v, o.correct, o.total});
+    out_.Record(o.result);
+    out_.Do(command::EvalReport{o.result});
   }
   // Only older weights than the newest can be gone.
   if (const auto& job = evaluation_.active();

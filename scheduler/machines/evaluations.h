@@ -16,9 +16,9 @@ class Evaluations : public Machine {
   void Plan();     // after a publication: one of this step, if it is due
   void Advance();  // reports the active one, begins the next
   void Cancel(const std::string& why);
-  // The answer to a question was graded, or is lost (kData, kInfra); its tokens are discarded.
-  void Graded(const SampleId& tid, int32_t att, GradeOutcome outcome, double verdict);
-  void Graded(const event::Graded& e, GradeOutcome outcome);  // by its first reward, if it has names
+  // The answer to a question was graded, or cannot be; its tokens are discarded.
+  void Graded(const event::Graded& e);
+  void Lost(const SampleId& tid, int32_t att);
 
   [[nodiscard]] const Evaluation& current() const { return evaluation_; }
 

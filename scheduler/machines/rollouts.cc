@@ -124,7 +124,7 @@ void Rollouts::On(const event::ChunkFinished& e) {
             "\"");
   if (e.tid.is_eval()) {
     dispatcher_.Remove(e.tid);
-    all_.evaluations.Graded(e.tid, att, GradeOutcome::kData, 0);
+    all_.evaluations.Lost(e.tid, att);
     return;
   }
   out_.Record(record::End{e.tid, att, EndStatus::kError});

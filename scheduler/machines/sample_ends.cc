@@ -88,7 +88,11 @@ void SampleFlow::On(const event::Graded& e) {
   GradeOutcome outcome = e.outcome;
   if (outcome == GradeOutcome::kOk && !std::isfinite(e.reward)) outcome = GradeOutcome::kData;
   if (e.tid.is_eval()) {
-    all_.evaluations.Graded(e, outcome);
+    if (outcome == GradeOutcome::kOk) {
+      all_.evaluations.Graded(e);
+    } else {
+      all_.evaluations.Lost(e.tid, e.att);
+    }
     return;
   }
   event::Graded graded = e;

@@ -66,7 +66,7 @@ void SampleFlow::EpisodeEnded(const Request& r, const event::EnvStepped& e, EndS
   episodes_.Remove(r.tid);
   all_.rollouts.Complete(r);
   if (r.tid.is_eval()) {
-    all_.evaluations.Graded(graded, GradeOutcome::kOk);
+    all_.evaluations.Graded(graded);
   } else {
     Store(r, status, graded);  // GRADED follows ENQ
   }
@@ -80,7 +80,7 @@ void SampleFlow::EpisodeLost(const Request& r, GradeOutcome outcome, const std::
   if (r.tid.is_eval()) {
     episodes_.Remove(r.tid);
     all_.rollouts.Remove(r);
-    all_.evaluations.Graded(r.tid, r.att, outcome, 0);
+    all_.evaluations.Lost(r.tid, r.att);
     return;
   }
   CountOutcome(infra, why);

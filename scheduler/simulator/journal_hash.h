@@ -38,6 +38,7 @@ class JournalHasher {
   void Put(const record::TrainedRow& r) { record::VisitFields(r, *this); }
   void Put(const record::VersionTokens& r) { record::VisitFields(r, *this); }
   void Put(const record::SlotPlan& r) { record::VisitFields(r, *this); }
+  void Put(const record::EvalScore& r) { record::VisitFields(r, *this); }
   void Put(const std::pair<std::string, double>& p) { Put(p.first), Put(p.second); }
   template <typename Tag>
   void Put(const StrongId<Tag>& x) {

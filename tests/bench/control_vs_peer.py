@@ -58,8 +58,8 @@ def ours(build, name, seed, overrides):
         "seconds": seconds,
         "train_seconds": sum(summary["seconds"].get(k, 0) for k in ("gen", "update_actor")),
         "steps": summary["steps"] * per_step,
-        "return": summary["return"]["after"],
-        "interval": summary["return"]["interval"],
+        "return": summary["held_out"]["last"]["value"],
+        "interval": [summary["held_out"]["last"][end] for end in ("low", "high")],
         "curve": [[r["step"] * per_step, round(r["metrics"]["critic/score/mean"], 2), round(r["wall_s"], 3)] for r in rows if "critic/score/mean" in r["metrics"]],
     }, config
 

@@ -86,15 +86,15 @@ TEST(JournalReferenceTest, HasEveryKindWithItsFieldsInOrder) {
 
 TEST(MetricsReferenceTest, HasEveryNameThatIsWrittenAndNoOther) {
   // Where metrics are made. A name that is put together is written with what varies in <>.
-  std::set<std::string> written = {"reward/<name>/mean",  "staleness/hist/<lag>", "critic/values/<of>",
-                                   "critic/returns/<of>", "dpo/<what>",           "reward_model/<what>",
-                                   "eval/<job>/<what>"};
+  std::set<std::string> written = {
+      "reward/<name>/mean", "staleness/hist/<lag>", "critic/values/<of>", "critic/returns/<of>",
+      "dpo/<what>",         "reward_model/<what>",  "eval/<job>/<what>",  "eval/reward/<name>/mean"};
   static const std::regex name(R"re((?:\[|Count\(|count_\()"([a-z_]+(?:/[a-z_]+)+)")re");
   for (const char* path :
        {"workers/controller/run_metrics.cc", "workers/controller/connections.cc",
         "workers/controller/outputs.cc", "workers/controller/process.cc", "workers/controller/samples.cc",
-        "workers/controller/steps.cc", "workers/controller/turns.cc", "core/train/step_metrics.cc",
-        "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
+        "workers/controller/steps.cc", "workers/controller/turns.cc", "core/observe/held_out.cc",
+        "core/train/step_metrics.cc", "core/train/trainer.cc", "core/policy/policy_trainer.cc"}) {
     const std::string text = ReadText(path);
     for (auto it = std::sregex_iterator(text.begin(), text.end(), name); it != std::sregex_iterator(); ++it)
       written.insert((*it)[1]);

@@ -18,9 +18,10 @@ class ControlTest(RunTest):
         self.assert_checked()
         summary = self.summary()
         self.assertEqual(summary["steps"], 6)
-        self.assertEqual(summary["return"]["episodes"], 20)
-        low, high = summary["return"]["interval"]
-        self.assertTrue(low <= summary["return"]["after"] <= high)
+        self.assertEqual(summary["held_out"]["measure"], "return")
+        last = summary["held_out"]["last"]
+        self.assertEqual(last["total"], 20)
+        self.assertTrue(last["low"] <= last["value"] <= last["high"])
         self.assertTrue(self.path("final", "model.safetensors").exists())
         self.assertIn("mlp_policy", self.path("final", "config.json").read_text())
         rows = self.metrics()
@@ -72,7 +73,7 @@ class ControlTest(RunTest):
         self.assert_done(self.train(CONFIG, "train.steps=40", "--resume"))
         self.assert_checked()
         self.assertEqual(self.digests("quiet"), self.digests())
-        self.assertEqual(self.summary()["return"]["before"], self.summary("quiet")["return"]["before"], "of the life before")
+        self.assertEqual(self.summary()["held_out"]["before"]["value"], self.summary("quiet")["held_out"]["before"]["value"], "of the life before")
         report = self.command("report", str(self.path()))
         self.assert_done(report)
         page = self.path("report.html").read_text()
@@ -86,7 +87,7 @@ class ControlTest(RunTest):
                                             f"deterministic={deterministic}", run=placement))
                 self.assert_checked(placement)
                 self.assertEqual(self.summary(placement)["steps"], 6)
-                self.assertIn("after", self.summary(placement)["return"])
+                self.assertIn("last", self.summary(placement)["held_out"])
 
     def refused(self, *overrides, words):
         result = self.command("train", CONFIG, "--dry-run", *overrides)

@@ -575,9 +575,9 @@ TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
     EXPECT_EQ(cluster.Run().code, 0);
     std::vector<int64_t> steps;
     for (const command::EvalReport& e : cluster.evals()) {
-      steps.push_back(e.step.value);
-      EXPECT_EQ(e.total, 6);
-      EXPECT_EQ(e.v.number, e.step.value);
+      steps.push_back(e.result.step.value);
+      EXPECT_EQ(e.result.total, 6);
+      EXPECT_EQ(e.result.v.number, e.result.step.value);
     }
     EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 6})) << Name(placement);
   }

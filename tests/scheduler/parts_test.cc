@@ -483,5 +483,30 @@ TEST(EvaluationTest, AnEvaluationOfALaterLifeHasAnotherAttempt) {
   EXPECT_GT(second.attempt(), before);
 }
 
+// A graded reward: the share above one half says little, so what is measured is kept.
+TEST(EvaluationTest, MeasuresTheWholeRewardAndEachOfIt) {
+  Evaluation e(4);
+  e.Plan({{3}, {0, 3}});
+  ASSERT_TRUE(e.Begin(Lsn{10}));
+  e.Graded(e.Tid(2), 1.1, {{"close", 1}, {"format", 1}});
+  e.Graded(e.Tid(0), 0.4, {{"close", 0.4}, {"format", 0}});
+  e.Lost(e.Tid(1));
+  EXPECT_FALSE(e.Finished());
+  e.Graded(e.Tid(3), 0.7, {{"close", 0.6}, {"format", 1}});
+  ASSERT_TRUE(e.Finished());
+  const Evaluation::Outcome o = e.Take();
+  EXPECT_EQ(o.lost, 1);
+  EXPECT_EQ(o.result.step.value, 3);
+  EXPECT_EQ(o.result.total, 3);
+  EXPECT_EQ(o.result.correct, 2);
+  EXPECT_EQ(o.result.graded, 1);
+  EXPECT_NEAR(o.result.mean, 2.2 / 3, 1e-12);
+  EXPECT_NEAR(o.result.deviation, 0.35118845842842466, 1e-12);
+  ASSERT_EQ(o.result.rewards.size(), 2U);
+  EXPECT_EQ(o.result.rewards[0].name, "close");
+  EXPECT_NEAR(o.result.rewards[0].mean, 2.0 / 3, 1e-12);
+  EXPECT_NEAR(o.result.rewards[1].mean, 2.0 / 3, 1e-12);
+}
+
 }  // namespace
 }  // namespace tidepool::scheduler

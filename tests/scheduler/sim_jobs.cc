@@ -30,6 +30,7 @@ struct Hasher {
   void operator()(const char*, const record::TrainedRow& r) { record::VisitFields(r, *this); }
   void operator()(const char*, const record::VersionTokens& r) { record::VisitFields(r, *this); }
   void operator()(const char*, const record::SlotPlan& r) { record::VisitFields(r, *this); }
+  void operator()(const char*, const record::EvalScore& r) { record::VisitFields(r, *this); }
   void operator()(const char*, const std::pair<std::string, double>& p) {
     (*this)("", p.first), (*this)("", p.second);
   }

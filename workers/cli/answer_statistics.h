@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/statistics.h"
+
 namespace tidepool::workers {
 
 struct QuestionScore {
@@ -12,16 +14,13 @@ struct QuestionScore {
   int64_t right = 0;    // of them, with full score
   double sum = 0;       // of scores, each 0 to 1
 };
-struct ShareWithInterval {
-  double share = 0, low = 0, high = 0;
-};
 
 // Mean score of the questions' means. With one answer a question Wilson's interval, right for shares near 0
 // and 1 and for few questions; with more, mean +- 1.96 standard errors over questions, cut to [0, 1].
-ShareWithInterval Accuracy(const std::vector<QuestionScore>& questions);
+MeanInterval Accuracy(const std::vector<QuestionScore>& questions);
 
 // Chance that one of k answers is right (arXiv:2107.03374, the estimator 1 - C(n-c, k) / C(n, k) of each
 // question, n answers, c right), over questions with n >= k.
-ShareWithInterval PassAtK(const std::vector<QuestionScore>& questions, int64_t k);
+MeanInterval PassAtK(const std::vector<QuestionScore>& questions, int64_t k);
 
 }  // namespace tidepool::workers

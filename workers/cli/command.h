@@ -18,8 +18,9 @@ struct CommandContext {
 void Fail(CommandContext& context, const Status& status, int exit_code = 2);
 
 void AddTrainCommand(CLI::App& app, CommandContext& context);
-void AddConfigCommands(CLI::App& app, CommandContext& context);    // validate, config schema, config show
-void AddInspectCommands(CLI::App& app, CommandContext& context);   // status, report, check, journal, samples
+void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
+void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check, journal, samples
+void AddRunsCommand(CLI::App& app, CommandContext& context);
 void AddModelCommands(CLI::App& app, CommandContext& context);     // generate, eval, import, export
 void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan, policies
 // models, tasks, algorithms, rewards, environments

@@ -51,6 +51,7 @@ int main(int argc, char** argv) {
   AddConfigCommands(app, context);
   AddModelCommands(app, context);
   AddInspectCommands(app, context);
+  AddRunsCommand(app, context);
   AddSimulateCommands(app, context);
   AddRegistryCommands(app, context);
   AddDoctorCommand(app, context);

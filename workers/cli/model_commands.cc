@@ -380,19 +380,19 @@ Status Eval(const CommandContext& context, const EvalOptions& o) {
     const std::string& why = done.front().error;
     return Internal("eval: no answer could be scored" + (why.empty() ? "" : "; the first: " + why));
   }
-  const ShareWithInterval accuracy = Accuracy(scores);
-  json result = {{"accuracy", accuracy.share}, {"low", accuracy.low},
-                 {"high", accuracy.high},      {"questions", n},
-                 {"samples", o.samples},       {"unscored", failed}};
+  const MeanInterval accuracy = Accuracy(scores);
+  json result = {{"accuracy", accuracy.mean}, {"low", accuracy.low},
+                 {"high", accuracy.high},     {"questions", n},
+                 {"samples", o.samples},      {"unscored", failed}};
   for (int64_t k = 1; k <= o.samples && o.samples > 1; k *= 2) {
-    const ShareWithInterval pass = PassAtK(scores, k);
+    const MeanInterval pass = PassAtK(scores, k);
     const std::string name = "pass@" + std::to_string(k);
-    result[name] = pass.share, result[name + "_low"] = pass.low, result[name + "_high"] = pass.high;
+    result[name] = pass.mean, result[name + "_low"] = pass.low, result[name + "_high"] = pass.high;
   }
   if (o.as_json) {
     std::printf("%s\n", result.dump().c_str());
   } else {
-    std::printf("accuracy %.1f %% (95 %% interval %.1f to %.1f) on %lld questions%s\n", 100 * accuracy.share,
+    std::printf("accuracy %.1f %% (95 %% interval %.1f to %.1f) on %lld questions%s\n", 100 * accuracy.mean,
                 100 * accuracy.low, 100 * accuracy.high, static_cast<long long>(n),
                 failed > 0 ? (", " + std::to_string(failed) + " not scored").c_str() : "");
     for (int64_t k = 1; k <= o.samples && o.samples > 1; k *= 2) {

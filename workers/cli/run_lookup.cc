@@ -55,19 +55,6 @@ std::pair<std::string, int64_t> Age(const fs::path& dir) {
       0};
 }
 
-// Folders under `root` that hold a run, newest first.
-std::vector<fs::path> Runs(const std::string& root) {
-  std::vector<std::pair<std::pair<std::string, int64_t>, fs::path>> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(root, error)) {
-    if (IsFolder(entry.path()) && HoldsRun(entry.path())) found.emplace_back(Age(entry.path()), entry.path());
-  }
-  std::sort(found.rbegin(), found.rend());
-  std::vector<fs::path> runs;
-  for (auto& [age, path] : found) runs.push_back(std::move(path));
-  return runs;
-}
-
 StatusOr<RunPlace> PlaceOf(const std::string& dir) {
   if (HoldsRun(dir)) return RunPlace{dir, storage::RunPaths(dir).journal()};
   if (HoldsSegments(dir)) return RunPlace{"", dir};
@@ -85,6 +72,18 @@ StatusOr<RunPlace> PlaceOf(const std::string& dir) {
 
 }  // namespace
 
+std::vector<RunFolder> RunFolders(const std::string& root) {
+  std::vector<std::pair<std::pair<std::string, int64_t>, fs::path>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(root, error)) {
+    if (IsFolder(entry.path()) && HoldsRun(entry.path())) found.emplace_back(Age(entry.path()), entry.path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  std::vector<RunFolder> runs;
+  for (const auto& [age, path] : found) runs.push_back({path.string(), age.first});
+  return runs;
+}
+
 StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
   std::string clean = name;
   while (clean.size() > 1 && clean.back() == '/') clean.pop_back();
@@ -98,9 +97,9 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
   if (plain && IsFolder(fs::path(root) / clean)) return PlaceOf((fs::path(root) / clean).string());
   std::string there;
   int shown = 0;
-  for (const fs::path& run : Runs(root)) {
-    const std::string folder = run.filename().string();
-    if (plain && folder.starts_with(clean)) return PlaceOf(run.string());
+  for (const RunFolder& run : RunFolders(root)) {
+    const std::string folder = fs::path(run.dir).filename().string();
+    if (plain && folder.starts_with(clean)) return PlaceOf(run.dir);
     if (shown++ < 8) there += (there.empty() ? "" : ", ") + folder;
   }
   std::string message = clean + ": no such run: there is no folder of this name";

@@ -10,6 +10,13 @@
 
 namespace tidepool::workers {
 
+struct RunFolder {
+  std::string dir;      // root/<folder>
+  std::string started;  // "20261121T115502Z": of its name, else the time of its config; empty: unknown
+};
+// Folders under `root` that hold a run, newest first; none where there is no such root.
+std::vector<RunFolder> RunFolders(const std::string& root);
+
 // What RUN on the command line names.
 struct RunPlace {
   std::string dir;      // the run directory; empty if a bare journal folder was named

@@ -89,6 +89,12 @@ std::string Part(const char* what, const std::optional<double>& value, const cha
   return value ? what + Number(times * *value, format) : "";
 }
 
+std::string HeldOutNow(const observe::HeldOut& h) {
+  const auto& now = h.last ? h.last : h.before;
+  return "held-out " + h.measure + " " + observe::HeldOutText(h.measure, now->value) + " at step " +
+         std::to_string(now->step);
+}
+
 void DescribeLive(const Json& status, std::ostringstream& out) {
   const Row row{out};
   observe::StatusFile live{.phase = "?", .version = "?"};
@@ -98,7 +104,7 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
               live.left_s ? observe::DurationText(FromSeconds(*live.left_s)) + " left" : "",
               "weights " + live.version}));
   row("learning", Joined({Part("reward ", live.reward, "%.3f"), Part("loss ", live.loss, "%.4f"),
-                          Part("held-out accuracy ", live.accuracy, "%.1f %%", 100)}));
+                          live.held_out ? HeldOutNow(*live.held_out) : ""}));
   row("speed", Joined({Part("", live.tokens_per_s, "%.0f tokens/s"),
                        Part("mean lag ", live.lag_mean, "%.2f versions")}));
   const auto n = [](int64_t count) { return std::to_string(count); };
@@ -137,9 +143,13 @@ void DescribeSummary(const Json& json, std::ostringstream& out) {
                    " steps, weights " + s.policy_version);
   row("why", s.why);
   row("note", s.paced_note.value_or(""));
+  if (s.held_out) {
+    for (const std::string& line : observe::HeldOutLines(*s.held_out, s.steps)) row("held out", line);
+  }
+  // An older program said the accuracy alone.
   std::string accuracy;
   for (const char* when : {"before", "after"}) {
-    if (const auto it = s.accuracy.find(when); it != s.accuracy.end())
+    if (const auto it = s.accuracy.find(when); !s.held_out && it != s.accuracy.end())
       accuracy = Joined({accuracy, when + Number(100 * it->second, " %.1f %%")});
   }
   row("held out", accuracy);

@@ -82,9 +82,9 @@ void Train(CommandContext& context, const TrainOptions& options) {
     if (!written.ok()) std::fprintf(stderr, "warning: report: %s\n", written.message().c_str());
   }
   const RunResult& r = outcome->result;
-  for (const char* when : {"before", "after"}) {
-    if (const auto found = r.accuracy.find(when); found != r.accuracy.end())
-      std::printf("held-out accuracy %-7s %.1f %%\n", (std::string(when) + ":").c_str(), 100 * found->second);
+  if (r.held_out) {
+    for (const std::string& line : observe::HeldOutLines(*r.held_out, r.steps))
+      std::printf("held-out %s\n", line.c_str());
   }
   if (r.paced_note) std::printf("%s\n", r.paced_note->c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());

@@ -83,7 +83,7 @@ Status Fragments::Check(const sample::Segment& record) const {
   return policy::CheckFragment(*fragment, spec_);
 }
 
-StatusOr<Fragments::Verdict> Fragments::Judge(const SampleId& tid, const sample::Segment& record) {
+StatusOr<Fragments::Verdict> Fragments::Judge(const SampleId& tid, const sample::Segment& record) const {
   TP_ASSIGN_OR_RETURN(const policy::Fragment f, policy::DecodeFragment(record.fragment));
   Verdict v;
   if (!f.scores.empty()) {
@@ -91,27 +91,9 @@ StatusOr<Fragments::Verdict> Fragments::Judge(const SampleId& tid, const sample:
   } else {
     for (const float r : f.rewards) v.reward += static_cast<double>(r) / static_cast<double>(f.instances);
   }
-  if (tid.is_eval()) {
-    v.rewards.emplace_back("solved", v.reward >= rules_.solved_return ? 1.0 : 0.0);
-    returns_[tid] = v.reward;
-  }
+  if (tid.is_eval()) v.rewards.emplace_back("solved", v.reward >= rules_.solved_return ? 1.0 : 0.0);
   v.rewards.emplace_back("return", v.reward);
   return v;
-}
-
-ReturnSummary Fragments::TakeReturns() {
-  ReturnSummary s;
-  s.episodes = static_cast<int64_t>(returns_.size());
-  const auto n = static_cast<double>(s.episodes);
-  for (const auto& [tid, score] : returns_) s.mean += score / n;
-  double squares = 0;
-  for (const auto& [tid, score] : returns_) squares += (score - s.mean) * (score - s.mean);
-  s.deviation = s.episodes > 1 ? std::sqrt(squares / (n - 1)) : 0;
-  const double half = s.episodes > 0 ? 1.96 * s.deviation / std::sqrt(n) : 0;
-  s.low = s.mean - half;
-  s.high = s.mean + half;
-  returns_.clear();
-  return s;
 }
 
 }  // namespace tidepool::workers

@@ -25,12 +25,6 @@
 
 namespace tidepool::workers {
 
-// Returns of the episodes of one evaluation.
-struct ReturnSummary {
-  int64_t episodes = 0;
-  double mean = 0, deviation = 0, low = 0, high = 0;  // low, high: normal 95 % interval of the mean
-};
-
 class Fragments {
  public:
   static StatusOr<std::unique_ptr<Fragments>> Create(const JobConfig& config);
@@ -53,9 +47,7 @@ class Fragments {
     double reward = 0;
     std::vector<std::pair<std::string, double>> rewards;
   };
-  StatusOr<Verdict> Judge(const SampleId& tid, const sample::Segment& record);
-  // Of the evaluation whose episodes were judged since the last call.
-  ReturnSummary TakeReturns();
+  [[nodiscard]] StatusOr<Verdict> Judge(const SampleId& tid, const sample::Segment& record) const;
 
   [[nodiscard]] int64_t lanes() const { return lanes_; }
 
@@ -68,7 +60,6 @@ class Fragments {
   policy::PolicySpec spec_;
   int64_t lanes_ = 1;
   std::map<int64_t, record::Enq> stored_;  // the newest of an ordinal, of the newest rounds of all lanes
-  std::map<SampleId, double> returns_;     // of evaluation episodes
 };
 
 }  // namespace tidepool::workers

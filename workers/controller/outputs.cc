@@ -23,17 +23,7 @@ void ControllerProcess::Do(const cmd::StepReport& c) {
 }
 
 void ControllerProcess::Do(const cmd::EvalReport& c) {
-  std::map<std::string, double> more;
-  if (fragments_ != nullptr) {
-    const ReturnSummary r = fragments_->TakeReturns();
-    more["eval/return/mean"] = r.mean;
-    more["eval/return/std"] = r.deviation;
-    more["eval/return/low"] = r.low;
-    more["eval/return/high"] = r.high;
-    result_.returns = {
-        {.after = r.mean, .interval = {{r.low, r.high}}, .episodes = r.episodes, .deviation = r.deviation}};
-  }
-  const Status written = metrics_->WriteEval(c, Now(), more);
+  const Status written = metrics_->WriteEval(c.result, Now());
   if (!written.ok()) Warn("metrics: " + written.message());
 }
 
@@ -48,16 +38,16 @@ void ControllerProcess::TellUndone(const record::Restore& r) {
 
 void ControllerProcess::Remember(const JournalRecord& r) {
   if (const auto* commit = std::get_if<record::StepCommit>(&r)) committed_ = commit->step;
-  if (const auto* restore = std::get_if<record::Restore>(&r)) committed_ = restore->step;
+  if (const auto* restore = std::get_if<record::Restore>(&r)) {
+    committed_ = restore->step;
+    evals_.erase(evals_.upper_bound(restore->step), evals_.end());
+  }
   if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr) {
     if (fragments_ != nullptr) fragments_->Remember(*enq);
     samples_.Drop(enq->tid);  // from here on it is read from the payload file
   }
   step_rows_->Remember(r);
-  const auto* e = std::get_if<record::EvalResult>(&r);
-  if (e == nullptr || e->total == 0) return;
-  const double accuracy = static_cast<double>(e->correct) / static_cast<double>(e->total);
-  result_.accuracy[e->step.value == 0 ? "before" : "after"] = accuracy;
+  if (const auto* eval = std::get_if<record::EvalResult>(&r)) evals_[eval->step] = *eval;
 }
 
 void ControllerProcess::Do(const cmd::Warn& c) { Warn(c.line); }
@@ -162,9 +152,7 @@ void ControllerProcess::Show() {
     s.tokens_per_s = find(last, "perf/throughput");
   }
   if (s.reward) s.best_reward = std::max(s.best_reward.value_or(*s.reward), *s.reward);
-  s.accuracy_before = find(result_.accuracy, "before");
-  s.accuracy = find(result_.accuracy, "after");
-  if (!s.accuracy) s.accuracy = s.accuracy_before;
+  s.held_out = observe::HeldOutOf(evals_);
   s.elapsed_s = Seconds(Now().since_start);
   time_left_.OnStep(view.step.value, Now());
   const auto left = time_left_.Estimate(s.steps);
@@ -200,9 +188,11 @@ void ControllerProcess::WriteSummary() {
   s.version = BuildVersion();
   s.commit = BuildCommit();
   s.policy_version = ToString(view.version);
-  if (const auto before = metrics_->return_before()) {
-    if (!s.returns) s.returns.emplace();
-    s.returns->before = before;
+  s.held_out = observe::HeldOutOf(evals_);
+  for (const auto& [when, step] : {std::pair("before", StepNumber{0}), std::pair("after", view.step)}) {
+    const auto e = evals_.find(step);
+    if (e == evals_.end() || e->second.total == 0 || (step.value == 0 && when[0] == 'a')) continue;
+    s.accuracy[when] = static_cast<double>(e->second.correct) / static_cast<double>(e->second.total);
   }
   s.seconds = metrics_->phase_seconds();
   s.seconds["total"] = Seconds(Now().since_start);

@@ -203,7 +203,8 @@ class ControllerProcess {
   bool superseded_ = false;       // another controller has this run
   int stop_seen_ = 0;
   StepNumber committed_;  // by the records so far
-  struct Missing {        // workers that others are to start
+  std::map<StepNumber, record::EvalResult> evals_;
+  struct Missing {  // workers that others are to start
     std::vector<WorkerId> places;
     TimePoint since;
     bool told = false;

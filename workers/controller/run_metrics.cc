@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/thread_annotations.h"
+#include "core/observe/held_out.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -41,12 +42,7 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   const std::string path = storage::RunPaths(run_dir).metrics();
   metrics->environment_ = config.environment() != nullptr;
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
-    for (const auto& row : *earlier) {
-      metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
-      if (const auto found = row.metrics.find("eval/return/mean");
-          row.step == 0 && found != row.metrics.end())
-        metrics->return_before_ = found->second;
-    }
+    for (const auto& row : *earlier) metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
   }
   metrics->files_ = std::make_shared<Files>();
   TP_ASSIGN_OR_RETURN(metrics->files_->jsonl, observe::MetricsWriter::Create(path));
@@ -264,14 +260,7 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
   return written;
 }
 
-Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimePoint now,
-                             const std::map<std::string, double>& more) {
-  std::map<std::string, double> m = more;
-  if (report.total > 0)
-    m["eval/accuracy"] = static_cast<double>(report.correct) / static_cast<double>(report.total);
-  m["eval/total"] = static_cast<double>(report.total);
-  if (const auto found = more.find("eval/return/mean"); report.step.value == 0 && found != more.end())
-    return_before_ = found->second;
+Status RunMetrics::WriteEval(const record::EvalResult& result, TimePoint now) {
   // What was generated for the evaluation is not part of the next step.
   (void)time_.Take(Seconds(now.since_start));
   phase_seconds_["eval"] += gen_s_;
@@ -279,7 +268,7 @@ Status RunMetrics::WriteEval(const scheduler::command::EvalReport& report, TimeP
   gen_s_ = 0;
   last_write_ = now;
   any_write_ = true;
-  return Write(report.step.value, report.v, now, m);
+  return Write(result.step.value, result.v, now, observe::EvalMetrics(result));
 }
 
 }  // namespace tidepool::workers

@@ -47,15 +47,11 @@ class RunMetrics {
   // The step is committed: writes everything that was gathered for it. An error is that of an earlier write.
   Status WriteStep(const scheduler::command::StepReport& report, const scheduler::ControllerView& view,
                    TimePoint now);
-  // `more`: further numbers of the evaluation.
-  Status WriteEval(const scheduler::command::EvalReport& report, TimePoint now,
-                   const std::map<std::string, double>& more = {});
+  Status WriteEval(const record::EvalResult& result, TimePoint now);
 
   [[nodiscard]] const std::map<std::string, double>& last() const { return last_; }  // of the last step
   // Of all slots and their incarnations so far; steps 0: nothing is paced.
   [[nodiscard]] PaceCount paced() const;
-  // Of a control task, from the evaluation before the first step, in this life of the run or an earlier one.
-  [[nodiscard]] std::optional<double> return_before() const { return return_before_; }
   void OnEnded(int64_t place, int64_t peak_bytes) {
     peak_bytes_[place] = std::max(peak_bytes_[place], peak_bytes);
   }
@@ -70,7 +66,6 @@ class RunMetrics {
 
   DiskThread& thread_;
   std::shared_ptr<Files> files_;
-  std::optional<double> return_before_;
   double earlier_s_ = 0;  // wall time of earlier lives of the run
   std::map<StepNumber, std::map<std::string, double>> trained_;
   std::map<std::string, std::pair<double, int64_t>> rewards_;  // name -> sum, count

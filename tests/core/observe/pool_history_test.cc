@@ -98,6 +98,13 @@ TEST(PoolHistoryTest, ARestoreSaysFromWhereToWhere) {
                          {{"at_s", 12.0}, {"from", 1}, {"to", 0}, {"ckpt", 0}}}));
 }
 
+TEST(PoolHistoryTest, FaultsAreCountedByKind) {
+  std::vector<JournalEntry> journal;
+  for (const char* kind : {"worker", "payload", "worker"})
+    journal.push_back({.ctl_epoch = 1, .record = record::Fault{.kind = kind}});
+  EXPECT_EQ(PoolHistoryOf(journal).faults, (std::map<std::string, int64_t>{{"payload", 1}, {"worker", 2}}));
+}
+
 TEST(PoolHistoryTest, TheReportShowsTheSlots) {
   RunData run;
   Journal j;

@@ -20,8 +20,8 @@ StatusFile Training(int64_t step) {
   s.step = step;
   s.steps = 100;
   s.reward = 0.6134;
-  s.accuracy_before = 0.211;
-  s.accuracy = 0.58;
+  s.held_out = {
+      .measure = "accuracy", .before = {{.value = 0.211}}, .last = {{.step = 30, .value = 0.58}}, .best = {}};
   s.response_tokens = 5.1;
   s.tokens_per_s = 12345;
   s.lag_mean = 0.25;
@@ -49,7 +49,7 @@ TEST(ProgressTest, BlockShowsWhatMatters) {
   s.last_warning = "worker w1 restarted\x1b[2J";
   EXPECT_THAT(ProgressBlock(s, 100),
               ElementsAre("quickstart  training  step 34/100 [======>             ]  1m12s, about 2m20s left",
-                          "  reward 0.613  held-out 21.1% -> 58.0%  length 5.1",
+                          "  reward 0.613  held-out 21.1 % -> 58.0 %  length 5.1",
                           "  12,345 tok/s  lag 0.2 max 1  groups 16 running, 3 queued",
                           "  warning: worker w1 restarted [2J"));
   for (const std::string& line : ProgressBlock(s, 30)) EXPECT_LE(line.size(), 30U);

@@ -23,6 +23,7 @@ CliResult RunCli(const std::vector<std::string>& words) {
   context.self_path = std::filesystem::read_symlink("/proc/self/exe").string();
   AddInspectCommands(app, context);
   AddModelCommands(app, context);
+  AddRunsCommand(app, context);
   AddSimulateCommands(app, context);
   AddDoctorCommand(app, context);
   CliResult result;

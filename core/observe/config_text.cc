@@ -1,0 +1,86 @@
+#include "core/observe/config_text.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace tidepool::observe {
+namespace {
+
+// The value of a line, without its comment; quotes of a string go too.
+std::string Value(std::string_view text) {
+  const size_t start = text.find_first_not_of(' ');
+  if (start == std::string_view::npos) return {};
+  text.remove_prefix(start);
+  size_t end = std::string_view::npos;
+  if (text.front() == '"') {
+    for (end = 1; end < text.size() && text[end] != '"'; ++end) end += text[end] == '\\' ? 1 : 0;
+    return std::string(text.substr(1, std::min(end, text.size()) - 1));
+  }
+  bool quoted = false;
+  for (size_t i = 0; i < text.size() && end == std::string_view::npos; ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (text[i] == '#' && !quoted && (i == 0 || text[i - 1] == ' ')) end = i;
+  }
+  text = text.substr(0, end);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return std::string(text);
+}
+
+struct Level {
+  size_t indent = 0;
+  std::string key;
+  int64_t item = -1;  // of the list under this key
+};
+
+std::string Path(const std::vector<Level>& levels, std::string_view key) {
+  std::string path;
+  for (const Level& level : levels) {
+    path += level.key;
+    if (level.item >= 0) path += "[" + std::to_string(level.item) + "]";
+    path += ".";
+  }
+  return path + std::string(key);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> ConfigValues(std::string_view yaml) {
+  std::map<std::string, std::string> values;
+  std::vector<Level> levels;
+  while (!yaml.empty()) {
+    const size_t end = yaml.find('\n');
+    std::string_view line = yaml.substr(0, end);
+    yaml.remove_prefix(end == std::string_view::npos ? yaml.size() : end + 1);
+    size_t indent = line.find_first_not_of(' ');
+    if (indent == std::string_view::npos || line[indent] == '#') continue;
+    const bool item = line.substr(indent).starts_with("- ");
+    if (item) {
+      while (!levels.empty() && levels.back().indent >= indent) levels.pop_back();
+      if (levels.empty()) continue;
+      ++levels.back().item;
+      indent += 2;
+    }
+    while (!levels.empty() && levels.back().indent >= indent) levels.pop_back();
+    line.remove_prefix(std::min(indent, line.size()));
+    const size_t colon = line.find(':');
+    if (colon == std::string_view::npos) {
+      if (item && !levels.empty()) {
+        const Level& list = levels.back();
+        std::vector<Level> above(levels.begin(), levels.end() - 1);
+        values[Path(above, list.key + "[" + std::to_string(list.item) + "]")] = Value(line);
+      }
+      continue;
+    }
+    const std::string_view key = line.substr(0, colon);
+    const std::string value = Value(line.substr(colon + 1));
+    const bool text = line.substr(colon + 1).find('"') != std::string_view::npos;
+    if (value.empty() && !text) {
+      levels.push_back({indent, std::string(key)});
+    } else {
+      values[Path(levels, key)] = value;
+    }
+  }
+  return values;
+}
+
+}  // namespace tidepool::observe

@@ -1,0 +1,38 @@
+#include "core/observe/config_text.h"
+
+#include <gtest/gtest.h>
+
+namespace tidepool::observe {
+namespace {
+
+TEST(ConfigTextTest, NamesEveryKeyWithItsSectionsAndListItems) {
+  const auto values = ConfigValues(
+      "# Overrides: none\n"
+      "name: x                   # a.yaml:1\n"
+      "model:\n"
+      "  init:\n"
+      "    alphabet: \"ab # c\\\"=\"   # a.yaml:2\n"
+      "  path: \"\"                # default\n"
+      "reward:\n"
+      "  functions:              # a.yaml:5\n"
+      "    - name: exact_answer  # a.yaml:5\n"
+      "      weight: 1\n"
+      "    - name: format\n"
+      "  workers: 2\n"
+      "data:\n"
+      "  letters: [\"a # b\",2] # a.yaml:7\n"
+      "  # style: terse          # default of task x\n");
+  const std::map<std::string, std::string> expected = {{"name", "x"},
+                                                       {"model.init.alphabet", "ab # c\\\"="},
+                                                       {"model.path", ""},
+                                                       {"reward.functions[0].name", "exact_answer"},
+                                                       {"reward.functions[0].weight", "1"},
+                                                       {"reward.functions[1].name", "format"},
+                                                       {"reward.workers", "2"},
+                                                       {"data.letters", "[\"a # b\",2]"}};
+  EXPECT_EQ(values, expected);
+  EXPECT_TRUE(ConfigValues("\n- \n:\n   \"").size() < 2) << "nonsense is no crash";
+}
+
+}  // namespace
+}  // namespace tidepool::observe

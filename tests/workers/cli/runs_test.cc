@@ -1,0 +1,104 @@
+// `tidepool runs` over folders that say of themselves what they are.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/workers/cli/runner.h"
+#include "workers/cli/run_list.h"
+
+namespace tidepool::workers {
+namespace {
+
+using nlohmann::json;
+
+const char* const kConfig =
+    "name: quick\njob: rl   # x.yaml:2\ndata:\n  task: reverse   # x.yaml:4\ntrain:\n  steps: 30\n";
+
+TEST(RunsTest, ListsNewestFirstWithFirstLastAndBestFigures) {
+  const ScratchFolder scratch;
+  const std::string old = "runs/quick-20260101T000000Z", young = "runs/quick-20260301T000000Z";
+  scratch.Write(old + "/config.yaml", kConfig);
+  scratch.Write(old + "/summary.json", R"({"exit":0,"finished":true,"steps":30,"why":"all steps done"})");
+  scratch.Write(old + "/metrics.jsonl",
+                R"({"step":0,"metrics":{"eval/accuracy":0.25,"eval/total":8.0}}
+{"step":1,"metrics":{"critic/score/mean":0.5,"critic/score/max":9.0}}
+{"step":2,"metrics":{"critic/score/mean":0.75}}
+{"step":3,"metrics":{"critic/score/mean":null}}
+{"step":3,"metrics":{"critic/score/mean":0.625,"eval/accuracy":0.5}}
+)");
+  scratch.Write(young + "/config.yaml", kConfig);
+  scratch.Write(young + "/summary.json", R"({"exit":3,"steps":4,"why":"worker died"})");
+  const json list = json::parse(RunCli({"runs", "--json"}).out);
+  ASSERT_EQ(list.size(), 2U);
+  EXPECT_EQ(list[0]["run"], "quick-20260301T000000Z");
+  EXPECT_EQ(list[0]["state"], "failed");
+  EXPECT_EQ(list[0]["last_line"], "worker died");
+  EXPECT_FALSE(list[0].contains("learned"));
+  const json& done = list[1];
+  EXPECT_EQ(done["state"], "finished");
+  EXPECT_EQ(done["job"], "rl");
+  EXPECT_EQ(done["task"], "reverse");
+  EXPECT_EQ(done["step"], 30);
+  EXPECT_EQ(done["steps"], 30);
+  EXPECT_EQ(done["learned"],
+            json({{"metric", "critic/score/mean"}, {"first", 0.5}, {"best", 0.75}, {"last", 0.625}}));
+  EXPECT_EQ(done["held_out"]["first"], 0.25);
+  EXPECT_EQ(done["held_out"]["last"], 0.5);
+  EXPECT_GT(done["age_s"], 0);
+  const std::string table = RunCli({"runs"}).out;
+  EXPECT_NE(table.find("reward 0.625 (best 0.75)"), std::string::npos) << table;
+  EXPECT_NE(table.find("accuracy 25.0% -> 50.0%"), std::string::npos) << table;
+  EXPECT_NE(table.find("2 runs in runs"), std::string::npos) << table;
+}
+
+TEST(RunsTest, SmallestLossIsTheBestAndLinkedFilesCountOnce) {
+  const ScratchFolder scratch;
+  const std::string dir = "elsewhere/teach";
+  scratch.Write(dir + "/config.yaml",
+                "name: teach\njob: sft\ndata:\n  task: \"\"\n  path: data/mine.jsonl\n");
+  scratch.Write(dir + "/metrics.jsonl", R"({"step":1,"metrics":{"actor/loss":9,"sft/loss":2.5}}
+{"step":2,"metrics":{"sft/loss":1.5}}
+{"step":3,"metrics":{"sft/loss":2}}
+)");
+  const int64_t before = BriefOf(dir)->bytes;
+  scratch.Write(dir + "/final/a", std::string(1 << 20, 'x'));
+  std::filesystem::create_hard_link(dir + "/final/a", dir + "/final/b");
+  const auto brief = BriefOf(dir);
+  ASSERT_TRUE(brief.ok());
+  EXPECT_EQ(brief->state, "new");
+  EXPECT_EQ(brief->task, "mine.jsonl");
+  EXPECT_EQ(brief->learned->metric, "sft/loss");
+  EXPECT_EQ(brief->learned->best, 1.5);
+  EXPECT_GE(brief->bytes - before, 1 << 20);
+  EXPECT_LT(brief->bytes - before, 2 << 20);
+  EXPECT_NE(RunCli({"runs", "elsewhere"}).out.find("loss 2 (best 1.5)"), std::string::npos);
+}
+
+TEST(RunsTest, FolderWithoutRunsAndOneThatIsNotThere) {
+  const ScratchFolder scratch;
+  const CliResult none = RunCli({"runs"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.err.find("runs: no such folder"), std::string::npos) << none.err;
+  std::filesystem::create_directory("runs");
+  const CliResult empty = RunCli({"runs"});
+  EXPECT_EQ(empty.exit_code, 0);
+  EXPECT_NE(empty.out.find("runs holds no run"), std::string::npos) << empty.out;
+}
+
+TEST(RunsTest, DamagedJournalIsListedAsUnreadable) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/a/config.yaml", kConfig);
+  // Only the last segment may be torn.
+  for (const char* name : {"0000.tpj", "0001.tpj"})
+    scratch.Write(std::string("runs/a/journal/") + name, std::string(1000, 'x'));
+  scratch.Write("runs/b/config.yaml", kConfig);
+  const json list = json::parse(RunCli({"runs", "--json"}).out);
+  ASSERT_EQ(list.size(), 2U);
+  for (const json& run : list) EXPECT_EQ(run["state"], run["run"] == "a" ? "unreadable" : "new") << run;
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,188 @@
+#include "workers/cli/run_list.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/base/json_fields.h"
+#include "core/base/real_file_system.h"
+#include "core/observe/config_text.h"
+#include "core/observe/run_files.h"
+#include "core/storage/run_directory.h"
+#include "workers/cli/run_lookup.h"
+#include "workers/cli/run_status.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of a file of JSON; `x` stays as it is where there is none.
+template <typename T>
+bool Read(const std::string& path, T& x) {
+  const auto text = RealFileSystem().ReadFile(path);
+  return text.ok() && FromJson(nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false), x);
+}
+
+bool IsLoss(const std::string& metric) { return metric.find("loss") != std::string::npos; }
+
+// The first of `names` that has a value. Metrics of a long run are megabytes, and a list of runs wants two of
+// hundreds of names: the text is searched for them, not parsed. Names stand in quotes and nothing else of a
+// line is a string, so they are found where they are and nowhere else.
+std::optional<RunFigure> FigureOf(std::string_view text, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    RunFigure figure{.metric = name};
+    const std::string key = "\"" + figure.metric + "\":";
+    bool any = false;
+    const char* at = text.data();
+    const char* end = text.data() + text.size();
+    while (at != end) {
+      at = static_cast<const char*>(
+          ::memmem(at, static_cast<size_t>(end - at), key.data(), key.size()));  // several times std's search
+      if (at == nullptr) break;
+      at += key.size();
+      char* after = nullptr;
+      const double value = std::strtod(at, &after);  // the text is a std::string: a zero ends it
+      if (after == at || !std::isfinite(value)) continue;
+      if (!any) figure.first = figure.best = value;
+      figure.best = IsLoss(figure.metric) ? std::min(figure.best, value) : std::max(figure.best, value);
+      figure.last = value;
+      any = true;
+    }
+    if (any) return figure;
+  }
+  return std::nullopt;
+}
+
+int64_t DiskBytes(const std::string& dir) {
+  int64_t bytes = 0;
+  std::set<std::pair<dev_t, ino_t>> shared;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    struct stat info {};
+    if (::lstat(it->path().c_str(), &info) != 0) continue;  // it went while we looked
+    if (info.st_nlink > 1 && S_ISREG(info.st_mode) && !shared.emplace(info.st_dev, info.st_ino).second)
+      continue;
+    bytes += info.st_blocks * 512;
+  }
+  return bytes;
+}
+
+double SecondsSince(const std::string& started) {
+  std::tm utc{};
+  const char* end = ::strptime(started.c_str(), "%Y%m%dT%H%M%SZ", &utc);
+  if (end == nullptr || *end != '\0') return -1;
+  return std::difftime(std::time(nullptr), ::timegm(&utc));
+}
+
+std::string TaskOf(const std::map<std::string, std::string>& config) {
+  const auto value = [&](const char* key) {
+    const auto it = config.find(key);
+    return it == config.end() ? "" : it->second;
+  };
+  for (const char* key : {"environment.name", "data.task"}) {
+    if (const std::string name = value(key); !name.empty()) return name;
+  }
+  return fs::path(value("data.path")).filename().string();
+}
+
+// Without the journal where that is not needed.
+Status PutState(const std::string& dir, RunBrief& brief) {
+  const storage::RunPaths paths(dir);
+  observe::StatusFile live;
+  if (Read(paths.status(), live)) brief.step = live.step, brief.steps = live.steps;
+  // control.json goes when a controller ends in order; a process of its number without it is not ours.
+  int64_t pid = 0;
+  if (const auto control = RealFileSystem().ReadFile(paths.control()); control.ok()) {
+    const nlohmann::json said = nlohmann::json::parse(*control, nullptr, /*allow_exceptions=*/false);
+    if (said.is_object() && said.contains("pid")) FromJson(said["pid"], pid);
+  }
+  if (IsTidepoolProcess(pid)) {
+    brief.state = "running";
+    brief.last_line = live.last_warning;
+    return OkStatus();
+  }
+  if (observe::SummaryFile summary; Read(paths.summary(), summary)) {
+    brief.state = summary.exit != 0 ? "failed" : summary.finished ? "finished" : "stopped";
+    brief.step = summary.steps;
+    brief.last_line = summary.why;
+    return OkStatus();
+  }
+  TP_ASSIGN_OR_RETURN(const auto status, RunStatus(dir));
+  brief.state = status["state"];
+  if (status.contains("journal")) {
+    const auto& journal = status["journal"];
+    brief.step = std::max<int64_t>(journal["last_step"].get<int64_t>(), 0);
+    brief.steps = journal["steps"].get<int64_t>();
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+StatusOr<RunBrief> BriefOf(const std::string& run_dir) {
+  std::error_code error;
+  if (!fs::is_directory(run_dir, error))
+    return NotFound(run_dir + ": no such folder; expected a run directory (runs/<name>-<time>)");
+  const storage::RunPaths paths(run_dir);
+  RunBrief brief;
+  brief.run = fs::path(run_dir).lexically_normal().filename().string();
+  brief.dir = run_dir;
+  std::map<std::string, std::string> config;
+  if (const auto text = RealFileSystem().ReadFile(paths.config()); text.ok())
+    config = observe::ConfigValues(*text);
+  brief.name = config["name"];
+  brief.job = config["job"];
+  brief.task = TaskOf(config);
+  brief.steps = std::atoll(config["train.steps"].c_str());
+  if (const Status state = PutState(run_dir, brief); !state.ok()) {
+    brief.state = "unreadable";  // one damaged journal is no reason not to list the others
+    brief.last_line = state.message();
+  }
+  if (const auto metrics = RealFileSystem().ReadFile(paths.metrics()); metrics.ok()) {
+    brief.learned = FigureOf(*metrics, {"critic/score/mean", "sft/loss", "dpo/loss", "reward_model/loss",
+                                        "distill/loss", "actor/loss"});
+    brief.held_out = FigureOf(*metrics, {"eval/return/mean", "eval/accuracy", "eval/reward/mean",
+                                         "eval/dpo/accuracy", "eval/reward_model/accuracy", "eval/loss"});
+  }
+  brief.bytes = DiskBytes(run_dir);
+  return brief;
+}
+
+StatusOr<std::vector<RunBrief>> ListRuns(const std::string& root) {
+  std::error_code error;
+  if (!fs::is_directory(root, error)) {
+    return NotFound(root +
+                    ": no such folder; name the folder that holds runs, or start one with `tidepool train "
+                    "CONFIG`, which makes runs/");
+  }
+  std::vector<RunBrief> list;
+  for (const RunFolder& folder : RunFolders(root)) {
+    auto brief = BriefOf(folder.dir);
+    if (!brief.ok()) continue;  // it went while we looked
+    brief->started = folder.started;
+    brief->age_s = SecondsSince(folder.started);
+    list.push_back(*std::move(brief));
+  }
+  return list;
+}
+
+std::string ShortName(const std::string& metric) {
+  if (metric == "critic/score/mean") return "reward";
+  if (metric == "eval/return/mean") return "return";
+  if (metric == "eval/reward/mean") return "reward";
+  return metric.substr(metric.rfind('/') + 1);
+}
+
+}  // namespace tidepool::workers

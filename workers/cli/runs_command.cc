@@ -1,0 +1,112 @@
+// tidepool runs: a table of the runs of a folder.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/base/json_fields.h"
+#include "core/base/utf8.h"
+#include "workers/cli/command.h"
+#include "workers/cli/run_list.h"
+#include "workers/cli/run_lookup.h"
+
+namespace tidepool::workers {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Cells = std::vector<std::string>;
+
+std::string Formatted(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof(text), format, value);
+  return text;
+}
+
+std::string ValueText(const RunFigure& figure, double value) {
+  return ShortName(figure.metric) == "accuracy" ? Formatted("%.1f%%", 100 * value) : Formatted("%.3g", value);
+}
+
+std::string LearnedText(const std::optional<RunFigure>& f) {
+  if (!f) return "-";
+  return ShortName(f->metric) + " " + ValueText(*f, f->last) + " (best " + ValueText(*f, f->best) + ")";
+}
+
+std::string HeldOutText(const std::optional<RunFigure>& f) {
+  if (!f) return "-";
+  return ShortName(f->metric) + " " + ValueText(*f, f->first) + " -> " + ValueText(*f, f->last) +
+         (f->best == f->last ? "" : " (best " + ValueText(*f, f->best) + ")");
+}
+
+std::string AgeText(double seconds) {
+  if (seconds < 0) return "-";
+  if (seconds < 90) return Formatted("%.0f s", seconds);
+  if (seconds < 90 * 60) return Formatted("%.0f min", seconds / 60);
+  if (seconds < 36 * 3600) return Formatted("%.0f h", seconds / 3600);
+  return Formatted("%.0f days", seconds / 86400);
+}
+
+int64_t Width(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return !ContinuesCharacter(c); });
+}
+
+void PrintTable(const std::vector<Cells>& rows) {
+  std::vector<int64_t> widths;
+  for (const Cells& row : rows) {
+    widths.resize(row.size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
+  }
+  for (const Cells& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(static_cast<size_t>(widths[i] - Width(row[i]) + 2), ' ');
+    }
+    std::printf("%s\n", line.c_str());
+  }
+}
+
+void PrintRuns(const std::string& root, const std::vector<RunBrief>& runs) {
+  if (runs.empty()) {
+    std::printf("%s holds no run; start one with `tidepool train CONFIG`\n", root.c_str());
+    return;
+  }
+  std::vector<Cells> rows = {{"run", "state", "job", "task", "steps", "learned", "held out", "size", "age"}};
+  int64_t bytes = 0;
+  for (const RunBrief& run : runs) {
+    const auto or_dash = [](const std::string& text) { return text.empty() ? "-" : text; };
+    rows.push_back({run.run, run.state, or_dash(run.job), or_dash(run.task),
+                    std::to_string(run.step) + (run.steps > 0 ? "/" + std::to_string(run.steps) : ""),
+                    LearnedText(run.learned), HeldOutText(run.held_out), BytesText(run.bytes),
+                    AgeText(run.age_s)});
+    bytes += run.bytes;
+  }
+  PrintTable(rows);
+  std::printf("%zu %s in %s, %s\n", runs.size(), runs.size() == 1 ? "run" : "runs", root.c_str(),
+              BytesText(bytes).c_str());
+}
+
+}  // namespace
+
+void AddRunsCommand(CLI::App& app, CommandContext& context) {
+  struct Options {
+    std::string root = "runs";
+    bool json = false;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("runs", "List runs, newest first: state, steps, figures, size");
+  command->add_option("dir", options->root, "Folder of runs; default: runs");
+  command->add_flag("--json", options->json, "For machines");
+  command->footer("Example: tidepool runs");
+  command->callback([options, &context] {
+    const auto runs = ListRuns(options->root);
+    if (!runs.ok()) return Fail(context, runs.status());
+    if (!options->json) return PrintRuns(options->root, *runs);
+    Json list = Json::array();
+    for (const RunBrief& run : *runs) list.push_back(JsonOf<Json>(run));
+    std::printf("%s\n", list.dump(1, ' ', false, Json::error_handler_t::replace).c_str());
+  });
+}
+
+}  // namespace tidepool::workers
