@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
 """A reward as a server of its own, in Python: speaks proto/reward.proto.
 
-    pip install grpcio grpcio-tools
-    python3 examples/reward_server.py --listen 127.0.0.1:7001
+    python3 -m venv .deps/reward-venv
+    .deps/reward-venv/bin/pip install grpcio grpcio-tools
+    .deps/reward-venv/bin/python examples/reward_server.py --listen 127.0.0.1:7001 &
     build/bin/tidepool train configs/quickstart.yaml \
         'reward.functions=[{name: closeness, endpoint: "127.0.0.1:7001"}]'
 
-Replace closeness() by a function of your own. What it returns is a judgement, 0 included. Raise
-BadRow for a row that cannot be graded at all: it is dropped and counted as `data_invalid`, never
-trained. Any other exception, or no answer within timeout_s, is an infrastructure failure: the
-sample is graded again (reward.max_retries), and only then dropped as `reward_infra`.
+Replace closeness() by a function of your own. The number that it returns is a judgement, 0 included. Raise
+BadRow for a row that cannot be graded at all: it is dropped and counted as `data_invalid`, never trained.
+Any other exception, an answer that is no finite number (None, NaN), or no answer within timeout_s is an
+infrastructure failure: its traceback is printed here, the sample is graded again (reward.max_retries), and
+only then dropped as `reward_infra`. examples/reward_http_server.py does the same without gRPC.
 """
 
 import argparse
 import difflib
+import math
+import numbers
 import os
 import sys
 import tempfile
+import traceback
 from concurrent import futures
 
 import grpc
@@ -29,8 +34,9 @@ class BadRow(Exception):
 def closeness(request) -> float:
     """1 for the right answer, less for what only resembles it, 0 if the response was cut off.
 
-    request has prompt, answer, text (the response), fields (of the data row, as JSON text), ended,
-    response_tokens, max_new_tokens and sample (its name, for logs).
+    request has prompt, messages (the conversation, with role and content), rendered_prompt (what the model
+    read), text (the response), answer, fields (of the data row), ended, response_tokens, max_new_tokens, row,
+    line, file, held_out and sample (its name, for logs): see proto/reward.proto.
     """
     if not request.answer:
         raise BadRow("the data row has no answer")
@@ -58,13 +64,29 @@ def serve(listen: str, score, threads: int = 4):
     """Starts a server; returns it and the port it listens on (0 for a unix socket)."""
     messages, services = load_proto()
 
+    def reply_to(request):
+        try:
+            value = score(request)
+            # protobuf takes None for "left out", which is 0.
+            if not isinstance(value, numbers.Real) or not math.isfinite(value):
+                raise TypeError(f"{score.__name__} returned {value!r} for {request.sample}; expected a finite number")
+            return messages.ScoreReply(outcome=messages.ScoreReply.OK, score=value)
+        except BadRow as problem:
+            return messages.ScoreReply(outcome=messages.ScoreReply.DATA, detail=str(problem))
+
+    def answer(context, make_reply):
+        try:
+            return make_reply()
+        except Exception as problem:  # which tells Tidepool to try again
+            traceback.print_exc()
+            context.abort(grpc.StatusCode.INTERNAL, f"{type(problem).__name__}: {problem}")
+
     class Servicer(services.RewardServicer):
         def Score(self, request, context):
-            try:
-                return messages.ScoreReply(outcome=messages.ScoreReply.OK, score=score(request))
-            except BadRow as problem:
-                return messages.ScoreReply(outcome=messages.ScoreReply.DATA, detail=str(problem))
-            # Everything else becomes a gRPC error, which is what tells Tidepool to try again.
+            return answer(context, lambda: reply_to(request))
+
+        def ScoreBatch(self, request, context):  # reward.batch above 1: replace it where a model grades many at once
+            return answer(context, lambda: messages.ScoreBatchReply(replies=[reply_to(s) for s in request.samples]))
 
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=threads))
     services.add_RewardServicer_to_server(Servicer(), server)

@@ -16,6 +16,7 @@ bool Checker::State::On(const record::Config& x) {
   const bool none = c.checkpoint_steps <= 0 || (config && checkpoint_distance <= 0);
   checkpoint_distance = none ? 0 : std::max(checkpoint_distance, c.checkpoint_steps);
   config = c;
+  done = false;
   return true;
 }
 

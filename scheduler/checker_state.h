@@ -101,6 +101,7 @@ struct Checker::State {
   std::map<std::string, std::vector<std::pair<uint32_t, uint64_t>>>
       losses;  // of workers: life of the controller, time
   bool step0_committed = false, fault_seen = false;
+  bool done = false;  // END_RUN says that nothing is left to do, and no later CONFIG goes on
   int64_t last_inc = -1, last_lease = -1;
   LengthFairness fairness;
   // G6: slots that are free and have a live worker; slots that generate or are on their way to it.

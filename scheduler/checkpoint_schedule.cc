@@ -25,12 +25,13 @@ bool CheckpointSchedule::Failed(StepNumber step, TimePoint now) {
   return ++failures_ >= kFailuresToStop;
 }
 
-std::vector<int64_t> CheckpointSchedule::ToDelete(const CommittedCheckpoints& committed) const {
+std::vector<int64_t> CheckpointSchedule::ToDelete(const CommittedCheckpoints& committed,
+                                                  const std::set<StepNumber>& awaited) const {
   std::vector<int64_t> ids;
   auto excess = static_cast<int64_t>(committed.size()) - std::max<int64_t>(options_.keep, 2);
   for (const auto& [id, c] : committed) {
     if (excess-- <= 0) break;
-    ids.push_back(id);
+    if (!awaited.contains(c.step)) ids.push_back(id);
   }
   return ids;
 }

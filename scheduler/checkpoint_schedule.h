@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -41,8 +42,10 @@ class CheckpointSchedule {
   bool Failed(StepNumber step, TimePoint now);
   [[nodiscard]] int64_t failures() const { return failures_; }
 
-  // The newest K stay. Ids of the others, oldest first.
-  [[nodiscard]] std::vector<int64_t> ToDelete(const CommittedCheckpoints& committed) const;
+  // The newest K stay, and those of `awaited` steps: whether one is the best is not known yet. Ids of the
+  // others, oldest first.
+  [[nodiscard]] std::vector<int64_t> ToDelete(const CommittedCheckpoints& committed,
+                                              const std::set<StepNumber>& awaited = {}) const;
   [[nodiscard]] static StepNumber NewestStep(const CommittedCheckpoints& committed);  // invalid: none
 
  private:

@@ -5,13 +5,16 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "core/base/boxed.h"
+#include "core/base/choices.h"
 #include "core/base/ids.h"
 #include "core/base/journal_records.h"
 #include "core/base/time.h"
+#include "scheduler/group_signal.h"
 
 namespace tidepool::scheduler {
 namespace command {
@@ -234,6 +237,12 @@ struct DeleteCheckpoint {
   int64_t ckpt = 0;
   StepNumber step;
 };
+// best/ is to hold the model of this checkpoint, which is there. Before any DeleteCheckpoint of it.
+struct KeepBest {
+  int64_t ckpt = 0;
+  StepNumber step;
+  double value = 0;  // of checkpoint.keep_best
+};
 // Writes final/; answered by FinalSaved.
 struct SaveFinal {
   WorkerRef worker;
@@ -247,13 +256,18 @@ struct StepReport {
   double lag_mean = 0;
   std::vector<int64_t> lag_hist;
   int64_t dropped_stale = 0, filtered = 0, members = 1;
+  GroupSignal signal;
 };
 struct EvalReport {
   record::EvalResult result;
 };
-// A line for the log, key=value.
-struct Warn {
-  std::string line;
+// For people. event: its name in the log (docs/operating.md has the list), where the fields follow it. text:
+// the same as a sentence; the terminal shows that of the newest warning.
+struct Log {
+  LogLevel level = LogLevel::kWarn;
+  std::string event;
+  std::string text;
+  std::vector<std::pair<std::string, std::string>> fields;
 };
 // End the children, exit with this code.
 struct Finish {
@@ -272,7 +286,7 @@ using Command =
                  command::InitState, command::RestoreState, command::FetchState, command::FormGroup,
                  command::Train, command::AbortStep, command::CopyRecovery, command::Publish, command::Load,
                  command::Admit, command::WriteCheckpoint, command::VerifyCheckpoint,
-                 command::DeleteCheckpoint, command::SaveFinal, command::StepReport, command::EvalReport,
-                 command::Warn, command::Finish>;
+                 command::DeleteCheckpoint, command::KeepBest, command::SaveFinal, command::StepReport,
+                 command::EvalReport, command::Log, command::Finish>;
 
 }  // namespace tidepool::scheduler

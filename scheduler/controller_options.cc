@@ -25,6 +25,7 @@ Status Validate(const ControllerOptions& c) {
                                " of a gang is in another one, too, or above cluster.slots");
     }
   }
+  TP_RETURN_IF_ERROR(CheckPolicy(c.fleet.placement, c.fleet.policy));
   const int64_t actors = c.fleet.actor_slots;
   const bool generates = c.job == JobKind::kRl || c.eval.questions() > 0;
   if (actors <= 0) return InvalidArgument("scheduler.actor_slots has to be positive");

@@ -17,6 +17,7 @@ namespace tidepool::scheduler {
 // Slots, and how long their workers may take.
 struct FleetOptions {
   PlacementKind placement = PlacementKind::kColocated;
+  std::string policy = {};  // decides within the placement; empty: its own
   int64_t slots = 1;
   // Both have no key of the config yet, because a worker process has one device and a model is on one device.
   int64_t slots_per_worker = 1;
@@ -63,8 +64,9 @@ struct RolloutOptions {
 
 struct RewardOptions {
   int64_t workers = 1;
-  int64_t max_retries = 2;  // of infrastructure failures, on any worker
-  double timeout_s = 15;    // of one sample: all its reward functions
+  int64_t max_retries = 2;            // of infrastructure failures, on any worker
+  int64_t in_flight_per_worker = 16;  // samples
+  double timeout_s = 15;              // of one sample: all its reward functions
 };
 
 struct EnvironmentOptions {
@@ -91,6 +93,7 @@ struct SaveOptions {
   int64_t keep = 2;                  // >= 2
   int64_t recovery_every_steps = 0;  // 0: no copies of the trainer's state in memory
   bool save_final = true;
+  std::string keep_best;  // metric of an evaluation (best_checkpoint.h); empty: none is kept
 };
 
 struct ControllerOptions {

@@ -14,6 +14,13 @@ bool Evaluation::Planned(StepNumber step) const {
          std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& j) { return j.step == step; });
 }
 
+std::set<StepNumber> Evaluation::Steps() const {
+  std::set<StepNumber> steps;
+  if (active_) steps.insert(active_->step);
+  for (const Job& job : waiting_) steps.insert(job.step);
+  return steps;
+}
+
 std::optional<Evaluation::Job> Evaluation::Begin(Lsn now) {
   if (active_ || waiting_.empty()) return std::nullopt;
   active_ = waiting_.front();

@@ -30,6 +30,7 @@ class Evaluation {
 
   void Plan(const Job& job);  // asked for; begins when a worker serves its version
   [[nodiscard]] bool Planned(StepNumber step) const;
+  [[nodiscard]] std::set<StepNumber> Steps() const;  // of the active one and of all that wait
   // The next one may begin: none is active. `now`: where the journal stands. It rises from one life of the
   // controller to the next, whose workers may still have requests of the last one.
   std::optional<Job> Begin(Lsn now);

@@ -1,6 +1,7 @@
 #include "scheduler/grading.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "scheduler/poison.h"
 
@@ -94,6 +95,17 @@ Grading::Result Grading::Done(const event::Graded& e) {
   }
   jobs_.erase(e.tid);
   return Result::kFinal;
+}
+
+TimePoint Grading::Horizon(TimePoint now) const {
+  std::optional<TimePoint> first;
+  for (const auto& [id, w] : workers_) {
+    for (const SampleId& tid : w.holds) {
+      const TimePoint deadline = jobs_.at(tid).deadline;
+      first = std::min(first.value_or(deadline), deadline);
+    }
+  }
+  return first.value_or(now);
 }
 
 std::vector<WorkerRef> Grading::Stuck(TimePoint now) const {

@@ -39,6 +39,8 @@ class Grading {
   enum class Result : uint8_t { kRefused, kFinal, kRetry };
   // kFinal: the outcome stands (ok, data, or infra after all retries).
   Result Done(const event::Graded& e);
+  // The first deadline of what graders hold; `now` if they hold nothing.
+  [[nodiscard]] TimePoint Horizon(TimePoint now) const;
   // Workers that hold a sample beyond its deadline.
   [[nodiscard]] std::vector<WorkerRef> Stuck(TimePoint now) const;
   [[nodiscard]] bool Knows(const SampleId& tid) const { return jobs_.contains(tid); }

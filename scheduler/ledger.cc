@@ -11,6 +11,31 @@ Status Contradiction(const char* kind, const SampleId& tid, const char* why) {
   return DataLoss(std::string(kind) + " of sample " + ToString(tid) + ": " + why);
 }
 
+// A group that is trained, or whose last sample was just filtered.
+void CountSignal(const Group& g, GroupSignal& signal) {
+  int64_t graded = 0, right = 0, wrong = 0;
+  double least = 0, most = 0;
+  for (const Sample& s : g.samples) {
+    if (s.phase != SamplePhase::kReady &&
+        !(s.phase == SamplePhase::kDropped && s.reason == DropReason::kFiltered)) {
+      continue;
+    }
+    least = graded == 0 ? s.reward : std::min(least, s.reward);
+    most = graded == 0 ? s.reward : std::max(most, s.reward);
+    const double first = s.rewards.empty() ? s.reward : s.rewards.front().second;
+    right += first == 1 ? 1 : 0;
+    wrong += first == 0 ? 1 : 0;
+    ++graded;
+  }
+  if (graded < 2) return;  // nothing to compare
+  ++signal.groups;
+  signal.verdicts = signal.verdicts && right + wrong == graded;
+  if (least != most) return;
+  ++signal.equal;
+  signal.all_right += right == graded ? 1 : 0;
+  signal.all_wrong += wrong == graded ? 1 : 0;
+}
+
 }  // namespace
 
 int64_t LedgerRules::capacity() const {
@@ -188,7 +213,10 @@ Status Ledger::ApplyDrop(const record::Drop& r) {
   }
   // The reason of a group's last sample is the group's.
   ++dropped_groups_since_commit_;
-  if (r.reason == DropReason::kFiltered) ++filtered_since_commit_;
+  if (r.reason == DropReason::kFiltered) {
+    ++filtered_since_commit_;
+    CountSignal(*g, filtered_signal_);
+  }
   if (r.reason == DropReason::kStale) {
     ++stale_since_commit_;
     if (rules_.reissue && g->key.issue < rules_.max_reissues) reissues_[g->key.ordinal] = g->key.issue + 1;
@@ -254,6 +282,7 @@ Status Ledger::ApplyStepCommit(const record::StepCommit& r) {
   trained_samples_ += rows;
   leases_.clear();
   dropped_groups_since_commit_ = filtered_since_commit_ = stale_since_commit_ = 0;
+  filtered_signal_ = {};
   return OkStatus();
 }
 
@@ -288,6 +317,15 @@ bool Ledger::CanStart(int64_t preparing) const {
     return false;
   }
   return true;
+}
+
+GroupSignal Ledger::StepSignal() const {
+  if (!rules_.graded) return {};  // pairs and rows have no rewards
+  GroupSignal signal = filtered_signal_;
+  for (const auto& [lease, keys] : leases_) {
+    for (const GroupKey& key : keys) CountSignal(groups_.at(key), signal);
+  }
+  return signal;
 }
 
 bool Ledger::Exhausted() const {

@@ -25,6 +25,7 @@
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "scheduler/flat_table.h"
+#include "scheduler/group_signal.h"
 #include "scheduler/length_fairness.h"
 #include "scheduler/ordinal_set.h"
 #include "scheduler/small_set.h"
@@ -134,6 +135,8 @@ class Ledger {
   [[nodiscard]] int64_t next_gid() const { return next_gid_; }
   [[nodiscard]] int64_t filtered_since_commit() const { return filtered_since_commit_; }
   [[nodiscard]] int64_t stale_since_commit() const { return stale_since_commit_; }
+  // Of the step that is being trained, whose groups are leased.
+  [[nodiscard]] GroupSignal StepSignal() const;
 
   // Age of a group's tokens for training at `v`.
   [[nodiscard]] Age AgeAt(const Group& g, const Version& v, const VersionGraph& versions) const;
@@ -176,6 +179,7 @@ class Ledger {
   int64_t next_gid_ = 0, next_start_ = 0, dropped_groups_since_commit_ = 0;
   int64_t filtered_since_commit_ = 0, stale_since_commit_ = 0, changes_ = 0;
   int64_t last_trained_start_ = -1;  // of the newest group that was trained
+  GroupSignal filtered_signal_;      // of groups that were filtered since the last commit
 };
 
 }  // namespace tidepool::scheduler

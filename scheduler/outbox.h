@@ -28,7 +28,14 @@ class Outbox {
       commands_.reserve(6);  // an event's usual answer; small enough for the allocator's fast path
     commands_.push_back(std::move(c));
   }
-  void Warn(std::string line) { Do(command::Warn{std::move(line)}); }
+  using Fields = std::vector<std::pair<std::string, std::string>>;
+  // Something is wrong; what it is worth knowing beside that.
+  void Warn(std::string event, std::string text, Fields fields = {}) {
+    Do(command::Log{LogLevel::kWarn, std::move(event), std::move(text), std::move(fields)});
+  }
+  void Note(std::string event, std::string text, Fields fields = {}) {
+    Do(command::Log{LogLevel::kInfo, std::move(event), std::move(text), std::move(fields)});
+  }
   [[nodiscard]] std::vector<Command> Take() { return std::exchange(commands_, {}); }
 
  private:

@@ -1,9 +1,11 @@
 #pragma once
-// Who is to hold which slot: placement policies, chosen by name.
+// Who is to hold which slot. A placement (scheduler.placement) says what a slot may ever hold; a policy
+// decides within it, its own by default, which has its name, or the one that scheduler.policy names
+// (policies/, one file each).
 //
-// A placement is a pure function of what it is shown. It names a role for every slot that has a live worker;
+// A policy is a pure function of what it is shown. It names a role for every slot that has a live worker;
 // the pool finds out how to get there (one transaction), and the controller asks again after every event,
-// so a placement keeps no state. A plan that is not valid is refused with the reason and the plan before it
+// so a policy keeps no state. A plan that is not valid is refused with the reason and the plan before it
 // stays.
 //
 //   colocated    all slots switch together: every slot generates, then every slot trains
@@ -140,8 +142,11 @@ struct Placement {
   std::function<bool(const PoolView&, SlotId, Role)> eligible;
 };
 
-// That of a placement; its name is the placement's word.
-Placement PlacementOf(PlacementKind placement);
+// kInvalidArgument: no policy has the name, or it decides within another placement. Empty: the placement's
+// own.
+Status CheckPolicy(PlacementKind placement, const std::string& policy);
+// A placement with a policy; its name is the policy's. requires CheckPolicy.
+Placement PlacementOf(PlacementKind placement, const std::string& policy = {});
 
 // Seconds that one of `samples` samples takes for a token while `slots` slots share them. Those that wait for
 // their environment are in no batch (Little's law): t = c0 + c1 b + w,  b = samples / slots (t - w) / t.

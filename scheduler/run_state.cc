@@ -161,6 +161,7 @@ struct RunState::Applier {
   Status operator()(const record::CheckpointCommit& r) {
     s.checkpoints_[r.ckpt] = r;
     s.next_checkpoint_ = std::max(s.next_checkpoint_, r.ckpt + 1);
+    s.checkpointed_.insert(r.step);
     s.ever_checkpointed_ = true;
     return OkStatus();
   }
@@ -178,6 +179,7 @@ struct RunState::Applier {
     s.lineages_ = r.new_lineage + 1;
     // A checkpoint of an undone step holds a state that this branch never had.
     std::erase_if(s.checkpoints_, [&](const auto& item) { return item.second.step > r.step; });
+    std::erase_if(s.checkpointed_, [&](const StepNumber& step) { return step > r.step; });
     std::erase_if(s.evals_, [&](const auto& item) { return item.first > r.step; });
     return OkStatus();
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,8 @@ class RunState {
   [[nodiscard]] const std::map<int64_t, record::CheckpointCommit>& checkpoints() const {
     return checkpoints_;
   }
+  // Steps of this branch that ever had a checkpoint, also those whose checkpoint is deleted.
+  [[nodiscard]] const std::set<StepNumber>& checkpointed() const { return checkpointed_; }
   [[nodiscard]] bool ever_checkpointed() const { return ever_checkpointed_; }
   [[nodiscard]] const std::map<WorkerId, WorkerFacts>& workers() const { return workers_; }
   [[nodiscard]] const std::map<SlotId, SlotFacts>& slots() const { return slots_; }
@@ -101,6 +104,7 @@ class RunState {
   int64_t open_lease_ = -1, next_lease_ = 0, next_checkpoint_ = 0, next_transition_ = 0,
           next_incarnation_ = 0;
   std::map<int64_t, record::CheckpointCommit> checkpoints_;
+  std::set<StepNumber> checkpointed_;
   bool ever_checkpointed_ = false;
   std::map<WorkerId, WorkerFacts> workers_;
   std::map<SlotId, SlotFacts> slots_;

@@ -1,8 +1,8 @@
 #pragma once
-// The advantage estimators that a job can name: one registered entry each. The formulas are in
-// group_advantages.h, returns.h, gae.h and distillation.h; an entry says what it needs beside rewards
-// (Provision), which decides what a job loads: a critic, a teacher. Estimators over steps of environments
-// have no `compute` here; `needs` says why. Pure; thread-safe.
+// The advantage estimators that a job can name: one entry each, defined in the files of advantages/
+// (core/base/plugin.h). The formulas are in group_advantages.h, returns.h, gae.h and distillation.h; an entry
+// says what it needs beside rewards (Provision), which decides what a job loads: a critic, a teacher.
+// Estimators over steps of environments have no `compute` here; `needs` says why. Pure; thread-safe.
 
 #include <cstdint>
 #include <span>
@@ -12,6 +12,7 @@
 
 #include "core/algorithms/cells.h"
 #include "core/algorithms/options.h"
+#include "core/base/plugin.h"
 #include "core/base/status.h"
 
 namespace tidepool::algorithms {
@@ -56,7 +57,7 @@ struct AdvantageInput {
 };
 
 struct AdvantageEntry {
-  std::string name;
+  std::string name = {};  // the plug-in's
   std::string paper;
   std::string formula;
   std::vector<OptionSpec> options = {};  // a job writes them as advantage_<name>
@@ -68,7 +69,9 @@ struct AdvantageEntry {
 
   [[nodiscard]] bool Uses(Provision p) const;
 };
-const std::vector<AdvantageEntry>& AdvantageEstimators();
+using AdvantagePlugin = AdvantageEntry;
+std::span<const Plugin<AdvantagePlugin>> AdvantagePlugins();  // the table that the build writes
+const std::vector<AdvantageEntry>& AdvantageEstimators();     // by name
 const AdvantageEntry* FindAdvantage(std::string_view name);
 
 }  // namespace tidepool::algorithms

@@ -59,9 +59,9 @@ struct LossTerms {
 };
 
 struct LossEntry {
-  std::string name;
-  std::string paper;    // title words and arXiv number
-  std::string formula;  // one line
+  std::string name = {};  // the plug-in's
+  std::string paper;      // title words and arXiv number
+  std::string formula;    // one line
   std::vector<OptionSpec> options;
   std::vector<Column> needs;
   std::string aggregation = "token-mean";  // where none is asked for

@@ -139,81 +139,11 @@ bool ResolvedAlgorithm::needs_old_first() const {
 }
 
 const std::vector<AlgorithmEntry>& Algorithms() {
-  const auto preset = [](std::string name, std::string paper, std::string doc, AlgorithmEntry::Part advantage,
-                         AlgorithmEntry::Part loss, AlgorithmEntry::Rules rules = {}) {
-    return AlgorithmEntry{std::move(name),      std::move(paper), std::move(doc),
-                          std::move(advantage), std::move(loss),  std::move(rules)};
-  };
-  static const std::vector<AlgorithmEntry> entries = {
-      preset("grpo", "DeepSeekMath, arXiv:2402.03300", "group-relative advantages with PPO's clip", {"grpo"},
-             {"ppo"}),
-      preset("dr_grpo", "Understanding R1-zero-like training, arXiv:2503.20783",
-             "no deviation, sums over a constant length", {"grpo", {{"scale", "none"}}}, {"ppo"},
-             {.aggregation = "seq-mean-token-sum-norm"}),
-      preset("dapo", "DAPO, arXiv:2503.14476",
-             "clip-higher, token mean, groups of equal rewards are replaced", {"grpo"},
-             {"ppo", {{"clip_high", 0.28}}}, {.filter = "zero_variance"}),
-      preset("rloo", "Back to basics, arXiv:2402.14740", "leave-one-out baseline, policy gradient", {"rloo"},
-             {"reinforce"}, {.aggregation = "seq-mean-token-sum"}),
-      preset("rloo_clip", "Back to basics, arXiv:2402.14740, as in TRL",
-             "leave-one-out baseline, clip on the ratio of whole sequences", {"rloo"}, {"seq_product"}),
-      preset("reinforce_pp", "REINFORCE++, arXiv:2501.03262", "returns whitened over the batch, no groups",
-             {"reinforce_pp"}, {"ppo"}),
-      preset("reinforce_pp_baseline", "REINFORCE++, arXiv:2501.03262",
-             "group mean as baseline, then whitened over the batch", {"reinforce_pp_baseline"}, {"ppo"}),
-      preset("gspo", "Group sequence policy optimization, arXiv:2507.18071",
-             "clip on the ratio of the sequence", {"grpo"}, {"gspo"}),
-      preset("luspo", "LUSPO, arXiv:2602.05261", "GSPO with sums over tokens", {"grpo"}, {"gspo"},
-             {.aggregation = "seq-mean-token-sum"}),
-      preset("cispo", "MiniMax-M1, arXiv:2506.13585", "clipped, detached ratio on the log-prob", {"grpo"},
-             {"cispo"}),
-      preset("sapo", "Soft adaptive policy optimization, arXiv:2511.20347",
-             "a soft gate in place of the clip", {"grpo"}, {"sapo"}),
-      preset("gmpo", "Geometric-mean policy optimization, arXiv:2507.20673",
-             "geometric mean of clipped ratios", {"grpo"}, {"gmpo"}),
-      preset("opo", "On-policy RL with optimal reward baseline, arXiv:2505.23585",
-             "length-weighted baseline, exact on-policy", {"opo"}, {"onpolicy"}),
-      preset("gpg", "Group policy gradient, arXiv:2504.02546",
-             "plain policy gradient, scaled for groups without a gradient", {"gpg"}, {"reinforce"}),
-      preset("maxrl", "MaxRL, arXiv:2602.02710", "rewards relative to the group's mean", {"maxrl"}, {"ppo"}),
-      preset("passk", "Pass@k training, arXiv:2503.19595", "only the best of a group is pushed", {"passk"},
-             {"ppo"}),
-      preset("topr", "Tapered off-policy REINFORCE, arXiv:2503.14286",
-             "wrong answers weigh at most their ratio", {"grpo"}, {"topr"}),
-      preset("kimi15", "Kimi k1.5, arXiv:2501.12599", "policy gradient with a squared log ratio",
-             {"grpo", {{"scale", "none"}}}, {"kimi15"}),
-      preset("vespo", "VESPO, arXiv:2602.10693", "gamma-shaped weight of the sequence ratio", {"grpo"},
-             {"vespo"}),
-      preset("kl_cov", "The entropy mechanism of RL, arXiv:2505.22617",
-             "a KL penalty on the tokens that lose entropy", {"grpo"}, {"kl_cov"}),
-      preset("dppo", "DPPO, arXiv:2602.04879", "trust region on probabilities, against the sampler",
-             {"grpo", {{"scale", "none"}}}, {"dppo"}),
-      preset("tis", "truncated importance sampling, verl and slime",
-             "GRPO with a truncated weight for the sampler/trainer gap", {"grpo"}, {"ppo"},
-             {.correction = "tis"}),
-      preset("icepop", "IcePop, arXiv:2601.02780", "GRPO that drops tokens with a large sampler/trainer gap",
-             {"grpo"}, {"ppo"}, {.correction = "icepop"}),
-      preset("ppo", "Proximal policy optimization, arXiv:1707.06347",
-             "a critic's values, generalised advantages", {"gae"}, {"ppo"}),
-      preset("vapo", "VAPO, arXiv:2504.05118", "PPO with a lambda that grows with the response, clip-higher",
-             {"gae_vapo"}, {"ppo", {{"clip_high", 0.28}}}),
-      preset("remax", "ReMax, arXiv:2310.10505", "the greedy answer's reward as baseline", {"remax"},
-             {"reinforce"}, {.aggregation = "seq-mean-token-sum"}),
-      preset("gdpo", "GDPO, arXiv:2601.05242",
-             "each reward is normalised in its group before they are added up", {"gdpo"}, {"ppo"}),
-      preset("otb", "optimal token baseline (verl)", "a baseline for each token, weighted by its score norms",
-             {"otb"}, {"ppo"}),
-      preset("on_policy_distill", "on-policy distillation, arXiv:2601.02780",
-             "the teacher's log-probs of the student's own samples", {"on_policy_distill"}, {"reinforce"}),
-      preset("gigpo", "GiGPO, arXiv:2505.10978",
-             "episodes of a group are compared, and turns that began in the same state; for a job with an "
-             "environment",
-             {"gigpo"}, {"ppo"}),
-      preset("decoupled_ppo", "AReaL, arXiv:2505.24298",
-             "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions of "
-             "1 or more",
-             {"grpo"}, {"decoupled"}),
-  };
+  static const std::vector<AlgorithmEntry> entries = [] {
+    std::vector<AlgorithmEntry> all;
+    for (const auto& [name, make] : AlgorithmPlugins()) all.emplace_back(make()).name = name;
+    return all;
+  }();
   return entries;
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "core/algorithms/losses/losses.h"
 #include "core/algorithms/value_loss.h"
 #include "core/base/config.h"
+#include "core/base/plugin.h"
 #include "core/base/status.h"
 
 namespace tidepool::algorithms {
@@ -32,14 +34,16 @@ struct AlgorithmEntry {
     std::string correction = "none";
     std::string filter = "none";
   };
-  std::string name;
+  std::string name = {};  // the plug-in's
   std::string paper;
   std::string doc;  // one line
   Part advantage;
   Part loss;
-  Rules rules;
+  Rules rules = {};
 };
-const std::vector<AlgorithmEntry>& Algorithms();
+using AlgorithmPlugin = AlgorithmEntry;
+std::span<const Plugin<AlgorithmPlugin>> AlgorithmPlugins();  // the table that the build writes
+const std::vector<AlgorithmEntry>& Algorithms();              // by name
 const AlgorithmEntry* FindAlgorithm(std::string_view name);
 
 // A KL coefficient that may move (kl.h, AdaptKlCoefficient).

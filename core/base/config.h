@@ -62,9 +62,9 @@ struct DataConfig {
 
 struct RewardFunction {
   std::string name;      // in core/tasks (exact_answer, format, ...), or free with an endpoint
-  std::string endpoint;  // "unix:/path" or "host:port" of a server that speaks proto/reward.proto
+  std::string endpoint;  // of a server (core/tasks/reward_endpoint.h)
   double weight = 1.0;
-  double timeout_s = 15.0;
+  double timeout_s = 15.0;  // of one call; and how long a server may be unreachable
 };
 // What is done to a sample's reward before advantages (core/train/shaping.h). Evaluation and the
 // zero-variance filter see the task's own reward.
@@ -84,6 +84,7 @@ struct RewardConfig {
   std::vector<RewardFunction> functions;
   RewardShapingConfig shaping;
   int64_t workers = 1;
+  int64_t batch = 1;        // samples in one call of a server, at most
   int64_t max_retries = 2;  // of infrastructure failures, on any worker
 };
 
@@ -236,6 +237,7 @@ struct TrainConfig {
 
 struct SchedulerConfig {
   PlacementKind placement = PlacementKind::kColocated;
+  std::string policy = {};       // of `tidepool policies`, within the placement; empty: its own
   int64_t max_lag_versions = 0;  // eta
   int64_t actor_slots = 1;  // split, multiplexed: slots 0 .. actor_slots-1 train; elastic: the most it takes
   int64_t rollout_floor = 1;  // slots that always generate (multiplexed, elastic)
@@ -272,6 +274,7 @@ struct CheckpointConfig {
   int64_t keep = 2;                  // >= 2
   int64_t recovery_every_steps = 0;  // 1: double-buffered copy of the trainer's state in shared memory
   bool save_final = true;
+  std::string keep_best;  // metric of an evaluation; best/ holds the model that had most of it
 };
 
 struct EvalConfig {

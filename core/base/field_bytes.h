@@ -1,7 +1,7 @@
 #pragma once
 // Structs with listed fields (core/base/fields.h) as bytes, the one format of the journal and of the wire:
 // fields in their order; numbers little-endian, enums and flags one byte, ids i64; strings {u32 length,
-// bytes}; lists {u32 count, items}; pairs and structs their parts.
+// bytes}; lists {u32 count, items}; maps as lists of pairs; pairs and structs their parts.
 //
 // FieldWriter and FieldReader are the parts of two visitors: `Self` is the visitor, which derives from them,
 // has operator() for a field, and a Put or Get of its own for what only it has.
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "core/base/fields.h"
 #include "core/base/ids.h"
@@ -33,6 +34,10 @@ concept ListField = requires(T& x) {
   x.emplace_back();
 }
 &&!std::same_as<T, std::string>;
+template <typename T>
+concept MapField = requires {
+  typename T::mapped_type;
+};
 
 template <typename Self>
 struct FieldWriter {
@@ -52,7 +57,7 @@ struct FieldWriter {
     } else if constexpr (PairField<T>) {
       self.Put(x.first);
       self.Put(x.second);
-    } else if constexpr (ListField<T>) {
+    } else if constexpr (ListField<T> || MapField<T>) {
       PutNumber(out, static_cast<uint32_t>(x.size()));
       for (const auto& item : x) self.Put(item);
     } else {
@@ -87,6 +92,13 @@ struct FieldReader {
       self.Get(x.second);
     } else if constexpr (ListField<T>) {
       GetList(x);
+    } else if constexpr (MapField<T>) {
+      x.clear();
+      for (size_t left = reader.Count(1); left > 0 && reader.ok(); --left) {
+        typename T::key_type key;
+        self.Get(key);
+        self.Get(x[std::move(key)]);
+      }
     } else {
       ++depth;
       VisitFields(x, self);

@@ -107,11 +107,6 @@ Status FileSystem::WriteFile(const std::string& path, std::string_view bytes, Fi
   return SyncDir(ParentPath(path));
 }
 
-Status FileSystem::SyncFile(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(auto file, OpenForAppend(path));
-  return file->Sync();
-}
-
 Status FileSystem::MakeDirectories(const std::string& dir) {
   TP_ASSIGN_OR_RETURN(const FileInfo info, Stat(dir));
   if (info.exists) return info.is_directory ? OkStatus() : FileError(ENOTDIR, "create folder", dir);

@@ -87,8 +87,15 @@ class FileSystem {
   virtual Status MakeDirectory(const std::string& dir) = 0;
   // Atomic. A file in the way is replaced; a folder only if it is empty.
   virtual Status Rename(const std::string& from, const std::string& to) = 0;
+  // Gives the file `from` (what it links to) a second name (a hard link): the bytes stay until the last name
+  // goes. kAlreadyExists;
+  // kFailedPrecondition, kPermissionDenied, kInternal where the file system has no such thing, or not for
+  // this file (another disk, another owner).
+  virtual Status Link(const std::string& from, const std::string& to) = 0;
   virtual Status RemoveFile(const std::string& path) = 0;
   virtual Status RemoveDirectory(const std::string& dir) = 0;  // an empty one
+  // Durable contents of a file that someone else wrote; it may be one that may only be read.
+  virtual Status SyncFile(const std::string& path) = 0;
   // Makes the names in `dir` durable.
   virtual Status SyncDir(const std::string& dir) = 0;
   // Takes an exclusive lock on `path` (made if need be, left behind). kFailedPrecondition while another
@@ -105,8 +112,6 @@ class FileSystem {
   StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
   // All or nothing, also over a crash: writes `path`.tmp, syncs, renames, syncs the folder.
   Status WriteFile(const std::string& path, std::string_view bytes, FileAccess access = FileAccess::kShared);
-  // Durable contents of a file that someone else wrote.
-  Status SyncFile(const std::string& path);
   // Makes `dir` and its missing parents, each durable. Ok if it is there.
   Status MakeDirectories(const std::string& dir);
   // Removes a file or a folder with all it holds. Ok if there is nothing. Symbolic links are removed, not

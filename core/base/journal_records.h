@@ -320,8 +320,9 @@ bool IsLazy(const JournalRecord& r);
 struct JournalEntry {
   Lsn lsn;
   uint32_t ctl_epoch = 0;  // raised each time a controller opens the journal
-  uint64_t mono_ns = 0;    // controller's monotonic clock, for durations only
+  uint64_t mono_ns = 0;    // of the controller's clock, which counts from its start
   JournalRecord record;
+  int64_t unix_ms = 0;  // the time of day; 0: not known (programs did not write when a controller began)
 };
 
 // --- fields, in their order on disk ---

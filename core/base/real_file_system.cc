@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace tidepool {
@@ -201,6 +203,20 @@ Status RealFileSystem::Rename(const std::string& from, const std::string& to) {
   return OkStatus();
 }
 
+Status RealFileSystem::Link(const std::string& from, const std::string& to) {
+  // Follows a symbolic link: folders of a download cache hold nothing else.
+  if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) != 0)
+    return FileError(errno, "give the name " + to + " to", from);
+  return OkStatus();
+}
+
+Status RealFileSystem::SyncFile(const std::string& path) {
+  // A linked file of someone else may be read-only: a descriptor for reading is enough for fsync.
+  TP_ASSIGN_OR_RETURN(const Descriptor fd, Open(path, O_RDONLY | O_NONBLOCK, "open"));
+  if (::fdatasync(fd.get()) != 0) return FileError(errno, "make writes durable", path);
+  return OkStatus();
+}
+
 Status RealFileSystem::RemoveFile(const std::string& path) {
   if (::unlink(path.c_str()) != 0) return FileError(errno, "remove", path);
   return OkStatus();
@@ -218,11 +234,22 @@ Status RealFileSystem::SyncDir(const std::string& dir) {
   return OkStatus();
 }
 
+bool RealFileSystem::IsLocked(const std::string& path) {
+  const auto fd = Open(path, O_RDONLY, "open lock file");
+  if (!fd.ok()) return false;
+  return ::flock(fd->get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // closing gives it back
+}
+
 StatusOr<std::unique_ptr<FileLock>> RealFileSystem::Lock(const std::string& path, const std::string& who) {
   TP_ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_RDWR | O_CREAT, "open lock file"));
+  int tries = 20;  // 100 ms: somebody may look who has it (IsLocked)
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return FileError(errno, "lock", path);
+    if (--tries > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      continue;
+    }
     std::string holder(256, '\0');
     const ssize_t n = ::pread(fd.get(), holder.data(), holder.size(), 0);
     holder.resize(n > 0 ? static_cast<size_t>(n) : 0);

@@ -8,6 +8,9 @@ namespace tidepool {
 
 class RealFileSystem : public FileSystem {
  public:
+  // Whether a process holds the lock of this file (Lock). It is tried for a moment, for which Lock waits.
+  static bool IsLocked(const std::string& path);
+
   StatusOr<std::unique_ptr<WritableFile>> OpenForAppend(const std::string& path,
                                                         FileAccess access = FileAccess::kShared) override;
   StatusOr<std::unique_ptr<WritableFile>> CreateNew(const std::string& path,
@@ -17,7 +20,9 @@ class RealFileSystem : public FileSystem {
   StatusOr<std::vector<std::string>> List(const std::string& dir) override;
   Status MakeDirectory(const std::string& dir) override;
   Status Rename(const std::string& from, const std::string& to) override;
+  Status Link(const std::string& from, const std::string& to) override;
   Status RemoveFile(const std::string& path) override;
+  Status SyncFile(const std::string& path) override;
   Status RemoveDirectory(const std::string& dir) override;
   Status SyncDir(const std::string& dir) override;
   StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path, const std::string& who) override;

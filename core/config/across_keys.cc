@@ -15,6 +15,7 @@
 #include "core/environments/text_game.h"
 #include "core/environments/vector.h"
 #include "core/tasks/reward.h"
+#include "core/tasks/reward_endpoint.h"
 #include "core/tasks/task.h"
 
 namespace tidepool::config {
@@ -217,8 +218,8 @@ void CheckReward(Binder& b, const JobConfig& c) {
     if (f.endpoint.empty()) {
       const auto reward = tasks::MakeReward(f.name);
       if (!reward.ok()) b.Complain(key + ".name", reward.status().message());
-    } else if (!f.endpoint.starts_with("unix:") && f.endpoint.find(':') == std::string::npos) {
-      b.Complain(key + ".endpoint", "found '" + f.endpoint + "'; expected unix:PATH or HOST:PORT");
+    } else if (const auto endpoint = tasks::ParseRewardEndpoint(f.endpoint); !endpoint.ok()) {
+      b.Complain(key + ".endpoint", endpoint.status().message());
     }
   }
 }
@@ -448,7 +449,7 @@ void CheckWarmStart(Binder& b, const LoadedConfig& loaded) {
   std::error_code error;
   if (!std::filesystem::exists(c.model.init->warm_start, error)) {
     return b.Complain(key, "no file '" + c.model.init->warm_start +
-                               "', neither from the current directory nor beside this config");
+                               "', neither beside this config nor in the current directory");
   }
   if (c.kind() == JobKind::kSft) return b.Complain(key, "an sft job starts from fresh weights; remove it");
   const auto warm = LoadWarmStart(c);
@@ -521,7 +522,7 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
         "rollout.kv_on_update"},
        job + (TrainsOnPairs(c) ? " generates nothing; "
                                : " generates only for evaluations on the way; write eval.every_steps, or "));
-  idle({"job", "eval.every_steps"}, !rl && !TrainsOnPairs(c) && !AnswersHeldOut(c), {"eval.samples"},
+  idle({"job", "eval.every_steps"}, c.kind() == JobKind::kDistill && !AnswersHeldOut(c), {"eval.samples"},
        job + " is evaluated on the way alone; write eval.every_steps, or ");
   idle({"model.policy"}, c.model.is_policy(), {"rollout.admission", "train.router_aux_coef"},
        std::string("means nothing to a policy of control tasks (model.policy: ") + Name(c.model.policy) +
@@ -535,6 +536,39 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
        {"scheduler.oversample_mode"}, "there are no surplus groups; raise scheduler.oversample above 1, or ");
   idle({"train.schedule"}, c.train.schedule == Schedule::kConstant, {"train.min_learning_rate_ratio"},
        "train.schedule is constant; write linear or cosine, or ");
+}
+
+// The best checkpoint is known by an evaluation of its step.
+void CheckBest(Binder& b, const JobConfig& c) {
+  const std::string key = "checkpoint.keep_best", &metric = c.checkpoint.keep_best;
+  if (!b.Good(key) || metric.empty()) return;
+  if (TrainsOnPairs(c))
+    return b.Complain(key, std::string("needs evaluations on record, and a job: ") + Name(c.kind()) +
+                               " has none: its trainer judges held-out pairs; remove it");
+  std::vector<std::string> known = {"eval/reward/mean"};
+  if (c.model.is_policy()) known.emplace_back("eval/return/mean");
+  known.emplace_back("eval/accuracy");
+  for (const RewardFunction& f : c.reward.functions) known.push_back("eval/reward/" + f.name + "/mean");
+  // The names of an environment's rewards are its own.
+  const bool named =
+      c.environment() != nullptr && metric.starts_with("eval/reward/") && metric.ends_with("/mean");
+  if (!named && std::ranges::find(known, metric) == known.end()) {
+    std::string list;
+    for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
+    return b.Complain(key, "is " + metric + ", which no evaluation of this job has; one of " + list);
+  }
+  b.Rule(key, {"eval.every_steps"}, c.eval.every_steps <= 0,
+         "needs evaluations on the way; write eval.every_steps");
+  b.Rule(key, {"data.held_out", "data.eval_path"},
+         c.environment() == nullptr && c.data.held_out == 0 && c.data.eval_path.empty(),
+         "needs held-out rows to evaluate; write data.held_out");
+  const int64_t every = c.checkpoint.every_steps;
+  b.Rule(key, {"eval.every_steps", "checkpoint.every_steps"},
+         c.eval.every_steps > 0 && (every <= 0 || c.eval.every_steps % every != 0),
+         "needs a checkpoint at each evaluation, but evaluations are every " + Text(c.eval.every_steps) +
+             " steps and checkpoints " +
+             (every > 0 ? "every " + Text(every) : "at the start and the end alone") +
+             "; make eval.every_steps a multiple of checkpoint.every_steps");
 }
 
 // Rules of language models.
@@ -586,6 +620,7 @@ void CheckAcrossKeys(Binder& b, LoadedConfig& loaded) {
   CheckSchedule(b, c);
   CheckPlacement(b, c);
   CheckOffload(b, c);
+  CheckBest(b, c);
   CheckCluster(b, c);
   CheckName(b, c);
 }

@@ -216,17 +216,38 @@ void Binder::Unknown(const std::string& section, const std::string& name, const 
 
 void Binder::ResolvePath(const Node& node, const std::string& shown, std::string& path) {
   if (path.empty()) return;
-  std::error_code error;
-  if (fs::exists(path, error)) return;
-  if (!fs::path(path).is_absolute() && !node.place.override) {
-    const fs::path beside = (fs::path(node.place.source).parent_path() / path).lexically_normal();
-    if (fs::exists(beside, error)) {
-      path = beside.string();
+  std::vector<fs::path> places = {fs::path(path)};  // of the current directory
+  if (!node.place.override) places.insert(places.begin(), fs::path(node.place.source).parent_path() / path);
+  std::vector<std::string> tried;
+  for (const fs::path& place : places) {
+    std::error_code error;
+    std::string found = fs::absolute(place, error).lexically_normal().string();
+    if (error) continue;  // the current directory is gone
+    while (found.size() > 1 && found.back() == '/') found.pop_back();
+    if (fs::exists(found, error)) {
+      path = std::move(found);
       return;
     }
+    if (std::ranges::count(tried, found) == 0) tried.push_back(std::move(found));
   }
-  loaded_.warnings.push_back(node.place.ToString() + ": " + shown + ": '" + path +
-                             "' is not there, neither from the current directory nor beside the config");
+  std::string where;
+  for (const std::string& place : tried) where += (where.empty() ? "" : " and ") + place;
+  loaded_.warnings.push_back(node.place.ToString() + ": " + shown + ": '" + path + "' is not there (tried " +
+                             where + ")");
+}
+
+// unix:PATH, whose server may come later: then it is of the current directory. The path of a socket is short
+// (sun_path), so that a deep directory leaves it as it is.
+void Binder::ResolveSocket(const Node& node, std::string& endpoint) {
+  constexpr std::string_view kUnix = "unix:";
+  constexpr size_t kLongest = 107;
+  if (!endpoint.starts_with(kUnix) || fs::path(endpoint.substr(kUnix.size())).is_absolute()) return;
+  const fs::path path = endpoint.substr(kUnix.size());
+  std::error_code error;
+  fs::path found = fs::path(node.place.source).parent_path() / path;
+  if (node.place.override || !fs::exists(found, error)) found = path;
+  const std::string whole = fs::absolute(found, error).lexically_normal().string();
+  if (!error && whole.size() <= kLongest) endpoint = std::string(kUnix) + whole;
 }
 
 bool Binder::Foreign(const Node& node, const std::string& shown, JobKind of) {
@@ -251,6 +272,7 @@ void Binder::BindKey(const Key& key, const Node& node, const std::string& shown,
   }
   Wrote(shown, node);
   if (key.is_path) ResolvePath(node, shown, *std::get<std::string*>(field));
+  if (key.path == "reward.functions[].endpoint") ResolveSocket(node, *std::get<std::string*>(field));
 }
 
 void Binder::BindFunctions(const Node& node) {

@@ -61,6 +61,7 @@ class Binder {
   void BindOption(const std::string& section, const std::string& name, const Node& value,
                   std::span<const tasks::Option> options, std::map<std::string, std::string>& into);
   void ResolvePath(const Node& node, const std::string& shown, std::string& path);
+  void ResolveSocket(const Node& node, std::string& endpoint);
   void Fail(const Place& place, const std::string& key, const std::string& what);
 
   LoadedConfig& loaded_;

@@ -140,8 +140,10 @@ Origin LoadedConfig::OriginOf(const std::string& key) const {
   return it == origins.end() ? Origin{} : it->second;
 }
 
-StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
-                                      const std::vector<std::string>& overrides) {
+namespace {
+
+StatusOr<LoadedConfig> Load(const std::string& text, const std::string& name,
+                            const std::vector<std::string>& overrides, bool checked) {
   LoadedConfig loaded;
   loaded.path = name;
   loaded.overrides = overrides;
@@ -152,14 +154,27 @@ StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string
   for (const std::string& override : overrides) ApplyOverride(root, override, problems);
   Binder binder(loaded, problems);
   binder.Bind(root);
-  CheckAcrossKeys(binder, loaded);
-  if (!problems.empty()) return ToStatus(std::move(problems));
+  if (checked && !problems.empty()) return ToStatus(std::move(problems));
+  CheckAcrossKeys(binder, loaded);  // gives defaults their values, too
+  if (!checked && !problems.empty()) return ToStatus(std::move(problems));
   return loaded;
+}
+
+}  // namespace
+
+StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
+                                      const std::vector<std::string>& overrides) {
+  return Load(text, name, overrides, /*checked=*/false);
 }
 
 StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std::string>& overrides) {
   TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   return LoadConfigText(text, path, overrides);
+}
+
+StatusOr<LoadedConfig> ReadCheckedConfig(const std::string& path) {
+  TP_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  return Load(text, path, {}, /*checked=*/true);
 }
 
 StatusOr<LoadedConfig> LoadWarmStart(const JobConfig& config) {

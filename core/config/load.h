@@ -3,9 +3,12 @@
 //
 // Order: the file named by `extends` (relative to the file, one at a time, no cycles), the file,
 // then overrides `a.b=c`, last wins. A null value takes an inherited key away. Unknown keys of
-// `data` are options of the task and are checked by its table. Paths are looked up in the current
-// directory first, then beside the file they are written in. Environment variables are not expanded.
-// No exceptions leave this module; reads files, writes nothing; any thread.
+// `data` are options of the task and are checked by its table. Environment variables are not expanded.
+//
+// A relative path is looked for beside the file that it is written in, then in the current directory; one of
+// an override in the current directory alone. What is there is absolute from then on, so that the config
+// means the same in another directory; what is not there stays as it was written, with a warning that names
+// both. No exceptions leave this module; reads files, writes nothing; any thread.
 
 #include <map>
 #include <string>
@@ -21,8 +24,10 @@ namespace tidepool::config {
 struct Origin {
   enum class Kind { kDefault, kFile, kOverride };
   Kind kind = Kind::kDefault;
-  Place place;       // of kFile and kOverride
-  std::string note;  // why a default is not the documented one; may be empty
+  Place place;  // of kFile and kOverride
+  // Of a default: why it is not the documented one. Of a key in config.yaml of a run: where its value had
+  // come from when that file was written. May be empty.
+  std::string note;
   // "default", "configs/x.yaml:7", "override"
   [[nodiscard]] std::string ToString() const;
 };
@@ -35,6 +40,7 @@ struct LoadedConfig {
   std::map<std::string, Origin> origins;  // of keys that were written, or whose default was adjusted;
                                           // list items as "reward.functions[0].name"
   std::vector<std::string> warnings;      // "file:line: key: what"
+  std::vector<std::string> history;       // of a run: what its resumes have changed, lines of resume.h
   [[nodiscard]] Origin OriginOf(const std::string& key) const;
 };
 
@@ -48,6 +54,10 @@ StatusOr<LoadedConfig> LoadConfig(const std::string& path, const std::vector<std
 // The same from a text; `name` stands for the file in messages and for relative paths.
 StatusOr<LoadedConfig> LoadConfigText(const std::string& text, const std::string& name,
                                       const std::vector<std::string>& overrides = {});
+
+// A config that was checked once: each key for itself. What the rules between keys would say is left out,
+// because the files that it names may be gone since.
+StatusOr<LoadedConfig> ReadCheckedConfig(const std::string& path);
 
 // The job that model.init.warm_start of `config` names, with the seed of `config`, because the seed
 // chooses the held-out questions: none of this job's may be trained on in its warm start. LoadConfig

@@ -22,6 +22,10 @@ std::string WithComment(std::string line, const std::string& comment) {
   return line + "# " + comment + "\n";
 }
 
+std::string Comment(const Origin& origin) {
+  return origin.kind == Origin::Kind::kFile && !origin.note.empty() ? origin.note : origin.ToString();
+}
+
 std::string LastName(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
 // Whether the key means something to this job; one that does not would be refused when it is read.
@@ -41,14 +45,14 @@ bool Applies(const Key& key, const JobConfig& config) {
 }
 
 void AppendFunctions(const LoadedConfig& loaded, JobConfig& config, std::string& out) {
-  out += WithComment("  functions:", loaded.OriginOf("reward.functions").ToString());
+  out += WithComment("  functions:", Comment(loaded.OriginOf("reward.functions")));
   for (size_t i = 0; i < config.reward.functions.size(); ++i) {
     bool first = true;
     for (const Key& key : Keys()) {
       if (!key.path.starts_with("reward.functions[].")) continue;
       const std::string name = LastName(key.path);
       out += WithComment((first ? "    - " : "      ") + name + ": " + ValueText(key.field(config, i)),
-                         loaded.OriginOf("reward.functions[" + std::to_string(i) + "]." + name).ToString());
+                         Comment(loaded.OriginOf("reward.functions[" + std::to_string(i) + "]." + name)));
       first = false;
     }
   }
@@ -61,9 +65,9 @@ void AppendOptions(const LoadedConfig& loaded, const std::string& section,
                    std::string& out) {
   for (const auto& [name, fallback] : defaults) {
     const auto it = given.find(name);
-    out += it != given.end() ? WithComment("  " + name + ": " + it->second,
-                                           loaded.OriginOf(section + "." + name).ToString())
-                             : WithComment("  # " + name + ": " + fallback, "default of " + whose);
+    out += it != given.end()
+               ? WithComment("  " + name + ": " + it->second, Comment(loaded.OriginOf(section + "." + name)))
+               : WithComment("  # " + name + ": " + fallback, "default of " + whose);
   }
 }
 
@@ -207,6 +211,7 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
     std::ranges::replace(line, '\r', ' ');
     out += "#   " + line + "\n";
   }
+  for (const std::string& line : loaded.history) out += "# " + line + "\n";
   std::string section;
   bool functions_done = false;
   for (const Key& key : Keys()) {
@@ -233,7 +238,7 @@ std::string ResolvedYaml(const LoadedConfig& loaded) {
     }
     const std::string value = ValueText(key.field(config, 0));
     const std::string indent = now.empty() ? "" : now.find('.') != std::string::npos ? "    " : "  ";
-    out += WithComment(indent + LastName(key.path) + ": " + value, loaded.OriginOf(key.path).ToString());
+    out += WithComment(indent + LastName(key.path) + ": " + value, Comment(loaded.OriginOf(key.path)));
   }
   return out;
 }
@@ -299,7 +304,13 @@ std::string ConfigReference() {
       "takes an inherited key away. Keys marked with a kind of job (*rl*, *dpo*) mean something to that kind "
       "alone. A run may be resumed "
       "with another value of keys "
-      "marked *free*.\n";
+      "marked *free*.\n\n"
+      "A relative *path* is looked for beside the file that it is written in, then in the current directory; "
+      "on "
+      "the command line "
+      "in the current directory alone. The resolved config of a run has absolute paths, so that `--resume` "
+      "works "
+      "from any directory. A file that was moved may be named anew on resume.\n";
   std::string section = "-";
   JobConfig scratch;
   scratch.reward.functions.emplace_back();
@@ -321,47 +332,6 @@ std::string ConfigReference() {
   out += "\n";
   TaskTable(out);
   return out;
-}
-
-Status CheckResume(const JobConfig& old, const JobConfig& now) {
-  JobConfig was = old;
-  JobConfig is = now;
-  std::string differences;
-  const auto compare = [&](const std::string& key, const std::string& before, const std::string& after) {
-    if (before != after) differences += key + ": was " + before + ", is " + after + "\n";
-  };
-  compare("model.init", old.model.init ? "set" : "not set", now.model.init ? "set" : "not set");
-  compare("reward.functions", std::to_string(old.reward.functions.size()) + " functions",
-          std::to_string(now.reward.functions.size()) + " functions");
-  for (const Key& key : Keys()) {
-    if (key.on_resume == OnResume::kFree) continue;
-    if (key.job && (*key.job != old.kind() || *key.job != now.kind())) continue;
-    if (key.path.starts_with("model.init.") && (!old.model.init || !now.model.init)) continue;
-    if (key.path.starts_with("reward.functions[]")) {
-      for (size_t i = 0; i < std::min(old.reward.functions.size(), now.reward.functions.size()); ++i) {
-        compare("reward.functions[" + std::to_string(i) + "]." + LastName(key.path),
-                ValueText(key.field(was, i)), ValueText(key.field(is, i)));
-      }
-      continue;
-    }
-    compare(key.path, ValueText(key.field(was, 0)), ValueText(key.field(is, 0)));
-  }
-  const auto compare_options = [&](const std::string& section, const auto& before, const auto& after) {
-    std::map<std::string, std::string> all = after;
-    all.insert(before.begin(), before.end());
-    const auto text = [](const auto& options, const std::string& name) {
-      return options.contains(name) ? options.at(name) : std::string("not set");
-    };
-    for (const auto& [name, value] : all) compare(section + name, text(before, name), text(after, name));
-  };
-  compare_options("data.", old.data.options, now.data.options);
-  if (old.rl() != nullptr && now.rl() != nullptr) {
-    compare_options("environment.", old.rl()->environment.options, now.rl()->environment.options);
-    compare_options("algorithm.", old.rl()->algorithm.options, now.rl()->algorithm.options);
-  }
-  if (differences.empty()) return OkStatus();
-  return FailedPrecondition(
-      differences + "a run cannot be resumed with these changed; take them back, or start anew with --fresh");
 }
 
 }  // namespace tidepool::config

@@ -4,13 +4,13 @@
 #include <string>
 
 #include "core/base/config.h"
-#include "core/base/status.h"
 #include "core/config/load.h"
 
 namespace tidepool::config {
 
 // `config show`, and config.yaml of a run directory: every key with its value and, in a comment,
-// where it came from; the overrides at the top, in comments. Loads again to the same JobConfig.
+// where it came from; the overrides and what resumes changed at the top, in comments. Loads again to the same
+// JobConfig.
 std::string ResolvedYaml(const LoadedConfig& loaded);
 
 // JSON schema (draft 2020-12) of a config file, indented.
@@ -18,10 +18,5 @@ std::string JsonSchema();
 
 // Markdown reference of all keys, generated tasks and rewards, for docs/config.md.
 std::string ConfigReference();
-
-// Whether a run with config `old` may go on with `now`: steps, learning rate, observe, checkpoint,
-// eval, cluster and placement may differ; model, data, seed, algorithm, B and G may not.
-// kFailedPrecondition with one "key: was X, is Y" line each; what to do at the end.
-Status CheckResume(const JobConfig& old, const JobConfig& now);
 
 }  // namespace tidepool::config

@@ -75,7 +75,7 @@ struct Key {
   std::string doc = {};                   // one line
   std::optional<JobKind> job = {};        // the one kind of job that it means something to; empty: all
   OnResume on_resume = OnResume::kFixed;
-  bool is_path = false;  // of a file or folder: relative to the current directory, then to the file
+  bool is_path = false;  // of a file or folder; load.h says where it is looked for
 };
 
 // The part of the config that only jobs of one kind have, made where the job is of another kind.

@@ -44,7 +44,7 @@ std::vector<Key> DataKeys() {
   return {
       TP_KEY(data.task,
              "generated task (`tidepool tasks`); its options are further keys of data; or data.path"),
-      TP_KEY(data.path, "JSONL file of rows", kPath),
+      TP_KEY(data.path, "JSONL file of rows; their shapes are in docs/adding_a_task.md", kPath),
       TP_KEY(data.eval_path, "JSONL file of held-out rows, with data.path", kPath),
       TP_KEY(data.size, "distinct training questions of a generated task, as far as it has them",
              Between(1, 1e8), Unit{"questions"}),
@@ -62,10 +62,21 @@ std::vector<Key> DataKeys() {
           "registered reward (`tidepool rewards`), perhaps with an argument: format:REGEX; or free with "
           "an endpoint",
           JobKind::kRl),
-      TP_ITEM_KEY(endpoint, "reward server: unix:PATH or HOST:PORT, speaks proto/reward.proto", JobKind::kRl),
+      TP_ITEM_KEY(
+          endpoint,
+          "reward server: unix:PATH or HOST:PORT, speaks proto/reward.proto; or http://HOST:PORT/PATH, "
+          "speaks JSON",
+          JobKind::kRl),
       TP_ITEM_KEY(weight, "factor in the sum", JobKind::kRl),
-      TP_ITEM_KEY(timeout_s, "for one sample", Within(0, 86400), Unit{"s"}, JobKind::kRl),
+      TP_ITEM_KEY(timeout_s,
+                  "for one call; a server that cannot be reached is tried again for as long, from when it "
+                  "was last reached",
+                  Within(0, 86400), Unit{"s"}, JobKind::kRl),
       TP_KEY(reward.workers, "reward processes", Between(1, 4096), JobKind::kRl, kFree),
+      TP_KEY(reward.batch,
+             "samples that a reward worker grades at once: a server gets those that wait, up to so many, in "
+             "one call; at 1 always one, by itself",
+             Between(1, 1024), Unit{"samples"}, JobKind::kRl, kFree),
       TP_KEY(reward.max_retries, "of infrastructure failures, on any worker", Between(0, 100), JobKind::kRl,
              kFree),
   };
@@ -196,7 +207,11 @@ std::vector<Key> TrainKeys() {
 
 std::vector<Key> SystemKeys() {
   std::vector<Key> keys = {
-      TP_KEY(scheduler.placement, "who generates and who trains when: `tidepool policies`", kFree),
+      TP_KEY(scheduler.placement,
+             "what a slot may hold, and who generates and who trains when: `tidepool policies`", kFree),
+      TP_KEY(scheduler.policy,
+             "decides within the placement: a name of `tidepool policies`; empty: the placement's own",
+             kFree),
       TP_KEY(scheduler.max_lag_versions, "oldest weights a trained token may come from; 0 is synchronous",
              Between(0, 1000), Unit{"versions"}, JobKind::kRl),
       TP_KEY(scheduler.actor_slots,
@@ -250,7 +265,13 @@ std::vector<Key> SystemKeys() {
              "copy of the trainer's state in shared memory, for a lost actor; 0: none", Between(0, kMany),
              Unit{"steps"}),
       TP_KEY(checkpoint.save_final, "write final/, a Hugging Face folder"),
-      TP_KEY(eval.every_steps, "greedy accuracy on held-out questions; 0: before and after alone",
+      TP_KEY(
+          checkpoint.keep_best,
+          "metric of an evaluation (eval/reward/mean, eval/accuracy, eval/return/mean, "
+          "eval/reward/NAME/mean): best/ holds the model of the checkpoint that had most of it; empty: none"),
+      TP_KEY(eval.every_steps,
+             "evaluate on held-out rows: greedy answers that are graded (rl, sft), loss (sft, pairs); 0: "
+             "before and after alone",
              Between(0, kMany), Unit{"steps"}),
       TP_KEY(eval.before_train, "evaluate before the first step"),
       TP_KEY(eval.after_train, "evaluate after the last step"),
@@ -261,8 +282,8 @@ std::vector<Key> SystemKeys() {
              Between(0, 1)),
       TP_KEY(observe.tensorboard, "write tb/"),
       TP_KEY(observe.trace, "write trace/, for Perfetto"),
-      TP_KEY(observe.samples_per_step, "in samples/step_N.jsonl; 0: none, -1: all", Between(-1, kMany),
-             Unit{"rows"}),
+      TP_KEY(observe.samples_per_step, "in samples/step_N.jsonl, from several groups; 0: none, -1: all",
+             Between(-1, kMany), Unit{"rows"}),
       TP_KEY(observe.log_level, "of the files in logs/"),
       TP_KEY(
           security.max_control_bytes,

@@ -83,6 +83,7 @@ void ReadMap(const Node& node, const std::string& name, const std::vector<Entry>
 
 std::vector<Entry> JobEntries(WorkloadJob& j) {
   return {{"placement", WordField(&j.placement)},
+          {"policy", &j.policy},
           {"order", &j.order},
           {"kv_on_update", WordField(&j.kv_on_update)},
           {"on_stale", WordField(&j.on_stale)},

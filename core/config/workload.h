@@ -46,6 +46,7 @@ struct WorkloadJob : JobShape {
   PlacementKind placement = PlacementKind::kColocated;
   KvOnUpdate kv_on_update = KvOnUpdate::kRecompute;
   OnStale on_stale = OnStale::kReissue;
+  std::string policy = {};  // scheduler.policy
   std::string order = "context";
   int64_t slots = 1, actor_slots = 1, rollout_floor = 1;
   int64_t groups_per_step = 64, group_size = 8, steps = 4, max_lag_versions = 0;

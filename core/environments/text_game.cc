@@ -9,7 +9,11 @@
 namespace tidepool::environments {
 
 const std::vector<TextEnvironmentInfo>& ListTextEnvironments() {
-  static const std::vector<TextEnvironmentInfo> infos{FrozenLakeText(), TallyText()};
+  static const std::vector<TextEnvironmentInfo> infos = [] {
+    std::vector<TextEnvironmentInfo> all;
+    for (const auto& [name, make] : TextEnvironmentPlugins()) all.emplace_back(make()).name = name;
+    return all;
+  }();
   return infos;
 }
 

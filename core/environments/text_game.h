@@ -11,16 +11,18 @@
 //   std::string prompt = game->Reset();
 //   TextStep step = game->Step("d");
 //
-// A new environment: a class and an entry in text_game.cc (docs/adding_an_environment.md).
+// A new environment: one file in core/environments/games/ (docs/adding_an_environment.md).
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/base/plugin.h"
 #include "core/base/rng.h"
 #include "core/base/status.h"
 #include "core/tasks/options.h"
@@ -60,9 +62,9 @@ class TextEnvironment {
 };
 
 struct TextEnvironmentInfo {
-  std::string name;
-  std::string doc;     // one or two sentences
-  std::string action;  // what is read
+  std::string name = {};  // the plug-in's
+  std::string doc;        // one or two sentences
+  std::string action;     // what is read
   std::string reward;
   std::vector<tasks::Option> options;
   StatusOr<std::unique_ptr<TextEnvironment>> (*make)(const tasks::OptionValues& options,
@@ -87,8 +89,7 @@ std::string DrawLayout(uint64_t seed, bool held_out, int64_t index,
 // Text of the last <answer>...</answer>, trimmed; else, with `bare`, the whole text trimmed.
 std::string AnswerText(const std::string& text, bool bare);
 
-// core/environments/frozen_lake_text.cc, tally_text.cc
-TextEnvironmentInfo FrozenLakeText();
-TextEnvironmentInfo TallyText();
+using TextEnvironmentPlugin = TextEnvironmentInfo;
+std::span<const Plugin<TextEnvironmentPlugin>> TextEnvironmentPlugins();  // the table that the build writes
 
 }  // namespace tidepool::environments

@@ -28,14 +28,17 @@ TransitionTable Merged(TransitionTable table) {
   return out;
 }
 
+std::string_view FrozenLakeTiles(std::string_view map) {
+  if (map == "4x4") return "SFFFFHFHFFFHHFFG";
+  return map == "8x8" ? "SFFFFFFFFFFFFFFFFFFHFFFFFFFFFHFFFFFHFFFFFHHFFFHFFHFFHFHFFFFHFFFG" : "";
+}
+
 StatusOr<TransitionTable> FrozenLake(std::string_view map, bool slippery, double success_rate) {
-  constexpr std::string_view kSmall = "SFFFFHFHFFFHHFFG";
-  constexpr std::string_view kLarge = "SFFFFFFFFFFFFFFFFFFHFFFFFFFFFHFFFFFHFFFFFHHFFFHFFHFFHFHFFFFHFFFG";
   if (map != "4x4" && map != "8x8")
     return Unimplemented("frozen lake: map is '" + std::string(map) + "'; there are 4x4 and 8x8");
   if (!(success_rate >= 0 && success_rate <= 1))
     return InvalidArgument("frozen lake: success_rate is not in [0, 1]");
-  const std::string_view tiles = map == "4x4" ? kSmall : kLarge;
+  const std::string_view tiles = FrozenLakeTiles(map);
   const int64_t side = map == "4x4" ? 4 : 8;
   constexpr std::array<Move, 4> kMoves = {{{0, -1}, {1, 0}, {0, 1}, {-1, 0}}};
   TransitionTable table;

@@ -22,6 +22,9 @@ using TransitionTable = std::vector<Outcome>;
 // Outcomes in any order, equal ones perhaps more than once, as such a table.
 TransitionTable Merged(TransitionTable outcomes);
 
+// S start, F ice, H hole, G goal, row by row; empty: no such map.
+std::string_view FrozenLakeTiles(std::string_view map);
+
 // FrozenLake-v1: actions 0 left, 1 down, 2 right, 3 up; states row by row. slippery: the intended direction
 // with success_rate, each perpendicular one with (1 - success_rate)/2. Walls keep the place; holes and the
 // goal absorb (terminated, reward 0); reward 1 on reaching the goal. map: "4x4" (limit 100 steps) or "8x8"

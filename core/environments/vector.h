@@ -41,10 +41,8 @@ struct VectorSpec {
   [[nodiscard]] int64_t action_size() const { return continuous ? actions : 1; }
 };
 
-// cartpole | pendulum | mountain_car | acrobot | frozen_lake_grid. Options of frozen_lake_grid: map 4x4 | 8x8
-// (4x4), slippery true | false (true); its observation is the place as a row of zeros with a one.
-// max_episode_steps > 0 replaces the environment's limit. kInvalidArgument names what is wrong, with the list
-// of what there is.
+// A control task: one file in control_tasks/ each. max_episode_steps > 0 replaces the environment's limit.
+// kInvalidArgument names what is wrong, with the list of what there is.
 struct VectorOptions {
   std::string name;
   std::map<std::string, std::string> options = {};
@@ -63,6 +61,10 @@ struct InstanceState {
   std::array<double, 4> state{};  // the environment's own, unused places 0
   friend bool operator==(const InstanceState&, const InstanceState&) = default;
 };
+
+// Instances of evaluations, beyond all that training plays: episode i of an evaluation is instance
+// kEvaluationInstances + i.
+inline constexpr uint64_t kEvaluationInstances = uint64_t{1} << 40;
 
 inline constexpr uint8_t kTerminated = 1;
 inline constexpr uint8_t kTruncated = 2;

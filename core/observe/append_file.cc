@@ -1,6 +1,10 @@
 #include "core/observe/append_file.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 
 #include "core/base/real_file_system.h"
@@ -50,6 +54,35 @@ Status ReplaceFile(const std::string& path, std::string_view bytes) {
     TP_RETURN_IF_ERROR(file.Append(bytes));
   }
   return fs.Rename(temporary, path);
+}
+
+namespace {
+
+constexpr size_t kBlock = 4096, kSpare = 1024;  // for what the next text is longer
+
+Status WriteWhole(const std::string& path, int flags, const std::string& text) {
+  const int fd = ::open(path.c_str(), flags | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd < 0) return FileError(errno, "open", path);
+  const ssize_t n = ::pwrite(fd, text.data(), text.size(), 0);
+  int error = n < 0 ? errno : static_cast<size_t>(n) < text.size() ? ENOSPC : 0;
+  if (::close(fd) != 0 && error == 0) error = errno;
+  return error == 0 ? OkStatus() : FileError(error, "write", path);
+}
+
+}  // namespace
+
+Status ShowInFile(const std::string& path, std::string text) {
+  text += '\n';
+  text.resize((text.size() + kSpare + kBlock - 1) / kBlock * kBlock, '\n');
+  const std::string temporary = path + ".tmp";
+  Status written = WriteWhole(temporary, O_CREAT | O_TRUNC, text);
+  if (written.ok()) return RealFileSystem().Rename(temporary, path);
+  ::unlink(temporary.c_str());  // it may not have been made
+  std::error_code error;
+  const auto room = std::filesystem::file_size(path, error);
+  if (error || room < text.size()) return written;  // half of it would be worse
+  text.resize(room, '\n');
+  return WriteWhole(path, 0, text);
 }
 
 }  // namespace tidepool::observe

@@ -37,5 +37,9 @@ Status MakeFolderOf(const std::string& path);
 // The whole of `bytes` under the name `path`, or what was there before; readable by its owner alone. It is
 // not synced.
 Status ReplaceFile(const std::string& path, std::string_view bytes);
+// A small text that says how things are now, for whoever looks. As ReplaceFile, readable by all. Line feeds
+// fill it up to whole blocks, so that where the disk has no room for another file, the next text fits into
+// the one that is there: then that is written over.
+Status ShowInFile(const std::string& path, std::string text);
 
 }  // namespace tidepool::observe

@@ -42,10 +42,9 @@ std::string Path(const std::vector<Level>& levels, std::string_view key) {
   return path + std::string(key);
 }
 
-}  // namespace
-
-std::map<std::string, std::string> ConfigValues(std::string_view yaml) {
-  std::map<std::string, std::string> values;
+// Calls put(key, value, line) for each value.
+template <typename Put>
+void ForEachValue(std::string_view yaml, const Put& put) {
   std::vector<Level> levels;
   while (!yaml.empty()) {
     const size_t end = yaml.find('\n');
@@ -67,7 +66,7 @@ std::map<std::string, std::string> ConfigValues(std::string_view yaml) {
       if (item && !levels.empty()) {
         const Level& list = levels.back();
         std::vector<Level> above(levels.begin(), levels.end() - 1);
-        values[Path(above, list.key + "[" + std::to_string(list.item) + "]")] = Value(line);
+        put(Path(above, list.key + "[" + std::to_string(list.item) + "]"), Value(line), line);
       }
       continue;
     }
@@ -77,10 +76,29 @@ std::map<std::string, std::string> ConfigValues(std::string_view yaml) {
     if (value.empty() && !text) {
       levels.push_back({indent, std::string(key)});
     } else {
-      values[Path(levels, key)] = value;
+      put(Path(levels, key), value, line);
     }
   }
+}
+
+}  // namespace
+
+std::map<std::string, std::string> ConfigValues(std::string_view yaml) {
+  std::map<std::string, std::string> values;
+  ForEachValue(
+      yaml, [&](const std::string& key, const std::string& value, std::string_view) { values[key] = value; });
   return values;
+}
+
+std::set<std::string> ConfigDefaults(std::string_view yaml) {
+  std::set<std::string> keys;
+  ForEachValue(yaml, [&](const std::string& key, const std::string&, std::string_view line) {
+    const size_t at = line.rfind(" # ");
+    if (at == std::string_view::npos) return;
+    const std::string_view from = line.substr(at + 3);
+    if (from.starts_with("default") || from.starts_with("preset")) keys.insert(key);
+  });
+  return keys;
 }
 
 }  // namespace tidepool::observe

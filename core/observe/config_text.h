@@ -3,6 +3,7 @@
 // the program made is listed and compared as well. Pure; any thread.
 
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -11,5 +12,7 @@ namespace tidepool::observe {
 // Of a resolved config (core/config/render.h): "reward.functions[0].name" -> "exact_answer". Comments and the
 // quotes of strings are taken away; a list in brackets is one value. A line that cannot be read is left out.
 std::map<std::string, std::string> ConfigValues(std::string_view yaml);
+// Keys that nobody set: their comment says that the value is a default or a preset's.
+std::set<std::string> ConfigDefaults(std::string_view yaml);
 
 }  // namespace tidepool::observe

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <string_view>
 
 #include "core/base/statistics.h"
 
@@ -33,10 +35,71 @@ HeldOutValue ValueOf(const record::EvalResult& r, const std::string& measure) {
   return {r.step.value, of.mean, of.low, of.high, r.total};
 }
 
+constexpr std::string_view kPrefix = "eval/", kBefore = "/before";
+constexpr const char* kJudged[] = {"sft", "dpo", "reward_model"};
+
+// "dpo" of figures that begin with "dpo/"; "" where there are none.
+std::string JobOf(const std::map<std::string, double>& figures) {
+  for (const char* job : kJudged) {
+    if (figures.contains(std::string(job) + "/total")) return job;
+  }
+  return "";
+}
+
+void PutIn(HeldOut& out, const HeldOutValue& value) {
+  if (value.step == 0) {
+    out.before = value;
+    return;
+  }
+  out.last = value;
+  const bool better =
+      !out.best || (out.measure == "loss" ? value.value < out.best->value : value.value > out.best->value);
+  if (better) out.best = value;
+}
+
+std::optional<HeldOut> OfFigures(const TrainerFigures& figures) {
+  if (figures.empty()) return std::nullopt;
+  const std::string job = JobOf(figures.begin()->second);
+  HeldOut out{
+      .measure = job == "sft" ? "loss" : "accuracy", .before = {}, .last = {}, .best = {}, .more = {}};
+  for (const auto& [step, of] : figures) {
+    const auto number = [&](const std::string& name) {
+      const auto it = of.find(job + "/" + name);
+      return it == of.end() ? 0 : it->second;
+    };
+    const auto total = static_cast<int64_t>(number("total"));
+    const double value = number(out.measure);
+    const MeanInterval interval = job == "sft" ? MeanInterval{value, number("loss/low"), number("loss/high")}
+                                               : ShareInterval(value, total);
+    PutIn(out, {step.value, interval.mean, interval.low, interval.high, total});
+  }
+  for (const auto& [name, value] : figures.rbegin()->second) {
+    if (!name.starts_with(job + "/")) continue;
+    const std::string what = name.substr(job.size() + 1);
+    if (what != out.measure && what != "total" && what.find('/') == std::string::npos) out.more[what] = value;
+  }
+  return out;
+}
+
 }  // namespace
 
-std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>& evals) {
-  HeldOut out{.measure = "accuracy", .before = {}, .last = {}, .best = {}};
+void AddFigures(StepNumber step, const std::map<std::string, double>& metrics, TrainerFigures& figures) {
+  figures.erase(figures.upper_bound(step), figures.end());
+  for (const auto& [name, value] : metrics) {
+    if (!name.starts_with(kPrefix)) continue;
+    const bool before = name.ends_with(kBefore);
+    const std::string what =
+        name.substr(kPrefix.size(), name.size() - kPrefix.size() - (before ? kBefore.size() : 0));
+    const std::string job = what.substr(0, what.find('/'));
+    if (job != what && std::ranges::find(kJudged, job) != std::end(kJudged))
+      figures[before ? StepNumber{0} : step][what] = value;
+  }
+}
+
+std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>& evals,
+                                 const TrainerFigures& figures) {
+  HeldOut out{.measure = "accuracy", .before = {}, .last = {}, .best = {}, .more = {}};
+  std::optional<HeldOut> judged = OfFigures(figures);
   for (const auto& [step, r] : evals) {
     if (r.graded != 0) out.measure = "reward";
   }
@@ -45,15 +108,13 @@ std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>&
   }
   for (const auto& [step, r] : evals) {
     if (r.total == 0) continue;
-    const HeldOutValue value = ValueOf(r, out.measure);
-    if (step.value == 0) {
-      out.before = value;
-      continue;
-    }
-    out.last = value;
-    if (!out.best || value.value > out.best->value) out.best = value;
+    PutIn(out, ValueOf(r, out.measure));
   }
-  if (!out.before && !out.last) return std::nullopt;
+  if (!out.before && !out.last) return judged;
+  if (judged) {  // graded answers come first
+    out.more = judged->more;
+    if (judged->last) out.more[judged->measure] = judged->last->value;
+  }
   return out;
 }
 
@@ -65,13 +126,14 @@ std::string HeldOutText(const std::string& measure, double value) {
 }
 
 std::string HeldOutText(const std::string& measure, const HeldOutValue& v) {
+  const std::string of = std::to_string(v.total) + (measure == kReturn ? " episode" : " row");
+  if (v.total < 2) return HeldOutText(measure, v.value) + " (" + of + ")";  // which tells no spread
   const bool share = measure == "accuracy";
   char text[96];
   std::snprintf(text, sizeof(text),
                 share ? " (95 %% interval %.1f to %.1f, " : " (95 %% interval %.4g to %.4g, ",
                 share ? 100 * v.low : v.low, share ? 100 * v.high : v.high);
-  return HeldOutText(measure, v.value) + text + std::to_string(v.total) +
-         (measure == kReturn ? " episodes)" : " rows)");
+  return HeldOutText(measure, v.value) + text + of + "s)";
 }
 
 std::vector<std::string> HeldOutLines(const HeldOut& h, int64_t steps) {
@@ -82,7 +144,11 @@ std::vector<std::string> HeldOutLines(const HeldOut& h, int64_t steps) {
   const auto at = [](const HeldOutValue& v) { return "at step " + std::to_string(v.step); };
   if (h.before) add("before", *h.before);
   if (h.last) add(h.last->step == steps ? "after" : at(*h.last), *h.last);
-  if (h.best && h.best->value > h.last->value) add("best, " + at(*h.best), *h.best);
+  const bool better =
+      h.best && (h.measure == "loss" ? h.best->value < h.last->value : h.best->value > h.last->value);
+  if (better) add("best, " + at(*h.best), *h.best);
+  for (const auto& [name, value] : h.more)
+    lines.push_back(name + ": " + HeldOutText(name.ends_with("accuracy") ? "accuracy" : name, value));
   return lines;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
-// What a run's evaluations on held-out rows say, from its journal's EVAL_RESULT records: one measure, with
-// its 95 % interval, before training, at the newest evaluation and at the best one. Pure functions.
+// What a run's evaluations on held-out rows say: one measure, with its 95 % interval, before training, at the
+// newest evaluation and at the best one. Where answers were generated and graded it is from the journal's
+// EVAL_RESULT records, else (sft, pairs) from what the trainer said of these rows in the steps' metrics. Pure
+// functions.
 
 #include <map>
 #include <optional>
@@ -13,7 +15,8 @@
 namespace tidepool::observe {
 
 // accuracy: share of answers whose first reward is above 0.5, where that reward was always 0 or 1.
-// reward: mean of the whole reward, where it was not. return: mean return of episodes of a control task.
+// reward: mean of the whole reward, where it was not. return: mean return of episodes of a control task. Of
+// pairs, accuracy: share that is ranked right. loss: of sft, nats a token, less is better.
 struct HeldOutValue {
   int64_t step = 0;
   double value = 0, low = 0, high = 0;
@@ -23,12 +26,19 @@ struct HeldOut {
   std::string measure;
   std::optional<HeldOutValue> before;      // of step 0
   std::optional<HeldOutValue> last, best;  // after it; of equal ones the earliest is the best
+  std::map<std::string, double> more;      // what else the trainer says of them, newest: loss, margin, ...
 };
 TP_FIELDS(HeldOutValue, step, value, low, high, total)
-TP_FIELDS(HeldOut, measure, before, last, best)
+TP_FIELDS(HeldOut, measure, before, last, best, more)
 
-// Empty without an evaluation that graded an answer.
-std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>& evals);
+// What steps' metrics say of held-out rows, by step; step 0 is before training.
+using TrainerFigures = std::map<StepNumber, std::map<std::string, double>>;
+// Takes those of one more line of metrics; those of later steps, which a restore undid, go.
+void AddFigures(StepNumber step, const std::map<std::string, double>& metrics, TrainerFigures& figures);
+
+// Empty without an evaluation that graded an answer or judged a row.
+std::optional<HeldOut> HeldOutOf(const std::map<StepNumber, record::EvalResult>& evals,
+                                 const TrainerFigures& figures = {});
 
 // "99.6 %" of an accuracy, "0.431" of anything else.
 std::string HeldOutText(const std::string& measure, double value);

@@ -1,16 +1,19 @@
 #pragma once
-// Logs: one file a process in logs/, and stderr if wished. A line is key=value:
+// Logs of a run: one file a process in logs/, all with one format and the clock of the machine in UTC. A line
+// is key=value; a sentence for people stands last, as text:
 //
-//   2026-01-31T12:00:00.123Z level=info event=joined role=rollout worker=2 inc=7 host="a b"
+//   2026-01-31T12:00:00.123Z level=warn role=controller event=worker_lost worker=w2/inc7 text="it was killed"
 //
 // spdlog stays behind this header. The logger is the process's one global. Thread-safe.
 
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "core/base/choices.h"
 #include "core/base/status.h"
@@ -20,9 +23,9 @@ namespace tidepool::observe {
 using tidepool::LogLevel;
 
 struct LogOptions {
-  std::string path;  // file, appended to; empty: none
+  std::string path;  // file, appended to; empty: stderr
   LogLevel level = LogLevel::kInfo;
-  std::string role = {};    // put into every line where not empty: "controller", "rollout"
+  std::string role = {};    // put into every line where not empty: "controller", "device"
   std::string worker = {};  // "w2/inc7"
 };
 // Before it is called, and after a failure, lines go to stderr from kWarn up. May be called again.
@@ -42,13 +45,22 @@ struct LogField {
 };
 
 void Log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {});
+// A line (LogLine) of something that happened at `when`, written by whoever has the time to.
+void LogAt(std::chrono::system_clock::time_point when, LogLevel level, const std::string& line);
 // Waits until all lines are in the file.
 void FlushLogs();
 
-// value as it stands, or in quotes with \" \\ \n \xNN escaped where it has spaces, quotes, '=' or
-// control characters. At most `max_bytes` are kept.
+// value as it stands, or in quotes where it is empty or has spaces, quotes, '=' or control characters: those
+// are escaped as \n and \xNN, a backslash as two, and a quote becomes a single one, so that quotes never
+// stand in quotes. At most `max_bytes` are kept.
 std::string LogValue(std::string_view value, size_t max_bytes = 2000);
 // "event=x key=value ..."
 std::string LogLine(std::string_view event, std::initializer_list<LogField> fields);
+std::string LogLine(std::string_view event, const std::vector<std::pair<std::string, std::string>>& fields);
+
+// Of lines that a process left (in any format, oldest first): why it ended, as far as it said so. The text of
+// its last line of level error or, where something else than a line of a log comes last, that. Control
+// characters are gone, at most `max_bytes` are kept. Empty: it said nothing.
+std::string LastWords(std::string_view lines, size_t max_bytes = 400);
 
 }  // namespace tidepool::observe

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <sstream>
 #include <string_view>
 
 #include "core/base/utf8.h"
@@ -37,41 +38,101 @@ std::string Fit(const std::string& line, int64_t width) {
   return line;
 }
 
-void Part(std::string& line, const std::string& text) {
-  if (!text.empty()) line += (line.empty() ? "" : "  ") + text;
-}
+using Parts = std::vector<std::string>;
 
-std::string Quality(const StatusFile& s) {
-  std::string line;
-  if (s.loss) Part(line, "loss " + Fixed(*s.loss, 4));
+Parts Quality(const StatusFile& s) {
+  Parts parts;
+  if (s.loss) parts.push_back("loss " + Fixed(*s.loss, 4));
+  if (s.ranked_right) parts.push_back("ranked right " + HeldOutText("accuracy", *s.ranked_right));
+  if (s.margin) parts.push_back("margin " + Fixed(*s.margin, 3));
   if (s.reward)
-    Part(line,
-         "reward " + Fixed(*s.reward, 3) + (s.best_reward ? " (best " + Fixed(*s.best_reward, 3) + ")" : ""));
+    parts.push_back("reward " + Fixed(*s.reward, 3) +
+                    (s.best_reward ? " (best " + Fixed(*s.best_reward, 3) + ")" : ""));
   if (s.held_out) {
     const HeldOut& h = *s.held_out;
     std::string text = h.measure == "accuracy" ? "held-out" : "held-out " + h.measure;
     if (h.before) text += " " + HeldOutText(h.measure, h.before->value);
     if (h.before && h.last) text += " ->";
     if (h.last) text += " " + HeldOutText(h.measure, h.last->value);
-    Part(line, text);
+    parts.push_back(text);
   }
-  if (s.response_tokens) Part(line, "length " + Fixed(*s.response_tokens, 1));
-  return line;
+  if (s.response_tokens) parts.push_back("length " + Fixed(*s.response_tokens, 1));
+  return parts;
 }
 
-std::string Speed(const StatusFile& s) {
-  std::string line;
-  if (s.tokens_per_s) Part(line, NumberText(*s.tokens_per_s) + " tok/s");
+Parts Speed(const StatusFile& s) {
+  Parts parts;
+  if (s.tokens_per_s) parts.push_back(SpeedText(s));
   if (s.lag_mean)
-    Part(line, "lag " + Fixed(*s.lag_mean, 1) + (s.lag_max ? " max " + std::to_string(*s.lag_max) : ""));
-  Part(line, "groups " + std::to_string(s.running) + " running, " + std::to_string(s.queued) + " queued");
+    parts.push_back("lag " + Fixed(*s.lag_mean, 1) + (s.lag_max ? " max " + std::to_string(*s.lag_max) : ""));
+  parts.push_back("groups " + std::to_string(s.running) + " running, " + std::to_string(s.queued) +
+                  " queued");
+  return parts;
+}
+
+std::string Elapsed(const StatusFile& s) { return DurationText(FromSeconds(s.elapsed_s)); }
+
+std::string Left(const StatusFile& s) {
+  return s.left_s ? "about " + DurationText(FromSeconds(*s.left_s)) + " left" : "";
+}
+
+std::string Joined(const Parts& parts, const char* between = "  ") {
+  std::string line;
+  for (const std::string& part : parts) {
+    if (!part.empty()) line += (line.empty() ? "" : between) + part;
+  }
   return line;
 }
 
-std::string Times(const StatusFile& s) {
-  std::string text = DurationText(FromSeconds(s.elapsed_s));
-  if (s.left_s) text += ", about " + DurationText(FromSeconds(*s.left_s)) + " left";
-  return text;
+// Columns that a line takes: characters of UTF-8.
+int64_t Columns(std::string_view line) {
+  return std::ranges::count_if(line, [](char c) { return !ContinuesCharacter(c); });
+}
+
+// Parts in as many lines as they need, none of them torn where it fits a line by itself.
+void AddWrapped(const Parts& parts, int64_t width, std::vector<std::string>& lines) {
+  constexpr const char* kIndent = "  ";
+  std::string line;
+  for (const std::string& part : parts) {
+    const std::string longer = line.empty() ? kIndent + part : line + "  " + part;
+    if (!line.empty() && Columns(longer) > width) {
+      lines.push_back(line);
+      line = kIndent + part;
+    } else {
+      line = longer;
+    }
+  }
+  if (!line.empty()) lines.push_back(line);
+}
+
+// "[=====>    ]", `cells` wide inside; empty without cells.
+std::string StepBar(const StatusFile& s, int64_t cells) {
+  if (cells <= 0) return "";
+  const int64_t done = std::clamp<int64_t>(cells * s.step / s.steps, 0, cells);
+  std::string bar(static_cast<size_t>(done), '=');
+  if (done < cells) bar += '>';
+  bar.resize(static_cast<size_t>(cells), ' ');
+  return "[" + bar + "]";
+}
+
+// The first line. What is wanted most, step and time left, stays; the rest goes in the order of its worth.
+std::string Head(const StatusFile& s, int64_t width) {
+  const std::string name = Printable(s.name) + (s.paced ? " (paced)" : ""), phase = Printable(s.phase);
+  const std::string step =
+      s.steps > 0 ? "step " + std::to_string(s.step) + "/" + std::to_string(s.steps) : "";
+  const std::string left = Left(s);
+  const std::string times = left.empty() ? Elapsed(s) : Elapsed(s) + ", " + left;
+  for (const int64_t cells : {20, 10}) {
+    const std::string line =
+        Joined({name, phase, s.steps > 0 ? Joined({step, StepBar(s, cells)}, " ") : "", times});
+    if (Columns(line) <= width) return line;
+  }
+  const std::string last = left.empty() ? Elapsed(s) : left;
+  for (const std::string& line : {Joined({name, phase, step, times}), Joined({phase, step, times}),
+                                  Joined({step, times}), Joined({step, last})}) {
+    if (Columns(line) <= width) return line;
+  }
+  return last;
 }
 
 }  // namespace
@@ -106,34 +167,40 @@ std::string NumberText(double value) {
   return buffer.data();
 }
 
-std::vector<std::string> ProgressBlock(const StatusFile& s, int64_t width) {
-  std::vector<std::string> lines;
-  std::string head = Printable(s.name) + (s.paced ? " (paced)  " : "  ") + Printable(s.phase);
-  if (s.steps > 0) {
-    head += "  step " + std::to_string(s.step) + "/" + std::to_string(s.steps);
-    constexpr int64_t kBar = 20;
-    const int64_t done = std::clamp<int64_t>(kBar * s.step / s.steps, 0, kBar);
-    std::string bar(static_cast<size_t>(done), '=');
-    if (done < kBar) bar += '>';
-    bar.resize(kBar, ' ');
-    head += " [" + bar + "]";
+std::string SpeedText(const StatusFile& s) {
+  return s.tokens_per_s ? NumberText(*s.tokens_per_s) + " " + s.speed_of : "";
+}
+
+std::vector<std::string> ProgressBlock(const StatusFile& s, const TerminalSize& size) {
+  const int64_t width = std::max<int64_t>(size.columns - 1, 1);  // in the last column some terminals wrap
+  std::vector<std::string> lines = {Head(s, width)};
+  AddWrapped(Quality(s), width, lines);
+  AddWrapped(Speed(s), width, lines);
+  if (!s.last_warning.empty()) {
+    Parts words;
+    std::istringstream in("warning: " + Printable(s.last_warning));
+    for (std::string word; in >> word;) {
+      if (!words.empty() && 2 + Columns(words.back()) + 1 + Columns(word) <= width) {
+        words.back() += " " + word;
+      } else {
+        words.push_back(word);
+      }
+    }
+    for (const std::string& line : words) lines.push_back("  " + line);
   }
-  lines.push_back(head + "  " + Times(s));
-  for (const std::string& line : {Quality(s), Speed(s)}) {
-    if (!line.empty()) lines.push_back("  " + line);
-  }
-  if (!s.last_warning.empty()) lines.push_back("  warning: " + Printable(s.last_warning));
+  // What has left the screen at its top cannot be drawn over.
+  if (const auto rows = static_cast<size_t>(std::max<int64_t>(size.rows - 1, 1)); lines.size() > rows)
+    lines.resize(rows);
   for (std::string& line : lines) line = Fit(line, width);
   return lines;
 }
 
 std::string ProgressLine(const StatusFile& s) {
-  std::string line = Printable(s.phase);
-  if (s.steps > 0) Part(line, "step " + std::to_string(s.step) + "/" + std::to_string(s.steps));
-  Part(line, Quality(s));
-  Part(line, Speed(s));
-  Part(line, Times(s));
-  return line;
+  Parts parts = {Printable(s.phase)};
+  if (s.steps > 0) parts.push_back("step " + std::to_string(s.step) + "/" + std::to_string(s.steps));
+  for (const Parts& more : {Quality(s), Speed(s), Parts{Joined({Elapsed(s), Left(s)}, ", ")}})
+    parts.insert(parts.end(), more.begin(), more.end());
+  return Joined(parts);
 }
 
 void TimeLeft::OnStep(int64_t step, TimePoint now) {
@@ -151,16 +218,22 @@ std::optional<Duration> TimeLeft::Estimate(int64_t steps) const {
 
 Progress::~Progress() { Finish(); }
 
-void Progress::Erase() {
-  if (lines_ > 0) std::fprintf(out_, "\x1b[%lldA\r\x1b[J", static_cast<long long>(lines_));
-  lines_ = 0;
+// A terminal that became narrower has wrapped what stood there, so the rows are counted anew.
+void Progress::Erase(const TerminalSize& size) {
+  int64_t rows = 0;
+  for (const int64_t columns : drawn_columns_)
+    rows += std::max<int64_t>(1, (columns + size.columns - 1) / size.columns);
+  rows = std::min(rows, size.rows - 1);
+  if (rows > 0) std::fprintf(out_, "\x1b[%lldA\r\x1b[J", static_cast<long long>(rows));
+  drawn_columns_.clear();
 }
 
 void Progress::Draw(const StatusFile& state) {
-  Erase();
-  for (const std::string& line : ProgressBlock(state, TerminalWidth(out_) - 1)) {
+  const TerminalSize size = size_();
+  Erase(size);
+  for (const std::string& line : ProgressBlock(state, size)) {
     std::fprintf(out_, "%s\n", line.c_str());
-    ++lines_;
+    drawn_columns_.push_back(Columns(line));
   }
   std::fflush(out_);
   pending_ = false;
@@ -185,7 +258,7 @@ void Progress::Update(const StatusFile& state, TimePoint now) {
 }
 
 void Progress::Say(const std::string& line) {
-  if (terminal_) Erase();
+  if (terminal_) Erase(size_());
   std::fprintf(out_, "%s\n", line.c_str());
   if (terminal_ && drawn_) Draw(last_);
   std::fflush(out_);
@@ -193,7 +266,7 @@ void Progress::Say(const std::string& line) {
 
 void Progress::Finish() {
   if (terminal_ && pending_) Draw(last_);
-  lines_ = 0;  // what stands, stays
+  drawn_columns_.clear();  // what stands, stays
 }
 
 bool IsTerminal(std::FILE* file) {
@@ -201,10 +274,13 @@ bool IsTerminal(std::FILE* file) {
   return ::isatty(::fileno(file)) != 0 && (term == nullptr || std::string_view(term) != "dumb");
 }
 
-int64_t TerminalWidth(std::FILE* file) {
+TerminalSize SizeOfTerminal(std::FILE* file) {
   winsize size{};
-  if (::ioctl(::fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 20) return size.ws_col;
-  return 80;
+  TerminalSize out;
+  if (::ioctl(::fileno(file), TIOCGWINSZ, &size) != 0) return out;
+  if (size.ws_col > 0) out.columns = size.ws_col;
+  if (size.ws_row > 0) out.rows = size.ws_row;
+  return out;
 }
 
 }  // namespace tidepool::observe

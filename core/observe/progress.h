@@ -2,17 +2,22 @@
 // What a person sees while a job runs. On a terminal one block that is drawn over itself:
 //
 //   quickstart  training  step 34/100 [=======>            ]  1m12s, about 2m20s left
-//   reward 0.613 (best 0.640)  held-out 0.211 -> 0.580  length 5.1
-//   12,345 tok/s  lag 0.3 max 1  groups 16 running, 3 queued
-//   warning: worker w1 restarted (killed by signal 9)
+//     reward 0.613 (best 0.640)  held-out 21.1 % -> 58.0 %  length 5.1
+//     12,345 tok/s generated  lag 0.3 max 1  groups 16 running, 3 queued
+//     warning: worker w1 restarted (killed by signal 9)
+//
+// It fits the terminal, whose size is asked for anew each time: where that is narrow, step and time left stay
+// and the other lines wrap.
 //
 // Otherwise plain lines: one a step (or a phase, or a warning), none repeated. The functions that
 // make text are pure; Progress adds only the writing. One thread.
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/time.h"
@@ -20,10 +25,18 @@
 
 namespace tidepool::observe {
 
-// Lines of the block, none longer than `width` columns.
-std::vector<std::string> ProgressBlock(const StatusFile& state, int64_t width);
+struct TerminalSize {
+  int64_t columns = 80, rows = 24;
+};
+TerminalSize SizeOfTerminal(std::FILE* file);  // 80 x 24 where unknown
+bool IsTerminal(std::FILE* file);              // and TERM is not "dumb"
+
+// Lines of the block, all shorter than a line of the terminal and fewer than it has.
+std::vector<std::string> ProgressBlock(const StatusFile& state, const TerminalSize& size);
 // One line without control characters.
 std::string ProgressLine(const StatusFile& state);
+// "12,345 tok/s generated"; empty before the first step. The one number of throughput that people are shown.
+std::string SpeedText(const StatusFile& state);
 // "1h02m", "2m20s", "7.3s"
 std::string DurationText(Duration duration);
 // 12345.6 -> "12,346"; 1.2345 -> "1.23"
@@ -41,9 +54,12 @@ class TimeLeft {
 
 class Progress {
  public:
-  // `out` is borrowed. `terminal`: isatty of it (see IsTerminal). Draws at most every `interval`.
+  // `out` is borrowed. `terminal`: isatty of it (see IsTerminal), of this `size`. Draws at most every
+  // `interval`.
   Progress(std::FILE* out, bool terminal, Duration interval = FromSeconds(0.2))
-      : out_(out), terminal_(terminal), interval_(interval) {}
+      : Progress(out, terminal, interval, [out] { return SizeOfTerminal(out); }) {}
+  Progress(std::FILE* out, bool terminal, Duration interval, std::function<TerminalSize()> size)
+      : out_(out), terminal_(terminal), interval_(interval), size_(std::move(size)) {}
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -56,20 +72,18 @@ class Progress {
 
  private:
   void Draw(const StatusFile& state);
-  void Erase();
+  void Erase(const TerminalSize& size);
 
   std::FILE* out_;
   bool terminal_;
   Duration interval_;
+  std::function<TerminalSize()> size_;
   std::optional<TimePoint> drawn_;
-  int64_t lines_ = 0;  // of the block on the screen
+  std::vector<int64_t> drawn_columns_;  // of the lines of the block on the screen
   StatusFile last_;
   bool pending_ = false;  // last_ is newer than what is drawn
   std::string said_;      // last plain line's key (phase, step)
   std::string warned_;
 };
-
-bool IsTerminal(std::FILE* file);        // and TERM is not "dumb"
-int64_t TerminalWidth(std::FILE* file);  // columns; 80 where unknown
 
 }  // namespace tidepool::observe

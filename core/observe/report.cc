@@ -129,7 +129,35 @@ json TimeLine(const ReadTrace& trace) {
   return out;
 }
 
-json Pool(const PoolHistory& pool) {
+std::string Shorten(const std::string& text, size_t most) {
+  if (text.size() <= most) return text;
+  const size_t cut = CharacterStart(text, most);
+  return text.substr(0, cut) + " ... (" + std::to_string(text.size() - cut) + " more bytes)";
+}
+
+// Up to six of a step, from different prompts where there are several.
+json Samples(const RunData& run) {
+  constexpr size_t kMost = 6;
+  json out = json::array();
+  for (const auto& [step, rows] : run.samples) {
+    std::vector<const SampleRow*> shown, more;
+    for (const SampleRow& row : rows) {
+      const bool seen =
+          std::ranges::any_of(shown, [&](const SampleRow* s) { return s->tid.ordinal == row.tid.ordinal; });
+      (seen ? more : shown).push_back(&row);
+    }
+    shown.insert(shown.end(), more.begin(), more.end());
+    if (shown.empty()) continue;
+    json list = json::array();
+    for (size_t i = 0; i < std::min(kMost, shown.size()); ++i) list.push_back(SampleData(*shown[i]));
+    out.push_back({{"step", step}, {"rows", list}});
+  }
+  return out;
+}
+
+}  // namespace
+
+json PoolData(const PoolHistory& pool) {
   json out = TimeLine(pool.lanes);
   out["steps"] = pool.steps;
   out["end_s"] = pool.end_s;
@@ -149,13 +177,7 @@ json Pool(const PoolHistory& pool) {
   return out;
 }
 
-std::string Shorten(const std::string& text, size_t most) {
-  if (text.size() <= most) return text;
-  const size_t cut = CharacterStart(text, most);
-  return text.substr(0, cut) + " ... (" + std::to_string(text.size() - cut) + " more bytes)";
-}
-
-json Sample(const SampleRow& row) {
+json SampleData(const SampleRow& row) {
   std::string about, rewards;
   if (!row.answer.empty()) about += "answer " + Shorten(row.answer, kAnswerBytesMax) + " · ";
   about += std::to_string(row.ids.size()) + " tokens" + (row.ended ? "" : ", cut");
@@ -178,27 +200,17 @@ json Sample(const SampleRow& row) {
           {"about", about + " · " + ToString(row.tid)}};
 }
 
-// Up to six of a step, from different prompts where there are several.
-json Samples(const RunData& run) {
-  constexpr size_t kMost = 6;
-  json out = json::array();
-  for (const auto& [step, rows] : run.samples) {
-    std::vector<const SampleRow*> shown, more;
-    for (const SampleRow& row : rows) {
-      const bool seen =
-          std::ranges::any_of(shown, [&](const SampleRow* s) { return s->tid.ordinal == row.tid.ordinal; });
-      (seen ? more : shown).push_back(&row);
-    }
-    shown.insert(shown.end(), more.begin(), more.end());
-    if (shown.empty()) continue;
-    json list = json::array();
-    for (size_t i = 0; i < std::min(kMost, shown.size()); ++i) list.push_back(Sample(*shown[i]));
-    out.push_back({{"step", step}, {"rows", list}});
-  }
+json CurvesData(const RunData& run) {
+  json out = {{"folder", run.folder},
+              {"facts", run.facts},
+              {"state", run.state},
+              {"exit_code", run.summary.exit},
+              {"problems", run.problems},
+              {"config", run.config_yaml},
+              {"values", ConfigValues(run.config_yaml)}};
+  PutMetrics(run, out);
   return out;
 }
-
-}  // namespace
 
 json ReportData(const RunData& run) {
   std::map<std::string, double> drops(run.summary.drops.begin(), run.summary.drops.end()),
@@ -209,38 +221,33 @@ json ReportData(const RunData& run) {
   }
   if (const Points restarts = run.Metric("worker/restarts"); !restarts.empty())
     faults["worker restarts"] = restarts.back().second;
-  json out = {{"folder", run.folder},
-              {"facts", run.facts},
-              {"state", run.state},
-              {"exit_code", run.summary.exit},
-              {"problems", run.problems},
-              {"config", run.config_yaml},
-              {"values", ConfigValues(run.config_yaml)},
-              {"seconds", run.summary.seconds},
-              {"peak_bytes", run.summary.peak_bytes},
-              {"drops", drops},
-              {"faults", faults},
-              {"trace", TimeLine(run.trace)},
-              {"pool", Pool(run.pool)},
-              {"samples", Samples(run)}};
-  PutMetrics(run, out);
+  json out = CurvesData(run);
+  out["seconds"] = run.summary.seconds;
+  out["peak_bytes"] = run.summary.peak_bytes;
+  out["drops"] = drops;
+  out["faults"] = faults;
+  out["trace"] = TimeLine(run.trace);
+  out["pool"] = PoolData(run.pool);
+  out["samples"] = Samples(run);
   return out;
 }
 
-std::string ReportHtml(const RunData& run) {
-  std::string page(ReportPage());
+std::string PageWith(std::string_view page, const json& data) {
+  std::string out(page);
   const std::string mark = "{{run}}";
-  std::string data;
+  std::string text;
   // No "<" in the block: what a model wrote cannot end it.
-  for (const char c : ReportData(run).dump(-1, ' ', false, json::error_handler_t::replace)) {
+  for (const char c : data.dump(-1, ' ', false, json::error_handler_t::replace)) {
     if (c == '<') {
-      data += "\\u003c";
+      text += "\\u003c";
     } else {
-      data += c;
+      text += c;
     }
   }
-  return page.replace(page.find(mark), mark.size(), data);
+  return out.replace(out.find(mark), mark.size(), text);
 }
+
+std::string ReportHtml(const RunData& run) { return PageWith(ReportPage(), ReportData(run)); }
 
 Status WriteReport(const std::string& run_dir) {
   TP_ASSIGN_OR_RETURN(const RunData run, ReadRun(run_dir));

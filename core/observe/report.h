@@ -6,6 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 
 #include "core/base/status.h"
 #include "core/observe/run_data.h"
@@ -17,6 +18,9 @@ Status WriteReport(const std::string& run_dir);
 
 // The page with the data of a run in it. Pure.
 std::string ReportHtml(const RunData& run);
+
+// `page` with the data in the place of {{run}}, so that no text of it can end the block. Pure.
+std::string PageWith(std::string_view page, const nlohmann::json& data);
 
 // The data of the page. Pure. Long curves and time lines are made coarser, so that a page of a run of any
 // length opens in a browser:
@@ -31,5 +35,10 @@ std::string ReportHtml(const RunData& run);
 //     restores
 //   samples: [{step, rows: [{prompt, text, reward, rewards, about}]}]
 nlohmann::json ReportData(const RunData& run);
+// Its parts that the dashboard asks for one by one. Pure.
+nlohmann::json PoolData(const PoolHistory& pool);
+nlohmann::json SampleData(const SampleRow& row);
+// Of it what a page with curves of several runs needs: folder to values, steps, metrics, clock. Pure.
+nlohmann::json CurvesData(const RunData& run);
 
 }  // namespace tidepool::observe

@@ -69,6 +69,18 @@ std::set<std::string> RunData::MetricNames() const {
   return names;
 }
 
+std::map<std::string, MetricSpan> RunData::Spans() const {
+  std::map<std::string, MetricSpan> spans;
+  for (const MetricsRow& row : metrics) {
+    for (const auto& [name, value] : row.metrics) {
+      if (!std::isfinite(value)) continue;
+      const auto [at, begins] = spans.try_emplace(name);
+      at->second.Add(value, begins);
+    }
+  }
+  return spans;
+}
+
 std::map<std::string, double> RunData::Sums(const std::string& prefix) const {
   std::map<std::string, double> sums;
   for (const MetricsRow& row : metrics) {
@@ -80,7 +92,7 @@ std::map<std::string, double> RunData::Sums(const std::string& prefix) const {
   return sums;
 }
 
-StatusOr<RunData> ReadRun(const std::string& run_dir) {
+StatusOr<RunData> ReadRun(const std::string& run_dir, RunParts parts) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (!fs::is_directory(run_dir, error))
@@ -98,12 +110,14 @@ StatusOr<RunData> ReadRun(const std::string& run_dir) {
     }
     any = true;
   }
-  if (auto metrics = ReadMetrics(storage::RunPaths(run_dir).metrics()); metrics.ok()) {
-    run.metrics = std::move(metrics).value();
-    any = true;
-  } else if (metrics.status().code() != StatusCode::kNotFound) {
-    run.problems.push_back(metrics.status().message());
-    any = true;
+  if (parts != RunParts::kFacts) {
+    if (auto metrics = ReadMetrics(storage::RunPaths(run_dir).metrics()); metrics.ok()) {
+      run.metrics = std::move(metrics).value();
+      any = true;
+    } else if (metrics.status().code() != StatusCode::kNotFound) {
+      run.problems.push_back(metrics.status().message());
+      any = true;
+    }
   }
   if (const auto text = RealFileSystem().ReadFile(storage::RunPaths(run_dir).summary(), kMaxText);
       text.ok()) {
@@ -113,6 +127,7 @@ StatusOr<RunData> ReadRun(const std::string& run_dir) {
   if (!any)
     return NotFound(run_dir +
                     ": holds no config.yaml, metrics.jsonl or summary.json; expected a run directory");
+  if (parts != RunParts::kAll) return run;
   run.trace = ReadTraces(storage::RunPaths(run_dir).trace());
   run.problems.insert(run.problems.end(), run.trace.problems.begin(), run.trace.problems.end());
   if (auto pool = ReadPoolHistory(run_dir); pool.ok()) {

@@ -21,6 +21,17 @@ namespace tidepool::observe {
 // Values of one metric by step, gaps and values that are not finite left out.
 using Points = std::vector<std::pair<double, double>>;
 
+// What a metric was over a run.
+struct MetricSpan {
+  double first = 0, last = 0, least = 0, most = 0;
+  void Add(double value, bool begins) {
+    if (begins) first = least = most = value;
+    last = value;
+    least = value < least ? value : least;
+    most = value > most ? value : most;
+  }
+};
+
 struct RunData {
   std::string folder;               // last part of the run directory
   std::string config_yaml;          // empty: not there
@@ -37,11 +48,14 @@ struct RunData {
 
   [[nodiscard]] Points Metric(const std::string& name) const;
   [[nodiscard]] std::set<std::string> MetricNames() const;
+  [[nodiscard]] std::map<std::string, MetricSpan> Spans() const;
   // Sum over all steps of metrics that begin with the prefix, by the rest of the name.
   [[nodiscard]] std::map<std::string, double> Sums(const std::string& prefix) const;
 };
 
+// What is read: config and summary; also the metrics; also traces, journal and samples.
+enum class RunParts { kFacts, kCurves, kAll };
 // kNotFound: no such folder, or nothing of a run in it.
-StatusOr<RunData> ReadRun(const std::string& run_dir);
+StatusOr<RunData> ReadRun(const std::string& run_dir, RunParts parts = RunParts::kAll);
 
 }  // namespace tidepool::observe

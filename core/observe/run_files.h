@@ -22,6 +22,8 @@ struct WorkerFacts {
 // A picture of now. What the job does not have, or not yet, is empty.
 struct StatusFile {
   std::string name;  // of the job
+  std::string
+      state;  // running, or how it ended: finished, stopped (by a signal) or failed, with exit and why
   std::string phase;
   int64_t step = 0, steps = 0;
   std::string version;
@@ -33,14 +35,19 @@ struct StatusFile {
   std::string last_warning;
   double elapsed_s = 0;
   std::optional<double> left_s;
-  std::optional<std::string> paced;           // whose times the slots take
-  std::optional<double> reward, best_reward;  // mean of the last step
-  std::optional<double> loss;                 // supervised
+  std::optional<std::string> paced;            // whose times the slots take
+  std::optional<double> reward, best_reward;   // mean of the last step
+  std::optional<double> loss;                  // supervised
+  std::optional<double> ranked_right, margin;  // of pairs: share, and chosen less rejected; last step
   std::optional<HeldOut> held_out;
   std::optional<double> response_tokens;  // mean of the last step
-  std::optional<double> tokens_per_s;
+  std::optional<double> tokens_per_s;     // of the last step, as metrics.jsonl has it
+  std::string speed_of =
+      "tok/s";  // what that counts: "tok/s generated", "steps/s generated", "tok/s trained"
   std::optional<double> lag_mean;  // versions
   std::optional<int64_t> lag_max;
+  std::optional<int64_t> exit;  // once it has ended
+  std::optional<std::string> why;
 };
 
 struct PaceFacts {
@@ -53,7 +60,9 @@ struct PaceFacts {
 struct SummaryFile {
   int64_t exit = 0;
   std::string why;
-  int64_t steps = 0;
+  int64_t steps = 0;                       // done
+  int64_t steps_wanted = 0;                // of the config
+  std::optional<int64_t> checkpoint_step;  // of the newest checkpoint: where a resume begins
   std::string job, name;
   bool stopped = false, finished = false;
   std::map<std::string, double> accuracy;  // "before", and "after": of the weights that the run ended with
@@ -68,11 +77,13 @@ struct SummaryFile {
 };
 
 TP_FIELDS(WorkerFacts, place, inc, pid, peak_bytes)
-TP_FIELDS(StatusFile, name, phase, step, steps, version, open_groups, running, awaiting, queued, leased,
-          in_flight, restarts, refused, workers, pid, last_warning, elapsed_s, left_s, paced, reward,
-          best_reward, loss, held_out, response_tokens, tokens_per_s, lag_mean, lag_max)
+TP_FIELDS(StatusFile, name, state, phase, step, steps, version, open_groups, running, awaiting, queued,
+          leased, in_flight, restarts, refused, workers, pid, last_warning, elapsed_s, left_s, paced, reward,
+          best_reward, loss, ranked_right, margin, held_out, response_tokens, tokens_per_s, speed_of,
+          lag_mean, lag_max, exit, why)
 TP_FIELDS(PaceFacts, pace, scale, steps, missed, valid, scale_needed)
-TP_FIELDS(SummaryFile, exit, why, steps, job, name, stopped, finished, accuracy, held_out, seconds,
-          peak_bytes, drops, version, commit, run_id, policy_version, paced, paced_note)
+TP_FIELDS(SummaryFile, exit, why, steps, steps_wanted, checkpoint_step, job, name, stopped, finished,
+          accuracy, held_out, seconds, peak_bytes, drops, version, commit, run_id, policy_version, paced,
+          paced_note)
 
 }  // namespace tidepool::observe

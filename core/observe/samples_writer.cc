@@ -35,11 +35,36 @@ bool SampleIdOf(const std::string& text, SampleId& tid) {
 
 }  // namespace
 
+std::vector<size_t> ChooseSamples(std::span<const int64_t> groups, int64_t most) {
+  std::vector<size_t> chosen, begins;
+  if (most < 0 || static_cast<size_t>(most) >= groups.size()) {
+    for (size_t i = 0; i < groups.size(); ++i) chosen.push_back(i);
+    return chosen;
+  }
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (i == 0 || groups[i] != groups[i - 1]) begins.push_back(i);
+  const auto n = static_cast<size_t>(most);
+  // Of groups of one sample as many as there are to choose.
+  const size_t shown = std::min(begins.size(), std::max((n + 1) / 2, n * begins.size() / groups.size()));
+  // Rounds over these groups: the first of each, then the second ...
+  for (size_t round = 0, before = 1; chosen.size() < n && chosen.size() != before; ++round) {
+    before = chosen.size();
+    for (size_t k = 0; k < shown && chosen.size() < n; ++k) {
+      const size_t first = begins[k * begins.size() / shown];
+      const size_t at = first + round;
+      if (at < groups.size() && groups[at] == groups[first]) chosen.push_back(at);
+    }
+  }
+  std::ranges::sort(chosen);
+  return chosen;
+}
+
 nlohmann::ordered_json ToJson(const SampleRow& row) {
   auto j = JsonOf<nlohmann::ordered_json>(row);
   j["tid"] = ToString(row.tid);
-  if (row.answer.empty()) j.erase("answer");
-  if (row.loss_mask.empty()) j.erase("loss_mask");
+  for (const char* key : {"answer", "messages", "turns", "fields", "rendered_prompt", "file", "loss_mask"})
+    if (j[key].empty() || j[key] == "") j.erase(key);
+  if (row.line == 0) j.erase("line");
   for (size_t i = 0; i < std::min(row.loss_mask.size(), row.logprobs.size()); ++i) {
     if (row.loss_mask[i] == 0) j["logprobs"][i] = nullptr;  // nobody sampled it
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,18 @@
 
 namespace tidepool::observe {
 
+// What one said of a conversation. role: system, user, assistant, tool; of an episode's turns: policy,
+// environment.
+struct Said {
+  std::string role;
+  std::string content;
+  friend bool operator==(const Said&, const Said&) = default;
+};
+TP_FIELDS(Said, role, content)
+
 struct SampleRow {
   SampleId tid;
-  std::string prompt;
+  std::string prompt;                  // of a conversation its last user turn
   std::string text;                    // response
   std::string answer = {};             // of the row; may be empty
   std::vector<int32_t> ids = {};       // response tokens
@@ -27,10 +37,23 @@ struct SampleRow {
   double reward = 0;                           // weighted sum
   std::map<std::string, double> rewards = {};  // by name, unweighted
   bool ended = false;                          // by itself
+  // What a grader sees, too (core/tasks/reward.h RewardInput).
+  std::vector<Said> messages = {};
+  std::string rendered_prompt = {};
+  std::map<std::string, std::string> fields = {};
+  std::string file = {};
+  int64_t line = 0, row = 0;
+  std::vector<Said> turns = {};  // of an episode, the environment's first words included; else empty
   friend bool operator==(const SampleRow&, const SampleRow&) = default;
 };
 
-TP_FIELDS(SampleRow, tid, prompt, text, reward, rewards, ended, answer, ids, logprobs, versions, loss_mask)
+TP_FIELDS(SampleRow, tid, prompt, messages, text, turns, reward, rewards, ended, answer, fields, row, line,
+          file, rendered_prompt, ids, logprobs, versions, loss_mask)
+
+// Which samples of a batch are written, ascending: `most` of them (-1: all), two of each group as far as
+// there are groups enough, from groups all over the batch. groups: that of each sample, those of a group in a
+// row.
+std::vector<size_t> ChooseSamples(std::span<const int64_t> groups, int64_t most);
 
 // As a line of the file has it.
 nlohmann::ordered_json ToJson(const SampleRow& row);

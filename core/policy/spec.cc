@@ -78,6 +78,22 @@ StatusOr<PolicySpec> SpecOfJob(const JobConfig& job) {
   return spec;
 }
 
+Status CheckPlays(const PolicySpec& spec, const environments::VectorSpec& e) {
+  if (!spec.environment.empty() && spec.environment != e.name)
+    return InvalidArgument("the policy was made for " + spec.environment + ", not for " + e.name);
+  if (spec.observation_size == e.observation_size && spec.actions == e.actions &&
+      spec.continuous == e.continuous)
+    return OkStatus();
+  const auto described = [](int64_t sees, int64_t actions, bool numbers) {
+    return std::to_string(sees) + " numbers and acts by " + std::to_string(actions) +
+           (numbers ? " numbers" : " choices");
+  };
+  return InvalidArgument("the policy sees " +
+                         described(spec.observation_size, spec.actions, spec.continuous) +
+                         ", but who plays " + e.name + " with these options sees " +
+                         described(e.observation_size, e.actions, e.continuous));
+}
+
 StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder) {
   const std::string path = folder + "/config.json";
   TP_ASSIGN_OR_RETURN(const nlohmann::json j, model::ReadJsonObject(path));

@@ -44,6 +44,9 @@ std::vector<model::Parameter> PolicyLayout(const PolicySpec& spec);
 StatusOr<PolicySpec> SpecOfJob(const JobConfig& job);
 environments::VectorOptions EnvironmentOfJob(const JobConfig& job);
 
+// kInvalidArgument: the policy cannot act in this environment; both sizes are named.
+Status CheckPlays(const PolicySpec& spec, const environments::VectorSpec& environment);
+
 // config.json of a policy folder ("model_type": "mlp_policy"); its weights are model.safetensors by the
 // layout's names.
 StatusOr<PolicySpec> ReadPolicySpec(const std::string& folder);

@@ -10,6 +10,7 @@
 #include "core/base/hash.h"
 #include "core/base/json_fields.h"
 #include "core/storage/publish_folder.h"
+#include "core/storage/share_files.h"
 
 namespace tidepool::storage {
 namespace {
@@ -174,6 +175,12 @@ StatusOr<uint64_t> CheckpointWriter::TryCommit(Manifest& manifest, const std::ve
                          : ": its writer told of it, but it is not there") +
                     "; the checkpoint is not committed");
   }
+  // What has not changed since the newest checkpoint (tokenizer, configuration, parts that are not trained)
+  // is not there twice.
+  TP_ASSIGN_OR_RETURN(const auto steps, ListCheckpoints(fs_, checkpoints_));
+  const auto newest = std::find_if(steps.rbegin(), steps.rend(), [&](StepNumber s) { return s != step_; });
+  if (newest != steps.rend())
+    (void)ShareEqualFiles(fs_, JoinPath(checkpoints_, CheckpointName(*newest)), tmp_, paths);
   manifest.files.clear();
   for (const std::string& path : paths) {
     const std::string full = JoinPath(tmp_, path);
@@ -240,18 +247,23 @@ StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& dir,
 StatusOr<Manifest> VerifyCheckpoint(FileSystem& fs, const std::string& dir,
                                     std::optional<uint64_t> manifest_digest) {
   TP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, dir, manifest_digest));
+  const auto base = manifest.notes.find(kBaseModel);
   for (const ManifestFile& file : manifest.files) {
     const std::string path = JoinPath(dir, file.path);
+    const auto bad = [&](const std::string& what) {
+      const bool of_base = base != manifest.notes.end() && file.path.ends_with(".safetensors");
+      return DataLoss(path + ": " + what +
+                      (of_base ? "; it is the file of the base model " + base->second +
+                                     " (a hard link), which was changed in place: put back what was there"
+                               : ""));
+    };
     TP_ASSIGN_OR_RETURN(const FileInfo info, fs.Stat(path));
-    if (!info.exists) return DataLoss(path + ": the manifest lists it, but it is not there");
-    if (info.bytes != file.bytes) {
-      return DataLoss(path + ": " + std::to_string(info.bytes) + " bytes, the manifest says " +
-                      std::to_string(file.bytes));
-    }
+    if (!info.exists) return bad("the manifest lists it, but it is not there");
+    if (info.bytes != file.bytes)
+      return bad(std::to_string(info.bytes) + " bytes, the manifest says " + std::to_string(file.bytes));
     TP_ASSIGN_OR_RETURN(const uint64_t digest, DigestFile(fs, path));
-    if (digest != file.digest) {
-      return DataLoss(path + ": digest " + HexWord(digest) + ", the manifest says " + HexWord(file.digest));
-    }
+    if (digest != file.digest)
+      return bad("digest " + HexWord(digest) + ", the manifest says " + HexWord(file.digest));
   }
   return manifest;
 }

@@ -6,7 +6,8 @@
 //                 it. No other try has this name, so a trainer that was given up and still writes reaches
 //                 nothing of its successor's, of this controller or a later one;
 //   step_N/       whole and durable, with manifest.json: every file, its size and digest, and what it is of.
-// Order of a commit: fsync each file -> fsync each folder -> manifest.json, fsynced -> rename to step_N ->
+// Order of a commit: a file that is equal to that of the newest checkpoint becomes another name of it
+// (share_files.h) -> fsync each file -> fsync each folder -> manifest.json, fsynced -> rename to step_N ->
 // fsync the parent -> read everything back and verify. Then the caller writes CK_COMMIT(manifest digest) to
 // the journal: that record, not the folder, is what makes it a checkpoint. There is no "latest" file.
 //
@@ -32,6 +33,8 @@ namespace tidepool::storage {
 
 inline constexpr int kCheckpointSchema = 1;
 inline constexpr const char* kManifestName = "manifest.json";
+// Of Manifest::notes: the folder of the base model, whose weights those of model/ are (hard links).
+inline constexpr const char* kBaseModel = "base_model";
 
 // SaltedSum(file, 0) of bytes that come in pieces of any size, in order.
 class FileDigest {

@@ -83,7 +83,8 @@ Status JournalWriter::StartSegment() {
                              .first = Lsn{next_.value - static_cast<int64_t>(records_.size())},
                              .ctl_epoch = ctl_epoch_,
                              .previous_hash = hash_,
-                             .run_id = run_id_};
+                             .run_id = run_id_,
+                             .begun_unix_ms = options_.begun_unix_ms};
   const std::string bytes = EncodeHeader(header);
   const std::string path = JoinPath(dir_, SegmentName(segment_ + 1));
   const auto make = [&]() -> StatusOr<std::unique_ptr<WritableFile>> {

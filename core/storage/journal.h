@@ -5,7 +5,8 @@
 // Folder `journal/`: segments 0000.tpj, 0001.tpj, ... and `lock`. All numbers little-endian.
 //   header   magic "TPJRNL\r\n" | schema u32 | header bytes u32 | segment u64 | first lsn u64 |
 //            ctl_epoch u32 | hash of the previous segment u64 (0 for the first) | run id {u32, bytes} |
-//            crc32c u32 of all before
+//            time of day at which mono_ns of this life is 0, milliseconds since 1970 i64 (may be missing: 0,
+//            not known) | crc32c u32 of all before
 //   record   len u32 | crc32c u32 | lsn u64 | ctl_epoch u32 | mono_ns u64 | kind u16 | fields
 //            len counts what follows the crc, the crc covers it. Bit 15 of kind: every byte before
 //            this record was durable when it was appended (see below). lsn counts from 0 without gaps.
@@ -90,6 +91,7 @@ class JournalTail {
   int64_t segment_ = 0;
   int64_t offset_ = 0;  // 0: the header was not read yet
   uint32_t ctl_epoch_ = 0, schema_ = kJournalSchema;
+  int64_t begun_unix_ms_ = 0;
   Lsn next_{0};
 };
 
@@ -97,7 +99,8 @@ struct JournalOptions {
   int64_t segment_bytes = int64_t{64}
                           << 20;  // a segment is closed before it grows past this (one larger flush apart)
   int64_t reserve_bytes =
-      int64_t{1} << 20;  // kept reserved ahead of the end, so that a full disk is seen early
+      int64_t{1} << 20;       // kept reserved ahead of the end, so that a full disk is seen early
+  int64_t begun_unix_ms = 0;  // the time of day at which mono_ns is 0; 0: it has none
 };
 
 // Not thread-safe: one thread owns it.

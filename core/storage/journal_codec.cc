@@ -6,6 +6,7 @@
 
 #include "core/base/field_bytes.h"
 #include "core/base/json_fields.h"
+#include "core/base/utc_time.h"
 
 namespace tidepool::storage {
 namespace {
@@ -74,6 +75,7 @@ Json JournalEntryToJson(const JournalEntry& entry) {
                {"ctl_epoch", entry.ctl_epoch},
                {"mono_ns", entry.mono_ns},
                {"kind", RecordName(entry.record)}};
+  if (entry.unix_ms != 0) json["time"] = UtcTimeText(entry.unix_ms);
   const auto put = [&]<typename T>(const char* name, const T& field) {
     if constexpr (std::is_same_v<T, WorkerRef>) {
       if (std::string_view(name) == "worker") return json.update(JsonOf<Json>(field));

@@ -7,7 +7,8 @@
 // strings {u32 length, bytes}; lists {u32 count, items}. A record may end before its last fields (it is
 // from an older program): those keep their defaults.
 //
-// JSON: {"lsn", "ctl_epoch", "mono_ns", "kind": "STEP_COMMIT", then every field by its name}. SampleId
+// JSON: {"lsn", "ctl_epoch", "mono_ns", "kind": "STEP_COMMIT", "time" (UTC, where it
+// is known), then every field by its name}. SampleId
 // {"ordinal","issue","sample"}; Version {"lineage","number"}; a WorkerRef called `worker` is "w" and
 // "inc" beside the other fields, one of another name is an object {"w","inc"}; enums their names; 64-bit
 // digests hexadecimal strings (JSON readers round large numbers); ids numbers, -1 for none; `rewards` an

@@ -25,6 +25,7 @@ struct SegmentHeader {
   uint64_t previous_hash = 0;
   std::string run_id;
   uint32_t schema = kJournalSchema;
+  int64_t begun_unix_ms = 0;
 };
 
 // Files of a run that grow are numbered: "0007.tpj", payload's "0007.tpp".
@@ -47,7 +48,8 @@ Lsn FrameLsn(std::string_view frame);
 uint32_t FrameEpoch(std::string_view frame);
 bool FrameAfterSync(std::string_view frame);
 // kDataLoss if the fields do not parse.
-StatusOr<JournalEntry> DecodeFrame(std::string_view frame, uint32_t schema = kJournalSchema);
+StatusOr<JournalEntry> DecodeFrame(std::string_view frame, uint32_t schema = kJournalSchema,
+                                   int64_t begun_unix_ms = 0);
 void EncodeFrame(const JournalEntry& entry, bool after_sync, std::string& out);
 
 }  // namespace tidepool::storage

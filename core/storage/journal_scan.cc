@@ -75,12 +75,13 @@ std::string EncodeHeader(const SegmentHeader& header) {
   std::string out(kJournalMagic);
   PutNumber(out, kJournalSchema);
   PutNumber(out, static_cast<uint32_t>(kJournalMagic.size() + 4 + 4 + 8 + 8 + 4 + 8 + 4 +
-                                       header.run_id.size() + 4));
+                                       header.run_id.size() + 8 + 4));
   PutNumber(out, header.segment);
   PutNumber(out, static_cast<uint64_t>(header.first.value));
   PutNumber(out, header.ctl_epoch);
   PutNumber(out, header.previous_hash);
   PutString(out, header.run_id);
+  PutNumber(out, static_cast<uint64_t>(header.begun_unix_ms));
   PutNumber(out, Crc32c(out));
   return out;
 }
@@ -110,6 +111,8 @@ StatusOr<SegmentHeader> ParseHeader(std::string_view bytes, const std::string& p
   header.previous_hash = reader.Number<uint64_t>();
   header.run_id = std::string(reader.String());
   if (!reader.ok()) return damaged("the header is cut short");
+  if (bytes.size() - reader.left() + 12 <= *length)  // else an older program wrote it
+    header.begun_unix_ms = static_cast<int64_t>(reader.Number<uint64_t>());
   return header;
 }
 
@@ -138,14 +141,17 @@ Lsn FrameLsn(std::string_view frame) { return Lsn{static_cast<int64_t>(NumberAt<
 uint32_t FrameEpoch(std::string_view frame) { return NumberAt<uint32_t>(frame, 16); }
 bool FrameAfterSync(std::string_view frame) { return (NumberAt<uint16_t>(frame, 28) & kAfterSyncBit) != 0; }
 
-StatusOr<JournalEntry> DecodeFrame(std::string_view frame, uint32_t schema) {
+StatusOr<JournalEntry> DecodeFrame(std::string_view frame, uint32_t schema, int64_t begun_unix_ms) {
   const auto kind = static_cast<uint16_t>(NumberAt<uint16_t>(frame, 28) & ~kAfterSyncBit);
   auto record = DecodeFields(kind, frame.substr(kRecordPrefixBytes + kRecordEnvelopeBytes), schema);
   if (!record.ok()) return record.status();
-  return JournalEntry{.lsn = FrameLsn(frame),
-                      .ctl_epoch = FrameEpoch(frame),
-                      .mono_ns = NumberAt<uint64_t>(frame, 20),
-                      .record = std::move(record).value()};
+  const auto mono_ns = NumberAt<uint64_t>(frame, 20);
+  return JournalEntry{
+      .lsn = FrameLsn(frame),
+      .ctl_epoch = FrameEpoch(frame),
+      .mono_ns = mono_ns,
+      .record = std::move(record).value(),
+      .unix_ms = begun_unix_ms == 0 ? 0 : begun_unix_ms + static_cast<int64_t>(mono_ns / 1'000'000)};
 }
 
 void EncodeFrame(const JournalEntry& entry, bool after_sync, std::string& out) {
@@ -223,7 +229,7 @@ StatusOr<JournalSummary> ScanJournal(FileSystem& fs, const std::string& dir, con
                         std::to_string(FrameEpoch(frame)) + kCorruptAdvice);
       }
       if (FrameLsn(frame) >= from) {
-        auto entry = DecodeFrame(frame, header->schema);
+        auto entry = DecodeFrame(frame, header->schema, header->begun_unix_ms);
         if (!entry.ok()) return entry.status().At(At(path, offset, summary.next));
         TP_RETURN_IF_ERROR(take(std::move(entry).value()));
       }
@@ -277,6 +283,7 @@ StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
       offset_ = static_cast<int64_t>(length);
       ctl_epoch_ = header->ctl_epoch;
       schema_ = header->schema;
+      begun_unix_ms_ = header->begun_unix_ms;
       next_ = header->first;
       rest.remove_prefix(length);
     }
@@ -289,7 +296,7 @@ StatusOr<std::vector<JournalEntry>> JournalTail::Poll() {
                         std::to_string(FrameLsn(frame).value) + kCorruptAdvice);
       }
       if (next_ >= from_) {
-        auto entry = DecodeFrame(frame, schema_);
+        auto entry = DecodeFrame(frame, schema_, begun_unix_ms_);
         if (!entry.ok()) return entry.status().At(At(path, static_cast<size_t>(offset_), next_));
         entries.push_back(std::move(entry).value());
       }

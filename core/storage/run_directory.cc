@@ -30,14 +30,17 @@ Status WithAdvice(const Status& status) {
 
 }  // namespace
 
-Status CheckSpace(FileSystem& fs, const std::string& dir, int64_t need_bytes) {
-  if (need_bytes <= 0) return OkStatus();
+Status CheckSpace(FileSystem& fs, const std::string& dir, const SpaceNeed& need) {
+  if (need.bytes <= 0) return OkStatus();
   TP_ASSIGN_OR_RETURN(const int64_t free, fs.FreeBytes(dir));
-  if (free >= need_bytes) return OkStatus();
+  if (free >= need.bytes) return OkStatus();
   return ResourceExhausted(dir + ": the disk has " + std::to_string(free >> 20) +
                            " MiB free, the run needs about " +
-                           std::to_string((need_bytes + (1 << 20) - 1) >> 20) +
-                           " MiB; free some, or name a folder on another disk with --run-dir");
+                           std::to_string((need.bytes + (1 << 20) - 1) >> 20) + " MiB" +
+                           (need.what.empty() ? "" : " (" + need.what + ")") +
+                           "; free some (`tidepool prune` does for runs that have ended), keep "
+                           "fewer checkpoints (checkpoint.keep, at least 2), or name a folder on another "
+                           "disk with --run-dir");
 }
 
 std::string ThisController() {
@@ -73,6 +76,8 @@ StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptio
       TP_ASSIGN_OR_RETURN(auto names, fs.List(options.run_dir));
       for (const char* left : {"lock", "config.yaml.tmp"})
         std::erase(names, left);  // it died before it began
+      const RunPaths warm(RunPaths(options.run_dir).warm_start());
+      if (!fs.Exists(warm.journal())) std::erase(names, "warm_start");  // its config is written first
       if (!names.empty()) {
         const bool run = fs.Exists(RunPaths(options.run_dir).config());
         return AlreadyExists(options.run_dir + ": this folder is not empty (it holds " + names.front() +
@@ -82,11 +87,11 @@ StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptio
       }
     }
     TP_RETURN_IF_ERROR(WithAdvice(fs.MakeDirectories(options.run_dir)));
-    TP_RETURN_IF_ERROR(CheckSpace(fs, options.run_dir, options.need_bytes));
+    TP_RETURN_IF_ERROR(CheckSpace(fs, options.run_dir, options.need));
     return options.run_dir;
   }
   TP_RETURN_IF_ERROR(WithAdvice(fs.MakeDirectories(options.root)));
-  TP_RETURN_IF_ERROR(CheckSpace(fs, options.root, options.need_bytes));
+  TP_RETURN_IF_ERROR(CheckSpace(fs, options.root, options.need));
   const std::string base =
       JoinPath(options.root, FolderName(options.name) + "-" + UtcStamp(options.unix_seconds));
   for (int attempt = 1; attempt <= 1000; ++attempt) {
@@ -109,18 +114,28 @@ StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir) {
   const std::string journal = RunPaths(run_dir).journal();
   if (!fs.Exists(journal)) return state;
   std::map<StepNumber, double> accuracy;
+  std::map<int64_t, StepNumber> checkpoints;
   const auto summary = ScanJournal(fs, journal, "", Lsn{0}, [&](JournalEntry&& entry) {
     if (const auto* config = std::get_if<record::Config>(&entry.record)) state.steps = (*config)->steps;
     if (const auto* commit = std::get_if<record::StepCommit>(&entry.record)) state.last_step = commit->step;
     if (const auto* restore = std::get_if<record::Restore>(&entry.record)) {
       state.last_step = restore->step;
       std::erase_if(accuracy, [&](const auto& of_step) { return of_step.first > restore->step; });
+      std::erase_if(checkpoints, [&](const auto& of_step) { return of_step.second > restore->step; });
     }
     if (const auto* eval = std::get_if<record::EvalResult>(&entry.record);
         eval != nullptr && eval->total > 0) {
       accuracy[eval->step] = static_cast<double>(eval->correct) / static_cast<double>(eval->total);
     }
-    // Anything that happens after an END_RUN means that the run was resumed.
+    if (const auto* commit = std::get_if<record::CheckpointCommit>(&entry.record))
+      checkpoints[commit->ckpt] = commit->step;
+    if (const auto* reject = std::get_if<record::CheckpointReject>(&entry.record))
+      checkpoints.erase(reject->ckpt);
+    if (const auto* deleted = std::get_if<record::CheckpointDelete>(&entry.record)) {
+      checkpoints.erase(deleted->ckpt);
+      return OkStatus();  // `tidepool prune` deletes those of a run that has ended: it stays ended
+    }
+    // Anything else that happens after an END_RUN means that the run was resumed.
     const auto* end = std::get_if<record::EndRun>(&entry.record);
     state.end_code = end != nullptr ? std::optional<int32_t>(end->code) : std::nullopt;
     state.complete = end != nullptr && end->code == 0 && end->finished == 1;
@@ -129,6 +144,7 @@ StatusOr<RunOnDisk> ReadRunOnDisk(FileSystem& fs, const std::string& run_dir) {
   if (summary.status().code() == StatusCode::kNotFound) return state;  // a folder without segments
   TP_RETURN_IF_ERROR(summary.status());
   for (const auto& [step, value] : accuracy) state.accuracy = std::max(state.accuracy, value);
+  state.checkpoints = static_cast<int64_t>(checkpoints.size());
   state.run_id = summary->run_id;
   state.records = summary->next.value;
   state.has_journal = state.records > 0;

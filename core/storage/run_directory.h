@@ -31,6 +31,7 @@ struct RunPaths {
   [[nodiscard]] std::string status() const { return JoinPath(dir, "status.json"); }
   [[nodiscard]] std::string model() const { return JoinPath(dir, "model"); }
   [[nodiscard]] std::string final_model() const { return JoinPath(dir, "final"); }
+  [[nodiscard]] std::string best_model() const { return JoinPath(dir, "best"); }
   [[nodiscard]] std::string checkpoints() const { return JoinPath(dir, "checkpoints"); }
   [[nodiscard]] std::string offload() const { return JoinPath(dir, "offload"); }
   [[nodiscard]] std::string report() const { return JoinPath(dir, "report.html"); }
@@ -39,12 +40,18 @@ struct RunPaths {
   [[nodiscard]] std::string lock() const { return JoinPath(dir, "lock"); }
 };
 
+// What a run will take at its fullest.
+struct SpaceNeed {
+  int64_t bytes = 0;
+  std::string what;  // "3 checkpoints of 1.5 GiB, ..."; may be empty
+};
+
 struct RunDirectoryOptions {
   std::string root = "runs";  // parent of folders that are named here
   std::string name;  // of the config, or --run-name; characters other than letters, digits, . _ - become '-'
   std::string run_dir;       // --run-dir: exactly this folder; empty: root/<name>-<utc time>
   int64_t unix_seconds = 0;  // now
-  int64_t need_bytes = 0;    // refuse when the disk has less than this free
+  SpaceNeed need;            // refuse when the disk has less than this free
 };
 
 // "20261121T115502Z".
@@ -57,13 +64,13 @@ std::string FolderName(const std::string& name);
 //   kAlreadyExists: run_dir holds something. An empty folder is taken, and one whose run died before it
 //   began.
 //
-//   kResourceExhausted: the disk is full, or less than need_bytes are free.
+//   kResourceExhausted: the disk is full, or less than `need` is free.
 //
 //   kPermissionDenied, kFailedPrecondition: as the file system says (read-only, a file in the way).
 StatusOr<std::string> CreateRunDirectory(FileSystem& fs, const RunDirectoryOptions& options);
 
 // kResourceExhausted: `dir`'s disk has less than that free.
-Status CheckSpace(FileSystem& fs, const std::string& dir, int64_t need_bytes);
+Status CheckSpace(FileSystem& fs, const std::string& dir, const SpaceNeed& need);
 
 // What a run folder says about its run, from the journal alone.
 struct RunOnDisk {
@@ -76,7 +83,10 @@ struct RunOnDisk {
   std::optional<int32_t> end_code;  // of END_RUN, if it is the last word
   // That END_RUN says that steps, last evaluation and final/ are done. The END_RUN of a stopped run does not.
   bool complete = false;
-  double accuracy = 0;  // the best of its evaluations
+  double accuracy = 0;      // the best of its evaluations
+  int64_t checkpoints = 0;  // committed, neither rejected nor deleted
+  // Its last checkpoint was deleted (`tidepool prune --final-only`): there is nothing to go on from.
+  [[nodiscard]] bool OnlyFinal() const { return complete && checkpoints == 0; }
   // Nothing is left to do for a config that wants so many steps, or this accuracy (0: none): it may want more
   // than the run did.
   [[nodiscard]] bool Finished(int64_t steps_wanted, double accuracy_wanted) const {

@@ -47,6 +47,7 @@ StatusOr<DataSource> DataSource::Create(const DataConfig& config, uint64_t seed,
                           .seed = source.seed_});
     if (!task.ok()) return Status(task.status().code(), "data." + task.status().message());
     source.task_ = std::move(task).value();
+    source.task_name_ = config.task;
     source.size_ = source.task_->train_size();
     source.held_out_size_ = source.task_->held_out_size();
     source.identity_ = TaskIdentity(config, seed);
@@ -60,6 +61,8 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
   const JsonlOptions options{.kind = TrainsOnPairs(job)    ? RowKind::kPair
                                      : job == JobKind::kRl ? RowKind::kRl
                                                            : RowKind::kSft};
+  train_path_ = config.path;
+  eval_path_ = config.eval_path.empty() ? config.path : config.eval_path;
   nlohmann::json identity = {{"shuffle", config.shuffle}, {"seed", seed_}, {"job", Name(job)}};
   if (!config.path.empty()) {
     TP_ASSIGN_OR_RETURN(JsonlData train, JsonlData::Open(config.path, options));
@@ -90,11 +93,10 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
   }
   held_out_size_ = static_cast<int64_t>(held_out_rows_.size());
   for (int64_t i = 0; i < held_out_size_; ++i) held_out_prompts.insert(PromptKey(HeldOut(i)));
-  int64_t same_prompt = 0;
   for (int64_t row = 0; row < rows; ++row) {
     if (set_aside[static_cast<size_t>(row)]) continue;
     if (!held_out_prompts.empty() && held_out_prompts.contains(PromptKey(train_->Row(row)))) {
-      ++same_prompt;
+      ++like_held_out_;
       continue;
     }
     train_rows_.push_back(row);
@@ -104,8 +106,8 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
     return InvalidArgument("data.path: every row of " + config.path +
                            " has the prompt of a held-out row; nothing is left to train on");
   }
-  if (same_prompt > 0) {
-    warnings_.push_back(config.path + ": " + std::to_string(same_prompt) +
+  if (like_held_out_ > 0) {
+    warnings_.push_back(config.path + ": " + std::to_string(like_held_out_) +
                         " rows have the prompt of a held-out row and are not trained on");
   }
   for (const auto& file : {train_, eval_}) {
@@ -140,20 +142,63 @@ Question DataSource::AsPair(Question q, int64_t index, bool held_out) const {
   return q;
 }
 
-Question DataSource::Row(int64_t ordinal) const {
+int64_t DataSource::Index(int64_t ordinal) const {
   TP_CHECK(ordinal >= 0) << "row " << ordinal;
   const int64_t epoch = ordinal / size_;
   int64_t index = ordinal % size_;
   if (shuffle_) index = PermutedIndex(index, size_, Mix64(seed_ ^ Mix64(static_cast<uint64_t>(epoch))));
+  return task_ != nullptr ? index : train_rows_[static_cast<size_t>(index)];
+}
+
+RowOrigin DataSource::Origin(int64_t ordinal) const {
+  const int64_t row = Index(ordinal);
+  if (task_ != nullptr) return {.row = row};
+  return {train_path_, train_->line(row), row};
+}
+
+RowOrigin DataSource::HeldOutOrigin(int64_t index) const {
+  if (task_ != nullptr) return {.row = index};
+  const int64_t row = held_out_rows_.at(static_cast<size_t>(index));
+  return {eval_path_, HeldOutFile().line(row), row};
+}
+
+Question DataSource::Row(int64_t ordinal) const {
+  const int64_t index = Index(ordinal);
   if (pairs_) return AsPair(task_->Train(index), index, /*held_out=*/false);
-  return task_ != nullptr ? task_->Train(index) : train_->Row(train_rows_[static_cast<size_t>(index)]);
+  return task_ != nullptr ? task_->Train(index) : train_->Row(index);
 }
 
 Question DataSource::HeldOut(int64_t index) const {
   TP_CHECK(index >= 0 && index < held_out_size_) << index << " of " << held_out_size_;
   if (pairs_) return AsPair(task_->HeldOut(index), index, /*held_out=*/true);
   if (task_ != nullptr) return task_->HeldOut(index);
-  return (eval_ != nullptr ? eval_ : train_)->Row(held_out_rows_[static_cast<size_t>(index)]);
+  return HeldOutFile().Row(held_out_rows_[static_cast<size_t>(index)]);
+}
+
+std::string DataSource::Place(int64_t ordinal) const {
+  const int64_t index = Index(ordinal);
+  return task_ != nullptr ? task_name_ + ", question " + std::to_string(index) : train_->place(index);
+}
+
+std::string DataSource::HeldOutPlace(int64_t index) const {
+  return task_ != nullptr ? task_name_ + ", held-out question " + std::to_string(index)
+                          : HeldOutFile().place(held_out_rows_[static_cast<size_t>(index)]);
+}
+
+int64_t DataSource::Bytes(int64_t ordinal) const {
+  return task_ != nullptr ? 0 : train_->bytes(Index(ordinal));
+}
+
+std::vector<std::string> DataSource::Problems() const {
+  std::vector<std::string> all;
+  for (const auto& file : {train_, eval_}) {
+    if (file != nullptr) all.insert(all.end(), file->problems().begin(), file->problems().end());
+  }
+  return all;
+}
+
+int64_t DataSource::bad_lines() const {
+  return (train_ == nullptr ? 0 : train_->bad_lines()) + (eval_ == nullptr ? 0 : eval_->bad_lines());
 }
 
 }  // namespace tidepool::tasks

@@ -23,6 +23,13 @@
 
 namespace tidepool::tasks {
 
+// Where a row is from.
+struct RowOrigin {
+  std::string file = {};  // empty: a generated question
+  int64_t line = 0;       // of the file, from 1
+  int64_t row = 0;        // of the file's good rows, or of the task's questions; from 0
+};
+
 class DataSource {
  public:
   // `job` says what a row needs. A generated task makes pairs
@@ -34,7 +41,19 @@ class DataSource {
   [[nodiscard]] int64_t size() const { return size_; }  // rows in an epoch, > 0
   [[nodiscard]] Question Row(int64_t ordinal) const;    // requires ordinal >= 0
   [[nodiscard]] int64_t held_out_size() const { return held_out_size_; }
-  [[nodiscard]] Question HeldOut(int64_t index) const;  // requires 0 <= index < held_out_size()
+  [[nodiscard]] Question HeldOut(int64_t index) const;         // requires 0 <= index < held_out_size()
+  [[nodiscard]] RowOrigin Origin(int64_t ordinal) const;       // as Row
+  [[nodiscard]] RowOrigin HeldOutOrigin(int64_t index) const;  // as HeldOut
+  // Where a row stands, for messages: "FILE:LINE", or "TASK, question N".
+  [[nodiscard]] std::string Place(int64_t ordinal) const;
+  [[nodiscard]] std::string HeldOutPlace(int64_t index) const;
+  // Of the row's line; 0 of a generated question.
+  [[nodiscard]] int64_t Bytes(int64_t ordinal) const;
+  // "FILE:LINE: what" of lines that are left out, the first of each file; how many there are.
+  [[nodiscard]] std::vector<std::string> Problems() const;
+  [[nodiscard]] int64_t bad_lines() const;
+  // Rows that are left out because a held-out row has their prompt.
+  [[nodiscard]] int64_t like_held_out() const { return like_held_out_; }
   // Names the data: task, options, sizes and seed, or the digests of the files. A run may only be
   // resumed with the same identity. Hex.
   [[nodiscard]] const std::string& identity() const { return identity_; }
@@ -44,18 +63,22 @@ class DataSource {
  private:
   [[nodiscard]] Question AsPair(Question question, int64_t index, bool held_out) const;
   Status OpenFiles(const DataConfig& config, JobKind job);
+  // Of the task's training questions, or of the rows of `train_`.
+  [[nodiscard]] int64_t Index(int64_t ordinal) const;
+  [[nodiscard]] const JsonlData& HeldOutFile() const { return eval_ != nullptr ? *eval_ : *train_; }
 
-  std::shared_ptr<const Task> task_;        // or
+  std::shared_ptr<const Task> task_;        // of `task_name_`, or
   std::shared_ptr<const JsonlData> train_;  // shared: a source is copied to several threads' owners
   std::shared_ptr<const JsonlData> eval_;   // null: held-out rows are rows of train_
-  std::vector<int64_t> train_rows_;         // rows of train_ that are trained on
+  std::string train_path_, eval_path_;
+  std::vector<int64_t> train_rows_;  // rows of train_ that are trained on
   std::vector<int64_t> held_out_rows_;
   int64_t size_ = 0;
-  int64_t held_out_size_ = 0;
+  int64_t held_out_size_ = 0, like_held_out_ = 0;
   bool shuffle_ = true;
   bool pairs_ = false;
   uint64_t seed_ = 0;
-  std::string identity_;
+  std::string identity_, task_name_;
   std::vector<std::string> warnings_;
 };
 

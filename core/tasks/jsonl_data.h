@@ -1,9 +1,5 @@
 #pragma once
-// Rows of a JSONL file: one JSON object a line.
-//   rl   prompt (text, or a list of {role, content}), answer (text or number; optional), and any
-//        further fields, which are kept and handed to rewards
-//   sft  messages (at least one assistant turn), or prompt + answer; distill too
-//   dpo, reward_model  prompt (as in rl), chosen and rejected (texts): the chosen one is the row's answer
+// Rows of a JSONL file: one JSON object a line, in a shape of core/tasks/row_shapes.h.
 // Blank lines are skipped. A bad line is named as file:line, counted and left out; a file with more
 // bad lines than the limit is refused, because something other than a slip is wrong with it.
 // The whole file is read and checked when it is opened. Immutable; any thread.
@@ -14,11 +10,9 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/tasks/task.h"
+#include "core/tasks/row_shapes.h"
 
 namespace tidepool::tasks {
-
-enum class RowKind { kRl, kSft, kPair };
 
 struct JsonlOptions {
   RowKind kind = RowKind::kRl;
@@ -38,6 +32,9 @@ class JsonlData {
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(rows_.size()); }
   [[nodiscard]] Question Row(int64_t index) const;  // requires 0 <= index < size()
   [[nodiscard]] int64_t line(int64_t index) const { return rows_.at(static_cast<size_t>(index)).line; }
+  // "FILE:LINE"
+  [[nodiscard]] std::string place(int64_t index) const { return name_ + ":" + std::to_string(line(index)); }
+  [[nodiscard]] int64_t bytes(int64_t index) const { return rows_.at(static_cast<size_t>(index)).length; }
   [[nodiscard]] int64_t bad_lines() const { return bad_lines_; }
   // "file:line: what" of bad lines, at most 20.
   [[nodiscard]] const std::vector<std::string>& problems() const { return problems_; }
@@ -50,15 +47,12 @@ class JsonlData {
     int64_t length = 0;
     int64_t line = 0;
   };
-  std::string text_;
+  std::string name_, text_;
   std::vector<Place> rows_;
   RowKind kind_ = RowKind::kRl;
   int64_t bad_lines_ = 0;
   std::vector<std::string> problems_;
   std::string digest_;
 };
-
-// One row from a JSON text. kInvalidArgument: "what; what to do" (no place).
-StatusOr<Question> ParseRow(std::string_view json_text, RowKind kind);
 
 }  // namespace tidepool::tasks

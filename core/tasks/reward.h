@@ -21,18 +21,30 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/tasks/task.h"
 
 namespace tidepool::tasks {
 
+// What a grader sees of a sample. Reward servers get these fields under these names (proto/reward.proto).
 struct RewardInput {
-  std::string prompt;
-  std::string answer = {};                         // of the row; empty where it has none
-  std::map<std::string, std::string> fields = {};  // of the row
+  std::string prompt;       // text of the question: of a conversation its last user turn
+  std::string answer = {};  // of the row; empty where it has none
+  std::map<std::string, std::string> fields = {};  // of the row; what is no text there is JSON text
   std::string text;                                // response, without its end token
   int64_t response_tokens = 0;                     // the end token included
   bool ended = false;  // by itself (end token or stop string), not cut at the limit
   int64_t max_new_tokens = 0;
+  // The conversation that the response answers: of the row, or the prompt as one user turn.
+  std::vector<Message> messages = {};
+  std::string rendered_prompt = {};  // what the model read: the chat template's text, special tokens included
+  std::string file = {};             // that the row is from; empty: a generated question
+  int64_t line = 0;                  // of the file, from 1
+  int64_t row = 0;                   // of the file, or of the task's questions; from 0
+  bool held_out = false;             // a question of an evaluation, never trained on
+  std::string sample = {};           // "ordinal.issue.sample", its name in journal and logs
 };
+TP_FIELDS(RewardInput, sample, prompt, messages, rendered_prompt, answer, fields, text, response_tokens,
+          max_new_tokens, ended, held_out, row, line, file)
 
 struct Verdict {
   enum class Outcome { kOk, kData, kInfra };

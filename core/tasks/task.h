@@ -12,7 +12,7 @@
 //                                            .held_out = 9, .seed = 1}));
 //   task->Train(0).prompt == "What is 7 * 8? Reply with only the number."
 //
-// A new task: write its two functions, add it to the table in registry.cc, done (docs/adding_a_task.md).
+// A new task: one file in core/tasks/tasks/ (docs/adding_a_task.md).
 
 #include <cstdint>
 #include <map>
@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/fields.h"
 #include "core/base/status.h"
 #include "core/tasks/options.h"
 
@@ -31,6 +32,7 @@ struct Message {
   std::string content;
   friend bool operator==(const Message&, const Message&) = default;
 };
+TP_FIELDS(Message, role, content)
 
 // One row of data, generated or read from JSONL.
 struct Question {
@@ -41,6 +43,11 @@ struct Question {
   // What else graders need. `answer_rule` names how `exact_answer` compares (core/tasks/reward.h).
   // JSONL fields that are not strings are kept as JSON text.
   std::map<std::string, std::string> fields;
+  // What a supervised job learns of `messages`: assistant turns from this one on. -1: `messages` are the
+  // prompt, and what is learned is `answer`.
+  int64_t learned_from = -1;
+  // `prompt` is text as it stands: no chat template is put around it. In sft it is learned whole.
+  bool raw = false;
   friend bool operator==(const Question&, const Question&) = default;
 };
 

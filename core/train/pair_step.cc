@@ -1,8 +1,7 @@
-// Jobs on pairs of answers: who belongs to whom, the reward model's step, evaluation.
+// Jobs on pairs of answers: who belongs to whom, what they cost, the reward model's step.
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <map>
 #include <string>
 
@@ -105,6 +104,11 @@ void PairMetrics(JobKind job, double loss, const TokenSums& sums, std::map<std::
   metrics[at + "margin"] = (sums.pair_chosen - sums.pair_rejected) / n;
   metrics[at + "chosen"] = sums.pair_chosen / n;
   metrics[at + "rejected"] = sums.pair_rejected / n;
+  // The same by the names that TRL gives them.
+  metrics["rewards/accuracies"] = metrics[at + "accuracy"];
+  metrics["rewards/margins"] = metrics[at + "margin"];
+  metrics["rewards/chosen"] = metrics[at + "chosen"];
+  metrics["rewards/rejected"] = metrics[at + "rejected"];
 }
 
 StatusOr<UpdatesDone> TrainerImpl::UpdateRewardModel(StepContext& step) {
@@ -137,48 +141,6 @@ StatusOr<UpdatesDone> TrainerImpl::UpdateRewardModel(StepContext& step) {
                        .rate = LearningRate(options.schedule, step.batch.step.value),
                        .micro = micro_step,
                        .finite = [&] { return std::isfinite(sums.loss); }});
-}
-
-StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> rows) try {
-  TrainerImpl& m = *impl_;
-  const TrainerOptions& o = m.options;
-  if (!m.pairs()) return FailedPrecondition("trainer: only jobs on pairs are evaluated here");
-  TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
-  std::vector<int64_t> places;
-  for (size_t i = 0; i < rows.size(); ++i) places.push_back(static_cast<int64_t>(i));
-  const Pairs pairs = PairsOf(rows, places);
-  TokenSums sums;
-  std::map<std::string, double> metrics;
-  if (o.objective == JobKind::kRewardModel) {
-    TP_ASSIGN_OR_RETURN(const auto values, m.value->Values(WithScorePlace(rows), places));
-    std::vector<double> scores;
-    for (const auto& row : values) scores.push_back(row.back());
-    const double loss = ScoreLossOf(o, pairs, scores, sums).loss;
-    PairMetrics(o.objective, loss, sums, metrics);
-    return metrics;
-  }
-  const auto totals = [&](const model::Decoder& decoder,
-                          const model::Weights& by) -> StatusOr<std::vector<double>> {
-    TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places));
-    std::vector<double> sum(rows.size(), 0.0);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      double n = 0;
-      for (size_t t = 0; t < lp[i].size(); ++t) {
-        if (!rows[i].loss_mask.empty() && rows[i].loss_mask[t] == 0) continue;
-        sum[i] += double{lp[i][t]};
-        n += 1;
-      }
-      if (o.length_average) sum[i] /= std::max(1.0, n);
-    }
-    return sum;
-  };
-  TP_ASSIGN_OR_RETURN(const std::vector<double> policy, totals(*m.decoder, m.weights));
-  TP_ASSIGN_OR_RETURN(const std::vector<double> reference, totals(*m.reference, *m.companions.reference));
-  const double loss = PreferenceOf(o, pairs, policy, reference, sums).loss;
-  PairMetrics(o.objective, loss, sums, metrics);
-  return metrics;
-} catch (const std::exception& e) {  // LibTorch throws; this is the door
-  return Internal(std::string("trainer: ") + e.what());
 }
 
 }  // namespace tidepool::train

@@ -1,6 +1,7 @@
 #include "core/train/scoring.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
@@ -50,11 +51,13 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
                                                     const model::Weights& weights, const ScoringOptions& o,
                                                     std::span<const Row> rows,
                                                     std::span<const int64_t> places,
-                                                    std::vector<std::vector<float>>* squares) {
+                                                    const ScoringExtras& extras) {
   const int64_t routing_bytes = o.replay ? model::RoutingBytes(weights.spec()) : 0;
   TP_ASSIGN_OR_RETURN(const auto micros, MicroBatches(rows, places, o.micro_batch_tokens, routing_bytes));
   std::vector<std::vector<float>> result(rows.size());
-  if (squares != nullptr) squares->assign(rows.size(), {});
+  for (auto* extra : {extras.squares, extras.likeliest}) {
+    if (extra != nullptr) extra->assign(rows.size(), {});
+  }
   const auto temperature = static_cast<float>(o.temperature);
   for (const auto& micro : micros) {
     const PackedBatch packed = Pack(rows, micro, routing_bytes);
@@ -62,7 +65,8 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
     const at::Tensor hidden =
         HiddenStates(decoder, weights, View(weights.spec(), rows, packed, o.replay ? &experts : nullptr));
     const size_t pairs = packed.sources.size();
-    std::vector<float> logprobs(pairs), square(squares == nullptr ? 0 : pairs);
+    std::vector<float> logprobs(pairs), squares(extras.squares == nullptr ? 0 : pairs),
+        likeliest(extras.likeliest == nullptr ? 0 : pairs);
     for (size_t from = 0; from < pairs; from += static_cast<size_t>(o.head_rows)) {
       const size_t n = std::min(static_cast<size_t>(o.head_rows), pairs - from);
       const at::Tensor index = at::from_blob(const_cast<int32_t*>(packed.sources.data() + from),
@@ -70,16 +74,24 @@ StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decode
       const at::Tensor logits = decoder.Logits(at::index_select(hidden, 0, index));
       model::TokenLogProbs(logits, std::span(packed.targets).subspan(from, n), temperature,
                            std::span(logprobs).subspan(from, n));
-      if (squares == nullptr) continue;
+      if (extras.likeliest != nullptr) {
+        const at::Tensor best = at::argmax(logits, -1).contiguous();
+        for (size_t i = 0; i < n; ++i)
+          likeliest[from + i] = best.data_ptr<int64_t>()[i] == packed.targets[from + i] ? 1.0F : 0.0F;
+      }
+      if (extras.squares == nullptr) continue;
       const at::Tensor p = at::softmax(logits.to(at::kFloat).div(temperature), -1);
       const at::Tensor sums = p.mul(p).sum(-1).contiguous();
-      std::copy_n(sums.data_ptr<float>(), n, square.begin() + static_cast<ptrdiff_t>(from));
+      std::copy_n(sums.data_ptr<float>(), n, squares.begin() + static_cast<ptrdiff_t>(from));
     }
     for (size_t k = 0; k < packed.rows.size(); ++k) {
       const auto row = static_cast<size_t>(packed.rows[k]);
       for (const int32_t pair : packed.pair_of[k]) {
         result[row].push_back(logprobs[static_cast<size_t>(pair)]);
-        if (squares != nullptr) (*squares)[row].push_back(square[static_cast<size_t>(pair)]);
+        for (const auto& [out, values] :
+             {std::pair(extras.squares, &squares), std::pair(extras.likeliest, &likeliest)}) {
+          if (out != nullptr) (*out)[row].push_back((*values)[static_cast<size_t>(pair)]);
+        }
       }
     }
   }

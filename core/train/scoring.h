@@ -30,12 +30,18 @@ model::RaggedBatch View(const model::ModelSpec& spec, std::span<const Row> rows,
 at::Tensor HiddenStates(const model::Decoder& decoder, const model::Weights& weights,
                         const model::RaggedBatch& batch);
 
-// [row][response token]; rows not among `places` stay empty. `squares`, where it is not null, gets sum_v
-// p_v^2 of each token's distribution. kInvalidArgument: a row is longer than the budget.
+// What else of each token's distribution is wanted, [row][response token]; null: not that.
+struct ScoringExtras {
+  std::vector<std::vector<float>>* squares = nullptr;    // sum_v p_v^2
+  std::vector<std::vector<float>>* likeliest = nullptr;  // 1 where no other token is likelier, else 0
+};
+
+// [row][response token]; rows not among `places` stay empty. kInvalidArgument: a row is longer than the
+// budget.
 StatusOr<std::vector<std::vector<float>>> ScoreRows(const model::Decoder& decoder,
                                                     const model::Weights& weights,
                                                     const ScoringOptions& options, std::span<const Row> rows,
                                                     std::span<const int64_t> places,
-                                                    std::vector<std::vector<float>>* squares = nullptr);
+                                                    const ScoringExtras& extras = {});
 
 }  // namespace tidepool::train

@@ -199,7 +199,7 @@ StatusOr<std::vector<double>> TrainerImpl::AllLogProbs(const StepContext& step, 
                                                        bool replay, std::vector<double>* squares) const {
   std::vector<std::vector<float>> square_rows;
   TP_ASSIGN_OR_RETURN(const auto rows, ScoreRows(of, by, scoring(replay), step.batch.rows, step.mine,
-                                                 squares == nullptr ? nullptr : &square_rows));
+                                                 {.squares = squares == nullptr ? nullptr : &square_rows}));
   if (squares != nullptr) {
     TP_ASSIGN_OR_RETURN(*squares, Gather(step, square_rows, "squares"));
   }

@@ -114,7 +114,9 @@ class Trainer {
   // Log-probabilities [row][response token] under the present weights.
   StatusOr<std::vector<std::vector<float>>> LogProbs(std::span<const Row> rows);
 
-  // Pairs that are not trained on: <job>/loss, accuracy, margin. kFailedPrecondition: not a job on pairs.
+  // Rows that are not trained on. Pairs: what a step says of its own (<job>/loss, accuracy, margin, ...);
+  // sft: sft/loss a token with its interval (low, high), sft/token_accuracy. <job>/total: rows or pairs.
+  // kFailedPrecondition: neither sft nor a job on pairs.
   StatusOr<std::map<std::string, double>> Evaluate(std::span<const Row> rows);
 
   // Live spans of weights, optimizer state and counters, those of a critic ("critic.weights", ...) and of

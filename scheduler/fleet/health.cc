@@ -16,6 +16,8 @@ constexpr int64_t kGiveUpStarts = 3;
 constexpr double kSlowSeconds = 10, kSlowSteps = 20;  // token progress: suspect
 constexpr double kHungFactor = 3;                     // and dead after three times that
 
+std::string SecondsText(Duration d) { return std::to_string(std::llround(Seconds(d))) + " s"; }
+
 }  // namespace
 
 Duration Health::dead_after() const {
@@ -133,11 +135,11 @@ std::vector<Health::Verdict> Health::Tick(TimePoint now) {
     const Duration slow = FromSeconds(std::max(kSlowSeconds, kSlowSteps * step_s));
     const Duration stuck = p.busy ? now - p.progress : Duration{0};
     if (silent > dead_after()) {
-      verdicts.push_back({Verdict::kDead, worker, "silent for " + std::to_string(Seconds(silent)) + " s"});
+      verdicts.push_back({Verdict::kDead, worker, "no sign of life for " + SecondsText(silent)});
     } else if (stuck > slow * static_cast<int64_t>(kHungFactor)) {
       verdicts.push_back({Verdict::kDead, worker,
-                          "no token progress for " + std::to_string(Seconds(stuck)) +
-                              " s in op=" + (p.op.empty() ? "none" : p.op)});
+                          "no token progress for " + SecondsText(stuck) + " in operation " +
+                              (p.op.empty() ? "none" : p.op)});
     } else if (silent > late || stuck > slow) {
       if (p.life == Life::kHealthy || p.life == Life::kStale) {
         p.life = Life::kSuspect;

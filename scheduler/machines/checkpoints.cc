@@ -1,3 +1,7 @@
+#include <set>
+#include <utility>
+
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -12,6 +16,8 @@ bool Checkpoints::Due() const {
 }
 
 void Checkpoints::Advance() {
+  // An earlier life may have recorded an evaluation and not come further.
+  if (all_.trainer.ready() && !std::exchange(looked_for_best_, true)) KeepBest();
   if (all_.life.finished() || writing_ || !all_.trainer.ready() || all_.steps.open() || !Due()) return;
   if (all_.life.shutdown().requested() && !all_.life.shutdown().MayCheckpoint(now_)) return;
   writing_ = Writing{state_.next_checkpoint(), state_.step(), state_.next_lsn()};
@@ -38,7 +44,10 @@ void Checkpoints::On(const event::CheckpointWritten& e) {
   writing_.reset();
   schedule_.Written();
   out_.Record(record::CheckpointCommit{w.ckpt, w.step, w.cut, e.manifest_digest, all_.trainer.digest()});
-  for (const int64_t id : schedule_.ToDelete(state_.checkpoints())) {
+  KeepBest();
+  std::set<StepNumber> awaited;
+  if (!options_.checkpoint.keep_best.empty()) awaited = all_.evaluations.current().Steps();
+  for (const int64_t id : schedule_.ToDelete(state_.checkpoints(), awaited)) {
     const StepNumber step = state_.checkpoints().at(id).step;
     out_.Record(record::CheckpointDelete{id});
     out_.Do(command::DeleteCheckpoint{id, step});
@@ -47,6 +56,19 @@ void Checkpoints::On(const event::CheckpointWritten& e) {
   // refused.
   out_.Record(record::Snapshot{state_.Digest()});
   all_.samples.DiscardTrained(w.step);
+}
+
+void Checkpoints::KeepBest() {
+  const std::string& metric = options_.checkpoint.keep_best;
+  if (metric.empty()) return;
+  const auto best = FindBest(state_.evals(), state_.checkpointed(), metric);
+  if (!best || best == best_) return;
+  best_ = best;
+  // Where the checkpoint is gone, an earlier life of the controller has kept its model. Where it is there,
+  // that life may not have come so far.
+  for (const auto& [id, c] : state_.checkpoints()) {
+    if (c.step == best->step) out_.Do(command::KeepBest{id, best->step, best->value});
+  }
 }
 
 void Checkpoints::On(const event::CheckpointFailed& e) {
@@ -58,8 +80,10 @@ void Checkpoints::On(const event::CheckpointFailed& e) {
   waits_.End({WaitKind::kCheckpoint, 0});
   const StepNumber step = writing_->step;
   writing_.reset();
-  out_.Warn("checkpoint=" + std::to_string(e.ckpt) + " step=" + std::to_string(step.value) +
-            " event=write_failed why=\"" + e.why + "\"");
+  out_.Warn("checkpoint_failed",
+            "checkpoint " + std::to_string(e.ckpt) + " of step " + std::to_string(step.value) +
+                " could not be written: " + e.why,
+            {{"ckpt", std::to_string(e.ckpt)}, {"step", std::to_string(step.value)}});
   if (schedule_.Failed(step, now_)) {
     all_.life.Fail(
         "checkpoint", "controller", {},
@@ -73,7 +97,10 @@ void Checkpoints::TimedOut(const std::string& why) {
 
 void Checkpoints::LeaderLost() {
   if (writing_) {
-    out_.Warn("checkpoint=" + std::to_string(writing_->ckpt) + " event=abandoned why=\"actor lost\"");
+    out_.Warn(
+        "checkpoint_abandoned",
+        "checkpoint " + std::to_string(writing_->ckpt) + " is given up: the worker that wrote it is gone",
+        {{"ckpt", std::to_string(writing_->ckpt)}});
     writing_.reset();
     waits_.End({WaitKind::kCheckpoint, 0});
   }

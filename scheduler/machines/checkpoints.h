@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/checkpoint_schedule.h"
 #include "scheduler/events.h"
 #include "scheduler/machines/machine.h"
@@ -18,7 +19,8 @@ class Checkpoints : public Machine {
   void On(const event::CheckpointFailed& e);
   void On(const event::FinalSaved& e);
 
-  void Advance();  // writes one if it is due
+  void Advance();   // writes one if it is due
+  void KeepBest();  // after a checkpoint and after an evaluation
   void TimedOut(const std::string& why);
   void SaveFinal();
   void LeaderLost();  // who was writing is gone
@@ -36,6 +38,8 @@ class Checkpoints : public Machine {
   };
   CheckpointSchedule schedule_;
   std::optional<Writing> writing_;
+  std::optional<BestCheckpoint> best_;  // whose model was asked for last
+  bool looked_for_best_ = false;
   bool final_saved_ = false, final_saving_ = false;
 };
 

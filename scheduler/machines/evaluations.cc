@@ -1,3 +1,4 @@
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
@@ -35,7 +36,7 @@ void Evaluations::Plan() {
 
 void Evaluations::Cancel(const std::string& why) {
   if (!evaluation_.Pending()) return;
-  out_.Warn("event=evaluation_cancelled why=\"" + why + "\"");
+  out_.Note("evaluation_cancelled", "the evaluation is called off: " + why);
   for (const SampleId& tid : std::set(evaluation_.left())) {
     if (all_.rollouts.requests().Find(tid) == nullptr)
       out_.Do(command::DiscardTokens{tid, evaluation_.attempt()});
@@ -50,10 +51,19 @@ void Evaluations::Advance() {
   if (evaluation_.Finished()) {
     const Evaluation::Outcome o = evaluation_.Take();
     if (o.lost > 0)
-      out_.Warn("event=evaluation_incomplete step=" + std::to_string(o.result.step.value) +
-                " lost=" + std::to_string(o.lost));
+      out_.Warn("evaluation_incomplete",
+                "the evaluation of step " + std::to_string(o.result.step.value) + " lacks " +
+                    std::to_string(o.lost) + " answers that failed",
+                {{"step", std::to_string(o.result.step.value)}, {"lost", std::to_string(o.lost)}});
     out_.Record(o.result);
     out_.Do(command::EvalReport{o.result});
+    if (const std::string& metric = options_.checkpoint.keep_best;
+        !metric.empty() && !EvalValue(o.result, metric))
+      out_.Warn("no_best",
+                "the evaluation of step " + std::to_string(o.result.step.value) + " has no " + metric +
+                    " to tell the best checkpoint by",
+                {{"step", std::to_string(o.result.step.value)}});
+    all_.checkpoints.KeepBest();
   }
   // Only older weights than the newest can be gone.
   if (const auto& job = evaluation_.active();

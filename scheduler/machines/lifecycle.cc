@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "scheduler/machines/machines.h"
 
@@ -103,17 +104,18 @@ void Lifecycle::CheckDeadlines() {
     WaitIsOver(key);
   }
   if (finished_ || !watchdog_.Stalled(waits_, now_)) return;
-  // A turn of an episode, and a worker that starts, have deadlines of their own.
+  // A turn of an episode, a grading, and a worker that starts have deadlines of their own.
   if (facts_.environment && now_ < all_.samples.episodes().Horizon(now_)) return;
+  if (now_ < all_.samples.grading().Horizon(now_)) return;
   for (const auto& [id, w] : fleet_.workers) {
     const Life life = w.vitals().life;
     if (life == Life::kStarting || life == Life::kRestarting) return;
   }
   const std::string line = WhoIsWaitedFor();
   Fail("no_progress", "controller", {},
-       "watchdog kind=no_progress for_s=" + std::to_string(Seconds(now_ - watchdog_.last())) +
-           " step=" + std::to_string(state_.step().value) +
-           " in_flight=" + std::to_string(all_.rollouts.requests().in_flight()) + " " +
+       "nothing has moved for " + std::to_string(std::llround(Seconds(now_ - watchdog_.last()))) +
+           " s, the limit is cluster.stall_timeout_s (" +
+           std::to_string(all_.rollouts.requests().in_flight()) + " chunks in flight); " +
            (line.empty() ? "nobody is waited for" : line));
 }
 
@@ -139,7 +141,8 @@ void Lifecycle::WaitIsOver(const Waits::Key& key) {
       // A worker that is slow to drain is not dead: its transition is called off. One that does not answer to
       // that is.
       if (all_.slots.DrainTimedOut({key.id}, why)) {
-        out_.Warn("slot=" + std::to_string(key.id) + " event=rolled_back why=\"" + why + "\"");
+        out_.Warn("rolled_back", "slot " + std::to_string(key.id) + " keeps its role: " + why,
+                  {{"slot", std::to_string(key.id)}});
         return;
       }
       all_.workers.Replace(w.who, why);
@@ -201,7 +204,7 @@ void Lifecycle::AdvanceFinal() {
     return;
   }
   all_.samples.DropLeftovers();
-  Finish(0, facts_.TargetReached() ? "eval.stop_at_accuracy reached" : "all steps done", /*complete=*/true);
+  Finish(0, facts_.WhyDone(), /*complete=*/true);
 }
 
 }  // namespace tidepool::scheduler

@@ -1,13 +1,15 @@
 #include "scheduler/machines/machines.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 
 namespace tidepool::scheduler {
 
 Facts::Facts(const ControllerOptions& o, const RunState& run, const TimePoint& time)
     : options(o),
       layout(FleetLayout::Even(o.fleet.slots, o.fleet.slots_per_worker, o.fleet.gangs)),
-      placement(o.placement == nullptr ? PlacementOf(o.fleet.placement) : *o.placement),
+      placement(o.placement == nullptr ? PlacementOf(o.fleet.placement, o.fleet.policy) : *o.placement),
       rl(o.job == JobKind::kRl),
       eval_questions(o.eval.questions()),
       environment(rl && o.environment.used && !o.environment.in_rollout),
@@ -23,12 +25,33 @@ bool Facts::MayServe(const Version& v) const {
          versions.IsAncestor(v, state.version());
 }
 
+namespace {
+
+// The first evaluation on record that reaches the target; null: none does.
+const record::EvalResult* FirstThatReaches(double target,
+                                           const std::map<StepNumber, record::EvalResult>& evals) {
+  if (target <= 0) return nullptr;
+  for (const auto& [step, r] : evals) {
+    if (r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total)) return &r;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 bool Facts::TargetReached() const {
-  const double target = options.eval.stop_at_accuracy;
-  return target > 0 && std::ranges::any_of(state.evals(), [&](const auto& item) {
-           const record::EvalResult& r = item.second;
-           return r.total > 0 && static_cast<double>(r.correct) >= target * static_cast<double>(r.total);
-         });
+  return FirstThatReaches(options.eval.stop_at_accuracy, state.evals()) != nullptr;
+}
+
+std::string Facts::WhyDone() const {
+  const record::EvalResult* r = FirstThatReaches(options.eval.stop_at_accuracy, state.evals());
+  if (r == nullptr) return "all steps done";
+  std::array<char, 160> text{};
+  std::snprintf(text.data(), text.size(),
+                "reached %.1f %% held-out accuracy at step %lld, as asked (eval.stop_at_accuracy: %g)",
+                100.0 * static_cast<double>(r->correct) / static_cast<double>(r->total),
+                static_cast<long long>(r->step.value), options.eval.stop_at_accuracy);
+  return text.data();
 }
 
 bool Facts::StepsDone() const { return state.step().value >= options.steps || TargetReached(); }

@@ -120,8 +120,9 @@ void Rollouts::On(const event::ChunkFinished& e) {
     return;
   }
   const int32_t att = r.att;  // `r` goes with the request
-  out_.Warn("tid=" + ToString(e.tid) + " event=" + (data ? "data_invalid" : "poison") + " why=\"" + e.why +
-            "\"");
+  out_.Warn(data ? "data_invalid" : "poison",
+            "sample " + ToString(e.tid) + " is dropped, it cannot be generated: " + e.why,
+            {{"tid", ToString(e.tid)}});
   if (e.tid.is_eval()) {
     dispatcher_.Remove(e.tid);
     all_.evaluations.Lost(e.tid, att);

@@ -70,7 +70,10 @@ void Rollouts::HedgeSlot(SlotId slot) {
   for (const auto& [tid, att] : taken) out_.Do(command::CancelChunk{on.worker, slot, tid, att});
   if (taken.empty()) return;
   ghosts_until_[slot] = In(kCancelSeconds);
-  out_.Warn("worker=" + ToString(on.worker) + " event=hedged chunks=" + std::to_string(taken.size()));
+  out_.Note("hedged",
+            "worker " + ToString(on.worker) + " does not get on; its " + std::to_string(taken.size()) +
+                " chunks go to others",
+            {{"worker", ToString(on.worker)}, {"chunks", std::to_string(taken.size())}});
 }
 
 // Engines that take longer than the others for a batch of their size get fewer samples in proportion. Steps
@@ -129,8 +132,13 @@ void Rollouts::Repack() {
       dispatcher_.Prefer(m.tid, m.to);
     }
     for (const SlotId slot : emptied) dispatcher_.SetBar(slot, Engine::Bar::kEmptied, true);
-    out_.Warn("event=repack version=" + ToString(version) + " samples=" + std::to_string(moves.size()) +
-              " emptied=" + std::to_string(emptied.size()));
+    out_.Note("repack",
+              std::to_string(moves.size()) + " samples of version " + ToString(version) +
+                  " move together and " + std::to_string(emptied.size()) +
+                  " engines are free for newer weights",
+              {{"version", ToString(version)},
+               {"samples", std::to_string(moves.size())},
+               {"emptied", std::to_string(emptied.size())}});
   }
 }
 

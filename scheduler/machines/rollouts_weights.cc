@@ -57,8 +57,10 @@ void Rollouts::On(const event::Loaded& e) {
       AdmitVerified(e.slot, e.v);
       break;
     case WeightRoll::Outcome::kRetry:
-      out_.Warn("worker=" + ToString(e.worker) + " event=load_again version=" + ToString(e.v) +
-                (e.error.empty() ? "" : " why=\"" + e.error + "\""));
+      out_.Warn("load_again",
+                "worker " + ToString(e.worker) + " loads version " + ToString(e.v) + " once more: " +
+                    (e.error.empty() ? "what it has differs from what was published" : e.error),
+                {{"worker", ToString(e.worker)}, {"version", ToString(e.v)}});
       break;
     default:
       all_.workers.Replace(e.worker,

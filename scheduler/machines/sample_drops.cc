@@ -37,12 +37,12 @@ void SampleFlow::DropPoison(const SampleId& tid, const std::string& why) {
   if (!tid.is_eval()) {
     const Sample* s = state_.ledger().Find(tid);
     if (s == nullptr || (s->phase != SamplePhase::kRunning && s->phase != SamplePhase::kAwaiting)) return;
-    out_.Warn("tid=" + ToString(tid) + " event=poison why=\"" + reason + "\"");
+    out_.Warn("poison", "sample " + ToString(tid) + " is dropped, " + reason, {{"tid", ToString(tid)}});
     DropSample(tid, DropReason::kPoison);
     return;
   }
   if (!all_.evaluations.current().Expects(tid)) return;
-  out_.Warn("tid=" + ToString(tid) + " event=poison why=\"" + reason + "\"");
+  out_.Warn("poison", "sample " + ToString(tid) + " is dropped, " + reason, {{"tid", ToString(tid)}});
   if (const Request* r = all_.rollouts.requests().Find(tid); r != nullptr) all_.rollouts.Remove(*r);
   grading_.Remove(tid);
   episodes_.Remove(tid);

@@ -81,8 +81,9 @@ void SampleFlow::On(const event::Graded& e) {
   all_.life.Moved();
   all_.workers.Progress(e.grader.worker);
   if (result == Grading::Result::kRetry) {
-    out_.Warn("tid=" + ToString(e.tid) + " event=reward_infra retry=1 worker=" + ToString(e.grader) +
-              " why=\"" + e.why + "\"");
+    out_.Warn("reward_retry",
+              "sample " + ToString(e.tid) + " is graded once more, its grader failed: " + e.why,
+              {{"tid", ToString(e.tid)}, {"worker", ToString(e.grader)}});
     return;
   }
   GradeOutcome outcome = e.outcome;
@@ -121,18 +122,27 @@ void SampleFlow::TakeGrade(const SampleId& tid, const event::Graded& e) {
   out_.Record(
       record::Graded{tid, e.outcome, e.grader, e.outcome == GradeOutcome::kOk ? e.reward : 0, e.rewards});
   if (e.outcome == GradeOutcome::kOk) {
+    ungradable_ = 0;
     CheckGroup(KeyOf(tid), DropReason::kFiltered);
     return;
   }
   const bool infra = e.outcome == GradeOutcome::kInfra;
-  out_.Warn("tid=" + ToString(tid) + " event=" +
-            (!infra               ? "data_invalid"
-             : facts_.environment ? "env_infra"
-                                  : "reward_infra") +
-            " why=\"" + e.why + "\"");
+  out_.Warn(!infra               ? "data_invalid"
+            : facts_.environment ? "env_infra"
+                                 : "reward_infra",
+            "sample " + ToString(tid) + " is dropped, " +
+                (infra ? "its grader failed: " : "it cannot be graded: ") + e.why,
+            {{"tid", ToString(tid)}, {"worker", ToString(e.grader)}});
   DropSample(tid, !infra               ? DropReason::kDataInvalid
                   : facts_.environment ? DropReason::kEnvInfra
                                        : DropReason::kRewardInfra);
+  // Rows of which none can be graded would be generated for and dropped for ever.
+  if (infra) return;
+  const LedgerRules& rules = state_.ledger().rules();
+  if (++ungradable_ < 20 * rules.groups_per_step * rules.group_size) return;
+  all_.life.Fail("data_invalid", "data", {},
+                 "the last " + std::to_string(ungradable_) +
+                     " samples could not be graded, because their rows are at fault; the last one: " + e.why);
 }
 
 // Its tokens are there, its verdict is not, or does not count.
@@ -209,7 +219,13 @@ void SampleFlow::CountOutcome(bool infra, const std::string& why) {
   }
   const bool alarm =
       static_cast<int64_t>(outcomes_.size()) >= 2 * step_samples && share > options_.batch.infra_drop_alarm;
-  if (alarm && !infra_alarmed_) out_.Warn("event=infra_alarm share=" + std::to_string(share));
+  if (alarm && !infra_alarmed_) {
+    out_.Warn("infra_alarm", std::to_string(infra_in_window_) + " of the last " +
+                                 std::to_string(outcomes_.size()) +
+                                 " samples were lost to failures of graders or environments "
+                                 "(scheduler.infra_drop_alarm); the last one: " +
+                                 last_infra_);
+  }
   infra_alarmed_ = alarm;
 }
 

@@ -30,8 +30,10 @@ void SampleFlow::On(const event::EnvStepped& e) {
   all_.life.Moved();
   all_.workers.Progress(e.worker.worker);
   if (result == Episodes::Result::kRetry) {
-    out_.Warn("tid=" + ToString(e.tid) + " event=env_infra retry=1 turn=" + std::to_string(e.turn) +
-              " worker=" + ToString(e.worker) + " why=\"" + e.why + "\"");
+    out_.Warn("env_retry",
+              "turn " + std::to_string(e.turn) + " of sample " + ToString(e.tid) +
+                  " is played once more, its environment failed: " + e.why,
+              {{"tid", ToString(e.tid)}, {"worker", ToString(e.worker)}});
     return;
   }
   event::EnvStepped step = e;
@@ -75,8 +77,10 @@ void SampleFlow::EpisodeEnded(const Request& r, const event::EnvStepped& e, EndS
 // A failure masks its sample; it is never a reward of 0.
 void SampleFlow::EpisodeLost(const Request& r, GradeOutcome outcome, const std::string& why) {
   const bool infra = outcome == GradeOutcome::kInfra;
-  out_.Warn("tid=" + ToString(r.tid) + " event=" + (infra ? "env_infra" : "data_invalid") +
-            " turn=" + std::to_string(r.turn) + " why=\"" + why + "\"");
+  out_.Warn(infra ? "env_infra" : "data_invalid",
+            "sample " + ToString(r.tid) + " is dropped in turn " + std::to_string(r.turn) +
+                (infra ? ", its environment failed: " : ", it cannot be played: ") + why,
+            {{"tid", ToString(r.tid)}});
   if (r.tid.is_eval()) {
     episodes_.Remove(r.tid);
     all_.rollouts.Remove(r);
@@ -114,7 +118,8 @@ void SampleFlow::EpisodeGivenUp(const SampleId& tid) {
   episodes_.Remove(tid);
   const Sample* s = state_.ledger().Find(tid);
   if (s == nullptr || (s->phase != SamplePhase::kAwaiting && !finishing_.contains(tid))) return;
-  out_.Warn("tid=" + ToString(tid) + " event=env_infra why=\"" + why + "\"");
+  out_.Warn("env_infra", "sample " + ToString(tid) + " is dropped, its environment failed: " + why,
+            {{"tid", ToString(tid)}});
   CountOutcome(true, why);
   if (!all_.life.finished()) DropSample(tid, DropReason::kEnvInfra);
 }

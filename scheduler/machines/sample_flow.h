@@ -57,6 +57,7 @@ class SampleFlow : public Machine {
   [[nodiscard]] std::vector<WorkerRef> StuckGraders() const { return grading_.Stuck(now_); }
 
   [[nodiscard]] const Episodes& episodes() const { return episodes_; }
+  [[nodiscard]] const Grading& grading() const { return grading_; }
   // "rows_being_read=3; ...": for the watchdog. Empty: nothing is under way.
   [[nodiscard]] std::string Describe() const;
 
@@ -126,6 +127,7 @@ class SampleFlow : public Machine {
   std::string last_infra_;                           // why a sample was lost to infrastructure, the last time
   std::deque<bool> outcomes_;                        // of the last samples: infrastructure failure?
   int64_t infra_in_window_ = 0;
+  int64_t ungradable_ = 0;  // samples in a row whose rows were at fault
   bool infra_alarmed_ = false;
 };
 

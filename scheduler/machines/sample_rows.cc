@@ -6,7 +6,9 @@ namespace tidepool::scheduler {
 namespace {
 
 GradingOptions GradingOf(const RewardOptions& r) {
-  return {.max_retries = r.max_retries, .in_flight_per_worker = 16, .timeout = FromSeconds(r.timeout_s)};
+  return {.max_retries = r.max_retries,
+          .in_flight_per_worker = r.in_flight_per_worker,
+          .timeout = FromSeconds(r.timeout_s)};
 }
 
 EpisodeOptions EpisodesOf(const EnvironmentOptions& e) {
@@ -128,8 +130,8 @@ void SampleFlow::On(const event::RowInvalid& e) {
 void SampleFlow::DropRow(const GroupKey& key, DropReason reason, const std::string& why) {
   const Preparing row = preparing_.Take(key).value();
   if (!row.again && !state_.ledger().CanStart(0)) return;
-  out_.Warn("row=" + std::to_string(key.ordinal) + " event=" +
-            (reason == DropReason::kDataInvalid ? "invalid" : Name(reason)) + " why=\"" + why + "\"");
+  out_.Warn(Name(reason), "row " + std::to_string(key.ordinal) + " is dropped: " + why,
+            {{"row", std::to_string(key.ordinal)}});
   if (!row.again) {
     for (int64_t k = 0; k < state_.ledger().rules().group_size; ++k) {
       out_.Record(record::Issue{

@@ -112,7 +112,9 @@ std::optional<std::vector<SlotId>> Slots::DecidePlan(const LedgerView& ledger, b
     plan_refused_.clear();
   } else if (plan_refused_ != plan_.refused().message()) {
     plan_refused_ = plan_.refused().message();
-    out_.Warn("event=plan_refused placement=" + facts_.placement.name + " why=\"" + plan_refused_ + "\"");
+    out_.Warn("plan_refused",
+              "the plan of placement " + facts_.placement.name + " is not carried out: " + plan_refused_,
+              {{"placement", facts_.placement.name}});
   }
   if (plan_.all_new() || takes_held_back_) return std::nullopt;
   return changed;

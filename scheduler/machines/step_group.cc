@@ -73,8 +73,10 @@ void Steps::On(const event::GroupFormed& e) {
     if (forming_.empty()) group_tries_ = 0;
     return;
   }
-  out_.Warn("worker=" + ToString(e.worker) + " event=group_failed epoch=" + std::to_string(e.group_epoch) +
-            " why=\"" + e.error + "\"");
+  out_.Warn("group_failed",
+            "worker " + ToString(e.worker) + " could not join training group " +
+                std::to_string(e.group_epoch) + ": " + e.error,
+            {{"worker", ToString(e.worker)}, {"group", std::to_string(e.group_epoch)}});
   StopForming();
   if (++group_tries_ >= kTries) {
     group_tries_ = 0;

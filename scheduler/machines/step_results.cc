@@ -34,6 +34,7 @@ void Steps::Commit() {
   open_.reset();
   t.report.dropped_stale = state_.ledger().stale_since_commit();
   t.report.filtered = state_.ledger().filtered_since_commit();
+  t.report.signal = state_.ledger().StepSignal();
   t.report.v = {t.v.lineage, t.step.value};
   const uint64_t digest = t.done.begin()->second.weights_digest;
   out_.Record(record::StepCommit{t.step, t.report.v, digest, std::move(t.rows)});
@@ -80,7 +81,10 @@ void Steps::NotFinite(const event::TrainDone& e) {
     ids += (ids.empty() ? "" : ",") + std::to_string(key.ordinal) + "." + std::to_string(key.issue);
   const StepNumber step = e.step;
   Abort("loss or gradient is not finite");
-  out_.Warn("step=" + std::to_string(step.value) + " event=nonfinite groups=" + ids);
+  out_.Warn("nonfinite",
+            "step " + std::to_string(step.value) +
+                " is not kept: its loss or gradient is not finite; its groups are dropped: " + ids,
+            {{"step", std::to_string(step.value)}, {"groups", ids}});
   SetAside(keys, DropReason::kPoison);
   if (++nonfinite_ >= std::max<int64_t>(options_.max_nonfinite_steps, 1)) {
     all_.life.Fail("nonfinite", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
@@ -120,7 +124,9 @@ void Steps::On(const event::TrainFailed& e) {
   const std::set<GroupKey> keys = Keys();
   Abort(e.why, SlotOf(e));
   if (e.torn) all_.trainer.Torn(SlotOf(e));
-  out_.Warn("step=" + std::to_string(e.step.value) + " event=train_failed why=\"" + e.why + "\"");
+  out_.Warn("train_failed",
+            "step " + std::to_string(e.step.value) + " failed on worker " + ToString(e.worker) + ": " + e.why,
+            {{"step", std::to_string(e.step.value)}, {"worker", ToString(e.worker)}});
   if (++train_failures_ >= kTries) {
     all_.life.Fail("train", "w" + std::to_string(e.worker.worker.value), e.worker.inc,
                    "step " + std::to_string(e.step.value) + " failed " + std::to_string(train_failures_) +
@@ -137,11 +143,8 @@ void Steps::On(const event::PayloadLost& e) {
     return;
   }
   all_.life.Moved();
-  const StepNumber step = open_->step;
   Abort(e.why);
   out_.Record(record::Fault{"payload", ToString(e.tid), {}, e.why});
-  out_.Warn("step=" + std::to_string(step.value) + " event=payload_lost sample=" + ToString(e.tid) +
-            " why=\"" + e.why + "\"");
   SetAside({KeyOf(e.tid)}, DropReason::kDataInvalid);
 }
 

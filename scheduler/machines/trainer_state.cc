@@ -80,7 +80,9 @@ void TrainerState::On(const event::CheckpointVerified& e) {
   all_.life.Moved();
   waits_.End({WaitKind::kVerify, 0});
   if (!e.error.empty()) {
-    out_.Warn("checkpoint=" + std::to_string(e.ckpt) + " event=rejected why=\"" + e.error + "\"");
+    out_.Warn("checkpoint_unreadable",
+              "checkpoint " + std::to_string(e.ckpt) + " is not used, and an older one is tried: " + e.error,
+              {{"ckpt", std::to_string(e.ckpt)}});
     unverified_[e.ckpt] = e.error;
     VerifyNext();
     return;
@@ -149,8 +151,10 @@ void TrainerState::On(const event::StateReady& e) {
     state_tries_ = 0;
     return;
   }
-  out_.Warn("worker=" + ToString(e.worker) + " event=state_failed step=" + std::to_string(step_.value) +
-            " why=\"" + error + "\"");
+  out_.Warn("state_failed",
+            "worker " + ToString(e.worker) + " could not take the trainer's state of step " +
+                std::to_string(step_.value) + ": " + error,
+            {{"worker", ToString(e.worker)}, {"step", std::to_string(step_.value)}});
   if (!leads) {
     if (++fetching->second.tries >= kTries)
       all_.workers.Replace(e.worker, "it could not take the trainer's state from a peer: " + error);

@@ -4,7 +4,6 @@
 #include "scheduler/machines/machines.h"
 
 namespace tidepool::scheduler {
-
 void Workers::On(const event::WorkerLost& e) {
   if (fleet_.IsLive(e.worker)) {
     Crashed(e.worker, e.why, e.by_exit);
@@ -33,8 +32,9 @@ void Workers::Crashed(const WorkerRef& ref, const std::string& why, bool by_exit
 void Workers::Lose(const WorkerRef& ref, const std::string& why, bool by_exit) {
   all_.life.Moved();
   out_.Record(record::Fence{ref});
-  out_.Record(record::Fault{"worker_lost", "w" + std::to_string(ref.worker.value), ref.inc, why});
-  out_.Warn("worker=" + ToString(ref) + " event=lost why=\"" + why + "\"");
+  // Whoever reads the fault learns who ended it.
+  out_.Record(record::Fault{"worker_lost", "w" + std::to_string(ref.worker.value), ref.inc,
+                            by_exit ? why : "the controller ended it: " + why});
   if (!by_exit) out_.Do(command::KillWorker{ref, why});
   all_.samples.WorkerLost(ref);
   all_.rollouts.Lost(ref.worker);
@@ -66,12 +66,10 @@ void Workers::AfterDeath(WorkerId worker, const std::string& why) {
       break;
     case Health::Next::kGiveUp:
       all_.life.Fail("start_failed", name, {},
-                     "worker " + std::to_string(worker.value) + " died three times before it joined: " + why +
-                         "; see its log");
+                     "worker " + std::to_string(worker.value) + " died three times before it joined: " + why);
       return;
     case Health::Next::kRetired:
       out_.Record(record::Fault{"retired", name, {}, why});
-      out_.Warn("worker=" + name + " event=retired why=\"" + why + "\"");
       break;
     case Health::Next::kWait:
       break;

@@ -175,7 +175,6 @@ void Workers::On(const event::WorkerStartFailed& e) {
     return;
   }
   out_.Record(record::Fault{"worker_lost", "w" + std::to_string(e.worker.value), {}, e.why});
-  out_.Warn("worker=" + std::to_string(e.worker.value) + " event=start_failed why=\"" + e.why + "\"");
   AfterDeath(e.worker, e.why);
 }
 
@@ -214,7 +213,8 @@ void Workers::Tick() {
     const Worker& w = fleet_.workers.at(v.worker);
     switch (v.kind) {
       case Health::Verdict::kSuspect:
-        out_.Warn("worker=" + ToString(w.ref()) + " event=suspect why=\"" + v.why + "\"");
+        out_.Warn("worker_suspect", "worker " + ToString(w.ref()) + " gets nothing new for now: " + v.why,
+                  {{"worker", ToString(w.ref())}});
         all_.rollouts.SetSuspect(v.worker, true);
         if (v.stuck) all_.rollouts.Hedge(v.worker);
         break;

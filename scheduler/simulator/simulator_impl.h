@@ -176,7 +176,7 @@ struct Simulator::Impl {
   void Do(const command::RefuseWorker&) {}  // only workers that were asked for join
   void Do(const command::Admit&) {}         // an engine of the model serves what it has loaded
   void Do(const command::EvalReport&) {}
-  void Do(const command::Warn&) {}
+  void Do(const command::Log&) {}
   void Do(const command::StartWorker& c);
   void Do(const command::Welcome& c);
   void Do(const command::PrepareRow& c);
@@ -203,6 +203,7 @@ struct Simulator::Impl {
   void Do(const command::KillWorker& c) { Die(c.worker.worker, c.worker.inc, false); }
   void Do(const command::VerifyCheckpoint& c);
   void Do(const command::DeleteCheckpoint& c) { checkpoints.erase(c.ckpt); }
+  void Do(const command::KeepBest&) {}
   void Do(const command::CopyRecovery& c);
   void Do(const command::Publish& c);
   void Do(const command::Load& c);

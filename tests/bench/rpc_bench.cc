@@ -37,7 +37,7 @@ int main() {
     if (grade == nullptr) return;
     up::StepTokens answer;
     answer.chunks.push_back(
-        {grade->tid, grade->att, {}, true, scheduler::event::ChunkEnd::kEos, grade->text});
+        {grade->tid, grade->att, {}, true, scheduler::event::ChunkEnd::kEos, grade->input.text});
     echo->Send(std::move(answer));
   });
   if (!link.ok()) return 1;
@@ -52,7 +52,7 @@ int main() {
   (*link)->Begin(1);
   echo = link->get();
   down::Grade grade;
-  grade.text = std::string(200, 'x');
+  grade.input.text = std::string(200, 'x');
   constexpr int kWarm = 500;
   constexpr int kTimed = 5000;
   std::vector<double> us;

@@ -13,29 +13,40 @@ def report(folder):
 
 
 class ReportPage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = browser.Browser()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.dir = pathlib.Path(scratch.name)
 
     def show(self, folder, width=1400, dark=False):
-        shown = browser.Shown(report(folder), width, dark)
-        self.assertEqual(shown.console, [])
-        self.assertEqual(shown.size[0], width)
-        self.assertIn(f'data-theme="{"dark" if dark else "light"}"', shown.dom)
-        return shown
+        tab = self.browser.open(report(folder), width, dark)
+        self.assertEqual(tab.console, [])
+        self.assertEqual(tab.too_wide(), [])
+        theme = "document.documentElement.dataset.theme"
+        self.assertEqual(tab.evaluate(theme), "dark" if dark else "light", "as the system has it")
+        tab.evaluate("document.querySelector('button.theme').click()")
+        self.assertEqual(tab.evaluate(theme), "light" if dark else "dark", "and by the switch")
+        return tab
 
     def test_reinforcement_learning(self):
-        rows = [(step, {"critic/score/mean": step / 20, "critic/zero_variance_ratio": .9, "critic/solve_none": .6, "critic/solve_all": .3, "rollout/tok_s": 1000 + step,
+        rows = [(step, {"critic/score/mean": step / 20, "reward/frac_reward_zero_std": .9, "reward/solve_none": .6, "reward/solve_all": .3, "rollout/tok_s": 1000 + step,
                         "perf/throughput": 3000, "timing_s/step": 2, "timing_s/gen": 1, "staleness/mean": 0, "staleness/max": 1}) for step in range(1, 21)]
         rows.append((20, {"eval/accuracy": .5, "eval/total": 64, "eval/reward/mean": .4, "eval/reward/low": .3, "eval/reward/high": .5,
                           "eval/reward/format/mean": .9, "eval/reward/judge/mean": .2}))
         shown = self.show(browser.write_run(self.dir / "rl", "rl", rows), dark=True)
         for title in ["Reward", "Held-out reward", "Held-out reward by function", "Held-out accuracy", "Groups without a signal", "Lag", "Throughput"]:
             self.assertIn(title, shown.titles())
-        self.assertIn("95 % interval 0.3 to 0.5", shown.dom)
-        self.assertIn("1020", shown.dom, "the terminal's figure: generated tokens a second of the last step")
-        self.assertIn("first reward is above 0.5", shown.dom)
+        self.assertIn("95 % interval 0.3 to 0.5", shown.dom())
+        self.assertIn("1020", shown.dom(), "the terminal's figure: generated tokens a second of the last step")
+        self.assertIn("first reward is above 0.5", shown.dom())
         self.assertNotIn("Margin", shown.titles())
 
     def test_preference_pairs(self):
@@ -44,26 +55,26 @@ class ReportPage(unittest.TestCase):
         rows[0][1]["eval/dpo/loss/before"] = .69
         for step, metrics in rows[::5]:
             metrics |= {"eval/dpo/loss": .6, "eval/dpo/accuracy": .8, "eval/dpo/margin": .5}
-        shown = self.show(browser.write_run(self.dir / "dpo", "dpo", rows), width=500)
+        shown = self.show(browser.write_run(self.dir / "dpo", "dpo", rows), width=390)
         for title in ["Loss", "Pairs ranked right", "Margin", "Chosen and rejected"]:
             self.assertIn(title, shown.titles())
         for text in ["Held-out accuracy", "greedy", "Lag", "Samples", "Response length", "mean over the tokens"]:
-            self.assertNotIn(text, shown.dom.split("<main")[1].split("<script")[0])
-        self.assertIn("held-out pairs ranked right", shown.dom)
-        self.assertIn("implicit reward of the chosen answer minus", shown.dom)
+            self.assertNotIn(text, shown.evaluate("document.getElementById('page').textContent"))
+        self.assertIn("held-out pairs ranked right", shown.dom())
+        self.assertIn("implicit reward of the chosen answer minus", shown.dom())
 
     def test_supervised(self):
         rows = [(step, {"sft/loss": 3 - step / 10, "actor/loss": 1, "rollout/tok_s": 0, "staleness/max": 0}) for step in range(1, 21)]
         rows[-1][1]["eval/loss"] = 1.25
         shown = self.show(browser.write_run(self.dir / "sft", "sft", rows))
         self.assertEqual(shown.titles()[0], "Loss")
-        self.assertIn("held-out loss", shown.dom)
+        self.assertIn("held-out loss", shown.dom())
         for title in ["Reward", "Lag", "Groups without a signal", "Pairs ranked right"]:
             self.assertNotIn(title, shown.titles())
 
     def test_a_run_of_which_nothing_is_known(self):
-        shown = self.show(browser.write_run(self.dir / "none", "rl", []), width=500, dark=True)
-        self.assertIn("No metrics yet.", shown.dom)
+        shown = self.show(browser.write_run(self.dir / "none", "rl", []), width=390, dark=True)
+        self.assertIn("No metrics yet.", shown.dom())
 
 
 if __name__ == "__main__":

@@ -1,24 +1,18 @@
-// The environment of docs/adding_an_environment.md, compiled as it stands there and played.
+// The environments of docs/adding_an_environment.md and docs/adding_a_control_task.md, compiled as they stand
+// there and played.
 
 #include <gtest/gtest.h>
 
-#include <set>
-
-#include "core/environments/text_game.h"
+#include "adding_a_control_task_0.inc"
+#include "adding_an_environment_0.inc"
 
 namespace tidepool::environments {
 namespace {
 
-#include "adding_an_environment_0.inc"
-
-const std::vector<TextEnvironmentInfo> kAdded = {
-#include "adding_an_environment_1.inc"
-};
-
 std::unique_ptr<TextEnvironment> Guess() {
-  auto options = tasks::OptionValues::Parse(kAdded[0].options, {{"most", "[40, 60]"}});
+  auto options = tasks::OptionValues::Parse(TextEnvironmentPlugin_guess().options, {{"most", "[40, 60]"}});
   EXPECT_TRUE(options.ok()) << options.status().ToString();
-  auto made = kAdded[0].make(*options, 1);
+  auto made = TextEnvironmentPlugin_guess().make(*options, 1);
   EXPECT_TRUE(made.ok());
   return std::move(made).value();
 }
@@ -43,6 +37,17 @@ TEST(DocsEnvironmentTest, NothingThatIsSaidIsAnError) {
     EXPECT_EQ(game->Step(words).observation, "That is no number.");
   EXPECT_EQ(game->Step("<answer>1</answer>").observation.substr(0, 4), "More");
   EXPECT_EQ(game->Reset(), first);
+}
+
+TEST(DocsControlTaskTest, TheRightActionReachesTheGoal) {
+  ControlPlugin plugin = ControlPlugin_corridor();
+  const auto rules = plugin.make({}, plugin.spec);
+  ASSERT_TRUE(rules.ok());
+  MoveResult at{.state = (*rules)->Start(Rng(1))};
+  const float right = 1;
+  for (int i = 0; i < 8 && !at.terminated; ++i) at = (*rules)->Play(at.state, &right, Rng(1));
+  EXPECT_TRUE(at.terminated);
+  EXPECT_EQ(at.reward, 1);
 }
 
 }  // namespace

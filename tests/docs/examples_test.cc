@@ -1,25 +1,17 @@
-// The C++ examples of the documentation, compiled where the pages say that they belong and used as they say.
+// The C++ examples of the documentation, compiled as files of their kind and used as the pages say.
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-// The pages put their examples into these files, next to what is private there.
-#include "core/tasks/arithmetic_tasks.cc"  // NOLINT(bugprone-suspicious-include)
-#include "core/tasks/reward.cc"            // NOLINT(bugprone-suspicious-include)
+#include "adding_a_reward_0.inc"
+#include "adding_a_task_0.inc"
 
 namespace tidepool::tasks {
 namespace {
 
-#include "adding_a_reward_0.inc"
-#include "adding_a_task_0.inc"
-
-const std::vector<TaskEntry> kAdded = {
-#include "adding_a_task_1.inc"
-};
-
 TEST(DocsExampleTest, TheRewardScoresPalindromes) {
-  const Reward reward = Plain<Palindrome>("").value();
+  const Reward reward = RewardPlugin_palindrome().make("").value();
   RewardInput input;
   input.text = " level\n";
   input.ended = true;
@@ -32,11 +24,11 @@ TEST(DocsExampleTest, TheRewardScoresPalindromes) {
 }
 
 TEST(DocsExampleTest, TheTaskAsksForTwiceANumberAndRepeatsNothing) {
-  ASSERT_EQ(kAdded.size(), 1U);
-  auto options = OptionValues::Parse(kAdded[0].info.options, {{"digits", "[1, 2]"}, {"style", "\"terse\""}});
+  const TaskPlugin added = TaskPlugin_twice();
+  auto options = OptionValues::Parse(added.options, {{"digits", "[1, 2]"}, {"style", "\"terse\""}});
   ASSERT_TRUE(options.ok()) << options.status().ToString();
-  EXPECT_EQ(*kAdded[0].units(*options), 99);
-  auto task = kAdded[0].make(*options, {.size = 80, .held_out = 10, .seed = 5});
+  EXPECT_EQ(*added.units(*options), 99);
+  auto task = added.make(*options, {.size = 80, .held_out = 10, .seed = 5});
   ASSERT_TRUE(task.ok()) << task.status().ToString();
   std::set<std::string> prompts;
   for (int64_t i = 0; i < (*task)->train_size(); ++i) {

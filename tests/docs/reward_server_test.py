@@ -7,6 +7,8 @@ Needs gRPC for Python: of the python3 that runs this, of make interop, or of the
 installs that). Without it this skips, exit code 77. The run needs the built programs; without those only the answers are tested.
 """
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -48,6 +50,10 @@ def test_answers(reward_server, grpc):
     def score(request):
         if request.prompt == "crash":
             raise RuntimeError("the grader broke")
+        if request.prompt == "none":
+            return None
+        if request.prompt == "nan":
+            return float("nan")
         return reward_server.closeness(request)
 
     server, port = reward_server.serve("127.0.0.1:0", score)
@@ -64,11 +70,21 @@ def test_answers(reward_server, grpc):
     check("a response that was cut off is worth 0, as a judgement", reply.outcome == ok and reply.score == 0, reply)
     reply = ask(text="cba", ended=True)
     check("a row without an answer is bad data, not 0", reply.outcome == data and reply.detail != "", reply)
-    try:
-        reply = ask(prompt="crash", answer="x")
-        check("a grader that breaks is a gRPC error", False, reply)
-    except grpc.RpcError as error:
-        check("a grader that breaks is a gRPC error", error.code() == grpc.StatusCode.UNKNOWN, error)
+    for prompt, says, what in [("crash", "RuntimeError: the grader broke", "a grader that breaks"), ("none", "returned None", "None"),
+                               ("nan", "returned nan", "a score that is not finite")]:
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed):
+            try:
+                found = ask(prompt=prompt, answer="x")
+            except grpc.RpcError as error:
+                found = error
+        check(f"{what} is a gRPC error, and no reward of 0",
+              isinstance(found, grpc.RpcError) and found.code() == grpc.StatusCode.INTERNAL and says in found.details(), found)
+        check(f"{what} shows its traceback", "Traceback (most recent call last)" in printed.getvalue() and says in printed.getvalue(),
+              printed.getvalue())
+    together = stub.ScoreBatch(messages.ScoreBatchRequest(samples=[messages.ScoreRequest(answer="cba", text=text, ended=True)
+                                                                   for text in ("cba", "xyz")]), timeout=20)
+    check("a batch has a reply for each sample, in order", [reply.score for reply in together.replies] == [1.0, 0.0], together)
     server.stop(None)
 
 

@@ -1,10 +1,10 @@
-// Rows of data, of both kinds.
+// Rows of data, of every kind.
 #include "core/tasks/jsonl_data.h"
 #include "tests/fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tidepool;
-  for (const tasks::RowKind kind : {tasks::RowKind::kRl, tasks::RowKind::kSft}) {
+  for (const tasks::RowKind kind : {tasks::RowKind::kRl, tasks::RowKind::kSft, tasks::RowKind::kPair}) {
     const auto rows = tasks::JsonlData::Parse(std::string(fuzz::View(data, size)), "input",
                                               {.kind = kind, .max_bad_fraction = 0.9});
     if (!rows.ok()) continue;

@@ -129,6 +129,8 @@ def main():
     seed("gguf", "llama", gguf())
     seed("gguf", "qwen3moe", gguf("qwen3moe"))
     seed("jsonl", "rl", '{"prompt": "1+1", "answer": 2, "extra": {"a": [1]}}\n\n{"prompt": [{"role": "user", "content": "x"}], "answer": "y"}\nbad\n')
+    seed("jsonl", "pairs", '{"chosen": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "rejected": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "z"}]}\n{"chosen": "a b", "rejected": "a c"}\n')
+    seed("jsonl", "completions", '{"prompt": "x", "completion": [{"role": "assistant", "content": "y"}]}\n{"text": "x"}\n')
     seed("jsonl", "sft", '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n')
     seed("trajectory", "tokens", trajectory())
     seed("trajectory", "segment", b"\x01" + sampled_segment())

@@ -54,19 +54,41 @@ class AlgorithmsTest(RunTest):
         for job in ["dpo", "reward_model"]:
             with self.subTest(job=job):
                 config = f"configs/test/{job}.yaml"
-                self.assert_done(self.train(config, "train.steps=6", "deterministic=true", run=job))
+                done = self.train(config, "train.steps=6", "deterministic=true", run=job)
+                self.assert_done(done)
+                self.assertRegex(done.stdout, r"held-out accuracy after: .* 8 rows\)")
+                self.assertIn("held-out margin: ", done.stdout)
                 self.assert_checked(job)
                 rows = self.metrics(job)
                 self.assertAlmostEqual(rows[1][f"{job}/loss"], 0.6931, places=3, msg="log 2: nothing is known yet")
                 self.assertIn(f"eval/{job}/accuracy/before", rows[1])
-                self.assertIn(f"eval/{job}/accuracy", rows[6])
+                for name in ["accuracy", "loss", "margin"]:
+                    self.assertIn(f"eval/{job}/{name}", rows[6])
+                for name in ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "eval/rewards/margins", "eval/loss"]:
+                    self.assertIn(name, rows[6])
+                self.assertNotIn("reward/frac_reward_zero_std", rows[6], "pairs have no rewards to compare")
                 run = self.start(config, "train.steps=6", "deterministic=true", run=job + "-cut")
                 self.wait_step(2, run, run=job + "-cut")
                 kill(run.pid)
                 run.communicate()
                 self.assert_done(self.train(config, "train.steps=6", "deterministic=true", "--resume", run=job + "-cut"))
                 self.assertEqual(self.digests(job + "-cut"), self.digests(job))
+                self.assertEqual(self.summary(job + "-cut")["held_out"], self.summary(job)["held_out"])
         self.assertEqual(json.loads(self.path("final", "config.json", run="reward_model").read_text())["architectures"], ["LlamaForSequenceClassification"])
+
+    def test_text_to_be_learned_is_evaluated_by_its_loss(self):
+        data = self.dir / "text.jsonl"
+        data.write_text("".join(json.dumps({"text": "abcd"[i % 4:] + "=" + "ab" * (i % 5 + 1) + "cd"[i % 2]}) + "\n" for i in range(40)))
+        done = self.train("configs/test/sft.yaml", "data.task=null", "data.length=null", "data.letters=null", "data.size=null",
+                          f"data.path={data}", "data.held_out=8", "eval.every_steps=2", "train.steps=4", "checkpoint.every_steps=4")
+        self.assert_done(done)
+        self.assertIn("no held-out row has an `answer`", done.stdout)
+        rows = self.metrics()
+        self.assertLess(rows[4]["eval/loss"], rows[1]["eval/loss/before"])
+        self.assertIn("eval/sft/token_accuracy", rows[2])
+        held_out = self.summary()["held_out"]
+        self.assertEqual((held_out["measure"], held_out["last"]["step"], held_out["last"]["value"]), ("loss", 4, rows[4]["eval/loss"]))
+        self.assert_checked()
 
     def test_a_row_that_is_no_pair_is_named(self):
         data = self.dir / "pairs.jsonl"

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -92,7 +93,36 @@ class BadInputTest(RunTest):
         weights.write_bytes(weights.read_bytes()[:-100])
         text = f"name: x\njob: rl\nmodel: {{path: {model}}}\ndata: {{task: reverse, length: [2, 3], letters: abcd, size: 32, held_out: 4}}\n" \
                "reward: {functions: [{name: exact_answer}]}\ntrain: {steps: 1, groups_per_step: 2}\nrollout: {group_size: 2, max_new_tokens: 4}\n"
-        self.refused(self.train(self.write(text), run="second"), "model.safetensors", code=3)
+        self.refused(self.train(self.write(text), run="second"), "model.safetensors")
+        self.assertFalse(self.path(run="second").exists(), "a run directory was made for a model that cannot be read")
+
+    def test_a_run_that_is_refused_late_leaves_nothing_in_the_way(self):
+        def small():  # config.yaml does not fit, and it is written when the folder is there
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+
+        def refused(*args):
+            return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "train.steps=1", *args], cwd=ROOT, preexec_fn=small,
+                                  capture_output=True, text=True, timeout=60)
+
+        self.refused(refused(), "config.yaml")
+        self.assertFalse(self.path().exists(), "a run directory is left of a run that was refused")
+        self.path().mkdir()
+        self.refused(refused(), "config.yaml")
+        self.assertEqual(list(self.path().iterdir()), [])
+        self.assert_done(self.train(CONFIG, "train.steps=1"))
+        late = refused("--fresh")
+        self.refused(late, "config.yaml")
+        self.assertIn("the old run is back", late.stdout)
+        self.assertEqual(self.summary()["steps"], 1)
+        self.assertEqual([p.name for p in self.dir.iterdir()], ["run"])
+
+    def test_rows_that_cannot_be_used_are_named_before_a_run_begins(self):
+        rows = self.dir / "rows.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": "a" * 60, "answer": "a"}) + "\n" for _ in range(8)))
+        self.refused(self.train(CONFIG, "data.task=null", "data.length=null", "data.letters=null", "data.size=null", "data.held_out=null", f"data.path={rows}"),
+                     "no row of the data can be used", "rows.jsonl:", "the prompt has 6")
+        self.assertFalse(self.path().exists(), "a run directory was made for data that cannot be used")
 
     def test_port_that_is_taken(self):
         with socket.socket() as taken:
@@ -121,10 +151,10 @@ class BadInputTest(RunTest):
     def test_worker_that_dies_at_its_start_three_times(self):
         fake = self.dir / "bin"
         fake.mkdir()
-        (fake / "tidepool-worker").write_text("#!/bin/sh\nexit 7\n")
+        (fake / "tidepool-worker").write_text("#!/bin/sh\necho 'no such device: x' >&2\nexit 7\n")
         (fake / "tidepool-worker").chmod(0o755)
         result = self.train(CONFIG, f"cluster.worker_dir={fake}", timeout=90)
-        self.refused(result, "exit status 7", code=3)
+        self.refused(result, "exit status 7: no such device: x; see logs/device-0.log", code=3)
 
     def test_batch_that_cannot_fit(self):
         self.refused(self.train(CONFIG, "train.micro_batch_tokens=4"), "micro_batch_tokens")
@@ -150,12 +180,53 @@ class BadInputTest(RunTest):
             self.assertIn('"kind":"FAULT"', journal[-2], "why it ended is in the journal")
             self.assertIn('"kind":"END_RUN"', journal[-1])
             self.assert_done(self.command("check", str(mount / "run")))
+            self.assertEqual(json.loads((mount / "run" / "status.json").read_text())["state"], "failed")
+            said = self.command("status", str(mount / "run")).stdout
+            self.assertRegex(said, "state +failed")
+            self.assertRegex(said, "why +fault=")
         finally:
             subprocess.run(["umount", "-l", str(mount)], check=False)
 
     def test_a_reward_server_that_is_not_there_is_named(self):
         result = self.train(CONFIG, 'reward.functions=[{name: mine, endpoint: "127.0.0.1:9", timeout_s: 1}]')
-        self.refused(result, "fault=reward_infra", "the last one: mine at 127.0.0.1:9", code=3)
+        self.refused(result, "fault=reward_infra", "the last one: mine at 127.0.0.1:9: unreachable for ", "Connection refused", code=3)
+
+    def evaluates(self, model):
+        """Two files and a task in one call; each answer with its grade; sets do not change each other's answers."""
+        rows = {"a.jsonl": ["abc", "xyz", "q"], "b.jsonl": ["hello", ""]}
+        for name, words in rows.items():
+            text = "".join(json.dumps({"prompt": f"{w}=", "answer": w[::-1]}) + "\n" for w in words)
+            (self.dir / name).write_text(text)
+        a, b, out = (str(self.dir / name) for name in ("a.jsonl", "b.jsonl", "answers.jsonl"))
+        sampling = ["--model", model, "--samples", "4", "--temperature", "1", "--max-new-tokens", "6"]
+        asked = self.command("eval", *sampling, "--task", "reverse", "--limit", "3", "--data", a, "--data", b, "--reward", "exact_answer",
+                             "--reward", "length_penalty:4", "--pass-at", "1,3,4", "--output", out, "--json")
+        self.assert_done(asked)
+        result = json.loads(asked.stdout)
+        self.assertEqual([s["set"] for s in result["sets"]], ["reverse", a, b])
+        self.assertEqual([s["rows"] for s in result["sets"]], [3, 3, 2])
+        self.assertEqual(result["total"]["answers"], 32)
+        for key in ("accuracy", "pass@1", "pass@3", "pass@4", "reward", "reward/length_penalty:4"):
+            self.assertTrue(result["total"][key]["low"] <= result["total"][key]["value"] <= result["total"][key]["high"], key)
+        answers = [json.loads(line) for line in pathlib.Path(out).read_text().splitlines()]
+        self.assertEqual(len(answers), 32)
+        self.assertEqual([r["sample"] for r in answers[:5]], [0, 1, 2, 3, 0])
+        of_b = [r for r in answers if r["set"] == b]
+        self.assertEqual([r["line"] for r in of_b], [1] * 4 + [2] * 4)
+        # The last row has no answer: it cannot be right or wrong.
+        self.assertEqual([r["score"] is None for r in of_b], [False] * 4 + [True] * 4)
+        self.assertEqual(result["total"]["unscored"], 4)
+        self.assertIn(f"4 of 32 answers are not scored; the first: {b}:2: exact_answer: ", asked.stderr)
+        self.assertAlmostEqual(sum(r["reward"] for r in answers if r["set"] == a) / 12, result["sets"][1]["reward"]["value"])
+        self.assert_done(self.command("eval", *sampling, "--data", a, "--output", out))
+        alone = [json.loads(line)["text"] for line in pathlib.Path(out).read_text().splitlines()]
+        self.assertEqual(alone, [r["text"] for r in answers if r["set"] == a])
+        table = self.command("eval", "--model", model, "--task", "reverse", "--limit", "4", "--data", a)
+        self.assert_done(table)
+        self.assertEqual(table.stdout.split()[:3], ["set", "measure", "value"])
+        self.assertIn("total", table.stdout)
+        (self.dir / "a.jsonl").write_text('{"prompt": "abc="}\n{"prompt": 7}\n')
+        self.refused(self.command("eval", "--model", model, "--data", a), "a.jsonl:2: ")
 
     def test_a_model_outside_a_run(self):
         self.assert_done(self.train(CONFIG, "train.steps=1"))
@@ -163,7 +234,14 @@ class BadInputTest(RunTest):
         self.refused(self.command("export", str(self.path()), "--out", str(self.dir / ("x" * 300) / "y")), "too long")
         # Answers end where the model has no more positions.
         self.assert_done(self.command("generate", "--model", final, "--prompt", "ab"))
-        self.assert_done(self.command("eval", "--model", final, "--task", "reverse", "--limit", "4"))
+        # A run is named as everywhere.
+        for model, taken in [(str(self.path()), "final"), (str(self.path()) + ":1", "step_1/model")]:
+            said = self.command("generate", "--model", model, "--prompt", "ab", "--max-new-tokens", "2")
+            self.assert_done(said)
+            self.assertIn(taken, said.stderr)
+        self.evaluates(final)
+        refused = self.command("eval", "--model", str(self.path()) + ":7", "--task", "reverse")
+        self.refused(refused, "no checkpoint of step 7; there are those of step 0, 1")
         # Ctrl-C leaves neither its worker nor its files.
         asked = subprocess.Popen([TIDEPOOL, "generate", "--model", final, "--prompt", "ab"], cwd=ROOT, stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, text=True)

@@ -1,5 +1,7 @@
 """Control tasks as whole jobs: a policy, environments in their own process, the same journal, ledger and kills."""
+import json
 import unittest
+from xml.etree import ElementTree
 
 from harness import RunTest, kill
 
@@ -35,6 +37,37 @@ class ControlTest(RunTest):
         released = [r for r in self.journal() if r["kind"] == "RELEASE"]
         self.assertTrue(released)
         self.assertTrue(all(0 < r["need_bytes"] < r["free_bytes"] for r in released), "memory is proven free for the next role")
+
+        self.evaluates()
+
+    def evaluates(self):
+        """`tidepool eval` plays what the run's last evaluation played, and draws it."""
+        asked = self.command("eval", "--model", str(self.path()), "--task", "cartpole", "--episodes", "20", "--json",
+                             "--render", str(self.dir / "episode.svg"), "--output", str(self.dir / "episodes.jsonl"))
+        self.assert_done(asked)
+        self.assertIn("final", asked.stderr)
+        played, last = json.loads(asked.stdout), self.summary()["held_out"]["last"]
+        for key in ("value", "low", "high"):
+            self.assertAlmostEqual(played["return"][key], last[key], places=9)
+        episodes = [json.loads(line) for line in (self.dir / "episodes.jsonl").read_text().splitlines()]
+        self.assertEqual([e["episode"] for e in episodes], list(range(20)))
+        self.assertEqual(max(e["return"] for e in episodes), played["return"]["max"])
+        self.assertEqual(min(e["steps"] for e in episodes), played["length"]["min"])
+        picture = (self.dir / "episode.svg").read_text()
+        self.assertIn(f"return {episodes[0]['return']:g} in {episodes[0]['steps']} steps", picture)
+        ElementTree.fromstring(picture)
+        sampled = self.command("eval", "--model", str(self.path()), "--episodes", "20", "--sampled", "--seed", "5", "--json")
+        self.assert_done(sampled)
+        self.assertNotEqual(json.loads(sampled.stdout)["return"]["value"], played["return"]["value"])
+        for words, why in [(["--task", "pendulum"], "was made for cartpole"), (["--limit", "3"], "--limit is for models of text"),
+                           (["--episodes", "3", "--render", "x.svg", "--episode", "3"], "--episode: 3 is not among the 3"),
+                           (["--render", "x.gif"], "--render: x.gif: an animated SVG"), (["--option", "map=8x8"], "cartpole has no options")]:
+            refused = self.command("eval", "--model", str(self.path()), *words)
+            self.assert_done(refused, 2)
+            self.assertIn(why, refused.stderr)
+        refused = self.command("generate", "--model", str(self.path()), "--prompt", "a")
+        self.assert_done(refused, 2)
+        self.assertIn("tidepool eval --model", refused.stderr)
 
     def test_the_same_weights_with_and_without_kills(self):
         self.assert_done(self.train(CONFIG, "train.steps=40", run="quiet"))

@@ -55,9 +55,32 @@ class EpisodesTest(RunTest):
                 self.assertLessEqual(row["reward"], 1)
         self.assertAlmostEqual(sum(self.metrics()[s]["turns/mean"] for s in range(1, 5)) * 16, turns, places=3)
 
+    def evaluates(self, run):
+        """`tidepool eval` plays the held-out games of the run's last evaluation, to the same ends."""
+        out = self.dir / "games.jsonl"
+        asked = self.command("eval", "--model", str(self.path(run=run)), "--task", "frozen_lake", "--deterministic", "--json", "--output", str(out))
+        self.assert_done(asked)
+        total, metrics = json.loads(asked.stdout)["total"], self.metrics(run)
+        last = metrics[max(step for step in metrics if "eval/reward/mean" in metrics[step])]
+        self.assertEqual(total["rows"], last["eval/total"])
+        self.assertAlmostEqual(total["accuracy"]["value"], last["eval/accuracy"])
+        self.assertAlmostEqual(total["reward"]["value"], last["eval/reward/mean"])
+        games = [json.loads(line) for line in out.read_text().splitlines()]
+        self.assertEqual([g["row"] for g in games], list(range(8)))
+        for game in games:
+            self.assertIn(len(game["said"]), (2 * game["turns"], 2 * game["turns"] + 1))
+        sampled = self.command("eval", "--model", str(self.path(run=run)), "--task", "frozen_lake", "--samples", "4", "--temperature", "1", "--limit", "3",
+                               "--option", "max_turns=2")
+        self.assert_done(sampled)
+        self.assertIn("pass@4", sampled.stdout)
+        refused = self.command("eval", "--model", str(self.path(run=run)), "--task", "frozen_lake", "--option", "sides=3")
+        self.assert_done(refused, 2)
+        self.assertIn("sides", refused.stderr)
+
     def test_killed_environment_workers_change_no_weight(self):
         args = ["deterministic=true", "train.steps=24", "checkpoint.every_steps=4"]
         self.assert_done(self.train(CONFIG, *args, run="calm"))
+        self.evaluates("calm")
         want = self.digests("calm")
         self.assertGreater(len(set(want.values())), 12)  # most steps changed something, or equal digests prove nothing
         run = self.start(CONFIG, *args, run="killed")

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -74,10 +75,21 @@ class OperationsTest(RunTest):
         run = self.start(CONFIG, *job)
         self.wait_step(2, run)
         run.send_signal(signal.SIGINT)
-        self.assertIn("go on with: ", self.finish(run)[0])
+        out, _ = self.finish(run)
+        ended = self.summary()
+        stopped_at = ended["steps"]
+        self.assertIn(f"stopped by a signal at step {stopped_at} of 100000; checkpoint: {self.path('checkpoints')}/step_{stopped_at}\n", out)
+        self.assertTrue(self.path("checkpoints", f"step_{stopped_at}", "manifest.json").exists())
+        self.assertNotIn(" after: ", out, "nothing was evaluated after training")
+        self.assertEqual((ended["stopped"], ended["finished"], ended["checkpoint_step"]), (True, False, stopped_at))
+        self.assertNotIn("after", ended["accuracy"])
+        self.assertNotIn("last", ended["held_out"])
         self.assertEqual(page()["state"], "stopped")
-        stopped_at = self.summary()["steps"]
-        run = self.start(CONFIG, *job, "--resume")
+        go_on = out.strip().splitlines()[-1]
+        self.assertTrue(go_on.startswith("go on with: "), out)
+        run = subprocess.Popen(shlex.split(go_on.removeprefix("go on with: ")), cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # as it is said, nothing added
+        self.started.append(run)
         self.wait_step(stopped_at + 3, run)
         self.assertFalse(self.path("summary.json").exists(), "what the last life said is not true of this one")
         self.kill_controller(run)
@@ -101,7 +113,7 @@ class OperationsTest(RunTest):
         self.wait_for(self.path("warm_start", "control.json").exists, 30, "the warm start", run)
         run.send_signal(signal.SIGHUP)
         out, _ = self.finish(run)
-        self.assertRegex(out, "stopped at step .* go on with: ")
+        self.assertRegex(out, r"stopped by a signal in the warm start, at step \d+ of \d+; .*\ngo on with: ")
 
     def test_a_terminal_that_is_held_holds_up_what_is_shown_alone(self):
         unread, terminal = os.pipe()
@@ -223,10 +235,84 @@ class OperationsTest(RunTest):
         self.assert_done(self.command("train", CONFIG, "--run-dir", str(self.dir / "moved"), "--resume", "train.steps=6"))
         self.assert_checked("moved")
         final = self.dir / "moved" / "final"
+        # A model may be moved, too, but it is the one that the run began with.
+        model, other, elsewhere = self.dir / "model", self.dir / "other", self.dir / "elsewhere"
+        shutil.copytree(final, model)
+        self.assert_done(self.train(CONFIG, "model.init=null", f"model.path={model}", "train.steps=1", run="with-model"))
+        model.rename(elsewhere)
+        shutil.copytree(elsewhere, other)
+        (other / "tokenizer.json").write_text((elsewhere / "tokenizer.json").read_text() + " ")
+        before = self.path("config.yaml", run="with-model").read_text()
+        for path, code, said in [(other, 2, "is another model than the run began with"), (elsewhere, 0, "model.path: was ")]:
+            self.assertEqual(self.path("config.yaml", run="with-model").read_text(), before)
+            done = self.command("train", str(self.path(run="with-model")), "--resume", f"model.path={path}", "train.steps=2")
+            self.assert_done(done, code)
+            self.assertIn(said, done.stdout + done.stderr)
         long = self.command("train", CONFIG, "--dry-run", "model.init=null", f"model.path={final}", "rollout.max_new_tokens=100",
                             "train.micro_batch_tokens=4096", "rollout.kv_cache_tokens=4096")
         self.assert_done(long, 2)
         self.assertRegex(long.stderr, "rollout.max_new_tokens is 100, but .*final has 48 positions")
+
+    def test_a_run_goes_on_by_its_own_config_and_says_what_changes(self):
+        def go_on(*args, code=0, cwd=ROOT, run="run"):
+            done = subprocess.run([os.path.abspath(TIDEPOOL), "train", str(self.path(run=run)), "--resume", *args], cwd=cwd,
+                                  capture_output=True, text=True, timeout=120)
+            self.assert_done(done, code)
+            return done.stdout + done.stderr
+        warm = "configs/test/warm_start.yaml"
+        self.assert_done(self.train(warm, "train.steps=2", "eval.samples=2", "train.learning_rate=1e-4"))
+        self.assertIn("this run is finished (step 2)", go_on())
+        self.assertIn("seed: was 1, is 2\n", go_on("seed=2", "train.steps=9", code=2))
+        said = go_on("train.steps=3", cwd="/")  # from where no config and no warm start can be found
+        self.assertIn("train.steps: was 2, is 3\n", said)
+        self.assertNotIn("learning_rate", said)
+        self.assertNotIn("eval.samples", said)
+        # By a config: what it asks for, and what it takes back is named.
+        said = self.train(warm, "--resume", "train.steps=4", "eval.samples=2").stdout
+        self.assertIn("train.learning_rate: was 1e-04, is 0.001 (an override given earlier, which is not repeated)\n", said)
+        config = self.path("config.yaml").read_text()
+        self.assertRegex(config, r"# Resumed at step 2, \S+:\n#   train.steps: was 2, is 3\n# Resumed at step 3, \S+:\n#   train.steps: "
+                                 r"was 3, is 4\n#   train.learning_rate: was 1e-04, is 0.001\n")
+        self.assertIn("warm_start: warm_start/config.yaml ", config)
+        self.assert_checked()
+
+    def test_rows_may_be_moved_but_not_exchanged(self):
+        rows = self.dir / "rows.jsonl"
+        rows.write_text("".join(f'{{"prompt": "{a}{b}=", "answer": "{b}{a}"}}\n' for a in "abcd" for b in "abcd"))
+        job = self.dir / "job.yaml"
+        base = [line for line in (ROOT / CONFIG).read_text().splitlines()]
+        self.assertTrue(any(line.startswith("data: {") for line in base))
+        job.write_text("\n".join("data: {path: rows.jsonl, held_out: 2}" if line.startswith("data: {") else line for line in base))
+        self.assert_done(self.train(str(job), "train.steps=1"))
+        other, moved = self.dir / "other.jsonl", self.dir / "elsewhere" / "rows.jsonl"
+        moved.parent.mkdir()
+        other.write_text(rows.read_text().replace("ab", "aa"))
+        rows.rename(moved)
+        for path, code, said in [(other, 2, "hold other rows than the run was trained on"), (moved, 0, "data.path: was ")]:
+            done = self.command("train", str(self.path()), "--resume", f"data.path={path}", "train.steps=2")
+            self.assert_done(done, code)
+            self.assertIn(said, done.stdout + done.stderr)
+        self.assert_checked()
+
+    def test_checkpoints_without_a_journal_are_not_trained_over(self):
+        self.assert_done(self.train(CONFIG, "train.steps=1"))
+        self.path("journal").rename(self.dir / "journal")
+        refused = self.command("train", str(self.path()), "--resume", "train.steps=2")
+        self.assert_done(refused, 2)
+        self.assertIn("has checkpoints but no journal/", refused.stderr)
+        (self.dir / "journal").rename(self.path("journal"))
+        self.assert_done(self.command("train", str(self.path()), "--resume", "train.steps=2"))
+
+    def test_two_copies_of_a_run_go_on_at_the_same_time(self):
+        split = "configs/test/rl_split.yaml"
+        self.assert_done(self.train(split, "train.steps=1", "checkpoint.recovery_every_steps=1"))
+        shutil.copytree(self.path(), self.path(run="copy"))
+        both = [subprocess.Popen([TIDEPOOL, "train", str(self.path(run=run)), "--resume", "train.steps=4"], cwd=ROOT,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for run in ["run", "copy"]]
+        self.started.extend(both)
+        for process, run in zip(both, ["run", "copy"]):
+            self.finish(process)
+            self.assert_checked(run)
 
     def test_a_stop_while_the_trainer_comes_back_loses_no_step(self):
         run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=1000000", "checkpoint.recovery_every_steps=1")
@@ -235,8 +321,8 @@ class OperationsTest(RunTest):
         self.wait_for(lambda: self.status().get("restarts", 0) > 0, 30, "the loss to be seen", run)
         run.send_signal(signal.SIGINT)
         out, _ = self.finish(run)
-        self.assertIn("stopped at step ", out)
-        self.assertNotIn("older than the last step", out)
+        self.assertIn("stopped by a signal at step ", out)
+        self.assertNotIn("so it goes back", out)
         done = self.summary()["steps"]
         self.assertTrue(self.path("checkpoints", f"step_{done}").exists(), f"no checkpoint of step {done}")
         self.assert_checked()
@@ -259,6 +345,28 @@ class OperationsTest(RunTest):
         job.write_text("\n".join(lines) + "\n")
         self.assertRegex(self.dry(job), r"job.yaml:\d+: .*none.jsonl")
 
+    def test_validate_and_a_dry_run_say_what_the_data_hold(self):
+        rows, job = self.dir / "rows.jsonl", self.dir / "job.yaml"
+        lines = [json.dumps({"prompt": "ab" + "=" * (i % 3), "answer": "ba"}) for i in range(300)]
+        lines[6] = json.dumps({"prompt": "a" * 60, "answer": "a"})
+        lines[8] = "broken"
+        rows.write_text("\n".join(lines) + "\n")
+        base = (ROOT / CONFIG).read_text().splitlines()
+        job.write_text("\n".join(f"data: {{path: {rows}, held_out: 0}}" if line.startswith("data: {") else line for line in base) + "\n")
+        for command in [["validate", str(job)], ["train", str(job), "--dry-run"]]:
+            said = self.command(*command)
+            self.assert_done(said)
+            self.assertIn("299 rows to train on, 0 held out", said.stdout)
+            self.assertRegex(said.stdout, r"longest prompt: 6\d tokens \(.*rows.jsonl:7\); data.max_prompt_tokens is \d+")
+            self.assertRegex(said.stdout, r"too long: 1, left out:\n +.*rows.jsonl:7: the prompt has 6\d tokens")
+            self.assertRegex(said.stdout, r"bad lines: 1, left out:\n +.*rows.jsonl:9: no valid JSON")
+        said = json.loads(self.command("validate", "--json", str(job)).stdout)
+        self.assertEqual((said["ok"], said["data"]["rows"], said["data"]["too_long"]["count"]), (True, 299, 1))
+        rows.write_text('{"question": "x"}\n')
+        said = self.command("validate", str(job))
+        self.assert_done(said, 2)
+        self.assertIn("rows.jsonl:1: no prompt", said.stderr)
+
     def test_devices_that_do_not_exist_yet_are_refused(self):
         job = self.dir / "job.yaml"
         job.write_text((ROOT / CONFIG).read_text())
@@ -270,6 +378,18 @@ class OperationsTest(RunTest):
         result = self.command("validate", str(job))
         self.assert_done(result, 2)
         self.assertRegex(result.stderr, r"job.yaml:\d+: cluster.device: found text 'cuda'; expected one of cpu")
+
+    def test_a_scheduling_policy_that_is_not_there_is_refused_where_it_is_written(self):
+        job = self.dir / "job.yaml"
+        job.write_text((ROOT / CONFIG).read_text())
+        text = job.read_text()
+        self.assertIn("placement: ", text)
+        job.write_text(text.replace("placement: ", "policy: nope, placement: "))
+        for command in [["validate", str(job)], ["train", str(job), "--run-dir", str(self.dir / "run")]]:
+            result = self.command(*command)
+            self.assert_done(result, 2)
+            self.assertRegex(result.stderr, r"job.yaml:\d+: scheduler.policy: no policy is named 'nope'; there are colocated")
+        self.assertFalse((self.dir / "run").exists())
 
 
 if __name__ == "__main__":

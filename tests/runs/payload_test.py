@@ -1,5 +1,7 @@
 """The bytes of samples: what is trained is what was stored, what is damaged is not trained, what nobody needs goes."""
 import json
+import os
+import shutil
 import unittest
 
 from harness import RunTest
@@ -91,6 +93,49 @@ class PayloadTest(RunTest):
         self.assertGreater(rows["pruned"], 0)
         self.assertGreater(rows["proven"], 0)
         self.assertIn("cannot be proven any more", self.command("check", str(self.path())).stdout)
+
+
+class DiskTest(RunTest):
+    def model(self, *parts, run="run"):
+        return self.path("checkpoints", *parts, run=run)
+
+    def test_what_is_equal_is_there_once_and_the_best_model_stays(self):
+        config = "configs/test/rl_colocated.yaml"
+        args = ["checkpoint.every_steps=1", "eval.every_steps=1", "checkpoint.keep_best=eval/reward/mean"]
+        self.assert_done(self.train(config, *args))
+        for final, newest, same in [("model.safetensors", "model.safetensors", True), ("tokenizer.json", "tokenizer.json", False)]:
+            self.assertEqual(os.path.samefile(self.path("final", final), self.model("step_4", "model", newest)), same, final)
+        self.assertTrue(os.path.samefile(self.model("step_3", "model", "tokenizer.json"), self.model("step_4", "model", "tokenizer.json")))
+        best = json.loads(self.path("best", "evaluation.json").read_text())
+        means = {r["step"]: r["mean"] for r in self.journal() if r["kind"] == "EVAL_RESULT"}
+        self.assertEqual(len(means), 5)
+        self.assertEqual(best["value"], max(means.values()))
+        self.assertEqual(best["step"], min(step for step, mean in means.items() if mean == best["value"]))
+        self.assertIn(f"at step {best['step']}, its model is", self.command("status", str(self.path())).stdout)
+        base = self.dir / "base"
+        self.assert_done(self.command("export", f"{self.path()}:best", "--out", str(base)))
+
+        # Step 0 of a run from a base model has no weights of its own, and needs the folder no more.
+        self.assert_done(self.train(config, "model.init=null", f"model.path={base}", "train.steps=1", run="second"))
+        self.assertTrue(os.path.samefile(base / "model.safetensors", self.model("step_0", "model", "model.safetensors", run="second")))
+        shutil.rmtree(base)
+        self.assert_done(self.command("check", str(self.path(run="second"))))
+
+        self.assert_done(self.command("prune", str(self.path()), str(self.path(run="second"))))
+        self.assertEqual([p.name for p in self.model().iterdir()], ["step_4"])
+        self.assert_done(self.command("check", str(self.path())))
+        self.assert_done(self.train(config, *args, "train.steps=5", "--resume"))
+        self.assertEqual(self.summary()["steps"], 5)
+        self.assert_done(self.command("check", str(self.path())))
+
+        self.assert_done(self.command("prune", str(self.path()), "--final-only", "--keep-best", "--payload", "--samples"))
+        left = {p.name for p in self.path().iterdir()}
+        self.assertTrue({"final", "best", "journal", "metrics.jsonl", "report.html"} <= left, left)
+        self.assertFalse({"payload", "samples", "offload"} & left, left)
+        self.assert_done(self.command("check", str(self.path())))
+        refused = self.train(config, *args, "train.steps=6", "--resume")
+        self.assert_done(refused, 2)
+        self.assertIn("its checkpoints were deleted (`tidepool prune --final-only`)", refused.stderr)
 
 
 if __name__ == "__main__":

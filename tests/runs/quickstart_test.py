@@ -9,7 +9,13 @@ from harness import RunTest
 class QuickstartTest(RunTest):
     def test_learns_to_spell_backwards_from_a_warm_start_that_is_right_now_and_then(self):
         seed = os.environ.get("TIDEPOOL_QUICKSTART_SEED", "3")
-        self.assert_done(self.train("configs/quickstart.yaml", f"seed={seed}", timeout=480))
+        run = self.train("configs/quickstart.yaml", f"seed={seed}", timeout=480)
+        self.assert_done(run)
+        # A warm start that ends early because it is good enough does not read like one that broke off.
+        self.assertRegex(run.stdout, r"warm start: reached [\d.]+ % held-out accuracy at step \d+, as asked \(eval.stop_at_accuracy: 0.15\)\n")
+        status = self.command("status", str(self.path("warm_start"))).stdout
+        self.assertIn("state       finished\n", status)
+        self.assertNotIn("dropped", status)
         accuracy = self.summary()["accuracy"]
         self.assertGreaterEqual(accuracy["before"], 0.10)
         self.assertLess(accuracy["before"], 0.35)
@@ -24,7 +30,9 @@ class QuickstartTest(RunTest):
         questions.write_text('{"prompt": "abc=", "answer": "cba"}\n{"prompt": "xyz=", "answer": "zyx"}\n')
         asked = self.command("eval", "--model", str(self.path("final")), "--data", str(questions), "--max-new-tokens", "8", "--json")
         self.assert_done(asked)
-        self.assertEqual(json.loads(asked.stdout)["questions"], 2)
+        total = json.loads(asked.stdout)["total"]
+        self.assertEqual(total["rows"], 2)
+        self.assertGreater(total["accuracy"]["high"], 0.5, "it has learned that")
 
 
 if __name__ == "__main__":

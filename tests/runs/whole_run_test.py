@@ -32,6 +32,9 @@ class WholeRunTest(RunTest):
         self.assert_done(result)
         rows = self.check_run()
         self.assertIn("critic/score/mean", rows[1])
+        for step in range(1, 5):  # 4 groups a step
+            self.assertIn(rows[step]["reward/frac_reward_zero_std"], [0, .25, .5, .75, 1])
+            self.assertLessEqual(rows[step]["reward/solve_none"] + rows[step]["reward/solve_all"], rows[step]["reward/frac_reward_zero_std"])
         self.assertEqual(max(r["staleness/max"] for s, r in rows.items() if s > 0), 0)
         self.assertIn("eval/accuracy", rows[0])
         self.assertIn("eval/accuracy", rows[4])
@@ -130,6 +133,7 @@ class WholeRunTest(RunTest):
         rows = self.metrics()
         self.assert_checked()
         self.assertLess(rows[20]["actor/loss"], rows[1]["actor/loss"])
+        self.assertLess(rows[20]["eval/loss"], rows[1]["eval/loss/before"])
 
     def test_supervised_job_runs_on_every_placement(self):
         for placement, slots in [("split", 2), ("colocated", 2), ("multiplexed", 2)]:

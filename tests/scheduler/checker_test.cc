@@ -521,6 +521,22 @@ TEST(CheckerTest, CheckpointsAreCommittedBeforeTheyAreRestored) {
               Insert(j, Find<record::Restore>(j), record::CheckpointDelete{committed(j)});
             }),
             "C2");
+  // Of a run that is done the last one may go as well: `tidepool prune --final-only`.
+  const auto last = [](const Journal& j) {
+    int64_t ckpt = -1;
+    for (const JournalEntry& e : j) {
+      if (const auto* c = std::get_if<record::CheckpointCommit>(&e.record)) ckpt = c->ckpt;
+    }
+    return ckpt;
+  };
+  EXPECT_EQ(Predicate([&](Journal& j) { Insert(j, j.size() - 1, record::CheckpointDelete{last(j)}); }), "C2")
+      << "before END_RUN";
+  EXPECT_EQ(Predicate([&](Journal& j) {
+              JournalEntry e = j.back();
+              e.record = record::CheckpointDelete{last(j)};
+              j.push_back(e);
+            }),
+            "ok");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointBegin>(j, 1)); }), "C8");
   EXPECT_EQ(Predicate([](Journal& j) { Erase(j, Find<record::CheckpointCommit>(j, 0)); }), "C8");
   EXPECT_EQ(

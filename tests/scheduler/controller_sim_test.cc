@@ -8,8 +8,10 @@
 #include <numeric>
 #include <set>
 
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/checker.h"
 #include "scheduler/ledger.h"
+#include "scheduler/run_state.h"
 #include "tests/scheduler/sim_cluster.h"
 #include "tests/scheduler/swarm.h"
 
@@ -287,6 +289,30 @@ TEST(ControllerSimTest, KilledAnywhereAndResumedEndsWithTheSameWeights) {
   }
 }
 
+TEST(ControllerSimTest, EveryStepSaysHowManyGroupsTaughtNothingFilteredOnesIncluded) {
+  for (const bool filter : {false, true}) {
+    SCOPED_TRACE(testing::Message() << "filter " << filter);
+    SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 3, .faults = {}};
+    o.controller.batch.drops_equal_rewards = filter;
+    o.equal_rewards = 0.3;
+    SimCluster cluster(o);
+    ASSERT_EQ(cluster.Run().code, 0);
+    int64_t equal = 0, right = 0, filtered = 0;
+    for (const command::StepReport& r : cluster.reports()) {
+      EXPECT_EQ(r.signal.groups, o.controller.batch.groups_per_step + r.filtered);
+      EXPECT_TRUE(!filter || r.signal.equal == r.filtered);
+      EXPECT_TRUE(r.signal.verdicts) << "rewards are 0 or 1 here";
+      EXPECT_EQ(r.signal.all_right + r.signal.all_wrong, r.signal.equal);
+      equal += r.signal.equal;
+      right += r.signal.all_right;
+      filtered += r.filtered;
+    }
+    EXPECT_GT(right, 0);
+    EXPECT_GT(equal, right);
+    EXPECT_EQ(filtered > 0, filter);
+  }
+}
+
 TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
   // The controller dies after each single event of a short run in turn.
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
@@ -531,6 +557,18 @@ TEST(ControllerSimTest, NothingMovingForTheLimitEndsTheRunAndNamesWhoIsWaitedFor
   ExpectProven(cluster);
 }
 
+// A reward worker that waits for its server may wait longer than nothing may move.
+TEST(ControllerSimTest, AGradingWithinItsTimeOutIsNoStall) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}, .grading_s = 60};
+  o.controller.steps = 2;
+  o.controller.fleet.stall_timeout_s = 20;
+  o.controller.reward.timeout_s = 600;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  ExpectProven(cluster);
+}
+
 TEST(ControllerSimTest, WorkerThatNeverStartsEndsTheRunAfterThreeTries) {
   SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
   o.faults.start_fails = 1;
@@ -551,6 +589,17 @@ TEST(ControllerSimTest, BrokenRewardEndsTheRunInsteadOfTrainingOnZeros) {
   EXPECT_TRUE(r.why.starts_with("fault=reward_infra")) << r.why;
   for (const JournalEntry& e : cluster.journal())
     EXPECT_FALSE(std::holds_alternative<record::StepBegin>(e.record));
+}
+
+TEST(ControllerSimTest, AGraderThatFindsEveryRowAtFaultEndsTheRun) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.controller.eval.before_train = false;
+  o.faults.grade_data = 1;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
+  ExpectProven(cluster);
 }
 
 TEST(ControllerSimTest, TrainedLagNeverExceedsTheBoundAndIsUsed) {
@@ -581,6 +630,39 @@ TEST(ControllerSimTest, EvaluationsHappenWhenAskedForAndAtTheirOwnVersion) {
     }
     EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 6})) << Name(placement);
   }
+}
+
+// SimCluster checks that the checkpoint is there whenever its model is asked for.
+TEST(ControllerSimTest, ModelOfTheBestEvaluationIsKeptWhateverDies) {
+  int64_t undone = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    ControllerOptions job = SmallJob(seed % 2 == 0 ? PlacementKind::kColocated : PlacementKind::kSplit, 3);
+    job.steps = 10;
+    job.eval.every_steps = job.checkpoint.every_steps = 1;
+    job.batch.max_lag_versions = 1;
+    job.checkpoint.keep_best = "eval/reward/mean";
+    SimFaults faults{.heal_after_s = 60};
+    if (seed > 1) faults.kill_mean_s = 6, faults.controller_crash_mean_s = 4, faults.crash_in_batch = 0.02;
+    if (seed > 30) faults.checkpoint_fails = 0.1;
+    SimCluster cluster({.controller = job, .seed = seed, .faults = faults});
+    ASSERT_EQ(cluster.Run().code, 0);
+    ExpectProven(cluster);
+    RunState state;
+    bool restored = false;
+    for (const JournalEntry& e : cluster.journal()) {
+      ASSERT_TRUE(state.Apply(e.record).ok());
+      restored = restored || std::holds_alternative<record::Restore>(e.record);
+    }
+    const auto best = FindBest(state.evals(), state.checkpointed(), job.checkpoint.keep_best);
+    ASSERT_TRUE(best && !cluster.kept_best().empty());
+    const command::KeepBest& kept = cluster.kept_best().back();
+    // A branch that was undone may have had a better one; its model stays until this branch has one.
+    undone += restored ? 1 : 0;
+    EXPECT_TRUE(restored || (kept.step == best->step && kept.value == best->value));
+    EXPECT_GE(kept.value, best->value);
+  }
+  EXPECT_GT(undone, 0);
 }
 
 // Both deadlines are over in one tick. The first one calls the transition off, which begins waits anew.

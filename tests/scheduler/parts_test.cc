@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/base/rng.h"
+#include "scheduler/best_checkpoint.h"
 #include "scheduler/checkpoint_schedule.h"
 #include "scheduler/evaluation.h"
 #include "scheduler/fleet/health.h"
@@ -432,6 +433,43 @@ TEST(CheckpointScheduleTest, KeepsTheNewestTwo) {
   CommittedCheckpoints c;
   for (int64_t i = 0; i < 4; ++i) c[i].step = {i * 3};
   EXPECT_EQ(p.ToDelete(c), (std::vector<int64_t>{0, 1}));
+}
+
+TEST(CheckpointScheduleTest, KeepsThoseWhoseEvaluationIsAwaited) {
+  CheckpointSchedule p({.every_steps = 3, .keep = 2});
+  CommittedCheckpoints c;
+  for (int64_t i = 0; i < 5; ++i) c[i].step = {i * 3};
+  EXPECT_EQ(p.ToDelete(c, {{3}, {12}}), (std::vector<int64_t>{0, 2}));
+}
+
+TEST(BestCheckpointTest, ReadsTheMetricsOfAnEvaluation) {
+  record::EvalResult r;
+  EXPECT_FALSE(EvalValue(r, "eval/reward/mean")) << "no answer was graded";
+  r.total = 8, r.correct = 2, r.mean = 0.75;
+  r.rewards = {{"format", 0.5, 0}, {"return", -3, 0}};
+  EXPECT_EQ(EvalValue(r, "eval/reward/mean"), 0.75);
+  EXPECT_EQ(EvalValue(r, "eval/accuracy"), 0.25);
+  EXPECT_EQ(EvalValue(r, "eval/reward/format/mean"), 0.5);
+  EXPECT_EQ(EvalValue(r, "eval/return/mean"), -3);
+  for (const char* other :
+       {"eval/reward/other/mean", "eval/reward//mean", "eval/reward/mean/mean", "critic/score/mean", ""})
+    EXPECT_FALSE(EvalValue(r, other)) << other;
+  r.graded = 1;
+  EXPECT_FALSE(EvalValue(r, "eval/accuracy")) << "of a graded reward there is none";
+}
+
+TEST(BestCheckpointTest, IsTheEarliestOfEqualOnesThatHadACheckpoint) {
+  std::map<StepNumber, record::EvalResult> evals;
+  for (const auto& [step, mean] :
+       std::vector<std::pair<int64_t, double>>{{0, 0.1}, {2, 0.9}, {4, 0.5}, {6, 0.5}}) {
+    evals[{step}].total = 4;
+    evals[{step}].mean = mean;
+  }
+  EXPECT_FALSE(FindBest(evals, {}, "eval/reward/mean"));
+  const auto best = FindBest(evals, {{0}, {4}, {6}}, "eval/reward/mean");
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->step, StepNumber{4});
+  EXPECT_EQ(best->value, 0.5);
 }
 
 TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {

@@ -45,6 +45,18 @@ TEST(PolicyTest, MultiplexedLeavesOnlyForABatchAndComesBack) {
       << "before the new weights are even published";
 }
 
+TEST(PolicyTest, IsNamedWithinThePlacementThatItIsFor) {
+  for (const PlacementKind kind : AllOf<PlacementKind>()) {
+    EXPECT_TRUE(CheckPolicy(kind, "").ok()) << Name(kind);
+    EXPECT_TRUE(CheckPolicy(kind, Name(kind)).ok()) << Name(kind);
+    EXPECT_EQ(PlacementOf(kind).name, Name(kind));
+  }
+  EXPECT_NE(CheckPolicy(PlacementKind::kSplit, "elastik").message().find("did you mean 'elastic'?"),
+            std::string::npos);
+  EXPECT_NE(CheckPolicy(PlacementKind::kSplit, "multiplexed").message().find("write multiplexed"),
+            std::string::npos);
+}
+
 TEST(PolicyTest, PlanThatIsNotValidIsRefusedWithItsReason) {
   PoolView pool = Fleet(4, 2);
   const LedgerView l{.need = TrainerNeed::kBatch, .batch_groups = 3};

@@ -49,8 +49,9 @@ struct SimOptions {
   ControllerOptions controller;
   uint64_t seed = 1;
   SimFaults faults;
-  double equal_rewards = 0;            // share of groups without variance
-  double mean_tokens = 12;             // of a sample
+  double equal_rewards = 0;  // share of groups without variance
+  double mean_tokens = 12;   // of a sample
+  double grading_s = 0.01;
   bool deterministic_training = true;  // weights depend on the rows alone
   bool loses_a_payload = false;        // of the first row that is leased
   // The rank whose first row has other bytes than were stored, or another mask; -1: none.
@@ -84,6 +85,7 @@ class SimCluster {
   [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
   [[nodiscard]] const std::vector<command::StepReport>& reports() const { return reports_; }
   [[nodiscard]] const std::vector<command::EvalReport>& evals() const { return evals_; }
+  [[nodiscard]] const std::vector<command::KeepBest>& kept_best() const { return kept_best_; }
   [[nodiscard]] int64_t started_workers() const { return started_workers_; }
   [[nodiscard]] Controller* controller() { return controller_.get(); }
   // Called before each command is executed (after its batch's records are durable).
@@ -250,6 +252,7 @@ class SimCluster {
     bool rotten = false;
   };
   std::map<int64_t, Checkpoint> checkpoints_;
+  std::vector<command::KeepBest> kept_best_;
   std::map<StepNumber, uint64_t> recovery_;      // shared memory: survives a worker
   std::map<int64_t, Step> steps_;                // by lease
   std::map<DeviceKey, command::Train> waiting_;  // the step that a device is inside of

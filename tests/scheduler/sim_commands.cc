@@ -125,7 +125,11 @@ struct SimCluster::Do {
       g.outcome = GradeOutcome::kInfra;
     else if (s.Chance(s.options_.faults.grade_data))
       g.outcome = GradeOutcome::kData;
-    s.Out(*p, g, s.Delay(0.01));
+    // The work takes the time, and heartbeats go out meanwhile.
+    s.At(FromSeconds(s.Delay(s.options_.grading_s)), [&s = s, g, life = s.life_] {
+      Proc* grader = s.Find(g.grader);
+      if (grader != nullptr && !grader->hung && life == s.life_) s.Out(*grader, g, 0);
+    });
   }
   void operator()(const command::EnvStep& c) {
     Proc* p = s.Find(c.worker);
@@ -452,10 +456,19 @@ struct SimCluster::Do {
     if (!removed.ok() && s.options_.disk->down())
       s.DiskFailed(removed);  // any other error leaves a folder that nobody needs
   }
+  void operator()(const command::KeepBest& c) {
+    if (s.options_.disk == nullptr)
+      TP_CHECK(s.checkpoints_.contains(c.ckpt)) << "checkpoint " << c.ckpt << " is gone";
+    s.kept_best_.push_back(c);
+  }
   void operator()(const command::SaveFinal&) { s.Storage(event::FinalSaved{""}, 0.1); }
   void operator()(const command::StepReport& c) { s.reports_.push_back(c); }
   void operator()(const command::EvalReport& c) { s.evals_.push_back(c); }
-  void operator()(const command::Warn& c) { s.warnings_.push_back(c.line); }
+  void operator()(const command::Log& c) {
+    std::string line = "event=" + c.event;
+    for (const auto& [key, value] : c.fields) line += " " + key + "=" + value;
+    s.warnings_.push_back(line + " " + c.text);
+  }
   void operator()(const command::Finish& c) {
     s.result_.ended = true;
     s.result_.code = c.code;

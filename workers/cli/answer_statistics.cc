@@ -1,19 +1,24 @@
 #include "workers/cli/answer_statistics.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace tidepool::workers {
 namespace {
 
-// Mean and interval of one value a question. Where all are 0 or 1, they are draws of a share.
-MeanInterval OverQuestions(const std::vector<double>& values) {
-  if (values.empty()) return {0, 0, 1};
+MeanInterval NormalInterval(const std::vector<double>& values) {
   RunningMean all;
   for (const double v : values) all.Add(v);
+  return IntervalOfMean(all.mean(), all.deviation(), static_cast<int64_t>(values.size()));
+}
+
+// Of one share a question. Where all are 0 or 1, they are draws of a share.
+MeanInterval ShareOverQuestions(const std::vector<double>& values) {
+  if (values.empty()) return {0, 0, 1};
+  const MeanInterval of = NormalInterval(values);
   const auto n = static_cast<int64_t>(values.size());
   if (std::all_of(values.begin(), values.end(), [](double v) { return v == 0 || v == 1; }) || n == 1)
-    return ShareInterval(all.mean(), n);
-  const MeanInterval of = IntervalOfMean(all.mean(), all.deviation(), n);
+    return ShareInterval(of.mean, n);
   return {of.mean, std::max(0.0, of.low), std::min(1.0, of.high)};
 }
 
@@ -22,9 +27,9 @@ MeanInterval OverQuestions(const std::vector<double>& values) {
 MeanInterval Accuracy(const std::vector<QuestionScore>& questions) {
   std::vector<double> values;
   for (const QuestionScore& q : questions) {
-    if (q.answers > 0) values.push_back(q.sum / static_cast<double>(q.answers));
+    if (q.answers > 0) values.push_back(static_cast<double>(q.right) / static_cast<double>(q.answers));
   }
-  return OverQuestions(values);
+  return ShareOverQuestions(values);
 }
 
 MeanInterval PassAtK(const std::vector<QuestionScore>& questions, int64_t k) {
@@ -36,7 +41,17 @@ MeanInterval PassAtK(const std::vector<QuestionScore>& questions, int64_t k) {
       none *= static_cast<double>(q.answers - q.right - i) / static_cast<double>(q.answers - i);
     values.push_back(1 - none);
   }
-  return OverQuestions(values);
+  return ShareOverQuestions(values);
+}
+
+MeanInterval MeanReward(const std::vector<QuestionScore>& questions) {
+  std::vector<double> values;
+  for (const QuestionScore& q : questions) {
+    if (q.answers > 0) values.push_back(q.sum / static_cast<double>(q.answers));
+  }
+  MeanInterval of = NormalInterval(values);
+  if (values.size() < 2) of.low = of.high = std::numeric_limits<double>::quiet_NaN();
+  return of;
 }
 
 }  // namespace tidepool::workers

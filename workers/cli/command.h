@@ -19,12 +19,19 @@ void Fail(CommandContext& context, const Status& status, int exit_code = 2);
 
 void AddTrainCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show
-void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check, journal, samples
+void AddInspectCommands(CLI::App& app, CommandContext& context);  // status, report, check
+void AddJournalCommand(CLI::App& app, CommandContext& context);
+void AddSamplesCommand(CLI::App& app, CommandContext& context);
 void AddRunsCommand(CLI::App& app, CommandContext& context);
-void AddModelCommands(CLI::App& app, CommandContext& context);     // generate, eval, import, export
+void AddPruneCommand(CLI::App& app, CommandContext& context);
+void AddCompareCommand(CLI::App& app, CommandContext& context);
+void AddDashboardCommand(CLI::App& app, CommandContext& context);
+void AddModelCommands(CLI::App& app, CommandContext& context);  // generate, import, export
+void AddEvalCommand(CLI::App& app, CommandContext& context);
 void AddSimulateCommands(CLI::App& app, CommandContext& context);  // simulate, plan, policies
 // models, tasks, algorithms, rewards, environments
 void AddRegistryCommands(CLI::App& app, CommandContext& context);
+void AddNewCommand(CLI::App& app, CommandContext& context);
 void AddDoctorCommand(CLI::App& app, CommandContext& context);
 // Hidden: reward-worker and environment-worker, started by the launcher, or by hand.
 void AddSideWorkerCommands(CLI::App& app, CommandContext& context);

@@ -1,34 +1,69 @@
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/base/json_fields.h"
 #include "core/config/load.h"
 #include "core/config/render.h"
 #include "workers/cli/command.h"
+#include "workers/cli/data_text.h"
+#include "workers/controller/job.h"
 
 namespace tidepool::workers {
+namespace {
+
+// Warnings go to stderr.
+StatusOr<config::LoadedConfig> Loaded(const std::string& file) {
+  TP_ASSIGN_OR_RETURN(config::LoadedConfig loaded, config::LoadConfig(file, {}));
+  for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
+  return loaded;
+}
+
+Status Validate(const std::string& file) {
+  TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, Loaded(file));
+  TP_ASSIGN_OR_RETURN(const JobData data, DataOf(loaded.config));
+  std::printf("%s: ok\n", file.c_str());
+  PrintData(data);
+  return OkStatus();
+}
+
+Status ValidateJson(const std::string& file) {
+  nlohmann::ordered_json out = {{"config", file}, {"ok", true}};
+  const auto loaded = Loaded(file);
+  const auto data = loaded.ok() ? DataOf(loaded->config) : StatusOr<JobData>(loaded.status());
+  if (data.ok()) {
+    for (const auto& [of, summary] : *data)
+      out[of.empty() ? "data" : "warm_start"] = JsonOf<nlohmann::ordered_json>(summary);
+  } else {
+    out["ok"] = false;
+    out["error"] = data.status().message();
+  }
+  std::printf("%s\n", out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  return data.status();
+}
+
+}  // namespace
 
 void AddConfigCommands(CLI::App& app, CommandContext& context) {
   struct Options {
     std::vector<std::string> files;
     std::string file;
     std::vector<std::string> overrides;
+    bool json = false;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* validate = app.add_subcommand("validate", "Check configs and say everything that is wrong");
+  CLI::App* validate = app.add_subcommand(
+      "validate", "Check configs and the data they name, and say everything that is wrong");
   validate->add_option("config", options->files, "YAML files")->required();
+  validate->add_flag("--json", options->json, "An object a config, one a line");
   validate->footer("Example: tidepool validate configs/*.yaml");
   validate->callback([options, &context] {
     for (const std::string& file : options->files) {
-      auto loaded = config::LoadConfig(file, {});
-      if (!loaded.ok()) {
-        Fail(context, loaded.status());
-        continue;
-      }
-      for (const std::string& warning : loaded->warnings)
-        std::fprintf(stderr, "warning: %s\n", warning.c_str());
-      std::printf("%s: ok\n", file.c_str());
+      const Status status = options->json ? ValidateJson(file) : Validate(file);
+      if (!status.ok()) Fail(context, status);
     }
   });
   CLI::App* group = app.add_subcommand("config", "The schema of configs, and what one resolves to");

@@ -27,10 +27,15 @@
 #include <string>
 #include <vector>
 
+#include "core/config/load.h"
 #include "workers/build_info.h"
 #include "workers/cli/command.h"
 #include "workers/cli/run_lookup.h"
+#include "workers/cli/run_status.h"
+#include "workers/controller/job.h"
+#include "workers/device/memory_plan.h"
 #include "workers/device/memory_proof.h"
+#include "workers/net/hub.h"
 
 namespace tidepool::workers {
 namespace {
@@ -114,7 +119,10 @@ class Doctor {
     Gpu();
     Network();
     Limits();
+    Example();
   }
+  // A line to start with, true in the current directory.
+  [[nodiscard]] const std::string& line() const { return line_; }
   [[nodiscard]] const Json& facts() const { return facts_; }
   [[nodiscard]] const std::vector<Finding>& findings() const { return findings_; }
 
@@ -191,13 +199,10 @@ class Doctor {
                         {"available_bytes", available},
                         {"limit_bytes", allowed > 0 ? Json(allowed) : Json(nullptr)},
                         {"swap_bytes", KiBField("/proc/meminfo", "SwapTotal")}};
-    const int64_t usable = allowed > 0 ? std::min(available, allowed) : available;
-    if (usable < (int64_t{1} << 30))
-      Missing("only " + BytesText(usable) + " of memory are free",
-              "the quickstart needs about 1 GiB; end other programs");
-    else if (usable < (int64_t{4} << 30))
-      Note(BytesText(usable) + " of memory are free",
-           "enough for the quickstart, not for SmolLM2 (3.5 GiB); see `tidepool train CONFIG --dry-run`");
+    free_memory_ = allowed > 0 ? std::min(available, allowed) : available;
+    if (*free_memory_ < (int64_t{4} << 30))
+      Note(BytesText(*free_memory_) + " of memory are free",
+           "SmolLM2 needs 3.5 GiB; see `tidepool train CONFIG --dry-run`");
     struct statvfs shm {};
     if (statvfs("/dev/shm", &shm) != 0) {
       Missing("/dev/shm is not there",
@@ -207,6 +212,7 @@ class Doctor {
     }
     const auto shm_total = static_cast<int64_t>(shm.f_blocks * shm.f_frsize),
                shm_free = static_cast<int64_t>(shm.f_bavail * shm.f_frsize);
+    free_shm_ = shm_free;
     facts_["dev_shm"] = {{"total_bytes", shm_total}, {"free_bytes", shm_free}};
     if (shm_free < (int64_t{512} << 20)) {
       Note("/dev/shm has " + BytesText(shm_free) + " free",
@@ -220,15 +226,21 @@ class Doctor {
     struct statvfs disk {};
     if (statvfs(dir.c_str(), &disk) != 0) return;
     const auto free_bytes = static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
-    facts_["disk"] = {{"path", fs::absolute(dir).lexically_normal().string()},
+    free_disk_ = free_bytes;
+    const Json sync_ms = SyncMilliseconds(dir);
+    std::error_code error;
+    facts_["disk"] = {{"path", fs::absolute(dir, error).lexically_normal().string()},
                       {"free_bytes", free_bytes},
-                      {"writable", access(dir.c_str(), W_OK) == 0},
-                      {"sync_ms", SyncMilliseconds(dir)}};
-    if (access(dir.c_str(), W_OK) != 0)
-      Missing(dir + " cannot be written", "start in a folder of your own, or give --run-dir");
+                      {"writable", !sync_ms.is_null()},
+                      {"sync_ms", sync_ms}};
+    if (sync_ms.is_null())  // tried: rights alone do not tell of a read-only or a full disk
+      Missing((dir == "." ? "this folder" : dir) + " cannot be written",
+              "start in a folder of your own on a disk with room, or give --run-dir");
     if (free_bytes < (int64_t{2} << 30))
       Note(BytesText(free_bytes) + " of disk are free",
-           "a SmolLM2 run keeps about 5 GiB of checkpoints; lower checkpoint.keep, or use another disk");
+           "a SmolLM2 run keeps up to 5 GiB of checkpoints; see `tidepool train CONFIG --dry-run`, free some "
+           "with "
+           "`tidepool prune`, or use another disk");
   }
 
   // How long the disk takes to make 4 KiB durable, median of five: the journal waits for this at each step.
@@ -376,13 +388,62 @@ class Doctor {
     limits["transparent_hugepages"] = FirstLine("/sys/kernel/mm/transparent_hugepage/enabled");
   }
 
+  // configs/quickstart.yaml of the current directory, else of the checkout that the program was built in.
+  [[nodiscard]] std::string ExampleConfig() const {
+    const std::string name = "configs/quickstart.yaml";
+    std::error_code error;
+    if (fs::exists(name, error)) return name;
+    const fs::path built = fs::path(self_path_).parent_path().parent_path().parent_path() / name;
+    return fs::exists(built, error) ? built.lexically_normal().string() : "";
+  }
+
+  // "Ready" is said of a line whose conditions were looked at, as `tidepool train` will.
+  void Example() {
+    const std::string file = ExampleConfig();
+    Json& fact = facts_["example"];
+    if (file.empty()) {
+      line_ = ProgramAsTyped() + " train CONFIG";
+      fact = nullptr;
+      Note("there is no configs/quickstart.yaml here, nor where the program was built",
+           "start in a checkout, or with a config of your own; `tidepool validate CONFIG` checks it");
+      return;
+    }
+    line_ = ProgramAsTyped() + " train " + ShellWord(file);
+    fact = {{"config", file}};
+    auto loaded = config::LoadConfig(file);
+    Status status = loaded.status();
+    if (status.ok()) status = CheckInputs(*loaded);
+    if (!status.ok()) return Missing(status.message(), "mend it, or start with another config");
+    const JobConfig& config = loaded->config;
+    if (const Status port = Hub::CanListen(config.cluster.bind, config.cluster.port); !port.ok())
+      Missing(port.message(), "the controller listens there; set cluster.bind and cluster.port");
+    const auto plan = PlanMemory(config);
+    if (!plan.ok()) return Missing(plan.status().message(), "mend it, or start with another config");
+    const int64_t disk_bytes = plan->checkpoint_bytes * (config.checkpoint.keep + 1);
+    fact["memory_bytes"] = plan->total();
+    fact["dev_shm_bytes"] = plan->shared_memory_bytes;
+    fact["disk_bytes"] = disk_bytes;
+    const auto enough = [&](const char* of, int64_t need, const std::optional<int64_t>& free,
+                            const char* advice) {
+      if (free && *free < need)
+        Missing(std::string(of) + ": " + BytesText(*free) + " are free, " + file + " needs about " +
+                    BytesText(need),
+                advice);
+    };
+    enough("memory", plan->total(), free_memory_, "end other programs, or allow more");
+    enough("/dev/shm", plan->shared_memory_bytes, free_shm_,
+           "give it more (--shm-size of a container), or set cluster.weight_transport: stream");
+    enough("disk", disk_bytes, free_disk_, "make room, or name another folder with --run-dir");
+  }
+
   static std::string Text(double value) {
     char text[32];
     std::snprintf(text, sizeof(text), "%.3g", value);
     return text;
   }
 
-  std::string self_path_;
+  std::string self_path_, line_;
+  std::optional<int64_t> free_memory_, free_shm_, free_disk_;
   Json facts_ = Json::object();
   std::vector<Finding> findings_;
 };
@@ -420,6 +481,7 @@ void Run(CommandContext& context, bool json) {
   if (json) {
     Json all = doctor.facts();
     all["ok"] = !blocked;
+    all["line"] = doctor.line();
     all["findings"] = findings;
     std::printf("%s\n", all.dump(1, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
@@ -431,7 +493,7 @@ void Run(CommandContext& context, bool json) {
       std::printf("%s %s\n        -> %s\n", f.blocks ? "MISSING" : "note   ", f.what.c_str(),
                   f.advice.c_str());
     std::printf("%s\n", blocked ? "A run cannot start here before what is MISSING is there."
-                                : "Ready: tidepool train configs/quickstart.yaml");
+                                : ("Ready: " + doctor.line()).c_str());
   }
   if (blocked) context.exit_code = 2;
 }

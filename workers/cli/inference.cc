@@ -1,10 +1,7 @@
 #include "workers/cli/inference.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +11,7 @@
 
 #include "core/config/load.h"
 #include "core/config/render.h"
+#include "workers/cli/session_folder.h"
 #include "workers/controller/launcher.h"
 #include "workers/net/auth.h"
 #include "workers/net/hub.h"
@@ -33,7 +31,8 @@ constexpr auto kSilence = std::chrono::seconds(120);
 
 struct InferenceSession::Impl {
   InferenceOptions options;
-  std::string dir;  // temporary: token files and the worker's log
+  std::unique_ptr<SessionFolder> folder;  // token files and the worker's log
+  std::string dir;                        // its path
   std::string config_yaml;
   std::string run_id;
   Mailbox<HubEvent> inbox;
@@ -49,8 +48,6 @@ struct InferenceSession::Impl {
     if (attachments != nullptr) attachments->Send(0, down::Shutdown{"done"});
     launcher.EndAll(Duration{0}, std::chrono::seconds(1));
     if (hub != nullptr) hub->Stop();
-    std::error_code error;
-    if (!dir.empty()) std::filesystem::remove_all(dir, error);
   }
 
   std::string Log() const {
@@ -111,16 +108,9 @@ struct InferenceSession::Impl {
   }
 
   Status Start() {
-    // In memory where there is such a place: the files of a session need not survive it, and syncing them
-    // takes time.
-    std::error_code ignored;
-    const bool memory = std::filesystem::is_directory("/dev/shm", ignored) && access("/dev/shm", W_OK) == 0;
-    std::string pattern =
-        ((memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
-         "tidepool-XXXXXX")
-            .string();
-    if (mkdtemp(pattern.data()) == nullptr) return Unavailable(pattern + ": no temporary folder can be made");
-    dir = pattern;
+    TP_ASSIGN_OR_RETURN(SessionFolder made, SessionFolder::Make());
+    folder = std::make_unique<SessionFolder>(std::move(made));
+    dir = folder->path();
     config::LoadedConfig loaded;
     loaded.config = options.job;
     config_yaml = config::ResolvedYaml(loaded);
@@ -226,6 +216,8 @@ StatusOr<std::vector<Completion>> InferenceSession::Complete(
       c.version = kVersion;
       c.prompt = r.prompt;
       c.chunk_tokens = c.max_new_tokens = std::min(room, impl_->options.job.rollout.max_new_tokens);
+      if (r.max_new_tokens > 0)
+        c.chunk_tokens = c.max_new_tokens = std::min(c.max_new_tokens, r.max_new_tokens);
       c.greedy = r.greedy;
       impl_->Send(std::move(c));
       ++next;

@@ -41,6 +41,7 @@ class InferenceSession {
     int32_t sample = 0;
     std::vector<int32_t> prompt;
     bool greedy = false;
+    int64_t max_new_tokens = 0;  // at most rollout.max_new_tokens; 0: those
   };
   // Completes all requests, results in their order. `on_tokens` (may be empty) gets tokens as they come,
   // `on_done` each completion when it is whole, in the order in which they end. kInvalidArgument: the model

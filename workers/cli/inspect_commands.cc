@@ -1,26 +1,23 @@
-// Commands that look at a run and change nothing: status, report, check, samples, journal.
+// Commands that look at a run and change nothing: status, report, check.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/real_file_system.h"
 #include "core/observe/report.h"
-#include "core/observe/samples_writer.h"
 #include "core/storage/checkpoint.h"
 #include "core/storage/journal.h"
-#include "core/storage/journal_codec.h"
 #include "core/storage/payload.h"
 #include "core/storage/run_directory.h"
 #include "scheduler/checker.h"
 #include "scheduler/run_state.h"
 #include "workers/cli/command.h"
+#include "workers/cli/journal_command.h"
 #include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
 
@@ -32,10 +29,6 @@ using Json = nlohmann::ordered_json;
 struct InspectOptions {
   std::string run;
   bool json = false;
-  bool follow = false;
-  int64_t step = -1;
-  int64_t from = 0;
-  int64_t count = -1;
 };
 
 // Bytes that are no UTF-8 become U+FFFD. indent -1: one line.
@@ -181,12 +174,13 @@ void CheckPayload(const std::string& run, JournalVerdict& verdict) {
                         " trained rows was not looked at: " + folder + " is not there");
   }
   // A restore to the oldest kept checkpoint trains what came after it again, from files that are therefore
-  // kept.
+  // kept. Without a checkpoint (`tidepool prune --final-only`) nothing is needed any more.
   const auto& kept = verdict.state.checkpoints();
   int64_t needed = INT64_MAX, newest = 0;
   for (const JournalVerdict::Trained& row : verdict.rows) {
     newest = std::max(newest, row.enq.payload_file);
-    if (kept.empty() || row.step > kept.begin()->second.step) needed = std::min(needed, row.enq.payload_file);
+    if (!kept.empty() && row.step > kept.begin()->second.step)
+      needed = std::min(needed, row.enq.payload_file);
   }
   const auto pruned_below = [&] {
     const auto first = storage::FirstPayloadFile(real, folder);
@@ -276,15 +270,6 @@ void Describe(const JournalVerdict& v) {
   if (!v.note.empty()) std::printf("  note: %s\n", v.note.c_str());
 }
 
-// A run that was ended in its first moments has a folder, and no record.
-Status OfJournal(const RunPlace& place, const Status& status) {
-  if (status.code() != StatusCode::kNotFound || place.dir.empty()) return status;
-  return NotFound(place.dir +
-                  ": nothing has happened in this run yet, it has no record; if nobody works on it, go on "
-                  "with `tidepool train CONFIG --run-dir " +
-                  place.dir + " --resume`");
-}
-
 void Check(CommandContext& context, const InspectOptions& options) {
   const auto place = FindRun(options.run);
   if (!place.ok()) return Fail(context, place.status());
@@ -316,176 +301,6 @@ void Check(CommandContext& context, const InspectOptions& options) {
   if (options.json) Print(all);
 }
 
-// --- samples ---
-
-// Run lengths of versions: "3 x12, 4 x5".
-std::string VersionsText(const std::vector<int64_t>& versions) {
-  std::string out;
-  for (size_t i = 0; i < versions.size();) {
-    size_t end = i;
-    while (end < versions.size() && versions[end] == versions[i]) ++end;
-    out += (out.empty() ? "" : ", ") + std::to_string(versions[i]) + " x" + std::to_string(end - i);
-    i = end;
-  }
-  return out;
-}
-
-// Line feeds stay, each further line indented, so that what was generated reads as it is.
-std::string Indented(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    out.push_back(c);
-    if (c == '\n') out += "           ";
-  }
-  return out;
-}
-
-void Samples(CommandContext& context, const InspectOptions& options) {
-  const auto dir = FindRunDirectory(options.run, "samples are in samples/ of a run directory");
-  if (!dir.ok()) return Fail(context, dir.status());
-  const std::vector<int64_t> steps = observe::SampleSteps(*dir);
-  if (steps.empty()) {
-    return Fail(context, NotFound(storage::RunPaths(*dir).samples() +
-                                  ": no samples yet; they are written once a step is leased, "
-                                  "for jobs of kind rl with observe.samples_per_step > 0"));
-  }
-  const int64_t step = options.step >= 0 ? options.step : steps.back();
-  if (!std::binary_search(steps.begin(), steps.end(), step)) {
-    return Fail(context, NotFound(storage::RunPaths(*dir).samples() + ": step " + std::to_string(step) +
-                                  " has no samples; there are steps " + std::to_string(steps.front()) +
-                                  " to " + std::to_string(steps.back())));
-  }
-  const auto rows = observe::ReadSamples(*dir, step);
-  if (!rows.ok()) return Fail(context, rows.status());
-  const auto wanted = static_cast<size_t>(options.count >= 0 ? options.count : options.json ? INT64_MAX : 8);
-  const size_t shown = std::min(rows->size(), wanted);
-  for (size_t i = 0; i < shown; ++i) {
-    const observe::SampleRow& row = (*rows)[i];
-    if (options.json) {
-      Json line = {{"step", step}};
-      line.update(observe::ToJson(row));
-      Print(line, -1);
-      continue;
-    }
-    std::string rewards;
-    for (const auto& [name, value] : row.rewards) {
-      char number[32];
-      std::snprintf(number, sizeof(number), " %.3g", value);
-      rewards += (rewards.empty() ? " (" : ", ") + name + number;
-    }
-    std::printf("sample     %s of step %lld, %zu tokens, %s\n", ToString(row.tid).c_str(),
-                static_cast<long long>(step), row.ids.size(),
-                row.ended ? "ended by itself" : "cut at the limit");
-    std::printf("prompt     %s\n", Indented(row.prompt).c_str());
-    std::printf("response   %s\n", Indented(row.text).c_str());
-    if (!row.answer.empty()) std::printf("answer     %s\n", Indented(row.answer).c_str());
-    std::printf("reward     %.4g%s%s\n", row.reward, rewards.c_str(), rewards.empty() ? "" : ")");
-    if (!row.versions.empty()) std::printf("versions   %s\n", VersionsText(row.versions).c_str());
-    std::printf("\n");
-  }
-  if (!options.json && shown < rows->size())
-    std::printf("%zu more; -n %zu shows all\n", rows->size() - shown, rows->size());
-}
-
-// --- journal ---
-
-// A value of a record for people: sample ids, versions and workers as they are written elsewhere.
-std::string Plain(const Json& value) {
-  const auto number = [&](const char* key) { return value[key].dump(); };
-  if (value.is_string()) {
-    const std::string text = Text(value);
-    return text.size() == 2 || text.find_first_of(" \\") != std::string::npos
-               ? text
-               : text.substr(1, text.size() - 2);
-  }
-  if (value.is_object()) {
-    if (value.contains("ordinal") && value.contains("sample"))
-      return number("ordinal") + "." + number("issue") + "." + number("sample");
-    if (value.contains("lineage") && value.contains("number"))
-      return number("lineage") + ":" + number("number");
-    if (value.size() == 2 && value.contains("w") && value.contains("inc"))
-      return "w" + number("w") + "/inc" + number("inc");
-    if (value.contains("tid") && value.contains("oldest"))  // a row of STEP_COMMIT
-      return Plain(value["tid"]) + "@" + Plain(value["oldest"]);
-    std::string out;
-    for (const auto& [key, item] : value.items()) out += (out.empty() ? "" : " ") + key + "=" + Plain(item);
-    return "{" + out + "}";
-  }
-  if (value.is_array()) {
-    constexpr size_t kShown = 4;
-    std::string out = std::to_string(value.size()) + "[";
-    for (size_t i = 0; i < std::min(value.size(), kShown); ++i) out += (i == 0 ? "" : " ") + Plain(value[i]);
-    return out + (value.size() > kShown ? " ...]" : "]");
-  }
-  return value.dump();
-}
-
-std::string RecordLine(const JournalEntry& entry) {
-  const Json json = storage::JournalEntryToJson(entry);
-  char head[96];
-  std::snprintf(head, sizeof(head), "%8lld  e%u %10.3fs  %-13s", static_cast<long long>(entry.lsn.value),
-                entry.ctl_epoch, static_cast<double>(entry.mono_ns) * 1e-9, RecordName(entry.record));
-  std::string line = head;
-  for (const auto& [key, value] : json.items()) {
-    if (key == "lsn" || key == "ctl_epoch" || key == "mono_ns" || key == "kind") continue;
-    if (key == "w" && json.contains("inc")) {
-      line += " worker=w" + value.dump() + "/inc" + json["inc"].dump();
-    } else if (key != "inc" || !json.contains("w")) {
-      line += " " + key + "=" + Plain(value);
-    }
-  }
-  return line;
-}
-
-void PrintRecord(const JournalEntry& entry, bool json) {
-  std::printf("%s\n", (json ? Text(storage::JournalEntryToJson(entry)) : RecordLine(entry)).c_str());
-}
-
-// Prints what is there and what comes, until the run ends.
-Status Follow(RealFileSystem& real, const std::string& dir, const InspectOptions& options) {
-  storage::JournalTail tail(real, dir, Lsn{options.from});
-  for (bool ended = false; !ended;) {
-    TP_ASSIGN_OR_RETURN(const std::vector<JournalEntry> entries, tail.Poll());
-    for (const JournalEntry& entry : entries) {
-      PrintRecord(entry, options.json);
-      // A run that was ended and resumed has more behind it.
-      ended = std::holds_alternative<record::EndRun>(entry.record);
-    }
-    std::fflush(stdout);
-    // Polling: there is no event to wait for that works on every file system a run may be on.
-    if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  }
-  return OkStatus();
-}
-
-void Journal(CommandContext& context, const InspectOptions& options) {
-  const auto place = FindRun(options.run);
-  if (!place.ok()) return Fail(context, place.status());
-  RealFileSystem real;
-  if (options.follow) {
-    const Status followed = Follow(real, place->journal, options);
-    if (!followed.ok()) Fail(context, followed, followed.code() == StatusCode::kNotFound ? 2 : 4);
-    return;
-  }
-  const auto summary =
-      storage::ScanJournal(real, place->journal, "", Lsn{options.from}, [&](JournalEntry&& entry) {
-        PrintRecord(entry, options.json);
-        return OkStatus();
-      });
-  if (!summary.ok())
-    return Fail(context, OfJournal(*place, summary.status()),
-                summary.status().code() == StatusCode::kNotFound ? 2 : 4);
-  if (const auto& torn = summary->torn_tail) {
-    std::fprintf(stderr,
-                 "note: %s: %lld bytes at the end are a record that was cut off while it was written (%s)\n",
-                 torn->file.c_str(), static_cast<long long>(torn->bytes), torn->why.c_str());
-  }
-  if (options.from > 0 && options.from >= summary->next.value) {
-    std::fprintf(stderr, "note: the journal has %lld records, there is none from %lld on\n",
-                 static_cast<long long>(summary->next.value), static_cast<long long>(options.from));
-  }
-}
-
 }  // namespace
 
 void AddInspectCommands(CLI::App& app, CommandContext& context) {
@@ -495,11 +310,6 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
     const char* footer;
     void (*run)(CommandContext&, const InspectOptions&);
   };
-  const CLI::Validator not_negative(
-      [](const std::string& text) {
-        return text.starts_with('-') ? "is " + text + "; expected 0 or more" : "";
-      },
-      "");
   for (const Kind& kind :
        {Kind{"status", "What a run does now, or how it ended", "Example: tidepool status quickstart",
              ShowStatus},
@@ -508,13 +318,7 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
         Kind{"check", "Prove from the journal that nothing was lost or trained twice",
              "RUN may also be a folder of journal segments. Exit code 4: a violation, or a damaged "
              "journal.\nExample: tidepool check quickstart",
-             Check},
-        Kind{"samples", "Prompts, responses and rewards of a step",
-             "Example: tidepool samples quickstart --step 20 -n 2", Samples},
-        Kind{"journal", "Every record of what happened",
-             "RUN may also be a folder of journal segments.\nExample: tidepool journal quickstart --json "
-             "--from 100",
-             Journal}}) {
+             Check}}) {
     auto options = std::make_shared<InspectOptions>();
     const std::string name = kind.name;
     CLI::App* command = app.add_subcommand(name, kind.doc);
@@ -523,15 +327,6 @@ void AddInspectCommands(CLI::App& app, CommandContext& context) {
                      "Run directory, or the name of a run under runs/ (the newest that begins so)")
         ->required();
     if (name != "report") command->add_flag("--json", options->json, "For machines");
-    if (name == "samples") {
-      command->add_option("--step", options->step, "Default: the newest")->check(not_negative);
-      command->add_option("-n,--count", options->count, "How many; default 8, with --json all")
-          ->check(not_negative);
-    }
-    if (name == "journal") {
-      command->add_option("--from", options->from, "First record (lsn)")->check(not_negative);
-      command->add_flag("--follow", options->follow, "Go on until the run ends");
-    }
     command->footer(kind.footer);
     command->callback([options, &context, run = kind.run] { run(context, *options); });
   }

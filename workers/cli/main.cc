@@ -50,10 +50,17 @@ int main(int argc, char** argv) {
   AddTrainCommand(app, context);
   AddConfigCommands(app, context);
   AddModelCommands(app, context);
+  AddEvalCommand(app, context);
   AddInspectCommands(app, context);
+  AddJournalCommand(app, context);
   AddRunsCommand(app, context);
+  AddSamplesCommand(app, context);
+  AddPruneCommand(app, context);
+  AddCompareCommand(app, context);
+  AddDashboardCommand(app, context);
   AddSimulateCommands(app, context);
   AddRegistryCommands(app, context);
+  AddNewCommand(app, context);
   AddDoctorCommand(app, context);
   AddSideWorkerCommands(app, context);
   if (argc > 1 && IsNoCommand(app, argv[1])) return 2;

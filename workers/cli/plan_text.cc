@@ -8,7 +8,7 @@
 
 #include "core/model/memory_use.h"
 #include "core/policy/memory_use.h"
-#include "workers/cli/run_lookup.h"
+#include "workers/device/disk_plan.h"
 #include "workers/device/memory_plan.h"
 
 namespace tidepool::workers {
@@ -29,7 +29,8 @@ std::string DescribePlan(const JobConfig& c) {
   std::ostringstream out;
   out << "# plan\n";
   const int64_t devices = c.cluster.slots;
-  out << "placement    " << Name(c.scheduler.placement) << ", " << devices
+  out << "placement    " << Name(c.scheduler.placement)
+      << (c.scheduler.policy.empty() ? "" : ", policy " + c.scheduler.policy) << ", " << devices
       << (devices == 1 ? " slot" : " slots") << " of " << c.cluster.threads_per_slot
       << (c.cluster.threads_per_slot == 1 ? " thread" : " threads") << " (" << Name(c.cluster.device)
       << ")\n";
@@ -92,8 +93,16 @@ std::string DescribePlan(const JobConfig& c) {
     out << head << " " << p.roles << (p.offloads ? ", one at a time" : "") << parts << "\n";
   }
   if (plan->shared_memory_bytes > 0) out << "  /dev/shm   " << BytesText(plan->shared_memory_bytes) << "\n";
-  out << "disk         " << BytesText(plan->checkpoint_bytes) << " a checkpoint, up to "
-      << c.checkpoint.keep + 1 << " at a time\n";
+  if (const auto disk = PlanDisk(c); disk.ok()) {
+    out << "disk         predicted about " << BytesText(disk->total()) << " at the fullest\n";
+    for (const DiskPlan::Part& part : disk->parts) {
+      char head[32];
+      std::snprintf(head, sizeof(head), "  %-10s ", BytesText(part.bytes).c_str());
+      out << head << part.name << (part.estimated ? ", at most" : "") << "\n";
+    }
+  } else {
+    out << "disk         not predicted: " << disk.status().message() << "\n";
+  }
   return out.str();
 }
 

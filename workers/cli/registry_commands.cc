@@ -111,7 +111,7 @@ void ShowModels(CommandContext& context, const RegistryOptions& o) {
   }
   const std::string policy =
       "actor and critic of a control task: model: {policy: mlp, hidden: [64, 64], shared: false} with an "
-      "environment (docs/adding_a_policy.md)";
+      "environment (docs/adding_a_control_task.md)";
   std::vector<Line> lines;
   for (const model::Family* f : model::Families()) {
     lines.push_back({f->model_type,

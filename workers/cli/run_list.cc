@@ -17,6 +17,7 @@
 
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
+#include "core/observe/comparison.h"
 #include "core/observe/config_text.h"
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
@@ -35,14 +36,13 @@ bool Read(const std::string& path, T& x) {
   return text.ok() && FromJson(nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false), x);
 }
 
-bool IsLoss(const std::string& metric) { return metric.find("loss") != std::string::npos; }
-
 // The first of `names` that has a value. Metrics of a long run are megabytes, and a list of runs wants two of
 // hundreds of names: the text is searched for them, not parsed. Names stand in quotes and nothing else of a
 // line is a string, so they are found where they are and nowhere else.
 std::optional<RunFigure> FigureOf(std::string_view text, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     RunFigure figure{.metric = name};
+    const bool smaller = observe::BetterOf(name) == observe::Better::kSmaller;
     const std::string key = "\"" + figure.metric + "\":";
     bool any = false;
     const char* at = text.data();
@@ -56,13 +56,28 @@ std::optional<RunFigure> FigureOf(std::string_view text, std::initializer_list<c
       const double value = std::strtod(at, &after);  // the text is a std::string: a zero ends it
       if (after == at || !std::isfinite(value)) continue;
       if (!any) figure.first = figure.best = value;
-      figure.best = IsLoss(figure.metric) ? std::min(figure.best, value) : std::max(figure.best, value);
+      figure.best = smaller ? std::min(figure.best, value) : std::max(figure.best, value);
       figure.last = value;
       any = true;
     }
     if (any) return figure;
   }
   return std::nullopt;
+}
+
+// What the run says of its evaluations, which is one measure whatever an evaluation by itself would be
+// called.
+std::optional<RunFigure> FigureOf(const observe::HeldOut& h) {
+  if (!h.before && !h.last) return std::nullopt;
+  const observe::HeldOutValue &first = h.before ? *h.before : *h.last, &last = h.last ? *h.last : first;
+  const bool mean = h.measure == "reward" || h.measure == "return";
+  RunFigure figure{.metric = "eval/" + h.measure + (mean ? "/mean" : "")};
+  const bool smaller = observe::BetterOf(figure.metric) == observe::Better::kSmaller;
+  const double best = h.best ? h.best->value : last.value;
+  figure.first = first.value;
+  figure.last = last.value;
+  figure.best = smaller ? std::min(best, first.value) : std::max(best, first.value);
+  return figure;
 }
 
 int64_t DiskBytes(const std::string& dir) {
@@ -102,13 +117,7 @@ Status PutState(const std::string& dir, RunBrief& brief) {
   const storage::RunPaths paths(dir);
   observe::StatusFile live;
   if (Read(paths.status(), live)) brief.step = live.step, brief.steps = live.steps;
-  // control.json goes when a controller ends in order; a process of its number without it is not ours.
-  int64_t pid = 0;
-  if (const auto control = RealFileSystem().ReadFile(paths.control()); control.ok()) {
-    const nlohmann::json said = nlohmann::json::parse(*control, nullptr, /*allow_exceptions=*/false);
-    if (said.is_object() && said.contains("pid")) FromJson(said["pid"], pid);
-  }
-  if (IsTidepoolProcess(pid)) {
+  if (HasController(dir)) {
     brief.state = "running";
     brief.last_line = live.last_warning;
     return OkStatus();
@@ -153,8 +162,11 @@ StatusOr<RunBrief> BriefOf(const std::string& run_dir) {
   if (const auto metrics = RealFileSystem().ReadFile(paths.metrics()); metrics.ok()) {
     brief.learned = FigureOf(*metrics, {"critic/score/mean", "sft/loss", "dpo/loss", "reward_model/loss",
                                         "distill/loss", "actor/loss"});
-    brief.held_out = FigureOf(*metrics, {"eval/return/mean", "eval/accuracy", "eval/reward/mean",
-                                         "eval/dpo/accuracy", "eval/reward_model/accuracy", "eval/loss"});
+    observe::StatusFile said;
+    if (Read(paths.status(), said) && said.held_out) brief.held_out = FigureOf(*said.held_out);
+    if (!brief.held_out)
+      brief.held_out = FigureOf(*metrics, {"eval/return/mean", "eval/accuracy", "eval/reward/mean",
+                                           "eval/dpo/accuracy", "eval/reward_model/accuracy", "eval/loss"});
   }
   brief.bytes = DiskBytes(run_dir);
   return brief;

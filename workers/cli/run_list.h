@@ -36,7 +36,7 @@ TP_FIELDS(RunFigure, metric, first, best, last)
 TP_FIELDS(RunBrief, run, dir, state, name, job, task, step, steps, learned, held_out, started, age_s, bytes,
           last_line)
 
-// kNotFound: no such folder.
+// kNotFound: no such folder. `started` and `age_s` are the list's to say.
 StatusOr<RunBrief> BriefOf(const std::string& run_dir);
 // Newest first. kNotFound: no folder `root`.
 StatusOr<std::vector<RunBrief>> ListRuns(const std::string& root);

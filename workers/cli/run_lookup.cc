@@ -90,18 +90,23 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root) {
   if (clean.empty())
     return InvalidArgument("a run is named by its directory, or by its name under " + root +
                            "/; the name is empty");
-  if (IsFolder(clean)) return PlaceOf(clean);
-  if (Exists(clean))
-    return InvalidArgument(clean + ": a file, not a run directory; name the folder that holds it");
   const bool plain = clean.find('/') == std::string::npos;
+  if (IsFolder(clean) && (!plain || HoldsRun(clean) || HoldsSegments(clean))) return PlaceOf(clean);
+  if (Exists(clean) && !IsFolder(clean))
+    return InvalidArgument(clean + ": a file, not a run directory; name the folder that holds it");
   if (plain && IsFolder(fs::path(root) / clean)) return PlaceOf((fs::path(root) / clean).string());
-  std::string there;
+  std::string there, longer;  // the newest whose name goes on
   int shown = 0;
   for (const RunFolder& run : RunFolders(root)) {
     const std::string folder = fs::path(run.dir).filename().string();
-    if (plain && folder.starts_with(clean)) return PlaceOf(run.dir);
+    if (plain && folder.starts_with(clean)) {
+      if (folder.starts_with(clean + "-" + run.started)) return PlaceOf(run.dir);  // <name>-<utc time>
+      if (longer.empty()) longer = run.dir;
+    }
     if (shown++ < 8) there += (there.empty() ? "" : ", ") + folder;
   }
+  if (!longer.empty()) return PlaceOf(longer);
+  if (IsFolder(clean)) return PlaceOf(clean);  // which says what it lacks
   std::string message = clean + ": no such run: there is no folder of this name";
   if (plain) message += ", and none under " + root + "/ begins with it";
   message += there.empty() ? "; " + root + "/ holds no run, start one with `tidepool train CONFIG`"
@@ -118,6 +123,11 @@ StatusOr<std::string> FindRunDirectory(const std::string& name, const std::strin
   return place.dir;
 }
 
+bool IsSameFolder(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return fs::equivalent(a, b, error) && !error;
+}
+
 bool IsTidepoolProcess(int64_t pid) {
   if (pid <= 0) return false;
   // "pid (name) state ...": a zombie is dead, though its parent has not looked yet.
@@ -128,16 +138,6 @@ bool IsTidepoolProcess(int64_t pid) {
   if (open == std::string::npos || close == std::string::npos || close + 2 >= stat.size()) return false;
   const char state = stat[close + 2];
   return stat.compare(open + 1, 8, "tidepool") == 0 && state != 'Z' && state != 'X';
-}
-
-std::string BytesText(int64_t bytes) {
-  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(kUnits)) value /= 1024, ++unit;
-  char text[48];
-  std::snprintf(text, sizeof(text), unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
-  return text;
 }
 
 }  // namespace tidepool::workers

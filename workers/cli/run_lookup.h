@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "workers/device/disk_plan.h"  // BytesText
 
 namespace tidepool::workers {
 
@@ -24,8 +25,9 @@ struct RunPlace {
 };
 
 // `name` is, in this order: a run directory; a folder of journal segments (NNNN.tpj); a folder under
-// `root`; the beginning of names under `root`, of which the newest is taken (by the time in the name,
-// "-20261121T115502Z", else by the folder's own time).
+// `root` (also where another folder has that name here); the newest run of that name under `root`,
+// <name>-20261121T115502Z; the beginning of names there, of which the newest is taken (by the time in the
+// name, else by the folder's own).
 //   kNotFound          nothing of that name; what there is instead is listed
 //   kInvalidArgument   a file, or a folder that holds neither a run nor a journal
 StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root = "runs");
@@ -34,10 +36,10 @@ StatusOr<RunPlace> FindRun(const std::string& name, const std::string& root = "r
 StatusOr<std::string> FindRunDirectory(const std::string& name, const std::string& why,
                                        const std::string& root = "runs");
 
+// Two names of one folder.
+bool IsSameFolder(const std::string& a, const std::string& b);
+
 // Whether process `pid` lives and is a program whose name begins with "tidepool": numbers are used again.
 bool IsTidepoolProcess(int64_t pid);
-
-// "1.5 GiB", "312 MiB", "17 B".
-std::string BytesText(int64_t bytes);
 
 }  // namespace tidepool::workers

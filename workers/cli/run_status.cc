@@ -1,5 +1,7 @@
 #include "workers/cli/run_status.h"
 
+#include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -8,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "core/base/json_fields.h"
@@ -17,6 +20,7 @@
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
+#include "workers/data/best_model.h"
 
 namespace tidepool::workers {
 namespace {
@@ -99,14 +103,15 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
   const Row row{out};
   observe::StatusFile live{.phase = "?", .version = "?"};
   FromJson(status["live"], live);
-  row("progress",
-      Joined({"step " + std::to_string(live.step) + " of " + std::to_string(live.steps), live.phase,
-              live.left_s ? observe::DurationText(FromSeconds(*live.left_s)) + " left" : "",
-              "weights " + live.version}));
+  row("progress", Joined({"step " + std::to_string(live.step) + " of " + std::to_string(live.steps),
+                          status["state"] == "dead" ? "as it said last" : live.phase,
+                          live.left_s && status["state"] != "dead"
+                              ? observe::DurationText(FromSeconds(*live.left_s)) + " left"
+                              : "",
+                          "weights " + live.version}));
   row("learning", Joined({Part("reward ", live.reward, "%.3f"), Part("loss ", live.loss, "%.4f"),
                           live.held_out ? HeldOutNow(*live.held_out) : ""}));
-  row("speed", Joined({Part("", live.tokens_per_s, "%.0f tokens/s"),
-                       Part("mean lag ", live.lag_mean, "%.2f versions")}));
+  row("speed", Joined({observe::SpeedText(live), Part("mean lag ", live.lag_mean, "%.2f versions")}));
   const auto n = [](int64_t count) { return std::to_string(count); };
   row("groups", n(live.open_groups) + " open (running " + n(live.running) + ", awaiting rewards " +
                     n(live.awaiting) + ", queued " + n(live.queued) + ", leased " + n(live.leased) + "), " +
@@ -155,13 +160,45 @@ void DescribeSummary(const Json& json, std::ostringstream& out) {
   row("held out", accuracy);
   row("seconds", Listed<double>(s.seconds, [](double x) { return Number(x, "%.1f"); }));
   row("peak memory", Listed<int64_t>(s.peak_bytes, BytesText));
+  // What was begun for a step that was not needed any more is no loss.
+  const std::string leftover = Name(DropReason::kOperator);
+  if (const auto left = s.drops.find(leftover); s.finished && left != s.drops.end()) {
+    row("left over", std::to_string(left->second) + " samples that were begun beyond the last step");
+    s.drops.erase(left);
+  }
   row("dropped", Listed<int64_t>(s.drops, [](int64_t x) { return std::to_string(x); }));
 }
 
 }  // namespace
 
+std::string ProgramAsTyped() {
+  std::ifstream in("/proc/self/cmdline");
+  std::string first;
+  std::getline(in, first, '\0');
+  // Of a test, or of a link of another name, it would be no command.
+  const std::string name = first.substr(first.rfind('/') + 1);
+  return name == "tidepool" ? ShellWord(first) : "tidepool";
+}
+
+std::string ShellWord(const std::string& text) {
+  const auto plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-./=:,+@%").find(static_cast<char>(c)) != std::string_view::npos;
+  };
+  if (!text.empty() && std::ranges::all_of(text, plain)) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+bool HasController(const std::string& run_dir) {
+  const storage::RunPaths paths(run_dir);
+  return RealFileSystem().Exists(paths.control()) &&
+         RealFileSystem::IsLocked(JoinPath(paths.journal(), "lock"));
+}
+
 std::string ResumeHint(const std::string& dir) {
-  return "tidepool train " + storage::RunPaths(dir).config() + " --resume --run-dir " + dir;
+  return ProgramAsTyped() + " train " + ShellWord(dir) + " --resume";
 }
 
 StatusOr<Json> RunStatus(const std::string& run_dir) {
@@ -188,8 +225,9 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
     pid = 0;
     if (const auto said = control->find("pid"); said != control->end()) FromJson(*said, pid);
   }
-  // control.json goes when a controller ends in order; a process of its number without it is not ours.
-  const bool alive = control && IsTidepoolProcess(pid);
+  const bool alive = HasController(run_dir);
+  // What a controller said last, where it came to say it.
+  const bool ended = live && !shown.state.empty() && shown.state != "running";
   if (pid > 0) s["controller"] = {{"pid", pid}, {"alive", alive}};
   if (alive) {
     s["state"] = "running";
@@ -204,16 +242,27 @@ StatusOr<Json> RunStatus(const std::string& run_dir) {
       } else if (state.end_code) {
         s["state"] = *state.end_code == 0 ? "stopped" : "failed";
       } else {
-        s["state"] = summary ? "failed" : "dead";  // a journal on a full disk may lack its end
+        // A journal on a full disk may lack its end.
+        s["state"] = summary ? "failed" : ended ? shown.state : "dead";
       }
     }
   }
+  if (const auto best = ReadObject(paths.best_model() + "/" + kBestModelFile)) s["best"] = *best;
   const std::string state = s["state"];
   if (live && (state == "running" || state == "dead")) {
     s["workers"] = Workers(shown, config);
     s["live"] = std::move(*live);
   }
-  if (summary && (state == "finished" || state == "stopped" || state == "failed")) s["summary"] = *summary;
+  if (state == "finished" || state == "stopped" || state == "failed") {
+    if (summary) {
+      s["summary"] = *summary;
+    } else if (ended) {
+      s["summary"] = {{"exit", shown.exit.value_or(-1)},
+                      {"why", shown.why.value_or("")},
+                      {"steps", shown.step},
+                      {"policy_version", shown.version}};
+    }
+  }
   if (real.Exists(storage::RunPaths(paths.warm_start()).config())) {
     TP_ASSIGN_OR_RETURN(s["warm_start"], RunStatus(paths.warm_start()));
     const std::string warm = s["warm_start"]["state"];
@@ -243,6 +292,12 @@ void Describe(const Json& status, const std::string& resume, std::ostringstream&
   row("state", line);
   if (status.contains("live")) DescribeLive(status, out);
   if (status.contains("summary")) DescribeSummary(status["summary"], out);
+  if (status.contains("best")) {
+    BestModel best;
+    FromJson(status["best"], best);
+    row("best", best.metric + " " + Number(best.value, "%.4g") + " at step " + std::to_string(best.step) +
+                    ", its model is " + storage::RunPaths(dir).best_model());
+  }
   if (status.contains("journal") && !status.contains("summary")) {
     const Json& j = status["journal"];
     row("journal", j["records"].dump() + " records, last committed step " +

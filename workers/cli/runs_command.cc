@@ -1,5 +1,4 @@
 // tidepool runs: a table of the runs of a folder.
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -7,22 +6,15 @@
 #include <vector>
 
 #include "core/base/json_fields.h"
-#include "core/base/utf8.h"
 #include "workers/cli/command.h"
 #include "workers/cli/run_list.h"
 #include "workers/cli/run_lookup.h"
+#include "workers/cli/table.h"
 
 namespace tidepool::workers {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Cells = std::vector<std::string>;
-
-std::string Formatted(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof(text), format, value);
-  return text;
-}
 
 std::string ValueText(const RunFigure& figure, double value) {
   return ShortName(figure.metric) == "accuracy" ? Formatted("%.1f%%", 100 * value) : Formatted("%.3g", value);
@@ -47,26 +39,6 @@ std::string AgeText(double seconds) {
   return Formatted("%.0f days", seconds / 86400);
 }
 
-int64_t Width(const std::string& text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return !ContinuesCharacter(c); });
-}
-
-void PrintTable(const std::vector<Cells>& rows) {
-  std::vector<int64_t> widths;
-  for (const Cells& row : rows) {
-    widths.resize(row.size());
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
-  }
-  for (const Cells& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += row[i];
-      if (i + 1 < row.size()) line.append(static_cast<size_t>(widths[i] - Width(row[i]) + 2), ' ');
-    }
-    std::printf("%s\n", line.c_str());
-  }
-}
-
 void PrintRuns(const std::string& root, const std::vector<RunBrief>& runs) {
   if (runs.empty()) {
     std::printf("%s holds no run; start one with `tidepool train CONFIG`\n", root.c_str());
@@ -82,7 +54,7 @@ void PrintRuns(const std::string& root, const std::vector<RunBrief>& runs) {
                     AgeText(run.age_s)});
     bytes += run.bytes;
   }
-  PrintTable(rows);
+  std::fputs(TableText(rows).c_str(), stdout);
   std::printf("%zu %s in %s, %s\n", runs.size(), runs.size() == 1 ? "run" : "runs", root.c_str(),
               BytesText(bytes).c_str());
 }

@@ -16,7 +16,7 @@
 #include "core/config/workload.h"
 #include "core/environments/text_game.h"
 #include "core/storage/journal.h"
-#include "scheduler/placement.h"
+#include "scheduler/policies/policy_plugin.h"
 #include "scheduler/simulator/simulator.h"
 #include "workers/cli/command.h"
 #include "workers/cli/measured_run.h"
@@ -47,6 +47,7 @@ SimJob FromWorkload(const config::Workload& w, const config::WorkloadJob& j,
                                                      : scheduler::DispatchOptions::Order::kContext;
   scheduler::ControllerOptions& c = s.controller;
   c.fleet.placement = j.placement;
+  c.fleet.policy = j.policy;
   c.fleet.actor_slots = j.actor_slots;
   c.fleet.rollout_floor = j.rollout_floor;
   c.batch.max_lag_versions = j.max_lag_versions;
@@ -407,6 +408,7 @@ Status PlanJob(const Options& o) {
       if (one_size && actors > 1) break;
       SimJob s = base;
       s.controller.fleet.placement = placement;
+      s.controller.fleet.policy.clear();  // the placement's own
       s.controller.fleet.actor_slots = actors;
       auto r = RunOne(s);
       if (!r.ok()) {
@@ -493,11 +495,17 @@ void AddSimulateCommands(CLI::App& app, CommandContext& context) {
   plan->callback([options, &context] {
     if (const Status s = PlanJob(*options); !s.ok()) Fail(context, s, 2);
   });
-  CLI::App* policies = app.add_subcommand("policies", "Placements that scheduler.placement can name");
+  CLI::App* policies = app.add_subcommand(
+      "policies", "Placements that scheduler.placement can name, policies of scheduler.policy");
   policies->callback([] {
-    for (const PlacementKind placement : AllOf<PlacementKind>()) {
-      const scheduler::Placement p = scheduler::PlacementOf(placement);
-      std::printf("%-12s %s\n", p.name.c_str(), p.summary.c_str());
+    for (const auto& [name, make] : scheduler::PolicyPlugins()) {
+      const scheduler::PolicyPlugin policy = make();
+      const bool own = std::string(name) == Name(policy.placement);
+      std::printf("%-12s %s%s\n", name, policy.summary.c_str(),
+                  own ? ""
+                      : (std::string(" (scheduler: {placement: ") + Name(policy.placement) +
+                         ", policy: " + name + "})")
+                            .c_str());
     }
   });
 }

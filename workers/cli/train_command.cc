@@ -3,16 +3,23 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/config/render.h"
+#include "core/config/resume.h"
 #include "core/observe/progress.h"
 #include "core/observe/report.h"
+#include "core/storage/checkpoint.h"
+#include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
+#include "workers/cli/data_text.h"
 #include "workers/cli/plan_text.h"
+#include "workers/cli/run_lookup.h"
 #include "workers/cli/run_status.h"
 #include "workers/controller/disk_thread.h"
 #include "workers/controller/job.h"
@@ -30,15 +37,90 @@ struct TrainOptions {
   std::string run_dir, run_name;
 };
 
-void Train(CommandContext& context, const TrainOptions& options) {
-  auto loaded = config::LoadConfig(options.config, options.overrides);
+namespace fs = std::filesystem;
+
+// The run that `config` of the command line means, if it means one: a run directory, its config.yaml, or,
+// with --resume, the name of a run. Empty: a config.
+StatusOr<std::string> RunMeant(const TrainOptions& options) {
+  const fs::path path = options.config;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    if (!options.resume) {
+      return InvalidArgument(options.config +
+                             ": a folder; go on with a run by --resume, or name a config in YAML");
+    }
+    return FindRunDirectory(options.config, "its config.yaml is needed to go on");
+  }
+  if (!options.resume) return std::string();
+  if (fs::exists(path, error)) {
+    const std::string parent = path.parent_path().empty() ? "." : path.parent_path().string();
+    const bool of_run =
+        path.filename() == "config.yaml" && fs::exists(storage::RunPaths(parent).lock(), error);
+    return of_run ? parent : std::string();
+  }
+  if (path.extension() == ".yaml" || path.extension() == ".yml") return std::string();
+  return FindRunDirectory(options.config, "its config.yaml is needed to go on");
+}
+
+// The job, and in `options.run_dir` the folder of the run that it goes on with, where it is named.
+StatusOr<config::LoadedConfig> LoadJob(TrainOptions& options) {
+  TP_ASSIGN_OR_RETURN(const std::string run, RunMeant(options));
+  if (run.empty()) return config::LoadConfig(options.config, options.overrides);
+  if (!options.run_dir.empty() && !IsSameFolder(options.run_dir, run)) {
+    return InvalidArgument("--run-dir: " + options.run_dir + " is not " + run +
+                           ", the run to go on with; leave --run-dir out");
+  }
+  if (!options.run_name.empty())
+    return InvalidArgument("--run-name: names a new run, but " + run + " goes on; leave it out");
+  options.run_dir = run;
+  return config::LoadRunConfig(storage::RunPaths(run).config(), options.overrides);
+}
+
+void DryRun(CommandContext& context, const TrainOptions& options, const config::LoadedConfig& loaded) {
+  if (const Status inputs = CheckInputs(loaded); !inputs.ok()) return Fail(context, inputs);
+  std::string run = options.run_dir;
+  if (options.resume && run.empty()) {
+    RealFileSystem real;
+    const std::string name = options.run_name.empty() ? loaded.config.name : options.run_name;
+    const auto newest =
+        storage::FindUnfinishedRun(real, storage::RunDirectoryOptions().root, name, loaded.config.train.steps,
+                                   loaded.config.eval.stop_at_accuracy);
+    if (!newest.ok()) return Fail(context, newest.status());
+    run = newest->dir;
+  }
+  const std::string before = storage::RunPaths(run).config();
+  std::error_code error;
+  if (options.resume && fs::exists(before, error)) {
+    const auto old = config::ReadRunConfig(before);
+    if (!old.ok()) return Fail(context, old.status());
+    const std::vector<config::Difference> differences = config::Differences(old->config, loaded.config);
+    if (const Status allowed = config::CheckAllowed(differences); !allowed.ok())
+      return Fail(context, allowed);
+    std::printf("# Goes on with %s; %s\n", run.c_str(),
+                differences.empty() ? "nothing in its config changes" : "its config changes:");
+    for (const config::Difference& d : differences) std::printf("#   %s\n", d.ToString().c_str());
+  }
+  std::printf("%s\n%s", config::ResolvedYaml(loaded).c_str(), DescribePlan(loaded.config).c_str());
+  const auto data = DataOf(loaded.config);
+  if (!data.ok()) return Fail(context, data.status());
+  PrintData(*data);
+}
+
+// "checkpoint: runs/x/checkpoints/step_7", and what becomes of steps behind it.
+std::string CheckpointNote(const std::string& dir, const RunResult& r) {
+  if (!r.checkpoint_step) return "no checkpoint, so it begins anew";
+  const std::string at = std::to_string(*r.checkpoint_step);
+  const std::string path =
+      storage::RunPaths(dir).checkpoints() + "/" + storage::CheckpointName(StepNumber{*r.checkpoint_step});
+  if (*r.checkpoint_step >= r.steps) return "checkpoint: " + path;
+  return "newest checkpoint: " + path + ", so it goes back to step " + at;
+}
+
+void Train(CommandContext& context, TrainOptions& options) {
+  auto loaded = LoadJob(options);
   if (!loaded.ok()) return Fail(context, loaded.status());
   for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  if (options.dry_run) {
-    if (const Status inputs = CheckInputs(*loaded); !inputs.ok()) return Fail(context, inputs);
-    std::printf("%s\n%s", config::ResolvedYaml(*loaded).c_str(), DescribePlan(loaded->config).c_str());
-    return;
-  }
+  if (options.dry_run) return DryRun(context, options, *loaded);
   struct sigaction action {};
   action.sa_handler = OnSignal;
   sigaction(SIGINT, &action, nullptr);
@@ -89,10 +171,17 @@ void Train(CommandContext& context, const TrainOptions& options) {
   if (r.paced_note) std::printf("%s\n", r.paced_note->c_str());
   std::printf("run: %s\n", outcome->run_dir.c_str());
   if (r.stopped && r.exit == 0) {
-    std::printf("stopped at step %lld (%s); go on with: %s\n", static_cast<long long>(r.steps), r.why.c_str(),
-                ResumeHint(outcome->run_dir).c_str());
+    std::printf("stopped by a signal %sat step %lld of %lld; %s\ngo on with: %s\n",
+                outcome->part_dir == outcome->run_dir ? "" : "in the warm start, ",
+                static_cast<long long>(r.steps), static_cast<long long>(r.steps_wanted),
+                CheckpointNote(outcome->part_dir, r).c_str(), ResumeHint(outcome->run_dir).c_str());
   }
-  if (outcome->exit_code != 0) std::fprintf(stderr, "%s\n", outcome->why.c_str());
+  if (outcome->exit_code != 0) {
+    // A controller whose run another one has taken over writes no summary.
+    if (!r.job.empty()) std::printf("go on with: %s\n", ResumeHint(outcome->run_dir).c_str());
+    std::fflush(stdout);
+    std::fprintf(stderr, "%s\n", outcome->why.c_str());
+  }
   context.exit_code = outcome->exit_code;
 }
 
@@ -101,12 +190,17 @@ void Train(CommandContext& context, const TrainOptions& options) {
 void AddTrainCommand(CLI::App& app, CommandContext& context) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Run a job");
-  command->add_option("config", options->config, "YAML file of the job")->required();
+  command
+      ->add_option("config", options->config,
+                   "YAML file of the job; with --resume also a run's folder or name")
+      ->required();
   command->add_option("overrides", options->overrides, "a.b=c, last wins");
   command->add_flag("--resume", options->resume,
-                    "Go on with the newest unfinished run of this name (or the one in --run-dir)");
-  command->add_flag("--dry-run", options->dry_run,
-                    "Print the resolved config, the placement and the predicted memory; start nothing");
+                    "Go on with the run that is named, by its own config; with a config, with the newest "
+                    "unfinished run of its name (or the one in --run-dir). What changes is told");
+  command->add_flag(
+      "--dry-run", options->dry_run,
+      "Print resolved config, placement, predicted memory and what the data hold; start nothing");
   const CLI::Validator not_empty(
       [](const std::string& text) { return text.empty() ? "is empty; name one, or leave it out" : ""; }, "");
   CLI::Option* run_dir =
@@ -115,7 +209,9 @@ void AddTrainCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("--fresh", options->fresh, "With --run-dir: start over, the old run is moved aside")
       ->needs(run_dir);
   command->add_option("--run-name", options->run_name, "Name instead of the config's")->check(not_empty);
-  command->footer("Example: tidepool train configs/quickstart.yaml seed=2 train.steps=40");
+  command->footer(
+      "Example: tidepool train configs/quickstart.yaml seed=2 train.steps=40\n"
+      "         tidepool train runs/quickstart-20261121T115502Z --resume train.steps=80");
   command->callback([options, &context] { Train(context, *options); });
 }
 

@@ -1,9 +1,14 @@
-// tidepool-worker: a process that owns one device. Started by `tidepool train`, or by hand to join a run.
+// tidepool-worker: a process that owns one device. Started by `tidepool train`, or by hand to join a run; and
+// by `tidepool eval` to play a policy.
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <string>
 
 #include "workers/build_info.h"
 #include "workers/controller/launcher.h"
 #include "workers/device/device_worker.h"
+#include "workers/device/play_policy.h"
 
 int main(int argc, char** argv) {
   using namespace tidepool::workers;
@@ -24,11 +29,29 @@ int main(int argc, char** argv) {
   run->footer(
       "Example: tidepool-worker run --connect 127.0.0.1:40123 --token-file runs/x/security/device.token "
       "--run-id x");
+  PlayOptions play_options;
+  CLI::App* play =
+      app.add_subcommand("play", "Play episodes of a control task with a policy (`tidepool eval`)");
+  play->add_option("--policy", play_options.policy, "Folder of the policy")->required();
+  play->add_option("--environment", play_options.environment.name)->required();
+  play->add_option("--option", play_options.environment.options, "Option of the environment: NAME VALUE");
+  play->add_option("--max-episode-steps", play_options.environment.max_episode_steps, "0: the environment's");
+  play->add_option("--seed", play_options.environment.seed);
+  play->add_option("--episodes", play_options.episodes);
+  play->add_flag("--sampled", play_options.sampled, "Draw actions; else the most likely one");
+  play->add_option("--actions-of", play_options.actions_of, "Episode whose actions are written");
+  play->add_option("--out", play_options.out, "JSONL to write")->required();
+  play->add_option("--parent", parent, "Process whose death ends this one; 0: none");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
   EndWithParent(parent);
+  if (play->parsed()) {
+    const tidepool::Status status = PlayPolicy(play_options);
+    if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
+    return status.ok() ? 0 : status.code() == tidepool::StatusCode::kUnavailable ? 3 : 2;
+  }
   return RunDeviceWorker(options);
 }

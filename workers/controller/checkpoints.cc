@@ -1,12 +1,34 @@
 #include "workers/controller/checkpoints.h"
 
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/json_fields.h"
 #include "core/storage/payload.h"
 #include "core/storage/publish_folder.h"
 #include "core/storage/run_directory.h"
+#include "core/storage/share_files.h"
+#include "workers/data/best_model.h"
 
 namespace tidepool::workers {
+namespace {
+
+struct Begun {
+  std::shared_ptr<storage::CheckpointWriter> writer;
+  bool linked = false;  // its model/ has the files of the base model
+};
+
+// Weights of `model`, which nobody edits in place. Its other files are for people.
+void ShareWeights(FileSystem& fs, const std::string& checkpoints, const std::string& model) {
+  const auto steps = storage::ListCheckpoints(fs, checkpoints);
+  auto paths = fs.ListTree(model);
+  if (!steps.ok() || steps->empty() || !paths.ok()) return;  // whatever it is, the next operation says it
+  std::erase_if(*paths, [](const std::string& path) { return !path.ends_with(".safetensors"); });
+  (void)storage::ShareEqualFiles(fs, checkpoints + "/" + storage::CheckpointName(steps->back()) + "/model",
+                                 model, *paths);
+}
+
+}  // namespace
 
 namespace ev = scheduler::event;
 namespace cmd = scheduler::command;
@@ -39,14 +61,18 @@ std::string Checkpoints::FolderOf(StepNumber step) const {
 void Checkpoints::Write(const cmd::WriteCheckpoint& c) {
   OnDisk(
       "making a folder for checkpoints/" + storage::CheckpointName(c.step),
-      [fs = fs_, dir = dir_, which = storage::CheckpointTry{c.step, owner_.ctl_epoch, c.ckpt}]()
-          -> StatusOr<std::shared_ptr<storage::CheckpointWriter>> {
+      [fs = fs_, dir = dir_, base = c.step.value == 0 ? owner_.base_model : "",
+       which = storage::CheckpointTry{c.step, owner_.ctl_epoch, c.ckpt}]() -> StatusOr<Begun> {
         TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, dir, which));
-        return std::shared_ptr<storage::CheckpointWriter>(std::move(writer));
+        // Nothing was trained: the model is the base model. Where the disk cannot give its files further
+        // names (it is another disk, or another owner's), the trainer writes them.
+        const bool linked = !base.empty() && storage::LinkModel(*fs, base, writer->dir() + "/model").ok();
+        return Begun{std::move(writer), linked};
       },
-      [this, c](const StatusOr<std::shared_ptr<storage::CheckpointWriter>>& writer) {
-        if (!writer.ok()) return ends_.feed(ev::CheckpointFailed{c.ckpt, writer.status().message()});
-        writer_ = *writer;
+      [this, c](StatusOr<Begun>& begun) {
+        if (!begun.ok()) return ends_.feed(ev::CheckpointFailed{c.ckpt, begun.status().message()});
+        writer_ = std::move(begun->writer);
+        is_base_ = begun->linked;
         pending_ = c;
         ends_.send(c.worker, down::WriteCheckpoint{c.slot, c.ckpt, writer_->dir()});
       });
@@ -66,6 +92,7 @@ void Checkpoints::Commit(const up::CheckpointFiles& files, Lsn cut) {
   manifest.weights_digest = files.weights_digest;
   manifest.instruction_set = files.instruction_set;
   manifest.notes["data_identity"] = owner_.data_identity;
+  if (is_base_) manifest.notes[storage::kBaseModel] = owner_.base_model;
   OnDisk(
       "commit of checkpoints/" + storage::CheckpointName(c.step),
       [fs = fs_, writer = writer_, manifest, written = files.files] {
@@ -109,6 +136,25 @@ void Checkpoints::Delete(const cmd::DeleteCheckpoint& c) {
       });
 }
 
+void Checkpoints::KeepBest(const cmd::KeepBest& c) {
+  const std::string name = storage::CheckpointName(c.step);
+  OnDisk(
+      "making of best/ from checkpoints/" + name,
+      [fs = fs_, model = dir_ + "/" + name + "/model", best = storage::RunPaths(owner_.run_dir).best_model(),
+       note = BestModel{.metric = owner_.best_by, .value = c.value, .step = c.step.value}]() -> Status {
+        const std::string tmp = best + ".tmp-" + std::to_string(note.step);
+        TP_RETURN_IF_ERROR(fs->RemoveTree(tmp));
+        TP_RETURN_IF_ERROR(storage::CopyModel(*fs, model, tmp));
+        TP_RETURN_IF_ERROR(
+            fs->WriteFile(tmp + "/" + kBestModelFile, JsonOf<nlohmann::ordered_json>(note).dump(2) + "\n"));
+        return storage::PublishFolder(*fs, tmp, best);
+      },
+      [this](const Status& kept) {
+        // The run goes on without: a disk that is full ends it at the next checkpoint.
+        if (!kept.ok()) ends_.warn("best/ could not be made: " + kept.message());
+      });
+}
+
 // Deletes the payload files that no checkpoint which is kept can need: those before the oldest sample that
 // may still be trained, or be trained again after a restore.
 void Checkpoints::PrunePayload() {
@@ -147,7 +193,9 @@ void Checkpoints::PublishFinal(const WorkerRef& trainer, const up::FinalSaved& s
   if (!saved.error.empty()) return ends_.feed(ev::FinalSaved{saved.error});
   OnDisk(
       "sync of final/",
-      [fs = fs_, tmp = FinalTmp(trainer), dir = storage::RunPaths(owner_.run_dir).final_model()] {
+      [fs = fs_, checkpoints = dir_, tmp = FinalTmp(trainer),
+       dir = storage::RunPaths(owner_.run_dir).final_model()] {
+        ShareWeights(*fs, checkpoints, tmp);
         return storage::PublishFolder(*fs, tmp, dir);
       },
       [this](const Status& published) {

@@ -26,6 +26,9 @@ class Checkpoints {
   struct Owner {
     std::string run_dir, run_id, config_digest, data_identity;
     int64_t ctl_epoch = 0;
+    // The folder whose weights are those of step 0; empty: there is none, or the job adds to them.
+    std::string base_model = {};
+    std::string best_by = {};  // checkpoint.keep_best
   };
   struct Ends {
     std::function<void(std::function<void()>)> post;  // calls it on the loop; itself called on any thread
@@ -45,6 +48,8 @@ class Checkpoints {
   void Commit(const up::CheckpointFiles& files, Lsn cut);
   void Verify(const scheduler::command::VerifyCheckpoint& c);
   void Delete(const scheduler::command::DeleteCheckpoint& c);
+  // best/ gets the model of a checkpoint, and best/evaluation.json what it is the best of.
+  void KeepBest(const scheduler::command::KeepBest& c);
   // final/ is there whole or not at all. A trainer that was given up and still writes does not reach the
   // folder of its successor.
   void SaveFinal(const scheduler::command::SaveFinal& c);
@@ -69,6 +74,7 @@ class Checkpoints {
   DiskThread disk_;
   std::shared_ptr<storage::CheckpointWriter> writer_;
   std::optional<scheduler::command::WriteCheckpoint> pending_;  // the trainer writes its files
+  bool is_base_ = false;                                        // beside a model/ that is there already
 };
 
 }  // namespace tidepool::workers

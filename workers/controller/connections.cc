@@ -24,7 +24,14 @@ void ControllerProcess::StartDueWorkers() {
     const Status started =
         launcher_.Start(place, WorkerCommand(place),
                         storage::RunPaths(request_.run_dir).logs() + "/" + PlaceName(place) + ".log");
-    if (!started.ok()) Feed(ev::WorkerStartFailed{{place}, started.message()});
+    if (!started.ok()) {
+      Feed(ev::WorkerStartFailed{{place}, started.message()});
+      continue;
+    }
+    Log(LogLevel::kInfo, started_.insert(place).second ? "worker_started" : "worker_restarted",
+        {{"worker", "w" + std::to_string(place)},
+         {"place", PlaceName(place)},
+         {"pid", std::to_string(launcher_.Pid(place))}});
   }
 }
 
@@ -56,7 +63,8 @@ void ControllerProcess::NameMissing(const std::vector<WorkerId>& absent) {
     std::string command;
     for (const std::string& word : WorkerCommand(place.value)) command += " " + word;
     Tell("nobody is " + PlaceName(place.value) +
-         " (cluster.launch_workers is false); start it with:" + command);
+             " (cluster.launch_workers is false); start it with:" + command,
+         "worker_missing", {{"place", PlaceName(place.value)}});
   }
 }
 
@@ -74,14 +82,17 @@ std::string ControllerProcess::PlaceName(int64_t place) const {
 void ControllerProcess::CheckChildren() {
   for (const Ended& ended : launcher_.Reap()) {
     metrics_->OnEnded(ended.place, ended.peak_bytes);
-    places_->Ended(ended.place, ended.pid, ended.why,
-                   "; see " + storage::RunPaths(request_.run_dir).logs() + "/");
+    places_->Ended(ended.place, ended.pid,
+                   ended.why + (ended.in_order ? "" : "; see logs/" + PlaceName(ended.place) + ".log"));
   }
 }
 
 void ControllerProcess::Do(const cmd::KillWorker& c) {
-  const int64_t place = c.worker.worker.value;
-  Warn("kill worker=" + std::to_string(place) + " why=" + c.why);
+  const int64_t place = c.worker.worker.value;  // its FAULT says why
+  Log(LogLevel::kInfo, "worker_killed",
+      {{"worker", "w" + std::to_string(place)},
+       {"place", PlaceName(place)},
+       {"pid", std::to_string(launcher_.Pid(place))}});
   launcher_.Kill(place, SIGKILL);
   places_->Kill(c);
 }
@@ -103,7 +114,10 @@ void ControllerProcess::Do(const cmd::Welcome& c) {
 void ControllerProcess::OnAttachment(Attachments::Event& event) {
   std::visit(Overload{[&](Attachments::Arrived& e) { places_->Arrived(e, PlaceName(e.place)); },
                       [&](Attachments::Message& e) { OnMessage(e); },
-                      [&](Attachments::Lost& e) { places_->Lost(e); },
+                      [&](Attachments::Lost& e) {
+                        waits_for_.erase(e.place);
+                        places_->Lost(e);
+                      },
                       [&](Attachments::Superseded& e) {
                         superseded_ = true;
                         Do(cmd::Finish{3, "controller epoch " + std::to_string(e.ctl_epoch) +
@@ -120,6 +134,7 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  [&](up::Offer&) {},
                  [&](up::Heartbeat& b) {
                    metrics_->OnHeartbeat(place, b);
+                   OnWaitsFor(place, b.waits_for);
                    Feed(ev::Heartbeat{worker, std::move(b.engines), std::move(b.op), b.op_seq});
                  },
                  [&](up::StepTokens& b) {
@@ -129,6 +144,10 @@ void ControllerProcess::OnMessage(Attachments::Message& e) {
                  [&](up::Graded& b) {
                    metrics_->OnGraded(b);
                    b.grader = worker;
+                   // Its servers answer: told now, because a short run may end before the next heartbeat.
+                   if (b.outcome == GradeOutcome::kOk) OnWaitsFor(place, "");
+                   if (b.outcome == GradeOutcome::kData)  // the row is at fault: which one
+                     b.why = rows_->Place({b.tid.ordinal, b.tid.is_eval()}) + ": " + b.why;
                    Feed(ev::Graded(std::move(b)));
                  },
                  [&](up::EnvStepped& b) {

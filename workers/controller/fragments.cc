@@ -8,8 +8,6 @@
 namespace tidepool::workers {
 namespace {
 
-// Instances of evaluations: beyond all lanes.
-constexpr int64_t kEvalInstances = int64_t{1} << 40;
 // Episodes of a lane that begins anew are counted from its ordinal on, beyond all that it has played.
 constexpr int64_t kEpisodesOfOrdinal = int64_t{1} << 32;
 
@@ -48,7 +46,8 @@ const record::Enq* Fragments::Before(const SampleId& tid) const {
 
 StatusOr<std::string> Fragments::Starts(const SampleId& tid, const sample::Trajectory* before) const {
   if (tid.is_eval()) {
-    const std::vector<uint64_t> index = {static_cast<uint64_t>(kEvalInstances + tid.ordinal)};
+    const std::vector<uint64_t> index = {environments::kEvaluationInstances +
+                                         static_cast<uint64_t>(tid.ordinal)};
     TP_ASSIGN_OR_RETURN(const auto set, environments::VectorEnvironment::Create(environment_, index));
     return policy::EncodeStates(set->states());
   }

@@ -1,5 +1,6 @@
 #include "workers/controller/job.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,19 +10,24 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
-#include "core/environments/episode.h"
+#include "core/config/resume.h"
 #include "core/model/hugging_face.h"
 #include "core/policy/spec.h"
+#include "core/storage/checkpoint.h"
 #include "core/storage/run_directory.h"
 #include "core/tasks/data_source.h"
+#include "core/text/tokenizer.h"
 #include "workers/data/model_folder.h"
-#include "workers/device/memory_plan.h"
+#include "workers/data/row_source.h"
+#include "workers/device/disk_plan.h"
 #include "workers/net/hub.h"
 
 namespace tidepool::workers {
@@ -49,24 +55,47 @@ StatusOr<std::string> RunId(FileSystem& files, const std::string& run_dir) {
   return id + "-" + Sha256Hex(dir.string()).substr(0, 8);
 }
 
+// Of the files below `dir`; what cannot be looked at counts nothing.
+int64_t BytesOf(const std::string& dir) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    struct stat info {};
+    if (::lstat(it->path().c_str(), &info) == 0) bytes += static_cast<int64_t>(info.st_blocks) * 512;
+  }
+  return bytes;
+}
+
 class Job {
  public:
-  explicit Job(const JobRequest& request) : request_(request) {}
+  explicit Job(const JobRequest& request) : request_(request), loaded_(request.loaded) {}
 
   StatusOr<JobOutcome> Run() {
+    StatusOr<JobOutcome> outcome = Attempt();
+    if (!outcome.ok()) TakeBack();
+    return outcome;
+  }
+
+ private:
+  StatusOr<JobOutcome> Attempt() {
     const JobConfig& config = request_.loaded.config;
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(config.cluster, request_.self_path));
     TP_RETURN_IF_ERROR(CheckInputs(request_.loaded));
+    if (config.model.init && !config.model.init->warm_start.empty()) {
+      TP_ASSIGN_OR_RETURN(warm_, WarmStartOf(request_.loaded.config));
+    }
     TP_RETURN_IF_ERROR(OpenRunDirectory());
     if (already_finished_) {
-      Say(outcome_.run_dir + ": this run is finished; give another --run-dir, or --fresh to start over");
+      Say(outcome_.run_dir + ": this run is finished (step " + std::to_string(last_step_) +
+          "); go on with more steps by --resume train.steps=N, give another --run-dir, or --fresh to start "
+          "over");
       outcome_.already_finished = true;
       return outcome_;
     }
     std::string model_dir = config.model.path;
     if (config.model.init) {
       model_dir = storage::RunPaths(outcome_.run_dir).model();
-      if (!config.model.init->warm_start.empty()) {
+      if (warm_) {
         TP_ASSIGN_OR_RETURN(const bool goes_on, WarmStart());
         if (!goes_on) return outcome_;
         model_dir = storage::RunPaths(storage::RunPaths(outcome_.run_dir).warm_start()).final_model();
@@ -81,13 +110,29 @@ class Job {
       TP_RETURN_IF_ERROR(policy::WritePolicySpec(spec, model_dir));
     }
     Say("run " + outcome_.run_dir);
-    TP_ASSIGN_OR_RETURN(outcome_.result, Start("", request_.loaded, outcome_.run_dir, model_dir));
+    TP_ASSIGN_OR_RETURN(outcome_.result, Start("", loaded_, outcome_.run_dir, model_dir));
     outcome_.exit_code = outcome_.result.exit;
     outcome_.why = outcome_.result.why;
     return outcome_;
   }
 
- private:
+  // A run that was refused leaves nothing in the way of the next try.
+  void TakeBack() {
+    if (began_ || (!made_ && moved_aside_.empty())) return;
+    const std::string& dir = outcome_.run_dir;
+    std::error_code error;
+    // Not made, and yet something: it is somebody else's.
+    if (!made_ && fs::exists(dir, error) && !fs::is_empty(dir, error)) return;
+    Status gone = fs_.RemoveTree(dir);
+    if (gone.ok() && !moved_aside_.empty()) {
+      gone = fs_.Rename(moved_aside_, dir);
+      if (gone.ok()) Say("the old run is back in " + dir);
+    } else if (gone.ok() && was_there_) {
+      gone = fs_.MakeDirectories(dir);
+    }
+    if (!gone.ok()) Say(dir + ": what was begun there is still in the way (" + gone.message() + ")");
+  }
+
   void Say(const std::string& line) const {
     if (request_.say) request_.say(line);
   }
@@ -101,8 +146,8 @@ class Job {
     wanted.name = request_.run_name.empty() ? config.name : request_.run_name;
     wanted.run_dir = request_.run_dir;
     wanted.unix_seconds = static_cast<int64_t>(std::time(nullptr));
-    if (const auto plan = PlanMemory(config); plan.ok())  // else a worker says what is wrong
-      wanted.need_bytes = 2 * plan->checkpoint_bytes;     // the last one, and the one being written
+    const auto plan = PlanDisk(config);
+    if (plan.ok()) wanted.need = {plan->certain(), plan->Text(false)};  // else a worker says what is wrong
     // Without a slash at its end: names are made by adding to it.
     while (wanted.run_dir.size() > 1 && wanted.run_dir.ends_with('/')) wanted.run_dir.pop_back();
     std::string dir = wanted.run_dir;
@@ -117,21 +162,47 @@ class Job {
     if (goes_on) {
       TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, dir));
       TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, dir));
+      last_step_ = std::max<int64_t>(state.last_step.value, 0);
       if (!request_.fresh && state.Finished(config.train.steps, config.eval.stop_at_accuracy)) {
+        // What asks for anything else is not done with it.
+        TP_ASSIGN_OR_RETURN(const config::LoadedConfig old,
+                            config::ReadRunConfig(storage::RunPaths(dir).config()));
+        const std::vector<config::Difference> differences = config::Differences(old.config, config);
+        std::string changes;
+        for (const config::Difference& d : differences) changes += "\n  " + d.ToString();
+        if (!differences.empty() && !request_.resume) {
+          return AlreadyExists("--run-dir: " + dir +
+                               " holds a finished run of another config; give another folder, or --fresh to "
+                               "start over:" +
+                               changes);
+        }
+        TP_RETURN_IF_ERROR(config::CheckAllowed(differences));
+        if (!differences.empty()) Say("no step is left that this could change:" + changes);
         already_finished_ = true;
         outcome_.run_dir = dir;
         return OkStatus();
       }
       if (!request_.fresh && !request_.resume) {
-        return AlreadyExists("--run-dir: " + dir + " holds a run " +
-                             (state.complete ? "that ended" : "that is not finished") + " (step " +
-                             std::to_string(std::max<int64_t>(state.last_step.value, 0)) +
-                             "); go on with --resume, or start over with --fresh");
+        return AlreadyExists(
+            "--run-dir: " + dir + " holds a run " + (state.complete ? "that ended" : "that is not finished") +
+            " (step " + std::to_string(last_step_) + "); go on with --resume, or start over with --fresh");
+      }
+      if (request_.resume && state.OnlyFinal()) {
+        return FailedPrecondition(dir +
+                                  ": its checkpoints were deleted (`tidepool prune --final-only`), so it "
+                                  "cannot go on; start a new run from its model, with model.path=" +
+                                  storage::RunPaths(dir).final_model());
       }
       if (request_.resume) {
-        TP_ASSIGN_OR_RETURN(const config::LoadedConfig old,
-                            config::LoadConfig(storage::RunPaths(dir).config()));
-        TP_RETURN_IF_ERROR(config::CheckResume(old.config, config));
+        begun_ = state.has_journal;
+        TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> kept,
+                            storage::ListCheckpoints(fs_, storage::RunPaths(dir).checkpoints()));
+        if (!begun_ && !kept.empty()) {
+          return FailedPrecondition(dir +
+                                    ": has checkpoints but no journal/, which says what they are of; bring "
+                                    "journal/ back, or start over with --fresh");
+        }
+        TP_RETURN_IF_ERROR(GoOnFrom(dir));
       }
     } else if (request_.resume && !fs::exists(storage::RunPaths(dir).lock(), error) && !error) {
       // With a lock file it is a run that was ended before it began.
@@ -140,26 +211,142 @@ class Job {
                       "; check --run-dir, or start a run there without --resume");
     }
     // Before anything is made or moved.
-    if (goes_on && request_.fresh) TP_RETURN_IF_ERROR(storage::CheckSpace(fs_, dir, wanted.need_bytes));
+    if (goes_on) {
+      // What a run that goes on has already is not needed again.
+      const storage::RunPaths has(dir);
+      if (!request_.fresh) {
+        for (const std::string& part : {has.checkpoints(), has.final_model(), has.warm_start()})
+          wanted.need.bytes -= BytesOf(part);
+      }
+      TP_RETURN_IF_ERROR(storage::CheckSpace(fs_, dir, wanted.need));
+    }
     TP_RETURN_IF_ERROR(Hub::CanListen(config.cluster.bind, config.cluster.port));
     if (goes_on && request_.fresh) {
       const std::string aside = dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
       TP_RETURN_IF_ERROR(fs_.Rename(dir, aside));
       Say("the old run is now " + aside);
+      moved_aside_ = aside;
       goes_on = false;
     }
     outcome_.run_dir = dir;
     if (!goes_on) {
+      was_there_ = !dir.empty() && fs::exists(dir, error);
       TP_ASSIGN_OR_RETURN(outcome_.run_dir, storage::CreateRunDirectory(fs_, wanted));
       TP_ASSIGN_OR_RETURN(lock_, storage::LockRun(fs_, outcome_.run_dir));
+      made_ = true;  // else it is of who has the lock
+      // Also over what a run that died before it began has left.
+      config_changes_ = warm_changes_ = true;
     }
-    return Furnish(outcome_.run_dir, request_.loaded);
+    if (const auto free = fs_.FreeBytes(outcome_.run_dir);
+        plan.ok() && free.ok() && *free < plan->total() && !goes_on) {
+      Say("warning: " + outcome_.run_dir + ": the disk has " + BytesText(*free) +
+          " free, the run may take up to " + BytesText(plan->total()) + " (" + plan->Text(true) + ")");
+    }
+    return Furnish();
   }
 
-  Status Furnish(const std::string& dir, const config::LoadedConfig& loaded) {
-    // First: with it a folder is that of a run, and without it nothing has begun.
-    TP_RETURN_IF_ERROR(fs_.WriteFile(storage::RunPaths(dir).config(), config::ResolvedYaml(loaded)));
+  // What the config of now changes in the one that the run last went on with: refused where a run may not
+  // change, else told, and kept in config.yaml.
+  Status GoOnFrom(const std::string& dir) {
+    const storage::RunPaths paths(dir), warm(paths.warm_start());
+    TP_ASSIGN_OR_RETURN(config_changes_, Compare(paths.config(), loaded_, "", last_step_));
+    if (!warm_ || !fs_.Exists(warm.config())) return OkStatus();
+    TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, warm.dir));
+    TP_ASSIGN_OR_RETURN(warm_changes_, Compare(warm.config(), *warm_, "warm start: ", state.last_step.value));
+    return OkStatus();
+  }
+
+  // Whether `now` differs from what `file` says.
+  StatusOr<bool> Compare(const std::string& file, config::LoadedConfig& now, const std::string& whose,
+                         int64_t step) {
+    TP_ASSIGN_OR_RETURN(const config::LoadedConfig old, config::ReadRunConfig(file));
+    const std::vector<config::Difference> differences = config::Differences(old.config, now.config);
+    if (const Status allowed = config::CheckAllowed(differences); !allowed.ok())
+      return Status(allowed.code(), whose + allowed.message());
+    TP_RETURN_IF_ERROR(CheckMoved(fs::path(file).parent_path().string(), now.config, differences));
+    now.history = old.history;
+    // Once the run itself has begun, what may change in its warm start changes nothing any more.
+    if (differences.empty() || (begun_ && &now != &loaded_)) return false;
+    Say(whose + "the config changes (" + file + " keeps what it was):");
+    for (const config::Difference& d : differences) {
+      const bool taken_back = config::Overrides(old, d.key) && !config::Overrides(now, d.key);
+      Say("  " + d.ToString() + (taken_back ? " (an override given earlier, which is not repeated)" : ""));
+    }
+    config::AddToHistory(now,
+                         "step " + std::to_string(std::max<int64_t>(step, 0)) + ", " +
+                             storage::UtcStamp(static_cast<int64_t>(std::time(nullptr))),
+                         differences);
+    return true;
+  }
+
+  // Rows and model may lie elsewhere, but they are the ones of the newest checkpoint: its rows by their
+  // identity, its model by shape and tokenizer (the weights are in the checkpoint). Looked at before
+  // config.yaml names the new place.
+  Status CheckMoved(const std::string& run_dir, const JobConfig& now,
+                    const std::vector<config::Difference>& differences) {
+    const auto differs = [&](const char* key) {
+      return std::ranges::any_of(differences, [&](const config::Difference& d) { return d.key == key; });
+    };
+    const bool rows_moved = differs("data.path") || differs("data.eval_path"),
+               model_moved = differs("model.path");
+    if (!rows_moved && !model_moved) return OkStatus();
+    const std::string checkpoints = storage::RunPaths(run_dir).checkpoints();
+    TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, storage::ListCheckpoints(fs_, checkpoints));
+    if (steps.empty()) return OkStatus();  // nothing was trained
+    const std::string newest = checkpoints + "/" + storage::CheckpointName(steps.back());
+    if (rows_moved) {
+      TP_ASSIGN_OR_RETURN(const storage::Manifest manifest, storage::ReadManifest(fs_, newest, std::nullopt));
+      TP_ASSIGN_OR_RETURN(const tasks::DataSource rows,
+                          tasks::DataSource::Create(now.data, now.seed, now.kind()));
+      const auto trained = manifest.notes.find("data_identity");
+      if (trained != manifest.notes.end() && trained->second != rows.identity()) {
+        return FailedPrecondition("data.path: " + now.data.path +
+                                  (now.data.eval_path.empty() ? "" : " and " + now.data.eval_path) +
+                                  " hold other rows than the run was trained on; name the file that it began "
+                                  "with, or start a new run");
+      }
+    }
+    const std::string trained = newest + "/model";
+    if (model_moved && fs_.Exists(trained + "/config.json")) {
+      TP_ASSIGN_OR_RETURN(const model::ModelSpec was, model::ReadSpec(trained));
+      TP_ASSIGN_OR_RETURN(const model::ModelSpec is, model::ReadSpec(now.model.path));
+      const auto shape = [](const model::ModelSpec& m) {
+        return std::tuple(m.architecture, m.vocab_size, m.hidden_size, m.intermediate_size, m.layers, m.heads,
+                          m.kv_heads, m.head_size);
+      };
+      TP_ASSIGN_OR_RETURN(const std::string old_tokenizer, fs_.ReadFile(trained + "/tokenizer.json"));
+      TP_ASSIGN_OR_RETURN(const std::string tokenizer, fs_.ReadFile(now.model.path + "/tokenizer.json"));
+      if (shape(was) != shape(is) || old_tokenizer != tokenizer) {
+        return FailedPrecondition(
+            "model.path: " + now.model.path +
+            " is another model than the run began with (its shape or its tokenizer differs "
+            "from that of " +
+            trained + "); name that one, or start a new run");
+      }
+    }
+    return OkStatus();
+  }
+
+  // The warm start's config comes first: with config.yaml a folder is that of a run, and that one refers to
+  // it. From then on the run needs no other config than its own.
+  Status Furnish() {
+    const storage::RunPaths paths(outcome_.run_dir), warm(paths.warm_start());
+    config::LoadedConfig written = loaded_;
+    if (warm_) {
+      TP_RETURN_IF_ERROR(Furnish(warm.dir, *warm_, warm_changes_));
+      // Relative to the file that names it: the folder may be moved.
+      written.config.model.init->warm_start =
+          fs::path(warm.config()).lexically_relative(outcome_.run_dir).string();
+      loaded_.config.model.init->warm_start = fs::absolute(warm.config()).lexically_normal().string();
+    }
+    return Furnish(outcome_.run_dir, written, config_changes_);
+  }
+
+  Status Furnish(const std::string& dir, const config::LoadedConfig& loaded, bool changed) {
     const storage::RunPaths paths(dir);
+    TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
+    if (changed || !fs_.Exists(paths.config()))
+      TP_RETURN_IF_ERROR(fs_.WriteFile(paths.config(), config::ResolvedYaml(loaded)));
     for (const std::string& folder : {paths.logs(), paths.samples(), paths.trace(), paths.security()})
       TP_RETURN_IF_ERROR(fs_.MakeDirectories(folder));
     return OkStatus();
@@ -167,27 +354,19 @@ class Job {
 
   // The warm start is an sft job like any other, in RUN/warm_start, with this run's model and seed.
   StatusOr<bool> WarmStart() {
-    const JobConfig& main = request_.loaded.config;
+    if (begun_) return true;
+    const config::LoadedConfig& warm = *warm_;
     const std::string dir = storage::RunPaths(outcome_.run_dir).warm_start();
-    TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
-    if (warm.config.kind() != JobKind::kSft) {
-      return InvalidArgument(main.model.init->warm_start +
-                             ": model.init.warm_start needs a job of kind sft, this is " +
-                             Name(warm.config.kind()));
-    }
-    warm.config.model = main.model;
-    warm.config.model.init->warm_start.clear();
-    warm.config.cluster.device = main.cluster.device;
-    warm.config.deterministic = main.deterministic;
-    TP_RETURN_IF_ERROR(fs_.MakeDirectories(dir));
     TP_ASSIGN_OR_RETURN(const storage::RunOnDisk state, storage::ReadRunOnDisk(fs_, dir));
     if (state.Finished(warm.config.train.steps, warm.config.eval.stop_at_accuracy)) return true;
-    TP_RETURN_IF_ERROR(Furnish(dir, warm));
     TP_RETURN_IF_ERROR(
         WriteInitFolder(*warm.config.model.init, warm.config.model.dtype, storage::RunPaths(dir).model()));
     TP_ASSIGN_OR_RETURN(outcome_.result, Start("warm start", warm, dir, storage::RunPaths(dir).model()));
     const RunResult& result = outcome_.result;
-    if (result.exit == 0 && !result.stopped) return true;
+    if (result.exit == 0 && !result.stopped) {
+      Say("warm start: " + result.why);
+      return true;
+    }
     outcome_.exit_code = result.exit;
     outcome_.why = result.exit == 0 ? "" : "warm start: " + result.why;
     return false;
@@ -195,6 +374,7 @@ class Job {
 
   StatusOr<RunResult> Start(const std::string& phase, const config::LoadedConfig& loaded,
                             const std::string& run_dir, const std::string& model_dir) {
+    outcome_.part_dir = run_dir;
     RunRequest run;
     run.config = loaded.config;
     run.config_yaml = config::ResolvedYaml(loaded);
@@ -209,15 +389,26 @@ class Job {
     run.on_progress = [this, phase](const observe::StatusFile& p) {
       if (request_.on_progress) request_.on_progress(phase, p);
     };
-    return RunController(run);
+    StatusOr<RunResult> result = RunController(run);
+    began_ = began_ || result.ok();
+    return result;
   }
 
   const JobRequest& request_;
+  config::LoadedConfig loaded_;               // the request's, as the run has it
+  std::optional<config::LoadedConfig> warm_;  // of model.init.warm_start
+  int64_t last_step_ = 0;                     // where the run was found
+  bool begun_ = false;                        // it was found behind its warm start
+  bool config_changes_ = false, warm_changes_ = false;
   RealFileSystem fs_;
   std::unique_ptr<FileLock> lock_;
   std::string worker_path_;
   JobOutcome outcome_;
   bool already_finished_ = false;
+  bool made_ = false;  // the folder is this process's: it was not there, or empty (was_there_)
+  bool was_there_ = false;
+  bool began_ = false;       // a controller worked in it
+  std::string moved_aside_;  // the run that was there, by --fresh
 };
 
 }  // namespace
@@ -233,6 +424,26 @@ StatusOr<std::string> FindWorker(const ClusterConfig& cluster, const std::string
   return path;
 }
 
+StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main) {
+  TP_ASSIGN_OR_RETURN(config::LoadedConfig warm, config::LoadWarmStart(main));
+  if (warm.config.kind() != JobKind::kSft) {
+    return InvalidArgument(main.model.init->warm_start +
+                           ": model.init.warm_start needs a job of kind sft, this is " +
+                           Name(warm.config.kind()));
+  }
+  warm.config.model = main.model;
+  warm.config.model.init->warm_start.clear();
+  warm.config.cluster.device = main.cluster.device;
+  warm.config.deterministic = main.deterministic;
+  return warm;
+}
+
+Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
+  const SchedulerConfig& s = loaded.config.scheduler;
+  const Status status = scheduler::CheckPolicy(s.placement, s.policy);
+  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
+}
+
 Status CheckInputs(const config::LoadedConfig& loaded) {
   const JobConfig& config = loaded.config;
   const auto at = [&](const char* key, const Status& status) {
@@ -240,8 +451,10 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
     return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.ToString());
   };
   const auto folder = [&](const char* key, const std::string& dir) {
-    return at(key, CheckModelFolder(dir, key));
+    const Status status = CheckModelFolder(dir, key);
+    return at(key, status.ok() ? model::CheckHuggingFace(dir) : status);  // shapes and sizes, no tensor
   };
+  TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
   if (!config.model.init && !config.model.is_policy())
     TP_RETURN_IF_ERROR(folder("model.path", config.model.path));
   if (config.rl() != nullptr && !config.model.init && !config.model.is_policy()) {
@@ -268,12 +481,15 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
     if (!dir.empty()) TP_RETURN_IF_ERROR(folder(key, dir));
   }
   if (config.model.init && !config.model.init->warm_start.empty()) {
-    TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, config::LoadWarmStart(config));
+    TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, WarmStartOf(config));
     TP_RETURN_IF_ERROR(CheckInputs(warm));
   }
-  if (config.model.is_policy()) return OkStatus();  // an environment is all the data it has
-  if (config.environment() != nullptr) return environments::EpisodeSource::Create(config).status();
-  return at("data.path", tasks::DataSource::Create(config.data, config.seed, config.kind()).status());
+  if (config.model.is_policy()) return policy::SpecOfJob(config).status();
+  TP_ASSIGN_OR_RETURN(const TextFolder text, TextFolder::Of(config.model));
+  TP_RETURN_IF_ERROR(at("model.path", text::Tokenizer::Load(text.path()).status()));
+  const char* data = config.environment() == nullptr ? "data.path" : "environment.name";
+  const auto rows = RowSource::Create(config, text.path());
+  return at(data, rows.ok() ? (*rows)->CheckRows() : rows.status());
 }
 
 StatusOr<JobOutcome> RunJob(const JobRequest& request) {

@@ -26,6 +26,7 @@ struct JobRequest {
 struct JobOutcome {
   int exit_code = 0;
   std::string run_dir;
+  std::string part_dir;  // of the job that ended: run_dir, or its warm_start/
   std::string why;
   RunResult result;
   bool already_finished = false;
@@ -34,7 +35,14 @@ struct JobOutcome {
 // An error status: nothing was started (exit code 2).
 StatusOr<JobOutcome> RunJob(const JobRequest& request);
 
-// What the job reads is there and can be read: model folders and data, those of its warm start too. The
+// The job of model.init.warm_start, which is trained first, with this job's model. kInvalidArgument: it is
+// not an sft job.
+StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main);
+
+// The scheduler has the policy that the config names. kInvalidArgument begins with the file and line of the
+// key.
+Status CheckSchedulingPolicy(const config::LoadedConfig& loaded);
+// What the job reads is there and can be used: model folders and data, those of its warm start too. The
 // message begins with the file and line of the key. kNotFound, kInvalidArgument, kUnimplemented (pickled
 // weights).
 Status CheckInputs(const config::LoadedConfig& loaded);

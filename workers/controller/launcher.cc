@@ -12,10 +12,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string_view>
 #include <thread>
 
 #include "core/base/process_memory.h"
+#include "core/observe/log.h"
 
 extern char** environ;
 
@@ -59,6 +62,27 @@ std::vector<char*> EnvironmentOfWorkers() {
   return out;
 }
 
+std::string HowItEnded(bool known, int status) {
+  if (known && WIFEXITED(status)) return " ended with exit status " + std::to_string(WEXITSTATUS(status));
+  if (!known || !WIFSIGNALED(status)) return " is gone";
+  const char* name = ::sigabbrev_np(WTERMSIG(status));
+  return " was killed by signal " + std::to_string(WTERMSIG(status)) +
+         (name == nullptr ? "" : " (SIG" + std::string(name) + ")");
+}
+
+// What was written to a log since it had `from` bytes, the last of it.
+std::string EndOf(const std::string& path, int64_t from) {
+  constexpr int64_t kMost = 8192;
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (!in) return "";
+  const int64_t size = in.tellg();
+  std::string text(static_cast<size_t>(std::clamp<int64_t>(size - from, 0, kMost)), '\0');
+  in.seekg(size - static_cast<int64_t>(text.size()));
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(in.gcount(), 0)));
+  return text;
+}
+
 }  // namespace
 
 Launcher::~Launcher() {
@@ -70,6 +94,9 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
     return NotFound(argv[0] + ": cannot be started (" + std::strerror(errno) +
                     "); build it (make build) or set cluster.worker_dir to the folder that has it");
   }
+  std::error_code error_of_size;
+  const auto before = std::filesystem::file_size(log, error_of_size);
+  const int64_t log_bytes = error_of_size ? 0 : static_cast<int64_t>(before);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
@@ -94,7 +121,7 @@ Status Launcher::Start(int64_t place, const std::vector<std::string>& argv, cons
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) return Unavailable(argv[0] + ": cannot be started (" + std::strerror(error) + ")");
-  children_[pid] = {place, PeakResidentBytes()};
+  children_[pid] = {place, PeakResidentBytes(), log, log_bytes};
   return OkStatus();
 }
 
@@ -108,12 +135,18 @@ std::vector<Ended> Launcher::Reap() {
       ++it;
       continue;
     }
-    std::string why = "is gone";
-    if (pid > 0 && WIFEXITED(status)) why = "exit status " + std::to_string(WEXITSTATUS(status));
-    if (pid > 0 && WIFSIGNALED(status)) why = "killed by signal " + std::to_string(WTERMSIG(status));
+    const bool in_order = pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    std::string why = "process " + std::to_string(it->first) + HowItEnded(pid > 0, status);
+    // What was killed from outside had no time to say why.
+    const bool killed = pid > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (!in_order && !killed) {
+      if (const std::string said = observe::LastWords(EndOf(it->second.log, it->second.log_bytes));
+          !said.empty())
+        why += ": " + said;
+    }
     // The system counts what we held when we started it: what is no more than that says nothing of the child.
     const int64_t peak = usage.ru_maxrss * 1024;
-    ended.push_back({it->second.place, it->first, why, peak > it->second.ours ? peak : 0});
+    ended.push_back({it->second.place, it->first, in_order, why, peak > it->second.ours ? peak : 0});
     it = children_.erase(it);
   }
   return ended;

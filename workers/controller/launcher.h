@@ -22,7 +22,8 @@ namespace tidepool::workers {
 struct Ended {
   int64_t place = 0;
   pid_t pid = 0;
-  std::string why;         // "exit status 3" or "killed by signal 9"
+  bool in_order = false;   // exit status 0
+  std::string why;         // "process 12 ended with exit status 3: what it said last", or by which signal
   int64_t peak_bytes = 0;  // largest resident memory; 0: not known
 };
 
@@ -31,7 +32,8 @@ class Launcher {
   explicit Launcher(bool outlive) : outlive_(outlive) {}
   ~Launcher();  // kills what still runs (unless outlive)
 
-  // argv[0] is the program's path. stdout and stderr go to `log` (appended). kNotFound: no such program.
+  // argv[0] is the program's path. stdout and stderr go to `log` (appended), where its last words are read
+  // when it has ended. kNotFound: no such program.
   Status Start(int64_t place, const std::vector<std::string>& argv, const std::string& log);
   // Children that ended since the last call; never waits.
   std::vector<Ended> Reap();
@@ -45,6 +47,8 @@ class Launcher {
   struct Child {
     int64_t place = 0;
     int64_t ours = 0;  // our own largest resident memory when it was started
+    std::string log;
+    int64_t log_bytes = 0;  // of those before it
   };
   std::map<pid_t, Child> children_;
 };

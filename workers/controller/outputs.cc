@@ -3,14 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/base/json_fields.h"
 #include "core/base/process_memory.h"
+#include "core/observe/append_file.h"
 #include "core/observe/log.h"
-#include "core/observe/samples_writer.h"
 #include "core/storage/run_directory.h"
 #include "workers/build_info.h"
 #include "workers/controller/process_impl.h"
@@ -19,28 +17,23 @@ namespace tidepool::workers {
 
 void ControllerProcess::Do(const cmd::StepReport& c) {
   const Status written = metrics_->WriteStep(c, controller_->View(), Now());
-  if (!written.ok()) Warn("metrics: " + written.message());
+  if (!written.ok()) Warn("metrics: " + written.message(), "metrics");
 }
 
 void ControllerProcess::Do(const cmd::EvalReport& c) {
   const Status written = metrics_->WriteEval(c.result, Now());
-  if (!written.ok()) Warn("metrics: " + written.message());
-}
-
-void ControllerProcess::TellUndone(const record::Restore& r) {
-  if (r.step >= committed_) return;
-  Tell("the run goes back from step " + std::to_string(committed_.value) + " to step " +
-       std::to_string(r.step.value) + " (" +
-       (r.ckpt < 0 ? "recovery copy" : "checkpoint " + std::to_string(r.ckpt)) +
-       "), because the newer state was lost with the process that held it; the steps after it are trained "
-       "again on the same samples");
+  if (!written.ok()) Warn("metrics: " + written.message(), "metrics");
 }
 
 void ControllerProcess::Remember(const JournalRecord& r) {
   if (const auto* commit = std::get_if<record::StepCommit>(&r)) committed_ = commit->step;
+  if (const auto* written = std::get_if<record::CheckpointCommit>(&r))
+    result_.checkpoint_step = written->step.value;
   if (const auto* restore = std::get_if<record::Restore>(&r)) {
     committed_ = restore->step;
     evals_.erase(evals_.upper_bound(restore->step), evals_.end());
+    if (restore->ckpt >= 0) result_.checkpoint_step = restore->step.value;
+    if (metrics_ != nullptr) metrics_->Undo(restore->step);
   }
   if (const auto* enq = std::get_if<record::Enq>(&r); enq != nullptr) {
     if (fragments_ != nullptr) fragments_->Remember(*enq);
@@ -50,22 +43,15 @@ void ControllerProcess::Remember(const JournalRecord& r) {
   if (const auto* eval = std::get_if<record::EvalResult>(&r)) evals_[eval->step] = *eval;
 }
 
-void ControllerProcess::Do(const cmd::Warn& c) { Warn(c.line); }
-
-void ControllerProcess::Warn(const std::string& line) {
-  status_.last_warning = line;
-  Log(line);
-}
-
-void ControllerProcess::Tell(const std::string& line) {
-  if (request_.say) request_.say(line);
-  Log(line);
-}
-
-void ControllerProcess::Log(const std::string& line) {
-  files_.Do("write of logs/controller.log", [line](const DiskThread::Say&) {
-    observe::Log(observe::LogLevel::kWarn, "controller", {{"why", line}});
-  });
+// Said when the first worker begins to wait and when the last one is done, whatever the causes between.
+void ControllerProcess::OnWaitsFor(int64_t place, const std::string& what) {
+  const bool waited = !waits_for_.empty();
+  if (!what.empty()) {
+    waits_for_[place] = what;
+    if (!waited) Tell("rewards wait for " + what + "; tried again for up to its timeout_s", "rewards_wait");
+  } else if (waits_for_.erase(place) > 0 && waits_for_.empty()) {
+    Tell("rewards wait no longer: the server answers", "rewards_answered");
+  }
 }
 
 void ControllerProcess::Do(const cmd::Finish& c) {
@@ -78,42 +64,70 @@ void ControllerProcess::Do(const cmd::Finish& c) {
 
 void ControllerProcess::CheckSignals() {
   const int count = request_.stop_signals == nullptr ? 0 : request_.stop_signals->load();
-  while (stop_seen_ < count && stop_seen_ < 2) {
-    ++stop_seen_;
-    Feed(ev::StopRequested{stop_seen_ == 1 ? "signal" : "second signal", stop_seen_ > 1});
+  // Whoever signals a process and its group (timeout, a batch system) says one thing twice.
+  if (stop_seen_ == 1 && Now() - stopped_at_ < FromSeconds(kOneStop_s)) stops_told_ = count;
+  while (stops_told_ < count && stop_seen_ < 2) {
+    stops_told_ = stop_seen_ == 0 ? count : stops_told_ + 1;
+    if (++stop_seen_ == 1) stopped_at_ = Now();
+    const std::string why = stop_seen_ == 1 ? "signal" : "second signal";
+    Log(LogLevel::kInfo, "stop_requested", {{"by", why}},
+        stop_seen_ == 1 ? "a checkpoint is written, then the run ends" : "the run ends at once");
+    Feed(ev::StopRequested{why, stop_seen_ > 1});
   }
+}
+
+observe::SampleRow ControllerProcess::SampleLine(const BatchRow& row) {
+  const sample::Trajectory& t = row.trajectory;
+  observe::SampleRow line;
+  line.tid = t.tid;
+  line.ids = t.Ids();
+  line.text = rows_->ResponseText(line.ids);
+  line.logprobs = t.Logprobs();
+  line.ended = t.finish != sample::Finish::kLength;
+  if (EnsureRow(t.tid)) {
+    const EncodedRow& encoded = *samples_.FindRow(t.tid);
+    tasks::RewardInput seen = rows_->InputOf(t.tid, encoded, line.ids, line.ended);
+    line.prompt = std::move(seen.prompt);
+    line.answer = std::move(seen.answer);
+    line.fields = std::move(seen.fields);
+    line.rendered_prompt = std::move(seen.rendered_prompt);
+    line.file = std::move(seen.file);
+    line.line = seen.line;
+    line.row = seen.row;
+    for (tasks::Message& m : seen.messages)
+      line.messages.push_back({std::move(m.role), std::move(m.content)});
+  }
+  if (environment_) {
+    line.loss_mask = t.LossMask(row.without_loss);
+    line.messages.clear();  // the turns say who speaks
+    line.turns.push_back({"environment", line.prompt});
+    for (const sample::Segment& s : t.segments) {
+      if (s.size() == 0) continue;
+      const bool said = s.kind == sample::SegmentKind::kTokens;
+      line.turns.push_back({said ? "policy" : "environment",
+                            said ? rows_->ResponseText(s.ids) : rows_->ObservationText(s.ids)});
+    }
+  }
+  for (const auto& [version, count] : t.Versions())
+    line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
+  line.reward = row.reward;
+  const auto& named = controller_->Rewards(t.tid);
+  line.rewards = {named.begin(), named.end()};
+  return line;
 }
 
 void ControllerProcess::WriteSamples(StepNumber step, const std::vector<BatchRow>& batch) {
   if (config_.rl() == nullptr || config_.observe.samples_per_step == 0) return;
+  std::vector<int64_t> groups;
+  for (const BatchRow& row : batch) groups.push_back(row.gid.value);
   std::vector<observe::SampleRow> lines;
-  int64_t left = config_.observe.samples_per_step < 0 ? static_cast<int64_t>(batch.size())
-                                                      : config_.observe.samples_per_step;
-  for (const BatchRow& row : batch) {
-    if (left-- <= 0) break;
-    const sample::Trajectory& t = row.trajectory;
-    observe::SampleRow line;
-    line.tid = t.tid;
-    if (EnsureRow(t.tid)) {
-      line.prompt = samples_.FindRow(t.tid)->question.prompt;
-      line.answer = samples_.FindRow(t.tid)->question.answer;
-    }
-    line.ids = t.Ids();
-    line.text = rows_->ResponseText(line.ids);
-    line.logprobs = t.Logprobs();
-    if (environment_) line.loss_mask = t.LossMask(row.without_loss);
-    for (const auto& [version, count] : t.Versions())
-      line.versions.insert(line.versions.end(), static_cast<size_t>(count), version.number);
-    line.reward = row.reward;
-    const auto& named = controller_->Rewards(t.tid);
-    line.rewards = {named.begin(), named.end()};
-    line.ended = t.finish != sample::Finish::kLength;
-    lines.push_back(std::move(line));
-  }
+  for (const size_t i : observe::ChooseSamples(groups, config_.observe.samples_per_step))
+    lines.push_back(SampleLine(batch[i]));
   files_.Do("write of samples/", [inbox = inbox_, dir = request_.run_dir, step = step.value,
                                   lines = std::move(lines), this](const DiskThread::Say&) {
     const Status written = observe::WriteSamples(dir, step, lines);
-    if (!written.ok()) inbox->Put(Answer([this, written] { Warn("samples: " + written.message()); }));
+    if (!written.ok())
+      inbox->Put(Answer([this, written] { Warn("samples: " + written.message(), "samples"); }));
   });
 }
 
@@ -122,6 +136,7 @@ void ControllerProcess::Show() {
   NameMissing(view.absent);
   observe::StatusFile& s = status_;
   s.name = config_.name;
+  s.state = "running";
   s.phase = view.phase;
   s.step = std::max<int64_t>(view.step.value, 0);
   s.steps = config_.train.steps;
@@ -147,12 +162,16 @@ void ControllerProcess::Show() {
     s.lag_mean = find(last, "staleness/mean");
     if (const auto lag = find(last, "staleness/max")) s.lag_max = static_cast<int64_t>(*lag);
     s.tokens_per_s = find(last, "rollout/tok_s");
+    s.speed_of = config_.model.is_policy() ? "steps/s generated" : "tok/s generated";
   } else {
     s.loss = find(last, "actor/loss");
+    s.ranked_right = find(last, "rewards/accuracies");
+    s.margin = find(last, "rewards/margins");
     s.tokens_per_s = find(last, "perf/throughput");
+    s.speed_of = "tok/s trained";
   }
   if (s.reward) s.best_reward = std::max(s.best_reward.value_or(*s.reward), *s.reward);
-  s.held_out = observe::HeldOutOf(evals_);
+  s.held_out = observe::HeldOutOf(evals_, metrics_->figures());
   s.elapsed_s = Seconds(Now().since_start);
   time_left_.OnStep(view.step.value, Now());
   const auto left = time_left_.Estimate(s.steps);
@@ -167,14 +186,13 @@ void ControllerProcess::Show() {
                          .peak_bytes = peak == metrics_->peak_bytes().end() ? 0 : peak->second});
   }
   if (request_.on_progress) request_.on_progress(s);
-  // A picture of now: renamed into place so that a reader never sees half, but not worth a sync, and not
-  // worth a queue where the disk is slow.
-  if (files_.Busy()) return;
+  if (!files_.Busy()) WriteStatus();  // a picture of now is not worth a queue where the disk is slow
+}
+
+void ControllerProcess::WriteStatus() {
   files_.Do("write of status.json", [path = storage::RunPaths(request_.run_dir).status(),
-                                     text = JsonOf<nlohmann::json>(s).dump(1)](const DiskThread::Say&) {
-    std::ofstream(path + ".tmp") << text << "\n";
-    std::error_code error;
-    std::filesystem::rename(path + ".tmp", path, error);
+                                     text = JsonOf<nlohmann::json>(status_).dump(1)](const DiskThread::Say&) {
+    (void)observe::ShowInFile(path, text);  // the next one comes soon, and summary.json has the last
   });
 }
 
@@ -182,13 +200,14 @@ void ControllerProcess::WriteSummary() {
   observe::SummaryFile& s = result_;
   const scheduler::ControllerView view = controller_->View();
   s.steps = std::max<int64_t>(view.step.value, 0);
+  s.steps_wanted = config_.train.steps;
   s.job = Name(config_.kind());
   s.name = config_.name;
   s.run_id = request_.run_id;
   s.version = BuildVersion();
   s.commit = BuildCommit();
   s.policy_version = ToString(view.version);
-  s.held_out = observe::HeldOutOf(evals_);
+  s.held_out = observe::HeldOutOf(evals_, metrics_->figures());
   for (const auto& [when, step] : {std::pair("before", StepNumber{0}), std::pair("after", view.step)}) {
     const auto e = evals_.find(step);
     if (e == evals_.end() || e->second.total == 0 || (step.value == 0 && when[0] == 'a')) continue;
@@ -228,9 +247,17 @@ void ControllerProcess::WriteSummary() {
             [fs = fs_, path = storage::RunPaths(request_.run_dir).summary(),
              text = JsonOf<nlohmann::json>(s).dump(2) + "\n"](const DiskThread::Say&) {
               const Status written = fs->WriteFile(path, text);
-              if (!written.ok())
-                observe::Log(observe::LogLevel::kWarn, "summary", {{"why", written.message()}});
+              if (!written.ok()) observe::Log(LogLevel::kWarn, "summary", {{"text", written.message()}});
             });
+  status_.state = s.exit != 0 ? "failed" : s.finished ? "finished" : "stopped";
+  status_.phase = status_.state;
+  status_.exit = s.exit;
+  status_.why = s.why;
+  status_.step = s.steps;
+  status_.held_out = s.held_out;
+  status_.workers.clear();
+  status_.left_s.reset();
+  WriteStatus();  // also for a disk that has no room for the summary: its space is there
   if (!files_.Drain(std::chrono::seconds(storage_failed_ ? 1 : 30))) result_.disk_hangs = true;
 }
 

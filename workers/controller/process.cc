@@ -17,7 +17,11 @@
 namespace tidepool::workers {
 
 StatusOr<RunResult> ControllerProcess::Run() {
-  TP_RETURN_IF_ERROR(Open());
+  if (const Status opened = Open(); !opened.ok()) {
+    Log(LogLevel::kError, "not_started", {}, opened.message());
+    (void)files_.Drain(DiskThread::kPatience);  // a line of a log; the caller has the message
+    return opened;
+  }
   Feed(ev::Started{});
   Drive();
   Close();
@@ -28,36 +32,49 @@ StatusOr<RunResult> ControllerProcess::Run() {
 
 Status ControllerProcess::Open() {
   clock_.Start(Clock::now());
+  const auto begun = std::chrono::system_clock::now().time_since_epoch();
   observe::LogOptions log;
   log.path = storage::RunPaths(request_.run_dir).logs() + "/controller.log";
   log.role = "controller";
   log.level = config_.observe.log_level;
   TP_RETURN_IF_ERROR(observe::SetUpLogging(log));
+  LogStart();
   TP_ASSIGN_OR_RETURN(rows_, RowSource::Create(config_, request_.model_dir));
   TP_RETURN_IF_ERROR(rows_->CheckRows());
   environment_ = config_.environment() != nullptr && !config_.model.is_policy();
   if (config_.environment() == nullptr) {
-    for (const std::string& warning : rows_->data().warnings()) Warn(warning);
+    for (const std::string& warning : rows_->data().warnings()) Warn(warning, "data");
   }
   storage::JournalContents earlier;
-  StorageOptions storage{.run_dir = request_.run_dir, .run_id = request_.run_id};
+  StorageOptions storage{
+      .run_dir = request_.run_dir,
+      .run_id = request_.run_id,
+      .begun_unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(begun).count()};
   // Workers that this process started end with it, hence with the machine.
   storage.ends_with_the_machine = config_.cluster.launch_workers && config_.cluster.reattach_grace_s <= 0;
   TP_ASSIGN_OR_RETURN(storage_, RunStorage::Open(fs_, storage, &earlier, [inbox = inbox_](StorageDone done) {
                         inbox->Put(std::move(done));
                       }));
   if (earlier.summary.torn_tail)
-    Warn("journal tail cut file=" + earlier.summary.torn_tail->file +
-         " why=" + earlier.summary.torn_tail->why);
-  const Checkpoints::Owner owner{request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(),
-                                 storage_->ctl_epoch()};
+    Warn("the last " + std::to_string(earlier.summary.torn_tail->bytes) + " bytes of " +
+             earlier.summary.torn_tail->file + " are cut off: a record that was not written to its end (" +
+             earlier.summary.torn_tail->why + ")",
+         "journal_cut");
+  const Checkpoints::Owner owner{
+      request_.run_dir, request_.run_id, request_.config_digest, rows_->identity(), storage_->ctl_epoch(),
+      // A reward model begins with a head that the base model does not have.
+      config_.kind() == JobKind::kRewardModel ? "" : request_.model_dir, config_.checkpoint.keep_best};
   checkpoints_ = std::make_unique<Checkpoints>(
       fs_, owner,
       Checkpoints::Ends{.post = Post(),
                         .feed = [this](scheduler::Event e) { Feed(std::move(e)); },
                         .send = [this](const WorkerRef& w, ToWorkerBody m) { Send(w, std::move(m)); },
                         .warn = [this](const std::string& line) { Warn(line); },
-                        .took = [this](double seconds) { metrics_->OnCheckpoint(seconds); },
+                        .took =
+                            [this](double seconds) {
+                              checkpoint_s_ = seconds;
+                              metrics_->OnCheckpoint(seconds);
+                            },
                         .oldest_payload_file = [this] { return OldestPayloadFile(); }});
   TP_RETURN_IF_ERROR(checkpoints_->Open());
   recorded_ = std::make_unique<RecordedSamples>(
@@ -79,7 +96,10 @@ Status ControllerProcess::Open() {
                                    },
                                .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
   }
-  scheduler::ControllerOptions options = SchedulerOptions(config_, rows_->held_out_size());
+  const bool asks = rows_->HasAnswers();
+  if (!asks && AnswersHeldOut(config_) && rows_->held_out_size() > 0)
+    Tell("no held-out row has an `answer`, so none is generated and graded; the held-out loss is measured");
+  scheduler::ControllerOptions options = SchedulerOptions(config_, asks ? rows_->held_out_size() : 0);
   options.run_id = request_.run_id;
   options.config_digest = request_.config_digest;
   options.data_rows = rows_->size();
@@ -110,7 +130,15 @@ Status ControllerProcess::Open() {
                      .send = [this](const WorkerRef& w, down::Train m) { Send(w, std::move(m)); },
                      .feed = [this](scheduler::Event e) { Feed(std::move(e)); }});
   for (const JournalEntry& entry : earlier.entries) Remember(entry.record);
+  if (!earlier.entries.empty()) {
+    Log(LogLevel::kInfo, "resume",
+        {{"records", std::to_string(earlier.entries.size())},
+         {"step", std::to_string(std::max<int64_t>(committed_.value, 0))},
+         {"checkpoint_step", result_.checkpoint_step ? std::to_string(*result_.checkpoint_step) : "none"},
+         {"ctl_epoch", std::to_string(storage_->ctl_epoch())}});
+  }
   TP_ASSIGN_OR_RETURN(metrics_, RunMetrics::Open(config_, request_.run_dir, files_));
+  metrics_->Undo(std::max(committed_, StepNumber{0}));  // what the last life said of steps that were lost
   TokenIntake::Ends ends;
   ends.expects = [this](const SlotRef& on, const SampleId& tid, int32_t att) {
     return controller_->Expects(on, tid, att);
@@ -157,8 +185,16 @@ Status ControllerProcess::Open() {
       *attachments_, Effects::Ends{.append = [this](const auto& decided) { return Append(decided); },
                                    .carry_out = [this](auto& decided) { CarryOut(decided); },
                                    .over = [this] { return finished_; }});
+  Log(LogLevel::kInfo, "placement",
+      {{"placement", Name(config_.scheduler.placement)},
+       {"slots", std::to_string(config_.cluster.slots)},
+       {"device_workers", std::to_string(options_.device_workers())},
+       {SideName() + "_workers", std::to_string(options_.side_workers())},
+       {"address", hub_->address()}});
   // What an earlier life said of its end is not true any more.
-  TP_RETURN_IF_ERROR(fs_->RemoveTree(storage::RunPaths(request_.run_dir).summary()));
+  for (const std::string& said :
+       {storage::RunPaths(request_.run_dir).summary(), storage::RunPaths(request_.run_dir).status()})
+    TP_RETURN_IF_ERROR(fs_->RemoveTree(said));
   nlohmann::json control = {{"address", hub_->address()}, {"run_id", request_.run_id}, {"pid", getpid()}};
   TP_RETURN_IF_ERROR(fs_->WriteFile(storage::RunPaths(request_.run_dir).control(), control.dump(2) + "\n"));
   return OkStatus();
@@ -182,8 +218,12 @@ void ControllerProcess::Close() {
     result_.exit = 3;
     result_.why = closed.message();
   }
-  if (superseded_) return;  // what is left here is another controller's
-  std::error_code error;    // a control file that is left behind misleads nobody: its pid is dead
+  LogEnd();
+  if (superseded_) {  // what is left here is another controller's
+    (void)files_.Drain(DiskThread::kPatience);
+    return;
+  }
+  std::error_code error;  // a control file that is left behind misleads nobody: its pid is dead
   std::filesystem::remove(storage::RunPaths(request_.run_dir).control(), error);
   (void)fs_->RemoveTree(storage::RunPaths(request_.run_dir).offload());  // else the next start does
   SharedBlock::RemoveAll(shared_memory_);
@@ -264,7 +304,7 @@ void ControllerProcess::CarryOut(std::vector<Effects::Decided>& decided) {
   for (const auto& [command, at] : decided) {
     const auto* append = std::get_if<cmd::Append>(&command);
     if (append == nullptr) continue;
-    if (const auto* restore = std::get_if<record::Restore>(&append->record)) TellUndone(*restore);
+    LogRecord(append->record);
     Remember(append->record);
   }
   const auto together = hub_->Hold();
@@ -322,7 +362,7 @@ void ControllerProcess::WatchDisk() {
   if (const double seconds = takes(checkpoint); seconds < kSlowCheckpoint_s) {
     slow_checkpoint_told_ = false;
   } else if (!std::exchange(slow_checkpoint_told_, true)) {
-    Warn("the disk is slow: " + checkpoint->name + since(seconds));
+    Warn("the disk is slow: " + checkpoint->name + since(seconds), "disk_slow");
   }
   const double seconds = takes(busy);
   if (seconds < kSlowDisk_s) {
@@ -334,7 +374,7 @@ void ControllerProcess::WatchDisk() {
     result_.disk_hangs = true;
     EndForStorage("the disk hangs: " + busy->name + text, writing);
   } else if (!std::exchange(slow_disk_told_, true)) {
-    Warn("the disk is slow: " + busy->name + text);
+    Warn("the disk is slow: " + busy->name + text, "disk_slow");
   }
 }
 

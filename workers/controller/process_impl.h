@@ -10,12 +10,14 @@
 //   samples.cc      rows, chunks, turns, grades
 //   steps.cc        slots, optimizer steps, weights
 //   outputs.cc      metrics, samples, status, summary
+//   process_log.cc  the log, warnings
 
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -24,6 +26,7 @@
 #include "core/base/real_file_system.h"
 #include "core/base/thread_annotations.h"
 #include "core/observe/progress.h"
+#include "core/observe/samples_writer.h"
 #include "scheduler/controller.h"
 #include "workers/controller/checkpoints.h"
 #include "workers/controller/disk_thread.h"
@@ -33,6 +36,7 @@
 #include "workers/controller/loop_clock.h"
 #include "workers/controller/process.h"
 #include "workers/controller/recorded_samples.h"
+#include "workers/controller/run_log.h"
 #include "workers/controller/run_metrics.h"
 #include "workers/controller/run_storage.h"
 #include "workers/controller/sample_store.h"
@@ -103,6 +107,7 @@ class ControllerProcess {
   // --- the wire
   void OnAttachment(Attachments::Event& event);
   void OnMessage(Attachments::Message& e);
+  void OnWaitsFor(int64_t place, const std::string& what);
   template <typename Body>
   void Send(const WorkerRef& worker, Body body) {
     places_->Send(worker, std::move(body));
@@ -138,6 +143,7 @@ class ControllerProcess {
   void Do(const cmd::WriteCheckpoint& c) { checkpoints_->Write(c); }
   void Do(const cmd::VerifyCheckpoint& c) { checkpoints_->Verify(c); }
   void Do(const cmd::DeleteCheckpoint& c) { checkpoints_->Delete(c); }
+  void Do(const cmd::KeepBest& c) { checkpoints_->KeepBest(c); }
   void Do(const cmd::SaveFinal& c) { checkpoints_->SaveFinal(c); }
   [[nodiscard]] int64_t OldestPayloadFile() const;  // that may be needed
 
@@ -145,16 +151,23 @@ class ControllerProcess {
   void Do(const cmd::Append&) {}  // written before
   void Do(const cmd::StepReport& c);
   void Do(const cmd::EvalReport& c);
-  void TellUndone(const record::Restore& r);
   void Remember(const JournalRecord& r);
-  void Do(const cmd::Warn& c);
-  void Warn(const std::string& line);  // the newest one is shown
-  void Log(const std::string& line);
-  void Tell(const std::string& line);  // stays on the terminal: a warning is replaced by the next one
+  void Do(const cmd::Log& c);
+  void LogStart();
+  void LogRecord(const JournalRecord& r);  // live ones
+  void LogEnd();
+  // A line of logs/controller.log, of this moment. The sentence `text` stands last.
+  void Log(LogLevel level, const std::string& event, LogFields fields, const std::string& text = "");
+  // A warning: the newest one is shown.
+  void Warn(const std::string& text, const std::string& event = "warning", const LogFields& fields = {});
+  // Stays on the terminal: a warning is replaced by the next one.
+  void Tell(const std::string& text, const std::string& event = "note", const LogFields& fields = {});
   void Do(const cmd::Finish& c);
   void CheckSignals();
+  observe::SampleRow SampleLine(const BatchRow& row);
   void WriteSamples(StepNumber step, const std::vector<BatchRow>& batch);
   void Show();
+  void WriteStatus();
   void WriteSummary();
 
   RunRequest request_;
@@ -201,8 +214,14 @@ class ControllerProcess {
   bool storage_failing_ = false;  // the scheduler was told, and the journal takes its last records
   bool storage_failed_ = false;   // the journal takes no more
   bool superseded_ = false;       // another controller has this run
-  int stop_seen_ = 0;
-  StepNumber committed_;  // by the records so far
+  static constexpr double kOneStop_s = 0.2;
+  int stop_seen_ = 0, stops_told_ = 0;  // told apart; of the count of signals
+  TimePoint stopped_at_;
+  StepNumber committed_;                      // by the records so far
+  double checkpoint_s_ = 0;                   // that the last one took
+  std::set<int64_t> started_;                 // places that a process was started for
+  std::set<SlotId> granted_;                  // slots whose first role was told
+  std::map<int64_t, std::string> waits_for_;  // of workers whose last heartbeat named something, by place
   std::map<StepNumber, record::EvalResult> evals_;
   struct Missing {  // workers that others are to start
     std::vector<WorkerId> places;

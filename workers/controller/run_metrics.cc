@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/base/thread_annotations.h"
-#include "core/observe/held_out.h"
 #include "core/storage/run_directory.h"
 
 namespace tidepool::workers {
@@ -42,7 +41,10 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   const std::string path = storage::RunPaths(run_dir).metrics();
   metrics->environment_ = config.environment() != nullptr;
   if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
-    for (const auto& row : *earlier) metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
+    for (const auto& row : *earlier) {
+      metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
+      observe::AddFigures({row.step}, row.metrics, metrics->figures_);
+    }
   }
   metrics->files_ = std::make_shared<Files>();
   TP_ASSIGN_OR_RETURN(metrics->files_->jsonl, observe::MetricsWriter::Create(path));
@@ -66,6 +68,7 @@ void RunMetrics::OnTokens(const up::StepTokens& step, TimePoint) {
 
 void RunMetrics::OnGraded(const up::Graded& graded) {
   reward_s_ += graded.seconds;
+  if (graded.retries > 0) counts_["reward/retries"] += static_cast<double>(graded.retries);
   if (graded.tid.is_eval()) return;
   for (const auto& [name, value] : graded.rewards) {
     auto& [sum, count] = rewards_[name];
@@ -175,6 +178,14 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
     m["staleness/hist/" + std::to_string(i)] = static_cast<double>(report.lag_hist[i]);
   m["drop/stale"] = static_cast<double>(report.dropped_stale);
   m["drop/filtered"] = static_cast<double>(report.filtered);
+  if (const scheduler::GroupSignal& signal = report.signal; signal.groups > 0) {
+    const auto share = [&](int64_t n) { return static_cast<double>(n) / static_cast<double>(signal.groups); };
+    m["reward/frac_reward_zero_std"] = share(signal.equal);
+    if (signal.verdicts) {
+      m["reward/solve_all"] = share(signal.all_right);
+      m["reward/solve_none"] = share(signal.all_wrong);
+    }
+  }
   m["ledger/open"] = static_cast<double>(view.open_groups);
   m["ledger/running"] = static_cast<double>(view.running);
   m["ledger/awaiting"] = static_cast<double>(view.awaiting);
@@ -257,6 +268,7 @@ Status RunMetrics::WriteStep(const scheduler::command::StepReport& report,
   kv_usage_ = gen_s_ = reward_s_ = load_s_ = sync_s_ = checkpoint_s_ = 0;
   const Status written = Write(report.step.value, report.v, now, m);
   last_ = std::move(m);
+  observe::AddFigures(report.step, last_, figures_);
   return written;
 }
 

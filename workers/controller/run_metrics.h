@@ -14,6 +14,7 @@
 #include "core/base/config.h"
 #include "core/base/status.h"
 #include "core/base/time.h"
+#include "core/observe/held_out.h"
 #include "core/observe/metrics_writer.h"
 #include "core/observe/tensorboard_writer.h"
 #include "scheduler/commands.h"
@@ -56,6 +57,9 @@ class RunMetrics {
     peak_bytes_[place] = std::max(peak_bytes_[place], peak_bytes);
   }
   [[nodiscard]] const std::map<int64_t, int64_t>& peak_bytes() const { return peak_bytes_; }
+  // Of held-out rows, of all lives of the run.
+  [[nodiscard]] const observe::TrainerFigures& figures() const { return figures_; }
+  void Undo(StepNumber to) { observe::AddFigures(to, {}, figures_); }  // steps after it
   [[nodiscard]] const std::map<std::string, double>& phase_seconds() const { return phase_seconds_; }
 
  private:
@@ -88,6 +92,7 @@ class RunMetrics {
   int64_t env_turns_ = 0, env_retries_ = 0;  // up to the last step, over the whole run
   bool environment_ = false;
   std::map<std::string, double> last_;
+  observe::TrainerFigures figures_;
 };
 
 }  // namespace tidepool::workers

@@ -166,9 +166,9 @@ StatusOr<std::unique_ptr<RunStorage>> RunStorage::Open(std::shared_ptr<FileSyste
   state.fs = std::move(fs);
   state.options = options;
   state.done = std::move(done);
-  TP_ASSIGN_OR_RETURN(state.journal,
-                      storage::JournalWriter::Open(*state.fs, storage::RunPaths(options.run_dir).journal(),
-                                                   options.run_id, {}, earlier));
+  TP_ASSIGN_OR_RETURN(state.journal, storage::JournalWriter::Open(
+                                         *state.fs, storage::RunPaths(options.run_dir).journal(),
+                                         options.run_id, {.begun_unix_ms = options.begun_unix_ms}, earlier));
   TP_ASSIGN_OR_RETURN(
       state.payload,
       storage::PayloadWriter::Open(*state.fs, storage::RunPaths(options.run_dir).payload(), options.run_id));

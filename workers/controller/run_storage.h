@@ -32,6 +32,7 @@ namespace tidepool::workers {
 struct StorageOptions {
   std::string run_dir, run_id;
   bool ends_with_the_machine = false;
+  int64_t begun_unix_ms = 0;  // when the clock of the records began
 };
 
 // What became of what was handed over.

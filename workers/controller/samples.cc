@@ -121,19 +121,9 @@ void ControllerProcess::Grade(const cmd::Grade& c, const StatusOr<sample::Trajec
     Feed(ev::Graded(std::move(graded)));
     return;
   }
-  const EncodedRow& row = *samples_.FindRow(c.tid);
-  down::Grade m;
-  m.tid = c.tid;
-  m.att = c.att;
-  m.prompt = row.question.prompt;
-  m.answer = row.question.answer;
-  m.fields.assign(row.question.fields.begin(), row.question.fields.end());
-  m.text = rows_->ResponseText(recorded->Ids());
-  m.response_tokens = recorded->size();
-  m.max_new_tokens = config_.rollout.max_new_tokens;
-  m.ended = recorded->finish != sample::Finish::kLength;
-  m.timeout_s = Seconds(c.timeout);
-  Send(c.grader, std::move(m));
+  Send(c.grader, down::Grade{c.tid, c.att,
+                             rows_->InputOf(c.tid, *samples_.FindRow(c.tid), recorded->Ids(),
+                                            recorded->finish != sample::Finish::kLength)});
 }
 
 void ControllerProcess::Do(const cmd::EnvStep& c) {

@@ -31,6 +31,7 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
   o.steps = c.train.steps;
   o.max_nonfinite_steps = c.train.max_nonfinite_steps;
   o.fleet = {.placement = c.scheduler.placement,
+             .policy = c.scheduler.policy,
              .slots = c.cluster.slots,
              .actor_slots = c.scheduler.actor_slots,
              .rollout_floor = c.scheduler.rollout_floor,
@@ -65,9 +66,12 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
                .kv_on_update = c.rollout.kv_on_update,
                .pin_version = c.rollout.pin_version,
                .repack_s = c.rollout.repack_s};
-  o.reward = {.workers = c.reward.workers,
-              .max_retries = c.reward.max_retries,
-              .timeout_s = SecondsOfRewards(c.reward)};
+  o.reward = {
+      .workers = c.reward.workers,
+      .max_retries = c.reward.max_retries,
+      // The next call can be full when one comes back.
+      .in_flight_per_worker = std::max(scheduler::RewardOptions().in_flight_per_worker, 2 * c.reward.batch),
+      .timeout_s = SecondsOfRewards(c.reward)};
   if (const EnvironmentConfig* e = c.environment()) {
     o.environment = {.used = true,
                      .in_rollout = c.model.is_policy(),
@@ -87,7 +91,8 @@ scheduler::ControllerOptions SchedulerOptions(const JobConfig& c, int64_t held_o
   o.checkpoint = {.every_steps = c.checkpoint.every_steps,
                   .keep = c.checkpoint.keep,
                   .recovery_every_steps = c.checkpoint.recovery_every_steps,
-                  .save_final = c.checkpoint.save_final};
+                  .save_final = c.checkpoint.save_final,
+                  .keep_best = c.checkpoint.keep_best};
   return o;
 }
 

@@ -17,7 +17,7 @@ void WorkerPlaces::Arrived(Attachments::Arrived& e, std::string name) {
 
 void WorkerPlaces::Lost(const Attachments::Lost& e) { Lose(e.place, e.inc, e.why, /*by_exit=*/false); }
 
-void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why, const std::string& see) {
+void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why) {
   Place& p = places_[place];
   const up::Hello* there = attachments_.HelloAt(place);
   const bool taken = there != nullptr && there->pid != pid;  // by one that came back, or was started by hand
@@ -25,7 +25,7 @@ void WorkerPlaces::Ended(int64_t place, int64_t pid, const std::string& why, con
   if (!taken) attachments_.Fence(place, why);
   if (p.joined) return Lose(place, p.inc, why, /*by_exit=*/true);
   // It died before it had joined, or it was given up before.
-  if (!std::exchange(p.given_up, false)) ends_.feed(scheduler::event::WorkerStartFailed{{place}, why + see});
+  if (!std::exchange(p.given_up, false)) ends_.feed(scheduler::event::WorkerStartFailed{{place}, why});
 }
 
 void WorkerPlaces::Lose(int64_t place, Incarnation inc, const std::string& why, bool by_exit) {

@@ -38,8 +38,8 @@ class WorkerPlaces {
   // --- what happens
   void Arrived(Attachments::Arrived& e, std::string name);
   void Lost(const Attachments::Lost& e);
-  // A process that was started here has ended. `see`: where it may have said why.
-  void Ended(int64_t place, int64_t pid, const std::string& why, const std::string& see);
+  // A process that was started here has ended.
+  void Ended(int64_t place, int64_t pid, const std::string& why);
 
   // --- what the scheduler wants
   // At the decision: who is in a place is known from then on, and told when the record of it is durable.

@@ -1,6 +1,7 @@
 #include "workers/data/model_folder.h"
 
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -103,6 +104,28 @@ Status WriteInitFolder(const ModelInit& init, DType dtype, const std::string& di
   TP_RETURN_IF_ERROR(WriteText(dir + "/config.json", config.dump(2) + "\n"));
   const json generation = {{"bos_token_id", 1}, {"eos_token_id", 2}, {"pad_token_id", 0}};
   return WriteText(dir + "/generation_config.json", generation.dump(2) + "\n");
+}
+
+StatusOr<TextFolder> TextFolder::Of(const ModelConfig& model) {
+  if (model.is_policy()) return TextFolder("", false);
+  if (!model.init) {
+    TP_RETURN_IF_ERROR(CheckModelFolder(model.path));
+    return TextFolder(model.path, false);
+  }
+  std::error_code error;
+  const fs::path base = fs::temp_directory_path(error);
+  if (error)
+    return Unavailable("there is no folder for temporary files (" + error.message() + "); set TMPDIR");
+  std::string made = (base / "tidepool-text-XXXXXX").string();
+  if (mkdtemp(made.data()) == nullptr) return Unavailable(made + ": no temporary folder can be made");
+  TextFolder folder(std::move(made), true);
+  TP_RETURN_IF_ERROR(WriteInitFolder(*model.init, model.dtype, folder.path()));
+  return folder;
+}
+
+TextFolder::~TextFolder() {
+  std::error_code error;  // what cannot be removed harms nobody
+  if (temporary_) fs::remove_all(path_, error);
 }
 
 Status CopyTextFiles(const std::string& from, const std::string& to) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/config.h"
@@ -21,6 +22,24 @@ StatusOr<std::vector<int32_t>> EndTokens(const std::string& dir);
 // A folder for a model that is made from the config: config.json, generation_config.json and a
 // character tokenizer over `init.alphabet`; no weights, the device worker makes those from the seed.
 Status WriteInitFolder(const ModelInit& init, DType dtype, const std::string& dir);
+
+// Where a model's tokenizer and template are, before there is a run: its folder, or for model.init one that
+// is written for the purpose and goes with this object. Empty for a policy of control tasks.
+class TextFolder {
+ public:
+  // What CheckModelFolder and WriteInitFolder return.
+  static StatusOr<TextFolder> Of(const ModelConfig& model);
+  TextFolder(TextFolder&& other) noexcept
+      : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, false)) {}
+  TextFolder& operator=(TextFolder&&) = delete;
+  ~TextFolder();
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  TextFolder(std::string path, bool temporary) : path_(std::move(path)), temporary_(temporary) {}
+  std::string path_;
+  bool temporary_ = false;
+};
 
 // Copies what belongs to text (tokenizer*, chat_template*, special tokens, vocab, merges) from one folder to
 // another.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/model/hugging_face.h"
 #include "workers/data/model_folder.h"
 
 namespace tidepool::workers {
@@ -27,11 +28,12 @@ StatusOr<int64_t> DayStart(const std::string& date) {
 
 constexpr const char* kMicroBatch = "train.micro_batch_tokens";
 
-// `what` has so many tokens, and `key` allows so many.
-Status Fits(const std::string& what, size_t tokens, const std::string& key, int64_t most) {
+// `what` has so many tokens, and `key` allows so many. `why` it does.
+Status Fits(const std::string& what, size_t tokens, const std::string& key, int64_t most,
+            const std::string& why = "") {
   if (static_cast<int64_t>(tokens) <= most) return OkStatus();
   return InvalidArgument("the " + what + " has " + std::to_string(tokens) + " tokens, more than " + key +
-                         " " + std::to_string(most));
+                         " = " + std::to_string(most) + why);
 }
 
 }  // namespace
@@ -43,13 +45,22 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
   source->pairs_ = TrainsOnPairs(config);
   TP_ASSIGN_OR_RETURN(source->template_time_s_, DayStart(config.data.template_date));
   source->max_prompt_tokens_ = config.data.max_prompt_tokens;
+  source->max_new_tokens_ = config.rollout.max_new_tokens;
   source->max_row_tokens_ = config.train.micro_batch_tokens;
-  if (config.model.init) source->max_positions_ = config.model.init->max_position;
+  if (config.model.init) {
+    source->max_positions_ = config.model.init->max_position;
+    source->positions_key_ = "model.init.max_position";
+  } else if (const auto spec = model::ReadSpec(model_dir); spec.ok()) {  // else the model's reader says why
+    source->max_positions_ = spec->max_position;
+    source->positions_key_ = "max_position_embeddings of " + model_dir;
+    source->vocab_ = spec->vocab_size;
+  }
   // A default max_prompt_tokens is what the tightest of these leaves (core/config/across_keys.cc): that is to
   // be raised.
-  for (const auto& [key, tokens] : {std::pair("train.micro_batch_tokens", config.train.micro_batch_tokens),
-                                    std::pair("model.init.max_position", source->max_positions_),
-                                    std::pair("rollout.kv_cache_tokens", config.rollout.kv_cache_tokens)}) {
+  for (const auto& [key, tokens] :
+       {std::pair("train.micro_batch_tokens", config.train.micro_batch_tokens),
+        std::pair("model.init.max_position", config.model.init ? config.model.init->max_position : 0),
+        std::pair("rollout.kv_cache_tokens", config.rollout.kv_cache_tokens)}) {
     if (tokens - config.rollout.max_new_tokens != config.data.max_prompt_tokens) continue;
     source->max_prompt_why_ =
         std::string(" (") + key + " = " + std::to_string(tokens) +
@@ -71,6 +82,7 @@ StatusOr<std::unique_ptr<RowSource>> RowSource::Create(const JobConfig& config,
   if (config.environment() != nullptr) {
     TP_ASSIGN_OR_RETURN(environments::EpisodeSource episodes, environments::EpisodeSource::Create(config));
     source->episodes_ = std::move(episodes);
+    source->environment_ = config.environment()->name;
   } else {
     TP_ASSIGN_OR_RETURN(tasks::DataSource data,
                         tasks::DataSource::Create(config.data, config.seed, config.kind()));
@@ -167,13 +179,36 @@ Status RowSource::CheckRows() const {
                   : InvalidArgument("no row of the data can be used; the last one tried: " + why.message());
 }
 
-StatusOr<EncodedRow> RowSource::Row(int64_t ordinal) const {
-  if (fragments_) return Fragment("fragment", ordinal);
-  return episodes_ ? EncodeGame({ordinal, 0, SampleId::kRowSample}) : Encode(data_->Row(ordinal));
+bool RowSource::HasAnswers() const {
+  if (!sft_ || data_ == nullptr) return true;
+  for (int64_t i = 0; i < std::min<int64_t>(held_out_size(), 256); ++i) {
+    if (!data_->HeldOut(i).answer.empty()) return true;
+  }
+  return false;
 }
-StatusOr<EncodedRow> RowSource::HeldOut(int64_t index) const {
-  if (fragments_) return Fragment("episode", index);
-  return episodes_ ? EncodeGame({index, 0, SampleId::kEvalSample}) : Encode(data_->HeldOut(index));
+
+StatusOr<EncodedRow> RowSource::Checked(const Which& which) const {
+  StatusOr<EncodedRow> row = Tokens(which);
+  const Status status = row.ok() ? CheckFits(*row) : row.status();
+  if (!status.ok()) return status.At(Place(which));
+  return row;
+}
+
+StatusOr<EncodedRow> RowSource::Tokens(const Which& which) const {
+  if (fragments_) return Fragment(which.held_out ? "episode" : "fragment", which.number);
+  if (episodes_)
+    return EncodeGame({which.number, 0, which.held_out ? SampleId::kEvalSample : SampleId::kRowSample});
+  TP_ASSIGN_OR_RETURN(EncodedRow row,
+                      TokensOf(which.held_out ? data_->HeldOut(which.number) : data_->Row(which.number)));
+  row.origin = which.held_out ? data_->HeldOutOrigin(which.number) : data_->Origin(which.number);
+  return row;
+}
+
+std::string RowSource::Place(const Which& which) const {
+  if (data_ != nullptr)
+    return which.held_out ? data_->HeldOutPlace(which.number) : data_->Place(which.number);
+  return (fragments_ ? fragments_->environment : environment_) + (which.held_out ? ", held-out" : ",") +
+         (fragments_ && !which.held_out ? " fragment " : " episode ") + std::to_string(which.number);
 }
 
 EncodedRow RowSource::Fragment(const char* what, int64_t number) const {
@@ -186,48 +221,87 @@ StatusOr<EncodedRow> RowSource::EncodeGame(const SampleId& tid) const {
   const std::unique_ptr<environments::TextGame> game = episodes_->Game(tid);
   tasks::Question question;
   question.prompt = game->Reset();
-  TP_ASSIGN_OR_RETURN(EncodedRow row, Encode(std::move(question)));
+  TP_ASSIGN_OR_RETURN(EncodedRow row, TokensOf(std::move(question)));
   row.state = environments::StateHash(*game);
   return row;
 }
 
 StatusOr<EncodedRow> RowSource::Encode(tasks::Question question) const {
-  if (sft_ && !question.messages.empty()) return EncodeConversation(std::move(question));
+  TP_ASSIGN_OR_RETURN(EncodedRow row, TokensOf(std::move(question)));
+  TP_RETURN_IF_ERROR(CheckFits(row));
+  return row;
+}
+
+StatusOr<EncodedRow> RowSource::TokensOf(tasks::Question question) const {
+  if (sft_ && question.learned_from >= 0) return EncodeConversation(std::move(question));
+  if (sft_ && question.raw) return EncodeText(std::move(question));
   EncodedRow row;
-  TP_ASSIGN_OR_RETURN(row.prompt, question.messages.empty() ? EncodePrompt(question.prompt)
-                                                            : EncodeMessages(question.messages));
-  if (row.prompt.empty()) return InvalidArgument("the prompt has no tokens");
-  if (static_cast<int64_t>(row.prompt.size()) > max_prompt_tokens_) {
-    return InvalidArgument("the prompt has " + std::to_string(row.prompt.size()) +
-                           " tokens, more than data.max_prompt_tokens = " +
-                           std::to_string(max_prompt_tokens_) + max_prompt_why_);
+  if (question.raw) {
+    TP_ASSIGN_OR_RETURN(row.prompt, tokenizer_->Encode(question.prompt, {.add_special = true}));
+  } else {
+    TP_ASSIGN_OR_RETURN(row.prompt, question.messages.empty() ? EncodePrompt(question.prompt)
+                                                              : EncodeMessages(question.messages));
   }
   if (sft_ || pairs_) {
-    TP_ASSIGN_OR_RETURN(row.response, EncodeAnswer(row, question.answer, pairs_ ? "chosen" : "answer"));
+    TP_ASSIGN_OR_RETURN(row.response, EncodeAnswer(question.answer, pairs_ ? "chosen" : "answer"));
     row.loss_mask.assign(row.response.size(), 1);
   }
   if (pairs_) {
-    TP_ASSIGN_OR_RETURN(row.rejected, EncodeAnswer(row, question.fields["rejected"], "rejected"));
-    TP_RETURN_IF_ERROR(Fits("pair", 2 * row.prompt.size() + row.response.size() + row.rejected.size(),
-                            kMicroBatch, max_row_tokens_));
+    TP_ASSIGN_OR_RETURN(row.rejected, EncodeAnswer(question.fields["rejected"], "rejected"));
     if (row.response == row.rejected) return InvalidArgument("chosen and rejected are the same");
   }
   row.question = std::move(question);
   return row;
 }
 
-StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const EncodedRow& row, const std::string& answer,
-                                                       const char* field) const {
+Status RowSource::CheckFits(const EncodedRow& row) const {
+  if (fragments_) return OkStatus();
+  const size_t prompt = row.prompt.size();
+  if (prompt == 0) return InvalidArgument("the prompt has no tokens");
+  const bool conversation = sft_ && row.question.learned_from >= 0;
+  if (!conversation) {
+    TP_RETURN_IF_ERROR(Fits("prompt", prompt, "data.max_prompt_tokens", max_prompt_tokens_, max_prompt_why_));
+  }
+  for (const std::vector<int32_t>* ids : {&row.prompt, &row.response, &row.rejected}) {
+    const auto most = std::ranges::max_element(*ids);
+    if (most == ids->end() || *most < vocab_) continue;
+    return InvalidArgument("token id " + std::to_string(*most) + " ('" +
+                           tokenizer_->Decode(std::vector{*most}) +
+                           "') is outside the model's vocabulary of " + std::to_string(vocab_) +
+                           "; the tokenizer is not this model's");
+  }
+  if (row.response.empty()) return OkStatus();  // how far an answer goes is the engine's business
+  const char* what = conversation ? "conversation" : "row";
+  for (const std::vector<int32_t>* answer : {&row.response, &row.rejected}) {
+    const size_t tokens = prompt + answer->size();
+    TP_RETURN_IF_ERROR(Fits(what, tokens, positions_key_, max_positions_));
+    TP_RETURN_IF_ERROR(Fits(what, tokens, kMicroBatch, max_row_tokens_));
+  }
+  if (!pairs_) return OkStatus();
+  return Fits("pair", 2 * prompt + row.response.size() + row.rejected.size(), kMicroBatch, max_row_tokens_);
+}
+
+StatusOr<std::vector<int32_t>> RowSource::EncodeAnswer(const std::string& answer, const char* field) const {
   if (answer.empty()) return InvalidArgument("the row has no " + std::string(field) + " to learn from");
   TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(answer, {.add_special = false}));
   ids.push_back(end_token_);
-  const size_t tokens = row.prompt.size() + ids.size();
-  TP_RETURN_IF_ERROR(Fits("row", tokens, "model.init.max_position", max_positions_));
-  TP_RETURN_IF_ERROR(Fits("row", tokens, kMicroBatch, max_row_tokens_));
   return ids;
 }
 
-// The conversation is rendered turn by turn; what an assistant turn adds to the text has loss.
+// The first token is given, the others and the end are learned.
+StatusOr<EncodedRow> RowSource::EncodeText(tasks::Question question) const {
+  EncodedRow row;
+  TP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer_->Encode(question.prompt, {.add_special = true}));
+  if (ids.empty()) return InvalidArgument("the text has no tokens");
+  ids.push_back(end_token_);
+  row.prompt.assign(ids.begin(), ids.begin() + 1);
+  row.response.assign(ids.begin() + 1, ids.end());
+  row.loss_mask.assign(row.response.size(), 1);
+  row.question = std::move(question);
+  return row;
+}
+
+// The conversation is rendered turn by turn; what a learned turn adds to the text has loss.
 StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) const {
   if (template_ == nullptr) {
     return InvalidArgument(
@@ -250,30 +324,67 @@ StatusOr<EncodedRow> RowSource::EncodeConversation(tasks::Question question) con
     return tokenizer_->Encode(fresh, {.add_special = false});
   };
   bool first = true;
-  for (const auto& m : question.messages) {
-    const bool assistant = m.role == "assistant";
-    if (assistant) {
+  for (size_t i = 0; i < question.messages.size(); ++i) {
+    const tasks::Message& m = question.messages[i];
+    const bool learned = m.role == "assistant" && static_cast<int64_t>(i) >= question.learned_from;
+    if (learned) {
       TP_ASSIGN_OR_RETURN(const std::vector<int32_t> context, more(/*ask=*/true));
       std::vector<int32_t>& into = std::exchange(first, false) ? row.prompt : row.response;
       into.insert(into.end(), context.begin(), context.end());
       row.loss_mask.resize(row.response.size(), 0);
     }
     list.push_back({{"role", m.role}, {"content", m.content}});
-    if (assistant) {
+    if (learned) {
       TP_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, more(/*ask=*/false));
       row.response.insert(row.response.end(), turn.begin(), turn.end());
       row.loss_mask.resize(row.response.size(), 1);
     }
   }
   if (row.response.empty()) return InvalidArgument("the conversation has no assistant turn to learn");
-  TP_RETURN_IF_ERROR(
-      Fits("conversation", row.prompt.size() + row.response.size(), kMicroBatch, max_row_tokens_));
   row.question = std::move(question);
   return row;
 }
 
 std::string RowSource::ResponseText(const std::vector<int32_t>& ids) const {
   return tokenizer_ == nullptr ? "" : tokenizer_->Decode(ids, /*skip_special=*/true);
+}
+
+std::string RowSource::PromptText(const std::vector<int32_t>& ids) const {
+  return tokenizer_ == nullptr ? "" : tokenizer_->Decode(ids, /*skip_special=*/false);
+}
+
+std::string RowSource::ObservationText(const std::vector<int32_t>& ids) const {
+  const bool closed = !ids.empty() && IsEnd(ids.front());  // of a turn that was cut
+  std::string text = PromptText(closed ? std::vector<int32_t>(ids.begin() + 1, ids.end()) : ids);
+  if (text.starts_with(before_turn_)) text.erase(0, before_turn_.size());
+  if (text.ends_with(after_turn_)) text.resize(text.size() - after_turn_.size());
+  return text;
+}
+
+std::vector<tasks::Message> RowSource::Conversation(const EncodedRow& row) const {
+  const std::vector<tasks::Message>& all = row.question.messages;
+  if (all.empty()) return {{"user", row.question.prompt}};
+  // A supervised conversation is answered where its first answer is.
+  const auto end = sft_ ? std::ranges::find(all, "assistant", &tasks::Message::role) : all.end();
+  return {all.begin(), end};
+}
+
+tasks::RewardInput RowSource::InputOf(const SampleId& tid, const EncodedRow& row,
+                                      const std::vector<int32_t>& ids, bool ended) const {
+  return {.prompt = row.question.prompt,
+          .answer = row.question.answer,
+          .fields = row.question.fields,
+          .text = ResponseText(ids),
+          .response_tokens = static_cast<int64_t>(ids.size()),
+          .ended = ended,
+          .max_new_tokens = max_new_tokens_,
+          .messages = Conversation(row),
+          .rendered_prompt = PromptText(row.prompt),
+          .file = row.origin.file,
+          .line = row.origin.line,
+          .row = row.origin.row,
+          .held_out = tid.is_eval(),
+          .sample = ToString(tid)};
 }
 
 }  // namespace tidepool::workers

@@ -14,6 +14,7 @@
 #include "core/base/status.h"
 #include "core/environments/episode.h"
 #include "core/tasks/data_source.h"
+#include "core/tasks/reward.h"
 #include "core/text/chat_template.h"
 #include "core/text/tokenizer.h"
 
@@ -26,6 +27,7 @@ struct EncodedRow {
   std::vector<uint8_t> loss_mask;  // sft only: 1 on tokens with loss
   uint64_t state = 0;              // episodes: that the first turn acts in
   std::vector<int32_t> rejected;   // pairs only: the other answer; `response` is the chosen one
+  tasks::RowOrigin origin;         // of a row of data
 };
 
 class RowSource {
@@ -52,16 +54,38 @@ class RowSource {
 
   // Some row can be used. kInvalidArgument: of a few hundred, from all over the data, none can.
   [[nodiscard]] Status CheckRows() const;
-  // kInvalidArgument: the row is bad (too long, empty, no answer for sft); the message says which.
-  StatusOr<EncodedRow> Row(int64_t ordinal) const;
-  StatusOr<EncodedRow> HeldOut(int64_t index) const;
+  // A generated response to a held-out row can be compared with something: not where all of them are
+  // conversations or texts to be learned.
+  [[nodiscard]] bool HasAnswers() const;
+  // kInvalidArgument: the row is bad (too long, empty, no answer for sft); the message begins with its place.
+  StatusOr<EncodedRow> Row(int64_t ordinal) const { return Checked({ordinal, false}); }
+  StatusOr<EncodedRow> HeldOut(int64_t index) const { return Checked({index, true}); }
+  // The two halves of these: a row's tokens, however many they are, and whether model and config take them.
+  struct Which {
+    int64_t number = 0;  // ordinal, or index of held-out ones
+    bool held_out = false;
+  };
+  [[nodiscard]] StatusOr<EncodedRow> Tokens(const Which& which) const;
+  [[nodiscard]] Status CheckFits(const EncodedRow& row) const;
+  // A question that comes from elsewhere, both halves.
   StatusOr<EncodedRow> Encode(tasks::Question question) const;
+  // "FILE:LINE", "TASK, question N" or "ENVIRONMENT, episode N".
+  [[nodiscard]] std::string Place(const Which& which) const;
   // Ids of a prompt: rendered as one user message where the model has a chat template, else the text
   // itself with the tokenizer's special tokens.
   StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& prompt) const;
   StatusOr<std::vector<int32_t>> EncodeMessages(const std::vector<tasks::Message>& messages) const;
   // Text of a response, special tokens left out.
   [[nodiscard]] std::string ResponseText(const std::vector<int32_t>& ids) const;
+  // Text that the model read: special tokens as they are written.
+  [[nodiscard]] std::string PromptText(const std::vector<int32_t>& ids) const;
+  // What an environment said: what EncodeObservation made ids of.
+  [[nodiscard]] std::string ObservationText(const std::vector<int32_t>& ids) const;
+  // The conversation that a response to this row answers.
+  [[nodiscard]] std::vector<tasks::Message> Conversation(const EncodedRow& row) const;
+  // What a grader sees of a response to this row.  `ended`: by itself
+  [[nodiscard]] tasks::RewardInput InputOf(const SampleId& tid, const EncodedRow& row,
+                                           const std::vector<int32_t>& ids, bool ended) const;
   [[nodiscard]] int32_t end_token() const { return end_token_; }
   [[nodiscard]] bool IsEnd(int32_t id) const;
   // Ids that an environment's words add to a record: as the next user message where the model has a chat
@@ -72,22 +96,28 @@ class RowSource {
  private:
   RowSource() = default;
   [[nodiscard]] EncodedRow Fragment(const char* what, int64_t number) const;
+  StatusOr<EncodedRow> Checked(const Which& which) const;
   StatusOr<EncodedRow> EncodeGame(const SampleId& tid) const;
+  StatusOr<EncodedRow> TokensOf(tasks::Question question) const;
   StatusOr<EncodedRow> EncodeConversation(tasks::Question question) const;
+  StatusOr<EncodedRow> EncodeText(tasks::Question question) const;
   Status LearnTurns();
 
-  StatusOr<std::vector<int32_t>> EncodeAnswer(const EncodedRow& row, const std::string& answer,
-                                              const char* field) const;
+  StatusOr<std::vector<int32_t>> EncodeAnswer(const std::string& answer, const char* field) const;
 
   bool sft_ = false;    // rows have one answer: sft, distill
   bool pairs_ = false;  // dpo, reward_model
   int64_t max_prompt_tokens_ = 0;
+  int64_t max_new_tokens_ = 0;
   std::string max_prompt_why_;  // where it comes from, where it was not written
   int64_t max_row_tokens_ = 0;
-  int64_t max_positions_ = int64_t{1} << 40;  // of model.init; a folder's are the trainer's to check
+  int64_t max_positions_ = int64_t{1} << 40;
+  std::string positions_key_;  // what says so
+  int64_t vocab_ = int64_t{1} << 40;
   int32_t end_token_ = -1;
   std::vector<int32_t> end_tokens_;
   std::optional<environments::EpisodeSource> episodes_;
+  std::string environment_;  // their name
   // A control task: rows are fragments to be played, without words (workers/controller/fragments.h).
   struct FragmentRows {
     int64_t size = 0, held_out = 0;

@@ -319,7 +319,8 @@ StatusOr<std::vector<std::string>> DeviceRoles::WriteCheckpoint(const std::strin
   fs::create_directories(dir + "/model", error);
   fs::create_directories(dir + "/trainer", error);
   if (error) return Unavailable(dir + ": cannot be made (" + error.message() + ")");
-  TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));
+  // The controller may have put the base model there: nothing was trained.
+  if (!HasTensors(dir + "/model")) TP_RETURN_IF_ERROR(SaveModel(dir + "/model"));
   std::vector<std::string> files;
   if (parked_.holds()) {
     TP_RETURN_IF_ERROR(parked_.CopyTo(dir + "/trainer"));

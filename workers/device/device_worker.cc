@@ -13,6 +13,7 @@
 #include "workers/net/auth.h"
 #include "workers/net/link.h"
 #include "workers/net/mailbox.h"
+#include "workers/net/worker_log.h"
 
 namespace tidepool::workers {
 namespace {
@@ -22,15 +23,17 @@ class DeviceWorker {
   explicit DeviceWorker(DeviceWorkerOptions options) : options_(std::move(options)) {}
 
   int Run() {
+    LogWorkerStart("device", options_.place, options_.address);
     const Status attached = Attach();
     if (!attached.ok()) {
-      observe::Log(observe::LogLevel::kError, "attach", {{"why", attached.message()}});
+      LogWorkerFailure("attach_failed", attached.message());
       return 2;
     }
     std::optional<int> exit_code;
     while (!exit_code) exit_code = Turn();
     work_->FinishCheckpoint();
     heartbeat_.request_stop();
+    LogWorkerEnd(*exit_code);
     return *exit_code;
   }
 
@@ -72,11 +75,13 @@ class DeviceWorker {
     machine_->Work([this] { return link_->ctl_epoch(); });
     if (machine_->exit_code()) return machine_->exit_code();
     if (closed_) {
-      observe::Log(observe::LogLevel::kWarn, "controller_lost", {{"why", closed_->why}});
+      LogWorkerFailure("controller_lost", "there is no controller for this worker any more: " + closed_->why);
       return 3;
     }
     if (machine_->refused() != refused)
-      observe::Log(observe::LogLevel::kWarn, "refused", {{"commands", machine_->refused()}});
+      observe::Log(LogLevel::kDebug, "commands_refused",
+                   {{"commands", machine_->refused()},
+                    {"text", "commands of an earlier epoch of the slot are not carried out"}});
     if (can_step()) machine_->Step();
     return std::nullopt;
   }

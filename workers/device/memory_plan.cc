@@ -233,6 +233,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c) {
     const model::ModelSpec critic = WithValueHead(m);
     state += model::WeightBytes(critic, dtype) + model::OptimizerBytes(critic, dtype);
   }
+  plan.weights_bytes = weights;
   plan.checkpoint_bytes = state;
   // Two buffers each (workers/data/shared_arena.h).
   if (devices > 1 && c.cluster.weight_transport == WeightTransport::kSharedMemory)

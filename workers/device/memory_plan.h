@@ -48,7 +48,8 @@ struct MemoryPlan {
   int64_t kv_cache_tokens = 0;  // capacity of one rollout worker
   std::vector<ProcessMemory> processes;
   int64_t shared_memory_bytes = 0;      // /dev/shm: published weights (2 or more slots), recovery copies
-  int64_t checkpoint_bytes = 0;         // one on disk; checkpoint.keep of them and one being written
+  int64_t weights_bytes = 0;            // of the trained model, in memory and on disk
+  int64_t checkpoint_bytes = 0;         // one on disk (workers/device/disk_plan.h)
   [[nodiscard]] int64_t total() const;  // all processes and /dev/shm
 };
 // Errors of SpecOf; of a policy of control tasks those of policy::SpecOfJob.

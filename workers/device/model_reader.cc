@@ -18,7 +18,9 @@ Status ModelReader::CoverProducts(const model::ModelSpec& spec, model::DType dty
   if (row_blocks_ == nullptr) row_blocks_ = std::make_shared<model::RowBlocks>();
   TP_RETURN_IF_ERROR(row_blocks_->Cover(spec, dtype));
   if (!row_blocks_->limited().empty())
-    observe::Log(observe::LogLevel::kWarn, "row_blocks", {{"limited", row_blocks_->limited()}});
+    observe::Log(
+        LogLevel::kWarn, "row_blocks",
+        {{"text", "deterministic: these products take smaller blocks of rows: " + row_blocks_->limited()}});
   return OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "workers/device/torch_threads.h"
 #include "workers/net/resolved_config.h"
 #include "workers/net/session.h"
+#include "workers/net/worker_log.h"
 #include "workers/net/worker_trace.h"
 
 namespace tidepool::workers {
@@ -21,7 +22,7 @@ constexpr int kRolloutRow = 1;
 constexpr int kActorRow = 2;
 
 Status Told(const char* event, const Status& status) {
-  if (!status.ok()) observe::Log(observe::LogLevel::kError, event, {{"why", status.message()}});
+  if (!status.ok()) LogWorkerFailure(event, status.message());
   return status;
 }
 
@@ -37,6 +38,7 @@ Status RolesWork::Welcomed(const down::Welcome& welcome, bool anew) {
     StatusOr<JobConfig> config = ParseResolved(welcome.config_yaml);
     if (!config.ok()) return Told("config", config.status());
     config_ = std::move(*config);
+    LogWorkerJoined("device", welcome, config_);
     slot_ = welcome.slots.front();
     heartbeat_ms_.store(static_cast<int64_t>(config_.cluster.heartbeat_s * 1000));
     SetTorchThreads(static_cast<int>(config_.cluster.threads_per_slot));
@@ -117,13 +119,14 @@ int64_t RolesWork::Release(Role role, int64_t need_bytes) {
     free = FreeBytes(next);
   }
   if (free < need_bytes) {  // the controller will quarantine this slot
-    observe::Log(observe::LogLevel::kWarn, "released",
+    observe::Log(LogLevel::kWarn, "memory_kept",
                  {{"role", Name(role)},
                   {"resident_before", before},
                   {"resident_after", PrivateResidentBytes()},
                   {"counted", roles_->held().total()},
                   {"free", free},
-                  {"need", need_bytes}});
+                  {"need", need_bytes},
+                  {"text", "less memory is free than the next role needs"}});
   }
   return free;
 }
@@ -134,7 +137,8 @@ void RolesWork::Park() {
   // A newcomer that reads the state for longer than that keeps it in memory; so does a disk that is full.
   if (Withdraw()) {
     if (const Status parked = roles_->Park(); !parked.ok())
-      observe::Log(observe::LogLevel::kWarn, "offload", {{"why", parked.message()}});
+      observe::Log(LogLevel::kWarn, "offload_failed",
+                   {{"text", "the optimizer's state stays in memory: " + parked.message()}});
   }
   if (const auto state = roles_->state(); state && !roles_->parked()) Offer(state->step);
 }

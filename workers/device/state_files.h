@@ -16,6 +16,7 @@
 
 namespace tidepool::workers {
 
+// Blocks of zeros take no room on the disk (holes of the file).
 // kUnavailable, kResourceExhausted: the file cannot be made, or not be written whole.
 Status WritePart(const std::string& path, std::span<const std::byte> bytes);
 // kNotFound, kUnavailable, kDataLoss: it is not there, cannot be read, or has another size.

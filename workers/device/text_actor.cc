@@ -78,7 +78,7 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
     batch.rows.push_back(std::move(row));
   }
   std::map<std::string, double> evaluated;
-  TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/true, evaluated));
+  TP_RETURN_IF_ERROR(Evaluate(step, /*before=*/true, evaluated));
   TP_ASSIGN_OR_RETURN(train::StepResult result, trainer_->Step(
                                                     batch,
                                                     [&](const train::StepProgress& p) {
@@ -86,30 +86,32 @@ StatusOr<train::StepResult> TextActor::Step(StepNumber step, Version version, st
                                                                       "/" + std::to_string(p.total));
                                                     },
                                                     share.group));
-  TP_RETURN_IF_ERROR(EvaluatePairs(step, /*before=*/false, evaluated));
+  TP_RETURN_IF_ERROR(Evaluate(step, /*before=*/false, evaluated));
   result.metrics.insert(evaluated.begin(), evaluated.end());
   return result;
 }
 
-// Every rank judges them for itself: all come to the same, and none waits for another.
-Status TextActor::EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics) {
+// Held-out rows. Every rank judges them for itself: all come to the same, and none waits for another.
+Status TextActor::Evaluate(StepNumber step, bool before, std::map<std::string, double>& metrics) {
   const EvalConfig& e = config_.eval;
   const bool last = step.value == config_.train.steps;
   const bool due = before ? step.value == 1 && e.before_train
                           : (e.every_steps > 0 && step.value % e.every_steps == 0) || (last && e.after_train);
-  if (!TrainsOnPairs(config_) || !due) return OkStatus();
+  const bool pairs = TrainsOnPairs(config_);
+  if ((!pairs && config_.kind() != JobKind::kSft) || !due) return OkStatus();
   if (held_out_.empty()) {
     TP_ASSIGN_OR_RETURN(const auto source, RowSource::Create(config_, model_dir_));
     const int64_t all = source->data().held_out_size(), n = e.samples > 0 ? std::min(e.samples, all) : all;
     for (int64_t i = 0; i < n; ++i) {
       const StatusOr<EncodedRow> row = source->HeldOut(i);
       if (!row.ok()) continue;  // as a training row that is bad: left out
-      for (int32_t k = 0; k < 2; ++k) {
+      for (int32_t k = 0; k < (pairs ? 2 : 1); ++k) {
         train::Row answer;
         answer.tid = {i, 0, k};
         answer.gid = GroupId{i};
         answer.prompt = row->prompt;
         answer.response = k == 0 ? row->response : row->rejected;
+        if (!pairs) answer.loss_mask = row->loss_mask;
         answer.reward = k == 0 ? 1 : 0;
         held_out_.push_back(std::move(answer));
       }
@@ -117,7 +119,9 @@ Status TextActor::EvaluatePairs(StepNumber step, bool before, std::map<std::stri
   }
   if (held_out_.empty()) return OkStatus();
   TP_ASSIGN_OR_RETURN(const auto found, trainer_->Evaluate(held_out_));
-  for (const auto& [name, number] : found) metrics["eval/" + name + (before ? "/before" : "")] = number;
+  const std::string when = before ? "/before" : "";
+  for (const auto& [name, number] : found) metrics["eval/" + name + when] = number;
+  metrics["eval/loss" + when] = found.at(std::string(Name(config_.kind())) + "/loss");
   return OkStatus();
 }
 

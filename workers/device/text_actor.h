@@ -31,13 +31,13 @@ class TextActor : public Actor {
  private:
   TextActor(const JobConfig& config, std::string model_dir)
       : config_(config), model_dir_(std::move(model_dir)) {}
-  // Held-out pairs, judged by the trainer: into the step's metrics.
-  Status EvaluatePairs(StepNumber step, bool before, std::map<std::string, double>& metrics);
+  // Held-out rows of sft, or pairs, judged by the trainer where it is time: into the step's metrics.
+  Status Evaluate(StepNumber step, bool before, std::map<std::string, double>& metrics);
 
   const JobConfig& config_;
   const std::string model_dir_;
   std::unique_ptr<model::Weights> reference_, teacher_, critic_;
-  std::vector<train::Row> held_out_;  // pairs; read when they are first needed
+  std::vector<train::Row> held_out_;  // read when they are first needed
   std::unique_ptr<train::Trainer> trainer_;
 };
 

@@ -35,16 +35,14 @@ class Mailbox {
     if (patience.count() > 0) WaitForAny(patience);
     return std::exchange(items_, {});
   }
-  // The first item, in order; waits up to `patience`. Empty: none came.
+  // The first items, up to `most`, in order; waits up to `patience` for one. Empty: none came.
   template <typename Rep, typename Period>
-  std::deque<T> TakeOne(std::chrono::duration<Rep, Period> patience) {
+  std::vector<T> Take(std::chrono::duration<Rep, Period> patience, size_t most) {
     const MutexLock lock(mu_);
     WaitForAny(patience);
-    std::deque<T> taken;
-    if (!items_.empty()) {
+    std::vector<T> taken;
+    for (; taken.size() < most && !items_.empty(); items_.pop_front())
       taken.push_back(std::move(items_.front()));
-      items_.pop_front();
-    }
     return taken;
   }
 

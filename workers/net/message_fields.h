@@ -77,10 +77,11 @@ TP_FIELDS_BY(Hello, v("run_id", r.run_id, kWords);
              v("environment_token", r.environment_token, kWords);)
 TP_FIELDS_BY(Offer, v("slots", r.slots, kSlots); v("chunks", r.chunks, kOfferedChunks); v("last", r.last);)
 TP_FIELDS_BY(Heartbeat, v("op", r.op, kWords); v("op_seq", r.op_seq); v("engines", r.engines, kSlots);
-             TP_EACH(rss_bytes, paced_steps, paced_missed, pace_scale_needed))
+             TP_EACH(rss_bytes, paced_steps, paced_missed, pace_scale_needed)
+                 v("waits_for", r.waits_for, kWords);)
 TP_FIELDS_BY(ChunkDelta, TP_EACH(tid, att, tokens, ended, end) v("why", r.why, kWords); v("from", r.from);)
 TP_FIELDS(StepTokens, slot, chunks, step_s, kv_usage, running, waiting, prefill_tokens, prefix_hit_tokens)
-TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); v("seconds", r.seconds);)
+TP_FIELDS_BY(Graded, VisitFields(As<event::Graded>(r), v); TP_EACH(seconds, retries))
 TP_FIELDS_BY(EnvStepped,
              TP_EACH(tid, att, turn, outcome, observation, reward, done) v("rewards", r.rewards, kNames);
              TP_EACH(history, state) v("why", r.why, kWords); TP_EACH(seconds, timed_out, replayed))
@@ -99,7 +100,7 @@ TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, prompt, generated, chunk_tokens, max_new_tokens,
           greedy, starts, environment, environment_token, routing_bytes)
 TP_FIELDS(Resend, slot, tid, att, from)
-TP_FIELDS(Grade, tid, att, prompt, answer, fields, text, response_tokens, max_new_tokens, ended, timeout_s)
+TP_FIELDS(Grade, tid, att, input)
 TP_FIELDS(EnvStep, tid, att, turn, actions, timeout_s)
 TP_FIELDS_BY(RestoreState, VisitFields(As<command::RestoreState>(r), v); v("dir", r.dir);)
 TP_FIELDS(Train, slot, epoch, lease, step, v, rows, group_epoch, rank, world, groups)

@@ -16,6 +16,7 @@
 #include "core/base/journal_records.h"
 #include "core/base/status.h"
 #include "core/sample/trajectory.h"
+#include "core/tasks/reward.h"
 #include "scheduler/commands.h"
 #include "scheduler/events.h"
 
@@ -62,6 +63,7 @@ struct Heartbeat {
   // any would have.
   int64_t paced_steps = 0, paced_missed = 0;
   double pace_scale_needed = 0;
+  std::string waits_for;  // what is outside the run and keeps it from its work, in words; empty: nothing
 };
 // What one engine step made.
 struct ChunkDelta {
@@ -81,6 +83,7 @@ struct StepTokens {
 };
 struct Graded : event::Graded {
   double seconds = 0;
+  int64_t retries = 0;  // calls of reward servers that were made again, because nobody answered there
 };
 struct EnvStepped {
   SampleId tid;
@@ -194,12 +197,7 @@ struct Resend {
 struct Grade {
   SampleId tid;
   int32_t att = 0;
-  std::string prompt, answer;
-  std::vector<std::pair<std::string, std::string>> fields;
-  std::string text;  // decoded response, special tokens left out
-  int64_t response_tokens = 0, max_new_tokens = 0;
-  bool ended = false;  // by itself, not cut at the limit
-  double timeout_s = 0;
+  tasks::RewardInput input;
 };
 // Environment workers. Plays all `actions` of the episode named by tid (sample -2: of its group, for the
 // prompt) and says what the last one led to: a worker that holds the episode plays only what is new, any

@@ -121,6 +121,10 @@ struct Describer {
     } else if constexpr (ListField<T>) {
       out += '*';
       Describe<typename T::value_type>();
+    } else if constexpr (MapField<T>) {
+      out += '%';
+      Describe<typename T::key_type>();
+      Describe<typename T::mapped_type>();
     } else if constexpr (requires(T & x, Describer & v) { VisitFields(x, v); }) {
       out += '{';
       const T message;

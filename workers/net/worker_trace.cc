@@ -23,7 +23,7 @@ std::unique_ptr<observe::TraceWriter> OpenWorkerTrace(const down::Welcome& welco
                                        "-inc" + std::to_string(inc.value) + ".json.gz",
                                    options);
   if (!trace.ok()) {
-    observe::Log(observe::LogLevel::kWarn, "trace", {{"why", trace.status().message()}});
+    observe::Log(LogLevel::kWarn, "trace_failed", {{"text", trace.status().message()}});
     return nullptr;
   }
   for (const auto& [row, name] : rows) (*trace)->NameRole(row, name);

@@ -1,25 +1,22 @@
 #include "workers/side/reward_worker.h"
 
-#include <grpcpp/grpcpp.h>
-
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <thread>
 #include <utility>
 
 #include "core/tasks/reward.h"
-#include "proto/reward.grpc.pb.h"
-#include "workers/net/bounded_text.h"
 #include "workers/net/mailbox.h"
 #include "workers/net/worker_trace.h"
+#include "workers/side/reward_server.h"
 
 namespace tidepool::workers {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Gradings in flight: enough to hide the latency of a remote grader, few enough for a small one.
+// Calls in flight: enough to hide the latency of a remote grader, few enough for a small one.
 constexpr int kThreads = 4;
 
 }  // namespace
@@ -28,48 +25,16 @@ struct Graders::Impl {
   struct Function {
     RewardFunction config;
     tasks::Reward builtin;  // or
-    std::shared_ptr<grpc::Channel> channel;
+    std::unique_ptr<PatientServer> server;
   };
   std::vector<Function> functions;
+  int64_t batch = 1;
 
-  static tasks::Verdict Ask(const Function& f, const down::Grade& request) {
-    if (f.builtin != nullptr) {
-      tasks::RewardInput input;
-      input.prompt = request.prompt;
-      input.answer = request.answer;
-      input.fields = {request.fields.begin(), request.fields.end()};
-      input.text = request.text;
-      input.response_tokens = request.response_tokens;
-      input.ended = request.ended;
-      input.max_new_tokens = request.max_new_tokens;
-      return f.builtin(input);
-    }
-    v1::ScoreRequest wire;
-    wire.set_prompt(request.prompt);
-    wire.set_answer(request.answer);
-    for (const auto& [name, value] : request.fields) (*wire.mutable_fields())[name] = value;
-    wire.set_text(request.text);
-    wire.set_response_tokens(request.response_tokens);
-    wire.set_max_new_tokens(request.max_new_tokens);
-    wire.set_ended(request.ended);
-    wire.set_sample(ToString(request.tid));
-    v1::ScoreReply reply;
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() +
-                         std::chrono::milliseconds(static_cast<int64_t>(f.config.timeout_s * 1000)));
-    const grpc::Status status = v1::Reward::NewStub(f.channel)->Score(&context, wire, &reply);
-    using Outcome = tasks::Verdict::Outcome;
-    if (!status.ok()) {
-      return {Outcome::kInfra, 0,
-              f.config.name + " at " + f.config.endpoint + ": " +
-                  std::string(StatusCodeName(static_cast<StatusCode>(status.error_code()))) + " " +
-                  Bounded(status.error_message())};
-    }
-    if (reply.outcome() != v1::ScoreReply::OK)
-      return {Outcome::kData, 0, f.config.name + ": " + Bounded(reply.detail())};
-    if (!std::isfinite(reply.score()))
-      return {Outcome::kData, 0, f.config.name + " gave a score that is not finite"};
-    return {Outcome::kOk, reply.score(), Bounded(reply.detail())};
+  static Verdicts Ask(const Function& f, RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
+    if (f.server != nullptr) return f.server->Ask(inputs, stop, retries);
+    Verdicts verdicts;
+    for (const tasks::RewardInput* input : inputs) verdicts.push_back(f.builtin(*input));
+    return verdicts;
   }
 };
 
@@ -78,42 +43,75 @@ Graders::~Graders() = default;
 
 StatusOr<std::unique_ptr<Graders>> Graders::Create(const RewardConfig& config) {
   std::unique_ptr<Graders> graders(new Graders());
+  graders->impl_->batch = config.batch;
   for (const RewardFunction& f : config.functions) {
     Impl::Function function;
     function.config = f;
     if (f.endpoint.empty()) {
       TP_ASSIGN_OR_RETURN(function.builtin, tasks::MakeReward(f.name));
     } else {
-      grpc::ChannelArguments args;
-      args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-      args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-      function.channel = grpc::CreateCustomChannel(f.endpoint, grpc::InsecureChannelCredentials(), args);
+      TP_ASSIGN_OR_RETURN(function.server, PatientServer::Create(f, config.batch > 1));
     }
     graders->impl_->functions.push_back(std::move(function));
   }
   return graders;
 }
 
-up::Graded Graders::Score(const down::Grade& request) const {
-  const auto start = Clock::now();
-  up::Graded out;
-  out.tid = request.tid;
-  out.att = request.att;
-  for (const auto& f : impl_->functions) {
-    const tasks::Verdict verdict = Impl::Ask(f, request);
-    if (verdict.outcome != tasks::Verdict::Outcome::kOk) {
-      out.outcome =
-          verdict.outcome == tasks::Verdict::Outcome::kData ? GradeOutcome::kData : GradeOutcome::kInfra;
-      out.reward = 0;
-      out.rewards.clear();
-      out.why = verdict.detail;
-      break;
-    }
-    out.rewards.emplace_back(f.config.name, verdict.score);
-    out.reward += f.config.weight * verdict.score;
+int64_t Graders::most() const {
+  const bool all = std::ranges::all_of(impl_->functions, [](const Impl::Function& f) {
+    return f.server == nullptr || f.server->takes_batches();
+  });
+  return all ? impl_->batch : 1;
+}
+
+std::string Graders::waits_for() const {
+  std::string out;
+  for (const Impl::Function& f : impl_->functions) {
+    const std::string one = f.server == nullptr ? "" : f.server->waits_for();
+    if (!one.empty()) out += (out.empty() ? "" : "; ") + one;
   }
-  out.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return out;
+}
+
+std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
+                                       const std::stop_token& stop) const {
+  const auto start = Clock::now();
+  std::vector<up::Graded> graded(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    graded[i].tid = requests[i].tid;
+    graded[i].att = requests[i].att;
+  }
+  int64_t retries = 0;
+  for (const Impl::Function& f : impl_->functions) {
+    std::vector<size_t> open;  // that no function before this one has failed
+    std::vector<const tasks::RewardInput*> inputs;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (graded[i].outcome != GradeOutcome::kOk) continue;
+      open.push_back(i);
+      inputs.push_back(&requests[i].input);
+    }
+    if (open.empty()) break;
+    const Verdicts verdicts = Impl::Ask(f, inputs, stop, retries);
+    for (size_t k = 0; k < open.size(); ++k) {
+      const tasks::Verdict& verdict = verdicts[k];
+      up::Graded& out = graded[open[k]];
+      if (verdict.outcome != tasks::Verdict::Outcome::kOk) {
+        const bool data = verdict.outcome == tasks::Verdict::Outcome::kData;
+        out.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
+        out.reward = 0;
+        out.rewards.clear();
+        out.why = verdict.detail;
+        continue;
+      }
+      out.rewards.emplace_back(f.config.name, verdict.score);
+      out.reward += f.config.weight * verdict.score;
+    }
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  // Of the call, once: sums over samples are sums over calls.
+  for (up::Graded& out : graded) out.seconds = seconds / static_cast<double>(graded.size());
+  if (!graded.empty()) graded.front().retries = retries;
+  return graded;
 }
 
 namespace {
@@ -136,6 +134,7 @@ class RewardWorker : public SideWorker {
   }
   void Describe(up::Heartbeat& beat) override {
     beat.op = "grade";
+    if (graders_ != nullptr) beat.waits_for = graders_->waits_for();
     beat.op_seq = graded_.load();
   }
   void End() override {
@@ -146,16 +145,19 @@ class RewardWorker : public SideWorker {
  private:
   void Work(int row, const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      for (const down::Grade& grade : work_.TakeOne(std::chrono::milliseconds(100))) {
-        const TimePoint begin = TraceNow();
-        up::Graded verdict = graders_->Score(grade);
+      const auto taken = work_.Take(std::chrono::milliseconds(100), static_cast<size_t>(graders_->most()));
+      if (taken.empty()) continue;
+      const TimePoint begin = TraceNow();
+      std::vector<up::Graded> verdicts = graders_->Score(taken, stop);
+      if (stop.stop_requested()) return;  // what was cut short is no verdict
+      for (up::Graded& verdict : verdicts) {
         if (trace_)
           trace_->Add({"grade",
                        std::string(observe::kRewardSpan),
                        row,
                        begin,
                        TraceNow() - begin,
-                       {{"tid", ToString(grade.tid)}, {"reward", verdict.reward}}});
+                       {{"tid", ToString(verdict.tid)}, {"reward", verdict.reward}}});
         Say(std::move(verdict));
         ++graded_;
       }
@@ -165,7 +167,7 @@ class RewardWorker : public SideWorker {
   Mailbox<down::Grade> work_;
   std::unique_ptr<Graders> graders_;
   std::atomic<int64_t> graded_ = 0;
-  std::vector<std::jthread> threads_;  // waits: for the answers under way, each within its time-out
+  std::vector<std::jthread> threads_;  // waits: stopped, they call off what is under way
 };
 
 }  // namespace

@@ -1,11 +1,13 @@
 #pragma once
 // The process that grades finished samples: built-in verifiers (core/tasks/reward.h) and rewards that
-// are servers of their own (proto/reward.proto), weighted and summed; each is measured apart.
+// are servers of their own (side/reward_server.h), weighted and summed; each is measured apart.
 //
 // Three outcomes stay apart: ok (a grader returned a number), data (this row cannot be graded: not
 // tried again), infra (time-out, connection, a grader that failed: the controller tries again).
 
 #include <memory>
+#include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -25,8 +27,14 @@ class Graders {
   // kNotFound, kInvalidArgument: a name or an argument is wrong.
   static StatusOr<std::unique_ptr<Graders>> Create(const RewardConfig& config);
   ~Graders();
-  // Never waits longer than the sum of the functions' time-outs.
-  [[nodiscard]] up::Graded Score(const down::Grade& request) const;
+  // Grades them together, in their order. Never waits longer than the sum of the functions' time-outs, and
+  // not for long after `stop`.  requires no more than most()
+  [[nodiscard]] std::vector<up::Graded> Score(std::span<const down::Grade> requests,
+                                              const std::stop_token& stop = {}) const;
+  // Samples at once: reward.batch, unless a server takes one a call.
+  [[nodiscard]] int64_t most() const;
+  // The servers that cannot be reached, and why; empty: none.
+  [[nodiscard]] std::string waits_for() const;
 
  private:
   Graders();

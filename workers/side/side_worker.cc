@@ -6,13 +6,15 @@
 #include <utility>
 
 #include "core/base/process_memory.h"
-#include "core/observe/log.h"
 #include "workers/net/auth.h"
 #include "workers/net/resolved_config.h"
+#include "workers/net/worker_log.h"
 
 namespace tidepool::workers {
 
 int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind) {
+  kind_ = kind == scheduler::WorkerKind::kReward ? "reward" : "environment";
+  LogWorkerStart(kind_, options.place, options.address);
   const auto connect = [&]() -> Status {
     LinkOptions link;
     TP_ASSIGN_OR_RETURN(link.token, ReadTokenFile(options.token_file));
@@ -28,7 +30,7 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     return OkStatus();
   };
   if (const Status attached = connect(); !attached.ok()) {
-    observe::Log(observe::LogLevel::kError, "attach", {{"why", attached.message()}});
+    LogWorkerFailure("attach_failed", attached.message());
     return 2;
   }
   while (!exit_code_) {
@@ -40,12 +42,13 @@ int SideWorker::Run(const SideWorkerOptions& options, scheduler::WorkerKind kind
     Beat();
   }
   End();
+  LogWorkerEnd(*exit_code_);
   return *exit_code_;
 }
 
 void SideWorker::On(LinkEvent& event) {
   if (auto* closed = std::get_if<LinkClosed>(&event)) {
-    observe::Log(observe::LogLevel::kWarn, "controller_lost", {{"why", closed->why}});
+    LogWorkerFailure("controller_lost", "there is no controller for this worker any more: " + closed->why);
     exit_code_ = 3;
     return;
   }
@@ -60,11 +63,12 @@ Status SideWorker::Welcomed(const down::Welcome& welcome, bool anew) {
     link_->SetPermit(welcome.permit_s,
                      std::max(LostAfterSeconds(welcome.permit_s), config.cluster.reattach_grace_s));
     if (!anew) return OkStatus();
+    LogWorkerJoined(kind_, welcome, config);
     if (std::exchange(begun_, true)) End();
     return Anew(config, welcome);
   };
   const Status begun = begin();
-  if (!begun.ok()) observe::Log(observe::LogLevel::kError, "begin", {{"why", begun.message()}});
+  if (!begun.ok()) LogWorkerFailure("begin_failed", begun.message());
   return begun;
 }
 

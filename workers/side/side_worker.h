@@ -54,6 +54,7 @@ class SideWorker : private SideWork {
   double heartbeat_s_ = 0.5;
   SideMachine machine_{this};
   bool begun_ = false;
+  std::string kind_;
   std::optional<int> exit_code_;
 };
 

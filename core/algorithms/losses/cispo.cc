@@ -2,7 +2,7 @@
 // keeps a gradient.  x = -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A lp
 // clip_low 1 or more, or null: no lower bound. With clip_low 1 and clip_high 0: the truncated-importance
 // policy gradient (ROLL tis).
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -23,13 +23,19 @@ Status CispoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Lo
 
 }  // namespace
 
-LossEntry Cispo() {
-  return {.name = "cispo",
-          .paper = "MiniMax-M1, arXiv:2506.13585",
+TP_PLUGIN(Loss, cispo) {
+  return {.paper = "MiniMax-M1, arXiv:2506.13585",
           .formula = "-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A lp",
           .options = {ClipLow(1.0), ClipHigh(4.0), LogRatioClamp(20.0)},
           .needs = {Column::kAdvantages, Column::kOld},
           .terms = CispoTerms};
+}
+
+TP_PLUGIN(Algorithm, cispo) {
+  return {.paper = "MiniMax-M1, arXiv:2506.13585",
+          .doc = "clipped, detached ratio on the log-prob",
+          .advantage = {"grpo"},
+          .loss = {"cispo"}};
 }
 
 }  // namespace tidepool::algorithms

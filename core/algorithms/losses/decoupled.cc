@@ -3,7 +3,7 @@
 //   x = w max(-A rho', -A clip(rho')), rho' = exp(lp - prox), w = sg(exp(prox - beh)), capped or rejected;
 //   the dual clip applies before w. prox loglinear: prox = beh + a_t sg(lp - beh)
 //   (core/algorithms/staleness.h).
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 #include "core/algorithms/staleness.h"
 
 namespace tidepool::algorithms {
@@ -54,7 +54,7 @@ Status DecoupledTerms(const Options& o, const Cells& cells, const PolicyBatch& b
   for (const char* name : {"clip_low", "clip_high", "dual_clip"}) {
     if (const auto v = o.Number(name)) values[name] = *v;
   }
-  const LossEntry ppo = Ppo();
+  const LossEntry& ppo = *FindLoss("ppo");
   TP_ASSIGN_OR_RETURN(const Options clip, Options::Make(ppo.options, values, /*fill=*/false));
   PolicyBatch against = b;
   against.old_logp = prox;
@@ -91,9 +91,8 @@ StatusOr<std::optional<double>> TokensAfterRejection(const PolicyLossSpec& spec,
   return std::optional<double>(std::max(1.0, kept));
 }
 
-LossEntry Decoupled() {
+TP_PLUGIN(Loss, decoupled) {
   return {
-      .name = "decoupled",
       .paper = "Batch size-invariance for policy optimization, arXiv:2110.00641; AReaL, arXiv:2505.24298",
       .formula = "w max(-A rho', -A clip(rho')), rho' = exp(lp - prox), w = sg(exp(prox - beh))",
       .options = {ClipLow(0.2),
@@ -113,6 +112,16 @@ LossEntry Decoupled() {
       .extras = false,
       .whole_rows = true,
       .terms = DecoupledTerms};
+}
+
+TP_PLUGIN(Algorithm, decoupled_ppo) {
+  return {
+      .paper = "AReaL, arXiv:2505.24298",
+      .doc =
+          "ratio to the proximal policy, weight from the sampler to it; for scheduler.max_lag_versions of "
+          "1 or more",
+      .advantage = {"grpo"},
+      .loss = {"decoupled"}};
 }
 
 }  // namespace tidepool::algorithms

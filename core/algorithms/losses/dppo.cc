@@ -4,7 +4,7 @@
 //           dropped where A > 0 and p - p_beh > mask_high, or A <= 0 and p - p_beh < -mask_low
 //   ipo_tr  the same with keep = |p - p_beh| <= threshold
 //   ref_kl  the same with keep = p - p_beh >= -mask_low, and sg(ref - lp) in place of adv_tau A
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -55,9 +55,8 @@ OptionSpec KlTau() { return {.name = "kl_tau", .fallback = 1e-3, .doc = "weight 
 
 }  // namespace
 
-LossEntry Dppo() {
+TP_PLUGIN(Loss, dppo) {
   return {
-      .name = "dppo",
       .paper = "DPPO, arXiv:2602.04879",
       .formula = "-1[keep] adv_tau A exp(lp - beh) + kl_tau (lp - beh)^2",
       .options =
@@ -69,9 +68,8 @@ LossEntry Dppo() {
       .terms = DppoTerms};
 }
 
-LossEntry IpoTrustRegion() {
+TP_PLUGIN(Loss, ipo_tr) {
   return {
-      .name = "ipo_tr",
       .paper = "trust region on probabilities, as in prime-rl",
       .formula = "-1[|p - p_beh| <= threshold] adv_tau A exp(lp - beh) + kl_tau (lp - beh)^2",
       .options = {{.name = "threshold", .fallback = 0.2, .lo = 0, .doc = "largest |p - p_beh| that is kept"},
@@ -81,15 +79,21 @@ LossEntry IpoTrustRegion() {
       .terms = IpoTerms};
 }
 
-LossEntry ReferenceKl() {
+TP_PLUGIN(Loss, ref_kl) {
   return {
-      .name = "ref_kl",
       .paper = "KL to a reference as the advantage, as in prime-rl",
       .formula = "-1[p - p_beh >= -mask_low] sg(ref - lp) exp(lp - beh) + kl_tau (lp - beh)^2",
       .options = {{.name = "mask_low", .fallback = 0.2, .lo = 0, .doc = "dropped where p - p_beh < - this"},
                   KlTau()},
       .needs = {Column::kBehaviour, Column::kReference},
       .terms = ReferenceKlTerms};
+}
+
+TP_PLUGIN(Algorithm, dppo) {
+  return {.paper = "DPPO, arXiv:2602.04879",
+          .doc = "trust region on probabilities, against the sampler",
+          .advantage = {"grpo", {{"scale", "none"}}},
+          .loss = {"dppo"}};
 }
 
 }  // namespace tidepool::algorithms

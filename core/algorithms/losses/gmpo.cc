@@ -2,7 +2,7 @@
 //   x_i = -A_i exp(mean_t z_t),  A_i: the row's mean of A,  l = lp - old
 //   z: l clipped to [-clip_log_low, clip_log_high] where that is the pessimistic side:
 //      A > 0: min(l, clip(l)),  A < 0: max(l, clip(l)),  A = 0: l
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -30,9 +30,8 @@ Status GmpoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Los
 
 }  // namespace
 
-LossEntry Gmpo() {
-  return {.name = "gmpo",
-          .paper = "Geometric-mean policy optimization, arXiv:2507.20673",
+TP_PLUGIN(Loss, gmpo) {
+  return {.paper = "Geometric-mean policy optimization, arXiv:2507.20673",
           .formula = "-A_i exp(mean_t z_t), z = A > 0 ? min(l, clip(l)) : max(l, clip(l)), l = lp - old",
           .options = {{.name = "clip_log_low", .fallback = 0.4, .lo = 0, .doc = "l is clipped below - this"},
                       {.name = "clip_log_high", .fallback = 0.4, .lo = 0, .doc = "l is clipped above this"}},
@@ -42,6 +41,13 @@ LossEntry Gmpo() {
           .extras = false,
           .whole_rows = true,
           .terms = GmpoTerms};
+}
+
+TP_PLUGIN(Algorithm, gmpo) {
+  return {.paper = "Geometric-mean policy optimization, arXiv:2507.20673",
+          .doc = "geometric mean of clipped ratios",
+          .advantage = {"grpo"},
+          .loss = {"gmpo"}};
 }
 
 }  // namespace tidepool::algorithms

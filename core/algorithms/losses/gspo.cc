@@ -2,7 +2,7 @@
 //   s_i = exp(sum_t m (lp - old)/n_i),  s_it = sg(s_i) exp(lp - sg(lp)),  x = max(-A s, -A clip(s))
 // log s_it is bounded above by log_ratio_clamp_max (verl: 10). Meant for aggregation seq-mean-token-mean;
 // with seq-mean-token-sum it is LUSPO (arXiv:2602.05261).
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -28,9 +28,8 @@ Status GspoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Los
 
 }  // namespace
 
-LossEntry Gspo() {
-  return {.name = "gspo",
-          .paper = "Group sequence policy optimization, arXiv:2507.18071",
+TP_PLUGIN(Loss, gspo) {
+  return {.paper = "Group sequence policy optimization, arXiv:2507.18071",
           .formula = "max(-A s, -A clip(s)), s_it = sg(s_i) exp(lp - sg(lp)), s_i = exp(mean_t(lp - old))",
           .options = {ClipLow(3e-4),
                       ClipHigh(4e-4),
@@ -39,6 +38,21 @@ LossEntry Gspo() {
           .aggregation = "seq-mean-token-mean",
           .whole_rows = true,
           .terms = GspoTerms};
+}
+
+TP_PLUGIN(Algorithm, gspo) {
+  return {.paper = "Group sequence policy optimization, arXiv:2507.18071",
+          .doc = "clip on the ratio of the sequence",
+          .advantage = {"grpo"},
+          .loss = {"gspo"}};
+}
+
+TP_PLUGIN(Algorithm, luspo) {
+  return {.paper = "LUSPO, arXiv:2602.05261",
+          .doc = "GSPO with sums over tokens",
+          .advantage = {"grpo"},
+          .loss = {"gspo"},
+          .rules = {.aggregation = "seq-mean-token-sum"}};
 }
 
 }  // namespace tidepool::algorithms

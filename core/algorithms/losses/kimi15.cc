@@ -1,5 +1,5 @@
 // Kimi k1.5 (arXiv:2501.12599): policy gradient with a squared log ratio.  x = -A lp + tau/2 (lp - old)^2
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -17,9 +17,8 @@ Status Kimi15Terms(const Options& o, const Cells& cells, const PolicyBatch& b, L
 
 }  // namespace
 
-LossEntry Kimi15() {
-  return {.name = "kimi15",
-          .paper = "Kimi k1.5, arXiv:2501.12599",
+TP_PLUGIN(Loss, kimi15) {
+  return {.paper = "Kimi k1.5, arXiv:2501.12599",
           .formula = "-A lp + tau/2 (lp - old)^2",
           .options = {{.name = "tau",
                        .fallback = 0.1,
@@ -28,6 +27,13 @@ LossEntry Kimi15() {
                        .required = true}},
           .needs = {Column::kAdvantages, Column::kOld},
           .terms = Kimi15Terms};
+}
+
+TP_PLUGIN(Algorithm, kimi15) {
+  return {.paper = "Kimi k1.5, arXiv:2501.12599",
+          .doc = "policy gradient with a squared log ratio",
+          .advantage = {"grpo", {{"scale", "none"}}},
+          .loss = {"kimi15"}};
 }
 
 }  // namespace tidepool::algorithms

@@ -2,7 +2,7 @@
 //   x = -A rho + coef |l| 1[top],  top: the max(1, floor(ratio N)) valid tokens of the whole batch with the
 //   largest (A - <A>)(lp - <lp>)
 
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -41,9 +41,8 @@ std::vector<uint8_t> SelectTokens(const PolicyLossSpec& spec, const Cells& cells
   return selected;
 }
 
-LossEntry KlCov() {
-  return {.name = "kl_cov",
-          .paper = "The entropy mechanism of RL for reasoning language models, arXiv:2505.22617",
+TP_PLUGIN(Loss, kl_cov) {
+  return {.paper = "The entropy mechanism of RL for reasoning language models, arXiv:2505.22617",
           .formula = "-A rho + coef |lp - old| 1[top share by (A - <A>)(lp - <lp>)]",
           .options =
               {{.name = "ratio",
@@ -56,6 +55,13 @@ LossEntry KlCov() {
           .needs = {Column::kAdvantages, Column::kOld},
           .whole_batch = true,
           .terms = KlCovTerms};
+}
+
+TP_PLUGIN(Algorithm, kl_cov) {
+  return {.paper = "The entropy mechanism of RL, arXiv:2505.22617",
+          .doc = "a KL penalty on the tokens that lose entropy",
+          .advantage = {"grpo"},
+          .loss = {"kl_cov"}};
 }
 
 }  // namespace tidepool::algorithms

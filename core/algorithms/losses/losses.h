@@ -1,6 +1,6 @@
 #pragma once
-// Every policy loss, one file each in this folder. To add one: write my_loss.cc with a function
-// `LossEntry MyLoss()` as those here do, and name it in the list of losses.cc.
+// Every policy loss, in the files of this folder: TP_PLUGIN(Loss, name) makes one (core/base/plugin.h). A
+// file may hold the algorithm that uses it as well (core/algorithms/registry.h, docs/adding_an_algorithm.md).
 
 #include <algorithm>
 #include <cmath>
@@ -10,10 +10,13 @@
 #include <vector>
 
 #include "core/algorithms/policy_loss.h"
+#include "core/base/plugin.h"
 
 namespace tidepool::algorithms {
 
-const std::vector<LossEntry>& PolicyLosses();
+using LossPlugin = LossEntry;
+std::span<const Plugin<LossPlugin>> LossPlugins();  // the table that the build writes
+const std::vector<LossEntry>& PolicyLosses();       // by name
 // Null if there is none.
 const LossEntry* FindLoss(std::string_view name);
 
@@ -27,23 +30,5 @@ inline double ClipRatio(double r, std::optional<double> low, std::optional<doubl
 OptionSpec ClipLow(Value fallback);
 OptionSpec ClipHigh(Value fallback);
 OptionSpec LogRatioClamp(Value fallback);
-
-LossEntry Ppo();
-LossEntry Gspo();
-LossEntry Cispo();
-LossEntry Sapo();
-LossEntry Reinforce();
-LossEntry OnPolicy();
-LossEntry CrossEntropy();
-LossEntry Gmpo();
-LossEntry SequenceProduct();
-LossEntry Topr();
-LossEntry Kimi15();
-LossEntry Vespo();
-LossEntry KlCov();
-LossEntry Dppo();
-LossEntry IpoTrustRegion();
-LossEntry ReferenceKl();
-LossEntry Decoupled();
 
 }  // namespace tidepool::algorithms

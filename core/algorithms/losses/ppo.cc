@@ -3,7 +3,7 @@
 //   l = clip(lp - old, +-log_ratio_clamp), rho = e^l
 //   x = max(-A min(rho, ratio_cap), -A clip(rho, 1 - clip_low, 1 + clip_high));  A < 0: x = min(x, -dual_clip
 //   A)
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -38,9 +38,8 @@ Status PpoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Loss
 
 }  // namespace
 
-LossEntry Ppo() {
-  return {.name = "ppo",
-          .paper = "Proximal policy optimization, arXiv:1707.06347",
+TP_PLUGIN(Loss, ppo) {
+  return {.paper = "Proximal policy optimization, arXiv:1707.06347",
           .formula = "max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), rho = exp(lp - old)",
           .options = {ClipLow(0.2),
                       ClipHigh(0.2),
@@ -53,6 +52,22 @@ LossEntry Ppo() {
                       LogRatioClamp(20.0)},
           .needs = {Column::kAdvantages, Column::kOld},
           .terms = PpoTerms};
+}
+
+TP_PLUGIN(Algorithm, tis) {
+  return {.paper = "truncated importance sampling, verl and slime",
+          .doc = "GRPO with a truncated weight for the sampler/trainer gap",
+          .advantage = {"grpo"},
+          .loss = {"ppo"},
+          .rules = {.correction = "tis"}};
+}
+
+TP_PLUGIN(Algorithm, icepop) {
+  return {.paper = "IcePop, arXiv:2601.02780",
+          .doc = "GRPO that drops tokens with a large sampler/trainer gap",
+          .advantage = {"grpo"},
+          .loss = {"ppo"},
+          .rules = {.correction = "icepop"}};
 }
 
 }  // namespace tidepool::algorithms

@@ -34,24 +34,20 @@ Status CrossEntropyTerms(const Options&, const Cells& cells, const PolicyBatch& 
 
 }  // namespace
 
-LossEntry Reinforce() {
-  return {.name = "reinforce",
-          .paper = "Simple statistical gradient-following algorithms, Williams 1992",
+TP_PLUGIN(Loss, reinforce) {
+  return {.paper = "Simple statistical gradient-following algorithms, Williams 1992",
           .formula = "-A lp",
           .needs = {Column::kAdvantages},
           .terms = ReinforceTerms};
 }
 
-LossEntry OnPolicy() {
-  return {.name = "onpolicy",
-          .paper = "the on-policy form of PPO's objective, arXiv:1707.06347",
+TP_PLUGIN(Loss, onpolicy) {
+  return {.paper = "the on-policy form of PPO's objective, arXiv:1707.06347",
           .formula = "-A exp(lp - sg(lp))",
           .needs = {Column::kAdvantages},
           .terms = OnPolicyTerms};
 }
 
-LossEntry CrossEntropy() {
-  return {.name = "ce", .paper = "maximum likelihood", .formula = "-lp", .terms = CrossEntropyTerms};
-}
+TP_PLUGIN(Loss, ce) { return {.paper = "maximum likelihood", .formula = "-lp", .terms = CrossEntropyTerms}; }
 
 }  // namespace tidepool::algorithms

@@ -1,6 +1,6 @@
 // SAPO (arXiv:2511.20347): a soft gate in place of the clip; at rho = 1 the slope is that of PPO.
 //   x = -A (4/tau) sigmoid(tau (rho - 1)),  tau = tau_pos if A > 0 else tau_neg
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -24,9 +24,8 @@ Status SapoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Los
 
 }  // namespace
 
-LossEntry Sapo() {
-  return {.name = "sapo",
-          .paper = "Soft adaptive policy optimization, arXiv:2511.20347",
+TP_PLUGIN(Loss, sapo) {
+  return {.paper = "Soft adaptive policy optimization, arXiv:2511.20347",
           .formula = "-A (4/tau) sigmoid(tau (rho - 1)), tau = tau_pos if A > 0 else tau_neg",
           .options =
               {{.name = "tau_pos",
@@ -39,6 +38,13 @@ LossEntry Sapo() {
           .needs = {Column::kAdvantages, Column::kOld},
           .aggregation = "seq-mean-token-mean",
           .terms = SapoTerms};
+}
+
+TP_PLUGIN(Algorithm, sapo) {
+  return {.paper = "Soft adaptive policy optimization, arXiv:2511.20347",
+          .doc = "a soft gate in place of the clip",
+          .advantage = {"grpo"},
+          .loss = {"sapo"}};
 }
 
 }  // namespace tidepool::algorithms

@@ -1,7 +1,7 @@
 // RLOO as in TRL (arXiv:2402.14740): PPO's clip on the ratio of whole sequences; a value per row.
 //   x_i = max(-A_i r, -A_i clip(r, 1 - clip_low, 1 + clip_high)),  r = exp(sum_t m (lp - old)),  A_i: the
 //   row's mean of A
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -25,9 +25,8 @@ Status SeqProductTerms(const Options& o, const Cells& cells, const PolicyBatch& 
 
 }  // namespace
 
-LossEntry SequenceProduct() {
-  return {.name = "seq_product",
-          .paper = "Back to basics (RLOO), arXiv:2402.14740, as in TRL",
+TP_PLUGIN(Loss, seq_product) {
+  return {.paper = "Back to basics (RLOO), arXiv:2402.14740, as in TRL",
           .formula = "max(-A_i r, -A_i clip(r)), r = exp(sum_t(lp - old))",
           .options = {ClipLow(0.2), ClipHigh(0.2)},
           .needs = {Column::kAdvantages, Column::kOld},
@@ -36,6 +35,13 @@ LossEntry SequenceProduct() {
           .extras = false,
           .whole_rows = true,
           .terms = SeqProductTerms};
+}
+
+TP_PLUGIN(Algorithm, rloo_clip) {
+  return {.paper = "Back to basics, arXiv:2402.14740, as in TRL",
+          .doc = "leave-one-out baseline, clip on the ratio of whole sequences",
+          .advantage = {"rloo"},
+          .loss = {"seq_product"}};
 }
 
 }  // namespace tidepool::algorithms

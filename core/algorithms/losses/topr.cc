@@ -1,7 +1,7 @@
 // TOPR (tapered off-policy REINFORCE, arXiv:2503.14286).
 //   x = -w A lp,  w = w_pos for positive rows, else w_neg sg(clip(r, 0, 1)),  r = exp(sum_t m (lp - old)) or
 //   the token's ratio
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -27,9 +27,8 @@ Status ToprTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Los
 
 }  // namespace
 
-LossEntry Topr() {
-  return {.name = "topr",
-          .paper = "Tapered off-policy REINFORCE, arXiv:2503.14286",
+TP_PLUGIN(Loss, topr) {
+  return {.paper = "Tapered off-policy REINFORCE, arXiv:2503.14286",
           .formula = "-w A lp, w = w_pos for positive rows, else w_neg sg(clip(exp(sum_t(lp - old)), 0, 1))",
           .options = {Choice("level", "sequence", {"sequence", "token"}, "of the ratio (ROLL: token)"),
                       Choice("positive", "score>=0", {"score>=0", "score>0"}, "rows that count as positive"),
@@ -39,6 +38,13 @@ LossEntry Topr() {
           .aggregation = "seq-mean-token-sum",
           .whole_rows = true,
           .terms = ToprTerms};
+}
+
+TP_PLUGIN(Algorithm, topr) {
+  return {.paper = "Tapered off-policy REINFORCE, arXiv:2503.14286",
+          .doc = "wrong answers weigh at most their ratio",
+          .advantage = {"grpo"},
+          .loss = {"topr"}};
 }
 
 }  // namespace tidepool::algorithms

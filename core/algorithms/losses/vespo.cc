@@ -1,7 +1,7 @@
 // VESPO (arXiv:2602.10693): a detached gamma-shaped weight of the sequence ratio.
 //   x = -sg(exp(la + k log W - la W)) A lp,  W = exp(sum_t m l);  k, la by the sign of A
 // each l clamped to +-20, log W to [log 1e-8, 20].
-#include "core/algorithms/losses/losses.h"
+#include "core/algorithms/registry.h"
 
 namespace tidepool::algorithms {
 namespace {
@@ -24,9 +24,8 @@ Status VespoTerms(const Options& o, const Cells& cells, const PolicyBatch& b, Lo
 
 }  // namespace
 
-LossEntry Vespo() {
-  return {.name = "vespo",
-          .paper = "VESPO, arXiv:2602.10693",
+TP_PLUGIN(Loss, vespo) {
+  return {.paper = "VESPO, arXiv:2602.10693",
           .formula = "-sg(exp(la + k log W - la W)) A lp, W = exp(sum_t(lp - old))",
           .options = {{.name = "k_pos", .fallback = 2.0, .doc = "k where A >= 0", .required = true},
                       {.name = "lambda_pos", .fallback = 3.0, .doc = "la where A >= 0", .required = true},
@@ -35,6 +34,13 @@ LossEntry Vespo() {
           .needs = {Column::kAdvantages, Column::kOld},
           .whole_rows = true,
           .terms = VespoTerms};
+}
+
+TP_PLUGIN(Algorithm, vespo) {
+  return {.paper = "VESPO, arXiv:2602.10693",
+          .doc = "gamma-shaped weight of the sequence ratio",
+          .advantage = {"grpo"},
+          .loss = {"vespo"}};
 }
 
 }  // namespace tidepool::algorithms

@@ -21,13 +21,15 @@ void WriteLlama(const ModelSpec& s, nlohmann::ordered_json& c) {
 
 }  // namespace
 
-extern const Family kLlama;
-const Family kLlama = {
-    "llama",
-    "LlamaForCausalLM",
-    "Llama 2 and 3.x, SmolLM2; attention and MLP biases; rope scaling default, linear, llama3, yarn",
-    "rope scaling dynamic beyond max_position_embeddings, longrope and others; activations other than silu",
-    ReadLlama,
-    WriteLlama};
+TP_PLUGIN(Family, llama) {
+  return {
+      .architecture = "LlamaForCausalLM",
+      .doc = "Llama 2 and 3.x, SmolLM2; attention and MLP biases; rope scaling default, linear, llama3, yarn",
+      .refused =
+          "rope scaling dynamic beyond max_position_embeddings, longrope and others; activations other than "
+          "silu",
+      .read = ReadLlama,
+      .write = WriteLlama};
+}
 
 }  // namespace tidepool::model

@@ -15,13 +15,13 @@ void WriteMistral(const ModelSpec&, nlohmann::ordered_json& c) { c["sliding_wind
 
 }  // namespace
 
-extern const Family kMistral;
-const Family kMistral = {
-    "mistral",
-    "MistralForCausalLM",
-    "Mistral without a sliding window (sliding_window: null, or not below max_position_embeddings)",
-    "a sliding window below max_position_embeddings; rope types as for llama",
-    ReadMistral,
-    WriteMistral};
+TP_PLUGIN(Family, mistral) {
+  return {
+      .architecture = "MistralForCausalLM",
+      .doc = "Mistral without a sliding window (sliding_window: null, or not below max_position_embeddings)",
+      .refused = "a sliding window below max_position_embeddings; rope types as for llama",
+      .read = ReadMistral,
+      .write = WriteMistral};
+}
 
 }  // namespace tidepool::model

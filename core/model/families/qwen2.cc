@@ -15,13 +15,14 @@ void WriteQwen2(const ModelSpec&, nlohmann::ordered_json& c) { c["use_sliding_wi
 
 }  // namespace
 
-extern const Family kQwen2;
-const Family kQwen2 = {"qwen2",
-                       "Qwen2ForCausalLM",
-                       "Qwen2 and Qwen2.5: q, k and v have biases",
-                       "use_sliding_window: true where a layer's window is below max_position_embeddings; "
-                       "rope types as for llama",
-                       ReadQwen2,
-                       WriteQwen2};
+TP_PLUGIN(Family, qwen2) {
+  return {.architecture = "Qwen2ForCausalLM",
+          .doc = "Qwen2 and Qwen2.5: q, k and v have biases",
+          .refused =
+              "use_sliding_window: true where a layer's window is below max_position_embeddings; "
+              "rope types as for llama",
+          .read = ReadQwen2,
+          .write = WriteQwen2};
+}
 
 }  // namespace tidepool::model

@@ -34,13 +34,13 @@ void WriteQwen2Moe(const ModelSpec& s, nlohmann::ordered_json& c) {
 
 }  // namespace
 
-extern const Family kQwen2Moe;
-const Family kQwen2Moe = {
-    "qwen2_moe",
-    "Qwen2MoeForCausalLM",
-    "Qwen1.5-MoE, Qwen2-MoE: experts and a shared expert with a gate; dense layers in between",
-    "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama",
-    ReadQwen2Moe,
-    WriteQwen2Moe};
+TP_PLUGIN(Family, qwen2_moe) {
+  return {.architecture = "Qwen2MoeForCausalLM",
+          .doc = "Qwen1.5-MoE, Qwen2-MoE: experts and a shared expert with a gate; dense layers in between",
+          .refused =
+              "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama",
+          .read = ReadQwen2Moe,
+          .write = WriteQwen2Moe};
+}
 
 }  // namespace tidepool::model

@@ -25,13 +25,14 @@ void WriteQwen3(const ModelSpec& s, nlohmann::ordered_json& c) {
 
 }  // namespace
 
-extern const Family kQwen3;
-const Family kQwen3 = {"qwen3",
-                       "Qwen3ForCausalLM",
-                       "Qwen3: norms on the heads of q and k, free head size, optional attention biases",
-                       "use_sliding_window: true where a layer's window is below max_position_embeddings; "
-                       "rope types as for llama",
-                       ReadQwen3,
-                       WriteQwen3};
+TP_PLUGIN(Family, qwen3) {
+  return {.architecture = "Qwen3ForCausalLM",
+          .doc = "Qwen3: norms on the heads of q and k, free head size, optional attention biases",
+          .refused =
+              "use_sliding_window: true where a layer's window is below max_position_embeddings; "
+              "rope types as for llama",
+          .read = ReadQwen3,
+          .write = WriteQwen3};
+}
 
 }  // namespace tidepool::model

@@ -30,13 +30,13 @@ void WriteQwen3Moe(const ModelSpec& s, nlohmann::ordered_json& c) {
 
 }  // namespace
 
-extern const Family kQwen3Moe;
-const Family kQwen3Moe = {
-    "qwen3_moe",
-    "Qwen3MoeForCausalLM",
-    "Qwen3-MoE: Qwen3's attention, experts, dense layers in between",
-    "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama",
-    ReadQwen3Moe,
-    WriteQwen3Moe};
+TP_PLUGIN(Family, qwen3_moe) {
+  return {.architecture = "Qwen3MoeForCausalLM",
+          .doc = "Qwen3-MoE: Qwen3's attention, experts, dense layers in between",
+          .refused =
+              "use_sliding_window: true with a window below max_position_embeddings; rope types as for llama",
+          .read = ReadQwen3Moe,
+          .write = WriteQwen3Moe};
+}
 
 }  // namespace tidepool::model

@@ -4,8 +4,11 @@
 
 class Run {
   constructor(data, hue) {
-    Object.assign(this, data);
     this.hue = hue || 'blue';
+    this.take(data);
+  }
+  take(data) {
+    Object.assign(this, data);
     const config = this.values || {};
     this.kind = this.facts.job === 'rl' && (config['model.policy'] || this.has('eval/return/mean')) ? 'control' : this.facts.job || 'rl';
     this.title = this.facts.name || this.folder;
@@ -157,6 +160,7 @@ const share = {percent: true, min: 0, max: 1.02};
 const generates = run => run.kind === 'rl' || run.kind === 'control';
 const isPairs = run => run.kind === 'dpo' || run.kind === 'reward_model';
 const of = (...names) => run => run.metric(...names);
+const ofRows = (...names) => run => run.kind === 'control' ? [] : run.metric(...names);  // of a control task the reward is the return
 const ofRollout = (...names) => run => generates(run) ? run.metric(...names) : [];
 const pairs = what => of('dpo/' + what, 'reward_model/' + what);
 const heldPairs = what => run => isPairs(run) ? run.heldOut('eval/' + what, 'eval/dpo/' + what, 'eval/reward_model/' + what) : [];
@@ -170,8 +174,9 @@ const cards = [
   {title: 'Held-out return', note: 'mean of episodes that are never trained on, with its 95 % interval',
    lines: [['mean', 'green', of('eval/return/mean'), dots], ['95 %', 'grey', of('eval/return/low'), {band: of('eval/return/high')}]]},
   {title: 'Held-out reward', note: 'mean reward of the answers to held-out rows, which are never trained on, with its 95 % interval',
-   lines: [['mean', 'green', of('eval/reward/mean'), dots], ['95 %', 'grey', of('eval/reward/low'), {band: of('eval/reward/high')}]]},
+   lines: [['mean', 'green', ofRows('eval/reward/mean'), dots], ['95 %', 'grey', ofRows('eval/reward/low'), {band: ofRows('eval/reward/high')}]]},
   {title: 'Held-out reward by function', note: 'unweighted means on held-out rows', each: run => {
+    if (run.kind === 'control') return [];
     const names = Object.keys(run.metrics).map(name => (/^eval\/reward\/(.+)\/mean$/.exec(name) || [])[1]).filter(Boolean);
     return names.length < 2 ? [] : names.map((name, i) => [name, colours[i % colours.length], of('eval/reward/' + name + '/mean'), dots]);
   }},
@@ -191,8 +196,8 @@ const cards = [
    lines: [['chosen', 'green', pairs('chosen'), smooth], ['rejected', 'pink', pairs('rejected'), smooth]]},
   {title: 'Agreement with the teacher', note: 'share of tokens where both hold the same one for likeliest', ...share, lines: [['agreement', 'green', of('distill/agreement'), smooth]]},
   {title: 'Groups without a signal', ...share,
-   note: 'share of groups whose rewards are all equal, which teach nothing when advantages are relative to the group; at the worst and at the best reward',
-   lines: [['all equal', 'pink', of('critic/zero_variance_ratio'), smooth], ['all wrong', 'grey', of('critic/solve_none')], ['all right', 'mint', of('critic/solve_all')]]},
+   note: 'share of groups whose rewards are all equal, which teach nothing when advantages are relative to the group; of these, where the first reward is 0 or 1, all wrong and all right',
+   lines: [['all equal', 'pink', of('reward/frac_reward_zero_std'), smooth], ['all wrong', 'grey', of('reward/solve_none')], ['all right', 'green', of('reward/solve_all')]]},
   {title: 'Response length', note: 'tokens', lines: [['mean', 'blue', of('response_length/mean'), smooth], ['max', 'grey', of('response_length/max')]]},
   {title: 'Answers cut at the limit', note: 'share of samples that reached rollout.max_new_tokens', ...share, lines: [['cut', 'amber', of('response_length/clip_ratio'), smooth]]},
   {title: 'Episode length', note: 'environment steps', lines: [['mean', 'blue', of('episode/length/mean'), smooth]]},
@@ -249,8 +254,8 @@ function curvesOf(runs) {
       if (line) series = runs.map(run => put(line, run, run.label));
     }
     series = series.filter(s => s.points.length && (!s.band || s.band.length === s.points.length));
-    if (!series.length) continue;
     const kinds = new Set(runs.map(run => run.kind)), kind = kinds.size === 1 ? runs[0].kind : '';
+    if (series.length < (kinds.size > 1 ? 2 : 1)) continue;  // jobs of different kinds: what they share
     list.push([{...card, note: typeof card.note === 'string' ? card.note : card.note[kind] ?? card.note['']}, series]);
   }
   return list;
@@ -271,14 +276,25 @@ function curves(runs) {
   return grid;
 }
 
-// Every metric there is, drawn when it is asked for.
+// Every metric there is, drawn when it is asked for; update(runs) draws what has come.
 function allMetrics(runs) {
-  const names = [...new Set(runs.flatMap(run => Object.keys(run.metrics)))].sort(), grid = make('div.grid2');
+  const grid = make('div.grid2'), title = make('summary');
   const find = make('input', {type: 'search', placeholder: 'part of a name', 'aria-label': 'filter metrics by name'});
-  const fill = () => grid.replaceChildren(...names.filter(n => n.includes(find.value.trim())).slice(0, 60)
-    .map(n => chart({title: n}, runs.map(run => ({run, name: runs.length > 1 ? run.label : '', color: color(run.hue), points: run.metric(n), smooth: true})))));
-  find.oninput = fill;
-  const all = make('details', make('summary', 'Every metric (' + names.length + ')'), make('div.caption', find), grid);
-  all.ontoggle = () => { if (all.open && !grid.children.length) fill(); };
-  return names.length ? all : null;
+  const all = make('details', title, make('div.caption', find), grid);
+  const namesOf = () => [...new Set(runs.flatMap(run => Object.keys(run.metrics)))].sort();
+  const series = name => runs.map(run => ({run, name: runs.length > 1 ? run.label : '', color: color(run.hue), points: run.metric(name), smooth: true}));
+  let shown = [], figures = [];
+  all.update = () => {
+    const names = namesOf(), wanted = names.filter(n => n.includes(find.value.trim())).slice(0, 60);
+    title.textContent = 'Every metric (' + names.length + ')';
+    all.hidden = !names.length;
+    if (!all.open) return;
+    if (wanted.join() === shown.join()) return figures.forEach((figure, i) => figure.update(series(shown[i])));
+    shown = wanted;
+    figures = wanted.map(name => chart({title: name}, series(name)));
+    grid.replaceChildren(...figures);
+  };
+  find.oninput = all.ontoggle = all.update;
+  all.update();
+  return all;
 }

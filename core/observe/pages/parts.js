@@ -53,7 +53,7 @@ function figuresOf(run) {
   if (reward.length) put(run.kind === 'control' ? 'mean return' : 'mean reward', arrow(...tenths(reward)), '', 'first and last tenth of the steps');
   const loss = isPairs(run) ? pairs('loss')(run) : run.metric('sft/loss', 'distill/loss', 'actor/loss');
   if (!reward.length && loss.length) put('loss', arrow(...tenths(loss)), '', 'first and last tenth of the steps');
-  const silent = run.metric('critic/zero_variance_ratio');
+  const silent = run.metric('reward/frac_reward_zero_std');
   if (silent.length) {
     const now = tenths(silent)[1];
     put('groups without a signal', number(now, true), '', 'all rewards equal, last tenth of the steps', now > .8 ? 'bad' : '');

@@ -8,9 +8,9 @@ const hues = {rollout: 'blue', reward: 'amber', train: 'green', weights: 'violet
 // lanes: names; categories, names: words; spans: [lane, category, name, from, seconds, count] in order of start.
 // words: what to call a category. Drag or turn the wheel with Ctrl to look closer, double-click for the whole.
 function timeline(data, marks, words, start, end) {
-  const row = data.lanes.length > 120 ? 7 : data.lanes.length > 40 ? 13 : 22, label = row > 10, left = label ? 150 : 12, foot = 24;
+  const row = data.lanes.length > 120 ? 7 : data.lanes.length > 40 ? 13 : 22, label = row > 10, foot = 24;
   const height = data.lanes.length * row + 6, canvas = make('canvas'), strip = make('div.strip', canvas);
-  let from = start, to = end, drag = null;
+  let from = start, to = end, drag = null, left = 12;
   const context = canvas.getContext('2d');
   const paint = () => {
     const width = strip.clientWidth, scale = devicePixelRatio || 1, css = getComputedStyle(document.documentElement);
@@ -19,6 +19,7 @@ function timeline(data, marks, words, start, end) {
     context.setTransform(scale, 0, 0, canvas.height / (height + foot), 0, 0);
     context.clearRect(0, 0, width, height + foot);
     context.font = '11.5px ' + getComputedStyle(document.body).fontFamily;
+    if (label) left = 20 + Math.min(130, width / 3, Math.max(...data.lanes.map(name => context.measureText(name).width)));
     const X = t => left + (t - from) / (to - from) * (width - left - 10);
     data.lanes.forEach((name, i) => {
       context.fillStyle = hue('well'); context.fillRect(left, i * row + 3, width - left - 10, row - Math.max(2, row / 4));
@@ -37,10 +38,11 @@ function timeline(data, marks, words, start, end) {
     if (visible.length < width / 12) for (const m of visible) { context.beginPath(); context.moveTo(X(m), 0); context.lineTo(X(m), height); context.stroke(); }
     context.restore();
     context.fillStyle = hue('faint'); context.textAlign = 'center';
-    for (const t of ticks(from, to, Math.max(3, width / 130))) context.fillText(clock(t), X(t), height + 14);
+    for (const t of ticks(from, to, Math.max(3, width / 130))) context.fillText(clock(t), Math.min(X(t), width - context.measureText(clock(t)).width / 2), height + 14);
     if (drag) { context.fillStyle = hue('blue'); context.globalAlpha = .18; context.fillRect(Math.min(drag.from, drag.to), 0, Math.abs(drag.to - drag.from), height); context.globalAlpha = 1; }
     paint.time = px => from + (px - left) / (width - left - 10) * (to - from);
   };
+  strip.zoomed = () => from > start || to < end || drag !== null;
   const look = (a, b) => { from = Math.max(start, a); to = Math.min(end, b); if (!(to > from)) { from = start; to = end; } paint(); };
   const place = event => { const r = canvas.getBoundingClientRect(); return [event.clientX - r.left, event.clientY - r.top]; };
   canvas.onpointerdown = event => { const [x] = place(event); if (x >= left) drag = {from: x, to: x}; };
@@ -112,6 +114,8 @@ function pool(p) {
                                  spread(m.release_s.map((s, i) => s + m.grant_s[i]))]);
   const moves = rows.length ? [make('div.caption', {style: 'margin-top:14px'}, 'How long slots took to change hands: milliseconds, median / 90 % / longest'),
     make('div.wide', grid(['move', 'done', 'rolled back', 'drain and release', 'grant', 'whole'], rows, {id: 'moves'}))] : [];
-  return make('div.card', {id: 'tide'}, make('div.caption', t.buttons, legendOf(p, words, true)), t.strip,
+  const card = make('div.card', {id: 'tide'}, make('div.caption', t.buttons, legendOf(p, words, true)), t.strip,
               make('p.note', 'Dashed lines are ends of optimizer steps.'), moves);
+  card.zoomed = t.strip.zoomed;
+  return card;
 }

@@ -1,4 +1,4 @@
-"""The task `products` as core/tasks/arithmetic_tasks.cc defines it: the same split for the same seed."""
+"""The task `products` as core/tasks/tasks/products.cc defines it: the same split for the same seed."""
 
 import re
 

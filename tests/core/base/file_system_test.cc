@@ -114,6 +114,20 @@ TEST_P(FileSystemTest, WriteFileReplacesWholeAndLeavesNoTemporary) {
   EXPECT_THAT(*fs_->List(root_), ElementsAre("f"));
 }
 
+TEST_P(FileSystemTest, FileStaysUntilItsLastNameGoes) {
+  ASSERT_TRUE(fs_->MakeDirectory(Path("d")).ok());
+  ASSERT_TRUE(fs_->WriteFile(Path("a"), "shared").ok());
+  ASSERT_TRUE(fs_->Link(Path("a"), Path("d/b")).ok());
+  EXPECT_EQ(fs_->Link(Path("a"), Path("d/b")).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(fs_->Link(Path("none"), Path("c")).code(), StatusCode::kNotFound);
+  EXPECT_FALSE(fs_->Link(Path("d"), Path("c")).ok()) << "a folder has one name";
+  ASSERT_TRUE(fs_->SyncFile(Path("d/b")).ok());
+  ASSERT_TRUE(fs_->RemoveFile(Path("a")).ok());
+  EXPECT_EQ(*fs_->ReadFile(Path("d/b")), "shared");
+  ASSERT_TRUE(fs_->RemoveFile(Path("d/b")).ok());
+  EXPECT_EQ(fs_->SyncFile(Path("d/b")).code(), StatusCode::kNotFound);
+}
+
 TEST_P(FileSystemTest, LockIsExclusiveAndNamesItsHolder) {
   auto first = fs_->Lock(Path("lock"), "controller pid 41");
   ASSERT_TRUE(first.ok());
@@ -170,6 +184,16 @@ TEST_F(RealFileSystemTest, LinkedFolderIsFollowedButNotRemoved) {
   ASSERT_TRUE(fs_.MakeDirectories(root_ + "/runs/a").ok()) << "runs/ may be a link to a larger disk";
   ASSERT_TRUE(fs_.RemoveTree(root_ + "/runs").ok());
   EXPECT_TRUE(fs_.Exists(root_ + "/disk2/keep"));
+}
+
+// A download cache holds links to its files.
+TEST_F(RealFileSystemTest, NewNameIsThatOfTheFileWhichALinkNames) {
+  ASSERT_TRUE(fs_.WriteFile(root_ + "/blob", "x").ok());
+  ASSERT_EQ(::symlink("blob", (root_ + "/link").c_str()), 0);
+  ASSERT_TRUE(fs_.Link(root_ + "/link", root_ + "/name").ok());
+  EXPECT_FALSE(fs_.Stat(root_ + "/name")->is_link);
+  ASSERT_EQ(::chmod((root_ + "/name").c_str(), 0444), 0);
+  EXPECT_TRUE(fs_.SyncFile(root_ + "/name").ok()) << "reading is enough";
 }
 
 TEST_F(RealFileSystemTest, LockEndsWithAKilledProcess) {
@@ -254,6 +278,22 @@ TEST(MemoryFileSystemTest, NamesAreLostWithoutSyncDirAndRenamesAreAtomic) {
   EXPECT_GT(lost, 5);
   EXPECT_GT(renamed, 5);
   EXPECT_LT(renamed, 95);
+}
+
+TEST(MemoryFileSystemTest, NamesOfOneFileLoseTheSameBytes) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    MemoryFileSystem fs({.seed = seed, .capacity_bytes = 100});
+    ASSERT_TRUE((*fs.CreateNew("a"))->Append("not synced").ok());
+    ASSERT_TRUE(fs.Link("a", "b").ok());
+    ASSERT_TRUE(fs.SyncDir("/").ok());
+    fs.Crash();
+    EXPECT_EQ(*fs.ReadFile("a"), *fs.ReadFile("b"));
+    const int64_t free = *fs.FreeBytes("/");
+    ASSERT_TRUE(fs.RemoveFile("a").ok());
+    EXPECT_EQ(*fs.FreeBytes("/"), free) << "it has another name";
+    ASSERT_TRUE(fs.RemoveFile("b").ok());
+    EXPECT_EQ(*fs.FreeBytes("/"), 100);
+  }
 }
 
 TEST(MemoryFileSystemTest, CapacityGivesShortWritesAndReservedSpaceIsKept) {

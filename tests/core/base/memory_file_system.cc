@@ -24,6 +24,8 @@ struct Node {
   size_t synced = 0;
   std::optional<std::string> before_cut;
   int64_t reserved = 0;  // bytes of capacity beyond the content
+  int64_t links = 1;     // names of it
+  int64_t cut = 0;       // the power cut that it has been through last
   // Folder.
   std::map<std::string, NodePtr> names, durable_names;
   std::vector<NameChange> unsynced_changes;
@@ -129,10 +131,17 @@ struct MemoryFileSystem::Disk {
   [[nodiscard]] bool Fits(int64_t more) const {
     return faults.capacity_bytes < 0 || used + more <= faults.capacity_bytes;
   }
-  void Free(const Node& node) { used -= static_cast<int64_t>(node.content.size()) + node.reserved; }
+  void Free(Node& node) {
+    if (--node.links == 0) used -= static_cast<int64_t>(node.content.size()) + node.reserved;
+  }
 
   void PowerCut(Node& node) {
     if (!node.is_directory) {
+      if (std::exchange(node.cut, generation) == generation) {
+        ++node.links;
+        return;
+      }
+      node.links = 1;
       CutFile(node);
       used += static_cast<int64_t>(node.content.size());
       return;
@@ -456,6 +465,32 @@ Status MemoryFileSystem::Rename(const std::string& from, const std::string& to) 
     Disk::Change(*source.dir, {{source.name, nullptr}});
   }
   return status;
+}
+
+Status MemoryFileSystem::Link(const std::string& from, const std::string& to) {
+  const std::lock_guard lock(disk_->mu);
+  const std::string doing = "give the name " + to + " to";
+  TP_ASSIGN_OR_RETURN(const Disk::Place source, disk_->Locate(from, doing));
+  TP_ASSIGN_OR_RETURN(const Disk::Place target, disk_->Locate(to, doing));
+  if (source.node == nullptr) return FileError(ENOENT, doing, from);
+  if (source.node->is_directory) return FileError(EPERM, doing, from);
+  if (target.node != nullptr) return FileError(EEXIST, doing, to);
+  bool half_done = false;
+  Status status = disk_->Begin(doing, from, &half_done);
+  if (!status.ok() && !half_done) return status;
+  ++source.node->links;
+  Disk::Change(*target.dir, {{target.name, source.node}});
+  return status;
+}
+
+Status MemoryFileSystem::SyncFile(const std::string& path) {
+  {
+    const std::lock_guard lock(disk_->mu);
+    if (disk_->down) return Gone(path);
+    if (disk_->Find(Parts(path)) == nullptr) return FileError(ENOENT, "open", path);
+  }
+  TP_ASSIGN_OR_RETURN(const auto file, OpenForAppend(path));
+  return file->Sync();
 }
 
 Status MemoryFileSystem::RemoveFile(const std::string& path) {

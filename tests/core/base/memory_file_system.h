@@ -7,6 +7,7 @@
 //     (pages reach the disk in any order); synced bytes always stay;
 //   - names changed in a folder since its last SyncDir: a prefix of those changes, in order, is kept
 //     (a rename inside one folder is one change; between folders it is two);
+//   - a file with several names (Link) is one file: all of them lose the same bytes;
 //   - handles and locks are gone; using an old handle is kUnavailable.
 // Kill() is the death of the process alone: contents stay, handles and locks are gone.
 //
@@ -56,7 +57,9 @@ class MemoryFileSystem : public FileSystem {
   StatusOr<std::vector<std::string>> List(const std::string& dir) override;
   Status MakeDirectory(const std::string& dir) override;
   Status Rename(const std::string& from, const std::string& to) override;
+  Status Link(const std::string& from, const std::string& to) override;
   Status RemoveFile(const std::string& path) override;
+  Status SyncFile(const std::string& path) override;
   Status RemoveDirectory(const std::string& dir) override;
   Status SyncDir(const std::string& dir) override;
   StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path, const std::string& who) override;

@@ -224,18 +224,50 @@ TEST(LoadConfigTest, MissingFileAndFolderAreTold) {
   EXPECT_THAT(LoadConfig("configs").status().message(), HasSubstr("is a folder"));
 }
 
-TEST(LoadConfigTest, PathsAreAlsoLookedUpBesideTheFile) {
+TEST(LoadConfigTest, PathsAreLookedUpBesideTheFileAndThenInTheCurrentDirectory) {
   Folder folder;
-  folder.Write("jobs/rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
-  const std::string path =
-      folder.Write("jobs/x.yaml", std::string("job: rl\nmodel: {path: nowhere}\ndata: {path: "
-                                              "rows.jsonl}\nreward: {functions: [exact_answer]}\n"));
+  const std::string row = "{\"prompt\": \"a\", \"answer\": \"b\"}\n";
+  folder.Write("jobs/rows.jsonl", row);
+  folder.Write("rows.jsonl", row);
+  const std::string jobs = fs::canonical(fs::path(folder.Write("jobs/held.jsonl", row)).parent_path());
+  const std::string path = folder.Write(
+      "jobs/x.yaml", std::string("job: rl\nmodel: {path: nowhere}\ndata: {path: rows.jsonl, "
+                                 "eval_path: held.jsonl}\nreward: {functions: [exact_answer]}\n"));
+  const fs::path before = fs::current_path();
+  // The config means the same wherever it is read.
+  for (const fs::path& from : {before, fs::path(jobs).parent_path(), fs::path("/")}) {
+    fs::current_path(from);
+    const auto loaded = LoadConfig(from == "/" ? fs::path(jobs) / "x.yaml" : fs::path(path));
+    fs::current_path(before);
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    EXPECT_EQ(loaded->config.data.path, jobs + "/rows.jsonl");
+    EXPECT_EQ(loaded->config.data.eval_path, jobs + "/held.jsonl");
+    EXPECT_EQ(loaded->config.model.path, "nowhere");
+    ASSERT_EQ(loaded->warnings.size(), 1U);
+    EXPECT_THAT(loaded->warnings[0], HasSubstr("x.yaml:2: model.path: 'nowhere' is not there (tried " + jobs +
+                                               "/nowhere and " + (from / "nowhere").string() + ")"));
+  }
+  // What is not beside the file is of the current directory; so is what the command line says, at once.
+  fs::current_path(fs::path(jobs).parent_path());
+  const auto beside = LoadConfig("jobs/x.yaml", {"data.path=rows.jsonl", "model.path=jobs/"});
+  fs::current_path(before);
+  ASSERT_TRUE(beside.ok()) << beside.status().message();
+  EXPECT_EQ(beside->config.data.path, fs::path(jobs).parent_path().string() + "/rows.jsonl");
+  EXPECT_EQ(beside->config.model.path, jobs);
+}
+
+TEST(LoadConfigTest, ASocketOfARewardServerIsFoundFromAnyDirectory) {
+  Folder folder;
+  const std::string text =
+      "model: {path: m}\ndata: {path: d}\nreward: {functions: [{name: a, endpoint: \"unix:a.sock\"}, "
+      "{name: b, endpoint: \"unix:b.sock\"}, {name: c, endpoint: \"localhost:1\"}]}\n";
+  const std::string path = folder.Write("x.yaml", text);
+  const std::string beside = folder.Write("a.sock", "");
   const auto loaded = LoadConfig(path);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-  EXPECT_TRUE(fs::exists(loaded->config.data.path));
-  EXPECT_EQ(loaded->config.model.path, "nowhere");
-  ASSERT_EQ(loaded->warnings.size(), 1U);
-  EXPECT_THAT(loaded->warnings[0], HasSubstr("x.yaml:2: model.path: 'nowhere' is not there"));
+  EXPECT_EQ(loaded->config.reward.functions[0].endpoint, "unix:" + beside);
+  EXPECT_EQ(loaded->config.reward.functions[1].endpoint, "unix:" + (fs::current_path() / "b.sock").string());
+  EXPECT_EQ(loaded->config.reward.functions[2].endpoint, "localhost:1");
 }
 
 TEST(LoadConfigTest, ModelAndDataComeFromOnePlace) {
@@ -267,6 +299,10 @@ TEST(LoadConfigTest, RlRules) {
   EXPECT_THAT(With("reward=null"), HasSubstr("reward.functions: is empty"));
   EXPECT_THAT(With("reward.functions=[{name: mine}]"), HasSubstr("no reward is named 'mine'"));
   EXPECT_EQ(With("reward.functions=[{name: mine, endpoint: \"unix:/tmp/x\"}]"), "no error");
+  EXPECT_EQ(With("reward.functions=[{name: mine, endpoint: \"http://127.0.0.1:7001/grade\"}]"), "no error");
+  EXPECT_THAT(
+      With("reward.functions=[{name: mine, endpoint: \"https://judge/\"}]"),
+      HasSubstr("reward.functions[0].endpoint: found 'https://judge/'; expected http://HOST:PORT/PATH"));
   EXPECT_EQ(With("reward.functions=[\"format:^a+$\"]"), "no error");
   EXPECT_THAT(With("reward.functions=[\"format:(\"]"), HasSubstr("bad regular expression"));
   EXPECT_EQ(With("algorithm.kl.coef=0.1"), "no error");
@@ -322,8 +358,9 @@ TEST(LoadConfigTest, KeysThatNothingReadsAreRefused) {
         EXPECT_EQ(evaluated, "no error") << key;
       }
     }
-    EXPECT_THAT(Error(text, {"eval.samples=3"}),
-                HasSubstr(pairs ? "no error" : "eval.samples: is 3, but a job: " + job + " is evaluated on"));
+    EXPECT_THAT(
+        Error(text, {"eval.samples=3"}),
+        HasSubstr(job == "distill" ? "eval.samples: is 3, but a job: distill is evaluated on" : "no error"));
     EXPECT_EQ(Error(text, {"eval.samples=3", "eval.every_steps=2"}), "no error");
   }
   EXPECT_EQ(Error(data + "job: sft\nrollout: {temperature: 0.5}\n"),
@@ -385,6 +422,32 @@ TEST(LoadConfigTest, AnOptimizerIsOffloadedOnlyWhereAnotherRoleNeedsItsMemory) {
   const std::string sft = "job: sft\nmodel: {path: m}\ndata: {task: reverse}\n";
   EXPECT_THAT(Error(sft, {disk}), HasSubstr("this job: sft only trains"));
   EXPECT_EQ(Error(sft, {disk, "eval.every_steps=2"}), "no error");
+}
+
+TEST(LoadConfigTest, TheBestCheckpointIsKnownByAnEvaluationOfItsStep) {
+  const auto best = [](const std::string& metric, std::vector<std::string> more = {}) {
+    more.push_back("checkpoint.keep_best=" + metric);
+    return Error(kGood, more);
+  };
+  const std::vector<std::string> good = {"checkpoint.every_steps=5", "eval.every_steps=10"};
+  EXPECT_EQ(best("eval/reward/mean", good), "no error");
+  EXPECT_EQ(best("eval/accuracy", good), "no error");
+  EXPECT_EQ(best("eval/reward/exact_answer/mean", good), "no error");
+  EXPECT_EQ(best("''"), "no error");
+  EXPECT_THAT(
+      best("eval/reward/other/mean", good),
+      HasSubstr("checkpoint.keep_best: is eval/reward/other/mean, which no evaluation of this job has; "
+                "one of eval/reward/mean, eval/accuracy, eval/reward/exact_answer/mean"));
+  EXPECT_THAT(best("critic/score/mean", good), HasSubstr("which no evaluation of this job has"));
+  EXPECT_THAT(best("eval/return/mean", good), HasSubstr("which no evaluation of this job has"));
+  EXPECT_THAT(best("eval/accuracy"), HasSubstr("needs evaluations on the way; write eval.every_steps"));
+  EXPECT_THAT(best("eval/accuracy", {"checkpoint.every_steps=4", "eval.every_steps=10"}),
+              HasSubstr("evaluations are every 10 steps and checkpoints every 4; make eval.every_steps a "
+                        "multiple"));
+  EXPECT_THAT(best("eval/accuracy", {"checkpoint.every_steps=0", "eval.every_steps=10"}),
+              HasSubstr("checkpoints at the start and the end alone"));
+  const std::string dpo = "job: dpo\nmodel: {path: m}\ndata: {task: reverse}\n";
+  EXPECT_THAT(Error(dpo, {"checkpoint.keep_best=eval/accuracy"}), HasSubstr("judges held-out pairs"));
 }
 
 TEST(LoadConfigTest, OnlyLoopbackMayBeBound) {

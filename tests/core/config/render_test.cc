@@ -151,29 +151,5 @@ TEST(ConfigReferenceTest, NamesEveryKeyTaskAndReward) {
   EXPECT_THAT(text, HasSubstr("| `exact_answer` |"));
 }
 
-TEST(CheckResumeTest, SomeKeysMayChangeAndOthersMayNot) {
-  const auto load = [](const std::vector<std::string>& overrides) {
-    auto loaded = LoadConfig("configs/test/rl_colocated.yaml", overrides);
-    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
-    return loaded->config;
-  };
-  const JobConfig old = load({});
-  EXPECT_TRUE(CheckResume(old, load({"train.steps=9", "train.learning_rate=1e-5", "observe.trace=false",
-                                     "checkpoint.keep=3", "eval.every_steps=2", "scheduler.placement=split",
-                                     "cluster.slots=2"}))
-                  .ok());
-  for (const char* change :
-       {"seed=2", "rollout.group_size=5", "train.groups_per_step=5", "data.size=63", "data.length=2",
-        "model.init.layers=3", "algorithm.name=dr_grpo", "rollout.temperature=0.9",
-        "reward.functions=[exact_answer, format]", "scheduler.max_lag_versions=1"}) {
-    const Status status = CheckResume(old, load({change}));
-    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << change;
-  }
-  const Status status = CheckResume(old, load({"seed=2", "rollout.group_size=5"}));
-  EXPECT_THAT(status.message(), HasSubstr("seed: was 1, is 2\nrollout.group_size: was 4, is 5\n"));
-  EXPECT_THAT(status.message(), HasSubstr("--fresh"));
-  EXPECT_THAT(status.message(), Not(HasSubstr("steps")));
-}
-
 }  // namespace
 }  // namespace tidepool::config

@@ -81,11 +81,12 @@ TEST(TextGameTest, TheGoodPlayerIsRight) {
 }
 
 TEST(TextGameTest, NoHeldOutGameIsTrainedOn) {
-  const std::map<std::string, std::map<std::string, std::string>> options = {
-      {"frozen_lake", {{"style", "\"terse\""}, {"side", "[3, 4]"}}}, {"tally", {}}};
+  // Where the default games are few or slow to tell.
+  std::map<std::string, std::map<std::string, std::string>> options = {
+      {"frozen_lake", {{"style", "\"terse\""}, {"side", "[3, 4]"}}}};
   for (const TextEnvironmentInfo& info : ListTextEnvironments()) {
     SCOPED_TRACE(info.name);
-    const auto environment = Make(info.name, options.at(info.name));
+    const auto environment = Make(info.name, options[info.name]);
     // What is said on the good player's way tells games apart.
     const auto story = [&](bool held_out, int64_t index) {
       const auto game = environment->Make(held_out, index);

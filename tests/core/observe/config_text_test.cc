@@ -34,5 +34,11 @@ TEST(ConfigTextTest, NamesEveryKeyWithItsSectionsAndListItems) {
   EXPECT_TRUE(ConfigValues("\n- \n:\n   \"").size() < 2) << "nonsense is no crash";
 }
 
+TEST(ConfigTextTest, KnowsWhatNobodySet) {
+  EXPECT_EQ(ConfigDefaults("a: 1   # default\nb: \"x # default\"   # mine.yaml:2\nc:\n  d: 2   # preset of "
+                           "grpo\n  e: 3   # override\n  f: 4\n"),
+            (std::set<std::string>{"a", "c.d"}));
+}
+
 }  // namespace
 }  // namespace tidepool::observe

@@ -24,6 +24,7 @@ StatusFile Training(int64_t step) {
       .measure = "accuracy", .before = {{.value = 0.211}}, .last = {{.step = 30, .value = 0.58}}, .best = {}};
   s.response_tokens = 5.1;
   s.tokens_per_s = 12345;
+  s.speed_of = "tok/s generated";
   s.lag_mean = 0.25;
   s.lag_max = 1;
   s.running = 16;
@@ -47,12 +48,45 @@ std::string Captured(const std::function<void(std::FILE*)>& body) {
 TEST(ProgressTest, BlockShowsWhatMatters) {
   StatusFile s = Training(34);
   s.last_warning = "worker w1 restarted\x1b[2J";
-  EXPECT_THAT(ProgressBlock(s, 100),
+  EXPECT_THAT(ProgressBlock(s, {100, 24}),
               ElementsAre("quickstart  training  step 34/100 [======>             ]  1m12s, about 2m20s left",
                           "  reward 0.613  held-out 21.1 % -> 58.0 %  length 5.1",
-                          "  12,345 tok/s  lag 0.2 max 1  groups 16 running, 3 queued",
+                          "  12,345 tok/s generated  lag 0.2 max 1  groups 16 running, 3 queued",
                           "  warning: worker w1 restarted [2J"));
-  for (const std::string& line : ProgressBlock(s, 30)) EXPECT_LE(line.size(), 30U);
+}
+
+TEST(ProgressTest, TheTimeLeftIsSeenAtEveryWidth) {
+  StatusFile s = Training(34);
+  s.name = "smollm2-products-with-a-long-name";
+  s.phase = "warm start, training";
+  s.last_warning = "worker w1 restarted (killed by signal 9) while it held a lease, and this goes on and on";
+  EXPECT_THAT(ProgressBlock(s, {80, 24})[0], "warm start, training  step 34/100  1m12s, about 2m20s left");
+  EXPECT_THAT(ProgressBlock(s, {60, 20}),
+              ElementsAre("warm start, training  step 34/100  1m12s, about 2m20s left",
+                          "  reward 0.613  held-out 21.1 % -> 58.0 %  length 5.1",
+                          "  12,345 tok/s generated  lag 0.2 max 1", "  groups 16 running, 3 queued",
+                          "  warning: worker w1 restarted (killed by signal 9) while",
+                          "  it held a lease, and this goes on and on"));
+  for (int64_t columns = 17; columns <= 200; ++columns) {
+    const auto lines = ProgressBlock(s, {columns, 24});
+    EXPECT_THAT(lines[0], HasSubstr("about 2m20s left")) << columns;
+    for (const std::string& line : lines) EXPECT_LT(line.size(), static_cast<size_t>(columns));
+  }
+  EXPECT_LT(ProgressBlock(s, {30, 4}).size(), 4U) << "what has left the screen cannot be drawn over";
+}
+
+TEST(ProgressTest, ATerminalThatBecameNarrowerKeepsNoStaleLines) {
+  TerminalSize size{100, 24};
+  const std::string out = Captured([&](std::FILE* file) {
+    Progress progress(file, /*terminal=*/true, FromSeconds(0), [&] { return size; });
+    progress.Update(Training(1), {FromSeconds(0)});
+    size.columns = 40;  // the terminal wraps the 76, 53 and 69 columns that stand there
+    progress.Update(Training(2), {FromSeconds(1)});
+    size.columns = 30;
+    progress.Say("a line");
+  });
+  EXPECT_THAT(out, HasSubstr("\x1b[6A\r\x1b[J"));
+  EXPECT_THAT(out, testing::Not(HasSubstr("\x1b[3A")));
 }
 
 TEST(ProgressTest, PlainOutputHasOneLineAStepAndNoControlCharacters) {

@@ -5,10 +5,12 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/base/hash.h"
+#include "core/observe/append_file.h"
 #include "core/observe/metrics_writer.h"
 #include "core/observe/samples_writer.h"
 #include "core/observe/tensorboard_writer.h"
@@ -19,6 +21,19 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+TEST(ShowInFileTest, TheOldFileIsWrittenOverWhereAnotherCannotBeMade) {
+  const TempFolder folder;
+  const std::string path = folder / "status.json";
+  std::filesystem::create_directories(folder / "");
+  ASSERT_TRUE(ShowInFile(path, R"({"state":"running"})").ok());
+  std::filesystem::create_directories(path + ".tmp/in the way");  // as a full disk would be
+  ASSERT_TRUE(ShowInFile(path, R"({"state":"failed","why":")" + std::string(900, 'x') + "\"}").ok());
+  EXPECT_EQ(nlohmann::json::parse(ReadText(path))["state"], "failed");
+  // What does not fit is not written at all.
+  EXPECT_FALSE(ShowInFile(path, R"({"state":")" + std::string(9000, 'x') + "\"}").ok());
+  EXPECT_EQ(nlohmann::json::parse(ReadText(path))["state"], "failed");
+}
 
 TEST(MetricsWriterTest, RowsComeBackAndLaterLinesOfAStepAddToIt) {
   const TempFolder folder;
@@ -176,7 +191,14 @@ TEST(SamplesWriterTest, RowsComeBackAndAreForTheOwnerAlone) {
                 .versions = {3, 3, 4},
                 .reward = 0.5,
                 .rewards = {{"exact_answer", 1}, {"format", 0}},
-                .ended = true};
+                .ended = true,
+                .messages = {{"system", "s"}, {"user", "rev \"ab\"="}},
+                .rendered_prompt = "<s>rev",
+                .fields = {{"level", "3"}},
+                .file = "rows.jsonl",
+                .line = 8,
+                .row = 7,
+                .turns = {{"environment", "e"}, {"policy", "p"}}};
   ASSERT_TRUE(WriteSamples(folder.path(), 7, {row, SampleRow{}}).ok());
   const auto rows = ReadSamples(folder.path(), 7);
   ASSERT_TRUE(rows.ok()) << rows.status().message();
@@ -188,6 +210,22 @@ TEST(SamplesWriterTest, RowsComeBackAndAreForTheOwnerAlone) {
   ASSERT_TRUE(WriteSamples(folder.path(), 7, {row}).ok());  // trained again after a resume
   EXPECT_EQ(ReadSamples(folder.path(), 7)->size(), 1U);
   EXPECT_THAT(SampleSteps(folder.path()), ElementsAre(7, 12));
+}
+
+TEST(SamplesWriterTest, WhatIsWrittenOfABatchComesFromSeveralGroups) {
+  const auto batch = [](int64_t groups, int64_t size) {
+    std::vector<int64_t> of;
+    for (int64_t g = 0; g < groups; ++g) of.insert(of.end(), static_cast<size_t>(size), g);
+    return of;
+  };
+  EXPECT_THAT(ChooseSamples(batch(8, 8), 8), ElementsAre(0, 1, 16, 17, 32, 33, 48, 49));
+  EXPECT_THAT(ChooseSamples(batch(8, 8), 3), ElementsAre(0, 1, 32));
+  EXPECT_THAT(ChooseSamples(batch(2, 8), 6), ElementsAre(0, 1, 2, 8, 9, 10));
+  EXPECT_THAT(ChooseSamples(batch(6, 1), 3), ElementsAre(0, 2, 4));  // groups of one
+  EXPECT_THAT(ChooseSamples(batch(2, 2), -1), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(ChooseSamples(batch(2, 2), 9), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(ChooseSamples(batch(2, 2), 0), ElementsAre());
+  EXPECT_THAT(ChooseSamples({}, 4), ElementsAre());
 }
 
 TEST(SamplesWriterTest, TextThatIsNoUtf8IsStillWritten) {

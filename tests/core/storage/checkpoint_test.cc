@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <filesystem>
+
 #include "core/base/hash.h"
 #include "core/base/real_file_system.h"
 #include "core/base/rng.h"
 #include "core/storage/publish_folder.h"
+#include "core/storage/share_files.h"
 #include "tests/core/base/memory_file_system.h"
 
 namespace tidepool::storage {
@@ -43,8 +47,9 @@ StatusOr<uint64_t> WriteOne(FileSystem& fs, int64_t step, const std::string& mar
                       CheckpointWriter::Begin(fs, kDir, {.step = {step}, .ctl_epoch = 1, .ckpt = ++tries}));
   TP_RETURN_IF_ERROR(
       WriteInto(fs, writer->dir(), "model/model.safetensors", "weights " + mark + std::string(500, 'w')));
+  TP_RETURN_IF_ERROR(WriteInto(fs, writer->dir(), "model/tokenizer.json", "the same in all of them"));
   TP_RETURN_IF_ERROR(WriteInto(fs, writer->dir(), "state.json", "state " + mark));
-  return writer->Commit(Of(step), {"state.json", "model/model.safetensors"});
+  return writer->Commit(Of(step), {"state.json", "model/model.safetensors", "model/tokenizer.json"});
 }
 
 TEST(FileDigestTest, PiecesOfAnySizeGiveTheSameDigest) {
@@ -127,6 +132,72 @@ TEST(CheckpointTest, OtherFilesThanItsWriterToldOfAreNotCommitted) {
     EXPECT_EQ(digest.status().code(), StatusCode::kDataLoss);
     EXPECT_THAT(digest.status().message(), HasSubstr("shard"));
   }
+}
+
+TEST(CheckpointTest, WhatHasNotChangedIsThereOnceAndStaysForWhoeverHasIt) {
+  RealFileSystem fs;
+  std::string root = testing::TempDir() + "/tidepool_shared_XXXXXX";
+  ASSERT_NE(::mkdtemp(root.data()), nullptr);
+  std::filesystem::current_path(root);
+  ASSERT_TRUE(WriteOne(fs, 1, "a").ok());
+  const auto second = WriteOne(fs, 2, "b");
+  ASSERT_TRUE(second.ok()) << second.status().ToString();
+  const auto names = [](int step, const char* path) {
+    return std::filesystem::hard_link_count(std::string(kDir) + "/step_" + std::to_string(step) + "/" + path);
+  };
+  EXPECT_EQ(names(2, "model/tokenizer.json"), 2U);
+  EXPECT_EQ(names(2, "model/model.safetensors"), 1U);
+  const auto again = WriteOne(fs, 3, "b");
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(names(3, "model/model.safetensors"), 2U) << "no update was made since";
+  EXPECT_EQ(names(3, "model/tokenizer.json"), 3U);
+  EXPECT_THAT(*fs.List(std::string(kDir) + "/step_3/model"),
+              ElementsAre("model.safetensors", "tokenizer.json"));
+  ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{1}).ok());
+  ASSERT_TRUE(RemoveCheckpoint(fs, kDir, StepNumber{2}).ok());
+  EXPECT_TRUE(VerifyCheckpoint(fs, "run/checkpoints/step_3", *again).ok());
+  std::filesystem::current_path("/");
+  ASSERT_TRUE(fs.RemoveTree(root).ok());
+}
+
+TEST(CheckpointTest, DamageOfASharedFileIsFoundInBoth) {
+  MemoryFileSystem fs;
+  const auto first = WriteOne(fs, 1, "a"), second = WriteOne(fs, 2, "b");
+  ASSERT_TRUE(first.ok() && second.ok());
+  fs.FlipByte("run/checkpoints/step_2/model/tokenizer.json", 3);
+  EXPECT_EQ(VerifyCheckpoint(fs, "run/checkpoints/step_1", *first).status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(VerifyCheckpoint(fs, "run/checkpoints/step_2", *second).status().code(), StatusCode::kDataLoss);
+}
+
+TEST(CheckpointTest, BaseModelIsLinkedWholeOrNotAtAllAndNamedWhereItWasChanged) {
+  MemoryFileSystem fs;
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "README.md"})
+    ASSERT_TRUE(WriteInto(fs, "models/base", name, std::string("base ") + name).ok());
+  auto writer = *CheckpointWriter::Begin(fs, kDir, {{0}, 1, 0});
+  const std::string model = writer->dir() + "/model";
+  for (int64_t at = 0; at < 4; ++at) {  // another disk, another owner: the trainer writes the model itself
+    fs.SetFaults({.fail_operation = at, .fail_errno = EXDEV});
+    EXPECT_FALSE(LinkModel(fs, "models/base", model).ok());
+    EXPECT_FALSE(fs.Exists(model));
+  }
+  fs.SetFaults({});
+  EXPECT_EQ(LinkModel(fs, "models", model).code(), StatusCode::kNotFound) << "it has no weights";
+  EXPECT_FALSE(fs.Exists(model));
+  ASSERT_TRUE(LinkModel(fs, "models/base", model).ok());
+  ASSERT_TRUE(WriteInto(fs, writer->dir(), "trainer/m.bin", "zeros").ok());
+  Manifest manifest = Of(0);
+  manifest.notes[kBaseModel] = "models/base";
+  const auto digest = writer->Commit(
+      manifest, {"model/config.json", "model/model.safetensors", "model/tokenizer.json", "trainer/m.bin"});
+  ASSERT_TRUE(digest.ok()) << digest.status().ToString();
+  fs.FlipByte("models/base/tokenizer.json", 2);
+  EXPECT_TRUE(VerifyCheckpoint(fs, "run/checkpoints/step_0", *digest).ok()) << "people edit it where it is";
+  fs.FlipByte("models/base/model.safetensors", 2);
+  EXPECT_THAT(VerifyCheckpoint(fs, "run/checkpoints/step_0", *digest).status().message(),
+              HasSubstr("it is the file of the base model models/base (a hard link), which was changed"));
+  fs.FlipByte("models/base/model.safetensors", 2);
+  ASSERT_TRUE(fs.RemoveTree("models/base").ok());
+  EXPECT_TRUE(VerifyCheckpoint(fs, "run/checkpoints/step_0", *digest).ok()) << "it does not need the folder";
 }
 
 // The first trainer was given up, and still writes while its successor does, under the same controller.

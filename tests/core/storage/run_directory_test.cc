@@ -66,7 +66,11 @@ TEST(RunDirectoryTest, NamedFolderHasToBeEmpty) {
   EXPECT_TRUE(CreateRunDirectory(fs, {.run_dir = "here/mine"}).ok()) << "an empty folder is taken";
   ASSERT_TRUE(fs.WriteFile("here/mine/lock", "x").ok());
   ASSERT_TRUE(fs.WriteFile("here/mine/config.yaml.tmp", "x").ok());
+  ASSERT_TRUE(fs.MakeDirectories("here/mine/warm_start").ok());
+  ASSERT_TRUE(fs.WriteFile("here/mine/warm_start/config.yaml", "x").ok());
   EXPECT_TRUE(CreateRunDirectory(fs, {.run_dir = "here/mine"}).ok()) << "one whose run died before it began";
+  ASSERT_TRUE(fs.MakeDirectories("here/mine/warm_start/journal").ok());
+  EXPECT_FALSE(CreateRunDirectory(fs, {.run_dir = "here/mine"}).ok()) << "its warm start has begun";
   ASSERT_TRUE(fs.MakeDirectory("other").ok());
   ASSERT_TRUE(fs.WriteFile("other/notes", "x").ok());
   EXPECT_THAT(CreateRunDirectory(fs, {.run_dir = "other"}).status().message(),
@@ -82,10 +86,10 @@ TEST(RunDirectoryTest, NamedFolderHasToBeEmpty) {
 
 TEST(RunDirectoryTest, FullDiskIsSaidBeforeTheStart) {
   MemoryFileSystem fs(MemoryFaults{.capacity_bytes = 10 << 20});
-  const auto dir = CreateRunDirectory(fs, {.name = "a", .need_bytes = 20 << 20});
+  const auto dir = CreateRunDirectory(fs, {.name = "a", .need = {20 << 20, "2 checkpoints"}});
   EXPECT_EQ(dir.status().code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(dir.status().message(),
-              HasSubstr("runs: the disk has 10 MiB free, the run needs about 20 MiB"));
+              HasSubstr("runs: the disk has 10 MiB free, the run needs about 20 MiB (2 checkpoints)"));
 }
 
 TEST(RunDirectoryTest, UnwritableParentIsNamedWithAdvice) {
@@ -159,6 +163,17 @@ TEST(RunDirectoryTest, StoppedRunIsNotFinishedUntilAllOfItsEndIsDone) {
   WriteJournal(fs, dir, {RestoreTo(2), Commit(3), End(0, true)});
   EXPECT_FALSE(finished(4)) << "the step that reached it was undone";
   EXPECT_EQ(ReadRunOnDisk(fs, "runs/none").status().code(), StatusCode::kNotFound);
+
+  // What `tidepool prune` deletes of a run that has ended leaves it ended.
+  WriteJournal(fs, dir, {record::CheckpointCommit{.ckpt = 4, .step = {3}}, End(0, true)});
+  WriteJournal(fs, dir, {record::CheckpointCommit{.ckpt = 5, .step = {3}}, End(0, true)});
+  EXPECT_EQ(ReadRunOnDisk(fs, dir)->checkpoints, 2);
+  WriteJournal(fs, dir, {record::CheckpointDelete{4}});
+  EXPECT_TRUE(finished(3));
+  EXPECT_FALSE(ReadRunOnDisk(fs, dir)->OnlyFinal());
+  WriteJournal(fs, dir, {record::CheckpointDelete{5}});
+  EXPECT_TRUE(finished(3));
+  EXPECT_TRUE(ReadRunOnDisk(fs, dir)->OnlyFinal());
 }
 
 TEST(RunDirectoryTest, DamagedJournalIsAnErrorNotSkipped) {

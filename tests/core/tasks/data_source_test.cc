@@ -53,7 +53,7 @@ TEST(JsonlDataTest, ReadsRowsAndKeepsFurtherFields) {
   const Question second = data->Row(1);
   EXPECT_EQ(second.messages.size(), 2U);
   EXPECT_EQ(second.prompt, "u");
-  EXPECT_EQ(data->line(1), 3);
+  EXPECT_EQ(data->place(1), "rows.jsonl:3");
 }
 
 TEST(JsonlDataTest, SftRowsNeedSomethingToLearn) {
@@ -75,11 +75,137 @@ TEST(JsonlDataTest, PairsHaveTwoAnswersThatDiffer) {
   EXPECT_EQ(data->Row(0).answer, "good");
   EXPECT_EQ(data->Row(0).fields, (std::map<std::string, std::string>{{"rejected", "bad"}, {"source", "x"}}));
   EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "good"})", RowKind::kPair),
-              HasSubstr("rows.jsonl:1: no rejected; rows of pairs need prompt, chosen and rejected"));
+              HasSubstr("rows.jsonl:1: no rejected; a row of pairs has prompt, chosen and rejected"));
   EXPECT_THAT(Error(R"({"prompt": "p", "chosen": 3, "rejected": "bad"})", RowKind::kPair),
-              HasSubstr("chosen is no text"));
+              HasSubstr("chosen is neither text nor a list of {role, content}"));
   EXPECT_THAT(Error(R"({"prompt": "p", "chosen": "a", "rejected": "a"})", RowKind::kPair),
               HasSubstr("are the same"));
+}
+
+// The shapes of TRL's data sets.
+Question Read(const std::string& line, RowKind kind) {
+  const auto row = ParseRow(line, kind);
+  EXPECT_TRUE(row.ok()) << row.status().message();
+  return row.ok() ? *row : Question{};
+}
+std::string Refusal(const std::string& line, RowKind kind) {
+  const auto row = ParseRow(line, kind);
+  return row.ok() ? "none" : row.status().message();
+}
+
+TEST(RowShapesTest, WhatBothAnswersOfAPairBeginWithIsItsPrompt) {
+  const std::string turns = R"({"role": "system", "content": "s"}, {"role": "user", "content": "u"}, )";
+  const Question q =
+      Read(R"({"chosen": [)" + turns + R"({"role": "assistant", "content": "good"}], "rejected": [)" + turns +
+               R"({"role": "assistant", "content": "bad"}], "score": 3})",
+           RowKind::kPair);
+  EXPECT_EQ(q.messages, (std::vector<Message>{{"system", "s"}, {"user", "u"}}));
+  EXPECT_EQ(q.answer, "good");
+  EXPECT_EQ(q.fields, (std::map<std::string, std::string>{{"rejected", "bad"}, {"score", "3"}}));
+  EXPECT_FALSE(q.raw);
+  // As text: a space before the first difference goes with the answers, characters stay whole, and an answer
+  // that is the beginning of the other one keeps its last character.
+  const Question text =
+      Read(R"({"chosen": "The sky is blue.", "rejected": "The sky is green."})", RowKind::kPair);
+  EXPECT_TRUE(text.raw);
+  EXPECT_EQ(text.prompt, "The sky is");
+  EXPECT_EQ(text.answer, " blue.");
+  EXPECT_EQ(text.fields.at("rejected"), " green.");
+  const Question whole = Read("{\"chosen\": \"na\u00efve\", \"rejected\": \"na\u00e9\"}", RowKind::kPair);
+  EXPECT_EQ(whole.prompt, "na");
+  const Question longer = Read(R"({"chosen": "abc", "rejected": "ab"})", RowKind::kPair);
+  EXPECT_EQ(longer.prompt, "a");
+  EXPECT_EQ(longer.fields.at("rejected"), "b");
+}
+
+TEST(RowShapesTest, APairMayHaveItsPromptBesideIt) {
+  const std::string answers =
+      R"("chosen": [{"role": "assistant", "content": "g"}], "rejected": [{"role": "assistant", "content": "b"}]})";
+  const Question turns =
+      Read(R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, )"
+           R"({"role": "assistant", "content": "a"}, {"role": "user", "content": "v"}], )" +
+               answers,
+           RowKind::kPair);
+  EXPECT_EQ(turns.messages.size(), 4U);
+  EXPECT_EQ(turns.prompt, "v");
+  EXPECT_EQ(turns.answer, "g");
+  EXPECT_EQ(Read(R"({"prompt": "u", )" + answers, RowKind::kPair).prompt, "u");
+  // UltraFeedback: the prompt as text, and once more as the first turn of both.
+  const std::string user = R"([{"role": "user", "content": "u"}, {"role": "assistant", "content": ")";
+  const Question both = Read(
+      R"({"prompt": "u", "chosen": )" + user + R"(g"}], "rejected": )" + user + R"(b"}]})", RowKind::kPair);
+  EXPECT_EQ(both.messages, (std::vector<Message>{{"user", "u"}}));
+  EXPECT_EQ(both.answer, "g");
+}
+
+TEST(RowShapesTest, PairsThatSayNothingAreNamedWithTheShapesThatAreExpected) {
+  EXPECT_THAT(Refusal(R"({"chosen": "x", "rejected": "y"})", RowKind::kPair),
+              HasSubstr("begin differently; a row of pairs has prompt, chosen and rejected"));
+  EXPECT_THAT(
+      Refusal(R"({"prompt": "p", "chosen": "x", "rejected": [{"role": "assistant", "content": "y"}]})",
+              RowKind::kPair),
+      HasSubstr("one is text and one a list"));
+  const std::string a = R"({"role": "assistant", "content": "a"})",
+                    b = R"({"role": "assistant", "content": "b"})";
+  EXPECT_THAT(Refusal(R"({"chosen": [)" + a + R"(], "rejected": [)" + b + "]}", RowKind::kPair),
+              HasSubstr("begin with different turns"));
+  const std::string u = R"({"role": "user", "content": "u"})";
+  EXPECT_THAT(Refusal(R"({"chosen": [)" + u + "," + a + "," + u + "," + a + R"(], "rejected": [)" + u + "," +
+                          b + "]}",
+                      RowKind::kPair),
+              HasSubstr("chosen has 3 turns after the prompt; expected one"));
+  EXPECT_THAT(
+      Refusal(R"({"chosen": [)" + u + "," + a + R"(], "rejected": [)" + u + "," + a + "]}", RowKind::kPair),
+      HasSubstr("are the same"));
+}
+
+TEST(RowShapesTest, WhatIsLearnedOfASupervisedRow) {
+  const std::string u = R"({"role": "user", "content": "u"})", a = R"({"role": "assistant", "content": "a"})";
+  EXPECT_EQ(Read(R"({"messages": [)" + u + "," + a + "]}", RowKind::kSft).learned_from, 0);
+  const Question completion =
+      Read(R"({"prompt": [)" + u + "," + a + "," + u + R"(], "completion": [)" + a + "]}", RowKind::kSft);
+  EXPECT_EQ(completion.messages.size(), 4U);
+  EXPECT_EQ(completion.learned_from, 3);
+  const Question asked = Read(R"({"prompt": "u", "completion": [)" + a + "]}", RowKind::kSft);
+  EXPECT_EQ(asked.messages, (std::vector<Message>{{"user", "u"}, {"assistant", "a"}}));
+  EXPECT_EQ(asked.learned_from, 1);
+  // Text is an answer, also of a prompt in turns.
+  const Question text = Read(R"({"prompt": [)" + u + R"(], "completion": "a"})", RowKind::kSft);
+  EXPECT_EQ(text.answer, "a");
+  EXPECT_EQ(text.learned_from, -1);
+  EXPECT_EQ(
+      Read(R"({"prompt": "u", "answer": "1", "completion": "a"})", RowKind::kSft).fields.at("completion"),
+      "a");
+  const Question language = Read(R"({"text": "all of it", "source": "x"})", RowKind::kSft);
+  EXPECT_TRUE(language.raw);
+  EXPECT_EQ(language.prompt, "all of it");
+  EXPECT_EQ(language.fields.at("source"), "x");
+  EXPECT_THAT(Refusal(R"({"question": "u"})", RowKind::kSft),
+              HasSubstr("no prompt; a row of sft has messages"));
+  EXPECT_THAT(Refusal(R"({"prompt": "u", "completion": [)" + u + "]}", RowKind::kSft),
+              HasSubstr("no assistant turn"));
+}
+
+TEST(DataSourceTest, ARowKnowsItsLine) {
+  const TempFile file("{\"prompt\": \"a\"}\n\nbroken\n" + [] {
+    std::string more;
+    for (int i = 0; i < 120; ++i) more += "{\"prompt\": \"q" + std::to_string(i) + "\"}\n";
+    return more;
+  }());
+  DataConfig config;
+  config.path = file.path();
+  config.held_out = 3;
+  config.shuffle = false;
+  const auto source = DataSource::Create(config, 1, JobKind::kRl);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_EQ(source->bad_lines(), 1);
+  EXPECT_THAT(source->Problems().at(0), HasSubstr(file.path() + ":3: no valid JSON"));
+  for (int64_t i = 0; i < source->size(); ++i) {
+    const std::string prompt = source->Row(i).prompt;
+    const int line = prompt == "a" ? 1 : std::atoi(prompt.c_str() + 1) + 4;
+    EXPECT_EQ(source->Place(i), file.path() + ":" + std::to_string(line));
+  }
+  EXPECT_THAT(source->HeldOutPlace(0), HasSubstr(file.path() + ":"));
 }
 
 TEST(DataSourceTest, AGeneratedTaskMakesPairs) {
@@ -170,6 +296,27 @@ TEST(DataSourceTest, EvalFileIsTheHeldOutPart) {
   EXPECT_EQ(source->HeldOut(0).prompt, "b");
   ASSERT_EQ(source->warnings().size(), 1U);
   EXPECT_THAT(source->warnings()[0], HasSubstr("1 rows have the prompt of a held-out row"));
+}
+
+TEST(DataSourceTest, ARowSaysWhichLineOfWhichFileItIs) {
+  const TempFile train("{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n");
+  const TempFile eval("\n{\"prompt\": \"b\"}\n");
+  DataConfig config;
+  config.path = train.path();
+  config.eval_path = eval.path();
+  config.held_out = 0;
+  const auto source = DataSource::Create(config, 1, JobKind::kRl);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  for (int64_t ordinal = 0; ordinal < 6; ++ordinal) {
+    const RowOrigin origin = source->Origin(ordinal);
+    const bool first = source->Row(ordinal).prompt == "a";
+    EXPECT_EQ(origin.file, train.path());
+    EXPECT_EQ(origin.line, first ? 1 : 4);
+    EXPECT_EQ(origin.row, first ? 0 : 2);
+  }
+  EXPECT_EQ(source->HeldOutOrigin(0).file, eval.path());
+  EXPECT_EQ(source->HeldOutOrigin(0).line, 2);
+  EXPECT_EQ(source->HeldOutOrigin(0).row, 0);
 }
 
 TEST(DataSourceTest, AnEvalFileAloneIsToBeAskedAndNotToBeTrainedOn) {

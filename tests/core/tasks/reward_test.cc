@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/tasks/reward_endpoint.h"
+
 namespace tidepool::tasks {
 namespace {
 
@@ -22,6 +24,27 @@ Verdict Score(const char* spec, const RewardInput& input) {
   auto reward = MakeReward(spec);
   EXPECT_TRUE(reward.ok()) << reward.status().message();
   return reward.value()(input);
+}
+
+TEST(RewardEndpointTest, ReadsWhatAServerOverHttpIsAskedBy) {
+  const auto parts = [](const char* text) {
+    const auto e = ParseRewardEndpoint(text);
+    if (!e.ok()) return e.status().message();
+    return e->http ? e->host + " " + e->port + " " + e->path : std::string("gRPC");
+  };
+  EXPECT_EQ(parts("unix:/tmp/x"), "gRPC");
+  EXPECT_EQ(parts("judge:7001"), "gRPC");
+  EXPECT_EQ(parts("http://judge:7001/a/b?c=d"), "judge 7001 /a/b?c=d");
+  EXPECT_EQ(parts("http://judge"), "judge 80 /");
+  EXPECT_EQ(parts("http://judge?c"), "judge 80 /?c");
+  EXPECT_EQ(parts("http://[::1]:7001"), "::1 7001 /");
+  EXPECT_EQ(parts("http://[::1]"), "::1 80 /");
+  for (const char* wrong : {"", "judge", "http://", "http://:7001", "http://judge:", "http://judge:x",
+                            "http://judge:0", "http://judge:65536", "http://a b/", "http://a/\r\nX: y",
+                            "http://me@judge/", "http://judge/#x", "http://[::1/", "ftp://judge:1"}) {
+    EXPECT_THAT(parts(wrong), HasSubstr("found '" + std::string(wrong) + "'; expected ")) << wrong;
+  }
+  EXPECT_THAT(parts("https://judge"), HasSubstr("without encryption"));
 }
 
 TEST(ExactAnswerTest, LastNumberOfATextThatEndedByItself) {

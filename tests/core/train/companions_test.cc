@@ -419,6 +419,40 @@ TEST(CompanionsTest, PreferencesAreLearned) {
     const std::string job = objective == JobKind::kRewardModel ? "reward_model" : "dpo";
     EXPECT_GE(found->at(job + "/accuracy"), 0.95);
     EXPECT_LT(found->at(job + "/loss"), 0.3);
+    EXPECT_EQ(found->at("rewards/margins"), found->at(job + "/margin"));
+    EXPECT_EQ(found->at(job + "/total"), 64);
+  }
+}
+
+// Evaluation: the mean of the tokens' losses, and nothing of the trainer is changed by it.
+TEST(CompanionsTest, HeldOutRowsOfSftAreJudgedWithoutATrace) {
+  Batch batch = Unequal(model::TinySpec(), 6, 1);
+  const Batch held_out = Unequal(model::TinySpec(), 5, 2);
+  TrainerOptions o = OptionsOf(JobKind::kSft);
+  const Models judged, plain;
+  auto a = std::move(Trainer::Create(*judged.policy, o)).value(),
+       b = std::move(Trainer::Create(*plain.policy, o)).value();
+  for (int64_t step = 1; step <= 3; ++step) {
+    batch.step = StepNumber{step};
+    const auto before = a->Evaluate(held_out.rows), again = a->Evaluate(held_out.rows);
+    ASSERT_TRUE(before.ok()) << before.status().ToString();
+    EXPECT_EQ(*before, *again);
+    double sum = 0, tokens = 0;
+    const auto lp = a->LogProbs(held_out.rows);
+    ASSERT_TRUE(lp.ok());
+    for (size_t i = 0; i < lp->size(); ++i) {
+      for (size_t t = 0; t < (*lp)[i].size(); ++t) {
+        if (!held_out.rows[i].loss_mask.empty() && held_out.rows[i].loss_mask[t] == 0) continue;
+        sum -= double{(*lp)[i][t]};
+        tokens += 1;
+      }
+    }
+    EXPECT_NEAR(before->at("sft/loss"), sum / tokens, 1e-6);
+    EXPECT_LT(before->at("sft/loss/low"), before->at("sft/loss"));
+    EXPECT_EQ(before->at("sft/total"), 10);
+    const auto one = a->Step(batch), other = b->Step(batch);
+    ASSERT_TRUE(one.ok() && other.ok());
+    EXPECT_EQ(one->digest, other->digest);
   }
 }
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tests/workers/cli/runner.h"
@@ -34,6 +35,45 @@ TEST(DoctorTest, SaysItForPeopleToo) {
   const CliResult r = RunCli({"doctor"});
   EXPECT_NE(r.out.find("paste from here"), std::string::npos);
   EXPECT_NE(r.out.find("MISSING tidepool-worker"), std::string::npos) << r.out;
+}
+
+nlohmann::json Doctor() { return nlohmann::json::parse(RunCli({"doctor", "--json"}).out); }
+
+std::string Blocking(const nlohmann::json& doctor) {
+  std::string all;
+  for (const auto& finding : doctor["findings"]) {
+    if (finding["blocks"]) all += finding["what"].get<std::string>() + "\n";
+  }
+  return all;
+}
+
+TEST(DoctorTest, TheLineToStartWithIsTrueWhereItIsSaid) {
+  const std::string checkout = std::filesystem::current_path().string();
+  EXPECT_EQ(Doctor()["line"], "tidepool train configs/quickstart.yaml");
+  const ScratchFolder scratch;
+  // Elsewhere it names the config of the checkout, which finds its warm start from anywhere.
+  const auto j = Doctor();
+  EXPECT_EQ(j["line"], "tidepool train " + checkout + "/configs/quickstart.yaml");
+  EXPECT_GT(j["example"]["memory_bytes"], 0);
+  EXPECT_EQ(Blocking(j).find("quickstart"), std::string::npos) << Blocking(j);
+}
+
+TEST(DoctorTest, WhatWouldStopTheLineIsMissing) {
+  const ScratchFolder scratch;
+  const std::string task =
+      "reward: {functions: [exact_answer]}\ndata: {task: products, factors: [2, 9], held_out: 9}\n";
+  scratch.Write("configs/quickstart.yaml", "model: {path: no/such/model}\n" + task);
+  EXPECT_NE(Blocking(Doctor()).find("quickstart.yaml:1: model.path: "), std::string::npos)
+      << Blocking(Doctor());
+  scratch.Write("configs/quickstart.yaml", "modell: {path: m}\n" + task);
+  EXPECT_NE(Blocking(Doctor()).find("did you mean"), std::string::npos) << Blocking(Doctor());
+  scratch.Write("configs/quickstart.yaml",
+                "model: {init: {hidden_size: 65536, intermediate_size: 262144, layers: 512, heads: 64, "
+                "kv_heads: 64, head_size: 64, max_position: 64, alphabet: \"abcerv =\"}}\n"
+                "data: {task: reverse, letters: abc, held_out: 2, length: 2}\n"
+                "reward: {functions: [exact_answer]}\nrollout: {max_new_tokens: 8}\n");
+  EXPECT_NE(Blocking(Doctor()).find("memory: "), std::string::npos) << Blocking(Doctor());
+  EXPECT_NE(Blocking(Doctor()).find("disk: "), std::string::npos) << Blocking(Doctor());
 }
 
 }  // namespace

@@ -30,9 +30,10 @@ std::vector<JournalEntry> SimulatedRun() {
   return cluster.journal();
 }
 
-void WriteJournal(const std::string& dir, const std::vector<JournalEntry>& entries) {
+void WriteJournal(const std::string& dir, const std::vector<JournalEntry>& entries,
+                  int64_t begun_unix_ms = 0) {
   RealFileSystem real;
-  auto writer = storage::JournalWriter::Open(real, dir, "sim");
+  auto writer = storage::JournalWriter::Open(real, dir, "sim", {.begun_unix_ms = begun_unix_ms});
   ASSERT_TRUE(writer.ok()) << writer.status().ToString();
   for (const JournalEntry& entry : entries) (*writer)->Append(entry.record, entry.mono_ns);
   ASSERT_TRUE((*writer)->Close().ok());
@@ -241,6 +242,53 @@ TEST_F(InspectTest, JournalFollowsUntilTheRunEnds) {
   EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), static_cast<int64_t>(entries.size()));
 }
 
+TEST_F(InspectTest, JournalFindsWhatItIsAskedFor) {
+  constexpr uint64_t kSecond = 1'000'000'000;
+  const record::StepCommit third{{3}, {0, 3}, 7, {{{12, 0, 3}, {0, 2}}}};
+  WriteJournal(run_ + "/journal",
+               {{Lsn{0}, 1, 0, record::Issue{{12, 0, 3}, {}, 0, 5, 8}},
+                {Lsn{1}, 1, kSecond, record::Fault{"worker_lost", "w2", {7}, "it was killed"}},
+                {Lsn{2}, 1, 2 * kSecond, record::Loaded{{{2}, {8}}, {0, 3}, 7}},
+                {Lsn{3}, 1, 3 * kSecond, third},
+                {Lsn{4}, 1, 4 * kSecond, record::StepCommit{{4}, {0, 4}, 8, {}}}},
+               /*begun_unix_ms=*/1769860800000);
+  const auto lsns = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"journal", "sim", "--json"});
+    std::istringstream lines(RunCli(words).out);
+    std::string line, out;
+    while (std::getline(lines, line)) out += json::parse(line)["lsn"].dump();
+    return out;
+  };
+  EXPECT_EQ(lsns({}), "01234");
+  EXPECT_EQ(lsns({"--kind", "fault,STEP_COMMIT"}), "134");
+  EXPECT_EQ(lsns({"--kind", "FAULT", "--kind", "LOADED"}), "12");
+  EXPECT_EQ(lsns({"--sample", "12.0.3"}), "03");
+  EXPECT_EQ(lsns({"--sample", "12"}), "03");
+  EXPECT_EQ(lsns({"--sample", "12.1"}), "");
+  EXPECT_EQ(lsns({"--worker", "2"}), "12");
+  EXPECT_EQ(lsns({"--worker", "w2", "--kind", "LOADED"}), "2");
+  EXPECT_EQ(lsns({"--step", "4"}), "4");
+  EXPECT_EQ(lsns({"--step", "3-4"}), "34");
+  EXPECT_EQ(lsns({"--since", "3"}), "34");
+  EXPECT_EQ(lsns({"--since", "2026-01-31T12:00:01", "--until", "2026-01-31T12:00:03Z"}), "123");
+  EXPECT_EQ(lsns({"--tail", "2"}), "34");
+  EXPECT_EQ(lsns({"--kind", "STEP_COMMIT", "--tail", "1"}), "4");
+  EXPECT_EQ(lsns({"--from", "1", "--until", "1"}), "1");
+  const CliResult text = RunCli({"journal", "sim", "--kind", "FAULT"});
+  EXPECT_NE(text.out.find("2026-01-31T12:00:01.000Z  e1      1.000s  FAULT"), std::string::npos) << text.out;
+  EXPECT_EQ(json::parse(RunCli({"journal", "sim", "--json", "--tail", "1"}).out)["time"],
+            "2026-01-31T12:00:04.000Z");
+  EXPECT_NE(RunCli({"journal", "sim", "--kind", "DROP"}).err.find("none of the 5 records"),
+            std::string::npos);
+  EXPECT_NE(RunCli({"journal", "sim", "--kind", "FALT"}).err.find("FAULT"), std::string::npos);
+  for (const auto& [option, value] : {std::pair("--sample", "x"), std::pair("--worker", "w"),
+                                      std::pair("--step", "4-3"), std::pair("--since", "noon")}) {
+    const CliResult wrong = RunCli({"journal", "sim", option, value});
+    EXPECT_EQ(wrong.exit_code, 2) << option;
+    EXPECT_NE(wrong.err.find(std::string(option) + ": is " + value), std::string::npos) << wrong.err;
+  }
+}
+
 TEST_F(InspectTest, JournalWritesIdsAsPeopleDo) {
   record::StepCommit commit{{3}, {0, 3}, 7, {{{12, 0, 3}, {0, 2}}}};
   record::Loaded loaded{{{2}, {7}}, {0, 3}, 7};
@@ -250,27 +298,35 @@ TEST_F(InspectTest, JournalWritesIdsAsPeopleDo) {
   EXPECT_NE(r.out.find("worker=w2/inc7 v=0:3"), std::string::npos) << r.out;
 }
 
-TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
+observe::SampleRow SomeSample(const SampleId& tid, const std::string& text, double reward) {
   observe::SampleRow row;
-  row.tid = {4, 0, 1};
+  row.tid = tid;
   row.prompt = "reverse abc";
-  row.text = "cba";
+  row.text = text;
   row.answer = "cba";
   row.ids = {1, 2, 3, 4};
   row.logprobs = {-0.1F, -0.2F, -0.3F, -0.4F};
   row.versions = {6, 6, 7, 7};
-  row.reward = 1;
-  row.rewards = {{"exact_answer", 1.0}};
+  row.reward = reward;
+  row.rewards = {{"exact_answer", reward}};
   row.ended = true;
+  return row;
+}
+
+TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
+  observe::SampleRow row = SomeSample({4, 0, 1}, "cba", 1);
   std::filesystem::create_directories(run_ + "/samples");
   ASSERT_TRUE(observe::WriteSamples(run_, 3, std::vector<observe::SampleRow>(5, row)).ok());
-  row.text = "later";
+  row.text = "later\x1b[2J";
   ASSERT_TRUE(observe::WriteSamples(run_, 12, {row}).ok());
 
-  EXPECT_NE(RunCli({"samples", "sim"}).out.find("later"), std::string::npos);  // the newest step
-  const CliResult two = RunCli({"samples", "sim", "--step", "3", "-n", "2"});
-  EXPECT_NE(two.out.find("6 x2, 7 x2"), std::string::npos) << two.out;
-  EXPECT_NE(two.out.find("3 more"), std::string::npos) << two.out;
+  const CliResult newest = RunCli({"samples", "sim"});
+  EXPECT_NE(newest.out.find("later\\x1b[2J"), std::string::npos)
+      << newest.out;  // the terminal stays as it is
+  const CliResult equal = RunCli({"samples", "sim", "--step", "3"});
+  EXPECT_NE(equal.out.find("6 x2, 7 x2"), std::string::npos) << equal.out;
+  EXPECT_NE(equal.out.find("5 equal answers"), std::string::npos) << equal.out;
+  EXPECT_EQ(equal.out.find("response"), equal.out.rfind("response")) << "equal answers are shown once";
   const CliResult all = RunCli({"samples", "sim", "--step", "3", "--json"});
   EXPECT_EQ(std::count(all.out.begin(), all.out.end(), '\n'), 5);
   EXPECT_EQ(json::parse(all.out.substr(0, all.out.find('\n')))["reward"], 1.0);
@@ -279,17 +335,70 @@ TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
   EXPECT_NE(none.err.find("3 to 12"), std::string::npos) << none.err;
 }
 
+TEST_F(InspectTest, SamplesAreChosenByGroupRewardAndRow) {
+  std::vector<observe::SampleRow> rows;
+  for (int64_t group = 0; group < 3; ++group) {
+    for (int32_t k = 0; k < 4; ++k) {
+      rows.push_back(
+          SomeSample({group, 0, k}, "g" + std::to_string(group) + "k" + std::to_string(k), k * 0.25));
+      rows.back().file = "rows.jsonl";
+      rows.back().row = 10 + group;
+      rows.back().line = 20 + group;
+      rows.back().messages = {{"system", "Be brief."}, {"user", "reverse abc"}};
+    }
+  }
+  std::filesystem::create_directories(run_ + "/samples");
+  ASSERT_TRUE(observe::WriteSamples(run_, 1, {SomeSample({0, 0, 0}, "early", 0)}).ok());
+  ASSERT_TRUE(observe::WriteSamples(run_, 3, rows).ok());
+
+  const CliResult one = RunCli({"samples", "sim", "--groups", "1", "-n", "2"});
+  EXPECT_NE(one.out.find("rows.jsonl:20 (row 10)"), std::string::npos) << one.out;
+  EXPECT_NE(one.out.find("system       Be brief."), std::string::npos) << one.out;
+  EXPECT_NE(one.out.find("g0k1"), std::string::npos) << one.out;
+  EXPECT_EQ(one.out.find("g0k2"), std::string::npos) << one.out;
+  EXPECT_NE(one.out.find("2 more answers; -n 4 shows all\n2 more groups\n"), std::string::npos) << one.out;
+
+  const CliResult good = RunCli({"samples", "sim", "--min-reward", "0.5", "--max-reward", "0.5"});
+  for (const char* text : {"g0k2", "g1k2", "g2k2"})
+    EXPECT_NE(good.out.find(text), std::string::npos) << good.out;
+  EXPECT_EQ(good.out.find("k3"), std::string::npos) << good.out;
+
+  rows.front().row = 11;
+  ASSERT_TRUE(observe::WriteSamples(run_, 2, {rows.front()}).ok());
+  const CliResult row = RunCli({"samples", "sim", "--row", "11", "--json"});  // of all steps
+  EXPECT_EQ(std::count(row.out.begin(), row.out.end(), '\n'), 5) << row.out;
+  EXPECT_EQ(json::parse(row.out.substr(0, row.out.find('\n')))["step"], 2);
+
+  const CliResult none = RunCli({"samples", "sim", "--min-reward", "2"});
+  EXPECT_EQ(none.out, "");
+  EXPECT_NE(none.err.find("none of the 12 samples on record of step 3"), std::string::npos) << none.err;
+}
+
+TEST_F(InspectTest, AnEpisodeSaysWhoSpeaks) {
+  observe::SampleRow row = SomeSample({4, 0, 1}, "left left", 0.5);
+  row.turns = {
+      {"environment", "You are at 0."}, {"policy", "left"}, {"environment", "A wall."}, {"policy", "left"}};
+  std::filesystem::create_directories(run_ + "/samples");
+  ASSERT_TRUE(observe::WriteSamples(run_, 3, {row}).ok());
+  const CliResult r = RunCli({"samples", "sim"});
+  EXPECT_NE(r.out.find("environment  You are at 0.\n"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("policy       left\nenvironment  A wall.\npolicy       left\n"), std::string::npos)
+      << r.out;
+}
+
 TEST_F(InspectTest, StatusOfAFinishedRunTellsItsSummary) {
   WriteRun(SimulatedRun());
   scratch_.Write(
       run_ + "/summary.json",
-      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"drops":{}})");
+      R"({"exit":0,"steps":3,"version":"0:3","accuracy":{"before":0.25,"after":0.9},"seconds":{"gen":1.5},"peak_bytes":{"device-0":1048576},"finished":true,"drops":{"operator":256,"stale":2}})");
   const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
   EXPECT_EQ(j["state"], "finished");
   EXPECT_EQ(j["summary"]["steps"], 3);
   const CliResult text = RunCli({"status", "sim"});
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("before 25.0 %, after 90.0 %"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("left over   256 samples"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("dropped     stale 2\n"), std::string::npos) << text.out;
 }
 
 TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
@@ -304,7 +413,7 @@ TEST_F(InspectTest, StatusOfAKilledRunSaysHowToGoOn) {
   const CliResult r = RunCli({"status", "sim"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_NE(r.out.find("dead"), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find("--resume --run-dir " + run_), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("tidepool train " + run_ + " --resume"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("(gone)"), std::string::npos) << r.out;
 }
 
@@ -318,6 +427,33 @@ TEST_F(InspectTest, StatusTellsAnEndThatItsFullDiskKeptOutOfTheJournal) {
   const CliResult r = RunCli({"status", "sim"});
   EXPECT_NE(r.out.find("state       failed"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("why         fault=storage"), std::string::npos) << r.out;
+}
+
+TEST_F(InspectTest, StatusBelievesTheLastWordOfARunWhoseDiskHadNoRoomForItsSummary) {
+  std::vector<JournalEntry> entries = SimulatedRun();
+  entries.resize(entries.size() / 2);
+  WriteRun(entries);
+  scratch_.Write(run_ + "/status.json",
+                 R"({"state":"failed","exit":3,"why":"fault=storage actor=controller: full","step":1})");
+  const json j = json::parse(RunCli({"status", "sim", "--json"}).out);
+  EXPECT_EQ(j["state"], "failed");
+  EXPECT_EQ(j["summary"]["exit"], 3);
+  EXPECT_NE(RunCli({"status", "sim"}).out.find("why         fault=storage"), std::string::npos);
+  scratch_.Write(run_ + "/status.json", R"({"state":"running","step":1})");
+  EXPECT_EQ(json::parse(RunCli({"status", "sim", "--json"}).out)["state"], "dead");
+}
+
+// The number of a process says nothing: it may be another's, or of the run that this is a copy of.
+TEST_F(InspectTest, ARunIsAliveWhileItsJournalIsLocked) {
+  WriteRun(SimulatedRun());
+  scratch_.Write(run_ + "/control.json",
+                 R"({"address":"127.0.0.1:1","pid":)" + std::to_string(getpid()) + "}");
+  RealFileSystem real;
+  auto lock = real.Lock(run_ + "/journal/lock", "controller pid 1 on host a");
+  ASSERT_TRUE(lock.ok());
+  EXPECT_EQ(json::parse(RunCli({"status", "sim", "--json"}).out)["state"], "running");
+  lock->reset();
+  EXPECT_EQ(json::parse(RunCli({"status", "sim", "--json"}).out)["state"], "finished");
 }
 
 TEST_F(InspectTest, StatusBeforeTheFirstRecordIsNotAnError) {

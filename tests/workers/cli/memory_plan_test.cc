@@ -7,6 +7,7 @@
 #include "core/policy/memory_use.h"
 #include "tests/workers/cli/runner.h"
 #include "workers/cli/plan_text.h"
+#include "workers/device/disk_plan.h"
 #include "workers/device/memory_proof.h"
 
 namespace tidepool::workers {
@@ -163,10 +164,50 @@ TEST(DescribePlanTest, SaysHowTheQuickstartWillRun) {
   const auto loaded = config::LoadConfig("configs/quickstart.yaml");
   ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
   const std::string text = DescribePlan(loaded->config);
-  for (const char* part : {"colocated, 1 slot", "16 groups x 8 samples = 128 sequences", "device-0",
-                           "rollout and actor", "reward-0", "controller", "a checkpoint"}) {
+  for (const char* part :
+       {"colocated, 1 slot", "16 groups x 8 samples = 128 sequences", "device-0", "rollout and actor",
+        "reward-0", "controller", "disk         predicted about", "checkpoints of"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
+}
+
+TEST(DiskPlanTest, CountsCheckpointsAsTheyComeAndWhatElseIsKept) {
+  const auto loaded = config::LoadConfig("configs/test/rl_colocated.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  JobConfig c = loaded->config;
+  const auto memory = PlanMemory(c);
+  ASSERT_TRUE(memory.ok());
+  const auto certain = [](const JobConfig& config) { return PlanDisk(config)->certain(); };
+  c.checkpoint = {.every_steps = 2, .keep = 2, .save_final = false};
+  const int64_t first = memory->weights_bytes, one = memory->checkpoint_bytes;  // made from the seed: no base
+  c.train.steps = 1;
+  EXPECT_EQ(certain(c), first + one) << "that of step 0 has zeros beside the weights";
+  c.train.steps = 5;
+  EXPECT_EQ(certain(c), first + 3 * one) << "two are kept while the third is written";
+  c.train.steps = 100;
+  EXPECT_EQ(certain(c), first + 3 * one);
+  c.checkpoint.every_steps = 0;
+  EXPECT_EQ(certain(c), first + one);
+  c.checkpoint.save_final = true;
+  EXPECT_EQ(certain(c), first + one + memory->weights_bytes);
+  c.checkpoint.keep_best = "eval/accuracy";
+  EXPECT_EQ(certain(c), first + one + 2 * memory->weights_bytes);
+  const int64_t before = certain(c);
+  c.train.offload_optimizer = Offload::kDisk;
+  EXPECT_EQ(certain(c), before + NeedsOfRoles(*PlanMemory(c)).offload) << "it was not counted once";
+  // What depends on how long samples become is said, and refuses nothing.
+  const int64_t total = PlanDisk(c)->total();
+  c.observe.samples_per_step = -1;
+  EXPECT_GT(PlanDisk(c)->total(), total);
+  EXPECT_EQ(certain(c), before + NeedsOfRoles(*PlanMemory(c)).offload);
+  EXPECT_NE(PlanDisk(c)->Text(true).find(" for payload/"), std::string::npos);
+  EXPECT_EQ(PlanDisk(c)->Text(false).find("payload/"), std::string::npos);
+}
+
+TEST(DiskPlanTest, CountsTheWarmStartOfItsOwnRun) {
+  const auto loaded = config::LoadConfig("configs/quickstart.yaml");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  EXPECT_NE(PlanDisk(loaded->config)->Text(true).find(" for warm_start/"), std::string::npos);
 }
 
 TEST(DescribePlanTest, AModelThatIsNotThereIsALineNotAFailure) {

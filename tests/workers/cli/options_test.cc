@@ -40,7 +40,7 @@ TEST(SimulateOptionsTest, APaceFileHasItsOwnHardware) {
   ExpectRefused({"simulate", "configs/test/rl_colocated.yaml", "--hardware", "h100", "--pace", pace},
                 "--hardware: found h100, but " + pace + " (--pace) says the hardware");
   ExpectRefused({"plan", "configs/test/rl_colocated.yaml", "--hardware", "h100", "cluster.pace=" + pace},
-                "--hardware: found h100, but " + pace + " (cluster.pace) says the hardware");
+                pace + " (cluster.pace) says the hardware");
 }
 
 TEST(ModelOptionsTest, WhatWouldBeIgnoredIsRefused) {
@@ -52,6 +52,20 @@ TEST(ModelOptionsTest, WhatWouldBeIgnoredIsRefused) {
                 "--option is for --task");
   ExpectRefused({"eval", "--model", "m", "--data", "rows.jsonl", "--held-out", "8"},
                 "--held-out is for --task");
+  ExpectRefused({"eval", "--model", "m", "--data", "a.jsonl", "--samples", "4"},
+                "needs --temperature above 0");
+  ExpectRefused({"eval", "--model", "m", "--data", "a.jsonl", "--samples", "4", "--temperature", "1",
+                 "--pass-at", "2,8"},
+                "--pass-at: 8 of 4 answers");
+  ExpectRefused({"eval", "--model", "m", "--data", "a.jsonl", "--data", "a.jsonl"}, "stands there twice");
+}
+
+TEST(ModelOptionsTest, AModelThatIsNotThereIsNamed) {
+  ExpectRefused({"eval", "--model", "no/such", "--task", "reverse"},
+                "--model: no model folder, and as a run");
+  ExpectRefused({"generate", "--model", "no/such", "--prompt", "a"},
+                "--model: no model folder, and as a run");
+  ExpectRefused({"export", "no/such", "--out", "x"}, "export: no model folder, and as a run");
 }
 
 }  // namespace

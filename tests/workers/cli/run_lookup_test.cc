@@ -40,6 +40,21 @@ TEST(FindRunTest, TakesTheNewestThatBeginsSo) {
   EXPECT_EQ(FindRun("quick-20260301T000000Z-9")->dir, "runs/quick-20260301T000000Z-9");
 }
 
+TEST(FindRunTest, ARunOfThatNameComesBeforeOneWhoseNameGoesOn) {
+  const ScratchFolder scratch;
+  for (const char* name : {"dpo-20260101T000000Z", "dpo-20260102T000000Z", "dpo2-20260301T000000Z"})
+    scratch.Write(std::string("runs/") + name + "/config.yaml", "name: x\n");
+  EXPECT_EQ(FindRun("dpo")->dir, "runs/dpo-20260102T000000Z");
+  EXPECT_EQ(FindRun("dp")->dir, "runs/dpo2-20260301T000000Z");
+}
+
+TEST(FindRunTest, AnotherFolderOfThatNameIsNoRun) {
+  const ScratchFolder scratch;
+  scratch.Write("mine/rows.jsonl", "");
+  scratch.Write("runs/mine-20260301T000000Z/config.yaml", "name: mine\n");
+  EXPECT_EQ(FindRun("mine")->dir, "runs/mine-20260301T000000Z");
+}
+
 TEST(FindRunTest, SaysWhatThereIsInstead) {
   const ScratchFolder scratch;
   EXPECT_NE(FindRun("x").status().message().find("runs/ holds no run"), std::string::npos);

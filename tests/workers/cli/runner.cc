@@ -22,8 +22,13 @@ CliResult RunCli(const std::vector<std::string>& words) {
   CommandContext context;
   context.self_path = std::filesystem::read_symlink("/proc/self/exe").string();
   AddInspectCommands(app, context);
+  AddJournalCommand(app, context);
   AddModelCommands(app, context);
+  AddEvalCommand(app, context);
   AddRunsCommand(app, context);
+  AddSamplesCommand(app, context);
+  AddPruneCommand(app, context);
+  AddCompareCommand(app, context);
   AddSimulateCommands(app, context);
   AddDoctorCommand(app, context);
   CliResult result;

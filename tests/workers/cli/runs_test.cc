@@ -54,6 +54,27 @@ TEST(RunsTest, ListsNewestFirstWithFirstLastAndBestFigures) {
   EXPECT_NE(table.find("2 runs in runs"), std::string::npos) << table;
 }
 
+// An evaluation whose graded rewards were all 0 writes an accuracy; the run as a whole measures its reward.
+TEST(RunsTest, HeldOutIsWhatTheRunSaysThatItMeasures) {
+  const ScratchFolder scratch;
+  const std::string dir = "runs/quick";
+  scratch.Write(dir + "/config.yaml", kConfig);
+  scratch.Write(dir + "/metrics.jsonl", R"({"step":0,"metrics":{"eval/accuracy":0,"eval/reward/mean":0}}
+{"step":2,"metrics":{"eval/reward/mean":0.5}}
+{"step":4,"metrics":{"eval/reward/mean":0.4}}
+)");
+  scratch.Write(dir + "/status.json",
+                R"({"held_out":{"measure":"reward","before":{"step":0,"value":0},
+                    "last":{"step":4,"value":0.4},"best":{"step":2,"value":0.5}}})");
+  const auto brief = BriefOf(dir);
+  ASSERT_TRUE(brief.ok());
+  ASSERT_TRUE(brief->held_out);
+  EXPECT_EQ(brief->held_out->metric, "eval/reward/mean");
+  EXPECT_EQ(brief->held_out->first, 0);
+  EXPECT_EQ(brief->held_out->best, 0.5);
+  EXPECT_EQ(brief->held_out->last, 0.4);
+}
+
 TEST(RunsTest, SmallestLossIsTheBestAndLinkedFilesCountOnce) {
   const ScratchFolder scratch;
   const std::string dir = "elsewhere/teach";

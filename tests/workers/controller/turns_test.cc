@@ -100,6 +100,9 @@ TEST_F(TurnsTest, ARecordGrowsByWhatIsSaidAndHeard) {
   turns_->Append({tid_, 0, 2});
   const StoredSample& s = *samples_.Find(tid_);
   EXPECT_EQ(Text(s.tokens.Ids()), "d<eos>#FFS?dd<eos>##FF?") << "two steps down; left, down, right, up";
+  const sample::Segment& cut = s.tokens.segments[3];
+  EXPECT_EQ(Text(cut.ids), "<eos>##FF?");
+  EXPECT_EQ(rows_->ObservationText(cut.ids), "##FF?") << "the end token is not the environment's";
   EXPECT_EQ(s.tokens.LossMask(), (std::vector<uint8_t>{1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0}));
   EXPECT_TRUE(sample::Encode(samples_.Finished(tid_)).ok()) << "still one record";
   EXPECT_TRUE(turns_->CheckPrefix(s).ok());
@@ -193,6 +196,10 @@ TEST_F(TurnsTest, AChatModelHearsTheEnvironmentAsItsUser) {
   ASSERT_EQ(Turn(2).outcome, GradeOutcome::kOk);
   turns_->Append({tid_, 0, 2});
   EXPECT_EQ(Text(samples_.Find(tid_)->tokens.Ids()), "d<eos> u: #FFS? a: d<eos> u: ##FF? a: ");
+  std::vector<std::string> heard;  // without what the template writes around it
+  for (const sample::Segment& s : samples_.Find(tid_)->tokens.segments)
+    if (s.kind == sample::SegmentKind::kObservation) heard.push_back(rows_->ObservationText(s.ids));
+  EXPECT_THAT(heard, testing::ElementsAre("#FFS?", "##FF?"));
 }
 
 TEST_F(TurnsTest, ATemplateThatCannotBeCutBetweenTurnsIsRefused) {

@@ -32,7 +32,7 @@ struct WorkerPlacesTest : testing::Test {
 // The child was refused because somebody's own process was there first; that one has not said its offer yet.
 TEST_F(WorkerPlacesTest, TheEndOfAChildIsNotTheEndOfAnotherProcessInItsPlace) {
   Greet(/*pid=*/70);
-  places.Ended(0, /*pid=*/80, "exit status 3", "");
+  places.Ended(0, /*pid=*/80, "exit status 3");
   EXPECT_TRUE(wire.refused.empty()) << wire.refused.begin()->second.why;
   ASSERT_EQ(fed.size(), 1u);
   EXPECT_TRUE(std::holds_alternative<scheduler::event::WorkerStartFailed>(fed[0]));
@@ -40,7 +40,7 @@ TEST_F(WorkerPlacesTest, TheEndOfAChildIsNotTheEndOfAnotherProcessInItsPlace) {
 
 TEST_F(WorkerPlacesTest, AChildThatEndsBeforeItHasJoinedIsFenced) {
   Greet(/*pid=*/80);
-  places.Ended(0, /*pid=*/80, "exit status 3", "");
+  places.Ended(0, /*pid=*/80, "exit status 3");
   EXPECT_TRUE(wire.refused.contains(80));
   EXPECT_EQ(fed.size(), 1u);
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -248,6 +249,44 @@ TEST_F(DeviceRolesTest, ACheckpointOfAParkedStateIsTheSameAndLeavesItParked) {
     EXPECT_EQ(Bytes(dir_ + "/parked/" + file), Bytes(dir_ + "/held/" + file)) << file;
   EXPECT_EQ(roles_->held().total(), roles_->weight_bytes()) << "it took the memory of another role";
   Train(3);
+}
+
+TEST_F(DeviceRolesTest, WhatIsZeroTakesNoRoomAndComesBack) {
+  std::vector<std::byte> bytes(size_t{4} << 20, std::byte{0});
+  const auto on_disk = [](const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(::stat(path.c_str(), &info), 0);
+    return info.st_blocks * 512;
+  };
+  const std::string zeros = dir_ + "/zeros.bin", mixed = dir_ + "/mixed.bin";
+  ASSERT_EQ(WritePart(zeros, bytes), OkStatus());
+  EXPECT_EQ(std::filesystem::file_size(zeros), bytes.size());
+  EXPECT_LT(on_disk(zeros), 64 << 10);
+  for (const size_t at : {size_t{0}, size_t{1} << 20, (size_t{2} << 20) + 77, bytes.size() - 1}) {
+    bytes[at] = std::byte{7};
+    ASSERT_EQ(WritePart(mixed, bytes), OkStatus());
+    std::vector<std::byte> back(bytes.size(), std::byte{9});
+    ASSERT_EQ(ReadPart(mixed, back), OkStatus());
+    EXPECT_EQ(back, bytes);
+  }
+  EXPECT_LT(on_disk(mixed), 1 << 20);
+  // Before the first step all of the optimizer's state is zero; parked and written from there it is, too.
+  Trained(0, /*parks=*/true);
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  ASSERT_TRUE(roles_->WriteCheckpoint(dir_ + "/first").ok());
+  for (const char* part : {"m", "v"})
+    EXPECT_LT(on_disk(dir_ + "/first/trainer/" + part + ".bin"), 64 << 10) << part;
+}
+
+TEST_F(DeviceRolesTest, AModelThatIsThereIsNotWritten) {
+  Trained(0, /*parks=*/false);
+  std::filesystem::create_directories(dir_ + "/first/model");
+  std::ofstream(dir_ + "/first/model/model.safetensors") << "of the base model";
+  ASSERT_EQ(roles_->PrepareCheckpoint(), OkStatus());
+  const auto files = roles_->WriteCheckpoint(dir_ + "/first");
+  ASSERT_TRUE(files.ok()) << files.status().ToString();
+  EXPECT_EQ(Bytes(dir_ + "/first/model/model.safetensors"), "of the base model");
+  EXPECT_EQ((*files)[0], "model/model.safetensors");
 }
 
 TEST_F(DeviceRolesTest, AParkedFileThatChangedIsNamedAndLeavesNoState) {

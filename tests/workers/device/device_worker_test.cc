@@ -75,7 +75,7 @@ class DeviceWorkerTest : public testing::Test {
   template <typename T>
   std::optional<T> Next() {
     for (int i = 0; i < 600; ++i) {
-      for (HubEvent& e : inbox_.TakeOne(std::chrono::milliseconds(100))) {
+      for (HubEvent& e : inbox_.Take(std::chrono::milliseconds(100), 1)) {
         if constexpr (std::is_same_v<T, HubOpened>) {
           if (auto* opened = std::get_if<HubOpened>(&e)) return std::move(*opened);
         } else if (auto* m = std::get_if<HubMessage>(&e)) {

@@ -65,7 +65,7 @@ struct Ends {
   template <typename T, typename Box>
   static std::optional<T> Next(Box& box) {
     for (int i = 0; i < 100; ++i) {
-      for (auto& e : box.TakeOne(100ms)) {
+      for (auto& e : box.Take(100ms, 1)) {
         if (auto* t = std::get_if<T>(&e)) return std::move(*t);
         if constexpr (std::is_same_v<Box, Mailbox<LinkEvent>>) {
           if (auto* closed = std::get_if<LinkClosed>(&e)) ADD_FAILURE() << "the link closed: " << closed->why;
@@ -242,7 +242,7 @@ TEST(LinkTest, AConnectionThatBreaksLosesNothing) {
   ends.link->Send(up::Granted{.slot = {2}, .epoch = {1}});
   std::optional<HubOpened> again;
   for (int i = 0; i < 100 && !again; ++i) {
-    for (HubEvent& e : ends.at_hub.TakeOne(100ms)) {
+    for (HubEvent& e : ends.at_hub.Take(100ms, 1)) {
       if (auto* opened = std::get_if<HubOpened>(&e)) again = std::move(*opened);
     }
   }
@@ -267,7 +267,7 @@ TEST(LinkTest, ARefusedWorkerIsToldWhyAndItsConnectionIsClosed) {
   ends.hub->Refuse(opened->connection, {"no place for it"});
   std::optional<LinkClosed> closed;
   for (int i = 0; i < 100 && !closed; ++i) {
-    for (LinkEvent& e : ends.at_worker.TakeOne(100ms)) {
+    for (LinkEvent& e : ends.at_worker.Take(100ms, 1)) {
       if (auto* c = std::get_if<LinkClosed>(&e)) closed = *c;
     }
   }

@@ -2,6 +2,7 @@
 // Messages with random contents, of every kind: filled through their field lists, so that a new field or
 // message is covered without a change here.
 
+#include <map>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -59,6 +60,13 @@ struct RandomFill {
   void Fill(std::vector<T>& x) {
     x.resize(static_cast<size_t>(rng.Below(5)));
     for (T& item : x) Fill(item);
+  }
+  void Fill(std::map<std::string, std::string>& x) {
+    x.clear();
+    for (int64_t n = rng.Below(5); n > 0; --n) {
+      std::string name;
+      Fill(name), Fill(x[name]);
+    }
   }
   template <typename... Body>
   void Fill(std::variant<Body...>& x) {

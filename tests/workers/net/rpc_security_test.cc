@@ -173,7 +173,7 @@ TEST(HubTest, ARefusedWorkerThatDoesNotReadHoldsNoThread) {
   Pack(std::deque<FromWorker>{{0, 0, up::Hello{.run_id = "run-a"}}}, 0, kFrameBytes, &hello);
   ASSERT_TRUE(stream->Write(hello));
   const auto next = [&](std::chrono::milliseconds patience) {
-    auto taken = events.TakeOne(patience);
+    auto taken = events.Take(patience, 1);
     return taken.empty() ? HubEvent(HubMessage{}) : std::move(taken.front());
   };
   const HubEvent opened = next(std::chrono::seconds(10));

@@ -210,7 +210,7 @@ void SimController::OnAttachment(Attachments::Event& event) {
 }
 
 void SimController::Exited(int64_t place, uint64_t process) {
-  places_->Ended(place, static_cast<int64_t>(process), "it ended", "");
+  places_->Ended(place, static_cast<int64_t>(process), "it ended");
   effects_->Execute();
 }
 
@@ -396,11 +396,12 @@ struct SimController::Do {
     });
   }
   void operator()(const cmd::DeleteCheckpoint& c) { s.files_->checkpoints.erase(c.ckpt); }
+  void operator()(const cmd::KeepBest&) {}
   void operator()(const cmd::SaveFinal& c) { s.Send(c.worker, down::SaveFinal{c.slot, "final"}); }
   void operator()(const cmd::StepReport&) {}
   void operator()(const cmd::EvalReport&) {}
-  void operator()(const cmd::Warn& c) {
-    s.said_.push_back(std::to_string(Seconds(s.network_->now.since_start)) + " s " + c.line);
+  void operator()(const cmd::Log& c) {
+    s.said_.push_back(std::to_string(Seconds(s.network_->now.since_start)) + " s " + c.event + ": " + c.text);
     if (s.said_.size() > 12) s.said_.pop_front();
   }
   void operator()(const cmd::Finish& c) {

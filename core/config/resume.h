@@ -1,0 +1,48 @@
+#pragma once
+// The config of a run that goes on: what it was, what it is, and what of that may change.
+//
+// config.yaml of a run is written when the run begins, and again by a resume that changes something. Its
+// comments then keep what was, so that no earlier config is lost:
+//
+//   # Resumed at step 7, 20261121T115502Z:
+//   #   train.steps: was 20, is 40
+//
+// Functions read files where they say so; any thread.
+
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "core/config/load.h"
+
+namespace tidepool::config {
+
+struct Difference {
+  std::string key, was, is;                    // values as YAML
+  bool allowed = false;                        // a resumed run may have another value
+  [[nodiscard]] std::string ToString() const;  // "train.steps: was 20, is 40"
+};
+
+// What differs, in the order of the schema. Steps, learning rate, observe, checkpoint, eval, cluster and
+// placement may; model, data, seed, algorithm, B and G may not. A file or folder may be elsewhere now if it
+// is not where it was (files are looked for); model.init.warm_start is left out, whose content is what
+// counts.
+std::vector<Difference> Differences(const JobConfig& old, const JobConfig& now);
+
+// kFailedPrecondition where one of them is not allowed, with a line for each such; what to do at the end.
+Status CheckAllowed(const std::vector<Difference>& differences);
+
+// config.yaml of a run, read to go on with it: `overrides` on top; where values had come from, the overrides
+// that were given before, and the history are taken from its comments. Reads and fails as LoadConfig.
+StatusOr<LoadedConfig> LoadRunConfig(const std::string& path, const std::vector<std::string>& overrides);
+// The same as it was written, whatever has become of the files that it names.
+StatusOr<LoadedConfig> ReadRunConfig(const std::string& path);
+
+// Whether the command line of `loaded` has an override of `key`, or of a part that holds it.
+bool Overrides(const LoadedConfig& loaded, const std::string& key);
+
+// Adds to what `loaded` tells of its past. when: "step 7, 20261121T115502Z".
+void AddToHistory(LoadedConfig& loaded, const std::string& when, const std::vector<Difference>& differences);
+
+}  // namespace tidepool::config

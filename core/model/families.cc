@@ -1,0 +1,31 @@
+#include "core/base/names.h"
+#include "core/model/families/family.h"
+
+namespace tidepool::model {
+
+const std::vector<const Family*>& Families() {
+  static const std::vector<Family> families = [] {
+    std::vector<Family> all;
+    for (const auto& [name, make] : FamilyPlugins()) all.emplace_back(make()).model_type = name;
+    return all;
+  }();
+  static const std::vector<const Family*> pointers = [] {
+    std::vector<const Family*> all;
+    for (const Family& family : families) all.push_back(&family);
+    return all;
+  }();
+  return pointers;
+}
+
+const Family* FindFamily(std::string_view model_type) {
+  for (const Family* family : Families()) {
+    if (model_type == family->model_type) return family;
+  }
+  return nullptr;
+}
+
+std::string FamilyNames() {
+  return Listed(Families(), [](const Family* family) { return family->model_type; });
+}
+
+}  // namespace tidepool::model

@@ -1,0 +1,103 @@
+// Rows that are not trained on, judged by the present weights. Forward only: neither gradients nor the
+// optimizer are touched, and the same weights and rows give the same numbers.
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <map>
+#include <string>
+
+#include "core/base/statistics.h"
+#include "core/train/trainer_impl.h"
+
+namespace tidepool::train {
+namespace {
+
+bool HasLoss(const Row& row, size_t token) { return row.loss_mask.empty() || row.loss_mask[token] != 0; }
+
+// Sum over the tokens of a row that have loss, and their number.
+std::pair<double, double> SumOf(const Row& row, std::span<const float> values) {
+  double sum = 0, tokens = 0;
+  for (size_t t = 0; t < values.size(); ++t) {
+    if (!HasLoss(row, t)) continue;
+    sum += double{values[t]};
+    tokens += 1;
+  }
+  return {sum, tokens};
+}
+
+// Mean over tokens, as training has it. Rows are the draws of its interval: the tokens of one hang together
+// (ratio estimator, Cochran, Sampling Techniques, 6.3).
+MeanInterval MeanOverTokens(const std::vector<std::pair<double, double>>& rows) {
+  double sum = 0, tokens = 0, squares = 0;
+  for (const auto& [of, n] : rows) {
+    sum += of;
+    tokens += n;
+  }
+  if (tokens == 0) return {};
+  const double mean = sum / tokens, n = static_cast<double>(rows.size());
+  for (const auto& [of, count] : rows) squares += (of - mean * count) * (of - mean * count);
+  const double deviation = n < 2 ? 0 : std::sqrt(squares / (n - 1)) * n / tokens;
+  return IntervalOfMean(mean, deviation, static_cast<int64_t>(rows.size()));
+}
+
+}  // namespace
+
+StatusOr<std::map<std::string, double>> Trainer::Evaluate(std::span<const Row> rows) try {
+  TrainerImpl& m = *impl_;
+  const TrainerOptions& o = m.options;
+  if (!m.pairs() && o.objective != JobKind::kSft)
+    return FailedPrecondition("trainer: only rows of sft and pairs are evaluated here");
+  TP_RETURN_IF_ERROR(m.Check(rows, /*recorded=*/false));
+  std::vector<int64_t> places;
+  for (size_t i = 0; i < rows.size(); ++i) places.push_back(static_cast<int64_t>(i));
+  std::map<std::string, double> metrics;
+  if (o.objective == JobKind::kSft) {
+    std::vector<std::vector<float>> right;
+    TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(*m.decoder, m.weights, m.scoring(/*replay=*/false), rows,
+                                                 places, {.likeliest = &right}));
+    std::vector<std::pair<double, double>> loss, agreed;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      loss.push_back(SumOf(rows[i], lp[i]));
+      loss.back().first *= -1;
+      agreed.push_back(SumOf(rows[i], right[i]));
+    }
+    const MeanInterval mean = MeanOverTokens(loss);
+    metrics = {{"sft/loss", mean.mean},
+               {"sft/loss/low", mean.low},
+               {"sft/loss/high", mean.high},
+               {"sft/token_accuracy", MeanOverTokens(agreed).mean},
+               {"sft/total", static_cast<double>(rows.size())}};
+    return metrics;
+  }
+  const Pairs pairs = PairsOf(rows, places);
+  TokenSums sums;
+  double loss = 0;
+  if (o.objective == JobKind::kRewardModel) {
+    TP_ASSIGN_OR_RETURN(const auto values, m.value->Values(WithScorePlace(rows), places));
+    std::vector<double> scores;
+    for (const auto& row : values) scores.push_back(row.back());
+    loss = ScoreLossOf(o, pairs, scores, sums).loss;
+  } else {
+    const auto totals = [&](const model::Decoder& decoder,
+                            const model::Weights& by) -> StatusOr<std::vector<double>> {
+      TP_ASSIGN_OR_RETURN(const auto lp, ScoreRows(decoder, by, m.scoring(/*replay=*/false), rows, places));
+      std::vector<double> all;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const auto [sum, tokens] = SumOf(rows[i], lp[i]);
+        all.push_back(o.length_average ? sum / std::max(1.0, tokens) : sum);
+      }
+      return all;
+    };
+    TP_ASSIGN_OR_RETURN(const std::vector<double> policy, totals(*m.decoder, m.weights));
+    TP_ASSIGN_OR_RETURN(const std::vector<double> reference, totals(*m.reference, *m.companions.reference));
+    loss = PreferenceOf(o, pairs, policy, reference, sums).loss;
+  }
+  PairMetrics(o.objective, loss, sums, metrics);
+  metrics[std::string(Name(o.objective)) + "/total"] = static_cast<double>(pairs.size());
+  return metrics;
+} catch (const std::exception& e) {  // LibTorch throws; this is the door
+  return Internal(std::string("trainer: ") + e.what());
+}
+
+}  // namespace tidepool::train

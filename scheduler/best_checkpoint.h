@@ -1,0 +1,29 @@
+#pragma once
+// checkpoint.keep_best: which checkpoint is the best by an evaluation on record. Its model is kept in best/,
+// whatever becomes of the checkpoint: one that could be restored would hold every sample that was trained
+// since, because a restore trains them again. Pure.
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "core/base/ids.h"
+#include "core/base/journal_records.h"
+
+namespace tidepool::scheduler {
+
+// The value of a metric of docs/metrics.md in an evaluation: eval/accuracy, eval/reward/mean,
+// eval/reward/<name>/mean, eval/return/mean. Of all of them more is better. Nothing where it has none.
+std::optional<double> EvalValue(const record::EvalResult& result, std::string_view metric);
+
+struct BestCheckpoint {
+  StepNumber step;
+  double value = 0;
+  friend bool operator==(const BestCheckpoint&, const BestCheckpoint&) = default;
+};
+// Of the steps that were evaluated and had a checkpoint; of equal ones the earliest.
+std::optional<BestCheckpoint> FindBest(const std::map<StepNumber, record::EvalResult>& evals,
+                                       const std::set<StepNumber>& checkpointed, std::string_view metric);
+
+}  // namespace tidepool::scheduler

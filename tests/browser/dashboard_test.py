@@ -1,0 +1,117 @@
+"""The dashboard in a browser: who gets in, what it shows, and that it follows a run without being loaded again."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import unittest
+import urllib.error
+import urllib.request
+
+import browser
+
+
+class DashboardPage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = browser.Browser()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.dir = pathlib.Path(scratch.name)
+
+    def serve(self, root=None):
+        server = subprocess.Popen([browser.TIDEPOOL, "dashboard", str(root or self.dir)], stdout=subprocess.PIPE, text=True)
+
+        def end():
+            server.kill()
+            server.wait()
+            server.stdout.close()
+        self.addCleanup(end)
+        lines = [server.stdout.readline(), server.stdout.readline()]
+        self.assertRegex(lines[1], r"^http://127\.0\.0\.1:\d+/\?token=[0-9a-f]{64}")
+        return server, lines[1].strip()
+
+    def look(self, tab):
+        self.assertEqual(tab.console, [])
+        self.assertEqual(tab.too_wide(), [])
+
+    def test_without_the_token_nothing_is_shown_and_with_it_the_address_forgets_it(self):
+        browser.write_run(self.dir / "one", "rl", [(1, {"critic/score/mean": .5})])
+        server, url = self.serve()
+        for address in [url.split("?")[0], url[:-1] + "x", url.split("?")[0] + "api/runs"]:
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(address, timeout=20)
+            self.assertEqual(refused.exception.code, 401)
+            self.assertNotIn("one", refused.exception.read().decode())
+        tab = self.browser.open(url)
+        tab.wait("document.querySelector('a.name')")
+        self.assertEqual(tab.evaluate("location.search"), "")
+        self.look(tab)
+        stranger = self.browser.open(url.split("?")[0])  # another browser: no cookie
+        self.assertIn("token is missing", stranger.text())
+        server.send_signal(signal.SIGINT)
+        self.assertEqual(server.wait(timeout=20), 0)
+
+    def test_list_selection_and_comparison_in_both_widths_and_themes(self):
+        for name, rate in [("one", "1e-3"), ("two", "2e-3")]:
+            browser.write_run(self.dir / name, "rl", [(step, {"critic/score/mean": step / 9, "eval/accuracy": step / 18}) for step in range(1, 10)],
+                              f"train:\n  steps: 9\n  learning_rate: {rate}\n", summary={"exit": 0, "finished": True, "steps": 9})
+        browser.write_run(self.dir / "broken", "sft", [], summary={"exit": 3, "steps": 4, "why": "the disk was full at step 4"})
+        _, url = self.serve()
+        for width, dark in [(1400, False), (390, True)]:
+            tab = self.browser.open(url, width, dark)
+            tab.wait("document.querySelectorAll('a.name').length === 3")
+            self.assertEqual(tab.evaluate("document.documentElement.dataset.theme"), "dark" if dark else "light")
+            for text in ["finished", "failed", "the disk was full at step 4", "3 runs"]:
+                self.assertIn(text, tab.text())
+            tab.evaluate("for (const box of document.querySelectorAll('.run input')) if (/one|two/.test(box.ariaLabel)) box.click()")
+            tab.evaluate("[...document.querySelectorAll('header button')].find(b => b.textContent === 'compare 2 runs').click()")
+            tab.wait("document.querySelectorAll('figure').length > 1 && document.getElementById('differences')")
+            self.assertIn("train.learning_rate", tab.text())
+            self.look(tab)
+
+    def test_a_run_of_the_real_programs_is_followed_without_loading_the_page_again(self):
+        # So many steps that it goes on until it is stopped below.
+        trained = subprocess.Popen([browser.TIDEPOOL, "train", "configs/test/rl_split.yaml", "scheduler.placement=multiplexed", "cluster.slots=2",
+                                    "train.steps=100000", "--run-dir", str(self.dir / "live")], cwd=browser.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def end():
+            if trained.poll() is None:
+                trained.send_signal(signal.SIGINT)
+                trained.wait(timeout=120)
+        self.addCleanup(end)
+        while not (self.dir / "live/config.yaml").exists():
+            self.assertIsNone(trained.poll())
+            os.sched_yield()
+        _, url = self.serve(self.dir / "live")  # a run: its page, with the others of its folder a link away
+        tab = self.browser.open(url)
+        tab.evaluate("window.here = true")
+        steps = "+((/optimizer steps\\n([0-9]+)/.exec(document.body.innerText) || [])[1] || 0)"
+        first = tab.wait(steps, timeout=120, what="the first step")
+        tab.wait(f"{steps} > {first}", timeout=120, what="a later step")
+        self.assertTrue(tab.evaluate("window.here"), "the page was loaded again")
+        tab.wait("document.querySelector('#tide canvas')", what="the slots")
+        tab.wait("document.querySelector('.sample pre.answer')", what="samples")
+        tab.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        tab.wait("document.querySelector('pre.log').textContent.length > 20 || document.querySelectorAll('select[aria-label=log] option').length > 1", what="a log")
+        self.assertIn("running", tab.text())
+        self.look(tab)
+        tab.resize(390)
+        self.look(tab)
+        end()
+        tab.wait("/stopped|finished/.test(document.querySelector('.badge').textContent)", timeout=60, what="the end of the run")
+        shutil.rmtree(self.dir / "live")
+        tab.wait("document.getElementById('trouble').textContent.includes('no such run')", timeout=60, what="a word that the run is gone")
+
+
+if __name__ == "__main__":
+    browser.need_chromium()
+    unittest.main()

@@ -1,0 +1,67 @@
+// What a run says of its held-out rows where the trainer judged them.
+
+#include "core/observe/held_out.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tidepool::observe {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(HeldOutTest, OfPairsTheShareRankedRightAndTheMargin) {
+  TrainerFigures figures;
+  AddFigures(StepNumber{1},
+             {{"eval/dpo/accuracy/before", 0}, {"eval/dpo/total/before", 8}, {"dpo/accuracy", 0.5}}, figures);
+  AddFigures(StepNumber{3}, {{"eval/dpo/accuracy", 0.75}, {"eval/dpo/margin", 0.5}, {"eval/dpo/total", 8}},
+             figures);
+  AddFigures(StepNumber{6}, {{"eval/dpo/accuracy", 0.5}, {"eval/dpo/margin", 0.25}, {"eval/dpo/total", 8}},
+             figures);
+  const auto h = HeldOutOf({}, figures);
+  ASSERT_TRUE(h);
+  EXPECT_EQ(h->measure, "accuracy");
+  EXPECT_EQ(h->before->value, 0);
+  EXPECT_EQ(h->last->step, 6);
+  EXPECT_EQ(h->best->step, 3);
+  EXPECT_LT(h->last->low, 0.5);
+  EXPECT_EQ(h->more, (std::map<std::string, double>{{"margin", 0.25}}));
+  EXPECT_THAT(HeldOutLines(*h, 6),
+              ElementsAre(HasSubstr("accuracy before: 0.0 %"), HasSubstr("after: 50.0 %"),
+                          HasSubstr("best, at step 3: 75.0 %"), "margin: 0.25"));
+}
+
+TEST(HeldOutTest, ALossIsBestWhereItIsLeastAndAnUndoneStepIsForgotten) {
+  TrainerFigures figures;
+  for (const auto& [step, loss] : {std::pair(2, 0.5), std::pair(4, 0.25), std::pair(6, 0.75)}) {
+    AddFigures(StepNumber{step},
+               {{"eval/sft/loss", loss},
+                {"eval/sft/loss/low", loss - 0.1},
+                {"eval/sft/loss/high", loss + 0.1},
+                {"eval/sft/total", 16}},
+               figures);
+  }
+  const auto h = HeldOutOf({}, figures);
+  ASSERT_TRUE(h);
+  EXPECT_EQ(h->measure, "loss");
+  EXPECT_EQ(h->best->step, 4);
+  EXPECT_DOUBLE_EQ(h->best->high, 0.35);
+  EXPECT_THAT(HeldOutLines(*h, 6).back(), HasSubstr("loss best, at step 4: 0.25"));
+  AddFigures(StepNumber{3}, {}, figures);  // a restore
+  EXPECT_EQ(HeldOutOf({}, figures)->last->step, 2);
+}
+
+TEST(HeldOutTest, AnswersThatWereGradedComeFirst) {
+  TrainerFigures figures;
+  AddFigures(StepNumber{2}, {{"eval/sft/loss", 0.5}, {"eval/sft/total", 16}}, figures);
+  record::EvalResult graded{.step = StepNumber{2}, .v = {}, .correct = 3, .total = 4, .rewards = {}};
+  const auto h = HeldOutOf({{StepNumber{2}, graded}}, figures);
+  ASSERT_TRUE(h);
+  EXPECT_EQ(h->measure, "accuracy");
+  EXPECT_EQ(h->last->value, 0.75);
+  EXPECT_EQ(h->more.at("loss"), 0.5);
+}
+
+}  // namespace
+}  // namespace tidepool::observe

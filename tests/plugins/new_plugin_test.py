@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""From `tidepool new KIND NAME` to a plug-in that the tables have: new_plugin_test.py BUILD.
+
+In a small tree of its own, with the build files of the kinds as they are in this one: each kind's file is written, found
+by the build without an edit, compiled, and listed. The rest comes from the libraries that BUILD has.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+BUILD = os.path.abspath(sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "build")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TIDEPOOL = os.path.join(BUILD, "bin", "tidepool")
+PLACE = os.path.join(BUILD, "tests", "new_plugin")  # always the same, so that the compiler cache knows the files
+KINDS = {"reward": "core/tasks/rewards", "task": "core/tasks/tasks", "environment": "core/environments/games",
+         "control": "core/environments/control_tasks", "algorithm": "core/algorithms/losses", "model": "core/model/families",
+         "policy": "scheduler/policies"}
+LISTS = """
+#include <cstdio>
+#include "core/algorithms/registry.h"
+#include "core/environments/text_game.h"
+#include "core/environments/vector.h"
+#include "core/model/families/family.h"
+#include "core/tasks/reward.h"
+#include "core/tasks/task.h"
+#include "scheduler/policies/policy_plugin.h"
+int main() {
+  using namespace tidepool;
+  for (const auto& e : tasks::ListRewards()) std::printf("reward %s\\n", e.name.c_str());
+  for (const auto& e : tasks::ListTasks()) std::printf("task %s\\n", e.name.c_str());
+  for (const auto& e : environments::ListTextEnvironments()) std::printf("environment %s\\n", e.name.c_str());
+  for (const auto& e : environments::ListVectorEnvironments()) std::printf("control %s\\n", e.name.c_str());
+  for (const auto& e : algorithms::Algorithms()) std::printf("algorithm %s\\n", e.name.c_str());
+  for (const auto* e : model::Families()) std::printf("model %s\\n", e->model_type);
+  for (const auto& e : scheduler::PolicyPlugins()) std::printf("policy %s\\n", e.name);
+}
+"""
+# The libraries of the real build, after the objects of the small one: its tables come first.
+LIBRARIES = ["core/environments/libtidepool_environments.a", "core/tasks/libtidepool_tasks.a",
+             "core/algorithms/libtidepool_algorithms.a", "core/model/libtidepool_families.a",
+             "core/files/libtidepool_files.a", "scheduler/libtidepool_scheduler.a", "core/base/libtidepool_base.a"]
+
+
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def write(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def plugin_calls(folder):
+    with open(os.path.join(ROOT, folder, "CMakeLists.txt"), encoding="utf-8") as file:
+        return re.findall(r"^tidepool_plugins\(.*?\)$", file.read(), re.S | re.M)
+
+
+class NewPluginTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        shutil.rmtree(PLACE, ignore_errors=True)
+        top = ["cmake_minimum_required(VERSION 3.25)", "project(probe LANGUAGES CXX)", "set(CMAKE_CXX_STANDARD 20)",
+               f"include_directories({ROOT})", "include(cmake/plugins.cmake)"]
+        if shutil.which("ccache"):
+            top.append(f"set(CMAKE_CXX_COMPILER_LAUNCHER {ROOT}/cmake/compiler_cache {PLACE})")
+        objects = []
+        for folder in sorted({os.path.dirname(place) for place in KINDS.values()}):
+            calls = plugin_calls(folder)
+            targets = sorted({re.search(r"TARGET (\w+)", call)[1] for call in calls})
+            objects += [f"$<TARGET_OBJECTS:{target}>" for target in targets]
+            write(os.path.join(PLACE, folder, "CMakeLists.txt"),
+                  "\n".join([f"add_library({target} OBJECT)" for target in targets] + calls) + "\n")
+            top.append(f"add_subdirectory({folder})")
+        libraries = " ".join(os.path.join(BUILD, library) for library in LIBRARIES)
+        top.append(f"add_executable(lists lists.cc {' '.join(objects)})")
+        top.append(f"target_link_libraries(lists {libraries} pcre2-8 pthread)")
+        write(os.path.join(PLACE, "CMakeLists.txt"), "\n".join(top) + "\n")
+        write(os.path.join(PLACE, "lists.cc"), LISTS)
+        for file in ("cmake/plugins.cmake", "cmake/plugin_table.cmake", "core/base/plugin.h"):
+            os.makedirs(os.path.dirname(os.path.join(PLACE, file)), exist_ok=True)
+            shutil.copy(os.path.join(ROOT, file), os.path.join(PLACE, file))
+
+    def new(self, *arguments, cwd=PLACE):
+        return run(TIDEPOOL, "new", *arguments, cwd=cwd)
+
+    def test_1_one_command_writes_the_file_and_its_test_and_says_how_to_go_on(self):
+        for kind, folder in KINDS.items():
+            made = self.new(kind, f"probe_{kind}")
+            self.assertEqual(made.returncode, 0, made.stderr)
+            with open(os.path.join(PLACE, folder, f"probe_{kind}.cc"), encoding="utf-8") as file:
+                text = file.read()
+            self.assertRegex(text, rf"(?m)^TP_PLUGIN\(\w+, probe_{kind}\)")
+            self.assertNotRegex(text, "my_|My[A-Z]")
+            self.assertTrue(os.path.exists(os.path.join(PLACE, f"tests/plugins/{kind}_probe_{kind}_test.cc")))
+            self.assertIn("ninja -C build tidepool tidepool-worker", made.stdout)
+            self.assertTrue(os.path.exists(os.path.join(ROOT, re.search(r"guide +(\S+)", made.stdout)[1])), made.stdout)
+
+    def test_2_the_build_finds_compiles_and_lists_them_without_an_edit(self):
+        made = run("cmake", "-S", PLACE, "-B", os.path.join(PLACE, "build"), "-G", "Ninja")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        made = run("ninja", "-C", os.path.join(PLACE, "build"), "-j", "2")
+        self.assertEqual(made.returncode, 0, made.stdout)
+        listed = run(os.path.join(PLACE, "build", "lists")).stdout.split("\n")
+        for kind in KINDS:
+            self.assertIn(f"{kind} probe_{kind}", listed)
+
+    def test_3_what_cannot_be_is_refused_in_words(self):
+        for arguments, said in [(("reward", "probe_reward"), "is there already; edit it"),
+                                (("reward", "exact_answer"), "reward 'exact_answer' is there already"),
+                                (("environment", "cartpole"), "is there already"),
+                                (("reward", "Bad-Name"), "small letters, digits and underscores"),
+                                (("reword", "x"), "a plug-in is one of reward, task")]:
+            made = self.new(*arguments)
+            self.assertEqual(made.returncode, 2)
+            self.assertIn(said, made.stderr)
+        made = self.new("reward", "x", cwd="/")
+        self.assertEqual(made.returncode, 2)
+        self.assertIn("not in a checkout of Tidepool", made.stderr)
+
+    def test_4_a_file_that_is_no_plug_in_stops_the_build_with_its_name(self):
+        table = os.path.join(PLACE, "table.cc")
+        cases = [("// nothing\n", "wrong.cc: has no plug-in; every .cc file in this folder defines one by a line TP_PLUGIN(Reward, wrong)"),
+                 ("TP_PLUGIN(Task, a) {", "does not belong into this folder; expected Reward"),
+                 ("TP_PLUGIN(Reward, Bad) {", "a name has small letters"),
+                 ("  TP_PLUGIN(Reward, a) {", "at the beginning of a line"),
+                 ("TP_PLUGIN(Reward, a) {}\nTP_PLUGIN(Reward, a) {}", "has that name as well")]
+        for text, said in cases:
+            write(os.path.join(PLACE, "wrong.cc"), text)
+            made = run("cmake", f"-DOUT={table}", f"-DROOT={PLACE}", "-DHEADERS=a.h", "-DNAMESPACE=n", "-DKINDS=Reward",
+                       f"-DFILES={PLACE}/wrong.cc", "-P", os.path.join(ROOT, "cmake/plugin_table.cmake"))
+            self.assertNotEqual(made.returncode, 0, text)
+            self.assertIn(said, " ".join(made.stderr.split()))
+            self.assertFalse(os.path.exists(table))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,194 @@
+// The server as a stranger on the machine meets it: over a socket.
+#include "workers/board/http_server.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+
+namespace tidepool::workers {
+namespace {
+
+class Wire {
+ public:
+  explicit Wire(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+  }
+  Wire(const Wire&) = delete;
+  Wire& operator=(const Wire&) = delete;
+  ~Wire() { ::close(fd_); }
+  void Send(const std::string& text) const { (void)::send(fd_, text.data(), text.size(), MSG_NOSIGNAL); }
+  // Up to the end of the connection, or of an answer with a length.
+  std::string Read() {
+    std::string text;
+    char part[4096];
+    for (;;) {
+      pollfd ready{fd_, POLLIN, 0};
+      if (::poll(&ready, 1, 20000) != 1) return text + "(nothing came)";
+      const ssize_t got = ::recv(fd_, part, sizeof(part), 0);
+      if (got <= 0) {
+        closed_ = true;
+        return text;
+      }
+      text.append(part, static_cast<size_t>(got));
+      const size_t head = text.find("\r\n\r\n"), length = text.find("Content-Length: ");
+      if (head == std::string::npos || length == std::string::npos) continue;
+      if (text.size() >= head + 4 + std::stoul(text.substr(length + 16))) return text;
+    }
+  }
+  [[nodiscard]] bool closed() const { return closed_; }
+
+ private:
+  int fd_;
+  bool closed_ = false;
+};
+
+struct Served {
+  explicit Served(HttpServerOptions options = {}) {
+    options.token = "secret";
+    auto started = HttpServer::Start(options, [](const HttpRequest& r) -> HttpResponse {
+      if (r.path == "/throw") throw std::runtime_error("broken");
+      std::string said = r.method + " " + r.path;
+      for (const auto& [name, value] : r.query) said += " " + name + "=" + value;
+      return {.body = said + " " + r.body};
+    });
+    EXPECT_TRUE(started.ok()) << started.status().message();
+    server = *std::move(started);
+  }
+  // The answer to one request with these lines in its head.
+  [[nodiscard]] std::string Ask(const std::string& target, const std::string& lines,
+                                const std::string& method = "GET",
+                                const std::string& host = "127.0.0.1") const {
+    Wire wire(server->port());
+    wire.Send(method + " " + target + " HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n" + lines +
+              "\r\n");
+    return wire.Read();
+  }
+  std::unique_ptr<HttpServer> server;
+};
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+const char* const kBearer = "Authorization: Bearer secret\r\n";
+
+TEST(HttpServerTest, OnlyWhoShowsTheTokenIsAnswered) {
+  const Served s;
+  const std::string cookie = "Cookie: a=b; tidepool-" + std::to_string(s.server->port()) + "=secret\r\n";
+  EXPECT_TRUE(Has(s.Ask("/x%20y?q=a%2Bb+c", kBearer), "GET /x y q=a+b c"));
+  EXPECT_TRUE(Has(s.Ask("/x", cookie), "GET /x"));
+  for (const std::string& wrong :
+       {std::string(), std::string("Authorization: Bearer secre\r\n"),
+        std::string("Authorization: Bearer secretx\r\n"), std::string("Authorization: secret\r\n"),
+        std::string("Cookie: tidepool-1=secret\r\n"), cookie.substr(0, cookie.size() - 3) + "\r\n"}) {
+    const std::string answer = s.Ask("/x", wrong);
+    EXPECT_TRUE(Has(answer, " 401 ")) << wrong;
+    EXPECT_FALSE(Has(answer, "GET /x")) << wrong;
+  }
+  // The cookie of a browser does not count where another site makes it ask.
+  EXPECT_TRUE(Has(s.Ask("/x", cookie + "Sec-Fetch-Site: same-origin\r\n"), "GET /x"));
+  EXPECT_TRUE(Has(s.Ask("/x", cookie + "Sec-Fetch-Site: cross-site\r\n"), " 401 "));
+  EXPECT_TRUE(Has(s.Ask("/x", cookie + "Sec-Fetch-Site: same-site\r\n"), " 401 "));
+}
+
+TEST(HttpServerTest, TheAddressWithTheTokenSetsTheCookieAndLeadsToTheRestOfTheQuery) {
+  const Served s;
+  const std::string answer = s.Ask("/?token=secret&run=a%22%3E%3Cb", "Sec-Fetch-Site: cross-site\r\n");
+  EXPECT_TRUE(Has(answer, " 200 "));
+  EXPECT_TRUE(Has(answer, "Set-Cookie: tidepool-" + std::to_string(s.server->port()) +
+                              "=secret; HttpOnly; SameSite=Strict; Path=/\r\n"));
+  EXPECT_TRUE(Has(answer, "url=/?run=a%22%3E%3Cb\"")) << answer;
+  EXPECT_TRUE(Has(s.Ask("/?token=other", ""), " 401 "));
+  EXPECT_FALSE(Has(s.Ask("/?token=other", ""), "Set-Cookie"));
+}
+
+TEST(HttpServerTest, NamesOfOtherHostsAreRefusedSoThatNoSiteCanRebindToUs) {
+  const Served s;
+  for (const char* host : {"localhost", "127.0.0.1:8800", "localhost:1"})
+    EXPECT_TRUE(Has(s.Ask("/x", kBearer, "GET", host), "GET /x")) << host;
+  for (const char* host :
+       {"evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "127.0.0.1:x", "10.0.0.1"})
+    EXPECT_TRUE(Has(s.Ask("/x", kBearer, "GET", host), " 403 ")) << host;
+}
+
+TEST(HttpServerTest, EveryAnswerForbidsFramesOutsideContentAndCaches) {
+  const Served s;
+  for (const char* lines : {"", kBearer}) {
+    const std::string answer = s.Ask("/x", lines);
+    for (const char* line :
+         {"Cache-Control: no-store", "X-Content-Type-Options: nosniff", "X-Frame-Options: DENY",
+          "Referrer-Policy: no-referrer", "Content-Security-Policy: default-src 'none'",
+          "Cross-Origin-Resource-Policy: same-origin"})
+      EXPECT_TRUE(Has(answer, line)) << line;
+    EXPECT_FALSE(Has(answer, "Access-Control"));
+  }
+}
+
+TEST(HttpServerTest, OnlyReadsWhereNoBodyIsAllowedAndBoundedOnesWhereItIs) {
+  const Served reads, writes({.body_bytes_max = 10});
+  EXPECT_TRUE(Has(reads.Ask("/x", kBearer, "POST"), " 405 "));
+  EXPECT_TRUE(Has(reads.Ask("/x", std::string(kBearer) + "Content-Length: 3\r\n", "GET"), " 413 "));
+  const std::string head = reads.Ask("/x", kBearer, "HEAD");
+  EXPECT_TRUE(Has(head, "Content-Length: 7\r\n")) << head;
+  EXPECT_FALSE(Has(head, "GET /x"));
+  Wire wire(writes.server->port());
+  wire.Send("POST /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) +
+            "Content-Length: 5\r\n\r\nhello");
+  EXPECT_TRUE(Has(wire.Read(), "POST /x hello"));
+  wire.Send("POST /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) + "Content-Length: 11\r\n\r\n");
+  EXPECT_TRUE(Has(wire.Read(), " 413 "));
+}
+
+TEST(HttpServerTest, NonsenseLongHeadsAndThrowingHandlersAreAnsweredAndDoNoHarm) {
+  const Served s;
+  EXPECT_TRUE(Has(s.Ask("/" + std::string(20000, 'a'), kBearer), " 431 "));
+  Wire nonsense(s.server->port());
+  nonsense.Send("\x16\x03\x01 hello\r\n\r\n");
+  EXPECT_TRUE(Has(nonsense.Read(), " 400 "));
+  EXPECT_TRUE(Has(s.Ask("/throw", kBearer), " 500 "));
+  EXPECT_TRUE(Has(s.Ask("/x", kBearer), "GET /x"));
+}
+
+TEST(HttpServerTest, ConnectionsThatSayNothingOrTrickleAreCut) {
+  const Served s({.idle_timeout_s = 0.05});
+  Wire silent(s.server->port());
+  EXPECT_EQ(silent.Read(), "");
+  EXPECT_TRUE(silent.closed());
+  Wire half(s.server->port());
+  half.Send("GET /x HTTP/1.1\r\nHost: local");
+  EXPECT_EQ(half.Read(), "");
+  Wire kept(s.server->port());
+  kept.Send("GET /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) + "\r\n");
+  EXPECT_TRUE(Has(kept.Read(), "GET /x"));
+  EXPECT_EQ(kept.Read(), "") << "an idle one that has shown the token, too";
+}
+
+TEST(HttpServerTest, AFloodOfStrangersKeepsNobodyOut) {
+  const Served s({.connections_max = 4});
+  Wire own(s.server->port());
+  const std::string ask = "GET /x HTTP/1.1\r\nHost: localhost\r\n" + std::string(kBearer) + "\r\n";
+  own.Send(ask);
+  EXPECT_TRUE(Has(own.Read(), "GET /x"));
+  std::vector<std::unique_ptr<Wire>> flood;
+  for (int i = 0; i < 40; ++i) flood.push_back(std::make_unique<Wire>(s.server->port()));
+  own.Send(ask);
+  EXPECT_TRUE(Has(own.Read(), "GET /x")) << "one that has shown the token stays";
+  EXPECT_TRUE(Has(s.Ask("/y", kBearer), "GET /y")) << "and a new one comes in";
+  EXPECT_EQ(flood.front()->Read(), "") << "the oldest stranger went";
+}
+
+TEST(HttpServerTest, APortThatIsTakenIsNamed) {
+  const Served s;
+  const auto second = HttpServer::Start({.port = s.server->port(), .token = "x"},
+                                        [](const HttpRequest&) { return HttpResponse{}; });
+  EXPECT_EQ(second.status().code(), StatusCode::kAlreadyExists);
+  EXPECT_TRUE(Has(second.status().message(), "another program listens there"));
+}
+
+}  // namespace
+}  // namespace tidepool::workers

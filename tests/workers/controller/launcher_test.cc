@@ -1,0 +1,73 @@
+#include "workers/controller/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+namespace tidepool::workers {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+struct LauncherTest : testing::Test {
+  LauncherTest() {
+    std::filesystem::create_directories(dir);
+    std::ofstream(log) << "2026-01-31T12:00:00.123Z level=error event=x text=\"of an earlier life\"\n";
+  }
+  ~LauncherTest() override { std::filesystem::remove_all(dir); }
+
+  // Runs a shell with `script`, which gets a further argument from the launcher.
+  Ended Run(const std::string& script, int signal = 0) {
+    Launcher launcher(/*outlive=*/false);
+    const Status started = launcher.Start(2, {"/bin/sh", "-c", script, "sh"}, log);
+    EXPECT_TRUE(started.ok()) << started.message();
+    if (signal != 0) launcher.Kill(2, signal);
+    const auto ended = launcher.EndAll(std::chrono::seconds(20), Duration{0});
+    EXPECT_EQ(ended.size(), 1U);
+    return ended.empty() ? Ended{} : ended.front();
+  }
+
+  const std::string dir = testing::TempDir() + "launcher-" + std::to_string(getpid());
+  const std::string log = dir + "/w.log";
+};
+
+TEST_F(LauncherTest, AWorkerThatFailsIsToldInItsOwnWords) {
+  const Ended ended =
+      Run("echo '2026-01-31T12:00:01.123Z level=info event=start' >&2;"
+          "echo '2026-01-31T12:00:02.123Z level=error role=reward event=attach_failed text=\"x.token: chmod "
+          "600 it\"' >&2;"
+          "echo '2026-01-31T12:00:03.123Z level=info event=end exit=2' >&2; exit 2");
+  EXPECT_EQ(ended.place, 2);
+  EXPECT_FALSE(ended.in_order);
+  EXPECT_THAT(ended.why, HasSubstr("process " + std::to_string(ended.pid) +
+                                   " ended with exit status 2: x.token: chmod 600 it"));
+}
+
+TEST_F(LauncherTest, WhatALoaderOrALibrarySaysIsToldToo) {
+  const Ended ended = Run("echo 'libtorch_cpu.so: cannot open shared object file' >&2; exit 127");
+  EXPECT_THAT(ended.why, HasSubstr("exit status 127: libtorch_cpu.so: cannot open"));
+}
+
+TEST_F(LauncherTest, WordsOfAnEarlierLifeAreNotThoseOfThisOne) {
+  EXPECT_THAT(Run("exit 7").why, testing::EndsWith("ended with exit status 7"));
+}
+
+TEST_F(LauncherTest, AProcessThatIsKilledIsNotBlamedForWhatItSaidBefore) {
+  const Ended ended = Run("echo 'a note' >&2; kill -9 $$");
+  EXPECT_THAT(ended.why, testing::EndsWith("was killed by signal 9 (SIGKILL)"));
+}
+
+TEST_F(LauncherTest, AnEndInOrderNeedsNoReason) {
+  const Ended ended = Run("echo 'all is well' >&2");
+  EXPECT_TRUE(ended.in_order);
+  EXPECT_THAT(ended.why, Not(HasSubstr("well")));
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,45 @@
+#include "workers/controller/run_log.h"
+
+#include <gtest/gtest.h>
+
+#include "core/observe/log.h"
+
+namespace tidepool::workers {
+namespace {
+
+// As it stands in the log.
+std::string LineOf(const JournalRecord& r) {
+  const auto e = EventOf(r, [](int64_t place) { return "device-" + std::to_string(place); });
+  if (!e) return "";
+  LogFields fields = e->fields;
+  if (!e->text.empty()) fields.emplace_back("text", e->text);
+  return std::string(Name(e->level)) + " " + observe::LogLine(e->event, fields);
+}
+
+TEST(RunLogTest, SaysWhoDidWhat) {
+  EXPECT_EQ(LineOf(record::Fault{"worker_lost", "w2", {7}, "process 12 was killed by signal 9 (SIGKILL)"}),
+            "warn event=worker_lost worker=w2/inc7 place=device-2 "
+            "text=\"worker device-2: process 12 was killed by signal 9 (SIGKILL)\"");
+  EXPECT_EQ(LineOf(record::Fault{"storage", "controller", {}, "no \"space\""}),
+            "error event=fault class=storage actor=controller text=\"no 'space'\"");
+  EXPECT_EQ(LineOf(record::Join{{{0}, {1}}, "device-0", Role::kNone, {SlotId{0}, SlotId{1}}}),
+            "info event=worker_joined worker=w0/inc1 place=device-0 slots=0,1");
+  EXPECT_EQ(LineOf(record::CheckpointBegin{3, {40}}), "info event=checkpoint_begun ckpt=3 step=40");
+  EXPECT_EQ(LineOf(record::EvalResult{{5}, {0, 5}, 3, 4, 0, 0.75, 0.5, {{"exact_answer", 0.75, 0.5}}}),
+            "info event=evaluation step=5 version=0:5 correct=3 total=4 reward_mean=0.75 exact_answer=0.75");
+}
+
+TEST(RunLogTest, WhatHappensAtEveryStepIsForDebugging) {
+  EXPECT_EQ(LineOf(record::Publish{{0, 5}, 7}), "debug event=weights_published version=0:5");
+  EXPECT_EQ(LineOf(record::StepCommit{{5}, {0, 5}, 7, {}}),
+            "debug event=step_done step=5 version=0:5 rows=0");
+}
+
+TEST(RunLogTest, SamplesAreInTheJournalAlone) {
+  EXPECT_EQ(LineOf(record::Issue{}), "");
+  EXPECT_EQ(LineOf(record::Enq{}), "");
+  EXPECT_EQ(LineOf(record::Graded{}), "");
+}
+
+}  // namespace
+}  // namespace tidepool::workers

@@ -1,0 +1,349 @@
+#include "workers/board/http_server.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "core/base/hash.h"
+#include "core/base/thread_annotations.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace net = boost::asio;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+using net::ip::tcp;
+
+constexpr uint32_t kHeadBytesMax = 8 << 10;
+constexpr size_t kDrainBytes = 16 << 10;  // of a request, beyond its body
+
+std::string_view View(boost::string_view text) { return {text.data(), text.size()}; }
+
+// "%41+" -> "A "; a percent sign that begins no such number stays. plus: '+' is a space.
+std::string Decoded(std::string_view text, bool plus) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+  };
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 && digit(text[i + 2]) >= 0) {
+      out += static_cast<char>(16 * digit(text[i + 1]) + digit(text[i + 2]));
+      i += 2;
+    } else {
+      out += plus && text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return out;
+}
+
+HttpRequest RequestOf(const http::request<http::string_body>& from) {
+  HttpRequest request;
+  request.method = std::string(View(from.method_string()));
+  std::string_view target = View(from.target());
+  const size_t question = target.find('?');
+  request.path = Decoded(target.substr(0, question), false);
+  target = question == std::string_view::npos ? std::string_view() : target.substr(question + 1);
+  while (!target.empty()) {
+    const std::string_view part = target.substr(0, target.find('&'));
+    target.remove_prefix(std::min(target.size(), part.size() + 1));
+    const size_t equals = part.find('=');
+    request.query[Decoded(part.substr(0, equals), true)] =
+        equals == std::string_view::npos ? "" : Decoded(part.substr(equals + 1), true);
+  }
+  request.body = from.body();
+  return request;
+}
+
+// Whether a browser that asks this host can only mean us. Any port: it may come through a tunnel.
+bool IsLoopbackName(std::string_view host) {
+  const size_t colon = host.rfind(':');
+  const std::string_view name = host.substr(0, colon);
+  const std::string_view port = colon == std::string_view::npos ? std::string_view() : host.substr(colon + 1);
+  return (name == "127.0.0.1" || name == "localhost") &&
+         std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+std::string_view CookieOf(std::string_view cookies, std::string_view name) {
+  while (!cookies.empty()) {
+    std::string_view part = cookies.substr(0, cookies.find(';'));
+    cookies.remove_prefix(std::min(cookies.size(), part.size() + 1));
+    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
+    if (part.size() > name.size() && part.starts_with(name) && part[name.size()] == '=')
+      return part.substr(name.size() + 1);
+  }
+  return {};
+}
+
+}  // namespace
+
+struct HttpServer::Impl {
+  class Session;
+
+  Impl(HttpServerOptions given, Handler handler_given)
+      : options(std::move(given)), handler(std::move(handler_given)) {}
+
+  const HttpServerOptions options;
+  const Handler handler;
+  uint16_t port = 0;
+  std::string cookie;  // its name: cookies of all ports of a host are one pot
+  Mutex mu;
+  std::map<int64_t, std::weak_ptr<Session>> sessions TP_GUARDED_BY(mu);
+  int64_t next_session TP_GUARDED_BY(mu) = 0;
+  // After what sessions use: they end with it.
+  net::io_context io;
+  std::optional<tcp::acceptor> acceptor;
+  std::optional<net::steady_timer> again;
+  std::vector<std::jthread> threads;  // waits: io.stop() ends them, each after the handler that it is in
+
+  void Accept();
+  void Open(tcp::socket socket);
+};
+
+// One connection, on a strand of its own; lives as long as something is under way.
+class HttpServer::Impl::Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(Impl& server, tcp::socket socket, int64_t id)
+      : server_(server), stream_(std::move(socket)), id_(id), buffer_(BufferBytes(server.options)) {}
+  ~Session() {
+    const MutexLock lock(server_.mu);
+    server_.sessions.erase(id_);
+  }
+  [[nodiscard]] bool known() const { return known_; }  // has shown the token; any thread
+  void Run() {
+    net::post(stream_.get_executor(), [self = shared_from_this()] { self->Read(); });
+  }
+  void Close() {
+    net::post(stream_.get_executor(), [self = shared_from_this()] { self->stream_.close(); });
+  }
+
+ private:
+  static size_t BufferBytes(const HttpServerOptions& o) {
+    return kHeadBytesMax + kDrainBytes + static_cast<size_t>(o.body_bytes_max);
+  }
+  void Deadline() {
+    stream_.expires_after(
+        std::chrono::milliseconds(static_cast<int64_t>(1e3 * server_.options.idle_timeout_s)));
+  }
+  void Read() {
+    parser_.emplace();
+    parser_->header_limit(kHeadBytesMax);
+    parser_->body_limit(static_cast<uint64_t>(server_.options.body_bytes_max));
+    Deadline();  // of the whole request: one that trickles in is cut, too
+    http::async_read(stream_, buffer_, *parser_,
+                     [self = shared_from_this()](error_code error, size_t) { self->Answer(error); });
+  }
+  void Answer(error_code error) {
+    if (error == http::error::header_limit) return Refuse(431, "the head of the request is too long");
+    if (error == http::error::body_limit || error == http::error::buffer_overflow)
+      return Refuse(413, "the body of the request is too long");
+    if (error) {
+      if (error.category() == http::make_error_code(http::error::bad_method).category() &&
+          error != http::error::end_of_stream && error != http::error::partial_message)
+        return Refuse(400, "this is no HTTP request");
+      return stream_.close();
+    }
+    const http::request<http::string_body>& request = parser_->get();
+    const bool head = request.method() == http::verb::head;
+    HttpResponse answer = Checked(request);
+    Send(answer, request.version(), request.keep_alive(), head);
+  }
+  HttpResponse Checked(const http::request<http::string_body>& from) {
+    if (!IsLoopbackName(View(from[http::field::host])))
+      return {.status = 403, .body = "this server answers to 127.0.0.1 and localhost alone\n"};
+    HttpRequest request = RequestOf(from);
+    if (request.method == "HEAD") request.method = "GET";
+    if (request.method != "GET" && server_.options.body_bytes_max == 0)
+      return {.status = 405,
+              .body = "only GET and HEAD are answered here\n",
+              .headers = {{"Allow", "GET, HEAD"}}};
+    const std::string& token = server_.options.token;
+    if (const auto shown = request.query.find("token"); shown != request.query.end()) {
+      if (!ConstantTimeEqual(shown->second, token)) return Stranger();
+      known_ = true;
+      std::string to = "/";
+      for (const auto& [name, value] : request.query) {
+        if (name != "token")
+          to += (to == "/" ? "?" : "&amp;") + PercentEncoded(name) + "=" + PercentEncoded(value);
+      }
+      // A page rather than a redirect: what it leads to is then asked for by us, not by who had the link.
+      return {
+          .type = "text/html; charset=utf-8",
+          .body = "<!doctype html><meta http-equiv=\"refresh\" content=\"0;url=" + to +
+                  "\"><title>Tidepool</title>\n",
+          .headers = {{"Set-Cookie", server_.cookie + "=" + token + "; HttpOnly; SameSite=Strict; Path=/"}}};
+    }
+    const std::string_view bearer = View(from[http::field::authorization]);
+    bool may = bearer.starts_with("Bearer ") && ConstantTimeEqual(bearer.substr(7), token);
+    const std::string_view site = View(from["Sec-Fetch-Site"]);
+    if (site.empty() || site == "same-origin" || site == "none")
+      may = ConstantTimeEqual(CookieOf(View(from[http::field::cookie]), server_.cookie), token) || may;
+    if (!may) return Stranger();
+    known_ = true;
+    try {
+      return server_.handler(request);
+    } catch (const std::exception& e) {  // the door of this thread
+      return {.status = 500, .body = std::string("internal error: ") + e.what() + "\n"};
+    }
+  }
+  static HttpResponse Stranger() {
+    return {
+        .status = 401,
+        .body =
+            "The token is missing or not this server's. Open the whole address that was printed when it was "
+            "started; each start has another token.\n",
+        .headers = {{"WWW-Authenticate", "Bearer"}}};
+  }
+  void Refuse(int status, const char* why) {
+    Send({.status = status, .body = std::string(why) + "\n"}, 11, /*keep_alive=*/false, /*head=*/false);
+  }
+  void Send(const HttpResponse& answer, unsigned version, bool keep_alive, bool head) {
+    auto response = std::make_shared<http::response<http::string_body>>(
+        static_cast<http::status>(answer.status), version);
+    response->set(http::field::content_type, answer.type);
+    response->set(http::field::cache_control, "no-store");
+    response->set("X-Content-Type-Options", "nosniff");
+    response->set("X-Frame-Options", "DENY");
+    response->set("Referrer-Policy", "no-referrer");
+    response->set("Cross-Origin-Resource-Policy", "same-origin");
+    response->set("Cross-Origin-Opener-Policy", "same-origin");
+    response->set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'");
+    for (const auto& [name, value] : answer.headers) response->set(name, value);
+    response->keep_alive(keep_alive);
+    response->content_length(answer.body.size());
+    if (!head) response->body() = answer.body;
+    Deadline();
+    http::async_write(stream_, *response, [self = shared_from_this(), response](error_code error, size_t) {
+      if (error || response->need_eof()) return self->stream_.close();
+      self->Read();
+    });
+  }
+
+  Impl& server_;
+  boost::beast::tcp_stream stream_;
+  const int64_t id_;
+  std::atomic<bool> known_ = false;
+  boost::beast::flat_buffer buffer_;
+  std::optional<http::request_parser<http::string_body>> parser_;
+};
+
+void HttpServer::Impl::Open(tcp::socket socket) {
+  std::shared_ptr<Session> fresh, oldest;
+  std::vector<std::shared_ptr<Session>> seen;  // the last reference to one may not go under the lock
+  {
+    const MutexLock lock(mu);
+    if (static_cast<int64_t>(sessions.size()) >= options.connections_max) {
+      for (auto it = sessions.begin(); it != sessions.end(); ++it) {
+        seen.push_back(it->second.lock());
+        if (seen.back() == nullptr || seen.back()->known()) continue;
+        oldest = seen.back();
+        sessions.erase(it);  // now, or the next one that comes would choose it again
+        break;
+      }
+      if (oldest == nullptr) return;  // all of them belong here; the socket closes
+    }
+    fresh = std::make_shared<Session>(*this, std::move(socket), next_session);
+    sessions[next_session++] = fresh;
+  }
+  if (oldest != nullptr) oldest->Close();
+  fresh->Run();
+}
+
+void HttpServer::Impl::Accept() {
+  acceptor->async_accept(net::make_strand(io), [this](error_code error, tcp::socket socket) {
+    if (error == net::error::operation_aborted) return;
+    if (!error) {
+      Open(std::move(socket));
+      return Accept();
+    }
+    // No descriptor is free, or so: later there may be one.
+    again->expires_after(std::chrono::milliseconds(100));
+    again->async_wait([this](error_code ended) {
+      if (!ended) Accept();
+    });
+  });
+}
+
+HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+HttpServer::~HttpServer() {
+  impl_->io.stop();
+  impl_->threads.clear();
+}
+
+StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options, Handler handler) {
+  auto impl = std::make_unique<Impl>(options, std::move(handler));
+  const std::string address = "127.0.0.1:" + std::to_string(options.port);
+  error_code error;
+  const tcp::endpoint endpoint(net::ip::address_v4::loopback(), options.port);
+  const auto strand = net::make_strand(impl->io);
+  impl->acceptor.emplace(strand);
+  impl->again.emplace(strand);
+  tcp::acceptor& acceptor = *impl->acceptor;
+  acceptor.open(endpoint.protocol(), error);
+  if (!error) acceptor.set_option(net::socket_base::reuse_address(true), error);
+  if (!error) acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(net::socket_base::max_listen_connections, error);
+  if (error == net::error::address_in_use)
+    return AlreadyExists(address +
+                         ": another program listens there; name another port, or none for a free one");
+  if (error == net::error::access_denied)
+    return PermissionDenied(address +
+                            ": this port is not for you; name one above 1023, or none for a free one");
+  if (error) return Internal(address + ": cannot be listened on (" + error.message() + ")");
+  impl->port = acceptor.local_endpoint(error).port();
+  impl->cookie = "tidepool-" + std::to_string(impl->port);
+  impl->Accept();
+  std::unique_ptr<HttpServer> server(new HttpServer(std::move(impl)));
+  for (int64_t i = 0; i < options.threads; ++i)
+    server->impl_->threads.emplace_back([&io = server->impl_->io] { io.run(); });
+  return server;
+}
+
+uint16_t HttpServer::port() const { return impl_->port; }
+
+std::string HttpServer::Url() const {
+  return "http://127.0.0.1:" + std::to_string(impl_->port) + "/?token=" + impl_->options.token;
+}
+
+std::string PercentEncoded(std::string_view text) {
+  static constexpr char kDigits[] = "0123456789ABCDEF";
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+        c == '.') {
+      out += c;
+    } else {
+      out += {'%', kDigits[byte / 16], kDigits[byte % 16]};
+    }
+  }
+  return out;
+}
+
+StatusOr<std::string> RandomToken() {
+  std::array<uint8_t, 32> bytes{};
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    return Unavailable("the kernel gave no random bytes for a token");
+  return Hex(bytes);
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,82 @@
+#pragma once
+// A small HTTP/1.1 server for loopback, in a process that does something else: the dashboard's (board.h).
+// It knows nothing of pages. Connections are served by threads of its own, which call the handler; the rest
+// of the program never waits for them.
+//
+// Who may ask: the listener is 127.0.0.1 alone. A request whose Host is neither 127.0.0.1 nor localhost is
+// refused, because a page of some site can give its name our address (DNS rebinding). Then it has to show the
+// token: `Authorization: Bearer TOKEN`, the cookie, or `?token=TOKEN`, which sets the cookie and leads to
+// the start page with the rest of the query, so that the token stays in no history. The cookie counts only
+// where the browser does not say that another site asks. Tokens are compared in constant time.
+//
+// What a stranger can hold up: a request's head has 8 KiB, its body body_bytes_max; a connection that says
+// nothing for idle_timeout_s, or does not take its answer, is closed; at most connections_max are open, and
+// one more closes the oldest that has not shown the token.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace tidepool::workers {
+
+struct HttpRequest {
+  std::string method;                        // "GET"
+  std::string path;                          // decoded, without the query; begins with '/'
+  std::map<std::string, std::string> query;  // decoded; of a name that comes twice the last value
+  std::string body;
+  [[nodiscard]] std::string Query(const std::string& name) const {
+    const auto at = query.find(name);
+    return at == query.end() ? "" : at->second;
+  }
+};
+
+struct HttpResponse {
+  int status = 200;
+  std::string type = "text/plain; charset=utf-8";
+  std::string body;
+  std::vector<std::pair<std::string, std::string>> headers = {};  // besides those that every answer has
+};
+
+struct HttpServerOptions {
+  uint16_t port = 0;  // 0: a free one
+  std::string token;  // not empty
+  int64_t threads = 2;
+  int64_t connections_max = 64;
+  int64_t body_bytes_max = 0;  // 0: only GET and HEAD are answered
+  double idle_timeout_s = 30;
+};
+
+class HttpServer {
+ public:
+  // Called by several threads at once; HEAD comes as GET. What it throws is answered with 500.
+  using Handler = std::function<HttpResponse(const HttpRequest&)>;
+
+  // Listens and serves. kAlreadyExists: the port is taken. kInternal: no socket.
+  static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options, Handler handler);
+  ~HttpServer();  // closes all connections; a handler that works is waited for
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  [[nodiscard]] uint16_t port() const;
+  // Of the start page, token included.
+  [[nodiscard]] std::string Url() const;
+
+ private:
+  struct Impl;
+  explicit HttpServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// What may stand in a query: "a b/c" -> "a%20b%2Fc".
+std::string PercentEncoded(std::string_view text);
+// 256 bits of the kernel's random source, as hexadecimal digits.
+StatusOr<std::string> RandomToken();
+
+}  // namespace tidepool::workers

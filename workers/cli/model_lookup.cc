@@ -1,0 +1,180 @@
+#include "workers/cli/model_lookup.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "core/base/real_file_system.h"
+#include "core/storage/checkpoint.h"
+#include "core/storage/run_directory.h"
+#include "workers/cli/run_lookup.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModelFolder = "model";  // in a checkpoint's folder
+
+bool FolderThere(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+bool PathThere(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+bool HoldsModel(const fs::path& dir) { return PathThere(dir / "config.json"); }
+
+std::string ArchitectureOf(const std::string& dir) {
+  std::ifstream in(dir + "/config.json");
+  const nlohmann::json config = nlohmann::json::parse(in, nullptr, false);
+  if (!config.is_object()) return "";  // whoever loads it says what is wrong with it
+  const auto type = config.find("model_type");
+  return type != config.end() && type->is_string() ? type->get<std::string>() : "";
+}
+
+// The model's files alone: the trainer's state beside them is several times larger, and nobody reads it here.
+Status VerifyModel(FileSystem& files, const std::string& checkpoint) {
+  TP_ASSIGN_OR_RETURN(const storage::Manifest manifest,
+                      storage::ReadManifest(files, checkpoint, std::nullopt));
+  for (const storage::ManifestFile& file : manifest.files) {
+    if (!file.path.starts_with(std::string(kModelFolder) + "/")) continue;
+    const std::string path = checkpoint + "/" + file.path;
+    TP_ASSIGN_OR_RETURN(const uint64_t digest, storage::DigestFile(files, path));
+    if (digest != file.digest)
+      return DataLoss(path + ": is not what the checkpoint's manifest says; take another step");
+  }
+  return OkStatus();
+}
+
+StatusOr<FoundModel> ModelOfCheckpoint(FileSystem& files, const std::string& dir, const std::string& run,
+                                       StepNumber step) {
+  TP_RETURN_IF_ERROR(VerifyModel(files, dir));
+  const std::string model = dir + "/" + kModelFolder;
+  return FoundModel{.dir = model, .run = run, .step = step, .architecture = ArchitectureOf(model)};
+}
+
+std::string StepsText(const std::vector<StepNumber>& steps) {
+  std::string text;
+  for (const StepNumber step : steps) text += (text.empty() ? "" : ", ") + std::to_string(step.value);
+  return text;
+}
+
+// Steps with a checkpoint that holds a model, ascending.
+StatusOr<std::vector<StepNumber>> ModelSteps(FileSystem& files, const std::string& checkpoints) {
+  TP_ASSIGN_OR_RETURN(std::vector<StepNumber> steps, storage::ListCheckpoints(files, checkpoints));
+  std::erase_if(steps, [&](StepNumber step) {
+    return !HoldsModel(checkpoints + "/" + storage::CheckpointName(step) + "/" + kModelFolder);
+  });
+  return steps;
+}
+
+StatusOr<FoundModel> ModelOfRun(const std::string& run, std::optional<StepNumber> step) {
+  RealFileSystem files;
+  const storage::RunPaths paths(run);
+  if (!step && HoldsModel(paths.final_model())) {
+    return FoundModel{.dir = paths.final_model(),
+                      .run = run,
+                      .step = std::nullopt,
+                      .architecture = ArchitectureOf(paths.final_model())};
+  }
+  TP_ASSIGN_OR_RETURN(const std::vector<StepNumber> steps, ModelSteps(files, paths.checkpoints()));
+  if (steps.empty()) return NotFound(run + ": has neither a final model nor a checkpoint of one yet");
+  const StepNumber taken = step.value_or(steps.back());
+  if (std::ranges::find(steps, taken) == steps.end()) {
+    return NotFound(run + ": has no checkpoint of step " + std::to_string(taken.value) +
+                    "; there are those of step " + StepsText(steps) +
+                    (HoldsModel(paths.final_model()) ? ", and " + run + " alone names its final model" : ""));
+  }
+  return ModelOfCheckpoint(files, paths.checkpoints() + "/" + storage::CheckpointName(taken), run, taken);
+}
+
+// The run directory that a folder in it belongs to: final/, checkpoints/step_N/model. Empty: none.
+std::string RunAround(const std::string& dir) {
+  fs::path at = fs::path(dir).parent_path();
+  for (int up = 0; up < 3 && !at.empty(); ++up, at = at.parent_path()) {
+    if (PathThere(storage::RunPaths(at.string()).config()) &&
+        PathThere(storage::RunPaths(at.string()).journal()))
+      return at.string();
+  }
+  return "";
+}
+
+// Folders with a model beside the current one, for who mistyped a name.
+std::string ModelsBeside() {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("models", error)) {
+    if (HoldsModel(entry.path())) names.push_back(entry.path().string());
+  }
+  std::ranges::sort(names);
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < 8; ++i) text += (text.empty() ? "" : ", ") + names[i];
+  return text;
+}
+
+}  // namespace
+
+StatusOr<FoundModel> FindModel(const std::string& name, const std::string& key, const std::string& root) {
+  std::string clean = name;
+  while (clean.size() > 1 && clean.back() == '/') clean.pop_back();
+  if (clean.empty()) return InvalidArgument(key + ": is empty; name a model folder or a run");
+  if (HoldsModel(clean))
+    return FoundModel{
+        .dir = clean, .run = RunAround(clean), .step = std::nullopt, .architecture = ArchitectureOf(clean)};
+  const std::string folder = fs::path(clean).filename().string();
+  if (PathThere(fs::path(clean) / storage::kManifestName) && folder.starts_with("step_") &&
+      folder.size() < 24 && folder.size() > 5 &&
+      folder.find_first_not_of("0123456789", 5) == std::string::npos) {
+    RealFileSystem files;
+    const std::string run = fs::path(clean).parent_path().parent_path().string();
+    auto found = ModelOfCheckpoint(files, clean, run, StepNumber{std::stoll(folder.substr(5))});
+    return found.ok() ? std::move(found) : found.status().At(key);
+  }
+  std::optional<StepNumber> step;
+  std::string run_name = clean;
+  const auto colon = clean.rfind(':');
+  const bool best = clean.ends_with(":best") && !FolderThere(clean);
+  if (best) run_name = clean.substr(0, colon);
+  if (colon != std::string::npos && !FolderThere(clean) && colon > 0 && colon + 1 < clean.size() &&
+      clean.size() - colon < 19 && clean.find_first_not_of("0123456789", colon + 1) == std::string::npos) {
+    step = StepNumber{std::stoll(clean.substr(colon + 1))};
+    run_name = clean.substr(0, colon);
+  }
+  const auto run =
+      FindRunDirectory(run_name, "a model is in final/ or checkpoints/ of a run directory", root);
+  if (!run.ok()) {
+    if (FolderThere(run_name) && run.status().code() == StatusCode::kInvalidArgument) {
+      return InvalidArgument(key + ": " + run_name +
+                             ": neither a model folder (it has no config.json) nor a run directory (it has "
+                             "no config.yaml and no journal/)");
+    }
+    const std::string models = ModelsBeside();
+    return Status(run.status().code(), key + ": no model folder, and as a run: " + run.status().message() +
+                                           (models.empty() ? "" : "; models: " + models));
+  }
+  if (best) {
+    const std::string dir = storage::RunPaths(*run).best_model();
+    if (HoldsModel(dir))
+      return FoundModel{.dir = dir, .run = *run, .step = std::nullopt, .architecture = ArchitectureOf(dir)};
+    return NotFound(key + ": " + *run +
+                    ": has no best/; a run with checkpoint.keep_best has it after its "
+                    "first evaluation");
+  }
+  auto found = ModelOfRun(*run, step);
+  return found.ok() ? std::move(found) : found.status().At(key);
+}
+
+std::string DescribeModel(const FoundModel& model) {
+  if (!model.step) return model.dir;
+  const bool newest = !HoldsModel(storage::RunPaths(model.run).final_model());
+  return model.dir + " (step " + std::to_string(model.step->value) +
+         (newest ? "; the run has no final model)" : ")");
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,132 @@
+#include "workers/cli/model_session.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/model/hugging_face.h"
+#include "workers/controller/job.h"
+#include "workers/data/model_folder.h"
+
+namespace tidepool::workers {
+namespace {
+
+std::atomic<bool> interrupted{false};
+
+// The type the weights are stored in, where it is one we compute in.
+std::string StoredDtype(const std::string& dir) {
+  std::ifstream in(dir + "/config.json");
+  const nlohmann::json config = nlohmann::json::parse(in, nullptr, false);
+  if (!config.is_object()) return "float32";
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (config.contains(key) && config[key] == "bfloat16") return "bfloat16";
+  }
+  return "float32";
+}
+
+}  // namespace
+
+SamplingOptions::SamplingOptions() {
+  job.name = "inference";
+  job.data.task = "products";  // prompts are brought; a source, and a job, need some data
+  job.data.held_out = 0;
+  job.reward.functions = {{.name = "exact_answer"}};
+  job.rollout.group_size = 2;
+  job.rollout.temperature = 0;
+  job.rollout.max_new_tokens = 128;
+  job.rollout.max_concurrent = 64;
+  job.cluster.threads_per_slot = 2;
+  job.train.micro_batch_tokens = 1'000'000;
+  job.observe.trace = false;
+}
+
+void AddSampling(CLI::App* command, SamplingOptions* o) {
+  RolloutConfig& r = o->job.rollout;
+  command
+      ->add_option("--model", o->model,
+                   "Model folder, or a run (its folder, or the beginning of its name under runs/): final/ is "
+                   "taken, else its newest checkpoint; RUN:STEP names one")
+      ->required();
+  command->add_option("--dtype", o->dtype, "float32 or bfloat16; default: as stored")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
+  command
+      ->add_option("--max-new-tokens", r.max_new_tokens,
+                   "At most so many new tokens; an answer also ends where the model has no more positions")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--temperature", r.temperature, "0: greedy (default)")->check(CLI::Range(0.0, 100.0));
+  command->add_option("--top-k", r.top_k, "0: off");
+  command->add_option("--top-p", r.top_p, "1: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--min-p", r.min_p, "0: off")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--stop", r.stop, "Stop strings");
+  command->add_option("--seed", o->job.seed, "Of the sampling noise");
+  command->add_option("--threads", o->job.cluster.threads_per_slot, "Cores to use")
+      ->check(CLI::Range(1, 1024));
+  command->add_flag("--deterministic", o->job.deterministic, "Results do not depend on the batch");
+}
+
+StatusOr<FoundModel> TakeModel(SamplingOptions& o) {
+  TP_ASSIGN_OR_RETURN(FoundModel found, FindModel(o.model, "--model"));
+  o.job.model.path = found.dir;
+  if (found.dir != o.model) std::fprintf(stderr, "model: %s\n", DescribeModel(found).c_str());
+  return found;
+}
+
+Status CheckSampling(const SamplingOptions& o) {
+  const RolloutConfig& r = o.job.rollout;
+  if (r.temperature == 0 && (r.top_k != 0 || r.top_p != 1 || r.min_p != 0))
+    return InvalidArgument(std::string(r.top_k != 0   ? "--top-k"
+                                       : r.top_p != 1 ? "--top-p"
+                                                      : "--min-p") +
+                           ": is for sampling, and --temperature is 0 (greedy); give one above 0");
+  return OkStatus();
+}
+
+std::function<bool()> StopOnSignal() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  return [] { return interrupted.load(); };
+}
+
+StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context,
+                                                         const SamplingOptions& o) {
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
+  TP_RETURN_IF_ERROR(
+      model::CheckHuggingFace(o.job.model.path));  // in milliseconds, before a worker is started
+  TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(o.job.model.path));
+  InferenceOptions options = o;
+  options.max_position = spec.max_position;
+  options.job.model.path = std::filesystem::absolute(o.job.model.path).string();
+  options.job.model.dtype = *FromWord<DType>(o.dtype.empty() ? StoredDtype(o.job.model.path) : o.dtype);
+  if (o.job.rollout.temperature == 0)
+    options.job.rollout.temperature = 1;  // requests say that they are greedy
+  TP_ASSIGN_OR_RETURN(options.worker_path, FindWorker({}, context.self_path));
+  options.stop = StopOnSignal();  // a session has files in /dev/shm, and a worker: they go before we do
+  return InferenceSession::Start(options);
+}
+
+StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& o) {
+  TP_RETURN_IF_ERROR(CheckModelFolder(o.job.model.path, "--model"));
+  JobConfig config;
+  config.data = o.job.data;
+  config.seed = o.job.seed;
+  config.train.micro_batch_tokens = int64_t{1} << 40;
+  config.data.max_prompt_tokens = int64_t{1} << 20;
+  return RowSource::Create(config, o.job.model.path);
+}
+
+int ExitCodeOf(const Status& status) {
+  const StatusCode code = status.code();
+  return code == StatusCode::kUnavailable || code == StatusCode::kInternal || code == StatusCode::kAborted ||
+                 code == StatusCode::kDeadlineExceeded
+             ? 3
+             : 2;
+}
+
+}  // namespace tidepool::workers

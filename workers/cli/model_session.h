@@ -1,0 +1,44 @@
+#pragma once
+// What generate and eval share: the options of sampling, the model that --model names, a session with it.
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "workers/cli/command.h"
+#include "workers/cli/inference.h"
+#include "workers/cli/model_lookup.h"
+#include "workers/data/row_source.h"
+
+namespace tidepool::workers {
+
+struct SamplingOptions : InferenceOptions {
+  SamplingOptions();
+  std::string model;  // as it was named; job.model.path is where it is, after TakeModel
+  std::string dtype;
+};
+void AddSampling(CLI::App* command, SamplingOptions* options);
+
+// FindModel of --model. What was taken is said on standard error, where it is not what was named.
+StatusOr<FoundModel> TakeModel(SamplingOptions& options);
+// The options fit together, and the model writes text. Reads no tensor.
+Status CheckSampling(const SamplingOptions& options);
+
+// From now on a signal does not end this process; it asks what is under way, through this, to end in order. A
+// second one ends it at once.
+std::function<bool()> StopOnSignal();
+
+// Starts the worker. A signal ends what it is asked with kAborted; a second one ends this process.
+StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& context,
+                                                         const SamplingOptions& options);
+// The text side of a model folder, without any data.
+StatusOr<std::unique_ptr<RowSource>> TextOf(const SamplingOptions& options);
+
+// Of the commands that use a model: 3 where the worker failed or was interrupted, else 2.
+int ExitCodeOf(const Status& status);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,275 @@
+#include "workers/cli/prune.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "core/base/real_file_system.h"
+#include "core/config/load.h"
+#include "core/storage/checkpoint.h"
+#include "core/storage/journal.h"
+#include "core/storage/run_directory.h"
+#include "scheduler/run_state.h"
+#include "workers/controller/fragments.h"
+
+namespace tidepool::workers {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kGoing = ".removed.tmp";  // behind the name of a folder that is being removed
+
+// Bytes that come free with `paths`, one after the other: a file with several names (hard links) is counted
+// at the last of them, if all of them go.
+std::vector<int64_t> FreedBytes(const std::vector<std::string>& paths) {
+  std::map<std::pair<dev_t, ino_t>, nlink_t> names;
+  std::vector<int64_t> freed;
+  for (const std::string& path : paths) {
+    int64_t bytes = 0;
+    const auto add = [&](const fs::path& file) {
+      struct stat info {};
+      if (::lstat(file.c_str(), &info) != 0) return;
+      if (S_ISREG(info.st_mode) && ++names[{info.st_dev, info.st_ino}] < info.st_nlink) return;
+      bytes += static_cast<int64_t>(info.st_blocks) * 512;
+    };
+    add(path);
+    std::error_code error;
+    if (fs::is_directory(fs::symlink_status(path, error))) {
+      for (fs::recursive_directory_iterator it(path, error), end; !error && it != end; it.increment(error))
+        add(it->path());
+    }
+    freed.push_back(bytes);
+  }
+  return freed;
+}
+
+// The oldest file of payload/ that may be read again: of samples that are not trained yet, and of those that
+// a restore to a checkpoint which stays would train again (scheduler::Controller::OldestPayloadFile).
+int64_t OldestPayloadFile(const scheduler::RunState& state, StepNumber oldest_kept) {
+  int64_t oldest = INT64_MAX;
+  const auto look = [&](const std::map<scheduler::GroupKey, scheduler::Group>& groups) {
+    for (const auto& [key, group] : groups) {
+      for (const scheduler::Sample& s : group.samples) {
+        const bool stored =
+            s.phase == scheduler::SamplePhase::kAwaiting || s.phase == scheduler::SamplePhase::kReady;
+        if (stored && s.enq.payload_file >= 0) oldest = std::min(oldest, s.enq.payload_file);
+      }
+    }
+  };
+  look(state.ledger().groups());
+  for (const auto& [step, groups] : state.ledger().trained()) {
+    if (step > oldest_kept) look(groups);
+  }
+  return oldest;
+}
+
+class Planner {
+ public:
+  Planner(const PruneOptions& options, PrunePlan& plan) : options_(options), plan_(plan) {}
+
+  // `dir`: a run folder; `below`: its path in the one that was named ("" or "warm_start/").
+  Status Add(const std::string& dir, const std::string& below) {
+    const storage::RunPaths paths(dir);
+    PrunePlan::Deletions d{.dir = dir};
+    scheduler::RunState state;
+    std::vector<record::Enq> stored;
+    if (real_.Exists(paths.journal())) {
+      const auto summary =
+          storage::ScanJournal(real_, paths.journal(), "", Lsn{0}, [&](JournalEntry&& entry) {
+            if (auto* s = std::get_if<record::Snapshot>(&entry.record)) s->state_digest = 0;  // for `check`
+            if (const auto* enq = std::get_if<record::Enq>(&entry.record); enq != nullptr && options_.payload)
+              stored.push_back(*enq);
+            return state.Apply(entry.record);
+          });
+      if (!summary.ok() && summary.status().code() != StatusCode::kNotFound) return summary.status();
+    }
+    if (options_.final_only) {
+      if (!state.ended() || state.ended()->finished != 1)
+        return FailedPrecondition(dir +
+                                  ": it is not finished, --final-only would leave nothing to go on from; "
+                                  "leave --final-only out");
+      if (!real_.Exists(JoinPath(paths.final_model(), "config.json")))
+        return FailedPrecondition(dir +
+                                  ": it has no final/, --final-only would leave no model of it; leave "
+                                  "--final-only out");
+    }
+    TP_RETURN_IF_ERROR(AddCheckpoints(paths, below, state, d));
+    TP_RETURN_IF_ERROR(AddLeftovers(paths, below, state));
+    if (options_.payload) TP_RETURN_IF_ERROR(AddPayload(paths, below, state, stored));
+    if (options_.samples && real_.Exists(paths.samples()))
+      plan_.items.push_back({.path = below + "samples", .what = "samples for people"});
+    plan_.deletions.push_back(std::move(d));
+    return OkStatus();
+  }
+
+ private:
+  Status AddCheckpoints(const storage::RunPaths& paths, const std::string& below,
+                        const scheduler::RunState& state, PrunePlan::Deletions& d) {
+    const auto& committed = state.checkpoints();
+    const int64_t keep = options_.final_only ? 0 : std::max<int64_t>(options_.keep, 1);
+    auto excess = static_cast<int64_t>(committed.size()) - keep;
+    std::map<std::string, std::string> known;  // name of a folder -> what it is; empty: it stays
+    for (const auto& [id, c] : committed) {
+      const std::string name = storage::CheckpointName(c.step);
+      if (excess-- > 0) {
+        d.ids.push_back(id);
+        known[name] = "checkpoint of step " + std::to_string(c.step.value);
+        continue;
+      }
+      known[name].clear();
+      d.verify = JoinPath(paths.checkpoints(), name);
+      d.digest = c.manifest_digest;
+      if (oldest_kept_.value < 0 || c.step < oldest_kept_) oldest_kept_ = c.step;
+      plan_.stays.push_back(below + "checkpoints/" + name);
+    }
+    if (!real_.Exists(paths.checkpoints())) return OkStatus();
+    TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.checkpoints()));
+    for (const std::string& name : names) {
+      std::string what = "left by a try that did not end";
+      if (const auto it = known.find(name); it != known.end()) {
+        if (it->second.empty()) continue;
+        what = it->second;
+      } else if (name.ends_with(".old")) {
+        // Moved aside for a replacement that never got its name: it comes back as a checkpoint.
+        d.half_tidy = true;
+        const std::string place = name.substr(0, name.size() - 4);
+        if (!real_.Exists(JoinPath(paths.checkpoints(), place))) continue;
+      } else if (!name.ends_with(".tmp")) {
+        what = "checkpoint that the journal does not name, or not any more";
+      }
+      plan_.items.push_back({.path = below + "checkpoints/" + name, .what = what});
+    }
+    return OkStatus();
+  }
+
+  Status AddLeftovers(const storage::RunPaths& paths, const std::string& below,
+                      const scheduler::RunState& state) {
+    TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.dir));
+    for (const std::string& name : names) {
+      if (name.starts_with("final.tmp-") || name.starts_with("best.tmp-") || name.ends_with(kGoing))
+        plan_.items.push_back({.path = below + name, .what = "left by a try that did not end"});
+      if (name == "best") {
+        if (options_.final_only && !options_.keep_best) {
+          plan_.items.push_back({.path = below + name, .what = "the best model"});
+        } else {
+          plan_.stays.push_back(below + name);
+        }
+      }
+      if (name != "offload") continue;
+      // Workers that outlived a controller which was killed may hold it (cluster.reattach_grace_s).
+      if (state.ended()) {
+        plan_.items.push_back({.path = below + name, .what = "parked state of trainers that are gone"});
+      } else {
+        plan_.stays.push_back(below +
+                              "offload (the run ended without a last word: its workers may still hold it)");
+      }
+    }
+    return OkStatus();
+  }
+
+  Status AddPayload(const storage::RunPaths& paths, const std::string& below,
+                    const scheduler::RunState& state, const std::vector<record::Enq>& stored) {
+    if (!real_.Exists(paths.payload())) return OkStatus();
+    if (options_.final_only) {
+      plan_.items.push_back({.path = below + "payload", .what = "trajectories"});
+      return OkStatus();
+    }
+    // As the run does it (ControllerProcess::OldestPayloadFile): the newest file always stays.
+    int64_t below_this = OldestPayloadFile(state, oldest_kept_);
+    for (const record::Enq& enq : stored) newest_file_ = std::max(newest_file_, enq.payload_file);
+    if (newest_file_ >= 0) below_this = std::min(below_this, newest_file_);
+    TP_ASSIGN_OR_RETURN(const config::LoadedConfig loaded, config::LoadConfig(paths.config()));
+    if (loaded.config.model.is_policy()) {
+      TP_ASSIGN_OR_RETURN(const auto fragments, Fragments::Create(loaded.config));
+      for (const record::Enq& enq : stored) fragments->Remember(enq);
+      below_this = std::min(below_this, fragments->OldestPayloadFile());
+    }
+    TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.payload()));
+    for (const std::string& name : names) {
+      if (name.ends_with(".tpp") && std::atoll(name.c_str()) < below_this)
+        plan_.items.push_back(
+            {.path = below + "payload/" + name, .what = "trajectories that no kept checkpoint needs"});
+    }
+    return OkStatus();
+  }
+
+  const PruneOptions& options_;
+  PrunePlan& plan_;
+  RealFileSystem real_;
+  StepNumber oldest_kept_;
+  int64_t newest_file_ = -1;
+};
+
+}  // namespace
+
+int64_t PrunePlan::bytes() const {
+  int64_t sum = 0;
+  for (const PrunedItem& item : items) sum += item.bytes;
+  return sum;
+}
+
+StatusOr<std::unique_ptr<Pruner>> Pruner::Open(const std::string& run_dir, const PruneOptions& options) {
+  RealFileSystem real;
+  std::unique_ptr<Pruner> pruner(new Pruner());
+  PrunePlan& plan = pruner->plan_;
+  plan.run = run_dir;
+  TP_ASSIGN_OR_RETURN(pruner->lock_, storage::LockRun(real, run_dir));
+  const std::string warm = storage::RunPaths(run_dir).warm_start();
+  if (real.Exists(storage::RunPaths(warm).config()))
+    TP_RETURN_IF_ERROR(Planner(options, plan).Add(warm, "warm_start/"));
+  TP_RETURN_IF_ERROR(Planner(options, plan).Add(run_dir, ""));
+  std::vector<std::string> paths;
+  for (const PrunedItem& item : plan.items) paths.push_back(JoinPath(run_dir, item.path));
+  const std::vector<int64_t> freed = FreedBytes(paths);
+  for (size_t i = 0; i < freed.size(); ++i) plan.items[i].bytes = freed[i];
+  return pruner;
+}
+
+Status Pruner::Remove() {
+  RealFileSystem real;
+  for (const PrunePlan::Deletions& d : plan_.deletions) {
+    if (d.ids.empty() || d.verify.empty()) continue;
+    const Status whole = storage::VerifyCheckpoint(real, d.verify, d.digest).status();
+    if (!whole.ok())
+      return DataLoss("nothing was removed: the newest checkpoint does not verify (" + whole.message() +
+                      "); go on with `tidepool train --resume`, which takes an older one");
+  }
+  for (const PrunePlan::Deletions& d : plan_.deletions) {
+    if (d.ids.empty()) continue;
+    // First the record, as the run does it: a folder without one is no checkpoint, a record without its
+    // folder is a violation of C2.
+    const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::system_clock::now().time_since_epoch());
+    TP_ASSIGN_OR_RETURN(const auto journal,
+                        storage::JournalWriter::Open(real, storage::RunPaths(d.dir).journal(), "",
+                                                     {.begun_unix_ms = now.count()}));
+    for (const int64_t id : d.ids) journal->Append(record::CheckpointDelete{id}, 0);
+    TP_RETURN_IF_ERROR(journal->Close());
+  }
+  for (const PrunePlan::Deletions& d : plan_.deletions) {
+    if (d.half_tidy)
+      TP_RETURN_IF_ERROR(storage::RemoveLeftovers(real, storage::RunPaths(d.dir).checkpoints()).status());
+  }
+  for (const PrunedItem& item : plan_.items) {
+    const std::string path = JoinPath(plan_.run, item.path);
+    TP_ASSIGN_OR_RETURN(const FileInfo info, real.Stat(path));
+    // The name of a folder goes first, so that what is half removed is never taken for whole.
+    const std::string going = info.is_directory && !path.ends_with(".tmp") ? path + kGoing : path;
+    if (going != path) {
+      TP_RETURN_IF_ERROR(real.RemoveTree(going));
+      TP_RETURN_IF_ERROR(real.Rename(path, going));
+      TP_RETURN_IF_ERROR(real.SyncDir(ParentPath(path)));
+    }
+    TP_RETURN_IF_ERROR(real.RemoveTree(going));
+    TP_RETURN_IF_ERROR(real.SyncDir(ParentPath(path)));
+  }
+  return OkStatus();
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,15 @@
+#pragma once
+// A table on the terminal.
+
+#include <string>
+#include <vector>
+
+namespace tidepool::workers {
+
+using Cells = std::vector<std::string>;
+// Columns two blanks apart, each as wide as its widest cell in characters. Rows have one length.
+std::string TableText(const std::vector<Cells>& rows);
+// std::printf of one number.
+std::string Formatted(const char* format, double value);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,36 @@
+#pragma once
+// How much room a job's run will take on the disk at its fullest, before anything is started: for `train`,
+// which does not begin what cannot end, and for --dry-run. Checkpoints are exact (the bytes of the state);
+// trajectories and records are upper bounds by the longest samples. Pure apart from reading config.json and
+// the config of a warm start; any thread.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/config.h"
+#include "core/base/status.h"
+#include "workers/device/memory_plan.h"
+
+namespace tidepool::workers {
+
+struct DiskPlan {
+  struct Part {
+    std::string name;  // "3 checkpoints of 1.5 GiB (...)"
+    int64_t bytes = 0;
+    bool estimated = false;  // an upper bound, by the longest samples
+  };
+  std::vector<Part> parts;  // largest first; none is 0
+  [[nodiscard]] int64_t total() const;
+  [[nodiscard]] int64_t certain() const;  // without what is estimated
+  // "4.5 GiB for 3 checkpoints of 1.5 GiB (...), at most 1 MiB for payload/".
+  [[nodiscard]] std::string Text(bool with_estimates) const;
+};
+
+// Errors of PlanMemory.
+StatusOr<DiskPlan> PlanDisk(const JobConfig& config);
+
+// "1.5 GiB", "312 MiB", "17 B".
+std::string BytesText(int64_t bytes);
+
+}  // namespace tidepool::workers

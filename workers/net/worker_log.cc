@@ -1,0 +1,35 @@
+#include "workers/net/worker_log.h"
+
+#include <unistd.h>
+
+#include "core/observe/log.h"
+#include "workers/build_info.h"
+
+namespace tidepool::workers {
+
+// Setting up a log of stderr does not fail.
+void LogWorkerStart(const std::string& kind, int64_t place, const std::string& controller) {
+  (void)observe::SetUpLogging(
+      {.path = "", .role = kind, .worker = place < 0 ? "" : "w" + std::to_string(place)});
+  observe::Log(LogLevel::kInfo, "start",
+               {{"version", BuildVersion()},
+                {"commit", BuildCommit()},
+                {"pid", getpid()},
+                {"controller", controller}});
+}
+
+void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, const JobConfig& config) {
+  (void)observe::SetUpLogging({.path = "",
+                               .level = config.observe.log_level,
+                               .role = kind,
+                               .worker = ToString(WorkerRef{{welcome.place}, welcome.inc})});
+  observe::Log(LogLevel::kInfo, "joined", {{"run_id", welcome.run_id}, {"dir", welcome.run_dir}});
+}
+
+void LogWorkerFailure(const std::string& event, const std::string& why) {
+  observe::Log(LogLevel::kError, event, {{"text", why}});
+}
+
+void LogWorkerEnd(int exit_code) { observe::Log(LogLevel::kInfo, "end", {{"exit", exit_code}}); }
+
+}  // namespace tidepool::workers

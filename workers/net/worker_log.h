@@ -1,0 +1,21 @@
+#pragma once
+// The log of a worker process goes to stderr, which the controller that started it sends to logs/<place>.log.
+// These are the lines that every kind of worker writes ("device", "reward", "environment"), in the format of
+// all logs of a run (core/observe/log.h). One process is one worker.
+
+#include <string>
+
+#include "core/base/config.h"
+#include "workers/net/messages.h"
+
+namespace tidepool::workers {
+
+// place -1: not known yet.
+void LogWorkerStart(const std::string& kind, int64_t place, const std::string& controller);
+// From here on lines have the worker's name and incarnation, and the level of the config counts.
+void LogWorkerJoined(const std::string& kind, const down::Welcome& welcome, const JobConfig& config);
+// Why it is about to end: the controller that started this process tells it (observe::LastWords).
+void LogWorkerFailure(const std::string& event, const std::string& why);
+void LogWorkerEnd(int exit_code);
+
+}  // namespace tidepool::workers

@@ -1,0 +1,99 @@
+#include "workers/side/http_call.h"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <utility>
+
+namespace tidepool::workers {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+
+// The steps of one call, each run to its end on the caller's thread.
+class Call {
+ public:
+  Call(const HttpRequest& request, std::chrono::steady_clock::time_point deadline,
+       const std::stop_token& stop)
+      : request_(request), deadline_(deadline), stop_(stop), on_stop_(stop, [this] { io_.stop(); }) {}
+
+  StatusOr<HttpAnswer> Run() {
+    tcp::resolver::results_type addresses;
+    TP_RETURN_IF_ERROR(Step("resolve", [&](auto done) {
+      resolver_.async_resolve(request_.host, request_.port, [&addresses, done](auto error, auto results) {
+        addresses = results;
+        done(error);
+      });
+    }));
+    stream_.expires_at(deadline_);
+    TP_RETURN_IF_ERROR(Step("connect", [&](auto done) {
+      stream_.async_connect(addresses, [done](auto error, auto&&...) { done(error); });
+    }));
+    http::request<http::string_body> out(http::verb::post, request_.target, 11, request_.body);
+    const bool v6 = request_.host.find(':') != std::string::npos;
+    out.set(http::field::host, (v6 ? "[" + request_.host + "]" : request_.host) + ":" + request_.port);
+    out.set(http::field::content_type, "application/json");
+    out.set(http::field::accept, "application/json");
+    out.set(http::field::connection, "close");
+    out.prepare_payload();
+    TP_RETURN_IF_ERROR(Step("send", [&](auto done) {
+      http::async_write(stream_, out, [done](auto error, size_t) { done(error); });
+    }));
+    beast::flat_buffer buffer;
+    http::response_parser<http::string_body> answer;
+    answer.body_limit(request_.answer_bytes_max);
+    TP_RETURN_IF_ERROR(Step("read the answer", [&](auto done) {
+      http::async_read(stream_, buffer, answer, [done](auto error, size_t) { done(error); });
+    }));
+    return HttpAnswer{static_cast<int>(answer.get().result_int()), std::move(answer.get().body())};
+  }
+
+ private:
+  template <typename Start>
+  Status Step(const char* what, Start start) {
+    std::optional<beast::error_code> outcome;
+    start([&outcome](beast::error_code error) { outcome = error; });
+    io_.restart();  // it was out of work after the step before
+    if (!stop_.stop_requested()) io_.run_until(deadline_ + std::chrono::milliseconds(50));
+    if (stop_.stop_requested()) return {StatusCode::kCancelled, "stopped"};
+    if (!outcome || *outcome == beast::error::timeout)
+      return DeadlineExceeded(std::string("no answer in time (") + what + ")");
+    const beast::error_code& error = *outcome;
+    if (!error) return OkStatus();
+    const std::string why = std::string(error.message());
+    if (error == http::error::end_of_stream || error == http::error::partial_message)
+      return Unavailable("the connection was closed before the answer");
+    if (error.category() == http::make_error_code(http::error::bad_version).category())
+      return InvalidArgument("no HTTP answer: " + why);
+    return Unavailable(why);
+  }
+
+  const HttpRequest& request_;
+  const std::chrono::steady_clock::time_point deadline_;
+  const std::stop_token& stop_;
+  asio::io_context io_{1};
+  tcp::resolver resolver_{io_};
+  beast::tcp_stream stream_{io_};
+  const std::stop_callback<std::function<void()>> on_stop_;  // last: it uses io_
+};
+
+}  // namespace
+
+StatusOr<HttpAnswer> HttpPost(const HttpRequest& request, std::chrono::steady_clock::time_point deadline,
+                              const std::stop_token& stop) {
+  try {
+    return Call(request, deadline, stop).Run();
+  } catch (const std::exception& problem) {  // Asio: no descriptor is left
+    return ResourceExhausted(std::string("HTTP: ") + problem.what());
+  }
+}
+
+}  // namespace tidepool::workers

@@ -1,0 +1,108 @@
+#include "workers/side/reward_server.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "core/observe/log.h"
+#include "workers/net/bounded_text.h"
+
+namespace tidepool::workers {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// A server that is started again is back within one to some ten of these; a crowd of callers at the longest
+// is four calls a second and worker.
+constexpr milliseconds kFirstWait{50};
+constexpr milliseconds kLongestWait{1000};
+
+std::string InSeconds(std::chrono::nanoseconds d) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(d).count());
+  return text;
+}
+
+// False: stopped meanwhile.
+bool WaitFor(std::chrono::nanoseconds d, const std::stop_token& stop) {
+  Mutex mu;
+  Condition wake;
+  const MutexLock lock(mu);
+  wake.WaitFor(mu, stop, d);
+  return !stop.stop_requested();
+}
+
+}  // namespace
+
+SteadyTime Outage::Begin(SteadyTime now, const std::string& cause) {
+  const MutexLock lock(mu_);
+  cause_ = cause;
+  if (!since_) since_ = now;
+  return *since_;
+}
+
+std::optional<SteadyTime> Outage::End() {
+  const MutexLock lock(mu_);
+  cause_.clear();
+  return std::exchange(since_, std::nullopt);
+}
+
+std::string Outage::cause() const {
+  const MutexLock lock(mu_);
+  return cause_;
+}
+
+StatusOr<std::unique_ptr<PatientServer>> PatientServer::Create(const RewardFunction& function, bool batches) {
+  TP_ASSIGN_OR_RETURN(const tasks::RewardEndpoint endpoint, tasks::ParseRewardEndpoint(function.endpoint));
+  return std::unique_ptr<PatientServer>(
+      new PatientServer(function, endpoint.http ? ConnectHttp(function.name, endpoint, batches)
+                                                : ConnectGrpc(function, batches)));
+}
+
+PatientServer::PatientServer(const RewardFunction& function, std::unique_ptr<RewardServer> server)
+    : name_(function.name + " at " + function.endpoint),
+      timeout_(std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::duration<double>(function.timeout_s))),
+      server_(std::move(server)) {}
+
+std::string PatientServer::waits_for() const {
+  const std::string cause = outage_.cause();
+  return cause.empty() ? "" : name_ + ": " + cause;
+}
+
+Verdicts PatientServer::Ask(RewardInputs inputs, const std::stop_token& stop, int64_t& retries) {
+  const auto failed = [&](const std::string& why) {
+    return Verdicts(inputs.size(), {tasks::Verdict::Outcome::kInfra, 0, name_ + ": " + why});
+  };
+  const SteadyTime deadline = steady_clock::now() + timeout_;
+  milliseconds wait = kFirstWait;
+  for (int64_t tries = 1;; ++tries) {
+    StatusOr<Verdicts> answer = server_->Ask(inputs, deadline, stop);
+    const SteadyTime now = steady_clock::now();
+    if (answer.status().code() != StatusCode::kUnavailable) {
+      // Whoever is too slow may as well be out of reach, and a call that was called off tells nothing.
+      const bool answered = answer.status().code() != StatusCode::kDeadlineExceeded && !stop.stop_requested();
+      if (const auto since = answered ? outage_.End() : std::nullopt) {
+        observe::Log(observe::LogLevel::kWarn, "reward_server_is_back",
+                     {{"server", name_}, {"after", InSeconds(now - *since)}});
+      }
+      if (answer.ok()) return *std::move(answer);
+      return failed(std::string(StatusCodeName(answer.status().code())) + " " +
+                    Bounded(answer.status().message()));
+    }
+    const std::string cause = Bounded(answer.status().message());
+    const SteadyTime since = outage_.Begin(now, cause);
+    if (since == now)
+      observe::Log(observe::LogLevel::kWarn, "reward_server_unreachable",
+                   {{"server", name_}, {"why", cause}});
+    if (now + wait >= std::min(deadline, since + timeout_) || !WaitFor(wait, stop)) {
+      return failed("unreachable for " + InSeconds(steady_clock::now() - since) + " (" +
+                    std::to_string(tries) + (tries == 1 ? " try" : " tries") + " for this sample): " + cause);
+    }
+    wait = std::min(2 * wait, kLongestWait);
+    ++retries;
+  }
+}
+
+}  // namespace tidepool::workers
