@@ -5,7 +5,7 @@
 namespace tidepool::scheduler {
 
 std::optional<double> EvalValue(const record::EvalResult& r, std::string_view metric) {
-  if (r.total <= 0) return std::nullopt;
+  if (r.total <= 0 || r.lost > r.total) return std::nullopt;
   if (metric == "eval/reward/mean") return r.mean;
   if (metric == "eval/accuracy") {
     if (r.graded != 0) return std::nullopt;

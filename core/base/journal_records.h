@@ -287,8 +287,9 @@ struct EvalScore {
   double mean = 0, deviation = 0;
 };
 // correct: answers whose first reward is above 0.5. graded 1: some first reward was neither 0 nor 1, so that
-// `correct` says little. mean, deviation: of the whole reward. Of programs that did not write them, the
-// fields from `graded` on are missing.
+// `correct` says little. mean, deviation: of the whole reward. lost: answers that are not in `total`, because
+// they could not be graded; why_lost: the last of them. Of programs that did not write them, the fields from
+// `graded` on are missing.
 struct EvalResult {
   StepNumber step;
   Version v;
@@ -296,6 +297,8 @@ struct EvalResult {
   int32_t graded = 0;
   double mean = 0, deviation = 0;
   std::vector<EvalScore> rewards;
+  int64_t lost = 0;
+  std::string why_lost;
 };
 
 }  // namespace record
@@ -379,7 +382,7 @@ TP_FIELDS(Snapshot, state_digest)
 TP_FIELDS(Fault, kind, actor, inc, what)
 TP_FIELDS(EndRun, code, why, finished)
 TP_FIELDS(EvalScore, name, mean, deviation)
-TP_FIELDS(EvalResult, step, v, correct, total, graded, mean, deviation, rewards)
+TP_FIELDS(EvalResult, step, v, correct, total, graded, mean, deviation, rewards, lost, why_lost)
 }  // namespace record
 
 }  // namespace tidepool

@@ -599,6 +599,29 @@ TEST(ControllerSimTest, AGraderThatFindsEveryRowAtFaultEndsTheRun) {
   const SimResult r = cluster.Run();
   EXPECT_EQ(r.code, 3);
   EXPECT_TRUE(r.why.starts_with("fault=data_invalid")) << r.why;
+  EXPECT_NE(r.why.find("not one of the first 48 samples could be graded"), std::string::npos) << r.why;
+  ASSERT_FALSE(cluster.warnings().empty());
+  EXPECT_NE(cluster.warnings()[0].find("(1 of the last 1 samples; where all are, the run ends after 48)"),
+            std::string::npos)
+      << cluster.warnings()[0];
+  ExpectProven(cluster);
+}
+
+// infra_drop_stop is a share of 20 steps, and this job has six.
+TEST(ControllerSimTest, ARewardThatFailsMoreOftenThanNotEndsAShortRunToo) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 2, .faults = {}};
+  o.controller.eval.before_train = false;
+  o.faults.infra = 0.9;  // after two retries
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 3);
+  EXPECT_TRUE(r.why.starts_with("fault=reward_infra")) << r.why;
+  int64_t passed = 0;
+  for (const JournalEntry& e : cluster.journal()) {
+    const auto* graded = std::get_if<record::Graded>(&e.record);
+    passed += graded != nullptr && graded->outcome == GradeOutcome::kOk ? 1 : 0;
+  }
+  EXPECT_GT(passed, 0);
   ExpectProven(cluster);
 }
 

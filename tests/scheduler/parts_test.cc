@@ -456,6 +456,8 @@ TEST(BestCheckpointTest, ReadsTheMetricsOfAnEvaluation) {
     EXPECT_FALSE(EvalValue(r, other)) << other;
   r.graded = 1;
   EXPECT_FALSE(EvalValue(r, "eval/accuracy")) << "of a graded reward there is none";
+  r.lost = 9;
+  EXPECT_FALSE(EvalValue(r, "eval/reward/mean")) << "most answers are lost";
 }
 
 TEST(BestCheckpointTest, IsTheEarliestOfEqualOnesThatHadACheckpoint) {
@@ -528,22 +530,24 @@ TEST(EvaluationTest, MeasuresTheWholeRewardAndEachOfIt) {
   ASSERT_TRUE(e.Begin(Lsn{10}));
   e.Graded(e.Tid(2), 1.1, {{"close", 1}, {"format", 1}});
   e.Graded(e.Tid(0), 0.4, {{"close", 0.4}, {"format", 0}});
-  e.Lost(e.Tid(1));
+  e.Lost(e.Tid(1), "judge: connection refused");
+  e.Lost(e.Tid(2), "it has its verdict");
   EXPECT_FALSE(e.Finished());
   e.Graded(e.Tid(3), 0.7, {{"close", 0.6}, {"format", 1}});
   ASSERT_TRUE(e.Finished());
-  const Evaluation::Outcome o = e.Take();
-  EXPECT_EQ(o.lost, 1);
-  EXPECT_EQ(o.result.step.value, 3);
-  EXPECT_EQ(o.result.total, 3);
-  EXPECT_EQ(o.result.correct, 2);
-  EXPECT_EQ(o.result.graded, 1);
-  EXPECT_NEAR(o.result.mean, 2.2 / 3, 1e-12);
-  EXPECT_NEAR(o.result.deviation, 0.35118845842842466, 1e-12);
-  ASSERT_EQ(o.result.rewards.size(), 2U);
-  EXPECT_EQ(o.result.rewards[0].name, "close");
-  EXPECT_NEAR(o.result.rewards[0].mean, 2.0 / 3, 1e-12);
-  EXPECT_NEAR(o.result.rewards[1].mean, 2.0 / 3, 1e-12);
+  const record::EvalResult r = e.Take();
+  EXPECT_EQ(r.lost, 1);
+  EXPECT_EQ(r.why_lost, "judge: connection refused");
+  EXPECT_EQ(r.step.value, 3);
+  EXPECT_EQ(r.total, 3);
+  EXPECT_EQ(r.correct, 2);
+  EXPECT_EQ(r.graded, 1);
+  EXPECT_NEAR(r.mean, 2.2 / 3, 1e-12);
+  EXPECT_NEAR(r.deviation, 0.35118845842842466, 1e-12);
+  ASSERT_EQ(r.rewards.size(), 2U);
+  EXPECT_EQ(r.rewards[0].name, "close");
+  EXPECT_NEAR(r.rewards[0].mean, 2.0 / 3, 1e-12);
+  EXPECT_NEAR(r.rewards[1].mean, 2.0 / 3, 1e-12);
 }
 
 }  // namespace

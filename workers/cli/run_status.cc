@@ -95,6 +95,8 @@ std::string Part(const char* what, const std::optional<double>& value, const cha
 
 std::string HeldOutNow(const observe::HeldOut& h) {
   const auto& now = h.last ? h.last : h.before;
+  if (!now)
+    return h.ungraded ? "none of " + std::to_string(h.ungraded->lost) + " held-out answers graded" : "";
   return "held-out " + h.measure + " " + observe::HeldOutText(h.measure, now->value) + " at step " +
          std::to_string(now->step);
 }

@@ -97,8 +97,12 @@ TEST(ProgressTest, PlainOutputHasOneLineAStepAndNoControlCharacters) {
     s.last_warning = "slow";
     progress.Update(s, {FromSeconds(60)});
     progress.Update(s, {FromSeconds(61)});
+    for (int i = 3; i < 9; ++i) {
+      s.last_warning = "sample " + std::to_string(i) + ".0.0 is dropped";
+      progress.Update(s, {FromSeconds(62)});
+    }
   });
-  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 3);
+  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 4);
   EXPECT_THAT(out, HasSubstr("training  step 1/100  reward 0.613"));
   EXPECT_THAT(out, HasSubstr("warning: slow\ntraining  step 2/100"));
   EXPECT_THAT(out, testing::Not(HasSubstr("\x1b")));
