@@ -3,7 +3,7 @@
 // that the macro below names; the build lists the folders of each kind and writes their tables
 // (cmake/plugins.cmake), so that a new file is in its table and no other file is edited:
 //
-//   TP_PLUGIN(Reward, palindrome) { return {.doc = "...", .make = WithoutArgument<Palindrome>}; }
+//   TP_PLUGIN(Reward, anagram) { return {.doc = "...", .make = WithoutArgument<MyAnagram>}; }
 //
 // stands at the beginning of a line, in the namespace of the kind, whose header has the struct: RewardPlugin.
 // Its name is the one that configs and commands take: small letters, digits and underscores.
