@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "core/base/hash.h"
@@ -187,11 +188,13 @@ bool RowSource::HasAnswers() const {
   return false;
 }
 
-StatusOr<EncodedRow> RowSource::Checked(const Which& which) const {
+StatusOr<EncodedRow> RowSource::Checked(const Which& which) const try {
   StatusOr<EncodedRow> row = Tokens(which);
   const Status status = row.ok() ? CheckFits(*row) : row.status();
   if (!status.ok()) return status.At(Place(which));
   return row;
+} catch (const std::exception& e) {  // a task's or a game's
+  return Internal(std::string("an exception was thrown: ") + e.what()).At(Place(which));
 }
 
 StatusOr<EncodedRow> RowSource::Tokens(const Which& which) const {

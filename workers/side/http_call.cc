@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace tidepool::workers {
@@ -17,6 +18,19 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
+
+// What a server says that speaks no HTTP/1; empty: unknown.
+std::string OtherProtocol(std::string_view bytes) {
+  // A SETTINGS frame, the first thing in HTTP/2: 3 bytes of length, type 4, flags, stream 0.
+  if (bytes.size() >= 9 && bytes.substr(3, 1) == "\x04" &&
+      bytes.substr(5, 4) == std::string_view("\0\0\0\0", 4))
+    return "a server that speaks gRPC (HTTP/2), not HTTP/1, answers there; for gRPC write the endpoint as "
+           "HOST:PORT, without http://";
+  // An alert record.
+  if (bytes.starts_with("\x15\x03"))
+    return "a server that speaks TLS (https) answers there; a reward server is asked without encryption";
+  return "";
+}
 
 // The steps of one call, each run to its end on the caller's thread.
 class Call {
@@ -50,9 +64,14 @@ class Call {
     beast::flat_buffer buffer;
     http::response_parser<http::string_body> answer;
     answer.body_limit(request_.answer_bytes_max);
-    TP_RETURN_IF_ERROR(Step("read the answer", [&](auto done) {
+    const Status read = Step("read the answer", [&](auto done) {
       http::async_read(stream_, buffer, answer, [done](auto error, size_t) { done(error); });
-    }));
+    });
+    if (!read.ok()) {
+      const std::string other =
+          OtherProtocol({static_cast<const char*>(buffer.data().data()), buffer.size()});
+      return other.empty() ? read : InvalidArgument(other);
+    }
     return HttpAnswer{static_cast<int>(answer.get().result_int()), std::move(answer.get().body())};
   }
 

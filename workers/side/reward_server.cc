@@ -88,6 +88,10 @@ Verdicts PatientServer::Ask(RewardInputs inputs, const std::stop_token& stop, in
                      {{"server", name_}, {"after", InSeconds(now - *since)}});
       }
       if (answer.ok()) return *std::move(answer);
+      if (answer.status().code() == StatusCode::kDeadlineExceeded) {
+        return failed("no answer within " + InSeconds(timeout_) +
+                      "; if it needs longer, raise timeout_s of this function in reward.functions");
+      }
       return failed(std::string(StatusCodeName(answer.status().code())) + " " +
                     Bounded(answer.status().message()));
     }

@@ -277,6 +277,14 @@ TEST(HttpRewardTest, AServerThatSaysLaterOrClosesIsAskedAgain) {
   EXPECT_EQ(graded.retries, 2);
 }
 
+TEST(HttpRewardTest, AServerOfTheOtherKindIsNamedAndNotWaitedFor) {
+  const Server grpc;
+  EXPECT_THAT(WhyOf("http://" + grpc.address + "/"), HasSubstr("speaks gRPC (HTTP/2), not HTTP/1"));
+  HttpDouble server([](const std::string&) { return HttpText(400, "what is PRI?"); });
+  const std::string address = server.url.substr(7, server.url.find("/grade") - 7);
+  EXPECT_THAT(WhyOf(address), HasSubstr("write endpoint: \"http://" + address + "/\""));
+}
+
 TEST(HttpRewardTest, AServerThatIsTooSlowIsGivenUpAtItsTimeOut) {
   std::stop_source over;
   HttpDouble server([&](const std::string&) {
@@ -285,7 +293,7 @@ TEST(HttpRewardTest, AServerThatIsTooSlowIsGivenUpAtItsTimeOut) {
   });
   const up::Graded graded = ScoreOne(*MakeGraders(server.url, /*timeout_s=*/0.1));
   EXPECT_EQ(graded.outcome, GradeOutcome::kInfra);
-  EXPECT_THAT(graded.why, HasSubstr("no answer in time"));
+  EXPECT_THAT(graded.why, HasSubstr("no answer within 0.1 s; if it needs longer, raise timeout_s"));
   over.request_stop();
 }
 
