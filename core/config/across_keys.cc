@@ -547,13 +547,17 @@ void CheckIdleKeys(Binder& b, const JobConfig& c) {
 void CheckBest(Binder& b, const JobConfig& c) {
   const std::string key = "checkpoint.keep_best", &metric = c.checkpoint.keep_best;
   if (!b.Good(key) || metric.empty()) return;
-  if (TrainsOnPairs(c))
-    return b.Complain(key, std::string("needs evaluations on record, and a job: ") + Name(c.kind()) +
-                               " has none: its trainer judges held-out pairs; remove it");
-  std::vector<std::string> known = {"eval/reward/mean"};
-  if (c.model.is_policy()) known.emplace_back("eval/return/mean");
-  known.emplace_back("eval/accuracy");
-  for (const RewardFunction& f : c.reward.functions) known.push_back("eval/reward/" + f.name + "/mean");
+  std::vector<std::string> known;
+  const std::string judged = std::string("eval/") + Name(c.kind());  // by the trainer
+  if (TrainsOnPairs(c)) {
+    known = {"eval/loss", judged + "/accuracy", judged + "/margin"};
+  } else {
+    if (c.kind() == JobKind::kSft) known = {"eval/loss", judged + "/token_accuracy"};
+    known.emplace_back("eval/reward/mean");
+    if (c.model.is_policy()) known.emplace_back("eval/return/mean");
+    known.emplace_back("eval/accuracy");
+    for (const RewardFunction& f : c.reward.functions) known.push_back("eval/reward/" + f.name + "/mean");
+  }
   // The names of an environment's rewards are its own.
   const bool named =
       c.environment() != nullptr && metric.starts_with("eval/reward/") && metric.ends_with("/mean");

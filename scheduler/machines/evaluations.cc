@@ -58,7 +58,7 @@ void Evaluations::Advance() {
     out_.Record(o.result);
     out_.Do(command::EvalReport{o.result});
     if (const std::string& metric = options_.checkpoint.keep_best;
-        !metric.empty() && !EvalValue(o.result, metric))
+        !metric.empty() && !OfTrainer(metric) && !EvalValue(o.result, metric))
       out_.Warn("no_best",
                 "the evaluation of step " + std::to_string(o.result.step.value) + " has no " + metric +
                     " to tell the best checkpoint by",

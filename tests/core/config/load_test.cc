@@ -447,7 +447,14 @@ TEST(LoadConfigTest, TheBestCheckpointIsKnownByAnEvaluationOfItsStep) {
   EXPECT_THAT(best("eval/accuracy", {"checkpoint.every_steps=0", "eval.every_steps=10"}),
               HasSubstr("checkpoints at the start and the end alone"));
   const std::string dpo = "job: dpo\nmodel: {path: m}\ndata: {task: reverse}\n";
-  EXPECT_THAT(Error(dpo, {"checkpoint.keep_best=eval/accuracy"}), HasSubstr("judges held-out pairs"));
+  EXPECT_THAT(
+      Error(dpo, {"checkpoint.keep_best=eval/accuracy"}),
+      HasSubstr("no evaluation of this job has; one of eval/loss, eval/dpo/accuracy, eval/dpo/margin"));
+  EXPECT_THAT(Error(dpo, {"checkpoint.keep_best=eval/loss"}), HasSubstr("write eval.every_steps"));
+  EXPECT_EQ(Error(dpo, {"checkpoint.keep_best=eval/dpo/margin", good[0], good[1]}), "no error");
+  const std::string sft = "job: sft\nmodel: {path: m}\ndata: {task: reverse}\n";
+  EXPECT_EQ(Error(sft, {"checkpoint.keep_best=eval/loss", good[0], good[1]}), "no error");
+  EXPECT_EQ(Error(sft, {"checkpoint.keep_best=eval/accuracy", good[0], good[1]}), "no error");
 }
 
 TEST(LoadConfigTest, OnlyLoopbackMayBeBound) {
