@@ -677,7 +677,7 @@ TEST(ControllerSimTest, ModelOfTheBestEvaluationIsKeptWhateverDies) {
       ASSERT_TRUE(state.Apply(e.record).ok());
       restored = restored || std::holds_alternative<record::Restore>(e.record);
     }
-    const auto best = FindBest(state.evals(), state.checkpointed(), job.checkpoint.keep_best);
+    const auto best = FindBest(state.evals(), {}, state.checkpointed(), job.checkpoint.keep_best);
     ASSERT_TRUE(best && !cluster.kept_best().empty());
     const command::KeepBest& kept = cluster.kept_best().back();
     // A branch that was undone may have had a better one; its model stays until this branch has one.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -467,11 +468,22 @@ TEST(BestCheckpointTest, IsTheEarliestOfEqualOnesThatHadACheckpoint) {
     evals[{step}].total = 4;
     evals[{step}].mean = mean;
   }
-  EXPECT_FALSE(FindBest(evals, {}, "eval/reward/mean"));
-  const auto best = FindBest(evals, {{0}, {4}, {6}}, "eval/reward/mean");
+  EXPECT_FALSE(FindBest(evals, {}, {}, "eval/reward/mean"));
+  const auto best = FindBest(evals, {}, {{0}, {4}, {6}}, "eval/reward/mean");
   ASSERT_TRUE(best);
   EXPECT_EQ(best->step, StepNumber{4});
   EXPECT_EQ(best->value, 0.5);
+}
+
+TEST(BestCheckpointTest, OfRowsThatTheTrainerJudgesALossIsBestWhereItIsLeast) {
+  const HeldOutFigures figures = {{{0}, {{"eval/loss", 0.7}, {"eval/dpo/accuracy", 0.5}}},
+                                  {{2}, {{"eval/loss", 0.4}, {"eval/dpo/accuracy", 0.5}}},
+                                  {{4}, {{"eval/loss", 0.2}, {"eval/dpo/accuracy", 0.9}}},
+                                  {{6}, {{"eval/loss", std::nan("")}}}};
+  EXPECT_EQ(FindBest({}, figures, {{0}, {2}, {6}}, "eval/loss"), (BestCheckpoint{{2}, 0.4}));
+  EXPECT_EQ(FindBest({}, figures, {{0}, {2}, {4}}, "eval/dpo/accuracy"), (BestCheckpoint{{4}, 0.9}));
+  EXPECT_EQ(FindBest({}, figures, {{0}, {2}}, "eval/dpo/accuracy"), (BestCheckpoint{{0}, 0.5}));
+  EXPECT_FALSE(FindBest({}, figures, {{0}}, "eval/dpo/margin"));
 }
 
 TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {

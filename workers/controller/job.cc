@@ -66,6 +66,13 @@ int64_t BytesOf(const std::string& dir) {
   return bytes;
 }
 
+// The scheduler has the policy that the config names.
+Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
+  const SchedulerConfig& s = loaded.config.scheduler;
+  const Status status = scheduler::CheckPolicy(s.placement, s.policy);
+  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
+}
+
 class Job {
  public:
   explicit Job(const JobRequest& request) : request_(request), loaded_(request.loaded) {}
@@ -438,33 +445,35 @@ StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main) {
   return warm;
 }
 
-Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
-  const SchedulerConfig& s = loaded.config.scheduler;
-  const Status status = scheduler::CheckPolicy(s.placement, s.policy);
-  return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
-}
-
 Status CheckInputs(const config::LoadedConfig& loaded) {
   const JobConfig& config = loaded.config;
   const auto at = [&](const char* key, const Status& status) {
     const config::Origin origin = loaded.OriginOf(key);
     return origin.kind == config::Origin::Kind::kDefault ? status : status.At(origin.ToString());
   };
+  Status wrong;  // all that is, a line each
+  const auto look = [&](const char* key, const Status& status) {
+    if (status.ok()) return true;
+    const std::string message = at(key, status).message();
+    wrong =
+        wrong.ok() ? Status(status.code(), message) : Status(wrong.code(), wrong.message() + "\n" + message);
+    return false;
+  };
   const auto folder = [&](const char* key, const std::string& dir) {
     const Status status = CheckModelFolder(dir, key);
-    return at(key, status.ok() ? model::CheckHuggingFace(dir) : status);  // shapes and sizes, no tensor
+    return look(key, status.ok() ? model::CheckHuggingFace(dir) : status);  // shapes and sizes, no tensor
   };
   TP_RETURN_IF_ERROR(CheckSchedulingPolicy(loaded));
-  if (!config.model.init && !config.model.is_policy())
-    TP_RETURN_IF_ERROR(folder("model.path", config.model.path));
-  if (config.rl() != nullptr && !config.model.init && !config.model.is_policy()) {
+  const bool of_folder = !config.model.init && !config.model.is_policy();
+  const bool model_there = !of_folder || folder("model.path", config.model.path);
+  if (AnswersHeldOut(config) && of_folder && model_there) {
     // Every sample would be refused by the engine.
     TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, model::ReadSpec(config.model.path));
     if (config.rollout.max_new_tokens >= spec.max_position) {
-      return at("rollout.max_new_tokens",
-                InvalidArgument("rollout.max_new_tokens is " + std::to_string(config.rollout.max_new_tokens) +
-                                ", but " + config.model.path + " has " + std::to_string(spec.max_position) +
-                                " positions for prompt and answer together; lower it"));
+      look("rollout.max_new_tokens",
+           InvalidArgument("rollout.max_new_tokens is " + std::to_string(config.rollout.max_new_tokens) +
+                           ", but " + config.model.path + " has " + std::to_string(spec.max_position) +
+                           " positions for prompt and answer together; lower it"));
     }
   }
   std::map<const char*, std::string> further;
@@ -478,18 +487,35 @@ Status CheckInputs(const config::LoadedConfig& loaded) {
     further = {{"distill.teacher", distill->distill.teacher}};
   }
   for (const auto& [key, dir] : further) {
-    if (!dir.empty()) TP_RETURN_IF_ERROR(folder(key, dir));
+    if (!dir.empty()) folder(key, dir);
   }
   if (config.model.init && !config.model.init->warm_start.empty()) {
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, WarmStartOf(config));
-    TP_RETURN_IF_ERROR(CheckInputs(warm));
+    look("", CheckInputs(warm));
   }
-  if (config.model.is_policy()) return policy::SpecOfJob(config).status();
+  if (config.model.is_policy()) {
+    look("", policy::SpecOfJob(config).status());
+    return wrong;
+  }
+  const bool game = config.environment() != nullptr;
+  bool files_there = true;
+  for (const auto& [key, path] :
+       {std::pair("data.path", config.data.path), {"data.eval_path", config.data.eval_path}}) {
+    if (!game && !path.empty() && !look(key, tasks::CheckDataFile(path).At(key))) files_there = false;
+  }
+  if (!files_there) return wrong;
+  const char* data = game ? "environment.name" : "data.path";
+  JobConfig in_order = config;  // so that the first bad row is the first in the file
+  in_order.data.shuffle = false;
+  if (!model_there) {  // the shape of rows is known all the same
+    if (!game) look(data, tasks::DataSource::Create(in_order.data, in_order.seed, in_order.kind()).status());
+    return wrong;
+  }
   TP_ASSIGN_OR_RETURN(const TextFolder text, TextFolder::Of(config.model));
-  TP_RETURN_IF_ERROR(at("model.path", text::Tokenizer::Load(text.path()).status()));
-  const char* data = config.environment() == nullptr ? "data.path" : "environment.name";
-  const auto rows = RowSource::Create(config, text.path());
-  return at(data, rows.ok() ? (*rows)->CheckRows() : rows.status());
+  if (!look("model.path", text::Tokenizer::Load(text.path()).status())) return wrong;
+  const auto rows = RowSource::Create(in_order, text.path());
+  if (look(data, rows.status()) && look(data, (*rows)->CheckCharacters())) look(data, (*rows)->CheckRows());
+  return wrong;
 }
 
 StatusOr<JobOutcome> RunJob(const JobRequest& request) {

@@ -39,12 +39,10 @@ StatusOr<JobOutcome> RunJob(const JobRequest& request);
 // not an sft job.
 StatusOr<config::LoadedConfig> WarmStartOf(const JobConfig& main);
 
-// The scheduler has the policy that the config names. kInvalidArgument begins with the file and line of the
-// key.
-Status CheckSchedulingPolicy(const config::LoadedConfig& loaded);
-// What the job reads is there and can be used: model folders and data, those of its warm start too. The
-// message begins with the file and line of the key. kNotFound, kInvalidArgument, kUnimplemented (pickled
-// weights).
+// The scheduler has the policy that the job names, and what the job reads is there and can be used: model
+// folders and data, those of its warm start too. The
+// message says all that is wrong, a line each that begins with the file and line of the key. kNotFound,
+// kInvalidArgument, kUnimplemented (pickled weights).
 Status CheckInputs(const config::LoadedConfig& loaded);
 
 // Where tidepool-worker is: cluster.worker_dir, else beside `self_path`. kNotFound.

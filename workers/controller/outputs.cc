@@ -158,6 +158,7 @@ void ControllerProcess::Show() {
   const std::map<std::string, double>& last = metrics_->last();
   if (config_.rl() != nullptr) {
     s.reward = find(last, "critic/score/mean");
+    s.equal_groups = find(last, "reward/frac_reward_zero_std");
     s.response_tokens = find(last, "response_length/mean");
     s.lag_mean = find(last, "staleness/mean");
     if (const auto lag = find(last, "staleness/max")) s.lag_max = static_cast<int64_t>(*lag);

@@ -335,6 +335,22 @@ TEST_F(InspectTest, SamplesShowsPromptTextAndReward) {
   EXPECT_NE(none.err.find("3 to 12"), std::string::npos) << none.err;
 }
 
+TEST(SamplesTest, ARunThatWillHaveNoneSaysWhatThereIs) {
+  const ScratchFolder scratch;
+  const std::string model = "model: {init: {max_position: 64}}\ndata: {task: reverse}\n";
+  scratch.Write("runs/a/config.yaml", "name: a\njob: sft\n" + model);
+  scratch.Write("runs/b/config.yaml", "name: b\njob: dpo\n" + model);
+  scratch.Write("runs/c/config.yaml",
+                "name: c\nreward: {functions: [exact_answer]}\nobserve: {samples_per_step: 0}\nrollout: "
+                "{max_new_tokens: 8}\n" +
+                    model);
+  const auto error = [](const char* run) { return RunCli({"samples", run}).err; };
+  EXPECT_NE(error("a").find("a job: sft learns from the rows of its data"), std::string::npos) << error("a");
+  EXPECT_NE(error("a").find("tidepool eval --model runs/a --data"), std::string::npos) << error("a");
+  EXPECT_EQ(error("b").find("tidepool eval"), std::string::npos) << error("b");
+  EXPECT_NE(error("c").find("observe.samples_per_step is 0"), std::string::npos) << error("c");
+}
+
 TEST_F(InspectTest, SamplesAreChosenByGroupRewardAndRow) {
   std::vector<observe::SampleRow> rows;
   for (int64_t group = 0; group < 3; ++group) {
