@@ -406,6 +406,34 @@ TEST(WeightRollTest, WrongDigestIsTriedTwiceMoreThenTheWorkerIsReplaced) {
   }
 }
 
+// In a fast run, loading takes longer than a step now and then.
+TEST(WeightRollTest, OvertakenByTheNextPublicationIsNoFaultButAWrongDigestIs) {
+  Rolling rolling(1, {});
+  WeightRoll& w = rolling.roll;
+  const SlotRef ref = On(0, 0);
+  const auto none = [](SlotId) { return false; };
+  for (int64_t v = 1; v <= 8; ++v) {
+    w.SetTarget({0, v}, static_cast<uint64_t>(70 + v), On(9, 9));
+    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
+    w.SetTarget({0, v + 1}, static_cast<uint64_t>(71 + v), On(9, 9));
+    EXPECT_EQ(w.Loaded({ref.worker,
+                        ref.slot,
+                        {0, v},
+                        v % 2 == 0 ? 0 : static_cast<uint64_t>(70 + v),
+                        v % 2 == 0 ? "no complete copy" : ""}),
+              WeightRoll::Outcome::kOvertaken);
+  }
+  for (const auto outcome :
+       {WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kRetry, WeightRoll::Outcome::kReplace}) {
+    ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
+    w.SetTarget({0, 10}, 80, On(9, 9));
+    EXPECT_EQ(w.Loaded({ref.worker, ref.slot, rolling.fleet.devices.at({0}).weights().loading, 5, ""}),
+              outcome);
+  }
+  ASSERT_EQ(w.Assign(none, none, kNobody).size(), 1U);
+  EXPECT_EQ(w.Loaded({ref.worker, ref.slot, {0, 10}, 80, ""}), WeightRoll::Outcome::kAdmit);
+}
+
 TEST(CheckpointScheduleTest, WritesAtStartEveryNAndAtTheEnd) {
   CheckpointSchedule p({.every_steps = 3, .keep = 2});
   CommittedCheckpoints none, at0;
