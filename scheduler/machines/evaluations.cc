@@ -53,7 +53,6 @@ void Evaluations::Advance() {
     const std::string step = std::to_string(r.step.value);
     if (r.lost > 0) {
       out_.Warn("evaluation_incomplete",
-<<<<<<< HEAD
                 "the evaluation of step " + step + " lacks " + std::to_string(r.lost) + " of " +
                     std::to_string(r.total + r.lost) +
                     " answers, which could not be graded; the last one: " + r.why_lost,
@@ -61,16 +60,8 @@ void Evaluations::Advance() {
     }
     out_.Record(r);
     out_.Do(command::EvalReport{r});
-    if (const std::string& metric = options_.checkpoint.keep_best; !metric.empty() && !EvalValue(r, metric)) {
-=======
-                "the evaluation of step " + std::to_string(o.result.step.value) + " lacks " +
-                    std::to_string(o.lost) + " answers that failed",
-                {{"step", std::to_string(o.result.step.value)}, {"lost", std::to_string(o.lost)}});
-    out_.Record(o.result);
-    out_.Do(command::EvalReport{o.result});
     if (const std::string& metric = options_.checkpoint.keep_best;
-        !metric.empty() && !OfTrainer(metric) && !EvalValue(o.result, metric))
->>>>>>> researcher
+        !metric.empty() && !OfTrainer(metric) && !EvalValue(r, metric)) {
       out_.Warn("no_best",
                 "the evaluation of step " + step + " has no " + metric + " to tell the best checkpoint by" +
                     (r.lost > r.total ? ": most of its answers are lost" : ""),
