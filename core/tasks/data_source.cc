@@ -11,17 +11,6 @@
 namespace tidepool::tasks {
 namespace {
 
-// Rows with equal keys ask the same thing.
-std::string PromptKey(const Question& q) {
-  if (q.messages.empty()) return q.prompt;
-  std::string key;
-  for (const Message& m : q.messages) {
-    // The assistant's turns are what is learned in sft, not what is asked.
-    if (m.role != "assistant") key += m.role + "\x1f" + m.content + "\x1e";
-  }
-  return key;
-}
-
 std::string TaskIdentity(const DataConfig& config, uint64_t seed) {
   nlohmann::json j = {{"task", config.task}, {"size", config.size},       {"held_out", config.held_out},
                       {"seed", seed},        {"shuffle", config.shuffle}, {"options", config.options}};
@@ -70,7 +59,7 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
     identity["train"] = train_->digest();
   }
   const int64_t rows = train_ == nullptr ? 0 : train_->size();
-  std::unordered_set<std::string> held_out_prompts;
+  std::unordered_set<uint64_t> held_out_prompts;
   std::vector<bool> set_aside(static_cast<size_t>(rows), false);
   if (!config.eval_path.empty()) {
     TP_ASSIGN_OR_RETURN(JsonlData eval, JsonlData::Open(config.eval_path, options));
@@ -92,10 +81,10 @@ Status DataSource::OpenFiles(const DataConfig& config, JobKind job) {
     }
   }
   held_out_size_ = static_cast<int64_t>(held_out_rows_.size());
-  for (int64_t i = 0; i < held_out_size_; ++i) held_out_prompts.insert(PromptKey(HeldOut(i)));
+  for (const int64_t row : held_out_rows_) held_out_prompts.insert(HeldOutFile().prompt_key(row));
   for (int64_t row = 0; row < rows; ++row) {
     if (set_aside[static_cast<size_t>(row)]) continue;
-    if (!held_out_prompts.empty() && held_out_prompts.contains(PromptKey(train_->Row(row)))) {
+    if (held_out_prompts.contains(train_->prompt_key(row))) {
       ++like_held_out_;
       continue;
     }

@@ -25,6 +25,16 @@ const char* OtherFormat(std::string_view text) {
   return nullptr;
 }
 
+uint64_t PromptKey(const Question& q) {
+  if (q.messages.empty()) return Hash64(q.prompt);
+  std::string asked;
+  for (const Message& m : q.messages) {
+    // The assistant's turns are what is learned in sft, not what is asked.
+    if (m.role != "assistant") asked += m.role + "\x1f" + m.content + "\x1e";
+  }
+  return Hash64(asked);
+}
+
 }  // namespace
 
 StatusOr<JsonlData> JsonlData::Parse(std::string text, const std::string& name, const JsonlOptions& options) {
@@ -43,15 +53,18 @@ StatusOr<JsonlData> JsonlData::Parse(std::string text, const std::string& name, 
     const auto offset = static_cast<int64_t>(at);
     at = newline + 1;
     if (Trim(line).empty()) continue;
-    Status status = OkStatus();
+    Status status;
+    uint64_t prompt_key = 0;
     if (static_cast<int64_t>(line.size()) > options.max_line_bytes) {
       status = InvalidArgument("the line has " + std::to_string(line.size()) + " bytes; at most " +
                                std::to_string(options.max_line_bytes) + " are read");
     } else {
-      status = ParseRow(line, options.kind).status();
+      const StatusOr<Question> row = ParseRow(line, options.kind);
+      status = row.status();
+      if (row.ok()) prompt_key = PromptKey(*row);
     }
     if (status.ok()) {
-      data.rows_.push_back({offset, static_cast<int64_t>(line.size()), line_number});
+      data.rows_.push_back({offset, static_cast<int64_t>(line.size()), line_number, prompt_key});
       continue;
     }
     ++data.bad_lines_;

@@ -138,19 +138,20 @@ std::vector<std::string> DataLines(const DataSummary& s) {
       add("longest row: " + Number(s.longest_row.tokens, "token", "tokens") + " with its answer (" +
           s.longest_row.place + ")");
   }
-  const auto left_out = [&](const LeftOut& of, const std::string& what) {
+  const bool all = s.looked_at >= s.rows + s.held_out;
+  const auto left_out = [&](const LeftOut& of, const std::string& what, bool counted) {
     if (of.count == 0) return;
-    add(what + ": " + observe::NumberText(static_cast<double>(of.count)) + ", left out" +
-        (of.count > static_cast<int64_t>(of.first.size()) ? "; the first:" : ":"));
+    add(what + (counted ? ": " : ": at least ") + observe::NumberText(static_cast<double>(of.count)) +
+        ", left out" + (of.count > static_cast<int64_t>(of.first.size()) ? "; the first:" : ":"));
     for (const std::string& line : of.first) add("  " + line);
   };
-  left_out(s.too_long, "rows that are too long");
-  left_out(s.unusable, "rows that cannot be used");
-  left_out(s.bad_lines, "bad lines");
+  left_out(s.too_long, "rows that are too long", all);
+  left_out(s.unusable, "rows that cannot be used", all);
+  left_out(s.bad_lines, "bad lines", true);
   if (s.like_held_out > 0)
     add(Number(s.like_held_out, "more row has", "more rows have") +
         " the prompt of a held-out row, left out");
-  if (s.looked_at > 0 && s.looked_at < s.rows + s.held_out)
+  if (s.looked_at > 0 && !all)
     add("lengths are of " + observe::NumberText(static_cast<double>(s.looked_at)) +
         " rows: those with the longest lines, and others evenly spread");
   if (!s.example_place.empty())

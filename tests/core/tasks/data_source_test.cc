@@ -56,6 +56,28 @@ TEST(JsonlDataTest, ReadsRowsAndKeepsFurtherFields) {
   EXPECT_EQ(data->place(1), "rows.jsonl:3");
 }
 
+TEST(JsonlDataTest, RowsThatAskTheSameHaveOneKey) {
+  const auto data =
+      Parse(R"({"prompt": "a", "answer": 5})"
+            "\n"
+            R"({"answer": 6, "prompt": "a", "note": "n"})"
+            "\n"
+            R"({"prompt": "b", "answer": 5})"
+            "\n"
+            R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]})");
+  ASSERT_TRUE(data.ok()) << data.status().message();
+  EXPECT_EQ(data->prompt_key(0), data->prompt_key(1));
+  EXPECT_NE(data->prompt_key(0), data->prompt_key(2));
+  EXPECT_NE(data->prompt_key(0), data->prompt_key(3)) << "a system prompt asks something else";
+  const auto sft =
+      Parse(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})"
+            "\n"
+            R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}]})",
+            RowKind::kSft);
+  ASSERT_TRUE(sft.ok()) << sft.status().message();
+  EXPECT_EQ(sft->prompt_key(0), sft->prompt_key(1)) << "what is to be learned is not what is asked";
+}
+
 TEST(JsonlDataTest, SftRowsNeedSomethingToLearn) {
   EXPECT_EQ(Error("{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
                   "\"content\": \"a\"}]}",

@@ -88,7 +88,7 @@ TEST_F(DataSummaryTest, SaysHowManyRowsTheLongestPromptAndWhatIsLeftOutByFileAnd
 TEST_F(DataSummaryTest, OfManyRowsTheLongestAreLookedAt) {
   std::string text;
   for (int i = 0; i < 30000; ++i)
-    text += i == 17777 ? "{\"prompt\": \"abcdefgh\"}\n" : "{\"prompt\": \"ab\"}\n";
+    text += i == 17777 ? "{\"prompt\": \"abcdefghijkl\"}\n" : "{\"prompt\": \"ab\"}\n";
   Rows(text);
   const auto s = SummarizeData(config_);
   ASSERT_TRUE(s.ok()) << s.status().message();
@@ -96,6 +96,7 @@ TEST_F(DataSummaryTest, OfManyRowsTheLongestAreLookedAt) {
   EXPECT_LT(s->looked_at, 12000);
   EXPECT_EQ(s->longest_prompt.place, config_.data.path + ":17778");
   EXPECT_THAT(DataLines(*s), testing::Contains(HasSubstr("those with the longest lines")));
+  EXPECT_THAT(DataLines(*s), testing::Contains(HasSubstr("rows that are too long: at least 1, left out")));
 }
 
 TEST_F(DataSummaryTest, CharactersThatTheModelDoesNotKnowAreNamedByFileAndLine) {
