@@ -1,26 +1,23 @@
 #pragma once
-// Files of JSON values, one a line.
+// Files of JSON values, one a line, read some MB at a time: no file is too large.
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
-#include <string_view>
+#include <string>
 
 #include "core/base/status.h"
 
 namespace tidepool::observe {
 
-// Calls `row` with each line of `text`, discarded where it is no JSON, and its number from 1; an error of it
-// ends the walk. `half`: a last line that has no end is a row, too.
-template <typename Row>
-Status ForEachJsonLine(std::string_view text, bool half, const Row& row) {
-  for (int64_t line = 1; !text.empty(); ++line) {
-    const size_t end = text.find('\n');
-    if (end == std::string_view::npos && !half) break;
-    TP_RETURN_IF_ERROR(
-        row(line, nlohmann::json::parse(text.substr(0, end), nullptr, /*allow_exceptions=*/false)));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  }
-  return OkStatus();
-}
+// Calls `take` with the lines of the file, whole ones, many at once; false or an error of it ends the walk.
+// `half`: a last line that has no end is a line, too. Codes as of FileSystem; kDataLoss: a line of more than
+// 1 GiB.
+Status ForEachPiece(const std::string& path, bool half,
+                    const std::function<StatusOr<bool>(const std::string& lines)>& take);
+
+// As ForEachPiece, with each line, discarded where it is no JSON, and its number from 1.
+Status ForEachJsonLine(const std::string& path, bool half,
+                       const std::function<StatusOr<bool>(int64_t line, const nlohmann::json& value)>& take);
 
 }  // namespace tidepool::observe

@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/json_fields.h"
-#include "core/observe/json_lines.h"
 
 namespace tidepool::observe {
 namespace {

@@ -29,36 +29,51 @@ Status MetricsWriter::Write(const MetricsRow& row) {
   return file_.Append(j.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
-StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path) {
-  TP_ASSIGN_OR_RETURN(const std::string text, RealFileSystem().ReadFile(path));
-  std::map<int64_t, MetricsRow> rows;
+Status ForEachMetricsRow(const std::string& path, const std::function<void(const MetricsRow&)>& take) {
   // Half a line at the end: the writer is at it, or was killed.
-  TP_RETURN_IF_ERROR(ForEachJsonLine(text, /*half=*/false, [&](int64_t line, const json& j) {
+  return ForEachJsonLine(path, /*half=*/false, [&](int64_t line, const json& j) -> StatusOr<bool> {
     const bool is_row = j.is_object() && j.contains("step") && j["step"].is_number_integer() &&
                         j.contains("metrics") && j["metrics"].is_object();
     if (!is_row)
       return DataLoss(path + ":" + std::to_string(line) +
                       ": no metrics row; expected {\"step\", \"version\", \"wall_s\", \"metrics\"}");
     MetricsRow row;
-    const auto take = [&](const char* key, auto& field) {
-      if (const auto at = j.find(key); at != j.end()) FromJson(*at, field);
+    const auto field = [&](const char* key, auto& value) {
+      if (const auto at = j.find(key); at != j.end()) FromJson(*at, value);
     };
-    take("step", row.step);
-    take("version", row.version.number);
-    take("lineage", row.version.lineage);
-    take("wall_s", row.wall_s);
+    field("step", row.step);
+    field("version", row.version.number);
+    field("lineage", row.version.lineage);
+    field("wall_s", row.wall_s);
     for (const auto& [name, value] : j["metrics"].items()) {
       row.metrics[name] = value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
     }
-    // Later lines of a step (its evaluation; the step again after a resume) add to earlier ones and win.
-    MetricsRow& merged = rows[row.step];
-    row.metrics.merge(merged.metrics);
-    merged = std::move(row);
-    return OkStatus();
-  }));
-  std::vector<MetricsRow> out;
-  for (auto& [step, row] : rows) out.push_back(std::move(row));
-  return out;
+    take(row);
+    return true;
+  });
+}
+
+void MetricsColumns::Take(const MetricsRow& row) {
+  const auto step = static_cast<double>(row.step);
+  const auto put = [step](Points& points, double value) {
+    auto at = points.end();  // nearly always
+    while (at != points.begin() && (at - 1)->first >= step) --at;
+    const bool there = at != points.end() && at->first == step;
+    if (!std::isfinite(value)) {
+      if (there) points.erase(at);
+    } else if (there) {
+      at->second = value;
+    } else {
+      points.insert(at, {step, value});
+    }
+  };
+  put(clock, row.wall_s);
+  auto at = metrics.begin();  // both are in order
+  for (const auto& [name, value] : row.metrics) {
+    while (at != metrics.end() && at->first < name) ++at;
+    if (at == metrics.end() || at->first != name) at = metrics.emplace_hint(at, name, Points{});
+    put(at->second, value);
+  }
 }
 
 }  // namespace tidepool::observe

@@ -7,8 +7,10 @@
 // resume a step may appear twice, and an evaluation after a step is a line of its own.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -34,8 +36,19 @@ class MetricsWriter {
   AppendFile file_;
 };
 
-// Rows of a metrics.jsonl by step; later lines of a step add metrics to it and win where both have one. Half
-// a line at the end is skipped. kDataLoss names the line that is no row.
-StatusOr<std::vector<MetricsRow>> ReadMetrics(const std::string& path);
+// Calls `take` with the rows in the order of the file. Half a line at the end is skipped. kNotFound;
+// kDataLoss names the line that is no row.
+Status ForEachMetricsRow(const std::string& path, const std::function<void(const MetricsRow&)>& take);
+
+// Values of one metric by step, gaps and values that are not finite left out.
+using Points = std::vector<std::pair<double, double>>;
+
+// The rows of a file by metric. Rows themselves would have every name at every step.
+struct MetricsColumns {
+  std::map<std::string, Points> metrics;
+  Points clock;  // wall_s
+  // Rows of a step add to each other, and a later one wins where both have a metric.
+  void Take(const MetricsRow& row);
+};
 
 }  // namespace tidepool::observe

@@ -47,8 +47,7 @@ Points Thin(const Points& points) {
 void PutMetrics(const RunData& run, json& out) {
   std::vector<std::vector<double>> steps;  // most metrics have a value at every step, and share one list
   out["metrics"] = json::object();
-  for (const std::string& name : run.MetricNames()) {
-    const Points points = run.Metric(name);
+  for (const auto& [name, points] : run.metrics.metrics) {
     std::vector<double> x, y, values;
     for (const auto& [step, value] : Thin(points)) x.push_back(step), y.push_back(Rounded(value));
     for (const auto& point : points) values.push_back(point.second);
@@ -61,8 +60,7 @@ void PutMetrics(const RunData& run, json& out) {
         {"x", at}, {"y", y}, {"median", Rounded(*middle)}, {"max", Rounded(std::ranges::max(values))}};
   }
   out["steps"] = steps;
-  Points clock;
-  for (const MetricsRow& row : run.metrics) clock.emplace_back(static_cast<double>(row.step), row.wall_s);
+  const Points& clock = run.metrics.clock;
   // No mean: a point of this curve is a moment.
   const size_t stride = clock.size() / kPointsMax + 1;
   out["clock"] = json::array();
@@ -219,8 +217,9 @@ json ReportData(const RunData& run) {
     drops = run.Sums("drop/");
     std::erase_if(drops, [](const auto& entry) { return entry.first.ends_with("_ratio"); });
   }
-  if (const Points restarts = run.Metric("worker/restarts"); !restarts.empty())
-    faults["worker restarts"] = restarts.back().second;
+  const auto restarts = run.metrics.metrics.find("worker/restarts");
+  if (restarts != run.metrics.metrics.end() && !restarts->second.empty())
+    faults["worker restarts"] = restarts->second.back().second;
   json out = CurvesData(run);
   out["seconds"] = run.summary.seconds;
   out["peak_bytes"] = run.summary.peak_bytes;

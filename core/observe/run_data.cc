@@ -1,8 +1,8 @@
 #include "core/observe/run_data.h"
 
-#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
@@ -36,11 +36,11 @@ void ReadSummary(const std::string& text, RunData& run) {
 void ReadSomeSamples(const std::string& run_dir, RunData& run) {
   const std::vector<int64_t> steps = SampleSteps(run_dir);
   if (steps.empty()) return;
-  constexpr size_t kMost = 9;
+  constexpr size_t kMost = 9, kRows = 512;  // six prompts of 64 samples are among them
   std::set<int64_t> chosen;
   for (size_t i = 0; i < kMost; ++i) chosen.insert(steps[i * (steps.size() - 1) / (kMost - 1)]);
   for (const int64_t step : chosen) {
-    auto rows = ReadSamples(run_dir, step);
+    auto rows = ReadSamples(run_dir, step, kRows);
     if (rows.ok()) {
       run.samples.emplace_back(step, std::move(rows).value());
     } else {
@@ -51,43 +51,21 @@ void ReadSomeSamples(const std::string& run_dir, RunData& run) {
 
 }  // namespace
 
-Points RunData::Metric(const std::string& name) const {
-  Points points;
-  for (const MetricsRow& row : metrics) {
-    const auto it = row.metrics.find(name);
-    if (it != row.metrics.end() && std::isfinite(it->second))
-      points.emplace_back(static_cast<double>(row.step), it->second);
-  }
-  return points;
-}
-
-std::set<std::string> RunData::MetricNames() const {
-  std::set<std::string> names;
-  for (const MetricsRow& row : metrics) {
-    for (const auto& [name, value] : row.metrics) names.insert(name);
-  }
-  return names;
-}
-
 std::map<std::string, MetricSpan> RunData::Spans() const {
   std::map<std::string, MetricSpan> spans;
-  for (const MetricsRow& row : metrics) {
-    for (const auto& [name, value] : row.metrics) {
-      if (!std::isfinite(value)) continue;
-      const auto [at, begins] = spans.try_emplace(name);
-      at->second.Add(value, begins);
-    }
+  for (const auto& [name, points] : metrics.metrics) {
+    if (points.empty()) continue;
+    MetricSpan& span = spans[name];
+    for (size_t i = 0; i < points.size(); ++i) span.Add(points[i].second, i == 0);
   }
   return spans;
 }
 
 std::map<std::string, double> RunData::Sums(const std::string& prefix) const {
   std::map<std::string, double> sums;
-  for (const MetricsRow& row : metrics) {
-    for (auto it = row.metrics.lower_bound(prefix); it != row.metrics.end() && it->first.starts_with(prefix);
-         ++it) {
-      if (std::isfinite(it->second)) sums[it->first.substr(prefix.size())] += it->second;
-    }
+  for (auto it = metrics.metrics.lower_bound(prefix);
+       it != metrics.metrics.end() && it->first.starts_with(prefix); ++it) {
+    for (const auto& point : it->second) sums[it->first.substr(prefix.size())] += point.second;
   }
   return sums;
 }
@@ -111,13 +89,10 @@ StatusOr<RunData> ReadRun(const std::string& run_dir, RunParts parts) {
     any = true;
   }
   if (parts != RunParts::kFacts) {
-    if (auto metrics = ReadMetrics(storage::RunPaths(run_dir).metrics()); metrics.ok()) {
-      run.metrics = std::move(metrics).value();
-      any = true;
-    } else if (metrics.status().code() != StatusCode::kNotFound) {
-      run.problems.push_back(metrics.status().message());
-      any = true;
-    }
+    const Status read = ForEachMetricsRow(storage::RunPaths(run_dir).metrics(),
+                                          [&](const MetricsRow& row) { run.metrics.Take(row); });
+    any = any || read.code() != StatusCode::kNotFound;
+    if (!read.ok() && read.code() != StatusCode::kNotFound) run.problems.push_back(read.message());
   }
   if (const auto text = RealFileSystem().ReadFile(storage::RunPaths(run_dir).summary(), kMaxText);
       text.ok()) {

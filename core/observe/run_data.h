@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,9 +17,6 @@
 
 namespace tidepool::observe {
 
-// Values of one metric by step, gaps and values that are not finite left out.
-using Points = std::vector<std::pair<double, double>>;
-
 // What a metric was over a run.
 struct MetricSpan {
   double first = 0, last = 0, least = 0, most = 0;
@@ -33,9 +29,9 @@ struct MetricSpan {
 };
 
 struct RunData {
-  std::string folder;               // last part of the run directory
-  std::string config_yaml;          // empty: not there
-  std::vector<MetricsRow> metrics;  // by step
+  std::string folder;       // last part of the run directory
+  std::string config_yaml;  // empty: not there
+  MetricsColumns metrics;
   ReadTrace trace;
   PoolHistory pool;
   std::vector<std::pair<int64_t, std::vector<SampleRow>>>
@@ -46,8 +42,6 @@ struct RunData {
       facts;                          // of summary.json and the config: name, job, version, commit, steps ...
   std::vector<std::string> problems;  // what could not be read
 
-  [[nodiscard]] Points Metric(const std::string& name) const;
-  [[nodiscard]] std::set<std::string> MetricNames() const;
   [[nodiscard]] std::map<std::string, MetricSpan> Spans() const;
   // Sum over all steps of metrics that begin with the prefix, by the rest of the name.
   [[nodiscard]] std::map<std::string, double> Sums(const std::string& prefix) const;

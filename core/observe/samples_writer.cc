@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/json_fields.h"
-#include "core/base/real_file_system.h"
 #include "core/observe/append_file.h"
 #include "core/observe/json_lines.h"
 #include "core/storage/run_directory.h"
@@ -78,17 +77,23 @@ Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<
   return ReplaceFile(PathOf(run_dir, step), text);
 }
 
-StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t step) {
+Status ForEachSample(const std::string& run_dir, int64_t step, const std::function<bool(SampleRow)>& take) {
   const std::string path = PathOf(run_dir, step);
-  TP_ASSIGN_OR_RETURN(const std::string text, RealFileSystem().ReadFile(path));
-  std::vector<SampleRow> rows;
-  TP_RETURN_IF_ERROR(ForEachJsonLine(text, /*half=*/true, [&](int64_t line, const json& j) {
-    SampleRow& row = rows.emplace_back();
+  return ForEachJsonLine(path, /*half=*/true, [&](int64_t line, const json& j) -> StatusOr<bool> {
+    SampleRow row;
     if (!FromJson(j, row))
       return DataLoss(path + ":" + std::to_string(line) + ": no sample; expected a JSON object");
     if (const auto tid = j.find("tid"); tid != j.end() && tid->is_string())
       SampleIdOf(tid->get<std::string>(), row.tid);
-    return OkStatus();
+    return take(std::move(row));
+  });
+}
+
+StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t step, size_t most) {
+  std::vector<SampleRow> rows;
+  TP_RETURN_IF_ERROR(ForEachSample(run_dir, step, [&](SampleRow row) {
+    rows.push_back(std::move(row));
+    return rows.size() < most;
   }));
   return rows;
 }

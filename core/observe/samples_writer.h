@@ -3,6 +3,7 @@
 // prompts and responses, so they are readable by their owner alone (0600).
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
@@ -60,8 +61,13 @@ nlohmann::ordered_json ToJson(const SampleRow& row);
 // Writes run_dir/samples/step_<step>.jsonl whole; a file of that step is replaced.
 Status WriteSamples(const std::string& run_dir, int64_t step, const std::vector<SampleRow>& rows);
 
-// kNotFound; kDataLoss names the line. Lines that lack a field keep its default.
-StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t step);
+// Calls `take` with the samples of a step, which it may hold by itself: a file of all samples of a large
+// batch is longer than anyone wants to keep. false of it ends the walk. kNotFound; kDataLoss names the line.
+// Lines that lack a field keep its default.
+Status ForEachSample(const std::string& run_dir, int64_t step, const std::function<bool(SampleRow)>& take);
+// The first of them, at most `most`.
+StatusOr<std::vector<SampleRow>> ReadSamples(const std::string& run_dir, int64_t step,
+                                             size_t most = SIZE_MAX);
 
 // Steps that have a samples file, ascending.
 std::vector<int64_t> SampleSteps(const std::string& run_dir);

@@ -50,9 +50,8 @@ void PrintComparison(const std::vector<ComparedColumn>& columns, const Compariso
     return std::to_string(b.step) + (b.steps > 0 ? "/" + std::to_string(b.steps) : "");
   });
   row("time", [&](size_t i) {
-    return columns[i].run.metrics.empty()
-               ? std::string("-")
-               : observe::DurationText(FromSeconds(columns[i].run.metrics.back().wall_s));
+    const observe::Points& clock = columns[i].run.metrics.clock;
+    return clock.empty() ? std::string("-") : observe::DurationText(FromSeconds(clock.back().second));
   });
   part(comparison.config.empty() ? "config: no difference" : "config, where it differs");
   for (const observe::ComparedKey& key : comparison.config) {
@@ -97,13 +96,14 @@ Status CompareRuns(const std::vector<std::string>& names, const std::vector<std:
   if (as_json) {
     nlohmann::json data = observe::ComparisonData(comparison);
     for (const ComparedColumn& c : columns)
-      data["runs"].push_back({{"run", c.brief.run},
-                              {"dir", c.brief.dir},
-                              {"job", c.brief.job},
-                              {"state", c.brief.state},
-                              {"step", c.brief.step},
-                              {"steps", c.brief.steps},
-                              {"wall_s", c.run.metrics.empty() ? 0 : c.run.metrics.back().wall_s}});
+      data["runs"].push_back(
+          {{"run", c.brief.run},
+           {"dir", c.brief.dir},
+           {"job", c.brief.job},
+           {"state", c.brief.state},
+           {"step", c.brief.step},
+           {"steps", c.brief.steps},
+           {"wall_s", c.run.metrics.clock.empty() ? 0 : c.run.metrics.clock.back().second}});
     std::printf("%s\n", data.dump(1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
     PrintComparison(columns, comparison);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -12,13 +13,13 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/observe/comparison.h"
 #include "core/observe/config_text.h"
+#include "core/observe/json_lines.h"
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/run_lookup.h"
@@ -36,34 +37,50 @@ bool Read(const std::string& path, T& x) {
   return text.ok() && FromJson(nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false), x);
 }
 
-// The first of `names` that has a value. Metrics of a long run are megabytes, and a list of runs wants two of
-// hundreds of names: the text is searched for them, not parsed. Names stand in quotes and nothing else of a
-// line is a string, so they are found where they are and nowhere else.
-std::optional<RunFigure> FigureOf(std::string_view text, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    RunFigure figure{.metric = name};
-    const bool smaller = observe::BetterOf(name) == observe::Better::kSmaller;
+// Figures of the first of several metrics that has a value. Metrics of a long run are hundreds of megabytes,
+// and a list of runs wants two of hundreds of names: the lines are searched for them, not parsed. Names stand
+// in quotes and nothing else of a line is a string, so they are found where they are and nowhere else.
+class FigureSearch {
+ public:
+  FigureSearch(std::initializer_list<const char*> names) {
+    for (const char* name : names) figures_.push_back({.metric = name});
+  }
+  void Look(const std::string& lines) {
+    for (size_t i = 0; i < figures_.size(); ++i) {
+      if (!Add(lines, figures_[i], /*begins=*/i != found_)) continue;
+      found_ = i;
+      figures_.resize(i + 1);  // those behind it are not asked for any more
+    }
+  }
+  [[nodiscard]] std::optional<RunFigure> Found() const {
+    return found_ < figures_.size() ? std::optional(figures_[found_]) : std::nullopt;
+  }
+
+ private:
+  static bool Add(const std::string& lines, RunFigure& figure, bool begins) {
+    const bool smaller = observe::BetterOf(figure.metric) == observe::Better::kSmaller;
     const std::string key = "\"" + figure.metric + "\":";
     bool any = false;
-    const char* at = text.data();
-    const char* end = text.data() + text.size();
+    const char* at = lines.data();
+    const char* end = lines.data() + lines.size();
     while (at != end) {
       at = static_cast<const char*>(
           ::memmem(at, static_cast<size_t>(end - at), key.data(), key.size()));  // several times std's search
       if (at == nullptr) break;
       at += key.size();
       char* after = nullptr;
-      const double value = std::strtod(at, &after);  // the text is a std::string: a zero ends it
+      const double value = std::strtod(at, &after);  // a zero ends the lines
       if (after == at || !std::isfinite(value)) continue;
-      if (!any) figure.first = figure.best = value;
+      if (begins && !any) figure.first = figure.best = value;
       figure.best = smaller ? std::min(figure.best, value) : std::max(figure.best, value);
       figure.last = value;
       any = true;
     }
-    if (any) return figure;
+    return any;
   }
-  return std::nullopt;
-}
+  std::vector<RunFigure> figures_;
+  size_t found_ = SIZE_MAX;
+};
 
 // What the run says of its evaluations, which is one measure whatever an evaluation by itself would be
 // called.
@@ -159,15 +176,22 @@ StatusOr<RunBrief> BriefOf(const std::string& run_dir) {
     brief.state = "unreadable";  // one damaged journal is no reason not to list the others
     brief.last_line = state.message();
   }
-  if (const auto metrics = RealFileSystem().ReadFile(paths.metrics()); metrics.ok()) {
-    brief.learned = FigureOf(*metrics, {"critic/score/mean", "sft/loss", "dpo/loss", "reward_model/loss",
-                                        "distill/loss", "actor/loss"});
-    observe::StatusFile said;
-    if (Read(paths.status(), said) && said.held_out) brief.held_out = FigureOf(*said.held_out);
-    if (!brief.held_out)
-      brief.held_out = FigureOf(*metrics, {"eval/return/mean", "eval/accuracy", "eval/reward/mean",
-                                           "eval/dpo/accuracy", "eval/reward_model/accuracy", "eval/loss"});
-  }
+  observe::StatusFile said;
+  if (Read(paths.status(), said) && said.held_out) brief.held_out = FigureOf(*said.held_out);
+  FigureSearch learned(
+      {"critic/score/mean", "sft/loss", "dpo/loss", "reward_model/loss", "distill/loss", "actor/loss"});
+  FigureSearch held_out({"eval/return/mean", "eval/accuracy", "eval/reward/mean", "eval/dpo/accuracy",
+                         "eval/reward_model/accuracy", "eval/loss"});
+  const auto look = [&](const std::string& lines) -> StatusOr<bool> {
+    learned.Look(lines);
+    if (!brief.held_out) held_out.Look(lines);
+    return true;
+  };
+  const Status read = observe::ForEachPiece(paths.metrics(), /*half=*/false, look);
+  if (!read.ok() && read.code() != StatusCode::kNotFound && brief.last_line.empty())
+    brief.last_line = read.message();
+  brief.learned = learned.Found();
+  if (!brief.held_out) brief.held_out = held_out.Found();
   brief.bytes = DiskBytes(run_dir);
   return brief;
 }

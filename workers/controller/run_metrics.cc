@@ -40,12 +40,11 @@ StatusOr<std::unique_ptr<RunMetrics>> RunMetrics::Open(const JobConfig& config, 
   if (!config.cluster.pace.empty()) metrics->pace_scale_ = config.cluster.pace_scale;
   const std::string path = storage::RunPaths(run_dir).metrics();
   metrics->environment_ = config.environment() != nullptr;
-  if (auto earlier = observe::ReadMetrics(path); earlier.ok()) {
-    for (const auto& row : *earlier) {
-      metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
-      observe::AddFigures({row.step}, row.metrics, metrics->figures_);
-    }
-  }
+  // What cannot be read of earlier lives is left out: it decides nothing.
+  (void)observe::ForEachMetricsRow(path, [&](const observe::MetricsRow& row) {
+    metrics->earlier_s_ = std::max(metrics->earlier_s_, row.wall_s);
+    observe::AddFigures({row.step}, row.metrics, metrics->figures_);
+  });
   metrics->files_ = std::make_shared<Files>();
   TP_ASSIGN_OR_RETURN(metrics->files_->jsonl, observe::MetricsWriter::Create(path));
   if (config.observe.tensorboard) {

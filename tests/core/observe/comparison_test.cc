@@ -64,7 +64,7 @@ TEST(ComparisonTest, AnyMetricMayBeNamedAndSmallerLossesAreBetter) {
 TEST(ComparisonTest, ThePageStandsAlone) {
   RunData run;
   run.folder = "</script><b>";
-  run.metrics.push_back({.step = 1, .version = {}, .wall_s = 1, .metrics = {{"a", 1}}});
+  run.metrics.Take({.step = 1, .version = {}, .wall_s = 1, .metrics = {{"a", 1}}});
   const auto c = Compare({ComparedRunOf(run, "x", run.Spans()), ComparedRunOf(run, "y", run.Spans())});
   ASSERT_TRUE(c.ok());
   const std::string html = ComparisonHtml({run, run}, *c);

@@ -132,7 +132,7 @@ TEST(ReportTest, BytesThatAreNoTextLeaveThePageReadable) {
 TEST(ReportTest, LongCurvesAreThinnedToMeans) {
   RunData run;
   for (int i = 0; i < 4000; ++i)
-    run.metrics.push_back({.step = i, .version = {}, .wall_s = i * 0.5, .metrics = {{"a", i % 2}}});
+    run.metrics.Take({.step = i, .version = {}, .wall_s = i * 0.5, .metrics = {{"a", i % 2}}});
   const json data = ReportData(run);
   const json& a = data["metrics"]["a"];
   ASSERT_EQ(a["y"].size(), 400U);

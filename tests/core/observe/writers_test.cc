@@ -11,6 +11,7 @@
 
 #include "core/base/hash.h"
 #include "core/observe/append_file.h"
+#include "core/observe/json_lines.h"
 #include "core/observe/metrics_writer.h"
 #include "core/observe/samples_writer.h"
 #include "core/observe/tensorboard_writer.h"
@@ -35,7 +36,13 @@ TEST(ShowInFileTest, TheOldFileIsWrittenOverWhereAnotherCannotBeMade) {
   EXPECT_EQ(nlohmann::json::parse(ReadText(path))["state"], "failed");
 }
 
-TEST(MetricsWriterTest, RowsComeBackAndLaterLinesOfAStepAddToIt) {
+std::vector<MetricsRow> RowsOf(const std::string& path) {
+  std::vector<MetricsRow> rows;
+  EXPECT_TRUE(ForEachMetricsRow(path, [&](const MetricsRow& row) { rows.push_back(row); }).ok());
+  return rows;
+}
+
+TEST(MetricsWriterTest, RowsComeBackAndHalfOfOneIsLeftOut) {
   const TempFolder folder;
   const std::string path = folder / "a/metrics.jsonl";
   {
@@ -54,22 +61,61 @@ TEST(MetricsWriterTest, RowsComeBackAndLaterLinesOfAStepAddToIt) {
   EXPECT_TRUE(ReadText(path).starts_with(
       R"({"step":1,"version":1,"lineage":0,"wall_s":1.5,"metrics":{"critic/score/mean":0.25}})"));
   WriteText(path, ReadText(path) + R"({"step":3,"ver)");  // killed in the middle of a line
-  EXPECT_EQ(ReadMetrics(path)->size(), 2U);
+  EXPECT_EQ(RowsOf(path).size(), 2U);
   auto again = MetricsWriter::Create(path);
   ASSERT_TRUE(again->Write({.step = 2, .version = {1, 2}, .wall_s = 9, .metrics = {{"y", 7}}}).ok());
-  const auto rows = ReadMetrics(path);
-  ASSERT_TRUE(rows.ok()) << rows.status().message();
-  ASSERT_EQ(rows->size(), 2U);
-  EXPECT_EQ(rows->at(1).version, (Version{1, 2}));
-  EXPECT_EQ(rows->at(1).metrics.at("y"), 7);
-  EXPECT_TRUE(rows->at(1).metrics.contains("x")) << "an evaluation's line must not hide its step's numbers";
+  const std::vector<MetricsRow> rows = RowsOf(path);
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(rows[2].version, (Version{1, 2}));
+  EXPECT_EQ(rows[2].metrics.at("y"), 7);
+  EXPECT_TRUE(rows[1].metrics.contains("x"));
+}
+
+TEST(MetricsWriterTest, ColumnsHaveTheLastOfEachStep) {
+  MetricsColumns columns;
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  columns.Take({.step = 1, .version = {}, .wall_s = 1, .metrics = {{"a", 1}, {"b", 5}}});
+  columns.Take({.step = 3, .version = {}, .wall_s = 3, .metrics = {{"a", 3}, {"c", kNan}}});
+  columns.Take({.step = 1, .version = {}, .wall_s = 4, .metrics = {{"a", 10}, {"eval", 0.5}}});
+  columns.Take({.step = 2, .version = {}, .wall_s = 5, .metrics = {{"a", 2}}});
+  columns.Take({.step = 3, .version = {}, .wall_s = 6, .metrics = {{"a", kNan}, {"c", 7}}});
+  EXPECT_EQ(columns.metrics["a"], (Points{{1, 10}, {2, 2}}));
+  EXPECT_EQ(columns.metrics["b"], (Points{{1, 5}}))
+      << "an evaluation's line must not hide its step's numbers";
+  EXPECT_EQ(columns.metrics["c"], (Points{{3, 7}}));
+  EXPECT_EQ(columns.metrics["eval"], (Points{{1, 0.5}}));
+  EXPECT_EQ(columns.clock, (Points{{1, 4}, {2, 5}, {3, 6}}));
+}
+
+TEST(JsonLinesTest, LinesOfAFileOfManyPiecesAreWhole) {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "[" + std::to_string(i) + ",\"" + std::string(40000, 'x') + "\"]\n";
+  text += "\"" + std::string(9 << 20, 'y') + "\"\n\"half\"";
+  WriteText(folder / "f", text);
+  for (const bool half : {false, true}) {
+    int64_t lines = 0;
+    ASSERT_TRUE(
+        ForEachJsonLine(folder / "f", half, [&](int64_t line, const nlohmann::json& j) -> StatusOr<bool> {
+          EXPECT_EQ(line, ++lines);
+          EXPECT_TRUE(line <= 300 ? j[0] == line - 1 : j.is_string()) << line;
+          return true;
+        }).ok());
+    EXPECT_EQ(lines, half ? 302 : 301);
+  }
+  int64_t lines = 0;
+  EXPECT_TRUE(ForEachJsonLine(folder / "f", true, [&](int64_t, const nlohmann::json&) -> StatusOr<bool> {
+                return ++lines < 5;
+              }).ok());
+  EXPECT_EQ(lines, 5);
 }
 
 TEST(MetricsWriterTest, DamageIsNamed) {
   const TempFolder folder;
   WriteText(folder / "m.jsonl", "{\"step\":1,\"metrics\":{}}\nnonsense\n");
-  EXPECT_THAT(ReadMetrics(folder / "m.jsonl").status().message(), HasSubstr("m.jsonl:2: no metrics row"));
-  EXPECT_EQ(ReadMetrics(folder / "none").status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(ForEachMetricsRow(folder / "m.jsonl", [](const MetricsRow&) {}).message(),
+              HasSubstr("m.jsonl:2: no metrics row"));
+  EXPECT_EQ(ForEachMetricsRow(folder / "none", [](const MetricsRow&) {}).code(), StatusCode::kNotFound);
   WriteText(folder / "file", "");
   EXPECT_THAT(MetricsWriter::Create(folder / "file/metrics.jsonl").status().message(), HasSubstr("cannot"));
 }

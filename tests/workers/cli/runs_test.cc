@@ -54,6 +54,27 @@ TEST(RunsTest, ListsNewestFirstWithFirstLastAndBestFigures) {
   EXPECT_NE(table.find("2 runs in runs"), std::string::npos) << table;
 }
 
+TEST(RunsTest, FiguresOfALongRunAreOfAllItsLinesAndWhyThereAreNoneIsSaid) {
+  const ScratchFolder scratch;
+  scratch.Write("runs/long/config.yaml", kConfig);
+  std::string lines = R"({"step":0,"metrics":{"actor/loss":7}})"
+                      "\n";
+  for (int step = 1; step <= 3000; ++step) {
+    lines += R"({"step":1,"metrics":{"filler":")" + std::string(4000, 'x') + R"(","critic/score/mean":)" +
+             std::to_string(step == 2000 ? 9999 : step) + "}}\n";
+  }
+  scratch.Write("runs/long/metrics.jsonl", lines);
+  const auto brief = BriefOf("runs/long");
+  ASSERT_TRUE(brief.ok() && brief->learned);
+  EXPECT_EQ(brief->learned->metric, "critic/score/mean");
+  EXPECT_EQ(brief->learned->first, 1);
+  EXPECT_EQ(brief->learned->best, 9999);
+  EXPECT_EQ(brief->learned->last, 3000);
+  scratch.Write("runs/other/config.yaml", kConfig);
+  std::filesystem::create_directories("runs/other/metrics.jsonl");
+  EXPECT_NE(BriefOf("runs/other")->last_line.find("metrics.jsonl"), std::string::npos);
+}
+
 // An evaluation whose graded rewards were all 0 writes an accuracy; the run as a whole measures its reward.
 TEST(RunsTest, HeldOutIsWhatTheRunSaysThatItMeasures) {
   const ScratchFolder scratch;
