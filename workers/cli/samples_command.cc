@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/config/resume.h"
@@ -29,12 +30,12 @@ struct SamplesOptions {
 
 // Equal answers of a group, as one.
 struct Answer {
-  std::vector<const SampleRow*> samples;
+  std::vector<SampleRow> samples;
 };
 struct Group {
   int64_t step = 0;
   std::vector<Answer> answers;
-  [[nodiscard]] const SampleRow& any() const { return *answers.front().samples.front(); }
+  [[nodiscard]] const SampleRow& any() const { return answers.front().samples.front(); }
 };
 
 // Run lengths of versions: "3 x12, 4 x5".
@@ -73,7 +74,7 @@ bool SameAnswer(const SampleRow& a, const SampleRow& b) {
 }
 
 void PrintAnswer(const Answer& answer) {
-  const SampleRow& row = *answer.samples.front();
+  const SampleRow& row = answer.samples.front();
   if (row.turns.empty()) {
     PrintText("response", row.text);
   } else {
@@ -88,7 +89,7 @@ void PrintAnswer(const Answer& answer) {
   }
   constexpr size_t kNamed = 4;
   for (size_t i = 0; i < std::min(answer.samples.size(), kNamed); ++i)
-    names += (i == 0 ? "" : ", ") + ToString(answer.samples[i]->tid);
+    names += (i == 0 ? "" : ", ") + ToString(answer.samples[i].tid);
   if (answer.samples.size() > kNamed) names += ", ...";
   std::printf("%-12s %.4g%s%s, %s\n", "reward", row.reward, rewards.c_str(), rewards.empty() ? "" : ")",
               row.ended ? "ended by itself" : "cut at the limit");
@@ -127,42 +128,91 @@ bool Wanted(const SamplesOptions& options, const SampleRow& row) {
          (!options.max_reward || row.reward <= *options.max_reward);
 }
 
-// The samples of a step that are wanted, by group.
-void AddGroups(std::vector<Group>& groups, int64_t step, const std::vector<SampleRow>& rows,
-               const SamplesOptions& options) {
-  const size_t before = groups.size();
-  for (const SampleRow& row : rows) {
-    if (!Wanted(options, row)) continue;
-    const auto of = [&](const Group& g) {
-      return g.any().tid.ordinal == row.tid.ordinal && g.any().tid.issue == row.tid.issue;
-    };
-    auto group = std::find_if(groups.begin() + static_cast<std::ptrdiff_t>(before), groups.end(), of);
-    if (group == groups.end()) {
-      groups.push_back({step, {{{&row}}}});
-      continue;
+// Shows samples group by group as they are read, and keeps no more than one group.
+class Listing {
+ public:
+  explicit Listing(const SamplesOptions& options)
+      : options_(options),
+        left_(options.count >= 0 ? options.count
+              : options.json     ? INT64_MAX
+                                 : 8) {}
+
+  // false: there is enough.
+  bool Take(int64_t step, SampleRow row) {
+    ++read_;
+    if (Wanted(options_, row)) Add(step, std::move(row));
+    cut_ = Enough() && (options_.json || ++counted_ >= kCounted);
+    return !cut_;
+  }
+  // The group so far is whole: those of a group follow each other.
+  void Show() {
+    if (group_.answers.empty()) return;
+    if (options_.groups >= 0 && groups_ >= options_.groups) {
+      ++more_groups_;
+    } else {
+      ++groups_;
+      if (options_.json) PrintLines();
+      if (!options_.json) PrintAnswers();
+    }
+    group_ = {};
+  }
+  // What was left out. Where reading ended before the last sample there may be more.
+  void End(const std::string& where) {
+    Show();
+    if (groups_ + more_groups_ == 0) {
+      std::fprintf(stderr, "note: none of the %lld samples on record of %s is what is asked for\n",
+                   static_cast<long long>(read_), where.c_str());
+    }
+    if (options_.json) return;
+    const std::string more = cut_ ? "at least " : "";
+    if (hidden_ > 0) {
+      std::printf("%s%lld more answers; -n %lld shows %s\n", more.c_str(), static_cast<long long>(hidden_),
+                  static_cast<long long>(answers_), cut_ ? "these" : "all");
+    }
+    if (more_groups_ > 0)
+      std::printf("%s%lld more groups\n", more.c_str(), static_cast<long long>(more_groups_));
+  }
+
+ private:
+  static constexpr int64_t kCounted = 1000;  // of the samples that are left: a file may have a million
+
+  [[nodiscard]] bool Enough() const {
+    return left_ <= 0 || (options_.groups >= 0 && groups_ >= options_.groups);
+  }
+  void Add(int64_t step, SampleRow row) {
+    const auto id = [](const SampleRow& r) { return std::pair(r.tid.ordinal, r.tid.issue); };
+    if (group_.answers.empty() || group_.step != step || id(group_.any()) != id(row)) {
+      Show();
+      group_.step = step;
     }
     const auto same = std::ranges::find_if(
-        group->answers, [&](const Answer& a) { return SameAnswer(*a.samples.front(), row); });
-    if (same == group->answers.end()) {
-      group->answers.push_back({{&row}});
-    } else {
-      same->samples.push_back(&row);
-    }
+        group_.answers, [&](const Answer& a) { return SameAnswer(a.samples.front(), row); });
+    (same == group_.answers.end() ? group_.answers.emplace_back() : *same).samples.push_back(std::move(row));
   }
-}
-
-void PrintLines(const std::vector<Group>& groups, int64_t most) {
-  for (const Group& group : groups) {
-    for (const Answer& answer : group.answers) {
-      for (const SampleRow* row : answer.samples) {
-        if (most-- <= 0) return;
-        Json line = {{"step", group.step}};
-        line.update(observe::ToJson(*row));
+  void PrintAnswers() {
+    const auto all = static_cast<int64_t>(group_.answers.size()), shown = std::min(left_, all);
+    answers_ += all;
+    hidden_ += all - shown;
+    left_ -= shown;
+    if (shown > 0) PrintGroup(group_, static_cast<size_t>(shown));
+  }
+  void PrintLines() {
+    for (const Answer& answer : group_.answers) {
+      for (const SampleRow& row : answer.samples) {
+        if (left_-- <= 0) return;
+        Json line = {{"step", group_.step}};
+        line.update(observe::ToJson(row));
         std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
       }
     }
   }
-}
+
+  const SamplesOptions& options_;
+  Group group_;
+  int64_t left_;  // answers to show; with --json samples
+  int64_t read_ = 0, counted_ = 0, groups_ = 0, more_groups_ = 0, answers_ = 0, hidden_ = 0;
+  bool cut_ = false;
+};
 
 // Samples are what an rl job generates to train on.
 std::string WhyNone(const std::string& dir) {
@@ -207,37 +257,14 @@ void Samples(CommandContext& context, const SamplesOptions& options) {
   } else if (options.row < 0) {
     steps = {steps.back()};
   }
-  std::vector<std::vector<SampleRow>> files;  // what the groups point into
-  files.reserve(steps.size());
-  std::vector<Group> groups;
-  size_t read = 0;
-  for (const int64_t step : steps) {
-    auto rows = observe::ReadSamples(*dir, step);
-    if (!rows.ok()) return Fail(context, rows.status());
-    read += rows->size();
-    files.push_back(*std::move(rows));
-    AddGroups(groups, step, files.back(), options);
+  Listing listing(options);
+  bool on = true;
+  for (size_t i = 0; i < steps.size() && on; ++i) {
+    const Status read = observe::ForEachSample(
+        *dir, steps[i], [&](SampleRow row) { return on = listing.Take(steps[i], std::move(row)); });
+    if (!read.ok()) return Fail(context, read);
   }
-  if (groups.empty()) {
-    std::fprintf(stderr, "note: none of the %zu samples on record of %s is what is asked for\n", read,
-                 steps.size() == 1 ? ("step " + std::to_string(steps[0])).c_str() : "all steps");
-    return;
-  }
-  const size_t all_groups = groups.size();
-  if (options.groups >= 0 && options.groups < static_cast<int64_t>(all_groups))
-    groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(options.groups), groups.end());
-  if (options.json) return PrintLines(groups, options.count >= 0 ? options.count : INT64_MAX);
-
-  size_t left = static_cast<size_t>(options.count >= 0 ? options.count : 8), hidden = 0, answers = 0;
-  for (const Group& group : groups) {
-    const size_t shown = std::min(left, group.answers.size());
-    answers += group.answers.size();
-    hidden += group.answers.size() - shown;
-    left -= shown;
-    if (shown > 0) PrintGroup(group, shown);
-  }
-  if (hidden > 0) std::printf("%zu more answers; -n %zu shows all\n", hidden, answers);
-  if (groups.size() < all_groups) std::printf("%zu more groups\n", all_groups - groups.size());
+  listing.End(steps.size() == 1 ? "step " + std::to_string(steps[0]) : "all steps");
 }
 
 }  // namespace

@@ -390,6 +390,30 @@ TEST_F(InspectTest, SamplesAreChosenByGroupRewardAndRow) {
   EXPECT_NE(none.err.find("none of the 12 samples on record of step 3"), std::string::npos) << none.err;
 }
 
+TEST_F(InspectTest, SamplesReadsNoFurtherThanItShows) {
+  std::vector<observe::SampleRow> rows;
+  for (int32_t k = 0; k < 3000; ++k)
+    rows.push_back(SomeSample({k / 4, 0, k % 4}, "k" + std::to_string(k), 1));
+  std::filesystem::create_directories(run_ + "/samples");
+  ASSERT_TRUE(observe::WriteSamples(run_, 1, rows).ok());
+  // Whoever reads on fails: the end of this step is damaged, and so is the next one.
+  std::ofstream(run_ + "/samples/step_1.jsonl", std::ios::app) << "nonsense\n";
+  std::ofstream(run_ + "/samples/step_2.jsonl") << "nonsense\n";
+  for (const std::vector<std::string>& how :
+       {std::vector<std::string>{"-n", "5"}, {"--groups", "2"}, {"--json", "-n", "5"}}) {
+    std::vector<std::string> args = {"samples", "sim", "--row", "0"};
+    args.insert(args.end(), how.begin(), how.end());
+    const CliResult some = RunCli(args);
+    EXPECT_EQ(some.exit_code, 0) << some.err;
+    EXPECT_EQ(some.err, "") << how[0];
+    EXPECT_NE(some.out.find("k4"), std::string::npos) << some.out;
+    EXPECT_EQ(some.out.find("k8"), std::string::npos) << some.out;
+  }
+  const CliResult some = RunCli({"samples", "sim", "--row", "0", "-n", "5"});
+  EXPECT_NE(some.out.find("at least "), std::string::npos) << "what is left was not counted to its end";
+  EXPECT_NE(RunCli({"samples", "sim", "--step", "1", "-n", "4000"}).exit_code, 0);
+}
+
 TEST_F(InspectTest, AnEpisodeSaysWhoSpeaks) {
   observe::SampleRow row = SomeSample({4, 0, 1}, "left left", 0.5);
   row.turns = {
