@@ -89,6 +89,7 @@ struct Watched {
   explicit Watched(const std::string& dir) : curves(storage::RunPaths(dir).metrics()) {}
   Mutex mu;
   observe::LiveCurves curves TP_GUARDED_BY(mu);
+  Kept<std::vector<int64_t>> sample_steps TP_GUARDED_BY(mu);
   Kept<json> pool TP_GUARDED_BY(mu);
   bool pool_is_made TP_GUARDED_BY(mu) =
       false;  // just now: a long journal takes seconds, and curves do not wait for it
@@ -230,18 +231,24 @@ struct Board::Impl {
       json live = json::parse(*text, nullptr, /*allow_exceptions=*/false);
       if (live.is_object()) out["live"] = std::move(live);
     }
+    std::vector<int64_t> steps;
     {
       const std::shared_ptr<Watched> kept = Watch(dir);
       const MutexLock lock(kept->mu);
+      // A file for each step: a list of them takes as long as the run is.
+      const std::string stamp = StampOf({paths.samples()});
+      if (kept->sample_steps.Due(stamp))
+        kept->sample_steps.Renew(stamp, [&] { return observe::SampleSteps(dir); });
+      steps = kept->sample_steps.value;
       if (const auto more = kept->curves.Read(); more.ok()) out["more"] = *more;
       out["curves"] = kept->curves.Since(request.Query("cursor"));
     }
     const std::string seen = StampOf({paths.config(), paths.summary()});
     out["seen"] = seen;
     out["steps"] = json::array();
-    const std::vector<int64_t> steps = observe::SampleSteps(dir);
-    for (size_t i = 0; i < std::min(steps.size(), kSampleStepsMax); ++i)
-      out["steps"].push_back(steps[i * steps.size() / std::min(steps.size(), kSampleStepsMax)]);
+    const size_t offered = std::min(steps.size(), kSampleStepsMax);
+    for (size_t i = 0; i < offered; ++i)  // first and last among them
+      out["steps"].push_back(steps[offered == 1 ? 0 : i * (steps.size() - 1) / (offered - 1)]);
     if (request.Query("seen") == seen) return Json(out);
     if (const auto run = observe::ReadRun(dir, observe::RunParts::kFacts); run.ok()) {
       const json facts = observe::CurvesData(*run);
@@ -281,11 +288,10 @@ struct Board::Impl {
   HttpResponse Samples(const std::string& dir, const std::string& step) {
     const auto number = NumberOf(step);
     if (!number) return Error(400, "step: '" + step + "' is no step");
-    const auto rows = observe::ReadSamples(dir, *number);
+    const auto rows = observe::ReadSamples(dir, *number, kSamplesMax);
     if (!rows.ok()) return Error(rows.status());
     json list = json::array();
-    for (size_t i = 0; i < std::min(rows->size(), kSamplesMax); ++i)
-      list.push_back(observe::SampleData((*rows)[i]));
+    for (const observe::SampleRow& row : *rows) list.push_back(observe::SampleData(row));
     return Json(list);
   }
 
@@ -300,8 +306,10 @@ struct Board::Impl {
     return Error(404, "name: this run has no log '" + name + "'");
   }
 
+  // `more`: of a long run only a part was read so far, and what it says is of that part.
   HttpResponse Comparison(std::string_view names) {
     std::vector<observe::ComparedRun> runs;
+    bool more = false;
     while (!names.empty()) {
       const std::string_view name = names.substr(0, names.find('/'));
       names.remove_prefix(std::min(names.size(), name.size() + 1));
@@ -311,13 +319,17 @@ struct Board::Impl {
       if (!run.ok()) return Error(run.status());
       const std::shared_ptr<Watched> kept = Watch(*dir);
       const MutexLock lock(kept->mu);
-      (void)kept->curves.Read();  // no metrics yet: none to compare
+      const auto unread = kept->curves.Read();
+      more = more || (unread.ok() && *unread);  // an error: no metrics yet, none to compare
       runs.push_back(observe::ComparedRunOf(*run, *dir, kept->curves.Spans()));
       if (runs.size() > observe::kComparedRunsMax) return Error(400, "runs: eight at most can be told apart");
     }
     if (runs.empty()) return Error(400, "runs: none are named");
     const auto comparison = observe::Compare(runs);
-    return comparison.ok() ? Json(observe::ComparisonData(*comparison)) : Error(comparison.status());
+    if (!comparison.ok()) return Error(comparison.status());
+    json out = observe::ComparisonData(*comparison);
+    out["more"] = more;
+    return Json(out);
   }
 };
 

@@ -280,7 +280,8 @@ function compareView(names) {
     if (!followed) { followed = true; follow(); }
     document.title = data.labels.join(', ') + ' · Tidepool';
     config.replaceChildren(differences(runs, data.config) || make('p.empty', 'Nothing: the configs are equal.'));
-    last.replaceChildren(figures(runs, data.metrics) || make('p.empty', 'No metric is shared.'));
+    last.replaceChildren(data.more ? make('p.empty', 'reading ...') : figures(runs, data.metrics) || make('p.empty', 'No metric is shared.'));
+    if (data.more) return 0.1;
     return runs.every(run => run.state && !goesOn(run)) ? 15 : 4;
   });
 }

@@ -132,6 +132,34 @@ TEST_F(BoardTest, SlotsAreReadAgainWhenTheJournalGrows) {
   EXPECT_TRUE(again);
 }
 
+TEST_F(BoardTest, AComparisonSaysThatALongRunIsNotReadToItsEnd) {
+  std::string rows;
+  for (int step = 2; step <= 30000; ++step)
+    rows += R"({"step":)" + std::to_string(step) + R"(,"note":")" + std::string(900, 'x') +
+            R"(","metrics":{"critic/score/mean":0.5}})" + "\n";
+  Write("runs/b c/metrics.jsonl", rows + R"({"step":30001,"metrics":{"critic/score/mean":0.75}})" + "\n");
+  const std::map<std::string, std::string> runs = {{"runs", "a-20260101T000000Z/b c"}};
+  EXPECT_EQ(Ask("/api/compare", runs)["more"], true);
+  json data;
+  do data = Ask("/api/compare", runs);
+  while (data["more"] == true);
+  EXPECT_EQ(data["metrics"][0]["runs"][1]["last"], 0.75);
+}
+
+TEST_F(BoardTest, StepsThatHaveSamplesAreListedAgainWhenThereIsAnother) {
+  const std::map<std::string, std::string> run = {{"run", "b c"}};
+  EXPECT_EQ(Ask("/api/run", run)["steps"], json::array());
+  for (int step = 1; step <= 1000; ++step)
+    Write("runs/b c/samples/step_" + std::to_string(step) + ".jsonl", "{}\n");
+  // Not before twenty times what the list before cost has gone by.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  json steps = json::array();
+  while ((steps.empty() || steps.back() != 1000) && std::chrono::steady_clock::now() < end)
+    steps = Ask("/api/run", run)["steps"];
+  EXPECT_EQ(steps.front(), 1);
+  EXPECT_EQ(steps.back(), 1000) << "of many some are offered, the newest among them";
+}
+
 TEST_F(BoardTest, ComparesRunsAndServesAPageWhoseScriptAloneMayRun) {
   const json data = Ask("/api/compare", {{"runs", "a-20260101T000000Z/b c"}});
   EXPECT_EQ(data["labels"], json({"one", "two"}));
