@@ -117,7 +117,7 @@ void DescribeLive(const Json& status, std::ostringstream& out) {
                     n(live.awaiting) + ", queued " + n(live.queued) + ", leased " + n(live.leased) + "), " +
                     n(live.in_flight) + " chunks in flight");
   if (!live.waits_for.empty()) {
-    row("waits", "rewards, for " + live.waits_for);
+    row("waits", "rewards wait for " + live.waits_for);
   } else if (live.awaiting > 0 && live.running == 0 && live.in_flight == 0 && live.leased == 0) {
     row("waits", "all samples are made, " + n(live.awaiting) + " groups wait for their rewards");
   }

@@ -102,7 +102,8 @@ void DryRun(CommandContext& context, const TrainOptions& options, const config::
     if (!old.ok()) return Fail(context, old.status());
     const auto changes = config::ChangesOnResume(*old, loaded, state->complete ? 0 : state->last_step.value);
     if (!changes.ok()) return Fail(context, changes.status().At(options.run_dir));
-    std::printf("# Goes on with %s; %s\n", options.run_dir.c_str(),
+    const bool over = state->Finished(loaded.config.train.steps, loaded.config.eval.stop_at_accuracy);
+    std::printf("# %s %s; %s\n", over ? "No step is left of" : "Goes on with", options.run_dir.c_str(),
                 changes->empty() ? "nothing in its config changes" : "its config changes:");
     for (const config::Difference& d : *changes) std::printf("#   %s\n", d.Told().c_str());
   }

@@ -497,7 +497,8 @@ TEST_F(InspectTest, AControllerThatSaysNothingAndRewardsThatWaitAreTold) {
   ASSERT_TRUE(lock.ok());
   CliResult r = RunCli({"status", "sim"});
   EXPECT_NE(r.out.find("state       running, controller pid 12\n"), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find("waits       rewards, for judge at unix:/x: Connection refused\n"), std::string::npos)
+  EXPECT_NE(r.out.find("waits       rewards wait for judge at unix:/x: Connection refused\n"),
+            std::string::npos)
       << r.out;
   scratch_.Write(status, R"({"step":1,"open_groups":4,"awaiting":3,"queued":1})");
   std::filesystem::last_write_time(status,
