@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -64,11 +65,16 @@ void CheckAlphabet(Binder& b, const JobConfig& c, const std::string& whose,
   const std::vector<std::string> known = Characters(c.model.init->alphabet);
   const std::set<std::string> alphabet(known.begin(), known.end());
   std::set<std::string> missing;
-  say([&](const std::string& text) {
-    for (const std::string& character : Characters(text)) {
-      if (!alphabet.contains(character)) missing.insert(character);
-    }
-  });
+  try {
+    say([&](const std::string& text) {
+      for (const std::string& character : Characters(text)) {
+        if (!alphabet.contains(character)) missing.insert(character);
+      }
+    });
+  } catch (const std::exception& e) {  // a plug-in's
+    const char* key = c.environment() != nullptr ? "environment.name" : "data.task";
+    return b.Complain(key, std::string("it threw an exception: ") + e.what());
+  }
   if (missing.empty()) return;
   std::string list;
   for (const std::string& character : missing) list += character == "\n" ? "\\n" : character;

@@ -95,7 +95,9 @@ StatusOr<OptionValues> OptionValues::Parse(const std::vector<Option>& table,
   OptionValues result;
   for (const Option& option : table) {
     const json value = json::parse(option.default_json, nullptr, /*allow_exceptions=*/false);
-    TP_CHECK(!value.is_discarded()) << option.name << " has the default " << option.default_json;
+    TP_CHECK(!value.is_discarded() && CheckOption(option, value).ok())
+        << "the plug-in's option " << option.name << " has the default_json '" << option.default_json
+        << "'; expected " << DescribeOption(option) << ", as JSON";
     result.values_[option.name] = parse(value);
   }
   for (const auto& [name, text] : json_texts) {

@@ -238,7 +238,7 @@ void ShowRewards(CommandContext& context, const RegistryOptions& o) {
 }
 
 // The first turns of a game, played well.
-std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) {
+std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) try {
   const auto environment = environments::MakeTextEnvironment(info.name, {}, 1);
   if (!environment.ok()) return "";
   const auto game = (*environment)->Make(/*held_out=*/false, 0);
@@ -257,6 +257,8 @@ std::string ExampleEpisode(const environments::TextEnvironmentInfo& info) {
     show("<", step.observation);
   }
   return text + "    ...\n";
+} catch (const std::exception& e) {  // its own: the others are shown nevertheless
+  return std::string("  an episode cannot be played, it threw an exception: ") + e.what() + "\n";
 }
 
 void ShowEnvironments(CommandContext& context, const RegistryOptions& o) {

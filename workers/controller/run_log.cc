@@ -87,8 +87,12 @@ struct Teller {
                              {"lineage", Text(r.new_lineage)}});
   }
   Said operator()(const record::EvalResult& r) const {
-    LogFields fields = {{"step", Text(r.step)},   {"version", Text(r.v)}, {"correct", Text(r.correct)},
-                        {"total", Text(r.total)}, {"lost", Text(r.lost)}, {"reward_mean", Real(r.mean)}};
+    LogFields fields = {{"step", Text(r.step)},
+                        {"version", Text(r.v)},
+                        {"correct", Text(r.correct)},
+                        {"total", Text(r.total)},
+                        {"reward_mean", Real(r.mean)}};
+    if (r.lost > 0) fields.emplace_back("lost", Text(r.lost));
     for (const record::EvalScore& score : r.rewards) fields.emplace_back(score.name, Real(score.mean));
     return Info("evaluation", std::move(fields));
   }
