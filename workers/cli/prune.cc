@@ -12,6 +12,7 @@
 #include "core/storage/checkpoint.h"
 #include "core/storage/disk_use.h"
 #include "core/storage/journal.h"
+#include "core/storage/publish_folder.h"
 #include "core/storage/run_directory.h"
 #include "scheduler/run_state.h"
 #include "workers/controller/fragments.h"
@@ -72,7 +73,7 @@ class Planner {
                                   "--final-only out");
     }
     TP_RETURN_IF_ERROR(AddCheckpoints(paths, below, state, d));
-    TP_RETURN_IF_ERROR(AddLeftovers(paths, below, state));
+    TP_RETURN_IF_ERROR(AddLeftovers(paths, below, state, d));
     if (options_.payload) TP_RETURN_IF_ERROR(AddPayload(paths, below, state, stored));
     if (options_.samples && real_.Exists(paths.samples()))
       plan_.items.push_back({.path = below + "samples", .what = "samples for people"});
@@ -104,7 +105,8 @@ class Planner {
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.checkpoints()));
     for (const std::string& name : names) {
       std::string what = "left by a try that did not end";
-      if (const auto it = known.find(name); it != known.end()) {
+      const auto it = known.find(name);
+      if (it != known.end()) {
         if (it->second.empty()) continue;
         what = it->second;
       } else if (name.ends_with(".old")) {
@@ -119,15 +121,21 @@ class Planner {
       } else if (!name.ends_with(".tmp")) {
         what = "checkpoint that the journal does not name, or not any more";
       }
-      plan_.items.push_back({.path = below + "checkpoints/" + name, .what = what});
+      plan_.items.push_back(
+          {.path = below + "checkpoints/" + name, .what = what, .by_record = it != known.end()});
     }
     return OkStatus();
   }
 
   Status AddLeftovers(const storage::RunPaths& paths, const std::string& below,
-                      const scheduler::RunState& state) {
+                      const scheduler::RunState& state, PrunePlan::Deletions& d) {
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.dir));
     for (const std::string& name : names) {
+      if (name == "final.old" || name == "best.old") {  // as those of checkpoints/
+        d.half_tidy = true;
+        if (real_.Exists(JoinPath(paths.dir, name.substr(0, name.size() - 4))))
+          plan_.items.push_back({.path = below + name, .what = "left by a try that did not end"});
+      }
       if (name.starts_with("final.tmp-") || name.starts_with("best.tmp-") || name.ends_with(kGoing))
         plan_.items.push_back({.path = below + name, .what = "left by a try that did not end"});
       if (name == "best") {
@@ -153,7 +161,7 @@ class Planner {
                     const scheduler::RunState& state, const std::vector<record::Enq>& stored) {
     if (!real_.Exists(paths.payload())) return OkStatus();
     if (options_.final_only) {
-      plan_.items.push_back({.path = below + "payload", .what = "trajectories"});
+      plan_.items.push_back({.path = below + "payload", .what = "trajectories", .by_record = true});
       return OkStatus();
     }
     // As the run does it (ControllerProcess::OldestPayloadFile): the newest file always stays.
@@ -169,8 +177,9 @@ class Planner {
     TP_ASSIGN_OR_RETURN(const auto names, real_.List(paths.payload()));
     for (const std::string& name : names) {
       if (name.ends_with(".tpp") && std::atoll(name.c_str()) < below_this)
-        plan_.items.push_back(
-            {.path = below + "payload/" + name, .what = "trajectories that no kept checkpoint needs"});
+        plan_.items.push_back({.path = below + "payload/" + name,
+                               .what = "trajectories that no kept checkpoint needs",
+                               .by_record = true});
     }
     return OkStatus();
   }
@@ -217,22 +226,52 @@ Status Pruner::Remove() {
                       "); `tidepool train RUN --resume` goes on from an older one");
   }
   for (const PrunePlan::Deletions& d : plan_.deletions) {
-    if (d.ids.empty()) continue;
-    // First the record, as the run does it: a folder without one is no checkpoint, a record without its
-    // folder is a violation of C2.
-    const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-        std::chrono::system_clock::now().time_since_epoch());
-    TP_ASSIGN_OR_RETURN(const auto journal,
-                        storage::JournalWriter::Open(real, storage::RunPaths(d.dir).journal(), "",
-                                                     {.begun_unix_ms = now.count()}));
-    for (const int64_t id : d.ids) journal->Append(record::CheckpointDelete{id}, 0);
-    TP_RETURN_IF_ERROR(journal->Close());
+    if (!d.half_tidy) continue;
+    const storage::RunPaths paths(d.dir);
+    TP_RETURN_IF_ERROR(storage::RemoveLeftovers(real, paths.checkpoints()).status());
+    for (const std::string& model : {paths.final_model(), paths.best_model()})
+      TP_RETURN_IF_ERROR(storage::FinishPublish(real, model));
   }
+  TP_RETURN_IF_ERROR(RemoveItems(/*by_record=*/false));
   for (const PrunePlan::Deletions& d : plan_.deletions) {
-    if (d.half_tidy)
-      TP_RETURN_IF_ERROR(storage::RemoveLeftovers(real, storage::RunPaths(d.dir).checkpoints()).status());
+    if (d.ids.empty()) continue;
+    Status recorded = Record(d);
+    const std::string report = storage::RunPaths(plan_.run).report();
+    if (recorded.code() == StatusCode::kResourceExhausted && real.Exists(report)) {
+      const auto bytes = FreedBytes({report});
+      TP_RETURN_IF_ERROR(real.RemoveFile(report));
+      plan_.items.push_back(
+          {.path = "report.html", .what = "`tidepool report` makes it again", .bytes = bytes.front()});
+      recorded = Record(d);
+    }
+    if (recorded.code() == StatusCode::kResourceExhausted) {
+      return Status(recorded.code(),
+                    recorded.message() +
+                        "; the journal has to say first which checkpoints go: remove a few KiB on this disk, "
+                        "logs/ or trace/ of the run for example, and prune again");
+    }
+    TP_RETURN_IF_ERROR(recorded);
   }
+  return RemoveItems(/*by_record=*/true);
+}
+
+// First the record, as the run does it: a folder without one is no checkpoint, a record without its folder is
+// a violation of C2.
+Status Pruner::Record(const PrunePlan::Deletions& d) {
+  RealFileSystem real;
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  TP_ASSIGN_OR_RETURN(const auto journal,
+                      storage::JournalWriter::Open(real, storage::RunPaths(d.dir).journal(), "",
+                                                   {.begun_unix_ms = now.count()}));
+  for (const int64_t id : d.ids) journal->Append(record::CheckpointDelete{id}, 0);
+  return journal->Close();
+}
+
+Status Pruner::RemoveItems(bool by_record) const {
+  RealFileSystem real;
   for (const PrunedItem& item : plan_.items) {
+    if (item.by_record != by_record) continue;
     const std::string path = JoinPath(plan_.run, item.path);
     TP_ASSIGN_OR_RETURN(const FileInfo info, real.Stat(path));
     // The name of a folder goes first, so that what is half removed is never taken for whole.

@@ -30,6 +30,8 @@ struct PrunedItem {
   std::string path;  // below the run's folder
   std::string what;
   int64_t bytes = 0;  // that its removal frees: a file with another name elsewhere frees nothing
+  // A checkpoint, or what it needs: it goes once the journal says so.
+  bool by_record = false;
 };
 TP_FIELDS(PrunedItem, path, what, bytes)
 
@@ -43,7 +45,7 @@ struct PrunePlan {
     std::vector<int64_t> ids;  // for CK_DELETE
     std::string verify;        // folder of the newest checkpoint that stays; empty: none
     uint64_t digest = 0;       // of its manifest
-    bool half_tidy = false;    // RemoveLeftovers has something to do
+    bool half_tidy = false;    // RemoveLeftovers or FinishPublish has something to do
   };
   std::vector<Deletions> deletions;
   [[nodiscard]] int64_t bytes() const;
@@ -56,12 +58,15 @@ class Pruner {
   // final/. Errors of ScanJournal.
   static StatusOr<std::unique_ptr<Pruner>> Open(const std::string& run_dir, const PruneOptions& options);
   [[nodiscard]] const PrunePlan& plan() const { return plan_; }
-  // kDataLoss: the newest checkpoint does not verify, nothing was removed. Errors of JournalWriter::Open and
-  // of the file system.
+  // First what needs no record, so that on a full disk there is room for those of the checkpoints. Where that
+  // is not enough the report goes, too, which `tidepool report` makes again. kDataLoss: the newest checkpoint
+  // does not verify, nothing was removed. Errors of JournalWriter::Open and of the file system.
   Status Remove();
 
  private:
   Pruner() = default;
+  Status RemoveItems(bool by_record) const;
+  static Status Record(const PrunePlan::Deletions& d);
   std::unique_ptr<FileLock> lock_;
   PrunePlan plan_;
 };

@@ -62,6 +62,20 @@ Status CheckSchedulingPolicy(const config::LoadedConfig& loaded) {
   return status.ok() ? status : status.At(loaded.OriginOf("scheduler.policy").ToString());
 }
 
+// The folder itself where `dir` is a link to it: on the disk that somebody chose for it.
+std::string PlaceOf(const std::string& dir) {
+  std::error_code error;
+  if (!fs::is_symlink(dir, error)) return dir;
+  const fs::path place = fs::weakly_canonical(dir, error);
+  return error ? dir : place.string();
+}
+
+Status RemoveContents(FileSystem& files, const std::string& dir) {
+  TP_ASSIGN_OR_RETURN(const auto names, files.List(dir));
+  for (const std::string& name : names) TP_RETURN_IF_ERROR(files.RemoveTree(JoinPath(dir, name)));
+  return OkStatus();
+}
+
 class Job {
  public:
   explicit Job(const JobRequest& request) : request_(request), loaded_(request.loaded) {}
@@ -119,12 +133,12 @@ class Job {
     std::error_code error;
     // Not made, and yet something: it is somebody else's.
     if (!made_ && fs::exists(dir, error) && !fs::is_empty(dir, error)) return;
-    Status gone = fs_.RemoveTree(dir);
+    const std::string place = PlaceOf(dir);
+    // A folder that was there, which may be a link or have a mode of its own, stays; what we put there goes.
+    Status gone = was_there_ && moved_aside_.empty() ? RemoveContents(fs_, place) : fs_.RemoveTree(place);
     if (gone.ok() && !moved_aside_.empty()) {
-      gone = fs_.Rename(moved_aside_, dir);
+      gone = fs_.Rename(moved_aside_, place);
       if (gone.ok()) Say("the old run is back in " + dir);
-    } else if (gone.ok() && was_there_) {
-      gone = fs_.MakeDirectories(dir);
     }
     if (!gone.ok()) Say(dir + ": what was begun there is still in the way (" + gone.message() + ")");
   }
@@ -214,10 +228,12 @@ class Job {
     }
     TP_RETURN_IF_ERROR(Hub::CanListen(config.cluster.bind, config.cluster.port));
     if (goes_on && request_.fresh) {
-      const std::string aside = dir + ".old-" + storage::UtcStamp(wanted.unix_seconds);
-      TP_RETURN_IF_ERROR(fs_.Rename(dir, aside));
+      const std::string place = PlaceOf(dir);
+      const std::string aside = place + ".old-" + storage::UtcStamp(wanted.unix_seconds);
+      TP_RETURN_IF_ERROR(fs_.Rename(place, aside));
       Say("the old run is now " + aside);
       moved_aside_ = aside;
+      if (place != dir) TP_RETURN_IF_ERROR(fs_.MakeDirectory(place));  // a link leads there still
       goes_on = false;
     }
     outcome_.run_dir = dir;

@@ -105,6 +105,7 @@ Status ControllerProcess::Open() {
   options.run_id = request_.run_id;
   options.config_digest = request_.config_digest;
   options.data_rows = rows_->size();
+  options.checkpoint.best = checkpoints_->Best();
   // 0 where it cannot be predicted: then no proof is asked for.
   if (const auto plan = PlanMemory(config_); plan.ok()) {
     const RoleNeeds needs = NeedsOfRoles(*plan);

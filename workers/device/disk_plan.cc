@@ -92,9 +92,11 @@ StatusOr<DiskPlan> PlanDisk(const JobConfig& c) {
           (at_a_time > c.checkpoint.keep ? ", and the one being written)" : ")"),
       at_a_time * memory.checkpoint_bytes);
   add("the first weights", c.model.init ? memory.weights_bytes : 0);
-  // Until it is known to be equal to that of the last checkpoint.
-  add("final/ while it is written", c.checkpoint.save_final ? memory.weights_bytes : 0);
-  add("best/ (checkpoint.keep_best)", c.checkpoint.keep_best.empty() ? 0 : memory.weights_bytes);
+  add("final/", c.checkpoint.save_final ? memory.weights_bytes : 0);
+  // The one that is replaced stays until the new one is whole.
+  add(written > 1 ? "best/ (checkpoint.keep_best) and the one that it replaces"
+                  : "best/ (checkpoint.keep_best)",
+      c.checkpoint.keep_best.empty() ? 0 : memory.weights_bytes * (written > 1 ? 2 : 1));
   int64_t offload = 0;
   for (const ProcessMemory& p : memory.processes) offload += p.offloads ? p.kept() : 0;
   add("parked optimizer state (train.offload_optimizer)", offload);

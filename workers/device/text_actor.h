@@ -32,7 +32,9 @@ class TextActor : public Actor {
   TextActor(const JobConfig& config, std::string model_dir)
       : config_(config), model_dir_(std::move(model_dir)) {}
   // Held-out rows of sft, or pairs, judged by the trainer where it is time: into the step's metrics.
-  Status Evaluate(StepNumber step, bool before, std::map<std::string, double>& metrics);
+  // kAborted: `progress.evaluates` returned false, and there are none.
+  Status Evaluate(StepNumber step, bool before, const TrainProgress& progress,
+                  std::map<std::string, double>& metrics);
 
   const JobConfig& config_;
   const std::string model_dir_;

@@ -230,6 +230,7 @@ struct Train {
   std::vector<int64_t> groups;
 };
 using command::AbortStep;
+using command::EndEvaluation;
 struct FetchState {
   SlotId slot;
   SlotEpoch epoch;
@@ -269,9 +270,10 @@ struct Shutdown {
 using ToWorkerBody =
     std::variant<down::Welcome, down::Refuse, down::PermitRenewal, down::StartChunk, down::CancelChunk,
                  down::ForgetGroup, down::Grade, down::Drain, down::Release, down::Grant, down::InitState,
-                 down::RestoreState, down::Train, down::AbortStep, down::FetchState, down::FormGroup,
-                 down::CopyRecovery, down::Publish, down::Load, down::Admit, down::WriteCheckpoint,
-                 down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached, down::Resend>;
+                 down::RestoreState, down::Train, down::AbortStep, down::EndEvaluation, down::FetchState,
+                 down::FormGroup, down::CopyRecovery, down::Publish, down::Load, down::Admit,
+                 down::WriteCheckpoint, down::SaveFinal, down::Shutdown, down::EnvStep, down::Attached,
+                 down::Resend>;
 struct ToWorker {
   // Counts the commands of a session from 1; 0: not of the session (Attached, Refuse, PermitRenewal).
   int64_t seq = 0;

@@ -173,6 +173,30 @@ TEST_F(PruneTest, FileWithAnotherNameThatStaysFreesNothing) {
   EXPECT_EQ(fs::file_size(Step(1) + "/trainer/m.bin"), 100'000U);
 }
 
+// On a full disk there is no room for the record of the checkpoints until something else has gone.
+TEST_F(PruneTest, WhatNeedsNoRecordGoesFirst) {
+  scratch_.Write(run_ + "/final.tmp-1-1/x", "x");
+  scratch_.Write(run_ + "/samples/step_1.jsonl", "{}");
+  const auto in_the_way = real_.Lock(run_ + "/journal/lock", "a test");
+  const CliResult r = RunCli({"prune", "sim", "--samples"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("a test"), std::string::npos) << r.err;
+  EXPECT_TRUE(fs::exists(Step(0)));
+  EXPECT_FALSE(fs::exists(run_ + "/samples"));
+  EXPECT_FALSE(fs::exists(run_ + "/final.tmp-1-1"));
+}
+
+TEST_F(PruneTest, AModelThatLostItsNameGetsItBack) {
+  scratch_.Write(run_ + "/best.old/config.json", "{}");
+  scratch_.Write(run_ + "/final/config.json", "{}");
+  scratch_.Write(run_ + "/final.old/config.json", "old");
+  EXPECT_EQ(RunCli({"prune", "sim"}).exit_code, 0);
+  EXPECT_TRUE(fs::exists(run_ + "/best/config.json"));
+  EXPECT_FALSE(fs::exists(run_ + "/best.old"));
+  EXPECT_EQ(fs::file_size(run_ + "/final/config.json"), 2U);
+  EXPECT_FALSE(fs::exists(run_ + "/final.old"));
+}
+
 // An earlier prune was killed between the record and the removal.
 TEST_F(PruneTest, WhatAnInterruptedPruneLeftGoesWithTheNext) {
   {
