@@ -1,6 +1,7 @@
 #include "scheduler/best_checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace tidepool::scheduler {
 
@@ -23,12 +24,30 @@ std::optional<double> EvalValue(const record::EvalResult& r, std::string_view me
   return it == r.rewards.end() ? std::nullopt : std::optional(it->mean);
 }
 
+bool OfTrainer(std::string_view metric) {
+  return metric == "eval/loss" || metric.starts_with("eval/sft/") || metric.starts_with("eval/dpo/") ||
+         metric.starts_with("eval/reward_model/");
+}
+
 std::optional<BestCheckpoint> FindBest(const std::map<StepNumber, record::EvalResult>& evals,
+                                       const HeldOutFigures& figures,
                                        const std::set<StepNumber>& checkpointed, std::string_view metric) {
+  std::map<StepNumber, double> values;
+  if (OfTrainer(metric)) {
+    for (const auto& [step, of] : figures) {
+      const auto it = of.find(metric);
+      if (it != of.end() && std::isfinite(it->second)) values[step] = it->second;
+    }
+  } else {
+    for (const auto& [step, result] : evals) {
+      if (const auto value = EvalValue(result, metric)) values[step] = *value;
+    }
+  }
+  const bool less = metric.ends_with("loss");
   std::optional<BestCheckpoint> best;
-  for (const auto& [step, result] : evals) {
-    const auto value = EvalValue(result, metric);
-    if (value && checkpointed.contains(step) && (!best || *value > best->value)) best = {step, *value};
+  for (const auto& [step, value] : values) {
+    if (!checkpointed.contains(step)) continue;
+    if (!best || (less ? value < best->value : value > best->value)) best = {step, value};
   }
   return best;
 }

@@ -227,6 +227,7 @@ struct TrainDone {
   double seconds = 0;
   uint64_t rows_digest = 0;  // DigestOf
   std::vector<GivenRow> rows;
+  std::vector<std::pair<std::string, double>> held_out = {};  // as record::StepCommit has it
 };
 // The step was not made. `torn`: the worker does not hold the state before it, because some of its updates
 // were made, or it never had it; else nothing has changed. `data`: the rows are at fault.

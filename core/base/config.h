@@ -274,7 +274,7 @@ struct CheckpointConfig {
   int64_t keep = 2;                  // >= 2
   int64_t recovery_every_steps = 0;  // 1: double-buffered copy of the trainer's state in shared memory
   bool save_final = true;
-  std::string keep_best;  // metric of an evaluation; best/ holds the model that had most of it
+  std::string keep_best;  // metric of an evaluation; best/ holds the model that had the best value
 };
 
 struct EvalConfig {

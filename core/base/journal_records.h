@@ -156,12 +156,14 @@ struct TrainedRow {
   uint64_t digest = 0;
   int64_t masked = 0;
 };
-// v: the new version.
+// v: the new version. held_out: what the trainer said of held-out rows in this step, by names of
+// metrics.jsonl; of most steps nothing. Those that end in /before are of the weights before training.
 struct StepCommit {
   StepNumber step;
   Version v;
   uint64_t digest = 0;
   std::vector<TrainedRow> rows;
+  std::vector<std::pair<std::string, double>> held_out = {};
 };
 struct StepAbort {
   StepNumber step;
@@ -358,7 +360,7 @@ TP_FIELDS(SlotPlan, slot, from, to, epoch)
 TP_FIELDS(StepBegin, step, v, members)
 TP_FIELDS_BY(TrainedRow, v("tid", r.tid); v("oldest", r.oldest); Since(v, 3, "digest", r.digest);
              Since(v, 3, "masked", r.masked);)
-TP_FIELDS(StepCommit, step, v, digest, rows)
+TP_FIELDS(StepCommit, step, v, digest, rows, held_out)
 TP_FIELDS(StepAbort, step, why)
 TP_FIELDS(Publish, v, digest)
 TP_FIELDS(Loaded, worker, v, digest, slot)

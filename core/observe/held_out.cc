@@ -1,6 +1,7 @@
 #include "core/observe/held_out.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iterator>
 #include <string_view>
@@ -27,11 +28,21 @@ MeanInterval Accuracy(const record::EvalResult& r) {
   return ShareInterval(static_cast<double>(r.correct) / static_cast<double>(r.total), r.total);
 }
 
+// Of the whole reward. One that was always 0 or 1 is a share, and is judged as one.
+MeanInterval RewardInterval(const record::EvalResult& r) {
+  const MeanInterval share = Accuracy(r);
+  const auto n = static_cast<double>(r.total);
+  const double variance = r.total < 2 ? 0 : share.mean * (1 - share.mean) * n / (n - 1);
+  const bool zero_or_one = r.graded == 0 && std::abs(r.mean - share.mean) < 1e-9 &&
+                           std::abs(r.deviation * r.deviation - variance) < 1e-6;
+  return zero_or_one ? share : IntervalOfMean(r.mean, r.deviation, r.total);
+}
+
 HeldOutValue ValueOf(const record::EvalResult& r, const std::string& measure) {
   const record::EvalScore* returns = measure == kReturn ? Find(r, kReturn) : nullptr;
   const MeanInterval of = measure == "accuracy" ? Accuracy(r)
                           : returns != nullptr  ? IntervalOfMean(returns->mean, returns->deviation, r.total)
-                                                : IntervalOfMean(r.mean, r.deviation, r.total);
+                                                : RewardInterval(r);
   return {r.step.value, of.mean, of.low, of.high, r.total, r.lost, r.why_lost};
 }
 
@@ -182,7 +193,7 @@ std::map<std::string, double> EvalMetrics(const record::EvalResult& r) {
     m["eval/accuracy/low"] = accuracy.low;
     m["eval/accuracy/high"] = accuracy.high;
   }
-  const MeanInterval reward = IntervalOfMean(r.mean, r.deviation, r.total);
+  const MeanInterval reward = RewardInterval(r);
   m["eval/reward/mean"] = reward.mean;
   m["eval/reward/low"] = reward.low;
   m["eval/reward/high"] = reward.high;

@@ -54,6 +54,7 @@ Parts Quality(const StatusFile& s) {
   if (s.reward)
     parts.push_back("reward " + Fixed(*s.reward, 3) +
                     (s.best_reward ? " (best " + Fixed(*s.best_reward, 3) + ")" : ""));
+  if (s.equal_groups) parts.push_back("equal groups " + Fixed(100 * *s.equal_groups, 0) + " %");
   if (s.held_out) {
     const HeldOut& h = *s.held_out;
     std::string text = h.measure == "accuracy" ? "held-out" : "held-out " + h.measure;

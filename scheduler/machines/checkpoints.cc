@@ -61,7 +61,7 @@ void Checkpoints::On(const event::CheckpointWritten& e) {
 void Checkpoints::KeepBest() {
   const std::string& metric = options_.checkpoint.keep_best;
   if (metric.empty()) return;
-  const auto best = FindBest(state_.evals(), state_.checkpointed(), metric);
+  const auto best = FindBest(state_.evals(), state_.held_out(), state_.checkpointed(), metric);
   if (!best || best == best_) return;
   best_ = best;
   // Where the checkpoint is gone, an earlier life of the controller has kept its model. Where it is there,

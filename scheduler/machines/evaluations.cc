@@ -60,7 +60,8 @@ void Evaluations::Advance() {
     }
     out_.Record(r);
     out_.Do(command::EvalReport{r});
-    if (const std::string& metric = options_.checkpoint.keep_best; !metric.empty() && !EvalValue(r, metric)) {
+    if (const std::string& metric = options_.checkpoint.keep_best;
+        !metric.empty() && !OfTrainer(metric) && !EvalValue(r, metric)) {
       out_.Warn("no_best",
                 "the evaluation of step " + step + " has no " + metric + " to tell the best checkpoint by" +
                     (r.lost > r.total ? ": most of its answers are lost" : ""),

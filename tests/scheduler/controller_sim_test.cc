@@ -313,6 +313,25 @@ TEST(ControllerSimTest, EveryStepSaysHowManyGroupsTaughtNothingFilteredOnesInclu
   }
 }
 
+// Groups that are filtered between two steps end a run only where none in between would do.
+TEST(ControllerSimTest, ManyFilteredGroupsAmongOthersDoNotEndTheRun) {
+  SimOptions o{.controller = SmallJob(PlacementKind::kColocated), .seed = 3, .faults = {}};
+  o.controller.batch.drops_equal_rewards = true;
+  o.controller.batch.filter_rounds = 1;
+  o.equal_rewards = 0.3;
+  SimCluster cluster(o);
+  const SimResult r = cluster.Run();
+  EXPECT_EQ(r.code, 0) << r.why;
+  int64_t most = 0;
+  for (const command::StepReport& step : cluster.reports()) most = std::max(most, step.filtered);
+  EXPECT_GE(most, o.controller.batch.groups_per_step) << "the case that this is about";
+
+  o.equal_rewards = 1;
+  const SimResult all = SimCluster(o).Run();
+  EXPECT_EQ(all.code, 3);
+  EXPECT_TRUE(all.why.starts_with("fault=filtered")) << all.why;
+}
+
 TEST(ControllerSimTest, EveryPointOfARunCanBeKilled) {
   // The controller dies after each single event of a short run in turn.
   ControllerOptions job = SmallJob(PlacementKind::kSplit, 2);
@@ -677,7 +696,7 @@ TEST(ControllerSimTest, ModelOfTheBestEvaluationIsKeptWhateverDies) {
       ASSERT_TRUE(state.Apply(e.record).ok());
       restored = restored || std::holds_alternative<record::Restore>(e.record);
     }
-    const auto best = FindBest(state.evals(), state.checkpointed(), job.checkpoint.keep_best);
+    const auto best = FindBest(state.evals(), {}, state.checkpointed(), job.checkpoint.keep_best);
     ASSERT_TRUE(best && !cluster.kept_best().empty());
     const command::KeepBest& kept = cluster.kept_best().back();
     // A branch that was undone may have had a better one; its model stays until this branch has one.

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/ids.h"
+#include "core/base/json_fields.h"
 #include "core/base/names.h"
 #include "core/base/real_file_system.h"
 #include "core/base/utc_time.h"
@@ -197,8 +199,11 @@ std::string Plain(const Json& value) {
                : text.substr(1, text.size() - 2);
   }
   if (value.is_object()) {
-    if (value.contains("ordinal") && value.contains("sample"))
-      return number("ordinal") + "." + number("issue") + "." + number("sample");
+    if (value.contains("ordinal") && value.contains("sample")) {
+      SampleId tid;
+      FromJson(value, tid);
+      return ToString(tid);
+    }
     if (value.contains("lineage") && value.contains("number"))
       return number("lineage") + ":" + number("number");
     if (value.size() == 2 && value.contains("w") && value.contains("inc"))

@@ -1,18 +1,16 @@
 #include "workers/cli/prune.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <utility>
 
 #include "core/base/real_file_system.h"
 #include "core/config/load.h"
 #include "core/storage/checkpoint.h"
+#include "core/storage/disk_use.h"
 #include "core/storage/journal.h"
 #include "core/storage/run_directory.h"
 #include "scheduler/run_state.h"
@@ -21,33 +19,7 @@
 namespace tidepool::workers {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kGoing = ".removed.tmp";  // behind the name of a folder that is being removed
-
-// Bytes that come free with `paths`, one after the other: a file with several names (hard links) is counted
-// at the last of them, if all of them go.
-std::vector<int64_t> FreedBytes(const std::vector<std::string>& paths) {
-  std::map<std::pair<dev_t, ino_t>, nlink_t> names;
-  std::vector<int64_t> freed;
-  for (const std::string& path : paths) {
-    int64_t bytes = 0;
-    const auto add = [&](const fs::path& file) {
-      struct stat info {};
-      if (::lstat(file.c_str(), &info) != 0) return;
-      if (S_ISREG(info.st_mode) && ++names[{info.st_dev, info.st_ino}] < info.st_nlink) return;
-      bytes += static_cast<int64_t>(info.st_blocks) * 512;
-    };
-    add(path);
-    std::error_code error;
-    if (fs::is_directory(fs::symlink_status(path, error))) {
-      for (fs::recursive_directory_iterator it(path, error), end; !error && it != end; it.increment(error))
-        add(it->path());
-    }
-    freed.push_back(bytes);
-  }
-  return freed;
-}
 
 // The oldest file of payload/ that may be read again: of samples that are not trained yet, and of those that
 // a restore to a checkpoint which stays would train again (scheduler::Controller::OldestPayloadFile).
@@ -140,6 +112,10 @@ class Planner {
         d.half_tidy = true;
         const std::string place = name.substr(0, name.size() - 4);
         if (!real_.Exists(JoinPath(paths.checkpoints(), place))) continue;
+      } else if (!name.ends_with(".tmp") && real_.Exists(paths.summary()) && !state.ended()) {
+        plan_.stays.push_back(below + "checkpoints/" + name +
+                              " (the journal does not name it, but lacks the end of the run)");
+        continue;
       } else if (!name.ends_with(".tmp")) {
         what = "checkpoint that the journal does not name, or not any more";
       }
@@ -226,7 +202,7 @@ StatusOr<std::unique_ptr<Pruner>> Pruner::Open(const std::string& run_dir, const
   TP_RETURN_IF_ERROR(Planner(options, plan).Add(run_dir, ""));
   std::vector<std::string> paths;
   for (const PrunedItem& item : plan.items) paths.push_back(JoinPath(run_dir, item.path));
-  const std::vector<int64_t> freed = FreedBytes(paths);
+  const std::vector<int64_t> freed = storage::FreedBytes(paths);
   for (size_t i = 0; i < freed.size(); ++i) plan.items[i].bytes = freed[i];
   return pruner;
 }
@@ -238,7 +214,7 @@ Status Pruner::Remove() {
     const Status whole = storage::VerifyCheckpoint(real, d.verify, d.digest).status();
     if (!whole.ok())
       return DataLoss("nothing was removed: the newest checkpoint does not verify (" + whole.message() +
-                      "); go on with `tidepool train --resume`, which takes an older one");
+                      "); `tidepool train RUN --resume` goes on from an older one");
   }
   for (const PrunePlan::Deletions& d : plan_.deletions) {
     if (d.ids.empty()) continue;

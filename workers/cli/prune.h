@@ -2,9 +2,10 @@
 // What of a run's folder may go, and its removal: `tidepool prune`.
 //
 // Always: what tries that did not end have left (checkpoints/*.tmp, final.tmp-*, offload/) and checkpoint
-// folders that the journal does not call committed. Then checkpoints but the newest ones, as the run itself
-// would delete them: CK_DELETE in the journal, then the folder; the newest was read back and verified before.
-// A run that was resumable stays so unless `final_only` is asked for. Its warm start is treated as it is.
+// folders that the journal does not call committed (unless it lacks the end that summary.json tells of). Then
+// checkpoints but the newest ones, as the run itself would delete them: CK_DELETE in the journal, then the
+// folder; the newest was read back and verified before. A run that was resumable stays so unless `final_only`
+// is asked for. Its warm start is treated as it is.
 
 #include <cstdint>
 #include <memory>

@@ -63,6 +63,8 @@ void Checkpoints::Write(const cmd::WriteCheckpoint& c) {
       "making a folder for checkpoints/" + storage::CheckpointName(c.step),
       [fs = fs_, dir = dir_, base = c.step.value == 0 ? owner_.base_model : "",
        which = storage::CheckpointTry{c.step, owner_.ctl_epoch, c.ckpt}]() -> StatusOr<Begun> {
+        // Or else a folder that was moved would be begun anew where it was.
+        if (!fs->Exists(ParentPath(dir))) return NotFound(ParentPath(dir) + ": was moved or removed");
         TP_ASSIGN_OR_RETURN(auto writer, storage::CheckpointWriter::Begin(*fs, dir, which));
         // Nothing was trained: the model is the base model. Where the disk cannot give its files further
         // names (it is another disk, or another owner's), the trainer writes them.

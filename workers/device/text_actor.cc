@@ -111,7 +111,7 @@ Status TextActor::Evaluate(StepNumber step, bool before, std::map<std::string, d
         answer.gid = GroupId{i};
         answer.prompt = row->prompt;
         answer.response = k == 0 ? row->response : row->rejected;
-        if (!pairs) answer.loss_mask = row->loss_mask;
+        answer.loss_mask = k == 0 ? row->loss_mask : row->rejected_mask;
         answer.reward = k == 0 ? 1 : 0;
         held_out_.push_back(std::move(answer));
       }

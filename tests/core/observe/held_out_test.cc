@@ -52,6 +52,18 @@ TEST(HeldOutTest, ALossIsBestWhereItIsLeastAndAnUndoneStepIsForgotten) {
   EXPECT_EQ(HeldOutOf({}, figures)->last->step, 2);
 }
 
+TEST(HeldOutTest, ARewardThatWasAlwaysZeroOrOneIsAShare) {
+  record::EvalResult r{.step = StepNumber{2}, .v = {}, .correct = 15, .total = 16, .rewards = {}};
+  r.mean = 15.0 / 16;
+  r.deviation = 0.25;  // of 15 ones and a zero
+  const auto m = EvalMetrics(r);
+  EXPECT_LE(m.at("eval/reward/high"), 1);
+  EXPECT_EQ(m.at("eval/reward/low"), m.at("eval/accuracy/low"));
+  r.mean = 1.875;  // of weight 2
+  r.deviation = 0.5;
+  EXPECT_GT(EvalMetrics(r).at("eval/reward/high"), 1.875);
+}
+
 TEST(HeldOutTest, AnswersThatWereGradedComeFirst) {
   TrainerFigures figures;
   AddFigures(StepNumber{2}, {{"eval/sft/loss", 0.5}, {"eval/sft/total", 16}}, figures);

@@ -55,6 +55,15 @@ TEST(ProgressTest, BlockShowsWhatMatters) {
                           "  warning: worker w1 restarted [2J"));
 }
 
+TEST(ProgressTest, TheShareOfGroupsThatTeachNothingIsShown) {
+  StatusFile s = Training(34);
+  s.best_reward = 0.64;
+  s.equal_groups = 0.25;
+  EXPECT_EQ(ProgressBlock(s, {80, 24})[1],
+            "  reward 0.613 (best 0.640)  equal groups 25 %  held-out 21.1 % -> 58.0 %");
+  EXPECT_THAT(ProgressLine(s), HasSubstr("equal groups 25 %"));
+}
+
 TEST(ProgressTest, TheTimeLeftIsSeenAtEveryWidth) {
   StatusFile s = Training(34);
   s.name = "smollm2-products-with-a-long-name";

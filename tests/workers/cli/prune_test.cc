@@ -115,6 +115,22 @@ TEST_F(PruneTest, KeepsTheNewestCheckpointAndTheRunStaysWhatItWas) {
   EXPECT_NE(RunCli({"prune", "sim"}).out.find("nothing to remove"), std::string::npos);
 }
 
+// What a journal that was cut does not name may be the best that there is.
+TEST_F(PruneTest, JournalWithoutItsEndCondemnsNoCheckpoint) {
+  scratch_.Write(run_ + "/checkpoints/step_99/manifest.json", "of a record that was lost");
+  scratch_.Write(run_ + "/summary.json", R"({"exit":0,"finished":true,"steps":99})");
+  const std::string segment = run_ + "/journal/0000.tpj";
+  fs::resize_file(segment, fs::file_size(segment) - 20);
+  const CliResult r = RunCli({"prune", "sim"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("stays      checkpoints/step_99 (the journal does not name it"), std::string::npos)
+      << r.out;
+  EXPECT_TRUE(fs::exists(run_ + "/checkpoints/step_99"));
+  fs::remove(run_ + "/summary.json");  // it was killed: then it is what a try has left
+  EXPECT_EQ(RunCli({"prune", "sim"}).exit_code, 0);
+  EXPECT_FALSE(fs::exists(run_ + "/checkpoints/step_99"));
+}
+
 TEST_F(PruneTest, LiveRunIsRefusedAndTheOthersArePruned) {
   const auto lock = storage::LockRun(real_, run_);
   ASSERT_TRUE(lock.ok());
