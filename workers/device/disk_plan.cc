@@ -7,6 +7,7 @@
 
 #include "core/config/load.h"
 #include "core/model/routing.h"
+#include "core/observe/samples_writer.h"
 #include "core/policy/spec.h"
 
 namespace tidepool::workers {
@@ -40,7 +41,7 @@ StatusOr<RowSize> SizeOfRow(const JobConfig& c, const model::ModelSpec& m) {
   const int64_t prompt = std::min(c.data.max_prompt_tokens, m.max_position);
   const int64_t routing = c.rollout.record_routing ? model::RoutingBytes(m) : 0;
   return RowSize{prompt * kPromptTokenBytes + response * (kResponseTokenBytes + routing),
-                 (prompt + response) * kSampleTokenBytes};
+                 (prompt + response) * kSampleTokenBytes + observe::kSampleFieldBytes};
 }
 
 }  // namespace

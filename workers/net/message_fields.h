@@ -101,7 +101,7 @@ TP_FIELDS(PermitRenewal)
 TP_FIELDS(StartChunk, slot, epoch, tid, att, gid, version, prompt, generated, chunk_tokens, max_new_tokens,
           greedy, starts, environment, environment_token, routing_bytes)
 TP_FIELDS(Resend, slot, tid, att, from)
-TP_FIELDS(Grade, tid, att, input)
+TP_FIELDS(Grade, tid, att, input, attempt)
 TP_FIELDS(EnvStep, tid, att, turn, actions, timeout_s)
 TP_FIELDS_BY(RestoreState, VisitFields(As<command::RestoreState>(r), v); v("dir", r.dir);)
 TP_FIELDS(Train, slot, epoch, lease, step, v, rows, group_epoch, rank, world, groups)

@@ -198,6 +198,7 @@ struct Grade {
   SampleId tid;
   int32_t att = 0;
   tasks::RewardInput input;
+  int32_t attempt = 0;  // above 0: it failed so often before
 };
 // Environment workers. Plays all `actions` of the episode named by tid (sample -2: of its group, for the
 // prompt) and says what the last one led to: a worker that holds the episode plays only what is new, any

@@ -82,19 +82,13 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
     graded[i].att = requests[i].att;
   }
   int64_t retries = 0;
-  for (const Impl::Function& f : impl_->functions) {
-    std::vector<size_t> open;  // that no function before this one has failed
+  const auto ask = [&](const Impl::Function& f, std::span<const size_t> of) {
     std::vector<const tasks::RewardInput*> inputs;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      if (graded[i].outcome != GradeOutcome::kOk) continue;
-      open.push_back(i);
-      inputs.push_back(&requests[i].input);
-    }
-    if (open.empty()) break;
+    for (const size_t i : of) inputs.push_back(&requests[i].input);
     const Verdicts verdicts = Impl::Ask(f, inputs, stop, retries);
-    for (size_t k = 0; k < open.size(); ++k) {
+    for (size_t k = 0; k < of.size(); ++k) {
       const tasks::Verdict& verdict = verdicts[k];
-      up::Graded& out = graded[open[k]];
+      up::Graded& out = graded[of[k]];
       if (verdict.outcome != tasks::Verdict::Outcome::kOk) {
         const bool data = verdict.outcome == tasks::Verdict::Outcome::kData;
         out.outcome = data ? GradeOutcome::kData : GradeOutcome::kInfra;
@@ -106,6 +100,14 @@ std::vector<up::Graded> Graders::Score(std::span<const down::Grade> requests,
       out.rewards.emplace_back(f.config.name, verdict.score);
       out.reward += f.config.weight * verdict.score;
     }
+  };
+  for (const Impl::Function& f : impl_->functions) {
+    std::vector<size_t> fresh, again;  // that no function before this one has failed
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (graded[i].outcome == GradeOutcome::kOk) (requests[i].attempt == 0 ? fresh : again).push_back(i);
+    }
+    if (!fresh.empty()) ask(f, fresh);
+    for (const size_t i : again) ask(f, {&i, 1});
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   // Of the call, once: sums over samples are sums over calls.
