@@ -43,7 +43,12 @@ class Call {
 
   StatusOr<HttpAnswer> Run(HostLookup& lookup) {
     // Not Asio's resolver: its end waits for a lookup that is under way.
-    TP_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, lookup.Addresses(deadline_, stop_));
+    std::vector<std::string> addresses = {request_.host};
+    boost::system::error_code is_name;
+    asio::ip::make_address(request_.host, is_name);
+    if (is_name) {
+      TP_ASSIGN_OR_RETURN(addresses, lookup.Addresses(deadline_, stop_));
+    }
     std::vector<tcp::endpoint> endpoints;
     for (const std::string& address : addresses)
       endpoints.emplace_back(asio::ip::make_address(address),

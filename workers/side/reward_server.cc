@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // A server that is started again is back within one to some ten of these; a crowd of callers at the longest
-// is four calls a second and worker.
+// is reward.concurrency calls a second and worker.
 constexpr milliseconds kFirstWait{50};
 constexpr milliseconds kLongestWait{1000};
 // Whoever waits asks again within kLongestWait. After a gap of more, nobody knows what was in it.

@@ -16,9 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Calls in flight: enough to hide the latency of a remote grader, few enough for a small one.
-constexpr int kThreads = 4;
-
 }  // namespace
 
 struct Graders::Impl {
@@ -124,10 +121,11 @@ class RewardWorker : public SideWorker {
     TP_ASSIGN_OR_RETURN(graders_, Graders::Create(config.reward));
     if (config.observe.trace) {
       std::vector<std::pair<int, std::string>> rows;
-      for (int i = 0; i < kThreads; ++i) rows.emplace_back(i, "grading " + std::to_string(i));
+      for (int i = 0; i < config.reward.concurrency; ++i)
+        rows.emplace_back(i, "grading " + std::to_string(i));
       trace_ = OpenWorkerTrace(welcome, welcome.inc, "reward", rows);
     }
-    for (int i = 0; i < kThreads; ++i)
+    for (int i = 0; i < config.reward.concurrency; ++i)
       threads_.emplace_back([this, i](const std::stop_token& stop) { Work(i, stop); });
     return OkStatus();
   }
