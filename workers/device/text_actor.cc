@@ -109,15 +109,15 @@ Status TextActor::Evaluate(StepNumber step, bool before, const TrainProgress& pr
                           : (e.every_steps > 0 && step.value % e.every_steps == 0) || (last && e.after_train);
   const bool pairs = TrainsOnPairs(config_);
   if ((!pairs && config_.kind() != JobKind::kSft) || !due) return OkStatus();
-  if (held_out_.empty()) {
+  if (config_.data.held_out == 0 && config_.data.eval_path.empty()) return OkStatus();
+  if (!held_out_) {
     TP_ASSIGN_OR_RETURN(const auto source, RowSource::Create(config_, model_dir_));
     const int64_t all = source->data().held_out_size(), n = e.samples > 0 ? std::min(e.samples, all) : all;
+    std::vector<train::Row> rows;
     for (int64_t i = 0; i < n; ++i) {
       if (i % 1024 == 0 &&
-          !progress.evaluates("read held-out rows " + std::to_string(i) + "/" + std::to_string(n))) {
-        held_out_.clear();
+          !progress.evaluates("read held-out rows " + std::to_string(i) + "/" + std::to_string(n)))
         return Aborted("not waited for");
-      }
       const StatusOr<EncodedRow> row = source->HeldOut(i);
       if (!row.ok()) continue;  // as a training row that is bad: left out
       for (int32_t k = 0; k < (pairs ? 2 : 1); ++k) {
@@ -128,12 +128,13 @@ Status TextActor::Evaluate(StepNumber step, bool before, const TrainProgress& pr
         answer.response = k == 0 ? row->response : row->rejected;
         answer.loss_mask = k == 0 ? row->loss_mask : row->rejected_mask;
         answer.reward = k == 0 ? 1 : 0;
-        held_out_.push_back(std::move(answer));
+        rows.push_back(std::move(answer));
       }
     }
+    held_out_ = std::move(rows);
   }
-  if (held_out_.empty()) return OkStatus();
-  TP_ASSIGN_OR_RETURN(const auto found, trainer_->Evaluate(held_out_, [&](const train::StepProgress& p) {
+  if (held_out_->empty()) return OkStatus();
+  TP_ASSIGN_OR_RETURN(const auto found, trainer_->Evaluate(*held_out_, [&](const train::StepProgress& p) {
     return progress.evaluates("evaluate " + std::to_string(p.done) + "/" + std::to_string(p.total));
   }));
   const std::string when = before ? "/before" : "";

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,8 @@ class TextActor : public Actor {
   const JobConfig& config_;
   const std::string model_dir_;
   std::unique_ptr<model::Weights> reference_, teacher_, critic_;
-  std::vector<train::Row> held_out_;  // read when they are first needed
+  // Read once, when they are first needed, because the whole data file is read with them.
+  std::optional<std::vector<train::Row>> held_out_;
   std::unique_ptr<train::Trainer> trainer_;
 };
 
