@@ -133,7 +133,7 @@ class Job {
     std::error_code error;
     // Not made, and yet something: it is somebody else's.
     if (!made_ && fs::exists(dir, error) && !fs::is_empty(dir, error)) return;
-    const std::string place = PlaceOf(dir);
+    const std::string place = place_.empty() ? PlaceOf(dir) : place_;
     // A folder that was there, which may be a link or have a mode of its own, stays; what we put there goes.
     Status gone = was_there_ && moved_aside_.empty() ? RemoveContents(fs_, place) : fs_.RemoveTree(place);
     if (gone.ok() && !moved_aside_.empty()) {
@@ -228,12 +228,13 @@ class Job {
     }
     TP_RETURN_IF_ERROR(Hub::CanListen(config.cluster.bind, config.cluster.port));
     if (goes_on && request_.fresh) {
-      const std::string place = PlaceOf(dir);
-      const std::string aside = place + ".old-" + storage::UtcStamp(wanted.unix_seconds);
-      TP_RETURN_IF_ERROR(fs_.Rename(place, aside));
+      place_ = PlaceOf(dir);
+      const std::string aside = place_ + ".old-" + storage::UtcStamp(wanted.unix_seconds);
+      TP_RETURN_IF_ERROR(fs_.Rename(place_, aside));
       Say("the old run is now " + aside);
       moved_aside_ = aside;
-      if (place != dir) TP_RETURN_IF_ERROR(fs_.MakeDirectory(place));  // a link leads there still
+      outcome_.run_dir = dir;
+      if (place_ != dir) TP_RETURN_IF_ERROR(fs_.MakeDirectory(place_));  // a link leads there still
       goes_on = false;
     }
     outcome_.run_dir = dir;
@@ -433,6 +434,7 @@ class Job {
   bool was_there_ = false;
   bool began_ = false;       // a controller worked in it
   std::string moved_aside_;  // the run that was there, by --fresh
+  std::string place_;        // and the path that it had
 };
 
 }  // namespace
