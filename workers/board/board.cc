@@ -295,14 +295,15 @@ struct Board::Impl {
   // null: it is being read for the first time. A long journal takes seconds, and curves do not wait for it.
   HttpResponse Pool(const std::string& dir) {
     const std::shared_ptr<Watched> kept = Watch(dir);
-    const auto look = looks.At(dir + "/journal");
+    const auto look = looks.At(dir + "/journal", Looks::How::kNow);
     Kept<json> fresh;
+    const Status there = look ? IsThere(dir) : OkStatus();
+    if (!there.ok()) return Error(there);
     const std::string stamp = look ? JournalStamp(dir) : "";
     {
       const MutexLock lock(kept->pool_mu);
       if (!look || !kept->pool.Due(stamp)) return Json(kept->pool.value);
     }
-    if (const Status there = IsThere(dir); !there.ok()) return Error(there);
     fresh.Renew(stamp, [&] {
       auto pool = observe::ReadPoolHistory(dir);
       json data = observe::PoolData(pool.ok() ? *pool : observe::PoolHistory{});

@@ -21,7 +21,7 @@ std::optional<Looks::Look> Looks::At(const std::string& at, How how) {
   while (under_way_.contains(at)) {
     const auto left = end - std::chrono::steady_clock::now();
     // Those that wait take threads, too.
-    if (how != How::kWait || left <= left.zero() ||
+    if (how == How::kNow || left <= left.zero() ||
         static_cast<int64_t>(under_way_.size()) + waiting_ >= most_)
       return std::nullopt;
     ++waiting_;

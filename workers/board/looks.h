@@ -22,6 +22,11 @@ class Looks {
   class Look {
    public:
     Look(Look&& other) noexcept : looks_(std::exchange(other.looks_, nullptr)), at_(std::move(other.at_)) {}
+    Look& operator=(Look&& other) noexcept {
+      std::swap(looks_, other.looks_);
+      std::swap(at_, other.at_);
+      return *this;
+    }
     ~Look();
 
    private:
@@ -34,7 +39,7 @@ class Looks {
   enum class How : uint8_t {
     kWait,    // for a moment, for whoever looks there
     kNow,     // or not at all
-    kWithin,  // as kNow, inside another look of this thread, which counts
+    kWithin,  // as kWait, inside another look of this thread, which counts
   };
   // nullopt: somebody looks at `at`, or all looks are taken.
   std::optional<Look> At(const std::string& at, How how = How::kWait);
