@@ -238,10 +238,10 @@ Status Pruner::Remove() {
     Status recorded = Record(d);
     const std::string report = storage::RunPaths(plan_.run).report();
     if (recorded.code() == StatusCode::kResourceExhausted && real.Exists(report)) {
-      const auto bytes = FreedBytes({report});
+      const int64_t bytes = storage::DiskBytes(report);
       TP_RETURN_IF_ERROR(real.RemoveFile(report));
       plan_.items.push_back(
-          {.path = "report.html", .what = "`tidepool report` makes it again", .bytes = bytes.front()});
+          {.path = "report.html", .what = "`tidepool report` makes it again", .bytes = bytes});
       recorded = Record(d);
     }
     if (recorded.code() == StatusCode::kResourceExhausted) {
